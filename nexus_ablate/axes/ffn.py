@@ -1,0 +1,59 @@
+"""The FFN axis. The width d_ff is computed once, in config.py; no class here rounds it."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from nexus_ablate.axes.roles import Geometry, Linear
+from nexus_ablate.registry import Registry
+
+
+class FeedForward(nn.Module):
+    """Abstract: down(hidden(x)), (B, T, D) to itself. An option is its `hidden`, of width d_ff."""
+
+    gated = False
+    """Whether the hidden layer is a product with a second map of the input, `gate`."""
+
+    def __init__(self, geometry: Geometry, bias: bool, dropout: float) -> None:
+        super().__init__()
+        if self.gated:
+            self.gate = Linear(geometry.d_model, geometry.d_ff, bias, role="ffn_in")
+        self.up = Linear(geometry.d_model, geometry.d_ff, bias, role="ffn_in")
+        self.down = Linear(geometry.d_ff, geometry.d_model, bias, role="ffn_out")
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return self.dropout(self.down(self.hidden(x_BTD)))
+
+    def hidden(self, x_BTD: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+FFNS: Registry[FeedForward] = Registry("ffn")
+
+
+@FFNS.register("relu")
+class Relu(FeedForward):
+    """max(0, up(x)). Vaswani et al. 2017, arXiv:1706.03762, Eq. 2."""
+
+    def hidden(self, x_BTD: Tensor) -> Tensor:
+        return F.relu(self.up(x_BTD))
+
+
+@FFNS.register("gelu")
+class Gelu(FeedForward):
+    """GELU(up(x)), the exact erf form. Hendrycks & Gimpel 2016, arXiv:1606.08415, section 2."""
+
+    def hidden(self, x_BTD: Tensor) -> Tensor:
+        return F.gelu(self.up(x_BTD))
+
+
+@FFNS.register("swiglu")
+class SwiGLU(FeedForward):
+    """SiLU(gate(x)) * up(x). Shazeer 2020, arXiv:2002.05202, Eq. 6."""
+
+    gated = True
+
+    def hidden(self, x_BTD: Tensor) -> Tensor:
+        return F.silu(self.gate(x_BTD)) * self.up(x_BTD)

@@ -1,0 +1,71 @@
+"""What a parameter is for. Initial values and weight decay go by role, never by name or position in a list."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+MATRICES = ("query", "key", "value", "attn_out", "ffn_in", "ffn_out", "head")
+"""Roles of matrices that multiply the residual stream. Outputs of a branch are `attn_out` and `ffn_out`."""
+
+EMBEDDINGS = ("embedding", "position")
+"""Roles of tables that are looked up. A head tied to the embedding is the embedding."""
+
+VECTOR = "vector"
+"""Role of gains, biases and scalars: they start at the constant that their module gives them."""
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The sizes that an option may need to know."""
+
+    n_layers: int
+    d_model: int
+    n_heads: int
+    head_dim: int
+    d_ff: int
+    context: int
+    vocab_size: int
+
+
+class Linear(nn.Linear):
+    """A linear map whose weight has a role. Values are set by the init axis, biases start at 0."""
+
+    def __init__(self, d_in: int, d_out: int, bias: bool, role: str) -> None:
+        super().__init__(d_in, d_out, bias=bias, device="meta")  # no values yet: they come from one place
+        self.to_empty(device=torch.get_default_device())
+        if bias:
+            nn.init.zeros_(self.bias)
+        self.roles = {"weight": role}
+
+
+class Table(nn.Module):
+    """A learned table of vectors, (rows, width), with a role."""
+
+    def __init__(self, rows: int, width: int, role: str) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(rows, width))
+        self.roles = {"weight": role}
+
+    def forward(self, index: Tensor) -> Tensor:
+        return nn.functional.embedding(index, self.weight)
+
+
+def parameter_roles(model: nn.Module) -> dict[str, str]:
+    """The role of every parameter by its full name, each parameter once.
+
+    Raises:
+        TypeError: A matrix whose module does not say what it is for.
+    """
+    found: dict[str, str] = {}
+    for module_name, module in model.named_modules():
+        roles = getattr(module, "roles", {})
+        for name, parameter in module.named_parameters(recurse=False):
+            full = f"{module_name}.{name}" if module_name else name
+            role = roles.get(name, VECTOR if parameter.ndim < 2 else None)
+            if role is None:
+                raise TypeError(f"{full}: {type(module).__name__} must say in `roles` what {name} is for")
+            found[full] = role
+    return found

@@ -1,0 +1,137 @@
+"""`nexus-ablate list`: every option, key and switch with its meaning and citation, read from conf/ without torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from nexus_ablate import errors
+from nexus_ablate.config import CLOSED_GROUPS, OPTION_GROUPS, RunConfig
+from nexus_ablate.registry import conf_dir, option_files
+from nexus_ablate.schema import show
+
+HELP = """nexus-ablate list [GROUP ...] [--json]
+
+  nexus-ablate list                   every option and switch, a line each
+  nexus-ablate list norm placement    these groups, with the keys of each option
+  nexus-ablate list --json            the same for programs"""
+
+
+def run(arguments: list[str]) -> int:
+    """Print the options of the groups that are named, or of all."""
+    if any(a in ("-h", "--help") for a in arguments):
+        print(HELP)
+        return errors.OK
+    as_json = "--json" in arguments
+    named = [a for a in arguments if a != "--json"]
+    everything = catalogue()
+    for name in named:
+        if name not in everything:
+            raise errors.unknown("there is no group of this name", name, everything)
+    chosen = {name: everything[name] for name in named or everything}
+    if as_json:
+        json.dump(chosen, sys.stdout, indent=1)
+        print()
+    else:
+        _print(chosen, with_keys=bool(named))
+    return errors.OK
+
+
+def catalogue() -> dict[str, Any]:
+    """Groups to options to `{summary, keys}`, and `switches` to the top-level keys."""
+    defaults = _defaults()
+    groups: dict[str, Any] = {}
+    for group in OPTION_GROUPS:
+        groups[group] = {
+            name: {
+                "summary": option.summary,
+                "default": defaults.get(group) == name,
+                "keys": {k: _key(s.default, s.constraint.text, s.meaning) for k, s in option.keys.items()},
+            }
+            for name, option in option_files(group).items()
+        }
+    for group, cls in (*CLOSED_GROUPS.items(), ("preset", None)):
+        groups[group] = {
+            path.stem: {
+                "summary": _summary(path),
+                "default": defaults.get(group) == path.stem,
+                "keys": _dataclass_keys(cls, path) if cls else {},
+            }
+            for path in sorted(conf_dir().joinpath(group).glob("*.yaml"))
+        }
+    values = _yaml(conf_dir() / "config.yaml")
+    groups["switches"] = {
+        f.name: _key(values.get(f.name), f.metadata["constraint"].text, f.metadata["meaning"])
+        for f in dataclasses.fields(RunConfig)
+        if "constraint" in f.metadata and f.name != "preset"
+    }
+    return groups
+
+
+def _key(default: Any, takes: str, meaning: str) -> dict[str, Any]:
+    return {"default": default, "takes": takes, "meaning": meaning}
+
+
+def _dataclass_keys(cls: type, path: Path) -> dict[str, Any]:
+    values = _yaml(path)
+    return {
+        f.name: _key(values[f.name], f.metadata["constraint"].text, f.metadata["meaning"])
+        for f in dataclasses.fields(cls)
+        if f.name != "name"
+    }
+
+
+def _yaml(path: Path) -> dict[str, Any]:
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+def _defaults() -> dict[str, str]:
+    return {
+        k: v
+        for entry in _yaml(conf_dir() / "config.yaml")["defaults"]
+        if isinstance(entry, dict)
+        for k, v in entry.items()
+    }
+
+
+def _summary(path: Path) -> str:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return next(line.removeprefix("#").strip() for line in lines if not line.startswith("# @package"))
+
+
+def _print(groups: dict[str, Any], with_keys: bool) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    for group, options in groups.items():
+        console.print(f"\n[bold]{group}[/bold]")
+        grid = Table.grid(padding=(0, 2))
+        grid.add_column(no_wrap=True)
+        grid.add_column(overflow="fold")
+        if group == "switches":
+            for name, spec in options.items():
+                grid.add_row(f"  {name}={show(spec['default'])}", escape(f"{spec['meaning']} ({spec['takes']})"))
+        else:
+            for name, option in options.items():
+                star = "[green]*[/green]" if option["default"] else " "
+                grid.add_row(f"{star} {group}={name}", escape(option["summary"]))
+                last = name == list(options)[-1]
+                if with_keys and (group not in CLOSED_GROUPS or last):  # sizes and recipes share their keys
+                    for key, spec in option["keys"].items():
+                        default = "" if group in CLOSED_GROUPS and len(options) > 1 else f"={show(spec['default'])}"
+                        grid.add_row(
+                            f"    [dim]{group}.{key}{escape(default)}[/dim]", f"[dim]{escape(_takes(spec))}[/dim]"
+                        )
+        console.print(grid)
+    console.print("\n[dim]* the baseline; `nexus-ablate list GROUP` shows the keys of its options[/dim]")
+
+
+def _takes(spec: dict[str, Any]) -> str:
+    return f"{spec['meaning']} ({spec['takes']})"

@@ -1,0 +1,277 @@
+"""Hydra's composition, with our own words for what a user gets wrong.
+
+Overrides are parsed by Hydra's grammar and held against our schema before anything is composed, because Hydra lets an
+added key (`+x=1`) and a misspelt `hydra.` key pass, and names internal types in its messages.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from nexus_ablate.config import CLOSED_GROUPS, OPTION_GROUPS, RunConfig, default_option, from_values, keys_of
+from nexus_ablate.errors import ConfigError, printable, unknown
+from nexus_ablate.registry import Key, Option, conf_dir, option_files
+from nexus_ablate.schema import show
+
+GROUPS = (*OPTION_GROUPS, *CLOSED_GROUPS, "preset")
+
+
+def compose(overrides: list[str] | tuple[str, ...] = ()) -> RunConfig:
+    """The configuration that the overrides ask for.
+
+    Args:
+        overrides: As on the command line: `["norm=layer", "train.steps=50"]`.
+
+    Raises:
+        ConfigError: For anything that cannot be run; see config.py for the rules.
+    """
+    check_overrides(list(overrides))
+    return from_values(compose_values(list(overrides)))
+
+
+def compose_values(overrides: list[str]) -> dict[str, Any]:
+    """Hydra's composition as plain nested values; the overrides must have been checked."""
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    hydra = GlobalHydra.instance()
+    around, hydra.hydra = (
+        hydra.hydra,
+        None,
+    )  # inside a multirun Hydra is at work already, and composes for one at a time
+    try:
+        with initialize_config_dir(config_dir=str(conf_dir()), version_base="1.3"):
+            composed = hydra_compose("config", overrides=overrides)
+        values = OmegaConf.to_container(composed, resolve=True)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(printable(str(error).splitlines()[0], 200), " ".join(overrides)) from error
+    finally:
+        hydra.hydra = around
+    return values  # type: ignore[return-value]
+
+
+def differences(config: RunConfig) -> dict[str, str]:
+    """How a configuration differs from the baseline (or from its preset), as `key: value` in the order of the house.
+
+    Only what can change the result is named, and never the seed. The keys of an option that was chosen are named
+    where they differ from the option's own YAML.
+    """
+    start = [] if config.preset == "none" else [f"preset={config.preset}"]
+    base = from_values(_composed_default(tuple(start)))
+    found = {} if config.preset == "none" else {"preset": config.preset}
+    for item in dataclasses.fields(RunConfig):
+        name = item.name
+        if name == "resolved":
+            continue
+        ours: Any = getattr(config, name)
+        theirs: Any = getattr(base, name)
+        if name in OPTION_GROUPS and name != "tracker":
+            if ours.name != theirs.name:
+                if _means_auto(config, name, theirs.name):
+                    continue
+                found[name] = ours.name
+                theirs = default_option(name, ours.name)
+            found |= {f"{name}.{k}": _text(v) for k, v in ours.keys.items() if v != theirs.keys.get(k)}
+        elif name in CLOSED_GROUPS and name != "probe":
+            if ours.name != theirs.name:
+                found[name] = ours.name
+                theirs = _group_default(name, ours.name)
+            for f in dataclasses.fields(ours):
+                if f.metadata["science"] and f.name != "name" and getattr(ours, f.name) != getattr(theirs, f.name):
+                    found[f"{name}.{f.name}"] = _text(getattr(ours, f.name))
+        elif (
+            item.metadata.get("science") and name != "seed" and ours != theirs and not _means_auto(config, name, theirs)
+        ):
+            found[name] = _text(ours)
+    return found
+
+
+def _means_auto(config: RunConfig, name: str, theirs: Any) -> bool:
+    """Whether a value is what `auto` means here, so that naming it changes nothing."""
+    if theirs != "auto":
+        return False
+    auto = Option("auto") if name in OPTION_GROUPS else "auto"
+    try:
+        return dataclasses.replace(config, **{name: auto}).science() == config.science()
+    except ConfigError:  # auto has no meaning here
+        return False
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list):  # paths: the folder says nothing about the experiment
+        return "+".join(Path(str(item)).name for item in value)
+    return show(value)
+
+
+@cache
+def _composed_default(overrides: tuple[str, ...]) -> dict[str, Any]:
+    return compose_values(list(overrides))
+
+
+def _group_default(group: str, name: str) -> Any:
+    keys = keys_of(CLOSED_GROUPS[group])
+    values = yaml.safe_load(conf_dir().joinpath(group, f"{name}.yaml").read_text(encoding="utf-8"))
+    return CLOSED_GROUPS[group](**{k: constraint.accept(k, values[k]) for k, constraint in keys.items()})
+
+
+# ----------------------------------------------------------------------------------------------------- overrides
+
+
+def check_overrides(overrides: list[str]) -> None:
+    """Hold command-line overrides against the schema, before anything is composed or made.
+
+    Raises:
+        ConfigError: The first override that cannot be meant.
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    parser = OverridesParser.create()
+    chosen = _default_choices()
+    parsed = []
+    for text in overrides:
+        if "_target_" in text:
+            raise ConfigError("_target_ is not accepted: it could run any code", text, "choose an option by its name")
+        try:
+            override = parser.parse_override(text)
+        except HydraException as error:
+            fix = 'KEY=VALUE, without spaces around "="; quote values with special characters: key=\'"..."\''
+            raise ConfigError("this override cannot be read", text, fix) from error
+        name = override.key_or_group
+        if override.is_delete():
+            raise ConfigError("nothing can be removed from the configuration", text, f"choose another {name}")
+        if name.split(".")[0].split("/")[0] == "hydra":
+            _check_hydra_key(name)
+            continue
+        if override.is_add() and not override.is_force_add():
+            known = _known_keys(chosen)
+            if name in known:
+                raise ConfigError("the key is there already", text, text.lstrip("+"))
+            raise unknown("there is no key of this name", name, known)
+        parsed.append((name, _values(override)))
+        if name in GROUPS:
+            chosen[name] = _check_choices(name, _values(override))
+            if name == "preset":
+                chosen |= {g: c for g, c in _preset_choices(chosen[name]).items() if g not in dict(parsed)}
+    for name, values in parsed:
+        if name not in GROUPS:
+            _check_values(name, values, chosen)
+    names = dict(parsed)
+    budget = [k for k in ("train.steps", "train.tokens", "train.flops") if k in names]
+    if len(budget) > 1:
+        raise ConfigError("a run has one budget", " and ".join(budget), "give one of them")
+
+
+def _values(override: Any) -> list[Any]:
+    """The values of an override; all of them where it is a sweep."""
+    from hydra.core.override_parser.types import Glob, QuotedString, RangeSweep
+
+    if override.is_sweep_override():
+        if isinstance(override.value(), Glob):
+            return []
+        if isinstance(override.value(), RangeSweep):
+            return list(override.sweep_iterator())
+        raw = override.value().list
+    else:
+        raw = [override.value()]
+    plain = lambda v: [plain(i) for i in v] if isinstance(v, list) else v.text if isinstance(v, QuotedString) else v  # noqa: E731
+    return [plain(value) for value in raw]
+
+
+def _check_choices(group: str, values: list[Any]) -> list[str]:
+    names = {path.stem for path in conf_dir().joinpath(group).glob("*.yaml")}
+    chosen = []
+    for value in values:
+        name = "null" if value is None else show(value)
+        if group == "preset" and name in ("null", "none"):
+            continue
+        if name not in names:
+            raise unknown(f"{group} has no option of this name", name, names)
+        chosen.append(name)
+    return chosen
+
+
+def _default_choices() -> dict[str, list[str]]:
+    defaults = yaml.safe_load(conf_dir().joinpath("config.yaml").read_text(encoding="utf-8"))["defaults"]
+    pairs = [next(iter(entry.items())) for entry in defaults if isinstance(entry, dict)]
+    return {group: [name] for group, name in pairs if group in GROUPS and name}
+
+
+def _preset_choices(presets: list[str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for preset in presets:
+        text = conf_dir().joinpath("preset", f"{preset}.yaml").read_text(encoding="utf-8")
+        for group, name in re.findall(r"^\s*- override /(\w+): (\w+)", text, flags=re.MULTILINE):
+            found.setdefault(group, []).append(name)
+    return found
+
+
+def _known_keys(chosen: dict[str, list[str]]) -> dict[str, Any]:
+    """Every key that may be set under the chosen options, with its constraint (None for groups)."""
+    known: dict[str, Any] = dict(keys_of(RunConfig)) | dict.fromkeys(GROUPS)
+    for group, cls in CLOSED_GROUPS.items():
+        known |= {f"{group}.{k}": constraint for k, constraint in keys_of(cls).items() if k != "name"}
+    for group in OPTION_GROUPS:
+        for name in chosen.get(group, []):
+            keys: dict[str, Key] = option_files(group)[name].keys
+            known |= {f"{group}.{k}": spec.constraint for k, spec in keys.items()}
+    return known
+
+
+def _check_values(name: str, values: list[Any], chosen: dict[str, list[str]]) -> None:
+    known = _known_keys(chosen)
+    if name not in known:
+        group, _, rest = name.partition(".")
+        if rest and group in OPTION_GROUPS and group in chosen:
+            owners = [o for o in option_files(group).values() if rest in o.keys]
+            option = f"{group}={','.join(chosen[group])}"
+            keys = [k for k in known if k.startswith(f"{group}.")]
+            if owners:
+                raise ConfigError(f"{option} has no key {rest}", name, f"it belongs to {group}={owners[0].name}")
+            if not keys:
+                raise ConfigError(f"{option} has no keys", name, "leave it out")
+            raise unknown(f"{option} has no key of this name", name, keys)
+        raise unknown("there is no key of this name", name, known)
+    for value in values:
+        if known[name] is not None and not (isinstance(value, str) and "${" in value):
+            known[name].accept(name, value)
+
+
+def _check_hydra_key(name: str) -> None:
+    """Hydra's own keys are held against Hydra's own schema: it accepts a misspelt one without a word."""
+    from hydra.conf import HydraConf
+
+    if "/" in name:
+        groups = (
+            "hydra/launcher",
+            "hydra/sweeper",
+            "hydra/job_logging",
+            "hydra/hydra_logging",
+            "hydra/help",
+            "hydra/output",
+        )
+        if name not in groups:
+            raise unknown("Hydra has no group of this name", name, groups)
+        return
+    node: Any = HydraConf
+    seen = "hydra"
+    for part in name.split(".")[1:]:
+        if seen in ("hydra.launcher", "hydra.sweeper", "hydra.job_logging", "hydra.hydra_logging", "hydra.job.env_set"):
+            return  # the schema of a plugin: Hydra checks it when it builds it
+        fields = {f.name: f for f in dataclasses.fields(node)} if dataclasses.is_dataclass(node) else {}
+        if part not in fields:
+            raise unknown("Hydra has no key of this name", name, [f"{seen}.{f}" for f in fields] or [seen])
+        kind = fields[part].type
+        default = fields[part].default_factory if fields[part].default_factory is not dataclasses.MISSING else None
+        node = default if dataclasses.is_dataclass(default) else kind
+        seen = f"{seen}.{part}"

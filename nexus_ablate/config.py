@@ -1,0 +1,336 @@
+"""From overrides to a checked RunConfig: plain dataclasses, no torch, nothing repaired in silence.
+
+YAML holds every default; the dataclasses here say what a key may hold (see schema.py). The option files of the axes
+are their own schema (see registry.py).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from nexus_ablate.errors import ConfigError, unknown
+from nexus_ablate.registry import Option, check_option, option_files
+from nexus_ablate.schema import Constraint, ratio, show
+
+_SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+AXES = ("norm", "placement", "position", "attention", "normalizer", "qk_norm", "gate", "ffn", "init")
+"""The groups whose options are the architecture; every option is a class in axes/."""
+
+OPTION_GROUPS = (*AXES, "data", "tracker")
+"""The groups whose option files are their own schema."""
+
+
+def key(constraint: str, meaning: str, science: bool = True) -> Any:
+    """A dataclass field that is a key: what it may hold, what it means, whether it can change the result."""
+    return field(metadata={"constraint": Constraint(constraint), "meaning": meaning, "science": science})
+
+
+@dataclass
+class ModelConfig:
+    """The size of the model."""
+
+    name: str = key("text", "name of the size")
+    n_layers: int = key("int [1, 10000]", "blocks, each attention and FFN")
+    n_heads: int = key("int [1, 1024]", "query heads")
+    d_model: int = key("int [1, 65536]", "width of the residual stream")
+    head_dim: Any = key("auto | int [1, 65536]", "width of a head; auto: d_model / n_heads")
+    context: int = key("int [2, 1048576]", "tokens that a sequence holds in training")
+    d_ff_multiple: int = key("int [1, 1024]", "the FFN width is rounded to the nearest multiple of this")
+    dropout: float = key("float [0, 1)", "on embeddings, attention weights and branch outputs")
+
+
+@dataclass
+class OptimConfig:
+    """The optimizer and its schedule."""
+
+    name: str = key("adamw", "decoupled AdamW")
+    lr: float = key("float (0, inf)", "peak learning rate")
+    beta1: float = key("float [0, 1)", "decay of the first moment")
+    beta2: float = key("float [0, 1)", "decay of the second moment")
+    eps: float = key("float (0, 1]", "added to the root of the second moment")
+    decay: str = key("matrices | matrices_embeddings | all", "which parameters decay")
+    schedule: str = key("cosine | linear | wsd | constant", "after warm-up: to final_lr, or held (wsd: then cooled)")
+    warmup: Any = key(
+        "auto | int [0, inf)", "steps from 0 to the peak, linear; auto: an eighth of the run up to 100, at least 1%"
+    )
+    final_lr: float = key("float [0, 1]", "last learning rate as a share of the peak")
+    cooldown: float = key("float (0, 1]", "wsd: share of all steps that the final linear cooling takes")
+    clip: Any = key("off | float (0, inf)", "largest global gradient norm")
+
+
+@dataclass
+class TrainConfig:
+    """Budget, batches, precision; and how the run is carried out, which does not change what is computed."""
+
+    name: str = key("text", "name of the recipe")
+    steps: int = key("int [1, inf)", "optimizer steps, unless tokens or flops give the budget")
+    tokens: Any = key("auto | int [1, inf)", "training tokens; auto: from steps")
+    flops: Any = key("auto | float [1, inf)", "training FLOPs; auto: from steps")
+    batch_size: int = key("int [1, inf)", "sequences in a micro-batch")
+    grad_accum: int = key("int [1, inf)", "micro-batches in a step")
+    precision: str = key("fp32 | bf16 | fp16", "of matrix products; weights stay float32")
+    eval_every: int = key("int [1, inf)", "steps between validations")
+    eval_tokens: int = key("int [1, inf)", "validation tokens, the same ones each time")
+    log_every: int = key("int [1, inf)", "steps between rows of metrics.jsonl", science=False)
+    checkpoint_every: int = key("int [1, inf)", "steps between checkpoints", science=False)
+    keep: int = key("int [1, inf)", "checkpoints kept while training; one after the end", science=False)
+    compile: str = key(
+        "auto | on | off", "torch.compile; auto: on a GPU, for runs of 2000 steps or more", science=False
+    )
+    device: str = key("auto | cpu | cuda | mps | text", "where to train; cuda:1 names a GPU", science=False)
+    threads: Any = key("auto | int [1, 1024]", "CPU threads; auto: the cores that are idle", science=False)
+
+
+@dataclass
+class ProbeConfig:
+    """The measuring pass."""
+
+    name: str = key("text", "off or standard")
+    every: int = key("int [1, inf)", "steps between probes, besides the powers of two")
+    sequences: int = key("int [1, inf)", "validation sequences in the probe batch")
+
+
+@dataclass
+class Resolved:
+    """What every `auto` came to mean, and the numbers that follow from the configuration."""
+
+    norm_bias: bool
+    final_norm: bool
+    embed_scale: str
+    init: Option
+    head_dim: int
+    d_ff: int
+    d_ff_ratio: float
+    steps: int | None
+    tokens_per_step: int
+    notes: list[str] = field(default_factory=list)
+
+    def flat(self) -> dict[str, Any]:
+        return {**dataclasses.asdict(self), "init": self.init.flat()}
+
+
+@dataclass
+class RunConfig:
+    """One run, complete and checked. `resolved` says what `auto` came to mean."""
+
+    norm: Option
+    placement: Option
+    position: Option
+    attention: Option
+    normalizer: Option
+    qk_norm: Option
+    gate: Option
+    ffn: Option
+    init: Option
+    data: Option
+    tracker: Option
+    model: ModelConfig
+    optim: OptimConfig
+    train: TrainConfig
+    probe: ProbeConfig
+    bias: bool = key("on | off", "bias of every linear map in the blocks")
+    norm_bias: str = key("auto | on | off", "bias of the norms; auto: as the norm is published")
+    weight_decay: float = key("float [0, inf)", "decoupled, times the learning rate")
+    d_ff_ratio: Any = key("auto | ratio (0, inf)", "FFN width over d_model; auto: 4, or 8/3 for gated FFNs")
+    final_norm: str = key("auto | on | off", "norm before the head; auto: as the placement is published")
+    embed_scale: str = key("auto | off | sqrt_d | learned", "factor on the embedding; learned starts at sqrt(d_model)")
+    tie_embeddings: bool = key("on | off", "the head is the embedding, transposed")
+    seed: int = key("int [0, 2147483647]", "fixes initial values, data order and dropout together")
+    preset: str = key("none | text", "the published recipe that the other keys start from", science=False)
+    study: str = key("text", "the folder of runs_dir that the run belongs to", science=False)
+    runs_dir: str = key("text", "where runs are kept", science=False)
+    rerun: bool = key("on | off", "train again beside a finished run of the same identity", science=False)
+    resolved: Resolved = field(init=False)
+
+    def __post_init__(self) -> None:
+        check_rules(self)
+        self.resolved = resolve(self)
+
+    def nested(self) -> dict[str, Any]:
+        """The configuration as the user would write it, `auto` kept: what config.yaml holds."""
+        values = {}
+        for item in dataclasses.fields(self):
+            value = getattr(self, item.name) if item.name != "resolved" else None
+            if isinstance(value, Option):
+                values[item.name] = value.flat()
+            elif dataclasses.is_dataclass(value):
+                values[item.name] = dataclasses.asdict(value)  # type: ignore[arg-type]
+            elif item.name != "resolved":
+                values[item.name] = value
+        return values
+
+    def science(self) -> dict[str, Any]:
+        """Everything that can change the result but the data, whose content hash stands for it.
+
+        `auto` is replaced by its meaning, so that asking for the default by name is the same run.
+        """
+        values: dict[str, Any] = {axis: getattr(self, axis).flat() for axis in AXES}
+        for item in dataclasses.fields(self):
+            value = getattr(self, item.name)
+            if item.name in CLOSED_GROUPS:
+                values[item.name] = {f.name: getattr(value, f.name) for f in science_fields(value)}
+            elif item.metadata.get("science"):
+                values[item.name] = value
+        for name in ("norm_bias", "final_norm", "embed_scale", "d_ff_ratio"):
+            values[name] = getattr(self.resolved, name)
+        values["init"] = self.resolved.init.flat()
+        values["model"] |= {"head_dim": self.resolved.head_dim, "d_ff": self.resolved.d_ff}
+        values["train"] |= {"steps": self.resolved.steps}
+        del values["model"]["d_ff_multiple"], values["train"]["tokens"], values["probe"]
+        return values
+
+
+CLOSED_GROUPS = {"model": ModelConfig, "optim": OptimConfig, "train": TrainConfig, "probe": ProbeConfig}
+
+
+def science_fields(config: object) -> list[dataclasses.Field]:
+    return [f for f in dataclasses.fields(config) if f.metadata["science"] and f.name != "name"]  # type: ignore[arg-type]
+
+
+@cache
+def keys_of(cls: type) -> dict[str, Constraint]:
+    """The keys of a configuration dataclass and what they may hold."""
+    return {f.name: f.metadata["constraint"] for f in dataclasses.fields(cls) if "constraint" in f.metadata}
+
+
+# ----------------------------------------------------------------------------------------- from values to config
+
+
+def from_values(values: dict[str, Any]) -> RunConfig:
+    """A checked RunConfig from nested values, as Hydra composes them or config.yaml holds them.
+
+    Raises:
+        ConfigError: An unknown key or name, a value of the wrong type or range, a contradictory pair.
+    """
+    parts: dict[str, Any] = {}
+    scalars = keys_of(RunConfig)
+    for name, value in values.items():
+        if name in OPTION_GROUPS:
+            parts[name] = check_option(name, _mapping(name, value))
+        elif name in CLOSED_GROUPS:
+            parts[name] = _closed_group(name, _mapping(name, value))
+        elif name in scalars:
+            parts[name] = scalars[name].accept(name, value)
+        else:
+            raise unknown("there is no key of this name", name, [*scalars, *CLOSED_GROUPS, *OPTION_GROUPS])
+    missing = {f.name for f in dataclasses.fields(RunConfig) if f.init} - parts.keys()
+    if missing:
+        raise ConfigError("the configuration is incomplete", f"no {', '.join(sorted(missing))}")
+    return RunConfig(**parts)
+
+
+def _mapping(name: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ConfigError(f"{name} is a group of keys", show(value), f"use {name}=OPTION or {name}.KEY=VALUE")
+    return value
+
+
+def _closed_group(name: str, values: dict[str, Any]) -> Any:
+    cls = CLOSED_GROUPS[name]
+    keys = keys_of(cls)
+    for given in values:
+        if given not in keys:
+            raise unknown("there is no key of this name", f"{name}.{given}", [f"{name}.{k}" for k in keys])
+    missing = keys.keys() - values.keys()
+    if missing:
+        raise ConfigError(f"{name} is incomplete", f"no {', '.join(sorted(missing))}")
+    return cls(**{k: constraint.accept(f"{name}.{k}", values[k]) for k, constraint in keys.items()})
+
+
+# ----------------------------------------------------------------------------------------------- what auto means
+
+
+def resolve(config: RunConfig) -> Resolved:
+    """The meaning of every `auto`, from what the chosen options prescribe.
+
+    Raises:
+        ConfigError: Two options prescribe different things, or an option refuses a value that was asked for.
+    """
+    chosen = {axis: option_files(axis)[getattr(config, axis).name] for axis in AXES}
+    notes: list[str] = []
+
+    def meaning(name: str, asked: Any, fallback: Any = None) -> Any:
+        if asked != "auto":
+            return asked
+        wishes = {f"{a}={o.name}": o.prescribes[name] for a, o in chosen.items() if name in o.prescribes and a != name}
+        if len(set(map(str, wishes.values()))) > 1:
+            got = ", ".join(f"{who} wants {show(what)}" for who, what in wishes.items())
+            raise ConfigError(f"{name}=auto has two meanings here", got, f"set {name} yourself")
+        if not wishes:
+            return fallback
+        who, what = next(iter(wishes.items()))
+        if fallback not in (None, what):
+            notes.append(f"{who} also changes {name} to {show(what)}")
+        return what
+
+    init_name = meaning("init", config.init.name, option_files("init")["auto"].prescribes["init"])
+    model, train = config.model, config.train
+    d_ff_ratio = ratio(meaning("d_ff_ratio", config.d_ff_ratio))
+    d_ff = max(1, round(d_ff_ratio * model.d_model / model.d_ff_multiple)) * model.d_ff_multiple
+    tokens_per_step = train.batch_size * train.grad_accum * model.context
+    steps = train.steps if train.tokens == "auto" else -(-train.tokens // tokens_per_step)
+    resolved = Resolved(
+        norm_bias=meaning("norm_bias", config.norm_bias) in (True, "on"),
+        final_norm=meaning("final_norm", config.final_norm) in (True, "on"),
+        embed_scale=meaning("embed_scale", config.embed_scale, "off"),
+        init=config.init if config.init.name == init_name else default_option("init", init_name),
+        head_dim=model.d_model // model.n_heads if model.head_dim == "auto" else model.head_dim,
+        d_ff=d_ff,
+        d_ff_ratio=d_ff / model.d_model,
+        steps=steps if train.flops == "auto" else None,
+        tokens_per_step=tokens_per_step,
+        notes=notes,
+    )
+    settings = {f"{axis}={option.name}" for axis, option in chosen.items()} | {f"init={init_name}"}
+    settings |= {f"{name}={show(getattr(resolved, name))}" for name in ("norm_bias", "final_norm", "embed_scale")}
+    for axis, option in chosen.items():
+        for pair in option.refuses.keys() & settings:
+            raise ConfigError(f"{axis}={option.name} and {pair} contradict each other", fix=option.refuses[pair])
+        notes += [f"{axis}={option.name} with {p}: {option.warns[p]}" for p in sorted(option.warns.keys() & settings)]
+    return resolved
+
+
+def default_option(group: str, name: str) -> Option:
+    """An option with the values of its YAML."""
+    return Option(name, {k: spec.default for k, spec in option_files(group)[name].keys.items()})
+
+
+# ---------------------------------------------------------------------------------------- rules between two keys
+
+
+def check_rules(config: RunConfig) -> None:
+    """Rules that no single key can hold.
+
+    Raises:
+        ConfigError: What, got and fix of the first rule that is broken.
+    """
+    model, train = config.model, config.train
+    if model.head_dim == "auto" and model.d_model % model.n_heads:
+        heads = [h for h in range(1, model.d_model + 1) if model.d_model % h == 0]
+        nearest = min(heads, key=lambda h: abs(h - model.n_heads))
+        fix = f"model.n_heads={nearest}, or give model.head_dim"
+        raise ConfigError("model.n_heads must divide model.d_model", f"{model.n_heads} and {model.d_model}", fix)
+    if train.tokens != "auto" and train.flops != "auto":
+        raise ConfigError("a run has one budget", "train.tokens and train.flops", "give one of them")
+    if train.precision == "fp16" and config.norm.keys.get("fp32") is False:
+        got = "train.precision=fp16 norm.fp32=off"
+        fix = "norm.fp32=on, or train.precision=bf16: in fp16 the norm's gradients overflow and a small eps becomes 0"
+        raise ConfigError("float16 statistics in the norm cannot be trained", got, fix)
+    if config.position.name == "rope":
+        check_rotated_width(config)
+    if not _SAFE_NAME.fullmatch(config.study):
+        raise ConfigError("study must be the name of a folder", repr(config.study), "letters, digits, . _ - only")
+
+
+def check_rotated_width(config: RunConfig) -> None:
+    model = config.model
+    head_dim = model.d_model // model.n_heads if model.head_dim == "auto" else model.head_dim
+    if head_dim % 2:
+        raise ConfigError(
+            "position=rope turns channels in pairs", f"head_dim {head_dim}", "give an even model.head_dim"
+        )

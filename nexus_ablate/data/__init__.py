@@ -1,0 +1,23 @@
+"""Data: a corpus, its tokens in a cache, and batches that are a pure function of (seed, step)."""
+
+from nexus_ablate.data.batches import Batches, chain, eval_windows, hash_tokens
+from nexus_ablate.data.cache import TokenizedData, default_cache_dir, fingerprint_of, prepare
+from nexus_ablate.data.corpus import CORPORA, Corpus
+from nexus_ablate.data.hub import HubCorpus
+from nexus_ablate.data.tokenizer import Tokenizer, load_tokenizer
+
+__all__ = [
+    "CORPORA",
+    "Batches",
+    "Corpus",
+    "HubCorpus",
+    "TokenizedData",
+    "Tokenizer",
+    "chain",
+    "default_cache_dir",
+    "eval_windows",
+    "fingerprint_of",
+    "hash_tokens",
+    "load_tokenizer",
+    "prepare",
+]

@@ -1,0 +1,211 @@
+"""Where text comes from: a corpus gives training and validation documents, and a fingerprint of both."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import sys
+import sysconfig
+import tokenize
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import final
+
+from nexus_ablate.errors import ConfigError, did_you_mean
+from nexus_ablate.registry import Registry
+
+CORPORA: Registry[Corpus] = Registry("data")
+STDLIB_VAL_SHARE = 0.05
+_NOT_CORPUS = {"test", "tests", "idle_test", "__pycache__", "pydoc_data"}
+
+
+class Corpus(ABC):
+    """Documents for training and for validation, in a fixed order; no document is empty."""
+
+    token_limit: int | None = None
+    """Training tokens that are kept, from the start; None keeps all."""
+
+    @abstractmethod
+    def check(self, context: int) -> None:
+        """Refuse what certainly cannot be used; tokenizes nothing, writes nothing, needs no network.
+
+        Args:
+            context: Tokens that a sequence holds.
+
+        Raises:
+            ConfigError: Missing, empty, unreadable or certainly too short.
+        """
+
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """sha256 (hex) over everything that decides the text and its split.
+
+        Raises:
+            ConfigError: The text cannot be read.
+        """
+
+    @abstractmethod
+    def train_texts(self) -> Iterator[str]:
+        """The training documents."""
+
+    @abstractmethod
+    def val_texts(self) -> Iterator[str]:
+        """The validation documents."""
+
+    def extra_val(self) -> dict[str, Iterator[str]]:
+        """Further validation sets by name."""
+        return {}
+
+
+@final
+@CORPORA.register("stdlib")
+class StdlibCorpus(Corpus):
+    """Source files of the running interpreter's standard library, one a document.
+
+    Files, not lines, are dealt to validation (by the hash of their path), so training and validation share none.
+    Only what `sys.stdlib_module_names` lists is taken: a distribution's additions and its build's paths are not.
+    """
+
+    def check(self, context: int) -> None:
+        if not self._paths:
+            raise ConfigError(
+                "data=stdlib finds no source of the standard library", str(self._root), "choose data=files or data=hub"
+            )
+
+    def fingerprint(self) -> str:
+        digest = hashlib.sha256(f"stdlib, validation {STDLIB_VAL_SHARE}".encode())
+        for path in self._paths:
+            digest.update(_framed(path.relative_to(self._root).as_posix().encode()) + _framed(path.read_bytes()))
+        for document in self.extra_val()["prose"]:
+            digest.update(_framed(document.encode()))
+        return digest.hexdigest()
+
+    def train_texts(self) -> Iterator[str]:
+        return self._texts(validation=False)
+
+    def val_texts(self) -> Iterator[str]:
+        return self._texts(validation=True)
+
+    def extra_val(self) -> dict[str, Iterator[str]]:
+        from pydoc_data.topics import topics
+
+        return {"prose": (topics[name] for name in sorted(topics))}
+
+    @cached_property
+    def _root(self) -> Path:
+        return Path(sysconfig.get_paths()["stdlib"])
+
+    @cached_property
+    def _paths(self) -> list[Path]:
+        tops = [self._root / name for name in sorted(sys.stdlib_module_names - _NOT_CORPUS)]
+        found = [top.with_suffix(".py") for top in tops if top.with_suffix(".py").is_file()]
+        found += [path for top in tops if top.is_dir() for path in top.rglob("*.py")]
+        found = [path for path in found if not _NOT_CORPUS.intersection(path.relative_to(self._root).parts)]
+        return sorted(found, key=lambda path: path.relative_to(self._root).as_posix())
+
+    def _texts(self, validation: bool) -> Iterator[str]:
+        for path in self._paths:
+            bucket = hashlib.sha256(path.relative_to(self._root).as_posix().encode()).digest()[0]
+            if (bucket < 256 * STDLIB_VAL_SHARE) == validation:
+                with tokenize.open(path) as file:  # in the encoding that the file declares
+                    text = file.read()
+                if text:
+                    yield text
+
+
+@final
+@CORPORA.register("files")
+class FilesCorpus(Corpus):
+    """The user's UTF-8 files, one a document, with any line end read as `\\n`; their last characters are validation.
+
+    One file is cut as nanoGPT cuts it: `text[:int(n * 0.9)]` and `text[int(n * 0.9):]`.
+    """
+
+    def __init__(self, *, files: list[str], val_fraction: float) -> None:
+        self._paths = [Path(name).expanduser() for name in files]
+        self._val_fraction = val_fraction
+
+    def check(self, context: int) -> None:
+        for split, documents in (("training", self._split[0]), ("validation", self._split[1])):
+            most = sum(len(text.encode()) for text in documents) + max(
+                len(documents) - 1, 0
+            )  # no token is under a byte
+            if most < context + 2:
+                names = ",".join(str(path) for path in self._paths)
+                raise ConfigError(
+                    f"data.files is too short: {most} bytes of {split} text, at least {context + 2} tokens needed",
+                    names,
+                    "give more text or choose a smaller model.context",
+                )
+
+    def fingerprint(self) -> str:
+        digest = hashlib.sha256(f"files, validation {self._val_fraction!r}".encode())
+        for text in self._documents:
+            digest.update(_framed(text.encode()))
+        return digest.hexdigest()
+
+    def train_texts(self) -> Iterator[str]:
+        return iter(self._split[0])
+
+    def val_texts(self) -> Iterator[str]:
+        return iter(self._split[1])
+
+    @cached_property
+    def _documents(self) -> list[str]:
+        if not self._paths:
+            raise ConfigError("data=files needs at least one file", "data.files=[]", "data.files=[my.txt]")
+        seen: set[Path] = set()
+        for path in self._paths:
+            if path.resolve() in seen:  # its second copy would be validated on what the first one taught
+                raise ConfigError("data.files names a file twice", str(path), "name each file once")
+            seen.add(path.resolve())
+        return [_read_text(path) for path in self._paths]
+
+    @cached_property
+    def _split(self) -> tuple[list[str], list[str]]:
+        left = int(sum(map(len, self._documents)) * (1 - self._val_fraction))
+        train, val = [], []
+        for text in self._documents:
+            train.append(text[:left])
+            val.append(text[left:])
+            left = max(left - len(text), 0)
+        return [text for text in train if text], [text for text in val if text]
+
+
+def head(texts: Iterable[str], characters: int) -> Iterator[str]:
+    """The first whole documents that together reach `characters`; takes no document more from an iterator."""
+    total = 0
+    for text in texts:
+        yield text
+        total += len(text)
+        if total >= characters:
+            return
+
+
+def _read_text(path: Path) -> str:
+    try:
+        if path.is_dir():
+            names = ",".join(itertools.islice((str(p) for p in sorted(path.glob("*.txt"))), 3))
+            fix = f"name its files: data.files=[{names}]" if names else "name the files in it"
+            raise ConfigError("data.files takes files, and this is a directory", str(path), fix)
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        near = did_you_mean(path.name, [p.name for p in path.parent.glob("*")])
+        fix = f"did you mean {path.with_name(near)}?" if near else f"paths are relative to {Path.cwd()}"
+        raise ConfigError("data.files names a file that does not exist", str(path), fix) from error
+    except UnicodeDecodeError as error:
+        got = f"{path}, byte {error.start}"
+        raise ConfigError("data.files takes UTF-8 text, and this is not", got, "convert it to UTF-8") from error
+    except OSError as error:
+        raise ConfigError("data.files names a file that cannot be read", f"{path}: {error.strerror}") from error
+    if "\0" in text:
+        raise ConfigError("data.files takes text, and this file is binary", str(path), "name a text file")
+    if not text:
+        raise ConfigError("data.files names an empty file", str(path), "leave it out")
+    return text
+
+
+def _framed(data: bytes) -> bytes:
+    return len(data).to_bytes(8, "little") + data

@@ -1,0 +1,151 @@
+"""Text from the Hugging Face Hub or a local directory of parquet files, through `datasets`."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import itertools
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any, final
+
+from nexus_ablate.data.corpus import CORPORA, Corpus, head
+from nexus_ablate.errors import ConfigError, StorageError, did_you_mean
+
+VAL_CHARACTERS = 1_000_000
+_DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS}
+
+
+@final
+@CORPORA.register("hub")
+@CORPORA.register("tinystories")
+@CORPORA.register("wikitext103")
+@CORPORA.register("fineweb_edu")
+class HubCorpus(Corpus):
+    """A data set of the Hugging Face Hub or a local directory of parquet files, one row a document.
+
+    A local directory is known by its content, a Hub data set by its name and revision.
+    """
+
+    def __init__(
+        self,
+        *,
+        path: str,
+        config: str,
+        revision: str,
+        split: str,
+        text_column: str,
+        val_split: str,
+        streaming: bool,
+        token_limit: int | str,
+    ) -> None:
+        self._path, self._config, self._revision = path, config, revision
+        self._split, self._val_split, self._column = split, val_split, text_column
+        self._streaming = streaming
+        self.token_limit = None if token_limit == "off" else int(token_limit)
+
+    def check(self, context: int) -> None:
+        if self._path == "none":
+            raise ConfigError(
+                "data=hub needs a data set", "data.path=none", "data.path=owner/name, or a local directory"
+            )
+        if self._path.startswith((".", "/", "~")) and not self._local.is_dir():
+            raise ConfigError("data.path is no directory", self._path, "name a directory of parquet files")
+        if self._local.is_dir() and not self._local_files:
+            raise ConfigError("data.path holds no files", self._path, "name a directory of parquet files")
+        if self._split == self._val_split:
+            fix = "choose another split, or data.val_split=none"
+            raise ConfigError("data.val_split would validate on the training text", self._split, fix)
+
+    def fingerprint(self) -> str:
+        facts = [self._config, self._split, self._val_split, self._column, self.token_limit, VAL_CHARACTERS]
+        if not self._local.is_dir():
+            return _hash_json([self._path, self._revision, *facts])
+        content = []
+        for path in self._local_files:
+            with open(path, "rb") as file:
+                content.append(
+                    [path.relative_to(self._local).as_posix(), hashlib.file_digest(file, "sha256").hexdigest()]
+                )
+        return _hash_json([content, *facts])
+
+    def train_texts(self) -> Iterator[str]:
+        texts = self._texts(self._split)
+        if self._val_split != "none":
+            return texts
+        for _ in head(texts, VAL_CHARACTERS):
+            pass
+        first = next(texts, None)
+        if first is None:
+            what = f"data.split={self._split} is shorter than the {VAL_CHARACTERS} characters of validation"
+            raise ConfigError(what, self._path, "data.split='train[:90%]' data.val_split='train[90%:]'")
+        return itertools.chain([first], texts)
+
+    def val_texts(self) -> Iterator[str]:
+        if self._val_split == "none":
+            return head(self._texts(self._split), VAL_CHARACTERS)
+        return self._texts(self._val_split)
+
+    @property
+    def _local(self) -> Path:
+        return Path(self._path).expanduser()
+
+    @cached_property
+    def _local_files(self) -> list[Path]:
+        shown = (path for path in self._local.rglob("*") if not path.name.startswith("."))
+        return sorted(path for path in shown if path.is_file())
+
+    def _texts(self, split: str) -> Iterator[str]:
+        with self._hub_errors():
+            rows: Any = self._load(split)
+            names = rows.column_names or list(next(iter(rows), {}))
+            if self._column not in names:
+                near = did_you_mean(self._column, names)
+                fix = f"did you mean data.text_column={near}?" if near else "one of: " + ", ".join(names)
+                raise ConfigError(f"data.text_column is no column of {self._path}", self._column, fix)
+            for batch in rows.select_columns([self._column]).iter(batch_size=1000):
+                for text in batch[self._column]:
+                    if text is not None and not isinstance(text, str):
+                        got = f"{self._column}: {type(text).__name__}"
+                        raise ConfigError("data.text_column holds no text", got, "choose a column of strings")
+                    if text:
+                        yield text
+
+    def _load(self, split: str) -> object:
+        from datasets import load_dataset
+
+        local = self._local.is_dir()
+        return load_dataset(
+            str(self._local) if local else self._path,
+            name=None if self._config == "none" else self._config,
+            revision=None if self._revision == "none" or local else self._revision,
+            split=split,
+            streaming=self._streaming,
+        )
+
+    @contextmanager
+    def _hub_errors(self) -> Iterator[None]:
+        """What `datasets` raises, in our words."""
+        from datasets.exceptions import DatasetsError
+
+        try:
+            yield
+        except (OSError, ValueError, DatasetsError) as error:
+            reason = error.__cause__ or error  # `datasets` hides the reason behind "an error occurred"
+            got = (str(reason).splitlines() or [type(reason).__name__])[0]
+            if isinstance(reason, OSError) and reason.errno in _DISK_ERRORS:
+                raise StorageError("the download cannot be stored", got, "point HF_HOME to a disk with room") from error
+            if isinstance(error, ConnectionError):
+                fix = "check the network, or give data.path a local directory of parquet files"
+            elif isinstance(error, OSError):
+                fix = "check data.path and data.revision; a gated data set needs `hf auth login`"
+            else:
+                fix = "check data.config, data.split, data.val_split and data.streaming"
+            raise ConfigError(f"data.path={self._path} cannot be read", got, fix) from error
+
+
+def _hash_json(facts: list[Any]) -> str:
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()

@@ -1,0 +1,240 @@
+"""Text to token ids and back, and how many bytes of text each token stands for."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+
+from nexus_ablate.data.corpus import head
+from nexus_ablate.errors import ConfigError, unknown
+
+FILE_NAME = "tokenizer.json"
+TRAINED = ("bytes", "char", "bpe")
+BPE_TRAINING_CHARACTERS = 50_000_000
+_ENDS_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>")
+_PROBE = "  Two  Words,\n\tTabs — naïve 漢字 🙂 <|endoftext|>\n"
+
+
+class Tokenizer(ABC):
+    """Text to ids and back without loss.
+
+    Attributes:
+        vocab_size: Ids are below it (V).
+        token_bytes: (V,) float64, UTF-8 bytes of text that each token stands for. The token between two documents
+            stands for the newline that joins them elsewhere, so bits per byte compare between tokenizers.
+        separator: (1,) or more ids between two documents.
+    """
+
+    vocab_size: int
+    token_bytes: np.ndarray
+    separator: np.ndarray
+
+    @abstractmethod
+    def encode(self, text: str) -> np.ndarray:
+        """The (N,) ids of a text.
+
+        Raises:
+            ConfigError: The text holds a character that the vocabulary lacks.
+        """
+
+    @abstractmethod
+    def decode(self, ids: Iterable[int] | np.ndarray) -> str:
+        """The text of some ids; bytes that are no UTF-8 become U+FFFD."""
+
+    @abstractmethod
+    def to_json(self) -> str:
+        """What `load_tokenizer` needs."""
+
+    def save(self, directory: Path) -> None:
+        """Write `tokenizer.json` into a directory."""
+        directory.joinpath(FILE_NAME).write_text(self.to_json(), encoding="utf-8")
+
+
+@final
+class ByteTokenizer(Tokenizer):
+    """One token a UTF-8 byte."""
+
+    def __init__(self) -> None:
+        self.vocab_size = 256
+        self.token_bytes = np.ones(256)
+        self.separator = self.encode("\n")
+
+    def encode(self, text: str) -> np.ndarray:
+        return np.frombuffer(text.encode(), dtype=np.uint8)
+
+    def decode(self, ids: Iterable[int] | np.ndarray) -> str:
+        return bytes(map(int, ids)).decode("utf-8", "replace")
+
+    def to_json(self) -> str:
+        return json.dumps({"type": "bytes"})
+
+
+@final
+class CharTokenizer(Tokenizer):
+    """One token a character, numbered in the order of their code points, as in nanoGPT's shakespeare_char.
+
+    Args:
+        characters: The vocabulary, sorted.
+    """
+
+    def __init__(self, characters: str) -> None:
+        self._characters = characters
+        self._codes = _code_points(characters)
+        self.vocab_size = len(characters)
+        self.token_bytes = np.array([len(c.encode()) for c in characters], dtype=np.float64)
+        self.separator = self.encode("\n") if "\n" in characters else np.zeros(0, dtype=np.int64)
+
+    @classmethod
+    def train(cls, document_sets: Iterable[Iterable[str]]) -> CharTokenizer:
+        """The sorted set of all characters, with the newline where two documents of a set have to be joined."""
+        found: set[str] = set()
+        for documents in document_sets:
+            for index, text in enumerate(documents):
+                found |= set(text)
+                if index:
+                    found.add("\n")
+        return cls("".join(sorted(found)))
+
+    def encode(self, text: str) -> np.ndarray:
+        codes = _code_points(text)
+        ids = np.minimum(np.searchsorted(self._codes, codes), self.vocab_size - 1)
+        missing = np.flatnonzero(self._codes[ids] != codes)
+        if len(missing):
+            raise ConfigError("a character is not in the tokenizer's vocabulary", repr(text[missing[0]]))
+        return ids
+
+    def decode(self, ids: Iterable[int] | np.ndarray) -> str:
+        return "".join(self._characters[int(i)] for i in ids)
+
+    def to_json(self) -> str:
+        return json.dumps({"type": "char", "characters": self._characters})
+
+
+class FileTokenizer(Tokenizer):
+    """A byte-level tokenizer in the format of the `tokenizers` library (GPT-2, Llama 3, Qwen, ...).
+
+    Args:
+        source: The content of a tokenizer.json.
+        name: What to call it in an error.
+
+    Raises:
+        ConfigError: No tokenizer of that format, or one that loses text or whose tokens have no length in bytes.
+    """
+
+    def __init__(self, source: str, name: str = FILE_NAME) -> None:
+        from tokenizers import Tokenizer as Backend
+
+        try:
+            self._backend = Backend.from_str(source)
+        except Exception as error:  # the library raises nothing narrower
+            raise ConfigError("data.tokenizer is no tokenizer.json", f"{name}: {error}") from error
+        self._backend.encode_special_tokens = True  # "<|endoftext|>" in a document is text like any other
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        vocabulary = self._backend.get_vocab(with_added_tokens=True)
+        self.vocab_size = max(vocabulary.values(), default=-1) + 1
+        self.token_bytes = np.zeros(self.vocab_size)
+        added = {token.content for token in self._backend.get_added_tokens_decoder().values()}
+        for token, index in vocabulary.items():  # a byte-level token spells each of its bytes as one character
+            self.token_bytes[index] = len(token.encode()) if token in added else len(token)
+        probe = self.encode(_PROBE)
+        if self.decode(probe) != _PROBE or self.token_bytes[probe].sum() != len(_PROBE.encode()):
+            fix = "use a byte-level one, such as GPT-2's, or data.tokenizer=bpe"
+            raise ConfigError("data.tokenizer does not give back the bytes of a text", name, fix)
+        end = next((vocabulary[token] for token in _ENDS_OF_TEXT if token in vocabulary), None)
+        self.separator = self.encode("\n") if end is None else np.array([end])
+        if end is not None:
+            self.token_bytes[end] = 1
+
+    def encode(self, text: str) -> np.ndarray:
+        return np.array(self._backend.encode(text, add_special_tokens=False).ids, dtype=np.int64)
+
+    def decode(self, ids: Iterable[int] | np.ndarray) -> str:
+        return self._backend.decode([int(i) for i in ids], skip_special_tokens=False)
+
+    def to_json(self) -> str:
+        return self._backend.to_str()
+
+
+@final
+class BpeTokenizer(FileTokenizer):
+    """Byte-level byte-pair encoding, trained here."""
+
+    @classmethod
+    def train(cls, texts: Iterator[str], vocab_size: int) -> BpeTokenizer:
+        """Merges of the first 50 million characters; the same text gives the same merges.
+
+        Args:
+            texts: Documents.
+            vocab_size: Tokens at most: 256 bytes, `<|endoftext|>`, and as many merges as there are.
+        """
+        from tokenizers import Tokenizer as Backend
+        from tokenizers import decoders, models, pre_tokenizers, trainers
+
+        backend = Backend(models.BPE())
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        backend.decoder = decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(
+            vocab_size=vocab_size,
+            special_tokens=[_ENDS_OF_TEXT[0]],
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        )
+        backend.train_from_iterator(head(texts, BPE_TRAINING_CHARACTERS), trainer)
+        return cls(backend.to_str())
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """The tokenizer that was saved in a directory, or in a tokenizer.json.
+
+    Raises:
+        ConfigError: No such file, or no tokenizer in it.
+    """
+    return parse_tokenizer(read_tokenizer_file(path), str(path))
+
+
+def read_tokenizer_file(path: Path) -> str:
+    """The content of a tokenizer.json, given itself or its directory.
+
+    Raises:
+        ConfigError: It is no readable file.
+    """
+    try:
+        return (path / FILE_NAME if path.is_dir() else path).read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        if path.name == str(path) and not path.suffix:  # a word, not a path
+            raise unknown("data.tokenizer is neither a tokenizer nor a file", str(path), TRAINED) from error
+        raise ConfigError("data.tokenizer names a file that does not exist", str(path)) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError("data.tokenizer names a file that cannot be read", f"{path}: {error}") from error
+
+
+def parse_tokenizer(source: str, name: str) -> Tokenizer:
+    """The tokenizer that a tokenizer.json describes.
+
+    Args:
+        source: The content of the file.
+        name: What to call it in an error.
+
+    Raises:
+        ConfigError: There is none in it.
+    """
+    try:
+        facts: Any = json.loads(source)
+    except ValueError as error:
+        raise ConfigError("data.tokenizer is no tokenizer.json", f"{name}: {error}") from error
+    kind = facts.get("type") if isinstance(facts, dict) else None
+    if kind == "bytes":
+        return ByteTokenizer()
+    if kind == "char" and isinstance(facts.get("characters"), str):
+        return CharTokenizer(facts["characters"])
+    return FileTokenizer(source, name)
+
+
+def _code_points(text: str) -> np.ndarray:
+    return np.frombuffer(text.encode("utf-32-le"), dtype="<u4")

@@ -1,0 +1,114 @@
+"""The errors a user sees: what is wrong, what was got, how to mend it. At most three lines, never a traceback."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+OK = 0
+BUG = 1
+CONFIG = 2
+DIVERGED = 3
+CHECKPOINT = 4
+STORAGE = 5
+ALIVE = 6
+PREEMPTED = 75
+
+
+class UserError(Exception):
+    """Something the user can mend.
+
+    Args:
+        what: The sentence that says what is wrong, with the key or path.
+        got: The value that was found, when showing it helps.
+        fix: What to do instead.
+    """
+
+    status = CONFIG
+
+    def __init__(self, what: str, got: str = "", fix: str = "") -> None:
+        self.what, self.got, self.fix = what, got, fix
+        super().__init__(what)
+
+    def __reduce__(self):  # the three parts survive a trip between processes
+        return type(self), (self.what, self.got, self.fix)
+
+    def lines(self) -> list[str]:
+        """The message as it is shown: one to three printable lines."""
+        parts = [("error", self.what), ("  got", self.got), ("  fix", self.fix)]
+        return [f"{label}: {printable(text)}" for label, text in parts if text]
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+
+class ConfigError(UserError):
+    """A configuration that cannot be run."""
+
+
+class Diverged(UserError):
+    """The loss or a gradient became non-finite."""
+
+    status = DIVERGED
+
+
+class CheckpointError(UserError):
+    """No usable checkpoint where one is needed."""
+
+    status = CHECKPOINT
+
+
+class StorageError(UserError):
+    """The disk refused to keep what must be kept."""
+
+    status = STORAGE
+
+
+class AlreadyRunning(UserError):
+    """The same run is alive in another process."""
+
+    status = ALIVE
+
+
+class Preempted(UserError):
+    """The run was asked to stop; it is saved and can be resumed."""
+
+    status = PREEMPTED
+
+
+def printable(text: str, limit: int = 400) -> str:
+    """`text` on one line, control characters escaped, cut at `limit` characters."""
+    shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    return shown if len(shown) <= limit else shown[: limit - 3] + "..."
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """The nearest of `known` within two edits (three for long words), or ''."""
+    best, best_distance = "", 4 if len(word) > 8 else 3
+    for candidate in known:
+        distance = edit_distance(word.lower(), candidate.lower())
+        if distance < best_distance and distance < max(len(word), 2):
+            best, best_distance = candidate, distance
+    return best
+
+
+def edit_distance(a: str, b: str) -> int:
+    """Insertions, deletions, replacements and swaps of neighbours between two words (optimal string alignment)."""
+    before, last = [], list(range(len(b) + 1))
+    for i, x in enumerate(a, 1):
+        row = [i]
+        for j, y in enumerate(b, 1):
+            cost = min(last[j] + 1, row[j - 1] + 1, last[j - 1] + (x != y))
+            if i > 1 and j > 1 and x == b[j - 2] and a[i - 2] == y:
+                cost = min(cost, before[j - 2] + 1)
+            row.append(cost)
+        before, last = last, row
+    return last[-1]
+
+
+def unknown(what: str, word: str, known: Iterable[str]) -> ConfigError:
+    """The error for a name that does not exist, with the nearest one that does."""
+    known = sorted(known)
+    near = did_you_mean(word, known)
+    heads = sorted({name.split(".")[0] for name in known}) if len(known) > 30 else known
+    fix = f"did you mean {near!r}?" if near else "one of: " + ", ".join(heads)
+    return ConfigError(what, repr(word), fix)

@@ -1,0 +1,1 @@
+"""Measuring: statistics as pure functions, probes that leave no trace, evaluations, counts."""

@@ -1,0 +1,271 @@
+"""The open run: made, found or taken over, then written by its one owner."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from nexus_ablate.errors import ConfigError, StorageError
+from nexus_ablate.runs.environ import mask
+from nexus_ablate.runs.files import atomic_write_json, atomic_write_text, storage, strict_json, truncate, write_all
+from nexus_ablate.runs.naming import NAME_BYTES, Identity
+from nexus_ablate.runs.ownership import LIVE, SETTLED, STATES, now, refuse_if_alive, release, take_lock
+from nexus_ablate.runs.record import FIRST_KEYS, LOGS, read_mapping, read_status, strict_loads
+
+HEARTBEAT_SECONDS = 10.0
+_NAME = re.compile(r"[A-Za-z0-9=,_+-][A-Za-z0-9=,._+-]*")
+_log = logging.getLogger(__name__)
+
+
+class Run:
+    """An open run directory, owned by this process until `close`.
+
+    Attributes:
+        path: The directory.
+        finished: It already held a result (state `finished` or `diverged`) and is not owned: only read it.
+        resuming: It was begun before; call `restore` before logging.
+    """
+
+    def __init__(self, path: Path, status: dict[str, Any], lock: int | None, finished: bool, resuming: bool) -> None:
+        self.path = path
+        self.finished = finished
+        self.resuming = resuming
+        self._status = status
+        self._lock = lock
+        self._logs: dict[str, int] = {}
+        self._closed = finished
+        self._written = 0.0
+        self._writing = threading.RLock()  # re-entrant: a signal handler may interrupt a writing and write
+        self._stop = threading.Event()
+        self._heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+
+    @property
+    def state(self) -> str:
+        return self._status["state"]
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the directory back; nothing is written afterwards."""
+        self._stop.set()
+        if self._heart.is_alive():
+            self._heart.join()
+        with self._writing:
+            self._closed = True
+            for descriptor in self._logs.values():
+                os.close(descriptor)
+            self._logs = {}
+            if self._lock is not None:
+                release(self._lock)
+                self._lock = None
+
+    def status(self, state: str, reason: str = "", traceback: str = "") -> None:
+        """Write status.json; `step` in it is that of the last row logged.
+
+        Args:
+            state: One of `STATES`.
+            reason: One sentence for people.
+            traceback: Of the exception that ended a failed run.
+
+        Raises:
+            StorageError: The disk refused.
+        """
+        if state not in STATES:
+            raise ValueError(f"no state {state!r}")
+        with self._writing:
+            self._require_open()
+            told = {"state": state, "reason": mask(reason), "traceback": mask(traceback), "updated": now()}
+            self._write_status(told)
+
+    def heartbeat(self) -> None:
+        """Say that the process is alive; writes at most once in ten seconds."""
+        with self._writing:
+            beating = not self._closed and self.state in LIVE
+            if beating and time.monotonic() - self._written >= HEARTBEAT_SECONDS:
+                self._write_status({})
+
+    def log_metrics(self, row: dict[str, Any]) -> None:
+        """Append a row to metrics.jsonl.
+
+        Raises:
+            KeyError: `step`, `tokens`, `flops` or `seconds` is missing.
+            StorageError: The disk refused; the log ends with the row before.
+        """
+        self._append_row("metrics.jsonl", row)
+
+    def log_probes(self, row: dict[str, Any]) -> None:
+        """Append a row to probes.jsonl, like `log_metrics`."""
+        self._append_row("probes.jsonl", row)
+
+    def offsets(self) -> dict[str, int]:
+        """The length in bytes of each log, on the disk: what a checkpoint keeps for `restore`."""
+        lengths = {}
+        for name, descriptor in self._logs.items():
+            with storage(self.path / name):
+                os.fsync(descriptor)
+                lengths[name] = os.fstat(descriptor).st_size
+        return lengths
+
+    def restore(self, offsets: dict[str, int]) -> None:
+        """Cut the logs back to a checkpoint's `offsets` (`{}`: to nothing) and open them for appending.
+
+        Raises:
+            CheckpointError: A log is shorter than the checkpoint says.
+        """
+        self._require_open()
+        for name in LOGS:
+            path = self.path / name
+            truncate(path, offsets.get(name, 0))
+            if name not in self._logs:
+                with storage(path):
+                    self._logs[name] = os.open(path, os.O_WRONLY | os.O_APPEND)
+
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        """Replace summary.json. Also for a finished run, which further evaluations may enrich."""
+        if not self.finished:
+            self._require_open()
+        atomic_write_json(self.path / "summary.json", summary)
+
+    def log(self, text: str) -> None:
+        """Append to log.txt, with the time in UTC."""
+        self._require_open()
+        line = f"{now()} {mask(text)}\n".encode("utf-8", "backslashreplace")
+        path = self.path / "log.txt"
+        with storage(path, len(line)), open(path, "ab", buffering=0) as file:
+            write_all(file.fileno(), line)
+
+    def _append_row(self, name: str, row: dict[str, Any]) -> None:
+        if name not in self._logs:
+            raise RuntimeError("a log is written between restore() and close()")
+        ordered = {key: row[key] for key in FIRST_KEYS} | row
+        line = (strict_json(ordered) + "\n").encode()
+        descriptor = self._logs[name]
+        before = os.fstat(descriptor).st_size
+        with storage(self.path / name, len(line)):
+            try:
+                write_all(descriptor, line)
+            except BaseException:
+                os.ftruncate(descriptor, before)  # half a line would spoil the next one
+                raise
+        self._status["step"] = row["step"]
+
+    def _write_status(self, changes: dict[str, Any]) -> None:
+        self._status |= {**changes, "host": socket.gethostname(), "pid": os.getpid(), "heartbeat": now()}
+        atomic_write_json(self.path / "status.json", self._status)
+        self._written = time.monotonic()
+
+    def _beat(self) -> None:
+        while not self._stop.wait(HEARTBEAT_SECONDS):
+            try:
+                self.heartbeat()
+            except StorageError as error:  # the training meets the same disk at its next writing and stops there
+                _log.warning("no heartbeat: %s", error)
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise RuntimeError(f"{self.path} is not open for writing")
+
+
+def open_run(
+    runs_dir: Path,
+    study: str,
+    arm: str,
+    seed: int,
+    identity: Identity,
+    config_yaml: str,
+    overrides: list[str],
+    env: dict[str, Any],
+    rerun: bool = False,
+) -> Run:
+    """Open `<runs_dir>/<study>/<arm>/s<seed>-<hash8>/`: make it, find its result, or take it over from a dead process.
+
+    Args:
+        identity: From `identity`.
+        config_yaml: The whole resolved configuration.
+        overrides: What the user typed.
+        env: From `environment`.
+        rerun: Leave a result untouched and use the sibling `-r2`, or the next one that holds no result.
+
+    Raises:
+        ConfigError: A study or arm that is no directory name.
+        AlreadyRunning: Another process owns the directory.
+        StorageError: The disk refused.
+    """
+    for kind, name in (("study", study), ("arm", arm)):
+        if not _NAME.fullmatch(name) or len(name) > NAME_BYTES:
+            raise ConfigError(f"this {kind} cannot name a directory", name, "letters, digits and = , . _ + - only")
+    path = runs_dir / study / arm / f"s{seed}-{identity.hash8}"
+    if rerun:
+        first, number = path, 2
+        while _result(path := first.with_name(f"{first.name}-r{number}")):
+            number += 1
+    if result := _result(path):
+        return Run(path, result, None, finished=True, resuming=False)
+
+    made = True
+    with storage(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            path.mkdir()
+        except FileExistsError:
+            made = False
+        lock = take_lock(path)
+    try:
+        if result := _result(path):  # the former owner finished while the lock was awaited
+            release(lock)
+            return Run(path, result, None, finished=True, resuming=False)
+        status = read_status(path) if (path / "status.json").exists() else None
+        refuse_if_alive(path, status, made, locked=lock is not None)
+        return _begin(path, lock, status, config_yaml, overrides, {**env, **vars(identity)})
+    except BaseException:
+        release(lock)
+        raise
+
+
+def _begin(
+    path: Path, lock: int | None, status: dict[str, Any] | None, config: str, overrides: list[str], env: dict[str, Any]
+) -> Run:
+    """Write what an owned directory begins with; config, overrides and env are those of the latest launch."""
+    with storage(path):
+        if lock is not None:
+            os.ftruncate(lock, 0)
+            write_all(lock, f"host {socket.gethostname()}, pid {os.getpid()}\n".encode())
+        for orphan in path.glob(".*.tmp"):
+            orphan.unlink()
+        (path / "checkpoints").mkdir(exist_ok=True)
+    former = read_mapping(path / "env.json", strict_loads)
+    if former is not None:
+        changed = {key: value for key, value in former.items() if key != "earlier" and env.get(key) != value}
+        env = {**env, "earlier": [*former.get("earlier", []), changed]}
+    atomic_write_text(path / "config.yaml", mask(config))
+    atomic_write_text(path / "overrides.txt", "".join(mask(override) + "\n" for override in overrides))
+    atomic_write_json(path / "env.json", env)
+
+    kept = {"started": now(), "step": None} if status is None else {key: status.get(key) for key in ("started", "step")}
+    resuming = status is not None or any((path / name).exists() for name in LOGS)
+    run = Run(path, {"state": "created", "reason": "", **kept}, lock, finished=False, resuming=resuming)
+    run.status("created")
+    if not resuming:
+        run.restore({})
+    run._heart.start()
+    return run
+
+
+def _result(path: Path) -> dict[str, Any] | None:
+    """The status of a run that holds a result."""
+    status = read_status(path) if (path / "status.json").exists() else None
+    return status if status and status["state"] in SETTLED else None

@@ -1,0 +1,61 @@
+"""What a run is called: the hash of everything that can change its result, and a name for its arm."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+NAME_BYTES = 120
+_UNSAFE = re.compile(r"^\.|[^A-Za-z0-9=,._+-]")
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a run is: sha256 over everything that can change its result, with and without the seed."""
+
+    run_hash: str
+    arm_hash: str
+
+    @property
+    def hash8(self) -> str:
+        return self.run_hash[:8]
+
+
+def identity(science: dict[str, Any], data_fingerprint: str, version: str, plugins: dict[str, str]) -> Identity:
+    """The identity of a run.
+
+    Args:
+        science: The plain-data configuration that can change the result, with its "seed".
+        data_fingerprint: What identifies the data.
+        version: The version of this package.
+        plugins: Hash of each plugin's source by name.
+    """
+
+    def sha256(config: dict[str, Any]) -> str:
+        whole = {"science": config, "data": data_fingerprint, "version": version, "plugins": plugins}
+        text = json.dumps(whole, sort_keys=True, separators=(",", ":"), allow_nan=False)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    seedless = dict(science)
+    del seedless["seed"]
+    return Identity(sha256(science), sha256(seedless))
+
+
+def arm_name(differences: dict[str, str]) -> str:
+    """How an arm differs from the baseline, as a directory name of at most 120 bytes: `norm=layer,placement=post`."""
+    if not differences:
+        return "baseline"
+    full = ",".join(f"{key}={value}" for key, value in sorted(differences.items()))
+    readable = full.replace("/", "over")
+    name = _UNSAFE.sub("_", readable)
+    if name == readable and len(name) <= NAME_BYTES:
+        return name
+    # Two arms must not share a name because both were changed or cut.
+    ending = ",+" + hashlib.sha256(full.encode("utf-8", "backslashreplace")).hexdigest()[:6]
+    if len(name) + len(ending) > NAME_BYTES:
+        name = name[: NAME_BYTES - len(ending)]
+        name = name[: name.rfind(",")] if "," in name else name
+    return name + ending

@@ -1,0 +1,126 @@
+"""Who owns a run directory: one living process at most.
+
+The kernel holds the lock for the life of the process, so that a killed owner is known at once and a process that got
+its pid later is not taken for it. Other hosts, and file systems without locks, are judged by the heartbeat.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import math
+import os
+import socket
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from nexus_ablate.errors import AlreadyRunning
+
+LIVE = ("created", "running")
+SETTLED = ("finished", "diverged")  # both are results: a loss that blew up is one
+STATES = (*LIVE, "preempted", *SETTLED, "failed")
+LOST_SECONDS = 120.0
+
+_NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
+_held: set[int] = set()
+
+
+def _close_in_child() -> None:
+    """A forked worker that outlives its parent must not keep the parent's run alive."""
+    for descriptor in _held:
+        os.close(descriptor)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
+
+
+def take_lock(path: Path) -> int | None:
+    """The descriptor that owns a run directory; None where the file system has no locks.
+
+    Raises:
+        AlreadyRunning: Another process holds it.
+    """
+    descriptor = os.open(path / "LOCK", os.O_RDWR | os.O_CREAT, 0o666)
+    for _ in range(5):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(0.05)  # a reader that asks whether the lock is free holds it for an instant
+        except OSError as error:
+            os.close(descriptor)
+            if error.errno not in _NO_LOCKS:
+                raise
+            return None
+        else:
+            _held.add(descriptor)
+            return descriptor
+    owner = os.pread(descriptor, 1000, 0).decode("utf-8", "replace").strip() or "another process"
+    os.close(descriptor)
+    raise AlreadyRunning(f"{path} is being trained", owner, "wait for it, stop it, or use rerun=true")
+
+
+def release(lock: int | None) -> None:
+    """Give a lock from `take_lock` back."""
+    if lock is not None:
+        _held.discard(lock)
+        os.close(lock)
+
+
+def _owned(path: Path) -> bool | None:
+    """Whether a process on this host owns the directory; None where its lock cannot tell."""
+    try:
+        descriptor = os.open(path / "LOCK", os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def refuse_if_alive(path: Path, status: dict[str, Any] | None, made: bool, locked: bool) -> None:
+    """What the lock cannot see: an owner on another host, or any owner where the file system has no locks."""
+    if locked and (status is None or status["host"] == socket.gethostname()):
+        return
+    if status is None:
+        if made or time.time() - path.stat().st_mtime > LOST_SECONDS:
+            return
+        owner, age = "another process", 0.0
+    elif status["state"] in LIVE and (age := heartbeat_age(status)) <= LOST_SECONDS:
+        owner = f"host {status['host']}, pid {status['pid']}"
+    else:
+        return
+    wait = math.ceil(LOST_SECONDS - max(age, 0.0))
+    raise AlreadyRunning(f"{path} is being trained", owner, f"if it is dead, it can be taken over in {wait} seconds")
+
+
+def effective_state(status: dict[str, Any], path: Path | None = None) -> str:
+    """The state, or `lost` for a run that no living process owns.
+
+    Args:
+        status: From `read_status`.
+        path: The run directory; with it, life and death on this host are known at once, by the lock.
+    """
+    if status["state"] not in LIVE:
+        return status["state"]
+    owned = _owned(path) if path and status["host"] == socket.gethostname() else None
+    alive = heartbeat_age(status) <= LOST_SECONDS if owned is None else owned
+    return status["state"] if alive else "lost"
+
+
+def now() -> str:
+    """The time in UTC, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def heartbeat_age(status: dict[str, Any]) -> float:
+    """Seconds since the heartbeat."""
+    return (datetime.now(UTC) - datetime.fromisoformat(status["heartbeat"])).total_seconds()

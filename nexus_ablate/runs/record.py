@@ -1,0 +1,207 @@
+"""Reading run directories back: what is missing stays missing, what is damaged is named."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from nexus_ablate.errors import UserError
+from nexus_ablate.runs.ownership import STATES, effective_state, heartbeat_age
+
+LOGS = ("metrics.jsonl", "probes.jsonl")
+FIRST_KEYS = ("step", "tokens", "flops", "seconds")
+
+_RUN_NAME = re.compile(r"s(\d+)-[0-9a-f]{8}(?:-r(\d+))?")
+# What a parser of damaged text can raise: PyYAML lets KeyError and IndexError through for tags such as `!!bool x`.
+_UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, yaml.YAMLError)
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """A run directory as found; what is missing is None.
+
+    Attributes:
+        state: The effective state: one of `STATES`, or `lost`.
+        rerun: 1, or N for a sibling `-rN`.
+    """
+
+    path: Path
+    study: str
+    arm: str
+    seed: int | None
+    rerun: int
+    state: str
+    status: dict[str, Any]
+    summary: dict[str, Any] | None
+    config: dict[str, Any] | None
+    overrides: list[str] | None
+    env: dict[str, Any] | None
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The rows of metrics.jsonl; none where there is no file."""
+        return self._rows("metrics.jsonl")
+
+    def probes(self) -> list[dict[str, Any]]:
+        """The rows of probes.jsonl; none where there is no file."""
+        return self._rows("probes.jsonl")
+
+    def _rows(self, name: str) -> list[dict[str, Any]]:
+        return read_jsonl(self.path / name) if (self.path / name).exists() else []
+
+
+def read_run(path: Path) -> RunRecord:
+    """Read a run directory.
+
+    Raises:
+        UserError: It is no run, or a file in it is damaged; the message names the file.
+    """
+    path = Path(os.path.abspath(path))
+    status = read_status(path)
+    named = _RUN_NAME.fullmatch(path.name)
+    overrides = _read_text(path / "overrides.txt")
+    return RunRecord(
+        path=path,
+        study=path.parent.parent.name,
+        arm=path.parent.name,
+        seed=int(named[1]) if named else None,
+        rerun=int(named[2] or 1) if named else 1,
+        state=effective_state(status, path),
+        status=status,
+        summary=read_mapping(path / "summary.json", strict_loads),
+        config=read_mapping(path / "config.yaml", _load_yaml),
+        overrides=None if overrides is None else overrides.splitlines(),
+        env=read_mapping(path / "env.json", strict_loads),
+    )
+
+
+def read_status(path: Path) -> dict[str, Any]:
+    """The status.json of a run directory.
+
+    Raises:
+        UserError: It is missing or damaged.
+    """
+    file = path / "status.json"
+    status = read_mapping(file, strict_loads)
+    if status is None:
+        raise UserError(f"{path} is not a run", "no status.json")
+    if status.get("state") not in STATES:
+        raise _damaged(file, f"state {status.get('state')!r}")
+    if not isinstance(status.get("host"), str) or not isinstance(status.get("pid"), int):
+        raise _damaged(file, "host or pid missing")
+    try:
+        heartbeat_age(status)
+    except _UNREADABLE:
+        raise _damaged(file, f"heartbeat {status.get('heartbeat')!r}") from None
+    return status
+
+
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    """The rows of a log. A last line that was cut off in the middle is left out.
+
+    Raises:
+        UserError: The file is missing or another line is damaged.
+    """
+    text = _read_text(path)
+    if text is None:
+        raise UserError(f"{path} is missing")
+    lines = text.split("\n")
+    rows = []
+    for number, line in enumerate(lines, 1):
+        if not line and number == len(lines):
+            break
+        try:
+            row = strict_loads(line)
+        except _UNREADABLE as error:
+            if number == len(lines):
+                break
+            raise _damaged(path, f"line {number}: {error}") from None
+        if not isinstance(row, dict) or not isinstance(row.get("step"), int) or any(k not in row for k in FIRST_KEYS):
+            raise _damaged(path, f"line {number} is no row with {' '.join(FIRST_KEYS)}")
+        rows.append(row)
+    return rows
+
+
+def find_runs(dirs: Iterable[Path]) -> list[Path]:
+    """The run directories in the given ones (a run, an arm, a study or a runs_dir), sorted, hidden ones left out.
+
+    Raises:
+        UserError: A given directory does not exist or cannot be read.
+    """
+    found: dict[Path, Path] = {}  # by resolved path: a link must not count a run twice
+
+    def search(path: Path, depth: int) -> None:
+        if (path / "status.json").exists():
+            found.setdefault(path.resolve(), path)
+        elif depth:
+            for child in path.iterdir():
+                if child.is_dir() and not child.name.startswith("."):
+                    search(child, depth - 1)
+
+    for path in dirs:
+        if not path.is_dir():
+            raise UserError("this directory does not exist", str(path))
+        try:
+            search(Path(os.path.abspath(path)), depth=3)
+        except OSError as error:
+            raise UserError(f"{path} cannot be searched", str(error)) from None
+    return sorted(found.values())
+
+
+def _read_text(path: Path) -> str | None:
+    """A file's text, None where there is none."""
+    try:
+        if not path.exists():
+            return None
+        if not path.is_file():  # reading a pipe would wait for ever
+            raise _damaged(path, "not a file")
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise _damaged(path, str(error)) from None
+
+
+def read_mapping(path: Path, parse: Callable[[str], Any]) -> dict[str, Any] | None:
+    """A file that holds a mapping, None where there is none.
+
+    Raises:
+        UserError: It cannot be read or holds something else.
+    """
+    text = _read_text(path)
+    if text is None:
+        return None
+    try:
+        value = parse(text)
+    except _UNREADABLE as error:
+        raise _damaged(path, str(error)) from None
+    if not isinstance(value, dict):
+        raise _damaged(path, f"a {type(value).__name__}, not a mapping")
+    return value
+
+
+def strict_loads(text: str) -> Any:
+    """JSON without NaN and Infinity.
+
+    Raises:
+        ValueError: The text is not that.
+    """
+
+    def refuse(constant: str) -> None:
+        raise ValueError(f"{constant} is not JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def _load_yaml(text: str) -> Any:
+    # The C loader is seven times as fast, but twenty thousand brackets overflow its stack and end the process.
+    fast = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    return yaml.load(text, fast if len(text) < 10_000 else yaml.SafeLoader)
+
+
+def _damaged(path: Path, got: str) -> UserError:
+    return UserError(f"{path} is damaged", got, "restore it from a copy, or move the run directory away")

@@ -1,0 +1,138 @@
+"""What a key may hold: a small grammar that is read from YAML comments and from the configuration's dataclasses.
+
+A constraint is a list of alternatives: `auto | int [1, inf)`, `half | interleaved`, `on | off`, `list of text`.
+
+    on | off             a boolean
+    word                 that word
+    int [1, inf)         a whole number in the interval
+    float (0, 1]         a number in the interval
+    ratio (0, inf)       a number or a fraction such as 8/3
+    text                 any text that is not empty
+    list of text         a list of them
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache
+
+from nexus_ablate.errors import ConfigError, did_you_mean
+
+_INTERVAL = re.compile(r"^(int|float|ratio)\s*([\[(])\s*([^,]+),\s*([^\])]+)([\])])$")
+_FRACTION = re.compile(r"^\s*(\d+)\s*/\s*(\d+)\s*$")
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Numbers of one kind between two ends, each end inside (`[`, `]`) or outside (`(`, `)`)."""
+
+    kind: str
+    low: float
+    high: float
+    low_inside: bool
+    high_inside: bool
+
+    def admits(self, number: float) -> bool:
+        above = number > self.low or (self.low_inside and number == self.low)
+        below = number < self.high or (self.high_inside and number == self.high)
+        return above and below and not math.isnan(number)
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """The values that a key may hold.
+
+    Raises:
+        ValueError: When the text is not in the grammar above.
+    """
+
+    text: str
+
+    @property
+    def alternatives(self) -> list[str]:
+        return [part.strip() for part in self.text.split("|")]
+
+    @property
+    def words(self) -> list[str]:
+        return [a for a in self.alternatives if re.fullmatch(r"[A-Za-z_][\w.-]*", a) and a != "text"]
+
+    def accept(self, key: str, value: object) -> object:
+        """The value in its one canonical form.
+
+        Raises:
+            ConfigError: When no alternative admits the value.
+        """
+        for alternative in self.alternatives:
+            accepted, canonical = _accept(alternative, value, boolean=set(self.words) == {"on", "off"})
+            if accepted:
+                return canonical
+        near = did_you_mean(value, self.words) if isinstance(value, str) else ""
+        fix = f"did you mean {key}={near}?" if near else f"{key} takes {self.text}"
+        raise ConfigError(f"{key} cannot hold this value", show(value), fix)
+
+
+@cache
+def parse_interval(text: str) -> Interval | None:
+    match = _INTERVAL.match(text)
+    if not match:
+        return None
+    kind, left, low, high, right = match.groups()
+    return Interval(kind, float(low), float(high), left == "[", right == "]")
+
+
+def _accept(alternative: str, value: object, boolean: bool) -> tuple[bool, object]:
+    if alternative.startswith("list of "):
+        if not isinstance(value, list | tuple):
+            return False, None
+        items = [_accept(alternative.removeprefix("list of "), item, boolean=False) for item in value]
+        return all(ok for ok, _ in items), [item for _, item in items]
+    if alternative == "text":
+        return isinstance(value, str) and bool(value.strip()), value
+    interval = parse_interval(alternative)
+    if interval is None:
+        if alternative in ("on", "off"):  # YAML and Hydra turn these words into booleans
+            asked = alternative == "on"
+            matches = value is asked or value == alternative or value == str(asked).lower()
+            return matches, asked if boolean else alternative
+        return value == alternative, alternative
+    if isinstance(value, bool):
+        return False, None
+    if interval.kind == "ratio":
+        return _accept_ratio(interval, value)
+    if not isinstance(value, int | float) or not interval.admits(value):
+        return False, None
+    if interval.kind == "int":
+        return value == int(value) if math.isfinite(value) else False, int(value) if math.isfinite(value) else None
+    return True, float(value)
+
+
+def _accept_ratio(interval: Interval, value: object) -> tuple[bool, object]:
+    if isinstance(value, str):
+        match = _FRACTION.match(value)
+        if not match or int(match[2]) == 0:
+            return False, None
+        fraction = Fraction(int(match[1]), int(match[2]))
+        canonical: object = str(fraction) if fraction.denominator > 1 else fraction.numerator
+        return interval.admits(float(fraction)), canonical
+    if not isinstance(value, int | float) or not math.isfinite(value) or not interval.admits(value):
+        return False, None
+    return True, int(value) if value == int(value) else float(value)
+
+
+def ratio(value: object) -> float:
+    """The number that a canonical `ratio` value stands for."""
+    return float(Fraction(value)) if isinstance(value, str) else float(value)  # type: ignore[arg-type]
+
+
+def show(value: object) -> str:
+    """A value as the user would type it."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(show(item) for item in value) + "]"
+    if isinstance(value, float):
+        return f"{value:g}" if float(f"{value:g}") == value else repr(value)
+    return str(value)

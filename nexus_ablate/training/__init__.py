@@ -1,0 +1,1 @@
+"""Training: optimizer, loop, checkpoints. Nothing here knows an axis or an option."""

@@ -1,0 +1,230 @@
+"""Checkpoints: a directory that appears whole or not at all, and is checked byte by byte before it is used."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nexus_ablate.errors import CheckpointError, StorageError
+from nexus_ablate.runs.files import storage, sync_directory, write_synced
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MANIFEST = "MANIFEST.json"
+STATE = "state.json"
+_STEP_NAME = re.compile(r"step_(\d{8,})")
+_FILE_NAME = re.compile(r"[a-z][a-z0-9_]*\.safetensors|state\.json")
+_JSON_BYTES = 64 * 2**20  # of MANIFEST.json and state.json: far more than either needs
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """The newest valid checkpoint.
+
+    Attributes:
+        tensors: By group and name, on the CPU.
+        skipped: One line for each newer checkpoint that was damaged.
+    """
+
+    step: int
+    tensors: dict[str, dict[str, Tensor]]
+    state: dict[str, Any]
+    path: Path
+    skipped: list[str]
+
+
+class _Damaged(Exception):
+    """Why a checkpoint cannot be used."""
+
+
+def save(
+    checkpoints: Path, step: int, tensors: dict[str, dict[str, Tensor]], state: dict[str, Any], keep: int = 2
+) -> Path:
+    """Save a checkpoint, then delete all but the newest `keep`.
+
+    What a run holds at a step is a function of the step, so a valid checkpoint of the same step is left as it is.
+
+    Args:
+        checkpoints: The run's `checkpoints/`, which no other process writes.
+        tensors: By group (`model`, `optimizer`) and name; no two share memory.
+        state: Plain JSON that reads back equal.
+        keep: At least 1.
+
+    Raises:
+        StorageError: The disk refused or has less than twice the space needed; earlier checkpoints are untouched.
+        TypeError: `state` would not read back equal.
+    """
+    if keep < 1:
+        raise ValueError("keep must be at least 1")
+    for group in tensors:
+        if not _FILE_NAME.fullmatch(f"{group}.safetensors"):
+            raise ValueError(f"no group of tensors can be called {group!r}")
+    state_json = json.dumps(state, allow_nan=False).encode()
+    if json.loads(state_json) != state:
+        raise TypeError("a checkpoint's state must be plain JSON: lists, no tuples; text as keys")
+    final = checkpoints / f"step_{step:08d}"
+    needed = len(state_json) + sum(t.numel() * t.element_size() for group in tensors.values() for t in group.values())
+    with storage(checkpoints, needed):
+        checkpoints.mkdir(parents=True, exist_ok=True)
+        for orphan in checkpoints.glob("step_*.tmp-*"):
+            _delete(orphan)
+        if not _is_whole(final):
+            _require_space(checkpoints, needed)
+            _write(final, step, tensors, state_json)
+        _prune(checkpoints, step, keep)
+    return final
+
+
+def load_newest(checkpoints: Path) -> Loaded | None:
+    """The newest checkpoint that is whole; None where there is none at all.
+
+    Raises:
+        CheckpointError: There are checkpoints and none is whole.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load as from_bytes
+
+    skipped: list[str] = []
+    for step, path in sorted(_steps(checkpoints), reverse=True):
+        try:
+            files = _read_verified(path)
+            state = json.loads(files.pop(STATE))
+            tensors = {name.removesuffix(".safetensors"): from_bytes(data) for name, data in files.items()}
+        except (_Damaged, SafetensorError, ValueError, LookupError, RecursionError) as error:
+            skipped.append(f"{path.name}: {error}")
+        else:
+            return Loaded(step, tensors, state, path, skipped)
+    if skipped:
+        fix = "restore one from a copy, or train anew with rerun=true"
+        raise CheckpointError(f"no checkpoint in {checkpoints} is whole", "; ".join(skipped), fix)
+    return None
+
+
+def _checkpoint_point(name: str) -> None:
+    """An instant at which a test may end the process."""
+
+
+def _write(final: Path, step: int, tensors: dict[str, dict[str, Tensor]], state_json: bytes) -> None:
+    """Write a checkpoint aside and give it its name when every byte is on the disk."""
+    from safetensors.torch import save as to_bytes
+
+    aside = final.with_name(f"{final.name}.tmp-{os.getpid()}")
+    files: dict[str, dict[str, Any]] = {}
+    try:
+        aside.mkdir()
+        for group, named in tensors.items():
+            data = to_bytes({name: tensor.detach().contiguous() for name, tensor in named.items()})
+            files[f"{group}.safetensors"] = _add(aside, f"{group}.safetensors", data)
+        files[STATE] = _add(aside, STATE, state_json)
+        _add(aside, MANIFEST, json.dumps({"step": step, "files": files}, indent=2).encode())
+        sync_directory(aside)
+        _checkpoint_point("before rename")
+        os.rename(aside, final)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)  # what is left here is an orphan of the next save
+        raise
+    _checkpoint_point("after rename")
+    sync_directory(final.parent)
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a valid checkpoint is there; a damaged one is deleted."""
+    if not path.exists():
+        return False
+    try:
+        _read_verified(path)
+    except _Damaged:
+        _delete(path)
+        return False
+    return True
+
+
+def _add(directory: Path, name: str, data: bytes) -> dict[str, Any]:
+    """Write one file; returns its entry in the manifest."""
+    _checkpoint_point(f"before {name}")
+    write_synced(directory / name, data)
+    _checkpoint_point(f"after {name}")
+    return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def _require_space(checkpoints: Path, needed: int) -> None:
+    free = shutil.disk_usage(checkpoints).free
+    if free < 2 * needed:
+        got = f"{free} bytes free, {2 * needed} bytes needed"
+        raise StorageError(
+            f"too little space for a checkpoint in {checkpoints}", got, "free some or keep fewer runs there"
+        )
+
+
+def _steps(checkpoints: Path) -> list[tuple[int, Path]]:
+    names = [(_STEP_NAME.fullmatch(path.name), path) for path in checkpoints.glob("step_*") if path.is_dir()]
+    return [(int(match[1]), path) for match, path in names if match]
+
+
+def _prune(checkpoints: Path, step: int, keep: int) -> None:
+    """Delete all but the newest `keep`. Those after `step` are damaged, or the run would have gone on from them."""
+    found = sorted(_steps(checkpoints))
+    kept = [path for at, path in found if at <= step][-keep:]
+    for _, path in found:
+        if path not in kept:
+            _checkpoint_point(f"before deleting {path.name}")
+            _delete(path)
+
+
+def _delete(path: Path) -> None:
+    """Delete a checkpoint under a name that no reader takes for one; what resists is left to the next save."""
+    doomed = path if ".tmp-" in path.name else path.with_name(f"{path.name}.tmp-deleted")
+    try:
+        os.rename(path, doomed)
+        _checkpoint_point(f"before emptying {path.name}")
+        shutil.rmtree(doomed)
+    except OSError as error:
+        _log.warning("cannot delete %s: %s", path, error)
+
+
+def _read_verified(path: Path) -> dict[str, bytes]:
+    """The bytes of each file in a checkpoint's manifest: what was checked is what gets parsed.
+
+    Raises:
+        _Damaged: A file is missing, changed, or none of ours.
+    """
+    step = int(path.name.removeprefix("step_"))
+    try:
+        manifest = json.loads(_read_file(path / MANIFEST, _JSON_BYTES))
+        entries = {name: (int(entry["bytes"]), entry["sha256"]) for name, entry in manifest["files"].items()}
+        own = manifest["step"] == step and STATE in entries and entries[STATE][0] <= _JSON_BYTES
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError):
+        raise _Damaged(f"{MANIFEST} is unreadable") from None
+    if not own:
+        raise _Damaged(f"{MANIFEST} is not of this checkpoint")
+    files = {}
+    for name, (size, sha256) in entries.items():
+        if not _FILE_NAME.fullmatch(name):  # such as ../../elsewhere
+            raise _Damaged(f"{MANIFEST} names a foreign file")
+        data = _read_file(path / name, size)
+        if len(data) < size:
+            raise _Damaged(f"{name} has {len(data)} bytes, not {size}")
+        if hashlib.sha256(data).hexdigest() != sha256:
+            raise _Damaged(f"{name} has changed since it was saved")
+        files[name] = data
+    return files
+
+
+def _read_file(path: Path, limit: int) -> bytes:
+    if path.is_symlink() or not path.is_file():
+        raise _Damaged(f"{path.name} is missing")
+    try:
+        if path.stat().st_size > limit:
+            raise _Damaged(f"{path.name} is larger than {limit} bytes")
+        return path.read_bytes()
+    except OSError as error:
+        raise _Damaged(f"{path.name}: {error.strerror}") from None

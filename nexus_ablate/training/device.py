@@ -1,0 +1,104 @@
+"""Where a run computes: the device, the CPU threads that are free for it, the precision of matrix products."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from nexus_ablate.errors import ConfigError
+
+_TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+
+
+class IdleCores:
+    """How many cores other processes leave idle, from the machine's own counters since the last time it was asked.
+
+    Spinning OpenMP threads make an oversubscribed step tens of times slower, so a run takes only what is free.
+    """
+
+    def __init__(self) -> None:
+        self._start = self._read()
+
+    @staticmethod
+    def cores() -> int:
+        """Cores that this process may use."""
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+    @staticmethod
+    def _read() -> tuple[float, float, float] | None:
+        """Wall clock, busy seconds of all cores, busy seconds of this process; None where the system has no /proc."""
+        try:
+            fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
+        except OSError:
+            return None
+        user, nice, system, _idle, _iowait, irq, softirq, *_ = map(int, fields)
+        own = time.process_time()
+        return time.monotonic(), (user + nice + system + irq + softirq) / _TICKS, own
+
+    def count(self) -> int:
+        """Idle cores since the last count, at least 1; all of them where the system does not tell."""
+        now = self._read()
+        cores = self.cores()
+        if self._start is None or now is None or now[0] - self._start[0] < 0.05:
+            return cores
+        wall, busy, own = (b - a for a, b in zip(self._start, now, strict=True))
+        self._start = now
+        return max(1, min(cores, cores - round(max(0.0, busy - own) / wall)))
+
+
+IDLE = IdleCores()
+"""Counts from this module's import: torch is imported meanwhile, so the time is not lost."""
+
+
+def share_cores_politely() -> None:
+    """Make OpenMP threads wait passively soon after they find no work; must run before torch is imported.
+
+    With the default, two processes of two threads on two cores slow each other down 50 times.
+    """
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
+
+def choose_threads(asked: int | str, idle: IdleCores) -> tuple[int, str]:
+    """The number of CPU threads, and a warning where it is more than the machine has free."""
+    free = idle.count()
+    if asked == "auto":
+        note = "" if free == idle.cores() else f"{free} of {idle.cores()} cores are free: training with {free} threads"
+        return free, note
+    threads = int(asked)
+    if threads > free:
+        return threads, f"{threads} threads on {free} free cores: steps will be much slower than they could be"
+    return threads, ""
+
+
+def choose_device(asked: str):
+    """The torch device.
+
+    Raises:
+        ConfigError: A device that is not there.
+    """
+    import torch
+
+    if asked == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+        return torch.device(name)
+    try:
+        device = torch.device(asked)
+    except RuntimeError as error:
+        raise ConfigError("train.device is no device", asked, "auto, cpu, cuda, cuda:1 or mps") from error
+    available = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
+    if (device.index or 0) >= available.get(device.type, 0):
+        raise ConfigError("train.device is not on this machine", asked, "train.device=auto")
+    return device
+
+
+def precision_context(precision: str, device_type: str) -> AbstractContextManager:
+    """The context of forward passes: autocast to the low precision, or nothing. Weights stay float32."""
+    import contextlib
+
+    import torch
+
+    if precision == "fp32":
+        return contextlib.nullcontext()
+    return torch.autocast(device_type, dtype=torch.bfloat16 if precision == "bf16" else torch.float16)

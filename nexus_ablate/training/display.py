@@ -1,0 +1,147 @@
+"""What a person sees of a run: a table before, a bar meanwhile, a table and the next command after."""
+
+from __future__ import annotations
+
+import io
+import sys
+import time
+from pathlib import Path
+from typing import Any, TextIO
+
+from nexus_ablate.config import RunConfig
+from nexus_ablate.errors import printable
+
+LINE_SECONDS = 30.0  # between lines where there is no terminal
+
+
+class _Nowhere(io.StringIO):
+    """A stream that keeps nothing."""
+
+    def write(self, text: str, /) -> int:
+        return len(text)
+
+
+class Display:
+    """Writes to a stream; a bar where it is a terminal, else a line every 30 seconds.
+
+    Args:
+        stream: Standard error unless given.
+        quiet: Show nothing.
+        brief: One line before and one after, for a run among many.
+    """
+
+    def __init__(self, stream: TextIO | None = None, quiet: bool = False, brief: bool = False) -> None:
+        from rich.console import Console
+
+        self.stream: TextIO = _Nowhere() if quiet else stream or sys.stderr
+        self.console = Console(file=self.stream, highlight=False)
+        self.brief = brief
+        self._bar: Any = None
+        self._steps = 0
+        self._drawn = 0.0
+
+    def say(self, line: str) -> None:
+        """One line, above the bar while there is one."""
+        if self._bar is not None:
+            self._bar.write(printable(line), file=self.stream)
+        else:
+            print(printable(line), file=self.stream, flush=True)
+
+    def before(self, facts: dict[str, str]) -> None:
+        """The run in a few lines."""
+        self.console.print(table({"arm": facts["arm"]} if self.brief else facts))
+
+    def start(self, steps: int, done: int) -> None:
+        self._steps, self._drawn = steps, time.monotonic()
+        if self.stream.isatty():
+            from tqdm import tqdm
+
+            self._bar = tqdm(
+                total=steps,
+                initial=done,
+                file=self.stream,
+                unit="step",
+                dynamic_ncols=True,
+                mininterval=0.2,
+                leave=False,
+            )
+
+    def advance(self, step: int, loss: float, lr: float, norm: Any, tokens_per_second: float) -> None:
+        """After each step; draws at most five times a second."""
+        now = time.monotonic()
+        if self._bar is not None:
+            if now - self._drawn >= 0.2 or step == self._steps:
+                self._drawn = now
+                shown = f"loss {loss:.3f} lr {lr:.1e} grad {float(norm):.2f} {tokens_per_second / 1000:.1f}k tok/s"
+                self._bar.set_postfix_str(shown, refresh=False)
+                self._bar.update(step - self._bar.n)
+        elif now - self._drawn >= LINE_SECONDS:
+            self._drawn = now
+            shown = f"loss {loss:.4f} lr {lr:.1e} grad {float(norm):.2f} {tokens_per_second:.0f} tok/s"
+            self.say(f"step {step}/{self._steps} {shown}")
+
+    def stop(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+    def after(self, path: Path, summary: dict[str, Any], told_before: bool = False) -> None:
+        """The result, where it was written, and the next command."""
+        if self.brief:
+            self.console.print(
+                f"[dim]   [/dim] val loss {summary['val_loss']:.4f}, {summary['val_bpb']:.4f} bits per byte"
+            )
+            return
+        self.console.print(
+            table(result_facts(summary) | ({"finished before": "nothing was trained"} if told_before else {}))
+        )
+        self.console.print(f"[dim]written to[/dim] {path}", soft_wrap=True)
+        self.console.print(f"[dim]next[/dim]       nexus-ablate show {path}", soft_wrap=True)
+
+
+def table(facts: dict[str, str]):
+    """Names and values, aligned, without lines."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, value in facts.items():
+        grid.add_row(name, escape(printable(value)))
+    return grid
+
+
+def run_facts(config: RunConfig, arm: str, facts: dict[str, Any]) -> dict[str, str]:
+    """The table before the first step: what is unusual, how large, on what."""
+    resolved = config.resolved
+    return {
+        "arm": arm.replace(",", ", "),
+        **({"note": "; ".join(resolved.notes)} if resolved.notes else {}),
+        "model": f"{config.model.name}: {config.model.n_layers} layers, d_model {config.model.d_model}, "
+        f"{config.model.n_heads} heads of {resolved.head_dim}, d_ff {resolved.d_ff} ({resolved.d_ff_ratio:.3g} d)",
+        "parameters": f"{facts['params']:,} ({facts['params_non_embedding']:,} without embeddings)",
+        "data": f"{facts['data']}: {facts['train_tokens']:,} tokens, vocabulary {facts['vocab_size']:,}",
+        "training": f"{facts['steps']:,} steps x {resolved.tokens_per_step:,} tokens, seed {config.seed}",
+        "decay": facts["decay"],
+        "device": facts["device"],
+    }
+
+
+def result_facts(summary: dict[str, Any]) -> dict[str, str]:
+    """The table after the last step."""
+    below = 1 - summary["val_bpb"] / summary["unigram_bpb"]
+    aside = sum(summary[f"seconds_{what}"] for what in ("eval", "probe", "checkpoint"))
+    facts = {
+        "val loss": f"{summary['val_loss']:.4f} nats per token (best {summary['best_val_loss']:.4f})",
+        "val bits/byte": f"{summary['val_bpb']:.4f}, {below:.0%} below a unigram model ({summary['unigram_bpb']:.3f})",
+        "time": f"{summary['seconds']:.0f} s of training at {summary['tokens_per_second']:,.0f} tokens/s, "
+        f"{aside:.0f} s of measuring and saving",
+        "memory": f"{summary['peak_memory_bytes'] / 2**20:,.0f} MiB at most",
+    }
+    if "act/resid/kurtosis_token" in summary:
+        facts["outliers"] = (
+            f"kurtosis {summary['act/resid/kurtosis_token']:.1f} (Gaussian 3), "
+            f"max/median {summary['act/resid/max_over_median']:.0f}, max {summary['act/resid/max_abs']:.1f}"
+        )
+    return facts

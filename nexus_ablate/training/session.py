@@ -1,0 +1,172 @@
+"""One run from its configuration to its status: data checked, directory opened, model built, trained, summed up."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from nexus_ablate import __version__, errors
+from nexus_ablate.composition import differences
+from nexus_ablate.config import AXES, RunConfig
+from nexus_ablate.data import TokenizedData, prepare
+from nexus_ablate.errors import UserError
+from nexus_ablate.runs import Run, arm_name, environment, identity, open_run, read_run
+from nexus_ablate.training.device import IDLE, choose_device, choose_threads
+
+
+@dataclass
+class Outcome:
+    """How a run ended: its exit status, its directory and its summary, `told_before` when it was finished already."""
+
+    status: int
+    path: Path
+    summary: dict[str, Any]
+    told_before: bool = False
+
+
+def train(config: RunConfig, overrides: list[str] | None = None, quiet: bool = False, brief: bool = False) -> Outcome:
+    """Train one run, or go on with it, or return what it found when it is finished.
+
+    Args:
+        config: From `compose`.
+        overrides: What the user typed, for the record.
+        quiet: Show nothing.
+        brief: Show a line before and a line after, for a run among many.
+
+    Raises:
+        UserError: With the exit status of the contract: configuration 2, diverged 3, checkpoint 4, storage 5, alive
+            elsewhere 6, preempted 75. The run directory says the same.
+    """
+    from nexus_ablate.training.display import Display
+
+    choose_device(config.train.device)
+    data = prepare(config.data, context=config.model.context)
+    arm = arm_name(differences(config))
+    ident = identity(config.science(), data.fingerprint, __version__, {})
+    config_yaml = yaml.safe_dump(
+        config.nested() | {"resolved": config.resolved.flat()}, sort_keys=False, allow_unicode=True
+    )
+    with open_run(
+        Path(config.runs_dir),
+        config.study,
+        arm,
+        config.seed,
+        ident,
+        config_yaml,
+        overrides or [],
+        environment(sys.argv),
+        config.rerun,
+    ) as run:
+        display = Display(quiet=quiet, brief=brief)
+        if run.finished:
+            record = read_run(run.path)
+            if record.status["state"] == "diverged":
+                raise errors.Diverged(
+                    record.status["reason"], str(run.path), "rerun=on trains it once more, beside this one"
+                )
+            summary = record.summary or {}
+            display.after(run.path, summary, told_before=True)
+            return Outcome(errors.OK, run.path, summary, told_before=True)
+        try:
+            summary = _train(config, data, run, arm, ident.arm_hash, display)
+        except UserError as error:
+            state = {errors.DIVERGED: "diverged", errors.PREEMPTED: "preempted"}.get(error.status, "failed")
+            _give_up(run, display, state, error.what, "")
+            raise
+        except BaseException as error:
+            reason = f"{type(error).__name__}: {error}"
+            _give_up(run, display, "failed", reason.splitlines()[0], traceback.format_exc())
+            raise
+        display.after(run.path, summary)
+        return Outcome(errors.OK, run.path, summary)
+
+
+def _give_up(run: Run, display: Any, state: str, reason: str, trace: str) -> None:
+    display.stop()
+    run.status(state, reason=reason, traceback=trace)
+    run.log(f"{state}: {reason}" + (f"\n{trace}" if trace else ""))
+
+
+def _train(config: RunConfig, data: TokenizedData, run: Run, arm: str, arm_hash: str, display: Any) -> dict[str, Any]:
+    """Everything between an open directory and its summary."""
+    import torch
+
+    from nexus_ablate.measure.counts import parameters
+    from nexus_ablate.model import build_model
+    from nexus_ablate.runs import atomic_write_json
+    from nexus_ablate.track import start_tracker
+    from nexus_ablate.training.display import run_facts
+    from nexus_ablate.training.optimizer import decay_groups
+    from nexus_ablate.training.signals import StopRequest
+    from nexus_ablate.training.trainer import Trainer
+
+    device = choose_device(config.train.device)
+    threads, warning = choose_threads(config.train.threads, IDLE)
+    torch.set_num_threads(threads)
+    if warning:
+        display.say(warning)
+    model = build_model(config, data.vocab_size)
+    atomic_write_json(run.path / "init.json", model.z_hashes)
+    model.to(device)
+    axes = {axis: getattr(config, axis).name for axis in AXES}
+    tracker = start_tracker(
+        config.tracker,
+        run_dir=run.path,
+        config=config.nested(),
+        axes=axes,
+        study=config.study,
+        arm=arm,
+        seed=config.seed,
+        tags=[],
+        say=display.say,
+    )
+    state, summary = "failed", {}
+    try:
+        with StopRequest() as stop:
+            trainer = Trainer(config, model, data, run, tracker, display, stop)
+            everything, without_tables = parameters(model)
+            groups = decay_groups(model, config.optim.decay)
+            sizes = {name: p.numel() for name, p in model.named_parameters()}
+            facts = {
+                "params": everything,
+                "params_non_embedding": without_tables,
+                "data": config.data.name,
+                "train_tokens": len(data.train),
+                "vocab_size": data.vocab_size,
+                "steps": trainer.steps,
+                "decay": f"{sum(sizes[n] for n in groups['decayed']):,} parameters at {config.weight_decay:g} "
+                f"({config.optim.decay}), {sum(sizes[n] for n in groups['free']):,} free",
+                "device": f"{device}, {threads} threads, {config.train.precision}",
+            }
+            display.before(run_facts(config, arm, facts))
+            atomic_write_json(run.path / "decay_groups.json", groups)
+            run.status("running")
+            run.log("; ".join(f"{name}: {value}" for name, value in run_facts(config, arm, facts).items()))
+            summary = trainer.fit() | {
+                "arm_hash": arm_hash,
+                "init_hash": init_hash(model.z_hashes),
+                "threads": threads,
+                "device": str(device),
+            }
+        run.write_summary(summary)
+        run.status("finished")
+        state = "finished"
+    except UserError as error:
+        state = {errors.DIVERGED: "diverged", errors.PREEMPTED: "preempted"}.get(error.status, "failed")
+        raise
+    finally:
+        tracker.finish(state, summary)
+    return summary
+
+
+def init_hash(z_hashes: dict[str, str]) -> str:
+    """One hash over the z of every parameter, whatever the order."""
+    import hashlib
+
+    text = "\n".join(f"{name} {value}" for name, value in sorted(z_hashes.items()))
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,382 @@
+"""The training loop. It is handed a model, data, a run directory and a display, and knows no axis and no option.
+
+What makes a run repeatable: batches and dropout are pure functions of (seed, step), initial values of (seed, name,
+shape), and a checkpoint holds everything else.
+"""
+
+from __future__ import annotations
+
+import math
+import resource
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from nexus_ablate.axes.init import stream
+from nexus_ablate.config import RunConfig
+from nexus_ablate.data import Batches, TokenizedData, chain, eval_windows, hash_tokens
+from nexus_ablate.errors import Diverged, Preempted
+from nexus_ablate.measure.counts import flops_per_token, parameters, peak_flops
+from nexus_ablate.measure.probe import due, evaluation_mode, outlier_figures, probe, weight_rms
+from nexus_ablate.model import GPT
+from nexus_ablate.runs import Run
+from nexus_ablate.track import Tracker
+from nexus_ablate.training import checkpoint
+from nexus_ablate.training.device import precision_context
+from nexus_ablate.training.display import Display
+from nexus_ablate.training.optimizer import GradientNorms, build_optimizer, learning_rate
+from nexus_ablate.training.signals import StopRequest
+
+SMALLEST_LOSS_SCALE = 1.0
+"""float16: gradients that are still non-finite at this loss scale are the model's, not the precision's."""
+
+
+@dataclass
+class Progress:
+    """Everything of a run that changes while it trains, besides model and optimizer; a checkpoint holds all of it."""
+
+    step: int = 0
+    seconds: float = 0.0
+    aside: dict[str, float] = field(
+        default_factory=lambda: dict.fromkeys(("eval", "probe", "checkpoint", "compile"), 0.0)
+    )
+    batch_hash: str = ""
+    interval_loss: float = 0.0
+    interval_steps: int = 0
+    best_val_loss: float | None = None
+    last_val: dict[str, float] = field(default_factory=dict)
+    outliers: dict[str, float] = field(default_factory=dict)
+    loss_scale: float = 65536.0
+
+
+class Trainer:
+    """One run from its first step, or from its newest checkpoint, to its summary.
+
+    Args:
+        config: The run.
+        model: With its initial values, on the device.
+        data: Tokens to train and validate on.
+        run: The open run directory.
+        tracker: The mirror of its rows.
+        display: What a person sees.
+        stop: Set by a signal; looked at after each step.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        model: GPT,
+        data: TokenizedData,
+        run: Run,
+        tracker: Tracker,
+        display: Display,
+        stop: StopRequest,
+    ) -> None:
+        self.config, self.model, self.data, self.run = config, model, data, run
+        self.tracker, self.display, self.stop = tracker, display, stop
+        self.device = next(model.parameters()).device
+        train, context = config.train, config.model.context
+        self.flops_per_token = flops_per_token(config, data.vocab_size)
+        self.tokens_per_step = config.resolved.tokens_per_step
+        self.steps = config.resolved.steps or math.ceil(train.flops / (self.flops_per_token * self.tokens_per_step))
+        self.batches = Batches(data.train, config.seed, train.batch_size * train.grad_accum, context)
+        self.windows = {name: eval_windows(tokens, context, train.eval_tokens) for name, tokens in data.val.items()}
+        probe_tokens = self.windows[next(iter(self.windows))][: config.probe.sequences, :-1]
+        self.probe_tokens = torch.from_numpy(np.ascontiguousarray(probe_tokens)).to(self.device)
+        self.optimizer = build_optimizer(model, config.optim, config.weight_decay)
+        self.gradients = GradientNorms(model)
+        self.progress = Progress()
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=train.precision == "fp16")
+        self.forward = torch.compile(model) if self._compiles() else model
+        self._mark = time.monotonic()
+
+    def fit(self) -> dict[str, Any]:
+        """Train to the end of the budget.
+
+        Returns:
+            The summary.
+
+        Raises:
+            Diverged: A loss or a gradient was not finite; the optimizer has not taken that step.
+            Preempted: A signal asked to stop; everything is saved.
+        """
+        self._restore()
+        self._mark = time.monotonic()
+        self.model.train()
+        if self.forward is not self.model:
+            self._compile()
+        if self.progress.step == 0:
+            self._record({})
+        self.display.start(self.steps, self.progress.step)
+        while self.progress.step < self.steps:
+            self.step_and_record()
+            step = self.progress.step
+            if step == self.steps:
+                break
+            if self.stop.asked:
+                self._save()
+                raise Preempted(
+                    f"stopped by {self.stop.asked} at step {step} of {self.steps}", fix="run the same command again"
+                )
+            if step % self.config.train.checkpoint_every == 0:
+                self._save()
+        self.display.stop()
+        self._save()
+        return self._summary()
+
+    # -------------------------------------------------------------------------------------------------- one step
+
+    def step_and_record(self) -> None:
+        """One optimizer step and whatever is to be measured after it."""
+        seen = self._advance()
+        step, train = self.progress.step, self.config.train
+        if step == self.steps or step % train.log_every == 0 or step % train.eval_every == 0 or self._probes_at(step):
+            self._record(seen)
+
+    def _advance(self) -> dict[str, Any]:
+        """One optimizer step; what was seen on the way, as tensors on the device."""
+        train, progress = self.config.train, self.progress
+        lr = learning_rate(self.config.optim, progress.step, self.steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        batch = self.batches.batch(progress.step)
+        if self.config.model.dropout:
+            torch.manual_seed(stream(self.config.seed, "dropout", progress.step))
+        loss = torch.zeros((), device=self.device)
+        for rows in np.split(batch, train.grad_accum):
+            part = self._loss(rows) / train.grad_accum
+            self.scaler.scale(part).backward()
+            loss += part.detach()
+        self.scaler.unscale_(self.optimizer)
+        norm, norms = self.gradients.measure()
+        self._check_finite(loss, norm, norms)
+        if self.config.optim.clip != "off":
+            self.gradients.clip(norm, self.config.optim.clip)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        progress.step += 1
+        progress.batch_hash = chain(progress.batch_hash, batch)
+        progress.interval_loss += float(loss)
+        progress.interval_steps += 1
+        self.display.advance(progress.step, progress.interval_loss / progress.interval_steps, lr, norm, self._speed())
+        return {"lr": lr, "norm": norm, "norms": norms}
+
+    def _loss(self, rows: np.ndarray) -> Tensor:
+        """Mean cross-entropy in nats per token of (B, T + 1) tokens."""
+        tokens = torch.from_numpy(rows).to(self.device, non_blocking=True)
+        with precision_context(self.config.train.precision, self.device.type):
+            logits_BTV = self.forward(tokens[:, :-1])
+        return F.cross_entropy(logits_BTV.float().flatten(0, 1), tokens[:, 1:].flatten())
+
+    def _check_finite(self, loss: Tensor, norm: Tensor, norms: Tensor) -> None:
+        if math.isfinite(float(loss)) and math.isfinite(float(norm)):
+            return
+        step = self.progress.step + 1
+        if math.isfinite(float(loss)):
+            if self.scaler.is_enabled() and self.scaler.get_scale() > SMALLEST_LOSS_SCALE:
+                return  # float16 overflowed: the scaler skips this step and lowers the scale
+            bad = [p for p, n in zip(self.gradients.parts, norms.tolist(), strict=True) if not math.isfinite(n)]
+            raise Diverged(f"the gradient of {', '.join(bad)} is not finite at step {step}")
+        raise Diverged(f"the loss is {float(loss)} at step {step}")
+
+    # ---------------------------------------------------------------------------------------------- measurements
+
+    def _record(self, seen: dict[str, Any]) -> None:
+        """One row of metrics.jsonl with everything that is due at this step."""
+        progress, train = self.progress, self.config.train
+        row = self._position()
+        last = progress.step == self.steps
+        if seen and (progress.step % train.log_every == 0 or last):
+            row |= self._training_figures(seen)
+        if self._probes_at(progress.step):
+            with self._aside("probe"):
+                probed = probe(self.model, self.probe_tokens)
+                progress.outliers = outlier_figures(probed)
+                self.run.log_probes(row_start(row) | probed)
+                row |= progress.outliers | weight_rms(self.model)
+        if progress.step % train.eval_every == 0 or last:
+            with self._aside("eval"):
+                row |= self._validate(self.windows if last else dict(list(self.windows.items())[:1]))
+        self.run.log_metrics(row)
+        self.tracker.log(row, progress.step)
+
+    def _probes_at(self, step: int) -> bool:
+        return self.config.probe.name != "off" and (due(step, self.config.probe.every) or step in (0, self.steps))
+
+    def _position(self) -> dict[str, Any]:
+        tokens = self.progress.step * self.tokens_per_step
+        return {
+            "step": self.progress.step,
+            "tokens": tokens,
+            "flops": tokens * self.flops_per_token,
+            "seconds": round(self._seconds(), 4),
+        }
+
+    def _training_figures(self, seen: dict[str, Any]) -> dict[str, Any]:
+        progress = self.progress
+        loss = progress.interval_loss / progress.interval_steps
+        progress.interval_loss, progress.interval_steps = 0.0, 0
+        speed = self._speed()
+        figures = {
+            "train/loss": loss,
+            "train/bpb": loss / math.log(2) / self.data.bytes_per_token,
+            "lr": seen["lr"],
+            "grad_norm/global": float(seen["norm"]),
+            "tokens_per_second": round(speed, 1),
+            "batch_hash": progress.batch_hash,
+        }
+        figures |= {f"grad_norm/{p}": n for p, n in zip(self.gradients.parts, seen["norms"].tolist(), strict=True)}
+        if self.scaler.is_enabled():
+            figures["loss_scale"] = self.scaler.get_scale()
+        peak = peak_flops(torch.cuda.get_device_name(self.device)) if self.device.type == "cuda" else None
+        if peak is not None:
+            figures["mfu"] = speed * self.flops_per_token / peak
+        return figures
+
+    def _validate(self, windows: dict[str, np.ndarray]) -> dict[str, float]:
+        """Loss and bits per byte on the fixed tokens of each validation set."""
+        found = {}
+        for name, tokens in windows.items():
+            nats, size = self._nats(tokens), tokens[:, 1:].size
+            found[f"{name}/loss"] = nats / size
+            found[f"{name}/bpb"] = nats / math.log(2) / float(self.data.token_bytes[tokens[:, 1:]].sum())
+        progress = self.progress
+        progress.last_val = found
+        if math.isfinite(found["val/loss"]):
+            progress.best_val_loss = min(found["val/loss"], progress.best_val_loss or math.inf)
+        return found
+
+    def _nats(self, tokens: np.ndarray) -> float:
+        """Summed cross-entropy of (N, T + 1) windows."""
+        rows = max(1, 8192 // tokens.shape[1])
+        total = torch.zeros((), dtype=torch.float64, device="cpu")
+        with evaluation_mode(self.model):
+            for start in range(0, len(tokens), rows):
+                total += float(self._loss(tokens[start : start + rows])) * tokens[start : start + rows, 1:].size
+        return float(total)
+
+    # ----------------------------------------------------------------------------------------------- saved state
+
+    def _save(self) -> None:
+        """A checkpoint; the one after the last step keeps the weights alone."""
+        last = self.progress.step == self.steps
+        with self._aside("checkpoint"):
+            self.progress.loss_scale = self.scaler.get_scale()
+            tensors = {"model": dict(self.model.state_dict())} | (
+                {} if last else {"optimizer": self._optimizer_tensors()}
+            )
+            state = {"progress": vars(self.progress), "logs": self.run.offsets()}
+            checkpoint.save(
+                self.run.checkpoints, self.progress.step, tensors, state, keep=1 if last else self.config.train.keep
+            )
+
+    def _restore(self) -> None:
+        """Go on from the newest valid checkpoint, or start clean when there is none."""
+        loaded = checkpoint.load_newest(self.run.checkpoints) if self.run.resuming else None
+        if loaded is None:
+            self.run.restore({})
+            return
+        for line in loaded.skipped:
+            self.display.say(line)
+        self.model.load_state_dict(loaded.tensors["model"])
+        moments = loaded.tensors.get("optimizer", {})  # after the last step it is not needed and not kept
+        for name, parameter in self.model.named_parameters():
+            state = {k.rpartition("/")[2]: t for k, t in moments.items() if k.rpartition("/")[0] == name}
+            self.optimizer.state[parameter] = {k: t.to(self.device) for k, t in state.items()}
+        self.progress = Progress(**loaded.state["progress"])
+        if self.scaler.is_enabled():
+            self.scaler.load_state_dict(self.scaler.state_dict() | {"scale": self.progress.loss_scale})
+        self.run.restore(loaded.state["logs"])
+        self.display.say(f"going on from step {self.progress.step}")
+
+    def _optimizer_tensors(self) -> dict[str, Tensor]:
+        return {
+            f"{name}/{key}": value
+            for name, parameter in self.model.named_parameters()
+            for key, value in self.optimizer.state[parameter].items()
+        }
+
+    def _summary(self) -> dict[str, Any]:
+        """The summary."""
+        progress = self.progress
+        everything, without_tables = parameters(self.model)
+        cuda = self.device.type == "cuda"
+        peak = torch.cuda.max_memory_allocated(self.device) if cuda else resident_peak_bytes()
+        return {
+            "val_loss": self.progress.last_val["val/loss"],
+            "val_bpb": self.progress.last_val["val/bpb"],
+            "best_val_loss": progress.best_val_loss,
+            **{k: v for k, v in self.progress.last_val.items() if not k.startswith("val/")},
+            "unigram_bpb": self.data.unigram_bpb,
+            "params": everything,
+            "params_non_embedding": without_tables,
+            "flops_per_token": self.flops_per_token,
+            "steps": progress.step,
+            "tokens": progress.step * self.tokens_per_step,
+            "flops": progress.step * self.tokens_per_step * self.flops_per_token,
+            "seconds": progress.seconds,
+            **{f"seconds_{what}": seconds for what, seconds in progress.aside.items()},
+            "tokens_per_second": progress.step * self.tokens_per_step / progress.seconds,
+            "peak_memory_bytes": peak,
+            "batch_hash": progress.batch_hash,
+            "eval_hash": hash_tokens(self.windows["val"]),
+            **self.progress.outliers,
+        }
+
+    # ------------------------------------------------------------------------------------------------------ time
+
+    @contextmanager
+    def _aside(self, what: str) -> Iterator[None]:
+        """Keep the time of what is not training apart from training time."""
+        self.progress.seconds = self._seconds(wait=True)
+        self._mark = time.monotonic()
+        try:
+            yield
+        finally:
+            now = time.monotonic()
+            self.progress.aside[what] += now - self._mark
+            self._mark = now
+
+    def _seconds(self, wait: bool = False) -> float:
+        """Training seconds so far, over all resumes."""
+        if wait and self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return self.progress.seconds + time.monotonic() - self._mark
+
+    def _speed(self) -> float:
+        """Tokens a second over the whole run so far."""
+        return self.progress.step * self.tokens_per_step / max(self._seconds(), 1e-9)
+
+    def _compiles(self) -> bool:
+        asked = self.config.train.compile
+        return asked == "on" or (asked == "auto" and self.device.type == "cuda" and self.steps >= 2000)
+
+    def _compile(self) -> None:
+        """Compile forward and backward on the first batch, and undo what that did to running statistics."""
+        with self._aside("compile"):
+            buffers = {name: b.clone() for name, b in self.model.named_buffers()}
+            rows = self.batches.batch(self.progress.step)[: self.config.train.batch_size]
+            self._loss(rows).backward()
+            self.optimizer.zero_grad(set_to_none=True)
+            for name, buffer in self.model.named_buffers():
+                buffer.copy_(buffers[name])
+
+
+def row_start(row: dict[str, Any]) -> dict[str, Any]:
+    """The four numbers with which every row of every log begins."""
+    return {name: row[name] for name in ("step", "tokens", "flops", "seconds")}
+
+
+def resident_peak_bytes() -> int:
+    """Largest resident memory of this process so far."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

@@ -1,0 +1,63 @@
+"""Fixtures: tiny configurations, and one thread for everything."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: parallel tests of several threads starve each other
+
+import pytest
+import torch
+
+from nexus_ablate.composition import compose
+from nexus_ablate.config import RunConfig
+
+torch.set_num_threads(1)
+
+TINY = ("model.n_layers=2", "model.d_model=16", "model.n_heads=2", "model.context=8")
+"""Overrides of a model that trains a step in a millisecond."""
+
+
+@pytest.fixture
+def tiny():
+    """A tiny configuration with further overrides."""
+
+    def make(*overrides: str) -> RunConfig:
+        return compose([*TINY, *overrides])
+
+    return make
+
+
+@pytest.fixture
+def text_file(tmp_path):
+    """A small text that a model can learn something from."""
+    path = tmp_path / "text.txt"
+    path.write_text("the quick brown fox jumps over the lazy dog.\n" * 200, encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def tiny_run(tmp_path, text_file, monkeypatch):
+    """Overrides of a run of a few seconds that keeps to its own folder."""
+    monkeypatch.setenv("NEXUS_ABLATE_CACHE", str(tmp_path / "cache"))
+
+    def make(*overrides: str) -> list[str]:
+        return [
+            *TINY,
+            "data=files",
+            f"data.files=[{text_file}]",
+            f"runs_dir={tmp_path / 'runs'}",
+            "tracker=files",
+            "train.device=cpu",
+            "train.threads=1",
+            "train.steps=20",
+            "train.batch_size=4",
+            "train.eval_every=10",
+            "train.eval_tokens=64",
+            "train.checkpoint_every=5",
+            "train.log_every=1",
+            "optim.warmup=2",
+            *overrides,
+        ]
+
+    return make

@@ -1,0 +1,135 @@
+"""The house rules, held by reading the source."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nexus_ablate.config import AXES
+from nexus_ablate.registry import option_files
+
+PACKAGE = Path(__file__).resolve().parents[1] / "nexus_ablate"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+FLOOR = {  # a module imports only from lower floors, or from its own
+    "errors": 0,
+    "schema": 0,
+    "registry": 0,
+    "config": 0,
+    "composition": 0,
+    "": 0,
+    "__main__": 6,
+    "axes": 1,
+    "data": 1,
+    "runs": 1,
+    "track": 1,
+    "model": 2,
+    "measure": 2,
+    "training": 3,
+    "study": 4,
+    "comparison": 4,
+    "cli": 5,
+}
+HOME = {"hydra": {"cli", "composition"}, "omegaconf": {"cli", "composition"}, "wandb": {"track"}, "submitit": {"study"}}
+
+
+def room(path: Path) -> str:
+    first = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    return "" if first == "__init__" else first
+
+
+def imports(tree: ast.AST, top_level: bool = False) -> list[str]:
+    nodes = ast.iter_child_nodes(tree) if top_level else ast.walk(tree)
+    found = []
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            found += [f"{node.module}.{alias.name}" for alias in node.names]
+    return found
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_a_module_imports_only_from_lower_floors(path):
+    if room(path) == "":
+        return  # the public API reaches everything, inside functions
+    for name in imports(ast.parse(path.read_text())):
+        if name.startswith("nexus_ablate."):
+            other = name.split(".")[1]
+            assert FLOOR.get(other, 0) <= FLOOR[room(path)], f"{path.name} reaches up to {name}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_hydra_wandb_and_submitit_stay_at_home(path):
+    for name in imports(ast.parse(path.read_text())):
+        library = name.split(".")[0]
+        assert room(path) in HOME.get(library, {room(path)}), f"{name} in {path.name}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_slow_libraries_are_imported_inside_functions(path):
+    slow = {"wandb", "datasets", "tokenizers", "scipy", "matplotlib", "hydra"}
+    if room(path) in (
+        "",
+        "errors",
+        "schema",
+        "registry",
+        "config",
+        "composition",
+        "cli",
+        "runs",
+        "track",
+        "data",
+        "comparison",
+        "study",
+    ):
+        slow |= {"torch"}
+    assert not slow & {name.split(".")[0] for name in imports(ast.parse(path.read_text()), top_level=True)}
+
+
+def test_no_module_outside_the_axes_names_an_option():
+    names = {name for axis in AXES for name in option_files(axis)} - {"none", "auto", "dot", "small"}
+    allowed = {("config", "rope")}  # an even head width, checked before torch is there
+    for path in MODULES:
+        if room(path) in ("axes", "cli"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and node.value in names:
+                assert (room(path), node.value) in allowed, f"{path.name} names the option {node.value!r}"
+
+
+def test_nothing_is_pickled_evaluated_or_instantiated():
+    forbidden = {"pickle", "eval", "exec", "instantiate", "compile_command", "marshal"}
+    for path in MODULES:
+        tree = ast.parse(path.read_text())
+        used = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)} | {
+            name.split(".")[-1] for name in imports(tree)
+        }
+        assert not forbidden & used, path.name
+
+
+def test_no_module_is_called_after_nothing():
+    assert not {p.stem for p in MODULES} & {"utils", "util", "helpers", "common", "misc"}
+
+
+def test_every_module_says_its_job():
+    for path in MODULES:
+        assert ast.get_docstring(ast.parse(path.read_text())), path.name
+
+
+@pytest.mark.parametrize(
+    "command", [["--help"], ["list"], ["list", "norm"], ["norm=rmss"], ["train.steps=abc"], ["+x=1"]]
+)
+def test_help_list_and_configuration_errors_import_no_torch(command):
+    code = (
+        "import sys\nfrom nexus_ablate.cli import main\n"
+        f"status = main({command!r})\nslow = {{'torch', 'wandb', 'datasets', 'matplotlib'}} & set(sys.modules)\n"
+        "assert not slow, slow\nsys.exit(status)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == (2 if "=" in command[0] else 0), done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,95 @@
+"""Batches are a pure function of (seed, step), and their hashes prove which tokens a run saw."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import timeit
+
+import numpy as np
+import pytest
+
+from nexus_ablate.data import Batches, chain, eval_windows, hash_tokens
+
+TOKENS = np.arange(1000, dtype=np.uint16)
+
+
+def test_a_batch_depends_on_seed_and_step_alone_whatever_was_drawn_before():
+    fresh = Batches(TOKENS, seed=3, batch_size=4, context=8).batch(7)
+    used = Batches(TOKENS, seed=3, batch_size=4, context=8)
+    for step in (9, 0, 7, 8):
+        used.batch(step)
+    np.random.seed(0)
+    np.testing.assert_array_equal(used.batch(7), fresh)
+    assert not np.array_equal(used.batch(8), fresh)
+    assert not np.array_equal(Batches(TOKENS, seed=4, batch_size=4, context=8).batch(7), fresh)
+
+
+def test_a_batch_leaves_the_global_generator_alone():
+    np.random.seed(1)
+    before = np.random.get_state()[1].copy()  # type: ignore[index]
+    Batches(TOKENS, seed=0, batch_size=4, context=8).batch(0)
+    np.testing.assert_array_equal(np.random.get_state()[1], before)  # type: ignore[index]
+
+
+def test_another_process_draws_the_same_batch_and_the_draw_is_pinned_for_good():
+    code = (
+        "import numpy as np; from nexus_ablate.data import Batches;"
+        "print(Batches(np.arange(1000), 3, 4, 8).batch(7)[:, 0].tolist())"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert shown.strip() == str(Batches(TOKENS, 3, 4, 8).batch(7)[:, 0].tolist()) == "[547, 676, 217, 468]"
+
+
+def test_windows_are_contiguous_int64_and_every_start_is_reached():
+    batch = Batches(TOKENS[:20], seed=0, batch_size=2000, context=8).batch(0)
+    assert batch.shape == (2000, 9) and batch.dtype == np.int64
+    assert (np.diff(batch, axis=1) == 1).all()
+    assert set(batch[:, 0]) == set(range(12))  # 12 windows of 9 in 20 tokens: the last one ends with the last token
+    counts = np.bincount(batch[:, 0], minlength=12)
+    assert counts.min() > 100 and counts.max() < 250
+
+
+def test_a_large_step_and_a_large_seed_are_as_good_as_small_ones():
+    batches = Batches(TOKENS, seed=2**40, batch_size=4, context=8)
+    assert batches.batch(2**40).shape == (4, 9)
+    assert not np.array_equal(batches.batch(2**40), batches.batch(2**40 + 1))
+
+
+def test_tokens_that_hold_no_window_are_refused():
+    assert Batches(TOKENS[:9], 0, 2, context=8).batch(0).shape == (2, 9)
+    for make in (lambda: Batches(TOKENS[:8], 0, 2, context=8), lambda: eval_windows(TOKENS[:8], 8, 8)):
+        with pytest.raises(ValueError, match="hold no window"):
+            make()
+
+
+def test_evaluation_windows_cover_the_targets_once_from_the_start():
+    windows = eval_windows(TOKENS, context=10, n_tokens=95)
+    assert windows.shape == (10, 11) and windows.dtype == np.int64  # rounded up to whole windows
+    np.testing.assert_array_equal(windows[:, 1:].ravel(), np.arange(1, 101))
+    np.testing.assert_array_equal(windows[1:, 0], windows[:-1, -1])
+
+
+@pytest.mark.parametrize(("length", "windows"), [(31, 3), (30, 2), (11, 1)])
+def test_short_tokens_give_the_whole_windows_that_they_hold(length: int, windows: int):
+    assert len(eval_windows(TOKENS[:length], context=10, n_tokens=10**9)) == windows
+
+
+def test_hashes_know_values_and_shape_but_not_the_integer_type():
+    assert hash_tokens(TOKENS) == hash_tokens(TOKENS.astype(np.int64)) and len(hash_tokens(TOKENS)) == 32
+    assert hash_tokens(TOKENS) != hash_tokens(TOKENS.reshape(10, 100))
+    assert hash_tokens(TOKENS) != hash_tokens(TOKENS[::-1])
+
+
+def test_the_chain_names_the_order_of_the_batches_and_continues_from_where_it_was():
+    first, second = TOKENS[:8].reshape(2, 4), TOKENS[8:16].reshape(2, 4)
+    whole = chain(chain("", first), second)
+    assert whole != chain(chain("", second), first)
+    assert whole == chain(str(chain("", first)), second.copy())
+    assert whole != chain("", second)
+
+
+@pytest.mark.parametrize(("batch_size", "context", "microseconds"), [(16, 128, 100), (12, 64, 60)])
+def test_a_batch_costs_microseconds(batch_size: int, context: int, microseconds: int):
+    batches = Batches(np.zeros(10**6, dtype=np.uint16), 0, batch_size, context)
+    assert min(timeit.repeat(lambda: batches.batch(5), number=200, repeat=5)) / 200 * 1e6 < microseconds

@@ -1,0 +1,119 @@
+"""The command as a user types it, in processes of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from nexus_ablate.runs import find_runs, read_run
+
+
+def nexus(*arguments, cwd=None):
+    return subprocess.run(
+        [sys.executable, "-m", "nexus_ablate", *arguments], capture_output=True, text=True, cwd=cwd, timeout=300
+    )
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        ["norm=rmss"],
+        ["nrom=rms"],
+        ["norm.epz=1"],
+        ["+x=1"],
+        ["d_ff_ratio=-1"],
+        ["model.n_heads=3"],
+        ["train.steps=abc"],
+        ["data=files"],
+        ["data=files", "data.files=[nosuch.txt]"],
+        ["-m", "norm=rms,rmss"],
+        ["--nonsense"],
+        ["shwo", "x"],
+    ],
+    ids=" ".join,
+)
+def test_a_mistake_is_three_lines_and_status_2_and_makes_no_directory(tmp_path, bad):
+    done = nexus(*bad, cwd=tmp_path)
+    assert done.returncode == 2
+    assert 1 <= len(done.stderr.strip().splitlines()) <= 3, done.stderr
+    assert done.stderr.startswith("error: ")
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["list", "--help"], ["show", "--help"]])
+def test_help_shows_examples(arguments):
+    done = nexus(*arguments)
+    assert done.returncode == 0
+    assert "nexus-ablate" in done.stdout
+
+
+def test_list_names_every_option_and_is_json_on_request():
+    done = nexus("list", "--json")
+    listed = json.loads(done.stdout)
+    assert listed["norm"]["rms"]["default"] is True
+    assert listed["norm"]["rms"]["keys"]["eps"]["default"] == 1e-6
+    assert "bias" in listed["switches"]
+    text = nexus("list", "norm").stdout
+    assert "norm=scale" in text
+    assert "norm.momentum=0.1" in text
+    assert nexus("list", "nrom").returncode == 2
+
+
+def test_a_run_its_repetition_and_its_picture(tiny_run, tmp_path):
+    done = nexus(*tiny_run(), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "val bits/byte" in done.stderr
+    assert "nexus-ablate show" in done.stderr
+    (path,) = find_runs([tmp_path / "runs"])
+    assert read_run(path).state == "finished"
+    again = nexus(*tiny_run(), cwd=tmp_path)
+    assert again.returncode == 0
+    assert "nothing was trained" in again.stderr
+    shown = nexus("show", str(path), "--out", str(tmp_path / "loss.png"))
+    assert shown.returncode == 0, shown.stderr
+    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+    assert not list(tmp_path.rglob("*.log")), "Hydra must not leave logs of its own"
+    assert {p.name for p in tmp_path.iterdir()} == {"cache", "runs", "text.txt", "loss.png"}
+
+
+def test_a_multirun_runs_every_combination_and_a_contradiction_costs_only_itself(tiny_run, tmp_path):
+    done = nexus("-m", *tiny_run("train.steps=4"), "placement=pre,deepnorm", "init=gpt2,xavier", cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    runs = [read_run(p) for p in find_runs([tmp_path / "runs"])]
+    assert len(runs) == 3
+    assert {r.state for r in runs} == {"finished"}
+    assert "contradict" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_diverged_run_of_a_multirun_is_told_and_the_others_finish(tiny_run, tmp_path):
+    extreme = ["norm=none", "optim.clip=off", "train.steps=20", "optim.lr=1e-3,1e30"]
+    done = nexus("-m", *tiny_run(*extreme), cwd=tmp_path)
+    assert done.returncode == 3, done.stderr
+    assert sorted(read_run(p).state for p in find_runs([tmp_path / "runs"])) == ["diverged", "finished"]
+
+
+def test_a_run_that_is_alive_elsewhere_is_left_alone(tiny_run, tmp_path):
+    from nexus_ablate import __version__
+    from nexus_ablate.composition import compose, differences
+    from nexus_ablate.data import fingerprint_of
+    from nexus_ablate.runs import arm_name, identity, open_run
+
+    config = compose(tiny_run())
+    ident = identity(config.science(), fingerprint_of(config.data, config.model.context), __version__, {})
+    with open_run(tmp_path / "runs", "scratch", arm_name(differences(config)), 0, ident, "", [], {}) as run:
+        run.status("running")
+        done = nexus(*tiny_run(), cwd=tmp_path)
+    assert done.returncode == 6, done.stderr
+    assert len(done.stderr.strip().splitlines()) <= 3
+
+
+def test_cfg_prints_the_configuration_and_trains_nothing(tmp_path):
+    done = nexus("norm=layer", "--cfg", "job", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "name: layer" in done.stdout
+    assert not list(tmp_path.iterdir())

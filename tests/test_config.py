@@ -1,0 +1,201 @@
+import dataclasses
+
+import pytest
+import yaml
+
+from nexus_ablate.composition import check_overrides, compose, differences
+from nexus_ablate.config import CLOSED_GROUPS, RunConfig, from_values, keys_of
+from nexus_ablate.errors import ConfigError
+from nexus_ablate.registry import conf_dir
+
+
+def test_the_baseline_is_the_one_of_the_contract():
+    config = compose()
+    names = {
+        a: getattr(config, a).name
+        for a in ("norm", "placement", "position", "attention", "normalizer", "qk_norm", "gate", "ffn")
+    }
+    assert names == {
+        "norm": "rms",
+        "placement": "pre",
+        "position": "rope",
+        "attention": "dot",
+        "normalizer": "softmax",
+        "qk_norm": "none",
+        "gate": "none",
+        "ffn": "swiglu",
+    }
+    assert (config.bias, config.weight_decay, config.optim.decay, config.seed) == (False, 0.1, "matrices", 0)
+    assert (config.model.name, config.data.name, config.tie_embeddings) == ("nano", "stdlib", True)
+    assert (
+        config.d_ff_ratio == config.final_norm == config.embed_scale == config.norm_bias == config.init.name == "auto"
+    )
+    resolved = config.resolved
+    assert (resolved.norm_bias, resolved.final_norm, resolved.embed_scale, resolved.init.name) == (
+        False,
+        True,
+        "off",
+        "gpt2",
+    )
+    assert resolved.d_ff == 344  # 8/3 of 128, to the nearest multiple of 8
+
+
+@pytest.mark.parametrize("group", CLOSED_GROUPS)
+def test_every_yaml_of_a_closed_group_holds_exactly_the_keys_of_its_dataclass(group):
+    for path in conf_dir().joinpath(group).glob("*.yaml"):
+        assert set(yaml.safe_load(path.read_text())) == set(keys_of(CLOSED_GROUPS[group])), path.name
+
+
+def test_every_option_and_preset_composes():
+    for path in conf_dir().glob("*/*.yaml"):
+        group, name = path.parent.name, path.stem
+        if group not in ("hydra", "study"):
+            extra = ["data.files=[a.txt]"] if group == "preset" else []
+            compose([f"{group}={name}", *extra])
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("norm=rmss", "did you mean 'rms'"),
+        ("nrom=rms", "did you mean 'norm'"),
+        ("norm.epz=1", "did you mean 'norm.eps'"),
+        ("norm.theta=1", "norm.eps"),
+        ("position.eps=1", "position.theta"),
+        ("norm.alpha_attn=1", "belongs to norm=dyt"),
+        ("+x=1", "no key of this name"),
+        ("+norm=rms", "there already"),
+        ("++x=1", "no key of this name"),
+        ("~norm", "nothing can be removed"),
+        ("d_ff_ratio=-1", "ratio (0, inf)"),
+        ("model.n_heads=3", "model.n_heads=2"),
+        ("train.steps=abc", "int [1, inf)"),
+        ("train.steps=0", "int [1, inf)"),
+        ("bias=offf", "did you mean bias=off"),
+        ("seed=1.5", "int"),
+        ("norm=null", "no option of this name"),
+        ("norm={a:1}", "no option of this name"),
+        ("optim.lr=nan", "float"),
+        ("study=../elsewhere", "folder"),
+        ("hydra.ouput_subdir=x", "did you mean 'hydra.output_subdir'"),
+        ("hydra.run.dirr=x", "did you mean 'hydra.run.dir'"),
+        ("hydra/luncher=basic", "did you mean 'hydra/launcher'"),
+        ("norm._target_=os.system", "_target_"),
+        ("norm={_target_:os.system}", "_target_"),
+        ("train={tokens:3", "cannot be read"),
+        ("just words=1", "cannot be read"),
+        ("norm=rms,rmss", "did you mean 'rms'"),
+        ("train.steps=5,abc", "int [1, inf)"),
+    ],
+)
+def test_an_override_that_cannot_be_meant_is_refused_in_three_lines(override, said):
+    with pytest.raises(ConfigError) as refused:
+        compose([override])
+    text = str(refused.value)
+    assert said in text
+    assert len(text.splitlines()) <= 3
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["placement=deepnorm", "init=gpt2"], "Xavier"),
+        (["norm=none", "norm_bias=on"], "no norm"),
+        (["train.steps=5", "train.tokens=500"], "one budget"),
+        (["train.tokens=5", "train.flops=500"], "one budget"),
+        (["train.precision=fp16", "norm.fp32=off"], "bf16"),
+        (["model.head_dim=7"], "even"),
+    ],
+)
+def test_a_contradictory_pair_is_refused_with_its_reason(overrides, said):
+    with pytest.raises(ConfigError, match=said):
+        compose(overrides)
+
+
+def test_sweeps_are_checked_value_by_value():
+    check_overrides(["norm=layer,rms", "seed=range(0,3)", "train.steps=choice(5,6)"])
+    with pytest.raises(ConfigError):
+        check_overrides(["seed=range(-1,3)"])
+
+
+def test_auto_means_what_the_chosen_options_prescribe_and_says_so():
+    deep = compose(["placement=deepnorm"]).resolved
+    assert (deep.init.name, deep.final_norm) == ("xavier", False)
+    assert any("also changes init to xavier" in note for note in deep.notes)
+    assert compose(["norm=layer"]).resolved.norm_bias is True
+    assert compose(["norm=dyt"]).resolved.embed_scale == "learned"
+    assert compose(["ffn=gelu"]).resolved.d_ff == 512
+    assert compose(["norm=dyt", "embed_scale=off"]).resolved.notes
+
+
+def test_the_realised_ffn_ratio_is_kept():
+    assert compose().resolved.d_ff_ratio == 344 / 128
+
+
+def test_tokens_give_the_steps():
+    config = compose(["train.tokens=100000"])
+    assert config.resolved.steps == 49  # of 16 x 128 tokens
+    assert compose(["train.flops=1e12"]).resolved.steps is None  # known only with the model
+
+
+def test_naming_what_auto_means_is_the_same_run_under_the_same_name():
+    base, named = compose(), compose(["d_ff_ratio=8/3", "norm_bias=off", "final_norm=on", "init=gpt2"])
+    assert base.science() == named.science()
+    assert differences(named) == {}
+
+
+def test_an_arm_is_named_by_its_differences_and_never_by_its_seed():
+    config = compose(["norm=layer", "placement=post", "d_ff_ratio=4", "seed=3", "norm.eps=1e-6", "model=micro"])
+    assert differences(config) == {
+        "model": "micro",
+        "norm": "layer",
+        "norm.eps": "1e-06",
+        "placement": "post",
+        "d_ff_ratio": "4",
+    }
+    assert differences(compose(["norm=rms", "seed=2", "tracker=files", "train.threads=1", "probe=off"])) == {}
+
+
+def test_a_preset_names_itself_and_then_what_departs_from_it():
+    config = compose(["preset=nanogpt_shakespeare", "data.files=[x/a.txt]", "norm=rms"])
+    assert differences(config) == {"preset": "nanogpt_shakespeare", "norm": "rms", "data.files": "a.txt"}
+    assert config.model.context == 64
+
+
+def test_what_cannot_change_the_result_is_not_in_the_identity():
+    base = compose().science()
+    same = ["runs_dir=x", "study=y", "tracker=files", "train.device=cpu", "train.threads=1", "train.compile=off"]
+    same += ["train.log_every=3", "train.checkpoint_every=7", "probe=off", "rerun=on"]
+    assert compose(same).science() == base
+    for override in (
+        "seed=1",
+        "norm.eps=1e-5",
+        "train.precision=bf16",
+        "optim.lr=1e-3",
+        "train.steps=5",
+        "bias=on",
+        "model.n_layers=5",
+    ):
+        assert compose([override]).science() != base, override
+
+
+def test_the_written_configuration_reads_back_as_the_same_run():
+    config = compose(
+        ["norm=dyt", "placement=hybrid", "d_ff_ratio=8/3", "data=files", "data.files=[a.txt]", "optim.clip=off"]
+    )
+    again = from_values(yaml.safe_load(yaml.safe_dump(config.nested())))
+    assert again == config
+
+
+def test_every_key_says_what_it_means():
+    for cls in (*CLOSED_GROUPS.values(), RunConfig):
+        for item in dataclasses.fields(cls):
+            if "constraint" in item.metadata:
+                assert len(item.metadata["meaning"]) > 3, item.name
+
+
+def test_an_incomplete_configuration_is_refused():
+    values = compose().nested()
+    del values["norm"]
+    with pytest.raises(ConfigError, match="incomplete"):
+        from_values(values)

@@ -1,0 +1,679 @@
+"""Corpora, tokenizers and the token cache: what is refused, what is identical, what is never trusted."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nexus_ablate.data import CORPORA, cache, corpus, fingerprint_of, hub, load_tokenizer, prepare
+from nexus_ablate.data.tokenizer import _PROBE, BpeTokenizer, ByteTokenizer, CharTokenizer
+from nexus_ablate.errors import ConfigError, StorageError
+from nexus_ablate.registry import Option, check_option, option_files
+
+TEXT = "".join(f"Line {i}: naïve 漢字 🙂, the quick brown fox.\n" for i in range(60))
+ODD = "tabs\tand  spaces\r\n\n<|endoftext|> é e\u0301 漢字 🙂🏽 \x01 end "
+
+
+def option(name: str, **keys: Any) -> Option:
+    defaults = {key: spec.default for key, spec in option_files("data")[name].keys.items()}
+    return check_option("data", {"name": name, **defaults, **keys})
+
+
+def files(*paths: Path, **keys: Any) -> Option:
+    return option("files", files=[str(path) for path in paths], **keys)
+
+
+@pytest.fixture
+def text_file(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT, encoding="utf-8")
+    return path
+
+
+def text_of(data: cache.TokenizedData, tokens: np.ndarray) -> str:
+    return data.tokenizer.decode(tokens)
+
+
+def refusal(chosen: Option, **arguments: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        fingerprint_of(chosen, **arguments)
+    return str(caught.value)
+
+
+# ------------------------------------------------------------------------------------------------------------- contract
+
+
+@pytest.mark.parametrize("name", sorted(option_files("data")))
+def test_every_corpus_takes_exactly_the_keys_of_its_yaml(name: str):
+    assert CORPORA.keys_of(name) | set(cache.TOKENIZER_KEYS) == set(option_files("data")[name].keys)
+
+
+def test_every_option_has_a_class_and_every_class_an_option():
+    assert CORPORA.names() == sorted(option_files("data"))
+
+
+def test_the_package_is_imported_without_the_heavy_libraries():
+    code = "import sys, nexus_ablate.data; print({'torch', 'datasets', 'tokenizers', 'pyarrow'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "set()"
+
+
+def test_a_yaml_without_the_tokenizer_keys_is_refused():
+    assert "lacks keys\n  got: tokenizer, bpe_vocab" in refusal(Option("stdlib", {}))
+
+
+# ---------------------------------------------------------------------------------------------------------------- files
+
+
+def test_one_file_is_cut_where_nanogpt_cuts_it(text_file: Path, tmp_path: Path):
+    data = prepare(files(text_file), tmp_path / "cache", context=8)
+    cut = int(len(TEXT) * 0.9)
+    assert text_of(data, data.train) == TEXT[:cut]
+    assert text_of(data, data.val["val"]) == TEXT[cut:]
+
+
+def test_several_files_are_cut_once_and_joined_by_one_newline(tmp_path: Path):
+    texts = ["a" * 70, "b" * 20, "c" * 10]
+    for text in texts:
+        (tmp_path / text[0]).write_text(text)
+    data = prepare(files(*(tmp_path / text[0] for text in texts), val_fraction=0.2), tmp_path / "cache", context=8)
+    assert text_of(data, data.train) == "a" * 70 + "\n" + "b" * 10
+    assert text_of(data, data.val["val"]) == "b" * 10 + "\n" + "c" * 10
+
+
+def test_tiny_shakespeare_has_the_published_split_and_vocabulary(tmp_path: Path):
+    path = Path(__file__).parents[1] / "../shared/data/tinyshakespeare.txt"
+    if not path.exists():
+        pytest.skip("tinyshakespeare.txt is not here")
+    data = prepare(files(path, tokenizer="char"), tmp_path)
+    assert (data.vocab_size, len(data.train), len(data.val["val"])) == (65, 1_003_854, 111_540)
+
+
+def test_no_file_is_refused():
+    assert "data=files needs at least one file" in refusal(option("files"))
+
+
+def test_a_misspelt_file_is_refused_with_the_nearest_name(text_file: Path):
+    message = refusal(files(text_file.with_name("txet.txt")))
+    assert "data.files names a file that does not exist" in message and f"did you mean {text_file}?" in message
+
+
+def test_a_directory_is_refused_and_its_text_files_are_named(text_file: Path):
+    message = refusal(files(text_file.parent))
+    assert "this is a directory" in message and f"data.files=[{text_file}]" in message
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [(b"", "empty file"), (b"text\0text" * 100, "binary"), (b"caf\xe9 " * 100, "UTF-8"), (b"short", "too short")],
+)
+def test_an_unusable_file_is_refused_before_anything_is_written(tmp_path: Path, content: bytes, reason: str):
+    path = tmp_path / "bad.txt"
+    path.write_bytes(content)
+    message = refusal(files(path))
+    assert "data.files" in message and reason in message and str(path) in message
+    with pytest.raises(ConfigError, match=reason):
+        prepare(files(path), tmp_path / "cache")
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_file_named_twice_is_refused_because_it_would_validate_on_itself(text_file: Path):
+    assert "names a file twice" in refusal(files(text_file, text_file.parent / "." / text_file.name))
+
+
+def test_text_must_hold_two_tokens_more_than_a_sequence(tmp_path: Path):
+    path = tmp_path / "a.txt"
+    path.write_text("x" * 100)  # 10 of them are validation
+    assert fingerprint_of(files(path), context=8)
+    message = refusal(files(path), context=9)
+    assert "10 bytes of validation text, at least 11 tokens needed" in message
+
+
+def test_text_that_is_too_short_only_in_its_own_tokens_is_refused_with_their_number(tmp_path: Path):
+    path = tmp_path / "a.txt"
+    path.write_text("the same words " * 100)
+    chosen = files(path, tokenizer="bpe", bpe_vocab=300)
+    fingerprint_of(chosen, context=64)
+    with pytest.raises(ConfigError, match=r"data=files is too short: \d+ tokens in val, 66 needed"):
+        prepare(chosen, tmp_path / "cache", context=64)
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_a_cache_made_for_short_sequences_is_refused_for_long_ones(text_file: Path, tmp_path: Path):
+    chosen = files(text_file, tokenizer="char")
+    long = len(TEXT[int(len(TEXT) * 0.9) :])
+    prepare(chosen, tmp_path / "cache", context=8)
+    with pytest.raises(ConfigError, match=f"{long} tokens in val, {long + 2} needed"):
+        prepare(chosen, tmp_path / "cache", context=long)
+
+
+def test_the_fingerprint_is_of_the_content_the_split_and_the_tokenizer_not_of_the_name(text_file: Path):
+    same = text_file.with_name("copy.txt")
+    same.write_text(TEXT, encoding="utf-8")
+    base = fingerprint_of(files(text_file))
+    assert fingerprint_of(files(same)) == base
+    assert fingerprint_of(files(text_file, bpe_vocab=300)) == base  # only bpe reads it
+    bpe = fingerprint_of(files(text_file, tokenizer="bpe"))
+    others = [
+        fingerprint_of(files(text_file, val_fraction=0.2)),
+        fingerprint_of(files(text_file, tokenizer="char")),
+        bpe,
+        fingerprint_of(files(text_file, tokenizer="bpe", bpe_vocab=300)),
+    ]
+    same.write_text(TEXT + "x", encoding="utf-8")
+    others.append(fingerprint_of(files(same)))
+    assert len({base, *others}) == 6
+
+
+def test_two_files_are_not_the_fingerprint_of_their_concatenation(tmp_path: Path):
+    for name, text in (("a", "x" * 200), ("b", "y" * 200), ("ab", "x" * 200 + "y" * 200)):
+        (tmp_path / name).write_text(text)
+    assert fingerprint_of(files(tmp_path / "a", tmp_path / "b"), 8) != fingerprint_of(files(tmp_path / "ab"), 8)
+
+
+# --------------------------------------------------------------------------------------------------------------- stdlib
+
+
+def test_the_standard_library_shares_no_file_between_training_and_validation():
+    source: Any = corpus.StdlibCorpus()
+    train, val = list(source.train_texts()), list(source.val_texts())
+    assert not set(map(hash, train)) & set(map(hash, val))
+    share = sum(map(len, val)) / sum(map(len, train))
+    assert 0.02 < share < 0.1 and sum(map(len, train)) > 5_000_000
+    names = {path.name for path in source._paths}
+    assert {"ast.py", "__init__.py"} <= names and not any("test" in path.parts for path in source._paths)
+    assert sum(map(len, source.extra_val()["prose"])) > 100_000
+
+
+def test_the_standard_librarys_fingerprint_is_the_same_in_another_process():
+    code = "from nexus_ablate.data.corpus import StdlibCorpus; print(StdlibCorpus().fingerprint())"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == corpus.StdlibCorpus().fingerprint()
+
+
+def test_an_interpreter_without_sources_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr(corpus.sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
+    assert "no source of the standard library" in refusal(option("stdlib"))
+
+
+def test_prose_is_a_second_validation_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    source: Any = corpus.StdlibCorpus()
+    monkeypatch.setattr(corpus.StdlibCorpus, "_paths", source._paths[::12])
+    data = prepare(option("stdlib", tokenizer="char"), tmp_path)  # prose brings characters of its own
+    assert list(data.val) == ["val", "prose"]
+    assert "".join(source.extra_val()["prose"])[:200] in text_of(data, data.val["prose"][:1000])
+
+
+# ------------------------------------------------------------------------------------------------------------------ hub
+
+
+@pytest.fixture
+def parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    import datasets.config
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "hf")
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    folder = tmp_path / "parquet"
+    folder.mkdir()
+    documents = [f"Document {i} says {i * i} things.\nAnd ends." for i in range(400)]
+    for split, texts in (
+        ("train-0", [*documents[:200], None, ""]),
+        ("train-1", documents[200:]),
+        ("validation", TEXT[:999]),
+    ):
+        rows = list(texts) if isinstance(texts, list) else [texts]
+        pq.write_table(pa.table({"text": rows, "id": list(range(len(rows)))}), folder / f"{split}.parquet")
+    return folder
+
+
+@pytest.mark.parametrize("val_split", ["validation", "none"])
+def test_streaming_and_in_memory_give_the_same_tokens(
+    parquet: Path, tmp_path: Path, val_split: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(hub, "VAL_CHARACTERS", 1000)
+    chosen = [option("hub", path=str(parquet), val_split=val_split, streaming=on) for on in (False, True)]
+    memory, stream = (prepare(each, tmp_path / f"cache{i}") for i, each in enumerate(chosen))
+    assert memory.fingerprint == stream.fingerprint
+    np.testing.assert_array_equal(memory.train, stream.train)
+    np.testing.assert_array_equal(memory.val["val"], stream.val["val"])
+    train, val = text_of(memory, memory.train), text_of(memory, memory.val["val"])
+    assert train.endswith("Document 399 says 159201 things.\nAnd ends.") and "\n\n" not in train
+    if val_split == "none":
+        assert val.startswith("Document 0 ") and 1000 <= len(val) < 1100
+        last = val.count("Document")
+        assert train.startswith(f"Document {last} ")  # training begins where validation ended
+    else:
+        assert val == TEXT[:999] and train.startswith("Document 0 ")
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", "char", "bpe"])
+def test_a_token_limit_keeps_exactly_the_prefix(parquet: Path, tmp_path: Path, tokenizer: str):
+    keys = {
+        "path": str(parquet),
+        "val_split": "validation",
+        "streaming": True,
+        "tokenizer": tokenizer,
+        "bpe_vocab": 300,
+    }
+    whole = prepare(option("hub", **keys), tmp_path / "a")
+    part = prepare(option("hub", **keys, token_limit=1234), tmp_path / "a")
+    assert len(part.train) == 1234 and part.fingerprint != whole.fingerprint
+    start = text_of(part, part.train)
+    assert text_of(whole, whole.train[: 2 * len(part.train)]).startswith(start)
+
+
+def test_a_local_directory_is_known_by_its_content_not_by_its_place(parquet: Path, tmp_path: Path):
+    before = fingerprint_of(option("hub", path=str(parquet)))
+    moved = parquet.rename(tmp_path / "moved")
+    assert fingerprint_of(option("hub", path=str(moved))) == before
+    (moved / "validation.parquet").write_bytes(b"other")
+    assert fingerprint_of(option("hub", path=str(moved))) != before
+
+
+def test_a_hub_data_set_is_known_by_name_revision_and_limit_without_the_network():
+    base = fingerprint_of(option("tinystories"))
+    assert fingerprint_of(option("tinystories", streaming=True)) == base
+    changes = (
+        {"revision": "abc"},
+        {"token_limit": 9},
+        {"split": "validation[:1%]"},
+        {"text_column": "x"},
+        {"config": "y"},
+    )
+    assert len({base, *(fingerprint_of(option("tinystories", **change)) for change in changes)}) == 6
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"text_column": "txet"}, "did you mean data.text_column=text?"),
+        ({"text_column": "id"}, "data.text_column holds no text"),
+        ({"split": "trian"}, "check data.config, data.split"),
+        ({"config": "nope"}, "check data.config, data.split"),
+        ({"val_split": "none"}, "shorter than the 1000000 characters of validation"),
+    ],
+)
+def test_what_a_data_set_lacks_is_refused(
+    parquet: Path, tmp_path: Path, streaming: bool, keys: dict[str, str], words: str
+):
+    chosen = option("hub", **{"path": str(parquet), "val_split": "validation", "streaming": streaming, **keys})
+    with pytest.raises(ConfigError) as caught:
+        prepare(chosen, tmp_path / "cache")
+    assert words in str(caught.value) and list((tmp_path / "cache").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({}, "data=hub needs a data set"),
+        ({"path": "./nowhere"}, "data.path is no directory"),
+        ({"path": "owner/name", "val_split": "train"}, "would validate on the training text"),
+    ],
+)
+def test_a_hub_option_that_cannot_be_meant_is_refused_without_the_network(keys: dict[str, str], words: str):
+    assert words in refusal(option("hub", **keys))
+
+
+def test_an_empty_directory_is_refused(tmp_path: Path):
+    assert "data.path holds no files" in refusal(option("hub", path=str(tmp_path)))
+
+
+def test_an_unreachable_hub_is_a_refusal_within_seconds_that_leaves_nothing(tmp_path: Path):
+    code = f"""if True:
+        from pathlib import Path
+        from nexus_ablate.data import prepare
+        from nexus_ablate.errors import ConfigError
+        from nexus_ablate.registry import Option, option_files
+        keys = {{k: s.default for k, s in option_files("data")["tinystories"].keys.items()}}
+        try:
+            prepare(Option("tinystories", keys), Path({str(tmp_path / "cache")!r}))
+        except ConfigError as error:
+            print(error)"""
+    env = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf")}
+    run = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=30)
+    assert "data.path=roneneldan/TinyStories cannot be read" in run.stdout, run.stderr
+    assert "check the network" in run.stdout
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_a_full_disk_under_the_download_is_a_storage_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("datasets.load_dataset", full)
+    with pytest.raises(StorageError, match="download"):
+        prepare(option("tinystories"), tmp_path)
+
+
+def test_a_data_set_is_asked_for_as_configured_and_its_code_is_never_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    import datasets
+
+    asked = []
+
+    def load(path: str, **keys: object) -> datasets.Dataset:
+        asked.append({"path": path, **keys})
+        return datasets.Dataset.from_dict({"text": [TEXT]})
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    prepare(option("wikitext103", revision="abc"), tmp_path)
+    common = {"path": "Salesforce/wikitext", "name": "wikitext-103-raw-v1", "revision": "abc", "streaming": False}
+    assert asked == [{**common, "split": "train"}, {**common, "split": "validation"}]
+
+
+# ----------------------------------------------------------------------------------------------------------- tokenizers
+
+
+def tokenizers() -> dict[str, Any]:
+    return {
+        "bytes": ByteTokenizer(),
+        "char": CharTokenizer.train([[TEXT + ODD]]),
+        "bpe": BpeTokenizer.train(iter([TEXT, ODD]), 400),
+    }
+
+
+@pytest.mark.parametrize("kind", ["bytes", "char", "bpe"])
+def test_every_tokenizer_gives_text_back_and_counts_its_bytes_exactly(kind: str, tmp_path: Path):
+    tokenizer = tokenizers()[kind]
+    for text in (TEXT, ODD, " "):
+        ids = tokenizer.encode(text)
+        assert tokenizer.decode(ids) == text
+        assert tokenizer.token_bytes[ids].sum() == len(text.encode())
+        assert ids.max() < tokenizer.vocab_size == len(tokenizer.token_bytes)
+    assert tokenizer.token_bytes.dtype == np.float64 and tokenizer.token_bytes[tokenizer.separator].tolist() == [1.0]
+
+
+@pytest.mark.parametrize("kind", ["bytes", "char", "bpe"])
+def test_a_saved_tokenizer_is_loaded_as_it_was(kind: str, tmp_path: Path):
+    tokenizer = tokenizers()[kind]
+    tokenizer.save(tmp_path)
+    for path in (tmp_path, tmp_path / "tokenizer.json"):
+        loaded = load_tokenizer(path)
+        np.testing.assert_array_equal(loaded.encode(TEXT + ODD), tokenizer.encode(TEXT + ODD))
+        np.testing.assert_array_equal(loaded.token_bytes, tokenizer.token_bytes)
+        np.testing.assert_array_equal(loaded.separator, tokenizer.separator)
+        assert loaded.vocab_size == tokenizer.vocab_size
+
+
+def test_bytes_per_document_set_are_the_same_under_every_tokenizer(tmp_path: Path):
+    for name, text in (("a", TEXT), ("b", TEXT.upper())):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    found = set()
+    for kind in ("bytes", "char", "bpe"):
+        chosen = files(tmp_path / "a", tmp_path / "b", tokenizer=kind, bpe_vocab=300, val_fraction=0.5)
+        data = prepare(chosen, tmp_path / "cache", context=8)
+        found.add((data.token_bytes[data.train].sum(), data.token_bytes[data.val["val"]].sum()))
+    assert len(found) == 1
+
+
+def test_characters_are_numbered_as_in_nanogpt():
+    tokenizer = CharTokenizer.train([["hello"], ["world"]])
+    assert tokenizer.decode(range(tokenizer.vocab_size)) == "".join(sorted(set("helloworld")))
+    with pytest.raises(ConfigError, match="not in the tokenizer's vocabulary"):
+        tokenizer.encode("help!")
+
+
+def test_bpe_separates_documents_and_reads_the_separators_name_as_text(tmp_path: Path):
+    for name in "ab":
+        (tmp_path / name).write_text(f"<|endoftext|> {name} " * 30)
+    chosen = files(tmp_path / "a", tmp_path / "b", tokenizer="bpe", bpe_vocab=300, val_fraction=0.25)
+    data = prepare(chosen, tmp_path / "cache", context=8)
+    end = int(data.tokenizer.separator[0])
+    assert (np.asarray(data.train) == end).sum() == 1 and (np.asarray(data.val["val"]) == end).sum() == 0
+
+
+def test_bpe_is_trained_to_the_same_merges_in_another_process():
+    code = f"""if True:
+        from nexus_ablate.data.tokenizer import BpeTokenizer
+        print(BpeTokenizer.train(iter([{TEXT!r}]), 400).to_json())"""
+    env = {**os.environ, "PYTHONHASHSEED": "7", "PYTHONIOENCODING": "utf-8"}
+    run = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, encoding="utf-8", check=True
+    )
+    assert run.stdout.strip() == BpeTokenizer.train(iter([TEXT]), 400).to_json()
+
+
+def test_a_tokenizer_file_is_used_and_known_by_its_content(text_file: Path, tmp_path: Path):
+    tokenizers()["bpe"].save(tmp_path)
+    chosen = files(text_file, tokenizer=str(tmp_path / "tokenizer.json"))
+    data = prepare(chosen, tmp_path / "cache", context=8)
+    assert data.vocab_size == tokenizers()["bpe"].vocab_size and TEXT.startswith(text_of(data, data.train))
+    before = fingerprint_of(chosen)
+    BpeTokenizer.train(iter([TEXT]), 300).save(tmp_path)
+    assert fingerprint_of(chosen) != before == data.fingerprint
+
+
+def test_a_tokenizer_with_many_tokens_is_kept_in_four_bytes(text_file: Path, tmp_path: Path):
+    source = json.loads(tokenizers()["bpe"].to_json())
+    source["model"]["vocab"] |= {f"unused{i}": 1000 + i for i in range(70_000)}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(source))
+    data = prepare(files(text_file, tokenizer=str(tmp_path)), tmp_path / "cache", context=8)
+    assert data.train.dtype == np.uint32 and data.vocab_size == 71_000 and TEXT.startswith(text_of(data, data.train))
+    assert prepare(files(text_file), tmp_path / "cache", context=8).train.dtype == np.uint16
+
+
+def lowercasing() -> str:
+    source = json.loads(tokenizers()["bpe"].to_json())
+    return json.dumps(source | {"normalizer": {"type": "Lowercase"}})
+
+
+def spelling_characters_instead_of_bytes() -> str:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    characters = sorted(set(_PROBE.replace(" ", "▁")))
+    backend = Tokenizer(models.BPE({character: i for i, character in enumerate(characters)}, []))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+    backend.decoder = decoders.Metaspace(prepend_scheme="never")
+    ids = backend.encode(_PROBE).ids
+    assert backend.decode(ids) == _PROBE  # it loses nothing, but the length of its tokens is not in bytes
+    return backend.to_str()
+
+
+@pytest.mark.parametrize("make", [lowercasing, spelling_characters_instead_of_bytes])
+def test_a_tokenizer_that_loses_text_or_hides_its_bytes_is_refused(text_file: Path, make: Callable[[], str]):
+    path = text_file.with_name("t.json")
+    path.write_text(make())
+    assert "does not give back the bytes of a text" in refusal(files(text_file, tokenizer=str(path)))
+
+
+@pytest.mark.parametrize(
+    ("content", "words"), [("not json", "no tokenizer.json"), ("{}", "no tokenizer.json"), (None, "does not exist")]
+)
+def test_an_unusable_tokenizer_file_is_refused_at_once(text_file: Path, content: str | None, words: str):
+    path = text_file.with_name("t.json")
+    if content is not None:
+        path.write_text(content)
+    message = refusal(files(text_file, tokenizer=str(path)))
+    assert words in message and str(path) in message
+
+
+def test_a_misspelt_tokenizer_is_refused_with_the_nearest_name(text_file: Path):
+    assert "did you mean 'bytes'?" in refusal(files(text_file, tokenizer="byte"))
+
+
+# ---------------------------------------------------------------------------------------------------------------- cache
+
+
+def test_the_unigram_score_is_the_one_of_the_definition(text_file: Path, tmp_path: Path):
+    data = prepare(files(text_file, tokenizer="char"), tmp_path / "cache", context=8)
+    counts = np.bincount(data.train, minlength=data.vocab_size)
+    probability = (counts + 1) / (len(data.train) + data.vocab_size)
+    val = data.val["val"]
+    n_bytes = len(text_of(data, val).encode())
+    assert data.unigram_bpb == pytest.approx(-np.log2(probability[val]).sum() / n_bytes)
+    assert data.bytes_per_token == pytest.approx(n_bytes / len(val))
+
+
+def test_a_second_use_reads_the_cache_and_builds_nothing(
+    text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    first = prepare(files(text_file), tmp_path / "cache", context=8)
+    monkeypatch.setattr(cache, "_build", None)
+    again = prepare(files(text_file), tmp_path / "cache", context=8)
+    assert isinstance(again.train, np.memmap) and not again.train.flags.writeable
+    np.testing.assert_array_equal(first.train, again.train)
+    assert (again.unigram_bpb, again.fingerprint) == (first.unigram_bpb, fingerprint_of(files(text_file)))
+
+
+def test_the_fingerprint_writes_nothing(text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("NEXUS_ABLATE_CACHE", str(tmp_path / "cache"))
+    fingerprint_of(files(text_file))
+    assert not (tmp_path / "cache").exists()
+
+
+def test_the_cache_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch):
+    for name in ("NEXUS_ABLATE_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", "/home/someone")
+    assert cache.default_cache_dir() == Path("/home/someone/.cache/nexus-ablate")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
+    assert cache.default_cache_dir() == Path("/xdg/nexus-ablate")
+    monkeypatch.setenv("NEXUS_ABLATE_CACHE", "/own")
+    assert cache.default_cache_dir() == Path("/own")
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 1)
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-20] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("file", ["train.npy", "val.npy", "tokenizer.json", "manifest.json"])
+@pytest.mark.parametrize("damage", [truncate, flip, Path.unlink])
+def test_a_damaged_cache_is_rebuilt_and_never_used(text_file: Path, tmp_path: Path, file: str, damage: Any):
+    root = tmp_path / "cache"
+    chosen = files(text_file, tokenizer="char")
+    prepare(chosen, root, context=8)
+    directory = next(root.iterdir())
+    whole = {path.name: path.read_bytes() for path in directory.iterdir()}
+    damage(directory / file)
+    data = prepare(chosen, root, context=8)
+    assert text_of(data, data.train) + text_of(data, data.val["val"]) == TEXT
+    assert {path.name: path.read_bytes() for path in directory.iterdir()} == whole
+    assert list(root.iterdir()) == [directory]
+
+
+def test_a_changed_number_in_the_manifest_is_noticed(text_file: Path, tmp_path: Path):
+    good = prepare(files(text_file), tmp_path / "cache", context=8)
+    manifest = next(tmp_path.glob("cache/*/manifest.json"))
+    content = json.loads(manifest.read_text())
+    content["body"]["unigram_bpb"] = 1.0
+    manifest.write_text(json.dumps(content))
+    assert prepare(files(text_file), tmp_path / "cache", context=8).unigram_bpb == good.unigram_bpb
+
+
+def test_a_large_file_is_held_against_its_size(text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(cache, "_HASHED_BYTES", 100)
+    prepare(files(text_file), tmp_path / "cache", context=8)
+    truncate(next(tmp_path.glob("cache/*/train.npy")))
+    data = prepare(files(text_file), tmp_path / "cache", context=8)
+    assert text_of(data, data.train) == TEXT[: int(len(TEXT) * 0.9)]
+
+
+def test_many_small_pieces_are_the_tokens_of_one_large_piece(
+    text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    large = prepare(files(text_file), tmp_path / "a", context=8)
+    monkeypatch.setattr(cache, "_CHUNK", 7)
+    monkeypatch.setattr(corpus.FilesCorpus, "train_texts", lambda self: iter(TEXT[: int(len(TEXT) * 0.9)].split("\n")))
+    small = prepare(files(text_file), tmp_path / "b", context=8)
+    np.testing.assert_array_equal(large.train, small.train)
+
+
+def test_processes_that_build_the_cache_at_once_get_the_same_bytes(text_file: Path, tmp_path: Path):
+    code = f"""if True:
+        import sys, time
+        from pathlib import Path
+        from nexus_ablate.data import hash_tokens, prepare
+        from nexus_ablate.registry import Option
+        option = Option("files", {files(text_file, tokenizer="bpe", bpe_vocab=400).keys!r})
+        print("ready", flush=True)
+        sys.stdin.readline()
+        data = prepare(option, Path({str(tmp_path / "cache")!r}), context=8)
+        print(hash_tokens(data.train), hash_tokens(data.val["val"]), data.unigram_bpb)"""
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    workers = [subprocess.Popen([sys.executable, "-c", code], **pipes) for _ in range(4)]
+    for worker in workers:
+        assert worker.stdout is not None and worker.stdout.readline() == "ready\n"
+    for worker in workers:
+        assert worker.stdin is not None
+        worker.stdin.write("go\n")
+        worker.stdin.flush()
+    shown = {worker.communicate(timeout=60)[0] for worker in workers}
+    assert [worker.returncode for worker in workers] == [0] * 4 and len(shown) == 1
+    assert [path.name[0] != "." for path in (tmp_path / "cache").iterdir()] == [True]
+
+
+@pytest.mark.parametrize("torn", [False, True])
+def test_a_process_that_comes_second_uses_what_is_valid_and_replaces_what_is_torn(
+    text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torn: bool
+):
+    root, real, winner = tmp_path / "cache", corpus.FilesCorpus.val_texts, []
+
+    def another_process_first(self: corpus.FilesCorpus) -> Iterator[str]:
+        monkeypatch.setattr(corpus.FilesCorpus, "val_texts", real)
+        prepare(files(text_file), root, context=8)
+        winner.append(next(path for path in root.iterdir() if path.name[0] != ".") / "train.npy")
+        if torn:
+            truncate(winner[0])
+        winner.append(winner[0].stat().st_ino)
+        return real(self)
+
+    monkeypatch.setattr(corpus.FilesCorpus, "val_texts", another_process_first)
+    data = prepare(files(text_file), root, context=8)
+    assert (winner[0].stat().st_ino == winner[1]) is not torn
+    assert text_of(data, data.train) == TEXT[: int(len(TEXT) * 0.9)] and data.name == "files"
+    assert [path.name for path in root.iterdir()] == [winner[0].parent.name]
+
+
+def test_an_interrupted_build_leaves_nothing_that_could_be_used(
+    text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    root, real, seen = tmp_path / "cache", corpus.FilesCorpus.val_texts, []
+
+    def interrupted(self: corpus.FilesCorpus) -> Iterator[str]:
+        seen.extend(path.name for path in root.iterdir())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(corpus.FilesCorpus, "val_texts", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(files(text_file), root, context=8)
+    assert len(seen) == 1 and seen[0].startswith(".")  # half-made, the tokens bear another name
+    assert list(root.iterdir()) == []
+    monkeypatch.setattr(corpus.FilesCorpus, "val_texts", real)
+    assert prepare(files(text_file), root, context=8)
+
+
+def test_an_unwritable_cache_is_a_storage_error_that_names_it(text_file: Path, tmp_path: Path):
+    blocked = text_file / "cache"
+    with pytest.raises(StorageError) as caught:
+        prepare(files(text_file), blocked, context=8)
+    assert str(blocked) in str(caught.value) and "NEXUS_ABLATE_CACHE" in str(caught.value)
+
+
+def test_a_full_disk_is_a_storage_error_and_leaves_nothing(
+    text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(cache.os, "fsync", full)
+    with pytest.raises(StorageError) as caught:
+        prepare(files(text_file), tmp_path / "cache", context=8)
+    assert "No space left" in str(caught.value) and list((tmp_path / "cache").iterdir()) == []

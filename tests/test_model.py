@@ -1,0 +1,249 @@
+import itertools
+
+import pytest
+import torch
+from options import ALL, EVERY_OPTION, option_pairs
+
+from nexus_ablate.axes.roles import parameter_roles
+from nexus_ablate.errors import UserError
+from nexus_ablate.measure.counts import flops_per_token, parameters
+from nexus_ablate.model import AttentionCore, build_model, meta_model
+
+TOKENS = torch.randint(0, 11, (2, 8), generator=torch.Generator().manual_seed(0))
+PAIRS = option_pairs()
+
+
+def build(tiny, *overrides):
+    return build_model(tiny(*overrides), vocab_size=11)
+
+
+def buildable(tiny, overrides):
+    """The model, or None where the options refuse each other."""
+    try:
+        return build(tiny, *overrides)
+    except UserError:
+        return None
+
+
+def after_a_step(model):
+    """Logits after one step of gradient descent: what tells apart options that start equal."""
+    loss = torch.nn.functional.cross_entropy(model(TOKENS[:, :-1]).flatten(0, 1), TOKENS[:, 1:].flatten())
+    loss.backward()
+    with torch.no_grad():
+        for p in model.parameters():
+            p -= 0.5 * p.grad
+    return model(TOKENS)
+
+
+SWITCHES = {
+    "bias": ["off", "on"],
+    "norm_bias": ["off", "on"],
+    "d_ff_ratio": ["2", "4", "8/3"],
+    "final_norm": ["off", "on"],
+    "embed_scale": ["off", "sqrt_d", "learned"],
+    "tie_embeddings": ["off", "on"],
+    "model.n_layers": ["1", "2"],
+    "model.n_heads": ["2", "4"],
+    "model.head_dim": ["auto", "4"],
+    "norm.eps": ["1e-6", "1e-2"],
+    "position.theta": ["100", "10000"],
+    "position.fraction": ["0.5", "1"],
+    "position.pairing": ["half", "interleaved"],
+    "init.std": ["0.02", "0.1"],
+    "seed": ["0", "1"],
+}
+
+
+@pytest.mark.parametrize(
+    ("axis", "a", "b"), [(axis, a, b) for axis, names in ALL.items() for a, b in itertools.combinations(names, 2)]
+)
+def test_every_option_changes_the_model(tiny, axis, a, b):
+    first, second = after_a_step(build(tiny, f"{axis}={a}")), after_a_step(build(tiny, f"{axis}={b}"))
+    assert (first - second).abs().max() > 1e-5
+
+
+@pytest.mark.parametrize(
+    ("key", "a", "b"), [(k, a, b) for k, values in SWITCHES.items() for a, b in itertools.combinations(values, 2)]
+)
+def test_every_switch_and_key_changes_the_model(tiny, key, a, b):
+    extra = ["init=gpt2"] if key.startswith("init") else []
+    first, second = (after_a_step(build(tiny, *extra, f"{key}={value}")) for value in (a, b))
+    assert not torch.equal(first, second)
+
+
+def test_rope_forms_are_the_declared_equivalence(tiny):
+    """The one key that may change nothing: two ways to compute the same rotation."""
+    real, imaginary = (build(tiny, f"position.form={form}")(TOKENS) for form in ("real", "complex"))
+    torch.testing.assert_close(real, imaginary, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("overrides", PAIRS, ids=",".join)
+def test_no_logit_sees_a_later_token(tiny, overrides):
+    """By gradients: exactly 0 after t, not 0 at t. In evaluation mode; the leak of BatchNorm in training is below."""
+    model = buildable(tiny, overrides)
+    if model is None:
+        return
+    model.eval()
+    grads = token_gradients(model, t=4)
+    assert torch.equal(grads[:, 5:], torch.zeros_like(grads[:, 5:]))
+    assert (grads[:, 4] != 0).any()
+
+
+def token_gradients(model, t):
+    """d(sum of logits at t) / d(embedding of each token): (B, T)."""
+    outputs = []
+
+    def keep(module, inputs, output):
+        output.retain_grad()
+        outputs.append(output)
+
+    handle = model.embedding.register_forward_hook(keep)
+    (model(TOKENS)[:, t] ** 2).sum().backward()
+    handle.remove()
+    return outputs[0].grad.abs().sum(-1)
+
+
+def test_batch_norm_leaks_the_future_in_training_and_only_there(tiny):
+    model = build(tiny, "norm=batch")
+    assert (token_gradients(model.train(), t=4)[:, 5:] != 0).any()
+    assert torch.equal(token_gradients(model.eval(), t=4)[:, 5:], torch.zeros(2, 3))
+
+
+@pytest.mark.parametrize("overrides", PAIRS, ids=",".join)
+def test_fused_attention_equals_the_plain_path(tiny, overrides):
+    model = buildable(tiny, overrides)
+    if model is None:
+        return
+    model.eval()
+    fused = model(TOKENS)
+    for module in model.modules():
+        if isinstance(module, AttentionCore):
+            module.fused = False
+    torch.testing.assert_close(model(TOKENS), fused, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("overrides", PAIRS, ids=",".join)
+def test_every_parameter_learns_and_every_option_pair_stays_finite(tiny, overrides):
+    model = buildable(tiny, overrides)
+    if model is None:
+        return
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    moved = dict.fromkeys(dict(model.named_parameters()), False)
+    for _ in range(5):
+        loss = torch.nn.functional.cross_entropy(model(TOKENS[:, :-1]).flatten(0, 1), TOKENS[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        moved |= {n: True for n, p in model.named_parameters() if p.grad is not None and p.grad.abs().max() > 0}
+        optimizer.step()
+    assert torch.isfinite(loss)
+    assert not [name for name, did in moved.items() if not did]
+
+
+@pytest.mark.parametrize("overrides", PAIRS, ids=",".join)
+def test_weights_read_back_give_the_same_logits(tiny, overrides):
+    model = buildable(tiny, overrides)
+    if model is None:
+        return
+    after_a_step(model)
+    other = build(tiny, *overrides, "seed=7")
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(other.eval()(TOKENS), model.eval()(TOKENS))
+
+
+def test_arms_share_z_wherever_name_and_shape_agree(tiny):
+    base = build(tiny)
+    for option in EVERY_OPTION:
+        arm = buildable(tiny, [option])
+        if arm is None:
+            continue
+        shared = base.z_hashes.keys() & arm.z_hashes.keys()
+        shapes = {n: p.shape for n, p in base.named_parameters()}
+        agree = [n for n in shared if shapes[n] == dict(arm.named_parameters())[n].shape]
+        assert agree
+        assert all(base.z_hashes[n] == arm.z_hashes[n] for n in agree), option
+
+
+def test_another_seed_is_another_z_everywhere(tiny):
+    first, second = build(tiny).z_hashes, build(tiny, "seed=1").z_hashes
+    assert all(first[name] != second[name] for name in first)
+    assert len(set(first.values())) == len(first)  # and no two parameters share one
+
+
+def test_initial_values_are_gain_times_z(tiny):
+    plain, wide = build(tiny, "init=gpt2"), build(tiny, "init=gpt2", "init.std=0.04")
+    for (name, a), (_, b) in zip(plain.named_parameters(), wide.named_parameters(), strict=True):
+        if a.ndim > 1:
+            torch.testing.assert_close(b, 2 * a, msg=name)
+
+
+def test_gpt2_init_divides_branch_outputs_by_sqrt_2l(tiny):
+    model = build_model(tiny("model.d_model=128", "model.n_layers=4", "init=gpt2", "ffn=gelu"))
+    assert model.blocks[0].attn.query.weight.std().item() == pytest.approx(0.02, rel=0.03)
+    for out in (model.blocks[3].attn.out, model.blocks[0].ffn.down):
+        assert out.weight.std().item() == pytest.approx(0.02 / 8**0.5, rel=0.03)
+
+
+def test_xavier_init_has_the_published_variance(tiny):
+    model = build_model(tiny("model.d_model=128", "init=xavier", "ffn=gelu"))
+    assert model.blocks[0].ffn.up.weight.std().item() == pytest.approx((2 / (128 + 512)) ** 0.5, rel=0.03)
+    assert model.embedding.weight.std().item() == pytest.approx(128**-0.5, rel=0.03)
+
+
+def test_bias_off_leaves_no_bias_in_any_linear_map_and_on_puts_one_where_it_acts(tiny):
+    without = {n for n, _ in build(tiny, "bias=off").named_parameters()}
+    with_bias = {n for n, _ in build(tiny, "bias=on").named_parameters()}
+    assert not [n for n in without if n.endswith("bias")]
+    added = {n.removeprefix("blocks.0.") for n in with_bias - without if n.startswith("blocks.0.")}
+    assert added == {f"attn.{p}.bias" for p in ("query", "key", "value", "out")} | {
+        f"ffn.{p}.bias" for p in ("gate", "up", "down")
+    }
+
+
+def test_a_key_bias_that_softmax_would_ignore_is_left_out(tiny):
+    names = {n for n, _ in build(tiny, "bias=on", "position=alibi").named_parameters()}
+    assert "blocks.0.attn.query.bias" in names
+    assert "blocks.0.attn.key.bias" not in names
+
+
+def test_tied_embeddings_are_one_parameter(tiny):
+    tied, untied = build(tiny, "tie_embeddings=on"), build(tiny, "tie_embeddings=off")
+    assert parameters(untied)[0] - parameters(tied)[0] == 11 * 16
+    assert parameter_roles(untied)["head.weight"] == "head"
+
+
+@pytest.mark.parametrize("size", ["nano", "micro", "small"])
+def test_the_sizes_are_what_they_say(size):
+    from nexus_ablate.composition import compose
+
+    everything, without_tables = parameters(
+        meta_model(compose([f"model={size}", "ffn=gelu", "position=learned"]), 50257)
+    )
+    expected = {"nano": 0.79e6, "micro": 10.6e6, "small": 85e6}[size]
+    assert without_tables == pytest.approx(expected, rel=0.01)
+    if size == "small":
+        assert everything == pytest.approx(124e6, rel=0.01)
+
+
+def test_flops_are_three_times_the_forward_matrix_products(tiny):
+    config = tiny("ffn=gelu")
+    D, F, T, V, L = 16, 64, 8, 11, 2
+    forward = L * (2 * 4 * D * D + 2 * 2 * D * F + 2 * 2 * T * D) + 2 * D * V
+    assert flops_per_token(config, 11) == 3 * forward
+
+
+def test_dropout_acts_in_training_only(tiny):
+    model = build(tiny, "model.dropout=0.5")
+    torch.manual_seed(0)
+    first = model.train()(TOKENS)
+    assert not torch.equal(first, model(TOKENS))
+    assert torch.equal(model.eval()(TOKENS), build(tiny).eval()(TOKENS))
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_attention_rows_are_weights_over_the_past(tiny, fused):
+    model = build(tiny, "position=alibi")
+    core = model.blocks[0].attn.core
+    q = torch.randn(1, 2, 5, 8)
+    weights = core.weights(q, q, model.position.score_bias(5, 0))
+    torch.testing.assert_close(weights.sum(-1), torch.ones(1, 2, 5))
+    assert torch.equal(weights, weights.tril())

@@ -1,0 +1,117 @@
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from nexus_ablate.axes.norm import NORMS, DynamicTanh
+from nexus_ablate.config import default_option
+
+
+def build(name, width=8, bias=False, site="ffn", **keys):
+    option = default_option("norm", name)
+    option.keys |= keys
+    return NORMS.build(option, width, bias, site)
+
+
+@pytest.fixture
+def x():
+    return torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0)) * 3 + 1
+
+
+def randomise(module):
+    with torch.no_grad():
+        for i, p in enumerate(module.parameters()):
+            p.copy_(torch.randn(p.shape, generator=torch.Generator().manual_seed(i)))
+    return module
+
+
+def test_layer_is_torch_s_layer_norm(x):
+    ours, theirs = randomise(build("layer", bias=True)), nn.LayerNorm(8, eps=1e-5)
+    theirs.weight, theirs.bias = ours.gain, ours.bias
+    torch.testing.assert_close(ours(x), theirs(x), rtol=0, atol=1e-6)
+
+
+def test_rms_is_torch_s_rms_norm(x):
+    ours, theirs = randomise(build("rms")), nn.RMSNorm(8, eps=1e-6)
+    theirs.weight = ours.gain
+    torch.testing.assert_close(ours(x), theirs(x), rtol=0, atol=1e-6)
+
+
+def test_rms_eps_stands_inside_the_root():
+    small = torch.full((1, 4), 1e-3)
+    expected = 1e-3 / math.sqrt(1e-6 + 1e-5)  # the collapse of small inputs that eps outside does not have
+    torch.testing.assert_close(build("rms", width=4, eps=1e-5)(small), torch.full((1, 4), expected))
+
+
+def test_batch_is_torch_s_batch_norm_in_both_modes_and_keeps_its_running_statistics(x):
+    ours, theirs = randomise(build("batch", bias=True)), nn.BatchNorm1d(8, eps=1e-5, momentum=0.1)
+    theirs.weight, theirs.bias = ours.gain, ours.bias
+    for _ in range(3):
+        torch.testing.assert_close(ours(x), theirs(x.flatten(0, 1)).view_as(x), rtol=0, atol=1e-5)
+    torch.testing.assert_close(ours.running_mean, theirs.running_mean)
+    torch.testing.assert_close(ours.running_var, theirs.running_var)
+    ours.eval(), theirs.eval()
+    torch.testing.assert_close(ours(x), theirs(x.flatten(0, 1)).view_as(x), rtol=0, atol=1e-5)
+
+
+def test_scale_is_the_authors_definition(x):
+    norm = build("scale")
+    assert norm.gain.item() == pytest.approx(math.sqrt(8))
+    torch.testing.assert_close(norm(x), math.sqrt(8) * nn.functional.normalize(x, dim=-1, eps=1e-5))
+
+
+def test_scale_equals_rms_with_a_scalar_gain(x):
+    torch.testing.assert_close(build("scale")(x), build("rms", eps=1e-30)(x))
+
+
+def test_dyt_is_gain_times_tanh_of_alpha_x_plus_bias(x):
+    norm = randomise(build("dyt", bias=True))
+    torch.testing.assert_close(norm(x), norm.gain * torch.tanh(norm.alpha * x) + norm.bias)
+
+
+@pytest.mark.parametrize(
+    ("width", "attn", "other"), [(128, 1.0, 1.0), (2048, 1.0, 0.5), (4096, 0.8, 0.2), (8192, 0.2, 0.05)]
+)
+def test_dyt_starts_at_the_published_alpha_of_its_width_and_site(width, attn, other):
+    assert build("dyt", width=width, site="attn").alpha.item() == pytest.approx(attn)
+    assert build("dyt", width=width, site="final").alpha.item() == pytest.approx(other)
+
+
+def test_dyt_takes_the_alpha_that_is_asked_for():
+    assert build("dyt", alpha_attn=0.3, site="attn").alpha.item() == pytest.approx(0.3)
+    assert isinstance(build("dyt", alpha_other=0.7), DynamicTanh)
+    assert build("dyt", alpha_other=0.7).alpha.item() == pytest.approx(0.7)
+
+
+def test_none_is_the_identity(x):
+    assert torch.equal(build("none")(x), x)
+    assert not list(build("none").parameters())
+
+
+@pytest.mark.parametrize("name", ["layer", "rms", "scale", "batch", "dyt"])
+def test_bias_adds_a_vector_of_zeros_and_nothing_else(name, x):
+    without, with_bias = build(name, bias=False), build(name, bias=True)
+    assert {n for n, _ in with_bias.named_parameters()} - {n for n, _ in without.named_parameters()} == {"bias"}
+    assert torch.equal(without(x), with_bias(x))
+
+
+@pytest.mark.parametrize("name", ["layer", "rms", "scale"])
+def test_the_norm_does_not_see_the_scale_of_its_input(name, x):
+    torch.testing.assert_close(build(name)(x * 7), build(name)(x), rtol=0, atol=1e-4)
+
+
+def test_layer_ignores_a_shift_and_rms_does_not(x):
+    torch.testing.assert_close(build("layer")(x + 5), build("layer")(x), rtol=0, atol=1e-5)
+    assert (build("rms")(x + 5) - build("rms")(x)).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("name", ["layer", "rms", "scale", "batch", "dyt"])
+def test_fp32_off_takes_statistics_in_the_low_precision(name):
+    x = (torch.randn(4, 64, generator=torch.Generator().manual_seed(1)) * 3).bfloat16().float()
+    exact = build(name, width=64)(x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        kept, lowered = build(name, width=64, fp32=True)(x), build(name, width=64, fp32=False)(x)
+    assert torch.equal(kept.float(), exact)
+    assert lowered.dtype == torch.bfloat16
+    assert 0 < (lowered.float() - exact).abs().max() < 0.2

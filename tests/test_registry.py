@@ -1,0 +1,88 @@
+import pytest
+
+import nexus_ablate.model  # registers every option
+from nexus_ablate.axes.attention import GATES, NORMALIZERS, QK_NORMS, SCORES
+from nexus_ablate.axes.ffn import FFNS
+from nexus_ablate.axes.init import INITS
+from nexus_ablate.axes.norm import NORMS
+from nexus_ablate.axes.placement import PLACEMENTS
+from nexus_ablate.axes.position import POSITIONS
+from nexus_ablate.config import AXES, OPTION_GROUPS
+from nexus_ablate.errors import ConfigError
+from nexus_ablate.registry import Option, Registry, check_option, option_files, read_option_file
+
+REGISTRIES = {r.axis: r for r in (NORMS, PLACEMENTS, POSITIONS, SCORES, NORMALIZERS, QK_NORMS, GATES, FFNS, INITS)}
+
+
+@pytest.mark.parametrize("axis", AXES)
+def test_every_yaml_has_a_class_of_its_name_and_every_class_a_yaml(axis):
+    assert set(REGISTRIES[axis].names()) == set(option_files(axis)) - {"auto"}
+
+
+@pytest.mark.parametrize(("axis", "name"), [(a, n) for a in AXES for n in option_files(a) if n != "auto"])
+def test_yaml_keys_are_exactly_the_class_s_keyword_only_arguments(axis, name):
+    assert REGISTRIES[axis].keys_of(name) == set(option_files(axis)[name].keys)
+
+
+@pytest.mark.parametrize(("axis", "name"), [(a, n) for a in AXES for n in option_files(a) if n != "auto"])
+def test_no_option_key_has_a_default_in_python(axis, name):
+    import inspect
+
+    for parameter in inspect.signature(REGISTRIES[axis].get(name)).parameters.values():
+        assert parameter.kind is not inspect.Parameter.KEYWORD_ONLY or parameter.default is inspect.Parameter.empty
+
+
+@pytest.mark.parametrize("axis", OPTION_GROUPS)
+def test_every_option_says_what_it_is_and_what_its_keys_mean(axis):
+    for option in option_files(axis).values():
+        assert len(option.summary) > 20
+        assert all(key.meaning for key in option.keys.values()), option.name
+
+
+@pytest.mark.parametrize("axis", AXES)
+def test_every_architecture_option_names_its_source(axis):
+    plain = ("none", "auto")
+    for option in option_files(axis).values():
+        assert option.name in plain or any(c.isdigit() for c in option.summary), f"{axis}={option.name} cites nothing"
+
+
+def test_a_name_is_registered_once():
+    registry: Registry[object] = Registry("norm")
+    registry.register("x")(object)
+    with pytest.raises(ValueError, match="twice"):
+        registry.register("x")(object)
+
+
+def test_a_class_that_does_not_take_the_keys_of_its_yaml_is_refused():
+    class Wrong:
+        def __init__(self, *, epsilon): ...
+
+    registry: Registry[object] = Registry("norm")
+    registry.register("rms")(Wrong)
+    with pytest.raises(ConfigError, match="disagree"):
+        registry.build(Option("rms", {"eps": 1e-6}))
+
+
+def test_an_unknown_option_or_key_is_refused_with_the_nearest_one():
+    with pytest.raises(ConfigError, match="did you mean 'rms'"):
+        check_option("norm", {"name": "rmss"})
+    with pytest.raises(ConfigError, match=r"did you mean 'norm\.eps'"):
+        check_option("norm", {"name": "rms", "epz": 1.0, "fp32": True})
+
+
+def test_an_option_file_whose_key_has_no_constraint_is_refused(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("# My norm, 2026.\nname: mine\neps: 1.0e-6\n")
+    with pytest.raises(ConfigError, match="no constraint"):
+        read_option_file("norm", path)
+
+
+def test_an_option_file_must_carry_its_own_name(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("# My norm, 2026.\nname: yours\n")
+    with pytest.raises(ConfigError, match="name: mine"):
+        read_option_file("norm", path)
+
+
+def test_model_module_is_what_registers_everything():
+    assert nexus_ablate.model.NORMS is NORMS

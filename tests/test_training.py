@@ -1,0 +1,347 @@
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from nexus_ablate import errors
+from nexus_ablate.composition import compose
+from nexus_ablate.errors import Diverged, Preempted
+from nexus_ablate.runs import read_jsonl, read_run
+from nexus_ablate.training import checkpoint
+from nexus_ablate.training.session import train
+from nexus_ablate.training.trainer import Trainer
+
+CONTRACT = """val_loss val_bpb best_val_loss params params_non_embedding flops_per_token tokens seconds
+tokens_per_second peak_memory_bytes arm_hash batch_hash init_hash eval_hash""".split()
+FILES = """config.yaml overrides.txt env.json status.json metrics.jsonl probes.jsonl summary.json log.txt
+checkpoints""".split()
+CLOCK = {"seconds", "tokens_per_second", "mfu"}
+
+
+def run(overrides):
+    return train(compose(overrides), overrides, quiet=True)
+
+
+def rows(path, name="metrics.jsonl"):
+    """A log without what the clock decides."""
+    return [{k: v for k, v in row.items() if k not in CLOCK} for row in read_jsonl(path / name)]
+
+
+def weights(path):
+    loaded = checkpoint.load_newest(path / "checkpoints")
+    return loaded.tensors["model"]
+
+
+def same_weights(a, b):
+    first, second = weights(a), weights(b)
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+class Stopped(Exception):
+    """What the tests stop a run with, as a crash would."""
+
+
+def stop_after(monkeypatch, step, error=Stopped):
+    """Let training stop after a step: as a crash (an exception between two steps), before it is saved."""
+    advance = Trainer._advance
+
+    def stopping(self):
+        if self.progress.step == step:
+            raise error(f"stopped at {step}")
+        return advance(self)
+
+    monkeypatch.setattr(Trainer, "_advance", stopping)
+    return lambda: monkeypatch.setattr(Trainer, "_advance", advance)
+
+
+def test_a_run_ends_finished_with_every_key_of_the_contract(tiny_run):
+    outcome = run(tiny_run())
+    record = read_run(outcome.path)
+    assert record.state == "finished"
+    assert not [key for key in CONTRACT if record.summary.get(key) is None]
+    names = {p.name for p in outcome.path.iterdir()}
+    assert names >= set(FILES)
+    assert outcome.path.relative_to(outcome.path.parents[2]).parts[0] == "scratch"
+    assert all(list(row)[:4] == ["step", "tokens", "flops", "seconds"] for row in record.metrics() + record.probes())
+    assert math.isclose(record.summary["val_loss"], record.metrics()[-1]["val/loss"])
+
+
+def test_a_run_learns(tiny_run):
+    losses = [
+        row["val/loss"] for row in rows(run(tiny_run("train.steps=60", "optim.lr=1e-2")).path) if "val/loss" in row
+    ]
+    assert losses[-1] < losses[0] - 0.5
+
+
+def test_two_equal_runs_are_bit_identical(tiny_run, tmp_path):
+    first = run(tiny_run("model.dropout=0.2"))
+    second = run(tiny_run("model.dropout=0.2", f"runs_dir={tmp_path / 'other'}"))
+    assert first.path.name == second.path.name
+    assert rows(first.path) == rows(second.path)
+    assert rows(first.path, "probes.jsonl") == rows(second.path, "probes.jsonl")
+    assert same_weights(first.path, second.path)
+
+
+def test_another_seed_is_another_run(tiny_run):
+    first, second = run(tiny_run()), run(tiny_run("seed=1"))
+    assert first.summary["batch_hash"] != second.summary["batch_hash"]
+    assert first.summary["init_hash"] != second.summary["init_hash"]
+    assert first.summary["arm_hash"] == second.summary["arm_hash"]
+    assert first.summary["eval_hash"] == second.summary["eval_hash"]
+
+
+def test_all_arms_see_the_same_batches_and_validate_on_the_same_tokens(tiny_run):
+    base = run(tiny_run()).path
+    for arm in (
+        ["norm=layer", "bias=on"],
+        ["placement=deepnorm"],
+        ["position=alibi", "ffn=gelu"],
+        ["train.grad_accum=2", "train.batch_size=2"],
+    ):
+        other = run(tiny_run(*arm))
+        assert [r.get("batch_hash") for r in rows(base)] == [r.get("batch_hash") for r in rows(other.path)], arm
+        assert other.summary["eval_hash"] == read_run(base).summary["eval_hash"]
+
+
+@pytest.mark.parametrize("toggle", ["probe=off", "train.log_every=7", "train.checkpoint_every=3", "train.keep=1"])
+def test_watching_a_run_does_not_change_it(tiny_run, tmp_path, toggle):
+    plain = run(tiny_run())
+    watched = run(tiny_run(toggle, f"runs_dir={tmp_path / 'other'}"))
+    assert watched.summary["val_loss"] == plain.summary["val_loss"]
+    assert same_weights(plain.path, watched.path)
+
+
+@pytest.mark.parametrize("step", [0, 1, 5, 7, 10, 19])
+def test_resume_equals_uninterrupted_bit_by_bit(tiny_run, tmp_path, monkeypatch, step):
+    whole = run(tiny_run("model.dropout=0.1"))
+    overrides = tiny_run("model.dropout=0.1", f"runs_dir={tmp_path / 'other'}")
+    undo = stop_after(monkeypatch, step)
+    with pytest.raises(Stopped):
+        run(overrides)
+    undo()
+    resumed = run(overrides)
+    assert resumed.path.name == whole.path.name
+    assert rows(resumed.path) == rows(whole.path)
+    assert rows(resumed.path, "probes.jsonl") == rows(whole.path, "probes.jsonl")
+    assert same_weights(resumed.path, whole.path)
+    assert {k: v for k, v in resumed.summary.items() if "second" not in k and "memory" not in k} == {
+        k: v for k, v in whole.summary.items() if "second" not in k and "memory" not in k
+    }
+
+
+@pytest.mark.parametrize("lost", ["moments", "interval", "batch_hash"])
+def test_a_resume_that_forgot_something_would_be_seen(tiny_run, tmp_path, monkeypatch, lost):
+    """The control of the test above: with a part of the checkpoint dropped, the runs differ."""
+    whole = run(tiny_run("train.log_every=3"))
+    overrides = tiny_run("train.log_every=3", f"runs_dir={tmp_path / 'other'}")
+    undo = stop_after(monkeypatch, 7)
+    with pytest.raises(Stopped):
+        run(overrides)
+    undo()
+    load = checkpoint.load_newest
+
+    def forgetful(path):
+        loaded = load(path)
+        if lost == "moments":
+            for name, tensor in loaded.tensors["optimizer"].items():
+                if name.endswith("exp_avg"):
+                    tensor.zero_()
+        elif lost == "interval":
+            loaded.state["progress"]["interval_loss"] = 0.0
+        else:
+            loaded.state["progress"]["batch_hash"] = ""
+        return loaded
+
+    monkeypatch.setattr(checkpoint, "load_newest", forgetful)
+    resumed = run(overrides)
+    monkeypatch.setattr(checkpoint, "load_newest", load)
+    assert rows(resumed.path) != rows(whole.path)
+
+
+def test_gradient_accumulation_is_the_same_step(tiny_run):
+    whole = run(tiny_run("train.steps=5"))
+    parts = run(tiny_run("train.steps=5", "train.grad_accum=2", "train.batch_size=2"))
+    assert parts.summary["val_loss"] == pytest.approx(whole.summary["val_loss"], abs=1e-5)
+
+
+def test_a_finished_run_asked_for_again_prints_its_result_and_is_not_touched(tiny_run):
+    first = run(tiny_run())
+    before = {p: p.stat().st_mtime_ns for p in first.path.rglob("*")}
+    again = run(tiny_run())
+    assert again.told_before
+    assert again.summary == read_run(first.path).summary
+    assert {p: p.stat().st_mtime_ns for p in first.path.rglob("*")} == before
+
+
+def test_rerun_trains_a_sibling_and_leaves_the_first(tiny_run):
+    first = run(tiny_run())
+    again = run(tiny_run("rerun=on"))
+    assert again.path.name == first.path.name + "-r2"
+    assert again.summary["val_loss"] == first.summary["val_loss"]
+
+
+def test_a_failed_run_is_retried_when_asked_for_again(tiny_run, monkeypatch):
+    undo = stop_after(monkeypatch, 3)
+    with pytest.raises(Stopped):
+        run(tiny_run())
+    undo()
+    path = next(p.parent for p in (run_dir(tiny_run).rglob("status.json")))
+    record = read_run(path)
+    assert record.state == "failed"
+    assert "stopped at 3" in record.status["reason"]
+    assert "Traceback" in record.status["traceback"]
+    assert run(tiny_run()).status == errors.OK
+
+
+def run_dir(tiny_run):
+    from pathlib import Path
+
+    return Path(next(o for o in tiny_run() if o.startswith("runs_dir=")).removeprefix("runs_dir="))
+
+
+@pytest.mark.parametrize("what", ["loss", "gradient"])
+def test_a_non_finite_number_stops_the_run_before_the_optimizer_step(tiny_run, monkeypatch, what):
+    poisoned_weights = []
+
+    def poison(self, rows, loss_of=Trainer._loss):
+        loss = loss_of(self, rows)
+        if self.progress.step == 6 and self.model.training:
+            poisoned_weights.append({n: p.detach().clone() for n, p in self.model.named_parameters()})
+            poisoned_weights.append(self.model)
+            if what == "loss":
+                return loss * math.nan
+            self.model.blocks[1].ffn.up.weight.register_hook(lambda g: g * math.inf)
+        return loss
+
+    monkeypatch.setattr(Trainer, "_loss", poison)
+    with pytest.raises(Diverged, match="step 7") as stopped:
+        run(tiny_run())
+    assert ("block_001/ffn" in str(stopped.value)) == (what == "gradient")
+    before, model = poisoned_weights
+    assert all(torch.equal(before[n], p) for n, p in model.named_parameters())
+    record = read_run(next(run_dir(tiny_run).rglob("status.json")).parent)
+    assert record.state == "diverged"
+    assert "step 7" in record.status["reason"]
+    assert record.summary is None
+    assert all(torch.isfinite(t).all() for t in weights(record.path).values())
+
+
+def test_a_diverged_run_asked_for_again_says_so_and_is_not_trained(tiny_run):
+    overrides = tiny_run("optim.lr=1e30", "optim.clip=off", "norm=none", "train.steps=40")
+    with pytest.raises(Diverged):
+        run(overrides)
+    with pytest.raises(Diverged, match="rerun=on"):
+        run(overrides)
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2"])
+def test_a_signal_saves_the_step_and_the_run_goes_on_later(tiny_run, tmp_path, monkeypatch, name):
+    whole = run(tiny_run())
+    overrides = tiny_run(f"runs_dir={tmp_path / 'other'}", "train.checkpoint_every=1000")
+    advance = Trainer._advance
+
+    def signalled(self):
+        if self.progress.step == 8:
+            os.kill(os.getpid(), getattr(signal, name))
+            os.kill(os.getpid(), getattr(signal, name))  # doubled
+        return advance(self)
+
+    monkeypatch.setattr(Trainer, "_advance", signalled)
+    with pytest.raises(Preempted, match=f"{name} at step 9") as stopped:
+        run(overrides)
+    assert stopped.value.status == 75
+    monkeypatch.setattr(Trainer, "_advance", advance)
+    path = next((tmp_path / "other").rglob("status.json")).parent
+    assert read_run(path).state == "preempted"
+    resumed = run(overrides)
+    assert rows(resumed.path) == rows(whole.path)
+    assert same_weights(resumed.path, whole.path)
+
+
+def test_budget_in_tokens_or_flops_is_the_same_run_length(tiny_run):
+    steps = lambda *o: run([x for x in tiny_run(*o) if x != "train.steps=20"]).summary  # noqa: E731
+    by_tokens = steps("train.tokens=300")  # 4 x 8 tokens a step
+    assert by_tokens["steps"] == 10
+    by_flops = steps(f"train.flops={10 * 32 * by_tokens['flops_per_token']}")
+    assert by_flops["steps"] == 10
+    assert by_flops["val_loss"] == by_tokens["val_loss"]
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_low_precision_trains_close_to_float32(tiny_run, precision):
+    exact, low = run(tiny_run()).summary, run(tiny_run(f"train.precision={precision}")).summary
+    assert low["val_loss"] == pytest.approx(exact["val_loss"], abs=0.05)
+    assert low["val_loss"] != exact["val_loss"]
+
+
+def test_weights_stay_float32_in_low_precision(tiny_run):
+    outcome = run(tiny_run("train.precision=bf16"))
+    assert {t.dtype for t in weights(outcome.path).values()} == {torch.float32}
+
+
+def test_a_device_that_is_not_there_is_refused_before_a_directory_is_made(tiny_run):
+    with pytest.raises(errors.ConfigError, match=r"train\.device"):
+        run(tiny_run("train.device=cuda:7"))
+    assert not run_dir(tiny_run).exists()
+
+
+def test_rows_hold_what_the_first_version_of_the_panel_promises(tiny_run):
+    last = rows(run(tiny_run()).path)[-1]
+    for name in (
+        "train/loss",
+        "train/bpb",
+        "lr",
+        "grad_norm/global",
+        "grad_norm/block_001/ffn",
+        "val/loss",
+        "val/bpb",
+        "batch_hash",
+    ):
+        assert name in last, name
+    assert "weight_rms/block_000" in last
+    assert "act/resid/kurtosis_token" in last
+
+
+def test_training_loss_is_the_mean_since_the_row_before(tiny_run, tmp_path):
+    every = [row["train/loss"] for row in rows(run(tiny_run()).path) if "train/loss" in row]
+    by_five = rows(run(tiny_run("train.log_every=5", f"runs_dir={tmp_path / 'other'}")).path)
+    assert [r["train/loss"] for r in by_five if "train/loss" in r] == pytest.approx(
+        [sum(every[i : i + 5]) / 5 for i in (0, 5, 10, 15)]
+    )
+
+
+def test_init_is_recorded_parameter_by_parameter(tiny_run):
+    outcome = run(tiny_run())
+    recorded = json.loads((outcome.path / "init.json").read_text())
+    assert set(recorded) == {n for n, t in weights(outcome.path).items() if t.ndim > 1}
+
+
+@pytest.mark.slow
+def test_kill_9_at_any_time_loses_at_most_the_steps_since_the_last_checkpoint(tiny_run, tmp_path):
+    """Real processes, killed at several times, started again until finished: bit-identical to the undisturbed run."""
+    import time
+
+    whole = run(tiny_run("train.steps=300"))
+    overrides = tiny_run("train.steps=300", f"runs_dir={tmp_path / 'other'}")
+    command = [sys.executable, "-m", "nexus_ablate", *overrides]
+    kills = 0
+    for delay in (0.0, 0.1, 0.25, 0.5, 0.2, 0.1, 0.4):
+        process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+        while process.poll() is None and not list((tmp_path / "other").rglob("step_*")):
+            time.sleep(0.01)
+        time.sleep(delay)
+        if process.poll() is None:
+            process.kill()
+            kills += 1
+        process.wait()
+    assert kills >= 3
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    path = next((tmp_path / "other").rglob("status.json")).parent
+    assert rows(path) == rows(whole.path)
+    assert same_weights(path, whole.path)
