@@ -103,6 +103,12 @@ class Resolved:
     final_norm: bool
     embed_scale: str
     init: Option
+    qk_norm: Option
+    qkv_bias: bool
+    attn_out_bias: bool
+    ffn_bias: bool
+    n_kv_heads: int
+    windows: list[int]
     head_dim: int
     d_ff: int
     d_ff_ratio: float
@@ -111,7 +117,7 @@ class Resolved:
     notes: list[str] = field(default_factory=list)
 
     def flat(self) -> dict[str, Any]:
-        return {**dataclasses.asdict(self), "init": self.init.flat()}
+        return {**dataclasses.asdict(self), "init": self.init.flat(), "qk_norm": self.qk_norm.flat()}
 
 
 @dataclass
@@ -140,6 +146,17 @@ class RunConfig:
     final_norm: str = key("auto | on | off", "norm before the head; auto: as the placement is published")
     embed_scale: str = key("auto | off | sqrt_d | learned", "factor on the embedding; learned starts at sqrt(d_model)")
     tie_embeddings: bool = key("on | off", "the head is the embedding, transposed")
+    qkv_bias: str = key("auto | on | off", "bias of the query, key and value maps; auto: as bias says")
+    attn_out_bias: str = key("auto | on | off", "bias of attention's output map; auto: as bias says")
+    ffn_bias: str = key("auto | on | off", "bias of the FFN's maps; auto: as bias says")
+    n_kv_heads: Any = key("auto | int [1, 1024]", "key and value heads, shared by groups of query heads; auto: n_heads")
+    window: Any = key("off | int [1, inf) | list of int [0, inf)", "keys a query sees, itself included; a list: by layer")
+    attn_scale: Any = key("auto | float (0, inf)", "factor on the scores; auto: as the score is published")
+    attn_softcap: Any = key("off | float (0, inf)", "c in c tanh(score / c), before the mask")
+    final_softcap: Any = key("off | float (0, inf)", "c in c tanh(logit / c), on the output")
+    kv_bias: str = key("off | key | key_value", "a learned key (and value) that every query sees; key: its value is 0")
+    sink_token: bool = key("on | off", "a learned embedding before each sequence, without a position")
+    z_loss: float = key("float [0, inf)", "factor on the mean squared log-sum-exp of the logits, added to the loss")
     seed: int = key("int [0, 2147483647]", "fixes initial values, data order and dropout together")
     preset: str = key("none | text", "the published recipe that the other keys start from", science=False)
     study: str = key("text", "the folder of runs_dir that the run belongs to", science=False)
@@ -176,14 +193,27 @@ class RunConfig:
                 values[item.name] = {f.name: getattr(value, f.name) for f in science_fields(value)}
             elif item.metadata.get("science"):
                 values[item.name] = value
-        for name in ("norm_bias", "final_norm", "embed_scale", "d_ff_ratio"):
+        for name in MEANT:
             values[name] = getattr(self.resolved, name)
-        values["init"] = self.resolved.init.flat()
+        values["window"] = self.resolved.windows if any(self.resolved.windows) else []
+        values |= {"init": self.resolved.init.flat(), "qk_norm": self.resolved.qk_norm.flat()}
         values["model"] |= {"head_dim": self.resolved.head_dim, "d_ff": self.resolved.d_ff}
         values["train"] |= {"steps": self.resolved.steps}
         del values["model"]["d_ff_multiple"], values["train"]["tokens"], values["probe"]
         return values
 
+
+MEANT = (
+    "norm_bias",
+    "final_norm",
+    "embed_scale",
+    "d_ff_ratio",
+    "qkv_bias",
+    "attn_out_bias",
+    "ffn_bias",
+    "n_kv_heads",
+)
+"""The keys whose `auto` has a meaning in `resolved`."""
 
 CLOSED_GROUPS = {"model": ModelConfig, "optim": OptimConfig, "train": TrainConfig, "probe": ProbeConfig}
 
@@ -270,6 +300,10 @@ def resolve(config: RunConfig) -> Resolved:
 
     init_name = meaning("init", config.init.name, option_files("init")["auto"].prescribes["init"])
     model, train = config.model, config.train
+    qk_norm = config.qk_norm
+    if "qk_norm" in chosen["placement"].prescribes and qk_norm.name == "none":  # the placement norms q, k and v itself
+        qk_norm = default_option("qk_norm", chosen["placement"].prescribes["qk_norm"])
+    pattern = [0] if config.window == "off" else config.window if isinstance(config.window, list) else [config.window]
     d_ff_ratio = ratio(meaning("d_ff_ratio", config.d_ff_ratio))
     d_ff = max(1, round(d_ff_ratio * model.d_model / model.d_ff_multiple)) * model.d_ff_multiple
     tokens_per_step = train.batch_size * train.grad_accum * model.context
@@ -279,6 +313,12 @@ def resolve(config: RunConfig) -> Resolved:
         final_norm=meaning("final_norm", config.final_norm) in (True, "on"),
         embed_scale=meaning("embed_scale", config.embed_scale, "off"),
         init=config.init if config.init.name == init_name else default_option("init", init_name),
+        qk_norm=qk_norm,
+        qkv_bias=config.bias if config.qkv_bias == "auto" else config.qkv_bias == "on",
+        attn_out_bias=config.bias if config.attn_out_bias == "auto" else config.attn_out_bias == "on",
+        ffn_bias=config.bias if config.ffn_bias == "auto" else config.ffn_bias == "on",
+        n_kv_heads=model.n_heads if config.n_kv_heads == "auto" else config.n_kv_heads,
+        windows=[pattern[layer % len(pattern)] for layer in range(model.n_layers)],
         head_dim=model.d_model // model.n_heads if model.head_dim == "auto" else model.head_dim,
         d_ff=d_ff,
         d_ff_ratio=d_ff / model.d_model,
@@ -287,7 +327,8 @@ def resolve(config: RunConfig) -> Resolved:
         notes=notes,
     )
     settings = {f"{axis}={option.name}" for axis, option in chosen.items()} | {f"init={init_name}"}
-    settings |= {f"{name}={show(getattr(resolved, name))}" for name in ("norm_bias", "final_norm", "embed_scale")}
+    settings |= {f"{name}={show(getattr(resolved, name))}" for name in MEANT}
+    settings |= {f"{name}={show(value)}" for name, value in vars(config).items() if not isinstance(value, Option)}
     for axis, option in chosen.items():
         for pair in option.refuses.keys() & settings:
             raise ConfigError(f"{axis}={option.name} and {pair} contradict each other", fix=option.refuses[pair])
@@ -315,6 +356,11 @@ def check_rules(config: RunConfig) -> None:
         nearest = min(heads, key=lambda h: abs(h - model.n_heads))
         fix = f"model.n_heads={nearest}, or give model.head_dim"
         raise ConfigError("model.n_heads must divide model.d_model", f"{model.n_heads} and {model.d_model}", fix)
+    if config.n_kv_heads != "auto" and model.n_heads % config.n_kv_heads:
+        got = f"{config.n_kv_heads} and {model.n_heads}"
+        raise ConfigError("n_kv_heads must divide model.n_heads", got, "n_kv_heads=1 shares one among all")
+    if config.window == []:
+        raise ConfigError("window needs at least one layer's width", "[]", "window=off, or window=[128,0]")
     if train.tokens != "auto" and train.flops != "auto":
         raise ConfigError("a run has one budget", "train.tokens and train.flops", "give one of them")
     if train.precision == "fp16" and config.norm.keys.get("fp32") is False:

@@ -5,6 +5,7 @@ An option is a class in its axis file and `conf/<axis>/<name>.yaml`. The YAML is
     # First line: what it is and where it is published. `list` prints it.
     name: rms
     eps: 1.0e-6      # float (0, inf); added to the mean square, inside the root
+    equation: y = g x / sqrt(mean(x^2) + eps)   (or a list of lines) what `explain` prints
     prescribes: {norm_bias: off}         what this option means by `auto` elsewhere
     refuses: {init=gpt2: the reason}     explicit contradictions
     warns: {embed_scale=off: the reason} known traps
@@ -29,7 +30,7 @@ from nexus_ablate.errors import ConfigError, unknown
 from nexus_ablate.schema import Constraint
 
 T = TypeVar("T")
-RESERVED = ("name", "prescribes", "refuses", "warns")
+RESERVED = ("name", "equation", "prescribes", "refuses", "warns")
 _KEY_LINE = re.compile(r"^(?P<key>\w+):\s[^#]*#\s*(?P<comment>.+)$")
 
 
@@ -50,6 +51,7 @@ class OptionFile:
     axis: str
     name: str
     summary: str
+    equation: list[str]
     keys: dict[str, Key]
     prescribes: dict[str, Any]
     refuses: dict[str, str]
@@ -113,10 +115,12 @@ def read_option_file(axis: str, path: Path) -> OptionFile:
         constraint, meaning = comments[key]
         keys[key] = Key(key, constraint.accept(f"{axis}.{key}", default), constraint, meaning)
     summary = text.splitlines()[0].removeprefix("#").strip()
+    equation = values.get("equation") or []
     return OptionFile(
         axis=axis,
         name=path.stem,
         summary=summary,
+        equation=equation if isinstance(equation, list) else [equation],
         keys=keys,
         prescribes=values.get("prescribes") or {},
         refuses=values.get("refuses") or {},

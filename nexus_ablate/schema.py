@@ -8,7 +8,7 @@ A constraint is a list of alternatives: `auto | int [1, inf)`, `half | interleav
     float (0, 1]         a number in the interval
     ratio (0, inf)       a number or a fraction such as 8/3
     text                 any text that is not empty
-    list of text         a list of them
+    list of text         a list of them, not empty items; `list of int [0, inf)` too
 """
 
 from __future__ import annotations
