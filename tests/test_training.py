@@ -14,13 +14,14 @@ from nexus_ablate.errors import Diverged, Preempted
 from nexus_ablate.runs import read_jsonl, read_run
 from nexus_ablate.training import checkpoint
 from nexus_ablate.training.session import train
+from nexus_ablate.training.signals import StopRequest
 from nexus_ablate.training.trainer import Trainer
 
 CONTRACT = """val_loss val_bpb best_val_loss params params_non_embedding flops_per_token tokens seconds
 tokens_per_second peak_memory_bytes arm_hash batch_hash init_hash eval_hash""".split()
 FILES = """config.yaml overrides.txt env.json status.json metrics.jsonl probes.jsonl summary.json log.txt
 checkpoints""".split()
-CLOCK = {"seconds", "tokens_per_second", "mfu"}
+CLOCK = {"seconds", "tokens_per_second", "mfu", "peak_memory_bytes"}
 
 
 def run(overrides):
@@ -239,7 +240,7 @@ def test_a_diverged_run_asked_for_again_says_so_and_is_not_trained(tiny_run):
         run(overrides)
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2"])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2"])
 def test_a_signal_saves_the_step_and_the_run_goes_on_later(tiny_run, tmp_path, monkeypatch, name):
     whole = run(tiny_run())
     overrides = tiny_run(f"runs_dir={tmp_path / 'other'}", "train.checkpoint_every=1000")
@@ -261,6 +262,26 @@ def test_a_signal_saves_the_step_and_the_run_goes_on_later(tiny_run, tmp_path, m
     resumed = run(overrides)
     assert rows(resumed.path) == rows(whole.path)
     assert same_weights(resumed.path, whole.path)
+
+
+def test_a_signal_that_is_ignored_stays_ignored(monkeypatch):
+    """As under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopRequest() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert stop.asked == ""
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_mirror_does_not_change_a_run(tiny_run, tmp_path):
+    plain = run(tiny_run())
+    mirrored = run(
+        [*(o for o in tiny_run(f"runs_dir={tmp_path / 'other'}") if o != "tracker=files"), "tracker=wandb_offline"]
+    )
+    assert rows(mirrored.path) == rows(plain.path)
+    assert list(mirrored.path.glob("wandb/offline-run-*/*.wandb"))
 
 
 def test_budget_in_tokens_or_flops_is_the_same_run_length(tiny_run):

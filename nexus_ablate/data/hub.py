@@ -128,9 +128,15 @@ class HubCorpus(Corpus):
 
     @contextmanager
     def _hub_errors(self) -> Iterator[None]:
-        """What `datasets` raises, in our words."""
+        """What `datasets` raises, in our words; its own lines about retries stay silent."""
+        import logging
+
         from datasets.exceptions import DatasetsError
 
+        loggers = [logging.getLogger(name) for name in ("datasets", "huggingface_hub")]
+        levels = [logger.level for logger in loggers]
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL)
         try:
             yield
         except (OSError, ValueError, DatasetsError) as error:
@@ -145,6 +151,9 @@ class HubCorpus(Corpus):
             else:
                 fix = "check data.config, data.split, data.val_split and data.streaming"
             raise ConfigError(f"data.path={self._path} cannot be read", got, fix) from error
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)
 
 
 def _hash_json(facts: list[Any]) -> str:

@@ -64,11 +64,10 @@ def choose_threads(asked: int | str, idle: IdleCores) -> tuple[int, str]:
     """The number of CPU threads, and a warning where it is more than the machine has free."""
     free = idle.count()
     if asked == "auto":
-        note = "" if free == idle.cores() else f"{free} of {idle.cores()} cores are free: training with {free} threads"
-        return free, note
+        return free, "" if free == idle.cores() else f"{free} of {idle.cores()} cores free: training with that many threads"
     threads = int(asked)
     if threads > free:
-        return threads, f"{threads} threads on {free} free cores: steps will be much slower than they could be"
+        return threads, f"train.threads={threads}, but {free} of {idle.cores()} cores free: steps can be many times slower"
     return threads, ""
 
 

@@ -62,7 +62,7 @@ class Display:
                 file=self.stream,
                 unit="step",
                 dynamic_ncols=True,
-                mininterval=0.2,
+                mininterval=0,
                 leave=False,
             )
 

@@ -6,11 +6,11 @@ import signal
 import threading
 from types import FrameType
 
-SIGNALS = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2")
+SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2")
 
 
 class StopRequest:
-    """Catches the signals of schedulers and of Ctrl-C while it is entered; `asked` is the first one's name, or ''."""
+    """Catches the signals of schedulers, of Ctrl-C and of a closed terminal while it is entered; `asked` is the first one's name, or ''."""
 
     def __init__(self) -> None:
         self.asked = ""
@@ -19,8 +19,8 @@ class StopRequest:
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():  # elsewhere Python forbids handlers
             for name in SIGNALS:
-                if hasattr(signal, name):
-                    number = signal.Signals[name]
+                number = getattr(signal, name, None)
+                if number is not None and signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
                     self._before[number] = signal.signal(number, self._ask)
         return self
 

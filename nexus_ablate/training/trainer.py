@@ -232,6 +232,7 @@ class Trainer:
             "lr": seen["lr"],
             "grad_norm/global": float(seen["norm"]),
             "tokens_per_second": round(speed, 1),
+            "peak_memory_bytes": self._peak_memory(),
             "batch_hash": progress.batch_hash,
         }
         figures |= {f"grad_norm/{p}": n for p, n in zip(self.gradients.parts, seen["norms"].tolist(), strict=True)}
@@ -309,8 +310,6 @@ class Trainer:
         """The summary."""
         progress = self.progress
         everything, without_tables = parameters(self.model)
-        cuda = self.device.type == "cuda"
-        peak = torch.cuda.max_memory_allocated(self.device) if cuda else resident_peak_bytes()
         return {
             "val_loss": self.progress.last_val["val/loss"],
             "val_bpb": self.progress.last_val["val/bpb"],
@@ -326,7 +325,7 @@ class Trainer:
             "seconds": progress.seconds,
             **{f"seconds_{what}": seconds for what, seconds in progress.aside.items()},
             "tokens_per_second": progress.step * self.tokens_per_step / progress.seconds,
-            "peak_memory_bytes": peak,
+            "peak_memory_bytes": self._peak_memory(),
             "batch_hash": progress.batch_hash,
             "eval_hash": hash_tokens(self.windows["val"]),
             **self.progress.outliers,
@@ -355,6 +354,10 @@ class Trainer:
     def _speed(self) -> float:
         """Tokens a second over the whole run so far."""
         return self.progress.step * self.tokens_per_step / max(self._seconds(), 1e-9)
+
+    def _peak_memory(self) -> int:
+        """Largest memory so far, in bytes: allocated on the GPU, or resident on the CPU."""
+        return torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else resident_peak_bytes()
 
     def _compiles(self) -> bool:
         asked = self.config.train.compile

@@ -1,0 +1,87 @@
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from nexus_ablate.errors import ConfigError
+from nexus_ablate.training.device import IdleCores, choose_device, choose_threads, precision_context
+
+
+class Machine(IdleCores):
+    """A machine of four cores whose counters a test moves."""
+
+    def __init__(self, wall, others, own):
+        self._readings = [(0.0, 0.0, 0.0), (wall, others + own, own)]
+        super().__init__()
+
+    def _read(self):
+        return self._readings.pop(0) if len(self._readings) > 1 else self._readings[0]
+
+    @staticmethod
+    def cores():
+        return 4
+
+
+def test_our_own_work_does_not_count_as_somebody_else_s():
+    assert Machine(wall=10, others=0, own=25).count() == 4
+
+
+def test_cores_that_others_keep_busy_are_not_taken():
+    assert Machine(wall=10, others=20, own=10).count() == 2
+    assert Machine(wall=10, others=100, own=0).count() == 1  # never none
+
+
+def test_too_short_a_look_or_a_system_without_counters_counts_all_cores(monkeypatch):
+    assert Machine(wall=0.01, others=5, own=0).count() == 4
+    machine = Machine(wall=10, others=20, own=0)
+    monkeypatch.setattr(machine, "_start", None)
+    assert machine.count() == 4
+
+
+def test_automatic_threads_are_the_free_cores_and_say_so_when_they_are_fewer():
+    assert choose_threads("auto", Machine(10, 0, 5)) == (4, "")
+    threads, note = choose_threads("auto", Machine(10, 20, 5))
+    assert threads == 2
+    assert "2 of 4 cores free" in note
+
+
+def test_asking_for_more_threads_than_are_free_is_obeyed_with_a_warning():
+    threads, warning = choose_threads(4, Machine(10, 20, 5))
+    assert threads == 4
+    assert "slower" in warning
+    assert choose_threads(2, Machine(10, 20, 5)) == (2, "")
+
+
+def test_the_real_counters_are_read():
+    assert 1 <= IdleCores().count() <= (os.cpu_count() or 1)
+
+
+@pytest.mark.parametrize("name", ["cuda:99", "mps", "nonsense"])
+def test_a_device_that_is_not_there_is_a_configuration_error(name):
+    if name == "mps" and torch.backends.mps.is_available():
+        return
+    with pytest.raises(ConfigError, match=r"train\.device"):
+        choose_device(name)
+
+
+def test_the_cpu_is_always_there():
+    assert choose_device("cpu").type == "cpu"
+    assert choose_device("auto").type in ("cpu", "cuda", "mps")
+
+
+def test_low_precision_is_autocast_and_float32_is_nothing():
+    x = torch.ones(2, 2)
+    for precision, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)):
+        with precision_context(precision, "cpu"):
+            assert (x @ x).dtype == dtype
+
+
+def test_threads_wait_passively_unless_the_user_says_otherwise():
+    code = "from nexus_ablate.training.device import share_cores_politely as f; import os; f(); print(os.environ['GOMP_SPINCOUNT'])"
+    told = {}
+    for own in ("", "77"):
+        env = {k: v for k, v in os.environ.items() if k != "GOMP_SPINCOUNT"} | ({"GOMP_SPINCOUNT": own} if own else {})
+        told[own] = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True).stdout.strip()
+    assert told == {"": "1000", "77": "77"}

@@ -1,0 +1,85 @@
+import io
+
+from nexus_ablate.training import display
+from nexus_ablate.training.display import Display, result_facts, run_facts
+
+SUMMARY = {
+    "val_loss": 1.38,
+    "best_val_loss": 1.37,
+    "val_bpb": 2.0,
+    "unigram_bpb": 5.0,
+    "seconds": 100.0,
+    "tokens_per_second": 16000.0,
+    "seconds_eval": 1.0,
+    "seconds_probe": 1.0,
+    "seconds_checkpoint": 1.0,
+    "peak_memory_bytes": 2**29,
+}
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_without_a_terminal_there_is_a_line_every_thirty_seconds_and_no_bar(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(display.time, "monotonic", lambda: clock[0])
+    stream = io.StringIO()
+    shown = Display(stream)
+    shown.start(100, 0)
+    for step in range(1, 101):
+        clock[0] += 1.0
+        shown.advance(step, 2.0, 1e-3, 0.5, 1000.0)
+    shown.stop()
+    assert len(stream.getvalue().splitlines()) == 3
+    assert "step 30/100 loss 2.0000" in stream.getvalue()
+
+
+def test_a_terminal_gets_a_bar_with_loss_rate_gradient_and_speed(monkeypatch):
+    stream = Terminal()
+    shown = Display(stream)
+    shown.start(4, 0)
+    monkeypatch.setattr(display.time, "monotonic", lambda: 1e9)
+    shown.advance(4, 2.0, 1e-3, 0.5, 1000.0)
+    shown.stop()
+    for part in ("4/4", "loss 2.000", "lr 1.0e-03", "grad 0.50", "1.0k tok/s"):
+        assert part in stream.getvalue()
+
+
+def test_a_line_said_during_the_bar_is_a_line_of_its_own():
+    stream = Terminal()
+    shown = Display(stream)
+    shown.start(4, 0)
+    shown.say("something to know")
+    shown.stop()
+    assert "something to know\n" in stream.getvalue()
+
+
+def test_quiet_shows_nothing(capsys):
+    shown = Display(quiet=True)
+    shown.say("nothing")
+    shown.before({"arm": "x"})
+    assert capsys.readouterr() == ("", "")
+
+
+def test_what_the_user_named_is_shown_as_text_and_not_as_markup_or_escapes(tmp_path):
+    stream = io.StringIO()
+    Display(stream).before({"arm": "[red]x[/nothing]\x1b[31m"})
+    assert "[red]x[/nothing]\\x1b[31m" in stream.getvalue()
+
+
+def test_the_result_names_loss_baseline_and_the_next_command(tmp_path):
+    stream = io.StringIO()
+    Display(stream).after(tmp_path, SUMMARY)
+    assert "60% below a unigram model" in stream.getvalue()
+    assert f"nexus-ablate show {tmp_path}" in stream.getvalue()
+    assert "outliers" not in result_facts(SUMMARY)  # not probed: absent, not zero
+
+
+def test_the_table_before_a_run_says_what_auto_changed(tiny):
+    facts = dict.fromkeys(("data", "decay", "device"), "x") | dict.fromkeys(
+        ("params", "params_non_embedding", "train_tokens", "vocab_size", "steps"), 1
+    )
+    assert "init" in run_facts(tiny("placement=deepnorm"), "placement=deepnorm", facts)["note"]
+    assert "note" not in run_facts(tiny(), "baseline", facts)
