@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,21 +17,24 @@ import yaml
 
 from nexus_ablate.config import CLOSED_GROUPS, OPTION_GROUPS, RunConfig, default_option, from_values, keys_of
 from nexus_ablate.errors import ConfigError, printable, unknown
-from nexus_ablate.registry import Key, Option, conf_dir, option_files
+from nexus_ablate.plugins import Plugin, add_plugins, plugins
+from nexus_ablate.registry import AXES, Key, Option, conf_dir, option_files
 from nexus_ablate.schema import show
 
 GROUPS = (*OPTION_GROUPS, *CLOSED_GROUPS, "preset")
 
 
-def compose(overrides: list[str] | tuple[str, ...] = ()) -> RunConfig:
+def compose(overrides: list[str] | tuple[str, ...] = (), plugins: Iterable[str | Path] = ()) -> RunConfig:
     """The configuration that the overrides ask for.
 
     Args:
         overrides: As on the command line: `["norm=layer", "train.steps=50"]`.
+        plugins: Directories of further options; from here on this process and those it starts know them.
 
     Raises:
         ConfigError: For anything that cannot be run; see config.py for the rules.
     """
+    add_plugins(plugins)
     check_overrides(list(overrides))
     return from_values(compose_values(list(overrides)))
 
@@ -44,6 +48,7 @@ def compose_values(overrides: list[str]) -> dict[str, Any]:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
+    search_plugins()
     hydra = GlobalHydra.instance()
     around, hydra.hydra = (
         hydra.hydra,
@@ -57,18 +62,67 @@ def compose_values(overrides: list[str]) -> dict[str, Any]:
         raise ConfigError(printable(str(error).splitlines()[0], 200), " ".join(overrides)) from error
     finally:
         hydra.hydra = around
+    leave_preset_options(values, overrides)  # type: ignore[arg-type]
     return values  # type: ignore[return-value]
 
 
-def differences(config: RunConfig) -> dict[str, str]:
-    """How a configuration differs from the baseline (or from its preset), as `key: value` in the order of the house.
+@cache
+def search_plugins() -> None:
+    """Make Hydra look for option files in the plugins' directories too, from its next initialisation on."""
+    from hydra.core.config_search_path import ConfigSearchPath
+    from hydra.core.plugins import Plugins
+    from hydra.plugins.search_path_plugin import SearchPathPlugin
+
+    class PluginDirectories(SearchPathPlugin):
+        def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+            for plugin in plugins():
+                search_path.append(plugin.name, f"file://{plugin.directory}")
+
+    Plugins.instance().register(PluginDirectories)
+
+
+def plugins_used(config: RunConfig) -> list[Plugin]:
+    """The plugins whose options were chosen, each once."""
+    science = config.science()
+    found = [option_files(axis)[science[axis]["name"]].plugin for axis in AXES]
+    return list(dict.fromkeys(plugin for plugin in found if plugin is not None))
+
+
+def leave_preset_options(values: dict[str, Any], overrides: list[str]) -> None:
+    """Where the user chose another option than the preset, take back the keys that the preset set for its own."""
+    if values["preset"] == "none":
+        return
+    preset = values["preset"]
+    given = yaml.safe_load(conf_dir().joinpath("preset", f"{preset}.yaml").read_text(encoding="utf-8"))
+    options = {group: names[-1] for group, names in (_default_choices() | _preset_choices([preset])).items()}
+    asked = {text.lstrip("+").partition("=")[0] for text in overrides}
+    for group in OPTION_GROUPS:
+        name = values[group]["name"]
+        for key in given.get(group, {}) if name != options[group] else ():
+            if f"{group}.{key}" in asked:
+                continue
+            del values[group][key]
+            if key in option_files(group)[name].keys:
+                values[group][key] = option_files(group)[name].keys[key].default
+
+
+def differences(config: RunConfig, baseline: RunConfig | None = None) -> dict[str, str]:
+    """How a configuration differs from a baseline, as `key: value` in the order of the house.
 
     Only what can change the result is named, and never the seed. The keys of an option that was chosen are named
     where they differ from the option's own YAML.
+
+    Args:
+        config: From `compose`.
+        baseline: A study's; else the default configuration, or the preset that `config` starts from.
     """
-    start = [] if config.preset == "none" else [f"preset={config.preset}"]
-    base = from_values(_composed_default(tuple(start)))
-    found = {} if config.preset == "none" else {"preset": config.preset}
+    if baseline is not None:
+        base = baseline
+        found = {} if config.preset == base.preset else {"preset": config.preset}
+    else:
+        start = [] if config.preset == "none" else [f"preset={config.preset}"]
+        base = from_values(_composed_default(tuple(start)))
+        found = {} if config.preset == "none" else {"preset": config.preset}
     for item in dataclasses.fields(RunConfig):
         name = item.name
         if name == "resolved":
@@ -189,7 +243,8 @@ def _values(override: Any) -> list[Any]:
 
 
 def _check_choices(group: str, values: list[Any]) -> list[str]:
-    names = {path.stem for path in conf_dir().joinpath(group).glob("*.yaml")}
+    paths = conf_dir().joinpath(group).glob("*.yaml")
+    names = set(option_files(group)) if group in OPTION_GROUPS else {path.stem for path in paths}
     chosen = []
     for value in values:
         name = "null" if value is None else show(value)

@@ -13,13 +13,10 @@ from functools import cache
 from typing import Any
 
 from nexus_ablate.errors import ConfigError, unknown
-from nexus_ablate.registry import Option, check_option, option_files
+from nexus_ablate.registry import AXES, Option, check_option, option_files
 from nexus_ablate.schema import Constraint, ratio, show
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-
-AXES = ("norm", "placement", "position", "attention", "normalizer", "qk_norm", "gate", "ffn", "init")
-"""The groups whose options are the architecture; every option is a class in axes/."""
 
 OPTION_GROUPS = (*AXES, "data", "tracker")
 """The groups whose option files are their own schema."""
@@ -90,7 +87,7 @@ class TrainConfig:
 class ProbeConfig:
     """The measuring pass."""
 
-    name: str = key("text", "off or standard")
+    name: str = key("text", "off, standard or full")
     every: int = key("int [1, inf)", "steps between probes, besides the powers of two")
     sequences: int = key("int [1, inf)", "validation sequences in the probe batch")
 
@@ -115,6 +112,8 @@ class Resolved:
     steps: int | None
     tokens_per_step: int
     notes: list[str] = field(default_factory=list)
+    prescribed: dict[str, str] = field(default_factory=dict)
+    """The option that gave an `auto` its meaning, by key."""
 
     def flat(self) -> dict[str, Any]:
         return {**dataclasses.asdict(self), "init": self.init.flat(), "qk_norm": self.qk_norm.flat()}
@@ -150,7 +149,9 @@ class RunConfig:
     attn_out_bias: str = key("auto | on | off", "bias of attention's output map; auto: as bias says")
     ffn_bias: str = key("auto | on | off", "bias of the FFN's maps; auto: as bias says")
     n_kv_heads: Any = key("auto | int [1, 1024]", "key and value heads, shared by groups of query heads; auto: n_heads")
-    window: Any = key("off | int [1, inf) | list of int [0, inf)", "keys a query sees, itself included; a list: by layer")
+    window: Any = key(
+        "off | int [1, inf) | list of int [0, inf)", "keys a query sees, itself included; a list: by layer"
+    )
     attn_scale: Any = key("auto | float (0, inf)", "factor on the scores; auto: as the score is published")
     attn_softcap: Any = key("off | float (0, inf)", "c in c tanh(score / c), before the mask")
     final_softcap: Any = key("off | float (0, inf)", "c in c tanh(logit / c), on the output")
@@ -162,6 +163,7 @@ class RunConfig:
     study: str = key("text", "the folder of runs_dir that the run belongs to", science=False)
     runs_dir: str = key("text", "where runs are kept", science=False)
     rerun: bool = key("on | off", "train again beside a finished run of the same identity", science=False)
+    evals: list[str] = key("list of text", "evaluations after the last step; `evaluate` does them later", science=False)
     resolved: Resolved = field(init=False)
 
     def __post_init__(self) -> None:
@@ -214,6 +216,12 @@ MEANT = (
     "n_kv_heads",
 )
 """The keys whose `auto` has a meaning in `resolved`."""
+
+PRESCRIBABLE = ("norm_bias", "final_norm", "embed_scale", "d_ff_ratio", "init", "qk_norm")
+"""The keys whose `auto` an option may give a meaning (`qk_norm`, which has no `auto`: a placement in place of none)."""
+
+EVALUATIONS = ("extrapolation", "streaming", "quantization", "intervention")
+"""What a finished run can be asked; see measure/evaluation/."""
 
 CLOSED_GROUPS = {"model": ModelConfig, "optim": OptimConfig, "train": TrainConfig, "probe": ProbeConfig}
 
@@ -283,6 +291,10 @@ def resolve(config: RunConfig) -> Resolved:
     """
     chosen = {axis: option_files(axis)[getattr(config, axis).name] for axis in AXES}
     notes: list[str] = []
+    prescribed: dict[str, str] = {}
+    for axis, option in chosen.items():
+        for name in option.prescribes.keys() - PRESCRIBABLE:
+            raise unknown(f"{axis}={option.name} prescribes a key that nothing asks it for", name, PRESCRIBABLE)
 
     def meaning(name: str, asked: Any, fallback: Any = None) -> Any:
         if asked != "auto":
@@ -294,6 +306,7 @@ def resolve(config: RunConfig) -> Resolved:
         if not wishes:
             return fallback
         who, what = next(iter(wishes.items()))
+        prescribed[name] = who
         if fallback not in (None, what):
             notes.append(f"{who} also changes {name} to {show(what)}")
         return what
@@ -303,8 +316,10 @@ def resolve(config: RunConfig) -> Resolved:
     qk_norm = config.qk_norm
     if "qk_norm" in chosen["placement"].prescribes and qk_norm.name == "none":  # the placement norms q, k and v itself
         qk_norm = default_option("qk_norm", chosen["placement"].prescribes["qk_norm"])
+        prescribed["qk_norm"] = f"placement={chosen['placement'].name}"
+        notes.append(f"placement={chosen['placement'].name} also changes qk_norm to {qk_norm.name}")
     pattern = [0] if config.window == "off" else config.window if isinstance(config.window, list) else [config.window]
-    d_ff_ratio = ratio(meaning("d_ff_ratio", config.d_ff_ratio))
+    d_ff_ratio = ratio(meaning("d_ff_ratio", config.d_ff_ratio) or 4)
     d_ff = max(1, round(d_ff_ratio * model.d_model / model.d_ff_multiple)) * model.d_ff_multiple
     tokens_per_step = train.batch_size * train.grad_accum * model.context
     steps = train.steps if train.tokens == "auto" else -(-train.tokens // tokens_per_step)
@@ -325,14 +340,23 @@ def resolve(config: RunConfig) -> Resolved:
         steps=steps if train.flops == "auto" else None,
         tokens_per_step=tokens_per_step,
         notes=notes,
+        prescribed=prescribed,
     )
+    if config.position.keys.get("every", 0) > model.n_layers:
+        got = f"{model.n_layers} layers and position.every={config.position.keys['every']}"
+        notes.append(f"position={config.position.name} leaves no layer without positions: {got}")
     settings = {f"{axis}={option.name}" for axis, option in chosen.items()} | {f"init={init_name}"}
     settings |= {f"{name}={show(getattr(resolved, name))}" for name in MEANT}
+    options = {axis: getattr(config, axis) for axis in AXES} | {"init": resolved.init}
+    settings |= {f"{axis}.{k}={show(v)}" for axis, option in options.items() for k, v in option.keys.items()}
     settings |= {f"{name}={show(value)}" for name, value in vars(config).items() if not isinstance(value, Option)}
     for axis, option in chosen.items():
         for pair in option.refuses.keys() & settings:
             raise ConfigError(f"{axis}={option.name} and {pair} contradict each other", fix=option.refuses[pair])
-        notes += [f"{axis}={option.name} with {p}: {option.warns[p]}" for p in sorted(option.warns.keys() & settings)]
+        me = f"{axis}={option.name}"
+        notes += [
+            f"{me}{'' if p == me else f' with {p}'}: {option.warns[p]}" for p in sorted(option.warns.keys() & settings)
+        ]
     return resolved
 
 
@@ -367,8 +391,18 @@ def check_rules(config: RunConfig) -> None:
         got = "train.precision=fp16 norm.fp32=off"
         fix = "norm.fp32=on, or train.precision=bf16: in fp16 the norm's gradients overflow and a small eps becomes 0"
         raise ConfigError("float16 statistics in the norm cannot be trained", got, fix)
-    if config.position.name == "rope":
+    if "pairing" in config.position.keys:
         check_rotated_width(config)
+    if (
+        "buckets" in config.position.keys
+        and config.position.keys["max_distance"] <= config.position.keys["buckets"] // 2
+    ):
+        got = f"{config.position.keys['max_distance']} and {config.position.keys['buckets']}"
+        fix = "half of the buckets hold one distance each: more distance, or fewer buckets"
+        raise ConfigError("position.max_distance must exceed half of position.buckets", got, fix)
+    for name in config.evals:
+        if name not in EVALUATIONS:
+            raise unknown("there is no evaluation of this name", f"evals=[{name}]", EVALUATIONS)
     if not _SAFE_NAME.fullmatch(config.study):
         raise ConfigError("study must be the name of a folder", repr(config.study), "letters, digits, . _ - only")
 
@@ -377,6 +411,5 @@ def check_rotated_width(config: RunConfig) -> None:
     model = config.model
     head_dim = model.d_model // model.n_heads if model.head_dim == "auto" else model.head_dim
     if head_dim % 2:
-        raise ConfigError(
-            "position=rope turns channels in pairs", f"head_dim {head_dim}", "give an even model.head_dim"
-        )
+        what = f"position={config.position.name} turns channels in pairs"
+        raise ConfigError(what, f"head_dim {head_dim}", "give an even model.head_dim")

@@ -9,6 +9,7 @@ An option is a class in its axis file and `conf/<axis>/<name>.yaml`. The YAML is
     prescribes: {norm_bias: off}         what this option means by `auto` elsewhere
     refuses: {init=gpt2: the reason}     explicit contradictions
     warns: {embed_scale=off: the reason} known traps
+    equals: {norm=t5: at equal eps}      options that are the same function, and when
 
 Every other key carries its constraint (see schema.py) and meaning as a comment, and reaches the class as a
 keyword-only argument that has no default in Python.
@@ -19,7 +20,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -27,10 +28,14 @@ from typing import Any, Generic, TypeVar
 import yaml
 
 from nexus_ablate.errors import ConfigError, unknown
-from nexus_ablate.schema import Constraint
+from nexus_ablate.plugins import Plugin, plugins
+from nexus_ablate.schema import Constraint, show
 
 T = TypeVar("T")
-RESERVED = ("name", "equation", "prescribes", "refuses", "warns")
+AXES = ("norm", "placement", "position", "attention", "normalizer", "qk_norm", "gate", "ffn", "init")
+"""The groups whose options are the architecture; every option is a class in axes/ or in a plugin."""
+
+RESERVED = ("name", "equation", "prescribes", "refuses", "warns", "equals")
 _KEY_LINE = re.compile(r"^(?P<key>\w+):\s[^#]*#\s*(?P<comment>.+)$")
 
 
@@ -56,6 +61,8 @@ class OptionFile:
     prescribes: dict[str, Any]
     refuses: dict[str, str]
     warns: dict[str, str]
+    equals: dict[str, str]
+    plugin: Plugin | None = None
 
 
 @dataclass
@@ -87,11 +94,39 @@ def key_comments(text: str) -> dict[str, tuple[Constraint, str]]:
     return found
 
 
+def option_files(axis: str) -> dict[str, OptionFile]:
+    """The options of an axis by name, in alphabetical order; those of plugins too.
+
+    Raises:
+        ConfigError: A file breaks the form described at the head of this module.
+    """
+    own = _built_in(axis)
+    added = _of_plugins(plugins()).get(axis)
+    return dict(sorted((own | added).items())) if added else own
+
+
 @cache
-def option_files(axis: str, conf: Path | None = None) -> dict[str, OptionFile]:
-    """The options of an axis by name, in alphabetical order."""
-    paths = sorted((conf or conf_dir()).joinpath(axis).glob("*.yaml"))
-    return {path.stem: read_option_file(axis, path) for path in paths}
+def _built_in(axis: str) -> dict[str, OptionFile]:
+    return {path.stem: read_option_file(axis, path) for path in sorted(conf_dir().joinpath(axis).glob("*.yaml"))}
+
+
+@cache
+def _of_plugins(given: tuple[Plugin, ...]) -> dict[str, dict[str, OptionFile]]:
+    """The options of plugins by axis and name."""
+    found: dict[str, dict[str, OptionFile]] = {axis: {} for axis in AXES}
+    for plugin in given:
+        for path in plugin.option_paths():
+            axis, name = path.parent.name, path.stem
+            if path.parent.parent != plugin.directory or axis not in AXES:
+                raise unknown(f"{path} is in a folder that is no axis", axis, AXES)
+            if name in _built_in(axis) or name in found[axis]:
+                raise ConfigError(f"{axis}={name} exists already", str(path), "give the plugin's option another name")
+            if not plugin.class_file(name).is_file():
+                raise ConfigError(
+                    f"{axis}={name} has no class", str(path), f"register one in {plugin.class_file(name)}"
+                )
+            found[axis][name] = replace(read_option_file(axis, path), plugin=plugin)
+    return found
 
 
 def read_option_file(axis: str, path: Path) -> OptionFile:
@@ -100,8 +135,7 @@ def read_option_file(axis: str, path: Path) -> OptionFile:
     Raises:
         ConfigError: When the file breaks the form described at the head of this module.
     """
-    text = path.read_text(encoding="utf-8")
-    values = yaml.safe_load(text) or {}
+    text, values = _read_yaml(path)
     comments = key_comments(text)
     if values.get("name") != path.stem:
         raise ConfigError(f"{axis}/{path.name} must say name: {path.stem}", str(values.get("name")))
@@ -125,7 +159,23 @@ def read_option_file(axis: str, path: Path) -> OptionFile:
         prescribes=values.get("prescribes") or {},
         refuses=values.get("refuses") or {},
         warns=values.get("warns") or {},
+        equals=values.get("equals") or {},
     )
+
+
+def _read_yaml(path: Path) -> tuple[str, dict[str, Any]]:
+    try:
+        text = path.read_text(encoding="utf-8")
+        values = yaml.safe_load(text)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{path}:{mark.line + 1}" if mark else str(path)
+        raise ConfigError(
+            f"{where}: this option file cannot be read", getattr(error, "problem", None) or str(error)
+        ) from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} holds no keys", show(values), f"begin with `# What it is` and `name: {path.stem}`")
+    return text, values
 
 
 def check_option(axis: str, values: dict[str, Any]) -> Option:
@@ -176,13 +226,19 @@ class Registry(Generic[T]):
         return sorted(self._classes)
 
     def get(self, name: str) -> Callable[..., T]:
-        """The class of an option.
+        """The class of an option; the file of a plugin's option is imported when it is first asked for.
 
         Raises:
-            ConfigError: When no class of that name is registered.
+            ConfigError: When no class of that name is registered, or the plugin's file raises.
         """
         if name not in self._classes:
-            raise unknown(f"{self.axis} has no class registered under this name", name, self._classes)
+            option = option_files(self.axis).get(name)
+            if option is None or option.plugin is None:
+                raise unknown(f"{self.axis} has no class registered under this name", name, self._classes)
+            option.plugin.load(name)
+            if name not in self._classes:
+                what = f"{option.plugin.class_file(name)} registers no class as {self.axis}={name}"
+                raise ConfigError(what, fix=f'write @REGISTRY.register("{name}") above it')
         return self._classes[name]
 
     def keys_of(self, name: str) -> set[str]:

@@ -1,13 +1,38 @@
 import copy
+import math
 
+import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from nexus_ablate.measure.probe import due, evaluation_mode, outlier_figures, probe, weight_rms
+from nexus_ablate.composition import compose
+from nexus_ablate.measure import attention_statistics as attention
+from nexus_ablate.measure import statistics
+from nexus_ablate.measure.probe import (
+    due,
+    evaluation_mode,
+    largest_entry,
+    matrix_probe,
+    model_figures,
+    over_blocks,
+    probe,
+)
 from nexus_ablate.measure.statistics import kurtosis_token, max_abs, max_over_median, rms
+from nexus_ablate.measure.weight_statistics import spectral_norm, update_ratio, weight_rms
 from nexus_ablate.model import build_model
+from nexus_ablate.runs import read_jsonl, read_run
+from nexus_ablate.training.optimizer import build_optimizer
+from nexus_ablate.training.session import train
 
 TOKENS = torch.randint(0, 11, (2, 8), generator=torch.Generator().manual_seed(0))
+
+
+def gaussian(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+# --------------------------------------------------------------------------------------------- values by hand
 
 
 def test_statistics_of_a_hand_made_tensor():
@@ -16,15 +41,66 @@ def test_statistics_of_a_hand_made_tensor():
     assert max_abs(x).item() == 2.0
     assert max_over_median(x).item() == 2.0  # the lower of the two middle magnitudes, as torch.median takes it
     assert kurtosis_token(x).item() == pytest.approx((2 * 1 + 2 * 16) / 4 / 2.5**2)
+    assert statistics.top_magnitudes(x).tolist() == [2.0, 2.0, 1.0, 1.0]
+    assert statistics.bondarenko_inf_norm(x.flatten(1)).item() == 2.0
+
+
+def test_kurtosis_by_sequence_takes_all_entries_of_a_sequence_together():
+    x = torch.tensor([[[1.0, -1.0], [2.0, -2.0]]])
+    assert statistics.kurtosis_sequence(x).item() == pytest.approx((2 * 1 + 2 * 16) / 4 / 2.5**2)
+    assert kurtosis_token(x).item() == pytest.approx(1.0)  # two values of one magnitude each
+
+
+def test_kurtosis_by_channel_is_1_for_equal_channels_and_d_for_a_single_one():
+    assert statistics.kurtosis_channel(torch.ones(2, 3, 8)).item() == pytest.approx(1.0)
+    single = torch.zeros(2, 3, 8)
+    single[..., 5] = 7.0
+    assert statistics.kurtosis_channel(single).item() == pytest.approx(8.0)
+    x = torch.tensor([[[1.0, 3.0]]])
+    assert statistics.kurtosis_channel(x).item() == pytest.approx((1 + 81) / 2 / 5**2)
+
+
+def test_bondarenko_s_kurtosis_uses_the_unbiased_deviation_and_its_epsilon():
+    x = torch.tensor([[1.0, -1.0, 2.0, -2.0]])
+    s2 = 10 / 3
+    assert statistics.bondarenko_kurtosis(x).item() == pytest.approx(34 / 4 / (s2**2 + 1e-6))
+    assert statistics.bondarenko_kurtosis(1e-3 * x).item() < 1e-3  # the epsilon wins where s is small
+
+
+def test_massive_entries_are_counted_by_ratio_and_strictly():
+    x = torch.full((1, 4, 8), 0.05)
+    x[0, 1, 2] = 60.0  # 1200 times the median, and under 100
+    x[0, 2, 2] = 150.0
+    x[0, 3, 2] = 49.0  # 980 times
+    assert statistics.massive_count(x).item() == 2.0
+    assert statistics.massive_count_strict(x).item() == 1.0
+    assert [i.item() for i in statistics.top_entry(x)] == [2, 2]
+
+
+def test_the_commonest_value_and_its_share():
+    value, share = statistics.most_common(torch.tensor([4, 4, 9, 4]))
+    assert (value.item(), share.item()) == (4, 0.75)
+
+
+def test_how_a_branch_moves_the_stream():
+    stream, branch = torch.tensor([[[3.0, 4.0]]]), torch.tensor([[[0.0, 1.0]]])
+    assert statistics.branch_ratio(branch, stream).item() == pytest.approx(0.2)
+    assert statistics.cosine(branch, stream).item() == pytest.approx(0.8)
+
+
+def test_output_and_gate_statistics():
+    assert statistics.log_sum_exp(torch.zeros(1, 2, 8)).item() == pytest.approx(math.log(8))
+    assert statistics.closed_share(torch.tensor([0.0, -0.05, 0.5, 1.0])).item() == 0.5
 
 
 def test_kurtosis_is_pearson_s_3_for_a_gaussian_token_and_is_not_excess():
-    x = torch.randn(1, 4000, 64, generator=torch.Generator().manual_seed(0))
+    x = gaussian(1, 4000, 64)
     assert kurtosis_token(x).item() == pytest.approx(3 * 63 / 65, rel=0.01)
+    assert statistics.kurtosis_sequence(x).item() == pytest.approx(3, rel=0.02)
 
 
 def test_kurtosis_ignores_shift_and_scale_of_a_token():
-    x = torch.randn(2, 3, 16, generator=torch.Generator().manual_seed(0))
+    x = gaussian(2, 3, 16)
     torch.testing.assert_close(kurtosis_token(7 * x + 5), kurtosis_token(x), rtol=1e-3, atol=0)
 
 
@@ -34,24 +110,266 @@ def test_max_over_median_finds_one_planted_entry():
     assert max_over_median(x).item() == pytest.approx((1 + 1000 + 1) / 3)
 
 
+# ---------------------------------------------------------------------- the authors' definitions, written out plainly
+
+
+def test_bondarenko_s_kurtosis_and_norm_are_those_of_the_authors_hooks():
+    x = gaussian(3, 40) * 5
+    rows = x.double().numpy()
+    theirs = [float(np.mean((row - row.mean()) ** 4) / (torch.tensor(row).std().item() ** 4 + 1e-6)) for row in rows]
+    assert statistics.bondarenko_kurtosis(x).item() == pytest.approx(np.mean(theirs), rel=1e-5)
+    assert statistics.bondarenko_inf_norm(x).item() == pytest.approx(np.mean(np.abs(rows).max(1)), rel=1e-6)
+
+
+def test_massive_activations_are_those_of_the_authors_script():
+    x = gaussian(4, 6, 10)
+    theirs = []
+    for state in x:
+        ordered, _ = torch.sort(state.abs().flatten(), descending=True)
+        theirs.append([*ordered[:3].tolist(), torch.median(state.abs()).item()])
+    torch.testing.assert_close(statistics.top_magnitudes(x), torch.tensor(theirs).mean(0))
+
+
+def test_the_sink_rate_is_gu_s_over_samples_layers_and_heads():
+    maps = [torch.softmax(3 * gaussian(5, 3, 8, 8, seed=s).masked_fill(~torch.ones(8, 8).tril().bool(), -math.inf), -1)
+            for s in (1, 2)]  # fmt: skip
+    for k in (1, 2, 3, 4):
+        hits = [
+            sum(a[b, h, i, k - 1].item() for i in range(k - 1, 8)) / (8 - k + 1) > 0.3
+            for a in maps for b in range(5) for h in range(3)
+        ]  # fmt: skip
+        ours = torch.cat([attention.sink_rate(a, k) for a in maps]).mean().item()
+        assert ours == pytest.approx(sum(hits) / len(hits))
+        assert 0 < ours < 1 or k > 2
+
+
+def test_the_channel_kurtosis_is_he_s():
+    x = gaussian(2, 7, 5) * torch.tensor([1.0, 2.0, 3.0, 4.0, 20.0])
+    s = np.sqrt((x.double().numpy().reshape(-1, 5) ** 2).mean(0))
+    assert statistics.kurtosis_channel(x).item() == pytest.approx((s**4).mean() / (s**2).mean() ** 2, rel=1e-5)
+
+
+# ---------------------------------------------------------------------------------------------- attention by hand
+
+
+def test_attention_statistics_of_a_hand_made_map():
+    share = torch.tensor([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.25, 0.25, 0.5]])[None, None]
+    assert attention.first_token_mass(share).tolist() == [
+        pytest.approx((0.5 + 0.25) / 2)
+    ]  # the first query has no choice
+    assert attention.sink_rate(share, 1, threshold=0.58).tolist() == [1.0]  # (1 + 0.5 + 0.25) / 3
+    assert attention.sink_rate(share, 1, threshold=0.59).tolist() == [0.0]
+    assert attention.sink_rate(share, 2, threshold=0.37).tolist() == [1.0]  # (0.5 + 0.25) / 2
+    row = (0.5 * math.log(4) + 0.5 * math.log(2)) / math.log(3)
+    assert attention.entropy(share).tolist() == [pytest.approx((1 + row) / 2)]
+
+
+def test_a_normalizer_s_own_key_takes_what_rows_lack_and_stands_in_front():
+    weight = torch.tensor([[0.6, 0.0], [0.1, 0.2]])[None, None]
+    share = attention.shares(weight, own_key=True)
+    torch.testing.assert_close(share[0, 0], torch.tensor([[0.4, 0.6, 0.0], [0.7, 0.1, 0.2]]))
+    assert attention.front_mass(share).tolist() == [pytest.approx(0.55)]
+    assert attention.first_token_mass(share).tolist() == [pytest.approx(0.1)]
+
+
+def test_without_a_key_of_its_own_rows_are_compared_by_their_sums_and_empty_rows_stay_empty():
+    weight = torch.tensor([[2.0, 0.0], [0.0, 0.0]])[None, None]
+    assert attention.shares(weight, own_key=False)[0, 0].tolist() == [[1.0, 0.0], [0.0, 0.0]]
+
+
+def test_the_largest_logit_is_among_keys_that_are_seen():
+    score = torch.tensor([[-3.0, 99.0], [1.0, 2.0]])[None, None]
+    assert attention.max_logit(score, torch.ones(2, 2).tril().bool()).tolist() == [3.0]
+
+
+# ------------------------------------------------------------------------------------------------ weights by hand
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 40), (40, 3), (128, 344), (64, 64)], ids=str)
+def test_the_spectral_norm_is_that_of_the_exact_decomposition(shape):
+    weight = gaussian(*shape)
+    exact = torch.linalg.matrix_norm(weight, 2).item()
+    assert spectral_norm(weight).item() == pytest.approx(exact, rel=1e-3)
+    assert spectral_norm(torch.zeros(shape)).item() == 0.0
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_the_update_read_from_the_optimizer_is_what_the_step_changed(weight_decay):
+    weight = nn.Parameter(gaussian(6, 5))
+    optimizer = torch.optim.AdamW([weight], lr=0.03, betas=(0.9, 0.95), weight_decay=weight_decay, fused=True)
+    for step in range(3):
+        before = weight.detach().clone()
+        weight.grad = gaussian(6, 5, seed=step)
+        optimizer.param_groups[0]["lr"] = 0.01 * (step + 1)
+        optimizer.step()
+        changed = ((weight.detach() - before).norm() / before.norm()).item()
+        ours = update_ratio(weight.detach(), optimizer.state[weight], optimizer.param_groups[0])
+        assert ours.item() == pytest.approx(changed, rel=1e-4)
+
+
+def test_weight_rms_is_over_all_matrix_entries_of_a_block(tiny):
+    model = build_model(tiny("bias=on"), 11)
+    entries = torch.cat([p.flatten() for p in model.blocks[1].parameters() if p.ndim > 1])
+    assert weight_rms(model)["weight_rms/block_001"] == pytest.approx(rms(entries).item(), rel=1e-5)
+
+
+def test_every_matrix_of_the_blocks_is_reported_by_block_and_role(tiny):
+    model = build_model(tiny("gate=elementwise"), 11)
+    found = matrix_probe(model, None)
+    matrices = sum(p.ndim > 1 for p in model.blocks.parameters())
+    assert len(found) == 2 * matrices
+    query = model.blocks[1].attn.query.weight
+    assert found["weight/block_001/query/rms"] == pytest.approx(rms(query).item(), rel=1e-5)
+    assert {f"weight/block_000/{role}/rms" for role in ("gate", "ffn_in", "ffn_in_2", "ffn_out")} < found.keys()
+
+
+# ------------------------------------------------------------------------------------------------------- the probe
+
+
 def test_a_probe_reports_every_block_site_and_statistic(tiny):
     model = build_model(tiny(), 11)
     found = probe(model, TOKENS)
-    assert len(found) == 2 * 3 * 4
+    assert len(found) == 2 * (3 * 3 + 1 + 4) + 2
     x = model.embedding(TOKENS)
     attn = model.blocks[0].attn(model.blocks[0].norm_attn(x), model.position)
     assert found["act/block_000/attn/rms"] == pytest.approx(rms(attn).item(), rel=1e-5)
-    assert found["act/block_000/resid/max_abs"] == pytest.approx(
-        max_abs(model.blocks[0](x, model.position)).item(), rel=1e-5
+    stream = model.blocks[0](x, model.position)
+    assert found["act/block_000/resid/max_abs"] == pytest.approx(max_abs(stream).item(), rel=1e-5)
+    assert found["logits/max_abs"] == pytest.approx(max_abs(model(TOKENS)).item(), rel=1e-5)
+    figures = model_figures(found)
+    assert figures["act/resid/rms"] == max(over_blocks(found, "act/resid/rms"))
+    assert figures["act/resid/growth"] == pytest.approx(
+        found["act/block_001/resid/rms"] / found["act/block_000/resid/rms"]
     )
-    assert outlier_figures(found)["act/resid/rms"] == max(found[f"act/block_00{i}/resid/rms"] for i in (0, 1))
+    heads = found["attn/block_000/entropy"] + found["attn/block_001/entropy"]
+    assert len(heads) == 4
+    assert figures["attn/entropy"] == pytest.approx(sum(heads) / 4)
+    assert "attn/front_mass" not in figures
+    assert "gate/mean" not in figures
 
 
-@pytest.mark.parametrize("overrides", [(), ("norm=batch",), ("model.dropout=0.3",)], ids=str)
-def test_a_probe_leaves_no_trace(tiny, overrides):
-    """Parameters, buffers, gradients, mode, hooks, random state and the next loss, bit by bit."""
-    model = build_model(tiny(*overrides), 11).train()
-    twin = copy.deepcopy(model)
+def test_a_full_probe_holds_all_of_a_standard_one(tiny):
+    model = build_model(tiny("gate=headwise"), 11)
+    standard, full = probe(model, TOKENS), probe(model, TOKENS, full=True)
+    assert {name: full[name] for name in standard} == standard
+    assert full["act/block_001/resid/cosine"] < 1
+    assert len(full["act/block_001/resid/top_magnitudes"]) == 4
+    assert {"attn/block_000/sink_rate_4", "act/bondarenko_kurtosis", "act/block_001/ffn/branch_ratio"} < full.keys()
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [("normalizer=softmax1",), ("normalizer=sink",), ("kv_bias=key_value",), ("sink_token=on", "window=3"),
+     ("normalizer=sigmoid",), ("attention=additive",), ("n_kv_heads=1",), ("placement=dual",), ("placement=parallel",)],
+    ids=str,
+)  # fmt: skip
+def test_a_full_probe_reads_any_attention_and_its_shares_are_shares(tiny, overrides):
+    found = probe(build_model(tiny(*overrides), 11), TOKENS, full=True)
+    for value in over_blocks(found, "attn/first_token_mass") + over_blocks(found, "attn/entropy"):
+        assert all(0 <= share <= 1 + 1e-6 for share in value)
+    own = overrides[0] in ("normalizer=softmax1", "normalizer=sink", "kv_bias=key_value")
+    assert bool(over_blocks(found, "attn/front_mass")) == own
+
+
+def test_a_gate_s_scores_are_reported_where_it_acts(tiny):
+    model = build_model(tiny("gate=elementwise", "gate.site=value"), 11)
+    for name, parameter in model.named_parameters():
+        if "gate" in name:
+            nn.init.zeros_(parameter)
+    assert model_figures(probe(model, TOKENS))["gate/mean"] == 0.5
+
+
+def test_bondarenko_s_average_is_over_their_tensors_with_their_rows(tiny):
+    model = build_model(tiny("model.n_layers=1", "norm=layer"), 11).eval()
+    block, kept = model.blocks[0], {}
+    sites = {"block": block, "attn": block.attn, "ffn": block.ffn, "norm_attn": block.norm_attn,
+             "norm_ffn": block.norm_ffn, "final": model.final_norm}  # fmt: skip
+    for name, module in sites.items():
+        module.register_forward_hook(lambda m, i, output, name=name: kept.update({name: output}))
+    found = probe(model, TOKENS, full=True)
+    by_token = {"ffn", "norm_ffn"}
+    rows = [x.reshape(-1 if name in by_token else 2, 16 if name in by_token else 8 * 16) for name, x in kept.items()]
+    theirs = np.mean([statistics.bondarenko_kurtosis(x).item() for x in rows])
+    assert len(rows) == 5 * 1 + 1
+    assert found["act/bondarenko_kurtosis"] == pytest.approx(theirs, rel=1e-5)
+
+
+# --------------------------------------------------------------------------------------------------- planted truth
+
+
+def test_a_massive_activation_that_was_planted_is_reported_at_its_layer_channel_position_and_token(tiny):
+    model = build_model(tiny(), 11)
+    tokens = torch.randint(0, 9, (4, 8), generator=torch.Generator().manual_seed(1))
+    tokens[:, 5] = 10
+
+    def plant(module, inputs, output):
+        return output + 5000.0 * nn.functional.one_hot(torch.tensor(3), 16) * (tokens == 10)[..., None]
+
+    handle = model.blocks[1].register_forward_hook(plant)
+    found = probe(model, tokens, full=True, kinds={"newline": {9, 10}, "full_stop": {8}})
+    handle.remove()
+    assert found["act/block_001/resid/massive_count_strict"] == 1.0
+    assert found["act/block_000/resid/massive_count"] == 0.0
+    where = {
+        name: found[f"act/block_001/resid/top_{name}"] for name in ("channel", "position", "on_newline", "on_first")
+    }
+    assert where == {"channel": 3, "position": 5, "on_newline": 1.0, "on_first": 0.0}
+    assert found["act/block_001/resid/top_channel_agreement"] == 1.0
+    assert found["act/block_000/resid/top_on_newline"] < 1.0
+    assert model_figures(found)["act/resid/max_over_median"] > 1000
+
+
+def test_the_kind_of_the_token_with_the_largest_entry_with_a_sink_token_in_front():
+    x = torch.zeros(3, 4, 2)
+    x[0, 0, 1] = x[1, 1, 1] = x[2, 3, 0] = 9.0
+    tokens = torch.tensor([[7, 7, 7], [7, 5, 5], [5, 5, 6]])
+    found = largest_entry(x, tokens, {"newline": {7}, "full_stop": {6}})
+    assert [found[f"on_{kind}"].item() for kind in ("first", "newline", "full_stop")] == [
+        pytest.approx(1 / 3) for _ in range(3)
+    ]
+
+
+class PlantedScore(nn.Module):
+    """Head 1 gives token 0 eight tenths of every later query's attention, the other heads are uniform."""
+
+    def forward(self, q_BHTd, k_BHSd):
+        B, H, T, _ = q_BHTd.shape
+        score = torch.zeros(B, H, T, T)
+        rest = 0.2 / torch.arange(1, T).clamp(min=1)
+        score[:, 1, 1:] = rest.log()[:, None]
+        score[:, 1, 1:, 0] = math.log(0.8)
+        return score
+
+
+def test_a_head_that_attends_to_the_first_token_is_reported_exactly_there(tiny):
+    model = build_model(tiny("model.n_heads=4", "position=none"), 11)
+    model.blocks[1].attn.core.score = PlantedScore()
+    model.blocks[1].attn.core.scale = 1.0
+    model.blocks[1].attn.core.fused = False
+    found = probe(model, TOKENS)
+    uniform = sum(1 / i for i in range(2, 9)) / 7
+    assert found["attn/block_001/first_token_mass"] == pytest.approx([uniform, 0.8, uniform, uniform])
+    assert found["attn/block_001/sink_rate"] == [
+        1.0 if (1 + 7 * m) / 8 > 0.3 else 0.0 for m in (uniform, 0.8, uniform, uniform)
+    ]
+    assert found["attn/block_001/entropy"][0] == pytest.approx(1.0)
+    assert all(mass < 0.75 for mass in found["attn/block_000/first_token_mass"])
+
+
+# -------------------------------------------------------------------------------------------------------- no trace
+
+
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("overrides", [(), ("norm=batch",), ("model.dropout=0.3",), ("gate=elementwise",)], ids=str)
+def test_a_probe_leaves_no_trace(tiny, overrides, full):
+    """Parameters, buffers, gradients, optimizer, mode, hooks, random state and the next loss, bit by bit."""
+    config = tiny(*overrides)
+    model = build_model(config, 11).train()
+    optimizer = build_optimizer(model, config.optim, 0.1)
+    model(TOKENS).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    twin, moments = copy.deepcopy(model), copy.deepcopy(optimizer.state_dict())
 
     def next_loss(m):
         torch.manual_seed(5)
@@ -60,11 +378,13 @@ def test_a_probe_leaves_no_trace(tiny, overrides):
         return loss
 
     before = torch.get_rng_state()
-    probe(model, TOKENS)
+    probe(model, TOKENS, full)
+    matrix_probe(model, optimizer)
     assert torch.equal(torch.get_rng_state(), before)
     assert model.training
-    assert not [m for m in model.modules() if m._forward_hooks]
+    assert not [m for m in model.modules() if m._forward_hooks or m._forward_pre_hooks]
     assert all(p.grad is None for p in model.parameters())
+    assert str(optimizer.state_dict()) == str(moments)
     assert torch.equal(next_loss(model), next_loss(twin))
     for ours, theirs in zip(model.state_dict().values(), twin.state_dict().values(), strict=True):
         assert torch.equal(ours, theirs)
@@ -72,8 +392,25 @@ def test_a_probe_leaves_no_trace(tiny, overrides):
         assert torch.equal(ours.grad, theirs.grad)
 
 
+def test_training_is_the_same_bit_by_bit_under_any_probe_and_any_schedule(tiny_run):
+    def losses(number, *overrides):
+        out = train(compose(tiny_run("train.steps=7", f"study=s{number}", *overrides)), quiet=True)
+        rows = [row for row in read_jsonl(out.path / "metrics.jsonl") if "train/loss" in row]
+        return [(row["train/loss"], row["grad_norm/global"]) for row in rows] + [out.summary["val_loss"]]
+
+    probes = (
+        ("probe=off",),
+        (),
+        ("probe=full",),
+        ("probe=full", "probe.every=1"),
+        ("probe.every=3", "probe.sequences=1"),
+    )
+    expected, *others = (losses(number, *overrides) for number, overrides in enumerate(probes))
+    assert others == [expected] * 4
+
+
 def test_a_probe_outside_evaluation_mode_would_leave_a_trace(tiny):
-    """The control of the test above: a forward pass in training mode does move BatchNorm's running statistics."""
+    """The control of the tests above: a forward pass in training mode does move BatchNorm's running statistics."""
     model = build_model(tiny("norm=batch"), 11).train()
     before = copy.deepcopy(model.state_dict())
     with torch.no_grad():
@@ -84,8 +421,8 @@ def test_a_probe_outside_evaluation_mode_would_leave_a_trace(tiny):
 def test_hooks_are_gone_even_when_the_pass_fails(tiny):
     model = build_model(tiny("position=learned"), 11)
     with pytest.raises(ValueError, match="8 positions"):
-        probe(model, torch.zeros(1, 9, dtype=torch.long))
-    assert not [m for m in model.modules() if m._forward_hooks]
+        probe(model, torch.zeros(1, 9, dtype=torch.long), full=True)
+    assert not [m for m in model.modules() if m._forward_hooks or m._forward_pre_hooks]
 
 
 def test_evaluation_mode_gives_back_the_mode_that_was_there(tiny):
@@ -101,7 +438,58 @@ def test_probes_fall_on_powers_of_two_and_every_so_often():
     assert [s for s in range(130) if due(s, 50)] == [1, 2, 4, 8, 16, 32, 50, 64, 100, 128]
 
 
-def test_weight_rms_is_over_all_matrix_entries_of_a_block(tiny):
-    model = build_model(tiny("bias=on"), 11)
-    entries = torch.cat([p.flatten() for p in model.blocks[1].parameters() if p.ndim > 1])
-    assert weight_rms(model)["weight_rms/block_001"] == pytest.approx(rms(entries).item(), rel=1e-5)
+def peak_bytes(work):
+    """Largest memory that lived at a time while `work` ran, from the allocator's own events."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
+        kept = work()
+    events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
+    live = np.cumsum([e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())])
+    del kept
+    return int(live.max())
+
+
+def test_a_probe_needs_no_more_memory_than_a_forward_pass_of_its_batch():
+    """Against the forward pass of training, attention on the plain path, which keeps what the backward pass needs."""
+    config = compose(["model.n_layers=4", "model.d_model=64", "model.n_heads=4", "model.context=64"])
+    model = build_model(config, 256)
+    tokens = torch.randint(0, 256, (4, 64), generator=torch.Generator().manual_seed(0))
+    for block in model.blocks:
+        block.attn.core.fused = False
+    forward = peak_bytes(lambda: model(tokens))
+    for full in (False, True):
+        assert peak_bytes(lambda full=full: probe(model, tokens, full)) < forward
+
+
+# -------------------------------------------------------------------------------------------------------- in a run
+
+
+def test_a_full_probe_of_a_run_holds_weights_updates_and_token_kinds(tiny_run):
+    out = train(compose(tiny_run("train.steps=4", "probe=full")), quiet=True)
+    record = read_run(out.path)
+    last = record.probes()[-1]
+    assert last["step"] == 4
+    assert 0 < last["update_ratio/block_000/query"] < 1
+    assert last["weight/block_001/ffn_out/spectral_norm"] > last["weight/block_001/ffn_out/rms"]
+    assert "act/block_000/resid/top_on_newline" in last
+    assert "update_ratio/block_000/query" not in record.probes()[0]  # before the first step there is none
+    assert out.summary["attn/sink_rate"] == record.metrics()[-1]["attn/sink_rate"]
+    assert "weight/block_001/ffn_out/rms" not in record.metrics()[-1]
+
+
+def test_arms_of_a_study_are_probed_on_the_same_tokens(tiny_run):
+    outs = [train(compose(tiny_run("train.steps=2", *more)), quiet=True) for more in ((), ("norm=layer", "seed=3"))]
+    assert outs[0].summary["probe_hash"] == outs[1].summary["probe_hash"]
+
+
+@pytest.mark.slow
+def test_a_compiled_model_is_probed_as_an_eager_one(tiny_run):
+    eager, compiled = (
+        train(compose(tiny_run("train.steps=4", f"train.compile={mode}", f"study={mode}", "probe=full")), quiet=True)
+        for mode in ("off", "on")
+    )
+    theirs, ours = read_run(eager.path).probes(), read_run(compiled.path).probes()
+    assert len(ours) == len(theirs) == 4
+    for a, b in zip(ours, theirs, strict=True):
+        assert a.keys() == b.keys()
+        for name in a.keys() - {"seconds"}:
+            np.testing.assert_allclose(a[name], b[name], rtol=2e-3, atol=1e-4, err_msg=name)

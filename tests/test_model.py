@@ -2,12 +2,14 @@ import itertools
 
 import pytest
 import torch
+from equivalences import declared
 from options import ALL, EVERY_OPTION, option_pairs
 
+from nexus_ablate.attention import AttentionCore
 from nexus_ablate.axes.roles import parameter_roles
 from nexus_ablate.errors import UserError
 from nexus_ablate.measure.counts import flops_per_token, parameters
-from nexus_ablate.model import AttentionCore, build_model, meta_model
+from nexus_ablate.model import build_model, meta_model
 
 TOKENS = torch.randint(0, 11, (2, 8), generator=torch.Generator().manual_seed(0))
 PAIRS = option_pairs()
@@ -35,6 +37,7 @@ def after_a_step(model):
     return model(TOKENS)
 
 
+GATES = ("elementwise", "headwise", "head_shared")
 SWITCHES = {
     "bias": ["off", "on"],
     "norm_bias": ["off", "on"],
@@ -50,15 +53,47 @@ SWITCHES = {
     "position.fraction": ["0.5", "1"],
     "position.pairing": ["half", "interleaved"],
     "init.std": ["0.02", "0.1"],
+    "init.branch_scale": ["off", "on"],
+    "norm.gain_init": ["0.5", "1"],
     "seed": ["0", "1"],
+    "qkv_bias": ["off", "on"],
+    "attn_out_bias": ["off", "on"],
+    "ffn_bias": ["off", "on"],
+    "n_kv_heads": ["1", "2"],
+    "window": ["off", "2", "[2,0]"],
+    "attn_scale": ["auto", "1"],
+    "attn_softcap": ["off", "0.1"],
+    "final_softcap": ["off", "0.1"],
+    "kv_bias": ["off", "key", "key_value"],
+    "sink_token": ["off", "on"],
+    "attention=luong_concat attention.width": ["auto", "3"],
+    "attention=additive attention.width": ["auto", "3"],
+    "attention=additive attention.bias": ["off", "on"],
+    "normalizer=sink normalizer.start": ["0", "1"],
+    "normalizer=clipped normalizer.zeta": ["1", "1.1"],
+    "normalizer=clipped normalizer.gamma": ["auto", "-0.1"],
+    "normalizer=clipped normalizer.alpha": ["2", "4"],
+    "normalizer=sigmoid normalizer.normalized": ["off", "on"],
+    **{f"qk_norm={name} qk_norm.eps": ["1e-6", "1e-2"] for name in ALL["qk_norm"] if name not in ("none", "l2")},
+    **{f"gate={name} gate.site": ["sdpa", "value", "key", "query"] for name in GATES},
+    "gate=elementwise gate.site": ["sdpa", "value", "key", "query", "output"],
+    **{f"gate={name} gate.activation": ["sigmoid", "ns_sigmoid", "silu", "identity"] for name in GATES},
+    **{f"gate={name} gate.input": ["off", "on"] for name in GATES},
+    "gate=bondarenko gate.start": ["0.25", "0.5"],
+    "gate=bondarenko gate.form": ["linear", "mlp", "all_heads"],
+    "gate=bondarenko gate.form=mlp gate.hidden": ["auto", "5"],
 }
+"""Values that each key may take in turn; what stands before the key is set for all of them."""
 
 
 @pytest.mark.parametrize(
     ("axis", "a", "b"), [(axis, a, b) for axis, names in ALL.items() for a, b in itertools.combinations(names, 2)]
 )
 def test_every_option_changes_the_model(tiny, axis, a, b):
-    first, second = after_a_step(build(tiny, f"{axis}={a}")), after_a_step(build(tiny, f"{axis}={b}"))
+    if declared(f"{axis}={a}", f"{axis}={b}"):
+        return  # proved equal in test_equivalences.py
+    large = [] if axis == "init" else ["init=xavier"]  # GPT-2's small values hide what differs in curvature alone
+    first, second = (after_a_step(build(tiny, *large, f"{axis}={name}")) for name in (a, b))
     assert (first - second).abs().max() > 1e-5
 
 
@@ -66,7 +101,8 @@ def test_every_option_changes_the_model(tiny, axis, a, b):
     ("key", "a", "b"), [(k, a, b) for k, values in SWITCHES.items() for a, b in itertools.combinations(values, 2)]
 )
 def test_every_switch_and_key_changes_the_model(tiny, key, a, b):
-    extra = ["init=gpt2"] if key.startswith("init") else []
+    *extra, key = key.split()
+    extra += ["init=gpt2"] if key.startswith("init") else []
     first, second = (after_a_step(build(tiny, *extra, f"{key}={value}")) for value in (a, b))
     assert not torch.equal(first, second)
 
@@ -237,13 +273,3 @@ def test_dropout_acts_in_training_only(tiny):
     first = model.train()(TOKENS)
     assert not torch.equal(first, model(TOKENS))
     assert torch.equal(model.eval()(TOKENS), build(tiny).eval()(TOKENS))
-
-
-@pytest.mark.parametrize("fused", [True, False])
-def test_attention_rows_are_weights_over_the_past(tiny, fused):
-    model = build(tiny, "position=alibi")
-    core = model.blocks[0].attn.core
-    q = torch.randn(1, 2, 5, 8)
-    weights = core.weights(q, q, model.position.score_bias(5, 0))
-    torch.testing.assert_close(weights.sum(-1), torch.ones(1, 2, 5))
-    assert torch.equal(weights, weights.tril())

@@ -6,6 +6,7 @@ from torch import nn
 
 from nexus_ablate.axes.norm import NORMS, DynamicTanh
 from nexus_ablate.config import default_option
+from nexus_ablate.errors import ConfigError
 
 
 def build(name, width=8, bias=False, site="ffn", **keys):
@@ -84,19 +85,87 @@ def test_dyt_takes_the_alpha_that_is_asked_for():
     assert build("dyt", alpha_other=0.7).alpha.item() == pytest.approx(0.7)
 
 
+def test_layer_nonparam_is_torch_s_layer_norm_without_parameters(x):
+    norm = build("layer_nonparam")
+    torch.testing.assert_close(norm(x), nn.LayerNorm(8, eps=1e-5, elementwise_affine=False)(x), rtol=0, atol=1e-6)
+    assert not list(norm.parameters())
+
+
+def test_rms_zero_is_rms_with_one_added_to_its_weight(x):
+    ours, theirs = build("rms_zero"), nn.RMSNorm(8, eps=1e-6)
+    assert torch.equal(ours.excess, torch.zeros(8))
+    randomise(ours)
+    theirs.weight = nn.Parameter(1 + ours.excess.detach())
+    torch.testing.assert_close(ours(x), theirs(x), rtol=0, atol=1e-6)
+
+
+def test_rms_outside_is_the_authors_definition(x):
+    norm = randomise(build("rms_outside"))
+    rms = x.norm(2, dim=-1, keepdim=True) * 8**-0.5
+    torch.testing.assert_close(norm(x), norm.gain * x / (rms + 1e-8))
+
+
+def test_eps_outside_the_root_keeps_the_scale_of_small_inputs_out_and_inside_does_not():
+    small = torch.full((1, 4), 1e-5)
+    torch.testing.assert_close(build("rms_outside", width=4)(small), torch.ones(1, 4), rtol=2e-3, atol=0)
+    assert build("rms", width=4)(small).max() < 0.02
+
+
+def test_t5_is_rms_in_float32_and_keeps_the_input_s_precision(x):
+    ours, theirs = randomise(build("t5")), nn.RMSNorm(8, eps=1e-6)
+    theirs.weight = ours.gain
+    torch.testing.assert_close(ours(x), theirs(x), rtol=0, atol=1e-6)
+    low = x.bfloat16()
+    mean_square = low.float().square().mean(-1, keepdim=True)
+    expected = ours.gain.bfloat16() * (low * torch.rsqrt(mean_square + 1e-6)).bfloat16()
+    assert torch.equal(ours(low), expected)
+    assert ours(low).dtype == torch.bfloat16
+
+
+def test_derf_is_gain_times_erf_of_alpha_x_plus_shift_plus_bias(x):
+    norm = build("derf", bias=True)
+    assert (norm.alpha.item(), norm.shift.item()) == (1.0, 0.0)
+    randomise(norm)
+    torch.testing.assert_close(norm(x), norm.gain * torch.erf(norm.alpha * x + norm.shift) + norm.bias)
+
+
+@pytest.mark.parametrize("name", [n for n in NORMS.names() if "gain_init" in NORMS.keys_of(n)])
+@pytest.mark.parametrize("site", ["attn", "ffn_out", "attn_inner"])
+def test_gain_init_multiplies_what_a_norm_in_a_block_starts_with(name, site, x):
+    torch.testing.assert_close(build(name, site=site, gain_init=0.25)(x), 0.25 * build(name, site=site)(x))
+    assert torch.equal(build(name, site=site, gain_init=0.0)(x), torch.zeros_like(x))
+
+
+@pytest.mark.parametrize("name", [n for n in NORMS.names() if "gain_init" in NORMS.keys_of(n)])
+@pytest.mark.parametrize("site", ["final", "query", "key"])
+def test_gain_init_leaves_the_final_norm_and_norms_of_queries_and_keys_alone(name, site, x):
+    assert torch.equal(build(name, site=site, gain_init=0.25)(x), build(name, site=site)(x))
+
+
+@pytest.mark.parametrize("name", [n for n in NORMS.names() if n not in ("none", "layer_nonparam")])
+def test_every_norm_but_the_parameterless_ones_has_a_gain_to_start_elsewhere(name):
+    assert "gain_init" in NORMS.keys_of(name)
+
+
+@pytest.mark.parametrize("name", ["t5", "layer_nonparam", "none"])
+def test_a_norm_that_has_no_bias_refuses_one(tiny, name):
+    with pytest.raises(ConfigError, match=f"norm={name} and norm_bias=on"):
+        tiny(f"norm={name}", "norm_bias=on")
+
+
 def test_none_is_the_identity(x):
     assert torch.equal(build("none")(x), x)
     assert not list(build("none").parameters())
 
 
-@pytest.mark.parametrize("name", ["layer", "rms", "scale", "batch", "dyt"])
+@pytest.mark.parametrize("name", ["layer", "rms", "rms_zero", "rms_outside", "scale", "batch", "dyt", "derf"])
 def test_bias_adds_a_vector_of_zeros_and_nothing_else(name, x):
     without, with_bias = build(name, bias=False), build(name, bias=True)
     assert {n for n, _ in with_bias.named_parameters()} - {n for n, _ in without.named_parameters()} == {"bias"}
     assert torch.equal(without(x), with_bias(x))
 
 
-@pytest.mark.parametrize("name", ["layer", "rms", "scale"])
+@pytest.mark.parametrize("name", ["layer", "layer_nonparam", "rms", "rms_zero", "rms_outside", "t5", "scale"])
 def test_the_norm_does_not_see_the_scale_of_its_input(name, x):
     torch.testing.assert_close(build(name)(x * 7), build(name)(x), rtol=0, atol=1e-4)
 
@@ -106,7 +175,7 @@ def test_layer_ignores_a_shift_and_rms_does_not(x):
     assert (build("rms")(x + 5) - build("rms")(x)).abs().max() > 0.1
 
 
-@pytest.mark.parametrize("name", ["layer", "rms", "scale", "batch", "dyt"])
+@pytest.mark.parametrize("name", [n for n in NORMS.names() if "fp32" in NORMS.keys_of(n)])
 def test_fp32_off_takes_statistics_in_the_low_precision(name):
     x = (torch.randn(4, 64, generator=torch.Generator().manual_seed(1)) * 3).bfloat16().float()
     exact = build(name, width=64)(x)

@@ -1,21 +1,30 @@
+import math
+
 import pytest
 import torch
 from torch import nn
 
 from nexus_ablate.axes.placement import PLACEMENTS, Parts
 from nexus_ablate.config import default_option
+from nexus_ablate.errors import ConfigError
+from nexus_ablate.measure.probe import probe
 from nexus_ablate.model import build_model
+from nexus_ablate.registry import option_files
+from nexus_ablate.training.optimizer import decay_groups
+
+TOKENS = torch.randint(0, 11, (2, 8), generator=torch.Generator().manual_seed(0))
+HYBRIDNORM = ("hybridnorm", "hybridnorm_star")
 
 
 class Times(nn.Module):
-    """A branch that multiplies by a matrix, so that the order of things can be told from the result."""
+    """A branch that is not linear, so that the order of things can be told from the result."""
 
     def __init__(self, seed):
         super().__init__()
         self.weight = torch.randn(6, 6, generator=torch.Generator().manual_seed(seed))
 
     def forward(self, x, position=None):
-        return x @ self.weight
+        return torch.tanh(x @ self.weight)
 
 
 def norm(x):
@@ -27,54 +36,362 @@ class Norm(nn.Module):
         return norm(x)
 
 
-def block(name, n_layers=4):
-    parts = Parts(Times(1), Times(2), lambda site: Norm(), 0, n_layers)
-    return PLACEMENTS.build(default_option("placement", name), parts)
+def block(name, layer=0, n_layers=4, **keys):
+    option = default_option("placement", name)
+    option.keys |= keys
+    parts = Parts(Times(1), Times(2), lambda site: Norm(), 6, layer, n_layers)
+    return PLACEMENTS.build(option, parts)
+
+
+@pytest.fixture
+def x():
+    return torch.randn(2, 3, 6, generator=torch.Generator().manual_seed(0))
+
+
+def run(placement, x):
+    """The stream after one block and a final norm."""
+    stream = placement.enter(x)
+    return placement.leave(placement(stream, nn.Identity()), Norm())
 
 
 A, F = Times(1), Times(2)
-REFERENCES = {
-    "pre": lambda x: (h := x + A(norm(x))) + F(norm(h)),
-    "post": lambda x: norm((h := norm(x + A(x))) + F(h)),
-    "hybrid": lambda x: norm((h := x + A(norm(x))) + F(h)),
-    "deepnorm": lambda x: norm(8**0.25 * (h := norm(8**0.25 * x + A(x))) + F(h)),
+
+
+def pre(x):
+    return (h := x + A(norm(x))) + F(norm(h))
+
+
+def post(x):
+    return norm((h := norm(x + A(x))) + F(h))
+
+
+def dual(x):
+    """Both streams written out: what the blocks read, and the plain sum."""
+    first = A(x)
+    second = F(h := norm(x + first))
+    return norm(h + second) + norm(x + first + second)
+
+
+REFERENCES = {  # the stream after block `layer` of 4; `dual` with its final norm
+    "pre": lambda x, layer: pre(x),
+    "post": lambda x, layer: post(x),
+    "hybrid": lambda x, layer: norm((h := x + A(norm(x))) + F(h)),
+    "hybridnorm": lambda x, layer: (z := norm(x + A(x))) + F(z),
+    "hybridnorm_star": lambda x, layer: pre(x) if layer == 0 else (z := norm(x + A(x))) + F(z),
+    "deepnorm": lambda x, layer: norm(8**0.25 * (h := norm(8**0.25 * x + A(x))) + F(h)),
+    "sandwich": lambda x, layer: (h := x + norm(A(norm(x)))) + norm(F(norm(h))),
+    "output": lambda x, layer: (h := x + norm(A(x))) + norm(F(h)),
+    "subln": lambda x, layer: pre(x),  # its inner norms are inside the branches: tested below
+    "mixln": lambda x, layer: post(x) if layer == 0 else pre(x),
+    "lns": lambda x, layer: (h := x + A(norm(x) / math.sqrt(layer + 1))) + F(norm(h) / math.sqrt(layer + 1)),
+    "residual_scale": lambda x, layer: (h := x + A(norm(x)) / math.sqrt(8)) + F(norm(h)) / math.sqrt(8),
+    "layerscale": lambda x, layer: (h := x + 0.1 * A(norm(x))) + 0.1 * F(norm(h)),
+    "rezero": lambda x, layer: (h := x + 0.7 * A(x)) + 0.7 * F(h),
+    "dual": lambda x, layer: dual(x),
+    "parallel": lambda x, layer: x + A(norm(x)) + F(norm(x)),
 }
 
 
+@pytest.mark.parametrize("layer", [0, 1, 3])
 @pytest.mark.parametrize("name", PLACEMENTS.names())
-def test_a_placement_is_its_published_equation(name):
-    x = torch.randn(2, 3, 6, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(block(name)(x, nn.Identity()), REFERENCES[name](x))
+def test_a_placement_is_its_published_equation(name, layer, x):
+    placement = block(name, layer)
+    if name == "rezero":
+        nn.init.constant_(placement.scale, 0.7)
+    reference = REFERENCES[name](x, layer)
+    torch.testing.assert_close(run(placement, x), reference if name == "dual" else norm(reference))
+    if name != "dual":
+        torch.testing.assert_close(placement(x, nn.Identity()), reference)
 
 
-def test_placements_of_the_same_parts_differ():
-    x = torch.randn(2, 3, 6, generator=torch.Generator().manual_seed(0))
-    outputs = [block(name)(x, nn.Identity()) for name in PLACEMENTS.names()]
-    for i, first in enumerate(outputs):
-        assert all((first - other).abs().max() > 1e-3 for other in outputs[i + 1 :])
+def test_rezero_can_have_a_norm_in_front_of_its_branches(x):
+    placement = block("rezero", norm=True)
+    nn.init.constant_(placement.scale, 0.7)
+    torch.testing.assert_close(placement(x, nn.Identity()), (h := x + 0.7 * A(norm(x))) + 0.7 * F(norm(h)))
+
+
+def test_parallel_with_two_norms_gives_each_branch_its_own():
+    assert block("parallel", norms=1).norm_ffn is None
+    placement = block("parallel", norms=2)
+    placement.norm_ffn = nn.Tanh()
+    x = torch.randn(2, 3, 6)
+    torch.testing.assert_close(placement(x, nn.Identity()), x + A(norm(x)) + F(torch.tanh(x)))
+
+
+@pytest.mark.parametrize(
+    ("fraction", "n_layers", "count"), [(0.25, 12, 3), (0.25, 24, 6), (0.29, 100, 29), (0.25, 2, 1)]
+)
+def test_mixln_is_post_norm_in_the_published_number_of_first_blocks(fraction, n_layers, count):
+    post = [block("mixln", layer, n_layers, post_fraction=fraction).post for layer in range(n_layers)]
+    assert post == [layer < count for layer in range(n_layers)]
+
+
+@pytest.mark.parametrize(("n_layers", "scale"), [(2, 0.5), (8, 0.25), (50, 0.1)])
+def test_residual_scale_is_one_over_the_root_of_the_additions_or_what_is_asked_for(n_layers, scale):
+    assert block("residual_scale", n_layers=n_layers).branch_scale == pytest.approx(scale)
+    assert block("residual_scale", branch_scale=0.3).branch_scale == 0.3
+
+
+@pytest.mark.parametrize(("n_layers", "start"), [(1, 0.1), (18, 0.1), (19, 1e-5), (24, 1e-5), (25, 1e-6), (36, 1e-6)])
+def test_layerscale_starts_at_the_published_value_of_its_depth_or_what_is_asked_for(n_layers, start):
+    placement = block("layerscale", n_layers=n_layers)
+    torch.testing.assert_close(placement.scale_attn.detach(), torch.full((6,), start))
+    assert placement.scale_attn is not placement.scale_ffn
+    assert block("layerscale", start=0.5).scale_ffn.eq(0.5).all()
+
+
+def test_layerscale_scales_each_channel(x):
+    placement = block("layerscale")
+    s, t = torch.rand(6), torch.rand(6)
+    placement.scale_attn.data, placement.scale_ffn.data = s, t
+    torch.testing.assert_close(placement(x, nn.Identity()), (h := x + s * A(norm(x))) + t * F(norm(h)))
+
+
+def test_placements_of_the_same_parts_differ(x):
+    outputs = {}
+    for name in set(PLACEMENTS.names()) - {"subln"}:
+        placement = block(name, layer=1)
+        outputs[name] = placement.leave(placement(placement.enter(x), nn.Identity()), nn.Identity())
+    same_here = [{"hybridnorm", "hybridnorm_star"}, {"pre", "mixln"}]  # they differ in the first block
+    for one in outputs:
+        for other in outputs.keys() - {one}:
+            if {one, other} not in same_here:
+                assert (outputs[one] - outputs[other]).abs().max() > 1e-3, (one, other)
+
+
+# ------------------------------------------------------------------------------------------------- gains and init
 
 
 @pytest.mark.parametrize("n_layers", [2, 12, 24, 100, 1000])
 def test_deepnorm_scales_residual_and_init_as_published(n_layers):
-    assert block("deepnorm", n_layers).residual_scale == pytest.approx((2 * n_layers) ** 0.25)
+    assert block("deepnorm", n_layers=n_layers).residual_scale == pytest.approx((2 * n_layers) ** 0.25)
     gains = PLACEMENTS.get("deepnorm").init_gains(n_layers)
     assert gains == dict.fromkeys(("value", "attn_out", "ffn_in", "ffn_out"), pytest.approx((8 * n_layers) ** -0.25))
 
 
-def test_deepnorm_gain_reaches_exactly_the_four_weight_groups(tiny):
-    """Against the same model with Xavier init and no gain: q and k equal, the others scaled by (8L)^(-1/4)."""
-    deep = dict(build_model(tiny("placement=deepnorm", "ffn=gelu")).named_parameters())
-    post = dict(build_model(tiny("placement=post", "init=xavier", "ffn=gelu")).named_parameters())
-    scaled = {n for n in deep if not torch.equal(deep[n], post[n])}
-    block_scaled = {n.removeprefix("blocks.0.") for n in scaled if n.startswith("blocks.0.")}
-    assert block_scaled == {"attn.value.weight", "attn.out.weight", "ffn.up.weight", "ffn.down.weight"}
-    assert all(n.startswith("blocks.") for n in scaled)
-    for name in scaled:
-        torch.testing.assert_close(deep[name], post[name] * 16**-0.25)
+@pytest.mark.parametrize(("n_layers", "gain"), [(2, 1.17741), (12, 1.78271), (1000, 2.75697)])
+def test_subln_scales_init_up_by_the_root_of_ln_2l(n_layers, gain):
+    gains = PLACEMENTS.get("subln").init_gains(n_layers)
+    assert gains == dict.fromkeys(("value", "attn_out", "ffn_in", "ffn_out"), pytest.approx(gain, abs=1e-5))
 
 
-@pytest.mark.parametrize(("name", "final"), [("pre", True), ("post", False), ("hybrid", False), ("deepnorm", False)])
+def test_no_other_placement_scales_the_init():
+    scaling = {name for name in PLACEMENTS.names() if PLACEMENTS.get(name).init_gains(4)}
+    assert scaling == {"deepnorm", "subln"}
+
+
+@pytest.mark.parametrize(("name", "gain"), [("deepnorm", 16**-0.25), ("subln", math.sqrt(math.log(4)))])
+def test_a_gain_reaches_exactly_the_four_weight_groups(tiny, name, gain):
+    """Against post-norm with the same init and no gain: q and k equal, the others scaled."""
+    scaled = dict(build_model(tiny(f"placement={name}", "init=xavier", "ffn=gelu")).named_parameters())
+    plain = dict(build_model(tiny("placement=post", "init=xavier", "ffn=gelu")).named_parameters())
+    other = {n for n in plain if not torch.equal(scaled[n], plain[n])}
+    assert {n.removeprefix("blocks.0.") for n in other if n.startswith("blocks.0.")} == {
+        "attn.value.weight",
+        "attn.out.weight",
+        "ffn.up.weight",
+        "ffn.down.weight",
+    }
+    assert all(n.startswith("blocks.") for n in other)
+    for n in other:
+        torch.testing.assert_close(scaled[n], plain[n] * gain)
+
+
+# ---------------------------------------------------------------------------------------- norms and where they stand
+
+SITES = {  # norms of width d_model per block of a model, formulas of the papers
+    "pre": 2,
+    "post": 2,
+    "hybrid": 2,
+    "hybridnorm": 1,
+    "deepnorm": 2,
+    "sandwich": 4,
+    "output": 2,
+    "subln": 4,
+    "mixln": 2,
+    "lns": 2,
+    "residual_scale": 2,
+    "layerscale": 2,
+    "rezero": 0,
+    "dual": 2,
+    "parallel": 1,
+}
+
+
+def norms_of(placement):
+    return [n for n, m in placement.named_modules() if type(m).__name__ == "RMSNorm" and "qk_norm" not in n]
+
+
+@pytest.mark.parametrize("name", SITES)
+def test_a_block_has_the_published_number_of_norms(tiny, name):
+    assert [len(norms_of(b)) for b in build_model(tiny(f"placement={name}")).blocks] == [SITES[name]] * 2
+
+
+def test_keys_that_add_norms_add_them(tiny):
+    for overrides, count in (
+        (["placement=parallel", "placement.norms=2"], 2),
+        (["placement=rezero", "placement.norm=on"], 2),
+    ):
+        assert len(norms_of(build_model(tiny(*overrides)).blocks[0])) == count
+
+
+def test_hybridnorm_star_has_one_more_norm_in_its_first_block(tiny):
+    assert [len(norms_of(b)) for b in build_model(tiny("placement=hybridnorm_star")).blocks] == [2, 1]
+
+
+def test_subln_norms_the_concatenated_heads_and_the_hidden_layer(tiny):
+    model = build_model(tiny("placement=subln", "model.head_dim=4", "d_ff_ratio=2"))
+    attn, ffn = model.blocks[0].attn, model.blocks[0].ffn
+    assert attn.inner_norm.gain.shape == (2 * 4,)
+    assert ffn.inner_norm.gain.shape == (32,)
+    seen = {}
+    for name, module in (("heads", attn.inner_norm), ("out", attn.out), ("down", ffn.down)):
+        module.register_forward_hook(lambda m, inputs, output, name=name: seen.update({name: (inputs[0], output)}))
+    model(TOKENS)
+    torch.testing.assert_close(seen["out"][0], seen["heads"][1])
+    for name in ("out", "down"):
+        torch.testing.assert_close(seen[name][0].square().mean(-1), torch.ones(2, 8), rtol=0.1, atol=0)
+
+
+FINAL = dict.fromkeys(PLACEMENTS.names(), True) | dict.fromkeys(("post", "hybrid", "deepnorm", "rezero"), False)
+
+
+@pytest.mark.parametrize(("name", "final"), FINAL.items())
 def test_the_final_norm_belongs_to_the_placement_and_can_be_overruled(tiny, name, final):
     assert isinstance(build_model(tiny(f"placement={name}")).final_norm, nn.Identity) is not final
     assert isinstance(build_model(tiny(f"placement={name}", "final_norm=off")).final_norm, nn.Identity)
     assert not isinstance(build_model(tiny(f"placement={name}", "final_norm=on")).final_norm, nn.Identity)
+
+
+# ------------------------------------------------------------------------------------------------ claims of a model
+
+
+def streams(model):
+    """The embedding as the first block gets it, and the stream after each block."""
+    found = []
+    model.blocks[0].register_forward_pre_hook(lambda m, inputs: found.append(inputs[0]))
+    for b in model.blocks:
+        b.register_forward_hook(lambda m, inputs, output: found.append(output))
+    model.eval()(TOKENS)
+    return found
+
+
+@pytest.mark.parametrize("overrides", [["placement=rezero"], ["placement=output", "norm.gain_init=0"]], ids=",".join)
+@pytest.mark.parametrize("norm", ["rms", "layer", "scale"])
+def test_these_blocks_start_as_the_identity(tiny, overrides, norm):
+    first, *later = streams(build_model(tiny(*overrides, f"norm={norm}"), 11))
+    assert all(torch.equal(first, stream) for stream in later)
+
+
+@pytest.mark.parametrize("name", PLACEMENTS.names())
+@pytest.mark.parametrize("ffn", ["swiglu", "gelu"])
+def test_no_placement_is_dead_at_gain_0_without_a_word(tiny, name, ffn):
+    """Either it refuses norm.gain_init=0, or it warns, or every parameter learns."""
+    try:
+        config = tiny(f"placement={name}", "norm.gain_init=0", f"ffn={ffn}")
+    except ConfigError as refused:
+        assert "norm.gain_init=0" in str(refused)
+        return
+    if any("norm.gain_init=0" in note for note in config.resolved.notes):
+        return
+    model = build_model(config, 11)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    learned = set()
+    for _ in range(5):
+        loss = nn.functional.cross_entropy(model(TOKENS[:, :-1]).flatten(0, 1), TOKENS[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        learned |= {n for n, p in model.named_parameters() if p.grad is not None and p.grad.any()}
+        optimizer.step()
+    assert learned == dict(model.named_parameters()).keys()
+
+
+def test_layerscale_starts_near_the_identity(tiny):
+    first, *_, last = streams(build_model(tiny("placement=layerscale", "placement.start=1e-6"), 11))
+    torch.testing.assert_close(first, last, rtol=0, atol=1e-5)
+
+
+def test_post_norm_streams_have_unit_rms_and_pre_norm_ones_grow(tiny):
+    sizes = {
+        name: [
+            s.square().mean().sqrt().item() for s in streams(build_model(tiny(f"placement={name}", "init=xavier"), 11))
+        ]
+        for name in ("pre", "post", "sandwich")
+    }
+    assert sizes["post"][1:] == pytest.approx([1, 1], abs=1e-2)
+    assert sizes["pre"][0] < sizes["pre"][1] < sizes["pre"][2]
+    assert sizes["sandwich"][2] <= sizes["sandwich"][0] + 4 + 1e-3  # each of four branch outputs adds at most RMS 1
+
+
+@pytest.mark.parametrize(
+    ("overrides", "vectors"),
+    [
+        (["placement=rezero"], ["blocks.0.scale", "blocks.1.scale"]),
+        (["placement=layerscale"], ["blocks.0.scale_attn", "blocks.0.scale_ffn"]),
+    ],
+)
+def test_scales_of_branches_do_not_decay_with_the_matrices(tiny, overrides, vectors):
+    groups = decay_groups(build_model(tiny(*overrides)), "matrices")
+    assert set(vectors) <= set(groups["free"])
+
+
+def test_the_two_streams_of_dual_do_not_feed_back_and_the_head_sees_their_sum(tiny):
+    model = build_model(tiny("placement=dual"), 11).eval()
+    x = model.embedding(TOKENS)
+    post, total = x, x
+    for b in model.blocks:
+        for norm_of, branch in ((b.norm_attn, lambda h, b=b: b.attn(h, model.position)), (b.norm_ffn, b.ffn)):
+            total = total + (f := branch(post))
+            post = norm_of(post + f)
+    torch.testing.assert_close(model.hidden(TOKENS), post + model.final_norm(total))
+
+
+def test_a_probe_of_dual_sees_the_stream_that_its_branches_read(tiny):
+    """Post-norm: its RMS is 1, where the plain sum's is that of the embedding and of the branches."""
+    model = build_model(tiny("placement=dual", "init=xavier"), 11)
+    seen = probe(model, TOKENS)
+    assert [seen[f"act/block_{layer:03d}/resid/rms"] for layer in (0, 1)] == pytest.approx([1, 1], abs=1e-2)
+
+
+# --------------------------------------------------------------------------------------------- prescribed and refused
+
+
+@pytest.mark.parametrize("name", HYBRIDNORM)
+def test_hybridnorm_brings_its_norm_of_queries_keys_and_values_and_its_init_and_says_so(tiny, name):
+    resolved = tiny(f"placement={name}").resolved
+    assert (resolved.qk_norm.name, resolved.init.name) == ("qkv", "megatron")
+    assert any("also changes init to megatron" in note for note in resolved.notes)
+    assert any("also changes qk_norm to qkv" in note for note in resolved.notes)
+
+
+@pytest.mark.parametrize("name", HYBRIDNORM)
+@pytest.mark.parametrize("qk_norm", sorted(option_files("qk_norm").keys() - {"none", "qkv"}))
+def test_hybridnorm_refuses_any_other_norm_of_queries_and_keys(tiny, name, qk_norm):
+    with pytest.raises(ConfigError, match=f"placement={name} and qk_norm={qk_norm}"):
+        tiny(f"placement={name}", f"qk_norm={qk_norm}")
+
+
+def test_hybridnorm_warns_of_another_init(tiny):
+    assert any("Megatron init" in note for note in tiny("placement=hybridnorm", "init=gpt2").resolved.notes)
+
+
+@pytest.mark.parametrize(
+    "init", [["init=gpt2"], ["init=megatron"], ["init=mitchell"], ["init=small", "init.branch_scale=on"]]
+)
+def test_lns_refuses_an_init_that_scales_the_branches_too(tiny, init):
+    with pytest.raises(ConfigError, match="placement=lns and init"):
+        tiny("placement=lns", *init)
+
+
+def test_lns_takes_the_authors_init_and_prescribes_one_without_depth_scaling(tiny):
+    assert tiny("placement=lns").resolved.init.name == "small"
+    assert tiny("placement=lns", "init=gpt2", "init.branch_scale=off").resolved.init.keys["std"] == 0.02
+
+
+def test_output_norm_warns_where_nothing_bounds_the_scores(tiny):
+    assert any("bounds its scores" in note for note in tiny("placement=output").resolved.notes)
+
+
+def test_rezero_says_that_the_norm_axis_has_no_effect(tiny):
+    assert any("no norm at all" in note for note in tiny("placement=rezero").resolved.notes)
+    assert not any("no norm at all" in note for note in tiny("placement=rezero", "placement.norm=on").resolved.notes)

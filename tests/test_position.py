@@ -1,19 +1,31 @@
 import math
+from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
+from transformers.models.llama4 import modeling_llama4
+from transformers.models.t5 import modeling_t5
 
 from nexus_ablate.axes.position import POSITIONS, slopes
 from nexus_ablate.axes.roles import Geometry
 from nexus_ablate.config import default_option
+from nexus_ablate.errors import ConfigError
 
-GEOMETRY = Geometry(n_layers=2, d_model=16, n_heads=2, head_dim=8, d_ff=32, context=12, vocab_size=11)
+GEOMETRY = Geometry(n_layers=2, d_model=16, n_heads=2, n_kv_heads=2, head_dim=8, d_ff=32, context=12, vocab_size=11)
 
 
-def build(name, **keys):
+def build(name, geometry=GEOMETRY, **keys):
+    """The scheme with random values in its matrices and tables."""
     option = default_option("position", name)
     option.keys |= keys
-    return POSITIONS.build(option, GEOMETRY)
+    position = POSITIONS.build(option, geometry)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in position.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(generator=generator)
+    return position
 
 
 def vectors(T=12, width=8, seed=0):
@@ -78,24 +90,28 @@ def test_rope_rotates_only_its_fraction_with_the_rotated_width_as_denominator():
     x = vectors()
     turned = rotate(build("rope", fraction=0.5), x)
     assert torch.equal(turned[..., 4:], x[..., 4:])
-    torch.testing.assert_close(turned[..., :4], rotate(build_narrow(), x[..., :4]))
+    torch.testing.assert_close(turned[..., :4], rotate(build("rope", replace(GEOMETRY, head_dim=4)), x[..., :4]))
 
 
-def build_narrow():
-    from dataclasses import replace
+def sites(position, T, layer):
+    """All that a scheme does to a sequence of T positions: the embedding, q, k, and what is added to the scores."""
+    q, k = vectors(30, seed=1)[:, :, :T], vectors(30, seed=2)[:, :, :T]
+    added = position.query_bias(q, layer, 0.5)
+    if added is None:
+        added = position.score_bias(T, layer)
+    scores = torch.zeros(1, 2, T, T) if added is None else added.expand(1, 2, T, T)
+    return position.embed(torch.zeros(1, T, 16)), *position.rotate(q, k, layer), scores.tril()
 
-    return POSITIONS.build(default_option("position", "rope"), replace(GEOMETRY, head_dim=4))
 
-
-@pytest.mark.parametrize("name", ["rope", "sinusoidal", "alibi"])
-def test_formula_schemes_go_on_beyond_the_training_context(name):
+@pytest.mark.parametrize("name", sorted(set(POSITIONS.names()) - {"learned"}))
+def test_schemes_without_a_table_of_positions_go_on_beyond_the_training_context(name):
     position = build(name)
-    longer = build(name)
-    x = torch.zeros(1, 30, 16)
-    assert position.embed(x).shape == x.shape
-    torch.testing.assert_close(rotate(position, vectors(30))[:, :, :12], rotate(longer, vectors(30)[:, :, :12]))
-    if name == "alibi":
-        assert torch.equal(position.score_bias(30, 0)[:, :12, :12], position.score_bias(12, 0))
+    for layer in range(2):
+        longer, shorter = sites(position, 30, layer), sites(position, 12, layer)
+        for wide, narrow in zip(longer, shorter, strict=True):
+            cut = wide[..., :12, :12] if wide.shape[-1] == 30 else wide[..., :12, :]
+            torch.testing.assert_close(cut, narrow)
+            assert torch.isfinite(wide).all()
 
 
 def test_learned_positions_are_not_defined_beyond_their_table():
@@ -133,7 +149,192 @@ def test_alibi_slopes_are_the_authors_for_any_number_of_heads():
     assert all(len(slopes(n)) == n == len(set(slopes(n))) for n in range(1, 40))
 
 
-def test_only_what_rotates_says_so():
-    assert {name for name in POSITIONS.names() if build(name).rotates} == {
-        name for name in POSITIONS.names() if not torch.equal(rotate(build(name), vectors()), vectors())
-    }
+@pytest.mark.parametrize("name", POSITIONS.names())
+@pytest.mark.parametrize("layer", [0, 3])
+def test_a_key_bias_acts_under_softmax_only_where_the_scheme_says_that_it_turns_keys(name, layer):
+    position = build(name, replace(GEOMETRY, n_layers=4))
+    q, k = vectors(seed=1), vectors(seed=2)
+
+    def weights(k):
+        turned_q, turned_k = position.rotate(q, k, layer)
+        return (turned_q @ turned_k.transpose(-1, -2)).softmax(-1)
+
+    change = (weights(k + vectors(1, seed=3)) - weights(k)).abs().max()
+    assert (change > 1e-3) == position.turns_keys(layer)
+
+
+KEYS = {
+    "rope": [{"theta": 100.0}, {"fraction": 0.5}, {"pairing": "interleaved"}],
+    "sinusoidal": [{"base": 100.0}],
+    "irope": [
+        {"theta": 100.0},
+        {"pairing": "interleaved"},
+        {"every": 2},
+        {"floor_scale": 3},
+        {"floor_scale": 3, "temperature": 1},
+    ],
+    "t5": [{"buckets": 16}, {"max_distance": 20}],
+    "kerple": [{"form": "power"}],
+    "fire": [{"width": 16}, {"c": 1.0}, {"threshold": 20.0}, {"shared": True}],
+    "transformer_xl": [{"base": 100.0}],
+}
+
+
+@pytest.mark.parametrize(("name", "keys"), [(name, keys) for name, changes in KEYS.items() for keys in changes])
+def test_every_key_changes_what_the_scheme_does(name, keys):
+    geometry = replace(GEOMETRY, n_layers=4)
+    default, changed = build(name, geometry), build(name, geometry, **keys)
+    pairs = [zip(sites(default, 30, n), sites(changed, 30, n), strict=True) for n in range(4)]
+    assert any(not torch.equal(a, b) for layer in pairs for a, b in layer)
+
+
+def test_every_key_but_the_form_of_the_rotation_is_in_the_table_above():
+    named = {(name, key) for name, changes in KEYS.items() for keys in changes for key in keys}
+    every = {(name, key) for name in POSITIONS.names() for key in POSITIONS.keys_of(name)}
+    assert every - named == {("rope", "form")}
+
+
+def test_irope_is_rope_but_for_every_fourth_layer():
+    irope, rope = build("irope", replace(GEOMETRY, n_layers=8)), build("rope")
+    for layer in range(8):
+        turned = irope.rotate(vectors(), vectors(seed=1), layer)
+        expected = (vectors(), vectors(seed=1)) if layer in (3, 7) else rope.rotate(vectors(), vectors(seed=1), layer)
+        assert all(torch.equal(a, b) for a, b in zip(turned, expected, strict=True))
+
+
+def test_irope_in_a_model_too_shallow_for_it_says_so(tiny):
+    said = "position=irope leaves no layer without positions"
+    assert any(said in note for note in tiny("position=irope", "model.n_layers=3").resolved.notes)
+    assert not any(said in note for note in tiny("position=irope", "model.n_layers=4").resolved.notes)
+
+
+def test_irope_sharpens_the_queries_without_positions_as_llama_4_does(monkeypatch):
+    config = modeling_llama4.Llama4TextConfig(
+        hidden_size=16, num_attention_heads=2, num_key_value_heads=2, head_dim=8, num_hidden_layers=4, floor_scale=3
+    )
+    config._attn_implementation = "eager"
+    attention = modeling_llama4.Llama4TextAttention(config, layer_idx=3)
+    seen = []
+    monkeypatch.setattr(
+        modeling_llama4,
+        "eager_attention_forward",
+        lambda module, query, key, value, *rest, **named: (seen.extend((query, key)) or value, None),
+    )
+    x = torch.randn(1, 12, 16, generator=torch.Generator().manual_seed(0))
+    attention(x, position_embeddings=None, attention_mask=None)
+    q, k = (project(x).unflatten(-1, (2, 8)).transpose(1, 2) for project in (attention.q_proj, attention.k_proj))
+    sharpened, same = build("irope", replace(GEOMETRY, n_layers=4), floor_scale=3).rotate(q, k, 3)
+    torch.testing.assert_close(sharpened, seen[0])
+    torch.testing.assert_close(same, seen[1])
+    torch.testing.assert_close(sharpened[:, :, :2], q[:, :, :2])
+    torch.testing.assert_close(sharpened[:, :, 2], q[:, :, 2] * (1 + 0.1 * math.log(2)))
+
+
+@pytest.mark.parametrize(("buckets", "max_distance"), [(32, 128), (16, 40), (7, 100)])
+def test_t5_buckets_are_those_of_another_implementation(buckets, max_distance):
+    expected = modeling_t5.T5Attention._relative_position_bucket(-torch.arange(300), False, buckets, max_distance)
+    assert build("t5", buckets=buckets, max_distance=max_distance).bucket(300).tolist() == expected.tolist()
+
+
+def test_t5_far_buckets_begin_where_the_formula_says():
+    bucket = build("t5").bucket(200).tolist()
+    starts = [bucket.index(b) for b in range(16, 32)]
+    assert starts == [16, 19, 21, 24, 27, 31, 35, 40, 46, 52, 59, 67, 77, 87, 99, 113]
+    assert bucket[:16] == list(range(16))
+    assert set(bucket[113:]) == {31}
+
+
+def test_t5_adds_the_table_entry_of_the_bucket_of_the_distance_in_every_layer():
+    t5 = build("t5")
+    bias, bucket = t5.score_bias(40, 0), t5.bucket(40)
+    for i, j in ((0, 0), (39, 0), (25, 4), (30, 29)):
+        assert torch.equal(bias[:, i, j], t5.table.weight[bucket[i - j]])
+    assert torch.equal(bias, t5.score_bias(40, 1))
+
+
+def test_t5_buckets_that_leave_no_distance_to_the_far_half_are_refused(tiny):
+    with pytest.raises(ConfigError, match="half of position"):
+        tiny("position=t5", "position.buckets=32", "position.max_distance=16")
+
+
+@pytest.mark.parametrize("form", ["log", "power"])
+def test_kerple_is_the_papers_kernel(form):
+    kerple = build("kerple", form=form)
+    with torch.no_grad():
+        kerple.log_r1_H.copy_(torch.tensor([0.3, 1.7]).log())
+        kerple.raw_r2_H.copy_(torch.tensor([0.4, 0.9]).log() if form == "log" else torch.tensor([0.2, 0.45]).logit())
+    bias = kerple.score_bias(12, 0).detach()
+    for h, (r1, r2) in enumerate(((0.3, 0.4), (1.7, 0.9))):
+        for n in (0, 1, 5, 11):
+            expected = -r1 * math.log(1 + r2 * n) if form == "log" else -r1 * n**r2
+            assert float(bias[h, 11, 11 - n]) == pytest.approx(expected, rel=1e-5)
+
+
+def test_kerple_power_starts_as_alibi_with_slopes_of_its_own():
+    kerple, alibi = build("kerple", form="power"), build("alibi")
+    with torch.no_grad():
+        kerple.log_r1_H.copy_(alibi.slope_H.log())
+    torch.testing.assert_close(kerple.score_bias(12, 0).tril(), alibi.score_bias(12, 0).tril())
+
+
+def test_kerple_starts_in_the_range_that_the_authors_draw_from():
+    log, power = (build("kerple", replace(GEOMETRY, n_heads=4), form=form) for form in ("log", "power"))
+    assert log.log_r1_H.exp().tolist() == pytest.approx([0.25, 0.75, 1.25, 1.75])
+    assert power.log_r1_H.exp().tolist() == pytest.approx([0.125, 0.375, 0.625, 0.875])
+    assert log.raw_r2_H.exp().tolist() == pytest.approx([0.5] * 4)
+
+
+@pytest.mark.parametrize("form", ["log", "power"])
+def test_kerple_has_finite_gradients_at_distance_0(form):
+    kerple = build("kerple", form=form)
+    kerple.score_bias(12, 0).tril().square().sum().backward()
+    assert all(torch.isfinite(p.grad).all() and (p.grad != 0).all() for p in kerple.parameters())
+
+
+@pytest.mark.parametrize("threshold", [512.0, 5.0])
+def test_fire_is_the_papers_function_of_the_normed_distance(threshold):
+    fire = build("fire", threshold=threshold)
+    for layer, function in enumerate(fire.functions):
+        mlp = nn.Sequential(nn.Linear(1, 32), nn.ReLU(), nn.Linear(32, 2))
+        with torch.no_grad():
+            mlp[0].weight.copy_(function.hidden.weight)
+            mlp[0].bias.copy_(function.hidden.bias)
+            mlp[2].weight.copy_(function.out.weight)
+            mlp[2].bias.zero_()
+        bias = fire.score_bias(12, layer)
+        for i in range(12):
+            for j in range(i + 1):
+                share = math.log(0.1 * (i - j) + 1) / math.log(0.1 * max(i, threshold) + 1)
+                torch.testing.assert_close(bias[:, i, j], mlp(torch.tensor([share])), rtol=1e-4, atol=1e-5)
+
+
+def test_fire_has_a_function_of_its_own_in_each_layer_unless_shared():
+    own, shared = build("fire"), build("fire", shared=True)
+    assert not torch.equal(own.score_bias(12, 0), own.score_bias(12, 1))
+    assert torch.equal(shared.score_bias(12, 0), shared.score_bias(12, 1))
+
+
+def test_transformer_xl_scores_are_the_papers_four_terms():
+    position = build("transformer_xl")
+    q, k, scale = vectors(seed=1), vectors(seed=2), 8**-0.5
+    angle = [torch.tensor([n / 10000 ** (2 * c / 16) for c in range(8)]) for n in range(12)]
+    wave = [torch.cat([a.sin(), a.cos()]) for a in angle]
+    for layer in range(2):
+        turned_q, turned_k = position.rotate(q, k, layer)
+        score = scale * turned_q @ turned_k.transpose(-1, -2) + position.query_bias(q, layer, scale)
+        for h in range(2):
+            for i in range(12):
+                for j in range(i + 1):
+                    place = position.key[layer].weight[8 * h : 8 * h + 8] @ wave[i - j]
+                    u, v = position.u.weight[h], position.v.weight[h]
+                    content = q[0, h, i] @ k[0, h, j] + u @ k[0, h, j]
+                    expected = scale * (content + q[0, h, i] @ place + v @ place)
+                    torch.testing.assert_close(score[0, h, i, j], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_transformer_xl_without_places_is_attention_with_an_offset_on_queries():
+    position = build("transformer_xl")
+    with torch.no_grad():
+        position.key[0].weight.zero_()
+    assert torch.equal(position.query_bias(vectors(), 0, 1.0).tril(), torch.zeros(1, 2, 12, 12))
+    assert torch.equal(rotate(position, vectors()), vectors() + position.u.weight[:, None])

@@ -1,12 +1,15 @@
 import pytest
 
 import nexus_ablate.model  # registers every option
-from nexus_ablate.axes.attention import GATES, NORMALIZERS, QK_NORMS, SCORES
+from nexus_ablate.axes.attention import SCORES
 from nexus_ablate.axes.ffn import FFNS
+from nexus_ablate.axes.gate import GATES
 from nexus_ablate.axes.init import INITS
 from nexus_ablate.axes.norm import NORMS
+from nexus_ablate.axes.normalizer import NORMALIZERS
 from nexus_ablate.axes.placement import PLACEMENTS
 from nexus_ablate.axes.position import POSITIONS
+from nexus_ablate.axes.qk_norm import QK_NORMS
 from nexus_ablate.config import AXES, OPTION_GROUPS
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.registry import Option, Registry, check_option, option_files, read_option_file

@@ -88,6 +88,18 @@ def test_two_equal_runs_are_bit_identical(tiny_run, tmp_path):
     assert same_weights(first.path, second.path)
 
 
+def test_the_z_loss_is_trained_on_and_logged_beside_a_loss_that_stays_cross_entropy(tiny_run):
+    with_z, without = (rows(run(tiny_run("train.steps=3", f"z_loss={z}", "optim.warmup=0")).path) for z in (0.5, 0))
+    assert with_z[1]["train/loss"] == without[1]["train/loss"]  # of the same model: the first step's
+    assert with_z[0]["val/loss"] == without[0]["val/loss"]
+    assert with_z[1]["grad_norm/global"] != without[1]["grad_norm/global"]
+    z = [row["train/z_loss"] for row in with_z[1:]]
+    assert z[-1] < z[0]
+    vocabulary = 256
+    assert math.isclose(z[0], 0.5 * math.log(vocabulary) ** 2, rel_tol=0.05)  # logits near 0 at the start
+    assert not [row for row in without if "train/z_loss" in row]
+
+
 def test_another_seed_is_another_run(tiny_run):
     first, second = run(tiny_run()), run(tiny_run("seed=1"))
     assert first.summary["batch_hash"] != second.summary["batch_hash"]
@@ -177,6 +189,14 @@ def test_a_finished_run_asked_for_again_prints_its_result_and_is_not_touched(tin
     assert again.told_before
     assert again.summary == read_run(first.path).summary
     assert {p: p.stat().st_mtime_ns for p in first.path.rglob("*")} == before
+
+
+def test_a_finished_run_asked_for_with_another_probe_says_so_and_keeps_its_result(tiny_run, capsys):
+    first = train(compose(tiny_run("probe=off")), [])
+    capsys.readouterr()
+    again = train(compose(tiny_run("probe=standard")), [])
+    assert again.path == first.path
+    assert "probed otherwise" in capsys.readouterr().err
 
 
 def test_rerun_trains_a_sibling_and_leaves_the_first(tiny_run):

@@ -1,97 +1,137 @@
-"""The axes inside attention: scores (`attention`), `normalizer`, `qk_norm` and `gate`.
+"""The attention axis: how a query scores a key. What follows (bias, soft-cap, mask, normalizer) is the core's work.
 
-model.py runs them in one order: project, norm q and k, rotate, score, bias, mask, normalize, mix values, gate.
+Shape letters: B batch, H heads, T queries, S keys, d head width, w hidden width of a score.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from nexus_ablate.axes.roles import Geometry
+from nexus_ablate.axes.roles import SMALL_MAP, Geometry, HeadLinear
 from nexus_ablate.registry import Registry
+
+HIDDEN_BYTES = 2**26
+"""Largest (B, H, queries, S, w) tensor that an additive score forms at a time; one query at least. Three of its size
+live at once."""
 
 
 class Score(nn.Module):
-    """Abstract: (B, H, T, d) queries and (B, H, S, d) keys to scores (B, H, T, S)."""
+    """Abstract: (B, H, T, d) queries and (B, H, S, d) keys to scores (B, H, T, S), before the factor `scale`."""
 
-    fused = False
-    """Whether the score is the scaled dot product that fused kernels compute."""
+    scale: float = 1.0
+    """The published factor on the scores; a position scheme that adds to q.k scales its part by it too."""
+    dot = False
+    """Whether the score is the product of `query(q)` and k: linear in the key, and what fused kernels compute."""
 
-
-class Normalizer(nn.Module):
-    """Abstract: scores (B, H, T, S), -inf where a key may not be seen, to weights of the same shape."""
-
-    fused = False
-    """Whether the weights are the softmax that fused kernels compute."""
-    shift_invariant = False
-    """Whether adding the same number to all scores of a query changes nothing."""
+    def query(self, q_BHTd: Tensor) -> Tensor:
+        """What the keys are multiplied with, where `dot` holds."""
+        raise NotImplementedError
 
 
-class QKNorm(nn.Module):
-    """Abstract: queries (B, H, T, d) and keys (B, H, S, d) to themselves, before rotation."""
+class DotProduct(Score):
+    """Abstract: query(q).k."""
 
-    active = True
-    """Whether anything is normed: then a key bias is not the same for all keys."""
+    dot = True
 
-
-class Gate(nn.Module):
-    """Abstract: head outputs (B, H, T, d) and the branch's input (B, T, D) to head outputs."""
+    def forward(self, q_BHTd: Tensor, k_BHSd: Tensor) -> Tensor:
+        return self.query(q_BHTd) @ k_BHSd.transpose(-1, -2)
 
 
 SCORES: Registry[Score] = Registry("attention")
-NORMALIZERS: Registry[Normalizer] = Registry("normalizer")
-QK_NORMS: Registry[QKNorm] = Registry("qk_norm")
-GATES: Registry[Gate] = Registry("gate")
 
 
 @SCORES.register("dot")
-class Dot(Score):
+class Dot(DotProduct):
     """q.k / sqrt(head_dim). Vaswani et al. 2017, arXiv:1706.03762, Eq. 1."""
-
-    fused = True
 
     def __init__(self, geometry: Geometry) -> None:
         super().__init__()
         self.scale = geometry.head_dim**-0.5
 
+    def query(self, q_BHTd: Tensor) -> Tensor:
+        return q_BHTd
+
+
+@SCORES.register("luong_dot")
+class LuongDot(DotProduct):
+    """q.k, unscaled. Luong et al. 2015, arXiv:1508.04025, section 3.1 (dot)."""
+
+    def __init__(self, geometry: Geometry) -> None:
+        super().__init__()
+
+    def query(self, q_BHTd: Tensor) -> Tensor:
+        return q_BHTd
+
+
+@SCORES.register("luong_general")
+class LuongGeneral(DotProduct):
+    """q W k, unscaled, a square W for each head. Luong et al. 2015, arXiv:1508.04025, section 3.1 (general).
+
+    W adds depth and no function: it could be taken into the map that makes the queries.
+    """
+
+    def __init__(self, geometry: Geometry) -> None:
+        super().__init__()
+        self.map = HeadLinear(geometry.n_heads, geometry.head_dim, geometry.head_dim, bias=False, role=SMALL_MAP)
+
+    def query(self, q_BHTd: Tensor) -> Tensor:
+        return self.map(q_BHTd)
+
+
+@SCORES.register("luong_concat")
+class LuongConcat(Score):
+    """v.tanh(W [q; k]), W and v for each head. Luong et al. 2015, arXiv:1508.04025, section 3.1 (concat).
+
+    W is kept as one matrix on the concatenation and applied to its halves.
+    """
+
+    def __init__(self, geometry: Geometry, *, width: int | str) -> None:
+        super().__init__()
+        hidden = geometry.head_dim if width == "auto" else int(width)
+        self.map = HeadLinear(geometry.n_heads, 2 * geometry.head_dim, hidden, bias=False, role=SMALL_MAP)
+        self.vector = HeadLinear(geometry.n_heads, hidden, 1, bias=False, role=SMALL_MAP)
+
     def forward(self, q_BHTd: Tensor, k_BHSd: Tensor) -> Tensor:
-        return q_BHTd @ k_BHSd.transpose(-1, -2) * self.scale
+        query_map, key_map = self.map.weight().chunk(2, -1)
+        q_BHTw, k_BHSw = q_BHTd @ query_map.transpose(1, 2), k_BHSd @ key_map.transpose(1, 2)
+        return additive_scores(q_BHTw, k_BHSw, self.vector.weight())
 
 
-@NORMALIZERS.register("softmax")
-class Softmax(Normalizer):
-    """exp(z) over its sum, in float32. Masked scores are -inf."""
+@SCORES.register("additive")
+class Additive(Score):
+    """v.tanh(Wq q + Wk k + b) for each head. Bahdanau et al. 2014, arXiv:1409.0473, appendix A.1.2.
 
-    fused = True
-    shift_invariant = True
+    The paper prints it without the bias b of the hidden layer.
+    """
 
-    def __init__(self, geometry: Geometry) -> None:
+    def __init__(self, geometry: Geometry, *, width: int | str, bias: bool) -> None:
         super().__init__()
+        hidden = geometry.head_dim if width == "auto" else int(width)
+        self.query_map = HeadLinear(geometry.n_heads, geometry.head_dim, hidden, bias=False, role=SMALL_MAP)
+        self.key_map = HeadLinear(geometry.n_heads, geometry.head_dim, hidden, bias=bias, role=SMALL_MAP)
+        self.vector = HeadLinear(geometry.n_heads, hidden, 1, bias=False, role=SMALL_MAP)
 
-    def forward(self, score_BHTS: Tensor) -> Tensor:
-        return torch.softmax(score_BHTS.float(), -1).to(score_BHTS.dtype)
-
-
-@QK_NORMS.register("none")
-class NoQKNorm(QKNorm):
-    """Queries and keys as they are."""
-
-    active = False
-
-    def __init__(self, geometry: Geometry) -> None:
-        super().__init__()
-
-    def forward(self, q_BHTd: Tensor, k_BHSd: Tensor) -> tuple[Tensor, Tensor]:
-        return q_BHTd, k_BHSd
+    def forward(self, q_BHTd: Tensor, k_BHSd: Tensor) -> Tensor:
+        return additive_scores(self.query_map(q_BHTd), self.key_map(k_BHSd), self.vector.weight())
 
 
-@GATES.register("none")
-class NoGate(Gate):
-    """Head outputs as they are."""
+def additive_scores(q_BHTw: Tensor, k_BHSw: Tensor, v_H1w: Tensor) -> Tensor:
+    """v.tanh(q + k) for every query and key, (B, H, T, S), a few queries at a time where all would not fit.
 
-    def __init__(self, geometry: Geometry) -> None:
-        super().__init__()
+    Each part is computed again in the backward pass, so that the bound holds there too.
+    """
+    queries = max(1, HIDDEN_BYTES // (k_BHSw.numel() * k_BHSw.element_size()))
+    if queries >= q_BHTw.shape[2]:
+        return _additive_scores(q_BHTw, k_BHSw, v_H1w)
+    parts = q_BHTw.split(queries, 2)
+    if not torch.is_grad_enabled():
+        return torch.cat([_additive_scores(part, k_BHSw, v_H1w) for part in parts], 2)
+    again = {"use_reentrant": False, "preserve_rng_state": False}
+    return torch.cat([checkpoint(_additive_scores, part, k_BHSw, v_H1w, **again) for part in parts], 2)  # type: ignore[reportArgumentType]
 
-    def forward(self, out_BHTd: Tensor, x_BTD: Tensor) -> Tensor:
-        return out_BHTd
+
+def _additive_scores(q_BHTw: Tensor, k_BHSw: Tensor, v_H1w: Tensor) -> Tensor:
+    hidden_BHTSw = torch.tanh(q_BHTw[:, :, :, None] + k_BHSw[:, :, None])
+    return (hidden_BHTSw @ v_H1w[:, None].transpose(-1, -2)).squeeze(-1)

@@ -10,21 +10,25 @@ from nexus_ablate.registry import Registry
 
 
 class FeedForward(nn.Module):
-    """Abstract: down(hidden(x)), (B, T, D) to itself. An option is its `hidden`, of width d_ff."""
+    """Abstract: down(inner_norm(hidden(x))), (B, T, D) to itself. An option is its `hidden`, of width d_ff.
+
+    `inner_norm` is the placement's; the identity in all but Sub-LN.
+    """
 
     gated = False
     """Whether the hidden layer is a product with a second map of the input, `gate`."""
 
-    def __init__(self, geometry: Geometry, bias: bool, dropout: float) -> None:
+    def __init__(self, geometry: Geometry, bias: bool, dropout: float, inner_norm: nn.Module) -> None:
         super().__init__()
         if self.gated:
             self.gate = Linear(geometry.d_model, geometry.d_ff, bias, role="ffn_in")
         self.up = Linear(geometry.d_model, geometry.d_ff, bias, role="ffn_in")
+        self.inner_norm = inner_norm
         self.down = Linear(geometry.d_ff, geometry.d_model, bias, role="ffn_out")
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        return self.dropout(self.down(self.hidden(x_BTD)))
+        return self.dropout(self.down(self.inner_norm(self.hidden(x_BTD))))
 
     def hidden(self, x_BTD: Tensor) -> Tensor:
         raise NotImplementedError
@@ -41,12 +45,80 @@ class Relu(FeedForward):
         return F.relu(self.up(x_BTD))
 
 
+@FFNS.register("relu2")
+class SquaredRelu(FeedForward):
+    """max(0, up(x))^2. So et al. 2021 (Primer), arXiv:2109.08668."""
+
+    def hidden(self, x_BTD: Tensor) -> Tensor:
+        return F.relu(self.up(x_BTD)).square()
+
+
 @FFNS.register("gelu")
 class Gelu(FeedForward):
     """GELU(up(x)), the exact erf form. Hendrycks & Gimpel 2016, arXiv:1606.08415, section 2."""
 
     def hidden(self, x_BTD: Tensor) -> Tensor:
         return F.gelu(self.up(x_BTD))
+
+
+@FFNS.register("gelu_tanh")
+class GeluTanh(FeedForward):
+    """GELU(up(x)), the tanh form. Hendrycks & Gimpel 2016, arXiv:1606.08415, section 2."""
+
+    def hidden(self, x_BTD: Tensor) -> Tensor:
+        return F.gelu(self.up(x_BTD), approximate="tanh")
+
+
+@FFNS.register("silu")
+class Silu(FeedForward):
+    """up(x) sigmoid(up(x)). Ramachandran et al. 2017, arXiv:1710.05941, beta 1."""
+
+    def hidden(self, x_BTD: Tensor) -> Tensor:
+        return F.silu(self.up(x_BTD))
+
+
+@FFNS.register("bilinear")
+class Bilinear(FeedForward):
+    """gate(x) * up(x). Shazeer 2020, arXiv:2002.05202, Eq. 6."""
+
+    gated = True
+
+    def hidden(self, x_BTD: Tensor) -> Tensor:
+        return self.gate(x_BTD) * self.up(x_BTD)
+
+
+@FFNS.register("glu")
+class GLU(FeedForward):
+    """sigmoid(gate(x)) * up(x). Shazeer 2020, arXiv:2002.05202, Eq. 6."""
+
+    gated = True
+
+    def hidden(self, x_BTD: Tensor) -> Tensor:
+        return F.sigmoid(self.gate(x_BTD)) * self.up(x_BTD)
+
+
+@FFNS.register("reglu")
+class ReGLU(FeedForward):
+    """max(0, gate(x)) * up(x). Shazeer 2020, arXiv:2002.05202, Eq. 6."""
+
+    gated = True
+
+    def hidden(self, x_BTD: Tensor) -> Tensor:
+        return F.relu(self.gate(x_BTD)) * self.up(x_BTD)
+
+
+@FFNS.register("geglu")
+class GEGLU(FeedForward):
+    """GELU(gate(x)) * up(x). Shazeer 2020, arXiv:2002.05202, Eq. 6."""
+
+    gated = True
+
+    def __init__(self, geometry: Geometry, bias: bool, dropout: float, inner_norm: nn.Module, *, tanh: bool) -> None:
+        super().__init__(geometry, bias, dropout, inner_norm)
+        self.approximate = "tanh" if tanh else "none"
+
+    def hidden(self, x_BTD: Tensor) -> Tensor:
+        return F.gelu(self.gate(x_BTD), approximate=self.approximate) * self.up(x_BTD)
 
 
 @FFNS.register("swiglu")

@@ -1,40 +1,75 @@
 """The init axis, and the one place where parameters get their values: gain x standard deviation x z.
 
 z is standard normal from a stream keyed by (seed, parameter name, shape). So two arms share z wherever name and shape
-agree, whatever either adds or removes; an arm's options decide only the factors.
+agree, whatever either adds or removes; an arm's options decide only the factors, and whether z is cut off.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from nexus_ablate.axes.roles import EMBEDDINGS, VECTOR, Geometry, parameter_roles
+from nexus_ablate.axes.roles import EMBEDDINGS, SMALL_MAP, VECTOR, Geometry, parameter_roles
 from nexus_ablate.registry import Registry
 
 
-class Init:
-    """Abstract: the standard deviation of a matrix by its role and shape (d_out, d_in), before the placement's gain."""
+@dataclass(frozen=True)
+class Weight:
+    """What an initial standard deviation may depend on: a matrix is (d_out, d_in), a table (rows, width)."""
 
-    def std(self, role: str, shape: torch.Size) -> float:
+    role: str
+    shape: torch.Size
+    layer: int | None
+    """The block it stands in, from 0; None outside the blocks."""
+
+
+class Init:
+    """Abstract: the standard deviation of a weight, before the placement's gain."""
+
+    cutoff: float | None = None
+    """How many standard deviations from 0 the normal distribution is cut off, if it is."""
+
+    def std(self, weight: Weight) -> float:
         raise NotImplementedError
 
 
 INITS: Registry[Init] = Registry("init")
+BRANCH_OUTPUTS = ("attn_out", "ffn_out")
 
 
 @INITS.register("gpt2")
 class GPT2Init(Init):
-    """std everywhere, branch outputs divided by sqrt(2L), one addition to the stream each. GPT-2, section 2.3."""
+    """std everywhere, branch outputs divided by sqrt(2L), one addition to the stream each. GPT-2, section 2.3.
 
-    def __init__(self, geometry: Geometry, *, std: float) -> None:
-        self._std, self._branch_scale = std, (2 * geometry.n_layers) ** -0.5
+    Without `branch_scale` it is OLMo-2's init (arXiv:2501.00656) but for the cut-off at 3 std.
+    """
 
-    def std(self, role: str, shape: torch.Size) -> float:
-        return self._std * (self._branch_scale if role in ("attn_out", "ffn_out") else 1.0)
+    def __init__(self, geometry: Geometry, *, std: float, branch_scale: bool) -> None:
+        self._std, self._output_scale = std, (2 * geometry.n_layers) ** -0.5 if branch_scale else 1.0
+
+    def std(self, weight: Weight) -> float:
+        return self._std * (self._output_scale if weight.role in BRANCH_OUTPUTS else 1.0)
+
+
+@INITS.register("small")
+class SmallInit(Init):
+    """sqrt(2 / (5 d_model)) everywhere: Xavier's for a 4 d FFN. Nguyen & Salazar 2019, arXiv:1910.05895.
+
+    The authors' code gives tables 1 / sqrt(d_model) and an FFN of another width its own Xavier. One std for all, with
+    `branch_scale` (outputs divided by sqrt(2L)) and `embed_scale=sqrt_d`, is the recipe of Takase et al. 2023 (Spike No
+    More), arXiv:2312.16903, as others report it; that paper's text was not read.
+    """
+
+    def __init__(self, geometry: Geometry, *, branch_scale: bool) -> None:
+        self._std = math.sqrt(2 / (5 * geometry.d_model))
+        self._output_scale = (2 * geometry.n_layers) ** -0.5 if branch_scale else 1.0
+
+    def std(self, weight: Weight) -> float:
+        return self._std * (self._output_scale if weight.role in BRANCH_OUTPUTS else 1.0)
 
 
 @INITS.register("xavier")
@@ -44,8 +79,59 @@ class XavierInit(Init):
     def __init__(self, geometry: Geometry) -> None:
         self._table_std = geometry.d_model**-0.5
 
-    def std(self, role: str, shape: torch.Size) -> float:
-        return self._table_std if role in EMBEDDINGS else math.sqrt(2 / (shape[0] + shape[1]))
+    def std(self, weight: Weight) -> float:
+        return self._table_std if weight.role in EMBEDDINGS else math.sqrt(2 / (weight.shape[0] + weight.shape[1]))
+
+
+@INITS.register("megatron")
+class MegatronInit(Init):
+    """1 / sqrt(2.5 d_model), branch outputs divided by sqrt(2L), an untied head 1 / sqrt(d_model), cut off at 3 std.
+
+    OLMo's `full_megatron` at HybridNorm's std (arXiv:2503.04598; authors' 1.2B configuration: init_std 0.013975 at
+    d_model 2048), after Shoeybi et al. 2019, arXiv:1909.08053.
+    """
+
+    cutoff = 3.0
+
+    def __init__(self, geometry: Geometry) -> None:
+        self._std, self._head_std = (2.5 * geometry.d_model) ** -0.5, geometry.d_model**-0.5
+        self._output_scale = (2 * geometry.n_layers) ** -0.5
+
+    def std(self, weight: Weight) -> float:
+        if weight.role == "head":
+            return self._head_std
+        return self._std * (self._output_scale if weight.role in BRANCH_OUTPUTS else 1.0)
+
+
+@INITS.register("mitchell")
+class MitchellInit(Init):
+    """1 / sqrt(fan_in), outputs of block l (from 0) 1 / sqrt(2 fan_in (l + 1)), tables 1 / sqrt(d_model), cut off at 3.
+
+    OLMo-1's init. Groeneveld et al. 2024, arXiv:2402.00838; `InitFnType.mitchell` in the authors' code.
+    """
+
+    cutoff = 3.0
+
+    def __init__(self, geometry: Geometry) -> None:
+        self._table_std = geometry.d_model**-0.5
+
+    def std(self, weight: Weight) -> float:
+        if weight.role in EMBEDDINGS:
+            return self._table_std
+        additions = 2 * (weight.layer + 1) if weight.role in BRANCH_OUTPUTS and weight.layer is not None else 1
+        return (weight.shape[1] * additions) ** -0.5
+
+
+def truncated(z: Tensor, cutoff: float) -> Tensor:
+    """z mapped to the standard normal cut off at +-cutoff, each value to the same quantile, as `trunc_normal_` does."""
+    tail = torch.special.ndtr(torch.tensor(-cutoff, dtype=torch.float64))
+    return torch.special.ndtri(tail + (1 - 2 * tail) * torch.special.ndtr(z.double())).to(z.dtype)
+
+
+def layer_of(name: str) -> int | None:
+    """The block of a parameter, by its name: `blocks.3.attn.out.weight` is in block 3."""
+    top, _, rest = name.partition(".")
+    return int(rest.partition(".")[0]) if top == "blocks" else None
 
 
 def stream(seed: int, *names: object) -> int:
@@ -58,6 +144,11 @@ def standard_normal(seed: int, name: str, shape: torch.Size) -> Tensor:
     """The z of a parameter, float32 on the CPU."""
     generator = torch.Generator().manual_seed(stream(seed, "init", name, tuple(shape)))
     return torch.randn(shape, generator=generator)
+
+
+def first_std(weight: Weight, init: Init, gains: dict[str, float]) -> float:
+    """The standard deviation that a weight starts with: the init's, times the placement's gain for its role."""
+    return weight.shape[1] ** -0.5 if weight.role == SMALL_MAP else init.std(weight) * gains.get(weight.role, 1.0)
 
 
 @torch.no_grad()
@@ -74,5 +165,7 @@ def initialise(model: nn.Module, seed: int, init: Init, gains: dict[str, float])
             continue  # its module has set it
         z = standard_normal(seed, name, parameter.shape)
         hashes[name] = hashlib.blake2b(z.numpy().data, digest_size=8).hexdigest()
-        parameter.copy_(z.mul_(init.std(roles[name], parameter.shape) * gains.get(roles[name], 1.0)))
+        weight = Weight(roles[name], parameter.shape, layer_of(name))
+        shaped = z if init.cutoff is None else truncated(z, init.cutoff)
+        parameter.copy_(shaped * first_std(weight, init, gains))
     return hashes

@@ -1,6 +1,7 @@
-"""The norm axis. A norm is built for a width and a site (`attn`, `ffn` or `final`) and maps (..., width) to itself.
+"""The norm axis. A norm is built for a width and a site and maps (..., width) to itself.
 
-Gains start at 1 and biases at 0 unless the class says otherwise.
+Sites inside a block begin with the branch they belong to, `attn` or `ffn`; the norm before the head is `final`. Gains
+start at `gain_init` inside the blocks and at 1 elsewhere, biases at 0.
 """
 
 from __future__ import annotations
@@ -28,13 +29,26 @@ def autocasts(x: Tensor) -> bool:
     return x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)
 
 
+def first_gain(site: str, gain_init: float) -> float:
+    """What a gain starts at: `gain_init` in the blocks, 1 elsewhere."""
+    return gain_init if site.startswith(("attn", "ffn")) else 1.0
+
+
+def standardize(x: Tensor, eps: float, gain: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+    """gain (x - mean) / sqrt(var + eps) + bias over the last axis, in the precision of x."""
+    if not autocasts(x):
+        return F.layer_norm(x, x.shape[-1:], gain, bias, eps)
+    with torch.autocast(x.device.type, enabled=False):  # it would overrule fp32=off
+        return F.layer_norm(x, x.shape[-1:], gain, bias, eps)
+
+
 class _Affine(nn.Module):
     """Gain and optional bias over the width; the rest of a norm is its subclass's forward."""
 
-    def __init__(self, width: int, bias: bool, fp32: bool) -> None:
+    def __init__(self, width: int, bias: bool, site: str, gain_init: float, fp32: bool) -> None:
         super().__init__()
         self.fp32 = fp32
-        self.gain = nn.Parameter(torch.ones(width))
+        self.gain = nn.Parameter(torch.full((width,), first_gain(site, gain_init)))
         self.bias = nn.Parameter(torch.zeros(width)) if bias else None
 
     def lower(self, x: Tensor) -> Tensor:
@@ -50,30 +64,91 @@ class _Affine(nn.Module):
 class LayerNorm(_Affine):
     """(x - mean) / sqrt(var + eps), over the width, biased variance. Ba et al. 2016, arXiv:1607.06450, Eq. 4."""
 
-    def __init__(self, width: int, bias: bool, site: str, *, eps: float, fp32: bool) -> None:
-        super().__init__(width, bias, fp32)
+    def __init__(self, width: int, bias: bool, site: str, *, eps: float, gain_init: float, fp32: bool) -> None:
+        super().__init__(width, bias, site, gain_init, fp32)
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.lower(x)
-        gain, bias = self.gain.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype)
-        if not autocasts(x):
-            return F.layer_norm(x, gain.shape, gain, bias, self.eps)
-        with torch.autocast(x.device.type, enabled=False):  # it would overrule fp32=off
-            return F.layer_norm(x, gain.shape, gain, bias, self.eps)
+        return standardize(x, self.eps, self.gain.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
+
+
+@NORMS.register("layer_nonparam")
+class LayerNormNonparametric(nn.Module):
+    """(x - mean) / sqrt(var + eps), nothing learned. Groeneveld et al. 2024 (OLMo), arXiv:2402.00838, section 2.1."""
+
+    def __init__(self, width: int, bias: bool, site: str, *, eps: float, fp32: bool) -> None:
+        super().__init__()
+        self.eps, self.fp32 = eps, fp32
+
+    def forward(self, x: Tensor) -> Tensor:
+        return standardize(x.to(statistics_dtype(x, self.fp32)), self.eps)
 
 
 @NORMS.register("rms")
 class RMSNorm(_Affine):
     """x / sqrt(mean(x^2) + eps), over the width. Zhang & Sennrich 2019, arXiv:1910.07467, Eq. 4; eps as in Llama."""
 
-    def __init__(self, width: int, bias: bool, site: str, *, eps: float, fp32: bool) -> None:
-        super().__init__(width, bias, fp32)
+    def __init__(self, width: int, bias: bool, site: str, *, eps: float, gain_init: float, fp32: bool) -> None:
+        super().__init__(width, bias, site, gain_init, fp32)
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.lower(x)
         return self.affine(x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps))
+
+
+@NORMS.register("rms_zero")
+class RMSNormZero(nn.Module):
+    """(1 + excess) x / sqrt(mean(x^2) + eps), excess 0 at first. Gemma Team 2024, arXiv:2403.08295; HF modeling_gemma2.
+
+    The function is RMSNorm's; decay pulls the gain to 1 and not to 0. `gain_init` is 1 + excess.
+    """
+
+    def __init__(self, width: int, bias: bool, site: str, *, eps: float, gain_init: float, fp32: bool) -> None:
+        super().__init__()
+        self.eps, self.fp32 = eps, fp32
+        self.excess = nn.Parameter(torch.full((width,), first_gain(site, gain_init) - 1))
+        self.bias = nn.Parameter(torch.zeros(width)) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.to(statistics_dtype(x, self.fp32))
+        y = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps) * (1 + self.excess).to(x.dtype)
+        return y if self.bias is None else y + self.bias.to(y.dtype)
+
+
+@NORMS.register("rms_outside")
+class RMSNormOutside(_Affine):
+    """x / (sqrt(mean(x^2)) + eps): the form of the authors' code. Zhang & Sennrich 2019, rmsnorm_torch.py.
+
+    Unlike eps inside the root, it keeps the scale of small inputs out.
+    """
+
+    def __init__(self, width: int, bias: bool, site: str, *, eps: float, gain_init: float, fp32: bool) -> None:
+        super().__init__(width, bias, site, gain_init, fp32)
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.lower(x)
+        rms = torch.linalg.vector_norm(x, dim=-1, keepdim=True) / math.sqrt(x.shape[-1])
+        return self.affine(x / (rms + self.eps))
+
+
+@NORMS.register("t5")
+class T5Norm(nn.Module):
+    """gain x / sqrt(mean(x^2) + eps), mean in float32, product in the input's precision, no bias.
+
+    Raffel et al. 2019, arXiv:1910.10683, section 2.1; precision as in HF modeling_t5.
+    """
+
+    def __init__(self, width: int, bias: bool, site: str, *, eps: float, gain_init: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.gain = nn.Parameter(torch.full((width,), first_gain(site, gain_init)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        inverse_rms = torch.rsqrt(x.float().square().mean(-1, keepdim=True) + self.eps)
+        return (x * inverse_rms).to(x.dtype) * self.gain.to(x.dtype)
 
 
 @NORMS.register("batch")
@@ -88,8 +163,10 @@ class BatchNorm(_Affine):
     running_mean: Tensor
     running_var: Tensor
 
-    def __init__(self, width: int, bias: bool, site: str, *, eps: float, momentum: float, fp32: bool) -> None:
-        super().__init__(width, bias, fp32)
+    def __init__(
+        self, width: int, bias: bool, site: str, *, eps: float, momentum: float, gain_init: float, fp32: bool
+    ) -> None:
+        super().__init__(width, bias, site, gain_init, fp32)
         self.eps, self.momentum = eps, momentum
         self.register_buffer("running_mean", torch.zeros(width))
         self.register_buffer("running_var", torch.ones(width))
@@ -111,10 +188,10 @@ class BatchNorm(_Affine):
 class ScaleNorm(nn.Module):
     """g x / max(||x||, eps), one scalar g, sqrt(width) at first. Nguyen & Salazar 2019, arXiv:1910.05895, Eq. 5."""
 
-    def __init__(self, width: int, bias: bool, site: str, *, eps: float, fp32: bool) -> None:
+    def __init__(self, width: int, bias: bool, site: str, *, eps: float, gain_init: float, fp32: bool) -> None:
         super().__init__()
         self.eps, self.fp32 = eps, fp32
-        self.gain = nn.Parameter(torch.tensor(math.sqrt(width)))
+        self.gain = nn.Parameter(torch.tensor(first_gain(site, gain_init) * math.sqrt(width)))
         self.bias = nn.Parameter(torch.zeros(width)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -132,16 +209,45 @@ class DynamicTanh(_Affine):
     """gain * tanh(alpha x) + bias, one scalar alpha per site. Zhu et al. 2025, arXiv:2503.10622, Eq. 1."""
 
     def __init__(
-        self, width: int, bias: bool, site: str, *, alpha_attn: float | str, alpha_other: float | str, fp32: bool
+        self,
+        width: int,
+        bias: bool,
+        site: str,
+        *,
+        alpha_attn: float | str,
+        alpha_other: float | str,
+        gain_init: float,
+        fp32: bool,
     ) -> None:
-        super().__init__(width, bias, fp32)
+        super().__init__(width, bias, site, gain_init, fp32)
         nearest = min(DYT_ALPHA, key=lambda known: abs(math.log(known / width)))
-        asked = alpha_attn if site == "attn" else alpha_other
-        self.alpha = nn.Parameter(torch.tensor(DYT_ALPHA[nearest][site != "attn"] if asked == "auto" else float(asked)))
+        asked, published = alpha_other, DYT_ALPHA[nearest][1]
+        if site.startswith("attn"):
+            asked, published = alpha_attn, DYT_ALPHA[nearest][0]
+        self.alpha = nn.Parameter(torch.tensor(published if asked == "auto" else float(asked)))
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.lower(x)
         return self.affine(torch.tanh(self.alpha.to(x.dtype) * x))
+
+
+@NORMS.register("derf")
+class DynamicErf(_Affine):
+    """gain * erf(alpha x + shift) + bias, scalars alpha and shift per site. Chen et al. 2025, arXiv:2512.10938.
+
+    Starts as in the authors' GPT-2 (language model/model_derf.patch), which scales the sum of token and position
+    embeddings; here, as in DyT's Llama, `embed_scale` acts on the token embedding alone.
+    """
+
+    def __init__(
+        self, width: int, bias: bool, site: str, *, alpha: float, shift: float, gain_init: float, fp32: bool
+    ) -> None:
+        super().__init__(width, bias, site, gain_init, fp32)
+        self.alpha, self.shift = nn.Parameter(torch.tensor(alpha)), nn.Parameter(torch.tensor(shift))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.lower(x)
+        return self.affine(torch.erf(self.alpha.to(x.dtype) * x + self.shift.to(x.dtype)))
 
 
 @NORMS.register("none")

@@ -1,14 +1,18 @@
 """The placement axis: how a block wires its two branches, its norms and its residual path.
 
-A placement is one final class with a forward of a few lines. It owns the wiring, whether q, k and v are normed, and
-the init gain by role; its YAML says whether a final norm belongs to it. It receives ready parts.
+A placement is one final class with a forward of a few lines. It owns the wiring, where norms stand, and the init gain
+by role; its YAML says whether a final norm belongs to it and whether q, k and v are normed. It receives ready parts.
+In the docstrings x is the stream, A attention, F the FFN, f either of them, N a norm, L the number of blocks.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from nexus_ablate.axes.position import Position
@@ -17,17 +21,24 @@ from nexus_ablate.registry import Registry
 
 @dataclass(frozen=True)
 class Parts:
-    """What a block is made of: two branches, a maker of norms by site, and where in the stack it stands."""
+    """What a block is made of: two branches, a maker of norms by site, its width and where in the stack it stands."""
 
     attn: nn.Module
     ffn: nn.Module
     norm: Callable[[str], nn.Module]
+    d_model: int
     layer: int
     n_layers: int
 
 
 class Block(nn.Module):
-    """Abstract block. `forward` maps the residual stream (B, T, D) to itself; `position` goes to attention as it is."""
+    """Abstract block. `forward` maps the stream to itself; `position` goes to attention as it is.
+
+    The stream is one tensor (B, T, D) unless the placement's `enter` makes something else of the embedding.
+    """
+
+    inner_norms = False
+    """Whether the branches get a norm of their own before their output maps."""
 
     def __init__(self, parts: Parts) -> None:
         super().__init__()
@@ -38,7 +49,22 @@ class Block(nn.Module):
         """Factors on the init axis's standard deviations, by role. A role that is not named has 1."""
         return {}
 
-    def forward(self, x_BTD: Tensor, position: Position) -> Tensor:
+    @staticmethod
+    def enter(x_BTD: Tensor) -> Any:
+        """The stream that the first block gets."""
+        return x_BTD
+
+    @staticmethod
+    def residual(stream: Any) -> Tensor:
+        """What the next branch reads and probes measure, (B, T, D)."""
+        return stream
+
+    @staticmethod
+    def leave(stream: Any, final_norm: nn.Module) -> Tensor:
+        """What the head sees, (B, T, D)."""
+        return final_norm(stream)
+
+    def forward(self, x_BTD: Any, position: Position) -> Any:
         raise NotImplementedError
 
 
@@ -87,6 +113,39 @@ class Hybrid(Block):
         return self.norm_ffn(x_BTD + self.ffn(x_BTD))
 
 
+@PLACEMENTS.register("hybridnorm")
+class HybridNorm(Block):
+    """z = N(x + A(x)), then z + F(z), with q, k and v normed in A. Zhuo et al. 2025, arXiv:2503.04598, Eq. 6.
+
+    The FFN adds to the normed stream; nothing norms attention's input or the block's output.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        self.norm_ffn = parts.norm("ffn")
+
+    def forward(self, x_BTD: Tensor, position: Position) -> Tensor:
+        x_BTD = self.norm_ffn(x_BTD + self.attn(x_BTD, position))
+        return x_BTD + self.ffn(x_BTD)
+
+
+@PLACEMENTS.register("hybridnorm_star")
+class HybridNormStar(Block):
+    """HybridNorm whose first block is pre-norm, q, k and v normed as elsewhere. arXiv:2503.04598, Eq. 7."""
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        self.norm_attn = parts.norm("attn") if parts.layer == 0 else None
+        self.norm_ffn = parts.norm("ffn")
+
+    def forward(self, x_BTD: Tensor, position: Position) -> Tensor:
+        if self.norm_attn is None:
+            x_BTD = self.norm_ffn(x_BTD + self.attn(x_BTD, position))
+            return x_BTD + self.ffn(x_BTD)
+        x_BTD = x_BTD + self.attn(self.norm_attn(x_BTD), position)
+        return x_BTD + self.ffn(self.norm_ffn(x_BTD))
+
+
 @PLACEMENTS.register("deepnorm")
 class DeepNorm(Block):
     """N(residual_scale x + f(x)), residual_scale (2L)^(1/4); init gain (8L)^(-1/4) on value, output and both FFN maps.
@@ -107,3 +166,191 @@ class DeepNorm(Block):
     def forward(self, x_BTD: Tensor, position: Position) -> Tensor:
         x_BTD = self.norm_attn(self.residual_scale * x_BTD + self.attn(x_BTD, position))
         return self.norm_ffn(self.residual_scale * x_BTD + self.ffn(x_BTD))
+
+
+@PLACEMENTS.register("sandwich")
+class Sandwich(Block):
+    """x + N(f(N(x))). Ding et al. 2021 (CogView), arXiv:2105.13290; Peri-LN, arXiv:2502.02732; Gemma-2."""
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        self.norm_attn, self.norm_ffn = parts.norm("attn"), parts.norm("ffn")
+        self.norm_attn_out, self.norm_ffn_out = parts.norm("attn_out"), parts.norm("ffn_out")
+
+    def forward(self, x_BTD: Tensor, position: Position) -> Tensor:
+        x_BTD = x_BTD + self.norm_attn_out(self.attn(self.norm_attn(x_BTD), position))
+        return x_BTD + self.norm_ffn_out(self.ffn(self.norm_ffn(x_BTD)))
+
+
+@PLACEMENTS.register("output")
+class OutputNorm(Block):
+    """x + N(f(x)). OLMo Team 2025 (OLMo-2), arXiv:2501.00656; with first gain 0 it is Swin-v2's, arXiv:2111.09883."""
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        self.norm_attn, self.norm_ffn = parts.norm("attn_out"), parts.norm("ffn_out")
+
+    def forward(self, x_BTD: Tensor, position: Position) -> Tensor:
+        x_BTD = x_BTD + self.norm_attn(self.attn(x_BTD, position))
+        return x_BTD + self.norm_ffn(self.ffn(x_BTD))
+
+
+@PLACEMENTS.register("subln")
+class SubLN(Block):
+    """x + W N(g(N(x))), f = W g: pre-norm with a second norm inside each branch, before its output map.
+
+    Init gain sqrt(ln 2L) on value, output and both FFN maps. Wang et al. 2022 (Magneto), arXiv:2210.06423
+    (decoder-only); maps as in torchscale's decoder.py. Of a gated FFN the gate is scaled like the other input map.
+    """
+
+    inner_norms = True
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        self.norm_attn, self.norm_ffn = parts.norm("attn"), parts.norm("ffn")
+
+    @staticmethod
+    def init_gains(n_layers: int) -> dict[str, float]:
+        return dict.fromkeys(("value", "attn_out", "ffn_in", "ffn_out"), math.sqrt(math.log(2 * n_layers)))
+
+    def forward(self, x_BTD: Tensor, position: Position) -> Tensor:
+        x_BTD = x_BTD + self.attn(self.norm_attn(x_BTD), position)
+        return x_BTD + self.ffn(self.norm_ffn(x_BTD))
+
+
+@PLACEMENTS.register("mixln")
+class MixLN(Block):
+    """Post-norm in the first floor(post_fraction L) blocks, at least one; pre-norm in the others.
+
+    Li et al. 2024, arXiv:2412.13795. The authors give a quarter: 3 of 12, 6 of 24 blocks.
+    """
+
+    def __init__(self, parts: Parts, *, post_fraction: float) -> None:
+        super().__init__(parts)
+        self.norm_attn, self.norm_ffn = parts.norm("attn"), parts.norm("ffn")
+        self.post = parts.layer < max(1, math.floor(round(post_fraction * parts.n_layers, 6)))
+
+    def forward(self, x_BTD: Tensor, position: Position) -> Tensor:
+        if self.post:
+            x_BTD = self.norm_attn(x_BTD + self.attn(x_BTD, position))
+            return self.norm_ffn(x_BTD + self.ffn(x_BTD))
+        x_BTD = x_BTD + self.attn(self.norm_attn(x_BTD), position)
+        return x_BTD + self.ffn(self.norm_ffn(x_BTD))
+
+
+@PLACEMENTS.register("lns")
+class LayerNormScaling(Block):
+    """x + f(N(x) / sqrt(l)), l the block from 1, the same in both branches. Sun et al. 2025, arXiv:2502.05795."""
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        self.norm_attn, self.norm_ffn = parts.norm("attn"), parts.norm("ffn")
+        self.input_scale = (parts.layer + 1) ** -0.5
+
+    def forward(self, x_BTD: Tensor, position: Position) -> Tensor:
+        x_BTD = x_BTD + self.attn(self.input_scale * self.norm_attn(x_BTD), position)
+        return x_BTD + self.ffn(self.input_scale * self.norm_ffn(x_BTD))
+
+
+@PLACEMENTS.register("residual_scale")
+class ResidualScale(Block):
+    """x + branch_scale f(N(x)), a constant, 1 / sqrt(2L) by default: it stays, where an init's factor trains away.
+
+    Taken in the 1 / sqrt(additions) form of De & Smith 2020, arXiv:2002.10444, with a norm in the branch.
+    """
+
+    def __init__(self, parts: Parts, *, branch_scale: float | str) -> None:
+        super().__init__(parts)
+        self.norm_attn, self.norm_ffn = parts.norm("attn"), parts.norm("ffn")
+        self.branch_scale = (2 * parts.n_layers) ** -0.5 if branch_scale == "auto" else float(branch_scale)
+
+    def forward(self, x_BTD: Tensor, position: Position) -> Tensor:
+        x_BTD = x_BTD + self.branch_scale * self.attn(self.norm_attn(x_BTD), position)
+        return x_BTD + self.branch_scale * self.ffn(self.norm_ffn(x_BTD))
+
+
+@PLACEMENTS.register("layerscale")
+class LayerScale(Block):
+    """x + scale * f(N(x)), a learned vector per branch. Touvron et al. 2021 (CaiT), arXiv:2103.17239.
+
+    It starts at 0.1 up to 18 blocks, 1e-5 up to 24, 1e-6 beyond, as in the paper.
+    """
+
+    def __init__(self, parts: Parts, *, start: float | str) -> None:
+        super().__init__(parts)
+        self.norm_attn, self.norm_ffn = parts.norm("attn"), parts.norm("ffn")
+        published = 0.1 if parts.n_layers <= 18 else 1e-5 if parts.n_layers <= 24 else 1e-6
+        first = torch.full((parts.d_model,), published if start == "auto" else float(start))
+        self.scale_attn, self.scale_ffn = nn.Parameter(first), nn.Parameter(first.clone())
+
+    def forward(self, x_BTD: Tensor, position: Position) -> Tensor:
+        x_BTD = x_BTD + self.scale_attn * self.attn(self.norm_attn(x_BTD), position)
+        return x_BTD + self.scale_ffn * self.ffn(self.norm_ffn(x_BTD))
+
+
+@PLACEMENTS.register("rezero")
+class ReZero(Block):
+    """x + scale f(x), one learned scalar for both branches of a block, 0 at first: the model starts as the identity.
+
+    Bachlechner et al. 2020, arXiv:2003.04887, Eq. 1; shared as in the authors' rztx.py. With `norm`, x + scale f(N(x)).
+    """
+
+    def __init__(self, parts: Parts, *, norm: bool) -> None:
+        super().__init__(parts)
+        self.norm_attn = parts.norm("attn") if norm else nn.Identity()
+        self.norm_ffn = parts.norm("ffn") if norm else nn.Identity()
+        self.scale = nn.Parameter(torch.tensor(0.0))
+
+    def forward(self, x_BTD: Tensor, position: Position) -> Tensor:
+        x_BTD = x_BTD + self.scale * self.attn(self.norm_attn(x_BTD), position)
+        return x_BTD + self.scale * self.ffn(self.norm_ffn(x_BTD))
+
+
+@PLACEMENTS.register("dual")
+class ResiDual(Block):
+    """Two streams: x <- N(x + f(x)) and r <- r + f(x), both from the embedding; the head sees x + N_final(r).
+
+    Xie et al. 2023 (ResiDual), arXiv:2304.14802; branches read x alone, so x is what probes measure.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        self.norm_attn, self.norm_ffn = parts.norm("attn"), parts.norm("ffn")
+
+    @staticmethod
+    def enter(x_BTD: Tensor) -> tuple[Tensor, Tensor]:
+        return x_BTD, x_BTD
+
+    @staticmethod
+    def residual(stream: tuple[Tensor, Tensor]) -> Tensor:
+        return stream[0]
+
+    @staticmethod
+    def leave(stream: tuple[Tensor, Tensor], final_norm: nn.Module) -> Tensor:
+        post_BTD, pre_BTD = stream
+        return post_BTD + final_norm(pre_BTD)
+
+    def forward(self, x_BTD: tuple[Tensor, Tensor], position: Position) -> tuple[Tensor, Tensor]:
+        post_BTD, pre_BTD = x_BTD
+        branch_BTD = self.attn(post_BTD, position)
+        post_BTD, pre_BTD = self.norm_attn(post_BTD + branch_BTD), pre_BTD + branch_BTD
+        branch_BTD = self.ffn(post_BTD)
+        return self.norm_ffn(post_BTD + branch_BTD), pre_BTD + branch_BTD
+
+
+@PLACEMENTS.register("parallel")
+class Parallel(Block):
+    """x + A(N(x)) + F(N(x)), one norm for both (GPT-J; Chowdhery et al. 2022, PaLM, arXiv:2204.02311, section 2).
+
+    With two norms, x + A(N1(x)) + F(N2(x)): Black et al. 2022 (GPT-NeoX), arXiv:2204.06745.
+    """
+
+    def __init__(self, parts: Parts, *, norms: int) -> None:
+        super().__init__(parts)
+        self.norm_attn = parts.norm("attn")
+        self.norm_ffn = parts.norm("ffn") if norms == 2 else None
+
+    def forward(self, x_BTD: Tensor, position: Position) -> Tensor:
+        attn_in_BTD = self.norm_attn(x_BTD)
+        ffn_in_BTD = attn_in_BTD if self.norm_ffn is None else self.norm_ffn(x_BTD)
+        return x_BTD + self.attn(attn_in_BTD, position) + self.ffn(ffn_in_BTD)

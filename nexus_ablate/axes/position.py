@@ -1,4 +1,4 @@
-"""The position axis. A scheme acts at one of three sites: on embeddings, on queries and keys, or on scores."""
+"""The position axis. A scheme acts at three sites: on embeddings, on queries and keys, and on scores."""
 
 from __future__ import annotations
 
@@ -6,27 +6,39 @@ import math
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from nexus_ablate.axes.roles import Geometry, Table
+from nexus_ablate.axes.roles import SMALL_MAP, Geometry, Linear, Table
 from nexus_ablate.registry import Registry
 
 
 class Position(nn.Module):
     """Abstract scheme: each site is the identity unless the option acts there. One instance serves all layers."""
 
-    rotates = False
-    """Whether `rotate` does anything: then a key bias is not the same for all keys."""
+    longest: int | None = None
+    """Positions for which the scheme is defined; None: any number."""
+
+    def turns_keys(self, layer: int) -> bool:
+        """Whether what a key becomes depends on its place: then a key bias is not the same for all keys of a query."""
+        return False
 
     def embed(self, x_BTD: Tensor) -> Tensor:
         """The embedding with positions 0 .. T - 1 put in."""
         return x_BTD
 
     def rotate(self, q_BHTd: Tensor, k_BHSd: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        """Queries and keys with their positions put in."""
+        """Queries and keys as the scheme changes them, after their norm and before the scores."""
         return q_BHTd, k_BHSd
 
     def score_bias(self, T: int, layer: int) -> Tensor | None:
-        """What is added to the scaled scores, broadcastable to (B, H, T, T), or None."""
+        """What is added to the scaled scores of any query, (H, T, T), or None. Only its causal part counts."""
+        return None
+
+    def query_bias(self, q_BHTd: Tensor, layer: int, scale: float) -> Tensor | None:
+        """In place of `score_bias`, what depends on the query: (B, H, T, T), or None.
+
+        The queries are those before `rotate`; `scale` is the factor on the scores.
+        """
         return None
 
 
@@ -48,6 +60,7 @@ class Learned(Position):
     def __init__(self, geometry: Geometry) -> None:
         super().__init__()
         self.table = Table(geometry.context, geometry.d_model, role="position")
+        self.longest = geometry.context
 
     def embed(self, x_BTD: Tensor) -> Tensor:
         T, context = x_BTD.shape[1], len(self.table.weight)
@@ -68,8 +81,7 @@ class Sinusoidal(Position):
         self.register_buffer("wave_TD", self._wave(geometry.context), persistent=False)
 
     def _wave(self, T: int) -> Tensor:
-        even = torch.arange(0, self.d_model, 2, dtype=torch.float32)
-        angle = torch.arange(T, dtype=torch.float32)[:, None] * self.base ** (-even / self.d_model)
+        angle = angles(T, self.d_model, self.base)
         return torch.stack((angle.sin(), angle.cos()), -1).flatten(1)[:, : self.d_model]
 
     def embed(self, x_BTD: Tensor) -> Tensor:
@@ -85,7 +97,6 @@ class Rope(Position):
     Of each head the first `fraction` of the channels is rotated (width, an even number).
     """
 
-    rotates = True
     angle_Tw: Tensor
     cos_Td: Tensor
     sin_Td: Tensor
@@ -94,13 +105,12 @@ class Rope(Position):
         super().__init__()
         self.theta, self.pairing, self.form = theta, pairing, form
         self.width = 2 * max(1, round(geometry.head_dim * fraction / 2))
-        self.register_buffer("angle_Tw", self._angles(geometry.context), persistent=False)
+        self.register_buffer("angle_Tw", angles(geometry.context, self.width, theta), persistent=False)
         self.register_buffer("cos_Td", self._spread(self.angle_Tw.cos()), persistent=False)
         self.register_buffer("sin_Td", self._spread(self.angle_Tw.sin()), persistent=False)
 
-    def _angles(self, T: int) -> Tensor:
-        even = torch.arange(0, self.width, 2, dtype=torch.float32)
-        return torch.arange(T, dtype=torch.float32)[:, None] * self.theta ** (-even / self.width)
+    def turns_keys(self, layer: int) -> bool:
+        return True
 
     def _spread(self, half_Tw: Tensor) -> Tensor:
         """One value per channel from one value per pair."""
@@ -111,7 +121,7 @@ class Rope(Position):
         if len(self.angle_Tw) >= T:
             angle_Tw, cos_Td, sin_Td = self.angle_Tw[:T], self.cos_Td[:T], self.sin_Td[:T]
         else:
-            angle_Tw = self._angles(T).to(q_BHTd.device)
+            angle_Tw = angles(T, self.width, self.theta).to(q_BHTd.device)
             cos_Td, sin_Td = self._spread(angle_Tw.cos()), self._spread(angle_Tw.sin())
         if self.form == "complex":
             turn = torch.polar(torch.ones_like(angle_Tw), angle_Tw)
@@ -167,3 +177,182 @@ def slopes(n_heads: int) -> list[float]:
     power = 2 ** math.floor(math.log2(n_heads))
     first = [2 ** (-8 * h / power) for h in range(1, power + 1)]
     return first + [2 ** (-8 * h / (2 * power)) for h in range(1, 2 * power, 2)][: n_heads - power]
+
+
+@POSITIONS.register("irope")
+class InterleavedRope(Position):
+    """RoPE in all layers but every `every`th, which has no positions and sharpens its queries in long sequences.
+
+    There q at position p is multiplied by 1 + temperature ln(1 + floor((p + 1) / floor_scale)), which is 1 for short
+    sequences. Meta 2025, Llama 4; followed: the release's configuration and the model file of `transformers`. Llama 4
+    also lets its layers with RoPE see chunks of 8192 tokens only, which is not part of this option: `window` says what
+    a layer sees.
+    """
+
+    def __init__(
+        self, geometry: Geometry, *, theta: float, pairing: str, every: int, temperature: float, floor_scale: int
+    ) -> None:
+        super().__init__()
+        self.rope = Rope(geometry, theta=theta, fraction=1.0, pairing=pairing, form="real")
+        self.every, self.temperature, self.floor_scale = every, temperature, floor_scale
+
+    def turns_keys(self, layer: int) -> bool:
+        return (layer + 1) % self.every != 0
+
+    def rotate(self, q_BHTd: Tensor, k_BHSd: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        if self.turns_keys(layer):
+            return self.rope.rotate(q_BHTd, k_BHSd, layer)
+        count_T = torch.arange(1, q_BHTd.shape[2] + 1, device=q_BHTd.device)
+        sharper_T = 1 + self.temperature * torch.log1p((count_T // self.floor_scale).float())
+        return (q_BHTd * sharper_T[:, None]).to(q_BHTd.dtype), k_BHSd
+
+
+@POSITIONS.register("t5")
+class T5Bias(Position):
+    """A learned bias for each head and bucket of distances i - j, added to the scaled scores. One table for all layers.
+
+    The first half of the buckets holds one distance each, the other half grows geometrically up to `max_distance`, and
+    the last holds all beyond. Raffel et al. 2020, arXiv:1910.10683, section 2.1, in the causal form of the authors'
+    code (all buckets for the past). T5 itself does not scale its scores; here the bias is added after scaling, so that
+    it does not depend on the head width.
+    """
+
+    def __init__(self, geometry: Geometry, *, buckets: int, max_distance: int) -> None:
+        super().__init__()
+        self.buckets, self.max_distance = buckets, max_distance
+        self.table = Table(buckets, geometry.n_heads, role="position")
+
+    def bucket(self, T: int) -> Tensor:
+        """The bucket of each distance 0 .. T - 1."""
+        exact = self.buckets // 2
+        distance = torch.arange(T, device=self.table.weight.device)
+        octave = (distance.clamp(min=exact) / exact).log() / math.log(self.max_distance / exact)
+        far = exact + (octave * (self.buckets - exact)).long()
+        return torch.where(distance < exact, distance, far.clamp(max=self.buckets - 1))
+
+    def score_bias(self, T: int, layer: int) -> Tensor | None:
+        return by_distance(self.table(self.bucket(T)).T)
+
+
+@POSITIONS.register("kerple")
+class Kerple(Position):
+    """-r1 ln(1 + r2 (i - j)), or -r1 (i - j)^r2 with r2 < 2, added to the scaled scores; r1, r2 > 0 for each head.
+
+    Chi et al. 2022, arXiv:2205.09921, by the authors' code (chijames/KERPLE, megatron/mpu/layers.py): learned, one set
+    for all layers. They draw r1 and r2 uniformly and clamp them at 0.01. Here r1 starts evenly spread over their range,
+    (0, 2) or for the power (0, 1), and r2 in the middle of its own; learned are the logarithm of r1 and that of r2, or
+    for the power the logit of r2 / 2.
+    """
+
+    def __init__(self, geometry: Geometry, *, form: str) -> None:
+        super().__init__()
+        self.logarithmic = form == "log"
+        H = geometry.n_heads
+        even_H = (torch.arange(H) + 0.5) / H
+        self.log_r1_H = nn.Parameter((even_H * (2 if self.logarithmic else 1)).log())
+        self.raw_r2_H = nn.Parameter(torch.full((H,), math.log(0.5) if self.logarithmic else 0.0))
+
+    def score_bias(self, T: int, layer: int) -> Tensor | None:
+        distance_T = torch.arange(T, device=self.log_r1_H.device, dtype=torch.float32)
+        raw_r2_H1 = self.raw_r2_H[:, None]
+        if self.logarithmic:
+            kernel_HT = torch.log1p(raw_r2_H1.exp() * distance_T)
+        else:
+            kernel_HT = distance_T ** (2 * raw_r2_H1.sigmoid())
+        return by_distance(-self.log_r1_H.exp()[:, None] * kernel_HT)
+
+
+@POSITIONS.register("fire")
+class Fire(Position):
+    """f(psi(i - j) / psi(max(L, i))) added to the scaled scores, psi(x) = ln(|c| x + 1), f a small MLP to all heads.
+
+    Li et al. 2023, arXiv:2310.04418; as in the paper's listing c and a factor on L are learned, f has one hidden ReLU
+    layer, and 1e-6 is added to the divisor. Each layer has its own f, c and L, or all share one (`shared`, the paper's
+    FIRE-S). The hidden biases start evenly over [-1, 1], where the listing draws them from it; f has no output bias,
+    since it would add the same to all scores of a query.
+    """
+
+    def __init__(self, geometry: Geometry, *, width: int, c: float, threshold: float, shared: bool) -> None:
+        super().__init__()
+        n_functions = 1 if shared else geometry.n_layers
+        self.functions = nn.ModuleList(FireFunction(geometry.n_heads, width, c, threshold) for _ in range(n_functions))
+
+    def score_bias(self, T: int, layer: int) -> Tensor | None:
+        return self.functions[layer % len(self.functions)](T)
+
+
+class FireFunction(nn.Module):
+    """FIRE's bias of T positions, (H, T, T)."""
+
+    def __init__(self, n_heads: int, width: int, c: float, threshold: float) -> None:
+        super().__init__()
+        self.hidden = Linear(1, width, bias=True, role=SMALL_MAP)
+        self.out = Linear(width, n_heads, bias=False, role=SMALL_MAP)
+        with torch.no_grad():
+            self.hidden.bias.copy_(torch.linspace(-1, 1, width))
+        self.threshold = threshold
+        self.c = nn.Parameter(torch.tensor(c))
+        self.threshold_factor = nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, T: int) -> Tensor:
+        place_T = torch.arange(T, device=self.c.device, dtype=torch.float32)
+        distance_TT = (place_T[:, None] - place_T).clamp(min=0)
+        length_T = torch.maximum(place_T, (self.threshold_factor * self.threshold).abs())
+        share_TT = self._psi(distance_TT) / (self._psi(length_T)[:, None] + 1e-6)
+        return self.out(F.relu(self.hidden(share_TT[..., None]))).permute(2, 0, 1)
+
+    def _psi(self, x: Tensor) -> Tensor:
+        return torch.log1p(self.c.abs() * x)
+
+
+@POSITIONS.register("transformer_xl")
+class TransformerXL(Position):
+    """((q + u).k + (q + v).(W r)) times the scores' scale; r the sinusoid of i - j, sines before cosines.
+
+    Dai et al. 2019, arXiv:1901.02860, section 3.3, without the segment memory. u and v, a vector for each head, are
+    shared by the layers as in the authors' code; W is a map of each layer without bias. u and v start like tables of
+    positions (the authors: standard deviation 0.02), W like the map that makes keys.
+    """
+
+    wave_TD: Tensor
+
+    def __init__(self, geometry: Geometry, *, base: float) -> None:
+        super().__init__()
+        self.base, self.n_heads, self.d_model = base, geometry.n_heads, geometry.d_model
+        self.register_buffer("wave_TD", self._wave(geometry.context), persistent=False)
+        self.u = Table(geometry.n_heads, geometry.head_dim, role="position")
+        self.v = Table(geometry.n_heads, geometry.head_dim, role="position")
+        width = geometry.n_heads * geometry.head_dim
+        self.key = nn.ModuleList(
+            Linear(geometry.d_model, width, bias=False, role="key") for _ in range(geometry.n_layers)
+        )
+
+    def _wave(self, T: int) -> Tensor:
+        angle = angles(T, self.d_model, self.base)
+        return torch.cat((angle.sin(), angle.cos()), -1)[:, : self.d_model]
+
+    def rotate(self, q_BHTd: Tensor, k_BHSd: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        return q_BHTd + self.u.weight[:, None].to(q_BHTd.dtype), k_BHSd
+
+    def query_bias(self, q_BHTd: Tensor, layer: int, scale: float) -> Tensor | None:
+        B, H, T, _ = q_BHTd.shape
+        wave_TD = self.wave_TD if len(self.wave_TD) >= T else self._wave(T).to(q_BHTd.device)
+        far_first_HTd = self.key[layer](wave_TD[:T].flip(0)).unflatten(-1, (self.n_heads, -1)).transpose(0, 1)
+        q_BHTd = q_BHTd + self.v.weight[:, None].to(q_BHTd.dtype)
+        score_BHTT = q_BHTd @ far_first_HTd.transpose(-1, -2) * scale
+        # Column m of row i is distance T - 1 - m and belongs in column m - (T - 1 - i): with one column more, reading
+        # the rows as if they had T columns moves each by one place more than the row above. What lies above the
+        # diagonal is meaningless; the causal mask removes it.
+        return F.pad(score_BHTT, (1, 0)).view(B, H, T + 1, T)[:, :, 1:]
+
+
+def by_distance(bias_HT: Tensor) -> Tensor:
+    """(H, T, T) with entry i - j of (H, T) at row i and column j; 0 above the diagonal."""
+    T = bias_HT.shape[1]
+    return F.pad(bias_HT.flip(1), (0, T - 1)).unfold(1, T, 1).flip(1)
+
+
+def angles(T: int, width: int, base: float) -> Tensor:
+    """p * base^(-2i / width) at row p and column i, (T, ceil(width / 2)), float32."""
+    even = torch.arange(0, width, 2, dtype=torch.float32)
+    return torch.arange(T, dtype=torch.float32)[:, None] * base ** (-even / width)

@@ -7,8 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-MATRICES = ("query", "key", "value", "attn_out", "ffn_in", "ffn_out", "head")
-"""Roles of matrices that multiply the residual stream. Outputs of a branch are `attn_out` and `ffn_out`."""
+SMALL_MAP = "small_map"
+"""Role of a matrix that does not see the stream, as in a score or a function of positions: variance 1 / fan_in under
+any init."""
+
+MATRICES = ("query", "key", "value", "gate", "attn_out", "ffn_in", "ffn_out", "head", SMALL_MAP)
+"""Roles of matrices. Outputs of a branch are `attn_out` and `ffn_out`."""
 
 EMBEDDINGS = ("embedding", "position")
 """Roles of tables that are looked up. A head tied to the embedding is the embedding."""
@@ -24,6 +28,7 @@ class Geometry:
     n_layers: int
     d_model: int
     n_heads: int
+    n_kv_heads: int
     head_dim: int
     d_ff: int
     context: int
@@ -39,6 +44,23 @@ class Linear(nn.Linear):
         if bias:
             nn.init.zeros_(self.bias)
         self.roles = {"weight": role}
+
+
+class HeadLinear(nn.Module):
+    """A linear map of its own for each head, (B, H, T, d_in) to (B, H, T, d_out). All heads share the role."""
+
+    def __init__(self, n_heads: int, d_in: int, d_out: int, bias: bool, role: str) -> None:
+        super().__init__()
+        self.maps = nn.ModuleList(Linear(d_in, d_out, bias, role) for _ in range(n_heads))
+        self.biased = bias
+
+    def weight(self) -> Tensor:
+        """The matrices of all heads, (H, d_out, d_in)."""
+        return torch.stack([head.weight for head in self.maps])  # type: ignore[reportArgumentType]
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x @ self.weight().transpose(1, 2)
+        return y + torch.stack([head.bias for head in self.maps])[:, None] if self.biased else y  # type: ignore[reportArgumentType]
 
 
 class Table(nn.Module):

@@ -7,18 +7,28 @@ import sys
 from collections.abc import Sequence
 
 from nexus_ablate import errors
+from nexus_ablate.plugins import add_plugins
 
 VERBS = {
     "train": "train one run, or a Hydra multirun with -m (the verb may be left out)",
     "list": "every option with its citation",
+    "explain": "what a configuration builds: equations, norms, parameters, initial values, FLOPs; trains nothing",
     "show": "one run: its result and a picture",
+    "plan": "what a study would be: arms, refusals, parameters, FLOPs, memory, time; runs nothing",
+    "status": "every run of some directories: how far, how good, and why not",
+    "compare": "is a difference real: paired seeds, intervals, a verdict in words; --html for the report",
+    "noise": "seed noise, the difference it allows to be seen, the seeds a difference needs",
+    "evaluate": "finished runs: longer and endless text, 8-bit numbers, sinks and outliers taken away",
 }
 
 HELP = f"""nexus-ablate: ablations of transformer architecture choices that end in a verdict you can trust
 
   nexus-ablate norm=rms placement=pre                train one run on real text
   nexus-ablate -m norm=layer,rms seed=0,1,2          every combination (any Hydra launcher)
+  nexus-ablate study=norms                           what is missing of a study (docs/studies.md)
   nexus-ablate list norm                             the options of an axis
+  nexus-ablate explain placement=deepnorm            what this would build
+  nexus-ablate --plugin DIR norm=my_norm             an option of your own (docs/adding_an_option.md)
 
 verbs
 {chr(10).join(f"  {verb:<10} {meaning}" for verb, meaning in VERBS.items())}
@@ -29,17 +39,21 @@ verbs
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status; the console script exits with it."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    if arguments[:1] in (["-h"], ["--help"], ["help"]):
-        print(HELP)
-        return errors.OK
-    if arguments[:1] == ["--version"]:
-        from nexus_ablate import __version__
-
-        print(__version__)
-        return errors.OK
-    verb = arguments.pop(0) if arguments and arguments[0] in VERBS else "train"
     try:
+        arguments = _without_plugins(list(sys.argv[1:] if argv is None else argv))
+        if arguments[:1] in (["-h"], ["--help"], ["help"]):
+            print(HELP)
+            return errors.OK
+        if arguments[:1] == ["--version"]:
+            from nexus_ablate import __version__
+
+            print(__version__)
+            return errors.OK
+        if arguments[:1] and arguments[0] in VERBS:
+            verb = arguments.pop(0)
+        else:  # a multirun may name the folder of its runs, which makes it no study
+            named = any(a.startswith("study=") for a in arguments) and not {"-m", "--multirun"} & set(arguments)
+            verb = "study" if named else "train"
         if arguments[:1] and "=" not in arguments[0] and not arguments[0].startswith("-"):
             _refuse_word(verb, arguments[0])
         return importlib.import_module(f"nexus_ablate.cli.{verb}").run(arguments)
@@ -48,6 +62,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.status
     except KeyboardInterrupt:
         return 130
+
+
+def _without_plugins(arguments: list[str]) -> list[str]:
+    """What follows the leading `--plugin DIR`, whose options are known from here on."""
+    directories = []
+    while arguments and arguments[0].split("=")[0] == "--plugin":
+        _, given, directory = arguments.pop(0).partition("=")
+        if not given and not arguments:
+            raise errors.ConfigError("--plugin needs a directory", fix="nexus-ablate --plugin DIR norm=my_norm")
+        directories.append(directory if given else arguments.pop(0))
+    if any(argument.split("=")[0] == "--plugin" for argument in arguments):
+        raise errors.ConfigError("--plugin stands before everything else", fix="nexus-ablate --plugin DIR VERB ...")
+    add_plugins(directories)
+    return arguments
 
 
 def _refuse_word(verb: str, word: str) -> None:

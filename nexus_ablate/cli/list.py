@@ -43,7 +43,8 @@ def run(arguments: list[str]) -> int:
 
 
 def catalogue() -> dict[str, Any]:
-    """Groups to options to `{summary, keys}`, and `switches` to the top-level keys."""
+    """Groups to options to `{summary, default, keys}`, with `equation` and `plugin` on the axes; `switches` to the
+    top-level keys."""
     defaults = _defaults()
     groups: dict[str, Any] = {}
     for group in OPTION_GROUPS:
@@ -51,11 +52,13 @@ def catalogue() -> dict[str, Any]:
             name: {
                 "summary": option.summary,
                 "default": defaults.get(group) == name,
+                "equation": option.equation,
+                "plugin": option.plugin.name if option.plugin else None,
                 "keys": {k: _key(s.default, s.constraint.text, s.meaning) for k, s in option.keys.items()},
             }
             for name, option in option_files(group).items()
         }
-    for group, cls in (*CLOSED_GROUPS.items(), ("preset", None)):
+    for group, cls in (*CLOSED_GROUPS.items(), ("preset", None), ("studies", None)):
         groups[group] = {
             path.stem: {
                 "summary": _summary(path),
@@ -117,11 +120,13 @@ def _print(groups: dict[str, Any], with_keys: bool) -> None:
         grid.add_column(overflow="fold")
         if group == "switches":
             for name, spec in options.items():
-                grid.add_row(f"  {name}={show(spec['default'])}", escape(f"{spec['meaning']} ({spec['takes']})"))
+                grid.add_row(f"  {name}={show(spec['default'])}", escape(_takes(spec)))
         else:
             for name, option in options.items():
                 star = "[green]*[/green]" if option["default"] else " "
-                grid.add_row(f"{star} {group}={name}", escape(option["summary"]))
+                source = f" (plugin {option['plugin']})" if option.get("plugin") else ""
+                asked = "study" if group == "studies" else group
+                grid.add_row(f"{star} {asked}={name}", escape(option["summary"] + source))
                 last = name == list(options)[-1]
                 if with_keys and (group not in CLOSED_GROUPS or last):  # sizes and recipes share their keys
                     for key, spec in option["keys"].items():
@@ -134,4 +139,5 @@ def _print(groups: dict[str, Any], with_keys: bool) -> None:
 
 
 def _takes(spec: dict[str, Any]) -> str:
-    return f"{spec['meaning']} ({spec['takes']})"
+    """What a key holds and means, as its comment in the YAML says it."""
+    return f"{spec['takes']}; {spec['meaning']}"

@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from nexus_ablate import errors
-from nexus_ablate.composition import check_overrides, compose
+from nexus_ablate.composition import check_overrides, compose, search_plugins
 from nexus_ablate.errors import ConfigError, UserError
 from nexus_ablate.registry import conf_dir
 
@@ -78,6 +78,7 @@ def multirun(overrides: list[str]) -> int:
 
     check_overrides(overrides)
     share_cores_politely()  # launched processes inherit it
+    search_plugins()
     with initialize_config_dir(config_dir=str(conf_dir()), version_base="1.3"):
         hydra = GlobalHydra.instance().hydra
         assert hydra is not None
@@ -144,6 +145,7 @@ def _hydra_flag(arguments: list[str]) -> int:
     """What Hydra itself answers: --cfg, --info, shell completion."""
     import hydra
 
+    search_plugins()
     sys.argv = [sys.argv[0], *arguments]
     hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")(lambda composed: None)()
     return errors.OK

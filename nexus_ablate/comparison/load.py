@@ -1,10 +1,91 @@
-"""Runs as a reader finds them."""
+"""Runs as a reader finds them: each directory in scope is used or excluded with a reason, none is lost in silence."""
 
 from __future__ import annotations
 
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from nexus_ablate.runs import RunRecord, read_run
+import yaml
+
+from nexus_ablate.comparison.curves import Curves, read_curves
+from nexus_ablate.errors import ConfigError, UserError, printable
+from nexus_ablate.runs import SETTLED, RunRecord, find_runs, read_run
+from nexus_ablate.runs.record import read_mapping, strict_loads
+
+RUN_NAME = re.compile(r"s\d+-[0-9a-f]{8}(-r\d+)?")
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A run that came to a result: finished, or diverged, which is a result too.
+
+    Attributes:
+        init: Hash of the normal numbers behind each parameter's first value, by parameter name.
+        figures: Every number of the summary by name, those of evaluations as `evaluation/figure`.
+    """
+
+    record: RunRecord
+    curves: Curves
+    init: dict[str, str]
+    figures: dict[str, float]
+
+    @property
+    def seed(self) -> int:
+        assert self.record.seed is not None
+        return self.record.seed
+
+    @property
+    def arm_hash(self) -> str:
+        return str((self.record.env or {}).get("arm_hash") or (self.record.summary or {}).get("arm_hash") or "")
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return self.record.config or {}
+
+
+@dataclass(frozen=True)
+class Excluded:
+    """A directory that gave no result to the table, and why."""
+
+    path: Path
+    reason: str
+    arm: str = ""
+    seed: int | None = None
+    state: str = ""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A study as it was fixed before its runs (study.yaml)."""
+
+    name: str
+    question: str = ""
+    baseline: str = "baseline"
+    arms: dict[str, dict[str, Any]] = field(default_factory=dict)
+    seeds: tuple[int, ...] = ()
+    endpoint: str = "val_loss"
+    delta_min: float | None = None
+    match: str = "none"
+    lr_grid: tuple[float, ...] = ()
+    tuning_seeds: tuple[int, ...] = ()
+    amendments: tuple[str, ...] = ()
+    equal: tuple[tuple[str, str], ...] = ()
+    """Overrides that were asked for and come out as another arm, and that arm."""
+    refused: tuple[tuple[str, str], ...] = ()
+    """Overrides that cannot be run, and why."""
+
+
+@dataclass
+class Collection:
+    """Everything in scope of a comparison: what can be used, what cannot, and the studies' plans by study."""
+
+    runs: list[Trained]
+    excluded: list[Excluded]
+    plans: dict[str, Plan]
 
 
 def load_run(path: str | Path) -> RunRecord:
@@ -20,3 +101,118 @@ def series(rows: list[dict], name: str, x: str = "tokens") -> tuple[list[float],
     """The values of one metric where it was measured, with their x."""
     found = [(row[x], row[name]) for row in rows if row.get(name) is not None]
     return [a for a, _ in found], [b for _, b in found]
+
+
+def collect(dirs: Iterable[Path]) -> Collection:
+    """Read every run in the given directories: runs, arms, studies or a runs_dir.
+
+    Raises:
+        ConfigError: There is no run at all.
+        UserError: A directory does not exist, or a study.yaml is damaged.
+    """
+    dirs = list(dirs)
+    paths = find_runs(dirs)
+    collection = Collection([], [], {})
+    for path in paths:
+        found = _read(path)
+        if isinstance(found, Trained):
+            collection.runs.append(found)
+        else:
+            collection.excluded.append(found)
+    for path in _strangers(dirs, {p.resolve() for p in paths}):
+        collection.excluded.append(Excluded(path, "not a run: no status.json"))
+    if not paths and not collection.excluded:
+        raise ConfigError(
+            "there are no runs here", " ".join(map(str, dirs)), "give a run, an arm, a study or a runs_dir"
+        )
+    for folder in sorted({p.parent.parent for p in paths}):
+        if (folder / "study.yaml").exists():
+            collection.plans[folder.name] = read_plan(folder / "study.yaml")
+    return collection
+
+
+def _read(path: Path) -> Trained | Excluded:
+    try:
+        record = read_run(path)
+        place = {"arm": record.arm, "seed": record.seed, "state": record.state}
+        if record.seed is None:
+            return Excluded(path, "not named like a run (s<seed>-<hash>)", **place)
+        if record.state not in SETTLED:
+            return Excluded(path, _why_unsettled(record), **place)
+        if record.state == "finished" and record.summary is None:
+            return Excluded(path, "damaged: finished without a summary.json", **place)
+        return Trained(
+            record=record,
+            curves=read_curves(path / "metrics.jsonl"),
+            init=read_mapping(path / "init.json", strict_loads) or {},
+            figures=dict(_figures(record.summary or {})),
+        )
+    except UserError as error:
+        reason = f"damaged: {error.what.removeprefix(f'{path}/')}" + (f" ({error.got})" if error.got else "")
+        return Excluded(path, printable(reason, 200), arm=path.parent.name, state="damaged")
+
+
+def _why_unsettled(record: RunRecord) -> str:
+    steps = ((record.config or {}).get("resolved") or {}).get("steps")
+    reached = "" if record.status.get("step") is None else f" at step {record.status['step']}"
+    reached += f" of {steps}" if reached and steps else ""
+    reason = record.status.get("reason")
+    return printable(f"{record.state}{reached}" + (f": {reason}" if reason else ""), 200)
+
+
+def _figures(values: dict[str, Any], before: str = "") -> Iterable[tuple[str, float]]:
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from _figures(value, f"{before}{name}/")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield f"{before}{name}", float(value)
+
+
+def _strangers(dirs: list[Path], runs: set[Path]) -> list[Path]:
+    """Directories that are named like a run, or stand among runs, and are none."""
+    arms = {run.parent for run in runs}
+    found = set()
+    for top in dirs:
+        depth = len(top.resolve().parts)
+        for folder, names, _ in os.walk(top.resolve()):
+            here = Path(folder)
+            if here in runs or len(here.parts) - depth >= 3:
+                names.clear()
+                continue
+            names[:] = sorted(name for name in names if not name.startswith("."))
+            for name in names:
+                if here / name not in runs and (RUN_NAME.fullmatch(name) or here in arms):
+                    found.add(here / name)
+    return sorted(found)
+
+
+def read_plan(path: Path) -> Plan:
+    """A study.yaml.
+
+    Raises:
+        UserError: It is damaged or a value in it has no meaning.
+    """
+    values = read_mapping(path, yaml.safe_load) or {}
+    try:
+        baseline = values.get("baseline") or {}
+        delta_min = values.get("delta_min", "auto")
+        return Plan(
+            name=path.parent.name,
+            question=str(values.get("question") or ""),
+            baseline=str(baseline.get("arm") or "baseline"),
+            arms={str(arm["arm"]): dict(arm) for arm in values.get("arms") or []},
+            seeds=tuple(int(s) for s in values.get("seeds") or ()),
+            endpoint=str(values.get("endpoint") or "val_loss"),
+            delta_min=None if delta_min in ("auto", None) else float(delta_min),
+            match=str(values.get("match") or "none"),
+            lr_grid=tuple(float(lr) for lr in values.get("lr_grid") or ()),
+            tuning_seeds=tuple(int(s) for s in values.get("tuning_seeds") or ()),
+            amendments=tuple(
+                f"{a['when']}: {'; '.join(map(str, a['changes']))}" for a in values.get("amendments") or ()
+            ),
+            equal=tuple((" ".join(e["overrides"]), str(e["arm"])) for e in values.get("equal") or ()),
+            refused=tuple((" ".join(r["overrides"]), str(r["reason"])) for r in values.get("refused") or ()),
+        )
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        fix = "restore it from a copy, or give the runs without their study"
+        raise UserError(f"{path} is damaged", str(error), fix) from None

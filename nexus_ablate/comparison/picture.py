@@ -1,7 +1,8 @@
-"""One run as one picture: loss, gradient norms by block, and the outliers of the residual stream, block by step."""
+"""One run as one picture: loss, gradients, weights, and what the probe saw of each block, step by step."""
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,15 @@ from nexus_ablate.comparison.load import series
 from nexus_ablate.errors import UserError
 from nexus_ablate.runs import RunRecord
 
-_BLOCK = re.compile(r"(?P<before>.*)/block_(?P<block>\d+)/(?P<after>.*)")
+_BLOCK = re.compile(r".*/block_(?P<block>\d+)(/.*)?")
+
+
+HEAT_MAPS = (  # area and statistic, title, the largest value there can be
+    ("act/resid/kurtosis_token", "kurtosis of the stream (Gaussian 3)", None),
+    ("act/resid/max_over_median", "largest over median magnitude of the stream", None),
+    ("attn/first_token_mass", "attention to the first token", 1.0),
+    ("attn/entropy", "attention entropy (uniform 1)", 1.0),
+)
 
 
 def draw(record: RunRecord, path: Path) -> Path:
@@ -24,18 +33,20 @@ def draw(record: RunRecord, path: Path) -> Path:
     rows, probes = record.metrics(), record.probes()
     if not rows:
         raise UserError("this run has no rows yet", str(record.path), "wait for its first steps")
-    figure = Figure(figsize=(11, 7.5), layout="constrained")
-    (loss, gradients), (kurtosis, ratio) = figure.subplots(2, 2)
+    figure = Figure(figsize=(15, 7.5), layout="constrained")
     figure.suptitle(f"{record.arm}  seed {record.seed}", fontsize=13)
-    _loss(loss, rows, record)
+    curves, maps = figure.subfigures(2, 1)
+    loss, gradients, weights = curves.subplots(1, 3)
+    _loss(loss, rows)
     _gradients(gradients, rows)
-    _heat_map(figure, kurtosis, probes, "kurtosis_token", "kurtosis of the residual stream (Gaussian 3)")
-    _heat_map(figure, ratio, probes, "max_over_median", "largest over median magnitude, residual stream")
+    _weights(weights, rows)
+    for axes, (name, title, top) in zip(maps.subplots(1, len(HEAT_MAPS)), HEAT_MAPS, strict=True):
+        _heat_map(maps, axes, probes, name, title, top)
     figure.savefig(path, dpi=130)
     return path
 
 
-def _loss(axes: Any, rows: list[dict], record: RunRecord) -> None:
+def _loss(axes: Any, rows: list[dict]) -> None:
     axes.plot(*series(rows, "train/loss"), color="0.65", linewidth=1, label="training")
     tokens, losses = series(rows, "val/loss")
     axes.plot(tokens, losses, color="C0", marker="o", markersize=4, label="validation")
@@ -51,44 +62,68 @@ def _loss(axes: Any, rows: list[dict], record: RunRecord) -> None:
 def _gradients(axes: Any, rows: list[dict]) -> None:
     axes.plot(*series(rows, "grad_norm/global"), color="black", linewidth=1.2, label="global")
     names = sorted({name for row in rows for name in row if _BLOCK.fullmatch(name) and name.startswith("grad_norm/")})
-    layers = sorted({_layer(name) for name in names})
-    shown = {0, layers[len(layers) // 2], layers[-1]} if layers else set()
-    for name in names:
-        part = name.rpartition("/")[2]
-        if _layer(name) in shown and part in ("attn", "ffn"):
-            colour = f"C{sorted(shown).index(_layer(name))}"
-            style = "-" if part == "attn" else "--"
-            axes.plot(*series(rows, name), style, color=colour, linewidth=0.9, label=f"block {_layer(name)} {part}")
+    for colour, layer in enumerate(_some_layers(names)):
+        for part, style in (("attn", "-"), ("ffn", "--")):
+            line = series(rows, f"grad_norm/block_{layer:03d}/{part}")
+            axes.plot(*line, style, color=f"C{colour}", linewidth=0.9, label=f"block {layer} {part}")
     axes.set(xlabel="tokens", ylabel="norm before clipping", title="gradients", yscale="log")
     axes.legend(frameon=False, fontsize=8, ncols=2)
     _plain(axes)
 
 
-def _heat_map(figure: Any, axes: Any, probes: list[dict], statistic: str, title: str) -> None:
-    from matplotlib.colors import LogNorm
+def _weights(axes: Any, rows: list[dict]) -> None:
+    axes.set(xlabel="tokens", ylabel="RMS over its first value", title="weights of a block")
+    names = sorted({name for row in rows for name in row if name.startswith("weight_rms/")})
+    for layer in _some_layers(names):
+        tokens, values = series(rows, f"weight_rms/block_{layer:03d}")
+        axes.plot(tokens, [value / values[0] for value in values], linewidth=1.2, label=f"block {layer}")
+    if not names:
+        _not_probed(axes)
+        return
+    axes.legend(frameon=False, fontsize=8)
+    _plain(axes)
 
-    axes.set(title=title, xlabel="step", ylabel="block")
+
+def _heat_map(figure: Any, axes: Any, probes: list[dict], name: str, title: str, top: float | None) -> None:
+    """Block by probed step of a statistic; of one with a value for each head, their mean."""
+    from matplotlib.colors import LogNorm, Normalize
+
+    axes.set_title(title, fontsize=10)
+    axes.set(xlabel="step", ylabel="block")
+    area, _, rest = name.partition("/")
     names = sorted(
-        n for n in (probes[-1] if probes else {}) if n.startswith("act/") and n.endswith(f"/resid/{statistic}")
+        n for n in (probes[-1] if probes else {}) if n.startswith(f"{area}/block_") and n[len(area) + 11 :] == rest
     )
     if not names:
-        axes.text(0.5, 0.5, "not probed", ha="center", va="center", transform=axes.transAxes, color="0.5")
+        _not_probed(axes)
         return
-    grid = [[row.get(name) or float("nan") for row in probes] for name in names]
+    grid = [[_number(row.get(n)) for row in probes] for n in names]
     seen = [value for row in grid for value in row if value == value]
-    wide = bool(seen) and min(seen) > 0 and max(seen) > 30 * min(seen)
-    mesh = axes.pcolormesh(grid, norm=LogNorm() if wide else None, cmap="viridis")
-    ticks = range(0, len(probes), max(1, len(probes) // 8))
+    wide = top is None and bool(seen) and min(seen) > 0 and max(seen) > 30 * min(seen)
+    norm = LogNorm() if wide else Normalize(0, top) if top is not None else None
+    mesh = axes.pcolormesh(grid, norm=norm, cmap="viridis")
+    ticks = range(0, len(probes), max(1, len(probes) // 5))
     axes.set_xticks([t + 0.5 for t in ticks], [str(probes[t]["step"]) for t in ticks])
     every = max(1, len(names) // 8)
     axes.set_yticks([i + 0.5 for i in range(0, len(names), every)], [str(i) for i in range(0, len(names), every)])
     figure.colorbar(mesh, ax=axes)
 
 
-def _layer(name: str) -> int:
-    match = _BLOCK.fullmatch(name)
-    assert match is not None
-    return int(match["block"])
+def _number(value: float | list[float | None] | None) -> float:
+    """A value, or the mean over heads; nan where it is missing."""
+    if isinstance(value, list):
+        return sum(_number(head) for head in value) / len(value)
+    return math.nan if value is None else value
+
+
+def _not_probed(axes: Any) -> None:
+    axes.text(0.5, 0.5, "not probed", ha="center", va="center", transform=axes.transAxes, color="0.5")
+
+
+def _some_layers(names: list[str]) -> list[int]:
+    """The first, the middle and the last block among metrics that name one."""
+    layers = sorted({int(match["block"]) for name in names if (match := _BLOCK.fullmatch(name))})
+    return sorted({layers[0], layers[len(layers) // 2], layers[-1]}) if layers else []
 
 
 def _plain(axes: Any) -> None:

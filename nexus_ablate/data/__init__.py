@@ -1,13 +1,15 @@
 """Data: a corpus, its tokens in a cache, and batches that are a pure function of (seed, step)."""
 
+from nexus_ablate.data.backcopy import BackCopyCorpus
 from nexus_ablate.data.batches import Batches, chain, eval_windows, hash_tokens
-from nexus_ablate.data.cache import TokenizedData, default_cache_dir, fingerprint_of, prepare
+from nexus_ablate.data.cache import TokenizedData, default_cache_dir, fingerprint_of, prepare, vocabulary_size
 from nexus_ablate.data.corpus import CORPORA, Corpus
 from nexus_ablate.data.hub import HubCorpus
-from nexus_ablate.data.tokenizer import Tokenizer, load_tokenizer
+from nexus_ablate.data.tokenizer import Tokenizer, load_tokenizer, token_kinds
 
 __all__ = [
     "CORPORA",
+    "BackCopyCorpus",
     "Batches",
     "Corpus",
     "HubCorpus",
@@ -20,4 +22,6 @@ __all__ = [
     "hash_tokens",
     "load_tokenizer",
     "prepare",
+    "token_kinds",
+    "vocabulary_size",
 ]

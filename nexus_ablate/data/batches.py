@@ -15,13 +15,14 @@ class Batches:
         seed: Decides the order; paired arms share it.
         batch_size: Windows in a batch (B).
         context: Tokens a window holds as input (T).
+        period: Windows begin at its multiples.
 
     Raises:
         ValueError: When not even one window fits.
     """
 
-    def __init__(self, tokens: np.ndarray, seed: int, batch_size: int, context: int) -> None:
-        self._windows = _windows(tokens, context)
+    def __init__(self, tokens: np.ndarray, seed: int, batch_size: int, context: int, period: int = 1) -> None:
+        self._windows = _windows(tokens, context)[::period]
         self._key = np.frombuffer(hashlib.sha256(f"{seed}/data".encode()).digest()[:16], dtype="<u8")
         self._batch_size = batch_size
 
@@ -33,21 +34,23 @@ class Batches:
         return self._windows[starts.astype(np.int64)].astype(np.int64)
 
 
-def eval_windows(tokens: np.ndarray, context: int, n_tokens: int) -> np.ndarray:
+def eval_windows(tokens: np.ndarray, context: int, n_tokens: int, period: int = 1) -> np.ndarray:
     """The fixed windows of an evaluation: from the start, no target twice.
 
     Args:
         tokens: (N,) of any integer type.
         context: Tokens a window holds as input (T).
         n_tokens: Targets wanted; rounded up to whole windows, fewer where the tokens end.
+        period: Windows begin at its multiples, one at each; 1: anywhere.
 
     Returns:
-        (windows, T+1) int64; each begins with the token that the one before it ended with.
+        (windows, T+1) int64; where they may begin anywhere, each with the token that the one before it ended with.
 
     Raises:
         ValueError: When not even one window fits.
     """
-    return _windows(tokens, context)[::context][: -(-n_tokens // context)].astype(np.int64)
+    stride = context if period == 1 else period
+    return _windows(tokens, context)[::stride][: -(-n_tokens // context)].astype(np.int64)
 
 
 def hash_tokens(tokens: np.ndarray) -> str:

@@ -8,6 +8,7 @@ The cache is `$NEXUS_ABLATE_CACHE`, `$XDG_CACHE_HOME/nexus-ablate` or `~/.cache/
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import hashlib
 import json
@@ -56,6 +57,7 @@ class TokenizedData:
         tokenizer: Text to ids and back.
         unigram_bpb: Bits per byte of "val" under the add-one frequencies of the training tokens.
         bytes_per_token: Mean over "val".
+        period: Tokens from the start of a sequence to the next, where windows have to begin; 1: anywhere.
     """
 
     name: str
@@ -65,6 +67,7 @@ class TokenizedData:
     tokenizer: Tokenizer
     unigram_bpb: float
     bytes_per_token: float
+    period: int = 1
 
     @property
     def vocab_size(self) -> int:
@@ -96,7 +99,7 @@ def prepare(option: Option, cache_dir: Path | None = None, context: int = 128) -
         with _storage(root):
             data = _build(final, option, corpus, fingerprint, context)
     _require_length(option.name, {"train": len(data.train), **{k: len(v) for k, v in data.val.items()}}, context)
-    return data
+    return dataclasses.replace(data, period=corpus.period)
 
 
 def fingerprint_of(option: Option, context: int = 128) -> str:
@@ -108,6 +111,14 @@ def fingerprint_of(option: Option, context: int = 128) -> str:
     return _identify(option, context)[1]
 
 
+def vocabulary_size(option: Option) -> int:
+    """The tokens that the vocabulary holds (bpe: at most), without tokenizing or writing anything."""
+    if option.keys["tokenizer"] == "bpe":
+        return option.keys["bpe_vocab"]
+    own = {key: value for key, value in option.keys.items() if key not in TOKENIZER_KEYS}
+    return _make_tokenizer(option, CORPORA.build(Option(option.name, own))).vocab_size
+
+
 def default_cache_dir() -> Path:
     """Where token files are kept when nothing else is said."""
     if chosen := os.environ.get("NEXUS_ABLATE_CACHE"):
@@ -116,7 +127,8 @@ def default_cache_dir() -> Path:
 
 
 def _identify(option: Option, context: int) -> tuple[Corpus, str]:
-    missing = [key for key in TOKENIZER_KEYS if key not in option.keys]
+    needed = TOKENIZER_KEYS if option.keys.get("tokenizer") != "char" else TOKENIZER_KEYS[:1]
+    missing = [key for key in needed if key not in option.keys]
     if missing:
         fix = "copy their lines from conf/data/files.yaml"
         raise ConfigError(f"data={option.name}: its YAML lacks keys", ", ".join(missing), fix)

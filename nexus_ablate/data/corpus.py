@@ -26,6 +26,8 @@ class Corpus(ABC):
 
     token_limit: int | None = None
     """Training tokens that are kept, from the start; None keeps all."""
+    period: int = 1
+    """Tokens from the start of one sequence to the next, where a training window has to begin; 1: anywhere."""
 
     @abstractmethod
     def check(self, context: int) -> None:

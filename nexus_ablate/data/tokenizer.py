@@ -236,5 +236,17 @@ def parse_tokenizer(source: str, name: str) -> Tokenizer:
     return FileTokenizer(source, name)
 
 
+def token_kinds(tokenizer: Tokenizer) -> dict[str, set[int]]:
+    """Ids of the tokens that end a line or a sentence: `newline` holds a line end, `full_stop` is "." and any space."""
+    kinds: dict[str, set[int]] = {"newline": set(), "full_stop": set()}
+    for index in range(tokenizer.vocab_size):
+        text = tokenizer.decode([index])
+        if "\n" in text:
+            kinds["newline"].add(index)
+        elif text.strip() == ".":
+            kinds["full_stop"].add(index)
+    return kinds
+
+
 def _code_points(text: str) -> np.ndarray:
     return np.frombuffer(text.encode("utf-32-le"), dtype="<u4")

@@ -11,12 +11,13 @@ from typing import Any
 import yaml
 
 from nexus_ablate import __version__, errors
-from nexus_ablate.composition import differences
+from nexus_ablate.composition import differences, plugins_used
 from nexus_ablate.config import AXES, RunConfig
 from nexus_ablate.data import TokenizedData, prepare
 from nexus_ablate.errors import UserError
-from nexus_ablate.runs import Run, arm_name, environment, identity, open_run, read_run
+from nexus_ablate.runs import Identity, Run, arm_name, environment, identity, open_run, read_run
 from nexus_ablate.training.device import IDLE, choose_device, choose_threads
+from nexus_ablate.training.evaluation import evaluate
 
 
 @dataclass
@@ -29,7 +30,19 @@ class Outcome:
     told_before: bool = False
 
 
-def train(config: RunConfig, overrides: list[str] | None = None, quiet: bool = False, brief: bool = False) -> Outcome:
+def identity_of(config: RunConfig, fingerprint: str) -> Identity:
+    """What the run of a configuration is on data of this fingerprint, with the plugins that it uses."""
+    return identity(config.science(), fingerprint, __version__, {p.name: p.sha256 for p in plugins_used(config)})
+
+
+def train(
+    config: RunConfig,
+    overrides: list[str] | None = None,
+    quiet: bool = False,
+    brief: bool = False,
+    arm: str = "",
+    circumstances: dict[str, Any] | None = None,
+) -> Outcome:
     """Train one run, or go on with it, or return what it found when it is finished.
 
     Args:
@@ -37,6 +50,8 @@ def train(config: RunConfig, overrides: list[str] | None = None, quiet: bool = F
         overrides: What the user typed, for the record.
         quiet: Show nothing.
         brief: Show a line before and a line after, for a run among many.
+        arm: The arm's name in its study; else how the run differs from the default configuration.
+        circumstances: Kept in env.json: what else the machine did meanwhile.
 
     Raises:
         UserError: With the exit status of the contract: configuration 2, diverged 3, checkpoint 4, storage 5, alive
@@ -46,8 +61,9 @@ def train(config: RunConfig, overrides: list[str] | None = None, quiet: bool = F
 
     choose_device(config.train.device)
     data = prepare(config.data, context=config.model.context)
-    arm = arm_name(differences(config))
-    ident = identity(config.science(), data.fingerprint, __version__, {})
+    arm = arm or arm_name(differences(config))
+    ident = identity_of(config, data.fingerprint)
+    told = {p.name: {"directory": str(p.directory), "sha256": p.sha256} for p in plugins_used(config)}
     config_yaml = yaml.safe_dump(
         config.nested() | {"resolved": config.resolved.flat()}, sort_keys=False, allow_unicode=True
     )
@@ -59,7 +75,7 @@ def train(config: RunConfig, overrides: list[str] | None = None, quiet: bool = F
         ident,
         config_yaml,
         overrides or [],
-        environment(sys.argv),
+        environment(sys.argv) | {"plugins": told} | (circumstances or {}),
         config.rerun,
     ) as run:
         display = Display(quiet=quiet, brief=brief)
@@ -70,6 +86,10 @@ def train(config: RunConfig, overrides: list[str] | None = None, quiet: bool = F
                     record.status["reason"], str(run.path), "rerun=on trains it once more, beside this one"
                 )
             summary = record.summary or {}
+            probed = (record.config or {}).get("probe")
+            if probed != config.nested()["probe"]:
+                display.say("this run was probed otherwise than asked for now; rerun=on trains it again, beside this one")
+            summary = evaluate(run.path, config.evals) if config.evals else summary
             display.after(run.path, summary, told_before=True)
             return Outcome(errors.OK, run.path, summary, told_before=True)
         try:
@@ -82,8 +102,9 @@ def train(config: RunConfig, overrides: list[str] | None = None, quiet: bool = F
             reason = f"{type(error).__name__}: {error}"
             _give_up(run, display, "failed", reason.splitlines()[0], traceback.format_exc())
             raise
-        display.after(run.path, summary)
-        return Outcome(errors.OK, run.path, summary)
+    summary = evaluate(run.path, config.evals) if config.evals else summary
+    display.after(run.path, summary)
+    return Outcome(errors.OK, run.path, summary)
 
 
 def _give_up(run: Run, display: Any, state: str, reason: str, trace: str) -> None:

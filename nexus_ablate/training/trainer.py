@@ -22,17 +22,19 @@ from torch.nn import functional as F
 
 from nexus_ablate.axes.init import stream
 from nexus_ablate.config import RunConfig
-from nexus_ablate.data import Batches, TokenizedData, chain, eval_windows, hash_tokens
+from nexus_ablate.data import Batches, TokenizedData, chain, eval_windows, hash_tokens, token_kinds
 from nexus_ablate.errors import Diverged, Preempted
 from nexus_ablate.measure.counts import flops_per_token, parameters, peak_flops
-from nexus_ablate.measure.probe import due, evaluation_mode, outlier_figures, probe, weight_rms
+from nexus_ablate.measure.history import onsets, spike_scores
+from nexus_ablate.measure.probe import due, evaluation_mode, matrix_probe, model_figures, probe
+from nexus_ablate.measure.weight_statistics import weight_rms
 from nexus_ablate.model import GPT
-from nexus_ablate.runs import Run
+from nexus_ablate.runs import Run, read_jsonl
 from nexus_ablate.track import Tracker
 from nexus_ablate.training import checkpoint
 from nexus_ablate.training.device import precision_context
 from nexus_ablate.training.display import Display
-from nexus_ablate.training.optimizer import GradientNorms, build_optimizer, learning_rate
+from nexus_ablate.training.optimizer import GradientNorms, build_optimizer, learning_rate, warmup_steps
 from nexus_ablate.training.signals import StopRequest
 
 SMALLEST_LOSS_SCALE = 1.0
@@ -50,10 +52,11 @@ class Progress:
     )
     batch_hash: str = ""
     interval_loss: float = 0.0
+    interval_z_loss: float = 0.0
     interval_steps: int = 0
     best_val_loss: float | None = None
     last_val: dict[str, float] = field(default_factory=dict)
-    outliers: dict[str, float] = field(default_factory=dict)
+    probed: dict[str, float] = field(default_factory=dict)
     loss_scale: float = 65536.0
 
 
@@ -87,10 +90,15 @@ class Trainer:
         self.flops_per_token = flops_per_token(config, data.vocab_size)
         self.tokens_per_step = config.resolved.tokens_per_step
         self.steps = config.resolved.steps or math.ceil(train.flops / (self.flops_per_token * self.tokens_per_step))
-        self.batches = Batches(data.train, config.seed, train.batch_size * train.grad_accum, context)
-        self.windows = {name: eval_windows(tokens, context, train.eval_tokens) for name, tokens in data.val.items()}
-        probe_tokens = self.windows[next(iter(self.windows))][: config.probe.sequences, :-1]
-        self.probe_tokens = torch.from_numpy(np.ascontiguousarray(probe_tokens)).to(self.device)
+        self.batches = Batches(data.train, config.seed, train.batch_size * train.grad_accum, context, data.period)
+        self.windows = {
+            name: eval_windows(tokens, context, train.eval_tokens, data.period) for name, tokens in data.val.items()
+        }
+        probe_tokens = np.ascontiguousarray(self.windows["val"][: config.probe.sequences, :-1])
+        self.probe_hash = hash_tokens(probe_tokens)  # arms that agree in it were probed on the same tokens
+        self.probe_tokens = torch.from_numpy(probe_tokens).to(self.device)
+        self.probes_all = config.probe.name == "full"
+        self.token_kinds = token_kinds(data.tokenizer) if self.probes_all else {}
         self.optimizer = build_optimizer(model, config.optim, config.weight_decay)
         self.gradients = GradientNorms(model)
         self.progress = Progress()
@@ -150,11 +158,12 @@ class Trainer:
         batch = self.batches.batch(progress.step)
         if self.config.model.dropout:
             torch.manual_seed(stream(self.config.seed, "dropout", progress.step))
-        loss = torch.zeros((), device=self.device)
+        loss, z_loss = torch.zeros((), device=self.device), torch.zeros((), device=self.device)
         for rows in np.split(batch, train.grad_accum):
-            part = self._loss(rows) / train.grad_accum
-            self.scaler.scale(part).backward()
+            part, z_part = (term / train.grad_accum for term in self._loss(rows))
+            self.scaler.scale(part + z_part).backward()
             loss += part.detach()
+            z_loss += z_part.detach()
         self.scaler.unscale_(self.optimizer)
         norm, norms = self.gradients.measure()
         self._check_finite(loss, norm, norms)
@@ -166,16 +175,23 @@ class Trainer:
         progress.step += 1
         progress.batch_hash = chain(progress.batch_hash, batch)
         progress.interval_loss += float(loss)
+        progress.interval_z_loss += float(z_loss)
         progress.interval_steps += 1
         self.display.advance(progress.step, progress.interval_loss / progress.interval_steps, lr, norm, self._speed())
         return {"lr": lr, "norm": norm, "norms": norms}
 
-    def _loss(self, rows: np.ndarray) -> Tensor:
-        """Mean cross-entropy in nats per token of (B, T + 1) tokens."""
+    def _loss(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Mean cross-entropy in nats per token of (B, T + 1) tokens, and the z-loss, which is trained on but no result.
+
+        The z-loss is `z_loss` times the mean square of log sum exp(logits). Chowdhery et al. 2022, arXiv:2204.02311,
+        section 5.
+        """
         tokens = torch.from_numpy(rows).to(self.device, non_blocking=True)
         with precision_context(self.config.train.precision, self.device.type):
             logits_BTV = self.forward(tokens[:, :-1])
-        return F.cross_entropy(logits_BTV.float().flatten(0, 1), tokens[:, 1:].flatten())
+        logits_BTV, factor = logits_BTV.float(), self.config.z_loss
+        z_loss = factor * logits_BTV.logsumexp(-1).square().mean() if factor else logits_BTV.new_zeros(())
+        return F.cross_entropy(logits_BTV.flatten(0, 1), tokens[:, 1:].flatten()), z_loss
 
     def _check_finite(self, loss: Tensor, norm: Tensor, norms: Tensor) -> None:
         if math.isfinite(float(loss)) and math.isfinite(float(norm)):
@@ -199,10 +215,12 @@ class Trainer:
             row |= self._training_figures(seen)
         if self._probes_at(progress.step):
             with self._aside("probe"):
-                probed = probe(self.model, self.probe_tokens)
-                progress.outliers = outlier_figures(probed)
+                probed = probe(self.model, self.probe_tokens, self.probes_all, self.token_kinds)
+                if self.probes_all:
+                    probed |= matrix_probe(self.model, self.optimizer)
+                progress.probed = model_figures(probed)
                 self.run.log_probes(row_start(row) | probed)
-                row |= progress.outliers | weight_rms(self.model)
+                row |= progress.probed | weight_rms(self.model)
         if progress.step % train.eval_every == 0 or last:
             with self._aside("eval"):
                 row |= self._validate(self.windows if last else dict(list(self.windows.items())[:1]))
@@ -224,7 +242,8 @@ class Trainer:
     def _training_figures(self, seen: dict[str, Any]) -> dict[str, Any]:
         progress = self.progress
         loss = progress.interval_loss / progress.interval_steps
-        progress.interval_loss, progress.interval_steps = 0.0, 0
+        z_loss = progress.interval_z_loss / progress.interval_steps
+        progress.interval_loss, progress.interval_z_loss, progress.interval_steps = 0.0, 0.0, 0
         speed = self._speed()
         figures = {
             "train/loss": loss,
@@ -236,6 +255,8 @@ class Trainer:
             "batch_hash": progress.batch_hash,
         }
         figures |= {f"grad_norm/{p}": n for p, n in zip(self.gradients.parts, seen["norms"].tolist(), strict=True)}
+        if self.config.z_loss:
+            figures["train/z_loss"] = z_loss
         if self.scaler.is_enabled():
             figures["loss_scale"] = self.scaler.get_scale()
         peak = peak_flops(torch.cuda.get_device_name(self.device)) if self.device.type == "cuda" else None
@@ -262,7 +283,7 @@ class Trainer:
         total = torch.zeros((), dtype=torch.float64, device="cpu")
         with evaluation_mode(self.model):
             for start in range(0, len(tokens), rows):
-                total += float(self._loss(tokens[start : start + rows])) * tokens[start : start + rows, 1:].size
+                total += float(self._loss(tokens[start : start + rows])[0]) * tokens[start : start + rows, 1:].size
         return float(total)
 
     # ----------------------------------------------------------------------------------------------- saved state
@@ -310,6 +331,8 @@ class Trainer:
         """The summary."""
         progress = self.progress
         everything, without_tables = parameters(self.model)
+        rows = read_jsonl(self.run.path / "metrics.jsonl")
+        probed = {"probe_hash": self.probe_hash, "onsets": onsets(rows)} if progress.probed else {}
         return {
             "val_loss": self.progress.last_val["val/loss"],
             "val_bpb": self.progress.last_val["val/bpb"],
@@ -328,7 +351,9 @@ class Trainer:
             "peak_memory_bytes": self._peak_memory(),
             "batch_hash": progress.batch_hash,
             "eval_hash": hash_tokens(self.windows["val"]),
-            **self.progress.outliers,
+            **spike_scores(rows, warmup_steps(self.config.optim, self.steps)),
+            **self.progress.probed,
+            **probed,
         }
 
     # ------------------------------------------------------------------------------------------------------ time
@@ -368,7 +393,7 @@ class Trainer:
         with self._aside("compile"):
             buffers = {name: b.clone() for name, b in self.model.named_buffers()}
             rows = self.batches.batch(self.progress.step)[: self.config.train.batch_size]
-            self._loss(rows).backward()
+            sum(self._loss(rows)).backward()  # type: ignore[reportAttributeAccessIssue]
             self.optimizer.zero_grad(set_to_none=True)
             for name, buffer in self.model.named_buffers():
                 buffer.copy_(buffers[name])

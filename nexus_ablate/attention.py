@@ -1,0 +1,191 @@
+"""Causal self-attention: one order of steps, whatever the options.
+
+Project, norm q, k (and v), gate them, put positions in, score, scale, add the position bias, cap, mask, normalize, drop
+out, mix values, gate, inner norm, output map, gate. It knows no option by name.
+
+Shape letters: B batch, T time, S time of keys, D d_model, H heads, G heads of keys and values, d head width. The keys
+that S exceeds T by stand first, as the learned key does. A sink token is the first of the T.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from nexus_ablate.axes.attention import SCORES
+from nexus_ablate.axes.gate import GATES
+from nexus_ablate.axes.normalizer import NORMALIZERS
+from nexus_ablate.axes.position import Position
+from nexus_ablate.axes.qk_norm import QK_NORMS
+from nexus_ablate.axes.roles import Geometry, Linear
+from nexus_ablate.config import RunConfig
+
+
+class AttentionCore(nn.Module):
+    """Queries, keys and values to head outputs. The plain path is the reference; the fused one computes the same.
+
+    Args:
+        scale: What takes the place of the score's published factor, if anything does.
+    """
+
+    def __init__(self, config: RunConfig, geometry: Geometry, layer: int, scale: float | None) -> None:
+        super().__init__()
+        self.score = SCORES.build(config.attention, geometry)
+        self.normalizer = NORMALIZERS.build(config.normalizer, geometry)
+        published = self.score.scale if scale is None else scale
+        self.scale = published if config.attn_scale == "auto" else config.attn_scale
+        self.softcap = None if config.attn_softcap == "off" else config.attn_softcap
+        self.window = config.resolved.windows[layer]
+        self.sink_tokens = int(config.sink_token)
+        self.dropout = config.model.dropout
+        self.fused = self.kernel[0] != "plain"
+
+    @property
+    def kernel(self) -> tuple[str, str]:
+        """How attention is computed, and why so."""
+        reasons = []
+        if not self.score.dot:
+            reasons.append("the score is not a dot product")
+        if self.softcap is not None:
+            reasons.append("the soft-cap stands between scores and mask")
+        if not self.normalizer.fused:
+            reasons.append("the weights are not a softmax")
+        if reasons:
+            return "plain", "; ".join(reasons)
+        masks = ["window"] if self.window else []
+        masks += ["learned sink score"] if isinstance(self.normalizer.extra_key(), Tensor) else []
+        return "sdpa", "a softmax of dot products" + (f", {' and '.join(masks)} in the mask" if masks else "")
+
+    def forward(self, q_BHTd: Tensor, k_BHSd: Tensor, v_BHSd: Tensor, bias: Tensor | None) -> Tensor:
+        if self.fused:
+            return self._sdpa(self.score.query(q_BHTd), k_BHSd, v_BHSd, bias)
+        return F.dropout(self.weights(q_BHTd, k_BHSd, bias), self.dropout, self.training).to(v_BHSd.dtype) @ v_BHSd
+
+    def weights(self, q_BHTd: Tensor, k_BHSd: Tensor, bias: Tensor | None) -> Tensor:
+        """The attention map (B, H, T, S) in float32: each query's weights over the keys it may see.
+
+        The first S - T columns are the learned key's. What a normalizer gives to a key of its own is in no column: it
+        is what the row lacks to 1.
+        """
+        return self.normalized(self.scores(q_BHTd, k_BHSd, bias))
+
+    def scores(self, q_BHTd: Tensor, k_BHSd: Tensor, bias: Tensor | None) -> Tensor:
+        """Scaled scores with the position bias, (B, H, T, S), before cap and mask."""
+        score_BHTS = self.score(q_BHTd, k_BHSd) * self.scale
+        return score_BHTS if bias is None else score_BHTS + fitted(bias, *score_BHTS.shape[-2:])
+
+    def normalized(self, score_BHTS: Tensor) -> Tensor:
+        """The attention map of scores: capped, masked, normalized."""
+        if self.softcap is not None:
+            score_BHTS = self.softcap * torch.tanh(score_BHTS / self.softcap)
+        T, S = score_BHTS.shape[-2:]
+        seen_TS = self.seen(T, S, score_BHTS.device)
+        return self.normalizer(score_BHTS.masked_fill(~seen_TS, -torch.inf))  # masked before the cap it would be -c
+
+    def _sdpa(self, q_BHTd: Tensor, k_BHSd: Tensor, v_BHSd: Tensor, bias: Tensor | None) -> Tensor:
+        extra = self.normalizer.extra_key()
+        if extra is not None:  # a key of zeros scores 0; a learned score is put in its place below
+            k_BHSd, v_BHSd = F.pad(k_BHSd, (0, 0, 1, 0)), F.pad(v_BHSd, (0, 0, 1, 0))
+        H, T, S = q_BHTd.shape[1], q_BHTd.shape[2], k_BHSd.shape[2]
+        settings = {"dropout_p": self.dropout if self.training else 0.0, "scale": self.scale}
+        windowed = 0 < self.window < T
+        if bias is None and not windowed and not isinstance(extra, Tensor):
+            # One more query for each key without one: the square causal form is what the fastest kernels take.
+            q_BHSd = F.pad(q_BHTd, (0, 0, S - T, 0)) if S > T else q_BHTd
+            return F.scaled_dot_product_attention(q_BHSd, k_BHSd, v_BHSd, is_causal=True, **settings)[:, :, S - T :]
+        mask = q_BHTd.new_zeros(1, 1, T, S) if bias is None else fitted(bias, T, S)
+        if isinstance(extra, Tensor):
+            column = extra.to(mask.dtype).view(1, H, 1, 1).expand(len(mask), H, T, 1)
+            mask = torch.cat((column, mask[..., 1:].expand(-1, H, -1, -1)), -1)
+        mask = mask.masked_fill(~self.seen(T, S, q_BHTd.device), -torch.inf).to(q_BHTd.dtype)
+        return F.scaled_dot_product_attention(q_BHTd, k_BHSd, v_BHSd, attn_mask=mask, **settings)
+
+    def seen(self, T: int, S: int, device: torch.device) -> Tensor:
+        """(T, S), true where query i may see key j: i - window < j <= i, and always a key that is no token of the text.
+
+        Keys beyond T stand before the first query.
+        """
+        i_T1 = torch.arange(T, device=device)[:, None]
+        j_S = torch.arange(T - S, T, device=device)
+        seen_TS = j_S <= i_T1
+        return seen_TS & ((j_S > i_T1 - self.window) | (j_S < self.sink_tokens)) if self.window else seen_TS
+
+
+def fitted(bias: Tensor, T: int, S: int) -> Tensor:
+    """A position bias (..., t, t) as (B or 1, H, T, S): what comes before the text has no position and gets 0."""
+    t = bias.shape[-1]
+    bias = bias.reshape(-1, *bias.shape[-3:])
+    return F.pad(bias, (S - t, 0, T - t, 0)) if (t, t) != (T, S) else bias
+
+
+class Attention(nn.Module):
+    """Multi-head causal self-attention with q, k and v as separate maps, since placements scale and norm them apart.
+
+    `kv_bias` is a learned key for each key head, and a learned value or 0, that every query sees: no norm, no gate and
+    no position act on them (Sun et al. 2024, arXiv:2402.17762; Gu et al. 2024, arXiv:2410.10781; the authors' codes).
+    They start and decay like the maps that make keys and values. A sink token is the first of the sequence; its query
+    and key are not rotated, it has no position bias, and every query sees it beyond any window. The text's positions
+    count from 0 with it and without.
+    """
+
+    def __init__(self, config: RunConfig, geometry: Geometry, layer: int, rotates: bool, inner_norm: nn.Module) -> None:
+        super().__init__()
+        resolved, d = config.resolved, geometry.head_dim
+        D, HD, GD = geometry.d_model, geometry.n_heads * d, geometry.n_kv_heads * d
+        self.layer, self.head_dim, self.group = layer, d, geometry.n_heads // geometry.n_kv_heads
+        self.sink_tokens = int(config.sink_token)
+        self.qk_norm = QK_NORMS.build(resolved.qk_norm, geometry)
+        self.core = AttentionCore(config, geometry, layer, self.qk_norm.scale)
+        self.gate = GATES.build(config.gate, geometry)
+        # A key bias b adds q.b to the score of each key, which softmax ignores where it is the same for all keys.
+        key_bias = (
+            rotates
+            or self.qk_norm.norms_keys
+            or self.gate.site == "key"
+            or config.kv_bias != "off"
+            or not self.core.score.dot
+            or self.core.softcap is not None
+            or not self.core.normalizer.shift_invariant
+        )
+        self.query = Linear(D, HD, resolved.qkv_bias, role="query")
+        self.key = Linear(D, GD, resolved.qkv_bias and key_bias, role="key")
+        self.value = Linear(D, GD, resolved.qkv_bias, role="value")
+        self.inner_norm = inner_norm
+        self.out = Linear(HD, D, resolved.attn_out_bias, role="attn_out")
+        self.dropout = nn.Dropout(config.model.dropout)
+        shape = geometry.n_kv_heads, d
+        self.learned_key_Gd = nn.Parameter(torch.empty(shape)) if config.kv_bias != "off" else None
+        self.learned_value_Gd = nn.Parameter(torch.empty(shape)) if config.kv_bias == "key_value" else None
+        self.roles = {"learned_key_Gd": "key", "learned_value_Gd": "value"}
+
+    def forward(self, x_BTD: Tensor, position: Position) -> Tensor:
+        heads = (-1, self.head_dim)
+        q, k, v = (project(x_BTD).unflatten(-1, heads) for project in (self.query, self.key, self.value))
+        q, k, v = self.qk_norm(q, k, v)
+        q, k, v = self.gate("query", q, x_BTD), self.gate("key", k, x_BTD), self.gate("value", v, x_BTD)
+        q_BHTd, k_BGTd, v_BGTd = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        q_BHTd, k_BGTd, bias = self.place(q_BHTd, k_BGTd, position)
+        k_BHSd, v_BHSd = self._keys(k_BGTd, self.learned_key_Gd), self._keys(v_BGTd, self.learned_value_Gd)
+        out_BTHd = self.core(q_BHTd, k_BHSd, v_BHSd, bias).transpose(1, 2)
+        out_BTD = self.out(self.inner_norm(self.gate("sdpa", out_BTHd, x_BTD).flatten(2)))
+        return self.dropout(self.gate("output", out_BTD, x_BTD))
+
+    def place(self, q_BHTd: Tensor, k_BGTd: Tensor, position: Position) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Queries and keys with their positions put in, and the position bias. Only the text has positions."""
+        front = self.sink_tokens
+        text_q, text_k = q_BHTd[:, :, front:], k_BGTd[:, :, front:]
+        bias = position.query_bias(text_q, self.layer, self.core.scale)
+        if bias is None:
+            bias = position.score_bias(text_q.shape[2], self.layer)
+        text_q, text_k = position.rotate(text_q, text_k, self.layer)
+        if not front:
+            return text_q, text_k, bias
+        return torch.cat((q_BHTd[:, :, :front], text_q), 2), torch.cat((k_BGTd[:, :, :front], text_k), 2), bias
+
+    def _keys(self, k_BGTd: Tensor, learned_Gd: Tensor | None) -> Tensor:
+        """Keys, or values, (B, H, S, d) with the learned one in front, each head's repeated for its queries."""
+        if self.learned_key_Gd is not None:
+            first_Gd = torch.zeros_like(k_BGTd[0, :, 0]) if learned_Gd is None else learned_Gd.to(k_BGTd.dtype)
+            k_BGTd = torch.cat((first_Gd[None, :, None].expand(len(k_BGTd), -1, 1, -1), k_BGTd), 2)
+        return k_BGTd.repeat_interleave(self.group, 1) if self.group > 1 else k_BGTd

@@ -1,0 +1,136 @@
+"""The gate axis: something inside attention is multiplied by an activated function of attention's input.
+
+Sites: `query`, `key` and `value` after their map and norm and before rotation, `sdpa` the head outputs, `output` after
+the output map. The input is the tensor that the queries are made from.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from nexus_ablate.axes.roles import Geometry, HeadLinear, Linear
+from nexus_ablate.registry import Registry
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "sigmoid": torch.sigmoid,
+    "ns_sigmoid": lambda logit: 0.5 + 0.5 * torch.sigmoid(logit),
+    "silu": F.silu,
+    "identity": lambda logit: logit,
+}
+
+
+class Gate(nn.Module):
+    """Abstract: y, of shape (B, T, heads, width) or at `output` (B, T, D), times `factor(x)` at its own site."""
+
+    site = "none"
+
+    def forward(self, site: str, y: Tensor, x_BTD: Tensor) -> Tensor:
+        return y * self.factor(x_BTD) if site == self.site else y
+
+    def factor(self, x_BTD: Tensor) -> Tensor:
+        """What y is multiplied by, broadcastable to y."""
+        raise NotImplementedError
+
+
+GATES: Registry[Gate] = Registry("gate")
+
+
+@GATES.register("none")
+class NoGate(Gate):
+    """No site, nothing gated."""
+
+    def __init__(self, geometry: Geometry) -> None:
+        super().__init__()
+
+
+def shape_at(site: str, geometry: Geometry) -> tuple[int, ...]:
+    """The shape of one token's tensor at a site."""
+    if site == "output":
+        return (geometry.d_model,)
+    return (geometry.n_kv_heads if site in ("key", "value") else geometry.n_heads, geometry.head_dim)
+
+
+class _Activated(Gate):
+    """Abstract: activation(x W), or activation(c) with a constant c that does not see the input and starts at 0.
+
+    Qiu et al. 2025, arXiv:2505.06708. The authors' code (qiuzh20/gated_attention, modeling_qwen3.py) has `sdpa`
+    elementwise and headwise, without a bias, as here; the other sites and `head_shared` follow the paper's words. At q
+    and k the gate comes after a norm, which would undo a factor for a whole head.
+    """
+
+    def __init__(
+        self, geometry: Geometry, shape: tuple[int, ...], site: str, activation: str, sees_input: bool
+    ) -> None:
+        super().__init__()
+        self.site, self.shape, self.activation = site, shape, ACTIVATIONS[activation]
+        size = math.prod(shape)
+        self.map = Linear(geometry.d_model, size, bias=False, role="gate") if sees_input else None
+        self.constant = None if sees_input else nn.Parameter(torch.zeros(size))
+
+    def factor(self, x_BTD: Tensor) -> Tensor:
+        logit = self.constant if self.map is None else self.map(x_BTD)
+        return self.activation(logit.unflatten(-1, self.shape))  # type: ignore[union-attr]
+
+
+@GATES.register("elementwise")
+class Elementwise(_Activated):
+    """One factor for each channel of each head. Qiu et al. 2025, arXiv:2505.06708."""
+
+    def __init__(self, geometry: Geometry, *, site: str, activation: str, input: bool) -> None:
+        super().__init__(geometry, shape_at(site, geometry), site, activation, input)
+
+
+@GATES.register("headwise")
+class Headwise(_Activated):
+    """One factor for each head. Qiu et al. 2025, arXiv:2505.06708."""
+
+    def __init__(self, geometry: Geometry, *, site: str, activation: str, input: bool) -> None:
+        super().__init__(geometry, (shape_at(site, geometry)[0], 1), site, activation, input)
+
+
+@GATES.register("head_shared")
+class HeadShared(_Activated):
+    """One factor for each channel of a head, the same in all heads. Qiu et al. 2025, arXiv:2505.06708."""
+
+    def __init__(self, geometry: Geometry, *, site: str, activation: str, input: bool) -> None:
+        super().__init__(geometry, (1, geometry.head_dim), site, activation, input)
+
+
+@GATES.register("bondarenko")
+class Bondarenko(Gate):
+    """sigmoid(G_h(x_h)) on the output of head h, x_h its slice of the input. Bondarenko et al. 2023, arXiv:2306.12929.
+
+    G_h is linear, or an MLP with one hidden ReLU layer, or (`all_heads`) linear in the whole input; it has biases
+    whatever `bias` says. The last one starts at logit(start), which the authors' code does for the linear form alone
+    (Qualcomm-AI-research/outlier-free-transformers, opt_attention.py). Slices are d_model / n_heads wide, rounded down,
+    also where head_dim is another.
+    """
+
+    site = "sdpa"
+
+    def __init__(self, geometry: Geometry, *, start: float, form: str, hidden: int | str) -> None:
+        super().__init__()
+        self.n_heads, self.slice = geometry.n_heads, geometry.d_model // geometry.n_heads
+        self.whole = form == "all_heads"
+        widths = [geometry.d_model if self.whole else self.slice, 1]
+        if form == "mlp":
+            widths.insert(1, max(1, geometry.head_dim // 4) if hidden == "auto" else int(hidden))
+        maps = [HeadLinear(geometry.n_heads, *ends, bias=True, role="gate") for ends in itertools.pairwise(widths)]
+        for last in maps[-1].maps:
+            nn.init.constant_(last.bias, math.log(start / (1 - start)))  # type: ignore[reportArgumentType]
+        self.maps = nn.ModuleList(maps)
+
+    def factor(self, x_BTD: Tensor) -> Tensor:
+        if self.whole:
+            y_BHTw = x_BTD[:, None]
+        else:
+            y_BHTw = x_BTD[..., : self.n_heads * self.slice].unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
+        for layer, heads in enumerate(self.maps):
+            y_BHTw = heads(F.relu(y_BHTw) if layer else y_BHTw)
+        return torch.sigmoid(y_BHTw).transpose(1, 2)

@@ -1,0 +1,147 @@
+"""The qk_norm axis: norms of queries, keys and values after their maps and before rotation.
+
+Statistics are in float32, gains start at 1 and have no bias. Under grouped queries the keys have G heads.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from nexus_ablate.axes.norm import LayerNorm, RMSNorm
+from nexus_ablate.axes.roles import Geometry
+from nexus_ablate.registry import Registry
+
+QKV = tuple[Tensor, Tensor, Tensor]
+
+
+class QKNorm(nn.Module):
+    """Abstract: queries (B, T, H, d), keys and values (B, T, G, d) to themselves."""
+
+    norms_keys = True
+    """Whether keys are normed: then a bias of theirs is not the same for all keys."""
+    scale: float | None = None
+    """What takes the place of the score's own factor, if anything does."""
+
+    def forward(self, q_BTHd: Tensor, k_BTGd: Tensor, v_BTGd: Tensor) -> QKV:
+        raise NotImplementedError
+
+
+QK_NORMS: Registry[QKNorm] = Registry("qk_norm")
+
+
+def rms(width: int, eps: float) -> RMSNorm:
+    return RMSNorm(width, bias=False, site="qk", eps=eps, gain_init=1.0, fp32=True)
+
+
+@QK_NORMS.register("none")
+class NoQKNorm(QKNorm):
+    """Queries, keys and values as they are."""
+
+    norms_keys = False
+
+    def __init__(self, geometry: Geometry) -> None:
+        super().__init__()
+
+    def forward(self, q_BTHd: Tensor, k_BTGd: Tensor, v_BTGd: Tensor) -> QKV:
+        return q_BTHd, k_BTGd, v_BTGd
+
+
+@QK_NORMS.register("rms")
+class RMSQKNorm(QKNorm):
+    """RMSNorm of q and of k in each head, a gain each, shared by the heads. Qwen3, arXiv:2505.09388."""
+
+    def __init__(self, geometry: Geometry, *, eps: float) -> None:
+        super().__init__()
+        self.query, self.key = rms(geometry.head_dim, eps), rms(geometry.head_dim, eps)
+
+    def forward(self, q_BTHd: Tensor, k_BTGd: Tensor, v_BTGd: Tensor) -> QKV:
+        return self.query(q_BTHd), self.key(k_BTGd), v_BTGd
+
+
+@QK_NORMS.register("rms_full")
+class FullRMSQKNorm(QKNorm):
+    """RMSNorm over all heads of q together, and of k, gains of that width. OLMo-2, arXiv:2501.00656."""
+
+    def __init__(self, geometry: Geometry, *, eps: float) -> None:
+        super().__init__()
+        self.query = rms(geometry.n_heads * geometry.head_dim, eps)
+        self.key = rms(geometry.n_kv_heads * geometry.head_dim, eps)
+
+    def forward(self, q_BTHd: Tensor, k_BTGd: Tensor, v_BTGd: Tensor) -> QKV:
+        q_BTHd = self.query(q_BTHd.flatten(2)).view_as(q_BTHd)
+        return q_BTHd, self.key(k_BTGd.flatten(2)).view_as(k_BTGd), v_BTGd
+
+
+@QK_NORMS.register("layer")
+class LayerQKNorm(QKNorm):
+    """LayerNorm without bias of q and of k in each head, a gain each. Dehghani et al. 2023, arXiv:2302.05442."""
+
+    def __init__(self, geometry: Geometry, *, eps: float) -> None:
+        super().__init__()
+        self.query, self.key = (
+            LayerNorm(geometry.head_dim, bias=False, site="qk", eps=eps, gain_init=1.0, fp32=True) for _ in range(2)
+        )
+
+    def forward(self, q_BTHd: Tensor, k_BTGd: Tensor, v_BTGd: Tensor) -> QKV:
+        return self.query(q_BTHd), self.key(k_BTGd), v_BTGd
+
+
+@QK_NORMS.register("l2")
+class L2QKNorm(QKNorm):
+    """g q/|q| . k/|k|, g a learned scalar in the place of 1/sqrt(head_dim). Henry et al. 2020, arXiv:2010.04245.
+
+    g starts at log2(N^2 - N), N the training context (the authors: the 97.5th percentile of training lengths). It is
+    multiplied into q, so a score that is no product of q and k sees q of length g. The smallest length that is divided
+    by is 1e-12, as in the authors' code (F.normalize).
+    """
+
+    scale = 1.0
+
+    def __init__(self, geometry: Geometry) -> None:
+        super().__init__()
+        self.g = nn.Parameter(torch.tensor(math.log2(geometry.context**2 - geometry.context)))
+
+    def forward(self, q_BTHd: Tensor, k_BTGd: Tensor, v_BTGd: Tensor) -> QKV:
+        return self.g * F.normalize(q_BTHd.float(), dim=-1), F.normalize(k_BTGd.float(), dim=-1), v_BTGd
+
+
+@QK_NORMS.register("q_only")
+class QueryNorm(QKNorm):
+    """RMSNorm of q in each head, keys as they are: scores stay linear in the length of the key. A control."""
+
+    norms_keys = False
+
+    def __init__(self, geometry: Geometry, *, eps: float) -> None:
+        super().__init__()
+        self.query = rms(geometry.head_dim, eps)
+
+    def forward(self, q_BTHd: Tensor, k_BTGd: Tensor, v_BTGd: Tensor) -> QKV:
+        return self.query(q_BTHd), k_BTGd, v_BTGd
+
+
+@QK_NORMS.register("k_only")
+class KeyNorm(QKNorm):
+    """RMSNorm of k in each head, queries as they are: scores stay linear in the length of the query. A control."""
+
+    def __init__(self, geometry: Geometry, *, eps: float) -> None:
+        super().__init__()
+        self.key = rms(geometry.head_dim, eps)
+
+    def forward(self, q_BTHd: Tensor, k_BTGd: Tensor, v_BTGd: Tensor) -> QKV:
+        return q_BTHd, self.key(k_BTGd), v_BTGd
+
+
+@QK_NORMS.register("qkv")
+class QKVNorm(QKNorm):
+    """RMSNorm of q, of k and of v in each head, a gain each. Zhuo et al. 2025 (HybridNorm), arXiv:2503.04598."""
+
+    def __init__(self, geometry: Geometry, *, eps: float) -> None:
+        super().__init__()
+        self.query, self.key, self.value = (rms(geometry.head_dim, eps) for _ in range(3))
+
+    def forward(self, q_BTHd: Tensor, k_BTGd: Tensor, v_BTGd: Tensor) -> QKV:
+        return self.query(q_BTHd), self.key(k_BTGd), self.value(v_BTGd)

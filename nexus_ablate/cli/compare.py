@@ -1,0 +1,104 @@
+"""`nexus-ablate compare DIR...`: is the difference real? Table and verdict in the terminal, and reports as files."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from nexus_ablate import errors
+
+HELP = """nexus-ablate compare DIR... [--baseline ARM] [--allow NAME,...] [--details] [--html|md|latex|csv|json FILE]
+
+  nexus-ablate compare runs/norms                          every arm of a study against its baseline
+  nexus-ablate compare runs/norms --html norms.html        one file with pictures; opens anywhere, needs no network
+  nexus-ablate compare runs/a runs/b --baseline a/baseline runs of several studies
+  nexus-ablate compare runs/norms --allow params           a broken condition of fairness, waived in plain sight
+  nexus-ablate compare runs/norms --json -                 to standard output instead of the table
+
+Runs that failed, still run, are damaged or come twice are listed with their reason, never dropped.
+docs/reading_a_verdict.md says what each word means."""
+
+FORMATS = ("--html", "--md", "--latex", "--csv", "--json")
+
+
+def run(arguments: list[str]) -> int:
+    """Compare, print, and write what was asked for."""
+    if not arguments or any(a in ("-h", "--help") for a in arguments):
+        print(HELP)
+        return errors.OK if arguments else errors.CONFIG
+    dirs, options = split(arguments, ("--baseline", "--allow", *FORMATS), ("--details",))
+    if not dirs:
+        raise errors.ConfigError("compare needs at least one directory", fix="nexus-ablate compare runs/STUDY")
+
+    from rich.console import Console
+
+    from nexus_ablate.comparison.exports import csv_text, json_text, latex, markdown
+    from nexus_ablate.comparison.page import html
+    from nexus_ablate.comparison.result import Comparison, compare
+    from nexus_ablate.comparison.terminal import show
+
+    writers: dict[str, Callable[[Comparison], str]] = {
+        "--html": html,
+        "--md": markdown,
+        "--latex": latex,
+        "--csv": csv_text,
+        "--json": json_text,
+    }
+    allow = [name for name in options.get("--allow", "").split(",") if name]
+    comparison = compare(dirs, options.get("--baseline"), allow)
+    written = {flag: options[flag] for flag in FORMATS if flag in options}
+    if "-" in written.values():
+        for flag, path in written.items():
+            if path == "-":
+                sys.stdout.write(writers[flag](comparison))
+    else:
+        show(comparison, Console(highlight=False), details="--details" in options)
+    for flag, path in written.items():
+        if path != "-":
+            write(Path(path), writers[flag](comparison))
+            print(f"written to {path}", file=sys.stderr)
+    return errors.OK
+
+
+def split(
+    arguments: list[str], with_value: tuple[str, ...], alone: tuple[str, ...]
+) -> tuple[list[str], dict[str, str]]:
+    """Directories, and flags with their values (`--flag value` or `--flag=value`).
+
+    Raises:
+        ConfigError: An unknown flag, or one without its value.
+    """
+    dirs: list[str] = []
+    options: dict[str, str] = {}
+    rest = list(arguments)
+    while rest:
+        argument = rest.pop(0)
+        name, equals, value = argument.partition("=")
+        if not argument.startswith("--"):
+            dirs.append(argument)
+        elif name in alone and not equals:
+            options[name] = ""
+        elif name not in with_value:
+            raise errors.unknown("there is no flag of this name", name, [*with_value, *alone])
+        elif equals:
+            options[name] = value
+        elif rest:
+            options[name] = rest.pop(0)
+        else:
+            raise errors.ConfigError(f"{name} needs a value", argument)
+    return dirs, options
+
+
+def write(path: Path, text: str) -> None:
+    """Write a report whole or not at all.
+
+    Raises:
+        ConfigError: The folder does not exist.
+        StorageError: The disk refused.
+    """
+    from nexus_ablate.runs import atomic_write_text
+
+    if not path.absolute().parent.is_dir():
+        raise errors.ConfigError("the folder of this file does not exist", str(path), f"mkdir -p {path.parent}")
+    atomic_write_text(path, text)

@@ -1,0 +1,101 @@
+"""`nexus-ablate evaluate RUN...`: what the insides of finished runs cost their user, from their final checkpoints."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from nexus_ablate import errors
+from nexus_ablate.config import EVALUATIONS
+
+HELP = """nexus-ablate evaluate DIR... [--evals NAME,NAME]
+
+  nexus-ablate evaluate runs/scratch/baseline/s0-1a2b3c4d                     all evaluations of one run
+  nexus-ablate evaluate runs/norms --evals extrapolation,quantization         two of every finished run below
+
+  extrapolation   loss at 1, 2, 4 and 8 times the training context, read in two ways
+  streaming       loss on long text through a cache, with and without the first tokens kept
+  quantization    loss with 8-bit weights and activations
+  intervention    loss, sinks and outliers with the massive activations or the sinks taken away
+
+What a run has been asked before is not done again. The answers are in summary.json; docs/metrics.md defines them."""
+
+
+def run(arguments: list[str]) -> int:
+    """Evaluate the runs; one that cannot be evaluated says why, and the others have their turn."""
+    if not arguments or any(a in ("-h", "--help") for a in arguments):
+        print(HELP)
+        return errors.OK if arguments else errors.CONFIG
+    names = _names(arguments)
+    if flags := [a for a in arguments if a.startswith("-")]:
+        raise errors.unknown("evaluate has no flag of this name", flags[0], ["--evals", "--help"])
+
+    from rich.console import Console
+
+    from nexus_ablate.runs import find_runs
+    from nexus_ablate.training.display import table
+    from nexus_ablate.training.evaluation import evaluate
+
+    paths = find_runs(Path(a) for a in arguments)
+    if not paths:
+        raise errors.ConfigError(
+            "there is no run here", " ".join(arguments), "name a run directory or a folder of runs"
+        )
+    console = Console(highlight=False)
+    status = errors.OK
+    for path in paths:
+        try:
+            summary = evaluate(path, names)
+        except errors.UserError as error:
+            print(error, file=sys.stderr)
+            status = status or error.status
+            continue
+        console.print(f"\n{path}", soft_wrap=True, markup=False)
+        console.print(table({name: line for n in names for name, line in _lines(n, summary[n])}))
+    return status
+
+
+def _names(arguments: list[str]) -> list[str]:
+    """The evaluations asked for; `--evals` and its value are taken out of the arguments."""
+    if "--evals" not in arguments:
+        return list(EVALUATIONS)
+    at = arguments.index("--evals")
+    if at + 1 == len(arguments):
+        raise errors.ConfigError("--evals needs names", fix="--evals " + ",".join(EVALUATIONS))
+    names = arguments[at + 1].split(",")
+    del arguments[at : at + 2]
+    for name in names:
+        if name not in EVALUATIONS:
+            raise errors.unknown("there is no evaluation of this name", name, EVALUATIONS)
+    return names
+
+
+def _lines(name: str, found: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """What a person wants to see of an evaluation."""
+    if isinstance(found.get("not_defined"), str):
+        yield name, f"not defined: {found['not_defined']}"
+    elif name == "extrapolation":
+        for way in ("non_overlapping", "sliding"):
+            yield f"extrapolation, {way}", "  ".join(f"{f}x {loss:.4f}" for f, loss in found[way].items())
+        for factor, why in found["not_defined"].items():
+            yield f"extrapolation, {factor}x", f"not defined: {why}"
+    elif name == "streaming":
+        yield (
+            name,
+            f"{found['loss_kept']:.4f} with the first {found['kept_tokens']} tokens kept, "
+            f"{found['loss_dropped']:.4f} without ({found['difference']:+.4f})",
+        )
+    elif name == "quantization":
+        gaps = "  ".join(f"{scheme} {told['gap']:+.4f}" for scheme, told in found["schemes"].items())
+        yield name, f"{found['loss']:.4f}  {gaps}  (worst block {found['worst_block']})"
+    else:
+        before = found["before"]
+        for change in (key for key, value in found.items() if isinstance(value, dict)):
+            told = found[change]
+            yield (
+                f"intervention, {change}",
+                f"loss {told['loss']:.4f} ({told['loss'] - before['loss']:+.4f})  "
+                f"first token {told['attn/first_token_mass']:.3f}  max/median {told['act/resid/max_over_median']:.1f}",
+            )

@@ -1,0 +1,165 @@
+"""`nexus-ablate explain KEY=VALUE ...`: what a configuration builds. Nothing is trained, no data are read."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from nexus_ablate import errors
+from nexus_ablate.composition import compose
+from nexus_ablate.errors import ConfigError, printable
+from nexus_ablate.schema import show
+
+HELP = """nexus-ablate explain [KEY=VALUE ...] [--vocab N] [--json]
+
+  nexus-ablate explain                                       the baseline
+  nexus-ablate explain norm=dyt placement=deepnorm           what these change besides themselves
+  nexus-ablate explain preset=gpt2 model=small --vocab 50257
+  nexus-ablate explain norm=layer --json                     the same for programs
+
+Equations, norms, parameters, initial values, decay, FLOPs and the attention kernel. The vocabulary is 256 unless
+--vocab says otherwise. Nothing is trained and the data need not exist."""
+
+
+def run(arguments: list[str]) -> int:
+    """Print what the configuration builds."""
+    if any(a in ("-h", "--help") for a in arguments):
+        print(HELP)
+        return errors.OK
+    overrides, as_json, vocab_size = _read(arguments)
+    config = compose(overrides)
+
+    from nexus_ablate.measure.architecture import architecture
+    from nexus_ablate.model import meta_model
+    from nexus_ablate.training.optimizer import decay_groups
+
+    model = meta_model(config, vocab_size)
+    facts = architecture(config, model, decay_groups(model, config.optim.decay))
+    if as_json:
+        json.dump(facts, sys.stdout, indent=1, allow_nan=False)
+        print()
+    else:
+        _print(facts)
+    return errors.OK
+
+
+def _read(arguments: list[str]) -> tuple[list[str], bool, int]:
+    """Overrides, whether JSON is asked for, and the vocabulary."""
+    overrides, as_json, vocab_size = [], False, 256
+    rest = list(arguments)
+    while rest:
+        argument = rest.pop(0)
+        flag, given, value = argument.partition("=")
+        if flag == "--vocab":
+            value = value if given else rest.pop(0) if rest else ""
+            if not value.isdecimal() or not 0 < int(value) < 2**31:
+                raise ConfigError("--vocab needs a number of tokens", value, "--vocab 50257")
+            vocab_size = int(value)
+        elif argument == "--json":
+            as_json = True
+        elif argument.startswith("-"):
+            raise errors.unknown("explain has no flag of this name", argument, ["--json", "--vocab", "--help"])
+        else:
+            overrides.append(argument)
+    return overrides, as_json, vocab_size
+
+
+def _print(facts: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    for title, rows in sections(facts).items():
+        if not rows:
+            continue
+        console.print(f"\n[bold]{escape(title)}[/bold]")
+        grid = Table.grid(padding=(0, 2))
+        for column in range(max(map(len, rows))):
+            grid.add_column(overflow="fold", no_wrap=column == 0, style="dim" if column == 0 else "")
+        for row in rows:
+            grid.add_row(*(escape(printable(cell)) for cell in row))
+        console.print(grid)
+
+
+def sections(facts: dict[str, Any]) -> dict[str, list[tuple[str, ...]]]:
+    """Rows of cells under a title, in the order in which they are read."""
+    size, parameters, initial, decay = facts["size"], facts["parameters"], facts["initial_values"], facts["decay"]
+    total, blocks = parameters["total"], size["n_layers"]
+    forward = facts["flops_per_token"]["forward"]
+    shape = f"{blocks} blocks, d_model {size['d_model']}, {size['n_heads']} heads of {size['head_dim']}"
+    ffn = facts["ffn"]
+    return {
+        facts["arm"].replace(",", ", "): [
+            ("model", f"{size['name']}: {shape}, context {size['context']}, vocabulary {facts['vocab_size']:,}"),
+            ("d_ff", f"{ffn['d_ff']}, {ffn['d_ff_ratio']:.4g} d_model, a multiple of {ffn['multiple_of']}"),
+            *(("note", note) for note in facts["notes"]),
+        ],
+        "equations: x is the stream, A attention, F the FFN, N the norm": [
+            row for part in facts["equations"] for row in _equation(part)
+        ],
+        "norms": [(n["site"], f"{n['width']} wide", _which(n["blocks"], blocks)) for n in facts["norms"]]
+        or [("none",)],
+        f"parameters: {total:,} ({parameters['without_embeddings']:,} without embeddings)": [
+            (name, f"{count:>13,}", f"{count / total:6.1%}") for name, count in parameters["by_component"].items()
+        ],
+        _init_title(initial): [
+            (role, _std(spec["std"]), f"gain {spec['gain']:.4g}" if spec["gain"] != 1 else "", _times(spec["tensors"]))
+            for role, spec in initial["by_role"].items()
+        ]
+        + [("vector", "as its option says", "", "")],
+        f"weight decay {decay['weight_decay']:g} on {decay['which'].replace('_', ' and ')}": [
+            (word, ", ".join(f"{role} {count:,}" for role, count in decay[group].items()) or "nothing")
+            for word, group in (("decays", "decayed"), ("free", "free"))
+        ],
+        f"FLOPs per token: {_flops(facts['flops_per_token']['training'])} in training, three times the forward pass": [
+            (name, f"{_flops(flops):>9}", f"{flops / sum(forward.values()):6.1%}") for name, flops in forward.items()
+        ],
+        "attention kernel": [(k["kernel"], k["reason"], _which(k["layers"], blocks)) for k in facts["kernels"]],
+        "auto": [(a["key"], "" if a["means"] is None else _short(a["means"]), a["by"]) for a in facts["auto"]],
+        "the same function": [(e["option"], f"{e['same_as']}: {e['when']}") for e in facts["equivalent"]],
+    }
+
+
+def _equation(part: dict[str, Any]) -> list[tuple[str, str]]:
+    keys = " ".join(f"{key}={_short(value)}" for key, value in part["keys"].items())
+    lines = [*part["lines"], *([keys] if keys else [])]
+    return [("" if number else part["of"], line) for number, line in enumerate(lines)]
+
+
+def _short(value: Any) -> str:
+    """A value to six digits."""
+    return f"{value:.6g}" if isinstance(value, float) else show(value)
+
+
+def _which(layers: list[int], n_layers: int) -> str:
+    """Blocks in words, counted from 0."""
+    if not layers:
+        return "outside the blocks"
+    if len(layers) == n_layers:
+        return f"all {n_layers} blocks" if n_layers > 1 else "the block"
+    if len(layers) > 2 and layers == list(range(layers[0], layers[-1] + 1)):
+        return f"blocks {layers[0]} to {layers[-1]}"
+    return f"block{'s' if len(layers) > 1 else ''} {', '.join(map(str, layers))}"
+
+
+def _init_title(initial: dict[str, Any]) -> str:
+    cut = f", cut off at {initial['cut_off_at_std']:g} std" if initial["cut_off_at_std"] else ""
+    return f"initial values: init={initial['init']}, normal{cut}"
+
+
+def _std(std: list[float]) -> str:
+    low, high = (f"{value:.4g}" for value in std)
+    return f"std {low}" if low == high else f"std {low} to {high}"
+
+
+def _times(count: int) -> str:
+    return f"{count} tensors" if count > 1 else "1 tensor"
+
+
+def _flops(flops: float) -> str:
+    for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if flops >= size:
+            return f"{flops / size:.4g} {unit}"
+    return f"{flops:.4g}"

@@ -1,0 +1,121 @@
+"""`nexus-ablate plan study=NAME ...`: a study's arms, refusals, costs and fairness. Nothing is run or written."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nexus_ablate import errors
+from nexus_ablate.errors import ConfigError, printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from nexus_ablate.study.plan import Plan
+
+HELP = """nexus-ablate plan study=NAME [KEY=VALUE ...] [--workers N|auto]
+
+  nexus-ablate plan study=norms
+  nexus-ablate plan study=mine vary.norm=layer,rms,none vary.bias=on,off design=grid match=params
+
+Arms, what is refused and why, parameters, FLOPs, memory and time of each, how much of it is finished already, and the
+lines of the fairness header that are decided beforehand."""
+
+COLOURS = {"PASS": "green", "WARN": "yellow", "FAIL": "red"}
+
+
+def run(arguments: list[str]) -> int:
+    """Print the plan of a study."""
+    if not arguments or any(a in ("-h", "--help") for a in arguments):
+        print(HELP)
+        return errors.OK if arguments else errors.CONFIG
+    from nexus_ablate.cli.study import worker_count
+
+    workers = "auto"
+    if "--workers" in arguments:
+        at = arguments.index("--workers")
+        workers = arguments[at + 1] if at + 1 < len(arguments) else ""
+        arguments = arguments[:at] + arguments[at + 2 :]
+    for argument in arguments:
+        if argument.startswith("-"):
+            raise errors.unknown("plan has no flag of this name", argument, ["--workers", "--help"])
+    if not any(argument.startswith("study=") for argument in arguments):
+        raise ConfigError("plan needs a study", " ".join(arguments), "nexus-ablate plan study=norms")
+
+    from rich.console import Console
+
+    from nexus_ablate.study.definition import read_request
+    from nexus_ablate.study.jobs import Runs
+    from nexus_ablate.study.launch import expanded, places_for
+    from nexus_ablate.study.plan import make_plan
+
+    request = read_request(arguments)
+    study = expanded(request)
+    runs = Runs(study, request)
+    plan = make_plan(study, runs, places_for([*runs.claims, *runs.tuning], worker_count(workers)))
+    show(plan, Console(highlight=False))
+    return errors.OK
+
+
+def show(plan: Plan, console: Console) -> None:
+    """The plan in the terminal."""
+    from rich.markup import escape
+
+    from nexus_ablate.study.design import label
+    from nexus_ablate.study.status import duration
+
+    asked = plan.study.definition
+    console.print(f"[bold]{escape(printable(asked.name))}[/bold]  {escape(printable(asked.question))}")
+    if asked.baseline:
+        console.print(f"[dim]baseline[/dim]  {escape(printable(label(asked.baseline), 2000))}")
+    console.print()
+    console.print(_arms(plan))
+    for arm in plan.study.arms:
+        for note in arm.also_changes:
+            console.print(f"[dim]note[/dim]     {escape(printable(note))}")
+    for left in plan.study.equal:
+        console.print(f"[dim]equal[/dim]    {escape(printable(label(left.asked)))} is {escape(printable(left.why))}")
+    for left in plan.study.refused:
+        console.print(f"[red]refused[/red]  {escape(printable(label(left.asked)))}: {escape(printable(left.why))}")
+    console.print()
+    for verdict in plan.fairness:
+        colour = COLOURS[verdict.level]
+        console.print(f"[{colour}]{verdict.level}[/{colour}]  {verdict.what}: {escape(printable(verdict.why))}")
+    seeds = ",".join(map(str, asked.seeds))
+    tuning = ""
+    if asked.lr_grid:
+        per_arm = f"{len(asked.lr_grid)} rates x {len(asked.tuning_seeds)} seeds"
+        tuning = f", and {per_arm} of tuning each, then up to {plan.tuned_runs} runs at the best rates"
+    states = ", ".join(f"{count} {state}" for state, count in plan.states.items())
+    where = plan.where
+    console.print(
+        f"\n{plan.runs} runs: {len(plan.study.all_arms)} arms x seeds {seeds}{tuning} ({states})\n"
+        f"about {duration(plan.seconds) or 'an unknown time (no finished run to go by)'} for what is missing, "
+        f"{where.workers} at a time with {where.threads} CPU threads"
+        + (f" on {len(where.gpus)} GPUs" if where.gpus else "")
+    )
+
+
+def _arms(plan: Plan):
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table
+
+    from nexus_ablate.study.status import duration
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim", show_edge=False)
+    table.add_column("arm", overflow="fold", min_width=min(32, max(len(arm.arm.name) for arm in plan.arms)))
+    for name in ("parameters", "", "FLOPs/token", "", "memory", "a run"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for arm in plan.arms:
+        first = arm.arm is plan.study.baseline
+        cells = [
+            arm.arm.name,
+            f"{arm.cost.params:,}",
+            "" if first else f"{arm.params_share:+.1%}",
+            f"{arm.cost.flops_per_token / 1e6:,.2f} M",
+            "" if first else f"{arm.flops_share:+.1%}",
+            f"{arm.cost.memory_bytes / 2**20:,.0f} MiB",
+            (duration(arm.seconds) or "?") + ("" if arm.recorded else " ~"),
+        ]
+        table.add_row(*(escape(printable(cell)) for cell in cells))
+    return table

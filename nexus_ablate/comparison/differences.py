@@ -1,0 +1,74 @@
+"""How two configurations differ, read from their config.yaml alone, so that runs of any version can be compared."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from functools import cache
+from typing import Any
+
+from nexus_ablate.config import CLOSED_GROUPS, RunConfig
+from nexus_ablate.schema import show
+
+_ASIDE = ("seed", "tracker", "probe", "resolved")
+
+
+@cache
+def _no_science() -> frozenset[str]:
+    """The keys that cannot change a result."""
+    found = {f.name for f in dataclasses.fields(RunConfig) if f.metadata.get("science") is False}
+    for group, cls in CLOSED_GROUPS.items():
+        found |= {f"{group}.{f.name}" for f in dataclasses.fields(cls) if f.metadata.get("science") is False}
+    return frozenset(found)
+
+
+def flat(config: dict[str, Any]) -> dict[str, Any]:
+    """The keys of a config.yaml that can change the result, as they are typed: `norm`, `norm.eps`, `optim.lr`."""
+    keys: dict[str, Any] = {}
+    for name, value in config.items():
+        if name in _ASIDE or name in _no_science():
+            continue
+        if not isinstance(value, dict):
+            keys[name] = value
+            continue
+        for key, item in value.items():
+            if f"{name}.{key}" not in _no_science():
+                keys[name if key == "name" else f"{name}.{key}"] = item
+    return keys
+
+
+def differing(config: dict[str, Any], base: dict[str, Any]) -> dict[str, tuple[str, str]]:
+    """Key to (baseline's value, arm's value) for what was asked for differently; '' where a key does not exist."""
+    ours, theirs = flat(config), flat(base)
+    keys = list(dict.fromkeys([*theirs, *ours]))
+    return {
+        key: (_text(theirs, key), _text(ours, key)) for key in keys if ours.get(key, _text) != theirs.get(key, _text)
+    }
+
+
+def consequences(config: dict[str, Any], base: dict[str, Any]) -> dict[str, tuple[str, str]]:
+    """The same for what `auto` came to mean: what an arm changed besides what was asked for."""
+    ours, theirs = ({k: v for k, v in (c.get("resolved") or {}).items() if k != "notes"} for c in (config, base))
+    asked = {key.split(".")[-1] for key in differing(config, base)} | {"prescribed"}
+    changed = [key for key in ours if key in theirs and ours[key] != theirs[key] and key not in asked]
+    return {key: (_text(theirs, key), _text(ours, key)) for key in changed}
+
+
+def label(config: dict[str, Any], base: dict[str, Any]) -> str:
+    """An arm in words: `norm=layer, bias=on`. Keys of an option that was itself exchanged are left out."""
+    found = differing(config, base)
+    return ",".join(
+        f"{key}={ours}" for key, (_, ours) in found.items() if ours and not ("." in key and key.split(".")[0] in found)
+    )
+
+
+def science_key(config: dict[str, Any], without: tuple[str, ...] = ()) -> str:
+    """One text for all configurations that differ in nothing but the keys of `without`."""
+    return json.dumps({k: v for k, v in flat(config).items() if k not in without}, sort_keys=True, default=str)
+
+
+def _text(keys: dict[str, Any], key: str) -> str:
+    if key not in keys:
+        return ""
+    value = keys[key]
+    return show(value["name"]) if isinstance(value, dict) and "name" in value else show(value)

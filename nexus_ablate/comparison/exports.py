@@ -1,0 +1,150 @@
+"""The comparison as Markdown, LaTeX (booktabs), CSV and JSON: the same numbers, nothing added."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+from pathlib import Path
+from typing import Any
+
+from nexus_ablate.comparison.result import Comparison, Row
+from nexus_ablate.comparison.statistics import Interval
+from nexus_ablate.comparison.table import (
+    ARM,
+    MAIN,
+    Column,
+    answer,
+    basis,
+    figure_columns,
+    left_out,
+    side_columns,
+    title,
+    together_text,
+)
+from nexus_ablate.errors import printable
+from nexus_ablate.runs import strict_json
+
+
+def markdown(comparison: Comparison) -> str:
+    """A page with the table, the sentences, fairness and what was left out."""
+    lines = [f"# {_md(title(comparison))}", "", _md(answer(comparison)), ""]
+    lines += [f"- {_md(line)}" for line in basis(comparison)]
+    lines += ["", *_md_table(comparison, MAIN), ""]
+    for row in comparison.rows[1:]:
+        if row.verdict is not None:
+            lines.append(f"- {_md(row.arm)}: {_md('; '.join([row.verdict.sentence, *row.notes]))}")
+    for two in comparison.together:
+        lines.append(f"- {_md(together_text(two))}")
+    lines += ["", "## Costs and stability", "", *_md_table(comparison, (ARM, *side_columns(comparison)))]
+    figures = figure_columns(comparison)
+    if figures:
+        lines += ["", "## Diagnostics and evaluations", "", *_md_table(comparison, (ARM, *figures))]
+    lines += ["", "## Fairness", "", "| condition | | |", "|---|---|---|"]
+    lines += [f"| {check.name} | {check.status} | {_md(check.text)} |" for check in comparison.checks]
+    lines += ["", "## Left out", "", *([f"- {_md(line)}" for line in left_out(comparison)] or ["nothing"]), ""]
+    return "\n".join(lines)
+
+
+def latex(comparison: Comparison) -> str:
+    """The main table for a paper; needs the booktabs package."""
+    columns = [column for column in MAIN if column.title not in ("seeds", "wins")]
+    align = "".join("l" if column.order is None else "r" for column in columns)
+    lines = [
+        "% \\usepackage{booktabs}",
+        *(f"% {printable(line)}" for line in (title(comparison), answer(comparison), *basis(comparison))),
+        f"\\begin{{tabular}}{{{align}}}",
+        "\\toprule",
+        " & ".join(_tex(column.title) for column in columns) + " \\\\",
+        "\\midrule",
+        *(" & ".join(_tex(column.cell(row)) for column in columns) + " \\\\" for row in comparison.rows),
+        "\\bottomrule",
+        "\\end{tabular}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def csv_text(comparison: Comparison) -> str:
+    """A row per arm with raw numbers; an empty cell was not measured."""
+    records = [flat_row(row) for row in comparison.rows]
+    names = list(dict.fromkeys(name for record in records for name in record))
+    out = io.StringIO()
+    writer = csv.DictWriter(out, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(records)
+    return out.getvalue()
+
+
+def json_text(comparison: Comparison) -> str:
+    """Everything, as strict JSON."""
+    values = {f.name: getattr(comparison, f.name) for f in dataclasses.fields(comparison) if f.name != "arms"}
+    return strict_json({"answer": answer(comparison), "basis": basis(comparison), **_plain(values)}, indent=1) + "\n"
+
+
+def flat_row(row: Row) -> dict[str, Any]:
+    """One arm's numbers by name, without nesting."""
+    effect = row.effect
+    values: dict[str, Any] = {
+        "arm": row.arm,
+        "verdict": str(row.verdict) if row.verdict else "baseline",
+        "sentence": row.verdict.sentence if row.verdict else "",
+        "pairs": sum(d is not None for d in row.differences),
+        "diverged": len(row.diverged),
+        "waiting": row.waiting,
+    }
+    if effect is not None:
+        values |= {"delta": effect.delta, "low": effect.low, "high": effect.high, "p": effect.p}
+    for field in dataclasses.fields(row):
+        value = getattr(row, field.name)
+        if isinstance(value, Interval):
+            values |= {f"{field.name}": value.mean, f"{field.name}_low": value.low, f"{field.name}_high": value.high}
+        elif isinstance(value, int | float) or (value is None and field.name not in ("effect", "verdict")):
+            values.setdefault(field.name, value)
+    if effect is not None:
+        values |= dataclasses.asdict(effect) | {"detectable": effect.detectable}
+    values |= {f"{name}": mean for name, (mean, _) in row.figures.items()}
+    return values | {f"seed {seed}": value for seed, value in zip(row.seeds, row.values, strict=True)}
+
+
+def _plain(value: Any) -> Any:
+    """Dataclasses to mappings, paths to texts."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def _md_table(comparison: Comparison, columns: tuple[Column, ...]) -> list[str]:
+    head = "| " + " | ".join(_md(column.title) for column in columns) + " |"
+    rule = "|" + "|".join("---" if column.order is None else "---:" for column in columns) + "|"
+    rows = ["| " + " | ".join(_md(column.cell(row)) for column in columns) + " |" for row in comparison.rows]
+    return [head, rule, *rows]
+
+
+def _md(text: str) -> str:
+    """Text that Markdown shows as it is."""
+    shown = printable(text, 2000).replace("&", "&amp;").replace("<", "&lt;")
+    for character in "\\`*_[]|#~":
+        shown = shown.replace(character, f"\\{character}")
+    return shown
+
+
+_TEX = {
+    "\\": r"\textbackslash{}",
+    "{": r"\{",
+    "}": r"\}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "±": r"$\pm$",
+    "–": "--",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+} | {character: f"\\{character}" for character in "#$%&_"}
+
+
+def _tex(text: str) -> str:
+    """Text that LaTeX shows as it is."""
+    return "".join(_TEX.get(character, character) for character in printable(text, 2000))

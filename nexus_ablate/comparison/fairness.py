@@ -1,0 +1,242 @@
+"""Is the comparison fair? One line per condition: PASS, WARN or FAIL. An arm with a FAIL is NOT COMPARABLE.
+
+A FAIL can be waived with `--allow`; it is then shown as WAIVED.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from nexus_ablate.comparison.arms import Arm
+from nexus_ablate.comparison.divergence import diverged_seeds
+from nexus_ablate.comparison.load import Excluded, Plan, Trained
+from nexus_ablate.comparison.pairs import shared_init, unlike_batches
+from nexus_ablate.comparison.tuning import best_lr
+from nexus_ablate.errors import UserError, unknown
+
+PASS, WARN, FAIL, WAIVED = "PASS", "WARN", "FAIL", "WAIVED"
+MISMATCH_WARN, MISMATCH_FAIL = 0.01, 0.05
+"""Relative difference in parameters, FLOPs, tokens or seconds that is told, and that breaks a declared match."""
+TUNING = "learning_rate"
+
+
+@dataclass
+class Check:
+    """One condition: its name (what `--allow` takes), its status, what was found, and the arms that break it."""
+
+    name: str
+    status: str
+    text: str
+    arms: list[str] = field(default_factory=list)
+
+
+def checks(
+    baseline: Arm, others: list[Arm], plan: Plan, excluded: list[Excluded], allow: Iterable[str] = ()
+) -> list[Check]:
+    """The fairness header.
+
+    Raises:
+        ConfigError: `allow` names a condition that does not exist.
+    """
+    arms = [arm for arm in others if arm.runs]
+    found = [
+        _each("evaluation", arms, lambda arm: _pairwise(arm, baseline, _other_eval), "same validation tokens"),
+        _each("batches", arms, lambda arm: _pairwise(arm, baseline, _batches), "same batches in the same order"),
+        _init(arms, baseline),
+        _each("schedule", [baseline, *arms], _unfinished, "every schedule ran to its end"),
+        _budget("tokens", "tokens", arms, baseline, plan, breaks=plan.match in ("none", "params", "tokens")),
+        _budget("params", "params", arms, baseline, plan, breaks=plan.match == "params"),
+        _budget("flops", "flops", arms, baseline, plan, breaks=plan.match == "flops"),
+        *([_budget("seconds", "seconds", arms, baseline, plan, breaks=True)] if plan.match == "seconds" else []),
+        _seeds(baseline, arms, plan),
+        _stable(baseline),
+        _learning_rate(baseline, arms, plan),
+        _same_code([baseline, *arms]),
+        _plan(plan),
+        _excluded(excluded),
+    ]
+    for name in allow:
+        if name not in {check.name for check in found}:
+            raise unknown("there is no fairness condition of this name", name, [check.name for check in found])
+    for check in found:
+        if check.name in allow and check.status == FAIL:
+            check.status = WAIVED
+    return found
+
+
+def unfair(arm: Arm, found: list[Check]) -> list[str]:
+    """The names of the conditions that an arm breaks, unless they were waived."""
+    return [check.name for check in found if check.status == FAIL and arm.label in check.arms]
+
+
+def _each(name: str, arms: list[Arm], why: Callable[[Arm], str], good: str, status: str = FAIL) -> Check:
+    """PASS where `why` says nothing of any arm, else `status` with what it says of each."""
+    reasons = {arm.label: reason for arm in arms if (reason := why(arm))}
+    if not reasons:
+        return Check(name, PASS, good)
+    return Check(name, status, "; ".join(f"{label}: {reason}" for label, reason in reasons.items()), list(reasons))
+
+
+def _pairwise(arm: Arm, baseline: Arm, unlike: Callable[[Trained, Trained], str]) -> str:
+    """What is unlike in the pairs of an arm: the first reason, and the seeds with any."""
+    reasons = {s: unlike(run, baseline.runs[s]) for s, run in arm.runs.items() if s in baseline.runs}
+    reasons = {seed: reason for seed, reason in reasons.items() if reason}
+    return f"{next(iter(reasons.values()))} ({_seed_list(reasons)})" if reasons else ""
+
+
+def _other_eval(ours: Trained, theirs: Trained) -> str:
+    a, b = ((run.record.summary or {}).get("eval_hash") for run in (ours, theirs))
+    if "diverged" in (ours.record.state, theirs.record.state):
+        return ""  # no loss of this pair enters the table
+    return "" if a == b and a else "other validation tokens" if a and b else "validation tokens not recorded"
+
+
+def _batches(ours: Trained, theirs: Trained) -> str:
+    if "diverged" in (ours.record.state, theirs.record.state):
+        return ""
+    try:
+        return unlike_batches(ours, theirs)
+    except UserError as error:
+        return error.what
+
+
+def _init(arms: list[Arm], baseline: Arm) -> Check:
+    """Where no parameter is shared, the model's width must be the reason."""
+    shares: dict[str, tuple[int, int]] = {}
+    unlike, reshaped = {}, []
+    for arm in arms:
+        for seed, run in arm.runs.items():
+            if seed not in baseline.runs:
+                continue
+            shared, of = shared_init(run, baseline.runs[seed])
+            shares[arm.label] = (shared, of)
+            if shared == 0 and _width(arm) == _width(baseline):
+                unlike.setdefault(arm.label, []).append(seed)
+            elif shared == 0:
+                reshaped.append(arm.label)
+    if unlike:
+        text = "; ".join(f"{name}: other initial values ({_seed_list(seeds)})" for name, seeds in unlike.items())
+        return Check("init", FAIL, text, list(unlike))
+    if reshaped:
+        return Check("init", WARN, "no parameter has the baseline's shape: " + ", ".join(dict.fromkeys(reshaped)))
+    partly = [f"{name} {shared} of {of}" for name, (shared, of) in shares.items() if shared < of]
+    note = f"; other shapes leave {', '.join(partly)}" if partly else ""
+    return Check("init", PASS, f"same initial normal numbers wherever name and shape agree{note}")
+
+
+def _width(arm: Arm) -> Any:
+    return (arm.config.get("model") or {}).get("d_model")
+
+
+def _unfinished(arm: Arm) -> str:
+    """Finished runs whose schedule says otherwise."""
+    short = {}
+    for seed, run in arm.runs.items():
+        steps = ((run.config.get("resolved")) or {}).get("steps")
+        done = run.figures.get("steps")
+        if run.record.state == "finished" and steps and done is not None and done < steps:
+            short[seed] = f"ended at step {done:.0f} of {steps}"
+    return f"{next(iter(short.values()))} ({_seed_list(short)})" if short else ""
+
+
+def _budget(name: str, figure: str, arms: list[Arm], baseline: Arm, plan: Plan, breaks: bool) -> Check:
+    """A relative difference to the baseline: told above 1%; above 5% it breaks a match that was declared."""
+    base = baseline.mean(figure)
+    if not base:
+        return Check(name, WARN, "not recorded")
+    off = {arm.label: value / base - 1 for arm in arms if (value := arm.mean(figure)) is not None}
+    told = {label: share for label, share in off.items() if abs(share) > MISMATCH_WARN}
+    limit = MISMATCH_WARN if name == "tokens" else MISMATCH_FAIL
+    broken = [label for label, share in off.items() if breaks and abs(share) > limit]
+    text = ", ".join(f"{label} {share:+.1%}" for label, share in told.items()) or "within 1% of the baseline"
+    if told and plan.match == name:
+        text += f" (match={name} was declared)"
+    return Check(name, FAIL if broken else WARN if told else PASS, text, broken)
+
+
+def _seeds(baseline: Arm, arms: list[Arm], plan: Plan) -> Check:
+    wanted = set(plan.seeds) or set(baseline.runs).union(*(arm.runs for arm in arms))
+    missing = {arm.label: sorted(wanted - arm.runs.keys()) for arm in (baseline, *arms)}
+    told = [f"{name} lacks {_seed_list(seeds)}" for name, seeds in missing.items() if seeds]
+    alone = [arm.label for arm in arms if not arm.runs.keys() & baseline.runs.keys()]
+    if alone:
+        return Check("seeds", FAIL, "no seed in common with the baseline: " + ", ".join(alone), alone)
+    return Check("seeds", WARN if told else PASS, "; ".join(told) or f"{len(wanted)} seeds, complete and paired")
+
+
+def _stable(baseline: Arm) -> Check:
+    lost = diverged_seeds(baseline.runs, baseline.runs)
+    if not lost:
+        return Check("baseline", PASS, "the baseline came to a result at every seed")
+    hows = ", ".join(sorted(set(lost.values())))
+    return Check("baseline", WARN, f"the baseline diverged at {_seed_list(lost)} ({hows}): those pairs are lost")
+
+
+def _learning_rate(baseline: Arm, arms: list[Arm], plan: Plan) -> Check:
+    if not plan.lr_grid:
+        rates = sorted({arm.lr for arm in (baseline, *arms) if arm.lr is not None})
+        shared = f"one learning rate for all ({rates[0]:g})" if len(rates) == 1 else "no learning rate was tuned"
+        return Check(TUNING, WARN, f"{shared}: an arm that prefers another is judged too hard")
+    everyone = [baseline, *arms]
+    overlap = sorted(set(plan.tuning_seeds) & set(plan.seeds))
+    trials = {arm.label: len(arm.tuning) for arm in everyone}
+    unequal = [label for label, count in trials.items() if count != trials[baseline.label]]
+    edge = [arm.label for arm in everyone if best_lr(arm, plan.endpoint)[1]]
+    told = []
+    if overlap:
+        told.append(f"tuned on the seeds of the claim ({_seed_list(overlap)})")
+    if unequal:
+        told.append("unequal trials: " + ", ".join(f"{label} {count}" for label, count in trials.items()))
+    if edge:
+        told.append("best at the edge of the grid: " + ", ".join(edge))
+    broken = [a.label for a in arms] if overlap or baseline.label in edge else list(dict.fromkeys([*unequal, *edge]))
+    if told:
+        return Check(TUNING, FAIL, "; ".join(told), broken)
+    if not any(trials.values()):
+        return Check(TUNING, WARN, "the study's learning-rate runs are not there")
+    return Check(TUNING, PASS, f"{trials[baseline.label]} trials for each arm, best ones inside the grid")
+
+
+def _same_code(arms: list[Arm]) -> Check:
+    """Version, commit, torch, machine and threads: told, never a FAIL."""
+
+    def facts(run: Trained) -> dict[str, str]:
+        env, summary = run.record.env or {}, run.record.summary or {}
+        return {
+            "version": str(env.get("version")),
+            "commit": str(env.get("git_commit"))[:8],
+            "torch": str((env.get("packages") or {}).get("torch")),
+            "device": str(summary.get("device", "")).split(":")[0],
+            "threads": str(summary.get("threads", "")),
+            "host": str(env.get("host")),
+        }
+
+    runs = [run for arm in arms for run in arm.runs.values() if run.record.state == "finished"]
+    seen: dict[str, set[str]] = {}
+    for run in runs:
+        for name, value in facts(run).items():
+            seen.setdefault(name, set()).add(value)
+    told = [f"{name} {' and '.join(sorted(values))}" for name, values in seen.items() if len(values) > 1]
+    if any((run.record.env or {}).get("git_dirty") for run in runs):
+        told.append("uncommitted changes in the code")
+    return Check("code", WARN if told else PASS, "; ".join(told) or "same version, commit, torch and machine")
+
+
+def _plan(plan: Plan) -> Check:
+    if not plan.name:
+        return Check("plan", WARN, "no study.yaml: arms, seeds and endpoint were not fixed before the runs")
+    if plan.amendments:
+        return Check("plan", WARN, f"the study was amended {len(plan.amendments)} times after its first run")
+    return Check("plan", PASS, f"arms, seeds and endpoint ({plan.endpoint}) were fixed before the runs")
+
+
+def _excluded(excluded: list[Excluded]) -> Check:
+    text = f"{len(excluded)} runs excluded, listed below" if excluded else "no run is excluded"
+    return Check("excluded", WARN if excluded else PASS, text)
+
+
+def _seed_list(seeds: Iterable[int]) -> str:
+    seeds = list(seeds)
+    return f"seed{'s' * (len(seeds) != 1)} {', '.join(map(str, seeds[:8]))}" + (" ..." if len(seeds) > 8 else "")

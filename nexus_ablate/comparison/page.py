@@ -1,0 +1,223 @@
+"""The comparison as one HTML file that needs nothing else: style, pictures and a little script are in it."""
+
+from __future__ import annotations
+
+import math
+from html import escape
+from pathlib import Path
+
+from nexus_ablate.comparison import plots
+from nexus_ablate.comparison.curves import AXES
+from nexus_ablate.comparison.fairness import FAIL, PASS, WAIVED, WARN
+from nexus_ablate.comparison.layers import by_layer
+from nexus_ablate.comparison.result import Comparison
+from nexus_ablate.comparison.svg import colour
+from nexus_ablate.comparison.table import (
+    ARM,
+    MAIN,
+    Column,
+    answer,
+    basis,
+    figure_columns,
+    left_out,
+    side_columns,
+    title,
+    together_text,
+)
+from nexus_ablate.comparison.verdict import BETTER, DIVERGED, EQUIVALENT, IDENTICAL, MEANINGS, UNSTABLE, WORSE
+from nexus_ablate.errors import printable
+
+CLASSES = {
+    BETTER: "good",
+    WORSE: "bad",
+    DIVERGED: "bad",
+    UNSTABLE: "bad",
+    EQUIVALENT: "same",
+    IDENTICAL: "same",
+    PASS: "good",
+    WARN: "warn",
+    FAIL: "bad",
+    WAIVED: "warn",
+}
+
+
+def html(comparison: Comparison) -> str:
+    """The whole page."""
+    head = f"<h1>{_e(title(comparison))}</h1><p class='answer'>{_e(answer(comparison))}</p>"
+    head += "".join(f"<p class='muted'>{_e(line)}</p>" for line in basis(comparison))
+    head += f"<p class='muted'>fairness: {_counts(comparison)}</p>"
+    parts = [
+        head,
+        _table(comparison, MAIN),
+        _figure(plots.forest(comparison), "Mean paired difference with its simultaneous 95% interval, a dot for each "
+                "seed. In the grey band a difference is too small to matter.", wide=True),
+        _section("In words", _sentences(comparison)),
+        _section("Fairness", _fairness(comparison)),
+        _section("Curves", _curves(comparison)),
+        _section("Costs and stability", _costs(comparison)),
+        _section("Inside the model", _inside(comparison)),
+        _section("What each arm changes", _changes(comparison)),
+        _section("Left out", _list(left_out(comparison)) or "<p>nothing</p>"),
+        _section("How to read this", _legend(comparison)),
+    ]  # fmt: skip
+    policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+    return (
+        "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        "<meta name='viewport' content='width=device-width,initial-scale=1'>"
+        f"<title>{_e(title(comparison))}</title><style>{_beside('page.css')}</style></head><body>"
+        + "\n".join(part for part in parts if part)
+        + f"<script>{_beside('page.js')}</script></body></html>\n"
+    )
+
+
+def _beside(name: str) -> str:
+    return Path(__file__).with_name(name).read_text(encoding="utf-8")
+
+
+def _e(text: str) -> str:
+    return escape(printable(text, 2000))
+
+
+def _section(name: str, body: str) -> str:
+    return f"<section><h2>{name}</h2>{body}</section>" if body else ""
+
+
+def _list(lines: list[str]) -> str:
+    return "<ul>" + "".join(f"<li>{_e(line)}</li>" for line in lines) + "</ul>" if lines else ""
+
+
+def _figure(svg: str, caption: str, wide: bool = False) -> str:
+    return f"<figure{' class=wide' if wide else ''}>{svg}<figcaption>{caption}</figcaption></figure>" if svg else ""
+
+
+def _counts(comparison: Comparison) -> str:
+    counts = {s: sum(check.status == s for check in comparison.checks) for s in (PASS, WARN, FAIL, WAIVED)}
+    return ", ".join(f"<span class='{CLASSES[status]}'>{n} {status}</span>" for status, n in counts.items() if n)
+
+
+def _table(comparison: Comparison, columns: tuple[Column, ...]) -> str:
+    """A table that sorts by a click on a column's head."""
+    heads = "".join(
+        f"<th data-by={'number' if c.order else 'text'}{' class=text' if c.order is None else ''} "
+        f'title="{_e(c.meaning)}">{_e(c.title)}</th>'
+        for c in columns
+    )
+    body = []
+    for i, row in enumerate(comparison.rows):
+        cells = []
+        for column in columns:
+            text = _e(column.cell(row))
+            classes = ["text"] if column.order is None else []
+            if column is ARM:
+                text = f"<span class=chip style='background:{colour(i)}'></span>{text}"
+                classes.append("arm")
+            if column.title == "verdict" and row.verdict:
+                classes += ["word", CLASSES.get(row.verdict.word, "")]
+            value = column.order(row) if column.order else column.cell(row)
+            key = "" if value is None else value if isinstance(value, str) else repr(float(value))
+            cells.append(f'<td class="{" ".join(classes).strip()}" data-v="{_e(key)}">{text}</td>')
+        body.append(f"<tr>{''.join(cells)}</tr>")
+    return f"<div class=scroll><table><thead><tr>{heads}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
+
+
+def _sentences(comparison: Comparison) -> str:
+    lines = []
+    for row in comparison.rows[1:]:
+        if row.verdict is not None:
+            notes = "".join(f"; {note}" for note in row.notes)
+            word = f"<span class='word {CLASSES.get(row.verdict.word, '')}'>{_e(str(row.verdict))}</span>"
+            lines.append(f"<li><b>{_e(row.arm)}</b>: {word}. {_e(row.verdict.sentence + notes)}</li>")
+    for two in comparison.together:
+        lines.append(f"<li>{_e(together_text(two))}</li>")
+    return f"<ul>{''.join(lines)}</ul>" if lines else ""
+
+
+def _fairness(comparison: Comparison) -> str:
+    rows = "".join(
+        f"<tr><td class='text word {CLASSES[check.status]}'>{check.status}</td><td class=text>{_e(check.name)}</td>"
+        f"<td class=text style='white-space:normal'>{_e(check.text)}</td></tr>"
+        for check in comparison.checks
+    )
+    amended = [f"amended {line}" for line in comparison.amendments]
+    return f"<table><tbody>{rows}</tbody></table>{_list(amended)}"
+
+
+def _curves(comparison: Comparison) -> str:
+    figures = [
+        _figure(plots.slopes(comparison), "Each pair: the baseline's loss (left) and the arm's (right).", wide=True)
+    ]
+    for axis in AXES:
+        figures.append(_figure(plots.losses(comparison, axis), f"Loss against {plots.BUDGETS[axis]}, a line a run."))
+        note = "" if axis == "tokens" else " Descriptive: before the end of its schedule a run still learns."
+        figures.append(
+            _figure(
+                plots.paired_differences(comparison, axis),
+                f"Difference to the baseline at equal {plots.BUDGETS[axis]}.{note}",
+            )
+        )
+    body = "".join(figures)
+    names = "".join(
+        f"<span style='margin-right:16px'><span class=chip style='background:{colour(i)}'></span>{_e(row.arm)}</span>"
+        for i, row in enumerate(comparison.rows)
+    )
+    return f"<p>{names}</p><div class=plots>{body}</div>" if body else ""
+
+
+def _costs(comparison: Comparison) -> str:
+    pictures = _figure(plots.pareto(comparison), "Loss against speed: lower right is better.")
+    pictures += _figure(plots.learning_rates(comparison), "Tuning runs; the best rate ringed, in red at the edge.")
+    strip = _figure(plots.stability(comparison), "Each run's logged steps; a tick is a spike of the training loss, a "
+                    "cross is where it came to grief.", wide=True)  # fmt: skip
+    return _table(comparison, (ARM, *side_columns(comparison))) + f"<div class=plots>{pictures}{strip}</div>"
+
+
+def _inside(comparison: Comparison) -> str:
+    figures = figure_columns(comparison)
+    body = _table(comparison, (ARM, *figures)) if figures else ""
+    maps = by_layer(comparison.arms)
+    heat = "".join(_heat_map(comparison, name, grid) for name, grid in maps.items())
+    return body + (f"<details><summary>by layer, at the end of training</summary>{heat}</details>" if heat else "")
+
+
+def _heat_map(comparison: Comparison, name: str, grid: list[list[float | None]]) -> str:
+    """Arms x layers, coloured from the lowest to the highest value, by logarithm where they span a decade."""
+    seen = [v for values in grid for v in values if v is not None]
+    low, high = min(seen), max(seen)
+    log = low > 0 and high > 10 * low
+
+    def cell(value: float | None) -> str:
+        if value is None:
+            return "<td></td>"
+        span = math.log(high / low) if log else high - low
+        share = 0.0 if not span else (math.log(value / low) if log else value - low) / span
+        return f"<td style='background:color-mix(in srgb,var(--c2) {70 * share:.0f}%,transparent)'>{value:.3g}</td>"
+
+    heads = "".join(f"<th>{layer}</th>" for layer in range(max(len(values) for values in grid)))
+    rows = "".join(
+        f"<tr><td class='text arm'>{_e(row.arm)}</td>{''.join(cell(v) for v in values)}</tr>"
+        for row, values in zip(comparison.rows, grid, strict=True)
+        if values
+    )
+    return (
+        f"<h3>{_e(name)}</h3><div class=scroll><table class=heat>"
+        f"<thead><tr><th class=text>block</th>{heads}</tr></thead><tbody>{rows}</tbody></table></div>"
+    )
+
+
+def _changes(comparison: Comparison) -> str:
+    rows = []
+    for row in comparison.rows[1:]:
+        for kind, found in (("asked", row.asked), ("follows", row.followed)):
+            for key, (theirs, ours) in found.items():
+                cells = (row.arm, kind, key, theirs or "–", ours or "–")
+                rows.append("<tr>" + "".join(f"<td class='text arm'>{_e(cell)}</td>" for cell in cells) + "</tr>")
+    heads = "".join(f"<th class=text>{name}</th>" for name in ("arm", "", "key", "baseline", "arm's"))
+    return f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table>" if rows else ""
+
+
+def _legend(comparison: Comparison) -> str:
+    present = {row.verdict.word for row in comparison.rows if row.verdict}
+    words = [f"<li><b>{word}</b>: {_e(meaning)}</li>" for word, meaning in MEANINGS.items() if word in present]
+    columns = [f"<li><b>{_e(c.title)}</b>: {_e(c.meaning)}</li>" for c in (*MAIN, *side_columns(comparison))]
+    return f"<ul>{''.join(words)}</ul><details><summary>columns</summary><ul>{''.join(columns)}</ul></details>"

@@ -1,0 +1,233 @@
+"""The pictures of a report, each an SVG text. They show the numbers of the comparison and compute none of their own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import numpy as np
+
+from nexus_ablate.comparison.arms import Arm
+from nexus_ablate.comparison.curves import spikes
+from nexus_ablate.comparison.load import Trained
+from nexus_ablate.comparison.result import Comparison
+from nexus_ablate.comparison.statistics import Array
+from nexus_ablate.comparison.svg import Frame, colour, hover, tick_text
+from nexus_ablate.comparison.table import compact, delta
+
+LINE_POINTS = 4000
+"""Points of all lines of a picture together: a report of a thousand runs must still open."""
+NAME_LETTERS = 34
+BUDGETS = {"tokens": "training tokens", "flops": "training FLOPs", "seconds": "seconds of training"}
+
+
+def forest(comparison: Comparison) -> str:
+    """Each arm's mean difference with its simultaneous interval, a dot for each seed, the equivalence band."""
+    rows = [row for row in comparison.rows[1:] if delta(row) is not None]
+    if not rows:
+        return ""
+    reach = [max(abs(row.effect.low), abs(row.effect.high)) for row in rows if row.effect]
+    # One arm far outside would press all others into a point: it becomes an arrow at the edge.
+    limit = max(8 * float(np.median(reach or [0])), 3 * comparison.delta_min)
+    ends = [comparison.delta_min, -comparison.delta_min]
+    ends += [e for row in rows if row.effect for e in (row.effect.low, row.effect.high) if abs(e) <= limit]
+    ends += [d for row in rows for d in row.differences if d is not None and abs(d) <= limit]
+    pad = 0.04 * (max(ends) - min(ends)) or 1e-6
+    frame = Frame((min(ends) - pad, max(ends) + pad), (-0.5, len(rows) - 0.5), 760, 62 + 26 * len(rows), left=230)
+    left, right = (frame.x(sign * comparison.delta_min) for sign in (-1, 1))
+    frame.add("rect", x=left, y=frame.top, width=right - left, height=frame.bottom - frame.top, class_="band")
+    frame.axes(f"difference to {comparison.baseline}, {comparison.unit} (left is better)", y_ticks=False)
+    frame.add("line", x1=frame.x(0), x2=frame.x(0), y1=frame.top, y2=frame.bottom, class_="zero")
+    for i, row in enumerate(rows):
+        y, stroke = len(rows) - 1 - i, colour(comparison.rows.index(row))
+        frame.words(frame.left - 8, frame.y(y) + 4, _short(row.arm), "end")
+        for seed, d in zip(row.seeds, row.differences, strict=True):
+            if d is not None and frame.x_range[0] <= d <= frame.x_range[1]:
+                frame.dot(d, y - 0.27, stroke, 2.2, f"{row.arm}, seed {seed}: {d:+.4f}", "seed")
+        if row.effect:
+            label = f"{row.arm}: {row.effect.delta:+.4f} [{row.effect.low:+.4f}, {row.effect.high:+.4f}]"
+            if abs(row.effect.delta) > limit:
+                side = "end" if row.effect.delta > 0 else "start"
+                at = frame.right if row.effect.delta > 0 else frame.left
+                text = f"{row.effect.delta:+.3f} →" if row.effect.delta > 0 else f"← {row.effect.delta:+.3f}"
+                frame.words(at, frame.y(y) + 4, text, side)
+                continue
+            ends = [min(max(e, frame.x_range[0]), frame.x_range[1]) for e in (row.effect.low, row.effect.high)]
+            frame.line(ends, [y, y], stroke, "interval", label)
+            frame.dot(row.effect.delta, y, stroke, 4.5, label)
+    return frame.svg("differences to the baseline with intervals")
+
+
+def slopes(comparison: Comparison) -> str:
+    """The baseline's loss and the arm's at each seed, joined: pairs that all lean the same way are an effect."""
+    rows = [row for row in comparison.rows[1:] if delta(row) is not None]
+    base = comparison.rows[0]
+    values = [v for row in (base, *rows) for v in row.values if v is not None]
+    if not rows or not values:
+        return ""
+    low, high = min(values), max(values)
+    pad = 0.05 * (high - low)
+    frame = Frame((-0.2, len(rows) - 0.2), (low - pad, high + pad), max(320, 96 * len(rows) + 80), 300)
+    frame.axes("", comparison.unit)
+    frame.add("rect", x=frame.left, y=frame.bottom + 1, width=frame.right, height=20, class_="cover")
+    for i, row in enumerate(rows):
+        stroke = colour(comparison.rows.index(row))
+        for seed, ours, theirs in zip(row.seeds, row.values, base.values, strict=True):
+            if ours is not None and theirs is not None:
+                frame.line([i, i + 0.5], [theirs, ours], stroke, "pair", f"seed {seed}: {theirs:.4f} to {ours:.4f}")
+                frame.dot(i, theirs, "var(--muted)", 2.5)
+                frame.dot(i + 0.5, ours, stroke, 2.5)
+        frame.words(frame.x(i + 0.25), frame.bottom + 16, _short(row.arm, 15), "middle")
+    return frame.svg("losses of each pair of runs")
+
+
+def losses(comparison: Comparison, axis: str) -> str:
+    """Validation loss against tokens, FLOPs or seconds: a thin line a run."""
+    runs = [(i, arm, run) for i, arm in enumerate(comparison.arms) for run in arm.runs.values() if len(run.curves.val)]
+    if not runs:
+        return ""
+    points = _points(len(runs))
+    lines = [(i, arm, run, *_thinned(getattr(run.curves, axis), run.curves.val, points)) for i, arm, run in runs]
+    ends = [run.curves.val[-1] for _, _, run in runs if np.isfinite(run.curves.val[-1])]
+    seen = np.concatenate([y for *_, y in lines])
+    seen = seen[np.isfinite(seen)]
+    if not len(seen) or not ends:
+        return ""
+    # The first validations are far above all others; the picture is about the rest.
+    top = float(min(seen.max(), max(np.quantile(seen, 0.9), max(_inner(ends)))))
+    frame = Frame((0, max(float(x[-1]) for *_, x, _ in lines)), (float(seen.min()), top))
+    frame.axes(BUDGETS[axis], "validation loss, nats per token")
+    for i, arm, run, x, y in lines:
+        frame.line(x, np.where(y <= top, y, np.nan), colour(i), "thin", f"{arm.label}, seed {run.seed}")
+    return frame.svg(f"validation loss against {axis}")
+
+
+def paired_differences(comparison: Comparison, axis: str) -> str:
+    """Arm minus baseline at the same budget: a thin line a seed, their mean thick. Before the end both still learn."""
+    base = comparison.arms[0]
+    count = sum(len(arm.runs) for arm in comparison.arms[1:])
+    lines: list[tuple[int, Arm, Array, list[tuple[Trained, Array]]]] = []
+    for i, arm in enumerate(comparison.arms):
+        if delta(comparison.rows[i]) is None:
+            continue
+        pairs = [(run, base.runs[seed]) for seed, run in arm.runs.items() if seed in base.runs]
+        pairs = [pair for pair in pairs if all(len(run.curves.val) > 1 for run in pair)]
+        if pairs:
+            end = min(float(getattr(run.curves, axis)[-1]) for pair in pairs for run in pair)
+            grid = np.linspace(0.1 * end, end, _points(max(count, 1)))
+            lines.append((i, arm, grid, [(ours, _gap(ours, theirs, axis, grid)) for ours, theirs in pairs]))
+    seen = [float(v) for *_, gaps in lines for _, gap in gaps for v in gap if np.isfinite(v)]
+    if not seen:
+        return ""
+    low, high = np.quantile(seen, (0.02, 0.98))
+    low, high = min(low, -comparison.delta_min), max(high, comparison.delta_min)
+    frame = Frame((0, max(float(grid[-1]) for _, _, grid, _ in lines)), (float(low), float(high)))
+    frame.axes(BUDGETS[axis], "difference, nats per token")
+    frame.add("line", x1=frame.left, x2=frame.right, y1=frame.y(0), y2=frame.y(0), class_="zero")
+    for i, arm, grid, gaps in lines:
+        inside = [np.where((gap >= low) & (gap <= high), gap, np.nan) for _, gap in gaps]
+        for (run, _), gap in zip(gaps, inside, strict=True):
+            frame.line(grid, gap, colour(i), "faint", f"{arm.label}, seed {run.seed}")
+        mean = np.mean([gap for _, gap in gaps], axis=0)
+        frame.line(grid, np.where((mean >= low) & (mean <= high), mean, np.nan), colour(i), "mean", arm.label)
+    return frame.svg(f"difference to the baseline against {axis}")
+
+
+def stability(comparison: Comparison) -> str:
+    """A line a run, a tick at each spike of the training loss, a cross where it came to grief."""
+    runs = [(i, row, arm, run) for i, (row, arm) in enumerate(zip(comparison.rows, comparison.arms, strict=True))
+            for run in arm.runs.values() if len(run.curves.train)]  # fmt: skip
+    if not runs:
+        return ""
+    height = 6 if len(runs) < 200 else 2
+    longest = max(len(run.curves.train) for *_, run in runs)
+    frame = Frame((0, longest), (0, 1), 760, 52 + height * len(runs) + 8 * len(comparison.rows), left=230)
+    at, before = float(frame.top), -1
+    for i, row, arm, run in runs:
+        if i != before:
+            at += 8
+            frame.words(frame.left - 8, at + 6, _short(arm.label), "end")
+        before = i
+        end = frame.x(len(run.curves.train))
+        frame.add("line", x1=frame.left, x2=end, y1=at, y2=at, class_="strip", style=f"stroke:{colour(i)}")
+        for spike in np.nonzero(spikes(run.curves.train))[0]:
+            frame.add("line", x1=frame.x(float(spike)), x2=frame.x(float(spike)), y1=at - 3, y2=at + 3, class_="spike")
+        if run.seed in row.diverged:
+            title = f"{arm.label}, seed {run.seed}: {row.diverged[run.seed]}"
+            frame.add("text", "×" + hover(title), x=end + 2, y=at + 4, class_="broken")
+        at += height
+    frame.words((frame.left + frame.right) / 2, frame.height - 6, "logged steps", "middle", "label")
+    return frame.svg("spikes and divergences of each run")
+
+
+def pareto(comparison: Comparison) -> str:
+    """Loss against speed; lower right is better."""
+    found = [(i, r.mean, r.tokens_per_second, r.sd) for i, r in enumerate(comparison.rows)
+             if r.mean is not None and r.tokens_per_second]  # fmt: skip
+    if len(found) < 2:
+        return ""
+    speeds, means = [s for _, _, s, _ in found], [m for _, m, _, _ in found]
+    pad_x = 0.15 * (max(speeds) - min(speeds)) or 0.05 * speeds[0]
+    pad_y = 0.12 * (max(means) - min(means)) or 0.01 * means[0]
+    frame = Frame((min(speeds) - pad_x, max(speeds) + pad_x), (min(means) - pad_y, max(means) + pad_y))
+    frame.axes("tokens per second", comparison.unit)
+    lowest = float("-inf")
+    for i, mean, speed, sd in sorted(found, key=lambda item: -item[1]):
+        name = comparison.rows[i].arm
+        if sd:
+            frame.line([speed, speed], [mean - sd, mean + sd], colour(i), "thin")
+        frame.dot(speed, mean, colour(i), 4.5, f"{name}: {mean:.4f} at {compact(speed)} tokens/s")
+        side = "end" if frame.x(speed) > 0.6 * frame.right else "start"
+        lowest = max(lowest + 12, frame.y(mean) + 4)  # labels below one another where points coincide
+        frame.words(frame.x(speed) + (-8 if side == "end" else 8), lowest, _short(name, 24), side)
+    return frame.svg("loss against speed")
+
+
+def learning_rates(comparison: Comparison) -> str:
+    """Mean tuning loss over the learning rate; the best rate ringed, in red where it lies at the edge."""
+    rows = [(i, row) for i, row in enumerate(comparison.rows) if row.lr_curve]
+    points = [(lr, v) for _, row in rows for lr, vs in row.lr_curve.items() for v in vs if math.isfinite(v)]
+    if not points:
+        return ""
+    rates, values = [lr for lr, _ in points], [v for _, v in points]
+    pad = 0.05 * (max(values) - min(values))
+    frame = Frame((min(rates) * 0.8, max(rates) * 1.25), (min(values) - pad, max(values) + pad), log_x=True)
+    frame.axes("learning rate", comparison.unit)
+    for i, row in rows:
+        means = {lr: float(np.mean(vs)) for lr, vs in row.lr_curve.items()}
+        frame.line(list(means), list(means.values()), colour(i), "mean", row.arm)
+        for lr, vs in row.lr_curve.items():
+            for v in vs:
+                if math.isfinite(v):
+                    frame.dot(lr, v, colour(i), 2.5, f"{row.arm}, {tick_text(lr, lr)}: {v:.4f}")
+        if row.best_lr is not None:
+            edge = "edge" if row.lr_edge else "best"
+            frame.dot(row.best_lr, means[row.best_lr], "none", 7, f"{row.arm}: best {row.best_lr:g}, {edge}", edge)
+    return frame.svg("tuning loss over the learning rate")
+
+
+def _gap(ours: Trained, theirs: Trained, axis: str, grid: Array) -> Array:
+    mine, base = (np.interp(grid, getattr(run.curves, axis), run.curves.val) for run in (ours, theirs))
+    return mine - base
+
+
+def _thinned(x: Array, y: Array, points: int) -> tuple[Array, Array]:
+    """At most about `points` of a line, the first and the last among them."""
+    keep = np.unique(np.linspace(0, len(x) - 1, min(len(x), points)).astype(int))
+    return x[keep], y[keep]
+
+
+def _points(lines: int) -> int:
+    return min(80, max(12, LINE_POINTS // lines))
+
+
+def _inner(values: Iterable[float]) -> list[float]:
+    """The values without outliers further from the median than ten times the middle half: they would hide the rest."""
+    values = list(values)
+    low, middle, high = np.quantile(values, (0.25, 0.5, 0.75))
+    reach = 10 * (high - low) or math.inf
+    return [v for v in values if abs(v - middle) <= reach]
+
+
+def _short(name: str, letters: int = NAME_LETTERS) -> str:
+    return name if len(name) <= letters else name[: letters - 1] + "…"

@@ -1,0 +1,154 @@
+"""A small SVG drawing: a frame with axes, into which lines, dots and bands are put. Colours come from the page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from html import escape
+
+COLOURS = 10
+"""The page defines --c0 to --c9."""
+
+
+def colour(index: int) -> str:
+    return f"var(--c{index % COLOURS})"
+
+
+class Frame:
+    """A picture with an x and a y axis in the units of the data.
+
+    Args:
+        x: Lowest and highest x.
+        y: Lowest and highest y.
+        log_x: Logarithmic x.
+        left: Pixels left of the plot, for tick labels.
+    """
+
+    def __init__(
+        self,
+        x: tuple[float, float],
+        y: tuple[float, float],
+        width: int = 520,
+        height: int = 280,
+        left: int = 62,
+        right: int = 14,
+        log_x: bool = False,
+    ) -> None:
+        self.width, self.height = width, height
+        self.left, self.top, self.right, self.bottom = left, 10, width - right, height - 40
+        self._log = log_x
+        self.x_range, self.y_range = _wide(x), _wide(y)
+        self._parts: list[str] = []
+
+    def x(self, value: float) -> float:
+        low, high = self.x_range
+        if self._log:
+            low, high, value = math.log(low), math.log(high), math.log(value)
+        return self.left + (value - low) / (high - low) * (self.right - self.left)
+
+    def y(self, value: float) -> float:
+        low, high = self.y_range
+        return self.bottom - (value - low) / (high - low) * (self.bottom - self.top)
+
+    def add(self, tag: str, text: str = "", **attributes: object) -> None:
+        """An element; `class_` is class, other underscores are hyphens."""
+        names = {k.rstrip("_").replace("_", "-"): v for k, v in attributes.items() if v is not None}
+        shown = "".join(f' {k}="{_number(v)}"' for k, v in names.items())
+        self._parts.append(f"<{tag}{shown}>{text}</{tag}>" if text else f"<{tag}{shown}/>")
+
+    def line(
+        self, xs: Iterable[float], ys: Iterable[float], stroke: str, class_: str = "thin", title: str = ""
+    ) -> None:
+        """A line through the finite points; it is interrupted at the others."""
+        path, pen = [], "M"
+        for x, y in zip(xs, ys, strict=True):
+            if not (math.isfinite(x) and math.isfinite(y)):
+                pen = "M"
+                continue
+            path.append(f"{pen}{self.x(x):.1f} {self.y(y):.1f}")
+            pen = "L"
+        if path:
+            self.add("path", hover(title), d="".join(path), class_=class_, style=f"stroke:{stroke}")
+
+    def dot(self, x: float, y: float, fill: str, radius: float = 3, title: str = "", class_: str = "") -> None:
+        self.add(
+            "circle",
+            hover(title),
+            cx=self.x(x),
+            cy=self.y(y),
+            r=radius,
+            style=f"fill:{fill}",
+            class_=class_ or None,
+        )
+
+    def words(self, x: float, y: float, text: str, anchor: str = "start", class_: str = "") -> None:
+        """Text at a pixel."""
+        self.add("text", escape(text), x=x, y=y, text_anchor=anchor, class_=class_ or None)
+
+    def axes(self, x_label: str, y_label: str = "", y_ticks: bool = True) -> None:
+        low, high = self.x_range
+        for tick in _log_ticks(low, high) if self._log else ticks(low, high, 6):
+            at = self.x(tick)
+            self.add("line", x1=at, x2=at, y1=self.top, y2=self.bottom, class_="grid")
+            self.words(at, self.bottom + 15, tick_text(tick, high - low), "middle")
+        for tick in ticks(*self.y_range, 5) if y_ticks else []:
+            at = self.y(tick)
+            self.add("line", x1=self.left, x2=self.right, y1=at, y2=at, class_="grid")
+            self.words(self.left - 6, at + 4, tick_text(tick, self.y_range[1] - self.y_range[0]), "end")
+        self.words((self.left + self.right) / 2, self.height - 6, x_label, "middle", "label")
+        if y_label:
+            middle = (self.top + self.bottom) / 2
+            self.add(
+                "text",
+                escape(y_label),
+                x=13,
+                y=middle,
+                text_anchor="middle",
+                class_="label",
+                transform=f"rotate(-90 13 {middle:.0f})",
+            )
+
+    def svg(self, title: str) -> str:
+        head = f'<svg viewBox="0 0 {self.width} {self.height}" role="img" aria-label="{escape(title)}">'
+        return head + "".join(self._parts) + "</svg>"
+
+
+def hover(title: str) -> str:
+    """What a pointer resting on an element shows."""
+    return f"<title>{escape(title)}</title>" if title else ""
+
+
+def ticks(low: float, high: float, about: int) -> list[float]:
+    """Round numbers between two ends."""
+    raw = (high - low) / about
+    size = 10 ** math.floor(math.log10(raw))
+    step = next((m * size for m in (1, 2, 5) if m * size >= raw), 10 * size)
+    first = math.ceil(low / step - 1e-9)
+    return [i * step for i in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def tick_text(value: float, span: float) -> str:
+    """A tick as short as the span allows: 0.005, 12, 3M."""
+    for factor, letter in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if span >= factor or abs(value) >= factor:
+            unit = 1e3 if letter == "k" else factor
+            return f"{value / unit:.4g}{letter}" if value else "0"
+    digits = max(0, 1 - math.floor(math.log10(span))) if span else 2
+    text = f"{value:.{min(digits, 6)}f}"
+    return (text.rstrip("0").rstrip(".") if "." in text else text) if abs(value) > 1e-12 else "0"
+
+
+def _log_ticks(low: float, high: float) -> list[float]:
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    fine = [m * 10.0**p for p in powers for m in (1, 2, 5)]
+    return [tick for tick in fine if low * 0.999 <= tick <= high * 1.001]
+
+
+def _wide(ends: tuple[float, float]) -> tuple[float, float]:
+    """A range that is not empty."""
+    low, high = ends
+    return (low, high) if high > low else (low - (abs(low) * 0.01 or 1), high + (abs(high) * 0.01 or 1))
+
+
+def _number(value: object) -> str:
+    return f"{value:.1f}".removesuffix(".0") if isinstance(value, float) else escape(str(value))

@@ -1,0 +1,263 @@
+"""The table as text: which columns, how a number is written, and the answer in a sentence. Every output uses it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from nexus_ablate.comparison.result import Comparison, Row, Together
+from nexus_ablate.comparison.statistics import Interval
+from nexus_ablate.comparison.verdict import DIVERGED, MEANINGS, NOT_COMPARABLE, UNSTABLE
+
+NOTHING = "–"
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: its title, what it means, how a row fills it, and what it is sorted by (None: as text)."""
+
+    title: str
+    meaning: str
+    cell: Callable[[Row], str]
+    order: Callable[[Row], float | None] | None = None
+
+
+def signed(value: float | None, digits: int = 4) -> str:
+    return NOTHING if value is None else f"{value:+.{digits}f}"
+
+
+def share(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:+.1%}"
+
+
+def compact(value: float | None) -> str:
+    """12.3k, 4.5M."""
+    if value is None:
+        return NOTHING
+    for factor, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= factor:
+            return f"{value / factor:.3g}{letter}"
+    return f"{value:.3g}"
+
+
+def p_text(p: float) -> str:
+    return "<0.0001" if p < 0.0001 else f"{p:.2g}" if p < 0.1 else f"{p:.2f}"
+
+
+def interval_text(interval: Interval | None, digits: int = 4, sign: str = "+") -> str:
+    """`mean [low, high]`."""
+    if interval is None:
+        return NOTHING
+    mean = f"{interval.mean:{sign}.{digits}f}"
+    if interval.low is None or interval.high is None:
+        return mean
+    return f"{mean} [{interval.low:{sign}.{digits}f}, {interval.high:{sign}.{digits}f}]"
+
+
+def loss_text(row: Row) -> str:
+    if row.mean is None:
+        return NOTHING
+    text = f"{row.mean:.4f}" + (f" ±{row.sd:.4f}" if row.sd is not None else "")
+    return f"({text})" if row.diverged else text
+
+
+def delta(row: Row) -> float | None:
+    """The mean paired difference; none for an arm that cannot be compared, or that came to grief at a seed."""
+    if row.verdict is None or row.verdict.word in (NOT_COMPARABLE, DIVERGED, UNSTABLE):
+        return None
+    found = [d for d in row.differences if d is not None]
+    return sum(found) / len(found) if found else None
+
+
+def interval_of(row: Row) -> str:
+    return NOTHING if row.effect is None else f"[{row.effect.low:+.4f}, {row.effect.high:+.4f}]"
+
+
+def outcomes(row: Row) -> str:
+    """`5 ok`, `3 ok, 2 diverged, 1 without result`."""
+    ok = sum(v is not None for v in row.values)
+    parts = [f"{ok} ok"]
+    parts += [f"{len(row.diverged)} diverged"] if row.diverged else []
+    parts += [f"{row.waiting} without result"] if row.waiting else []
+    return ", ".join(parts)
+
+
+def seeds_text(row: Row) -> str:
+    """Seeds used of those begun or planned."""
+    used = sum(v is not None for v in row.values)
+    return f"{used}/{used + len(row.diverged) + row.waiting}"
+
+
+def lr_text(row: Row) -> str:
+    if row.best_lr is None:
+        return NOTHING
+    return f"{row.best_lr:g}" + (" (edge)" if row.lr_edge else "")
+
+
+def _effect(name: str) -> Callable[[Row], float | None]:
+    return lambda row: None if row.effect is None else getattr(row.effect, name)
+
+
+def _mean(name: str) -> Callable[[Row], float | None]:
+    return lambda row: None if getattr(row, name) is None else getattr(row, name).mean
+
+
+ARM = Column("arm", "how it differs from the baseline", lambda r: r.arm)
+SEEDS = Column("seeds", "used / begun or planned", seeds_text)
+LOSS = Column(
+    "loss", "mean ± standard deviation over seeds; in brackets over surviving seeds only", loss_text, lambda r: r.mean
+)
+DELTA = Column("delta", "mean paired difference to the baseline; negative is better", lambda r: signed(delta(r)), delta)
+INTERVAL = Column("95% interval", "simultaneous over all arms (Dunnett, seed-blocked)", interval_of, _effect("delta"))
+P = Column("p", "adjusted for the number of arms", lambda r: p_text(r.effect.p) if r.effect else NOTHING, _effect("p"))
+VERDICT = Column("verdict", "see below", lambda r: str(r.verdict) if r.verdict else "baseline")
+
+NARROW = (ARM, SEEDS, LOSS, DELTA, VERDICT)
+MORE = (
+    Column(
+        "delta/SD",
+        "in standard deviations of the baseline over seeds",
+        lambda r: signed(r.delta_over_sd, 1),
+        lambda r: r.delta_over_sd,
+    ),
+    Column(
+        "wins",
+        "seeds in which the arm was lower",
+        lambda r: f"{r.effect.wins}/{r.effect.n}" if r.effect else NOTHING,
+        _effect("wins"),
+    ),
+    Column(
+        "detectable",
+        "difference that these seeds show with 80% power",
+        lambda r: f"{r.effect.detectable:.4f}" if r.effect else NOTHING,
+        _effect("detectable"),
+    ),
+    Column(
+        "tokens ratio",
+        "tokens to the higher of the two final losses, arm over baseline; 95% interval of its own",
+        lambda r: interval_text(r.token_ratio, 2, ""),
+        _mean("token_ratio"),
+    ),
+)
+COSTS = (
+    Column(
+        "at equal FLOPs",
+        "difference at the largest FLOPs both reached; descriptive",
+        lambda r: interval_text(r.at_flops),
+        _mean("at_flops"),
+    ),
+    Column(
+        "at equal seconds",
+        "difference at the largest training time both reached; descriptive",
+        lambda r: interval_text(r.at_seconds),
+        _mean("at_seconds"),
+    ),
+    Column("tokens/s", "training speed", lambda r: compact(r.tokens_per_second), lambda r: r.tokens_per_second),
+    Column(
+        "memory",
+        "largest, in bytes",
+        lambda r: compact(r.peak_memory_bytes) + "B" * (r.peak_memory_bytes is not None),
+        lambda r: r.peak_memory_bytes,
+    ),
+    Column("params", "against the baseline", lambda r: share(r.params_share), lambda r: r.params_share),
+    Column("FLOPs", "a token, against the baseline", lambda r: share(r.flops_share), lambda r: r.flops_share),
+)
+STABILITY = (
+    Column("outcome", "what became of the runs", outcomes),
+    Column(
+        "spikes",
+        "share of training losses 6 SD off the 128 before; ! is three times the baseline's",
+        lambda r: NOTHING if r.spike_score is None else f"{r.spike_score:.2%}" + "!" * r.spiky,
+        lambda r: r.spike_score,
+    ),
+    Column("rising", "runs whose loss rises at the end", lambda r: str(r.rising), lambda r: r.rising),
+)
+RATES = (
+    Column("best LR", "of the tuning runs; edge: the best one may lie outside the grid", lr_text, lambda r: r.best_lr),
+    Column(
+        "LR sensitivity",
+        "mean loss over the grid minus the best",
+        lambda r: NOTHING if r.lr_sensitivity is None else f"{r.lr_sensitivity:.4f}",
+        lambda r: r.lr_sensitivity,
+    ),
+    Column(
+        "at best LR",
+        "difference with each at its own best learning rate",
+        lambda r: interval_text(r.at_best_lr),
+        _mean("at_best_lr"),
+    ),
+)
+MAIN = (ARM, SEEDS, LOSS, DELTA, INTERVAL, P, *MORE[:3], VERDICT)
+
+
+def side_columns(comparison: Comparison) -> tuple[Column, ...]:
+    """The columns of cost and stability; learning rates only where they were tuned."""
+    return (*MORE[3:], *COSTS, *STABILITY, *(RATES if comparison.tuning_runs else ()))
+
+
+def figure_columns(comparison: Comparison) -> tuple[Column, ...]:
+    """A column for every diagnostic and evaluation that a run was measured by."""
+
+    def column(name: str) -> Column:
+        def cell(row: Row) -> str:
+            if name not in row.figures:
+                return NOTHING
+            mean, sd = row.figures[name]
+            return f"{mean:.4g}" + (f" ±{sd:.2g}" if sd is not None else "")
+
+        return Column(
+            name,
+            "mean ± standard deviation over seeds",
+            cell,
+            lambda r: r.figures[name][0] if name in r.figures else None,
+        )
+
+    return tuple(column(name) for name in dict.fromkeys(n for row in comparison.rows for n in row.figures))
+
+
+def title(comparison: Comparison) -> str:
+    return comparison.question or comparison.study or "comparison"
+
+
+def answer(comparison: Comparison) -> str:
+    """What came out: each word with its arms, what was decided first."""
+    found: dict[str, list[str]] = {}
+    for row in comparison.rows[1:]:
+        if row.verdict is not None:
+            found.setdefault(row.verdict.word, []).append(row.arm)
+    if not found:
+        return f"Only {comparison.baseline} has a result; there is nothing to compare it with."
+    screening = any(row.verdict and row.verdict.screening for row in comparison.rows)
+    words = [f"{word}: {' · '.join(found[word])}" for word in MEANINGS if word in found]
+    return ("screening, " if screening else "") + ". ".join(words) + "."
+
+
+def basis(comparison: Comparison) -> list[str]:
+    """What the verdicts rest on, in plain sentences."""
+    seeds = len(comparison.rows[0].seeds)
+    sd = "" if comparison.seed_sd is None else f", standard deviation over seeds {comparison.seed_sd:.4f}"
+    lines = [
+        f"{comparison.endpoint} in {comparison.unit}, against {comparison.baseline} ({seeds} seeds{sd}); "
+        "negative differences are better",
+        f"smallest difference that matters: {comparison.delta_min:.4f} ({comparison.delta_min_source})",
+    ]
+    if seeds < 5:
+        lines.append("screening: fewer than 5 seeds suggest, they do not show")
+    if any(row.verdict and row.verdict.word == UNSTABLE for row in comparison.rows):
+        lines.append("in brackets: only over the seeds that survived, which says nothing about the arm")
+    return lines
+
+
+def together_text(two: Together) -> str:
+    """An interaction in a sentence."""
+    return f"{two.one} with {two.other}: {interval_text(two.interval)} beyond the sum of the two (negative: they help)"
+
+
+def left_out(comparison: Comparison) -> list[str]:
+    """A line for everything in scope that is not in the table: excluded, refused, equal to another arm, tuning."""
+    lines = [f"{out.path.parent.name}/{out.path.name}: {out.reason}" for out in comparison.excluded]
+    lines += [f"{asked}: refused, {why}" for asked, why in comparison.refused]
+    lines += [f"{asked}: the same configuration as {arm}, not trained twice" for asked, arm in comparison.equal]
+    if comparison.tuning_runs:
+        lines.append(f"{comparison.tuning_runs} runs chose learning rates and are not in the table")
+    return lines

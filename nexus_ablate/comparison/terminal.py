@@ -1,0 +1,121 @@
+"""The comparison in a terminal, from 80 columns on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nexus_ablate.comparison.fairness import FAIL, PASS, WAIVED, WARN
+from nexus_ablate.comparison.result import Comparison
+from nexus_ablate.comparison.table import (
+    ARM,
+    MAIN,
+    NARROW,
+    Column,
+    answer,
+    basis,
+    figure_columns,
+    left_out,
+    side_columns,
+    title,
+    together_text,
+)
+from nexus_ablate.comparison.verdict import BETTER, DIVERGED, EQUIVALENT, IDENTICAL, NOT_COMPARABLE, UNSTABLE, WORSE
+from nexus_ablate.errors import printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+COLOURS = {
+    BETTER: "green",
+    WORSE: "red",
+    EQUIVALENT: "cyan",
+    IDENTICAL: "cyan",
+    DIVERGED: "red",
+    UNSTABLE: "red",
+    NOT_COMPARABLE: "magenta",
+    PASS: "green",
+    WARN: "yellow",
+    FAIL: "red",
+    WAIVED: "magenta",
+}
+WIDE = 120
+
+
+def show(comparison: Comparison, console: Console, details: bool = False) -> None:
+    """Print it: the answer first, then the table, a sentence for each arm, fairness, and what was left out.
+
+    Args:
+        details: Costs, stability, diagnostics and every fairness line too.
+    """
+    console.print(f"[bold]{_safe(title(comparison))}[/bold]")
+    console.print(_safe(answer(comparison)))
+    for line in basis(comparison):
+        console.print(f"[dim]{_safe(line)}[/dim]")
+    console.print("")
+    _grid(comparison, MAIN if console.width >= WIDE else NARROW, console)
+    console.print("")
+    for row in comparison.rows[1:]:
+        if row.verdict is not None:
+            notes = "".join(f"; {note}" for note in row.notes)
+            console.print(f"{_safe(row.arm)}: {_safe(row.verdict.sentence + notes)}")
+    for two in comparison.together:
+        console.print(_safe(together_text(two)))
+    if details:
+        for columns in _by_width(comparison, (*side_columns(comparison), *figure_columns(comparison)), console.width):
+            console.print("")
+            _grid(comparison, columns, console)
+    _fairness(comparison, console, details)
+    _left_out(comparison, console)
+
+
+def _grid(comparison: Comparison, columns: tuple[Column, ...], console: Console) -> None:
+    from rich.table import Table
+
+    grid = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    for column in columns:
+        text = column.order is None
+        grid.add_column(
+            _safe(column.title), justify="left" if text else "right", overflow="fold", no_wrap=column not in (ARM,)
+        )
+    for row in comparison.rows:
+        colour = COLOURS.get(row.verdict.word, "") if row.verdict else "dim"
+        grid.add_row(*(_safe(column.cell(row)) for column in columns), style=colour)
+    console.print(grid)
+
+
+def _by_width(comparison: Comparison, columns: tuple[Column, ...], width: int) -> list[tuple[Column, ...]]:
+    """The columns in as many tables as the width asks for, each with the arm in front."""
+    tables: list[tuple[Column, ...]] = []
+    left = 0
+    for column in columns:
+        needed = max(len(column.title), *(len(column.cell(row)) for row in comparison.rows)) + 2
+        if needed > left:
+            tables.append((ARM,))
+            left = width - min(max(len(row.arm) for row in comparison.rows) + 2, width // 2)
+        tables[-1] += (column,)
+        left -= needed
+    return tables
+
+
+def _fairness(comparison: Comparison, console: Console, everything: bool) -> None:
+    count = {status: sum(c.status == status for c in comparison.checks) for status in (PASS, WARN, FAIL, WAIVED)}
+    counted = ", ".join(f"{n} {status}" for status, n in count.items() if n)
+    console.print(f"\n[dim]fairness:[/dim] {counted}")
+    for check in comparison.checks:
+        if everything or check.status != PASS:
+            colour = COLOURS[check.status]
+            console.print(f"  [{colour}]{check.status}[/{colour}] {check.name}: {_safe(check.text)}")
+
+
+def _left_out(comparison: Comparison, console: Console) -> None:
+    lines = left_out(comparison)
+    if lines:
+        console.print(f"\n[dim]left out: {len(lines)}[/dim]")
+    for line in lines:
+        console.print(f"  {_safe(line)}", soft_wrap=True)
+
+
+def _safe(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(printable(text, 2000))

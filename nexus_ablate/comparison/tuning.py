@@ -1,0 +1,76 @@
+"""Learning rates: each arm's own tuning runs, its best rate, and whether the verdict hangs on the rate."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from nexus_ablate.comparison.arms import Arm
+from nexus_ablate.comparison.differences import science_key
+from nexus_ablate.comparison.load import Plan
+from nexus_ablate.comparison.statistics import Interval, mean_interval
+
+
+def attach(baseline: Arm, others: list[Arm], plan: Plan) -> list[Arm]:
+    """Move tuning runs, and copies of an arm at its own best learning rate, to the arm that they belong to.
+
+    The arm of the table is the one at the learning rate that the study gives it; the rest of its grid differs from it
+    in nothing but the rate.
+    """
+    everyone = [baseline, *others]
+    keys = {id(arm): science_key(arm.config, without=("optim.lr",)) for arm in everyone}
+    owners: dict[str, Arm] = {}
+    for arm in everyone:
+        if arm is baseline or arm.name in plan.arms or arm.lr == baseline.lr:
+            owners.setdefault(keys[id(arm)], arm)
+    only_tuning = set(plan.tuning_seeds) - set(plan.seeds)
+    kept = []
+    for arm in everyone:
+        owner = owners.get(keys[id(arm)], arm)
+        owner.tuning += [run for seed, run in arm.runs.items() if seed in plan.tuning_seeds]
+        arm.runs = {seed: run for seed, run in arm.runs.items() if seed not in only_tuning}
+    for arm in others:
+        owner = owners.get(keys[id(arm)], arm)
+        if arm is owner or arm.name in plan.arms:
+            kept.append(arm)
+        elif arm.runs and arm.lr == best_lr(owner, plan.endpoint)[0]:
+            owner.tuned = arm
+        elif arm.runs:
+            kept.append(arm)
+    return kept
+
+
+def lr_points(arm: Arm, endpoint: str) -> dict[float, list[float]]:
+    """Learning rate to the final losses of its tuning runs; a diverged one is infinite."""
+    points: dict[float, list[float]] = {}
+    for run in arm.tuning:
+        loss = run.figures.get(endpoint, float("nan")) if run.record.state == "finished" else float("nan")
+        points.setdefault(run.config["optim"]["lr"], []).append(loss if np.isfinite(loss) else float("inf"))
+    return dict(sorted(points.items()))
+
+
+def best_lr(arm: Arm, endpoint: str) -> tuple[float | None, bool]:
+    """The learning rate of the lowest mean tuning loss, and whether it lies at the edge of those tried."""
+    points = {lr: float(np.mean(losses)) for lr, losses in lr_points(arm, endpoint).items()}
+    if not points or not np.isfinite(min(points.values())):
+        return None, False
+    best = min(points, key=lambda lr: points[lr])
+    return best, best in (min(points), max(points))
+
+
+def lr_sensitivity(arm: Arm, endpoint: str) -> float | None:
+    """Mean over rates of min(loss, loss at the start) minus the best loss (Wortsman et al., arXiv:2309.14322)."""
+    points = {lr: float(np.mean(losses)) for lr, losses in lr_points(arm, endpoint).items()}
+    starts = [run.curves.val[0] for run in arm.tuning if len(run.curves.val)]
+    if len(points) < 2 or not starts or not np.isfinite(min(points.values())):
+        return None
+    return float(np.mean(np.minimum(list(points.values()), np.mean(starts))) - min(points.values()))
+
+
+def tuned_difference(arm: Arm, baseline: Arm, endpoint: str) -> Interval | None:
+    """The paired difference with each at its own best learning rate; None unless both were trained there."""
+    ours = arm if arm.lr == best_lr(arm, endpoint)[0] else arm.tuned
+    theirs = baseline if baseline.lr == best_lr(baseline, endpoint)[0] else baseline.tuned
+    if ours is None or theirs is None:
+        return None
+    seeds = sorted(ours.runs.keys() & theirs.runs.keys())
+    return mean_interval(ours.values(endpoint, seeds) - theirs.values(endpoint, seeds))

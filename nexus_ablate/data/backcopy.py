@@ -1,0 +1,88 @@
+"""Bigram-Backcopy: generated sequences on which attention sinks appear within seconds. The same on every machine."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import final
+
+import numpy as np
+
+from nexus_ablate.data.corpus import CORPORA, Corpus
+from nexus_ablate.errors import ConfigError
+
+FORMAT = 1
+"""Raised whenever the same keys would give other sequences."""
+BEGIN = "\n"
+_SYMBOLS = "".join(chr(code) for code in range(33, 127))
+_BLOCK = 4096  # sequences that are drawn at a time
+
+
+@final
+@CORPORA.register("bigram_backcopy")
+class BackCopyCorpus(Corpus):
+    """A begin token, a token that is no trigger, then x(t+1) = x(t-1) after a trigger, else drawn from P(. | x(t)).
+
+    Guo et al. 2024 (Active-dormant attention heads), arXiv:2410.13835, section 2, and the authors' code
+    (GuoTianYu2000/Active-Dormant-Attention, BBM/data.py, class bbm). Triggers are the most frequent tokens. The authors
+    take P from a text of 65 characters; here it is generated: row i has weights u^3 / (j + 1), u uniform, so that
+    token 0 is the most frequent. Whole numbers alone, so that no rounding differs between machines.
+    """
+
+    def __init__(self, *, symbols: int, triggers: int, length: int, sequences: int, chain: int) -> None:
+        self._symbols, self._triggers, self._length = symbols, triggers, length
+        self._sequences, self._chain = sequences, chain
+        self.period = length + 1
+
+    def check(self, context: int) -> None:
+        if self._triggers >= self._symbols:
+            got = f"{self._triggers} of {self._symbols}"
+            raise ConfigError("data.triggers must leave tokens that are none", got, "fewer triggers or more symbols")
+        if context > self._length:
+            raise ConfigError(
+                "model.context exceeds the sequences of data=bigram_backcopy",
+                f"{context} > {self._length}",
+                f"data.length={context}, or a shorter model.context",
+            )
+
+    def fingerprint(self) -> str:
+        keys = (FORMAT, self._symbols, self._triggers, self._length, self._sequences, self._chain)
+        return hashlib.sha256(f"bigram_backcopy {keys}".encode()).hexdigest()
+
+    def train_texts(self) -> Iterator[str]:
+        yield self._text("train", self._sequences)
+
+    def val_texts(self) -> Iterator[str]:
+        yield self._text("val", max(1, self._sequences // 16))
+
+    def transitions(self) -> np.ndarray:
+        """(V, V) whole weights of the next token (columns) after each token (rows)."""
+        u = (self._bits("chain").random_raw(self._symbols**2) >> np.uint64(52)).astype(np.int64)
+        return u.reshape(self._symbols, -1) ** 3 // np.arange(1, self._symbols + 1) + 1
+
+    def draw(self, split: str, sequences: int) -> np.ndarray:
+        """(sequences, length) tokens after the begin token."""
+        weights = self.transitions()
+        after = weights.cumsum(1)
+        first = weights.sum(0)
+        first[: self._triggers] = 0
+        bits = self._bits(split)
+        x = np.empty((sequences, self._length), dtype=np.int64)
+        for start in range(0, sequences, _BLOCK):
+            rows = x[start : start + _BLOCK]
+            for t in range(self._length):
+                edges = after[rows[:, t - 1]] if t else np.broadcast_to(first.cumsum(), (len(rows), self._symbols))
+                drawn = (bits.random_raw(len(rows)) % edges[:, -1].astype(np.uint64)).astype(np.int64)
+                rows[:, t] = (edges <= drawn[:, None]).sum(1)
+                if t > 1:
+                    rows[:, t] = np.where(rows[:, t - 1] < self._triggers, rows[:, t - 2], rows[:, t])
+        return x
+
+    def _text(self, split: str, sequences: int) -> str:
+        symbols = np.array(list(_SYMBOLS))[self.draw(split, sequences)]
+        return BEGIN + BEGIN.join("".join(row) for row in symbols)
+
+    def _bits(self, use: str) -> np.random.Philox:
+        """Raw bits, which numpy fixes for all its versions, of a stream of their own for each use."""
+        digest = hashlib.sha256(f"bigram_backcopy {self._chain} {use}".encode()).digest()
+        return np.random.Philox(key=np.frombuffer(digest[:16], dtype="<u8"))

@@ -1,0 +1,231 @@
+"""What a configuration builds, as plain data: equations, norms, parameters, initial values, FLOPs, kernels.
+
+Everything is read off the model on the meta device, the option files and the resolved configuration.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+from nexus_ablate.attention import Attention, AttentionCore
+from nexus_ablate.axes.attention import SCORES
+from nexus_ablate.axes.ffn import FFNS
+from nexus_ablate.axes.gate import GATES
+from nexus_ablate.axes.init import INITS, Weight, first_std, layer_of
+from nexus_ablate.axes.norm import NORMS
+from nexus_ablate.axes.normalizer import NORMALIZERS
+from nexus_ablate.axes.placement import PLACEMENTS
+from nexus_ablate.axes.position import POSITIONS
+from nexus_ablate.axes.qk_norm import QK_NORMS
+from nexus_ablate.axes.roles import VECTOR, parameter_roles
+from nexus_ablate.composition import differences
+from nexus_ablate.config import AXES, Option, RunConfig
+from nexus_ablate.measure.counts import flops_by_module, parameters
+from nexus_ablate.model import GPT
+from nexus_ablate.registry import OptionFile, option_files
+from nexus_ablate.runs import arm_name
+
+
+def architecture(config: RunConfig, model: GPT, decay_groups: dict[str, list[str]]) -> dict[str, Any]:
+    """What the configuration builds.
+
+    Args:
+        model: The configuration's model on the meta device.
+        decay_groups: The optimizer's, names of parameters that are `decayed` and `free`.
+    """
+    component, roles = component_of(config, model), parameter_roles(model)
+    sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
+    widths, spent = traced(model, config.model.context)
+    everything, without_embeddings = parameters(model)
+    per_token = {name: flops / config.model.context for name, flops in totals(spent, component).items()}
+    return {
+        "arm": arm_name(differences(config)),
+        "size": {**dataclasses.asdict(config.model), "head_dim": config.resolved.head_dim},
+        "vocab_size": model.geometry.vocab_size,
+        "equations": equations(config, model),
+        "norms": norm_sites(widths),
+        "parameters": {
+            "total": everything,
+            "without_embeddings": without_embeddings,
+            "by_component": totals(sizes, component),
+        },
+        "initial_values": initial_values(config, model),
+        "decay": {
+            "weight_decay": config.weight_decay,
+            "which": config.optim.decay,
+            **{
+                group: totals({name: sizes[name] for name in names}, roles.__getitem__)
+                for group, names in decay_groups.items()
+            },
+        },
+        "ffn": {
+            "d_ff": config.resolved.d_ff,
+            "d_ff_ratio": config.resolved.d_ff_ratio,
+            "multiple_of": config.model.d_ff_multiple,
+        },
+        "flops_per_token": {"training": 3 * sum(spent.values()) / config.model.context, "forward": per_token},
+        "kernels": kernels(model),
+        "auto": automatic(config, model),
+        "notes": config.resolved.notes,
+        "equivalent": equivalent(config),
+    }
+
+
+def chosen_options(config: RunConfig) -> dict[str, tuple[Option, OptionFile]]:
+    """What is built on each axis, `auto` and what a placement brings along replaced by their meaning."""
+    options = {axis: getattr(config, axis) for axis in AXES}
+    options |= {"init": config.resolved.init, "qk_norm": config.resolved.qk_norm}
+    return {axis: (option, option_files(axis)[option.name]) for axis, option in options.items()}
+
+
+def equations(config: RunConfig, model: GPT) -> list[dict[str, Any]]:
+    """From the tokens to the logits: x is the stream, A attention, F the FFN, N the norm."""
+    resolved = config.resolved
+    factor = {"off": "", "sqrt_d": "sqrt(d_model) ", "learned": "s "}[resolved.embed_scale]
+    first = [f"x = {factor}E[token]" + (", s learned, sqrt(d_model) at first" if factor == "s " else "")]
+    first += ["a learned token without a position stands before the text"] if config.sink_token else []
+    normed = ", normed" if resolved.final_norm else ""
+    last = [f"logits = {'E' if config.tie_embeddings else 'W'} h, h what leaves the last block{normed}"]
+    last += ["logits <- c tanh(logits / c)"] if config.final_softcap != "off" else []
+    own = {"n_kv_heads": resolved.n_kv_heads, "attn_scale": attn_scale(model)}
+    own |= {key: getattr(resolved, key) for key in ("qkv_bias", "attn_out_bias")}
+    own |= {key: getattr(config, key) for key in ("attn_softcap", "window", "kv_bias")}
+    switches = {
+        "norm": {"norm_bias": resolved.norm_bias},
+        "placement": {"final_norm": resolved.final_norm},
+        "attention": own,
+        "ffn": {"d_ff": resolved.d_ff, "ffn_bias": resolved.ffn_bias},
+    }
+    parts = [
+        {
+            "of": f"{axis}={option.name}",
+            "lines": file.equation or [file.summary],
+            "keys": option.keys | switches.get(axis, {}),
+        }
+        for axis, (option, file) in chosen_options(config).items()
+    ]
+    ends = {"tie_embeddings": config.tie_embeddings, "final_softcap": config.final_softcap, "z_loss": config.z_loss}
+    return [
+        {"of": "embedding", "lines": first, "keys": {"embed_scale": resolved.embed_scale}},
+        *parts,
+        {"of": "head", "lines": last, "keys": ends},
+    ]
+
+
+def component_of(config: RunConfig, model: GPT) -> Callable[[str], str]:
+    """A function from the full name of a parameter or module to the component it belongs to."""
+    options = {axis: option for axis, (option, _) in chosen_options(config).items()}
+    registries = (NORMS, PLACEMENTS, POSITIONS, SCORES, NORMALIZERS, QK_NORMS, GATES, FFNS)
+    kinds: dict[Any, str] = {registry.get(options[registry.axis].name): registry.axis for registry in registries}
+    kinds |= {Attention: "attention", AttentionCore: "scores", SCORES.get(config.attention.name): "scores"}
+    modules = dict(model.named_modules())
+
+    def component(name: str) -> str:
+        found, at = name.partition(".")[0] or "head", ""  # the model itself multiplies by the head alone
+        for piece in name.split("."):
+            at = f"{at}.{piece}".lstrip(".")
+            found = kinds.get(type(modules.get(at)), found)
+            if found not in ("blocks", "placement", "attention", "scores", "ffn"):  # these hold parts of other axes
+                break
+        return found
+
+    return component
+
+
+def traced(model: GPT, context: int) -> tuple[dict[str, int], dict[str, int]]:
+    """From one forward pass on the meta device: the width that each norm is given, and FLOPs by module."""
+    widths: dict[str, int] = {}
+    norms = tuple(NORMS.get(name) for name in NORMS.names())
+
+    def watch(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+        return lambda module, given: widths.update({name: given[0].shape[-1]})
+
+    handles = [m.register_forward_pre_hook(watch(name)) for name, m in model.named_modules() if type(m) in norms]
+    try:
+        return widths, flops_by_module(model, context)
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def norm_sites(widths: dict[str, int]) -> list[dict[str, Any]]:
+    """Where norms stand: the module's name in its block, the width, and the blocks."""
+    sites: dict[tuple[str, int], list[int]] = {}
+    for name, width in widths.items():
+        layer = layer_of(name)
+        site = name if layer is None else name.split(".", 2)[2]
+        sites.setdefault((site, width), []).extend([] if layer is None else [layer])
+    return [{"site": site, "width": width, "blocks": blocks} for (site, width), blocks in sites.items()]
+
+
+def totals(counts: dict[str, int], group: Callable[[str], str]) -> dict[str, int]:
+    """The sum of the counts of each group of names, the largest first, without those of 0."""
+    found: Counter[str] = Counter()
+    for name, count in counts.items():
+        found[group(name)] += count
+    return {name: count for name, count in found.most_common() if count}
+
+
+def initial_values(config: RunConfig, model: GPT) -> dict[str, Any]:
+    """Standard deviations by role, least and largest, with the placement's gain in them."""
+    init = INITS.build(config.resolved.init, model.geometry)
+    gains = model.placement.init_gains(config.model.n_layers)
+    roles, stds = parameter_roles(model), {}
+    for name, parameter in model.named_parameters():
+        if roles[name] != VECTOR:
+            std = first_std(Weight(roles[name], parameter.shape, layer_of(name)), init, gains)
+            stds.setdefault(roles[name], []).append(std)
+    return {
+        "init": config.resolved.init.name,
+        "cut_off_at_std": init.cutoff,
+        "by_role": {
+            role: {"tensors": len(found), "std": [min(found), max(found)], "gain": gains.get(role, 1.0)}
+            for role, found in stds.items()
+        },
+    }
+
+
+def kernels(model: GPT) -> list[dict[str, Any]]:
+    """Which layers compute attention how, and why so."""
+    layers: dict[tuple[str, str], list[int]] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, AttentionCore):
+            layers.setdefault(module.kernel, []).append(layer_of(name) or 0)
+    return [{"layers": where, "kernel": kernel, "reason": why} for (kernel, why), where in layers.items()]
+
+
+def automatic(config: RunConfig, model: GPT) -> list[dict[str, Any]]:
+    """Every key of the architecture that says `auto`: what it means here, and who says so or by which rule."""
+    resolved, own = config.resolved, dataclasses.fields(config)
+    given = [(f.name, getattr(config, f.name), f.metadata["meaning"]) for f in own if "meaning" in f.metadata]
+    given += [("model.head_dim", config.model.head_dim, "auto: d_model / n_heads")]
+    given += [("init", config.init.name, ""), *((name, "auto", "") for name in resolved.prescribed)]
+    for axis, (option, file) in chosen_options(config).items():
+        given += [(f"{axis}.{key}", value, file.keys[key].meaning) for key, value in option.keys.items()]
+    known = vars(resolved) | {"model.head_dim": resolved.head_dim, "init": resolved.init.name}
+    known |= {"qk_norm": resolved.qk_norm.name, "attn_scale": attn_scale(model)}
+    rules = {key: meaning.partition("auto: ")[2] for key, value, meaning in given if value == "auto"}
+    return [
+        {"key": key, "means": known.get(key), "by": resolved.prescribed.get(key) or rule or "no option prescribes it"}
+        for key, rule in rules.items()
+    ]
+
+
+def attn_scale(model: GPT) -> float:
+    """The factor on the scores, the same in all layers."""
+    return next(module.scale for module in model.modules() if isinstance(module, AttentionCore))
+
+
+def equivalent(config: RunConfig) -> list[dict[str, str]]:
+    """The options that are declared to be the same function as a chosen one, and when."""
+    found = []
+    for axis, (option, file) in chosen_options(config).items():
+        name = f"{axis}={option.name}"
+        others = {f"{axis}={o.name}": o.equals[name] for o in option_files(axis).values() if name in o.equals}
+        found += [{"option": name, "same_as": other, "when": when} for other, when in (file.equals | others).items()]
+    return found

@@ -1,0 +1,77 @@
+"""Longer text than in training: loss at 1, 2, 4 and 8 times the context, read in two ways."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from nexus_ablate.data import eval_windows
+from nexus_ablate.measure.evaluation.subject import NotDefined, Subject
+
+FACTORS = (1, 2, 4, 8)
+SLIDING_TARGETS = 8192
+
+
+def extrapolation(subject: Subject) -> dict[str, Any]:
+    """Loss in nats per token by factor of the training context.
+
+    `non_overlapping` cuts the text into windows of that length: at 1 it is the validation loss, and at any length the
+    targets near a window's start have little context. `sliding` predicts the same targets at every length, each with
+    between L - T/2 and L tokens before it (L the length, T the training context). The two can order architectures
+    differently: Press et al. 2021, arXiv:2108.12409, section 4 and appendix B. `by_position` is the non-overlapping
+    loss by the number of tokens before the target. A factor that has no meaning is under `not_defined`, with why.
+    """
+    found: dict[str, Any] = {"non_overlapping": {}, "sliding": {}, "by_position": {}, "not_defined": {}}
+    targets = _sliding_targets(subject)
+    for factor in FACTORS:
+        length, name = factor * subject.context, str(factor)
+        try:
+            if factor > 1:
+                subject.require_free_text()
+            require_length(subject, length)
+        except NotDefined as reason:
+            found["not_defined"][name] = str(reason)
+            continue
+        losses = subject.losses(eval_windows(subject.val, length, subject.eval_tokens, subject.period))
+        found["non_overlapping"][name] = float(losses.double().mean())
+        found["by_position"][name] = by_position(losses)
+        if len(targets):
+            stride = len(targets[0])
+            windows = np.stack([subject.val[row[-1] - length : row[-1] + 1].astype(np.int64) for row in targets])
+            found["sliding"][name] = float(subject.losses(windows)[:, -stride:].double().mean())
+    return found
+
+
+def require_length(subject: Subject, length: int) -> None:
+    """Refuse a length that the position scheme or the text does not reach.
+
+    Raises:
+        NotDefined: With the reason.
+    """
+    longest = subject.model.position.longest
+    if longest is not None and length > longest:
+        raise NotDefined(f"the position scheme has a table of {longest} positions, and {length} are needed")
+    if len(subject.val) < length + 1:
+        raise NotDefined(f"the validation text holds {len(subject.val)} tokens, and {length + 1} are needed")
+
+
+def by_position(losses_NT: Tensor) -> dict[str, float]:
+    """Mean loss by the number of tokens that the model has read: "1", "2", "3-4", "5-8" ..., nats per token."""
+    mean_T = losses_NT.double().mean(0)
+    found, start, end = {}, 1, 1
+    while start <= len(mean_T):
+        end = min(end, len(mean_T))
+        found[str(start) if start == end else f"{start}-{end}"] = float(mean_T[start - 1 : end].mean())
+        start, end = end + 1, 2 * end
+    return found
+
+
+def _sliding_targets(subject: Subject) -> np.ndarray:
+    """Indices of the targets, (windows, T/2), with the longest window's room before them; none where text is short."""
+    stride, first = max(1, subject.context // 2), FACTORS[-1] * subject.context
+    wanted = min(SLIDING_TARGETS, subject.eval_tokens, len(subject.val) - first)
+    if subject.period > 1 or wanted < stride:
+        return np.zeros((0, stride), dtype=np.int64)
+    return first + np.arange(wanted // stride * stride).reshape(-1, stride)

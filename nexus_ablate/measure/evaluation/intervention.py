@@ -1,0 +1,168 @@
+"""Take one phenomenon away and see what becomes of the other, and of the loss: massive activations, attention sinks.
+
+Sun et al. 2024, arXiv:2402.17762, section 3, set massive activations to zero and to their mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from nexus_ablate.measure.evaluation.subject import Subject
+from nexus_ablate.measure.probe import evaluation_mode, hooks, model_figures, probe
+from nexus_ablate.measure.statistics import MASSIVE_RATIO
+
+TARGETS = 8192
+CALIBRATION_SEQUENCES = 32
+SEEN = ("attn/first_token_mass", "attn/sink_rate", "act/resid/max_over_median", "act/resid/kurtosis_token")
+
+
+def intervention(subject: Subject) -> dict[str, Any]:
+    """Loss, sinks and outliers before and under each intervention; see docs/metrics.md for the figures' names.
+
+    `massive_*`: entries of the stream after each block of at least `threshold` times the median magnitude of their
+    sequence are set to zero, or to the mean of such entries in that block and channel over training sequences. The
+    threshold is 1000, or half the largest ratio where the model has nothing massive (`massive` says which).
+    `sink_*`: the attention that queries 1 .. T - 1 pay to token 0 is set to zero, to its mean over training sequences
+    (by block, head and query), or to zero with the rest of the row scaled up to the same sum (`renormalized`). The
+    sink figures of a `sink_*` row are those of the maps before they are changed.
+    """
+    model = subject.model
+    windows = subject.windows(TARGETS)
+    tokens_BT = subject.on_device(subject.calibration(CALIBRATION_SEQUENCES))
+    threshold = massive_threshold(model, tokens_BT)
+    means, count = massive_means(model, tokens_BT, threshold)
+    sinks = sink_means(model, tokens_BT)
+    return {
+        "threshold": threshold,
+        "massive": threshold == MASSIVE_RATIO,
+        "entries_per_sequence": count,
+        "before": _seen(subject, windows),
+        "massive_zero": _seen(subject, windows, lambda: massive_set(model, threshold, None)),
+        "massive_mean": _seen(subject, windows, lambda: massive_set(model, threshold, means)),
+        "sink_zero": _seen(subject, windows, lambda: sink_set(model, lambda block, weight: torch.zeros_like(weight))),
+        "sink_mean": _seen(subject, windows, lambda: sink_set(model, lambda block, weight: sinks[block])),
+        "sink_renormalized": _seen(subject, windows, lambda: sink_set(model, None)),
+    }
+
+
+def _seen(subject: Subject, windows: np.ndarray, change: Callable[[], Any] | None = None) -> dict[str, float]:
+    with change() if change else hooks():
+        figures = model_figures(probe(subject.model, subject.on_device(windows[:, :-1])))
+        return {"loss": float(subject.losses(windows).double().mean())} | {name: figures[name] for name in SEEN}
+
+
+# --------------------------------------------------------------------------------------------- massive activations
+
+
+def massive_threshold(model: nn.Module, tokens_BT: Tensor) -> float:
+    """MASSIVE_RATIO, or half the largest ratio to the median where no entry of any sequence reaches it."""
+    largest = 0.0
+
+    def look(block: int, x_BTD: Tensor) -> None:
+        nonlocal largest
+        largest = max(largest, float(_ratios(x_BTD).max()))
+
+    with watching(model, look):
+        model(tokens_BT)
+    return MASSIVE_RATIO if largest >= MASSIVE_RATIO else largest / 2
+
+
+def massive_means(model: nn.Module, tokens_BT: Tensor, threshold: float) -> tuple[list[Tensor], float]:
+    """Mean of the massive entries by block and channel (nan where there is none), and how many a sequence has."""
+    means, count = [], 0
+
+    def look(block: int, x_BTD: Tensor) -> None:
+        nonlocal count
+        massive = _ratios(x_BTD) >= threshold
+        means.append((x_BTD * massive).sum((0, 1)) / massive.sum((0, 1)))
+        count += int(massive.sum())
+
+    with watching(model, look):
+        model(tokens_BT)
+    return means, count / len(tokens_BT)
+
+
+@contextmanager
+def massive_set(model: nn.Module, threshold: float, means: list[Tensor] | None) -> Iterator[None]:
+    """While it is entered, massive entries are zero, or the mean of their channel where calibration found one."""
+
+    def change(block: int, x_BTD: Tensor) -> None:
+        massive = _ratios(x_BTD) >= threshold
+        if means is None:
+            x_BTD.masked_fill_(massive, 0)
+        else:
+            value = means[block].to(x_BTD.dtype).expand_as(x_BTD)
+            x_BTD.copy_(torch.where(massive & ~value.isnan(), value, x_BTD))
+
+    with watching(model, change):
+        yield
+
+
+@contextmanager
+def watching(model: nn.Module, look: Callable[[int, Tensor], None]) -> Iterator[None]:
+    """Show `look` the stream after each block, with the block's number; it may change it in place."""
+
+    def hook(number: int, block: Any) -> Callable[[nn.Module, Any, Any], None]:
+        return lambda module, inputs, output: look(number, block.residual(output))
+
+    with hooks() as handles, evaluation_mode(model):
+        handles += [b.register_forward_hook(hook(i, b)) for i, b in enumerate(model.blocks)]  # type: ignore[arg-type]
+        yield
+
+
+def _ratios(x_BTD: Tensor) -> Tensor:
+    magnitude_BTD = x_BTD.float().abs()
+    return magnitude_BTD / magnitude_BTD.flatten(1).median(1).values[:, None, None]
+
+
+# -------------------------------------------------------------------------------------------------- attention sinks
+
+
+def sink_means(model: nn.Module, tokens_BT: Tensor) -> list[Tensor]:
+    """The attention that queries 1 .. T - 1 pay to token 0, mean over sequences: (H, T - 1) for each block."""
+    found = []
+
+    def keep(block: int, weight_BHQ: Tensor) -> Tensor:
+        found.append(weight_BHQ.mean(0))
+        return weight_BHQ
+
+    with sink_set(model, keep), evaluation_mode(model):
+        model(tokens_BT)
+    return found
+
+
+@contextmanager
+def sink_set(model: nn.Module, change: Callable[[int, Tensor], Tensor] | None) -> Iterator[None]:
+    """While it is entered, attention to token 0 is what `change(block, weight_BHQ)` makes of it.
+
+    Without `change` it is zero and the rest of each row is scaled up to the row's sum.
+    """
+    cores = [block.attn.core for block in model.blocks]  # type: ignore[union-attr]
+
+    def forward(number: int, core: Any) -> Callable[..., Tensor]:
+        def changed(q_BHTd: Tensor, k_BHSd: Tensor, v_BHSd: Tensor, bias: Tensor | None) -> Tensor:
+            weight_BHTS = core.weights(q_BHTd, k_BHSd, bias)
+            sink = weight_BHTS[:, :, 1:, weight_BHTS.shape[-1] - weight_BHTS.shape[-2]]  # a view
+            if change is None:
+                total = weight_BHTS.sum(-1, keepdim=True)
+                sink.zero_()
+                weight_BHTS *= total / weight_BHTS.sum(-1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
+            else:
+                sink.copy_(change(number, sink))
+            return weight_BHTS.to(v_BHSd.dtype) @ v_BHSd
+
+        return changed
+
+    try:
+        for number, core in enumerate(cores):
+            core.forward = forward(number, core)
+        yield
+    finally:
+        for core in cores:
+            del core.forward

@@ -1,0 +1,135 @@
+"""8-bit weights and activations (W8A8), simulated: what outliers cost when the numbers get coarse."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nexus_ablate.axes.roles import HeadLinear
+from nexus_ablate.measure.evaluation.subject import Subject
+from nexus_ablate.measure.probe import evaluation_mode, hooks
+
+TARGETS = 16384
+CALIBRATION_SEQUENCES = 16
+MOMENTUM = 0.9
+
+Ranges = Mapping[nn.Module, tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How numbers become 8-bit.
+
+    Attributes:
+        by_channel: One scale for each output channel of a weight (and each token, where activations are scaled as they
+            come); else one for the whole tensor.
+        static: Activations have a range from calibration; else each tensor's own largest magnitude.
+    """
+
+    by_channel: bool
+    static: bool
+
+
+SCHEMES = {
+    "dynamic_tensor": Scheme(by_channel=False, static=False),
+    "dynamic_channel": Scheme(by_channel=True, static=False),
+    "static_tensor": Scheme(by_channel=False, static=True),
+    "static_channel": Scheme(by_channel=True, static=True),
+}
+BY_BLOCK = "dynamic_tensor"
+
+
+def quantization(subject: Subject) -> dict[str, Any]:
+    """Loss in nats per token before, and after and `gap` (after - before) for each scheme.
+
+    Weight and input of every linear map in the blocks are rounded; embedding, head, norms, attention products and the
+    small maps inside a score or a per-head gate stay in float. Weights are symmetric with absmax / 127. Activations:
+    dynamic, symmetric, absmax / 127 of each call (per tensor, or per token with `channel`); static, asymmetric over 256
+    levels, with the running minimum and maximum (momentum 0.9) over 16 training sequences, as Bondarenko et al. 2023,
+    arXiv:2306.12929, section 5, calibrate. `gap_by_block` rounds one block alone (dynamic_tensor), `worst_block` is
+    the one that loses most.
+    """
+    windows = subject.windows(TARGETS)
+    model = subject.model
+    ranges = calibrate(subject)
+
+    def loss(scheme: Scheme, maps: list[nn.Linear]) -> float:
+        with quantized(maps, scheme, ranges):
+            return float(subject.losses(windows).double().mean())
+
+    before = float(subject.losses(windows).double().mean())
+    after = {name: loss(scheme, linear_maps(model.blocks)) for name, scheme in SCHEMES.items()}
+    gaps = [loss(SCHEMES[BY_BLOCK], linear_maps(block)) - before for block in model.blocks]
+    return {
+        "loss": before,
+        "schemes": {name: {"loss": value, "gap": value - before} for name, value in after.items()},
+        "gap_by_block": gaps,
+        "worst_block": max(range(len(gaps)), key=gaps.__getitem__),
+    }
+
+
+def linear_maps(part: nn.Module) -> list[nn.Linear]:
+    """The linear maps that are applied as modules: all but those of a HeadLinear."""
+    by_head = {id(m) for heads in part.modules() if isinstance(heads, HeadLinear) for m in heads.modules()}
+    return [m for m in part.modules() if isinstance(m, nn.Linear) and id(m) not in by_head]
+
+
+def calibrate(subject: Subject) -> Ranges:
+    """Running minimum and maximum of the input of every linear map, one sequence at a time."""
+    ranges: dict[nn.Module, tuple[float, float]] = {}
+
+    def watch(module: nn.Module, inputs: tuple[Tensor]) -> None:
+        low, high = (float(x) for x in inputs[0].aminmax())
+        if module in ranges:
+            old_low, old_high = ranges[module]
+            low = MOMENTUM * old_low + (1 - MOMENTUM) * low
+            high = MOMENTUM * old_high + (1 - MOMENTUM) * high
+        ranges[module] = low, high
+
+    with hooks() as handles, evaluation_mode(subject.model):
+        handles += [m.register_forward_pre_hook(watch) for m in linear_maps(subject.model.blocks)]
+        for tokens_T in subject.calibration(CALIBRATION_SEQUENCES):
+            with subject.precision():
+                subject.model(subject.on_device(tokens_T[None]))
+    return ranges
+
+
+@contextmanager
+def quantized(maps: list[nn.Linear], scheme: Scheme, ranges: Ranges) -> Iterator[None]:
+    """While it is entered, the maps compute with rounded weights and inputs; their own weights come back."""
+    weights = [m.weight.data for m in maps]
+
+    def round_input(module: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
+        if scheme.static:
+            return (round_asymmetric(inputs[0], *ranges[module]),)
+        return (round_symmetric(inputs[0], by_row=scheme.by_channel),)
+
+    with hooks() as handles:
+        try:
+            for m in maps:
+                m.weight.data = round_symmetric(m.weight.data, by_row=scheme.by_channel)
+                handles.append(m.register_forward_pre_hook(round_input))
+            yield
+        finally:
+            for m, weight in zip(maps, weights, strict=True):
+                m.weight.data = weight
+
+
+def round_symmetric(x: Tensor, by_row: bool) -> Tensor:
+    """x rounded to multiples of its largest magnitude / 127, of all of x or of each row of its last axis."""
+    magnitude = x.abs().amax(-1, keepdim=True) if by_row else x.abs().amax()
+    step = (magnitude.float() / 127).clamp(min=torch.finfo(torch.float32).tiny)
+    return ((x.float() / step).round().clamp(-128, 127) * step).to(x.dtype)
+
+
+def round_asymmetric(x: Tensor, low: float, high: float) -> Tensor:
+    """x rounded to 256 levels from low to high, clipped outside; the range is widened to hold 0, which is a level."""
+    low, high = min(low, 0.0), max(high, 0.0)
+    step = (high - low) / 255 or 1.0
+    zero = round(-low / step)
+    return (((x.float() / step).round() + zero).clamp(0, 255).sub(zero) * step).to(x.dtype)

@@ -1,0 +1,66 @@
+"""What only the course of a run shows: loss spikes and onsets, from the rows of its metrics. Imports no torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+ONSETS = {"attn/sink_rate": 0.1, "act/resid/max_over_median": 1000.0}
+"""What counts as begun: one in ten (sequence, layer, head) is a sink; an entry of the stream is massive."""
+
+
+def onsets(rows: Sequence[Mapping[str, Any]], thresholds: Mapping[str, float] = ONSETS) -> dict[str, dict[str, int]]:
+    """Step and tokens at which a metric was first seen at its threshold or above; absent where it never was."""
+    found = {}
+    for name, threshold in thresholds.items():
+        row = next((row for row in rows if (row.get(name) or -math.inf) >= threshold), None)
+        if row is not None:
+            found[name] = {"step": row["step"], "tokens": row["tokens"]}
+    return found
+
+
+def spike_score(values: Sequence[float], window: int = 128, deviations: float = 6.0) -> float | None:
+    """Share of values above mean + `deviations` standard deviations of the `window` before them; None: none to judge.
+
+    OLMo-core's stability monitor: one-sided, population deviation, the value itself left out of the window, no spike
+    where the deviation is under 1e-10. Leave warm-up out of `values`.
+    """
+    return _spikes(values, window, deviations, two_sided=False, judged_in_window=False)
+
+
+def spike_score_olmo2(values: Sequence[float], window: int = 1000, deviations: float = 7.0) -> float | None:
+    """Share of values `deviations` standard deviations or more from the mean of the last `window`; None: none to judge.
+
+    OLMo Team 2025, arXiv:2501.00656, section 3.2: two-sided. The paper does not say over what the deviation is taken;
+    here over the same window, which ends with the value itself.
+    """
+    return _spikes(values, window, deviations, two_sided=True, judged_in_window=True)
+
+
+def spike_scores(rows: Sequence[Mapping[str, Any]], warmup: int) -> dict[str, float]:
+    """Both scores of the logged losses and gradient norms after warm-up; absent where too few were logged."""
+    found = {}
+    for name in ("train/loss", "grad_norm/global"):
+        values = [row[name] for row in rows if row["step"] > warmup and row.get(name) is not None]
+        scores = {"spike_score": spike_score(values), "spike_score_olmo2": spike_score_olmo2(values)}
+        found |= {f"{score}/{name}": value for score, value in scores.items() if value is not None}
+    return found
+
+
+def _spikes(
+    values: Sequence[float], window: int, deviations: float, two_sided: bool, judged_in_window: bool
+) -> float | None:
+    first = window - 1 if judged_in_window else window
+    spikes = []
+    for index in range(first, len(values)):
+        end = index + 1 if judged_in_window else index
+        recent = values[end - window : end]
+        mean = math.fsum(recent) / window
+        deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in recent) / window)
+        distance = values[index] - mean
+        if two_sided:
+            spikes.append(deviation > 0 and abs(distance) >= deviations * deviation)
+        else:
+            spikes.append(deviation >= 1e-10 and distance > deviations * deviation)
+    return sum(spikes) / len(spikes) if spikes else None

@@ -1,0 +1,140 @@
+"""Options from outside the package: directories that hold `my_norm.py` and `norm/my_norm.yaml`, found without torch.
+
+They come from `--plugin DIR` and `compose(..., plugins=[DIR])`, which keep them in an environment variable, so that
+every process started from here has them; and from installed packages, which name theirs in an entry-point group.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import os
+import sys
+import traceback
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
+
+from nexus_ablate.errors import ConfigError
+
+VARIABLE = "NEXUS_ABLATE_PLUGINS"
+ENTRY_POINTS = "nexus_ablate.options"
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """A directory of options as it was when this process first saw it."""
+
+    name: str
+    directory: Path
+    package: str | None
+    """The installed package that the directory is; None for one that was only named by its path."""
+    sha256: str
+    """Over every .py and .yaml file: the part of a run's identity that a version cannot give."""
+
+    def option_paths(self) -> list[Path]:
+        """The YAML of each option: `norm/my_norm.yaml`."""
+        return [path for path in sources(self.directory) if path.suffix == ".yaml" and path.parent != self.directory]
+
+    def class_file(self, option: str) -> Path:
+        return self.directory / f"{option}.py"
+
+    def load(self, option: str) -> None:
+        """Import the option's class file, which registers it.
+
+        Raises:
+            ConfigError: The file raises, with the line.
+        """
+        package = self.package or f"nexus_ablate_plugin_{self.name.replace('.', '_')}"
+        if self.package is None and package not in sys.modules:  # a package, so that `from .other import x` works
+            made = ModuleType(package)
+            made.__path__ = [str(self.directory)]
+            sys.modules[package] = made
+        try:
+            importlib.import_module(f"{package}.{option}")
+        except Exception as error:
+            what = f"{self._where(error, option)}: the plugin's file cannot be imported"
+            raise ConfigError(what, f"{type(error).__name__}: {error}") from error
+
+    def _where(self, error: Exception, option: str) -> str:
+        """File and line of the plugin that an exception comes from."""
+        if isinstance(error, SyntaxError):
+            return f"{error.filename}:{error.lineno}"
+        frames = [
+            f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).is_relative_to(self.directory)
+        ]
+        return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else str(self.class_file(option))
+
+
+def add_plugins(directories: Iterable[str | Path]) -> None:
+    """Make the options of further directories known, here and in every process started from here.
+
+    Raises:
+        ConfigError: A directory does not exist, or two plugins have one name.
+    """
+    given = [str(Path(directory).resolve()) for directory in directories]
+    if given:
+        paths = os.pathsep.join(dict.fromkeys([*_named(os.environ.get(VARIABLE, "")), *given]))
+        _plugins(paths)
+        os.environ[VARIABLE] = paths
+
+
+def plugins() -> tuple[Plugin, ...]:
+    """The plugins known here, those of `--plugin` first.
+
+    Raises:
+        ConfigError: One that is named is not there, or two have one name.
+    """
+    return _plugins(os.environ.get(VARIABLE, ""))
+
+
+@cache
+def _plugins(paths: str) -> tuple[Plugin, ...]:
+    found = [_plugin(Path(path).name, Path(path), None) for path in _named(paths)]
+    found += [_plugin(entry.name, _package_directory(entry), entry.value) for entry in _entry_points()]
+    directories: dict[str, Path] = {}
+    for plugin in found:
+        if plugin.name in directories:  # runs keep a plugin by its name
+            got = f"{directories[plugin.name]} and {plugin.directory}"
+            raise ConfigError(f"two plugins are called {plugin.name}", got, "leave one out, or rename it")
+        directories[plugin.name] = plugin.directory
+    return tuple(found)
+
+
+def _named(paths: str) -> list[str]:
+    """The absolute directories that the environment variable names."""
+    return [str(Path(path).resolve()) for path in paths.split(os.pathsep) if path]
+
+
+def _plugin(name: str, directory: Path, package: str | None) -> Plugin:
+    if not directory.is_dir():
+        fix = f"--plugin DIR and the variable {VARIABLE} name directories"
+        raise ConfigError("there is no plugin directory here", str(directory), fix)
+    digest = hashlib.sha256()
+    for path in sources(directory):
+        content = path.read_bytes()
+        digest.update(f"{path.relative_to(directory).as_posix()}\n{len(content)}\n".encode() + content)
+    return Plugin(name, directory, package, digest.hexdigest())
+
+
+def sources(directory: Path) -> list[Path]:
+    """Every .py and .yaml file of a plugin, sorted; hidden folders are none of it."""
+    found = [path for kind in ("*.py", "*.yaml") for path in directory.rglob(kind) if path.is_file()]
+    return sorted(p for p in found if not any(part.startswith(".") for part in p.relative_to(directory).parts))
+
+
+def _entry_points() -> list[metadata.EntryPoint]:
+    return sorted(metadata.entry_points(group=ENTRY_POINTS), key=lambda entry: entry.name)
+
+
+def _package_directory(entry: metadata.EntryPoint) -> Path:
+    """Where a package's files are, without importing it: it may import torch."""
+    top, *inner = entry.value.split(".")
+    found = importlib.util.find_spec(top)
+    if found is None or not found.submodule_search_locations:
+        raise ConfigError(f"the plugin {entry.name} names no package", entry.value, "install it again, or uninstall it")
+    return Path(found.submodule_search_locations[0]).resolve().joinpath(*inner)

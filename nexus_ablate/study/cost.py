@@ -1,0 +1,147 @@
+"""What a run of a configuration costs: parameters, FLOPs, memory, time. Nothing is written."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass
+from functools import cache
+
+from nexus_ablate.config import RunConfig
+from nexus_ablate.data import vocabulary_size
+
+PROCESS_BYTES = 400 * 2**20  # of a process that has imported torch and holds no model
+BYTES_PER_PARAMETER = 16  # weight, gradient and two moments, float32 each
+MEASURED_SECONDS = 1.0
+START_SECONDS = 2.0  # of opening, checkpoints and the last evaluation of a small run
+_LARGEST_MEASURED = 1e12  # FLOPs of one step: seconds of a CPU
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Counts of one run.
+
+    Attributes:
+        flops_per_token: Of training.
+        memory_bytes: An upper estimate: the plain path's activations, without what allocators keep.
+        steps: Optimizer steps.
+        tokens: Trained on.
+    """
+
+    params: int
+    params_non_embedding: int
+    flops_per_token: float
+    memory_bytes: int
+    steps: int
+    tokens: int
+
+    @property
+    def flops(self) -> float:
+        return self.flops_per_token * self.tokens
+
+
+def cost_of(config: RunConfig) -> Cost:
+    """Count on the meta device."""
+    from nexus_ablate.measure.counts import flops_per_token, parameters
+    from nexus_ablate.model import meta_model
+
+    vocab_size = vocabulary(config)
+    everything, without_tables = parameters(meta_model(config, vocab_size))
+    flops = flops_per_token(config, vocab_size)
+    per_step = config.resolved.tokens_per_step
+    steps = config.resolved.steps or -int(-config.train.flops // (flops * per_step))
+    memory = PROCESS_BYTES + BYTES_PER_PARAMETER * everything + activation_bytes(config, vocab_size)
+    return Cost(everything, without_tables, flops, memory, steps, steps * per_step)
+
+
+def activation_bytes(config: RunConfig, vocab_size: int) -> int:
+    """Bytes that autograd keeps from the forward pass of one micro-batch to its backward pass."""
+    import torch
+    from torch.nn import functional as F
+
+    from nexus_ablate.model import meta_model
+
+    model = meta_model(config, vocab_size)
+    own = {p.untyped_storage()._cdata for p in model.parameters()}
+    kept: dict[int, torch.Tensor] = {}  # a storage is counted once, and held so that its address is not used again
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        address = tensor.untyped_storage()._cdata
+        if address not in own:
+            kept[address] = tensor
+        return tensor
+
+    tokens_BT = torch.zeros(config.train.batch_size, config.model.context, dtype=torch.long, device="meta")
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        F.cross_entropy(model(tokens_BT).float().flatten(0, 1), tokens_BT.flatten())
+    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+
+
+def vocabulary(config: RunConfig) -> int:
+    values = config.data.flat()
+    return _vocabulary(tuple((name, tuple(v) if isinstance(v, list) else v) for name, v in values.items()))
+
+
+@cache
+def _vocabulary(data: tuple[tuple[str, object], ...]) -> int:
+    from nexus_ablate.registry import Option
+
+    values = {name: list(value) if isinstance(value, tuple) else value for name, value in data}
+    return vocabulary_size(Option(str(values.pop("name")), values))
+
+
+def measured_speed(config: RunConfig, threads: int) -> float | None:
+    """Training tokens a second here and now, from a second of steps on random tokens; None for what takes too long."""
+    import torch
+    from torch.nn import functional as F
+
+    from nexus_ablate.measure.counts import flops_per_token
+    from nexus_ablate.model import build_model
+    from nexus_ablate.training.device import choose_device, precision_context
+    from nexus_ablate.training.optimizer import build_optimizer
+
+    device = choose_device(config.train.device)
+    vocab_size, shape = vocabulary(config), (config.train.batch_size, config.model.context + 1)
+    tokens = shape[0] * config.model.context
+    if device.type == "cpu" and flops_per_token(config, vocab_size) * tokens > _LARGEST_MEASURED:
+        return None
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        model = build_model(config, vocab_size).to(device).train()
+        optimizer = build_optimizer(model, config.optim, config.weight_decay)
+        rows = torch.randint(vocab_size, shape, generator=torch.Generator().manual_seed(0)).to(device)
+
+        def step() -> None:
+            for _ in range(config.train.grad_accum):
+                with precision_context(config.train.precision, device.type):
+                    logits_BTV = model(rows[:, :-1])
+                F.cross_entropy(logits_BTV.float().flatten(0, 1), rows[:, 1:].flatten()).backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+
+        step()
+        start, steps = time.monotonic(), 0
+        while steps < 2 or time.monotonic() - start < MEASURED_SECONDS:
+            step()
+            steps += 1
+        return steps * config.resolved.tokens_per_step / (time.monotonic() - start)
+    finally:
+        torch.set_num_threads(before)
+
+
+def seconds_of(config: RunConfig, cost: Cost, tokens_per_second: float) -> float:
+    """Wall clock of a run: training, and validations at a third of a training token's cost."""
+    validations = cost.steps / config.train.eval_every + 1
+    return START_SECONDS + (cost.tokens + validations * config.train.eval_tokens / 3) / tokens_per_second
+
+
+def free_memory() -> int | None:
+    """Bytes that processes may still take; None where the system does not tell."""
+    if not sys.platform.startswith("linux"):
+        return None
+    with open("/proc/meminfo") as file:
+        lines = dict(line.split(":", 1) for line in file)
+    return int(lines["MemAvailable"].split()[0]) * 1024

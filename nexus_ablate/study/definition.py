@@ -1,0 +1,266 @@
+"""What a study asks: a YAML of its own, `key=value` on the command line, or both.
+
+    question: Does RMSNorm lose anything against LayerNorm?
+    baseline: [train.steps=400]           overrides of every arm, on top of the default configuration
+    design: one_at_a_time                 or leave_one_out, grid, pairwise_interactions, list
+    factors: {norm: [layer, rms]}         a key and its values; not with `arms`
+    arms: [norm=layer, [norm=rms, bias=on]]    overrides, as typed or as a list; design: list
+    seeds: [0, 1, 2, 3, 4]
+
+The other keys are in `Definition`. On the command line `vary.KEY=A,B` is a factor, the keys above are themselves, and
+every other override joins the baseline.
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from nexus_ablate.config import OPTION_GROUPS, TrainConfig, key, keys_of
+from nexus_ablate.errors import ConfigError, unknown
+from nexus_ablate.registry import conf_dir
+from nexus_ablate.schema import show
+
+SEEDS = [0, 1, 2, 3, 4]
+TUNING_SEEDS = [1001]
+_BUDGETS = ("train.steps", "train.tokens", "train.flops")
+_LAUNCH = ("runs_dir", *(f"train.{f.name}" for f in fields(TrainConfig) if not f.metadata["science"]))
+"""Keys that say how runs are carried out: they belong to a launch and never to a study."""
+
+
+@dataclass(frozen=True)
+class Definition:
+    """What was asked for, checked but not yet composed."""
+
+    name: str = key("text", "the folder of runs_dir that holds the study")
+    question: str = key("text", "what the study is to decide")
+    baseline: list[str] = key("list of text", "overrides of every arm")
+    design: str = key(
+        "one_at_a_time | leave_one_out | grid | pairwise_interactions | list", "how factors become arms; list: by hand"
+    )
+    seeds: list[int] = key("list of int [0, 2147483647]", "every arm is trained with each")
+    match: str = key("none | params | flops | tokens | seconds", "what every arm must have as much of as the baseline")
+    lr_grid: list[float] = key("list of float (0, inf)", "learning rates that each arm is tuned over")
+    tuning_seeds: list[int] = key("list of int [0, 2147483647]", "seeds of the tuning runs, none of them in `seeds`")
+    endpoint: str = key("val_loss | val_bpb", "what is compared at the end of training")
+    delta_min: Any = key("auto | float (0, inf)", "smallest difference that matters, in units of the endpoint")
+    factors: dict[str, list[str]] = field(default_factory=dict)
+    arms: list[list[str]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if bool(self.factors) == bool(self.arms):
+            got = "both" if self.factors else "neither"
+            raise ConfigError(f"study {self.name} needs factors or arms", got, "factors: {norm: [layer, rms]}")
+        if self.arms and self.design != "list":
+            raise ConfigError(f"study {self.name} has arms, which design={self.design} makes itself", fix="design=list")
+        if self.factors and self.design == "list":
+            raise ConfigError(f"study {self.name} has factors, which design=list does not use", fix="design=grid")
+        if self.design == "leave_one_out" and (short := [k for k, v in self.factors.items() if len(v) < 2]):
+            fix = "the value that belongs to the whole, then those that replace it: {qk_norm: [rms, none]}"
+            raise ConfigError("leave_one_out needs two values of each factor", ", ".join(short), fix)
+        for name in ("seeds", "tuning_seeds", "lr_grid"):
+            values = getattr(self, name)
+            if len(set(values)) < len(values):
+                raise ConfigError(f"{name} names one twice", show(values))
+        if not self.seeds:
+            raise ConfigError("a study needs seeds", "[]", "seeds=0,1,2,3,4")
+        if shared := set(self.seeds) & set(self.tuning_seeds):
+            fix = f"a seed that chose the learning rate flatters its arm; tuning_seeds={TUNING_SEEDS[0]}"
+            raise ConfigError("tuning_seeds and seeds overlap", show(sorted(shared)), fix)
+        if bool(self.lr_grid) != bool(self.tuning_seeds):
+            raise ConfigError("lr_grid and tuning_seeds belong together", f"{self.lr_grid} and {self.tuning_seeds}")
+
+
+KEYS = keys_of(Definition)
+
+
+@dataclass(frozen=True)
+class Request:
+    """A study as a command asks for it: its definition, and overrides that say how its runs are carried out."""
+
+    definition: Definition
+    launch: list[str]
+    runs_dir: Path
+
+    @property
+    def directory(self) -> Path:
+        return self.runs_dir / self.definition.name
+
+
+def read_request(arguments: list[str]) -> Request:
+    """The study that `study=NAME KEY=VALUE ...` asks for.
+
+    NAME is a path to a YAML, a study that is shipped, one that was launched before, or a new name beside `vary.KEY=`.
+
+    Raises:
+        ConfigError: Anything about it that cannot be.
+    """
+    source, given, factors, overrides, launch = "", {}, {}, [], []
+    for text in arguments:
+        name, _, value = text.partition("=")
+        if name == "study":
+            source = value
+        elif name.startswith("vary."):
+            factors[name.removeprefix("vary.")] = _items(name, value)
+        elif name in KEYS and name != "baseline":
+            given[name] = _flat(_items(name, value)) if KEYS[name].text.startswith("list") else _number(value)
+        elif name in ("seed", "rerun"):
+            raise ConfigError(f"a study does not take {name}", text, "seeds=0,1,2")
+        elif _says_how(name):
+            launch.append(text)
+        else:
+            overrides.append(text)
+    launch = merged(launch)
+    runs_dir = Path(next((text.partition("=")[2] for text in launch if key_of(text) == "runs_dir"), "runs"))
+    definition = _definition(source, given, factors, runs_dir)
+    return Request(replace(definition, baseline=merged([*definition.baseline, *overrides])), launch, runs_dir)
+
+
+def _definition(source: str, given: dict[str, Any], factors: dict[str, list[Any]], runs_dir: Path) -> Definition:
+    values: dict[str, Any]
+    shipped = shipped_studies()
+    stored = runs_dir / source / "study.yaml"
+    if source.endswith((".yaml", ".yml")):
+        path = Path(source).expanduser()
+        values = {"name": path.stem} | _read(path)
+    elif source in shipped:
+        values = {"name": source} | _read(shipped[source])
+    elif factors:
+        varied = "; ".join(f"{k}={','.join(map(show, v))}" for k, v in factors.items())
+        values = {"name": source, "question": f"What does it change: {varied}?"}
+    elif source and stored.is_file():
+        values = asked_before(_read(stored))
+    else:
+        known = [*shipped, *(path.parent.name for path in runs_dir.glob("*/study.yaml"))]
+        error = unknown("there is no study of this name", source, known)
+        raise ConfigError(error.what, error.got, f"{error.fix}, or make one: vary.norm=layer,rms")
+    values["factors"] = (values.get("factors") or {}) | factors
+    return define(values | given)
+
+
+def shipped_studies() -> dict[str, Path]:
+    """The studies of conf/studies by name."""
+    return {path.stem: path for path in sorted(conf_dir().joinpath("studies").glob("*.yaml"))}
+
+
+def define(values: dict[str, Any]) -> Definition:
+    """A checked definition from the values of a YAML, defaults filled in.
+
+    Raises:
+        ConfigError: An unknown key, or a value that it cannot hold.
+    """
+    known = {**KEYS, "factors": None, "arms": None}
+    for name in values:
+        if name not in known:
+            raise unknown("a study has no key of this name", name, known)
+    factors, arms = values.get("factors") or {}, values.get("arms") or []
+    if not isinstance(factors, dict) or not all(isinstance(v, list) and v for v in factors.values()):
+        raise ConfigError("factors is a mapping of keys to lists", show(factors), "factors: {norm: [layer, rms]}")
+    if not isinstance(arms, list):
+        raise ConfigError("arms is a list", show(arms), "arms: [norm=layer, [norm=rms, bias=on]]")
+    lr_grid = values.get("lr_grid") or []
+    defaults = {
+        "baseline": [],
+        "design": "list" if arms else "one_at_a_time",
+        "seeds": SEEDS,
+        "match": "none",
+        "lr_grid": [],
+        "tuning_seeds": TUNING_SEEDS if lr_grid else [],
+        "endpoint": "val_loss",
+        "delta_min": "auto",
+    }
+    complete = defaults | {k: v for k, v in values.items() if k in KEYS}
+    complete["baseline"] = overrides_of(complete["baseline"])
+    if "question" not in complete:
+        raise ConfigError(f"study {complete['name']} asks nothing", fix="question: what the study is to decide")
+    for name in ("lr_grid", "seeds", "tuning_seeds"):
+        if isinstance(complete[name], list):
+            complete[name] = [_number(item) for item in complete[name]]
+    return Definition(
+        **{name: KEYS[name].accept(name, complete[name]) for name in KEYS},  # type: ignore[arg-type]
+        factors={str(name): [show(value) for value in values] for name, values in factors.items()},
+        arms=[overrides_of(arm) for arm in arms],
+    )
+
+
+def asked_before(stored: dict[str, Any]) -> dict[str, Any]:
+    """The definition behind a study.yaml, as values for `define`: what matching added is taken off again."""
+    arms = [
+        [text for text in arm["overrides"] if text not in (arm.get("match") or {}).get("solved", [])]
+        for arm in stored["arms"]
+    ]
+    arms += [other["overrides"] for name in ("equal", "refused") for other in stored.get(name, [])]
+    kept = {name: stored[name] for name in KEYS if name in stored and name not in ("baseline", "design")}
+    return kept | {"baseline": stored["baseline"]["overrides"], "arms": arms}
+
+
+def overrides_of(given: Any) -> list[str]:
+    """Overrides from a list of them, or from one text as typed on a command line.
+
+    Raises:
+        ConfigError: It is neither.
+    """
+    texts = shlex.split(given) if isinstance(given, str) else given
+    if not isinstance(texts, list) or not all(isinstance(text, str) and "=" in text for text in texts):
+        raise ConfigError("an arm is a list of overrides", show(given), "norm=layer, or [norm=rms, bias=on]")
+    for text in texts:
+        if key_of(text) in ("seed", "study", "rerun") or _says_how(key_of(text)):
+            raise ConfigError(f"{key_of(text)} is no part of an arm", text, "give it on the command line of a launch")
+    return texts
+
+
+def merged(overrides: list[str]) -> list[str]:
+    """One override a key, later ones in the place of earlier; another option takes its predecessor's keys away."""
+    kept: dict[str, str] = {}
+    for text in overrides:
+        name = key_of(text)
+        gone = [k for k in kept if k == name or (name in _BUDGETS and k in _BUDGETS)]
+        if name in OPTION_GROUPS and kept.get(name) != text:
+            gone += [k for k in kept if k.startswith(f"{name}.")]
+        for old in gone:
+            del kept[old]
+        kept[name] = text
+    return list(kept.values())
+
+
+def key_of(override: str) -> str:
+    return override.lstrip("+").partition("=")[0]
+
+
+def _says_how(name: str) -> bool:
+    return name in _LAUNCH or name.split(".")[0] == "tracker"
+
+
+def _items(name: str, text: str) -> list[Any]:
+    """The items of `a,b,c`; brackets hold items together."""
+    try:
+        return yaml.safe_load(f"[{text}]")
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{name} cannot be read", text, f"{name}=A,B") from error
+
+
+def _flat(items: list[Any]) -> list[Any]:
+    """`seeds=[0,1]` is `seeds=0,1`."""
+    return items[0] if len(items) == 1 and isinstance(items[0], list) else items
+
+
+def _number(value: Any) -> Any:
+    """1e-3 is a text in YAML and a number to people."""
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path}: this study cannot be read", str(error).splitlines()[0]) from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} holds no study", show(values), "begin with `question: ...`")
+    return values

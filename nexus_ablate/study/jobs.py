@@ -1,0 +1,148 @@
+"""The runs of a study: which there are, where they lie, how far they are.
+
+Every arm is trained with every seed. With a learning-rate grid every arm is also tuned, all rates with the tuning
+seeds, and then trained with every seed at the rate that was best for it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from nexus_ablate.composition import differences
+from nexus_ablate.config import RunConfig
+from nexus_ablate.data import fingerprint_of
+from nexus_ablate.errors import UserError
+from nexus_ablate.registry import Option
+from nexus_ablate.runs import SETTLED, arm_name, effective_state, read_run, read_status
+from nexus_ablate.schema import show
+from nexus_ablate.study.definition import Request, merged
+from nexus_ablate.study.design import Arm, Study
+from nexus_ablate.training.session import identity_of
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a study.
+
+    Attributes:
+        of: The arm that is trained.
+        arm: The folder of its runs: that of the arm, or of the arm at another learning rate.
+        path: Where the run is, or will be.
+        overrides: What composes it, machine settings included.
+        config: The same, composed.
+    """
+
+    of: str
+    arm: str
+    seed: int
+    path: Path
+    overrides: list[str]
+    config: RunConfig
+
+    def state(self) -> tuple[str, str]:
+        """The run's effective state, `missing` where there is none, and its reason."""
+        if not (self.path / "status.json").exists():
+            return "missing", ""
+        try:
+            status = read_status(self.path)
+        except UserError as error:
+            return "failed", str(error)
+        return effective_state(status, self.path), status.get("reason") or ""
+
+
+class Runs:
+    """The jobs of a study.
+
+    Args:
+        study: From `expand`.
+        request: How its runs are carried out.
+    """
+
+    def __init__(self, study: Study, request: Request) -> None:
+        self.study, self.request = study, request
+        self._fingerprints: dict[str, str] = {}
+
+    @cached_property
+    def claims(self) -> list[Job]:
+        """Every arm with every seed; seed by seed, so that what is done so far can be compared."""
+        return [self._job(arm, seed) for seed in self.study.definition.seeds for arm in self.study.all_arms]
+
+    @cached_property
+    def tuning(self) -> list[Job]:
+        """Every arm at every rate of the grid with every tuning seed."""
+        asked = self.study.definition
+        return [
+            self._job(arm, seed, lr)
+            for seed in asked.tuning_seeds
+            for lr in asked.lr_grid
+            for arm in self.study.all_arms
+        ]
+
+    def tuned(self) -> list[Job]:
+        """Every tuned arm at its best rate with every seed, where that is not among `claims` already."""
+        asked = self.study.definition
+        best = {arm.name: self.best_rate(arm) for arm in self.study.all_arms} if asked.lr_grid else {}
+        found = [
+            self._job(arm, seed, lr)
+            for seed in asked.seeds
+            for arm in self.study.all_arms
+            if (lr := best.get(arm.name)) is not None
+        ]
+        known = {job.path for job in self.claims}
+        return [job for job in found if job.path not in known]
+
+    def best_rate(self, arm: Arm) -> float | None:
+        """The rate of the grid with the lowest mean endpoint over the tuning seeds; None until all runs have ended.
+
+        A rate at which a run diverged is not taken.
+        """
+        asked = self.study.definition
+        means = {}
+        for lr in asked.lr_grid:
+            jobs = [self._job(arm, seed, lr) for seed in asked.tuning_seeds]
+            if any(job.state()[0] not in SETTLED for job in jobs):
+                return None
+            ends = [endpoint_of(job, asked.endpoint) for job in jobs]
+            means[lr] = math.fsum(ends) / len(ends)
+        best = min(means, key=lambda lr: means[lr])
+        return best if math.isfinite(means[best]) else None
+
+    def _job(self, arm: Arm, seed: int, lr: float | None = None) -> Job:
+        asked = self.study.definition
+        config, name, extra = arm.config, arm.name, []
+        if lr is not None and lr != config.optim.lr:
+            config = dataclasses.replace(config, optim=dataclasses.replace(config.optim, lr=lr))
+            name = arm_name(differences(config, self.study.baseline.config))
+            extra = [f"optim.lr={show(lr)}"]
+        config = dataclasses.replace(config, seed=seed)
+        hash8 = identity_of(config, self._fingerprint(config)).hash8
+        overrides = [*asked.baseline, *arm.overrides, *extra, f"seed={seed}", f"study={asked.name}"]
+        path = self.request.directory / name / f"s{seed}-{hash8}"
+        return Job(arm.name, name, seed, path, merged([*overrides, *self.request.launch]), config)
+
+    def _fingerprint(self, config: RunConfig) -> str:
+        key = f"{sorted(config.data.flat().items(), key=str)} {config.model.context}"
+        if key not in self._fingerprints:
+            self._fingerprints[key] = fingerprint_of(config.data, config.model.context)
+        return self._fingerprints[key]
+
+    def data(self) -> list[tuple[Option, int]]:
+        """The data that the arms need, each once, with the longest context."""
+        longest: dict[str, tuple[Option, int]] = {}
+        for arm in self.study.all_arms:
+            option, context = arm.config.data, arm.config.model.context
+            key = str(option.flat())
+            longest[key] = (option, max(context, longest.get(key, (option, 0))[1]))
+        return list(longest.values())
+
+
+def endpoint_of(job: Job, endpoint: str) -> float:
+    """The endpoint of a run that has ended, infinite where it diverged."""
+    summary: dict[str, Any] = read_run(job.path).summary or {}
+    value = summary.get(endpoint)
+    return math.inf if value is None else value

@@ -1,0 +1,102 @@
+"""A study from its request to its exit status: what is missing is run, what has ended is left as it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from nexus_ablate import errors
+from nexus_ablate.config import RunConfig
+from nexus_ablate.data import prepare
+from nexus_ablate.study.cost import PROCESS_BYTES, cost_of, free_memory
+from nexus_ablate.study.definition import Request
+from nexus_ablate.study.design import Study, expand
+from nexus_ablate.study.jobs import Job, Runs
+from nexus_ablate.study.progress import Progress
+from nexus_ablate.study.queue import Places, places, run_queue
+from nexus_ablate.study.record import read_record, solved_before, write_record
+from nexus_ablate.study.worker import Answer
+
+SETTLED_STATUS = {"finished": errors.OK, "diverged": errors.DIVERGED}
+
+
+def expanded(request: Request) -> Study:
+    """The arms of a study, those of an earlier launch as they were matched then."""
+    return expand(request.definition, solved_before(read_record(request.directory)))
+
+
+def launch(request: Request, workers: int | str = "auto", retry_failed: bool = False, amend: bool = False) -> int:
+    """Run what is missing of a study on this machine.
+
+    Args:
+        request: From `read_request`.
+        workers: Processes at the same time; `auto`: one a GPU, or one a core.
+        retry_failed: Try failed runs again. One that diverged has a result and is never tried again.
+        amend: Accept that the study changed since its first launch.
+
+    Returns:
+        The exit status: the first of its runs' that is not 0, after all had their turn; 75 if it was asked to stop.
+
+    Raises:
+        ConfigError: The study cannot be run, or is not what it was.
+    """
+    study = expanded(request)
+    runs = Runs(study, request)
+    first = [*runs.claims, *runs.tuning]
+    if any(job.state()[0] == "missing" for job in first):
+        for option, context in runs.data():
+            prepare(option, context=context)  # once, before there are workers and before anything is made
+    write_record(study, request.directory, amend)
+    progress = Progress(study, request.directory)
+    statuses: dict[Path, int] = {}
+    stopped = _run(first, request, workers, retry_failed, progress, statuses)
+    if not stopped and study.definition.lr_grid:
+        for arm in study.all_arms:
+            if runs.best_rate(arm) is None:
+                progress.say(f"{arm.name}: no best learning rate, because a tuning run failed or all diverged")
+        stopped = _run(runs.tuned(), request, workers, retry_failed, progress, statuses)
+    progress.end(stopped)
+    if stopped:
+        return errors.PREEMPTED
+    return next((status for status in statuses.values() if status != errors.OK), errors.OK)
+
+
+def _run(
+    jobs: list[Job],
+    request: Request,
+    workers: int | str,
+    retry_failed: bool,
+    progress: Progress,
+    statuses: dict[Path, int],
+) -> str:
+    """Run those of the jobs that have not ended; fills `statuses` in the jobs' order."""
+    waiting = []
+    for job in jobs:
+        state, reason = job.state()
+        statuses[job.path] = SETTLED_STATUS.get(state, errors.BUG)
+        if state in SETTLED_STATUS or (state == "failed" and not retry_failed):
+            progress.found(job, state, reason)
+        else:
+            waiting.append(job)
+    if not waiting:
+        return ""
+
+    def ended(job: Job, answer: Answer) -> None:
+        statuses[job.path] = answer.status
+        progress.ended(job, answer)
+
+    where = places_for(waiting, workers)
+    with progress.live(len(waiting), where):
+        return run_queue(waiting, where, request.directory / ".workers", progress.began, ended, progress.tick)
+
+
+def places_for(jobs: list[Job], workers: int | str) -> Places:
+    """How to share this machine among the jobs, with regard to the memory of the largest one."""
+    arms = {job.arm: job.config for job in jobs}
+    return places(workers, jobs, max(map(_memory, arms.values())), free_memory())
+
+
+def _memory(config: RunConfig) -> int:
+    try:
+        return cost_of(config).memory_bytes
+    except Exception:  # a model that cannot be built fails in its worker, where its log says why
+        return PROCESS_BYTES

@@ -1,0 +1,101 @@
+"""Equal terms: an arm is given the baseline's parameters, FLOPs per token, tokens or seconds, as nearly as it can be.
+
+Parameters and FLOPs are met by the width of the FFN, or by the depth where the arm sets the width itself; tokens and
+seconds by the budget. What is left over is kept with the arm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+from nexus_ablate.config import RunConfig
+from nexus_ablate.errors import ConfigError
+from nexus_ablate.study.cost import cost_of, measured_speed, vocabulary
+from nexus_ablate.study.definition import Definition, key_of
+
+WARN_SHARE = 0.01
+FAIL_SHARE = 0.05
+UNITS = {"params": "parameters", "flops": "FLOPs per token", "tokens": "tokens", "seconds": "seconds of training"}
+
+
+def solve(definition: Definition, baseline: RunConfig, asked: list[str], config: RunConfig) -> dict[str, Any]:
+    """What study.yaml keeps of an arm's matching: `kind`, `target`, `got`, `residual` (a share), `solved` (overrides).
+
+    Raises:
+        ConfigError: The baseline's amount cannot be met within 5%.
+    """
+    kind = definition.match
+    if kind in ("params", "flops"):
+        target, got, solved = _size(kind, baseline, asked, config)
+    else:
+        target, got, solved = _budget(kind, baseline, asked, config)
+    residual = got / target - 1
+    if abs(residual) > FAIL_SHARE:
+        what = f"the arm cannot have the baseline's {UNITS[kind]}: {residual:+.1%} is the nearest"
+        raise ConfigError(what, f"{got:,.0f} against {target:,.0f}", "match=none, or leave d_ff_ratio to be solved")
+    return {"kind": kind, "target": target, "got": got, "residual": residual, "solved": solved}
+
+
+def _size(kind: str, baseline: RunConfig, asked: list[str], config: RunConfig) -> tuple[float, float, list[str]]:
+    named = {key_of(text) for text in asked}
+    model = config.model
+    if "d_ff_ratio" not in named:
+        start = config.resolved.d_ff // model.d_ff_multiple
+
+        def ratio(n: int) -> str:
+            return str(Fraction(n * model.d_ff_multiple, model.d_model))
+
+        def sized(n: int) -> RunConfig:
+            return replace(config, d_ff_ratio=ratio(n))
+
+        def override(n: int) -> str:
+            return f"d_ff_ratio={ratio(n)}"
+    elif "model.n_layers" not in named:
+        start = model.n_layers
+
+        def sized(n: int) -> RunConfig:
+            return replace(config, model=replace(model, n_layers=n))
+
+        def override(n: int) -> str:
+            return f"model.n_layers={n}"
+    else:
+        return _amount(kind, baseline), _amount(kind, config), []
+    target = _amount(kind, baseline)
+    best = _nearest(lambda n: _amount(kind, sized(n)), target, start)
+    return target, _amount(kind, sized(best)), [] if best == start else [override(best)]
+
+
+def _amount(kind: str, config: RunConfig) -> float:
+    from nexus_ablate.measure.counts import flops_per_token, parameters
+    from nexus_ablate.model import meta_model
+
+    vocab_size = vocabulary(config)
+    if kind == "params":
+        return parameters(meta_model(config, vocab_size))[0]
+    return flops_per_token(config, vocab_size)
+
+
+def _nearest(amount: Callable[[int], float], target: float, start: int) -> int:
+    """The n >= 1 whose amount, which grows linearly, is nearest to the target."""
+    first, second = amount(start), amount(start + 1)
+    return max(1, start + round((target - first) / (second - first)))
+
+
+def _budget(kind: str, baseline: RunConfig, asked: list[str], config: RunConfig) -> tuple[float, float, list[str]]:
+    ours, theirs = cost_of(config), cost_of(baseline)
+    own_budget = bool({key_of(text) for text in asked} & {"train.steps", "train.tokens", "train.flops"})
+    per_step = config.resolved.tokens_per_step
+    if kind == "tokens":
+        steps = ours.steps if own_budget else max(1, round(theirs.tokens / per_step))
+        target, got = theirs.tokens, steps * per_step
+    else:
+        speeds = [measured_speed(c, threads=1) for c in (baseline, config)]
+        if None in speeds:
+            raise ConfigError("match=seconds needs a speed, and one step takes too long to measure", fix="match=flops")
+        target = theirs.tokens / speeds[0]  # type: ignore[operator]
+        steps = ours.steps if own_budget else max(1, round(target * speeds[1] / per_step))  # type: ignore[operator]
+        got = steps * per_step / speeds[1]  # type: ignore[operator]
+    return target, got, [] if steps == ours.steps else [f"train.steps={steps}"]

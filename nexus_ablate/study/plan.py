@@ -1,0 +1,169 @@
+"""What a study would be, before anything is run: costs, mismatches, what is finished, and whether it is fair."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from nexus_ablate.config import RunConfig
+from nexus_ablate.runs import read_run
+from nexus_ablate.schema import show
+from nexus_ablate.study.cost import Cost, cost_of, measured_speed, seconds_of
+from nexus_ablate.study.design import Arm, Study
+from nexus_ablate.study.jobs import Job, Runs
+from nexus_ablate.study.match import FAIL_SHARE, UNITS, WARN_SHARE
+from nexus_ablate.study.queue import Places
+
+CLAIM_SEEDS = 5
+GRID_POINTS = 5
+
+
+@dataclass(frozen=True)
+class ArmPlan:
+    """One arm before it is run.
+
+    Attributes:
+        params_share, flops_share: More (or less) than the baseline, as a share of the baseline's.
+        seconds: Of one run, None where no speed is known.
+        recorded: The speed is that of finished runs of this arm, not an estimate.
+    """
+
+    arm: Arm
+    cost: Cost
+    params_share: float
+    flops_share: float
+    seconds: float | None
+    recorded: bool
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One line of the fairness header: PASS, WARN or FAIL, of what, and why."""
+
+    level: str
+    what: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A study's costs.
+
+    Attributes:
+        states: Runs by state, those of tuned arms not counted.
+        runs: All of them; with a learning-rate grid up to `tuned_runs` more.
+        seconds: What is missing takes so long on `where`, None where no speed is known.
+    """
+
+    study: Study
+    arms: list[ArmPlan]
+    states: dict[str, int]
+    runs: int
+    tuned_runs: int
+    seconds: float | None
+    where: Places
+    fairness: list[Verdict]
+
+
+def make_plan(study: Study, runs: Runs, where: Places) -> Plan:
+    """Count, look what is there, and measure a speed where none is recorded. Writes nothing."""
+    jobs = [*runs.claims, *runs.tuning]
+    costs = {arm.name: cost_of(arm.config) for arm in study.all_arms}
+    speeds = {arm.name: recorded_speed([j for j in runs.claims if j.arm == arm.name]) for arm in study.all_arms}
+    base, speed = costs[study.baseline.name], speeds[study.baseline.name]
+    if speed is None and any(value is None for value in speeds.values()):
+        speed = measured_speed(study.baseline.config, where.threads)
+    arms = []
+    for arm in study.all_arms:
+        cost, known = costs[arm.name], speeds[arm.name]
+        estimate = None if speed is None else speed * base.flops_per_token / cost.flops_per_token
+        pace = known or estimate
+        seconds = None if pace is None else seconds_of(arm.config, cost, pace)
+        more = (cost.params / base.params - 1, cost.flops_per_token / base.flops_per_token - 1)
+        arms.append(ArmPlan(arm, cost, *more, seconds, known is not None))
+    states: dict[str, int] = {}
+    left = []
+    for job in jobs:
+        state = job.state()[0]
+        states[state] = states.get(state, 0) + 1
+        if state not in ("finished", "diverged", "failed"):
+            left.append(next(plan.seconds for plan in arms if plan.arm.name == job.of))
+    tuned = len(study.all_arms) * len(study.definition.seeds) if study.definition.lr_grid else 0
+    total = None if None in left else math.fsum(left) / where.workers
+    return Plan(study, arms, states, len(jobs), tuned, total, where, fairness(study, costs))
+
+
+def recorded_speed(jobs: list[Job]) -> float | None:
+    """Mean tokens a second of the finished runs among the jobs."""
+    finished = [read_run(job.path).summary or {} for job in jobs if job.state()[0] == "finished"]
+    speeds = [summary["tokens_per_second"] for summary in finished if summary.get("tokens_per_second")]
+    return math.fsum(speeds) / len(speeds) if speeds else None
+
+
+def fairness(study: Study, costs: dict[str, Cost]) -> list[Verdict]:
+    """The lines of a comparison's fairness header that are decided before anything runs."""
+    asked, base = study.definition, study.baseline
+    lines = [
+        _same(study, "training data and order", _stream, "every arm sees the same batches at the same step"),
+        _same(study, "validation tokens", _validation, "measured on the same tokens"),
+        _same(study, "schedule", _schedule, "of one form, and every arm ends it"),
+        _same(study, "precision and device", _machine, "computed alike"),
+    ]
+    for kind, name in (("params", "params"), ("flops", "flops_per_token")):
+        amount = {arm.name: getattr(costs[arm.name], name) for arm in study.all_arms}
+        lines.append(_mismatch(kind, amount, base.name, declared=asked.match == kind))
+    tokens = {name: cost.tokens for name, cost in costs.items()}
+    lines.append(_mismatch("tokens", tokens, base.name, declared=asked.match != "seconds"))
+    if not asked.lr_grid:
+        lines.append(Verdict("WARN", "learning rate", f"{show(base.config.optim.lr)} for every arm, tuned for none"))
+    else:
+        few = len(asked.lr_grid) < GRID_POINTS
+        why = (
+            f"{len(asked.lr_grid)} rates x {len(asked.tuning_seeds)} seeds for every arm, other seeds than the claims'"
+        )
+        lines.append(
+            Verdict("WARN" if few else "PASS", "learning rate", why + (f"; {GRID_POINTS} rates advised" if few else ""))
+        )
+    few = len(asked.seeds) < CLAIM_SEEDS
+    why = f"{len(asked.seeds)} seeds, every arm with each"
+    lines.append(Verdict("WARN" if few else "PASS", "seeds", why + ("; screening, a claim needs 5" if few else "")))
+    return lines
+
+
+def _same(study: Study, what: str, facts, why: str) -> Verdict:
+    wanted = facts(study.baseline.config)
+    others = [arm.name for arm in study.arms if facts(arm.config) != wanted]
+    return (
+        Verdict("FAIL", what, f"not as in the baseline: {', '.join(others)}") if others else Verdict("PASS", what, why)
+    )
+
+
+def _stream(config: RunConfig) -> object:
+    train = config.train
+    return config.data.flat(), config.model.context, train.batch_size * train.grad_accum
+
+
+def _validation(config: RunConfig) -> object:
+    return config.data.flat(), config.model.context, config.train.eval_tokens
+
+
+def _schedule(config: RunConfig) -> object:
+    o = config.optim
+    return o.schedule, o.warmup, o.final_lr, o.cooldown
+
+
+def _machine(config: RunConfig) -> object:
+    return config.train.precision, config.train.device
+
+
+def _mismatch(kind: str, amounts: Mapping[str, float], baseline: str, declared: bool) -> Verdict:
+    """The worst mismatch; a FAIL only where equality was declared."""
+    shares = {name: amount / amounts[baseline] - 1 for name, amount in amounts.items()}
+    worst = max(shares, key=lambda name: abs(shares[name]))
+    share = abs(shares[worst])
+    level = "PASS" if share <= WARN_SHARE else "FAIL" if declared and share > FAIL_SHARE else "WARN"
+    why = "equal" if share == 0 else f"{shares[worst]:+.2%} at most, in {worst}"
+    return Verdict(
+        level, UNITS[kind], why + ("" if declared or level == "PASS" else f"; match={kind} would equal them")
+    )

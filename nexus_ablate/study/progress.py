@@ -1,0 +1,142 @@
+"""What a person sees while a study runs: one live table on a terminal, elsewhere a line per run that ends."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from nexus_ablate import errors
+from nexus_ablate.errors import UserError, printable
+from nexus_ablate.study.design import Study, label
+from nexus_ablate.study.jobs import Job
+from nexus_ablate.study.queue import Places
+from nexus_ablate.study.status import Line, Watcher, duration, table
+from nexus_ablate.study.worker import Answer
+
+REFRESH_SECONDS = 0.5
+STATES = {errors.OK: "finished", errors.DIVERGED: "diverged", errors.PREEMPTED: "preempted", errors.ALIVE: "elsewhere"}
+
+
+class Progress:
+    """Writes to standard error.
+
+    Args:
+        study: What is run.
+        directory: Where its runs lie.
+    """
+
+    def __init__(self, study: Study, directory: Path) -> None:
+        from rich.console import Console
+
+        self.study, self.directory = study, directory
+        self.console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self.failures: list[tuple[Job, str, str]] = []
+        self._watcher = Watcher()
+        self._running: dict[Path, Job] = {}
+        self._recent: deque[Line] = deque(maxlen=200)
+        self._live: Any = None
+        self._total = self._done = self._found = 0
+        self._began = self._drawn = 0.0
+        self.say(f"study {study.definition.name}: {study.definition.question}")
+        for left in study.equal:
+            self.say(f"  {label(left.asked)} is equal to {left.why} and is not trained twice")
+        for left in study.refused:
+            self.say(f"  {label(left.asked)} is refused: {left.why}")
+
+    def say(self, text: str) -> None:
+        self.console.print(printable(text, 1000), markup=False)
+
+    def found(self, job: Job, state: str, reason: str) -> None:
+        """A run that ended before this launch."""
+        self._found += 1
+        if state != "finished":
+            self.failures.append((job, state, reason))
+
+    @contextmanager
+    def live(self, total: int, where: Places) -> Iterator[None]:
+        """While the queue runs `total` jobs."""
+        self._total, self._done, self._began = total, 0, time.monotonic()
+        before = f"{self._found} ended before, " if self._found else ""
+        workers = f"{where.workers} worker{'s' if where.workers > 1 else ''} of {where.threads} CPU threads"
+        gpus = f" on {len(where.gpus)} GPUs" if where.gpus else ""
+        self.say(f"{before}{total} runs to do, {workers}{gpus}; {self.directory}")
+        if not sys.stderr.isatty():
+            yield
+            return
+        from rich.live import Live
+
+        with Live(console=self.console, auto_refresh=False, transient=True) as self._live:
+            try:
+                yield
+            finally:
+                self._live = None
+
+    def began(self, job: Job) -> None:
+        self._running[job.path] = job
+
+    def ended(self, job: Job, answer: Answer) -> None:
+        self._running.pop(job.path, None)
+        self._done += 1
+        state = STATES.get(answer.status, "failed")
+        if state != "finished":
+            self.failures.append((job, state, answer.reason))
+        line = self._line(job, state)
+        self._recent.append(line)
+        if self._live is None:
+            loss = "" if line.loss is None else f"  val loss {line.loss:.4f}"
+            beside = "" if line.against_baseline is None else f"  {line.against_baseline:+.4f}"
+            why = "" if state == "finished" else f"  {answer.reason}"
+            left = self._left()
+            self.say(
+                f"{self._done}/{self._total} {job.arm} s{job.seed} {state}{loss}{beside}{why}"
+                + (f"  (about {duration(left)} left)" if left and self._done < self._total else "")
+            )
+
+    def tick(self) -> None:
+        """Draw again, if it is time."""
+        if self._live is None or time.monotonic() - self._drawn < REFRESH_SECONDS:
+            return
+        self._drawn = time.monotonic()
+        from rich.console import Group
+        from rich.text import Text
+
+        lines = [self._line(job, "created") for job in self._running.values()]
+        room = max(4, shutil.get_terminal_size().lines - 6)
+        lines += list(reversed(self._recent))[: room - len(lines)]
+        left = self._left()
+        head = f"{self._done} of {self._total} runs" + (f", about {duration(left)} left" if left else "")
+        self._live.update(Group(Text(head), table(lines)), refresh=True)
+
+    def end(self, stopped: str) -> None:
+        """What failed and why, and the next command."""
+        for job, state, reason in self.failures:
+            self.say(f"{job.arm} s{job.seed} {state}: {reason or 'see its log'}  {job.path / 'log.txt'}")
+        if any(state == "failed" for _, state, _ in self.failures):
+            self.say("failed runs are tried again with --retry failed")
+        if not self._total:
+            self.say(f"nothing to do: all {self._found} runs ended before")
+        if stopped:
+            self.say(f"stopped by {stopped}; every run is saved, the same command goes on")
+        else:
+            self.say(f"next  nexus-ablate compare {self.directory}")
+
+    def _line(self, job: Job, otherwise: str) -> Line:
+        """A run as its files tell it, or `otherwise` where they tell nothing yet."""
+        try:
+            if (job.path / "status.json").exists():
+                return self._watcher.line(job.path)
+        except UserError:  # it is being written
+            pass
+        return Line(job.path.parent.parent.name, job.arm, job.seed, otherwise)
+
+    def _left(self) -> float | None:
+        """Seconds until the last job at the pace so far."""
+        if not self._done:
+            return None
+        return (time.monotonic() - self._began) / self._done * (self._total - self._done)

@@ -1,0 +1,210 @@
+"""The queue: jobs to worker processes on this machine, until all had their turn or a signal asks to stop.
+
+A job that takes its process down is marked failed with the reason, and a new worker takes its place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing import connection, get_context
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+
+from nexus_ablate import errors
+from nexus_ablate.errors import AlreadyRunning
+from nexus_ablate.runs import atomic_write_json, read_status, storage
+from nexus_ablate.runs.ownership import now, release, take_lock
+from nexus_ablate.study.jobs import Job
+from nexus_ablate.study.worker import STOPPING, Answer, Order, work
+from nexus_ablate.training.device import IdleCores
+from nexus_ablate.training.signals import StopRequest
+
+POLL_SECONDS = 0.25
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where workers run: so many, each with so many CPU threads, each on one of the GPUs where there are any."""
+
+    workers: int
+    threads: int
+    gpus: list[str]
+
+    def gpu(self, worker: int) -> str | None:
+        return self.gpus[worker % len(self.gpus)] if self.gpus else None
+
+    @property
+    def circumstances(self) -> dict[str, int]:
+        """For env.json: a run that shared its device is slower than one alone."""
+        return {"workers": self.workers, "runs_per_device": -(-self.workers // max(1, len(self.gpus)))}
+
+
+def places(asked: int | str, jobs: list[Job], memory_bytes: int, free_bytes: int | None) -> Places:
+    """How to share this machine among jobs.
+
+    Args:
+        asked: Number of workers; `auto`: one a GPU, or one a core as far as the memory goes.
+        jobs: What is to be run.
+        memory_bytes: Of the largest one.
+        free_bytes: Of this machine, None where unknown.
+    """
+    device = jobs[0].config.train.device
+    gpus = visible_gpus() if device in ("auto", "cuda") else []
+    cores = IdleCores.cores()
+    if asked != "auto":
+        workers = int(asked)
+    elif gpus or device not in ("auto", "cpu"):
+        workers = max(1, len(gpus))
+    else:
+        workers = cores if free_bytes is None else max(1, min(cores, free_bytes // memory_bytes))
+    workers = max(1, min(workers, len(jobs)))
+    given = jobs[0].config.train.threads
+    threads = max(1, cores // workers) if given == "auto" else int(given)
+    return Places(workers, threads, gpus)
+
+
+def visible_gpus() -> list[str]:
+    """The NVIDIA GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them, found without torch."""
+    if (listed := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return [name.strip() for name in listed.split(",") if name.strip() not in ("", "-1")]
+    return [str(number) for number, _ in enumerate(Path("/dev").glob("nvidia[0-9]*"))]
+
+
+class Worker:
+    """A process and what it is doing."""
+
+    def __init__(self, number: int, where: Places, log_dir: Path) -> None:
+        context = get_context("spawn")
+        self.number, self.log = number, log_dir / f"worker{number}.log"
+        self.pipe, end = context.Pipe()
+        self.job: Job | None = None
+        self.process: SpawnProcess = context.Process(
+            target=work, args=(end, where.threads, where.gpu(number), self.log), name=f"worker{number}"
+        )
+        self.process.start()
+        end.close()
+
+    def give(self, job: Job, where: Places) -> None:
+        threads = f"train.threads={where.threads}"
+        overrides = [*(text for text in job.overrides if not text.startswith("train.threads=")), threads]
+        self.job = job
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # dead already: its sentinel says so next
+            self.pipe.send(Order(overrides, job.arm, where.circumstances))
+
+    def end(self) -> str:
+        """How the process ended, in words."""
+        self.process.join()
+        code = self.process.exitcode or 0
+        if code >= 0:
+            return f"its process ended with exit status {code}"
+        hint = ", as the system does when memory runs out" if code == -signal.SIGKILL else ""
+        return f"its process was ended by {signal.Signals(-code).name}{hint}"
+
+
+def run_queue(
+    jobs: list[Job],
+    where: Places,
+    log_dir: Path,
+    began: Callable[[Job], None],
+    ended: Callable[[Job, Answer], None],
+    tick: Callable[[], None],
+) -> str:
+    """Give every job its turn.
+
+    Args:
+        jobs: In order; one that another process is training is tried again after all others.
+        where: From `places`.
+        log_dir: For what the workers print.
+        began, ended: Called for each job.
+        tick: Called a few times a second.
+
+    Returns:
+        The signal that asked to stop, or ''. Then every running job was saved, and answered 75.
+    """
+    log_dir.mkdir(parents=True, exist_ok=True)
+    waiting, elsewhere, last_round = deque(jobs), deque[Job](), False
+    workers = [Worker(number, where, log_dir) for number in range(min(where.workers, len(jobs)))]
+    with StopRequest() as stop:
+        told = False
+        try:
+            while True:
+                if stop.asked:
+                    waiting.clear()
+                    elsewhere.clear()
+                    if not told:
+                        told = True
+                        for worker in workers:
+                            worker.process.terminate()
+                busy = [worker for worker in workers if worker.job]
+                if not waiting and not busy:
+                    if not elsewhere:
+                        return stop.asked
+                    waiting, elsewhere, last_round = elsewhere, waiting, True
+                for worker in workers:
+                    if not waiting or worker.job:
+                        continue
+                    if not worker.process.is_alive():
+                        worker = workers[worker.number] = Worker(worker.number, where, log_dir)
+                    began(waiting[0])
+                    worker.give(waiting.popleft(), where)
+                for worker in _reported(workers):
+                    job, answer = _answer(worker, bool(stop.asked))
+                    if answer.status == errors.ALIVE and not last_round:
+                        elsewhere.append(job)
+                    else:
+                        ended(job, answer)
+                tick()
+        finally:
+            for worker in workers:
+                worker.pipe.close()  # an idle worker leaves
+                if worker.job:
+                    worker.process.terminate()
+            for worker in workers:
+                worker.process.join()
+
+
+def _reported(workers: list[Worker]) -> list[Worker]:
+    """The workers that have answered or died, after waiting for one a moment."""
+    busy = {handle: worker for worker in workers if worker.job for handle in (worker.pipe, worker.process.sentinel)}
+    ready = connection.wait(list(busy), POLL_SECONDS)
+    return list({id(busy[handle]): busy[handle] for handle in ready}.values())  # type: ignore[index]
+
+
+def _answer(worker: Worker, stopping: bool) -> tuple[Job, Answer]:
+    """A worker's job and what became of it, also where the worker cannot say it any more."""
+    job, worker.job = worker.job, None
+    assert job is not None
+    try:
+        if worker.pipe.poll():
+            return job, worker.pipe.recv()
+    except (EOFError, ConnectionResetError):
+        pass  # it died: how is said below
+    reason = worker.end()
+    if stopping and worker.process.exitcode == -STOPPING:
+        return job, Answer(errors.PREEMPTED, "stopped before its first step")
+    reason = f"{reason}; what it printed is in {worker.log}"
+    mark_failed(job.path, reason)
+    return job, Answer(errors.BUG, reason)
+
+
+def mark_failed(path: Path, reason: str) -> None:
+    """Say in the status of a run whose process is gone what became of it; nothing where it never began."""
+    if not (path / "status.json").exists():
+        return
+    try:
+        lock = take_lock(path)
+    except AlreadyRunning:  # another process has taken it over in the meantime, and says how it ends
+        return
+    try:
+        status = read_status(path)
+        if status["state"] in ("created", "running"):
+            atomic_write_json(path / "status.json", status | {"state": "failed", "reason": reason, "updated": now()})
+            with storage(path / "log.txt"), open(path / "log.txt", "a", encoding="utf-8") as file:
+                file.write(f"{now()} failed: {reason}\n")
+    finally:
+        release(lock)

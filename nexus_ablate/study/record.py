@@ -1,0 +1,122 @@
+"""study.yaml: what a study was when it was launched first. It stays so, or says how it was amended.
+
+name, question, design
+baseline: {arm: baseline, overrides: [...]}
+arms: [{arm: "norm=layer", overrides: [...], also_changes: [...], match: {...}}]    match where one was asked for
+equal: [{overrides: [...], arm: ...}]         asked for, but the same run as that arm
+refused: [{overrides: [...], reason: ...}]
+seeds, endpoint, delta_min (auto or a number), match, lr_grid, tuning_seeds
+amendments: [{when: ..., changes: [...]}]
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from nexus_ablate.errors import ConfigError
+from nexus_ablate.runs import atomic_write_text, storage
+from nexus_ablate.schema import show
+from nexus_ablate.study.definition import asked_before
+from nexus_ablate.study.design import Study, label
+
+FIXED = ("question", "seeds", "match", "lr_grid", "tuning_seeds", "endpoint", "delta_min")
+
+
+def read_record(directory: Path) -> dict[str, Any] | None:
+    """The study.yaml of a study's directory; None where there is none.
+
+    Raises:
+        ConfigError: It is damaged.
+    """
+    path = directory / "study.yaml"
+    if not path.is_file():
+        return None
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        asked_before(values)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, LookupError, TypeError, AttributeError) as error:
+        what = f"{path} is damaged"
+        raise ConfigError(what, f"{type(error).__name__}: {error}", "restore it, or choose a new name=") from error
+    return values
+
+
+def solved_before(record: dict[str, Any] | None) -> dict[str, dict[str, Any]]:
+    """The `match` of each arm by the overrides that were asked for."""
+    if record is None:
+        return {}
+    return {
+        " ".join(asked): arm["match"]
+        for arm, asked in zip(record["arms"], asked_before(record)["arms"], strict=False)
+        if arm.get("match")
+    }
+
+
+def write_record(study: Study, directory: Path, amend: bool = False) -> None:
+    """Write study.yaml at the first launch; later, check that the study is still the same.
+
+    Args:
+        study: From `expand`.
+        directory: `<runs_dir>/<study>`.
+        amend: Accept what changed and append it to `amendments`.
+
+    Raises:
+        ConfigError: The study is not what it was when it was launched first.
+    """
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    record, new = read_record(directory), _values(study)
+    if record is not None:
+        changes = differences_between(record, new)
+        if not changes:
+            return
+        if not amend:
+            name = study.definition.name
+            fix = f"give it a new name (name={name}_2), or --amend, which the report will show"
+            raise ConfigError(f"study {name} is fixed since its first launch", "; ".join(changes), fix)
+        new["amendments"] = [*record.get("amendments", []), {"when": now, "changes": changes}]
+    with storage(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+    atomic_write_text(directory / "study.yaml", yaml.safe_dump(new, sort_keys=False, allow_unicode=True, width=120))
+
+
+def differences_between(record: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """What changed, a text for each part: `seeds: [0,1] -> [0,1,2]`."""
+    changes = [f"{k}: {show(record.get(k))} -> {show(new[k])}" for k in FIXED if record.get(k) != new[k]]
+    before, after = record["baseline"]["overrides"], new["baseline"]["overrides"]
+    if before != after:
+        changes.append(f"baseline: {label(before)} -> {label(after)}")
+    former = {arm["arm"]: arm["overrides"] for arm in record["arms"]}
+    current = {arm["arm"]: arm["overrides"] for arm in new["arms"]}
+    changes += [f"arm {name} added" for name in current if name not in former]
+    changes += [f"arm {name} removed" for name in former if name not in current]
+    both = former.keys() & current.keys()
+    return changes + [f"arm {n}: {label(former[n])} -> {label(current[n])}" for n in both if former[n] != current[n]]
+
+
+def _values(study: Study) -> dict[str, Any]:
+    asked = study.definition
+    arms = [
+        {"arm": a.name, "overrides": a.overrides, "also_changes": a.also_changes}
+        | ({} if a.match is None else {"match": a.match})
+        for a in study.arms
+    ]
+    values = {
+        "name": asked.name,
+        "question": asked.question,
+        "design": asked.design,
+        "baseline": {"arm": study.baseline.name, "overrides": asked.baseline},
+        "arms": arms,
+        "equal": [{"overrides": left.asked, "arm": left.why} for left in study.equal],
+        "refused": [{"overrides": left.asked, "reason": left.why} for left in study.refused],
+        "seeds": asked.seeds,
+        "endpoint": asked.endpoint,
+        "delta_min": asked.delta_min,
+        "match": asked.match,
+        "lr_grid": asked.lr_grid,
+        "tuning_seeds": asked.tuning_seeds,
+        "amendments": [],
+    }
+    return values

@@ -1,0 +1,250 @@
+"""Every run of some directories in a line: how far, how good, how old, and why not. Reads files, imports no torch."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from nexus_ablate.errors import ConfigError, UserError
+from nexus_ablate.runs import effective_state, find_runs, read_jsonl, read_status
+from nexus_ablate.runs.record import read_mapping
+from nexus_ablate.study.record import read_record
+
+_TAIL_BYTES = 65536
+LOSS = "val/loss"
+
+
+@dataclass(frozen=True)
+class Line:
+    """One run as `status` shows it; what is not known is None.
+
+    Attributes:
+        state: The effective state; `waiting`: of a study, and nobody has begun it; `damaged`: cannot be read.
+        loss: The last validation loss, in nats per token.
+        against_baseline: `loss` minus the baseline's with the same seed at the same number of tokens.
+        age_seconds: Since the last sign of life, or since the end.
+        left_seconds: Until the end at the present pace.
+        log: Where to read more.
+    """
+
+    study: str
+    arm: str
+    seed: int | None
+    state: str
+    step: int | None = None
+    steps: int | None = None
+    loss: float | None = None
+    against_baseline: float | None = None
+    age_seconds: float | None = None
+    left_seconds: float | None = None
+    reason: str = ""
+    log: Path | None = None
+
+
+class Watcher:
+    """Reads run directories again and again; what cannot change any more is read once."""
+
+    def __init__(self) -> None:
+        self._steps: dict[Path, int | None] = {}
+        self._baselines: dict[Path, tuple[int, dict[int, float]]] = {}
+
+    def lines(self, dirs: Iterable[Path]) -> list[Line]:
+        """A line for each run in the directories, and for each run that a study.yaml there still expects.
+
+        Raises:
+            UserError: A directory does not exist.
+        """
+        dirs = list(dirs)
+        found = [self.line(path) for path in find_runs(dirs)]
+        seen = {(line.study, line.arm, line.seed) for line in found}
+        for directory in sorted(
+            {d for given in dirs for d in (given, *given.glob("*")) if (d / "study.yaml").is_file()}
+        ):
+            found += [line for line in _expected(directory) if (line.study, line.arm, line.seed) not in seen]
+        return sorted(found, key=lambda line: (line.study, line.arm != "baseline", line.arm, line.seed or 0))
+
+    def line(self, path: Path) -> Line:
+        """One run."""
+        named = path.name.removeprefix("s").partition("-")[0]
+        seed = int(named) if named.isdigit() else None
+        study, arm, log = path.parent.parent.name, path.parent.name, path / "log.txt"
+        try:
+            status = read_status(path)
+            row = last_row(path / "metrics.jsonl")
+            measured = row if LOSS in row else last_row(path / "metrics.jsonl", LOSS)
+            steps = self._steps_of(path)
+            baseline = {} if arm == "baseline" else self._baseline_of(path, seed)
+        except UserError as error:
+            return Line(study, arm, seed, "damaged", reason=f"{error.what}: {error.got}", log=log)
+        state = effective_state(status, path)
+        step = row.get("step", status.get("step"))
+        loss = measured.get(LOSS)
+        beside = baseline.get(measured.get("tokens", -1))
+        left = None
+        if state == "running" and step and steps and row.get("seconds"):
+            left = (steps - step) * row["seconds"] / step
+        ended = status.get("updated") if state not in ("created", "running") else None
+        return Line(
+            study,
+            arm,
+            seed,
+            state,
+            step,
+            steps,
+            loss,
+            None if loss is None or beside is None else loss - beside,
+            (datetime.now(UTC) - datetime.fromisoformat(ended or status["heartbeat"])).total_seconds(),
+            left,
+            status.get("reason") or "",
+            log,
+        )
+
+    def _steps_of(self, path: Path) -> int | None:
+        if self._steps.get(path) is None:
+            config = read_mapping(path / "config.yaml", _yaml) or {}
+            summary = read_mapping(path / "summary.json", json.loads) or {}
+            self._steps[path] = summary.get("steps") or (config.get("resolved") or {}).get("steps")
+        return self._steps[path]
+
+    def _baseline_of(self, path: Path, seed: int | None) -> dict[int, float]:
+        """The baseline's validation losses by tokens, from the newest run of the same seed."""
+        runs = sorted(
+            (path.parent.parent / "baseline").glob(f"s{seed}-*/metrics.jsonl"), key=lambda p: p.stat().st_mtime
+        )
+        if not runs:
+            return {}
+        log = runs[-1]
+        size = log.stat().st_size
+        if self._baselines.get(log, (-1, {}))[0] != size:
+            rows = read_jsonl(log)
+            self._baselines[log] = (size, {row["tokens"]: row[LOSS] for row in rows if row.get(LOSS) is not None})
+        return self._baselines[log][1]
+
+
+def last_row(log: Path, name: str = "step") -> dict[str, Any]:
+    """The last row of a log that holds a metric; looks at its last 64 KiB; {} where there is none."""
+    if not log.is_file():
+        return {}
+    with open(log, "rb") as file:
+        size = file.seek(0, 2)
+        file.seek(max(0, size - _TAIL_BYTES))
+        lines = file.read().split(b"\n")
+    whole = lines[:-1] if size <= _TAIL_BYTES else lines[1:-1]  # the last one is empty or torn, the first cut off
+    wanted = f'"{name}"'.encode()
+    for text in reversed(whole):
+        if wanted in text:
+            try:
+                row = json.loads(text)
+            except ValueError as error:
+                raise UserError(f"{log} is damaged", str(error)) from None
+            return row if isinstance(row, dict) else {}
+    return {}
+
+
+def _expected(directory: Path) -> list[Line]:
+    """The runs that a study.yaml asks for at the arms' own learning rates."""
+    try:
+        record = read_record(directory) or {}
+    except ConfigError as error:
+        return [Line(directory.name, "study.yaml", None, "damaged", reason=error.got, log=directory / "study.yaml")]
+    arms = [record["baseline"]["arm"], *(arm["arm"] for arm in record["arms"])]
+    return [Line(directory.name, arm, seed, "waiting") for arm in arms for seed in record["seeds"]]
+
+
+def _yaml(text: str) -> Any:
+    import yaml
+
+    return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+
+
+# ---------------------------------------------------------------------------------------------------- for a terminal
+
+COLOURS = {
+    "finished": "green",
+    "running": "cyan",
+    "created": "cyan",
+    "failed": "red",
+    "damaged": "red",
+    "diverged": "yellow",
+    "lost": "magenta",
+    "preempted": "magenta",
+}
+
+
+def table(lines: list[Line], limit: int | None = None):
+    """The lines as a rich table; `limit` keeps those that say most: what runs, what failed, what ended last."""
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table
+
+    from nexus_ablate.errors import printable
+
+    shown = lines
+    if limit is not None and len(lines) > limit:
+        order = {"running": 0, "created": 0, "failed": 1, "damaged": 1, "diverged": 1, "lost": 1, "preempted": 1}
+        ranked = sorted(
+            lines, key=lambda line: (order.get(line.state, 2 if line.state == "finished" else 3), _age(line))
+        )
+        kept = {id(line) for line in ranked[:limit]}
+        shown = [line for line in lines if id(line) in kept]
+    grid = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim", show_edge=False)
+    several = len({line.study for line in lines}) > 1
+    for name in (*(["study"] if several else []), "arm", "seed", "state"):
+        grid.add_column(name, overflow="fold", justify="right" if name == "seed" else "left")
+    for name in ("step", "val loss", "- baseline", "age", "left"):
+        grid.add_column(name, justify="right", no_wrap=True)
+    for line in shown:
+        colour = COLOURS.get(line.state, "dim")
+        cells = [
+            *([line.study] if several else []),
+            line.arm,
+            "" if line.seed is None else str(line.seed),
+            f"[{colour}]{line.state}[/{colour}]",
+            _steps(line),
+            "" if line.loss is None else f"{line.loss:.4f}",
+            "" if line.against_baseline is None else f"{line.against_baseline:+.4f}",
+            duration(line.age_seconds),
+            duration(line.left_seconds),
+        ]
+        marked = 3 if several else 2
+        grid.add_row(*(escape(printable(cell)) if i != marked else cell for i, cell in enumerate(cells)))
+    return grid
+
+
+def troubles(lines: list[Line]) -> list[str]:
+    """A text for each run that did not end well: what, why, and where to read more."""
+    ill = [line for line in lines if line.state in ("failed", "damaged", "diverged", "lost", "preempted")]
+    return [f"{line.arm} s{line.seed} {line.state}: {line.reason or 'no word'}  {line.log}" for line in ill]
+
+
+def summary(lines: list[Line]) -> str:
+    """`12 finished, 1 failed, 2 running`."""
+    counts = Counter(line.state for line in lines)
+    order = ["finished", "diverged", "failed", "damaged", "lost", "preempted", "created", "running", "waiting"]
+    return ", ".join(f"{counts[state]} {state}" for state in order if counts[state])
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds for people: `42 s`, `12 min`, `3.4 h`, `5.1 d`."""
+    if seconds is None:
+        return ""
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            digits = 1 if size > 60 and seconds < 10 * size else 0
+            return f"{seconds / size:.{digits}f} {unit}"
+    return f"{max(seconds, 0):.0f} s"
+
+
+def _steps(line: Line) -> str:
+    if line.step is None:
+        return ""
+    return f"{line.step}/{line.steps}" if line.steps else str(line.step)
+
+
+def _age(line: Line) -> float:
+    return line.age_seconds if line.age_seconds is not None else float("inf")

@@ -1,0 +1,391 @@
+"""Scores, and the core of attention against a reference that goes through queries and keys one by one."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from nexus_ablate.axes import attention as scores
+from nexus_ablate.axes.attention import SCORES
+from nexus_ablate.axes.roles import Geometry
+from nexus_ablate.config import default_option
+from nexus_ablate.model import build_model
+
+H, T, D = 2, 6, 4
+GEOMETRY = Geometry(n_layers=2, d_model=H * D, n_heads=H, n_kv_heads=H, head_dim=D, d_ff=16, context=T, vocab_size=11)
+TOKENS = torch.randint(0, 11, (2, T), generator=torch.Generator().manual_seed(0))
+
+
+def randomise(module, seed=0):
+    with torch.no_grad():
+        for i, p in enumerate(module.parameters()):
+            p.copy_(torch.randn(p.shape, generator=torch.Generator().manual_seed(seed + i)))
+    return module
+
+
+def build_score(name, **keys):
+    option = default_option("attention", name)
+    option.keys |= keys
+    return randomise(SCORES.build(option, GEOMETRY))
+
+
+def build(tiny, *overrides):
+    """A model whose attention is not nearly uniform."""
+    return randomise(build_model(tiny(f"model.context={T}", *overrides), vocab_size=11)).eval()
+
+
+def core_of(tiny, *overrides, layer=0):
+    return build(tiny, *overrides).blocks[layer].attn.core
+
+
+@pytest.fixture
+def qkv():
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(3, H, T, 8, generator=generator) for _ in range(3)]
+
+
+# --------------------------------------------------------------------------------------------------------- scores
+
+
+def pairwise_score(name, score, q, k):
+    """The published definition for one query and key of head h."""
+
+    def weight(heads, h):
+        return heads.maps[h].weight
+
+    return {
+        "dot": lambda h: q @ k / math.sqrt(D),
+        "luong_dot": lambda h: q @ k,
+        "luong_general": lambda h: (weight(score.map, h) @ q) @ k,
+        "luong_concat": lambda h: weight(score.vector, h)[0] @ torch.tanh(weight(score.map, h) @ torch.cat((q, k))),
+        "additive": lambda h: (
+            weight(score.vector, h)[0]
+            @ torch.tanh(weight(score.query_map, h) @ q + weight(score.key_map, h) @ k + score.key_map.maps[h].bias)
+        ),
+    }[name]
+
+
+@pytest.mark.parametrize("name", ["dot", "luong_dot", "luong_general", "luong_concat", "additive"])
+def test_a_score_is_its_published_definition_for_every_query_and_key(name):
+    score = build_score(name)
+    q, k = (torch.randn(2, H, T, D, generator=torch.Generator().manual_seed(i)) for i in range(2))
+    found = score.scale * score(q, k)
+    for b, h, i, j in itertools.product(range(2), range(H), range(T), range(T)):
+        expected = pairwise_score(name, score, q[b, h, i], k[b, h, j])(h)
+        torch.testing.assert_close(found[b, h, i, j], expected, rtol=0, atol=1e-5)
+
+
+def test_concat_and_additive_without_bias_are_one_score():
+    """The declared equivalence: W = [Wq Wk]."""
+    concat, additive = build_score("luong_concat", width=3), build_score("additive", width=3, bias=False)
+    with torch.no_grad():
+        for whole, query, key in zip(concat.map.maps, additive.query_map.maps, additive.key_map.maps, strict=True):
+            whole.weight.copy_(torch.cat((query.weight, key.weight), 1))
+        for a, b in zip(concat.vector.maps, additive.vector.maps, strict=True):
+            a.weight.copy_(b.weight)
+    q, k = torch.randn(2, 2, H, T, D).unbind()
+    torch.testing.assert_close(concat(q, k), additive(q, k), rtol=0, atol=1e-6)
+
+
+def test_luong_general_with_the_identity_is_luong_dot():
+    general, dot = build_score("luong_general"), build_score("luong_dot")
+    with torch.no_grad():
+        for head in general.map.maps:
+            head.weight.copy_(torch.eye(D))
+    q, k = torch.randn(2, 2, H, T, D).unbind()
+    torch.testing.assert_close(general(q, k), dot(q, k))
+
+
+@pytest.mark.parametrize("name", ["luong_concat", "additive"])
+@pytest.mark.parametrize("queries", [1, 2, 4])
+def test_additive_scores_in_parts_are_those_at_once_in_both_passes_and_keep_to_the_bound(monkeypatch, name, queries):
+    score = build_score(name)
+    q, k = torch.randn(2, 2, H, T, D, requires_grad=True).unbind()
+    one_query = 2 * H * T * D * 4
+
+    def results():
+        sizes = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.numel() * 4) or t, lambda t: t):
+            out = score(q, k)
+        grads = torch.autograd.grad((out**2).sum(), [q, k, *score.parameters()])
+        return out, grads, max(sizes)
+
+    whole, whole_grads, unbounded = results()
+    assert unbounded == T * one_query
+    monkeypatch.setattr(scores, "HIDDEN_BYTES", queries * one_query)
+    parts, grads, kept = results()
+    assert torch.equal(parts, whole)
+    torch.testing.assert_close(grads, whole_grads, rtol=0, atol=1e-4)
+    assert kept <= queries * one_query
+
+
+def test_no_part_of_an_additive_score_is_larger_than_the_bound(monkeypatch):
+    score, formed = build_score("additive"), []
+    plain = scores._additive_scores
+
+    def watched(q, k, v):
+        formed.append(q[:, :, :, None].expand(-1, -1, -1, k.shape[2], -1).numel() * 4)
+        return plain(q, k, v)
+
+    monkeypatch.setattr(scores, "_additive_scores", watched)
+    monkeypatch.setattr(scores, "HIDDEN_BYTES", 400)
+    q, k = torch.randn(2, 2, H, T, D).unbind()
+    score(q, k).sum().backward()
+    assert len(formed) == 2 * T  # each query's part in the forward and again in the backward pass
+    assert max(formed) <= 400
+
+
+# ----------------------------------------------------------------------------------------------------------- core
+
+COMBINATIONS = [
+    f"attention={score} normalizer={normalizer} window={window} kv_bias={kv_bias} sink_token={sink} position={position}"
+    for (score, normalizer), window, kv_bias, sink, position in itertools.product(
+        [("dot", "softmax"), ("luong_general", "softmax1"), ("luong_dot", "sink"), ("additive", "clipped")],
+        ["off", "3"],
+        ["off", "key_value"],
+        ["off", "on"],
+        ["none", "alibi", "t5"],
+    )
+]
+
+
+def reference(core, attn, q, k, v, bias, sinks):
+    """Attention of one sequence by its definition. q, k, v are (H, T, d); `bias` is that of the text, or None."""
+    out = torch.zeros_like(q)
+    for h, i in itertools.product(range(H), range(q.shape[1])):
+        seen = [j for j in range(i + 1) if j < sinks or not core.window or i - core.window < j]
+        keys = [(k[h, j], v[h, j], 0.0 if bias is None or j < sinks else bias[h, i - sinks, j - sinks]) for j in seen]
+        if attn.learned_key_Gd is not None:
+            value = torch.zeros(q.shape[-1]) if attn.learned_value_Gd is None else attn.learned_value_Gd[h]
+            keys.append((attn.learned_key_Gd[h], value, 0.0))
+        z = [core.scale * core.score(q[None, :, i : i + 1], key.expand(1, H, 1, -1))[0, h, 0, 0] for key, _, _ in keys]
+        z = [score + added for score, (_, _, added) in zip(z, keys, strict=True)]
+        z = [core.softcap * torch.tanh(score / core.softcap) for score in z] if core.softcap else z
+        weights = core.normalizer(torch.stack(z).expand(1, H, 1, -1))[0, h, 0]
+        out[h, i] = sum(w * value for w, (_, value, _) in zip(weights, keys, strict=True))
+    return out
+
+
+@pytest.mark.parametrize("overrides", [*COMBINATIONS, "attn_softcap=0.5 window=3 kv_bias=key position=alibi"])
+def test_the_core_is_its_definition(tiny, qkv, overrides):
+    model = build(tiny, *overrides.split())
+    attn, sinks = model.blocks[0].attn, attn_sinks(model)
+    q, k, v = qkv
+    bias = model.position.score_bias(T - sinks, 0)
+    found = attn.core(q, attn._keys(k, attn.learned_key_Gd), attn._keys(v, attn.learned_value_Gd), bias)
+    expected = torch.stack([reference(attn.core, attn, *each, bias, sinks) for each in zip(q, k, v, strict=True)])
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+def attn_sinks(model):
+    return 0 if model.sink is None else 1
+
+
+@pytest.mark.parametrize("overrides", [c for c in COMBINATIONS if "additive" not in c])
+def test_fused_and_plain_agree_in_outputs_and_gradients(tiny, overrides):
+    model = build(tiny, *overrides.split(), "init=xavier")
+    model.load_state_dict(build_model(tiny(f"model.context={T}", *overrides.split(), "init=xavier"), 11).state_dict())
+    results = []
+    for fused in (True, False):
+        for block in model.blocks:
+            assert block.attn.core.kernel[0] == "sdpa"
+            block.attn.core.fused = fused
+        loss = torch.nn.functional.cross_entropy(model(TOKENS).flatten(0, 1), TOKENS.roll(1).flatten())
+        results.append((loss, torch.autograd.grad(loss, list(model.parameters()))))
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "kernel"),
+    [
+        ((), "sdpa"),
+        (("window=3",), "sdpa"),
+        (("normalizer=sink",), "sdpa"),
+        (("attention=luong_general",), "sdpa"),
+        (("attention=additive",), "plain"),
+        (("normalizer=sigmoid",), "plain"),
+        (("attn_softcap=50",), "plain"),
+    ],
+)
+def test_the_kernel_is_named_with_its_reason(tiny, overrides, kernel):
+    core = core_of(tiny, *overrides)
+    assert core.kernel[0] == kernel
+    assert core.fused is (kernel == "sdpa")
+    assert len(core.kernel[1]) > 20
+
+
+def test_the_map_holds_weights_over_the_visible_past(tiny, qkv):
+    core = core_of(tiny, "position=alibi", "window=3")
+    weights = core.weights(*qkv[:2], build(tiny, "position=alibi").position.score_bias(T, 0))
+    torch.testing.assert_close(weights.sum(-1), torch.ones(3, H, T))
+    band = torch.ones(T, T).tril().triu(-2).bool()
+    assert torch.equal(weights != 0, band.expand(3, H, T, T))
+
+
+def test_softcap_bounds_scores_before_the_mask(tiny, qkv):
+    core = core_of(tiny, "attn_softcap=0.5", "position=none")
+    weights = core.weights(*qkv[:2], None)
+    assert torch.equal(weights, weights.tril())
+    last = weights[:, :, -1]
+    assert (last.max(-1).values / last.min(-1).values).max() <= math.exp(2 * 0.5)
+    # The control: capped after the mask, -inf becomes -0.5 and the future is seen.
+    masked = (core.score(*qkv[:2]) * core.scale).masked_fill(~torch.ones(T, T).tril().bool(), -torch.inf)
+    leaking = core.normalizer(0.5 * torch.tanh(masked / 0.5))
+    assert (leaking.triu(1) > 0).any()
+
+
+def test_a_window_is_the_last_keys_with_the_query_s_own(tiny):
+    """Layer by layer: window=[2,0] is 2 keys in the first layer and all in the second."""
+    cores = [core_of(tiny, "window=[2,0]", layer=layer) for layer in range(2)]
+    assert [core.seen(4, 4, torch.device("cpu")).sum(1).tolist() for core in cores] == [[1, 2, 2, 2], [1, 2, 3, 4]]
+
+
+def test_in_a_windowed_layer_a_token_sees_what_the_window_holds_and_the_sink(tiny):
+    for sink in ("off", "on"):
+        model = build(tiny, "window=3", "model.n_layers=1", f"sink_token={sink}", "position=none")
+        outputs = []
+        model.embedding.register_forward_hook(lambda m, i, o, kept=outputs: (o.retain_grad(), kept.append(o))[0])
+        model(TOKENS)[0, 5].pow(2).sum().backward()
+        assert outputs[0].grad[0].abs().sum(-1).nonzero().flatten().tolist() == [3, 4, 5]
+        if sink == "on":
+            assert model.sink.weight.grad.abs().sum() > 0
+
+
+# ------------------------------------------------------------------------------------------- heads of keys, sinks
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_grouped_queries_are_repeated_key_heads(tiny, groups):
+    full = build(tiny, "model.n_heads=4", "kv_bias=key_value", "bias=on", "qk_norm=rms_full")
+    grouped = build(tiny, "model.n_heads=4", f"n_kv_heads={groups}", "kv_bias=key_value", "bias=on", "qk_norm=rms_full")
+    d, repeat = 4, 4 // groups
+    state = {}
+    for name, value in grouped.state_dict().items():
+        heads = any(part in name for part in ("attn.key.", "attn.value.", "qk_norm.key", "learned_"))
+        wide = value.unflatten(0, (groups, -1)).repeat_interleave(repeat, 0).flatten(0, 1) if heads else value
+        state[name] = wide
+    full.load_state_dict(state)
+    assert grouped.blocks[0].attn.key.weight.shape == (groups * d, 16)
+    torch.testing.assert_close(grouped(TOKENS), full(TOKENS), rtol=1e-4, atol=1e-4)
+
+
+def test_a_learned_key_takes_the_mass_that_its_score_asks_for(tiny, qkv):
+    model = build(tiny, "kv_bias=key", "position=none")
+    attn, (q, k, v) = model.blocks[0].attn, qkv
+    keys, values = attn._keys(k, attn.learned_key_Gd), attn._keys(v, attn.learned_value_Gd)
+    weights = attn.core.weights(q, keys, None)
+    assert weights.shape == (3, H, T, T + 1)
+    expected = torch.exp(attn.core.scale * (q * attn.learned_key_Gd[:, None]).sum(-1))
+    others = torch.exp(attn.core.scale * q @ k.transpose(-1, -2)).tril().sum(-1)
+    torch.testing.assert_close(weights[..., 0], expected / (expected + others))
+    assert torch.equal(values[:, :, 0], torch.zeros(3, H, 8))  # its mass goes nowhere
+    assert attn.learned_value_Gd is None
+
+
+def test_a_learned_key_is_not_rotated_normed_or_biased_by_position(tiny):
+    for position in ("rope", "alibi"):
+        attn = build(tiny, "kv_bias=key", f"position={position}", "qk_norm=rms").blocks[0].attn
+        seen = []
+        attn.core.register_forward_pre_hook(lambda m, args, kept=seen: kept.append(args))
+        attn(torch.randn(1, T, 16), build(tiny, f"position={position}").position)
+        assert torch.equal(seen[0][1][0, :, 0], attn.learned_key_Gd)
+
+
+@pytest.mark.parametrize("position", ["none", "learned", "rope", "alibi", "t5", "transformer_xl"])
+def test_a_sink_token_changes_no_shape_and_no_position_of_the_text(tiny, position):
+    """With the sink's key out of sight, the text attends as if it were not there."""
+    with_sink, without = (build(tiny, "sink_token=" + on, f"position={position}") for on in ("on", "off"))
+    without.load_state_dict({n: p for n, p in with_sink.state_dict().items() if n != "sink.weight"})
+    assert with_sink(TOKENS).shape == without(TOKENS).shape == (2, T, 11)
+    assert not torch.allclose(with_sink(TOKENS), without(TOKENS), atol=1e-3)
+    for block in with_sink.blocks:
+        core = block.attn.core
+        plain = core.seen
+        core.seen = lambda t, s, device, plain=plain: (
+            plain(t, s, device) & ~((torch.arange(s) == 0) & (torch.arange(t)[:, None] > 0))
+        )
+        core.fused = False
+    torch.testing.assert_close(with_sink(TOKENS), without(TOKENS), rtol=1e-4, atol=1e-4)
+
+
+def test_sinks_start_and_decay_by_the_role_of_what_they_stand_for(tiny):
+    from nexus_ablate.axes.roles import parameter_roles
+
+    roles = parameter_roles(build(tiny, "kv_bias=key_value", "sink_token=on"))
+    assert roles["blocks.0.attn.learned_key_Gd"] == "key"
+    assert roles["blocks.0.attn.learned_value_Gd"] == "value"
+    assert roles["sink.weight"] == "embedding"
+
+
+# ------------------------------------------------------------------------------------------------------- key bias
+
+
+@pytest.mark.parametrize(
+    ("overrides", "acts"),
+    [
+        ((), False),
+        (("position=alibi",), False),
+        (("position=t5",), False),
+        (("position=transformer_xl",), False),
+        (("attention=luong_general",), False),
+        (("normalizer=clipped",), False),
+        (("qk_norm=q_only",), False),
+        (("window=2",), False),
+        (("sink_token=on",), False),
+        (("gate=elementwise",), False),
+        (("gate=elementwise", "gate.site=query"), False),
+        (("position=rope",), True),
+        (("attention=additive",), True),
+        (("attention=luong_concat",), True),
+        (("normalizer=softmax1",), True),
+        (("normalizer=sink",), True),
+        (("normalizer=sigmoid",), True),
+        (("qk_norm=k_only",), True),
+        (("qk_norm=l2",), True),
+        (("attn_softcap=1",), True),
+        (("kv_bias=key",), True),
+        (("gate=elementwise", "gate.site=key"), True),
+    ],
+)
+def test_a_key_bias_is_left_out_exactly_where_it_could_not_act(tiny, overrides, acts):
+    """Proved by adding one by hand."""
+    model = build(tiny, "position=none", *overrides)
+    with_bias = build(tiny, "position=none", *overrides, "qkv_bias=on").blocks[0].attn
+    assert (with_bias.key.bias is not None) is acts
+    assert with_bias.query.bias is not None
+    before = model(TOKENS)
+    for block in model.blocks:
+        block.attn.key.bias = torch.nn.Parameter(torch.randn(16, generator=torch.Generator().manual_seed(3)))
+    assert torch.allclose(model(TOKENS), before, rtol=1e-3, atol=1e-3) is not acts
+
+
+# ---------------------------------------------------------------------------------------------------- plain keys
+
+
+def test_attn_scale_is_the_factor_on_the_scores_and_auto_the_published_one(tiny):
+    assert core_of(tiny).scale == 8**-0.5
+    assert core_of(tiny, "attention=luong_dot").scale == 1
+    assert core_of(tiny, "qk_norm=l2").scale == 1
+    assert core_of(tiny, "attn_scale=0.5").scale == 0.5
+    a = build(tiny, "attention=luong_dot", f"attn_scale={8**-0.5!r}")
+    torch.testing.assert_close(a(TOKENS), build(tiny)(TOKENS))
+
+
+def test_final_softcap_bounds_the_logits(tiny):
+    capped, free = build(tiny, "final_softcap=2"), build(tiny)
+    torch.testing.assert_close(capped(TOKENS), 2 * torch.tanh(free(TOKENS) / 2))
+
+
+def test_biases_can_be_chosen_by_site(tiny):
+    def biases(*overrides):
+        model = build(tiny, "ffn=gelu", *overrides)
+        return {n.removeprefix("blocks.0.") for n, _ in model.blocks[0].named_parameters() if n.endswith(".bias")}
+
+    qkv, out, ffn = {"attn.query.bias", "attn.key.bias", "attn.value.bias"}, {"attn.out.bias"}, {"ffn.up.bias"}
+    assert biases("qkv_bias=on") == qkv
+    assert biases("attn_out_bias=on") == out
+    assert biases("ffn_bias=on") >= ffn
+    assert not biases("ffn_bias=on") & (qkv | out)
+    assert biases("bias=on", "qkv_bias=off") >= out | ffn
+    assert not biases("bias=on", "qkv_bias=off") & qkv

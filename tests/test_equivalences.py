@@ -1,0 +1,38 @@
+import pytest
+import torch
+from equivalences import EQUIVALENT
+
+from nexus_ablate.model import build_model
+from nexus_ablate.training.optimizer import build_optimizer
+
+TOKENS = torch.randint(0, 11, (2, 8), generator=torch.Generator().manual_seed(0))
+
+
+def logits_after(config, steps=3):
+    """Logits at the start and after a few steps with the configuration's optimizer."""
+    model = build_model(config, vocab_size=11)
+    optimizer = build_optimizer(model, config.optim, config.weight_decay)
+    found = [model(TOKENS).detach()]
+    for _ in range(steps):
+        loss = torch.nn.functional.cross_entropy(model(TOKENS[:, :-1]).flatten(0, 1), TOKENS[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return [*found, model(TOKENS).detach()]
+
+
+def both(tiny, pair, *overrides):
+    return (logits_after(tiny(*side, *overrides)) for side in (pair.first, pair.second))
+
+
+@pytest.mark.parametrize("pair", EQUIVALENT, ids=lambda e: " is ".join(",".join(side) for side in (e.first, e.second)))
+def test_a_declared_pair_computes_the_same_before_and_after_training(tiny, pair):
+    for one, other in zip(*both(tiny, pair, "weight_decay=0"), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("pair", EQUIVALENT, ids=lambda e: " is ".join(",".join(side) for side in (e.first, e.second)))
+def test_decay_of_everything_parts_the_pairs_that_say_so_and_no_other(tiny, pair):
+    first, second = both(tiny, pair, "optim.decay=all", "weight_decay=100")
+    same = torch.allclose(first[-1], second[-1], rtol=0, atol=1e-4)
+    assert same is (pair.until == "always")

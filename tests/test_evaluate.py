@@ -1,0 +1,508 @@
+import dataclasses
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from options import EVERY_OPTION, option_pairs
+from torch.nn import functional as F
+
+from nexus_ablate.cli import main
+from nexus_ablate.composition import compose
+from nexus_ablate.config import EVALUATIONS as NAMES
+from nexus_ablate.errors import ConfigError
+from nexus_ablate.measure.evaluation import EVALUATIONS, NotDefined, Subject
+from nexus_ablate.measure.evaluation.extrapolation import by_position, extrapolation
+from nexus_ablate.measure.evaluation.intervention import intervention, massive_set, massive_threshold, sink_set
+from nexus_ablate.measure.evaluation.quantization import (
+    SCHEMES,
+    calibrate,
+    linear_maps,
+    quantization,
+    quantized,
+    round_asymmetric,
+    round_symmetric,
+)
+from nexus_ablate.measure.evaluation.streaming import streamed, streaming
+from nexus_ablate.model import build_model
+from nexus_ablate.runs import read_run
+from nexus_ablate.training.evaluation import evaluate, restore
+from nexus_ablate.training.session import train
+
+TEXT = np.random.default_rng(0).integers(0, 11, 400)
+
+
+def subject(config, model=None, **changes):
+    model = build_model(config, 11).eval() if model is None else model
+    return Subject(**({"model": model, "train": TEXT, "val": TEXT, "context": 8, "eval_tokens": 64} | changes))
+
+
+def spread(model, factor=3.0):
+    """Larger weights, so that attention is far from uniform and a mistake in it shows."""
+    with torch.no_grad():
+        for block in model.blocks:
+            for parameter in block.parameters():
+                if parameter.ndim > 1:
+                    parameter.mul_(factor)
+    return model
+
+
+# --------------------------------------------------------------------------------------------------- extrapolation
+
+
+def test_at_1x_it_is_the_validation_loss_under_the_same_protocol(tiny_run):
+    out = train(compose(tiny_run("train.steps=3", "train.eval_tokens=60")), quiet=True)
+    summary = evaluate(out.path, ["extrapolation"])
+    assert summary["extrapolation"]["non_overlapping"]["1"] == pytest.approx(summary["val_loss"], rel=1e-6)
+    assert set(summary["extrapolation"]["sliding"]) == {"1", "2", "4", "8"}
+
+
+def test_sliding_predicts_the_same_targets_at_every_length_with_nearly_all_of_it_before_them(tiny):
+    made = subject(tiny())
+    found = extrapolation(made)["sliding"]
+    for factor in (1, 2, 4, 8):
+        length, nats = 8 * factor, []
+        for index in range(64, 128):  # 64 targets, behind the room of the longest window
+            end = 64 + 4 * ((index - 64) // 4) + 3  # the last of the four targets of its window
+            window = torch.from_numpy(TEXT[end - length : end])[None]
+            place = length - 1 - (end - index)
+            assert length - 4 <= place < length
+            nats.append(F.cross_entropy(made.model(window)[0, place], torch.tensor(TEXT[index])).item())
+        assert found[str(factor)] == pytest.approx(np.mean(nats), rel=1e-5)
+
+
+def test_the_loss_by_position_is_in_powers_of_two_and_leaves_no_position_out():
+    losses = torch.arange(1.0, 9.0).repeat(2, 1)
+    assert by_position(losses) == {"1": 1.0, "2": 2.0, "3-4": 3.5, "5-8": 6.5}
+    assert by_position(losses[:, :6])["5-6"] == 5.5
+
+
+def test_a_table_of_positions_is_not_defined_beyond_itself(tiny):
+    found = extrapolation(subject(tiny("position=learned")))
+    assert set(found["non_overlapping"]) == set(found["sliding"]) == {"1"}
+    assert found["not_defined"].keys() == {"2", "4", "8"}
+    assert "table of 8 positions, and 16 are needed" in found["not_defined"]["2"]
+
+
+def test_a_text_that_is_too_short_is_said_to_be():
+    config = compose(["model.n_layers=1", "model.d_model=16", "model.n_heads=2", "model.context=8"])
+    found = extrapolation(subject(config, val=TEXT[:30]))
+    assert set(found["non_overlapping"]) == {"1", "2"}
+    assert "30 tokens, and 33 are needed" in found["not_defined"]["4"]
+
+
+# ------------------------------------------------------------------------------------------------------- streaming
+
+
+@torch.no_grad()
+def read_token_by_token(model, tokens_T, window, kept):
+    """Logits (T, V) of a reader that holds a cache: each token joins it, the oldest unkept one leaves it."""
+
+    def cached(attn, keys, values, front):
+        def forward(x_B1D, position):
+            heads = (-1, attn.head_dim)
+            q, k, v = (project(x_B1D).unflatten(-1, heads) for project in (attn.query, attn.key, attn.value))
+            q, k, v = attn.qk_norm(q, k, v)
+            q, k, v = (attn.gate(site, y, x_B1D) for site, y in (("query", q), ("key", k), ("value", v)))
+            keys.append(k.transpose(1, 2))
+            values.append(v.transpose(1, 2))
+            if len(keys) > front + window:
+                del keys[front + kept], values[front + kept]
+            q_full = torch.zeros(1, q.shape[2], len(keys), attn.head_dim)
+            q_full[:, :, -1] = q.transpose(1, 2)[:, :, 0]
+            q_placed, k_placed, bias = q_full, torch.cat(keys, 2), None
+            if len(keys) > front:  # a sink token alone has no position
+                q_placed, k_placed, bias = attn.place(q_full, k_placed, position)
+            k_all = attn._keys(k_placed, attn.learned_key_Gd)
+            v_all = attn._keys(torch.cat(values, 2), attn.learned_value_Gd)
+            out = (attn.core.weights(q_placed, k_all, bias) @ v_all)[:, :, -1:].transpose(1, 2)
+            out = attn.out(attn.inner_norm(attn.gate("sdpa", out, x_B1D).flatten(2)))
+            return attn.gate("output", out, x_B1D)
+
+        return forward
+
+    front = int(model.sink is not None)
+    for block in model.blocks:
+        block.attn.forward = cached(block.attn, [], [], front)
+    embedded = [model._scaled(model.embedding(tokens_T[None, t : t + 1])) for t in range(len(tokens_T))]
+    start = [] if model.sink is None else [model._scaled(model.sink.weight)[None]]
+    head = model.embedding.weight if model.head is None else model.head.weight
+    logits = []
+    for x in start + embedded:
+        stream = model.placement.enter(x)
+        for block in model.blocks:
+            stream = block(stream, model.position)
+        logits.append(F.linear(model.placement.leave(stream, model.final_norm), head)[0, 0])
+    for block in model.blocks:
+        del block.attn.forward
+    return torch.stack(logits[front:])
+
+
+STREAMED = [
+    (),
+    ("position=none",),
+    ("position=alibi",),
+    ("position=t5", "position.buckets=4", "position.max_distance=6"),
+    ("position=kerple",),
+    ("position=fire",),
+    ("position=transformer_xl",),
+    ("position=irope", "position.every=2"),
+    ("normalizer=softmax1", "qk_norm=rms"),
+    ("normalizer=sigmoid", "placement=dual"),
+    ("normalizer=sink", "gate=elementwise"),
+    ("kv_bias=key_value", "n_kv_heads=1"),
+    ("sink_token=on", "position=alibi"),
+    ("window=3",),
+    ("window=[3,0]", "sink_token=on", "kv_bias=key"),
+    ("attention=additive", "attn_softcap=5"),
+    ("placement=hybridnorm", "gate=headwise", "gate.site=value"),
+]
+
+
+@pytest.mark.parametrize("kept", [0, 2])
+@pytest.mark.parametrize("overrides", STREAMED, ids=str)
+def test_one_pass_reads_as_a_cache_would_token_by_token(tiny, overrides, kept):
+    model = spread(build_model(tiny(*overrides), 11)).eval()
+    tokens = torch.from_numpy(TEXT[:20])
+    expected = read_token_by_token(model, tokens, window=6, kept=kept)
+    with streamed(model, 6, kept), torch.no_grad():
+        seen = model(tokens[None])[0]
+    torch.testing.assert_close(seen, expected, rtol=1e-4, atol=1e-4)
+    with torch.no_grad():
+        ordinary = model(tokens[None])[0]
+    torch.testing.assert_close(seen[:6], ordinary[:6], rtol=1e-4, atol=1e-4)
+    if overrides != ("window=3",):
+        assert not torch.allclose(seen[6:], ordinary[6:], atol=1e-3)  # the control: eviction changes what is read
+
+
+def test_a_cache_that_holds_the_whole_text_changes_nothing(tiny):
+    model = spread(build_model(tiny(), 11)).eval()
+    tokens = torch.from_numpy(TEXT[None, :20])
+    with torch.no_grad():
+        ordinary = model(tokens)
+        with streamed(model, 20, 4):
+            torch.testing.assert_close(model(tokens), ordinary, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(model(tokens), ordinary, rtol=0, atol=0)  # and the model is itself again
+
+
+def test_streaming_reports_both_losses_behind_the_filled_cache(tiny):
+    made = subject(tiny(), model=spread(build_model(tiny(), 11)).eval())
+    found = streaming(made)
+    assert found["difference"] == pytest.approx(found["loss_dropped"] - found["loss_kept"])
+    nats = []
+    for start in range(0, 256, 64):
+        tokens = torch.from_numpy(TEXT[start : start + 65])
+        logits = read_token_by_token(made.model, tokens[:-1], window=8, kept=4)
+        nats.append(F.cross_entropy(logits[8:], tokens[9:], reduction="none"))
+    assert found["loss_kept"] == pytest.approx(torch.stack(nats).mean().item(), rel=1e-4)
+
+
+@pytest.mark.parametrize("position", ["learned", "sinusoidal"])
+def test_positions_on_the_embedding_cannot_stream(tiny, position):
+    with pytest.raises(NotDefined, match="put into the embedding"):
+        streaming(subject(tiny(f"position={position}")))
+
+
+# ---------------------------------------------------------------------------------------------------- quantization
+
+
+def test_symmetric_rounding_is_torch_s_own_with_the_scale_absmax_over_127():
+    x = torch.randn(5, 7, generator=torch.Generator().manual_seed(0))
+    theirs = torch.fake_quantize_per_tensor_affine(x, x.abs().max().item() / 127, 0, -128, 127)
+    torch.testing.assert_close(round_symmetric(x, by_row=False), theirs)
+    scales = x.abs().amax(1) / 127
+    theirs = torch.fake_quantize_per_channel_affine(x, scales, torch.zeros(5, dtype=torch.int32), 0, -128, 127)
+    torch.testing.assert_close(round_symmetric(x, by_row=True), theirs)
+    assert round_symmetric(torch.zeros(2, 3), by_row=True).tolist() == torch.zeros(2, 3).tolist()
+
+
+def test_asymmetric_rounding_is_torch_s_own_and_holds_zero():
+    x = torch.randn(50, generator=torch.Generator().manual_seed(0)) + 1
+    step = (3.0 + 0.5) / 255
+    theirs = torch.fake_quantize_per_tensor_affine(x, step, round(0.5 / step), 0, 255)
+    torch.testing.assert_close(round_asymmetric(x, -0.5, 3.0), theirs)
+    assert round_asymmetric(torch.tensor([0.0, 9.0]), 0.2, 3.0).tolist() == pytest.approx([0.0, 3.0])
+    assert round_asymmetric(torch.zeros(2), 0.0, 0.0).tolist() == [0.0, 0.0]
+
+
+def test_a_block_computes_with_rounded_weights_and_inputs_while_it_is_quantized_and_is_itself_afterwards(tiny):
+    made = subject(tiny())
+    m = made.model.blocks[0].ffn
+    maps = linear_maps(m)
+    ranges = calibrate(made)
+    x = torch.randn(2, 3, 16, generator=torch.Generator().manual_seed(0))
+    before, weights = m(x), [a.weight.clone() for a in maps]
+    for name, scheme in SCHEMES.items():
+        first = maps[0]
+        with quantized(maps, scheme, ranges):
+            inside = first(x)
+            assert not torch.equal(m(x), before)
+        entered = round_asymmetric(x, *ranges[first]) if scheme.static else round_symmetric(x, by_row=scheme.by_channel)
+        expected = entered @ round_symmetric(first.weight, by_row=scheme.by_channel).T
+        torch.testing.assert_close(inside, expected, msg=name)
+        assert torch.equal(m(x), before)
+        assert all(torch.equal(a.weight, w) for a, w in zip(maps, weights, strict=True))
+
+
+def test_calibration_is_a_running_minimum_and_maximum_over_sequences(tiny):
+    made = subject(tiny())
+    first = made.model.blocks[0].attn.query
+    seen = []
+    handle = first.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0].aminmax()))
+    ranges = calibrate(made)
+    handle.remove()
+    assert len(seen) == 16
+    low, high = seen[0]
+    for a, b in seen[1:]:
+        low, high = 0.9 * low + 0.1 * a, 0.9 * high + 0.1 * b
+    assert ranges[first] == pytest.approx((low.item(), high.item()), rel=1e-5)
+
+
+@torch.no_grad()
+def likeliest(model, length):
+    """Text whose every token the model finds the likeliest in windows of 8, so that any change of it costs."""
+    tokens = [0]
+    while len(tokens) < length:
+        window = tokens[(len(tokens) - 1) // 8 * 8 :]
+        tokens.append(int(model(torch.tensor([window]))[0, -1].argmax()))
+    return np.array(tokens)
+
+
+def test_the_block_that_an_outlier_stands_in_loses_most(tiny):
+    def gaps(gain):
+        made = subject(tiny("norm=layer"), eval_tokens=256)
+        with torch.no_grad():
+            spread(made.model, 4.0)
+            made.model.embedding.weight.mul_(30)
+            made.model.blocks[1].norm_ffn.gain[3] = gain
+            for m in linear_maps(made.model.blocks[1].ffn)[:-1]:
+                m.weight[:, 3] = 0  # the outlier says nothing: it only takes up the scale
+        found = quantization(dataclasses.replace(made, val=likeliest(made.model, 257)))
+        assert found["worst_block"] == int(np.argmax(found["gap_by_block"]))
+        return np.array([*found["gap_by_block"], *(told["gap"] for told in found["schemes"].values())])
+
+    calm, outlier = gaps(1.0), gaps(3000.0)
+    assert outlier[1] > 5 * outlier[0]
+    assert (outlier[1:] > 3 * calm[1:]).all()
+
+
+# ---------------------------------------------------------------------------------------------------- intervention
+
+
+def planted(config, size=5000.0):
+    """A model whose second block puts `size` into channel 3 of every token 10."""
+    model = build_model(config, 11).eval()
+    state = {}
+
+    def read(module, inputs):
+        state["tokens"] = inputs[0]
+
+    def plant(module, inputs, output):
+        return output + size * F.one_hot(torch.tensor(3), 16) * (state["tokens"] == 10)[..., None]
+
+    model.register_forward_pre_hook(read)
+    model.blocks[1].register_forward_hook(plant)
+    return model
+
+
+def test_massive_activations_that_were_planted_are_found_and_taken_away(tiny):
+    config = tiny()
+    made = subject(config, model=planted(config))
+    found = intervention(made)
+    calibration = made.calibration(32)
+    assert (found["threshold"], found["massive"]) == (1000.0, True)
+    assert found["entries_per_sequence"] == pytest.approx((calibration == 10).sum() / 32)
+    assert found["before"]["act/resid/max_over_median"] > 1000
+    assert found["massive_zero"]["act/resid/max_over_median"] < 100
+    assert found["massive_mean"]["act/resid/max_over_median"] > 1000
+    assert abs(found["massive_mean"]["loss"] - found["before"]["loss"]) < abs(
+        found["massive_zero"]["loss"] - found["before"]["loss"]
+    )
+
+
+def test_without_massive_activations_the_largest_ratio_sets_the_threshold(tiny):
+    config = tiny()
+    made = subject(config)
+    tokens = made.on_device(made.calibration(4))
+    threshold = massive_threshold(made.model, tokens)
+    assert 1 < threshold < 1000
+    assert not intervention(made)["massive"]
+
+
+def test_massive_entries_become_zero_and_nothing_else_changes(tiny):
+    model = planted(tiny())
+    tokens = torch.from_numpy(TEXT[None, :8].copy())
+    tokens[0, 4] = 10
+    streams = []
+    with massive_set(model, 1000.0, None):
+        model.blocks[1].register_forward_hook(lambda module, inputs, output: streams.append(output.clone()))
+        model(tokens)
+    model(tokens)
+    changed = streams[0] != streams[1]
+    assert changed.nonzero().tolist() == [[0, int(t), 3] for t in (tokens[0] == 10).nonzero()[:, 0]]
+    assert (streams[0][changed] == 0).all()
+
+
+def test_attention_to_the_first_token_becomes_what_is_asked_and_the_first_query_keeps_its_only_key(tiny):
+    model = spread(build_model(tiny("position=none"), 11)).eval()
+    core = model.blocks[0].attn.core
+    q, k, v = (torch.randn(2, 2, 8, 8, generator=torch.Generator().manual_seed(s)) for s in range(3))
+    with torch.no_grad():
+        weight = core.weights(q, k, None)
+        with sink_set(model, lambda block, sink: torch.zeros_like(sink)):
+            removed = core(q, k, v, None)
+        with sink_set(model, lambda block, sink: sink):
+            kept = core(q, k, v, None)
+        with sink_set(model, None):
+            renormalized = core(q, k, v, None)
+    without = weight.clone()
+    without[:, :, 1:, 0] = 0
+    torch.testing.assert_close(removed, without @ v)
+    torch.testing.assert_close(kept, weight @ v)
+    torch.testing.assert_close(renormalized, F.normalize(without, p=1.0, dim=-1) @ v)
+    torch.testing.assert_close(core(q, k, v, None), weight @ v)  # the fused path is back
+
+
+def test_an_intervention_leaves_the_model_as_it_was(tiny):
+    made = subject(tiny("norm=batch"))
+    before = {name: value.clone() for name, value in made.model.state_dict().items()}
+    for evaluation in EVALUATIONS.values():
+        evaluation(made)
+    assert all(torch.equal(before[name], value) for name, value in made.model.state_dict().items())
+    for module in made.model.modules():
+        assert not module._forward_hooks and not module._forward_pre_hooks
+        assert "forward" not in vars(module) and "place" not in vars(module)
+
+
+# ------------------------------------------------------------------------------------------------- in every option
+
+
+def finite(value):
+    if isinstance(value, dict):
+        return all(finite(v) for v in value.values())
+    if isinstance(value, list):
+        return all(finite(v) for v in value)
+    return not isinstance(value, float) or math.isfinite(value)
+
+
+def answers(config):
+    made = subject(config)
+    for name, evaluation in EVALUATIONS.items():
+        try:
+            found = evaluation(made)
+        except NotDefined as reason:
+            assert str(reason) and "\n" not in str(reason)
+            continue
+        assert finite(found), (name, found)
+
+
+def settled(tiny, overrides):
+    """The configuration, or nothing where the options refuse each other."""
+    try:
+        return tiny(*overrides)
+    except ConfigError:
+        return None
+
+
+@pytest.mark.parametrize("overrides", [(o,) for o in EVERY_OPTION[::6]], ids=str)
+def test_every_evaluation_answers_or_says_why_not(tiny, overrides):
+    if config := settled(tiny, overrides):
+        answers(config)
+
+
+@pytest.mark.slow
+def test_every_evaluation_answers_or_says_why_not_in_every_pair_of_options(tiny):
+    done = 0
+    for row in itertools.chain([(o,) for o in EVERY_OPTION], option_pairs()):
+        if config := settled(tiny, row):
+            answers(config)
+            done += 1
+    assert done > 100
+
+
+# ----------------------------------------------------------------------------------------------- runs and the verb
+
+
+def test_the_names_that_need_no_torch_are_the_evaluations():
+    assert tuple(EVALUATIONS) == NAMES
+
+
+@pytest.fixture
+def finished(tiny_run):
+    return train(compose(tiny_run("train.steps=2")), quiet=True).path
+
+
+def test_a_restored_model_has_the_weights_and_the_loss_of_the_run(finished):
+    record = read_run(finished)
+    config, data, model = restore(record)
+    assert not model.training
+    assert config.science() == compose([]).science() | config.science()
+    found = subject(config, model, val=data.val["val"], train=data.train, eval_tokens=config.train.eval_tokens)
+    assert record.summary is not None
+    assert found.losses(found.windows(10**6)).mean().item() == pytest.approx(record.summary["val_loss"], rel=1e-6)
+
+
+def test_evaluate_writes_each_answer_under_its_name_and_does_none_twice(finished, capsys, monkeypatch):
+    before = read_run(finished).summary
+    assert main(["evaluate", str(finished), "--evals", "quantization,streaming"]) == 0
+    assert "streaming" in capsys.readouterr().out
+    summary = read_run(finished).summary
+    assert before is not None and summary is not None
+    assert summary.keys() - before.keys() == {"quantization", "streaming"}
+    assert {name: summary[name] for name in before} == before
+    monkeypatch.setitem(EVALUATIONS, "quantization", lambda made: pytest.fail("done a second time"))
+    assert main(["evaluate", str(finished), "--evals", "quantization"]) == 0
+
+
+def test_a_finished_run_asked_for_again_with_evaluations_gets_them_from_its_checkpoint(tiny_run, finished):
+    again = train(compose(tiny_run("train.steps=2", "evals=[extrapolation]")), quiet=True)
+    assert again.path == finished
+    assert again.told_before
+    assert "1" in again.summary["extrapolation"]["non_overlapping"]
+    assert read_run(finished).summary == again.summary
+
+
+def test_a_run_whose_text_has_changed_is_not_evaluated(finished):
+    config = yaml.safe_load((finished / "config.yaml").read_text())
+    text = config["data"]["files"][0]
+    with open(text, "a", encoding="utf-8") as file:
+        file.write("something else altogether. " * 100)
+    with pytest.raises(ConfigError, match="not the one that this run was validated on"):
+        evaluate(finished, ["quantization"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["runs", "--evals", "streeming"], "streaming"),
+        (["runs", "--evals"], "--evals needs names"),
+        (["runs", "--eval", "streaming"], "--evals"),
+        (["nowhere"], "does not exist"),
+    ],
+    ids=str,
+)
+def test_a_mistake_is_told_in_three_lines(arguments, words, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    assert main(["evaluate", *arguments]) == 2
+    told = capsys.readouterr().err
+    assert words in told
+    assert len(told.strip().splitlines()) <= 3
+
+
+def test_an_evaluation_that_does_not_exist_is_refused_before_anything_is_trained():
+    with pytest.raises(ConfigError, match="no evaluation of this name"):
+        compose(["evals=[streeming]"])
+
+
+def test_a_run_that_is_not_finished_is_not_evaluated_and_the_others_have_their_turn(finished, capsys):
+    other = finished.parent / "s9-00000000"
+    other.mkdir()
+    status = (finished / "status.json").read_text().replace('"finished"', '"failed"')
+    (other / "status.json").write_text(status)
+    assert main(["evaluate", str(finished.parent), "--evals", "quantization"]) == 2
+    told = capsys.readouterr()
+    assert "only a finished run" in told.err
+    assert "dynamic_tensor" in told.out

@@ -1,0 +1,232 @@
+"""What `explain` says is what is built."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from equivalences import EQUIVALENT
+from options import EVERY_OPTION
+from rich.cells import cell_len
+
+from nexus_ablate.axes.roles import parameter_roles
+from nexus_ablate.cli import main
+from nexus_ablate.composition import compose
+from nexus_ablate.config import AXES
+from nexus_ablate.measure.architecture import architecture
+from nexus_ablate.measure.counts import flops_per_token
+from nexus_ablate.model import build_model, meta_model
+from nexus_ablate.registry import option_files
+from nexus_ablate.training.optimizer import decay_groups
+
+RICH = [
+    "placement=subln",
+    "norm=layer",
+    "position=transformer_xl",
+    "attention=additive",
+    "normalizer=sink",
+    "gate=headwise",
+    "qk_norm=rms",
+    "kv_bias=key_value",
+    "sink_token=on",
+    "bias=on",
+    "tie_embeddings=off",
+    "embed_scale=learned",
+]
+
+
+def explained(config):
+    model = meta_model(config, 11)
+    return architecture(config, model, decay_groups(model, config.optim.decay))
+
+
+@pytest.mark.parametrize("overrides", [[], RICH, *([option] for option in EVERY_OPTION)], ids=",".join)
+def test_components_roles_and_decay_groups_add_up_to_the_real_number_of_parameters(tiny, overrides):
+    config = tiny(*overrides)
+    facts = explained(config)
+    real = sum(p.numel() for p in build_model(config, 11).parameters())
+    decay = facts["decay"]
+    assert facts["parameters"]["total"] == real
+    assert sum(facts["parameters"]["by_component"].values()) == real
+    assert sum(decay["decayed"].values()) + sum(decay["free"].values()) == real
+
+
+def test_every_axis_with_parameters_is_a_component_of_its_own(tiny):
+    found = set(explained(tiny(*RICH, "placement=rezero", "placement.norm=on"))["parameters"]["by_component"])
+    axes = {"placement", "norm", "position", "normalizer", "gate", "qk_norm", "ffn", "attention", "scores"}
+    assert found == axes | {"embedding", "sink", "embed_scale", "head"}
+
+
+@pytest.mark.parametrize("overrides", [[], RICH, ["position=transformer_xl"], ["n_kv_heads=1"]], ids=",".join)
+def test_flops_by_component_add_up_to_the_count_that_runs_log_and_none_is_negative(tiny, overrides):
+    config = tiny(*overrides)
+    flops = explained(config)["flops_per_token"]
+    assert flops["training"] == flops_per_token(config, 11)
+    assert sum(flops["forward"].values()) == pytest.approx(flops["training"] / 3)
+    assert min(flops["forward"].values()) > 0
+
+
+def test_flops_of_a_component_are_two_for_each_of_its_multiplications(tiny):
+    forward = explained(tiny())["flops_per_token"]["forward"]
+    layers, d, d_ff, context = 2, 16, 40, 8
+    assert forward["attention"] == 2 * layers * 4 * d * d
+    assert forward["ffn"] == 2 * layers * 3 * d * d_ff
+    assert forward["scores"] == 2 * layers * 2 * context * d
+    assert forward["head"] == 2 * d * 11
+
+
+@pytest.mark.parametrize("overrides", [["init=gpt2"], ["placement=deepnorm"], ["placement=subln"], ["init=xavier"]])
+def test_initial_values_are_those_of_the_built_model(tiny, overrides):
+    config = tiny(*overrides, "model.d_model=128", "bias=on")
+    model = build_model(config, 256)
+    roles = parameter_roles(model)
+    for role, told in explained(config)["initial_values"]["by_role"].items():
+        if role == "embedding":
+            continue  # another vocabulary
+        values = torch.cat([p.flatten() for name, p in model.named_parameters() if roles[name] == role])
+        assert told["std"][0] == told["std"][1] == pytest.approx(values.std().item(), rel=0.02), role
+
+
+def test_the_gain_of_a_placement_stands_beside_the_roles_that_it_scales(tiny):
+    told = explained(tiny("placement=deepnorm"))["initial_values"]["by_role"]
+    assert {role for role, spec in told.items() if spec["gain"] != 1} == {"value", "attn_out", "ffn_in", "ffn_out"}
+    assert told["value"]["gain"] == pytest.approx((8 * 2) ** -0.25)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sites"),
+    [
+        ([], {"norm_attn": 16, "norm_ffn": 16, "final_norm": 16}),
+        (["placement=post"], {"norm_attn": 16, "norm_ffn": 16}),
+        (["norm=none"], {"norm_attn": 16, "norm_ffn": 16, "final_norm": 16}),
+        (
+            ["placement=post", "qk_norm=rms"],
+            {k: 16 for k in ("norm_attn", "norm_ffn")} | {"attn.qk_norm.query": 8, "attn.qk_norm.key": 8},
+        ),
+        (
+            ["placement=subln"],
+            {"norm_attn": 16, "attn.inner_norm": 16, "norm_ffn": 16, "ffn.inner_norm": 40, "final_norm": 16},
+        ),
+    ],
+    ids=str,
+)
+def test_norm_sites_are_named_with_their_width_and_blocks(tiny, overrides, sites):
+    told = explained(tiny(*overrides))["norms"]
+    assert {site["site"]: site["width"] for site in told} == sites
+    assert all(site["blocks"] == ([] if site["site"] == "final_norm" else [0, 1]) for site in told)
+
+
+def test_a_site_of_some_blocks_names_them(tiny):
+    (site,) = (s for s in explained(tiny("placement=hybridnorm_star"))["norms"] if s["site"] == "norm_attn")
+    assert site["blocks"] == [0]
+
+
+def test_every_auto_says_what_it_means_and_who_prescribed_it(tiny):
+    told = {a["key"]: (a["means"], a["by"]) for a in explained(tiny("norm=dyt", "placement=deepnorm"))["auto"]}
+    assert told["embed_scale"] == ("learned", "norm=dyt")
+    assert told["norm_bias"] == (True, "norm=dyt")
+    assert told["init"] == ("xavier", "placement=deepnorm")
+    assert told["d_ff_ratio"] == (2.5, "ffn=swiglu")
+    assert told["model.head_dim"] == (8, "d_model / n_heads")
+    assert told["norm.alpha_attn"] == (None, "by width, Table 11")
+    assert told["attn_scale"][0] == 8**-0.5
+    assert all(by for _, by in told.values())
+    assert "final_norm" not in {a["key"] for a in explained(tiny("final_norm=on"))["auto"]}
+
+
+def test_equations_show_the_values_that_are_in_force(tiny):
+    config = tiny("norm=layer", "norm_bias=off", "norm.eps=1e-3", "embed_scale=sqrt_d", "final_softcap=30")
+    told = {part["of"]: part for part in explained(config)["equations"]}
+    assert told["norm=layer"]["keys"]["eps"] == 1e-3
+    assert told["norm=layer"]["keys"]["norm_bias"] is False
+    assert told["embedding"]["lines"] == ["x = sqrt(d_model) E[token]"]
+    assert told["head"]["lines"] == [
+        "logits = E h, h what leaves the last block, normed",
+        "logits <- c tanh(logits / c)",
+    ]
+    assert {f"{axis}={getattr(config, axis).name}" for axis in set(AXES) - {"init"}} < told.keys()
+
+
+def test_kernels_are_grouped_by_layer_with_a_reason(tiny):
+    (fused,) = explained(tiny())["kernels"]
+    assert (fused["kernel"], fused["layers"]) == ("sdpa", [0, 1])
+    (plain,) = explained(tiny("attn_softcap=5"))["kernels"]
+    assert plain["kernel"] == "plain"
+    assert "soft-cap" in plain["reason"]
+    assert [k["layers"] for k in explained(tiny("window=[4,0]"))["kernels"]] == [[0], [1]]
+
+
+def test_notes_are_those_of_the_run(tiny):
+    config = tiny("placement=deepnorm")
+    assert explained(config)["notes"] == config.resolved.notes != []
+
+
+def test_an_equivalence_is_told_from_both_sides(tiny):
+    rms, t5 = (
+        {(e["option"], e["same_as"]) for e in explained(tiny(option))["equivalent"]}
+        for option in ("norm=rms", "norm=t5")
+    )
+    assert ("norm=rms", "norm=t5") in rms
+    assert ("norm=t5", "norm=rms") in t5
+
+
+def test_every_pair_of_options_that_the_tests_prove_equal_is_told():
+    told = {
+        frozenset((f"{axis}={option.name}", other))
+        for axis in AXES
+        for option in option_files(axis).values()
+        for other in option.equals
+    }
+    pairs = [(e.first[0], e.second[0]) for e in EQUIVALENT if len(e.first) == len(e.second) == 1]
+    assert {frozenset(pair) for pair in pairs if not any("." in side for side in pair)} <= told
+
+
+@pytest.mark.parametrize("axis", AXES)
+def test_what_an_option_equals_exists_and_its_equation_is_plain_ascii(axis, tiny):
+    for option in option_files(axis).values():
+        assert option.equation or option.name == "auto", option.name
+        assert all(isinstance(line, str) and line.isascii() for line in option.equation), option.name
+        for other in option.equals:
+            tiny(f"{axis}={option.name}", other)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["norm=layer", "placement=post"],
+        ["placement=deepnorm", "norm=dyt"],
+        ["preset=nanogpt_shakespeare", "data.files=[x]"],
+        RICH,
+    ],
+    ids=",".join,
+)
+def test_it_is_readable_in_80_columns_and_needs_no_data(capsys, monkeypatch, tmp_path, overrides):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["explain", *overrides]) == 0
+    shown = capsys.readouterr().out
+    assert max(map(cell_len, shown.splitlines())) <= 80
+    assert "vocabulary 256" in " ".join(shown.split())
+    for title in ("equations", "norms", "parameters", "initial values", "weight decay", "FLOPs", "attention kernel"):
+        assert f"\n{title}" in shown
+    assert not list(tmp_path.iterdir())
+
+
+def test_json_is_one_object_with_the_vocabulary_that_was_asked_for(capsys):
+    assert main(["explain", "model=mini", "--vocab", "1000", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["vocab_size"] == 1000
+    assert facts["parameters"]["by_component"]["embedding"] == 1000 * facts["size"]["d_model"]
+    assert facts["arm"] == "model=mini"
+
+
+@pytest.mark.parametrize("arguments", [["--vocab"], ["--vocab", "0"], ["--vocab=x"], ["--jsno"], ["norm=rmss"]])
+def test_a_mistake_is_status_2_and_three_lines(capsys, arguments):
+    assert main(["explain", *arguments]) == 2
+    assert 1 <= len(capsys.readouterr().err.strip().splitlines()) <= 3
+
+
+def test_it_is_composed_like_a_run():
+    config = compose(["norm=dyt"])
+    assert explained(config)["notes"] == ["norm=dyt also changes embed_scale to learned"]

@@ -1,0 +1,102 @@
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from nexus_ablate.axes.ffn import FFNS
+from nexus_ablate.axes.roles import Geometry
+from nexus_ablate.config import default_option
+from nexus_ablate.registry import option_files
+from nexus_ablate.schema import ratio
+
+D, F = 6, 10
+
+
+def build(name, bias=True, inner_norm=None, **keys):
+    option = default_option("ffn", name)
+    option.keys |= keys
+    ffn = FFNS.build(option, Geometry(2, D, 2, 2, 3, F, 8, 11), bias, 0.0, inner_norm or nn.Identity())
+    with torch.no_grad():
+        for i, p in enumerate(ffn.parameters()):
+            p.copy_(torch.randn(p.shape, generator=torch.Generator().manual_seed(i)))
+    return ffn
+
+
+def phi(z):
+    """The standard normal distribution function, by its series of erf."""
+    return torch.tensor([0.5 * (1 + math.erf(v / math.sqrt(2))) for v in z.flatten().tolist()]).view_as(z)
+
+
+def sigmoid(z):
+    return 1 / (1 + torch.exp(-z))
+
+
+def gelu_tanh(z):
+    return 0.5 * z * (1 + torch.tanh(math.sqrt(2 / math.pi) * (z + 0.044715 * z**3)))
+
+
+PLAIN = {
+    "relu": lambda z: z * (z > 0),
+    "relu2": lambda z: z * z * (z > 0),
+    "gelu": lambda z: z * phi(z),
+    "gelu_tanh": gelu_tanh,
+    "silu": lambda z: z * sigmoid(z),
+}
+GATED = {
+    "bilinear": lambda z: z,
+    "glu": sigmoid,
+    "reglu": PLAIN["relu"],
+    "geglu": PLAIN["gelu"],
+    "swiglu": PLAIN["silu"],
+}
+
+
+@pytest.fixture
+def x():
+    return torch.randn(2, 5, D, generator=torch.Generator().manual_seed(9))
+
+
+def test_every_ffn_is_plain_or_gated_and_has_a_reference_here():
+    assert {n for n in FFNS.names() if not FFNS.get(n).gated} == set(PLAIN)
+    assert {n for n in FFNS.names() if FFNS.get(n).gated} == set(GATED)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("name", PLAIN)
+def test_a_plain_ffn_is_two_maps_around_its_nonlinearity(name, bias, x):
+    ffn = build(name, bias)
+    hidden = PLAIN[name](nn.functional.linear(x, ffn.up.weight, ffn.up.bias))
+    torch.testing.assert_close(ffn(x), nn.functional.linear(hidden, ffn.down.weight, ffn.down.bias))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("name", GATED)
+def test_a_gated_ffn_is_a_product_of_two_maps_one_through_the_nonlinearity(name, bias, x):
+    ffn = build(name, bias)
+    gate = GATED[name](nn.functional.linear(x, ffn.gate.weight, ffn.gate.bias))
+    hidden = gate * nn.functional.linear(x, ffn.up.weight, ffn.up.bias)
+    torch.testing.assert_close(ffn(x), nn.functional.linear(hidden, ffn.down.weight, ffn.down.bias))
+
+
+def test_the_tanh_form_of_gelu_is_near_the_exact_one_and_not_it():
+    z = torch.linspace(-6, 6, 2001)
+    assert 4e-4 < (gelu_tanh(z) - PLAIN["gelu"](z)).abs().max() < 5e-4
+
+
+def test_geglu_takes_the_tanh_form_when_asked(x):
+    ffn = build("geglu", bias=False, tanh=True)
+    torch.testing.assert_close(ffn(x), (gelu_tanh(x @ ffn.gate.weight.T) * (x @ ffn.up.weight.T)) @ ffn.down.weight.T)
+    assert not torch.equal(ffn(x), build("geglu", bias=False)(x))
+
+
+@pytest.mark.parametrize("name", FFNS.names())
+def test_the_inner_norm_stands_before_the_output_map(name, x):
+    ffn = build(name, bias=False, inner_norm=nn.Hardtanh(-0.1, 0.1))
+    torch.testing.assert_close(ffn(x), ffn.hidden(x).clamp(-0.1, 0.1) @ ffn.down.weight.T)
+
+
+@pytest.mark.parametrize("name", FFNS.names())
+def test_at_its_own_ratio_every_ffn_has_the_parameters_of_a_4_d_one(name):
+    maps = 3 if FFNS.get(name).gated else 2
+    assert maps * ratio(option_files("ffn")[name].prescribes["d_ff_ratio"]) == pytest.approx(8)

@@ -1,0 +1,181 @@
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from nexus_ablate.axes.gate import GATES
+from nexus_ablate.axes.roles import Geometry, parameter_roles
+from nexus_ablate.config import default_option
+from nexus_ablate.errors import ConfigError
+from nexus_ablate.model import build_model
+
+B, T, H, G, D, M = 2, 5, 4, 2, 3, 14
+GEOMETRY = Geometry(n_layers=2, d_model=M, n_heads=H, n_kv_heads=G, head_dim=D, d_ff=16, context=T, vocab_size=11)
+SHAPES = {"sdpa": (H, D), "query": (H, D), "key": (G, D), "value": (G, D), "output": (M,)}
+SITES = {
+    "elementwise": SHAPES,
+    **{name: {s: w for s, w in SHAPES.items() if s != "output"} for name in ("headwise", "head_shared")},
+}
+EVERYWHERE = [(name, site) for name, sites in SITES.items() for site in sites]
+FUNCTIONS = {
+    "sigmoid": torch.sigmoid,
+    "ns_sigmoid": lambda z: 0.5 + 0.5 * torch.sigmoid(z),
+    "silu": lambda z: z * torch.sigmoid(z),
+    "identity": lambda z: z,
+}
+
+
+def build(name, **keys):
+    option = default_option("gate", name)
+    option.keys |= keys
+    gate = GATES.build(option, GEOMETRY)
+    with torch.no_grad():
+        for i, p in enumerate(gate.parameters()):
+            if p.ndim > 1:
+                p.copy_(torch.randn(p.shape, generator=torch.Generator().manual_seed(i)))
+    return gate
+
+
+@pytest.fixture
+def x():
+    return torch.randn(B, T, M, generator=torch.Generator().manual_seed(5))
+
+
+def y_at(site):
+    return torch.randn(B, T, *SHAPES[site], generator=torch.Generator().manual_seed(6))
+
+
+def spread(name, site, logit):
+    """Each gate's logits of one token, from a flat list, to the shape of what it gates."""
+    heads = SHAPES[site][0]
+    if name == "headwise":
+        return logit[..., None].expand(*logit.shape[:-1], heads, D)
+    if name == "head_shared":
+        return logit[..., None, :].expand(*logit.shape[:-1], heads, D)
+    return logit.reshape(*logit.shape[:-1], *SHAPES[site])
+
+
+@pytest.mark.parametrize(("name", "site"), EVERYWHERE)
+@pytest.mark.parametrize("activation", FUNCTIONS)
+def test_a_gate_multiplies_by_the_activated_map_of_the_input(x, name, site, activation):
+    gate, y = build(name, site=site, activation=activation), y_at(site)
+    expected = y * FUNCTIONS[activation](spread(name, site, x @ gate.map.weight.T))
+    torch.testing.assert_close(gate(site, y, x), expected)
+
+
+@pytest.mark.parametrize(("name", "site"), EVERYWHERE)
+def test_a_gate_leaves_other_sites_alone(x, name, site):
+    gate = build(name, site=site)
+    for other in SHAPES.keys() - {site}:
+        y = y_at(other)
+        assert gate(other, y, x) is y
+
+
+@pytest.mark.parametrize(("name", "site"), EVERYWHERE)
+def test_without_input_a_gate_is_a_constant_vector_that_starts_at_the_activation_of_0(x, name, site):
+    gate, y = build(name, site=site, input=False), y_at(site)
+    (constant,) = gate.parameters()
+    assert constant.ndim == 1
+    torch.testing.assert_close(gate(site, y, x), 0.5 * y)
+    with torch.no_grad():
+        constant.copy_(torch.linspace(-1, 1, len(constant)))
+    torch.testing.assert_close(gate(site, y, x), y * torch.sigmoid(spread(name, site, constant)))
+    assert torch.equal(gate(site, y, x), gate(site, y, x + 1))
+
+
+@pytest.mark.parametrize("name", ["headwise", "head_shared"])
+def test_a_gate_of_heads_is_refused_where_there_are_none(tiny, name):
+    with pytest.raises(ConfigError, match=r"gate\.site"):
+        tiny(f"gate={name}", "gate.site=output")
+
+
+def test_non_sparse_sigmoid_cannot_close(x):
+    gate = build("elementwise", activation="ns_sigmoid")
+    assert gate("sdpa", torch.ones(B, T, H, D), 100 * x).min() >= 0.5
+
+
+# ----------------------------------------------------------------------------------------------------- bondarenko
+
+
+def head_function(gate, form, x_slice, x, h):
+    if form == "all_heads":
+        (only,) = gate.maps
+        return F.linear(x, only.maps[h].weight, only.maps[h].bias)
+    y = F.linear(x_slice, gate.maps[0].maps[h].weight, gate.maps[0].maps[h].bias)
+    if form == "mlp":
+        y = F.linear(F.relu(y), gate.maps[1].maps[h].weight, gate.maps[1].maps[h].bias)
+    return y
+
+
+@pytest.mark.parametrize("form", ["linear", "mlp", "all_heads"])
+def test_bondarenko_gates_each_head_by_its_slice_of_the_input(x, form):
+    gate, y = build("bondarenko", form=form, hidden=7), y_at("sdpa")
+    found, width = gate("sdpa", y, x), M // H
+    for h in range(H):
+        factor = torch.sigmoid(head_function(gate, form, x[..., h * width : (h + 1) * width], x, h))
+        torch.testing.assert_close(found[:, :, h], y[:, :, h] * factor)
+
+
+@pytest.mark.parametrize("form", ["linear", "mlp", "all_heads"])
+def test_bondarenko_starts_at_its_start_where_the_input_is_0(form):
+    gate = build("bondarenko", form=form, start=0.25)
+    torch.testing.assert_close(gate.factor(torch.zeros(B, T, M)), torch.full((B, T, H, 1), 0.25))
+
+
+@pytest.mark.parametrize(("hidden", "width"), [("auto", 1), (7, 7)])
+def test_bondarenko_s_hidden_layer_is_a_quarter_head_unless_said_otherwise(hidden, width):
+    assert build("bondarenko", form="mlp", hidden=hidden).maps[0].maps[0].weight.shape == (width, M // H)
+
+
+# ------------------------------------------------------------------------------------------------- in the model
+
+
+def test_the_gate_s_input_is_what_the_queries_are_made_from(tiny):
+    """Under pre-norm the normed stream, not the stream."""
+    model = build_model(tiny("gate=elementwise"), 11)
+    attn, seen = model.blocks[0].attn, {}
+    attn.query.register_forward_pre_hook(lambda m, args: seen.update(query=args[0]))
+    attn.gate.map.register_forward_pre_hook(lambda m, args: seen.update(gate=args[0]))
+    model(torch.randint(0, 11, (2, 8)))
+    assert seen["gate"] is seen["query"]
+
+
+@pytest.mark.parametrize(("name", "site"), EVERYWHERE)
+def test_attention_is_gated_at_the_site_as_published(tiny, name, site):
+    """Against attention written out, with grouped queries; q, k and v are gated before rotation."""
+    model = build_model(tiny(f"gate={name}", f"gate.site={site}", "n_kv_heads=1", "init=xavier"), 11)
+    attn, x = model.blocks[0].attn, torch.randn(1, 6, 16)
+    q, k, v = (m(x).unflatten(-1, (-1, 8)) for m in (attn.query, attn.key, attn.value))
+    factor = attn.gate.factor(x)
+    q, k, v = (y * factor if site == s else y for s, y in (("query", q), ("key", k), ("value", v)))
+    q, k, v = (y.transpose(1, 2) for y in (q, k, v))
+    q, k = model.position.rotate(q, k, 0)
+    out = F.scaled_dot_product_attention(q, k.expand(-1, 2, -1, -1), v.expand(-1, 2, -1, -1), is_causal=True)
+    out = out.transpose(1, 2)
+    out = attn.out((out * factor if site == "sdpa" else out).flatten(2))
+    expected = out * factor if site == "output" else out
+    torch.testing.assert_close(attn(x, model.position), expected, rtol=0, atol=1e-6)
+
+
+def test_an_identity_gate_without_input_at_one_is_no_gate(tiny):
+    gated = build_model(tiny("gate=headwise", "gate.activation=identity", "gate.input=off"), 11)
+    plain = build_model(tiny(), 11)
+    for block in gated.blocks:
+        torch.nn.init.ones_(block.attn.gate.constant)
+    tokens = torch.randint(0, 11, (2, 8))
+    torch.testing.assert_close(gated(tokens), plain(tokens))
+
+
+def test_gate_maps_are_matrices_with_a_role_of_their_own_and_constants_are_vectors(tiny):
+    roles = parameter_roles(build_model(tiny("gate=elementwise"), 11))
+    assert roles["blocks.0.attn.gate.map.weight"] == "gate"
+    roles = parameter_roles(build_model(tiny("gate=elementwise", "gate.input=off"), 11))
+    assert roles["blocks.0.attn.gate.constant"] == "vector"
+
+
+def test_a_fresh_gate_halves_the_heads_about(tiny):
+    gate = build_model(tiny("gate=elementwise", "model.d_model=64"), 11).blocks[0].attn.gate
+    factor = gate.factor(torch.randn(4, 8, 64))
+    assert factor.mean().item() == pytest.approx(0.5, abs=0.02)
+    assert math.isclose(factor.std().item(), 0.25 * 0.02 * 8, rel_tol=0.2)

@@ -1,0 +1,71 @@
+import statistics
+import subprocess
+import sys
+
+import pytest
+
+from nexus_ablate.measure.history import onsets, spike_score, spike_score_olmo2, spike_scores
+
+
+def rows(values, name):
+    return [{"step": 10 * i, "tokens": 640 * i, name: value} for i, value in enumerate(values)]
+
+
+def test_an_onset_is_the_first_time_at_the_threshold_and_absent_where_it_never_came():
+    seen = rows([0.0, 0.09, None, 0.1, 0.05, 0.4], "attn/sink_rate")
+    assert onsets(seen) == {"attn/sink_rate": {"step": 30, "tokens": 1920}}
+    assert onsets(rows([0.0, 0.05], "attn/sink_rate")) == {}
+    assert onsets([]) == {}
+
+
+def test_a_spike_is_seen_once_and_a_smooth_curve_has_none():
+    calm = [3 - 0.001 * i + 0.01 * (-1) ** i for i in range(400)]
+    assert spike_score(calm) == 0
+    assert spike_score_olmo2(calm, window=100) == 0
+    spiked = [*calm[:300], 5.0, *calm[301:]]
+    assert spike_score(spiked) == pytest.approx(1 / (400 - 128))
+    assert spike_score_olmo2(spiked, window=100) == pytest.approx(1 / 301)
+
+
+def test_a_fall_is_no_spike_for_olmo_core_and_one_for_the_paper():
+    calm = [2 + 0.01 * (-1) ** i for i in range(400)]
+    fallen = [*calm[:300], 0.0, *calm[301:]]
+    assert spike_score(fallen) == 0
+    assert spike_score_olmo2(fallen, window=100) > 0
+
+
+def test_the_scores_are_the_definitions_written_out():
+    values = [((7919 * i) % 1009) / 1009 + (3.0 if i % 97 == 0 else 0) for i in range(300)]
+    theirs = [
+        v > statistics.fmean(values[i - 32 : i]) + 2 * statistics.pstdev(values[i - 32 : i])
+        for i, v in enumerate(values)
+        if i >= 32
+    ]
+    assert spike_score(values, window=32, deviations=2) == sum(theirs) / len(theirs) > 0
+    theirs = [
+        abs(v - statistics.fmean(w := values[i - 31 : i + 1])) >= 2 * statistics.pstdev(w)
+        for i, v in enumerate(values)
+        if i >= 31
+    ]
+    assert spike_score_olmo2(values, window=32, deviations=2) == sum(theirs) / len(theirs) > 0
+
+
+def test_too_few_values_have_no_score():
+    assert spike_score([1.0] * 128) is None
+    assert spike_score([1.0] * 129) == 0
+    assert spike_score_olmo2([1.0] * 999) is None
+    assert spike_scores(rows([3.0] * 60, "train/loss"), warmup=0) == {}
+
+
+def test_warm_up_is_left_out():
+    noisy = [100.0 if i % 2 else 3.0 for i in range(50)] + [3 + 0.01 * (-1) ** i for i in range(200)]
+    noisy[200] = 4.0
+    with_warmup = spike_scores(rows(noisy, "train/loss"), warmup=-1)["spike_score/train/loss"]
+    without = spike_scores(rows(noisy, "train/loss"), warmup=499)["spike_score/train/loss"]
+    assert without == pytest.approx(1 / (200 - 128))
+    assert with_warmup != without
+
+
+def test_the_history_of_a_run_is_read_without_torch():
+    code = "import sys, nexus_ablate.measure.history; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"

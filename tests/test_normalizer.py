@@ -1,0 +1,128 @@
+import pytest
+import torch
+
+from nexus_ablate.axes.normalizer import NORMALIZERS
+from nexus_ablate.axes.roles import Geometry
+from nexus_ablate.composition import compose
+from nexus_ablate.config import default_option
+from nexus_ablate.model import build_model
+
+H, T = 2, 6
+GEOMETRY = Geometry(n_layers=2, d_model=8, n_heads=H, n_kv_heads=H, head_dim=4, d_ff=16, context=T, vocab_size=11)
+CAUSAL = torch.ones(T, T).tril().bool()
+
+
+def build(name, **keys):
+    option = default_option("normalizer", name)
+    option.keys |= keys
+    return NORMALIZERS.build(option, GEOMETRY)
+
+
+@pytest.fixture
+def scores():
+    z = torch.randn(3, H, T, T, generator=torch.Generator().manual_seed(0)) * 3
+    return z.masked_fill(~CAUSAL, -torch.inf)
+
+
+def exp_over(scores, extra):
+    e = scores.double().exp()
+    return (e / (e.sum(-1, keepdim=True) + extra)).float()
+
+
+def test_softmax_is_exponentials_over_their_sum(scores):
+    torch.testing.assert_close(build("softmax")(scores), exp_over(scores, 0))
+
+
+def test_softmax1_adds_one_to_the_sum(scores):
+    torch.testing.assert_close(build("softmax1")(scores), exp_over(scores, 1))
+
+
+def test_softmax1_stays_finite_and_right_where_exponentials_overflow_or_vanish():
+    normalize = build("softmax1")
+    torch.testing.assert_close(normalize(torch.tensor([[[[1000.0, 1000.0]]]])), torch.full((1, 1, 1, 2), 0.5))
+    torch.testing.assert_close(normalize(torch.full((1, 1, 1, 2), -1000.0)), torch.zeros(1, 1, 1, 2))
+    assert torch.isfinite(normalize(torch.tensor([[[[1e4, -torch.inf]]]]))).all()
+
+
+def test_sink_adds_the_exponential_of_its_head_s_score(scores):
+    normalize = build("sink")
+    with torch.no_grad():
+        normalize.logit_H.copy_(torch.tensor([-1.0, 2.0]))
+    expected = torch.cat([exp_over(scores[:, h : h + 1], normalize.logit_H[h].double().exp()) for h in range(H)], 1)
+    torch.testing.assert_close(normalize(scores), expected)
+
+
+def test_sink_at_zero_is_softmax1_and_far_below_is_softmax(scores):
+    torch.testing.assert_close(build("sink", start=0.0)(scores), build("softmax1")(scores))
+    torch.testing.assert_close(build("sink", start=-100.0)(scores), build("softmax")(scores))
+
+
+def test_a_model_with_sink_starts_as_with_softmax1_and_stays_while_the_score_is_frozen():
+    """The declared equivalence, over three steps."""
+    tokens = torch.randint(0, 11, (2, 8), generator=torch.Generator().manual_seed(0))
+    results = []
+    for name in ("sink", "softmax1"):
+        tiny = ["model.n_layers=2", "model.d_model=16", "model.n_heads=2", "model.context=8", "init=xavier"]
+        model = build_model(compose([*tiny, f"normalizer={name}"]), 11)
+        learned = [p for n, p in model.named_parameters() if "normalizer" not in n]
+        optimizer = torch.optim.AdamW(learned, lr=1e-2)
+        for _ in range(3):
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.roll(1).flatten()).backward()
+            optimizer.step()
+        results.append(model(tokens))
+    torch.testing.assert_close(*results, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(("zeta", "gamma"), [(1.0, -0.1), (1.1, 0.0), (1.2, -0.3)])
+def test_clipped_is_stretched_and_cut(scores, zeta, gamma):
+    p = exp_over(scores, 0)
+    expected = torch.clip((zeta - gamma) * p + gamma, 0, 1)
+    torch.testing.assert_close(build("clipped", zeta=zeta, gamma=gamma)(scores), expected)
+
+
+def test_clipped_gives_exact_zeros_below_the_published_threshold_and_no_gradient_there(scores):
+    normalize = build("clipped", alpha=2.0)
+    assert normalize.gamma == -2.0 / T
+    scores.requires_grad_()
+    weights, p = normalize(scores), exp_over(scores, 0)
+    threshold = -normalize.gamma / (1 - normalize.gamma)
+    assert torch.equal(weights == 0, p <= threshold)
+    assert (weights > 0).any()
+    (grad,) = torch.autograd.grad(weights[0, 0, -1].sum(), scores)
+    if (p[0, 0, -1] <= threshold).all():
+        assert not grad.any()
+
+
+def test_clipped_gives_equal_scores_no_weight_from_context_over_alpha_keys_on():
+    """The trap that its warning names: at the start scores are about equal."""
+    weights = build("clipped", alpha=2.0)(torch.zeros(1, H, T, T).masked_fill(~CAUSAL, -torch.inf))
+    assert weights.sum(-1)[0, 0].gt(1e-6).tolist() == [i + 1 <= T / 2.0 for i in range(T)]
+
+
+def test_clipped_says_that_short_rows_are_barely_clipped():
+    notes = compose(["normalizer=clipped"]).resolved.notes
+    assert [n for n in notes if n.startswith("normalizer=clipped: ") and "first queries" in n]
+
+
+@pytest.mark.parametrize("normalized", [False, True])
+def test_sigmoid_is_the_authors_masked_sigmoid(scores, normalized):
+    weights = torch.sigmoid(scores.masked_fill(~CAUSAL, 0)) * CAUSAL  # they mask by multiplication
+    if normalized:
+        weights = weights / (weights.sum(-1, keepdim=True) + 1e-8)
+    torch.testing.assert_close(build("sigmoid", normalized=normalized)(scores), weights)
+
+
+@pytest.mark.parametrize("name", NORMALIZERS.names())
+def test_weights_are_float32_between_0_and_1_and_0_where_masked(scores, name):
+    weights = build(name)(scores.bfloat16())
+    assert weights.dtype == torch.float32
+    assert ((weights >= 0) & (weights <= 1)).all()
+    assert (weights.masked_select(~CAUSAL) == 0).all()
+
+
+@pytest.mark.parametrize("name", NORMALIZERS.names())
+def test_shift_invariance_is_told_truly(scores, name):
+    normalize = build(name)
+    same = torch.allclose(normalize(scores + 1), normalize(scores), rtol=0, atol=1e-5)
+    assert same is normalize.shift_invariant

@@ -1,0 +1,336 @@
+"""What a study asks, how it becomes arms, and how arms are made equal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from nexus_ablate.composition import compose, differences
+from nexus_ablate.errors import ConfigError
+from nexus_ablate.runs import arm_name
+from nexus_ablate.study.cost import cost_of, seconds_of
+from nexus_ablate.study.definition import define, merged, read_request, shipped_studies
+from nexus_ablate.study.design import compose_arm, expand, science_key
+from nexus_ablate.study.match import FAIL_SHARE, WARN_SHARE
+from nexus_ablate.study.record import read_record, solved_before, write_record
+
+CLAIMS = """rms_vs_layer rms_low_precision norms norm_speedup placement depth final_norm biases qk_norm
+softmax_stability weight_decay ffn aspect positions attention_scores sinks gates""".split()
+SMALL = ["model.n_layers=2", "model.d_model=64", "model.n_heads=2", "model.context=16"]
+
+
+def arms(*arguments):
+    return [arm.name for arm in expand(read_request(["study=mine", *arguments]).definition).arms]
+
+
+def refused(*arguments):
+    with pytest.raises(ConfigError) as caught:
+        expand(read_request(list(arguments)).definition)
+    return str(caught.value)
+
+
+# ---------------------------------------------------------------------------------------------------- what is asked
+
+
+def test_the_command_line_alone_makes_a_study():
+    asked = read_request("study=mine vary.norm=layer,rms vary.bias=on,off seeds=0,1 train.steps=9 runs_dir=r".split())
+    assert asked.definition.factors == {"norm": ["layer", "rms"], "bias": ["on", "off"]}
+    assert asked.definition.seeds == [0, 1]
+    assert asked.definition.baseline == ["train.steps=9"]
+    assert asked.launch == ["runs_dir=r"]
+    assert asked.directory == Path("r/mine")
+
+
+def test_a_file_of_ones_own_is_changed_by_what_stands_beside_it(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "question: which?\nbaseline: [train.steps=9]\nfactors: {norm: [layer, rms]}\nlr_grid: [1e-3, 2e-3]\n"
+    )
+    asked = read_request([f"study={path}", "train.tokens=100", "name=other", "lr_grid=1e-3,4e-3"]).definition
+    assert (asked.name, asked.question, asked.lr_grid) == ("other", "which?", [1e-3, 4e-3])
+    assert asked.baseline == ["train.tokens=100"], "one budget replaces the other"
+    assert asked.tuning_seeds == [1001]
+
+
+def test_how_runs_are_carried_out_is_no_part_of_a_study():
+    launch = ["runs_dir=x", "tracker=files", "train.device=cpu", "train.threads=2", "train.keep=3"]
+    assert read_request(["study=norms", *launch]).launch == launch
+    assert read_request(["study=norms", *launch]).definition == read_request(["study=norms"]).definition
+
+
+def test_another_option_takes_the_keys_of_the_one_before_away():
+    assert merged(["norm=layer", "norm.eps=1e-3", "norm=rms"]) == ["norm=rms"]
+    assert merged(["norm=layer", "norm.eps=1e-3", "norm=layer"]) == ["norm.eps=1e-3", "norm=layer"]
+    assert merged(["model.n_layers=2", "model=mini"]) == ["model.n_layers=2", "model=mini"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("study=nroms", "did you mean 'norms'"),
+        ("study=mine vary.norm=layer seed=1", "seeds=0,1,2"),
+        ("study=mine vary.norm=layer desing=grid", "no key of this name"),
+        ("study=mine vary.norm=layer design=gird", "did you mean design=grid"),
+        ("study=mine vary.norm=layer design=list", "design=grid"),
+        ("study=mine vary.norm=layer seeds=0,0", "twice"),
+        ("study=mine vary.norm=layer seeds=", "needs seeds"),
+        ("study=mine vary.norm=layer seeds=a", "seeds takes"),
+        ("study=mine vary.norm=layer match=param", "did you mean match=params"),
+        ("study=mine vary.norm=layer lr_grid=1e-3 tuning_seeds=0", "overlap"),
+        ("study=mine vary.norm=layer tuning_seeds=1001", "belong together"),
+        ("study=mine vary.norm=layer design=leave_one_out", "two values"),
+        ("study=mine vary.norm=layr", "did you mean 'layer'"),
+        ("study=mine vary.norm=rms", "no arm besides its baseline"),
+        ("study=mine vary.norm=layer train.stpes=3", "did you mean 'train.steps'"),
+        ("study=../x vary.norm=layer", "folder"),
+        ("study=norms vary.norm=layer", "factors or arms"),
+        ("study=nosuch.yaml", "cannot be read"),
+    ],
+)
+def test_a_mistake_is_named_with_its_fix(arguments, said):
+    assert said in refused(*arguments.split())
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"factor": {"norm": ["rms"]}}, "did you mean 'factors'"),
+        ({"factors": {"norm": "rms"}}, "mapping of keys to lists"),
+        ({"arms": ["norm"]}, "list of overrides"),
+        ({"arms": ["norm=layer seed=3"]}, "no part of an arm"),
+        ({"arms": ["norm=layer"], "baseline": ["train.device=cpu"]}, "no part of an arm"),
+        ({"arms": ["norm=layer"], "question": None}, "question"),
+    ],
+)
+def test_a_study_file_is_held_against_its_schema(values, said):
+    with pytest.raises(ConfigError) as caught:
+        define({"name": "mine", "question": "which?"} | values)
+    assert said in str(caught.value)
+
+
+# ------------------------------------------------------------------------------------------------------------- arms
+
+
+def test_each_design_makes_its_arms():
+    two = ["vary.norm=rms,layer", "vary.bias=off,on"]
+    assert arms(*two) == ["norm=layer", "bias=on"]
+    assert arms(*two, "design=grid") == ["bias=on", "norm=layer", "bias=on,norm=layer"]
+    assert arms(*two, "design=pairwise_interactions") == ["norm=layer", "bias=on", "bias=on,norm=layer"]
+    whole = expand(
+        read_request(["study=x", "vary.norm=layer,rms", "vary.bias=on,off", "design=leave_one_out"]).definition
+    )
+    assert whole.definition.baseline == ["norm=layer", "bias=on"]
+    assert [arm.name for arm in whole.arms] == ["norm=rms", "bias=off"]
+
+
+def test_an_arm_that_is_the_baseline_under_another_name_is_recognised():
+    study = expand(read_request(["study=x", "vary.norm=rms,t5", "vary.norm_bias=off,auto,on"]).definition)
+    assert [(left.asked, left.why) for left in study.equal] == [
+        (["norm=rms"], "baseline"),
+        (["norm_bias=off"], "baseline"),
+        (["norm_bias=auto"], "baseline"),
+    ]
+    assert [arm.name for arm in study.arms] == ["norm=t5", "norm_bias=on"]
+    assert len({science_key(arm.config) for arm in study.all_arms}) == 3
+
+
+def test_a_refused_arm_is_listed_with_its_reason_and_stops_no_other():
+    study = expand(
+        define({"name": "x", "question": "?", "arms": ["placement=deepnorm init=gpt2", "norm=layer", "norm=rmss"]})
+    )
+    assert [arm.name for arm in study.arms] == ["norm=layer"]
+    assert "derived for Xavier" in study.refused[0].why
+    assert "did you mean 'rms'" in study.refused[1].why
+
+
+def test_arms_are_named_by_their_difference_from_the_study_s_baseline():
+    study = expand(read_request(["study=x", "norm=layer", "norm.eps=1e-3", "vary.norm=rms,layer", *SMALL]).definition)
+    assert [arm.name for arm in study.arms] == ["norm=rms"]
+    assert study.arms[0].config.norm.keys["eps"] == 1e-6, "the eps of layer is not that of rms"
+    assert [left.asked for left in study.equal] == [["norm=layer"]]
+    base = compose(["norm=layer", "train.steps=7"])
+    assert differences(compose(["train.steps=7"]), base) == {"norm": "rms"}
+    assert arm_name(differences(base, base)) == "baseline"
+    assert differences(base)["train.steps"] == "7"
+
+
+def test_what_an_option_changes_besides_is_kept():
+    study = expand(read_request(["study=x", "vary.placement=deepnorm"]).definition)
+    assert study.arms[0].also_changes == ["placement=deepnorm also changes init to xavier"]
+
+
+# --------------------------------------------------------------------------------------------------------- matching
+
+
+@pytest.mark.parametrize("kind", ["params", "flops"])
+def test_a_gate_is_paid_for_with_the_ffn_s_width(kind):
+    asked = ["study=x", "vary.gate=elementwise", *SMALL, "model.d_ff_multiple=1"]
+    free = cost_of(expand(read_request(asked).definition).arms[0].config)
+    study = expand(read_request([*asked, f"match={kind}"]).definition)
+    base, arm = cost_of(study.baseline.config), study.arms[0]
+    amount = "params" if kind == "params" else "flops_per_token"
+    residual = getattr(cost_of(arm.config), amount) / getattr(base, amount) - 1
+    assert arm.match is not None
+    assert residual == pytest.approx(arm.match["residual"])
+    assert abs(residual) < WARN_SHARE < getattr(free, amount) / getattr(base, amount) - 1
+    assert arm.match["solved"] == [arm.overrides[-1]]
+    assert arm.name.startswith("d_ff_ratio=")
+
+
+def test_no_nearer_width_exists():
+    study = expand(read_request(["study=x", "vary.gate=elementwise", "match=params", *SMALL]).definition)
+    arm, width = study.arms[0], study.arms[0].config.resolved.d_ff
+    target = cost_of(study.baseline.config).params
+    around = [
+        cost_of(compose_arm(study.definition, [*arm.asked, f"d_ff_ratio={w}/64"])).params
+        for w in (width - 8, width + 8)
+    ]
+    assert all(abs(cost_of(arm.config).params - target) <= abs(other - target) for other in around)
+
+
+def test_a_match_that_cannot_be_met_is_refused_with_its_residual():
+    said = refused("study=x", "vary.d_ff_ratio=1,3", "match=params", *SMALL)
+    assert "no arm" in said
+    assert "parameters" in said
+    one = define(
+        {"name": "x", "question": "?", "match": "params", "baseline": SMALL, "arms": ["d_ff_ratio=1", "norm=layer"]}
+    )
+    study = expand(one)
+    assert [arm.name for arm in study.arms] == ["norm=layer"]
+    assert "is the nearest" in study.refused[0].why
+
+
+def test_depth_is_solved_where_the_arm_sets_the_width():
+    asked = define(
+        {
+            "name": "x",
+            "question": "?",
+            "match": "params",
+            "baseline": ["model.n_layers=24", "model.d_model=64", "model.n_heads=2"],
+            "arms": ["d_ff_ratio=4"],
+        }
+    )
+    arm = expand(asked).arms[0]
+    assert arm.match is not None
+    assert arm.match["solved"] == [f"model.n_layers={arm.config.model.n_layers}"]
+    assert arm.config.model.n_layers < 24
+    assert abs(arm.match["residual"]) <= FAIL_SHARE
+
+
+def test_equal_tokens_are_given_to_another_batch_size():
+    asked = ["study=x", "vary.train.batch_size=16,8", "train.steps=50", "match=tokens", *SMALL]
+    arm = expand(read_request(asked).definition).arms[0]
+    assert arm.overrides == ["train.batch_size=8", "train.steps=100"]
+
+
+def test_equal_seconds_are_measured_once_and_kept(tmp_path):
+    asked = read_request(
+        ["study=x", "vary.model.n_layers=1", "match=seconds", "train.steps=50", f"runs_dir={tmp_path}", *SMALL]
+    )
+    study = expand(asked.definition)
+    (arm,) = study.arms
+    assert arm.config.resolved.steps > 50, "half the depth is faster"
+    write_record(study, asked.directory)
+    again = expand(asked.definition, solved_before(read_record(asked.directory)))
+    assert again.arms[0].match == arm.match
+
+
+# ------------------------------------------------------------------------------------------------- what stays fixed
+
+
+def test_a_launched_study_is_fixed_until_it_is_amended(tmp_path):
+    asked = ["study=x", "vary.norm=layer", f"runs_dir={tmp_path}", *SMALL]
+    first = read_request(asked)
+    write_record(expand(first.definition), first.directory)
+    written = (first.directory / "study.yaml").read_bytes()
+    write_record(expand(first.definition), first.directory)
+    assert (first.directory / "study.yaml").read_bytes() == written
+    changed = expand(read_request([*asked, "seeds=0,1", "vary.bias=on"]).definition)
+    with pytest.raises(ConfigError) as caught:
+        write_record(changed, first.directory)
+    assert "seeds: [0,1,2,3,4] -> [0,1]" in str(caught.value)
+    assert "arm bias=on added" in str(caught.value)
+    assert (first.directory / "study.yaml").read_bytes() == written
+    write_record(changed, first.directory, amend=True)
+    record = read_record(first.directory)
+    assert record is not None
+    assert [len(entry["changes"]) for entry in record["amendments"]] == [3], "question, seeds, arm"
+    assert record["seeds"] == [0, 1]
+
+
+def test_a_launched_study_is_found_again_by_its_name_alone(tmp_path):
+    asked = read_request(
+        ["study=x", "vary.gate=elementwise", "vary.norm=rms,layr", "match=params", f"runs_dir={tmp_path}", *SMALL]
+    )
+    study = expand(asked.definition)
+    write_record(study, asked.directory)
+    again = read_request(["study=x", f"runs_dir={tmp_path}"])
+    found = expand(again.definition, solved_before(read_record(again.directory)))
+    assert [(a.name, a.overrides) for a in found.all_arms] == [(a.name, a.overrides) for a in study.all_arms]
+    write_record(found, again.directory)
+    with pytest.raises(ConfigError, match="no study of this name"):
+        read_request(["study=x"])
+
+
+def test_the_record_has_the_agreed_form(tmp_path):
+    asked = read_request(["study=x", "vary.placement=deepnorm", "vary.norm=rms", f"runs_dir={tmp_path}", *SMALL])
+    write_record(expand(asked.definition), asked.directory)
+    record = yaml.safe_load((asked.directory / "study.yaml").read_text())
+    assert record["baseline"] == {"arm": "baseline", "overrides": SMALL}
+    assert record["arms"] == [
+        {
+            "arm": "placement=deepnorm",
+            "overrides": ["placement=deepnorm"],
+            "also_changes": ["placement=deepnorm also changes init to xavier"],
+        }
+    ]
+    assert record["equal"] == [{"overrides": ["norm=rms"], "arm": "baseline"}]
+    rest = {k: record[k] for k in ("seeds", "endpoint", "delta_min", "match", "lr_grid", "tuning_seeds", "amendments")}
+    assert rest == {
+        "seeds": [0, 1, 2, 3, 4],
+        "endpoint": "val_loss",
+        "delta_min": "auto",
+        "match": "none",
+        "lr_grid": [],
+        "tuning_seeds": [],
+        "amendments": [],
+    }
+
+
+@pytest.mark.parametrize("text", ["", "a: [", "{}", "name: x", "arms: 3"])
+def test_a_damaged_record_is_named(tmp_path, text):
+    (tmp_path / "study.yaml").write_text(text)
+    with pytest.raises(ConfigError, match="damaged"):
+        read_record(tmp_path)
+
+
+# ---------------------------------------------------------------------------------------------------- what is shipped
+
+
+def test_every_claim_is_a_study_with_question_and_cost():
+    assert set(CLAIMS) <= set(shipped_studies())
+    for path in shipped_studies().values():
+        head = [line for line in path.read_text().splitlines() if line.startswith("#")]
+        assert head[0].endswith(("?", "."))
+        assert head[1].startswith("# Cost: "), path.name
+
+
+@pytest.mark.parametrize("name", CLAIMS)
+def test_every_arm_of_every_shipped_study_composes(name):
+    study = expand(read_request([f"study={name}"]).definition)
+    assert not study.refused
+    assert not study.equal
+    assert len(study.definition.seeds) == 5
+
+
+def test_counts_agree_with_a_run_s(tiny):
+    config = tiny("train.steps=10", "train.batch_size=4", "train.eval_every=5", "train.eval_tokens=30")
+    cost = cost_of(config)
+    assert (cost.steps, cost.tokens) == (10, 10 * 4 * 8)
+    assert seconds_of(config, cost, tokens_per_second=10.0) == pytest.approx(2 + 32 + 3)
+    larger = cost_of(tiny("train.batch_size=8"))
+    assert larger.memory_bytes > cost.memory_bytes
+    by_flops = cost_of(tiny(f"train.flops={10 * cost.flops_per_token * config.resolved.tokens_per_step}"))
+    assert by_flops.steps * 16 * 8 >= 10 * 4 * 8

@@ -1,0 +1,344 @@
+"""A study run, broken and resumed, in processes of its own."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from nexus_ablate import errors
+from nexus_ablate.composition import compose
+from nexus_ablate.runs import find_runs, read_jsonl, read_run
+from nexus_ablate.study.definition import read_request
+from nexus_ablate.study.jobs import Runs
+from nexus_ablate.study.launch import expanded
+from nexus_ablate.study.queue import Places, mark_failed, places
+from nexus_ablate.study.record import read_record
+from nexus_ablate.training.device import IdleCores
+from nexus_ablate.training.session import train
+
+CLOCK = {"seconds", "tokens_per_second", "peak_memory_bytes"}
+LAUNCH = ("runs_dir", "tracker", "train.device", "train.threads", "train.checkpoint_every", "train.log_every")
+CRASH = '''
+import os, signal, time
+from nexus_ablate.axes.norm import NORMS, RMSNorm
+
+@NORMS.register("crash")
+class Crash(RMSNorm):
+    """RMSNorm until forward `at` in training; then the end, or a slow life, as `how` says."""
+
+    def __init__(self, width, bias, site, *, how, at):
+        super().__init__(width, bias, site, eps=1e-6, gain_init=1.0, fp32=True)
+        self.how, self.left = how, at
+
+    def forward(self, x):
+        if self.training and x.device.type != "meta":
+            self.left -= 1
+            if self.left < 0:
+                {"raise": fail, "exit": leave, "kill": die, "slow": rest}[self.how]()
+        return super().forward(x)
+
+def fail():
+    raise RuntimeError("made to fail")
+
+def leave():
+    os._exit(7)
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def rest():
+    time.sleep(0.02)
+'''
+
+
+@pytest.fixture
+def study(tiny_run, tmp_path):
+    """Overrides of a study of tiny runs."""
+
+    def make(*arguments: str) -> list[str]:
+        return ["study=mine", *(text for text in tiny_run() if text != "train.threads=1"), *arguments]
+
+    return make
+
+
+@pytest.fixture
+def plugin(tmp_path):
+    """A norm that ends its process."""
+    directory = tmp_path / "crashing"
+    (directory / "norm").mkdir(parents=True)
+    (directory / "crash.py").write_text(CRASH)
+    lines = [
+        "# Made to fail.",
+        "name: crash",
+        "how: raise  # raise | exit | kill | slow; how",
+        "at: 30  # int [0, inf); when",
+    ]
+    (directory / "norm" / "crash.yaml").write_text("\n".join(lines))
+    return str(directory)
+
+
+def command(arguments, plugin=""):
+    return [sys.executable, "-m", "nexus_ablate", *(["--plugin", plugin] if plugin else []), *arguments]
+
+
+def nexus(arguments, plugin="", cwd=None):
+    return subprocess.run(command(arguments, plugin), capture_output=True, text=True, timeout=300, cwd=cwd)
+
+
+def start(arguments, plugin=""):
+    return subprocess.Popen(
+        command(arguments, plugin), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+
+
+def until(true, seconds=120.0):
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "never"
+        time.sleep(0.05)
+
+
+def names(arguments):
+    """The overrides that a second command needs: the study's name and how it is carried out."""
+    return ["study=mine", *(text for text in arguments if text.split("=")[0] in LAUNCH)]
+
+
+def states(runs_dir):
+    return {(run.arm, run.seed): run.state for run in map(read_run, find_runs([runs_dir / "mine"]))}
+
+
+def rows(path):
+    return [{k: v for k, v in row.items() if k not in CLOCK} for row in read_jsonl(path / "metrics.jsonl")]
+
+
+def photograph(root: Path):
+    """Every file's content and time."""
+    files = [path for path in sorted(root.rglob("*")) if path.is_file()]
+    return {path: (hashlib.sha256(path.read_bytes()).hexdigest(), path.stat().st_mtime_ns) for path in files}
+
+
+def test_what_is_missing_is_run_once_and_like_each_run_alone(study, tmp_path):
+    runs_dir = tmp_path / "runs"
+    done = nexus(study("vary.norm=layer,rms", "seeds=0,1", "--workers", "2"))
+    assert done.returncode == 0, done.stderr
+    assert "norm=rms is equal to baseline" in done.stderr
+    assert "4/4" in done.stderr
+    assert f"nexus-ablate compare {runs_dir}/mine" in done.stderr
+    arms = ("baseline", "norm=layer")
+    assert states(runs_dir) == {(arm, seed): "finished" for arm in arms for seed in (0, 1)}
+
+    before = photograph(runs_dir)
+    again = nexus(study("vary.norm=layer,rms", "seeds=0,1"))
+    assert again.returncode == 0, again.stderr
+    assert "nothing to do" in again.stderr
+    assert photograph(runs_dir) == before
+
+    threads = IdleCores.cores() // 2 or 1
+    overrides = [text for text in study() if text != "study=mine"]
+    for path in find_runs([runs_dir / "mine"]):
+        record = read_run(path)
+        asked = [f"seed={record.seed}", f"runs_dir={tmp_path / 'alone'}", f"train.threads={threads}"]
+        asked += [] if record.arm == "baseline" else [record.arm]
+        alone = train(compose([*overrides, *asked]), quiet=True)
+        assert alone.path.name == path.name, "the same identity"
+        assert rows(alone.path) == rows(path)
+        assert record.env is not None
+        assert record.env["runs_per_device"] == 2
+
+    shorter = nexus(study("vary.norm=layer,rms", "seeds=0"))
+    assert shorter.returncode == errors.CONFIG
+    assert "--amend" in shorter.stderr
+    assert len(shorter.stderr.strip().splitlines()) <= 3
+    larger = nexus([*names(study()), "seeds=0,1,2", "--amend"])
+    assert larger.returncode == 0, larger.stderr
+    assert "2 runs to do" in larger.stderr
+    after = photograph(runs_dir)
+    assert {p: after[p] for p in before if "s0-" in str(p) or "s1-" in str(p)} == {
+        p: before[p] for p in before if "s0-" in str(p) or "s1-" in str(p)
+    }
+
+
+@pytest.mark.slow
+def test_a_crash_marks_its_run_and_the_others_have_their_turn(study, plugin, tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "question: does one bad run stop the others?\nseeds: [0]\narms:\n- norm=crash norm.how=exit\n"
+        "- norm=crash norm.how=kill\n- norm=crash\n- norm=layer optim.lr=1e30 optim.clip=off\n- norm=layer\n"
+    )
+    arguments = [f"study={path}", *study()[1:], "--workers", "2"]
+    done = nexus(arguments, plugin)
+    assert done.returncode == errors.BUG, done.stderr
+    found = {run.arm: run for run in map(read_run, find_runs([tmp_path / "runs"]))}
+    assert {arm: run.state for arm, run in found.items()} == {
+        "baseline": "finished",
+        "norm=crash": "failed",
+        "norm=crash,norm.how=exit": "failed",
+        "norm=crash,norm.how=kill": "failed",
+        "norm=layer": "finished",
+        "norm=layer,optim.clip=off,optim.lr=1e+30": "diverged",
+    }
+    reasons = {arm: run.status["reason"] for arm, run in found.items()}
+    assert "RuntimeError: made to fail" in reasons["norm=crash"]
+    assert "exit status 7" in reasons["norm=crash,norm.how=exit"]
+    assert "SIGKILL" in reasons["norm=crash,norm.how=kill"]
+    for arm, reason in reasons.items():
+        if reason:
+            assert reason in done.stderr
+            assert reason in (found[arm].path / "log.txt").read_text()
+
+    before = photograph(tmp_path / "runs")
+    again = nexus(arguments, plugin)
+    assert again.returncode == errors.BUG
+    assert photograph(tmp_path / "runs") == before, "what failed is not tried again unasked"
+    retried = nexus([*arguments, "--retry", "failed"], plugin)
+    assert "3 runs to do" in retried.stderr
+    assert "3 ended before" in retried.stderr, "the diverged one has a result"
+    assert retried.returncode == errors.BUG
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_a_stopped_driver_goes_on_with_the_same_command(study, plugin, tmp_path, how):
+    runs_dir = tmp_path / "runs"
+    slow = study(
+        "norm=crash", "norm.how=slow", "norm.at=0", "vary.bias=on", "seeds=0,1", "train.steps=60", "--workers", "2"
+    )
+    driver = start(slow, plugin)
+    until(lambda: runs_dir.exists() and sum(s == "running" for s in states_now(runs_dir)) == 2)
+    until(lambda: all(len(rows_now(path)) > 8 for path in find_runs([runs_dir])))
+    os.killpg(driver.pid, how) if how == signal.SIGINT else os.kill(driver.pid, how)  # Ctrl-C reaches the whole group
+    driver.communicate(timeout=60)
+    assert driver.returncode == (-9 if how == signal.SIGKILL else errors.PREEMPTED)
+    until(lambda: set(states_now(runs_dir)) == {"preempted"}, 30)  # orphans stop by themselves
+    assert len(find_runs([runs_dir])) == 2, "no run was begun after the signal"
+    begun = {path: read_jsonl(path / "metrics.jsonl")[-1]["step"] for path in find_runs([runs_dir])}
+
+    done = nexus(slow, plugin)
+    assert done.returncode == 0, done.stderr
+    assert set(states(runs_dir).values()) == {"finished"}
+    assert len(states(runs_dir)) == 4
+    for path, step in begun.items():
+        steps = [row["step"] for row in read_jsonl(path / "metrics.jsonl")]
+        assert steps == list(range(61)), f"was stopped at {step}"
+        assert "resum" in (path / "log.txt").read_text() or read_run(path).env["earlier"]  # type: ignore[index]
+    undisturbed = tmp_path / "undisturbed"
+    alone = [f"runs_dir={undisturbed}" if text.startswith("runs_dir=") else text for text in slow]
+    assert nexus(alone, plugin).returncode == 0
+    for path in find_runs([runs_dir]):
+        assert rows(path) == rows(undisturbed / path.relative_to(runs_dir))
+
+
+def states_now(runs_dir):
+    found = []
+    for path in find_runs([runs_dir]):
+        found.append(read_run(path).state)
+    return found
+
+
+def rows_now(path):
+    return read_jsonl(path / "metrics.jsonl") if (path / "metrics.jsonl").exists() else []
+
+
+@pytest.mark.slow
+def test_every_arm_is_tuned_and_then_trained_at_its_best_rate(study, tmp_path):
+    asked = study("vary.norm=layer", "seeds=0", "lr_grid=1e-4,3e-3,1e30", "tuning_seeds=7", "optim.clip=off")
+    done = nexus([*asked, "--workers", "2"])
+    assert done.returncode == errors.DIVERGED, "a rate that is too high diverges, which is a result"
+    request = read_request([text for text in asked if not text.startswith("--")])
+    runs = Runs(expanded(request), request)
+    assert [runs.best_rate(arm) for arm in runs.study.all_arms] == [3e-3, 3e-3]
+    assert {job.arm for job in runs.tuning} == {
+        "baseline", "optim.lr=0.0001", "optim.lr=1e+30",
+        "norm=layer", "norm=layer,optim.lr=0.0001", "norm=layer,optim.lr=1e+30",
+    }  # fmt: skip
+    assert runs.tuned() == [], "the shared rate was the best one: those runs are there"
+    found = states(tmp_path / "runs")
+    assert {seed for _, seed in found} == {0, 7}
+    assert found[("baseline", 7)] == "finished"
+    assert found[("optim.lr=1e+30", 7)] == "diverged"
+
+
+def test_a_run_that_is_gone_without_a_word_gets_a_reason_and_a_result_keeps_its_own(tiny_run):
+    outcome = train(compose(tiny_run()), quiet=True)
+    mark_failed(outcome.path, "gone")
+    assert read_run(outcome.path).state == "finished"
+    mark_failed(outcome.path.with_name("s0-00000000"), "gone")
+    assert not outcome.path.with_name("s0-00000000").exists()
+
+
+def test_cores_and_memory_are_shared(tiny, monkeypatch):
+    monkeypatch.setattr(IdleCores, "cores", staticmethod(lambda: 8))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    request = read_request("study=x vary.norm=layer train.device=cpu model.d_model=64 seeds=0,1,2,3,4".split())
+    jobs = Runs(expanded(request), request).claims
+    assert places("auto", jobs, 1, None) == Places(8, 1, [])
+    assert places("auto", jobs[:3], 1, None) == Places(3, 2, [])
+    assert places("auto", jobs, 10, 25) == Places(2, 4, []), "no more than fit into memory"
+    assert places("auto", jobs, 10, 5) == Places(1, 8, [])
+    assert places(3, jobs, 10, 25) == Places(3, 2, []), "who says a number gets it"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
+    request = read_request("study=x vary.norm=layer train.device=auto model.d_model=64".split())
+    where = places("auto", Runs(expanded(request), request).claims, 1, None)
+    assert (where.workers, [where.gpu(n) for n in range(3)]) == (2, ["2", "5", "2"])
+    assert where.circumstances == {"workers": 2, "runs_per_device": 1}
+
+
+def test_plan_shows_everything_and_writes_nothing(study, tmp_path):
+    (tmp_path / "text.txt").touch()
+    before = photograph(tmp_path)
+    asked = study("vary.norm=layer,rms,layr", "vary.placement=deepnorm", "seeds=0,1", "lr_grid=1e-3,2e-3")
+    done = nexus(["plan", *asked], cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for shown in (
+        "norm=layer",
+        "did you mean 'layer'",
+        "norm=rms is baseline",
+        "also changes init",
+        "tuned",
+        "FLOPs per",
+    ):
+        assert shown in " ".join(done.stdout.split()), shown
+    assert "6 arms" not in done.stdout
+    assert "12 runs: 3 arms x seeds 0,1" in done.stdout
+    assert photograph(tmp_path) == before
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        ["study=nosuch"],
+        ["study=norms", "--worker", "2"],
+        ["study=norms", "--workers", "0"],
+        ["study=norms", "--retry", "all"],
+        ["study=norms", "train.steps=abc"],
+        ["study=norms", "data=files", "data.files=[nosuch.txt]"],
+        ["plan", "norm=rms"],
+        ["status", "nosuch"],
+        ["status", "--wach"],
+    ],
+    ids=" ".join,
+)
+def test_a_mistake_is_three_lines_and_makes_nothing(tmp_path, bad):
+    done = nexus(bad, cwd=tmp_path)
+    assert done.returncode == errors.CONFIG
+    assert 1 <= len(done.stderr.strip().splitlines()) <= 3, done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_single_run_and_a_multirun_may_still_choose_their_folder(tiny_run, tmp_path):
+    done = nexus(["train", *tiny_run("study=elsewhere", "train.steps=2")])
+    assert done.returncode == 0, done.stderr
+    assert [path.parent.parent.name for path in find_runs([tmp_path / "runs"])] == ["elsewhere"]
+    assert read_record(tmp_path / "runs" / "elsewhere") is None
+    done = nexus(["-m", *tiny_run("study=there", "train.steps=2", "seed=1")])
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "runs" / "there").is_dir()

@@ -1,0 +1,142 @@
+"""Run directories written by hand, in the format of runs/README.md, so that a comparison can be tested without training."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from nexus_ablate.composition import compose, differences
+from nexus_ablate.runs import arm_name
+
+TINY = ("model.n_layers=2", "model.d_model=16", "model.n_heads=2", "model.context=8", "train.steps=400")
+NAMES = ("embedding.weight", "blocks.0.attn.query.weight", "blocks.0.ffn.up.weight", "blocks.1.ffn.down.weight")
+NOW = "2030-01-01T00:00:00+00:00"
+
+
+def digest(*parts: object) -> str:
+    return hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest()
+
+
+@cache
+def config_of(overrides: tuple[str, ...]) -> tuple[dict[str, Any], str]:
+    """A config.yaml's values, and the arm's name against the tiny baseline."""
+    config, base = compose([*TINY, *overrides]), compose(list(TINY))
+    name = arm_name({k: v for k, v in differences(config).items() if differences(base).get(k) != v})
+    return config.nested() | {"resolved": config.resolved.flat()}, name
+
+
+@dataclass
+class Writer:
+    """Writes runs of a study under `root`.
+
+    A run's validation curve falls from 5 to its final loss; the training losses follow it with noise of their own.
+    """
+
+    root: Path
+    study: str = "study"
+    steps: int = 400
+    paths: list[Path] = field(default_factory=list)
+
+    def run(
+        self,
+        *overrides: str,
+        seed: int = 0,
+        loss: float = 2.0,
+        state: str = "finished",
+        folder: str | None = None,
+        rerun: str = "",
+        steps: int | None = None,
+        summary: dict[str, Any] | None = None,
+        stream: int | None = None,
+        evaluation: str = "validation",
+        shape: str = "",
+        env: dict[str, Any] | None = None,
+        train_noise: str = "",
+    ) -> Path:
+        """One run.
+
+        Args:
+            loss: Final validation loss; every curve is a function of it and of `train_noise`.
+            stream: Seed of batches and initial values where it is not the run's own.
+            shape: Changes the hash of every initial value, as another width does.
+        """
+        values, name = config_of(overrides)
+        values = {**values, "seed": seed, "study": self.study}
+        arm_hash = digest(overrides, folder if folder and folder.startswith("#") else "") * 4
+        path = self.root / self.study / (folder or name) / f"s{seed}-{digest(arm_hash, seed)[:8]}{rerun}"
+        path.mkdir(parents=True)
+        done = self.steps if steps is None else steps
+        stream = seed if stream is None else stream
+        rows = list(self._rows(done, loss, stream, train_noise))
+        write_json(path / "status.json", {
+            "state": state, "reason": "" if state == "finished" else f"it is {state}", "started": NOW, "step": done,
+            "traceback": "", "updated": NOW, "host": "elsewhere", "pid": 1, "heartbeat": NOW,
+        })  # fmt: skip
+        (path / "config.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
+        (path / "overrides.txt").write_text("".join(f"{o}\n" for o in overrides))
+        write_json(path / "env.json", {"version": "1", "host": "h", "git_commit": "abc", "git_dirty": False,
+                                       "packages": {"torch": "2"}, "arm_hash": arm_hash, **(env or {})})  # fmt: skip
+        write_json(path / "init.json", {name: digest(stream, name, shape) for name in NAMES})
+        (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        probes = {f"act/block_{b:03d}/resid/kurtosis_token": 3.0 + b + loss for b in range(2)}
+        (path / "probes.jsonl").write_text(json.dumps({**at(done), **probes}) + "\n")
+        if state == "finished":
+            figures = {
+                "val_loss": loss, "val_bpb": loss / 0.7, "unigram_bpb": 6.0, "params": 1000, "flops_per_token": 100.0,
+                "steps": done, **at(done), "tokens_per_second": 3200.0, "peak_memory_bytes": 10**8,
+                "batch_hash": rows[-1].get("batch_hash"), "eval_hash": evaluation, "device": "cpu", "threads": 1,
+                "act/resid/kurtosis_token": 3.0 + loss, "extrapolation": {"loss": {"16": loss + 0.1}},
+            }  # fmt: skip
+            write_json(path / "summary.json", figures | (summary or {}))
+        self.paths.append(path)
+        return path
+
+    def arm(self, *overrides: str, losses: list[float], **options: Any) -> list[Path]:
+        """A run for each loss, seeds from 0."""
+        return [self.run(*overrides, seed=seed, loss=loss, **options) for seed, loss in enumerate(losses)]
+
+    def plan(self, *arms: tuple[str, ...], **values: Any) -> None:
+        """study.yaml."""
+        plan = {
+            "name": self.study,
+            "question": "is it so?",
+            "baseline": {"arm": "baseline", "overrides": []},
+            "arms": [{"arm": config_of(a)[1], "overrides": list(a), "also_changes": []} for a in arms],
+            "seeds": [0, 1, 2, 3, 4],
+            "endpoint": "val_loss",
+            "delta_min": "auto",
+            "match": "none",
+            "lr_grid": [],
+            "tuning_seeds": [],
+            "amendments": [],
+        }
+        (self.root / self.study).mkdir(parents=True, exist_ok=True)
+        (self.root / self.study / "study.yaml").write_text(yaml.safe_dump(plan | values))
+
+    def _rows(self, done: int, loss: float, stream: int, train_noise: str):
+        noise = np.random.default_rng([stream, *train_noise.encode()]).normal(0, 0.02, done + 1)
+        chain = ""
+        for step in range(0, done + 1, 2):
+            value = loss + (5 - loss) * (1 - step / max(self.steps, 1)) ** 2
+            row: dict[str, Any] = at(step)
+            if step:
+                chain = digest(chain, stream, step)
+                row |= {"train/loss": value + noise[step] + 0.01, "grad_norm/global": 1.0, "batch_hash": chain}
+            if step % 40 == 0 or step == done:
+                row["val/loss"] = value
+            yield row
+
+
+def at(step: int) -> dict[str, Any]:
+    return {"step": step, "tokens": 32 * step, "flops": 3200.0 * step, "seconds": step / 100}
+
+
+def write_json(path: Path, values: dict[str, Any]) -> None:
+    path.write_text(json.dumps(values))
