@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: parallel tests of several threads starve each other
@@ -22,10 +24,13 @@ TINY = ("model.n_layers=2", "model.d_model=16", "model.n_heads=2", "model.contex
 def tiny():
     """A tiny configuration with further overrides."""
 
-    def make(*overrides: str) -> RunConfig:
-        return compose([*TINY, *overrides])
+    return lambda *overrides: copy.deepcopy(composed(overrides))
 
-    return make
+
+@functools.cache
+def composed(overrides: tuple[str, ...]) -> RunConfig:
+    """Composing is what a test over many options spends most of its time on."""
+    return compose([*TINY, *overrides])
 
 
 @pytest.fixture

@@ -6,23 +6,38 @@ import itertools
 
 from nexus_ablate.config import AXES
 from nexus_ablate.registry import option_files
+from nexus_ablate.schema import show
 
 ALL = {axis: [name for name in option_files(axis) if (axis, name) != ("init", "auto")] for axis in AXES}
 EVERY_OPTION = [f"{axis}={name}" for axis, names in ALL.items() for name in names]
 
 
+def refused(one: tuple[str, str], other: tuple[str, str]) -> bool:
+    """Whether either option's file refuses the other, or a key of it as its YAML sets it."""
+
+    def settings(axis: str, name: str) -> set[str]:
+        keys = option_files(axis)[name].keys.items()
+        return {f"{axis}={name}", *(f"{axis}.{key}={show(spec.default)}" for key, spec in keys)}
+
+    return any(settings(*b) & option_files(a[0])[a[1]].refuses.keys() for a, b in ((one, other), (other, one)))
+
+
 def option_pairs() -> list[tuple[str, ...]]:
-    """A pairwise covering array: every two options of different axes stand together in some row. Greedy, in order."""
+    """A pairwise covering array, greedy and in order.
+
+    Every two options of different axes that do not refuse each other stand together in some row, and no row holds two
+    that do: a row that was refused as a whole would leave its other pairs untested.
+    """
     axes = [axis for axis in AXES if len(ALL[axis]) > 1]
-    missing = {frozenset({(a, x), (b, y)}) for a, b in itertools.combinations(axes, 2) for x in ALL[a] for y in ALL[b]}
+    every = itertools.combinations([(axis, name) for axis in axes for name in ALL[axis]], 2)
+    missing = {frozenset(pair) for pair in every if pair[0][0] != pair[1][0] and not refused(*pair)}
     rows = []
     while missing:
-        row = dict(sorted(missing, key=sorted)[0])
+        row = dict(sorted(min(missing, key=sorted)))
         for axis in axes:
             if axis not in row:
-                row[axis] = max(
-                    ALL[axis], key=lambda name: sum(frozenset({(axis, name), o}) in missing for o in row.items())
-                )
+                fits = [n for n in ALL[axis] if not any(refused((axis, n), other) for other in row.items())]
+                row[axis] = max(fits, key=lambda n: sum(frozenset({(axis, n), o}) in missing for o in row.items()))
         missing -= {frozenset(pair) for pair in itertools.combinations(row.items(), 2)}
         rows.append(tuple(f"{axis}={row[axis]}" for axis in axes))
     return rows

@@ -42,11 +42,16 @@ def test_elsewhere_tokens_follow_the_transition_matrix():
         np.testing.assert_allclose(seen, weights[token] / weights[token].sum(), atol=0.015)
 
 
-def test_triggers_are_the_most_frequent_tokens():
-    made = corpus(symbols=64, triggers=3, length=64, sequences=500)
-    first = made.transitions().sum(0)
-    assert set(np.argsort(first)[-3:]) == {0, 1, 2}
-    assert np.bincount(made.draw("train", 500).ravel()).argmax() == 0
+def test_tokens_are_numbered_by_their_frequency_under_the_chain_alone():
+    weights = corpus(symbols=64, triggers=3).transitions()
+    chain, frequency = weights / weights.sum(1, keepdims=True), np.full(64, 1 / 64)
+    for _ in range(200):
+        frequency = frequency @ chain
+    assert (np.diff(frequency) < 1e-5).all()
+    assert frequency[:3].sum() > 0.2
+
+
+PINNED = ([12, 0, 12, 25, 2, 25, 0, 25, 24, 2, 24, 3], "21b9d02c20678adf")
 
 
 def test_the_default_sequences_are_the_same_on_every_machine_for_good():
@@ -55,9 +60,6 @@ def test_the_default_sequences_are_the_same_on_every_machine_for_good():
     drawn = BackCopyCorpus(**keys).draw("train", 256)
     assert drawn[0, :12].tolist() == PINNED[0]
     assert hashlib.sha256(drawn.astype("<u2").tobytes()).hexdigest()[:16] == PINNED[1]
-
-
-PINNED = ([], "")
 
 
 def test_another_process_draws_the_same():
@@ -131,7 +133,7 @@ def first_token_mass(runs_dir, *overrides):
                 "model.n_layers=1",
                 "model.context=64",
                 "position=learned",
-                "optim.lr=3e-3",
+                "optim.lr=3e-3", "optim.schedule=constant",
                 "train.batch_size=32",
                 "train.steps=800",
                 "train.eval_every=400",

@@ -78,7 +78,7 @@ def plugin(tmp_path):
         "# Made to fail.",
         "name: crash",
         "how: raise  # raise | exit | kill | slow; how",
-        "at: 30  # int [0, inf); when",
+        "at: 10  # int [0, inf); when",
     ]
     (directory / "norm" / "crash.yaml").write_text("\n".join(lines))
     return str(directory)
@@ -200,7 +200,9 @@ def test_a_crash_marks_its_run_and_the_others_have_their_turn(study, plugin, tmp
     retried = nexus([*arguments, "--retry", "failed"], plugin)
     assert "3 runs to do" in retried.stderr
     assert "3 ended before" in retried.stderr, "the diverged one has a result"
-    assert retried.returncode == errors.BUG
+    assert retried.returncode == errors.DIVERGED
+    ended = list(states(tmp_path / "runs").values())
+    assert (ended.count("finished"), ended.count("diverged")) == (5, 1), "from step 10 on they live long enough"
 
 
 @pytest.mark.slow
@@ -301,7 +303,7 @@ def test_plan_shows_everything_and_writes_nothing(study, tmp_path):
         "did you mean 'layer'",
         "norm=rms is baseline",
         "also changes init",
-        "tuned",
+        "at the best rates",
         "FLOPs per",
     ):
         assert shown in " ".join(done.stdout.split()), shown

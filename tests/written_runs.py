@@ -1,4 +1,4 @@
-"""Run directories written by hand, in the format of runs/README.md, so that a comparison can be tested without training."""
+"""Run directories written by hand, in the format of runs/README.md: a comparison is tested without training."""
 
 from __future__ import annotations
 

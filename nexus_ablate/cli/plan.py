@@ -103,7 +103,7 @@ def _arms(plan: Plan):
     from nexus_ablate.study.status import duration
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim", show_edge=False)
-    table.add_column("arm", overflow="fold", min_width=min(32, max(len(arm.arm.name) for arm in plan.arms)))
+    table.add_column("arm", overflow="fold", min_width=min(20, max(len(arm.arm.name) for arm in plan.arms)))
     for name in ("parameters", "", "FLOPs/token", "", "memory", "a run"):
         table.add_column(name, justify="right", no_wrap=True)
     for arm in plan.arms:

@@ -26,9 +26,7 @@ def forest(comparison: Comparison) -> str:
     rows = [row for row in comparison.rows[1:] if delta(row) is not None]
     if not rows:
         return ""
-    reach = [max(abs(row.effect.low), abs(row.effect.high)) for row in rows if row.effect]
-    # One arm far outside would press all others into a point: it becomes an arrow at the edge.
-    limit = max(8 * float(np.median(reach or [0])), 3 * comparison.delta_min)
+    limit = _reach(comparison)
     ends = [comparison.delta_min, -comparison.delta_min]
     ends += [e for row in rows if row.effect for e in (row.effect.low, row.effect.high) if abs(e) <= limit]
     ends += [d for row in rows for d in row.differences if d is not None and abs(d) <= limit]
@@ -116,12 +114,14 @@ def paired_differences(comparison: Comparison, axis: str) -> str:
             end = min(float(getattr(run.curves, axis)[-1]) for pair in pairs for run in pair)
             grid = np.linspace(0.1 * end, end, _points(max(count, 1)))
             lines.append((i, arm, grid, [(ours, _gap(ours, theirs, axis, grid)) for ours, theirs in pairs]))
-    seen = [float(v) for *_, gaps in lines for _, gap in gaps for v in gap if np.isfinite(v)]
-    if not seen:
+    if not lines:
         return ""
-    low, high = np.quantile(seen, (0.02, 0.98))
-    low, high = min(low, -comparison.delta_min), max(high, comparison.delta_min)
-    frame = Frame((0, max(float(grid[-1]) for _, _, grid, _ in lines)), (float(low), float(high)))
+    limit = _reach(comparison)
+    ends = [float(gap[-1]) for *_, gaps in lines for _, gap in gaps if abs(gap[-1]) <= limit]
+    ends += [comparison.delta_min, -comparison.delta_min]
+    pad = 0.15 * (max(ends) - min(ends)) or 1e-6
+    low, high = min(ends) - pad, max(ends) + pad
+    frame = Frame((0, max(float(grid[-1]) for _, _, grid, _ in lines)), (low, high))
     frame.axes(BUDGETS[axis], "difference, nats per token")
     frame.add("line", x1=frame.left, x2=frame.right, y1=frame.y(0), y2=frame.y(0), class_="zero")
     for i, arm, grid, gaps in lines:
@@ -215,6 +215,12 @@ def _thinned(x: Array, y: Array, points: int) -> tuple[Array, Array]:
     """At most about `points` of a line, the first and the last among them."""
     keep = np.unique(np.linspace(0, len(x) - 1, min(len(x), points)).astype(int))
     return x[keep], y[keep]
+
+
+def _reach(comparison: Comparison) -> float:
+    """The largest difference that is drawn: one arm far outside would press all others into a point."""
+    found = [max(abs(row.effect.low), abs(row.effect.high)) for row in comparison.rows if row.effect]
+    return max(8 * float(np.median(found or [0])), 3 * comparison.delta_min)
 
 
 def _points(lines: int) -> int:

@@ -25,8 +25,9 @@ class BackCopyCorpus(Corpus):
 
     Guo et al. 2024 (Active-dormant attention heads), arXiv:2410.13835, section 2, and the authors' code
     (GuoTianYu2000/Active-Dormant-Attention, BBM/data.py, class bbm). Triggers are the most frequent tokens. The authors
-    take P from a text of 65 characters; here it is generated: row i has weights u^3 / (j + 1), u uniform, so that
-    token 0 is the most frequent. Whole numbers alone, so that no rounding differs between machines.
+    take P from a text of 65 characters; here it is generated, with about the entropy of theirs (2.45 nats): row i has
+    weights u^6 / (j + 1), u uniform, and tokens are numbered by their frequency under P. All numbers are whole, so that
+    no rounding differs between machines.
     """
 
     def __init__(self, *, symbols: int, triggers: int, length: int, sequences: int, chain: int) -> None:
@@ -56,9 +57,15 @@ class BackCopyCorpus(Corpus):
         yield self._text("val", max(1, self._sequences // 16))
 
     def transitions(self) -> np.ndarray:
-        """(V, V) whole weights of the next token (columns) after each token (rows)."""
-        u = (self._bits("chain").random_raw(self._symbols**2) >> np.uint64(52)).astype(np.int64)
-        return u.reshape(self._symbols, -1) ** 3 // np.arange(1, self._symbols + 1) + 1
+        """(V, V) whole weights of the next token (columns) after each token (rows), the most frequent token first."""
+        u = (self._bits("chain").random_raw(self._symbols**2) >> np.uint64(58)).astype(np.int64)
+        weights = u.reshape(self._symbols, -1) ** 6 // np.arange(1, self._symbols + 1) + 1
+        share = (weights << 20) // weights.sum(1, keepdims=True)
+        frequency = np.full(self._symbols, 2**30 // self._symbols)
+        for _ in range(100):
+            frequency = frequency @ share >> 20
+        order = np.argsort(-frequency, kind="stable")
+        return weights[order][:, order]
 
     def draw(self, split: str, sequences: int) -> np.ndarray:
         """(sequences, length) tokens after the begin token."""

@@ -1,0 +1,238 @@
+"""The statistics keep their promises: error rates, power, coverage, invariances, and agreement with other sources."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from nexus_ablate.comparison.statistics import (
+    detectable_difference,
+    divergence_p,
+    effects,
+    interaction,
+    max_t_quantile,
+    max_t_tail,
+    mean_interval,
+    residual_variance,
+    seeds_needed,
+    spread_interval,
+)
+from nexus_ablate.comparison.verdict import BETTER, EQUIVALENT, WORSE, Evidence, word
+
+ARMS = 8
+
+
+def table(rng, seeds, shift=0.0, noise=1.0, rho=0.5, arms=ARMS):
+    """Losses with standard deviation 1 over seeds; the first arm is `noise` times as noisy in its residual."""
+    scale = np.ones((arms + 1, 1))
+    scale[1] = noise
+    losses = rng.normal(size=(arms + 1, seeds)) * scale * np.sqrt(1 - rho) + rng.normal(size=seeds) * np.sqrt(rho)
+    losses[1:] += shift
+    return losses
+
+
+def words(losses, delta_min=1.0):
+    found = effects(losses)[1:]
+    return [word(Evidence(e, delta_min, pairs=losses.shape[1], runs=losses.shape[1])) for e in found]
+
+
+def false_claims(tables):
+    return sum(any(w in (BETTER, WORSE) for w in words(losses)) for losses in tables)
+
+
+def samples(few, many):
+    """A small sample in the fast tier, a large one among the slow tests."""
+    return pytest.mark.parametrize("count", [few, pytest.param(many, marks=pytest.mark.slow)])
+
+
+@pytest.mark.parametrize("tails", ["normal", "heavy"])
+@samples((200, 18), (1000, 67))
+def test_null_arms_resampled_from_a_bank_of_seeds_are_rarely_called_different(count, tails):
+    rng = np.random.default_rng(2)
+    bank = rng.normal(3, 0.02, 60) if tails == "normal" else 3 + 0.02 * rng.standard_t(4, 60)
+    tables, accepted = count
+    drawn = (rng.choice(bank, (ARMS + 1, 5), replace=False) for _ in range(tables))
+    assert false_claims(drawn) <= accepted
+
+
+def test_without_the_correction_for_many_arms_the_bank_does_show_false_winners():
+    rng = np.random.default_rng(2)
+    claims = 0
+    for _ in range(200):
+        losses = table(rng, 5)
+        claims += any(stats.ttest_rel(losses[a], losses[0]).pvalue < 0.05 for a in range(1, ARMS + 1))
+    assert claims > 40
+
+
+@pytest.mark.parametrize(("shift", "found"), [(2.0, 0.85), (3.0, 0.99)])
+@samples(100, 1000)
+def test_effects_of_two_and_three_seed_deviations_are_found(count, shift, found):
+    rng = np.random.default_rng(3)
+    seen = [w for _ in range(count) for w in words(table(rng, 5, shift))]
+    assert seen.count(WORSE) >= found * len(seen)
+    assert seen.count(BETTER) <= 0.005 * len(seen)
+
+
+@pytest.mark.parametrize("noise", [3.0, 10.0])
+@pytest.mark.parametrize(("seeds", "accepted"), [(5, 0.05), (3, 0.08)])
+@samples((200, 1.8), (2000, 1.2))  # sampling error on top of the rate
+def test_a_noisy_arm_causes_no_false_claims(count, seeds, accepted, noise):
+    rng = np.random.default_rng(4)
+    tables, slack = count
+    assert false_claims(table(rng, seeds, noise=noise) for _ in range(tables)) <= slack * accepted * tables
+
+
+def test_a_pool_that_takes_every_arm_in_would_hide_all_effects_behind_one_noisy_arm():
+    rng = np.random.default_rng(5)
+    kept, pooled = [], []
+    for _ in range(60):
+        losses = table(rng, 5, shift=2.0, noise=10.0)
+        kept += words(losses)[1:]
+        spread = np.sqrt(residual_variance(losses)[0] * 2 / 5) * max_t_quantile(0.05, ARMS, 4 * ARMS)
+        pooled += [abs((losses[a] - losses[0]).mean()) > spread for a in range(2, ARMS + 1)]
+    assert kept.count(WORSE) > 0.7 * len(kept)
+    assert sum(pooled) < 0.2 * len(pooled)
+
+
+@pytest.mark.parametrize("noise", [1.0, 3.0])
+@samples(200, 2000)
+def test_the_intervals_of_all_arms_hold_the_truth_together_in_94_percent(count, noise):
+    rng = np.random.default_rng(6)
+    held = sum(
+        all(e is not None and e.low <= 0.7 <= e.high for e in effects(table(rng, 5, 0.7, noise))[1:])
+        for _ in range(count)
+    )
+    assert held >= 0.94 * count
+
+
+@samples(300, 2000)
+def test_an_arm_at_the_border_is_rarely_called_equivalent(count):
+    rng = np.random.default_rng(7)
+    equivalent = sum(words(table(rng, 8, shift=1.5, arms=1), delta_min=1.5) == [EQUIVALENT] for _ in range(count))
+    assert equivalent <= 0.05 * count
+    assert words(table(rng, 20, shift=0.0, arms=1), delta_min=1.5) == [EQUIVALENT]
+
+
+# --------------------------------------------------------------------------------------------------- invariances
+
+
+def test_swapping_arm_and_baseline_negates_the_difference():
+    losses = table(np.random.default_rng(8), 6, arms=1)
+    (_, there), (_, back) = effects(losses), effects(losses[::-1])
+    assert there is not None and back is not None
+    assert there.delta == -back.delta and there.p == pytest.approx(back.p)
+    assert there.low == pytest.approx(-back.high)
+
+
+def test_the_order_of_arms_and_seeds_changes_nothing():
+    rng = np.random.default_rng(9)
+    losses = table(rng, 5, shift=0.5)
+    arms, seeds = rng.permutation(ARMS) + 1, rng.permutation(5)
+    ours, theirs = effects(losses), effects(losses[[0, *arms]][:, seeds])
+    for place, arm in enumerate(arms, 1):
+        a, b = ours[arm], theirs[place]
+        assert a is not None and b is not None
+        assert (a.delta, a.low, a.high, a.p) == pytest.approx((b.delta, b.low, b.high, b.p), rel=1e-10)
+
+
+def test_one_more_arm_changes_no_difference():
+    losses = table(np.random.default_rng(10), 5)
+    for fewer, more in zip(effects(losses[:-1]), effects(losses), strict=False):
+        assert fewer is None or (more is not None and fewer.delta == more.delta)
+
+
+def test_a_copy_of_an_arm_is_no_further_arm():
+    losses = table(np.random.default_rng(11), 5)
+    assert effects(np.vstack([losses, losses[-1]]))[:-1] == effects(losses)
+
+
+def test_equal_losses_are_no_test():
+    losses = np.ones((2, 5))
+    assert effects(losses) == [None, None]
+
+
+def test_missing_cells_leave_the_pairs_that_are_there():
+    losses = table(np.random.default_rng(12), 6)
+    losses[2, 4] = np.nan
+    found = effects(losses)[2]
+    assert found is not None and found.n == 5
+    assert found.delta == pytest.approx(np.delete(losses[2] - losses[0], 4).mean())
+
+
+# --------------------------------------------------------------------------------------- agreement with others
+
+
+def test_one_arm_is_the_paired_t_test():
+    rng = np.random.default_rng(13)
+    for seeds in (2, 3, 5, 20):
+        losses = table(rng, seeds, shift=0.8, arms=1)
+        found = effects(losses)[1]
+        theirs = stats.ttest_rel(losses[1], losses[0])
+        assert found is not None
+        assert found.p == pytest.approx(theirs.pvalue, abs=1e-10)
+        interval = theirs.confidence_interval(0.95)
+        assert (found.low, found.high) == pytest.approx((interval.low, interval.high), rel=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("df", "published"),
+    [  # Dunnett 1964, Biometrics 20: two-sided, 5%, k = 1 to 9
+        (5, (2.57, 3.03, 3.29, 3.48, 3.62, 3.73, 3.82, 3.90, 3.97)),
+        (10, (2.23, 2.57, 2.76, 2.89, 2.99, 3.07, 3.14, 3.19, 3.24)),
+        (20, (2.09, 2.38, 2.54, 2.65, 2.73, 2.80, 2.86, 2.90, 2.95)),
+        (60, (2.00, 2.27, 2.41, 2.51, 2.58, 2.64, 2.69, 2.73, 2.77)),
+    ],
+)
+def test_quantiles_are_dunnett_s(df, published):
+    found = [max_t_quantile(0.05, k, df) for k in range(1, 10)]
+    assert found == pytest.approx(published, rel=0.005)
+
+
+def test_the_quadrature_agrees_with_the_multivariate_t():
+    k, df, t = 3, 9, 2.4
+    shape = np.full((k, k), 0.5) + 0.5 * np.eye(k)
+    inside = stats.multivariate_t(shape=shape, df=df, seed=0).cdf(np.full(k, t), lower_limit=np.full(k, -t))
+    assert max_t_tail(t, k, df) == pytest.approx(1 - inside, abs=2e-4)
+    assert max_t_tail(t, 1, df) == pytest.approx(2 * stats.t.sf(t, df), rel=1e-12)
+
+
+def test_detectable_differences_are_those_of_the_paired_t_test():
+    found = [detectable_difference(1 / np.sqrt(2), n) for n in (3, 4, 5, 6, 8, 10, 20)]
+    assert found == pytest.approx([3.3, 2.1, 1.7, 1.4, 1.2, 1.0, 0.67], abs=0.05)  # in SDs of the difference
+
+
+def test_the_seeds_that_are_named_do_show_the_difference_and_one_fewer_does_not():
+    needed = seeds_needed(0.5, 1.0, 8)
+    assert needed is not None
+    assert detectable_difference(1.0, needed, 8) <= 0.5 < detectable_difference(1.0, needed - 1, 8)
+    assert seeds_needed(1e-9, 1.0) is None
+
+
+def test_five_divergences_of_five_are_shown_and_three_are_not():
+    found = [divergence_p(n, 5, 0, 5) for n in (5, 4, 3)]
+    assert found == pytest.approx([0.008, 0.048, 0.17], abs=0.003)
+
+
+def test_an_interaction_is_found_where_two_changes_help_one_another():
+    rng = np.random.default_rng(14)
+    losses = table(rng, 8, rho=0.9, arms=3)
+    additive = losses + np.array([[0], [-1], [-1], [-2]])
+    found = interaction(additive[3], additive[1], additive[2], additive[0], 1)
+    assert found is not None and found.low < 0 < found.high
+    more = additive + np.array([[0], [0], [0], [-3]])
+    found = interaction(more[3], more[1], more[2], more[0], 1)
+    assert found is not None and found.high < 0
+
+
+def test_an_interval_of_one_value_has_no_ends():
+    found = mean_interval(np.array([1.0, np.nan]))
+    assert found is not None and (found.mean, found.low, found.n) == (1.0, None, 1)
+    assert mean_interval(np.array([np.nan])) is None
+
+
+def test_the_spread_s_interval_is_the_chi_squared_one():
+    values = np.random.default_rng(15).normal(size=10)
+    sd, low, high = spread_interval(values)
+    assert low < sd < high
+    assert low == pytest.approx(sd * np.sqrt(9 / stats.chi2.ppf(0.975, 9)))

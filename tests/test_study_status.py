@@ -1,0 +1,170 @@
+"""`status` and the plan's fairness header, from directories and definitions alone."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+
+import pytest
+from rich.console import Console
+
+from nexus_ablate.composition import compose
+from nexus_ablate.runs import read_run
+from nexus_ablate.study.cost import cost_of
+from nexus_ablate.study.definition import define, read_request
+from nexus_ablate.study.design import expand
+from nexus_ablate.study.jobs import Runs
+from nexus_ablate.study.plan import fairness, make_plan
+from nexus_ablate.study.queue import Places
+from nexus_ablate.study.record import write_record
+from nexus_ablate.study.status import LOSS, Watcher, duration, last_row, summary, table, troubles
+from nexus_ablate.training.session import train
+
+
+@pytest.fixture
+def launched(tiny_run, tmp_path):
+    """A study with its record, one run of each of two arms finished, and the rest to come."""
+    asked = [text for text in tiny_run() if text != "train.threads=1"]
+    request = read_request(["study=mine", "vary.norm=layer", "vary.bias=on", "seeds=0,1", *asked])
+    study = expand(request.definition)
+    write_record(study, request.directory)
+    runs = Runs(study, request)
+    for job in runs.claims[:2]:
+        train(compose([*job.overrides, "train.threads=1"]), quiet=True, arm=job.arm)
+    return study, runs
+
+
+def drawn(lines, **options):
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(table(lines, **options))
+    return console.export_text()
+
+
+def test_status_shows_what_is_there_and_what_is_to_come(launched):
+    _, runs = launched
+    lines = Watcher().lines([runs.request.directory])
+    assert [(line.arm, line.seed, line.state) for line in lines] == [
+        ("baseline", 0, "finished"),
+        ("baseline", 1, "waiting"),
+        ("bias=on", 0, "waiting"),
+        ("bias=on", 1, "waiting"),
+        ("norm=layer", 0, "finished"),
+        ("norm=layer", 1, "waiting"),
+    ]
+    base, arm = (read_run(job.path).summary for job in runs.claims[:2])
+    assert base is not None
+    assert arm is not None
+    found = lines[4]
+    assert (found.step, found.steps) == (20, 20)
+    assert found.loss == arm["val_loss"]
+    assert found.against_baseline == arm["val_loss"] - base["val_loss"]
+    assert lines[0].against_baseline is None
+    assert summary(lines) == "2 finished, 4 waiting"
+    assert "norm=layer" in drawn(lines)
+
+
+def test_the_difference_is_taken_at_the_same_tokens(launched):
+    _, runs = launched
+    log = runs.claims[1].path / "metrics.jsonl"
+    rows = [json.loads(line) for line in log.read_text().splitlines()]
+    log.write_text("".join(json.dumps(row) + "\n" for row in rows if row["step"] <= 13))
+    base = [json.loads(line) for line in (runs.claims[0].path / "metrics.jsonl").read_text().splitlines()]
+    at_ten = {row["step"]: row[LOSS] for row in rows if LOSS in row}[10]
+    base_at_ten = {row["step"]: row[LOSS] for row in base if LOSS in row}[10]
+    line = Watcher().line(runs.claims[1].path)
+    assert (line.step, line.loss) == (13, at_ten)
+    assert line.against_baseline == at_ten - base_at_ten
+
+
+def test_a_failed_and_a_damaged_run_have_their_reason_and_stop_nothing(launched, tmp_path):
+    _, runs = launched
+    path = runs.claims[1].path
+    status = json.loads((path / "status.json").read_text())
+    (path / "status.json").write_text(json.dumps(status | {"state": "failed", "reason": "no [bold]luck[/bold]\x1b[2J"}))
+    (runs.claims[0].path / "status.json").write_text("{")
+    (runs.request.directory / "study.yaml").write_text("a: [")
+    lines = Watcher().lines([tmp_path / "runs"])
+    assert sorted(line.state for line in lines) == ["damaged", "damaged", "failed"]
+    said = "\n".join(troubles(lines))
+    assert "no [bold]luck[/bold]" in said
+    assert str(path / "log.txt") in said
+    assert "study.yaml" in said
+    assert "\x1b" not in drawn(lines)
+
+
+def test_a_torn_last_line_is_not_read(tmp_path):
+    log = tmp_path / "metrics.jsonl"
+    assert last_row(log) == {}
+    log.write_text('{"step": 1, "val/loss": 2.0}\n{"step": 2}\n{"step": 3, "val/lo')
+    assert last_row(log) == {"step": 2}
+    assert last_row(log, LOSS) == {"step": 1, "val/loss": 2.0}
+    log.write_text("".join(f'{{"step": {n}, "x": "{"y" * 500}"}}\n' for n in range(1000)))
+    assert last_row(log)["step"] == 999
+
+
+def test_a_long_table_keeps_what_runs_and_what_failed(launched):
+    _, runs = launched
+    lines = Watcher().lines([runs.request.directory])
+    shown = drawn(lines, limit=2)
+    assert shown.count("finished") == 2
+    assert "waiting" not in shown
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(None, ""), (0.4, "0 s"), (119, "119 s"), (120, "2 min"), (7200, "2.0 h"), (40 * 3600, "40 h"), (172800, "2.0 d")],
+)
+def test_durations_are_for_people(seconds, said):
+    assert duration(seconds) == said
+
+
+def test_status_imports_no_torch(launched):
+    _, runs = launched
+    code = (
+        "import sys\nfrom nexus_ablate.cli import main\n"
+        f"assert main(['status', {str(runs.request.directory)!r}]) == 0\n"
+        "assert not {'torch', 'wandb', 'matplotlib', 'scipy'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "2 finished, 4 waiting" in done.stdout
+
+
+def test_plan_goes_by_finished_runs_where_there_are_any(launched):
+    study, runs = launched
+    plan = make_plan(study, runs, Places(2, 1, []))
+    assert [(arm.arm.name, arm.recorded) for arm in plan.arms] == [
+        ("baseline", True),
+        ("norm=layer", True),
+        ("bias=on", False),
+    ]
+    assert plan.states == {"finished": 2, "missing": 4}
+    assert plan.runs == 6
+    assert plan.seconds is not None
+    assert plan.arms[1].params_share == pytest.approx(80 / 10064)
+    summaries = [read_run(job.path).summary or {} for job in runs.claims[:2]]
+    assert [plan.arms[n].cost.params for n in (0, 1)] == [s["params"] for s in summaries]
+    assert [plan.arms[n].cost.flops_per_token for n in (0, 1)] == [s["flops_per_token"] for s in summaries]
+
+
+def levels(**asked):
+    study = expand(define({"name": "x", "question": "?"} | asked))
+    costs = {arm.name: cost_of(arm.config) for arm in study.all_arms}
+    return {verdict.what: verdict.level for verdict in fairness(study, costs)}
+
+
+def test_an_unfair_study_is_flagged_beforehand():
+    fair = levels(arms=["norm=layer"])
+    assert set(fair.values()) == {"PASS", "WARN"}
+    assert fair["learning rate"] == "WARN"
+    assert levels(arms=["norm=layer"], seeds=[0, 1])["seeds"] == "WARN"
+    assert levels(arms=["d_ff_ratio=5"])["parameters"] == "WARN"
+    assert levels(arms=["model.context=64"])["training data and order"] == "FAIL"
+    assert levels(arms=["train.eval_tokens=128"])["validation tokens"] == "FAIL"
+    assert levels(arms=["train.steps=400"])["tokens"] == "FAIL"
+    assert levels(arms=["optim.schedule=linear"])["schedule"] == "FAIL"
+    assert levels(arms=["train.precision=bf16"])["precision and device"] == "FAIL"
+    assert levels(arms=["norm=layer"], lr_grid=[1e-3, 2e-3])["learning rate"] == "WARN"
+    assert levels(arms=["norm=layer"], lr_grid=[1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2])["learning rate"] == "PASS"
