@@ -74,10 +74,11 @@ def test_effects_of_two_and_three_seed_deviations_are_found(count, shift, found)
     assert seen.count(BETTER) <= 0.005 * len(seen)
 
 
-@pytest.mark.parametrize("noise", [3.0, 10.0])
-@pytest.mark.parametrize(("seeds", "accepted"), [(5, 0.05), (3, 0.08)])
-@samples((200, 1.8), (2000, 1.2))  # sampling error on top of the rate
-def test_a_noisy_arm_causes_no_false_claims(count, seeds, accepted, noise):
+@pytest.mark.parametrize(
+    ("seeds", "noise", "accepted"), [(5, 3.0, 0.05), (5, 5.0, 0.05), (5, 10.0, 0.05), (3, 3.0, 0.08), (3, 10.0, 0.1)]
+)
+@samples((200, 1.8), (2000, 1.1))  # sampling error on top of the rate
+def test_a_noisy_arm_causes_no_false_claims(count, seeds, noise, accepted):
     rng = np.random.default_rng(4)
     tables, slack = count
     assert false_claims(table(rng, seeds, noise=noise) for _ in range(tables)) <= slack * accepted * tables
@@ -211,7 +212,7 @@ def test_the_seeds_that_are_named_do_show_the_difference_and_one_fewer_does_not(
 
 def test_five_divergences_of_five_are_shown_and_three_are_not():
     found = [divergence_p(n, 5, 0, 5) for n in (5, 4, 3)]
-    assert found == pytest.approx([0.008, 0.048, 0.17], abs=0.003)
+    assert found == pytest.approx([1 / 126, 1 / 21, 1 / 6])
 
 
 def test_an_interaction_is_found_where_two_changes_help_one_another():

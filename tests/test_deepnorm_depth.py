@@ -52,7 +52,10 @@ def losses(placement: str, n_layers: int, tokens: np.ndarray) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize("n_layers", [24, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "n_layers",
+    [pytest.param(24, marks=pytest.mark.slow), pytest.param(100, marks=[pytest.mark.slow, pytest.mark.long])],
+)
 def test_post_norm_stays_at_the_unigram_entropy_where_deepnorm_learns(n_layers):
     tokens = characters()
     share = np.bincount(tokens) / len(tokens)

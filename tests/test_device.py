@@ -79,7 +79,10 @@ def test_low_precision_is_autocast_and_float32_is_nothing():
 
 
 def test_threads_wait_passively_unless_the_user_says_otherwise():
-    code = "from nexus_ablate.training.device import share_cores_politely as f; import os; f(); print(os.environ['GOMP_SPINCOUNT'])"
+    code = (
+        "import os\nfrom nexus_ablate.training.device import share_cores_politely\n"
+        "share_cores_politely()\nprint(os.environ['GOMP_SPINCOUNT'])"
+    )
     told = {}
     for own in ("", "77"):
         env = {k: v for k, v in os.environ.items() if k != "GOMP_SPINCOUNT"} | ({"GOMP_SPINCOUNT": own} if own else {})

@@ -482,6 +482,7 @@ def test_arms_of_a_study_are_probed_on_the_same_tokens(tiny_run):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
 def test_a_compiled_model_is_probed_as_an_eager_one(tiny_run):
     eager, compiled = (
         train(compose(tiny_run("train.steps=4", f"train.compile={mode}", f"study={mode}", "probe=full")), quiet=True)
@@ -493,3 +494,14 @@ def test_a_compiled_model_is_probed_as_an_eager_one(tiny_run):
         assert a.keys() == b.keys()
         for name in a.keys() - {"seconds"}:
             np.testing.assert_allclose(a[name], b[name], rtol=2e-3, atol=1e-4, err_msg=name)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_without_weight_decay_the_matrices_of_a_model_of_text_end_larger(tiny_run, seed):
+    def ended(weight_decay):
+        overrides = ["train.steps=120", "optim.lr=1e-2", f"seed={seed}", f"weight_decay={weight_decay}"]
+        return read_run(train(compose(tiny_run(*overrides)), quiet=True).path).metrics()[-1]
+
+    free, decayed = ended(0), ended(0.1)
+    for block in ("weight_rms/block_000", "weight_rms/block_001"):
+        assert free[block] > 1.02 * decayed[block]

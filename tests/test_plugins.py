@@ -68,6 +68,7 @@ def plugin(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
+@pytest.mark.slow
 def test_the_documented_commands_work_as_they_are_written(tiny_run, tmp_path):
     write(tmp_path, FILES)
     commands = [shlex.split(line) for line in block("sh").strip().splitlines()]
@@ -92,6 +93,7 @@ def test_the_documented_python_works_as_it_is_written(tmp_path):
     assert done.stdout.strip() == "MyNorm", done.stderr
 
 
+@pytest.mark.slow
 def test_the_documented_entry_point_makes_the_option_known_without_a_flag_or_an_import(tmp_path):
     files = {name.replace("my_options", "my_package/options"): text for name, text in FILES.items()}
     files["my_package/__init__.py"] = "raise RuntimeError('imported to look for options')"
@@ -106,6 +108,7 @@ def test_the_documented_entry_point_makes_the_option_known_without_a_flag_or_an_
     assert json.loads(built.stdout)["arm"] == "norm=my_norm", built.stderr
 
 
+@pytest.mark.slow
 def test_the_tests_of_every_option_take_a_plugin_s(plugin):
     tests = Path(__file__).parent
     chosen = ["-k", "test_every_option_changes_the_model and my_norm and rms", "-p", "no:cacheprovider"]

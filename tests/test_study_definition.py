@@ -225,6 +225,8 @@ def test_equal_tokens_are_given_to_another_batch_size():
     assert arm.overrides == ["train.batch_size=8", "train.steps=100"]
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_equal_seconds_are_measured_once_and_kept(tmp_path):
     asked = read_request(
         ["study=x", "vary.model.n_layers=1", "match=seconds", "train.steps=50", f"runs_dir={tmp_path}", *SMALL]

@@ -93,8 +93,14 @@ def nexus(arguments, plugin="", cwd=None):
 
 
 def start(arguments, plugin=""):
+    """The command in a group of its own, with SIGINT as in a terminal also where the tests run in the background."""
     return subprocess.Popen(
-        command(arguments, plugin), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command(arguments, plugin),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
 
 
@@ -124,6 +130,7 @@ def photograph(root: Path):
     return {path: (hashlib.sha256(path.read_bytes()).hexdigest(), path.stat().st_mtime_ns) for path in files}
 
 
+@pytest.mark.slow
 def test_what_is_missing_is_run_once_and_like_each_run_alone(study, tmp_path):
     runs_dir = tmp_path / "runs"
     done = nexus(study("vary.norm=layer,rms", "seeds=0,1", "--workers", "2"))
@@ -286,6 +293,7 @@ def test_cores_and_memory_are_shared(tiny, monkeypatch):
     assert places("auto", jobs, 10, 5) == Places(1, 8, [])
     assert places(3, jobs, 10, 25) == Places(3, 2, []), "who says a number gets it"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
+    assert places("auto", jobs, 1, None).gpus == [], "train.device=cpu was asked for"
     request = read_request("study=x vary.norm=layer train.device=auto model.d_model=64".split())
     where = places("auto", Runs(expanded(request), request).claims, 1, None)
     assert (where.workers, [where.gpu(n) for n in range(3)]) == (2, ["2", "5", "2"])
@@ -336,6 +344,7 @@ def test_a_mistake_is_three_lines_and_makes_nothing(tmp_path, bad):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_single_run_and_a_multirun_may_still_choose_their_folder(tiny_run, tmp_path):
     done = nexus(["train", *tiny_run("study=elsewhere", "train.steps=2")])
     assert done.returncode == 0, done.stderr

@@ -230,14 +230,14 @@ def test_a_non_finite_number_stops_the_run_before_the_optimizer_step(tiny_run, m
     poisoned_weights = []
 
     def poison(self, rows, loss_of=Trainer._loss):
-        loss = loss_of(self, rows)
+        loss, z_loss = loss_of(self, rows)
         if self.progress.step == 6 and self.model.training:
             poisoned_weights.append({n: p.detach().clone() for n, p in self.model.named_parameters()})
             poisoned_weights.append(self.model)
             if what == "loss":
-                return loss * math.nan
+                return loss * math.nan, z_loss
             self.model.blocks[1].ffn.up.weight.register_hook(lambda g: g * math.inf)
-        return loss
+        return loss, z_loss
 
     monkeypatch.setattr(Trainer, "_loss", poison)
     with pytest.raises(Diverged, match="step 7") as stopped:

@@ -17,7 +17,7 @@ from nexus_ablate.runs import arm_name
 
 TINY = ("model.n_layers=2", "model.d_model=16", "model.n_heads=2", "model.context=8", "train.steps=400")
 NAMES = ("embedding.weight", "blocks.0.attn.query.weight", "blocks.0.ffn.up.weight", "blocks.1.ffn.down.weight")
-NOW = "2030-01-01T00:00:00+00:00"
+NOW = "2020-01-01T00:00:00+00:00"
 
 
 def digest(*parts: object) -> str:

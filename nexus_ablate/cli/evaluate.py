@@ -53,7 +53,7 @@ def run(arguments: list[str]) -> int:
             status = status or error.status
             continue
         console.print(f"\n{path}", soft_wrap=True, markup=False)
-        console.print(table({name: line for n in names for name, line in _lines(n, summary[n])}))
+        console.print(table({name: line for n in names for name, line in lines(n, summary[n])}))
     return status
 
 
@@ -72,7 +72,7 @@ def _names(arguments: list[str]) -> list[str]:
     return names
 
 
-def _lines(name: str, found: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def lines(name: str, found: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """What a person wants to see of an evaluation."""
     if isinstance(found.get("not_defined"), str):
         yield name, f"not defined: {found['not_defined']}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from nexus_ablate import errors
+from nexus_ablate.config import EVALUATIONS
 
 HELP = """nexus-ablate show RUN [--out FILE]
 
@@ -29,6 +30,7 @@ def run(arguments: list[str]) -> int:
 
     from rich.console import Console
 
+    from nexus_ablate.cli.evaluate import lines
     from nexus_ablate.comparison.load import load_run
     from nexus_ablate.comparison.picture import draw
     from nexus_ablate.training.display import result_facts, table
@@ -39,6 +41,8 @@ def run(arguments: list[str]) -> int:
         facts["reason"] = record.status["reason"]
     if record.summary is not None:
         facts |= result_facts(record.summary)
+        for name in EVALUATIONS:
+            facts |= dict(lines(name, record.summary[name])) if name in record.summary else {}
     console = Console(highlight=False)
     console.print(table(facts))
     picture = draw(record, out or record.path / "picture.png")

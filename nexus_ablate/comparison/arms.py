@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from nexus_ablate.comparison.curves import SPIKE_WINDOW, spikes
-from nexus_ablate.comparison.differences import label
+from nexus_ablate.comparison.differences import CUT, changes, label
 from nexus_ablate.comparison.load import Collection, Excluded, Plan, Trained
 from nexus_ablate.comparison.pairs import same_curves
 from nexus_ablate.comparison.statistics import Array
@@ -98,7 +98,7 @@ def gather(collection: Collection, asked: str | None = None) -> tuple[Arm, list[
     baseline = _baseline(arms, collection.plans, asked)
     plan = next((collection.plans[study] for study in sorted(baseline.studies) if study in collection.plans), Plan(""))
     others = [arm for arm in arms if arm is not baseline]
-    if baseline.name != "baseline" or any(",+" in arm.name for arm in arms):
+    if baseline.name != "baseline" or any(CUT.search(arm.name) for arm in arms):
         _relabel(baseline, others)
     order = {name: i for i, name in enumerate(plan.arms)}
     others.sort(key=lambda arm: (order.get(arm.name, len(order)), arm.label))
@@ -156,8 +156,8 @@ def _baseline(arms: list[Arm], plans: dict[str, Plan], asked: str | None) -> Arm
 
 
 def _plainest(arms: list[Arm]) -> list[Arm]:
-    """The arm from which every other differs only by what its name adds, where there is one."""
-    parts = {id(arm): set(arm.name.split(",")) - {"baseline"} for arm in arms}
+    """The arm that makes no change which another does not make too, where there is one."""
+    parts = {id(arm): changes(arm.name, arm.config) for arm in arms}
     return [arm for arm in arms if all(parts[id(arm)] <= parts[id(other)] for other in arms)]
 
 

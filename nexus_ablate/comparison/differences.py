@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from functools import cache
 from typing import Any
 
 from nexus_ablate.config import CLOSED_GROUPS, RunConfig
 from nexus_ablate.schema import show
 
+CUT = re.compile(r",\+[0-9a-f]{6}$")
+"""The ending of an arm's name that was too long for a directory."""
 _ASIDE = ("seed", "tracker", "probe", "resolved")
 
 
@@ -60,6 +63,21 @@ def label(config: dict[str, Any], base: dict[str, Any]) -> str:
     return ",".join(
         f"{key}={ours}" for key, (_, ours) in found.items() if ours and not ("." in key and key.split(".")[0] in found)
     )
+
+
+def changes(name: str, config: dict[str, Any]) -> set[str]:
+    """How an arm differs from the house's default: from its name, or from its configuration where the name was cut."""
+    if CUT.search(name):
+        from nexus_ablate.composition import differences
+        from nexus_ablate.config import from_values
+        from nexus_ablate.errors import ConfigError
+
+        try:
+            values = {key: value for key, value in config.items() if key != "resolved"}
+            return {f"{key}={value}" for key, value in differences(from_values(values)).items()}
+        except ConfigError:
+            pass  # written by another version, or with an option of a plugin: the name is all there is
+    return set(name.split(",")) - {"baseline"}
 
 
 def science_key(config: dict[str, Any], without: tuple[str, ...] = ()) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from html import escape
 from pathlib import Path
 
 from nexus_ablate.comparison import plots
@@ -11,7 +10,7 @@ from nexus_ablate.comparison.curves import AXES
 from nexus_ablate.comparison.fairness import FAIL, PASS, WAIVED, WARN
 from nexus_ablate.comparison.layers import by_layer
 from nexus_ablate.comparison.result import Comparison
-from nexus_ablate.comparison.svg import colour
+from nexus_ablate.comparison.svg import colour, plain
 from nexus_ablate.comparison.table import (
     ARM,
     MAIN,
@@ -25,7 +24,6 @@ from nexus_ablate.comparison.table import (
     together_text,
 )
 from nexus_ablate.comparison.verdict import BETTER, DIVERGED, EQUIVALENT, IDENTICAL, MEANINGS, UNSTABLE, WORSE
-from nexus_ablate.errors import printable
 
 CLASSES = {
     BETTER: "good",
@@ -43,8 +41,8 @@ CLASSES = {
 
 def html(comparison: Comparison) -> str:
     """The whole page."""
-    head = f"<h1>{_e(title(comparison))}</h1><p class='answer'>{_e(answer(comparison))}</p>"
-    head += "".join(f"<p class='muted'>{_e(line)}</p>" for line in basis(comparison))
+    head = f"<h1>{plain(title(comparison))}</h1><p class='answer'>{plain(answer(comparison))}</p>"
+    head += "".join(f"<p class='muted'>{plain(line)}</p>" for line in basis(comparison))
     head += f"<p class='muted'>fairness: {_counts(comparison)}</p>"
     parts = [
         head,
@@ -65,7 +63,7 @@ def html(comparison: Comparison) -> str:
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         "<meta name='viewport' content='width=device-width,initial-scale=1'>"
-        f"<title>{_e(title(comparison))}</title><style>{_beside('page.css')}</style></head><body>"
+        f"<title>{plain(title(comparison))}</title><style>{_beside('page.css')}</style></head><body>"
         + "\n".join(part for part in parts if part)
         + f"<script>{_beside('page.js')}</script></body></html>\n"
     )
@@ -75,16 +73,12 @@ def _beside(name: str) -> str:
     return Path(__file__).with_name(name).read_text(encoding="utf-8")
 
 
-def _e(text: str) -> str:
-    return escape(printable(text, 2000))
-
-
 def _section(name: str, body: str) -> str:
     return f"<section><h2>{name}</h2>{body}</section>" if body else ""
 
 
 def _list(lines: list[str]) -> str:
-    return "<ul>" + "".join(f"<li>{_e(line)}</li>" for line in lines) + "</ul>" if lines else ""
+    return "<ul>" + "".join(f"<li>{plain(line)}</li>" for line in lines) + "</ul>" if lines else ""
 
 
 def _figure(svg: str, caption: str, wide: bool = False) -> str:
@@ -100,25 +94,29 @@ def _table(comparison: Comparison, columns: tuple[Column, ...]) -> str:
     """A table that sorts by a click on a column's head."""
     heads = "".join(
         f"<th data-by={'number' if c.order else 'text'}{' class=text' if c.order is None else ''} "
-        f'title="{_e(c.meaning)}">{_e(c.title)}</th>'
+        f'title="{plain(c.meaning)}">{plain(c.title)}</th>'
         for c in columns
     )
     body = []
     for i, row in enumerate(comparison.rows):
         cells = []
         for column in columns:
-            text = _e(column.cell(row))
+            text = plain(column.cell(row))
             classes = ["text"] if column.order is None else []
             if column is ARM:
-                text = f"<span class=chip style='background:{colour(i)}'></span>{text}"
+                text = _chip(i) + text
                 classes.append("arm")
             if column.title == "verdict" and row.verdict:
                 classes += ["word", CLASSES.get(row.verdict.word, "")]
             value = column.order(row) if column.order else column.cell(row)
             key = "" if value is None else value if isinstance(value, str) else repr(float(value))
-            cells.append(f'<td class="{" ".join(classes).strip()}" data-v="{_e(key)}">{text}</td>')
+            cells.append(f'<td class="{" ".join(classes).strip()}" data-v="{plain(key)}">{text}</td>')
         body.append(f"<tr>{''.join(cells)}</tr>")
     return f"<div class=scroll><table><thead><tr>{heads}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
+
+
+def _chip(index: int) -> str:
+    return f"<span class=chip style='background:{colour(index)}'></span>"
 
 
 def _sentences(comparison: Comparison) -> str:
@@ -126,17 +124,17 @@ def _sentences(comparison: Comparison) -> str:
     for row in comparison.rows[1:]:
         if row.verdict is not None:
             notes = "".join(f"; {note}" for note in row.notes)
-            word = f"<span class='word {CLASSES.get(row.verdict.word, '')}'>{_e(str(row.verdict))}</span>"
-            lines.append(f"<li><b>{_e(row.arm)}</b>: {word}. {_e(row.verdict.sentence + notes)}</li>")
+            word = f"<span class='word {CLASSES.get(row.verdict.word, '')}'>{plain(str(row.verdict))}</span>"
+            lines.append(f"<li><b>{plain(row.arm)}</b>: {word}. {plain(row.verdict.sentence + notes)}</li>")
     for two in comparison.together:
-        lines.append(f"<li>{_e(together_text(two))}</li>")
+        lines.append(f"<li>{plain(together_text(two))}</li>")
     return f"<ul>{''.join(lines)}</ul>" if lines else ""
 
 
 def _fairness(comparison: Comparison) -> str:
     rows = "".join(
-        f"<tr><td class='text word {CLASSES[check.status]}'>{check.status}</td><td class=text>{_e(check.name)}</td>"
-        f"<td class=text style='white-space:normal'>{_e(check.text)}</td></tr>"
+        f"<tr><td class='text word {CLASSES[check.status]}'>{check.status}</td><td class=text>{plain(check.name)}</td>"
+        f"<td class=text style='white-space:normal'>{plain(check.text)}</td></tr>"
         for check in comparison.checks
     )
     amended = [f"amended {line}" for line in comparison.amendments]
@@ -157,10 +155,7 @@ def _curves(comparison: Comparison) -> str:
             )
         )
     body = "".join(figures)
-    names = "".join(
-        f"<span style='margin-right:16px'><span class=chip style='background:{colour(i)}'></span>{_e(row.arm)}</span>"
-        for i, row in enumerate(comparison.rows)
-    )
+    names = "".join(f"<span class=name>{_chip(i)}{plain(row.arm)}</span> " for i, row in enumerate(comparison.rows))
     return f"<p>{names}</p><div class=plots>{body}</div>" if body else ""
 
 
@@ -195,12 +190,12 @@ def _heat_map(comparison: Comparison, name: str, grid: list[list[float | None]])
 
     heads = "".join(f"<th>{layer}</th>" for layer in range(max(len(values) for values in grid)))
     rows = "".join(
-        f"<tr><td class='text arm'>{_e(row.arm)}</td>{''.join(cell(v) for v in values)}</tr>"
+        f"<tr><td class='text arm'>{plain(row.arm)}</td>{''.join(cell(v) for v in values)}</tr>"
         for row, values in zip(comparison.rows, grid, strict=True)
         if values
     )
     return (
-        f"<h3>{_e(name)}</h3><div class=scroll><table class=heat>"
+        f"<h3>{plain(name)}</h3><div class=scroll><table class=heat>"
         f"<thead><tr><th class=text>block</th>{heads}</tr></thead><tbody>{rows}</tbody></table></div>"
     )
 
@@ -211,13 +206,13 @@ def _changes(comparison: Comparison) -> str:
         for kind, found in (("asked", row.asked), ("follows", row.followed)):
             for key, (theirs, ours) in found.items():
                 cells = (row.arm, kind, key, theirs or "–", ours or "–")
-                rows.append("<tr>" + "".join(f"<td class='text arm'>{_e(cell)}</td>" for cell in cells) + "</tr>")
+                rows.append("<tr>" + "".join(f"<td class='text arm'>{plain(cell)}</td>" for cell in cells) + "</tr>")
     heads = "".join(f"<th class=text>{name}</th>" for name in ("arm", "", "key", "baseline", "arm's"))
     return f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table>" if rows else ""
 
 
 def _legend(comparison: Comparison) -> str:
     present = {row.verdict.word for row in comparison.rows if row.verdict}
-    words = [f"<li><b>{word}</b>: {_e(meaning)}</li>" for word, meaning in MEANINGS.items() if word in present]
-    columns = [f"<li><b>{_e(c.title)}</b>: {_e(c.meaning)}</li>" for c in (*MAIN, *side_columns(comparison))]
+    words = [f"<li><b>{word}</b>: {plain(meaning)}</li>" for word, meaning in MEANINGS.items() if word in present]
+    columns = [f"<li><b>{plain(c.title)}</b>: {plain(c.meaning)}</li>" for c in (*MAIN, *side_columns(comparison))]
     return f"<ul>{''.join(words)}</ul><details><summary>columns</summary><ul>{''.join(columns)}</ul></details>"

@@ -22,9 +22,11 @@ from numpy.typing import NDArray
 LEVEL = 0.05
 """Chance that a family of arms without any effect shows a difference."""
 POWER = 0.80
-NOISY = 0.05
-ERRATIC = 0.001
-"""Divided by the number of arms."""
+NOISY = 0.01
+ERRATIC = 0.00001
+"""Divided by the number of arms. Both chosen by simulation (8 arms, 5 seeds): false claims stay below 5% whether one arm
+is 1, 3, 5 or 10 times as noisy, and beside an arm 10 times as noisy the others are still found (79% at 2 seed
+deviations, 88% without it); with every arm in the pool they would be lost (5%)."""
 
 Array = NDArray[np.float64]
 

@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterable
 from html import escape
 
+from nexus_ablate.errors import printable
+
 COLOURS = 10
 """The page defines --c0 to --c9."""
 
@@ -83,7 +85,7 @@ class Frame:
 
     def words(self, x: float, y: float, text: str, anchor: str = "start", class_: str = "") -> None:
         """Text at a pixel."""
-        self.add("text", escape(text), x=x, y=y, text_anchor=anchor, class_=class_ or None)
+        self.add("text", plain(text), x=x, y=y, text_anchor=anchor, class_=class_ or None)
 
     def axes(self, x_label: str, y_label: str = "", y_ticks: bool = True) -> None:
         low, high = self.x_range
@@ -100,7 +102,7 @@ class Frame:
             middle = (self.top + self.bottom) / 2
             self.add(
                 "text",
-                escape(y_label),
+                plain(y_label),
                 x=13,
                 y=middle,
                 text_anchor="middle",
@@ -109,13 +111,18 @@ class Frame:
             )
 
     def svg(self, title: str) -> str:
-        head = f'<svg viewBox="0 0 {self.width} {self.height}" role="img" aria-label="{escape(title)}">'
+        head = f'<svg viewBox="0 0 {self.width} {self.height}" role="img" aria-label="{plain(title)}">'
         return head + "".join(self._parts) + "</svg>"
 
 
 def hover(title: str) -> str:
     """What a pointer resting on an element shows."""
-    return f"<title>{escape(title)}</title>" if title else ""
+    return f"<title>{plain(title)}</title>" if title else ""
+
+
+def plain(text: str) -> str:
+    """Text that a page shows as it is, in an element or an attribute."""
+    return escape(printable(text, 2000))
 
 
 def ticks(low: float, high: float, about: int) -> list[float]:

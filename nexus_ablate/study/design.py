@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -65,20 +66,25 @@ class Study:
         return [self.baseline, *self.arms]
 
 
-def expand(definition: Definition, solved_before: dict[str, dict[str, Any]] | None = None) -> Study:
+def expand(
+    definition: Definition,
+    solved_before: dict[str, dict[str, Any]] | None = None,
+    launch: Sequence[str] = (),
+) -> Study:
     """Compose every arm.
 
     Args:
         definition: From `read_request`.
         solved_before: The `match` of each arm of study.yaml by its overrides, so that a figure measured at the first
             launch (match=seconds) is not measured again.
+        launch: Overrides that say how runs are carried out.
 
     Raises:
         ConfigError: The baseline cannot be composed, or no arm can.
     """
     whole = [f"{k}={v[0]}" for k, v in definition.factors.items()] if definition.design == "leave_one_out" else []
     definition = replace(definition, baseline=merged([*definition.baseline, *whole]))
-    base = compose_arm(definition, [])
+    base = compose_arm(definition, [], launch)
     baseline = Arm(BASELINE, [], [], base)
     study = Study(definition, baseline, [], [], [])
     names = {science_key(base): BASELINE}
@@ -86,11 +92,11 @@ def expand(definition: Definition, solved_before: dict[str, dict[str, Any]] | No
     def add(asked: list[str]) -> bool:
         """Whether these overrides make an arm that was not there."""
         try:
-            config = compose_arm(definition, asked)
+            config = compose_arm(definition, asked, launch)
             if same := names.get(science_key(config)):
                 study.equal.append(LeftOut(asked, same))
                 return False
-            arm = _matched(definition, baseline, asked, config, solved_before or {})
+            arm = _matched(study, asked, config, launch, solved_before or {})
         except ConfigError as error:
             study.refused.append(LeftOut(asked, "; ".join(filter(None, (error.what, error.got, error.fix)))))
             return False
@@ -100,9 +106,9 @@ def expand(definition: Definition, solved_before: dict[str, dict[str, Any]] | No
 
     _add_arms(definition, add)
     if not study.arms:
-        left_out = [*study.refused, *study.equal]
-        got = f"{' '.join(left_out[0].asked)}: {'equal to ' if study.equal else ''}{left_out[0].why}"
-        raise ConfigError(f"study {definition.name} has no arm besides its baseline", got)
+        reasons = [f"{label(left.asked)}: {left.why}" for left in study.refused]
+        reasons += [f"{label(left.asked)} is equal to it" for left in study.equal]
+        raise ConfigError(f"study {definition.name} has no arm besides its baseline", "; ".join(reasons))
     return study
 
 
@@ -122,13 +128,13 @@ def _add_arms(definition: Definition, add: Any) -> None:
                     add(list(pair))
 
 
-def compose_arm(definition: Definition, asked: list[str]) -> RunConfig:
+def compose_arm(definition: Definition, asked: list[str], launch: Sequence[str] = ()) -> RunConfig:
     """The configuration of an arm with seed 0.
 
     Raises:
         ConfigError: It cannot be run.
     """
-    return compose([*merged([*definition.baseline, *asked]), f"study={definition.name}"])
+    return compose([*merged([*definition.baseline, *asked, *launch]), f"study={definition.name}"])
 
 
 def science_key(config: RunConfig) -> str:
@@ -137,17 +143,18 @@ def science_key(config: RunConfig) -> str:
 
 
 def _matched(
-    definition: Definition, baseline: Arm, asked: list[str], config: RunConfig, solved_before: dict[str, dict[str, Any]]
+    study: Study, asked: list[str], config: RunConfig, launch: Sequence[str], solved_before: dict[str, dict[str, Any]]
 ) -> Arm:
-    notes = [note for note in config.resolved.notes if note not in baseline.config.resolved.notes]
+    base = study.baseline.config
+    notes = [note for note in config.resolved.notes if note not in base.resolved.notes]
     also = [note for note in notes if " also changes " in note]
     match, overrides = None, asked
-    if definition.match != "none":
-        match = solved_before.get(" ".join(asked)) or solve(definition, baseline.config, asked, config)
+    if study.definition.match != "none":
+        match = solved_before.get(" ".join(asked)) or solve(study.definition, base, asked, config)
         if match["solved"]:
             overrides = [*asked, *match["solved"]]
-            config = compose_arm(definition, overrides)
-    return Arm(arm_name(differences(config, baseline.config)), asked, overrides, config, also, match)
+            config = compose_arm(study.definition, overrides, launch)
+    return Arm(arm_name(differences(config, base)), asked, overrides, config, also, match)
 
 
 def label(overrides: list[str]) -> str:

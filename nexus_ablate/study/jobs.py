@@ -51,7 +51,7 @@ class Job:
         try:
             status = read_status(self.path)
         except UserError as error:
-            return "failed", str(error)
+            return "failed", error.what
         return effective_state(status, self.path), status.get("reason") or ""
 
 

@@ -21,7 +21,7 @@ SETTLED_STATUS = {"finished": errors.OK, "diverged": errors.DIVERGED}
 
 def expanded(request: Request) -> Study:
     """The arms of a study, those of an earlier launch as they were matched then."""
-    return expand(request.definition, solved_before(read_record(request.directory)))
+    return expand(request.definition, solved_before(read_record(request.directory)), request.launch)
 
 
 def launch(request: Request, workers: int | str = "auto", retry_failed: bool = False, amend: bool = False) -> int:

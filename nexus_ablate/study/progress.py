@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from nexus_ablate import errors
-from nexus_ablate.errors import UserError, printable
+from nexus_ablate.errors import printable
 from nexus_ablate.study.design import Study, label
 from nexus_ablate.study.jobs import Job
 from nexus_ablate.study.queue import Places
@@ -128,11 +128,8 @@ class Progress:
 
     def _line(self, job: Job, otherwise: str) -> Line:
         """A run as its files tell it, or `otherwise` where they tell nothing yet."""
-        try:
-            if (job.path / "status.json").exists():
-                return self._watcher.line(job.path)
-        except UserError:  # it is being written
-            pass
+        if (job.path / "status.json").exists():
+            return self._watcher.line(job.path)
         return Line(job.path.parent.parent.name, job.arm, job.seed, otherwise)
 
     def _left(self) -> float | None:

@@ -64,10 +64,10 @@ def choose_threads(asked: int | str, idle: IdleCores) -> tuple[int, str]:
     """The number of CPU threads, and a warning where it is more than the machine has free."""
     free = idle.count()
     if asked == "auto":
-        return free, "" if free == idle.cores() else f"{free} of {idle.cores()} cores free: training with that many threads"
+        return free, "" if free == idle.cores() else f"{free} of {idle.cores()} cores free: as many threads train"
     threads = int(asked)
     if threads > free:
-        return threads, f"train.threads={threads}, but {free} of {idle.cores()} cores free: steps can be many times slower"
+        return threads, f"train.threads={threads}, but {free} of {idle.cores()} cores free: steps can be much slower"
     return threads, ""
 
 

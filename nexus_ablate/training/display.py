@@ -144,4 +144,11 @@ def result_facts(summary: dict[str, Any]) -> dict[str, str]:
             f"kurtosis {summary['act/resid/kurtosis_token']:.1f} (Gaussian 3), "
             f"max/median {summary['act/resid/max_over_median']:.0f}, max {summary['act/resid/max_abs']:.1f}"
         )
+    if "attn/sink_rate" in summary:
+        onset = summary.get("onsets", {}).get("attn/sink_rate")
+        facts["attention"] = (
+            f"{summary['attn/first_token_mass']:.1%} to the first token, sink rate {summary['attn/sink_rate']:.1%}"
+            + (f" (first seen at step {onset['step']:,})" if onset else "")
+            + f", entropy {summary['attn/entropy']:.2f} (uniform 1)"
+        )
     return facts

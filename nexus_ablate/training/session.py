@@ -88,7 +88,7 @@ def train(
             summary = record.summary or {}
             probed = (record.config or {}).get("probe")
             if probed != config.nested()["probe"]:
-                display.say("this run was probed otherwise than asked for now; rerun=on trains it again, beside this one")
+                display.say("this run was probed otherwise than asked for now; rerun=on trains it once more")
             summary = evaluate(run.path, config.evals) if config.evals else summary
             display.after(run.path, summary, told_before=True)
             return Outcome(errors.OK, run.path, summary, told_before=True)

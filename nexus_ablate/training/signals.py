@@ -10,7 +10,10 @@ SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2")
 
 
 class StopRequest:
-    """Catches the signals of schedulers, of Ctrl-C and of a closed terminal while it is entered; `asked` is the first one's name, or ''."""
+    """Catches the signals of schedulers, of Ctrl-C and of a closed terminal while it is entered.
+
+    `asked` is the name of the first one, or ''.
+    """
 
     def __init__(self) -> None:
         self.asked = ""

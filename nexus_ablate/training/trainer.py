@@ -97,8 +97,8 @@ class Trainer:
         probe_tokens = np.ascontiguousarray(self.windows["val"][: config.probe.sequences, :-1])
         self.probe_hash = hash_tokens(probe_tokens)  # arms that agree in it were probed on the same tokens
         self.probe_tokens = torch.from_numpy(probe_tokens).to(self.device)
-        self.probes_all = config.probe.name == "full"
-        self.token_kinds = token_kinds(data.tokenizer) if self.probes_all else {}
+        self.full_probe = config.probe.name == "full"
+        self.token_kinds = token_kinds(data.tokenizer) if self.full_probe else {}
         self.optimizer = build_optimizer(model, config.optim, config.weight_decay)
         self.gradients = GradientNorms(model)
         self.progress = Progress()
@@ -215,8 +215,8 @@ class Trainer:
             row |= self._training_figures(seen)
         if self._probes_at(progress.step):
             with self._aside("probe"):
-                probed = probe(self.model, self.probe_tokens, self.probes_all, self.token_kinds)
-                if self.probes_all:
+                probed = probe(self.model, self.probe_tokens, self.full_probe, self.token_kinds)
+                if self.full_probe:
                     probed |= matrix_probe(self.model, self.optimizer)
                 progress.probed = model_figures(probed)
                 self.run.log_probes(row_start(row) | probed)

@@ -5,6 +5,7 @@ Sun et al. 2024, arXiv:2402.17762, section 3, set massive activations to zero an
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -27,7 +28,7 @@ def intervention(subject: Subject) -> dict[str, Any]:
 
     `massive_*`: entries of the stream after each block of at least `threshold` times the median magnitude of their
     sequence are set to zero, or to the mean of such entries in that block and channel over training sequences. The
-    threshold is 1000, or half the largest ratio where the model has nothing massive (`massive` says which).
+    threshold is 1000, or what one entry in a thousand reaches where nothing reaches that (`massive` says which).
     `sink_*`: the attention that queries 1 .. T - 1 pay to token 0 is set to zero, to its mean over training sequences
     (by block, head and query), or to zero with the rest of the row scaled up to the same sum (`renormalized`). The
     sink figures of a `sink_*` row are those of the maps before they are changed.
@@ -61,16 +62,18 @@ def _seen(subject: Subject, windows: np.ndarray, change: Callable[[], Any] | Non
 
 
 def massive_threshold(model: nn.Module, tokens_BT: Tensor) -> float:
-    """MASSIVE_RATIO, or half the largest ratio to the median where no entry of any sequence reaches it."""
-    largest = 0.0
+    """MASSIVE_RATIO; where no entry reaches it, what one in a thousand reaches in the block where that is most."""
+    largest = upper = 0.0
 
     def look(block: int, x_BTD: Tensor) -> None:
-        nonlocal largest
-        largest = max(largest, float(_ratios(x_BTD).max()))
+        nonlocal largest, upper
+        ratios = _ratios(x_BTD).flatten()
+        largest = max(largest, float(ratios.max()))
+        upper = max(upper, float(ratios.kthvalue(math.ceil(0.999 * len(ratios))).values))
 
     with watching(model, look):
         model(tokens_BT)
-    return MASSIVE_RATIO if largest >= MASSIVE_RATIO else largest / 2
+    return MASSIVE_RATIO if largest >= MASSIVE_RATIO else upper
 
 
 def massive_means(model: nn.Module, tokens_BT: Tensor, threshold: float) -> tuple[list[Tensor], float]:

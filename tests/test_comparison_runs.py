@@ -1,0 +1,557 @@
+"""From directories to rows: every run is used or excluded with a reason, pairs are pairs, unfair arms are flagged."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import asdict
+
+import pytest
+from written_runs import TINY, Writer, config_of
+
+from nexus_ablate.comparison.arms import gather
+from nexus_ablate.comparison.curves import read_curves, spikes
+from nexus_ablate.comparison.exports import flat_row
+from nexus_ablate.comparison.fairness import FAIL, PASS, WAIVED, WARN
+from nexus_ablate.comparison.load import collect
+from nexus_ablate.comparison.noise import noise
+from nexus_ablate.comparison.result import compare
+from nexus_ablate.errors import ConfigError, UserError
+from nexus_ablate.measure.history import spike_score
+from nexus_ablate.runs import read_jsonl
+
+BASE = [2.00, 2.02, 1.98, 2.01, 1.99]
+HIGHER = [2.11, 2.12, 2.09, 2.11, 2.08]
+
+
+@pytest.fixture
+def writer(tmp_path):
+    return Writer(tmp_path / "runs")
+
+
+@pytest.fixture
+def study(writer):
+    """A baseline and a worse arm, five seeds each."""
+    writer.arm(losses=BASE)
+    writer.arm("norm=layer", losses=HIGHER)
+    return writer
+
+
+def check(comparison, name):
+    return next(c for c in comparison.checks if c.name == name)
+
+
+def row(comparison, arm):
+    return next(r for r in comparison.rows if r.arm == arm)
+
+
+def numbers(comparison):
+    """Every number of every row."""
+    return {r.arm: flat_row(r) for r in comparison.rows}
+
+
+# --------------------------------------------------------------------------------------------------- the verdicts
+
+
+def test_an_arm_that_is_worse_at_every_seed_is_worse(study):
+    found = row(compare(study.root), "norm=layer")
+    assert found.verdict is not None and found.verdict.word == "WORSE"
+    assert found.effect is not None and found.effect.delta == pytest.approx(0.102) and found.effect.wins == 0
+
+
+def test_the_same_run_twice_is_identical_and_its_difference_exactly_zero(study):
+    study.arm(losses=BASE, folder="renamed")
+    found = row(compare(study.root), "renamed")
+    assert found.verdict is not None and found.verdict.word == "IDENTICAL"
+    assert found.differences == [0.0] * 5
+
+
+def test_a_loss_that_differs_in_the_last_bit_is_not_identical(study):
+    study.arm(losses=[*BASE[:4], BASE[4] * (1 + 2**-52)], folder="renamed")
+    found = row(compare(study.root), "renamed")
+    assert found.verdict is not None and found.verdict.word != "IDENTICAL"
+
+
+def test_an_identical_arm_does_not_narrow_the_intervals_of_others(study):
+    before = row(compare(study.root), "norm=layer").effect
+    study.arm(losses=BASE, folder="renamed")
+    assert row(compare(study.root), "norm=layer").effect == before
+
+
+@pytest.mark.parametrize(("lost", "word"), [(2, "UNSTABLE"), (5, "DIVERGED")])
+def test_a_run_that_diverged_is_a_result_and_never_dropped(study, lost, word):
+    for seed in range(5):
+        state = "diverged" if seed < lost else "finished"
+        study.run("norm=none", seed=seed, loss=2.0, state=state, steps=100 if seed < lost else None)
+    found = row(compare(study.root), "norm=none")
+    assert found.verdict is not None and found.verdict.word == word
+    assert found.effect is None and len(found.diverged) == lost
+
+
+def test_a_run_that_ends_above_its_start_has_exploded_though_it_finished(study):
+    study.arm("norm=none", losses=[2.0, 2.0, 2.0, 2.0, 9.0])
+    assert row(compare(study.root), "norm=none").diverged == {4: "exploded"}
+
+
+def test_stalling_counts_only_where_the_baseline_learns(writer):
+    writer.arm(losses=BASE)
+    writer.arm("norm=none", losses=BASE, train_noise="x", summary={"val_bpb": 5.99})
+    assert set(row(compare(writer.root), "norm=none").diverged.values()) == {"stalled"}
+    stalled = Writer(writer.root.parent / "both")
+    stalled.arm(losses=BASE, summary={"val_bpb": 5.99})
+    stalled.arm("norm=none", losses=BASE, train_noise="x", summary={"val_bpb": 5.99})
+    assert row(compare(stalled.root), "norm=none").diverged == {}
+
+
+def test_one_seed_is_never_better_or_worse(writer):
+    writer.run(loss=2.0)
+    writer.run("norm=layer", loss=9e-1)
+    found = row(compare(writer.root), "norm=layer")
+    assert found.verdict is not None and str(found.verdict) == "screening: INCONCLUSIVE"
+
+
+def test_an_interaction_is_reported_where_an_arm_makes_two_changes_of_others(study):
+    study.arm("bias=on", losses=[x + 0.01 for x in BASE])
+    study.arm("norm=layer", "bias=on", losses=[x + 0.5 for x in BASE])
+    (found,) = compare(study.root).together
+    assert {found.one, found.other} == {"norm=layer", "bias=on"}
+    assert found.interval.mean == pytest.approx(0.5 - 0.01 - 0.102)
+
+
+def test_at_equal_tokens_the_difference_is_that_of_the_end_and_slower_arms_lose_at_equal_seconds(study):
+    for path in study.paths[5:]:
+        rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().split("\n")[:-1]]
+        slow = [json.dumps(r | {"seconds": 2 * r["seconds"]}) + "\n" for r in rows]
+        (path / "metrics.jsonl").write_text("".join(slow))
+    found = row(compare(study.root), "norm=layer")
+    assert found.at_tokens is not None and found.at_seconds is not None and found.effect is not None
+    assert found.at_tokens.mean == pytest.approx(found.effect.delta)
+    assert found.at_seconds.mean > found.at_tokens.mean
+    assert found.token_ratio is not None and found.token_ratio.mean > 1
+
+
+# ----------------------------------------------------------------------------------------------- what is left out
+
+
+def test_every_directory_in_scope_is_in_the_table_or_in_the_list(study):
+    study.run("norm=layer", seed=7, loss=2.0)  # no partner
+    study.run("norm=layer", seed=0, loss=2.0, rerun="-r2")  # duplicate
+    for state in ("failed", "preempted", "running", "created"):
+        study.run("norm=scale", seed=["failed", "preempted", "running", "created"].index(state), state=state, steps=10)
+    arm = study.root / "study" / "norm=layer"
+    for name, damage in (
+        ("s20-00000000", {"status.json": "{"}),
+        ("s21-00000000", {"status.json": None}),
+        ("s22-00000000", {"summary.json": "[1]"}),
+        ("s23-00000000", {"summary.json": None}),
+        ("s24-00000000", {"metrics.jsonl": '{"step": 1, "tokens": 1}\nnonsense\n{"step": 2}\n'}),
+        ("s25-00000000", {"config.yaml": "a: [", "env.json": "x"}),
+        ("s26-00000000", {"init.json": "\x00\xff"}),
+        ("foreign", {"status.json": None, "notes.txt": "mine"}),
+        ("s27-00000000", {"status.json": '{"state": "finished", "host": 3}'}),
+    ):
+        shutil.copytree(study.paths[5], arm / name)
+        for file, text in damage.items():
+            if text is None:
+                os.remove(arm / name / file)
+            else:
+                (arm / name / file).write_text(text)
+    (study.root / "study" / "empty" / "s0-12345678").mkdir(parents=True)
+    comparison = compare(study.root)
+    in_table = {run.record.path for arm in comparison.arms for run in arm.runs.values() if run.seed in range(5)}
+    reasons = {out.path: out.reason for out in comparison.excluded}
+    on_disk = {p for p in study.root.glob("study/*/*") if p.is_dir()}
+    assert on_disk == in_table | reasons.keys()
+    assert not in_table & reasons.keys() and len(in_table) == 10
+    assert all(reasons.values())
+    said = {path.name: reason for path, reason in reasons.items()}
+    assert "not a run" in said["foreign"] and "not a run" in said["s21-00000000"]
+    assert "summary.json" in said["s22-00000000"] and "metrics.jsonl" in said["s24-00000000"]
+    assert check(comparison, "excluded").status == WARN
+
+
+def test_a_hole_in_a_log_is_not_read_over(study):
+    """The fast reader parses few rows; a damaged one that it never looks at must still be noticed."""
+    path = study.paths[5] / "metrics.jsonl"
+    lines = path.read_text().split("\n")
+    lines[3] = lines[3][:20]
+    path.write_text("\n".join(lines))
+    assert "metrics.jsonl" in compare(study.root).excluded[0].reason
+
+
+def test_of_a_run_and_its_repetition_the_first_stands_and_not_the_better(study):
+    before = numbers(compare(study.root))
+    study.run("norm=layer", seed=1, loss=0.5, rerun="-r2")
+    comparison = compare(study.root)
+    assert numbers(comparison) == before
+    assert "with other losses" in comparison.excluded[0].reason
+
+
+def test_runs_that_go_on_are_marked_and_what_is_there_is_compared(study):
+    study.run("norm=layer", seed=5, state="running", steps=100)
+    study.run(seed=5, state="running", steps=100)
+    comparison = compare(study.root)
+    verdict = row(comparison, "norm=layer").verdict
+    assert verdict is not None and str(verdict) == "WORSE (incomplete)"
+    assert any("lost at step 100 of 400" in out.reason for out in comparison.excluded)
+
+
+def test_arms_of_the_study_that_have_not_begun_are_rows(study):
+    study.plan(("norm=layer",), ("norm=scale",))
+    found = row(compare(study.root), "norm=scale")
+    assert found.verdict is not None and found.verdict.word == "INCOMPLETE" and found.waiting == 5
+
+
+def test_without_any_result_the_states_are_told(writer):
+    writer.run(state="failed", steps=3)
+    with pytest.raises(ConfigError, match="no run here has a result"):
+        compare(writer.root)
+    with pytest.raises(UserError, match="does not exist"):
+        compare(writer.root / "nowhere")
+
+
+def test_a_damaged_study_yaml_is_an_error_that_names_it(study):
+    (study.root / "study" / "study.yaml").write_text("arms: 3")
+    with pytest.raises(UserError, match=r"study\.yaml is damaged"):
+        compare(study.root)
+
+
+# ----------------------------------------------------------------------------------------------------- baselines
+
+
+def test_the_baseline_can_be_chosen_and_the_difference_turns_round(study):
+    there, back = compare(study.root), compare(study.root, baseline="norm=layer")
+    a, b = there.rows[1].effect, back.rows[1].effect
+    assert a is not None and b is not None and a.delta == -b.delta
+    assert back.rows[1].arm == "norm=rms"  # named by how it differs from this baseline
+
+
+def test_an_unknown_baseline_is_refused_with_the_nearest(study):
+    with pytest.raises(ConfigError) as error:
+        compare(study.root, baseline="norm=layr")
+    assert "norm=layer" in error.value.fix
+
+
+def test_without_an_arm_called_baseline_the_plainest_is_it(writer):
+    writer.arm("train.eval_every=7", losses=BASE, folder="train.eval_every=7")
+    writer.arm("train.eval_every=7", "norm=layer", losses=HIGHER, folder="norm=layer,train.eval_every=7")
+    comparison = compare(writer.root)
+    assert comparison.baseline == "train.eval_every=7"
+    assert comparison.rows[1].arm == "norm=layer"
+
+
+def test_an_arm_whose_name_was_cut_is_known_by_its_configuration(writer):
+    cut = "model.context=8,model.d_model=16,+"
+    writer.arm("norm=layer", losses=HIGHER, folder=f"{cut}000001")
+    writer.arm(losses=BASE, folder=f"{cut}000002")
+    comparison = compare(writer.root)
+    assert comparison.baseline == f"{cut}000002" and comparison.rows[1].arm == "norm=layer"
+
+
+def test_two_arms_none_of_which_is_plainer_need_a_name(writer):
+    writer.arm("norm=scale", losses=BASE)
+    writer.arm("norm=layer", losses=HIGHER)
+    with pytest.raises(ConfigError, match="several arms could be the baseline"):
+        compare(writer.root)
+    assert len(compare(writer.root, baseline="norm=scale").rows) == 2
+
+
+def test_runs_of_several_studies_are_compared_once_the_baseline_is_named(study):
+    other = Writer(study.root, "other")
+    other.arm("norm=scale", losses=HIGHER, folder="baseline")
+    with pytest.raises(ConfigError):
+        compare(study.root)
+    comparison = compare([study.root / "study", study.root / "other"], baseline="study/baseline")
+    assert {r.arm for r in comparison.rows} == {"baseline (study)", "baseline (other)", "norm=layer"}
+
+
+# ------------------------------------------------------------------------------------------------------ fairness
+
+
+def flagged(comparison, name):
+    found = check(comparison, name)
+    return found.status, row(comparison, "norm=layer").verdict.word
+
+
+def test_a_fair_study_passes(study):
+    study.plan(("norm=layer",))
+    statuses = {c.name: c.status for c in compare(study.root).checks}
+    assert statuses.pop("learning_rate") == WARN  # nothing was tuned
+    assert set(statuses.values()) == {PASS}
+
+
+@pytest.mark.parametrize(
+    ("condition", "options"),
+    [
+        ("evaluation", {"evaluation": "other"}),
+        ("batches", {"summary": {"batch_hash": "other"}}),
+        ("init", {"stream": 99}),
+        ("schedule", {"steps": 300, "summary": {"val_loss": 2.1}}),
+        ("tokens", {"steps": 300}),
+    ],
+)
+def test_unfair_arms_are_not_comparable_until_it_is_waived(writer, condition, options):
+    writer.arm(losses=BASE)
+    writer.arm("norm=layer", losses=HIGHER, **options)
+    assert flagged(compare(writer.root), condition) == (FAIL, "NOT COMPARABLE")
+    names = [c.name for c in compare(writer.root).failed]
+    waived = compare(writer.root, allow=names)
+    assert flagged(waived, condition)[0] == WAIVED
+    assert flagged(waived, condition)[1] in ("WORSE", "UNSTABLE")
+
+
+def test_a_waiver_of_something_unknown_is_refused(study):
+    with pytest.raises(ConfigError) as error:
+        compare(study.root, allow=["param"])
+    assert "params" in error.value.fix
+
+
+@pytest.mark.parametrize(
+    ("match", "params", "status", "word"),
+    [
+        ("none", 1250, WARN, "WORSE"),
+        ("none", 1005, PASS, "WORSE"),
+        ("params", 1030, WARN, "WORSE"),
+        ("params", 1250, FAIL, "NOT COMPARABLE"),
+        ("flops", 1250, WARN, "WORSE"),
+    ],
+)
+def test_more_parameters_fail_only_against_a_declared_match(writer, match, params, status, word):
+    writer.arm(losses=BASE)
+    writer.arm("norm=layer", losses=HIGHER, summary={"params": params})
+    writer.plan(("norm=layer",), match=match)
+    assert flagged(compare(writer.root), "params") == (status, word)
+
+
+def test_runs_of_different_length_are_pairs_as_far_as_both_went(writer):
+    writer.arm(losses=BASE)
+    writer.arm("norm=layer", losses=HIGHER, steps=300)
+    assert check(compare(writer.root), "batches").status == PASS
+    other = Writer(writer.root.parent / "other")
+    other.arm(losses=BASE)
+    other.arm("norm=layer", losses=HIGHER, steps=300, stream=7)
+    assert "before step 300" in check(compare(other.root), "batches").text
+
+
+def test_other_shapes_have_other_initial_values_and_are_no_mismatch(writer):
+    """Hashes are of numbers drawn by (seed, name, shape): one that agrees proves the seed."""
+    writer.arm(losses=BASE)
+    paths = writer.arm("norm=layer", losses=HIGHER, shape="wider")
+    for path in paths:
+        init = json.loads((path / "init.json").read_text())
+        shared = json.loads((writer.paths[paths.index(path)] / "init.json").read_text())
+        (path / "init.json").write_text(json.dumps(init | {"embedding.weight": shared["embedding.weight"]}))
+    found = check(compare(writer.root), "init")
+    assert found.status == PASS and "norm=layer 1 of 4" in found.text
+
+
+def test_another_width_shares_no_initial_value_and_is_told(writer):
+    writer.arm(losses=BASE)
+    writer.arm("model.d_model=32", losses=HIGHER, shape="wider")
+    assert check(compare(writer.root), "init").status == WARN
+
+
+def test_other_code_is_told(writer):
+    writer.arm(losses=BASE)
+    writer.arm("norm=layer", losses=HIGHER, env={"version": "2", "git_dirty": True})
+    found = check(compare(writer.root), "code")
+    assert found.status == WARN and "version 1 and 2" in found.text and "uncommitted" in found.text
+
+
+def test_a_baseline_that_diverged_is_told_and_its_pairs_are_lost(writer):
+    writer.arm(losses=BASE[:4])
+    writer.run(seed=4, state="diverged", steps=50)
+    writer.arm("norm=layer", losses=HIGHER)
+    comparison = compare(writer.root)
+    effect = row(comparison, "norm=layer").effect
+    assert check(comparison, "baseline").status == WARN and effect is not None and effect.n == 4
+
+
+# ------------------------------------------------------------------------------------------------ learning rates
+
+RATES = (0.001, 0.003, 0.009)
+
+
+def tuned_study(writer, arms=((), ("norm=layer",)), skip=(), best=0.003, seeds=(1001,)):
+    """Claims at the default rate of 0.003, tuning runs over RATES with a best one, claims at 0.009 for norm=layer."""
+    writer.arm(losses=BASE)
+    writer.arm("norm=layer", losses=HIGHER, train_noise="layer")
+    for arm in arms:
+        for lr in RATES:
+            if (arm, lr) in skip:
+                continue
+            rate = () if lr == 0.003 else (f"optim.lr={lr}",)
+            loss = 2 + abs(RATES.index(lr) - RATES.index(best)) / 10
+            for seed in seeds:
+                writer.run(*arm, *rate, seed=seed, loss=loss)
+    writer.plan(("norm=layer",), lr_grid=list(RATES), tuning_seeds=list(seeds))
+
+
+def test_tuning_runs_choose_the_rate_and_stay_out_of_the_table(writer):
+    tuned_study(writer)
+    comparison = compare(writer.root)
+    assert [r.arm for r in comparison.rows] == ["baseline", "norm=layer"]
+    assert comparison.tuning_runs == 6 and comparison.rows[0].seeds == [0, 1, 2, 3, 4]
+    assert [r.best_lr for r in comparison.rows] == [0.003, 0.003]
+    assert check(comparison, "learning_rate").status == PASS
+
+
+def test_a_best_rate_at_the_edge_of_the_grid_fails(writer):
+    tuned_study(writer, best=0.009)
+    assert flagged(compare(writer.root), "learning_rate") == (FAIL, "NOT COMPARABLE")
+
+
+def test_unequal_trials_fail(writer):
+    tuned_study(writer, skip=((("norm=layer",), 0.001),))
+    status, word = flagged(compare(writer.root), "learning_rate")
+    assert (status, word) == (FAIL, "NOT COMPARABLE")
+
+
+def test_tuning_on_the_seeds_of_the_claim_fails(writer):
+    writer.arm(losses=BASE)
+    writer.arm("norm=layer", losses=HIGHER)
+    writer.plan(("norm=layer",), lr_grid=[0.003], tuning_seeds=[0])
+    found = compare(writer.root)
+    assert flagged(found, "learning_rate") == (FAIL, "NOT COMPARABLE")
+    assert "seeds of the claim" in check(found, "learning_rate").text
+
+
+def test_a_verdict_that_turns_round_at_the_best_rates_depends_on_them(writer):
+    tuned_study(writer, arms=((),))
+    for lr, loss in ((0.003, 2.2), (0.009, 2.0), (0.027, 2.3)):
+        writer.run("norm=layer", *(() if lr == 0.003 else (f"optim.lr={lr}",)), seed=1001, loss=loss)
+    writer.arm("norm=layer", "optim.lr=0.009", losses=[x - 0.1 for x in BASE])
+    comparison = compare(writer.root)
+    found = row(comparison, "norm=layer")
+    assert found.best_lr == 0.009 and found.at_best_lr is not None and found.at_best_lr.mean < 0
+    assert str(found.verdict) == "WORSE (depends on LR)"
+    assert len(comparison.rows) == 2
+
+
+# -------------------------------------------------------------------------------------------------- invariances
+
+
+def test_names_order_and_further_files_change_no_number(study, tmp_path):
+    before = numbers(compare(study.root))
+    for path in study.paths:
+        (path / "further.txt").write_text("x")
+    (study.root / "study" / "notes").mkdir()
+    shuffled = [study.paths[i] for i in (7, 3, 9, 0, 1, 2, 8, 4, 5, 6)]
+    assert numbers(compare(shuffled)) == before
+    shutil.copytree(study.root, tmp_path / "elsewhere" / "runs")
+    assert numbers(compare(tmp_path / "elsewhere" / "runs")) == before
+
+
+def test_one_more_arm_changes_no_mean(study):
+    before = compare(study.root)
+    study.arm("norm=scale", losses=[x + 0.3 for x in HIGHER], train_noise="x")
+    after = compare(study.root)
+    for old, new in zip(before.rows, after.rows, strict=False):
+        assert (old.arm, old.mean, old.differences) == (new.arm, new.mean, new.differences)
+
+
+def test_run_again_the_comparison_is_the_same(study):
+    one, two = compare(study.root), compare(study.root)
+    assert [asdict(r) for r in one.rows] == [asdict(r) for r in two.rows]
+
+
+# ------------------------------------------------------------------------------------------------- reading, fast
+
+
+def test_the_fast_reader_reads_what_the_strict_one_does(study):
+    path = study.paths[0] / "metrics.jsonl"
+    rows, curves = read_jsonl(path), read_curves(path)
+    assert curves.val.tolist() == [r["val/loss"] for r in rows if "val/loss" in r]
+    assert curves.train.tolist() == [r["train/loss"] for r in rows if "train/loss" in r]
+    assert curves.flops.tolist() == [r["flops"] for r in rows if "val/loss" in r]
+
+
+def test_a_cut_off_last_line_is_left_out_and_a_null_is_not_a_number(study):
+    path = study.paths[0] / "metrics.jsonl"
+    before = read_curves(path)
+    row = '{"step": 402, "tokens": 1, "flops": 1, "seconds": 1, "train/loss": null, "nonfinite": ["train/loss"]}\n'
+    path.write_text(path.read_text() + row + '{"step": 404, "tok')
+    after = read_curves(path)
+    assert len(after.train) == len(before.train) + 1 and after.train[-1] != after.train[-1]
+    assert after.val.tolist() == before.val.tolist()
+
+
+def test_spikes_are_counted_as_the_run_counts_them():
+    import numpy as np
+
+    losses = np.random.default_rng(0).normal(2, 0.01, 400)
+    losses[[200, 300]] += 1
+    assert np.nonzero(spikes(losses))[0].tolist() == [200, 300]
+    assert spikes(losses)[128:].mean() == spike_score(losses.tolist())
+
+
+@pytest.mark.slow
+def test_many_runs_are_compared_in_seconds_with_little_memory_and_without_torch(tmp_path):
+    """A tenth of the figure to hold: 1,000 runs of 2,000 rows under 15 s and 1 GB."""
+    writer = Writer(tmp_path / "runs")
+    for arm in range(10):
+        for seed in range(10):
+            writer.run(*((f"optim.lr={0.001 + arm / 1e5:.5f}",) if arm else ()), seed=seed, loss=2 + seed / 100)
+    filler = {f"grad_norm/block_{b:03d}/{part}": 0.12345678 for b in range(8) for part in ("attn", "ffn", "norm")}
+    for path in writer.paths:
+        rows = (path / "metrics.jsonl").read_text().rstrip().split("\n")
+        more = [r[:-1] + ", " + json.dumps(filler)[1:] for r in rows for _ in range(10)]
+        (path / "metrics.jsonl").write_text("\n".join(more) + "\n")
+    code = (
+        "import resource, sys\nfrom nexus_ablate.cli import main\n"
+        f"main(['compare', {str(writer.root)!r}, '--html', {str(tmp_path / 'out.html')!r}])\n"
+        "assert not {'torch', 'matplotlib', 'pandas'} & set(sys.modules)\n"
+        "used = resource.getrusage(resource.RUSAGE_SELF)\n"
+        "print('used', used.ru_utime + used.ru_stime, used.ru_maxrss)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    seconds, kilobytes = map(float, done.stdout.rsplit("used ", 1)[1].split())
+    assert seconds < 5  # of the processor, which others may keep busy; starting up is a good part of it
+    assert kilobytes < 500_000
+
+
+def test_the_written_runs_look_like_trained_ones(tiny_run):
+    """The fixture of these tests is held against a run that was trained."""
+    from nexus_ablate import compose, train
+    from nexus_ablate.comparison.load import Trained, _read
+
+    trained = _read(train(compose(tiny_run()), quiet=True).path)
+    assert isinstance(trained, Trained)
+    assert trained.init and trained.arm_hash and len(trained.curves.val) == 3 and len(trained.curves.train) == 20
+    config, _ = config_of(())
+    assert trained.config.keys() == config.keys() and TINY
+    comparison = compare(trained.record.path)
+    assert comparison.rows[0].mean == trained.figures["val_loss"]
+
+
+def test_gather_names_the_plan_of_the_baseline(study):
+    study.plan(("norm=layer",), question="why?")
+    assert gather(collect([study.root]))[3].question == "why?"
+
+
+# --------------------------------------------------------------------------------------------------------- noise
+
+
+def test_noise_is_the_spread_over_seeds_with_the_common_part_removed(writer):
+    writer.arm(losses=BASE)
+    writer.arm("norm=layer", losses=[x + 0.1 for x in BASE[:4]] + [BASE[4] + 0.11])
+    found = noise([writer.root], [0.01, 1e-9])
+    assert found.measured and found.residual == pytest.approx(0.0032, abs=0.0002)
+    assert found.arms[0].sd == pytest.approx(0.0158, abs=0.0001)
+    assert found.needed[0.01] is not None and found.needed[1e-9] is None
+
+
+def test_one_arm_alone_assumes_nothing_of_pairing(writer):
+    writer.arm(losses=BASE)
+    found = noise([writer.root])
+    assert not found.measured and found.residual == pytest.approx(found.arms[0].sd)
+    assert sorted(found.detectable.values(), reverse=True) == list(found.detectable.values())
+
+
+def test_noise_without_two_seeds_is_refused(writer):
+    writer.run()
+    with pytest.raises(ConfigError, match="two seeds"):
+        noise([writer.root])

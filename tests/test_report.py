@@ -1,0 +1,268 @@
+"""All outputs carry the same numbers, show hostile names as text, and can be read where they are opened."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+
+import pytest
+from rich.console import Console
+from written_runs import Writer
+
+from nexus_ablate.cli import main
+from nexus_ablate.comparison.exports import csv_text, json_text, latex, markdown
+from nexus_ablate.comparison.page import html
+from nexus_ablate.comparison.result import compare
+from nexus_ablate.comparison.svg import Frame, ticks
+from nexus_ablate.comparison.table import MAIN, answer, loss_text
+from nexus_ablate.comparison.terminal import show
+
+BASE = [2.00, 2.02, 1.98, 2.01, 1.99]
+HOSTILE = "<script>alert(1)</script>|[bold]`$x_&\x1b[31m\\end{tabular}"
+
+
+@pytest.fixture
+def comparison(tmp_path):
+    writer = Writer(tmp_path / "runs")
+    writer.arm(losses=BASE)
+    writer.arm("norm=layer", losses=[x + 0.1 + i / 1000 for i, x in enumerate(BASE)])
+    writer.arm("norm=scale", losses=[x - 0.006 + i / 500 for i, x in enumerate(BASE)], train_noise="x")
+    for seed in range(5):
+        writer.run(
+            "norm=none", seed=seed, loss=1.9, state="finished" if seed else "diverged", steps=None if seed else 60
+        )
+    writer.run("norm=dyt", state="running", steps=20)
+    return compare(writer.root)
+
+
+@pytest.fixture
+def hostile(comparison):
+    comparison.question = comparison.rows[1].arm = comparison.baseline = comparison.arms[1].label = HOSTILE
+    comparison.rows[1].asked = {HOSTILE: (HOSTILE, HOSTILE)}
+    comparison.rows[1].figures = {f"act/{HOSTILE}": (1.0, None)}
+    comparison.checks[0].text = HOSTILE
+    comparison.rows[1].notes = [HOSTILE]
+    comparison.amendments = comparison.equal = []
+    comparison.refused = [(HOSTILE, HOSTILE)]
+    return comparison
+
+
+def terminal(comparison, width, details=True):
+    console = Console(file=io.StringIO(), width=width, highlight=False)
+    show(comparison, console, details)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+class Page(HTMLParser):
+    """Tags, attributes and cells of a page."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.links, self.rows, self.texts, self._cell = [], [], [], [], None
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.links += [v for k, v in attrs if k in ("src", "href", "xlink:href", "action") or k.startswith("on")]
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+            self._cell = True
+
+    def handle_endtag(self, tag):
+        if tag in ("td", "th"):
+            self._cell = None
+
+    def handle_data(self, data):
+        self.texts.append(data)
+        if self._cell:
+            self.rows[-1][-1] += data
+
+
+def test_every_output_shows_the_same_numbers(comparison):
+    cells = [[column.cell(row) for column in MAIN] for row in comparison.rows]
+    page = Page(html(comparison)).rows
+    wide = terminal(comparison, 200, details=False)
+    page_md = markdown(comparison).replace("\\", "").replace("&lt;", "<")
+    tex = latex(comparison).replace("$\\pm$", "±").replace("\\textless{}", "<").replace("--", "–").replace("\\_", "_")
+    values = json.loads(json_text(comparison))
+    table = list(csv.DictReader(io.StringIO(csv_text(comparison))))
+    for row, shown, in_json, in_csv in zip(comparison.rows, cells, values["rows"], table, strict=True):
+        assert shown in page
+        assert f"| {' | '.join(shown)} |" in page_md
+        assert all(cell in wide for cell in shown)
+        assert row.arm in tex and loss_text(row) in tex
+        assert in_json["arm"] == in_csv["arm"] == row.arm
+        assert in_json["mean"] == row.mean
+        assert in_csv["mean"] == ("" if row.mean is None else repr(row.mean))
+        if row.effect:
+            assert in_json["effect"]["p"] == row.effect.p == float(in_csv["p"])
+
+
+def test_the_first_lines_say_what_came_out_and_what_was_left_out_is_listed(comparison):
+    for text in (
+        terminal(comparison, 300),
+        markdown(comparison),
+        " ".join(Page(html(comparison).partition("<body>")[2]).texts),
+    ):
+        plain = text.replace("\\", "")
+        assert answer(comparison) in plain
+        assert plain.index(answer(comparison)) < 400
+        assert "lost at step 20 of 400" in plain
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_a_terminal_is_never_overrun_and_no_number_is_cut(comparison, width):
+    text = terminal(comparison, width)
+    table = text[: text.index("left out")]  # paths of what was left out may be longer
+    assert max(map(len, table.split("\n"))) <= width
+    assert all(loss_text(row) in text for row in comparison.rows)
+    assert "…" not in table
+
+
+def test_hostile_names_are_text_everywhere(hostile):
+    page = html(hostile)
+    found = Page(page)
+    assert found.tags.count("script") == 1
+    assert "<script>alert" not in page and "\x1b" not in page
+    shown = terminal(hostile, 300)
+    assert "\x1b" not in shown and "[bold]" in shown
+    text = markdown(hostile)
+    assert "<script" not in text and "\x1b" not in text
+    assert all(len(re.findall(r"(?<!\\)\|", line)) == len(re.findall(r"(?<!\\)\|", line.replace(HOSTILE, "")))
+               for line in text.split("\n"))  # fmt: skip
+    tex = latex(hostile)
+    body = tex[tex.index("\\midrule") :]
+    assert body.count("\\end{tabular}") == 1 and "alert(1)" in body
+    assert json.loads(json_text(hostile))["rows"][1]["arm"] == HOSTILE
+
+
+def test_without_the_escaping_the_script_would_be_in_the_page(hostile, monkeypatch):
+    monkeypatch.setattr("nexus_ablate.comparison.page.plain", lambda text: text)
+    assert Page(html(hostile)).tags.count("script") > 1
+
+
+def test_a_page_asks_for_nothing_outside_itself(comparison):
+    page = html(comparison)
+    found = Page(page)
+    assert not found.links
+    assert "http" not in page.replace("http-equiv", "") and "@import" not in page and "url(" not in page
+
+
+@pytest.mark.slow
+def test_a_page_of_ten_arms_and_five_seeds_is_under_a_megabyte(tmp_path):
+    writer = Writer(tmp_path / "runs")
+    for arm in range(10):
+        losses = [x + arm / 100 for x in BASE]
+        writer.arm(*((f"optim.lr={0.001 + arm / 1e5:.5f}",) if arm else ()), losses=losses)
+    for path in writer.paths:  # 800 steps of a nano run: a validation and a row every other step
+        row = json.loads((path / "probes.jsonl").read_text())
+        sites = [
+            f"act/block_{b:03d}/{site}/{s}" for b in range(12) for site in ("resid", "attn", "ffn") for s in "abcd"
+        ]
+        (path / "probes.jsonl").write_text(json.dumps(row | dict.fromkeys(sites, 1.2345)) + "\n")
+        lines = (path / "metrics.jsonl").read_text().split("\n")
+        (path / "metrics.jsonl").write_text(
+            "\n".join(line.replace('"train/loss"', '"val/loss": 2.5, "train/loss"') for line in lines)
+        )
+    assert len(html(compare(writer.root))) < 1_000_000
+
+
+# ------------------------------------------------------------------------------------------------- command line
+
+
+def test_the_command_writes_every_format_and_prints_the_table(comparison, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    files = {flag: tmp_path / f"out{flag}" for flag in ("--html", "--md", "--latex", "--csv", "--json")}
+    flags = [part for flag, path in files.items() for part in (flag, str(path))]
+    assert main(["compare", str(tmp_path / "runs"), *flags]) == 0
+    assert "WORSE" in capsys.readouterr().out
+    assert all(path.stat().st_size > 500 for path in files.values())
+
+
+def test_json_on_standard_output_is_json_alone(comparison, tmp_path, capsys):
+    assert main(["compare", str(tmp_path / "runs"), "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["baseline"] == "baseline"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["compare", "--html"], "--html needs a value"),
+        (["compare", "runs", "--htlm", "x"], "did you mean '--html'"),
+        (["compare", "--details"], "compare needs at least one directory"),
+        (["compare", "nowhere"], "does not exist"),
+        (["compare", "RUNS", "--html", "no/such/folder/x.html"], "the folder of this file does not exist"),
+        (["noise", "RUNS", "--delta", "tiny"], "--delta takes a number above 0"),
+        (["noise", "RUNS", "--arms", "1.5"], "--arms takes a number above 0"),
+    ],
+)
+def test_a_mistake_is_three_lines_and_status_two(comparison, tmp_path, capsys, arguments, said):
+    arguments = [str(tmp_path / "runs") if a == "RUNS" else a for a in arguments]
+    assert main(arguments) == 2
+    printed = capsys.readouterr().err
+    assert said in printed and len(printed.strip().split("\n")) <= 3
+
+
+def test_noise_tells_spread_detectable_difference_and_seeds(comparison, tmp_path, capsys):
+    assert main(["noise", str(tmp_path / "runs"), "--delta", "0.01,0.000001", "--arms", "3"]) == 0
+    printed = capsys.readouterr().out
+    assert "0.0158" in printed and "5 seeds" in printed
+    assert "a difference of 0.01 needs" in printed and "more than 1000 seeds" in printed
+    assert main(["noise", str(tmp_path / "runs"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["measured"] is True
+
+
+def test_the_public_name_is_there():
+    import nexus_ablate
+
+    assert nexus_ablate.compare is compare
+
+
+# ------------------------------------------------------------------------------------------------------ drawing
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 1), (-0.003, 0.004), (1.9, 2.1), (0, 3e15), (5, 5.0001)])
+def test_ticks_are_few_round_and_inside(low, high):
+    found = ticks(low, high, 6)
+    assert 2 <= len(found) <= 8 and all(low - 1e-9 <= t <= high + 1e-9 for t in found)
+
+
+def test_a_line_is_interrupted_where_there_is_no_number():
+    frame = Frame((0, 3), (0, 1))
+    frame.line([0, 1, 2, 3], [0.0, float("nan"), 1.0, 1.0], "red")
+    assert frame.svg("x").count("M") == 2
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("chromium"), reason="needs chromium")
+def test_a_click_sorts_the_table_in_a_browser(comparison, tmp_path):
+    click = """<script>
+      const head = [...document.querySelectorAll('th')].find(h => h.textContent === 'loss');
+      const arms = () => [...head.closest('table').tBodies[0].rows].map(r => r.cells[0].textContent).join(' ');
+      const before = arms(); head.click(); const up = arms(); head.click();
+      document.title = ['sorted', before, up, arms()].join('|');
+    </script>"""
+    page = tmp_path / "page.html"
+    page.write_text(html(comparison).replace("</body>", click + "</body>"))
+    done = subprocess.run(
+        ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", f"file://{page}"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "HOME": str(tmp_path)},
+        check=True,
+    )
+    found = re.search(r"<title>sorted\|(.*?)\|(.*?)\|(.*?)</title>", done.stdout)
+    assert found is not None
+    before, up, down = (text.split() for text in found.groups())
+    assert before[0] == "baseline"
+    assert up[:3] == ["norm=none", "norm=scale", "baseline"] and up[-1] == "norm=dyt"  # what has no loss stays last
+    assert down[0] == "norm=layer" and down[-1] == "norm=dyt"
