@@ -8,20 +8,23 @@ import shutil
 import subprocess
 import sys
 from dataclasses import asdict
+from pathlib import Path
 
+import numpy as np
 import pytest
 from written_runs import TINY, Writer, config_of
 
 from nexus_ablate.comparison.arms import gather
-from nexus_ablate.comparison.curves import read_curves, spikes
+from nexus_ablate.comparison.curves import Curves, read_curves, spikes
+from nexus_ablate.comparison.divergence import divergence
 from nexus_ablate.comparison.exports import flat_row
 from nexus_ablate.comparison.fairness import FAIL, PASS, WAIVED, WARN
-from nexus_ablate.comparison.load import collect
+from nexus_ablate.comparison.load import Trained, collect
 from nexus_ablate.comparison.noise import noise
 from nexus_ablate.comparison.result import compare
 from nexus_ablate.errors import ConfigError, UserError
 from nexus_ablate.measure.history import spike_score
-from nexus_ablate.runs import read_jsonl
+from nexus_ablate.runs import RunRecord, read_jsonl
 
 BASE = [2.00, 2.02, 1.98, 2.01, 1.99]
 HIGHER = [2.11, 2.12, 2.09, 2.11, 2.08]
@@ -46,6 +49,13 @@ def check(comparison, name):
 
 def row(comparison, arm):
     return next(r for r in comparison.rows if r.arm == arm)
+
+
+def trained(losses):
+    """A run that finished with these training losses."""
+    record = RunRecord(Path(), "", "", 0, 1, "finished", {}, None, None, None, None)
+    empty = np.array([])
+    return Trained(record, Curves(empty, empty, empty, empty, losses), {}, {})
 
 
 def numbers(comparison):
@@ -98,12 +108,28 @@ def test_a_run_that_ends_above_its_start_has_exploded_though_it_finished(study):
 
 def test_stalling_counts_only_where_the_baseline_learns(writer):
     writer.arm(losses=BASE)
-    writer.arm("norm=none", losses=BASE, train_noise="x", summary={"val_bpb": 5.99})
+    writer.arm("norm=none", losses=[4.9] * 5, train_noise="x", summary={"val_bpb": 5.99})
     assert set(row(compare(writer.root), "norm=none").diverged.values()) == {"stalled"}
     stalled = Writer(writer.root.parent / "both")
-    stalled.arm(losses=BASE, summary={"val_bpb": 5.99})
-    stalled.arm("norm=none", losses=BASE, train_noise="x", summary={"val_bpb": 5.99})
+    stalled.arm(losses=[4.9] * 5, summary={"val_bpb": 5.99})
+    stalled.arm("norm=none", losses=[4.9] * 5, train_noise="x", summary={"val_bpb": 5.99})
     assert row(compare(stalled.root), "norm=none").diverged == {}
+
+
+def test_a_slow_arm_is_worse_and_has_not_stalled(writer):
+    """A tenth of the learning rate is no divergence, though it has not yet passed a unigram model."""
+    writer.arm(losses=BASE)
+    writer.arm("optim.lr=0.0003", losses=[x + 1 for x in BASE], summary={"val_bpb": 6.1})
+    found = row(compare(writer.root), "optim.lr=0.0003")
+    assert found.verdict is not None and found.verdict.word == "WORSE"
+
+
+def test_a_long_excursion_is_an_explosion_and_a_noisy_loss_is_not():
+    rng = np.random.default_rng(0)
+    noisy = rng.normal(2, 0.5, 400)
+    assert divergence(trained(noisy)) == ""
+    noisy[100:140] += 2
+    assert divergence(trained(noisy)) == "exploded"
 
 
 def test_one_seed_is_never_better_or_worse(writer):
@@ -248,7 +274,8 @@ def test_an_arm_whose_name_was_cut_is_known_by_its_configuration(writer):
     writer.arm("norm=layer", losses=HIGHER, folder=f"{cut}000001")
     writer.arm(losses=BASE, folder=f"{cut}000002")
     comparison = compare(writer.root)
-    assert comparison.baseline == f"{cut}000002" and comparison.rows[1].arm == "norm=layer"
+    assert [r.arm for r in comparison.rows] == ["baseline", "norm=layer"]
+    assert comparison.arms[0].name == f"{cut}000002"
 
 
 def test_two_arms_none_of_which_is_plainer_need_a_name(writer):
@@ -480,8 +507,6 @@ def test_a_cut_off_last_line_is_left_out_and_a_null_is_not_a_number(study):
 
 
 def test_spikes_are_counted_as_the_run_counts_them():
-    import numpy as np
-
     losses = np.random.default_rng(0).normal(2, 0.01, 400)
     losses[[200, 300]] += 1
     assert np.nonzero(spikes(losses))[0].tolist() == [200, 300]
@@ -516,7 +541,7 @@ def test_many_runs_are_compared_in_seconds_with_little_memory_and_without_torch(
 def test_the_written_runs_look_like_trained_ones(tiny_run):
     """The fixture of these tests is held against a run that was trained."""
     from nexus_ablate import compose, train
-    from nexus_ablate.comparison.load import Trained, _read
+    from nexus_ablate.comparison.load import _read
 
     trained = _read(train(compose(tiny_run()), quiet=True).path)
     assert isinstance(trained, Trained)

@@ -306,6 +306,8 @@ def test_a_damaged_record_is_named(tmp_path, text):
     (tmp_path / "study.yaml").write_text(text)
     with pytest.raises(ConfigError, match="damaged"):
         read_record(tmp_path)
+    with pytest.raises(ConfigError, match=r"damaged|cannot be read|holds no study"):
+        read_request([f"study={tmp_path.name}", f"runs_dir={tmp_path.parent}"])
 
 
 # ---------------------------------------------------------------------------------------------------- what is shipped

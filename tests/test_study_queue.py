@@ -94,14 +94,17 @@ def nexus(arguments, plugin="", cwd=None):
 
 def start(arguments, plugin=""):
     """The command in a group of its own, with SIGINT as in a terminal also where the tests run in the background."""
-    return subprocess.Popen(
-        command(arguments, plugin),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # an ignored signal stays so in children
+    try:
+        return subprocess.Popen(
+            command(arguments, plugin),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def until(true, seconds=120.0):

@@ -167,6 +167,8 @@ def _relabel(baseline: Arm, others: list[Arm]) -> None:
     if all(found) and len(set(found)) == len(found) and baseline.label not in found:
         for arm, text in zip(others, found, strict=True):
             arm.label = text
+        if CUT.search(baseline.name) and "baseline" not in found:
+            baseline.label = "baseline"
 
 
 def _not_begun(collection: Collection, plan: Plan, present: set[str]) -> list[Arm]:

@@ -7,24 +7,29 @@ import numpy as np
 from nexus_ablate.comparison.load import Trained
 
 STALLED = 0.02
-"""A run that ends within this of the unigram model's bits per byte has learned no more than letter frequencies."""
+"""Relative. At a unigram model's bits per byte a run has learned no more than how frequent each token is."""
 
 
 def divergence(run: Trained) -> str:
     """How a run came to grief, or ''.
 
-    non-finite: the loss or a gradient; exploded: it ended above its first loss, or spent 5% of its rows a nat above its
-    best so far; stalled: it ended within 2% of a unigram model.
+    non-finite: the loss or a gradient. exploded: it ended above its first loss, or its training loss (a mean over 2%
+    of the rows) was for 5% of them a nat above its best so far. stalled: it ended within 2% of a unigram model and not
+    2% below where it stood halfway; a run that is merely slow is still falling there.
     """
     val, train = run.curves.val, run.curves.train
     if run.record.state == "diverged" or np.isnan(val[-1:]).any():
         return "non-finite"
     if len(val) > 1 and val[-1] > val[0]:
         return "exploded"
-    if len(train) and (train > np.minimum.accumulate(train) + 1).mean() >= 0.05:
+    window = max(len(train) // 50, 1)
+    smooth = np.convolve(train, np.full(window, 1 / window), "valid") if len(train) else train
+    if len(smooth) and (smooth > np.minimum.accumulate(smooth) + 1).mean() >= 0.05:
         return "exploded"
     bpb, unigram = run.figures.get("val_bpb"), run.figures.get("unigram_bpb")
-    return "stalled" if bpb and unigram and bpb >= (1 - STALLED) * unigram else ""
+    as_unigram = bool(bpb and unigram and bpb >= (1 - STALLED) * unigram)
+    falling = len(val) > 1 and val[-1] < (1 - STALLED) * run.curves.at("tokens", run.curves.tokens[-1] / 2)
+    return "stalled" if as_unigram and not falling else ""
 
 
 def diverged_seeds(runs: dict[int, Trained], baseline: dict[int, Trained]) -> dict[int, str]:

@@ -104,7 +104,7 @@ def _table(comparison: Comparison, columns: tuple[Column, ...]) -> str:
             text = plain(column.cell(row))
             classes = ["text"] if column.order is None else []
             if column is ARM:
-                text = _chip(i) + text
+                text = _chip(i) + text.replace(",", ",<wbr>")
                 classes.append("arm")
             if column.title == "verdict" and row.verdict:
                 classes += ["word", CLASSES.get(row.verdict.word, "")]

@@ -35,7 +35,8 @@ def draw(record: RunRecord, path: Path) -> Path:
         raise UserError("this run has no rows yet", str(record.path), "wait for its first steps")
     figure = Figure(figsize=(15, 7.5), layout="constrained")
     figure.suptitle(f"{record.arm}  seed {record.seed}", fontsize=13)
-    curves, maps = figure.subfigures(2, 1)
+    parts: Any = figure.subfigures(2, 1)
+    curves, maps = parts
     loss, gradients, weights = curves.subplots(1, 3)
     _loss(loss, rows)
     _gradients(gradients, rows)

@@ -171,15 +171,18 @@ def pareto(comparison: Comparison) -> str:
     pad_y = 0.12 * (max(means) - min(means)) or 0.01 * means[0]
     frame = Frame((min(speeds) - pad_x, max(speeds) + pad_x), (min(means) - pad_y, max(means) + pad_y))
     frame.axes("tokens per second", comparison.unit)
-    lowest = float("-inf")
+    placed: list[tuple[float, float]] = []
     for i, mean, speed, sd in sorted(found, key=lambda item: -item[1]):
         name = comparison.rows[i].arm
         if sd:
             frame.line([speed, speed], [mean - sd, mean + sd], colour(i), "thin")
         frame.dot(speed, mean, colour(i), 4.5, f"{name}: {mean:.4f} at {compact(speed)} tokens/s")
         side = "end" if frame.x(speed) > 0.6 * frame.right else "start"
-        lowest = max(lowest + 12, frame.y(mean) + 4)  # labels below one another where points coincide
-        frame.words(frame.x(speed) + (-8 if side == "end" else 8), lowest, _short(name, 24), side)
+        at = frame.y(mean) + 4
+        while any(abs(frame.x(speed) - x) < 150 and abs(at - y) < 12 for x, y in placed):
+            at += 3  # labels below one another where points are close
+        placed.append((frame.x(speed), at))
+        frame.words(frame.x(speed) + (-8 if side == "end" else 8), at, _short(name, 24), side)
     return frame.svg("loss against speed")
 
 

@@ -199,7 +199,7 @@ def compare(
         family=family,
         checks=found,
         rows=rows,
-        together=_interactions(everyone, losses),
+        together=_interactions([everyone[i] for i in tested], losses[tested]),
         tuning_runs=sum(len(arm.tuning) for arm in everyone),
         excluded=excluded,
         amendments=list(plan.amendments),
@@ -311,7 +311,7 @@ def _exponential(interval: Interval | None) -> Interval | None:
 
 
 def _interactions(arms: list[Arm], losses: Array) -> list[Together]:
-    """Every arm that makes exactly the changes of two others together."""
+    """Every arm that makes exactly the changes of two others together, which are no such sums themselves."""
     changes = [
         {key: ours for key, (_, ours) in differing(arm.config, arms[0].config).items()} if arm.runs else {}
         for arm in arms
@@ -326,6 +326,8 @@ def _interactions(arms: list[Arm], losses: Array) -> list[Together]:
         and not changes[a].keys() & changes[b].keys()
         and changes[c] == changes[a] | changes[b]
     ]
+    sums = {c for c, _, _ in found}
+    found = [(c, a, b) for c, a, b in found if a not in sums and b not in sums]
     together = []
     for c, a, b in found:
         interval = interaction(losses[c], losses[a], losses[b], losses[0], len(found))

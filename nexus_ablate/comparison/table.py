@@ -241,6 +241,9 @@ def basis(comparison: Comparison) -> list[str]:
         "negative differences are better",
         f"smallest difference that matters: {comparison.delta_min:.4f} ({comparison.delta_min_source})",
     ]
+    name = comparison.arms[0].name if comparison.arms else comparison.baseline
+    if name != comparison.baseline:
+        lines.append(f"{comparison.baseline} is {name}")
     if seeds < 5:
         lines.append("screening: fewer than 5 seeds suggest, they do not show")
     if any(row.verdict and row.verdict.word == UNSTABLE for row in comparison.rows):

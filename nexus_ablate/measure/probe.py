@@ -76,7 +76,7 @@ def probe(
                 handles += look.full_hooks(tokens_BT, kinds or {})
                 handles += bondarenko.hooks(block)
         if full:
-            handles.append(model.final_norm.register_forward_hook(bondarenko.by_sequence))  # type: ignore[union-attr]
+            handles += bondarenko.norm_hooks((model.final_norm, bondarenko.by_sequence))  # type: ignore[arg-type]
         with evaluation_mode(model):
             logits_BTV = model(tokens_BT)
             seen["logits/log_sum_exp"] = statistics.log_sum_exp(logits_BTV)
@@ -216,12 +216,20 @@ class _Bondarenko:
         def stream(module: nn.Module, inputs: Any, output: Any) -> None:
             self.by_sequence(module, inputs, block.residual(output))
 
-        sites = [(block, stream), (block.attn, self.by_sequence), (block.ffn, self.by_token)]
-        sites += [
+        norms = [
             (getattr(block, "norm_attn", None), self.by_sequence),
             (getattr(block, "norm_ffn", None), self.by_token),
         ]
-        return [module.register_forward_hook(hook) for module, hook in sites if module is not None]
+        return [
+            block.register_forward_hook(stream),
+            block.attn.register_forward_hook(self.by_sequence),
+            block.ffn.register_forward_hook(self.by_token),
+            *self.norm_hooks(*norms),
+        ]
+
+    def norm_hooks(self, *norms: tuple[nn.Module | None, Callable[..., None]]) -> list[Any]:
+        """Hooks on the norms that there are; one that was left out is an identity."""
+        return [n.register_forward_hook(hook) for n, hook in norms if n is not None and not isinstance(n, nn.Identity)]
 
     def by_sequence(self, module: nn.Module, inputs: Any, output: Tensor) -> None:
         self._take(output.flatten(1))

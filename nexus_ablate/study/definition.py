@@ -188,14 +188,22 @@ def define(values: dict[str, Any]) -> Definition:
 
 
 def asked_before(stored: dict[str, Any]) -> dict[str, Any]:
-    """The definition behind a study.yaml, as values for `define`: what matching added is taken off again."""
-    arms = [
-        [text for text in arm["overrides"] if text not in (arm.get("match") or {}).get("solved", [])]
-        for arm in stored["arms"]
-    ]
-    arms += [other["overrides"] for name in ("equal", "refused") for other in stored.get(name, [])]
-    kept = {name: stored[name] for name in KEYS if name in stored and name not in ("baseline", "design")}
-    return kept | {"baseline": stored["baseline"]["overrides"], "arms": arms}
+    """The definition behind a study.yaml, as values for `define`: what matching added is taken off again.
+
+    Raises:
+        ConfigError: It has not the form of a study.yaml.
+    """
+    try:
+        arms = [
+            [text for text in arm["overrides"] if text not in (arm.get("match") or {}).get("solved", [])]
+            for arm in stored["arms"]
+        ]
+        arms += [other["overrides"] for name in ("equal", "refused") for other in stored.get(name, [])]
+        kept = {name: stored[name] for name in KEYS if name in stored and name not in ("baseline", "design")}
+        return kept | {"baseline": stored["baseline"]["overrides"], "arms": arms}
+    except (LookupError, TypeError, AttributeError) as error:
+        got, fix = f"{type(error).__name__}: {error}", "restore it, or launch under a new name="
+        raise ConfigError("this study.yaml is damaged", got, fix) from error
 
 
 def overrides_of(given: Any) -> list[str]:

@@ -37,10 +37,9 @@ def read_record(directory: Path) -> dict[str, Any] | None:
         return None
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
-        asked_before(values)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, LookupError, TypeError, AttributeError) as error:
-        what = f"{path} is damaged"
-        raise ConfigError(what, f"{type(error).__name__}: {error}", "restore it, or choose a new name=") from error
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path} is damaged", str(error).splitlines()[0], "restore it from a copy") from error
+    asked_before(values)
     return values
 
 
