@@ -330,6 +330,12 @@ def test_unfair_arms_are_not_comparable_until_it_is_waived(writer, condition, op
     assert flagged(waived, condition)[1] in ("WORSE", "UNSTABLE")
 
 
+def test_a_baseline_that_did_not_end_its_schedule_makes_every_arm_incomparable(writer):
+    writer.arm(losses=BASE, steps=300)
+    writer.arm("norm=layer", losses=HIGHER, steps=300)
+    assert flagged(compare(writer.root), "schedule") == (FAIL, "NOT COMPARABLE")
+
+
 def test_a_waiver_of_something_unknown_is_refused(study):
     with pytest.raises(ConfigError) as error:
         compare(study.root, allow=["param"])

@@ -45,7 +45,7 @@ def checks(
         _each("evaluation", arms, lambda arm: _pairwise(arm, baseline, _other_eval), "same validation tokens"),
         _each("batches", arms, lambda arm: _pairwise(arm, baseline, _batches), "same batches in the same order"),
         _init(arms, baseline),
-        _each("schedule", [baseline, *arms], _unfinished, "every schedule ran to its end"),
+        _schedule(baseline, arms),
         _budget("tokens", "tokens", arms, baseline, plan, breaks=plan.match in ("none", "params", "tokens")),
         _budget("params", "params", arms, baseline, plan, breaks=plan.match == "params"),
         _budget("flops", "flops", arms, baseline, plan, breaks=plan.match == "flops"),
@@ -128,6 +128,14 @@ def _init(arms: list[Arm], baseline: Arm) -> Check:
 
 def _width(arm: Arm) -> Any:
     return (arm.config.get("model") or {}).get("d_model")
+
+
+def _schedule(baseline: Arm, arms: list[Arm]) -> Check:
+    """A baseline that did not end its schedule makes every arm incomparable."""
+    found = _each("schedule", [baseline, *arms], _unfinished, "every schedule ran to its end")
+    if baseline.label in found.arms:
+        found.arms = [arm.label for arm in arms]
+    return found
 
 
 def _unfinished(arm: Arm) -> str:

@@ -128,21 +128,13 @@ def compare(
     others = attach(base, others, plan) if plan.lr_grid else others
     if not base.runs:
         raise ConfigError("the baseline has no result yet", base.label, "nexus-ablate status DIR shows what it does")
-    unpaired = [
-        Excluded(run.record.path, f"the baseline has no result at seed {seed}", arm.name, seed, run.record.state)
-        for arm in others
-        for seed, run in arm.runs.items()
-        if seed not in base.runs
-    ]
-    excluded = collection.excluded + duplicates + unpaired
+    excluded = collection.excluded + duplicates + _unpaired(base, others)
     found = checks(base, others, plan, excluded, tuple(allow))
     everyone = [base, *others]
     _require_endpoint(everyone, plan.endpoint)
     seeds = sorted(base.runs)
-    losses = np.array([arm.values(plan.endpoint, seeds) for arm in everyone])
     grief = [diverged_seeds(arm.runs, base.runs) for arm in everyone]
-    for row, lost in zip(losses, grief, strict=True):
-        row[[i for i, seed in enumerate(seeds) if seed in lost]] = np.nan
+    losses = np.array([_losses(arm, plan.endpoint, seeds, lost) for arm, lost in zip(everyone, grief, strict=True)])
     identical = [_identical(arm, base) for arm in everyone]
     tested = [
         i
@@ -153,36 +145,35 @@ def compare(
     family = len({losses[i].tobytes() for i in tested if tests[i] is not None})
     seed_sd = _spread(losses[0])
     delta_min, source = _smallest(plan, losses[0], seed_sd)
+    unit = UNITS.get(plan.endpoint, plan.endpoint)
     rows = []
     for i, arm in enumerate(everyone):
-        broken = unfair(arm, found)
         row = _row(arm, base, seeds, losses[i], losses[0], plan)
-        row.diverged = grief[i]
+        row.diverged, row.effect = grief[i], tests.get(i)
+        broken = unfair(arm, found)
         if i and not broken and not grief[i]:
             _descriptive(row, arm, base)
-        effect = tests.get(i)
         evidence = Evidence(
-            effect=effect,
+            effect=row.effect,
             delta_min=delta_min,
             unfair=broken,
-            pairs=int(np.isfinite(losses[i] - losses[0]).sum()),
+            pairs=sum(d is not None for d in row.differences),
             runs=len(arm.runs),
             diverged=len(grief[i]),
             hows=", ".join(sorted(set(grief[i].values()))),
             baseline_runs=len(base.runs),
             baseline_diverged=len(grief[0]),
             identical=identical[i],
-            waiting=_waiting(arm, plan),
+            waiting=row.waiting,
             family=family,
             single=next((d for d in row.differences if d is not None), None),
             tuned_delta=row.at_best_lr.mean if row.at_best_lr else None,
-            unit=UNITS.get(plan.endpoint, plan.endpoint),
+            unit=unit,
         )
         row.verdict = decide(evidence) if i else None
-        row.waiting = evidence.waiting
-        row.effect = effect
-        row.seeds_needed = needs(effect, evidence) if effect else None
-        row.delta_over_sd = effect.delta / seed_sd if effect and seed_sd else None
+        if row.effect:
+            row.seeds_needed = needs(row.effect, evidence)
+            row.delta_over_sd = row.effect.delta / seed_sd if seed_sd else None
         rows.append(row)
     for row in rows[1:]:  # three times the baseline's spikes, and more than one in a thousand rows
         row.spiky = (row.spike_score or 0.0) > 3 * max(rows[0].spike_score or 0.0, 0.001)
@@ -191,7 +182,7 @@ def compare(
         study=plan.name,
         baseline=base.label,
         endpoint=plan.endpoint,
-        unit=UNITS.get(plan.endpoint, plan.endpoint),
+        unit=unit,
         match=plan.match,
         delta_min=delta_min,
         delta_min_source=source,
@@ -207,6 +198,20 @@ def compare(
         refused=list(plan.refused),
         arms=everyone,
     )
+
+
+def _unpaired(base: Arm, others: list[Arm]) -> list[Excluded]:
+    return [
+        Excluded(run.record.path, f"the baseline has no result at seed {seed}", arm.name, seed, run.record.state)
+        for arm in others
+        for seed, run in arm.runs.items()
+        if seed not in base.runs
+    ]
+
+
+def _losses(arm: Arm, endpoint: str, seeds: list[int], lost: dict[int, str]) -> Array:
+    """The endpoint at each seed; NaN where there is no result or the run came to grief."""
+    return np.where([seed in lost for seed in seeds], np.nan, arm.values(endpoint, seeds))
 
 
 def _require_endpoint(arms: list[Arm], endpoint: str) -> None:
@@ -259,6 +264,7 @@ def _row(arm: Arm, base: Arm, seeds: Sequence[int], ours: Array, theirs: Array, 
         differences=[float(d) if np.isfinite(d) else None for d in ours - theirs],
         mean=float(finite.mean()) if len(finite) else None,
         sd=_spread(ours),
+        waiting=_waiting(arm, plan),
         tokens_per_second=arm.mean("tokens_per_second"),
         peak_memory_bytes=arm.mean("peak_memory_bytes"),
         params=params,

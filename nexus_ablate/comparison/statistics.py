@@ -24,9 +24,9 @@ LEVEL = 0.05
 POWER = 0.80
 NOISY = 0.01
 ERRATIC = 0.00001
-"""Divided by the number of arms. Both chosen by simulation (8 arms, 5 seeds): false claims stay at 5% whether one arm is
-1, 3, 5 or 10 times as noisy as the rest, and beside an arm 10 times as noisy the others are still found (81% at 2 seed
-deviations, 89% without it); with every arm in the pool they would be lost (5%)."""
+"""Divided by the number of arms. Both chosen by simulation (8 arms, 5 seeds): false claims stay at 5% whether one arm
+is 1, 3, 5 or 10 times as noisy as the rest, and beside an arm 10 times as noisy the others are still found (81% at 2
+seed deviations, 89% without it); with every arm in the pool they would be lost (5%)."""
 
 Array = NDArray[np.float64]
 
