@@ -462,6 +462,7 @@ def test_a_verdict_that_turns_round_at_the_best_rates_depends_on_them(writer):
     assert found.best_lr == 0.009 and found.at_best_lr is not None and found.at_best_lr.mean < 0
     assert str(found.verdict) == "WORSE (depends on LR)"
     assert len(comparison.rows) == 2
+    assert comparison.tuning_runs + comparison.tuned_runs + 10 == len(writer.paths)  # every run is accounted for
 
 
 # -------------------------------------------------------------------------------------------------- invariances

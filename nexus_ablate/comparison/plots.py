@@ -166,7 +166,8 @@ def pareto(comparison: Comparison) -> str:
              if r.mean is not None and r.tokens_per_second]  # fmt: skip
     if len(found) < 2:
         return ""
-    speeds, means = [s for _, _, s, _ in found], [m for _, m, _, _ in found]
+    speeds = [speed for _, _, speed, _ in found]
+    means = [mean + sign * (sd or 0.0) for _, mean, _, sd in found for sign in (-1, 1)]
     pad_x = 0.15 * (max(speeds) - min(speeds)) or 0.05 * speeds[0]
     pad_y = 0.12 * (max(means) - min(means)) or 0.01 * means[0]
     frame = Frame((min(speeds) - pad_x, max(speeds) + pad_x), (min(means) - pad_y, max(means) + pad_y))

@@ -81,6 +81,8 @@ class Comparison:
 
     Attributes:
         rows: The baseline first.
+        tuning_runs: Runs that chose learning rates.
+        tuned_runs: Runs of an arm at its own best learning rate, where that is not the study's.
         arms: The arms behind the rows, in the same order, for the curves.
     """
 
@@ -98,6 +100,7 @@ class Comparison:
     rows: list[Row]
     together: list[Together]
     tuning_runs: int
+    tuned_runs: int
     excluded: list[Excluded]
     amendments: list[str]
     equal: list[tuple[str, str]]
@@ -192,6 +195,7 @@ def compare(
         rows=rows,
         together=_interactions([everyone[i] for i in tested], losses[tested]),
         tuning_runs=sum(len(arm.tuning) for arm in everyone),
+        tuned_runs=sum(len(arm.tuned.runs) for arm in everyone if arm.tuned),
         excluded=excluded,
         amendments=list(plan.amendments),
         equal=list(plan.equal),

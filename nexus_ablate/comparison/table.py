@@ -262,5 +262,7 @@ def left_out(comparison: Comparison) -> list[str]:
     lines += [f"{asked}: refused, {why}" for asked, why in comparison.refused]
     lines += [f"{asked}: the same configuration as {arm}, not trained twice" for asked, arm in comparison.equal]
     if comparison.tuning_runs:
-        lines.append(f"{comparison.tuning_runs} runs chose learning rates and are not in the table")
+        lines.append(f"{comparison.tuning_runs} runs chose learning rates")
+    if comparison.tuned_runs:
+        lines.append(f"{comparison.tuned_runs} runs at an arm's own best learning rate stand under `at best LR`")
     return lines
