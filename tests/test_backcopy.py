@@ -134,19 +134,15 @@ def first_token_mass(runs_dir, *overrides):
 
 
 @pytest.mark.slow
-def test_gates_and_unnormalised_sigmoid_have_less_than_six_tenths_of_the_softmax_s_sink(tmp_path):
-    """Nine runs of 40 seconds each. Measured, seeds 0, 1, 2 (uniform attention: 0.059):
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])
+def test_a_gate_has_less_than_six_tenths_of_the_softmax_s_sink(tmp_path, seed):
+    """Two runs of 40 seconds. Measured, seeds 0, 1, 2 (uniform attention: 0.059), first-token mass by rows:
 
-    softmax 0.333 0.368 0.493; gate 0.062 0.075 0.068; sigmoid 0.139 0.330 0.147, row-normalised. Every gated run is far
-    below its softmax; of the sigmoid that holds for the mean and for two seeds, not for seed 1.
+    softmax 0.484 0.489 0.510; gate 0.062 0.075 0.068; un-normalised sigmoid, each row over its sum, 0.474 0.333 0.588
+    (with LayerNorm and GELU: softmax 0.621 0.591 0.709, sigmoid 0.401 0.412 0.516). So of the sigmoid no such claim
+    holds on this task: its rows are small where the head is dormant, but what there is lies on the first token too.
     """
-    arms = {
-        "softmax": (),
-        "gate": ("gate=elementwise",),
-        "sigmoid": ("normalizer=sigmoid", "normalizer.normalized=off"),
-    }
-    runs = {arm: [first_token_mass(tmp_path, f"seed={s}", *o) for s in range(3)] for arm, o in arms.items()}
-    mass = {arm: np.array([found for found, _ in told]) for arm, told in runs.items()}
-    assert (mass["gate"] < 0.6 * mass["softmax"]).all()
-    assert mass["sigmoid"].mean() < 0.6 * mass["softmax"].mean()
-    assert all(onsets["attn/sink_rate"]["step"] <= 400 for _, onsets in runs["softmax"])
+    softmax, onsets = first_token_mass(tmp_path, f"seed={seed}")
+    gate, _ = first_token_mass(tmp_path, f"seed={seed}", "gate=elementwise")
+    assert gate < 0.6 * softmax
+    assert onsets["attn/sink_rate"]["step"] <= 400

@@ -465,6 +465,19 @@ def test_a_verdict_that_turns_round_at_the_best_rates_depends_on_them(writer):
     assert comparison.tuning_runs + comparison.tuned_runs + 10 == len(writer.paths)  # every run is accounted for
 
 
+def test_an_arm_that_came_out_as_the_baseline_is_a_row_and_identical_and_counts_as_no_arm(writer):
+    writer.arm(losses=BASE)
+    writer.arm("norm=layer", losses=HIGHER)
+    writer.plan(("norm=layer",))
+    without = compare(writer.root)
+    writer.plan(("norm=layer",), equal=[{"overrides": ["norm=rms", "placement=pre"], "arm": "baseline"}])
+    comparison = compare(writer.root)
+    copy = row(comparison, "norm=rms placement=pre")
+    assert str(copy.verdict) == "IDENTICAL" and copy.differences == [0.0] * 5
+    assert row(comparison, "norm=layer").effect == row(without, "norm=layer").effect
+    assert comparison.family == without.family and comparison.checks == without.checks
+
+
 # -------------------------------------------------------------------------------------------------- invariances
 
 
@@ -533,11 +546,12 @@ def test_many_runs_are_compared_in_seconds_with_little_memory_and_without_torch(
         more = [r[:-1] + ", " + json.dumps(filler)[1:] for r in rows for _ in range(10)]
         (path / "metrics.jsonl").write_text("\n".join(more) + "\n")
     code = (
-        "import resource, sys\nfrom nexus_ablate.cli import main\n"
+        "import re, sys, time\nfrom nexus_ablate.cli import main\n"
         f"main(['compare', {str(writer.root)!r}, '--html', {str(tmp_path / 'out.html')!r}])\n"
         "assert not {'torch', 'matplotlib', 'pandas'} & set(sys.modules)\n"
-        "used = resource.getrusage(resource.RUSAGE_SELF)\n"
-        "print('used', used.ru_utime + used.ru_stime, used.ru_maxrss)"
+        # not ru_maxrss: it begins with the size of the process that started this one
+        "peak = re.search('VmHWM:\\\\s+(\\\\d+)', open('/proc/self/status').read()).group(1)\n"
+        "print('used', time.process_time(), peak)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     seconds, kilobytes = map(float, done.stdout.rsplit("used ", 1)[1].split())

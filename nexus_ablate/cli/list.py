@@ -15,11 +15,12 @@ from nexus_ablate.config import CLOSED_GROUPS, OPTION_GROUPS, RunConfig
 from nexus_ablate.registry import conf_dir, option_files
 from nexus_ablate.schema import show
 
-HELP = """nexus-ablate list [GROUP ...] [--json]
+HELP = """nexus-ablate list [GROUP ...] [--json | --markdown]
 
   nexus-ablate list                   every option and switch, a line each
   nexus-ablate list norm placement    these groups, with the keys of each option
-  nexus-ablate list --json            the same for programs"""
+  nexus-ablate list --json            the same for programs
+  nexus-ablate list --markdown        the same as a page, with equations (docs/options.md)"""
 
 
 def run(arguments: list[str]) -> int:
@@ -27,8 +28,8 @@ def run(arguments: list[str]) -> int:
     if any(a in ("-h", "--help") for a in arguments):
         print(HELP)
         return errors.OK
-    as_json = "--json" in arguments
-    named = [a for a in arguments if a != "--json"]
+    as_json, as_markdown = "--json" in arguments, "--markdown" in arguments
+    named = [a for a in arguments if a not in ("--json", "--markdown")]
     everything = catalogue()
     for name in named:
         if name not in everything:
@@ -37,6 +38,8 @@ def run(arguments: list[str]) -> int:
     if as_json:
         json.dump(chosen, sys.stdout, indent=1)
         print()
+    elif as_markdown:
+        print(markdown(chosen))
     else:
         _print(chosen, with_keys=bool(named))
     return errors.OK
@@ -136,6 +139,51 @@ def _print(groups: dict[str, Any], with_keys: bool) -> None:
                         )
         console.print(grid)
     console.print("\n[dim]* the baseline; `nexus-ablate list GROUP` shows the keys of its options[/dim]")
+
+
+def markdown(groups: dict[str, Any]) -> str:
+    """A page of the groups of `catalogue`: every option with its equations, its keys and its source."""
+    lines = ["# Options", "", "Made by `nexus-ablate list --markdown`. `*` is the baseline.", ""]
+    for group, options in groups.items():
+        lines += [f"## {group}", ""]
+        if group == "switches":
+            lines += _key_table(options, "")
+            continue
+        for name, option in options.items():
+            asked = "study" if group == "studies" else group
+            lines += [f"**`{asked}={name}`**{' *' if option['default'] else ''} {option['summary']}", ""]
+            if option.get("equation"):
+                lines += ["    " + equation for equation in option["equation"]] + [""]
+            if option["keys"] and group not in CLOSED_GROUPS:
+                lines += _key_table(option["keys"], group + ".")
+        if group in CLOSED_GROUPS:  # sizes and recipes share their keys
+            default = next((o for o in options.values() if o["default"]), next(iter(options.values())))
+            lines += _key_table(default["keys"], group + ".")
+    return "\n".join(lines).rstrip()
+
+
+def _key_table(keys: dict[str, Any], prefix: str) -> list[str]:
+    def cell(text: str) -> str:
+        return text.replace("|", "\\|")
+
+    rows = [
+        f"| `{prefix}{name}={show(spec['default'])}` | {cell(spec['takes'])} | {cell(spec['meaning'])} |"
+        for name, spec in keys.items()
+    ]
+    return ["| key | takes | meaning |", "|---|---|---|", *rows, ""]
+
+
+def option_table(groups: dict[str, Any]) -> str:
+    """One row a group with the names of its options, for the README; the baseline's with a star."""
+    rows = ["| group | options |", "|---|---|"]
+    for group, options in groups.items():
+        if group == "switches":
+            names = [f"`{name}`" for name in options]
+        else:
+            first = sorted(options, key=lambda name: not options[name]["default"])
+            names = [f"`{name}`" + "*" * options[name]["default"] for name in first]
+        rows.append(f"| `{'study' if group == 'studies' else group}` | {' '.join(names)} |")
+    return "\n".join(rows)
 
 
 def _takes(spec: dict[str, Any]) -> str:

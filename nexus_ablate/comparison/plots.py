@@ -42,17 +42,18 @@ def forest(comparison: Comparison) -> str:
         for seed, d in zip(row.seeds, row.differences, strict=True):
             if d is not None and frame.x_range[0] <= d <= frame.x_range[1]:
                 frame.dot(d, y - 0.27, stroke, 2.2, f"{row.arm}, seed {seed}: {d:+.4f}", "seed")
-        if row.effect:
-            label = f"{row.arm}: {row.effect.delta:+.4f} [{row.effect.low:+.4f}, {row.effect.high:+.4f}]"
-            if abs(row.effect.delta) > limit:
-                side = "end" if row.effect.delta > 0 else "start"
-                at = frame.right if row.effect.delta > 0 else frame.left
-                text = f"{row.effect.delta:+.3f} →" if row.effect.delta > 0 else f"← {row.effect.delta:+.3f}"
-                frame.words(at, frame.y(y) + 4, text, side)
-                continue
+        centre = delta(row)
+        assert centre is not None
+        if abs(centre) > limit:
+            side, at, text = (
+                ("end", frame.right, f"{centre:+.3f} →") if centre > 0 else ("start", frame.left, f"← {centre:+.3f}")
+            )
+            frame.words(at, frame.y(y) + 4, text, side)
+        elif row.effect:
+            label = f"{row.arm}: {centre:+.4f} [{row.effect.low:+.4f}, {row.effect.high:+.4f}]"
             ends = [min(max(e, frame.x_range[0]), frame.x_range[1]) for e in (row.effect.low, row.effect.high)]
             frame.line(ends, [y, y], stroke, "interval", label)
-            frame.dot(row.effect.delta, y, stroke, 4.5, label)
+            frame.dot(centre, y, stroke, 4.5, label)
     return frame.svg("differences to the baseline with intervals")
 
 

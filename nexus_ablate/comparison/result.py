@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -133,7 +133,7 @@ def compare(
         raise ConfigError("the baseline has no result yet", base.label, "nexus-ablate status DIR shows what it does")
     excluded = collection.excluded + duplicates + _unpaired(base, others)
     found = checks(base, others, plan, excluded, tuple(allow))
-    everyone = [base, *others]
+    everyone = [base, *others, *_copies(base, plan)]
     _require_endpoint(everyone, plan.endpoint)
     seeds = sorted(base.runs)
     grief = [diverged_seeds(arm.runs, base.runs) for arm in everyone]
@@ -202,6 +202,13 @@ def compare(
         refused=list(plan.refused),
         arms=everyone,
     )
+
+
+def _copies(base: Arm, plan: Plan) -> list[Arm]:
+    """The arms of a study that came out as the baseline: its runs under their own name."""
+    return [
+        replace(base, label=asked, waiting=[], tuning=[], tuned=None) for asked, arm in plan.equal if arm == base.name
+    ]
 
 
 def _unpaired(base: Arm, others: list[Arm]) -> list[Excluded]:
