@@ -389,9 +389,10 @@ def test_another_width_shares_no_initial_value_and_is_told(writer):
 
 def test_other_code_is_told(writer):
     writer.arm(losses=BASE)
-    writer.arm("norm=layer", losses=HIGHER, env={"version": "2", "git_dirty": True})
+    writer.arm("norm=layer", losses=HIGHER, env={"version": "2", "git_dirty": True, "runs_per_device": 2})
     found = check(compare(writer.root), "code")
     assert found.status == WARN and "version 1 and 2" in found.text and "uncommitted" in found.text
+    assert "runs on a device 1 and 2" in found.text
 
 
 def test_a_baseline_that_diverged_is_told_and_its_pairs_are_lost(writer):

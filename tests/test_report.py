@@ -266,3 +266,15 @@ def test_a_click_sorts_the_table_in_a_browser(comparison, tmp_path):
     assert before[0] == "baseline"
     assert up[:3] == ["norm=none", "norm=scale", "baseline"] and up[-1] == "norm=dyt"  # what has no loss stays last
     assert down[0] == "norm=layer" and down[-1] == "norm=dyt"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("pdflatex"), reason="needs pdflatex")
+def test_latex_compiles_what_a_name_may_hold(hostile, tmp_path):
+    (tmp_path / "table.tex").write_text(latex(hostile))
+    (tmp_path / "page.tex").write_text(
+        "\\documentclass{article}\\usepackage{booktabs}\\begin{document}\\input{table}\\end{document}"
+    )
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "page.tex"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:]

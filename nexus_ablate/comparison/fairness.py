@@ -208,7 +208,7 @@ def _learning_rate(baseline: Arm, arms: list[Arm], plan: Plan) -> Check:
 
 
 def _same_code(arms: list[Arm]) -> Check:
-    """Version, commit, torch, machine and threads: told, never a FAIL."""
+    """Version, commit, torch, machine, threads and company on the device: told, never a FAIL."""
 
     def facts(run: Trained) -> dict[str, str]:
         env, summary = run.record.env or {}, run.record.summary or {}
@@ -219,6 +219,7 @@ def _same_code(arms: list[Arm]) -> Check:
             "device": str(summary.get("device", "")).split(":")[0],
             "threads": str(summary.get("threads", "")),
             "host": str(env.get("host")),
+            "runs on a device": str(env.get("runs_per_device", 1)),
         }
 
     runs = [run for arm in arms for run in arm.runs.values() if run.record.state == "finished"]

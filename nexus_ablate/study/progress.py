@@ -115,16 +115,30 @@ class Progress:
 
     def end(self, stopped: str) -> None:
         """What failed and why, and the next command."""
-        for job, state, reason in self.failures:
-            self.say(f"{job.arm} s{job.seed} {state}: {reason or 'see its log'}  {job.path / 'log.txt'}")
-        if any(state == "failed" for _, state, _ in self.failures):
-            self.say("failed runs are tried again with --retry failed")
+        self._say_failures()
         if not self._total:
             self.say(f"nothing to do: all {self._found} runs ended before")
         if stopped:
             self.say(f"stopped by {stopped}; every run is saved, the same command goes on")
         else:
             self.say(f"next  nexus-ablate compare {self.directory}")
+
+    def handed_over(self, more: bool) -> None:
+        """What ended badly before, and the next command, where a cluster does the work.
+
+        Args:
+            more: Some of it is still to come.
+        """
+        self._say_failures()
+        if more:
+            self.say(f"next  nexus-ablate status {self.directory}")
+        self.say(f"{'then' if more else 'next'}  nexus-ablate compare {self.directory}")
+
+    def _say_failures(self) -> None:
+        for job, state, reason in self.failures:
+            self.say(f"{job.arm} s{job.seed} {state}: {reason or 'see its log'}  {job.path / 'log.txt'}")
+        if any(state == "failed" for _, state, _ in self.failures):
+            self.say("failed runs are tried again with --retry failed")
 
     def _line(self, job: Job, otherwise: str) -> Line:
         """A run as its files tell it, or `otherwise` where they tell nothing yet."""
@@ -133,7 +147,8 @@ class Progress:
         return Line(job.path.parent.parent.name, job.arm, job.seed, otherwise)
 
     def _left(self) -> float | None:
-        """Seconds until the last job at the pace so far."""
+        """Seconds until the last job at the pace so far; a running one counts as half done."""
         if not self._done:
             return None
-        return (time.monotonic() - self._began) / self._done * (self._total - self._done)
+        done = self._done + len(self._running) / 2
+        return (time.monotonic() - self._began) / done * (self._total - done)
