@@ -11,13 +11,14 @@ from nexus_ablate.errors import ConfigError, printable
 HELP = """nexus-ablate status DIR... [--watch]
 
   nexus-ablate status runs/norms           a study: every run, also those that are still to come
-  nexus-ablate status runs --watch         all of them, refreshed until Ctrl-C
+  nexus-ablate status runs --watch         all of them, refreshed until the last has ended (or Ctrl-C)
 
 State, step, validation loss, its difference to the baseline of the same seed at the same tokens, time since the last
 sign of life, time left, and of what went wrong the reason and the log. `lost`: the process is gone without a word; the
 same command goes on with such a run."""
 
 WATCH_SECONDS = 1.0
+COMING = ("created", "running", "queued", "waiting", "unknown")
 
 
 def run(arguments: list[str]) -> int:
@@ -55,5 +56,7 @@ def run(arguments: list[str]) -> int:
             shown = [Text(printable(trouble)) for trouble in troubles(lines)[-3:]]
             rows = max(4, console.size.height - 6 - 2 * len(shown))
             live.update(Group(table(lines, limit=rows), *shown, Text(summary(lines))), refresh=True)
+            if not any(line.state in COMING for line in lines):
+                return errors.OK
             time.sleep(WATCH_SECONDS)
             lines = watcher.lines(dirs)

@@ -1,0 +1,110 @@
+"""What the documentation says can be typed: every command in it is run, with the training itself replaced."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+from written_runs import Writer
+
+from nexus_ablate.cli import main
+from nexus_ablate.cli.list import catalogue, markdown
+from nexus_ablate.config import from_values
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "runs/README.md", *sorted((ROOT / "docs").glob("*.md"))]
+LINE = re.compile(r"^(?: {4}|\$ )(?P<command>(?:nexus-ablate|scripts/run) .*?)(?: {2,}.*)?$", re.M)
+SPAN = re.compile(r"`(?P<command>nexus-ablate [^\s`]+ [^`\n]+)`")
+PLACEHOLDER = re.compile(r"(?<![\w/.])[A-Z][A-Z_]+(?![\w.])|\.\.\.|/path/|path/to")
+"""`DIR`, `KEY=VALUE`, `...`: a form and no command."""
+
+
+def commands() -> list[str]:
+    """Every command of every page once, without its explanation."""
+    found = [
+        match["command"].strip() for page in PAGES for form in (LINE, SPAN) for match in form.finditer(page.read_text())
+    ]
+    return [c for c in dict.fromkeys(found) if not PLACEHOLDER.search(c)]
+
+
+@pytest.fixture
+def desk(tmp_path, monkeypatch):
+    """A folder with the texts, runs and studies that the pages speak of; nothing is trained."""
+    from nexus_ablate.cli import multirun
+    from nexus_ablate.study import launch
+    from nexus_ablate.training import evaluation, session
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NEXUS_ABLATE_CACHE", str(tmp_path / "cache"))
+    for name in ("book.txt", "tinyshakespeare.txt"):
+        (tmp_path / name).write_text("to be or not to be\n" * 500)
+    trained = []
+
+    def train(config, *_, **__):
+        trained.append(config)
+        return session.Outcome(0, tmp_path, {"val_loss": 1.0})
+
+    def job(composed):
+        trained.append(from_values(OmegaConf.to_container(composed, resolve=True)))
+        return {"arm": "a", "status": 0, "why": ""}
+
+    monkeypatch.setattr(session, "train", train)
+    monkeypatch.setattr(multirun, "job", job)
+    monkeypatch.setattr(evaluation, "evaluate", lambda path, names: {name: {"not_defined": "here"} for name in names})
+    monkeypatch.setattr(launch, "launch", lambda request, *_, **__: trained.append(launch.expanded(request)) or 0)
+    for study in ("scratch", "norms", "mine", "notebook"):
+        writer = Writer(tmp_path / "runs", study)
+        writer.arm(losses=[2.0, 2.01, 1.99])
+        writer.arm("norm=layer", losses=[2.1, 2.12, 2.09])
+        if study == "mine":
+            writer.plan(("norm=layer",))
+    return trained
+
+
+def test_the_pages_have_commands():
+    assert len(commands()) > 20
+    assert {c.split()[1] for c in commands()} >= {"compare", "list", "explain", "plan", "evaluate", "-m"}
+
+
+@pytest.mark.parametrize("command", commands())
+def test_a_command_of_the_documentation_runs(command, desk, capsys):
+    words = shlex.split(command)[1:]
+    assert main(words) == 0, capsys.readouterr().err
+
+
+def test_a_command_that_is_wrong_is_seen(desk):
+    assert main(shlex.split("nexus-ablate norm=rmss")[1:]) == 2
+
+
+def test_the_tables_of_options_are_those_of_the_registry():
+    spec = importlib.util.spec_from_file_location("make_docs", ROOT / "scripts/docs.py")
+    assert spec is not None and spec.loader is not None
+    docs = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(docs)
+    readme = (ROOT / "README.md").read_text()
+    assert docs.with_table(readme) == readme, "python scripts/docs.py"
+    assert (ROOT / "docs/options.md").read_text() == markdown(catalogue()) + "\n", "python scripts/docs.py"
+
+
+def test_links_between_pages_lead_somewhere():
+    for page in PAGES:
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_the_shell_completes_options():
+    line = "nexus-ablate norm=rms_"
+    done = subprocess.run(
+        [sys.executable, "-m", "nexus_ablate", "-sc", "query=bash"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "COMP_LINE": line, "COMP_POINT": str(len(line))},
+    )
+    assert done.stdout.split() == ["norm=rms_outside", "norm=rms_zero"], done.stderr

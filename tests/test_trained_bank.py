@@ -1,0 +1,64 @@
+"""The verdict on losses of runs that were trained: tests/bank.json holds 60 seeds of the arms of tests/bank.yaml.
+
+`scripts/bank.py` makes it anew.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nexus_ablate import compare, compose, train
+from nexus_ablate.comparison.statistics import effects
+from nexus_ablate.comparison.verdict import BETTER, WORSE, Evidence, word
+
+BANK = json.loads((Path(__file__).parent / "bank.json").read_text())
+
+
+def words(losses, delta_min=0.001):
+    seeds = losses.shape[1]
+    return [word(Evidence(e, delta_min, pairs=seeds, runs=seeds)) for e in effects(losses)[1:]]
+
+
+@pytest.mark.parametrize(("tables", "accepted"), [(200, 18), pytest.param(1000, 67, marks=pytest.mark.slow)])
+def test_trained_seeds_dealt_out_as_arms_are_rarely_called_different(tables, accepted):
+    """Eight arms and a baseline of five seeds each, no seed twice; accepted: 5% at 99% of the binomial."""
+    rng, seeds = np.random.default_rng(0), np.array(BANK["baseline"])
+    assert len(seeds) == len(set(seeds)) == 60
+    claims = sum(
+        any(w in (BETTER, WORSE) for w in words(rng.choice(seeds, (9, 5), replace=False))) for _ in range(tables)
+    )
+    assert claims <= accepted
+
+
+@pytest.mark.parametrize(("arm", "expected"), [("optim.lr=0.0003", WORSE), ("train.steps=300", BETTER)])
+def test_a_tenth_of_the_rate_and_twice_the_tokens_are_called_what_they_are(arm, expected):
+    """Twenty draws of five seeds, each in a table with three other arms."""
+    rng, known = np.random.default_rng(1), [a for a in BANK if None not in BANK[a]]
+    found = []
+    for _ in range(20):
+        seeds = rng.choice(60, 5, replace=False)
+        found.append(words(np.array([BANK[a] for a in known])[:, seeds])[known.index(arm) - 1])
+    assert found.count(expected) >= 19
+
+
+def test_a_tenth_fewer_tokens_is_less_than_a_seed_deviation_here_and_is_found_with_sixty_seeds():
+    losses = np.array([BANK["baseline"], BANK["train.steps=135"]])
+    assert 0 < (losses[1] - losses[0]).mean() < losses[0].std(ddof=1)
+    assert words(losses) == [WORSE]
+
+
+def test_without_norms_at_300_times_the_rate_every_run_diverges():
+    assert BANK["norm=none,optim.lr=1"] == [None] * 60
+
+
+def test_a_renamed_copy_with_other_probes_is_identical_to_the_last_bit(tiny_run, tmp_path):
+    for seed in range(2):
+        train(compose([*tiny_run("probe=off"), f"seed={seed}"]), quiet=True, arm="baseline")
+        train(compose([*tiny_run("probe=full", "probe.every=3"), f"seed={seed}"]), quiet=True, arm="renamed")
+    comparison = compare(tmp_path / "runs")
+    assert [str(row.verdict) for row in comparison.rows[1:]] == ["IDENTICAL"]
+    assert comparison.rows[1].differences == [0.0, 0.0]
