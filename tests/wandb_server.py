@@ -1,7 +1,9 @@
-"""A loopback stand-in for a W&B server: enough of its protocol to start, resume, log and finish, or to misbehave."""
+"""A loopback stand-in for a W&B server: enough of its protocol to start, resume, log and finish runs, to take media,
+artifacts, workspaces and reports, and to misbehave."""
 
 from __future__ import annotations
 
+import base64
 import gzip
 import json
 import re
@@ -12,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal
+from urllib.parse import quote, unquote
 
 Behaviour = Literal["ok", "error", "unauthorized", "silent", "slow"]
 SLOW_SECONDS = 1.0
@@ -27,10 +30,26 @@ class ServedRun:
     complete: bool = False
     exitcode: int | None = None
     preempting: bool = False
+    files: dict[str, bytes] = field(default_factory=dict)  # media and the rest, by name
 
     @property
     def config(self) -> dict[str, Any]:
         return {key: entry["value"] for key, entry in json.loads(self.fields["config"]).items()}
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps of our rows, in the order in which they arrived; a row of pictures alone has none."""
+        return [row["step"] for row in self.history if "step" in row]
+
+
+@dataclass
+class Artifact:
+    """An artifact version: what it holds by path, once it is committed."""
+
+    fields: dict[str, Any]
+    manifest: dict[str, Any] = field(default_factory=dict)
+    files: dict[str, bytes] = field(default_factory=dict)
+    committed: bool = False
 
 
 class WandbServer(ThreadingHTTPServer):
@@ -42,6 +61,12 @@ class WandbServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.behaviour: Behaviour = "ok"
         self.die_after_start: Behaviour | None = None  # the behaviour once a run has been accepted
+        self.die_after_rows: tuple[int, Behaviour] | None = None  # the behaviour once a run has as many rows
+        self.slow_seconds = SLOW_SECONDS
+        self.artifacts: dict[str, Artifact] = {}  # by id
+        self.views: dict[str, dict[str, Any]] = {}  # workspaces and reports by id
+        self.projects = {"nexus-ablate"}
+        self.unknown: list[str] = []  # operations without an answer
         self.runs: dict[str, ServedRun] = {}
         self.requests = 0
         self.lock = threading.Lock()
@@ -79,7 +104,12 @@ class _Handler(BaseHTTPRequestHandler):
         self._serve({})
 
     def do_PUT(self) -> None:
-        self._body()
+        body = self._body()
+        if self.server.behaviour in ("ok", "slow"):
+            kind, owner, name = self.path.split("?")[0].removeprefix("/upload/").split("/", 2)
+            with self.server.lock:
+                kept = self.server.runs[owner].files if kind == "run" else self.server.artifacts[owner].files
+                kept[unquote(name)] = body
         self._serve({})
 
     def do_POST(self) -> None:
@@ -108,7 +138,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.server.closing.wait()
             return
         if self.server.behaviour == "slow":
-            time.sleep(SLOW_SECONDS)
+            time.sleep(self.server.slow_seconds)
         content = json.dumps(answer).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
@@ -127,11 +157,15 @@ class _Handler(BaseHTTPRequestHandler):
             if "wandb-summary.json" in files:
                 run.summary = json.loads(files["wandb-summary.json"]["content"][-1])
             run.preempting |= bool(sent.get("preempting"))
+            if self.server.die_after_rows and len(run.history) >= self.server.die_after_rows[0]:
+                self.server.behaviour = self.server.die_after_rows[1]
             if "complete" in sent:
                 run.complete, run.exitcode = sent["complete"], sent.get("exitcode")
 
     def _graphql(self, name: str, variables: dict[str, Any]) -> dict[str, Any]:
-        project = {"id": "p", "name": "p", "entity": {"id": "e", "name": "me"}}
+        project = {"id": "p", "name": variables.get("project"), "entity": {"id": "e", "name": "me"}}
+        if name == "GetDefaultEntity":
+            return {"viewer": {"id": "v", "entity": "me"}}
         if name == "Viewer":
             return {"viewer": {"id": "v", "entity": "me", "username": "me", "flags": "{}", "teams": {"edges": []}}}
         if name in ("RunResumeStatus", "ModelRunResumeStatus"):
@@ -147,11 +181,76 @@ class _Handler(BaseHTTPRequestHandler):
             bucket |= {"config": run.fields.get("config", "{}"), "sweepName": None, "historyLineCount": 0}
             return {"upsertBucket": {"bucket": {**bucket, "project": project}, "inserted": inserted}}
         if name == "CreateRunFiles":
-            files = [{"name": f, "uploadUrl": f"{self.server.url}/upload/{f}"} for f in variables["files"]]
+            files = [self._upload("run", variables["run"], f) for f in variables["files"]]
             return {"createRunFiles": {"runID": "b", "uploadHeaders": [], "files": files}}
         if name == "RunStoppedStatus":
             return {"project": {"run": {"stopped": False}}}
+        if name == "ProjectInternalId":
+            return {"project": {"id": "p", "internalId": "p"}}
+        with self.server.lock:
+            if "Artifact" in name:
+                return self._artifact(name, variables)
+            if name in ("UpsertView2", "upsertView"):
+                return self._upsert_view(variables)
+            if name == "View":
+                if variables["projectName"] not in self.server.projects:
+                    return {"project": None}
+                return {"project": {"allViews": self._views(variables["viewType"], variables["viewName"])}}
+            if name == "ProjectViews":
+                return {"project": {"allViews": self._views("runs", None)}}
+            if name == "GetProjects":
+                edges = [{"node": _project(name), "cursor": name} for name in sorted(self.server.projects)]
+                page = {"endCursor": None, "hasNextPage": False}
+                return {"models": {"totalCount": len(edges), "edges": edges, "pageInfo": page}}
+            self.server.unknown.append(name)
         return {}
+
+    def _upload(self, kind: str, owner: str, name: str) -> dict[str, Any]:
+        url = f"{self.server.url}/upload/{kind}/{owner}/{quote(name, safe='')}"
+        return {"name": name, "uploadUrl": url, "uploadHeaders": []}
+
+    def _artifact(self, name: str, variables: dict[str, Any]) -> dict[str, Any]:
+        artifacts = self.server.artifacts
+        if name == "ArtifactType":
+            return {"project": None}
+        if name == "CreateArtifact":
+            key = f"artifact{len(artifacts)}"
+            artifacts[key] = Artifact(variables["input"])
+            sequence = {"id": f"sequence{len(artifacts)}", "latestArtifact": None}
+            return {"createArtifact": {"artifact": {"id": key, "state": "PENDING", "artifactSequence": sequence}}}
+        if name in ("CreateArtifactManifest", "UpdateArtifactManifest"):
+            key = variables.get("artifactID") or variables["artifactManifestID"]
+            file = {**self._upload("artifact", key, "wandb_manifest.json"), "id": "m", "displayName": "m"}
+            manifest = {"id": key, "file": file}
+            return {name[0].lower() + name[1:]: {"artifactManifest": manifest}}
+        if name == "CreateArtifactFiles":
+            files = []
+            for given in (
+                variables["artifactFiles"] if "artifactFiles" in variables else variables["input"]["artifactFiles"]
+            ):
+                told = self._upload("artifact", given["artifactID"], given["name"])
+                told |= {"id": "f", "displayName": given["name"], "storagePath": None, "uploadMultipartUrls": None}
+                files.append({"node": {**told, "artifact": {"id": given["artifactID"]}}})
+            return {"createArtifactFiles": {"files": {"edges": files}}}
+        if name == "CommitArtifact":
+            artifacts[variables["artifactID"]].committed = True
+            return {"commitArtifact": {"artifact": {"id": variables["artifactID"], "digest": ""}}}
+        self.server.unknown.append(name)
+        return {}
+
+    def _views(self, kind: str, name: str | None) -> dict[str, Any]:
+        """The views of a kind: `project-view` is a workspace, `runs` a report."""
+        found = [v for v in self.server.views.values() if v["type"] == kind and name in (None, v["name"])]
+        page = {"endCursor": None, "hasNextPage": False}
+        return {"edges": [{"node": view, "cursor": view["id"]} for view in found], "pageInfo": page}
+
+    def _upsert_view(self, variables: dict[str, Any]) -> dict[str, Any]:
+        key = variables.get("id") or base64.b64encode(f"View:{len(self.server.views)}".encode()).decode()
+        inserted = key not in self.server.views
+        project = {"id": "p", "name": variables["projectName"], "entityName": variables["entityName"]}
+        view = {**variables, "id": key, "project": project, "description": "", "updatedAt": "2026-01-01T00:00:00"}
+        self.server.views[key] = view
+        return {"upsertView": {"view": view, "inserted": inserted}}
 
     def _resume(self, run_id: str) -> dict[str, Any] | None:
         run = self.server.runs.get(run_id)
@@ -171,3 +270,8 @@ class _Handler(BaseHTTPRequestHandler):
             "tags": run.fields.get("tags"),
             "wandbConfig": json.dumps({"t": 1}),
         }
+
+
+def _project(name: str) -> dict[str, Any]:
+    created = "2026-01-01T00:00:00"
+    return {"id": name, "name": name, "entityName": "me", "createdAt": created, "isBenchmark": False, "user": None}

@@ -5,16 +5,22 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nexus_ablate import errors
 
-HELP = """nexus-ablate compare DIR... [--baseline ARM] [--allow NAME,...] [--details] [--html|md|latex|csv|json FILE]
+if TYPE_CHECKING:
+    from nexus_ablate.comparison.result import Comparison
+
+HELP = """nexus-ablate compare DIR... [--baseline ARM] [--allow NAME,...] [--details]
+                          [--html|md|latex|csv|json FILE] [--wandb PROJECT]
 
   nexus-ablate compare runs/norms                          every arm of a study against its baseline
   nexus-ablate compare runs/norms --html norms.html        one file with pictures; opens anywhere, needs no network
   nexus-ablate compare runs/a runs/b --baseline a/baseline runs of several studies
   nexus-ablate compare runs/norms --allow params           a broken condition of fairness, waived in plain sight
   nexus-ablate compare runs/norms --json -                 to standard output instead of the table
+  nexus-ablate compare runs/norms --wandb nexus-ablate     table and report to W&B, [ENTITY/]PROJECT
 
 Runs that failed, still run, are damaged or come twice are listed with their reason, never dropped.
 docs/reading_a_verdict.md says what each word means."""
@@ -27,7 +33,7 @@ def run(arguments: list[str]) -> int:
     if not arguments or any(a in ("-h", "--help") for a in arguments):
         print(HELP)
         return errors.OK if arguments else errors.CONFIG
-    dirs, options = split(arguments, ("--baseline", "--allow", *FORMATS), ("--details",))
+    dirs, options = split(arguments, ("--baseline", "--allow", "--wandb", *FORMATS), ("--details",))
     if not dirs:
         raise errors.ConfigError("compare needs at least one directory", fix="nexus-ablate compare runs/STUDY")
 
@@ -35,7 +41,7 @@ def run(arguments: list[str]) -> int:
 
     from nexus_ablate.comparison.exports import csv_text, json_text, latex, markdown
     from nexus_ablate.comparison.page import html
-    from nexus_ablate.comparison.result import Comparison, compare
+    from nexus_ablate.comparison.result import compare
     from nexus_ablate.comparison.terminal import show
 
     writers: dict[str, Callable[[Comparison], str]] = {
@@ -57,8 +63,27 @@ def run(arguments: list[str]) -> int:
     for flag, path in written.items():
         if path != "-":
             write(Path(path), writers[flag](comparison))
-            print(f"written to {path}", file=sys.stderr)
+            print(f"written to {errors.printable(str(path), 4096)}", file=sys.stderr)
+    if "--wandb" in options:
+        print(f"W&B: {_publish(comparison, options['--wandb'])}", file=sys.stderr)
     return errors.OK
+
+
+def _publish(comparison: Comparison, project: str) -> str:
+    """The comparison sent to W&B; its address there."""
+    from nexus_ablate.comparison.exports import csv_text, json_text, markdown
+    from nexus_ablate.comparison.page import html
+    from nexus_ablate.comparison.table import MAIN, answer, title
+    from nexus_ablate.track import publish
+
+    table = [column.title for column in MAIN], [[column.cell(row) for column in MAIN] for row in comparison.rows]
+    files = {
+        "report.html": html(comparison),
+        "report.md": markdown(comparison),
+        "table.csv": csv_text(comparison),
+        "comparison.json": json_text(comparison),
+    }
+    return publish(project, comparison.study or title(comparison), answer(comparison), table, files)
 
 
 def split(

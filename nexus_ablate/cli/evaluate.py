@@ -34,7 +34,8 @@ def run(arguments: list[str]) -> int:
 
     from rich.console import Console
 
-    from nexus_ablate.runs import find_runs
+    from nexus_ablate.runs import find_runs, read_run
+    from nexus_ablate.track import refresh
     from nexus_ablate.training.display import table
     from nexus_ablate.training.evaluation import evaluate
 
@@ -47,12 +48,15 @@ def run(arguments: list[str]) -> int:
     status = errors.OK
     for path in paths:
         try:
+            before = read_run(path).summary
             summary = evaluate(path, names)
         except errors.UserError as error:
             print(error, file=sys.stderr)
             status = status or error.status
             continue
-        console.print(f"\n{path}", soft_wrap=True, markup=False)
+        if summary != before:
+            refresh(path, lambda line: print(line, file=sys.stderr))
+        console.print("", errors.printable(str(path), 4096), sep="\n", soft_wrap=True, markup=False)
         console.print(table({name: line for n in names for name, line in lines(n, summary[n])}))
     return status
 

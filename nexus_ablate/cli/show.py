@@ -29,10 +29,11 @@ def run(arguments: list[str]) -> int:
         raise errors.ConfigError("show takes one run", " ".join(arguments), "nexus-ablate show RUN [--out FILE]")
 
     from rich.console import Console
+    from rich.markup import escape
 
     from nexus_ablate.cli.evaluate import lines
     from nexus_ablate.comparison.load import load_run
-    from nexus_ablate.comparison.picture import draw
+    from nexus_ablate.runs.picture import draw
     from nexus_ablate.training.display import result_facts, table
 
     record = load_run(arguments[0])
@@ -46,5 +47,5 @@ def run(arguments: list[str]) -> int:
     console = Console(highlight=False)
     console.print(table(facts))
     picture = draw(record, out or record.path / "picture.png")
-    console.print(f"[dim]picture[/dim] {picture}", soft_wrap=True)
+    console.print("[dim]picture[/dim]", escape(errors.printable(str(picture), 4096)), soft_wrap=True)
     return errors.OK

@@ -65,6 +65,8 @@ def read_curves(path: Path) -> Curves:
         UserError: The file is damaged.
     """
     try:
+        if path.exists() and not path.is_file():  # reading a pipe would wait for ever
+            raise OSError("not a file")
         data = path.read_bytes()
     except FileNotFoundError:
         data = b""

@@ -89,18 +89,12 @@ class Collection:
 
 
 def load_run(path: str | Path) -> RunRecord:
-    """One run: its status, configuration, summary, and `metrics()` and `probes()` row by row.
+    """One run: its status, configuration and summary; its rows and frames, and `figure()`.
 
     Raises:
         UserError: It is no run, or a file of it is damaged.
     """
     return read_run(Path(path))
-
-
-def series(rows: list[dict], name: str, x: str = "tokens") -> tuple[list[float], list[float]]:
-    """The values of one metric where it was measured, with their x."""
-    found = [(row[x], row[name]) for row in rows if row.get(name) is not None]
-    return [a for a, _ in found], [b for _, b in found]
 
 
 def collect(dirs: Iterable[Path]) -> Collection:

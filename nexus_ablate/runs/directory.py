@@ -13,7 +13,15 @@ from typing import Any
 
 from nexus_ablate.errors import ConfigError, StorageError
 from nexus_ablate.runs.environ import mask
-from nexus_ablate.runs.files import atomic_write_json, atomic_write_text, storage, strict_json, truncate, write_all
+from nexus_ablate.runs.files import (
+    atomic_write_json,
+    atomic_write_text,
+    check_reach,
+    storage,
+    strict_json,
+    truncate,
+    write_all,
+)
 from nexus_ablate.runs.naming import NAME_BYTES, Identity
 from nexus_ablate.runs.ownership import LIVE, SETTLED, STATES, now, refuse_if_alive, release, take_lock
 from nexus_ablate.runs.record import FIRST_KEYS, LOGS, read_mapping, read_status, strict_loads
@@ -119,6 +127,15 @@ class Run:
                 os.fsync(descriptor)
                 lengths[name] = os.fstat(descriptor).st_size
         return lengths
+
+    def check(self, offsets: dict[str, int]) -> None:
+        """That `restore` can go back to these offsets.
+
+        Raises:
+            CheckpointError: A log was cut below them.
+        """
+        for name in LOGS:
+            check_reach(self.path / name, offsets.get(name, 0))
 
     def restore(self, offsets: dict[str, int]) -> None:
         """Cut the logs back to a checkpoint's `offsets` (`{}`: to nothing) and open them for appending.

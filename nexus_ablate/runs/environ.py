@@ -18,13 +18,14 @@ _PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf", "safetensors", "tokeni
 
 
 def environment(argv: list[str]) -> dict[str, Any]:
-    """Versions, machine, code state and command line, for env.json; of environment variables, nothing."""
+    """Versions, machine, code state and command line, for env.json; of environment variables, which GPUs were given."""
     return {
         "version": __version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
         "host": socket.gethostname(),
         "cpus": os.cpu_count(),
+        "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
         "packages": {name: _package_version(name) for name in _PACKAGES},
         **_git_state(Path(__file__).resolve().parent.parent),
         "command": mask(shlex.join(argv)),

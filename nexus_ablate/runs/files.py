@@ -121,16 +121,31 @@ def strict_json(obj: dict[str, Any], indent: int | None = None) -> str:
     return json.dumps(cleaned, allow_nan=False, indent=indent)
 
 
+def check_reach(path: Path, offset: int) -> None:
+    """That a log reaches the offset which a checkpoint recorded, and a line ends there; a missing log is empty.
+
+    Raises:
+        CheckpointError: It does not.
+    """
+    with storage(path):
+        data = b""
+        if path.exists():
+            with open(path, "rb") as file:
+                file.seek(max(offset - 1, 0))
+                data = file.read(1)
+        if offset and data != b"\n":
+            size = path.stat().st_size if path.exists() else 0
+            got = f"{size} bytes, the checkpoint was taken at {offset}"
+            raise CheckpointError(f"{path} does not reach its checkpoint", got, "rerun=true trains the run anew")
+
+
 def truncate(path: Path, offset: int) -> None:
     """Cut a log back to a line end that a checkpoint recorded; a missing log counts as empty.
 
     Raises:
         CheckpointError: The log is shorter than `offset` bytes, or no line ends there.
     """
-    with storage(path), open(path, "ab+") as file:
-        file.seek(max(offset - 1, 0))
-        if offset and file.read(1) != b"\n":
-            got = f"{file.seek(0, os.SEEK_END)} bytes, the checkpoint was taken at {offset}"
-            raise CheckpointError(f"{path} does not reach its checkpoint", got, "rerun=true trains the run anew")
+    check_reach(path, offset)
+    with storage(path), open(path, "ab") as file:
         file.truncate(offset)
         os.fsync(file.fileno())

@@ -8,15 +8,22 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from nexus_ablate.errors import UserError
 from nexus_ablate.runs.ownership import STATES, effective_state, heartbeat_age
 
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.figure import Figure
+
 LOGS = ("metrics.jsonl", "probes.jsonl")
 FIRST_KEYS = ("step", "tokens", "flops", "seconds")
+
+_YAML_ITEMS = 10**6
+_YAML_BRACKETS = 5000
 
 _RUN_NAME = re.compile(r"s(\d+)-[0-9a-f]{8}(?:-r(\d+))?")
 # What a parser of damaged text can raise: PyYAML lets KeyError and IndexError through for tags such as `!!bool x`.
@@ -52,6 +59,28 @@ class RunRecord:
         """The rows of probes.jsonl; none where there is no file."""
         return self._rows("probes.jsonl")
 
+    def metrics_frame(self) -> pandas.DataFrame:
+        """metrics.jsonl with a line for each logged step and a column for each metric; NaN: not measured."""
+        from nexus_ablate.runs.frames import metrics_frame
+
+        return metrics_frame(self.metrics())
+
+    def probes_frame(self) -> pandas.DataFrame:
+        """probes.jsonl with a line for each number: `step tokens flops seconds name block head value`."""
+        from nexus_ablate.runs.frames import probes_frame
+
+        return probes_frame(self.probes())
+
+    def figure(self) -> Figure:
+        """The picture of `nexus-ablate show` as a matplotlib figure.
+
+        Raises:
+            UserError: The run has no rows yet.
+        """
+        from nexus_ablate.runs.picture import run_figure
+
+        return run_figure(self)
+
     def _rows(self, name: str) -> list[dict[str, Any]]:
         return read_jsonl(self.path / name) if (self.path / name).exists() else []
 
@@ -75,7 +104,7 @@ def read_run(path: Path) -> RunRecord:
         state=effective_state(status, path),
         status=status,
         summary=read_mapping(path / "summary.json", strict_loads),
-        config=read_mapping(path / "config.yaml", _load_yaml),
+        config=read_mapping(path / "config.yaml", load_yaml),
         overrides=None if overrides is None else overrides.splitlines(),
         env=read_mapping(path / "env.json", strict_loads),
     )
@@ -197,10 +226,33 @@ def strict_loads(text: str) -> Any:
     return json.loads(text, parse_constant=refuse)
 
 
-def _load_yaml(text: str) -> Any:
+def load_yaml(text: str) -> Any:
+    """Plain data from YAML, whatever else it asks for.
+
+    Raises:
+        yaml.YAMLError: Or another of `_UNREADABLE`: PyYAML lets several through.
+    """
     # The C loader is seven times as fast, but twenty thousand brackets overflow its stack and end the process.
+    if text.count("[") + text.count("{") > _YAML_BRACKETS:  # PyYAML takes time by their square
+        raise ValueError(f"more than {_YAML_BRACKETS} brackets")
     fast = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    return yaml.load(text, fast if len(text) < 10_000 else yaml.SafeLoader)
+    value = yaml.load(text, fast if len(text) < 10_000 else yaml.SafeLoader)
+    if _written_out(value, {}) > _YAML_ITEMS:
+        raise ValueError(f"more than {_YAML_ITEMS} items")
+    return value
+
+
+def _written_out(value: Any, known: dict[int, int]) -> int:
+    """Items of nested lists and mappings with every alias written out, which nine short lines can make a billion."""
+    if not isinstance(value, dict | list):
+        return 1
+    if id(value) not in known:
+        known[id(value)] = -1  # begun
+        parts = [*value, *value.values()] if isinstance(value, dict) else value
+        known[id(value)] = 1 + sum(_written_out(part, known) for part in parts)
+    if known[id(value)] < 0:
+        raise ValueError("it holds itself")
+    return known[id(value)]
 
 
 def _damaged(path: Path, got: str) -> UserError:

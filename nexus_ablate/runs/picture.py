@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from nexus_ablate.comparison.load import series
-from nexus_ablate.errors import UserError
-from nexus_ablate.runs import RunRecord
+from nexus_ablate.errors import UserError, printable
+from nexus_ablate.runs.record import RunRecord
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Rows = Sequence[Mapping[str, Any]]
 
 _BLOCK = re.compile(r".*/block_(?P<block>\d+)(/.*)?")
-
 
 HEAT_MAPS = (  # area and statistic, title, the largest value there can be
     ("act/resid/kurtosis_token", "kurtosis of the stream (Gaussian 3)", None),
@@ -28,13 +32,23 @@ def draw(record: RunRecord, path: Path) -> Path:
     Raises:
         UserError: The run has no rows yet.
     """
+    run_figure(record).savefig(path, dpi=130)
+    return path
+
+
+def run_figure(record: RunRecord) -> Figure:
+    """The run as a matplotlib figure, which belongs to no window and no backend.
+
+    Raises:
+        UserError: The run has no rows yet.
+    """
     from matplotlib.figure import Figure
 
     rows, probes = record.metrics(), record.probes()
     if not rows:
         raise UserError("this run has no rows yet", str(record.path), "wait for its first steps")
     figure = Figure(figsize=(15, 7.5), layout="constrained")
-    figure.suptitle(f"{record.arm}  seed {record.seed}", fontsize=13)
+    figure.suptitle(printable(f"{record.arm}  seed {record.seed}"), fontsize=13)
     parts: Any = figure.subfigures(2, 1)
     curves, maps = parts
     loss, gradients, weights = curves.subplots(1, 3)
@@ -43,11 +57,40 @@ def draw(record: RunRecord, path: Path) -> Path:
     _weights(weights, rows)
     for axes, (name, title, top) in zip(maps.subplots(1, len(HEAT_MAPS)), HEAT_MAPS, strict=True):
         _heat_map(maps, axes, probes, name, title, top)
-    figure.savefig(path, dpi=130)
-    return path
+    return figure
 
 
-def _loss(axes: Any, rows: list[dict]) -> None:
+def heat_map(probes: Rows, name: str, title: str, top: float | None) -> Figure | None:
+    """One of `HEAT_MAPS` as a figure of its own; None where the statistic was not probed."""
+    from matplotlib.figure import Figure
+
+    if not heat_values(probes, name):
+        return None
+    figure = Figure(figsize=(5, 3.75), layout="constrained")
+    _heat_map(figure, figure.subplots(), probes, name, title, top)
+    return figure
+
+
+def heat_values(probes: Rows, name: str) -> list[list[float]]:
+    """A list per block with a statistic's value at each probed step, of one with a value a head their mean.
+
+    Args:
+        probes: Rows of probes.jsonl.
+        name: Area and statistic, `attn/entropy`.
+    """
+    area, _, rest = name.partition("/")
+    start = f"{area}/block_"
+    names = sorted(n for n in (probes[-1] if probes else {}) if n.startswith(start) and n.split("/", 2)[2:] == [rest])
+    return [[_number(row.get(n)) for row in probes] for n in names]
+
+
+def series(rows: Rows, name: str, x: str = "tokens") -> tuple[list[float], list[float]]:
+    """The values of one metric where it was measured, with their x."""
+    found = [(row[x], row[name]) for row in rows if row.get(name) is not None]
+    return [a for a, _ in found], [b for _, b in found]
+
+
+def _loss(axes: Any, rows: Rows) -> None:
     axes.plot(*series(rows, "train/loss"), color="0.65", linewidth=1, label="training")
     tokens, losses = series(rows, "val/loss")
     axes.plot(tokens, losses, color="C0", marker="o", markersize=4, label="validation")
@@ -60,7 +103,7 @@ def _loss(axes: Any, rows: list[dict]) -> None:
     _plain(axes)
 
 
-def _gradients(axes: Any, rows: list[dict]) -> None:
+def _gradients(axes: Any, rows: Rows) -> None:
     axes.plot(*series(rows, "grad_norm/global"), color="black", linewidth=1.2, label="global")
     names = sorted({name for row in rows for name in row if _BLOCK.fullmatch(name) and name.startswith("grad_norm/")})
     for colour, layer in enumerate(_some_layers(names)):
@@ -72,7 +115,7 @@ def _gradients(axes: Any, rows: list[dict]) -> None:
     _plain(axes)
 
 
-def _weights(axes: Any, rows: list[dict]) -> None:
+def _weights(axes: Any, rows: Rows) -> None:
     axes.set(xlabel="tokens", ylabel="RMS over its first value", title="weights of a block")
     names = sorted({name for row in rows for name in row if name.startswith("weight_rms/")})
     for layer in _some_layers(names):
@@ -85,28 +128,24 @@ def _weights(axes: Any, rows: list[dict]) -> None:
     _plain(axes)
 
 
-def _heat_map(figure: Any, axes: Any, probes: list[dict], name: str, title: str, top: float | None) -> None:
+def _heat_map(figure: Any, axes: Any, probes: Rows, name: str, title: str, top: float | None) -> None:
     """Block by probed step of a statistic; of one with a value for each head, their mean."""
     from matplotlib.colors import LogNorm, Normalize
 
     axes.set_title(title, fontsize=10)
     axes.set(xlabel="step", ylabel="block")
-    area, _, rest = name.partition("/")
-    names = sorted(
-        n for n in (probes[-1] if probes else {}) if n.startswith(f"{area}/block_") and n[len(area) + 11 :] == rest
-    )
-    if not names:
+    grid = heat_values(probes, name)
+    if not grid:
         _not_probed(axes)
         return
-    grid = [[_number(row.get(n)) for row in probes] for n in names]
     seen = [value for row in grid for value in row if value == value]
     wide = top is None and bool(seen) and min(seen) > 0 and max(seen) > 30 * min(seen)
     norm = LogNorm() if wide else Normalize(0, top) if top is not None else None
     mesh = axes.pcolormesh(grid, norm=norm, cmap="viridis")
     ticks = range(0, len(probes), max(1, len(probes) // 5))
     axes.set_xticks([t + 0.5 for t in ticks], [str(probes[t]["step"]) for t in ticks])
-    every = max(1, len(names) // 8)
-    axes.set_yticks([i + 0.5 for i in range(0, len(names), every)], [str(i) for i in range(0, len(names), every)])
+    blocks = range(0, len(grid), max(1, len(grid) // 8))
+    axes.set_yticks([i + 0.5 for i in blocks], [str(i) for i in blocks])
     figure.colorbar(mesh, ax=axes)
 
 

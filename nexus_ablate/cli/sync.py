@@ -1,0 +1,72 @@
+"""`nexus-ablate sync DIR...`: runs brought to W&B from their directories; again as often as you like."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from nexus_ablate import errors
+
+HELP = """nexus-ablate sync DIR... [--project NAME] [--entity NAME]
+
+  nexus-ablate sync runs/norms                           every run of a study
+  nexus-ablate sync runs/scratch/baseline/s0-1a2b3c4d    one run
+  nexus-ablate sync runs --project mine --entity team    somewhere else than where they say
+
+Sends what W&B does not have yet of runs that were tracked by files alone, offline, or cut off: rows, summary, and what
+the probe saw block by block. The run directory is what is read, so that nothing of W&B's own has to be there. A run
+keeps its place on W&B (wandb.json), and no step is sent twice. Runs that are being trained are left alone."""
+
+FLAGS = ("--project", "--entity")
+
+
+def run(arguments: list[str]) -> int:
+    """Send the runs in turn; a damaged one says why, and the others have their turn."""
+    if not arguments or any(a in ("-h", "--help") for a in arguments):
+        print(HELP)
+        return errors.OK if arguments else errors.CONFIG
+    from nexus_ablate.cli.compare import split
+
+    dirs, options = split(arguments, FLAGS, ())
+    if not dirs:
+        raise errors.ConfigError("sync needs at least one directory", fix="nexus-ablate sync runs/STUDY")
+
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    from nexus_ablate.runs import find_runs, read_run
+    from nexus_ablate.runs.ownership import LIVE
+    from nexus_ablate.track import sync
+    from nexus_ablate.track.account import require_key
+
+    require_key()
+    paths = find_runs(Path(d) for d in dirs)
+    if not paths:
+        raise errors.ConfigError("there is no run here", " ".join(dirs), "name a run directory or a folder of runs")
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for title in ("run", "state", "rows there", "rows sent"):
+        table.add_column(title, justify="right" if title.startswith("rows") else "left", overflow="fold")
+    status, pages = errors.OK, []
+    try:
+        for path in paths:
+            try:
+                record = read_run(path)
+            except errors.UserError as error:
+                print(error, file=sys.stderr)
+                status = status or error.status
+                continue
+            name = escape(errors.printable(f"{record.arm}/{path.name}"))
+            if record.state in LIVE:
+                table.add_row(name, f"{record.state}, left alone", "", "")
+                continue
+            done = sync(record, options.get("--project"), options.get("--entity"))
+            table.add_row(name, record.state, f"{done.before:,}", f"{done.sent:,}")
+            pages.append(done.url)
+    finally:  # also when W&B failed: what was sent until then
+        console = Console(highlight=False)
+        if table.row_count:
+            console.print(table)
+        for page in pages if len(pages) == 1 else sorted({page.partition("/runs/")[0] for page in pages}):
+            console.print(f"W&B: {page}", markup=False, soft_wrap=True)
+    return status

@@ -1,0 +1,102 @@
+"""What this machine knows of W&B, found without network: whether to use it, the key, and what must not be shown."""
+
+from __future__ import annotations
+
+import configparser
+import netrc
+import os
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from nexus_ablate.errors import ConfigError, printable
+from nexus_ablate.registry import Option
+
+Mode = Literal["files", "wandb", "wandb_offline"]
+
+NO_KEY = "W&B has no key on this machine"
+LOG_IN = "set WANDB_API_KEY or run `wandb login`"
+
+_HOSTS = ("api.forge.coreweave.com", "api.wandb.ai")  # where W&B is unless told otherwise: since 0.31, and before
+_SECRETS = ("WANDB_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+_URL_LOGIN = re.compile(r"(?<=://)[^/@\s]+(?=@)")
+
+
+def resolve_mode(option: Option, environ: Mapping[str, str]) -> Mode:
+    """What a `tracker` option comes to on this machine, without network.
+
+    `auto` follows WANDB_MODE, then credentials: WANDB_API_KEY, WANDB_IDENTITY_TOKEN_FILE, or the server's entry in
+    the netrc file. A chosen mode stands whatever the environment says.
+    """
+    if option.name != "auto":
+        return option.name  # type: ignore[return-value]
+    mode = _wandb_setting("mode", environ)
+    if mode == "disabled":
+        return "files"
+    if mode in ("offline", "dryrun"):
+        return "wandb_offline"
+    return "wandb" if credentials(environ) else "files"
+
+
+def require_key(environ: Mapping[str, str] = os.environ) -> None:
+    """W&B would ask for a key at the terminal, and wait for the answer.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    if not credentials(environ):
+        raise ConfigError(NO_KEY, fix=LOG_IN)
+
+
+def credentials(environ: Mapping[str, str]) -> str:
+    """The key that W&B would use, or the path of its identity token; '' when there is none."""
+    given = environ.get("WANDB_API_KEY") or environ.get("WANDB_IDENTITY_TOKEN_FILE")
+    if given:
+        return given
+    url = _wandb_setting("base_url", environ)
+    path = Path(environ.get("NETRC") or "~/.netrc").expanduser()
+    try:
+        logins = netrc.netrc(path).hosts
+    except (netrc.NetrcParseError, OSError, UnicodeDecodeError):  # as W&B: an unreadable file holds no key
+        return ""
+    found = [logins[host][2] for host in ([urlsplit(url).netloc] if url else _HOSTS) if host in logins]
+    return next((key for key in found if key), "")
+
+
+def redactor(environ: Mapping[str, str]) -> Callable[[Any], Any]:
+    """A function that puts `***` for this machine's secrets and logins in URLs, in texts at any depth of a value."""
+    hidden = [word for word in (credentials(environ), *map(environ.get, _SECRETS)) if word]
+
+    def redact(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {key: redact(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [redact(item) for item in value]
+        if not isinstance(value, str):
+            return value
+        for word in hidden:
+            value = value.replace(word, "***")
+        return _URL_LOGIN.sub("***", value)
+
+    return redact
+
+
+def failure(error: BaseException, redact: Callable[[Any], Any]) -> str:
+    """What W&B raised, on one line and without secrets."""
+    return printable(redact(" ".join(f"{type(error).__name__}: {error}".split())), limit=300)
+
+
+def _wandb_setting(name: str, environ: Mapping[str, str]) -> str:
+    """A setting of W&B's from its variable or else from the file that `wandb login` and `wandb offline` write."""
+    variable = environ.get(f"WANDB_{name.upper()}")
+    if variable:
+        return variable
+    directory = Path(environ.get("WANDB_CONFIG_DIR") or "~/.config/wandb").expanduser()
+    parser = configparser.ConfigParser(interpolation=None)
+    try:
+        parser.read(directory / "settings", encoding="utf-8")
+    except (configparser.Error, UnicodeDecodeError):  # W&B, too, takes an unreadable file for an empty one
+        return ""
+    return parser.get("default", name, fallback="")

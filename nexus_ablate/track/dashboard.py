@@ -1,0 +1,301 @@
+"""W&B's own pages about our runs: a saved workspace of the project, one of each study, and a study's report.
+
+A workspace filters all of its panels together and no section alone, so a study gets a workspace of its own, filtered
+to its runs, and the project's workspace a section that says what the study asks and links there. Names and ids are
+made from the project and the study: saved again, a workspace is the same one at the same address.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from nexus_ablate.config import AXES
+from nexus_ablate.errors import ConfigError, UserError
+from nexus_ablate.runs.picture import HEAT_MAPS
+from nexus_ablate.track.account import LOG_IN, failure, redactor, require_key
+
+if TYPE_CHECKING:
+    from wandb_workspaces.workspaces import Section, Workspace
+
+TITLE = "nexus-ablate"
+BUDGETS = {"tokens": "tokens", "flops": "training FLOPs", "seconds": "seconds of training"}
+
+
+@dataclass(frozen=True)
+class Question:
+    """What W&B is told of a study.
+
+    Attributes:
+        study: Its name, by which W&B groups its runs.
+        text: What it is to decide.
+        baseline: The arm that the others are held against.
+        arms: The others.
+        table: The verdict in Markdown, where runs have been compared.
+    """
+
+    study: str
+    text: str = ""
+    baseline: str = ""
+    arms: tuple[str, ...] = ()
+    table: str = ""
+
+    def markdown(self) -> str:
+        """The question, the baseline and the arms."""
+        lines = [f"**{_plain(self.text) or _plain(self.study)}**", ""]
+        lines += [f"Baseline: {_plain(self.baseline)}", ""] if self.baseline else []
+        return "\n".join(lines + [f"- {_plain(arm)}" for arm in self.arms])
+
+
+def workspaces(project: str, entity: str, questions: Sequence[Question]) -> list[Workspace]:
+    """The project's workspace first, then one of each study. Needs no network.
+
+    Raises:
+        ConfigError: The package is missing.
+    """
+    ws, wr = _package()
+
+    about = []
+    for question in questions:
+        text = f"{question.markdown()}\n\n[Its runs alone](?nw={view_id(project, question.study)})"
+        about.append(ws.Section(name=f"study {question.study}", panels=[wr.MarkdownPanel(markdown=text)], is_open=True))
+    found = [_workspace(project, entity, None, about)]
+    for question in questions:
+        asked = ws.Section(name="question", panels=[wr.MarkdownPanel(markdown=question.markdown())], is_open=True)
+        found.append(_workspace(project, entity, question.study, [asked]))
+    return found
+
+
+def specification(views: Sequence[Workspace]) -> dict[str, Any]:
+    """The workspaces as what is sent to W&B, in JSON's types."""
+    return {
+        "project": views[0].project,
+        "entity": views[0].entity,
+        "views": [_sent(view) for view in views],
+    }
+
+
+def save(views: Sequence[Workspace]) -> list[str]:
+    """Create the workspaces or update those that are there.
+
+    Returns:
+        Their addresses.
+
+    Raises:
+        ConfigError: No key, or no such project.
+        UserError: W&B refused.
+    """
+    from wandb_workspaces.workspaces import internal
+
+    require_key()
+    _quiet()
+    addresses = []
+    for view in views:
+        try:
+            name = view._internal_name.removeprefix("nw-").removesuffix("-v")
+            view._internal_id = internal.get_view_dict(view.entity, view.project, name)["id"]
+        except ValueError as error:
+            if "Project" in str(error):
+                fix = "train or sync a run there first, or choose --project and --entity"
+                raise ConfigError("W&B has no such project", f"{view.entity}/{view.project}", fix) from error
+        except Exception as error:  # all that W&B may raise
+            raise _refused(error) from error
+        try:
+            addresses.append(view.save().url)
+        except Exception as error:  # all that W&B may raise
+            raise _refused(error) from error
+    return addresses
+
+
+def save_report(project: str, entity: str, question: Question) -> str:
+    """Create the report of a study, or update the one of its name: question, verdict, and the panels of its runs.
+
+    Returns:
+        Its address.
+
+    Raises:
+        ConfigError: No key.
+        UserError: W&B refused, or cannot keep reports.
+    """
+    import wandb
+
+    _, wr = _package()
+    require_key()
+    _quiet()
+    title = f"{TITLE}: {question.study}"
+    try:
+        runs = wr.Runset(
+            entity=entity,
+            project=project,
+            name=question.study,
+            filters=f"Config('study') = '{question.study}' and JobType = 'train'",
+            groupby=["config.arm"],
+        )
+        blocks = [wr.MarkdownBlock(text=question.table or question.markdown())]
+        for section in sections():
+            blocks += [wr.H2(text=section.name), wr.PanelGrid(runsets=[runs], panels=section.panels)]
+        report = wr.Report(project=project, entity=entity, title=title, blocks=blocks, width="fluid")
+        report.id = next((r.id for r in wandb.Api().reports(f"{entity}/{project}") if r.display_name == title), "")
+        report.save()
+        return report.url
+    except Exception as error:  # all that W&B may raise
+        raise _refused(error) from error
+
+
+def default_entity() -> str:
+    """The user or team that W&B puts runs under when none is named.
+
+    Raises:
+        ConfigError: No key.
+        UserError: W&B did not say.
+    """
+    import wandb
+
+    require_key()
+    _quiet()
+    try:
+        return str(wandb.Api().default_entity)
+    except Exception as error:  # all that W&B may raise
+        raise _refused(error) from error
+
+
+def view_id(project: str, study: str | None) -> str:
+    """The part of a workspace's address that names it: `?nw=<id>`."""
+    return _digest(project, study or "")
+
+
+def _workspace(project: str, entity: str, study: str | None, first: list[Section]) -> Workspace:
+    from wandb_workspaces import expr
+
+    ws, _ = _package()
+    filters = [expr.Metric("JobType") == "train"]
+    filters += [expr.Config("study") == study] if study else []
+    view = ws.Workspace(
+        entity=entity,
+        project=project,
+        name=f"{TITLE}: {study}" if study else TITLE,
+        sections=[*first, *sections()],
+        settings=ws.WorkspaceSettings(x_axis="tokens", max_runs=100),
+        runset_settings=ws.RunsetSettings(
+            filters=filters,
+            groupby=[expr.Config(key) for key in (("arm",) if study else ("study", "arm"))],
+            pinned_columns=["run:displayName", "summary:val_loss", *(f"config:axis/{axis}.value" for axis in AXES)],
+        ),
+    )
+    view._internal_name = f"nw-{view_id(project, study)}-v"
+    view._internal_runset_id = _digest(project, study or "", "runs")
+    for section in view.sections:
+        for number, panel in enumerate(section.panels):  # W&B keeps what a user changed in a panel by its id
+            panel._id = _digest(section.name, str(number))
+    return view
+
+
+def sections() -> list[Section]:
+    """The panels, by subject. A line is the mean over an arm's seeds, its band goes from the lowest to the highest."""
+    ws, wr = _package()
+    arm = wr.Config("arm")
+
+    def lines(title: str, metric: str, x: str = "tokens", **more: Any) -> Any:
+        return wr.LinePlot(
+            title=title,
+            x=x,
+            y=[metric] if "metric_regex" not in more else [],
+            title_x=BUDGETS[x],
+            groupby=arm,
+            groupby_aggfunc="mean",
+            groupby_rangefunc="minmax",
+            max_runs_to_show=100,
+            **more,
+        )
+
+    def bars(title: str, metric: str) -> Any:
+        return wr.BarPlot(
+            title=title, metrics=[metric], groupby=arm, groupby_aggfunc="mean", groupby_rangefunc="stddev"
+        )
+
+    loss = [
+        *(lines(f"validation loss by {BUDGETS[x]}", "val/loss", x) for x in BUDGETS),
+        lines("training loss", "train/loss", smoothing_type="exponentialTimeWeighted", smoothing_factor=0.5),
+        bars("final validation loss by arm", "val_loss"),
+        bars("tokens per second by arm", "tokens_per_second"),
+    ]
+    gradients = [
+        lines("gradient norm", "grad_norm/global", log_y=True),
+        lines("gradient norm by block: attention", "", metric_regex=r"grad_norm/block_\d+/attn", log_y=True),
+        lines("gradient norm by block: FFN", "", metric_regex=r"grad_norm/block_\d+/ffn", log_y=True),
+    ]
+    outliers = [
+        lines("kurtosis of the residual stream", "act/resid/kurtosis_token", log_y=True),
+        lines("largest over median activation", "act/resid/max_over_median", log_y=True),
+        lines("largest activation", "act/resid/max_abs", log_y=True),
+        lines("largest attention logit", "attn/max_logit"),
+        wr.MediaBrowser(title="blocks over training", media_keys=[f"heat_map/{name}" for name, _, _ in HEAT_MAPS]),
+    ]
+    sinks = [
+        lines("sink mass: attention to the first token", "attn/first_token_mass"),
+        lines("sink rate", "attn/sink_rate"),
+        lines("attention entropy", "attn/entropy"),
+    ]
+    choices = [
+        wr.ParallelCoordinatesPlot(
+            title="axes and final loss",
+            columns=[
+                *(wr.ParallelCoordinatesPlotColumn(metric=wr.Config(f"axis/{axis}")) for axis in AXES),
+                wr.ParallelCoordinatesPlotColumn(metric=wr.SummaryMetric("val_loss")),
+            ],
+        ),
+        wr.ScatterPlot(
+            title="final loss against kurtosis",
+            x=wr.SummaryMetric("act/resid/kurtosis_token"),
+            y=wr.SummaryMetric("val_loss"),
+            log_x=True,
+        ),
+        wr.RunComparer(diff_only="split"),
+    ]
+    found = {"loss": loss, "gradients": gradients, "outliers": outliers, "sinks": sinks, "choices": choices}
+    return [ws.Section(name=name, panels=panels, is_open=True) for name, panels in found.items()]
+
+
+def _package() -> tuple[Any, Any]:
+    """The modules of workspaces and of reports, which name what they export in no way that a type checker sees.
+
+    Raises:
+        ConfigError: The package is missing.
+    """
+    try:
+        from wandb_workspaces import workspaces
+        from wandb_workspaces.reports import v2
+    except ImportError as error:
+        fix = "pip install 'nexus-ablate[dashboard]'"
+        raise ConfigError("the package wandb-workspaces is missing", fix=fix) from error
+    return workspaces, v2
+
+
+def _sent(view: Workspace) -> dict[str, Any]:
+    model = view._to_model()
+    spec = json.loads(model.spec.model_dump_json(by_alias=True, exclude_none=True))
+    return {"name": model.name, "displayName": model.display_name, "spec": spec}
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.blake2b("\n".join(parts).encode(), digest_size=6).hexdigest()
+
+
+def _plain(text: str) -> str:
+    """What a user named, with nothing that Markdown would take for itself."""
+    return "".join(f"&#{ord(c)};" if c in "<>&`[]*_|\\" else c for c in " ".join(text.split()))
+
+
+def _quiet() -> None:
+    import wandb
+
+    wandb.setup(wandb.Settings(silent=True, x_graphql_retry_max=2, x_graphql_retry_wait_max_seconds=2))
+
+
+def _refused(error: Exception) -> UserError:
+    fix = f"{LOG_IN}; is the server there? --dry-run asks none"
+    return UserError("W&B refused the dashboard", failure(error, redactor(os.environ)), fix)

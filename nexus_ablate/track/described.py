@@ -1,0 +1,119 @@
+"""What W&B is told of a run besides its rows: where it belongs, its name, config and tags, all from its directory."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nexus_ablate.config import AXES
+from nexus_ablate.registry import Option, option_files
+from nexus_ablate.runs import RunRecord, atomic_write_json
+from nexus_ablate.runs.record import read_mapping, strict_loads
+
+PLACE_FILE = "wandb.json"
+MAX_TAG, MAX_NAME = 64, 128  # characters; W&B refuses a run with longer ones
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a run is on W&B. `entity` None is the account's default."""
+
+    id: str
+    project: str
+    entity: str | None
+
+    def write(self, run_dir: Path) -> None:
+        """Keep it with the run, which then goes on where it was, whoever sends the rest."""
+        atomic_write_json(run_dir / PLACE_FILE, vars(self))
+
+
+def kept_place(run_dir: Path) -> Place | None:
+    """Where the run was sent before; None where it never was.
+
+    Raises:
+        UserError: The file is damaged.
+    """
+    values = read_mapping(run_dir / PLACE_FILE, strict_loads)
+    return None if values is None else Place(str(values.get("id")), str(values.get("project")), values.get("entity"))
+
+
+def place_of(run_dir: Path, option: Option, project: str | None = None, entity: str | None = None) -> Place:
+    """Where a run goes: where it is asked for, else where it was before, else where its `tracker` option says.
+
+    The id is made once for each destination. It is random, because equal runs of two people are two runs.
+    """
+    kept = kept_place(run_dir)
+    chosen = option.keys.get("entity", "none")
+    default = option.keys.get("project", option_files("tracker")["wandb"].keys["project"].default)
+    place = Place(
+        id=secrets.token_hex(8),
+        project=project or (kept.project if kept else str(default)),
+        entity=entity or (kept.entity if kept else None if chosen == "none" else str(chosen)),
+    )
+    return kept if kept and (kept.project, kept.entity) == (place.project, place.entity) else place
+
+
+def config_of(record: RunRecord) -> dict[str, Any]:
+    """The configuration nested as it was typed, what `auto` came to, and `axis/norm: rms` ... flat, to group by."""
+    flat = {f"axis/{axis}": name for axis, name in _axes(record).items()}
+    return {"study": record.study, "arm": record.arm, "seed": record.seed, **(record.config or {}), **flat}
+
+
+def settings_of(record: RunRecord, place: Place, mode: str, root: Path, init: float, finish: float) -> dict[str, Any]:
+    """Arguments of `wandb.Settings`.
+
+    Args:
+        record: The run.
+        place: From `place_of`.
+        mode: `online` or `offline`.
+        root: W&B's own files go under it.
+        init: Seconds that W&B has to accept the run.
+        finish: Seconds that it has to take what is left at the end.
+    """
+    tags = [f"{axis}={name}"[:MAX_TAG] for axis, name in _axes(record).items()]
+    return {
+        "run_id": place.id,
+        "project": place.project,
+        "entity": place.entity,
+        "resume": "allow",
+        "mode": mode,
+        "run_group": record.study[:MAX_NAME],
+        "run_job_type": "train",
+        "run_name": f"{record.arm}/s{record.seed}"[:MAX_NAME],
+        "run_tags": tuple(dict.fromkeys(tags)),
+        **quiet(root, init, finish),
+    }
+
+
+def quiet(root: Path, init: float, finish: float) -> dict[str, Any]:
+    """Settings that keep W&B to the rows that it is given."""
+    return {
+        "root_dir": str(root),
+        # A run of ours must neither end nor become the one of the program around it.
+        "reinit": "create_new",
+        # By default the Stop button in the browser interrupts this process.
+        "stop_fn": lambda: None,
+        "silent": True,
+        "quiet": True,
+        "console": "off",
+        "disable_code": True,
+        "disable_git": True,
+        "disable_job_creation": True,
+        "x_disable_meta": True,
+        "x_disable_stats": True,
+        "x_save_requirements": False,
+        # The default of 15 s is what a killed run would lose.
+        "x_transaction_log_flush_interval": 1.0,
+        "init_timeout": init,
+        "finish_timeout": finish,
+        "finish_timeout_raises": True,
+    }
+
+
+def _axes(record: RunRecord) -> dict[str, str]:
+    """The option chosen on each axis."""
+    config = record.config or {}
+    return {axis: str(config[axis]["name"]) for axis in AXES if isinstance(config.get(axis), Mapping)}

@@ -1,0 +1,155 @@
+"""The copy of a run while it trains. It can fail without consequence."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, final
+
+from nexus_ablate.registry import Option
+from nexus_ablate.runs import read_run
+from nexus_ablate.track.account import LOG_IN, NO_KEY, credentials, failure, redactor, resolve_mode
+from nexus_ablate.track.described import config_of, place_of, settings_of
+from nexus_ablate.track.upload import Upload
+
+PATIENCE = 20.0  # seconds that finish() waits for W&B
+PREEMPTED_PATIENCE = 5.0  # the same where a scheduler is about to kill the process
+INIT_TIMEOUT = 15.0  # seconds that W&B has to accept the run; a process that ends earlier waits for the rest of them
+
+
+class Tracker(ABC):
+    """What gets a copy of a run's rows; leaving its `with` block finishes it."""
+
+    @abstractmethod
+    def row_written(self) -> None:
+        """There is a new row in `metrics.jsonl`. Returns at once, whatever happens to the copy."""
+
+    @abstractmethod
+    def finish(self, status: str, summary: Mapping[str, Any]) -> None:
+        """End the copy with the state and the summary of the run; calls after the first do nothing."""
+
+    def __enter__(self) -> Tracker:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.finish("failed" if kind else "finished", {})
+
+
+@final
+class FilesTracker(Tracker):
+    """No copy: the run directory has everything."""
+
+    def row_written(self) -> None:
+        pass
+
+    def finish(self, status: str, summary: Mapping[str, Any]) -> None:
+        pass
+
+
+@final
+class WandbTracker(Tracker):
+    """A W&B run that is fed by a thread of its own, which reads metrics.jsonl.
+
+    So the training hands over nothing and waits for nothing, and a slow W&B lags behind but lacks no row. Only that
+    thread touches W&B. It catches `Exception`, the whole of what W&B may raise at any point, and ends there; the
+    caller's thread then says so once, at its next call.
+
+    The file is read from the first row on that this process wrote: until then a resumed run may cut it back.
+
+    Args:
+        start: Opens the W&B run.
+        run_dir: The run directory, for messages.
+        say: Takes one line for the user; called on the caller's thread only.
+        redact: Takes the secrets out of a text.
+        patience: Seconds that `finish` waits.
+    """
+
+    def __init__(
+        self,
+        start: Callable[[], Upload],
+        run_dir: Path,
+        say: Callable[[str], None],
+        redact: Callable[[Any], Any],
+        patience: float = PATIENCE,
+    ) -> None:
+        self._start, self._run_dir, self._say, self._redact, self._patience = start, run_dir, say, redact, patience
+        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._news = threading.Event()
+        self._end: tuple[str, Mapping[str, Any]] | None = None
+        self._thread = threading.Thread(target=self._mirror, name="wandb-mirror", daemon=True)
+        self._thread.start()
+
+    def row_written(self) -> None:
+        self._news.set()
+        self._speak()
+
+    def finish(self, status: str, summary: Mapping[str, Any]) -> None:
+        if self._end is not None:
+            return
+        self._end = (status, summary)
+        self._news.set()
+        patience = min(self._patience, PREEMPTED_PATIENCE) if status == "preempted" else self._patience
+        self._thread.join(patience)
+        if self._thread.is_alive():
+            self._lines.put(f"W&B has not answered within {patience:g} s and is left behind; {self._where()}")
+        self._speak()
+
+    def _speak(self) -> None:
+        while not self._lines.empty():
+            self._say(self._lines.get())
+
+    def _where(self) -> str:
+        return f"nothing is lost: `nexus-ablate sync {self._run_dir}` sends the rest"
+
+    def _mirror(self) -> None:
+        try:
+            upload = self._start()
+            place = upload.url or f"offline, `nexus-ablate sync {self._run_dir}` sends it later"
+            self._lines.put(f"W&B: {place}")
+            while True:
+                self._news.wait()
+                self._news.clear()
+                if self._end is not None:
+                    return upload.close(*self._end)
+                upload.bring()
+        except Exception as error:
+            self._lines.put(f"W&B failed ({failure(error, self._redact)}); {self._where()}")
+
+
+def start_tracker(
+    option: Option,
+    run_dir: Path,
+    say: Callable[[str], None],
+    environ: Mapping[str, str] = os.environ,
+    patience: float = PATIENCE,
+) -> Tracker:
+    """Begin the copy of a run; returns at once.
+
+    Args:
+        option: The chosen `tracker` option.
+        run_dir: The run directory; what W&B is told of the run is read from there.
+        say: Takes one line for the user.
+        environ: Where credentials are looked up.
+        patience: Seconds that `finish` may wait for W&B.
+    """
+    mode = resolve_mode(option, environ)
+    if mode == "files":
+        return FilesTracker()
+    if mode == "wandb" and not credentials(environ):  # W&B would ask for a key, and the run would wait for the answer
+        say(f"{NO_KEY}: {LOG_IN}; the run directory has every row")
+        return FilesTracker()
+    redact = redactor(environ)
+
+    def start() -> Upload:
+        record, place = read_run(run_dir), place_of(run_dir, option)
+        online = "online" if mode == "wandb" else "offline"
+        # W&B gives up before finish() does, which also bounds what it does when the process exits.
+        settings = settings_of(record, place, online, run_dir, INIT_TIMEOUT, patience / 2)
+        return Upload(run_dir, place, settings, redact(config_of(record)))
+
+    return WandbTracker(start, run_dir, say, redact, patience)

@@ -1,0 +1,87 @@
+"""A run directory brought to W&B afterwards: tracked by files alone, offline, or cut off. Whatever is there stays."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from nexus_ablate.errors import UserError
+from nexus_ablate.registry import Option
+from nexus_ablate.runs import RunRecord, read_run
+from nexus_ablate.track.account import failure, redactor, require_key, resolve_mode
+from nexus_ablate.track.described import PLACE_FILE, config_of, place_of, settings_of
+from nexus_ablate.track.mirror import INIT_TIMEOUT, PATIENCE
+from nexus_ablate.track.upload import Upload
+
+SYNC_INIT, SYNC_FINISH = 30.0, 600.0  # seconds; here somebody waits for W&B and for nothing else
+
+
+@dataclass(frozen=True)
+class Synced:
+    """What a run's W&B copy had before, and what it got now, in rows of metrics.jsonl."""
+
+    before: int
+    sent: int
+    url: str
+
+
+def sync(
+    record: RunRecord,
+    project: str | None = None,
+    entity: str | None = None,
+    environ: Mapping[str, str] = os.environ,
+    init: float = SYNC_INIT,
+    finish: float = SYNC_FINISH,
+) -> Synced:
+    """Send what W&B does not have of a run: rows, what the probe saw block by block, summary, state.
+
+    Args:
+        record: A run that nobody is training.
+        project: The W&B project; where the run was before, or what its `tracker` option says, unless given.
+        entity: Likewise.
+        environ: Where credentials are looked up.
+        init: Seconds that W&B has to accept the run.
+        finish: Seconds that it has to take everything.
+
+    Raises:
+        ConfigError: No key.
+        UserError: A file of the run is damaged, or W&B failed; what it has taken by then is not sent again.
+    """
+    require_key(environ)
+    redact = redactor(environ)
+    place = place_of(record.path, _tracker(record), project, entity)
+    with tempfile.TemporaryDirectory() as scratch:
+        settings = settings_of(record, place, "online", Path(scratch), init, finish)
+        try:
+            upload = Upload(record.path, place, settings, redact(config_of(record)))
+            try:
+                upload.close(record.state, record.summary or {})
+            except UserError:
+                upload.abandon()
+                raise
+        except UserError:
+            raise
+        except Exception as error:  # all that W&B may raise
+            fix = "the same command goes on where this one stopped"
+            raise UserError("W&B failed", failure(error, redact), fix) from error
+    return Synced(upload.before, upload.sent, upload.url)
+
+
+def refresh(path: Path, say: Callable[[str], None], environ: Mapping[str, str] = os.environ) -> None:
+    """Send what a finished run has learnt since, such as an evaluation, where it is on W&B already."""
+    record = read_run(path)
+    if not (path / PLACE_FILE).exists() or resolve_mode(_tracker(record), environ) != "wandb":
+        return
+    try:
+        sync(record, environ=environ, init=INIT_TIMEOUT, finish=PATIENCE)
+    except UserError as error:
+        got = f" ({error.got})" if error.got else ""
+        say(f"{error.what}{got}; nothing is lost: `nexus-ablate sync {path}` sends it")
+
+
+def _tracker(record: RunRecord) -> Option:
+    chosen = dict((record.config or {}).get("tracker") or {})
+    return Option(str(chosen.pop("name", "files")), chosen)

@@ -1,0 +1,177 @@
+"""One run of ours on W&B: opened, brought up to date from its directory, closed. Nothing is sent twice."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from nexus_ablate.errors import UserError
+from nexus_ablate.runs import SETTLED, read_jsonl
+from nexus_ablate.runs.picture import HEAT_MAPS, heat_map, heat_values
+from nexus_ablate.track.described import Place
+
+X_AXIS = "tokens"
+LOWEST = ("/loss", "/bpb")  # metrics whose lowest value is worth a look beside the last one
+BLOCK_TABLE = "probes/by_block"
+TABLE_PROBES = 200  # probed steps in the table, evenly spread over the run: W&B shows tables of 200,000 rows at most
+
+
+class Upload:
+    """An open W&B run.
+
+    Attributes:
+        url: Its page; '' offline.
+        before: The rows of metrics.jsonl that W&B had when it was opened.
+        sent: The rows sent since.
+
+    Args:
+        run_dir: The run directory, whose rows are sent.
+        place: Where it goes; kept in the run directory.
+        settings: Arguments of `wandb.Settings`.
+        config: What W&B shows as the run's config.
+    """
+
+    def __init__(self, run_dir: Path, place: Place, settings: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+        place.write(run_dir)
+        self._run = begin(settings, config)
+        self._run_dir = run_dir
+        self.url = self._run.url or ""
+        self.before = self.sent = 0
+        if self.url:
+            replace(place, entity=self._run.entity).write(run_dir)
+        self._run.define_metric("*", step_metric=X_AXIS)
+        self._losses: dict[str, dict[str, float]] = {}  # lowest and last value of what is named in LOWEST
+        self._read = 0  # bytes of metrics.jsonl that have been read
+        self._next = self._run.starting_step  # the first step that W&B does not have
+
+    def bring(self) -> None:
+        """Send the rows of metrics.jsonl that W&B does not have; a line that is being written waits for the next time.
+
+        Our step is W&B's, which keeps rows in order and drops what is sent again.
+
+        Raises:
+            UserError: The log is damaged.
+        """
+        path = self._run_dir / "metrics.jsonl"
+        if not path.exists():
+            return
+        with path.open("rb") as lines:
+            lines.seek(self._read)
+            for line in lines:
+                if not line.endswith(b"\n"):
+                    return
+                try:
+                    row = json.loads(line)
+                    step = int(row["step"])
+                except (ValueError, KeyError, TypeError) as error:
+                    raise UserError(f"{path} is damaged", f"{type(error).__name__}: {error}") from None
+                self._read += len(line)
+                numbers = _numbers(row)
+                self._note(numbers)
+                if step < self._next:
+                    self.before += 1
+                    continue
+                self._run.log(numbers, step=step)
+                self._next, self.sent = step + 1, self.sent + 1
+
+    def close(self, status: str, summary: Mapping[str, Any]) -> None:
+        """Send what is left, what the probe saw block by block, and the summary; then end the W&B run.
+
+        Raises:
+            UserError: A log is damaged.
+            Exception: W&B did not take it in time.
+        """
+        self.bring()
+        for name in self._losses:  # W&B forgets its own lowest values when a run is continued; ours are of all rows
+            self._run.define_metric(name, step_metric=X_AXIS, summary="none")
+        self._run.summary.update({**flat(summary), **self._losses, "status": status})
+        if status in SETTLED:  # pictures may take a step of their own, after which no row is to come
+            self._send_blocks()
+        if status == "preempted":
+            self._run.mark_preempting()
+        self._run.finish(exit_code=0 if status == "finished" else 1)
+
+    def abandon(self) -> None:
+        """End the W&B run where its rows cannot be read."""
+        self._run.finish(exit_code=1)
+
+    def _note(self, numbers: Mapping[str, float]) -> None:
+        for name in filter(lambda name: name.endswith(LOWEST), numbers):
+            if name not in self._losses:
+                self._run.define_metric(name, step_metric=X_AXIS, summary="min,last")
+            lowest = self._losses.get(name, {}).get("min", math.inf)
+            self._losses[name] = {"min": min(lowest, numbers[name]), "last": numbers[name]}
+
+    def _send_blocks(self) -> None:
+        """The heat maps, as pictures and as a table, unless W&B has them."""
+        import wandb
+
+        path = self._run_dir / "probes.jsonl"
+        probes = read_jsonl(path) if path.exists() else []
+        if not probes or BLOCK_TABLE in self._run.summary.keys():  # noqa: SIM118  (a summary has no __contains__)
+            return
+        media: dict[str, Any] = {BLOCK_TABLE: wandb.Table(*block_table(probes))}
+        for name, title, top in HEAT_MAPS:
+            figure = heat_map(probes, name, title, top)
+            if figure is not None:
+                media[f"heat_map/{name}"] = wandb.Image(_pixels(figure), caption=title)
+        self._run.log(media)
+
+
+def begin(settings: Mapping[str, Any], config: Mapping[str, Any]) -> Any:
+    """A W&B run; settings that this version of W&B does not have are left out."""
+    import wandb
+
+    # W&B's own telemetry complains through this logger, out of reach of `silent`.
+    logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
+    # Without the mode here, even an offline run sends telemetry.
+    wandb.setup(wandb.Settings(silent=True, mode=settings["mode"]))
+    known = {key: value for key, value in settings.items() if key in wandb.Settings.model_fields}
+    return wandb.init(config=dict(config), settings=wandb.Settings(**known))
+
+
+def _pixels(figure: Any) -> Any:
+    """A figure drawn; W&B takes figures themselves only of `pyplot`, which picks a window system."""
+    import numpy
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    return numpy.asarray(canvas.buffer_rgba())
+
+
+def block_table(probes: Sequence[Mapping[str, Any]]) -> tuple[list[Any], list[Any]]:
+    """Columns and rows of a table with a row for each probed step and block; a statistic of heads is their mean."""
+    kept = list(probes[:: -(-len(probes) // TABLE_PROBES)])
+    grids = {name: grid for name, _, _ in HEAT_MAPS if (grid := heat_values(kept, name))}
+    rows = [
+        [row["step"], row["tokens"], block, *(_finite(grid[block][i]) for grid in grids.values())]
+        for i, row in enumerate(kept)
+        for block in range(min(map(len, grids.values()), default=0))
+    ]
+    return ["step", "tokens", "block", *grids], rows
+
+
+def flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """`{"extrapolation/sliding/2": 4.1}`: nested names joined; without None and non-finite numbers."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            found |= flat(value, f"{before}{name}/")
+        elif _finite(value) is not None:
+            found[f"{before}{name}"] = value
+    return found
+
+
+def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
+    """The finite numbers of a row: W&B would draw others as NaN or 0."""
+    return {k: v for k, v in row.items() if isinstance(v, int | float) and _finite(v) is not None}
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,202 @@
+"""The saved workspaces and reports: what they show, that they are the same at every saving, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from wandb_server import WandbServer, serving
+from written_runs import Writer
+
+from nexus_ablate import cli
+from nexus_ablate.config import AXES
+from nexus_ablate.errors import ConfigError
+from nexus_ablate.track import dashboard
+from nexus_ablate.track.dashboard import Question, specification, workspaces
+
+NORMS = Question("norms", "Is RMSNorm worse?", "baseline", ("norm=layer", "norm=none"))
+
+
+def panels(view: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """The panels' types and configs by section."""
+    found = view["spec"]["section"]["panelBankConfig"]["sections"]
+    return {s["name"]: [{"type": p["viewType"], **p["config"]} for p in s["panels"]] for s in found}
+
+
+def titled(view: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {p["chartTitle"]: p for section in panels(view).values() for p in section if "chartTitle" in p}
+
+
+@pytest.fixture(scope="module")
+def views() -> list[dict[str, Any]]:
+    return specification(workspaces("p", "me", [NORMS]))["views"]
+
+
+def test_losses_are_means_over_seeds_by_arm_with_a_band_at_equal_tokens_flops_and_seconds(views):
+    plots = titled(views[0])
+    for budget, title in dashboard.BUDGETS.items():
+        plot = plots[f"validation loss by {title}"]
+        assert (plot["xAxis"], plot["metrics"]) == (budget, ["val/loss"])
+        assert (plot["groupBy"], plot["groupAgg"], plot["groupArea"]) == ("arm.value", "mean", "minmax")
+    bar = plots["final validation loss by arm"]
+    assert (bar["type"], bar["metrics"], bar["groupBy"]) == ("Bar Chart", ["val_loss"], "arm.value")
+
+
+def test_gradients_by_block_outliers_and_sinks_have_their_panels(views):
+    plots = titled(views[0])
+    regex = plots["gradient norm by block: attention"]["metricRegex"]
+    assert re.fullmatch(regex, "grad_norm/block_003/attn") and not re.fullmatch(regex, "grad_norm/block_003/ffn")
+    assert plots["kurtosis of the residual stream"]["metrics"] == ["act/resid/kurtosis_token"]
+    assert plots["largest over median activation"]["metrics"] == ["act/resid/max_over_median"]
+    assert plots["sink mass: attention to the first token"]["metrics"] == ["attn/first_token_mass"]
+    assert "heat_map/act/resid/kurtosis_token" in plots["blocks over training"]["mediaKeys"]
+
+
+def test_choices_are_compared_over_the_axes(views):
+    plots = titled(views[0])
+    columns = [column["accessor"] for column in plots["axes and final loss"]["columns"]]
+    assert columns == [*(f"config:axis/{axis}.value" for axis in AXES), "summary:val_loss"]
+    scatter = plots["final loss against kurtosis"]
+    assert (scatter["xAxis"], scatter["yAxis"]) == ("summary:act/resid/kurtosis_token", "summary:val_loss")
+    assert {"type": "Run Comparer", "diffOnly": "split"} in panels(views[0])["choices"]
+    shown = views[0]["spec"]["section"]["runSets"][0]["runFeed"]["columnVisible"]
+    assert {f"config:axis/{axis}.value" for axis in AXES} < shown.keys()
+
+
+def test_every_metric_of_a_panel_is_one_that_a_run_logs(views, tiny_run):
+    from nexus_ablate import compose, train
+
+    outcome = train(compose(tiny_run("probe=standard")), quiet=True)
+    from nexus_ablate.runs import read_run
+
+    logged = {name for row in read_run(outcome.path).metrics() for name in row} | outcome.summary.keys()
+    for title, plot in titled(views[0]).items():
+        for name in plot.get("metrics", []):
+            assert name in logged, title
+        assert not plot.get("metricRegex") or any(re.fullmatch(plot["metricRegex"], name) for name in logged), title
+
+
+def test_a_study_has_a_section_that_asks_its_question_and_a_workspace_of_its_runs_alone(views):
+    project, study = views
+    (asked,) = panels(project)["study norms"]
+    assert asked["value"].startswith("**Is RMSNorm worse?**\n\nBaseline: baseline\n\n- norm=layer\n- norm=none\n")
+    (link,) = re.findall(r"\(\?nw=(\w+)\)", asked["value"])
+    assert study["name"] == f"nw-{link}-v" and study["displayName"] == "nexus-ablate: norms"
+    assert titled(study).keys() == titled(project).keys()
+    filters = [json.dumps(v["spec"]["section"]["runSets"][0]["filters"]) for v in views]
+    assert ["norms" in text for text in filters] == [False, True]
+    assert all('"jobType"' in text for text in filters), "reports of comparisons are no training runs"
+
+
+def test_what_a_user_named_is_text_and_not_markup():
+    text = Question("<b>", "[a](http://evil) <script>", "`x`", ("*y*",)).markdown()
+    assert not set("<>[]`") & set(text) and text.count("*") == 4
+
+
+def test_the_specification_is_the_same_each_time_and_round_trips(views):
+    from wandb_workspaces.workspaces import Workspace, internal
+
+    assert specification(workspaces("p", "me", [NORMS]))["views"] == views
+    for view in views:
+        spec = internal.WorkspaceViewspec.model_validate(json.loads(json.dumps(view["spec"])))
+        names = {"name": view["name"], "display_name": view["displayName"], "id": ""}
+        read = Workspace._from_model(internal.View(entity="me", project="p", spec=spec, **names))
+        assert specification([read])["views"] == [view]
+
+
+# On a server
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WandbServer]:
+    with serving() as server:
+        for name, value in {"HOME": tmp_path, "NETRC": tmp_path / "netrc", "WANDB_CONFIG_DIR": tmp_path / "c"}.items():
+            monkeypatch.setenv(name, str(value))
+        monkeypatch.setenv("WANDB_BASE_URL", server.url)
+        monkeypatch.setenv("WANDB_API_KEY", "k3y" * 14)
+        monkeypatch.chdir(tmp_path)
+        yield server
+
+
+def addresses(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
+    assert cli.main(["dashboard", *arguments]) == 0
+    return [line.split()[1] for line in capsys.readouterr().out.splitlines()]
+
+
+def test_a_workspace_is_created_once_then_updated_at_the_same_address(server: WandbServer, capsys):
+    first = addresses(capsys, "--study", "norms")
+    assert [url.partition("?")[0] for url in first] == [f"{server.url}/me/nexus-ablate"] * 2
+    assert addresses(capsys, "--study", "norms") == first
+    assert len(server.views) == 2
+    project = next(iter(server.views.values()))
+    stored = {"spec": json.loads(project["spec"])}
+    assert "sink mass: attention to the first token" in titled(stored) and "study norms" in panels(stored)
+    assert not server.unknown
+
+
+def test_control_with_names_of_chance_each_saving_makes_another_workspace(server: WandbServer, capsys, monkeypatch):
+    monkeypatch.setattr(dashboard, "view_id", lambda *_: secrets.token_hex(6))
+    assert addresses(capsys) != addresses(capsys)
+    assert len(server.views) == 2
+
+
+def test_a_project_that_does_not_exist_is_said(server: WandbServer, capsys):
+    assert cli.main(["dashboard", "--project", "elsewhere"]) == 2
+    assert "no such project" in capsys.readouterr().err and not server.views
+
+
+def test_a_report_has_the_question_the_verdict_and_panels_and_is_updated_in_place(
+    server: WandbServer, tmp_path: Path, capsys
+):
+    study = Writer(tmp_path / "runs", "norms")
+    study.arm(losses=[2.0, 2.1, 2.05])
+    study.arm("norm=layer", losses=[1.9, 2.0, 1.95])
+    study.plan(("norm=layer",))
+    urls = addresses(capsys, "--study", "norms", "--report")
+    assert addresses(capsys, "--study", "norms", "--report") == urls
+    (report,) = [view for view in server.views.values() if view["type"] == "runs"]
+    assert report["displayName"] == "nexus-ablate: norms" and urls[-1].endswith(report["id"])
+    assert "is it so?" in report["spec"] and "norm=layer" in report["spec"]
+    grids = [block for block in json.loads(report["spec"])["blocks"] if block["type"] == "panel-grid"]
+    assert len(grids) == 5 and all("norms" in json.dumps(grid["metadata"]["runSets"]) for grid in grids)
+
+
+def test_a_server_that_refuses_is_said_in_three_lines(server: WandbServer, capsys):
+    server.behaviour = "unauthorized"
+    assert cli.main(["dashboard", "--entity", "me"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: W&B refused the dashboard") and len(error.splitlines()) <= 3
+
+
+def test_a_dry_run_writes_the_specification_and_asks_nobody(server: WandbServer, tmp_path: Path, capsys):
+    assert cli.main(["dashboard", "--dry-run", "view.json", "--study", "norms"]) == 0
+    assert cli.main(["dashboard", "--study", "norms", "--dry-run"]) == 0
+    assert (tmp_path / "view.json").read_text() == capsys.readouterr().out
+    assert len(json.loads((tmp_path / "view.json").read_text())["views"]) == 2
+    assert server.requests == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (["--study", "nroms"], "did you mean 'norms'"),
+        (["runs"], "flags only"),
+        (["--report"], "a report is about a study"),
+        (["--progect", "x"], "did you mean '--project'"),
+    ],
+)
+def test_mistakes_are_said_before_anything_is_asked(server: WandbServer, arguments, what, capsys):
+    assert cli.main(["dashboard", *arguments]) == 2
+    assert what in capsys.readouterr().err and server.requests == 0
+
+
+def test_without_the_package_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb_workspaces", None)
+    with pytest.raises(ConfigError, match="wandb-workspaces is missing"):
+        workspaces("p", "me", [])

@@ -1,0 +1,112 @@
+"""Runs and comparisons as pandas frames and matplotlib figures."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from matplotlib.figure import Figure
+from written_runs import Writer
+
+import nexus_ablate
+from nexus_ablate import compare, load_run
+
+DOCS = Path(__file__).parents[1] / "docs" / "notebook.md"
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Writer:
+    writer = Writer(tmp_path, "norms")
+    writer.arm(losses=[2.0, 2.1, 2.05, 2.02, 2.08])
+    writer.arm("norm=layer", losses=[1.9, 2.02, 1.95, 1.93, 2.0])
+    writer.arm("norm=t5", losses=[2.0, 2.1, 2.06])
+    writer.plan(("norm=layer",), ("norm=t5",))
+    return writer
+
+
+def test_metrics_are_a_line_for_each_step_and_what_was_not_measured_is_missing(study: Writer):
+    run = load_run(study.paths[0])
+    frame = run.metrics_frame()
+    assert list(frame["step"]) == [row["step"] for row in run.metrics()]
+    assert frame["val/loss"].notna().sum() == sum("val/loss" in row for row in run.metrics())
+    assert frame["val/loss"].dropna().iloc[-1] == 2.0
+
+
+def test_probes_are_a_line_for_each_number_with_its_block_and_head(study: Writer):
+    row = {"step": 8, "tokens": 256, "flops": 1.0, "seconds": 0.1, "act/block_011/resid/rms": 2.0, "attn/entropy": None}
+    row |= {"attn/block_000/sink_rate": [0.5, 0.25], "weight_rms/block_001": 3.0, "nonfinite": ["attn/entropy"]}
+    (study.paths[0] / "probes.jsonl").write_text(json.dumps(row) + "\n")
+    frame = load_run(study.paths[0]).probes_frame()
+    assert list(frame.columns) == ["step", "tokens", "flops", "seconds", "name", "block", "head", "value"]
+    measured = frame[["name", "block", "head", "value"]].astype(object)
+    found = set(measured.where(measured.notna(), None).itertuples(index=False, name=None))
+    assert found == {
+        ("act/resid/rms", 11, None, 2.0),
+        ("attn/sink_rate", 0, 0, 0.5),
+        ("attn/sink_rate", 0, 1, 0.25),
+        ("attn/entropy", None, None, None),
+        ("weight_rms", 1, None, 3.0),
+    }
+
+
+def test_a_run_without_rows_gives_empty_frames_and_says_why_it_has_no_figure(study: Writer):
+    for name in ("metrics.jsonl", "probes.jsonl"):
+        (study.paths[0] / name).write_text("")
+    run = load_run(study.paths[0])
+    assert run.metrics_frame().empty and run.probes_frame().empty
+    assert list(run.metrics_frame().columns) == ["step", "tokens", "flops", "seconds"]
+    with pytest.raises(nexus_ablate.errors.UserError, match="no rows yet"):
+        run.figure()
+
+
+def test_arms_are_a_line_each_with_the_numbers_of_the_comparison(study: Writer):
+    result = compare(study.root)
+    frame = result.frame().set_index("arm")
+    assert list(frame.index) == [row.arm for row in result.rows] == ["baseline", "norm=layer", "norm=t5"]
+    effect = result.rows[1].effect
+    assert effect is not None and tuple(frame.loc["norm=layer", ["low", "high", "p"]]) == (
+        effect.low,
+        effect.high,
+        effect.p,
+    )
+    assert frame.loc["norm=layer", "delta"] == pytest.approx(-0.09)
+    assert frame.loc["norm=layer", "verdict"] == result.rows[1].verdict.word
+    assert frame.loc["baseline", ["delta", "low", "p"]].isna().all()
+    assert frame.loc["norm=t5", "act/resid/kurtosis_token"] == pytest.approx(3 + 6.16 / 3)
+
+
+def test_runs_and_curves_are_tidy(study: Writer):
+    result = compare(study.root)
+    runs = result.frame("runs")
+    assert list(runs.columns) == ["arm", "seed", "loss", "difference"] and len(runs) == 15
+    assert runs.query("arm == 'norm=t5' and seed == 4")["loss"].isna().all()
+    last = result.frame("curves").groupby(["arm", "seed"])["val_loss"].last()
+    assert last["norm=layer", 1] == 2.02 and len(last) == 13
+
+
+def test_figures_are_matplotlib_s_and_show_every_arm(study: Writer, tmp_path: Path):
+    result = compare(study.root)
+    losses, differences = result.figure().axes
+    assert [t.get_text() for t in losses.get_legend().get_texts()] == ["baseline", "norm=layer", "norm=t5"]
+    shown = [label.get_text().split("\n")[0] for label in differences.get_yticklabels()]
+    assert shown == ["norm=t5", "norm=layer"]
+    picture = load_run(study.paths[0]).figure()
+    assert isinstance(picture, Figure)
+    picture.savefig(tmp_path / "picture.pdf")
+
+
+@pytest.mark.slow
+def test_the_notebook_of_the_docs_runs(tiny_run, monkeypatch, tmp_path):
+    compose = nexus_ablate.compose
+    monkeypatch.setattr(
+        nexus_ablate, "compose", lambda asked: compose([*tiny_run("runs_dir=runs"), *asked[:-1]]), raising=False
+    )
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    for code in re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.S):
+        exec(code, names)
+    assert list(names["table"]["arm"]) == ["baseline", "norm=layer"] and list(names["table"]["seeds"]) == [3, 3]
+    assert names["loss"].index[-1] == 20 * 32 and names["kurtosis"].shape[1] == 2
+    assert isinstance(names["figure"], Figure) and isinstance(names["picture"], Figure)

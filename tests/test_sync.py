@@ -1,0 +1,253 @@
+"""Whole runs and W&B: training is the same whatever W&B does, and what W&B lacks is brought to it afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from wandb_server import ServedRun, WandbServer, serving
+from written_runs import Writer
+
+from nexus_ablate import cli, compose, train
+from nexus_ablate.runs import read_jsonl
+from nexus_ablate.track import refresh
+
+KEY = "k3y" * 14
+CLOCK = {"seconds", "tokens_per_second", "peak_memory_bytes"}
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WandbServer]:
+    """A server, and an environment in which it is the only W&B."""
+    for name in os.environ:
+        if name.startswith("WANDB_"):
+            monkeypatch.delenv(name)
+    with serving() as server:
+        home = {"HOME": tmp_path, "NETRC": tmp_path / "netrc", "WANDB_BASE_URL": server.url, "WANDB_API_KEY": KEY}
+        for name, value in home.items():
+            monkeypatch.setenv(name, str(value))
+        monkeypatch.chdir(tmp_path)
+        yield server
+        if wandb := sys.modules.get("wandb"):
+            wandb.teardown()  # else the next test's server would not be found
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """What a command prints."""
+
+    def run(*arguments: str, status: int = 0) -> str:
+        found = cli.main(list(arguments))
+        told = capsys.readouterr()
+        assert found == status, told.err
+        return told.out + told.err
+
+    return run
+
+
+# A run that trains
+
+
+TRAIN = """
+import functools, json, sys
+from nexus_ablate import compose, track, train
+from nexus_ablate.training import session
+
+track.mirror.INIT_TIMEOUT = 2.0
+session.start_tracker = functools.partial(track.start_tracker, patience=4.0)
+print(train(compose(json.loads(sys.argv[1]))).path)
+"""
+
+
+def trained(overrides: list[str]) -> tuple[Path, str]:
+    """A run trained in a process of its own: its directory, and what was printed."""
+    command = [sys.executable, "-c", TRAIN, json.dumps(overrides)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return Path(done.stdout.strip().splitlines()[-1]), done.stdout + done.stderr
+
+
+def measured(path: Path) -> list[dict[str, Any]]:
+    """Every row without what the clock decides."""
+    return [{k: v for k, v in row.items() if k not in CLOCK} for row in read_jsonl(path / "metrics.jsonl")]
+
+
+def long(*values: Any) -> Any:
+    return pytest.param(*values, marks=pytest.mark.long)
+
+
+def assert_same(path: Path, tiny_run: Callable[..., list[str]]) -> None:
+    """The run at `path` measured what the same one measures without W&B, to the last digit and in every row."""
+    plain = train(compose(tiny_run("runs_dir=plain")), quiet=True)
+    assert measured(path) == measured(plain.path) and len(measured(path)) == 21
+    assert json.loads((path / "status.json").read_text())["state"] == "finished"
+
+
+def test_without_the_package_the_run_is_the_same_and_complete(tiny_run, server, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    outcome = train(compose([*tiny_run(), "tracker=wandb"]), brief=True)
+    assert_same(outcome.path, tiny_run)
+    assert "W&B failed (ModuleNotFoundError" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("key wrong", "401"),
+        long("dies", "W&B has not answered"),
+        long("refused", "W&B failed (CommError"),
+        long("error", "W&B failed (CommError"),
+        long("silent", "W&B failed (CommError"),
+        long("slow", "W&B failed (CommError"),
+    ],
+)
+def test_whatever_is_wrong_with_wandb_the_run_is_the_same_and_complete(tiny_run, server, monkeypatch, fault, said):
+    if fault == "refused":
+        monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    elif fault == "dies":
+        server.die_after_start = "silent"
+    else:
+        server.behaviour = "unauthorized" if fault == "key wrong" else fault
+    path, printed = trained([*tiny_run(), "tracker=wandb"])
+    assert said in printed
+    assert_same(path, tiny_run)
+
+
+@pytest.mark.slow
+def test_evaluations_reach_the_summary_with_the_run_and_afterwards(tiny_run, server, command):
+    path = train(compose([*tiny_run("evals=[extrapolation]"), "tracker=wandb"]), quiet=True).path
+    (run,) = server.runs.values()
+    assert run.steps == list(range(21)) and run.complete
+    assert run.summary["extrapolation/sliding/2"] > 0 and "quantization/loss" not in run.summary
+    history = len(run.history)
+    command("evaluate", str(path), "--evals", "quantization")
+    assert run.summary["quantization/loss"] > 0 and run.summary["extrapolation/sliding/2"] > 0
+    assert (len(run.history), run.complete, run.exitcode) == (history, True, 0)
+
+
+# Sync
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Writer:
+    return Writer(tmp_path / "runs", "norms")
+
+
+def by_name(server: WandbServer) -> dict[str, ServedRun]:
+    return {run.fields["displayName"]: run for run in server.runs.values()}
+
+
+@pytest.mark.slow
+def test_runs_tracked_by_files_alone_arrive_whole_and_a_second_time_changes_nothing(server, study, command):
+    study.run(seed=0, summary={"quantization": {"loss": 2.5}})
+    study.run("norm=layer", seed=1, state="diverged")
+    study.run("norm=t5", seed=0, state="preempted", steps=200)
+    study.run("norm=none", state="running")
+    alive = study.run("norm=scale", state="running") / "status.json"
+    told = json.loads(alive.read_text()) | {"heartbeat": datetime.now(UTC).isoformat(timespec="seconds")}
+    alive.write_text(json.dumps(told))
+    for sent in (201, 0):
+        table = [line.split() for line in command("sync", "runs").splitlines()]
+        assert [line[-1] for line in table if line and line[0].startswith("baseline/")] == [str(sent)]
+        found = by_name(server)
+        assert found.keys() == {"baseline/s0", "norm=layer/s1", "norm=none/s0", "norm=t5/s0"}, "a live one waits"
+        assert found["baseline/s0"].steps == list(range(0, 401, 2))
+        assert found["norm=t5/s0"].steps == list(range(0, 201, 2)) and found["norm=t5/s0"].preempting
+        assert found["baseline/s0"].summary["quantization/loss"] == 2.5
+        ends = {name: (run.summary["status"], run.exitcode) for name, run in found.items()}
+        assert ends == {
+            "baseline/s0": ("finished", 0),
+            "norm=layer/s1": ("diverged", 1),
+            "norm=none/s0": ("lost", 1),
+            "norm=t5/s0": ("preempted", 1),
+        }
+        assert len(tables(found["baseline/s0"])) == 1 and len(server.runs) == 4
+    assert not list(study.root.rglob("wandb/")), "nothing of W&B's own is left in a run directory"
+
+
+def tables(run: ServedRun) -> list[dict[str, Any]]:
+    return [json.loads(data) for name, data in sorted(run.files.items()) if name.startswith("media/table/")]
+
+
+@pytest.mark.slow
+def test_a_run_keeps_its_place_and_goes_elsewhere_only_when_told(server, study, command):
+    study.run(steps=10)
+    assert f"W&B: {server.url}/me/nexus-ablate/runs/" in command("sync", "runs")
+    command("sync", "runs", "--project", "other")
+    command("sync", "runs")
+    assert [run.fields["project"] for run in server.runs.values()] == ["nexus-ablate", "other"]
+    assert [run.steps for run in server.runs.values()] == [list(range(0, 11, 2))] * 2
+
+
+def test_a_damaged_run_says_so_and_the_others_have_their_turn(server, study, command):
+    broken = study.run(seed=0)
+    study.run(seed=1)
+    (broken / "config.yaml").write_text("[")
+    assert "config.yaml is damaged" in command("sync", "runs", status=2)
+    assert by_name(server).keys() == {"baseline/s1"}
+
+
+def test_a_server_that_refuses_ends_a_sync_in_three_lines(server, study, command):
+    study.run()
+    server.behaviour = "unauthorized"
+    printed = command("sync", "runs", status=2)
+    assert printed.startswith("error: W&B failed") and len(printed.splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (["nowhere"], "this directory does not exist"),
+        (["runs", "--progect", "x"], "did you mean '--project'"),
+        ([], "nexus-ablate sync DIR..."),
+    ],
+)
+def test_mistakes_are_said_and_nothing_is_asked(server, study, arguments, what, capsys):
+    study.run()
+    assert cli.main(["sync", *arguments]) == 2
+    told = capsys.readouterr()
+    assert what in told.out + told.err and server.requests == 0
+
+
+def test_without_a_key_the_way_to_one_is_said(server, study, monkeypatch, capsys):
+    study.run()
+    monkeypatch.delenv("WANDB_API_KEY")
+    assert cli.main(["sync", "runs"]) == 2
+    assert "wandb login" in capsys.readouterr().err and server.requests == 0
+
+
+def test_news_of_a_finished_run_that_wandb_does_not_take_are_a_line_and_no_error(server, study):
+    path, lines = study.run("tracker=wandb"), []
+    refresh(path, lines.append)
+    assert lines == [] and server.requests == 0, "it never was on W&B"
+    (path / "wandb.json").write_text('{"id": "x", "project": "p", "entity": "me"}')
+    server.behaviour = "unauthorized"
+    refresh(path, lines.append)
+    assert len(lines) == 1 and "401" in lines[0] and f"`nexus-ablate sync {path}`" in lines[0]
+
+
+# A comparison
+
+
+@pytest.mark.slow
+def test_a_comparison_is_a_run_with_table_and_page_and_a_versioned_artifact(server, study, command):
+    study.arm(losses=[2.0, 2.1, 2.05])
+    study.arm("norm=layer", losses=[1.9, 2.02, 1.95])
+    study.plan(("norm=layer",))
+    for _ in range(2):
+        assert f"W&B: {server.url}/me/mine/runs/compare-" in command("compare", "runs", "--wandb", "me/mine")
+    (run,) = server.runs.values()
+    assert run.fields["jobType"] == "compare" and "norm=layer" in run.summary["answer"]
+    table = tables(run)[-1]
+    assert table["columns"][0] == "arm" and [row[0] for row in table["data"]] == ["baseline", "norm=layer"]
+    artifact = next(a for a in server.artifacts.values() if a.fields["artifactCollectionName"] == "comparison-norms")
+    assert artifact.committed
+    assert artifact.files.keys() >= {"report.html", "report.md", "table.csv", "comparison.json"}
