@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -78,17 +79,20 @@ def save(
         for orphan in checkpoints.glob("step_*.tmp-*"):
             _delete(orphan)
         if not _is_whole(final):
-            _require_space(checkpoints, needed)
+            require_space(checkpoints, needed)
             _write(final, step, tensors, state_json)
         _prune(checkpoints, step, keep)
     return final
 
 
-def load_newest(checkpoints: Path) -> Loaded | None:
+def load_newest(checkpoints: Path, accept: Callable[[dict[str, Any]], None] | None = None) -> Loaded | None:
     """The newest checkpoint that is whole; None where there is none at all.
 
+    Args:
+        accept: Raises CheckpointError for a state that cannot be gone on from, as after a log was cut below it.
+
     Raises:
-        CheckpointError: There are checkpoints and none is whole.
+        CheckpointError: There are checkpoints and none is whole and accepted.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load as from_bytes
@@ -98,15 +102,28 @@ def load_newest(checkpoints: Path) -> Loaded | None:
         try:
             files = _read_verified(path)
             state = json.loads(files.pop(STATE))
+            if not isinstance(state, dict):
+                raise _Damaged(f"{STATE} holds no mapping")
             tensors = {name.removesuffix(".safetensors"): from_bytes(data) for name, data in files.items()}
-        except (_Damaged, SafetensorError, ValueError, LookupError, RecursionError) as error:
+            if accept is not None:
+                accept(state)
+        except (_Damaged, SafetensorError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             skipped.append(f"{path.name}: {error}")
+        except CheckpointError as error:
+            skipped.append(f"{path.name}: {error.what}")
         else:
             return Loaded(step, tensors, state, path, skipped)
     if skipped:
         fix = "restore one from a copy, or train anew with rerun=true"
         raise CheckpointError(f"no checkpoint in {checkpoints} is whole", "; ".join(skipped), fix)
     return None
+
+
+def discard_newer(checkpoints: Path, step: int) -> None:
+    """Delete what was skipped, lest a later start takes it for one of the run that went on from `step`."""
+    for at, path in _steps(checkpoints):
+        if at > step:
+            _delete(path)
 
 
 def _checkpoint_point(name: str) -> None:
@@ -156,7 +173,12 @@ def _add(directory: Path, name: str, data: bytes) -> dict[str, Any]:
     return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
 
-def _require_space(checkpoints: Path, needed: int) -> None:
+def require_space(checkpoints: Path, needed: int) -> None:
+    """That a checkpoint of `needed` bytes fits twice, since the one before it is deleted only afterwards.
+
+    Raises:
+        StorageError: It does not.
+    """
     free = shutil.disk_usage(checkpoints).free
     if free < 2 * needed:
         got = f"{free} bytes free, {2 * needed} bytes needed"

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
+import itertools
 import os
+import re
+import sys
+import tempfile
 import time
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -23,8 +28,10 @@ class IdleCores:
 
     @staticmethod
     def cores() -> int:
-        """Cores that this process may use."""
-        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        """Cores that this process may use; in a SLURM job those that it was given."""
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        given = os.environ.get("SLURM_CPUS_ON_NODE", "")  # not every cluster binds its jobs to them
+        return min(cores, int(given)) if given.isdecimal() else cores
 
     @staticmethod
     def _read() -> tuple[float, float, float] | None:
@@ -45,7 +52,8 @@ class IdleCores:
             return cores
         wall, busy, own = (b - a for a, b in zip(self._start, now, strict=True))
         self._start = now
-        return max(1, min(cores, cores - round(max(0.0, busy - own) / wall)))
+        machine = max(cores, os.cpu_count() or 1)  # where this process has a share of it, others may keep to theirs
+        return max(1, min(cores, machine - round(max(0.0, busy - own) / wall)))
 
 
 IDLE = IdleCores()
@@ -64,11 +72,51 @@ def choose_threads(asked: int | str, idle: IdleCores) -> tuple[int, str]:
     """The number of CPU threads, and a warning where it is more than the machine has free."""
     free = idle.count()
     if asked == "auto":
+        bound = os.environ.get("OMP_NUM_THREADS", "")  # set by the user, or by a launcher that runs several at a time
+        if bound.isdecimal() and 1 <= int(bound) < free:
+            return int(bound), ""
         return free, "" if free == idle.cores() else f"{free} of {idle.cores()} cores free: as many threads train"
     threads = int(asked)
     if threads > free:
         return threads, f"train.threads={threads}, but {free} of {idle.cores()} cores free: steps can be much slower"
     return threads, ""
+
+
+def visible_gpus() -> list[str]:
+    """The NVIDIA GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them, found without torch."""
+    if (listed := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return [name.strip() for name in listed.split(",") if name.strip() not in ("", "-1")]
+    return [str(number) for number, _ in enumerate(Path("/dev").glob("nvidia[0-9]*"))]
+
+
+_leases: list[int] = []
+"""Open descriptors: a lease is a lock that ends with this process, however that ends."""
+
+
+def lease_gpu() -> None:
+    """Take the least used of the visible GPUs for the life of this process and make it the only visible one.
+
+    Without it every process of a launcher that assigns no GPUs trains on the first. The lease is a lock on the first
+    free file of `gpu-0.0, gpu-1.0, ..., gpu-0.1, ...`, so that each GPU is taken once before one is shared. Nothing
+    happens where CUDA is in use already, or where torchrun gives each process its GPU.
+    """
+    torch = sys.modules.get("torch")
+    gpus = visible_gpus()
+    if not gpus or _leases or "LOCAL_RANK" in os.environ or (torch is not None and torch.cuda.is_initialized()):
+        return
+    folder = Path(tempfile.gettempdir()) / f"nexus_ablate-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    for level, gpu in ((level, gpu) for level in itertools.count() for gpu in gpus):
+        name = re.sub(r"[^A-Za-z0-9-]", "_", gpu)
+        descriptor = os.open(folder / f"gpu-{name}.{level}", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            continue
+        _leases.append(descriptor)
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpu
+        return
 
 
 def choose_device(asked: str):
@@ -77,6 +125,8 @@ def choose_device(asked: str):
     Raises:
         ConfigError: A device that is not there.
     """
+    if asked == "auto":
+        lease_gpu()
     import torch
 
     if asked == "auto":

@@ -11,6 +11,7 @@ from typing import Any, TextIO
 from nexus_ablate.config import RunConfig
 from nexus_ablate.errors import printable
 
+BAR_SECONDS = 0.2  # between drawings of the bar
 LINE_SECONDS = 30.0  # between lines where there is no terminal
 
 
@@ -66,18 +67,23 @@ class Display:
                 leave=False,
             )
 
-    def advance(self, step: int, loss: float, lr: float, norm: Any, tokens_per_second: float) -> None:
-        """After each step; draws at most five times a second."""
-        now = time.monotonic()
+    def due(self, step: int) -> bool:
+        """Whether `advance` would draw: at most five times a second, so that no step waits for what nobody sees."""
         if self._bar is not None:
-            if now - self._drawn >= 0.2 or step == self._steps:
-                self._drawn = now
-                shown = f"loss {loss:.3f} lr {lr:.1e} grad {float(norm):.2f} {tokens_per_second / 1000:.1f}k tok/s"
-                self._bar.set_postfix_str(shown, refresh=False)
-                self._bar.update(step - self._bar.n)
-        elif now - self._drawn >= LINE_SECONDS:
-            self._drawn = now
-            shown = f"loss {loss:.4f} lr {lr:.1e} grad {float(norm):.2f} {tokens_per_second:.0f} tok/s"
+            return time.monotonic() - self._drawn >= BAR_SECONDS or step == self._steps
+        return time.monotonic() - self._drawn >= LINE_SECONDS
+
+    def advance(self, step: int, loss: float, lr: float, norm: float, tokens_per_second: float) -> None:
+        """After a step; draws where that is due."""
+        if not self.due(step):
+            return
+        self._drawn = time.monotonic()
+        if self._bar is not None:
+            shown = f"loss {loss:.3f} lr {lr:.1e} grad {norm:.2f} {tokens_per_second / 1000:.1f}k tok/s"
+            self._bar.set_postfix_str(shown, refresh=False)
+            self._bar.update(step - self._bar.n)
+        else:
+            shown = f"loss {loss:.4f} lr {lr:.1e} grad {norm:.2f} {tokens_per_second:.0f} tok/s"
             self.say(f"step {step}/{self._steps} {shown}")
 
     def stop(self) -> None:
@@ -87,6 +93,8 @@ class Display:
 
     def after(self, path: Path, summary: dict[str, Any], told_before: bool = False) -> None:
         """The result, where it was written, and the next command."""
+        from rich.markup import escape
+
         if self.brief:
             self.console.print(
                 f"[dim]   [/dim] val loss {summary['val_loss']:.4f}, {summary['val_bpb']:.4f} bits per byte"
@@ -95,8 +103,9 @@ class Display:
         self.console.print(
             table(result_facts(summary) | ({"finished before": "nothing was trained"} if told_before else {}))
         )
-        self.console.print(f"[dim]written to[/dim] {path}", soft_wrap=True)
-        self.console.print(f"[dim]next[/dim]       nexus-ablate show {path}", soft_wrap=True)
+        where = escape(printable(str(path), 4096))
+        self.console.print(f"[dim]written to[/dim] {where}", soft_wrap=True)
+        self.console.print(f"[dim]next[/dim]       nexus-ablate show {where}", soft_wrap=True)
 
 
 def table(facts: dict[str, str]):

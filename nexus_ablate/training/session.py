@@ -12,12 +12,16 @@ import yaml
 
 from nexus_ablate import __version__, errors
 from nexus_ablate.composition import differences, plugins_used
-from nexus_ablate.config import AXES, RunConfig
+from nexus_ablate.config import RunConfig
 from nexus_ablate.data import TokenizedData, prepare
 from nexus_ablate.errors import UserError
 from nexus_ablate.runs import Identity, Run, arm_name, environment, identity, open_run, read_run
+from nexus_ablate.track import Tracker, refresh, start_tracker
 from nexus_ablate.training.device import IDLE, choose_device, choose_threads
+from nexus_ablate.training.display import Display
+from nexus_ablate.training.distributed import World, check_world, join, place
 from nexus_ablate.training.evaluation import evaluate
+from nexus_ablate.training.memory import keep_freed_memory
 
 
 @dataclass
@@ -53,13 +57,41 @@ def train(
         arm: The arm's name in its study; else how the run differs from the default configuration.
         circumstances: Kept in env.json: what else the machine did meanwhile.
 
+    Returns:
+        How it ended; in other processes of a distributed run than the first, without a summary.
+
     Raises:
         UserError: With the exit status of the contract: configuration 2, diverged 3, checkpoint 4, storage 5, alive
             elsewhere 6, preempted 75. The run directory says the same.
     """
-    from nexus_ablate.training.display import Display
+    where = place()
+    check_world(config, where)
+    with join(where, choose_device(config.train.device)) as world:
+        if not world.leads:
+            return _follow(world, config)
+        return _lead(world, config, overrides or [], Display(quiet=quiet, brief=brief), arm, circumstances or {})
 
-    choose_device(config.train.device)
+
+def _follow(world: World, config: RunConfig) -> Outcome:
+    """The run in a process that is not its first, which knows no result."""
+    from nexus_ablate.training.follower import follow
+
+    runs_dir = Path(config.runs_dir)
+    if not world.agree_to_train():
+        return Outcome(errors.OK, runs_dir, {}, told_before=True)
+    data = prepare(config.data, context=config.model.context)
+    _use_threads(config)
+    try:
+        follow(config, data, world)
+    except (errors.Diverged, errors.Preempted) as error:  # the first process says so
+        return Outcome(error.status, runs_dir, {})
+    return Outcome(errors.OK, runs_dir, {})
+
+
+def _lead(
+    world: World, config: RunConfig, overrides: list[str], display: Any, arm: str, circumstances: dict[str, Any]
+) -> Outcome:
+    """The run in its first process, which is mostly the only one."""
     data = prepare(config.data, context=config.model.context)
     arm = arm or arm_name(differences(config))
     ident = identity_of(config, data.fingerprint)
@@ -74,11 +106,10 @@ def train(
         config.seed,
         ident,
         config_yaml,
-        overrides or [],
-        environment(sys.argv) | {"plugins": told} | (circumstances or {}),
+        overrides,
+        environment(sys.argv) | {"plugins": told, "world_size": world.size} | circumstances,
         config.rerun,
     ) as run:
-        display = Display(quiet=quiet, brief=brief)
         if run.finished:
             record = read_run(run.path)
             if record.status["state"] == "diverged":
@@ -89,22 +120,50 @@ def train(
             probed = (record.config or {}).get("probe")
             if probed != config.nested()["probe"]:
                 display.say("this run was probed otherwise than asked for now; rerun=on trains it once more")
-            summary = evaluate(run.path, config.evals) if config.evals else summary
+            if config.evals:
+                summary = evaluate(run.path, config.evals)
+                if summary != record.summary:
+                    refresh(run.path, display.say)
+            world.agree_to_train(False)
             display.after(run.path, summary, told_before=True)
             return Outcome(errors.OK, run.path, summary, told_before=True)
         try:
-            summary = _train(config, data, run, arm, ident.arm_hash, display)
+            world.agree_to_train(True)
+            summary, tracker = _train(config, data, run, arm, ident.arm_hash, display, world)
         except UserError as error:
-            state = {errors.DIVERGED: "diverged", errors.PREEMPTED: "preempted"}.get(error.status, "failed")
-            _give_up(run, display, state, error.what, "")
+            _give_up(run, display, _state_after(error), error.what, "")
+            raise
+        except KeyboardInterrupt:  # before the first step: nothing is lost
+            _give_up(run, display, "preempted", "interrupted before training", "")
             raise
         except BaseException as error:
             reason = f"{type(error).__name__}: {error}"
             _give_up(run, display, "failed", reason.splitlines()[0], traceback.format_exc())
             raise
-    summary = evaluate(run.path, config.evals) if config.evals else summary
+    try:
+        summary = evaluate(run.path, config.evals) if config.evals else summary
+    finally:
+        tracker.finish("finished", summary)
     display.after(run.path, summary)
     return Outcome(errors.OK, run.path, summary)
+
+
+def _use_threads(config: RunConfig) -> tuple[int, str]:
+    """Set the number of CPU threads; returns it, and a warning where it is more than the machine has free."""
+    import torch
+
+    threads, warning = choose_threads(config.train.threads, IDLE)
+    torch.set_num_threads(threads)
+    keep_freed_memory()
+    return threads, warning
+
+
+def _state_after(error: BaseException) -> str:
+    """The state of a run that an error ended."""
+    if isinstance(error, KeyboardInterrupt):
+        return "preempted"
+    status = error.status if isinstance(error, UserError) else errors.BUG
+    return {errors.DIVERGED: "diverged", errors.PREEMPTED: "preempted"}.get(status, "failed")
 
 
 def _give_up(run: Run, display: Any, state: str, reason: str, trace: str) -> None:
@@ -113,43 +172,29 @@ def _give_up(run: Run, display: Any, state: str, reason: str, trace: str) -> Non
     run.log(f"{state}: {reason}" + (f"\n{trace}" if trace else ""))
 
 
-def _train(config: RunConfig, data: TokenizedData, run: Run, arm: str, arm_hash: str, display: Any) -> dict[str, Any]:
-    """Everything between an open directory and its summary."""
-    import torch
-
+def _train(
+    config: RunConfig, data: TokenizedData, run: Run, arm: str, arm_hash: str, display: Any, world: World
+) -> tuple[dict[str, Any], Tracker]:
+    """Everything between an open directory and its summary; the mirror is left open for evaluations."""
     from nexus_ablate.measure.counts import parameters
     from nexus_ablate.model import build_model
     from nexus_ablate.runs import atomic_write_json
-    from nexus_ablate.track import start_tracker
     from nexus_ablate.training.display import run_facts
     from nexus_ablate.training.optimizer import decay_groups
     from nexus_ablate.training.signals import StopRequest
     from nexus_ablate.training.trainer import Trainer
 
-    device = choose_device(config.train.device)
-    threads, warning = choose_threads(config.train.threads, IDLE)
-    torch.set_num_threads(threads)
+    device = world.device
+    threads, warning = _use_threads(config)
     if warning:
         display.say(warning)
     model = build_model(config, data.vocab_size)
     atomic_write_json(run.path / "init.json", model.z_hashes)
     model.to(device)
-    axes = {axis: getattr(config, axis).name for axis in AXES}
-    tracker = start_tracker(
-        config.tracker,
-        run_dir=run.path,
-        config=config.nested(),
-        axes=axes,
-        study=config.study,
-        arm=arm,
-        seed=config.seed,
-        tags=[],
-        say=display.say,
-    )
-    state, summary = "failed", {}
+    tracker = start_tracker(config.tracker, run.path, display.say)
     try:
         with StopRequest() as stop:
-            trainer = Trainer(config, model, data, run, tracker, display, stop)
+            trainer = Trainer(config, model, data, run, tracker, display, stop, world)
             everything, without_tables = parameters(model)
             groups = decay_groups(model, config.optim.decay)
             sizes = {name: p.numel() for name, p in model.named_parameters()}
@@ -162,7 +207,8 @@ def _train(config: RunConfig, data: TokenizedData, run: Run, arm: str, arm_hash:
                 "steps": trainer.steps,
                 "decay": f"{sum(sizes[n] for n in groups['decayed']):,} parameters at {config.weight_decay:g} "
                 f"({config.optim.decay}), {sum(sizes[n] for n in groups['free']):,} free",
-                "device": f"{device}, {threads} threads, {config.train.precision}",
+                "device": (f"{world.size} x " if world.size > 1 else "")
+                + f"{device}, {threads} threads, {config.train.precision}",
             }
             display.before(run_facts(config, arm, facts))
             atomic_write_json(run.path / "decay_groups.json", groups)
@@ -173,16 +219,14 @@ def _train(config: RunConfig, data: TokenizedData, run: Run, arm: str, arm_hash:
                 "init_hash": init_hash(model.z_hashes),
                 "threads": threads,
                 "device": str(device),
+                "world_size": world.size,
             }
         run.write_summary(summary)
         run.status("finished")
-        state = "finished"
-    except UserError as error:
-        state = {errors.DIVERGED: "diverged", errors.PREEMPTED: "preempted"}.get(error.status, "failed")
+    except BaseException as error:
+        tracker.finish(_state_after(error), {})
         raise
-    finally:
-        tracker.finish(state, summary)
-    return summary
+    return summary, tracker
 
 
 def init_hash(z_hashes: dict[str, str]) -> str:

@@ -18,13 +18,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from nexus_ablate.axes.init import stream
 from nexus_ablate.config import RunConfig
 from nexus_ablate.data import Batches, TokenizedData, chain, eval_windows, hash_tokens, token_kinds
-from nexus_ablate.errors import Diverged, Preempted
-from nexus_ablate.measure.counts import flops_per_token, parameters, peak_flops
+from nexus_ablate.errors import CheckpointError, Preempted
+from nexus_ablate.measure.counts import parameters, peak_flops, training_flops
 from nexus_ablate.measure.history import onsets, spike_scores
 from nexus_ablate.measure.probe import due, evaluation_mode, matrix_probe, model_figures, probe
 from nexus_ablate.measure.weight_statistics import weight_rms
@@ -32,13 +30,14 @@ from nexus_ablate.model import GPT
 from nexus_ablate.runs import Run, read_jsonl
 from nexus_ablate.track import Tracker
 from nexus_ablate.training import checkpoint
-from nexus_ablate.training.device import precision_context
 from nexus_ablate.training.display import Display
-from nexus_ablate.training.optimizer import GradientNorms, build_optimizer, learning_rate, warmup_steps
+from nexus_ablate.training.distributed import Place, World
+from nexus_ablate.training.optimizer import warmup_steps
 from nexus_ablate.training.signals import StopRequest
+from nexus_ablate.training.step import Seen, Step, share_state, steps_of
 
-SMALLEST_LOSS_SCALE = 1.0
-"""float16: gradients that are still non-finite at this loss scale are the model's, not the precision's."""
+MOST_UNREAD = 1000
+"""Steps after which their losses are read even where nothing is to be logged."""
 
 
 @dataclass
@@ -71,6 +70,7 @@ class Trainer:
         tracker: The mirror of its rows.
         display: What a person sees.
         stop: Set by a signal; looked at after each step.
+        world: The processes of the run, of which this is the first; it alone unless given.
     """
 
     def __init__(
@@ -82,14 +82,17 @@ class Trainer:
         tracker: Tracker,
         display: Display,
         stop: StopRequest,
+        world: World | None = None,
     ) -> None:
         self.config, self.model, self.data, self.run = config, model, data, run
         self.tracker, self.display, self.stop = tracker, display, stop
         self.device = next(model.parameters()).device
+        self.world = world or World(Place(), self.device)
+        self.world.stop = stop
         train, context = config.train, config.model.context
-        self.flops_per_token = flops_per_token(config, data.vocab_size)
+        self.flops_per_token = training_flops(model, context)
         self.tokens_per_step = config.resolved.tokens_per_step
-        self.steps = config.resolved.steps or math.ceil(train.flops / (self.flops_per_token * self.tokens_per_step))
+        self.steps = steps_of(config, data.vocab_size)
         self.batches = Batches(data.train, config.seed, train.batch_size * train.grad_accum, context, data.period)
         self.windows = {
             name: eval_windows(tokens, context, train.eval_tokens, data.period) for name, tokens in data.val.items()
@@ -99,11 +102,9 @@ class Trainer:
         self.probe_tokens = torch.from_numpy(probe_tokens).to(self.device)
         self.full_probe = config.probe.name == "full"
         self.token_kinds = token_kinds(data.tokenizer) if self.full_probe else {}
-        self.optimizer = build_optimizer(model, config.optim, config.weight_decay)
-        self.gradients = GradientNorms(model)
+        self.step = Step(config, model, self.steps, self.batches.batch, self.world)
         self.progress = Progress()
-        self.scaler = torch.amp.GradScaler(self.device.type, enabled=train.precision == "fp16")
-        self.forward = torch.compile(model) if self._compiles() else model
+        self.seen: Seen
         self._mark = time.monotonic()
 
     def fit(self) -> dict[str, Any]:
@@ -113,27 +114,29 @@ class Trainer:
             The summary.
 
         Raises:
-            Diverged: A loss or a gradient was not finite; the optimizer has not taken that step.
+            Diverged: A loss or a gradient was not finite; the optimizer has taken neither that step nor a later one.
             Preempted: A signal asked to stop; everything is saved.
         """
         self._restore()
+        share_state(self.step, self.progress.step, self.world)
+        checkpoint.require_space(self.run.checkpoints, 3 * sum(p.nbytes for p in self.model.parameters()))
         self._mark = time.monotonic()
         self.model.train()
-        if self.forward is not self.model:
-            self._compile()
+        if self.step.compiled:
+            with self._aside("compile"):
+                self.step.compile(self.batches.batch(self.progress.step))
         if self.progress.step == 0:
-            self._record({})
+            self._record()
         self.display.start(self.steps, self.progress.step)
         while self.progress.step < self.steps:
             self.step_and_record()
             step = self.progress.step
             if step == self.steps:
                 break
-            if self.stop.asked:
+            if self.world.stopping(step):
                 self._save()
-                raise Preempted(
-                    f"stopped by {self.stop.asked} at step {step} of {self.steps}", fix="run the same command again"
-                )
+                asked = self.stop.asked or "a signal to another process"
+                raise Preempted(f"stopped by {asked} at step {step} of {self.steps}", fix="run the same command again")
             if step % self.config.train.checkpoint_every == 0:
                 self._save()
         self.display.stop()
@@ -144,80 +147,45 @@ class Trainer:
 
     def step_and_record(self) -> None:
         """One optimizer step and whatever is to be measured after it."""
-        seen = self._advance()
+        self._advance()
         step, train = self.progress.step, self.config.train
         if step == self.steps or step % train.log_every == 0 or step % train.eval_every == 0 or self._probes_at(step):
-            self._record(seen)
+            self._record()
 
-    def _advance(self) -> dict[str, Any]:
-        """One optimizer step; what was seen on the way, as tensors on the device."""
-        train, progress = self.config.train, self.progress
-        lr = learning_rate(self.config.optim, progress.step, self.steps)
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
+    def _advance(self) -> None:
+        progress = self.progress
         batch = self.batches.batch(progress.step)
-        if self.config.model.dropout:
-            torch.manual_seed(stream(self.config.seed, "dropout", progress.step))
-        loss, z_loss = torch.zeros((), device=self.device), torch.zeros((), device=self.device)
-        for rows in np.split(batch, train.grad_accum):
-            part, z_part = (term / train.grad_accum for term in self._loss(rows))
-            self.scaler.scale(part + z_part).backward()
-            loss += part.detach()
-            z_loss += z_part.detach()
-        self.scaler.unscale_(self.optimizer)
-        norm, norms = self.gradients.measure()
-        self._check_finite(loss, norm, norms)
-        if self.config.optim.clip != "off":
-            self.gradients.clip(norm, self.config.optim.clip)
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.step.take(progress.step, batch)
         progress.step += 1
         progress.batch_hash = chain(progress.batch_hash, batch)
-        progress.interval_loss += float(loss)
-        progress.interval_z_loss += float(z_loss)
-        progress.interval_steps += 1
-        self.display.advance(progress.step, progress.interval_loss / progress.interval_steps, lr, norm, self._speed())
-        return {"lr": lr, "norm": norm, "norms": norms}
+        if self.display.due(progress.step) or progress.step % MOST_UNREAD == 0:
+            self._read()
+            loss = progress.interval_loss / progress.interval_steps
+            self.display.advance(progress.step, loss, self.step.lr, self.seen.norm, self._speed())
 
-    def _loss(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Mean cross-entropy in nats per token of (B, T + 1) tokens, and the z-loss, which is trained on but no result.
-
-        The z-loss is `z_loss` times the mean square of log sum exp(logits). Chowdhery et al. 2022, arXiv:2204.02311,
-        section 5.
-        """
-        tokens = torch.from_numpy(rows).to(self.device, non_blocking=True)
-        with precision_context(self.config.train.precision, self.device.type):
-            logits_BTV = self.forward(tokens[:, :-1])
-        logits_BTV, factor = logits_BTV.float(), self.config.z_loss
-        z_loss = factor * logits_BTV.logsumexp(-1).square().mean() if factor else logits_BTV.new_zeros(())
-        return F.cross_entropy(logits_BTV.flatten(0, 1), tokens[:, 1:].flatten()), z_loss
-
-    def _check_finite(self, loss: Tensor, norm: Tensor, norms: Tensor) -> None:
-        if math.isfinite(float(loss)) and math.isfinite(float(norm)):
-            return
-        step = self.progress.step + 1
-        if math.isfinite(float(loss)):
-            if self.scaler.is_enabled() and self.scaler.get_scale() > SMALLEST_LOSS_SCALE:
-                return  # float16 overflowed: the scaler skips this step and lowers the scale
-            bad = [p for p, n in zip(self.gradients.parts, norms.tolist(), strict=True) if not math.isfinite(n)]
-            raise Diverged(f"the gradient of {', '.join(bad)} is not finite at step {step}")
-        raise Diverged(f"the loss is {float(loss)} at step {step}")
+    def _read(self) -> None:
+        """Take in what the steps since the last reading showed."""
+        for seen in self.step.read():
+            self.seen = seen
+            self.progress.interval_loss += seen.loss
+            self.progress.interval_z_loss += seen.z_loss
+            self.progress.interval_steps += 1
 
     # ---------------------------------------------------------------------------------------------- measurements
 
-    def _record(self, seen: dict[str, Any]) -> None:
+    def _record(self) -> None:
         """One row of metrics.jsonl with everything that is due at this step."""
+        self._read()
         progress, train = self.progress, self.config.train
         row = self._position()
         last = progress.step == self.steps
-        if seen and (progress.step % train.log_every == 0 or last):
-            row |= self._training_figures(seen)
+        if progress.step and (progress.step % train.log_every == 0 or last):
+            row |= self._training_figures()
         if self._probes_at(progress.step):
             with self._aside("probe"):
                 probed = probe(self.model, self.probe_tokens, self.full_probe, self.token_kinds)
                 if self.full_probe:
-                    probed |= matrix_probe(self.model, self.optimizer)
+                    probed |= matrix_probe(self.model, self.step.optimizer)
                 progress.probed = model_figures(probed)
                 self.run.log_probes(row_start(row) | probed)
                 row |= progress.probed | weight_rms(self.model)
@@ -225,7 +193,7 @@ class Trainer:
             with self._aside("eval"):
                 row |= self._validate(self.windows if last else dict(list(self.windows.items())[:1]))
         self.run.log_metrics(row)
-        self.tracker.log(row, progress.step)
+        self.tracker.row_written()
 
     def _probes_at(self, step: int) -> bool:
         return self.config.probe.name != "off" and (due(step, self.config.probe.every) or step in (0, self.steps))
@@ -239,7 +207,7 @@ class Trainer:
             "seconds": round(self._seconds(), 4),
         }
 
-    def _training_figures(self, seen: dict[str, Any]) -> dict[str, Any]:
+    def _training_figures(self) -> dict[str, Any]:
         progress = self.progress
         loss = progress.interval_loss / progress.interval_steps
         z_loss = progress.interval_z_loss / progress.interval_steps
@@ -248,17 +216,17 @@ class Trainer:
         figures = {
             "train/loss": loss,
             "train/bpb": loss / math.log(2) / self.data.bytes_per_token,
-            "lr": seen["lr"],
-            "grad_norm/global": float(seen["norm"]),
+            "lr": self.step.lr,
+            "grad_norm/global": self.seen.norm,
             "tokens_per_second": round(speed, 1),
             "peak_memory_bytes": self._peak_memory(),
             "batch_hash": progress.batch_hash,
         }
-        figures |= {f"grad_norm/{p}": n for p, n in zip(self.gradients.parts, seen["norms"].tolist(), strict=True)}
+        figures |= {f"grad_norm/{p}": n for p, n in zip(self.step.parts, self.seen.norms, strict=True)}
         if self.config.z_loss:
             figures["train/z_loss"] = z_loss
-        if self.scaler.is_enabled():
-            figures["loss_scale"] = self.scaler.get_scale()
+        if self.step.scaler.is_enabled():
+            figures["loss_scale"] = self.step.scaler.get_scale()
         peak = peak_flops(torch.cuda.get_device_name(self.device)) if self.device.type == "cuda" else None
         if peak is not None:
             figures["mfu"] = speed * self.flops_per_token / peak
@@ -283,16 +251,17 @@ class Trainer:
         total = torch.zeros((), dtype=torch.float64, device="cpu")
         with evaluation_mode(self.model):
             for start in range(0, len(tokens), rows):
-                total += float(self._loss(tokens[start : start + rows])[0]) * tokens[start : start + rows, 1:].size
+                total += float(self.step.loss(tokens[start : start + rows])[0]) * tokens[start : start + rows, 1:].size
         return float(total)
 
     # ----------------------------------------------------------------------------------------------- saved state
 
     def _save(self) -> None:
         """A checkpoint; the one after the last step keeps the weights alone."""
+        self._read()
         last = self.progress.step == self.steps
         with self._aside("checkpoint"):
-            self.progress.loss_scale = self.scaler.get_scale()
+            self.progress.loss_scale = self.step.scaler.get_scale()
             tensors = {"model": dict(self.model.state_dict())} | (
                 {} if last else {"optimizer": self._optimizer_tensors()}
             )
@@ -303,28 +272,38 @@ class Trainer:
 
     def _restore(self) -> None:
         """Go on from the newest valid checkpoint, or start clean when there is none."""
-        loaded = checkpoint.load_newest(self.run.checkpoints) if self.run.resuming else None
+        loaded = None
+        if self.run.resuming:
+            loaded = checkpoint.load_newest(self.run.checkpoints, self._accept)
         if loaded is None:
             self.run.restore({})
             return
         for line in loaded.skipped:
-            self.display.say(line)
+            self.display.say(f"skipped {line}")
+        checkpoint.discard_newer(self.run.checkpoints, loaded.step)
         self.model.load_state_dict(loaded.tensors["model"])
         moments = loaded.tensors.get("optimizer", {})  # after the last step it is not needed and not kept
         for name, parameter in self.model.named_parameters():
             state = {k.rpartition("/")[2]: t for k, t in moments.items() if k.rpartition("/")[0] == name}
-            self.optimizer.state[parameter] = {k: t.to(self.device) for k, t in state.items()}
+            self.step.optimizer.state[parameter] = {k: t.to(self.device) for k, t in state.items()}
         self.progress = Progress(**loaded.state["progress"])
-        if self.scaler.is_enabled():
-            self.scaler.load_state_dict(self.scaler.state_dict() | {"scale": self.progress.loss_scale})
+        scaler = self.step.scaler
+        if scaler.is_enabled():
+            scaler.load_state_dict(scaler.state_dict() | {"scale": self.progress.loss_scale})
         self.run.restore(loaded.state["logs"])
         self.display.say(f"going on from step {self.progress.step}")
+
+    def _accept(self, state: dict[str, Any]) -> None:
+        """That the run can go on from the state of a checkpoint."""
+        if state["progress"].keys() != vars(Progress()).keys():
+            raise CheckpointError("it is of another version of this program")
+        self.run.check(state["logs"])
 
     def _optimizer_tensors(self) -> dict[str, Tensor]:
         return {
             f"{name}/{key}": value
             for name, parameter in self.model.named_parameters()
-            for key, value in self.optimizer.state[parameter].items()
+            for key, value in self.step.optimizer.state[parameter].items()
         }
 
     def _summary(self) -> dict[str, Any]:
@@ -383,20 +362,6 @@ class Trainer:
     def _peak_memory(self) -> int:
         """Largest memory so far, in bytes: allocated on the GPU, or resident on the CPU."""
         return torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else resident_peak_bytes()
-
-    def _compiles(self) -> bool:
-        asked = self.config.train.compile
-        return asked == "on" or (asked == "auto" and self.device.type == "cuda" and self.steps >= 2000)
-
-    def _compile(self) -> None:
-        """Compile forward and backward on the first batch, and undo what that did to running statistics."""
-        with self._aside("compile"):
-            buffers = {name: b.clone() for name, b in self.model.named_buffers()}
-            rows = self.batches.batch(self.progress.step)[: self.config.train.batch_size]
-            sum(self._loss(rows)).backward()  # type: ignore[reportAttributeAccessIssue]
-            self.optimizer.zero_grad(set_to_none=True)
-            for name, buffer in self.model.named_buffers():
-                buffer.copy_(buffers[name])
 
 
 def row_start(row: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,239 @@
+"""`nexus-ablate verify-resume OVERRIDES...`: the proof, on this machine, that an interrupted run ends as any other.
+
+Trains a short run undisturbed; again, asked to stop by a signal; again, killed; each in processes of its own, and
+compares what they left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nexus_ablate import errors
+from nexus_ablate.composition import compose
+from nexus_ablate.errors import ConfigError, UserError, printable
+from nexus_ablate.runs import RunRecord, find_runs, read_run
+
+STEPS = 40
+CLOCKS = ("seconds", "tokens_per_second", "mfu", "peak_memory_bytes")
+SHORT = (f"train.steps={STEPS}", "train.log_every=1", f"train.eval_every={STEPS // 4}", "train.eval_tokens=4096")
+WAITS_SECONDS = 600
+LAUNCHES = 5
+"""Tries to interrupt a run before it has ended; each time later runs are stopped earlier."""
+
+HELP = """nexus-ablate verify-resume [--keep DIR] [KEY=VALUE ...]
+
+Is a run that was interrupted and went on the same as one that was not? On this machine, with these overrides:
+
+  nexus-ablate verify-resume
+  nexus-ablate verify-resume norm=layer model.dropout=0.1 train.precision=bf16
+  nexus-ablate verify-resume --keep proof model=micro train.steps=200
+
+Trains 40 steps (or train.steps) undisturbed, then stopped by SIGTERM, then killed, each started again by the same
+command, and compares weights, metrics and the batches seen. Your runs are left alone; --keep DIR keeps these three.
+Exit status 0: identical (on a GPU: within what two undisturbed runs differ by). 1: not."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How an interrupted run departs from the undisturbed one.
+
+    Attributes:
+        what: The first row and key, tensor, or hash that differs; '' where nothing does.
+        size: The largest relative difference of a number; infinite where the runs have other rows.
+    """
+
+    what: str
+    size: float
+
+
+def run(arguments: list[str]) -> int:
+    """Prove it, and print what was found."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--keep", type=Path)
+    parser.add_argument("-h", "--help", action="store_true")
+    asked, overrides = parser.parse_known_args(arguments)
+    if asked.help:
+        print(HELP)
+        return errors.OK
+    flags = [argument for argument in overrides if argument.startswith("-")]
+    if flags:
+        raise errors.unknown("verify-resume has no flag of this name", flags[0], ["--keep", "--help"])
+    chosen = [text.partition("=")[0] for text in overrides]
+    own = [text for text in SHORT if text.partition("=")[0] not in chosen]
+    if {"train.tokens", "train.flops"} & set(chosen):
+        own = [text for text in own if not text.startswith("train.steps=")]
+    command = [*own, *overrides, "tracker=files", "rerun=off"]
+    config = compose(command)
+    if config.resolved.steps is not None and config.resolved.steps < 8:
+        raise ConfigError("too few steps to be interrupted", f"train.steps={config.resolved.steps}", "train.steps=40")
+    if asked.keep is not None and asked.keep.exists():
+        raise ConfigError("--keep makes a directory of its own", str(asked.keep), "name one that does not exist")
+    folder = Path(tempfile.mkdtemp(prefix="nexus_ablate-"))
+    try:
+        return _prove(command, config.resolved.steps or STEPS, folder)
+    finally:
+        if asked.keep is not None:
+            shutil.move(folder, asked.keep)
+            print(f"kept in {printable(str(asked.keep))}")
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _prove(command: list[str], steps: int, folder: Path) -> int:
+    whole = _finished(command, folder / "undisturbed")
+    device, threads = str((whole.summary or {})["device"]), (whole.summary or {})["threads"]
+    command = [*command, f"train.threads={threads}"]  # others would add in another order
+    ways = {"stopped by SIGTERM": (signal.SIGTERM, steps // 2), "killed (kill -9)": (signal.SIGKILL, 2 * steps // 3)}
+    found: dict[str, tuple[str, Difference]] = {}
+    for number, (way, (sent, step)) in enumerate(ways.items()):
+        runs_dir = folder / f"interrupted-{number}"
+        every = f"train.checkpoint_every={max(2, steps // 5)}"
+        at = _interrupt([*command, every], runs_dir, sent, step)
+        record = _finished([*command, every], runs_dir)
+        found[f"{way} after step {at}"] = "", compare(whole, record)
+    tolerance = 0.0
+    if device != "cpu":
+        again = compare(whole, _finished(command, folder / "undisturbed again"))
+        tolerance = again.size
+        found["undisturbed, once more"] = "this GPU's own spread", again
+    identical = [difference.what == "" for _, difference in found.values()]
+    within = all(difference.size <= 2 * tolerance for _, difference in found.values())
+    _show(found, whole, device, tolerance)
+    return errors.OK if all(identical) or (device != "cpu" and within) else errors.BUG
+
+
+def _process(command: list[str], runs_dir: Path, **options: Any) -> subprocess.Popen[str]:
+    arguments = [sys.executable, "-m", "nexus_ablate", *command, f"runs_dir={runs_dir}"]
+    alone = {name: text for name, text in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    return subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True, env=alone, **options)
+
+
+def _finished(command: list[str], runs_dir: Path) -> RunRecord:
+    """The run, trained to its end."""
+    process = _process(command, runs_dir)
+    _, said = process.communicate()
+    if process.returncode != errors.OK:
+        sys.stderr.write(said)
+        raise _Unproved("the run does not reach its end, so nothing can be compared", f"exit {process.returncode}")
+    return read_run(find_runs([runs_dir])[0])
+
+
+class _Unproved(UserError):
+    """No answer could be found."""
+
+    status = errors.BUG
+
+
+def _interrupt(command: list[str], runs_dir: Path, sent: signal.Signals, step: int) -> int:
+    """Send a signal to the run when it has logged `step`, which it must not outrun; the last step that it logged."""
+    for _ in range(LAUNCHES):
+        process = _process(command, runs_dir)
+        end = time.monotonic() + WAITS_SECONDS
+        while process.poll() is None and _last_step(runs_dir) < step and time.monotonic() < end:
+            time.sleep(0.002)
+        process.send_signal(sent)
+        process.communicate()
+        if process.returncode in (errors.PREEMPTED, -sent):
+            return _last_step(runs_dir)
+        if process.returncode != errors.OK:
+            raise _Unproved("the run ended by itself before it was interrupted", f"exit {process.returncode}")
+        shutil.rmtree(runs_dir)
+        step //= 2
+    raise _Unproved("the run ends before it can be interrupted", f"{step} steps", "more of them: train.steps=400")
+
+
+def _last_step(runs_dir: Path) -> int:
+    """The step of the last whole row, -1 before there is one."""
+    logs = list(runs_dir.glob("*/*/*/metrics.jsonl"))
+    lines = logs[0].read_bytes().rpartition(b"\n")[0].splitlines() if logs else []
+    return json.loads(lines[-1])["step"] if lines else -1
+
+
+def compare(whole: RunRecord, other: RunRecord) -> Difference:
+    """The first difference between two runs, in the order in which a run makes them, and the largest of a number."""
+    first, size = "", 0.0
+    for name, ours, theirs in (
+        ("metrics.jsonl", whole.metrics(), other.metrics()),
+        ("probes.jsonl", whole.probes(), other.probes()),
+    ):
+        if [row["step"] for row in ours] != [row["step"] for row in theirs]:
+            return Difference(first or f"the steps of {name}", math.inf)
+        for mine, yours in zip(ours, theirs, strict=True):
+            for key in [*mine, *(key for key in yours if key not in mine)]:
+                if key not in CLOCKS and mine.get(key) != yours.get(key):
+                    first = first or f"step {mine['step']}: {key}"
+                    size = max(size, _relative(mine.get(key), yours.get(key)))
+    ours, theirs = _weights(whole), _weights(other)
+    for name in sorted(ours.keys() | theirs.keys()):
+        if name not in ours or name not in theirs or ours[name].shape != theirs[name].shape:
+            return Difference(first or f"the weight {name}", math.inf)
+        if ours[name].numpy().tobytes() != theirs[name].numpy().tobytes():
+            first = first or f"the weight {name}"
+            gap = (ours[name].float() - theirs[name].float()).abs().max() / ours[name].float().abs().max()
+            size = max(size, float(gap))
+    return Difference(first, size)
+
+
+def _relative(a: Any, b: Any) -> float:
+    """The relative difference of two numbers or lists of them; infinite of anything else."""
+    if isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
+        return max((_relative(x, y) for x, y in zip(a, b, strict=True) if x != y), default=0.0)
+    if isinstance(a, int | float) and isinstance(b, int | float):
+        return abs(a - b) / max(abs(a), abs(b))
+    return math.inf
+
+
+def _weights(record: RunRecord) -> dict[str, Any]:
+    from nexus_ablate.training.checkpoint import load_newest
+
+    loaded = load_newest(record.path / "checkpoints")
+    return {} if loaded is None else loaded.tensors["model"]
+
+
+def weights_hash(record: RunRecord) -> str:
+    """sha256 over the names and bytes of all weights."""
+    import hashlib
+
+    digest = hashlib.sha256()
+    for name, tensor in sorted(_weights(record).items()):
+        digest.update(name.encode() + tensor.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _show(found: dict[str, tuple[str, Difference]], whole: RunRecord, device: str, tolerance: float) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    summary = whole.summary or {}
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("run", "result", "first difference", "largest"):
+        table.add_column(name, overflow="fold")
+    for way, (note, difference) in found.items():
+        verdict = "identical" if not difference.what else note or "different"
+        table.add_row(
+            way, verdict, printable(difference.what) or "-", f"{difference.size:.1e}" if difference.what else "0"
+        )
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(table)
+    hashes = f"weights sha256 {weights_hash(whole)[:16]}, batches {summary['batch_hash'][:16]}"
+    console.print(
+        f"\n{summary['steps']} steps on {device}, {summary['threads']} threads; {hashes}\n"
+        "compared: every number of metrics.jsonl and probes.jsonl but the clocks, and every bit of the weights"
+    )
+    if device != "cpu":
+        console.print(
+            "A GPU may add in another order each time, so two undisturbed runs can differ too: here by at most "
+            f"{tolerance:.1e}, relative. An interrupted run passes where it differs by no more than twice that."
+        )

@@ -1,0 +1,40 @@
+"""A run in a process that is not its first: the same steps, and nothing else."""
+
+from __future__ import annotations
+
+from nexus_ablate.config import RunConfig
+from nexus_ablate.data import Batches, TokenizedData
+from nexus_ablate.errors import Preempted
+from nexus_ablate.model import build_model
+from nexus_ablate.training.distributed import World
+from nexus_ablate.training.signals import StopRequest
+from nexus_ablate.training.step import Step, share_state, steps_of
+
+
+def follow(config: RunConfig, data: TokenizedData, world: World) -> None:
+    """Take the steps of a run on this process's rows.
+
+    Raises:
+        Diverged: As in the first process.
+        Preempted: All processes stop after this step.
+        Lost: Another process ended.
+    """
+    train = config.train
+    with StopRequest() as stop:
+        world.stop = stop
+        model = build_model(config, data.vocab_size).to(world.device)
+        tokens = train.batch_size * train.grad_accum
+        batches = Batches(data.train, config.seed, tokens, config.model.context, data.period)
+        steps = steps_of(config, data.vocab_size)
+        step = Step(config, model, steps, batches.batch, world)
+        number = share_state(step, 0, world)
+        model.train()
+        if step.compiled:
+            step.compile(batches.batch(number))
+        while number < steps:
+            step.take(number, batches.batch(number))
+            number += 1
+            if number % train.log_every == 0 or number == steps:
+                step.read()
+            if number < steps and world.stopping(number):
+                raise Preempted(f"stopped at step {number} of {steps}")

@@ -1,0 +1,23 @@
+"""How this process keeps the memory that a training step frees and takes again."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+
+KEPT_BYTES = 2**30
+"""A single block beyond it is mapped, and unmapped, by itself."""
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of glibc's malloc.h
+
+
+def keep_freed_memory() -> None:
+    """Let freed memory stay with this process; where the C library is not glibc, nothing happens.
+
+    glibc hands the top of the heap back to the system whenever a step frees it, and the next step pays a page fault for
+    every 4 KiB of it: hundreds to thousands a step, 1 to 6% of a small model's step on CPU.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:
+        mallopt(_TRIM_THRESHOLD, KEPT_BYTES)
+        mallopt(_MMAP_THRESHOLD, KEPT_BYTES)

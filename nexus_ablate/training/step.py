@@ -1,0 +1,234 @@
+"""One optimizer step: rows to the device, forward, loss, backward, gradient norms, finite check, clipping, AdamW.
+
+Nothing here waits for a GPU: what a step showed stays on the device until `read`. A step whose loss or gradient is not
+finite changes no weight, and neither does any after it; `read` says which it was.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nexus_ablate.axes.init import stream
+from nexus_ablate.config import RunConfig
+from nexus_ablate.errors import Diverged
+from nexus_ablate.measure.counts import flops_per_token
+from nexus_ablate.model import GPT
+from nexus_ablate.training.device import precision_context
+from nexus_ablate.training.distributed import Place, World
+from nexus_ablate.training.loss import chunked_losses, chunks_losses, losses
+from nexus_ablate.training.nonfinite import first_nonfinite
+from nexus_ablate.training.optimizer import ROLE, GradientNorms, build_optimizer, learning_rate
+
+SMALLEST_LOSS_SCALE = 1.0
+"""float16: gradients that are still non-finite at this loss scale are the model's, not the precision's."""
+
+COMPILE_STEPS = 2000
+"""Steps from which on `train.compile=auto` compiles on a GPU."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a step showed, before its optimizer step: losses in nats per token, norms before clipping."""
+
+    loss: float
+    z_loss: float
+    norm: float
+    norms: list[float]
+
+
+class Step:
+    """Takes optimizer steps.
+
+    Args:
+        config: The run.
+        model: On the device.
+        steps: Length of the run, for the learning rate.
+        batch_of: The (B, T + 1) tokens of a step.
+        world: The processes that the step is spread over; this one alone unless given.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        model: GPT,
+        steps: int,
+        batch_of: Callable[[int], np.ndarray],
+        world: World | None = None,
+    ) -> None:
+        self.config, self.model, self.steps, self.batch_of = config, model, steps, batch_of
+        self.device = next(model.parameters()).device
+        self.world = world or World(Place(), self.device)
+        self.optimizer = build_optimizer(model, config.optim, config.weight_decay)
+        self.gradients = GradientNorms(model)
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.train.precision == "fp16")
+        train = config.train
+        rows = train.batch_size // self.world.size * config.model.context
+        self.chunked = chunks_losses(train.loss, rows, model.geometry.vocab_size, train.precision)
+        self.forward = model.hidden if self.chunked else model
+        self.compiled = train.compile == "on" or (train.compile == "auto" and self.compile_pays)
+        if self.compiled:
+            self.forward = torch.compile(self.forward)
+        self.lr = 0.0  # of the last step
+        # A CPU has nothing to wait for, and whether float16 overflowed depends on the loss scale at that very step.
+        self.checks_at_once = self.device.type == "cpu" or self.scaler.is_enabled()
+        self._unread: list[tuple[int, Tensor]] = []
+        self._zero = torch.zeros((), device=self.device)
+        self._spoilt = torch.zeros((), device=self.device)  # 1 from the first step on that was not finite
+
+    def take(self, number: int, batch: np.ndarray) -> None:
+        """Step `number`, from 0, on (B, T + 1) tokens, `grad_accum` parts of them after one another.
+
+        Raises:
+            Diverged: As `read`; on a GPU only `read` does.
+        """
+        train, optim = self.config.train, self.config.optim
+        self.lr = learning_rate(optim, number, self.steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.lr
+        self._seed_dropout(number)
+        loss = z_loss = self._zero
+        for rows in np.split(batch, train.grad_accum):
+            part, z_part = self.loss(self.world.rows(rows))
+            if train.grad_accum > 1:
+                part, z_part = part / train.grad_accum, z_part / train.grad_accum
+            self.scaler.scale(part + z_part if self.config.z_loss else part).backward()
+            loss, z_loss = loss + part.detach(), z_loss + z_part.detach()
+        self.world.average([*self.gradients.gradients(), loss, z_loss])
+        self.scaler.unscale_(self.optimizer)  # type: ignore[reportArgumentType]
+        norm, norms = self.gradients.measure()
+        seen = torch.cat((torch.stack((loss, z_loss, norm)), norms))
+        self._unread.append((number + 1, seen))
+        if self.checks_at_once:
+            self._check(number + 1, seen.tolist())
+        else:
+            finite = torch.isfinite(loss) & torch.isfinite(norm)
+            self._spoilt = torch.maximum(self._spoilt, 1 - finite.float())
+            self.optimizer.found_inf = self._spoilt
+        if optim.clip != "off":
+            self.gradients.clip(norm, optim.clip)
+        self.scaler.step(self.optimizer)  # type: ignore[reportArgumentType]
+        self.scaler.update()
+        self.optimizer.zero_grad()
+
+    def read(self) -> list[Seen]:
+        """What the steps since the last reading showed, in order.
+
+        Raises:
+            Diverged: A loss or a gradient was not finite; the optimizer has taken neither that step nor a later one.
+        """
+        if not self._unread:
+            return []
+        numbers = [number for number, _ in self._unread]
+        rows = torch.stack([seen for _, seen in self._unread]).tolist()
+        self._unread = []
+        if not self.checks_at_once:
+            for number, row in zip(numbers, rows, strict=True):
+                self._check(number, row)
+        return [Seen(loss, z_loss, norm, norms) for loss, z_loss, norm, *norms in rows]
+
+    def _check(self, step: int, row: list[float]) -> None:
+        loss, _, norm, *norms = row
+        if math.isfinite(loss) and math.isfinite(norm):
+            return
+        overflowed = self.scaler.is_enabled() and self.scaler.get_scale() > SMALLEST_LOSS_SCALE
+        if math.isfinite(loss) and overflowed:  # of float16: the scaler skips this step and lowers the scale
+            return
+        bad = [
+            part for part, n in zip(self.parts, norms, strict=True) if not (math.isfinite(n) or part.startswith(ROLE))
+        ]
+        what = f"the gradient of {', '.join(bad)} is not finite" if math.isfinite(loss) else f"the loss is {loss}"
+        where = first_nonfinite(self.model, lambda: self._forward_again(step - 1))
+        raise Diverged(f"{what} at step {step}" + (f", first {where}" if where else ""))
+
+    def _forward_again(self, number: int) -> None:
+        """The forward passes of a step, on the uncompiled model."""
+        self._seed_dropout(number)
+        for rows in np.split(self.batch_of(number), self.config.train.grad_accum):
+            with precision_context(self.config.train.precision, self.device.type):
+                self.model(torch.from_numpy(self.world.rows(rows)[:, :-1]).to(self.device))
+
+    def _seed_dropout(self, number: int) -> None:
+        if self.config.model.dropout:
+            mine = (self.world.place.rank,) if self.world.place.rank else ()
+            torch.manual_seed(stream(self.config.seed, "dropout", number, *mine))
+
+    def loss(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Mean cross-entropy in nats per token of (B, T + 1) tokens, and the z-loss, which is trained on but no result.
+
+        The z-loss is `z_loss` times the mean square of log sum exp(logits). Chowdhery et al. 2022, arXiv:2204.02311,
+        section 5.
+        """
+        tokens = self._on_device(rows)
+        inputs, targets, factor = tokens[:, :-1], tokens[:, 1:].flatten(), self.config.z_loss
+        with precision_context(self.config.train.precision, self.device.type):
+            if self.chunked:
+                x_ND = self.forward(inputs).flatten(0, 1)
+                return chunked_losses(x_ND, self.model.head_weight, targets, factor, self.model.logits)
+            logits_BTV = self.forward(inputs)
+        return losses(logits_BTV.flatten(0, 1), targets, factor)
+
+    def _on_device(self, rows: np.ndarray) -> Tensor:
+        """Tokens on the device; a GPU takes them from pinned memory while the CPU goes on."""
+        tokens = torch.from_numpy(rows)
+        if self.device.type == "cuda":
+            tokens = tokens.pin_memory()
+        return tokens.to(self.device, non_blocking=True)
+
+    @property
+    def compile_pays(self) -> bool:
+        """Whether compiling earns back its own time in this run; never on a CPU, where it needs a C++ compiler too."""
+        return self.device.type == "cuda" and self.steps >= COMPILE_STEPS
+
+    @property
+    def parts(self) -> list[str]:
+        """What `Seen.norms` are the norms of."""
+        return self.gradients.parts
+
+    def compile(self, batch: np.ndarray) -> None:
+        """Compile forward and backward on a batch, and undo what that did to running statistics."""
+        buffers = {name: b.clone() for name, b in self.model.named_buffers()}
+        sum(self.loss(self.world.rows(batch[: self.config.train.batch_size]))).backward()  # type: ignore[reportAttributeAccessIssue]
+        self.optimizer.zero_grad()
+        for name, buffer in self.model.named_buffers():
+            buffer.copy_(buffers[name])
+
+
+def steps_of(config: RunConfig, vocab_size: int) -> int:
+    """The optimizer steps of a run, whichever way its budget is given."""
+    if config.resolved.steps is not None:
+        return config.resolved.steps
+    return math.ceil(config.train.flops / (flops_per_token(config, vocab_size) * config.resolved.tokens_per_step))
+
+
+def share_state(step: Step, number: int, world: World) -> int:
+    """Give the first process's weights, moments and loss scale to all.
+
+    Args:
+        number: Steps taken, as the first process knows.
+
+    Returns:
+        The steps taken.
+    """
+    if world.size == 1:
+        return number
+    moments = step.optimizer.state
+    number, scale, some = (int(n) for n in world.share([number, step.scaler.get_scale(), bool(moments)], []))
+    if step.scaler.is_enabled():
+        step.scaler.load_state_dict(step.scaler.state_dict() | {"scale": float(scale)})
+    tensors = list(step.model.state_dict().values())
+    for parameter in step.model.parameters() if some else ():
+        if not world.leads:
+            moments[parameter] = {
+                "step": torch.zeros((), device=step.device),
+                "exp_avg": torch.zeros_like(parameter),
+                "exp_avg_sq": torch.zeros_like(parameter),
+            }
+        tensors += [moments[parameter][name] for name in ("step", "exp_avg", "exp_avg_sq")]
+    world.share([], tensors)
+    return number

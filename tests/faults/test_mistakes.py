@@ -1,0 +1,78 @@
+"""A malformed command: exit 2, at most three lines that name key and value, no directory, no traceback (R7)."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+import time
+from collections import Counter
+
+import pytest
+
+from faults.bench import sizes
+from faults.mistakes import KINDS, Mistake, mistakes
+from nexus_ablate import composition
+from nexus_ablate.composition import compose
+from nexus_ablate.errors import ConfigError
+
+
+def refusal(mistake: Mistake) -> ConfigError | None:
+    """The error; None where the command was taken for a run. Anything else is raised."""
+    try:
+        compose(list(mistake.overrides))
+    except ConfigError as error:
+        return error
+    return None
+
+
+@sizes(120, 2000)
+def test_every_mistake_is_refused_in_three_lines_that_name_it(counted, count, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    suggested = rightly = 0
+    seen: Counter[str] = Counter()
+    for mistake in itertools.islice(mistakes(seed=count), count):
+        error = refusal(mistake)
+        assert error is not None, mistake
+        lines = error.lines()
+        assert 1 <= len(lines) <= 3, mistake
+        text = "\n".join(lines)
+        assert len(text) < 1500 and all(line.isprintable() for line in lines), mistake
+        assert "Traceback" not in text
+        assert [name for name in mistake.names if name not in text] == [], (mistake, text)
+        seen[mistake.kind] += 1
+        if mistake.meant:
+            suggested += 1
+            rightly += mistake.meant.rpartition(".")[2] in error.fix
+    assert set(seen) == set(KINDS)
+    assert list(tmp_path.iterdir()) == []
+    assert rightly >= 0.95 * suggested
+    counted(f"{count} of {count} refused with status 2, {rightly} of {suggested} suggestions right")
+
+
+@pytest.mark.slow
+def test_as_a_process_a_mistake_ends_with_2_in_under_three_seconds_and_makes_no_directory(tmp_path, counted):
+    made = {mistake.kind: mistake for mistake in itertools.islice(mistakes(seed=5), 60)}
+    del made["type"], made["range"], made["missing"], made["duplicate"], made["added key"]  # as the others in kind
+    for mistake in made.values():
+        start = time.monotonic()
+        command = [sys.executable, "-m", "nexus_ablate", *mistake.overrides]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60, check=False)
+        assert time.monotonic() - start < 3, mistake
+        assert done.returncode == 2, (mistake, done.stderr)
+        assert 1 <= len(done.stderr.splitlines()) <= 3, (mistake, done.stderr)
+        assert "Traceback" not in done.stderr
+        assert list(tmp_path.iterdir()) == []
+    counted(f"{len(made)} of {len(made)} as processes")
+
+
+def test_control_without_our_check_hydra_takes_added_keys_and_misspelt_ones_of_its_own(monkeypatch):
+    def taken(*overrides: str) -> bool:
+        try:
+            return bool(composition.compose_values(list(overrides)))
+        except ConfigError:
+            return False
+
+    assert (taken("+x=1") and taken("hydra.ouput_subdir=null") is False) or taken("+hydra.ouput_subdir=null")
+    for override in ("+x=1", "+hydra.ouput_subdir=null"):
+        assert refusal(Mistake("", (override,), ())) is not None

@@ -1,0 +1,128 @@
+"""Stopped after any step, twice, the run ends as if undisturbed, to the bit (R2); a torn log costs nothing (R11)."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from faults.bench import at_step, fresh, logged, only, result, run, sizes
+from nexus_ablate.data import Batches
+from nexus_ablate.errors import CheckpointError
+from nexus_ablate.training import checkpoint
+from nexus_ablate.training import step as training_step
+
+LONG = ("train.steps=40", "train.checkpoint_every=7", "train.eval_every=8", "train.log_every=3", "optim.warmup=10",
+        "train.grad_accum=2", "train.batch_size=2", "model.dropout=0.1")  # fmt: skip
+
+
+class Crash(Exception):
+    """What stops a run here, as a bug would."""
+
+
+def crash_at(patch, *steps: int) -> None:
+    """Stop training before each of these steps, once."""
+    left = list(steps)
+
+    def stop(step: int) -> None:
+        if left and step == left[0]:
+            left.pop(0)
+            raise Crash(f"before step {step}")
+
+    at_step(patch, stop)
+
+
+def interrupted(overrides, monkeypatch, *steps: int):
+    """The outcome of a run that crashed before each of `steps` and was started again each time."""
+    with monkeypatch.context() as patch:
+        crash_at(patch, *steps)
+        for _ in steps:
+            with pytest.raises(Crash):
+                run(overrides)
+        return run(overrides)
+
+
+@sizes(3, 40)
+def test_stopped_twice_at_each_step_a_run_ends_as_if_undisturbed(tiny_run, tmp_path, monkeypatch, counted, count):
+    expected = result(run(tiny_run(*LONG)).path)
+    steps = range(40) if count == 40 else random.Random(1).sample(range(40), count)
+    for step in steps:
+        with fresh(tmp_path) as runs_dir:
+            again = interrupted(tiny_run(*LONG, f"runs_dir={runs_dir}"), monkeypatch, step, min(step + 4, 39))
+            assert result(again.path) == expected, step
+    counted(f"{len(steps)} of {len(steps)} steps, each stopped twice, to the bit")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("forgotten", ["dropout stream", "data cursor", "schedule", "moments"])
+def test_control_a_resume_that_forgot_something_is_seen(tiny_run, tmp_path, monkeypatch, forgotten):
+    expected = result(run(tiny_run(*LONG)).path)
+    overrides = tiny_run(*LONG, f"runs_dir={tmp_path / 'other'}")
+    with monkeypatch.context() as patch:
+        crash_at(patch, 25)
+        with pytest.raises(Crash):
+            run(overrides)
+    load, batch, rate = checkpoint.load_newest, Batches.batch, training_step.learning_rate
+
+    def forgetful(*arguments, **options):
+        loaded = load(*arguments, **options)
+        assert loaded is not None
+        if forgotten == "moments":
+            loaded.tensors["optimizer"] = {n: t * 0 if t.ndim else t for n, t in loaded.tensors["optimizer"].items()}
+        return loaded
+
+    monkeypatch.setattr(checkpoint, "load_newest", forgetful)
+    if forgotten == "dropout stream":
+        monkeypatch.setattr(training_step, "stream", lambda seed, name, step: 7)
+    elif forgotten == "data cursor":
+        monkeypatch.setattr(Batches, "batch", lambda self, step: batch(self, step - 21))
+    elif forgotten == "schedule":
+        monkeypatch.setattr(training_step, "learning_rate", lambda config, step, steps: rate(config, step - 21, steps))
+    assert result(run(overrides).path) != expected
+
+
+@pytest.mark.slow
+def test_a_log_torn_at_any_byte_of_its_last_lines_goes_on_without_gap_or_duplicate(tiny_run, tmp_path, monkeypatch):
+    overrides = tiny_run("train.steps=12", "train.checkpoint_every=4", "model.n_layers=1")
+    expected = result(run(overrides).path)
+    overrides = [*overrides, f"runs_dir={tmp_path / 'other'}"]
+    with monkeypatch.context() as patch:
+        crash_at(patch, 11)
+        with pytest.raises(Crash):
+            run(overrides)
+    path = only(tmp_path / "other")
+    kept = keep(path)
+    whole = (path / "metrics.jsonl").read_bytes()
+    lines = whole.splitlines(keepends=True)
+    start = len(whole) - sum(map(len, lines[-5:]))  # from below the newest checkpoint, taken at step 8
+    offsets = random.Random(0).sample(range(start, len(whole)), 6)
+    for offset in [start, *offsets]:
+        restore(path, kept)
+        (path / "metrics.jsonl").write_bytes(whole[:offset])
+        assert result(run(overrides).path) == expected, offset
+
+
+def keep(path):
+    return {file.relative_to(path): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+
+def restore(path, kept) -> None:
+    for file in list(path.rglob("*")):
+        if file.is_file() and file.relative_to(path) not in kept:
+            file.unlink()
+    for name, data in kept.items():
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_bytes(data)
+
+
+def test_a_log_that_reaches_no_checkpoint_is_an_error_and_is_not_cut(tiny_run, tmp_path, monkeypatch):
+    overrides = tiny_run()
+    with monkeypatch.context() as patch:
+        crash_at(patch, 11)
+        with pytest.raises(Crash):
+            run(overrides)
+    path = only(tmp_path / "runs")
+    (path / "metrics.jsonl").write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"metrics\.jsonl"):
+        run(overrides)
+    assert logged(path) == []
