@@ -18,7 +18,12 @@ VERBS = {
     "status": "every run of some directories: how far, how good, and why not",
     "compare": "is a difference real: paired seeds, intervals, a verdict in words; --html for the report",
     "noise": "seed noise, the difference it allows to be seen, the seeds a difference needs",
+    "doctor": "device, packages, disk, W&B, launchers, SLURM: what is ready, how to mend what is not",
     "evaluate": "finished runs: longer and endless text, 8-bit numbers, sinks and outliers taken away",
+    "bench": "what the options of an axis, a step or a sweep cost on this machine",
+    "verify-resume": "the proof on this machine that an interrupted run ends as if it had not been",
+    "sync": "local runs to W&B: tracked by files, offline or cut off; again as often as you like",
+    "dashboard": "the W&B workspace of a project: loss by arm, gradients, outliers, sinks, axes; a section a study",
 }
 
 HELP = f"""nexus-ablate: ablations of transformer architecture choices that end in a verdict you can trust
@@ -31,7 +36,7 @@ HELP = f"""nexus-ablate: ablations of transformer architecture choices that end 
   nexus-ablate --plugin DIR norm=my_norm             an option of your own (docs/adding_an_option.md)
 
 verbs
-{chr(10).join(f"  {verb:<10} {meaning}" for verb, meaning in VERBS.items())}
+{chr(10).join(f"  {verb:<13} {meaning}" for verb, meaning in VERBS.items())}
 
   nexus-ablate VERB --help   examples of a verb
 """
@@ -40,7 +45,7 @@ verbs
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status; the console script exits with it."""
     try:
-        arguments = _without_plugins(list(sys.argv[1:] if argv is None else argv))
+        arguments = _without_plugins([*(sys.argv[1:] if argv is None else argv)])
         if arguments[:1] in (["-h"], ["--help"], ["help"]):
             print(HELP)
             return errors.OK
@@ -56,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             verb = "study" if named else "train"
         if arguments[:1] and "=" not in arguments[0] and not arguments[0].startswith("-"):
             _refuse_word(verb, arguments[0])
-        return importlib.import_module(f"nexus_ablate.cli.{verb}").run(arguments)
+        return importlib.import_module(f"nexus_ablate.cli.{verb.replace('-', '_')}").run(arguments)
     except errors.UserError as error:
         print(error, file=sys.stderr)
         return error.status

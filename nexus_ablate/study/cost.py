@@ -118,7 +118,7 @@ def measured_speed(config: RunConfig, threads: int) -> float | None:
                     logits_BTV = model(rows[:, :-1])
                 F.cross_entropy(logits_BTV.float().flatten(0, 1), rows[:, 1:].flatten()).backward()
             optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+            optimizer.zero_grad()
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
 

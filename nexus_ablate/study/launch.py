@@ -91,6 +91,8 @@ def _run(
 
 def places_for(jobs: list[Job], workers: int | str) -> Places:
     """How to share this machine among the jobs, with regard to the memory of the largest one."""
+    if workers != "auto":  # who says a number gets it, without the seconds that building the models takes
+        return places(workers, jobs, PROCESS_BYTES, None)
     arms = {job.arm: job.config for job in jobs}
     return places(workers, jobs, max(map(_memory, arms.values())), free_memory())
 

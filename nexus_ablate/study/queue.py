@@ -6,7 +6,6 @@ A job that takes its process down is marked failed with the reason, and a new wo
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 from collections import deque
 from collections.abc import Callable
@@ -21,7 +20,7 @@ from nexus_ablate.runs import atomic_write_json, read_status, storage
 from nexus_ablate.runs.ownership import now, release, take_lock
 from nexus_ablate.study.jobs import Job
 from nexus_ablate.study.worker import STOPPING, Answer, Order, work
-from nexus_ablate.training.device import IdleCores
+from nexus_ablate.training.device import IdleCores, visible_gpus
 from nexus_ablate.training.signals import StopRequest
 
 POLL_SECONDS = 0.25
@@ -68,33 +67,41 @@ def places(asked: int | str, jobs: list[Job], memory_bytes: int, free_bytes: int
     return Places(workers, threads, gpus)
 
 
-def visible_gpus() -> list[str]:
-    """The NVIDIA GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them, found without torch."""
-    if (listed := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
-        return [name.strip() for name in listed.split(",") if name.strip() not in ("", "-1")]
-    return [str(number) for number, _ in enumerate(Path("/dev").glob("nvidia[0-9]*"))]
-
-
 class Worker:
-    """A process and what it is doing."""
+    """A process and what it is doing. The arguments are those of `work`."""
 
-    def __init__(self, number: int, where: Places, log_dir: Path) -> None:
+    def __init__(self, threads: int | None, gpu: str | None, log: Path | None) -> None:
         context = get_context("spawn")
-        self.number, self.log = number, log_dir / f"worker{number}.log"
+        self.log = log
         self.pipe, end = context.Pipe()
         self.job: Job | None = None
-        self.process: SpawnProcess = context.Process(
-            target=work, args=(end, where.threads, where.gpu(number), self.log), name=f"worker{number}"
-        )
+        self.process: SpawnProcess = context.Process(target=work, args=(end, threads, gpu, log), name="worker")
         self.process.start()
         end.close()
+
+    @classmethod
+    def of_study(cls, number: int, where: Places, log_dir: Path) -> Worker:
+        return cls(where.threads, where.gpu(number), log_dir / f"worker{number}.log")
 
     def give(self, job: Job, where: Places) -> None:
         threads = f"train.threads={where.threads}"
         overrides = [*(text for text in job.overrides if not text.startswith("train.threads=")), threads]
         self.job = job
+        self.send(Order(overrides, job.arm, where.circumstances))
+
+    def send(self, order: Order) -> None:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # dead already: its sentinel says so next
-            self.pipe.send(Order(overrides, job.arm, where.circumstances))
+            self.pipe.send(order)
+
+    def receive(self) -> Answer | None:
+        """What it answered; None where it died instead."""
+        try:
+            answer: Answer | None = self.pipe.recv() if self.pipe.poll() else None
+        except (EOFError, ConnectionResetError):
+            return None
+        if answer is not None and answer.leaves:
+            self.process.join()  # or it would be given another job on its way out
+        return answer
 
     def end(self) -> str:
         """How the process ended, in words."""
@@ -128,7 +135,7 @@ def run_queue(
     """
     log_dir.mkdir(parents=True, exist_ok=True)
     waiting, elsewhere, last_round = deque(jobs), deque[Job](), False
-    workers = [Worker(number, where, log_dir) for number in range(min(where.workers, len(jobs)))]
+    workers = [Worker.of_study(number, where, log_dir) for number in range(min(where.workers, len(jobs)))]
     with StopRequest() as stop:
         told = False
         try:
@@ -145,11 +152,11 @@ def run_queue(
                     if not elsewhere:
                         return stop.asked
                     waiting, elsewhere, last_round = elsewhere, waiting, True
-                for worker in workers:
+                for number, worker in enumerate(workers):
                     if not waiting or worker.job:
                         continue
                     if not worker.process.is_alive():
-                        worker = workers[worker.number] = Worker(worker.number, where, log_dir)
+                        worker = workers[number] = Worker.of_study(number, where, log_dir)
                     began(waiting[0])
                     worker.give(waiting.popleft(), where)
                 for worker in _reported(workers):
@@ -179,11 +186,8 @@ def _answer(worker: Worker, stopping: bool) -> tuple[Job, Answer]:
     """A worker's job and what became of it, also where the worker cannot say it any more."""
     job, worker.job = worker.job, None
     assert job is not None
-    try:
-        if worker.pipe.poll():
-            return job, worker.pipe.recv()
-    except (EOFError, ConnectionResetError):
-        pass  # it died: how is said below
+    if (answer := worker.receive()) is not None:
+        return job, answer
     reason = worker.end()
     if stopping and worker.process.exitcode == -STOPPING:
         return job, Answer(errors.PREEMPTED, "stopped before its first step")

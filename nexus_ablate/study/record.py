@@ -19,6 +19,7 @@ import yaml
 
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.runs import atomic_write_text, storage
+from nexus_ablate.runs.record import load_yaml
 from nexus_ablate.schema import show
 from nexus_ablate.study.definition import asked_before
 from nexus_ablate.study.design import Study, label
@@ -36,8 +37,8 @@ def read_record(directory: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        values = load_yaml(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, LookupError, AttributeError, RecursionError, yaml.YAMLError) as error:
         raise ConfigError(f"{path} is damaged", str(error).splitlines()[0], "restore it from a copy") from error
     asked_before(values)
     return values

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from nexus_ablate.errors import ConfigError, UserError
-from nexus_ablate.runs import effective_state, find_runs, read_jsonl, read_status
-from nexus_ablate.runs.record import read_mapping
+from nexus_ablate.runs import SETTLED, effective_state, find_runs, read_jsonl, read_status
+from nexus_ablate.runs.record import load_yaml, read_mapping
+from nexus_ablate.study.cluster_queue import FOLDER, Entry, Queue
 from nexus_ablate.study.record import read_record
 
+QUEUE_SECONDS = 10.0
+"""How often SLURM is asked at most."""
 _TAIL_BYTES = 65536
 LOSS = "val/loss"
 
@@ -24,12 +28,14 @@ class Line:
     """One run as `status` shows it; what is not known is None.
 
     Attributes:
-        state: The effective state; `waiting`: of a study, and nobody has begun it; `damaged`: cannot be read.
+        state: The effective state; `waiting`: of a study, and nobody has begun it; `queued`: in SLURM's queue;
+            `starting`: SLURM has begun its job; `damaged`: cannot be read; `unknown`: SLURM does not say.
         loss: The last validation loss, in nats per token.
         against_baseline: `loss` minus the baseline's with the same seed at the same number of tokens.
         age_seconds: Since the last sign of life, or since the end.
         left_seconds: Until the end at the present pace.
         log: Where to read more.
+        job: The number of its job on a cluster.
     """
 
     study: str
@@ -44,6 +50,7 @@ class Line:
     left_seconds: float | None = None
     reason: str = ""
     log: Path | None = None
+    job: str = ""
 
 
 class Watcher:
@@ -52,6 +59,7 @@ class Watcher:
     def __init__(self) -> None:
         self._steps: dict[Path, int | None] = {}
         self._baselines: dict[Path, tuple[int, dict[int, float]]] = {}
+        self._queues: dict[Path, tuple[float, dict[str, Entry]]] = {}
 
     def lines(self, dirs: Iterable[Path]) -> list[Line]:
         """A line for each run in the directories, and for each run that a study.yaml there still expects.
@@ -61,6 +69,8 @@ class Watcher:
         """
         dirs = list(dirs)
         found = [self.line(path) for path in find_runs(dirs)]
+        for directory in sorted({d.absolute() for given in dirs for d in (given, *given.glob("*")) if _submitted(d)}):
+            found = self._with_jobs(directory, found)
         seen = {(line.study, line.arm, line.seed) for line in found}
         for directory in sorted(
             {d for given in dirs for d in (given, *given.glob("*")) if (d / "study.yaml").is_file()}
@@ -104,9 +114,26 @@ class Watcher:
             log,
         )
 
+    def _with_jobs(self, directory: Path, lines: list[Line]) -> list[Line]:
+        """The lines with what SLURM makes of the runs of one study, and a line for each that has no directory yet."""
+        named = {_run_of(line, directory): line for line in lines}
+        try:
+            queue = Queue(directory)
+            if all(run in named and named[run].state in (*SETTLED, "failed") for run in queue.submitted):
+                return lines
+            asked, entries = self._queues.get(directory, (-QUEUE_SECONDS, {}))
+            if time.monotonic() - asked >= QUEUE_SECONDS:
+                entries = queue.entries
+                self._queues[directory] = (time.monotonic(), entries)
+        except UserError as error:
+            told = f"{error.what}: {error.got}"
+            return [*lines, Line(directory.name, "SLURM", None, "unknown", reason=told, log=directory / FOLDER)]
+        shown = [_with_job(line, entries.get(_run_of(line, directory))) for line in lines]
+        return shown + [_not_begun(directory.name, run, entries[run]) for run in entries if run not in named]
+
     def _steps_of(self, path: Path) -> int | None:
         if self._steps.get(path) is None:
-            config = read_mapping(path / "config.yaml", _yaml) or {}
+            config = read_mapping(path / "config.yaml", load_yaml) or {}
             summary = read_mapping(path / "summary.json", json.loads) or {}
             self._steps[path] = summary.get("steps") or (config.get("resolved") or {}).get("steps")
         return self._steps[path]
@@ -156,10 +183,35 @@ def _expected(directory: Path) -> list[Line]:
     return [Line(directory.name, arm, seed, "waiting") for arm in arms for seed in record["seeds"]]
 
 
-def _yaml(text: str) -> Any:
-    import yaml
+def _run_of(line: Line, directory: Path) -> str:
+    """The run's directory within that of its study; '' where it is of another study."""
+    if line.log is None or not line.log.is_relative_to(directory):
+        return ""
+    return str(line.log.parent.relative_to(directory))
 
-    return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+
+def _with_job(line: Line, entry: Entry | None) -> Line:
+    """The line of a run that has not ended, with its job, and where it is in trouble with what SLURM says."""
+    if entry is None or line.state not in ("created", "running", "preempted", "lost"):
+        return line
+    if line.state not in TROUBLED:
+        return replace(line, job=entry.job)
+    told = f"{line.reason}; {entry.told()}" if entry.live and line.reason else entry.told()
+    return replace(line, job=entry.job, reason=told)
+
+
+def _not_begun(study: str, run: str, entry: Entry) -> Line:
+    """The line of a run that has a job and no directory."""
+    arm, _, name = run.partition("/")
+    seed = int(name.removeprefix("s").partition("-")[0])
+    state = "queued" if entry.state == "PENDING" else "starting" if entry.live else "lost"
+    return Line(
+        study, arm, seed, state, reason=entry.why if state == "queued" else entry.told(), log=entry.log, job=entry.job
+    )
+
+
+def _submitted(directory: Path) -> bool:
+    return (directory / FOLDER).is_dir()
 
 
 # ---------------------------------------------------------------------------------------------------- for a terminal
@@ -173,6 +225,7 @@ COLOURS = {
     "diverged": "yellow",
     "lost": "magenta",
     "preempted": "magenta",
+    "unknown": "red",
 }
 
 
@@ -186,7 +239,7 @@ def table(lines: list[Line], limit: int | None = None):
 
     shown = lines
     if limit is not None and len(lines) > limit:
-        order = {"running": 0, "created": 0, "failed": 1, "damaged": 1, "diverged": 1, "lost": 1, "preempted": 1}
+        order = {"running": 0, "created": 0} | dict.fromkeys(TROUBLED, 1)
         ranked = sorted(
             lines, key=lambda line: (order.get(line.state, 2 if line.state == "finished" else 3), _age(line))
         )
@@ -195,9 +248,12 @@ def table(lines: list[Line], limit: int | None = None):
     grid = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim", show_edge=False)
     several = len({line.study for line in lines}) > 1
     for name in (*(["study"] if several else []), "arm", "seed", "state"):
-        grid.add_column(name, overflow="fold", justify="right" if name == "seed" else "left")
+        width = 9 if name == "state" else None
+        grid.add_column(name, overflow="fold", justify="right" if name == "seed" else "left", min_width=width)
     for name in ("step", "val loss", "- baseline", "age", "left"):
         grid.add_column(name, justify="right", no_wrap=True)
+    if jobs := any(line.job for line in lines):
+        grid.add_column("job", no_wrap=True)
     for line in shown:
         colour = COLOURS.get(line.state, "dim")
         cells = [
@@ -210,23 +266,29 @@ def table(lines: list[Line], limit: int | None = None):
             "" if line.against_baseline is None else f"{line.against_baseline:+.4f}",
             duration(line.age_seconds),
             duration(line.left_seconds),
+            *([line.job] if jobs else []),
         ]
         marked = 3 if several else 2
         grid.add_row(*(escape(printable(cell)) if i != marked else cell for i, cell in enumerate(cells)))
     return grid
 
 
+TROUBLED = ("failed", "damaged", "diverged", "lost", "preempted", "unknown")
+
+
 def troubles(lines: list[Line]) -> list[str]:
     """A text for each run that did not end well: what, why, and where to read more."""
-    ill = [line for line in lines if line.state in ("failed", "damaged", "diverged", "lost", "preempted")]
+    ill = [line for line in lines if line.state in TROUBLED]
     return [f"{line.arm} s{line.seed} {line.state}: {line.reason or 'no word'}  {line.log}" for line in ill]
 
 
 def summary(lines: list[Line]) -> str:
     """`12 finished, 1 failed, 2 running`."""
     counts = Counter(line.state for line in lines)
-    order = ["finished", "diverged", "failed", "damaged", "lost", "preempted", "created", "running", "waiting"]
-    return ", ".join(f"{counts[state]} {state}" for state in order if counts[state])
+    order = ["finished", *TROUBLED, "created", "running", "starting", "queued", "waiting"]
+    text = ", ".join(f"{counts[state]} {state}" for state in order if counts[state])
+    waits = sorted({line.reason for line in lines if line.state == "queued" and line.reason})
+    return text.replace(" queued", f" queued ({', '.join(waits)})") if waits else text
 
 
 def duration(seconds: float | None) -> str:

@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import connection, parent_process
 from pathlib import Path
 from typing import Any
@@ -24,34 +24,51 @@ STOPPING = signal.SIGTERM
 
 @dataclass(frozen=True)
 class Order:
-    """What the driver sends: a run by its overrides."""
+    """What the driver sends: a run by its overrides. `brief`: it says a line when it begins and one when it ends."""
 
     overrides: list[str]
     arm: str
     circumstances: dict[str, Any]
+    brief: bool = False
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a worker sends back: the exit status that the run would have had alone, and why."""
+    """What a worker sends back.
+
+    Attributes:
+        status: The exit status that the run would have had alone.
+        reason: Why, where it is not 0.
+        path: Where the run is, if it ended well.
+        leaves: The worker ends now.
+    """
 
     status: int
     reason: str = ""
+    path: Path | None = None
+    leaves: bool = False
 
 
-def work(pipe: connection.Connection, threads: int, gpu: str | None, log: Path) -> None:
-    """Train what comes through the pipe until the driver closes it or dies; prints go to `log`.
+def work(pipe: connection.Connection, threads: int | None, gpu: str | None, log: Path | None) -> None:
+    """Train what comes through the pipe until the driver closes it or dies.
 
     Returns after one run where the next one's peak memory could not be told from it.
+
+    Args:
+        threads: Of the CPU; None leaves them to each run.
+        gpu: The only one it may use; None: any.
+        log: Where its prints go; None: where the driver's go.
     """
     for name in ("SIGINT", "SIGHUP"):  # they reach the whole group; the driver decides what they mean
         signal.signal(getattr(signal, name), signal.SIG_IGN)
     threading.Thread(target=_stop_with_driver, daemon=True).start()
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-    for stream in (sys.stdout, sys.stderr):
-        os.dup2(descriptor, stream.fileno())
-    for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-        os.environ[variable] = str(threads)
+    if log is not None:
+        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(descriptor, stream.fileno())
+    if threads is not None:
+        for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+            os.environ[variable] = str(threads)
     if gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
 
@@ -65,9 +82,9 @@ def work(pipe: connection.Connection, threads: int, gpu: str | None, log: Path) 
             return
         answer = _train(order)
         gc.collect()
-        fresh = _forget_peaks()
-        pipe.send(answer)
-        if not fresh:
+        leaves = not _forget_peaks()
+        pipe.send(replace(answer, leaves=leaves))
+        if leaves:
             return
 
 
@@ -77,14 +94,21 @@ def _train(order: Order) -> Answer:
 
     try:
         outcome = train(
-            compose(order.overrides), order.overrides, quiet=True, arm=order.arm, circumstances=order.circumstances
+            compose(order.overrides),
+            order.overrides,
+            quiet=not order.brief,
+            brief=order.brief,
+            arm=order.arm,
+            circumstances=order.circumstances,
         )
     except errors.UserError as error:
+        if order.brief:
+            print(error, file=sys.stderr)
         return Answer(error.status, error.what)
     except Exception as error:  # a bug in one run: its traceback is in its status.json; the others have their turn
         traceback.print_exc()
         return Answer(errors.BUG, f"{type(error).__name__}: {error}")
-    return Answer(outcome.status)
+    return Answer(outcome.status, path=outcome.path)
 
 
 def _forget_peaks() -> bool:

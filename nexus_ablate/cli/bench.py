@@ -1,0 +1,270 @@
+"""`nexus-ablate bench AXIS|step|sweep ...`: what options, a step and a sweep cost on this machine."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nexus_ablate import errors
+from nexus_ablate.composition import compose
+from nexus_ablate.config import AXES, RunConfig
+from nexus_ablate.errors import ConfigError, printable
+from nexus_ablate.registry import option_files
+
+if TYPE_CHECKING:
+    from nexus_ablate.bench.options import Bench
+
+HELP = """nexus-ablate bench AXIS|step|sweep [KEY=VALUE ...] [--seconds S] [--json FILE] ...
+
+  nexus-ablate bench norm                        every norm: forward, backward, alone and in its block
+  nexus-ablate bench norm --only layer,rms --against layer --compile
+  nexus-ablate bench ffn model=small train.batch_size=4 --picture ffn.png
+  nexus-ablate bench step norm=layer             the training step: how long, and where its time goes
+  nexus-ablate bench sweep --workers 1,2,4       runs an hour with so many at a time
+
+--seconds S    measure for about so long (10)
+--only A,B     of the axis, these options and the baseline
+--against A    the option that ratios are to (the default configuration's)
+--compile      of the axis, also through torch.compile
+--picture FILE a bar chart (.png, .svg or .pdf)
+--json FILE    everything that was measured (- for the terminal)
+--workers N,M  for sweep (1 to the number of cores)
+
+Candidates take turns block by block; a ratio is the median of neighbouring blocks, its quartiles in brackets."""
+
+BENCHED = tuple(axis for axis in AXES if axis != "init")
+FLAGS = ("--seconds", "--only", "--against", "--picture", "--json", "--workers")
+TABLE_WIDTH = 124  # characters; a narrower terminal wraps
+PICTURES = (".png", ".svg", ".pdf")
+
+
+def run(arguments: list[str]) -> int:
+    """Measure what the arguments ask for."""
+    if any(a in ("-h", "--help") for a in arguments) or not arguments:
+        print(HELP)
+        return errors.OK if arguments else errors.CONFIG
+    subject, overrides, flags = _read(arguments)
+    seconds = _number("--seconds", flags.get("--seconds", "10"))
+    config = compose(overrides)
+    if subject in BENCHED:
+        configs, baseline = _options(subject, overrides, flags, config)
+        _machine()
+        from nexus_ablate.bench.options import as_data, bench_axis
+
+        bench = bench_axis(subject, configs, baseline, seconds, "--compile" in flags)
+        if "--picture" in flags:
+            from nexus_ablate.bench.picture import draw
+
+            draw(bench, Path(flags["--picture"]))
+        return _finish(flags, as_data(bench), lambda: _print_axis(bench))
+    if subject == "step":
+        return _step(overrides, flags, seconds)
+    return _sweep(overrides, flags, seconds, config)
+
+
+def _read(arguments: list[str]) -> tuple[str, list[str], dict[str, str]]:
+    """What is measured, overrides, flags.
+
+    Raises:
+        ConfigError: One of them is not known, or does not belong to what is measured.
+    """
+    subject, *rest = arguments
+    if subject not in (*BENCHED, "step", "sweep"):
+        raise errors.unknown("bench measures an axis, step or sweep", subject, [*BENCHED, "step", "sweep"])
+    overrides, flags = [], {}
+    while rest:
+        word, given, value = rest.pop(0).partition("=")
+        if word == "--compile":
+            flags[word] = ""
+        elif word in FLAGS:
+            flags[word] = value if given else rest.pop(0) if rest else ""
+            if not flags[word]:
+                raise ConfigError(f"{word} needs a value", fix="nexus-ablate bench --help")
+        elif word.startswith("-"):
+            raise errors.unknown("bench has no flag of this name", word, [*FLAGS, "--compile", "--help"])
+        else:
+            overrides.append(word + given + value)
+    only_axis = {"--only", "--against", "--compile", "--picture"} & flags.keys()
+    if subject not in BENCHED and only_axis:
+        raise ConfigError(
+            f"{sorted(only_axis)[0]} belongs to the options of an axis", subject, f"bench norm {sorted(only_axis)[0]}"
+        )
+    if subject != "sweep" and "--workers" in flags:
+        raise ConfigError("--workers belongs to sweep", subject, "bench sweep --workers 1,2")
+    for flag in ("--picture", "--json"):
+        folder = Path(flags.get(flag, "-")).parent
+        if not folder.is_dir():
+            raise ConfigError(f"{flag} names a folder that is not there", str(folder))
+    if "--picture" in flags and Path(flags["--picture"]).suffix not in PICTURES:
+        raise ConfigError("a picture ends in .png, .svg or .pdf", flags["--picture"])
+    return subject, overrides, flags
+
+
+def _options(
+    axis: str, overrides: list[str], flags: dict[str, str], config: RunConfig
+) -> tuple[dict[str, RunConfig], str]:
+    """Configurations by option, of the last of two blocks, the baseline first; what cannot stand with the rest is said.
+
+    Raises:
+        ConfigError: An option that was asked for is not there, or cannot stand with the overrides.
+    """
+    names = list(option_files(axis))
+    baseline = flags.get("--against") or getattr(config, axis).name
+    asked = flags["--only"].split(",") if "--only" in flags else names
+    for name in [baseline, *asked]:
+        if name not in names:
+            raise errors.unknown(f"{axis} has no option of this name", name, names)
+    configs = {}
+    for name in [baseline, *(n for n in asked if n != baseline)]:
+        try:
+            configs[name] = compose([*overrides, f"{axis}={name}", "model.n_layers=2"])
+        except ConfigError as error:
+            if name == baseline or "--only" in flags:
+                raise
+            print(f"{axis}={name} is left out: {error.what}", file=sys.stderr)
+    return configs, baseline
+
+
+def _number(flag: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= 3600:
+        raise ConfigError(f"{flag} takes a number above 0, at most 3600", text, f"{flag} 10")
+    return value
+
+
+def _machine() -> None:
+    """What must be set before torch is imported, and how memory is kept."""
+    from nexus_ablate.training.device import share_cores_politely
+    from nexus_ablate.training.memory import keep_freed_memory
+
+    share_cores_politely()
+    keep_freed_memory()
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler tells of its start and its end
+
+
+def _finish(flags: dict[str, str], data: Any, show: Any) -> int:
+    if flags.get("--json") != "-":
+        show()
+    if "--json" in flags:
+        from nexus_ablate.runs import strict_json
+
+        text = strict_json(data, indent=1) + "\n"
+        if flags["--json"] == "-":
+            sys.stdout.write(text)
+        else:
+            Path(flags["--json"]).write_text(text, encoding="utf-8")
+    return errors.OK
+
+
+def _table(titles: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    grid = Table(box=None, pad_edge=False, header_style="dim")
+    for number, title in enumerate(titles):
+        grid.add_column(title, justify="right" if number else "left", no_wrap=True)
+    for row in rows:
+        grid.add_row(*(escape(printable(cell)) for cell in row))
+    console = Console(highlight=False)
+    console.width = max(console.width, TABLE_WIDTH)
+    console.print(grid)
+
+
+def _print_axis(bench: Bench) -> None:
+    from nexus_ablate.bench.options import verdicts
+    from nexus_ablate.bench.picture import described
+
+    places = {"alone": bench.layer, "block": "the block around it"}
+    print(
+        f"{described(bench)}\na matrix product does {bench.product_rate / 1e9:.0f} GFLOP/s, "
+        f"a copy of this size {bench.copy_rate / 1e9:.1f} GB/s"
+    )
+    for place, mode in dict.fromkeys((c.place, c.mode) for c in bench.costs):
+        print(f"\n{places[place]}, {mode}")
+        shares = (bench.time_share, bench.flop_share) if (place, mode) == ("alone", "eager") else ()
+        rows = []
+        for c in bench.costs:
+            if (c.place, c.mode) != (place, mode):
+                continue
+            ratio = c.ratio["both"]
+            rows.append(
+                (
+                    c.option,
+                    *(f"{1000 * c.seconds[p].median:.3f}" for p in ("forward", "backward", "both")),
+                    f"{ratio.median:.2f} ({ratio.low:.2f}-{ratio.high:.2f})",
+                    *(f"{n / 1e6:.1f}" for n in (c.bytes_moved, c.flops, c.peak_bytes)),
+                    f"{c.best_share:.0%}",
+                    *(f"{share[c.option] or 0:.1%}" for share in shares),
+                )
+            )
+        titles = (
+            "",
+            "forward ms",
+            "backward",
+            "both",
+            f"times {bench.baseline}",
+            "MB moved",
+            "MFLOP",
+            "MB held",
+            "roofline",
+        )
+        _table(titles + (("of block", "its FLOPs") if shares else ()), rows)
+    print()
+    for line in verdicts(bench):
+        print(line)
+
+
+def _step(overrides: list[str], flags: dict[str, str], seconds: float) -> int:
+    _machine()
+    from nexus_ablate.bench.step import bench_step
+
+    cost = bench_step(overrides, seconds)
+
+    def show() -> None:
+        took = cost.seconds
+        print(
+            f"a step takes {1000 * took.median:.2f} ms ({1000 * took.low:.2f} to {1000 * took.high:.2f}), "
+            f"{cost.tokens_per_second:,.0f} tokens/s, with logging and probes"
+        )
+        print(
+            f"{cost.matrix_share:.0%} of this machine's rate of matrix products "
+            f"({cost.product_rate / 1e9:.0f} GFLOP/s); {cost.peak_memory_bytes / 2**20:,.0f} MiB at most\n"
+        )
+        _table(
+            ("where", "ms", "share"),
+            [(name, f"{1000 * s:.2f}", f"{s / took.median:.1%}") for name, s in cost.parts.items()],
+        )
+
+    return _finish(flags, dataclasses.asdict(cost), show)
+
+
+def _sweep(overrides: list[str], flags: dict[str, str], seconds: float, config: RunConfig) -> int:
+    from nexus_ablate.bench.sweep import bench_sweep
+    from nexus_ablate.training.device import IdleCores
+
+    cores = IdleCores.cores()
+    asked = flags.get("--workers", ",".join(str(n) for n in range(1, cores + 1))).split(",")
+    if not all(n.isdecimal() and 0 < int(n) <= 1024 for n in asked):
+        raise ConfigError("--workers takes numbers above 0", flags["--workers"], "--workers 1,2,4")
+    if config.resolved.steps is None:
+        raise ConfigError("a sweep is measured in steps", "train.flops", "give train.steps or train.tokens")
+    steps = config.resolved.steps
+    found = bench_sweep(overrides, steps, [int(n) for n in asked], cores, seconds)
+    rows = [(str(t.workers), str(t.threads), f"{1000 * t.step_seconds:.1f}", f"{t.runs_per_hour:.1f}") for t in found]
+
+    def show() -> None:
+        _table(("workers", "threads each", "step ms", "runs an hour"), rows)
+        best = max(found, key=lambda t: t.runs_per_hour)
+        print(
+            f"\nmost with --workers {best.workers}: {best.runs_per_hour:.1f} runs of {steps:,} steps an hour, "
+            "without validation and start"
+        )
+
+    return _finish(flags, {"steps": steps, "sweep": [vars(t) for t in found]}, show)

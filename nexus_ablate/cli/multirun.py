@@ -1,0 +1,241 @@
+"""`nexus-ablate -m KEY=A,B ...`: every combination, through Hydra's sweeper and any of its launchers.
+
+A launcher collects what its jobs return and gives up where one of them is gone; what became of the runs is then read
+from their directories.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from nexus_ablate import errors
+from nexus_ablate.composition import check_overrides, compose, differences, search_plugins
+from nexus_ablate.config import RunConfig, from_values
+from nexus_ablate.errors import ConfigError, UserError
+from nexus_ablate.registry import conf_dir
+from nexus_ablate.runs import arm_name, read_run
+
+LAUNCHERS = {
+    "slurm": ("submitit", "nexus-ablate[slurm]"),
+    "submitit_slurm": ("submitit", "nexus-ablate[slurm]"),
+    "submitit_local": ("submitit", "nexus-ablate[slurm]"),
+    "joblib": ("joblib", "hydra-joblib-launcher"),
+    "ray": ("ray", "hydra-ray-launcher"),
+    "rq": ("rq", "hydra-rq-launcher"),
+}
+"""Hydra's launchers: the plugin that each is in, and the package to install."""
+
+STATUS = {
+    "finished": errors.OK,
+    "diverged": errors.DIVERGED,
+    "preempted": errors.PREEMPTED,
+    "created": errors.ALIVE,
+    "running": errors.ALIVE,
+}
+
+NEVER, GONE = "it never began", "its process is gone without a word"
+
+
+def multirun(overrides: list[str]) -> int:
+    """Train every combination.
+
+    Returns:
+        The first exit status that is not 0, after all runs had their turn.
+    """
+    check_overrides(overrides)
+    launcher = next((text.partition("=")[2] for text in overrides if text.startswith("hydra/launcher=")), "basic")
+    require(launcher)
+
+    from hydra import initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.errors import HydraException
+
+    from nexus_ablate.study.cluster_job import SOURCE, source_hash
+    from nexus_ablate.training.device import share_cores_politely
+
+    share_cores_politely()  # launched processes inherit it, and the next
+    os.environ[SOURCE] = source_hash()
+    search_plugins()
+    with initialize_config_dir(config_dir=str(conf_dir()), version_base="1.3"):
+        hydra = GlobalHydra.instance().hydra
+        assert hydra is not None
+        try:
+            combinations = _combinations(overrides, hydra.config_loader)
+            folder = _submitit_folder(overrides, hydra) if "slurm" in launcher else None
+            where = [f"hydra.launcher.submitit_folder='{folder}'"] if folder else []
+            try:
+                returned = hydra.multirun("config", job, [*overrides, *where], with_log_configuration=False)
+                results = [job_return.return_value for batch in returned for job_return in _batch(batch)]
+            except (HydraException, UserError):
+                raise
+            except Exception as error:  # whatever a launcher raises where a job is gone
+                if launcher == "basic":  # it has none that could be
+                    raise
+                results = _after(error, combinations, folder)
+        except HydraException as error:
+            raise ConfigError(str(error).splitlines()[0], " ".join(overrides)) from error
+    _table(results, combinations)
+    return next((r["status"] for r in results if r["status"] != errors.OK), errors.OK)
+
+
+def require(launcher: str) -> None:
+    """Raises:
+    ConfigError: The launcher is not installed, or its cluster is not here.
+    """
+    from nexus_ablate.study.cluster_queue import accounting
+
+    plugin, package = LAUNCHERS.get(launcher, ("", ""))
+    if plugin and importlib.util.find_spec(f"hydra_plugins.hydra_{plugin}_launcher") is None:
+        raise ConfigError(f"hydra/launcher={launcher} is not installed", fix=f"pip install '{package}'")
+    if launcher in ("slurm", "submitit_slurm"):
+        if shutil.which("sbatch") is None:
+            raise ConfigError(
+                f"hydra/launcher={launcher} needs SLURM's commands", "no sbatch here", "hydra/launcher=basic"
+            )
+        if not accounting():
+            fix = "nexus-ablate study=NAME --cluster slurm submits, returns, and needs no sacct"
+            raise ConfigError(
+                f"hydra/launcher={launcher} would wait for ever for a killed job", "sacct says nothing", fix
+            )
+
+
+def job(composed: Any) -> dict[str, Any]:
+    """One run of a multirun, in whatever process the launcher chose; its failure is its own."""
+    from hydra.core.hydra_config import HydraConfig
+    from omegaconf import OmegaConf
+
+    from nexus_ablate.study.apart import APART
+    from nexus_ablate.study.cluster_job import SOURCE, in_job, train_in_job
+    from nexus_ablate.study.worker import Order
+
+    overrides = list(HydraConfig.get().overrides.task)
+    try:
+        config = from_values(OmegaConf.to_container(composed, resolve=True))  # type: ignore[arg-type]
+        path = path_of(config)
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return {"arm": ",".join(overrides), "status": error.status, "why": error.what}
+    order = Order(overrides, arm_name(differences(config)), {}, brief=True)
+    answer = train_in_job(order, os.environ.get(SOURCE, "")) if in_job() else APART.train(order, path)
+    return _told(config, answer.path or path) | {"status": answer.status, "why": answer.reason}
+
+
+def path_of(config: RunConfig) -> Path:
+    """Where the run of a configuration lies."""
+    from nexus_ablate.data import fingerprint_of
+    from nexus_ablate.training.session import identity_of
+
+    hash8 = identity_of(config, fingerprint_of(config.data, config.model.context)).hash8
+    return Path(config.runs_dir) / config.study / arm_name(differences(config)) / f"s{config.seed}-{hash8}"
+
+
+def _told(config: RunConfig, path: Path) -> dict[str, Any]:
+    """A line of the table: what a run's directory says."""
+    told: dict[str, Any] = {"arm": f"{arm_name(differences(config))} s{config.seed}", "why": ""}
+    if not (path / "status.json").exists():
+        return told | {"status": errors.BUG, "why": NEVER}
+    try:
+        run = read_run(path)
+    except UserError as error:
+        return told | {"status": errors.BUG, "why": error.what, "path": str(path)}
+    why = run.status.get("reason") or ("" if run.state in STATUS else GONE)
+    told |= {"path": str(path), "status": STATUS.get(run.state, errors.BUG), "why": why}
+    loss = (run.summary or {}).get("val_loss")
+    return told if run.state != "finished" or loss is None else told | {"val_loss": loss}
+
+
+def _batch(returned: Any) -> list[Any]:
+    return list(returned) if isinstance(returned, list | tuple) else [returned]
+
+
+def _combinations(overrides: list[str], loader: Any) -> list[list[str]]:
+    """What Hydra's basic sweeper makes of the overrides, in its order."""
+    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    ours = [text for text in overrides if not text.lstrip("+~").startswith("hydra")]
+    parsed = OverridesParser.create(config_loader=loader).parse_overrides(ours)
+    return BasicSweeper.split_arguments(parsed, None)[0]
+
+
+def _submitit_folder(overrides: list[str], hydra: Any) -> Path:
+    """Where submitit will keep the jobs of this sweep: its time is settled here, so that they are found again.
+
+    Raises:
+        ConfigError: SLURM would refuse the jobs.
+    """
+    from hydra.types import RunMode
+
+    from nexus_ablate.study.cluster import try_out
+
+    composed = hydra.compose_config("config", overrides, run_mode=RunMode.MULTIRUN, with_log_configuration=False)
+    asked = composed.hydra.launcher
+    flags = {key: asked[key] for key in ("partition", "qos", "account", "constraint", "gres")}
+    flags |= {"time": asked.timeout_min, "cpus-per-task": asked.cpus_per_task, **asked.additional_parameters}
+    flags |= {"mem": f"{asked.mem_gb}G"} if asked.mem_gb else {}
+    try_out([f"--{key}={value}" for key, value in flags.items() if value is not None])
+    return Path(asked.submitit_folder).absolute()
+
+
+def _after(error: Exception, combinations: list[list[str]], folder: Path | None) -> list[dict[str, Any]]:
+    """A line for each combination where the launcher could not collect them all.
+
+    Args:
+        error: What the launcher raised: all that is known of a job that is gone.
+        combinations: In the order of the jobs.
+        folder: Where submitit keeps the jobs of this sweep, for a launcher that uses SLURM.
+
+    Raises:
+        ConfigError: The launcher launched nothing.
+    """
+    from nexus_ablate.study.cluster_queue import CRASHED, sweep_entries
+    from nexus_ablate.study.queue import mark_failed
+
+    entries = sweep_entries(folder) if folder else []
+    results = []
+    for number, overrides in enumerate(combinations):
+        try:
+            config = compose(overrides)
+            path = path_of(config)
+        except UserError as refused:
+            results.append({"arm": ",".join(overrides), "status": refused.status, "why": refused.what})
+            continue
+        told = _told(config, path)
+        entry = entries[number] if len(entries) == len(combinations) else None
+        if told["why"] in (GONE, NEVER):
+            if entry is None or entry.state in CRASHED:
+                mark_failed(path, entry.told() if entry else GONE)
+            told["why"] = entry.told() if entry else told["why"]
+        results.append(told)
+    first = next((line for line in str(error).splitlines() if line.strip()), "")
+    reason = f"{type(error).__name__}: {first}"
+    if not entries and all(told["why"] == NEVER for told in results):
+        raise ConfigError("nothing was launched", reason, "nexus-ablate doctor") from error
+    print(f"the launcher gave up ({reason}); this is what the runs say", file=sys.stderr)
+    return results
+
+
+def _table(results: list[dict[str, Any]], combinations: list[list[str]]) -> None:
+    """A line for each run, called by the overrides that not all of them have."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    shared = set.intersection(*map(set, combinations))
+    names = [",".join(text for text in overrides if text not in shared) for overrides in combinations]
+    if len(names) != len(results):  # another sweeper than Hydra's basic one made its own
+        names = [""] * len(results)
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("run", "val loss", "", "where"):
+        table.add_column(name, overflow="fold")
+    for name, told in zip(names, results, strict=True):
+        loss = f"{told['val_loss']:.4f}" if "val_loss" in told else "-"
+        cells = (name or told["arm"], loss, told["why"], told.get("path", "-"))
+        table.add_row(*(escape(errors.printable(cell)) for cell in cells))
+    width = None if sys.stderr.isatty() else 200
+    Console(file=sys.stderr, highlight=False, width=width).print("", table)

@@ -1,0 +1,289 @@
+"""What of this machine is ready for runs, and how to mend what is not. Imports no torch, and asks no network unasked.
+
+A check looks at one thing and says what it found; `need` tells whether runs are impossible without it. Credentials are
+reported as present or absent and never shown.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from nexus_ablate.data.cache import default_cache_dir
+from nexus_ablate.registry import Option
+from nexus_ablate.study.cluster_queue import accounting
+from nexus_ablate.track import resolve_mode
+from nexus_ablate.track.account import credentials
+from nexus_ablate.training.device import IdleCores, visible_gpus
+
+LITTLE_SPACE = 2 * 2**30
+"""Bytes: a study of small runs with its checkpoints, token files and logs."""
+
+SHARED_FILE_SYSTEMS = (
+    "nfs",
+    "nfs4",
+    "lustre",
+    "gpfs",
+    "beegfs",
+    "ceph",
+    "wekafs",
+    "panfs",
+    "pvfs2",
+    "glusterfs",
+    "afs",
+)
+
+EXTRAS = {
+    "submitit": "nexus-ablate[slurm]",
+    "hydra_plugins.hydra_submitit_launcher": "nexus-ablate[slurm]",
+    "hydra_plugins.hydra_joblib_launcher": "hydra-joblib-launcher",
+    "hydra_plugins.hydra_ray_launcher": "hydra-ray-launcher",
+    "wandb_workspaces": "nexus-ablate[dashboard]",
+}
+"""What is not installed by default, and what installs it."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """What one look found.
+
+    Attributes:
+        name: The thing.
+        ready: It can be used.
+        found: What is there.
+        mend: How to get what is not there; '' where there is nothing to do.
+        need: Runs are impossible without it.
+    """
+
+    name: str
+    ready: bool
+    found: str
+    mend: str = ""
+    need: bool = False
+
+
+def checks(runs_dir: Path, online: bool = False, submit: bool = False) -> Iterator[Check]:
+    """Every check, one after the other.
+
+    Args:
+        runs_dir: Where runs are to be kept.
+        online: Try to reach W&B and the Hugging Face hub.
+        submit: Let a SLURM job look for a file in `runs_dir`.
+    """
+    yield python()
+    yield from packages()
+    yield from device()
+    yield Check("cores", True, f"{IdleCores.cores()} of {os.cpu_count()} for a process")
+    yield directory("runs", runs_dir, "runs_dir=DIR")
+    yield directory("cache", default_cache_dir(), "NEXUS_ABLATE_CACHE=DIR")
+    yield wandb()
+    yield hugging_face()
+    if online:
+        yield reachable("W&B's server", os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai")
+        yield reachable("Hugging Face's hub", os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
+    yield compiler()
+    yield from extras()
+    yield from slurm(runs_dir, submit)
+
+
+def python() -> Check:
+    version = platform.python_version()
+    ready = (3, 11) <= sys.version_info < (3, 14)
+    return Check("python", ready, version, "" if ready else "Python 3.11, 3.12 or 3.13", need=True)
+
+
+def packages() -> Iterator[Check]:
+    """What this package requires, against what is installed."""
+    from packaging.requirements import Requirement
+
+    try:
+        asked = [Requirement(text) for text in metadata.requires("nexus-ablate") or []]
+    except metadata.PackageNotFoundError:
+        yield Check("packages", False, "nexus-ablate is not installed: versions are unknown", "pip install -e .")
+        return
+    asked = [each for each in asked if each.marker is None or each.marker.evaluate({"extra": ""})]
+    wrong = 0
+    for each in asked:
+        try:
+            version = metadata.version(each.name)
+        except metadata.PackageNotFoundError:
+            version = "not installed"
+        if version == "not installed" or not each.specifier.contains(version, prereleases=True):
+            wrong += 1
+            yield Check(each.name, False, version, f"pip install '{each.name}{each.specifier}'", need=True)
+    if not wrong:
+        yield Check("packages", True, f"{len(asked)} within their bounds, torch {_version('torch')}", need=True)
+
+
+def device() -> Iterator[Check]:
+    """The accelerator that `train.device=auto` would take, as far as it can be told without torch."""
+    gpus = visible_gpus()
+    if not gpus:
+        mac = sys.platform == "darwin" and platform.machine() == "arm64"
+        yield Check("device", True, "Apple GPU (mps)" if mac else "CPU; no NVIDIA GPU is visible")
+        return
+    names = _said("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader")
+    said = "; ".join(names.splitlines()) if names else "nvidia-smi does not say which"
+    if "+cpu" in _version("torch"):
+        mend = "install torch for CUDA: https://pytorch.org/get-started"
+        yield Check("device", False, f"{len(gpus)} GPUs, but torch {_version('torch')} is built for the CPU", mend)
+        return
+    yield Check("device", True, f"{len(gpus)} GPUs ({said})")
+
+
+def directory(name: str, path: Path, other: str) -> Check:
+    """Whether files can be made and locked there, and how much room there is."""
+    there = path.absolute()
+    while not there.is_dir() and there != there.parent:
+        there = there.parent
+    try:
+        with tempfile.TemporaryFile(dir=there) as file:
+            locks = _lockable(file.fileno())
+        free = shutil.disk_usage(there).free
+    except OSError as error:
+        return Check(name, False, f"{path}: {error.strerror}", f"make it writable, or {other}", need=True)
+    found = f"{path}: {free / 2**30:,.0f} GiB free" if free >= 2**30 else f"{path}: {free / 2**20:,.0f} MiB free"
+    if free < LITTLE_SPACE:
+        return Check(name, False, found, f"make room, or {other}", need=True)
+    if not locks:
+        return Check(name, True, f"{found}; no file locks there: a killed run is taken over after two minutes")
+    return Check(name, True, found, need=True)
+
+
+def _lockable(descriptor: int) -> bool:
+    import fcntl
+
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def wandb() -> Check:
+    """What `tracker=auto` comes to."""
+    mode = resolve_mode(Option("auto"), os.environ)
+    key = "a key is present" if credentials(os.environ) else "no key"
+    meaning = {"files": "runs are kept in files alone", "wandb": "runs are mirrored", "wandb_offline": "offline copies"}
+    mend = "" if mode == "wandb" else "for a mirror: set WANDB_API_KEY or run `wandb login`"
+    return Check("W&B", mode != "files", f"{key}: {meaning[mode]}", mend)
+
+
+def hugging_face() -> Check:
+    """The hub's token and cache, which data=hub needs."""
+    home = Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser()
+    token = os.environ.get("HF_TOKEN") or (home / "token").is_file()
+    offline = ", HF_HUB_OFFLINE is set" if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0") else ""
+    cached = "a cache" if (home / "hub").is_dir() or (home / "datasets").is_dir() else "no cache yet"
+    found = f"{'a token' if token else 'no token'}, {cached} in {home}{offline}"
+    return Check("Hugging Face", True, found, "" if token else "only private data needs a token: `hf auth login`")
+
+
+def reachable(name: str, url: str) -> Check:
+    """Whether a connection to a server can be made; nothing is sent."""
+    parts = urlsplit(url)
+    host, port = parts.hostname or url, parts.port or (80 if parts.scheme == "http" else 443)
+    try:
+        with socket.create_connection((host, port), timeout=5):
+            return Check(name, True, f"{host}:{port} answers")
+    except OSError as error:
+        return Check(name, False, f"{host}:{port}: {error}", "train with tracker=files and local data meanwhile")
+
+
+def compiler() -> Check:
+    """What torch.compile needs on a CPU."""
+    found = next((name for name in (os.environ.get("CXX"), "g++", "clang++") if name and shutil.which(name)), "")
+    mend = "" if found else "train.compile=off, or install g++"
+    return Check("C++ compiler", bool(found), found or "none: torch.compile cannot be used on the CPU", mend)
+
+
+def extras() -> Iterator[Check]:
+    """Packages that are installed on request."""
+    for module, package in EXTRAS.items():
+        name = module.rpartition(".")[2].replace("_", " ")
+        try:
+            there = importlib.util.find_spec(module) is not None
+        except ModuleNotFoundError:
+            there = False
+        yield Check(name, there, "installed" if there else "not installed", "" if there else f"pip install '{package}'")
+
+
+def slurm(runs_dir: Path, submit: bool) -> Iterator[Check]:
+    """The cluster, where this machine belongs to one."""
+    absent = [command for command in ("sbatch", "squeue", "scontrol") if shutil.which(command) is None]
+    if absent:
+        yield Check(
+            "SLURM", False, f"no {', '.join(absent)} here", "studies run on this machine; or log in to a cluster"
+        )
+        return
+    told = _said("sinfo", "--noheader", "--format=%R %a %l %D %G")
+    if not told:
+        yield Check("SLURM", False, "sinfo does not answer", "is SLURM's controller running?")
+        return
+    rows = [line.split() for line in told.splitlines() if line]
+    names = ", ".join(f"{r[0]} ({r[3]} nodes, {r[4].replace('(null)', 'no GPUs')}, {r[1]})" for r in rows if len(r) > 4)
+    yield Check("SLURM", True, f"partitions {names}")
+    told = accounting()
+    mend = "" if told else "`study=NAME --cluster slurm` needs none; -m hydra/launcher=slurm would wait for ever"
+    yield Check("sacct", told, "answers" if told else "absent, or without a database", mend)
+    settings = dict(re.findall(r"^(\w+)\s*=\s*(.*)$", _said("scontrol", "show", "config"), flags=re.MULTILINE))
+    if settings.get("PreemptMode", "OFF") != "OFF":
+        sent = "preempt_send_user_signal" in settings.get("SlurmctldParameters", "")
+        found = "a run is told before it is preempted" if sent else "no preempt_send_user_signal in SlurmctldParameters"
+        mend = "" if sent else "a preempted run goes on from its last checkpoint: train.checkpoint_every"
+        yield Check("preemption", sent, found, mend)
+    yield shared(runs_dir, submit)
+
+
+def shared(runs_dir: Path, submit: bool) -> Check:
+    """Whether compute nodes see the runs."""
+    path = runs_dir.absolute()
+    while not path.is_dir() and path != path.parent:
+        path = path.parent
+    if submit:
+        with tempfile.NamedTemporaryFile(dir=path, prefix=".doctor") as file:
+            done = subprocess.run(
+                ["srun", "--ntasks=1", "--time=1", "--mem=100", "--immediate=60", "test", "-e", file.name],
+                capture_output=True,
+                text=True,
+                timeout=120,
+                check=False,
+            )
+        if done.returncode == 0:
+            return Check("runs on nodes", True, f"a job saw a file in {path}")
+        why = (done.stderr.strip().splitlines() or ["it is not there"])[0]
+        return Check("runs on nodes", False, f"a job saw no file in {path}: {why}", "runs_dir on a shared file system")
+    kind = _said("stat", "--file-system", "--format=%T", str(path)).strip()
+    if kind in SHARED_FILE_SYSTEMS:
+        return Check("runs on nodes", True, f"{path} is on {kind}")
+    mend = "nexus-ablate doctor --submit lets a job look"
+    return Check(
+        "runs on nodes", False, f"{path} is on {kind or 'an unknown file system'}, maybe of this machine", mend
+    )
+
+
+def _said(*command: str) -> str:
+    """What a command printed; '' where it is not there or fails."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,181 @@
+"""A study on a SLURM cluster: what is missing is submitted as one array, and the command returns."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from nexus_ablate import errors
+from nexus_ablate.data import prepare
+from nexus_ablate.errors import ConfigError
+from nexus_ablate.plugins import VARIABLE as PLUGINS
+from nexus_ablate.runs import atomic_write_json, environment, storage
+from nexus_ablate.study.cluster_job import REQUEUES, Task, source_hash
+from nexus_ablate.study.cluster_queue import FOLDER, Queue
+from nexus_ablate.study.definition import Request
+from nexus_ablate.study.jobs import Job, Runs
+from nexus_ablate.study.launch import SETTLED_STATUS, expanded
+from nexus_ablate.study.progress import Progress
+from nexus_ablate.study.queue import mark_failed
+from nexus_ablate.study.record import write_record
+
+LONGEST_ARRAY = 1000
+"""Jobs: SLURM's own limit (MaxArraySize) is 1001 unless the cluster says otherwise."""
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What each run gets, in SLURM's words; '' leaves it to the cluster.
+
+    Attributes:
+        time: Minutes until the job is put back into the queue, from where its run goes on.
+        mem_gb: GiB of memory.
+        parallel: Most jobs at the same time.
+        sbatch: Any further option of sbatch, by its long name.
+    """
+
+    partition: str = ""
+    time: int = 240
+    mem_gb: int = 16
+    cpus: int = 4
+    gres: str = "gpu:1"
+    parallel: int = 256
+    sbatch: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def signal_seconds(self) -> int:
+        """How long before the time limit the run is told to save."""
+        return min(120, self.time * 60 // 4)
+
+    def flags(self) -> list[str]:
+        """For sbatch."""
+        given = {"partition": self.partition, "gres": self.gres}
+        asked = {k: v for k, v in given.items() if v}
+        asked |= {"time": str(self.time), "mem": f"{self.mem_gb}G", "cpus-per-task": str(self.cpus)} | self.sbatch
+        return [f"--{name}={value}" for name, value in asked.items()]
+
+
+def submit(request: Request, resources: Resources, retry_failed: bool = False, amend: bool = False) -> int:
+    """Submit what is missing of a study and is not in the queue yet.
+
+    Args:
+        request: From `read_request`.
+        resources: For each run.
+        retry_failed, amend: As in `launch`.
+
+    Returns:
+        The exit status: 0 where something was submitted or everything ended well, else the first of the runs' that is
+        not 0.
+
+    Raises:
+        ConfigError: The study cannot be run, or SLURM refuses the resources; nothing was written.
+    """
+    require_slurm()
+    try_out(resources.flags())
+    study = expanded(request)
+    runs = Runs(study, request)
+    asked = [*runs.claims, *runs.tuning]
+    tuned = runs.tuned() if study.definition.lr_grid else []
+    queue = Queue(request.directory)
+    for option, context in runs.data():
+        prepare(option, context=context)  # once, here; nodes may have no network
+    write_record(study, request.directory, amend)
+    progress = Progress(study, request.directory)
+    waiting, queued, status = [], 0, errors.OK
+    for job in [*asked, *tuned]:
+        if job.state()[0] == "lost" and (why := queue.crash(job.path)):
+            mark_failed(job.path, why)
+        state, reason = job.state()
+        if state in SETTLED_STATUS or (state == "failed" and not retry_failed):
+            progress.found(job, state, reason)
+            status = status or SETTLED_STATUS.get(state, errors.BUG)
+        elif queue.live(job.path):
+            queued += 1
+        else:
+            waiting.append(job)
+    starts = range(0, len(waiting), LONGEST_ARRAY)
+    arrays = [_submit(waiting[start : start + LONGEST_ARRAY], request, resources) for start in starts]
+    said = f"{len(waiting)} runs submitted" + (f" as SLURM job {' and '.join(arrays)}" if arrays else "")
+    progress.say(said + (f", {queued} are in the queue already" if queued else ""))
+    if study.definition.lr_grid and any(runs.best_rate(arm) is None for arm in study.all_arms):
+        progress.say("when the tuning runs have ended, the same command submits every arm at its best learning rate")
+    progress.handed_over(bool(waiting or queued))
+    return errors.OK if waiting or queued else status
+
+
+def require_slurm() -> None:
+    """Raises:
+    ConfigError: No submitit here, or no SLURM.
+    """
+    if importlib.util.find_spec("submitit") is None:
+        raise ConfigError("--cluster slurm needs submitit", "not installed", "pip install 'nexus-ablate[slurm]'")
+    for command in ("sbatch", "squeue", "scontrol"):
+        if shutil.which(command) is None:
+            fix = "run it on a node of the cluster; without --cluster the study runs on this machine"
+            raise ConfigError("--cluster slurm needs SLURM's commands", f"no {command} here", fix)
+
+
+def try_out(flags: list[str]) -> None:
+    """Let SLURM check what a job asks for, without submitting one.
+
+    Args:
+        flags: Of sbatch.
+
+    Raises:
+        ConfigError: No job could ever get that.
+    """
+    command = ["sbatch", "--test-only", *flags, "--wrap=true"]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    if told.returncode:
+        lines = [line.removeprefix("sbatch: ").removeprefix("error: ") for line in told.stderr.splitlines()]
+        why = next((line for line in lines if line), f"exit status {told.returncode}")
+        fix = "ask for what the cluster has: `nexus-ablate doctor` names its partitions and GPUs"
+        raise ConfigError(f"SLURM refuses these resources: {why}", " ".join(flags), fix)
+
+
+def _submit(waiting: list[Job], request: Request, resources: Resources) -> str:
+    """One array of all the jobs; its number."""
+    import submitit
+    from submitit.core.utils import FailedJobError, FailedSubmissionError
+
+    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%f")[:-3]
+    folder = (request.directory / FOLDER / stamp).absolute()
+    with storage(folder):
+        folder.mkdir(parents=True)
+    executor = submitit.AutoExecutor(folder, cluster="slurm", slurm_max_num_timeout=REQUEUES)
+    executor.update_parameters(
+        name=f"nexus-{request.definition.name}"[:60],
+        timeout_min=resources.time,
+        mem_gb=resources.mem_gb,
+        cpus_per_task=resources.cpus,
+        slurm_signal_delay_s=resources.signal_seconds,
+        slurm_array_parallelism=resources.parallel,
+        stderr_to_stdout=True,
+        **{f"slurm_{k}": v for k in ("partition", "gres") if (v := getattr(resources, k))},
+        **({"slurm_additional_parameters": resources.sbatch} if resources.sbatch else {}),
+    )
+    plugins = os.environ.get(PLUGINS, "")
+    tasks = [
+        Task(job.overrides, job.arm, job.path.name.partition("-")[2], source_hash(), plugins, folder) for job in waiting
+    ]
+    try:
+        with executor.batch():
+            submitted = [executor.submit(task) for task in tasks]
+    except (FailedJobError, FailedSubmissionError) as error:
+        why = next((line for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)
+        raise ConfigError("SLURM did not take the jobs", why, "see `nexus-ablate doctor`") from error
+    names = [job.job_id for job in submitted]
+    commit = {k: v for k, v in environment([]).items() if k.startswith("git_")}
+    told = {
+        "when": stamp,
+        "source": source_hash(),
+        **commit,
+        "sbatch": resources.flags(),
+        "jobs": {name: str(job.path.relative_to(request.directory)) for name, job in zip(names, waiting, strict=True)},
+    }
+    atomic_write_json(folder / "submission.json", told)
+    return names[0].partition("_")[0] + (f" (array of {len(names)})" if len(names) > 1 else "")

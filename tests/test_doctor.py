@@ -1,0 +1,193 @@
+"""`doctor`: what it finds, what it says to do, what it never shows."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from nexus_ablate import errors, readiness
+from nexus_ablate.cli.doctor import run
+from nexus_ablate.readiness import Check, checks, compiler, device, directory, packages, reachable, shared, slurm, wandb
+
+
+def tool(folder: Path, name: str, script: str) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+    (folder / name).chmod(0o755)
+
+
+@pytest.fixture
+def tools(tmp_path, monkeypatch):
+    """Commands that are faked, and none of the machine's."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder))
+    return lambda name, script="exit 0": tool(folder, name, script)
+
+
+def test_this_machine_is_ready_and_every_line_says_how_it_is(capsys, tmp_path):
+    assert run([str(tmp_path)]) == errors.OK
+    lines = capsys.readouterr().out.strip().splitlines()
+    assert {line.split()[0] for line in lines} <= {"ready", "missing"}
+    for name in ("python", "packages", "device", "cores", "runs", "W&B", "Hugging Face", "C++ compiler", "SLURM"):
+        assert any(f" {name}" in line for line in lines), name
+    assert all("->" in line for line in lines if line.startswith("missing")), "what is missing can be mended"
+
+
+def test_json_says_the_same(capsys, tmp_path):
+    assert run(["--json", str(tmp_path)]) == errors.OK
+    told = json.loads(capsys.readouterr().out)
+    assert told["ready"] is True
+    assert [check["name"] for check in told["checks"]] == [check.name for check in checks(tmp_path)]
+
+
+def test_it_is_quick_and_imports_no_torch_and_makes_nothing(tmp_path):
+    code = (
+        "import sys\nfrom nexus_ablate.cli import main\nmain(['doctor'])\n"
+        "assert not {'torch', 'wandb', 'datasets', 'submitit', 'joblib'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_keys_are_never_shown(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef" * 2 + "01234567")
+    monkeypatch.setenv("HF_TOKEN", "hf_canarycanarycanarycanary")
+    monkeypatch.setenv("WANDB_BASE_URL", "https://user:canary@127.0.0.1:1")
+    for flags in ([], ["--json"], ["--online"]):
+        run([*flags, str(tmp_path)])
+    said = "".join(capsys.readouterr())
+    assert "canary" not in said
+    assert "0123456789" not in said
+    assert "a key is present: runs are mirrored" in said
+
+
+def test_a_directory_that_cannot_hold_runs_is_what_stops_everything(capsys, tmp_path, monkeypatch):
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    assert directory("runs", tmp_path / "new" / "runs", "").ready, "it need not be there yet"
+    assert not (tmp_path / "new").exists()
+    monkeypatch.setattr(
+        readiness.tempfile, "TemporaryFile", lambda **_: (_ for _ in ()).throw(PermissionError(13, "no"))
+    )
+    assert run([str(tmp_path)]) == errors.CONFIG
+    said = capsys.readouterr().out
+    assert "runs_dir=DIR" in said
+    assert "no run can be trained here before this is mended: runs" in said
+
+
+def test_little_space_is_missing_space(tmp_path, monkeypatch):
+    usage = os.statvfs(tmp_path)
+    free = usage.f_bavail * usage.f_frsize
+    monkeypatch.setattr(readiness, "LITTLE_SPACE", free * 2)
+    check = directory("runs", tmp_path, "runs_dir=DIR")
+    assert not check.ready
+    assert check.need
+
+
+def test_a_package_out_of_bounds_is_named_with_the_command_that_mends_it(monkeypatch):
+    versions = {"torch": "2.4.0"}
+    real = metadata.version
+    monkeypatch.setattr(readiness.metadata, "version", lambda name: versions.get(name) or real(name))
+    (bad,) = packages()
+    assert (bad.name, bad.found, bad.ready, bad.need) == ("torch", "2.4.0", False, True)
+    assert bad.mend.startswith("pip install 'torch")
+
+
+def test_gpus_that_torch_cannot_use_are_told(tools, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setattr(readiness.metadata, "version", lambda name: "2.13.0+cpu")
+    (check,) = device()
+    assert not check.ready
+    assert "built for the CPU" in check.found
+    monkeypatch.setattr(readiness.metadata, "version", lambda name: "2.13.0")
+    tools("nvidia-smi", "printf 'Some GPU, 80 GiB\\nSome GPU, 80 GiB\\n'")
+    (check,) = device()
+    assert check.ready
+    assert check.found == "2 GPUs (Some GPU, 80 GiB; Some GPU, 80 GiB)"
+
+
+def test_without_a_compiler_torch_compile_is_told_to_be_off(tools, monkeypatch):
+    monkeypatch.delenv("CXX", raising=False)
+    assert not compiler().ready
+    assert "train.compile=off" in compiler().mend
+    tools("clang++")
+    assert compiler().found == "clang++"
+
+
+def test_nothing_is_asked_of_the_network_unless_asked_to(tmp_path, monkeypatch):
+    def refuse(*where, **how):
+        raise AssertionError(f"connected to {where}")
+
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    list(checks(tmp_path))
+    with pytest.raises(AssertionError):
+        list(checks(tmp_path, online=True))
+
+
+def test_a_server_answers_or_not():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert reachable("it", f"http://127.0.0.1:{port}").ready
+    assert not reachable("it", f"http://127.0.0.1:{port}").ready
+
+
+def test_a_mode_that_was_chosen_is_told(monkeypatch, tmp_path):
+    for variable in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_MODE"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
+    monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path))
+    assert wandb().found == "no key: runs are kept in files alone"
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    assert wandb().found == "no key: offline copies"
+
+
+def cluster(tools, parameters="preempt_send_user_signal", accounting=True):
+    for name in ("sbatch", "squeue", *(["sacct"] if accounting else [])):
+        tools(name)
+    tools("sinfo", "echo 'low up infinite 2 gpu:2'; echo 'high up infinite 2 (null)'")
+    tools("scontrol", f"echo 'PreemptMode             = REQUEUE'; echo 'SlurmctldParameters     = {parameters}'")
+
+
+def by_name(found) -> dict[str, Check]:
+    return {check.name: check for check in found}
+
+
+def test_a_cluster_is_described(tools, tmp_path):
+    cluster(tools)
+    found = by_name(slurm(tmp_path, submit=False))
+    assert found["SLURM"].found == "partitions low (2 nodes, gpu:2, up), high (2 nodes, no GPUs, up)"
+    assert found["sacct"].ready
+    assert found["preemption"].ready
+    assert not any(check.need for check in found.values()), "runs are possible without it"
+
+
+def test_what_a_cluster_lacks_is_told_with_what_follows(tools, tmp_path):
+    cluster(tools, parameters="(null)", accounting=False)
+    found = by_name(slurm(tmp_path, submit=False))
+    assert "wait for ever" in found["sacct"].mend
+    assert "checkpoint_every" in found["preemption"].mend
+    assert "--submit" in found["runs on nodes"].mend
+
+
+def test_a_job_looks_for_a_file(tools, tmp_path):
+    tools("srun", 'for last; do :; done; test "$1" = --ntasks=1 -a -e "$last"')
+    assert shared(tmp_path, submit=True).ready
+    tools("srun", "echo 'srun: error: Unable to allocate resources' >&2; exit 1")
+    assert "Unable to allocate" in shared(tmp_path, submit=True).found
+    assert not list(tmp_path.glob(".doctor*"))
+
+
+@pytest.mark.parametrize("bad", [["--fix"], ["a", "b"], ["runs_dir=x"]], ids=" ".join)
+def test_a_mistake_is_a_configuration_error(bad):
+    with pytest.raises(errors.ConfigError):
+        run(bad)

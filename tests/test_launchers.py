@@ -1,0 +1,279 @@
+"""Hydra's launchers, the study queue and the GPUs of one machine: bad jobs, killed drivers, nothing lost."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from nexus_ablate import errors
+from nexus_ablate.cli import multirun
+from nexus_ablate.errors import ConfigError
+from nexus_ablate.runs import find_runs, read_run
+from nexus_ablate.study import apart, cluster_queue, queue
+from nexus_ablate.study import worker as worker_module
+from nexus_ablate.training import device
+from tests.test_study_queue import nexus, rows, start
+from tests.trial_norm import BAD, WORDS, write_plugin
+
+
+@pytest.fixture
+def plugin(tmp_path):
+    return str(write_plugin(tmp_path / "plugin"))
+
+
+def launched_by(launcher):
+    """Overrides for one of Hydra's launchers that is installed."""
+    if launcher != "basic" and importlib.util.find_spec(f"hydra_plugins.hydra_{launcher}_launcher") is None:
+        pytest.skip(f"hydra-{launcher}-launcher is not installed")
+    ray = ["+hydra.launcher.ray.init.num_cpus=2", "+hydra.launcher.ray.init.include_dashboard=false"]
+    more = {"joblib": ["hydra.launcher.n_jobs=2"], "ray": ray}
+    return [f"hydra/launcher={launcher}", *more.get(launcher, [])]
+
+
+def parts(runs_dir):
+    """The runs by the part that they were given."""
+    return {(run.config or {})["norm"]["part"]: run for run in map(read_run, find_runs([runs_dir]))}
+
+
+def good_ones_finished_and_bad_ones_are_told(done, runs_dir, asked):
+    assert done.returncode == errors.BUG, done.stderr
+    found, told = parts(runs_dir), " ".join(done.stderr.split())
+    assert {part: run.state for part, run in found.items()} == {
+        part: "failed" if part in BAD else "finished" for part in asked
+    }, done.stderr
+    for part in set(asked) & set(BAD):
+        reason = found[part].status["reason"]
+        assert WORDS[part] in reason
+        assert " ".join(reason.split()[:4]) in told
+        assert reason in (found[part].path / "log.txt").read_text()
+
+
+# ------------------------------------------------------------------------------------------------------ bad jobs (R8)
+
+
+@pytest.mark.slow
+def test_a_multirun_bears_runs_that_fail_and_that_take_their_process_down(tiny_run, plugin, tmp_path):
+    asked = (11, 10, 0)
+    arguments = ["-m", *tiny_run("norm=trial", "train.steps=6"), f"norm.part={','.join(map(str, asked))}"]
+    done = nexus(arguments, plugin, cwd=tmp_path)
+    good_ones_finished_and_bad_ones_are_told(done, tmp_path / "runs", asked)
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.parametrize("launcher", ["basic", "joblib", "ray", "queue"])
+def test_of_twenty_jobs_the_good_ones_finish_and_the_bad_ones_are_listed(
+    tiny_run, plugin, tmp_path, launcher, monkeypatch
+):
+    monkeypatch.setenv("TRIAL_IN_A_HURRY", "1")
+    asked, sweep = range(20), ",".join(map(str, range(20)))
+    if launcher == "queue":
+        base = [text for text in tiny_run("norm=trial", "train.steps=6") if text != "train.threads=1"]
+        arguments = ["study=mine", f"vary.norm.part={sweep}", "seeds=0", *base, "--workers", "2"]
+    else:
+        arguments = ["-m", *tiny_run("norm=trial", "train.steps=6"), f"norm.part={sweep}", *launched_by(launcher)]
+    done = nexus(arguments, plugin, cwd=tmp_path)
+    good_ones_finished_and_bad_ones_are_told(done, tmp_path / "runs", asked)
+
+
+@pytest.mark.slow
+def test_without_a_process_apart_a_bad_run_takes_the_launcher_with_it(tiny_run, plugin, tmp_path):
+    code = (
+        "import sys\nfrom nexus_ablate.study import apart, worker\n"
+        "apart.Apart.train = lambda self, order, path: worker._train(order)\n"
+        "from nexus_ablate.cli import main\nsys.exit(main(sys.argv[1:]))"
+    )
+    arguments = ["--plugin", plugin, "-m", *tiny_run("norm=trial", "train.steps=4"), "norm.part=11,0"]
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, timeout=100, cwd=tmp_path)
+    assert done.returncode == 7
+    assert 0 not in parts(tmp_path / "runs")
+
+
+@pytest.mark.slow
+def test_joblib_trains_as_basic_does_and_two_at_a_time(tiny_run, tmp_path):
+    sweep = ["-m", *tiny_run("train.steps=6"), "norm=rms,layer"]
+    done = nexus([*sweep, *launched_by("joblib")], cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    both = [read_run(path) for path in find_runs([tmp_path / "runs"])]
+    assert {run.state for run in both} == {"finished"}
+    assert len({run.status["pid"] for run in both}) == 2
+
+
+def test_after_a_signal_a_multirun_begins_no_further_run(tmp_path):
+    alone = apart.Apart()
+    alone.stopped = "SIGTERM"
+    answer = alone.train(apart.Order([], "", {}), tmp_path)
+    assert answer.status == errors.PREEMPTED
+    assert "SIGTERM" in answer.reason
+
+
+@pytest.mark.slow
+def test_a_signal_saves_the_run_of_a_multirun_and_the_same_command_goes_on(tiny_run, plugin, tmp_path):
+    arguments = ["-m", *tiny_run("norm=trial", "train.steps=12"), "norm.part=9,0"]
+    driver = start(arguments, plugin)
+    end = time.monotonic() + 60
+    while not (logs := list((tmp_path / "runs").glob("*/*/*/metrics.jsonl"))) or len(logs[0].read_bytes()) < 2000:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    os.kill(driver.pid, signal.SIGTERM)
+    _, said = driver.communicate(timeout=60)
+    assert driver.returncode == errors.PREEMPTED, said
+    assert {part: run.state for part, run in parts(tmp_path / "runs").items()} == {9: "preempted"}, said
+    assert "not begun" in " ".join(said.split())
+
+
+def test_a_worker_that_leaves_after_a_run_is_given_no_other(monkeypatch):
+    left = []
+    worker = object.__new__(queue.Worker)
+    worker.pipe = SimpleNamespace(poll=lambda: True, recv=lambda: worker_module.Answer(0, leaves=True))
+    worker.process = SimpleNamespace(join=lambda: left.append(True))
+    assert worker.receive().status == 0
+    assert left, "only then is it known to be gone"
+
+
+# ------------------------------------------------------------------------------------------------ killed drivers (R9)
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.parametrize("kills", [5, 50])
+def test_a_driver_that_is_killed_again_and_again_ends_with_the_table_of_an_undisturbed_one(
+    tiny_run, tmp_path, plugin, kills, monkeypatch
+):
+    """Each cycle kills the driver at a random moment of its life; an undisturbed cycle then finishes."""
+    monkeypatch.setenv("TRIAL_IN_A_HURRY", "1")
+    base = [text for text in tiny_run("norm=trial", "train.steps=40") if text != "train.threads=1"]
+    base += ["study=mine", "vary.norm.part=1,2,3,4,5,6,7", "seeds=0,1", "--workers", "1"]
+    runs_dir, moments = tmp_path / "runs", random.Random(0)
+    kept: dict = {}
+    for _ in range(kills):
+        driver = start(base, plugin)
+        try:
+            driver.communicate(timeout=moments.uniform(0.2, 8.0))
+        except subprocess.TimeoutExpired:
+            os.kill(driver.pid, signal.SIGKILL)
+            driver.communicate(timeout=60)
+        finished = (
+            [path for path in find_runs([runs_dir]) if read_run(path).state == "finished"] if runs_dir.exists() else []
+        )
+        for path in finished:
+            now = {f.name: (f.read_bytes(), f.stat().st_mtime_ns) for f in path.iterdir() if f.is_file()}
+            assert kept.setdefault(path, now) == now, "a finished run was touched"
+    done = nexus(base, plugin)
+    assert done.returncode == 0, done.stderr
+    alone = [text.replace(str(runs_dir), str(tmp_path / "alone")) for text in base]
+    assert nexus(alone, plugin).returncode == 0
+    found = find_runs([runs_dir])
+    assert len(found) == 16
+    for path in found:
+        assert rows(path) == rows(tmp_path / "alone" / path.relative_to(runs_dir))
+
+
+# ------------------------------------------------------------------------------------------ launchers that are not here
+
+
+@pytest.mark.parametrize(("launcher", "package"), [("slurm", "nexus-ablate[slurm]"), ("ray", "hydra-ray-launcher")])
+def test_a_launcher_that_is_not_installed_is_named_with_its_package(launcher, package, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError) as refused:
+        multirun.multirun(["norm=layer,rms", f"hydra/launcher={launcher}"])
+    assert package in refused.value.fix
+
+
+def test_a_cluster_that_cannot_tell_of_killed_jobs_is_refused_with_the_way_that_needs_no_sacct(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(multirun.shutil, "which", lambda name: f"/bin/{name}")
+    monkeypatch.setattr(cluster_queue, "accounting", lambda: False)
+    with pytest.raises(ConfigError, match="wait for ever") as refused:
+        multirun.require("slurm")
+    assert "--cluster slurm" in refused.value.fix
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        ["study=norms", "--cluster", "kubernetes"],
+        ["study=norms", "--cluster", "slurm", "--workers", "2"],
+        ["study=norms", "--partition", "gpu"],
+        ["study=norms", "--cluster", "slurm", "--time", "4h"],
+        ["study=norms", "--cluster", "slurm", "--sbatch", "account"],
+        ["study=norms", "--cluster", "slurm", "--cluster", "slurm"],
+        ["study=norms", "--cluster", "slurm", "--time"],
+        ["-m", "norm=rms,layer", "hydra/launcher=slrum"],
+    ],
+    ids=" ".join,
+)
+def test_a_mistake_is_three_lines_and_makes_nothing(tmp_path, bad):
+    done = nexus(bad, cwd=tmp_path)
+    assert done.returncode == errors.CONFIG
+    assert 1 <= len(done.stderr.strip().splitlines()) <= 3, done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+# ------------------------------------------------------------------------------------------------------ whose GPU it is
+
+LEASE = """
+import os, sys, time
+from nexus_ablate.training.device import lease_gpu
+lease_gpu()
+print(os.environ["CUDA_VISIBLE_DEVICES"], flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def leased(tmp_path, monkeypatch):
+    """Processes that each take a GPU of a list that is faked, and hold it until they are closed."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    held = []
+
+    def take(visible="0,1", code=LEASE, **variables):
+        env = os.environ | {"CUDA_VISIBLE_DEVICES": visible} | variables
+        pipe = subprocess.PIPE
+        process = subprocess.Popen([sys.executable, "-c", code], env=env, stdin=pipe, stdout=pipe, text=True)
+        held.append(process)
+        assert process.stdout is not None
+        return process.stdout.readline().strip(), process
+
+    yield take
+    for process in held:
+        process.communicate()
+
+
+def test_processes_spread_over_the_gpus_and_share_when_there_are_no_more(leased):
+    assert [leased()[0] for _ in range(5)] == ["0", "1", "0", "1", "0"]
+
+
+def test_a_lease_ends_with_its_process_however_that_ends(leased):
+    first, process = leased("2,GPU-a/b")
+    assert first == "2"
+    assert leased("2,GPU-a/b")[0] == "GPU-a/b"
+    process.kill()
+    process.wait()
+    assert leased("2,GPU-a/b")[0] == "2"
+
+
+def test_a_process_that_sees_one_gpu_lets_the_others_know(leased):
+    assert leased("1")[0] == "1"
+    assert leased("1,3")[0] == "3"
+
+
+def test_without_the_lock_every_process_would_take_the_first(leased):
+    unlocked = LEASE.replace("lease_gpu()\nprint", "import fcntl; fcntl.flock = lambda *a: None\nlease_gpu()\nprint")
+    assert [leased(code=unlocked)[0] for _ in range(3)] == ["0", "0", "0"]
+
+
+def test_torchrun_and_machines_without_gpus_are_left_alone(leased, monkeypatch):
+    assert leased(LOCAL_RANK="1")[0] == "0,1"
+    assert leased("")[0] == ""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", " 3 ,,-1")
+    assert device.visible_gpus() == ["3"]

@@ -1,0 +1,558 @@
+"""SLURM: preempted, timed out, cancelled and crashed jobs, on a real cluster of two nodes and four GPUs, and simulated.
+
+The cluster is that of scripts/slurm_up; the tests that need it are skipped where SLURM is not installed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from nexus_ablate import errors
+from nexus_ablate.composition import compose
+from nexus_ablate.plugins import VARIABLE as PLUGINS
+from nexus_ablate.runs import find_runs, read_run
+from nexus_ablate.study import cluster as cluster_module
+from nexus_ablate.study import cluster_job
+from nexus_ablate.study.cluster import Resources, submit
+from nexus_ablate.study.cluster_job import REQUEUES, Task, source_hash
+from nexus_ablate.study.cluster_queue import ENDED
+from nexus_ablate.study.definition import read_request
+from nexus_ablate.study.jobs import Runs
+from nexus_ablate.study.launch import expanded
+from nexus_ablate.study.status import Watcher, summary
+from nexus_ablate.training import session
+from nexus_ablate.training.session import train
+from tests.test_study_queue import rows
+from tests.trial_norm import write_plugin
+
+ROOT = Path(__file__).resolve().parents[1]
+pytest.importorskip("submitit", reason="the extra `slurm` is not installed")
+WITH_SLURM = pytest.mark.skipif(
+    not shutil.which("slurmctld") or not shutil.which("munged") or os.geteuid() != 0,
+    reason="SLURM and munge are not installed, or this is not root",
+)
+
+
+# ------------------------------------------------------------------------------------- one job, and a SLURM that is not
+
+
+@pytest.fixture
+def job(tiny_run, tmp_path, monkeypatch):
+    """Run a task as submitit does in job 7_3, with a scontrol that writes down what it is asked."""
+    from submitit.core.submission import process_job
+    from submitit.core.utils import DelayedSubmission
+
+    folder = tmp_path / "submitit"
+    folder.mkdir()
+    (tmp_path / "bin").mkdir()
+    scontrol = tmp_path / "bin" / "scontrol"
+    asked = tmp_path / "asked"
+    scontrol.write_text(f'#!/bin/sh\necho "$@" >> {asked}\ncat {tmp_path}/state\n')
+    scontrol.chmod(0o755)
+    (tmp_path / "state").write_text("JobId=10 JobState=RUNNING\n")
+    variables = {"SLURM_JOB_ID": "10", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}
+    for name, value in {"SUBMITIT_EXECUTOR": "slurm", **variables}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGCONT, signal.SIGUSR2)}
+
+    class FakeJob:
+        """`overrides` of the run; `minutes` of the job; `time_outs` that submitit bears."""
+
+        run = tmp_path / "runs"
+
+        def submit(self, *overrides, minutes=60, time_outs=REQUEUES, source=None):
+            self.overrides = tiny_run(*overrides)
+            task = Task(self.overrides, "mine", "", source or source_hash(), "", folder)
+            delayed = DelayedSubmission(task)
+            delayed.set_timeout(minutes, time_outs)
+            delayed.dump(folder / "7_3_submitted.pkl")
+
+        def start(self, restarts=0, number=None, after=0):
+            """Its exit status; the signal `number` comes once its log has more than `after` rows."""
+            monkeypatch.setenv("SLURM_RESTART_COUNT", str(restarts))
+            done = threading.Event()
+            sender = threading.Thread(target=self._signal, args=(number, after, done), daemon=True)
+            sender.start()
+            try:
+                process_job(folder)
+            except SystemExit as left:
+                return left.code
+            finally:
+                done.set()
+                sender.join()
+            return 0
+
+        def _signal(self, number, after, done):
+            while number and not done.is_set():
+                logs = list(self.run.glob("*/*/*/metrics.jsonl"))  # checkpoints come and go below
+                if logs and len(logs[0].read_text().splitlines()) > after:
+                    os.kill(os.getpid(), number)
+                    return
+                time.sleep(0.001)
+
+        @property
+        def requeues(self):
+            lines = asked.read_text().splitlines() if asked.exists() else []
+            return [line.split()[-1] for line in lines if line.startswith("requeue")]
+
+        @property
+        def record(self):
+            (path,) = find_runs([self.run])
+            return read_run(path)
+
+        def answer(self):
+            return json.loads((folder / "7_3.json").read_text())
+
+        def becomes(self, state):
+            (tmp_path / "state").write_text(f"JobId=10 JobState={state}\n")
+
+    yield FakeJob()
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def slowly(monkeypatch):
+    """Steps of a few milliseconds, so that a signal finds one."""
+    from nexus_ablate.training.trainer import Trainer
+
+    step = Trainer.step_and_record
+    monkeypatch.setattr(Trainer, "step_and_record", lambda self: (time.sleep(0.004), step(self))[1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("times", [4, pytest.param(30, marks=pytest.mark.long)])
+def test_preemptions_requeue_the_job_each_time_once_and_change_nothing(job, slowly, tmp_path, times):
+    job.submit(f"train.steps={times * 3 + 20}", "train.checkpoint_every=1000")
+    cycles = 0
+    while (left := job.start(cycles, signal.SIGUSR2 if cycles < times else None, after=3 * (cycles + 1))) != 0:
+        assert left == -1, "submitit's way to leave a job that is put back"
+        cycles += 1
+        assert job.requeues == ["7_3"] * cycles
+        assert job.record.state == "preempted"
+        assert "SIGUSR2" in job.record.status["reason"]
+    assert cycles == times
+    assert job.record.state == "finished"
+    assert job.record.env["slurm_restarts"] == times
+    assert len(job.record.env["earlier"]) == times, "the same directory each time"
+    alone = train(compose([*job.overrides, f"runs_dir={tmp_path / 'alone'}"]), quiet=True)
+    assert rows(alone.path) == rows(job.record.path)
+
+
+def test_without_our_part_a_preempted_job_would_count_as_done(job, slowly, monkeypatch):
+    monkeypatch.setattr(cluster_job, "put_back", lambda: "")
+    job.submit("train.steps=200")
+    assert job.start(0, signal.SIGUSR2, after=5) == errors.PREEMPTED
+    assert job.requeues == []
+
+
+def test_a_cancelled_job_is_saved_and_does_not_come_back(job, slowly):
+    job.submit("train.steps=200")
+    job.becomes("CANCELLED")
+    assert job.start(0, signal.SIGTERM, after=5) == errors.PREEMPTED
+    assert job.requeues == []
+    assert job.record.state == "preempted"
+    assert "its job is cancelled" in job.answer()["reason"]
+
+
+@pytest.mark.parametrize("where", ["prepare", "evaluate"])
+def test_a_signal_before_or_after_training_puts_the_job_back_too(job, monkeypatch, where):
+    """While data is prepared there is no run yet; while a finished run is evaluated it is finished."""
+    once = []
+
+    def stopped(*arguments, **keywords):
+        if not once:
+            once.append(where)
+            signal.raise_signal(signal.SIGUSR2)
+        return kept(*arguments, **keywords)
+
+    kept = getattr(session, where)
+    monkeypatch.setattr(session, where, stopped)
+    job.submit("evals=[quantization]")
+    assert job.start() == -1
+    assert job.requeues == ["7_3"]
+    assert job.start(1) == 0
+    assert job.record.state == "finished"
+    assert "quantization" in job.record.summary
+
+
+def test_a_job_that_is_put_back_for_ever_is_stopped(job, slowly):
+    job.submit("train.steps=200")
+    assert job.start(REQUEUES, signal.SIGUSR2, after=5) == errors.PREEMPTED
+    assert job.requeues == []
+    assert f"{REQUEUES} times" in job.answer()["reason"]
+
+
+def test_time_outs_are_counted_by_submitit(job, slowly):
+    job.submit("train.steps=300", minutes=5, time_outs=1)  # below ten minutes it takes any USR2 for a time-out
+    assert job.start(0, signal.SIGUSR2, after=5) == -1
+    assert job.start(1, signal.SIGUSR2, after=60) == errors.PREEMPTED
+    assert job.requeues == ["7_3"]
+    assert "timed-out too many times" in job.answer()["reason"]
+
+
+def test_a_queued_run_refuses_code_that_it_was_not_submitted_with(job):
+    job.submit(source="0" * 64)
+    assert job.start() == errors.CONFIG
+    answer = job.answer()
+    assert "the code changed" in answer["reason"]
+    assert source_hash()[:8] in answer["reason"]
+    assert not job.run.exists()
+
+
+def test_a_queued_run_refuses_data_that_it_was_not_submitted_with(job, tmp_path):
+    job.submit()
+    task = Task(job.overrides, "mine", "00000000", source_hash(), "", tmp_path / "submitit")
+    answer = cluster_job.train_in_job(cluster_job.Order(task.overrides, "", {}), task.source, task.hash8)
+    assert answer.status == errors.CONFIG
+    assert "data or plugin changed" in answer.reason
+    assert not job.run.exists()
+
+
+def test_the_source_hash_covers_code_and_options(tmp_path):
+    shutil.copytree(ROOT / "nexus_ablate", tmp_path / "nexus_ablate", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "conf", tmp_path / "conf")
+
+    def told():
+        code = "from nexus_ablate.study.cluster_job import source_hash; print(source_hash())"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=60)
+        return done.stdout.strip() or done.stderr
+
+    first = told()
+    assert len(first) == 64, first
+    assert told() == first
+    for changed in ("nexus_ablate/model.py", "conf/norm/rms.yaml"):
+        with open(tmp_path / changed, "a") as file:
+            file.write("\n# changed\n")
+        assert first != (first := told()), changed
+
+
+# ----------------------------------------------------------------------------------- submitting, to a SLURM that is not
+
+
+@pytest.fixture
+def fake_slurm(tmp_path, monkeypatch):
+    """sbatch that takes everything, and a squeue that says what the test wants."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    told, scripts = tmp_path / "squeue", tmp_path / "scripts"
+    told.write_text("")
+    tools = {
+        "sbatch": f"""case "$1" in --test-only) echo "$@" >> {tmp_path}/tried;;
+            *) cat "$1" >> {scripts}; echo "Submitted batch job $(grep -c '^#!' {scripts})";; esac""",
+        "squeue": f"cat {told}",
+        **{"scontrol": "true", "srun": "true", "sacct": "echo no database >&2; exit 1"},
+    }
+    for name, script in tools.items():
+        (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    return SimpleNamespace(queue=told, scripts=scripts, tried=tmp_path / "tried")
+
+
+def request(tiny_run, *more):
+    return read_request(["study=mine", "vary.norm=layer", *(t for t in tiny_run() if t != "train.threads=1"), *more])
+
+
+def test_what_slurm_is_asked_for(tiny_run, fake_slurm):
+    resources = Resources("gpu", time=30, mem_gb=3, cpus=2, parallel=5, sbatch={"account": "mine"})
+    assert submit(request(tiny_run, "seeds=0,1"), resources) == 0
+    lines = {line for line in fake_slurm.scripts.read_text().splitlines() if line.startswith("#SBATCH")}
+    for asked in ("partition=gpu", "gres=gpu:1", "time=30", "mem=3GB", "cpus-per-task=2", "account=mine"):
+        assert f"#SBATCH --{asked}" in lines
+    assert "#SBATCH --array=0-3%4" in lines
+    assert "#SBATCH --signal=USR2@120" in lines
+    assert "--partition=gpu" in fake_slurm.tried.read_text(), "tried out before anything was written"
+
+
+def test_nothing_that_is_queued_or_done_is_submitted_again_and_what_slurm_forgot_is(tiny_run, fake_slurm, capsys):
+    asked = request(tiny_run, "seeds=0,1")
+    assert submit(asked, Resources()) == 0
+    states = ["1_0|PENDING|Priority", "1_1|RUNNING|None", "1_2|CANCELLED|None"]
+    fake_slurm.queue.write_text("\n".join(states) + "\n")
+    capsys.readouterr()
+    assert submit(asked, Resources()) == 0
+    said = capsys.readouterr().err
+    assert "2 runs submitted as SLURM job 2 (array of 2), 2 are in the queue already" in said, said
+    lines = {(line.arm, line.seed): line for line in Watcher().lines([asked.directory])}
+    assert (lines["baseline", 0].state, lines["baseline", 0].job) == ("queued", "1_0")
+    assert (lines["norm=layer", 0].state, lines["norm=layer", 0].job) == ("starting", "1_1")
+    assert "1 queued (Priority)" in summary(list(lines.values()))
+    assert lines["baseline", 1].state == "lost", "the new job of this run is unknown to this squeue"
+
+
+def test_tuning_comes_first_and_the_command_says_when_to_come_again(tiny_run, fake_slurm, capsys):
+    assert submit(request(tiny_run, "seeds=0", "lr_grid=1e-3,2e-3", "tuning_seeds=7"), Resources()) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert "6 runs submitted" in said, "two arms, and each at two rates"
+    assert "the same command submits every arm at its best learning rate" in said
+
+
+def test_more_runs_than_an_array_holds_become_several(tiny_run, fake_slurm, capsys, monkeypatch):
+    monkeypatch.setattr(cluster_module, "LONGEST_ARRAY", 3)
+    assert submit(request(tiny_run, "seeds=0,1"), Resources()) == 0
+    assert "4 runs submitted as SLURM job 1 (array of 3) and 2" in capsys.readouterr().err
+
+
+def test_status_bears_a_slurm_that_does_not_answer(tiny_run, fake_slurm):
+    asked = request(tiny_run, "seeds=0")
+    submit(asked, Resources())
+    (fake_slurm.queue).unlink()
+    lines = Watcher().lines([asked.directory])
+    (line,) = [line for line in lines if line.state == "unknown"]
+    assert "squeue does not answer" in line.reason
+    with pytest.raises(errors.UserError, match="squeue"):
+        submit(asked, Resources())
+
+
+def test_status_asks_slurm_nothing_about_runs_that_have_ended(tiny_run, fake_slurm):
+    asked = request(tiny_run, "seeds=0")
+    submit(asked, Resources())
+    for job in Runs(expanded(asked), asked).claims:
+        train(compose([*job.overrides, "train.threads=1"]), quiet=True, arm=job.arm)
+    (fake_slurm.queue).unlink()
+    assert [line.state for line in Watcher().lines([asked.directory])] == ["finished"] * 2
+
+
+# ----------------------------------------------------------------------------------------------------- a real cluster
+
+
+class Cluster:
+    """Two nodes with two cores and two GPUs each, and a copy of the code that nobody edits meanwhile."""
+
+    def __init__(self, root: Path, plugin: Path) -> None:
+        self.root, self.plugin, self.put_back = root, plugin, {}
+        self.command = [sys.executable, "-m", "nexus_ablate", "--plugin", str(plugin)]
+
+    def nexus(self, *arguments):
+        command = [*self.command, *arguments]  # in another folder than the code, which Python would prefer
+        return subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=self.root)
+
+    def jobs(self):
+        """State and reason of each job that was not forgotten."""
+        told = subprocess.run(
+            ["squeue", "--noheader", "--array", "--states=all", "--format=%i|%T|%r"], capture_output=True, text=True
+        )
+        return {row[0]: row[1:] for row in (line.split("|") for line in told.stdout.splitlines())}
+
+    def release(self):
+        """Jobs that were put back begin soon. SLURM itself waits two minutes, because the end of their last life is
+        still on its way; three seconds do here."""
+        now = time.monotonic()
+        waiting = [job for job, (state, reason) in self.jobs().items() if (state, reason) == ("PENDING", "BeginTime")]
+        self.put_back = {job: self.put_back.get(job, now) for job in waiting}
+        for job, since in self.put_back.items():
+            if now - since > 3:
+                subprocess.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], capture_output=True)
+
+    def settle(self, seconds=400.0, driver=None):
+        """Wait until no job is left and the driver has ended."""
+        end = time.monotonic() + seconds
+        while any(state not in ENDED for state, _ in self.jobs().values()) or (driver and driver.poll() is None):
+            assert time.monotonic() < end, self.jobs()
+            self.release()
+            time.sleep(0.3)
+
+    def run_of(self, runs_dir, part, rows_at_least=0, seconds=120.0):
+        """The run of a part, once its log is as long as that; a run that is waited for is running."""
+        end = time.monotonic() + seconds
+        while True:
+            for path in find_runs([runs_dir]) if runs_dir.exists() else []:
+                run, log = read_run(path), path / "metrics.jsonl"
+                if run.config is None or run.config["norm"].get("part") != part:
+                    continue
+                long = log.exists() and len(log.read_text().splitlines()) >= rows_at_least
+                if long and (run.state == "running" or not rows_at_least):
+                    return run
+            assert time.monotonic() < end, (part, self.jobs())
+            self.release()
+            time.sleep(0.1)
+
+    def disturb(self, runs_dir):
+        """Take the node of part 7 for a more important job, and cancel the job of part 9."""
+        victim = self.run_of(runs_dir, 7, rows_at_least=4)
+        flags = ["--partition=high", f"--nodelist={victim.env['slurm_node']}", "--gres=gpu:2", "--mem=100"]
+        subprocess.run(["sbatch", *flags, "--output=/dev/null", "--wrap=sleep 1"], check=True, capture_output=True)
+        cancelled = self.run_of(runs_dir, 9, rows_at_least=3)
+        subprocess.run(["scancel", cancelled.env["slurm_job"]], check=True)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    root = tmp_path_factory.mktemp("slurm")
+    for name in ("nexus_ablate", "conf"):
+        shutil.copytree(ROOT / name, root / "code" / name, ignore=shutil.ignore_patterns("__pycache__"))
+    up = subprocess.run([ROOT / "scripts" / "slurm_up", root / "cluster"], capture_output=True, text=True, timeout=60)
+    assert up.returncode == 0, up.stderr
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLURM_CONF", str(root / "cluster" / "slurm.conf"))
+        patch.setenv("PATH", f"{root / 'cluster' / 'bin'}:{os.environ['PATH']}")
+        patch.setenv("PYTHONPATH", str(root / "code"))
+        yield Cluster(root, write_plugin(root / "plugin"))
+    subprocess.run([ROOT / "scripts" / "slurm_down", root / "cluster"], timeout=60, check=True)
+
+
+@pytest.fixture
+def trials(cluster, tiny_run, tmp_path, monkeypatch):
+    """Overrides of runs with some parts; what each would be undisturbed."""
+    runs_dir = tmp_path / "runs"
+    monkeypatch.setenv(PLUGINS, "")  # what a test composes with the plugin is not for the tests after it
+
+    class Trials:
+        directory = runs_dir / "trials"
+        overrides = tiny_run("norm=trial", "train.steps=30")
+
+        def study(self, *parts):
+            return ["study=trials", f"vary.norm.part={','.join(map(str, parts))}", "seeds=0", *self.overrides]
+
+        def undisturbed(self, part):
+            monkeypatch.setenv("TRIAL_IN_A_HURRY", "1")
+            overrides = [*self.overrides, f"norm.part={part}", f"runs_dir={tmp_path / 'alone'}"]
+            return rows(train(compose(overrides, plugins=[cluster.plugin]), quiet=True).path)
+
+        def states(self):
+            runs = [read_run(path) for path in find_runs([runs_dir])]
+            return {(run.config or {})["norm"]["part"]: run.state for run in runs}
+
+        def finished(self):
+            """Metrics and result of each finished run, and when they were written."""
+            runs = [path for path in find_runs([runs_dir]) if read_run(path).state == "finished"]
+            files = [path / name for path in runs for name in ("metrics.jsonl", "summary.json", "status.json")]
+            return {file: (file.read_bytes(), file.stat().st_mtime_ns) for file in files}
+
+    return Trials()
+
+
+SUBMIT = ("--cluster", "slurm", "--gres", "gpu:1", "--mem-gb", "1", "--cpus", "1")
+
+
+@pytest.mark.slow
+@WITH_SLURM
+def test_a_submitted_study_outlives_preemption_cancelling_and_a_failure(cluster, trials):
+    done = cluster.nexus(*trials.study(0, 7, 9, 10), *SUBMIT)
+    assert done.returncode == 0, done.stderr
+    assert "4 runs submitted" in done.stderr
+    again = cluster.nexus(*trials.study(0, 7, 9, 10), *SUBMIT)
+    assert "0 runs submitted, 4 are in the queue already" in again.stderr, again.stderr
+    told = cluster.nexus("status", str(trials.directory)).stdout
+    assert all(word in told for word in ("job", "_0", "_1", "_2", "_3"))
+    assert re.search("4 starting|[1-4] (created|running)", told), told
+
+    cluster.disturb(trials.directory)
+    cluster.settle()
+    assert trials.states() == {0: "finished", 7: "finished", 9: "preempted", 10: "failed"}
+    preempted = cluster.run_of(trials.directory, 7)
+    assert preempted.env["slurm_restarts"] >= 1
+    assert rows(preempted.path) == trials.undisturbed(7)
+    told = " ".join(cluster.nexus("status", str(trials.directory)).stdout.split())
+    assert "norm.part=9 s0 preempted: SLURM job" in told
+    assert "ended as CANCELLED: stopped by SIGTERM" in told
+    assert "RuntimeError: made to fail" in told
+
+    before = trials.finished()
+    more = cluster.nexus(*trials.study(0, 7, 9, 10), *SUBMIT)
+    assert "1 runs submitted" in more.stderr, more.stderr
+    cluster.settle()
+    assert trials.states() == {0: "finished", 7: "finished", 9: "finished", 10: "failed"}
+    assert {file: told for file, told in trials.finished().items() if file in before} == before
+    assert rows(cluster.run_of(trials.directory, 9).path) == trials.undisturbed(9)
+    nothing = cluster.nexus(*trials.study(0, 7, 9, 10), *SUBMIT)
+    assert "0 runs submitted" in nothing.stderr
+    assert nothing.returncode == errors.BUG, "as the failed run"
+
+
+ALL = tuple(range(12))
+TRUE_ENDS = {**dict.fromkeys(range(9), "finished"), 9: "preempted", 10: "failed", 11: "failed"}
+
+
+def gpus_are_shared_out(directory):
+    """Every run had one GPU, and all four were used."""
+    runs = [read_run(path) for path in find_runs([directory])]
+    used = {(run.env["slurm_node"], run.env["cuda_visible_devices"]) for run in runs}
+    assert used == {(node, gpu) for node in ("n1", "n2") for gpu in ("0", "1")}
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@WITH_SLURM
+def test_twelve_submitted_runs_meet_every_trouble(cluster, trials):
+    submit = [*SUBMIT, "--time", "1"]
+    done = cluster.nexus(*trials.study(*ALL), *submit)
+    assert done.returncode == 0, done.stderr
+    assert "12 runs submitted" in done.stderr
+    cluster.disturb(trials.directory)
+    cluster.settle()
+    lost = trials.states()
+    assert lost == TRUE_ENDS | {11: "lost"}, "a process that is gone cannot say so; SLURM knows"
+    told = " ".join(cluster.nexus("status", str(trials.directory)).stdout.split())
+    assert "ended as FAILED" in told
+    assert "RuntimeError: made to fail" in told
+    gpus_are_shared_out(trials.directory)
+    for part in (7, 8):
+        run = cluster.run_of(trials.directory, part)
+        assert run.env["slurm_restarts"] >= 1
+        assert rows(run.path) == trials.undisturbed(part)
+
+    before = trials.finished()
+    more = cluster.nexus(*trials.study(*ALL), *submit)
+    assert "1 runs submitted" in more.stderr, "the cancelled one; failed ones are tried again when asked to"
+    cluster.settle()
+    assert trials.states() == TRUE_ENDS | {9: "finished"}
+    assert {file: told for file, told in trials.finished().items() if file in before} == before
+    compared = cluster.nexus("compare", str(trials.directory))
+    assert compared.returncode == 0, compared.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@WITH_SLURM
+def test_a_multirun_of_twelve_meets_every_trouble_and_its_driver_ends_with_the_table(cluster, trials):
+    resources = ["mem_gb=1", "cpus_per_task=1", "timeout_min=1", "signal_delay_s=15"]
+    arguments = ["-m", *trials.overrides, f"norm.part={','.join(map(str, ALL))}", "hydra/launcher=slurm"]
+    arguments += [f"hydra.launcher.{text}" for text in resources]
+
+    def drive():
+        return subprocess.Popen(
+            [*cluster.command, *arguments],
+            stderr=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            text=True,
+            cwd=cluster.root,
+        )
+
+    scratch = trials.directory.parent / "scratch"
+    driver = drive()
+    cluster.disturb(scratch)
+    cluster.settle(driver=driver)
+    said = driver.communicate()[1]
+    assert driver.returncode == errors.PREEMPTED, said
+    assert trials.states() == TRUE_ENDS, said
+    shown = " ".join(said.split())
+    for word in ("the launcher gave up", "made to fail", "ended as", "stopped by SIGTERM"):
+        assert word in shown, said
+    gpus_are_shared_out(scratch)
+    for part in (7, 8):
+        run = cluster.run_of(scratch, part)
+        assert run.env["slurm_restarts"] >= 1
+        assert rows(run.path) == trials.undisturbed(part)
+
+    before = trials.finished()
+    driver = drive()
+    cluster.settle(driver=driver)
+    driver.communicate()
+    assert driver.returncode == errors.BUG
+    assert trials.states() == TRUE_ENDS | {9: "finished"}
+    assert {file: told for file, told in trials.finished().items() if file in before} == before
