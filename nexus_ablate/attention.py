@@ -93,7 +93,8 @@ class AttentionCore(nn.Module):
         if bias is None and not windowed and not isinstance(extra, Tensor):
             # One more query for each key without one: the square causal form is what the fastest kernels take.
             q_BHSd = F.pad(q_BHTd, (0, 0, S - T, 0)) if S > T else q_BHTd
-            return F.scaled_dot_product_attention(q_BHSd, k_BHSd, v_BHSd, is_causal=True, **settings)[:, :, S - T :]
+            out_BHSd = F.scaled_dot_product_attention(q_BHSd, k_BHSd, v_BHSd, is_causal=True, **settings)
+            return out_BHSd[:, :, S - T :] if S > T else out_BHSd
         mask = q_BHTd.new_zeros(1, 1, T, S) if bias is None else fitted(bias, T, S)
         if isinstance(extra, Tensor):
             column = extra.to(mask.dtype).view(1, H, 1, 1).expand(len(mask), H, T, 1)
@@ -138,6 +139,7 @@ class Attention(nn.Module):
         self.qk_norm = QK_NORMS.build(resolved.qk_norm, geometry)
         self.core = AttentionCore(config, geometry, layer, self.qk_norm.scale)
         self.gate = GATES.build(config.gate, geometry)
+        self.gated = self.gate.site != "none"
         # A key bias b adds q.b to the score of each key, which softmax ignores where it is the same for all keys.
         key_bias = (
             rotates
@@ -160,21 +162,23 @@ class Attention(nn.Module):
         self.roles = {"learned_key_Gd": "key", "learned_value_Gd": "value"}
 
     def forward(self, x_BTD: Tensor, position: Position) -> Tensor:
-        heads = (-1, self.head_dim)
-        q, k, v = (project(x_BTD).unflatten(-1, heads) for project in (self.query, self.key, self.value))
+        B, T, _ = x_BTD.shape
+        q, k, v = (project(x_BTD).view(B, T, -1, self.head_dim) for project in (self.query, self.key, self.value))
         q, k, v = self.qk_norm(q, k, v)
-        q, k, v = self.gate("query", q, x_BTD), self.gate("key", k, x_BTD), self.gate("value", v, x_BTD)
+        if self.gated:
+            q, k, v = self.gate("query", q, x_BTD), self.gate("key", k, x_BTD), self.gate("value", v, x_BTD)
         q_BHTd, k_BGTd, v_BGTd = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         q_BHTd, k_BGTd, bias = self.place(q_BHTd, k_BGTd, position)
         k_BHSd, v_BHSd = self._keys(k_BGTd, self.learned_key_Gd), self._keys(v_BGTd, self.learned_value_Gd)
         out_BTHd = self.core(q_BHTd, k_BHSd, v_BHSd, bias).transpose(1, 2)
-        out_BTD = self.out(self.inner_norm(self.gate("sdpa", out_BTHd, x_BTD).flatten(2)))
-        return self.dropout(self.gate("output", out_BTD, x_BTD))
+        out_BTHd = self.gate("sdpa", out_BTHd, x_BTD) if self.gated else out_BTHd
+        out_BTD = self.out(self.inner_norm(out_BTHd.flatten(2)))
+        return self.dropout(self.gate("output", out_BTD, x_BTD) if self.gated else out_BTD)
 
     def place(self, q_BHTd: Tensor, k_BGTd: Tensor, position: Position) -> tuple[Tensor, Tensor, Tensor | None]:
         """Queries and keys with their positions put in, and the position bias. Only the text has positions."""
         front = self.sink_tokens
-        text_q, text_k = q_BHTd[:, :, front:], k_BGTd[:, :, front:]
+        text_q, text_k = (q_BHTd[:, :, front:], k_BGTd[:, :, front:]) if front else (q_BHTd, k_BGTd)
         bias = position.query_bias(text_q, self.layer, self.core.scale)
         if bias is None:
             bias = position.score_bias(text_q.shape[2], self.layer)

@@ -198,7 +198,7 @@ def check_overrides(overrides: list[str]) -> None:
             raise ConfigError("_target_ is not accepted: it could run any code", text, "choose an option by its name")
         try:
             override = parser.parse_override(text)
-        except HydraException as error:
+        except (HydraException, ValueError, RecursionError) as error:  # a number of 5000 digits is a ValueError
             fix = 'KEY=VALUE, without spaces around "="; quote values with special characters: key=\'"..."\''
             raise ConfigError("this override cannot be read", text, fix) from error
         name = override.key_or_group

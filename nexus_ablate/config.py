@@ -79,6 +79,12 @@ class TrainConfig:
     compile: str = key(
         "auto | on | off", "torch.compile; auto: on a GPU, for runs of 2000 steps or more", science=False
     )
+    loss: str = key(
+        "auto | whole | chunked", "logits at once or some rows at a time; auto: chunked from 256 MiB on", science=False
+    )
+    activation_checkpointing: bool = key(
+        "on | off", "keep each block's input alone and compute the rest again: less memory", science=False
+    )
     device: str = key("auto | cpu | cuda | mps | text", "where to train; cuda:1 names a GPU", science=False)
     threads: Any = key("auto | int [1, 1024]", "CPU threads; auto: the cores that are idle", science=False)
 
@@ -391,6 +397,9 @@ def check_rules(config: RunConfig) -> None:
         got = "train.precision=fp16 norm.fp32=off"
         fix = "norm.fp32=on, or train.precision=bf16: in fp16 the norm's gradients overflow and a small eps becomes 0"
         raise ConfigError("float16 statistics in the norm cannot be trained", got, fix)
+    if train.activation_checkpointing and "momentum" in config.norm.keys:
+        got = f"norm={config.norm.name} train.activation_checkpointing=on"
+        raise ConfigError("running statistics would be updated twice a step", got, "train.activation_checkpointing=off")
     if "pairing" in config.position.keys:
         check_rotated_width(config)
     if (

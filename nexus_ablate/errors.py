@@ -85,6 +85,8 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """The nearest of `known` within two edits (three for long words), or ''."""
     best, best_distance = "", 4 if len(word) > 8 else 3
     for candidate in known:
+        if abs(len(word) - len(candidate)) >= best_distance:  # a word of 50,000 letters would take seconds
+            continue
         distance = edit_distance(word.lower(), candidate.lower())
         if distance < best_distance and distance < max(len(word), 2):
             best, best_distance = candidate, distance

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from nexus_ablate.attention import Attention
 from nexus_ablate.axes.ffn import FFNS
@@ -62,11 +63,20 @@ class GPT(nn.Module):
             self.blocks.append(PLACEMENTS.build(config.placement, parts))
         self.final_norm = norm("final") if resolved.final_norm else nn.Identity()
         self.head = None if config.tie_embeddings else Linear(model.d_model, vocab_size, bias=False, role="head")
+        self.recompute = config.train.activation_checkpointing
         self.softcap = None if config.final_softcap == "off" else config.final_softcap
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
-        head = self.embedding.weight if self.head is None else self.head.weight
-        logits_BTV = F.linear(self.hidden(tokens_BT), head)
+        return self.logits(self.hidden(tokens_BT), self.head_weight)
+
+    @property
+    def head_weight(self) -> Tensor:
+        """(V, D): the embedding, where the head is tied to it."""
+        return self.embedding.weight if self.head is None else self.head.weight
+
+    def logits(self, x_BTD: Tensor, weight_VD: Tensor) -> Tensor:
+        """What the head makes of the stream with a weight."""
+        logits_BTV = F.linear(x_BTD, weight_VD)
         return logits_BTV if self.softcap is None else self.softcap * torch.tanh(logits_BTV / self.softcap)
 
     def hidden(self, tokens_BT: Tensor) -> Tensor:
@@ -76,7 +86,10 @@ class GPT(nn.Module):
             x_BTD = torch.cat((self._scaled(self.sink.weight).expand(len(x_BTD), 1, -1), x_BTD), 1)
         stream = self.placement.enter(self.dropout(x_BTD))
         for block in self.blocks:
-            stream = block(stream, self.position)
+            if self.recompute and torch.is_grad_enabled():
+                stream = checkpoint(block, stream, self.position, use_reentrant=False)
+            else:
+                stream = block(stream, self.position)
         x_BTD = self.placement.leave(stream, self.final_norm)
         return x_BTD if self.sink is None else x_BTD[:, 1:]
 

@@ -1,8 +1,11 @@
-"""Our training step beside a peer's, same shape, in turn: `python scripts/bench_peer.py path/to/nanoGPT/model.py`.
+"""Our training step beside a peer's at the same shape, in turn in one process:
 
-Separate processes and page faults mislead by ten per cent: both live in one process and take blocks of steps in turn.
-Ours is the step of a real run, with its default logging, gradient norms and probe; the peer's is its model, its
-optimizer, and the loop of its train.py. The peer's code is not part of this repository.
+    python scripts/bench_peer.py path/to/nanoGPT/model.py [KEY=VALUE ...]    its model, optimizer and loop body
+    python scripts/bench_peer.py x-transformers [KEY=VALUE ...]              pip install x-transformers
+
+Separate processes and page faults mislead by ten per cent: both live in one process, which keeps its memory, and take
+blocks of steps in turn. Ours is the step of a real run, with its default logging, gradient norms and probe. The peer's
+code is not part of this repository. With one thread the clock is the process's: what others do meanwhile stands still.
 """
 
 from __future__ import annotations
@@ -10,66 +13,61 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-import statistics
 import sys
-import tempfile
-import time
-from pathlib import Path
+from collections.abc import Callable
+from typing import Any
 
-RECIPE = ["preset=nanogpt_shakespeare", "train.device=cpu", "train.steps=1000000", "train.eval_every=1000000"]
-
-
-def ours(overrides: list[str], folder: str):
-    """A trainer that is ready to take steps, and the function that takes one with everything that a run does."""
-    from nexus_ablate.composition import compose
-    from nexus_ablate.data import prepare
-    from nexus_ablate.model import build_model
-    from nexus_ablate.registry import Option
-    from nexus_ablate.runs import identity, open_run
-    from nexus_ablate.track import start_tracker
-    from nexus_ablate.training.display import Display
-    from nexus_ablate.training.signals import StopRequest
-    from nexus_ablate.training.trainer import Trainer
-
-    config = compose([*RECIPE, *overrides])
-    data = prepare(config.data, context=config.model.context)
-    run = open_run(Path(folder), "bench", "ours", 0, identity(config.science(), "bench", "0", {}), "", [], {})
-    tracker = start_tracker(
-        Option("files"), run_dir=run.path, config={}, axes={}, study="bench", arm="ours", seed=0, tags=[], say=print
-    )
-    model = build_model(config, data.vocab_size)
-    trainer = Trainer(config, model, data, run, tracker, Display(quiet=True), StopRequest())
-    model.train()
-    return config, data, trainer.step_and_record
+RECIPE = ["preset=nanogpt_shakespeare", "data=stdlib", "data.tokenizer=bytes", "train.device=cpu"]
 
 
-def peer(path: str, config, data):
-    """nanoGPT's model, optimizer and loop body at the same shape."""
-    import numpy as np
-    import torch
-
+def nanogpt(path: str, config: Any, vocab_size: int) -> tuple[Callable[..., Any], Any, Any]:
+    """Loss of inputs and targets, model and optimizer of nanoGPT's model.py."""
     spec = importlib.util.spec_from_file_location("peer_model", path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None and spec.loader is not None, path
     module = importlib.util.module_from_spec(spec)
     sys.modules["peer_model"] = module
     spec.loader.exec_module(module)
-    shape, context = config.model, config.model.context
-    model = module.GPT(
-        module.GPTConfig(
-            context, data.vocab_size, shape.n_layers, shape.n_heads, shape.d_model, dropout=0.0, bias=False
-        )
-    )
-    optimizer = model.configure_optimizers(0.1, 1e-3, (0.9, 0.99), "cpu")
-    tokens = np.asarray(data.train)
+    shape = config.model
+    sizes = shape.context, vocab_size, shape.n_layers, shape.n_heads, shape.d_model
+    model = module.GPT(module.GPTConfig(*sizes, dropout=0.0, bias=False)).to(config.train.device)
+    optimizer = model.configure_optimizers(0.1, 1e-3, (0.9, 0.99), config.train.device)
+    return lambda x, y: model(x, y)[1], model, optimizer
 
-    def batch():
+
+def x_transformers(config: Any, vocab_size: int) -> tuple[Callable[..., Any], Any, Any]:
+    """The same of x-transformers as its README sets it up, with the default AdamW."""
+    import torch
+    from torch.nn import functional as F
+    from x_transformers import Decoder, TransformerWrapper  # type: ignore[reportMissingImports]
+
+    shape = config.model
+    model = TransformerWrapper(
+        num_tokens=vocab_size,
+        max_seq_len=shape.context,
+        attn_layers=Decoder(
+            dim=shape.d_model, depth=shape.n_layers, heads=shape.n_heads, attn_dim_head=shape.d_model // shape.n_heads
+        ),
+    ).to(config.train.device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    return lambda x, y: F.cross_entropy(model(x).transpose(1, 2), y), model, optimizer
+
+
+def peer_step(loss_of: Callable[..., Any], model: Any, optimizer: Any, config: Any, train: Any) -> Callable[[], None]:
+    """The loop body of nanoGPT's train.py."""
+    import numpy as np
+    import torch
+
+    tokens, context, device = np.asarray(train), config.model.context, config.train.device
+
+    def rows(starts: Any, shift: int) -> Any:
+        parts = [torch.from_numpy(tokens[i + shift : i + shift + context].astype(np.int64)) for i in starts]
+        return torch.stack(parts).to(device)
+
+    def step() -> None:
         starts = torch.randint(len(tokens) - context, (config.train.batch_size,))
-        x = torch.stack([torch.from_numpy(tokens[i : i + context].astype(np.int64)) for i in starts])
-        y = torch.stack([torch.from_numpy(tokens[i + 1 : i + 1 + context].astype(np.int64)) for i in starts])
-        return x, y
-
-    def step():
-        _, loss = model(*batch())
+        x, y = rows(starts, 0), rows(starts, 1)
+        with torch.autocast(device, dtype=torch.bfloat16, enabled=config.train.precision == "bf16"):
+            loss = loss_of(x, y)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -78,42 +76,55 @@ def peer(path: str, config, data):
     return step
 
 
-def seconds(step, count: int) -> float:
-    start = time.perf_counter()
-    for _ in range(count):
-        step()
-    return (time.perf_counter() - start) / count
-
-
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model", help="path of nanoGPT's model.py")
-    parser.add_argument("overrides", nargs="*", help="further overrides of ours, such as norm=rms or probe=off")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("peer", help="path of nanoGPT's model.py, or x-transformers")
+    parser.add_argument("overrides", nargs="*", help="of ours, such as norm=rms or probe=off")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--blocks", type=int, default=20, help="pairs of blocks that are timed")
-    parser.add_argument("--steps", type=int, default=50, help="steps in a block")
-    asked = parser.parse_args()
-    import torch
+    parser.add_argument("--seconds", type=float, default=120, help="measured at each number of threads")
+    parser.add_argument("--steps", type=int, default=50, help="steps in a block: as many as lie between two probes")
+    parser.add_argument("--compile-peer", action="store_true")
+    asked = parser.parse_intermixed_args()
 
     from nexus_ablate.training.device import share_cores_politely
+    from nexus_ablate.training.memory import keep_freed_memory
 
     share_cores_politely()
-    found = {}
-    with tempfile.TemporaryDirectory() as folder:
-        config, data, our_step = ours(asked.overrides, folder)
-        their_step = peer(asked.model, config, data)
+    keep_freed_memory()
+    import torch
+
+    from nexus_ablate.bench.step import endless, running
+    from nexus_ablate.bench.timing import clock_of, in_turn, ratios, spread
+    from nexus_ablate.composition import compose
+
+    config = compose(endless([*RECIPE, *asked.overrides]))
+    with running(config) as trainer:
+        data = trainer.data
+        made = x_transformers if asked.peer == "x-transformers" else lambda *shape: nanogpt(asked.peer, *shape)
+        loss_of, model, optimizer = made(config, data.vocab_size)
+        if asked.compile_peer:
+            loss_of = torch.compile(loss_of)
+        theirs = peer_step(loss_of, model, optimizer, config, data.train)
+        weights = [sum(p.numel() for p in m.parameters()) for m in (trainer.model, model)]
+        print(f"parameters: ours {weights[0]:,}, the peer's {weights[1]:,}")
+
+        def block(step: Callable[[], None]) -> Callable[[], None]:
+            def steps() -> None:
+                for _ in range(asked.steps):
+                    step()
+
+            return steps
+
         for threads in asked.threads:
             torch.set_num_threads(threads)
-            seconds(our_step, asked.steps), seconds(their_step, asked.steps)
-            pairs = [(seconds(our_step, asked.steps), seconds(their_step, asked.steps)) for _ in range(asked.blocks)]
-            ratios = sorted(a / b for a, b in pairs)
-            found[threads] = {
-                "ours_ms": round(1000 * statistics.median(a for a, _ in pairs), 2),
-                "peer_ms": round(1000 * statistics.median(b for _, b in pairs), 2),
-                "ratio": round(statistics.median(ratios), 3),
-                "ratio_quartiles": [round(ratios[len(ratios) // 4], 3), round(ratios[-1 - len(ratios) // 4], 3)],
-            }
-            print(f"{threads} thread(s): {json.dumps(found[threads])}", flush=True)
+            works = {"ours": block(trainer.step_and_record), "peer": block(theirs)}
+            for work in works.values():
+                work()
+            taken = in_turn(works, asked.seconds, clock_of(trainer.device))
+            ratio = ratios(taken["ours"], taken["peer"])
+            told = {f"{name}_ms": round(1000 * spread(taken[name]).median / asked.steps, 2) for name in works}
+            told |= {"ratio": round(ratio.median, 3), "quartiles": [round(ratio.low, 3), round(ratio.high, 3)]}
+            print(f"{threads} thread(s): {json.dumps(told | {'blocks': len(taken['ours'])})}", flush=True)
     return 0
 
 

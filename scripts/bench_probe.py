@@ -44,7 +44,7 @@ def main() -> None:
         torch.nn.functional.cross_entropy(logits_BTV.float().flatten(0, 1), rows[:, 1:].flatten()).backward()
         gradients.clip(gradients.measure()[0], 1.0)
         optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        optimizer.zero_grad()
 
     def look(full: bool) -> None:
         probed = probe(model, tokens_BT, full)

@@ -40,11 +40,27 @@ def test_too_short_a_look_or_a_system_without_counters_counts_all_cores(monkeypa
     assert machine.count() == 4
 
 
-def test_automatic_threads_are_the_free_cores_and_say_so_when_they_are_fewer():
+def test_automatic_threads_are_the_free_cores_and_say_so_when_they_are_fewer(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert choose_threads("auto", Machine(10, 0, 5)) == (4, "")
     threads, note = choose_threads("auto", Machine(10, 20, 5))
     assert threads == 2
     assert "2 of 4 cores free" in note
+
+
+def test_automatic_threads_keep_to_what_a_launcher_set(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert choose_threads("auto", Machine(10, 0, 5)) == (2, "")
+    assert choose_threads("auto", Machine(10, 30, 5))[0] == 1
+
+
+def test_a_slurm_job_has_the_cores_that_it_was_given(monkeypatch):
+    monkeypatch.setenv("SLURM_CPUS_ON_NODE", "1")
+    assert IdleCores.cores() == 1
+    monkeypatch.setenv("SLURM_CPUS_ON_NODE", "4096")
+    given = IdleCores.cores()
+    monkeypatch.delenv("SLURM_CPUS_ON_NODE")
+    assert given == IdleCores.cores(), "never more than there are"
 
 
 def test_asking_for_more_threads_than_are_free_is_obeyed_with_a_warning():

@@ -112,7 +112,13 @@ def test_gradient_norms_are_torch_s_and_add_up(tiny):
     assert total.item() == pytest.approx(
         torch.nn.utils.get_total_norm([p.grad for p in model.parameters()]).item(), rel=1e-5
     )
-    assert parts.square().sum().sqrt().item() == pytest.approx(total.item(), rel=1e-5)
+    names = GradientNorms(model).parts
+    for kind in (True, False):  # by role, and by place: each is all of the gradient
+        squares = [n**2 for name, n in zip(names, parts.tolist(), strict=True) if name.startswith("role/") is kind]
+        assert sum(squares) ** 0.5 == pytest.approx(total.item(), rel=1e-5)
+    queries = [p.grad.flatten() for n, p in model.named_parameters() if n.endswith("query.weight")]
+    assert len(queries) == 2
+    assert parts[names.index("role/query")].item() == pytest.approx(torch.cat(queries).norm().item(), rel=1e-5)
     attn = [p.grad.flatten() for p in model.blocks[1].attn.parameters()]
     index = GradientNorms(model).parts.index("block_001/attn")
     assert parts[index].item() == pytest.approx(torch.cat(attn).norm().item(), rel=1e-5)
@@ -135,3 +141,63 @@ def test_parts_are_named_for_sorting():
     assert part_of("blocks.12.ffn.up.bias") == "block_012/ffn"
     assert part_of("blocks.0.norm_attn.gain") == "block_000/norm"
     assert part_of("embedding.weight") == "embedding"
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.5])
+def test_a_step_is_pytorch_s_fused_adamw_to_the_bit(tiny, weight_decay):
+    ours, theirs = model_of(tiny), model_of(tiny)
+    config = optim("optim.lr=0.01")
+    optimizer = build_optimizer(ours, config, weight_decay)
+    named, groups = dict(theirs.named_parameters()), decay_groups(theirs, "matrices")
+    reference = torch.optim.AdamW(
+        [
+            {"params": [named[n] for n in groups["decayed"]], "weight_decay": weight_decay},
+            {"params": [named[n] for n in groups["free"]], "weight_decay": 0.0},
+        ],
+        lr=0.01,
+        betas=(0.9, 0.95),
+        eps=1e-8,
+        fused=True,
+    )
+    for rate in (0.01, 0.02, 0.005):
+        for model, stepper in ((ours, optimizer), (theirs, reference)):
+            for group in stepper.param_groups:
+                group["lr"] = rate
+            model(TOKENS).square().mean().backward()
+            stepper.step()
+            stepper.zero_grad()
+    for name, p in ours.named_parameters():
+        assert torch.equal(p, named[name]), name
+        assert all(torch.equal(t, reference.state[named[name]][key]) for key, t in optimizer.state[p].items()), name
+
+
+def test_a_step_that_is_spoilt_changes_neither_weights_nor_moments(tiny):
+    model = model_of(tiny)
+    optimizer = build_optimizer(model, optim(), 0.1)
+    model(TOKENS).square().mean().backward()
+    optimizer.step()
+    kept = [t.clone() for p in model.parameters() for t in (p.detach(), *optimizer.state[p].values())]
+    optimizer.found_inf = torch.tensor(1.0)
+    optimizer.step()
+    now = [t for p in model.parameters() for t in (p.detach(), *optimizer.state[p].values())]
+    assert all(torch.equal(a, b) for a, b in zip(kept, now, strict=True))
+
+
+def test_the_optimizer_does_not_import_the_compiler():
+    """It takes two seconds of every start."""
+    import subprocess
+    import sys
+
+    code = """
+import sys, torch
+from nexus_ablate.composition import compose
+from nexus_ablate.model import build_model
+from nexus_ablate.training.optimizer import build_optimizer
+config = compose(["model.n_layers=1", "model.d_model=8", "model.n_heads=1", "model.context=8"])
+model = build_model(config)
+optimizer = build_optimizer(model, config.optim, 0.1)
+model(torch.zeros(1, 8, dtype=torch.long)).sum().backward()
+optimizer.step()
+assert "torch._dynamo" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

@@ -66,7 +66,7 @@ class Learned(Position):
         T, context = x_BTD.shape[1], len(self.table.weight)
         if context < T:
             raise ValueError(f"position=learned is defined for {context} positions, not for {T}")
-        return x_BTD + self.table.weight[:T]
+        return x_BTD + (self.table.weight if context == T else self.table.weight[:T])
 
 
 @POSITIONS.register("sinusoidal")
@@ -98,44 +98,49 @@ class Rope(Position):
     """
 
     angle_Tw: Tensor
-    cos_Td: Tensor
-    sin_Td: Tensor
+    cos_THd: Tensor
+    sin_THd: Tensor
 
     def __init__(self, geometry: Geometry, *, theta: float, fraction: float, pairing: str, form: str) -> None:
         super().__init__()
         self.theta, self.pairing, self.form = theta, pairing, form
         self.width = 2 * max(1, round(geometry.head_dim * fraction / 2))
+        self.n_heads = geometry.n_heads
         self.register_buffer("angle_Tw", angles(geometry.context, self.width, theta), persistent=False)
-        self.register_buffer("cos_Td", self._spread(self.angle_Tw.cos()), persistent=False)
-        self.register_buffer("sin_Td", self._spread(self.angle_Tw.sin()), persistent=False)
+        cos_THd, sin_THd = self._factors(self.angle_Tw)
+        self.register_buffer("cos_THd", cos_THd, persistent=False)
+        self.register_buffer("sin_THd", sin_THd, persistent=False)
 
     def turns_keys(self, layer: int) -> bool:
         return True
 
-    def _spread(self, half_Tw: Tensor) -> Tensor:
-        """One value per channel from one value per pair."""
-        return half_Tw.repeat(1, 2) if self.pairing == "half" else half_Tw.repeat_interleave(2, 1)
+    def _factors(self, angle_Tw: Tensor) -> tuple[Tensor, Tensor]:
+        """What a channel and its partner are multiplied by. Written out for each head: rows as long as the projections'
+        are what an eager product is fast on."""
+        cos_Tw, sin_Tw = angle_Tw.cos(), angle_Tw.sin()
+        signed = (torch.cat if self.pairing == "half" else _alternate)((-sin_Tw, sin_Tw), -1)
+        spread = (torch.cat if self.pairing == "half" else _alternate)((cos_Tw, cos_Tw), -1)
+        return tuple(x[:, None].expand(-1, self.n_heads, -1).contiguous() for x in (spread, signed))  # type: ignore[return-value]
 
     def rotate(self, q_BHTd: Tensor, k_BHSd: Tensor, layer: int) -> tuple[Tensor, Tensor]:
         T = q_BHTd.shape[2]
-        if len(self.angle_Tw) >= T:
-            angle_Tw, cos_Td, sin_Td = self.angle_Tw[:T], self.cos_Td[:T], self.sin_Td[:T]
-        else:
-            angle_Tw = angles(T, self.width, self.theta).to(q_BHTd.device)
-            cos_Td, sin_Td = self._spread(angle_Tw.cos()), self._spread(angle_Tw.sin())
+        known = len(self.angle_Tw) >= T
+        angle_Tw = self.angle_Tw[:T] if known else angles(T, self.width, self.theta).to(q_BHTd.device)
         if self.form == "complex":
             turn = torch.polar(torch.ones_like(angle_Tw), angle_Tw)
             return self._turn_complex(q_BHTd, turn), self._turn_complex(k_BHSd, turn)
-        return self._turn(q_BHTd, cos_Td, sin_Td), self._turn(k_BHSd, cos_Td, sin_Td)
+        cos_THd, sin_THd = (self.cos_THd[:T], self.sin_THd[:T]) if known else self._factors(angle_Tw)
+        return self._turn(q_BHTd, cos_THd, sin_THd), self._turn(k_BHSd, cos_THd, sin_THd)
 
-    def _turn(self, x: Tensor, cos_Td: Tensor, sin_Td: Tensor) -> Tensor:
-        turned = x[..., : self.width]
+    def _turn(self, x_BHTd: Tensor, cos_THd: Tensor, sin_THd: Tensor) -> Tensor:
+        x_BTHd = x_BHTd.transpose(1, 2)  # as it comes from the projection, contiguous
+        turned, heads = x_BTHd[..., : self.width], x_BTHd.shape[2]
         if self.pairing == "half":
-            first, second = turned.chunk(2, -1)
-            other = torch.cat((-second, first), -1)
+            partner = turned.roll(self.width // 2, -1)
         else:
-            other = torch.stack((-turned[..., 1::2], turned[..., ::2]), -1).flatten(-2)
-        return self._with_rest((turned * cos_Td + other * sin_Td).to(x.dtype), x)
+            partner = turned.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+        turned = (turned * cos_THd[:, :heads] + partner * sin_THd[:, :heads]).to(x_BTHd.dtype)
+        return self._with_rest(turned, x_BTHd).transpose(1, 2)
 
     def _turn_complex(self, x: Tensor, turn_Tw: Tensor) -> Tensor:
         turned = x[..., : self.width].float()
@@ -147,6 +152,11 @@ class Rope(Position):
 
     def _with_rest(self, turned: Tensor, x: Tensor) -> Tensor:
         return turned if self.width == x.shape[-1] else torch.cat((turned, x[..., self.width :]), -1)
+
+
+def _alternate(pair: tuple[Tensor, Tensor], axis: int) -> Tensor:
+    """Two tensors' entries in turn along an axis, where `torch.cat` puts one behind the other."""
+    return torch.stack(pair, axis).flatten(axis - 1)
 
 
 @POSITIONS.register("alibi")

@@ -39,11 +39,13 @@ class Linear(nn.Linear):
     """A linear map whose weight has a role. Values are set by the init axis, biases start at 0."""
 
     def __init__(self, d_in: int, d_out: int, bias: bool, role: str) -> None:
-        super().__init__(d_in, d_out, bias=bias, device="meta")  # no values yet: they come from one place
-        self.to_empty(device=torch.get_default_device())
-        if bias:
-            nn.init.zeros_(self.bias)
+        super().__init__(d_in, d_out, bias=bias)
         self.roles = {"weight": role}
+
+    def reset_parameters(self) -> None:
+        """No values of the weight yet: they come from one place."""
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
 
 
 class HeadLinear(nn.Module):

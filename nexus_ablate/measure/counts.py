@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from nexus_ablate.attention import AttentionCore
 from nexus_ablate.axes.roles import EMBEDDINGS, parameter_roles
@@ -32,33 +35,56 @@ def parameters(model: nn.Module) -> tuple[int, int]:
 
 
 def flops_per_token(config: RunConfig, vocab_size: int) -> float:
+    """Training FLOPs of one token of a configuration, counted on the meta device; see `training_flops`."""
+    return training_flops(meta_model(config, vocab_size), config.model.context)
+
+
+def training_flops(model: nn.Module, context: int) -> float:
     """Training FLOPs of one token at the training context: three times the forward matrix products.
 
     The backward pass multiplies each matrix twice. Attention is counted as the plain path does it, all T x T scores;
     norms and activations are not counted.
     """
-    model, context = meta_model(config, vocab_size), config.model.context
     return 3 * sum(flops_by_module(model, context).values()) / context
+
+
+class _Products(TorchDispatchMode):
+    """Counts the FLOPs of matrix products inside its `with`.
+
+    PyTorch's own FlopCounterMode does more and imports the compiler, which takes two seconds of every start.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flops = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # True would import the compiler in order to tell it to stay away
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func.overloadpacket in flop_registry:
+            self.flops += flop_registry[func.overloadpacket](*args, **(kwargs or {}), out_val=out)
+        return out
 
 
 def flops_by_module(model: nn.Module, tokens: int) -> dict[str, int]:
     """Forward FLOPs of one sequence, each counted once, for the innermost module at work; its full name.
 
-    The model is on the meta device, and takes the plain path from here on.
+    One sequence goes through the plain path where the model is: on the meta device it costs nothing.
     """
-    from torch.utils.flop_counter import FlopCounterMode
-
     spent: Counter[str] = Counter()
     at_work: list[list[int]] = []  # FLOPs before each module that has begun, and those of the modules it called
-    counter = FlopCounterMode(display=False)
+    products = _Products()
 
     def begin(module: nn.Module, inputs: object) -> None:
-        at_work.append([counter.get_total_flops(), 0])
+        at_work.append([products.flops, 0])
 
     def end(name: str) -> Callable[[nn.Module, object, object], None]:
         def hook(module: nn.Module, inputs: object, output: object) -> None:
             before, called = at_work.pop()
-            flops = counter.get_total_flops() - before
+            flops = products.flops - before
             spent[name] += flops - called
             if at_work:
                 at_work[-1][1] += flops
@@ -66,14 +92,19 @@ def flops_by_module(model: nn.Module, tokens: int) -> dict[str, int]:
         return hook
 
     handles = []
+    cores = [module for module in model.modules() if isinstance(module, AttentionCore)]
+    fused, training = [core.fused for core in cores], model.training
     for name, module in model.named_modules():
         handles += [module.register_forward_pre_hook(begin), module.register_forward_hook(end(name))]
-        if isinstance(module, AttentionCore):
-            module.fused = False
-    with torch.no_grad(), counter:
-        model.eval()(torch.zeros(1, tokens, dtype=torch.long, device="meta"))
+    for core in cores:
+        core.fused = False
+    with torch.no_grad(), products:
+        model.eval()(torch.zeros(1, tokens, dtype=torch.long, device=next(model.parameters()).device))
     for handle in handles:
         handle.remove()
+    for core, was in zip(cores, fused, strict=True):
+        core.fused = was
+    model.train(training)
     return dict(spent)
 
 

@@ -85,7 +85,7 @@ def probe(
     return _numbers(seen)
 
 
-def matrix_probe(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> Found:
+def matrix_probe(model: nn.Module, optimizer: Any) -> Found:
     """What a full probe adds of the weights: see `matrix_figures`."""
     with torch.no_grad():
         return _numbers(matrix_figures(model, optimizer))

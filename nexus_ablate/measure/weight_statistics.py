@@ -25,12 +25,12 @@ def weight_rms(model: nn.Module) -> dict[str, float]:
     return dict(zip(found, values, strict=True))
 
 
-def matrix_figures(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> dict[str, Tensor]:
+def matrix_figures(model: nn.Module, optimizer: Any = None) -> dict[str, Tensor]:
     """RMS and spectral norm of each matrix of the blocks, and of the last step of each update over weight.
 
     Args:
         model: The uncompiled model.
-        optimizer: AdamW after a step; without it, or before its first step, there is no update to measure.
+        optimizer: AdamW, ours or PyTorch's, after a step; without it, or before its first step, there is no update.
     """
     found = {}
     for name, weight in block_matrices(model):

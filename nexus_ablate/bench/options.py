@@ -1,0 +1,234 @@
+"""The options of an axis beside each other: the layer by itself and the block around it, forward and backward."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nexus_ablate.axes.norm import NORMS
+from nexus_ablate.bench.timing import Clock, Spread, clock_of, in_turn, ratios, spread
+from nexus_ablate.bench.traffic import Traffic, counted, device_rates, seconds_at_best
+from nexus_ablate.config import RunConfig
+from nexus_ablate.errors import ConfigError
+from nexus_ablate.model import build_model
+from nexus_ablate.training.device import choose_device, precision_context
+
+PASSES = ("forward", "backward", "both")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """One option at one place.
+
+    Attributes:
+        place: `alone` (see `Bench.layer`) or `block`.
+        mode: `eager` or `compiled`.
+        seconds, ratio: By pass; the ratio is to the baseline option at the same place, mode and pass.
+        flops, bytes_moved: Of both passes in eager mode, as `Traffic` counts them.
+        peak_bytes: What forward and backward hold at most, besides weights and input.
+        best_share: The measured roofline's time over the time taken, both passes: 1 is all the machine can do.
+    """
+
+    option: str
+    place: str
+    mode: str
+    seconds: dict[str, Spread]
+    ratio: dict[str, Spread]
+    flops: int
+    bytes_moved: int
+    peak_bytes: int
+    best_share: float
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What was measured, and on what.
+
+    Attributes:
+        layer: What is measured `alone`: the smallest module in which the option acts.
+        time_share, flop_share: Of the block, what the layer's sites in it take, by option, eager, both passes; None
+            where the layer is the block.
+    """
+
+    axis: str
+    baseline: str
+    layer: str
+    shape: dict[str, int]
+    device: str
+    threads: int
+    precision: str
+    product_rate: float
+    copy_rate: float
+    costs: list[Cost]
+    time_share: dict[str, float | None]
+    flop_share: dict[str, float | None]
+
+
+class _Work:
+    """Forward and backward of one module on a fixed input."""
+
+    def __init__(self, call: Callable[..., Any], weights: list[nn.Parameter], x_BTD: Tensor, precision: str) -> None:
+        self.call, self.x_BTD, self.precision = call, x_BTD, precision
+        self.wanted = [x_BTD, *weights]
+        outs = self.forward()
+        self.grads = [torch.ones_like(out) for out in outs]
+
+    def forward(self) -> list[Tensor]:
+        with precision_context(self.precision, self.x_BTD.device.type):
+            out = self.call(self.x_BTD)
+        return list(out) if isinstance(out, tuple) else [out]
+
+    def both(self) -> object:
+        return torch.autograd.grad(self.forward(), self.wanted, self.grads, allow_unused=True)
+
+
+def bench_axis(axis: str, configs: dict[str, RunConfig], baseline: str, seconds: float, compiled: bool) -> Bench:
+    """Measure every option of an axis.
+
+    Args:
+        configs: By option; the model's last block of as many layers as they say is measured.
+        baseline: The option that ratios are to; it is in `configs`.
+        seconds: About so long, without building and compiling.
+        compiled: Also through torch.compile.
+
+    Raises:
+        ConfigError: torch.compile does not work on this machine.
+    """
+    config = configs[baseline]
+    device = choose_device(config.train.device)
+    if config.train.threads != "auto":
+        torch.set_num_threads(config.train.threads)
+    size = config.train.batch_size, config.model.context, config.model.d_model
+    x_BTD = torch.randn(size, generator=torch.Generator().manual_seed(0)).to(device).requires_grad_()
+    works: dict[tuple[str, str, str], _Work] = {}
+    sites: dict[str, int] = {}
+    for option, chosen in configs.items():
+        block, position, placement, layer = _parts(axis, chosen, device)
+        calls: dict[str, Callable[..., Any]] = {"block": lambda x, b=block, p=position, q=placement: b(q.enter(x), p)}
+        modules: dict[str, list[nn.Module]] = {"block": [block, position]}
+        if layer is not None:
+            calls["alone"] = (lambda x, m=layer, p=position: m(x, p)) if layer is block.attn else layer
+            modules["alone"] = [layer, position] if layer is block.attn else [layer]
+            sites[option] = sum(isinstance(m, type(layer)) for m in block.modules())
+        for place, call in calls.items():
+            weights = list({id(p): p for m in modules[place] for p in m.parameters()}.values())
+            precision = chosen.train.precision
+            works[option, place, "eager"] = _Work(call, weights, x_BTD, precision)
+            if compiled:
+                works[option, place, "compiled"] = _compiled(call, weights, x_BTD, precision)
+    counts = {key: counted(work.both) for key, work in works.items() if key[2] == "eager"}
+    taken = _timed(works, seconds, clock_of(device))
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(config.train.precision, torch.float32)
+    rates = device_rates(device, dtype, x_BTD.numel() * 4)
+    costs = [_cost(key, taken, counts, baseline, rates) for key in works]
+    shares = {option: _shares(option, taken, counts, sites) for option in configs}
+    return Bench(
+        axis=axis,
+        baseline=baseline,
+        layer={"norm": "one norm", "ffn": "the FFN", "placement": "none: a placement is the block"}.get(
+            axis, "attention, with its four maps"
+        ),
+        shape={"batch": size[0], "context": size[1], "d_model": size[2], "n_heads": config.model.n_heads},
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        threads=torch.get_num_threads(),
+        precision=config.train.precision,
+        product_rate=rates[0],
+        copy_rate=rates[1],
+        costs=costs,
+        time_share={option: share[0] for option, share in shares.items()},
+        flop_share={option: share[1] for option, share in shares.items()},
+    )
+
+
+def _parts(axis: str, config: RunConfig, device: torch.device) -> tuple[Any, Any, Any, Any]:
+    """The last block, the position scheme, the placement, and the module in which the option acts (None: the block)."""
+    model = build_model(config).to(device).train()
+    block = model.blocks[-1]
+    if axis == "norm":
+        norm = NORMS.build(config.norm, config.model.d_model, config.resolved.norm_bias, "attn").to(device)
+        return block, model.position, model.placement, norm
+    layer = {"placement": None, "ffn": block.ffn}.get(axis, block.attn)  # type: ignore[reportArgumentType]
+    return block, model.position, model.placement, layer
+
+
+def _compiled(call: Callable[..., Any], weights: list[nn.Parameter], x_BTD: Tensor, precision: str) -> _Work:
+    torch._dynamo.reset()  # each candidate its own program: many of one function would fall back to a general one
+    try:
+        work = _Work(torch.compile(call, dynamic=False), weights, x_BTD, precision)
+        work.both()
+    except RuntimeError as error:
+        raise ConfigError(
+            "torch.compile does not work here", str(error).splitlines()[0], "leave out --compile"
+        ) from error
+    return work
+
+
+def _timed(
+    works: dict[tuple[str, str, str], _Work], seconds: float, clock: Clock
+) -> dict[tuple[str, str, str], dict[str, list[float]]]:
+    """Seconds by round: of forward, of both, and their difference, which is the backward pass."""
+    jobs: dict[str, Callable[[], object]] = {}
+    for key, work in works.items():
+        jobs |= {"/".join((*key, "forward")): work.forward, "/".join((*key, "both")): work.both}
+    for job in jobs.values():
+        job()
+    taken = in_turn(jobs, seconds, clock)
+    found = {}
+    for key in works:
+        forward, both = taken["/".join((*key, "forward"))], taken["/".join((*key, "both"))]
+        backward = [max(b - f, 1e-9) for f, b in zip(forward, both, strict=True)]
+        found[key] = {"forward": forward, "backward": backward, "both": both}
+    return found
+
+
+def _cost(key: tuple[str, str, str], taken: Any, counts: dict[Any, Traffic], baseline: str, rates: Any) -> Cost:
+    option, place, mode = key
+    traffic = counts[option, place, "eager"]
+    base = taken[baseline, place, mode]
+    both = spread(taken[key]["both"])
+    return Cost(
+        option=option,
+        place=place,
+        mode=mode,
+        seconds={name: spread(taken[key][name]) for name in PASSES},
+        ratio={name: ratios(taken[key][name], base[name]) for name in PASSES},
+        flops=traffic.flops,
+        bytes_moved=traffic.bytes_moved,
+        peak_bytes=traffic.peak_bytes,
+        best_share=seconds_at_best(traffic, *rates) / both.median,
+    )
+
+
+def _shares(option: str, taken: Any, counts: Any, sites: dict[str, int]) -> tuple[float | None, float | None]:
+    if option not in sites:
+        return None, None
+    layer, block = (option, "alone", "eager"), (option, "block", "eager")
+    time = spread(taken[layer]["both"]).median / spread(taken[block]["both"]).median
+    flops = counts[layer].flops / counts[block].flops if counts[block].flops else 0.0
+    return sites[option] * time, sites[option] * flops
+
+
+def verdicts(bench: Bench) -> list[str]:
+    """Each option against the baseline in words: a difference is said where the middle half of the ratios shows one."""
+    place = "alone" if any(cost.place == "alone" for cost in bench.costs) else "block"
+    lines = []
+    for cost in bench.costs:
+        if cost.place != place or cost.option == bench.baseline:
+            continue
+        ratio = cost.ratio["both"]
+        word = "slower than" if ratio.low > 1 else "faster than" if ratio.high < 1 else "no different from"
+        lines.append(
+            f"{cost.mode}, {bench.axis}={cost.option} is {word} {bench.axis}={bench.baseline} here: "
+            f"{ratio.median:.2f} times its time ({ratio.low:.2f} to {ratio.high:.2f})"
+        )
+    return lines
+
+
+def as_data(bench: Bench) -> dict[str, Any]:
+    """Plain data for --json; seconds, bytes, FLOPs."""
+    return dataclasses.asdict(bench) | {"verdicts": verdicts(bench)}

@@ -1,0 +1,191 @@
+"""The training step as a run takes it, with logging and probes: how long, and where its time goes."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from nexus_ablate.bench.timing import Spread, clock_of, in_turn, spread
+from nexus_ablate.bench.traffic import device_rates
+from nexus_ablate.composition import compose
+from nexus_ablate.config import RunConfig
+from nexus_ablate.data import prepare
+from nexus_ablate.model import build_model
+from nexus_ablate.runs import identity, open_run
+from nexus_ablate.track import FilesTracker
+from nexus_ablate.training.device import choose_device
+from nexus_ablate.training.display import Display
+from nexus_ablate.training.memory import keep_freed_memory
+from nexus_ablate.training.signals import StopRequest
+from nexus_ablate.training.trainer import Trainer
+
+BUDGET = ("train.steps", "train.tokens", "train.flops", "train.eval_every")
+
+WARM_STEPS = 3
+PROFILED_STEPS = 10
+
+KINDS = {  # the first that a profiled name begins with, below
+    "matrix products": (
+        "aten::mm",
+        "aten::addmm",
+        "aten::bmm",
+        "aten::baddbmm",
+        "gemm",
+        "cutlass",
+        "ampere",
+        "sm90",
+        "nvjet",
+    ),
+    "attention": ("aten::_scaled_dot_product", "flash", "fmha", "aten::_efficient_attention"),
+    "norms": (
+        "aten::native_layer_norm",
+        "aten::_fused_rms_norm",
+        "_RootMeanSquare",
+        "aten::rsqrt",
+        "aten::mean",
+        "aten::var_mean",
+    ),
+    "activations": ("aten::gelu", "aten::silu", "aten::relu", "aten::threshold", "aten::sigmoid", "aten::tanh"),
+    "loss": ("aten::_log_softmax", "aten::nll_loss", "aten::logsumexp"),
+    "optimizer, norms, clipping": ("Optimizer", "aten::_fused_adamw", "aten::_foreach", "aten::linalg_vector_norm"),
+    "elementwise": (
+        "aten::add",
+        "aten::mul",
+        "aten::sub",
+        "aten::div",
+        "aten::neg",
+        "aten::sum",
+        "aten::roll",
+        "aten::square",
+        "aten::pow",
+    ),
+    "copies": (
+        "aten::copy_",
+        "aten::cat",
+        "aten::clone",
+        "aten::fill_",
+        "aten::embedding",
+        "aten::index",
+        "Memcpy",
+        "Memset",
+    ),
+}
+"""Parts of a profile by what the operations' names begin with, or for GPU kernels contain."""
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """What a step costs.
+
+    Attributes:
+        seconds: A step with everything that a run does in it, by blocks of `log_every` steps.
+        matrix_share: Model FLOPs a second over the measured rate of matrix products.
+        parts: Seconds a step by part of the profile; `Python` (on a GPU `idle`) is what no operation accounts for.
+    """
+
+    seconds: Spread
+    tokens_per_second: float
+    flops_per_step: float
+    product_rate: float
+    matrix_share: float
+    peak_memory_bytes: int
+    parts: dict[str, float]
+
+
+def endless(overrides: list[str]) -> list[str]:
+    """Overrides of the same run without an end: it steps, logs and probes, and never validates."""
+    kept = [o for o in overrides if o.partition("=")[0] not in BUDGET]
+    return [*kept, "train.steps=1000000000", "train.eval_every=1000000000"]
+
+
+@contextmanager
+def running(config: RunConfig) -> Iterator[Trainer]:
+    """A trainer that is ready to take steps; its run directory lives as long as the `with`."""
+    data = prepare(config.data, context=config.model.context)
+    ident = identity(config.science(), "bench", "0", {})
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        open_run(Path(folder), "bench", "step", config.seed, ident, "", [], {}) as run,
+    ):
+        model = build_model(config, data.vocab_size).to(choose_device(config.train.device))
+        trainer = Trainer(config, model, data, run, FilesTracker(), Display(quiet=True), StopRequest())
+        model.train()
+        if trainer.step.compiled:
+            trainer.step.compile(trainer.batches.batch(0))
+        yield trainer
+
+
+def bench_step(overrides: list[str], seconds: float) -> StepCost:
+    """Time and profile the step of a configuration.
+
+    Args:
+        overrides: Checked before; the length of the run is left out of account.
+        seconds: About so long, without building and compiling.
+    """
+    config = compose(endless(overrides))
+    if config.train.threads != "auto":
+        torch.set_num_threads(config.train.threads)
+    keep_freed_memory()
+    with running(config) as trainer:
+        return _measured(trainer, seconds)
+
+
+def _measured(trainer: Trainer, seconds: float) -> StepCost:
+    config, device = trainer.config, trainer.device
+    for _ in range(WARM_STEPS):
+        trainer.step_and_record()
+    every = min(config.train.log_every, 10)
+
+    def some_steps() -> None:
+        for _ in range(every):
+            trainer.step_and_record()
+
+    taken = in_turn({"step": some_steps}, seconds, clock_of(device))["step"]
+    step = spread([s / every for s in taken])
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(config.train.precision, torch.float32)
+    rate, _ = device_rates(device, dtype, 2**20)
+    flops = trainer.flops_per_token * trainer.tokens_per_step
+    return StepCost(
+        seconds=step,
+        tokens_per_second=trainer.tokens_per_step / step.median,
+        flops_per_step=flops,
+        product_rate=rate,
+        matrix_share=flops / step.median / rate,
+        peak_memory_bytes=trainer._peak_memory(),
+        parts=profiled(trainer, step.median),
+    )
+
+
+def profiled(trainer: Trainer, step_seconds: float) -> dict[str, float]:
+    """Seconds a step by part, the longest first; they sum to the step: the profiler's own delays are scaled away."""
+    from torch.profiler import ProfilerActivity, profile
+
+    cuda, clock = trainer.device.type == "cuda", clock_of(trainer.device)
+    with profile(activities=[ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU]) as profiler:
+        start = clock.now()
+        for _ in range(PROFILED_STEPS):
+            trainer._advance()
+        clock.wait()
+        whole = clock.now() - start
+    found: dict[str, float] = dict.fromkeys((*KINDS, "autograd, views, the rest"), 0.0)
+    for event in profiler.key_averages():
+        microseconds = event.self_device_time_total if cuda else event.self_cpu_time_total
+        found[part_of(event.key)] += microseconds / 1e6
+    found["idle" if cuda else "Python"] = max(0.0, whole - sum(found.values()))
+    whole = sum(found.values())
+    parts = {name: step_seconds * seconds / whole for name, seconds in found.items()}
+    return dict(sorted(parts.items(), key=lambda item: -item[1]))
+
+
+def part_of(name: str) -> str:
+    """The part of KINDS that an operation or kernel belongs to."""
+    lowered = name.lower()
+    for part, beginnings in KINDS.items():
+        if any(name.startswith(b) or (not b.startswith("aten::") and b.lower() in lowered) for b in beginnings):
+            return part
+    return "autograd, views, the rest"

@@ -1,0 +1,62 @@
+"""What only a GPU can show of the step: that it never waits, and that its late check stops a run in time."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from nexus_ablate.errors import Diverged
+from nexus_ablate.model import build_model
+from nexus_ablate.training.step import Step
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+]
+
+ROWS = np.random.default_rng(0).integers(0, 256, (4, 9))
+
+
+def step_of(tiny, *overrides):
+    config = tiny("train.device=cuda", "train.batch_size=4", *overrides)
+    return Step(config, build_model(config).cuda().train(), 100, lambda number: ROWS)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("loss", ["whole", "chunked"])
+def test_a_step_waits_for_nothing(tiny, precision, loss):
+    step = step_of(tiny, f"train.precision={precision}", f"train.loss={loss}")
+    step.take(0, ROWS)  # kernels are loaded on first use
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for number in range(1, 5):
+            step.take(number, ROWS)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert len(step.read()) == 5
+
+
+def test_a_number_that_is_not_finite_is_told_of_its_step_and_changes_no_weight(tiny, monkeypatch):
+    step = step_of(tiny)
+    step.take(0, ROWS)
+    before = {name: p.detach().clone() for name, p in step.model.named_parameters()}
+    loss_of = step.loss
+    monkeypatch.setattr(step, "loss", lambda rows: (loss_of(rows)[0] * math.nan, loss_of(rows)[1]))
+    for number in range(1, 4):
+        step.take(number, ROWS)
+    assert all(torch.equal(before[name], p) for name, p in step.model.named_parameters())
+    with pytest.raises(Diverged, match="at step 2"):
+        step.read()
+
+
+def test_the_fused_attention_of_a_gpu_is_the_plain_one(tiny):
+    config = tiny("train.device=cuda")
+    model = build_model(config).cuda().eval()
+    tokens = torch.from_numpy(ROWS).cuda()
+    with torch.no_grad():
+        fused = model(tokens)
+        for block in model.blocks:
+            block.attn.core.fused = False
+        torch.testing.assert_close(fused, model(tokens), rtol=1e-3, atol=1e-4)

@@ -1,0 +1,194 @@
+import json
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from nexus_ablate import errors
+from nexus_ablate.bench import timing
+from nexus_ablate.bench.step import KINDS, endless, part_of
+from nexus_ablate.bench.timing import Clock, in_turn, ratios, spread
+from nexus_ablate.bench.traffic import Traffic, counted
+from nexus_ablate.cli import main
+
+SMALL = ["model.n_layers=2", "model.d_model=16", "model.n_heads=2", "model.context=8", "train.batch_size=2"]
+SMALL += ["train.device=cpu", "train.threads=1"]
+
+
+class Machine:
+    """A clock that the works themselves move."""
+
+    def __init__(self):
+        self.time = 0.0
+        self.order = []
+
+    def work(self, name, seconds):
+        def run():
+            self.order.append(name)
+            self.time += seconds
+
+        return run
+
+    @property
+    def clock(self):
+        return Clock(lambda: self.time, lambda: None)
+
+
+def test_ratios_are_of_neighbours_so_that_a_machine_that_slows_down_does_not_change_them(monkeypatch):
+    machine = Machine()
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: machine.time)
+    slow = [1.0]
+
+    def work(seconds):
+        def run():
+            slow[0] *= 1.02  # the machine slows down all the while
+            machine.time += seconds * slow[0]
+
+        return run
+
+    taken = in_turn({"a": work(1.0), "b": work(2.0)}, 60.0, machine.clock)
+    found = ratios(taken["b"], taken["a"])
+    assert found.median == pytest.approx(2.0, rel=0.03)
+    assert spread(taken["b"]).high / spread(taken["b"]).low > 1.2  # the times themselves moved
+
+
+def test_every_work_has_a_block_in_each_round_and_every_other_round_is_backwards(monkeypatch):
+    machine = Machine()
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: machine.time)
+    taken = in_turn({"a": machine.work("a", 1.0), "b": machine.work("b", 1.0)}, 0.1, machine.clock)
+    assert machine.order == ["a", "b"] + ["a", "b", "b", "a"] * 2 + ["a", "b"]  # once to know how long, then rounds
+    assert len(taken["a"]) == len(taken["b"]) == timing.LEAST_ROUNDS
+
+
+def test_a_spread_is_the_median_and_the_quartiles():
+    assert spread([1.0, 2.0, 3.0, 4.0, 5.0]) == timing.Spread(3.0, 2.0, 4.0)
+
+
+def test_traffic_counts_a_product_and_a_sum_as_on_paper():
+    a, b, c = torch.randn(6, 4), torch.randn(4, 5), torch.randn(6, 5)
+    found = counted(lambda: a @ b + c)
+    assert found.flops == 2 * 6 * 4 * 5 + 6 * 5
+    assert found.bytes_moved == 4 * (24 + 20 + 30) + 4 * (30 + 30 + 30)
+    assert found.peak_bytes == 2 * 4 * 30  # product and sum; what was there before does not count
+
+
+def test_traffic_moves_nothing_for_views_and_forgets_what_was_freed():
+    x = torch.randn(8, 8)
+    with Traffic() as traffic:
+        assert x.view(64)[:32].unsqueeze(0).shape == (1, 32)
+        for _ in range(3):
+            y = x * 2
+            del y
+    assert traffic.peak_bytes <= 2 * x.numel() * 4
+    assert traffic.bytes_moved == 3 * 2 * x.numel() * 4
+
+
+def test_attention_and_its_gradient_count_all_scores():
+    q, k, v = (torch.randn(2, 3, 8, 4, requires_grad=True) for _ in range(3))
+    with Traffic() as forward:
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    with Traffic() as backward:
+        torch.autograd.grad(out, (q, k, v), torch.ones_like(out))
+    products = 2 * 2 * 3 * 8 * 8 * 4
+    assert 2 * products <= forward.flops <= 2 * products * 1.01
+    assert 5 * products <= backward.flops <= 5 * products * 1.02
+
+
+@pytest.mark.parametrize("axis", ["norm", "placement", "position", "normalizer", "qk_norm", "gate", "ffn", "attention"])
+def test_two_options_of_every_axis_are_measured_with_ratio_traffic_and_verdict(axis, tmp_path, capsys):
+    from nexus_ablate.registry import option_files
+
+    two = list(option_files(axis))[:2]
+    file = tmp_path / "found.json"
+    assert (
+        main(
+            ["bench", axis, "--only", ",".join(two), "--against", two[0], "--seconds", "0.05", f"--json={file}", *SMALL]
+        )
+        == 0
+    )
+    found = json.loads(file.read_text())
+    costs = {(c["option"], c["place"]): c for c in found["costs"]}
+    assert {place for _, place in costs} == ({"block"} if axis == "placement" else {"alone", "block"})
+    for cost in costs.values():
+        assert cost["flops"] >= 0
+        assert cost["bytes_moved"] > 0 or cost["option"] == "none"
+        assert cost["ratio"]["both"]["low"] <= cost["ratio"]["both"]["median"] <= cost["ratio"]["both"]["high"]
+    assert costs[two[0], "block"]["ratio"]["both"]["median"] == 1.0
+    assert len(found["verdicts"]) == 1
+    assert found["verdicts"][0] in capsys.readouterr().out
+
+
+def test_a_picture_is_drawn(tmp_path):
+    path = tmp_path / "norm.svg"
+    assert main(["bench", "norm", "--only=layer", "--seconds=0.05", f"--picture={path}", *SMALL]) == 0
+    assert "layer" in path.read_text()
+
+
+@pytest.mark.slow
+def test_eager_rms_norm_is_told_apart_from_layer_norm(tmp_path):
+    """Seven passes over the tensor against one: the difference that the bench must be able to tell."""
+    file = tmp_path / "found.json"
+    command = ["bench", "norm", "--only=layer,rms", "--against=layer", "--seconds=3", f"--json={file}"]
+    assert main([*command, "train.device=cpu", "train.threads=1"]) == 0
+    assert "norm=rms is slower than norm=layer" in json.loads(file.read_text())["verdicts"][0]
+
+
+def test_the_step_is_timed_and_its_parts_sum_to_it(tiny_run, tmp_path):
+    file = tmp_path / "found.json"
+    assert main(["bench", "step", "--seconds=0.2", f"--json={file}", *tiny_run()]) == 0
+    found = json.loads(file.read_text())
+    assert math.isclose(sum(found["parts"].values()), found["seconds"]["median"], rel_tol=1e-6)
+    assert found["parts"]["matrix products"] > 0
+    assert not (tmp_path / "runs").exists()  # a bench leaves no run behind
+
+
+def test_operations_and_kernels_belong_to_one_part():
+    assert part_of("aten::mm") == part_of("ampere_sgemm_128x64_tn") == "matrix products"
+    assert part_of("aten::_scaled_dot_product_flash_attention_for_cpu") == "attention"
+    assert part_of("_RootMeanSquareBackward") == "norms"
+    assert part_of("aten::something_else") not in KINDS
+
+
+def test_a_bench_runs_without_an_end_whatever_budget_was_asked_for():
+    assert endless(["norm=layer", "train.tokens=100"])[0] == "norm=layer"
+    assert not [o for o in endless(["train.tokens=100", "train.flops=1e9"]) if "tokens" in o or "flops" in o]
+
+
+@pytest.mark.slow
+def test_a_sweep_says_runs_an_hour_by_workers(tiny_run, tmp_path):
+    file = tmp_path / "found.json"
+    overrides = [o for o in tiny_run() if not o.startswith("train.threads")]
+    assert main(["bench", "sweep", "--workers=1,2", "--seconds=0.4", f"--json={file}", *overrides]) == 0
+    found = json.loads(file.read_text())["sweep"]
+    assert [row["workers"] for row in found] == [1, 2]
+    assert all(row["runs_per_hour"] > 0 for row in found)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["nrom"],
+        ["init"],
+        ["norm", "--only=rmss"],
+        ["norm", "--against=rmss"],
+        ["norm", "--only="],
+        ["norm", "--seconds=fast"],
+        ["norm", "--seconds=0"],
+        ["norm", "--flag"],
+        ["norm", "--workers=2"],
+        ["norm", "--picture=norm.exe"],
+        ["norm", "--json=/not/there/x.json"],
+        ["norm", "model.d_model=abc"],
+        ["step", "--only=rms"],
+        ["step", "norm=rmss"],
+        ["sweep", "--workers=0"],
+        ["sweep", "--workers=x"],
+        ["attention", "--only=additive", "train.device=cuda:7"],
+    ],
+)
+def test_a_mistake_is_told_in_three_lines_and_exit_2(arguments, capsys):
+    assert main(["bench", *arguments]) == errors.CONFIG
+    told = capsys.readouterr().err
+    assert "Traceback" not in told
+    assert 1 <= len(told.strip().splitlines()) <= 3

@@ -1,0 +1,251 @@
+"""Fast paths give what the plain ones give, and each can be turned off."""
+
+import ctypes
+import math
+import sys
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from nexus_ablate.axes.norm import normalize_rms
+from nexus_ablate.composition import compose
+from nexus_ablate.errors import ConfigError, Diverged
+from nexus_ablate.model import build_model
+from nexus_ablate.runs import read_jsonl
+from nexus_ablate.training import loss, memory
+from nexus_ablate.training.session import train
+from nexus_ablate.training.step import Step
+
+CLOCK = {"seconds", "tokens_per_second", "peak_memory_bytes"}
+
+
+def run(overrides):
+    return train(compose(overrides), overrides, quiet=True)
+
+
+def rows(path):
+    return [{k: v for k, v in row.items() if k not in CLOCK} for row in read_jsonl(path / "metrics.jsonl")]
+
+
+def plain_rms(x, eps, gain):
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * gain
+
+
+def test_rms_norm_is_its_formula_to_the_bit_and_so_are_its_gradients_in_float64():
+    x = torch.randn(3, 5, 8, dtype=torch.float64, requires_grad=True)
+    gain = torch.randn(8, dtype=torch.float64, requires_grad=True)
+    assert torch.equal(normalize_rms(x, 1e-6, gain), plain_rms(x, 1e-6, gain))
+    assert torch.autograd.gradcheck(lambda x, gain: normalize_rms(x, 1e-6, gain), (x, gain))
+
+
+def test_a_second_derivative_of_what_has_none_is_refused_and_not_wrong():
+    x, gain = torch.randn(2, 4, requires_grad=True), torch.ones(4, requires_grad=True)
+    first = torch.autograd.grad(normalize_rms(x, 1e-6, gain).square().sum(), x, create_graph=True)[0]
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        first.sum().backward()
+
+
+def test_rms_norm_s_gradients_are_autograd_s_up_to_rounding():
+    x, gain, grad = torch.randn(64, 32), torch.rand(32), torch.randn(64, 32)
+    found = []
+    for norm in (normalize_rms, plain_rms):
+        leaves = x.clone().requires_grad_(), gain.clone().requires_grad_()
+        found.append(torch.autograd.grad(norm(leaves[0], 1e-6, leaves[1]), leaves, grad))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+# ------------------------------------------------------------------------------------------------------- the loss
+
+
+@pytest.fixture
+def small_chunks(monkeypatch):
+    """Chunks of three rows of 16 logits."""
+    monkeypatch.setattr(loss, "LOGIT_BYTES", 3 * 16 * 4)
+
+
+@pytest.mark.parametrize("z_factor", [0.0, 0.1])
+@pytest.mark.parametrize("softcap", [False, True])
+def test_a_chunked_loss_and_its_gradients_are_the_whole_one_s(small_chunks, z_factor, softcap):
+    x = torch.randn(10, 4, dtype=torch.float64)
+    weight, targets = torch.randn(16, 4, dtype=torch.float64), torch.randint(0, 16, (10,))
+
+    def logits_of(x, weight):
+        logits = F.linear(x, weight)
+        return 2 * torch.tanh(logits / 2) if softcap else logits
+
+    found = []
+    for chunked in (False, True):
+        leaves = x.clone().requires_grad_(), weight.clone().requires_grad_()
+        if chunked:
+            value, z_value = loss.chunked_losses(*leaves, targets, z_factor, logits_of)
+        else:
+            value, z_value = loss.losses(logits_of(*leaves), targets, z_factor)
+        total = 3 * (value + z_value)  # a factor from outside, as gradient accumulation has
+        found.append((value.detach(), z_value.detach(), *torch.autograd.grad(total, leaves)))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours.float(), theirs.float(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_chunked_loss_forms_no_more_logits_than_a_chunk_at_a_time(small_chunks):
+    seen = []
+
+    def logits_of(x, weight):
+        seen.append(len(x))
+        return F.linear(x, weight)
+
+    x, weight = torch.randn(10, 4, requires_grad=True), torch.randn(16, 4, requires_grad=True)
+    loss.chunked_losses(x, weight, torch.randint(0, 16, (10,)), 0.0, logits_of)[0].backward()
+    assert seen == [3, 3, 3, 1]  # and none again in the backward pass
+
+
+def test_auto_chunks_what_would_be_large_and_never_float16():
+    large = loss.WORTH_BYTES // (4 * 50257) + 1
+    assert loss.chunks_losses("auto", large, 50257, "bf16")
+    assert not loss.chunks_losses("auto", large, 50257, "fp16")
+    assert not loss.chunks_losses("auto", 2048, 256, "fp32")
+    assert loss.chunks_losses("chunked", 1, 256, "fp32")
+    assert not loss.chunks_losses("whole", large, 50257, "bf16")
+
+
+@pytest.mark.parametrize("more", [[], ["z_loss=0.01", "final_softcap=5", "tie_embeddings=off", "train.precision=bf16"]])
+def test_a_run_of_a_hundred_steps_with_a_chunked_loss_is_the_same_run(tiny_run, tmp_path, monkeypatch, more):
+    monkeypatch.setattr(loss, "LOGIT_BYTES", 5 * 256 * 4)
+    length = ["train.steps=100", "train.checkpoint_every=1000", "train.eval_every=1000", "probe=off", *more]
+    whole = rows(run(tiny_run(*length, "train.loss=whole")).path)
+    chunked = rows(run(tiny_run(*length, "train.loss=chunked", f"runs_dir={tmp_path / 'other'}")).path)
+    for a, b in zip(whole, chunked, strict=True):
+        if "train/loss" in a:
+            assert b["train/loss"] == pytest.approx(
+                a["train/loss"], rel=0.02 if "train.precision=bf16" in more else 1e-3
+            )
+    assert whole[1]["train/loss"] == pytest.approx(chunked[1]["train/loss"], rel=1e-5)
+
+
+# ------------------------------------------------------------------------------------- activation checkpointing
+
+
+def test_activation_checkpointing_changes_nothing_but_memory(tiny_run, tmp_path):
+    options = ["model.dropout=0.1", "placement=dual", "train.steps=5", "train.checkpoint_every=1000"]
+    plain = run(tiny_run(*options))
+    again = run(tiny_run(*options, "train.activation_checkpointing=on", f"runs_dir={tmp_path / 'other'}"))
+    assert rows(again.path) == rows(plain.path)
+
+
+def test_activation_checkpointing_holds_less(tiny):
+    from nexus_ablate.bench.traffic import counted
+
+    tokens = torch.randint(0, 256, (4, 8))
+    held = []
+    for on in ("off", "on"):
+        model = build_model(tiny("model.n_layers=6", f"train.activation_checkpointing={on}"))
+        held.append(counted(lambda model=model: model.hidden(tokens).sum()).peak_bytes)
+    assert held[1] < held[0] / 2
+
+
+def test_statistics_that_would_be_updated_twice_are_refused():
+    with pytest.raises(ConfigError, match="twice"):
+        compose(["norm=batch", "train.activation_checkpointing=on"])
+
+
+# ------------------------------------------------------------------------------------- no waiting for the device
+
+
+@pytest.fixture
+def unwaited(monkeypatch):
+    """A step that does on the CPU what it does on a GPU: nothing is looked at before it is read."""
+    made = Step.__init__
+
+    def late(self, *args, **kwargs):
+        made(self, *args, **kwargs)
+        self.checks_at_once = False
+
+    monkeypatch.setattr(Step, "__init__", late)
+
+
+def test_reading_late_is_the_same_run(tiny_run, tmp_path, request):
+    at_once = run(tiny_run("train.log_every=7"))
+    request.getfixturevalue("unwaited")
+    late = run(tiny_run("train.log_every=7", f"runs_dir={tmp_path / 'other'}"))
+    assert rows(late.path) == rows(at_once.path)
+
+
+@pytest.mark.parametrize("what", ["loss", "gradient"])
+def test_a_number_that_is_not_finite_leaves_the_weights_alone_until_it_is_read_and_is_told_of_the_right_step(
+    tiny_run, monkeypatch, unwaited, what
+):
+    before, models, calls = [], [], []
+    loss_of = Step.loss
+
+    def poison(self, rows):
+        value, z_value = loss_of(self, rows)
+        if self.model.training:
+            calls.append(1)
+            if len(calls) == 4:
+                models.append(self.model)
+                before.append({n: p.detach().clone() for n, p in self.model.named_parameters()})
+                if what == "loss":
+                    return value * math.nan, z_value
+                handle = self.model.blocks[1].ffn.up.weight.register_hook(lambda g: g * math.inf)
+                calls.append(handle)
+        return value, z_value
+
+    monkeypatch.setattr(Step, "loss", poison)
+    with pytest.raises(Diverged, match="at step 4"):
+        run(tiny_run("train.log_every=10", "probe=off", "train.checkpoint_every=1000"))
+    assert len(calls) > 5  # steps went on meanwhile
+    assert all(torch.equal(before[0][n], p) for n, p in models[0].named_parameters())
+
+
+def test_without_the_flag_the_weights_would_be_spoilt(tiny_run, monkeypatch, unwaited):
+    """The control of the test above."""
+    monkeypatch.setattr(torch, "maximum", lambda spoilt, now: spoilt)
+    models = []
+    loss_of = Step.loss
+
+    def poison(self, rows):
+        models.append(self.model)
+        value, z_value = loss_of(self, rows)
+        return (value * math.nan if self.model.training else value), z_value
+
+    monkeypatch.setattr(Step, "loss", poison)
+    with pytest.raises(Diverged):
+        run(tiny_run("train.log_every=10", "probe=off", "train.checkpoint_every=1000"))
+    assert not all(torch.isfinite(p).all() for p in models[0].parameters())
+
+
+# --------------------------------------------------------------------------------------------------------- memory
+
+
+@pytest.mark.skipif(sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "mallopt"), reason="glibc alone")
+def test_freed_memory_is_kept_so_that_steps_cause_no_page_faults():
+    import os
+    import subprocess
+
+    eager_to_give_back = os.environ | {"MALLOC_TRIM_THRESHOLD_": "131072", "MALLOC_MMAP_THRESHOLD_": "131072"}
+    code = """
+import resource, sys, torch
+from nexus_ablate.training.memory import keep_freed_memory
+if sys.argv[1] == "keep":
+    keep_freed_memory()
+def step():
+    tensors = [torch.ones(2**20) for _ in range(16)]
+for _ in range(3):
+    step()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(5):
+    step()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+    faults = {}
+    for how in ("keep", "free"):
+        command = [sys.executable, "-c", code, how]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=eager_to_give_back)
+        faults[how] = int(done.stdout)
+    assert faults["keep"] < 100 < 1000 < faults["free"]
+
+
+def test_where_there_is_no_glibc_nothing_happens(monkeypatch):
+    monkeypatch.setattr(memory.sys, "platform", "darwin")
+    memory.keep_freed_memory()
