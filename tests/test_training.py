@@ -390,3 +390,10 @@ def test_kill_9_at_any_time_loses_at_most_the_steps_since_the_last_checkpoint(ti
     path = next((tmp_path / "other").rglob("status.json")).parent
     assert rows(path) == rows(whole.path)
     assert same_weights(path, whole.path)
+
+
+def test_peak_memory_is_this_process_s_and_not_its_parent_s():
+    code = "from nexus_ablate.training.trainer import resident_peak_bytes; print(resident_peak_bytes())"
+    held = b"x" * 2**30  # this process is larger than any that only imports torch
+    peak = int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+    assert 50 * 2**20 < peak < len(held)
