@@ -79,6 +79,7 @@ def own_wandb(monkeypatch, home):
     with serving() as server:
         for name, value in {"WANDB_BASE_URL": server.url, "WANDB_API_KEY": "k3y" * 14, "NETRC": home / "netrc"}.items():
             monkeypatch.setenv(name, str(value))
+        wandb.teardown()  # what an earlier test of this process has set up knows another address
         yield
         wandb.teardown()  # the next one has another address
 

@@ -45,6 +45,8 @@ class AdamW:
         """One step of every parameter that has a gradient."""
         for group in self.param_groups:
             parameters = [p for p in group["params"] if p.grad is not None]
+            if not parameters:  # optim.decay=all leaves none free
+                continue
             states = [self.state[p] for p in parameters]
             for p, state in zip(parameters, states, strict=True):
                 if not state:
