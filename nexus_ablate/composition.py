@@ -15,10 +15,11 @@ from typing import Any
 
 import yaml
 
-from nexus_ablate.config import CLOSED_GROUPS, OPTION_GROUPS, RunConfig, default_option, from_values, keys_of
+from nexus_ablate.config import CLOSED_GROUPS, OPTION_GROUPS, RunConfig, from_values, keys_of
 from nexus_ablate.errors import ConfigError, printable, unknown
 from nexus_ablate.plugins import Plugin, add_plugins, plugins
 from nexus_ablate.registry import AXES, Key, Option, conf_dir, option_files
+from nexus_ablate.resolution import default_option
 from nexus_ablate.schema import show
 
 GROUPS = (*OPTION_GROUPS, *CLOSED_GROUPS, "preset")

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from nexus_ablate.axes.norm import NORMS, DynamicTanh
-from nexus_ablate.config import default_option
 from nexus_ablate.errors import ConfigError
+from nexus_ablate.resolution import default_option
 
 
 def build(name, width=8, bias=False, site="ffn", **keys):
