@@ -83,6 +83,7 @@ class TrainConfig:
     loss: str = key(
         "auto | whole | chunked", "logits at once or some rows at a time; auto: chunked from 256 MiB on", science=False
     )
+    linear: str = key("auto | blas", "products on a CPU; auto: the larger ones by oneDNN, on x86", science=False)
     activation_checkpointing: bool = key(
         "on | off", "keep each block's input alone and compute the rest again: less memory", science=False
     )

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from nexus_ablate.attention import Attention
 from nexus_ablate.axes.ffn import FFNS
 from nexus_ablate.axes.init import INITS, initialise
+from nexus_ablate.axes.linear import linear
 from nexus_ablate.axes.norm import NORMS
 from nexus_ablate.axes.placement import PLACEMENTS, Block, Parts
 from nexus_ablate.axes.position import POSITIONS
@@ -63,6 +64,10 @@ class GPT(nn.Module):
             self.blocks.append(PLACEMENTS.build(config.placement, parts))
         self.final_norm = norm("final") if resolved.final_norm else nn.Identity()
         self.head = None if config.tie_embeddings else Linear(model.d_model, vocab_size, bias=False, role="head")
+        self.product = linear if config.train.linear == "auto" else F.linear
+        for part in self.modules():
+            if isinstance(part, Linear):
+                part.product = self.product
         self.recompute = config.train.activation_checkpointing
         self.softcap = None if config.final_softcap == "off" else config.final_softcap
 
@@ -76,7 +81,7 @@ class GPT(nn.Module):
 
     def logits(self, x_BTD: Tensor, weight_VD: Tensor) -> Tensor:
         """What the head makes of the stream with a weight."""
-        logits_BTV = F.linear(x_BTD, weight_VD)
+        logits_BTV = self.product(x_BTD, weight_VD, None)
         return logits_BTV if self.softcap is None else self.softcap * torch.tanh(logits_BTV / self.softcap)
 
     def hidden(self, tokens_BT: Tensor) -> Tensor:

@@ -3,14 +3,18 @@
 import ctypes
 import math
 import sys
+from collections import Counter
 
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from nexus_ablate.axes import linear
 from nexus_ablate.axes.norm import normalize_rms
 from nexus_ablate.composition import compose
 from nexus_ablate.errors import ConfigError, Diverged
+from nexus_ablate.measure.counts import flops_by_module
 from nexus_ablate.model import build_model
 from nexus_ablate.runs import read_jsonl
 from nexus_ablate.training import loss, memory
@@ -54,6 +58,76 @@ def test_rms_norm_s_gradients_are_autograd_s_up_to_rounding():
         found.append(torch.autograd.grad(norm(leaves[0], 1e-6, leaves[1]), leaves, grad))
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+# ------------------------------------------------------------------------------------------------ linear maps
+
+
+@pytest.fixture
+def onednn_always(monkeypatch):
+    if not linear.ONE_DNN:
+        pytest.skip("PyTorch has no oneDNN for this processor")
+    monkeypatch.setattr(linear, "WORTH_MULTIPLYING", 0)
+
+
+def products(model, rows=1):
+    """How often each library multiplies in a forward and backward pass over 8 tokens a row."""
+    counted = Counter()
+
+    class Names(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            counted[func.overloadpacket.__name__] += 1
+            return func(*args, **(kwargs or {}))
+
+    with Names():
+        model(torch.zeros(rows, 8, dtype=torch.long)).sum().backward()
+    return counted["_linear_pointwise"], counted["mm"] + counted["addmm"]
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("shape", [(6, 8), (2, 3, 8), (2, 1, 3, 8)])
+def test_onednn_s_linear_map_and_its_gradients_are_blas_s_up_to_rounding(onednn_always, shape, biased):
+    x, weight, bias = torch.randn(shape), torch.randn(5, 8), torch.randn(5) if biased else None
+    grad = torch.randn(5).expand(*shape[:-1], 5)  # as a sum hands it on: not contiguous
+    found = []
+    for product in (linear.linear, F.linear):
+        leaves = [x.clone().requires_grad_(), weight.clone().requires_grad_()]
+        leaves += [bias.clone().requires_grad_()] if bias is not None else []
+        y = product(*leaves)
+        found.append((y.detach(), *torch.autograd.grad(y, leaves, grad)))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_onednn_takes_the_large_products_of_a_float32_run_on_a_cpu_and_no_others(onednn_always, tiny_run, monkeypatch):
+    model = build_model(compose(tiny_run("train.device=cpu")))
+    maps = sum(isinstance(part, torch.nn.Linear) for part in model.modules()) + 1  # and the tied head
+    by_onednn, by_blas = products(model)
+    assert by_onednn == 2 * maps and by_blas == maps  # forward and g W; g' x
+    with torch.autocast("cpu", torch.bfloat16):
+        assert products(model)[0] == 0
+    double = torch.randn(2, 8, dtype=torch.float64, requires_grad=True)
+    assert linear.linear(double, torch.eye(8, dtype=torch.float64)).grad_fn.name() == "MmBackward0"
+    monkeypatch.setattr(linear, "WORTH_MULTIPLYING", 3 * 8 * model.geometry.d_model**2)
+    assert products(model, rows=2)[0] < products(model, rows=3)[0] == by_onednn
+
+
+def test_linear_blas_turns_onednn_off_in_every_map_and_in_the_head(onednn_always, tiny_run):
+    assert products(build_model(compose(tiny_run("train.linear=blas", "qkv_bias=on"))))[0] == 0
+
+
+def test_a_run_of_a_hundred_steps_with_onednn_is_the_same_run(onednn_always, tiny_run, tmp_path):
+    length = ["train.steps=100", "train.checkpoint_every=1000", "train.eval_every=1000", "probe=off", "bias=on"]
+    fast = rows(run(tiny_run(*length)).path)
+    plain = rows(run(tiny_run(*length, "train.linear=blas", f"runs_dir={tmp_path / 'other'}")).path)
+    for a, b in zip(fast, plain, strict=True):
+        if "train/loss" in a:
+            assert a["train/loss"] == pytest.approx(b["train/loss"], rel=1e-4)
+
+
+def test_a_product_counts_the_same_flops_whichever_library_makes_it(onednn_always, tiny_run):
+    counts = [flops_by_module(build_model(compose(tiny_run(f"train.linear={by}"))), 8) for by in ("auto", "blas")]
+    assert counts[0] == counts[1] and sum(counts[0].values()) > 0
 
 
 # ------------------------------------------------------------------------------------------------------- the loss

@@ -35,6 +35,7 @@ KINDS = {  # the first that a profiled name begins with, below
         "aten::addmm",
         "aten::bmm",
         "aten::baddbmm",
+        "mkldnn::_linear",
         "gemm",
         "cutlass",
         "ampere",
