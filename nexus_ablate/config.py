@@ -78,7 +78,7 @@ class TrainConfig:
     checkpoint_every: int = key("int [1, inf)", "steps between checkpoints", science=False)
     keep: int = key("int [1, inf)", "checkpoints kept while training; one after the end", science=False)
     compile: str = key(
-        "auto | on | off", "torch.compile; auto: on a GPU, for runs of 2000 steps or more", science=False
+        "auto | on | off", "torch.compile; auto: where a run is long enough to gain by it", science=False
     )
     loss: str = key(
         "auto | whole | chunked", "logits at once or some rows at a time; auto: chunked from 256 MiB on", science=False

@@ -26,7 +26,7 @@ from nexus_ablate.registry import Option
 from nexus_ablate.study.cluster_queue import accounting
 from nexus_ablate.track import resolve_mode
 from nexus_ablate.track.account import credentials
-from nexus_ablate.training.device import IdleCores, visible_gpus
+from nexus_ablate.training.device import IdleCores, cxx_compiler, visible_gpus
 
 LITTLE_SPACE = 2 * 2**30
 """Bytes: a study of small runs with its checkpoints, token files and logs."""
@@ -204,7 +204,7 @@ def reachable(name: str, url: str) -> Check:
 
 def compiler() -> Check:
     """What torch.compile needs on a CPU."""
-    found = next((name for name in (os.environ.get("CXX"), "g++", "clang++") if name and shutil.which(name)), "")
+    found = cxx_compiler()
     mend = "" if found else "train.compile=off, or install g++"
     return Check("C++ compiler", bool(found), found or "none: torch.compile cannot be used on the CPU", mend)
 

@@ -17,7 +17,7 @@ from nexus_ablate.errors import ConfigError, Diverged
 from nexus_ablate.measure.counts import flops_by_module
 from nexus_ablate.model import build_model
 from nexus_ablate.runs import read_jsonl
-from nexus_ablate.training import loss, memory
+from nexus_ablate.training import loss, memory, step
 from nexus_ablate.training.session import train
 from nexus_ablate.training.step import Step
 
@@ -323,3 +323,51 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 def test_where_there_is_no_glibc_nothing_happens(monkeypatch):
     monkeypatch.setattr(memory.sys, "platform", "darwin")
     memory.keep_freed_memory()
+
+
+# -------------------------------------------------------------------------------------------------- torch.compile
+
+
+def no_compiler(monkeypatch):
+    def refuse(forward):
+        def call(*_):
+            raise RuntimeError("no working C++ compiler\nand more")
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", refuse)
+
+
+def test_auto_compiles_long_runs_and_on_a_cpu_only_where_a_compiler_is(monkeypatch):
+    assert step.compiling_pays("cuda", step.COMPILE_STEPS, 0)
+    assert not step.compiling_pays("cuda", step.COMPILE_STEPS - 1, 1e20)
+    monkeypatch.setattr(step, "cxx_compiler", lambda: "g++")
+    assert step.compiling_pays("cpu", 1, step.COMPILE_FLOPS)
+    assert not step.compiling_pays("cpu", 10**9, step.COMPILE_FLOPS / 2)
+    monkeypatch.setattr(step, "cxx_compiler", lambda: "")
+    assert not step.compiling_pays("cpu", 1, step.COMPILE_FLOPS)
+    assert not step.compiling_pays("mps", 10**9, 1e20)
+
+
+def test_a_default_run_is_not_compiled(tiny_run):
+    config = compose(["data=stdlib", "data.tokenizer=bytes", "train.device=cpu"])
+    assert not Step(config, build_model(config), config.train.steps, lambda n: None).compiled
+    long = compose(["data=stdlib", "data.tokenizer=bytes", "train.device=cpu", "train.steps=10000"])
+    assert Step(long, build_model(long), long.train.steps, lambda n: None).compiled == bool(step.cxx_compiler())
+
+
+def test_a_run_that_auto_cannot_compile_says_so_and_is_the_uncompiled_run(tiny_run, tmp_path, monkeypatch, capsys):
+    plain = run(tiny_run("norm=batch"))
+    monkeypatch.setattr(step, "compiling_pays", lambda *_: True)
+    no_compiler(monkeypatch)
+    fell_back = train(compose(tiny_run("norm=batch", f"runs_dir={tmp_path / 'other'}")), [])
+    assert "the step stays uncompiled: no working C++ compiler" in capsys.readouterr().err
+    assert "no working C++ compiler" in (fell_back.path / "log.txt").read_text()
+    assert rows(fell_back.path) == rows(plain.path)
+
+
+def test_a_compiler_that_was_asked_for_and_does_not_work_is_told_in_three_lines(tiny_run, monkeypatch):
+    no_compiler(monkeypatch)
+    with pytest.raises(ConfigError, match="no working C.. compiler") as caught:
+        run(tiny_run("train.compile=on"))
+    assert "train.compile=off" in str(caught.value)

@@ -6,6 +6,7 @@ import fcntl
 import itertools
 import os
 import re
+import shutil
 import sys
 import tempfile
 import time
@@ -151,3 +152,8 @@ def precision_context(precision: str, device_type: str) -> AbstractContextManage
     if precision == "fp32":
         return contextlib.nullcontext()
     return torch.autocast(device_type, dtype=torch.bfloat16 if precision == "bf16" else torch.float16)
+
+
+def cxx_compiler() -> str:
+    """The C++ compiler that torch.compile would call for a CPU, or nothing."""
+    return next((name for name in (os.environ.get("CXX"), "g++", "clang++") if name and shutil.which(name)), "")

@@ -66,7 +66,7 @@ def restore(record: RunRecord) -> tuple[RunConfig, TokenizedData, GPT]:
 
     Raises:
         ConfigError: The data is no longer what the run was validated on.
-        CheckpointError: There is no whole checkpoint.
+        CheckpointError: There is no whole checkpoint, or its weights are not those of the model.
     """
     from nexus_ablate.model import build_model
     from nexus_ablate.training.checkpoint import load_newest
@@ -81,5 +81,9 @@ def restore(record: RunRecord) -> tuple[RunConfig, TokenizedData, GPT]:
     if loaded is None:
         raise CheckpointError("this run has no checkpoint", str(record.path), "rerun=on trains it anew")
     model = build_model(config, data.vocab_size)
+    ours, theirs = ({name: t.shape for name, t in of.items()} for of in (model.state_dict(), loaded.tensors["model"]))
+    if other := sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)):
+        fix = "evaluate it with the version in its env.json"
+        raise CheckpointError(f"the weights in {loaded.path} are of another version", ", ".join(other[:3]), fix)
     model.load_state_dict(loaded.tensors["model"])
     return config, data, model.eval()

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from nexus_ablate.axes.init import stream
 from nexus_ablate.config import RunConfig
-from nexus_ablate.errors import Diverged
+from nexus_ablate.errors import ConfigError, Diverged
 from nexus_ablate.measure.counts import flops_per_token
 from nexus_ablate.model import GPT
-from nexus_ablate.training.device import precision_context
+from nexus_ablate.training.device import cxx_compiler, precision_context
 from nexus_ablate.training.distributed import Place, World
 from nexus_ablate.training.loss import chunked_losses, chunks_losses, losses
 from nexus_ablate.training.nonfinite import first_nonfinite
@@ -30,6 +30,8 @@ SMALLEST_LOSS_SCALE = 1.0
 
 COMPILE_STEPS = 2000
 """Steps from which on `train.compile=auto` compiles on a GPU."""
+COMPILE_FLOPS = 5e13
+"""Training FLOPs from which on it does so on a CPU: some ten minutes of two cores. Compiling takes 10 to 30 seconds."""
 
 
 @dataclass(frozen=True)
@@ -71,9 +73,10 @@ class Step:
         rows = train.batch_size // self.world.size * config.model.context
         self.chunked = chunks_losses(train.loss, rows, model.geometry.vocab_size, train.precision)
         self.forward = model.hidden if self.chunked else model
-        self.compiled = train.compile == "on" or (train.compile == "auto" and self.compile_pays)
-        if self.compiled:
-            self.forward = torch.compile(self.forward)
+        tokens = config.resolved.tokens_per_step * steps / self.world.size
+        flops = 6 * sum(p.numel() for p in model.parameters()) * tokens
+        pays = train.compile == "auto" and compiling_pays(self.device.type, steps, flops)
+        self.compiled = train.compile == "on" or pays
         self.lr = 0.0  # of the last step
         # A CPU has nothing to wait for, and whether float16 overflowed depends on the loss scale at that very step.
         self.checks_at_once = self.device.type == "cpu" or self.scaler.is_enabled()
@@ -181,22 +184,44 @@ class Step:
         return tokens.to(self.device, non_blocking=True)
 
     @property
-    def compile_pays(self) -> bool:
-        """Whether compiling earns back its own time in this run; never on a CPU, where it needs a C++ compiler too."""
-        return self.device.type == "cuda" and self.steps >= COMPILE_STEPS
-
-    @property
     def parts(self) -> list[str]:
         """What `Seen.norms` are the norms of."""
         return self.gradients.parts
 
-    def compile(self, batch: np.ndarray) -> None:
-        """Compile forward and backward on a batch, and undo what that did to running statistics."""
+    def compile(self, batch: np.ndarray) -> str:
+        """Compile forward and backward on a batch, and undo what that did to running statistics.
+
+        Returns:
+            Under `train.compile=auto`, why the step stays as it is; mostly nothing.
+
+        Raises:
+            ConfigError: Under `train.compile=on`, torch.compile does not work here.
+        """
         buffers = {name: b.clone() for name, b in self.model.named_buffers()}
-        sum(self.loss(self.world.rows(batch[: self.config.train.batch_size]))).backward()  # type: ignore[reportAttributeAccessIssue]
+        plain, told = self.forward, ""
+        self.forward = torch.compile(plain)
+        try:
+            sum(self.loss(self.world.rows(batch[: self.config.train.batch_size]))).backward()  # type: ignore[reportAttributeAccessIssue]
+        except RuntimeError as error:  # of which all of the compiler's are
+            told = str(error).strip().splitlines()[0]
+            if self.config.train.compile == "on":
+                raise ConfigError("torch.compile does not work here", told, "train.compile=off") from error
+            self.forward, self.compiled = plain, False
         self.optimizer.zero_grad()
         for name, buffer in self.model.named_buffers():
             buffer.copy_(buffers[name])
+        return told
+
+
+def compiling_pays(device: str, steps: int, flops: float) -> bool:
+    """Whether compiling earns back its own time.
+
+    Args:
+        flops: Of the whole run, in this process: 6 for each parameter and token.
+    """
+    if device == "cuda":
+        return steps >= COMPILE_STEPS
+    return device == "cpu" and flops >= COMPILE_FLOPS and bool(cxx_compiler())
 
 
 def steps_of(config: RunConfig, vocab_size: int) -> int:

@@ -59,6 +59,20 @@ class Progress:
     loss_scale: float = 65536.0
 
 
+FIGURES = ("last_val", "probed")
+"""What of the progress was measured and may be infinite or NaN, as a ratio to a median of 0 is."""
+
+
+def spelt(figures: dict[str, float]) -> dict[str, float | str]:
+    """The figures as strict JSON holds them: a number that is not finite by its name."""
+    return {name: value if math.isfinite(value) else str(value) for name, value in figures.items()}
+
+
+def read_back(figures: dict[str, float | str]) -> dict[str, float]:
+    """What `spelt` was given."""
+    return {name: float(value) if isinstance(value, str) else value for name, value in figures.items()}
+
+
 class Trainer:
     """One run from its first step, or from its newest checkpoint, to its summary.
 
@@ -123,8 +137,12 @@ class Trainer:
         self._mark = time.monotonic()
         self.model.train()
         if self.step.compiled:
+            self.display.say("compiling the step; train.compile=off goes without")
             with self._aside("compile"):
-                self.step.compile(self.batches.batch(self.progress.step))
+                uncompiled = self.step.compile(self.batches.batch(self.progress.step))
+            if uncompiled:
+                self.display.say(f"the step stays uncompiled: {uncompiled}")
+                self.run.log(f"torch.compile failed: {uncompiled}")
         if self.progress.step == 0:
             self._record()
         self.display.start(self.steps, self.progress.step)
@@ -265,7 +283,8 @@ class Trainer:
             tensors = {"model": dict(self.model.state_dict())} | (
                 {} if last else {"optimizer": self._optimizer_tensors()}
             )
-            state = {"progress": vars(self.progress), "logs": self.run.offsets()}
+            figures = {name: spelt(getattr(self.progress, name)) for name in FIGURES}
+            state = {"progress": vars(self.progress) | figures, "logs": self.run.offsets()}
             checkpoint.save(
                 self.run.checkpoints, self.progress.step, tensors, state, keep=1 if last else self.config.train.keep
             )
@@ -286,7 +305,8 @@ class Trainer:
         for name, parameter in self.model.named_parameters():
             state = {k.rpartition("/")[2]: t for k, t in moments.items() if k.rpartition("/")[0] == name}
             self.step.optimizer.state[parameter] = {k: t.to(self.device) for k, t in state.items()}
-        self.progress = Progress(**loaded.state["progress"])
+        progress = loaded.state["progress"]
+        self.progress = Progress(**progress | {name: read_back(progress[name]) for name in FIGURES})
         scaler = self.step.scaler
         if scaler.is_enabled():
             scaler.load_state_dict(scaler.state_dict() | {"scale": self.progress.loss_scale})
