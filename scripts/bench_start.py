@@ -2,7 +2,7 @@
 
     python scripts/bench_start.py [KEY=VALUE ...]
 
-Seconds of the wall clock and, in brackets, of the processor: the second is what a quiet machine comes near to.
+Seconds of the wall clock and, in brackets, their range and the processor's: what a quiet machine comes near to.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ import nexus_ablate.training.session as session
 from nexus_ablate.training.step import Step
 take, told = Step.take, []
 def timed(self, number, batch):
+    begun = time.time() - begin
     take(self, number, batch)
     if number == 0:
-        told.append((time.time() - begin, time.process_time() - begin_cpu))
+        told.append((begun, time.time() - begin, time.process_time() - begin_cpu))
 Step.take = timed
 session.train(config, overrides, quiet=True)
 begin, begin_cpu = time.time(), time.process_time()
@@ -52,9 +53,9 @@ def main() -> None:
         first.append(told[0])
         second.append(told[1])
     for what, times in (("command to first step", first[1:]), ("next run in the same worker", second[1:])):
-        wall, cpu = ([t[i] for t in times] for i in (0, 1))
-        spread = f"{min(wall):.2f} to {max(wall):.2f}"
-        print(f"{what}: {statistics.median(wall):.2f} s ({spread}; processor {statistics.median(cpu):.2f})")
+        begun, ended, cpu = (statistics.median(t[i] for t in times) for i in range(3))
+        spread = f"{min(t[1] for t in times):.2f} to {max(t[1] for t in times):.2f}"
+        print(f"{what}: it begins after {begun:.2f} s and ends after {ended:.2f} s ({spread}; processor {cpu:.2f})")
 
 
 if __name__ == "__main__":

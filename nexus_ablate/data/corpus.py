@@ -9,7 +9,7 @@ import sysconfig
 import tokenize
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import final
 
@@ -67,7 +67,8 @@ class StdlibCorpus(Corpus):
     """Source files of the running interpreter's standard library, one a document.
 
     Files, not lines, are dealt to validation (by the hash of their path), so training and validation share none.
-    Only what `sys.stdlib_module_names` lists is taken: a distribution's additions and its build's paths are not.
+    Only what `sys.stdlib_module_names` lists is taken: a distribution's additions and its build's paths are not. Which
+    files there are, and their fingerprint, is found once in a process: it runs what it found.
     """
 
     def check(self, context: int) -> None:
@@ -77,12 +78,7 @@ class StdlibCorpus(Corpus):
             )
 
     def fingerprint(self) -> str:
-        digest = hashlib.sha256(f"stdlib, validation {STDLIB_VAL_SHARE}".encode())
-        for path in self._paths:
-            digest.update(_framed(path.relative_to(self._root).as_posix().encode()) + _framed(path.read_bytes()))
-        for document in self.extra_val()["prose"]:
-            digest.update(_framed(document.encode()))
-        return digest.hexdigest()
+        return _stdlib_fingerprint(self._root)
 
     def train_texts(self) -> Iterator[str]:
         return self._texts(validation=False)
@@ -91,21 +87,15 @@ class StdlibCorpus(Corpus):
         return self._texts(validation=True)
 
     def extra_val(self) -> dict[str, Iterator[str]]:
-        from pydoc_data.topics import topics
+        return {"prose": _prose()}
 
-        return {"prose": (topics[name] for name in sorted(topics))}
-
-    @cached_property
+    @property
     def _root(self) -> Path:
         return Path(sysconfig.get_paths()["stdlib"])
 
-    @cached_property
+    @property
     def _paths(self) -> list[Path]:
-        tops = [self._root / name for name in sorted(sys.stdlib_module_names - _NOT_CORPUS)]
-        found = [top.with_suffix(".py") for top in tops if top.with_suffix(".py").is_file()]
-        found += [path for top in tops if top.is_dir() for path in top.rglob("*.py")]
-        found = [path for path in found if not _NOT_CORPUS.intersection(path.relative_to(self._root).parts)]
-        return sorted(found, key=lambda path: path.relative_to(self._root).as_posix())
+        return _stdlib_paths(self._root)
 
     def _texts(self, validation: bool) -> Iterator[str]:
         for path in self._paths:
@@ -115,6 +105,32 @@ class StdlibCorpus(Corpus):
                     text = file.read()
                 if text:
                     yield text
+
+
+@cache
+def _stdlib_paths(root: Path) -> list[Path]:
+    tops = [root / name for name in sorted(sys.stdlib_module_names - _NOT_CORPUS)]
+    found = [top.with_suffix(".py") for top in tops if top.with_suffix(".py").is_file()]
+    found += [path for top in tops if top.is_dir() for path in top.rglob("*.py")]
+    found = [path for path in found if not _NOT_CORPUS.intersection(path.relative_to(root).parts)]
+    return sorted(found, key=lambda path: path.relative_to(root).as_posix())
+
+
+@cache
+def _stdlib_fingerprint(root: Path) -> str:
+    digest = hashlib.sha256(f"stdlib, validation {STDLIB_VAL_SHARE}".encode())
+    for path in _stdlib_paths(root):
+        digest.update(_framed(path.relative_to(root).as_posix().encode()) + _framed(path.read_bytes()))
+    for document in _prose():
+        digest.update(_framed(document.encode()))
+    return digest.hexdigest()
+
+
+def _prose() -> Iterator[str]:
+    """The documentation that comes with the interpreter, a topic a document."""
+    from pydoc_data.topics import topics
+
+    return (topics[name] for name in sorted(topics))
 
 
 @final
