@@ -395,6 +395,14 @@ def test_other_code_is_told(writer):
     assert "runs on a device 1 and 2" in found.text
 
 
+def test_another_make_of_processor_is_told_and_one_that_no_run_named_is_none(writer):
+    writer.arm(losses=BASE, summary={"processor": "some GPU"})
+    writer.arm("norm=layer", losses=HIGHER)
+    assert "processor" not in check(compare(writer.root), "code").text
+    writer.arm("norm=dyt", losses=HIGHER, summary={"processor": "another GPU"})
+    assert "processor another GPU and some GPU" in check(compare(writer.root), "code").text
+
+
 def test_a_baseline_that_diverged_is_told_and_its_pairs_are_lost(writer):
     writer.arm(losses=BASE[:4])
     writer.run(seed=4, state="diverged", steps=50)

@@ -71,6 +71,7 @@ def test_a_run_ends_finished_with_every_key_of_the_contract(tiny_run):
     assert outcome.path.relative_to(outcome.path.parents[2]).parts[0] == "scratch"
     assert all(list(row)[:4] == ["step", "tokens", "flops", "seconds"] for row in record.metrics() + record.probes())
     assert math.isclose(record.summary["val_loss"], record.metrics()[-1]["val/loss"])
+    assert record.summary["device"] == "cpu" and record.summary["processor"]
 
 
 def test_a_run_learns(tiny_run):

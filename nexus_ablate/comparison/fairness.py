@@ -217,6 +217,7 @@ def _same_code(arms: list[Arm]) -> Check:
             "commit": str(env.get("git_commit"))[:8],
             "torch": str((env.get("packages") or {}).get("torch")),
             "device": str(summary.get("device", "")).split(":")[0],
+            "processor": str(summary.get("processor", "")),
             "threads": str(summary.get("threads", "")),
             "host": str(env.get("host")),
             "runs on a device": str(env.get("runs_per_device", 1)),
@@ -226,7 +227,8 @@ def _same_code(arms: list[Arm]) -> Check:
     seen: dict[str, set[str]] = {}
     for run in runs:
         for name, value in facts(run).items():
-            seen.setdefault(name, set()).add(value)
+            if value:
+                seen.setdefault(name, set()).add(value)
     told = [f"{name} {' and '.join(sorted(values))}" for name, values in seen.items() if len(values) > 1]
     if any((run.record.env or {}).get("git_dirty") for run in runs):
         told.append("uncommitted changes in the code")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import itertools
 import os
+import platform
 import re
 import shutil
 import sys
@@ -141,6 +142,17 @@ def choose_device(asked: str):
     if (device.index or 0) >= available.get(device.type, 0):
         raise ConfigError("train.device is not on this machine", asked, "train.device=auto")
     return device
+
+
+def processor_name(device_type: str) -> str:
+    """The model of the GPU or the CPU, as its maker names it."""
+    if device_type == "cuda":
+        import torch
+
+        return torch.cuda.get_device_name()
+    told = Path("/proc/cpuinfo")
+    names = re.findall(r"model name\s*: (.+)", told.read_text()) if told.is_file() else []
+    return names[0].strip() if names else platform.processor() or platform.machine()
 
 
 def precision_context(precision: str, device_type: str) -> AbstractContextManager:

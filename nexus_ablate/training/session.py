@@ -17,7 +17,7 @@ from nexus_ablate.data import TokenizedData, prepare
 from nexus_ablate.errors import UserError
 from nexus_ablate.runs import Identity, Run, arm_name, environment, identity, open_run, read_run
 from nexus_ablate.track import Tracker, refresh, start_tracker
-from nexus_ablate.training.device import IDLE, choose_device, choose_threads
+from nexus_ablate.training.device import IDLE, choose_device, choose_threads, processor_name
 from nexus_ablate.training.display import Display
 from nexus_ablate.training.distributed import World, check_world, join, place
 from nexus_ablate.training.evaluation import evaluate
@@ -219,6 +219,7 @@ def _train(
                 "init_hash": init_hash(model.z_hashes),
                 "threads": threads,
                 "device": str(device),
+                "processor": processor_name(device.type),
                 "world_size": world.size,
             }
         run.write_summary(summary)
