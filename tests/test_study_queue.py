@@ -41,7 +41,7 @@ class Crash(RMSNorm):
         if self.training and x.device.type != "meta":
             self.left -= 1
             if self.left < 0:
-                {"raise": fail, "exit": leave, "kill": die, "slow": rest}[self.how]()
+                {"raise": fail, "exit": leave, "kill": die, "slow": rest, "hang": hang}[self.how]()
         return super().forward(x)
 
 def fail():
@@ -55,6 +55,10 @@ def die():
 
 def rest():
     time.sleep(0.02)
+
+def hang():
+    while True:
+        time.sleep(1)
 '''
 
 
@@ -77,7 +81,7 @@ def plugin(tmp_path):
     lines = [
         "# Made to fail.",
         "name: crash",
-        "how: raise  # raise | exit | kill | slow; how",
+        "how: raise  # raise | exit | kill | slow | hang; how",
         "at: 10  # int [0, inf); when",
     ]
     (directory / "norm" / "crash.yaml").write_text("\n".join(lines))
@@ -216,6 +220,42 @@ def test_a_crash_marks_its_run_and_the_others_have_their_turn(study, plugin, tmp
 
 
 @pytest.mark.slow
+def test_a_run_whose_time_is_over_is_saved_and_one_that_hangs_does_not_hold_the_others(study, plugin, tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "question: does one endless run stop the others?\nseeds: [0]\narms:\n- norm=crash norm.how=hang\n"
+        "- norm=crash norm.how=slow norm.at=0 train.steps=2000\n- norm=layer\n"
+    )
+    arguments = [f"study={path}", *study()[1:]]
+    code = (
+        "import sys; from nexus_ablate.study import queue; from nexus_ablate.study.launch import launch\n"
+        "from nexus_ablate.study.definition import read_request\n"
+        "if __name__ == '__main__':\n"
+        "    queue.GRACE_SECONDS = 1\n"
+        "    sys.exit(launch(read_request(sys.argv[1:]), workers=2, limit=12))"
+    )
+    (tmp_path / "limited.py").write_text(code)
+    done = subprocess.run(
+        [sys.executable, tmp_path / "limited.py", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | {"NEXUS_ABLATE_PLUGINS": plugin},
+    )
+    found = {run.arm: run for run in map(read_run, find_runs([tmp_path / "runs"]))}
+    slow = "norm=crash,norm.at=0,norm.how=slow,train.steps=2000"
+    assert {arm: run.state for arm, run in found.items()} == {
+        "baseline": "finished",
+        "norm=layer": "finished",
+        "norm=crash,norm.how=hang": "failed",
+        slow: "preempted",
+    }, done.stderr
+    assert f"{slow} s0 preempted: its time was over; stopped by SIGTERM at step" in done.stderr
+    assert "its time was over, and it did not stop" in found["norm=crash,norm.how=hang"].status["reason"]
+    assert done.returncode == errors.BUG
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_a_stopped_driver_goes_on_with_the_same_command(study, plugin, tmp_path, how):
     runs_dir = tmp_path / "runs"
@@ -331,6 +371,7 @@ def test_plan_shows_everything_and_writes_nothing(study, tmp_path):
         ["study=norms", "--worker", "2"],
         ["study=norms", "--workers", "0"],
         ["study=norms", "--retry", "all"],
+        ["study=norms", "--time", "4h"],
         ["study=norms", "train.steps=abc"],
         ["study=norms", "data=files", "data.files=[nosuch.txt]"],
         ["plan", "norm=rms"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from nexus_ablate import errors
@@ -20,10 +21,11 @@ HELP = """nexus-ablate study=NAME [KEY=VALUE ...] [--workers N|auto | --cluster 
   nexus-ablate study=norms --cluster slurm --partition gpu    one array, one GPU a run; returns at once
 
 --workers N     runs at the same time; auto: one a GPU, or one a core
+--time MINUTES  of a run; one that takes longer is saved, and the same command goes on with it
 --retry failed  try failed runs again; one that diverged has a result
 --amend         accept that the study changed since its first launch, and keep that in study.yaml
 --cluster slurm submit what is missing and is not in the queue yet (docs/clusters.md); each run gets
-  --partition P  --time MINUTES (240; then it goes on in a new job)  --mem-gb N (16)  --cpus N (4)
+  --partition P  --time MINUTES (240; then it goes on by itself)  --mem-gb N (16)  --cpus N (4)
   --gres TEXT (gpu:1; none with train.device=cpu)  --sbatch NAME=VALUE (any other option; may be repeated)
   --parallel N (256): most jobs at the same time
 
@@ -75,11 +77,13 @@ def run(arguments: list[str]) -> int:
         from nexus_ablate.study.cluster import submit
 
         return submit(read_request(rest), resources(given, rest), retry, amend)
-    if idle := [flag for flag in given if FLAGS.get(flag) == "resources"]:
+    if idle := [flag for flag in given if FLAGS.get(flag) == "resources" and flag != "--time"]:
         raise ConfigError(f"{idle[0]} is for a cluster", " ".join(arguments), "--cluster slurm")
     from nexus_ablate.study.launch import launch
 
-    return launch(read_request(rest), worker_count(given.get("--workers", ["auto"])[0]), retry, amend)
+    workers = worker_count(given.get("--workers", ["auto"])[0])
+    limit = 60 * whole_number("--time", given["--time"][0], 240) if "--time" in given else math.inf
+    return launch(read_request(rest), workers, retry, amend, limit)
 
 
 def resources(given: dict[str, list[str]], overrides: list[str]) -> Resources:
@@ -93,11 +97,7 @@ def resources(given: dict[str, list[str]], overrides: list[str]) -> Resources:
     values: dict[str, Any] = {"gres": ""} if "train.device=cpu" in overrides else {}
     for flag, key in (("--time", "time"), ("--mem-gb", "mem_gb"), ("--cpus", "cpus"), ("--parallel", "parallel")):
         if flag in given:
-            text = given[flag][0]
-            if not text.isdecimal() or int(text) < 1:
-                unit = " in minutes" if key == "time" else ""
-                raise ConfigError(f"{flag} takes a whole number{unit}", text, f"{flag} {getattr(Resources, key)}")
-            values[key] = int(text)
+            values[key] = whole_number(flag, given[flag][0], getattr(Resources, key))
     values |= {key: given[f"--{key}"][0] for key in ("partition", "gres") if f"--{key}" in given}
     further = {}
     for text in given.get("--sbatch", ()):
@@ -106,6 +106,18 @@ def resources(given: dict[str, list[str]], overrides: list[str]) -> Resources:
             raise ConfigError("--sbatch takes NAME=VALUE", text, "--sbatch account=mine")
         further[name] = value
     return Resources(**values, sbatch=further)
+
+
+def whole_number(flag: str, text: str, example: int) -> int:
+    """The value of a flag that counts.
+
+    Raises:
+        ConfigError: It is no number from 1.
+    """
+    if not text.isdecimal() or int(text) < 1:
+        unit = " in minutes" if flag == "--time" else ""
+        raise ConfigError(f"{flag} takes a whole number{unit}", text, f"{flag} {example}")
+    return int(text)
 
 
 def worker_count(text: str) -> int | str:

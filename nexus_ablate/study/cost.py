@@ -92,40 +92,36 @@ def _vocabulary(data: tuple[tuple[str, object], ...]) -> int:
 
 def measured_speed(config: RunConfig, threads: int) -> float | None:
     """Training tokens a second here and now, from a second of steps on random tokens; None for what takes too long."""
+    import numpy as np
     import torch
-    from torch.nn import functional as F
 
     from nexus_ablate.measure.counts import flops_per_token
     from nexus_ablate.model import build_model
-    from nexus_ablate.training.device import choose_device, precision_context
-    from nexus_ablate.training.optimizer import build_optimizer
+    from nexus_ablate.training.device import choose_device
+    from nexus_ablate.training.step import Step
 
     device = choose_device(config.train.device)
-    vocab_size, shape = vocabulary(config), (config.train.batch_size, config.model.context + 1)
-    tokens = shape[0] * config.model.context
-    if device.type == "cpu" and flops_per_token(config, vocab_size) * tokens > _LARGEST_MEASURED:
+    vocab_size = vocabulary(config)
+    shape = config.train.batch_size * config.train.grad_accum, config.model.context + 1
+    micro_batch = config.train.batch_size * config.model.context
+    if device.type == "cpu" and flops_per_token(config, vocab_size) * micro_batch > _LARGEST_MEASURED:
         return None
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        model = build_model(config, vocab_size).to(device).train()
-        optimizer = build_optimizer(model, config.optim, config.weight_decay)
-        rows = torch.randint(vocab_size, shape, generator=torch.Generator().manual_seed(0)).to(device)
+        rows = np.random.default_rng(0).integers(vocab_size, size=shape)
+        step = Step(config, build_model(config, vocab_size).to(device).train(), 1, lambda number: rows)
+        step.checks_at_once = False  # whether it would diverge is the run's to say
 
-        def step() -> None:
-            for _ in range(config.train.grad_accum):
-                with precision_context(config.train.precision, device.type):
-                    logits_BTV = model(rows[:, :-1])
-                F.cross_entropy(logits_BTV.float().flatten(0, 1), rows[:, 1:].flatten()).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+        def take() -> None:
+            step.take(0, rows)
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
 
-        step()
+        take()
         start, steps = time.monotonic(), 0
         while steps < 2 or time.monotonic() - start < MEASURED_SECONDS:
-            step()
+            take()
             steps += 1
         return steps * config.resolved.tokens_per_step / (time.monotonic() - start)
     finally:

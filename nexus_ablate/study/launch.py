@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from nexus_ablate import errors
@@ -24,7 +25,13 @@ def expanded(request: Request) -> Study:
     return expand(request.definition, solved_before(read_record(request.directory)), request.launch)
 
 
-def launch(request: Request, workers: int | str = "auto", retry_failed: bool = False, amend: bool = False) -> int:
+def launch(
+    request: Request,
+    workers: int | str = "auto",
+    retry_failed: bool = False,
+    amend: bool = False,
+    limit: float = math.inf,
+) -> int:
     """Run what is missing of a study on this machine.
 
     Args:
@@ -32,6 +39,7 @@ def launch(request: Request, workers: int | str = "auto", retry_failed: bool = F
         workers: Processes at the same time; `auto`: one a GPU, or one a core.
         retry_failed: Try failed runs again. One that diverged has a result and is never tried again.
         amend: Accept that the study changed since its first launch.
+        limit: Seconds of a run in this launch.
 
     Returns:
         The exit status: the first of its runs' that is not 0, after all had their turn; 75 if it was asked to stop.
@@ -48,12 +56,12 @@ def launch(request: Request, workers: int | str = "auto", retry_failed: bool = F
     write_record(study, request.directory, amend)
     progress = Progress(study, request.directory)
     statuses: dict[Path, int] = {}
-    stopped = _run(first, request, workers, retry_failed, progress, statuses)
+    stopped = _run(first, request, workers, retry_failed, progress, statuses, limit)
     if not stopped and study.definition.lr_grid:
         for arm in study.all_arms:
             if runs.best_rate(arm) is None:
                 progress.say(f"{arm.name}: no best learning rate, because a tuning run failed or all diverged")
-        stopped = _run(runs.tuned(), request, workers, retry_failed, progress, statuses)
+        stopped = _run(runs.tuned(), request, workers, retry_failed, progress, statuses, limit)
     progress.end(stopped)
     if stopped:
         return errors.PREEMPTED
@@ -67,6 +75,7 @@ def _run(
     retry_failed: bool,
     progress: Progress,
     statuses: dict[Path, int],
+    limit: float,
 ) -> str:
     """Run those of the jobs that have not ended; fills `statuses` in the jobs' order."""
     waiting = []
@@ -86,7 +95,8 @@ def _run(
 
     where = places_for(waiting, workers)
     with progress.live(len(waiting), where):
-        return run_queue(waiting, where, request.directory / ".workers", progress.began, ended, progress.tick)
+        log_dir = request.directory / ".workers"
+        return run_queue(waiting, where, log_dir, progress.began, ended, progress.tick, limit)
 
 
 def places_for(jobs: list[Job], workers: int | str) -> Places:

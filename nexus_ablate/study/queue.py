@@ -6,10 +6,12 @@ A job that takes its process down is marked failed with the reason, and a new wo
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
+import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import connection, get_context
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
@@ -24,6 +26,9 @@ from nexus_ablate.training.device import IdleCores, visible_gpus
 from nexus_ablate.training.signals import StopRequest
 
 POLL_SECONDS = 0.25
+GRACE_SECONDS = 60.0
+"""For a run that had its time to save and stop; then its process is ended."""
+TIME_OVER = "its time was over"
 
 
 @dataclass(frozen=True)
@@ -75,6 +80,8 @@ class Worker:
         self.log = log
         self.pipe, end = context.Pipe()
         self.job: Job | None = None
+        self.began = 0.0
+        self.late = False
         self.process: SpawnProcess = context.Process(target=work, args=(end, threads, gpu, log), name="worker")
         self.process.start()
         end.close()
@@ -86,12 +93,21 @@ class Worker:
     def give(self, job: Job, where: Places) -> None:
         threads = f"train.threads={where.threads}"
         overrides = [*(text for text in job.overrides if not text.startswith("train.threads=")), threads]
-        self.job = job
+        self.job, self.began, self.late = job, time.monotonic(), False
         self.send(Order(overrides, job.arm, where.circumstances))
 
     def send(self, order: Order) -> None:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # dead already: its sentinel says so next
             self.pipe.send(order)
+
+    def keep_time(self, limit: float) -> None:
+        """Stop a run that took more than `limit` seconds; one that does not stop loses its process."""
+        over = time.monotonic() - self.began - limit
+        if over > 0 and not self.late:
+            self.late = True
+            self.process.terminate()
+        elif over > GRACE_SECONDS:
+            self.process.kill()
 
     def receive(self) -> Answer | None:
         """What it answered; None where it died instead."""
@@ -120,6 +136,7 @@ def run_queue(
     began: Callable[[Job], None],
     ended: Callable[[Job, Answer], None],
     tick: Callable[[], None],
+    limit: float = math.inf,
 ) -> str:
     """Give every job its turn.
 
@@ -129,6 +146,7 @@ def run_queue(
         log_dir: For what the workers print.
         began, ended: Called for each job.
         tick: Called a few times a second.
+        limit: Seconds of a job. One that takes longer is saved and stopped; the same command goes on with it.
 
     Returns:
         The signal that asked to stop, or ''. Then every running job was saved, and answered 75.
@@ -159,6 +177,9 @@ def run_queue(
                         worker = workers[number] = Worker.of_study(number, where, log_dir)
                     began(waiting[0])
                     worker.give(waiting.popleft(), where)
+                for worker in workers:
+                    if worker.job:
+                        worker.keep_time(limit)
                 for worker in _reported(workers):
                     job, answer = _answer(worker, bool(stop.asked))
                     if answer.status == errors.ALIVE and not last_round:
@@ -187,10 +208,15 @@ def _answer(worker: Worker, stopping: bool) -> tuple[Job, Answer]:
     job, worker.job = worker.job, None
     assert job is not None
     if (answer := worker.receive()) is not None:
-        return job, answer
+        if not worker.late:
+            return job, answer
+        worker.pipe.close()  # it may have the signal yet to come, which is not meant for another job
+        worker.process.join()
+        return job, replace(answer, reason=f"{TIME_OVER}; {answer.reason}" if answer.reason else "")
     reason = worker.end()
-    if stopping and worker.process.exitcode == -STOPPING:
-        return job, Answer(errors.PREEMPTED, "stopped before its first step")
+    if (stopping or worker.late) and worker.process.exitcode == -STOPPING:
+        return job, Answer(errors.PREEMPTED, f"{TIME_OVER if worker.late else 'stopped'} before its first step")
+    reason = f"{TIME_OVER}, and it did not stop: {reason}" if worker.late else reason
     reason = f"{reason}; what it printed is in {worker.log}"
     mark_failed(job.path, reason)
     return job, Answer(errors.BUG, reason)
