@@ -2,10 +2,15 @@
 
     python scripts/bench_peer.py path/to/nanoGPT/model.py [KEY=VALUE ...]    its model, optimizer and loop body
     python scripts/bench_peer.py x-transformers [KEY=VALUE ...]              pip install x-transformers
+    python scripts/bench_peer.py path/to/nanoGPT/model.py --memory           bytes of both, counted, of a GPT-2 step
 
 Separate processes and page faults mislead by ten per cent: both live in one process, which keeps its memory, and take
 blocks of steps in turn. Ours is the step of a real run, with its default logging, gradient norms and probe. The peer's
 code is not part of this repository. With one thread the clock is the process's: what others do meanwhile stands still.
+
+--memory computes nothing: it counts the tensors of uncompiled steps of 16 x 1024 tokens in bfloat16 (KEY=VALUE changes
+that, --vocabulary the 50304 tokens), ours as asked, with whole logits, and with activation checkpointing. With
+train.device=cuda the steps are taken, and the bytes are those of PyTorch's allocator.
 """
 
 from __future__ import annotations
@@ -14,14 +19,35 @@ import argparse
 import importlib.util
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 RECIPE = ["preset=nanogpt_shakespeare", "data=stdlib", "data.tokenizer=bytes", "train.device=cpu"]
+GPT2 = [
+    "preset=gpt2",
+    "bias=off",
+    "norm_bias=off",
+    "ffn=gelu",
+    "model=small",
+    "train.batch_size=16",
+    "train.precision=bf16",
+]
+GPT2_VOCABULARY = 50304  # nanoGPT's: 50257 tokens, padded
+FORMS = {
+    "ours": [],
+    "ours, whole logits": ["train.loss=whole"],
+    "ours, activation checkpointing": ["train.activation_checkpointing=on"],
+}
 
 
-def nanogpt(path: str, config: Any, vocab_size: int) -> tuple[Callable[..., Any], Any, Any]:
-    """Loss of inputs and targets, model and optimizer of nanoGPT's model.py."""
+Peer = tuple[Callable[..., Any], Any, Any]
+"""Loss of inputs and targets, model, optimizer."""
+
+
+def nanogpt(path: str, config: Any, vocab_size: int, optimizer_device: str) -> Peer:
+    """The peer that nanoGPT's model.py makes; it takes the fused optimizer where `optimizer_device` is a GPU."""
+    import torch
+
     spec = importlib.util.spec_from_file_location("peer_model", path)
     assert spec is not None and spec.loader is not None, path
     module = importlib.util.module_from_spec(spec)
@@ -29,43 +55,37 @@ def nanogpt(path: str, config: Any, vocab_size: int) -> tuple[Callable[..., Any]
     spec.loader.exec_module(module)
     shape = config.model
     sizes = shape.context, vocab_size, shape.n_layers, shape.n_heads, shape.d_model
-    model = module.GPT(module.GPTConfig(*sizes, dropout=0.0, bias=False)).to(config.train.device)
-    optimizer = model.configure_optimizers(0.1, 1e-3, (0.9, 0.99), config.train.device)
+    with torch.device(config.train.device):
+        model = module.GPT(module.GPTConfig(*sizes, dropout=0.0, bias=config.bias))
+    optimizer = model.configure_optimizers(0.1, 1e-3, (0.9, 0.99), optimizer_device)
     return lambda x, y: model(x, y)[1], model, optimizer
 
 
-def x_transformers(config: Any, vocab_size: int) -> tuple[Callable[..., Any], Any, Any]:
-    """The same of x-transformers as its README sets it up, with the default AdamW."""
+def x_transformers(config: Any, vocab_size: int) -> Peer:
+    """x-transformers as its README sets it up, with the default AdamW."""
     import torch
     from torch.nn import functional as F
     from x_transformers import Decoder, TransformerWrapper  # type: ignore[reportMissingImports]
 
     shape = config.model
-    model = TransformerWrapper(
-        num_tokens=vocab_size,
-        max_seq_len=shape.context,
-        attn_layers=Decoder(
-            dim=shape.d_model, depth=shape.n_layers, heads=shape.n_heads, attn_dim_head=shape.d_model // shape.n_heads
-        ),
-    ).to(config.train.device)
+    layers = Decoder(
+        dim=shape.d_model, depth=shape.n_layers, heads=shape.n_heads, attn_dim_head=shape.d_model // shape.n_heads
+    )
+    model = TransformerWrapper(num_tokens=vocab_size, max_seq_len=shape.context, attn_layers=layers)
+    model = model.to(config.train.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     return lambda x, y: F.cross_entropy(model(x).transpose(1, 2), y), model, optimizer
 
 
-def peer_step(loss_of: Callable[..., Any], model: Any, optimizer: Any, config: Any, train: Any) -> Callable[[], None]:
-    """The loop body of nanoGPT's train.py."""
-    import numpy as np
+def peer_step(peer: Peer, config: Any, batches: Iterator[Any]) -> Callable[[], None]:
+    """The loop body of nanoGPT's train.py, on pairs of inputs and targets."""
     import torch
 
-    tokens, context, device = np.asarray(train), config.model.context, config.train.device
-
-    def rows(starts: Any, shift: int) -> Any:
-        parts = [torch.from_numpy(tokens[i + shift : i + shift + context].astype(np.int64)) for i in starts]
-        return torch.stack(parts).to(device)
+    loss_of, model, optimizer = peer
+    device = config.train.device
 
     def step() -> None:
-        starts = torch.randint(len(tokens) - context, (config.train.batch_size,))
-        x, y = rows(starts, 0), rows(starts, 1)
+        x, y = next(batches)
         with torch.autocast(device, dtype=torch.bfloat16, enabled=config.train.precision == "bf16"):
             loss = loss_of(x, y)
         loss.backward()
@@ -76,6 +96,66 @@ def peer_step(loss_of: Callable[..., Any], model: Any, optimizer: Any, config: A
     return step
 
 
+def drawn(config: Any, train: Any) -> Iterator[Any]:
+    """Batches as nanoGPT's train.py draws them."""
+    import numpy as np
+    import torch
+
+    tokens, context, device = np.asarray(train), config.model.context, config.train.device
+
+    def rows(starts: Any, shift: int) -> Any:
+        parts = torch.stack(
+            [torch.from_numpy(tokens[i + shift : i + shift + context].astype(np.int64)) for i in starts]
+        )
+        return parts.pin_memory().to(device, non_blocking=True) if device == "cuda" else parts
+
+    while True:
+        starts = torch.randint(len(tokens) - context, (config.train.batch_size,))
+        yield rows(starts, 0), rows(starts, 1)
+
+
+def memory(asked: Any) -> None:
+    """Print the bytes of both: counted, or on a GPU allocated."""
+    import itertools
+
+    import torch
+
+    from nexus_ablate.bench.memory import StepMemory, allocated_memory, counted_memory, step_of
+    from nexus_ablate.composition import compose
+
+    vocab_size = asked.vocabulary or GPT2_VOCABULARY
+
+    def config_of(*form: str) -> Any:
+        return compose([*GPT2, "train.device=cpu", *asked.overrides, *form])
+
+    config = config_of()
+    device = config.train.device
+    taken = counted_memory if device == "cpu" else allocated_memory
+
+    def theirs() -> Callable[[], None]:
+        tokens = torch.zeros(config.train.batch_size, config.model.context, dtype=torch.long, device=device)
+        loss_of, model, optimizer = made(asked.peer, config, vocab_size, "cuda")
+        loss_of = torch.compile(loss_of) if asked.compile_peer else loss_of
+        return peer_step((loss_of, model, optimizer), config, itertools.repeat((tokens, tokens)))
+
+    def told(name: str, found: StepMemory) -> None:
+        sizes = f"{found.peak / 2**30:6.2f} GiB at most, {found.between / 2**30:5.2f} GiB between steps"
+        print(f"{name:32}{sizes}, {found.peak / peer.peak:.2f} of the peer's", flush=True)
+
+    peer = taken(theirs)
+    told("peer", peer)
+    for name, form in FORMS.items():
+        formed = config_of(*form)
+        told(name, taken(lambda formed=formed: step_of(formed, vocab_size, device)))
+
+
+def made(peer: str, config: Any, vocab_size: int, optimizer_device: str) -> Peer:
+    """The peer that was asked for."""
+    if peer == "x-transformers":
+        return x_transformers(config, vocab_size)
+    return nanogpt(peer, config, vocab_size, optimizer_device)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("peer", help="path of nanoGPT's model.py, or x-transformers")
@@ -84,7 +164,12 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=120, help="measured at each number of threads")
     parser.add_argument("--steps", type=int, default=50, help="steps in a block: as many as lie between two probes")
     parser.add_argument("--compile-peer", action="store_true")
+    parser.add_argument("--memory", action="store_true", help="count what a step holds, and time nothing")
+    parser.add_argument("--vocabulary", type=int, help="tokens of both models; at least the data's")
     asked = parser.parse_intermixed_args()
+    if asked.memory:
+        memory(asked)
+        return 0
 
     from nexus_ablate.training.device import share_cores_politely
     from nexus_ablate.training.memory import keep_freed_memory
@@ -98,13 +183,12 @@ def main() -> int:
     from nexus_ablate.composition import compose
 
     config = compose(endless([*RECIPE, *asked.overrides]))
-    with running(config) as trainer:
-        data = trainer.data
-        made = x_transformers if asked.peer == "x-transformers" else lambda *shape: nanogpt(asked.peer, *shape)
-        loss_of, model, optimizer = made(config, data.vocab_size)
+    with running(config, asked.vocabulary) as trainer:
+        vocab_size = trainer.model.geometry.vocab_size
+        loss_of, model, optimizer = made(asked.peer, config, vocab_size, config.train.device)
         if asked.compile_peer:
             loss_of = torch.compile(loss_of)
-        theirs = peer_step(loss_of, model, optimizer, config, data.train)
+        theirs = peer_step((loss_of, model, optimizer), config, drawn(config, trainer.data.train))
         weights = [sum(p.numel() for p in m.parameters()) for m in (trainer.model, model)]
         print(f"parameters: ours {weights[0]:,}, the peer's {weights[1]:,}")
 

@@ -1,3 +1,4 @@
+import functools
 import json
 import math
 
@@ -6,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from nexus_ablate import errors
-from nexus_ablate.bench import timing
+from nexus_ablate.bench import options, timing
 from nexus_ablate.bench.step import KINDS, endless, part_of
 from nexus_ablate.bench.timing import Clock, in_turn, ratios, spread
 from nexus_ablate.bench.traffic import Traffic, counted
@@ -143,15 +144,48 @@ def test_the_step_is_timed_and_its_parts_sum_to_it(tiny_run, tmp_path):
     assert not (tmp_path / "runs").exists()  # a bench leaves no run behind
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own import
+def test_steps_of_several_configurations_are_compared_in_turn(tiny_run, tmp_path):
+    file = tmp_path / "found.json"
+    command = ["bench", "step", "--against=norm=layer,probe=off", "--seconds=0.2", f"--json={file}"]
+    assert main([*command, *tiny_run("probe.every=5")]) == 0
+    first, *others = json.loads(file.read_text())["steps"]
+    assert first["ratio"] == {"median": 1.0, "low": 1.0, "high": 1.0}
+    assert [each["name"] for each in others] == ["norm=layer", "probe=off"]
+    assert all(each["seconds"]["median"] > 0 for each in others)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("most", "compiled"), [(timing.MOST_PROGRAMS, 12), (8, 8)])
+def test_every_candidate_runs_compiled_where_pytorch_stops_at_eight(monkeypatch, most, compiled):
+    ran = []
+
+    def backend(graph, inputs):
+        return lambda *given: ran.append(1) or graph.forward(*given)
+
+    torch._dynamo.reset()
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
+    monkeypatch.setattr(options, "MOST_PROGRAMS", most)
+    x, norms = torch.randn(2, 8, requires_grad=True), [torch.nn.LayerNorm(8, eps=n * 1e-5) for n in range(1, 13)]
+    works = [options._compiled(lambda x, norm=norm: norm(x) * 2, [], x, "fp32") for norm in norms]
+    ran.clear()
+    for work in works:
+        work.forward()
+    torch._dynamo.reset()
+    assert len(ran) == compiled
+
+
 def test_operations_and_kernels_belong_to_one_part():
     assert part_of("aten::mm") == part_of("ampere_sgemm_128x64_tn") == "matrix products"
     assert part_of("aten::_scaled_dot_product_flash_attention_for_cpu") == "attention"
     assert part_of("_RootMeanSquareBackward") == "norms"
+    assert part_of("triton_per_fused_native_layer_norm_0") == "fused by the compiler"
     assert part_of("aten::something_else") not in KINDS
 
 
 def test_a_bench_runs_without_an_end_whatever_budget_was_asked_for():
-    assert endless(["norm=layer", "train.tokens=100"])[0] == "norm=layer"
+    assert endless(["norm=layer", "train.tokens=100"])[1] == "norm=layer"
     assert not [o for o in endless(["train.tokens=100", "train.flops=1e9"]) if "tokens" in o or "flops" in o]
 
 
@@ -182,7 +216,9 @@ def test_a_sweep_says_runs_an_hour_by_workers(tiny_run, tmp_path):
         ["norm", "model.d_model=abc"],
         ["step", "--only=rms"],
         ["step", "norm=rmss"],
+        ["step", "--against=norm=rmss"],
         ["sweep", "--workers=0"],
+        ["sweep", "--against=norm=rms"],
         ["sweep", "--workers=x"],
         ["attention", "--only=additive", "train.device=cuda:7"],
     ],

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from nexus_ablate.axes.norm import NORMS
-from nexus_ablate.bench.timing import Clock, Spread, clock_of, in_turn, ratios, spread
+from nexus_ablate.bench.timing import MOST_PROGRAMS, Clock, Spread, clock_of, in_turn, ratios, spread
 from nexus_ablate.bench.traffic import Traffic, counted, device_rates, seconds_at_best
 from nexus_ablate.config import RunConfig
 from nexus_ablate.errors import ConfigError
@@ -29,9 +29,10 @@ class Cost:
         place: `alone` (see `Bench.layer`) or `block`.
         mode: `eager` or `compiled`.
         seconds, ratio: By pass; the ratio is to the baseline option at the same place, mode and pass.
-        flops, bytes_moved: Of both passes in eager mode, as `Traffic` counts them.
-        peak_bytes: What forward and backward hold at most, besides weights and input.
-        best_share: The measured roofline's time over the time taken, both passes: 1 is all the machine can do.
+        flops, bytes_moved: Of both passes, as `Traffic` counts them; None for compiled code, which it cannot see into.
+        peak_bytes: What forward and backward hold at most, besides weights and input; None for compiled code.
+        best_share: The measured roofline's time over the time taken, both passes: 1 is all the machine can do. None for
+            compiled code.
     """
 
     option: str
@@ -39,10 +40,10 @@ class Cost:
     mode: str
     seconds: dict[str, Spread]
     ratio: dict[str, Spread]
-    flops: int
-    bytes_moved: int
-    peak_bytes: int
-    best_share: float
+    flops: int | None
+    bytes_moved: int | None
+    peak_bytes: int | None
+    best_share: float | None
 
 
 @dataclass(frozen=True)
@@ -157,10 +158,10 @@ def _parts(axis: str, config: RunConfig, device: torch.device) -> tuple[Any, Any
 
 
 def _compiled(call: Callable[..., Any], weights: list[nn.Parameter], x_BTD: Tensor, precision: str) -> _Work:
-    torch._dynamo.reset()  # each candidate its own program: many of one function would fall back to a general one
     try:
-        work = _Work(torch.compile(call, dynamic=False), weights, x_BTD, precision)
-        work.both()
+        with torch._dynamo.config.patch(recompile_limit=MOST_PROGRAMS):
+            work = _Work(torch.compile(call, dynamic=False), weights, x_BTD, precision)
+            work.both()
     except RuntimeError as error:
         raise ConfigError(
             "torch.compile does not work here", str(error).splitlines()[0], "leave out --compile"
@@ -188,19 +189,18 @@ def _timed(
 
 def _cost(key: tuple[str, str, str], taken: Any, counts: dict[Any, Traffic], baseline: str, rates: Any) -> Cost:
     option, place, mode = key
-    traffic = counts[option, place, "eager"]
+    traffic = counts.get(key)
     base = taken[baseline, place, mode]
-    both = spread(taken[key]["both"])
     return Cost(
         option=option,
         place=place,
         mode=mode,
         seconds={name: spread(taken[key][name]) for name in PASSES},
         ratio={name: ratios(taken[key][name], base[name]) for name in PASSES},
-        flops=traffic.flops,
-        bytes_moved=traffic.bytes_moved,
-        peak_bytes=traffic.peak_bytes,
-        best_share=seconds_at_best(traffic, *rates) / both.median,
+        flops=traffic and traffic.flops,
+        bytes_moved=traffic and traffic.bytes_moved,
+        peak_bytes=traffic and traffic.peak_bytes,
+        best_share=traffic and seconds_at_best(traffic, *rates) / spread(taken[key]["both"]).median,
     )
 
 

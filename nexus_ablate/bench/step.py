@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from nexus_ablate.bench.timing import Spread, clock_of, in_turn, spread
+from nexus_ablate.bench.timing import MOST_PROGRAMS, Spread, clock_of, in_turn, ratios, spread
 from nexus_ablate.bench.traffic import device_rates
 from nexus_ablate.composition import compose
 from nexus_ablate.config import RunConfig
@@ -30,6 +30,7 @@ WARM_STEPS = 3
 PROFILED_STEPS = 10
 
 KINDS = {  # the first that a profiled name begins with, below
+    "fused by the compiler": ("triton_", "Torch-Compiled Region", "CompiledFunction"),
     "matrix products": (
         "aten::mm",
         "aten::addmm",
@@ -99,26 +100,86 @@ class StepCost:
 
 
 def endless(overrides: list[str]) -> list[str]:
-    """Overrides of the same run without an end: it steps, logs and probes, and never validates."""
+    """Overrides of the same run without an end: it steps, logs and probes, and never validates.
+
+    It compiles where `train.compile=on` asks for it: `auto` goes by a length that there is not.
+    """
     kept = [o for o in overrides if o.partition("=")[0] not in BUDGET]
-    return [*kept, "train.steps=1000000000", "train.eval_every=1000000000"]
+    return ["train.compile=off", *kept, "train.steps=1000000000", "train.eval_every=1000000000"]
 
 
 @contextmanager
-def running(config: RunConfig) -> Iterator[Trainer]:
-    """A trainer that is ready to take steps; its run directory lives as long as the `with`."""
+def running(config: RunConfig, vocab_size: int | None = None) -> Iterator[Trainer]:
+    """A trainer that is ready to take steps; its run directory lives as long as the `with`.
+
+    Args:
+        vocab_size: Of the model, at least the data's, which it is unless given.
+
+    Raises:
+        ConfigError: It was to be compiled, and torch.compile does not work on this machine.
+    """
     data = prepare(config.data, context=config.model.context)
     ident = identity(config.science(), "bench", "0", {})
     with (
         tempfile.TemporaryDirectory() as folder,
         open_run(Path(folder), "bench", "step", config.seed, ident, "", [], {}) as run,
     ):
-        model = build_model(config, data.vocab_size).to(choose_device(config.train.device))
+        model = build_model(config, vocab_size or data.vocab_size).to(choose_device(config.train.device))
         trainer = Trainer(config, model, data, run, FilesTracker(), Display(quiet=True), StopRequest())
         model.train()
         if trainer.step.compiled:
             trainer.step.compile(trainer.batches.batch(0))
         yield trainer
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A configuration's step beside that of the first.
+
+    Attributes:
+        name: The override by which it differs; of the first it is empty.
+        seconds: A step with everything that a run does in it.
+        ratio: To the first, by neighbouring blocks.
+    """
+
+    name: str
+    seconds: Spread
+    ratio: Spread
+
+
+def compare_steps(overrides: list[str], others: list[str], seconds: float) -> list[Compared]:
+    """Steps of a configuration and of those that differ from it by one override each, in turn in one process.
+
+    Args:
+        overrides: Checked before, with each of the others too.
+        others: One override each.
+        seconds: About so long, without building and compiling; five blocks of each are taken whatever that takes.
+    """
+    configs = {name: compose(endless([*overrides, *([name] if name else [])])) for name in ["", *others]}
+    first = configs[""]
+    if first.train.threads != "auto":
+        torch.set_num_threads(first.train.threads)
+    keep_freed_memory()
+    every = max(config.probe.every for config in configs.values())  # a block holds a probe, where there is one
+
+    def steps_of(trainer: Trainer) -> Callable[[], None]:
+        def some_steps() -> None:
+            for _ in range(every):
+                trainer.step_and_record()
+
+        return some_steps
+
+    with ExitStack() as stack:
+        stack.enter_context(torch._dynamo.config.patch(recompile_limit=MOST_PROGRAMS))
+        trainers = {name: stack.enter_context(running(config)) for name, config in configs.items()}
+        for trainer in trainers.values():
+            for _ in range(WARM_STEPS):
+                trainer.step_and_record()
+        clock = clock_of(trainers[""].device)
+        taken = in_turn({name: steps_of(trainer) for name, trainer in trainers.items()}, seconds, clock)
+    return [
+        Compared(name, spread([s / every for s in blocks]), ratios(blocks, taken[""])) for name, blocks in taken.items()
+    ]
 
 
 def bench_step(overrides: list[str], seconds: float) -> StepCost:

@@ -15,6 +15,9 @@ BLOCK_SECONDS = 0.004
 """A block repeats its work for so long, unless one call takes longer: far above the clock's resolution."""
 LEAST_ROUNDS = 5
 
+MOST_PROGRAMS = 1000
+"""Compiled programs of one function: beyond PyTorch's 8 a candidate would run eager, with no more than a warning."""
+
 
 @dataclass(frozen=True)
 class Spread:

@@ -62,13 +62,14 @@ class Traffic(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
-        if func.is_view or name in NO_TRAFFIC:
+        if func.is_view:
             return out
         given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
         made = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
-        self.bytes_moved += sum(x.numel() * x.element_size() for x in given + made)
-        self.flops += self._flops(func, name, args, kwargs or {}, given, made, out)
-        self._hold(made)
+        if name not in NO_TRAFFIC:
+            self.bytes_moved += sum(x.numel() * x.element_size() for x in given + made)
+            self.flops += self._flops(func, name, args, kwargs or {}, given, made, out)
+        self._hold(made, given)
         return out
 
     def _flops(self, func: Any, name: str, args: Any, kwargs: Any, given: Any, made: Any, out: Any) -> int:
@@ -82,12 +83,17 @@ class Traffic(TorchDispatchMode):
             return 0
         return FLOPS_PER_ELEMENT.get(name, 1) * max((x.numel() for x in given + made), default=0)
 
-    def _hold(self, made: list[Tensor]) -> None:
-        for x in made:
-            storage = x.untyped_storage()
-            self._live.setdefault(storage._cdata, (StorageWeakRef(storage), storage.nbytes()))
+    def _hold(self, made: list[Tensor], given: list[Tensor]) -> None:
+        old = {x.untyped_storage()._cdata for x in given}  # an operation in place makes nothing
+        for storage in (x.untyped_storage() for x in made):
+            if storage._cdata not in old:
+                self._live.setdefault(storage._cdata, (StorageWeakRef(storage), storage.nbytes()))
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes())
+
+    def live_bytes(self) -> int:
+        """What lives now of what was made inside the `with`."""
         self._live = {key: held for key, held in self._live.items() if not held[0].expired()}
-        self.peak_bytes = max(self.peak_bytes, sum(size for _, size in self._live.values()))
+        return sum(size for _, size in self._live.values())
 
 
 def counted(work: Callable[[], object]) -> Traffic:

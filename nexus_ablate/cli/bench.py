@@ -23,11 +23,13 @@ HELP = """nexus-ablate bench AXIS|step|sweep [KEY=VALUE ...] [--seconds S] [--js
   nexus-ablate bench norm --only layer,rms --against layer --compile
   nexus-ablate bench ffn model=small train.batch_size=4 --picture ffn.png
   nexus-ablate bench step norm=layer             the training step: how long, and where its time goes
+  nexus-ablate bench step norm=none --against norm=rms,norm=layer     steps in turn, and their ratios
   nexus-ablate bench sweep --workers 1,2,4       runs an hour with so many at a time
 
 --seconds S    measure for about so long (10)
 --only A,B     of the axis, these options and the baseline
---against A    the option that ratios are to (the default configuration's)
+--against A    of the axis, the option that ratios are to (the default configuration's);
+               of step, K=V,K=V: the same with each of these overrides, beside it
 --compile      of the axis, also through torch.compile
 --picture FILE a bar chart (.png, .svg or .pdf)
 --json FILE    everything that was measured (- for the terminal)
@@ -60,6 +62,11 @@ def run(arguments: list[str]) -> int:
 
             draw(bench, Path(flags["--picture"]))
         return _finish(flags, as_data(bench), lambda: _print_axis(bench))
+    if subject == "step" and "--against" in flags:
+        others = flags["--against"].split(",")
+        for other in others:
+            compose([*overrides, other])
+        return _compared(overrides, others, flags, seconds)
     if subject == "step":
         return _step(overrides, flags, seconds)
     return _sweep(overrides, flags, seconds, config)
@@ -87,11 +94,13 @@ def _read(arguments: list[str]) -> tuple[str, list[str], dict[str, str]]:
             raise errors.unknown("bench has no flag of this name", word, [*FLAGS, "--compile", "--help"])
         else:
             overrides.append(word + given + value)
-    only_axis = {"--only", "--against", "--compile", "--picture"} & flags.keys()
+    only_axis = {"--only", "--compile", "--picture"} & flags.keys()
     if subject not in BENCHED and only_axis:
         raise ConfigError(
             f"{sorted(only_axis)[0]} belongs to the options of an axis", subject, f"bench norm {sorted(only_axis)[0]}"
         )
+    if subject == "sweep" and "--against" in flags:
+        raise ConfigError("--against belongs to an axis or to step", subject, "bench step --against norm=layer")
     if subject != "sweep" and "--workers" in flags:
         raise ConfigError("--workers belongs to sweep", subject, "bench sweep --workers 1,2")
     for flag in ("--picture", "--json"):
@@ -188,33 +197,21 @@ def _print_axis(bench: Bench) -> None:
     )
     for place, mode in dict.fromkeys((c.place, c.mode) for c in bench.costs):
         print(f"\n{places[place]}, {mode}")
+        titles = ("", "forward ms", "backward", "both", f"times {bench.baseline}")
         shares = (bench.time_share, bench.flop_share) if (place, mode) == ("alone", "eager") else ()
         rows = []
         for c in bench.costs:
             if (c.place, c.mode) != (place, mode):
                 continue
             ratio = c.ratio["both"]
-            rows.append(
-                (
-                    c.option,
-                    *(f"{1000 * c.seconds[p].median:.3f}" for p in ("forward", "backward", "both")),
-                    f"{ratio.median:.2f} ({ratio.low:.2f}-{ratio.high:.2f})",
-                    *(f"{n / 1e6:.1f}" for n in (c.bytes_moved, c.flops, c.peak_bytes)),
-                    f"{c.best_share:.0%}",
-                    *(f"{share[c.option] or 0:.1%}" for share in shares),
-                )
-            )
-        titles = (
-            "",
-            "forward ms",
-            "backward",
-            "both",
-            f"times {bench.baseline}",
-            "MB moved",
-            "MFLOP",
-            "MB held",
-            "roofline",
-        )
+            row = [c.option, *(f"{1000 * c.seconds[p].median:.3f}" for p in ("forward", "backward", "both"))]
+            row.append(f"{ratio.median:.2f} ({ratio.low:.2f}-{ratio.high:.2f})")
+            if c.best_share is not None:
+                row += [f"{(n or 0) / 1e6:.1f}" for n in (c.bytes_moved, c.flops, c.peak_bytes)]
+                row.append(f"{c.best_share:.0%}")
+            rows.append((*row, *(f"{share[c.option] or 0:.1%}" for share in shares)))
+        if mode == "eager":
+            titles += ("MB moved", "MFLOP", "MB held", "roofline")
         _table(titles + (("of block", "its FLOPs") if shares else ()), rows)
     print()
     for line in verdicts(bench):
@@ -243,6 +240,23 @@ def _step(overrides: list[str], flags: dict[str, str], seconds: float) -> int:
         )
 
     return _finish(flags, dataclasses.asdict(cost), show)
+
+
+def _compared(overrides: list[str], others: list[str], flags: dict[str, str], seconds: float) -> int:
+    _machine()
+    from nexus_ablate.bench.step import compare_steps
+
+    found = compare_steps(overrides, others, seconds)
+    rows = [
+        (
+            each.name or "as given",
+            f"{1000 * each.seconds.median:.2f}",
+            f"{each.ratio.median:.3f} ({each.ratio.low:.3f}-{each.ratio.high:.3f})",
+        )
+        for each in found
+    ]
+    data = {"steps": [dataclasses.asdict(each) for each in found]}
+    return _finish(flags, data, lambda: _table(("", "step ms", "times as given"), rows))
 
 
 def _sweep(overrides: list[str], flags: dict[str, str], seconds: float, config: RunConfig) -> int:

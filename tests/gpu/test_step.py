@@ -1,11 +1,13 @@
 """What only a GPU can show of the step: that it never waits, and that its late check stops a run in time."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from nexus_ablate.bench import memory
 from nexus_ablate.errors import Diverged
 from nexus_ablate.model import build_model
 from nexus_ablate.training.step import Step
@@ -23,6 +25,7 @@ def step_of(tiny, *overrides):
     return Step(config, build_model(config).cuda().train(), 100, lambda number: ROWS)
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")  # PyTorch calls it a prototype
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("loss", ["whole", "chunked"])
 def test_a_step_waits_for_nothing(tiny, precision, loss):
@@ -57,6 +60,14 @@ def test_the_fused_attention_of_a_gpu_is_the_plain_one(tiny):
     tokens = torch.from_numpy(ROWS).cuda()
     with torch.no_grad():
         fused = model(tokens)
-        for block in model.blocks:
+        blocks: Any = model.blocks
+        for block in blocks:
             block.attn.core.fused = False
         torch.testing.assert_close(fused, model(tokens), rtol=1e-3, atol=1e-4)
+
+
+def test_counted_memory_is_what_the_allocator_of_a_gpu_gives_out(tiny):
+    sizes = "model.d_model=256", "model.n_heads=4", "model.context=256", "train.batch_size=32"
+    config = tiny("train.device=cuda", "train.precision=bf16", *sizes)
+    found = memory.allocated_memory(lambda: memory.step_of(config, 4096, "cuda"))
+    assert found.peak == pytest.approx(memory.step_memory(config, 4096).peak, rel=0.1)

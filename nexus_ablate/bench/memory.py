@@ -1,0 +1,74 @@
+"""What a training step holds in memory, counted on tensors without values: no GPU, and no memory, is needed."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from nexus_ablate.bench.traffic import Traffic
+from nexus_ablate.config import RunConfig
+from nexus_ablate.model import GPT
+from nexus_ablate.training.step import Step
+
+
+@dataclass(frozen=True)
+class StepMemory:
+    """Bytes of tensors; what an allocator leaves in gaps is not in it.
+
+    Attributes:
+        between: Held between two steps: weights, buffers and moments.
+        peak: Held at most at a time in a step: these, gradients, activations, and whatever is made on the way.
+    """
+
+    between: int
+    peak: int
+
+
+def counted_memory(make: Callable[[], Callable[[], object]]) -> StepMemory:
+    """The memory of a step.
+
+    Args:
+        make: Builds model and optimizer, and returns the step; it is taken twice, as the first makes the moments.
+    """
+    with FakeTensorMode(allow_non_fake_inputs=True), Traffic() as traffic:
+        step = make()
+        step()
+        step()
+        return StepMemory(traffic.live_bytes(), traffic.peak_bytes)
+
+
+def allocated_memory(make: Callable[[], Callable[[], object]]) -> StepMemory:
+    """The same of a step that a GPU takes, by PyTorch's allocator."""
+    gc.collect()  # what was measured before
+    before = torch.cuda.memory_allocated()
+    step = make()
+    step()
+    torch.cuda.reset_peak_memory_stats()
+    step()
+    torch.cuda.synchronize()
+    return StepMemory(torch.cuda.memory_allocated() - before, torch.cuda.max_memory_allocated() - before)
+
+
+def step_of(config: RunConfig, vocab_size: int, device: str) -> Callable[[], object]:
+    """The training step of a run, from rows of tokens to new weights, of a model without initial values.
+
+    Where no values are, the kernels are a CPU's; its attention keeps what a GPU's fused attention does.
+    """
+    rows = np.zeros((config.train.batch_size * config.train.grad_accum, config.model.context + 1), np.int64)
+    with torch.device(device):
+        model = GPT(config, vocab_size).train()
+    step = Step(config, model, 2, lambda number: rows)
+    step.checks_at_once = False  # there is no value to check
+    if step.compiled:
+        step.compile(rows)
+    return lambda: step.take(0, rows)
+
+
+def step_memory(config: RunConfig, vocab_size: int) -> StepMemory:
+    """The counted memory of a run's uncompiled step, as a GPU takes it."""
+    return counted_memory(lambda: step_of(config, vocab_size, "cpu"))
