@@ -194,6 +194,8 @@ def check_option(axis: str, values: dict[str, Any]) -> Option:
             raise unknown(
                 f"{axis}={name} has no key of this name", f"{axis}.{key}", [f"{axis}.{k}" for k in option.keys]
             )
+    if missing := option.keys.keys() - values.keys():  # as in the config.yaml of another version
+        raise ConfigError(f"{axis}={name} is incomplete", f"no {', '.join(sorted(missing))}")
     return Option(name, {k: spec.constraint.accept(f"{axis}.{k}", values[k]) for k, spec in option.keys.items()})
 
 

@@ -77,6 +77,15 @@ def test_the_result_names_loss_baseline_and_the_next_command(tmp_path):
     assert "outliers" not in result_facts(SUMMARY)  # not probed: absent, not zero
 
 
+def test_a_figure_that_is_not_finite_is_said_to_be_so_in_memory_and_read_back(tmp_path):
+    for value in (float("inf"), None):
+        unbounded = SUMMARY | dict.fromkeys(("val_loss", "val_bpb", "best_val_loss"), value)
+        assert result_facts(unbounded)["val loss"] == "not finite nats per token (best not finite)"
+        stream = io.StringIO()
+        Display(stream, brief=True).after(tmp_path, unbounded)
+        assert "val loss not finite" in stream.getvalue()
+
+
 def test_the_table_before_a_run_says_what_auto_changed(tiny):
     facts = dict.fromkeys(("data", "decay", "device"), "x") | dict.fromkeys(
         ("params", "params_non_embedding", "train_tokens", "vocab_size", "steps"), 1

@@ -261,6 +261,16 @@ def test_flops_are_three_times_the_forward_matrix_products(tiny):
     assert flops_per_token(config, 11) == 3 * forward
 
 
+def test_what_a_batch_computes_once_is_shared_among_its_tokens(tiny):
+    def counted(rows, *overrides):
+        return flops_per_token(tiny(f"train.batch_size={rows}", *overrides), 11)
+
+    assert counted(1) == counted(16)
+    alone, shared = (counted(rows, "position=fire") for rows in (1, 16))
+    without = counted(1, "position=none")
+    assert shared - without == pytest.approx((alone - without) / 16)
+
+
 def test_dropout_acts_in_training_only(tiny):
     model = build(tiny, "model.dropout=0.5")
     torch.manual_seed(0)

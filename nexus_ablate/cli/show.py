@@ -12,6 +12,8 @@ HELP = """nexus-ablate show RUN [--out FILE]
   nexus-ablate show runs/scratch/baseline/s0-1a2b3c4d               draws picture.png into the run
   nexus-ablate show runs/scratch/baseline/s0-1a2b3c4d --out loss.pdf"""
 
+READ_BY = "show it with the version in its env.json; compare does without what is missing"
+
 
 def run(arguments: list[str]) -> int:
     """Print a run's state and result and draw its picture."""
@@ -41,9 +43,14 @@ def run(arguments: list[str]) -> int:
     if record.status.get("reason"):
         facts["reason"] = record.status["reason"]
     if record.summary is not None:
-        facts |= result_facts(record.summary)
-        for name in EVALUATIONS:
-            facts |= dict(lines(name, record.summary[name])) if name in record.summary else {}
+        try:
+            facts |= result_facts(record.summary)
+            for name in EVALUATIONS:
+                facts |= dict(lines(name, record.summary[name])) if name in record.summary else {}
+        except KeyError as missing:
+            raise errors.UserError(
+                f"{record.path / 'summary.json'} is of another version", f"no {missing}", READ_BY
+            ) from None
     console = Console(highlight=False)
     console.print(table(facts))
     picture = draw(record, out or record.path / "picture.png")

@@ -40,9 +40,11 @@ def architecture(config: RunConfig, model: GPT, decay_groups: dict[str, list[str
     """
     component, roles = component_of(config, model), parameter_roles(model)
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
-    widths, spent = traced(model, config.model.context)
+    rows, context = config.train.batch_size, config.model.context
+    widths, spent = traced(model, context, rows)
+    tokens = rows * context
     everything, without_embeddings = parameters(model)
-    per_token = {name: flops / config.model.context for name, flops in totals(spent, component).items()}
+    per_token = {name: flops / tokens for name, flops in totals(spent, component).items()}
     return {
         "arm": arm_name(differences(config)),
         "size": {**dataclasses.asdict(config.model), "head_dim": config.resolved.head_dim},
@@ -68,7 +70,7 @@ def architecture(config: RunConfig, model: GPT, decay_groups: dict[str, list[str
             "d_ff_ratio": config.resolved.d_ff_ratio,
             "multiple_of": config.model.d_ff_multiple,
         },
-        "flops_per_token": {"training": 3 * sum(spent.values()) / config.model.context, "forward": per_token},
+        "flops_per_token": {"training": 3 * sum(spent.values()) / tokens, "forward": per_token},
         "kernels": kernels(model),
         "auto": automatic(config, model),
         "notes": config.resolved.notes,
@@ -137,8 +139,8 @@ def component_of(config: RunConfig, model: GPT) -> Callable[[str], str]:
     return component
 
 
-def traced(model: GPT, context: int) -> tuple[dict[str, int], dict[str, int]]:
-    """From one forward pass on the meta device: the width that each norm is given, and FLOPs by module."""
+def traced(model: GPT, context: int, rows: int) -> tuple[dict[str, int], dict[str, int]]:
+    """From a forward pass of a micro-batch on the meta device: the width that each norm is given, FLOPs by module."""
     widths: dict[str, int] = {}
     norms = tuple(NORMS.get(name) for name in NORMS.names())
 
@@ -147,7 +149,7 @@ def traced(model: GPT, context: int) -> tuple[dict[str, int], dict[str, int]]:
 
     handles = [m.register_forward_pre_hook(watch(name)) for name, m in model.named_modules() if type(m) in norms]
     try:
-        return widths, flops_by_module(model, context)
+        return widths, flops_by_module(model, context, rows)
     finally:
         for handle in handles:
             handle.remove()

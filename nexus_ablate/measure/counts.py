@@ -35,17 +35,14 @@ def parameters(model: nn.Module) -> tuple[int, int]:
 
 
 def flops_per_token(config: RunConfig, vocab_size: int) -> float:
-    """Training FLOPs of one token of a configuration, counted on the meta device; see `training_flops`."""
-    return training_flops(meta_model(config, vocab_size), config.model.context)
-
-
-def training_flops(model: nn.Module, context: int) -> float:
-    """Training FLOPs of one token at the training context: three times the forward matrix products.
+    """Training FLOPs of one token of a run: three times the forward matrix products, counted on the meta device.
 
     The backward pass multiplies each matrix twice. Attention is counted as the plain path does it, all T x T scores;
-    norms and activations are not counted.
+    norms and activations are not counted. What a micro-batch computes once for all its sequences, such as FIRE's map of
+    distances, is shared among its tokens.
     """
-    return 3 * sum(flops_by_module(model, context).values()) / context
+    rows, context = config.train.batch_size, config.model.context
+    return 3 * sum(flops_by_module(meta_model(config, vocab_size), context, rows).values()) / (rows * context)
 
 
 class _Products(TorchDispatchMode):
@@ -69,10 +66,10 @@ class _Products(TorchDispatchMode):
         return out
 
 
-def flops_by_module(model: nn.Module, tokens: int) -> dict[str, int]:
-    """Forward FLOPs of one sequence, each counted once, for the innermost module at work; its full name.
+def flops_by_module(model: nn.Module, context: int, rows: int) -> dict[str, int]:
+    """Forward FLOPs of so many sequences, each counted once, for the innermost module at work; its full name.
 
-    One sequence goes through the plain path where the model is: on the meta device it costs nothing.
+    They go through the plain path where the model is: on the meta device it costs nothing.
     """
     spent: Counter[str] = Counter()
     at_work: list[list[int]] = []  # FLOPs before each module that has begun, and those of the modules it called
@@ -99,7 +96,7 @@ def flops_by_module(model: nn.Module, tokens: int) -> dict[str, int]:
     for core in cores:
         core.fused = False
     with torch.no_grad(), products:
-        model.eval()(torch.zeros(1, tokens, dtype=torch.long, device=next(model.parameters()).device))
+        model.eval()(torch.zeros(rows, context, dtype=torch.long, device=next(model.parameters()).device))
     for handle in handles:
         handle.remove()
     for core, was in zip(cores, fused, strict=True):

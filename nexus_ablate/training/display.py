@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import sys
 import time
 from pathlib import Path
@@ -97,7 +98,8 @@ class Display:
 
         if self.brief:
             self.console.print(
-                f"[dim]   [/dim] val loss {summary['val_loss']:.4f}, {summary['val_bpb']:.4f} bits per byte"
+                f"[dim]   [/dim] val loss {shown(summary['val_loss'], '.4f')}, "
+                f"{shown(summary['val_bpb'], '.4f')} bits per byte"
             )
             return
         self.console.print(
@@ -137,27 +139,41 @@ def run_facts(config: RunConfig, arm: str, facts: dict[str, Any]) -> dict[str, s
     }
 
 
+def shown(value: float | None, form: str) -> str:
+    """A figure; one that is not finite, which summary.json holds as null, in words."""
+    return format(value, form) if value is not None and math.isfinite(value) else "not finite"
+
+
 def result_facts(summary: dict[str, Any]) -> dict[str, str]:
-    """The table after the last step."""
-    below = 1 - summary["val_bpb"] / summary["unigram_bpb"]
+    """The table after the last step.
+
+    Raises:
+        KeyError: A figure is missing, as in a summary of another version.
+    """
+
+    def figure(name: str, form: str) -> str:
+        return shown(summary[name], form)
+
+    bits, unigram = summary["val_bpb"], summary["unigram_bpb"]
+    below = None if bits is None else 1 - bits / unigram
     aside = sum(summary[f"seconds_{what}"] for what in ("eval", "probe", "checkpoint"))
     facts = {
-        "val loss": f"{summary['val_loss']:.4f} nats per token (best {summary['best_val_loss']:.4f})",
-        "val bits/byte": f"{summary['val_bpb']:.4f}, {below:.0%} below a unigram model ({summary['unigram_bpb']:.3f})",
+        "val loss": f"{figure('val_loss', '.4f')} nats per token (best {figure('best_val_loss', '.4f')})",
+        "val bits/byte": f"{shown(bits, '.4f')}, {shown(below, '.0%')} below a unigram model ({unigram:.3f})",
         "time": f"{summary['seconds']:.0f} s of training at {summary['tokens_per_second']:,.0f} tokens/s, "
         f"{aside:.0f} s of measuring and saving",
         "memory": f"{summary['peak_memory_bytes'] / 2**20:,.0f} MiB at most",
     }
     if "act/resid/kurtosis_token" in summary:
         facts["outliers"] = (
-            f"kurtosis {summary['act/resid/kurtosis_token']:.1f} (Gaussian 3), "
-            f"max/median {summary['act/resid/max_over_median']:.0f}, max {summary['act/resid/max_abs']:.1f}"
+            f"kurtosis {figure('act/resid/kurtosis_token', '.1f')} (Gaussian 3), "
+            f"max/median {figure('act/resid/max_over_median', '.0f')}, max {figure('act/resid/max_abs', '.1f')}"
         )
     if "attn/sink_rate" in summary:
         onset = summary.get("onsets", {}).get("attn/sink_rate")
         facts["attention"] = (
-            f"{summary['attn/first_token_mass']:.1%} to the first token, sink rate {summary['attn/sink_rate']:.1%}"
+            f"{figure('attn/first_token_mass', '.1%')} to the first token, sink rate {figure('attn/sink_rate', '.1%')}"
             + (f" (first seen at step {onset['step']:,})" if onset else "")
-            + f", entropy {summary['attn/entropy']:.2f} (uniform 1)"
+            + f", entropy {figure('attn/entropy', '.2f')} (uniform 1)"
         )
     return facts

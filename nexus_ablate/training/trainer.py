@@ -22,7 +22,7 @@ from torch import Tensor
 from nexus_ablate.config import RunConfig
 from nexus_ablate.data import Batches, TokenizedData, chain, eval_windows, hash_tokens, token_kinds
 from nexus_ablate.errors import CheckpointError, Preempted
-from nexus_ablate.measure.counts import parameters, peak_flops, training_flops
+from nexus_ablate.measure.counts import flops_per_token, parameters, peak_flops
 from nexus_ablate.measure.history import onsets, spike_scores
 from nexus_ablate.measure.probe import due, evaluation_mode, matrix_probe, model_figures, probe
 from nexus_ablate.measure.weight_statistics import weight_rms
@@ -104,7 +104,7 @@ class Trainer:
         self.world = world or World(Place(), self.device)
         self.world.stop = stop
         train, context = config.train, config.model.context
-        self.flops_per_token = training_flops(model, context)
+        self.flops_per_token = flops_per_token(config, data.vocab_size)
         self.tokens_per_step = config.resolved.tokens_per_step
         self.steps = steps_of(config, data.vocab_size)
         self.batches = Batches(data.train, config.seed, train.batch_size * train.grad_accum, context, data.period)

@@ -115,7 +115,7 @@ def at_every_call(patch: pytest.MonkeyPatch, act: Callable[[str], None]) -> None
     patch.setattr(files, "_write", watched("write", lambda descriptor, data: os.write(descriptor, data[:4096])))
 
 
-def at_step(patch: pytest.MonkeyPatch, act: Callable[[int], None]) -> None:
+def at_step(patch: pytest.MonkeyPatch, act: Callable[[int], object]) -> None:
     """Call `act` with each step's number before its batch is drawn."""
     batch = Batches.batch
 

@@ -6,20 +6,26 @@ To freeze one of a new version: `python -m faults.test_frozen` in tests/, and co
 from __future__ import annotations
 
 import json
+import random
 import shutil
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import yaml
+from safetensors.torch import save as to_bytes
 
-from faults.bench import at_step, run
+from faults.bench import at_step, logged, run, sizes, weights
 from faults.payloads import replant
-from nexus_ablate import __version__
+from nexus_ablate import __version__, config
 from nexus_ablate.cli import main
 from nexus_ablate.comparison.load import load_run
 from nexus_ablate.errors import CheckpointError
+from nexus_ablate.registry import Option, option_files
 from nexus_ablate.runs import find_runs, read_run
 from nexus_ablate.training.checkpoint import load_newest
+from nexus_ablate.training.trainer import Trainer
 
 FROZEN = Path(__file__).with_name("frozen")
 VERSIONS = sorted(path.name for path in FROZEN.glob("*"))
@@ -74,14 +80,23 @@ def test_a_stopped_run_goes_on_to_the_same_end_or_is_left_alone(frozen):
     assert main([*COMMAND, "runs_dir=stopped"]) == 0
     after = find_runs([Path("stopped")])
     if after == [before]:
-        loss, expected = (read_run(path).summary["val_loss"] for path in (before, find_runs([Path("runs")])[0]))
+        loss, expected = ((read_run(path).summary or {})["val_loss"] for path in (before, find_runs([Path("runs")])[0]))
         assert loss == pytest.approx(expected, rel=1e-5)
     else:
         assert len(after) == 2
         assert all(path.read_bytes() == data for path, data in kept.items())
 
 
-def test_a_checkpoint_whose_state_has_other_keys_is_refused_in_three_lines(tmp_path, monkeypatch):
+# ------------------------------------------------------------------------- versions that do not exist yet, or no more
+
+READ = {"config.yaml": yaml.safe_load, "summary.json": json.loads, "status.json": json.loads, "env.json": json.loads,
+        "init.json": json.loads, "metrics.jsonl": None, "probes.jsonl": None}  # fmt: skip
+VERBS = (["status"], ["show"], ["compare"], ["evaluate", "--evals", "quantization"])
+
+
+@pytest.fixture
+def stopped(tmp_path, monkeypatch):
+    """A run of this version that crashed before step 10, with checkpoints of steps 4 and 8."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NEXUS_ABLATE_CACHE", str(tmp_path / "cache"))
     Path("text.txt").write_text(TEXT)
@@ -89,15 +104,126 @@ def test_a_checkpoint_whose_state_has_other_keys_is_refused_in_three_lines(tmp_p
         at_step(patch, lambda step: 1 / (step != 9))
         with pytest.raises(ZeroDivisionError):
             run([*COMMAND, "runs_dir=runs"])
-    (path,) = find_runs([Path("runs")])
+    return find_runs([Path("runs")])[0]
+
+
+@pytest.fixture
+def finished(stopped):
+    """That run at its end."""
+    return run([*COMMAND, "runs_dir=runs"]).path
+
+
+def places(values, before=()):
+    """Where each key stands, at any depth."""
+    for key, value in values.items():
+        yield (*before, key)
+        if isinstance(value, dict):
+            yield from places(value, (*before, key))
+
+
+def without(values, place, instead=None) -> None:
+    """Take a key out, as it was before there was one; with `instead` under another name, as it may be one day."""
+    for key in place[:-1]:
+        values = values[key]
+    value = values.pop(place[-1])
+    if instead:
+        values[instead] = value
+
+
+def changes(path):
+    """Each file and key of a run that another version may lack, and in config.yaml also call otherwise."""
+    for name, parse in READ.items():
+        text = (path / name).read_text()
+        values = parse(text) if parse else json.loads(text.splitlines()[-1])
+        for place in places(values):
+            yield name, place, None
+            if name == "config.yaml":  # the one file in which a key that is not known is refused
+                yield name, place, "of_a_later_version"
+
+
+def rewrite(path, name, place, new) -> None:
+    """Change a key of a file, in a log in each row that has it."""
+    text, parse = (path / name).read_text(), READ[name]
+    parts = [parse(text)] if parse else [json.loads(line) for line in text.splitlines()]
+    for values in parts:
+        with suppress(KeyError):
+            without(values, place, new)
+    dump = yaml.safe_dump if parse is yaml.safe_load else json.dumps
+    (path / name).write_text("\n".join(map(dump, parts)) + "\n")
+
+
+@sizes(4, 0)  # 0: every key
+def test_whatever_key_a_run_of_another_version_lacks_each_verb_reads_it_or_refuses_it(finished, capsys, counted, count):
+    every = list(changes(finished))
+    read = refused = 0
+    for name, place, new in random.Random(0).sample(every, count) if count else every:
+        kept = {file: file.read_bytes() for file in finished.iterdir() if file.is_file()}
+        rewrite(finished, name, place, new)
+        for verb, *flags in VERBS:
+            status = main([verb, "runs" if verb in ("status", "compare") else str(finished), *flags])
+            said = capsys.readouterr().err
+            assert status in (0, 2, 4), (verb, name, place, new)
+            assert status == 0 or 0 < len(said.splitlines()) <= 3, (verb, name, place, new, said)
+            read, refused = read + (status == 0), refused + (status != 0)
+        for file in [file for file in finished.iterdir() if file.is_file()]:
+            file.unlink()
+        for file, data in kept.items():
+            file.write_bytes(data)
+    counted(f"{count or len(every)} of {len(every)} keys gone or renamed, {read} commands read on, {refused} refused")
+
+
+@pytest.mark.slow
+def test_control_without_asking_for_every_key_a_comparison_would_end_in_a_traceback(finished, monkeypatch):
+    rewrite(finished, "config.yaml", ("norm", "eps"), None)
+    assert main(["compare", "runs"]) == 0
+
+    def trusting(axis, values):
+        return Option(values["name"], {key: values[key] for key in option_files(axis)[values["name"]].keys})
+
+    monkeypatch.setattr(config, "check_option", trusting)
+    with pytest.raises(KeyError, match="eps"):
+        main(["compare", "runs"])
+
+
+def test_weights_of_other_names_or_shapes_are_refused_in_three_lines(finished, monkeypatch, capsys):
+    (checkpoint,) = (finished / "checkpoints").iterdir()
+    tensors = weights(finished)
+    tensors["blocks.0.ffn.called_otherwise.weight"] = tensors.pop("blocks.0.ffn.down.weight")
+    replant(checkpoint, "model.safetensors", to_bytes(tensors))
+    assert main(["evaluate", str(finished), "--evals", "quantization"]) == 4
+    said = capsys.readouterr().err
+    assert len(said.splitlines()) == 3
+    assert "blocks.0.ffn.called_otherwise.weight, blocks.0.ffn.down.weight" in said
+
+
+def of_another_version(path, place, new=None) -> None:
+    """Give every checkpoint of a run a state without a key, and a manifest that vouches for it."""
     for state in (path / "checkpoints").glob("*/state.json"):
         values = json.loads(state.read_text())
-        values["progress"]["added_later"] = 1
+        without(values, place, new)
         replant(state.parent, "state.json", json.dumps(values).encode())
+
+
+@pytest.mark.parametrize("new", [None, "of_a_later_version"])
+def test_a_checkpoint_whose_state_has_other_keys_is_refused_in_three_lines(stopped, new):
+    of_another_version(stopped, ("progress", "interval_loss"), new)
     with pytest.raises(CheckpointError, match="no checkpoint") as refused:
         run([*COMMAND, "runs_dir=runs"])
     assert "another version" in refused.value.got
     assert len(refused.value.lines()) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("new", [None, "of_a_later_version"])
+def test_control_without_comparing_the_keys_a_run_goes_on_wrongly_or_ends_in_a_traceback(stopped, monkeypatch, new):
+    expected = logged(run([*COMMAND, "runs_dir=whole"]).path)
+    of_another_version(stopped, ("progress", "interval_loss"), new)
+    monkeypatch.setattr(Trainer, "_accept", lambda self, state: None)
+    if new:
+        with pytest.raises(TypeError, match=new):
+            run([*COMMAND, "runs_dir=runs"])
+    else:
+        assert logged(run([*COMMAND, "runs_dir=runs"]).path) != expected
 
 
 def freeze() -> None:

@@ -8,47 +8,127 @@ import math
 import time
 
 import pytest
+import torch
 from written_runs import Writer, write_json
 
-from faults.bench import only, run
+from faults.bench import at_step, only, run, sizes
+from nexus_ablate.comparison import load
 from nexus_ablate.comparison.result import compare
 from nexus_ablate.composition import compose
 from nexus_ablate.study.status import Watcher, summary, table, troubles
+from nexus_ablate.training import checkpoint, trainer
 from nexus_ablate.training import display as display_module
 from nexus_ablate.training.display import LINE_SECONDS, Display
+from nexus_ablate.training.session import train
+from nexus_ablate.training.step import Seen, Step
 
 STEPS = 100_000
 MEBIBYTE = 2**20
 
 
-@pytest.mark.slow
-def test_a_hundred_thousand_steps_of_the_default_log_less_than_25_mebibytes(tiny_run, tmp_path, counted):
-    """Rows of the default configuration's width, as often as it asks for them."""
+class FakeStep:
+    """Puts in the place of an optimizer step what it costs nothing to have: losses and norms with all their digits.
+
+    Attributes:
+        checkpoints: The most there were of them at any step.
+    """
+
+    def __init__(self, patch: pytest.MonkeyPatch, runs_dir) -> None:
+        self.checkpoints, self.runs_dir = 0, runs_dir
+        patch.setattr(Step, "take", lambda step, number, batch: self.take(step, number))
+        patch.setattr(Step, "read", lambda step: self.read(step))
+        at_step(patch, self.count)
+
+    def count(self, step: int) -> None:
+        if step % 100 == 1:
+            self.checkpoints = max(self.checkpoints, len(list(self.runs_dir.glob("*/*/*/checkpoints/step_*"))))
+
+    def take(self, step: Step, number: int) -> None:
+        step.lr = 1e-3 / (number + 3)
+        step._unread.append((number, torch.empty(0)))
+
+    def read(self, step: Step) -> list[Seen]:
+        unread, step._unread = step._unread, []
+        noisy = [math.pi + 1 / (number + 3) for number, _ in unread]
+        return [Seen(loss, 0.0, loss / 7, [loss / (i + 7) for i in range(len(step.parts))]) for loss in noisy]
+
+
+def default_rows(tiny_run, steps: int, *overrides: str) -> list[str]:
+    """A run that logs, probes, validates and saves as often and as widely as the default one, on a narrow model."""
     config = compose()
-    short = run(
-        [o for o in tiny_run("train.log_every=5", "train.eval_every=10", "probe.every=10") if "n_layers" not in o]
-    )
-    rows = [json.loads(line) for line in (short.path / "metrics.jsonl").read_text().splitlines()]
-    widest = {kind: len(json.dumps(row)) + 1 for row in rows for kind in [kind_of(row)]}
-    digits = 40 * len(rows[-1])  # later steps, tokens and FLOPs have more digits, and so have other numbers
-    logged = (STEPS // config.train.log_every) * widest["logged"]
-    validated = (STEPS // config.train.eval_every) * (widest["validated"] + digits)
-    probes = (STEPS // config.probe.every) * ((short.path / "probes.jsonl").stat().st_size // 5 + digits)
-    counted(
-        f"{(logged + validated) / MEBIBYTE:.1f} MiB of metrics, {probes / MEBIBYTE:.1f} MiB of probes a 100,000 steps"
-    )
-    assert logged + validated <= 25 * MEBIBYTE
-    assert probes <= 25 * MEBIBYTE
+    often = [f"train.{key}={getattr(config.train, key)}" for key in ("log_every", "eval_every", "checkpoint_every")]
+    model = [f"model.{key}={getattr(config.model, key)}" for key in ("n_layers", "n_heads")]
+    return tiny_run(f"train.steps={steps}", *often, *model, f"probe.every={config.probe.every}", *overrides)
 
 
-def kind_of(row) -> str:
-    return "validated" if "val/loss" in row else "logged"
+def sizes_of(path) -> dict[str, int]:
+    return {file.name: file.stat().st_size for file in path.iterdir() if file.is_file()}
+
+
+@sizes(2000, STEPS)
+def test_the_logs_of_a_long_run_stay_below_25_mebibytes_a_hundred_thousand_steps(
+    tiny_run, tmp_path, monkeypatch, capsys, counted, count
+):
+    fake = FakeStep(monkeypatch, tmp_path / "runs")
+    overrides = default_rows(tiny_run, count)
+    start = time.monotonic()
+    path = train(compose(overrides), overrides).path
+    seconds = time.monotonic() - start
+    written = sizes_of(path)
+    most = 25 * MEBIBYTE * count / STEPS
+    assert written["metrics.jsonl"] <= most
+    assert written["probes.jsonl"] <= most
+    assert sum(written.values()) - written["metrics.jsonl"] - written["probes.jsonl"] < 64 * 1024
+    assert fake.checkpoints == compose().train.keep
+    progress = [line for line in capsys.readouterr().err.splitlines() if line.startswith("step ")]
+    assert len(progress) <= seconds / LINE_SECONDS
+    told = ", ".join(f"{written[name] / MEBIBYTE:.2f} MiB of {name}" for name in ("metrics.jsonl", "probes.jsonl"))
+    counted(f"{count} steps: {told}, {fake.checkpoints} checkpoints, {len(progress)} lines in {seconds:.0f} s")
+
+
+@sizes(2000, 20_000)
+def test_a_storm_of_nonfinite_numbers_grows_the_logs_by_no_more_and_says_nothing(
+    tiny_run, tmp_path, monkeypatch, capsys, counted, count
+):
+    """Every probed figure is NaN from the first to the last step, and training goes on."""
+    FakeStep(monkeypatch, tmp_path / "runs")
+    probe = trainer.probe
+
+    def spoilt(*given):
+        found = probe(*given).items()
+        return {name: [math.nan] * len(value) if isinstance(value, list) else math.nan for name, value in found}
+
+    monkeypatch.setattr(trainer, "probe", spoilt)
+    overrides = default_rows(tiny_run, count)
+    path = train(compose(overrides), overrides).path
+    written = sizes_of(path)
+    most = 25 * MEBIBYTE * count / STEPS
+    assert max(written["metrics.jsonl"], written["probes.jsonl"]) <= most
+    assert len(capsys.readouterr().err.splitlines()) < 40
+    for name in ("metrics.jsonl", "probes.jsonl"):
+        for line in (path / name).read_text().splitlines():
+            json.loads(line, parse_constant=pytest.fail)
+    assert "nonfinite" in (path / "probes.jsonl").read_text()
+    counted(f"{count} steps: {written['metrics.jsonl']} and {written['probes.jsonl']} bytes, of {most:.0f} allowed")
+
+
+@pytest.mark.slow
+def test_control_a_row_for_every_step_breaks_the_bound(tiny_run, tmp_path, monkeypatch):
+    FakeStep(monkeypatch, tmp_path / "runs")
+    path = run(default_rows(tiny_run, 1000, "train.log_every=1")).path
+    assert sizes_of(path)["metrics.jsonl"] > 25 * MEBIBYTE * 1000 / STEPS
+
+
+@pytest.mark.slow
+def test_control_without_pruning_checkpoints_pile_up(tiny_run, tmp_path, monkeypatch):
+    fake = FakeStep(monkeypatch, tmp_path / "runs")
+    monkeypatch.setattr(checkpoint, "_prune", lambda checkpoints, step, keep: None)
+    run(default_rows(tiny_run, 1000))
+    assert fake.checkpoints > compose().train.keep
 
 
 def test_checkpoints_are_never_more_than_were_to_be_kept(tiny_run, tmp_path):
     seen = []
-    from faults.bench import at_step
-
     with pytest.MonkeyPatch.context() as patch:
         at_step(patch, lambda step: seen.append(len(list((tmp_path / "runs").rglob("step_*")))))
         run(tiny_run("train.steps=40", "train.checkpoint_every=1", "train.keep=3"))
@@ -84,7 +164,7 @@ def test_a_storm_of_nonfinite_numbers_stays_one_row_of_strict_json(tiny_run, tmp
 
 
 @pytest.mark.slow
-def test_a_thousand_failed_runs_are_told_in_seconds_and_a_line_each(tmp_path, counted):
+def test_a_thousand_failed_runs_are_told_in_seconds_and_a_line_each(tmp_path, monkeypatch, counted):
     writer = Writer(tmp_path, steps=4)
     good = [writer.run(seed=seed, loss=2.0 + seed / 100) for seed in range(3)]
     good += [writer.run("norm=layer", seed=seed, loss=1.9 + seed / 100) for seed in range(3)]
@@ -97,9 +177,14 @@ def test_a_thousand_failed_runs_are_told_in_seconds_and_a_line_each(tmp_path, co
     lines = Watcher().lines([tmp_path])
     assert summary(lines) == "6 finished, 1000 failed"
     assert len(troubles(lines)) == 1000
-    table(lines, limit=40)
+    assert table(lines, limit=40).row_count == 40
     comparison = compare([tmp_path])
     seconds = time.monotonic() - start
     assert len(comparison.excluded) + sum(len(arm.runs) for arm in comparison.arms) >= 1000
     assert seconds < 30
+    longest = max(len(left.reason) for left in comparison.excluded)
+    assert longest <= 200
+    monkeypatch.setattr(load, "printable", lambda text, most: text)  # the control: reasons as long as a job likes
+    assert max(len(left.reason) for left in compare([tmp_path]).excluded) > longest
+    assert table(lines).row_count == 1006
     counted(f"1000 failed runs told in {seconds:.1f} s")

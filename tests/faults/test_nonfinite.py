@@ -11,10 +11,12 @@ import torch
 from torch.nn import functional as F
 
 import nexus_ablate.model
-from faults.bench import at_step, fresh, only, run, sizes
+from faults.bench import at_step, fresh, only, result, run, sizes
+from nexus_ablate.cli import main
 from nexus_ablate.errors import Diverged
 from nexus_ablate.runs import read_run
 from nexus_ablate.training import step as training_step
+from nexus_ablate.training import trainer
 from nexus_ablate.training.checkpoint import load_newest
 
 STEPS = 20
@@ -106,9 +108,52 @@ def named(poison: Poison, said: str) -> bool:
     return poison.where in said
 
 
-def test_control_without_the_check_the_weights_are_spoilt(tiny_run, monkeypatch):
+@pytest.mark.parametrize("kind", KINDS)
+def test_control_without_the_check_the_weights_are_spoilt(tiny_run, monkeypatch, kind):
     monkeypatch.setattr(training_step.Step, "_check", lambda self, step, row: None)
-    poison = Poison("gradient", 3, math.nan, random.Random(0), monkeypatch)
+    poison = Poison(kind, 3, math.nan, random.Random(0), monkeypatch)
     with pytest.raises(ValueError, match="JSON"):  # nor would its losses go into a checkpoint
         run(tiny_run(*SHORT))
     assert poison.touched() != []
+
+
+@pytest.mark.parametrize("kind", ["activation", "weight"])
+def test_control_without_the_search_for_its_beginning_the_place_is_not_named(tiny_run, monkeypatch, kind):
+    monkeypatch.setattr(training_step, "first_nonfinite", lambda model, forward: "")
+    poison = Poison(kind, 3, math.nan, random.Random(0), monkeypatch)
+    with pytest.raises(Diverged) as caught:
+        run(tiny_run(*SHORT))
+    assert not named(poison, caught.value.what)
+
+
+INFINITE = {"act/resid/max_over_median": math.inf, "act/resid/growth": math.nan}
+
+
+@pytest.fixture
+def ratios_to_nothing(monkeypatch):
+    """Every probe finds a median and a first stream of 0."""
+    figures = trainer.model_figures
+    monkeypatch.setattr(trainer, "model_figures", lambda probed: figures(probed) | INFINITE)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("ratios_to_nothing")
+def test_a_figure_that_is_not_finite_is_no_divergence_and_a_resumed_run_still_knows_it(tiny_run, tmp_path):
+    """The loss is finite and the model trains; a checkpoint falls between the probe and the end."""
+    whole = run(tiny_run())
+    overrides = tiny_run(f"runs_dir={tmp_path / 'other'}")
+    with pytest.MonkeyPatch.context() as patch:
+        at_step(patch, lambda step: 1 / (step != 18))
+        with pytest.raises(ZeroDivisionError):
+            run(overrides)
+    assert result(run(overrides).path) == result(whole.path)
+    assert set((read_run(whole.path).summary or {})["nonfinite"]) == INFINITE.keys()
+    assert main(["show", str(whole.path)]) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("ratios_to_nothing")
+def test_control_unless_spelt_out_such_a_figure_ends_the_run(tiny_run, monkeypatch):
+    monkeypatch.setattr(trainer, "spelt", dict)
+    with pytest.raises(ValueError, match="JSON"):
+        run(tiny_run())

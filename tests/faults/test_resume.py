@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import random
 
 import pytest
 
 from faults.bench import at_step, fresh, logged, only, result, run, sizes
 from nexus_ablate.data import Batches
-from nexus_ablate.errors import CheckpointError
+from nexus_ablate.errors import CheckpointError, UserError
+from nexus_ablate.runs import directory, files, read_jsonl
 from nexus_ablate.training import checkpoint
 from nexus_ablate.training import step as training_step
 
@@ -81,25 +83,68 @@ def test_control_a_resume_that_forgot_something_is_seen(tiny_run, tmp_path, monk
     assert result(run(overrides).path) != expected
 
 
-@pytest.mark.slow
-def test_a_log_torn_at_any_byte_of_its_last_lines_goes_on_without_gap_or_duplicate(tiny_run, tmp_path, monkeypatch):
-    overrides = tiny_run("train.steps=12", "train.checkpoint_every=4", "model.n_layers=1")
+@pytest.fixture
+def torn(tiny_run, tmp_path, monkeypatch):
+    """Overrides, path and files of a run that crashed two steps after its newest checkpoint, and what it should be.
+
+    The last three lines of its log are that of the checkpoint and two that the checkpoint does not know.
+    """
+    overrides = tiny_run(
+        "train.steps=12", "train.checkpoint_every=4", "train.eval_every=6", "model.n_layers=1", "probe=off"
+    )
     expected = result(run(overrides).path)
     overrides = [*overrides, f"runs_dir={tmp_path / 'other'}"]
     with monkeypatch.context() as patch:
-        crash_at(patch, 11)
+        crash_at(patch, 10)
         with pytest.raises(Crash):
             run(overrides)
     path = only(tmp_path / "other")
-    kept = keep(path)
-    whole = (path / "metrics.jsonl").read_bytes()
+    return overrides, path, keep(path), expected
+
+
+@sizes(6, 0)  # 0: every byte
+def test_a_log_torn_at_any_byte_of_its_last_lines_goes_on_without_gap_or_duplicate(torn, counted, count):
+    overrides, path, kept, expected = torn
+    log = path / "metrics.jsonl"
+    whole = log.read_bytes()
     lines = whole.splitlines(keepends=True)
-    start = len(whole) - sum(map(len, lines[-5:]))  # from below the newest checkpoint, taken at step 8
-    offsets = random.Random(0).sample(range(start, len(whole)), 6)
-    for offset in [start, *offsets]:
+    assert [json.loads(line)["step"] for line in lines[-3:]] == [8, 9, 10]
+    start = len(whole) - sum(map(len, lines[-3:]))
+    offsets = range(start, len(whole))
+    if count:  # the end of the checkpoint's own line, the byte before it, and some between
+        end = start + len(lines[-3])
+        offsets = [end - 1, end, *random.Random(0).sample(offsets, count)]
+    for offset in offsets:
         restore(path, kept)
-        (path / "metrics.jsonl").write_bytes(whole[:offset])
+        log.write_bytes(whole[:offset])
+        complete = whole[:offset].count(b"\n")
+        assert complete <= len(read_jsonl(log)) <= complete + 1, offset  # a line may lack no more than its end
         assert result(run(overrides).path) == expected, offset
+    counted(f"{len(offsets)} of {len(whole) - start} bytes cut at: 0 gaps, 0 duplicates, to the bit")
+
+
+@pytest.mark.slow
+def test_control_without_cutting_the_log_back_a_torn_line_stays_in_it(torn, monkeypatch):
+    overrides, path, _, _ = torn
+    log = path / "metrics.jsonl"
+    log.write_bytes(log.read_bytes()[:-20])
+    monkeypatch.setattr(directory, "truncate", lambda path, offset: path.touch())
+    with pytest.raises(UserError, match="damaged"):
+        run(overrides)
+
+
+@pytest.mark.slow
+def test_control_without_asking_whether_the_log_reaches_its_checkpoint_a_gap_would_be_filled_with_zeros(
+    torn, monkeypatch
+):
+    overrides, path, _, _ = torn
+    log = path / "metrics.jsonl"
+    log.write_bytes(b"".join(log.read_bytes().splitlines(keepends=True)[:-3]))
+    for module in (files, directory):
+        monkeypatch.setattr(module, "check_reach", lambda path, offset: None)
+    with pytest.raises(UserError, match="damaged"):
+        run(overrides)
+    assert b"\0" in log.read_bytes()
 
 
 def keep(path):

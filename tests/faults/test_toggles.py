@@ -1,57 +1,126 @@
 """What may not change a run does not, to the byte: surroundings, watching, repetition (R15).
 
-That arms share batches and initial values (R16) is held by test_training.py and test_model.py over the whole registry.
+Thirteen toggles: five that measure otherwise, three that save otherwise, and a terminal, none, other generators, a cold
+cache, another place with its locale and hash seed. The fourteenth, the mirror on disk, is in test_training.py; W&B
+online, in every state of disrepair, in test_sync.py. Batches are drawn in the training process, so there are no loading
+workers to vary; the number of threads may change the last bit, and is recorded and compared instead.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from faults.bench import logged, only, result, run, weights
-from nexus_ablate.training import checkpoint
+from nexus_ablate.composition import compose
+from nexus_ablate.training import checkpoint, session, trainer
 from nexus_ablate.training import step as training_step
 
 GOLDEN = Path(__file__).with_name("golden_losses.json")
-TOGGLES = {
+WATCHING = {
     "log less often": ["train.log_every=7"],
-    "save more often": ["train.checkpoint_every=2"],
     "probe off": ["probe=off"],
     "probe full": ["probe=full", "probe.every=3"],
     "validate more often": ["train.eval_every=3"],
     "validate on more tokens": ["train.eval_tokens=512"],
+}
+ASIDE = {
+    "save more often": ["train.checkpoint_every=2"],
     "keep more": ["train.keep=9"],
+    "compute activations again": ["train.activation_checkpointing=on"],
 }
 
 
-@pytest.mark.parametrize("toggle", TOGGLES)
-def test_watching_otherwise_leaves_the_weights_and_the_batches_as_they_were(tiny_run, tmp_path, toggle):
+def seen(path: Path) -> list[dict[str, float]]:
+    """What the gradients of a run were at the steps that it logged, and its batches up to there."""
+    return [{k: v for k, v in row.items() if k.startswith(("grad_norm/", "batch_hash", "lr"))} for row in logged(path)]
+
+
+def agree(plain: Path, watched: Path) -> bool:
+    """Whether two runs ended at the same weights, and had the same gradients and batches wherever both looked."""
+    ours, theirs = ({row["step"]: s for row, s in zip(logged(p), seen(p), strict=True)} for p in (plain, watched))
+    both = [step for step in ours.keys() & theirs.keys() if ours[step] and theirs[step]]
+    assert len(both) >= 2
+    first, second = weights(plain), weights(watched)
+    return all(ours[step] == theirs[step] for step in both) and all(torch.equal(first[n], second[n]) for n in first)
+
+
+@pytest.mark.parametrize("toggle", WATCHING)
+def test_watching_otherwise_leaves_the_weights_the_gradients_and_the_batches_as_they_were(tiny_run, tmp_path, toggle):
     plain = run(tiny_run("model.dropout=0.1"))
-    watched = run([*tiny_run("model.dropout=0.1"), *TOGGLES[toggle], f"runs_dir={tmp_path / 'other'}"])
-    assert watched.summary["batch_hash"] == plain.summary["batch_hash"]
-    ours, theirs = weights(plain.path), weights(watched.path)
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    watched = run([*tiny_run("model.dropout=0.1"), *WATCHING[toggle], f"runs_dir={tmp_path / 'other'}"])
+    assert agree(plain.path, watched.path)
 
 
-def test_control_a_validation_that_draws_random_numbers_is_seen(tiny_run, tmp_path, monkeypatch):
+@pytest.mark.slow
+@pytest.mark.parametrize("toggle", ASIDE)
+def test_saving_otherwise_leaves_everything_as_it_was(tiny_run, tmp_path, toggle):
     plain = run(tiny_run("model.dropout=0.1"))
-    take = training_step.Step.take
+    other = run([*tiny_run("model.dropout=0.1"), *ASIDE[toggle], f"runs_dir={tmp_path / 'other'}"])
+    assert result(other.path) == result(plain.path)
 
-    def unseeded(self, number, batch):  # dropout from the global generator, which a validation moves on
-        torch.rand(number % 3 + 1)
-        return take(self, number, batch)
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_being_shown_leaves_everything_as_it_was(tiny_run, tmp_path, monkeypatch, terminal):
+    plain = run(tiny_run("model.dropout=0.1"))
+    screen = io.StringIO()
+    monkeypatch.setattr(screen, "isatty", lambda: terminal)
+    monkeypatch.setattr(sys, "stderr", screen)
+    overrides = tiny_run("model.dropout=0.1", f"runs_dir={tmp_path / 'other'}")
+    shown = session.train(compose(overrides), overrides)
+    assert ("step/s" in screen.getvalue()) == terminal
+    assert result(shown.path) == result(plain.path)
+
+
+def test_generators_that_stand_elsewhere_and_a_cold_cache_leave_everything_as_it_was(tiny_run, tmp_path, monkeypatch):
+    plain = run(tiny_run("model.dropout=0.1"))
+    monkeypatch.setenv("NEXUS_ABLATE_CACHE", str(tmp_path / "another cache"))
+    for seed in (random.seed, np.random.seed, torch.manual_seed):
+        seed(99)
+    other = run(tiny_run("model.dropout=0.1", f"runs_dir={tmp_path / 'other'}"))
+    assert result(other.path) == result(plain.path)
+
+
+@pytest.mark.slow
+def test_control_a_probe_that_leaves_a_trace_is_seen(tiny_run, tmp_path, monkeypatch):
+    probe = trainer.probe
+
+    def nudging(model, *arguments):
+        with torch.no_grad():
+            next(model.parameters()).mul_(1 + 1e-6)
+        return probe(model, *arguments)
+
+    monkeypatch.setattr(trainer, "probe", nudging)
+    plain = run(tiny_run("model.dropout=0.1"))
+    watched = run([*tiny_run("model.dropout=0.1"), *WATCHING["probe full"], f"runs_dir={tmp_path / 'other'}"])
+    assert not agree(plain.path, watched.path)
+
+
+@pytest.mark.parametrize("toggle", ["validate more often", "keep more"])
+def test_control_a_validation_that_moves_the_generator_of_dropout_is_seen(tiny_run, tmp_path, monkeypatch, toggle):
+    """Dropout without a stream of its own, and a validation that draws; saving otherwise still changes nothing."""
+    mode = trainer.evaluation_mode
+
+    def drawing(model):
+        torch.rand(1)
+        return mode(model)
 
     monkeypatch.setattr(training_step.Step, "_seed_dropout", lambda self, number: None)
-    monkeypatch.setattr(training_step.Step, "take", unseeded)
-    watched = run(tiny_run("model.dropout=0.1", f"runs_dir={tmp_path / 'other'}"))
-    ours, theirs = weights(plain.path), weights(watched.path)
-    assert not all(torch.equal(ours[name], theirs[name]) for name in ours)
+    monkeypatch.setattr(trainer, "evaluation_mode", drawing)
+    torch.manual_seed(0)
+    plain = run(tiny_run("model.dropout=0.1"))
+    torch.manual_seed(0)
+    other = run([*tiny_run("model.dropout=0.1"), *(WATCHING | ASIDE)[toggle], f"runs_dir={tmp_path / 'other'}"])
+    assert agree(plain.path, other.path) == (toggle == "keep more")
 
 
 @pytest.mark.slow
