@@ -449,7 +449,8 @@ def test_a_submitted_study_outlives_preemption_cancelling_and_a_failure(cluster,
     again = cluster.nexus(*trials.study(0, 7, 9, 10), *SUBMIT)
     assert "0 runs submitted, 4 are in the queue already" in again.stderr, again.stderr
     told = cluster.nexus("status", str(trials.directory)).stdout
-    assert all(word in told for word in ("job", "_0", "_1", "_2", "_3"))
+    jobs = set(re.findall(r"\b\d+_(\d)\b", told))
+    assert "job" in told and jobs >= {"0", "1", "2"}, told  # the one that fails may have left the queue by now
     assert re.search("4 starting|[1-4] (created|running)", told), told
 
     cluster.disturb(trials.directory)

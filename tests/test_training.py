@@ -394,7 +394,7 @@ def test_kill_9_at_any_time_loses_at_most_the_steps_since_the_last_checkpoint(ti
 
 
 def test_peak_memory_is_this_process_s_and_not_its_parent_s():
-    code = "from nexus_ablate.training.trainer import resident_peak_bytes; print(resident_peak_bytes())"
-    held = b"x" * 2**30  # this process is larger than any that only imports torch
+    code = "from nexus_ablate.training.memory import resident_peak_bytes; print(resident_peak_bytes())"
+    held = b"x" * 2**30  # which the other process has not
     peak = int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
-    assert 50 * 2**20 < peak < len(held)
+    assert 2**20 < peak < len(held)

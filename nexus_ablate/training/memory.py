@@ -1,9 +1,10 @@
-"""How this process keeps the memory that a training step frees and takes again."""
+"""The memory of this process: what it keeps of what a step frees, and the most that it held."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import sys
 
 KEPT_BYTES = 2**30
@@ -24,3 +25,13 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         mallopt(_TRIM_THRESHOLD, KEPT_BYTES)
         mallopt(_MMAP_THRESHOLD, KEPT_BYTES)
+
+
+def resident_peak_bytes() -> int:
+    """Largest resident memory of this process so far."""
+    try:  # Linux's getrusage begins with the size of whatever process started this one
+        with open("/proc/self/status") as file:
+            return next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmHWM:"))
+    except OSError:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024

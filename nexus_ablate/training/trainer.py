@@ -7,12 +7,9 @@ shape), and a checkpoint holds everything else.
 from __future__ import annotations
 
 import math
-import resource
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -32,45 +29,14 @@ from nexus_ablate.track import Tracker
 from nexus_ablate.training import checkpoint
 from nexus_ablate.training.display import Display
 from nexus_ablate.training.distributed import Place, World
+from nexus_ablate.training.memory import resident_peak_bytes
 from nexus_ablate.training.optimizer import warmup_steps
+from nexus_ablate.training.progress import Progress
 from nexus_ablate.training.signals import StopRequest
 from nexus_ablate.training.step import Seen, Step, share_state, steps_of
 
 MOST_UNREAD = 1000
 """Steps after which their losses are read even where nothing is to be logged."""
-
-
-@dataclass
-class Progress:
-    """Everything of a run that changes while it trains, besides model and optimizer; a checkpoint holds all of it."""
-
-    step: int = 0
-    seconds: float = 0.0
-    aside: dict[str, float] = field(
-        default_factory=lambda: dict.fromkeys(("eval", "probe", "checkpoint", "compile"), 0.0)
-    )
-    batch_hash: str = ""
-    interval_loss: float = 0.0
-    interval_z_loss: float = 0.0
-    interval_steps: int = 0
-    best_val_loss: float | None = None
-    last_val: dict[str, float] = field(default_factory=dict)
-    probed: dict[str, float] = field(default_factory=dict)
-    loss_scale: float = 65536.0
-
-
-FIGURES = ("last_val", "probed")
-"""What of the progress was measured and may be infinite or NaN, as a ratio to a median of 0 is."""
-
-
-def spelt(figures: dict[str, float]) -> dict[str, float | str]:
-    """The figures as strict JSON holds them: a number that is not finite by its name."""
-    return {name: value if math.isfinite(value) else str(value) for name, value in figures.items()}
-
-
-def read_back(figures: dict[str, float | str]) -> dict[str, float]:
-    """What `spelt` was given."""
-    return {name: float(value) if isinstance(value, str) else value for name, value in figures.items()}
 
 
 class Trainer:
@@ -283,8 +249,7 @@ class Trainer:
             tensors = {"model": dict(self.model.state_dict())} | (
                 {} if last else {"optimizer": self._optimizer_tensors()}
             )
-            figures = {name: spelt(getattr(self.progress, name)) for name in FIGURES}
-            state = {"progress": vars(self.progress) | figures, "logs": self.run.offsets()}
+            state = {"progress": self.progress.saved(), "logs": self.run.offsets()}
             checkpoint.save(
                 self.run.checkpoints, self.progress.step, tensors, state, keep=1 if last else self.config.train.keep
             )
@@ -305,8 +270,7 @@ class Trainer:
         for name, parameter in self.model.named_parameters():
             state = {k.rpartition("/")[2]: t for k, t in moments.items() if k.rpartition("/")[0] == name}
             self.step.optimizer.state[parameter] = {k: t.to(self.device) for k, t in state.items()}
-        progress = loaded.state["progress"]
-        self.progress = Progress(**progress | {name: read_back(progress[name]) for name in FIGURES})
+        self.progress = Progress.restored(loaded.state["progress"])
         scaler = self.step.scaler
         if scaler.is_enabled():
             scaler.load_state_dict(scaler.state_dict() | {"scale": self.progress.loss_scale})
@@ -387,13 +351,3 @@ class Trainer:
 def row_start(row: dict[str, Any]) -> dict[str, Any]:
     """The four numbers with which every row of every log begins."""
     return {name: row[name] for name in ("step", "tokens", "flops", "seconds")}
-
-
-def resident_peak_bytes() -> int:
-    """Largest resident memory of this process so far."""
-    try:  # Linux's getrusage begins with the size of whatever process started this one
-        with open("/proc/self/status") as file:
-            return next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmHWM:"))
-    except OSError:
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return peak if sys.platform == "darwin" else peak * 1024

@@ -18,6 +18,7 @@ from nexus_ablate.runs import read_run
 from nexus_ablate.training import step as training_step
 from nexus_ablate.training import trainer
 from nexus_ablate.training.checkpoint import load_newest
+from nexus_ablate.training.progress import Progress
 
 STEPS = 20
 SHORT = (f"train.steps={STEPS}", "train.checkpoint_every=2", "train.eval_every=50", "train.log_every=7", "probe=off")
@@ -154,6 +155,6 @@ def test_a_figure_that_is_not_finite_is_no_divergence_and_a_resumed_run_still_kn
 @pytest.mark.slow
 @pytest.mark.usefixtures("ratios_to_nothing")
 def test_control_unless_spelt_out_such_a_figure_ends_the_run(tiny_run, monkeypatch):
-    monkeypatch.setattr(trainer, "spelt", dict)
+    monkeypatch.setattr(Progress, "saved", lambda self: vars(self))
     with pytest.raises(ValueError, match="JSON"):
         run(tiny_run())

@@ -1,0 +1,44 @@
+"""How far a run is: everything of it that changes while it trains, besides model and optimizer."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+MEASURED = ("last_val", "probed")
+"""What may be infinite or NaN, as a ratio to a median of 0 is; a checkpoint's JSON holds such a number by its name."""
+
+
+@dataclass
+class Progress:
+    """A checkpoint holds all of it."""
+
+    step: int = 0
+    seconds: float = 0.0
+    aside: dict[str, float] = field(
+        default_factory=lambda: dict.fromkeys(("eval", "probe", "checkpoint", "compile"), 0.0)
+    )
+    batch_hash: str = ""
+    interval_loss: float = 0.0
+    interval_z_loss: float = 0.0
+    interval_steps: int = 0
+    best_val_loss: float | None = None
+    last_val: dict[str, float] = field(default_factory=dict)
+    probed: dict[str, float] = field(default_factory=dict)
+    loss_scale: float = 65536.0
+
+    def saved(self) -> dict[str, Any]:
+        """As strict JSON can hold it."""
+        state = dict(vars(self))
+        for name in MEASURED:
+            state[name] = {k: v if math.isfinite(v) else str(v) for k, v in state[name].items()}
+        return state
+
+    @classmethod
+    def restored(cls, state: dict[str, Any]) -> Progress:
+        """From what `saved` gave."""
+        state = dict(state)
+        for name in MEASURED:
+            state[name] = {k: float(v) if isinstance(v, str) else v for k, v in state[name].items()}
+        return cls(**state)
