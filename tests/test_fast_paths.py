@@ -349,10 +349,10 @@ def test_auto_compiles_long_runs_and_on_a_cpu_only_where_a_compiler_is(monkeypat
     assert not step.compiling_pays("mps", 10**9, 1e20)
 
 
-def test_a_default_run_is_not_compiled(tiny_run):
+def test_a_default_run_is_not_compiled_and_one_of_hours_is():
     config = compose(["data=stdlib", "data.tokenizer=bytes", "train.device=cpu"])
     assert not Step(config, build_model(config), config.train.steps, lambda n: None).compiled
-    long = compose(["data=stdlib", "data.tokenizer=bytes", "train.device=cpu", "train.steps=10000"])
+    long = compose(["data=stdlib", "data.tokenizer=bytes", "train.device=cpu", "train.steps=100000"])
     assert Step(long, build_model(long), long.train.steps, lambda n: None).compiled == bool(step.cxx_compiler())
 
 
