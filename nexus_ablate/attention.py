@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nexus_ablate.axes.attention import SCORES
+from nexus_ablate.axes.blockwise import blockwise_attention, pays
 from nexus_ablate.axes.gate import GATES
+from nexus_ablate.axes.linear import shared
 from nexus_ablate.axes.normalizer import NORMALIZERS
 from nexus_ablate.axes.position import Position
 from nexus_ablate.axes.qk_norm import QK_NORMS
@@ -40,6 +42,7 @@ class AttentionCore(nn.Module):
         self.sink_tokens = int(config.sink_token)
         self.dropout = config.model.dropout
         self.fused = self.kernel[0] != "plain"
+        self.by_blocks = config.train.attention == "auto"
 
     @property
     def kernel(self) -> tuple[str, str]:
@@ -55,11 +58,11 @@ class AttentionCore(nn.Module):
             return "plain", "; ".join(reasons)
         masks = ["window"] if self.window else []
         masks += ["learned sink score"] if isinstance(self.normalizer.extra_key(), Tensor) else []
-        return "sdpa", "a softmax of dot products" + (f", {' and '.join(masks)} in the mask" if masks else "")
+        return "fused", "a softmax of dot products" + (f", {' and '.join(masks)} in the mask" if masks else "")
 
     def forward(self, q_BHTd: Tensor, k_BHSd: Tensor, v_BHSd: Tensor, bias: Tensor | None) -> Tensor:
         if self.fused:
-            return self._sdpa(self.score.query(q_BHTd), k_BHSd, v_BHSd, bias)
+            return self._fused(self.score.query(q_BHTd), k_BHSd, v_BHSd, bias)
         return F.dropout(self.weights(q_BHTd, k_BHSd, bias), self.dropout, self.training).to(v_BHSd.dtype) @ v_BHSd
 
     def weights(self, q_BHTd: Tensor, k_BHSd: Tensor, bias: Tensor | None) -> Tensor:
@@ -83,23 +86,29 @@ class AttentionCore(nn.Module):
         seen_TS = self.seen(T, S, score_BHTS.device)
         return self.normalizer(score_BHTS.masked_fill(~seen_TS, -torch.inf))  # masked before the cap it would be -c
 
-    def _sdpa(self, q_BHTd: Tensor, k_BHSd: Tensor, v_BHSd: Tensor, bias: Tensor | None) -> Tensor:
+    def _fused(self, q_BHTd: Tensor, k_BHSd: Tensor, v_BHSd: Tensor, bias: Tensor | None) -> Tensor:
         extra = self.normalizer.extra_key()
         if extra is not None:  # a key of zeros scores 0; a learned score is put in its place below
             k_BHSd, v_BHSd = F.pad(k_BHSd, (0, 0, 1, 0)), F.pad(v_BHSd, (0, 0, 1, 0))
         H, T, S = q_BHTd.shape[1], q_BHTd.shape[2], k_BHSd.shape[2]
-        settings = {"dropout_p": self.dropout if self.training else 0.0, "scale": self.scale}
         windowed = 0 < self.window < T
         if bias is None and not windowed and not isinstance(extra, Tensor):
             # One more query for each key without one: the square causal form is what the fastest kernels take.
             q_BHSd = F.pad(q_BHTd, (0, 0, S - T, 0)) if S > T else q_BHTd
-            out_BHSd = F.scaled_dot_product_attention(q_BHSd, k_BHSd, v_BHSd, is_causal=True, **settings)
+            out_BHSd = self._softmax(q_BHSd, k_BHSd, v_BHSd, None)
             return out_BHSd[:, :, S - T :] if S > T else out_BHSd
         mask = q_BHTd.new_zeros(1, 1, T, S) if bias is None else fitted(bias, T, S)
         if isinstance(extra, Tensor):
             column = extra.to(mask.dtype).view(1, H, 1, 1).expand(len(mask), H, T, 1)
             mask = torch.cat((column, mask[..., 1:].expand(-1, H, -1, -1)), -1)
         mask = mask.masked_fill(~self.seen(T, S, q_BHTd.device), -torch.inf).to(q_BHTd.dtype)
+        return self._softmax(q_BHTd, k_BHSd, v_BHSd, mask)
+
+    def _softmax(self, q_BHTd: Tensor, k_BHSd: Tensor, v_BHSd: Tensor, mask: Tensor | None) -> Tensor:
+        dropout = self.dropout if self.training else 0.0
+        if self.by_blocks and not dropout and pays(q_BHTd, k_BHSd):
+            return blockwise_attention(q_BHTd, k_BHSd, v_BHSd, mask, self.scale)
+        settings = {"dropout_p": dropout, "scale": self.scale, "is_causal": mask is None}
         return F.scaled_dot_product_attention(q_BHTd, k_BHSd, v_BHSd, attn_mask=mask, **settings)
 
     def seen(self, T: int, S: int, device: torch.device) -> Tensor:
@@ -163,7 +172,8 @@ class Attention(nn.Module):
 
     def forward(self, x_BTD: Tensor, position: Position) -> Tensor:
         B, T, _ = x_BTD.shape
-        q, k, v = (project(x_BTD).view(B, T, -1, self.head_dim) for project in (self.query, self.key, self.value))
+        maps = zip((self.query, self.key, self.value), shared(x_BTD, 3), strict=True)
+        q, k, v = (project(x).view(B, T, -1, self.head_dim) for project, x in maps)
         q, k, v = self.qk_norm(q, k, v)
         if self.gated:
             q, k, v = self.gate("query", q, x_BTD), self.gate("key", k, x_BTD), self.gate("value", v, x_BTD)

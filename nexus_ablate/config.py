@@ -83,7 +83,11 @@ class TrainConfig:
     loss: str = key(
         "auto | whole | chunked", "logits at once or some rows at a time; auto: chunked from 256 MiB on", science=False
     )
+    attention: str = key(
+        "auto | sdpa", "softmax attention on a CPU; auto: in blocks of queries where that is faster", science=False
+    )
     linear: str = key("auto | blas", "products on a CPU; auto: the larger ones by oneDNN, on x86", science=False)
+    optimizer: str = key("fused | plain", "AdamW in one kernel or as it is written", science=False)
     activation_checkpointing: bool = key(
         "on | off", "keep each block's input alone and compute the rest again: less memory", science=False
     )

@@ -189,7 +189,7 @@ def test_fused_and_plain_agree_in_outputs_and_gradients(tiny, overrides):
     results = []
     for fused in (True, False):
         for block in model.blocks:
-            assert block.attn.core.kernel[0] == "sdpa"
+            assert block.attn.core.kernel[0] == "fused"
             block.attn.core.fused = fused
         loss = torch.nn.functional.cross_entropy(model(TOKENS).flatten(0, 1), TOKENS.roll(1).flatten())
         results.append((loss, torch.autograd.grad(loss, list(model.parameters()))))
@@ -199,10 +199,10 @@ def test_fused_and_plain_agree_in_outputs_and_gradients(tiny, overrides):
 @pytest.mark.parametrize(
     ("overrides", "kernel"),
     [
-        ((), "sdpa"),
-        (("window=3",), "sdpa"),
-        (("normalizer=sink",), "sdpa"),
-        (("attention=luong_general",), "sdpa"),
+        ((), "fused"),
+        (("window=3",), "fused"),
+        (("normalizer=sink",), "fused"),
+        (("attention=luong_general",), "fused"),
         (("attention=additive",), "plain"),
         (("normalizer=sigmoid",), "plain"),
         (("attn_softcap=50",), "plain"),
@@ -211,7 +211,7 @@ def test_fused_and_plain_agree_in_outputs_and_gradients(tiny, overrides):
 def test_the_kernel_is_named_with_its_reason(tiny, overrides, kernel):
     core = core_of(tiny, *overrides)
     assert core.kernel[0] == kernel
-    assert core.fused is (kernel == "sdpa")
+    assert core.fused is (kernel == "fused")
     assert len(core.kernel[1]) > 20
 
 

@@ -150,7 +150,7 @@ def test_equations_show_the_values_that_are_in_force(tiny):
 
 def test_kernels_are_grouped_by_layer_with_a_reason(tiny):
     (fused,) = explained(tiny())["kernels"]
-    assert (fused["kernel"], fused["layers"]) == ("sdpa", [0, 1])
+    assert (fused["kernel"], fused["layers"]) == ("fused", [0, 1])
     (plain,) = explained(tiny("attn_softcap=5"))["kernels"]
     assert plain["kernel"] == "plain"
     assert "soft-cap" in plain["reason"]

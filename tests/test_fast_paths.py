@@ -10,7 +10,8 @@ import torch
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nexus_ablate.axes import linear
+from nexus_ablate import attention
+from nexus_ablate.axes import blockwise, linear
 from nexus_ablate.axes.norm import normalize_rms
 from nexus_ablate.composition import compose
 from nexus_ablate.errors import ConfigError, Diverged
@@ -128,6 +129,162 @@ def test_a_run_of_a_hundred_steps_with_onednn_is_the_same_run(onednn_always, tin
 def test_a_product_counts_the_same_flops_whichever_library_makes_it(onednn_always, tiny_run):
     counts = [flops_by_module(build_model(compose(tiny_run(f"train.linear={by}"))), 8, 1) for by in ("auto", "blas")]
     assert counts[0] == counts[1] and sum(counts[0].values()) > 0
+
+
+def test_maps_that_share_an_input_share_one_low_precision_copy_and_their_gradients_add_up_in_float32():
+    x, weights = torch.randn(64, 16, requires_grad=True), [torch.randn(16, 16) for _ in range(3)]
+    grads = [torch.randn(64, 16).bfloat16() for _ in range(3)]
+    assert all(part is x for part in linear.shared(x, 3))
+    with torch.autocast("cpu", torch.bfloat16):
+        parts = linear.shared(x, 3)
+        outputs = [F.linear(part, weight) for part, weight in zip(parts, weights, strict=True)]
+        alone = [F.linear(x, weight) for weight in weights]
+    assert len({part.data_ptr() for part in parts}) == 1 and {part.dtype for part in parts} == {torch.bfloat16}
+    assert all(torch.equal(a, b) for a, b in zip(outputs, alone, strict=True))
+    found = torch.autograd.grad(outputs, x, grads)[0]
+    terms = [grad @ weight.bfloat16() for grad, weight in zip(grads, weights, strict=True)]
+    assert torch.equal(found, terms[0].float() + terms[1].float() + terms[2].float())
+    assert not torch.equal(found, (terms[0] + terms[1] + terms[2]).float())  # what autograd makes of bfloat16
+
+
+@pytest.mark.parametrize("ffn", ["gelu", "swiglu"])
+def test_a_block_keeps_one_low_precision_copy_for_q_k_and_v_and_one_for_the_ffn(tiny, ffn):
+    model, made = build_model(tiny(f"ffn={ffn}", "model.n_layers=1", "norm=layer")), Counter()
+    shape = torch.Size((3, 8, model.geometry.d_model))
+
+    class Casts(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            if func.overloadpacket.__name__ == "_to_copy" and args[0].shape == shape:
+                made[out.dtype] += 1
+            return out
+
+    with Casts(), torch.autocast("cpu", torch.bfloat16):
+        model.blocks[0](torch.randn(shape), model.position)
+    assert made[torch.bfloat16] == 2
+
+
+# ------------------------------------------------------------------------------------------------------ attention
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Blocks of four queries wherever attention is fused."""
+    monkeypatch.setattr(blockwise, "QUERIES", 4)
+    monkeypatch.setattr(blockwise, "ONE_BLOCK", 4)
+    monkeypatch.setattr(blockwise, "WORTH_MULTIPLYING", 0)
+
+
+def causal_mask(T, S, *lead):
+    """A bias of every pair, -inf where a key stands behind the query's place from the end, or where one is hidden."""
+    mask = torch.randn(*lead, T, S, dtype=torch.float64)
+    unseen = torch.ones(T, S).triu(S - T + 1).bool()
+    unseen[2:, 1:2] = True
+    return mask.masked_fill(unseen, -math.inf)
+
+
+@pytest.mark.parametrize("T", [1, 4, 10])  # less than a block, one, and two and a half
+@pytest.mark.parametrize(("lead", "more"), [(None, 0), ((1, 1), 0), ((1, 2), 1), ((3, 2), 2)])
+def test_attention_by_blocks_is_the_fused_kernel_s_in_outputs_and_all_gradients(small_blocks, T, lead, more):
+    S = T + more
+    q, k, v = (torch.randn(3, n, 2, 8, dtype=torch.float64).transpose(1, 2) for n in (T, S, S))
+    mask = None if lead is None else causal_mask(T, S, *lead)
+    found = []
+    for attend in (
+        blockwise.blockwise_attention,
+        lambda q, k, v, mask, scale: F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale
+        ),
+    ):
+        leaves = [x.clone().requires_grad_() for x in (q, k, v, *([mask] if mask is not None else []))]
+        out = attend(*leaves, *([None] if mask is None else []), 0.3)
+        weight = torch.arange(out.numel(), dtype=torch.float64).view(out.shape).sin()
+        found.append((out.detach(), *torch.autograd.grad((out * weight).sum(), leaves)))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_attention_by_blocks_has_the_derivatives_of_finite_differences(small_blocks):
+    q, k, v = (torch.randn(1, 2, 6, 3, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    mask = torch.zeros(1, 2, 6, 6, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda *x: blockwise.blockwise_attention(*x, None, 0.7), (q, k, v))
+    assert torch.autograd.gradcheck(lambda *x: blockwise.blockwise_attention(*x, 0.7), (q, k, v, mask))
+
+
+@pytest.mark.parametrize("overrides", [[], ["normalizer=sink"], ["kv_bias=key_value"], ["window=3", "position=t5"]])
+def test_a_model_that_attends_by_blocks_is_the_plain_path_in_logits_and_gradients(small_blocks, tiny, overrides):
+    model = build_model(tiny("model.context=24", *overrides))
+    tokens, found = torch.randint(0, 256, (2, 24)), []
+    for fused in (True, False):
+        for block in model.blocks:
+            block.attn.core.fused = fused
+        loss_of = F.cross_entropy(model(tokens).flatten(0, 1), tokens.roll(-1, 1).flatten())
+        found.append((loss_of.detach(), *torch.autograd.grad(loss_of, list(model.parameters()))))
+    for blocks, plain in zip(*found, strict=True):
+        torch.testing.assert_close(blocks, plain, rtol=1e-4, atol=1e-6)
+
+
+@pytest.fixture
+def by_blocks(small_blocks, tiny, monkeypatch):
+    """A function: of how many layers a model attends by blocks."""
+    taken = []
+
+    def counting(*args):
+        taken.append(args)
+        return blockwise.blockwise_attention(*args)
+
+    monkeypatch.setattr(attention, "blockwise_attention", counting)
+
+    def count(*overrides, training=True):
+        taken.clear()
+        config = tiny(*overrides)
+        build_model(config).train(training)(torch.zeros(2, config.model.context, dtype=torch.long))
+        return len(taken)
+
+    return count
+
+
+def test_attention_goes_by_blocks_in_float32_on_a_cpu_and_attention_sdpa_turns_that_off(by_blocks, tiny):
+    layers = build_model(tiny()).geometry.n_layers
+    assert by_blocks() == by_blocks("position=alibi") == by_blocks("normalizer=sink") == layers
+    assert by_blocks("train.attention=sdpa") == by_blocks("attn_softcap=5") == 0
+    assert by_blocks("model.dropout=0.1") == 0 and by_blocks("model.dropout=0.1", training=False) == layers
+    with torch.autocast("cpu", torch.bfloat16):
+        assert by_blocks() == 0
+
+
+def test_attention_goes_by_blocks_where_that_is_faster_and_keeps_no_large_map(by_blocks, tiny, monkeypatch):
+    model = build_model(tiny())
+    layers, heads, width = model.geometry.n_layers, model.geometry.n_heads, model.geometry.head_dim
+    for threads, of_one_block in ((1, 0), (2, layers)):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        assert by_blocks("model.context=4") == of_one_block and by_blocks("model.context=5") == layers
+    monkeypatch.setattr(blockwise, "KEPT_BYTES", 4 * 2 * heads * 8 * 8)
+    assert by_blocks("model.context=8") == layers and by_blocks("model.context=9") == 0
+    monkeypatch.setattr(blockwise, "WORTH_MULTIPLYING", 2 * heads * 8 * 8 * width)
+    assert by_blocks("model.context=8") == layers and by_blocks("model.context=7") == 0
+
+
+def test_a_run_of_a_hundred_steps_that_attends_by_blocks_is_the_same_run(small_blocks, tiny_run, tmp_path):
+    length = ["train.steps=100", "train.checkpoint_every=1000", "train.eval_every=1000", "probe=off"]
+    blocks = rows(run(tiny_run(*length)).path)
+    fused = rows(run(tiny_run(*length, "train.attention=sdpa", f"runs_dir={tmp_path / 'other'}")).path)
+    for a, b in zip(blocks, fused, strict=True):
+        if "train/loss" in a:
+            assert a["train/loss"] == pytest.approx(b["train/loss"], rel=1e-4)
+
+
+# -------------------------------------------------------------------------------------------------- the optimizer
+
+
+def test_a_run_of_a_hundred_steps_with_the_plain_optimizer_is_the_same_run(tiny_run, tmp_path, monkeypatch):
+    length = ["train.steps=100", "train.checkpoint_every=1000", "train.eval_every=1000", "probe=off"]
+    fused = rows(run(tiny_run(*length)).path)
+    monkeypatch.delattr(torch, "_fused_adamw_")
+    plain = rows(run(tiny_run(*length, "train.optimizer=plain", f"runs_dir={tmp_path / 'other'}")).path)
+    for a, b in zip(fused, plain, strict=True):
+        if "train/loss" in a:
+            assert a["train/loss"] == pytest.approx(b["train/loss"], rel=1e-4)
 
 
 # ------------------------------------------------------------------------------------------------------- the loss

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from nexus_ablate.axes.linear import shared
 from nexus_ablate.axes.roles import Geometry, Linear
 from nexus_ablate.registry import Registry
 
@@ -32,6 +33,11 @@ class FeedForward(nn.Module):
 
     def hidden(self, x_BTD: Tensor) -> Tensor:
         raise NotImplementedError
+
+    def gate_and_up(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
+        """Both maps of the input where the FFN is gated."""
+        for_gate, for_up = shared(x_BTD, 2)
+        return self.gate(for_gate), self.up(for_up)
 
 
 FFNS: Registry[FeedForward] = Registry("ffn")
@@ -84,7 +90,8 @@ class Bilinear(FeedForward):
     gated = True
 
     def hidden(self, x_BTD: Tensor) -> Tensor:
-        return self.gate(x_BTD) * self.up(x_BTD)
+        gate, up = self.gate_and_up(x_BTD)
+        return gate * up
 
 
 @FFNS.register("glu")
@@ -94,7 +101,8 @@ class GLU(FeedForward):
     gated = True
 
     def hidden(self, x_BTD: Tensor) -> Tensor:
-        return F.sigmoid(self.gate(x_BTD)) * self.up(x_BTD)
+        gate, up = self.gate_and_up(x_BTD)
+        return F.sigmoid(gate) * up
 
 
 @FFNS.register("reglu")
@@ -104,7 +112,8 @@ class ReGLU(FeedForward):
     gated = True
 
     def hidden(self, x_BTD: Tensor) -> Tensor:
-        return F.relu(self.gate(x_BTD)) * self.up(x_BTD)
+        gate, up = self.gate_and_up(x_BTD)
+        return F.relu(gate) * up
 
 
 @FFNS.register("geglu")
@@ -118,7 +127,8 @@ class GEGLU(FeedForward):
         self.approximate = "tanh" if tanh else "none"
 
     def hidden(self, x_BTD: Tensor) -> Tensor:
-        return F.gelu(self.gate(x_BTD), approximate=self.approximate) * self.up(x_BTD)
+        gate, up = self.gate_and_up(x_BTD)
+        return F.gelu(gate, approximate=self.approximate) * up
 
 
 @FFNS.register("swiglu")
@@ -128,4 +138,5 @@ class SwiGLU(FeedForward):
     gated = True
 
     def hidden(self, x_BTD: Tensor) -> Tensor:
-        return F.silu(self.gate(x_BTD)) * self.up(x_BTD)
+        gate, up = self.gate_and_up(x_BTD)
+        return F.silu(gate) * up

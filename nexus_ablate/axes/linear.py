@@ -1,7 +1,7 @@
-"""The products of a linear map, on a CPU by the faster of the two libraries that PyTorch carries.
+"""The products of linear maps, and the input that several of them share.
 
-PyTorch gives float32 products to BLAS. oneDNN, which it carries for convolutions, makes x W' and g W 5 to 20% faster on
-AMD cores, and g' x no faster. Both are exact up to the order of additions.
+PyTorch gives float32 products on a CPU to BLAS. oneDNN, which it carries for convolutions, makes x W' and g W 5 to 20%
+faster on AMD cores, and g' x no faster. Both are exact up to the order of additions.
 """
 
 from __future__ import annotations
@@ -33,6 +33,35 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     ):
         return _OneDnn.apply(x, weight, bias)  # type: ignore[return-value]
     return F.linear(x, weight, bias)
+
+
+def autocasts(x: Tensor) -> bool:
+    """Whether autocast is on where the tensor is; on the meta device torch cannot tell, and it is not."""
+    return x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)
+
+
+def shared(x: Tensor, n: int) -> tuple[Tensor, ...]:
+    """The same input for n linear maps, which keep one low-precision copy of it where autocast would make n.
+
+    Their gradients are summed in the precision of x.
+    """
+    if not autocasts(x):
+        return (x,) * n
+    return _Shared.apply(x, torch.get_autocast_dtype(x.device.type), n)  # type: ignore[return-value]
+
+
+class _Shared(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dtype: torch.dtype, n: int) -> tuple[Tensor, ...]:
+        ctx.dtype, low = x.dtype, x.to(dtype)
+        return tuple(low.view_as(low) for _ in range(n))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[reportIncompatibleMethodOverride]
+        total = grads[0].to(ctx.dtype, copy=True)
+        for grad in grads[1:]:
+            total += grad
+        return total, None, None
 
 
 class _OneDnn(torch.autograd.Function):

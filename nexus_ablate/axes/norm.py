@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from nexus_ablate.axes.linear import autocasts
 from nexus_ablate.registry import Registry
 
 NORMS: Registry[nn.Module] = Registry("norm")
@@ -24,11 +25,6 @@ def statistics_dtype(x: Tensor, fp32: bool) -> torch.dtype:
     if fp32:
         return torch.float32
     return torch.get_autocast_dtype(x.device.type) if autocasts(x) else x.dtype
-
-
-def autocasts(x: Tensor) -> bool:
-    """Whether autocast is on where the tensor is; on the meta device torch cannot tell, and it is not."""
-    return x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)
 
 
 def first_gain(site: str, gain_init: float) -> float:

@@ -34,8 +34,6 @@ KINDS = {  # the first that a profiled name begins with, below
     "matrix products": (
         "aten::mm",
         "aten::addmm",
-        "aten::bmm",
-        "aten::baddbmm",
         "mkldnn::_linear",
         "gemm",
         "cutlass",
@@ -43,7 +41,15 @@ KINDS = {  # the first that a profiled name begins with, below
         "sm90",
         "nvjet",
     ),
-    "attention": ("aten::_scaled_dot_product", "flash", "fmha", "aten::_efficient_attention"),
+    "attention": (
+        "aten::_scaled_dot_product",
+        "flash",
+        "fmha",
+        "aten::_efficient_attention",
+        "aten::bmm",
+        "aten::_softmax",
+        "_Blockwise",
+    ),
     "norms": (
         "aten::native_layer_norm",
         "aten::_fused_rms_norm",

@@ -66,7 +66,8 @@ class Step:
         self.config, self.model, self.steps, self.batch_of = config, model, steps, batch_of
         self.device = next(model.parameters()).device
         self.world = world or World(Place(), self.device)
-        self.optimizer = build_optimizer(model, config.optim, config.weight_decay)
+        fused = config.train.optimizer == "fused"
+        self.optimizer = build_optimizer(model, config.optim, config.weight_decay, fused)
         self.gradients = GradientNorms(model)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.train.precision == "fp16")
         train = config.train
