@@ -171,7 +171,7 @@ def test_a_block_keeps_one_low_precision_copy_for_q_k_and_v_and_one_for_the_ffn(
 def small_blocks(monkeypatch):
     """Blocks of four queries wherever attention is fused."""
     monkeypatch.setattr(blockwise, "QUERIES", 4)
-    monkeypatch.setattr(blockwise, "ONE_BLOCK", 4)
+    monkeypatch.setattr(blockwise, "SHORTEST", 0)
     monkeypatch.setattr(blockwise, "WORTH_MULTIPLYING", 0)
 
 
@@ -256,9 +256,8 @@ def test_attention_goes_by_blocks_in_float32_on_a_cpu_and_attention_sdpa_turns_t
 def test_attention_goes_by_blocks_where_that_is_faster_and_keeps_no_large_map(by_blocks, tiny, monkeypatch):
     model = build_model(tiny())
     layers, heads, width = model.geometry.n_layers, model.geometry.n_heads, model.geometry.head_dim
-    for threads, of_one_block in ((1, 0), (2, layers)):
-        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
-        assert by_blocks("model.context=4") == of_one_block and by_blocks("model.context=5") == layers
+    monkeypatch.setattr(blockwise, "SHORTEST", 6)
+    assert by_blocks("model.context=6") == layers and by_blocks("model.context=5") == 0
     monkeypatch.setattr(blockwise, "KEPT_BYTES", 4 * 2 * heads * 8 * 8)
     assert by_blocks("model.context=8") == layers and by_blocks("model.context=9") == 0
     monkeypatch.setattr(blockwise, "WORTH_MULTIPLYING", 2 * heads * 8 * 8 * width)

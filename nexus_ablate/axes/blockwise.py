@@ -1,7 +1,7 @@
 """Causal softmax attention on a CPU, a block of queries at a time.
 
 What PyTorch's fused kernel for CPUs computes, in batched products of BLAS: those gain more from a second thread, and
-leave out more of what is masked.
+skip most of what is masked.
 Shape letters as in `attention`; N = B H, and b queries in a block.
 """
 
@@ -16,8 +16,8 @@ from torch.autograd.function import once_differentiable
 
 QUERIES = 32
 """In a block: a block's keys end with its last query, so that fewer queries skip more of what is masked."""
-ONE_BLOCK = 64
-"""Queries up to which one block takes all: what it would skip costs less than its calls."""
+SHORTEST = 96
+"""Queries from which on blocks skip enough of what is masked to pay for their calls."""
 WORTH_MULTIPLYING = 2**22
 """Products of scores, B H T S d, from which on several operations cost less than they save."""
 KEPT_BYTES = 2**25
@@ -32,9 +32,9 @@ def pays(q_BHTd: Tensor, k_BHSd: Tensor) -> bool:
         q_BHTd.device.type == "cpu"
         and q_BHTd.dtype == torch.float32
         and not torch.compiler.is_compiling()
+        and T >= SHORTEST
         and map_size * d >= WORTH_MULTIPLYING
         and map_size * 4 <= KEPT_BYTES
-        and (T > ONE_BLOCK or torch.get_num_threads() > 1)  # by one thread both do the same work
     )
 
 
@@ -50,9 +50,8 @@ def blockwise_attention(q_BHTd: Tensor, k_BHSd: Tensor, v_BHSd: Tensor, mask: Te
 
 def _blocks(T: int, S: int) -> Iterator[tuple[slice, slice]]:
     """The queries of each block, and the keys that one of them may see."""
-    b = T if T <= ONE_BLOCK else QUERIES
-    for start in range(0, T, b):
-        end = min(start + b, T)
+    for start in range(0, T, QUERIES):
+        end = min(start + QUERIES, T)
         yield slice(start, end), slice(0, end + S - T)
 
 
