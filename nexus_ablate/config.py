@@ -78,7 +78,9 @@ class TrainConfig:
     checkpoint_every: int = key("int [1, inf)", "steps between checkpoints", science=False)
     keep: int = key("int [1, inf)", "checkpoints kept while training; one after the end", science=False)
     compile: str = key(
-        "auto | on | off", "torch.compile; auto: where a run is long enough to gain by it", science=False
+        "auto | on | off | graphs",
+        "torch.compile; graphs: its kernels replayed as CUDA graphs; auto: on where a run is long enough to gain by it",
+        science=False,
     )
     loss: str = key(
         "auto | whole | chunked", "logits at once or some rows at a time; auto: chunked from 256 MiB on", science=False
@@ -279,6 +281,11 @@ def check_rules(config: RunConfig) -> None:
     if train.activation_checkpointing and "momentum" in config.norm.keys:
         got = f"norm={config.norm.name} train.activation_checkpointing=on"
         raise ConfigError("running statistics would be updated twice a step", got, "train.activation_checkpointing=off")
+    if train.compile == "graphs" and train.device in ("cpu", "mps"):
+        check_graphs(train.device)
+    if train.compile == "graphs" and train.grad_accum > 1:
+        got = f"train.compile=graphs train.grad_accum={train.grad_accum}"
+        raise ConfigError("a CUDA graph's gradients do not outlive its next replay", got, "train.compile=on")
     if "pairing" in config.position.keys:
         check_rotated_width(config)
     if (
@@ -293,6 +300,12 @@ def check_rules(config: RunConfig) -> None:
             raise unknown("there is no evaluation of this name", f"evals=[{name}]", EVALUATIONS)
     if not _SAFE_NAME.fullmatch(config.study):
         raise ConfigError("study must be the name of a folder", repr(config.study), "letters, digits, . _ - only")
+
+
+def check_graphs(device: str) -> None:
+    """That a kind of device has CUDA graphs."""
+    if device != "cuda":
+        raise ConfigError("CUDA graphs need a GPU with CUDA", f"train.compile=graphs on {device}", "train.compile=on")
 
 
 def check_rotated_width(config: RunConfig) -> None:

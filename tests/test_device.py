@@ -5,8 +5,10 @@ import sys
 import pytest
 import torch
 
+from nexus_ablate.composition import compose
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.training.device import IdleCores, choose_device, choose_threads, precision_context
+from nexus_ablate.training.session import train
 
 
 class Machine(IdleCores):
@@ -80,6 +82,16 @@ def test_a_device_that_is_not_there_is_a_configuration_error(name):
         return
     with pytest.raises(ConfigError, match=r"train\.device"):
         choose_device(name)
+
+
+def test_cuda_graphs_without_cuda_are_refused_before_anything_is_made(tiny_run, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match="CUDA graphs need a GPU"):
+        compose(tiny_run("train.compile=graphs"))  # which says train.device=cpu
+    with pytest.raises(ConfigError, match="CUDA graphs need a GPU") as caught:
+        train(compose(tiny_run("train.compile=graphs", "train.device=auto")), [])
+    assert "train.compile=on" in str(caught.value)
+    assert not (tmp_path / "runs").exists()
 
 
 def test_the_cpu_is_always_there():

@@ -5,6 +5,7 @@ import math
 import sys
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
@@ -485,7 +486,7 @@ def test_where_there_is_no_glibc_nothing_happens(monkeypatch):
 
 
 def no_compiler(monkeypatch):
-    def refuse(forward):
+    def refuse(forward, mode):
         def call(*_):
             raise RuntimeError("no working C++ compiler\nand more")
 
@@ -503,6 +504,23 @@ def test_auto_compiles_long_runs_and_on_a_cpu_only_where_a_compiler_is(monkeypat
     monkeypatch.setattr(step, "cxx_compiler", lambda: "")
     assert not step.compiling_pays("cpu", 1, step.COMPILE_FLOPS)
     assert not step.compiling_pays("mps", 10**9, 1e20)
+
+
+@pytest.mark.parametrize(("asked", "mode"), [("on", None), ("graphs", "reduce-overhead")])
+def test_graphs_asks_the_compiler_for_cuda_graphs_and_marks_each_forward_pass(tiny, monkeypatch, asked, mode):
+    asked_for, marked = [], []
+    monkeypatch.setattr(torch, "compile", lambda forward, mode: asked_for.append(mode) or forward)
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: marked.append(1))
+    config, batch = tiny(f"train.compile={asked}", "train.batch_size=2"), np.zeros((2, 9), dtype=np.int64)
+    stepper = Step(config, build_model(config).train(), 3, lambda number: batch)
+    stepper.compile(batch)
+    stepper.take(0, batch)
+    assert asked_for == [mode] and len(marked) == (2 if asked == "graphs" else 0)
+
+
+def test_gradients_that_add_up_over_micro_batches_and_cuda_graphs_are_refused():
+    with pytest.raises(ConfigError, match="CUDA graph"):
+        compose(["train.compile=graphs", "train.grad_accum=2"])
 
 
 def test_a_default_run_is_not_compiled_and_one_of_hours_is():

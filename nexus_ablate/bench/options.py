@@ -16,7 +16,7 @@ from nexus_ablate.bench.traffic import Traffic, counted, device_rates, seconds_a
 from nexus_ablate.config import RunConfig
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.model import build_model
-from nexus_ablate.training.device import choose_device, precision_context
+from nexus_ablate.training.device import device_of, precision_context
 
 PASSES = ("forward", "backward", "both")
 
@@ -101,7 +101,7 @@ def bench_axis(axis: str, configs: dict[str, RunConfig], baseline: str, seconds:
         ConfigError: torch.compile does not work on this machine.
     """
     config = configs[baseline]
-    device = choose_device(config.train.device)
+    device = device_of(config.train)
     if config.train.threads != "auto":
         torch.set_num_threads(config.train.threads)
     size = config.train.batch_size, config.model.context, config.model.d_model

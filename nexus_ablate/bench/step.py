@@ -18,7 +18,7 @@ from nexus_ablate.data import prepare
 from nexus_ablate.model import build_model
 from nexus_ablate.runs import identity, open_run
 from nexus_ablate.track import FilesTracker
-from nexus_ablate.training.device import choose_device
+from nexus_ablate.training.device import device_of
 from nexus_ablate.training.display import Display
 from nexus_ablate.training.memory import keep_freed_memory
 from nexus_ablate.training.signals import StopRequest
@@ -130,7 +130,7 @@ def running(config: RunConfig, vocab_size: int | None = None) -> Iterator[Traine
         tempfile.TemporaryDirectory() as folder,
         open_run(Path(folder), "bench", "step", config.seed, ident, "", [], {}) as run,
     ):
-        model = build_model(config, vocab_size or data.vocab_size).to(choose_device(config.train.device))
+        model = build_model(config, vocab_size or data.vocab_size).to(device_of(config.train))
         trainer = Trainer(config, model, data, run, FilesTracker(), Display(quiet=True), StopRequest())
         model.train()
         if trainer.step.compiled:

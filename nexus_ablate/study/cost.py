@@ -97,10 +97,10 @@ def measured_speed(config: RunConfig, threads: int) -> float | None:
 
     from nexus_ablate.measure.counts import flops_per_token
     from nexus_ablate.model import build_model
-    from nexus_ablate.training.device import choose_device
+    from nexus_ablate.training.device import device_of
     from nexus_ablate.training.step import Step
 
-    device = choose_device(config.train.device)
+    device = device_of(config.train)
     vocab_size = vocabulary(config)
     shape = config.train.batch_size * config.train.grad_accum, config.model.context + 1
     micro_batch = config.train.batch_size * config.model.context

@@ -14,6 +14,7 @@ import time
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+from nexus_ablate.config import TrainConfig, check_graphs
 from nexus_ablate.errors import ConfigError
 
 _TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
@@ -121,8 +122,20 @@ def lease_gpu() -> None:
         return
 
 
+def device_of(train: TrainConfig):
+    """The torch device of a run.
+
+    Raises:
+        ConfigError: A device that is not there, or CUDA graphs without CUDA.
+    """
+    device = choose_device(train.device)
+    if train.compile == "graphs":
+        check_graphs(device.type)
+    return device
+
+
 def choose_device(asked: str):
-    """The torch device.
+    """The torch device of this name.
 
     Raises:
         ConfigError: A device that is not there.

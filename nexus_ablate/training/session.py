@@ -17,7 +17,7 @@ from nexus_ablate.data import TokenizedData, prepare
 from nexus_ablate.errors import UserError
 from nexus_ablate.runs import Identity, Run, arm_name, environment, identity, open_run, read_run
 from nexus_ablate.track import Tracker, refresh, start_tracker
-from nexus_ablate.training.device import IDLE, choose_device, choose_threads, processor_name
+from nexus_ablate.training.device import IDLE, choose_threads, device_of, processor_name
 from nexus_ablate.training.display import Display
 from nexus_ablate.training.distributed import World, check_world, join, place
 from nexus_ablate.training.evaluation import evaluate
@@ -66,7 +66,7 @@ def train(
     """
     where = place()
     check_world(config, where)
-    with join(where, choose_device(config.train.device)) as world:
+    with join(where, device_of(config.train)) as world:
         if not world.leads:
             return _follow(world, config)
         return _lead(world, config, overrides or [], Display(quiet=quiet, brief=brief), arm, circumstances or {})

@@ -77,7 +77,7 @@ class Step:
         tokens = config.resolved.tokens_per_step * steps / self.world.size
         flops = 6 * sum(p.numel() for p in model.parameters()) * tokens
         pays = train.compile == "auto" and compiling_pays(self.device.type, steps, flops)
-        self.compiled = train.compile == "on" or pays
+        self.compiled = train.compile in ("on", "graphs") or pays
         self.lr = 0.0  # of the last step
         # A CPU has nothing to wait for, and whether float16 overflowed depends on the loss scale at that very step.
         self.checks_at_once = self.device.type == "cpu" or self.scaler.is_enabled()
@@ -171,6 +171,8 @@ class Step:
         tokens = self._on_device(rows)
         inputs, targets, factor = tokens[:, :-1], tokens[:, 1:].flatten(), self.config.z_loss
         with precision_context(self.config.train.precision, self.device.type):
+            if self.config.train.compile == "graphs":
+                torch.compiler.cudagraph_mark_step_begin()  # nothing of the last replay is needed any more
             if self.chunked:
                 x_ND = self.forward(inputs).flatten(0, 1)
                 return chunked_losses(x_ND, self.model.head_weight, targets, factor, self.model.logits)
@@ -196,16 +198,17 @@ class Step:
             Under `train.compile=auto`, why the step stays as it is; mostly nothing.
 
         Raises:
-            ConfigError: Under `train.compile=on`, torch.compile does not work here.
+            ConfigError: It was asked for, and torch.compile does not work here.
         """
         buffers = {name: b.clone() for name, b in self.model.named_buffers()}
         plain, told = self.forward, ""
-        self.forward = torch.compile(plain)
+        mode = "reduce-overhead" if self.config.train.compile == "graphs" else None
+        self.forward = torch.compile(plain, mode=mode)
         try:
             sum(self.loss(self.world.rows(batch[: self.config.train.batch_size]))).backward()  # type: ignore[reportAttributeAccessIssue]
         except RuntimeError as error:  # of which all of the compiler's are
             told = str(error).strip().splitlines()[0]
-            if self.config.train.compile == "on":
+            if self.config.train.compile != "auto":
                 raise ConfigError("torch.compile does not work here", told, "train.compile=off") from error
             self.forward, self.compiled = plain, False
         self.optimizer.zero_grad()

@@ -54,6 +54,19 @@ def test_a_number_that_is_not_finite_is_told_of_its_step_and_changes_no_weight(t
         step.read()
 
 
+def test_cuda_graphs_compute_what_the_uncompiled_step_does(tiny):
+    """Every replay overwrites what the last one gave out: twenty steps, losses read at the end."""
+    found = []
+    for compiled in ("off", "graphs"):
+        step = step_of(tiny, f"train.compile={compiled}")
+        if step.compiled:
+            step.compile(ROWS)
+        for number in range(20):
+            step.take(number, ROWS)
+        found.append([(seen.loss, seen.norm) for seen in step.read()])
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-3)
+
+
 def test_the_fused_attention_of_a_gpu_is_the_plain_one(tiny):
     config = tiny("train.device=cuda")
     model = build_model(config).cuda().eval()
