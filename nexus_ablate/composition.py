@@ -36,7 +36,7 @@ def compose(overrides: list[str] | tuple[str, ...] = (), plugins: Iterable[str |
         ConfigError: For anything that cannot be run; see config.py for the rules.
     """
     add_plugins(plugins)
-    check_overrides(list(overrides))
+    check_overrides(list(overrides), sweeps=False)
     return from_values(compose_values(list(overrides)))
 
 
@@ -182,8 +182,11 @@ def _group_default(group: str, name: str) -> Any:
 # ----------------------------------------------------------------------------------------------------- overrides
 
 
-def check_overrides(overrides: list[str]) -> None:
+def check_overrides(overrides: list[str], sweeps: bool) -> None:
     """Hold command-line overrides against the schema, before anything is composed or made.
+
+    Args:
+        sweeps: Whether a key may have several values, as in a multirun.
 
     Raises:
         ConfigError: The first override that cannot be meant.
@@ -193,7 +196,7 @@ def check_overrides(overrides: list[str]) -> None:
 
     parser = OverridesParser.create()
     chosen = _default_choices()
-    parsed = []
+    parsed, swept = [], []
     for text in overrides:
         if "_target_" in text:
             raise ConfigError("_target_ is not accepted: it could run any code", text, "choose an option by its name")
@@ -203,6 +206,8 @@ def check_overrides(overrides: list[str]) -> None:
             fix = 'KEY=VALUE, without spaces around "="; quote values with special characters: key=\'"..."\''
             raise ConfigError("this override cannot be read", text, fix) from error
         name = override.key_or_group
+        if override.is_sweep_override():
+            swept.append(text)
         if override.is_delete():
             raise ConfigError("nothing can be removed from the configuration", text, f"choose another {name}")
         if name.split(".")[0].split("/")[0] == "hydra":
@@ -225,6 +230,9 @@ def check_overrides(overrides: list[str]) -> None:
     budget = [k for k in ("train.steps", "train.tokens", "train.flops") if k in names]
     if len(budget) > 1:
         raise ConfigError("a run has one budget", " and ".join(budget), "give one of them")
+    if swept and not sweeps:
+        fix = "one value here; nexus-ablate -m KEY=A,B trains a run for each"
+        raise ConfigError("several values are several runs", " ".join(swept), fix)
 
 
 def _values(override: Any) -> list[Any]:

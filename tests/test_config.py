@@ -113,9 +113,16 @@ def test_a_contradictory_pair_is_refused_with_its_reason(overrides, said):
 
 
 def test_sweeps_are_checked_value_by_value():
-    check_overrides(["norm=layer,rms", "seed=range(0,3)", "train.steps=choice(5,6)"])
-    with pytest.raises(ConfigError):
-        check_overrides(["seed=range(-1,3)"])
+    check_overrides(["norm=layer,rms", "seed=range(0,3)", "train.steps=choice(5,6)"], sweeps=True)
+    with pytest.raises(ConfigError, match=r"int \[0"):
+        check_overrides(["seed=range(-1,3)"], sweeps=True)
+
+
+@pytest.mark.parametrize("swept", ["norm=layer,rms", "seed=range(0,3)", "norm=glob(*)"])
+def test_several_values_where_one_run_is_meant_are_told_from_a_multirun(swept):
+    with pytest.raises(ConfigError, match="several values are several runs") as refused:
+        compose(["train.steps=5", swept])
+    assert f"got: {swept}\n" in str(refused.value) and "nexus-ablate -m" in str(refused.value)
 
 
 def test_auto_means_what_the_chosen_options_prescribe_and_says_so():

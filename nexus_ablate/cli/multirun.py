@@ -47,7 +47,7 @@ def multirun(overrides: list[str]) -> int:
     Returns:
         The first exit status that is not 0, after all runs had their turn.
     """
-    check_overrides(overrides)
+    check_overrides(overrides, sweeps=True)
     launcher = next((text.partition("=")[2] for text in overrides if text.startswith("hydra/launcher=")), "basic")
     require(launcher)
 

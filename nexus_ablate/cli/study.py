@@ -108,15 +108,18 @@ def resources(given: dict[str, list[str]], overrides: list[str]) -> Resources:
     return Resources(**values, sbatch=further)
 
 
-def whole_number(flag: str, text: str, example: int) -> int:
+def whole_number(flag: str, text: str, example: int, others: str = "") -> int:
     """The value of a flag that counts.
+
+    Args:
+        others: What else the flag takes, for who reads the error.
 
     Raises:
         ConfigError: It is no number from 1.
     """
     if not text.isdecimal() or int(text) < 1:
         unit = " in minutes" if flag == "--time" else ""
-        raise ConfigError(f"{flag} takes a whole number{unit}", text, f"{flag} {example}")
+        raise ConfigError(f"{flag} takes a whole number{unit}{others}", text, f"{flag} {example}")
     return int(text)
 
 
@@ -126,8 +129,4 @@ def worker_count(text: str) -> int | str:
     Raises:
         ConfigError: It is neither auto nor a number from 1.
     """
-    if text == "auto":
-        return text
-    if not text.isdecimal() or int(text) < 1:
-        raise ConfigError("--workers takes a number or auto", text, "--workers 2")
-    return int(text)
+    return text if text == "auto" else whole_number("--workers", text, 2, " or auto")

@@ -73,7 +73,8 @@ def _hydra_flag(arguments: list[str]) -> int:
     import hydra
 
     if not {"-sc", "--shell-completion"} & set(arguments):  # whose query=bash is no override
-        check_overrides([argument for argument in arguments if "=" in argument and not argument.startswith("-")])
+        given = [argument for argument in arguments if "=" in argument and not argument.startswith("-")]
+        check_overrides(given, sweeps=True)
     search_plugins()
     sys.argv = [sys.argv[0], *arguments]
     hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")(lambda composed: None)()
