@@ -220,6 +220,7 @@ def test_a_sweep_says_runs_an_hour_by_workers(tiny_run, tmp_path):
         ["sweep", "--workers=0"],
         ["sweep", "--against=norm=rms"],
         ["sweep", "--workers=x"],
+        ["sweep", "study=norms"],
         ["attention", "--only=additive", "train.device=cuda:7"],
     ],
 )

@@ -49,6 +49,8 @@ def run(arguments: list[str]) -> int:
         print(HELP)
         return errors.OK if arguments else errors.CONFIG
     subject, overrides, flags = _read(arguments)
+    for given in (o for o in overrides if o.startswith("study=")):
+        raise ConfigError("bench measures one configuration and no study", given, f"nexus-ablate plan {given}")
     seconds = _number("--seconds", flags.get("--seconds", "10"))
     config = compose(overrides)
     if subject in BENCHED:
