@@ -450,7 +450,7 @@ def test_a_submitted_study_outlives_preemption_cancelling_and_a_failure(cluster,
     assert "0 runs submitted, 4 are in the queue already" in again.stderr, again.stderr
     told = cluster.nexus("status", str(trials.directory)).stdout
     jobs = set(re.findall(r"\b\d+_(\d)\b", told))
-    assert "job" in told and jobs >= {"0", "1", "2"}, told  # the one that fails may have left the queue by now
+    assert "job" in told and jobs >= {"1", "2"}, told  # the two that wait for trouble; the others may be over by now
     assert re.search("4 starting|[1-4] (created|running)", told), told
 
     cluster.disturb(trials.directory)
