@@ -45,9 +45,26 @@ def test_rms_norm_is_its_formula_to_the_bit_and_so_are_its_gradients_in_float64(
     assert torch.autograd.gradcheck(lambda x, gain: normalize_rms(x, 1e-6, gain), (x, gain))
 
 
-def test_a_second_derivative_of_what_has_none_is_refused_and_not_wrong():
-    x, gain = torch.randn(2, 4, requires_grad=True), torch.ones(4, requires_grad=True)
-    first = torch.autograd.grad(normalize_rms(x, 1e-6, gain).square().sum(), x, create_graph=True)[0]
+def attention_of(x):
+    """Of one head whose queries, keys and values are x."""
+    return blockwise.blockwise_attention(*[x[None, None]] * 3, None, 1.0)
+
+
+@pytest.mark.parametrize(
+    "fast",
+    [
+        lambda x: normalize_rms(x, 1e-6, torch.ones(4)),
+        attention_of,
+        pytest.param(
+            lambda x: linear.linear(x, torch.eye(4)), marks=pytest.mark.skipif(not linear.ONE_DNN, reason="no oneDNN")
+        ),
+    ],
+    ids=["rms", "attention", "linear"],
+)
+def test_a_second_derivative_of_what_has_none_is_refused_and_not_wrong(fast, monkeypatch):
+    monkeypatch.setattr(linear, "WORTH_MULTIPLYING", 0)
+    x = torch.randn(2, 4, requires_grad=True)
+    first = torch.autograd.grad(fast(x).square().sum(), x, create_graph=True)[0]
     with pytest.raises(RuntimeError, match="once_differentiable"):
         first.sum().backward()
 
