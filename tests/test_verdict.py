@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -21,11 +23,14 @@ def evidence(**given):
 @pytest.mark.parametrize(
     ("given", "word"),
     [
-        ({"unfair": ["evaluation"], "identical": True, "diverged": 5}, v.NOT_COMPARABLE),
-        ({"pairs": 0, "runs": 0, "waiting": 3}, v.INCOMPLETE),
-        ({"identical": True, "diverged": 1}, v.IDENTICAL),
-        ({"diverged": 5, "pairs": 0}, v.DIVERGED),
-        ({"diverged": 1, "pairs": 4}, v.UNSTABLE),
+        ({"unfair": ["evaluation"], "identical": True, "failed": 5}, v.NOT_COMPARABLE),
+        ({"effect": None, "pairs": 0, "runs": 0, "waiting": 3}, v.INCOMPLETE),
+        ({"identical": True, "failed": 5}, v.IDENTICAL),
+        ({"effect": None, "failed": 5, "pairs": 0}, v.DIVERGED),
+        ({"effect": None, "failed": 5, "baseline_failed": 5, "pairs": 0}, v.INCONCLUSIVE),
+        ({"failed": 4, "pairs": 1}, v.UNSTABLE),
+        ({"failed": 1, "pairs": 4}, v.BETTER),
+        ({"effect": None, "baseline_failed": 5, "pairs": 0}, v.BETTER),
         ({}, v.BETTER),
         ({"effect": effect(1.0)}, v.WORSE),
         ({"effect": effect(0.0, noise=0.01)}, v.EQUIVALENT),
@@ -37,40 +42,64 @@ def test_the_first_word_that_fits_is_the_verdict(given, word):
     assert v.decide(evidence(**given)).word == word
 
 
+def test_one_interval_decides_and_is_the_one_that_is_shown():
+    """An interval that reaches beyond the margin by a hair is not EQUIVALENT, though a 90% interval lies inside."""
+    found = effect(0.0, noise=0.1)
+    assert found is not None
+    reach = max(-found.low, found.high)
+    assert v.decide(evidence(effect=found, delta_min=1.01 * reach)).word == v.EQUIVALENT
+    inside = v.decide(evidence(effect=found, delta_min=0.99 * reach))
+    assert inside.word == v.INCONCLUSIVE and f"{found.low:+.4f} to {found.high:+.4f}" in inside.sentence
+
+
 def test_one_seed_never_claims():
     decided = v.decide(evidence(effect=None, pairs=1, runs=1, single=-3.0))
-    assert decided.word == v.INCONCLUSIVE and decided.screening
+    assert str(decided) == "preliminary: INCONCLUSIVE"
     assert "-3.0000" in decided.sentence and "one pair" in decided.sentence
 
 
-@pytest.mark.parametrize(("seeds", "screening"), [(3, True), (4, True), (5, False)])
-def test_below_five_seeds_a_verdict_is_screening(seeds, screening):
-    decided = v.decide(evidence(effect=effect(-1.0, seeds), pairs=seeds))
-    assert decided.screening == screening
-    assert str(decided).startswith("screening: ") == screening
+@pytest.mark.parametrize(("seeds", "prefix"), [(3, "preliminary: "), (4, "preliminary: "), (5, "")])
+def test_below_five_seeds_a_verdict_is_preliminary(seeds, prefix):
+    assert str(v.decide(evidence(effect=effect(-1.0, seeds), pairs=seeds))) == f"{prefix}BETTER"
 
 
-def test_a_difference_that_is_shown_but_too_small_to_matter_is_negligible():
-    assert v.decide(evidence(delta_min=5.0)).qualifiers == ("negligible",)
+def test_a_difference_that_is_shown_but_too_small_to_matter_says_so():
+    assert str(v.decide(evidence(delta_min=5.0))) == "BETTER (below the threshold that matters)"
 
 
-def test_a_difference_that_turns_round_at_the_best_learning_rates_says_so():
-    assert "depends on LR" in str(v.decide(evidence(tuned_delta=0.5)))
-    assert "depends on LR" not in str(v.decide(evidence(tuned_delta=-0.5)))
+def test_a_difference_that_has_the_other_sign_at_the_shared_rate_says_so():
+    assert "depends on LR" in str(v.decide(evidence(shared_rate_delta=0.5)))
+    assert "depends on LR" not in str(v.decide(evidence(shared_rate_delta=-0.5)))
 
 
 def test_an_arm_whose_runs_still_go_on_is_marked():
     assert "incomplete" in v.decide(evidence(waiting=2)).qualifiers
 
 
-def test_what_is_inconclusive_names_the_seeds_that_would_decide():
-    decided = v.decide(evidence(effect=effect(0.1, noise=1.0)))
-    assert decided.word == v.INCONCLUSIVE and "seeds would show" in decided.sentence
+def test_what_is_inconclusive_says_how_many_seeds_this_effect_and_the_margin_need_and_the_command():
+    found = effect(0.1, noise=1.0)
+    decided = v.decide(evidence(effect=found, more_seeds="nexus-ablate add-seeds mine {}"))
+    needed = v.seeds_to_decide(found, evidence(effect=found))
+    assert needed is not None
+    assert f"about {needed} seeds would decide an effect of this size" in decided.sentence
+    assert f"(nexus-ablate add-seeds mine {needed - 5})" in decided.sentence
+    assert "±0.3000 needs about" in decided.sentence
 
 
-def test_divergences_come_with_fisher_s_test():
-    decided = v.decide(evidence(diverged=4, hows="non-finite"))
-    assert "non-finite at 4 of 5 seeds, the baseline at 0 of 5 (Fisher p = 0.048)" in decided.sentence
+def test_a_smaller_effect_needs_more_seeds_and_one_close_to_zero_is_decided_as_equivalent():
+    few, many = (v.seeds_to_decide(found, evidence()) for found in (effect(0.9, noise=0.8), effect(0.5, noise=0.8)))
+    assert few is not None and many is not None and few < many
+    zero = dataclasses.replace(effect(0.2, noise=0.3), delta=0.0)
+    assert v.seeds_to_decide(zero, evidence()) is not None
+
+
+def test_failures_come_with_barnard_s_test():
+    decided = v.decide(evidence(failed=4, failures="non-finite", pairs=1))
+    assert decided.word == v.UNSTABLE
+    assert (
+        "fails to train at 4 of 5 seeds (non-finite), the baseline at 0 of 5 (Barnard's exact test, p = 0.021)"
+        in decided.sentence
+    )
 
 
 def test_every_word_has_a_meaning():

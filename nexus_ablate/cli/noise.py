@@ -52,7 +52,8 @@ def run(arguments: list[str]) -> int:
     how = "seed effects removed" if found.measured else "one arm alone: nothing is known of pairing, none is assumed"
     against = "one arm" if family == 1 else f"{family} arms at once"
     console.print(f"\nresidual SD of a run in a paired comparison: {found.residual:.4f} nats per token ({how})")
-    console.print(f"difference that is shown with 80% power, {against} against a baseline:")
+    console.print(f"planned with its upper 80% bound, {found.residual_bound:.4f}: {against} against a baseline")
+    console.print("difference that is shown with 80% power:")
     for seeds, delta in found.detectable.items():
         console.print(f"  {seeds:>4} seeds  {delta:.4f}")
     for delta, seeds in found.needed.items():

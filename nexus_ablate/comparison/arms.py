@@ -29,6 +29,7 @@ class Arm:
         studies: Where its runs lie.
         tuning: Runs at the tuning seeds of the study, over its learning rates.
         tuned: The same configuration at its own best learning rate, where the study trained it.
+        shared: The same configuration at the study's learning rate, where this one is judged at its own.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Arm:
     studies: set[str] = field(default_factory=set)
     tuning: list[Trained] = field(default_factory=list)
     tuned: Arm | None = None
+    shared: Arm | None = None
 
     @property
     def config(self) -> dict:

@@ -78,6 +78,7 @@ def csv_text(comparison: Comparison) -> str:
 def json_text(comparison: Comparison) -> str:
     """Everything, as strict JSON."""
     values = {f.name: getattr(comparison, f.name) for f in dataclasses.fields(comparison) if f.name != "arms"}
+    values["rows"] = [flat_row(row) | _plain(row) for row in comparison.rows]  # every column of the CSV, and the rest
     return strict_json({"answer": answer(comparison), "basis": basis(comparison), **_plain(values)}, indent=1) + "\n"
 
 
@@ -89,7 +90,7 @@ def flat_row(row: Row) -> dict[str, Any]:
         "verdict": str(row.verdict) if row.verdict else "baseline",
         "sentence": row.verdict.sentence if row.verdict else "",
         "pairs": sum(d is not None for d in row.differences),
-        "diverged": len(row.diverged),
+        "failed": len(row.failed),
         "waiting": row.waiting,
     }
     if effect is not None:

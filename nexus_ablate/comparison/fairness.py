@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nexus_ablate.comparison.arms import Arm
-from nexus_ablate.comparison.divergence import diverged_seeds
+from nexus_ablate.comparison.failures import failed_seeds
 from nexus_ablate.comparison.load import Excluded, Plan, Trained
 from nexus_ablate.comparison.pairs import shared_init, unlike_batches
 from nexus_ablate.comparison.tuning import best_lr
@@ -165,7 +165,8 @@ def _budget(name: str, figure: str, arms: list[Arm], baseline: Arm, plan: Plan, 
 
 
 def _seeds(baseline: Arm, arms: list[Arm], plan: Plan) -> Check:
-    wanted = set(plan.seeds) or set(baseline.runs).union(*(arm.runs for arm in arms))
+    planned = plan.seeds[: plan.looks[0]] if plan.looks else plan.seeds  # later looks are for undecided arms
+    wanted = set(planned) or set(baseline.runs).union(*(arm.runs for arm in arms))
     missing = {arm.label: sorted(wanted - arm.runs.keys()) for arm in (baseline, *arms)}
     told = [f"{name} lacks {_seed_list(seeds)}" for name, seeds in missing.items() if seeds]
     alone = [arm.label for arm in arms if not arm.runs.keys() & baseline.runs.keys()]
@@ -175,18 +176,18 @@ def _seeds(baseline: Arm, arms: list[Arm], plan: Plan) -> Check:
 
 
 def _stable(baseline: Arm) -> Check:
-    lost = diverged_seeds(baseline.runs, baseline.runs)
+    lost = failed_seeds(baseline.runs, baseline.runs)
     if not lost:
-        return Check("baseline", PASS, "the baseline came to a result at every seed")
+        return Check("baseline", PASS, "the baseline trained at every seed")
     hows = ", ".join(sorted(set(lost.values())))
-    return Check("baseline", WARN, f"the baseline diverged at {_seed_list(lost)} ({hows}): those pairs are lost")
+    return Check("baseline", WARN, f"the baseline failed to train at {_seed_list(lost)} ({hows}): those pairs are lost")
 
 
 def _learning_rate(baseline: Arm, arms: list[Arm], plan: Plan) -> Check:
     if not plan.lr_grid:
         rates = sorted({arm.lr for arm in (baseline, *arms) if arm.lr is not None})
         shared = f"one learning rate for all ({rates[0]:g})" if len(rates) == 1 else "no learning rate was tuned"
-        return Check(TUNING, WARN, f"{shared}: an arm that prefers another is judged too hard")
+        return Check(TUNING, WARN, f"{shared}: an arm whose best learning rate differs is penalized")
     everyone = [baseline, *arms]
     overlap = sorted(set(plan.tuning_seeds) & set(plan.seeds))
     trials = {arm.label: len(arm.tuning) for arm in everyone}

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def arms_frame(comparison: Comparison) -> pandas.DataFrame:
     """A line an arm, the baseline first. Differences are to the baseline, negative is better; NaN: there is none.
 
-    `low` and `high` bound `delta` with 95% confidence in all arms together, `p` is adjusted for their number.
+    `low` and `high` are the interval that decided, simultaneous over the arms; `p` is adjusted for their number.
     Diagnostics and evaluations follow under their names, means over seeds.
     """
     import pandas
@@ -33,8 +33,8 @@ def arms_frame(comparison: Comparison) -> pandas.DataFrame:
                 "low": effect.low if effect else None,
                 "high": effect.high if effect else None,
                 "p": effect.p if effect else None,
-                "seeds_needed": row.seeds_needed,
-                "diverged": len(row.diverged),
+                "seeds_to_decide": row.seeds_to_decide,
+                "failed": len(row.failed),
                 "waiting": row.waiting,
                 "params": row.params,
                 "tokens_per_second": row.tokens_per_second,

@@ -72,6 +72,12 @@ class Plan:
     match: str = "none"
     lr_grid: tuple[float, ...] = ()
     tuning_seeds: tuple[int, ...] = ()
+    looks: tuple[int, ...] = ()
+    """How many seeds each look has; the arms that are undecided get those of the next one."""
+    look_weights: tuple[float, ...] = ()
+    """Each look's share of the 5%."""
+    added: tuple[int, ...] = ()
+    """Seeds that were added after the others had been looked at."""
     amendments: tuple[str, ...] = ()
     equal: tuple[tuple[str, str], ...] = ()
     """Overrides that were asked for and come out as another arm, and that arm."""
@@ -201,6 +207,9 @@ def read_plan(path: Path) -> Plan:
             match=str(values.get("match") or "none"),
             lr_grid=tuple(float(lr) for lr in values.get("lr_grid") or ()),
             tuning_seeds=tuple(int(s) for s in values.get("tuning_seeds") or ()),
+            looks=tuple(int(n) for n in values.get("looks") or ()),
+            look_weights=tuple(float(w) for w in values.get("look_weights") or ()),
+            added=tuple(int(s) for a in values.get("added") or () for s in a["seeds"]),
             amendments=tuple(
                 f"{a['when']}: {'; '.join(map(str, a['changes']))}" for a in values.get("amendments") or ()
             ),

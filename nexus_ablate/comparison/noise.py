@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from nexus_ablate.comparison.arms import Arm, group
-from nexus_ablate.comparison.divergence import divergence
+from nexus_ablate.comparison.failures import failure
 from nexus_ablate.comparison.load import collect
 from nexus_ablate.comparison.statistics import (
     Array,
@@ -17,6 +17,7 @@ from nexus_ablate.comparison.statistics import (
     residual_variance,
     seeds_needed,
     spread_interval,
+    upper_bound,
 )
 from nexus_ablate.errors import ConfigError
 
@@ -42,14 +43,17 @@ class Noise:
     Attributes:
         arms: Those with at least two results.
         residual: Standard deviation of one run with the seed's common part removed, as a paired comparison sees it.
+        residual_bound: Its upper 80% bound, with which seeds are planned: by the point estimate half of all plans
+            would fall short.
         measured: Whether arms shared seeds, so that the common part could be removed; else none is assumed.
-        detectable: Seeds to the smallest difference that they show with 80% power.
-        needed: Differences that were asked for to the seeds they need; None beyond 1000.
+        detectable: Number of seeds to the smallest difference that they show with 80% power.
+        needed: Requested differences to the seeds that they need; None beyond 1000.
         left_out: Runs without a result.
     """
 
     arms: list[ArmNoise]
     residual: float
+    residual_bound: float
     measured: bool
     family: int
     detectable: dict[int, float]
@@ -79,31 +83,33 @@ def noise(dirs: Iterable[str | Path], deltas: Iterable[float] = (), family: int 
     if not found:
         fix = "nexus-ablate -m KEY=VALUE seed=0,1,2 trains several"
         raise ConfigError("noise needs an arm with results at two seeds", f"{len(collection.runs)} runs", fix)
-    residual, measured = _residual([values[arm.arm] for arm in found])
+    residual, df, measured = _residual([values[arm.arm] for arm in found])
+    bound = upper_bound(residual, df)
     return Noise(
         arms=found,
         residual=residual,
+        residual_bound=bound,
         measured=measured,
         family=family,
-        detectable={n: detectable_difference(residual, n, family) for n in SEEDS},
-        needed={delta: seeds_needed(delta, residual, family) for delta in deltas},
+        detectable={n: detectable_difference(bound, n, family) for n in SEEDS},
+        needed={delta: seeds_needed(delta, bound, family) for delta in deltas},
         left_out=len(collection.excluded) + len(duplicates),
     )
 
 
 def _losses(arm: Arm) -> dict[int, float]:
-    found = {seed: arm.value(seed, "val_loss") for seed, run in arm.runs.items() if not divergence(run)}
+    found = {seed: arm.value(seed, "val_loss") for seed, run in arm.runs.items() if not failure(run)}
     return {seed: loss for seed, loss in found.items() if np.isfinite(loss)}
 
 
-def _residual(arms: list[dict[int, float]]) -> tuple[float, bool]:
-    """The paired residual over all arms that differ, or the spread of one arm."""
+def _residual(arms: list[dict[int, float]]) -> tuple[float, int, bool]:
+    """The residual standard deviation over all arms that differ, or the spread of one arm; its degrees of freedom."""
     seeds = sorted(set().union(*arms))
     table: Array = np.array([[losses.get(seed, np.nan) for seed in seeds] for losses in arms])
     distinct = np.unique(np.nan_to_num(table, nan=np.inf), axis=0)  # copies of an arm say nothing new
     distinct[~np.isfinite(distinct)] = np.nan
     variance, df = residual_variance(distinct)
     if len(distinct) > 1 and df > 0:
-        return float(np.sqrt(variance)), True
+        return float(np.sqrt(variance)), df, True
     losses = np.array(list(arms[0].values()))
-    return float(losses.std(ddof=1)), False
+    return float(losses.std(ddof=1)), len(losses) - 1, False

@@ -46,9 +46,11 @@ def html(comparison: Comparison) -> str:
     head += f"<p class='muted'>fairness: {_counts(comparison)}</p>"
     parts = [
         head,
+        _figure(plots.learning_rates(comparison), "Loss of the tuning runs against the learning rate; each arm is "
+                "judged at its best one, ringed (in red at the edge of those tried).", wide=True),
         _table(comparison, MAIN),
-        _figure(plots.forest(comparison), "Mean paired difference with its simultaneous 95% interval, a dot for each "
-                "seed. In the grey band a difference is too small to matter.", wide=True),
+        _figure(plots.forest(comparison), "Mean paired difference with the interval that decides, one dot per seed. In "
+                "the grey band a difference is too small to matter.", wide=True),
         _section("In words", _sentences(comparison)),
         _section("Fairness", _fairness(comparison)),
         _section("Curves", _curves(comparison)),
@@ -161,9 +163,8 @@ def _curves(comparison: Comparison) -> str:
 
 def _costs(comparison: Comparison) -> str:
     pictures = _figure(plots.pareto(comparison), "Loss against speed: lower right is better.")
-    pictures += _figure(plots.learning_rates(comparison), "Tuning runs; the best rate ringed, in red at the edge.")
     strip = _figure(plots.stability(comparison), "Each run's logged steps; a tick is a spike of the training loss, a "
-                    "cross is where it came to grief.", wide=True)  # fmt: skip
+                    "cross is where it failed to train.", wide=True)  # fmt: skip
     return _table(comparison, (ARM, *side_columns(comparison))) + f"<div class=plots>{pictures}{strip}</div>"
 
 

@@ -135,7 +135,7 @@ def paired_differences(comparison: Comparison, axis: str) -> str:
 
 
 def stability(comparison: Comparison) -> str:
-    """A line a run, a tick at each spike of the training loss, a cross where it came to grief."""
+    """A line a run, a tick at each spike of the training loss, a cross where it failed to train."""
     runs = [(i, row, arm, run) for i, (row, arm) in enumerate(zip(comparison.rows, comparison.arms, strict=True))
             for run in arm.runs.values() if len(run.curves.train)]  # fmt: skip
     if not runs:
@@ -153,8 +153,8 @@ def stability(comparison: Comparison) -> str:
         frame.add("line", x1=frame.left, x2=end, y1=at, y2=at, class_="strip", style=f"stroke:{colour(i)}")
         for spike in np.nonzero(spikes(run.curves.train))[0]:
             frame.add("line", x1=frame.x(float(spike)), x2=frame.x(float(spike)), y1=at - 3, y2=at + 3, class_="spike")
-        if run.seed in row.diverged:
-            title = f"{arm.label}, seed {run.seed}: {row.diverged[run.seed]}"
+        if run.seed in row.failed:
+            title = f"{arm.label}, seed {run.seed}: {row.failed[run.seed]}"
             frame.add("text", "×" + hover(title), x=end + 2, y=at + 4, class_="broken")
         at += height
     frame.words((frame.left + frame.right) / 2, frame.height - 6, "logged steps", "middle", "label")

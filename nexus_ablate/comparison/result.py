@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -12,27 +12,32 @@ import numpy as np
 from nexus_ablate.comparison.arms import Arm, gather
 from nexus_ablate.comparison.curves import AXES
 from nexus_ablate.comparison.differences import consequences, differing
-from nexus_ablate.comparison.divergence import diverged_seeds, rising
+from nexus_ablate.comparison.failures import rising
 from nexus_ablate.comparison.fairness import FAIL, Check, checks, unfair
+from nexus_ablate.comparison.judge import UNITS, Judged, judge
 from nexus_ablate.comparison.load import Excluded, Plan, Trained, collect
-from nexus_ablate.comparison.pairs import at_equal, log_token_ratio, same_curves
-from nexus_ablate.comparison.statistics import Array, Effect, Interval, effects, interaction, mean_interval
-from nexus_ablate.comparison.tuning import attach, best_lr, lr_points, lr_sensitivity, tuned_difference
-from nexus_ablate.comparison.verdict import Evidence, Verdict, decide, needs
+from nexus_ablate.comparison.pairs import at_equal, log_token_ratio
+from nexus_ablate.comparison.statistics import Array, Effect, Interval, interaction, mean_interval
+from nexus_ablate.comparison.tuning import at_own_rates, attach, best_lr, lr_points, lr_sensitivity, shared_difference
+from nexus_ablate.comparison.verdict import Verdict, seeds_for_margin, seeds_to_decide
 from nexus_ablate.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
 
-UNITS = {"val_loss": "nats per token", "val_bpb": "bits per byte"}
-SHARE_THAT_MATTERS = 0.002
-"""Of the baseline's loss: the smallest difference that matters, or one seed SD if larger, unless a study fixes it."""
-
 
 @dataclass
 class Row:
-    """One arm in the table. Differences are arm minus baseline: negative is better. None: not measured."""
+    """One arm in the table. Differences are arm minus baseline: negative is better. None: not measured.
+
+    Attributes:
+        effect: With the interval that decided.
+        look: The look that the verdict is of, from 1; 0 in a study without looks.
+        seeds_to_decide: Seeds that would decide an effect of the measured size with 80% power.
+        seeds_for_margin: Seeds that would show a difference of `delta_min`.
+        at_shared_lr: The difference at the study's learning rate, where each arm is judged at its own best one.
+    """
 
     arm: str
     verdict: Verdict | None
@@ -40,11 +45,13 @@ class Row:
     values: list[float | None]
     differences: list[float | None]
     waiting: int = 0
-    diverged: dict[int, str] = field(default_factory=dict)
+    failed: dict[int, str] = field(default_factory=dict)
     mean: float | None = None
     sd: float | None = None
     effect: Effect | None = None
-    seeds_needed: int | None = None
+    look: int = 0
+    seeds_to_decide: int | None = None
+    seeds_for_margin: int | None = None
     delta_over_sd: float | None = None
     at_flops: Interval | None = None
     at_seconds: Interval | None = None
@@ -63,7 +70,7 @@ class Row:
     lr_edge: bool = False
     lr_sensitivity: float | None = None
     lr_curve: dict[float, list[float]] = field(default_factory=dict)
-    at_best_lr: Interval | None = None
+    at_shared_lr: Interval | None = None
     figures: dict[str, tuple[float, float | None]] = field(default_factory=dict)
     asked: dict[str, tuple[str, str]] = field(default_factory=dict)
     followed: dict[str, tuple[str, str]] = field(default_factory=dict)
@@ -86,8 +93,13 @@ class Comparison:
 
     Attributes:
         rows: The baseline first.
+        family: Arms that share the 5% of the table.
+        noisy: Arms that are noisier than the rest, for which each arm is judged by its own paired differences.
+        looks: Seeds at each look of the study, if it has any; `look` of them are complete.
+        undecided: The folders of the arms that the next look is for.
+        added: Seeds that were added after the others had been looked at.
         tuning_runs: Runs that chose learning rates.
-        tuned_runs: Runs of an arm at its own best learning rate, where that is not the study's.
+        shared_runs: Runs at the study's learning rate of arms that are judged at their own.
         arms: The arms behind the rows, in the same order, for the curves.
     """
 
@@ -101,11 +113,16 @@ class Comparison:
     delta_min_source: str
     seed_sd: float | None
     family: int
+    noisy: list[str]
+    looks: tuple[int, ...]
+    look: int
+    undecided: list[str]
+    added: tuple[int, ...]
     checks: list[Check]
     rows: list[Row]
     together: list[Together]
     tuning_runs: int
-    tuned_runs: int
+    shared_runs: int
     excluded: list[Excluded]
     amendments: list[str]
     equal: list[tuple[str, str]]
@@ -145,79 +162,50 @@ def compare(
     given = [dirs] if isinstance(dirs, str | Path) else list(dirs)
     collection = collect(Path(d) for d in given)
     base, others, duplicates, plan = gather(collection, baseline)
-    others = attach(base, others, plan) if plan.lr_grid else others
+    if plan.lr_grid:
+        others = attach(base, others, plan)
+        base, *others = at_own_rates([base, *others], plan.endpoint)
     if not base.runs:
         raise ConfigError("the baseline has no result yet", base.label, "nexus-ablate status DIR shows what it does")
     excluded = collection.excluded + duplicates + _unpaired(base, others)
-    found = checks(base, others, plan, excluded, tuple(allow))
-    everyone = [base, *others, *_copies(base, plan)]
-    _require_endpoint(everyone, plan.endpoint)
-    seeds = sorted(base.runs)
-    grief = [diverged_seeds(arm.runs, base.runs) for arm in everyone]
-    losses = np.array([_losses(arm, plan.endpoint, seeds, lost) for arm, lost in zip(everyone, grief, strict=True)])
-    identical = [_identical(arm, base) for arm in everyone]
-    tested = [
-        i
-        for i, arm in enumerate(everyone)
-        if i == 0 or not (unfair(arm, found) or grief[i] or identical[i] or not arm.runs)
-    ]
-    tests = dict(zip(tested, effects(losses[tested]), strict=True))
-    family = len({losses[i].tobytes() for i in tested if tests[i] is not None})
-    seed_sd = _spread(losses[0])
-    delta_min, source = _smallest(plan, losses[0], seed_sd)
-    unit = UNITS.get(plan.endpoint, plan.endpoint)
-    rows = []
-    for i, arm in enumerate(everyone):
-        row = _row(arm, base, seeds, losses[i], losses[0], plan)
-        row.diverged, row.effect = grief[i], tests.get(i)
-        broken = unfair(arm, found)
-        if i and not broken and not grief[i]:
-            _descriptive(row, arm, base)
-        evidence = Evidence(
-            effect=row.effect,
-            delta_min=delta_min,
-            unfair=broken,
-            pairs=sum(d is not None for d in row.differences),
-            runs=len(arm.runs),
-            diverged=len(grief[i]),
-            hows=", ".join(sorted(set(grief[i].values()))),
-            baseline_runs=len(base.runs),
-            baseline_diverged=len(grief[0]),
-            identical=identical[i],
-            waiting=row.waiting,
-            family=family,
-            single=next((d for d in row.differences if d is not None), None),
-            tuned_delta=row.at_best_lr.mean if row.at_best_lr else None,
-            unit=unit,
-        )
-        row.verdict = decide(evidence) if i else None
-        if row.effect:
-            row.seeds_needed = needs(row.effect, evidence)
-            row.delta_over_sd = row.effect.delta / seed_sd if seed_sd else None
-        rows.append(row)
-    for row in rows[1:]:  # three times the baseline's spikes, and more than one in a thousand rows
+    conditions = checks(base, others, plan, excluded, tuple(allow))
+    arms = [base, *others, *_copies(base, plan)]
+    _require_endpoint(arms, plan.endpoint)
+    broken = [unfair(arm, conditions) for arm in arms]
+    judgement = judge(arms, broken, plan)
+    rows = [_row(arm, base, one, judgement.arms[0], plan) for arm, one in zip(arms, judgement.arms, strict=True)]
+    for row, arm, conditions_broken in zip(rows[1:], arms[1:], broken[1:], strict=True):
+        if not conditions_broken:
+            _descriptive(row, arm, base, {*row.failed, *rows[0].failed})
+        # three times the baseline's spikes, and more than one in a thousand rows
         row.spiky = (row.spike_score or 0.0) > 3 * max(rows[0].spike_score or 0.0, 0.001)
+        row.delta_over_sd = row.effect.delta / rows[0].sd if row.effect and rows[0].sd else None
     return Comparison(
         question=plan.question,
         study=plan.name,
         baseline=base.label,
         endpoint=plan.endpoint,
-        unit=unit,
+        unit=UNITS.get(plan.endpoint, plan.endpoint),
         match=plan.match,
-        delta_min=delta_min,
-        delta_min_source=source,
-        seed_sd=seed_sd,
-        family=family,
-        checks=found,
+        delta_min=judgement.delta_min,
+        delta_min_source=judgement.delta_min_source,
+        seed_sd=rows[0].sd,
+        family=judgement.family,
+        noisy=[arms[i].label for i in judgement.noisy],
+        looks=plan.looks,
+        look=judgement.look,
+        undecided=judgement.undecided,
+        added=plan.added,
+        checks=conditions,
         rows=rows,
-        together=_interactions([everyone[i] for i in tested], losses[tested]),
-        tuning_runs=sum(len(arm.tuning) for arm in everyone),
-        tuned_runs=sum(len(arm.tuned.runs) for arm in everyone if arm.tuned),
+        together=_interactions(arms, judgement.arms),
+        tuning_runs=sum(len(arm.tuning) for arm in arms),
+        shared_runs=sum(len(arm.shared.runs) for arm in arms if arm.shared),
         excluded=excluded,
         amendments=list(plan.amendments),
         equal=list(plan.equal),
         refused=list(plan.refused),
-        arms=everyone,
+        arms=arms,
     )
 
 
@@ -237,11 +225,6 @@ def _unpaired(base: Arm, others: list[Arm]) -> list[Excluded]:
     ]
 
 
-def _losses(arm: Arm, endpoint: str, seeds: list[int], lost: dict[int, str]) -> Array:
-    """The endpoint at each seed; NaN where there is no result or the run came to grief."""
-    return np.where([seed in lost for seed in seeds], np.nan, arm.values(endpoint, seeds))
-
-
 def _require_endpoint(arms: list[Arm], endpoint: str) -> None:
     names = {name for arm in arms for name in arm.figure_names}
     if endpoint not in names and names:
@@ -250,49 +233,35 @@ def _require_endpoint(arms: list[Arm], endpoint: str) -> None:
         raise ConfigError("no run has the endpoint of the study", endpoint, fix)
 
 
-def _identical(arm: Arm, baseline: Arm) -> bool:
-    shared = arm.runs.keys() & baseline.runs.keys()
-    return arm is not baseline and bool(shared) and all(same_curves(arm.runs[s], baseline.runs[s]) for s in shared)
-
-
 def _spread(values: Array) -> float | None:
     values = values[np.isfinite(values)]
     return float(values.std(ddof=1)) if len(values) > 1 else None
 
 
-def _smallest(plan: Plan, base: Array, seed_sd: float | None) -> tuple[float, str]:
-    """The smallest difference that matters, and where it comes from."""
-    if plan.delta_min is not None:
-        return plan.delta_min, "fixed by the study"
-    share = SHARE_THAT_MATTERS * abs(float(np.nanmean(base))) if np.isfinite(base).any() else 0.0
-    if seed_sd is not None and seed_sd > share:
-        return seed_sd, "one standard deviation over the baseline's seeds"
-    return share, "0.2% of the baseline's loss"
-
-
-def _waiting(arm: Arm, plan: Plan) -> int:
-    """Seeds without a result yet: of those that the study plans, else of those that were begun."""
-    planned = arm.name in {*plan.arms, plan.baseline}
-    wanted = set(plan.seeds) if planned else {out.seed for out in arm.waiting}
-    return len(wanted - arm.runs.keys())
-
-
-def _row(arm: Arm, base: Arm, seeds: Sequence[int], ours: Array, theirs: Array, plan: Plan) -> Row:
-    endpoint = plan.endpoint
-    finite = ours[np.isfinite(ours)]
+def _row(arm: Arm, base: Arm, judged: Judged, baseline: Judged, plan: Plan) -> Row:
+    endpoint, seeds = plan.endpoint, judged.seeds
+    theirs = dict(zip(baseline.seeds, baseline.losses, strict=True))
+    losses, differences = judged.losses, judged.losses - np.array([theirs[seed] for seed in seeds])
+    finite = losses[np.isfinite(losses)]
     own_lr, at_edge = best_lr(arm, endpoint)
     params, base_params = arm.mean("params"), base.mean("params")
     flops, base_flops = arm.mean("flops_per_token"), base.mean("flops_per_token")
     names = [n for n in arm.figure_names if "/" in n]
+    effect, evidence = judged.effect, judged.evidence
     return Row(
         arm=arm.label,
-        verdict=None,
+        verdict=judged.verdict,
         seeds=list(seeds),
-        values=[float(v) if np.isfinite(v) else None for v in ours],
-        differences=[float(d) if np.isfinite(d) else None for d in ours - theirs],
+        values=_numbers(losses),
+        differences=_numbers(differences),
         mean=float(finite.mean()) if len(finite) else None,
-        sd=_spread(ours),
-        waiting=_waiting(arm, plan),
+        sd=_spread(losses),
+        effect=effect,
+        look=judged.look,
+        seeds_to_decide=seeds_to_decide(effect, evidence) if effect and evidence else None,
+        seeds_for_margin=seeds_for_margin(effect, evidence) if effect and evidence else None,
+        failed=judged.failed,
+        waiting=judged.waiting,
         tokens_per_second=arm.mean("tokens_per_second"),
         peak_memory_bytes=arm.mean("peak_memory_bytes"),
         params=params,
@@ -300,17 +269,21 @@ def _row(arm: Arm, base: Arm, seeds: Sequence[int], ours: Array, theirs: Array, 
         flops_share=flops / base_flops - 1 if flops and base_flops else None,
         spike_score=arm.spike_score,
         rising=int(sum(rising(run) for run in arm.runs.values())),
-        lr=arm.lr,
+        lr=arm.lr if arm.runs else None,
         best_lr=own_lr,
         lr_edge=at_edge,
         lr_sensitivity=lr_sensitivity(arm, endpoint),
         lr_curve=lr_points(arm, endpoint),
-        at_best_lr=tuned_difference(arm, base, endpoint) if arm is not base else None,
+        at_shared_lr=shared_difference(arm, base, endpoint) if arm is not base else None,
         figures={n: (m, _spread(arm.values(n, seeds))) for n in names if (m := arm.mean(n)) is not None},
         asked=differing(arm.config, base.config) if arm.runs else {},
         followed=consequences(arm.config, base.config) if arm.runs else {},
         notes=_notes(arm, base, plan),
     )
+
+
+def _numbers(values: Array) -> list[float | None]:
+    return [float(v) if np.isfinite(v) else None for v in values]
 
 
 def _notes(arm: Arm, base: Arm, plan: Plan) -> list[str]:
@@ -324,9 +297,9 @@ def _notes(arm: Arm, base: Arm, plan: Plan) -> list[str]:
     return notes
 
 
-def _descriptive(row: Row, arm: Arm, base: Arm) -> None:
-    """What is read off the curves, over the seeds where both finished."""
-    pairs = [(run, base.runs[seed]) for seed, run in arm.runs.items() if seed in base.runs]
+def _descriptive(row: Row, arm: Arm, base: Arm, failed: set[int]) -> None:
+    """What is read off the curves, over the seeds where both trained to the end."""
+    pairs = [(run, base.runs[seed]) for seed, run in arm.runs.items() if seed in base.runs and seed not in failed]
     pairs = [pair for pair in pairs if all(run.record.state == "finished" for run in pair)]
 
     def over_pairs(measure: Callable[[Trained, Trained], float]) -> Interval | None:
@@ -344,8 +317,10 @@ def _exponential(interval: Interval | None) -> Interval | None:
     return Interval(mean, low, high, interval.n)
 
 
-def _interactions(arms: list[Arm], losses: Array) -> list[Together]:
+def _interactions(everyone: list[Arm], judged: list[Judged]) -> list[Together]:
     """Every arm that makes exactly the changes of two others together, which are no such sums themselves."""
+    compared = [0, *(i for i, one in enumerate(judged) if one.effect is not None)]
+    arms, tables = [everyone[i] for i in compared], [judged[i] for i in compared]
     changes = [
         {key: ours for key, (_, ours) in differing(arm.config, arms[0].config).items()} if arm.runs else {}
         for arm in arms
@@ -364,7 +339,9 @@ def _interactions(arms: list[Arm], losses: Array) -> list[Together]:
     found = [(c, a, b) for c, a, b in found if a not in sums and b not in sums]
     together = []
     for c, a, b in found:
-        interval = interaction(losses[c], losses[a], losses[b], losses[0], len(found))
+        seeds = min((tables[i].seeds for i in (c, a, b)), key=len)  # with looks, arms differ in their seeds
+        both, one, other, base = (tables[i].losses[: len(seeds)] for i in (c, a, b, 0))
+        interval = interaction(both, one, other, base, len(found))
         if interval is not None:
             together.append(Together(arms[c].label, arms[a].label, arms[b].label, interval))
     return together

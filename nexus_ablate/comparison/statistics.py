@@ -1,12 +1,13 @@
 """Intervals and tests over a table of arms x seeds. Pure functions of arrays: no files, no randomness.
 
-The model: loss = arm + seed + residual. Seed s gives every arm the same initial values, data order and dropout, so that
+The model: loss = arm + seed + residual. Seed s gives every arm the same initial values, data order and dropout, so
 the seed's part cancels in the difference to the baseline. What is left, the residual standard deviation s, is pooled
 over the arms, but no arm is judged by less than its own: s = max(pooled, own). All arms are tested at once (Dunnett
 1955: max |t| over k correlated comparisons). One arm alone is the paired t-test.
 
-Arms are not equally noisy. One that is noisier than the others (F-test at NOISY) is judged by its own degrees of
-freedom too, and one that is far noisier (at ERRATIC) does not enter the pool, where it would hide all other effects.
+Pooling assumes that all arms are equally noisy. Where an F-test says otherwise (`unlike_noise`), every arm of the
+table is judged by its own paired differences instead, n - 1 degrees of freedom at the Sidak level.
+`scripts/simulate_verdicts.py` prints the error rates and the power of the two together.
 """
 
 from __future__ import annotations
@@ -20,13 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 LEVEL = 0.05
-"""Chance that a family of arms without any effect shows a difference."""
+"""Chance that a table of arms without any effect shows a difference."""
 POWER = 0.80
-NOISY = 0.01
-ERRATIC = 0.00001
-"""Divided by the number of arms. Both chosen by simulation (8 arms, 5 seeds): false claims stay at 5% whether one arm
-is 1, 3, 5 or 10 times as noisy as the rest, and beside an arm 10 times as noisy the others are still found (81% at 2
-seed deviations, 89% without it); with every arm in the pool they would be lost (5%)."""
+GUARD = 0.05
+"""Level of the F-tests for unlike noise: of the baseline's, and of all arms' together (each at GUARD / k)."""
 
 Array = NDArray[np.float64]
 
@@ -39,34 +37,40 @@ class Effect:
         n: Pairs.
         delta: Mean paired difference, arm minus baseline.
         spread: s, the residual standard deviation of one run by which the arm is judged.
+        spread_bound: Upper 80% bound of s, for planning seeds.
         se: s sqrt(2 / n), the standard error of delta.
         df: Degrees of freedom of s.
         critical: Quantile of max |t| over the family.
         p: Adjusted for the family.
-        low, high: Simultaneous 95% interval.
-        narrow: Half width of the arm's own 90% interval, for the equivalence test.
+        low, high: The simultaneous interval, the one that decides.
         wins: Seeds in which the arm was lower.
         rho: Correlation of arm and baseline over the seeds; None below 3 pairs or without variation.
-        noisy: Noisier than the other arms, and judged by its own degrees of freedom.
+        alone: Judged by its own paired differences, because the arms are not equally noisy.
+        level: Chance of any false claim in the table that the interval spends.
     """
 
     n: int
     delta: float
     spread: float
+    spread_bound: float
     se: float
     df: int
     critical: float
     p: float
     low: float
     high: float
-    narrow: float
     wins: int
     rho: float | None
-    noisy: bool
+    alone: bool
+    level: float = LEVEL
 
-    def equivalent(self, delta_min: float) -> bool:
-        """Two one-sided tests at 5%: the 90% interval lies inside +-delta_min."""
-        return abs(self.delta) + self.narrow < delta_min
+    @property
+    def excludes_zero(self) -> bool:
+        return self.low > 0 or self.high < 0
+
+    def within(self, margin: float) -> bool:
+        """Whether the whole interval lies inside +-margin."""
+        return -margin < self.low and self.high < margin
 
     @property
     def detectable(self) -> float:
@@ -74,12 +78,13 @@ class Effect:
         return noncentrality(self.critical, self.df) * self.se
 
 
-def effects(losses: Array, level: float = LEVEL) -> list[Effect | None]:
+def effects(losses: Array, level: float = LEVEL, family: int | None = None) -> list[Effect | None]:
     """Every arm against the first row.
 
     Args:
         losses: (arms, seeds), the baseline first; NaN where there is no result.
-        level: Of the whole family.
+        level: Chance of any false claim in the whole table.
+        family: Arms that share the level, if they are more than the table holds.
 
     Returns:
         By arm; None for the baseline, for fewer than two pairs, and where every difference is exactly 0.
@@ -87,78 +92,101 @@ def effects(losses: Array, level: float = LEVEL) -> list[Effect | None]:
     differences = losses - losses[0]
     pairs = np.isfinite(differences)
     tested = [a for a in range(1, len(losses)) if pairs[a].sum() >= 2 and np.any(differences[a][pairs[a]] != 0)]
-    first: dict[bytes, int] = {}  # copies of an arm are one arm: they say nothing new about the noise
-    for a in tested:
-        first.setdefault(differences[a].tobytes(), a)
-    family = list(first.values())
-    k, rho = len(family), common_correlation(pairs[family])
-    pool, noisy_arms = _noise(losses, family)
-    pooled, pooled_df = residual_variance(losses[[0, *pool]])
-    found: list[Effect | None] = [None] * len(losses)
+    result: list[Effect | None] = [None] * len(losses)
+    if not tested:
+        return result
+    # A copy of an arm is the same arm: it adds nothing to what is known about the noise.
+    distinct = list({differences[a].tobytes(): a for a in reversed(tested)}.values())[::-1]
+    k, rho = max(len(distinct), family or 0), common_correlation(pairs[distinct])
+    table = losses[[0, *distinct]]
+    alone = bool(unlike_noise(table))
+    pooled, pooled_df = residual_variance(table)
     for a in tested:
         d = differences[a][pairs[a]]
         n, delta, own = len(d), float(d.mean()), float(d.var(ddof=1)) / 2
-        noisy = first[differences[a].tobytes()] in noisy_arms
-        variance = max(pooled, own) if first[differences[a].tobytes()] in pool else own
-        df = n - 1 if noisy else pooled_df
+        variance, df = (own, n - 1) if alone else (max(pooled, own), pooled_df)
         se = math.sqrt(variance * 2 / n)
-        critical = max_t_quantile(level, k, df, rho)
-        half, narrow = critical * se, t_quantile(1 - level, df) * se
-        found[a] = Effect(
+        critical = t_quantile(1 - sidak(level, k) / 2, df) if alone else max_t_quantile(level, k, df, rho)
+        t = abs(delta) / se if se else math.inf
+        result[a] = Effect(
             n=n,
             delta=delta,
             spread=math.sqrt(variance),
+            spread_bound=upper_bound(math.sqrt(variance), df),
             se=se,
             df=df,
             critical=critical,
-            p=max_t_tail(abs(delta) / se, k, df, rho) if se else 0.0,
-            low=delta - half,
-            high=delta + half,
-            narrow=narrow,
+            p=-math.expm1(k * math.log1p(-t_tail(t, df))) if alone else max_t_tail(t, k, df, rho),
+            low=delta - critical * se,
+            high=delta + critical * se,
             wins=int((d < 0).sum()),
             rho=correlation(losses[0][pairs[a]], losses[a][pairs[a]]),
-            noisy=noisy,
+            alone=alone,
+            level=level,
         )
-    return found
+    return result
 
 
 def residual_variance(losses: Array) -> tuple[float, int]:
     """Residual variance of the additive fit arm + seed and its degrees of freedom; cells may be missing (NaN)."""
+    squares, df = _residual_squares(losses)
+    return (squares / df if df else math.nan), df
+
+
+def unlike_noise(losses: Array) -> dict[int, float]:
+    """The rows that are noisier than the rest of the table, with their p-values; none: the noise can be pooled.
+
+    The F-test of a row holds what it adds to the residual sum of squares against what the other rows have without it.
+    The baseline is tested at GUARD against the arms, each of the k arms at GUARD / k against all other rows.
+
+    Args:
+        losses: (arms, seeds), the baseline first; NaN where there is no result.
+    """
+    from scipy.special import fdtrc
+
+    if len(losses) < 3:  # one arm alone is judged by its own differences anyway
+        return {}
+    squares, df = _residual_squares(losses)
+    noisy = {}
+    for row in range(len(losses)):
+        rest, rest_df = _residual_squares(np.delete(losses, row, 0))
+        added = df - rest_df
+        if min(squares, rest_df, added) <= 0:
+            continue
+        ratio = (squares - rest) / added / (rest / rest_df) if rest else math.inf
+        p = float(fdtrc(added, rest_df, ratio))
+        if p < (GUARD / (len(losses) - 1) if row else GUARD):
+            noisy[row] = p
+    return noisy
+
+
+def _residual_squares(losses: Array) -> tuple[float, int]:
+    """Residual sum of squares of the additive fit arm + seed, and its degrees of freedom."""
     present = np.isfinite(losses)
     if present.all():
         residual = losses - losses.mean(0) - losses.mean(1, keepdims=True) + losses.mean()
-        df = (losses.shape[0] - 1) * (losses.shape[1] - 1)
-    else:
-        arms, seeds = np.nonzero(present)
-        design = np.zeros((len(arms), sum(losses.shape)))
-        design[np.arange(len(arms)), arms] = 1
-        design[np.arange(len(arms)), losses.shape[0] + seeds] = 1
-        values = losses[present] - losses[present].mean()
-        fit, _, rank, _ = np.linalg.lstsq(design, values, rcond=None)
-        residual, df = values - design @ fit, len(values) - int(rank)
-    return (float((residual**2).sum()) / df if df else math.nan), df
+        return float((residual**2).sum()), max((losses.shape[0] - 1) * (losses.shape[1] - 1), 0)
+    arms, seeds = np.nonzero(present)
+    design = np.zeros((len(arms), sum(losses.shape)))
+    design[np.arange(len(arms)), arms] = 1
+    design[np.arange(len(arms)), losses.shape[0] + seeds] = 1
+    values = losses[present] - losses[present].mean()
+    fit, _, rank, _ = np.linalg.lstsq(design, values, rcond=None)
+    return float(((values - design @ fit) ** 2).sum()), len(values) - int(rank)
 
 
-def _noise(losses: Array, family: list[int]) -> tuple[list[int], set[int]]:
-    """The arms whose spreads are pooled, and the arms that are noisier than the others."""
-    from scipy.special import fdtrc
+def robust_spread(losses: Array) -> float | None:
+    """Residual standard deviation that a few outlying runs cannot move; None without two rows and two columns.
 
-    differences = losses - losses[0]
-    own = {a: float(np.nanvar(differences[a], ddof=1)) / 2 for a in family}
-    df = {a: int(np.isfinite(differences[a]).sum()) - 1 for a in family}
-
-    def p_value(a: int, others: list[int]) -> float:
-        variance, others_df = residual_variance(losses[[0, *others]])
-        return float(fdtrc(df[a], others_df, own[a] / variance)) if variance else 0.0
-
-    pool, p_values = list(family), dict.fromkeys(family, 1.0)
-    while len(pool) > 1:
-        p_values |= {a: p_value(a, [b for b in pool if b != a]) for a in pool}
-        noisiest = min(pool, key=lambda a: p_values[a])
-        if p_values[noisiest] >= ERRATIC / len(family):
-            break
-        pool.remove(noisiest)
-    return pool, {a for a in family if p_values[a] < NOISY}
+    The median of |(x_is - x_js) - (x_it - x_jt)| over all pairs of arms i, j and of seeds s, t: each such difference is
+    free of arm and seed effects and has the variance 4 s^2.
+    """
+    i, j = np.triu_indices(losses.shape[0], 1)
+    s, t = np.triu_indices(losses.shape[1], 1)
+    between = losses[i] - losses[j]
+    contrasts = np.abs(between[:, s] - between[:, t])
+    contrasts = contrasts[np.isfinite(contrasts)]
+    return float(np.median(contrasts)) / (2 * 0.6744897501960817) if len(contrasts) else None
 
 
 def common_correlation(pairs: NDArray[np.bool_]) -> float:
@@ -189,15 +217,34 @@ def t_quantile(probability: float, df: float) -> float:
     return float(stdtrit(df, probability))
 
 
+def t_tail(t: float, df: float) -> float:
+    """P(|T| > t)."""
+    from scipy.special import stdtr
+
+    return float(2 * stdtr(df, -abs(t)))
+
+
+def sidak(level: float, k: int) -> float:
+    """The level of each of k tests that together hold `level`."""
+    return -math.expm1(math.log1p(-level) / max(k, 1))
+
+
+def upper_bound(spread: float, df: int, confidence: float = POWER) -> float:
+    """The one-sided upper bound of a standard deviation that was estimated with `df` degrees of freedom."""
+    from scipy.special import chdtri
+
+    return spread * math.sqrt(df / float(chdtri(df, confidence)))
+
+
 def max_t_tail(t: float, k: int, df: int, rho: float = 0.5) -> float:
     """P(max |T| > t) for k t-variables that share their denominator and are correlated rho >= 0.
 
     T_i = (sqrt(1 - rho) Z_i + sqrt(rho) Z_0) / S, integrated over Z_0 and S by Gauss-Legendre quadrature.
     """
-    from scipy.special import ndtr, stdtr
+    from scipy.special import ndtr
 
-    if k == 1:
-        return float(2 * stdtr(df, -abs(t)))
+    if k == 1 or math.isinf(t):
+        return t_tail(t, df)
     z, z_weights, s, s_weights = _nodes(df)
     shift, scale = math.sqrt(rho) * z[:, None], math.sqrt(1 - rho)
     outside = ndtr((shift - t * s) / scale) + ndtr((-shift - t * s) / scale)
@@ -248,26 +295,31 @@ def _root(function: Callable[[float], float], low: float, high: float) -> float:
 # ------------------------------------------------------------------------------------------------ planning seeds
 
 
-def detectable_difference(spread: float, n: int, k: int = 1) -> float:
-    """The smallest difference that n seeds show with 80% power, for k arms against a baseline.
+def detectable_difference(spread: float, n: int, k: int = 1, power: float = POWER, alone: bool = False) -> float:
+    """The smallest difference that n seeds show with this power, for k arms against a baseline.
 
     Args:
         spread: Residual standard deviation of one run, seed effects removed.
+        alone: Each arm is judged by its own paired differences, as under unlike noise.
     """
-    df = k * (n - 1)
-    return noncentrality(max_t_quantile(LEVEL, k, df), df) * spread * math.sqrt(2 / n)
+    df = n - 1 if alone else k * (n - 1)
+    critical = t_quantile(1 - sidak(LEVEL, k) / 2, df) if alone else max_t_quantile(LEVEL, k, df)
+    return noncentrality(critical, df, power) * spread * math.sqrt(2 / n)
 
 
-def seeds_needed(delta: float, spread: float, k: int = 1, most: int = 1000) -> int | None:
-    """Seeds after which a true difference `delta` is shown with 80% power; None beyond `most`."""
+@cache
+def seeds_needed(
+    delta: float, spread: float, k: int = 1, power: float = POWER, alone: bool = False, most: int = 1000
+) -> int | None:
+    """Seeds after which a true difference `delta` is shown with this power; None beyond `most`."""
     if not spread:
         return 2
-    if delta <= 0 or detectable_difference(spread, most, k) > delta:
+    if delta <= 0 or detectable_difference(spread, most, k, power, alone) > delta:
         return None
     enough, few = most, 1
     while enough - few > 1:
         middle = (enough + few) // 2
-        if detectable_difference(spread, middle, k) <= delta:
+        if detectable_difference(spread, middle, k, power, alone) <= delta:
             enough = middle
         else:
             few = middle
@@ -316,9 +368,12 @@ def spread_interval(values: Array, level: float = LEVEL) -> tuple[float, float, 
     return sd, low, high
 
 
-def divergence_p(diverged: int, of: int, baseline_diverged: int, baseline_of: int) -> float:
-    """Fisher's exact test, two-sided, of an arm's divergences against the baseline's."""
-    from scipy.stats import fisher_exact
+@cache
+def failure_p(failed: int, of: int, baseline_failed: int, baseline_of: int) -> float:
+    """Barnard's exact test (1945), two-sided, of an arm's failures to train against the baseline's."""
+    from scipy.stats import barnard_exact
 
-    counts = [[diverged, of - diverged], [baseline_diverged, baseline_of - baseline_diverged]]
-    return float(fisher_exact(counts)[1])  # type: ignore[arg-type]
+    counts = [[failed, baseline_failed], [of - failed, baseline_of - baseline_failed]]
+    if not of or not baseline_of or sum(counts[0]) in (0, of + baseline_of):
+        return 1.0
+    return float(barnard_exact(counts).pvalue)  # type: ignore[union-attr]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from nexus_ablate.comparison.result import Comparison, Row, Together
 from nexus_ablate.comparison.statistics import Interval
-from nexus_ablate.comparison.verdict import DIVERGED, MEANINGS, NOT_COMPARABLE, UNSTABLE
+from nexus_ablate.comparison.verdict import CLAIM_SEEDS, DIVERGED, MEANINGS, NOT_COMPARABLE, UNSTABLE
 
 NOTHING = "–"
 
@@ -58,11 +58,11 @@ def loss_text(row: Row) -> str:
     if row.mean is None:
         return NOTHING
     text = f"{row.mean:.4f}" + (f" ±{row.sd:.4f}" if row.sd is not None else "")
-    return f"({text})" if row.diverged else text
+    return f"({text})" if row.verdict is not None and row.verdict.word in (DIVERGED, UNSTABLE) else text
 
 
 def delta(row: Row) -> float | None:
-    """The mean paired difference; none for an arm that cannot be compared, or that came to grief at a seed."""
+    """The mean paired difference; none for an arm that cannot be compared, or whose failures to train decided."""
     if row.verdict is None or row.verdict.word in (NOT_COMPARABLE, DIVERGED, UNSTABLE):
         return None
     found = [d for d in row.differences if d is not None]
@@ -74,10 +74,10 @@ def interval_of(row: Row) -> str:
 
 
 def outcomes(row: Row) -> str:
-    """`5 ok`, `3 ok, 2 diverged, 1 without result`."""
+    """`5 ok`, `3 ok, 2 failed, 1 without result`."""
     ok = sum(v is not None for v in row.values)
     parts = [f"{ok} ok"]
-    parts += [f"{len(row.diverged)} diverged"] if row.diverged else []
+    parts += [f"{len(row.failed)} failed"] if row.failed else []
     parts += [f"{row.waiting} without result"] if row.waiting else []
     return ", ".join(parts)
 
@@ -85,7 +85,7 @@ def outcomes(row: Row) -> str:
 def seeds_text(row: Row) -> str:
     """Seeds used of those begun or planned."""
     used = sum(v is not None for v in row.values)
-    return f"{used}/{used + len(row.diverged) + row.waiting}"
+    return f"{used}/{used + len(row.failed) + row.waiting}"
 
 
 def lr_text(row: Row) -> str:
@@ -108,7 +108,7 @@ LOSS = Column(
     "loss", "mean ± standard deviation over seeds; in brackets over surviving seeds only", loss_text, lambda r: r.mean
 )
 DELTA = Column("delta", "mean paired difference to the baseline; negative is better", lambda r: signed(delta(r)), delta)
-INTERVAL = Column("95% interval", "simultaneous over all arms (Dunnett, seed-blocked)", interval_of, _effect("delta"))
+INTERVAL = Column("interval", "the one that decides: simultaneous over all arms", interval_of, _effect("delta"))
 P = Column("p", "adjusted for the number of arms", lambda r: p_text(r.effect.p) if r.effect else NOTHING, _effect("p"))
 VERDICT = Column("verdict", "see below", lambda r: str(r.verdict) if r.verdict else "baseline")
 
@@ -181,10 +181,10 @@ RATES = (
         lambda r: r.lr_sensitivity,
     ),
     Column(
-        "at best LR",
-        "difference with each at its own best learning rate",
-        lambda r: interval_text(r.at_best_lr),
-        _mean("at_best_lr"),
+        "at shared LR",
+        "difference at the study's learning rate; 95% interval of its own",
+        lambda r: interval_text(r.at_shared_lr),
+        _mean("at_shared_lr"),
     ),
 )
 MAIN = (ARM, SEEDS, LOSS, DELTA, INTERVAL, P, *MORE[:3], VERDICT)
@@ -227,9 +227,9 @@ def answer(comparison: Comparison) -> str:
             found.setdefault(row.verdict.word, []).append(row.arm)
     if not found:
         return f"Only {comparison.baseline} has a result; there is nothing to compare it with."
-    screening = any(row.verdict and row.verdict.screening for row in comparison.rows)
+    prefixes = dict.fromkeys(row.verdict.prefix for row in comparison.rows if row.verdict and row.verdict.prefix)
     words = [f"{word}: {' · '.join(found[word])}" for word in MEANINGS if word in found]
-    return ("screening, " if screening else "") + ". ".join(words) + "."
+    return max(prefixes, key=len, default="") + ". ".join(words) + "."
 
 
 def basis(comparison: Comparison) -> list[str]:
@@ -241,13 +241,28 @@ def basis(comparison: Comparison) -> list[str]:
         "negative differences are better",
         f"smallest difference that matters: {comparison.delta_min:.4f} ({comparison.delta_min_source})",
     ]
+    if comparison.looks:
+        listed = ", ".join(map(str, comparison.looks))
+        lines.append(f"looks at {listed} seeds share the 5%; {comparison.look} of {len(comparison.looks)} are complete")
+    if comparison.noisy:
+        lines.append(
+            f"unlike noise ({', '.join(comparison.noisy)}): every arm is judged by its own paired differences, because "
+            "a pooled spread would claim too much"
+        )
+    if any(row.at_shared_lr for row in comparison.rows):
+        lines.append("each arm is judged at its own best learning rate")
     name = comparison.arms[0].name if comparison.arms else comparison.baseline
     if name != comparison.baseline:
         lines.append(f"{comparison.baseline} is {name}")
-    if seeds < 5:
-        lines.append("screening: fewer than 5 seeds suggest, they do not show")
+    if comparison.added:
+        lines.append(
+            f"exploratory: {len(comparison.added)} seeds were added after the others had been looked at; "
+            f"nexus-ablate confirm {comparison.study} judges fresh seeds alone"
+        )
+    if seeds < CLAIM_SEEDS:
+        lines.append(f"preliminary: fewer than {CLAIM_SEEDS} seeds; treat as a hint")
     if any(row.verdict and row.verdict.word == UNSTABLE for row in comparison.rows):
-        lines.append("in brackets: only over the seeds that survived, which says nothing about the arm")
+        lines.append("in brackets: only over the seeds that trained, which says nothing about the arm")
     return lines
 
 
@@ -263,6 +278,6 @@ def left_out(comparison: Comparison) -> list[str]:
     lines += [f"{asked}: the same configuration as {arm}, not trained twice" for asked, arm in comparison.equal]
     if comparison.tuning_runs:
         lines.append(f"{comparison.tuning_runs} runs chose learning rates")
-    if comparison.tuned_runs:
-        lines.append(f"{comparison.tuned_runs} runs at an arm's own best learning rate stand under `at best LR`")
+    if comparison.shared_runs:
+        lines.append(f"{comparison.shared_runs} runs at the study's learning rate are under `at shared LR`")
     return lines

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from nexus_ablate.comparison.arms import Arm
 from nexus_ablate.comparison.differences import science_key
 from nexus_ablate.comparison.load import Plan
 from nexus_ablate.comparison.statistics import Interval, mean_interval
+from nexus_ablate.errors import ConfigError
 
 
 def attach(baseline: Arm, others: list[Arm], plan: Plan) -> list[Arm]:
@@ -66,11 +69,33 @@ def lr_sensitivity(arm: Arm, endpoint: str) -> float | None:
     return float(np.mean(np.minimum(list(points.values()), np.mean(starts))) - min(points.values()))
 
 
-def tuned_difference(arm: Arm, baseline: Arm, endpoint: str) -> Interval | None:
-    """The paired difference with each at its own best learning rate; None unless both were trained there."""
-    ours = arm if arm.lr == best_lr(arm, endpoint)[0] else arm.tuned
-    theirs = baseline if baseline.lr == best_lr(baseline, endpoint)[0] else baseline.tuned
-    if ours is None or theirs is None:
+def at_own_rates(arms: list[Arm], endpoint: str) -> list[Arm]:
+    """The arms as they are judged: each at its own best learning rate, `shared` being what it is at the study's.
+
+    An arm none of whose rates trained is judged at the study's. One whose runs at its best rate are not there yet has
+    no runs.
+
+    Raises:
+        ConfigError: The baseline is such an arm.
+    """
+    judged = []
+    for arm in arms:
+        best = best_lr(arm, endpoint)[0]
+        if best is None or best == arm.lr:
+            judged.append(arm)
+            continue
+        own = arm.tuned or Arm(arm.name, arm.label, {})
+        judged.append(replace(own, name=arm.name, label=arm.label, tuning=arm.tuning, tuned=None, shared=arm))
+    if not judged[0].runs:
+        fix = "run the study's command again: it trains every arm at its best learning rate"
+        raise ConfigError("the baseline has no result at its own best learning rate", judged[0].label, fix)
+    return judged
+
+
+def shared_difference(arm: Arm, baseline: Arm, endpoint: str) -> Interval | None:
+    """The paired difference at the study's learning rate; None where both are judged there."""
+    if arm.shared is None and baseline.shared is None:
         return None
-    seeds = sorted(ours.runs.keys() & theirs.runs.keys())
-    return mean_interval(ours.values(endpoint, seeds) - theirs.values(endpoint, seeds))
+    one, other = arm.shared or arm, baseline.shared or baseline
+    seeds = sorted(one.runs.keys() & other.runs.keys())
+    return mean_interval(one.values(endpoint, seeds) - other.values(endpoint, seeds))

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cache
 
-from nexus_ablate.comparison.statistics import Effect, divergence_p, seeds_needed
+from nexus_ablate.comparison.statistics import LEVEL, Effect, failure_p, seeds_needed
 
 NOT_COMPARABLE = "NOT COMPARABLE"
 INCOMPLETE = "INCOMPLETE"
@@ -18,18 +17,20 @@ EQUIVALENT = "EQUIVALENT"
 INCONCLUSIVE = "INCONCLUSIVE"
 
 MEANINGS = {
-    BETTER: "lower loss: the simultaneous 95% interval lies below 0",
-    WORSE: "higher loss: the simultaneous 95% interval lies above 0",
-    EQUIVALENT: "the difference is smaller than the smallest that matters (two one-sided tests at 5%)",
-    IDENTICAL: "every loss agrees with the baseline's to the last bit",
-    INCONCLUSIVE: "the seeds do not decide; the sentence says how many would",
-    UNSTABLE: "came to grief at some seed",
-    DIVERGED: "came to grief at every seed",
-    NOT_COMPARABLE: "a condition of fairness is broken",
-    INCOMPLETE: "no pair of runs has come to a result yet",
+    BETTER: "lower loss: the whole interval lies below 0",
+    WORSE: "higher loss: the whole interval lies above 0",
+    EQUIVALENT: "the whole interval is closer to 0 than the smallest difference that matters",
+    IDENTICAL: "every loss equals the baseline's to the last bit",
+    INCONCLUSIVE: "not enough seeds to decide; the sentence says how many would",
+    UNSTABLE: "fails to train at some seeds, more often than the baseline",
+    DIVERGED: "fails to train at every seed, and the baseline does not",
+    NOT_COMPARABLE: "a fairness condition fails",
+    INCOMPLETE: "no pair of runs has a result yet",
 }
+UNDECIDED = (INCONCLUSIVE, INCOMPLETE)
 CLAIM_SEEDS = 5
-"""Below this a verdict is called screening."""
+"""With fewer a verdict is called preliminary."""
+TOO_SMALL = "below the threshold that matters"
 
 
 @dataclass(frozen=True)
@@ -37,16 +38,18 @@ class Evidence:
     """What decides about an arm.
 
     Attributes:
-        effect: Against the baseline; None without two pairs.
+        effect: Against the baseline, over the pairs in which both trained; None without two of them.
         delta_min: The smallest difference that matters, in the endpoint's unit.
-        unfair: Conditions that the arm breaks.
-        pairs: Seeds at which arm and baseline both came to a number.
-        runs: Runs that came to a result, `diverged` of them to a bad one.
-        identical: All losses agree with the baseline's to the last bit.
+        unfair: Fairness conditions that the arm breaks.
+        pairs: Seeds at which arm and baseline both trained.
+        runs: Runs with a result, of which `failed` failed to train, in the ways that `failures` names.
+        identical: All losses equal the baseline's to the last bit.
         waiting: Runs without a result yet.
-        family: Arms tested together.
-        single: The difference, where one pair is all there is.
-        tuned_delta: The difference with each arm at its own best learning rate.
+        family: Arms judged together.
+        single: The difference, where there is only one pair.
+        shared_rate_delta: The difference at the shared learning rate, where each arm is judged at its own.
+        more_seeds: The command that adds `{}` seeds, if there is one.
+        exploratory: Seeds were added after their predecessors had been looked at.
     """
 
     effect: Effect | None
@@ -54,16 +57,31 @@ class Evidence:
     unfair: list[str] = field(default_factory=list)
     pairs: int = 0
     runs: int = 0
-    diverged: int = 0
-    hows: str = ""
+    failed: int = 0
+    failures: str = ""
     baseline_runs: int = 0
-    baseline_diverged: int = 0
+    baseline_failed: int = 0
     identical: bool = False
     waiting: int = 0
     family: int = 1
     single: float | None = None
-    tuned_delta: float | None = None
+    shared_rate_delta: float | None = None
     unit: str = "nats per token"
+    more_seeds: str = ""
+    exploratory: bool = False
+
+    @property
+    def failure_p(self) -> float:
+        """Of the arm's failures to train against the baseline's."""
+        return failure_p(self.failed, self.runs, self.baseline_failed, self.baseline_runs)
+
+    @property
+    def fails_more(self) -> bool:
+        return self.failed * self.baseline_runs > self.baseline_failed * self.runs
+
+    @property
+    def trains_where_the_baseline_fails(self) -> bool:
+        return not self.fails_more and self.failure_p < LEVEL / self.family
 
 
 @dataclass(frozen=True)
@@ -72,12 +90,11 @@ class Verdict:
 
     word: str
     sentence: str
-    screening: bool = False
+    prefix: str = ""
     qualifiers: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        shown = ("screening: " if self.screening else "") + self.word
-        return shown + (f" ({', '.join(self.qualifiers)})" if self.qualifiers else "")
+        return self.prefix + self.word + (f" ({', '.join(self.qualifiers)})" if self.qualifiers else "")
 
 
 def word(evidence: Evidence) -> str:
@@ -85,78 +102,107 @@ def word(evidence: Evidence) -> str:
     e, effect = evidence, evidence.effect
     if e.unfair:
         return NOT_COMPARABLE
-    if not e.runs or (not e.pairs and not e.diverged):
+    if not e.runs:
         return INCOMPLETE
     if e.identical:
         return IDENTICAL
-    if e.diverged:
-        return DIVERGED if e.diverged == e.runs else UNSTABLE
+    if e.failed == e.runs and e.fails_more:
+        return DIVERGED
+    if e.fails_more and e.failure_p < LEVEL:
+        return UNSTABLE
+    if e.trains_where_the_baseline_fails:
+        return BETTER
     if effect is None:
-        return INCONCLUSIVE
-    if effect.high < 0 or effect.low > 0:
+        return INCOMPLETE if e.waiting and not e.pairs else INCONCLUSIVE
+    if effect.excludes_zero:
         return BETTER if effect.delta < 0 else WORSE
-    return EQUIVALENT if effect.equivalent(e.delta_min) else INCONCLUSIVE
+    return EQUIVALENT if effect.within(e.delta_min) else INCONCLUSIVE
 
 
 def decide(evidence: Evidence) -> Verdict:
     """The whole verdict."""
     e, effect = evidence, evidence.effect
     chosen = word(e)
+    weighed = chosen in (BETTER, WORSE, EQUIVALENT, INCONCLUSIVE)
     qualifiers = []
     if chosen in (BETTER, WORSE) and effect is not None:
-        if abs(effect.delta) < e.delta_min:
-            qualifiers.append("negligible")
-        if e.tuned_delta is not None and e.tuned_delta * effect.delta < 0:
+        if effect.within(e.delta_min):
+            qualifiers.append(TOO_SMALL)
+        if e.shared_rate_delta is not None and e.shared_rate_delta * effect.delta < 0:
             qualifiers.append("depends on LR")
+    if weighed and e.failed:
+        qualifiers.append(f"{e.failed} of {e.runs} failed")
     if e.waiting and chosen not in (NOT_COMPARABLE, INCOMPLETE):
         qualifiers.append("incomplete")
-    weighed = chosen in (BETTER, WORSE, EQUIVALENT, INCONCLUSIVE)
-    return Verdict(chosen, _sentence(chosen, e), weighed and e.pairs < CLAIM_SEEDS, tuple(qualifiers))
+    seeds = e.runs if e.trains_where_the_baseline_fails else e.pairs
+    prefix = "preliminary: " if weighed and seeds < CLAIM_SEEDS else ""
+    if weighed and e.exploratory:
+        prefix += "exploratory: "
+    return Verdict(chosen, _sentence(chosen, e), prefix, tuple(qualifiers))
 
 
 def _sentence(chosen: str, e: Evidence) -> str:
     if chosen == NOT_COMPARABLE:
-        return f"fairness fails on {', '.join(e.unfair)}; --allow {','.join(e.unfair)} compares all the same"
+        return f"fairness fails on {', '.join(e.unfair)}; --allow {','.join(e.unfair)} compares anyway"
     if chosen == INCOMPLETE:
         return f"{e.waiting} runs without a result" if e.waiting else "no run yet"
     if chosen == IDENTICAL:
-        return f"every loss equals the baseline's to the last bit, in {e.pairs} of {e.pairs} seeds"
-    if chosen in (DIVERGED, UNSTABLE):
-        p = divergence_p(e.diverged, e.runs, e.baseline_diverged, e.baseline_runs)
-        return (
-            f"{e.hows} at {e.diverged} of {e.runs} seeds, the baseline at {e.baseline_diverged} of "
-            f"{e.baseline_runs} (Fisher p = {p:.2g})"
-        )
+        return f"every loss equals the baseline's to the last bit, at {e.runs} of {e.runs} seeds"
+    if chosen in (DIVERGED, UNSTABLE) or (chosen == BETTER and e.trains_where_the_baseline_fails):
+        return _failures(e)
     effect = e.effect
     if effect is None:
+        if e.failed == e.runs:
+            return f"{_failures(e)}: neither trains"
         if e.single is None:
-            return "no difference that could be weighed"
+            return "no difference between pairs that trained"
         return f"one pair differs by {e.single:+.4f} {e.unit}; without a second seed its noise is unknown"
-    interval = f"95% interval {effect.low:+.4f} to {effect.high:+.4f}"
+    interval = f"{interval_name(effect.level)} {effect.low:+.4f} to {effect.high:+.4f}"
+    also = f"; {_failures(e)}" if e.failed else ""
     if chosen in (BETTER, WORSE):
         side = "lower" if effect.delta < 0 else "higher"
         agree = effect.wins if effect.delta < 0 else effect.n - effect.wins
-        return f"{abs(effect.delta):.4f} {e.unit} {side} ({interval}), in {agree} of {effect.n} seeds"
+        return f"{abs(effect.delta):.4f} {e.unit} {side} ({interval}), in {agree} of {effect.n} seeds{also}"
     if chosen == EQUIVALENT:
-        low, high = effect.delta - effect.narrow, effect.delta + effect.narrow
-        return f"within ±{e.delta_min:.4f} {e.unit} (90% interval {low:+.4f} to {high:+.4f})"
-    return f"{effect.delta:+.4f} {e.unit} ({interval}); {_seeds_sentence(effect, e)}"
+        return f"within ±{e.delta_min:.4f} {e.unit} ({interval}){also}"
+    return f"{effect.delta:+.4f} {e.unit} ({interval}); {_seeds_sentence(effect, e)}{also}"
+
+
+def _failures(e: Evidence) -> str:
+    how = f" ({e.failures})" if e.failures else ""
+    return (
+        f"fails to train at {e.failed} of {e.runs} seeds{how}, the baseline at {e.baseline_failed} of "
+        f"{e.baseline_runs} (Barnard's exact test, p = {e.failure_p:.2g})"
+    )
+
+
+def interval_name(level: float) -> str:
+    """`95% interval`; of a look, which spends a share of the 5%, `99.25% interval`."""
+    return f"{100 * (1 - level):.4g}% interval"
 
 
 def _seeds_sentence(effect: Effect, e: Evidence) -> str:
-    needed = needs(effect, e)
+    needed, for_margin = seeds_to_decide(effect, e), seeds_for_margin(effect, e)
+    margin = f"±{e.delta_min:.4f} needs " + (f"about {for_margin}" if for_margin else "more than 1000")
     if needed is None:
-        return f"more than 1000 seeds would be needed to show ±{e.delta_min:.4f}"
-    if needed <= effect.n:
-        return f"{effect.n} seeds would mostly have shown ±{e.delta_min:.4f}; a smaller effect is not excluded"
-    return f"about {needed} seeds would show ±{e.delta_min:.4f}"
+        return f"more than 1000 seeds would be needed to decide an effect of this size; {margin}"
+    command = f" ({e.more_seeds.format(max(needed - effect.n, 1))})" if e.more_seeds else ""
+    return f"about {needed} seeds would decide an effect of this size{command}; {margin}"
 
 
-def needs(effect: Effect, e: Evidence) -> int | None:
-    """Seeds after which a difference of delta_min would be shown with 80% power."""
-    return _needs(e.delta_min, effect.spread, 1 if effect.noisy else e.family)
+def seeds_to_decide(effect: Effect, e: Evidence) -> int | None:
+    """Seeds after which the verdict would be decided with 80% power if the true difference were the measured one.
+
+    Either the interval excludes 0, or it lies inside the margin. Planned with the upper 80% bound of the spread, since
+    with the point estimate half of all plans fall short.
+    """
+    spread, size = effect.spread_bound, abs(effect.delta)
+    counts = [seeds_needed(size, spread, e.family, alone=effect.alone)]
+    if size < e.delta_min:  # both ends of the interval must hold: 90% each
+        counts.append(seeds_needed(e.delta_min - size, spread, e.family, power=0.9, alone=effect.alone))
+    return min((count for count in counts if count is not None), default=None)
 
 
-@cache
-def _needs(delta_min: float, spread: float, family: int) -> int | None:
-    return seeds_needed(delta_min, spread, family)
+def seeds_for_margin(effect: Effect, e: Evidence) -> int | None:
+    """Seeds after which a true difference of `delta_min` would be shown with 80% power."""
+    return seeds_needed(e.delta_min, effect.spread_bound, e.family, alone=effect.alone)

@@ -1,0 +1,62 @@
+"""The error rates and the power that docs/reading_a_verdict.md states, on tables with a planted truth."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from nexus_ablate.comparison import judge, statistics
+
+SCRIPT = Path(__file__).parent.parent / "scripts/simulate_verdicts.py"
+spec = importlib.util.spec_from_file_location("simulate_verdicts", SCRIPT)
+assert spec is not None and spec.loader is not None
+simulation = importlib.util.module_from_spec(spec)
+sys.modules["simulate_verdicts"] = simulation
+spec.loader.exec_module(simulation)
+CASES = {f"{case.name}, {case.arms} arms, {case.seeds} seeds": case for case in simulation.cases()}
+FAST = 120
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_every_target_holds(name):
+    case = CASES[name]
+    figure, _ = simulation.simulate(case, 1000)
+    assert case.holds(figure), f"{figure:.1%}"
+
+
+def case_named(start, arms):
+    return next(case for case in CASES.values() if case.name.startswith(start) and case.arms == arms)
+
+
+def test_without_the_guard_a_noisy_baseline_makes_twice_the_false_claims(monkeypatch):
+    case = case_named("baseline 3x", 8)
+    guarded, _ = simulation.simulate(case, FAST)
+    monkeypatch.setattr(statistics, "unlike_noise", lambda table: {})
+    without, _ = simulation.simulate(case, FAST)
+    assert guarded <= 0.07 < without
+
+
+def test_a_margin_from_the_baseline_s_own_spread_would_call_two_deviations_equivalent(monkeypatch):
+    case = case_named("EQUIVALENT, truth", 3)
+    assert simulation.simulate(case, FAST)[0] <= 0.05
+    monkeypatch.setattr(judge, "robust_spread", lambda losses: float(losses[0].std(ddof=1)))
+    monkeypatch.setattr(judge, "unlike_noise", lambda losses: {})
+    own = replace(case, noise={0: 0.1, 1: 0.1, 2: 0.1, 3: 0.1})  # the interval itself is narrow, the margin is not
+    assert simulation.simulate(own, FAST)[0] <= 1.0
+
+
+def test_looks_that_each_spend_the_whole_5_percent_claim_three_times_as_often():
+    looks = case_named("looks at 5, 8, 12, 20 seeds", 1)
+    assert simulation.simulate(looks, FAST)[0] <= 0.07
+    assert simulation.simulate(simulation.control(), FAST)[0] >= 0.12
+
+
+def test_an_effect_of_two_deviations_ends_early_and_a_null_arm_late():
+    _, found = simulation.simulate(case_named("2 SD found by looks", 1), FAST)
+    _, null = simulation.simulate(case_named("looks at 5, 8, 12, 20 seeds", 1), FAST)
+    assert found < 9 and null > 17
