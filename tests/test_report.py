@@ -11,6 +11,7 @@ import shutil
 import subprocess
 from html.parser import HTMLParser
 
+import numpy as np
 import pytest
 from rich.console import Console
 from written_runs import Writer
@@ -18,6 +19,7 @@ from written_runs import Writer
 from nexus_ablate.cli import main
 from nexus_ablate.comparison.exports import csv_text, json_text, latex, markdown
 from nexus_ablate.comparison.page import html
+from nexus_ablate.comparison.plots import forest
 from nexus_ablate.comparison.result import compare
 from nexus_ablate.comparison.svg import Frame, ticks
 from nexus_ablate.comparison.table import MAIN, answer, loss_text
@@ -102,8 +104,39 @@ def test_every_output_shows_the_same_numbers(comparison):
         assert in_json["arm"] == in_csv["arm"] == row.arm
         assert in_json["mean"] == row.mean
         assert in_csv["mean"] == ("" if row.mean is None else repr(row.mean))
+        assert {name for name, value in in_csv.items() if value} <= in_json.keys()
         if row.effect:
             assert in_json["effect"]["p"] == row.effect.p == float(in_csv["p"])
+
+
+@pytest.mark.parametrize("kind", ["pooled", "unlike noise", "a look"])
+def test_every_output_shows_the_interval_that_decided(kind, tmp_path):
+    writer, rng = Writer(tmp_path / "runs"), np.random.default_rng(0)
+    spread = 0.5 if kind == "unlike noise" else 0.02
+    writer.arm(losses=list(2 + rng.normal(0, spread, 8)))
+    for arm in ("norm=layer", "norm=dyt", "bias=on"):
+        writer.arm(arm, losses=list(2.01 + rng.normal(0, 0.02, 8)), train_noise=arm)
+    looks = {"looks": [5, 8], "look_weights": [0.4, 0.6]} if kind == "a look" else {}
+    writer.plan(("norm=layer",), ("norm=dyt",), ("bias=on",), seeds=list(range(8)), delta_min=0.001, **looks)
+    comparison = compare(writer.root)
+    row = next(r for r in comparison.rows if r.arm == "norm=layer")
+    effect = row.effect
+    assert effect is not None and row.verdict is not None
+    assert effect.alone == (kind == "unlike noise") and (effect.level < 0.05) == (kind == "a look")
+    assert effect.excludes_zero == (row.verdict.word in ("BETTER", "WORSE"))
+    ends = f"[{effect.low:+.4f}, {effect.high:+.4f}]"
+    assert ends in terminal(comparison, 200) and ends in forest(comparison) and ends in latex(comparison)
+    assert ends in "".join(Page(html(comparison)).texts) and ends in markdown(comparison).replace("\\", "")
+    assert f"{effect.low:+.4f} to {effect.high:+.4f}" in terminal(comparison, 80).replace("\n", " ")
+    in_json = next(r for r in json.loads(json_text(comparison))["rows"] if r["arm"] == row.arm)
+    in_csv = next(r for r in csv.DictReader(io.StringIO(csv_text(comparison))) if r["arm"] == row.arm)
+    frame = comparison.frame().set_index("arm").loc[row.arm]
+    for low, high in (
+        (in_json["low"], in_json["high"]),
+        (in_csv["low"], in_csv["high"]),
+        (frame["low"], frame["high"]),
+    ):
+        assert (float(low), float(high)) == (effect.low, effect.high)
 
 
 def test_the_first_lines_say_what_came_out_and_what_was_left_out_is_listed(comparison):
