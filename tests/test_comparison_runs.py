@@ -459,6 +459,21 @@ def test_another_make_of_processor_is_told_and_one_that_no_run_named_is_none(wri
     assert "processor another GPU and some GPU" in check(compare(writer.root), "code").text
 
 
+def test_arms_with_other_compiled_programs_are_reported(writer):
+    compiled = {"compiled": True, "programs": 2, "graph_breaks": 0}
+    writer.arm(losses=BASE, summary=compiled)
+    writer.arm("norm=layer", losses=HIGHER, summary=compiled)
+    assert "program" not in check(compare(writer.root), "code").text
+    writer.arm("norm=dyt", losses=HIGHER, summary=compiled | {"programs": 8, "graph_breaks": 1})
+    writer.arm("norm=none", losses=HIGHER, summary={"compiled": False, "programs": 0, "graph_breaks": 0})
+    found = check(compare(writer.root), "code")
+    assert (
+        found.status == WARN
+        and "compiled programs 0 and 2 and 8" in found.text
+        and "graph breaks 0 and 1" in found.text
+    )
+
+
 def test_a_baseline_that_diverged_is_told_and_its_pairs_are_lost(writer):
     writer.arm(losses=BASE[:4])
     writer.run(seed=4, state="diverged", steps=50)

@@ -426,8 +426,8 @@ def test_a_number_that_is_not_finite_leaves_the_weights_alone_until_it_is_read_a
     before, models, calls = [], [], []
     loss_of = Step.loss
 
-    def poison(self, rows):
-        value, z_value = loss_of(self, rows)
+    def poison(self, rows, full=0):
+        value, z_value = loss_of(self, rows, full)
         if self.model.training:
             calls.append(1)
             if len(calls) == 4:
@@ -452,9 +452,9 @@ def test_without_the_flag_the_weights_would_be_spoilt(tiny_run, monkeypatch, unw
     models = []
     loss_of = Step.loss
 
-    def poison(self, rows):
+    def poison(self, rows, full=0):
         models.append(self.model)
-        value, z_value = loss_of(self, rows)
+        value, z_value = loss_of(self, rows, full)
         return (value * math.nan if self.model.training else value), z_value
 
     monkeypatch.setattr(Step, "loss", poison)
@@ -503,7 +503,7 @@ def test_where_there_is_no_glibc_nothing_happens(monkeypatch):
 
 
 def no_compiler(monkeypatch):
-    def refuse(forward, mode):
+    def refuse(forward, **_):
         def call(*_):
             raise RuntimeError("no working C++ compiler\nand more")
 
@@ -526,7 +526,7 @@ def test_auto_compiles_long_runs_and_on_a_cpu_only_where_a_compiler_is(monkeypat
 @pytest.mark.parametrize(("asked", "mode"), [("on", None), ("graphs", "reduce-overhead")])
 def test_graphs_asks_the_compiler_for_cuda_graphs_and_marks_each_forward_pass(tiny, monkeypatch, asked, mode):
     asked_for, marked = [], []
-    monkeypatch.setattr(torch, "compile", lambda forward, mode: asked_for.append(mode) or forward)
+    monkeypatch.setattr(torch, "compile", lambda forward, mode, dynamic: asked_for.append(mode) or forward)
     monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: marked.append(1))
     config, batch = tiny(f"train.compile={asked}", "train.batch_size=2"), np.zeros((2, 9), dtype=np.int64)
     stepper = Step(config, build_model(config).train(), 3, lambda number: batch)

@@ -220,6 +220,8 @@ def _same_code(arms: list[Arm]) -> Check:
             "device": str(summary.get("device", "")).split(":")[0],
             "processor": str(summary.get("processor", "")),
             "threads": str(summary.get("threads", "")),
+            "compiled programs": str(summary.get("programs", "")),
+            "graph breaks": str(summary.get("graph_breaks", "")),
             "host": str(env.get("host")),
             "runs on a device": str(env.get("runs_per_device", 1)),
         }

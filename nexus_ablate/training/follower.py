@@ -8,7 +8,7 @@ from nexus_ablate.errors import Preempted
 from nexus_ablate.model import build_model
 from nexus_ablate.training.distributed import World
 from nexus_ablate.training.signals import StopRequest
-from nexus_ablate.training.step import Step, share_state, steps_of
+from nexus_ablate.training.step import Step, forget_programs, share_state, steps_of
 
 
 def follow(config: RunConfig, data: TokenizedData, world: World) -> None:
@@ -30,6 +30,7 @@ def follow(config: RunConfig, data: TokenizedData, world: World) -> None:
         number = share_state(step, 0, world)
         model.train()
         if step.compiled:
+            forget_programs()
             step.compile(batches.batch(number))
         while number < steps:
             step.take(number, batches.batch(number))

@@ -15,6 +15,9 @@ LOGIT_BYTES = 2**26
 WORTH_BYTES = 2**28
 """From so many bytes of float32 logits in a micro-batch on, `train.loss=auto` chunks."""
 
+UNCOUNTED = -100
+"""A target that is left out of the mean cross-entropy."""
+
 LogitsOf = Callable[[Tensor, Tensor], Tensor]
 """Logits (rows, V) of a stream (rows, D) and the head's weight (V, D)."""
 
@@ -31,7 +34,7 @@ def losses(logits_NV: Tensor, targets_N: Tensor, z_factor: float) -> tuple[Tenso
     """Mean cross-entropy in nats and the z-loss: `z_factor` times the mean square of log sum exp(logits)."""
     logits_NV = logits_NV.float()
     z_loss = z_factor * logits_NV.logsumexp(-1).square().mean() if z_factor else logits_NV.new_zeros(())
-    return F.cross_entropy(logits_NV, targets_N), z_loss
+    return F.cross_entropy(logits_NV, targets_N, ignore_index=UNCOUNTED), z_loss
 
 
 def chunked_losses(

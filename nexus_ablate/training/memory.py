@@ -27,6 +27,13 @@ def keep_freed_memory() -> None:
         mallopt(_MMAP_THRESHOLD, KEPT_BYTES)
 
 
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out: of a GPU, or of PyTorch's allocator for CPUs."""
+    import torch
+
+    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator: can't allocate memory" in str(error)
+
+
 def resident_peak_bytes() -> int:
     """Largest resident memory of this process so far."""
     try:  # Linux's getrusage begins with the size of whatever process started this one

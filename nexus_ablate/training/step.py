@@ -21,7 +21,8 @@ from nexus_ablate.measure.counts import flops_per_token
 from nexus_ablate.model import GPT
 from nexus_ablate.training.device import cxx_compiler, precision_context
 from nexus_ablate.training.distributed import Place, World
-from nexus_ablate.training.loss import chunked_losses, chunks_losses, losses
+from nexus_ablate.training.loss import UNCOUNTED, chunked_losses, chunks_losses, losses
+from nexus_ablate.training.memory import out_of_memory
 from nexus_ablate.training.nonfinite import first_nonfinite
 from nexus_ablate.training.optimizer import ROLE, GradientNorms, build_optimizer, learning_rate
 
@@ -162,19 +163,26 @@ class Step:
             mine = (self.world.place.rank,) if self.world.place.rank else ()
             torch.manual_seed(stream(self.config.seed, "dropout", number, *mine))
 
-    def loss(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
+    def loss(self, rows: np.ndarray, full: int = 0) -> tuple[Tensor, Tensor]:
         """Mean cross-entropy in nats per token of (B, T + 1) tokens, and the z-loss, which is trained on but no result.
 
         The z-loss is `z_loss` times the mean square of log sum exp(logits). Chowdhery et al. 2022, arXiv:2204.02311,
         section 5.
+
+        Args:
+            full: Rows of a full evaluation batch. A compiled step fills a smaller one up with rows that do not count
+                in the cross-entropy, so that evaluation is one program.
         """
-        tokens = self._on_device(rows)
+        fills = self.compiled and len(rows) < full
+        tokens = self._on_device(np.pad(rows, ((0, full - len(rows)), (0, 0))) if fills else rows)
         inputs, targets, factor = tokens[:, :-1], tokens[:, 1:].flatten(), self.config.z_loss
+        if fills:
+            targets[rows[:, 1:].size :] = UNCOUNTED
         with precision_context(self.config.train.precision, self.device.type):
             if self.config.train.compile == "graphs":
                 torch.compiler.cudagraph_mark_step_begin()  # nothing of the last replay is needed any more
             if self.chunked:
-                x_ND = self.forward(inputs).flatten(0, 1)
+                x_ND, targets = self.forward(inputs)[: len(rows)].flatten(0, 1), targets[: rows[:, 1:].size]
                 return chunked_losses(x_ND, self.model.head_weight, targets, factor, self.model.logits)
             logits_BTV = self.forward(inputs)
         return losses(logits_BTV.flatten(0, 1), targets, factor)
@@ -203,10 +211,13 @@ class Step:
         buffers = {name: b.clone() for name, b in self.model.named_buffers()}
         plain, told = self.forward, ""
         mode = "reduce-overhead" if self.config.train.compile == "graphs" else None
-        self.forward = torch.compile(plain, mode=mode)
+        # Static shapes: after a second number of rows Dynamo would make the first program symbolic, and slower.
+        self.forward = torch.compile(plain, mode=mode, dynamic=False)
         try:
             sum(self.loss(self.world.rows(batch[: self.config.train.batch_size]))).backward()  # type: ignore[reportAttributeAccessIssue]
         except RuntimeError as error:  # of which all of the compiler's are
+            if out_of_memory(error):
+                raise
             told = str(error).strip().splitlines()[0]
             if self.config.train.compile != "auto":
                 raise ConfigError("torch.compile does not work here", told, "train.compile=off") from error
@@ -215,6 +226,27 @@ class Step:
         for name, buffer in self.model.named_buffers():
             buffer.copy_(buffers[name])
         return told
+
+
+def forget_programs() -> None:
+    """Let a run that compiles start as if its process were new.
+
+    All runs of a worker share the model's code, and Dynamo keeps at most 8 programs per code object: without this, the
+    fifth arm of a worker would run uncompiled, and which kernels an arm gets would depend on the arms before it.
+    """
+    import torch._dynamo
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+    counters.clear()
+
+
+def compiled_programs() -> dict[str, int]:
+    """The programs of a run that compiled (training and evaluation: 2), and the graph breaks in them."""
+    from torch._dynamo.utils import counters
+
+    breaks = sum(counters["graph_break"].values())
+    return {"programs": counters["stats"]["unique_graphs"], "graph_breaks": breaks}
 
 
 def compiling_pays(device: str, steps: int, flops: float) -> bool:

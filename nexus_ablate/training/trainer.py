@@ -33,7 +33,7 @@ from nexus_ablate.training.memory import resident_peak_bytes
 from nexus_ablate.training.optimizer import warmup_steps
 from nexus_ablate.training.progress import Progress
 from nexus_ablate.training.signals import StopRequest
-from nexus_ablate.training.step import Seen, Step, share_state, steps_of
+from nexus_ablate.training.step import Seen, Step, compiled_programs, forget_programs, share_state, steps_of
 
 MOST_UNREAD = 1000
 """Steps after which their losses are read even where nothing is to be logged."""
@@ -105,6 +105,7 @@ class Trainer:
         if self.step.compiled:
             self.display.say("compiling the step; train.compile=off goes without")
             with self._aside("compile"):
+                forget_programs()
                 uncompiled = self.step.compile(self.batches.batch(self.progress.step))
             if uncompiled:
                 self.display.say(f"the step stays uncompiled: {uncompiled}")
@@ -231,11 +232,12 @@ class Trainer:
 
     def _nats(self, tokens: np.ndarray) -> float:
         """Summed cross-entropy of (N, T + 1) windows."""
-        rows = max(1, 8192 // tokens.shape[1])
+        rows = min(max(1, 8192 // tokens.shape[1]), max(map(len, self.windows.values())))
         total = torch.zeros((), dtype=torch.float64, device="cpu")
         with evaluation_mode(self.model):
             for start in range(0, len(tokens), rows):
-                total += float(self.step.loss(tokens[start : start + rows])[0]) * tokens[start : start + rows, 1:].size
+                part = tokens[start : start + rows]
+                total += float(self.step.loss(part, rows)[0]) * part[:, 1:].size
         return float(total)
 
     # ----------------------------------------------------------------------------------------------- saved state
@@ -312,6 +314,8 @@ class Trainer:
             **{f"seconds_{what}": seconds for what, seconds in progress.aside.items()},
             "tokens_per_second": progress.step * self.tokens_per_step / progress.seconds,
             "peak_memory_bytes": self._peak_memory(),
+            "compiled": self.step.compiled,
+            **(compiled_programs() if self.step.compiled else {"programs": 0, "graph_breaks": 0}),
             "batch_hash": progress.batch_hash,
             "eval_hash": hash_tokens(self.windows["val"]),
             **spike_scores(rows, warmup_steps(self.config.optim, self.steps)),

@@ -1,0 +1,138 @@
+"""Compiled runs: how many programs, whichever runs a process trained before, and what they compute."""
+
+import functools
+
+import numpy as np
+import pytest
+import torch
+import torch._dynamo
+
+from nexus_ablate.composition import compose
+from nexus_ablate.model import build_model
+from nexus_ablate.runs import read_jsonl, read_run
+from nexus_ablate.study.queue import Worker
+from nexus_ablate.study.worker import Order
+from nexus_ablate.training import step, trainer
+from nexus_ablate.training.session import train
+from nexus_ablate.training.step import Step
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own import
+
+ARMS = [
+    "norm=rms",
+    "norm=layer",
+    "norm=batch",
+    "norm=none",
+    "placement=post",
+    "placement=hybrid",
+    "position=alibi",
+    "position=fire",
+    "normalizer=sink",
+    "normalizer=sigmoid",
+    "qk_norm=rms",
+    "ffn=gelu",
+]
+ONCE = {"compiled": True, "programs": 2, "graph_breaks": 0}
+CLOCK = {"seconds", "tokens_per_second", "peak_memory_bytes"}
+
+
+@pytest.fixture
+def traced(monkeypatch):
+    """torch.compile without its slow half: Dynamo's programs, run as they were written."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def arm(tiny_run):
+    """Overrides of an arm whose last batch of an evaluation has fewer windows than the first."""
+    return lambda *overrides: tiny_run("model.context=64", "train.eval_tokens=8256", "train.steps=4", *overrides)
+
+
+def compiler_facts(overrides):
+    summary = train(compose(overrides), overrides, quiet=True).summary
+    return {name: summary[name] for name in ONCE}
+
+
+def trained(arms, folder, overrides):
+    """Rows of each arm, all trained by one worker process in this order; nothing that a clock says."""
+    worker, found = Worker(1, None, folder / "worker.log"), {}
+    for name in arms:
+        worker.send(Order([*overrides, name], name, {}))
+        answer = worker.pipe.recv()
+        assert answer.status == 0, answer.reason
+        record = read_run(answer.path)
+        rows = [
+            {k: v for k, v in row.items() if k not in CLOCK}
+            for log in ("metrics.jsonl", "probes.jsonl")
+            for row in read_jsonl(answer.path / log)
+        ]
+        found[name] = rows, {key: record.summary[key] for key in ONCE}
+    worker.pipe.close()
+    worker.process.join()
+    return found
+
+
+def test_a_run_in_a_worker_has_the_programs_of_a_run_alone(traced, arm):
+    """Dynamo keeps 8 programs per function, which four arms use up; here it keeps 2, and one arm uses them up."""
+    with torch._dynamo.config.patch(recompile_limit=2):
+        found = [compiler_facts(arm("train.compile=on", name)) for name in ("norm=none", "norm=dyt")]
+    assert found == [ONCE, ONCE]
+
+
+def test_control_without_forgetting_the_programs_of_other_arms_take_its_place(traced, arm, monkeypatch):
+    step.forget_programs()
+    monkeypatch.setattr(trainer, "forget_programs", torch._dynamo.utils.counters.clear)
+    with torch._dynamo.config.patch(recompile_limit=2):
+        found = [compiler_facts(arm("train.compile=on", name)) for name in ("norm=none", "norm=dyt")]
+    assert found == [ONCE, ONCE | {"programs": 0}]
+
+
+@pytest.mark.slow
+def test_twelve_arms_in_one_process_have_two_programs_each_and_no_graph_break(traced, arm):
+    found = {name: compiler_facts(arm("train.compile=on", name)) for name in ARMS}
+    assert found == dict.fromkeys(ARMS, ONCE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("compiled", ["off", pytest.param("on", marks=pytest.mark.long)])
+def test_what_an_arm_computes_does_not_depend_on_its_place_in_the_queue(arm, tmp_path, monkeypatch, compiled):
+    found = []
+    for folder, order in (("forth", ARMS), ("back", ARMS[::-1])):
+        (tmp_path / folder).mkdir()
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / folder / "programs"))
+        overrides = arm(f"train.compile={compiled}", f"runs_dir={tmp_path / folder}")
+        found.append(trained(order, tmp_path / folder, overrides))
+    assert found[0] == found[1]
+    assert {facts["compiled"] for _, facts in found[0].values()} == {compiled == "on"}
+
+
+@pytest.mark.parametrize("overrides", [[], ["train.loss=chunked"], ["norm=batch"], ["z_loss=0.1"]])
+def test_rows_that_fill_up_an_evaluation_batch_do_not_count(tiny, monkeypatch, overrides):
+    config = tiny("train.compile=on", *overrides)
+    stepper = Step(config, build_model(config).eval(), 3, lambda number: None)
+    shapes, forward = [], stepper.forward
+    monkeypatch.setattr(stepper, "forward", lambda x: shapes.append(tuple(x.shape)) or forward(x))
+    rows = np.random.default_rng(0).integers(0, 256, (3, 9))
+    with torch.no_grad():
+        torch.testing.assert_close(stepper.loss(rows, 5)[0], stepper.loss(rows)[0])
+    assert shapes == [(5, 8), (3, 8)]
+
+
+def test_memory_that_runs_out_is_not_taken_for_a_compiler_that_does_not_work(tiny, monkeypatch):
+    for error in (
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("[...] DefaultCPUAllocator: can't allocate memory: ..."),
+    ):
+
+        def fail(*_, error=error):
+            raise error
+
+        monkeypatch.setattr(torch, "compile", lambda forward, fail=fail, **_: fail)
+        for asked in ("on", "auto"):
+            config = tiny(f"train.compile={asked}", "train.batch_size=2")
+            stepper = Step(config, build_model(config).train(), 3, lambda number: None)
+            with pytest.raises(RuntimeError) as caught:
+                stepper.compile(np.zeros((2, 9), dtype=np.int64))
+            assert caught.value is error
