@@ -56,6 +56,10 @@ class Case:
     outlier: float = 0.0
     plan: Plan = field(default_factory=lambda: Plan("", delta_min=MARGIN))
 
+    @property
+    def must_be(self) -> str:
+        return f"{'at least' if self.at_least else 'at most'} {100 * self.target:.3g}%"
+
     def holds(self, figure: float) -> bool:
         return figure >= self.target if self.at_least else figure <= self.target
 
@@ -165,7 +169,7 @@ def main() -> None:
     asked = parser.parse_args()
     begun, missed = time.monotonic(), 0
     head = ("case", "arms", "seeds", "before", "now", "must be", "")
-    widths = (68, 4, 5, 9, 7, 8, 4)
+    widths = (68, 4, 5, 9, 7, 12, 6)
 
     def line(cells: tuple[str, ...]) -> None:
         if asked.markdown:
@@ -181,7 +185,7 @@ def main() -> None:
         good = case.holds(figure) or case.plan is EVERY_LOOK
         missed += not good
         seeds = f"{used:.1f}" if case.plan.looks else str(case.seeds)
-        must = f"{'>=' if case.at_least else '<='} {case.target:.3g}" if case.plan is not EVERY_LOOK else "control"
+        must = case.must_be if case.plan is not EVERY_LOOK else "control"
         line((case.name, str(case.arms), seeds, case.before, f"{figure:.1%}", must, "" if good else "MISSED"))
     if not asked.markdown:
         print(f"{missed} of {len(cases())} missed; {asked.tables} tables per line, {time.monotonic() - begun:.0f} s")

@@ -60,3 +60,13 @@ def test_an_effect_of_two_deviations_ends_early_and_a_null_arm_late():
     _, found = simulation.simulate(case_named("2 SD found by looks", 1), FAST)
     _, null = simulation.simulate(case_named("looks at 5, 8, 12, 20 seeds", 1), FAST)
     assert found < 9 and null > 17
+
+
+def test_the_documentation_states_every_case_and_a_figure_that_holds():
+    page = (SCRIPT.parent.parent / "docs/reading_a_verdict.md").read_text()
+    table = page.partition("<!-- simulated -->")[2].partition("<!-- end -->")[0].strip().splitlines()[2:]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
+    for case, (name, arms, _, before, now, must_be) in zip(CASES.values(), rows, strict=False):
+        assert (name, arms, before, must_be) == (case.name, str(case.arms), case.before, case.must_be)
+        assert case.holds(float(now.rstrip("%")) / 100)
+    assert rows[-1][0] == simulation.control().name and len(rows) == len(CASES) + 1
