@@ -18,8 +18,8 @@ _HOME = {  # imported when first asked for: `import nexus_ablate` costs nothing
     "compose": "nexus_ablate.composition",
     "build_model": "nexus_ablate.model",
     "train": "nexus_ablate.training.session",
-    "load_run": "nexus_ablate.comparison.load",
-    "compare": "nexus_ablate.comparison.result",
+    "load_run": "nexus_ablate.api",
+    "compare": "nexus_ablate.api",
 }
 __all__ = [*_HOME, "__version__"]
 

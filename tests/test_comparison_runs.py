@@ -16,7 +16,6 @@ from written_runs import TINY, Writer, config_of
 
 from nexus_ablate.comparison.arms import gather
 from nexus_ablate.comparison.curves import Curves, read_curves, spikes
-from nexus_ablate.comparison.exports import flat_row
 from nexus_ablate.comparison.failures import failure
 from nexus_ablate.comparison.fairness import FAIL, PASS, WAIVED, WARN
 from nexus_ablate.comparison.load import Trained, collect
@@ -24,6 +23,7 @@ from nexus_ablate.comparison.noise import noise
 from nexus_ablate.comparison.result import compare
 from nexus_ablate.errors import ConfigError, UserError
 from nexus_ablate.measure.history import spike_score
+from nexus_ablate.report.exports import flat_row
 from nexus_ablate.runs import RunRecord, read_jsonl
 
 BASE = [2.00, 2.02, 1.98, 2.01, 1.99]

@@ -17,13 +17,14 @@ from rich.console import Console
 from written_runs import Writer
 
 from nexus_ablate.cli import main
-from nexus_ablate.comparison.exports import csv_text, json_text, latex, markdown
-from nexus_ablate.comparison.page import html
-from nexus_ablate.comparison.plots import forest
 from nexus_ablate.comparison.result import compare
-from nexus_ablate.comparison.svg import Frame, ticks
-from nexus_ablate.comparison.table import MAIN, answer, loss_text
-from nexus_ablate.comparison.terminal import show
+from nexus_ablate.report.exports import csv_text, json_text, latex, markdown
+from nexus_ablate.report.frames import arms_frame
+from nexus_ablate.report.page import html
+from nexus_ablate.report.plots import forest
+from nexus_ablate.report.svg import Frame, ticks
+from nexus_ablate.report.table import MAIN, answer, loss_text
+from nexus_ablate.report.terminal import show
 
 BASE = [2.00, 2.02, 1.98, 2.01, 1.99]
 HOSTILE = "<script>alert(1)</script>|[bold]`$x_&\x1b[31m\\end{tabular}"
@@ -130,7 +131,7 @@ def test_every_output_shows_the_interval_that_decided(kind, tmp_path):
     assert f"{effect.low:+.4f} to {effect.high:+.4f}" in terminal(comparison, 80).replace("\n", " ")
     in_json = next(r for r in json.loads(json_text(comparison))["rows"] if r["arm"] == row.arm)
     in_csv = next(r for r in csv.DictReader(io.StringIO(csv_text(comparison))) if r["arm"] == row.arm)
-    frame = comparison.frame().set_index("arm").loc[row.arm]
+    frame = arms_frame(comparison).set_index("arm").loc[row.arm]
     for low, high in (
         (in_json["low"], in_json["high"]),
         (in_csv["low"], in_csv["high"]),
@@ -178,7 +179,7 @@ def test_hostile_names_are_text_everywhere(hostile):
 
 
 def test_without_the_escaping_the_script_would_be_in_the_page(hostile, monkeypatch):
-    monkeypatch.setattr("nexus_ablate.comparison.page.plain", lambda text: text)
+    monkeypatch.setattr("nexus_ablate.report.page.plain", lambda text: text)
     assert Page(html(hostile)).tags.count("script") > 1
 
 
@@ -251,12 +252,6 @@ def test_noise_tells_spread_detectable_difference_and_seeds(comparison, tmp_path
     assert "a difference of 0.01 needs" in printed and "more than 1000 seeds" in printed
     assert main(["noise", str(tmp_path / "runs"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["measured"] is True
-
-
-def test_the_public_name_is_there():
-    import nexus_ablate
-
-    assert nexus_ablate.compare is compare
 
 
 # ------------------------------------------------------------------------------------------------------ drawing

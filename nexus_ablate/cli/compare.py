@@ -39,10 +39,10 @@ def run(arguments: list[str]) -> int:
 
     from rich.console import Console
 
-    from nexus_ablate.comparison.exports import csv_text, json_text, latex, markdown
-    from nexus_ablate.comparison.page import html
     from nexus_ablate.comparison.result import compare
-    from nexus_ablate.comparison.terminal import show
+    from nexus_ablate.report.exports import csv_text, json_text, latex, markdown
+    from nexus_ablate.report.page import html
+    from nexus_ablate.report.terminal import show
 
     writers: dict[str, Callable[[Comparison], str]] = {
         "--html": html,
@@ -71,9 +71,9 @@ def run(arguments: list[str]) -> int:
 
 def _publish(comparison: Comparison, project: str) -> str:
     """The comparison sent to W&B; its address there."""
-    from nexus_ablate.comparison.exports import csv_text, json_text, markdown
-    from nexus_ablate.comparison.page import html
-    from nexus_ablate.comparison.table import MAIN, answer, title
+    from nexus_ablate.report.exports import csv_text, json_text, markdown
+    from nexus_ablate.report.page import html
+    from nexus_ablate.report.table import MAIN, answer, title
     from nexus_ablate.track import publish
 
     table = [column.title for column in MAIN], [[column.cell(row) for column in MAIN] for row in comparison.rows]

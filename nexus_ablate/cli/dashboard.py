@@ -107,8 +107,8 @@ def _question(name: str, report: bool) -> Question:
 
 def _verdict(folder: Path) -> str:
     """The comparison in Markdown; '' where nothing can be compared yet."""
-    from nexus_ablate.comparison.exports import markdown
     from nexus_ablate.comparison.result import compare
+    from nexus_ablate.report.exports import markdown
 
     try:
         return markdown(compare(folder))

@@ -33,9 +33,9 @@ def run(arguments: list[str]) -> int:
     from rich.console import Console
     from rich.markup import escape
 
+    from nexus_ablate.api import load_run
     from nexus_ablate.cli.evaluate import lines
-    from nexus_ablate.comparison.load import load_run
-    from nexus_ablate.runs.picture import draw
+    from nexus_ablate.report.run_picture import draw
     from nexus_ablate.training.display import result_facts, table
 
     record = load_run(arguments[0])

@@ -94,15 +94,6 @@ class Collection:
     plans: dict[str, Plan]
 
 
-def load_run(path: str | Path) -> RunRecord:
-    """One run: its status, configuration and summary; its rows and frames, and `figure()`.
-
-    Raises:
-        UserError: It is no run, or a file of it is damaged.
-    """
-    return read_run(Path(path))
-
-
 def collect(dirs: Iterable[Path]) -> Collection:
     """Read every run in the given directories: runs, arms, studies or a runs_dir.
 

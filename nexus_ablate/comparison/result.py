@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -21,10 +20,6 @@ from nexus_ablate.comparison.statistics import Array, Effect, Interval, interact
 from nexus_ablate.comparison.tuning import at_own_rates, attach, best_lr, lr_points, lr_sensitivity, shared_difference
 from nexus_ablate.comparison.verdict import Verdict, seeds_for_margin, seeds_to_decide
 from nexus_ablate.errors import ConfigError, did_you_mean
-
-if TYPE_CHECKING:
-    import pandas
-    from matplotlib.figure import Figure
 
 
 @dataclass
@@ -132,18 +127,6 @@ class Comparison:
     @property
     def failed(self) -> list[Check]:
         return [check for check in self.checks if check.status == FAIL]
-
-    def frame(self, lines: Literal["arms", "runs", "curves"] = "arms") -> pandas.DataFrame:
-        """The arms with verdict, difference and costs; or each arm at each seed; or each validation of each run."""
-        from nexus_ablate.comparison.frames import arms_frame, curves_frame, runs_frame
-
-        return {"arms": arms_frame, "runs": runs_frame, "curves": curves_frame}[lines](self)
-
-    def figure(self) -> Figure:
-        """Losses by arm with their spread over seeds, and the paired differences with intervals."""
-        from nexus_ablate.comparison.figure import comparison_figure
-
-        return comparison_figure(self)
 
 
 def compare(

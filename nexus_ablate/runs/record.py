@@ -8,16 +8,12 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
 from nexus_ablate.errors import UserError
 from nexus_ablate.runs.ownership import STATES, effective_state, heartbeat_age
-
-if TYPE_CHECKING:
-    import pandas
-    from matplotlib.figure import Figure
 
 LOGS = ("metrics.jsonl", "probes.jsonl")
 FIRST_KEYS = ("step", "tokens", "flops", "seconds")
@@ -58,28 +54,6 @@ class RunRecord:
     def probes(self) -> list[dict[str, Any]]:
         """The rows of probes.jsonl; none where there is no file."""
         return self._rows("probes.jsonl")
-
-    def metrics_frame(self) -> pandas.DataFrame:
-        """metrics.jsonl with a line for each logged step and a column for each metric; NaN: not measured."""
-        from nexus_ablate.runs.frames import metrics_frame
-
-        return metrics_frame(self.metrics())
-
-    def probes_frame(self) -> pandas.DataFrame:
-        """probes.jsonl with a line for each number: `step tokens flops seconds name block head value`."""
-        from nexus_ablate.runs.frames import probes_frame
-
-        return probes_frame(self.probes())
-
-    def figure(self) -> Figure:
-        """The picture of `nexus-ablate show` as a matplotlib figure.
-
-        Raises:
-            UserError: The run has no rows yet.
-        """
-        from nexus_ablate.runs.picture import run_figure
-
-        return run_figure(self)
 
     def _rows(self, name: str) -> list[dict[str, Any]]:
         return read_jsonl(self.path / name) if (self.path / name).exists() else []

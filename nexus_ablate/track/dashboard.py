@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from nexus_ablate.config import AXES
 from nexus_ablate.errors import ConfigError, UserError
-from nexus_ablate.runs.picture import HEAT_MAPS
+from nexus_ablate.report.run_picture import HEAT_MAPS
 from nexus_ablate.track.account import LOG_IN, failure, redactor, require_key
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from nexus_ablate.errors import UserError
+from nexus_ablate.report.run_picture import HEAT_MAPS, heat_map, heat_values
 from nexus_ablate.runs import SETTLED, read_jsonl
-from nexus_ablate.runs.picture import HEAT_MAPS, heat_map, heat_values
 from nexus_ablate.track.described import Place
 
 X_AXIS = "tokens"

@@ -18,9 +18,8 @@ from safetensors.torch import save as to_bytes
 
 from faults.bench import at_step, logged, run, sizes, weights
 from faults.payloads import replant
-from nexus_ablate import __version__, config
+from nexus_ablate import __version__, config, load_run
 from nexus_ablate.cli import main
-from nexus_ablate.comparison.load import load_run
 from nexus_ablate.errors import CheckpointError
 from nexus_ablate.registry import Option, option_files
 from nexus_ablate.runs import find_runs, read_run

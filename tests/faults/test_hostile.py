@@ -16,8 +16,8 @@ import yaml
 import nexus_ablate
 from faults.bench import child, ended, only, run
 from faults.payloads import CHECKPOINT_FILES, COMMANDS, MANIFESTS, PICKLE, STATE_FILES, TEXTS, YAML, replant
+from nexus_ablate import load_run
 from nexus_ablate.cli import main
-from nexus_ablate.comparison.load import load_run
 from nexus_ablate.errors import UserError
 from nexus_ablate.runs import read_run
 from nexus_ablate.training.checkpoint import load_newest

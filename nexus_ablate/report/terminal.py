@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING
 
 from nexus_ablate.comparison.fairness import FAIL, PASS, WAIVED, WARN
 from nexus_ablate.comparison.result import Comparison
-from nexus_ablate.comparison.table import (
+from nexus_ablate.comparison.verdict import BETTER, DIVERGED, EQUIVALENT, IDENTICAL, NOT_COMPARABLE, UNSTABLE, WORSE
+from nexus_ablate.errors import printable
+from nexus_ablate.report.table import (
     ARM,
     MAIN,
     NARROW,
@@ -19,8 +21,6 @@ from nexus_ablate.comparison.table import (
     title,
     together_text,
 )
-from nexus_ablate.comparison.verdict import BETTER, DIVERGED, EQUIVALENT, IDENTICAL, NOT_COMPARABLE, UNSTABLE, WORSE
-from nexus_ablate.errors import printable
 
 if TYPE_CHECKING:
     from rich.console import Console

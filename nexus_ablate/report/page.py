@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from nexus_ablate.comparison import plots
 from nexus_ablate.comparison.curves import AXES
 from nexus_ablate.comparison.fairness import FAIL, PASS, WAIVED, WARN
-from nexus_ablate.comparison.layers import by_layer
 from nexus_ablate.comparison.result import Comparison
-from nexus_ablate.comparison.svg import colour, plain
-from nexus_ablate.comparison.table import (
+from nexus_ablate.comparison.verdict import BETTER, DIVERGED, EQUIVALENT, IDENTICAL, MEANINGS, UNSTABLE, WORSE
+from nexus_ablate.report import plots
+from nexus_ablate.report.layers import by_layer
+from nexus_ablate.report.svg import colour, plain
+from nexus_ablate.report.table import (
     ARM,
     MAIN,
     Column,
@@ -23,7 +24,6 @@ from nexus_ablate.comparison.table import (
     title,
     together_text,
 )
-from nexus_ablate.comparison.verdict import BETTER, DIVERGED, EQUIVALENT, IDENTICAL, MEANINGS, UNSTABLE, WORSE
 
 CLASSES = {
     BETTER: "good",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nexus_ablate.comparison.result import Comparison
-from nexus_ablate.comparison.table import delta
+from nexus_ablate.report.table import delta
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

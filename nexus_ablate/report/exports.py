@@ -10,7 +10,8 @@ from typing import Any
 
 from nexus_ablate.comparison.result import Comparison, Row
 from nexus_ablate.comparison.statistics import Interval
-from nexus_ablate.comparison.table import (
+from nexus_ablate.errors import printable
+from nexus_ablate.report.table import (
     ARM,
     MAIN,
     Column,
@@ -22,7 +23,6 @@ from nexus_ablate.comparison.table import (
     title,
     together_text,
 )
-from nexus_ablate.errors import printable
 from nexus_ablate.runs import strict_json
 
 

@@ -12,8 +12,8 @@ from nexus_ablate.comparison.curves import spikes
 from nexus_ablate.comparison.load import Trained
 from nexus_ablate.comparison.result import Comparison
 from nexus_ablate.comparison.statistics import Array
-from nexus_ablate.comparison.svg import Frame, colour, hover, tick_text
-from nexus_ablate.comparison.table import compact, delta
+from nexus_ablate.report.svg import Frame, colour, hover, tick_text
+from nexus_ablate.report.table import compact, delta
 
 LINE_POINTS = 4000
 """Points of all lines of a picture together: a report of a thousand runs must still open."""
