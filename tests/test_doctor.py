@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from nexus_ablate import errors, readiness
-from nexus_ablate.cli.doctor import run
+from nexus_ablate.cli import main
 from nexus_ablate.readiness import Check, checks, compiler, device, directory, packages, reachable, shared, slurm, wandb
 
 
@@ -33,7 +33,7 @@ def tools(tmp_path, monkeypatch):
 
 
 def test_this_machine_is_ready_and_every_line_says_how_it_is(capsys, tmp_path):
-    assert run([str(tmp_path)]) == errors.OK
+    assert main(["doctor", str(tmp_path)]) == errors.OK
     lines = capsys.readouterr().out.strip().splitlines()
     assert {line.split()[0] for line in lines} <= {"ready", "missing"}
     for name in ("python", "packages", "device", "cores", "runs", "W&B", "Hugging Face", "C++ compiler", "SLURM"):
@@ -42,7 +42,7 @@ def test_this_machine_is_ready_and_every_line_says_how_it_is(capsys, tmp_path):
 
 
 def test_json_says_the_same(capsys, tmp_path):
-    assert run(["--json", str(tmp_path)]) == errors.OK
+    assert main(["doctor", "--json", str(tmp_path)]) == errors.OK
     told = json.loads(capsys.readouterr().out)
     assert told["ready"] is True
     assert [check["name"] for check in told["checks"]] == [check.name for check in checks(tmp_path)]
@@ -63,7 +63,7 @@ def test_keys_are_never_shown(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_canarycanarycanarycanary")
     monkeypatch.setenv("WANDB_BASE_URL", "https://user:canary@127.0.0.1:1")
     for flags in ([], ["--json"], ["--online"]):
-        run([*flags, str(tmp_path)])
+        main(["doctor", *flags, str(tmp_path)])
     said = "".join(capsys.readouterr())
     assert "canary" not in said
     assert "0123456789" not in said
@@ -78,10 +78,10 @@ def test_a_directory_that_cannot_hold_runs_is_what_stops_everything(capsys, tmp_
     monkeypatch.setattr(
         readiness.tempfile, "TemporaryFile", lambda **_: (_ for _ in ()).throw(PermissionError(13, "no"))
     )
-    assert run([str(tmp_path)]) == errors.CONFIG
+    assert main(["doctor", str(tmp_path)]) == errors.CONFIG
     said = capsys.readouterr().out
     assert "runs_dir=DIR" in said
-    assert "no run can be trained here before this is mended: runs" in said
+    assert "no run can be trained here before this is fixed: runs" in said
 
 
 def test_little_space_is_missing_space(tmp_path, monkeypatch):
@@ -188,6 +188,6 @@ def test_a_job_looks_for_a_file(tools, tmp_path):
 
 
 @pytest.mark.parametrize("bad", [["--fix"], ["a", "b"], ["runs_dir=x"]], ids=" ".join)
-def test_a_mistake_is_a_configuration_error(bad):
-    with pytest.raises(errors.ConfigError):
-        run(bad)
+def test_a_mistake_is_a_configuration_error_in_three_lines(bad, capsys):
+    assert main(["doctor", *bad]) == errors.CONFIG
+    assert len(capsys.readouterr().err.splitlines()) == 3

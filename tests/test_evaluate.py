@@ -479,7 +479,7 @@ def test_a_run_whose_text_has_changed_is_not_evaluated(finished):
     ("arguments", "words"),
     [
         (["runs", "--evals", "streeming"], "streaming"),
-        (["runs", "--evals"], "--evals needs names"),
+        (["runs", "--evals"], "--evals needs a value"),
         (["runs", "--eval", "streaming"], "--evals"),
         (["nowhere"], "does not exist"),
     ],

@@ -207,7 +207,7 @@ def test_a_server_that_refuses_ends_a_sync_in_three_lines(server, study, command
     [
         (["nowhere"], "this directory does not exist"),
         (["runs", "--progect", "x"], "did you mean '--project'"),
-        ([], "nexus-ablate sync DIR..."),
+        ([], "sync needs at least one directory"),
     ],
 )
 def test_mistakes_are_said_and_nothing_is_asked(server, study, arguments, what, capsys):

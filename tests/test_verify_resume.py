@@ -82,10 +82,10 @@ def test_a_single_bit_of_a_weight_is_a_difference(two):
 )
 def test_a_mistake_is_refused_before_anything_is_trained(arguments, said):
     with pytest.raises(ConfigError) as refused:
-        verify_resume.run(arguments)
+        verify_resume.run(*verify_resume.VERB.parse(arguments))
     assert said in str(refused.value)
 
 
 def test_a_directory_that_is_there_is_not_overwritten(tmp_path):
     with pytest.raises(ConfigError, match="directory of its own"):
-        verify_resume.run(["--keep", str(tmp_path)])
+        verify_resume.run(*verify_resume.VERB.parse(["--keep", str(tmp_path)]))

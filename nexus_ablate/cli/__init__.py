@@ -61,7 +61,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             verb = "study" if named else "train"
         if arguments[:1] and "=" not in arguments[0] and not arguments[0].startswith("-"):
             _refuse_word(verb, arguments[0])
-        return importlib.import_module(f"nexus_ablate.cli.{verb.replace('-', '_')}").run(arguments)
+        module = importlib.import_module(f"nexus_ablate.cli.{verb.replace('-', '_')}")
+        if not hasattr(module, "VERB"):
+            return module.run(arguments)
+        if {"-h", "--help"} & set(arguments):
+            print(module.VERB.help())
+            return errors.OK
+        return module.run(*module.VERB.parse(arguments))
     except errors.UserError as error:
         print(error, file=sys.stderr)
         return error.status

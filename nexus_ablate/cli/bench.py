@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nexus_ablate import errors
+from nexus_ablate.cli.verb import Flag, Verb, comma_separated, positive
 from nexus_ablate.composition import compose
 from nexus_ablate.config import AXES, RunConfig
 from nexus_ablate.errors import ConfigError, printable
@@ -17,55 +19,74 @@ from nexus_ablate.registry import option_files
 if TYPE_CHECKING:
     from nexus_ablate.bench.options import Bench
 
-HELP = """nexus-ablate bench AXIS|step|sweep [KEY=VALUE ...] [--seconds S] [--json FILE] ...
-
-  nexus-ablate bench norm                        every norm: forward, backward, alone and in its block
-  nexus-ablate bench norm --only layer,rms --against layer --compile
-  nexus-ablate bench ffn model=small train.batch_size=4 --picture ffn.png
-  nexus-ablate bench step norm=layer             the training step: how long, and where its time goes
-  nexus-ablate bench step norm=none --against norm=rms,norm=layer     steps in turn, and their ratios
-  nexus-ablate bench sweep --workers 1,2,4       runs an hour with so many at a time
-
---seconds S    measure for about so long (10)
---only A,B     of the axis, these options and the baseline
---against A    of the axis, the option that ratios are to (the default configuration's);
-               of step, K=V,K=V: the same with each of these overrides, beside it
---compile      of the axis, also through torch.compile
---picture FILE a bar chart (.png, .svg or .pdf)
---json FILE    everything that was measured (- for the terminal)
---workers N,M  for sweep (1 to the number of cores)
-
-Candidates take turns block by block; a ratio is the median of neighbouring blocks, its quartiles in brackets."""
-
 BENCHED = tuple(axis for axis in AXES if axis != "init")
-FLAGS = ("--seconds", "--only", "--against", "--picture", "--json", "--workers")
+SUBJECTS = (*BENCHED, "step", "sweep")
 TABLE_WIDTH = 124  # characters; a narrower terminal wraps
 PICTURES = (".png", ".svg", ".pdf")
 
 
-def run(arguments: list[str]) -> int:
+def _picture(text: str) -> Path:
+    if Path(text).suffix not in PICTURES:
+        raise ConfigError("a picture ends in .png, .svg or .pdf", text, "--picture norms.png")
+    return _file("--picture")(text)
+
+
+def _file(flag: str) -> Callable[[str], Path]:
+    def read(text: str) -> Path:
+        if not Path(text).parent.is_dir():
+            raise ConfigError(f"{flag} names a folder that does not exist", text, f"mkdir -p {Path(text).parent}")
+        return Path(text)
+
+    return read
+
+
+VERB = Verb(
+    "bench",
+    "what the options of an axis, a step or a sweep cost on this machine",
+    "AXIS|step|sweep [KEY=VALUE ...]",
+    (
+        ("bench norm", "every norm: forward, backward, alone and in its block"),
+        ("bench norm --only layer,rms --against layer --compile", ""),
+        ("bench ffn model=small train.batch_size=4 --picture ffn.png", ""),
+        ("bench step norm=layer", "the training step: how long, and where its time goes"),
+        ("bench step norm=none --against norm=rms,norm=layer", "steps in turn, and their ratios"),
+        ("bench sweep --workers 1,2,4", "runs per hour with so many at a time"),
+    ),
+    (
+        Flag("--seconds", "S", "measure for about so long (10)", positive("--seconds", 10, 3600)),
+        Flag("--only", "A,B", "of an axis: these options and the baseline", comma_separated),
+        Flag("--against", "A", "of an axis: the option that ratios are to; of step: K=V,K=V to measure beside it"),
+        Flag("--compile", "", "of an axis: through torch.compile too"),
+        Flag("--picture", "FILE", "of an axis: a bar chart (.png, .svg or .pdf)", _picture),
+        Flag("--json", "FILE", "everything that was measured (- for the terminal)", _file("--json")),
+        Flag("--workers", "N,M", "of sweep: so many at a time (1 to the number of cores)", comma_separated),
+    ),
+    "Candidates take turns block by block; a ratio is the median of neighbouring blocks, its quartiles in brackets.",
+    "an axis, step or sweep",
+)
+
+
+def run(words: list[str], flags: dict[str, Any]) -> int:
     """Measure what the arguments ask for."""
-    if any(a in ("-h", "--help") for a in arguments) or not arguments:
-        print(HELP)
-        return errors.OK if arguments else errors.CONFIG
-    subject, overrides, flags = _read(arguments)
+    subject, *overrides = words
+    _check(subject, flags)
     for given in (o for o in overrides if o.startswith("study=")):
         raise ConfigError("bench measures one configuration and no study", given, f"nexus-ablate plan {given}")
-    seconds = _number("--seconds", flags.get("--seconds", "10"))
+    seconds = flags.get("seconds", 10.0)
     config = compose(overrides)
     if subject in BENCHED:
         configs, baseline = _options(subject, overrides, flags, config)
         _machine()
         from nexus_ablate.bench.options import as_data, bench_axis
 
-        bench = bench_axis(subject, configs, baseline, seconds, "--compile" in flags)
-        if "--picture" in flags:
+        bench = bench_axis(subject, configs, baseline, seconds, "compile" in flags)
+        if "picture" in flags:
             from nexus_ablate.bench.picture import draw
 
-            draw(bench, Path(flags["--picture"]))
+            draw(bench, flags["picture"])
         return _finish(flags, as_data(bench), lambda: _print_axis(bench))
-    if subject == "step" and "--against" in flags:
-        others = flags["--against"].split(",")
+    if subject == "step" and "against" in flags:
+        others = flags["against"].split(",")
         for other in others:
             compose([*overrides, other])
         return _compared(overrides, others, flags, seconds)
@@ -74,48 +95,25 @@ def run(arguments: list[str]) -> int:
     return _sweep(overrides, flags, seconds, config)
 
 
-def _read(arguments: list[str]) -> tuple[str, list[str], dict[str, str]]:
-    """What is measured, overrides, flags.
-
-    Raises:
-        ConfigError: One of them is not known, or does not belong to what is measured.
+def _check(subject: str, flags: dict[str, Any]) -> None:
+    """Raises:
+    ConfigError: An unknown subject, or a flag that does not belong to it.
     """
-    subject, *rest = arguments
-    if subject not in (*BENCHED, "step", "sweep"):
-        raise errors.unknown("bench measures an axis, step or sweep", subject, [*BENCHED, "step", "sweep"])
-    overrides, flags = [], {}
-    while rest:
-        word, given, value = rest.pop(0).partition("=")
-        if word == "--compile":
-            flags[word] = ""
-        elif word in FLAGS:
-            flags[word] = value if given else rest.pop(0) if rest else ""
-            if not flags[word]:
-                raise ConfigError(f"{word} needs a value", fix="nexus-ablate bench --help")
-        elif word.startswith("-"):
-            raise errors.unknown("bench has no flag of this name", word, [*FLAGS, "--compile", "--help"])
-        else:
-            overrides.append(word + given + value)
-    only_axis = {"--only", "--compile", "--picture"} & flags.keys()
+    if subject not in SUBJECTS:
+        raise errors.unknown("bench measures an axis, step or sweep", subject, SUBJECTS)
+    only_axis = sorted({"only", "compile", "picture"} & flags.keys())
     if subject not in BENCHED and only_axis:
         raise ConfigError(
-            f"{sorted(only_axis)[0]} belongs to the options of an axis", subject, f"bench norm {sorted(only_axis)[0]}"
+            f"--{only_axis[0]} belongs to the options of an axis", subject, f"bench norm --{only_axis[0]}"
         )
-    if subject == "sweep" and "--against" in flags:
+    if subject == "sweep" and "against" in flags:
         raise ConfigError("--against belongs to an axis or to step", subject, "bench step --against norm=layer")
-    if subject != "sweep" and "--workers" in flags:
+    if subject != "sweep" and "workers" in flags:
         raise ConfigError("--workers belongs to sweep", subject, "bench sweep --workers 1,2")
-    for flag in ("--picture", "--json"):
-        folder = Path(flags.get(flag, "-")).parent
-        if not folder.is_dir():
-            raise ConfigError(f"{flag} names a folder that is not there", str(folder))
-    if "--picture" in flags and Path(flags["--picture"]).suffix not in PICTURES:
-        raise ConfigError("a picture ends in .png, .svg or .pdf", flags["--picture"])
-    return subject, overrides, flags
 
 
 def _options(
-    axis: str, overrides: list[str], flags: dict[str, str], config: RunConfig
+    axis: str, overrides: list[str], flags: dict[str, Any], config: RunConfig
 ) -> tuple[dict[str, RunConfig], str]:
     """Configurations by option, of the last of two blocks, the baseline first; what cannot stand with the rest is said.
 
@@ -123,8 +121,8 @@ def _options(
         ConfigError: An option that was asked for is not there, or cannot stand with the overrides.
     """
     names = list(option_files(axis))
-    baseline = flags.get("--against") or getattr(config, axis).name
-    asked = flags["--only"].split(",") if "--only" in flags else names
+    baseline = flags.get("against") or getattr(config, axis).name
+    asked = flags.get("only") or names
     for name in [baseline, *asked]:
         if name not in names:
             raise errors.unknown(f"{axis} has no option of this name", name, names)
@@ -133,20 +131,10 @@ def _options(
         try:
             configs[name] = compose([*overrides, f"{axis}={name}", "model.n_layers=2"])
         except ConfigError as error:
-            if name == baseline or "--only" in flags:
+            if name == baseline or "only" in flags:
                 raise
             print(f"{axis}={name} is left out: {error.what}", file=sys.stderr)
     return configs, baseline
-
-
-def _number(flag: str, text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value <= 3600:
-        raise ConfigError(f"{flag} takes a number above 0, at most 3600", text, f"{flag} 10")
-    return value
 
 
 def _machine() -> None:
@@ -159,17 +147,17 @@ def _machine() -> None:
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler tells of its start and its end
 
 
-def _finish(flags: dict[str, str], data: Any, show: Any) -> int:
-    if flags.get("--json") != "-":
+def _finish(flags: dict[str, Any], data: Any, show: Any) -> int:
+    if flags.get("json") != Path("-"):
         show()
-    if "--json" in flags:
+    if "json" in flags:
         from nexus_ablate.runs import strict_json
 
         text = strict_json(data, indent=1) + "\n"
-        if flags["--json"] == "-":
+        if flags["json"] == Path("-"):
             sys.stdout.write(text)
         else:
-            Path(flags["--json"]).write_text(text, encoding="utf-8")
+            flags["json"].write_text(text, encoding="utf-8")
     return errors.OK
 
 
@@ -220,7 +208,7 @@ def _print_axis(bench: Bench) -> None:
         print(line)
 
 
-def _step(overrides: list[str], flags: dict[str, str], seconds: float) -> int:
+def _step(overrides: list[str], flags: dict[str, Any], seconds: float) -> int:
     _machine()
     from nexus_ablate.bench.step import bench_step
 
@@ -244,7 +232,7 @@ def _step(overrides: list[str], flags: dict[str, str], seconds: float) -> int:
     return _finish(flags, dataclasses.asdict(cost), show)
 
 
-def _compared(overrides: list[str], others: list[str], flags: dict[str, str], seconds: float) -> int:
+def _compared(overrides: list[str], others: list[str], flags: dict[str, Any], seconds: float) -> int:
     _machine()
     from nexus_ablate.bench.step import compare_steps
 
@@ -261,14 +249,14 @@ def _compared(overrides: list[str], others: list[str], flags: dict[str, str], se
     return _finish(flags, data, lambda: _table(("", "step ms", "times as given"), rows))
 
 
-def _sweep(overrides: list[str], flags: dict[str, str], seconds: float, config: RunConfig) -> int:
+def _sweep(overrides: list[str], flags: dict[str, Any], seconds: float, config: RunConfig) -> int:
     from nexus_ablate.bench.sweep import bench_sweep
     from nexus_ablate.training.device import IdleCores
 
     cores = IdleCores.cores()
-    asked = flags.get("--workers", ",".join(str(n) for n in range(1, cores + 1))).split(",")
+    asked = flags.get("workers") or [str(n) for n in range(1, cores + 1)]
     if not all(n.isdecimal() and 0 < int(n) <= 1024 for n in asked):
-        raise ConfigError("--workers takes numbers above 0", flags["--workers"], "--workers 1,2,4")
+        raise ConfigError("--workers takes numbers above 0", ",".join(asked), "--workers 1,2,4")
     if config.resolved.steps is None:
         raise ConfigError("a sweep is measured in steps", "train.flops", "give train.steps or train.tokens")
     steps = config.resolved.steps
@@ -276,10 +264,10 @@ def _sweep(overrides: list[str], flags: dict[str, str], seconds: float, config: 
     rows = [(str(t.workers), str(t.threads), f"{1000 * t.step_seconds:.1f}", f"{t.runs_per_hour:.1f}") for t in found]
 
     def show() -> None:
-        _table(("workers", "threads each", "step ms", "runs an hour"), rows)
+        _table(("workers", "threads each", "step ms", "runs per hour"), rows)
         best = max(found, key=lambda t: t.runs_per_hour)
         print(
-            f"\nmost with --workers {best.workers}: {best.runs_per_hour:.1f} runs of {steps:,} steps an hour, "
+            f"\nmost with --workers {best.workers}: {best.runs_per_hour:.1f} runs of {steps:,} steps per hour, "
             "without validation and start"
         )
 

@@ -8,29 +8,38 @@ from pathlib import Path
 from typing import Any
 
 from nexus_ablate import errors
+from nexus_ablate.cli.verb import Flag, Verb, names_of
 from nexus_ablate.config import EVALUATIONS
 
-HELP = """nexus-ablate evaluate DIR... [--evals NAME,NAME]
+VERB = Verb(
+    "evaluate",
+    "finished runs: longer and endless text, 8-bit numbers, sinks and outliers removed",
+    "DIR...",
+    (
+        ("evaluate runs/scratch/baseline/s0-1a2b3c4d", "all evaluations of one run"),
+        ("evaluate runs/norms --evals extrapolation,quantization", "two, of every finished run below"),
+    ),
+    (
+        Flag(
+            "--evals",
+            "NAME,...",
+            "these evaluations (all)",
+            names_of(lambda: list(EVALUATIONS), "evaluation"),
+            example="--evals " + ",".join(EVALUATIONS),
+        ),
+    ),
+    "extrapolation   loss at 1, 2, 4 and 8 times the training context, read in two ways\n"
+    "streaming       loss on long text through a cache, with and without the first tokens kept\n"
+    "quantization    loss with 8-bit weights and activations\n"
+    "intervention    loss, sinks and outliers with the massive activations or the sinks removed\n\n"
+    "An evaluation that a run has already is not repeated. Results are in summary.json; docs/metrics.md defines them.",
+    "at least one directory",
+)
 
-  nexus-ablate evaluate runs/scratch/baseline/s0-1a2b3c4d                     all evaluations of one run
-  nexus-ablate evaluate runs/norms --evals extrapolation,quantization         two of every finished run below
 
-  extrapolation   loss at 1, 2, 4 and 8 times the training context, read in two ways
-  streaming       loss on long text through a cache, with and without the first tokens kept
-  quantization    loss with 8-bit weights and activations
-  intervention    loss, sinks and outliers with the massive activations or the sinks taken away
-
-What a run has been asked before is not done again. The answers are in summary.json; docs/metrics.md defines them."""
-
-
-def run(arguments: list[str]) -> int:
+def run(words: list[str], flags: dict[str, Any]) -> int:
     """Evaluate the runs; one that cannot be evaluated says why, and the others have their turn."""
-    if not arguments or any(a in ("-h", "--help") for a in arguments):
-        print(HELP)
-        return errors.OK if arguments else errors.CONFIG
-    names = _names(arguments)
-    if flags := [a for a in arguments if a.startswith("-")]:
-        raise errors.unknown("evaluate has no flag of this name", flags[0], ["--evals", "--help"])
+    names = flags.get("evals") or list(EVALUATIONS)
 
     from rich.console import Console
 
@@ -39,11 +48,9 @@ def run(arguments: list[str]) -> int:
     from nexus_ablate.training.display import table
     from nexus_ablate.training.evaluation import evaluate
 
-    paths = find_runs(Path(a) for a in arguments)
+    paths = find_runs(Path(word) for word in words)
     if not paths:
-        raise errors.ConfigError(
-            "there is no run here", " ".join(arguments), "name a run directory or a folder of runs"
-        )
+        raise errors.ConfigError("there is no run here", " ".join(words), "name a run directory or a folder of runs")
     console = Console(highlight=False)
     status = errors.OK
     for path in paths:
@@ -59,21 +66,6 @@ def run(arguments: list[str]) -> int:
         console.print("", errors.printable(str(path), 4096), sep="\n", soft_wrap=True, markup=False)
         console.print(table({name: line for n in names for name, line in lines(n, summary[n])}))
     return status
-
-
-def _names(arguments: list[str]) -> list[str]:
-    """The evaluations asked for; `--evals` and its value are taken out of the arguments."""
-    if "--evals" not in arguments:
-        return list(EVALUATIONS)
-    at = arguments.index("--evals")
-    if at + 1 == len(arguments):
-        raise errors.ConfigError("--evals needs names", fix="--evals " + ",".join(EVALUATIONS))
-    names = arguments[at + 1].split(",")
-    del arguments[at : at + 2]
-    for name in names:
-        if name not in EVALUATIONS:
-            raise errors.unknown("there is no evaluation of this name", name, EVALUATIONS)
-    return names
 
 
 def lines(name: str, found: dict[str, Any]) -> Iterator[tuple[str, str]]:

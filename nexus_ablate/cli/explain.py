@@ -7,62 +7,45 @@ import sys
 from typing import Any
 
 from nexus_ablate import errors
+from nexus_ablate.cli.verb import Flag, Verb, whole
 from nexus_ablate.composition import compose
-from nexus_ablate.errors import ConfigError, printable
+from nexus_ablate.errors import printable
 from nexus_ablate.schema import show
 
-HELP = """nexus-ablate explain [KEY=VALUE ...] [--vocab N] [--json]
+VERB = Verb(
+    "explain",
+    "what a configuration builds: equations, norms, parameters, initial values, FLOPs; trains nothing",
+    "[KEY=VALUE ...]",
+    (
+        ("explain", "the baseline"),
+        ("explain norm=dyt placement=deepnorm", "what these change besides themselves"),
+        ("explain preset=gpt2 model=small --vocab 50257", ""),
+    ),
+    (
+        Flag("--vocab", "N", "tokens in the vocabulary (256)", whole("--vocab", 50257, "of tokens")),
+        Flag("--json", "", "for programs"),
+    ),
+    "Equations, norms, parameters, initial values, decay, FLOPs and the attention kernel. Nothing is trained, and "
+    "the data need not exist.",
+)
 
-  nexus-ablate explain                                       the baseline
-  nexus-ablate explain norm=dyt placement=deepnorm           what these change besides themselves
-  nexus-ablate explain preset=gpt2 model=small --vocab 50257
-  nexus-ablate explain norm=layer --json                     the same for programs
 
-Equations, norms, parameters, initial values, decay, FLOPs and the attention kernel. The vocabulary is 256 unless
---vocab says otherwise. Nothing is trained and the data need not exist."""
-
-
-def run(arguments: list[str]) -> int:
+def run(overrides: list[str], flags: dict[str, Any]) -> int:
     """Print what the configuration builds."""
-    if any(a in ("-h", "--help") for a in arguments):
-        print(HELP)
-        return errors.OK
-    overrides, as_json, vocab_size = _read(arguments)
     config = compose(overrides)
 
     from nexus_ablate.measure.architecture import architecture
     from nexus_ablate.model import meta_model
     from nexus_ablate.training.optimizer import decay_groups
 
-    model = meta_model(config, vocab_size)
+    model = meta_model(config, flags.get("vocab", 256))
     facts = architecture(config, model, decay_groups(model, config.optim.decay))
-    if as_json:
+    if "json" in flags:
         json.dump(facts, sys.stdout, indent=1, allow_nan=False)
         print()
     else:
         _print(facts)
     return errors.OK
-
-
-def _read(arguments: list[str]) -> tuple[list[str], bool, int]:
-    """Overrides, whether JSON is asked for, and the vocabulary."""
-    overrides, as_json, vocab_size = [], False, 256
-    rest = list(arguments)
-    while rest:
-        argument = rest.pop(0)
-        flag, given, value = argument.partition("=")
-        if flag == "--vocab":
-            value = value if given else rest.pop(0) if rest else ""
-            if not value.isdecimal() or not 0 < int(value) < 2**31:
-                raise ConfigError("--vocab needs a number of tokens", value, "--vocab 50257")
-            vocab_size = int(value)
-        elif argument == "--json":
-            as_json = True
-        elif argument.startswith("-"):
-            raise errors.unknown("explain has no flag of this name", argument, ["--json", "--vocab", "--help"])
-        else:
-            overrides.append(argument)
-    return overrides, as_json, vocab_size
 
 
 def _print(facts: dict[str, Any]) -> None:

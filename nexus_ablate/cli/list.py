@@ -11,37 +11,40 @@ from typing import Any
 import yaml
 
 from nexus_ablate import errors
+from nexus_ablate.cli.verb import Flag, Verb
 from nexus_ablate.config import CLOSED_GROUPS, OPTION_GROUPS, RunConfig
 from nexus_ablate.registry import conf_dir, option_files
 from nexus_ablate.schema import show
 
-HELP = """nexus-ablate list [GROUP ...] [--json | --markdown]
+VERB = Verb(
+    "list",
+    "every option with its citation",
+    "[GROUP ...]",
+    (
+        ("list", "every option and switch, one line each"),
+        ("list norm placement", "these groups, with the keys of each option"),
+    ),
+    (
+        Flag("--json", "", "for programs"),
+        Flag("--markdown", "", "as a page, with equations (docs/options.md)"),
+    ),
+)
 
-  nexus-ablate list                   every option and switch, a line each
-  nexus-ablate list norm placement    these groups, with the keys of each option
-  nexus-ablate list --json            the same for programs
-  nexus-ablate list --markdown        the same as a page, with equations (docs/options.md)"""
 
-
-def run(arguments: list[str]) -> int:
+def run(words: list[str], flags: dict[str, Any]) -> int:
     """Print the options of the groups that are named, or of all."""
-    if any(a in ("-h", "--help") for a in arguments):
-        print(HELP)
-        return errors.OK
-    as_json, as_markdown = "--json" in arguments, "--markdown" in arguments
-    named = [a for a in arguments if a not in ("--json", "--markdown")]
     everything = catalogue()
-    for name in named:
+    for name in words:
         if name not in everything:
             raise errors.unknown("there is no group of this name", name, everything)
-    chosen = {name: everything[name] for name in named or everything}
-    if as_json:
+    chosen = {name: everything[name] for name in words or everything}
+    if "json" in flags:
         json.dump(chosen, sys.stdout, indent=1)
         print()
-    elif as_markdown:
+    elif "markdown" in flags:
         print(markdown(chosen))
     else:
-        _print(chosen, with_keys=bool(named))
+        _print(chosen, with_keys=bool(words))
     return errors.OK
 
 

@@ -4,33 +4,42 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from typing import Any
 
 from nexus_ablate import errors
-
-HELP = """nexus-ablate noise DIR... [--delta D,...] [--arms K] [--json]
-
-  nexus-ablate noise runs/norms                     seed noise of every arm, and what 3 to 20 seeds can show
-  nexus-ablate noise runs/norms --delta 0.005,0.01  seeds that these differences need (nats per token)
-  nexus-ablate noise runs/norms --arms 8            for eight arms against one baseline at once"""
+from nexus_ablate.cli.verb import Flag, Verb, comma_separated, positive, whole
 
 
-def run(arguments: list[str]) -> int:
-    """Print what the seeds tell."""
-    from nexus_ablate.cli.compare import split
+def _deltas(text: str) -> list[float]:
+    return [positive("--delta", 0.005, 1e6)(item) for item in comma_separated(text)]
 
-    if not arguments or any(a in ("-h", "--help") for a in arguments):
-        print(HELP)
-        return errors.OK if arguments else errors.CONFIG
-    dirs, options = split(arguments, ("--delta", "--arms"), ("--json",))
-    if not dirs:
-        raise errors.ConfigError("noise needs at least one directory", fix="nexus-ablate noise runs/STUDY")
-    deltas = [_number("--delta", text) for text in options.get("--delta", "").split(",") if text]
-    family = int(_number("--arms", options.get("--arms", "1")))
+
+VERB = Verb(
+    "noise",
+    "seed noise, the smallest difference it lets you see, and the seeds that a difference needs",
+    "DIR...",
+    (
+        ("noise runs/norms", "seed noise of every arm, and what 3 to 20 seeds can show"),
+        ("noise runs/norms --delta 0.005,0.01", "seeds that these differences need"),
+        ("noise runs/norms --arms 8", "for eight arms against one baseline"),
+    ),
+    (
+        Flag("--delta", "D,...", "differences in nats per token", _deltas),
+        Flag("--arms", "K", "arms that are compared with the baseline (1)", whole("--arms", 8)),
+        Flag("--json", "", "for programs"),
+    ),
+    needed="at least one directory",
+)
+
+
+def run(dirs: list[str], flags: dict[str, Any]) -> int:
+    """Print what the seeds say."""
+    family = flags.get("arms", 1)
 
     from nexus_ablate.comparison.noise import noise
 
-    found = noise(dirs, deltas, family)
-    if "--json" in options:
+    found = noise(dirs, flags.get("delta", ()), family)
+    if "json" in flags:
         from nexus_ablate.runs import strict_json
 
         sys.stdout.write(strict_json(dataclasses.asdict(found), indent=1) + "\n")
@@ -61,20 +70,3 @@ def run(arguments: list[str]) -> int:
     if found.left_out:
         console.print(f"[dim]{found.left_out} runs without a result were left out; `compare` lists them[/dim]")
     return errors.OK
-
-
-def _number(flag: str, text: str) -> float:
-    """A number above 0.
-
-    Raises:
-        ConfigError: It is none.
-    """
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1e6 or (flag == "--arms" and value != int(value)):
-        raise errors.ConfigError(
-            f"{flag} takes a number above 0", text, f"{flag} {'8' if flag == '--arms' else '0.005'}"
-        )
-    return value

@@ -3,32 +3,31 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from nexus_ablate import errors
+from nexus_ablate.cli.verb import Flag, Verb
 from nexus_ablate.config import EVALUATIONS
 
-HELP = """nexus-ablate show RUN [--out FILE]
-
-  nexus-ablate show runs/scratch/baseline/s0-1a2b3c4d               draws picture.png into the run
-  nexus-ablate show runs/scratch/baseline/s0-1a2b3c4d --out loss.pdf"""
+VERB = Verb(
+    "show",
+    "one run: its result and a picture",
+    "RUN",
+    (
+        ("show runs/scratch/baseline/s0-1a2b3c4d", "saves picture.png in the run's directory"),
+        ("show runs/scratch/baseline/s0-1a2b3c4d --out loss.pdf", ""),
+    ),
+    (Flag("--out", "FILE", "where to save the picture (.png, .pdf or .svg)", Path, example="--out loss.png"),),
+    needed="one run",
+)
 
 READ_BY = "show it with the version in its env.json; compare does without what is missing"
 
 
-def run(arguments: list[str]) -> int:
+def run(words: list[str], flags: dict[str, Any]) -> int:
     """Print a run's state and result and draw its picture."""
-    if not arguments or any(a in ("-h", "--help") for a in arguments):
-        print(HELP)
-        return errors.OK if arguments else errors.CONFIG
-    out = None
-    if "--out" in arguments:
-        at = arguments.index("--out")
-        if at + 1 == len(arguments):
-            raise errors.ConfigError("--out needs a file", fix="--out loss.png")
-        out = Path(arguments[at + 1])
-        del arguments[at : at + 2]
-    if len(arguments) != 1:
-        raise errors.ConfigError("show takes one run", " ".join(arguments), "nexus-ablate show RUN [--out FILE]")
+    if len(words) != 1:
+        raise errors.ConfigError("show takes one run", " ".join(words), f"nexus-ablate show {words[0]}")
 
     from rich.console import Console
     from rich.markup import escape
@@ -38,7 +37,7 @@ def run(arguments: list[str]) -> int:
     from nexus_ablate.report.run_picture import draw
     from nexus_ablate.training.display import result_facts, table
 
-    record = load_run(arguments[0])
+    record = load_run(words[0])
     facts = {"run": f"{record.study} / {record.arm} / seed {record.seed}", "state": record.state}
     if record.status.get("reason"):
         facts["reason"] = record.status["reason"]
@@ -53,6 +52,6 @@ def run(arguments: list[str]) -> int:
             ) from None
     console = Console(highlight=False)
     console.print(table(facts))
-    picture = draw(record, out or record.path / "picture.png")
+    picture = draw(record, flags.get("out") or record.path / "picture.png")
     console.print("[dim]picture[/dim]", escape(errors.printable(str(picture), 4096)), soft_wrap=True)
     return errors.OK

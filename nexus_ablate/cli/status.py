@@ -4,34 +4,34 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 from nexus_ablate import errors
-from nexus_ablate.errors import ConfigError, printable
+from nexus_ablate.cli.verb import Flag, Verb
+from nexus_ablate.errors import printable
 
-HELP = """nexus-ablate status DIR... [--watch]
-
-  nexus-ablate status runs/norms           a study: every run, also those that are still to come
-  nexus-ablate status runs --watch         all of them, refreshed until the last has ended (or Ctrl-C)
-
-State, step, validation loss, its difference to the baseline of the same seed at the same tokens, time since the last
-sign of life, time left, and of what went wrong the reason and the log. `lost`: the process is gone without a word; the
-same command goes on with such a run."""
+VERB = Verb(
+    "status",
+    "every run of some directories: how far, how good, and why not",
+    "DIR...",
+    (
+        ("status runs/norms", "a study: every run, also those that are still to come"),
+        ("status runs --watch", "all runs, refreshed until the last one has ended (or Ctrl-C)"),
+    ),
+    (Flag("--watch", "", "refresh the table until the last run has ended"),),
+    "State, step, validation loss, its difference to the baseline of the same seed at the same tokens, time since "
+    "the last sign of life, time left, and for failed runs the reason and the log. `lost`: the process ended without "
+    "a word; the same command resumes such a run.",
+    "at least one directory",
+)
 
 WATCH_SECONDS = 1.0
 COMING = ("created", "running", "queued", "waiting", "unknown")
 
 
-def run(arguments: list[str]) -> int:
+def run(words: list[str], flags: dict[str, Any]) -> int:
     """Print the state of every run."""
-    if not arguments or any(a in ("-h", "--help") for a in arguments):
-        print(HELP)
-        return errors.OK if arguments else errors.CONFIG
-    for argument in arguments:
-        if argument.startswith("-") and argument != "--watch":
-            raise errors.unknown("status has no flag of this name", argument, ["--watch", "--help"])
-    dirs = [Path(argument) for argument in arguments if argument != "--watch"]
-    if not dirs:
-        raise ConfigError("status needs a directory", "", "nexus-ablate status runs")
+    dirs = [Path(word) for word in words]
 
     from rich.console import Console
 
@@ -39,7 +39,7 @@ def run(arguments: list[str]) -> int:
 
     console, watcher = Console(highlight=False), Watcher()
     lines = watcher.lines(dirs)
-    if "--watch" not in arguments:
+    if "watch" not in flags:
         if lines:
             console.print(table(lines))
         for trouble in troubles(lines):

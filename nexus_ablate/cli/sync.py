@@ -4,33 +4,32 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 from nexus_ablate import errors
+from nexus_ablate.cli.verb import Flag, Verb
 
-HELP = """nexus-ablate sync DIR... [--project NAME] [--entity NAME]
+VERB = Verb(
+    "sync",
+    "local runs to W&B: tracked by files, offline or interrupted; as often as you like",
+    "DIR...",
+    (
+        ("sync runs/norms", "every run of a study"),
+        ("sync runs/scratch/baseline/s0-1a2b3c4d", "one run"),
+        ("sync runs --project mine --entity team", "to another place than the runs name"),
+    ),
+    (
+        Flag("--project", "NAME", "W&B project"),
+        Flag("--entity", "NAME", "W&B entity"),
+    ),
+    "Sends what W&B does not have yet: rows, summary, and what the probe saw block by block. Only the run directory "
+    "is read. A run keeps its place on W&B (wandb.json), and no step is sent twice. Runs in training are left alone.",
+    "at least one directory",
+)
 
-  nexus-ablate sync runs/norms                           every run of a study
-  nexus-ablate sync runs/scratch/baseline/s0-1a2b3c4d    one run
-  nexus-ablate sync runs --project mine --entity team    somewhere else than where they say
 
-Sends what W&B does not have yet of runs that were tracked by files alone, offline, or cut off: rows, summary, and what
-the probe saw block by block. The run directory is what is read, so that nothing of W&B's own has to be there. A run
-keeps its place on W&B (wandb.json), and no step is sent twice. Runs that are being trained are left alone."""
-
-FLAGS = ("--project", "--entity")
-
-
-def run(arguments: list[str]) -> int:
+def run(dirs: list[str], flags: dict[str, Any]) -> int:
     """Send the runs in turn; a damaged one says why, and the others have their turn."""
-    if not arguments or any(a in ("-h", "--help") for a in arguments):
-        print(HELP)
-        return errors.OK if arguments else errors.CONFIG
-    from nexus_ablate.cli.compare import split
-
-    dirs, options = split(arguments, FLAGS, ())
-    if not dirs:
-        raise errors.ConfigError("sync needs at least one directory", fix="nexus-ablate sync runs/STUDY")
-
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
@@ -60,7 +59,7 @@ def run(arguments: list[str]) -> int:
             if record.state in LIVE:
                 table.add_row(name, f"{record.state}, left alone", "", "")
                 continue
-            done = sync(record, options.get("--project"), options.get("--entity"))
+            done = sync(record, flags.get("project"), flags.get("entity"))
             table.add_row(name, record.state, f"{done.before:,}", f"{done.sent:,}")
             pages.append(done.url)
     finally:  # also when W&B failed: what was sent until then

@@ -6,7 +6,6 @@ compares what they left.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from nexus_ablate import errors
+from nexus_ablate.cli.verb import Flag, Verb
 from nexus_ablate.composition import compose
 from nexus_ablate.errors import ConfigError, UserError, printable
 from nexus_ablate.runs import RunRecord, find_runs, read_run
@@ -32,17 +32,20 @@ WAITS_SECONDS = 600
 LAUNCHES = 5
 """Tries to interrupt a run before it has ended; each time later runs are stopped earlier."""
 
-HELP = """nexus-ablate verify-resume [--keep DIR] [KEY=VALUE ...]
-
-Is a run that was interrupted and went on the same as one that was not? On this machine, with these overrides:
-
-  nexus-ablate verify-resume
-  nexus-ablate verify-resume norm=layer model.dropout=0.1 train.precision=bf16
-  nexus-ablate verify-resume --keep proof model=micro train.steps=200
-
-Trains 40 steps (or train.steps) undisturbed, then stopped by SIGTERM, then killed, each started again by the same
-command, and compares weights, metrics and the batches seen. Your runs are left alone; --keep DIR keeps these three.
-Exit status 0: identical (on a GPU: within what two undisturbed runs differ by). 1: not."""
+VERB = Verb(
+    "verify-resume",
+    "the proof on this machine that an interrupted run ends as if it had not been interrupted",
+    "[KEY=VALUE ...]",
+    (
+        ("verify-resume", ""),
+        ("verify-resume norm=layer model.dropout=0.1 train.precision=bf16", ""),
+        ("verify-resume --keep proof model=micro train.steps=200", ""),
+    ),
+    (Flag("--keep", "DIR", "keep the three runs in a new directory", Path),),
+    "Trains 40 steps (or train.steps) undisturbed, then stopped by SIGTERM, then killed, each started again by the "
+    "same command, and compares weights, metrics and the batches seen. Your runs are left alone. Exit status 0: "
+    "identical (on a GPU: within what two undisturbed runs differ by). 1: not.",
+)
 
 
 @dataclass(frozen=True)
@@ -58,18 +61,9 @@ class Difference:
     size: float
 
 
-def run(arguments: list[str]) -> int:
-    """Prove it, and print what was found."""
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--keep", type=Path)
-    parser.add_argument("-h", "--help", action="store_true")
-    asked, overrides = parser.parse_known_args(arguments)
-    if asked.help:
-        print(HELP)
-        return errors.OK
-    flags = [argument for argument in overrides if argument.startswith("-")]
-    if flags:
-        raise errors.unknown("verify-resume has no flag of this name", flags[0], ["--keep", "--help"])
+def run(overrides: list[str], flags: dict[str, Any]) -> int:
+    """Interrupt runs and compare them with an undisturbed one."""
+    keep = flags.get("keep")
     chosen = [text.partition("=")[0] for text in overrides]
     own = [text for text in SHORT if text.partition("=")[0] not in chosen]
     if {"train.tokens", "train.flops"} & set(chosen):
@@ -78,15 +72,15 @@ def run(arguments: list[str]) -> int:
     config = compose(command)
     if config.resolved.steps is not None and config.resolved.steps < 8:
         raise ConfigError("too few steps to be interrupted", f"train.steps={config.resolved.steps}", "train.steps=40")
-    if asked.keep is not None and asked.keep.exists():
-        raise ConfigError("--keep makes a directory of its own", str(asked.keep), "name one that does not exist")
+    if keep is not None and keep.exists():
+        raise ConfigError("--keep makes a directory of its own", str(keep), "name one that does not exist")
     folder = Path(tempfile.mkdtemp(prefix="nexus_ablate-"))
     try:
         return _prove(command, config.resolved.steps or STEPS, folder)
     finally:
-        if asked.keep is not None:
-            shutil.move(folder, asked.keep)
-            print(f"kept in {printable(str(asked.keep))}")
+        if keep is not None:
+            shutil.move(folder, keep)
+            print(f"kept in {printable(str(keep))}")
         else:
             shutil.rmtree(folder, ignore_errors=True)
 
