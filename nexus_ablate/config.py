@@ -73,7 +73,7 @@ class TrainConfig:
     grad_accum: int = key("int [1, inf)", "micro-batches in a step")
     precision: str = key("fp32 | bf16 | fp16", "of matrix products; weights stay float32")
     eval_every: int = key("int [1, inf)", "steps between validations")
-    eval_tokens: int = key("int [1, inf)", "validation tokens, the same ones each time")
+    eval_tokens: int = key("int [1, inf)", "validation tokens, spread over the validation set; the same ones each time")
     log_every: int = key("int [1, inf)", "steps between rows of metrics.jsonl", science=False)
     checkpoint_every: int = key("int [1, inf)", "steps between checkpoints", science=False)
     keep: int = key("int [1, inf)", "checkpoints kept while training; one after the end", science=False)

@@ -9,7 +9,7 @@ import timeit
 import numpy as np
 import pytest
 
-from nexus_ablate.data import Batches, chain, eval_windows, hash_tokens
+from nexus_ablate.data import Batches, chain, eval_places, eval_windows, hash_tokens
 
 TOKENS = np.arange(1000, dtype=np.uint16)
 
@@ -58,16 +58,77 @@ def test_a_large_step_and_a_large_seed_are_as_good_as_small_ones():
 
 def test_tokens_that_hold_no_window_are_refused():
     assert Batches(TOKENS[:9], 0, 2, context=8).batch(0).shape == (2, 9)
-    for make in (lambda: Batches(TOKENS[:8], 0, 2, context=8), lambda: eval_windows(TOKENS[:8], 8, 8)):
+    for make in (
+        lambda: Batches(TOKENS[:8], 0, 2, context=8),
+        lambda: eval_windows(TOKENS[:8], 8, 8),
+        lambda: eval_windows(TOKENS[:16], 8, 8, factor=2),
+    ):
         with pytest.raises(ValueError, match="hold no window"):
             make()
 
 
-def test_evaluation_windows_cover_the_targets_once_from_the_start():
+def assert_spread(starts, block, length, context, period=1):
+    """Blocks of neighbouring windows, alike in size, at even distances from the first token to the last."""
+    stride = context if period == 1 else period
+    assert starts[0] == 0 and not (starts % stride).any()
+    assert block[0] == 0 and set(np.diff(block)) <= {0, 1}
+    within = np.diff(block) == 0
+    assert (np.diff(starts)[within] == stride).all()
+    gaps, sizes = np.diff(starts)[~within] - stride, np.bincount(block)
+    assert sizes.max() - sizes.min() <= 1
+    assert not len(gaps) or 0 <= gaps.max() - gaps.min() <= stride
+    assert length - starts[-1] - (context + 1) in range(stride)  # no further window fits behind the last one
+
+
+@pytest.mark.parametrize("period", [1, 12])
+@pytest.mark.parametrize("context", [1, 7, 11])
+def test_evaluation_windows_are_blocks_spread_from_the_first_token_to_the_last(context: int, period: int):
+    stride = context if period == 1 else period
+    for length in (97, 1000, 12_345, 40_000):
+        available = (length - context - 1) // stride + 1
+        for wanted in (2, 5, 8, 9, 63, 64, 255, 256, 300, 1000, 2999, 10**9):
+            starts, block = eval_places(length, context, wanted * context, period)
+            assert len(starts) == len(block) == min(wanted, available)
+            assert_spread(starts, block, length, context, period)
+            assert block[-1] + 1 == max(len(starts) // 32, min(len(starts), 8))
+
+
+def test_control_windows_of_the_head_are_not_spread():
+    starts, block = eval_places(4000, 10, 500)
+    assert_spread(starts, block, 4000, 10)
+    with pytest.raises(AssertionError):
+        assert_spread(np.arange(50) * 10, block, 4000, 10)
+
+
+def test_blocks_hold_at_least_32_windows_from_256_on():
+    for count in range(256, 700):
+        assert np.bincount(eval_places(10**5, 8, 8 * count)[1]).min() >= 32
+
+
+def test_one_window_is_the_first():
+    assert [places.tolist() for places in eval_places(1000, 10, 10)] == [[0], [0]]
+
+
+def test_evaluation_windows_are_the_tokens_at_their_places_and_no_token_is_a_target_twice():
     windows = eval_windows(TOKENS, context=10, n_tokens=95)
     assert windows.shape == (10, 11) and windows.dtype == np.int64  # rounded up to whole windows
-    np.testing.assert_array_equal(windows[:, 1:].ravel(), np.arange(1, 101))
-    np.testing.assert_array_equal(windows[1:, 0], windows[:-1, -1])
+    np.testing.assert_array_equal(windows, eval_places(1000, 10, 95)[0][:, None] + np.arange(11))
+    assert len(np.unique(windows[:, 1:])) == 100
+    everything = eval_windows(TOKENS, context=10, n_tokens=10**9)
+    np.testing.assert_array_equal(everything[:, 1:].ravel(), np.arange(1, 991))
+
+
+@pytest.mark.parametrize(("windows", "longer"), [(512, 64), (10**6, 1249), (8, 7), (20, 7)])
+def test_longer_windows_are_of_the_same_text(windows: int, longer: int):
+    """Eight contexts at a time: the same targets where blocks hold whole ones, else more text behind each block."""
+    tokens = np.arange(100_000)
+    short, long = (eval_windows(tokens, 10, windows * 10, factor=factor) for factor in (1, 8))
+    assert long.shape == (longer, 81)
+    assert len(np.unique(long[:, 1:])) == long[:, 1:].size
+    assert set(long[:, 0]) <= set(short[:, 0])
+    assert len(np.setdiff1d(short[:, 1:], long[:, 1:])) < 80  # at the very end, where no whole one fits
+    if windows == 512:
+        np.testing.assert_array_equal(np.unique(long[:, 1:]), np.unique(short[:, 1:]))
 
 
 @pytest.mark.parametrize(("length", "windows"), [(31, 3), (30, 2), (11, 1)])

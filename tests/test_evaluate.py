@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from nexus_ablate.cli import main
 from nexus_ablate.composition import compose
 from nexus_ablate.config import EVALUATIONS as NAMES
+from nexus_ablate.data import eval_places
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.measure.evaluation import EVALUATIONS, NotDefined, Subject
 from nexus_ablate.measure.evaluation.extrapolation import by_position, extrapolation
@@ -59,12 +60,25 @@ def test_at_1x_it_is_the_validation_loss_under_the_same_protocol(tiny_run):
     assert set(summary["extrapolation"]["sliding"]) == {"1", "2", "4", "8"}
 
 
+def test_longer_windows_begin_where_the_validation_windows_do(tiny):
+    made = subject(tiny())
+    found, (starts, _) = extrapolation(made)["non_overlapping"], eval_places(len(TEXT), 8, 64)
+    for factor in (1, 2, 4):
+        windows = np.stack([TEXT[start : start + 8 * factor + 1] for start in starts if start + 8 * factor < len(TEXT)])
+        logits, targets = made.model(torch.from_numpy(windows[:, :-1])), torch.from_numpy(windows[:, 1:])
+        expected = F.cross_entropy(logits.flatten(0, 1), targets.flatten()).item()
+        assert len(windows) == 8 - (factor > 1) and found[str(factor)] == pytest.approx(expected, rel=1e-5)
+
+
 def test_sliding_predicts_the_same_targets_at_every_length_with_nearly_all_of_it_before_them(tiny):
     made = subject(tiny())
     found = extrapolation(made)["sliding"]
+    pairs = (0, 44, 92, 140, 184, 232, 280, 328)  # eight blocks of two windows of four targets, to the end of the text
+    targets = [64 + pair + i for pair in pairs for i in range(8)]  # behind the room of the longest window
+    assert len(TEXT) == targets[-1] + 1
     for factor in (1, 2, 4, 8):
         length, nats = 8 * factor, []
-        for index in range(64, 128):  # 64 targets, behind the room of the longest window
+        for index in targets:
             end = 64 + 4 * ((index - 64) // 4) + 3  # the last of the four targets of its window
             window = torch.from_numpy(TEXT[end - length : end])[None]
             place = length - 1 - (end - index)
@@ -192,7 +206,7 @@ def test_streaming_reports_both_losses_behind_the_filled_cache(tiny):
     found = streaming(made)
     assert found["difference"] == pytest.approx(found["loss_dropped"] - found["loss_kept"])
     nats = []
-    for start in range(0, 256, 64):
+    for start in (0, 64, 192, 320):  # four of the six texts that the validation text holds, the first and the last
         tokens = torch.from_numpy(TEXT[start : start + 65])
         logits = read_token_by_token(made.model, tokens[:-1], window=8, kept=4)
         nats.append(F.cross_entropy(logits[8:], tokens[9:], reduction="none"))

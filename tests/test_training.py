@@ -20,8 +20,8 @@ from nexus_ablate.training.trainer import Trainer
 
 CONTRACT = """val_loss val_bpb best_val_loss params params_non_embedding flops_per_token tokens seconds
 tokens_per_second peak_memory_bytes arm_hash batch_hash init_hash eval_hash""".split()
-FILES = """config.yaml overrides.txt env.json status.json metrics.jsonl probes.jsonl summary.json log.txt
-checkpoints""".split()
+FILES = """config.yaml overrides.txt env.json status.json metrics.jsonl probes.jsonl evaluation.jsonl summary.json
+log.txt checkpoints""".split()
 CLOCK = {"seconds", "tokens_per_second", "mfu", "peak_memory_bytes"}
 
 
@@ -144,6 +144,7 @@ def test_resume_equals_uninterrupted_bit_by_bit(tiny_run, tmp_path, monkeypatch,
     assert rows(resumed.path) == rows(whole.path)
     assert rows(resumed.path, "probes.jsonl") == rows(whole.path, "probes.jsonl")
     assert same_weights(resumed.path, whole.path)
+    assert (resumed.path / "evaluation.jsonl").read_bytes() == (whole.path / "evaluation.jsonl").read_bytes()
     assert {k: v for k, v in resumed.summary.items() if "second" not in k and "memory" not in k} == {
         k: v for k, v in whole.summary.items() if "second" not in k and "memory" not in k
     }

@@ -1,7 +1,7 @@
 """Data: a corpus, its tokens in a cache, and batches that are a pure function of (seed, step)."""
 
 from nexus_ablate.data.backcopy import BackCopyCorpus
-from nexus_ablate.data.batches import Batches, chain, eval_windows, hash_tokens
+from nexus_ablate.data.batches import Batches, chain, eval_places, eval_windows, hash_tokens
 from nexus_ablate.data.cache import TokenizedData, default_cache_dir, fingerprint_of, prepare, vocabulary_size
 from nexus_ablate.data.corpus import CORPORA, Corpus
 from nexus_ablate.data.hub import HubCorpus
@@ -17,6 +17,7 @@ __all__ = [
     "Tokenizer",
     "chain",
     "default_cache_dir",
+    "eval_places",
     "eval_windows",
     "fingerprint_of",
     "hash_tokens",

@@ -6,6 +6,11 @@ import hashlib
 
 import numpy as np
 
+BLOCK_WINDOWS = 32
+"""Neighbouring windows that a block of validation text holds at least."""
+LEAST_BLOCKS = 8
+"""A standard error over fewer blocks would itself be too uncertain (over 2 it is off by half in one case of two)."""
+
 
 class Batches:
     """Random windows of a token array, drawn with replacement.
@@ -34,23 +39,61 @@ class Batches:
         return self._windows[starts.astype(np.int64)].astype(np.int64)
 
 
-def eval_windows(tokens: np.ndarray, context: int, n_tokens: int, period: int = 1) -> np.ndarray:
-    """The fixed windows of an evaluation: from the start, no target twice.
+def eval_places(length: int, context: int, n_tokens: int, period: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    """Where the windows of an evaluation begin: in blocks spread evenly from the first token to the last.
+
+    A block is at least BLOCK_WINDOWS neighbouring windows, so that different blocks show (nearly) independent text. An
+    evaluation of fewer than LEAST_BLOCKS such blocks has LEAST_BLOCKS shorter ones, and one of fewer windows than that
+    has one window per block.
 
     Args:
-        tokens: (N,) of any integer type.
-        context: Tokens a window holds as input (T).
-        n_tokens: Targets wanted; rounded up to whole windows, fewer where the tokens end.
-        period: Windows begin at its multiples, one at each; 1: anywhere.
+        length: Tokens of the validation set.
+        context: Tokens that a window holds as input (T).
+        n_tokens: Targets wanted; rounded up to whole windows, fewer where the set holds fewer.
+        period: Windows begin at its multiples, at most one at each; 1: at multiples of the context.
 
     Returns:
-        (windows, T+1) int64; where they may begin anywhere, each with the token that the one before it ended with.
+        (windows,) int64 index of each window's first token, rising; (windows,) int64 block of each window, from 0. No
+        token is the target of two windows.
 
     Raises:
         ValueError: When not even one window fits.
     """
+    _require_window(length, context)
     stride = context if period == 1 else period
-    return _windows(tokens, context)[::stride][: -(-n_tokens // context)].astype(np.int64)
+    available = (length - context - 1) // stride + 1
+    count = min(-(-n_tokens // context), available)
+    blocks = max(count // BLOCK_WINDOWS, min(count, LEAST_BLOCKS))
+    windows = np.arange(count)
+    block = windows * blocks // count
+    skipped = block * (available - count) // max(blocks - 1, 1)
+    return (windows + skipped) * stride, block
+
+
+def eval_windows(tokens: np.ndarray, context: int, n_tokens: int, period: int = 1, factor: int = 1) -> np.ndarray:
+    """The fixed windows of an evaluation, at `eval_places`; no target twice.
+
+    Args:
+        tokens: (N,) of any integer type.
+        context, n_tokens, period: As for `eval_places`.
+        factor: Windows of so many contexts on the same text: each begins where one of a single context does.
+
+    Returns:
+        (windows, factor * T + 1) int64.
+
+    Raises:
+        ValueError: When not even one window fits.
+    """
+    starts, _ = eval_places(len(tokens), context, n_tokens, period)
+    windows = _windows(tokens, factor * context)
+    if factor > 1:
+        free, kept = 0, []
+        for start in starts:
+            if free <= start < len(windows):
+                kept.append(start)
+                free = start + factor * context
+        starts = np.array(kept)
+    return windows[starts].astype(np.int64)
 
 
 def hash_tokens(tokens: np.ndarray) -> str:
@@ -71,6 +114,10 @@ def chain(previous: str, batch: np.ndarray) -> str:
 
 
 def _windows(tokens: np.ndarray, context: int) -> np.ndarray:
-    if len(tokens) < context + 1:
-        raise ValueError(f"{len(tokens)} tokens hold no window of {context} + 1")
+    _require_window(len(tokens), context)
     return np.lib.stride_tricks.sliding_window_view(np.asarray(tokens), context + 1)
+
+
+def _require_window(length: int, context: int) -> None:
+    if length < context + 1:
+        raise ValueError(f"{length} tokens hold no window of {context} + 1")

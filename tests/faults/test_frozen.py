@@ -22,7 +22,7 @@ from nexus_ablate import __version__, config, load_run
 from nexus_ablate.cli import main
 from nexus_ablate.errors import CheckpointError
 from nexus_ablate.registry import Option, option_files
-from nexus_ablate.runs import find_runs, read_run
+from nexus_ablate.runs import find_runs
 from nexus_ablate.training.checkpoint import load_newest
 from nexus_ablate.training.trainer import Trainer
 
@@ -79,7 +79,7 @@ def test_a_stopped_run_goes_on_to_the_same_end_or_is_left_alone(frozen):
     assert main([*COMMAND, "runs_dir=stopped"]) == 0
     after = find_runs([Path("stopped")])
     if after == [before]:
-        loss, expected = ((read_run(path).summary or {})["val_loss"] for path in (before, find_runs([Path("runs")])[0]))
+        loss, expected = (logged(path)[-1]["train/loss"] for path in (before, find_runs([Path("runs")])[0]))
         assert loss == pytest.approx(expected, rel=1e-5)
     else:
         assert len(after) == 2
@@ -89,7 +89,7 @@ def test_a_stopped_run_goes_on_to_the_same_end_or_is_left_alone(frozen):
 # ------------------------------------------------------------------------- versions that do not exist yet, or no more
 
 READ = {"config.yaml": yaml.safe_load, "summary.json": json.loads, "status.json": json.loads, "env.json": json.loads,
-        "init.json": json.loads, "metrics.jsonl": None, "probes.jsonl": None}  # fmt: skip
+        "init.json": json.loads, "metrics.jsonl": None, "probes.jsonl": None, "evaluation.jsonl": None}  # fmt: skip
 VERBS = (["status"], ["show"], ["compare"], ["evaluate", "--evals", "quantization"])
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from nexus_ablate.data import eval_windows
+from nexus_ablate.data import eval_places, eval_windows
 from nexus_ablate.measure.evaluation.subject import NotDefined, Subject
 
 FACTORS = (1, 2, 4, 8)
@@ -17,11 +17,12 @@ SLIDING_TARGETS = 8192
 def extrapolation(subject: Subject) -> dict[str, Any]:
     """Loss in nats per token by factor of the training context.
 
-    `non_overlapping` cuts the text into windows of that length: at 1 it is the validation loss, and at any length the
-    targets near a window's start have little context. `sliding` predicts the same targets at every length, each with
-    between L - T/2 and L tokens before it (L the length, T the training context). The two can order architectures
-    differently: Press et al. 2021, arXiv:2108.12409, section 4 and appendix B. `by_position` is the non-overlapping
-    loss by the number of tokens before the target. A factor that has no meaning is under `not_defined`, with why.
+    `non_overlapping` cuts the validation text into windows of that length, which begin where windows of the run's own
+    validation do: at 1 it is the validation loss, and at any length the targets near a window's start have little
+    context. `sliding` predicts the same targets at every length, each with between L - T/2 and L tokens before it (L
+    the length, T the training context). The two can order architectures differently: Press et al. 2021,
+    arXiv:2108.12409, section 4 and appendix B. `by_position` is the non-overlapping loss by the number of tokens before
+    the target. A factor that has no meaning is under `not_defined`, with why.
     """
     found: dict[str, Any] = {"non_overlapping": {}, "sliding": {}, "by_position": {}, "not_defined": {}}
     targets = _sliding_targets(subject)
@@ -34,7 +35,7 @@ def extrapolation(subject: Subject) -> dict[str, Any]:
         except NotDefined as reason:
             found["not_defined"][name] = str(reason)
             continue
-        losses = subject.losses(eval_windows(subject.val, length, subject.eval_tokens, subject.period))
+        losses = subject.losses(eval_windows(subject.val, subject.context, subject.eval_tokens, subject.period, factor))
         found["non_overlapping"][name] = float(losses.double().mean())
         found["by_position"][name] = by_position(losses)
         if len(targets):
@@ -69,9 +70,13 @@ def by_position(losses_NT: Tensor) -> dict[str, float]:
 
 
 def _sliding_targets(subject: Subject) -> np.ndarray:
-    """Indices of the targets, (windows, T/2), with the longest window's room before them; none where text is short."""
+    """Indices of the targets, (windows, T/2), spread over the text with the longest window's room before them.
+
+    None where the text is short.
+    """
     stride, first = max(1, subject.context // 2), FACTORS[-1] * subject.context
-    wanted = min(SLIDING_TARGETS, subject.eval_tokens, len(subject.val) - first)
-    if subject.period > 1 or wanted < stride:
+    if subject.period > 1 or len(subject.val) - first < stride:
         return np.zeros((0, stride), dtype=np.int64)
-    return first + np.arange(wanted // stride * stride).reshape(-1, stride)
+    wanted = min(SLIDING_TARGETS, subject.eval_tokens)
+    starts, _ = eval_places(len(subject.val) - first + 1, stride, wanted)
+    return first + starts[:, None] + np.arange(stride)

@@ -63,7 +63,7 @@ class Subject:
         return torch.from_numpy(np.ascontiguousarray(tokens)).to(next(self.model.parameters()).device)
 
     def windows(self, n_tokens: int) -> np.ndarray:
-        """Validation windows of the training context, the first ones of those that the run was validated on."""
+        """Windows of the training context over the whole validation text, no more than the run was validated on."""
         return eval_windows(self.val, self.context, min(n_tokens, self.eval_tokens), self.period)
 
     def calibration(self, sequences: int) -> np.ndarray:
