@@ -108,18 +108,6 @@ def test_what_an_arm_computes_does_not_depend_on_its_place_in_the_queue(arm, tmp
     assert {facts["compiled"] for _, facts in found[0].values()} == {compiled == "on"}
 
 
-@pytest.mark.parametrize("overrides", [[], ["train.loss=chunked"], ["norm=batch"], ["z_loss=0.1"]])
-def test_rows_that_fill_up_an_evaluation_batch_do_not_count(tiny, monkeypatch, overrides):
-    config = tiny("train.compile=on", *overrides)
-    stepper = Step(config, build_model(config).eval(), 3, lambda number: None)
-    shapes, forward = [], stepper.forward
-    monkeypatch.setattr(stepper, "forward", lambda x: shapes.append(tuple(x.shape)) or forward(x))
-    rows = np.random.default_rng(0).integers(0, 256, (3, 9))
-    with torch.no_grad():
-        torch.testing.assert_close(stepper.loss(rows, 5)[0], stepper.loss(rows)[0])
-    assert shapes == [(5, 8), (3, 8)]
-
-
 def test_memory_that_runs_out_is_not_taken_for_a_compiler_that_does_not_work(tiny, monkeypatch):
     for error in (
         torch.OutOfMemoryError("CUDA out of memory"),

@@ -20,8 +20,8 @@ from nexus_ablate.training.trainer import Trainer
 
 CONTRACT = """val_loss val_bpb best_val_loss params params_non_embedding flops_per_token tokens seconds
 tokens_per_second peak_memory_bytes arm_hash batch_hash init_hash eval_hash""".split()
-FILES = """config.yaml overrides.txt env.json status.json metrics.jsonl probes.jsonl summary.json log.txt
-checkpoints""".split()
+FILES = """config.yaml overrides.txt env.json status.json metrics.jsonl probes.jsonl evaluation.jsonl summary.json
+log.txt checkpoints""".split()
 CLOCK = {"seconds", "tokens_per_second", "mfu", "peak_memory_bytes"}
 
 
@@ -144,6 +144,7 @@ def test_resume_equals_uninterrupted_bit_by_bit(tiny_run, tmp_path, monkeypatch,
     assert rows(resumed.path) == rows(whole.path)
     assert rows(resumed.path, "probes.jsonl") == rows(whole.path, "probes.jsonl")
     assert same_weights(resumed.path, whole.path)
+    assert (resumed.path / "evaluation.jsonl").read_bytes() == (whole.path / "evaluation.jsonl").read_bytes()
     assert {k: v for k, v in resumed.summary.items() if "second" not in k and "memory" not in k} == {
         k: v for k, v in whole.summary.items() if "second" not in k and "memory" not in k
     }
@@ -231,8 +232,8 @@ def run_dir(tiny_run):
 def test_a_non_finite_number_stops_the_run_before_the_optimizer_step(tiny_run, monkeypatch, what):
     poisoned_weights, training_calls = [], []
 
-    def poison(self, rows, full=0, loss_of=Step.loss):
-        loss, z_loss = loss_of(self, rows, full)
+    def poison(self, rows, loss_of=Step.loss):
+        loss, z_loss = loss_of(self, rows)
         training_calls.append(self.model.training)
         if self.model.training and sum(training_calls) == 7:
             poisoned_weights.append({n: p.detach().clone() for n, p in self.model.named_parameters()})

@@ -8,6 +8,7 @@ import re
 import socket
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +157,11 @@ class Run:
         if not self.finished:
             self._require_open()
         atomic_write_json(self.path / "summary.json", summary)
+
+    def write_evaluation(self, rows: Iterable[dict[str, Any]]) -> None:
+        """Replace evaluation.jsonl, whole or not at all."""
+        self._require_open()
+        atomic_write_text(self.path / "evaluation.jsonl", "".join(strict_json(row) + "\n" for row in rows))
 
     def log(self, text: str) -> None:
         """Append to log.txt, with the time in UTC."""

@@ -15,9 +15,6 @@ LOGIT_BYTES = 2**26
 WORTH_BYTES = 2**28
 """From so many bytes of float32 logits in a micro-batch on, `train.loss=auto` chunks."""
 
-UNCOUNTED = -100
-"""A target that is left out of the mean cross-entropy."""
-
 LogitsOf = Callable[[Tensor, Tensor], Tensor]
 """Logits (rows, V) of a stream (rows, D) and the head's weight (V, D)."""
 
@@ -34,7 +31,7 @@ def losses(logits_NV: Tensor, targets_N: Tensor, z_factor: float) -> tuple[Tenso
     """Mean cross-entropy in nats and the z-loss: `z_factor` times the mean square of log sum exp(logits)."""
     logits_NV = logits_NV.float()
     z_loss = z_factor * logits_NV.logsumexp(-1).square().mean() if z_factor else logits_NV.new_zeros(())
-    return F.cross_entropy(logits_NV, targets_N, ignore_index=UNCOUNTED), z_loss
+    return F.cross_entropy(logits_NV, targets_N), z_loss
 
 
 def chunked_losses(
@@ -48,12 +45,28 @@ def chunked_losses(
     return _Chunked.apply(x_ND, weight_VD, targets_N, z_factor, logits_of, torch.is_grad_enabled())  # type: ignore[return-value]
 
 
+def chunked_nats(x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, logits_of: LogitsOf) -> Tensor:
+    """Cross-entropy of each target in nats, (N,) float32, without ever holding all logits; for evaluation."""
+    rows = chunk_rows(weight_VD)
+    return torch.cat(
+        [
+            F.cross_entropy(logits_of(x, weight_VD).float(), targets, reduction="none")
+            for x, targets in zip(x_ND.split(rows), targets_N.split(rows), strict=True)
+        ]
+    )
+
+
+def chunk_rows(weight_VD: Tensor) -> int:
+    """Rows whose logits are formed at a time."""
+    return max(1, LOGIT_BYTES // (4 * len(weight_VD)))
+
+
 class _Chunked(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, z_factor: float, logits_of: LogitsOf, graded: bool
     ) -> tuple[Tensor, Tensor]:
-        rows = max(1, LOGIT_BYTES // (4 * len(weight_VD)))
+        rows = chunk_rows(weight_VD)
         loss, z_loss = torch.zeros(2, device=x_ND.device).unbind()
         x_grads, weight_grad = [], torch.zeros_like(weight_VD) if graded else None
         weight = weight_VD.detach().requires_grad_(graded)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from nexus_ablate.axes.init import stream
 from nexus_ablate.config import RunConfig
@@ -21,7 +22,7 @@ from nexus_ablate.measure.counts import flops_per_token
 from nexus_ablate.model import GPT
 from nexus_ablate.training.device import cxx_compiler, precision_context
 from nexus_ablate.training.distributed import Place, World
-from nexus_ablate.training.loss import UNCOUNTED, chunked_losses, chunks_losses, losses
+from nexus_ablate.training.loss import chunked_losses, chunked_nats, chunks_losses, losses
 from nexus_ablate.training.memory import out_of_memory
 from nexus_ablate.training.nonfinite import first_nonfinite
 from nexus_ablate.training.optimizer import ROLE, GradientNorms, build_optimizer, learning_rate
@@ -163,29 +164,38 @@ class Step:
             mine = (self.world.place.rank,) if self.world.place.rank else ()
             torch.manual_seed(stream(self.config.seed, "dropout", number, *mine))
 
-    def loss(self, rows: np.ndarray, full: int = 0) -> tuple[Tensor, Tensor]:
+    def loss(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
         """Mean cross-entropy in nats per token of (B, T + 1) tokens, and the z-loss, which is trained on but no result.
 
         The z-loss is `z_loss` times the mean square of log sum exp(logits). Chowdhery et al. 2022, arXiv:2204.02311,
         section 5.
-
-        Args:
-            full: Rows of a full evaluation batch. A compiled step fills a smaller one up with rows that do not count
-                in the cross-entropy, so that evaluation is one program.
         """
-        fills = self.compiled and len(rows) < full
-        tokens = self._on_device(np.pad(rows, ((0, full - len(rows)), (0, 0))) if fills else rows)
-        inputs, targets, factor = tokens[:, :-1], tokens[:, 1:].flatten(), self.config.z_loss
-        if fills:
-            targets[rows[:, 1:].size :] = UNCOUNTED
+        tokens, factor = self._on_device(rows), self.config.z_loss
+        targets_N = tokens[:, 1:].flatten()
         with precision_context(self.config.train.precision, self.device.type):
-            if self.config.train.compile == "graphs":
-                torch.compiler.cudagraph_mark_step_begin()  # nothing of the last replay is needed any more
+            out_ND = self._forward(tokens)
             if self.chunked:
-                x_ND, targets = self.forward(inputs)[: len(rows)].flatten(0, 1), targets[: rows[:, 1:].size]
-                return chunked_losses(x_ND, self.model.head_weight, targets, factor, self.model.logits)
-            logits_BTV = self.forward(inputs)
-        return losses(logits_BTV.flatten(0, 1), targets, factor)
+                return chunked_losses(out_ND, self.model.head_weight, targets_N, factor, self.model.logits)
+        return losses(out_ND, targets_N, factor)
+
+    @torch.no_grad()
+    def window_losses(self, rows: np.ndarray) -> Tensor:
+        """Mean cross-entropy in nats per token of each of (B, T + 1) windows: (B,) float32 on the device."""
+        tokens = self._on_device(rows)
+        targets_N = tokens[:, 1:].flatten()
+        with precision_context(self.config.train.precision, self.device.type):
+            out_ND = self._forward(tokens)
+            if self.chunked:
+                nats_N = chunked_nats(out_ND, self.model.head_weight, targets_N, self.model.logits)
+            else:
+                nats_N = F.cross_entropy(out_ND.float(), targets_N, reduction="none")
+        return nats_N.view(len(rows), -1).mean(1)
+
+    def _forward(self, tokens: Tensor) -> Tensor:
+        """(B * T, V) logits of (B, T + 1) tokens on the device; of the chunked loss (B * T, D) inputs of the head."""
+        if self.config.train.compile == "graphs":
+            torch.compiler.cudagraph_mark_step_begin()  # nothing of the last replay is needed any more
+        return self.forward(tokens[:, :-1]).flatten(0, 1)
 
     def _on_device(self, rows: np.ndarray) -> Tensor:
         """Tokens on the device; a GPU takes them from pinned memory while the CPU goes on."""

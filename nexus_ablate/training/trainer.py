@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from nexus_ablate.config import RunConfig
-from nexus_ablate.data import Batches, TokenizedData, chain, eval_windows, hash_tokens, token_kinds
+from nexus_ablate.data import Batches, TokenizedData, chain, eval_places, eval_windows, hash_tokens, token_kinds
 from nexus_ablate.errors import CheckpointError, Preempted
 from nexus_ablate.measure.counts import flops_per_token, parameters, peak_flops
 from nexus_ablate.measure.history import onsets, spike_scores
@@ -35,6 +35,8 @@ from nexus_ablate.training.progress import Progress
 from nexus_ablate.training.signals import StopRequest
 from nexus_ablate.training.step import Seen, Step, compiled_programs, forget_programs, share_state, steps_of
 
+EVAL_TOKENS = 8192
+"""Tokens in a forward pass of the evaluation, where a window is not longer."""
 MOST_UNREAD = 1000
 """Steps after which their losses are read even where nothing is to be logged."""
 
@@ -77,6 +79,8 @@ class Trainer:
         self.windows = {
             name: eval_windows(tokens, context, train.eval_tokens, data.period) for name, tokens in data.val.items()
         }
+        count = len(self.windows["val"])  # in batches of one size, as few as there can be
+        self.eval_rows = -(-count // -(-count // max(1, EVAL_TOKENS // context)))
         probe_tokens = np.ascontiguousarray(self.windows["val"][: config.probe.sequences, :-1])
         self.probe_hash = hash_tokens(probe_tokens)  # arms that agree in it were probed on the same tokens
         self.probe_tokens = torch.from_numpy(probe_tokens).to(self.device)
@@ -221,24 +225,38 @@ class Trainer:
         """Loss and bits per byte on the fixed tokens of each validation set."""
         found = {}
         for name, tokens in windows.items():
-            nats, size = self._nats(tokens), tokens[:, 1:].size
-            found[f"{name}/loss"] = nats / size
-            found[f"{name}/bpb"] = nats / math.log(2) / float(self.data.token_bytes[tokens[:, 1:]].sum())
+            losses_N, targets_NT = self._window_losses(tokens), tokens[:, 1:]
+            nats = float(losses_N.mean())
+            found[f"{name}/loss"] = nats
+            found[f"{name}/bpb"] = nats * targets_NT.size / math.log(2) / float(self.data.token_bytes[targets_NT].sum())
+            if name == "val" and self.progress.step == self.steps:
+                self._write_evaluation(losses_N)
         progress = self.progress
         progress.last_val = found
         if math.isfinite(found["val/loss"]):
             progress.best_val_loss = min(found["val/loss"], progress.best_val_loss or math.inf)
         return found
 
-    def _nats(self, tokens: np.ndarray) -> float:
-        """Summed cross-entropy of (N, T + 1) windows."""
-        rows = min(max(1, 8192 // tokens.shape[1]), max(map(len, self.windows.values())))
-        total = torch.zeros((), dtype=torch.float64, device="cpu")
+    def _window_losses(self, tokens: np.ndarray) -> np.ndarray:
+        """Mean cross-entropy in nats per token of each of (N, T + 1) windows: (N,) float64.
+
+        All batches have one shape, whatever the validation set, so that a compiled model is compiled for it once: the
+        last window is repeated to fill the last batch.
+        """
+        rows = np.arange(self.eval_rows)
+        starts = range(0, len(tokens), self.eval_rows)
         with evaluation_mode(self.model):
-            for start in range(0, len(tokens), rows):
-                part = tokens[start : start + rows]
-                total += float(self.step.loss(part, rows)[0]) * part[:, 1:].size
-        return float(total)
+            losses = [self.step.window_losses(tokens[np.minimum(start + rows, len(tokens) - 1)]) for start in starts]
+        return torch.cat(losses)[: len(tokens)].double().cpu().numpy()
+
+    def _write_evaluation(self, losses_N: np.ndarray) -> None:
+        """The final losses on `val` by window."""
+        context = self.config.model.context
+        places = eval_places(len(self.data.val["val"]), context, self.config.train.eval_tokens, self.data.period)
+        self.run.write_evaluation(
+            {"block": int(block), "offset": int(start), "tokens": context, "loss": float(loss)}
+            for start, block, loss in zip(*places, losses_N, strict=True)
+        )
 
     # ----------------------------------------------------------------------------------------------- saved state
 

@@ -82,7 +82,8 @@ def result(path: Path) -> tuple[Any, ...]:
     """Everything that two equal runs share: logs, weights, and the summary but for its clocks."""
     summary = {k: v for k, v in (read_run(path).summary or {}).items() if "second" not in k and k not in CLOCK}
     tensors = {name: tensor.numpy().tobytes() for name, tensor in weights(path).items()}
-    return logged(path), logged(path, "probes.jsonl"), tensors, summary
+    windows = (path / "evaluation.jsonl").read_bytes()
+    return logged(path), logged(path, "probes.jsonl"), tensors, summary, windows
 
 
 @contextmanager

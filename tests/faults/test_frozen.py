@@ -89,7 +89,7 @@ def test_a_stopped_run_goes_on_to_the_same_end_or_is_left_alone(frozen):
 # ------------------------------------------------------------------------- versions that do not exist yet, or no more
 
 READ = {"config.yaml": yaml.safe_load, "summary.json": json.loads, "status.json": json.loads, "env.json": json.loads,
-        "init.json": json.loads, "metrics.jsonl": None, "probes.jsonl": None}  # fmt: skip
+        "init.json": json.loads, "metrics.jsonl": None, "probes.jsonl": None, "evaluation.jsonl": None}  # fmt: skip
 VERBS = (["status"], ["show"], ["compare"], ["evaluate", "--evals", "quantization"])
 
 
