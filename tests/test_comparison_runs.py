@@ -698,7 +698,8 @@ def test_many_runs_are_compared_in_seconds_with_little_memory_and_without_torch(
     writer = Writer(tmp_path / "runs")
     for arm in range(10):
         for seed in range(10):
-            writer.run(*((f"optim.lr={0.001 + arm / 1e5:.5f}",) if arm else ()), seed=seed, loss=2 + seed / 100)
+            arm_of = (f"optim.lr={0.001 + arm / 1e5:.5f}",) if arm else ()
+            writer.run(*arm_of, seed=seed, loss=2 + seed / 100, windows=512)
     filler = {f"grad_norm/block_{b:03d}/{part}": 0.12345678 for b in range(8) for part in ("attn", "ffn", "norm")}
     for path in writer.paths:
         rows = (path / "metrics.jsonl").read_text().rstrip().split("\n")

@@ -15,6 +15,7 @@ from processes import Processes
 
 from nexus_ablate import errors
 from nexus_ablate.cli import main
+from nexus_ablate.comparison.windows import read_windows
 from nexus_ablate.data import Batches
 from nexus_ablate.runs import find_runs, read_run
 from nexus_ablate.training import checkpoint, distributed
@@ -49,6 +50,9 @@ def furthest(first, second):
     assert [row.get("batch_hash") for row in a] == [row.get("batch_hash") for row in b]
     pairs = [(x[name], y[name]) for x, y in zip(a, b, strict=True) for name in FIGURES if name in x]
     one, other = (load_newest(run.path / "checkpoints").tensors["model"] for run in (first, second))
+    windows = [read_windows(run.path / "evaluation.jsonl") for run in (first, second)]
+    assert (windows[0].places == windows[1].places).all()
+    pairs += zip(windows[0].losses, windows[1].losses, strict=True)
     differences = [abs(x - y) / abs(y) for x, y in pairs]
     return max(*differences, *(float((one[n] - other[n]).norm() / other[n].norm()) for n in one if other[n].any()))
 

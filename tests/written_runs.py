@@ -59,6 +59,8 @@ class Writer:
         shape: str = "",
         env: dict[str, Any] | None = None,
         train_noise: str = "",
+        windows: int = 16,
+        text: tuple[float, ...] = (0.0,),
     ) -> Path:
         """One run.
 
@@ -66,6 +68,8 @@ class Writer:
             loss: Final validation loss; every curve is a function of it and of `train_noise`.
             stream: Seed of batches and initial values where it is not the run's own.
             shape: Changes the hash of every initial value, as another width does.
+            windows: Rows of evaluation.jsonl, in 8 blocks of one length; 0: no such file.
+            text: What is added to the losses of the blocks in turn, less their mean.
         """
         values, name = config_of(overrides)
         values = {**values, "seed": seed, "study": self.study}
@@ -95,6 +99,8 @@ class Writer:
                 "act/resid/kurtosis_token": 3.0 + loss, "extrapolation": {"loss": {"16": loss + 0.1}},
             }  # fmt: skip
             write_json(path / "summary.json", figures | (summary or {}))
+            if windows:
+                (path / "evaluation.jsonl").write_text(evaluation_rows(windows, loss, text))
         self.paths.append(path)
         return path
 
@@ -132,6 +138,18 @@ class Writer:
             if step % 40 == 0 or step == done:
                 row["val/loss"] = value
             yield row
+
+
+def evaluation_rows(windows: int, loss: float, text: tuple[float, ...]) -> str:
+    """evaluation.jsonl of 8 blocks with a gap of 1000 tokens before each: noise common to all runs, and `text`."""
+    block = np.arange(windows) * 8 // windows
+    losses = np.random.default_rng(0).normal(0, 0.3, windows) + np.resize(text, 8)[block]
+    losses += loss - losses.mean()
+    rows = (
+        {"block": int(b), "offset": 8 * i + 1000 * int(b), "tokens": 8, "loss": float(value)}
+        for i, (b, value) in enumerate(zip(block, losses, strict=True))
+    )
+    return "".join(json.dumps(row) + "\n" for row in rows)
 
 
 def at(step: int) -> dict[str, Any]:

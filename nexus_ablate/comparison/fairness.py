@@ -5,21 +5,25 @@ A FAIL can be waived with `--allow`; it is then shown as WAIVED.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from nexus_ablate.comparison.arms import Arm
 from nexus_ablate.comparison.failures import failed_seeds
 from nexus_ablate.comparison.load import Excluded, Plan, Trained
 from nexus_ablate.comparison.pairs import shared_init, unlike_batches
 from nexus_ablate.comparison.tuning import best_lr
+from nexus_ablate.comparison.windows import text_error
 from nexus_ablate.errors import UserError, unknown
 
 PASS, WARN, FAIL, WAIVED = "PASS", "WARN", "FAIL", "WAIVED"
 MISMATCH_WARN, MISMATCH_FAIL = 0.01, 0.05
 """Relative difference in parameters, FLOPs, tokens or seconds that is told, and that breaks a declared match."""
-TUNING = "learning_rate"
+TUNING, TEXT = "learning_rate", "text"
 
 
 @dataclass
@@ -58,8 +62,8 @@ def checks(
         _excluded(excluded),
     ]
     for name in allow:
-        if name not in {check.name for check in found}:
-            raise unknown("there is no fairness condition of this name", name, [check.name for check in found])
+        if name not in (names := [*(check.name for check in found), TEXT]):
+            raise unknown("there is no fairness condition of this name", name, names)
     for check in found:
         if check.name in allow and check.status == FAIL:
             check.status = WAIVED
@@ -249,6 +253,71 @@ def _plan(plan: Plan) -> Check:
 def _excluded(excluded: list[Excluded]) -> Check:
     text = f"{len(excluded)} runs excluded, listed below" if excluded else "no run is excluded"
     return Check("excluded", WARN if excluded else PASS, text)
+
+
+def error_over_text(arm: Arm, baseline: Arm, seeds: list[int], endpoint: str) -> tuple[float | None, str]:
+    """Standard error over blocks of text of an arm's mean difference, in the endpoint's unit; or why there is none.
+
+    Args:
+        seeds: Those at which both have a result.
+    """
+    if not seeds:
+        return None, ""
+    if endpoint not in ("val_loss", "val_bpb"):
+        return None, f"{endpoint} is not recorded by window of text"
+    reasons = {seed: reason for seed in seeds if (reason := _other_windows(arm.runs[seed], baseline.runs[seed]))}
+    if reasons:
+        return None, f"{next(iter(reasons.values()))} ({_seed_list(reasons)})"
+    ours, theirs = ([run.windows for seed in seeds if (run := each.runs[seed]).windows] for each in (arm, baseline))
+    error = text_error(ours, theirs)
+    if error is None:
+        return None, f"all {theirs[0].tokens} validation tokens are one block; raise train.eval_tokens"
+    if endpoint == "val_bpb":  # the same tokens everywhere: a constant times the loss
+        loss, bits = baseline.mean("val_loss"), baseline.mean("val_bpb")
+        return (error * bits / loss, "") if loss and bits else (None, "val_bpb is not recorded")
+    return error, ""
+
+
+def _other_windows(ours: Trained, theirs: Trained) -> str:
+    if ours.windows is None or theirs.windows is None:
+        return "losses by window of text not recorded"
+    for run in (ours, theirs):
+        if run.windows and not math.isclose(run.windows.mean, run.figures.get("val_loss", math.nan), rel_tol=1e-6):
+            return "losses by window do not average to val_loss"
+    return "" if np.array_equal(ours.windows.places, theirs.windows.places) else "other windows of text"
+
+
+def text(baseline: Arm, errors: Mapping[str, tuple[float, float]], lacking: Mapping[str, str]) -> Check:
+    """Whether more validation text would decide more than more seeds.
+
+    Args:
+        baseline: Its runs say how much text there is.
+        errors: By arm, the standard error of its difference over blocks of text, and over seeds.
+        lacking: By arm, why there is none over text; "" where there is.
+    """
+    larger = {label: pair for label, pair in errors.items() if pair[0] > pair[1]}
+    sentences = []
+    if larger:
+        numbers = ", ".join(f"{label} {a:.4f} over text, {b:.4f} over seeds" for label, (a, b) in larger.items())
+        remedy = _more_text(baseline, max((a / b) ** 2 if b else math.inf for a, b in larger.values()))
+        sentences.append(f"{remedy} would decide more than more seeds; standard errors: {numbers}")
+    for reason in dict.fromkeys(filter(None, lacking.values())):
+        sentences.append(f"{', '.join(label for label in lacking if lacking[label] == reason)}: {reason}")
+    if sentences:
+        return Check(TEXT, WARN, "; ".join(sentences), list(larger))
+    if not errors:
+        return Check(TEXT, PASS, "no arm has a standard error over seeds")
+    return Check(TEXT, PASS, "no standard error over text exceeds the one over seeds")
+
+
+def _more_text(baseline: Arm, factor: float) -> str:
+    """What to ask for, to have so many times the validation text."""
+    windows = next(run.windows for run in baseline.runs.values() if run.windows)
+    if windows.everything:
+        return f"a larger validation set than these {windows.reach} tokens"
+    if windows.tokens * factor >= windows.reach:
+        return f"all of the validation text (train.eval_tokens={windows.reach})"
+    return f"more validation text (train.eval_tokens={2 ** math.ceil(math.log2(windows.tokens * factor))})"
 
 
 def _seed_list(seeds: Iterable[int]) -> str:

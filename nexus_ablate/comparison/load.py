@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from nexus_ablate.comparison.curves import Curves, read_curves
+from nexus_ablate.comparison.windows import WindowLosses, read_windows
 from nexus_ablate.errors import ConfigError, UserError, printable
 from nexus_ablate.runs import SETTLED, RunRecord, find_runs, read_run
 from nexus_ablate.runs.record import read_mapping, strict_loads
@@ -26,12 +27,14 @@ class Trained:
     Attributes:
         init: Hash of the normal numbers behind each parameter's first value, by parameter name.
         figures: Every number of the summary by name, those of evaluations as `evaluation/figure`.
+        windows: Final validation losses by window of text; None where the run kept none.
     """
 
     record: RunRecord
     curves: Curves
     init: dict[str, str]
     figures: dict[str, float]
+    windows: WindowLosses | None = None
 
     @property
     def seed(self) -> int:
@@ -137,6 +140,7 @@ def _read(path: Path) -> Trained | Excluded:
             curves=read_curves(path / "metrics.jsonl"),
             init=read_mapping(path / "init.json", strict_loads) or {},
             figures=dict(_figures(record.summary or {})),
+            windows=read_windows(path / "evaluation.jsonl"),
         )
     except UserError as error:
         reason = f"damaged: {error.what.removeprefix(f'{path}/')}" + (f" ({error.got})" if error.got else "")

@@ -12,7 +12,7 @@ from nexus_ablate.comparison.arms import Arm, gather
 from nexus_ablate.comparison.curves import AXES
 from nexus_ablate.comparison.differences import consequences, differing
 from nexus_ablate.comparison.failures import rising
-from nexus_ablate.comparison.fairness import FAIL, Check, checks, unfair
+from nexus_ablate.comparison.fairness import FAIL, Check, checks, error_over_text, text, unfair
 from nexus_ablate.comparison.judge import UNITS, Judged, judge
 from nexus_ablate.comparison.load import Excluded, Plan, Trained, collect
 from nexus_ablate.comparison.pairs import at_equal, log_token_ratio
@@ -44,6 +44,7 @@ class Row:
     mean: float | None = None
     sd: float | None = None
     effect: Effect | None = None
+    text_se: float | None = None
     look: int = 0
     seeds_to_decide: int | None = None
     seeds_for_margin: int | None = None
@@ -157,12 +158,17 @@ def compare(
     broken = [unfair(arm, conditions) for arm in arms]
     judgement = judge(arms, broken, plan)
     rows = [_row(arm, base, one, judgement.arms[0], plan) for arm, one in zip(arms, judgement.arms, strict=True)]
+    no_text = {}
     for row, arm, conditions_broken in zip(rows[1:], arms[1:], broken[1:], strict=True):
         if not conditions_broken:
             _descriptive(row, arm, base, {*row.failed, *rows[0].failed})
+            paired = [seed for seed, d in zip(row.seeds, row.differences, strict=True) if d is not None]
+            row.text_se, no_text[row.arm] = error_over_text(arm, base, paired, plan.endpoint)
         # three times the baseline's spikes, and more than one in a thousand rows
         row.spiky = (row.spike_score or 0.0) > 3 * max(rows[0].spike_score or 0.0, 0.001)
         row.delta_over_sd = row.effect.delta / rows[0].sd if row.effect and rows[0].sd else None
+    errors = {r.arm: (r.text_se, r.effect.se) for r in rows if r.text_se is not None and r.effect}
+    conditions.append(text(base, errors, no_text))
     return Comparison(
         question=plan.question,
         study=plan.name,

@@ -94,6 +94,12 @@ def lr_text(row: Row) -> str:
     return f"{row.best_lr:g}" + (" (edge)" if row.lr_edge else "")
 
 
+def errors_text(row: Row) -> str:
+    """Both standard errors of the difference: `0.0021 / 0.0034`."""
+    errors = (row.effect.se if row.effect else None, row.text_se)
+    return " / ".join(NOTHING if error is None else f"{error:.4f}" for error in errors)
+
+
 def _effect(name: str) -> Callable[[Row], float | None]:
     return lambda row: None if row.effect is None else getattr(row.effect, name)
 
@@ -137,6 +143,12 @@ MORE = (
         "tokens to the higher of the two final losses, arm over baseline; 95% interval of its own",
         lambda r: interval_text(r.token_ratio, 2, ""),
         _mean("token_ratio"),
+    ),
+    Column(
+        "SE seeds / text",
+        "standard error of the difference over seeds, and over blocks of validation text",
+        errors_text,
+        lambda r: r.text_se,
     ),
 )
 COSTS = (

@@ -1,0 +1,130 @@
+"""Final validation losses by window, and the standard error of a difference over text: evaluation text is a sample."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nexus_ablate.comparison.statistics import Array
+from nexus_ablate.runs.record import read_mapping, strict_loads
+
+_PLACE = re.compile(r'\{"block": ([0-9]{1,15}), "offset": ([0-9]{1,15}), "tokens": ([0-9]{1,15})')
+_LOSS = re.compile(r', "loss": ([0-9]{1,15}\.[0-9]{1,25})\}\n')
+_WRITTEN = re.compile(f"(?:{_PLACE.pattern}{_LOSS.pattern})++")
+
+
+@dataclass(frozen=True)
+class WindowLosses:
+    """An evaluation.jsonl.
+
+    Attributes:
+        places: (windows, 3) block, offset of the first token in the validation set, and targets of each window.
+        losses: (windows,) nats per token; a non-finite one is NaN.
+    """
+
+    places: NDArray[np.int64]
+    losses: Array
+
+    @property
+    def mean(self) -> float:
+        """Nats per token over all windows: the run's val_loss."""
+        return float(np.average(self.losses, weights=self.places[:, 2]))
+
+    @property
+    def tokens(self) -> int:
+        """Targets of all windows."""
+        return int(self.places[:, 2].sum())
+
+    @property
+    def reach(self) -> int:
+        """Tokens of the validation set up to the end of the last window."""
+        return int(self.places[-1, 1] + self.places[-1, 2])
+
+    @property
+    def everything(self) -> bool:
+        """Whether no text between the first and the last window is left out (but the token before a sequence)."""
+        return bool((np.diff(self.places[:, 1]) <= self.places[:-1, 2] + 1).all())
+
+
+def read_windows(path: Path) -> WindowLosses | None:
+    """The losses in an evaluation.jsonl; None where there is no file.
+
+    Raises:
+        UserError: The file is damaged.
+    """
+    found = read_mapping(path, _parse)
+    return None if found is None else WindowLosses(**found)
+
+
+def text_error(ours: Sequence[WindowLosses], theirs: Sequence[WindowLosses]) -> float | None:
+    """Standard error over blocks of text of the mean paired difference, in nats per token.
+
+    Args:
+        ours, theirs: Of an arm and of the baseline at the same seeds, all with the same windows.
+
+    Returns:
+        None for fewer than two blocks.
+    """
+    difference = np.mean([our.losses - their.losses for our, their in zip(ours, theirs, strict=True)], axis=0)
+    places = ours[0].places
+    return block_error(difference, places[:, 0], places[:, 2])
+
+
+def block_error(values: Array, block: NDArray[np.int64], weight: NDArray[np.int64]) -> float | None:
+    """Standard error of a weighted mean, taken over blocks of neighbouring values that may be alike.
+
+    Over B blocks with means m and shares w of the weight: SE^2 = B / (B - 1) sum (w (m - mean))^2. For equal shares it
+    is the standard deviation of the block means over sqrt(B).
+
+    Args:
+        values, block, weight: (N,) each value, the block that it is of, and its weight.
+
+    Returns:
+        None for fewer than two blocks.
+    """
+    _, index = np.unique(block, return_inverse=True)
+    total = np.bincount(index, weight)
+    if len(total) < 2:
+        return None
+    means, share = np.bincount(index, weight * values) / total, total / total.sum()
+    variance = ((share * (means - share @ means)) ** 2).sum() * len(total) / (len(total) - 1)
+    return float(np.sqrt(variance))
+
+
+def _parse(text: str) -> dict[str, Any]:
+    """Places and losses. What this package writes is cut up by two patterns; anything else is parsed strictly."""
+    if _WRITTEN.fullmatch(text):
+        parts = _LOSS.split(text)
+        places, losses = _places("".join(parts[::2])), np.array(parts[1::2], dtype=float)
+    else:
+        rows = [_row(number, line) for number, line in enumerate(text.removesuffix("\n").split("\n"), 1)]
+        places = np.array([place for place, _ in rows], dtype=np.int64)
+        losses = np.array([loss for _, loss in rows], dtype=float)  # None becomes NaN
+    if not ((np.diff(places[:, 0]) >= 0).all() and (np.diff(places[:, 1]) > 0).all() and places[:, 2].all()):
+        raise ValueError("the windows are not in order")
+    return {"places": places, "losses": losses}
+
+
+@lru_cache(maxsize=16)
+def _places(text: str) -> NDArray[np.int64]:
+    """Parsed once for all runs of a study, which have the same windows."""
+    return np.array(_PLACE.findall(text)).astype(np.int64)
+
+
+def _row(number: int, line: str) -> tuple[list[int], float | None]:
+    with contextlib.suppress(ValueError, LookupError, TypeError, RecursionError):
+        row = strict_loads(line)
+        place, loss = [row["block"], row["offset"], row["tokens"]], row["loss"]
+        known = type(loss) in (int, float) and abs(loss) < math.inf
+        if all(type(n) is int and 0 <= n < 10**15 for n in place) and (known or loss is None):
+            return place, loss
+    raise ValueError(f"line {number} is no window with its block, offset, tokens and loss")

@@ -1,0 +1,443 @@
+"""Evaluation text is a sample: windows over all of it, their losses kept, their error beside the one over seeds."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy.special import stdtrit
+from written_runs import Writer
+
+from nexus_ablate.cli import main
+from nexus_ablate.comparison import windows as module
+from nexus_ablate.comparison.fairness import PASS, WARN
+from nexus_ablate.comparison.result import compare
+from nexus_ablate.comparison.windows import WindowLosses, block_error, read_windows, text_error
+from nexus_ablate.composition import compose
+from nexus_ablate.data import batches, corpus, eval_places, hash_tokens, prepare
+from nexus_ablate.errors import UserError
+from nexus_ablate.model import build_model
+from nexus_ablate.report.exports import csv_text
+from nexus_ablate.report.table import side_columns
+from nexus_ablate.runs import find_runs, read_run
+from nexus_ablate.runs.record import strict_loads
+from nexus_ablate.training import trainer
+from nexus_ablate.training.step import Step
+
+BASE = [2.00, 2.02, 1.98, 2.01, 1.99]
+HIGHER = [2.11, 2.12, 2.09, 2.11, 2.08]
+UNEVEN = (0.05, -0.05)  # what two halves of the text add to a difference
+
+
+def rows_of(path: Path) -> list[dict]:
+    """evaluation.jsonl of a run, each row as strict JSON."""
+    return [strict_loads(line) for line in (path / "evaluation.jsonl").read_text().splitlines()]
+
+
+def only(runs_dir) -> Path:
+    (path,) = find_runs([Path(runs_dir)])
+    return path
+
+
+# ------------------------------------------------------------------------------------- a run and its evaluation.jsonl
+
+
+def assert_spread(path: Path, overrides: list[str]) -> None:
+    """The windows of a run reach from its first validation token into the last context of its validation text."""
+    config = compose(overrides)
+    data, context = prepare(config.data, context=config.model.context), config.model.context
+    rows, length = rows_of(path), len(data.val["val"])
+    assert rows[0]["offset"] == 0 and length - (rows[-1]["offset"] + context) <= max(context, data.period)
+    starts = np.array([row["offset"] for row in rows])
+    eighths = np.unique(starts * 8 // length)
+    assert eighths.tolist() == list(range(8)), "each eighth of the text has windows"
+    assert {row["tokens"] for row in rows} == {context}
+    assert hash_tokens(data.val["val"][starts[:, None] + np.arange(context + 1)]) == read_run(path).summary["eval_hash"]
+
+
+def hub_folder(text: str, folder: Path, monkeypatch) -> list[str]:
+    """Overrides of a hub data set that lies in a folder."""
+    import datasets.config
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", folder.parent / "hf")
+
+    folder.mkdir()
+    for split, part in (("train", text[:-2000]), ("validation", text[-2000:])):
+        pq.write_table(pa.table({"text": part.split("\n")}), folder / f"{split}.parquet")
+    return ["data=hub", f"data.path={folder}", "data.val_split=validation", "data.streaming=off"]
+
+
+@pytest.mark.parametrize("option", ["files", "char", "bigram_backcopy", "stdlib", "hub"])
+def test_the_windows_of_a_run_reach_the_end_of_its_validation_text(option, tiny_run, tmp_path, text_file, monkeypatch):
+    monkeypatch.setattr(corpus.StdlibCorpus, "_paths", corpus.StdlibCorpus()._paths[::12])
+    data = {
+        "files": [],
+        "char": ["data.tokenizer=char"],
+        "bigram_backcopy": ["data=bigram_backcopy", "data.length=10", "data.sequences=256"],
+        "stdlib": ["data=stdlib"],
+        "hub": hub_folder(text_file.read_text(), tmp_path / "hub", monkeypatch) if option == "hub" else [],
+    }[option]
+    kept = tiny_run("train.steps=2", "train.eval_every=2", "probe=off")
+    overrides = [o for o in kept if not (o.startswith("data") and any(d.startswith("data=") for d in data))] + data
+    assert main(overrides) == 0
+    path = only(tmp_path / "runs")
+    assert_spread(path, overrides)
+    summary = read_run(path).summary
+    assert np.mean([row["loss"] for row in rows_of(path)]) == pytest.approx(summary["val_loss"], rel=1e-12)
+    assert ("prose/loss" in summary) == (option == "stdlib")  # the rows are of the first validation set
+
+
+def test_control_windows_of_the_head_of_the_text_are_seen(tiny_run, tmp_path, monkeypatch):
+    def head(length, context, n_tokens, period=1):
+        starts, block = eval_places(length, context, n_tokens, period)
+        return np.arange(len(starts)) * context, block
+
+    for place in (batches, trainer):
+        monkeypatch.setattr(place, "eval_places", head)
+    assert main(tiny_run("train.steps=2")) == 0
+    with pytest.raises(AssertionError):
+        assert_spread(only(tmp_path / "runs"), tiny_run())
+
+
+def test_each_row_is_the_loss_of_the_trained_model_on_that_window(tiny_run, tmp_path):
+    from nexus_ablate.training.evaluation import restore
+
+    assert main(tiny_run("train.eval_tokens=300")) == 0
+    path = only(tmp_path / "runs")
+    rows = rows_of(path)
+    assert list(rows[0]) == ["block", "offset", "tokens", "loss"]
+    assert [row["block"] for row in rows] == sorted(row["block"] for row in rows) and rows[-1]["block"] == 7
+    _, data, model = restore(read_run(path))
+    with torch.no_grad():
+        for row in rows:
+            window = torch.from_numpy(data.val["val"][row["offset"] :][: row["tokens"] + 1].astype(np.int64))
+            loss = torch.nn.functional.cross_entropy(model(window[None, :-1])[0], window[1:]).item()
+            assert row["loss"] == pytest.approx(loss, rel=1e-5)
+
+
+def test_a_whole_validation_set_is_covered_without_a_gap(tiny_run, tmp_path):
+    assert main(tiny_run("train.steps=2", "train.eval_tokens=1000000")) == 0
+    found = read_windows(only(tmp_path / "runs") / "evaluation.jsonl")
+    assert found is not None and found.everything and found.tokens == 8 * 112  # of 900 tokens
+    assert np.bincount(found.places[:, 0]).tolist() == [14] * 8
+
+
+def test_a_crash_between_the_evaluation_and_the_last_checkpoint_leaves_the_rows_of_the_repetition(
+    tiny_run, tmp_path, monkeypatch
+):
+    overrides = tiny_run("train.steps=7")
+    assert main([*overrides, f"runs_dir={tmp_path / 'whole'}"]) == 0
+    save = trainer.Trainer._save
+
+    def crash(self):
+        assert self.progress.step != 7, "here"
+        save(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer.Trainer, "_save", crash)
+        with pytest.raises(AssertionError, match="here"):
+            main(overrides)
+    broken = only(tmp_path / "runs") / "evaluation.jsonl"
+    assert broken.exists()
+    broken.write_text("half a r")  # what no atomic writing leaves
+    assert main(overrides) == 0
+    assert broken.read_bytes() == (only(tmp_path / "whole") / "evaluation.jsonl").read_bytes()
+
+
+def test_evaluation_batches_have_one_shape_whatever_the_validation_set(tiny_run, monkeypatch):
+    monkeypatch.setattr(corpus.StdlibCorpus, "_paths", corpus.StdlibCorpus()._paths[::12])
+    monkeypatch.setattr(trainer, "EVAL_TOKENS", 80)
+    shapes, losses = set(), Step.window_losses
+
+    def watched(self, rows):
+        shapes.add(rows.shape)
+        return losses(self, rows)
+
+    monkeypatch.setattr(Step, "window_losses", watched)
+    kept = [o for o in tiny_run("train.steps=2", "train.eval_tokens=170") if not o.startswith("data")]
+    assert main([*kept, "data=stdlib"]) == 0
+    assert shapes == {(8, 9)}  # 22 windows of at most 10 at a time: 8, 8, and 6 with two that are not counted
+
+
+@pytest.mark.parametrize("overrides", [["train.loss=whole"], ["train.loss=chunked"], ["norm=batch"]])
+def test_losses_by_window_are_the_parts_of_the_loss_whichever_way_it_is_formed(tiny, monkeypatch, overrides):
+    monkeypatch.setattr("nexus_ablate.training.loss.LOGIT_BYTES", 4 * 256 * 5)  # chunks of five rows
+    config = tiny("train.batch_size=2", "z_loss=0.1", *overrides)
+    tokens = np.random.default_rng(0).integers(0, 256, (6, 9))
+    step = Step(config, build_model(config, 256).eval(), 3, lambda number: tokens)
+    assert step.chunked == ("train.loss=chunked" in overrides)
+    each = step.window_losses(tokens)
+    assert each.shape == (6,) and not each.requires_grad
+    with torch.no_grad():
+        for number, window in enumerate(tokens):
+            torch.testing.assert_close(each[number], step.loss(window[None])[0])
+        torch.testing.assert_close(each.mean(), step.loss(tokens)[0])
+
+
+# --------------------------------------------------------------------------------------------- the error over blocks
+
+
+def test_of_blocks_of_one_size_it_is_the_standard_error_of_their_means():
+    values, block = np.random.default_rng(0).normal(0, 1, 60), np.arange(60) // 12
+    means = values.reshape(5, 12).mean(1)
+    assert block_error(values, block, np.full(60, 8)) == pytest.approx(means.std(ddof=1) / math.sqrt(5))
+
+
+def test_blocks_count_by_their_tokens():
+    values, block, tokens = np.array([1.0, 3.0, 5.0]), np.array([0, 1, 2]), np.array([2, 1, 1])
+    mean = (2 * 1 + 3 + 5) / 4
+    parts = [(2 / 4) ** 2 * (1 - mean) ** 2, (1 / 4) ** 2 * (3 - mean) ** 2, (1 / 4) ** 2 * (5 - mean) ** 2]
+    assert block_error(values, block, tokens) == pytest.approx(math.sqrt(3 / 2 * sum(parts)))
+
+
+def test_one_block_has_no_standard_error():
+    assert block_error(np.ones(5), np.zeros(5, dtype=int), np.full(5, 8)) is None
+
+
+@pytest.mark.parametrize("windows", [256, 512])
+def test_the_interval_over_blocks_holds_the_difference_over_the_whole_text_and_the_one_over_windows_does_not(
+    windows, counted
+):
+    """1,000 texts, each document of which favours an arm a little, evaluated at 3 seeds on a part of their windows."""
+    rng, length, document, seeds, draws = np.random.default_rng(0), 16_384, 24, 3, 1000
+    starts, block = eval_places(8 * length + 1, 8, 8 * windows)
+    index, places = starts // 8, np.stack([block, starts, np.full(windows, 8)], axis=1)
+    blocks = block[-1] + 1
+    quantile = stdtrit(blocks - 1, 0.975)
+    held = naive = 0
+    for _ in range(draws):
+        favour = rng.normal(0.02, 0.05, length // document + 2).repeat(document)[rng.integers(document) :][:length]
+        base = rng.normal(2, 0.3, windows)
+        theirs = [WindowLosses(places, base + rng.normal(0, 0.05, windows)) for _ in range(seeds)]
+        ours = [WindowLosses(places, base + favour[index] + rng.normal(0, 0.05, windows)) for _ in range(seeds)]
+        each = np.mean([a.losses - b.losses for a, b in zip(ours, theirs, strict=True)], axis=0)
+        off = abs(each.mean() - favour.mean())
+        held += off < quantile * text_error(ours, theirs)
+        naive += off < 1.96 * each.std(ddof=1) / math.sqrt(windows)
+    counted(f"{windows} windows: {held / draws:.1%} over blocks, {naive / draws:.1%} over windows")
+    assert 0.93 <= held / draws <= 0.97
+    assert naive / draws < 0.80
+
+
+# ------------------------------------------------------------------------------------------------ the fast reader
+
+
+@pytest.fixture
+def study(tmp_path):
+    """A baseline and a worse arm, five seeds each, that differ alike on all text."""
+    writer = Writer(tmp_path / "runs")
+    writer.arm(losses=BASE)
+    writer.arm("norm=layer", losses=HIGHER)
+    return writer
+
+
+def test_the_fast_reader_reads_what_the_strict_one_does(study, monkeypatch):
+    path = study.paths[0] / "evaluation.jsonl"
+    fast = read_windows(path)
+    monkeypatch.setattr(module, "_WRITTEN", module.re.compile("nothing"))
+    strict = read_windows(path)
+    assert fast is not None and strict is not None
+    assert np.array_equal(fast.places, strict.places) and np.array_equal(fast.losses, strict.losses)
+    assert fast.losses.tolist() == [row["loss"] for row in rows_of(study.paths[0])]
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ('{"block": 0, "offset": 8, "tokens": 8}', "line 2"),
+        ('{"block": 0, "offset": 8, "tokens": 8, "loss": NaN}', "line 2"),
+        ('{"block": 0, "offset": 8, "tokens": 8, "loss": 1e999}', "line 2"),
+        ('{"block": 0, "offset": 8, "tokens": 8, "loss": true}', "line 2"),
+        ('{"block": 0, "offset": -8, "tokens": 8, "loss": 1.0}', "line 2"),
+        ('{"block": 0, "offset": 8.5, "tokens": 8, "loss": 1.0}', "line 2"),
+        ('{"block": 0, "offset": 99999999999999999999, "tokens": 8, "loss": 1.0}', "line 2"),
+        ("[" * 50_000, "line 2"),
+        ("[]", "line 2"),
+        ("", "line 2"),
+        ('{"block": 0, "offset": 0, "tokens": 8, "loss": 1.0}', "not in order"),
+        ('{"block": 0, "offset": 8, "tokens": 0, "loss": 1.0}', "not in order"),
+        ('{"block": 9, "offset": 8, "tokens": 8, "loss": 1.0}', "not in order"),
+    ],
+)
+def test_a_damaged_row_takes_the_run_out_of_the_table_and_is_named(study, line, reason):
+    path = study.paths[5] / "evaluation.jsonl"
+    lines = path.read_text().split("\n")
+    lines[1] = line
+    path.write_text("\n".join(lines))
+    with pytest.raises(UserError, match=reason):
+        read_windows(path)
+    (excluded,) = compare(study.root).excluded
+    assert excluded.path == path.parent and "evaluation.jsonl" in excluded.reason
+
+
+def test_an_empty_file_is_damaged(study):
+    path = study.paths[5] / "evaluation.jsonl"
+    path.write_text("")
+    with pytest.raises(UserError, match="damaged"):
+        read_windows(path)
+
+
+def test_a_loss_that_was_not_finite_is_null_and_read_as_nan(study):
+    path = study.paths[0] / "evaluation.jsonl"
+    lines = path.read_text().split("\n")
+    lines[1] = '{"block": 0, "offset": 8, "tokens": 8, "loss": null, "nonfinite": ["loss"]}'
+    path.write_text("\n".join(lines))
+    found = read_windows(path)
+    assert found is not None and np.isnan(found.losses).tolist() == [False, True, *[False] * 14]
+
+
+# ----------------------------------------------------------------------------------------- two arms, held against
+
+
+def text_check(comparison):
+    (found,) = [check for check in comparison.checks if check.name == "text"]
+    return found
+
+
+def uneven(writer: Writer, **options) -> None:
+    writer.arm("norm=layer", losses=HIGHER, text=UNEVEN, **options)
+
+
+def test_two_trained_arms_are_compared_with_their_error_over_text(tiny_run, tmp_path, capsys):
+    few = ("train.steps=10", "train.eval_tokens=160", "probe=off")
+    for arm in ([], ["norm=layer"]):
+        for seed in range(3):
+            assert main([*tiny_run(*few), f"seed={seed}", *arm]) == 0
+    capsys.readouterr()
+    assert main(["compare", str(tmp_path / "runs"), "--json", "-"]) == 0
+    values = json.loads(capsys.readouterr().out)
+    base, row = values["rows"]
+    assert base["text_se"] is None and row["effect"]["se"] > 0
+    (check,) = [check for check in values["checks"] if check["name"] == "text"]
+    assert check["status"] == (WARN if row["text_se"] > row["effect"]["se"] else PASS)
+
+    losses = {(r.arm, r.seed): rows_of(r.path) for r in map(read_run, find_runs([tmp_path / "runs"]))}
+    names = sorted({arm for arm, _ in losses}, key=lambda arm: "norm" in arm)
+    by_window = np.array([[[w["loss"] for w in losses[arm, seed]] for seed in range(3)] for arm in names])
+    block = np.array([w["block"] for w in losses[names[0], 0]])
+    difference = (by_window[1] - by_window[0]).mean(0)
+    share = np.bincount(block) / len(block)
+    means = np.bincount(block, difference) / np.bincount(block)
+    assert sorted(set(np.bincount(block))) == [2, 3]  # 20 windows in 8 blocks
+    expected = math.sqrt(8 / 7 * sum((share * (means - difference.mean())) ** 2))
+    assert row["text_se"] == pytest.approx(expected, rel=1e-9)
+
+
+def test_every_output_has_the_error_over_text(study):
+    uneven(study, folder="uneven")
+    comparison = compare(study.root, baseline="baseline")
+    found = next(row for row in comparison.rows if row.arm == "uneven")
+    expected = 0.05 * math.sqrt(8 / 7) / math.sqrt(8)  # eight blocks at +-0.05
+    assert found.text_se == pytest.approx(expected)
+    table = {row["arm"]: row for row in csv.DictReader(io.StringIO(csv_text(comparison)))}
+    assert table["uneven"]["text_se"] == repr(found.text_se) and table["baseline"]["text_se"] == ""
+    (column,) = [column for column in side_columns(comparison) if "text" in column.title]
+    assert found.effect is not None
+    assert column.cell(found) == f"{found.effect.se:.4f} / {expected:.4f}"
+    assert column.cell(comparison.rows[0]) == "– / –"
+
+
+def test_where_text_is_the_larger_error_more_of_it_is_asked_for(tmp_path):
+    writer = Writer(tmp_path)
+    writer.arm(losses=BASE)
+    uneven(writer)
+    check = text_check(compare(tmp_path))
+    assert check.status == WARN and check.arms == ["norm=layer"]
+    assert "train.eval_tokens=4096" in check.text  # (0.0189 / 0.0037)^2 = 26 times 128 tokens, up to a power of two
+    assert "norm=layer 0.0189 over text, 0.0037 over seeds" in check.text
+    assert "would decide more than more seeds" in check.text
+
+
+def test_where_seeds_are_the_larger_error_the_text_passes(study):
+    check = text_check(compare(study.root))
+    assert (check.status, check.text) == (PASS, "no standard error over text exceeds the one over seeds")
+
+
+def test_no_more_text_is_asked_for_than_there_is(tmp_path):
+    writer = Writer(tmp_path)
+    writer.arm(losses=BASE)
+    writer.arm("norm=layer", losses=HIGHER, text=(0.5, -0.5))
+    assert "all of the validation text (train.eval_tokens=7128)" in text_check(compare(tmp_path)).text
+    for path in writer.paths:
+        rows = [row | {"offset": 8 * i} for i, row in enumerate(rows_of(path))]
+        (path / "evaluation.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert "a larger validation set than these 128 tokens" in text_check(compare(tmp_path)).text
+
+
+def test_runs_without_the_file_are_named_and_compared(tmp_path):
+    writer = Writer(tmp_path)
+    writer.arm(losses=BASE)
+    writer.arm("norm=layer", losses=HIGHER, windows=0)
+    uneven(writer, folder="uneven")
+    comparison = compare(tmp_path, baseline="baseline")
+    check = text_check(comparison)
+    assert check.status == WARN and check.arms == ["uneven"]
+    assert "norm=layer: losses by window of text not recorded (seeds 0, 1, 2, 3, 4)" in check.text
+    assert [str(row.verdict) for row in comparison.rows[1:]] == ["WORSE", "WORSE"]
+    assert main(["compare", str(tmp_path), "--baseline", "baseline", "--allow", "text"]) == 0
+
+
+def test_rows_that_do_not_make_up_the_loss_are_not_used(study):
+    path = study.paths[7] / "evaluation.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))  # a row is gone
+    comparison = compare(study.root)
+    assert comparison.rows[1].text_se is None
+    assert text_check(comparison).text == "norm=layer: losses by window do not average to val_loss (seed 2)"
+
+
+def test_other_windows_are_no_pair(tmp_path):
+    writer = Writer(tmp_path)
+    writer.arm(losses=BASE)
+    writer.arm("norm=layer", losses=HIGHER, windows=24)
+    comparison = compare(tmp_path)
+    assert comparison.rows[1].text_se is None
+    assert "other windows of text (seeds 0, 1, 2, 3, 4)" in text_check(comparison).text
+
+
+def test_one_block_of_text_is_too_little(study):
+    for path in study.paths:
+        rows = [row | {"block": 0} for row in rows_of(path)]
+        (path / "evaluation.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    comparison = compare(study.root)
+    assert comparison.rows[1].text_se is None
+    assert "all 128 validation tokens are one block; raise train.eval_tokens" in text_check(comparison).text
+
+
+def test_in_bits_per_byte_the_error_is_in_bits_per_byte_and_of_other_endpoints_there_is_none(tmp_path):
+    writer = Writer(tmp_path)
+    writer.arm(losses=BASE)
+    uneven(writer)
+    nats = compare(tmp_path).rows[1].text_se
+    assert nats is not None
+    writer.plan(("norm=layer",), endpoint="val_bpb")
+    assert compare(tmp_path).rows[1].text_se == pytest.approx(nats / 0.7)
+    writer.plan(("norm=layer",), endpoint="tokens_per_second")
+    comparison = compare(tmp_path)
+    assert comparison.rows[1].text_se is None
+    assert "tokens_per_second is not recorded by window of text" in text_check(comparison).text
+
+
+def test_one_seed_has_an_error_over_text_and_none_over_seeds(tmp_path):
+    writer = Writer(tmp_path)
+    writer.run(loss=2.0)
+    writer.run("norm=layer", loss=2.1, text=UNEVEN)
+    comparison = compare(tmp_path)
+    assert comparison.rows[1].effect is None and comparison.rows[1].text_se == pytest.approx(0.0189, abs=1e-4)
+    assert text_check(comparison).text == "no arm has a standard error over seeds"
+
+
+def test_a_seed_that_diverged_is_no_pair(tmp_path):
+    writer = Writer(tmp_path)
+    writer.arm(losses=BASE)
+    writer.run("norm=layer", seed=0, state="diverged", steps=100, windows=0)
+    for seed in range(1, 5):
+        writer.run("norm=layer", seed=seed, loss=HIGHER[seed])
+    assert "not recorded" not in text_check(compare(tmp_path)).text
