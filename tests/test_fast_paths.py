@@ -426,8 +426,8 @@ def test_a_number_that_is_not_finite_leaves_the_weights_alone_until_it_is_read_a
     before, models, calls = [], [], []
     loss_of = Step.loss
 
-    def poison(self, rows, full=0):
-        value, z_value = loss_of(self, rows, full)
+    def poison(self, rows):
+        value, z_value = loss_of(self, rows)
         if self.model.training:
             calls.append(1)
             if len(calls) == 4:
@@ -452,9 +452,9 @@ def test_without_the_flag_the_weights_would_be_spoilt(tiny_run, monkeypatch, unw
     models = []
     loss_of = Step.loss
 
-    def poison(self, rows, full=0):
+    def poison(self, rows):
         models.append(self.model)
-        value, z_value = loss_of(self, rows, full)
+        value, z_value = loss_of(self, rows)
         return (value * math.nan if self.model.training else value), z_value
 
     monkeypatch.setattr(Step, "loss", poison)

@@ -232,8 +232,8 @@ def run_dir(tiny_run):
 def test_a_non_finite_number_stops_the_run_before_the_optimizer_step(tiny_run, monkeypatch, what):
     poisoned_weights, training_calls = [], []
 
-    def poison(self, rows, full=0, loss_of=Step.loss):
-        loss, z_loss = loss_of(self, rows, full)
+    def poison(self, rows, loss_of=Step.loss):
+        loss, z_loss = loss_of(self, rows)
         training_calls.append(self.model.training)
         if self.model.training and sum(training_calls) == 7:
             poisoned_weights.append({n: p.detach().clone() for n, p in self.model.named_parameters()})
