@@ -7,6 +7,7 @@ import io
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import tokenize
@@ -142,7 +143,9 @@ def test_every_module_that_a_training_loads_is_hashed_or_set_aside_with_a_reason
     recorded = env["source"].keys()
     aside = {name for name in loaded if not computes(name)}
     assert loaded == (loaded & recorded) | aside
-    assert "axes/norm.py" in recorded and "cli/train.py" in aside
+    assert "cli/train.py" in aside
+    core = {name for name in aside if name.split("/")[0] in ("axes", "data", "measure", "training")}
+    assert core == {"training/display.py", "training/signals.py"}
     # What is hashed without being loaded would make runs unlike for nothing.
     assert {name for name in recorded - loaded if not any(name.startswith(part) for part in NOT_LOADED)} == set()
     assert env["source"] == source_hashes()
@@ -165,7 +168,7 @@ def bytes_of(path: Path) -> dict[Path, bytes]:
     return {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
 
 
-def test_a_run_asked_for_again_after_an_edit_trains_again_and_says_why(tiny_run, tmp_path, checkout, capsys):
+def test_a_run_asked_for_again_after_an_edit_trains_again_and_says_why(tiny_run, text_file, tmp_path, checkout, capsys):
     assert main(tiny_run()) == 0
     (first,) = find_runs([tmp_path / "runs"])
     kept, result = bytes_of(first), (read_run(first).summary or {})["val_loss"]
@@ -190,6 +193,10 @@ def test_a_run_asked_for_again_after_an_edit_trains_again_and_says_why(tiny_run,
     assert (read_run(second).summary or {})["steps"] == 20
     assert main(tiny_run()) == 0
     assert "made by other code" not in capsys.readouterr().err, "today's code has finished it"
+
+    text_file.write_text("the lazy dog sleeps while the quick brown fox jumps.\n" * 200)
+    assert main(tiny_run()) == 0
+    assert "made by other code" not in capsys.readouterr().err, "other text makes it another configuration"
 
 
 def test_an_edited_plugin_is_other_code_and_its_comments_are_none(tiny_run, tmp_path, capsys):
@@ -276,7 +283,7 @@ def test_files_that_differ_are_named_in_words(files, text):
 def git_state(checkout: Path, **variables: str) -> dict:
     """What a process that imports this checkout's package would record."""
     code = "import json\nfrom nexus_ablate.provenance import git_state\nprint(json.dumps(git_state()))"
-    environment = {**os.environ, "PYTHONPATH": str(checkout), "PYTHONDONTWRITEBYTECODE": "", **variables}
+    environment = {**os.environ, "PYTHONPATH": str(checkout), **variables}
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=checkout.parent, check=True)
     return json.loads(done.stdout)
@@ -286,14 +293,15 @@ def test_commit_and_changes_are_those_of_the_package_s_own_checkout(tmp_path):
     own = Checkout(tmp_path / "own").root
     git(own, "init")
     nothing = {"git_commit": None, "git_dirty": None}
-    assert git_state(own) == nothing, "not committed yet"
+    assert git_state(own, PYTHONDONTWRITEBYTECODE="1") == nothing, "not committed yet"
     git(own, "add", ".")
     git(own, "commit", "-m", "m")
     clean = {"git_commit": git(own, "rev-parse", "HEAD"), "git_dirty": False}
-    assert git_state(own) == clean
     (own / "notes.txt").write_text("mine")
-    assert list(own.rglob("*.pyc")), "Python's own files are no change"
+    (own / "nexus_ablate" / "__pycache__").mkdir()
+    (own / "nexus_ablate" / "__pycache__" / "model.cpython-311.pyc").write_text("Python's own files are no change")
     assert git_state(own) == clean
+    assert git_state(own, GIT_DIR=str(tmp_path)) == clean, "a variable of another checkout's hook"
     for name in ("nexus_ablate/new.py", "conf/norm/rms.yaml"):
         with open(own / name, "a") as file:
             file.write("# changed\n")
@@ -306,3 +314,94 @@ def test_commit_and_changes_are_those_of_the_package_s_own_checkout(tmp_path):
     installed = Checkout(own / "venv" / "site-packages").root
     (own / ".gitignore").write_text("venv/\n")
     assert git_state(installed) == nothing, "installed inside the checkout of something else"
+
+
+# --------------------------------------------------------------------- the whole of it, in a checkout that is edited
+
+
+def nexus(checkout: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command by a checkout's code, from another folder."""
+    environment = {**os.environ, "PYTHONPATH": str(checkout)}
+    command = [sys.executable, "-m", "nexus_ablate", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=checkout.parent, timeout=300)
+
+
+@pytest.fixture
+def committed(tmp_path):
+    """A checkout with one commit."""
+    copied = Checkout(tmp_path / "code")
+    (copied.root / ".gitignore").write_text("__pycache__/\n")
+    git(copied.root, "init")
+    git(copied.root, "add", ".")
+    git(copied.root, "commit", "-m", "m")
+    return copied
+
+
+def envs(folder: Path) -> dict[Path, dict]:
+    return {path: read_run(path).env or {} for path in find_runs([folder])}
+
+
+@pytest.mark.slow
+def test_a_study_whose_code_was_edited_halfway_is_never_compared_in_silence(committed, tiny_run, tmp_path):
+    """An arm trained at 1.5 times the learning rate must not pass for an option that is worse, or better."""
+    overrides = [text for text in tiny_run("train.steps=2") if text != "train.threads=1"]
+    study = ["study=tiny", "vary.norm=layer", "seeds=0,1", "--workers", "1", *overrides]
+    folder, head = tmp_path / "runs" / "tiny", git(committed.root, "rev-parse", "HEAD")
+    assert nexus(committed.root, *study).returncode == 0
+    former = envs(folder)
+    assert {(env["git_commit"], env["git_dirty"]) for env in former.values()} == {(head, False)}
+    assert "PASS code: same code" in " ".join(nexus(committed.root, "compare", str(folder), "--details").stdout.split())
+
+    shutil.rmtree(folder / "norm=layer")
+    committed.edit("nexus_ablate/training/optimizer.py", "lr=config.lr,", "lr=1.5 * config.lr,")
+    before = bytes_of(folder)
+    refused = nexus(committed.root, *study)
+    assert refused.returncode == errors.CONFIG
+    problem, got, fix = refused.stderr.splitlines()
+    assert "study tiny holds finished runs of other code: training/optimizer.py differs" in problem
+    assert "2 of 4 runs, such as baseline/s0-" in got and head[:8] in got
+    assert "--retrain" in fix
+    assert bytes_of(folder) == before
+
+    again = nexus(committed.root, *study, "--retrain")
+    assert again.returncode == 0, again.stderr
+    new = {path: env for path, env in envs(folder).items() if path not in former}
+    assert {(env["git_commit"], env["git_dirty"]) for env in new.values()} == {(head, True)}
+    assert len(new) == 4 and {file: data for file, data in bytes_of(folder).items() if file in before} == before
+    compared = json.loads(nexus(committed.root, "compare", str(folder), "--json", "-").stdout)
+    checks = {found["name"]: found for found in compared["checks"]}
+    assert checks["code"]["status"] == "WARN"
+    assert checks["code"]["text"] == f"same code (commit {head[:8]}); uncommitted changes in the code"
+    assert not [found for found in checks.values() if found["status"] == "FAIL"]
+    assert nexus(committed.root, *study).returncode == 0, "nothing is missing, so nothing is asked"
+
+    for path in new:
+        if path.parent.name == "baseline":
+            shutil.rmtree(path)
+    mixed = " ".join(nexus(committed.root, "compare", str(folder), "--details").stdout.split())
+    assert "FAIL code: training/optimizer.py differs between the baseline and norm=layer" in mixed
+    assert "NOT COMPARABLE" in mixed
+
+
+@pytest.mark.slow
+def test_a_run_of_an_edited_checkout_trains_again_and_says_why(committed, tiny_run, tmp_path):
+    command = tiny_run("train.steps=2")
+    assert nexus(committed.root, *command).returncode == 0
+    (first,) = find_runs([tmp_path / "runs"])
+    kept = bytes_of(first)
+    committed.edit("nexus_ablate/axes/norm.py", '"""The norm axis', '"""The axis of norms')
+    committed.edit("nexus_ablate/model.py", "from __future__", "# a comment\n\nfrom __future__")
+    same = " ".join(nexus(committed.root, *command).stderr.split())
+    assert "nothing was trained" in same and "other code" not in same
+    committed.edit("nexus_ablate/axes/norm.py", "from __future__", "import math\nfrom __future__")
+    other = " ".join(nexus(committed.root, *command).stderr.split())
+    assert f"an earlier run of this configuration, {first.name}, was made by other code (axes/norm.py differs)" in other
+    assert "training again" in other and "nothing was trained" not in other
+    assert len(find_runs([tmp_path / "runs"])) == 2 and bytes_of(first) == kept
+
+    installed = Checkout(committed.root / "venv" / "site-packages").root
+    (committed.root / ".gitignore").write_text("__pycache__/\nvenv/\n")
+    assert nexus(installed, *command, f"runs_dir={tmp_path / 'installed'}").returncode == 0
+    (env,) = envs(tmp_path / "installed").values()
+    assert (env["git_commit"], env["git_dirty"]) == (None, None)
+    assert env["source"] == source_hashes()
