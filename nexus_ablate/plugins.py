@@ -20,6 +20,7 @@ from pathlib import Path
 from types import ModuleType
 
 from nexus_ablate.errors import ConfigError
+from nexus_ablate.provenance import text_hash
 
 VARIABLE = "NEXUS_ABLATE_PLUGINS"
 ENTRY_POINTS = "nexus_ablate.options"
@@ -34,7 +35,7 @@ class Plugin:
     package: str | None
     """The installed package that the directory is; None for one that was only named by its path."""
     sha256: str
-    """Over every .py and .yaml file: the part of a run's identity that a version cannot give."""
+    """Over every .py file as `provenance` hashes one, and every .yaml file: part of a run's identity."""
 
     def option_paths(self) -> list[Path]:
         """The YAML of each option: `norm/my_norm.yaml`."""
@@ -117,6 +118,8 @@ def _plugin(name: str, directory: Path, package: str | None) -> Plugin:
     digest = hashlib.sha256()
     for path in sources(directory):
         content = path.read_bytes()
+        if path.suffix == ".py":
+            content = text_hash(content.decode(errors="backslashreplace")).encode()
         digest.update(f"{path.relative_to(directory).as_posix()}\n{len(content)}\n".encode() + content)
     return Plugin(name, directory, package, digest.hexdigest())
 

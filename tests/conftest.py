@@ -10,9 +10,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: parallel tests of
 
 import pytest
 import torch
+from checkouts import Checkout
 
+from nexus_ablate import provenance
 from nexus_ablate.composition import compose
 from nexus_ablate.config import RunConfig
+from nexus_ablate.provenance import source_hashes
 
 torch.set_num_threads(1)
 
@@ -66,6 +69,15 @@ def tiny_run(tmp_path, text_file, monkeypatch):
         ]
 
     return make
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    """This process's code as one that can be edited: its hashes follow the edits, what is computed does not."""
+    source_hashes.cache_clear()
+    monkeypatch.setattr(provenance, "PACKAGE", tmp_path / "checkout" / "nexus_ablate")
+    yield Checkout(tmp_path / "checkout")
+    source_hashes.cache_clear()
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ FLOOR = {  # a module imports only from lower floors, or from its own
     "schema": 0,
     "plugins": 0,
     "registry": 0,
+    "provenance": 0,
     "resolution": 0,
     "config": 0,
     "composition": 0,

@@ -372,7 +372,7 @@ def test_a_fair_study_passes(study):
         ("evaluation", {"evaluation": "other"}),
         ("batches", {"summary": {"batch_hash": "other"}}),
         ("init", {"stream": 99}),
-        ("schedule", {"steps": 300, "summary": {"val_loss": 2.1}}),
+        ("schedule", {"steps": 300}),
         ("tokens", {"steps": 300}),
     ],
 )
@@ -443,11 +443,16 @@ def test_another_width_shares_no_initial_value_and_is_told(writer):
     assert check(compare(writer.root), "init").status == WARN
 
 
-def test_other_code_is_told(writer):
-    writer.arm(losses=BASE)
-    writer.arm("norm=layer", losses=HIGHER, env={"version": "2", "git_dirty": True, "runs_per_device": 2})
+def test_another_environment_is_reported(writer):
+    libraries = {"torch": "2", "numpy": "3", "tokenizers": "4", "datasets": "5", "safetensors": "6"}
+    writer.arm(losses=BASE, env={"packages": libraries})
+    other = {name: f"{version}.1" for name, version in libraries.items()}
+    changed = {"packages": other, "python": "3.1", "git_dirty": True, "runs_per_device": 2, "git_commit": "def"}
+    writer.arm("norm=layer", losses=HIGHER, env=changed)
     found = check(compare(writer.root), "code")
-    assert found.status == WARN and "version 1 and 2" in found.text and "uncommitted" in found.text
+    assert found.status == WARN and "same code (commit abc, def)" in found.text and "uncommitted" in found.text
+    for difference in ("python 3 and 3.1", *(f"{n} {v} and {v}.1" for n, v in libraries.items())):
+        assert difference in found.text
     assert "runs on a device 1 and 2" in found.text
 
 
@@ -536,7 +541,8 @@ def test_tuning_on_the_seeds_of_the_claim_fails(writer):
 
 def test_an_arm_that_is_best_at_another_rate_is_judged_at_that_rate_and_the_shared_one_is_a_column(writer):
     tuned_study(writer, arms=((),))
-    for lr, loss in ((0.003, 2.2), (0.009, 2.0), (0.027, 2.3)):
+    writer.run("optim.lr=0.027", seed=1001, loss=2.5)
+    for lr, loss in ((0.001, 2.4), (0.003, 2.2), (0.009, 2.0), (0.027, 2.3)):
         writer.run("norm=layer", *(() if lr == 0.003 else (f"optim.lr={lr}",)), seed=1001, loss=loss)
     writer.arm("norm=layer", "optim.lr=0.009", losses=[x - 0.1 for x in BASE])
     comparison = compare(writer.root)

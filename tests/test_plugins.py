@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from nexus_ablate import __version__
 from nexus_ablate.axes.norm import NORMS
 from nexus_ablate.composition import compose, differences, plugins_used
 from nexus_ablate.data import fingerprint_of
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.model import build_model
 from nexus_ablate.plugins import VARIABLE, add_plugins, plugins
+from nexus_ablate.provenance import source_hash
 from nexus_ablate.registry import option_files
 from nexus_ablate.runs import find_runs, identity, read_run
 from nexus_ablate.training.session import train
@@ -154,7 +154,7 @@ def test_a_run_s_identity_covers_the_plugin_s_hash(plugin, tiny_run):
     config = compose(tiny_run("norm=my_norm", "train.steps=2"), plugins=[plugin()])
     hashes = {"my_options": plugins_used(config)[0].sha256}
     fingerprint = fingerprint_of(config.data, config.model.context)
-    with_it, without = (identity(config.science(), fingerprint, __version__, given) for given in (hashes, {}))
+    with_it, without = (identity(config.science(), fingerprint, source_hash(), given) for given in (hashes, {}))
     path = train(config, quiet=True).path
     assert path.name == f"s0-{with_it.hash8}" != f"s0-{without.hash8}"
 

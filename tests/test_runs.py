@@ -28,7 +28,6 @@ from nexus_ablate.runs import (
     atomic_write_text,
     directory,
     effective_state,
-    environ,
     environment,
     files,
     find_runs,
@@ -42,7 +41,7 @@ from nexus_ablate.runs import (
     truncate,
 )
 
-IDENTITY = identity({"seed": 3, "norm": "rms"}, "data", "0.1.0", {})
+IDENTITY = identity({"seed": 3, "norm": "rms"}, "data", "source", {})
 
 
 def open_it(runs_dir: Path, **changes: Any) -> Run:
@@ -118,7 +117,7 @@ def snapshot(path: Path) -> dict[str, tuple[bytes, int]]:
 
 
 def test_the_seed_changes_the_run_and_not_the_arm():
-    other = identity({"seed": 4, "norm": "rms"}, "data", "0.1.0", {})
+    other = identity({"seed": 4, "norm": "rms"}, "data", "source", {})
     assert other.run_hash != IDENTITY.run_hash
     assert other.arm_hash == IDENTITY.arm_hash
 
@@ -126,10 +125,10 @@ def test_the_seed_changes_the_run_and_not_the_arm():
 @pytest.mark.parametrize(
     "other",
     [
-        identity({"seed": 3, "norm": "layer"}, "data", "0.1.0", {}),
-        identity({"seed": 3, "norm": "rms"}, "other data", "0.1.0", {}),
-        identity({"seed": 3, "norm": "rms"}, "data", "0.2.0", {}),
-        identity({"seed": 3, "norm": "rms"}, "data", "0.1.0", {"my_norm": "abc"}),
+        identity({"seed": 3, "norm": "layer"}, "data", "source", {}),
+        identity({"seed": 3, "norm": "rms"}, "other data", "source", {}),
+        identity({"seed": 3, "norm": "rms"}, "data", "other source", {}),
+        identity({"seed": 3, "norm": "rms"}, "data", "source", {"my_norm": "abc"}),
     ],
 )
 def test_whatever_can_change_the_result_changes_the_identity(other: Any):
@@ -138,7 +137,7 @@ def test_whatever_can_change_the_result_changes_the_identity(other: Any):
 
 
 def test_the_order_of_keys_does_not_change_the_identity():
-    assert identity({"norm": "rms", "seed": 3}, "data", "0.1.0", {}) == IDENTITY
+    assert identity({"norm": "rms", "seed": 3}, "data", "source", {}) == IDENTITY
 
 
 @pytest.mark.parametrize(
@@ -854,28 +853,6 @@ def test_no_secret_reaches_the_run_directory(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.parametrize("text", ["train.tokens=5", "kurtosis_token=3", "https://host/a@b", "hf://x/y", "monkey=3"])
 def test_what_is_no_secret_is_left_alone(text: str):
     assert mask(text) == text
-
-
-def test_git_is_asked_only_about_the_package_s_own_checkout_and_may_be_absent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    def git(*arguments: str) -> None:
-        identity_flags = ["-c", "user.name=n", "-c", "user.email=e@e", "-c", "commit.gpgsign=false"]
-        subprocess.run(["git", *identity_flags, "-C", str(tmp_path), *arguments], check=True, capture_output=True)
-
-    nothing = {"git_commit": None, "git_dirty": None}
-    git("init")
-    git("commit", "--allow-empty", "-m", "m")
-    clean = environ._git_state(tmp_path)
-    assert len(clean["git_commit"]) == 40
-    assert clean["git_dirty"] is False
-    (tmp_path / "site-packages").mkdir()
-    assert environ._git_state(tmp_path)["git_dirty"] is False
-    (tmp_path / "site-packages" / "new.py").write_text("")
-    assert environ._git_state(tmp_path)["git_dirty"] is True
-    assert environ._git_state(tmp_path / "site-packages") == nothing
-    monkeypatch.setenv("PATH", "")
-    assert environ._git_state(tmp_path) == nothing
 
 
 def test_importing_the_module_imports_no_torch():

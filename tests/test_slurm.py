@@ -22,11 +22,12 @@ import pytest
 from nexus_ablate import errors
 from nexus_ablate.composition import compose
 from nexus_ablate.plugins import VARIABLE as PLUGINS
+from nexus_ablate.provenance import source_hash
 from nexus_ablate.runs import find_runs, read_run
 from nexus_ablate.study import cluster as cluster_module
 from nexus_ablate.study import cluster_job
 from nexus_ablate.study.cluster import Resources, submit
-from nexus_ablate.study.cluster_job import REQUEUES, Task, source_hash
+from nexus_ablate.study.cluster_job import REQUEUES, Task
 from nexus_ablate.study.cluster_queue import ENDED
 from nexus_ablate.study.definition import read_request
 from nexus_ablate.study.jobs import Runs
@@ -217,28 +218,10 @@ def test_a_queued_run_refuses_code_that_it_was_not_submitted_with(job):
 def test_a_queued_run_refuses_data_that_it_was_not_submitted_with(job, tmp_path):
     job.submit()
     task = Task(job.overrides, "mine", "00000000", source_hash(), "", tmp_path / "submitit")
-    answer = cluster_job.train_in_job(cluster_job.Order(task.overrides, "", {}), task.source, task.hash8)
+    answer = cluster_job.train_in_job(cluster_job.Order(task.overrides, "", {}, source=task.source), task.hash8)
     assert answer.status == errors.CONFIG
-    assert "data or plugin changed" in answer.reason
+    assert "options, data or plugin changed" in answer.reason
     assert not job.run.exists()
-
-
-def test_the_source_hash_covers_code_and_options(tmp_path):
-    shutil.copytree(ROOT / "nexus_ablate", tmp_path / "nexus_ablate", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copytree(ROOT / "conf", tmp_path / "conf")
-
-    def told():
-        code = "from nexus_ablate.study.cluster_job import source_hash; print(source_hash())"
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=60)
-        return done.stdout.strip() or done.stderr
-
-    first = told()
-    assert len(first) == 64, first
-    assert told() == first
-    for changed in ("nexus_ablate/model.py", "conf/norm/rms.yaml"):
-        with open(tmp_path / changed, "a") as file:
-            file.write("\n# changed\n")
-        assert first != (first := told()), changed
 
 
 # ----------------------------------------------------------------------------------- submitting, to a SLURM that is not
@@ -293,6 +276,22 @@ def test_nothing_that_is_queued_or_done_is_submitted_again_and_what_slurm_forgot
     assert (lines["norm=layer", 0].state, lines["norm=layer", 0].job) == ("starting", "1_1")
     assert "1 queued (Priority)" in summary(list(lines.values()))
     assert lines["baseline", 1].state == "lost", "the new job of this run is unknown to this squeue"
+
+
+def test_runs_of_other_code_are_submitted_again_only_when_asked_for(tiny_run, fake_slurm, checkout, tmp_path, capsys):
+    asked = request(tiny_run, "seeds=0", "train.steps=2")
+    for job in Runs(expanded(asked), asked).claims:
+        train(compose([*job.overrides, "train.threads=1"]), quiet=True, arm=job.arm)
+    checkout.edit("nexus_ablate/axes/norm.py", "from __future__", "import math\nfrom __future__")
+    with pytest.raises(errors.ConfigError, match=r"other code: axes/norm\.py differs") as refused:
+        submit(asked, Resources())
+    assert "--retrain" in refused.value.fix
+    assert not fake_slurm.scripts.exists() and not (asked.directory / "study.yaml").exists()
+    capsys.readouterr()
+    assert submit(asked, Resources(), retrain=True) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert "2 runs of other code stay as they are and are trained again: axes/norm.py differs" in said
+    assert "2 runs submitted" in said
 
 
 def test_tuning_comes_first_and_the_command_says_when_to_come_again(tiny_run, fake_slurm, capsys):

@@ -17,6 +17,7 @@ from nexus_ablate.runs import arm_name
 
 TINY = ("model.n_layers=2", "model.d_model=16", "model.n_heads=2", "model.context=8", "train.steps=400")
 NAMES = ("embedding.weight", "blocks.0.attn.query.weight", "blocks.0.ffn.up.weight", "blocks.1.ffn.down.weight")
+SOURCE = {"axes/norm.py": "1a", "model.py": "1b", "training/optimizer.py": "1c"}
 NOW = "2020-01-01T00:00:00+00:00"
 
 
@@ -61,6 +62,8 @@ class Writer:
         train_noise: str = "",
         windows: int = 16,
         text: tuple[float, ...] = (0.0,),
+        started: str = NOW,
+        batch: float = 1.0,
     ) -> Path:
         """One run.
 
@@ -70,31 +73,39 @@ class Writer:
             shape: Changes the hash of every initial value, as another width does.
             windows: Rows of evaluation.jsonl, in 8 blocks of one length; 0: no such file.
             text: What is added to the losses of the blocks in turn, less their mean.
+            batch: Tokens of a step, relative to those of other runs.
         """
         values, name = config_of(overrides)
         values = {**values, "seed": seed, "study": self.study}
         arm_hash = digest(overrides, folder if folder and folder.startswith("#") else "") * 4
-        path = self.root / self.study / (folder or name) / f"s{seed}-{digest(arm_hash, seed)[:8]}{rerun}"
+        code = (env or {}).get("source", SOURCE)
+        path = self.root / self.study / (folder or name) / f"s{seed}-{digest(arm_hash, seed, code)[:8]}{rerun}"
         path.mkdir(parents=True)
         done = self.steps if steps is None else steps
         stream = seed if stream is None else stream
-        rows = list(self._rows(done, loss, stream, train_noise))
+        rows = list(self._rows(done, loss, stream, train_noise, batch))
+        end = at(done, batch)
         write_json(path / "status.json", {
-            "state": state, "reason": "" if state == "finished" else f"it is {state}", "started": NOW, "step": done,
+            "state": state, "reason": "" if state == "finished" else f"it is {state}", "started": started, "step": done,
             "traceback": "", "updated": NOW, "host": "elsewhere", "pid": 1, "heartbeat": NOW,
         })  # fmt: skip
         (path / "config.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
         (path / "overrides.txt").write_text("".join(f"{o}\n" for o in overrides))
-        write_json(path / "env.json", {"version": "1", "host": "h", "git_commit": "abc", "git_dirty": False,
-                                       "packages": {"torch": "2"}, "arm_hash": arm_hash, **(env or {})})  # fmt: skip
-        write_json(path / "init.json", {name: digest(stream, name, shape) for name in NAMES})
+        write_json(path / "env.json", {
+            "version": "1", "host": "h", "python": "3", "packages": {"torch": "2"}, "git_commit": "abc",
+            "git_dirty": False, "source": SOURCE, "plugins": {}, "config_hash": arm_hash,
+            "arm_hash": digest(arm_hash, (env or {}).get("source")) * 4, **(env or {}),
+        })  # fmt: skip
+        sizes = [16 + len(shape), 16]
+        write_json(path / "init.json", {n: {"z": digest(stream, n, shape), "shape": sizes} for n in NAMES})
         (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         probes = {f"act/block_{b:03d}/resid/kurtosis_token": 3.0 + b + loss for b in range(2)}
-        (path / "probes.jsonl").write_text(json.dumps({**at(done), **probes}) + "\n")
+        (path / "probes.jsonl").write_text(json.dumps({**end, **probes}) + "\n")
         if state == "finished":
             figures = {
-                "val_loss": loss, "val_bpb": loss / 0.7, "unigram_bpb": 6.0, "params": 1000, "flops_per_token": 100.0,
-                "steps": done, **at(done), "tokens_per_second": 3200.0, "peak_memory_bytes": 10**8,
+                "val_loss": rows[-1]["val/loss"], "val_bpb": loss / 0.7, "unigram_bpb": 6.0, "params": 1000,
+                "flops_per_token": 100.0,
+                "steps": done, **end, "tokens_per_second": 3200.0, "peak_memory_bytes": 10**8,
                 "batch_hash": rows[-1].get("batch_hash"), "eval_hash": evaluation, "device": "cpu", "threads": 1,
                 "act/resid/kurtosis_token": 3.0 + loss, "extrapolation": {"loss": {"16": loss + 0.1}},
             }  # fmt: skip
@@ -126,12 +137,12 @@ class Writer:
         (self.root / self.study).mkdir(parents=True, exist_ok=True)
         (self.root / self.study / "study.yaml").write_text(yaml.safe_dump(plan | values))
 
-    def _rows(self, done: int, loss: float, stream: int, train_noise: str):
+    def _rows(self, done: int, loss: float, stream: int, train_noise: str, batch: float):
         noise = np.random.default_rng([stream, *train_noise.encode()]).normal(0, 0.02, done + 1)
         chain = ""
         for step in range(0, done + 1, 2):
             value = loss + (5 - loss) * (1 - step / max(self.steps, 1)) ** 2
-            row: dict[str, Any] = at(step)
+            row: dict[str, Any] = at(step, batch)
             if step:
                 chain = digest(chain, stream, step)
                 row |= {"train/loss": value + noise[step] + 0.01, "grad_norm/global": 1.0, "batch_hash": chain}
@@ -152,8 +163,8 @@ def evaluation_rows(windows: int, loss: float, text: tuple[float, ...]) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
-def at(step: int) -> dict[str, Any]:
-    return {"step": step, "tokens": 32 * step, "flops": 3200.0 * step, "seconds": step / 100}
+def at(step: int, batch: float = 1.0) -> dict[str, Any]:
+    return {"step": step, "tokens": int(32 * batch) * step, "flops": 3200.0 * batch * step, "seconds": step / 100}
 
 
 def write_json(path: Path, values: dict[str, Any]) -> None:

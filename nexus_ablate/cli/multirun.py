@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from nexus_ablate import errors
-from nexus_ablate.composition import check_overrides, compose, differences, search_plugins
+from nexus_ablate.composition import check_overrides, compose, differences, leave_preset_options, search_plugins
 from nexus_ablate.config import RunConfig, from_values
 from nexus_ablate.errors import ConfigError, UserError
 from nexus_ablate.registry import conf_dir
@@ -55,7 +55,8 @@ def multirun(overrides: list[str]) -> int:
     from hydra.core.global_hydra import GlobalHydra
     from hydra.errors import HydraException
 
-    from nexus_ablate.study.cluster_job import SOURCE, source_hash
+    from nexus_ablate.provenance import source_hash
+    from nexus_ablate.study.cluster_job import SOURCE
     from nexus_ablate.training.device import share_cores_politely
 
     share_cores_politely()  # launched processes inherit it, and the next
@@ -115,13 +116,15 @@ def job(composed: Any) -> dict[str, Any]:
 
     overrides = list(HydraConfig.get().overrides.task)
     try:
-        config = from_values(OmegaConf.to_container(composed, resolve=True))  # type: ignore[arg-type]
+        values: dict[str, Any] = OmegaConf.to_container(composed, resolve=True)  # type: ignore[assignment]
+        leave_preset_options(values, overrides)
+        config = from_values(values)
         path = path_of(config)
     except UserError as error:
         print(error, file=sys.stderr)
         return {"arm": ",".join(overrides), "status": error.status, "why": error.what}
-    order = Order(overrides, arm_name(differences(config)), {}, brief=True)
-    answer = train_in_job(order, os.environ.get(SOURCE, "")) if in_job() else APART.train(order, path)
+    order = Order(overrides, arm_name(differences(config)), {}, brief=True, source=os.environ.get(SOURCE, ""))
+    answer = train_in_job(order, path.name.partition("-")[2]) if in_job() else APART.train(order, path)
     return _told(config, answer.path or path) | {"status": answer.status, "why": answer.reason}
 
 

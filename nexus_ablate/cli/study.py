@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from nexus_ablate.study.cluster import Resources
 
 HELP = """nexus-ablate study=NAME [KEY=VALUE ...] [--workers N|auto | --cluster slurm ...] [--retry failed] [--amend]
+                            [--retrain]
 
   nexus-ablate study=norms                                    a study that is shipped (nexus-ablate list studies)
   nexus-ablate study=path/to/mine.yaml                        your own (docs/studies.md)
@@ -24,6 +25,7 @@ HELP = """nexus-ablate study=NAME [KEY=VALUE ...] [--workers N|auto | --cluster 
 --time MINUTES  of a run; one that takes longer is saved, and the same command goes on with it
 --retry failed  try failed runs again; one that diverged has a result
 --amend         accept that the study changed since its first launch, and keep that in study.yaml
+--retrain       train again, with today's code, what other code has finished; the old runs stay on disk
 --cluster slurm submit what is missing and is not in the queue yet (docs/clusters.md); each run gets
   --partition P  --time MINUTES (240; then it goes on by itself)  --mem-gb N (16)  --cpus N (4)
   --gres TEXT (gpu:1; none with train.device=cpu)  --sbatch NAME=VALUE (any other option; may be repeated)
@@ -36,6 +38,7 @@ FLAGS = {
     **dict.fromkeys(("--partition", "--time", "--mem-gb", "--cpus", "--gres", "--parallel", "--sbatch"), "resources"),
 }
 """Flags that take a value."""
+SWITCHES = ("--amend", "--retrain")
 
 
 def run(arguments: list[str]) -> int:
@@ -51,10 +54,10 @@ def run(arguments: list[str]) -> int:
         if word in FLAGS:
             value = value if equals else left.pop(0) if left else ""
             given.setdefault(word, []).append(value)
-        elif word == "--amend":
+        elif word in SWITCHES:
             given[word] = [""]
         elif word.startswith("-"):
-            raise errors.unknown("a study has no flag of this name", word, [*FLAGS, "--amend", "--help"])
+            raise errors.unknown("a study has no flag of this name", word, [*FLAGS, *SWITCHES, "--help"])
         else:
             rest.append(word + equals + value)
     for flag, values in given.items():
@@ -64,7 +67,7 @@ def run(arguments: list[str]) -> int:
         raise ConfigError("--retry takes one word", given["--retry"][0], "--retry failed")
     if given.get("--cluster", ["slurm"]) != ["slurm"]:
         raise ConfigError("--cluster takes one word", given["--cluster"][0], "--cluster slurm")
-    retry, amend = "--retry" in given, "--amend" in given
+    retry, amend, retrain = "--retry" in given, "--amend" in given, "--retrain" in given
 
     from nexus_ablate.study.definition import read_request
     from nexus_ablate.training.distributed import require_one_process
@@ -76,14 +79,14 @@ def run(arguments: list[str]) -> int:
             raise ConfigError("--workers is for this machine", "--cluster slurm", "--parallel N bounds the jobs")
         from nexus_ablate.study.cluster import submit
 
-        return submit(read_request(rest), resources(given, rest), retry, amend)
+        return submit(read_request(rest), resources(given, rest), retry, amend, retrain)
     if idle := [flag for flag in given if FLAGS.get(flag) == "resources" and flag != "--time"]:
         raise ConfigError(f"{idle[0]} is for a cluster", " ".join(arguments), "--cluster slurm")
     from nexus_ablate.study.launch import launch
 
     workers = worker_count(given.get("--workers", ["auto"])[0])
     limit = 60 * whole_number("--time", given["--time"][0], 240) if "--time" in given else math.inf
-    return launch(read_request(rest), workers, retry, amend, limit)
+    return launch(read_request(rest), workers, retry, amend, limit, retrain)
 
 
 def resources(given: dict[str, list[str]], overrides: list[str]) -> Resources:

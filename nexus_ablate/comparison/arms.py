@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 
 from nexus_ablate.comparison.curves import SPIKE_WINDOW, spikes
-from nexus_ablate.comparison.differences import CUT, changes, label
+from nexus_ablate.comparison.differences import CUT, changes, differing, label, meaning, science_key
 from nexus_ablate.comparison.load import Collection, Excluded, Plan, Trained
-from nexus_ablate.comparison.pairs import same_curves
+from nexus_ablate.comparison.pairs import same_curves, unlike_code
 from nexus_ablate.comparison.statistics import Array
-from nexus_ablate.errors import ConfigError, unknown
+from nexus_ablate.errors import ConfigError, printable, unknown
 
 
 @dataclass
@@ -95,7 +95,8 @@ def gather(collection: Collection, asked: str | None = None) -> tuple[Arm, list[
     """
     arms, excluded = group(collection)
     if not arms:
-        states = ", ".join(f"{n} {s or 'no run'}" for s, n in Counter(e.state for e in collection.excluded).items())
+        left_out = Counter(e.state for e in (*collection.excluded, *excluded))
+        states = ", ".join(f"{n} {s or 'no run'}" for s, n in left_out.items())
         raise ConfigError("no run here has a result yet", states, "nexus-ablate status DIR shows what they do")
     baseline = _baseline(arms, collection.plans, asked)
     plan = next((collection.plans[study] for study in sorted(baseline.studies) if study in collection.plans), Plan(""))
@@ -104,30 +105,43 @@ def gather(collection: Collection, asked: str | None = None) -> tuple[Arm, list[
         _relabel(baseline, others)
     order = {name: i for i, name in enumerate(plan.arms)}
     others.sort(key=lambda arm: (order.get(arm.name, len(order)), arm.label))
-    others += _not_begun(collection, plan, {arm.name for arm in arms})
+    others += _not_begun([*collection.excluded, *excluded], plan, {arm.name for arm in arms})
     return baseline, others, excluded, plan
 
 
 def group(collection: Collection) -> tuple[list[Arm], list[Excluded]]:
-    """Arms by (name, identity without the seed); of the same arm and seed the first run stands, never the best."""
-    groups: dict[tuple[str, str], Arm] = {}
-    excluded = []
-    for run in sorted(collection.runs, key=lambda r: (r.record.rerun, r.record.study, str(r.record.path))):
-        key = (run.record.arm, run.arm_hash)
-        arm = groups.setdefault(key, Arm(run.record.arm, run.record.arm, {}))
-        arm.studies.add(run.record.study)
-        if run.seed not in arm.runs:
-            arm.runs[run.seed] = run
+    """Arms by name and configuration, with one run per seed, which is never chosen for its result.
+
+    Of runs by several states of the code those count whose code made most of the planned runs, or the later code where
+    several made as many. So a study that is being trained again shows its former runs until the new ones are complete,
+    and is compared with one code wherever one has made every run. Of several runs by that code the first stands.
+    """
+    groups = _by_configuration(collection.runs)
+    planned = [
+        (run.source, (key, run.seed), run)
+        for key, runs in groups.items()
+        for run in runs
+        if _is_planned(run, collection.plans.get(run.record.study))
+    ]
+    ranks = _ranks(planned)
+    arms, excluded, hashes = [], [], {}
+    for (name, config_hash), members in groups.items():
+        runs, waiting = _of_one_configuration(members)
+        excluded += waiting
+        if not runs:
             continue
-        kept = arm.runs[run.seed]
-        same = "with the same losses" if same_curves(run, kept) else "with other losses"
-        reason = f"duplicate: same arm and seed as {kept.record.path.name} of {kept.record.study}, {same}"
-        excluded.append(Excluded(run.record.path, reason, run.record.arm, run.seed, run.record.state))
-    arms = list(groups.values())
-    names = Counter(arm.name for arm in arms)
-    hashes = {id(arm): arm_hash[:8] for (_, arm_hash), arm in groups.items()}
-    for arm in arms:
+        plugins = _ranks((run.plugins, run.seed, run) for run in runs)
+        runs.sort(key=lambda run: (ranks.get(run.source, len(ranks)), plugins[run.plugins]))
+        arm = Arm(name, name, {}, waiting, {run.record.study for run in runs})
+        for run in runs:
+            kept = arm.runs.setdefault(run.seed, run)
+            if kept is not run:
+                excluded.append(_left_out(run, kept))
         arm.runs = dict(sorted(arm.runs.items()))
+        arms.append(arm)
+        hashes[id(arm)] = config_hash[:8]
+    names = Counter(arm.name for arm in arms)
+    for arm in arms:
         if names[arm.name] > 1:  # the same words for two configurations
             study = "+".join(sorted(arm.studies))
             twins = [a for a in arms if a.name == arm.name and a.studies & arm.studies]
@@ -137,6 +151,74 @@ def group(collection: Collection) -> tuple[list[Arm], list[Excluded]]:
         if namesakes:
             namesakes[0].waiting.append(out)
     return arms, excluded
+
+
+def _by_configuration(runs: list[Trained]) -> dict[tuple[str, str], list[Trained]]:
+    """Runs by the name of their arm and the hash of what was asked for, those of one seed in the order of their names.
+
+    A run of a version that recorded no such hash joins the arm whose config.yaml says the same.
+    """
+    groups: dict[tuple[str, str], list[Trained]] = {}
+    ordered = sorted(runs, key=lambda r: (r.record.rerun, r.record.study, str(r.record.path)))
+    for run in ordered:
+        if run.config_hash:
+            groups.setdefault((run.record.arm, run.config_hash), []).append(run)
+    known = {(key[0], science_key(members[0].config)): key for key, members in groups.items()}
+    for run in ordered:
+        if not run.config_hash:
+            name = run.record.arm
+            key = known.get((name, science_key(run.config)), (name, run.arm_hash))
+            groups.setdefault(key, []).append(run)
+    return groups
+
+
+def _of_one_configuration(runs: list[Trained]) -> tuple[list[Trained], list[Excluded]]:
+    """The runs whose config.yaml says what most of them say; where no majority does, none of them."""
+    texts = [science_key(run.config) for run in runs]
+    if len(set(texts)) == 1:
+        return runs, []
+    meanings = {text: meaning(run.config) or text for text, run in dict(zip(texts, runs, strict=True)).items()}
+    first = {meanings[text]: run for text, run in zip(reversed(texts), reversed(runs), strict=True)}
+    ordered = Counter(meanings[text] for text in texts).most_common()
+    usual = ordered[0][0] if len(ordered) == 1 or ordered[0][1] > ordered[1][1] else None
+    excluded = []
+    for text, run in zip(texts, runs, strict=True):
+        if meanings[text] != usual:
+            other = first[usual or next(m for m, _ in ordered if m != meanings[text])]
+            keys = differing(run.config, other.config).items()
+            said = ", ".join(f"{key} is {ours}, and {theirs} at seed {other.seed}" for key, (theirs, ours) in keys)
+            reason = printable(f"contradicts its arm: in config.yaml {said}", 200)
+            excluded.append(Excluded(run.record.path, reason, run.record.arm, run.seed, "inconsistent"))
+    return [run for text, run in zip(texts, runs, strict=True) if meanings[text] == usual], excluded
+
+
+def _is_planned(run: Trained, plan: Plan | None) -> bool:
+    if plan is None:
+        return True
+    return run.record.arm in {*plan.arms, plan.baseline} and run.seed in {*plan.seeds, *plan.tuning_seeds}
+
+
+def _ranks(runs: Iterable[tuple[Hashable, Hashable, Trained]]) -> dict[Hashable, int]:
+    """The rank of each code, from 0, among (code, arm and seed, run): who made most of them, then who began last."""
+    made: dict[Hashable, set[Hashable]] = {}
+    begun: dict[Hashable, str] = {}
+    for code, cell, run in runs:
+        made.setdefault(code, set()).add(cell)
+        begun[code] = max(begun.get(code, ""), run.begun)
+    order = sorted(made, key=lambda code: (len(made[code]), begun[code]), reverse=True)
+    return {code: rank for rank, code in enumerate(order)}
+
+
+def _left_out(run: Trained, kept: Trained) -> Excluded:
+    """Why another run of the same arm and seed stands in the table."""
+    where = f"{kept.record.path.name} of {kept.record.study}"
+    place = (run.record.arm, run.seed, run.record.state)
+    if code := unlike_code(run, kept):
+        newer = run.begun > kept.begun
+        reason = f"{'newer' if newer else 'older'} run by other code than {where}: {code}"
+        return Excluded(run.record.path, reason, *place, newer_code=code if newer else "")
+    same = "with the same losses" if same_curves(run, kept) else "with other losses"
+    return Excluded(run.record.path, f"duplicate: same arm and seed as {where}, {same}", *place)
 
 
 def _baseline(arms: list[Arm], plans: dict[str, Plan], asked: str | None) -> Arm:
@@ -173,10 +255,10 @@ def _relabel(baseline: Arm, others: list[Arm]) -> None:
             baseline.label = "baseline"
 
 
-def _not_begun(collection: Collection, plan: Plan, present: set[str]) -> list[Arm]:
+def _not_begun(excluded: list[Excluded], plan: Plan, present: set[str]) -> list[Arm]:
     """Arms without a result: declared by the plan or met only as excluded runs."""
     found = {name: Arm(name, name, {}) for name in plan.arms if name not in present}
-    for out in collection.excluded:
+    for out in excluded:
         if out.arm and out.arm not in present:
             found.setdefault(out.arm, Arm(out.arm, out.arm, {})).waiting.append(out)
     return list(found.values())

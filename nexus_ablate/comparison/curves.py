@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,7 @@ class Curves:
         tokens, flops, seconds: Where each validation stood.
         val: Validation losses.
         train: Every logged training loss, in order.
+        last: The last row.
     """
 
     tokens: Array
@@ -34,6 +36,7 @@ class Curves:
     seconds: Array
     val: Array
     train: Array
+    last: dict[str, Any] = field(default_factory=dict)
 
     def at(self, axis: str, budget: float) -> float:
         """The validation loss at a budget, linear between validations; NaN outside what was measured."""
@@ -78,11 +81,12 @@ def read_curves(path: Path) -> Curves:
         try:
             rows = [strict_loads(line.decode()) for line in _lines_with(data, _VAL)]
             train = [float(text) if text != b"null" else None for text in _TRAIN.findall(data)]
-            return _curves(rows, train)
+            return _curves(rows, train, strict_loads(data[data.rfind(b"\n", 0, -1) + 1 :].decode()))
         except (ValueError, KeyError, TypeError, RecursionError):
             pass  # the strict reader names the line
     rows = read_jsonl(path) if data else []
-    return _curves([r for r in rows if "val/loss" in r], [r["train/loss"] for r in rows if "train/loss" in r])
+    validated, trained = ([r for r in rows if name in r] for name in ("val/loss", "train/loss"))
+    return _curves(validated, [r["train/loss"] for r in trained], rows[-1] if rows else {})
 
 
 def common_batches(one: Path, other: Path) -> tuple[int, bool] | None:
@@ -121,7 +125,7 @@ def _lines_with(data: bytes, key: bytes) -> list[bytes]:
     return found
 
 
-def _curves(rows: list[dict], train: list[float | None]) -> Curves:
+def _curves(rows: list[dict], train: list[float | None], last: dict[str, Any]) -> Curves:
     columns = {axis: np.array([row[axis] for row in rows], dtype=float) for axis in AXES}
     val = np.array([row["val/loss"] for row in rows], dtype=float)  # None becomes NaN
-    return Curves(**columns, val=val, train=np.array(train, dtype=float))
+    return Curves(**columns, val=val, train=np.array(train, dtype=float), last=last)

@@ -85,6 +85,18 @@ def science_key(config: dict[str, Any], without: tuple[str, ...] = ()) -> str:
     return json.dumps({k: v for k, v in flat(config).items() if k not in without}, sort_keys=True, default=str)
 
 
+def meaning(config: dict[str, Any]) -> str:
+    """The same for a config.yaml with every `auto` replaced; '' where this version cannot read it."""
+    from nexus_ablate.config import from_values
+    from nexus_ablate.errors import ConfigError
+
+    try:
+        values = from_values({key: value for key, value in config.items() if key != "resolved"}).science()
+    except ConfigError:
+        return ""
+    return json.dumps({key: value for key, value in values.items() if key != "seed"}, sort_keys=True, default=str)
+
+
 def _text(keys: dict[str, Any], key: str) -> str:
     if key not in keys:
         return ""

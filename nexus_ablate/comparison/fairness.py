@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import combinations, product, starmap
 from typing import Any
 
 import numpy as np
@@ -15,15 +16,18 @@ import numpy as np
 from nexus_ablate.comparison.arms import Arm
 from nexus_ablate.comparison.failures import failed_seeds
 from nexus_ablate.comparison.load import Excluded, Plan, Trained
-from nexus_ablate.comparison.pairs import shared_init, unlike_batches
+from nexus_ablate.comparison.pairs import shared_init, unlike_batches, unlike_code, unlike_init, unlike_plugins
 from nexus_ablate.comparison.tuning import best_lr
 from nexus_ablate.comparison.windows import text_error
 from nexus_ablate.errors import UserError, unknown
+from nexus_ablate.provenance import NOT_RECORDED
 
 PASS, WARN, FAIL, WAIVED = "PASS", "WARN", "FAIL", "WAIVED"
 MISMATCH_WARN, MISMATCH_FAIL = 0.01, 0.05
 """Relative difference in parameters, FLOPs, tokens or seconds that is told, and that breaks a declared match."""
 TUNING, TEXT = "learning_rate", "text"
+LIBRARIES = ("torch", "numpy", "tokenizers", "datasets", "safetensors")
+"""Those whose version can change the numbers of a run. (scipy computes in `compare`, after all of them.)"""
 
 
 @dataclass
@@ -57,7 +61,7 @@ def checks(
         _seeds(baseline, arms, plan),
         _stable(baseline),
         _learning_rate(baseline, arms, plan),
-        _same_code([baseline, *arms]),
+        _code(baseline, arms, excluded),
         _plan(plan),
         _excluded(excluded),
     ]
@@ -107,21 +111,29 @@ def _batches(ours: Trained, theirs: Trained) -> str:
 
 
 def _init(arms: list[Arm], baseline: Arm) -> Check:
-    """Where no parameter is shared, the model's width must be the reason."""
+    """Wherever name and shape agree, the initial numbers must; where no parameter is shared, shapes must be why."""
     shares: dict[str, tuple[int, int]] = {}
-    unlike, reshaped = {}, []
+    unlike: dict[str, dict[int, str]] = {}
+    reshaped = []
     for arm in arms:
         for seed, run in arm.runs.items():
             if seed not in baseline.runs:
                 continue
-            shared, of = shared_init(run, baseline.runs[seed])
-            shares[arm.label] = (shared, of)
-            if shared == 0 and _width(arm) == _width(baseline):
-                unlike.setdefault(arm.label, []).append(seed)
+            twin = baseline.runs[seed]
+            shared, of = shared_init(run, twin)
+            shares[arm.label] = min(shares.get(arm.label, (shared, of)), (shared, of))
+            recorded = all(shape is not None for one in (run, twin) for _, shape in one.init.values())
+            if names := unlike_init(run, twin):
+                unlike.setdefault(arm.label, {})[seed] = " of " + ", ".join(names[:2]) + " ..." * (len(names) > 2)
+            elif shared == 0 and (of == 0 or not recorded) and _width(arm) == _width(baseline):
+                unlike.setdefault(arm.label, {})[seed] = ""
             elif shared == 0:
                 reshaped.append(arm.label)
     if unlike:
-        text = "; ".join(f"{name}: other initial values ({_seed_list(seeds)})" for name, seeds in unlike.items())
+        text = "; ".join(
+            f"{name}: other initial values{next(iter(seeds.values()))} ({_seed_list(seeds)})"
+            for name, seeds in unlike.items()
+        )
         return Check("init", FAIL, text, list(unlike))
     if reshaped:
         return Check("init", WARN, "no parameter has the baseline's shape: " + ", ".join(dict.fromkeys(reshaped)))
@@ -154,18 +166,31 @@ def _unfinished(arm: Arm) -> str:
 
 
 def _budget(name: str, figure: str, arms: list[Arm], baseline: Arm, plan: Plan, breaks: bool) -> Check:
-    """A relative difference to the baseline: told above 1%; above 5% it breaks a match that was declared."""
+    """A relative difference to the baseline: told above 1%; above 5% it breaks a match that was declared.
+
+    It is that of the pair which differs most. Seconds vary from run to run, so theirs is that of the means.
+    """
     base = baseline.mean(figure)
     if not base:
         return Check(name, WARN, "not recorded")
-    off = {arm.label: value / base - 1 for arm in arms if (value := arm.mean(figure)) is not None}
-    told = {label: share for label, share in off.items() if abs(share) > MISMATCH_WARN}
+    off: dict[str, tuple[float, str]] = {}
+    for arm in arms:
+        ours, theirs = arm.mean(figure), base
+        pairs = [(arm.value(s, figure), baseline.value(s, figure), s) for s in arm.runs if s in baseline.runs]
+        shares = {s: a / b - 1 for a, b, s in pairs if math.isfinite(a) and math.isfinite(b) and b}
+        if name == "seconds" and ours is not None:
+            off[arm.label] = ours / theirs - 1, ""
+        elif shares:
+            worst = max(shares, key=lambda seed: abs(shares[seed]))
+            alike = max(shares.values()) - min(shares.values()) < 1e-9
+            off[arm.label] = shares[worst], "" if alike else f" at seed {worst}"
+    told = {label: share for label, (share, _) in off.items() if abs(share) > MISMATCH_WARN}
     limit = MISMATCH_WARN if name == "tokens" else MISMATCH_FAIL
-    broken = [label for label, share in off.items() if breaks and abs(share) > limit]
-    text = ", ".join(f"{label} {share:+.1%}" for label, share in told.items()) or "within 1% of the baseline"
+    broken = [label for label, (share, _) in off.items() if breaks and abs(share) > limit]
+    text = ", ".join(f"{label} {share:+.1%}{off[label][1]}" for label, share in told.items())
     if told and plan.match == name:
         text += f" (match={name} was declared)"
-    return Check(name, FAIL if broken else WARN if told else PASS, text, broken)
+    return Check(name, FAIL if broken else WARN if told else PASS, text or "within 1% of the baseline", broken)
 
 
 def _seeds(baseline: Arm, arms: list[Arm], plan: Plan) -> Check:
@@ -176,7 +201,24 @@ def _seeds(baseline: Arm, arms: list[Arm], plan: Plan) -> Check:
     alone = [arm.label for arm in arms if not arm.runs.keys() & baseline.runs.keys()]
     if alone:
         return Check("seeds", FAIL, "no seed in common with the baseline: " + ", ".join(alone), alone)
+    copied = {arm.label: text for arm in (baseline, *arms) if (text := _copies(arm))}
+    if copied:
+        broken = [arm.label for arm in arms] if baseline.label in copied else list(copied)
+        return Check("seeds", FAIL, "; ".join(f"{label}: {text}" for label, text in copied.items()), broken)
     return Check("seeds", WARN if told else PASS, "; ".join(told) or f"{len(wanted)} seeds, complete and paired")
+
+
+def _copies(arm: Arm) -> str:
+    """Runs of an arm that say they have other seeds, and began with the same numbers or saw the same batches."""
+    met: dict[object, int] = {}
+    for seed, run in arm.runs.items():
+        begun = tuple(sorted((name, z) for name, (z, _) in run.init.items()))
+        batches = (run.record.summary or {}).get("batch_hash")
+        for what, mark in (("initial values", begun), ("batches", str(batches or ""))):
+            if mark and met.setdefault((what, mark), seed) != seed:
+                one, other = arm.runs[met[what, mark]].record.path.name, run.record.path.name
+                return f"the same {what} at seeds {met[what, mark]} and {seed} ({one} and {other})"
+    return ""
 
 
 def _stable(baseline: Arm) -> Check:
@@ -194,14 +236,17 @@ def _learning_rate(baseline: Arm, arms: list[Arm], plan: Plan) -> Check:
         return Check(TUNING, WARN, f"{shared}: an arm whose best learning rate differs is penalized")
     everyone = [baseline, *arms]
     overlap = sorted(set(plan.tuning_seeds) & set(plan.seeds))
-    trials = {arm.label: len(arm.tuning) for arm in everyone}
-    unequal = [label for label, count in trials.items() if count != trials[baseline.label]]
+    trials = {arm.label: _rates(arm) for arm in everyone}
+    unequal = [label for label, rates in trials.items() if rates != trials[baseline.label]]
     edge = [arm.label for arm in everyone if best_lr(arm, plan.endpoint)[1]]
     told = []
     if overlap:
         told.append(f"tuned on the seeds of the claim ({_seed_list(overlap)})")
     if unequal:
-        told.append("unequal trials: " + ", ".join(f"{label} {count}" for label, count in trials.items()))
+        rates = (
+            f"{label} {', '.join(map('{:g}'.format, trials[label])) or 'none'}" for label in (baseline.label, *unequal)
+        )
+        told.append("trials at other rates: " + "; ".join(rates))
     if edge:
         told.append("best at the edge of the grid: " + ", ".join(edge))
     broken = [a.label for a in arms] if overlap or baseline.label in edge else list(dict.fromkeys([*unequal, *edge]))
@@ -209,37 +254,72 @@ def _learning_rate(baseline: Arm, arms: list[Arm], plan: Plan) -> Check:
         return Check(TUNING, FAIL, "; ".join(told), broken)
     if not any(trials.values()):
         return Check(TUNING, WARN, "the study's learning-rate runs are not there")
-    return Check(TUNING, PASS, f"{trials[baseline.label]} trials for each arm, best ones inside the grid")
+    count = len(trials[baseline.label])
+    return Check(TUNING, PASS, f"{count} trials for each arm at the same rates, best ones inside the grid")
 
 
-def _same_code(arms: list[Arm]) -> Check:
-    """Version, commit, torch, machine, threads and company on the device: told, never a FAIL."""
+def _rates(arm: Arm) -> list[float]:
+    """The learning rate of each tuning run."""
+    return sorted(run.config["optim"]["lr"] for run in arm.tuning)
+
+
+def _code(baseline: Arm, arms: list[Arm], excluded: list[Excluded]) -> Check:
+    """Runs by other code are no pair. Libraries, machine and uncommitted changes are reported, and never a FAIL."""
+    made = {arm.label: _runs_by_code(arm) for arm in (baseline, *arms)}
+    unlike: dict[str, list[str]] = {}
+    for arm in arms:
+        pairs = combinations((made[baseline.label] | made[arm.label]).values(), 2)
+        others = [run for label, runs in made.items() if label != arm.label for run in runs.values() if run.plugins]
+        reasons = [*starmap(unlike_code, pairs), *starmap(unlike_plugins, product(made[arm.label].values(), others))]
+        if reason := ", ".join(dict.fromkeys(filter(None, reasons))):
+            unlike.setdefault(reason, []).append(arm.label)
+    if unlike:
+        texts = [f"{reason} between the baseline and {', '.join(names)}" for reason, names in unlike.items()]
+        return Check("code", FAIL, "; ".join(texts), [name for names in unlike.values() for name in names])
+    everyone = [run for runs in made.values() for run in runs.values()]
+    commits = sorted({str(run.env["git_commit"])[:8] for run in everyone if run.env.get("git_commit")})
+    same = f"same code (commit {', '.join(commits[:3]) or 'not recorded'})"
+    notes = _environments([run for arm in (baseline, *arms) for run in arm.runs.values()])
+    if newer := [out.newer_code for out in excluded if out.newer_code]:
+        notes.insert(0, f"{len(newer)} newer runs by other code are left out until they are as many: {newer[0]}")
+    if any(run.code is None for run in everyone):
+        return Check("code", WARN, "; ".join([f"{NOT_RECORDED}; all by {everyone[0].source}", *notes]))
+    return Check("code", WARN, "; ".join([same, *notes])) if notes else Check("code", PASS, f"{same} and environment")
+
+
+def _runs_by_code(arm: Arm) -> dict[object, Trained]:
+    """A run by each code that made a run of the arm, tuning included."""
+    tuned = arm.tuned.runs.values() if arm.tuned else ()
+    return {(run.source, run.plugins): run for run in (*arm.runs.values(), *arm.tuning, *tuned)}
+
+
+def _environments(runs: list[Trained]) -> list[str]:
+    """What the finished ones of the runs were not trained with alike."""
 
     def facts(run: Trained) -> dict[str, str]:
-        env, summary = run.record.env or {}, run.record.summary or {}
+        summary, packages = run.record.summary or {}, run.env.get("packages") or {}
         return {
-            "version": str(env.get("version")),
-            "commit": str(env.get("git_commit"))[:8],
-            "torch": str((env.get("packages") or {}).get("torch")),
+            "python": str(run.env.get("python") or ""),
+            **{name: str(packages.get(name) or "") for name in LIBRARIES},
             "device": str(summary.get("device", "")).split(":")[0],
             "processor": str(summary.get("processor", "")),
             "threads": str(summary.get("threads", "")),
             "compiled programs": str(summary.get("programs", "")),
             "graph breaks": str(summary.get("graph_breaks", "")),
-            "host": str(env.get("host")),
-            "runs on a device": str(env.get("runs_per_device", 1)),
+            "host": str(run.env.get("host")),
+            "runs on a device": str(run.env.get("runs_per_device", 1)),
         }
 
-    runs = [run for arm in arms for run in arm.runs.values() if run.record.state == "finished"]
+    finished = [run for run in runs if run.record.state == "finished"]
     seen: dict[str, set[str]] = {}
-    for run in runs:
+    for run in finished:
         for name, value in facts(run).items():
             if value:
                 seen.setdefault(name, set()).add(value)
     told = [f"{name} {' and '.join(sorted(values))}" for name, values in seen.items() if len(values) > 1]
-    if any((run.record.env or {}).get("git_dirty") for run in runs):
+    if any(run.env.get("git_dirty") for run in finished):
         told.append("uncommitted changes in the code")
-    return Check("code", WARN if told else PASS, "; ".join(told) or "same version, commit, torch and machine")
+    return told
 
 
 def _plan(plan: Plan) -> Check:

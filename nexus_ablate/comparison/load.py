@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +17,13 @@ import yaml
 from nexus_ablate.comparison.curves import Curves, read_curves
 from nexus_ablate.comparison.windows import WindowLosses, read_windows
 from nexus_ablate.errors import ConfigError, UserError, printable
+from nexus_ablate.provenance import code_of
 from nexus_ablate.runs import SETTLED, RunRecord, find_runs, read_run
 from nexus_ablate.runs.record import read_mapping, strict_loads
 
 RUN_NAME = re.compile(r"s\d+-[0-9a-f]{8}(-r\d+)?")
+CLAIMED = {"val_loss": "val/loss", "tokens": "tokens", "steps": "step"}
+"""What summary.json says of the end of a run, and the name of it in the last row of metrics.jsonl."""
 
 
 @dataclass(frozen=True)
@@ -25,14 +31,15 @@ class Trained:
     """A run that came to a result: finished, or diverged, which is a result too.
 
     Attributes:
-        init: Hash of the normal numbers behind each parameter's first value, by parameter name.
+        init: Hash of the normal numbers behind each parameter's first value, by parameter name, and its shape; None
+            where an older version did not record it.
         figures: Every number of the summary by name, those of evaluations as `evaluation/figure`.
         windows: Final validation losses by window of text; None where the run kept none.
     """
 
     record: RunRecord
     curves: Curves
-    init: dict[str, str]
+    init: dict[str, tuple[str, tuple[int, ...] | None]]
     figures: dict[str, float]
     windows: WindowLosses | None = None
 
@@ -43,7 +50,38 @@ class Trained:
 
     @property
     def arm_hash(self) -> str:
-        return str((self.record.env or {}).get("arm_hash") or (self.record.summary or {}).get("arm_hash") or "")
+        return str(self.env.get("arm_hash") or (self.record.summary or {}).get("arm_hash") or "")
+
+    @property
+    def config_hash(self) -> str:
+        """What the arm was asked for, whatever code made it; '' where an older version did not record it."""
+        return str(self.env.get("config_hash") or "")
+
+    @property
+    def code(self) -> dict[str, str] | None:
+        """The hash of each file that made it; None where an older version did not record them."""
+        return code_of(self.env)
+
+    @cached_property
+    def source(self) -> str:
+        """The same for all runs by one state of this package; version and commit where no hash was recorded."""
+        if self.code is None:
+            return f"version {self.env.get('version')} at commit {self.env.get('git_commit')}"
+        return hashlib.sha256(json.dumps(self.env["source"], sort_keys=True).encode()).hexdigest()
+
+    @property
+    def plugins(self) -> tuple[tuple[str, str], ...]:
+        """Name and hash of each plugin that it used."""
+        return tuple(sorted(item for item in (self.code or {}).items() if item[0].startswith("plugin ")))
+
+    @property
+    def begun(self) -> str:
+        """When it was first started, in UTC, as text that sorts."""
+        return str(self.record.status.get("started"))
+
+    @property
+    def env(self) -> dict[str, Any]:
+        return self.record.env or {}
 
     @property
     def config(self) -> dict[str, Any]:
@@ -52,13 +90,18 @@ class Trained:
 
 @dataclass(frozen=True)
 class Excluded:
-    """A directory that gave no result to the table, and why."""
+    """A directory that gave no result to the table, and why.
+
+    Attributes:
+        newer_code: How its code differs from that of the run in its place, where it was begun after that.
+    """
 
     path: Path
     reason: str
     arm: str = ""
     seed: int | None = None
     state: str = ""
+    newer_code: str = ""
 
 
 @dataclass(frozen=True)
@@ -107,8 +150,11 @@ def collect(dirs: Iterable[Path]) -> Collection:
     dirs = list(dirs)
     paths = find_runs(dirs)
     collection = Collection([], [], {})
+    sources: dict[str, Any] = {}
     for path in paths:
         found = _read(path)
+        if isinstance(found, Trained) and found.code:  # the hashes of a thousand runs by one code are kept once
+            found.env["source"] = sources.setdefault(found.source, found.env["source"])
         if isinstance(found, Trained):
             collection.runs.append(found)
         else:
@@ -135,16 +181,51 @@ def _read(path: Path) -> Trained | Excluded:
             return Excluded(path, _why_unsettled(record), **place)
         if record.state == "finished" and record.summary is None:
             return Excluded(path, "damaged: finished without a summary.json", **place)
+        curves = read_curves(path / "metrics.jsonl")
+        if contradiction := _contradiction(record, curves.last):
+            return Excluded(path, f"contradicts itself: {contradiction}", record.arm, record.seed, "inconsistent")
         return Trained(
             record=record,
-            curves=read_curves(path / "metrics.jsonl"),
-            init=read_mapping(path / "init.json", strict_loads) or {},
+            curves=curves,
+            init=_initial_values(path / "init.json"),
             figures=dict(_figures(record.summary or {})),
             windows=read_windows(path / "evaluation.jsonl"),
         )
     except UserError as error:
         reason = f"damaged: {error.what.removeprefix(f'{path}/')}" + (f" ({error.got})" if error.got else "")
         return Excluded(path, printable(reason, 200), arm=path.parent.name, state="damaged")
+
+
+def _contradiction(record: RunRecord, last: dict[str, Any]) -> str:
+    """Where a run's files say different things of it, or ''."""
+    seed = (record.config or {}).get("seed")
+    if seed != record.seed:
+        return f"the directory says seed {record.seed}, config.yaml says {seed}"
+    if record.state != "finished":
+        return ""
+    if not last:
+        return "finished without a row in metrics.jsonl"
+    unlike = [
+        f"{name} is {value} in summary.json, and {last.get(key)} at the end of metrics.jsonl"
+        for name, key in CLAIMED.items()
+        if (value := (record.summary or {}).get(name)) != last.get(key)
+    ]
+    return "; ".join(unlike)
+
+
+def _initial_values(path: Path) -> dict[str, tuple[str, tuple[int, ...] | None]]:
+    """The contents of init.json, in its present form or in the former one, which had no shapes.
+
+    Raises:
+        UserError: It has another form.
+    """
+    found: dict[str, tuple[str, tuple[int, ...] | None]] = {}
+    for name, value in (read_mapping(path, strict_loads) or {}).items():
+        z, shape = (value.get("z"), value.get("shape")) if isinstance(value, dict) else (value, None)
+        if not isinstance(z, str) or not isinstance(shape, list | None):
+            raise UserError(f"{path} is damaged", f"{name}: {value}", "restore it from a copy, or move the run away")
+        found[name] = (z, None if shape is None else tuple(shape))
+    return found
 
 
 def _why_unsettled(record: RunRecord) -> str:

@@ -8,6 +8,7 @@ import numpy as np
 
 from nexus_ablate.comparison.curves import AXES, common_batches
 from nexus_ablate.comparison.load import Trained
+from nexus_ablate.provenance import differ, differing_files
 
 
 def same_curves(one: Trained, other: Trained) -> bool:
@@ -30,14 +31,34 @@ def unlike_batches(ours: Trained, theirs: Trained) -> str:
     return "" if agree else f"other batches before step {step}"
 
 
+def unlike_code(ours: Trained, theirs: Trained) -> str:
+    """How the code that made two runs differs, or ''."""
+    if ours.code is None and theirs.code is None and ours.source != theirs.source:
+        return f"{ours.source} and {theirs.source}"
+    files = differing_files(ours.code, theirs.code)
+    return differ(files) if files else ""
+
+
+def unlike_plugins(ours: Trained, theirs: Trained) -> str:
+    """The plugins of one name that two runs used and that differ, or ''."""
+    files = differing_files(dict(ours.plugins), dict(theirs.plugins))
+    return differ(files) if files else ""
+
+
 def shared_init(ours: Trained, theirs: Trained) -> tuple[int, int]:
     """Parameters whose first values come from the same normal numbers, and parameters of the same name.
 
-    The numbers are a function of (seed, name, shape). So one name that agrees proves the same seed, and names that do
-    not agree beside it have other shapes.
+    The numbers are a function of (seed, name, shape), so that names which do not agree must have other shapes.
     """
     names = ours.init.keys() & theirs.init.keys()
-    return sum(ours.init[name] == theirs.init[name] for name in names), len(names)
+    return sum(ours.init[name][0] == theirs.init[name][0] for name in names), len(names)
+
+
+def unlike_init(ours: Trained, theirs: Trained) -> list[str]:
+    """Parameters of the same name and shape that began with other numbers; an unknown shape is not the same."""
+    names = [name for name in theirs.init if name in ours.init]
+    pairs = [(name, ours.init[name], theirs.init[name]) for name in names]
+    return [name for name, (z, shape), other in pairs if shape is not None and shape == other[1] and z != other[0]]
 
 
 def at_equal(axis: str) -> Callable[[Trained, Trained], float]:

@@ -1,4 +1,4 @@
-"""What a run ran in: versions, machine, code state and command line, without secrets."""
+"""What a run ran in: versions, machine, git commit and command line, without secrets."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ import platform
 import re
 import shlex
 import socket
-import subprocess
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 from nexus_ablate import __version__
+from nexus_ablate.provenance import git_state
 
 _PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf", "safetensors", "tokenizers", "datasets", "wandb", "scipy")
 
 
 def environment(argv: list[str]) -> dict[str, Any]:
-    """Versions, machine, code state and command line, for env.json; of environment variables, which GPUs were given."""
+    """Versions, machine, git commit and command line, for env.json; of environment variables, which GPUs were given."""
     return {
         "version": __version__,
         "python": platform.python_version(),
@@ -27,7 +26,7 @@ def environment(argv: list[str]) -> dict[str, Any]:
         "cpus": os.cpu_count(),
         "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
         "packages": {name: _package_version(name) for name in _PACKAGES},
-        **_git_state(Path(__file__).resolve().parent.parent),
+        **git_state(),
         "command": mask(shlex.join(argv)),
     }
 
@@ -37,24 +36,6 @@ def _package_version(name: str) -> str | None:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _git_state(root: Path) -> dict[str, Any]:
-    """Commit and uncommitted changes of the checkout at `root`; None where it is none or git is absent."""
-
-    def git(*arguments: str) -> str | None:
-        variables = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
-        command = ["git", "--no-optional-locks", "-C", str(root), *arguments]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=10, env=variables, check=False)
-        except (OSError, subprocess.TimeoutExpired):
-            return None
-        return done.stdout.strip() if done.returncode == 0 else None
-
-    if not (root / ".git").exists():  # an installed package may lie inside a checkout of something else
-        return {"git_commit": None, "git_dirty": None}
-    changes = git("status", "--porcelain")
-    return {"git_commit": git("rev-parse", "HEAD"), "git_dirty": None if changes is None else bool(changes)}
 
 
 _SECRET_KEY = r"(?:\w+_)?(?:api_?key|secret|password)|(?:hf_|api_|auth_|access_)?token"

@@ -14,34 +14,42 @@ _UNSAFE = re.compile(r"^\.|[^A-Za-z0-9=,._+-]")
 
 @dataclass(frozen=True)
 class Identity:
-    """What a run is: sha256 over everything that can change its result, with and without the seed."""
+    """What a run is.
+
+    Attributes:
+        run_hash: sha256 over everything that can change its result.
+        arm_hash: The same without the seed.
+        config_hash: Without the seed and without the code: what two runs share that were asked for alike.
+    """
 
     run_hash: str
     arm_hash: str
+    config_hash: str
 
     @property
     def hash8(self) -> str:
         return self.run_hash[:8]
 
 
-def identity(science: dict[str, Any], data_fingerprint: str, version: str, plugins: dict[str, str]) -> Identity:
+def identity(science: dict[str, Any], data_fingerprint: str, source: str, plugins: dict[str, str]) -> Identity:
     """The identity of a run.
 
     Args:
         science: The plain-data configuration that can change the result, with its "seed".
         data_fingerprint: What identifies the data.
-        version: The version of this package.
+        source: `provenance.source_hash()`.
         plugins: Hash of each plugin's source by name.
     """
 
-    def sha256(config: dict[str, Any]) -> str:
-        whole = {"science": config, "data": data_fingerprint, "version": version, "plugins": plugins}
-        text = json.dumps(whole, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    def sha256(**parts: Any) -> str:
+        text = json.dumps(parts, sort_keys=True, separators=(",", ":"), allow_nan=False)
         return hashlib.sha256(text.encode()).hexdigest()
 
     seedless = dict(science)
-    del seedless["seed"]
-    return Identity(sha256(science), sha256(seedless))
+    seed = seedless.pop("seed")
+    config_hash = sha256(science=seedless, data=data_fingerprint)
+    arm_hash = sha256(config=config_hash, source=source, plugins=plugins)
+    return Identity(sha256(arm=arm_hash, seed=seed), arm_hash, config_hash)
 
 
 def arm_name(differences: dict[str, str]) -> str:

@@ -13,12 +13,14 @@ from nexus_ablate import errors
 from nexus_ablate.data import prepare
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.plugins import VARIABLE as PLUGINS
-from nexus_ablate.runs import atomic_write_json, environment, storage
-from nexus_ablate.study.cluster_job import REQUEUES, Task, source_hash
+from nexus_ablate.provenance import git_state, source_hash
+from nexus_ablate.runs import atomic_write_json, storage
+from nexus_ablate.study.cluster_job import REQUEUES, Task
 from nexus_ablate.study.cluster_queue import FOLDER, Queue
 from nexus_ablate.study.definition import Request
 from nexus_ablate.study.jobs import Job, Runs
 from nexus_ablate.study.launch import SETTLED_STATUS, expanded
+from nexus_ablate.study.other_code import check_code
 from nexus_ablate.study.progress import Progress
 from nexus_ablate.study.queue import mark_failed
 from nexus_ablate.study.record import write_record
@@ -59,13 +61,15 @@ class Resources:
         return [f"--{name}={value}" for name, value in asked.items()]
 
 
-def submit(request: Request, resources: Resources, retry_failed: bool = False, amend: bool = False) -> int:
+def submit(
+    request: Request, resources: Resources, retry_failed: bool = False, amend: bool = False, retrain: bool = False
+) -> int:
     """Submit what is missing of a study and is not in the queue yet.
 
     Args:
         request: From `read_request`.
         resources: For each run.
-        retry_failed, amend: As in `launch`.
+        retry_failed, amend, retrain: As in `launch`.
 
     Returns:
         The exit status: 0 where something was submitted or everything ended well, else the first of the runs' that is
@@ -80,11 +84,14 @@ def submit(request: Request, resources: Resources, retry_failed: bool = False, a
     runs = Runs(study, request)
     asked = [*runs.claims, *runs.tuning]
     tuned = runs.tuned() if study.definition.lr_grid else []
+    by_other_code = check_code(study.definition.name, [*asked, *tuned], retrain)
     queue = Queue(request.directory)
     for option, context in runs.data():
         prepare(option, context=context)  # once, here; nodes may have no network
     write_record(study, request.directory, amend)
     progress = Progress(study, request.directory)
+    if by_other_code:
+        progress.say(by_other_code)
     waiting, queued, status = [], 0, errors.OK
     for job in [*asked, *tuned]:
         if job.state()[0] == "lost" and (why := queue.crash(job.path)):
@@ -169,11 +176,10 @@ def _submit(waiting: list[Job], request: Request, resources: Resources) -> str:
         why = next((line for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)
         raise ConfigError("SLURM did not take the jobs", why, "see `nexus-ablate doctor`") from error
     names = [job.job_id for job in submitted]
-    commit = {k: v for k, v in environment([]).items() if k.startswith("git_")}
     told = {
         "when": stamp,
         "source": source_hash(),
-        **commit,
+        **git_state(),
         "sbatch": resources.flags(),
         "jobs": {name: str(job.path.relative_to(request.directory)) for name, job in zip(names, waiting, strict=True)},
     }

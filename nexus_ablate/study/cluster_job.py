@@ -7,7 +7,6 @@ directory back; then submitit has its turn. So nothing of the run is lost, and t
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import signal
@@ -18,17 +17,15 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import nexus_ablate
 from nexus_ablate import errors
 from nexus_ablate.config import RunConfig
 from nexus_ablate.errors import AlreadyRunning, ConfigError, Preempted, UserError
 from nexus_ablate.plugins import VARIABLE as PLUGINS
-from nexus_ablate.registry import conf_dir
+from nexus_ablate.provenance import refuse_other_source
 from nexus_ablate.runs import atomic_write_json
 from nexus_ablate.runs.ownership import LOST_SECONDS, now
 from nexus_ablate.study.worker import Answer, Order
@@ -37,18 +34,6 @@ REQUEUES = 100
 """A run that was put back this often makes no progress; submitit counts time-outs alone."""
 SOURCE = "NEXUS_ABLATE_SOURCE"
 """The variable that tells the jobs of a multirun which code they were submitted with."""
-
-
-@cache
-def source_hash() -> str:
-    """What this package is now: sha256 over its Python files and options; plugins are part of a run's identity."""
-    package = Path(nexus_ablate.__file__).parent
-    files = [(package, path) for path in package.rglob("*.py")]
-    files += [(conf_dir(), path) for path in conf_dir().rglob("*.yaml")]
-    whole = hashlib.sha256()
-    for root, path in sorted(files):
-        whole.update(f"{path.relative_to(root)}\n{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
-    return whole.hexdigest()
 
 
 def in_job() -> bool:
@@ -75,19 +60,8 @@ def restarts() -> int:
     return int(os.environ.get("SLURM_RESTART_COUNT") or 0)
 
 
-def refuse_other_code(submitted: str) -> None:
-    """A queued job runs what lies on the disk when it starts.
-
-    Raises:
-        ConfigError: That is not what was submitted.
-    """
-    if submitted and submitted != source_hash():
-        got = f"source {submitted[:8]} when it was submitted, {source_hash()[:8]} when it started"
-        raise ConfigError(f"the code changed while the run was queued: {got}", fix="run the same command again")
-
-
 def refuse_another_run(config: RunConfig, hash8: str) -> None:
-    """Data or a plugin may have changed while the run was queued; it would then lie where nobody looks for it.
+    """Options, data or a plugin may have changed while the run was queued; nobody would look for what is trained then.
 
     Raises:
         ConfigError: The run is not the one that was submitted.
@@ -99,7 +73,7 @@ def refuse_another_run(config: RunConfig, hash8: str) -> None:
     if found != hash8:
         got = f"{hash8} when it was submitted, {found} when it started"
         raise ConfigError(
-            f"the run's data or plugin changed while it was queued: {got}", fix="run the same command again"
+            f"the run's options, data or plugin changed while it was queued: {got}", fix="run the same command again"
         )
 
 
@@ -128,19 +102,18 @@ def announcement() -> signal.Signals:
     return JobEnvironment._usr_sig()
 
 
-def train_in_job(order: Order, submitted: str, hash8: str = "") -> Answer:
+def train_in_job(order: Order, hash8: str = "") -> Answer:
     """Train in this process; where the cluster takes the node away, the job is put back and this never returns.
 
     Args:
         order: The run.
-        submitted: `source_hash` at submission.
         hash8: Of the run's directory at submission, where it was known.
     """
     from nexus_ablate.composition import compose
     from nexus_ablate.training.session import train
 
     try:
-        refuse_other_code(submitted)
+        refuse_other_source(order.source)
         config = compose(order.overrides)
         if hash8:
             refuse_another_run(config, hash8)
@@ -218,7 +191,7 @@ class Task:
     def __call__(self) -> None:
         if self.plugins:
             os.environ[PLUGINS] = self.plugins
-        answer = train_in_job(Order(self.overrides, self.arm, {}), self.source, self.hash8)
+        answer = train_in_job(Order(self.overrides, self.arm, {}, source=self.source), self.hash8)
         told = {"status": answer.status, "reason": answer.reason, "when": now()}
         atomic_write_json(self.folder / f"{job_id()}.json", told)
         if answer.status != errors.OK:

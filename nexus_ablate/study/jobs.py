@@ -18,11 +18,19 @@ from nexus_ablate.config import RunConfig
 from nexus_ablate.data import fingerprint_of
 from nexus_ablate.errors import UserError
 from nexus_ablate.registry import Option
-from nexus_ablate.runs import SETTLED, arm_name, effective_state, read_run, read_status
+from nexus_ablate.runs import (
+    SETTLED,
+    OtherCode,
+    arm_name,
+    effective_state,
+    made_by_other_code,
+    read_run,
+    read_status,
+)
 from nexus_ablate.schema import show
 from nexus_ablate.study.definition import Request, merged
 from nexus_ablate.study.design import Arm, Study
-from nexus_ablate.training.session import identity_of
+from nexus_ablate.training.session import code_for, identity_of
 
 
 @dataclass(frozen=True)
@@ -35,6 +43,7 @@ class Job:
         path: Where the run is, or will be.
         overrides: What composes it, machine settings included.
         config: The same, composed.
+        config_hash: What it shares with runs of the same configuration by other code.
     """
 
     of: str
@@ -43,6 +52,7 @@ class Job:
     path: Path
     overrides: list[str]
     config: RunConfig
+    config_hash: str
 
     def state(self) -> tuple[str, str]:
         """The run's effective state, `missing` where there is none, and its reason."""
@@ -53,6 +63,10 @@ class Job:
         except UserError as error:
             return "failed", error.what
         return effective_state(status, self.path), status.get("reason") or ""
+
+    def made_by_other_code(self) -> list[OtherCode]:
+        """Earlier runs in place of which this one is still to be begun."""
+        return [] if self.path.exists() else made_by_other_code(self.path, self.config_hash, code_for(self.config))
 
 
 class Runs:
@@ -120,10 +134,10 @@ class Runs:
             name = arm_name(differences(config, self.study.baseline.config))
             extra = [f"optim.lr={show(lr)}"]
         config = dataclasses.replace(config, seed=seed)
-        hash8 = identity_of(config, self._fingerprint(config)).hash8
+        ident = identity_of(config, self._fingerprint(config))
         overrides = [*asked.baseline, *arm.overrides, *extra, f"seed={seed}", f"study={asked.name}"]
-        path = self.request.directory / name / f"s{seed}-{hash8}"
-        return Job(arm.name, name, seed, path, merged([*overrides, *self.request.launch]), config)
+        path = self.request.directory / name / f"s{seed}-{ident.hash8}"
+        return Job(arm.name, name, seed, path, merged([*overrides, *self.request.launch]), config, ident.config_hash)
 
     def _fingerprint(self, config: RunConfig) -> str:
         key = f"{sorted(config.data.flat().items(), key=str)} {config.model.context}"

@@ -12,6 +12,7 @@ from nexus_ablate.study.cost import PROCESS_BYTES, cost_of, free_memory
 from nexus_ablate.study.definition import Request
 from nexus_ablate.study.design import Study, expand
 from nexus_ablate.study.jobs import Job, Runs
+from nexus_ablate.study.other_code import check_code
 from nexus_ablate.study.progress import Progress
 from nexus_ablate.study.queue import Places, places, run_queue
 from nexus_ablate.study.record import read_record, solved_before, write_record
@@ -31,6 +32,7 @@ def launch(
     retry_failed: bool = False,
     amend: bool = False,
     limit: float = math.inf,
+    retrain: bool = False,
 ) -> int:
     """Run what is missing of a study on this machine.
 
@@ -40,6 +42,7 @@ def launch(
         retry_failed: Try failed runs again. One that diverged has a result and is never tried again.
         amend: Accept that the study changed since its first launch.
         limit: Seconds of a run in this launch.
+        retrain: Train with today's code what other code has finished.
 
     Returns:
         The exit status: the first of its runs' that is not 0, after all had their turn; 75 if it was asked to stop.
@@ -50,11 +53,14 @@ def launch(
     study = expanded(request)
     runs = Runs(study, request)
     first = [*runs.claims, *runs.tuning]
+    by_other_code = check_code(study.definition.name, [*first, *runs.tuned()], retrain)
     if any(job.state()[0] == "missing" for job in first):
         for option, context in runs.data():
             prepare(option, context=context)  # once, before there are workers and before anything is made
     write_record(study, request.directory, amend)
     progress = Progress(study, request.directory)
+    if by_other_code:
+        progress.say(by_other_code)
     statuses: dict[Path, int] = {}
     stopped = _run(first, request, workers, retry_failed, progress, statuses, limit)
     if not stopped and study.definition.lr_grid:

@@ -13,6 +13,7 @@ from nexus_ablate.study.cost import Cost, cost_of, measured_speed, seconds_of
 from nexus_ablate.study.design import Arm, Study
 from nexus_ablate.study.jobs import Job, Runs
 from nexus_ablate.study.match import FAIL_SHARE, UNITS, WARN_SHARE
+from nexus_ablate.study.other_code import by_other_code, files_of
 from nexus_ablate.study.queue import Places
 
 CLAIM_SEEDS = 5
@@ -91,7 +92,16 @@ def make_plan(study: Study, runs: Runs, where: Places) -> Plan:
             left.append(next(plan.seconds for plan in arms if plan.arm.name == job.of))
     tuned = len(study.all_arms) * len(study.definition.seeds) if study.definition.lr_grid else 0
     total = None if None in left else math.fsum(left) / where.workers
-    return Plan(study, arms, states, len(jobs), tuned, total, where, fairness(study, costs))
+    return Plan(study, arms, states, len(jobs), tuned, total, where, [*fairness(study, costs), *_code(jobs)])
+
+
+def _code(jobs: list[Job]) -> list[Verdict]:
+    """What stands in the way of a launch: runs that other code has finished."""
+    finished = [(job, run) for job, run in by_other_code(jobs) if run.has_result]
+    if not finished:
+        return []
+    why = f"{len(finished)} runs were finished by other code ({files_of(finished)}); --retrain trains them again"
+    return [Verdict("FAIL", "code", why)]
 
 
 def recorded_speed(jobs: list[Job]) -> float | None:

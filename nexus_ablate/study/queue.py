@@ -18,6 +18,7 @@ from pathlib import Path
 
 from nexus_ablate import errors
 from nexus_ablate.errors import AlreadyRunning
+from nexus_ablate.provenance import source_hash
 from nexus_ablate.runs import atomic_write_json, read_status, storage
 from nexus_ablate.runs.ownership import now, release, take_lock
 from nexus_ablate.study.jobs import Job
@@ -94,7 +95,7 @@ class Worker:
         threads = f"train.threads={where.threads}"
         overrides = [*(text for text in job.overrides if not text.startswith("train.threads=")), threads]
         self.job, self.began, self.late = job, time.monotonic(), False
-        self.send(Order(overrides, job.arm, where.circumstances))
+        self.send(Order(overrides, job.arm, where.circumstances, source=source_hash()))
 
     def send(self, order: Order) -> None:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # dead already: its sentinel says so next

@@ -24,12 +24,18 @@ STOPPING = signal.SIGTERM
 
 @dataclass(frozen=True)
 class Order:
-    """What the driver sends: a run by its overrides. `brief`: it says a line when it begins and one when it ends."""
+    """What the driver sends: a run by its overrides.
+
+    Attributes:
+        brief: It says a line when it begins and one when it ends.
+        source: `provenance.source_hash` of the driver: a worker that finds other code doesn't train.
+    """
 
     overrides: list[str]
     arm: str
     circumstances: dict[str, Any]
     brief: bool = False
+    source: str = ""
 
 
 @dataclass(frozen=True)
@@ -90,9 +96,11 @@ def work(pipe: connection.Connection, threads: int | None, gpu: str | None, log:
 
 def _train(order: Order) -> Answer:
     from nexus_ablate.composition import compose
+    from nexus_ablate.provenance import refuse_other_source
     from nexus_ablate.training.session import train
 
     try:
+        refuse_other_source(order.source)
         outcome = train(
             compose(order.overrides),
             order.overrides,

@@ -10,12 +10,22 @@ from typing import Any
 
 import yaml
 
-from nexus_ablate import __version__, errors
+from nexus_ablate import errors
 from nexus_ablate.composition import differences, plugins_used
 from nexus_ablate.config import RunConfig
 from nexus_ablate.data import TokenizedData, prepare
 from nexus_ablate.errors import UserError
-from nexus_ablate.runs import Identity, Run, arm_name, environment, identity, open_run, read_run
+from nexus_ablate.provenance import source_hash, source_hashes
+from nexus_ablate.runs import (
+    Identity,
+    Run,
+    arm_name,
+    environment,
+    identity,
+    made_by_other_code,
+    open_run,
+    read_run,
+)
 from nexus_ablate.track import Tracker, refresh, start_tracker
 from nexus_ablate.training.device import IDLE, choose_threads, device_of, processor_name
 from nexus_ablate.training.display import Display
@@ -35,8 +45,14 @@ class Outcome:
 
 
 def identity_of(config: RunConfig, fingerprint: str) -> Identity:
-    """What the run of a configuration is on data of this fingerprint, with the plugins that it uses."""
-    return identity(config.science(), fingerprint, __version__, {p.name: p.sha256 for p in plugins_used(config)})
+    """What the run of a configuration is on data of this fingerprint, with today's code and the plugins it uses."""
+    return identity(config.science(), fingerprint, source_hash(), {p.name: p.sha256 for p in plugins_used(config)})
+
+
+def code_for(config: RunConfig) -> dict[str, Any]:
+    """The code that trains a configuration today, for env.json."""
+    plugins = {p.name: {"directory": str(p.directory), "sha256": p.sha256} for p in plugins_used(config)}
+    return {"source": source_hashes(), "plugins": plugins}
 
 
 def train(
@@ -95,7 +111,7 @@ def _lead(
     data = prepare(config.data, context=config.model.context)
     arm = arm or arm_name(differences(config))
     ident = identity_of(config, data.fingerprint)
-    told = {p.name: {"directory": str(p.directory), "sha256": p.sha256} for p in plugins_used(config)}
+    code = code_for(config)
     config_yaml = yaml.safe_dump(
         config.nested() | {"resolved": config.resolved.flat()}, sort_keys=False, allow_unicode=True
     )
@@ -107,7 +123,7 @@ def _lead(
         ident,
         config_yaml,
         overrides,
-        environment(sys.argv) | {"plugins": told, "world_size": world.size} | circumstances,
+        environment(sys.argv) | code | {"world_size": world.size} | circumstances,
         config.rerun,
     ) as run:
         if run.finished:
@@ -127,6 +143,10 @@ def _lead(
             world.agree_to_train(False)
             display.after(run.path, summary, told_before=True)
             return Outcome(errors.OK, run.path, summary, told_before=True)
+        if not run.resuming and (others := made_by_other_code(run.path, ident.config_hash, code)):
+            reason = f"an earlier run of this configuration, {others[-1]}; training again"
+            display.say(reason)
+            run.log(reason)
         try:
             world.agree_to_train(True)
             summary, tracker = _train(config, data, run, arm, ident.arm_hash, display, world)
@@ -189,7 +209,9 @@ def _train(
     if warning:
         display.say(warning)
     model = build_model(config, data.vocab_size)
-    atomic_write_json(run.path / "init.json", model.z_hashes)
+    shapes = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
+    initial = {name: {"z": z, "shape": shapes[name]} for name, z in model.z_hashes.items()}
+    atomic_write_json(run.path / "init.json", initial)
     model.to(device)
     tracker = start_tracker(config.tracker, run.path, display.say)
     try:

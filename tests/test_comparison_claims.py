@@ -1,0 +1,376 @@
+"""Runs are held against what they claim: a run that contradicts itself, its arm or its pair is never silently used."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import yaml
+from written_runs import SOURCE, Writer, write_json
+
+from nexus_ablate.cli import main
+from nexus_ablate.comparison.fairness import FAIL, PASS, WAIVED, WARN
+from nexus_ablate.comparison.result import compare
+from nexus_ablate.errors import ConfigError
+
+BASE = [2.00, 2.02, 1.98, 2.01, 1.99]
+HIGHER = [2.11, 2.12, 2.09, 2.11, 2.08]
+
+
+@pytest.fixture
+def writer(tmp_path):
+    return Writer(tmp_path / "runs")
+
+
+@pytest.fixture
+def study(writer):
+    """A baseline and a worse arm, five seeds each, the runs of the arm last."""
+    writer.arm(losses=BASE)
+    writer.arm("norm=layer", losses=HIGHER)
+    return writer
+
+
+def check(comparison, name):
+    return next(c for c in comparison.checks if c.name == name)
+
+
+def row(comparison, arm):
+    return next(r for r in comparison.rows if r.arm == arm)
+
+
+def word(comparison, arm="norm=layer"):
+    verdict = row(comparison, arm).verdict
+    return verdict and verdict.word
+
+
+def rewrite(file, **changes):
+    """Change keys of a JSON or YAML file; None takes one away."""
+    load, dump = (yaml.safe_load, yaml.safe_dump) if file.suffix == ".yaml" else (json.loads, json.dumps)
+    values = load(file.read_text()) | changes
+    file.write_text(dump({key: value for key, value in values.items() if value is not None}))
+
+
+def excluded(comparison):
+    return {out.path: out.reason for out in comparison.excluded}
+
+
+# --------------------------------------------------------------------------------------- one run against itself
+
+
+def test_a_directory_whose_seed_is_not_its_config_s_is_excluded(study):
+    path = study.paths[5]
+    moved = path.rename(path.with_name("s7" + path.name[2:]))
+    comparison = compare(study.root)
+    assert "the directory says seed 7, config.yaml says 0" in excluded(comparison)[moved]
+    assert row(comparison, "norm=layer").values[0] is None
+
+
+def test_a_run_whose_config_names_no_seed_is_excluded(study):
+    rewrite(study.paths[5] / "config.yaml", seed=None)
+    assert "config.yaml says None" in excluded(compare(study.root))[study.paths[5]]
+
+
+@pytest.mark.parametrize(("name", "value"), [("val_loss", 1.5), ("tokens", 12801), ("steps", 401), ("val_loss", None)])
+def test_a_summary_that_is_not_the_end_of_its_metrics_is_excluded(study, name, value):
+    rewrite(study.paths[5] / "summary.json", **{name: value})
+    comparison = compare(study.root)
+    assert f"{name} is {value} in summary.json, and " in excluded(comparison)[study.paths[5]]
+    assert row(comparison, "norm=layer").values[0] is None
+
+
+def test_metrics_that_end_before_the_run_did_are_a_contradiction(study):
+    log = study.paths[5] / "metrics.jsonl"
+    log.write_text("".join(line + "\n" for line in log.read_text().splitlines()[:-1]))
+    reason = excluded(compare(study.root))[study.paths[5]]
+    assert "steps is 400 in summary.json, and 398 at the end of metrics.jsonl" in reason
+
+
+@pytest.mark.parametrize("empty", [True, False])
+def test_a_finished_run_without_metrics_is_excluded(study, empty):
+    log = study.paths[5] / "metrics.jsonl"
+    log.write_text("") if empty else log.unlink()
+    comparison = compare(study.root)
+    assert "finished without a row in metrics.jsonl" in excluded(comparison)[study.paths[5]]
+    assert row(comparison, "norm=layer").values[0] is None
+
+
+def test_where_every_run_contradicts_itself_there_is_nothing_to_compare(study):
+    for path in study.paths:
+        rewrite(path / "summary.json", tokens=1)
+    with pytest.raises(ConfigError, match="no run here has a result") as refused:
+        compare(study.root)
+    assert "10 inconsistent" in refused.value.got
+
+
+# ----------------------------------------------------------------------------------------- one run against its arm
+
+
+def edit_rate(path, lr=0.006):
+    config = yaml.safe_load((path / "config.yaml").read_text())
+    rewrite(path / "config.yaml", optim={**config["optim"], "lr": lr})
+
+
+def test_a_run_whose_configuration_is_not_its_arm_s_is_excluded(study):
+    edit_rate(study.paths[7])
+    comparison = compare(study.root)
+    said = excluded(comparison)[study.paths[7]]
+    assert said == "contradicts its arm: in config.yaml optim.lr is 0.006, and 0.003 at seed 0"
+    found = row(comparison, "norm=layer")
+    assert found.values[2] is None and found.waiting == 1 and found.effect is not None and found.effect.n == 4
+
+
+def test_of_two_runs_with_two_configurations_neither_is_used(writer):
+    writer.arm(losses=BASE)
+    paths = writer.arm("norm=layer", losses=HIGHER[:2])
+    edit_rate(paths[1])
+    comparison = compare(writer.root)
+    assert {path: "contradicts its arm" in reason for path, reason in excluded(comparison).items()} == {
+        path: True for path in paths
+    }
+    assert word(comparison) == "INCOMPLETE"
+
+
+def test_a_default_asked_for_by_name_is_the_same_configuration(study):
+    for path in study.paths[5:7]:
+        rewrite(path / "config.yaml", norm_bias="on", tracker={"name": "files"})  # what auto means for norm=layer
+    assert excluded(compare(study.root)) == {}
+    for path in study.paths[5:7]:
+        rewrite(path / "config.yaml", norm_bias="off")
+    assert "norm_bias is off, and auto at seed 2" in excluded(compare(study.root))[study.paths[5]]
+
+
+def copy_as(path, seed):
+    """A run directory that says in its name and its config.yaml that it has another seed."""
+    copied = path.with_name(f"s{seed}-{seed:08d}")
+    shutil.copytree(path, copied)
+    rewrite(copied / "config.yaml", seed=seed)
+    return copied
+
+
+@pytest.mark.parametrize(("original", "broken"), [(5, ["norm=layer"]), (0, ["norm=layer", "norm=scale"])])
+def test_a_copied_seed_directory_makes_its_arm_incomparable(study, original, broken):
+    study.arm("norm=scale", losses=HIGHER, train_noise="x")
+    copied = copy_as(study.paths[original], 9)
+    comparison = compare(study.root)
+    found = check(comparison, "seeds")
+    assert found.status == FAIL and found.arms == broken
+    assert "the same initial values at seeds 0 and 9" in found.text
+    assert study.paths[original].name in found.text and copied.name in found.text
+    assert [word(comparison, arm) for arm in broken] == ["NOT COMPARABLE"] * len(broken)
+
+
+def test_seeds_with_the_same_batches_are_no_two_seeds(study):
+    one, two = (json.loads((path / "summary.json").read_text()) for path in study.paths[5:7])
+    rewrite(study.paths[6] / "summary.json", batch_hash=one["batch_hash"])
+    assert one["batch_hash"] != two["batch_hash"]
+    found = check(compare(study.root), "seeds")
+    assert found.status == FAIL and "the same batches at seeds 0 and 1" in found.text
+
+
+# ------------------------------------------------------------------------------------------ one run against its pair
+
+
+def edit_initial(path, **changes):
+    """Change the z or the shape of a parameter, or write the former form, a hash alone."""
+    file = path / "init.json"
+    values = json.loads(file.read_text())
+    write_json(file, values | {name.replace("_", "."): value for name, value in changes.items()})
+
+
+def test_parameters_of_one_shape_that_began_unlike_are_no_pair(study):
+    """Shapes are known, so that another shape is no longer presumed."""
+    edit_initial(study.paths[6], embedding_weight={"z": "0" * 16, "shape": [16, 16]})
+    comparison = compare(study.root)
+    found = check(comparison, "init")
+    assert found.status == FAIL and "other initial values of embedding.weight (seed 1)" in found.text
+    assert word(comparison) == "NOT COMPARABLE"
+
+
+def test_a_parameter_of_another_shape_is_no_mismatch(study):
+    edit_initial(study.paths[6], embedding_weight={"z": "0" * 16, "shape": [16, 32]})
+    found = check(compare(study.root), "init")
+    assert found.status == PASS and "norm=layer 3 of 4" in found.text
+
+
+def test_initial_values_of_older_runs_are_read_without_shapes(study):
+    for path in study.paths:
+        former = {name: value["z"] for name, value in json.loads((path / "init.json").read_text()).items()}
+        write_json(path / "init.json", former)
+    assert check(compare(study.root), "init").status == PASS
+    write_json(study.paths[5] / "init.json", dict.fromkeys(former, "0" * 16))
+    assert check(compare(study.root), "init").status == FAIL
+    write_json(study.paths[5] / "init.json", {"embedding.weight": 3})
+    assert "init.json is damaged" in excluded(compare(study.root))[study.paths[5]]
+
+
+@pytest.mark.parametrize(("condition", "match"), [("tokens", "none"), ("flops", "flops")])
+def test_a_budget_is_held_for_each_seed_and_not_on_average(writer, condition, match):
+    writer.arm(losses=BASE[:2])
+    for seed, batch in enumerate((1.5, 0.5)):
+        writer.run("norm=layer", seed=seed, loss=HIGHER[seed], batch=batch)
+    writer.plan(("norm=layer",), match=match, seeds=[0, 1])
+    comparison = compare(writer.root)
+    found = check(comparison, condition)
+    assert (found.status, found.arms) == (FAIL, ["norm=layer"])
+    assert "norm=layer +50.0% at seed 0" in found.text
+    assert word(comparison) == "NOT COMPARABLE"
+
+
+@pytest.mark.parametrize(
+    ("condition", "overrides"), [("schedule", ()), ("tokens", ("train.steps=300",)), ("flops", ("train.steps=300",))]
+)
+def test_one_short_arm_among_complete_ones_is_not_comparable(study, condition, overrides):
+    """It stopped at 300 of 400 steps, or was asked for 300."""
+    arm = ",".join(("norm=scale", *overrides))
+    study.arm("norm=scale", *overrides, losses=HIGHER, steps=300, train_noise="x", folder=arm)
+    if condition == "flops":
+        study.plan(("norm=layer",), ("norm=scale", *overrides), match="flops")
+    comparison = compare(study.root)
+    found = check(comparison, condition)
+    assert found.status == FAIL and len(found.arms) == 1 and found.arms[0].startswith("norm=scale")
+    assert word(comparison) == "WORSE"
+    assert word(comparison, found.arms[0]) == "NOT COMPARABLE"
+
+
+def test_learning_rates_are_compared_by_their_values_and_not_by_their_number(study):
+    for lr, loss in ((0.001, 2.3), (0.002, 2.0), (0.004, 2.3)):
+        study.run(f"optim.lr={lr}", seed=1001, loss=loss)
+        study.run("norm=layer", f"optim.lr={2 * lr}", seed=1001, loss=loss)
+    study.plan(("norm=layer",), lr_grid=[0.001, 0.002, 0.004], tuning_seeds=[1001])
+    comparison = compare(study.root)
+    found = check(comparison, "learning_rate")
+    assert found.status == FAIL and found.arms == ["norm=layer"]
+    assert "baseline 0.001, 0.002, 0.004; norm=layer 0.002, 0.004, 0.008" in found.text
+    assert word(comparison) == "NOT COMPARABLE"
+
+
+# ----------------------------------------------------------------------------------------------------------- code
+
+EDITED = SOURCE | {"training/optimizer.py": "2c"}
+BEFORE_HASHES = {"source": None, "config_hash": None, "plugins": None}
+
+
+def code(comparison):
+    found = check(comparison, "code")
+    return found.status, found.text
+
+
+def test_arms_by_other_code_are_not_comparable_and_the_files_are_named(writer, capsys):
+    writer.arm(losses=BASE)
+    writer.arm("norm=layer", losses=HIGHER, env={"source": EDITED})
+    writer.arm("norm=scale", losses=HIGHER, train_noise="x")
+    comparison = compare(writer.root)
+    assert code(comparison) == (FAIL, "training/optimizer.py differs between the baseline and norm=layer")
+    assert word(comparison) == "NOT COMPARABLE" and word(comparison, "norm=scale") == "WORSE"
+    waived = compare(writer.root, allow=["code"])
+    assert code(waived)[0] == WAIVED and word(waived) == "WORSE"
+    assert main(["compare", str(writer.root)]) == 0
+    assert "training/optimizer.py differs" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_baseline_by_two_codes_makes_every_arm_incomparable(writer):
+    for seed, loss in enumerate(BASE):
+        writer.run(seed=seed, loss=loss, env={"source": EDITED if seed == 4 else SOURCE})
+    writer.arm("norm=layer", losses=HIGHER)
+    writer.arm("norm=scale", losses=HIGHER, train_noise="x")
+    assert check(compare(writer.root), "code").arms == ["norm=layer", "norm=scale"]
+
+
+def test_a_file_that_only_one_code_has_is_a_difference(writer):
+    writer.arm(losses=BASE)
+    writer.arm("norm=layer", losses=HIGHER, env={"source": SOURCE | {"kernels/norm.py": "9"}})
+    assert "kernels/norm.py differs" in code(compare(writer.root))[1]
+
+
+def test_an_arm_tuned_by_other_code_is_not_comparable(study):
+    for lr, loss in ((0.001, 2.3), (0.003, 2.0), (0.009, 2.3)):
+        rate = () if lr == 0.003 else (f"optim.lr={lr}",)
+        study.run(*rate, seed=1001, loss=loss)
+        study.run("norm=layer", *rate, seed=1001, loss=loss, env={"source": EDITED})
+    study.plan(("norm=layer",), lr_grid=[0.001, 0.003, 0.009], tuning_seeds=[1001])
+    assert code(compare(study.root))[0] == FAIL
+
+
+def plugin(sha256):
+    return {"plugins": {"mine": {"directory": "/somewhere", "sha256": sha256}}}
+
+
+def test_a_plugin_that_only_the_arm_uses_is_no_difference_and_two_states_of_one_are(writer):
+    writer.arm(losses=BASE)
+    writer.arm("norm=layer", losses=HIGHER, env=plugin("1"))
+    assert code(compare(writer.root))[0] == PASS
+    writer.arm("norm=scale", losses=HIGHER, env=plugin("2"), train_noise="x")
+    comparison = compare(writer.root)
+    assert code(comparison)[0] == FAIL and "plugin mine differs" in code(comparison)[1]
+    assert check(comparison, "code").arms == ["norm=layer", "norm=scale"]
+
+
+def test_code_that_was_not_recorded_never_passes(writer):
+    writer.arm(losses=BASE, env=BEFORE_HASHES)
+    writer.arm("norm=layer", losses=HIGHER, env=BEFORE_HASHES)
+    status, text = code(compare(writer.root))
+    assert (status, text) == (WARN, "source hashes not recorded; all by version 1 at commit abc")
+    writer.arm("norm=scale", losses=HIGHER, env=BEFORE_HASHES | {"version": "2"}, train_noise="x")
+    status, text = code(compare(writer.root))
+    assert status == FAIL and "version 1 at commit abc" in text and "version 2 at commit abc" in text
+    writer.arm("norm=t5", losses=HIGHER, train_noise="y")
+    assert "norm=t5" in check(compare(writer.root), "code").arms
+
+
+# -------------------------------------------------------------------------------------------- a study trained again
+
+AGAIN = {"env": {"source": EDITED}, "started": "2020-01-02T00:00:00+00:00"}
+
+
+def test_a_study_trained_again_is_compared_by_its_new_runs_alone(study):
+    study.arm(losses=[x + 1 for x in BASE], **AGAIN)
+    study.arm("norm=layer", losses=[x + 1 for x in BASE], train_noise="x", **AGAIN)
+    comparison = compare(study.root)
+    assert comparison.rows[0].values == [x + 1 for x in BASE]
+    assert code(comparison)[0] == PASS
+    assert {path: reason.split(" than ")[0] for path, reason in excluded(comparison).items()} == {
+        path: "older run by other code" for path in study.paths[:10]
+    }
+    assert "training/optimizer.py differs" in excluded(comparison)[study.paths[0]]
+    assert len(comparison.failed) == 0
+
+
+def test_while_a_study_is_trained_again_its_former_runs_are_compared_and_it_is_said(study):
+    before = compare(study.root)
+    study.arm(losses=[x + 1 for x in BASE], **AGAIN)
+    study.run("norm=layer", seed=0, loss=3.0, **AGAIN)
+    comparison = compare(study.root)
+    assert [r.values for r in comparison.rows] == [r.values for r in before.rows]
+    status, text = code(comparison)
+    assert status == WARN
+    assert "6 newer runs by other code are left out until they are as many: training/optimizer.py differs" in text
+
+
+def test_what_no_longer_belongs_to_the_study_does_not_outweigh_its_new_runs(study):
+    study.arm("norm=scale", losses=HIGHER, train_noise="y")
+    study.plan(("norm=layer",))
+    study.arm(losses=[x + 1 for x in BASE], **AGAIN)
+    study.arm("norm=layer", losses=[x + 1 for x in BASE], train_noise="x", **AGAIN)
+    comparison = compare(study.root)
+    assert comparison.rows[0].values == [x + 1 for x in BASE]
+    assert check(comparison, "code").arms == ["norm=scale"]
+
+
+def test_where_no_code_has_made_every_run_the_mixture_fails(writer):
+    writer.arm(losses=BASE)
+    writer.arm("norm=layer", losses=HIGHER, **AGAIN)
+    writer.run(seed=0, loss=3.0, **AGAIN)
+    comparison = compare(writer.root)
+    assert code(comparison)[0] == FAIL and word(comparison) == "NOT COMPARABLE"
+
+
+def test_runs_of_a_version_without_hashes_are_replaced_by_new_ones_of_the_same_configuration(writer):
+    writer.arm(losses=BASE, env=BEFORE_HASHES)
+    writer.arm("norm=layer", losses=HIGHER, env=BEFORE_HASHES)
+    writer.arm(losses=[x + 1 for x in BASE], **AGAIN)
+    writer.arm("norm=layer", losses=[x + 1 for x in BASE], train_noise="x", **AGAIN)
+    comparison = compare(writer.root)
+    assert [r.arm for r in comparison.rows] == ["baseline", "norm=layer"]
+    assert comparison.rows[0].values == [x + 1 for x in BASE] and code(comparison)[0] == PASS
+    assert "source hashes not recorded" in excluded(comparison)[writer.paths[0]]

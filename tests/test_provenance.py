@@ -1,0 +1,407 @@
+"""Which code made a run: what its hash covers, which commit it names, and that results of other code are not reused."""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tokenize
+from pathlib import Path
+
+import pytest
+from checkouts import ROOT, Checkout, git
+
+from nexus_ablate import errors
+from nexus_ablate.cli import main
+from nexus_ablate.composition import compose
+from nexus_ablate.plugins import add_plugins
+from nexus_ablate.provenance import COMPUTES_NOTHING, PACKAGE, computes, differ, source_hashes, text_hash
+from nexus_ablate.runs import find_runs, read_run
+from nexus_ablate.study.definition import read_request
+from nexus_ablate.study.jobs import Runs
+from nexus_ablate.study.launch import expanded
+from nexus_ablate.study.worker import Order, _train
+from nexus_ablate.training.session import train
+from tests.trial_norm import write_plugin
+
+# ------------------------------------------------------------------------------------------------------ the hash
+
+CODE = '''
+"""What it is."""
+import math
+
+
+class Norm:
+    """Divides."""
+
+    eps = 1e-6
+    """Inside the root."""
+
+    def forward(self, x, gain=(1,)):  # shapes: any
+        """The result."""
+        return math.sqrt(x + self.eps) * gain[0] if x else f"{x} # {gain}"
+'''
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("  # shapes: any", "  # shapes: others"),
+        ("  # shapes: any", ""),
+        ('"""Divides."""', '"""Divides by something,\n\n    "#" and all."""'),
+        ('        """The result."""\n', ""),
+        ('    """Inside the root."""\n', ""),
+        ("\n\n\nclass", "\n\nclass"),
+        ("x + self.eps", "x+self.eps"),
+        ("(self, x, gain=(1,))", "(\n        self,\n        x,  # the input\n        gain=(1,),\n    )"),
+        ("sqrt(x + self.eps)", "sqrt(\n            x + self.eps,\n        )"),
+        ("return math", "return \\\n            math"),
+        ("    ", "\t"),
+        ("\n", "\r\n"),
+    ],
+)
+def test_comments_docstrings_and_layout_change_no_hash(before, after):
+    assert before in CODE
+    assert text_hash(CODE.replace(before, after)) == text_hash(CODE)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("1e-6", "1e-5"),
+        ("x + self", "x - self"),
+        ("gain=(1,)", "gain=(1)"),
+        ("gain[0]", "gain[0,]"),
+        ('f"{x} # {gain}"', 'f"{x} # {x}"'),
+        ("        return", "    return"),
+        ('"""The result."""', 'f"""The {x.add_(1)}."""'),
+        ("import math\n", ""),
+        ("math.sqrt(x", "math.sqrt (- x"),
+    ],
+)
+def test_whatever_may_compute_changes_the_hash(before, after):
+    assert before in CODE
+    assert text_hash(CODE.replace(before, after)) != text_hash(CODE)
+
+
+def test_in_every_file_each_token_counts_and_comments_docstrings_and_spaces_do_not():
+    """The hash's own idea of a token is held against Python's."""
+    draw = random.Random(0)
+    for name, known in source_hashes().items():
+        text = (PACKAGE / name).read_text()
+        assert text_hash(text) == known
+        tokens = list(tokenize.generate_tokens(io.StringIO(text).readline))
+        bare = [(t.type, t.string) for t in tokens if t.type not in (tokenize.COMMENT, tokenize.NL)]
+        assert text_hash(tokenize.untokenize(bare)) == known, f"{name} with other spaces and without comments"
+        lines = text.splitlines(keepends=True)
+        docstrings = [lines_of_docstring(node) for node in ast.walk(ast.parse(text))]
+        doomed = {number for numbers in docstrings for number in numbers}
+        assert text_hash("".join(line for i, line in enumerate(lines, 1) if i not in doomed)) == known, name
+        counted = [t for t in tokens if t.type in (tokenize.NAME, tokenize.NUMBER) and t.start[0] not in doomed]
+        for token in draw.sample(counted, min(4, len(counted))):
+            row, column = token.end
+            line = lines[row - 1]
+            edited = [*lines[: row - 1], line[:column] + "0" + line[column:], *lines[row:]]
+            assert text_hash("".join(edited)) != known, f"{name}:{row} {token.string}"
+
+
+def lines_of_docstring(node):
+    if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) or ast.get_docstring(node) is None:
+        return range(0)
+    return range(node.body[0].lineno, node.body[0].end_lineno + 1)
+
+
+# ------------------------------------------------------------------------------------------------------ coverage
+
+NOT_LOADED = {"training/follower.py", "measure/evaluation/"}
+"""Hashed, and loaded only by other runs than one step in one process: the other processes of one, evaluations."""
+TRAINED = """
+import json, sys
+from pathlib import Path
+import nexus_ablate.cli
+status = nexus_ablate.cli.main(sys.argv[1:])
+folder = Path(nexus_ablate.__file__).resolve().parent
+ours = [module for name, module in list(sys.modules.items()) if name.split(".")[0] == "nexus_ablate"]
+files = [Path(module.__file__).resolve() for module in ours if module.__file__]
+print(json.dumps(sorted(file.relative_to(folder).as_posix() for file in files)))
+sys.exit(status)
+"""
+
+
+def test_every_module_that_a_training_loads_is_hashed_or_set_aside_with_a_reason(tiny_run, tmp_path):
+    command = [sys.executable, "-c", TRAINED, *tiny_run("train.steps=1")]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=300)
+    assert done.returncode == 0, done.stderr
+    loaded = set(json.loads(done.stdout.splitlines()[-1]))
+    (path,) = find_runs([tmp_path / "runs"])
+    env = read_run(path).env or {}
+    recorded = env["source"].keys()
+    aside = {name for name in loaded if not computes(name)}
+    assert loaded == (loaded & recorded) | aside
+    assert "cli/train.py" in aside
+    core = {name for name in aside if name.split("/")[0] in ("axes", "data", "measure", "training")}
+    assert core == {"training/display.py", "training/signals.py"}
+    # What is hashed without being loaded would make runs unlike for nothing.
+    assert {name for name in recorded - loaded if not any(name.startswith(part) for part in NOT_LOADED)} == set()
+    assert env["source"] == source_hashes()
+    if (ROOT / ".git").exists():
+        head = subprocess.run(["git", "-C", ROOT, "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
+        assert env["git_commit"] == head.stdout.strip()
+        assert isinstance(env["git_dirty"], bool)
+
+
+def test_what_is_set_aside_exists_and_says_why():
+    for name, reason in COMPUTES_NOTHING.items():
+        assert (PACKAGE / name).is_dir() == name.endswith("/") and (PACKAGE / name).exists(), name
+        assert len(reason.split()) > 2
+
+
+# -------------------------------------------------------------------------------------- asked for again, by other code
+
+
+def bytes_of(path: Path) -> dict[Path, bytes]:
+    return {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+
+def test_a_run_asked_for_again_after_an_edit_trains_again_and_says_why(tiny_run, text_file, tmp_path, checkout, capsys):
+    assert main(tiny_run()) == 0
+    (first,) = find_runs([tmp_path / "runs"])
+    kept, result = bytes_of(first), (read_run(first).summary or {})["val_loss"]
+    capsys.readouterr()
+
+    checkout.edit("nexus_ablate/axes/norm.py", '"""The norm axis', '"""The axis of norms')
+    checkout.edit("nexus_ablate/axes/norm.py", "from __future__", "# why not\n\nfrom __future__")
+    checkout.edit("nexus_ablate/training/display.py", "BAR_SECONDS = 0.2", "BAR_SECONDS = 0.3")
+    assert main(tiny_run()) == 0
+    assert f"{result:.4f}" in capsys.readouterr().err
+    assert find_runs([tmp_path / "runs"]) == [first]
+
+    checkout.edit("nexus_ablate/axes/norm.py", "from __future__", "import math\nfrom __future__")
+    assert main(tiny_run()) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"{first.name}, was made by other code (axes/norm.py differs); training again" in said
+    assert "finished before" not in said
+    found = find_runs([tmp_path / "runs"])
+    assert len(found) == 2 and bytes_of(first) == kept
+
+    second = next(path for path in found if path != first)
+    assert (read_run(second).summary or {})["steps"] == 20
+    assert main(tiny_run()) == 0
+    assert "made by other code" not in capsys.readouterr().err, "today's code has finished it"
+
+    text_file.write_text("the lazy dog sleeps while the quick brown fox jumps.\n" * 200)
+    assert main(tiny_run()) == 0
+    assert "made by other code" not in capsys.readouterr().err, "other text makes it another configuration"
+
+
+def test_an_edited_plugin_is_other_code_and_its_comments_are_none(tiny_run, tmp_path, capsys):
+    directory = write_plugin(tmp_path / "plugin")
+    module = directory / "trial.py"
+    overrides = tiny_run("norm=trial", "train.steps=2")
+
+    def again() -> str:
+        from nexus_ablate.plugins import _plugins
+
+        _plugins.cache_clear()
+        add_plugins([directory])
+        train(compose(overrides))
+        return " ".join(capsys.readouterr().err.split())
+
+    assert "other code" not in again()
+    module.write_text(f"# a comment\n{module.read_text()}")
+    assert "nothing was trained" in again()
+    module.write_text(f"{module.read_text()}\nunused = 1\n")
+    assert f"was made by other code (plugin {directory.name} differs); training again" in again()
+
+
+STUDY = ["study=tiny", "vary.norm=layer", "seeds=0,1"]
+
+
+@pytest.fixture
+def finished_study(tiny_run, checkout, tmp_path):
+    """The overrides of a study whose four runs today's code has finished."""
+    overrides = [*STUDY, *(text for text in tiny_run("train.steps=2") if text != "train.threads=1")]
+    request = read_request(overrides)
+    for job in Runs(expanded(request), request).claims:
+        train(compose([*job.overrides, "train.threads=1"]), quiet=True, arm=job.arm)
+    return overrides
+
+
+def test_a_study_with_finished_runs_of_other_code_is_refused_before_anything_is_made(
+    finished_study, checkout, tmp_path, capsys
+):
+    checkout.edit("nexus_ablate/axes/norm.py", "from __future__", "import math\nfrom __future__")
+    checkout.edit("nexus_ablate/model.py", "from __future__", "import math\nfrom __future__")
+    before = bytes_of(tmp_path / "runs")
+    assert main(finished_study) == errors.CONFIG
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 3
+    assert "study tiny holds finished runs of other code: axes/norm.py and model.py differ" in lines[0]
+    assert "4 of 4 runs" in lines[1] and "baseline/s0-" in lines[1]
+    assert "--retrain" in lines[2]
+    assert bytes_of(tmp_path / "runs") == before
+
+    assert main(["plan", *finished_study]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "FAIL code: 4 runs were finished by other code (axes/norm.py and model.py differ)" in said
+
+
+def test_a_study_whose_code_is_the_same_has_nothing_to_do(finished_study, checkout, capsys):
+    checkout.edit("nexus_ablate/axes/norm.py", "from __future__", "# a comment\nfrom __future__")
+    assert main(finished_study) == 0
+    assert "nothing to do: all 4 runs ended before" in capsys.readouterr().err
+
+
+def test_a_worker_that_finds_other_code_than_its_driver_trains_nothing(tiny_run, tmp_path):
+    """The code may be edited while a study runs, and a worker be started after that."""
+    answer = _train(Order(tiny_run(), "", {}, source="0" * 64))
+    assert answer.status == errors.CONFIG and "the code changed" in answer.reason
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("files", "text"),
+    [
+        (["a.py"], "a.py differs"),
+        (["a.py", "b.py"], "a.py and b.py differ"),
+        (list("abcd"), "a, b, c and d differ"),
+        (list("abcdefg"), "a, b, c and 4 more differ"),
+    ],
+)
+def test_files_that_differ_are_named_in_words(files, text):
+    assert differ(files) == text
+
+
+# ----------------------------------------------------------------------------------------------------- the commit
+
+
+def git_state(checkout: Path, **variables: str) -> dict:
+    """What a process that imports this checkout's package would record."""
+    code = "import json\nfrom nexus_ablate.provenance import git_state\nprint(json.dumps(git_state()))"
+    environment = {**os.environ, "PYTHONPATH": str(checkout), **variables}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=checkout.parent, check=True)
+    return json.loads(done.stdout)
+
+
+def test_commit_and_changes_are_those_of_the_package_s_own_checkout(tmp_path):
+    own = Checkout(tmp_path / "own").root
+    git(own, "init")
+    nothing = {"git_commit": None, "git_dirty": None}
+    assert git_state(own, PYTHONDONTWRITEBYTECODE="1") == nothing, "not committed yet"
+    git(own, "add", ".")
+    git(own, "commit", "-m", "m")
+    clean = {"git_commit": git(own, "rev-parse", "HEAD"), "git_dirty": False}
+    (own / "notes.txt").write_text("mine")
+    (own / "nexus_ablate" / "__pycache__").mkdir()
+    (own / "nexus_ablate" / "__pycache__" / "model.cpython-311.pyc").write_text("Python's own files are no change")
+    assert git_state(own) == clean
+    assert git_state(own, GIT_DIR=str(tmp_path)) == clean, "a variable of another checkout's hook"
+    for name in ("nexus_ablate/new.py", "conf/norm/rms.yaml"):
+        with open(own / name, "a") as file:
+            file.write("# changed\n")
+        assert git_state(own) == clean | {"git_dirty": True}, name
+        git(own, "add", ".")
+        git(own, "commit", "-m", "m")
+        clean["git_commit"] = git(own, "rev-parse", "HEAD")
+    assert git_state(own, PATH="") == nothing
+
+    installed = Checkout(own / "venv" / "site-packages").root
+    (own / ".gitignore").write_text("venv/\n")
+    assert git_state(installed) == nothing, "installed inside the checkout of something else"
+
+
+# --------------------------------------------------------------------- the whole of it, in a checkout that is edited
+
+
+def nexus(checkout: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command by a checkout's code, from another folder."""
+    environment = {**os.environ, "PYTHONPATH": str(checkout)}
+    command = [sys.executable, "-m", "nexus_ablate", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=checkout.parent, timeout=300)
+
+
+@pytest.fixture
+def committed(tmp_path):
+    """A checkout with one commit."""
+    copied = Checkout(tmp_path / "code")
+    (copied.root / ".gitignore").write_text("__pycache__/\n")
+    git(copied.root, "init")
+    git(copied.root, "add", ".")
+    git(copied.root, "commit", "-m", "m")
+    return copied
+
+
+def envs(folder: Path) -> dict[Path, dict]:
+    return {path: read_run(path).env or {} for path in find_runs([folder])}
+
+
+@pytest.mark.slow
+def test_a_study_whose_code_was_edited_halfway_is_never_compared_in_silence(committed, tiny_run, tmp_path):
+    """An arm trained at 1.5 times the learning rate must not pass for an option that is worse, or better."""
+    overrides = [text for text in tiny_run("train.steps=2") if text != "train.threads=1"]
+    study = ["study=tiny", "vary.norm=layer", "seeds=0,1", "--workers", "1", *overrides]
+    folder, head = tmp_path / "runs" / "tiny", git(committed.root, "rev-parse", "HEAD")
+    assert nexus(committed.root, *study).returncode == 0
+    former = envs(folder)
+    assert {(env["git_commit"], env["git_dirty"]) for env in former.values()} == {(head, False)}
+    assert "PASS code: same code" in " ".join(nexus(committed.root, "compare", str(folder), "--details").stdout.split())
+
+    shutil.rmtree(folder / "norm=layer")
+    committed.edit("nexus_ablate/training/optimizer.py", "lr=config.lr,", "lr=1.5 * config.lr,")
+    before = bytes_of(folder)
+    refused = nexus(committed.root, *study)
+    assert refused.returncode == errors.CONFIG
+    problem, got, fix = refused.stderr.splitlines()
+    assert "study tiny holds finished runs of other code: training/optimizer.py differs" in problem
+    assert "2 of 4 runs, such as baseline/s0-" in got and head[:8] in got
+    assert "--retrain" in fix
+    assert bytes_of(folder) == before
+
+    again = nexus(committed.root, *study, "--retrain")
+    assert again.returncode == 0, again.stderr
+    new = {path: env for path, env in envs(folder).items() if path not in former}
+    assert {(env["git_commit"], env["git_dirty"]) for env in new.values()} == {(head, True)}
+    assert len(new) == 4 and {file: data for file, data in bytes_of(folder).items() if file in before} == before
+    compared = json.loads(nexus(committed.root, "compare", str(folder), "--json", "-").stdout)
+    checks = {found["name"]: found for found in compared["checks"]}
+    assert checks["code"]["status"] == "WARN"
+    assert checks["code"]["text"] == f"same code (commit {head[:8]}); uncommitted changes in the code"
+    assert not [found for found in checks.values() if found["status"] == "FAIL"]
+    assert nexus(committed.root, *study).returncode == 0, "nothing is missing, so nothing is asked"
+
+    for path in new:
+        if path.parent.name == "baseline":
+            shutil.rmtree(path)
+    mixed = " ".join(nexus(committed.root, "compare", str(folder), "--details").stdout.split())
+    assert "FAIL code: training/optimizer.py differs between the baseline and norm=layer" in mixed
+    assert "NOT COMPARABLE" in mixed
+
+
+@pytest.mark.slow
+def test_a_run_of_an_edited_checkout_trains_again_and_says_why(committed, tiny_run, tmp_path):
+    command = tiny_run("train.steps=2")
+    assert nexus(committed.root, *command).returncode == 0
+    (first,) = find_runs([tmp_path / "runs"])
+    kept = bytes_of(first)
+    committed.edit("nexus_ablate/axes/norm.py", '"""The norm axis', '"""The axis of norms')
+    committed.edit("nexus_ablate/model.py", "from __future__", "# a comment\n\nfrom __future__")
+    same = " ".join(nexus(committed.root, *command).stderr.split())
+    assert "nothing was trained" in same and "other code" not in same
+    committed.edit("nexus_ablate/axes/norm.py", "from __future__", "import math\nfrom __future__")
+    other = " ".join(nexus(committed.root, *command).stderr.split())
+    assert f"an earlier run of this configuration, {first.name}, was made by other code (axes/norm.py differs)" in other
+    assert "training again" in other and "nothing was trained" not in other
+    assert len(find_runs([tmp_path / "runs"])) == 2 and bytes_of(first) == kept
+
+    installed = Checkout(committed.root / "venv" / "site-packages").root
+    (committed.root / ".gitignore").write_text("__pycache__/\nvenv/\n")
+    assert nexus(installed, *command, f"runs_dir={tmp_path / 'installed'}").returncode == 0
+    (env,) = envs(tmp_path / "installed").values()
+    assert (env["git_commit"], env["git_dirty"]) == (None, None)
+    assert env["source"] == source_hashes()
