@@ -235,7 +235,7 @@ def test_json_on_standard_output_is_json_alone(comparison, tmp_path, capsys):
         (["compare", "nowhere"], "does not exist"),
         (["compare", "RUNS", "--html", "no/such/folder/x.html"], "the folder of this file does not exist"),
         (["noise", "RUNS", "--delta", "tiny"], "--delta takes a number above 0"),
-        (["noise", "RUNS", "--arms", "1.5"], "--arms takes a number above 0"),
+        (["noise", "RUNS", "--arms", "1.5"], "--arms takes a whole number"),
     ],
 )
 def test_a_mistake_is_three_lines_and_status_two(comparison, tmp_path, capsys, arguments, said):
