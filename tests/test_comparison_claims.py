@@ -237,6 +237,8 @@ def test_learning_rates_are_compared_by_their_values_and_not_by_their_number(stu
     for lr, loss in ((0.001, 2.3), (0.002, 2.0), (0.004, 2.3)):
         study.run(f"optim.lr={lr}", seed=1001, loss=loss)
         study.run("norm=layer", f"optim.lr={2 * lr}", seed=1001, loss=loss)
+    study.arm("optim.lr=0.002", losses=BASE, train_noise="x")
+    study.arm("norm=layer", "optim.lr=0.004", losses=HIGHER, train_noise="x")
     study.plan(("norm=layer",), lr_grid=[0.001, 0.002, 0.004], tuning_seeds=[1001])
     comparison = compare(study.root)
     found = check(comparison, "learning_rate")
