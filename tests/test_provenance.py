@@ -222,23 +222,22 @@ def test_an_edited_plugin_is_other_code_and_its_comments_are_none(tiny_run, tmp_
 STUDY = ["study=tiny", "vary.norm=layer", "seeds=0,1"]
 
 
-@pytest.fixture
-def finished_study(tiny_run, checkout, tmp_path):
-    """The overrides of a study whose four runs today's code has finished."""
-    overrides = [*STUDY, *(text for text in tiny_run("train.steps=2") if text != "train.threads=1")]
-    request = read_request(overrides)
+def test_a_study_with_finished_runs_of_other_code_is_refused_before_anything_is_made(
+    tiny_run, checkout, tmp_path, capsys
+):
+    study = [*STUDY, *(text for text in tiny_run("train.steps=2") if text != "train.threads=1")]
+    request = read_request(study)
     for job in Runs(expanded(request), request).claims:
         train(compose([*job.overrides, "train.threads=1"]), quiet=True, arm=job.arm)
-    return overrides
+    checkout.edit("nexus_ablate/axes/norm.py", "from __future__", "# a comment\nfrom __future__")
+    assert main(study) == 0
+    assert "nothing to do: all 4 runs ended before" in capsys.readouterr().err
 
-
-def test_a_study_with_finished_runs_of_other_code_is_refused_before_anything_is_made(
-    finished_study, checkout, tmp_path, capsys
-):
     checkout.edit("nexus_ablate/axes/norm.py", "from __future__", "import math\nfrom __future__")
     checkout.edit("nexus_ablate/model.py", "from __future__", "import math\nfrom __future__")
+    (request.directory / "study.yaml").unlink()
     before = bytes_of(tmp_path / "runs")
-    assert main(finished_study) == errors.CONFIG
+    assert main(study) == errors.CONFIG
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 3
     assert "study tiny holds finished runs of other code: axes/norm.py and model.py differ" in lines[0]
@@ -246,15 +245,9 @@ def test_a_study_with_finished_runs_of_other_code_is_refused_before_anything_is_
     assert "--retrain" in lines[2]
     assert bytes_of(tmp_path / "runs") == before
 
-    assert main(["plan", *finished_study]) == 0
+    assert main(["plan", *study]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "FAIL code: 4 runs were finished by other code (axes/norm.py and model.py differ)" in said
-
-
-def test_a_study_whose_code_is_the_same_has_nothing_to_do(finished_study, checkout, capsys):
-    checkout.edit("nexus_ablate/axes/norm.py", "from __future__", "# a comment\nfrom __future__")
-    assert main(finished_study) == 0
-    assert "nothing to do: all 4 runs ended before" in capsys.readouterr().err
 
 
 def test_a_worker_that_finds_other_code_than_its_driver_trains_nothing(tiny_run, tmp_path):

@@ -143,7 +143,8 @@ def _lead(
             world.agree_to_train(False)
             display.after(run.path, summary, told_before=True)
             return Outcome(errors.OK, run.path, summary, told_before=True)
-        if not run.resuming and (others := made_by_other_code(run.path, ident.config_hash, code)):
+        others = made_by_other_code(run.path, ident.config_hash, code)
+        if others and not (run.resuming or config.rerun):
             reason = f"an earlier run of this configuration, {others[-1]}; training again"
             display.say(reason)
             run.log(reason)

@@ -72,7 +72,7 @@ def test_a_finished_run_of_each_version_is_evaluated_or_refused_in_a_line(frozen
     assert len([line for line in said.splitlines() if line.startswith("error")]) <= 1
 
 
-def test_a_stopped_run_goes_on_to_the_same_end_or_is_left_alone(frozen):
+def test_a_stopped_run_goes_on_to_the_same_end_or_is_left_alone(frozen, capsys):
     """Another version, or a configuration that since has more keys, is another run: never a mixture of both."""
     (before,) = find_runs([Path("stopped")])
     kept = {path: path.read_bytes() for path in before.rglob("*") if path.is_file()}
@@ -83,6 +83,7 @@ def test_a_stopped_run_goes_on_to_the_same_end_or_is_left_alone(frozen):
         assert loss == pytest.approx(expected, rel=1e-5)
     else:
         assert len(after) == 2
+        assert f"{before.name}, was made by other code (" in " ".join(capsys.readouterr().err.split())
         assert all(path.read_bytes() == data for path, data in kept.items())
 
 
