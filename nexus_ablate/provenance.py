@@ -23,6 +23,7 @@ PACKAGE = Path(__file__).resolve().parent
 COMPUTES_NOTHING = {
     "__init__.py": "names the public functions",
     "__main__.py": "calls the command line",
+    "api.py": "gives runs and comparisons their frames and figures",
     "bench/": "measures speed outside of any run",
     "cli/": "reads command lines and prints results",
     "comparison/": "reads finished runs",
@@ -30,6 +31,7 @@ COMPUTES_NOTHING = {
     "measure/architecture.py": "prepares what `explain` prints",
     "provenance.py": "hashes the code that computes",
     "readiness.py": "prepares what `doctor` prints",
+    "report/": "shows finished runs and comparisons",
     "runs/": "stores what was computed",
     "study/": "chooses configurations, which the identity covers, and when they are trained",
     "track/": "sends what was stored to W&B",

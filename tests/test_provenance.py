@@ -19,7 +19,7 @@ from checkouts import ROOT, Checkout, git
 from nexus_ablate import errors
 from nexus_ablate.cli import main
 from nexus_ablate.composition import compose
-from nexus_ablate.plugins import add_plugins
+from nexus_ablate.plugins import VARIABLE, add_plugins
 from nexus_ablate.provenance import COMPUTES_NOTHING, PACKAGE, computes, differ, source_hashes, text_hash
 from nexus_ablate.runs import find_runs, read_run
 from nexus_ablate.study.definition import read_request
@@ -199,7 +199,8 @@ def test_a_run_asked_for_again_after_an_edit_trains_again_and_says_why(tiny_run,
     assert "made by other code" not in capsys.readouterr().err, "other text makes it another configuration"
 
 
-def test_an_edited_plugin_is_other_code_and_its_comments_are_none(tiny_run, tmp_path, capsys):
+def test_an_edited_plugin_is_other_code_and_its_comments_are_none(tiny_run, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv(VARIABLE, "")  # what this test composes with is not for the tests after it
     directory = write_plugin(tmp_path / "plugin")
     module = directory / "trial.py"
     overrides = tiny_run("norm=trial", "train.steps=2")

@@ -288,9 +288,9 @@ def _code(baseline: Arm, arms: list[Arm], excluded: list[Excluded]) -> Check:
 
 
 def _runs_by_code(arm: Arm) -> dict[object, Trained]:
-    """A run by each code that made a run of the arm, tuning included."""
-    tuned = arm.tuned.runs.values() if arm.tuned else ()
-    return {(run.source, run.plugins): run for run in (*arm.runs.values(), *arm.tuning, *tuned)}
+    """A run by each code that made a run of the arm, at whatever learning rate."""
+    runs = [*arm.tuning, *(run for each in (arm, arm.tuned, arm.shared) if each for run in each.runs.values())]
+    return {(run.source, run.plugins): run for run in runs}
 
 
 def _environments(runs: list[Trained]) -> list[str]:
