@@ -81,6 +81,22 @@ def checkout(tmp_path, monkeypatch):
 
 
 @pytest.fixture
+def instant(monkeypatch):
+    """Studies whose runs end at once, and whose verdicts the test chooses."""
+    from instant_runs import Instant
+
+    from nexus_ablate.comparison import result
+    from nexus_ablate.study import design, launch
+
+    made = Instant()
+    once = functools.cache(lambda overrides: compose([*overrides]))  # several commands of a test compose the same arms
+    monkeypatch.setattr(design, "compose", lambda overrides: once(tuple(overrides)))
+    monkeypatch.setattr(launch, "run_queue", made.run_queue)
+    monkeypatch.setattr(result, "compare", made.compare)
+    return made
+
+
+@pytest.fixture
 def counted(record_property, request):
     """A function that keeps a line for the end of the session: `200 kills of 200 recovered`."""
     return lambda line: record_property("counted", f"{request.node.name}: {line}")

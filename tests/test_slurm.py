@@ -301,6 +301,44 @@ def test_tuning_comes_first_and_the_command_says_when_to_come_again(tiny_run, fa
     assert "the same command submits every arm at its best learning rate" in said
 
 
+def test_a_command_submits_one_look_and_the_next_one_when_its_runs_have_ended(tiny_run, fake_slurm, instant, capsys):
+    instant.decided = {"norm=layer": 1}
+    asked = request(tiny_run, "vary.bias=on", "seeds.looks=2,3,4")
+    runs = Runs(expanded(asked), asked)
+    jobs = {job.path: job for job in runs.deciding(runs.study.all_arms, range(4))}
+
+    def submitted():
+        before = set(asked.directory.glob(".slurm/*"))
+        assert submit(asked, Resources()) == 0
+        for folder in set(asked.directory.glob(".slurm/*")) - before:
+            told = json.loads((folder / "submission.json").read_text())["jobs"].values()
+            return [jobs[asked.directory / run] for run in told], " ".join(capsys.readouterr().err.split())
+        return [], " ".join(capsys.readouterr().err.split())
+
+    first, said = submitted()
+    assert {(job.arm, job.seed) for job in first} == {(job.arm, job.seed) for job in jobs.values() if job.seed < 2}
+    assert "the same command submits the next look for the arms that are undecided" in said
+    fake_slurm.queue.write_text("".join(f"1_{number}|PENDING|Priority\n" for number in range(len(first))))
+    assert "6 are in the queue already" in submitted()[1], "nothing of the next look before this one has ended"
+    for job in first:
+        if job.of == "baseline":
+            instant.end(job, "finished")
+    assert "0 runs submitted, 4 are in the queue already" in submitted()[1]
+    for job in first:
+        instant.end(job, "finished")
+    for number, seed in ((2, 2), (3, 3)):
+        further, said = submitted()
+        assert [(job.arm, job.seed) for job in further] == [("baseline", seed), ("bias=on", seed)]
+        assert f"look {number} of 3: seeds {seed}-{seed} for the undecided bias=on" in said
+        for job in further:
+            instant.end(job, "finished")
+    nothing, said = submitted()
+    assert not nothing
+    assert "norm=layer: 2 of at most 4 seeds, WORSE bias=on: 4 of at most 4 seeds, INCONCLUSIVE" in said
+    instant.end(further[0], "diverged")
+    assert submit(asked, Resources()) == errors.DIVERGED
+
+
 def test_more_runs_than_an_array_holds_become_several(tiny_run, fake_slurm, capsys, monkeypatch):
     monkeypatch.setattr(cluster_module, "LONGEST_ARRAY", 3)
     assert submit(request(tiny_run, "seeds=0,1"), Resources()) == 0

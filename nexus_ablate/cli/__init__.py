@@ -15,6 +15,8 @@ VERBS = {
     "explain": "what a configuration builds: equations, norms, parameters, initial values, FLOPs; trains nothing",
     "show": "one run: its result and a picture",
     "plan": "what a study would be: arms, refusals, parameters, FLOPs, memory, time; runs nothing",
+    "add-seeds": "more seeds for a study that was launched; its verdicts are exploratory from then on",
+    "confirm": "the claims of a study, judged on fresh seeds alone",
     "status": "every run of some directories: how far, how good, and why not",
     "compare": "is a difference real: paired seeds, intervals, a verdict in words; --html for the report",
     "noise": "seed noise, the difference it allows to be seen, the seeds a difference needs",

@@ -80,16 +80,22 @@ def show(plan: Plan, console: Console) -> None:
     for verdict in plan.fairness:
         colour = COLOURS[verdict.level]
         console.print(f"[{colour}]{verdict.level}[/{colour}]  {verdict.what}: {escape(printable(verdict.why))}")
-    seeds = ",".join(map(str, asked.seeds))
+    seeds = ",".join(map(str, asked.first_seeds))
     tuning = ""
     if asked.lr_grid:
         per_arm = f"{len(asked.lr_grid)} rates x {len(asked.tuning_seeds)} seeds"
         tuning = f", and {per_arm} of tuning each, then up to {plan.tuned_runs} runs at the best rates"
-    states = ", ".join(f"{count} {state}" for state, count in plan.states.items())
+    count, time = str(plan.runs), duration(plan.seconds)
+    if asked.looks:
+        count += f" to {plan.runs + plan.tuned_runs + plan.later_runs}"
+        tuning += f", then {', '.join(map(str, asked.looks[1:]))} seeds for undecided arms"
+        if plan.seconds is not None and plan.later_seconds is not None:
+            time += f" to {duration(plan.seconds + plan.later_seconds)}"
+    states = ", ".join(f"{n} {state}" for state, n in plan.states.items())
     where = plan.where
     console.print(
-        f"\n{plan.runs} runs: {len(plan.study.all_arms)} arms x seeds {seeds}{tuning} ({states})\n"
-        f"about {duration(plan.seconds) or 'an unknown time (no finished run to go by)'} for what is missing, "
+        f"\n{count} runs: {len(plan.study.all_arms)} arms x seeds {seeds}{tuning} ({states})\n"
+        f"about {time or 'an unknown time (no finished run to go by)'} for what is missing, "
         f"{where.workers} at a time with {where.threads} CPU threads"
         + (f" on {len(where.gpus)} GPUs" if where.gpus else "")
     )

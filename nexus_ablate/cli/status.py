@@ -21,7 +21,8 @@ VERB = Verb(
     (Flag("--watch", "", "refresh the table until the last run has ended"),),
     "State, step, validation loss, its difference to the baseline of the same seed at the same tokens, time since "
     "the last sign of life, time left, and for failed runs the reason and the log. `lost`: the process ended without "
-    "a word; the same command resumes such a run.",
+    "a word; the same command resumes such a run. `not needed so far`: seeds of later looks, which only undecided "
+    "arms get.",
     "at least one directory",
 )
 

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 from nexus_ablate import errors
 from nexus_ablate.data import prepare
@@ -20,10 +21,14 @@ from nexus_ablate.study.cluster_queue import FOLDER, Queue
 from nexus_ablate.study.definition import Request
 from nexus_ablate.study.jobs import Job, Runs
 from nexus_ablate.study.launch import SETTLED_STATUS, expanded
+from nexus_ablate.study.looks import ended_later, judge, next_look, outcomes, title
 from nexus_ablate.study.other_code import check_code
 from nexus_ablate.study.progress import Progress
 from nexus_ablate.study.queue import mark_failed
 from nexus_ablate.study.record import write_record
+
+if TYPE_CHECKING:
+    from nexus_ablate.comparison.result import Comparison
 
 LONGEST_ARRAY = 1000
 """Jobs: SLURM's own limit (MaxArraySize) is 1001 unless the cluster says otherwise."""
@@ -84,7 +89,9 @@ def submit(
     runs = Runs(study, request)
     asked = [*runs.claims, *runs.tuning]
     tuned = runs.tuned() if study.definition.lr_grid else []
-    by_other_code = check_code(study.definition.name, [*asked, *tuned], retrain)
+    by_other_code = check_code(study.definition.name, [*asked, *tuned, *runs.later()], retrain)
+    comparison = judge(runs) if study.definition.looks else None
+    further = next_look(runs, comparison) if comparison else []
     queue = Queue(request.directory)
     for option, context in runs.data():
         prepare(option, context=context)  # once, here; nodes may have no network
@@ -93,7 +100,7 @@ def submit(
     if by_other_code:
         progress.say(by_other_code)
     waiting, queued, status = [], 0, errors.OK
-    for job in [*asked, *tuned]:
+    for job in {job.path: job for job in [*asked, *tuned, *ended_later(runs), *further]}.values():
         if job.state()[0] == "lost" and (why := queue.crash(job.path)):
             mark_failed(job.path, why)
         state, reason = job.state()
@@ -110,8 +117,24 @@ def submit(
     progress.say(said + (f", {queued} are in the queue already" if queued else ""))
     if study.definition.lr_grid and any(runs.best_rate(arm) is None for arm in study.all_arms):
         progress.say("when the tuning runs have ended, the same command submits every arm at its best learning rate")
+    if study.definition.looks:
+        _say_looks(runs, comparison, further, bool(waiting or queued), progress)
     progress.handed_over(bool(waiting or queued))
     return errors.OK if waiting or queued else status
+
+
+def _say_looks(
+    runs: Runs, comparison: Comparison | None, further: list[Job], going_on: bool, progress: Progress
+) -> None:
+    if further:
+        progress.say(title(runs, further))
+    if going_on:
+        progress.say("when these have ended, the same command submits the next look for the arms that are undecided")
+    elif comparison and comparison.look and not further:
+        for line in outcomes(runs, comparison):
+            progress.say(line)
+    else:
+        progress.say(f"look {comparison.look + 1 if comparison else 1} is not complete, so no arm gets further seeds")
 
 
 def require_slurm() -> None:

@@ -5,7 +5,7 @@
     design: one_at_a_time                 or leave_one_out, grid, pairwise_interactions, list
     factors: {norm: [layer, rms]}         a key and its values; not with `arms`
     arms: [norm=layer, [norm=rms, bias=on]]    overrides, as typed or as a list; design: list
-    seeds: [0, 1, 2, 3, 4]
+    seeds: [0, 1, 2, 3, 4]                or {looks: [5, 8, 12, 20]}: more seeds only for arms that are undecided
 
 The other keys are in `Definition`. On the command line `vary.KEY=A,B` is a factor, the keys above are themselves, and
 every other override joins the baseline.
@@ -13,8 +13,10 @@ every other override joins the baseline.
 
 from __future__ import annotations
 
+import math
 import shlex
 from dataclasses import dataclass, field, fields, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +25,14 @@ import yaml
 from nexus_ablate.config import OPTION_GROUPS, TrainConfig, key, keys_of
 from nexus_ablate.errors import ConfigError, unknown
 from nexus_ablate.registry import conf_dir
-from nexus_ablate.schema import show
+from nexus_ablate.schema import Constraint, show
 
 SEEDS = [0, 1, 2, 3, 4]
 TUNING_SEEDS = [1001]
+MAX_SEEDS = 1000
+LOOK_WEIGHTS = [0.15, 0.20, 0.25, 0.40]
+"""Of four looks; another number of looks is weighted by their seeds."""
+_LOOKS = {"looks": f"list of int [2, {MAX_SEEDS}]", "weights": "list of float (0, 1)"}
 _BUDGETS = ("train.steps", "train.tokens", "train.flops")
 _LAUNCH = ("runs_dir", *(f"train.{f.name}" for f in fields(TrainConfig) if not f.metadata["science"]))
 """Keys that say how runs are carried out: they belong to a launch and never to a study."""
@@ -50,6 +56,17 @@ class Definition:
     delta_min: Any = key("auto | float (0, inf)", "smallest difference that matters, in units of the endpoint")
     factors: dict[str, list[str]] = field(default_factory=dict)
     arms: list[list[str]] = field(default_factory=list)
+    looks: list[int] = field(default_factory=list)
+    """Numbers of seeds, rising to that of `seeds`: after each look only undecided arms get the seeds of the next."""
+    look_weights: list[float] = field(default_factory=list)
+    """Each look's share of the error rate; they add up to 1."""
+    confirms: str = ""
+    """The study whose claims this one judges on fresh seeds."""
+
+    @property
+    def first_seeds(self) -> list[int]:
+        """Those that every arm is trained with: of the first look, or all."""
+        return self.seeds[: self.looks[0]] if self.looks else self.seeds
 
     def __post_init__(self) -> None:
         if bool(self.factors) == bool(self.arms):
@@ -68,6 +85,8 @@ class Definition:
                 raise ConfigError(f"{name} names one twice", show(values))
         if not self.seeds:
             raise ConfigError("a study needs seeds", "[]", "seeds=0,1,2,3,4")
+        if len(self.seeds) > MAX_SEEDS:
+            raise ConfigError(f"a study has at most {MAX_SEEDS} seeds", str(len(self.seeds)), "seeds=0,1,2,3,4")
         if shared := set(self.seeds) & set(self.tuning_seeds):
             fix = f"a seed that chose the learning rate flatters its arm; tuning_seeds={TUNING_SEEDS[0]}"
             raise ConfigError("tuning_seeds and seeds overlap", show(sorted(shared)), fix)
@@ -85,6 +104,8 @@ class Request:
     definition: Definition
     launch: list[str]
     runs_dir: Path
+    solved: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """How arms were matched in the study that this one confirms, by their overrides."""
 
     @property
     def directory(self) -> Path:
@@ -99,7 +120,7 @@ def read_request(arguments: list[str]) -> Request:
     Raises:
         ConfigError: Anything about it that cannot be.
     """
-    source, given, factors, overrides, launch = "", {}, {}, [], []
+    source, given, looks, factors, overrides, launch = "", {}, {}, {}, [], []
     for text in arguments:
         name, _, value = text.partition("=")
         if name == "study":
@@ -108,16 +129,27 @@ def read_request(arguments: list[str]) -> Request:
             factors[name.removeprefix("vary.")] = _items(name, value)
         elif name in KEYS and name != "baseline":
             given[name] = _flat(_items(name, value)) if KEYS[name].text.startswith("list") else _number(value)
+        elif name in ("seeds.looks", "seeds.weights"):
+            looks[name.removeprefix("seeds.")] = _flat(_items(name, value))
         elif name in ("seed", "rerun"):
             raise ConfigError(f"a study does not take {name}", text, "seeds=0,1,2")
         elif _says_how(name):
             launch.append(text)
         else:
             overrides.append(text)
+    if looks and "seeds" in given:
+        got = f"seeds={show(given['seeds'])} beside seeds.{next(iter(looks))}"
+        raise ConfigError("looks say which seeds there are", got, "seeds.looks=5,8,12,20 alone, or seeds=0,1,2,3,4")
+    given |= {"seeds": looks} if looks else {}
     launch = merged(launch)
-    runs_dir = Path(next((text.partition("=")[2] for text in launch if key_of(text) == "runs_dir"), "runs"))
+    runs_dir = runs_dir_of(launch)
     definition = _definition(source, given, factors, runs_dir)
     return Request(replace(definition, baseline=merged([*definition.baseline, *overrides])), launch, runs_dir)
+
+
+def runs_dir_of(launch: list[str]) -> Path:
+    """Where the runs of a launch go."""
+    return Path(next((text.partition("=")[2] for text in launch if key_of(text) == "runs_dir"), "runs"))
 
 
 def _definition(source: str, given: dict[str, Any], factors: dict[str, list[Any]], runs_dir: Path) -> Definition:
@@ -125,8 +157,7 @@ def _definition(source: str, given: dict[str, Any], factors: dict[str, list[Any]
     shipped = shipped_studies()
     stored = runs_dir / source / "study.yaml"
     if source.endswith((".yaml", ".yml")):
-        path = Path(source).expanduser()
-        values = {"name": path.stem} | _read(path)
+        values = read_file(Path(source).expanduser())
     elif source in shipped:
         values = {"name": source} | _read(shipped[source])
     elif factors:
@@ -135,11 +166,16 @@ def _definition(source: str, given: dict[str, Any], factors: dict[str, list[Any]
     elif source and stored.is_file():
         values = asked_before(_read(stored))
     else:
-        known = [*shipped, *(path.parent.name for path in runs_dir.glob("*/study.yaml"))]
-        error = unknown("there is no study of this name", source, known)
+        error = unknown_study(source, runs_dir)
         raise ConfigError(error.what, error.got, f"{error.fix}, or make one: vary.norm=layer,rms")
     values["factors"] = (values.get("factors") or {}) | factors
     return define(values | given)
+
+
+def unknown_study(name: str, runs_dir: Path) -> ConfigError:
+    """The error for a study that is neither shipped nor launched, with the nearest one that is."""
+    known = [*shipped_studies(), *(path.parent.name for path in runs_dir.glob("*/study.yaml"))]
+    return unknown("there is no study of this name", name, known)
 
 
 def shipped_studies() -> dict[str, Path]:
@@ -177,6 +213,9 @@ def define(values: dict[str, Any]) -> Definition:
     complete["baseline"] = overrides_of(complete["baseline"])
     if "question" not in complete:
         raise ConfigError(f"study {complete['name']} asks nothing", fix="question: what the study is to decide")
+    looks, weights = _looks(complete["seeds"]) if isinstance(complete["seeds"], dict) else ([], [])
+    if looks:
+        complete["seeds"] = list(range(looks[-1]))
     for name in ("lr_grid", "seeds", "tuning_seeds"):
         if isinstance(complete[name], list):
             complete[name] = [_number(item) for item in complete[name]]
@@ -184,7 +223,40 @@ def define(values: dict[str, Any]) -> Definition:
         **{name: KEYS[name].accept(name, complete[name]) for name in KEYS},  # type: ignore[arg-type]
         factors={str(name): [show(value) for value in values] for name, values in factors.items()},
         arms=[overrides_of(arm) for arm in arms],
+        looks=looks,
+        look_weights=weights,
     )
+
+
+def _looks(given: dict[str, Any]) -> tuple[list[int], list[float]]:
+    """Looks and their weights from `{looks: [5, 8, 12, 20], weights: [...]}`.
+
+    Raises:
+        ConfigError: Anything about them that cannot be.
+    """
+    for name in given:
+        if name not in _LOOKS:
+            raise unknown("seeds has no key of this name", str(name), _LOOKS)
+    looks = _numbers("looks", given.get("looks"))
+    if len(looks) < 2 or any(after <= before for before, after in pairwise(looks)):
+        what = f"seeds.looks takes two or more rising numbers of seeds, from 2 to {MAX_SEEDS}"
+        raise ConfigError(what, show(given.get("looks", [])), "seeds.looks=5,8,12,20")
+    if given.get("weights") is None:
+        return looks, LOOK_WEIGHTS if len(looks) == len(LOOK_WEIGHTS) else [look / sum(looks) for look in looks]
+    weights = _numbers("weights", given["weights"])
+    if len(weights) != len(looks) or not math.isclose(math.fsum(weights), 1, abs_tol=1e-6):
+        what = f"seeds.weights takes {len(looks)} positive numbers that add up to 1, one per look"
+        raise ConfigError(what, show(given["weights"]), "leave seeds.weights out")
+    return looks, weights
+
+
+def _numbers(name: str, value: Any) -> list[Any]:
+    """The numbers of a list in `_LOOKS`, empty where it holds something else."""
+    try:
+        accepted: Any = Constraint(_LOOKS[name]).accept(name, value)
+        return accepted
+    except ConfigError:
+        return []
 
 
 def asked_before(stored: dict[str, Any]) -> dict[str, Any]:
@@ -200,6 +272,8 @@ def asked_before(stored: dict[str, Any]) -> dict[str, Any]:
         ]
         arms += [other["overrides"] for name in ("equal", "refused") for other in stored.get(name, [])]
         kept = {name: stored[name] for name in KEYS if name in stored and name not in ("baseline", "design")}
+        if stored.get("looks"):
+            kept["seeds"] = {"looks": list(stored["looks"]), "weights": list(stored["look_weights"])}
         return kept | {"baseline": stored["baseline"]["overrides"], "arms": arms}
     except (LookupError, TypeError, AttributeError) as error:
         got, fix = f"{type(error).__name__}: {error}", "restore it, or launch under a new name="
@@ -239,6 +313,11 @@ def key_of(override: str) -> str:
     return override.lstrip("+").partition("=")[0]
 
 
+def is_launch(text: str) -> bool:
+    """Whether a word of a command is an override that says how runs are carried out."""
+    return "=" in text and _says_how(key_of(text))
+
+
 def _says_how(name: str) -> bool:
     return name in _LAUNCH or name.split(".")[0] == "tracker"
 
@@ -251,9 +330,9 @@ def _items(name: str, text: str) -> list[Any]:
         raise ConfigError(f"{name} cannot be read", text, f"{name}=A,B") from error
 
 
-def _flat(items: list[Any]) -> list[Any]:
+def _flat(items: list[Any]) -> Any:
     """`seeds=[0,1]` is `seeds=0,1`."""
-    return items[0] if len(items) == 1 and isinstance(items[0], list) else items
+    return items[0] if len(items) == 1 and isinstance(items[0], list | dict) else items
 
 
 def _number(value: Any) -> Any:
@@ -262,6 +341,15 @@ def _number(value: Any) -> Any:
         return float(value) if isinstance(value, str) else value
     except ValueError:
         return value
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """The values of a study's YAML, with its name.
+
+    Raises:
+        ConfigError: It cannot be read.
+    """
+    return {"name": path.stem} | _read(path)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -1,13 +1,15 @@
 """The runs of a study: which there are, where they lie, how far they are.
 
 Every arm is trained with every seed. With a learning-rate grid every arm is also tuned, all rates with the tuning
-seeds, and then trained with every seed at the rate that was best for it.
+seeds, and then trained with every seed at the rate that was best for it. With looks, every arm is trained with the
+seeds of the first one; those of later looks are for the arms that are undecided, at the rate that decides.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -83,8 +85,8 @@ class Runs:
 
     @cached_property
     def claims(self) -> list[Job]:
-        """Every arm with every seed; seed by seed, so that what is done so far can be compared."""
-        return [self._job(arm, seed) for seed in self.study.definition.seeds for arm in self.study.all_arms]
+        """Every arm with every seed (of the first look); seed by seed, so that what is done so far can be compared."""
+        return [self._job(arm, seed) for seed in self.study.definition.first_seeds for arm in self.study.all_arms]
 
     @cached_property
     def tuning(self) -> list[Job]:
@@ -98,23 +100,32 @@ class Runs:
         ]
 
     def tuned(self) -> list[Job]:
-        """Every tuned arm at its best rate with every seed, where that is not among `claims` already."""
-        asked = self.study.definition
-        best = {arm.name: self.best_rate(arm) for arm in self.study.all_arms} if asked.lr_grid else {}
-        found = [
-            self._job(arm, seed, lr)
-            for seed in asked.seeds
-            for arm in self.study.all_arms
-            if (lr := best.get(arm.name)) is not None
-        ]
+        """Every tuned arm at its best rate with every seed of `claims`, where that is not among them already."""
         known = {job.path for job in self.claims}
+        found = self.deciding(self.study.all_arms, self.study.definition.first_seeds)
         return [job for job in found if job.path not in known]
+
+    def later(self) -> list[Job]:
+        """What looks after the first can need: every arm with every further seed."""
+        asked = self.study.definition
+        return self.deciding(self.study.all_arms, asked.seeds[len(asked.first_seeds) :])
+
+    def deciding(self, arms: Sequence[Arm], seeds: Sequence[int]) -> list[Job]:
+        """The runs that a verdict rests on: with a learning-rate grid each arm's at its best rate, once it is known."""
+        rates = {arm.name: self.best_rate(arm) for arm in arms if self._tuning_losses(arm) is not None}
+        return [self._job(arm, seed, rates[arm.name]) for seed in seeds for arm in arms if arm.name in rates]
 
     def best_rate(self, arm: Arm) -> float | None:
         """The rate of the grid with the lowest mean endpoint over the tuning seeds; None until all runs have ended.
 
         A rate at which a run diverged is not taken.
         """
+        means = self._tuning_losses(arm) or {}
+        best = min(means, key=lambda lr: means[lr], default=None)
+        return best if best is not None and math.isfinite(means[best]) else None
+
+    def _tuning_losses(self, arm: Arm) -> dict[float, float] | None:
+        """The mean endpoint at each rate of the grid, infinite where a run diverged; None until all runs have ended."""
         asked = self.study.definition
         means = {}
         for lr in asked.lr_grid:
@@ -123,8 +134,7 @@ class Runs:
                 return None
             ends = [endpoint_of(job, asked.endpoint) for job in jobs]
             means[lr] = math.fsum(ends) / len(ends)
-        best = min(means, key=lambda lr: means[lr])
-        return best if math.isfinite(means[best]) else None
+        return means
 
     def _job(self, arm: Arm, seed: int, lr: float | None = None) -> Job:
         asked = self.study.definition

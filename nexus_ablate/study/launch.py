@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from nexus_ablate import errors
@@ -12,10 +14,11 @@ from nexus_ablate.study.cost import PROCESS_BYTES, cost_of, free_memory
 from nexus_ablate.study.definition import Request
 from nexus_ablate.study.design import Study, expand
 from nexus_ablate.study.jobs import Job, Runs
+from nexus_ablate.study.looks import ended_later, judge, next_look, outcomes, title
 from nexus_ablate.study.other_code import check_code
 from nexus_ablate.study.progress import Progress
 from nexus_ablate.study.queue import Places, places, run_queue
-from nexus_ablate.study.record import read_record, solved_before, write_record
+from nexus_ablate.study.record import read_record, solved_before, with_added_seeds, write_record
 from nexus_ablate.study.worker import Answer
 
 SETTLED_STATUS = {"finished": errors.OK, "diverged": errors.DIVERGED}
@@ -23,7 +26,8 @@ SETTLED_STATUS = {"finished": errors.OK, "diverged": errors.DIVERGED}
 
 def expanded(request: Request) -> Study:
     """The arms of a study, those of an earlier launch as they were matched then."""
-    return expand(request.definition, solved_before(read_record(request.directory)), request.launch)
+    record = read_record(request.directory)
+    return expand(with_added_seeds(request.definition, record), solved_before(record) or request.solved, request.launch)
 
 
 def launch(
@@ -53,7 +57,7 @@ def launch(
     study = expanded(request)
     runs = Runs(study, request)
     first = [*runs.claims, *runs.tuning]
-    by_other_code = check_code(study.definition.name, [*first, *runs.tuned()], retrain)
+    by_other_code = check_code(study.definition.name, [*first, *runs.tuned(), *runs.later()], retrain)
     if any(job.state()[0] == "missing" for job in first):
         for option, context in runs.data():
             prepare(option, context=context)  # once, before there are workers and before anything is made
@@ -62,16 +66,45 @@ def launch(
     if by_other_code:
         progress.say(by_other_code)
     statuses: dict[Path, int] = {}
-    stopped = _run(first, request, workers, retry_failed, progress, statuses, limit)
+    run = partial(
+        _run,
+        request=request,
+        workers=workers,
+        retry_failed=retry_failed,
+        progress=progress,
+        statuses=statuses,
+        limit=limit,
+    )
+    stopped = run(first)
     if not stopped and study.definition.lr_grid:
         for arm in study.all_arms:
             if runs.best_rate(arm) is None:
                 progress.say(f"{arm.name}: no best learning rate, because a tuning run failed or all diverged")
-        stopped = _run(runs.tuned(), request, workers, retry_failed, progress, statuses, limit)
+        stopped = run(runs.tuned())
+    if not stopped and study.definition.looks:
+        stopped = _run_looks(runs, run, progress, statuses)
     progress.end(stopped)
     if stopped:
         return errors.PREEMPTED
     return next((status for status in statuses.values() if status != errors.OK), errors.OK)
+
+
+def _run_looks(runs: Runs, run: Callable[[list[Job]], str], progress: Progress, statuses: dict[Path, int]) -> str:
+    """Judge after each look and run the next one, until every arm is decided; the signal that asked to stop, or ''."""
+    run(ended_later(runs))
+    judged = 0
+    while (comparison := judge(runs)) is not None and comparison.look > judged:
+        judged = comparison.look
+        jobs = next_look(runs, comparison)
+        if not jobs:
+            for line in outcomes(runs, comparison):
+                progress.say(line)
+            return ""
+        progress.say(title(runs, jobs))
+        if stopped := run([job for job in jobs if job.path not in statuses]):
+            return stopped
+    progress.say(f"look {judged + 1} is not complete, so no arm gets further seeds")
+    return ""
 
 
 def _run(

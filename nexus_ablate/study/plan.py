@@ -12,6 +12,7 @@ from nexus_ablate.schema import show
 from nexus_ablate.study.cost import Cost, cost_of, measured_speed, seconds_of
 from nexus_ablate.study.design import Arm, Study
 from nexus_ablate.study.jobs import Job, Runs
+from nexus_ablate.study.looks import ended_later
 from nexus_ablate.study.match import FAIL_SHARE, UNITS, WARN_SHARE
 from nexus_ablate.study.other_code import by_other_code, files_of
 from nexus_ablate.study.queue import Places
@@ -55,6 +56,7 @@ class Plan:
         states: Runs by state, those of tuned arms not counted.
         runs: All of them; with a learning-rate grid up to `tuned_runs` more.
         seconds: What is missing takes so long on `where`, None where no speed is known.
+        later_runs, later_seconds: What further looks add if no arm is decided before the last one.
     """
 
     study: Study
@@ -65,6 +67,8 @@ class Plan:
     seconds: float | None
     where: Places
     fairness: list[Verdict]
+    later_runs: int = 0
+    later_seconds: float | None = 0.0
 
 
 def make_plan(study: Study, runs: Runs, where: Places) -> Plan:
@@ -83,16 +87,26 @@ def make_plan(study: Study, runs: Runs, where: Places) -> Plan:
         seconds = None if pace is None else seconds_of(arm.config, cost, pace)
         more = (cost.params / base.params - 1, cost.flops_per_token / base.flops_per_token - 1)
         arms.append(ArmPlan(arm, cost, *more, seconds, known is not None))
+    per_run = {plan.arm.name: plan.seconds for plan in arms}
+    ended = ended_later(runs)
     states: dict[str, int] = {}
     left = []
-    for job in jobs:
+    for job in [*jobs, *ended]:
         state = job.state()[0]
         states[state] = states.get(state, 0) + 1
         if state not in ("finished", "diverged", "failed"):
-            left.append(next(plan.seconds for plan in arms if plan.arm.name == job.of))
-    tuned = len(study.all_arms) * len(study.definition.seeds) if study.definition.lr_grid else 0
-    total = None if None in left else math.fsum(left) / where.workers
-    return Plan(study, arms, states, len(jobs), tuned, total, where, [*fairness(study, costs), *_code(jobs)])
+            left.append(per_run[job.of])
+    asked = study.definition
+    tuned = len(study.all_arms) * len(asked.first_seeds) if asked.lr_grid else 0
+    later = len(asked.seeds) - len(asked.first_seeds)
+    left_later = [per_run[arm.name] for arm in study.all_arms for _ in range(later)]
+    for job in ended:
+        left_later.remove(per_run[job.of])
+    total, total_later = (
+        None if None in seconds else math.fsum(seconds) / where.workers for seconds in (left, left_later)
+    )
+    more = (later * len(study.all_arms), total_later)
+    return Plan(study, arms, states, len(jobs), tuned, total, where, [*fairness(study, costs), *_code(jobs)], *more)
 
 
 def _code(jobs: list[Job]) -> list[Verdict]:
@@ -137,6 +151,8 @@ def fairness(study: Study, costs: dict[str, Cost]) -> list[Verdict]:
         )
     few = len(asked.seeds) < CLAIM_SEEDS
     why = f"{len(asked.seeds)} seeds, every arm with each"
+    if asked.looks:
+        why = f"{asked.looks[0]} for every arm, then up to {asked.looks[-1]} for those that are undecided"
     lines.append(Verdict("WARN" if few else "PASS", "seeds", why + ("; screening, a claim needs 5" if few else "")))
     return lines
 

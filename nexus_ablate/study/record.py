@@ -6,11 +6,15 @@ arms: [{arm: "norm=layer", overrides: [...], also_changes: [...], match: {...}}]
 equal: [{overrides: [...], arm: ...}]         asked for, but the same run as that arm
 refused: [{overrides: [...], reason: ...}]
 seeds, endpoint, delta_min (auto or a number), match, lr_grid, tuning_seeds
+looks: [5, 8, 12, 20], look_weights: [...]    where further seeds are for undecided arms; `seeds` are then those of all
+confirms: NAME                                where claims of that study are judged on fresh seeds
 amendments: [{when: ..., changes: [...]}]
+added: [{when: ..., seeds: [...]}]            seeds that an amendment added, after others had been looked at
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,10 +25,10 @@ from nexus_ablate.errors import ConfigError
 from nexus_ablate.runs import atomic_write_text, storage
 from nexus_ablate.runs.record import load_yaml
 from nexus_ablate.schema import show
-from nexus_ablate.study.definition import asked_before
+from nexus_ablate.study.definition import Definition, asked_before
 from nexus_ablate.study.design import Study, label
 
-FIXED = ("question", "seeds", "match", "lr_grid", "tuning_seeds", "endpoint", "delta_min")
+FIXED = ("question", "seeds", "looks", "look_weights", "match", "lr_grid", "tuning_seeds", "endpoint", "delta_min")
 
 
 def read_record(directory: Path) -> dict[str, Any] | None:
@@ -55,6 +59,26 @@ def solved_before(record: dict[str, Any] | None) -> dict[str, dict[str, Any]]:
     }
 
 
+def with_added_seeds(definition: Definition, record: dict[str, Any] | None) -> Definition:
+    """A study as it was asked for first, with the seeds that it was given since: it is the same study."""
+    added = set(added_seeds(record or {}))
+    if record is None or [s for s in record.get("seeds", []) if s not in added] != definition.seeds:
+        return definition
+    return replace(definition, seeds=record["seeds"])
+
+
+def added_seeds(record: dict[str, Any]) -> list[int]:
+    """The seeds that a study was given after its first launch.
+
+    Raises:
+        ConfigError: Its study.yaml is damaged.
+    """
+    try:
+        return [int(seed) for entry in record.get("added") or [] for seed in entry["seeds"]]
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise ConfigError("this study.yaml is damaged", f"added: {error}", "restore it from a copy") from error
+
+
 def write_record(study: Study, directory: Path, amend: bool = False) -> None:
     """Write study.yaml at the first launch; later, check that the study is still the same.
 
@@ -77,6 +101,9 @@ def write_record(study: Study, directory: Path, amend: bool = False) -> None:
             fix = f"give it a new name (name={name}_2), or --amend, which the report will show"
             raise ConfigError(f"study {name} is fixed since its first launch", "; ".join(changes), fix)
         new["amendments"] = [*record.get("amendments", []), {"when": now, "changes": changes}]
+        new |= {name: record[name] for name in ("confirms", "added") if name in record}
+        if added := [seed for seed in new["seeds"] if seed not in record.get("seeds", [])]:
+            new["added"] = [*record.get("added", []), {"when": now, "seeds": added}]
     with storage(directory):
         directory.mkdir(parents=True, exist_ok=True)
     atomic_write_text(directory / "study.yaml", yaml.safe_dump(new, sort_keys=False, allow_unicode=True, width=120))
@@ -84,7 +111,7 @@ def write_record(study: Study, directory: Path, amend: bool = False) -> None:
 
 def differences_between(record: dict[str, Any], new: dict[str, Any]) -> list[str]:
     """What changed, a text for each part: `seeds: [0,1] -> [0,1,2]`."""
-    changes = [f"{k}: {show(record.get(k))} -> {show(new[k])}" for k in FIXED if record.get(k) != new[k]]
+    changes = [f"{k}: {show(record.get(k))} -> {show(new.get(k))}" for k in FIXED if record.get(k) != new.get(k)]
     before, after = record["baseline"]["overrides"], new["baseline"]["overrides"]
     if before != after:
         changes.append(f"baseline: {label(before)} -> {label(after)}")
@@ -119,4 +146,8 @@ def _values(study: Study) -> dict[str, Any]:
         "tuning_seeds": asked.tuning_seeds,
         "amendments": [],
     }
+    if asked.looks:
+        values |= {"looks": asked.looks, "look_weights": asked.look_weights}
+    if asked.confirms:
+        values["confirms"] = asked.confirms
     return values

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ QUEUE_SECONDS = 10.0
 """How often SLURM is asked at most."""
 _TAIL_BYTES = 65536
 LOSS = "val/loss"
+LATER = "not needed so far"
+"""The state of a run that is only trained if its arm is undecided after the look before."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,8 @@ class Line:
 
     Attributes:
         state: The effective state; `waiting`: of a study, and nobody has begun it; `queued`: in SLURM's queue;
-            `starting`: SLURM has begun its job; `damaged`: cannot be read; `unknown`: SLURM does not say.
+            `starting`: SLURM has begun its job; `damaged`: cannot be read; `unknown`: SLURM does not say;
+            `not needed so far`: of a look that this arm has not come to.
         loss: The last validation loss, in nats per token.
         against_baseline: `loss` minus the baseline's with the same seed at the same number of tokens.
         age_seconds: Since the last sign of life, or since the end.
@@ -75,7 +79,7 @@ class Watcher:
         for directory in sorted(
             {d for given in dirs for d in (given, *given.glob("*")) if (d / "study.yaml").is_file()}
         ):
-            found += [line for line in _expected(directory) if (line.study, line.arm, line.seed) not in seen]
+            found += [line for line in _expected(directory, seen) if (line.study, line.arm, line.seed) not in seen]
         return sorted(found, key=lambda line: (line.study, line.arm != "baseline", line.arm, line.seed or 0))
 
     def line(self, path: Path) -> Line:
@@ -173,14 +177,27 @@ def last_row(log: Path, name: str = "step") -> dict[str, Any]:
     return {}
 
 
-def _expected(directory: Path) -> list[Line]:
-    """The runs that a study.yaml asks for at the arms' own learning rates."""
+def _expected(directory: Path, seen: set[tuple[str, str, int | None]]) -> list[Line]:
+    """The runs that a study.yaml asks for at the arms' own learning rates.
+
+    Args:
+        seen: Study, arm and seed of the runs that are there. An arm with one of them in a look has come to that look.
+    """
     try:
         record = read_record(directory) or {}
     except ConfigError as error:
         return [Line(directory.name, "study.yaml", None, "damaged", reason=error.got, log=directory / "study.yaml")]
     arms = [record["baseline"]["arm"], *(arm["arm"] for arm in record["arms"])]
-    return [Line(directory.name, arm, seed, "waiting") for arm in arms for seed in record["seeds"]]
+    seeds, looks = record["seeds"], record.get("looks") or []
+    lines = [
+        Line(directory.name, arm, seed, "waiting") for arm in arms for seed in seeds[: looks[0] if looks else None]
+    ]
+    if record.get("lr_grid"):  # later looks are for the rates that tuning finds
+        return lines
+    for arm, (start, end) in product(arms, pairwise(looks)):
+        asked = any((directory.name, arm, seed) in seen for seed in seeds[start:end])
+        lines += [Line(directory.name, arm, seed, "waiting" if asked else LATER) for seed in seeds[start:end]]
+    return lines
 
 
 def _run_of(line: Line, directory: Path) -> str:
@@ -237,7 +254,7 @@ def table(lines: list[Line], limit: int | None = None):
 
     from nexus_ablate.errors import printable
 
-    shown = lines
+    shown = lines = [line for line in lines if line.state != LATER]
     if limit is not None and len(lines) > limit:
         order = {"running": 0, "created": 0} | dict.fromkeys(TROUBLED, 1)
         ranked = sorted(
@@ -285,7 +302,7 @@ def troubles(lines: list[Line]) -> list[str]:
 def summary(lines: list[Line]) -> str:
     """`12 finished, 1 failed, 2 running`."""
     counts = Counter(line.state for line in lines)
-    order = ["finished", *TROUBLED, "created", "running", "starting", "queued", "waiting"]
+    order = ["finished", *TROUBLED, "created", "running", "starting", "queued", "waiting", LATER]
     text = ", ".join(f"{counts[state]} {state}" for state in order if counts[state])
     waits = sorted({line.reason for line in lines if line.state == "queued" and line.reason})
     return text.replace(" queued", f" queued ({', '.join(waits)})") if waits else text

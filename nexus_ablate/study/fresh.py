@@ -1,0 +1,203 @@
+"""Fresh seeds for a study that was launched: more of them in it, or a new study that judges its claims."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import count, islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nexus_ablate.errors import ConfigError, unknown
+from nexus_ablate.runs import SETTLED
+from nexus_ablate.schema import show
+from nexus_ablate.study.definition import (
+    KEYS,
+    Request,
+    asked_before,
+    define,
+    key_of,
+    merged,
+    read_file,
+    runs_dir_of,
+    shipped_studies,
+    unknown_study,
+)
+from nexus_ablate.study.design import Arm
+from nexus_ablate.study.jobs import Runs
+from nexus_ablate.study.launch import expanded
+from nexus_ablate.study.record import read_record, write_record
+
+if TYPE_CHECKING:
+    from nexus_ablate.comparison.result import Comparison
+
+
+def find_launched(text: str, launch: list[str]) -> Request:
+    """A study as its study.yaml has it.
+
+    Args:
+        text: Its name, its file or its directory.
+        launch: Overrides that say how runs are carried out.
+
+    Raises:
+        ConfigError: There is no such study, or it has no runs.
+    """
+    directory, is_known = runs_dir_of(launch) / text, text in shipped_studies()
+    if (Path(text) / "study.yaml").is_file():
+        if given := [override for override in launch if key_of(override) == "runs_dir"]:
+            raise ConfigError("the directory of a study says where its runs are", given[0], f"leave {given[0]} out")
+        directory = Path(text) if Path(text).name not in ("", "..") else Path(text).resolve()
+        launch = [*launch, f"runs_dir={directory.parent}"]
+    elif text.endswith((".yaml", ".yml")):
+        directory, is_known = runs_dir_of(launch) / str(read_file(Path(text).expanduser())["name"]), True
+    if not (directory / "study.yaml").is_file() and not is_known:
+        raise unknown_study(text, runs_dir_of(launch))
+    if not any(directory.glob("*/s*/status.json")) or not (directory / "study.yaml").is_file():
+        name = text if is_known else directory.name
+        raise ConfigError("this study has no runs yet", str(directory), f"nexus-ablate study={name}")
+    return _request(directory, launch)
+
+
+def _request(directory: Path, launch: list[str]) -> Request:
+    values = asked_before(_record(directory)) | {"name": directory.name}
+    return Request(define(values), launch, directory.parent)
+
+
+def _record(directory: Path) -> dict[str, Any]:
+    return read_record(directory) or {}
+
+
+def with_more_seeds(request: Request, number: int) -> Request:
+    """The study with so many more seeds, none of them used before.
+
+    Where as many were added before and their runs have not all ended, it is the study as it is, which goes on.
+
+    Raises:
+        ConfigError: It has looks, or no more seeds are left.
+    """
+    asked, record = request.definition, _record(request.directory)
+    if asked.looks:
+        what = f"study {asked.name} has looks, which give undecided arms more seeds"
+        raise ConfigError(what, f"looks {show(asked.looks)}", f"nexus-ablate study={asked.name}")
+    last = record["added"][-1]["seeds"] if record.get("added") else []
+    if len(last) == number and _unsettled(request, last, but=("failed",)):
+        return request
+    write_record(expanded(request), request.directory)  # which refuses a study that is not what it was
+    used = _used(request.directory)
+    fresh = islice((seed for seed in count(max(asked.seeds) + 1) if seed not in used), number)
+    seeds: Any = KEYS["seeds"].accept("seeds", [*asked.seeds, *fresh])
+    return replace(request, definition=replace(asked, seeds=seeds))
+
+
+def confirmation(request: Request, names: Sequence[str], number: int | None) -> Request:
+    """A study that judges arms of a launched one on fresh seeds alone, or the one of them that has not ended.
+
+    Args:
+        request: The launched one.
+        names: Its arms; none: those with a claim, which is a verdict of BETTER, WORSE or EQUIVALENT.
+        number: Of seeds; None: as many as the claims rest on.
+
+    Raises:
+        ConfigError: An arm that does not exist, no claim, or another confirmation that has not ended.
+    """
+    asked, directory = request.definition, request.directory
+    if original := _record(directory).get("confirms"):
+        fix = f"nexus-ablate confirm {original}, for other fresh seeds"
+        raise ConfigError(f"study {asked.name} is a confirmation itself", f"confirms: {original}", fix)
+    runs = Runs(expanded(request), request)
+    arms = {arm.name: arm for arm in runs.study.arms}
+    for name in names:
+        if name not in arms:
+            raise unknown(f"study {asked.name} has no arm of this name", name, arms)
+    earlier = _confirmations(directory)
+    last = _request(earlier[-1], request.launch) if earlier else None
+    if last and _unsettled(last, last.definition.seeds):
+        same = not names or _texts(last.definition.arms) == _texts([_at_best(runs, arms[name]) for name in names])
+        if same and number in (None, len(last.definition.seeds)):
+            return last
+        got = f"{len(last.definition.arms)} arms x {len(last.definition.seeds)} seeds"
+        fix = f"nexus-ablate confirm {asked.name}, which goes on with it"
+        raise ConfigError(f"{last.definition.name} has not ended", got, fix)
+
+    from nexus_ablate.comparison.result import compare
+
+    comparison = compare(directory)
+    chosen = [arms[name] for name in names or _claimed(asked.name, arms, comparison)]
+    if number is None and asked.looks:
+        settled = [[j for j in runs.deciding([arm], asked.seeds) if j.state()[0] in SETTLED] for arm in chosen]
+        number = max(map(len, settled))
+    first = max(_used(directory)) + 1
+    confirmed = {tuple(_at_best(runs, arm)): arm.match for arm in chosen}
+    definition = define(
+        {
+            "name": _free_name(directory),
+            "question": f"On fresh seeds: {asked.question}",
+            "baseline": merged([*asked.baseline, *_at_best(runs, runs.study.baseline)]),
+            "arms": [list(overrides) for overrides in confirmed],
+            "seeds": list(range(first, first + (number or len(asked.seeds)))),
+            **{name: getattr(asked, name) for name in ("match", "endpoint", "delta_min")},
+        }
+    )
+    solved = {" ".join(overrides): match for overrides, match in confirmed.items() if match}
+    return Request(replace(definition, confirms=asked.name), request.launch, request.runs_dir, solved)
+
+
+def _at_best(runs: Runs, arm: Arm) -> list[str]:
+    """What an arm was asked for besides the baseline, at its best learning rate where it was tuned."""
+    asked = runs.study.definition
+    if not asked.lr_grid:
+        return arm.asked
+    rate = runs.best_rate(arm)
+    if rate is None:
+        what = f"{arm.name} has no best learning rate: a tuning run is missing, failed, or all diverged"
+        raise ConfigError(what, f"lr_grid {show(asked.lr_grid)}", f"nexus-ablate study={asked.name}")
+    return merged([*arm.asked, f"optim.lr={show(rate)}"])
+
+
+def _claimed(study: str, arms: dict[str, Arm], comparison: Comparison) -> list[str]:
+    """The arms with a claim, in the order of the study."""
+    from nexus_ablate.comparison.verdict import BETTER, EQUIVALENT, WORSE
+
+    rows = zip(comparison.arms, comparison.rows, strict=True)
+    words = {arm.name: row.verdict.word for arm, row in rows if row.verdict and arm.name in arms}
+    claimed = [name for name in arms if words.get(name) in (BETTER, WORSE, EQUIVALENT)]
+    if not claimed:
+        got = ", ".join(f"{name} {word}" for name, word in words.items())
+        fix = f"name the arms: nexus-ablate confirm {study} {next(iter(arms))}"
+        raise ConfigError(f"study {study} has no claim to confirm", got or "no verdict", fix)
+    return claimed
+
+
+def _texts(arms: Sequence[Sequence[str]]) -> set[str]:
+    return {" ".join(overrides) for overrides in arms}
+
+
+def _unsettled(request: Request, seeds: Sequence[int], but: Sequence[str] = ()) -> bool:
+    """Whether a run of these seeds has no result and is in no state of `but`."""
+    runs = Runs(expanded(request), request)
+    states = {job.state()[0] for job in [*runs.claims, *runs.tuned()] if job.seed in seeds}
+    return bool(states - {*SETTLED, *but})
+
+
+def _used(directory: Path) -> set[int]:
+    """Every seed of a study, of its tuning, of its runs and of its confirmations."""
+    used: set[int] = set()
+    for place in (directory, *_confirmations(directory)):
+        record = _record(place)
+        used |= {*record.get("seeds", []), *record.get("tuning_seeds", [])}
+        names = (path.name.removeprefix("s").partition("-")[0] for path in place.glob("*/s*-*"))
+        used |= {int(name) for name in names if name.isdecimal()}
+    return used
+
+
+def _confirmations(directory: Path) -> list[Path]:
+    """The studies that confirm this one, in their order."""
+    found = directory.parent.glob(f"{glob.escape(directory.name)}-confirm*/study.yaml")
+    places = [path.parent for path in found if _record(path.parent).get("confirms") == directory.name]
+    return sorted(places, key=lambda place: (len(place.name), place.name))
+
+
+def _free_name(directory: Path) -> str:
+    names = (f"{directory.name}-confirm{number if number > 1 else ''}" for number in count(1))
+    return next(name for name in names if not any(directory.with_name(name).glob("*")))

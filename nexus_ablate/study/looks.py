@@ -1,0 +1,62 @@
+"""Looks: the runs so far are judged, and the arms that are undecided get the seeds of the next look."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nexus_ablate.runs import SETTLED
+from nexus_ablate.study.jobs import Job, Runs
+
+if TYPE_CHECKING:
+    from nexus_ablate.comparison.result import Comparison
+
+
+def judge(runs: Runs) -> Comparison | None:
+    """The comparison of the runs so far; None until the baseline has every run of the first look."""
+    baseline = runs.deciding([runs.study.baseline], runs.study.definition.first_seeds)
+    if not baseline or any(job.state()[0] not in SETTLED for job in baseline):
+        return None
+    from nexus_ablate.comparison.result import compare
+
+    return compare(runs.request.directory)
+
+
+def next_look(runs: Runs, comparison: Comparison) -> list[Job]:
+    """The further runs of the look after the last complete one: of the undecided arms, and of the baseline.
+
+    Empty where no look is complete, no arm is undecided, or no look is left.
+    """
+    asked = runs.study.definition
+    undecided = [arm for arm in runs.study.arms if arm.name in comparison.undecided]
+    if not undecided or not 0 < comparison.look < len(asked.looks):
+        return []
+    before, after = asked.looks[comparison.look - 1 : comparison.look + 1]
+    return runs.deciding([runs.study.baseline, *undecided], asked.seeds[before:after])
+
+
+def ended_later(runs: Runs) -> list[Job]:
+    """The runs of later looks that have a result."""
+    return [job for job in runs.later() if job.state()[0] in SETTLED]
+
+
+def title(runs: Runs, jobs: list[Job]) -> str:
+    """Which look the jobs of `next_look` are, and for whom."""
+    asked = runs.study.definition
+    seeds = sorted({job.seed for job in jobs})
+    arms = dict.fromkeys(job.of for job in jobs if job.of != runs.study.baseline.name)
+    number = asked.looks.index(seeds[-1] + 1) + 1
+    return f"look {number} of {len(asked.looks)}: seeds {seeds[0]}-{seeds[-1]} for the undecided {', '.join(arms)}"
+
+
+def outcomes(runs: Runs, comparison: Comparison) -> list[str]:
+    """A line per arm: the seeds that it used, and the verdict on it."""
+    asked = runs.study.definition
+    verdicts = {}
+    for arm, row in zip(comparison.arms, comparison.rows, strict=True):
+        verdicts.setdefault(arm.name, row.verdict)  # the baseline's name may come again, for an arm that equals it
+    lines = []
+    for arm in runs.study.all_arms:
+        used = sum(job.state()[0] in SETTLED for job in runs.deciding([arm], asked.seeds))
+        verdict = verdicts.get(arm.name)
+        lines.append(f"{arm.name}: {used} of at most {len(asked.seeds)} seeds" + (f", {verdict}" if verdict else ""))
+    return lines

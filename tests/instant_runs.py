@@ -1,0 +1,88 @@
+"""A study whose runs end at once, without training, and whose verdicts the test chooses: only who runs when is real."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import yaml
+
+from nexus_ablate import errors
+from nexus_ablate.comparison.verdict import IDENTICAL, INCONCLUSIVE, WORSE, Verdict
+from nexus_ablate.runs import SETTLED
+from nexus_ablate.study.worker import Answer
+
+NOW = "2020-01-01T00:00:00+00:00"
+
+
+@dataclass
+class Instant:
+    """Takes the place of the queue and of the comparison.
+
+    Attributes:
+        decided: The look after which each arm is decided; others never are.
+        word: What is said of a decided arm.
+        failing: (folder, seed) of runs that fail.
+        stop_after: Runs until a signal stops the queue.
+        losses: The final loss by folder of the arm, 1 where it is not named.
+        trained: (folder, seed) of every run that was trained, in order.
+    """
+
+    decided: dict[str, int] = field(default_factory=dict)
+    word: str = WORSE
+    failing: set[tuple[str, int]] = field(default_factory=set)
+    stop_after: float = float("inf")
+    losses: dict[str, float] = field(default_factory=dict)
+    trained: list[tuple[str, int]] = field(default_factory=list)
+
+    def run_queue(self, jobs, where, log_dir, began, ended, tick, limit) -> str:
+        for job in jobs:
+            if self.stop_after <= 0:
+                return "SIGTERM"
+            self.stop_after -= 1
+            self.trained.append((job.arm, job.seed))
+            failed = (job.arm, job.seed) in self.failing
+            began(job)
+            self.end(job, "failed" if failed else "finished")
+            ended(job, Answer(errors.BUG, "made to fail") if failed else Answer(errors.OK))
+        return ""
+
+    def end(self, job, state: str) -> None:
+        """Write what a run that ended leaves for the study to read."""
+        job.path.mkdir(parents=True, exist_ok=True)
+        status = {"state": state, "reason": "" if state == "finished" else "made to fail", "step": 20, "updated": NOW}
+        (job.path / "status.json").write_text(json.dumps(status | {"host": "h", "pid": 1, "heartbeat": NOW}))
+        summary = {"val_loss": self.losses.get(job.arm, 1.0), "tokens_per_second": 1000.0}
+        (job.path / "summary.json").write_text(json.dumps(summary))
+
+    def compare(self, directory: Path) -> Any:
+        """What a comparison says of the study: its complete looks, who is undecided, and a word for each arm."""
+        record = yaml.safe_load((directory / "study.yaml").read_text())
+        arms = [arm["arm"] for arm in record["arms"]]
+        looks = record.get("looks") or [len(record["seeds"])]
+        undecided, number = arms, 0
+        while number < len(looks) and self.complete(directory, looks[number], undecided):
+            number += 1
+            undecided = [arm for arm in arms if self.decided.get(arm, 99) > number]
+        words = {arm: INCONCLUSIVE if arm in undecided else self.word for arm in arms}
+        rows = [SimpleNamespace(verdict=None), *(SimpleNamespace(verdict=Verdict(words[arm], "")) for arm in arms)]
+        copies = [entry["arm"] for entry in record.get("equal", [])]
+        names = [SimpleNamespace(name=name) for name in ("baseline", *arms, *copies)]
+        rows += [SimpleNamespace(verdict=Verdict(IDENTICAL, "")) for _ in copies]
+        undecided = undecided if number < len(looks) else []
+        return SimpleNamespace(look=number, undecided=undecided, arms=names, rows=rows)
+
+    def complete(self, directory: Path, look: int, undecided: list[str]) -> bool:
+        """Whether the baseline and these arms, at one rate or another, have a result at every seed of a look."""
+
+        def seeds(arm: str) -> set[int]:
+            folders = [*directory.glob(arm), *directory.glob(f"{arm},optim.lr=*")]
+            folders += directory.glob("optim.lr=*") if arm == "baseline" else []
+            paths = [path for folder in folders for path in folder.glob("s*-*")]
+            done = [path for path in paths if json.loads((path / "status.json").read_text())["state"] in SETTLED]
+            return {int(path.name[1:].partition("-")[0]) for path in done}
+
+        return all(set(range(look)) <= seeds(arm) for arm in ("baseline", *undecided))
