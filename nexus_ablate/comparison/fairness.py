@@ -378,7 +378,7 @@ def text(baseline: Arm, errors: Mapping[str, tuple[float, float]], lacking: Mapp
     larger = {label: pair for label, pair in errors.items() if pair[0] > pair[1]}
     sentences = []
     if larger:
-        numbers = ", ".join(f"{label} {a:.4f} over text, {b:.4f} over seeds" for label, (a, b) in larger.items())
+        numbers = ", ".join(f"{label} {a:.2g} over text, {b:.2g} over seeds" for label, (a, b) in larger.items())
         remedy = _more_text(baseline, max((a / b) ** 2 if b else math.inf for a, b in larger.values()))
         sentences.append(f"{remedy} would decide more than more seeds; standard errors: {numbers}")
     for reason in dict.fromkeys(filter(None, lacking.values())):
