@@ -2,6 +2,9 @@
 
 Sites inside a block begin with the branch they belong to, `attn` or `ffn`; the norm before the head is `final`. Gains
 start at `gain_init` inside the blocks and at 1 elsewhere, biases at 0.
+
+`fp32=off` computes in the precision of the matrix products. LayerNorm and RMSNorm then round every intermediate (see
+low_precision.py); the other norms round each operation, except where a compiled run keeps float32 between operations.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from nexus_ablate.axes.linear import autocasts
+from nexus_ablate.axes.low_precision import is_low, normalize_low, uncast
 from nexus_ablate.registry import Registry
 
 NORMS: Registry[nn.Module] = Registry("norm")
@@ -34,10 +38,9 @@ def first_gain(site: str, gain_init: float) -> float:
 
 def standardize(x: Tensor, eps: float, gain: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
     """gain (x - mean) / sqrt(var + eps) + bias over the last axis, in the precision of x."""
-    if not autocasts(x):
-        return F.layer_norm(x, x.shape[-1:], gain, bias, eps)
-    with torch.autocast(x.device.type, enabled=False):  # it would overrule fp32=off
-        return F.layer_norm(x, x.shape[-1:], gain, bias, eps)
+    if is_low(x):
+        return normalize_low(x, x.new_ones(x.shape[-1]) if gain is None else gain, bias, eps, centred=True)
+    return F.layer_norm(x, x.shape[-1:], gain, bias, eps)
 
 
 class _RootMeanSquare(torch.autograd.Function):
@@ -63,9 +66,12 @@ class _RootMeanSquare(torch.autograd.Function):
         return (grad * gain).addcmul_(normed, along, value=-1).mul_(inverse), product.sum(0), None
 
 
-def normalize_rms(x: Tensor, eps: float, gain: Tensor) -> Tensor:
-    """gain x / sqrt(mean(x^2) + eps) over the last axis, in the precision of x."""
-    return _RootMeanSquare.apply(x, gain, eps)  # type: ignore[return-value]
+def normalize_rms(x: Tensor, eps: float, gain: Tensor, bias: Tensor | None = None) -> Tensor:
+    """gain x / sqrt(mean(x^2) + eps) + bias over the last axis, in the precision of x."""
+    if is_low(x):
+        return normalize_low(x, gain, bias, eps, centred=False)
+    y: Tensor = _RootMeanSquare.apply(x, gain, eps)  # type: ignore[assignment]
+    return y if bias is None else y + bias
 
 
 class _Affine(nn.Module):
@@ -121,8 +127,7 @@ class RMSNorm(_Affine):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.lower(x)
-        y = normalize_rms(x, self.eps, self.gain.to(x.dtype))
-        return y if self.bias is None else y + self.bias.to(y.dtype)
+        return normalize_rms(x, self.eps, self.gain.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
 
 
 @NORMS.register("rms_zero")
@@ -140,8 +145,8 @@ class RMSNormZero(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.to(statistics_dtype(x, self.fp32))
-        y = normalize_rms(x, self.eps, (1 + self.excess).to(x.dtype))
-        return y if self.bias is None else y + self.bias.to(y.dtype)
+        gain, bias = (1 + self.excess).to(x.dtype), None if self.bias is None else self.bias.to(x.dtype)
+        return normalize_rms(x, self.eps, gain, bias)
 
 
 @NORMS.register("rms_outside")
@@ -157,8 +162,9 @@ class RMSNormOutside(_Affine):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.lower(x)
-        rms = torch.linalg.vector_norm(x, dim=-1, keepdim=True) / math.sqrt(x.shape[-1])
-        return self.affine(x / (rms + self.eps))
+        with uncast(x):
+            rms = torch.linalg.vector_norm(x, dim=-1, keepdim=True) / math.sqrt(x.shape[-1])
+            return self.affine(x / (rms + self.eps))
 
 
 @NORMS.register("t5")
@@ -200,15 +206,16 @@ class BatchNorm(_Affine):
 
     def forward(self, x: Tensor) -> Tensor:
         rows = self.lower(x).flatten(0, -2)
-        if self.training:
-            var, mean = torch.var_mean(rows, 0, correction=0)
-            with torch.no_grad():
-                unbiased = var * (len(rows) / max(1, len(rows) - 1))
-                self.running_mean.lerp_(mean.to(self.running_mean), self.momentum)
-                self.running_var.lerp_(unbiased.to(self.running_var), self.momentum)
-        else:
-            var, mean = self.running_var.to(rows), self.running_mean.to(rows)
-        return self.affine((rows - mean) * torch.rsqrt(var + self.eps)).view(x.shape)
+        with uncast(rows):
+            if self.training:
+                var, mean = torch.var_mean(rows, 0, correction=0)
+                with torch.no_grad():
+                    unbiased = var * (len(rows) / max(1, len(rows) - 1))
+                    self.running_mean.lerp_(mean.to(self.running_mean), self.momentum)
+                    self.running_var.lerp_(unbiased.to(self.running_var), self.momentum)
+            else:
+                var, mean = self.running_var.to(rows), self.running_mean.to(rows)
+            return self.affine((rows - mean) * torch.rsqrt(var + self.eps)).view(x.shape)
 
 
 @NORMS.register("scale")
@@ -223,7 +230,8 @@ class ScaleNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.to(statistics_dtype(x, self.fp32))
-        y = x * (self.gain.to(x.dtype) / x.norm(dim=-1, keepdim=True).clamp(min=self.eps))
+        with uncast(x):
+            y = x * (self.gain.to(x.dtype) / x.norm(dim=-1, keepdim=True).clamp(min=self.eps))
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
 
@@ -255,7 +263,8 @@ class DynamicTanh(_Affine):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.lower(x)
-        return self.affine(torch.tanh(self.alpha.to(x.dtype) * x))
+        with uncast(x):
+            return self.affine(torch.tanh(self.alpha.to(x.dtype) * x))
 
 
 @NORMS.register("derf")
@@ -274,7 +283,8 @@ class DynamicErf(_Affine):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.lower(x)
-        return self.affine(torch.erf(self.alpha.to(x.dtype) * x + self.shift.to(x.dtype)))
+        with uncast(x):
+            return self.affine(torch.erf(self.alpha.to(x.dtype) * x + self.shift.to(x.dtype)))
 
 
 @NORMS.register("none")
