@@ -28,6 +28,9 @@ MEANT = (
 PRESCRIBABLE = ("norm_bias", "final_norm", "embed_scale", "d_ff_ratio", "init", "qk_norm")
 """The keys whose `auto` an option may give a meaning (`qk_norm`, which has no `auto`: a placement in place of none)."""
 
+STARTS_AS = {"learned": "sqrt_d"}
+"""A value of `embed_scale` that starts as another one: where options prescribe both, it satisfies both."""
+
 
 @dataclass
 class Resolved:
@@ -73,6 +76,8 @@ def resolve(config: RunConfig) -> Resolved:
         if asked != "auto":
             return asked
         wishes = {f"{a}={o.name}": o.prescribes[name] for a, o in chosen.items() if name in o.prescribes and a != name}
+        met = {STARTS_AS.get(value) for value in wishes.values()}
+        wishes = {who: value for who, value in wishes.items() if value not in met}
         if len(set(map(str, wishes.values()))) > 1:
             got = ", ".join(f"{who} wants {show(what)}" for who, what in wishes.items())
             raise ConfigError(f"{name}=auto has two meanings here", got, f"set {name} yourself")
