@@ -79,6 +79,11 @@ class GPT(nn.Module):
         """(V, D): the embedding, where the head is tied to it."""
         return self.embedding.weight if self.head is None else self.head.weight
 
+    @property
+    def init_gains(self) -> dict[str, float]:
+        """The placement's factors on initial standard deviations, by role."""
+        return self.blocks[0].init_gains  # type: ignore[return-value]
+
     def logits(self, x_BTD: Tensor, weight_VD: Tensor) -> Tensor:
         """What the head makes of the stream with a weight."""
         logits_BTV = self.product(x_BTD, weight_VD, None)
@@ -110,8 +115,8 @@ def build_model(config: RunConfig, vocab_size: int = 256) -> GPT:
     The hashes of the z behind each initial value are kept as `model.z_hashes`.
     """
     model = GPT(config, vocab_size)
-    gains = model.placement.init_gains(config.model.n_layers)
-    model.z_hashes = initialise(model, config.seed, INITS.build(config.resolved.init, model.geometry), gains)
+    init = INITS.build(config.resolved.init, model.geometry)
+    model.z_hashes = initialise(model, config.seed, init, model.init_gains)
     return model
 
 

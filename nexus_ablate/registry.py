@@ -7,7 +7,7 @@ An option is a class in its axis file and `conf/<axis>/<name>.yaml`. The YAML is
     eps: 1.0e-6      # float (0, inf); added to the mean square, inside the root
     equation: y = g x / sqrt(mean(x^2) + eps)   (or a list of lines) what `explain` prints
     prescribes: {norm_bias: off}         what this option means by `auto` elsewhere
-    refuses: {init=gpt2: the reason}     explicit contradictions
+    refuses: {norm_bias=on: the reason}  explicit contradictions
     warns: {embed_scale=off: the reason} known traps
     equals: {norm=t5: at equal eps}      options that are the same function, and when
 

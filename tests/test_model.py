@@ -87,6 +87,8 @@ SWITCHES = {
     "gate=elementwise gate.site": ["sdpa", "value", "key", "query", "output"],
     **{f"gate={name} gate.activation": ["sigmoid", "ns_sigmoid", "silu", "identity"] for name in GATES},
     **{f"gate={name} gate.input": ["off", "on"] for name in GATES},
+    "placement=deepnorm placement.residual_scale": ["auto", "1"],
+    "placement=deepnorm placement.init_gain": ["auto", "1"],
     "gate=bondarenko gate.start": ["0.25", "0.5"],
     "gate=bondarenko gate.form": ["linear", "mlp", "all_heads"],
     "gate=bondarenko gate.form=mlp gate.hidden": ["auto", "5"],

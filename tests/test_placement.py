@@ -165,18 +165,18 @@ def test_placements_of_the_same_parts_differ(x):
 @pytest.mark.parametrize("n_layers", [2, 12, 24, 100, 1000])
 def test_deepnorm_scales_residual_and_init_as_published(n_layers):
     assert block("deepnorm", n_layers=n_layers).residual_scale == pytest.approx((2 * n_layers) ** 0.25)
-    gains = PLACEMENTS.get("deepnorm").init_gains(n_layers)
+    gains = block("deepnorm", n_layers=n_layers).init_gains
     assert gains == dict.fromkeys(("value", "attn_out", "ffn_in", "ffn_out"), pytest.approx((8 * n_layers) ** -0.25))
 
 
 @pytest.mark.parametrize(("n_layers", "gain"), [(2, 1.17741), (12, 1.78271), (1000, 2.75697)])
 def test_subln_scales_init_up_by_the_root_of_ln_2l(n_layers, gain):
-    gains = PLACEMENTS.get("subln").init_gains(n_layers)
+    gains = block("subln", n_layers=n_layers).init_gains
     assert gains == dict.fromkeys(("value", "attn_out", "ffn_in", "ffn_out"), pytest.approx(gain, abs=1e-5))
 
 
 def test_no_other_placement_scales_the_init():
-    scaling = {name for name in PLACEMENTS.names() if PLACEMENTS.get(name).init_gains(4)}
+    scaling = {name for name in PLACEMENTS.names() if block(name).init_gains}
     assert scaling == {"deepnorm", "subln"}
 
 
@@ -195,6 +195,27 @@ def test_a_gain_reaches_exactly_the_four_weight_groups(tiny, name, gain):
     assert all(n.startswith("blocks.") for n in other)
     for n in other:
         torch.testing.assert_close(scaled[n], plain[n] * gain)
+
+
+WIDE = ("model.d_model=128", "model.n_layers=4", "ffn=gelu")
+
+
+def test_deepnorm_takes_another_init_with_a_warning(tiny):
+    config = tiny("placement=deepnorm", "init=gpt2")
+    assert any("derived for Xavier" in note for note in config.resolved.notes)
+    assert config.resolved.init.name == "gpt2"
+
+
+def test_deepnorm_s_residual_scale_and_its_init_can_each_be_removed(tiny):
+    """The pitfall: the scale without its init. Each removal is said."""
+    scale_alone = tiny(*WIDE, "placement=deepnorm", "placement.init_gain=1", "init=gpt2", "init.branch_scale=off")
+    model = build_model(scale_alone)
+    assert model.blocks[0].residual_scale == pytest.approx(8**0.25)
+    assert model.blocks[0].attn.value.weight.std().item() == pytest.approx(0.02, rel=0.03)
+    assert any("residual scale without the init" in note for note in scale_alone.resolved.notes)
+    init_alone = tiny("placement=deepnorm", "placement.residual_scale=1")
+    assert build_model(init_alone).blocks[0].residual_scale == 1
+    assert any("init without the residual scale" in note for note in init_alone.resolved.notes)
 
 
 # ---------------------------------------------------------------------------------------- norms and where they stand

@@ -176,7 +176,7 @@ def totals(counts: dict[str, int], group: Callable[[str], str]) -> dict[str, int
 def initial_values(config: RunConfig, model: GPT) -> dict[str, Any]:
     """Standard deviations by role, least and largest, with the placement's gain in them."""
     init = INITS.build(config.resolved.init, model.geometry)
-    gains = model.placement.init_gains(config.model.n_layers)
+    gains = model.init_gains
     roles, stds = parameter_roles(model), {}
     for name, parameter in model.named_parameters():
         if roles[name] != VECTOR:
