@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from nexus_ablate.errors import ConfigError, unknown
-from nexus_ablate.registry import AXES, Option, option_files
+from nexus_ablate.registry import AXES, Option, check_option, option_files
 from nexus_ablate.schema import ratio, show
 
 if TYPE_CHECKING:
@@ -26,7 +26,9 @@ MEANT = (
 """The keys whose `auto` has a meaning in `resolved`."""
 
 PRESCRIBABLE = ("norm_bias", "final_norm", "embed_scale", "d_ff_ratio", "init", "qk_norm")
-"""The keys whose `auto` an option may give a meaning (`qk_norm`, which has no `auto`: a placement in place of none)."""
+"""The keys whose `auto` an option may give a meaning (`qk_norm`, which has no `auto`: a placement in place of none).
+
+With `init` come the keys of that init, as in `{init: gpt2, init.branch_scale: off}`."""
 
 STARTS_AS = {"learned": "sqrt_d"}
 """A value of `embed_scale` that starts as another one: where options prescribe both, it satisfies both."""
@@ -69,7 +71,7 @@ def resolve(config: RunConfig) -> Resolved:
     notes: list[str] = []
     prescribed: dict[str, str] = {}
     for axis, option in chosen.items():
-        for name in option.prescribes.keys() - PRESCRIBABLE:
+        for name in {key for key in option.prescribes if not key.startswith("init.")} - {*PRESCRIBABLE}:
             raise unknown(f"{axis}={option.name} prescribes a key that nothing asks it for", name, PRESCRIBABLE)
 
     def meaning(name: str, asked: Any, fallback: Any = None) -> Any:
@@ -90,6 +92,14 @@ def resolve(config: RunConfig) -> Resolved:
         return what
 
     init_name = meaning("init", config.init.name, option_files("init")["auto"].prescribes["init"])
+    init = config.init
+    if init.name == "auto":
+        who = prescribed.get("init", "")
+        wishes = next((o.prescribes for a, o in chosen.items() if f"{a}={o.name}" == who), {})
+        keys = {key: value for key, value in wishes.items() if key.startswith("init.")}
+        values = {key.removeprefix("init."): value for key, value in keys.items()}
+        init = check_option("init", default_option("init", init_name).flat() | values)
+        notes += [f"{who} also changes {key} to {show(value)}" for key, value in keys.items()]
     model, train = config.model, config.train
     qk_norm = config.qk_norm
     if "qk_norm" in chosen["placement"].prescribes and qk_norm.name == "none":  # the placement norms q, k and v itself
@@ -105,7 +115,7 @@ def resolve(config: RunConfig) -> Resolved:
         norm_bias=meaning("norm_bias", config.norm_bias) in (True, "on"),
         final_norm=meaning("final_norm", config.final_norm) in (True, "on"),
         embed_scale=meaning("embed_scale", config.embed_scale, "off"),
-        init=config.init if config.init.name == init_name else default_option("init", init_name),
+        init=init,
         qk_norm=qk_norm,
         qkv_bias=config.bias if config.qkv_bias == "auto" else config.qkv_bias == "on",
         attn_out_bias=config.bias if config.attn_out_bias == "auto" else config.attn_out_bias == "on",

@@ -27,6 +27,11 @@ EQUIVALENT: list[Equivalence] = [
         ("placement=post", "init=gpt2"),
         "DeepNorm without its two constants is post-norm",
     ),
+    Equivalence(
+        ("placement=residual_scale", "placement.branch_scale=1", "init=gpt2"),
+        ("placement=pre", "init=gpt2"),
+        "a factor of 1",
+    ),
     Equivalence(("position.form=real",), ("position.form=complex",), "two ways to compute one rotation"),
 ]
 

@@ -200,6 +200,50 @@ def test_a_gain_reaches_exactly_the_four_weight_groups(tiny, name, gain):
 WIDE = ("model.d_model=128", "model.n_layers=4", "ffn=gelu")
 
 
+def first_values(tiny, *overrides):
+    """The matrices of the third block, by role."""
+    named = dict(build_model(tiny(*WIDE, *overrides)).blocks[2].named_parameters())
+    maps = {"query": "attn.query", "value": "attn.value", "attn_out": "attn.out"}
+    maps |= {"ffn_in": "ffn.up", "ffn_out": "ffn.down"}
+    return {role: named[f"{name}.weight"] for role, name in maps.items()}
+
+
+def test_subln_starts_as_published_xavier_normal_times_the_root_of_ln_2l_but_for_queries_and_keys(tiny):
+    """Against torch's own Xavier init. With GPT-2's, the output of attention would start at 0.0102 here."""
+    for role, weight in first_values(tiny, "placement=subln").items():
+        gain = 1 if role == "query" else math.sqrt(math.log(2 * 4))
+        theirs = nn.init.xavier_normal_(torch.empty_like(weight), gain)
+        assert weight.std().item() == pytest.approx(theirs.std().item(), rel=0.03), role
+
+
+def test_mixln_starts_every_matrix_of_its_blocks_at_two_hundredths_as_in_the_authors_code(tiny):
+    for role, weight in first_values(tiny, "placement=mixln").items():
+        assert weight.std().item() == pytest.approx(0.02, rel=0.03), role
+    notes = tiny("placement=mixln").resolved.notes
+    assert "placement=mixln also changes init.branch_scale to off" in notes
+
+
+def test_residual_scale_starts_as_pre_norm_and_scales_its_branches_once(tiny):
+    scaled = build_model(tiny("placement=residual_scale"), 11)
+    plain = build_model(tiny("placement=pre", "init=gpt2"), 11)
+    torch.testing.assert_close(scaled(TOKENS), plain(TOKENS))
+    assert not torch.equal(scaled.blocks[0].attn.out.weight, plain.blocks[0].attn.out.weight)
+
+
+@pytest.mark.parametrize("name", ["subln", "mixln", "residual_scale"])
+@pytest.mark.parametrize("init", [["init=gpt2"], ["init=megatron"], ["init=mitchell"]])
+def test_an_init_that_divides_the_branch_outputs_is_allowed_with_a_warning(tiny, name, init):
+    said = ("sqrt(2L)", "sqrt(2 l)")
+    assert any(text in note for note in tiny(f"placement={name}", *init).resolved.notes for text in said)
+    assert not any(text in note for note in tiny(f"placement={name}").resolved.notes for text in said)
+
+
+def test_an_init_that_is_asked_for_is_taken_as_it_is_written(tiny):
+    assert tiny("placement=mixln", "init=gpt2").resolved.init.keys["branch_scale"] is True
+    same = tiny("placement=mixln", "init=gpt2", "init.branch_scale=off")
+    assert same.science() == tiny("placement=mixln").science()
+
+
 def test_deepnorm_takes_another_init_with_a_warning(tiny):
     config = tiny("placement=deepnorm", "init=gpt2")
     assert any("derived for Xavier" in note for note in config.resolved.notes)
