@@ -6,6 +6,7 @@ from torch import nn
 
 from nexus_ablate.axes.norm import NORMS, DynamicTanh
 from nexus_ablate.errors import ConfigError
+from nexus_ablate.model import build_model
 from nexus_ablate.resolution import default_option
 
 
@@ -69,6 +70,16 @@ def test_scale_equals_rms_with_a_scalar_gain(x):
 def test_dyt_is_gain_times_tanh_of_alpha_x_plus_bias(x):
     norm = randomise(build("dyt", bias=True))
     torch.testing.assert_close(norm(x), norm.gain * torch.tanh(norm.alpha * x) + norm.bias)
+
+
+def test_dyt_has_no_bias_as_in_the_authors_language_model_unless_one_is_asked_for(tiny):
+    """Its parameters are those of LLaMA's DynamicTanh: a scalar alpha and a gain of the width."""
+    for overrides, names in (
+        (["norm=dyt"], {"alpha", "gain"}),
+        (["norm=dyt", "norm_bias=on"], {"alpha", "gain", "bias"}),
+    ):
+        norm = build_model(tiny(*overrides), 11).blocks[0].norm_attn
+        assert {name for name, _ in norm.named_parameters()} == names
 
 
 @pytest.mark.parametrize(

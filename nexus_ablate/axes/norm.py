@@ -241,7 +241,11 @@ DYT_ALPHA = {1024: (1.0, 1.0), 2048: (1.0, 0.5), 4096: (0.8, 0.2), 8192: (0.2, 0
 
 @NORMS.register("dyt")
 class DynamicTanh(_Affine):
-    """gain * tanh(alpha x) + bias, one scalar alpha per site. Zhu et al. 2025, arXiv:2503.10622, Eq. 1."""
+    """gain * tanh(alpha x) + bias, one scalar alpha per site. Zhu et al. 2025, arXiv:2503.10622, Eq. 1.
+
+    The equation has a bias; the authors' language model (jiachenzhu/DyT, other_tasks/LLaMA) has none, so `norm_bias`
+    is off unless set.
+    """
 
     def __init__(
         self,
