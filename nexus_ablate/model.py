@@ -18,7 +18,7 @@ from nexus_ablate.axes.norm import NORMS
 from nexus_ablate.axes.placement import PLACEMENTS, Block, Parts
 from nexus_ablate.axes.position import POSITIONS
 from nexus_ablate.axes.roles import Geometry, Linear, Table
-from nexus_ablate.config import RunConfig
+from nexus_ablate.config import Option, RunConfig
 
 
 class GPT(nn.Module):
@@ -40,7 +40,10 @@ class GPT(nn.Module):
         )
 
         def norm(site: str, width: int = model.d_model) -> nn.Module:
-            return NORMS.build(config.norm, width, resolved.norm_bias, site)
+            option, sites = config.norm, config.norm_gain_sites
+            if "gain_init" in option.keys and not (site != "final" if sites == "blocks" else site in sites):
+                option = Option(option.name, option.keys | {"gain_init": 1.0})
+            return NORMS.build(option, width, resolved.norm_bias, site)
 
         def inner_norm(site: str, width: int) -> nn.Module:
             return norm(site, width) if self.placement.inner_norms else nn.Identity()

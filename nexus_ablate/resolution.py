@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -138,14 +139,45 @@ def resolve(config: RunConfig) -> Resolved:
     options = {axis: getattr(config, axis) for axis in AXES} | {"init": resolved.init}
     settings |= {f"{axis}.{k}={show(v)}" for axis, option in options.items() for k, v in option.keys.items()}
     settings |= {f"{name}={show(value)}" for name, value in vars(config).items() if not isinstance(value, Option)}
+    in_blocks = {site for site, needs in chosen["placement"].norm_sites.items() if {needs} <= settings | {""}}
+    sites = gain_sites(config, in_blocks, {"final"} if resolved.final_norm else set())
+    settings |= {f"norm.gain_init@{site}={show(config.norm.keys.get('gain_init'))}" for site in sites}
     for axis, option in chosen.items():
-        for pair in option.refuses.keys() & settings:
-            raise ConfigError(f"{axis}={option.name} and {pair} contradict each other", fix=option.refuses[pair])
         me = f"{axis}={option.name}"
-        notes += [
-            f"{me}{'' if p == me else f' with {p}'}: {option.warns[p]}" for p in sorted(option.warns.keys() & settings)
-        ]
+        for rule, reason in option.refuses.items():
+            if set(rule.split()) <= settings:
+                raise ConfigError(f"{me} and {_spelled(rule)} contradict each other", fix=reason)
+        broken = sorted(rule for rule in option.warns if set(rule.split()) <= settings)
+        notes += [f"{me}{'' if rule == me else f' with {_spelled(rule)}'}: {option.warns[rule]}" for rule in broken]
     return resolved
+
+
+def _spelled(rule: str) -> str:
+    """A rule in the words that a user types: `norm.gain_init@ffn=0` is `norm.gain_init=0 at ffn`."""
+    return " and ".join(re.sub(r"@(\w+)=(\S+)", r"=\2 at \1", setting) for setting in rule.split())
+
+
+def gain_sites(config: RunConfig, in_blocks: set[str], outside: set[str]) -> set[str]:
+    """The sites whose norms start at `norm.gain_init`.
+
+    Args:
+        in_blocks: Sites at which the placement has norms.
+        outside: And the final norm's, if there is one.
+
+    Raises:
+        ConfigError: A list of sites that would change nothing, or names a site without a norm.
+    """
+    requested, gain = config.norm_gain_sites, config.norm.keys.get("gain_init", 1.0)
+    if requested == "blocks":
+        return in_blocks
+    if gain == 1 or not requested:
+        got = f"norm_gain_sites={show(requested)} with norm={config.norm.name}, norm.gain_init={show(gain)}"
+        raise ConfigError("norm_gain_sites would change nothing", got, "norm.gain_init=0 norm_gain_sites=[ffn]")
+    for site in requested:
+        if site not in in_blocks | outside:
+            what = f"placement={config.placement.name} has no norm at this site"
+            raise unknown(what, site, sorted(in_blocks) + sorted(outside))
+    return set(requested)
 
 
 def default_option(group: str, name: str) -> Option:

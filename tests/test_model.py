@@ -63,6 +63,7 @@ SWITCHES = {
     "init.std": ["0.02", "0.1"],
     "init.branch_scale": ["off", "on"],
     "norm.gain_init": ["0.5", "1"],
+    "norm.gain_init=0.5 norm_gain_sites": ["blocks", "[attn]", "[ffn]", "[attn,final]"],
     "seed": ["0", "1"],
     "qkv_bias": ["off", "on"],
     "attn_out_bias": ["off", "on"],

@@ -141,16 +141,28 @@ def test_derf_is_gain_times_erf_of_alpha_x_plus_shift_plus_bias(x):
 
 
 @pytest.mark.parametrize("name", [n for n in NORMS.names() if "gain_init" in NORMS.keys_of(n)])
-@pytest.mark.parametrize("site", ["attn", "ffn_out", "attn_inner"])
-def test_gain_init_multiplies_what_a_norm_in_a_block_starts_with(name, site, x):
-    torch.testing.assert_close(build(name, site=site, gain_init=0.25)(x), 0.25 * build(name, site=site)(x))
-    assert torch.equal(build(name, site=site, gain_init=0.0)(x), torch.zeros_like(x))
+def test_gain_init_multiplies_what_a_norm_starts_with(name, x):
+    torch.testing.assert_close(build(name, gain_init=0.25)(x), 0.25 * build(name)(x))
+    assert torch.equal(build(name, gain_init=0.0)(x), torch.zeros_like(x))
 
 
-@pytest.mark.parametrize("name", [n for n in NORMS.names() if "gain_init" in NORMS.keys_of(n)])
-@pytest.mark.parametrize("site", ["final", "query", "key"])
-def test_gain_init_leaves_the_final_norm_and_norms_of_queries_and_keys_alone(name, site, x):
-    assert torch.equal(build(name, site=site, gain_init=0.25)(x), build(name, site=site)(x))
+@pytest.mark.parametrize(
+    ("sites", "scaled"),
+    [
+        (None, {"attn", "ffn", "attn_out", "ffn_out"}),
+        ("[ffn_out]", {"ffn_out"}),
+        ("[attn,ffn_out]", {"attn", "ffn_out"}),
+        ("[attn_out,final]", {"attn_out", "final"}),
+    ],
+)
+def test_gain_init_reaches_the_sites_that_are_named_by_default_all_in_the_blocks(tiny, sites, scaled):
+    chosen = [] if sites is None else [f"norm_gain_sites={sites}"]
+    model = build_model(tiny("placement=sandwich", "qk_norm=rms", "norm.gain_init=0.25", *chosen), 11)
+    block = model.blocks[1]
+    norms = {"attn": block.norm_attn, "ffn": block.norm_ffn, "attn_out": block.norm_attn_out}
+    norms |= {"ffn_out": block.norm_ffn_out, "final": model.final_norm, "query": block.attn.qk_norm.query}
+    assert {site for site, norm in norms.items() if norm.gain.eq(0.25).all()} == scaled
+    assert all(norm.gain.eq(1).all() for site, norm in norms.items() if site not in scaled)
 
 
 @pytest.mark.parametrize("name", [n for n in NORMS.names() if n not in ("none", "layer_nonparam")])

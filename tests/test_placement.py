@@ -1,9 +1,11 @@
+import itertools
 import math
 
 import pytest
 import torch
 from torch import nn
 
+from nexus_ablate.axes.norm import NORMS
 from nexus_ablate.axes.placement import PLACEMENTS, Parts
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.measure.probe import probe
@@ -341,28 +343,90 @@ def streams(model):
     return found
 
 
-@pytest.mark.parametrize("overrides", [["placement=rezero"], ["placement=output", "norm.gain_init=0"]], ids=",".join)
-@pytest.mark.parametrize("norm", ["rms", "layer", "scale"])
+STARTS_AS_IDENTITY = [
+    ["placement=rezero"],
+    ["placement=output", "norm.gain_init=0"],
+    ["placement=sandwich", "norm.gain_init=0", "norm_gain_sites=[attn_out,ffn_out]"],
+    ["placement=subln", "norm.gain_init=0", "norm_gain_sites=[attn_inner,ffn_inner]"],
+]
+
+
+@pytest.mark.parametrize("overrides", STARTS_AS_IDENTITY, ids=",".join)
+@pytest.mark.parametrize("norm", ["rms", "layer", "scale", "t5"])
 def test_these_blocks_start_as_the_identity(tiny, overrides, norm):
     first, *later = streams(build_model(tiny(*overrides, f"norm={norm}"), 11))
     assert all(torch.equal(first, stream) for stream in later)
 
 
-@pytest.mark.parametrize("name", PLACEMENTS.names())
-@pytest.mark.parametrize("ffn", ["swiglu", "gelu"])
-def test_no_placement_is_dead_at_gain_0_without_a_word(tiny, name, ffn):
-    """Either it refuses norm.gain_init=0, or it warns, or every parameter learns."""
+EVERY_NORM = {"parallel": ["placement.norms=2"], "rezero": ["placement.norm=on"]}
+"""Keys with which a placement has all the norms that it can have."""
+
+
+def built_sites(monkeypatch, config):
+    """The sites at which the model asks for a norm in its blocks."""
+    asked, build = [], NORMS.build
+    monkeypatch.setattr(
+        NORMS, "build", lambda option, width, bias, site: asked.append(site) or build(option, width, bias, site)
+    )
+    build_model(config, 11)
+    return set(asked) - {"final"}
+
+
+@pytest.mark.parametrize(("name", "keys"), [*((n, []) for n in PLACEMENTS.names()), *EVERY_NORM.items()])
+def test_a_placement_s_file_says_where_its_norms_are(tiny, monkeypatch, name, keys):
+    """What is refused below is decided before the model is built."""
+    said = option_files("placement")[name].norm_sites
+    built = built_sites(monkeypatch, tiny(f"placement={name}", *keys))
+    assert built == {site for site, needs in said.items() if not needs or needs in keys}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["norm_gain_sites=[ffn]"], "would change nothing"),
+        (["norm.gain_init=0", "norm_gain_sites=[]"], "would change nothing"),
+        (["norm=none", "norm_gain_sites=[ffn]"], "would change nothing"),
+        (["norm.gain_init=0", "norm_gain_sites=[fnn]"], "did you mean 'ffn'"),
+        (["norm.gain_init=0", "norm_gain_sites=ffn"], "blocks | list of text"),
+        (["norm.gain_init=0", "norm_gain_sites=[final]", "final_norm=off"], "no norm at this site"),
+    ],
+)
+def test_sites_that_change_nothing_or_are_not_there_are_refused_in_three_lines(tiny, overrides, said):
+    with pytest.raises(ConfigError) as refused:
+        tiny(*overrides)
+    assert said in str(refused.value)
+    assert len(str(refused.value).splitlines()) <= 3
+
+
+def subsets(name):
+    sites = list(option_files("placement")[name].norm_sites)
+    groups = [s for k in range(1, len(sites) + 2) for s in itertools.combinations([*sites, "final"], k)]
+    return [None, *groups]
+
+
+DEAD_OR_ALIVE = [
+    pytest.param(name, sites, ffn, marks=[] if sites is None else pytest.mark.slow)
+    for name in PLACEMENTS.names()
+    for sites in subsets(name)
+    for ffn in ("swiglu", "gelu")
+]
+
+
+@pytest.mark.parametrize(("name", "sites", "ffn"), DEAD_OR_ALIVE)
+def test_no_placement_is_dead_at_gain_0_without_a_word(tiny, name, sites, ffn):
+    """Either it refuses norm.gain_init=0 at these sites, or it warns, or every parameter learns."""
+    chosen = [] if sites is None else [f"norm_gain_sites=[{','.join(sites)}]", *EVERY_NORM.get(name, [])]
     try:
-        config = tiny(f"placement={name}", "norm.gain_init=0", f"ffn={ffn}")
+        config = tiny(f"placement={name}", "norm.gain_init=0", f"ffn={ffn}", *chosen)
     except ConfigError as refused:
-        assert "norm.gain_init=0" in str(refused)
+        assert "norm.gain_init=0 at" in str(refused) or "no norm at this site" in str(refused)
         return
     if any("norm.gain_init=0" in note for note in config.resolved.notes):
         return
     model = build_model(config, 11)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     learned = set()
-    for _ in range(5):
+    for _ in range(6):
         loss = nn.functional.cross_entropy(model(TOKENS[:, :-1]).flatten(0, 1), TOKENS[:, 1:].flatten())
         optimizer.zero_grad()
         loss.backward()

@@ -1,7 +1,7 @@
 """The norm axis. A norm is built for a width and a site and maps (..., width) to itself.
 
 Sites inside a block begin with the branch they belong to, `attn` or `ffn`; the norm before the head is `final`. Gains
-start at `gain_init` inside the blocks and at 1 elsewhere, biases at 0.
+start at `gain_init`, which the model sets to 1 at sites that `norm_gain_sites` leaves out, biases at 0.
 
 `fp32=off` computes in the precision of the matrix products. LayerNorm and RMSNorm then round every intermediate (see
 low_precision.py); the other norms round each operation, except where a compiled run keeps float32 between operations.
@@ -29,11 +29,6 @@ def statistics_dtype(x: Tensor, fp32: bool) -> torch.dtype:
     if fp32:
         return torch.float32
     return torch.get_autocast_dtype(x.device.type) if autocasts(x) else x.dtype
-
-
-def first_gain(site: str, gain_init: float) -> float:
-    """What a gain starts at: `gain_init` in the blocks, 1 elsewhere."""
-    return gain_init if site.startswith(("attn", "ffn")) else 1.0
 
 
 def standardize(x: Tensor, eps: float, gain: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
@@ -77,10 +72,10 @@ def normalize_rms(x: Tensor, eps: float, gain: Tensor, bias: Tensor | None = Non
 class _Affine(nn.Module):
     """Gain and optional bias over the width; the rest of a norm is its subclass's forward."""
 
-    def __init__(self, width: int, bias: bool, site: str, gain_init: float, fp32: bool) -> None:
+    def __init__(self, width: int, bias: bool, gain_init: float, fp32: bool) -> None:
         super().__init__()
         self.fp32 = fp32
-        self.gain = nn.Parameter(torch.full((width,), first_gain(site, gain_init)))
+        self.gain = nn.Parameter(torch.full((width,), gain_init))
         self.bias = nn.Parameter(torch.zeros(width)) if bias else None
 
     def lower(self, x: Tensor) -> Tensor:
@@ -97,7 +92,7 @@ class LayerNorm(_Affine):
     """(x - mean) / sqrt(var + eps), over the width, biased variance. Ba et al. 2016, arXiv:1607.06450, Eq. 4."""
 
     def __init__(self, width: int, bias: bool, site: str, *, eps: float, gain_init: float, fp32: bool) -> None:
-        super().__init__(width, bias, site, gain_init, fp32)
+        super().__init__(width, bias, gain_init, fp32)
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
@@ -122,7 +117,7 @@ class RMSNorm(_Affine):
     """x / sqrt(mean(x^2) + eps), over the width. Zhang & Sennrich 2019, arXiv:1910.07467, Eq. 4; eps as in Llama."""
 
     def __init__(self, width: int, bias: bool, site: str, *, eps: float, gain_init: float, fp32: bool) -> None:
-        super().__init__(width, bias, site, gain_init, fp32)
+        super().__init__(width, bias, gain_init, fp32)
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
@@ -140,7 +135,7 @@ class RMSNormZero(nn.Module):
     def __init__(self, width: int, bias: bool, site: str, *, eps: float, gain_init: float, fp32: bool) -> None:
         super().__init__()
         self.eps, self.fp32 = eps, fp32
-        self.excess = nn.Parameter(torch.full((width,), first_gain(site, gain_init) - 1))
+        self.excess = nn.Parameter(torch.full((width,), gain_init - 1))
         self.bias = nn.Parameter(torch.zeros(width)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -157,7 +152,7 @@ class RMSNormOutside(_Affine):
     """
 
     def __init__(self, width: int, bias: bool, site: str, *, eps: float, gain_init: float, fp32: bool) -> None:
-        super().__init__(width, bias, site, gain_init, fp32)
+        super().__init__(width, bias, gain_init, fp32)
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
@@ -177,7 +172,7 @@ class T5Norm(nn.Module):
     def __init__(self, width: int, bias: bool, site: str, *, eps: float, gain_init: float) -> None:
         super().__init__()
         self.eps = eps
-        self.gain = nn.Parameter(torch.full((width,), first_gain(site, gain_init)))
+        self.gain = nn.Parameter(torch.full((width,), gain_init))
 
     def forward(self, x: Tensor) -> Tensor:
         inverse_rms = torch.rsqrt(x.float().square().mean(-1, keepdim=True) + self.eps)
@@ -199,7 +194,7 @@ class BatchNorm(_Affine):
     def __init__(
         self, width: int, bias: bool, site: str, *, eps: float, momentum: float, gain_init: float, fp32: bool
     ) -> None:
-        super().__init__(width, bias, site, gain_init, fp32)
+        super().__init__(width, bias, gain_init, fp32)
         self.eps, self.momentum = eps, momentum
         self.register_buffer("running_mean", torch.zeros(width))
         self.register_buffer("running_var", torch.ones(width))
@@ -225,7 +220,7 @@ class ScaleNorm(nn.Module):
     def __init__(self, width: int, bias: bool, site: str, *, eps: float, gain_init: float, fp32: bool) -> None:
         super().__init__()
         self.eps, self.fp32 = eps, fp32
-        self.gain = nn.Parameter(torch.tensor(first_gain(site, gain_init) * math.sqrt(width)))
+        self.gain = nn.Parameter(torch.tensor(gain_init * math.sqrt(width)))
         self.bias = nn.Parameter(torch.zeros(width)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -258,7 +253,7 @@ class DynamicTanh(_Affine):
         gain_init: float,
         fp32: bool,
     ) -> None:
-        super().__init__(width, bias, site, gain_init, fp32)
+        super().__init__(width, bias, gain_init, fp32)
         nearest = min(DYT_ALPHA, key=lambda known: abs(math.log(known / width)))
         asked, published = alpha_other, DYT_ALPHA[nearest][1]
         if site.startswith("attn"):
@@ -282,7 +277,7 @@ class DynamicErf(_Affine):
     def __init__(
         self, width: int, bias: bool, site: str, *, alpha: float, shift: float, gain_init: float, fp32: bool
     ) -> None:
-        super().__init__(width, bias, site, gain_init, fp32)
+        super().__init__(width, bias, gain_init, fp32)
         self.alpha, self.shift = nn.Parameter(torch.tensor(alpha)), nn.Parameter(torch.tensor(shift))
 
     def forward(self, x: Tensor) -> Tensor:

@@ -98,7 +98,7 @@ def equations(config: RunConfig, model: GPT) -> list[dict[str, Any]]:
     own |= {key: getattr(resolved, key) for key in ("qkv_bias", "attn_out_bias")}
     own |= {key: getattr(config, key) for key in ("attn_softcap", "window", "kv_bias")}
     switches = {
-        "norm": {"norm_bias": resolved.norm_bias},
+        "norm": {"norm_bias": resolved.norm_bias, "norm_gain_sites": config.norm_gain_sites},
         "placement": {"final_norm": resolved.final_norm},
         "attention": own,
         "ffn": {"d_ff": resolved.d_ff, "ffn_bias": resolved.ffn_bias},
