@@ -127,6 +127,11 @@ class RunConfig:
     probe: ProbeConfig
     bias: bool = key("on | off", "bias of every linear map in the blocks")
     norm_bias: str = key("auto | on | off", "bias of the norms; auto: as the norm is published")
+    norm_gain_sites: Any = key(
+        "blocks | list of text",
+        "norms that start at norm.gain_init, the others at 1: of attn, ffn, attn_out, ffn_out, attn_inner, ffn_inner, "
+        "final; blocks: all but final",
+    )
     weight_decay: float = key("float [0, inf)", "decoupled, times the learning rate")
     d_ff_ratio: Any = key("auto | ratio (0, inf)", "FFN width over d_model; auto: 4, or 8/3 for gated FFNs")
     final_norm: str = key("auto | on | off", "norm before the head; auto: as the placement is published")

@@ -18,7 +18,7 @@ from nexus_ablate.axes.norm import NORMS
 from nexus_ablate.axes.placement import PLACEMENTS, Block, Parts
 from nexus_ablate.axes.position import POSITIONS
 from nexus_ablate.axes.roles import Geometry, Linear, Table
-from nexus_ablate.config import RunConfig
+from nexus_ablate.config import Option, RunConfig
 
 
 class GPT(nn.Module):
@@ -40,7 +40,10 @@ class GPT(nn.Module):
         )
 
         def norm(site: str, width: int = model.d_model) -> nn.Module:
-            return NORMS.build(config.norm, width, resolved.norm_bias, site)
+            option, sites = config.norm, config.norm_gain_sites
+            if "gain_init" in option.keys and not (site != "final" if sites == "blocks" else site in sites):
+                option = Option(option.name, option.keys | {"gain_init": 1.0})
+            return NORMS.build(option, width, resolved.norm_bias, site)
 
         def inner_norm(site: str, width: int) -> nn.Module:
             return norm(site, width) if self.placement.inner_norms else nn.Identity()
@@ -79,6 +82,11 @@ class GPT(nn.Module):
         """(V, D): the embedding, where the head is tied to it."""
         return self.embedding.weight if self.head is None else self.head.weight
 
+    @property
+    def init_gains(self) -> dict[str, float]:
+        """The placement's factors on initial standard deviations, by role."""
+        return self.blocks[0].init_gains  # type: ignore[return-value]
+
     def logits(self, x_BTD: Tensor, weight_VD: Tensor) -> Tensor:
         """What the head makes of the stream with a weight."""
         logits_BTV = self.product(x_BTD, weight_VD, None)
@@ -110,8 +118,8 @@ def build_model(config: RunConfig, vocab_size: int = 256) -> GPT:
     The hashes of the z behind each initial value are kept as `model.z_hashes`.
     """
     model = GPT(config, vocab_size)
-    gains = model.placement.init_gains(config.model.n_layers)
-    model.z_hashes = initialise(model, config.seed, INITS.build(config.resolved.init, model.geometry), gains)
+    init = INITS.build(config.resolved.init, model.geometry)
+    model.z_hashes = initialise(model, config.seed, init, model.init_gains)
     return model
 
 

@@ -7,9 +7,13 @@ An option is a class in its axis file and `conf/<axis>/<name>.yaml`. The YAML is
     eps: 1.0e-6      # float (0, inf); added to the mean square, inside the root
     equation: y = g x / sqrt(mean(x^2) + eps)   (or a list of lines) what `explain` prints
     prescribes: {norm_bias: off}         what this option means by `auto` elsewhere
-    refuses: {init=gpt2: the reason}     explicit contradictions
+    refuses: {norm_bias=on: the reason}  explicit contradictions
     warns: {embed_scale=off: the reason} known traps
     equals: {norm=t5: at equal eps}      options that are the same function, and when
+    norm_sites: [attn, ffn]              of a placement: where its norms are, or with the setting that a site needs
+
+A rule of `refuses` or `warns` names one setting, or several that hold together, with spaces between. Of a norm's
+initial gain it names the site: `norm.gain_init@ffn=0`.
 
 Every other key carries its constraint (see schema.py) and meaning as a comment, and reaches the class as a
 keyword-only argument that has no default in Python.
@@ -35,7 +39,7 @@ T = TypeVar("T")
 AXES = ("norm", "placement", "position", "attention", "normalizer", "qk_norm", "gate", "ffn", "init")
 """The groups whose options are the architecture; every option is a class in axes/ or in a plugin."""
 
-RESERVED = ("name", "equation", "prescribes", "refuses", "warns", "equals")
+RESERVED = ("name", "equation", "prescribes", "refuses", "warns", "equals", "norm_sites")
 _KEY_LINE = re.compile(r"^(?P<key>\w+):\s[^#]*#\s*(?P<comment>.+)$")
 
 
@@ -62,6 +66,8 @@ class OptionFile:
     refuses: dict[str, str]
     warns: dict[str, str]
     equals: dict[str, str]
+    norm_sites: dict[str, str]
+    """Sites of a placement's norms in the blocks, and the setting that each needs, if any."""
     plugin: Plugin | None = None
 
 
@@ -149,7 +155,7 @@ def read_option_file(axis: str, path: Path) -> OptionFile:
         constraint, meaning = comments[key]
         keys[key] = Key(key, constraint.accept(f"{axis}.{key}", default), constraint, meaning)
     summary = text.splitlines()[0].removeprefix("#").strip()
-    equation = values.get("equation") or []
+    equation, sites = values.get("equation") or [], values.get("norm_sites") or {}
     return OptionFile(
         axis=axis,
         name=path.stem,
@@ -160,6 +166,7 @@ def read_option_file(axis: str, path: Path) -> OptionFile:
         refuses=values.get("refuses") or {},
         warns=values.get("warns") or {},
         equals=values.get("equals") or {},
+        norm_sites=sites if isinstance(sites, dict) else dict.fromkeys(sites, ""),
     )
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from nexus_ablate.errors import ConfigError, unknown
-from nexus_ablate.registry import AXES, Option, option_files
+from nexus_ablate.registry import AXES, Option, check_option, option_files
 from nexus_ablate.schema import ratio, show
 
 if TYPE_CHECKING:
@@ -26,7 +27,12 @@ MEANT = (
 """The keys whose `auto` has a meaning in `resolved`."""
 
 PRESCRIBABLE = ("norm_bias", "final_norm", "embed_scale", "d_ff_ratio", "init", "qk_norm")
-"""The keys whose `auto` an option may give a meaning (`qk_norm`, which has no `auto`: a placement in place of none)."""
+"""The keys whose `auto` an option may give a meaning (`qk_norm`, which has no `auto`: a placement in place of none).
+
+With `init` come the keys of that init, as in `{init: gpt2, init.branch_scale: off}`."""
+
+STARTS_AS = {"learned": "sqrt_d"}
+"""A value of `embed_scale` that starts as another one: where options prescribe both, it satisfies both."""
 
 
 @dataclass
@@ -66,13 +72,15 @@ def resolve(config: RunConfig) -> Resolved:
     notes: list[str] = []
     prescribed: dict[str, str] = {}
     for axis, option in chosen.items():
-        for name in option.prescribes.keys() - PRESCRIBABLE:
+        for name in {key for key in option.prescribes if not key.startswith("init.")} - {*PRESCRIBABLE}:
             raise unknown(f"{axis}={option.name} prescribes a key that nothing asks it for", name, PRESCRIBABLE)
 
     def meaning(name: str, asked: Any, fallback: Any = None) -> Any:
         if asked != "auto":
             return asked
         wishes = {f"{a}={o.name}": o.prescribes[name] for a, o in chosen.items() if name in o.prescribes and a != name}
+        met = {STARTS_AS.get(value) for value in wishes.values()}
+        wishes = {who: value for who, value in wishes.items() if value not in met}
         if len(set(map(str, wishes.values()))) > 1:
             got = ", ".join(f"{who} wants {show(what)}" for who, what in wishes.items())
             raise ConfigError(f"{name}=auto has two meanings here", got, f"set {name} yourself")
@@ -85,6 +93,14 @@ def resolve(config: RunConfig) -> Resolved:
         return what
 
     init_name = meaning("init", config.init.name, option_files("init")["auto"].prescribes["init"])
+    init = config.init
+    if init.name == "auto":
+        who = prescribed.get("init", "")
+        wishes = next((o.prescribes for a, o in chosen.items() if f"{a}={o.name}" == who), {})
+        keys = {key: value for key, value in wishes.items() if key.startswith("init.")}
+        values = {key.removeprefix("init."): value for key, value in keys.items()}
+        init = check_option("init", default_option("init", init_name).flat() | values)
+        notes += [f"{who} also changes {key} to {show(value)}" for key, value in keys.items()]
     model, train = config.model, config.train
     qk_norm = config.qk_norm
     if "qk_norm" in chosen["placement"].prescribes and qk_norm.name == "none":  # the placement norms q, k and v itself
@@ -100,7 +116,7 @@ def resolve(config: RunConfig) -> Resolved:
         norm_bias=meaning("norm_bias", config.norm_bias) in (True, "on"),
         final_norm=meaning("final_norm", config.final_norm) in (True, "on"),
         embed_scale=meaning("embed_scale", config.embed_scale, "off"),
-        init=config.init if config.init.name == init_name else default_option("init", init_name),
+        init=init,
         qk_norm=qk_norm,
         qkv_bias=config.bias if config.qkv_bias == "auto" else config.qkv_bias == "on",
         attn_out_bias=config.bias if config.attn_out_bias == "auto" else config.attn_out_bias == "on",
@@ -123,14 +139,45 @@ def resolve(config: RunConfig) -> Resolved:
     options = {axis: getattr(config, axis) for axis in AXES} | {"init": resolved.init}
     settings |= {f"{axis}.{k}={show(v)}" for axis, option in options.items() for k, v in option.keys.items()}
     settings |= {f"{name}={show(value)}" for name, value in vars(config).items() if not isinstance(value, Option)}
+    in_blocks = {site for site, needs in chosen["placement"].norm_sites.items() if {needs} <= settings | {""}}
+    sites = gain_sites(config, in_blocks, {"final"} if resolved.final_norm else set())
+    settings |= {f"norm.gain_init@{site}={show(config.norm.keys.get('gain_init'))}" for site in sites}
     for axis, option in chosen.items():
-        for pair in option.refuses.keys() & settings:
-            raise ConfigError(f"{axis}={option.name} and {pair} contradict each other", fix=option.refuses[pair])
         me = f"{axis}={option.name}"
-        notes += [
-            f"{me}{'' if p == me else f' with {p}'}: {option.warns[p]}" for p in sorted(option.warns.keys() & settings)
-        ]
+        for rule, reason in option.refuses.items():
+            if set(rule.split()) <= settings:
+                raise ConfigError(f"{me} and {_spelled(rule)} contradict each other", fix=reason)
+        broken = sorted(rule for rule in option.warns if set(rule.split()) <= settings)
+        notes += [f"{me}{'' if rule == me else f' with {_spelled(rule)}'}: {option.warns[rule]}" for rule in broken]
     return resolved
+
+
+def _spelled(rule: str) -> str:
+    """A rule in the words that a user types: `norm.gain_init@ffn=0` is `norm.gain_init=0 at ffn`."""
+    return " and ".join(re.sub(r"@(\w+)=(\S+)", r"=\2 at \1", setting) for setting in rule.split())
+
+
+def gain_sites(config: RunConfig, in_blocks: set[str], outside: set[str]) -> set[str]:
+    """The sites whose norms start at `norm.gain_init`.
+
+    Args:
+        in_blocks: Sites at which the placement has norms.
+        outside: And the final norm's, if there is one.
+
+    Raises:
+        ConfigError: A list of sites that would change nothing, or names a site without a norm.
+    """
+    requested, gain = config.norm_gain_sites, config.norm.keys.get("gain_init", 1.0)
+    if requested == "blocks":
+        return in_blocks
+    if gain == 1 or not requested:
+        got = f"norm_gain_sites={show(requested)} with norm={config.norm.name}, norm.gain_init={show(gain)}"
+        raise ConfigError("norm_gain_sites would change nothing", got, "norm.gain_init=0 norm_gain_sites=[ffn]")
+    for site in requested:
+        if site not in in_blocks | outside:
+            what = f"placement={config.placement.name} has no norm at this site"
+            raise unknown(what, site, sorted(in_blocks) + sorted(outside))
+    return set(requested)
 
 
 def default_option(group: str, name: str) -> Option:

@@ -22,6 +22,16 @@ EQUIVALENT: list[Equivalence] = [
     Equivalence(("norm=rms_zero",), ("norm=t5",), "both are rms", "decay"),
     Equivalence(("ffn=gelu",), ("ffn=gelu_tanh",), "an approximation: the nonlinearities differ by at most 0.0005"),
     Equivalence(("position=irope",), ("position=rope",), "with fewer layers than position.every all have positions"),
+    Equivalence(
+        ("placement=deepnorm", "placement.residual_scale=1", "placement.init_gain=1", "init=gpt2"),
+        ("placement=post", "init=gpt2"),
+        "DeepNorm without its two constants is post-norm",
+    ),
+    Equivalence(
+        ("placement=residual_scale", "placement.branch_scale=1", "init=gpt2"),
+        ("placement=pre", "init=gpt2"),
+        "a factor of 1",
+    ),
     Equivalence(("position.form=real",), ("position.form=complex",), "two ways to compute one rotation"),
 ]
 

@@ -81,7 +81,7 @@ def test_a_run_its_repetition_and_its_picture(tiny_run, tmp_path):
 
 
 def test_a_multirun_runs_every_combination_and_a_contradiction_costs_only_itself(tiny_run, tmp_path):
-    done = nexus("-m", *tiny_run("train.steps=4"), "placement=pre,deepnorm", "init=gpt2,xavier", cwd=tmp_path)
+    done = nexus("-m", *tiny_run("train.steps=4"), "norm=rms,t5", "norm_bias=off,on", cwd=tmp_path)
     assert done.returncode == 2, done.stderr
     runs = [read_run(p) for p in find_runs([tmp_path / "runs"])]
     assert len(runs) == 3

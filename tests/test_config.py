@@ -99,7 +99,7 @@ def test_an_override_that_cannot_be_meant_is_refused_in_three_lines(override, sa
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["placement=deepnorm", "init=gpt2"], "Xavier"),
+        (["placement=lns", "init=megatron"], "scaled twice"),
         (["norm=none", "norm_bias=on"], "no norm"),
         (["train.steps=5", "train.tokens=500"], "one budget"),
         (["train.tokens=5", "train.flops=500"], "one budget"),

@@ -125,7 +125,7 @@ def test_a_site_of_some_blocks_names_them(tiny):
 def test_every_auto_says_what_it_means_and_who_prescribed_it(tiny):
     told = {a["key"]: (a["means"], a["by"]) for a in explained(tiny("norm=dyt", "placement=deepnorm"))["auto"]}
     assert told["embed_scale"] == ("learned", "norm=dyt")
-    assert told["norm_bias"] == (True, "norm=dyt")
+    assert told["norm_bias"] == (False, "norm=dyt")
     assert told["init"] == ("xavier", "placement=deepnorm")
     assert told["d_ff_ratio"] == (2.5, "ffn=swiglu")
     assert told["model.head_dim"] == (8, "d_model / n_heads")

@@ -54,12 +54,13 @@ def attention_of(x):
     "fast",
     [
         lambda x: normalize_rms(x, 1e-6, torch.ones(4)),
+        lambda x: normalize_rms(x.bfloat16(), 1e-6, torch.ones(4, dtype=torch.bfloat16)),
         attention_of,
         pytest.param(
             lambda x: linear.linear(x, torch.eye(4)), marks=pytest.mark.skipif(not linear.ONE_DNN, reason="no oneDNN")
         ),
     ],
-    ids=["rms", "attention", "linear"],
+    ids=["rms", "rms in bfloat16", "attention", "linear"],
 )
 def test_a_second_derivative_of_what_has_none_is_refused_and_not_wrong(fast, monkeypatch):
     monkeypatch.setattr(linear, "WORTH_MULTIPLYING", 0)

@@ -6,6 +6,7 @@ from torch import nn
 
 from nexus_ablate.axes.norm import NORMS, DynamicTanh
 from nexus_ablate.errors import ConfigError
+from nexus_ablate.model import build_model
 from nexus_ablate.resolution import default_option
 
 
@@ -71,6 +72,16 @@ def test_dyt_is_gain_times_tanh_of_alpha_x_plus_bias(x):
     torch.testing.assert_close(norm(x), norm.gain * torch.tanh(norm.alpha * x) + norm.bias)
 
 
+def test_dyt_has_no_bias_as_in_the_authors_language_model_unless_one_is_asked_for(tiny):
+    """Its parameters are those of LLaMA's DynamicTanh: a scalar alpha and a gain of the width."""
+    for overrides, names in (
+        (["norm=dyt"], {"alpha", "gain"}),
+        (["norm=dyt", "norm_bias=on"], {"alpha", "gain", "bias"}),
+    ):
+        norm = build_model(tiny(*overrides), 11).blocks[0].norm_attn
+        assert {name for name, _ in norm.named_parameters()} == names
+
+
 @pytest.mark.parametrize(
     ("width", "attn", "other"), [(128, 1.0, 1.0), (2048, 1.0, 0.5), (4096, 0.8, 0.2), (8192, 0.2, 0.05)]
 )
@@ -130,16 +141,28 @@ def test_derf_is_gain_times_erf_of_alpha_x_plus_shift_plus_bias(x):
 
 
 @pytest.mark.parametrize("name", [n for n in NORMS.names() if "gain_init" in NORMS.keys_of(n)])
-@pytest.mark.parametrize("site", ["attn", "ffn_out", "attn_inner"])
-def test_gain_init_multiplies_what_a_norm_in_a_block_starts_with(name, site, x):
-    torch.testing.assert_close(build(name, site=site, gain_init=0.25)(x), 0.25 * build(name, site=site)(x))
-    assert torch.equal(build(name, site=site, gain_init=0.0)(x), torch.zeros_like(x))
+def test_gain_init_multiplies_what_a_norm_starts_with(name, x):
+    torch.testing.assert_close(build(name, gain_init=0.25)(x), 0.25 * build(name)(x))
+    assert torch.equal(build(name, gain_init=0.0)(x), torch.zeros_like(x))
 
 
-@pytest.mark.parametrize("name", [n for n in NORMS.names() if "gain_init" in NORMS.keys_of(n)])
-@pytest.mark.parametrize("site", ["final", "query", "key"])
-def test_gain_init_leaves_the_final_norm_and_norms_of_queries_and_keys_alone(name, site, x):
-    assert torch.equal(build(name, site=site, gain_init=0.25)(x), build(name, site=site)(x))
+@pytest.mark.parametrize(
+    ("sites", "scaled"),
+    [
+        (None, {"attn", "ffn", "attn_out", "ffn_out"}),
+        ("[ffn_out]", {"ffn_out"}),
+        ("[attn,ffn_out]", {"attn", "ffn_out"}),
+        ("[attn_out,final]", {"attn_out", "final"}),
+    ],
+)
+def test_gain_init_reaches_the_sites_that_are_named_by_default_all_in_the_blocks(tiny, sites, scaled):
+    chosen = [] if sites is None else [f"norm_gain_sites={sites}"]
+    model = build_model(tiny("placement=sandwich", "qk_norm=rms", "norm.gain_init=0.25", *chosen), 11)
+    block = model.blocks[1]
+    norms = {"attn": block.norm_attn, "ffn": block.norm_ffn, "attn_out": block.norm_attn_out}
+    norms |= {"ffn_out": block.norm_ffn_out, "final": model.final_norm, "query": block.attn.qk_norm.query}
+    assert {site for site, norm in norms.items() if norm.gain.eq(0.25).all()} == scaled
+    assert all(norm.gain.eq(1).all() for site, norm in norms.items() if site not in scaled)
 
 
 @pytest.mark.parametrize("name", [n for n in NORMS.names() if n not in ("none", "layer_nonparam")])
@@ -173,6 +196,140 @@ def test_the_norm_does_not_see_the_scale_of_its_input(name, x):
 def test_layer_ignores_a_shift_and_rms_does_not(x):
     torch.testing.assert_close(build("layer")(x + 5), build("layer")(x), rtol=0, atol=1e-5)
     assert (build("rms")(x + 5) - build("rms")(x)).abs().max() > 0.1
+
+
+# -------------------------------------------------------------------------------------------------- low precision
+
+LOW = [torch.bfloat16, torch.float16]
+
+
+def low_input(dtype, offset, width=96):
+    x = torch.randn(64, width, generator=torch.Generator().manual_seed(1)) + offset
+    grad = torch.randn(64, width, generator=torch.Generator().manual_seed(2))
+    return x.to(dtype), grad.to(dtype)
+
+
+def rounded_by_hand(name, x, grad, gain, eps):
+    """Output, input gradient and gain gradient, every operation exact in float64 and then rounded to the precision."""
+
+    def r(value):
+        return value.to(x.dtype).double()
+
+    def mean(value):
+        return r(value.mean(-1, keepdim=True))
+
+    x64, grad, gain = x.double(), grad.double(), gain.double()
+    centred = r(x64 - mean(x64)) if name == "layer" else x64
+    inverse = r(1 / r(mean(r(centred.square())) + eps).sqrt())
+    normed = r(centred * inverse)
+    h = r(grad * gain)
+    along = r(normed * mean(r(h * normed)))
+    h = r(h - mean(h)) if name == "layer" else h
+    return r(normed * gain), r(r(h - along) * inverse), r(r(grad * normed).sum(0))
+
+
+def exactly(name, x, grad, gain, eps):
+    """The same in float64 throughout, by torch's own norms and autograd."""
+    x64, gain64 = x.double().requires_grad_(), gain.double().requires_grad_()
+    norm = nn.functional.layer_norm if name == "layer" else nn.functional.rms_norm
+    y = norm(x64, x.shape[-1:], gain64, eps=eps)
+    return y, *torch.autograd.grad(y, (x64, gain64), grad.double())
+
+
+def computed(name, x, grad, eps):
+    norm = build(name, width=x.shape[-1], eps=eps, fp32=False)
+    with torch.no_grad():
+        norm.gain.copy_(torch.linspace(0.5, 2, x.shape[-1]))
+    x = x.clone().requires_grad_()
+    y = norm(x)
+    assert y.dtype == x.dtype
+    return y.detach(), *torch.autograd.grad(y, (x, norm.gain), grad), norm.gain.detach().to(x.dtype)
+
+
+def relative(found, expected):
+    return ((found.double() - expected).norm() / expected.norm()).item()
+
+
+@pytest.mark.parametrize("name", ["layer", "rms"])
+@pytest.mark.parametrize("dtype", LOW, ids=str)
+@pytest.mark.parametrize("offset", [0, 30])
+@pytest.mark.parametrize("eps", [1e-5, 1e-6, 1e-7, 1e-8])
+def test_fp32_off_rounds_every_intermediate_of_both_passes(name, dtype, offset, eps):
+    x, grad = low_input(dtype, offset)
+    *found, gain = computed(name, x, grad, eps)
+    for ours, theirs in zip(found, rounded_by_hand(name, x, grad, gain, eps), strict=True):
+        same = (ours.double() == theirs).double().mean().item()
+        assert same > 0.98  # sums in another order, and float32 in between, now and then fall to the other neighbour
+
+
+@pytest.mark.parametrize(("name", "offset", "low", "high"), [
+    ("layer", 0, 2.5e-3, 4e-3), ("layer", 30, 2.5e-2, 5e-2), ("rms", 0, 2e-3, 4e-3), ("rms", 30, 2e-3, 6e-3),
+])  # fmt: skip
+def test_in_true_bfloat16_a_mean_offset_costs_layer_norm_ten_times_the_precision_and_rms_norm_none(
+    name, offset, low, high
+):
+    """Against float64. Fused kernels hide it: they have float32 statistics whatever their input."""
+    x, grad = low_input(torch.bfloat16, offset)
+    *found, gain = computed(name, x, grad, 1e-5)
+    exact = exactly(name, x, grad, gain, 1e-5)
+    assert low < relative(found[0], exact[0]) < high
+    fused = nn.functional.layer_norm if name == "layer" else nn.functional.rms_norm
+    assert relative(fused(x, x.shape[-1:], gain, eps=1e-5), exact[0]) < 2.4e-3
+
+
+def test_in_float16_a_small_eps_underflows_and_a_token_of_zeros_is_not_a_number():
+    zeros = torch.zeros(1, 8, dtype=torch.float16)
+    for name in ("layer", "rms"):
+        assert torch.isnan(build(name, eps=1e-8, fp32=False)(zeros)).all()
+        assert torch.equal(build(name, eps=1e-6, fp32=False)(zeros), zeros)
+
+
+@pytest.mark.parametrize("name", [n for n in NORMS.names() if "fp32" in NORMS.keys_of(n)])
+def test_autocast_lifts_no_operation_of_a_norm_in_low_precision(name):
+    """On a CPU whose autocast lifts what CUDA's does."""
+    x = torch.randn(4, 64, generator=torch.Generator().manual_seed(1)) + 30
+    norm = build(name, width=64, fp32=False)
+    expected = norm(x.bfloat16())
+    with torch.library._scoped_library("aten", "IMPL") as aten:
+        for op in ("rsqrt", "linalg_vector_norm", "mean.dim", "norm.ScalarOpt_dim"):
+            lift(aten, op)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert torch.rsqrt(x.bfloat16()).dtype == torch.float32
+            assert torch.equal(norm(x), expected)
+
+
+def lift(aten, op):
+    packet, _, overload = op.partition(".")
+    plain = getattr(getattr(torch.ops.aten, packet), overload or "default")
+
+    def lifted(x, *args, **kwargs):
+        with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)):
+            return plain(x.float(), *args, **kwargs)
+
+    aten.impl(op, lifted, "AutocastCPU")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("name", ["layer", "rms"])
+def test_a_compiled_norm_rounds_as_an_eager_one(name):
+    """The control: a compiled chain of bfloat16 operations keeps what is between them in float32."""
+    x, grad = low_input(torch.bfloat16, 30)
+    norm = build(name, width=96, fp32=False)
+
+    def both_passes(call):
+        leaf = x.clone().requires_grad_()
+        y = call(leaf)
+        return y, torch.autograd.grad(y, leaf, grad)[0]
+
+    eager, compiled = both_passes(norm), both_passes(torch.compile(lambda x: norm(x), fullgraph=True))
+    assert all(torch.equal(*pair) for pair in zip(eager, compiled, strict=True))
+
+    def chain(x):
+        centred = x - x.mean(-1, keepdim=True)
+        return centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + 1e-5)
+
+    assert not torch.equal(torch.compile(chain)(x), chain(x))
 
 
 @pytest.mark.parametrize("name", [n for n in NORMS.names() if "fp32" in NORMS.keys_of(n)])

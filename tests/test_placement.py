@@ -1,9 +1,11 @@
+import itertools
 import math
 
 import pytest
 import torch
 from torch import nn
 
+from nexus_ablate.axes.norm import NORMS
 from nexus_ablate.axes.placement import PLACEMENTS, Parts
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.measure.probe import probe
@@ -165,18 +167,18 @@ def test_placements_of_the_same_parts_differ(x):
 @pytest.mark.parametrize("n_layers", [2, 12, 24, 100, 1000])
 def test_deepnorm_scales_residual_and_init_as_published(n_layers):
     assert block("deepnorm", n_layers=n_layers).residual_scale == pytest.approx((2 * n_layers) ** 0.25)
-    gains = PLACEMENTS.get("deepnorm").init_gains(n_layers)
+    gains = block("deepnorm", n_layers=n_layers).init_gains
     assert gains == dict.fromkeys(("value", "attn_out", "ffn_in", "ffn_out"), pytest.approx((8 * n_layers) ** -0.25))
 
 
 @pytest.mark.parametrize(("n_layers", "gain"), [(2, 1.17741), (12, 1.78271), (1000, 2.75697)])
 def test_subln_scales_init_up_by_the_root_of_ln_2l(n_layers, gain):
-    gains = PLACEMENTS.get("subln").init_gains(n_layers)
+    gains = block("subln", n_layers=n_layers).init_gains
     assert gains == dict.fromkeys(("value", "attn_out", "ffn_in", "ffn_out"), pytest.approx(gain, abs=1e-5))
 
 
 def test_no_other_placement_scales_the_init():
-    scaling = {name for name in PLACEMENTS.names() if PLACEMENTS.get(name).init_gains(4)}
+    scaling = {name for name in PLACEMENTS.names() if block(name).init_gains}
     assert scaling == {"deepnorm", "subln"}
 
 
@@ -195,6 +197,71 @@ def test_a_gain_reaches_exactly_the_four_weight_groups(tiny, name, gain):
     assert all(n.startswith("blocks.") for n in other)
     for n in other:
         torch.testing.assert_close(scaled[n], plain[n] * gain)
+
+
+WIDE = ("model.d_model=128", "model.n_layers=4", "ffn=gelu")
+
+
+def first_values(tiny, *overrides):
+    """The matrices of the third block, by role."""
+    named = dict(build_model(tiny(*WIDE, *overrides)).blocks[2].named_parameters())
+    maps = {"query": "attn.query", "value": "attn.value", "attn_out": "attn.out"}
+    maps |= {"ffn_in": "ffn.up", "ffn_out": "ffn.down"}
+    return {role: named[f"{name}.weight"] for role, name in maps.items()}
+
+
+def test_subln_starts_as_published_xavier_normal_times_the_root_of_ln_2l_but_for_queries_and_keys(tiny):
+    """Against torch's own Xavier init. With GPT-2's, the output of attention would start at 0.0102 here."""
+    for role, weight in first_values(tiny, "placement=subln").items():
+        gain = 1 if role == "query" else math.sqrt(math.log(2 * 4))
+        theirs = nn.init.xavier_normal_(torch.empty_like(weight), gain)
+        assert weight.std().item() == pytest.approx(theirs.std().item(), rel=0.03), role
+
+
+def test_mixln_starts_every_matrix_of_its_blocks_at_two_hundredths_as_in_the_authors_code(tiny):
+    for role, weight in first_values(tiny, "placement=mixln").items():
+        assert weight.std().item() == pytest.approx(0.02, rel=0.03), role
+    notes = tiny("placement=mixln").resolved.notes
+    assert "placement=mixln also changes init.branch_scale to off" in notes
+
+
+def test_residual_scale_starts_as_pre_norm_and_scales_its_branches_once(tiny):
+    scaled = build_model(tiny("placement=residual_scale"), 11)
+    plain = build_model(tiny("placement=pre", "init=gpt2"), 11)
+    torch.testing.assert_close(scaled(TOKENS), plain(TOKENS))
+    assert not torch.equal(scaled.blocks[0].attn.out.weight, plain.blocks[0].attn.out.weight)
+
+
+@pytest.mark.parametrize("name", ["subln", "mixln", "residual_scale"])
+@pytest.mark.parametrize("init", [["init=gpt2"], ["init=megatron"], ["init=mitchell"]])
+def test_an_init_that_divides_the_branch_outputs_is_allowed_with_a_warning(tiny, name, init):
+    said = ("sqrt(2L)", "sqrt(2 l)")
+    assert any(text in note for note in tiny(f"placement={name}", *init).resolved.notes for text in said)
+    assert not any(text in note for note in tiny(f"placement={name}").resolved.notes for text in said)
+
+
+def test_an_init_that_is_asked_for_is_taken_as_it_is_written(tiny):
+    assert tiny("placement=mixln", "init=gpt2").resolved.init.keys["branch_scale"] is True
+    same = tiny("placement=mixln", "init=gpt2", "init.branch_scale=off")
+    assert same.science() == tiny("placement=mixln").science()
+
+
+def test_deepnorm_takes_another_init_with_a_warning(tiny):
+    config = tiny("placement=deepnorm", "init=gpt2")
+    assert any("derived for Xavier" in note for note in config.resolved.notes)
+    assert config.resolved.init.name == "gpt2"
+
+
+def test_deepnorm_s_residual_scale_and_its_init_can_each_be_removed(tiny):
+    """The pitfall: the scale without its init. Each removal is said."""
+    scale_alone = tiny(*WIDE, "placement=deepnorm", "placement.init_gain=1", "init=gpt2", "init.branch_scale=off")
+    model = build_model(scale_alone)
+    assert model.blocks[0].residual_scale == pytest.approx(8**0.25)
+    assert model.blocks[0].attn.value.weight.std().item() == pytest.approx(0.02, rel=0.03)
+    assert any("residual scale without the init" in note for note in scale_alone.resolved.notes)
+    init_alone = tiny("placement=deepnorm", "placement.residual_scale=1")
+    assert build_model(init_alone).blocks[0].residual_scale == 1
+    assert any("init without the residual scale" in note for note in init_alone.resolved.notes)
 
 
 # ---------------------------------------------------------------------------------------- norms and where they stand
@@ -276,28 +343,90 @@ def streams(model):
     return found
 
 
-@pytest.mark.parametrize("overrides", [["placement=rezero"], ["placement=output", "norm.gain_init=0"]], ids=",".join)
-@pytest.mark.parametrize("norm", ["rms", "layer", "scale"])
+STARTS_AS_IDENTITY = [
+    ["placement=rezero"],
+    ["placement=output", "norm.gain_init=0"],
+    ["placement=sandwich", "norm.gain_init=0", "norm_gain_sites=[attn_out,ffn_out]"],
+    ["placement=subln", "norm.gain_init=0", "norm_gain_sites=[attn_inner,ffn_inner]"],
+]
+
+
+@pytest.mark.parametrize("overrides", STARTS_AS_IDENTITY, ids=",".join)
+@pytest.mark.parametrize("norm", ["rms", "layer", "scale", "t5"])
 def test_these_blocks_start_as_the_identity(tiny, overrides, norm):
     first, *later = streams(build_model(tiny(*overrides, f"norm={norm}"), 11))
     assert all(torch.equal(first, stream) for stream in later)
 
 
-@pytest.mark.parametrize("name", PLACEMENTS.names())
-@pytest.mark.parametrize("ffn", ["swiglu", "gelu"])
-def test_no_placement_is_dead_at_gain_0_without_a_word(tiny, name, ffn):
-    """Either it refuses norm.gain_init=0, or it warns, or every parameter learns."""
+EVERY_NORM = {"parallel": ["placement.norms=2"], "rezero": ["placement.norm=on"]}
+"""Keys with which a placement has all the norms that it can have."""
+
+
+def built_sites(monkeypatch, config):
+    """The sites at which the model asks for a norm in its blocks."""
+    asked, build = [], NORMS.build
+    monkeypatch.setattr(
+        NORMS, "build", lambda option, width, bias, site: asked.append(site) or build(option, width, bias, site)
+    )
+    build_model(config, 11)
+    return set(asked) - {"final"}
+
+
+@pytest.mark.parametrize(("name", "keys"), [*((n, []) for n in PLACEMENTS.names()), *EVERY_NORM.items()])
+def test_a_placement_s_file_says_where_its_norms_are(tiny, monkeypatch, name, keys):
+    """What is refused below is decided before the model is built."""
+    said = option_files("placement")[name].norm_sites
+    built = built_sites(monkeypatch, tiny(f"placement={name}", *keys))
+    assert built == {site for site, needs in said.items() if not needs or needs in keys}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["norm_gain_sites=[ffn]"], "would change nothing"),
+        (["norm.gain_init=0", "norm_gain_sites=[]"], "would change nothing"),
+        (["norm=none", "norm_gain_sites=[ffn]"], "would change nothing"),
+        (["norm.gain_init=0", "norm_gain_sites=[fnn]"], "did you mean 'ffn'"),
+        (["norm.gain_init=0", "norm_gain_sites=ffn"], "blocks | list of text"),
+        (["norm.gain_init=0", "norm_gain_sites=[final]", "final_norm=off"], "no norm at this site"),
+    ],
+)
+def test_sites_that_change_nothing_or_are_not_there_are_refused_in_three_lines(tiny, overrides, said):
+    with pytest.raises(ConfigError) as refused:
+        tiny(*overrides)
+    assert said in str(refused.value)
+    assert len(str(refused.value).splitlines()) <= 3
+
+
+def subsets(name):
+    sites = list(option_files("placement")[name].norm_sites)
+    groups = [s for k in range(1, len(sites) + 2) for s in itertools.combinations([*sites, "final"], k)]
+    return [None, *groups]
+
+
+DEAD_OR_ALIVE = [
+    pytest.param(name, sites, ffn, marks=[] if sites is None else pytest.mark.slow)
+    for name in PLACEMENTS.names()
+    for sites in subsets(name)
+    for ffn in ("swiglu", "gelu")
+]
+
+
+@pytest.mark.parametrize(("name", "sites", "ffn"), DEAD_OR_ALIVE)
+def test_no_placement_is_dead_at_gain_0_without_a_word(tiny, name, sites, ffn):
+    """Either it refuses norm.gain_init=0 at these sites, or it warns, or every parameter learns."""
+    chosen = [] if sites is None else [f"norm_gain_sites=[{','.join(sites)}]", *EVERY_NORM.get(name, [])]
     try:
-        config = tiny(f"placement={name}", "norm.gain_init=0", f"ffn={ffn}")
+        config = tiny(f"placement={name}", "norm.gain_init=0", f"ffn={ffn}", *chosen)
     except ConfigError as refused:
-        assert "norm.gain_init=0" in str(refused)
+        assert "norm.gain_init=0 at" in str(refused) or "no norm at this site" in str(refused)
         return
     if any("norm.gain_init=0" in note for note in config.resolved.notes):
         return
     model = build_model(config, 11)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     learned = set()
-    for _ in range(5):
+    for _ in range(6):
         loss = nn.functional.cross_entropy(model(TOKENS[:, :-1]).flatten(0, 1), TOKENS[:, 1:].flatten())
         optimizer.zero_grad()
         loss.backward()

@@ -9,8 +9,11 @@ from transformers.models.t5 import modeling_t5
 
 from nexus_ablate.axes.position import POSITIONS, slopes
 from nexus_ablate.axes.roles import Geometry
+from nexus_ablate.composition import compose
 from nexus_ablate.errors import ConfigError
+from nexus_ablate.model import build_model
 from nexus_ablate.resolution import default_option
+from nexus_ablate.training.session import train
 
 GEOMETRY = Geometry(n_layers=2, d_model=16, n_heads=2, n_kv_heads=2, head_dim=8, d_ff=32, context=12, vocab_size=11)
 
@@ -132,6 +135,51 @@ def test_sinusoids_are_the_papers_formula():
         for i in range(8):
             assert float(wave[p, 2 * i]) == pytest.approx(math.sin(p / 10000 ** (2 * i / 16)), abs=1e-6)
             assert float(wave[p, 2 * i + 1]) == pytest.approx(math.cos(p / 10000 ** (2 * i / 16)), abs=1e-6)
+
+
+def test_sinusoids_are_added_to_the_embedding_times_the_root_of_the_width_as_in_the_paper(tiny):
+    config = tiny("position=sinusoidal")
+    assert config.resolved.embed_scale == "sqrt_d"
+    assert "position=sinusoidal also changes embed_scale to sqrt_d" in config.resolved.notes
+    model, entered = build_model(config, 11), []
+    model.blocks[0].register_forward_pre_hook(lambda module, inputs: entered.append(inputs[0][0]))
+    tokens = torch.tensor([[3, 1, 4, 1, 5]])
+    with torch.no_grad():
+        model(tokens)
+    for p, token in enumerate(tokens[0].tolist()):
+        for i in range(8):
+            angle = p / 10000 ** (2 * i / 16)
+            for channel, wave in ((2 * i, math.sin(angle)), (2 * i + 1, math.cos(angle))):
+                expected = 4 * model.embedding.weight[token, channel].item() + wave
+                assert float(entered[0][p, channel]) == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_sinusoids_no_longer_lose_to_no_positions_and_without_the_embedding_scale_they_do(tmp_path):
+    """Three runs of 30 seconds. Loss after 100, 200, 300 and 400 steps, mean of seeds 0 to 4 (SD of the last):
+
+    position=none             2.478 2.371 2.293 2.253 (0.007)
+    position=sinusoidal       2.627 2.353 2.221 2.162 (0.015)
+      ... embed_scale=off     3.154 2.886 2.700 2.632 (0.071)
+    """
+    small = ["model.n_layers=2", "model.context=64", "train.steps=400", "train.eval_every=400", "train.device=cpu"]
+    losses = {}
+    for arm in (["position=none"], ["position=sinusoidal"], ["position=sinusoidal", "embed_scale=off"]):
+        config = compose([*small, "train.threads=1", "tracker=files", f"runs_dir={tmp_path}", *arm])
+        losses[" ".join(arm)] = train(config, quiet=True).summary["val_loss"]
+    assert losses["position=sinusoidal"] < losses["position=none"] < losses["position=sinusoidal embed_scale=off"]
+
+
+def test_sinusoids_without_the_published_embedding_scale_are_allowed_with_a_warning(tiny):
+    resolved = tiny("position=sinusoidal", "embed_scale=off").resolved
+    assert resolved.embed_scale == "off"
+    assert any("drown" in note for note in resolved.notes)
+
+
+def test_a_scale_that_starts_as_the_prescribed_one_and_learns_satisfies_both_options(tiny):
+    resolved = tiny("position=sinusoidal", "norm=dyt").resolved
+    assert (resolved.embed_scale, resolved.prescribed["embed_scale"]) == ("learned", "norm=dyt")
 
 
 def test_alibi_is_minus_the_slope_times_the_distance():

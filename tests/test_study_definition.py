@@ -137,11 +137,9 @@ def test_an_arm_that_is_the_baseline_under_another_name_is_recognised():
 
 
 def test_a_refused_arm_is_listed_with_its_reason_and_stops_no_other():
-    study = expand(
-        define({"name": "x", "question": "?", "arms": ["placement=deepnorm init=gpt2", "norm=layer", "norm=rmss"]})
-    )
+    study = expand(define({"name": "x", "question": "?", "arms": ["norm=t5 norm_bias=on", "norm=layer", "norm=rmss"]}))
     assert [arm.name for arm in study.arms] == ["norm=layer"]
-    assert "derived for Xavier" in study.refused[0].why
+    assert "has no bias" in study.refused[0].why
     assert "did you mean 'rms'" in study.refused[1].why
 
 

@@ -1,7 +1,10 @@
 """The norm axis. A norm is built for a width and a site and maps (..., width) to itself.
 
 Sites inside a block begin with the branch they belong to, `attn` or `ffn`; the norm before the head is `final`. Gains
-start at `gain_init` inside the blocks and at 1 elsewhere, biases at 0.
+start at `gain_init`, which the model sets to 1 at sites that `norm_gain_sites` leaves out, biases at 0.
+
+`fp32=off` computes in the precision of the matrix products. LayerNorm and RMSNorm then round every intermediate (see
+low_precision.py); the other norms round each operation, except where a compiled run keeps float32 between operations.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from nexus_ablate.axes.linear import autocasts
+from nexus_ablate.axes.low_precision import is_low, normalize_low, uncast
 from nexus_ablate.registry import Registry
 
 NORMS: Registry[nn.Module] = Registry("norm")
@@ -27,17 +31,11 @@ def statistics_dtype(x: Tensor, fp32: bool) -> torch.dtype:
     return torch.get_autocast_dtype(x.device.type) if autocasts(x) else x.dtype
 
 
-def first_gain(site: str, gain_init: float) -> float:
-    """What a gain starts at: `gain_init` in the blocks, 1 elsewhere."""
-    return gain_init if site.startswith(("attn", "ffn")) else 1.0
-
-
 def standardize(x: Tensor, eps: float, gain: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
     """gain (x - mean) / sqrt(var + eps) + bias over the last axis, in the precision of x."""
-    if not autocasts(x):
-        return F.layer_norm(x, x.shape[-1:], gain, bias, eps)
-    with torch.autocast(x.device.type, enabled=False):  # it would overrule fp32=off
-        return F.layer_norm(x, x.shape[-1:], gain, bias, eps)
+    if is_low(x):
+        return normalize_low(x, x.new_ones(x.shape[-1]) if gain is None else gain, bias, eps, centred=True)
+    return F.layer_norm(x, x.shape[-1:], gain, bias, eps)
 
 
 class _RootMeanSquare(torch.autograd.Function):
@@ -63,18 +61,21 @@ class _RootMeanSquare(torch.autograd.Function):
         return (grad * gain).addcmul_(normed, along, value=-1).mul_(inverse), product.sum(0), None
 
 
-def normalize_rms(x: Tensor, eps: float, gain: Tensor) -> Tensor:
-    """gain x / sqrt(mean(x^2) + eps) over the last axis, in the precision of x."""
-    return _RootMeanSquare.apply(x, gain, eps)  # type: ignore[return-value]
+def normalize_rms(x: Tensor, eps: float, gain: Tensor, bias: Tensor | None = None) -> Tensor:
+    """gain x / sqrt(mean(x^2) + eps) + bias over the last axis, in the precision of x."""
+    if is_low(x):
+        return normalize_low(x, gain, bias, eps, centred=False)
+    y: Tensor = _RootMeanSquare.apply(x, gain, eps)  # type: ignore[assignment]
+    return y if bias is None else y + bias
 
 
 class _Affine(nn.Module):
     """Gain and optional bias over the width; the rest of a norm is its subclass's forward."""
 
-    def __init__(self, width: int, bias: bool, site: str, gain_init: float, fp32: bool) -> None:
+    def __init__(self, width: int, bias: bool, gain_init: float, fp32: bool) -> None:
         super().__init__()
         self.fp32 = fp32
-        self.gain = nn.Parameter(torch.full((width,), first_gain(site, gain_init)))
+        self.gain = nn.Parameter(torch.full((width,), gain_init))
         self.bias = nn.Parameter(torch.zeros(width)) if bias else None
 
     def lower(self, x: Tensor) -> Tensor:
@@ -91,7 +92,7 @@ class LayerNorm(_Affine):
     """(x - mean) / sqrt(var + eps), over the width, biased variance. Ba et al. 2016, arXiv:1607.06450, Eq. 4."""
 
     def __init__(self, width: int, bias: bool, site: str, *, eps: float, gain_init: float, fp32: bool) -> None:
-        super().__init__(width, bias, site, gain_init, fp32)
+        super().__init__(width, bias, gain_init, fp32)
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
@@ -116,13 +117,12 @@ class RMSNorm(_Affine):
     """x / sqrt(mean(x^2) + eps), over the width. Zhang & Sennrich 2019, arXiv:1910.07467, Eq. 4; eps as in Llama."""
 
     def __init__(self, width: int, bias: bool, site: str, *, eps: float, gain_init: float, fp32: bool) -> None:
-        super().__init__(width, bias, site, gain_init, fp32)
+        super().__init__(width, bias, gain_init, fp32)
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.lower(x)
-        y = normalize_rms(x, self.eps, self.gain.to(x.dtype))
-        return y if self.bias is None else y + self.bias.to(y.dtype)
+        return normalize_rms(x, self.eps, self.gain.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
 
 
 @NORMS.register("rms_zero")
@@ -135,13 +135,13 @@ class RMSNormZero(nn.Module):
     def __init__(self, width: int, bias: bool, site: str, *, eps: float, gain_init: float, fp32: bool) -> None:
         super().__init__()
         self.eps, self.fp32 = eps, fp32
-        self.excess = nn.Parameter(torch.full((width,), first_gain(site, gain_init) - 1))
+        self.excess = nn.Parameter(torch.full((width,), gain_init - 1))
         self.bias = nn.Parameter(torch.zeros(width)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.to(statistics_dtype(x, self.fp32))
-        y = normalize_rms(x, self.eps, (1 + self.excess).to(x.dtype))
-        return y if self.bias is None else y + self.bias.to(y.dtype)
+        gain, bias = (1 + self.excess).to(x.dtype), None if self.bias is None else self.bias.to(x.dtype)
+        return normalize_rms(x, self.eps, gain, bias)
 
 
 @NORMS.register("rms_outside")
@@ -152,13 +152,14 @@ class RMSNormOutside(_Affine):
     """
 
     def __init__(self, width: int, bias: bool, site: str, *, eps: float, gain_init: float, fp32: bool) -> None:
-        super().__init__(width, bias, site, gain_init, fp32)
+        super().__init__(width, bias, gain_init, fp32)
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.lower(x)
-        rms = torch.linalg.vector_norm(x, dim=-1, keepdim=True) / math.sqrt(x.shape[-1])
-        return self.affine(x / (rms + self.eps))
+        with uncast(x):
+            rms = torch.linalg.vector_norm(x, dim=-1, keepdim=True) / math.sqrt(x.shape[-1])
+            return self.affine(x / (rms + self.eps))
 
 
 @NORMS.register("t5")
@@ -171,7 +172,7 @@ class T5Norm(nn.Module):
     def __init__(self, width: int, bias: bool, site: str, *, eps: float, gain_init: float) -> None:
         super().__init__()
         self.eps = eps
-        self.gain = nn.Parameter(torch.full((width,), first_gain(site, gain_init)))
+        self.gain = nn.Parameter(torch.full((width,), gain_init))
 
     def forward(self, x: Tensor) -> Tensor:
         inverse_rms = torch.rsqrt(x.float().square().mean(-1, keepdim=True) + self.eps)
@@ -193,22 +194,23 @@ class BatchNorm(_Affine):
     def __init__(
         self, width: int, bias: bool, site: str, *, eps: float, momentum: float, gain_init: float, fp32: bool
     ) -> None:
-        super().__init__(width, bias, site, gain_init, fp32)
+        super().__init__(width, bias, gain_init, fp32)
         self.eps, self.momentum = eps, momentum
         self.register_buffer("running_mean", torch.zeros(width))
         self.register_buffer("running_var", torch.ones(width))
 
     def forward(self, x: Tensor) -> Tensor:
         rows = self.lower(x).flatten(0, -2)
-        if self.training:
-            var, mean = torch.var_mean(rows, 0, correction=0)
-            with torch.no_grad():
-                unbiased = var * (len(rows) / max(1, len(rows) - 1))
-                self.running_mean.lerp_(mean.to(self.running_mean), self.momentum)
-                self.running_var.lerp_(unbiased.to(self.running_var), self.momentum)
-        else:
-            var, mean = self.running_var.to(rows), self.running_mean.to(rows)
-        return self.affine((rows - mean) * torch.rsqrt(var + self.eps)).view(x.shape)
+        with uncast(rows):
+            if self.training:
+                var, mean = torch.var_mean(rows, 0, correction=0)
+                with torch.no_grad():
+                    unbiased = var * (len(rows) / max(1, len(rows) - 1))
+                    self.running_mean.lerp_(mean.to(self.running_mean), self.momentum)
+                    self.running_var.lerp_(unbiased.to(self.running_var), self.momentum)
+            else:
+                var, mean = self.running_var.to(rows), self.running_mean.to(rows)
+            return self.affine((rows - mean) * torch.rsqrt(var + self.eps)).view(x.shape)
 
 
 @NORMS.register("scale")
@@ -218,12 +220,13 @@ class ScaleNorm(nn.Module):
     def __init__(self, width: int, bias: bool, site: str, *, eps: float, gain_init: float, fp32: bool) -> None:
         super().__init__()
         self.eps, self.fp32 = eps, fp32
-        self.gain = nn.Parameter(torch.tensor(first_gain(site, gain_init) * math.sqrt(width)))
+        self.gain = nn.Parameter(torch.tensor(gain_init * math.sqrt(width)))
         self.bias = nn.Parameter(torch.zeros(width)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.to(statistics_dtype(x, self.fp32))
-        y = x * (self.gain.to(x.dtype) / x.norm(dim=-1, keepdim=True).clamp(min=self.eps))
+        with uncast(x):
+            y = x * (self.gain.to(x.dtype) / x.norm(dim=-1, keepdim=True).clamp(min=self.eps))
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
 
@@ -233,7 +236,11 @@ DYT_ALPHA = {1024: (1.0, 1.0), 2048: (1.0, 0.5), 4096: (0.8, 0.2), 8192: (0.2, 0
 
 @NORMS.register("dyt")
 class DynamicTanh(_Affine):
-    """gain * tanh(alpha x) + bias, one scalar alpha per site. Zhu et al. 2025, arXiv:2503.10622, Eq. 1."""
+    """gain * tanh(alpha x) + bias, one scalar alpha per site. Zhu et al. 2025, arXiv:2503.10622, Eq. 1.
+
+    The equation has a bias; the authors' language model (jiachenzhu/DyT, other_tasks/LLaMA) has none, so `norm_bias`
+    is off unless set.
+    """
 
     def __init__(
         self,
@@ -246,7 +253,7 @@ class DynamicTanh(_Affine):
         gain_init: float,
         fp32: bool,
     ) -> None:
-        super().__init__(width, bias, site, gain_init, fp32)
+        super().__init__(width, bias, gain_init, fp32)
         nearest = min(DYT_ALPHA, key=lambda known: abs(math.log(known / width)))
         asked, published = alpha_other, DYT_ALPHA[nearest][1]
         if site.startswith("attn"):
@@ -255,7 +262,8 @@ class DynamicTanh(_Affine):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.lower(x)
-        return self.affine(torch.tanh(self.alpha.to(x.dtype) * x))
+        with uncast(x):
+            return self.affine(torch.tanh(self.alpha.to(x.dtype) * x))
 
 
 @NORMS.register("derf")
@@ -269,12 +277,13 @@ class DynamicErf(_Affine):
     def __init__(
         self, width: int, bias: bool, site: str, *, alpha: float, shift: float, gain_init: float, fp32: bool
     ) -> None:
-        super().__init__(width, bias, site, gain_init, fp32)
+        super().__init__(width, bias, gain_init, fp32)
         self.alpha, self.shift = nn.Parameter(torch.tensor(alpha)), nn.Parameter(torch.tensor(shift))
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.lower(x)
-        return self.affine(torch.erf(self.alpha.to(x.dtype) * x + self.shift.to(x.dtype)))
+        with uncast(x):
+            return self.affine(torch.erf(self.alpha.to(x.dtype) * x + self.shift.to(x.dtype)))
 
 
 @NORMS.register("none")

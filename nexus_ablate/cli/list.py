@@ -49,8 +49,8 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
 
 
 def catalogue() -> dict[str, Any]:
-    """Groups to options to `{summary, default, keys}`, with `equation` and `plugin` on the axes; `switches` to the
-    top-level keys."""
+    """Groups to options to `{summary, default, keys}`, with `equation`, `prescribes` and `plugin` on the axes;
+    `switches` to the top-level keys."""
     defaults = _defaults()
     groups: dict[str, Any] = {}
     for group in OPTION_GROUPS:
@@ -59,6 +59,7 @@ def catalogue() -> dict[str, Any]:
                 "summary": option.summary,
                 "default": defaults.get(group) == name,
                 "equation": option.equation,
+                "prescribes": [f"{key}={show(value)}" for key, value in option.prescribes.items()],
                 "plugin": option.plugin.name if option.plugin else None,
                 "keys": {k: _key(s.default, s.constraint.text, s.meaning) for k, s in option.keys.items()},
             }
@@ -133,6 +134,8 @@ def _print(groups: dict[str, Any], with_keys: bool) -> None:
                 source = f" (plugin {option['plugin']})" if option.get("plugin") else ""
                 asked = "study" if group == "studies" else group
                 grid.add_row(f"{star} {asked}={name}", escape(option["summary"] + source))
+                if with_keys and option.get("prescribes"):
+                    grid.add_row("", f"[dim]{escape(_prescribed(option['prescribes']))}[/dim]")
                 last = name == list(options)[-1]
                 if with_keys and (group not in CLOSED_GROUPS or last):  # sizes and recipes share their keys
                     for key, spec in option["keys"].items():
@@ -157,12 +160,19 @@ def markdown(groups: dict[str, Any]) -> str:
             lines += [f"**`{asked}={name}`**{' *' if option['default'] else ''} {option['summary']}", ""]
             if option.get("equation"):
                 lines += ["    " + equation for equation in option["equation"]] + [""]
+            if option.get("prescribes"):
+                lines += [_prescribed([f"`{override}`" for override in option["prescribes"]]), ""]
             if option["keys"] and group not in CLOSED_GROUPS:
                 lines += _key_table(option["keys"], group + ".")
         if group in CLOSED_GROUPS:  # sizes and recipes share their keys
             default = next((o for o in options.values() if o["default"]), next(iter(options.values())))
             lines += _key_table(default["keys"], group + ".")
     return "\n".join(lines).rstrip()
+
+
+def _prescribed(overrides: list[str]) -> str:
+    """What an option means by `auto` elsewhere."""
+    return f"Prescribes {', '.join(overrides)}."
 
 
 def _key_table(keys: dict[str, Any], prefix: str) -> list[str]:

@@ -98,7 +98,7 @@ def equations(config: RunConfig, model: GPT) -> list[dict[str, Any]]:
     own |= {key: getattr(resolved, key) for key in ("qkv_bias", "attn_out_bias")}
     own |= {key: getattr(config, key) for key in ("attn_softcap", "window", "kv_bias")}
     switches = {
-        "norm": {"norm_bias": resolved.norm_bias},
+        "norm": {"norm_bias": resolved.norm_bias, "norm_gain_sites": config.norm_gain_sites},
         "placement": {"final_norm": resolved.final_norm},
         "attention": own,
         "ffn": {"d_ff": resolved.d_ff, "ffn_bias": resolved.ffn_bias},
@@ -176,7 +176,7 @@ def totals(counts: dict[str, int], group: Callable[[str], str]) -> dict[str, int
 def initial_values(config: RunConfig, model: GPT) -> dict[str, Any]:
     """Standard deviations by role, least and largest, with the placement's gain in them."""
     init = INITS.build(config.resolved.init, model.geometry)
-    gains = model.placement.init_gains(config.model.n_layers)
+    gains = model.init_gains
     roles, stds = parameter_roles(model), {}
     for name, parameter in model.named_parameters():
         if roles[name] != VECTOR:
