@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nexus_ablate import errors
+from nexus_ablate.masking import mask
 
 if TYPE_CHECKING:
     from nexus_ablate.comparison.result import Comparison
@@ -83,7 +84,7 @@ def _publish(comparison: Comparison, project: str) -> str:
         "table.csv": csv_text(comparison),
         "comparison.json": json_text(comparison),
     }
-    return publish(project, comparison.study or title(comparison), answer(comparison), table, files)
+    return publish(project, *mask((comparison.study or title(comparison), answer(comparison), table, files)))
 
 
 def split(
@@ -126,4 +127,4 @@ def write(path: Path, text: str) -> None:
 
     if not path.absolute().parent.is_dir():
         raise errors.ConfigError("the folder of this file does not exist", str(path), f"mkdir -p {path.parent}")
-    atomic_write_text(path, text)
+    atomic_write_text(path, mask(text))

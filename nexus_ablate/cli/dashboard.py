@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nexus_ablate import errors
+from nexus_ablate.masking import mask
 
 if TYPE_CHECKING:
     from nexus_ablate.track.dashboard import Question
@@ -94,9 +95,9 @@ def _question(name: str, report: bool) -> Question:
     table = _verdict(folder) if folder and report else ""
     if folder and (folder / "study.yaml").is_file():
         plan = read_plan(folder / "study.yaml")
-        return Question(plan.name, plan.question, plan.baseline, tuple(plan.arms), table)
+        return Question(plan.name, mask(plan.question), plan.baseline, tuple(plan.arms), mask(table))
     if folder:
-        return Question(folder.resolve().name, table=table)
+        return Question(folder.resolve().name, table=mask(table))
     if name not in shipped_studies():
         raise errors.unknown("there is no study of this name, and no directory", name, shipped_studies())
     import yaml

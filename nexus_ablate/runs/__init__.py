@@ -1,7 +1,7 @@
 """The run directory: layout, identity, one owner, atomic writes, reading back."""
 
 from nexus_ablate.runs.directory import Run, open_run
-from nexus_ablate.runs.environ import environment, mask
+from nexus_ablate.runs.environ import environment
 from nexus_ablate.runs.files import atomic_write_json, atomic_write_text, storage, strict_json, truncate
 from nexus_ablate.runs.naming import Identity, arm_name, identity
 from nexus_ablate.runs.other_code import OtherCode, made_by_other_code
@@ -23,7 +23,6 @@ __all__ = [
     "find_runs",
     "identity",
     "made_by_other_code",
-    "mask",
     "open_run",
     "read_jsonl",
     "read_run",

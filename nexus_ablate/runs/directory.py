@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from nexus_ablate.errors import ConfigError, StorageError
-from nexus_ablate.runs.environ import mask
+from nexus_ablate.masking import mask
 from nexus_ablate.runs.files import (
     atomic_write_json,
     atomic_write_text,
@@ -276,7 +276,7 @@ def _begin(
         env = {**env, "earlier": [*former.get("earlier", []), changed]}
     atomic_write_text(path / "config.yaml", mask(config))
     atomic_write_text(path / "overrides.txt", "".join(mask(override) + "\n" for override in overrides))
-    atomic_write_json(path / "env.json", env)
+    atomic_write_json(path / "env.json", mask(env))
 
     kept = {"started": now(), "step": None} if status is None else {key: status.get(key) for key in ("started", "step")}
     resuming = status is not None or any((path / name).exists() for name in LOGS)

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from nexus_ablate import errors
 from nexus_ablate.data import prepare
 from nexus_ablate.errors import ConfigError
+from nexus_ablate.masking import mask
 from nexus_ablate.plugins import VARIABLE as PLUGINS
 from nexus_ablate.provenance import git_state, source_hash
 from nexus_ablate.runs import atomic_write_json, storage
@@ -81,6 +82,8 @@ def submit(
     require_slurm()
     try_out(resources.flags())
     study = expanded(request)
+    for arm in study.all_arms:
+        refuse_secrets([*study.definition.baseline, *arm.overrides, *request.launch])
     runs = Runs(study, request)
     asked = [*runs.claims, *runs.tuning]
     tuned = runs.tuned() if study.definition.lr_grid else []
@@ -124,6 +127,18 @@ def require_slurm() -> None:
         if shutil.which(command) is None:
             fix = "run it on a node of the cluster; without --cluster the study runs on this machine"
             raise ConfigError("--cluster slurm needs SLURM's commands", f"no {command} here", fix)
+
+
+def refuse_secrets(overrides: list[str]) -> None:
+    """Refuse overrides that hold a secret: submitit keeps what a job is to do in files.
+
+    Raises:
+        ConfigError: One does.
+    """
+    for text in overrides:
+        if mask(text) != text:
+            fix = "give it by an environment variable, a netrc file or a credential store, which jobs can read"
+            raise ConfigError("a job's overrides are kept in files, and this one holds a secret", text, fix)
 
 
 def try_out(flags: list[str]) -> None:
@@ -180,7 +195,7 @@ def _submit(waiting: list[Job], request: Request, resources: Resources) -> str:
         "when": stamp,
         "source": source_hash(),
         **git_state(),
-        "sbatch": resources.flags(),
+        "sbatch": mask(resources.flags()),
         "jobs": {name: str(job.path.relative_to(request.directory)) for name, job in zip(names, waiting, strict=True)},
     }
     atomic_write_json(folder / "submission.json", told)

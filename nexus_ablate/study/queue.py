@@ -18,6 +18,7 @@ from pathlib import Path
 
 from nexus_ablate import errors
 from nexus_ablate.errors import AlreadyRunning
+from nexus_ablate.masking import mask
 from nexus_ablate.provenance import source_hash
 from nexus_ablate.runs import atomic_write_json, read_status, storage
 from nexus_ablate.runs.ownership import now, release, take_lock
@@ -169,6 +170,7 @@ def run_queue(
                 busy = [worker for worker in workers if worker.job]
                 if not waiting and not busy:
                     if not elsewhere:
+                        stop.obeyed = bool(stop.asked)
                         return stop.asked
                     waiting, elsewhere, last_round = elsewhere, waiting, True
                 for number, worker in enumerate(workers):
@@ -234,6 +236,7 @@ def mark_failed(path: Path, reason: str) -> None:
     try:
         status = read_status(path)
         if status["state"] in ("created", "running"):
+            reason = mask(reason)
             atomic_write_json(path / "status.json", status | {"state": "failed", "reason": reason, "updated": now()})
             with storage(path / "log.txt"), open(path / "log.txt", "a", encoding="utf-8") as file:
                 file.write(f"{now()} failed: {reason}\n")

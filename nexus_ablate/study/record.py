@@ -18,6 +18,7 @@ from typing import Any
 import yaml
 
 from nexus_ablate.errors import ConfigError
+from nexus_ablate.masking import mask
 from nexus_ablate.runs import atomic_write_text, storage
 from nexus_ablate.runs.record import load_yaml
 from nexus_ablate.schema import show
@@ -99,18 +100,18 @@ def differences_between(record: dict[str, Any], new: dict[str, Any]) -> list[str
 def _values(study: Study) -> dict[str, Any]:
     asked = study.definition
     arms = [
-        {"arm": a.name, "overrides": a.overrides, "also_changes": a.also_changes}
+        {"arm": a.name, "overrides": mask(a.overrides), "also_changes": mask(a.also_changes)}
         | ({} if a.match is None else {"match": a.match})
         for a in study.arms
     ]
     values = {
         "name": asked.name,
-        "question": asked.question,
+        "question": mask(asked.question),
         "design": asked.design,
-        "baseline": {"arm": study.baseline.name, "overrides": asked.baseline},
+        "baseline": {"arm": study.baseline.name, "overrides": mask(asked.baseline)},
         "arms": arms,
-        "equal": [{"overrides": left.asked, "arm": left.why} for left in study.equal],
-        "refused": [{"overrides": left.asked, "reason": left.why} for left in study.refused],
+        "equal": [{"overrides": mask(left.asked), "arm": left.why} for left in study.equal],
+        "refused": [{"overrides": mask(left.asked), "reason": mask(left.why)} for left in study.refused],
         "seeds": asked.seeds,
         "endpoint": asked.endpoint,
         "delta_min": asked.delta_min,

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from nexus_ablate import errors
+from nexus_ablate.masking import masked_streams
 
 STOPPING = signal.SIGTERM
 """What the driver sends to a worker that is to save and stop."""
@@ -86,7 +87,8 @@ def work(pipe: connection.Connection, threads: int | None, gpu: str | None, log:
             order = pipe.recv()
         except EOFError:
             return
-        answer = _train(order)
+        with masked_streams():
+            answer = _train(order)
         gc.collect()
         leaves = not _forget_peaks()
         pipe.send(replace(answer, leaves=leaves))
@@ -115,7 +117,7 @@ def _train(order: Order) -> Answer:
         return Answer(error.status, error.what)
     except Exception as error:  # a bug in one run: its traceback is in its status.json; the others have their turn
         traceback.print_exc()
-        return Answer(errors.BUG, f"{type(error).__name__}: {error}")
+        return Answer(errors.BUG, errors.described(error))
     return Answer(outcome.status, path=outcome.path)
 
 

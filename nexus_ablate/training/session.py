@@ -113,8 +113,8 @@ def _lead(
     ident = identity_of(config, data.fingerprint)
     code = code_for(config)
     config_yaml = yaml.safe_dump(
-        config.nested() | {"resolved": config.resolved.flat()}, sort_keys=False, allow_unicode=True
-    )
+        config.nested() | {"resolved": config.resolved.flat()}, sort_keys=False, allow_unicode=True, width=10**6
+    )  # a folded line would take a secret apart, and hide it from the mask
     with open_run(
         Path(config.runs_dir),
         config.study,
@@ -158,8 +158,7 @@ def _lead(
             _give_up(run, display, "preempted", "interrupted before training", "")
             raise
         except BaseException as error:
-            reason = f"{type(error).__name__}: {error}"
-            _give_up(run, display, "failed", reason.splitlines()[0], traceback.format_exc())
+            _give_up(run, display, "failed", errors.described(error), traceback.format_exc())
             raise
     try:
         summary = evaluate(run.path, config.evals) if config.evals else summary
