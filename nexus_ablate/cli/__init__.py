@@ -6,6 +6,7 @@ At its top this module imports next to nothing, so that Ctrl-C finds `main` on d
 from __future__ import annotations
 
 import importlib
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -65,6 +66,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             return error.status
         except KeyboardInterrupt:
             return INTERRUPTED
+        except BrokenPipeError:  # `nexus-ablate list | head` has what it wanted
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return errors.OK
+        except OSError as error:
+            from nexus_ablate.runs.files import refused
+
+            print(refused(error), file=sys.stderr)
+            return errors.STORAGE
         except Exception:
             if _interrupted:  # some libraries turn a KeyboardInterrupt into an error of their own
                 return INTERRUPTED

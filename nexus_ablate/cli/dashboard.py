@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from nexus_ablate import errors
 from nexus_ablate.masking import mask
+from nexus_ablate.runs.files import atomic_write_text, check_target
 
 if TYPE_CHECKING:
     from nexus_ablate.track.dashboard import Question
@@ -32,6 +33,8 @@ def run(arguments: list[str]) -> int:
     from nexus_ablate.cli.compare import split
 
     rest, dry_run = _dry_run(arguments)
+    if dry_run not in (None, "-"):
+        check_target("--dry-run", Path(str(dry_run)))
     words, options = split(rest, FLAGS, ("--report",))
     if words:
         raise errors.ConfigError("dashboard takes flags only", words[0], f"--study {words[0]}")
@@ -69,14 +72,13 @@ def _dry_run(arguments: list[str]) -> tuple[list[str], str | None]:
 
 
 def _write(specification: dict, path: str) -> int:
-    from nexus_ablate.cli.compare import write
     from nexus_ablate.runs import strict_json
 
     text = strict_json(specification, indent=2) + "\n"
     if path == "-":
         sys.stdout.write(text)
     else:
-        write(Path(path), text)
+        atomic_write_text(Path(path), mask(text))
         print(f"written to {path}", file=sys.stderr)
     return errors.OK
 

@@ -19,7 +19,7 @@ from nexus_ablate.composition import check_overrides, compose, differences, leav
 from nexus_ablate.config import RunConfig, from_values
 from nexus_ablate.errors import ConfigError, UserError
 from nexus_ablate.registry import conf_dir
-from nexus_ablate.runs import arm_name, read_run
+from nexus_ablate.runs import arm_name, has_status, read_run
 
 LAUNCHERS = {
     "slurm": ("submitit", "nexus-ablate[slurm]"),
@@ -151,7 +151,7 @@ def path_of(config: RunConfig) -> Path:
 def _told(config: RunConfig, path: Path) -> dict[str, Any]:
     """A line of the table: what a run's directory says."""
     told: dict[str, Any] = {"arm": f"{arm_name(differences(config))} s{config.seed}", "why": ""}
-    if not (path / "status.json").exists():
+    if not has_status(path):
         return told | {"status": errors.BUG, "why": NEVER}
     try:
         run = read_run(path)

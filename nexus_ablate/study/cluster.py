@@ -15,7 +15,7 @@ from nexus_ablate.errors import ConfigError
 from nexus_ablate.masking import mask
 from nexus_ablate.plugins import VARIABLE as PLUGINS
 from nexus_ablate.provenance import git_state, source_hash
-from nexus_ablate.runs import atomic_write_json, storage
+from nexus_ablate.runs import atomic_write_json, make_directory
 from nexus_ablate.study.cluster_job import REQUEUES, Task
 from nexus_ablate.study.cluster_queue import FOLDER, Queue
 from nexus_ablate.study.definition import Request
@@ -166,8 +166,7 @@ def _submit(waiting: list[Job], request: Request, resources: Resources) -> str:
 
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%f")[:-3]
     folder = (request.directory / FOLDER / stamp).absolute()
-    with storage(folder):
-        folder.mkdir(parents=True)
+    make_directory(folder, request.runs_dir.absolute())
     executor = submitit.AutoExecutor(folder, cluster="slurm", slurm_max_num_timeout=REQUEUES)
     executor.update_parameters(
         name=f"nexus-{request.definition.name}"[:60],

@@ -13,6 +13,7 @@ every other override joins the baseline.
 
 from __future__ import annotations
 
+import os
 import shlex
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -125,14 +126,14 @@ def _definition(source: str, given: dict[str, Any], factors: dict[str, list[Any]
     shipped = shipped_studies()
     stored = runs_dir / source / "study.yaml"
     if source.endswith((".yaml", ".yml")):
-        path = Path(source).expanduser()
+        path = Path(os.path.expanduser(source))
         values = {"name": path.stem} | _read(path)
     elif source in shipped:
         values = {"name": source} | _read(shipped[source])
     elif factors:
         varied = "; ".join(f"{k}={','.join(map(show, v))}" for k, v in factors.items())
         values = {"name": source, "question": f"What does it change: {varied}?"}
-    elif source and stored.is_file():
+    elif source and os.path.isfile(stored):
         values = asked_before(_read(stored))
     else:
         known = [*shipped, *(path.parent.name for path in runs_dir.glob("*/study.yaml"))]

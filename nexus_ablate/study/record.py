@@ -17,10 +17,10 @@ from typing import Any
 
 import yaml
 
-from nexus_ablate.errors import ConfigError
+from nexus_ablate.errors import ConfigError, UserError
 from nexus_ablate.masking import mask
-from nexus_ablate.runs import atomic_write_text, storage
-from nexus_ablate.runs.record import load_yaml
+from nexus_ablate.runs import atomic_write_text, make_directory
+from nexus_ablate.runs.record import load_yaml, read_mapping
 from nexus_ablate.schema import show
 from nexus_ablate.study.definition import asked_before
 from nexus_ablate.study.design import Study, label
@@ -34,14 +34,12 @@ def read_record(directory: Path) -> dict[str, Any] | None:
     Raises:
         ConfigError: It is damaged.
     """
-    path = directory / "study.yaml"
-    if not path.is_file():
-        return None
     try:
-        values = load_yaml(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, LookupError, AttributeError, RecursionError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path} is damaged", str(error).splitlines()[0], "restore it from a copy") from error
-    asked_before(values)
+        values = read_mapping(directory / "study.yaml", load_yaml)
+    except UserError as error:
+        raise ConfigError(error.what, error.got, error.fix) from error
+    if values is not None:
+        asked_before(values)
     return values
 
 
@@ -78,8 +76,7 @@ def write_record(study: Study, directory: Path, amend: bool = False) -> None:
             fix = f"give it a new name (name={name}_2), or --amend, which the report will show"
             raise ConfigError(f"study {name} is fixed since its first launch", "; ".join(changes), fix)
         new["amendments"] = [*record.get("amendments", []), {"when": now, "changes": changes}]
-    with storage(directory):
-        directory.mkdir(parents=True, exist_ok=True)
+    make_directory(directory, directory.parent)
     atomic_write_text(directory / "study.yaml", yaml.safe_dump(new, sort_keys=False, allow_unicode=True, width=120))
 
 

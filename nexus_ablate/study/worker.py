@@ -18,6 +18,7 @@ from typing import Any
 
 from nexus_ablate import errors
 from nexus_ablate.masking import masked_streams
+from nexus_ablate.runs import open_regular
 
 STOPPING = signal.SIGTERM
 """What the driver sends to a worker that is to save and stop."""
@@ -70,7 +71,7 @@ def work(pipe: connection.Connection, threads: int | None, gpu: str | None, log:
         signal.signal(getattr(signal, name), signal.SIG_IGN)
     threading.Thread(target=_stop_with_driver, daemon=True).start()
     if log is not None:
-        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        descriptor = open_regular(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         for stream in (sys.stdout, sys.stderr):
             os.dup2(descriptor, stream.fileno())
     if threads is not None:
