@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from nexus_ablate.masking import mask
+
 OK = 0
 BUG = 1
 CONFIG = 2
@@ -26,8 +28,8 @@ class UserError(Exception):
     status = CONFIG
 
     def __init__(self, what: str, got: str = "", fix: str = "") -> None:
-        self.what, self.got, self.fix = what, got, fix
-        super().__init__(what)
+        self.what, self.got, self.fix = mask(what), mask(got), mask(fix)
+        super().__init__(self.what)
 
     def __reduce__(self):  # the three parts survive a trip between processes
         return type(self), (self.what, self.got, self.fix)
@@ -76,9 +78,14 @@ class Preempted(UserError):
 
 
 def printable(text: str, limit: int = 400) -> str:
-    """`text` on one line, control characters escaped, cut at `limit` characters."""
-    shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    """`text` on one line, secrets masked, control characters escaped, cut at `limit` characters."""
+    shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in mask(text))
     return shown if len(shown) <= limit else shown[: limit - 3] + "..."
+
+
+def described(error: BaseException) -> str:
+    """`RuntimeError: what it says`, the first line of it, as a run's status keeps it."""
+    return mask(f"{type(error).__name__}: {error}".splitlines()[0])
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -233,7 +233,7 @@ def test_json_on_standard_output_is_json_alone(comparison, tmp_path, capsys):
         (["compare", "runs", "--htlm", "x"], "did you mean '--html'"),
         (["compare", "--details"], "compare needs at least one directory"),
         (["compare", "nowhere"], "does not exist"),
-        (["compare", "RUNS", "--html", "no/such/folder/x.html"], "the folder of this file does not exist"),
+        (["compare", "RUNS", "--html", "no/such/folder/x.html"], "names a folder that does not exist"),
         (["noise", "RUNS", "--delta", "tiny"], "--delta takes a number above 0"),
         (["noise", "RUNS", "--arms", "1.5"], "--arms takes a whole number"),
     ],

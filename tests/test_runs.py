@@ -22,6 +22,7 @@ import pytest
 import yaml
 
 from nexus_ablate.errors import AlreadyRunning, CheckpointError, ConfigError, StorageError, UserError
+from nexus_ablate.masking import mask
 from nexus_ablate.runs import (
     Run,
     arm_name,
@@ -32,7 +33,6 @@ from nexus_ablate.runs import (
     files,
     find_runs,
     identity,
-    mask,
     open_run,
     ownership,
     read_jsonl,

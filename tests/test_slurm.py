@@ -35,6 +35,8 @@ from nexus_ablate.study.launch import expanded
 from nexus_ablate.study.status import Watcher, summary
 from nexus_ablate.training import session
 from nexus_ablate.training.session import train
+from tests.faults.test_secrets import ENVIRONMENT, TYPED, traces
+from tests.leaking_norm import write_plugin as write_leaking_plugin
 from tests.test_study_queue import rows
 from tests.trial_norm import write_plugin
 
@@ -511,6 +513,35 @@ def test_a_submitted_study_outlives_preemption_cancelling_and_a_failure(cluster,
     nothing = cluster.nexus(*trials.study(0, 7, 9, 10), *SUBMIT)
     assert "0 runs submitted" in nothing.stderr
     assert nothing.returncode == errors.BUG, "as the failed run"
+
+
+@pytest.mark.slow
+@WITH_SLURM
+def test_jobs_that_leak_and_fail_leave_no_secret_in_any_file(cluster, tiny_run, tmp_path, monkeypatch):
+    monkeypatch.setenv(PLUGINS, "")
+    for name, secret in ENVIRONMENT.items():
+        monkeypatch.setenv(name, secret)  # SLURM gives it to the jobs
+    plugin = ["--plugin", str(write_leaking_plugin(tmp_path / "leaks"))]
+    question = f"question=is it {' or '.join(TYPED.values())}?"
+    study = ["study=leaks", "vary.norm.fails=on", "seeds=0", *tiny_run("norm=leak", "train.steps=4"), question]
+    done = cluster.nexus(*plugin, *study, *SUBMIT)
+    assert done.returncode == 0, done.stderr
+    typed = cluster.nexus(*plugin, *study, f"data.path={TYPED['in a URL']}", *SUBMIT)
+    cluster.settle()
+    told = cluster.nexus("status", str(tmp_path / "runs")).stdout
+    assert "login refused: <secret>" in told
+    assert "finished" in told
+    assert traces(tmp_path / "runs", done.stdout + done.stderr + typed.stdout + typed.stderr + told) == []
+    logs = [path.read_text() for path in (tmp_path / "runs").rglob("*_log.out")]
+    assert len(logs) == 2 and all("printed <secret>" in log for log in logs)
+
+
+def test_a_typed_secret_is_not_handed_to_a_job_which_would_keep_it_in_a_file(tiny_run, fake_slurm, tmp_path):
+    with pytest.raises(errors.ConfigError, match="holds a secret") as refused:
+        submit(request(tiny_run, "seeds=0", "tracker=auto", f"tracker.entity='{TYPED['with a prefix']}'"), Resources())
+    assert "canary" not in str(refused.value)
+    assert not (tmp_path / "runs").exists()
+    assert not fake_slurm.scripts.exists()
 
 
 ALL = tuple(range(12))

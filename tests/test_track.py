@@ -528,7 +528,7 @@ def leaks(training: Training, fake: FakeWandb, lines: list[str]) -> str:
 def test_no_secret_reaches_the_terminal_or_the_config(training: Training, fake: FakeWandb, lines: list[str]):
     text = leaks(training, fake, lines)
     assert KEY not in text and "passw0rd" not in text
-    assert "https://***@wandb.example" in text and "https://***@host/x" in text
+    assert "https://<secret>@wandb.example" in text and "https://<secret>@host/x" in text
 
 
 def test_control_without_redaction_the_secrets_do_reach_them(
@@ -536,7 +536,8 @@ def test_control_without_redaction_the_secrets_do_reach_them(
 ):
     monkeypatch.setattr(mirror, "redactor", lambda environ: lambda value: value)
     text = leaks(training, fake, lines)
-    assert text.count(KEY) == text.count("passw0rd") == 2
+    assert text.count(KEY) == 2
+    assert text.count("passw0rd") == 1, "on a terminal whatever looks like a password is masked anyway"
 
 
 def test_importing_the_package_does_not_import_wandb():

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
 import torch
@@ -28,6 +33,24 @@ def test_it_interrupts_twice_finds_the_runs_identical_and_leaves_nothing(tiny_ru
     assert not (tmp_path / "runs").exists()
     states = [read_run(path).state for path in find_runs(list((tmp_path / "proof").iterdir()))]
     assert states == ["finished"] * 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
+def test_ended_by_a_signal_it_leaves_no_folder(tiny_run, tmp_path, number):
+    overrides = [text for text in tiny_run("train.steps=60", "probe=off") if not text.startswith("runs_dir")]
+    command = [sys.executable, "-m", "nexus_ablate", "verify-resume", *overrides]
+    (tmp_path / "tmp").mkdir()
+    proof = subprocess.Popen(command, env=os.environ | {"TMPDIR": str(tmp_path / "tmp")}, stderr=subprocess.PIPE)
+    while not list((tmp_path / "tmp").glob("*/*/*/*/*/metrics.jsonl")) and proof.poll() is None:
+        time.sleep(0.05)
+    proof.send_signal(number)
+    proof.communicate(timeout=60)
+    assert proof.returncode in (-number, 130)
+    end = time.monotonic() + 60
+    while list((tmp_path / "tmp").iterdir()):
+        assert time.monotonic() < end, "the folder is still there"
+        time.sleep(0.1)
 
 
 @pytest.fixture

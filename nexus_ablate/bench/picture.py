@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from nexus_ablate.bench.options import Bench, Cost
+from nexus_ablate.report.run_picture import save_figure
 
 
 def draw(bench: Bench, path: Path) -> None:
@@ -47,7 +48,7 @@ def draw(bench: Bench, path: Path) -> None:
         axes.spines[["top", "right"]].set_visible(False)
     figure.axes[0].legend(fontsize=7, frameon=False, loc="lower right")
     figure.suptitle(f"{bench.axis}: time, and times {bench.baseline} (quartiles); {described(bench)}", fontsize=8)
-    figure.savefig(path, dpi=130)
+    save_figure(figure, path)
 
 
 def described(bench: Bench) -> str:

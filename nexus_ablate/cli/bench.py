@@ -5,16 +5,16 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nexus_ablate import errors
-from nexus_ablate.cli.verb import Flag, Verb, comma_separated, positive
+from nexus_ablate.cli.verb import Flag, Verb, comma_separated, positive, target
 from nexus_ablate.composition import compose
 from nexus_ablate.config import AXES, RunConfig
 from nexus_ablate.errors import ConfigError, printable
 from nexus_ablate.registry import option_files
+from nexus_ablate.runs.files import PICTURES, atomic_write_text
 
 if TYPE_CHECKING:
     from nexus_ablate.bench.options import Bench
@@ -22,22 +22,6 @@ if TYPE_CHECKING:
 BENCHED = tuple(axis for axis in AXES if axis != "init")
 SUBJECTS = (*BENCHED, "step", "sweep")
 TABLE_WIDTH = 124  # characters; a narrower terminal wraps
-PICTURES = (".png", ".svg", ".pdf")
-
-
-def _picture(text: str) -> Path:
-    if Path(text).suffix not in PICTURES:
-        raise ConfigError("a picture ends in .png, .svg or .pdf", text, "--picture norms.png")
-    return _file("--picture")(text)
-
-
-def _file(flag: str) -> Callable[[str], Path]:
-    def read(text: str) -> Path:
-        if not Path(text).parent.is_dir():
-            raise ConfigError(f"{flag} names a folder that does not exist", text, f"mkdir -p {Path(text).parent}")
-        return Path(text)
-
-    return read
 
 
 VERB = Verb(
@@ -57,8 +41,8 @@ VERB = Verb(
         Flag("--only", "A,B", "of an axis: these options and the baseline", comma_separated),
         Flag("--against", "A", "of an axis: the option that ratios are to; of step: K=V,K=V to measure beside it"),
         Flag("--compile", "", "of an axis: through torch.compile too"),
-        Flag("--picture", "FILE", "of an axis: a bar chart (.png, .svg or .pdf)", _picture),
-        Flag("--json", "FILE", "everything that was measured (- for the terminal)", _file("--json")),
+        Flag("--picture", "FILE", "of an axis: a bar chart (.png, .pdf or .svg)", target("--picture", PICTURES)),
+        Flag("--json", "FILE", "everything that was measured (- for the terminal)", target("--json")),
         Flag("--workers", "N,M", "of sweep: so many at a time (1 to the number of cores)", comma_separated),
     ),
     "Candidates take turns block by block; a ratio is the median of neighbouring blocks, its quartiles in brackets.",
@@ -157,7 +141,7 @@ def _finish(flags: dict[str, Any], data: Any, show: Any) -> int:
         if flags["json"] == Path("-"):
             sys.stdout.write(text)
         else:
-            flags["json"].write_text(text, encoding="utf-8")
+            atomic_write_text(flags["json"], text)
     return errors.OK
 
 

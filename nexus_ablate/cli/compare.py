@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nexus_ablate import errors
+from nexus_ablate.masking import mask
+from nexus_ablate.runs.files import atomic_write_text, check_target
 
 if TYPE_CHECKING:
     from nexus_ablate.comparison.result import Comparison
@@ -37,6 +39,11 @@ def run(arguments: list[str]) -> int:
     if not dirs:
         raise errors.ConfigError("compare needs at least one directory", fix="nexus-ablate compare runs/STUDY")
 
+    written = {flag: options[flag] for flag in FORMATS if flag in options}
+    for flag, path in written.items():
+        if path != "-":
+            check_target(flag, Path(path))
+
     from rich.console import Console
 
     from nexus_ablate.comparison.result import compare
@@ -53,7 +60,6 @@ def run(arguments: list[str]) -> int:
     }
     allow = [name for name in options.get("--allow", "").split(",") if name]
     comparison = compare(dirs, options.get("--baseline"), allow)
-    written = {flag: options[flag] for flag in FORMATS if flag in options}
     if "-" in written.values():
         for flag, path in written.items():
             if path == "-":
@@ -62,7 +68,7 @@ def run(arguments: list[str]) -> int:
         show(comparison, Console(highlight=False), details="--details" in options)
     for flag, path in written.items():
         if path != "-":
-            write(Path(path), writers[flag](comparison))
+            atomic_write_text(Path(path), mask(writers[flag](comparison)))
             print(f"written to {errors.printable(str(path), 4096)}", file=sys.stderr)
     if "--wandb" in options:
         print(f"W&B: {_publish(comparison, options['--wandb'])}", file=sys.stderr)
@@ -83,7 +89,7 @@ def _publish(comparison: Comparison, project: str) -> str:
         "table.csv": csv_text(comparison),
         "comparison.json": json_text(comparison),
     }
-    return publish(project, comparison.study or title(comparison), answer(comparison), table, files)
+    return publish(project, *mask((comparison.study or title(comparison), answer(comparison), table, files)))
 
 
 def split(
@@ -113,17 +119,3 @@ def split(
         else:
             raise errors.ConfigError(f"{name} needs a value", argument)
     return dirs, options
-
-
-def write(path: Path, text: str) -> None:
-    """Write a report whole or not at all.
-
-    Raises:
-        ConfigError: The folder does not exist.
-        StorageError: The disk refused.
-    """
-    from nexus_ablate.runs import atomic_write_text
-
-    if not path.absolute().parent.is_dir():
-        raise errors.ConfigError("the folder of this file does not exist", str(path), f"mkdir -p {path.parent}")
-    atomic_write_text(path, text)

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nexus_ablate import errors
+from nexus_ablate.masking import mask
+from nexus_ablate.runs.files import atomic_write_text, check_target
 
 if TYPE_CHECKING:
     from nexus_ablate.track.dashboard import Question
@@ -31,6 +33,8 @@ def run(arguments: list[str]) -> int:
     from nexus_ablate.cli.compare import split
 
     rest, dry_run = _dry_run(arguments)
+    if dry_run not in (None, "-"):
+        check_target("--dry-run", Path(str(dry_run)))
     words, options = split(rest, FLAGS, ("--report",))
     if words:
         raise errors.ConfigError("dashboard takes flags only", words[0], f"--study {words[0]}")
@@ -68,14 +72,13 @@ def _dry_run(arguments: list[str]) -> tuple[list[str], str | None]:
 
 
 def _write(specification: dict, path: str) -> int:
-    from nexus_ablate.cli.compare import write
     from nexus_ablate.runs import strict_json
 
     text = strict_json(specification, indent=2) + "\n"
     if path == "-":
         sys.stdout.write(text)
     else:
-        write(Path(path), text)
+        atomic_write_text(Path(path), mask(text))
         print(f"written to {path}", file=sys.stderr)
     return errors.OK
 
@@ -94,9 +97,9 @@ def _question(name: str, report: bool) -> Question:
     table = _verdict(folder) if folder and report else ""
     if folder and (folder / "study.yaml").is_file():
         plan = read_plan(folder / "study.yaml")
-        return Question(plan.name, plan.question, plan.baseline, tuple(plan.arms), table)
+        return Question(plan.name, mask(plan.question), plan.baseline, tuple(plan.arms), mask(table))
     if folder:
-        return Question(folder.resolve().name, table=table)
+        return Question(folder.resolve().name, table=mask(table))
     if name not in shipped_studies():
         raise errors.unknown("there is no study of this name, and no directory", name, shipped_studies())
     import yaml

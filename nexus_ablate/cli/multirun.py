@@ -10,6 +10,7 @@ import importlib.util
 import os
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from nexus_ablate.composition import check_overrides, compose, differences, leav
 from nexus_ablate.config import RunConfig, from_values
 from nexus_ablate.errors import ConfigError, UserError
 from nexus_ablate.registry import conf_dir
-from nexus_ablate.runs import arm_name, read_run
+from nexus_ablate.runs import arm_name, has_status, read_run
 
 LAUNCHERS = {
     "slurm": ("submitit", "nexus-ablate[slurm]"),
@@ -56,19 +57,29 @@ def multirun(overrides: list[str]) -> int:
     from hydra.errors import HydraException
 
     from nexus_ablate.provenance import source_hash
+    from nexus_ablate.study.cluster import refuse_secrets
     from nexus_ablate.study.cluster_job import SOURCE
     from nexus_ablate.training.device import share_cores_politely
+
+    by_submitit = "slurm" in launcher or "submitit" in launcher
+    if by_submitit:
+        refuse_secrets(overrides)
 
     share_cores_politely()  # launched processes inherit it, and the next
     os.environ[SOURCE] = source_hash()
     search_plugins()
-    with initialize_config_dir(config_dir=str(conf_dir()), version_base="1.3"):
+    with (
+        tempfile.TemporaryDirectory(prefix="nexus_ablate-") as scratch,
+        initialize_config_dir(config_dir=str(conf_dir()), version_base="1.3"),
+    ):
         hydra = GlobalHydra.instance().hydra
         assert hydra is not None
         try:
             combinations = _combinations(overrides, hydra.config_loader)
             folder = _submitit_folder(overrides, hydra) if "slurm" in launcher else None
             where = [f"hydra.launcher.submitit_folder='{folder}'"] if folder else []
+            if not by_submitit:  # Hydra writes down what it was asked, as it was typed
+                where = [f"hydra.sweep.dir='{scratch}'"]
             try:
                 returned = hydra.multirun("config", job, [*overrides, *where], with_log_configuration=False)
                 results = [job_return.return_value for batch in returned for job_return in _batch(batch)]
@@ -140,7 +151,7 @@ def path_of(config: RunConfig) -> Path:
 def _told(config: RunConfig, path: Path) -> dict[str, Any]:
     """A line of the table: what a run's directory says."""
     told: dict[str, Any] = {"arm": f"{arm_name(differences(config))} s{config.seed}", "why": ""}
-    if not (path / "status.json").exists():
+    if not has_status(path):
         return told | {"status": errors.BUG, "why": NEVER}
     try:
         run = read_run(path)

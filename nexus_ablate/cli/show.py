@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from nexus_ablate import errors
-from nexus_ablate.cli.verb import Flag, Verb
+from nexus_ablate.cli.verb import Flag, Verb, target
 from nexus_ablate.config import EVALUATIONS
+from nexus_ablate.runs.files import PICTURES
 
 VERB = Verb(
     "show",
@@ -17,7 +17,7 @@ VERB = Verb(
         ("show runs/scratch/baseline/s0-1a2b3c4d", "saves picture.png in the run's directory"),
         ("show runs/scratch/baseline/s0-1a2b3c4d --out loss.pdf", ""),
     ),
-    (Flag("--out", "FILE", "where to save the picture (.png, .pdf or .svg)", Path, example="--out loss.png"),),
+    (Flag("--out", "FILE", "where to save the picture (.png, .pdf or .svg)", target("--out", PICTURES)),),
     needed="one run",
 )
 

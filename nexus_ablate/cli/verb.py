@@ -5,9 +5,11 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from nexus_ablate.errors import ConfigError, unknown
+from nexus_ablate.runs.files import check_target
 
 
 @dataclass(frozen=True)
@@ -168,5 +170,16 @@ def positive(flag: str, example: float, most: float) -> Callable[[str], float]:
         if not 0 < value <= most:
             raise ConfigError(f"{flag} takes a number above 0, at most {most:g}", text, f"{flag} {example:g}")
         return value
+
+    return read
+
+
+def target(flag: str, endings: tuple[str, ...] = ()) -> Callable[[str], Path]:
+    """Reads a file that can be written; `-`, for standard output, where no ending is asked for."""
+
+    def read(text: str) -> Path:
+        if text != "-" or endings:
+            check_target(flag, Path(text), endings)
+        return Path(text)
 
     return read

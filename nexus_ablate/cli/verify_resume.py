@@ -15,6 +15,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,15 +76,37 @@ def run(overrides: list[str], flags: dict[str, Any]) -> int:
         raise ConfigError("too few steps to be interrupted", f"train.steps={config.resolved.steps}", "train.steps=40")
     if keep is not None and keep.exists():
         raise ConfigError("--keep makes a directory of its own", str(keep), "name one that does not exist")
+    with _folder() as folder:
+        try:
+            return _prove(command, config.resolved.steps or STEPS, folder)
+        finally:
+            if keep is not None:
+                shutil.move(folder, keep)
+                print(f"kept in {printable(str(keep))}")
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    """A temporary folder that is deleted however this process ends.
+
+    Another process does it, once nobody holds the other end of its input any more: this one, or a run of its own that
+    is under way when this one is killed.
+    """
+    global _alive
     folder = Path(tempfile.mkdtemp(prefix="nexus_ablate-"))
+    delete = ["sh", "-c", 'cat; rm -rf -- "$0"', str(folder)]
+    deleting = subprocess.Popen(delete, stdin=subprocess.PIPE, start_new_session=True)
+    assert deleting.stdin is not None
+    _alive = (deleting.stdin.fileno(),)
     try:
-        return _prove(command, config.resolved.steps or STEPS, folder)
+        yield folder
     finally:
-        if keep is not None:
-            shutil.move(folder, keep)
-            print(f"kept in {printable(str(keep))}")
-        else:
-            shutil.rmtree(folder, ignore_errors=True)
+        _alive = ()
+        deleting.communicate()
+
+
+_alive: tuple[int, ...] = ()
+"""What runs inherit: as long as one of them holds it, the folder stays."""
 
 
 def _prove(command: list[str], steps: int, folder: Path) -> int:
@@ -111,7 +135,7 @@ def _prove(command: list[str], steps: int, folder: Path) -> int:
 def _process(command: list[str], runs_dir: Path, **options: Any) -> subprocess.Popen[str]:
     arguments = [sys.executable, "-m", "nexus_ablate", *command, f"runs_dir={runs_dir}"]
     alone = {name: text for name, text in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
-    return subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True, env=alone, **options)
+    return subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True, env=alone, pass_fds=_alive, **options)
 
 
 def _finished(command: list[str], runs_dir: Path) -> RunRecord:

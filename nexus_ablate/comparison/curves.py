@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from nexus_ablate.comparison.statistics import Array
 from nexus_ablate.errors import UserError
 from nexus_ablate.runs import read_jsonl
+from nexus_ablate.runs.files import read_regular
 from nexus_ablate.runs.record import strict_loads
 
 _ROW, _VAL, _TRAIN = b'{"step": ', b'"val/loss": ', re.compile(rb'"train/loss": ([^,}\n]+)')
@@ -68,11 +69,7 @@ def read_curves(path: Path) -> Curves:
         UserError: The file is damaged.
     """
     try:
-        if path.exists() and not path.is_file():  # reading a pipe would wait for ever
-            raise OSError("not a file")
-        data = path.read_bytes()
-    except FileNotFoundError:
-        data = b""
+        data = read_regular(path, 2**40) or b""
     except OSError as error:
         raise UserError(f"{path} is damaged", str(error), "restore it from a copy, or move the run away") from None
     data = data[: data.rfind(b"\n") + 1]

@@ -12,14 +12,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from nexus_ablate.comparison.curves import Curves, read_curves
 from nexus_ablate.comparison.windows import WindowLosses, read_windows
 from nexus_ablate.errors import ConfigError, UserError, printable
 from nexus_ablate.provenance import code_of
 from nexus_ablate.runs import SETTLED, RunRecord, find_runs, read_run
-from nexus_ablate.runs.record import read_mapping, strict_loads
+from nexus_ablate.runs.record import load_yaml, read_mapping, strict_loads
 
 RUN_NAME = re.compile(r"s\d+-[0-9a-f]{8}(-r\d+)?")
 CLAIMED = {"val_loss": "val/loss", "tokens": "tokens", "steps": "step"}
@@ -159,14 +157,14 @@ def collect(dirs: Iterable[Path]) -> Collection:
             collection.runs.append(found)
         else:
             collection.excluded.append(found)
-    for path in _strangers(dirs, {p.resolve() for p in paths}):
-        collection.excluded.append(Excluded(path, "not a run: no status.json"))
+    for path, reason in _strangers(dirs, {p.resolve() for p in paths}):
+        collection.excluded.append(Excluded(path, reason))
     if not paths and not collection.excluded:
         raise ConfigError(
             "there are no runs here", " ".join(map(str, dirs)), "give a run, an arm, a study or a runs_dir"
         )
     for folder in sorted({p.parent.parent for p in paths}):
-        if (folder / "study.yaml").exists():
+        if os.path.lexists(folder / "study.yaml"):
             collection.plans[folder.name] = read_plan(folder / "study.yaml")
     return collection
 
@@ -244,10 +242,10 @@ def _figures(values: dict[str, Any], before: str = "") -> Iterable[tuple[str, fl
             yield f"{before}{name}", float(value)
 
 
-def _strangers(dirs: list[Path], runs: set[Path]) -> list[Path]:
-    """Directories that are named like a run, or stand among runs, and are none."""
+def _strangers(dirs: list[Path], runs: set[Path]) -> list[tuple[Path, str]]:
+    """Directories that are named like a run, or stand among runs, and are none, and links; and why."""
     arms = {run.parent for run in runs}
-    found = set()
+    found: dict[Path, str] = {}
     for top in dirs:
         depth = len(top.resolve().parts)
         for folder, names, _ in os.walk(top.resolve()):
@@ -257,9 +255,12 @@ def _strangers(dirs: list[Path], runs: set[Path]) -> list[Path]:
                 continue
             names[:] = sorted(name for name in names if not name.startswith("."))
             for name in names:
-                if here / name not in runs and (RUN_NAME.fullmatch(name) or here in arms):
-                    found.add(here / name)
-    return sorted(found)
+                path = here / name
+                if path.is_symlink() and path.resolve() not in runs:
+                    found[path] = "a link, which is not followed; name what it leads to"
+                elif path.resolve() not in runs and (RUN_NAME.fullmatch(name) or here in arms):
+                    found[path] = "not a run: no status.json"
+    return sorted(found.items())
 
 
 def read_plan(path: Path) -> Plan:
@@ -268,7 +269,7 @@ def read_plan(path: Path) -> Plan:
     Raises:
         UserError: It is damaged or a value in it has no meaning.
     """
-    values = read_mapping(path, yaml.safe_load) or {}
+    values = read_mapping(path, load_yaml) or {}
     try:
         baseline = values.get("baseline") or {}
         delta_min = values.get("delta_min", "auto")

@@ -99,6 +99,9 @@ def prepare(option: Option, cache_dir: Path | None = None, context: int = 128) -
         with _storage(root):
             data = _build(final, option, corpus, fingerprint, context)
     _require_length(option.name, {"train": len(data.train), **{k: len(v) for k, v in data.val.items()}}, context)
+    if data.vocab_size < 2:
+        fix = "give a text of several characters, or data.tokenizer=bytes"
+        raise ConfigError(f"data={option.name} has one distinct token: there is nothing to predict", "", fix)
     return dataclasses.replace(data, period=corpus.period)
 
 
@@ -122,7 +125,7 @@ def vocabulary_size(option: Option) -> int:
 def default_cache_dir() -> Path:
     """Where token files are kept when nothing else is said."""
     if chosen := os.environ.get("NEXUS_ABLATE_CACHE"):
-        return Path(chosen).expanduser()
+        return Path(os.path.expanduser(chosen))
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "nexus-ablate"
 
 
@@ -138,7 +141,7 @@ def _identify(option: Option, context: int) -> tuple[Corpus, str]:
     elif kind == "bpe":
         tokenizer = [kind, option.keys["bpe_vocab"], BPE_TRAINING_CHARACTERS]
     else:
-        source = read_tokenizer_file(Path(kind).expanduser())
+        source = read_tokenizer_file(Path(os.path.expanduser(kind)))
         parse_tokenizer(source, kind)  # refused now, or not at all
         tokenizer = ["file", hashlib.sha256(source.encode()).hexdigest()]
     own = {key: value for key, value in option.keys.items() if key not in TOKENIZER_KEYS}
@@ -157,7 +160,7 @@ def _make_tokenizer(option: Option, corpus: Corpus) -> Tokenizer:
         return CharTokenizer.train([train, *_val_sets(corpus).values()])
     if kind == "bpe":
         return BpeTokenizer.train(corpus.train_texts(), option.keys["bpe_vocab"])
-    return load_tokenizer(Path(kind).expanduser())
+    return load_tokenizer(Path(os.path.expanduser(kind)))
 
 
 def _val_sets(corpus: Corpus) -> dict[str, Iterator[str]]:

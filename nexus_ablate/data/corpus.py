@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import os
 import sys
 import sysconfig
 import tokenize
@@ -15,6 +16,7 @@ from typing import final
 
 from nexus_ablate.errors import ConfigError, did_you_mean
 from nexus_ablate.registry import Registry
+from nexus_ablate.runs.files import open_regular
 
 CORPORA: Registry[Corpus] = Registry("data")
 STDLIB_VAL_SHARE = 0.05
@@ -142,7 +144,7 @@ class FilesCorpus(Corpus):
     """
 
     def __init__(self, *, files: list[str], val_fraction: float) -> None:
-        self._paths = [Path(name).expanduser() for name in files]
+        self._paths = [Path(os.path.expanduser(name)) for name in files]
         self._val_fraction = val_fraction
 
     def check(self, context: int) -> None:
@@ -174,11 +176,12 @@ class FilesCorpus(Corpus):
     def _documents(self) -> list[str]:
         if not self._paths:
             raise ConfigError("data=files needs at least one file", "data.files=[]", "data.files=[my.txt]")
-        seen: set[Path] = set()
+        seen: set[str] = set()
         for path in self._paths:
-            if path.resolve() in seen:  # its second copy would be validated on what the first one taught
+            place = os.path.realpath(path)  # unlike Path.resolve it bears a link that leads to itself
+            if place in seen:  # its second copy would be validated on what the first one taught
                 raise ConfigError("data.files names a file twice", str(path), "name each file once")
-            seen.add(path.resolve())
+            seen.add(place)
         return [_read_text(path) for path in self._paths]
 
     @cached_property
@@ -208,7 +211,8 @@ def _read_text(path: Path) -> str:
             names = ",".join(itertools.islice((str(p) for p in sorted(path.glob("*.txt"))), 3))
             fix = f"name its files: data.files=[{names}]" if names else "name the files in it"
             raise ConfigError("data.files takes files, and this is a directory", str(path), fix)
-        text = path.read_text(encoding="utf-8")
+        with open(open_regular(path, follow=True), encoding="utf-8") as file:
+            text = file.read()
     except FileNotFoundError as error:
         near = did_you_mean(path.name, [p.name for p in path.parent.glob("*")])
         fix = f"did you mean {path.with_name(near)}?" if near else f"paths are relative to {Path.cwd()}"
@@ -217,7 +221,8 @@ def _read_text(path: Path) -> str:
         got = f"{path}, byte {error.start}"
         raise ConfigError("data.files takes UTF-8 text, and this is not", got, "convert it to UTF-8") from error
     except OSError as error:
-        raise ConfigError("data.files names a file that cannot be read", f"{path}: {error.strerror}") from error
+        got, fix = f"{path}: {error.strerror}", "name a text file that can be read"
+        raise ConfigError("data.files names a file that cannot be read", got, fix) from error
     if "\0" in text:
         raise ConfigError("data.files takes text, and this file is binary", str(path), "name a text file")
     if not text:

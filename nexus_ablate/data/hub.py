@@ -6,6 +6,7 @@ import errno
 import hashlib
 import itertools
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -91,7 +92,7 @@ class HubCorpus(Corpus):
 
     @property
     def _local(self) -> Path:
-        return Path(self._path).expanduser()
+        return Path(os.path.expanduser(self._path))
 
     @cached_property
     def _local_files(self) -> list[Path]:

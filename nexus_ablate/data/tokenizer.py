@@ -12,6 +12,7 @@ import numpy as np
 
 from nexus_ablate.data.corpus import head
 from nexus_ablate.errors import ConfigError, unknown
+from nexus_ablate.runs.files import open_regular
 
 FILE_NAME = "tokenizer.json"
 TRAINED = ("bytes", "char", "bpe")
@@ -205,7 +206,8 @@ def read_tokenizer_file(path: Path) -> str:
         ConfigError: It is no readable file.
     """
     try:
-        return (path / FILE_NAME if path.is_dir() else path).read_text(encoding="utf-8")
+        with open(open_regular(path / FILE_NAME if path.is_dir() else path, follow=True), encoding="utf-8") as file:
+            return file.read()
     except FileNotFoundError as error:
         if path.name == str(path) and not path.suffix:  # a word, not a path
             raise unknown("data.tokenizer is neither a tokenizer nor a file", str(path), TRAINED) from error

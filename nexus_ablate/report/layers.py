@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from nexus_ablate.comparison.arms import Arm
+from nexus_ablate.runs import open_regular
 from nexus_ablate.runs.record import strict_loads
 
 _BY_BLOCK = re.compile(r"(?P<before>.+)/block_(?P<block>\d+)(?P<after>/.+)?")
@@ -18,7 +19,7 @@ TAIL_BYTES = 1 << 18
 def last_row(path: Path) -> dict:
     """The last whole row of a log; empty where there is none that can be read."""
     try:
-        with open(path, "rb") as file:
+        with open(open_regular(path), "rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(size - TAIL_BYTES, 0))
             lines = file.read().split(b"\n")[:-1]

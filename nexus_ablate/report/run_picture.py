@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nexus_ablate.errors import UserError, printable
+from nexus_ablate.runs.files import atomic_write
 from nexus_ablate.runs.record import RunRecord
 
 if TYPE_CHECKING:
@@ -27,13 +29,25 @@ HEAT_MAPS = (  # area and statistic, title, the largest value there can be
 
 
 def draw(record: RunRecord, path: Path) -> Path:
-    """Draw the run into a PNG or PDF.
+    """Draw the run into a PNG, PDF or SVG.
 
     Raises:
         UserError: The run has no rows yet.
+        StorageError: The disk refused.
     """
-    run_figure(record).savefig(path, dpi=130)
+    save_figure(run_figure(record), path)
     return path
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write a figure whole or not at all, in the format of the file's ending.
+
+    Raises:
+        StorageError: The disk refused.
+    """
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format=path.suffix.removeprefix("."), dpi=130)
+    atomic_write(path, drawn.getvalue())
 
 
 def run_figure(record: RunRecord) -> Figure:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import shutil
 import socket
 import threading
 import time
@@ -13,11 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from nexus_ablate.errors import ConfigError, StorageError
-from nexus_ablate.runs.environ import mask
+from nexus_ablate.masking import mask
 from nexus_ablate.runs.files import (
     atomic_write_json,
     atomic_write_text,
     check_reach,
+    make_directory,
+    open_regular,
+    refuse_link,
+    remove_empty,
     storage,
     strict_json,
     truncate,
@@ -25,7 +30,7 @@ from nexus_ablate.runs.files import (
 )
 from nexus_ablate.runs.naming import NAME_BYTES, Identity
 from nexus_ablate.runs.ownership import LIVE, SETTLED, STATES, now, refuse_if_alive, release, take_lock
-from nexus_ablate.runs.record import FIRST_KEYS, LOGS, read_mapping, read_status, strict_loads
+from nexus_ablate.runs.record import FIRST_KEYS, LOGS, has_status, read_mapping, read_status, strict_loads
 
 HEARTBEAT_SECONDS = 10.0
 _NAME = re.compile(r"[A-Za-z0-9=,_+-][A-Za-z0-9=,._+-]*")
@@ -47,6 +52,7 @@ class Run:
         self.resuming = resuming
         self._status = status
         self._lock = lock
+        self._place = None if finished else _place(path)
         self._logs: dict[str, int] = {}
         self._closed = finished
         self._written = 0.0
@@ -96,7 +102,6 @@ class Run:
         if state not in STATES:
             raise ValueError(f"no state {state!r}")
         with self._writing:
-            self._require_open()
             told = {"state": state, "reason": mask(reason), "traceback": mask(traceback), "updated": now()}
             self._write_status(told)
 
@@ -150,7 +155,7 @@ class Run:
             truncate(path, offsets.get(name, 0))
             if name not in self._logs:
                 with storage(path):
-                    self._logs[name] = os.open(path, os.O_WRONLY | os.O_APPEND)
+                    self._logs[name] = open_regular(path, os.O_WRONLY | os.O_APPEND)
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Replace summary.json. Also for a finished run, which further evaluations may enrich."""
@@ -166,14 +171,12 @@ class Run:
     def log(self, text: str) -> None:
         """Append to log.txt, with the time in UTC."""
         self._require_open()
-        line = f"{now()} {mask(text)}\n".encode("utf-8", "backslashreplace")
-        path = self.path / "log.txt"
-        with storage(path, len(line)), open(path, "ab", buffering=0) as file:
-            write_all(file.fileno(), line)
+        append_log(self.path, text)
 
     def _append_row(self, name: str, row: dict[str, Any]) -> None:
         if name not in self._logs:
             raise RuntimeError("a log is written between restore() and close()")
+        self._require_open()
         ordered = {key: row[key] for key in FIRST_KEYS} | row
         line = (strict_json(ordered) + "\n").encode()
         descriptor = self._logs[name]
@@ -187,6 +190,7 @@ class Run:
         self._status["step"] = row["step"]
 
     def _write_status(self, changes: dict[str, Any]) -> None:
+        self._require_open()
         self._status |= {**changes, "host": socket.gethostname(), "pid": os.getpid(), "heartbeat": now()}
         atomic_write_json(self.path / "status.json", self._status)
         self._written = time.monotonic()
@@ -199,8 +203,37 @@ class Run:
                 _log.warning("no heartbeat: %s", error)
 
     def _require_open(self) -> None:
+        """That the directory is this process's, and still the one that it opened.
+
+        Raises:
+            StorageError: Somebody has renamed, deleted or emptied it; what has its name now may be another process's.
+        """
         if self._closed:
             raise RuntimeError(f"{self.path} is not open for writing")
+        if _place(self.path) != self._place:
+            fix = "train it again with the same command, or put the directory back and go on with it"
+            raise StorageError(f"{self.path} was renamed, deleted or emptied while it was written", "no LOCK", fix)
+
+
+def _place(path: Path) -> tuple[int, int] | None:
+    """What no other run directory's LOCK has in common with this one's; None where there is none."""
+    try:
+        lock = os.lstat(path / "LOCK")
+    except OSError:
+        return None
+    return lock.st_dev, lock.st_ino
+
+
+def append_log(path: Path, text: str) -> None:
+    """Append to the log.txt of a run directory, with the time in UTC."""
+    line = f"{now()} {mask(text)}\n".encode("utf-8", "backslashreplace")
+    file = path / "log.txt"
+    with storage(file, len(line)):
+        descriptor = open_regular(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        try:
+            write_all(descriptor, line)
+        finally:
+            os.close(descriptor)
 
 
 def open_run(
@@ -239,22 +272,20 @@ def open_run(
     if result := _result(path):
         return Run(path, result, None, finished=True, resuming=False)
 
-    made = True
-    with storage(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            path.mkdir()
-        except FileExistsError:
-            made = False
-        lock = take_lock(path)
+    made, lock = make_directory(path, runs_dir), None
     try:
+        with storage(path / "LOCK"):
+            lock = take_lock(path)
         if result := _result(path):  # the former owner finished while the lock was awaited
             release(lock)
             return Run(path, result, None, finished=True, resuming=False)
-        status = read_status(path) if (path / "status.json").exists() else None
-        refuse_if_alive(path, status, made, locked=lock is not None)
+        status = read_status(path) if has_status(path) else None
+        refuse_if_alive(path, status, path in made, locked=lock is not None)
         return _begin(path, lock, status, config_yaml, overrides, {**env, **vars(identity)})
     except BaseException:
+        if path in made and lock is not None:  # what could not be begun is not left half made
+            shutil.rmtree(path, ignore_errors=True)
+            remove_empty(made)
         release(lock)
         raise
 
@@ -269,6 +300,7 @@ def _begin(
             write_all(lock, f"host {socket.gethostname()}, pid {os.getpid()}\n".encode())
         for orphan in path.glob(".*.tmp"):
             orphan.unlink()
+        refuse_link(path / "checkpoints")
         (path / "checkpoints").mkdir(exist_ok=True)
     former = read_mapping(path / "env.json", strict_loads)
     if former is not None:
@@ -276,10 +308,10 @@ def _begin(
         env = {**env, "earlier": [*former.get("earlier", []), changed]}
     atomic_write_text(path / "config.yaml", mask(config))
     atomic_write_text(path / "overrides.txt", "".join(mask(override) + "\n" for override in overrides))
-    atomic_write_json(path / "env.json", env)
+    atomic_write_json(path / "env.json", mask(env))
 
     kept = {"started": now(), "step": None} if status is None else {key: status.get(key) for key in ("started", "step")}
-    resuming = status is not None or any((path / name).exists() for name in LOGS)
+    resuming = status is not None or any(os.path.lexists(path / name) for name in LOGS)
     run = Run(path, {"state": "created", "reason": "", **kept}, lock, finished=False, resuming=resuming)
     run.status("created")
     if not resuming:
@@ -290,5 +322,5 @@ def _begin(
 
 def _result(path: Path) -> dict[str, Any] | None:
     """The status of a run that holds a result."""
-    status = read_status(path) if (path / "status.json").exists() else None
+    status = read_status(path) if has_status(path) else None
     return status if status and status["state"] in SETTLED else None

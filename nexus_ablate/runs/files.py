@@ -2,47 +2,172 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import math
 import os
 import secrets
-from collections.abc import Iterator
+import stat
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from nexus_ablate.errors import CheckpointError, StorageError
+from nexus_ablate.errors import CheckpointError, ConfigError, StorageError
 
+PICTURES = (".png", ".pdf", ".svg")
 _MAKE_ROOM = "free some space there or choose another runs_dir"
 _MAKE_WRITABLE = "make it writable or choose another runs_dir"
+_NO_DIRECTORY = "a file stands where a directory is needed; choose another runs_dir"
 _DISK_FIXES = {
     errno.ENOSPC: _MAKE_ROOM,
     errno.EDQUOT: _MAKE_ROOM,
+    errno.EFBIG: "raise the limit on the size of a file (ulimit -f), or choose another runs_dir",
     errno.EACCES: _MAKE_WRITABLE,
     errno.EPERM: _MAKE_WRITABLE,
     errno.EROFS: _MAKE_WRITABLE,
-    errno.EIO: "check the disk or choose another runs_dir",
-    errno.ENOTDIR: "a file stands where a directory is needed; choose another runs_dir",
-    errno.EEXIST: "a file stands where a directory is needed; choose another runs_dir",
+    errno.ENOTDIR: _NO_DIRECTORY,
+    errno.EEXIST: _NO_DIRECTORY,
+    errno.ENAMETOOLONG: "choose a shorter runs_dir",
+    errno.ELOOP: "remove the link: nothing is written through one",
 }
+_OTHER_FIX = "check the disk or choose another runs_dir"
+_LINK = "it is a symbolic link"
 _write = os.write
 
 
 @contextmanager
 def storage(path: Path, needed: int = 0) -> Iterator[None]:
-    """Turn the disk's refusals into an error that names `path` and the bytes needed.
+    """Turn whatever the disk refuses into an error that names `path` and the bytes needed.
 
     Raises:
-        StorageError: No space, no quota, no permission, read-only, or a failing disk.
+        StorageError: No space, no quota, no permission, read-only, gone, or a failing disk.
     """
     try:
         yield
     except OSError as error:
-        if error.errno not in _DISK_FIXES:
-            raise
-        got = os.strerror(error.errno) + (f"; {needed} bytes needed" if needed else "")
-        raise StorageError(f"cannot write {path}", got, _DISK_FIXES[error.errno]) from error
+        raise refused(error, f"cannot write {path}", f"; {needed} bytes needed" if needed else "") from error
+
+
+def refused(error: OSError, what: str = "", more: str = "") -> StorageError:
+    """What the system refused, as an error for the user."""
+    why = _LINK if error.errno == errno.ELOOP else error.strerror or type(error).__name__
+    what = what or f"cannot use {error.filename or 'a file'}"
+    return StorageError(what, why + more, _DISK_FIXES.get(error.errno or 0, _OTHER_FIX))
+
+
+def check_target(flag: str, path: Path, endings: Sequence[str] = ()) -> None:
+    """That a file can be written where a flag says; asked before anything is computed for it.
+
+    Raises:
+        ConfigError: It cannot.
+    """
+    if endings and path.suffix not in endings:
+        fix = f"{flag} {path.stem[:100] or 'picture'}{endings[0]}"
+        raise ConfigError(f"{flag} takes a file that ends in {', '.join(endings)}", str(path), fix)
+    folder = Path(os.path.realpath(path)).parent
+    if not os.path.isdir(folder):
+        raise ConfigError(f"{flag} names a folder that does not exist", str(path.parent), f"mkdir -p {path.parent}")
+    if os.path.isdir(path):
+        raise ConfigError(f"{flag} takes a file, and this is a directory", str(path), f"{flag} {path / 'NAME'}")
+    if os.path.lexists(path) and os.path.exists(path) and not os.path.isfile(path):
+        raise ConfigError(f"{flag} takes a file, and this is a device or a pipe", str(path), f"{flag} {path.name}.txt")
+    refuse_device_folder(folder)
+
+
+def refuse_device_folder(folder: Path) -> None:
+    """Raises:
+    ConfigError: What is in there stands for the system itself; memory that is mounted there is a disk like any other.
+    """
+    place = Path(os.path.realpath(folder))
+    if place.is_relative_to("/dev/shm"):
+        return
+    if top := next((top for top in ("/dev", "/proc", "/sys") if place.is_relative_to(top)), ""):
+        raise ConfigError(f"{top} holds no files of yours", str(folder), "choose a folder on a disk")
+
+
+def open_regular(path: Path, flags: int = os.O_RDONLY, follow: bool = False) -> int:
+    """A descriptor of a regular file: a pipe is not waited for, a device is not read.
+
+    Args:
+        path: The file.
+        flags: Of `os.open`.
+        follow: Follow a link, as to a file that the user names.
+
+    Raises:
+        OSError: It is none, or the system refuses.
+    """
+    descriptor = os.open(path, flags | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW), 0o666)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    return descriptor
+
+
+def read_regular(path: Path, limit: int, follow: bool = False) -> bytes | None:
+    """What a regular file holds; None where there is none.
+
+    Raises:
+        OSError: It is something else, larger than `limit` bytes, or cannot be read.
+    """
+    try:
+        with open(open_regular(path, follow=follow), "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > limit:
+                raise OSError(errno.EFBIG, f"it has {size} bytes, more than {limit}", str(path))
+            return file.read(size)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        if error.errno == errno.ELOOP and not follow:
+            raise OSError(errno.ELOOP, _LINK, str(path)) from None
+        raise
+
+
+def refuse_link(path: Path) -> None:
+    """Raises:
+    OSError: It is a link.
+    """
+    if path.is_symlink():
+        raise OSError(errno.ELOOP, _LINK, str(path))
+
+
+def make_directory(path: Path, root: Path) -> list[Path]:
+    """Make a directory below `root`, with what is missing above it; no part below `root` may be a link.
+
+    Returns:
+        The directories that were made, outermost first.
+
+    Raises:
+        ConfigError: `root` is in a folder of devices.
+        StorageError: The disk refused, or a part is a link; nothing that was made is left.
+    """
+    refuse_device_folder(root)
+    made: list[Path] = []
+    try:
+        for part in (*reversed(path.parents), path):
+            with storage(part):
+                if part != root and part.is_relative_to(root):
+                    refuse_link(part)
+                if not part.is_dir():
+                    try:
+                        part.mkdir()
+                        made.append(part)
+                    except FileExistsError:  # another process was faster, or it is a file
+                        if not part.is_dir():
+                            raise
+    except BaseException:
+        remove_empty(made)
+        raise
+    return made
+
+
+def remove_empty(made: list[Path]) -> None:
+    """Take back what `make_directory` made, up to where somebody else has put something."""
+    for part in reversed(made):
+        with contextlib.suppress(OSError):
+            part.rmdir()
 
 
 def write_all(descriptor: int, data: bytes | memoryview) -> None:
@@ -74,14 +199,15 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def atomic_write_text(path: Path, text: str) -> None:
-    """Replace a file in one instant: a reader, or a restart, sees the old text or the new one.
+def atomic_write(path: Path, data: bytes) -> None:
+    """Replace a file in one instant: a reader, or a restart, sees the old bytes or the new ones.
+
+    What stands there is replaced and never followed, a link included.
 
     Raises:
         StorageError: The disk refused; the old file is untouched.
     """
-    data = text.encode("utf-8", "backslashreplace")
-    aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    aside = path.with_name(f".{secrets.token_hex(8)}.tmp")  # short: the name that it stands for may have any length
     with storage(path, len(data)):
         try:
             write_synced(aside, data)
@@ -92,12 +218,17 @@ def atomic_write_text(path: Path, text: str) -> None:
             raise
 
 
-def atomic_write_json(path: Path, obj: dict[str, Any]) -> None:
+def atomic_write_text(path: Path, text: str) -> None:
+    """`atomic_write` of a text; what UTF-8 cannot hold is escaped."""
+    atomic_write(path, text.encode("utf-8", "backslashreplace"))
+
+
+def atomic_write_json(path: Path, obj: Mapping[str, Any]) -> None:
     """Replace a file by `strict_json(obj)`, indented for people."""
     atomic_write_text(path, strict_json(obj, indent=2) + "\n")
 
 
-def strict_json(obj: dict[str, Any], indent: int | None = None) -> str:
+def strict_json(obj: Mapping[str, Any], indent: int | None = None) -> str:
     """JSON in which a non-finite number is null and its dotted name stands under "nonfinite"."""
     nonfinite: list[str] = []
     nulls: set[str] = set()
@@ -126,17 +257,20 @@ def check_reach(path: Path, offset: int) -> None:
 
     Raises:
         CheckpointError: It does not.
+        StorageError: It is a link, or the disk refuses.
     """
     with storage(path):
-        data = b""
-        if path.exists():
-            with open(path, "rb") as file:
+        data, size = b"", 0
+        try:
+            with open(open_regular(path), "rb") as file:
+                size = file.seek(0, os.SEEK_END)
                 file.seek(max(offset - 1, 0))
                 data = file.read(1)
-        if offset and data != b"\n":
-            size = path.stat().st_size if path.exists() else 0
-            got = f"{size} bytes, the checkpoint was taken at {offset}"
-            raise CheckpointError(f"{path} does not reach its checkpoint", got, "rerun=true trains the run anew")
+        except FileNotFoundError:
+            pass
+    if offset and data != b"\n":
+        got = f"{size} bytes, the checkpoint was taken at {offset}"
+        raise CheckpointError(f"{path} does not reach its checkpoint", got, "rerun=true trains the run anew")
 
 
 def truncate(path: Path, offset: int) -> None:
@@ -144,8 +278,9 @@ def truncate(path: Path, offset: int) -> None:
 
     Raises:
         CheckpointError: The log is shorter than `offset` bytes, or no line ends there.
+        StorageError: It is a link, or the disk refuses.
     """
     check_reach(path, offset)
-    with storage(path), open(path, "ab") as file:
+    with storage(path), open(open_regular(path, os.O_RDWR | os.O_CREAT), "r+b") as file:
         file.truncate(offset)
         os.fsync(file.fileno())

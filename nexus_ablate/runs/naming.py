@@ -8,6 +8,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from nexus_ablate.masking import mask
+
 NAME_BYTES = 120
 _UNSAFE = re.compile(r"^\.|[^A-Za-z0-9=,._+-]")
 
@@ -57,7 +59,7 @@ def arm_name(differences: dict[str, str]) -> str:
     if not differences:
         return "baseline"
     full = ",".join(f"{key}={value}" for key, value in sorted(differences.items()))
-    readable = full.replace("/", "over")
+    readable = mask(full).replace("/", "over")
     name = _UNSAFE.sub("_", readable)
     if name == readable and len(name) <= NAME_BYTES:
         return name

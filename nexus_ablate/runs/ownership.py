@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from nexus_ablate.errors import AlreadyRunning
+from nexus_ablate.runs.files import open_regular
 
 LIVE = ("created", "running")
 SETTLED = ("finished", "diverged")  # both are results: a loss that blew up is one
@@ -43,7 +44,7 @@ def take_lock(path: Path) -> int | None:
     Raises:
         AlreadyRunning: Another process holds it.
     """
-    descriptor = os.open(path / "LOCK", os.O_RDWR | os.O_CREAT, 0o666)
+    descriptor = open_regular(path / "LOCK", os.O_RDWR | os.O_CREAT)
     for _ in range(5):
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -72,7 +73,7 @@ def release(lock: int | None) -> None:
 def _owned(path: Path) -> bool | None:
     """Whether a process on this host owns the directory; None where its lock cannot tell."""
     try:
-        descriptor = os.open(path / "LOCK", os.O_RDONLY)
+        descriptor = open_regular(path / "LOCK")
     except OSError:
         return None
     try:
@@ -94,11 +95,11 @@ def refuse_if_alive(path: Path, status: dict[str, Any] | None, made: bool, locke
         if made or time.time() - path.stat().st_mtime > LOST_SECONDS:
             return
         owner, age = "another process", 0.0
-    elif status["state"] in LIVE and (age := heartbeat_age(status)) <= LOST_SECONDS:
+    elif status["state"] in LIVE and abs(age := heartbeat_age(status)) <= LOST_SECONDS:
         owner = f"host {status['host']}, pid {status['pid']}"
     else:
         return
-    wait = math.ceil(LOST_SECONDS - max(age, 0.0))
+    wait = math.ceil(LOST_SECONDS - age)
     raise AlreadyRunning(f"{path} is being trained", owner, f"if it is dead, it can be taken over in {wait} seconds")
 
 
@@ -112,7 +113,7 @@ def effective_state(status: dict[str, Any], path: Path | None = None) -> str:
     if status["state"] not in LIVE:
         return status["state"]
     owned = _owned(path) if path and status["host"] == socket.gethostname() else None
-    alive = heartbeat_age(status) <= LOST_SECONDS if owned is None else owned
+    alive = abs(heartbeat_age(status)) <= LOST_SECONDS if owned is None else owned
     return status["state"] if alive else "lost"
 
 
@@ -122,5 +123,5 @@ def now() -> str:
 
 
 def heartbeat_age(status: dict[str, Any]) -> float:
-    """Seconds since the heartbeat."""
+    """Seconds since the heartbeat; below 0 where it is in the future, as after a clock was set back."""
     return (datetime.now(UTC) - datetime.fromisoformat(status["heartbeat"])).total_seconds()

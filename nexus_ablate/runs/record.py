@@ -13,13 +13,20 @@ from typing import Any
 import yaml
 
 from nexus_ablate.errors import UserError
+from nexus_ablate.runs.files import read_regular
 from nexus_ablate.runs.ownership import STATES, effective_state, heartbeat_age
 
 LOGS = ("metrics.jsonl", "probes.jsonl")
 FIRST_KEYS = ("step", "tokens", "flops", "seconds")
 
+_DOCUMENT_BYTES = 16 * 2**20
+"""Of a JSON file: that of a thousand layers has 1 MiB."""
+_YAML_BYTES = 2 * 2**20
+"""PyYAML takes seconds for so much."""
 _YAML_ITEMS = 10**6
-_YAML_BRACKETS = 5000
+_YAML_DEPTH = 5000
+"""Brackets, and characters of a line, each of which can be a level."""
+_YAML_DIGITS = 1000
 
 _RUN_NAME = re.compile(r"s(\d+)-[0-9a-f]{8}(?:-r(\d+))?")
 # What a parser of damaged text can raise: PyYAML lets KeyError and IndexError through for tags such as `!!bool x`.
@@ -56,7 +63,7 @@ class RunRecord:
         return self._rows("probes.jsonl")
 
     def _rows(self, name: str) -> list[dict[str, Any]]:
-        return read_jsonl(self.path / name) if (self.path / name).exists() else []
+        return read_jsonl(self.path / name) if os.path.lexists(self.path / name) else []
 
 
 def read_run(path: Path) -> RunRecord:
@@ -82,6 +89,11 @@ def read_run(path: Path) -> RunRecord:
         overrides=None if overrides is None else overrides.splitlines(),
         env=read_mapping(path / "env.json", strict_loads),
     )
+
+
+def has_status(path: Path) -> bool:
+    """Whether a directory is a run, of whatever kind its status.json is."""
+    return os.path.lexists(path / "status.json")
 
 
 def read_status(path: Path) -> dict[str, Any]:
@@ -132,7 +144,9 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
 
 
 def find_runs(dirs: Iterable[Path]) -> list[Path]:
-    """The run directories in the given ones (a run, an arm, a study or a runs_dir), sorted, hidden ones left out.
+    """The run directories in the given ones (a run, an arm, a study or a runs_dir), sorted.
+
+    Hidden directories are left out, and so are links, which could lead anywhere.
 
     Raises:
         UserError: A given directory does not exist or cannot be read.
@@ -140,16 +154,16 @@ def find_runs(dirs: Iterable[Path]) -> list[Path]:
     found: dict[Path, Path] = {}  # by resolved path: a link must not count a run twice
 
     def search(path: Path, depth: int) -> None:
-        if (path / "status.json").exists():
+        if has_status(path):
             found.setdefault(path.resolve(), path)
         elif depth:
             for child in path.iterdir():
-                if child.is_dir() and not child.name.startswith("."):
+                if child.is_dir() and not child.is_symlink() and not child.name.startswith("."):
                     search(child, depth - 1)
 
     for path in dirs:
-        if not path.is_dir():
-            raise UserError("this directory does not exist", str(path))
+        if not os.path.isdir(path):
+            raise UserError("this directory does not exist", str(path), "nexus-ablate status runs")
         try:
             search(Path(os.path.abspath(path)), depth=3)
         except OSError as error:
@@ -157,16 +171,13 @@ def find_runs(dirs: Iterable[Path]) -> list[Path]:
     return sorted(found.values())
 
 
-def _read_text(path: Path) -> str | None:
+def _read_text(path: Path, limit: int = 2**40) -> str | None:
     """A file's text, None where there is none."""
     try:
-        if not path.exists():
-            return None
-        if not path.is_file():  # reading a pipe would wait for ever
-            raise _damaged(path, "not a file")
-        return path.read_text(encoding="utf-8")
+        data = read_regular(path, limit)
+        return None if data is None else data.decode()
     except (OSError, ValueError) as error:
-        raise _damaged(path, str(error)) from None
+        raise _damaged(path, getattr(error, "strerror", None) or str(error)) from None
 
 
 def read_mapping(path: Path, parse: Callable[[str], Any]) -> dict[str, Any] | None:
@@ -175,7 +186,7 @@ def read_mapping(path: Path, parse: Callable[[str], Any]) -> dict[str, Any] | No
     Raises:
         UserError: It cannot be read or holds something else.
     """
-    text = _read_text(path)
+    text = _read_text(path, _DOCUMENT_BYTES)
     if text is None:
         return None
     try:
@@ -200,17 +211,40 @@ def strict_loads(text: str) -> Any:
     return json.loads(text, parse_constant=refuse)
 
 
+class _Bounded:
+    """What a YAML loader does besides: no merge keys, of which nine short lines make a billion, no endless number."""
+
+    def flatten_mapping(self, node: Any) -> None:
+        if any(key.tag == "tag:yaml.org,2002:merge" for key, _ in node.value):
+            raise ValueError("a merge key (<<)")
+
+    def construct_scalar(self, node: Any) -> Any:
+        if node.tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float") and len(node.value) > _YAML_DIGITS:
+            raise ValueError(f"a number of {len(node.value)} digits")
+        return super().construct_scalar(node)  # type: ignore[misc]
+
+
+class _SafeLoader(_Bounded, yaml.SafeLoader):
+    pass
+
+
+class _FastLoader(_Bounded, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    pass
+
+
 def load_yaml(text: str) -> Any:
     """Plain data from YAML, whatever else it asks for.
 
     Raises:
         yaml.YAMLError: Or another of `_UNREADABLE`: PyYAML lets several through.
     """
-    # The C loader is seven times as fast, but twenty thousand brackets overflow its stack and end the process.
-    if text.count("[") + text.count("{") > _YAML_BRACKETS:  # PyYAML takes time by their square
-        raise ValueError(f"more than {_YAML_BRACKETS} brackets")
-    fast = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    value = yaml.load(text, fast if len(text) < 10_000 else yaml.SafeLoader)
+    if len(text) > _YAML_BYTES:
+        raise ValueError(f"more than {_YAML_BYTES} characters")
+    if text.count("[") + text.count("{") > _YAML_DEPTH:  # PyYAML takes time by their square
+        raise ValueError(f"more than {_YAML_DEPTH} brackets")
+    # The C loader is several times as fast, but twenty thousand levels overflow its stack and end the process.
+    deepest = max(map(len, text.splitlines()), default=0)
+    value = yaml.load(text, _SafeLoader if deepest > _YAML_DEPTH else _FastLoader)
     if _written_out(value, {}) > _YAML_ITEMS:
         raise ValueError(f"more than {_YAML_ITEMS} items")
     return value

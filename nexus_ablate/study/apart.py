@@ -47,6 +47,7 @@ class Apart:
                     self.stopped = stop.asked
                     worker.process.terminate()
             self.stopped = self.stopped or stop.asked
+            stop.obeyed = bool(self.stopped)
         answer = worker.receive()
         if answer is not None:
             return answer

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 from nexus_ablate import errors
 from nexus_ablate.data import prepare
 from nexus_ablate.errors import ConfigError
+from nexus_ablate.masking import mask
 from nexus_ablate.plugins import VARIABLE as PLUGINS
 from nexus_ablate.provenance import git_state, source_hash
-from nexus_ablate.runs import atomic_write_json, storage
+from nexus_ablate.runs import atomic_write_json, make_directory
 from nexus_ablate.study.cluster_job import REQUEUES, Task
 from nexus_ablate.study.cluster_queue import FOLDER, Queue
 from nexus_ablate.study.definition import Request
@@ -86,6 +87,8 @@ def submit(
     require_slurm()
     try_out(resources.flags())
     study = expanded(request)
+    for arm in study.all_arms:
+        refuse_secrets([*study.definition.baseline, *arm.overrides, *request.launch])
     runs = Runs(study, request)
     asked = [*runs.claims, *runs.tuning]
     tuned = runs.tuned() if study.definition.lr_grid else []
@@ -149,6 +152,18 @@ def require_slurm() -> None:
             raise ConfigError("--cluster slurm needs SLURM's commands", f"no {command} here", fix)
 
 
+def refuse_secrets(overrides: list[str]) -> None:
+    """Refuse overrides that hold a secret: submitit keeps what a job is to do in files.
+
+    Raises:
+        ConfigError: One does.
+    """
+    for text in overrides:
+        if mask(text) != text:
+            fix = "give it by an environment variable, a netrc file or a credential store, which jobs can read"
+            raise ConfigError("a job's overrides are kept in files, and this one holds a secret", text, fix)
+
+
 def try_out(flags: list[str]) -> None:
     """Let SLURM check what a job asks for, without submitting one.
 
@@ -174,8 +189,7 @@ def _submit(waiting: list[Job], request: Request, resources: Resources) -> str:
 
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%f")[:-3]
     folder = (request.directory / FOLDER / stamp).absolute()
-    with storage(folder):
-        folder.mkdir(parents=True)
+    make_directory(folder, request.runs_dir.absolute())
     executor = submitit.AutoExecutor(folder, cluster="slurm", slurm_max_num_timeout=REQUEUES)
     executor.update_parameters(
         name=f"nexus-{request.definition.name}"[:60],
@@ -203,7 +217,7 @@ def _submit(waiting: list[Job], request: Request, resources: Resources) -> str:
         "when": stamp,
         "source": source_hash(),
         **git_state(),
-        "sbatch": resources.flags(),
+        "sbatch": mask(resources.flags()),
         "jobs": {name: str(job.path.relative_to(request.directory)) for name, job in zip(names, waiting, strict=True)},
     }
     atomic_write_json(folder / "submission.json", told)

@@ -24,6 +24,7 @@ from typing import Any
 from nexus_ablate import errors
 from nexus_ablate.config import RunConfig
 from nexus_ablate.errors import AlreadyRunning, ConfigError, Preempted, UserError
+from nexus_ablate.masking import masked_streams
 from nexus_ablate.plugins import VARIABLE as PLUGINS
 from nexus_ablate.provenance import refuse_other_source
 from nexus_ablate.runs import atomic_write_json
@@ -102,6 +103,7 @@ def announcement() -> signal.Signals:
     return JobEnvironment._usr_sig()
 
 
+@masked_streams()
 def train_in_job(order: Order, hash8: str = "") -> Answer:
     """Train in this process; where the cluster takes the node away, the job is put back and this never returns.
 
@@ -133,7 +135,7 @@ def train_in_job(order: Order, hash8: str = "") -> Answer:
         return Answer(error.status, f"{error.what}; {why}" if why else error.what)
     except Exception as error:  # its traceback is in its status.json and in the job's log
         traceback.print_exc()
-        return Answer(errors.BUG, f"{type(error).__name__}: {error}")
+        return Answer(errors.BUG, errors.described(error))
 
 
 def put_back() -> str:

@@ -14,6 +14,7 @@ every other override joins the baseline.
 from __future__ import annotations
 
 import math
+import os
 import shlex
 from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
@@ -157,13 +158,13 @@ def _definition(source: str, given: dict[str, Any], factors: dict[str, list[Any]
     shipped = shipped_studies()
     stored = runs_dir / source / "study.yaml"
     if source.endswith((".yaml", ".yml")):
-        values = read_file(Path(source).expanduser())
+        values = read_file(Path(os.path.expanduser(source)))
     elif source in shipped:
         values = {"name": source} | _read(shipped[source])
     elif factors:
         varied = "; ".join(f"{k}={','.join(map(show, v))}" for k, v in factors.items())
         values = {"name": source, "question": f"What does it change: {varied}?"}
-    elif source and stored.is_file():
+    elif source and os.path.isfile(stored):
         values = asked_before(_read(stored))
     else:
         error = unknown_study(source, runs_dir)

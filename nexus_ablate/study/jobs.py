@@ -25,6 +25,7 @@ from nexus_ablate.runs import (
     OtherCode,
     arm_name,
     effective_state,
+    has_status,
     made_by_other_code,
     read_run,
     read_status,
@@ -58,7 +59,7 @@ class Job:
 
     def state(self) -> tuple[str, str]:
         """The run's effective state, `missing` where there is none, and its reason."""
-        if not (self.path / "status.json").exists():
+        if not has_status(self.path):
             return "missing", ""
         try:
             status = read_status(self.path)

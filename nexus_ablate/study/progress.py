@@ -13,6 +13,7 @@ from typing import Any
 
 from nexus_ablate import errors
 from nexus_ablate.errors import printable
+from nexus_ablate.runs import has_status
 from nexus_ablate.study.design import Study, label
 from nexus_ablate.study.jobs import Job
 from nexus_ablate.study.queue import Places
@@ -142,7 +143,7 @@ class Progress:
 
     def _line(self, job: Job, otherwise: str) -> Line:
         """A run as its files tell it, or `otherwise` where they tell nothing yet."""
-        if (job.path / "status.json").exists():
+        if has_status(job.path):
             return self._watcher.line(job.path)
         return Line(job.path.parent.parent.name, job.arm, job.seed, otherwise)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import signal
 import time
 from collections import deque
@@ -18,8 +19,10 @@ from pathlib import Path
 
 from nexus_ablate import errors
 from nexus_ablate.errors import AlreadyRunning
+from nexus_ablate.masking import mask
 from nexus_ablate.provenance import source_hash
-from nexus_ablate.runs import atomic_write_json, read_status, storage
+from nexus_ablate.runs import append_log, atomic_write_json, has_status, make_directory, open_regular, read_status
+from nexus_ablate.runs.files import storage
 from nexus_ablate.runs.ownership import now, release, take_lock
 from nexus_ablate.study.jobs import Job
 from nexus_ablate.study.worker import STOPPING, Answer, Order, work
@@ -89,7 +92,10 @@ class Worker:
 
     @classmethod
     def of_study(cls, number: int, where: Places, log_dir: Path) -> Worker:
-        return cls(where.threads, where.gpu(number), log_dir / f"worker{number}.log")
+        log = log_dir / f"worker{number}.log"
+        with storage(log):  # here, where an error has somebody to hear it
+            os.close(open_regular(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND))
+        return cls(where.threads, where.gpu(number), log)
 
     def give(self, job: Job, where: Places) -> None:
         threads = f"train.threads={where.threads}"
@@ -152,7 +158,7 @@ def run_queue(
     Returns:
         The signal that asked to stop, or ''. Then every running job was saved, and answered 75.
     """
-    log_dir.mkdir(parents=True, exist_ok=True)
+    make_directory(log_dir, log_dir.parents[1])
     waiting, elsewhere, last_round = deque(jobs), deque[Job](), False
     workers = [Worker.of_study(number, where, log_dir) for number in range(min(where.workers, len(jobs)))]
     with StopRequest() as stop:
@@ -169,6 +175,7 @@ def run_queue(
                 busy = [worker for worker in workers if worker.job]
                 if not waiting and not busy:
                     if not elsewhere:
+                        stop.obeyed = bool(stop.asked)
                         return stop.asked
                     waiting, elsewhere, last_round = elsewhere, waiting, True
                 for number, worker in enumerate(workers):
@@ -225,7 +232,7 @@ def _answer(worker: Worker, stopping: bool) -> tuple[Job, Answer]:
 
 def mark_failed(path: Path, reason: str) -> None:
     """Say in the status of a run whose process is gone what became of it; nothing where it never began."""
-    if not (path / "status.json").exists():
+    if not has_status(path):
         return
     try:
         lock = take_lock(path)
@@ -234,8 +241,8 @@ def mark_failed(path: Path, reason: str) -> None:
     try:
         status = read_status(path)
         if status["state"] in ("created", "running"):
+            reason = mask(reason)
             atomic_write_json(path / "status.json", status | {"state": "failed", "reason": reason, "updated": now()})
-            with storage(path / "log.txt"), open(path / "log.txt", "a", encoding="utf-8") as file:
-                file.write(f"{now()} failed: {reason}\n")
+            append_log(path, f"failed: {reason}")
     finally:
         release(lock)

@@ -21,9 +21,10 @@ from typing import Any
 
 import yaml
 
-from nexus_ablate.errors import ConfigError
-from nexus_ablate.runs import atomic_write_text, storage
-from nexus_ablate.runs.record import load_yaml
+from nexus_ablate.errors import ConfigError, UserError
+from nexus_ablate.masking import mask
+from nexus_ablate.runs import atomic_write_text, make_directory
+from nexus_ablate.runs.record import load_yaml, read_mapping
 from nexus_ablate.schema import show
 from nexus_ablate.study.definition import Definition, asked_before
 from nexus_ablate.study.design import Study, label
@@ -37,14 +38,12 @@ def read_record(directory: Path) -> dict[str, Any] | None:
     Raises:
         ConfigError: It is damaged.
     """
-    path = directory / "study.yaml"
-    if not path.is_file():
-        return None
     try:
-        values = load_yaml(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, LookupError, AttributeError, RecursionError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path} is damaged", str(error).splitlines()[0], "restore it from a copy") from error
-    asked_before(values)
+        values = read_mapping(directory / "study.yaml", load_yaml)
+    except UserError as error:
+        raise ConfigError(error.what, error.got, error.fix) from error
+    if values is not None:
+        asked_before(values)
     return values
 
 
@@ -104,8 +103,7 @@ def write_record(study: Study, directory: Path, amend: bool = False) -> None:
         new |= {name: record[name] for name in ("confirms", "added") if name in record}
         if added := [seed for seed in new["seeds"] if seed not in record.get("seeds", [])]:
             new["added"] = [*record.get("added", []), {"when": now, "seeds": added}]
-    with storage(directory):
-        directory.mkdir(parents=True, exist_ok=True)
+    make_directory(directory, directory.parent)
     atomic_write_text(directory / "study.yaml", yaml.safe_dump(new, sort_keys=False, allow_unicode=True, width=120))
 
 
@@ -126,18 +124,18 @@ def differences_between(record: dict[str, Any], new: dict[str, Any]) -> list[str
 def _values(study: Study) -> dict[str, Any]:
     asked = study.definition
     arms = [
-        {"arm": a.name, "overrides": a.overrides, "also_changes": a.also_changes}
+        {"arm": a.name, "overrides": mask(a.overrides), "also_changes": mask(a.also_changes)}
         | ({} if a.match is None else {"match": a.match})
         for a in study.arms
     ]
     values = {
         "name": asked.name,
-        "question": asked.question,
+        "question": mask(asked.question),
         "design": asked.design,
-        "baseline": {"arm": study.baseline.name, "overrides": asked.baseline},
+        "baseline": {"arm": study.baseline.name, "overrides": mask(asked.baseline)},
         "arms": arms,
-        "equal": [{"overrides": left.asked, "arm": left.why} for left in study.equal],
-        "refused": [{"overrides": left.asked, "reason": left.why} for left in study.refused],
+        "equal": [{"overrides": mask(left.asked), "arm": left.why} for left in study.equal],
+        "refused": [{"overrides": mask(left.asked), "reason": mask(left.why)} for left in study.refused],
         "seeds": asked.seeds,
         "endpoint": asked.endpoint,
         "delta_min": asked.delta_min,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from nexus_ablate.errors import ConfigError, UserError
-from nexus_ablate.runs import SETTLED, effective_state, find_runs, read_jsonl, read_status
+from nexus_ablate.runs import SETTLED, effective_state, find_runs, open_regular, read_jsonl, read_status
 from nexus_ablate.runs.record import load_yaml, read_mapping
 from nexus_ablate.study.cluster_queue import FOLDER, Entry, Queue
 from nexus_ablate.study.record import read_record
@@ -159,12 +159,15 @@ class Watcher:
 
 def last_row(log: Path, name: str = "step") -> dict[str, Any]:
     """The last row of a log that holds a metric; looks at its last 64 KiB; {} where there is none."""
-    if not log.is_file():
+    try:
+        with open(open_regular(log), "rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - _TAIL_BYTES))
+            lines = file.read().split(b"\n")
+    except FileNotFoundError:
         return {}
-    with open(log, "rb") as file:
-        size = file.seek(0, 2)
-        file.seek(max(0, size - _TAIL_BYTES))
-        lines = file.read().split(b"\n")
+    except OSError as error:
+        raise UserError(f"{log} is damaged", error.strerror or "") from None
     whole = lines[:-1] if size <= _TAIL_BYTES else lines[1:-1]  # the last one is empty or torn, the first cut off
     wanted = f'"{name}"'.encode()
     for text in reversed(whole):

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from nexus_ablate import errors
+from nexus_ablate.masking import masked_streams
+from nexus_ablate.runs import open_regular
 
 STOPPING = signal.SIGTERM
 """What the driver sends to a worker that is to save and stop."""
@@ -69,7 +71,7 @@ def work(pipe: connection.Connection, threads: int | None, gpu: str | None, log:
         signal.signal(getattr(signal, name), signal.SIG_IGN)
     threading.Thread(target=_stop_with_driver, daemon=True).start()
     if log is not None:
-        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        descriptor = open_regular(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         for stream in (sys.stdout, sys.stderr):
             os.dup2(descriptor, stream.fileno())
     if threads is not None:
@@ -86,7 +88,8 @@ def work(pipe: connection.Connection, threads: int | None, gpu: str | None, log:
             order = pipe.recv()
         except EOFError:
             return
-        answer = _train(order)
+        with masked_streams():
+            answer = _train(order)
         gc.collect()
         leaves = not _forget_peaks()
         pipe.send(replace(answer, leaves=leaves))
@@ -115,7 +118,7 @@ def _train(order: Order) -> Answer:
         return Answer(error.status, error.what)
     except Exception as error:  # a bug in one run: its traceback is in its status.json; the others have their turn
         traceback.print_exc()
-        return Answer(errors.BUG, f"{type(error).__name__}: {error}")
+        return Answer(errors.BUG, errors.described(error))
     return Answer(outcome.status, path=outcome.path)
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import configparser
 import netrc
 import os
-import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from nexus_ablate.errors import ConfigError, printable
+from nexus_ablate.masking import mask
 from nexus_ablate.registry import Option
 
 Mode = Literal["files", "wandb", "wandb_offline"]
@@ -21,7 +22,6 @@ LOG_IN = "set WANDB_API_KEY or run `wandb login`"
 
 _HOSTS = ("api.forge.coreweave.com", "api.wandb.ai")  # where W&B is unless told otherwise: since 0.31, and before
 _SECRETS = ("WANDB_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
-_URL_LOGIN = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 
 
 def resolve_mode(option: Option, environ: Mapping[str, str]) -> Mode:
@@ -66,21 +66,8 @@ def credentials(environ: Mapping[str, str]) -> str:
 
 
 def redactor(environ: Mapping[str, str]) -> Callable[[Any], Any]:
-    """A function that puts `***` for this machine's secrets and logins in URLs, in texts at any depth of a value."""
-    hidden = [word for word in (credentials(environ), *map(environ.get, _SECRETS)) if word]
-
-    def redact(value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {key: redact(item) for key, item in value.items()}
-        if isinstance(value, list | tuple):
-            return [redact(item) for item in value]
-        if not isinstance(value, str):
-            return value
-        for word in hidden:
-            value = value.replace(word, "***")
-        return _URL_LOGIN.sub("***", value)
-
-    return redact
+    """`mask`, which here also knows the key that W&B would use and those of the Hugging Face hub."""
+    return partial(mask, more=[credentials(environ), *(environ.get(name, "") for name in _SECRETS)])
 
 
 def failure(error: BaseException, redact: Callable[[Any], Any]) -> str:

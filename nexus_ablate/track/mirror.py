@@ -13,6 +13,7 @@ from typing import Any, final
 
 from nexus_ablate.registry import Option
 from nexus_ablate.runs import read_run
+from nexus_ablate.runs.files import refuse_link
 from nexus_ablate.track.account import LOG_IN, NO_KEY, credentials, failure, redactor, resolve_mode
 from nexus_ablate.track.described import config_of, place_of, settings_of
 from nexus_ablate.track.upload import Upload
@@ -146,6 +147,7 @@ def start_tracker(
     redact = redactor(environ)
 
     def start() -> Upload:
+        refuse_link(run_dir / "wandb")  # where W&B keeps its files
         record, place = read_run(run_dir), place_of(run_dir, option)
         online = "online" if mode == "wandb" else "offline"
         # W&B gives up before finish() does, which also bounds what it does when the process exits.

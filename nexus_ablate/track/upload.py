@@ -12,7 +12,7 @@ from typing import Any
 
 from nexus_ablate.errors import UserError
 from nexus_ablate.report.run_picture import HEAT_MAPS, heat_map, heat_values
-from nexus_ablate.runs import SETTLED, read_jsonl
+from nexus_ablate.runs import SETTLED, open_regular, read_jsonl
 from nexus_ablate.track.described import Place
 
 X_AXIS = "tokens"
@@ -58,9 +58,13 @@ class Upload:
             UserError: The log is damaged.
         """
         path = self._run_dir / "metrics.jsonl"
-        if not path.exists():
+        try:
+            log = open(open_regular(path), "rb")  # noqa: SIM115  (closed below)
+        except FileNotFoundError:
             return
-        with path.open("rb") as lines:
+        except OSError as error:
+            raise UserError(f"{path} is damaged", error.strerror or "") from None
+        with log as lines:
             lines.seek(self._read)
             for line in lines:
                 if not line.endswith(b"\n"):
@@ -68,7 +72,7 @@ class Upload:
                 try:
                     row = json.loads(line)
                     step = int(row["step"])
-                except (ValueError, KeyError, TypeError) as error:
+                except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
                     raise UserError(f"{path} is damaged", f"{type(error).__name__}: {error}") from None
                 self._read += len(line)
                 numbers = _numbers(row)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nexus_ablate.errors import CheckpointError, StorageError
-from nexus_ablate.runs.files import storage, sync_directory, write_synced
+from nexus_ablate.runs.files import read_regular, refuse_link, storage, sync_directory, write_synced
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -75,7 +75,8 @@ def save(
     final = checkpoints / f"step_{step:08d}"
     needed = len(state_json) + sum(t.numel() * t.element_size() for group in tensors.values() for t in group.values())
     with storage(checkpoints, needed):
-        checkpoints.mkdir(parents=True, exist_ok=True)
+        refuse_link(checkpoints)
+        checkpoints.mkdir(exist_ok=True)  # never what is above it: a run directory that was renamed is not made anew
         for orphan in checkpoints.glob("step_*.tmp-*"):
             _delete(orphan)
         if not _is_whole(final):
@@ -179,7 +180,8 @@ def require_space(checkpoints: Path, needed: int) -> None:
     Raises:
         StorageError: It does not.
     """
-    free = shutil.disk_usage(checkpoints).free
+    with storage(checkpoints):
+        free = shutil.disk_usage(checkpoints).free
     if free < 2 * needed:
         got = f"{free} bytes free, {2 * needed} bytes needed"
         raise StorageError(
@@ -188,7 +190,11 @@ def require_space(checkpoints: Path, needed: int) -> None:
 
 
 def _steps(checkpoints: Path) -> list[tuple[int, Path]]:
-    names = [(_STEP_NAME.fullmatch(path.name), path) for path in checkpoints.glob("step_*") if path.is_dir()]
+    """The checkpoints by step; none behind a link, which could lead anywhere."""
+    if checkpoints.is_symlink():
+        return []
+    there = (path for path in checkpoints.glob("step_*") if path.is_dir() and not path.is_symlink())
+    names = [(_STEP_NAME.fullmatch(path.name), path) for path in there]
     return [(int(match[1]), path) for match, path in names if match]
 
 
@@ -208,7 +214,7 @@ def _delete(path: Path) -> None:
     try:
         os.rename(path, doomed)
         _checkpoint_point(f"before emptying {path.name}")
-        shutil.rmtree(doomed)
+        doomed.unlink() if doomed.is_symlink() else shutil.rmtree(doomed)
     except OSError as error:
         _log.warning("cannot delete %s: %s", path, error)
 
@@ -242,11 +248,10 @@ def _read_verified(path: Path) -> dict[str, bytes]:
 
 
 def _read_file(path: Path, limit: int) -> bytes:
-    if path.is_symlink() or not path.is_file():
-        raise _Damaged(f"{path.name} is missing")
     try:
-        if path.stat().st_size > limit:
-            raise _Damaged(f"{path.name} is larger than {limit} bytes")
-        return path.read_bytes()
+        data = read_regular(path, limit)
     except OSError as error:
         raise _Damaged(f"{path.name}: {error.strerror}") from None
+    if data is None:
+        raise _Damaged(f"{path.name} is missing")
+    return data

@@ -14,7 +14,7 @@ from nexus_ablate import errors
 from nexus_ablate.composition import differences, plugins_used
 from nexus_ablate.config import RunConfig
 from nexus_ablate.data import TokenizedData, prepare
-from nexus_ablate.errors import UserError
+from nexus_ablate.errors import StorageError, UserError
 from nexus_ablate.provenance import source_hash, source_hashes
 from nexus_ablate.runs import (
     Identity,
@@ -26,6 +26,7 @@ from nexus_ablate.runs import (
     open_run,
     read_run,
 )
+from nexus_ablate.runs.files import refused
 from nexus_ablate.track import Tracker, refresh, start_tracker
 from nexus_ablate.training.device import IDLE, choose_threads, device_of, processor_name
 from nexus_ablate.training.display import Display
@@ -113,8 +114,8 @@ def _lead(
     ident = identity_of(config, data.fingerprint)
     code = code_for(config)
     config_yaml = yaml.safe_dump(
-        config.nested() | {"resolved": config.resolved.flat()}, sort_keys=False, allow_unicode=True
-    )
+        config.nested() | {"resolved": config.resolved.flat()}, sort_keys=False, allow_unicode=True, width=10**6
+    )  # a folded line would take a secret apart, and hide it from the mask
     with open_run(
         Path(config.runs_dir),
         config.study,
@@ -151,15 +152,12 @@ def _lead(
         try:
             world.agree_to_train(True)
             summary, tracker = _train(config, data, run, arm, ident.arm_hash, display, world)
-        except UserError as error:
-            _give_up(run, display, _state_after(error), error.what, "")
-            raise
-        except KeyboardInterrupt:  # before the first step: nothing is lost
-            _give_up(run, display, "preempted", "interrupted before training", "")
-            raise
+        except OSError as error:  # what reads and writes otherwise than through runs/files.py
+            storage = refused(error)
+            _give_up(run, display, storage, traceback.format_exc())
+            raise storage from error
         except BaseException as error:
-            reason = f"{type(error).__name__}: {error}"
-            _give_up(run, display, "failed", reason.splitlines()[0], traceback.format_exc())
+            _give_up(run, display, error, "" if isinstance(error, UserError) else traceback.format_exc())
             raise
     try:
         summary = evaluate(run.path, config.evals) if config.evals else summary
@@ -187,10 +185,20 @@ def _state_after(error: BaseException) -> str:
     return {errors.DIVERGED: "diverged", errors.PREEMPTED: "preempted"}.get(status, "failed")
 
 
-def _give_up(run: Run, display: Any, state: str, reason: str, trace: str) -> None:
+def _give_up(run: Run, display: Any, error: BaseException, trace: str) -> None:
+    """Say in the run directory what ended the run."""
     display.stop()
-    run.status(state, reason=reason, traceback=trace)
-    run.log(f"{state}: {reason}" + (f"\n{trace}" if trace else ""))
+    state = _state_after(error)
+    if isinstance(error, KeyboardInterrupt):  # before the first step: nothing is lost
+        reason, trace = "interrupted before training", ""
+    else:
+        reason = error.what if isinstance(error, UserError) else errors.described(error)
+    try:
+        run.status(state, reason=reason, traceback=trace)
+        run.log(f"{state}: {reason}" + (f"\n{trace}" if trace else ""))
+    except StorageError:
+        if not isinstance(error, StorageError):  # which says it already
+            raise
 
 
 def _train(

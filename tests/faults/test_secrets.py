@@ -2,92 +2,202 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from leaking_norm import write_plugin
 
 from faults.bench import only
-from nexus_ablate.runs import environ
+from nexus_ablate import errors, masking
+from nexus_ablate.cli import main
+from nexus_ablate.errors import ConfigError
+from nexus_ablate.masking import mask, masked_streams
 
-CANARIES = {
-    "WANDB_API_KEY": "canary0wandb0local0key0of0forty0characters",
+ENVIRONMENT = {
+    "ONE_CANARY_KEY": "canary0wandb0local0key0of0forty0characters",
+    "TWO_CANARY_KEY": "canary with spaces, 'quotes' & <signs>",
+    "WANDB_API_KEY": "canary1wandb1local1key1of1forty1characters",
     "HF_TOKEN": "hf_canaryCANARYcanaryCANARYcanary0123",
     "AWS_SECRET_ACCESS_KEY": "canary/aws+secret",
     "MY_SERVICE_PASSWORD": "canary with spaces",
     "GITHUB_TOKEN": "ghp_canarycanarycanary",
 }
-IN_COMMANDS = "https://me:canary-in-a-url@host/x"
+TYPED = {
+    "in a URL": "https://me:canary-in-a-url@host/x",
+    "in a query": "api_key=canary-in-a-query",
+    "with a prefix": "ghp_0canary1with2a3prefix4and5digits",
+    "of the environment": ENVIRONMENT["ONE_CANARY_KEY"],
+}
 
 
-def traces(root, text: str) -> list[str]:
-    """Files under `root` that hold it, and names that do."""
-    needle = text.encode()
-    files = [path for path in root.rglob("*") if path.is_file()]
-    return [str(path) for path in files if needle in path.read_bytes() or text in path.name]
+def traces(root: Path, said: str = "") -> list[str]:
+    """Where a canary is: files under `root` that hold one, names that do, lines that were printed."""
+    found = [str(path) for path in root.rglob("*") if "canary" in path.name.lower()]
+    found += [str(path) for path in root.rglob("*") if path.is_file() and b"canary" in path.read_bytes().lower()]
+    return found + [line for line in said.splitlines() if "canary" in line.lower()]
 
 
-def train_and_report(tiny_run, tmp_path, *extra: str) -> str:
-    """What a run, its repetition, its report and its failure say; everything they write is under runs/."""
-    command = [sys.executable, "-m", "nexus_ablate"]
-    variables = os.environ | CANARIES
-    offline = [o for o in tiny_run("train.steps=4", "model.n_layers=1") if o != "tracker=files"]
+def nexus(cwd: Path, *arguments: str, **variables: str) -> tuple[int, str]:
+    """Exit status and output of a command with secrets in its environment."""
+    command = [sys.executable, "-m", "nexus_ablate", "--plugin", str(cwd / "plugin"), *arguments]
+    env = os.environ | ENVIRONMENT | {"TWO_CANARY_KEY": ENVIRONMENT["TWO_CANARY_KEY"]} | variables
+    done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=env, timeout=240, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder with a plugin that leaks, and a text whose name is a typed secret."""
+    write_plugin(tmp_path / "plugin")
+    (tmp_path / "text,token=canary-in-a-name.txt").write_text("the quick brown fox jumps over the dog.\n" * 200)
+    return tmp_path
+
+
+@pytest.fixture
+def leaking(tiny_run):
+    def make(*overrides: str) -> list[str]:
+        given = [text for text in tiny_run("train.steps=4", "model.n_layers=1") if not text.startswith("data.files")]
+        return [*given, "data.files=['text,token=canary-in-a-name.txt']", "norm=leak", *overrides]
+
+    return make
+
+
+def reported(cwd: Path, runs: str) -> str:
+    """What the reading verbs print and write of the runs."""
     said = ""
-    for arguments in (
-        [*offline, "tracker=wandb_offline", *extra],
-        [*offline, "tracker=wandb_offline", *extra],
-        ["compare", "runs", "--html", "runs/page.html", "--json", "runs/page.json"],
-        ["show", str(only(tmp_path / "runs"))] if (tmp_path / "runs").exists() else ["list"],
-        ["status", "runs"],
-        [*offline, "tracker=files", "seed=1", f"data.path={IN_COMMANDS}"],
+    for verb in (
+        ["compare", runs, "--html", "runs/page.html", "--json", "runs/page.json", "--md", "runs/page.md"],
+        ["compare", runs, "--csv", "-"],
+        ["status", runs],
+        ["noise", runs],
+        *(["show", str(path)] for path in sorted((cwd / "runs").glob("*/*/s0*"))),
     ):
-        done = subprocess.run(
-            [*command, *arguments],
-            capture_output=True,
-            text=True,
-            cwd=tmp_path,
-            env=variables,
-            timeout=120,
-            check=False,
-        )
-        said += done.stdout + done.stderr
+        said += nexus(cwd, *verb)[1]
     return said
 
 
 @pytest.mark.slow
-def test_no_secret_is_in_anything_that_a_run_writes_says_or_mirrors(tiny_run, tmp_path, counted):
-    said = train_and_report(tiny_run, tmp_path)
-    (tmp_path / "runs" / "said").write_text(said)
-    assert "val bits/byte" in said
-    assert list((tmp_path / "runs").rglob("wandb/offline-run-*"))
-    for name, secret in CANARIES.items():
-        assert traces(tmp_path, secret) == [], name
-    counted(f"{len(CANARIES)} secrets, {sum(1 for _ in (tmp_path / 'runs').rglob('*'))} files, 0 found")
+@pytest.mark.parametrize("fails", ["off", "on"])
+def test_a_run_its_repetition_and_its_reports_hold_no_secret(folder, leaking, fails, counted):
+    offline = [text for text in leaking(f"norm.fails={fails}") if text != "tracker=files"]
+    status, said = nexus(folder, *offline, "tracker=wandb_offline")
+    assert status == (1 if fails == "on" else 0), said
+    assert "printed <secret>" in said and "warned of <secret>" in said and "logged <secret>" in said
+    assert "data.files=text,token=_secret_" in str(only(folder / "runs"))
+    said += nexus(folder, *offline, "tracker=wandb_offline")[1] + reported(folder, "runs")
+    said += nexus(folder, *offline, "seed=1", f"data.path={TYPED['in a URL']}")[1]
+    assert list((folder / "runs").rglob("wandb/offline-run-*"))
+    assert traces(folder / "runs", said) == []
+    counted(f"{len(ENVIRONMENT) + len(TYPED)} secrets, {sum(1 for _ in (folder / 'runs').rglob('*'))} files, 0 found")
 
 
 @pytest.mark.slow
-def test_a_failed_run_s_traceback_holds_no_secret(tiny_run, tmp_path):
-    code = (
-        "import os, sys\nfrom nexus_ablate.data import Batches\n"
-        "def fail(self, step): raise RuntimeError('login with ' + os.environ['WANDB_API_KEY'] + ' at "
-        + IN_COMMANDS
-        + "')\nBatches.batch = fail\nfrom nexus_ablate.cli import main\nsys.exit(main(sys.argv[1:]))"
-    )
-    command = [sys.executable, "-c", code, *tiny_run("train.steps=2")]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | CANARIES, timeout=60, check=False)
-    assert done.returncode == 1
-    assert "login with" in (only(tmp_path / "runs") / "status.json").read_text()
-    assert traces(tmp_path / "runs", CANARIES["WANDB_API_KEY"]) == []
-    assert traces(tmp_path / "runs", "canary-in-a-url") == []
+def test_a_study_with_runs_that_fail_holds_no_secret(folder, leaking):
+    question = f"question=is it {' or '.join(TYPED.values())}?"
+    study = ["study=mine", "vary.norm.fails=on", "seeds=0,1", *leaking(), "--workers", "2"]
+    status, said = nexus(folder, *study, question)
+    assert status == 1, said
+    assert "login refused: <secret>" in said
+    again, more = nexus(folder, *study, question)
+    assert again == 1 and "is fixed since" not in more, "the masked question is the same question"
+    log = (folder / "runs" / "mine" / ".workers" / "worker0.log").read_text()
+    assert "printed <secret>" in log and "RuntimeError: login refused: <secret>" in log
+    assert "<secret>" in (folder / "runs" / "mine" / "study.yaml").read_text()
+    assert traces(folder / "runs", said + more + reported(folder, "runs/mine")) == []
 
 
-def test_control_without_the_mask_they_would_be_found(tiny_run, tmp_path, monkeypatch):
-    from nexus_ablate.runs import directory, open_run
-    from nexus_ablate.runs.naming import identity
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["basic", "joblib"])
+def test_a_multirun_with_runs_that_fail_holds_no_secret(folder, leaking, launcher):
+    if launcher == "joblib":
+        pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
+    sweep = ["-m", *leaking("norm.fails=on,off", f"hydra/launcher={launcher}")]
+    status, said = nexus(folder, *sweep)
+    assert status == 1, said
+    assert "login refused: <secret>" in said
+    assert len(list((folder / "runs").rglob("status.json"))) == 2
+    assert traces(folder / "runs", said + reported(folder, "runs")) == []
 
-    monkeypatch.setattr(directory, "mask", lambda text: text)
-    ident = identity({"seed": 0}, "d", "1", {})
-    with open_run(tmp_path, "s", "a", 0, ident, "", [f"x={IN_COMMANDS}"], {}) as run:
-        assert traces(run.path, "canary-in-a-url") != []
-    assert "canary" not in environ.mask(IN_COMMANDS)
+
+@pytest.mark.slow
+def test_control_without_the_mask_they_are_everywhere(folder, leaking):
+    question = f"question=is it {TYPED['of the environment']}?"
+    study = ["study=mine", "vary.norm.fails=on", "seeds=0", *leaking(), "--workers", "1"]
+    nexus(folder, *study, question, LEAK_UNMASKED="1")
+    found = {Path(place).name for place in traces(folder / "runs")}
+    assert {"worker0.log", "status.json", "log.txt", "config.yaml", "overrides.txt"} <= found
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_a_failed_run_s_traceback_is_printed_and_kept_without_the_secret(
+    tiny_run, tmp_path, monkeypatch, capsys, masked
+):
+    """With the mask; and without it, as a control that shows the secret on its way to each of these places."""
+    from nexus_ablate.data import Batches
+
+    monkeypatch.setenv("ONE_CANARY_KEY", ENVIRONMENT["ONE_CANARY_KEY"])
+    if not masked:
+        monkeypatch.setattr(masking, "_masked", lambda value, words: value)
+
+    text = f"login with {ENVIRONMENT['ONE_CANARY_KEY']} at {TYPED['in a URL']}"
+
+    def fail(self, step):
+        raise RuntimeError(text)
+
+    monkeypatch.setattr(Batches, "batch", fail)
+    typed = ["tracker=auto", f"tracker.entity='{TYPED['in a query']}'"]
+    assert main(tiny_run("train.steps=2", *typed)) == 1
+    said = "".join(capsys.readouterr())
+    path = only(tmp_path / "runs")
+    if masked:
+        assert "RuntimeError: login with <secret> at https://<secret>@host/x" in said
+        assert "login with <secret>" in (path / "status.json").read_text()
+        assert traces(tmp_path / "runs", said) == []
+    else:
+        places = ("status.json", "log.txt", "config.yaml", "overrides.txt")
+        assert {str(path / place) for place in places} <= set(traces(tmp_path / "runs"))
+        assert len(traces(tmp_path / "nothing", said)) == 1
+
+
+@pytest.mark.parametrize("secret", [*ENVIRONMENT.values(), "canary-one\nand canary-two\nof which one is short\nx"])
+def test_a_secret_is_masked_in_whatever_form_it_is_written(secret, monkeypatch):
+    import html
+    import json
+    import shlex
+    from urllib.parse import quote
+
+    import yaml
+
+    monkeypatch.setenv("THE_PASSWORD", f"{secret}\n")
+    forms = [secret, repr(secret), json.dumps({"x": secret}), yaml.safe_dump({"x": secret}, width=10**6)]
+    forms += [html.escape(secret), quote(secret), quote(secret, safe=""), shlex.join(["a", secret])]
+    for form in forms:
+        assert "canary" not in mask(f"so: {form}!")
+        assert mask(f"so: {form}!").startswith("so: ")
+    nested = mask({"a": [secret, (3, secret)], "b": None})
+    assert nested["b"] is None and nested["a"][1][0] == 3 and "canary" not in str(nested)
+
+
+@pytest.mark.parametrize("text", TYPED.values())
+def test_a_typed_secret_is_known_by_its_form(text, monkeypatch):
+    monkeypatch.setenv("ONE_CANARY_KEY", ENVIRONMENT["ONE_CANARY_KEY"])
+    assert "canary" not in mask(f"is {text} it?")
+    error = ConfigError(f"what {text}", f"got {text}", f"fix {text}")
+    assert "canary" not in f"{error} {error.what} {error.got} {error.fix} {errors.described(RuntimeError(text))}"
+
+
+def test_a_stream_masks_what_is_written_and_is_given_back(monkeypatch):
+    monkeypatch.setenv("ONE_CANARY_KEY", ENVIRONMENT["ONE_CANARY_KEY"])
+    kept = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", kept)
+    with masked_streams():
+        print("a", ENVIRONMENT["ONE_CANARY_KEY"])
+        sys.stdout.writelines([ENVIRONMENT["ONE_CANARY_KEY"]])
+        with masked_streams():
+            print("b")
+    assert sys.stdout is kept
+    assert kept.getvalue() == "a <secret>\n<secret>b\n"

@@ -133,3 +133,84 @@ def test_a_process_that_is_stopped_before_its_first_step_leaves_nothing_that_is_
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert read_run(only(tmp_path / "runs")).state == "finished"
+
+
+IMPORTING = """
+import sys
+from pathlib import Path
+folder = Path(sys.argv.pop(1))
+(folder / "swallows.py").write_text(
+    "import signal\\ntry:\\n    signal.raise_signal(signal.SIGINT)\\nexcept BaseException:\\n    print('went on')\\n"
+)
+sys.path.insert(0, str(folder))
+from nexus_ablate import cli
+from nexus_ablate.cli import list as verb
+def run(arguments):
+    {action}
+    return 0
+verb.run = run
+sys.exit(cli.main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("action", "status"),
+    [
+        ("import swallows", -signal.SIGINT),  # a library may catch it, or abort in native code
+        ("signal.raise_signal(signal.SIGINT)", 130),
+        ("try:\n        signal.raise_signal(signal.SIGINT)\n    finally:\n        raise RuntimeError", 130),
+    ],
+)
+def test_ctrl_c_ends_a_command_without_a_traceback_wherever_it_comes(tmp_path, action, status):
+    code = IMPORTING.format(action=f"import signal\n    {action}")
+    command = [sys.executable, "-c", code, str(tmp_path), "list"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (status, "", "")
+
+
+@pytest.mark.slow
+def test_ctrl_c_during_the_imports_of_a_run_shows_no_traceback(tiny_run, tmp_path):
+    command = [sys.executable, "-m", "nexus_ablate", *tiny_run("train.steps=5")]
+    for tenth in range(1, 13):
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        time.sleep(tenth / 10)
+        process.send_signal(signal.SIGINT)
+        said, _ = process.communicate(timeout=60)
+        assert process.returncode in (-signal.SIGINT, 130, errors.PREEMPTED, 0), (tenth, said)
+        assert "Traceback" not in said and "ignored" not in said, (tenth, said)
+
+
+INSISTENT = """
+import os, signal, sys, threading, time
+from nexus_ablate.cli import main
+from nexus_ablate.training import session, signals
+give_up = session._give_up
+def insisted(*arguments):
+    give_up(*arguments)
+    for name in signals.SIGNALS:
+        os.kill(os.getpid(), getattr(signal, name))
+session._give_up = insisted
+from nexus_ablate.data import Batches
+batch = Batches.batch
+def stopped(self, step):
+    if step == 3:
+        os.kill(os.getpid(), signal.SIGINT)
+    return batch(self, step)
+Batches.batch = stopped
+sys.exit(main({arguments}))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("protected", [True, False])
+def test_signals_after_the_save_leave_the_exit_status_at_75(tiny_run, tmp_path, protected):
+    """A second Ctrl-C, or a scheduler's. The control: called as a function, main gives the handlers back."""
+    code = INSISTENT.format(arguments="" if protected else "sys.argv[1:]")
+    command = [sys.executable, "-c", code, *tiny_run("train.steps=8")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert read_run(only(tmp_path / "runs")).state == "preempted"
+    if protected:
+        assert done.returncode == errors.PREEMPTED, done.stderr
+        assert "Traceback" not in done.stderr
+    else:
+        assert done.returncode < 0, done.stderr

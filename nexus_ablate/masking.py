@@ -1,0 +1,101 @@
+"""Secrets become <secret> in whatever leaves the process: what is printed, logged, recorded, reported or sent."""
+
+from __future__ import annotations
+
+import contextlib
+import html
+import json
+import os
+import re
+import shlex
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
+from typing import IO, Any, TypeVar
+from urllib.parse import quote
+
+HIDDEN = "<secret>"
+SHORTEST = 8
+"""Characters of a secret in the environment: a shorter value would blank out ordinary words."""
+
+_Any = TypeVar("_Any")
+_NAMES = ("KEY", "TOKEN", "SECRET", "PASSWORD")
+# Not every *_token: sink_token is an option.
+_KEY = r"(?:\w+_)?(?:api_?key|access_key|secret|password)|(?:\w*(?:hf|api|auth|access|github|gitlab|bot)_)?token"
+_TYPED = (
+    (re.compile(r"(?<=://)[^/\s'\"]+@"), f"{HIDDEN}@"),
+    (re.compile(rf"(?i)(?P<key>(?<!\w)(?:{_KEY})=)[^\s'\"]+"), rf"\g<key>{HIDDEN}"),
+    (re.compile(rf"(?i)(?P<key>--(?:{_KEY.replace('_', '[_-]')})\s)\s*\S+"), rf"\g<key>{HIDDEN}"),
+    (re.compile(r"(?i)(?P<key>\bbearer\s+)\S+"), rf"\g<key>{HIDDEN}"),
+    # Hugging Face, GitHub, GitLab, OpenAI, W&B, AWS and Slack mark their keys by a prefix.
+    (re.compile(r"\b(?:hf_|gh[oprsu]_|github_pat_|glpat-|sk-|wandb_v1_|AKIA|xox[abprs]-)[A-Za-z0-9_-]{16,}"), HIDDEN),
+)
+
+
+def mask(value: _Any, more: Iterable[str] = ()) -> _Any:
+    """The value with <secret> for every secret in its texts, those in lists and mappings included.
+
+    Secrets are the values of environment variables called ...KEY, ...TOKEN, ...SECRET or ...PASSWORD, passwords in
+    URLs, what follows `api_key=`, `--token` and the like, and keys with a known prefix.
+
+    Args:
+        value: A text, or plain data that holds texts; anything else comes back as it is.
+        more: Further secrets.
+    """
+    held = [os.environ.get(name, "") for name in os.environ if name.upper().endswith(_NAMES)]
+    words = _words(frozenset([*(text for text in held if len(text) >= SHORTEST), *filter(None, more)]))
+    return _masked(value, words)
+
+
+def _masked(value: Any, words: re.Pattern[str] | None) -> Any:
+    if isinstance(value, str):
+        text = words.sub(HIDDEN, value) if words else value
+        for pattern, replacement in _TYPED:
+            text = pattern.sub(replacement, text)
+        return text
+    if isinstance(value, Mapping):
+        return {key: _masked(item, words) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_masked(item, words) for item in value)
+    return value
+
+
+@lru_cache(maxsize=8)
+def _words(secrets: frozenset[str]) -> re.Pattern[str] | None:
+    """Matches each secret, and its lines, as they are and as Python, JSON, YAML, HTML, URLs and shells write them."""
+    found = set()
+    for secret in secrets:
+        lines = [line.strip() for line in secret.splitlines()]
+        for text in (secret.strip(), *(line for line in lines if len(line) >= SHORTEST)):
+            found |= {text, repr(text)[1:-1], json.dumps(text)[1:-1], text.replace("'", "''"), html.escape(text)}
+            found |= {quote(text), quote(text, safe=""), shlex.quote(text)}
+    return re.compile("|".join(map(re.escape, sorted(found, key=len, reverse=True)))) if found else None
+
+
+class _Masking:
+    """A text stream that masks what is written to it."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        self._stream.write(mask(text))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextlib.contextmanager
+def masked_streams() -> Iterator[None]:
+    """Mask whatever this process prints meanwhile: tables, tracebacks, warnings and logs of libraries."""
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = (s if s is None or isinstance(s, _Masking) else _Masking(s) for s in before)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before

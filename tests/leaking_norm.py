@@ -1,0 +1,46 @@
+"""A plugin that shows this machine's secrets in every way that a run can, and fails with them where it is asked to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+SOURCE = '''
+import logging, os, sys, warnings
+from nexus_ablate.axes.norm import NORMS, RMSNorm
+
+if os.environ.get("LEAK_UNMASKED"):  # for a control: the protection taken away, in whatever process this is
+    from nexus_ablate import masking
+    masking._masked = lambda value, words: value
+
+def secrets():
+    return " and ".join(text for name, text in os.environ.items() if name.endswith("_CANARY_KEY"))
+
+@NORMS.register("leak")
+class Leak(RMSNorm):
+    """RMSNorm that prints, logs, warns of and, with `fails`, raises the secrets of the environment."""
+
+    def __init__(self, width, bias, site, *, fails):
+        super().__init__(width, bias, site, eps=1e-6, gain_init=1.0, fp32=True)
+        self.fails, self.calls = fails, 0
+
+    def forward(self, x):
+        if self.training and x.device.type != "meta":
+            self.calls += 1
+            if self.calls == 2:
+                print("printed", secrets())
+                print("printed", secrets(), file=sys.stderr)
+                logging.getLogger("leak").error("logged %s", secrets())
+                warnings.warn("warned of " + secrets())
+                if self.fails:
+                    raise RuntimeError("login refused: " + secrets())
+        return super().forward(x)
+'''
+
+
+def write_plugin(directory: Path) -> Path:
+    """The folder for `--plugin`."""
+    (directory / "norm").mkdir(parents=True)
+    (directory / "leak.py").write_text(SOURCE)
+    option = "# Shows secrets.\nname: leak\nfails: off  # on | off; end the run with them\n"
+    (directory / "norm" / "leak.yaml").write_text(option)
+    return directory
