@@ -9,9 +9,11 @@ from collections import Counter
 
 import pytest
 import yaml
+from written_runs import Writer
 
 from nexus_ablate import errors
 from nexus_ablate.cli import main
+from nexus_ablate.comparison.result import compare
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.runs import find_runs, read_run
 from nexus_ablate.study.definition import read_request
@@ -233,6 +235,18 @@ def test_status_never_waits_for_seeds_that_nobody_asked_for(study, instant, tmp_
     main(study(*ARMS[:2]))
     capsys.readouterr()
     assert "9 finished, 1 waiting, 5 not needed so far" in status()
+
+
+def test_an_arm_that_the_study_does_not_plan_holds_no_look_back(tmp_path):
+    """It was removed by an amendment, or trained into the folder by hand; nobody would train its further seeds."""
+    writer = Writer(tmp_path, "mine")
+    writer.plan(("norm=layer",), looks=[2, 3, 4], look_weights=[0.2, 0.3, 0.5], seeds=[0, 1, 2, 3], delta_min=1e-4)
+    writer.arm(losses=[2.0, 2.01, 1.99])
+    writer.arm("norm=layer", losses=[2.01, 2.0, 1.99])
+    writer.run("bias=on", seed=0, loss=2.0)
+    comparison = compare(tmp_path / "mine")
+    assert (comparison.look, comparison.undecided) == (2, ["norm=layer"])
+    assert [row.arm for row in comparison.rows] == ["baseline", "norm=layer", "bias=on"]
 
 
 # ---------------------------------------------------------------------------------------------------------- for real
