@@ -49,7 +49,7 @@ def test_further_seeds_go_to_the_undecided_and_the_same_command_then_trains_noth
     expected += [(arm, seed) for seed in (3, 4) for arm in ("baseline", "placement=post")]
     assert instant.trained == expected
     text = said(capsys)
-    assert "look 2 of 3: seeds 2-2 for the undecided bias=on, placement=post" in text
+    assert "look 2 of 3: seed 2 for the undecided bias=on, placement=post" in text
     assert "look 3 of 3: seeds 3-4 for the undecided placement=post" in text
     ends = ("norm=layer: 2 of at most 5 seeds, WORSE", "bias=on: 3 of at most 5 seeds, WORSE",
             "placement=post: 5 of at most 5 seeds, INCONCLUSIVE", "baseline: 5 of at most 5 seeds")  # fmt: skip
@@ -265,7 +265,7 @@ def test_a_crippled_arm_is_decided_at_the_first_look_and_a_null_arm_gets_every_s
     used = Counter(run.arm for run in map(read_run, find_runs([tmp_path / "runs"])))
     assert used == {"baseline": 6, "optim.lr=0.001": 3, "d_ff_ratio=3": 6}, done.stderr
     lines = done.stderr.splitlines()
-    assert "look 2 of 3: seeds 3-3 for the undecided d_ff_ratio=3" in lines
+    assert "look 2 of 3: seed 3 for the undecided d_ff_ratio=3" in lines
     assert "look 3 of 3: seeds 4-5 for the undecided d_ff_ratio=3" in lines
     (crippled,) = (line for line in lines if line.startswith("optim.lr=0.001: "))
     (null,) = (line for line in lines if line.startswith("d_ff_ratio=3: "))
