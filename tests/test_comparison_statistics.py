@@ -95,6 +95,14 @@ def test_under_unlike_noise_each_arm_is_its_own_paired_t_test_at_the_sidak_level
     assert found.p == pytest.approx(1 - (1 - theirs.pvalue) ** ARMS)
 
 
+def test_a_mean_difference_of_exactly_zero_is_the_least_surprising_of_all():
+    differences = np.array([[0.0, 0.0, 0.0, 0.0], [0.0, 0.001, 0.0, 0.001], [0.5, -0.5, 0.25, -0.25]])
+    _, _, effect = effects(2.0 + differences)
+    assert effect is not None
+    assert effect.alone
+    assert (effect.delta, effect.p) == (0.0, 1.0)
+
+
 def test_one_outlying_run_does_not_move_the_robust_spread_and_it_agrees_with_the_residual():
     rng = np.random.default_rng(7)
     calm, hit, plain = [], [], []

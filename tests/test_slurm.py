@@ -319,7 +319,7 @@ def test_a_command_submits_one_look_and_the_next_one_when_its_runs_have_ended(ti
 
     first, said = submitted()
     assert {(job.arm, job.seed) for job in first} == {(job.arm, job.seed) for job in jobs.values() if job.seed < 2}
-    assert "the same command submits the next look for the arms that are undecided" in said
+    assert "the same command judges the arms; those that are undecided get the next look" in said
     fake_slurm.queue.write_text("".join(f"1_{number}|PENDING|Priority\n" for number in range(len(first))))
     assert "6 are in the queue already" in submitted()[1], "nothing of the next look before this one has ended"
     for job in first:
@@ -331,7 +331,7 @@ def test_a_command_submits_one_look_and_the_next_one_when_its_runs_have_ended(ti
     for number, seed in ((2, 2), (3, 3)):
         further, said = submitted()
         assert [(job.arm, job.seed) for job in further] == [("baseline", seed), ("bias=on", seed)]
-        assert f"look {number} of 3: seeds {seed}-{seed} for the undecided bias=on" in said
+        assert f"look {number} of 3: seed {seed} for the undecided bias=on" in said
         for job in further:
             instant.end(job, "finished")
     nothing, said = submitted()

@@ -9,9 +9,11 @@ from collections import Counter
 
 import pytest
 import yaml
+from written_runs import Writer
 
 from nexus_ablate import errors
 from nexus_ablate.cli import main
+from nexus_ablate.comparison.result import compare
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.runs import find_runs, read_run
 from nexus_ablate.study.definition import read_request
@@ -47,7 +49,7 @@ def test_further_seeds_go_to_the_undecided_and_the_same_command_then_trains_noth
     expected += [(arm, seed) for seed in (3, 4) for arm in ("baseline", "placement=post")]
     assert instant.trained == expected
     text = said(capsys)
-    assert "look 2 of 3: seeds 2-2 for the undecided bias=on, placement=post" in text
+    assert "look 2 of 3: seed 2 for the undecided bias=on, placement=post" in text
     assert "look 3 of 3: seeds 3-4 for the undecided placement=post" in text
     ends = ("norm=layer: 2 of at most 5 seeds, WORSE", "bias=on: 3 of at most 5 seeds, WORSE",
             "placement=post: 5 of at most 5 seeds, INCONCLUSIVE", "baseline: 5 of at most 5 seeds")  # fmt: skip
@@ -235,6 +237,18 @@ def test_status_never_waits_for_seeds_that_nobody_asked_for(study, instant, tmp_
     assert "9 finished, 1 waiting, 5 not needed so far" in status()
 
 
+def test_an_arm_that_the_study_does_not_plan_holds_no_look_back(tmp_path):
+    """It was removed by an amendment, or trained into the folder by hand; nobody would train its further seeds."""
+    writer = Writer(tmp_path, "mine")
+    writer.plan(("norm=layer",), looks=[2, 3, 4], look_weights=[0.2, 0.3, 0.5], seeds=[0, 1, 2, 3], delta_min=1e-4)
+    writer.arm(losses=[2.0, 2.01, 1.99])
+    writer.arm("norm=layer", losses=[2.01, 2.0, 1.99])
+    writer.run("bias=on", seed=0, loss=2.0)
+    comparison = compare(tmp_path / "mine")
+    assert (comparison.look, comparison.undecided) == (2, ["norm=layer"])
+    assert [row.arm for row in comparison.rows] == ["baseline", "norm=layer", "bias=on"]
+
+
 # ---------------------------------------------------------------------------------------------------------- for real
 
 
@@ -251,7 +265,7 @@ def test_a_crippled_arm_is_decided_at_the_first_look_and_a_null_arm_gets_every_s
     used = Counter(run.arm for run in map(read_run, find_runs([tmp_path / "runs"])))
     assert used == {"baseline": 6, "optim.lr=0.001": 3, "d_ff_ratio=3": 6}, done.stderr
     lines = done.stderr.splitlines()
-    assert "look 2 of 3: seeds 3-3 for the undecided d_ff_ratio=3" in lines
+    assert "look 2 of 3: seed 3 for the undecided d_ff_ratio=3" in lines
     assert "look 3 of 3: seeds 4-5 for the undecided d_ff_ratio=3" in lines
     (crippled,) = (line for line in lines if line.startswith("optim.lr=0.001: "))
     (null,) = (line for line in lines if line.startswith("d_ff_ratio=3: "))

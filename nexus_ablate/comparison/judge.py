@@ -149,8 +149,13 @@ def judge_table(table: Table, plan: Plan) -> Judgement:
     result = _at(table, plan, plan.looks[0], LEVEL * plan.look_weights[0])
     margin, family = (result.delta_min, result.delta_min_source), result.family  # those of the first look
     undecided = list(range(1, len(table.names)))
+
+    def waited_for() -> list[int]:
+        """The undecided arms that further seeds are for: those of the plan, which simulated losses lack."""
+        return [arm for arm in undecided if not plan.arms or table.names[arm] in plan.arms]
+
     for look, (seeds, weight) in enumerate(zip(plan.looks, plan.look_weights, strict=True), 1):
-        if not table.ended[[0, *undecided], :seeds].all():
+        if not table.ended[[0, *waited_for()], :seeds].all():
             break
         now = _at(table, plan, seeds, LEVEL * weight, family, margin) if look > 1 else result
         now.look = look
@@ -161,10 +166,10 @@ def judge_table(table: Table, plan: Plan) -> Judgement:
                 now.arms[arm].look = look
         result = now
         undecided = [arm for arm in undecided if (v := now.arms[arm].verdict) is not None and v.word in UNDECIDED]
-        if not undecided:
+        if not waited_for():
             break
     if result.look < len(plan.looks):
-        result.undecided = [table.names[arm] for arm in undecided]
+        result.undecided = [table.names[arm] for arm in waited_for()]
     return result
 
 

@@ -116,7 +116,7 @@ def effects(losses: Array, level: float = LEVEL, family: int | None = None) -> l
             se=se,
             df=df,
             critical=critical,
-            p=-math.expm1(k * math.log1p(-t_tail(t, df))) if alone else max_t_tail(t, k, df, rho),
+            p=_at_least_one(t_tail(t, df), k) if alone else max_t_tail(t, k, df, rho),
             low=delta - critical * se,
             high=delta + critical * se,
             wins=int((d < 0).sum()),
@@ -125,6 +125,11 @@ def effects(losses: Array, level: float = LEVEL, family: int | None = None) -> l
             level=level,
         )
     return result
+
+
+def _at_least_one(p: float, k: int) -> float:
+    """The probability that at least one of k independent events of probability p happens."""
+    return -math.expm1(k * math.log1p(-p)) if p < 1 else 1.0  # exactly 1 where a mean difference is exactly 0
 
 
 def residual_variance(losses: Array) -> tuple[float, int]:

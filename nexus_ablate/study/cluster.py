@@ -132,7 +132,9 @@ def _say_looks(
     if further:
         progress.say(title(runs, further))
     if going_on:
-        progress.say("when these have ended, the same command submits the next look for the arms that are undecided")
+        progress.say(
+            "when these have ended, the same command judges the arms; those that are undecided get the next look"
+        )
     elif comparison and comparison.look and not further:
         for line in outcomes(runs, comparison):
             progress.say(line)

@@ -45,7 +45,8 @@ def title(runs: Runs, jobs: list[Job]) -> str:
     seeds = sorted({job.seed for job in jobs})
     arms = dict.fromkeys(job.of for job in jobs if job.of != runs.study.baseline.name)
     number = asked.looks.index(seeds[-1] + 1) + 1
-    return f"look {number} of {len(asked.looks)}: seeds {seeds[0]}-{seeds[-1]} for the undecided {', '.join(arms)}"
+    span = f"seeds {seeds[0]}-{seeds[-1]}" if len(seeds) > 1 else f"seed {seeds[0]}"
+    return f"look {number} of {len(asked.looks)}: {span} for the undecided {', '.join(arms)}"
 
 
 def outcomes(runs: Runs, comparison: Comparison) -> list[str]:
