@@ -18,6 +18,7 @@ from nexus_ablate.measure.evaluation import EVALUATIONS, NotDefined, Subject
 from nexus_ablate.measure.evaluation.extrapolation import by_position, extrapolation
 from nexus_ablate.measure.evaluation.intervention import intervention, massive_set, massive_threshold, sink_set
 from nexus_ablate.measure.evaluation.quantization import (
+    SCALES,
     SCHEMES,
     calibrate,
     linear_maps,
@@ -222,14 +223,42 @@ def test_positions_on_the_embedding_cannot_stream(tiny, position):
 # ---------------------------------------------------------------------------------------------------- quantization
 
 
-def test_symmetric_rounding_is_torch_s_own_with_the_scale_absmax_over_127():
+@pytest.mark.parametrize(("bits", "levels"), [(8, 127), (4, 7)])
+def test_symmetric_rounding_is_torch_s_own_with_the_scale_absmax_over_the_largest_level(bits, levels):
     x = torch.randn(5, 7, generator=torch.Generator().manual_seed(0))
-    theirs = torch.fake_quantize_per_tensor_affine(x, x.abs().max().item() / 127, 0, -128, 127)
-    torch.testing.assert_close(round_symmetric(x, by_row=False), theirs)
-    scales = x.abs().amax(1) / 127
-    theirs = torch.fake_quantize_per_channel_affine(x, scales, torch.zeros(5, dtype=torch.int32), 0, -128, 127)
-    torch.testing.assert_close(round_symmetric(x, by_row=True), theirs)
-    assert round_symmetric(torch.zeros(2, 3), by_row=True).tolist() == torch.zeros(2, 3).tolist()
+    theirs = torch.fake_quantize_per_tensor_affine(x, x.abs().max().item() / levels, 0, -levels - 1, levels)
+    torch.testing.assert_close(round_symmetric(x, bits, "tensor"), theirs)
+    scales, zeros = x.abs().amax(1) / levels, torch.zeros(5, dtype=torch.int32)
+    theirs = torch.fake_quantize_per_channel_affine(x, scales, zeros, 0, -levels - 1, levels)
+    torch.testing.assert_close(round_symmetric(x, bits, "channel"), theirs)
+    for scale_of in SCALES:
+        assert round_symmetric(torch.zeros(2, 3), bits, scale_of).tolist() == torch.zeros(2, 3).tolist()
+
+
+def test_groups_of_32_input_channels_have_scales_of_their_own_and_the_last_may_be_shorter():
+    x = torch.randn(2, 5, 70, generator=torch.Generator().manual_seed(0))
+    found = round_symmetric(x, 4, "group")
+    for start in (0, 32, 64):
+        part = x[..., start : start + 32]
+        torch.testing.assert_close(found[..., start : start + 32], round_symmetric(part, 4, "channel"))
+    assert len(round_symmetric(x, 4, "tensor").unique()) <= 15
+
+
+def test_four_bits_err_more_than_eight_and_float_inputs_least(tiny):
+    made = subject(tiny("model.d_model=64"))
+    spread(made.model, 4.0)
+    maps, ranges = linear_maps(made.model.blocks), calibrate(made)
+    tokens = torch.from_numpy(TEXT[None, :8].copy())
+
+    @torch.no_grad()
+    def error(name):
+        exact = made.model(tokens)
+        with quantized(maps, SCHEMES[name], ranges):
+            return (made.model(tokens) - exact).norm().item()
+
+    for scale_of in SCALES:
+        assert error(f"int4_{scale_of}") > 4 * error(f"dynamic_{scale_of}")
+        assert error(f"int4_{scale_of}") > error(f"int4_weights_{scale_of}") > 0
 
 
 def test_asymmetric_rounding_is_torch_s_own_and_holds_zero():
@@ -253,8 +282,11 @@ def test_a_block_computes_with_rounded_weights_and_inputs_while_it_is_quantized_
         with quantized(maps, scheme, ranges):
             inside = first(x)
             assert not torch.equal(m(x), before)
-        entered = round_asymmetric(x, *ranges[first]) if scheme.static else round_symmetric(x, by_row=scheme.by_channel)
-        expected = entered @ round_symmetric(first.weight, by_row=scheme.by_channel).T
+        entered = (
+            round_asymmetric(x, *ranges[first]) if scheme.static else round_symmetric(x, scheme.bits, scheme.scale_of)
+        )
+        entered = x if scheme.weights_only else entered
+        expected = entered @ round_symmetric(first.weight, scheme.bits, scheme.scale_of).T
         torch.testing.assert_close(inside, expected, msg=name)
         assert torch.equal(m(x), before)
         assert all(torch.equal(a.weight, w) for a, w in zip(maps, weights, strict=True))
@@ -295,7 +327,8 @@ def test_the_block_that_an_outlier_stands_in_loses_most(tiny):
                 m.weight[:, 3] = 0  # the outlier says nothing: it only takes up the scale
         found = quantization(dataclasses.replace(made, val=likeliest(made.model, 257)))
         assert found["worst_block"] == int(np.argmax(found["gap_by_block"]))
-        return np.array([*found["gap_by_block"], *(told["gap"] for told in found["schemes"].values())])
+        whole = ("dynamic_tensor", "dynamic_channel", "static_tensor", "static_channel")
+        return np.array([*found["gap_by_block"], *(found["schemes"][name]["gap"] for name in whole)])
 
     calm, outlier = gaps(1.0), gaps(3000.0)
     assert outlier[1] > 5 * outlier[0]

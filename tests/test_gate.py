@@ -7,6 +7,7 @@ from torch.nn import functional as F
 from nexus_ablate.axes.gate import GATES
 from nexus_ablate.axes.roles import Geometry, parameter_roles
 from nexus_ablate.errors import ConfigError
+from nexus_ablate.measure.probe import probe
 from nexus_ablate.model import build_model
 from nexus_ablate.resolution import default_option
 
@@ -88,6 +89,62 @@ def test_without_input_a_gate_is_a_constant_vector_that_starts_at_the_activation
 def test_a_gate_of_heads_is_refused_where_there_are_none(tiny, name):
     with pytest.raises(ConfigError, match=r"gate\.site"):
         tiny(f"gate={name}", "gate.site=output")
+
+
+@pytest.mark.parametrize(("name", "site"), EVERYWHERE)
+def test_a_bias_is_added_to_the_logit_and_starts_where_it_is_told(x, name, site):
+    gate, y = build(name, site=site, bias=2.0), y_at(site)
+    assert gate.map.bias.eq(2.0).all()
+    with torch.no_grad():
+        gate.map.bias.copy_(torch.linspace(-1, 1, len(gate.map.bias)))
+    logit = x @ gate.map.weight.T + gate.map.bias
+    torch.testing.assert_close(gate(site, y, x), y * torch.sigmoid(spread(name, site, logit)))
+    assert build(name, site=site).map.bias is None
+
+
+def test_a_bias_is_where_the_constant_of_a_gate_without_input_starts(x):
+    gate, y = build("elementwise", bias=2.0, input=False), y_at("sdpa")
+    torch.testing.assert_close(gate("sdpa", y, x), y * torch.sigmoid(torch.tensor(2.0)))
+    assert len(list(gate.parameters())) == 1
+
+
+@pytest.mark.parametrize("site", SHAPES)
+@pytest.mark.parametrize("activation", FUNCTIONS)
+@pytest.mark.parametrize("bias", ["off", 0.5])
+def test_an_additive_gate_adds_what_a_gate_would_multiply_by(x, site, activation, bias):
+    gate, y = build("additive", site=site, activation=activation, bias=bias), y_at(site)
+    logit = F.linear(x, gate.map.weight) + (0 if bias == "off" else bias)
+    torch.testing.assert_close(gate(site, y, x), y + FUNCTIONS[activation](logit.reshape(B, T, *SHAPES[site])))
+
+
+def test_the_norm_of_head_outputs_is_torch_s_rms_norm_of_each_head_with_gains_of_its_own(x):
+    gate, y = build("norm", eps=1e-3), y_at("sdpa")
+    assert gate.gain.eq(1).all() and len(list(gate.parameters())) == 1
+    with torch.no_grad():
+        gate.gain.copy_(torch.linspace(0.5, 2, H * D))
+    found = gate("sdpa", y, x)
+    for h in range(H):
+        torch.testing.assert_close(found[:, :, h], F.rms_norm(y[:, :, h], (D,), gate.gain[h * D : (h + 1) * D], 1e-3))
+
+
+def test_silu_of_head_outputs_has_no_parameters_and_does_not_see_the_input(x):
+    gate, y = build("silu"), y_at("sdpa")
+    torch.testing.assert_close(gate("sdpa", y, x), y / (1 + torch.exp(-y)))
+    assert torch.equal(gate("sdpa", y, x), gate("sdpa", y, 7 * x))
+    assert not list(gate.parameters())
+
+
+@pytest.mark.parametrize("name", ["norm", "silu"])
+def test_a_control_without_a_gate_acts_on_the_head_outputs_alone(x, name):
+    for site in SHAPES.keys() - {"sdpa"}:
+        y = y_at(site)
+        assert build(name)(site, y, x) is y
+
+
+@pytest.mark.parametrize("name", ["additive", "norm", "silu"])
+def test_what_multiplies_nothing_has_no_gate_scores(tiny, name):
+    found = probe(build_model(tiny(f"gate={name}"), 11), torch.randint(0, 11, (2, 8)))
+    assert not [figure for figure in found if figure.startswith("gate/")]
 
 
 def test_non_sparse_sigmoid_cannot_close(x):

@@ -1,5 +1,7 @@
 """The gate axis: something inside attention is multiplied by an activated function of attention's input.
 
+Its controls stand beside it: a gate that adds, and a norm or a nonlinearity on the head outputs in the place of one.
+
 Sites: `query`, `key` and `value` after their map and norm and before rotation, `sdpa` the head outputs, `output` after
 the output map. The input is the tensor that the queries are made from.
 """
@@ -29,9 +31,15 @@ class Gate(nn.Module):
     """Abstract: y, of shape (B, T, heads, width) or at `output` (B, T, D), times `factor(x)` at its own site."""
 
     site = "none"
+    multiplies = True
+    """Whether y is multiplied by `factor`, whose scores a probe then reports."""
 
     def forward(self, site: str, y: Tensor, x_BTD: Tensor) -> Tensor:
-        return y * self.factor(x_BTD) if site == self.site else y
+        return self.gated(y, x_BTD) if site == self.site else y
+
+    def gated(self, y: Tensor, x_BTD: Tensor) -> Tensor:
+        """What becomes of y at the gate's own site."""
+        return y * self.factor(x_BTD)
 
     def factor(self, x_BTD: Tensor) -> Tensor:
         """What y is multiplied by, broadcastable to y."""
@@ -57,21 +65,30 @@ def shape_at(site: str, geometry: Geometry) -> tuple[int, ...]:
 
 
 class _Activated(Gate):
-    """Abstract: activation(x W), or activation(c) with a constant c that does not see the input and starts at 0.
+    """Abstract: activation(x W + b), or activation(c) with a constant c that does not see the input.
 
     Qiu et al. 2025, arXiv:2505.06708. The authors' code (qiuzh20/gated_attention, modeling_qwen3.py) has `sdpa`
     elementwise and headwise, without a bias, as here; the other sites and `head_shared` follow the paper's words. At q
-    and k the gate comes after a norm, which would undo a factor for a whole head.
+    and k the gate comes after a norm, which would undo a factor for a whole head. b and c start at `bias`, where `off`
+    means no b and a c of 0.
     """
 
     def __init__(
-        self, geometry: Geometry, shape: tuple[int, ...], site: str, activation: str, sees_input: bool
+        self,
+        geometry: Geometry,
+        shape: tuple[int, ...],
+        site: str,
+        activation: str,
+        bias: float | str,
+        sees_input: bool = True,
     ) -> None:
         super().__init__()
         self.site, self.shape, self.activation = site, shape, ACTIVATIONS[activation]
-        size = math.prod(shape)
-        self.map = Linear(geometry.d_model, size, bias=False, role="gate") if sees_input else None
-        self.constant = None if sees_input else nn.Parameter(torch.zeros(size))
+        size, start = math.prod(shape), torch.full((math.prod(shape),), 0.0 if bias == "off" else float(bias))
+        self.map = Linear(geometry.d_model, size, bias != "off", role="gate") if sees_input else None
+        self.constant = None if sees_input else nn.Parameter(start)
+        if self.map is not None and bias != "off":
+            self.map.bias = nn.Parameter(start)
 
     def factor(self, x_BTD: Tensor) -> Tensor:
         logit = self.constant if self.map is None else self.map(x_BTD)
@@ -82,24 +99,77 @@ class _Activated(Gate):
 class Elementwise(_Activated):
     """One factor for each channel of each head. Qiu et al. 2025, arXiv:2505.06708."""
 
-    def __init__(self, geometry: Geometry, *, site: str, activation: str, input: bool) -> None:
-        super().__init__(geometry, shape_at(site, geometry), site, activation, input)
+    def __init__(self, geometry: Geometry, *, site: str, activation: str, bias: float | str, input: bool) -> None:
+        super().__init__(geometry, shape_at(site, geometry), site, activation, bias, input)
 
 
 @GATES.register("headwise")
 class Headwise(_Activated):
     """One factor for each head. Qiu et al. 2025, arXiv:2505.06708."""
 
-    def __init__(self, geometry: Geometry, *, site: str, activation: str, input: bool) -> None:
-        super().__init__(geometry, (shape_at(site, geometry)[0], 1), site, activation, input)
+    def __init__(self, geometry: Geometry, *, site: str, activation: str, bias: float | str, input: bool) -> None:
+        super().__init__(geometry, (shape_at(site, geometry)[0], 1), site, activation, bias, input)
 
 
 @GATES.register("head_shared")
 class HeadShared(_Activated):
     """One factor for each channel of a head, the same in all heads. Qiu et al. 2025, arXiv:2505.06708."""
 
-    def __init__(self, geometry: Geometry, *, site: str, activation: str, input: bool) -> None:
-        super().__init__(geometry, (1, geometry.head_dim), site, activation, input)
+    def __init__(self, geometry: Geometry, *, site: str, activation: str, bias: float | str, input: bool) -> None:
+        super().__init__(geometry, (1, geometry.head_dim), site, activation, bias, input)
+
+
+@GATES.register("additive")
+class Additive(_Activated):
+    """y + activation(x W): an elementwise gate that adds. Qiu et al. 2025, arXiv:2505.06708, section 2.2.
+
+    The control for multiplication: the input enters through a nonlinearity, and nothing can be closed. The authors give
+    additive gates SiLU, which is not bounded.
+    """
+
+    multiplies = False
+
+    def __init__(self, geometry: Geometry, *, site: str, activation: str, bias: float | str) -> None:
+        super().__init__(geometry, shape_at(site, geometry), site, activation, bias)
+
+    def gated(self, y: Tensor, x_BTD: Tensor) -> Tensor:
+        return y + self.factor(x_BTD)
+
+
+@GATES.register("norm")
+class HeadNorm(Gate):
+    """RMSNorm of the output of each head, in float32, a gain for each channel of each head; nothing is gated.
+
+    Qiu et al. 2025, arXiv:2505.06708: their control for the nonlinearity between values and output map ("SDPA
+    GroupNorm"), almost without parameters.
+    """
+
+    site = "sdpa"
+    multiplies = False
+
+    def __init__(self, geometry: Geometry, *, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.gain = nn.Parameter(torch.ones(geometry.n_heads * geometry.head_dim))
+
+    def gated(self, y: Tensor, x_BTD: Tensor) -> Tensor:
+        y_BTHd = y.float()
+        inverse_rms = torch.rsqrt(y_BTHd.square().mean(-1, keepdim=True) + self.eps)
+        return y_BTHd * inverse_rms * self.gain.view(y.shape[-2:])
+
+
+@GATES.register("silu")
+class HeadSilu(Gate):
+    """SiLU of the head outputs, without parameters; the input gates nothing. Qiu et al. 2025, arXiv:2505.06708."""
+
+    site = "sdpa"
+    multiplies = False
+
+    def __init__(self, geometry: Geometry) -> None:
+        super().__init__()
+
+    def gated(self, y: Tensor, x_BTD: Tensor) -> Tensor:
+        return F.silu(y)
 
 
 @GATES.register("bondarenko")

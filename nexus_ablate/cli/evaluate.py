@@ -13,7 +13,7 @@ from nexus_ablate.config import EVALUATIONS
 
 VERB = Verb(
     "evaluate",
-    "finished runs: longer and endless text, 8-bit numbers, sinks and outliers removed",
+    "finished runs: longer and endless text, 8-bit and 4-bit numbers, sinks and outliers removed",
     "DIR...",
     (
         ("evaluate runs/scratch/baseline/s0-1a2b3c4d", "all evaluations of one run"),
@@ -30,7 +30,7 @@ VERB = Verb(
     ),
     "extrapolation   loss at 1, 2, 4 and 8 times the training context, read in two ways\n"
     "streaming       loss on long text through a cache, with and without the first tokens kept\n"
-    "quantization    loss with 8-bit weights and activations\n"
+    "quantization    loss with 8-bit and 4-bit weights and activations\n"
     "intervention    loss, sinks and outliers with the massive activations or the sinks removed\n\n"
     "An evaluation that a run has already is not repeated. Results are in summary.json; docs/metrics.md defines them.",
     "at least one directory",
@@ -84,8 +84,10 @@ def lines(name: str, found: dict[str, Any]) -> Iterator[tuple[str, str]]:
             f"{found['loss_dropped']:.4f} without ({found['difference']:+.4f})",
         )
     elif name == "quantization":
-        gaps = "  ".join(f"{scheme} {told['gap']:+.4f}" for scheme, told in found["schemes"].items())
-        yield name, f"{found['loss']:.4f}  {gaps}  (worst block {found['worst_block']})"
+        gaps = {scheme: f"{scheme} {told['gap']:+.4f}" for scheme, told in found["schemes"].items()}
+        eight = "  ".join(gap for scheme, gap in gaps.items() if not scheme.startswith("int4"))
+        yield "quantization, 8 bits", f"{found['loss']:.4f}  {eight}  (worst block {found['worst_block']})"
+        yield "quantization, 4 bits", "  ".join(gap for scheme, gap in gaps.items() if scheme.startswith("int4"))
     else:
         before = found["before"]
         for change in (key for key, value in found.items() if isinstance(value, dict)):

@@ -126,7 +126,8 @@ class _Block:
             self.block.register_forward_hook(stream),
             self.block.attn.core.register_forward_pre_hook(attention),
         ]
-        return handles + [m.register_forward_hook(gate) for m in self.block.attn.modules() if isinstance(m, Gate)]
+        gates = [m for m in self.block.attn.modules() if isinstance(m, Gate) and m.multiplies]
+        return handles + [m.register_forward_hook(gate) for m in gates]
 
     def _attention(self, core: Any, inputs: Any, positions: tuple[int, ...]) -> None:
         q_BHTd, k_BHSd, _, bias = inputs

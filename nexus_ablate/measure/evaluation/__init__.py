@@ -1,4 +1,4 @@
-"""What the insides of a trained model cost its user later: longer text, endless text, 8-bit numbers, removed outliers.
+"""What the insides of a trained model cost its user later: longer text, endless text, coarse numbers, removed outliers.
 
 Each evaluation is a function of a `Subject` that returns plain numbers, or raises `NotDefined` where the architecture
 gives the question no meaning. They are documented in docs/metrics.md.

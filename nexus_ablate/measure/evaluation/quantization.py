@@ -1,4 +1,4 @@
-"""8-bit weights and activations (W8A8), simulated: what outliers cost when the numbers get coarse."""
+"""8-bit and 4-bit weights and activations, simulated: what outliers cost when the numbers get coarse."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from nexus_ablate.axes.roles import HeadLinear
 from nexus_ablate.measure.evaluation.subject import Subject
 from nexus_ablate.measure.probe import evaluation_mode, hooks
 
 TARGETS = 16384
+GROUP = 32
+"""Input channels that share a scale in a `group` scheme: what 4-bit formats of small models have (GGML's Q4_0)."""
 CALIBRATION_SEQUENCES = 16
 MOMENTUM = 0.9
 
@@ -23,23 +26,27 @@ Ranges = Mapping[nn.Module, tuple[float, float]]
 
 @dataclass(frozen=True)
 class Scheme:
-    """How numbers become 8-bit.
+    """How numbers become coarse, round to nearest.
 
     Attributes:
-        by_channel: One scale for each output channel of a weight (and each token, where activations are scaled as they
-            come); else one for the whole tensor.
-        static: Activations have a range from calibration; else each tensor's own largest magnitude.
+        bits: Of weights and, unless `weights_only`, of the inputs of linear layers.
+        scale_of: What has a scale of its own: the whole `tensor`; each `channel`, that is, output channel of a weight
+            and token of an input; or each `group` of GROUP consecutive input channels of one of these.
+        static: Inputs have a range from calibration; else their own largest magnitude, as `scale_of` says.
     """
 
-    by_channel: bool
-    static: bool
+    bits: int
+    scale_of: str
+    static: bool = False
+    weights_only: bool = False
 
 
+SCALES = ("tensor", "channel", "group")
 SCHEMES = {
-    "dynamic_tensor": Scheme(by_channel=False, static=False),
-    "dynamic_channel": Scheme(by_channel=True, static=False),
-    "static_tensor": Scheme(by_channel=False, static=True),
-    "static_channel": Scheme(by_channel=True, static=True),
+    **{f"dynamic_{scale}": Scheme(8, scale) for scale in SCALES},
+    **{f"static_{scale}": Scheme(8, scale, static=True) for scale in ("tensor", "channel")},
+    **{f"int4_{scale}": Scheme(4, scale) for scale in SCALES},
+    **{f"int4_weights_{scale}": Scheme(4, scale, weights_only=True) for scale in SCALES},
 }
 BY_BLOCK = "dynamic_tensor"
 
@@ -47,12 +54,13 @@ BY_BLOCK = "dynamic_tensor"
 def quantization(subject: Subject) -> dict[str, Any]:
     """Loss in nats per token before, and after and `gap` (after - before) for each scheme.
 
-    Weight and input of every linear map in the blocks are rounded; embedding, head, norms, attention products and the
-    small maps inside a score or a per-head gate stay in float. Weights are symmetric with absmax / 127. Activations:
-    dynamic, symmetric, absmax / 127 of each call (per tensor, or per token with `channel`); static, asymmetric over 256
-    levels, with the running minimum and maximum (momentum 0.9) over 16 training sequences, as Bondarenko et al. 2023,
-    arXiv:2306.12929, section 5, calibrate. `gap_by_block` rounds one block alone (dynamic_tensor), `worst_block` is
-    the one that loses most.
+    Weight and input of every linear layer in the blocks are rounded to the nearest level; embedding, head, norms,
+    attention products and the small maps inside a score or a per-head gate stay in float. Weights are symmetric,
+    absmax / 127, with 4 bits absmax / 7. Activations: dynamic, symmetric, absmax of each call; static (8 bits),
+    asymmetric over 256 levels, with the running minimum and maximum (momentum 0.9) over 16 training sequences, as
+    Bondarenko et al. 2023, arXiv:2306.12929, section 5, calibrate; under `int4_weights_*` they stay in float, as in the
+    round-to-nearest baseline of Frantar et al. 2022 (GPTQ), arXiv:2210.17323. `gap_by_block` rounds one block alone
+    (dynamic_tensor), `worst_block` is the one that loses most.
     """
     windows = subject.windows(TARGETS)
     model = subject.model
@@ -107,24 +115,34 @@ def quantized(maps: list[nn.Linear], scheme: Scheme, ranges: Ranges) -> Iterator
     def round_input(module: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
         if scheme.static:
             return (round_asymmetric(inputs[0], *ranges[module]),)
-        return (round_symmetric(inputs[0], by_row=scheme.by_channel),)
+        return (round_symmetric(inputs[0], scheme.bits, scheme.scale_of),)
 
     with hooks() as handles:
         try:
             for m in maps:
-                m.weight.data = round_symmetric(m.weight.data, by_row=scheme.by_channel)
-                handles.append(m.register_forward_pre_hook(round_input))
+                m.weight.data = round_symmetric(m.weight.data, scheme.bits, scheme.scale_of)
+                if not scheme.weights_only:
+                    handles.append(m.register_forward_pre_hook(round_input))
             yield
         finally:
             for m, weight in zip(maps, weights, strict=True):
                 m.weight.data = weight
 
 
-def round_symmetric(x: Tensor, by_row: bool) -> Tensor:
-    """x rounded to multiples of its largest magnitude / 127, of all of x or of each row of its last axis."""
-    magnitude = x.abs().amax(-1, keepdim=True) if by_row else x.abs().amax()
-    step = (magnitude.float() / 127).clamp(min=torch.finfo(torch.float32).tiny)
-    return ((x.float() / step).round().clamp(-128, 127) * step).to(x.dtype)
+def round_symmetric(x: Tensor, bits: int, scale_of: str) -> Tensor:
+    """x rounded to multiples of its largest magnitude / (2^(bits - 1) - 1).
+
+    Args:
+        scale_of: Largest of all of x (`tensor`), of each row of its last axis (`channel`), or of each GROUP entries of
+            a row (`group`; the last group of a row may be shorter).
+    """
+    width, levels = x.shape[-1], 2 ** (bits - 1) - 1
+    if scale_of == "group":
+        x = F.pad(x, (0, -width % GROUP)).unflatten(-1, (-1, GROUP))
+    magnitude = x.abs().amax() if scale_of == "tensor" else x.abs().amax(-1, keepdim=True)
+    step = (magnitude.float() / levels).clamp(min=torch.finfo(torch.float32).tiny)
+    rounded = ((x.float() / step).round().clamp(-levels - 1, levels) * step).to(x.dtype)
+    return rounded.flatten(-2)[..., :width] if scale_of == "group" else rounded
 
 
 def round_asymmetric(x: Tensor, low: float, high: float) -> Tensor:
