@@ -71,9 +71,10 @@ def source_hashes() -> dict[str, str]:
     return {name: text_hash(files[name].read_text(encoding="utf-8")) for name in sorted(files) if computes(name)}
 
 
-def source_hash() -> str:
-    """One hash over `source_hashes()`: what a run's identity covers of this package."""
-    return hashlib.sha256("".join(f"{n} {h}\n" for n, h in source_hashes().items()).encode()).hexdigest()
+def source_hash(hashes: Mapping[str, str] | None = None) -> str:
+    """One hash over those of files, `source_hashes()` unless given: what a run's identity covers of this package."""
+    files = sorted((source_hashes() if hashes is None else hashes).items())
+    return hashlib.sha256("".join(f"{name} {value}\n" for name, value in files).encode()).hexdigest()
 
 
 def computes(name: str) -> bool:

@@ -13,6 +13,7 @@ from nexus_ablate.cli import main
 from nexus_ablate.comparison.fairness import FAIL, PASS, WAIVED, WARN
 from nexus_ablate.comparison.result import compare
 from nexus_ablate.errors import ConfigError
+from nexus_ablate.provenance import source_hash
 
 BASE = [2.00, 2.02, 1.98, 2.01, 1.99]
 HIGHER = [2.11, 2.12, 2.09, 2.11, 2.08]
@@ -271,14 +272,6 @@ def test_arms_by_other_code_are_not_comparable_and_the_files_are_named(writer, c
     assert "training/optimizer.py differs" in " ".join(capsys.readouterr().out.split())
 
 
-def test_a_baseline_by_two_codes_makes_every_arm_incomparable(writer):
-    for seed, loss in enumerate(BASE):
-        writer.run(seed=seed, loss=loss, env={"source": EDITED if seed == 4 else SOURCE})
-    writer.arm("norm=layer", losses=HIGHER)
-    writer.arm("norm=scale", losses=HIGHER, train_noise="x")
-    assert check(compare(writer.root), "code").arms == ["norm=layer", "norm=scale"]
-
-
 def test_a_file_that_only_one_code_has_is_a_difference(writer):
     writer.arm(losses=BASE)
     writer.arm("norm=layer", losses=HIGHER, env={"source": SOURCE | {"kernels/norm.py": "9"}})
@@ -289,9 +282,22 @@ def test_an_arm_tuned_by_other_code_is_not_comparable(study):
     for lr, loss in ((0.001, 2.3), (0.003, 2.0), (0.009, 2.3)):
         rate = () if lr == 0.003 else (f"optim.lr={lr}",)
         study.run(*rate, seed=1001, loss=loss)
-        study.run("norm=layer", *rate, seed=1001, loss=loss, env={"source": EDITED})
+        study.run("norm=layer", *rate, seed=1001, loss=loss, env={"source": EDITED if rate else SOURCE})
     study.plan(("norm=layer",), lr_grid=[0.001, 0.003, 0.009], tuning_seeds=[1001])
     assert code(compare(study.root))[0] == FAIL
+
+
+def test_an_arm_at_the_shared_rate_by_other_code_is_not_comparable(writer):
+    for arm, env in (((), {}), (("norm=layer",), {"env": {"source": EDITED}})):
+        writer.arm(*arm, losses=BASE, **env)
+        writer.arm(*arm, "optim.lr=0.009", losses=BASE, train_noise="x")
+        for lr, loss in ((0.001, 2.2), (0.009, 2.0)):
+            writer.run(*arm, f"optim.lr={lr}", seed=1001, loss=loss)
+    writer.plan(("norm=layer",), lr_grid=[0.001, 0.009], tuning_seeds=[1001])
+    comparison = compare(writer.root)
+    found = row(comparison, "norm=layer")
+    assert found.lr == 0.009 and found.at_shared_lr is not None
+    assert check(comparison, "code").arms == ["norm=layer"]
 
 
 def plugin(sha256):
@@ -323,13 +329,14 @@ def test_code_that_was_not_recorded_never_passes(writer):
 # -------------------------------------------------------------------------------------------- a study trained again
 
 AGAIN = {"env": {"source": EDITED}, "started": "2020-01-02T00:00:00+00:00"}
+NEW = [x + 1 for x in BASE]
 
 
 def test_a_study_trained_again_is_compared_by_its_new_runs_alone(study):
-    study.arm(losses=[x + 1 for x in BASE], **AGAIN)
-    study.arm("norm=layer", losses=[x + 1 for x in BASE], train_noise="x", **AGAIN)
+    study.arm(losses=NEW, **AGAIN)
+    study.arm("norm=layer", losses=NEW, train_noise="x", **AGAIN)
     comparison = compare(study.root)
-    assert comparison.rows[0].values == [x + 1 for x in BASE]
+    assert comparison.rows[0].values == NEW
     assert code(comparison)[0] == PASS
     assert {path: reason.split(" than ")[0] for path, reason in excluded(comparison).items()} == {
         path: "older run by other code" for path in study.paths[:10]
@@ -338,41 +345,57 @@ def test_a_study_trained_again_is_compared_by_its_new_runs_alone(study):
     assert len(comparison.failed) == 0
 
 
-def test_while_a_study_is_trained_again_its_former_runs_are_compared_and_it_is_said(study):
+def test_while_a_study_is_trained_again_no_arm_is_a_mixture(study):
+    study.arm("norm=scale", losses=HIGHER, train_noise="y")
+    study.plan(("norm=layer",), ("norm=scale",), source=source_hash(EDITED))
+    study.arm(losses=NEW, **AGAIN)
+    study.run("norm=layer", seed=0, loss=3.5, train_noise="x", **AGAIN)
+    comparison = compare(study.root)
+    assert comparison.rows[0].values == NEW
+    found = row(comparison, "norm=layer")
+    assert found.values == [3.5, None, None, None, None] and found.waiting == 4
+    assert check(comparison, "code").arms == ["norm=scale"], "which has only former runs"
+    assert word(comparison, "norm=scale") == "NOT COMPARABLE"
+
+
+def test_fewer_new_runs_are_enough_where_the_study_needs_no_more(study):
+    study.plan(("norm=layer",), seeds=[0, 1], source=source_hash(EDITED))
+    study.arm(losses=NEW[:2], **AGAIN)
+    study.arm("norm=layer", losses=NEW[:2], train_noise="x", **AGAIN)
+    comparison = compare(study.root)
+    assert comparison.rows[0].values == NEW[:2] and comparison.rows[0].seeds == [0, 1]
+    assert code(comparison)[0] == PASS
+
+
+def test_newer_runs_that_no_launch_of_the_study_made_are_left_out_and_it_is_said(study):
+    study.plan(("norm=layer",), source=source_hash(SOURCE))
     before = compare(study.root)
-    study.arm(losses=[x + 1 for x in BASE], **AGAIN)
     study.run("norm=layer", seed=0, loss=3.0, **AGAIN)
+    study.run("norm=layer", seed=7, loss=3.0, **AGAIN)
     comparison = compare(study.root)
     assert [r.values for r in comparison.rows] == [r.values for r in before.rows]
     status, text = code(comparison)
     assert status == WARN
-    assert "6 newer runs by other code are left out until they are as many: training/optimizer.py differs" in text
+    assert (
+        "2 newer runs are left out: the study was launched last by other code (training/optimizer.py differs)" in text
+    )
 
 
-def test_what_no_longer_belongs_to_the_study_does_not_outweigh_its_new_runs(study):
-    study.arm("norm=scale", losses=HIGHER, train_noise="y")
-    study.plan(("norm=layer",))
-    study.arm(losses=[x + 1 for x in BASE], **AGAIN)
-    study.arm("norm=layer", losses=[x + 1 for x in BASE], train_noise="x", **AGAIN)
-    comparison = compare(study.root)
-    assert comparison.rows[0].values == [x + 1 for x in BASE]
-    assert check(comparison, "code").arms == ["norm=scale"]
-
-
-def test_where_no_code_has_made_every_run_the_mixture_fails(writer):
+def test_without_a_study_an_arm_is_its_newest_code_s(writer):
     writer.arm(losses=BASE)
-    writer.arm("norm=layer", losses=HIGHER, **AGAIN)
-    writer.run(seed=0, loss=3.0, **AGAIN)
+    writer.run(seed=4, loss=3.0, **AGAIN)
+    writer.arm("norm=layer", losses=HIGHER)
     comparison = compare(writer.root)
+    assert comparison.rows[0].seeds == [4] and comparison.rows[0].values == [3.0]
     assert code(comparison)[0] == FAIL and word(comparison) == "NOT COMPARABLE"
 
 
 def test_runs_of_a_version_without_hashes_are_replaced_by_new_ones_of_the_same_configuration(writer):
     writer.arm(losses=BASE, env=BEFORE_HASHES)
     writer.arm("norm=layer", losses=HIGHER, env=BEFORE_HASHES)
-    writer.arm(losses=[x + 1 for x in BASE], **AGAIN)
-    writer.arm("norm=layer", losses=[x + 1 for x in BASE], train_noise="x", **AGAIN)
+    writer.arm(losses=NEW, **AGAIN)
+    writer.arm("norm=layer", losses=NEW, train_noise="x", **AGAIN)
     comparison = compare(writer.root)
     assert [r.arm for r in comparison.rows] == ["baseline", "norm=layer"]
-    assert comparison.rows[0].values == [x + 1 for x in BASE] and code(comparison)[0] == PASS
+    assert comparison.rows[0].values == NEW and code(comparison)[0] == PASS
     assert "source hashes not recorded" in excluded(comparison)[writer.paths[0]]

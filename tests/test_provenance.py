@@ -14,6 +14,7 @@ import tokenize
 from pathlib import Path
 
 import pytest
+import yaml
 from checkouts import ROOT, Checkout, git
 
 from nexus_ablate import errors
@@ -21,7 +22,7 @@ from nexus_ablate.axes.norm import NORMS
 from nexus_ablate.cli import main
 from nexus_ablate.composition import compose
 from nexus_ablate.plugins import VARIABLE, add_plugins
-from nexus_ablate.provenance import COMPUTES_NOTHING, PACKAGE, computes, differ, source_hashes, text_hash
+from nexus_ablate.provenance import COMPUTES_NOTHING, PACKAGE, computes, differ, source_hash, source_hashes, text_hash
 from nexus_ablate.runs import find_runs, read_run
 from nexus_ablate.study.definition import read_request
 from nexus_ablate.study.jobs import Runs
@@ -235,9 +236,11 @@ def test_a_study_with_finished_runs_of_other_code_is_refused_before_anything_is_
     checkout.edit("nexus_ablate/axes/norm.py", "from __future__", "# a comment\nfrom __future__")
     assert main(study) == 0
     assert "nothing to do: all 4 runs ended before" in capsys.readouterr().err
+    assert yaml.safe_load((request.directory / "study.yaml").read_text())["source"] == source_hash()
 
     checkout.edit("nexus_ablate/axes/norm.py", "from __future__", "import math\nfrom __future__")
     checkout.edit("nexus_ablate/model.py", "from __future__", "import math\nfrom __future__")
+    assert yaml.safe_load((request.directory / "study.yaml").read_text())["source"] != source_hash()
     (request.directory / "study.yaml").unlink()
     before = bytes_of(tmp_path / "runs")
     assert main(study) == errors.CONFIG
@@ -370,6 +373,8 @@ def test_a_study_whose_code_was_edited_halfway_is_never_compared_in_silence(comm
     assert checks["code"]["text"] == f"same code (commit {head[:8]}); uncommitted changes in the code"
     assert not [found for found in checks.values() if found["status"] == "FAIL"]
     assert nexus(committed.root, *study).returncode == 0, "nothing is missing, so nothing is asked"
+    record = yaml.safe_load((folder / "study.yaml").read_text())
+    assert record["source"] == source_hash(next(iter(new.values()))["source"]) and not record["amendments"]
 
     for path in new:
         if path.parent.name == "baseline":

@@ -294,6 +294,7 @@ def test_runs_of_other_code_are_submitted_again_only_when_asked_for(tiny_run, fa
     said = " ".join(capsys.readouterr().err.split())
     assert "2 runs of other code stay as they are and are trained again: axes/norm.py differs" in said
     assert "2 runs submitted" in said
+    assert source_hash() in (asked.directory / "study.yaml").read_text()
 
 
 def test_tuning_comes_first_and_the_command_says_when_to_come_again(tiny_run, fake_slurm, capsys):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -112,31 +112,23 @@ def gather(collection: Collection, asked: str | None = None) -> tuple[Arm, list[
 def group(collection: Collection) -> tuple[list[Arm], list[Excluded]]:
     """Arms by name and configuration, with one run per seed, which is never chosen for its result.
 
-    Of runs by several states of the code those count whose code made most of the planned runs, or the later code where
-    several made as many. So a study that is being trained again shows its former runs until the new ones are complete,
-    and is compared with one code wherever one has made every run. Of several runs by that code the first stands.
+    All runs of an arm are by one code: that of the study's last launch, or where it has made none (or there is no
+    study) that of the run begun last. Of several runs by that code the first stands.
     """
-    groups = _by_configuration(collection.runs)
-    planned = [
-        (run.source, (key, run.seed), run)
-        for key, runs in groups.items()
-        for run in runs
-        if _is_planned(run, collection.plans.get(run.record.study))
-    ]
-    ranks = _ranks(planned)
     arms, excluded, hashes = [], [], {}
-    for (name, config_hash), members in groups.items():
+    for (name, config_hash), members in _by_configuration(collection.runs).items():
         runs, waiting = _of_one_configuration(members)
         excluded += waiting
         if not runs:
             continue
-        plugins = _ranks((run.plugins, run.seed, run) for run in runs)
-        runs.sort(key=lambda run: (ranks.get(run.source, len(ranks)), plugins[run.plugins]))
-        arm = Arm(name, name, {}, waiting, {run.record.study for run in runs})
+        plans = {run.record.study: collection.plans.get(run.record.study, Plan("")) for run in runs}
+        launched = [run for run in runs if run.source == plans[run.record.study].source]
+        last = max(launched or runs, key=lambda run: run.begun)
+        arm = Arm(name, name, {}, waiting, studies=set(plans))
         for run in runs:
-            kept = arm.runs.setdefault(run.seed, run)
-            if kept is not run:
-                excluded.append(_left_out(run, kept))
+            if (run.source, run.plugins) == (last.source, last.plugins):
+                arm.runs.setdefault(run.seed, run)
+        excluded += [_left_out(run, arm.runs.get(run.seed, last)) for run in runs if arm.runs.get(run.seed) is not run]
         arm.runs = dict(sorted(arm.runs.items()))
         arms.append(arm)
         hashes[id(arm)] = config_hash[:8]
@@ -190,23 +182,6 @@ def _of_one_configuration(runs: list[Trained]) -> tuple[list[Trained], list[Excl
             reason = printable(f"contradicts its arm: in config.yaml {said}", 200)
             excluded.append(Excluded(run.record.path, reason, run.record.arm, run.seed, "inconsistent"))
     return [run for text, run in zip(texts, runs, strict=True) if meanings[text] == usual], excluded
-
-
-def _is_planned(run: Trained, plan: Plan | None) -> bool:
-    if plan is None:
-        return True
-    return run.record.arm in {*plan.arms, plan.baseline} and run.seed in {*plan.seeds, *plan.tuning_seeds}
-
-
-def _ranks(runs: Iterable[tuple[Hashable, Hashable, Trained]]) -> dict[Hashable, int]:
-    """The rank of each code, from 0, among (code, arm and seed, run): who made most of them, then who began last."""
-    made: dict[Hashable, set[Hashable]] = {}
-    begun: dict[Hashable, str] = {}
-    for code, cell, run in runs:
-        made.setdefault(code, set()).add(cell)
-        begun[code] = max(begun.get(code, ""), run.begun)
-    order = sorted(made, key=lambda code: (len(made[code]), begun[code]), reverse=True)
-    return {code: rank for rank, code in enumerate(order)}
 
 
 def _left_out(run: Trained, kept: Trained) -> Excluded:

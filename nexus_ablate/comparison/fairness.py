@@ -281,7 +281,7 @@ def _code(baseline: Arm, arms: list[Arm], excluded: list[Excluded]) -> Check:
     same = f"same code (commit {', '.join(commits[:3]) or 'not recorded'})"
     notes = _environments([run for arm in (baseline, *arms) for run in arm.runs.values()])
     if newer := [out.newer_code for out in excluded if out.newer_code]:
-        notes.insert(0, f"{len(newer)} newer runs by other code are left out until they are as many: {newer[0]}")
+        notes.insert(0, f"{len(newer)} newer runs are left out: the study was launched last by other code ({newer[0]})")
     if any(run.code is None for run in everyone):
         return Check("code", WARN, "; ".join([f"{NOT_RECORDED}; all by {everyone[0].source}", *notes]))
     return Check("code", WARN, "; ".join([same, *notes])) if notes else Check("code", PASS, f"{same} and environment")

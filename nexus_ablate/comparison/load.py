@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import re
 from collections.abc import Iterable
@@ -15,7 +13,7 @@ from typing import Any
 from nexus_ablate.comparison.curves import Curves, read_curves
 from nexus_ablate.comparison.windows import WindowLosses, read_windows
 from nexus_ablate.errors import ConfigError, UserError, printable
-from nexus_ablate.provenance import code_of
+from nexus_ablate.provenance import code_of, source_hash
 from nexus_ablate.runs import SETTLED, RunRecord, find_runs, read_run
 from nexus_ablate.runs.record import load_yaml, read_mapping, strict_loads
 
@@ -63,9 +61,9 @@ class Trained:
     @cached_property
     def source(self) -> str:
         """The same for all runs by one state of this package; version and commit where no hash was recorded."""
-        if self.code is None:
+        if (code := self.code) is None:
             return f"version {self.env.get('version')} at commit {self.env.get('git_commit')}"
-        return hashlib.sha256(json.dumps(self.env["source"], sort_keys=True).encode()).hexdigest()
+        return source_hash({name: value for name, value in code.items() if not name.startswith("plugin ")})
 
     @property
     def plugins(self) -> tuple[tuple[str, str], ...]:
@@ -123,6 +121,8 @@ class Plan:
     added: tuple[int, ...] = ()
     """Seeds that were added after the others had been looked at."""
     amendments: tuple[str, ...] = ()
+    source: str = ""
+    """Hash of the code of the last launch."""
     equal: tuple[tuple[str, str], ...] = ()
     """Overrides that were asked for and come out as another arm, and that arm."""
     refused: tuple[tuple[str, str], ...] = ()
@@ -290,6 +290,7 @@ def read_plan(path: Path) -> Plan:
             amendments=tuple(
                 f"{a['when']}: {'; '.join(map(str, a['changes']))}" for a in values.get("amendments") or ()
             ),
+            source=str(values.get("source") or ""),
             equal=tuple((" ".join(e["overrides"]), str(e["arm"])) for e in values.get("equal") or ()),
             refused=tuple((" ".join(r["overrides"]), str(r["reason"])) for r in values.get("refused") or ()),
         )

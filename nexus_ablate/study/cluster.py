@@ -98,7 +98,7 @@ def submit(
     queue = Queue(request.directory)
     for option, context in runs.data():
         prepare(option, context=context)  # once, here; nodes may have no network
-    write_record(study, request.directory, amend)
+    write_record(study, request.directory, amend, source_hash())
     progress = Progress(study, request.directory)
     if by_other_code:
         progress.say(by_other_code)

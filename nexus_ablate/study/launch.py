@@ -10,6 +10,7 @@ from pathlib import Path
 from nexus_ablate import errors
 from nexus_ablate.config import RunConfig
 from nexus_ablate.data import prepare
+from nexus_ablate.provenance import source_hash
 from nexus_ablate.study.cost import PROCESS_BYTES, cost_of, free_memory
 from nexus_ablate.study.definition import Request
 from nexus_ablate.study.design import Study, expand
@@ -61,7 +62,7 @@ def launch(
     if any(job.state()[0] == "missing" for job in first):
         for option, context in runs.data():
             prepare(option, context=context)  # once, before there are workers and before anything is made
-    write_record(study, request.directory, amend)
+    write_record(study, request.directory, amend, source_hash())
     progress = Progress(study, request.directory)
     if by_other_code:
         progress.say(by_other_code)

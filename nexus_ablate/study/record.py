@@ -10,6 +10,7 @@ looks: [5, 8, 12, 20], look_weights: [...]    where further seeds are for undeci
 confirms: NAME                                where claims of that study are judged on fresh seeds
 amendments: [{when: ..., changes: [...]}]
 added: [{when: ..., seeds: [...]}]            seeds that an amendment added, after others had been looked at
+source: ...                                   hash of the code of the last launch, whose runs are compared
 """
 
 from __future__ import annotations
@@ -78,13 +79,14 @@ def added_seeds(record: dict[str, Any]) -> list[int]:
         raise ConfigError("this study.yaml is damaged", f"added: {error}", "restore it from a copy") from error
 
 
-def write_record(study: Study, directory: Path, amend: bool = False) -> None:
-    """Write study.yaml at the first launch; later, check that the study is still the same.
+def write_record(study: Study, directory: Path, amend: bool = False, source: str = "") -> None:
+    """Write study.yaml at the first launch; later, check that the study is still the same, and note the code.
 
     Args:
         study: From `expand`.
         directory: `<runs_dir>/<study>`.
         amend: Accept what changed and append it to `amendments`.
+        source: Hash of the code that trains it from now on; '' where nothing is trained.
 
     Raises:
         ConfigError: The study is not what it was when it was launched first.
@@ -93,16 +95,21 @@ def write_record(study: Study, directory: Path, amend: bool = False) -> None:
     record, new = read_record(directory), _values(study)
     if record is not None:
         changes = differences_between(record, new)
-        if not changes:
-            return
-        if not amend:
+        source = source or record.get("source", "")
+        if changes and not amend:
             name = study.definition.name
             fix = f"give it a new name (name={name}_2), or --amend, which the report will show"
             raise ConfigError(f"study {name} is fixed since its first launch", "; ".join(changes), fix)
-        new["amendments"] = [*record.get("amendments", []), {"when": now, "changes": changes}]
-        new |= {name: record[name] for name in ("confirms", "added") if name in record}
-        if added := [seed for seed in new["seeds"] if seed not in record.get("seeds", [])]:
-            new["added"] = [*record.get("added", []), {"when": now, "seeds": added}]
+        if changes:
+            new["amendments"] = [*record.get("amendments", []), {"when": now, "changes": changes}]
+            new |= {name: record[name] for name in ("confirms", "added") if name in record}
+            if added := [seed for seed in new["seeds"] if seed not in record.get("seeds", [])]:
+                new["added"] = [*record.get("added", []), {"when": now, "seeds": added}]
+        elif source == record.get("source", ""):
+            return
+        else:
+            new = record
+    new |= {"source": source} if source else {}
     make_directory(directory, directory.parent)
     atomic_write_text(directory / "study.yaml", yaml.safe_dump(new, sort_keys=False, allow_unicode=True, width=120))
 
