@@ -279,18 +279,28 @@ def test_a_gate_s_scores_are_reported_where_it_acts(tiny):
     assert model_figures(probe(model, TOKENS))["gate/mean"] == 0.5
 
 
-def test_bondarenko_s_average_is_over_their_tensors_with_their_rows(tiny):
-    model = build_model(tiny("model.n_layers=1", "norm=layer"), 11).eval()
+@pytest.mark.parametrize(("placement", "by_token"), [
+    ("pre", {"ffn", "norm_ffn"}), ("output", {"ffn", "norm_ffn"}), ("sandwich", {"ffn", "norm_ffn"}),
+    ("post", {"ffn"}), ("deepnorm", {"ffn"}), ("hybrid", {"ffn"}), ("hybridnorm", {"ffn"}), ("dual", {"ffn"}),
+    ("mixln", {"ffn"}), ("hybridnorm_star", {"ffn", "norm_ffn"}),
+])  # fmt: skip
+def test_bondarenko_s_average_is_over_their_tensors_with_their_rows(tiny, placement, by_token):
+    """The FFN's part of the authors' model runs on (B T, D), and its norm is in it unless it follows the sum."""
+    config = tiny("model.n_layers=1", "norm=layer", f"placement={placement}")
+    model = build_model(config, 11).eval()
     block, kept = model.blocks[0], {}
-    sites = {"block": block, "attn": block.attn, "ffn": block.ffn, "norm_attn": block.norm_attn,
+    sites = {"block": block, "attn": block.attn, "ffn": block.ffn, "norm_attn": getattr(block, "norm_attn", None),
              "norm_ffn": block.norm_ffn, "final": model.final_norm}  # fmt: skip
+    sites = {name: module for name, module in sites.items() if module and not isinstance(module, nn.Identity)}
     for name, module in sites.items():
         module.register_forward_hook(lambda m, i, output, name=name: kept.update({name: output}))
+    with torch.no_grad():
+        model.embedding.weight.mul_(torch.linspace(0.1, 9, 11)[:, None])  # so that a sequence is not like its tokens
     found = probe(model, TOKENS, full=True)
-    by_token = {"ffn", "norm_ffn"}
+    kept["block"] = block.residual(kept["block"])
     rows = [x.reshape(-1 if name in by_token else 2, 16 if name in by_token else 8 * 16) for name, x in kept.items()]
     theirs = np.mean([statistics.bondarenko_kurtosis(x).item() for x in rows])
-    assert len(rows) == 5 * 1 + 1
+    assert placement != "pre" or len(rows) == 5 * 1 + 1
     assert found["act/bondarenko_kurtosis"] == pytest.approx(theirs, rel=1e-5)
 
 

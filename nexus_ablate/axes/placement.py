@@ -40,6 +40,9 @@ class Block(nn.Module):
     inner_norms = False
     """Whether the branches get a norm of their own before their output maps."""
 
+    norm_ffn_after_sum = False
+    """Whether `norm_ffn` norms the stream after an addition to it, and neither the FFN's input alone nor its output."""
+
     def __init__(self, parts: Parts) -> None:
         super().__init__()
         self.attn, self.ffn = parts.attn, parts.ffn
@@ -87,6 +90,8 @@ class PreNorm(Block):
 class PostNorm(Block):
     """N(x + f(x)). Vaswani et al. 2017, arXiv:1706.03762, section 3.1."""
 
+    norm_ffn_after_sum = True
+
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
         self.norm_attn, self.norm_ffn = parts.norm("attn"), parts.norm("ffn")
@@ -103,6 +108,8 @@ class Hybrid(Block):
     Not the published HybridNorm (arXiv:2503.04598), which norms q, k and v and feeds the FFN a normed stream.
     """
 
+    norm_ffn_after_sum = True
+
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
         self.norm_attn, self.norm_ffn = parts.norm("attn"), parts.norm("ffn")
@@ -118,6 +125,8 @@ class HybridNorm(Block):
 
     The FFN adds to the normed stream; nothing norms attention's input or the block's output.
     """
+
+    norm_ffn_after_sum = True
 
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
@@ -136,6 +145,7 @@ class HybridNormStar(Block):
         super().__init__(parts)
         self.norm_attn = parts.norm("attn") if parts.layer == 0 else None
         self.norm_ffn = parts.norm("ffn")
+        self.norm_ffn_after_sum = parts.layer > 0
 
     def forward(self, x_BTD: Tensor, position: Position) -> Tensor:
         if self.norm_attn is None:
@@ -152,6 +162,8 @@ class DeepNorm(Block):
     Wang et al. 2022, arXiv:2203.00555, Fig. 2 (decoder-only), with Xavier init. The paper's FFN has two matrices; of a
     gated FFN the gate is scaled like the other input map. Each of the two constants can be set to 1, which removes it.
     """
+
+    norm_ffn_after_sum = True
 
     def __init__(self, parts: Parts, *, residual_scale: float | str, init_gain: float | str) -> None:
         super().__init__(parts)
@@ -226,6 +238,7 @@ class MixLN(Block):
         super().__init__(parts)
         self.norm_attn, self.norm_ffn = parts.norm("attn"), parts.norm("ffn")
         self.post = parts.layer < max(1, math.floor(round(post_fraction * parts.n_layers, 6)))
+        self.norm_ffn_after_sum = self.post
 
     def forward(self, x_BTD: Tensor, position: Position) -> Tensor:
         if self.post:
@@ -311,6 +324,8 @@ class ResiDual(Block):
 
     Xie et al. 2023 (ResiDual), arXiv:2304.14802; branches read x alone, so x is what probes measure.
     """
+
+    norm_ffn_after_sum = True
 
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)

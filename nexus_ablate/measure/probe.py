@@ -206,7 +206,8 @@ class _Bondarenko:
 
     Output of the final norm, each block, each FFN, each FFN norm, each attention and each attention norm: 5L + 1
     tensors, fewer where the placement has fewer norms. A row is a sequence; of an FFN and its norm a token, as the
-    reshape in the authors' model makes it.
+    reshape in the authors' model makes it. An FFN norm that follows an addition to the stream, as in post-norm, stands
+    behind the end of that reshape there, so its rows are sequences.
     """
 
     def __init__(self) -> None:
@@ -219,7 +220,7 @@ class _Bondarenko:
 
         norms = [
             (getattr(block, "norm_attn", None), self.by_sequence),
-            (getattr(block, "norm_ffn", None), self.by_token),
+            (getattr(block, "norm_ffn", None), self.by_sequence if block.norm_ffn_after_sum else self.by_token),
         ]
         return [
             block.register_forward_hook(stream),
