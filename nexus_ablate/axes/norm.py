@@ -65,6 +65,8 @@ class _RootMeanSquare(torch.autograd.Function):
 
 def normalize_rms(x: Tensor, eps: float, gain: Tensor) -> Tensor:
     """gain x / sqrt(mean(x^2) + eps) over the last axis, in the precision of x."""
+    if torch.compiler.is_compiling():  # which fuses the chain, and keeps no programs with functions of autograd
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * gain
     return _RootMeanSquare.apply(x, gain, eps)  # type: ignore[return-value]
 
 
