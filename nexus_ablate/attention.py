@@ -3,7 +3,8 @@
 Project, norm q, k (and v), gate them, put positions in, score, scale, add the position bias, cap, mask, normalize, drop
 out, mix values, gate, inner norm, output map, gate. It knows no option by name.
 
-Shape letters: B batch, T time, S time of keys, D d_model, H heads, G heads of keys and values, d head width. The keys
+Shape letters: B batch, T time, S time of keys, D d_model, H heads, G heads of keys and values, d head width. Keys and
+values of G heads serve H / G query heads each. The keys
 that S exceeds T by stand first, as the learned key does. A sink token is the first of the T.
 """
 
@@ -18,10 +19,13 @@ from nexus_ablate.axes.blockwise import blockwise_attention, pays
 from nexus_ablate.axes.gate import GATES
 from nexus_ablate.axes.linear import shared
 from nexus_ablate.axes.normalizer import NORMALIZERS
-from nexus_ablate.axes.position import Position
+from nexus_ablate.axes.position import Position, by_distance
 from nexus_ablate.axes.qk_norm import QK_NORMS
 from nexus_ablate.axes.roles import Geometry, Linear
 from nexus_ablate.config import RunConfig
+
+SHORTEST_FLEX = 128
+"""Queries from which on FlexAttention has a block to skip."""
 
 
 class AttentionCore(nn.Module):
@@ -42,7 +46,8 @@ class AttentionCore(nn.Module):
         self.sink_tokens = int(config.sink_token)
         self.dropout = config.model.dropout
         self.fused = self.kernel[0] != "plain"
-        self.by_blocks = config.train.attention == "auto"
+        self.chooses = config.train.attention == "auto"
+        self.flexible = self.chooses and self.score.dot and self.normalizer.fused and geometry.head_dim >= 16
 
     @property
     def kernel(self) -> tuple[str, str]:
@@ -60,22 +65,45 @@ class AttentionCore(nn.Module):
         masks += ["learned sink score"] if isinstance(self.normalizer.extra_key(), Tensor) else []
         return "fused", "a softmax of dot products" + (f", {' and '.join(masks)} in the mask" if masks else "")
 
-    def forward(self, q_BHTd: Tensor, k_BHSd: Tensor, v_BHSd: Tensor, bias: Tensor | None) -> Tensor:
-        if self.fused:
-            return self._fused(self.score.query(q_BHTd), k_BHSd, v_BHSd, bias)
-        return F.dropout(self.weights(q_BHTd, k_BHSd, bias), self.dropout, self.training).to(v_BHSd.dtype) @ v_BHSd
+    def gpu_kernel(self, T: int, bias: Tensor | None) -> str:
+        """What computes attention in a compiled training step of T tokens on a GPU with CUDA.
 
-    def weights(self, q_BHTd: Tensor, k_BHSd: Tensor, bias: Tensor | None) -> Tensor:
+        Args:
+            bias: As in `forward`.
+        """
+        if self.flexes(T, bias):
+            parts = ["block mask of the window"] if 0 < self.window < T else []
+            parts += ["bias by distance"] if bias is not None else []
+            parts += ["soft-cap"] if self.softcap is not None else []
+            parts += ["own key by log-sum-exp"] if self.normalizer.extra_key() is not None else []
+            return f"FlexAttention: {', '.join(parts)}; uncompiled as above"
+        if not self.fused:
+            return "plain"
+        masked = bias is not None or 0 < self.window < T or isinstance(self.normalizer.extra_key(), Tensor)
+        return f"scaled_dot_product_attention, {'with a mask of all pairs' if masked else 'flash or cuDNN'}"
+
+    def forward(self, q_BHTd: Tensor, k_BGSd: Tensor, v_BGSd: Tensor, bias: Tensor | None) -> Tensor:
+        if q_BHTd.is_cuda and torch.compiler.is_compiling() and self.flexes(q_BHTd.shape[2], bias):
+            return self.flex(q_BHTd, k_BGSd, v_BGSd, bias)
+        if self.fused:
+            return self._fused(self.score.query(q_BHTd), k_BGSd, v_BGSd, bias)
+        return self.mixed(F.dropout(self.weights(q_BHTd, k_BGSd, bias), self.dropout, self.training), v_BGSd)
+
+    def weights(self, q_BHTd: Tensor, k_BGSd: Tensor, bias: Tensor | None) -> Tensor:
         """The attention map (B, H, T, S) in float32: each query's weights over the keys it may see.
 
         The first S - T columns are the learned key's. What a normalizer gives to a key of its own is in no column: it
         is what the row lacks to 1.
         """
-        return self.normalized(self.scores(q_BHTd, k_BHSd, bias))
+        return self.normalized(self.scores(q_BHTd, k_BGSd, bias))
 
-    def scores(self, q_BHTd: Tensor, k_BHSd: Tensor, bias: Tensor | None) -> Tensor:
+    def mixed(self, weight_BHTS: Tensor, v_BGSd: Tensor) -> Tensor:
+        """The values of each query, (B, H, T, d)."""
+        return weight_BHTS.to(v_BGSd.dtype) @ spread(v_BGSd, weight_BHTS.shape[1])
+
+    def scores(self, q_BHTd: Tensor, k_BGSd: Tensor, bias: Tensor | None) -> Tensor:
         """Scaled scores with the position bias, (B, H, T, S), before cap and mask."""
-        score_BHTS = self.score(q_BHTd, k_BHSd) * self.scale
+        score_BHTS = self.score(q_BHTd, spread(k_BGSd, q_BHTd.shape[1])) * self.scale
         return score_BHTS if bias is None else score_BHTS + fitted(bias, *score_BHTS.shape[-2:])
 
     def normalized(self, score_BHTS: Tensor) -> Tensor:
@@ -86,45 +114,99 @@ class AttentionCore(nn.Module):
         seen_TS = self.seen(T, S, score_BHTS.device)
         return self.normalizer(score_BHTS.masked_fill(~seen_TS, -torch.inf))  # masked before the cap it would be -c
 
-    def _fused(self, q_BHTd: Tensor, k_BHSd: Tensor, v_BHSd: Tensor, bias: Tensor | None) -> Tensor:
+    def _fused(self, q_BHTd: Tensor, k_BGSd: Tensor, v_BGSd: Tensor, bias: Tensor | None) -> Tensor:
         extra = self.normalizer.extra_key()
         if extra is not None:  # a key of zeros scores 0; a learned score is put in its place below
-            k_BHSd, v_BHSd = F.pad(k_BHSd, (0, 0, 1, 0)), F.pad(v_BHSd, (0, 0, 1, 0))
-        H, T, S = q_BHTd.shape[1], q_BHTd.shape[2], k_BHSd.shape[2]
+            k_BGSd, v_BGSd = F.pad(k_BGSd, (0, 0, 1, 0)), F.pad(v_BGSd, (0, 0, 1, 0))
+        H, T, S = q_BHTd.shape[1], q_BHTd.shape[2], k_BGSd.shape[2]
         windowed = 0 < self.window < T
         if bias is None and not windowed and not isinstance(extra, Tensor):
             # One more query for each key without one: the square causal form is what the fastest kernels take.
             q_BHSd = F.pad(q_BHTd, (0, 0, S - T, 0)) if S > T else q_BHTd
-            out_BHSd = self._softmax(q_BHSd, k_BHSd, v_BHSd, None)
+            out_BHSd = self._softmax(q_BHSd, k_BGSd, v_BGSd, None)
             return out_BHSd[:, :, S - T :] if S > T else out_BHSd
         mask = q_BHTd.new_zeros(1, 1, T, S) if bias is None else fitted(bias, T, S)
         if isinstance(extra, Tensor):
             column = extra.to(mask.dtype).view(1, H, 1, 1).expand(len(mask), H, T, 1)
             mask = torch.cat((column, mask[..., 1:].expand(-1, H, -1, -1)), -1)
         mask = mask.masked_fill(~self.seen(T, S, q_BHTd.device), -torch.inf).to(q_BHTd.dtype)
-        return self._softmax(q_BHTd, k_BHSd, v_BHSd, mask)
+        return self._softmax(q_BHTd, k_BGSd, v_BGSd, mask)
 
-    def _softmax(self, q_BHTd: Tensor, k_BHSd: Tensor, v_BHSd: Tensor, mask: Tensor | None) -> Tensor:
-        dropout = self.dropout if self.training else 0.0
-        if self.by_blocks and not dropout and pays(q_BHTd, k_BHSd):
-            return blockwise_attention(q_BHTd, k_BHSd, v_BHSd, mask, self.scale)
+    def _softmax(self, q_BHTd: Tensor, k_BGSd: Tensor, v_BGSd: Tensor, mask: Tensor | None) -> Tensor:
+        dropout, H = self.dropout if self.training else 0.0, q_BHTd.shape[1]
         settings = {"dropout_p": dropout, "scale": self.scale, "is_causal": mask is None}
+        if q_BHTd.is_cuda and mask is None and k_BGSd.shape[1] != H:  # flash attention shares keys by itself
+            return F.scaled_dot_product_attention(q_BHTd, k_BGSd, v_BGSd, enable_gqa=True, **settings)
+        k_BHSd, v_BHSd = spread(k_BGSd, H), spread(v_BGSd, H)
+        if self.chooses and not dropout and pays(q_BHTd, k_BHSd):
+            return blockwise_attention(q_BHTd, k_BHSd, v_BHSd, mask, self.scale)
         return F.scaled_dot_product_attention(q_BHTd, k_BHSd, v_BHSd, attn_mask=mask, **settings)
+
+    def flexes(self, T: int, bias: Tensor | None) -> bool:
+        """Whether FlexAttention takes the place of a mask of all pairs, in a compiled step on a GPU.
+
+        Not of a bias that is learned: its gradient would be summed by atomic additions (pytorch issue 137452).
+        """
+        fixed = bias is not None and bias.ndim == 2 and not bias.requires_grad
+        masked = 0 < self.window < T or self.softcap is not None or isinstance(self.normalizer.extra_key(), Tensor)
+        dropout = self.dropout and self.training
+        return self.flexible and T >= SHORTEST_FLEX and not dropout and (fixed or (masked and bias is None))
+
+    def flex(self, q_BHTd: Tensor, k_BGSd: Tensor, v_BGSd: Tensor, bias: Tensor | None) -> Tensor:
+        """What the plain path computes, by FlexAttention: no tensor of all pairs is formed.
+
+        Window and sink token are a block mask, soft-cap and bias change the scores as they are made, and a key of the
+        normalizer's own takes its share of each row by the row's log-sum-exp.
+        """
+        from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
+
+        T, S = q_BHTd.shape[2], k_BGSd.shape[2]
+        t = T if bias is None else bias.shape[-1]  # what comes before the text has no position
+
+        def seen(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            return self.sees(i, j - (S - T))
+
+        def score(value: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            if bias is not None:
+                i, j = i - (T - t), j - (S - t)
+                added = bias[h, (i - j).clamp(0, t - 1)]
+                value = value + (added if t == S else torch.where((i >= 0) & (j >= 0), added, 0.0))
+            return value if self.softcap is None else self.softcap * torch.tanh(value / self.softcap)
+
+        q_BHTd, extra = self.score.query(q_BHTd).to(v_BGSd.dtype), self.normalizer.extra_key()
+        mask = create_block_mask(seen, None, None, T, S, device=q_BHTd.device)
+        heads = {"scale": self.scale, "enable_gqa": k_BGSd.shape[1] != q_BHTd.shape[1]}
+        given = q_BHTd, k_BGSd.to(v_BGSd.dtype), v_BGSd, score, mask
+        if extra is None:
+            return flex_attention(*given, **heads)
+        out_BHTd, more = flex_attention(*given, **heads, return_aux=AuxRequest(lse=True))
+        assert more.lse is not None
+        share_BHT = torch.sigmoid(more.lse - (extra.float()[:, None] if isinstance(extra, Tensor) else extra))
+        return (out_BHTd * share_BHT[..., None]).to(v_BGSd.dtype)
 
     def seen(self, T: int, S: int, device: torch.device) -> Tensor:
         """(T, S), true where query i may see key j: i - window < j <= i, and always a key that is no token of the text.
 
         Keys beyond T stand before the first query.
         """
-        i_T1 = torch.arange(T, device=device)[:, None]
-        j_S = torch.arange(T - S, T, device=device)
-        seen_TS = j_S <= i_T1
-        return seen_TS & ((j_S > i_T1 - self.window) | (j_S < self.sink_tokens)) if self.window else seen_TS
+        return self.sees(torch.arange(T, device=device)[:, None], torch.arange(T - S, T, device=device))
+
+    def sees(self, i: Tensor, j: Tensor) -> Tensor:
+        """Whether query i sees key j, which is negative where it is no token."""
+        seen = j <= i
+        return seen & ((j > i - self.window) | (j < self.sink_tokens)) if self.window else seen
+
+
+def spread(x_BGSd: Tensor, n_heads: int) -> Tensor:
+    """Keys or values (B, H, S, d) of all heads, each of the G repeated for the queries that share it."""
+    groups = x_BGSd.shape[1]
+    return x_BGSd if groups == n_heads else x_BGSd.repeat_interleave(n_heads // groups, 1)
 
 
 def fitted(bias: Tensor, T: int, S: int) -> Tensor:
-    """A position bias (..., t, t) as (B or 1, H, T, S): what comes before the text has no position and gets 0."""
-    t = bias.shape[-1]
+    """A position bias (H, t) or (..., t, t) as (B or 1, H, T, S): what comes before the text has no position and gets
+    0."""
+    bias, t = by_distance(bias) if bias.ndim == 2 else bias, bias.shape[-1]
     bias = bias.reshape(-1, *bias.shape[-3:])
     return F.pad(bias, (S - t, 0, T - t, 0)) if (t, t) != (T, S) else bias
 
@@ -143,7 +225,7 @@ class Attention(nn.Module):
         super().__init__()
         resolved, d = config.resolved, geometry.head_dim
         D, HD, GD = geometry.d_model, geometry.n_heads * d, geometry.n_kv_heads * d
-        self.layer, self.head_dim, self.group = layer, d, geometry.n_heads // geometry.n_kv_heads
+        self.layer, self.head_dim = layer, d
         self.sink_tokens = int(config.sink_token)
         self.qk_norm = QK_NORMS.build(resolved.qk_norm, geometry)
         self.core = AttentionCore(config, geometry, layer, self.qk_norm.scale)
@@ -179,8 +261,8 @@ class Attention(nn.Module):
             q, k, v = self.gate("query", q, x_BTD), self.gate("key", k, x_BTD), self.gate("value", v, x_BTD)
         q_BHTd, k_BGTd, v_BGTd = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         q_BHTd, k_BGTd, bias = self.place(q_BHTd, k_BGTd, position)
-        k_BHSd, v_BHSd = self._keys(k_BGTd, self.learned_key_Gd), self._keys(v_BGTd, self.learned_value_Gd)
-        out_BTHd = self.core(q_BHTd, k_BHSd, v_BHSd, bias).transpose(1, 2)
+        k_BGSd, v_BGSd = self._keys(k_BGTd, self.learned_key_Gd), self._keys(v_BGTd, self.learned_value_Gd)
+        out_BTHd = self.core(q_BHTd, k_BGSd, v_BGSd, bias).transpose(1, 2)
         out_BTHd = self.gate("sdpa", out_BTHd, x_BTD) if self.gated else out_BTHd
         out_BTD = self.out(self.inner_norm(out_BTHd.flatten(2)))
         return self.dropout(self.gate("output", out_BTD, x_BTD) if self.gated else out_BTD)
@@ -198,8 +280,8 @@ class Attention(nn.Module):
         return torch.cat((q_BHTd[:, :, :front], text_q), 2), torch.cat((k_BGTd[:, :, :front], text_k), 2), bias
 
     def _keys(self, k_BGTd: Tensor, learned_Gd: Tensor | None) -> Tensor:
-        """Keys, or values, (B, H, S, d) with the learned one in front, each head's repeated for its queries."""
-        if self.learned_key_Gd is not None:
-            first_Gd = torch.zeros_like(k_BGTd[0, :, 0]) if learned_Gd is None else learned_Gd.to(k_BGTd.dtype)
-            k_BGTd = torch.cat((first_Gd[None, :, None].expand(len(k_BGTd), -1, 1, -1), k_BGTd), 2)
-        return k_BGTd.repeat_interleave(self.group, 1) if self.group > 1 else k_BGTd
+        """Keys, or values, (B, G, S, d) with the learned one in front."""
+        if self.learned_key_Gd is None:
+            return k_BGTd
+        first_Gd = torch.zeros_like(k_BGTd[0, :, 0]) if learned_Gd is None else learned_Gd.to(k_BGTd.dtype)
+        return torch.cat((first_Gd[None, :, None].expand(len(k_BGTd), -1, 1, -1), k_BGTd), 2)

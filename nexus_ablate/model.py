@@ -89,7 +89,7 @@ class GPT(nn.Module):
 
     def logits(self, x_BTD: Tensor, weight_VD: Tensor) -> Tensor:
         """What the head makes of the stream with a weight."""
-        logits_BTV = self.product(x_BTD, weight_VD, None)
+        logits_BTV = self.product(x_BTD, weight_VD)
         return logits_BTV if self.softcap is None else self.softcap * torch.tanh(logits_BTV / self.softcap)
 
     def hidden(self, tokens_BT: Tensor) -> Tensor:

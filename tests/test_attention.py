@@ -155,7 +155,7 @@ def reference(core, attn, q, k, v, bias, sinks):
     out = torch.zeros_like(q)
     for h, i in itertools.product(range(H), range(q.shape[1])):
         seen = [j for j in range(i + 1) if j < sinks or not core.window or i - core.window < j]
-        keys = [(k[h, j], v[h, j], 0.0 if bias is None or j < sinks else bias[h, i - sinks, j - sinks]) for j in seen]
+        keys = [(k[h, j], v[h, j], 0.0 if bias is None or j < sinks else bias[h, i - j]) for j in seen]
         if attn.learned_key_Gd is not None:
             value = torch.zeros(q.shape[-1]) if attn.learned_value_Gd is None else attn.learned_value_Gd[h]
             keys.append((attn.learned_key_Gd[h], value, 0.0))
@@ -389,3 +389,80 @@ def test_biases_can_be_chosen_by_site(tiny):
     assert not biases("ffn_bias=on") & (qkv | out)
     assert biases("bias=on", "qkv_bias=off") >= out | ffn
     assert not biases("bias=on", "qkv_bias=off") & qkv
+
+
+# ------------------------------------------------------------------------------------------------- FlexAttention
+
+FLEXED = [
+    "attn_softcap=0.5",
+    "window=7",
+    "window=7 sink_token=on",
+    "position=alibi",
+    "position=alibi sink_token=on kv_bias=key",
+    "normalizer=sink",
+    "normalizer=softmax1 window=7 n_kv_heads=2",
+    "attn_softcap=0.8 position=alibi normalizer=sink window=7 kv_bias=key_value sink_token=on n_kv_heads=2 "
+    "attention=luong_general",
+]
+"""What a GPU computes by FlexAttention in a compiled step; the last is all of it together."""
+
+
+def flex_case(tiny, overrides, T=40):
+    """A core, its inputs and its bias, in float64 so far as it keeps to it."""
+    shape = f"model.context={T}", "model.d_model=64", "model.n_heads=4"
+    model = randomise(build_model(tiny(*shape, *overrides.split()), 11)).double()
+    attn = model.blocks[0].attn
+    groups, front = model.geometry.n_kv_heads, attn.learned_key_Gd is not None
+    draw = torch.Generator().manual_seed(0)
+    shapes = (2, 4, T, 16), *[(2, groups, T + front, 16)] * 2
+    qkv = [torch.randn(shape, generator=draw, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    bias = model.position.score_bias(T - attn_sinks(model), 0)
+    return attn.core, qkv, None if bias is None else bias.double()
+
+
+@pytest.mark.filterwarnings("ignore")  # of the compiler's own import
+@pytest.mark.parametrize("overrides", [*[pytest.param(c, marks=pytest.mark.slow) for c in FLEXED[:-1]], FLEXED[-1]])
+def test_flex_attention_is_the_plain_path_in_outputs_and_gradients(tiny, monkeypatch, overrides):
+    flex_attention = pytest.importorskip("torch.nn.attention.flex_attention")
+    # It refuses gradients on a CPU, for which it has no fused kernel. Unfused they are there, from the same functions.
+    monkeypatch.setattr(flex_attention, "_validate_device", lambda *_: None)
+    core, qkv, bias = flex_case(tiny, overrides)
+    leaves, results = [*qkv, *core.parameters()], []
+    weight = torch.randn(2, 4, 40, 16, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    torch._dynamo.reset()
+    for compute in (
+        torch.compile(core.flex, backend="eager", fullgraph=True),
+        lambda q, k, v, bias: core.mixed(core.weights(q, k, bias), v),
+    ):
+        out = compute(*qkv, bias)
+        results.append((out, *torch.autograd.grad((out * weight).sum(), leaves)))
+    for found, expected in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)  # the plain path's softmax is in float32
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("overrides", ["attn_softcap=0.5 window=7 position=alibi", "window=7 sink_token=on"])
+def test_the_fused_kernel_that_the_compiler_makes_of_flex_attention_is_the_plain_path(tiny, overrides):
+    core, qkv, bias = flex_case(tiny, overrides, T=256)
+    bias = None if bias is None else bias.float()
+    torch._dynamo.reset()
+    with torch.no_grad():
+        q, k, v = (x.float() for x in qkv)
+        found = torch.compile(core.float().flex, fullgraph=True)(q, k, v, bias)
+        torch.testing.assert_close(found, core.mixed(core.weights(q, k, bias), v), rtol=1e-5, atol=1e-5)
+
+
+def test_flex_attention_takes_the_place_of_masks_of_all_pairs_and_of_nothing_else(tiny):
+    def flexes(*overrides, T=128):
+        model = build_model(tiny(f"model.context={T}", "model.d_model=64", "model.n_heads=4", *overrides), 11)
+        bias = model.position.score_bias(T, 0)
+        return model.blocks[0].attn.core.flexes(T, bias)
+
+    assert all(flexes(o) for o in ("window=64", "position=alibi", "normalizer=sink", "attn_softcap=5"))
+    assert not flexes()  # flash attention
+    assert not flexes("window=128") and not flexes("normalizer=softmax1")
+    assert not flexes("position=t5") and not flexes("position=fire", "window=64")  # learned, or of all pairs itself
+    assert not flexes("normalizer=clipped", "window=64") and not flexes("attention=additive", "window=64")
+    assert not flexes("window=64", "model.dropout=0.1") and not flexes("window=64", "train.attention=sdpa")
+    assert not flexes("window=64", T=127) and not flexes("window=64", "model.n_heads=8")  # its kernels need 16 channels

@@ -75,8 +75,8 @@ def trained(arms, folder, overrides):
 
 
 def test_a_run_in_a_worker_has_the_programs_of_a_run_alone(traced, arm):
-    """Dynamo keeps 8 programs per function, which four arms use up; here it keeps 2, and one arm uses them up."""
-    with torch._dynamo.config.patch(recompile_limit=2):
+    """Dynamo keeps 8 programs per function, which eight arms use up; here it keeps 1, and one arm uses it up."""
+    with torch._dynamo.config.patch(recompile_limit=1):
         found = [compiler_facts(arm("train.compile=on", name)) for name in ("norm=none", "norm=dyt")]
     assert found == [ONCE, ONCE]
 
@@ -84,7 +84,7 @@ def test_a_run_in_a_worker_has_the_programs_of_a_run_alone(traced, arm):
 def test_control_without_forgetting_the_programs_of_other_arms_take_its_place(traced, arm, monkeypatch):
     step.forget_programs()
     monkeypatch.setattr(trainer, "forget_programs", torch._dynamo.utils.counters.clear)
-    with torch._dynamo.config.patch(recompile_limit=2):
+    with torch._dynamo.config.patch(recompile_limit=1):
         found = [compiler_facts(arm("train.compile=on", name)) for name in ("norm=none", "norm=dyt")]
     assert found == [ONCE, ONCE | {"programs": 0}]
 
@@ -106,6 +106,32 @@ def test_what_an_arm_computes_does_not_depend_on_its_place_in_the_queue(arm, tmp
         found.append(trained(order, tmp_path / folder, overrides))
     assert found[0] == found[1]
     assert {facts["compiled"] for _, facts in found[0].values()} == {compiled == "on"}
+
+
+@pytest.mark.parametrize("overrides", [["norm=rms"], ["train.precision=bf16"], ["train.loss=chunked"], ["qk_norm=rms"]])
+def test_a_compiled_step_holds_no_function_of_autograd_which_would_keep_its_programs_from_being_reused(tiny, overrides):
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append({str(node.target) for module in graph.modules() for node in module.graph.nodes})
+        return graph.forward
+
+    config = tiny("train.compile=on", *overrides)
+    stepper = Step(config, build_model(config).train(), 3, lambda number: None)
+    step.forget_programs()
+    torch.compile(stepper.compute, backend=backend)(torch.zeros(2, 8, dtype=int), torch.zeros(16, dtype=int))
+    assert len(graphs) == 1 and not [name for name in graphs[0] if "autograd" in name]
+
+
+@pytest.mark.slow
+def test_a_second_seed_takes_the_programs_of_the_first_from_the_cache(arm, tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "programs"))
+    counts = []
+    for seed in range(2):
+        train(compose(arm("train.compile=on", f"seed={seed}")), quiet=True)
+        found = torch._dynamo.utils.counters["aot_autograd"]
+        counts.append((found["autograd_cache_miss"], found["autograd_cache_hit"], found["autograd_cache_bypass"]))
+    assert counts == [(2, 0, 0), (0, 2, 0)]  # of training and evaluation
 
 
 def test_memory_that_runs_out_is_not_taken_for_a_compiler_that_does_not_work(tiny, monkeypatch):

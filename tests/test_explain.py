@@ -157,6 +157,23 @@ def test_kernels_are_grouped_by_layer_with_a_reason(tiny):
     assert [k["layers"] for k in explained(tiny("window=[4,0]"))["kernels"]] == [[0], [1]]
 
 
+@pytest.mark.parametrize(
+    ("overrides", "kernel"),
+    [
+        ([], "flash"),
+        (["position=alibi"], "FlexAttention: bias by distance"),
+        (["attn_softcap=5", "window=64"], "FlexAttention: block mask of the window, soft-cap"),
+        (["normalizer=sink"], "FlexAttention: own key"),
+        (["position=t5"], "a mask of all pairs"),
+        (["position=transformer_xl"], "a mask of all pairs"),
+        (["normalizer=sigmoid"], "plain"),
+    ],
+)
+def test_the_kernel_of_a_gpu_is_named(tiny, overrides, kernel):
+    (found,) = explained(tiny("model.context=128", "model.d_model=32", *overrides))["kernels"]
+    assert kernel in found["gpu"]
+
+
 def test_notes_are_those_of_the_run(tiny):
     config = tiny("placement=deepnorm")
     assert explained(config)["notes"] == config.resolved.notes != []

@@ -308,45 +308,47 @@ def test_a_run_of_a_hundred_steps_with_the_plain_optimizer_is_the_same_run(tiny_
 # ------------------------------------------------------------------------------------------------------- the loss
 
 
-@pytest.fixture
-def small_chunks(monkeypatch):
-    """Chunks of three rows of 16 logits."""
-    monkeypatch.setattr(loss, "LOGIT_BYTES", 3 * 16 * 4)
+def attached(x, weight, targets, *arguments):
+    """The chunked losses as the step has them, values that carry gradients; three rows of 16 logits in a chunk."""
+    most = {"most_bytes": 3 * 16 * 4}
+    value, z_value, *gradients = loss.chunked_losses(x.detach(), weight.detach(), targets, *arguments, **most)
+    return loss.attach_gradients(value, x, weight, *gradients), z_value
 
 
+@pytest.mark.parametrize("compiling", [False, True])
 @pytest.mark.parametrize("z_factor", [0.0, 0.1])
-@pytest.mark.parametrize("softcap", [False, True])
-def test_a_chunked_loss_and_its_gradients_are_the_whole_one_s(small_chunks, z_factor, softcap):
+@pytest.mark.parametrize("softcap", [None, 2.0])
+def test_a_chunked_loss_and_its_gradients_are_the_whole_one_s(monkeypatch, z_factor, softcap, compiling):
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiling)  # the form that a compiler fuses
     x = torch.randn(10, 4, dtype=torch.float64)
     weight, targets = torch.randn(16, 4, dtype=torch.float64), torch.randint(0, 16, (10,))
-
-    def logits_of(x, weight):
-        logits = F.linear(x, weight)
-        return 2 * torch.tanh(logits / 2) if softcap else logits
-
     found = []
     for chunked in (False, True):
         leaves = x.clone().requires_grad_(), weight.clone().requires_grad_()
         if chunked:
-            value, z_value = loss.chunked_losses(*leaves, targets, z_factor, logits_of)
+            value, z_value = attached(*leaves, targets, z_factor, F.linear, softcap)
+            total = 3 * value  # a factor from outside, as gradient accumulation has
         else:
-            value, z_value = loss.losses(logits_of(*leaves), targets, z_factor)
-        total = 3 * (value + z_value)  # a factor from outside, as gradient accumulation has
+            logits = F.linear(*leaves)
+            logits = logits if softcap is None else softcap * torch.tanh(logits / softcap)
+            value, z_value = loss.losses(logits, targets, z_factor)
+            total = 3 * (value + z_value)
         found.append((value.detach(), z_value.detach(), *torch.autograd.grad(total, leaves)))
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(ours.float(), theirs.float(), rtol=1e-5, atol=1e-6)
 
 
-def test_a_chunked_loss_forms_no_more_logits_than_a_chunk_at_a_time(small_chunks):
+def test_a_chunked_loss_forms_no_more_logits_than_a_chunk_at_a_time():
     seen = []
 
-    def logits_of(x, weight):
-        seen.append(len(x))
+    def product(x, weight):
+        seen.append(tuple(F.linear(x, weight).shape))
         return F.linear(x, weight)
 
     x, weight = torch.randn(10, 4, requires_grad=True), torch.randn(16, 4, requires_grad=True)
-    loss.chunked_losses(x, weight, torch.randint(0, 16, (10,)), 0.0, logits_of)[0].backward()
-    assert seen == [3, 3, 3, 1]  # and none again in the backward pass
+    attached(x, weight, torch.randint(0, 16, (10,)), 0.0, product)[0].backward()
+    # of each chunk its logits, and the gradient of its rows; none again in the backward pass
+    assert seen == [(3, 16), (3, 4), (3, 16), (3, 4), (3, 16), (3, 4), (1, 16), (1, 4)]
 
 
 def test_auto_chunks_what_would_be_large_and_never_float16():
@@ -358,9 +360,16 @@ def test_auto_chunks_what_would_be_large_and_never_float16():
     assert not loss.chunks_losses("whole", large, 50257, "bf16")
 
 
+def test_auto_leaves_the_loss_whole_in_a_compiled_step_whose_gpu_has_the_memory():
+    gpt2 = "auto", 16 * 1024, 50304, "bf16"
+    assert not loss.chunks_losses(*gpt2, compiled_memory=80 * 2**30)
+    assert loss.chunks_losses(*gpt2, compiled_memory=16 * 2**30)
+    assert loss.chunks_losses("chunked", *gpt2[1:], compiled_memory=80 * 2**30)
+
+
 @pytest.mark.parametrize("more", [[], ["z_loss=0.01", "final_softcap=5", "tie_embeddings=off", "train.precision=bf16"]])
 def test_a_run_of_a_hundred_steps_with_a_chunked_loss_is_the_same_run(tiny_run, tmp_path, monkeypatch, more):
-    monkeypatch.setattr(loss, "LOGIT_BYTES", 5 * 256 * 4)
+    monkeypatch.setattr(step, "LOGIT_BYTES", 5 * 256 * 4)
     length = ["train.steps=100", "train.checkpoint_every=1000", "train.eval_every=1000", "probe=off", *more]
     whole = rows(run(tiny_run(*length, "train.loss=whole")).path)
     chunked = rows(run(tiny_run(*length, "train.loss=chunked", f"runs_dir={tmp_path / 'other'}")).path)
@@ -533,7 +542,7 @@ def test_graphs_asks_the_compiler_for_cuda_graphs_and_marks_each_forward_pass(ti
     stepper = Step(config, build_model(config).train(), 3, lambda number: batch)
     stepper.compile(batch)
     stepper.take(0, batch)
-    assert asked_for == [mode] and len(marked) == (2 if asked == "graphs" else 0)
+    assert asked_for == [mode, mode] and len(marked) == (2 if asked == "graphs" else 0)
 
 
 def test_gradients_that_add_up_over_micro_batches_and_cuda_graphs_are_refused():

@@ -43,9 +43,9 @@ def autocasts(x: Tensor) -> bool:
 def shared(x: Tensor, n: int) -> tuple[Tensor, ...]:
     """The same input for n linear maps, which keep one low-precision copy of it where autocast would make n.
 
-    Their gradients are summed in the precision of x.
+    Their gradients are summed in the precision of x. The compiler makes one copy by itself.
     """
-    if not autocasts(x):
+    if not autocasts(x) or torch.compiler.is_compiling():
         return (x,) * n
     return _Shared.apply(x, torch.get_autocast_dtype(x.device.type), n)  # type: ignore[return-value]
 

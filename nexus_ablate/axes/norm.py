@@ -65,7 +65,10 @@ def normalize_rms(x: Tensor, eps: float, gain: Tensor, bias: Tensor | None = Non
     """gain x / sqrt(mean(x^2) + eps) + bias over the last axis, in the precision of x."""
     if is_low(x):
         return normalize_low(x, gain, bias, eps, centred=False)
-    y: Tensor = _RootMeanSquare.apply(x, gain, eps)  # type: ignore[assignment]
+    if torch.compiler.is_compiling():  # which fuses the chain, and keeps no programs with functions of autograd
+        y = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * gain
+    else:
+        y: Tensor = _RootMeanSquare.apply(x, gain, eps)  # type: ignore[assignment,no-redef]
     return y if bias is None else y + bias
 
 

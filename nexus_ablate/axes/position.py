@@ -31,7 +31,10 @@ class Position(nn.Module):
         return q_BHTd, k_BHSd
 
     def score_bias(self, T: int, layer: int) -> Tensor | None:
-        """What is added to the scaled scores of any query, (H, T, T), or None. Only its causal part counts."""
+        """What is added to the scaled scores of any query: (H, T) by distance i - j, (H, T, T), or None.
+
+        Of (H, T, T) only the causal part counts.
+        """
         return None
 
     def query_bias(self, q_BHTd: Tensor, layer: int, scale: float) -> Tensor | None:
@@ -172,19 +175,13 @@ class Alibi(Position):
     """
 
     slope_H: Tensor
-    bias_HTT: Tensor
 
     def __init__(self, geometry: Geometry) -> None:
         super().__init__()
         self.register_buffer("slope_H", torch.tensor(slopes(geometry.n_heads)), persistent=False)
-        self.register_buffer("bias_HTT", self._bias(geometry.context), persistent=False)
-
-    def _bias(self, T: int) -> Tensor:
-        step = torch.arange(T, device=self.slope_H.device, dtype=torch.float32)
-        return -self.slope_H[:, None, None] * (step[:, None] - step[None, :])
 
     def score_bias(self, T: int, layer: int) -> Tensor | None:
-        return self.bias_HTT[:, :T, :T] if self.bias_HTT.shape[1] >= T else self._bias(T)
+        return -self.slope_H[:, None] * torch.arange(T, device=self.slope_H.device, dtype=torch.float32)
 
 
 def slopes(n_heads: int) -> list[float]:
@@ -246,7 +243,7 @@ class T5Bias(Position):
         return torch.where(distance < exact, distance, far.clamp(max=self.buckets - 1))
 
     def score_bias(self, T: int, layer: int) -> Tensor | None:
-        return by_distance(self.table(self.bucket(T)).T)
+        return self.table(self.bucket(T)).T
 
 
 @POSITIONS.register("kerple")
@@ -274,7 +271,7 @@ class Kerple(Position):
             kernel_HT = torch.log1p(raw_r2_H1.exp() * distance_T)
         else:
             kernel_HT = distance_T ** (2 * raw_r2_H1.sigmoid())
-        return by_distance(-self.log_r1_H.exp()[:, None] * kernel_HT)
+        return -self.log_r1_H.exp()[:, None] * kernel_HT
 
 
 @POSITIONS.register("fire")

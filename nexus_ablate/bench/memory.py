@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from nexus_ablate.bench.traffic import Traffic
 from nexus_ablate.config import RunConfig
 from nexus_ablate.model import GPT
+from nexus_ablate.training.loss import GPU_LOGIT_BYTES
 from nexus_ablate.training.step import Step
 
 
@@ -23,10 +24,12 @@ class StepMemory:
     Attributes:
         between: Held between two steps: weights, buffers and moments.
         peak: Held at most at a time in a step: these, gradients, activations, and whatever is made on the way.
+        moved: Read and written by the operations of a step; not counted on a GPU.
     """
 
     between: int
     peak: int
+    moved: int | None = None
 
 
 def counted_memory(make: Callable[[], Callable[[], object]]) -> StepMemory:
@@ -38,8 +41,9 @@ def counted_memory(make: Callable[[], Callable[[], object]]) -> StepMemory:
     with FakeTensorMode(allow_non_fake_inputs=True), Traffic() as traffic:
         step = make()
         step()
+        before = traffic.bytes_moved
         step()
-        return StepMemory(traffic.live_bytes(), traffic.peak_bytes)
+        return StepMemory(traffic.live_bytes(), traffic.peak_bytes, traffic.bytes_moved - before)
 
 
 def allocated_memory(make: Callable[[], Callable[[], object]]) -> StepMemory:
@@ -57,13 +61,16 @@ def allocated_memory(make: Callable[[], Callable[[], object]]) -> StepMemory:
 def step_of(config: RunConfig, vocab_size: int, device: str) -> Callable[[], object]:
     """The training step of a run, from rows of tokens to new weights, of a model without initial values.
 
-    Where no values are, the kernels are a CPU's; its attention keeps what a GPU's fused attention does.
+    Where no values are, the kernels are a CPU's; its attention keeps what a GPU's fused attention does. Logits are
+    chunked as on a GPU.
     """
     rows = np.zeros((config.train.batch_size * config.train.grad_accum, config.model.context + 1), np.int64)
     with torch.device(device):
         model = GPT(config, vocab_size).train()
     step = Step(config, model, 2, lambda number: rows)
     step.checks_at_once = False  # there is no value to check
+    if step.chunked:
+        step.chunk(GPU_LOGIT_BYTES)
     if step.compiled:
         step.compile(rows)
     return lambda: step.take(0, rows)

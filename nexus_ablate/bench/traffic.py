@@ -40,7 +40,16 @@ NO_ARITHMETIC = {
     "zeros",
     "index_select",
 }
-NO_TRAFFIC = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "detach", "_unsafe_view"}
+NO_TRAFFIC = {
+    "device",
+    "empty",
+    "empty_like",
+    "empty_strided",
+    "new_empty",
+    "new_empty_strided",
+    "detach",
+    "_unsafe_view",
+}
 
 
 class Traffic(TorchDispatchMode):

@@ -99,7 +99,11 @@ def sections(facts: dict[str, Any]) -> dict[str, list[tuple[str, ...]]]:
         f"FLOPs per token: {_flops(facts['flops_per_token']['training'])} in training, three times the forward pass": [
             (name, f"{_flops(flops):>9}", f"{flops / sum(forward.values()):6.1%}") for name, flops in forward.items()
         ],
-        "attention kernel": [(k["kernel"], k["reason"], _which(k["layers"], blocks)) for k in facts["kernels"]],
+        "attention kernel": [
+            row
+            for k in facts["kernels"]
+            for row in ((k["kernel"], k["reason"], _which(k["layers"], blocks)), ("on a GPU", k["gpu"], ""))
+        ],
         "auto": [(a["key"], "" if a["means"] is None else _short(a["means"]), a["by"]) for a in facts["auto"]],
         "the same function": [(e["option"], f"{e['same_as']}: {e['when']}") for e in facts["equivalent"]],
     }

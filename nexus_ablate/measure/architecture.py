@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from nexus_ablate.attention import Attention, AttentionCore
@@ -193,12 +194,17 @@ def initial_values(config: RunConfig, model: GPT) -> dict[str, Any]:
 
 
 def kernels(model: GPT) -> list[dict[str, Any]]:
-    """Which layers compute attention how, and why so."""
-    layers: dict[tuple[str, str], list[int]] = {}
+    """Which layers compute attention how, and why so; and what takes that place on a GPU."""
+    layers: dict[tuple[str, str, str], list[int]] = {}
+    context, position = model.geometry.context, model.position
     for name, module in model.named_modules():
-        if isinstance(module, AttentionCore):
-            layers.setdefault(module.kernel, []).append(layer_of(name) or 0)
-    return [{"layers": where, "kernel": kernel, "reason": why} for (kernel, why), where in layers.items()]
+        if isinstance(module, Attention):
+            layer = layer_of(name) or 0
+            query_BHTd = torch.empty(1, model.geometry.n_heads, context, module.head_dim, device="meta")
+            bias = position.query_bias(query_BHTd, layer, module.core.scale)
+            bias = position.score_bias(context, layer) if bias is None else bias
+            layers.setdefault((*module.core.kernel, module.core.gpu_kernel(context, bias)), []).append(layer)
+    return [{"layers": at, "kernel": kernel, "reason": why, "gpu": gpu} for (kernel, why, gpu), at in layers.items()]
 
 
 def automatic(config: RunConfig, model: GPT) -> list[dict[str, Any]]:

@@ -168,6 +168,13 @@ def processor_name(device_type: str) -> str:
     return names[0].strip() if names else platform.processor() or platform.machine()
 
 
+def device_memory(device) -> int:
+    """Bytes of a GPU's memory, whoever uses them; 0 of any other device."""
+    import torch
+
+    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
+
+
 def precision_context(precision: str, device_type: str) -> AbstractContextManager:
     """The context of forward passes: autocast to the low precision, or nothing. Weights stay float32."""
     import contextlib

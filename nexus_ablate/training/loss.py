@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -10,21 +10,31 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-LOGIT_BYTES = 2**26
-"""Largest float32 logits that are formed at a time in the chunked form; its gradient has the same size."""
+from nexus_ablate.axes.linear import autocasts
+
+LOGIT_BYTES, GPU_LOGIT_BYTES = 2**26, 2**29
+"""Largest float32 logits that are formed at a time in the chunked form. Each chunk adds a gradient of the head's size:
+a GPU, whose steps wait for memory, takes larger chunks."""
 WORTH_BYTES = 2**28
 """From so many bytes of float32 logits in a micro-batch on, `train.loss=auto` chunks."""
+COMPILED_BYTES, MEMORY_SHARE = 8, 0.25
+"""A compiled step holds about so many bytes per logit. `train.loss=auto` leaves it whole as long as its logits fit into
+this share of the GPU's memory."""
 
-LogitsOf = Callable[[Tensor, Tensor], Tensor]
-"""Logits (rows, V) of a stream (rows, D) and the head's weight (V, D)."""
 
-
-def chunks_losses(asked: str, rows: int, vocab_size: int, precision: str) -> bool:
+def chunks_losses(requested: str, rows: int, vocab_size: int, precision: str, compiled_memory: int = 0) -> bool:
     """What `train.loss` means for a micro-batch of so many rows.
 
     float16 is never chunked by itself: gradients are taken before the loss scale is known, and small ones would vanish.
+
+    Args:
+        compiled_memory: Bytes of the GPU on which the step will be compiled; 0 where it is not, or on a CPU.
     """
-    return asked == "chunked" or (asked == "auto" and precision != "fp16" and rows * vocab_size * 4 >= WORTH_BYTES)
+    if requested != "auto":
+        return requested == "chunked"
+    logits = rows * vocab_size
+    fits = logits * COMPILED_BYTES <= MEMORY_SHARE * compiled_memory
+    return precision != "fp16" and logits * 4 >= WORTH_BYTES and not fits
 
 
 def losses(logits_NV: Tensor, targets_N: Tensor, z_factor: float) -> tuple[Tensor, Tensor]:
@@ -35,58 +45,109 @@ def losses(logits_NV: Tensor, targets_N: Tensor, z_factor: float) -> tuple[Tenso
 
 
 def chunked_losses(
-    x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, z_factor: float, logits_of: LogitsOf
-) -> tuple[Tensor, Tensor]:
-    """The same without ever holding all logits; the gradient of the first result is that of the sum of both.
+    x_ND: Tensor,
+    weight_VD: Tensor,
+    targets_N: Tensor,
+    z_factor: float,
+    product: Callable[[Tensor, Tensor], Tensor] = F.linear,
+    softcap: float | None = None,
+    most_bytes: int = LOGIT_BYTES,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`losses` of the capped logits x W' without ever holding all of them, and the gradients of their sum.
 
-    Gradients are taken chunk by chunk in the forward pass, while the chunk's logits are there, so nothing is computed
-    twice (as in Hsu et al. 2024, arXiv:2410.10989, section 3.2). Equal to `losses` up to the order of additions.
+    Gradients are taken chunk by chunk while the chunk's logits are there, so nothing is computed twice (as in Hsu et
+    al. 2024, arXiv:2410.10989, section 3.2). They are returned and not left to autograd, for which a compiled step
+    would keep all logits: `attach_gradients` connects them. Equal to `losses` up to the order of additions.
+
+    Args:
+        x_ND, weight_VD: Without a gradient of their own.
+        product: Logits of rows and weight.
+        most_bytes: Of the logits of a chunk, in float32.
+
+    Returns:
+        The cross-entropy, the z-loss, the gradient by x and the gradient by the weight.
     """
-    return _Chunked.apply(x_ND, weight_VD, targets_N, z_factor, logits_of, torch.is_grad_enabled())  # type: ignore[return-value]
+    low_ND, low_VD = _lowered(x_ND), _lowered(weight_VD)  # once, where autocast would do so for each chunk
+    loss, z_loss = torch.zeros(2, device=x_ND.device).unbind()
+    x_grads, weight_grad = [], None
+    with torch.no_grad():
+        for x_RD, targets_R in _chunks(low_ND, targets_N, weight_VD, most_bytes):
+            logits_RV = _capped(product(x_RD, low_VD), softcap)
+            log_p_RV = torch.log_softmax(logits_RV, -1)
+            loss = loss - log_p_RV.gather(1, targets_R[:, None]).sum()
+            log_sum_R = logits_RV[:, 0] - log_p_RV[:, 0]
+            z_loss = z_loss + z_factor * log_sum_R.square().sum()
+            slope_RV = None if softcap is None else 1 - (logits_RV / softcap).square()
+            del logits_RV
+            grad_RV = log_p_RV.exp_()
+            if z_factor:
+                grad_RV *= (1 + 2 * z_factor * log_sum_R)[:, None]
+            grad_RV = _minus_one_hot(grad_RV, targets_R)
+            if slope_RV is not None:
+                grad_RV *= slope_RV
+            del log_p_RV
+            grad_RV = grad_RV.to(low_ND.dtype)
+            x_grads.append(product(grad_RV, low_VD.t()).to(x_ND.dtype))
+            chunk_grad = grad_RV.t() @ x_RD
+            weight_grad = chunk_grad.to(weight_VD.dtype) if weight_grad is None else weight_grad.add_(chunk_grad)
+    assert weight_grad is not None
+    N = len(x_ND)
+    return loss / N, z_loss / N, torch.cat(x_grads).div_(N), weight_grad.div_(N)
 
 
-def chunked_nats(x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, logits_of: LogitsOf) -> Tensor:
+def chunked_nats(
+    x_ND: Tensor,
+    weight_VD: Tensor,
+    targets_N: Tensor,
+    product: Callable[[Tensor, Tensor], Tensor],
+    softcap: float | None,
+    most_bytes: int,
+) -> Tensor:
     """Cross-entropy of each target in nats, (N,) float32, without ever holding all logits; for evaluation."""
-    rows = chunk_rows(weight_VD)
     return torch.cat(
         [
-            F.cross_entropy(logits_of(x, weight_VD).float(), targets, reduction="none")
-            for x, targets in zip(x_ND.split(rows), targets_N.split(rows), strict=True)
+            F.cross_entropy(_capped(product(x, weight_VD), softcap), targets, reduction="none")
+            for x, targets in _chunks(x_ND, targets_N, weight_VD, most_bytes)
         ]
     )
 
 
-def chunk_rows(weight_VD: Tensor) -> int:
-    """Rows whose logits are formed at a time."""
-    return max(1, LOGIT_BYTES // (4 * len(weight_VD)))
+def _chunks(x_ND: Tensor, targets_N: Tensor, weight_VD: Tensor, most_bytes: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Rows whose logits are formed at a time, and their targets."""
+    rows = max(1, most_bytes // (4 * len(weight_VD)))
+    return zip(x_ND.split(rows), targets_N.split(rows), strict=True)
 
 
-class _Chunked(torch.autograd.Function):
+def _lowered(x: Tensor) -> Tensor:
+    """In the precision of matrix products."""
+    return x.to(torch.get_autocast_dtype(x.device.type)) if autocasts(x) else x
+
+
+def _capped(logits_RV: Tensor, softcap: float | None) -> Tensor:
+    """Logits in float32, capped as the model caps them."""
+    return (logits_RV if softcap is None else softcap * torch.tanh(logits_RV / softcap)).float()
+
+
+def _minus_one_hot(x_RV: Tensor, targets_R: Tensor) -> Tensor:
+    """x less 1 at the target of each row; x may be overwritten."""
+    if torch.compiler.is_compiling():  # fused with what comes before and after
+        return x_RV - (torch.arange(x_RV.shape[1], device=x_RV.device) == targets_R[:, None]).to(x_RV.dtype)
+    return x_RV.scatter_add_(1, targets_R[:, None], x_RV.new_full((len(targets_R), 1), -1.0))
+
+
+def attach_gradients(loss: Tensor, x: Tensor, weight: Tensor, x_grad: Tensor, weight_grad: Tensor) -> Tensor:
+    """A loss whose gradients by x and the weight are known already."""
+    return _Attached.apply(loss, x, weight, x_grad, weight_grad)  # type: ignore[return-value]
+
+
+class _Attached(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, z_factor: float, logits_of: LogitsOf, graded: bool
-    ) -> tuple[Tensor, Tensor]:
-        rows = chunk_rows(weight_VD)
-        loss, z_loss = torch.zeros(2, device=x_ND.device).unbind()
-        x_grads, weight_grad = [], torch.zeros_like(weight_VD) if graded else None
-        weight = weight_VD.detach().requires_grad_(graded)
-        for x, targets in zip(x_ND.detach().split(rows), targets_N.split(rows), strict=True):
-            share = len(x) / len(x_ND)
-            with torch.set_grad_enabled(graded):
-                x.requires_grad_(graded)
-                part, z_part = (share * term for term in losses(logits_of(x, weight), targets, z_factor))
-                if weight_grad is not None:
-                    x_grad, chunk_grad = torch.autograd.grad(part + z_part, (x, weight))
-                    x_grads.append(x_grad)
-                    weight_grad += chunk_grad
-            loss, z_loss = loss + part.detach(), z_loss + z_part.detach()
-        if weight_grad is not None:
-            ctx.save_for_backward(torch.cat(x_grads), weight_grad)
-        ctx.mark_non_differentiable(z_loss)
-        return loss, z_loss
+    def forward(ctx: Any, loss: Tensor, x: Tensor, weight: Tensor, x_grad: Tensor, weight_grad: Tensor) -> Tensor:
+        ctx.save_for_backward(x_grad, weight_grad)
+        return loss.clone()
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[reportIncompatibleMethodOverride]
         x_grad, weight_grad = ctx.saved_tensors
-        return grad * x_grad, grad * weight_grad, None, None, None, None
+        return None, grad * x_grad, grad * weight_grad, None, None

@@ -7,7 +7,8 @@ finite changes no weight, and neither does any after it; `read` says which it wa
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,9 +21,17 @@ from nexus_ablate.config import RunConfig
 from nexus_ablate.errors import ConfigError, Diverged
 from nexus_ablate.measure.counts import flops_per_token
 from nexus_ablate.model import GPT
-from nexus_ablate.training.device import cxx_compiler, precision_context
+from nexus_ablate.training.device import cxx_compiler, device_memory, precision_context
 from nexus_ablate.training.distributed import Place, World
-from nexus_ablate.training.loss import chunked_losses, chunked_nats, chunks_losses, losses
+from nexus_ablate.training.loss import (
+    GPU_LOGIT_BYTES,
+    LOGIT_BYTES,
+    attach_gradients,
+    chunked_losses,
+    chunked_nats,
+    chunks_losses,
+    losses,
+)
 from nexus_ablate.training.memory import out_of_memory
 from nexus_ablate.training.nonfinite import first_nonfinite
 from nexus_ablate.training.optimizer import ROLE, GradientNorms, build_optimizer, learning_rate
@@ -73,13 +82,15 @@ class Step:
         self.gradients = GradientNorms(model)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.train.precision == "fp16")
         train = config.train
-        rows = train.batch_size // self.world.size * config.model.context
-        self.chunked = chunks_losses(train.loss, rows, model.geometry.vocab_size, train.precision)
-        self.forward = model.hidden if self.chunked else model
         tokens = config.resolved.tokens_per_step * steps / self.world.size
         flops = 6 * sum(p.numel() for p in model.parameters()) * tokens
         pays = train.compile == "auto" and compiling_pays(self.device.type, steps, flops)
         self.compiled = train.compile in ("on", "graphs") or pays
+        rows = train.batch_size // self.world.size * config.model.context
+        memory = device_memory(self.device) if self.compiled else 0
+        self.chunked = chunks_losses(train.loss, rows, model.geometry.vocab_size, train.precision, memory)
+        most_bytes = GPU_LOGIT_BYTES if self.device.type == "cuda" else LOGIT_BYTES
+        self.chunk(most_bytes if self.chunked else 0)
         self.lr = 0.0  # of the last step
         # A CPU has nothing to wait for, and whether float16 overflowed depends on the loss scale at that very step.
         self.checks_at_once = self.device.type == "cpu" or self.scaler.is_enabled()
@@ -170,32 +181,57 @@ class Step:
         The z-loss is `z_loss` times the mean square of log sum exp(logits). Chowdhery et al. 2022, arXiv:2204.02311,
         section 5.
         """
-        tokens, factor = self._on_device(rows), self.config.z_loss
-        targets_N = tokens[:, 1:].flatten()
-        with precision_context(self.config.train.precision, self.device.type):
-            out_ND = self._forward(tokens)
-            if self.chunked:
-                return chunked_losses(out_ND, self.model.head_weight, targets_N, factor, self.model.logits)
-        return losses(out_ND, targets_N, factor)
+        with self._forward_context():
+            loss, z_loss, *known = self.compute(*self._inputs_and_targets(rows))
+        if known:
+            x_ND, *gradients = known
+            loss = attach_gradients(loss, x_ND, self.model.head_weight, *gradients)
+        return loss, z_loss
 
     @torch.no_grad()
     def window_losses(self, rows: np.ndarray) -> Tensor:
         """Mean cross-entropy in nats per token of each of (B, T + 1) windows: (B,) float32 on the device."""
-        tokens = self._on_device(rows)
-        targets_N = tokens[:, 1:].flatten()
-        with precision_context(self.config.train.precision, self.device.type):
-            out_ND = self._forward(tokens)
-            if self.chunked:
-                nats_N = chunked_nats(out_ND, self.model.head_weight, targets_N, self.model.logits)
-            else:
-                nats_N = F.cross_entropy(out_ND.float(), targets_N, reduction="none")
-        return nats_N.view(len(rows), -1).mean(1)
+        with self._forward_context():
+            return self.compute_nats(*self._inputs_and_targets(rows)).view(len(rows), -1).mean(1)
 
-    def _forward(self, tokens: Tensor) -> Tensor:
-        """(B * T, V) logits of (B, T + 1) tokens on the device; of the chunked loss (B * T, D) inputs of the head."""
+    def chunk(self, most_bytes: int) -> None:
+        """Form the logits of so many bytes at a time, in float32; 0: all at once.
+
+        Sets what is compiled: `compute` from inputs and targets to the losses, followed, where logits are chunked, by
+        what the head read and the gradients of the losses' sum by that and by the head's weight; and `compute_nats` to
+        the cross-entropy of each target.
+        """
+        model, factor = self.model, self.config.z_loss
+
+        def whole(inputs: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
+            return losses(model(inputs).flatten(0, 1), targets, factor)
+
+        def whole_nats(inputs: Tensor, targets: Tensor) -> Tensor:
+            return F.cross_entropy(model(inputs).flatten(0, 1).float(), targets, reduction="none")
+
+        def chunked(inputs: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
+            x_ND = model.hidden(inputs).flatten(0, 1)
+            head = x_ND.detach(), model.head_weight.detach()
+            loss, z_loss, *gradients = chunked_losses(*head, targets, factor, model.product, model.softcap, most_bytes)
+            return loss, z_loss, x_ND, *gradients
+
+        def chunked_nats_(inputs: Tensor, targets: Tensor) -> Tensor:
+            x_ND = model.hidden(inputs).flatten(0, 1)
+            return chunked_nats(x_ND, model.head_weight, targets, model.product, model.softcap, most_bytes)
+
+        self.compute, self.compute_nats = (chunked, chunked_nats_) if most_bytes else (whole, whole_nats)
+
+    @contextmanager
+    def _forward_context(self) -> Iterator[None]:
         if self.config.train.compile == "graphs":
             torch.compiler.cudagraph_mark_step_begin()  # nothing of the last replay is needed any more
-        return self.forward(tokens[:, :-1]).flatten(0, 1)
+        with precision_context(self.config.train.precision, self.device.type):
+            yield
+
+    def _inputs_and_targets(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
+        """(B, T) and (B * T,) on the device."""
+        tokens = self._on_device(rows)
+        return tokens[:, :-1], tokens[:, 1:].flatten()
 
     def _on_device(self, rows: np.ndarray) -> Tensor:
         """Tokens on the device; a GPU takes them from pinned memory while the CPU goes on."""
@@ -219,10 +255,10 @@ class Step:
             ConfigError: It was asked for, and torch.compile does not work here.
         """
         buffers = {name: b.clone() for name, b in self.model.named_buffers()}
-        plain, told = self.forward, ""
+        plain, told = (self.compute, self.compute_nats), ""
         mode = "reduce-overhead" if self.config.train.compile == "graphs" else None
         # Static shapes: after a second number of rows Dynamo would make the first program symbolic, and slower.
-        self.forward = torch.compile(plain, mode=mode, dynamic=False)
+        self.compute, self.compute_nats = (torch.compile(f, mode=mode, dynamic=False) for f in plain)
         try:
             sum(self.loss(self.world.rows(batch[: self.config.train.batch_size]))).backward()  # type: ignore[reportAttributeAccessIssue]
         except RuntimeError as error:  # of which all of the compiler's are
@@ -231,7 +267,7 @@ class Step:
             told = str(error).strip().splitlines()[0]
             if self.config.train.compile != "auto":
                 raise ConfigError("torch.compile does not work here", told, "train.compile=off") from error
-            self.forward, self.compiled = plain, False
+            (self.compute, self.compute_nats), self.compiled = plain, False
         self.optimizer.zero_grad()
         for name, buffer in self.model.named_buffers():
             buffer.copy_(buffers[name])
@@ -241,8 +277,8 @@ class Step:
 def forget_programs() -> None:
     """Let a run that compiles start as if its process were new.
 
-    All runs of a worker share the model's code, and Dynamo keeps at most 8 programs per code object: without this, the
-    fifth arm of a worker would run uncompiled, and which kernels an arm gets would depend on the arms before it.
+    All runs of a worker share their code, and Dynamo keeps at most 8 programs per function: without this, the ninth arm
+    of a worker would run uncompiled, and which kernels an arm gets would depend on the arms before it.
     """
     import torch._dynamo
     from torch._dynamo.utils import counters

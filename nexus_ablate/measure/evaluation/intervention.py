@@ -149,8 +149,8 @@ def sink_set(model: nn.Module, change: Callable[[int, Tensor], Tensor] | None) -
     cores = [block.attn.core for block in model.blocks]  # type: ignore[union-attr]
 
     def forward(number: int, core: Any) -> Callable[..., Tensor]:
-        def changed(q_BHTd: Tensor, k_BHSd: Tensor, v_BHSd: Tensor, bias: Tensor | None) -> Tensor:
-            weight_BHTS = core.weights(q_BHTd, k_BHSd, bias)
+        def changed(q_BHTd: Tensor, k_BGSd: Tensor, v_BGSd: Tensor, bias: Tensor | None) -> Tensor:
+            weight_BHTS = core.weights(q_BHTd, k_BGSd, bias)
             sink = weight_BHTS[:, :, 1:, weight_BHTS.shape[-1] - weight_BHTS.shape[-2]]  # a view
             if change is None:
                 total = weight_BHTS.sum(-1, keepdim=True)
@@ -158,7 +158,7 @@ def sink_set(model: nn.Module, change: Callable[[int, Tensor], Tensor] | None) -
                 weight_BHTS *= total / weight_BHTS.sum(-1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
             else:
                 sink.copy_(change(number, sink))
-            return weight_BHTS.to(v_BHSd.dtype) @ v_BHSd
+            return core.mixed(weight_BHTS, v_BGSd)
 
         return changed
 

@@ -83,35 +83,35 @@ def cached_core(attention: Attention, position: Position, window: int, kept: int
     core, front = attention.core, attention.sink_tokens
     cached = front + window
 
-    def attend(q_BHTd: Tensor, k_BHSd: Tensor, v_BHSd: Tensor, last: bool) -> Tensor:
-        T, S = q_BHTd.shape[2], k_BHSd.shape[2]
+    def attend(q_BHTd: Tensor, k_BGSd: Tensor, v_BGSd: Tensor, last: bool) -> Tensor:
+        T, S = q_BHTd.shape[2], k_BGSd.shape[2]
         extra = S - T
-        q_BHTd, text_k, bias = Attention.place(attention, q_BHTd, k_BHSd[:, :, extra:], position)
-        k_BHSd = torch.cat((k_BHSd[:, :, :extra].expand(len(text_k), -1, -1, -1), text_k), 2)
+        q_BHTd, text_k, bias = Attention.place(attention, q_BHTd, k_BGSd[:, :, extra:], position)
+        k_BGSd = torch.cat((k_BGSd[:, :, :extra].expand(len(text_k), -1, -1, -1), text_k), 2)
         if not last:
-            return core.weights(q_BHTd, k_BHSd, bias).to(v_BHSd.dtype) @ v_BHSd
-        score_BH1S = core.scores(q_BHTd[:, :, -1:], k_BHSd, bias)
+            return core.mixed(core.weights(q_BHTd, k_BGSd, bias), v_BGSd)
+        score_BH1S = core.scores(q_BHTd[:, :, -1:], k_BGSd, bias)
         seen_S = torch.ones(S, dtype=torch.bool, device=score_BH1S.device)
         if core.window:  # the mask of one query alone cannot tell the learned keys from the first tokens
             seen_S[extra + front : max(extra + front, S - core.window)] = False
-        return core.normalized(score_BH1S[..., seen_S]).to(v_BHSd.dtype) @ v_BHSd[:, :, seen_S]
+        return core.mixed(core.normalized(score_BH1S[..., seen_S]), v_BGSd[:, :, seen_S])
 
-    def forward(q_BHTd: Tensor, k_BHSd: Tensor, v_BHSd: Tensor, bias: None) -> Tensor:
+    def forward(q_BHTd: Tensor, k_BGSd: Tensor, v_BGSd: Tensor, bias: None) -> Tensor:
         B, H, T, d = q_BHTd.shape
-        extra = k_BHSd.shape[2] - T
+        extra = k_BGSd.shape[2] - T
         full = min(T, cached)
         first = slice(0, extra + full)
-        out = [attend(q_BHTd[:, :, :full], k_BHSd[:, :, first], v_BHSd[:, :, first], last=False)]
+        out = [attend(q_BHTd[:, :, :full], k_BGSd[:, :, first], v_BGSd[:, :, first], last=False)]
         recent = cached - front - kept
         always = torch.arange(extra + front + kept, device=q_BHTd.device)
         n_queries = max(1, _CHUNK_NUMBERS // (B * H * cached * max(cached, d)))
         for i_n in torch.arange(full, T, device=q_BHTd.device).split(n_queries) if full < T else ():
             newest_nR = extra + i_n[:, None] + torch.arange(1 - recent, 1, device=i_n.device)
             index_nS = torch.cat((always.expand(len(i_n), -1), newest_nR), 1)
-            k_nHSd, v_nHSd = (x[:, :, index_nS].transpose(1, 2).flatten(0, 1) for x in (k_BHSd, v_BHSd))
+            k_nGSd, v_nGSd = (x[:, :, index_nS].transpose(1, 2).flatten(0, 1) for x in (k_BGSd, v_BGSd))
             q_nHTd = q_BHTd.new_zeros(B * len(i_n), H, cached, d)  # the position schemes place queries from 0 on
             q_nHTd[:, :, -1] = q_BHTd[:, :, i_n].transpose(1, 2).flatten(0, 1)
-            seen_nHd = attend(q_nHTd, k_nHSd, v_nHSd, last=True)[:, :, 0]
+            seen_nHd = attend(q_nHTd, k_nGSd, v_nGSd, last=True)[:, :, 0]
             out.append(seen_nHd.view(B, len(i_n), H, d).transpose(1, 2))
         return torch.cat(out, 2)
 
