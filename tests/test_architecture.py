@@ -109,6 +109,7 @@ def test_no_module_outside_the_axes_branches_on_an_option_s_name():
     allowed = {
         ("config", "rope"),  # an even head width, checked before torch is there
         ("model", "learned"),  # embed_scale=learned, not position=learned
+        ("bench", "norm"),  # the axis, not gate=norm
     }
     for path in MODULES:
         if room(path) in ("axes", "cli"):

@@ -162,7 +162,8 @@ def test_only_a_regular_file_is_opened_and_nothing_is_waited_for(tmp_path, flags
 @pytest.mark.usefixtures("signals_as_in_a_terminal")
 @pytest.mark.parametrize("without", ["open_regular", "refuse_link", "atomic_write"])
 def test_control_without_the_protection_the_link_is_followed(tiny_run, outside, monkeypatch, without):
-    from nexus_ablate.runs import directory, ownership, picture
+    from nexus_ablate.report import run_picture as picture
+    from nexus_ablate.runs import directory, ownership
     from nexus_ablate.training import checkpoint
 
     path, overrides = preempted(tiny_run, monkeypatch)

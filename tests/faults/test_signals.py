@@ -145,7 +145,7 @@ folder = Path(sys.argv.pop(1))
 sys.path.insert(0, str(folder))
 from nexus_ablate import cli
 from nexus_ablate.cli import list as verb
-def run(arguments):
+def run(words, flags):
     {action}
     return 0
 verb.run = run
