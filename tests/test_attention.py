@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 
 import pytest
 import torch
@@ -134,6 +135,50 @@ def test_no_part_of_an_additive_score_is_larger_than_the_bound(monkeypatch):
     score(q, k).sum().backward()
     assert len(formed) == 2 * T  # each query's part in the forward and again in the backward pass
     assert max(formed) <= 400
+
+
+def hidden_leaves(T=6, S=7, w=4):
+    """q, k and v of an additive score of two heads."""
+    draw = torch.Generator().manual_seed(0)
+    shapes = (2, 2, T, w), (2, 2, S, w), (2, 1, w)
+    return [torch.randn(shape, generator=draw, dtype=torch.float64, requires_grad=True) for shape in shapes]
+
+
+def test_the_form_of_an_additive_score_that_a_compiler_fuses_is_the_plain_one():
+    leaves, results = hidden_leaves(), []
+    for form in (scores._FusedScores.apply, scores._additive_scores):
+        out = form(*leaves)
+        results.append((out, *torch.autograd.grad(out.square().sum(), leaves)))
+    for found, expected in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.filterwarnings("ignore")  # of the compiler's own import
+def test_a_compiled_additive_score_is_one_piece_however_many_parts_it_would_have(monkeypatch):
+    monkeypatch.setattr(scores, "HIDDEN_BYTES", 1)
+    score, nodes = build_score("additive"), []
+
+    def backend(graph, inputs):
+        nodes.extend(str(node.target) for module in graph.modules() for node in module.graph.nodes)
+        return graph.forward
+
+    torch._dynamo.reset()
+    q, k = torch.randn(2, 2, H, 40, D).unbind()
+    torch.compile(score, backend=backend, fullgraph=True)(q, k)
+    assert len(nodes) < 100 and not [name for name in nodes if "checkpoint" in name]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_a_compiled_additive_score_forms_no_hidden_tensor(monkeypatch):
+    from torch._inductor.utils import run_and_get_code
+
+    leaves = [x.detach().float().requires_grad_() for x in hidden_leaves(T=64, S=70, w=32)]
+    torch._dynamo.reset()
+    compiled = torch.compile(scores.additive_scores)
+    _, programs = run_and_get_code(lambda: compiled(*leaves).square().sum().backward())
+    made = {shape for code in programs for shape in re.findall(r"empty_strided_cpu\(\(([^)]*)\)", code)}
+    assert made and all(math.prod(map(int, shape.split(","))) <= 2 * 2 * 64 * 70 for shape in made)
 
 
 # ----------------------------------------------------------------------------------------------------------- core

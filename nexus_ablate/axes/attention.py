@@ -5,16 +5,19 @@ Shape letters: B batch, H heads, T queries, S keys, d head width, w hidden width
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from nexus_ablate.axes.roles import SMALL_MAP, Geometry, HeadLinear
 from nexus_ablate.registry import Registry
 
-HIDDEN_BYTES = 2**26
-"""Largest (B, H, queries, S, w) tensor that an additive score forms at a time; one query at least. Three of its size
-live at once."""
+HIDDEN_BYTES, GPU_HIDDEN_BYTES = 2**26, 2**29
+"""Largest (B, H, queries, S, w) tensor that an additive score forms at a time, uncompiled; one query at least. Three of
+its size live at once."""
 
 
 class Score(nn.Module):
@@ -120,9 +123,13 @@ class Additive(Score):
 def additive_scores(q_BHTw: Tensor, k_BHSw: Tensor, v_H1w: Tensor) -> Tensor:
     """v.tanh(q + k) for every query and key, (B, H, T, S), a few queries at a time where all would not fit.
 
-    Each part is computed again in the backward pass, so that the bound holds there too.
+    Each part is computed again in the backward pass, so that the bound holds there too. A compiled step forms no hidden
+    tensor at all.
     """
-    queries = max(1, HIDDEN_BYTES // (k_BHSw.numel() * k_BHSw.element_size()))
+    if torch.compiler.is_compiling():
+        return _FusedScores.apply(q_BHTw, k_BHSw, v_H1w)  # type: ignore[return-value]
+    most = GPU_HIDDEN_BYTES if q_BHTw.is_cuda else HIDDEN_BYTES
+    queries = max(1, most // (k_BHSw.numel() * k_BHSw.element_size()))
     if queries >= q_BHTw.shape[2]:
         return _additive_scores(q_BHTw, k_BHSw, v_H1w)
     parts = q_BHTw.split(queries, 2)
@@ -135,3 +142,30 @@ def additive_scores(q_BHTw: Tensor, k_BHSw: Tensor, v_H1w: Tensor) -> Tensor:
 def _additive_scores(q_BHTw: Tensor, k_BHSw: Tensor, v_H1w: Tensor) -> Tensor:
     hidden_BHTSw = torch.tanh(q_BHTw[:, :, :, None] + k_BHSw[:, :, None])
     return (hidden_BHTSw @ v_H1w[:, None].transpose(-1, -2)).squeeze(-1)
+
+
+class _FusedScores(torch.autograd.Function):
+    """The same as four reductions over (B, H, T, S, w), each of which the compiler makes one kernel of.
+
+    It does so only where no two of them share a hidden tensor, which it would form: hence the transposed sum of the
+    second gradient and the other order of q + k in the third.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, q_BHTw: Tensor, k_BHSw: Tensor, v_H1w: Tensor) -> Tensor:
+        ctx.save_for_backward(q_BHTw, k_BHSw, v_H1w)
+        return (torch.tanh(q_BHTw[:, :, :, None] + k_BHSw[:, :, None]) * v_H1w[:, None]).sum(-1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_BHTS: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[reportIncompatibleMethodOverride]
+        q_BHTw, k_BHSw, v_H1w = ctx.saved_tensors
+        grad_BHTS1, v_H11w = grad_BHTS[..., None], v_H1w[:, None]
+        slope_BHTSw = 1 - torch.tanh(q_BHTw[:, :, :, None] + k_BHSw[:, :, None]).square()
+        slope_BHSTw = 1 - torch.tanh(k_BHSw[:, :, :, None] + q_BHTw[:, :, None]).square()
+        hidden_BHTSw = torch.tanh(k_BHSw[:, :, None] + q_BHTw[:, :, :, None])
+        return (
+            (grad_BHTS1 * v_H11w * slope_BHTSw).sum(3),
+            (grad_BHTS1.transpose(2, 3) * v_H11w * slope_BHSTw).sum(3),
+            (grad_BHTS1 * hidden_BHTSw).sum((0, 2, 3))[:, None],
+        )
