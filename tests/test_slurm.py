@@ -297,6 +297,40 @@ def test_runs_of_other_code_are_submitted_again_only_when_asked_for(tiny_run, fa
     assert source_hash() in (asked.directory / "study.yaml").read_text()
 
 
+@pytest.mark.parametrize("locked", [True, False])
+def test_of_two_submissions_at_the_same_instant_one_submits_each_run_once(tiny_run, fake_slurm, monkeypatch, locked):
+    """The second one begins while the first one has looked and not yet written down what it submitted."""
+    asked, statuses = request(tiny_run, "seeds=0"), []
+    kept = cluster_module._submit
+
+    def overtaken(*arguments):
+        monkeypatch.setattr(cluster_module, "_submit", kept)
+        try:
+            statuses.append(submit(asked, Resources()))
+        except errors.AlreadyRunning as error:
+            statuses.append(error.status)
+            assert "is being submitted" in error.what
+        return kept(*arguments)
+
+    monkeypatch.setattr(cluster_module, "_submit", overtaken)
+    if not locked:
+        monkeypatch.setattr(cluster_module, "take_lock", lambda *arguments: None)
+    statuses.append(submit(asked, Resources()))
+    assert statuses == ([errors.ALIVE, errors.OK] if locked else [errors.OK, errors.OK])
+    assert fake_slurm.scripts.read_text().count("#!") == (1 if locked else 2)
+
+
+def test_jobs_are_not_submitted_through_a_link(tiny_run, fake_slurm, tmp_path):
+    asked = request(tiny_run, "seeds=0")
+    (tmp_path / "outside").mkdir()
+    asked.directory.mkdir(parents=True)
+    (asked.directory / ".slurm").symlink_to(tmp_path / "outside")
+    with pytest.raises(errors.StorageError, match=r"\.slurm"):
+        submit(asked, Resources())
+    assert list((tmp_path / "outside").iterdir()) == []
+    assert not fake_slurm.scripts.exists()
+
+
 def test_tuning_comes_first_and_the_command_says_when_to_come_again(tiny_run, fake_slurm, capsys):
     assert submit(request(tiny_run, "seeds=0", "lr_grid=1e-3,2e-3", "tuning_seeds=7"), Resources()) == 0
     said = " ".join(capsys.readouterr().err.split())

@@ -9,7 +9,7 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -246,6 +246,7 @@ def open_run(
     overrides: list[str],
     env: dict[str, Any],
     rerun: bool = False,
+    check: Callable[[], None] = lambda: None,
 ) -> Run:
     """Open `<runs_dir>/<study>/<arm>/s<seed>-<hash8>/`: make it, find its result, or take it over from a dead process.
 
@@ -255,6 +256,7 @@ def open_run(
         overrides: What the user typed.
         env: From `environment`.
         rerun: Leave a result untouched and use the sibling `-r2`, or the next one that holds no result.
+        check: Called where there is no result yet, before anything is made; refuses what cannot be trained here.
 
     Raises:
         ConfigError: A study or arm that is no directory name.
@@ -272,6 +274,7 @@ def open_run(
     if result := _result(path):
         return Run(path, result, None, finished=True, resuming=False)
 
+    check()
     made, lock = make_directory(path, runs_dir), None
     try:
         with storage(path / "LOCK"):
@@ -295,9 +298,6 @@ def _begin(
 ) -> Run:
     """Write what an owned directory begins with; config, overrides and env are those of the latest launch."""
     with storage(path):
-        if lock is not None:
-            os.ftruncate(lock, 0)
-            write_all(lock, f"host {socket.gethostname()}, pid {os.getpid()}\n".encode())
         for orphan in path.glob(".*.tmp"):
             orphan.unlink()
         refuse_link(path / "checkpoints")
@@ -318,6 +318,11 @@ def _begin(
         run.restore({})
     run._heart.start()
     return run
+
+
+def has_result(path: Path) -> bool:
+    """Whether a directory holds the result of a run."""
+    return _result(path) is not None
 
 
 def _result(path: Path) -> dict[str, Any] | None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from nexus_ablate.errors import AlreadyRunning
-from nexus_ablate.runs.files import open_regular
+from nexus_ablate.runs.files import open_regular, write_all
 
 LIVE = ("created", "running")
 SETTLED = ("finished", "diverged")  # both are results: a loss that blew up is one
@@ -38,8 +38,12 @@ def _close_in_child() -> None:
 os.register_at_fork(after_in_child=_close_in_child)
 
 
-def take_lock(path: Path) -> int | None:
-    """The descriptor that owns a run directory; None where the file system has no locks.
+def take_lock(path: Path, busy: str = "is being trained") -> int | None:
+    """The descriptor that owns a directory; None where the file system has no locks.
+
+    Args:
+        path: The directory of a run or a study.
+        busy: What another owner does there.
 
     Raises:
         AlreadyRunning: Another process holds it.
@@ -57,10 +61,13 @@ def take_lock(path: Path) -> int | None:
             return None
         else:
             _held.add(descriptor)
+            os.ftruncate(descriptor, 0)
+            write_all(descriptor, f"host {socket.gethostname()}, pid {os.getpid()}\n".encode())
             return descriptor
     owner = os.pread(descriptor, 1000, 0).decode("utf-8", "replace").strip() or "another process"
     os.close(descriptor)
-    raise AlreadyRunning(f"{path} is being trained", owner, "wait for it, stop it, or use rerun=true")
+    fix = "wait for it, stop it, or use rerun=on" if busy == "is being trained" else "wait, then the same command again"
+    raise AlreadyRunning(f"{path} {busy}", owner, fix)
 
 
 def release(lock: int | None) -> None:

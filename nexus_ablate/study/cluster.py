@@ -17,9 +17,12 @@ from nexus_ablate.masking import mask
 from nexus_ablate.plugins import VARIABLE as PLUGINS
 from nexus_ablate.provenance import git_state, source_hash
 from nexus_ablate.runs import atomic_write_json, make_directory
+from nexus_ablate.runs.files import storage
+from nexus_ablate.runs.ownership import release, take_lock
 from nexus_ablate.study.cluster_job import REQUEUES, Task
 from nexus_ablate.study.cluster_queue import FOLDER, Queue
 from nexus_ablate.study.definition import Request
+from nexus_ablate.study.design import Study
 from nexus_ablate.study.jobs import Job, Runs
 from nexus_ablate.study.launch import SETTLED_STATUS, expanded
 from nexus_ablate.study.looks import ended_later, judge, next_look, outcomes, title
@@ -83,6 +86,7 @@ def submit(
 
     Raises:
         ConfigError: The study cannot be run, or SLURM refuses the resources; nothing was written.
+        AlreadyRunning: Another command is submitting the study at this moment.
     """
     require_slurm()
     try_out(resources.flags())
@@ -90,14 +94,26 @@ def submit(
     for arm in study.all_arms:
         refuse_secrets([*study.definition.baseline, *arm.overrides, *request.launch])
     runs = Runs(study, request)
+    for option, context in runs.data():
+        prepare(option, context=context)  # once, here; nodes may have no network
+    make_directory(request.directory, request.runs_dir)
+    with storage(request.directory / "LOCK"):
+        lock = take_lock(request.directory, "is being submitted")
+    try:  # nobody else looks at what is missing before it is written down what was submitted
+        return _submit_missing(study, runs, request, resources, retry_failed, amend, retrain)
+    finally:
+        release(lock)
+
+
+def _submit_missing(
+    study: Study, runs: Runs, request: Request, resources: Resources, retry_failed: bool, amend: bool, retrain: bool
+) -> int:
     asked = [*runs.claims, *runs.tuning]
     tuned = runs.tuned() if study.definition.lr_grid else []
     by_other_code = check_code(study.definition.name, [*asked, *tuned, *runs.later()], retrain)
     comparison = judge(runs) if study.definition.looks else None
     further = next_look(runs, comparison) if comparison else []
     queue = Queue(request.directory)
-    for option, context in runs.data():
-        prepare(option, context=context)  # once, here; nodes may have no network
     write_record(study, request.directory, amend, source_hash())
     progress = Progress(study, request.directory)
     if by_other_code:
