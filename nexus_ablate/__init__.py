@@ -15,7 +15,7 @@ from typing import Any
 __version__ = "0.1.0"
 
 _HOME = {  # imported when first asked for: `import nexus_ablate` costs nothing
-    "compose": "nexus_ablate.composition",
+    "compose": "nexus_ablate.config.compose",
     "build_model": "nexus_ablate.model",
     "train": "nexus_ablate.training.session",
     "load_run": "nexus_ablate.api",

@@ -22,7 +22,7 @@ from nexus_ablate.axes.normalizer import NORMALIZERS
 from nexus_ablate.axes.position import Position, by_distance
 from nexus_ablate.axes.qk_norm import QK_NORMS
 from nexus_ablate.axes.roles import Geometry, Linear
-from nexus_ablate.config import RunConfig
+from nexus_ablate.config.run_config import RunConfig
 
 SHORTEST_FLEX = 128
 """Queries from which on FlexAttention has a block to skip."""

@@ -18,7 +18,7 @@ from nexus_ablate.axes.norm import NORMS
 from nexus_ablate.axes.placement import PLACEMENTS, Block, Parts
 from nexus_ablate.axes.position import POSITIONS
 from nexus_ablate.axes.roles import Geometry, Linear, Table
-from nexus_ablate.config import Option, RunConfig
+from nexus_ablate.config.run_config import Option, RunConfig
 
 
 class GPT(nn.Module):

@@ -21,8 +21,8 @@ from importlib import metadata
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from nexus_ablate.config.options import Option
 from nexus_ablate.data.cache import default_cache_dir
-from nexus_ablate.registry import Option
 from nexus_ablate.study.cluster_queue import accounting
 from nexus_ablate.track import resolve_mode
 from nexus_ablate.track.account import credentials

@@ -35,7 +35,7 @@ def step_of(key: str, size: int) -> Callable[[], None]:
     """A function that takes one optimizer step with one size changed."""
     import numpy as np
 
-    from nexus_ablate.composition import compose
+    from nexus_ablate.config.compose import compose
     from nexus_ablate.model import build_model
     from nexus_ablate.training.step import Step
 
@@ -57,7 +57,7 @@ def probe_of(layers: int) -> Callable[[], object]:
     """A function that makes one standard probe of so many blocks."""
     import torch
 
-    from nexus_ablate.composition import compose
+    from nexus_ablate.config.compose import compose
     from nexus_ablate.measure.probe import probe
     from nexus_ablate.model import build_model
 

@@ -121,7 +121,7 @@ def memory(asked: Any) -> None:
     import torch
 
     from nexus_ablate.bench.memory import StepMemory, allocated_memory, counted_memory, step_of
-    from nexus_ablate.composition import compose
+    from nexus_ablate.config.compose import compose
 
     vocab_size = asked.vocabulary or GPT2_VOCABULARY
 
@@ -180,7 +180,7 @@ def main() -> int:
 
     from nexus_ablate.bench.step import endless, running
     from nexus_ablate.bench.timing import clock_of, in_turn, ratios, spread
-    from nexus_ablate.composition import compose
+    from nexus_ablate.config.compose import compose
 
     config = compose(endless([*RECIPE, *asked.overrides]))
     with running(config, asked.vocabulary) as trainer:

@@ -13,7 +13,7 @@ from functools import partial
 
 import torch
 
-from nexus_ablate.composition import compose
+from nexus_ablate.config.compose import compose
 from nexus_ablate.data import Batches, eval_windows, prepare
 from nexus_ablate.measure.probe import due, matrix_probe, model_figures, probe
 from nexus_ablate.measure.weight_statistics import weight_rms

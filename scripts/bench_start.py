@@ -18,7 +18,7 @@ REPEATS = 5
 CODE = """
 import sys, time
 begin, begin_cpu = {begin}, 0.0
-from nexus_ablate.composition import compose
+from nexus_ablate.config.compose import compose
 from nexus_ablate.training.device import share_cores_politely
 overrides = sys.argv[1:]
 config = compose(overrides)

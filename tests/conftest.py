@@ -13,8 +13,8 @@ import torch
 from checkouts import Checkout
 
 from nexus_ablate import provenance
-from nexus_ablate.composition import compose
-from nexus_ablate.config import RunConfig
+from nexus_ablate.config.compose import compose
+from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.provenance import source_hashes
 
 torch.set_num_threads(1)

@@ -17,7 +17,7 @@ def test_every_public_name_is_there(name):
 
 def test_public_functions_stay_functions_whatever_was_imported_before():
     code = (
-        "import nexus_ablate.training.session, nexus_ablate.comparison.load, nexus_ablate.composition\n"
+        "import nexus_ablate.training.session, nexus_ablate.comparison.load, nexus_ablate.config.compose\n"
         "from nexus_ablate import build_model, compose, load_run, train\n"
         "assert all(callable(f) for f in (build_model, compose, load_run, train))"
     )

@@ -10,8 +10,8 @@ import torch
 from nexus_ablate.axes import attention as scores
 from nexus_ablate.axes.attention import SCORES
 from nexus_ablate.axes.roles import Geometry
+from nexus_ablate.config.options import default_option
 from nexus_ablate.model import build_model
-from nexus_ablate.resolution import default_option
 
 H, T, D = 2, 6, 4
 GEOMETRY = Geometry(n_layers=2, d_model=H * D, n_heads=H, n_kv_heads=H, head_dim=D, d_ff=16, context=T, vocab_size=11)

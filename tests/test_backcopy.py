@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import pytest
 
-from nexus_ablate.composition import compose
+from nexus_ablate.config.compose import compose
 from nexus_ablate.data import BackCopyCorpus, Batches, eval_windows, fingerprint_of, prepare
 from nexus_ablate.data.backcopy import BEGIN
 from nexus_ablate.errors import ConfigError

@@ -98,7 +98,7 @@ def test_attention_and_its_gradient_count_all_scores():
 
 @pytest.mark.parametrize("axis", ["norm", "placement", "position", "normalizer", "qk_norm", "gate", "ffn", "attention"])
 def test_two_options_of_every_axis_are_measured_with_ratio_traffic_and_verdict(axis, tmp_path, capsys):
-    from nexus_ablate.registry import option_files
+    from nexus_ablate.config.options import option_files
 
     two = list(option_files(axis))[:2]
     file = tmp_path / "found.json"

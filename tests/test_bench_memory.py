@@ -9,7 +9,7 @@ import torch
 from nexus_ablate.bench import memory
 from nexus_ablate.bench.memory import counted_memory, step_memory
 from nexus_ablate.bench.traffic import Traffic, counted
-from nexus_ablate.composition import compose
+from nexus_ablate.config.compose import compose
 from nexus_ablate.model import build_model
 from nexus_ablate.training.step import Step
 

@@ -98,7 +98,7 @@ def test_a_diverged_run_of_a_multirun_is_told_and_the_others_finish(tiny_run, tm
 
 
 def test_a_run_that_is_alive_elsewhere_is_left_alone(tiny_run, tmp_path):
-    from nexus_ablate.composition import compose, differences
+    from nexus_ablate.config.compose import compose, differences
     from nexus_ablate.data import fingerprint_of
     from nexus_ablate.runs import arm_name, open_run
     from nexus_ablate.training.session import identity_of

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch._dynamo
 
-from nexus_ablate.composition import compose
+from nexus_ablate.config.compose import compose
 from nexus_ablate.model import build_model
 from nexus_ablate.runs import read_jsonl, read_run
 from nexus_ablate.study.queue import Worker

@@ -3,10 +3,11 @@ import dataclasses
 import pytest
 import yaml
 
-from nexus_ablate.composition import check_overrides, compose, differences
-from nexus_ablate.config import CLOSED_GROUPS, RunConfig, from_values, keys_of
+from nexus_ablate.config.compose import check_overrides, compose, differences
+from nexus_ablate.config.options import conf_dir
+from nexus_ablate.config.resolve import from_values
+from nexus_ablate.config.run_config import CLOSED_GROUPS, RunConfig, keys_of
 from nexus_ablate.errors import ConfigError
-from nexus_ablate.registry import conf_dir
 
 
 def test_the_baseline_is_the_one_of_the_contract():

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from nexus_ablate.config.options import Option, check_option, option_files
 from nexus_ablate.data import CORPORA, cache, corpus, fingerprint_of, hub, load_tokenizer, prepare
 from nexus_ablate.data.tokenizer import _PROBE, BpeTokenizer, ByteTokenizer, CharTokenizer
 from nexus_ablate.errors import ConfigError, StorageError
-from nexus_ablate.registry import Option, check_option, option_files
 
 TEXT = "".join(f"Line {i}: naïve 漢字 🙂, the quick brown fox.\n" for i in range(60))
 ODD = "tabs\tand  spaces\r\n\n<|endoftext|> é e\u0301 漢字 🙂🏽 \x01 end "
@@ -336,7 +336,7 @@ def test_an_unreachable_hub_is_a_refusal_within_seconds_that_leaves_nothing(tmp_
         from pathlib import Path
         from nexus_ablate.data import prepare
         from nexus_ablate.errors import ConfigError
-        from nexus_ablate.registry import Option, option_files
+        from nexus_ablate.config.options import Option, option_files
         keys = {{k: s.default for k, s in option_files("data")["tinystories"].keys.items()}}
         try:
             prepare(Option("tinystories", keys), Path({str(tmp_path / "cache")!r}))
@@ -603,7 +603,7 @@ def test_processes_that_build_the_cache_at_once_get_the_same_bytes(text_file: Pa
         import sys, time
         from pathlib import Path
         from nexus_ablate.data import hash_tokens, prepare
-        from nexus_ablate.registry import Option
+        from nexus_ablate.config.options import Option
         option = Option("files", {files(text_file, tokenizer="bpe", bpe_vocab=400).keys!r})
         print("ready", flush=True)
         sys.stdin.readline()

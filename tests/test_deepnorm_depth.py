@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from nexus_ablate.composition import compose
+from nexus_ablate.config.compose import compose
 from nexus_ablate.data import Batches
 from nexus_ablate.model import build_model
 from nexus_ablate.training.optimizer import build_optimizer, learning_rate

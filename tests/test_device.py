@@ -5,7 +5,7 @@ import sys
 import pytest
 import torch
 
-from nexus_ablate.composition import compose
+from nexus_ablate.config.compose import compose
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.training.device import IdleCores, choose_device, choose_threads, precision_context
 from nexus_ablate.training.session import train

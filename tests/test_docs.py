@@ -18,7 +18,7 @@ from written_runs import Writer
 
 from nexus_ablate.cli import main
 from nexus_ablate.cli.list import catalogue, markdown
-from nexus_ablate.config import from_values
+from nexus_ablate.config.resolve import from_values
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "runs/README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -10,8 +10,8 @@ from options import EVERY_OPTION, option_pairs
 from torch.nn import functional as F
 
 from nexus_ablate.cli import main
-from nexus_ablate.composition import compose
-from nexus_ablate.config import EVALUATIONS as NAMES
+from nexus_ablate.config.compose import compose
+from nexus_ablate.config.run_config import EVALUATIONS as NAMES
 from nexus_ablate.data import eval_places
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.measure.evaluation import EVALUATIONS, NotDefined, Subject

@@ -12,12 +12,12 @@ from rich.cells import cell_len
 
 from nexus_ablate.axes.roles import parameter_roles
 from nexus_ablate.cli import main
-from nexus_ablate.composition import compose
-from nexus_ablate.config import AXES
+from nexus_ablate.config.compose import compose
+from nexus_ablate.config.options import option_files
+from nexus_ablate.config.run_config import AXES
 from nexus_ablate.measure.architecture import architecture
 from nexus_ablate.measure.counts import flops_per_token
 from nexus_ablate.model import build_model, meta_model
-from nexus_ablate.registry import option_files
 from nexus_ablate.training.optimizer import decay_groups
 
 RICH = [

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from nexus_ablate import attention
 from nexus_ablate.axes import blockwise, linear
 from nexus_ablate.axes.norm import normalize_rms
-from nexus_ablate.composition import compose
+from nexus_ablate.config.compose import compose
 from nexus_ablate.errors import ConfigError, Diverged
 from nexus_ablate.measure.counts import flops_by_module
 from nexus_ablate.model import build_model

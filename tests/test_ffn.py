@@ -6,9 +6,8 @@ from torch import nn
 
 from nexus_ablate.axes.ffn import FFNS
 from nexus_ablate.axes.roles import Geometry
-from nexus_ablate.registry import option_files
-from nexus_ablate.resolution import default_option
-from nexus_ablate.schema import ratio
+from nexus_ablate.config.grammar import ratio
+from nexus_ablate.config.options import default_option, option_files
 
 D, F = 6, 10
 

@@ -6,10 +6,10 @@ from torch.nn import functional as F
 
 from nexus_ablate.axes.gate import GATES
 from nexus_ablate.axes.roles import Geometry, parameter_roles
+from nexus_ablate.config.options import default_option
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.measure.probe import probe
 from nexus_ablate.model import build_model
-from nexus_ablate.resolution import default_option
 
 B, T, H, G, D, M = 2, 5, 4, 2, 3, 14
 GEOMETRY = Geometry(n_layers=2, d_model=M, n_heads=H, n_kv_heads=G, head_dim=D, d_ff=16, context=T, vocab_size=11)

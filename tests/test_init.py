@@ -6,8 +6,8 @@ from scipy import stats
 
 from nexus_ablate.axes.init import INITS, Weight, layer_of, standard_normal, truncated
 from nexus_ablate.axes.roles import EMBEDDINGS, MATRICES, Geometry
+from nexus_ablate.config.options import default_option
 from nexus_ablate.model import build_model
-from nexus_ablate.resolution import default_option
 
 L, D, F = 6, 20, 80
 GEOMETRY = Geometry(L, D, 4, 4, 5, F, 8, 11)

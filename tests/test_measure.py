@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from nexus_ablate.composition import compose
+from nexus_ablate.config.compose import compose
 from nexus_ablate.measure import attention_statistics as attention
 from nexus_ablate.measure import statistics
 from nexus_ablate.measure.probe import (

@@ -22,7 +22,7 @@ LEG = """
 import json, os, sys, time
 from pathlib import Path
 from nexus_ablate import track
-from nexus_ablate.registry import Option
+from nexus_ablate.config.options import Option
 
 run_dir, name, first, last, status, init_timeout, patience = json.loads(sys.argv[1])
 track.mirror.INIT_TIMEOUT = init_timeout

@@ -251,7 +251,7 @@ def test_tied_embeddings_are_one_parameter(tiny):
 
 @pytest.mark.parametrize("size", ["nano", "micro", "small"])
 def test_the_sizes_are_what_they_say(size):
-    from nexus_ablate.composition import compose
+    from nexus_ablate.config.compose import compose
 
     everything, without_tables = parameters(
         meta_model(compose([f"model={size}", "ffn=gelu", "position=learned"]), 50257)

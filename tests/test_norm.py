@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 from nexus_ablate.axes.norm import NORMS, DynamicTanh
+from nexus_ablate.config.options import default_option
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.model import build_model
-from nexus_ablate.resolution import default_option
 
 
 def build(name, width=8, bias=False, site="ffn", **keys):

@@ -3,9 +3,9 @@ import torch
 
 from nexus_ablate.axes.normalizer import NORMALIZERS
 from nexus_ablate.axes.roles import Geometry
-from nexus_ablate.composition import compose
+from nexus_ablate.config.compose import compose
+from nexus_ablate.config.options import default_option
 from nexus_ablate.model import build_model
-from nexus_ablate.resolution import default_option
 
 H, T = 2, 6
 GEOMETRY = Geometry(n_layers=2, d_model=8, n_heads=H, n_kv_heads=H, head_dim=4, d_ff=16, context=T, vocab_size=11)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from nexus_ablate.axes.roles import parameter_roles
-from nexus_ablate.composition import compose
+from nexus_ablate.config.compose import compose
 from nexus_ablate.model import build_model
 from nexus_ablate.training.optimizer import (
     GradientNorms,
@@ -192,7 +192,7 @@ def test_the_optimizer_does_not_import_the_compiler():
 
     code = """
 import sys, torch
-from nexus_ablate.composition import compose
+from nexus_ablate.config.compose import compose
 from nexus_ablate.model import build_model
 from nexus_ablate.training.optimizer import build_optimizer
 config = compose(["model.n_layers=1", "model.d_model=8", "model.n_heads=1", "model.context=8"])

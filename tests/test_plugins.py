@@ -14,13 +14,13 @@ import pytest
 import torch
 
 from nexus_ablate.axes.norm import NORMS
-from nexus_ablate.composition import compose, differences, plugins_used
+from nexus_ablate.config.compose import compose, differences, plugins_used
+from nexus_ablate.config.options import option_files
+from nexus_ablate.config.plugins import VARIABLE, add_plugins, plugins
 from nexus_ablate.data import fingerprint_of
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.model import build_model
-from nexus_ablate.plugins import VARIABLE, add_plugins, plugins
 from nexus_ablate.provenance import source_hash
-from nexus_ablate.registry import option_files
 from nexus_ablate.runs import find_runs, identity, read_run
 from nexus_ablate.training.session import train
 

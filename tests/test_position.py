@@ -10,10 +10,10 @@ from transformers.models.t5 import modeling_t5
 from nexus_ablate.attention import fitted
 from nexus_ablate.axes.position import POSITIONS, slopes
 from nexus_ablate.axes.roles import Geometry
-from nexus_ablate.composition import compose
+from nexus_ablate.config.compose import compose
+from nexus_ablate.config.options import default_option
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.model import build_model
-from nexus_ablate.resolution import default_option
 from nexus_ablate.training.session import train
 
 GEOMETRY = Geometry(n_layers=2, d_model=16, n_heads=2, n_kv_heads=2, head_dim=8, d_ff=32, context=12, vocab_size=11)

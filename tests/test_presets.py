@@ -14,7 +14,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from nexus_ablate.composition import compose
+from nexus_ablate.config.compose import compose
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.model import build_model
 

@@ -20,8 +20,8 @@ from checkouts import ROOT, Checkout, git
 from nexus_ablate import errors
 from nexus_ablate.axes.norm import NORMS
 from nexus_ablate.cli import main
-from nexus_ablate.composition import compose
-from nexus_ablate.plugins import VARIABLE, add_plugins
+from nexus_ablate.config.compose import compose
+from nexus_ablate.config.plugins import VARIABLE, add_plugins
 from nexus_ablate.provenance import COMPUTES_NOTHING, PACKAGE, computes, differ, source_hash, source_hashes, text_hash
 from nexus_ablate.runs import find_runs, read_run
 from nexus_ablate.study.definition import read_request
@@ -209,7 +209,7 @@ def test_an_edited_plugin_is_other_code_and_its_comments_are_none(tiny_run, tmp_
     overrides = tiny_run("norm=trial", "train.steps=2")
 
     def again() -> str:
-        from nexus_ablate.plugins import _plugins
+        from nexus_ablate.config.plugins import _plugins
 
         _plugins.cache_clear()
         add_plugins([directory])

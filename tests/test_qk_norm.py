@@ -7,8 +7,8 @@ from torch.nn import functional as F
 
 from nexus_ablate.axes.qk_norm import QK_NORMS
 from nexus_ablate.axes.roles import Geometry
+from nexus_ablate.config.options import default_option
 from nexus_ablate.model import build_model
-from nexus_ablate.resolution import default_option
 
 H, G, D, T = 4, 2, 6, 5
 GEOMETRY = Geometry(n_layers=2, d_model=24, n_heads=H, n_kv_heads=G, head_dim=D, d_ff=16, context=T, vocab_size=11)

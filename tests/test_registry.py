@@ -10,9 +10,9 @@ from nexus_ablate.axes.normalizer import NORMALIZERS
 from nexus_ablate.axes.placement import PLACEMENTS
 from nexus_ablate.axes.position import POSITIONS
 from nexus_ablate.axes.qk_norm import QK_NORMS
-from nexus_ablate.config import AXES, OPTION_GROUPS
+from nexus_ablate.config.options import Option, Registry, check_option, option_files, read_option_file
+from nexus_ablate.config.run_config import AXES, OPTION_GROUPS
 from nexus_ablate.errors import ConfigError
-from nexus_ablate.registry import Option, Registry, check_option, option_files, read_option_file
 
 REGISTRIES = {r.axis: r for r in (NORMS, PLACEMENTS, POSITIONS, SCORES, NORMALIZERS, QK_NORMS, GATES, FFNS, INITS)}
 

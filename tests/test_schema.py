@@ -2,8 +2,8 @@ import math
 
 import pytest
 
+from nexus_ablate.config.grammar import Constraint, ratio, show
 from nexus_ablate.errors import ConfigError, did_you_mean, edit_distance, printable
-from nexus_ablate.schema import Constraint, ratio, show
 
 
 @pytest.mark.parametrize(

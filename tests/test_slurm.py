@@ -20,8 +20,8 @@ from types import SimpleNamespace
 import pytest
 
 from nexus_ablate import errors
-from nexus_ablate.composition import compose
-from nexus_ablate.plugins import VARIABLE as PLUGINS
+from nexus_ablate.config.compose import compose
+from nexus_ablate.config.plugins import VARIABLE as PLUGINS
 from nexus_ablate.provenance import source_hash
 from nexus_ablate.runs import find_runs, read_run
 from nexus_ablate.study import cluster as cluster_module

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from nexus_ablate.composition import compose, differences
+from nexus_ablate.config.compose import compose, differences
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.runs import arm_name
 from nexus_ablate.study.cost import cost_of, seconds_of

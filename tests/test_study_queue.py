@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from nexus_ablate import errors
-from nexus_ablate.composition import compose
+from nexus_ablate.config.compose import compose
 from nexus_ablate.runs import find_runs, read_jsonl, read_run
 from nexus_ablate.study.definition import read_request
 from nexus_ablate.study.jobs import Runs

@@ -10,7 +10,7 @@ import sys
 import pytest
 from rich.console import Console
 
-from nexus_ablate.composition import compose
+from nexus_ablate.config.compose import compose
 from nexus_ablate.runs import read_run
 from nexus_ablate.study.cost import cost_of
 from nexus_ablate.study.definition import define, read_request

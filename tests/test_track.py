@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from written_runs import Writer, config_of
 
-from nexus_ablate.registry import Option, check_option, option_files
+from nexus_ablate.config.options import Option, check_option, option_files
 from nexus_ablate.track import FilesTracker, Tracker, mirror, resolve_mode, start_tracker, upload
 
 KEY = "k3y" * 14

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from nexus_ablate import errors
-from nexus_ablate.composition import compose
+from nexus_ablate.config.compose import compose
 from nexus_ablate.errors import Diverged, Preempted
 from nexus_ablate.runs import read_jsonl, read_run
 from nexus_ablate.training import checkpoint

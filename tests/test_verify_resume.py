@@ -15,7 +15,7 @@ import torch
 
 from nexus_ablate.cli import main, verify_resume
 from nexus_ablate.cli.verify_resume import compare
-from nexus_ablate.composition import compose
+from nexus_ablate.config.compose import compose
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.runs import find_runs, read_run
 from nexus_ablate.training.checkpoint import load_newest, save

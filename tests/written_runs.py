@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from nexus_ablate.composition import compose, differences
+from nexus_ablate.config.compose import compose, differences
 from nexus_ablate.runs import arm_name
 
 TINY = ("model.n_layers=2", "model.d_model=16", "model.n_heads=2", "model.context=8", "train.steps=400")

@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from nexus_ablate.axes.roles import SMALL_MAP, Geometry, HeadLinear
-from nexus_ablate.registry import Registry
+from nexus_ablate.config.options import Registry
 
 HIDDEN_BYTES, GPU_HIDDEN_BYTES = 2**26, 2**29
 """Largest (B, H, queries, S, w) tensor that an additive score forms at a time, uncompiled; one query at least. Three of

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from nexus_ablate.axes.linear import shared
 from nexus_ablate.axes.roles import Geometry, Linear
-from nexus_ablate.registry import Registry
+from nexus_ablate.config.options import Registry
 
 
 class FeedForward(nn.Module):

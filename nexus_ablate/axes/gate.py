@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nexus_ablate.axes.roles import Geometry, HeadLinear, Linear
-from nexus_ablate.registry import Registry
+from nexus_ablate.config.options import Registry
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": torch.sigmoid,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from nexus_ablate.axes.roles import EMBEDDINGS, SMALL_MAP, VECTOR, Geometry, parameter_roles
-from nexus_ablate.registry import Registry
+from nexus_ablate.config.options import Registry
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from nexus_ablate.axes.linear import autocasts
 from nexus_ablate.axes.low_precision import is_low, normalize_low, uncast
-from nexus_ablate.registry import Registry
+from nexus_ablate.config.options import Registry
 
 NORMS: Registry[nn.Module] = Registry("norm")
 

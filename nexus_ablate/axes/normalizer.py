@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from nexus_ablate.axes.roles import Geometry
-from nexus_ablate.registry import Registry
+from nexus_ablate.config.options import Registry
 
 
 class Normalizer(nn.Module):

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from nexus_ablate.axes.position import Position
-from nexus_ablate.registry import Registry
+from nexus_ablate.config.options import Registry
 
 
 @dataclass(frozen=True)

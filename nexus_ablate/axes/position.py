@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nexus_ablate.axes.roles import SMALL_MAP, Geometry, Linear, Table
-from nexus_ablate.registry import Registry
+from nexus_ablate.config.options import Registry
 
 
 class Position(nn.Module):

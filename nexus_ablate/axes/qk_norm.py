@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from nexus_ablate.axes.norm import LayerNorm, RMSNorm
 from nexus_ablate.axes.roles import Geometry
-from nexus_ablate.registry import Registry
+from nexus_ablate.config.options import Registry
 
 QKV = tuple[Tensor, Tensor, Tensor]
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from nexus_ablate.axes.norm import NORMS
 from nexus_ablate.bench.timing import MOST_PROGRAMS, Clock, Spread, clock_of, in_turn, ratios, spread
 from nexus_ablate.bench.traffic import Traffic, counted, device_rates, seconds_at_best
-from nexus_ablate.config import RunConfig
+from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.model import build_model
 from nexus_ablate.training.device import device_of, precision_context

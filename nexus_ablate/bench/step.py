@@ -12,8 +12,8 @@ import torch
 
 from nexus_ablate.bench.timing import MOST_PROGRAMS, Spread, clock_of, in_turn, ratios, spread
 from nexus_ablate.bench.traffic import device_rates
-from nexus_ablate.composition import compose
-from nexus_ablate.config import RunConfig
+from nexus_ablate.config.compose import compose
+from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.data import prepare
 from nexus_ablate.model import build_model
 from nexus_ablate.runs import identity, open_run

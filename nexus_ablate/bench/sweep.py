@@ -84,7 +84,7 @@ def _worker(seconds: float, overrides: list[str]) -> None:
     import torch
 
     from nexus_ablate.bench.step import WARM_STEPS, endless, running
-    from nexus_ablate.composition import compose
+    from nexus_ablate.config.compose import compose
     from nexus_ablate.training.memory import keep_freed_memory
 
     keep_freed_memory()

@@ -132,7 +132,7 @@ def _run(arguments: list[str]) -> int:
 def _without_plugins(arguments: list[str]) -> list[str]:
     """What follows the leading `--plugin DIR`, whose options are known from here on."""
     from nexus_ablate import errors
-    from nexus_ablate.plugins import add_plugins
+    from nexus_ablate.config.plugins import add_plugins
 
     directories = []
     while arguments and arguments[0].split("=")[0] == "--plugin":

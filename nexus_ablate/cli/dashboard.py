@@ -39,7 +39,7 @@ def run(arguments: list[str]) -> int:
     if words:
         raise errors.ConfigError("dashboard takes flags only", words[0], f"--study {words[0]}")
 
-    from nexus_ablate.registry import option_files
+    from nexus_ablate.config.options import option_files
     from nexus_ablate.track import dashboard
 
     project = options.get("--project") or str(option_files("tracker")["wandb"].keys["project"].default)

@@ -9,7 +9,7 @@ from typing import Any
 
 from nexus_ablate import errors
 from nexus_ablate.cli.verb import Flag, Verb, names_of
-from nexus_ablate.config import EVALUATIONS
+from nexus_ablate.config.run_config import EVALUATIONS
 
 VERB = Verb(
     "evaluate",

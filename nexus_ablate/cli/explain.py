@@ -8,9 +8,9 @@ from typing import Any
 
 from nexus_ablate import errors
 from nexus_ablate.cli.verb import Flag, Verb, whole
-from nexus_ablate.composition import compose
+from nexus_ablate.config.compose import compose
+from nexus_ablate.config.grammar import show
 from nexus_ablate.errors import printable
-from nexus_ablate.schema import show
 
 VERB = Verb(
     "explain",

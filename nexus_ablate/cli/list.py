@@ -12,9 +12,9 @@ import yaml
 
 from nexus_ablate import errors
 from nexus_ablate.cli.verb import Flag, Verb
-from nexus_ablate.config import CLOSED_GROUPS, OPTION_GROUPS, RunConfig
-from nexus_ablate.registry import conf_dir, option_files
-from nexus_ablate.schema import show
+from nexus_ablate.config.grammar import show
+from nexus_ablate.config.options import conf_dir, option_files
+from nexus_ablate.config.run_config import CLOSED_GROUPS, OPTION_GROUPS, RunConfig
 
 VERB = Verb(
     "list",

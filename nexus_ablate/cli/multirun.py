@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from nexus_ablate import errors
-from nexus_ablate.composition import check_overrides, compose, differences, leave_preset_options, search_plugins
-from nexus_ablate.config import RunConfig, from_values
+from nexus_ablate.config.compose import check_overrides, compose, differences, leave_preset_options, search_plugins
+from nexus_ablate.config.options import conf_dir
+from nexus_ablate.config.resolve import from_values
+from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.errors import ConfigError, UserError
-from nexus_ablate.registry import conf_dir
 from nexus_ablate.runs import arm_name, has_status, read_run
 
 LAUNCHERS = {

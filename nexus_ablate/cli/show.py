@@ -6,7 +6,7 @@ from typing import Any
 
 from nexus_ablate import errors
 from nexus_ablate.cli.verb import Flag, Verb, target
-from nexus_ablate.config import EVALUATIONS
+from nexus_ablate.config.run_config import EVALUATIONS
 from nexus_ablate.runs.files import PICTURES
 
 VERB = Verb(

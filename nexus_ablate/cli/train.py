@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 
 from nexus_ablate import errors
-from nexus_ablate.composition import check_overrides, compose, search_plugins
-from nexus_ablate.registry import conf_dir
+from nexus_ablate.config.compose import check_overrides, compose, search_plugins
+from nexus_ablate.config.options import conf_dir
 
 HELP = """nexus-ablate [train] [KEY=VALUE ...]        one run
 nexus-ablate -m KEY=A,B KEY=C,D ...         every combination, through Hydra

@@ -23,7 +23,7 @@ from typing import Any
 
 from nexus_ablate import errors
 from nexus_ablate.cli.verb import Flag, Verb
-from nexus_ablate.composition import compose
+from nexus_ablate.config.compose import compose
 from nexus_ablate.errors import ConfigError, UserError, printable
 from nexus_ablate.runs import RunRecord, find_runs, read_run
 

@@ -8,8 +8,8 @@ import re
 from functools import cache
 from typing import Any
 
-from nexus_ablate.config import CLOSED_GROUPS, RunConfig
-from nexus_ablate.schema import show
+from nexus_ablate.config.grammar import show
+from nexus_ablate.config.run_config import CLOSED_GROUPS, RunConfig
 
 CUT = re.compile(r",\+[0-9a-f]{6}$")
 """The ending of an arm's name that was too long for a directory."""
@@ -68,8 +68,8 @@ def label(config: dict[str, Any], base: dict[str, Any]) -> str:
 def changes(name: str, config: dict[str, Any]) -> set[str]:
     """How an arm differs from the house's default: from its name, or from its configuration where the name was cut."""
     if CUT.search(name):
-        from nexus_ablate.composition import differences
-        from nexus_ablate.config import from_values
+        from nexus_ablate.config.compose import differences
+        from nexus_ablate.config.resolve import from_values
         from nexus_ablate.errors import ConfigError
 
         try:
@@ -87,7 +87,7 @@ def science_key(config: dict[str, Any], without: tuple[str, ...] = ()) -> str:
 
 def meaning(config: dict[str, Any]) -> str:
     """The same for a config.yaml with every `auto` replaced; '' where this version cannot read it."""
-    from nexus_ablate.config import from_values
+    from nexus_ablate.config.resolve import from_values
     from nexus_ablate.errors import ConfigError
 
     try:

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from nexus_ablate.config.options import Option
 from nexus_ablate.data.corpus import CORPORA, Corpus, head
 from nexus_ablate.data.tokenizer import (
     BPE_TRAINING_CHARACTERS,
@@ -35,7 +36,6 @@ from nexus_ablate.data.tokenizer import (
     read_tokenizer_file,
 )
 from nexus_ablate.errors import ConfigError, StorageError
-from nexus_ablate.registry import Option
 
 FORMAT = 1
 TOKENIZER_KEYS = ("tokenizer", "bpe_vocab")

@@ -14,8 +14,8 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import final
 
+from nexus_ablate.config.options import Registry
 from nexus_ablate.errors import ConfigError, did_you_mean
-from nexus_ablate.registry import Registry
 from nexus_ablate.runs.files import open_regular
 
 CORPORA: Registry[Corpus] = Registry("data")

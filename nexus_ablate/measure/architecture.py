@@ -24,11 +24,11 @@ from nexus_ablate.axes.placement import PLACEMENTS
 from nexus_ablate.axes.position import POSITIONS
 from nexus_ablate.axes.qk_norm import QK_NORMS
 from nexus_ablate.axes.roles import VECTOR, parameter_roles
-from nexus_ablate.composition import differences
-from nexus_ablate.config import AXES, Option, RunConfig
+from nexus_ablate.config.compose import differences
+from nexus_ablate.config.options import OptionFile, option_files
+from nexus_ablate.config.run_config import AXES, Option, RunConfig
 from nexus_ablate.measure.counts import flops_by_module, parameters
 from nexus_ablate.model import GPT
-from nexus_ablate.registry import OptionFile, option_files
 from nexus_ablate.runs import arm_name
 
 

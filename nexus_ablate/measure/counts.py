@@ -13,7 +13,7 @@ from torch.utils.flop_counter import flop_registry
 
 from nexus_ablate.attention import AttentionCore
 from nexus_ablate.axes.roles import EMBEDDINGS, parameter_roles
-from nexus_ablate.config import RunConfig
+from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.model import meta_model
 
 PEAK_FLOPS = {  # dense bf16 matrix products a second, from the makers' data sheets

@@ -11,10 +11,10 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from nexus_ablate import errors
+from nexus_ablate.config.plugins import VARIABLE as PLUGINS
 from nexus_ablate.data import prepare
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.masking import mask
-from nexus_ablate.plugins import VARIABLE as PLUGINS
 from nexus_ablate.provenance import git_state, source_hash
 from nexus_ablate.runs import atomic_write_json, make_directory
 from nexus_ablate.runs.files import storage

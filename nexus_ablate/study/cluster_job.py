@@ -22,10 +22,10 @@ from types import FrameType
 from typing import Any
 
 from nexus_ablate import errors
-from nexus_ablate.config import RunConfig
+from nexus_ablate.config.plugins import VARIABLE as PLUGINS
+from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.errors import AlreadyRunning, ConfigError, Preempted, UserError
 from nexus_ablate.masking import masked_streams
-from nexus_ablate.plugins import VARIABLE as PLUGINS
 from nexus_ablate.provenance import refuse_other_source
 from nexus_ablate.runs import atomic_write_json
 from nexus_ablate.runs.ownership import LOST_SECONDS, now
@@ -111,7 +111,7 @@ def train_in_job(order: Order, hash8: str = "") -> Answer:
         order: The run.
         hash8: Of the run's directory at submission, where it was known.
     """
-    from nexus_ablate.composition import compose
+    from nexus_ablate.config.compose import compose
     from nexus_ablate.training.session import train
 
     try:

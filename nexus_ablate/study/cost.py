@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from functools import cache
 
-from nexus_ablate.config import RunConfig
+from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.data import vocabulary_size
 
 PROCESS_BYTES = 400 * 2**20  # of a process that has imported torch and holds no model
@@ -84,7 +84,7 @@ def vocabulary(config: RunConfig) -> int:
 
 @cache
 def _vocabulary(data: tuple[tuple[str, object], ...]) -> int:
-    from nexus_ablate.registry import Option
+    from nexus_ablate.config.options import Option
 
     values = {name: list(value) if isinstance(value, tuple) else value for name, value in data}
     return vocabulary_size(Option(str(values.pop("name")), values))

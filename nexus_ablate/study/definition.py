@@ -23,10 +23,10 @@ from typing import Any
 
 import yaml
 
-from nexus_ablate.config import OPTION_GROUPS, TrainConfig, key, keys_of
+from nexus_ablate.config.grammar import Constraint, show
+from nexus_ablate.config.options import conf_dir
+from nexus_ablate.config.run_config import OPTION_GROUPS, TrainConfig, key, keys_of
 from nexus_ablate.errors import ConfigError, unknown
-from nexus_ablate.registry import conf_dir
-from nexus_ablate.schema import Constraint, show
 
 SEEDS = [0, 1, 2, 3, 4]
 TUNING_SEEDS = [1001]

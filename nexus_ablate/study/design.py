@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from nexus_ablate.composition import compose, differences
-from nexus_ablate.config import RunConfig
+from nexus_ablate.config.compose import compose, differences
+from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.runs import arm_name
 from nexus_ablate.study.definition import Definition, merged

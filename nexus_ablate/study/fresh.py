@@ -9,9 +9,9 @@ from itertools import count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nexus_ablate.config.grammar import show
 from nexus_ablate.errors import ConfigError, unknown
 from nexus_ablate.runs import SETTLED
-from nexus_ablate.schema import show
 from nexus_ablate.study.definition import (
     KEYS,
     Request,

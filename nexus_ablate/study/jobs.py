@@ -15,11 +15,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from nexus_ablate.composition import differences
-from nexus_ablate.config import RunConfig
+from nexus_ablate.config.compose import differences
+from nexus_ablate.config.grammar import show
+from nexus_ablate.config.options import Option
+from nexus_ablate.config.resolve import changed
+from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.data import fingerprint_of
 from nexus_ablate.errors import UserError
-from nexus_ablate.registry import Option
 from nexus_ablate.runs import (
     SETTLED,
     OtherCode,
@@ -30,7 +32,6 @@ from nexus_ablate.runs import (
     read_run,
     read_status,
 )
-from nexus_ablate.schema import show
 from nexus_ablate.study.definition import Request, merged
 from nexus_ablate.study.design import Arm, Study
 from nexus_ablate.training.session import code_for, identity_of
@@ -141,10 +142,10 @@ class Runs:
         asked = self.study.definition
         config, name, extra = arm.config, arm.name, []
         if lr is not None and lr != config.optim.lr:
-            config = dataclasses.replace(config, optim=dataclasses.replace(config.optim, lr=lr))
+            config = changed(config, optim=dataclasses.replace(config.optim, lr=lr))
             name = arm_name(differences(config, self.study.baseline.config))
             extra = [f"optim.lr={show(lr)}"]
-        config = dataclasses.replace(config, seed=seed)
+        config = changed(config, seed=seed)
         ident = identity_of(config, self._fingerprint(config))
         overrides = [*asked.baseline, *arm.overrides, *extra, f"seed={seed}", f"study={asked.name}"]
         path = self.request.directory / name / f"s{seed}-{ident.hash8}"

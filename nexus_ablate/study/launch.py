@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from nexus_ablate import errors
-from nexus_ablate.config import RunConfig
+from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.data import prepare
 from nexus_ablate.provenance import source_hash
 from nexus_ablate.study.cost import PROCESS_BYTES, cost_of, free_memory

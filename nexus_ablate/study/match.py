@@ -11,7 +11,8 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
-from nexus_ablate.config import RunConfig
+from nexus_ablate.config.resolve import changed
+from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.study.cost import cost_of, measured_speed, vocabulary
 from nexus_ablate.study.definition import Definition, key_of
@@ -49,7 +50,7 @@ def _size(kind: str, baseline: RunConfig, asked: list[str], config: RunConfig) -
             return str(Fraction(n * model.d_ff_multiple, model.d_model))
 
         def sized(n: int) -> RunConfig:
-            return replace(config, d_ff_ratio=ratio(n))
+            return changed(config, d_ff_ratio=ratio(n))
 
         def override(n: int) -> str:
             return f"d_ff_ratio={ratio(n)}"
@@ -57,7 +58,7 @@ def _size(kind: str, baseline: RunConfig, asked: list[str], config: RunConfig) -
         start = model.n_layers
 
         def sized(n: int) -> RunConfig:
-            return replace(config, model=replace(model, n_layers=n))
+            return changed(config, model=replace(model, n_layers=n))
 
         def override(n: int) -> str:
             return f"model.n_layers={n}"

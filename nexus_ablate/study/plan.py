@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from nexus_ablate.config import RunConfig
+from nexus_ablate.config.grammar import show
+from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.runs import read_run
-from nexus_ablate.schema import show
 from nexus_ablate.study.cost import Cost, cost_of, measured_speed, seconds_of
 from nexus_ablate.study.design import Arm, Study
 from nexus_ablate.study.jobs import Job, Runs

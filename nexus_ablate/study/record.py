@@ -22,11 +22,11 @@ from typing import Any
 
 import yaml
 
+from nexus_ablate.config.grammar import show
 from nexus_ablate.errors import ConfigError, UserError
 from nexus_ablate.masking import mask
 from nexus_ablate.runs import atomic_write_text, make_directory
 from nexus_ablate.runs.record import load_yaml, read_mapping
-from nexus_ablate.schema import show
 from nexus_ablate.study.definition import Definition, asked_before
 from nexus_ablate.study.design import Study, label
 

@@ -98,7 +98,7 @@ def work(pipe: connection.Connection, threads: int | None, gpu: str | None, log:
 
 
 def _train(order: Order) -> Answer:
-    from nexus_ablate.composition import compose
+    from nexus_ablate.config.compose import compose
     from nexus_ablate.provenance import refuse_other_source
     from nexus_ablate.training.session import train
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+from nexus_ablate.config.options import Option
 from nexus_ablate.errors import ConfigError, printable
 from nexus_ablate.masking import mask
-from nexus_ablate.registry import Option
 
 Mode = Literal["files", "wandb", "wandb_offline"]
 

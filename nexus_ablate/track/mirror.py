@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, final
 
-from nexus_ablate.registry import Option
+from nexus_ablate.config.options import Option
 from nexus_ablate.runs import read_run
 from nexus_ablate.runs.files import refuse_link
 from nexus_ablate.track.account import LOG_IN, NO_KEY, credentials, failure, redactor, resolve_mode

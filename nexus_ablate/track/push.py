@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from nexus_ablate.config.options import Option
 from nexus_ablate.errors import UserError
-from nexus_ablate.registry import Option
 from nexus_ablate.runs import RunRecord, read_run
 from nexus_ablate.track.account import failure, redactor, require_key, resolve_mode
 from nexus_ablate.track.described import PLACE_FILE, config_of, place_of, settings_of

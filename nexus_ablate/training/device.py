@@ -14,7 +14,8 @@ import time
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from nexus_ablate.config import TrainConfig, check_graphs
+from nexus_ablate.config.resolve import check_graphs
+from nexus_ablate.config.run_config import TrainConfig
 from nexus_ablate.errors import ConfigError
 
 _TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100

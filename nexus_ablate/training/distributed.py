@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-    from nexus_ablate.config import RunConfig
+    from nexus_ablate.config.run_config import RunConfig
     from nexus_ablate.training.signals import StopRequest
 
 BEAT_SECONDS = 2.0

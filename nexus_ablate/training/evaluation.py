@@ -7,7 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nexus_ablate.config import RunConfig, from_values
+from nexus_ablate.config.resolve import from_values
+from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.data import TokenizedData, eval_windows, hash_tokens, prepare
 from nexus_ablate.errors import CheckpointError, ConfigError
 from nexus_ablate.runs import RunRecord, atomic_write_json, read_run

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nexus_ablate.config import RunConfig
+from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.data import Batches, TokenizedData
 from nexus_ablate.errors import Preempted
 from nexus_ablate.model import build_model

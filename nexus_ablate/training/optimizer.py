@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from nexus_ablate.axes.roles import EMBEDDINGS, MATRICES, parameter_roles
-from nexus_ablate.config import OptimConfig
+from nexus_ablate.config.run_config import OptimConfig
 
 ROLE = "role/"
 DECAYED_ROLES = {"matrices": set(MATRICES), "matrices_embeddings": {*MATRICES, *EMBEDDINGS}}

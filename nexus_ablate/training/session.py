@@ -11,8 +11,8 @@ from typing import Any
 import yaml
 
 from nexus_ablate import errors
-from nexus_ablate.composition import differences, plugins_used
-from nexus_ablate.config import RunConfig
+from nexus_ablate.config.compose import differences, plugins_used
+from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.data import TokenizedData, prepare
 from nexus_ablate.errors import StorageError, UserError
 from nexus_ablate.provenance import source_hash, source_hashes

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nexus_ablate.axes.init import stream
-from nexus_ablate.config import RunConfig
+from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.errors import ConfigError, Diverged
 from nexus_ablate.measure.counts import flops_per_token
 from nexus_ablate.model import GPT

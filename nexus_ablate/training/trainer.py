@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nexus_ablate.config import RunConfig
+from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.data import Batches, TokenizedData, chain, eval_places, eval_windows, hash_tokens, token_kinds
 from nexus_ablate.errors import CheckpointError, Preempted
 from nexus_ablate.measure.counts import flops_per_token, parameters, peak_flops

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from nexus_ablate.composition import compose
+from nexus_ablate.config.compose import compose
 from nexus_ablate.data import Batches
 from nexus_ablate.runs import files, find_runs, read_jsonl, read_run
 from nexus_ablate.training.checkpoint import load_newest

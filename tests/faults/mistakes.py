@@ -8,10 +8,10 @@ import string
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from nexus_ablate.config import CLOSED_GROUPS, OPTION_GROUPS, RunConfig, keys_of
+from nexus_ablate.config.grammar import Constraint, parse_interval
+from nexus_ablate.config.options import AXES, conf_dir, option_files
+from nexus_ablate.config.run_config import CLOSED_GROUPS, OPTION_GROUPS, RunConfig, keys_of
 from nexus_ablate.errors import edit_distance
-from nexus_ablate.registry import AXES, conf_dir, option_files
-from nexus_ablate.schema import Constraint, parse_interval
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import pytest
 
 from faults.bench import at_step, only, result, run, sizes
 from nexus_ablate import errors
-from nexus_ablate.composition import compose
+from nexus_ablate.config.compose import compose
 from nexus_ablate.errors import CheckpointError
 from nexus_ablate.training import checkpoint
 from nexus_ablate.training.checkpoint import load_newest

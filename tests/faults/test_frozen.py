@@ -18,10 +18,11 @@ from safetensors.torch import save as to_bytes
 
 from faults.bench import at_step, logged, run, sizes, weights
 from faults.payloads import replant
-from nexus_ablate import __version__, config, load_run
+from nexus_ablate import __version__, load_run
 from nexus_ablate.cli import main
+from nexus_ablate.config import run_config as config
+from nexus_ablate.config.options import Option, option_files
 from nexus_ablate.errors import CheckpointError
-from nexus_ablate.registry import Option, option_files
 from nexus_ablate.runs import find_runs
 from nexus_ablate.training.checkpoint import load_newest
 from nexus_ablate.training.trainer import Trainer

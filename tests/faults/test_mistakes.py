@@ -12,8 +12,8 @@ import pytest
 
 from faults.bench import sizes
 from faults.mistakes import KINDS, Mistake, mistakes
-from nexus_ablate import composition
-from nexus_ablate.composition import compose
+from nexus_ablate.config import compose as composition
+from nexus_ablate.config.compose import compose
 from nexus_ablate.errors import ConfigError
 
 

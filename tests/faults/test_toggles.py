@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from faults.bench import logged, only, result, run, weights
-from nexus_ablate.composition import compose
+from nexus_ablate.config.compose import compose
 from nexus_ablate.training import checkpoint, session, trainer
 from nexus_ablate.training import step as training_step
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from nexus_ablate.axes.norm import NORMS
-from nexus_ablate.resolution import default_option
+from nexus_ablate.config.options import default_option
 
 pytestmark = [
     pytest.mark.gpu,

@@ -15,12 +15,12 @@ from typing import Any
 
 import yaml
 
-from nexus_ablate.config import CLOSED_GROUPS, OPTION_GROUPS, RunConfig, from_values, keys_of
+from nexus_ablate.config.grammar import show
+from nexus_ablate.config.options import AXES, Key, Option, conf_dir, default_option, option_files
+from nexus_ablate.config.plugins import Plugin, add_plugins, plugins
+from nexus_ablate.config.resolve import changed, from_values
+from nexus_ablate.config.run_config import CLOSED_GROUPS, OPTION_GROUPS, RunConfig, keys_of
 from nexus_ablate.errors import ConfigError, printable, unknown
-from nexus_ablate.plugins import Plugin, add_plugins, plugins
-from nexus_ablate.registry import AXES, Key, Option, conf_dir, option_files
-from nexus_ablate.resolution import default_option
-from nexus_ablate.schema import show
 
 GROUPS = (*OPTION_GROUPS, *CLOSED_GROUPS, "preset")
 
@@ -157,7 +157,7 @@ def _means_auto(config: RunConfig, name: str, theirs: Any) -> bool:
         return False
     auto = Option("auto") if name in OPTION_GROUPS else "auto"
     try:
-        return dataclasses.replace(config, **{name: auto}).science() == config.science()
+        return changed(config, **{name: auto}).science() == config.science()
     except ConfigError:  # auto has no meaning here
         return False
 

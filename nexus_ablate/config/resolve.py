@@ -1,30 +1,25 @@
-"""What every `auto` comes to mean: what the chosen options prescribe, and the numbers that follow from the sizes."""
+"""From values to a checked RunConfig: the rules between two keys, and what every `auto` comes to mean."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from nexus_ablate.errors import ConfigError, unknown
-from nexus_ablate.registry import AXES, Option, check_option, option_files
-from nexus_ablate.schema import ratio, show
-
-if TYPE_CHECKING:
-    from nexus_ablate.config import RunConfig
-
-MEANT = (
-    "norm_bias",
-    "final_norm",
-    "embed_scale",
-    "d_ff_ratio",
-    "qkv_bias",
-    "attn_out_bias",
-    "ffn_bias",
-    "n_kv_heads",
+from nexus_ablate.config.grammar import ratio, show
+from nexus_ablate.config.options import AXES, Option, check_option, default_option, option_files
+from nexus_ablate.config.run_config import (
+    CLOSED_GROUPS,
+    EVALUATIONS,
+    MEANT,
+    OPTION_GROUPS,
+    Resolved,
+    RunConfig,
+    keys_of,
 )
-"""The keys whose `auto` has a meaning in `resolved`."""
+from nexus_ablate.errors import ConfigError, unknown
+
+_SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 PRESCRIBABLE = ("norm_bias", "final_norm", "embed_scale", "d_ff_ratio", "init", "qk_norm")
 """The keys whose `auto` an option may give a meaning (`qk_norm`, which has no `auto`: a placement in place of none).
@@ -35,31 +30,132 @@ STARTS_AS = {"learned": "sqrt_d"}
 """A value of `embed_scale` that starts as another one: where options prescribe both, it satisfies both."""
 
 
-@dataclass
-class Resolved:
-    """What every `auto` came to mean, and the numbers that follow from the configuration."""
+def from_values(values: dict[str, Any]) -> RunConfig:
+    """A checked RunConfig from nested values, as Hydra composes them or config.yaml holds them.
 
-    norm_bias: bool
-    final_norm: bool
-    embed_scale: str
-    init: Option
-    qk_norm: Option
-    qkv_bias: bool
-    attn_out_bias: bool
-    ffn_bias: bool
-    n_kv_heads: int
-    windows: list[int]
-    head_dim: int
-    d_ff: int
-    d_ff_ratio: float
-    steps: int | None
-    tokens_per_step: int
-    notes: list[str] = field(default_factory=list)
-    prescribed: dict[str, str] = field(default_factory=dict)
-    """The option that gave an `auto` its meaning, by key."""
+    Raises:
+        ConfigError: An unknown key or name, a value of the wrong type or range, a contradictory pair.
+    """
+    parts: dict[str, Any] = {}
+    scalars = keys_of(RunConfig)
+    for name, value in values.items():
+        if name in OPTION_GROUPS:
+            parts[name] = check_option(name, _mapping(name, value))
+        elif name in CLOSED_GROUPS:
+            parts[name] = _closed_group(name, _mapping(name, value))
+        elif name in scalars:
+            parts[name] = scalars[name].accept(name, value)
+        else:
+            raise unknown("there is no key of this name", name, [*scalars, *CLOSED_GROUPS, *OPTION_GROUPS])
+    missing = {f.name for f in dataclasses.fields(RunConfig) if f.init} - parts.keys()
+    if missing:
+        raise ConfigError("the configuration is incomplete", f"no {', '.join(sorted(missing))}")
+    return checked(RunConfig(**parts))
 
-    def flat(self) -> dict[str, Any]:
-        return {**dataclasses.asdict(self), "init": self.init.flat(), "qk_norm": self.qk_norm.flat()}
+
+def checked(config: RunConfig) -> RunConfig:
+    """The configuration with `resolved` filled in.
+
+    Raises:
+        ConfigError: A rule between two keys is broken, or options contradict each other.
+    """
+    check_rules(config)
+    config.resolved = resolve(config)
+    return config
+
+
+def changed(config: RunConfig, **values: Any) -> RunConfig:
+    """A copy with other values, checked and resolved again.
+
+    Raises:
+        ConfigError: As `checked`.
+    """
+    return checked(dataclasses.replace(config, **values))
+
+
+def _mapping(name: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ConfigError(f"{name} is a group of keys", show(value), f"use {name}=OPTION or {name}.KEY=VALUE")
+    return value
+
+
+def _closed_group(name: str, values: dict[str, Any]) -> Any:
+    cls = CLOSED_GROUPS[name]
+    keys = keys_of(cls)
+    for given in values:
+        if given not in keys:
+            raise unknown("there is no key of this name", f"{name}.{given}", [f"{name}.{k}" for k in keys])
+    missing = keys.keys() - values.keys()
+    if missing:
+        raise ConfigError(f"{name} is incomplete", f"no {', '.join(sorted(missing))}")
+    return cls(**{k: constraint.accept(f"{name}.{k}", values[k]) for k, constraint in keys.items()})
+
+
+# ---------------------------------------------------------------------------------------- rules between two keys
+
+
+def check_rules(config: RunConfig) -> None:
+    """Rules that no single key can hold.
+
+    Raises:
+        ConfigError: What, got and fix of the first rule that is broken.
+    """
+    model, train = config.model, config.train
+    if model.head_dim == "auto" and model.d_model % model.n_heads:
+        heads = [h for h in range(1, model.d_model + 1) if model.d_model % h == 0]
+        nearest = min(heads, key=lambda h: abs(h - model.n_heads))
+        fix = f"model.n_heads={nearest}, or give model.head_dim"
+        raise ConfigError("model.n_heads must divide model.d_model", f"{model.n_heads} and {model.d_model}", fix)
+    if config.n_kv_heads != "auto" and model.n_heads % config.n_kv_heads:
+        got = f"{config.n_kv_heads} and {model.n_heads}"
+        raise ConfigError("n_kv_heads must divide model.n_heads", got, "n_kv_heads=1 shares one among all")
+    if config.window == []:
+        raise ConfigError("window needs at least one layer's width", "[]", "window=off, or window=[128,0]")
+    if train.tokens != "auto" and train.flops != "auto":
+        raise ConfigError("a run has one budget", "train.tokens and train.flops", "give one of them")
+    if train.precision == "fp16" and config.norm.keys.get("fp32") is False:
+        got = "train.precision=fp16 norm.fp32=off"
+        fix = "norm.fp32=on, or train.precision=bf16: in fp16 the norm's gradients overflow and a small eps becomes 0"
+        raise ConfigError("float16 statistics in the norm cannot be trained", got, fix)
+    if train.activation_checkpointing and "momentum" in config.norm.keys:
+        got = f"norm={config.norm.name} train.activation_checkpointing=on"
+        raise ConfigError("running statistics would be updated twice a step", got, "train.activation_checkpointing=off")
+    if train.compile == "graphs" and train.device in ("cpu", "mps"):
+        check_graphs(train.device)
+    if train.compile == "graphs" and train.grad_accum > 1:
+        got = f"train.compile=graphs train.grad_accum={train.grad_accum}"
+        raise ConfigError("a CUDA graph's gradients do not outlive its next replay", got, "train.compile=on")
+    if "pairing" in config.position.keys:
+        check_rotated_width(config)
+    if (
+        "buckets" in config.position.keys
+        and config.position.keys["max_distance"] <= config.position.keys["buckets"] // 2
+    ):
+        got = f"{config.position.keys['max_distance']} and {config.position.keys['buckets']}"
+        fix = "half of the buckets hold one distance each: more distance, or fewer buckets"
+        raise ConfigError("position.max_distance must exceed half of position.buckets", got, fix)
+    for name in config.evals:
+        if name not in EVALUATIONS:
+            raise unknown("there is no evaluation of this name", f"evals=[{name}]", EVALUATIONS)
+    if not _SAFE_NAME.fullmatch(config.study):
+        raise ConfigError("study must be the name of a folder", repr(config.study), "letters, digits, . _ - only")
+
+
+def check_graphs(device: str) -> None:
+    """That a kind of device has CUDA graphs."""
+    if device != "cuda":
+        raise ConfigError("CUDA graphs need a GPU with CUDA", f"train.compile=graphs on {device}", "train.compile=on")
+
+
+def check_rotated_width(config: RunConfig) -> None:
+    model = config.model
+    head_dim = model.d_model // model.n_heads if model.head_dim == "auto" else model.head_dim
+    if head_dim % 2:
+        what = f"position={config.position.name} turns channels in pairs"
+        raise ConfigError(what, f"head_dim {head_dim}", "give an even model.head_dim")
+
+
+# ------------------------------------------------------------------------------------------- the meaning of auto
 
 
 def resolve(config: RunConfig) -> Resolved:
@@ -178,8 +274,3 @@ def gain_sites(config: RunConfig, in_blocks: set[str], outside: set[str]) -> set
             what = f"placement={config.placement.name} has no norm at this site"
             raise unknown(what, site, sorted(in_blocks) + sorted(outside))
     return set(requested)
-
-
-def default_option(group: str, name: str) -> Option:
-    """An option with the values of its YAML."""
-    return Option(name, {k: spec.default for k, spec in option_files(group)[name].keys.items()})

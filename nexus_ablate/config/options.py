@@ -31,9 +31,9 @@ from typing import Any, Generic, TypeVar
 
 import yaml
 
+from nexus_ablate.config.grammar import Constraint, show
+from nexus_ablate.config.plugins import Plugin, plugins
 from nexus_ablate.errors import ConfigError, unknown
-from nexus_ablate.plugins import Plugin, plugins
-from nexus_ablate.schema import Constraint, show
 
 T = TypeVar("T")
 AXES = ("norm", "placement", "position", "attention", "normalizer", "qk_norm", "gate", "ffn", "init")
@@ -84,7 +84,7 @@ class Option:
 
 def conf_dir() -> Path:
     """The built-in `conf/`: inside the package in a wheel, beside it in a checkout."""
-    package = Path(__file__).resolve().parent
+    package = Path(__file__).resolve().parents[1]
     shipped = package / "conf"
     return shipped if shipped.is_dir() else package.parent / "conf"
 
@@ -204,6 +204,11 @@ def check_option(axis: str, values: dict[str, Any]) -> Option:
     if missing := option.keys.keys() - values.keys():  # as in the config.yaml of another version
         raise ConfigError(f"{axis}={name} is incomplete", f"no {', '.join(sorted(missing))}")
     return Option(name, {k: spec.constraint.accept(f"{axis}.{k}", values[k]) for k, spec in option.keys.items()})
+
+
+def default_option(group: str, name: str) -> Option:
+    """An option with the values of its YAML."""
+    return Option(name, {k: spec.default for k, spec in option_files(group)[name].keys.items()})
 
 
 class Registry(Generic[T]):
