@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nexus_ablate.axes.attention import SCORES
-from nexus_ablate.axes.blockwise import blockwise_attention, pays
 from nexus_ablate.axes.gate import GATES
-from nexus_ablate.axes.linear import shared
 from nexus_ablate.axes.normalizer import NORMALIZERS
 from nexus_ablate.axes.position import Position, by_distance
 from nexus_ablate.axes.qk_norm import QK_NORMS
 from nexus_ablate.axes.roles import Geometry, Linear
 from nexus_ablate.config.run_config import RunConfig
+from nexus_ablate.kernels.blockwise import blockwise_attention, pays
+from nexus_ablate.kernels.linear import shared
 
 SHORTEST_FLEX = 128
 """Queries from which on FlexAttention has a block to skip."""

@@ -13,12 +13,12 @@ from torch.utils.checkpoint import checkpoint
 from nexus_ablate.attention import Attention
 from nexus_ablate.axes.ffn import FFNS
 from nexus_ablate.axes.init import INITS, initialise
-from nexus_ablate.axes.linear import linear
 from nexus_ablate.axes.norm import NORMS
 from nexus_ablate.axes.placement import PLACEMENTS, Block, Parts
 from nexus_ablate.axes.position import POSITIONS
 from nexus_ablate.axes.roles import Geometry, Linear, Table
 from nexus_ablate.config.run_config import Option, RunConfig
+from nexus_ablate.kernels.linear import linear
 
 
 class GPT(nn.Module):

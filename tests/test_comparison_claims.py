@@ -250,7 +250,7 @@ def test_learning_rates_are_compared_by_their_values_and_not_by_their_number(stu
 
 # ----------------------------------------------------------------------------------------------------------- code
 
-EDITED = SOURCE | {"training/optimizer.py": "2c"}
+EDITED = SOURCE | {"optimizers.py": "2c"}
 BEFORE_HASHES = {"source": None, "config_hash": None, "plugins": None}
 
 
@@ -264,12 +264,12 @@ def test_arms_by_other_code_are_not_comparable_and_the_files_are_named(writer, c
     writer.arm("norm=layer", losses=HIGHER, env={"source": EDITED})
     writer.arm("norm=scale", losses=HIGHER, train_noise="x")
     comparison = compare(writer.root)
-    assert code(comparison) == (FAIL, "training/optimizer.py differs between the baseline and norm=layer")
+    assert code(comparison) == (FAIL, "optimizers.py differs between the baseline and norm=layer")
     assert word(comparison) == "NOT COMPARABLE" and word(comparison, "norm=scale") == "WORSE"
     waived = compare(writer.root, allow=["code"])
     assert code(waived)[0] == WAIVED and word(waived) == "WORSE"
     assert main(["compare", str(writer.root)]) == 0
-    assert "training/optimizer.py differs" in " ".join(capsys.readouterr().out.split())
+    assert "optimizers.py differs" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_file_that_only_one_code_has_is_a_difference(writer):
@@ -341,7 +341,7 @@ def test_a_study_trained_again_is_compared_by_its_new_runs_alone(study):
     assert {path: reason.split(" than ")[0] for path, reason in excluded(comparison).items()} == {
         path: "older run by other code" for path in study.paths[:10]
     }
-    assert "training/optimizer.py differs" in excluded(comparison)[study.paths[0]]
+    assert "optimizers.py differs" in excluded(comparison)[study.paths[0]]
     assert len(comparison.failed) == 0
 
 
@@ -377,7 +377,7 @@ def test_newer_runs_that_no_launch_of_the_study_made_are_left_out_and_it_is_said
     status, text = code(comparison)
     assert status == WARN
     assert (
-        "2 newer runs are left out: the study was launched last by other code (training/optimizer.py differs)" in text
+        "2 newer runs are left out: the study was launched last by other code (optimizers.py differs)" in text
     )
 
 

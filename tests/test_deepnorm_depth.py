@@ -12,7 +12,7 @@ import torch
 from nexus_ablate.config.compose import compose
 from nexus_ablate.data import Batches
 from nexus_ablate.model import build_model
-from nexus_ablate.training.optimizer import build_optimizer, learning_rate
+from nexus_ablate.optimizers import build_optimizer, learning_rate
 
 SETTING = ["model.d_model=32", "model.n_heads=2", "model.context=32", "norm=layer", "init=xavier"]
 SETTING += [

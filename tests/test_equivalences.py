@@ -3,7 +3,7 @@ import torch
 from equivalences import EQUIVALENT
 
 from nexus_ablate.model import build_model
-from nexus_ablate.training.optimizer import build_optimizer
+from nexus_ablate.optimizers import build_optimizer
 
 TOKENS = torch.randint(0, 11, (2, 8), generator=torch.Generator().manual_seed(0))
 

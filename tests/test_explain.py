@@ -18,7 +18,7 @@ from nexus_ablate.config.run_config import AXES
 from nexus_ablate.measure.architecture import architecture
 from nexus_ablate.measure.counts import flops_per_token
 from nexus_ablate.model import build_model, meta_model
-from nexus_ablate.training.optimizer import decay_groups
+from nexus_ablate.optimizers import decay_groups
 
 RICH = [
     "placement=subln",

@@ -12,14 +12,14 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nexus_ablate import attention
-from nexus_ablate.axes import blockwise, linear
 from nexus_ablate.axes.norm import normalize_rms
 from nexus_ablate.config.compose import compose
 from nexus_ablate.errors import ConfigError, Diverged
+from nexus_ablate.kernels import blockwise, linear, loss
 from nexus_ablate.measure.counts import flops_by_module
 from nexus_ablate.model import build_model
 from nexus_ablate.runs import read_jsonl
-from nexus_ablate.training import loss, memory, step
+from nexus_ablate.training import memory, step
 from nexus_ablate.training.session import train
 from nexus_ablate.training.step import Step
 

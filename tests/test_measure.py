@@ -21,8 +21,8 @@ from nexus_ablate.measure.probe import (
 from nexus_ablate.measure.statistics import kurtosis_token, max_abs, max_over_median, rms
 from nexus_ablate.measure.weight_statistics import spectral_norm, update_ratio, weight_rms
 from nexus_ablate.model import build_model
+from nexus_ablate.optimizers import build_optimizer
 from nexus_ablate.runs import read_jsonl, read_run
-from nexus_ablate.training.optimizer import build_optimizer
 from nexus_ablate.training.session import train
 
 TOKENS = torch.randint(0, 11, (2, 8), generator=torch.Generator().manual_seed(0))

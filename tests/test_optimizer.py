@@ -6,7 +6,7 @@ import torch
 from nexus_ablate.axes.roles import parameter_roles
 from nexus_ablate.config.compose import compose
 from nexus_ablate.model import build_model
-from nexus_ablate.training.optimizer import (
+from nexus_ablate.optimizers import (
     GradientNorms,
     build_optimizer,
     decay_groups,
@@ -194,7 +194,7 @@ def test_the_optimizer_does_not_import_the_compiler():
 import sys, torch
 from nexus_ablate.config.compose import compose
 from nexus_ablate.model import build_model
-from nexus_ablate.training.optimizer import build_optimizer
+from nexus_ablate.optimizers import build_optimizer
 config = compose(["model.n_layers=1", "model.d_model=8", "model.n_heads=1", "model.context=8"])
 model = build_model(config)
 optimizer = build_optimizer(model, config.optim, 0.1)

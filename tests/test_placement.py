@@ -11,7 +11,7 @@ from nexus_ablate.config.options import default_option, option_files
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.measure.probe import probe
 from nexus_ablate.model import build_model
-from nexus_ablate.training.optimizer import decay_groups
+from nexus_ablate.optimizers import decay_groups
 
 TOKENS = torch.randint(0, 11, (2, 8), generator=torch.Generator().manual_seed(0))
 HYBRIDNORM = ("hybridnorm", "hybridnorm_star")

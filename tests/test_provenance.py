@@ -352,12 +352,12 @@ def test_a_study_whose_code_was_edited_halfway_is_never_compared_in_silence(comm
     assert "PASS code: same code" in " ".join(nexus(committed.root, "compare", str(folder), "--details").stdout.split())
 
     shutil.rmtree(folder / "norm=layer")
-    committed.edit("nexus_ablate/training/optimizer.py", "lr=config.lr,", "lr=1.5 * config.lr,")
+    committed.edit("nexus_ablate/optimizers.py", "lr=config.lr,", "lr=1.5 * config.lr,")
     before = bytes_of(folder)
     refused = nexus(committed.root, *study)
     assert refused.returncode == errors.CONFIG
     problem, got, fix = refused.stderr.splitlines()
-    assert "study tiny holds finished runs of other code: training/optimizer.py differs" in problem
+    assert "study tiny holds finished runs of other code: optimizers.py differs" in problem
     assert "2 of 4 runs, such as baseline/s0-" in got and head[:8] in got
     assert "--retrain" in fix
     assert bytes_of(folder) == before
@@ -381,7 +381,7 @@ def test_a_study_whose_code_was_edited_halfway_is_never_compared_in_silence(comm
         if path.parent.name == "baseline":
             shutil.rmtree(path)
     mixed = " ".join(nexus(committed.root, "compare", str(folder), "--details").stdout.split())
-    assert "FAIL code: training/optimizer.py differs between the baseline and norm=layer" in mixed
+    assert "FAIL code: optimizers.py differs between the baseline and norm=layer" in mixed
     assert "NOT COMPARABLE" in mixed
 
 

@@ -169,7 +169,7 @@ def test_evaluation_batches_have_one_shape_whatever_the_validation_set(tiny_run,
 
 @pytest.mark.parametrize("overrides", [["train.loss=whole"], ["train.loss=chunked"], ["norm=batch"]])
 def test_losses_by_window_are_the_parts_of_the_loss_whichever_way_it_is_formed(tiny, monkeypatch, overrides):
-    monkeypatch.setattr("nexus_ablate.training.loss.LOGIT_BYTES", 4 * 256 * 5)  # chunks of five rows
+    monkeypatch.setattr("nexus_ablate.kernels.loss.LOGIT_BYTES", 4 * 256 * 5)  # chunks of five rows
     config = tiny("train.batch_size=2", "z_loss=0.1", *overrides)
     tokens = np.random.default_rng(0).integers(0, 256, (6, 9))
     step = Step(config, build_model(config, 256).eval(), 3, lambda number: tokens)

@@ -17,7 +17,7 @@ from nexus_ablate.runs import arm_name
 
 TINY = ("model.n_layers=2", "model.d_model=16", "model.n_heads=2", "model.context=8", "train.steps=400")
 NAMES = ("embedding.weight", "blocks.0.attn.query.weight", "blocks.0.ffn.up.weight", "blocks.1.ffn.down.weight")
-SOURCE = {"axes/norm.py": "1a", "model.py": "1b", "training/optimizer.py": "1c"}
+SOURCE = {"axes/norm.py": "1a", "model.py": "1b", "optimizers.py": "1c"}
 DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 """In C, which is most of the time that a run takes to write."""
 NOW = "2020-01-01T00:00:00+00:00"

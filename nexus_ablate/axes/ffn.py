@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nexus_ablate.axes.linear import shared
 from nexus_ablate.axes.roles import Geometry, Linear
 from nexus_ablate.config.options import Registry
+from nexus_ablate.kernels.linear import shared
 
 
 class FeedForward(nn.Module):

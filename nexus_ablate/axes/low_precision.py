@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from nexus_ablate.axes.linear import autocasts
+from nexus_ablate.kernels.linear import autocasts
 
 
 def is_low(x: Tensor) -> bool:

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from nexus_ablate.axes.linear import autocasts
 from nexus_ablate.axes.low_precision import is_low, normalize_low, uncast
 from nexus_ablate.config.options import Registry
+from nexus_ablate.kernels.linear import autocasts
 
 NORMS: Registry[nn.Module] = Registry("norm")
 

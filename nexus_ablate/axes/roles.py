@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from nexus_ablate.axes.linear import linear
+from nexus_ablate.kernels.linear import linear
 
 SMALL_MAP = "small_map"
 """Role of a matrix that does not see the stream, as in a score or a function of positions: variance 1 / fan_in under

@@ -12,8 +12,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from nexus_ablate.bench.traffic import Traffic
 from nexus_ablate.config.run_config import RunConfig
+from nexus_ablate.kernels.loss import GPU_LOGIT_BYTES
 from nexus_ablate.model import GPT
-from nexus_ablate.training.loss import GPU_LOGIT_BYTES
 from nexus_ablate.training.step import Step
 
 

@@ -36,7 +36,7 @@ def run(overrides: list[str], flags: dict[str, Any]) -> int:
 
     from nexus_ablate.measure.architecture import architecture
     from nexus_ablate.model import meta_model
-    from nexus_ablate.training.optimizer import decay_groups
+    from nexus_ablate.optimizers import decay_groups
 
     model = meta_model(config, flags.get("vocab", 256))
     facts = architecture(config, model, decay_groups(model, config.optim.decay))

@@ -207,9 +207,9 @@ def _train(
     """Everything between an open directory and its summary; the mirror is left open for evaluations."""
     from nexus_ablate.measure.counts import parameters
     from nexus_ablate.model import build_model
+    from nexus_ablate.optimizers import decay_groups
     from nexus_ablate.runs import atomic_write_json
     from nexus_ablate.training.display import run_facts
-    from nexus_ablate.training.optimizer import decay_groups
     from nexus_ablate.training.signals import StopRequest
     from nexus_ablate.training.trainer import Trainer
 

@@ -19,11 +19,7 @@ from torch.nn import functional as F
 from nexus_ablate.axes.init import stream
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.errors import ConfigError, Diverged
-from nexus_ablate.measure.counts import flops_per_token
-from nexus_ablate.model import GPT
-from nexus_ablate.training.device import cxx_compiler, device_memory, precision_context
-from nexus_ablate.training.distributed import Place, World
-from nexus_ablate.training.loss import (
+from nexus_ablate.kernels.loss import (
     GPU_LOGIT_BYTES,
     LOGIT_BYTES,
     attach_gradients,
@@ -32,9 +28,13 @@ from nexus_ablate.training.loss import (
     chunks_losses,
     losses,
 )
+from nexus_ablate.measure.counts import flops_per_token
+from nexus_ablate.model import GPT
+from nexus_ablate.optimizers import ROLE, GradientNorms, build_optimizer, learning_rate
+from nexus_ablate.training.device import cxx_compiler, device_memory, precision_context
+from nexus_ablate.training.distributed import Place, World
 from nexus_ablate.training.memory import out_of_memory
 from nexus_ablate.training.nonfinite import first_nonfinite
-from nexus_ablate.training.optimizer import ROLE, GradientNorms, build_optimizer, learning_rate
 
 SMALLEST_LOSS_SCALE = 1.0
 """float16: gradients that are still non-finite at this loss scale are the model's, not the precision's."""

@@ -24,13 +24,13 @@ from nexus_ablate.measure.history import onsets, spike_scores
 from nexus_ablate.measure.probe import due, evaluation_mode, matrix_probe, model_figures, probe
 from nexus_ablate.measure.weight_statistics import weight_rms
 from nexus_ablate.model import GPT
+from nexus_ablate.optimizers import warmup_steps
 from nexus_ablate.runs import Run, read_jsonl
 from nexus_ablate.track import Tracker
 from nexus_ablate.training import checkpoint
 from nexus_ablate.training.display import Display
 from nexus_ablate.training.distributed import Place, World
 from nexus_ablate.training.memory import resident_peak_bytes
-from nexus_ablate.training.optimizer import warmup_steps
 from nexus_ablate.training.progress import Progress
 from nexus_ablate.training.signals import StopRequest
 from nexus_ablate.training.step import Seen, Step, compiled_programs, forget_programs, share_state, steps_of

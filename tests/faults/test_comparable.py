@@ -25,9 +25,9 @@ from nexus_ablate.measure import counts
 from nexus_ablate.measure.architecture import architecture
 from nexus_ablate.measure.counts import flops_per_token, parameters
 from nexus_ablate.model import build_model, meta_model
+from nexus_ablate.optimizers import decay_groups
 from nexus_ablate.runs.record import read_mapping, strict_loads
 from nexus_ablate.training import checkpoint, trainer
-from nexus_ablate.training.optimizer import decay_groups
 from nexus_ablate.training.step import Step
 
 VOCABULARY, STEPS = 11, 5

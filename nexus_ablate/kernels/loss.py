@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from nexus_ablate.axes.linear import autocasts
+from nexus_ablate.kernels.linear import autocasts
 
 LOGIT_BYTES, GPU_LOGIT_BYTES = 2**26, 2**29
 """Largest float32 logits that are formed at a time in the chunked form. Each chunk adds a gradient of the head's size:
