@@ -73,7 +73,7 @@ def readers_of(count: int, folder: Path) -> dict[str, Callable[[], object]]:
     from written_runs import Writer  # type: ignore[reportMissingImports]
 
     from nexus_ablate.comparison.result import compare
-    from nexus_ablate.study.status import Watcher
+    from nexus_ablate.execution.status import Watcher
 
     writer = Writer(folder, study=f"of{count}")
     for arm in range(count // 5):

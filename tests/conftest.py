@@ -86,7 +86,8 @@ def instant(monkeypatch):
     from instant_runs import Instant
 
     from nexus_ablate.comparison import result
-    from nexus_ablate.study import design, launch
+    from nexus_ablate.execution import launch
+    from nexus_ablate.study import design
 
     made = Instant()
     once = functools.cache(lambda overrides: compose([*overrides]))  # several commands of a test compose the same arms

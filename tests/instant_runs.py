@@ -12,8 +12,8 @@ import yaml
 
 from nexus_ablate import errors
 from nexus_ablate.comparison.verdict import IDENTICAL, INCONCLUSIVE, WORSE, Verdict
+from nexus_ablate.execution.worker import Answer
 from nexus_ablate.runs import SETTLED
-from nexus_ablate.study.worker import Answer
 
 NOW = "2020-01-01T00:00:00+00:00"
 

@@ -376,9 +376,7 @@ def test_newer_runs_that_no_launch_of_the_study_made_are_left_out_and_it_is_said
     assert [r.values for r in comparison.rows] == [r.values for r in before.rows]
     status, text = code(comparison)
     assert status == WARN
-    assert (
-        "2 newer runs are left out: the study was launched last by other code (optimizers.py differs)" in text
-    )
+    assert "2 newer runs are left out: the study was launched last by other code (optimizers.py differs)" in text
 
 
 def test_without_a_study_an_arm_is_its_newest_code_s(writer):

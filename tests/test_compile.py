@@ -8,10 +8,10 @@ import torch
 import torch._dynamo
 
 from nexus_ablate.config.compose import compose
+from nexus_ablate.execution.queue import Worker
+from nexus_ablate.execution.worker import Order
 from nexus_ablate.model import build_model
 from nexus_ablate.runs import read_jsonl, read_run
-from nexus_ablate.study.queue import Worker
-from nexus_ablate.study.worker import Order
 from nexus_ablate.training import step, trainer
 from nexus_ablate.training.session import train
 from nexus_ablate.training.step import Step

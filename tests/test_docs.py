@@ -39,8 +39,7 @@ def commands() -> list[str]:
 @pytest.fixture
 def desk(tmp_path, monkeypatch):
     """A folder with the texts, runs and studies that the pages speak of; nothing is trained."""
-    from nexus_ablate.cli import multirun
-    from nexus_ablate.study import cluster, launch
+    from nexus_ablate.execution import cluster, launch, multirun
     from nexus_ablate.training import evaluation, session
 
     monkeypatch.chdir(tmp_path)

@@ -12,9 +12,21 @@ from pathlib import Path
 
 import pytest
 
-from nexus_ablate import errors, readiness
+from nexus_ablate import errors
+from nexus_ablate.cli import doctor_checks as readiness
 from nexus_ablate.cli import main
-from nexus_ablate.readiness import Check, checks, compiler, device, directory, packages, reachable, shared, slurm, wandb
+from nexus_ablate.cli.doctor_checks import (
+    Check,
+    checks,
+    compiler,
+    device,
+    directory,
+    packages,
+    reachable,
+    shared,
+    slurm,
+    wandb,
+)
 
 
 def tool(folder: Path, name: str, script: str) -> None:

@@ -14,11 +14,10 @@ from types import SimpleNamespace
 import pytest
 
 from nexus_ablate import errors
-from nexus_ablate.cli import multirun
 from nexus_ablate.errors import ConfigError
+from nexus_ablate.execution import apart, cluster_queue, multirun, queue
+from nexus_ablate.execution import worker as worker_module
 from nexus_ablate.runs import find_runs, read_run
-from nexus_ablate.study import apart, cluster_queue, queue
-from nexus_ablate.study import worker as worker_module
 from nexus_ablate.training import device
 from tests.test_study_queue import nexus, rows, start
 from tests.trial_norm import BAD, WORDS, write_plugin

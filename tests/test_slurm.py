@@ -22,17 +22,17 @@ import pytest
 from nexus_ablate import errors
 from nexus_ablate.config.compose import compose
 from nexus_ablate.config.plugins import VARIABLE as PLUGINS
+from nexus_ablate.execution import cluster as cluster_module
+from nexus_ablate.execution import cluster_job
+from nexus_ablate.execution.cluster import Resources, submit
+from nexus_ablate.execution.cluster_job import REQUEUES, Task
+from nexus_ablate.execution.cluster_queue import ENDED
+from nexus_ablate.execution.status import Watcher, summary
 from nexus_ablate.provenance import source_hash
 from nexus_ablate.runs import find_runs, read_run
-from nexus_ablate.study import cluster as cluster_module
-from nexus_ablate.study import cluster_job
-from nexus_ablate.study.cluster import Resources, submit
-from nexus_ablate.study.cluster_job import REQUEUES, Task
-from nexus_ablate.study.cluster_queue import ENDED
 from nexus_ablate.study.definition import read_request
 from nexus_ablate.study.jobs import Runs
-from nexus_ablate.study.launch import expanded
-from nexus_ablate.study.status import Watcher, summary
+from nexus_ablate.study.record import expanded
 from nexus_ablate.training import session
 from nexus_ablate.training.session import train
 from tests.faults.test_secrets import ENVIRONMENT, TYPED, traces

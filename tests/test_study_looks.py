@@ -18,9 +18,9 @@ from nexus_ablate.errors import ConfigError
 from nexus_ablate.runs import find_runs, read_run
 from nexus_ablate.study.definition import read_request
 from nexus_ablate.study.jobs import Runs
-from nexus_ablate.study.launch import expanded
+from nexus_ablate.study.places import Places
 from nexus_ablate.study.plan import make_plan
-from nexus_ablate.study.queue import Places
+from nexus_ablate.study.record import expanded
 from tests.test_study_queue import nexus, photograph
 
 ARMS = ("vary.norm=layer,rms", "vary.bias=on", "vary.placement=post")

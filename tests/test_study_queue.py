@@ -14,12 +14,12 @@ import pytest
 
 from nexus_ablate import errors
 from nexus_ablate.config.compose import compose
+from nexus_ablate.execution.queue import mark_failed
 from nexus_ablate.runs import find_runs, read_jsonl, read_run
 from nexus_ablate.study.definition import read_request
 from nexus_ablate.study.jobs import Runs
-from nexus_ablate.study.launch import expanded
-from nexus_ablate.study.queue import Places, mark_failed, places
-from nexus_ablate.study.record import read_record
+from nexus_ablate.study.places import Places, places
+from nexus_ablate.study.record import expanded, read_record
 from nexus_ablate.training.device import IdleCores
 from nexus_ablate.training.session import train
 
@@ -228,7 +228,7 @@ def test_a_run_whose_time_is_over_is_saved_and_one_that_hangs_does_not_hold_the_
     )
     arguments = [f"study={path}", *study()[1:]]
     code = (
-        "import sys; from nexus_ablate.study import queue; from nexus_ablate.study.launch import launch\n"
+        "import sys; from nexus_ablate.study import queue; from nexus_ablate.execution.launch import launch\n"
         "from nexus_ablate.study.definition import read_request\n"
         "if __name__ == '__main__':\n"
         "    queue.GRACE_SECONDS = 1\n"

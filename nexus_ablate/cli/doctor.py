@@ -34,7 +34,7 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
     if len(words) > 1 or any("=" in word for word in words):
         raise errors.ConfigError("doctor takes one directory", " ".join(words), "nexus-ablate doctor runs")
 
-    from nexus_ablate.readiness import Check, checks
+    from nexus_ablate.cli.doctor_checks import Check, checks
 
     found: list[Check] = []
     console = None

@@ -45,8 +45,9 @@ def run(arguments: list[str]) -> int:
 
     from nexus_ablate.study.definition import read_request
     from nexus_ablate.study.jobs import Runs
-    from nexus_ablate.study.launch import expanded, places_for
+    from nexus_ablate.study.places import places_for
     from nexus_ablate.study.plan import make_plan
+    from nexus_ablate.study.record import expanded
 
     request = read_request(arguments)
     study = expanded(request)
@@ -60,8 +61,8 @@ def show(plan: Plan, console: Console) -> None:
     """The plan in the terminal."""
     from rich.markup import escape
 
+    from nexus_ablate.execution.status import duration
     from nexus_ablate.study.design import label
-    from nexus_ablate.study.status import duration
 
     asked = plan.study.definition
     console.print(f"[bold]{escape(printable(asked.name))}[/bold]  {escape(printable(asked.question))}")
@@ -106,7 +107,7 @@ def _arms(plan: Plan):
     from rich.markup import escape
     from rich.table import Table
 
-    from nexus_ablate.study.status import duration
+    from nexus_ablate.execution.status import duration
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim", show_edge=False)
     table.add_column("arm", overflow="fold", min_width=min(20, max(len(arm.arm.name) for arm in plan.arms)))

@@ -36,7 +36,7 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
 
     from rich.console import Console
 
-    from nexus_ablate.study.status import Watcher, summary, table, troubles
+    from nexus_ablate.execution.status import Watcher, summary, table, troubles
 
     console, watcher = Console(highlight=False), Watcher()
     lines = watcher.lines(dirs)

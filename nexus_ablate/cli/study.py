@@ -11,7 +11,7 @@ from nexus_ablate import errors
 from nexus_ablate.errors import ConfigError
 
 if TYPE_CHECKING:
-    from nexus_ablate.study.cluster import Resources
+    from nexus_ablate.execution.cluster import Resources
 
 HELP = """nexus-ablate study=NAME [KEY=VALUE ...] [--workers N|auto | --cluster slurm ...] [--retry failed] [--amend]
                             [--retrain]
@@ -109,12 +109,12 @@ def starter(given: dict[str, list[str]], overrides: list[str]) -> Callable[..., 
     if "--cluster" in given:
         if "--workers" in given:
             raise ConfigError("--workers is for this machine", "--cluster slurm", "--parallel N bounds the jobs")
-        from nexus_ablate.study.cluster import submit
+        from nexus_ablate.execution.cluster import submit
 
         return partial(submit, resources=resources(given, overrides), retry_failed=retry, retrain=retrain)
     if idle := [flag for flag in given if FLAGS.get(flag) == "resources" and flag != "--time"]:
         raise ConfigError(f"{idle[0]} is for a cluster", f"{idle[0]} {given[idle[0]][0]}", "--cluster slurm")
-    from nexus_ablate.study.launch import launch
+    from nexus_ablate.execution.launch import launch
 
     workers = worker_count(given.get("--workers", ["auto"])[0])
     limit = 60 * whole_number("--time", given["--time"][0], 240) if "--time" in given else math.inf
@@ -127,7 +127,7 @@ def resources(given: dict[str, list[str]], overrides: list[str]) -> Resources:
     Raises:
         ConfigError: A value that cannot be.
     """
-    from nexus_ablate.study.cluster import Resources
+    from nexus_ablate.execution.cluster import Resources
 
     values: dict[str, Any] = {"gres": ""} if "train.device=cpu" in overrides else {}
     for flag, key in (("--time", "time"), ("--mem-gb", "mem_gb"), ("--cpus", "cpus"), ("--parallel", "parallel")):

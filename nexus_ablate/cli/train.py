@@ -49,7 +49,7 @@ def run(arguments: list[str]) -> int:
         if flag not in ("-m", "--multirun"):
             raise errors.unknown("train has no flag of this name", flag, ["-m", "--multirun", "--help", *HYDRA_FLAGS])
     if flags:
-        from nexus_ablate.cli.multirun import multirun
+        from nexus_ablate.execution.multirun import multirun
         from nexus_ablate.training.distributed import require_one_process
 
         require_one_process("a multirun")

@@ -26,8 +26,7 @@ from nexus_ablate.study.definition import (
 )
 from nexus_ablate.study.design import Arm
 from nexus_ablate.study.jobs import Runs
-from nexus_ablate.study.launch import expanded
-from nexus_ablate.study.record import read_record, write_record
+from nexus_ablate.study.record import expanded, read_record, write_record
 
 if TYPE_CHECKING:
     from nexus_ablate.comparison.result import Comparison

@@ -15,7 +15,7 @@ from nexus_ablate.study.jobs import Job, Runs
 from nexus_ablate.study.looks import ended_later
 from nexus_ablate.study.match import FAIL_SHARE, UNITS, WARN_SHARE
 from nexus_ablate.study.other_code import by_other_code, files_of
-from nexus_ablate.study.queue import Places
+from nexus_ablate.study.places import Places
 
 CLAIM_SEEDS = 5
 GRID_POINTS = 5

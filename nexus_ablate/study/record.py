@@ -27,8 +27,8 @@ from nexus_ablate.errors import ConfigError, UserError
 from nexus_ablate.masking import mask
 from nexus_ablate.runs import atomic_write_text, make_directory
 from nexus_ablate.runs.record import load_yaml, read_mapping
-from nexus_ablate.study.definition import Definition, asked_before
-from nexus_ablate.study.design import Study, label
+from nexus_ablate.study.definition import Definition, Request, asked_before
+from nexus_ablate.study.design import Study, expand, label
 
 FIXED = ("question", "seeds", "looks", "look_weights", "match", "lr_grid", "tuning_seeds", "endpoint", "delta_min")
 
@@ -46,6 +46,12 @@ def read_record(directory: Path) -> dict[str, Any] | None:
     if values is not None:
         asked_before(values)
     return values
+
+
+def expanded(request: Request) -> Study:
+    """The arms of a study, those of an earlier launch as they were matched then."""
+    record = read_record(request.directory)
+    return expand(with_added_seeds(request.definition, record), solved_before(record) or request.solved, request.launch)
 
 
 def solved_before(record: dict[str, Any] | None) -> dict[str, dict[str, Any]]:

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from nexus_ablate.errors import ConfigError, UserError
+from nexus_ablate.execution.cluster_queue import FOLDER, Entry, Queue
 from nexus_ablate.runs import SETTLED, effective_state, find_runs, open_regular, read_jsonl, read_status
 from nexus_ablate.runs.record import load_yaml, read_mapping
-from nexus_ablate.study.cluster_queue import FOLDER, Entry, Queue
 from nexus_ablate.study.record import read_record
 
 QUEUE_SECONDS = 10.0

@@ -25,11 +25,11 @@ from nexus_ablate import errors
 from nexus_ablate.config.plugins import VARIABLE as PLUGINS
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.errors import AlreadyRunning, ConfigError, Preempted, UserError
+from nexus_ablate.execution.worker import Answer, Order
 from nexus_ablate.masking import masked_streams
 from nexus_ablate.provenance import refuse_other_source
 from nexus_ablate.runs import atomic_write_json
 from nexus_ablate.runs.ownership import LOST_SECONDS, now
-from nexus_ablate.study.worker import Answer, Order
 
 REQUEUES = 100
 """A run that was put back this often makes no progress; submitit counts time-outs alone."""

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 from nexus_ablate.config.options import Option
 from nexus_ablate.data.cache import default_cache_dir
-from nexus_ablate.study.cluster_queue import accounting
+from nexus_ablate.execution.cluster_queue import accounting
 from nexus_ablate.track import resolve_mode
 from nexus_ablate.track.account import credentials
 from nexus_ablate.training.device import IdleCores, cxx_compiler, visible_gpus

@@ -57,9 +57,9 @@ def multirun(overrides: list[str]) -> int:
     from hydra.core.global_hydra import GlobalHydra
     from hydra.errors import HydraException
 
+    from nexus_ablate.execution.cluster import refuse_secrets
+    from nexus_ablate.execution.cluster_job import SOURCE
     from nexus_ablate.provenance import source_hash
-    from nexus_ablate.study.cluster import refuse_secrets
-    from nexus_ablate.study.cluster_job import SOURCE
     from nexus_ablate.training.device import share_cores_politely
 
     by_submitit = "slurm" in launcher or "submitit" in launcher
@@ -100,7 +100,7 @@ def require(launcher: str) -> None:
     """Raises:
     ConfigError: The launcher is not installed, or its cluster is not here.
     """
-    from nexus_ablate.study.cluster_queue import accounting
+    from nexus_ablate.execution.cluster_queue import accounting
 
     plugin, package = LAUNCHERS.get(launcher, ("", ""))
     if plugin and importlib.util.find_spec(f"hydra_plugins.hydra_{plugin}_launcher") is None:
@@ -122,9 +122,9 @@ def job(composed: Any) -> dict[str, Any]:
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import OmegaConf
 
-    from nexus_ablate.study.apart import APART
-    from nexus_ablate.study.cluster_job import SOURCE, in_job, train_in_job
-    from nexus_ablate.study.worker import Order
+    from nexus_ablate.execution.apart import APART
+    from nexus_ablate.execution.cluster_job import SOURCE, in_job, train_in_job
+    from nexus_ablate.execution.worker import Order
 
     overrides = list(HydraConfig.get().overrides.task)
     try:
@@ -186,7 +186,7 @@ def _submitit_folder(overrides: list[str], hydra: Any) -> Path:
     """
     from hydra.types import RunMode
 
-    from nexus_ablate.study.cluster import try_out
+    from nexus_ablate.execution.cluster import try_out
 
     composed = hydra.compose_config("config", overrides, run_mode=RunMode.MULTIRUN, with_log_configuration=False)
     asked = composed.hydra.launcher
@@ -208,8 +208,8 @@ def _after(error: Exception, combinations: list[list[str]], folder: Path | None)
     Raises:
         ConfigError: The launcher launched nothing.
     """
-    from nexus_ablate.study.cluster_queue import CRASHED, sweep_entries
-    from nexus_ablate.study.queue import mark_failed
+    from nexus_ablate.execution.cluster_queue import CRASHED, sweep_entries
+    from nexus_ablate.execution.queue import mark_failed
 
     entries = sweep_entries(folder) if folder else []
     results = []

@@ -9,8 +9,8 @@ from multiprocessing import connection, get_all_start_methods, get_start_method,
 from pathlib import Path
 
 from nexus_ablate import errors
-from nexus_ablate.study.queue import POLL_SECONDS, Worker, mark_failed
-from nexus_ablate.study.worker import STOPPING, Answer, Order
+from nexus_ablate.execution.queue import POLL_SECONDS, Worker, mark_failed
+from nexus_ablate.execution.worker import STOPPING, Answer, Order
 from nexus_ablate.training.signals import StopRequest
 
 

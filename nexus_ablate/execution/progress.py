@@ -13,12 +13,12 @@ from typing import Any
 
 from nexus_ablate import errors
 from nexus_ablate.errors import printable
+from nexus_ablate.execution.status import Line, Watcher, duration, table
+from nexus_ablate.execution.worker import Answer
 from nexus_ablate.runs import has_status
 from nexus_ablate.study.design import Study, label
 from nexus_ablate.study.jobs import Job
-from nexus_ablate.study.queue import Places
-from nexus_ablate.study.status import Line, Watcher, duration, table
-from nexus_ablate.study.worker import Answer
+from nexus_ablate.study.places import Places
 
 REFRESH_SECONDS = 0.5
 STATES = {errors.OK: "finished", errors.DIVERGED: "diverged", errors.PREEMPTED: "preempted", errors.ALIVE: "elsewhere"}

@@ -8,27 +8,19 @@ from functools import partial
 from pathlib import Path
 
 from nexus_ablate import errors
-from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.data import prepare
+from nexus_ablate.execution.progress import Progress
+from nexus_ablate.execution.queue import run_queue
+from nexus_ablate.execution.worker import Answer
 from nexus_ablate.provenance import source_hash
-from nexus_ablate.study.cost import PROCESS_BYTES, cost_of, free_memory
 from nexus_ablate.study.definition import Request
-from nexus_ablate.study.design import Study, expand
 from nexus_ablate.study.jobs import Job, Runs
 from nexus_ablate.study.looks import ended_later, judge, next_look, outcomes, title
 from nexus_ablate.study.other_code import check_code
-from nexus_ablate.study.progress import Progress
-from nexus_ablate.study.queue import Places, places, run_queue
-from nexus_ablate.study.record import read_record, solved_before, with_added_seeds, write_record
-from nexus_ablate.study.worker import Answer
+from nexus_ablate.study.places import places_for
+from nexus_ablate.study.record import expanded, write_record
 
 SETTLED_STATUS = {"finished": errors.OK, "diverged": errors.DIVERGED}
-
-
-def expanded(request: Request) -> Study:
-    """The arms of a study, those of an earlier launch as they were matched then."""
-    record = read_record(request.directory)
-    return expand(with_added_seeds(request.definition, record), solved_before(record) or request.solved, request.launch)
 
 
 def launch(
@@ -137,18 +129,3 @@ def _run(
     with progress.live(len(waiting), where):
         log_dir = request.directory / ".workers"
         return run_queue(waiting, where, log_dir, progress.began, ended, progress.tick, limit)
-
-
-def places_for(jobs: list[Job], workers: int | str) -> Places:
-    """How to share this machine among the jobs, with regard to the memory of the largest one."""
-    if workers != "auto":  # who says a number gets it, without the seconds that building the models takes
-        return places(workers, jobs, PROCESS_BYTES, None)
-    arms = {job.arm: job.config for job in jobs}
-    return places(workers, jobs, max(map(_memory, arms.values())), free_memory())
-
-
-def _memory(config: RunConfig) -> int:
-    try:
-        return cost_of(config).memory_bytes
-    except Exception:  # a model that cannot be built fails in its worker, where its log says why
-        return PROCESS_BYTES

@@ -12,68 +12,27 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from multiprocessing import connection, get_context
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
 from nexus_ablate import errors
 from nexus_ablate.errors import AlreadyRunning
+from nexus_ablate.execution.worker import STOPPING, Answer, Order, work
 from nexus_ablate.masking import mask
 from nexus_ablate.provenance import source_hash
 from nexus_ablate.runs import append_log, atomic_write_json, has_status, make_directory, open_regular, read_status
 from nexus_ablate.runs.files import storage
 from nexus_ablate.runs.ownership import now, release, take_lock
 from nexus_ablate.study.jobs import Job
-from nexus_ablate.study.worker import STOPPING, Answer, Order, work
-from nexus_ablate.training.device import IdleCores, visible_gpus
+from nexus_ablate.study.places import Places
 from nexus_ablate.training.signals import StopRequest
 
 POLL_SECONDS = 0.25
 GRACE_SECONDS = 60.0
 """For a run that had its time to save and stop; then its process is ended."""
 TIME_OVER = "its time was over"
-
-
-@dataclass(frozen=True)
-class Places:
-    """Where workers run: so many, each with so many CPU threads, each on one of the GPUs where there are any."""
-
-    workers: int
-    threads: int
-    gpus: list[str]
-
-    def gpu(self, worker: int) -> str | None:
-        return self.gpus[worker % len(self.gpus)] if self.gpus else None
-
-    @property
-    def circumstances(self) -> dict[str, int]:
-        """For env.json: a run that shared its device is slower than one alone."""
-        return {"workers": self.workers, "runs_per_device": -(-self.workers // max(1, len(self.gpus)))}
-
-
-def places(asked: int | str, jobs: list[Job], memory_bytes: int, free_bytes: int | None) -> Places:
-    """How to share this machine among jobs.
-
-    Args:
-        asked: Number of workers; `auto`: one a GPU, or one a core as far as the memory goes.
-        jobs: What is to be run.
-        memory_bytes: Of the largest one.
-        free_bytes: Of this machine, None where unknown.
-    """
-    device = jobs[0].config.train.device
-    gpus = visible_gpus() if device in ("auto", "cuda") else []
-    cores = IdleCores.cores()
-    if asked != "auto":
-        workers = int(asked)
-    elif gpus or device not in ("auto", "cpu"):
-        workers = max(1, len(gpus))
-    else:
-        workers = cores if free_bytes is None else max(1, min(cores, free_bytes // memory_bytes))
-    workers = max(1, min(workers, len(jobs)))
-    given = jobs[0].config.train.threads
-    threads = max(1, cores // workers) if given == "auto" else int(given)
-    return Places(workers, threads, gpus)
 
 
 class Worker:
