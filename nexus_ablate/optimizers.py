@@ -1,19 +1,213 @@
-"""The optimizer: which parameters decay, the learning rate of a step, gradient norms and clipping in one pass."""
+"""Optimizers: options like those of the axes, each a class here and `conf/optim/<name>.yaml`.
+
+The keys of the schedule are common to all (`Schedule` in config/run_config.py); a class takes the keys of its own.
+"""
 
 from __future__ import annotations
 
-import math
-from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from nexus_ablate.axes.roles import EMBEDDINGS, MATRICES, parameter_roles
-from nexus_ablate.config.run_config import OptimConfig
+from nexus_ablate.axes.roles import EMBEDDINGS, MATRICES, SMALL_MAP, parameter_roles
+from nexus_ablate.config.options import Option, Registry
+from nexus_ablate.kernels.adamw import AdamW as AdamWSteps
 
-ROLE = "role/"
+OPTIM: Registry[Optimizer] = Registry("optim")
+
 DECAYED_ROLES = {"matrices": set(MATRICES), "matrices_embeddings": {*MATRICES, *EMBEDDINGS}}
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter as an optimizer sees it: its name, its role (see axes/roles.py) and its weight decay."""
+
+    name: str
+    tensor: nn.Parameter
+    role: str
+    weight_decay: float
+
+
+class Optimizer:
+    """One or more torch-like optimizers that share a model's parameters.
+
+    Args:
+        parameters: All that are trained, each in one group of one part.
+        parts: Each with `param_groups`, `state` (tensors by parameter and name) and `step()`, as torch.optim has them.
+    """
+
+    scalars_on_cpu = False
+    """Whether the parts keep scalar state on the CPU, as torch.optim does."""
+
+    def __init__(self, parameters: list[Parameter], *parts: Any) -> None:
+        self.parameters, self.parts = parameters, parts
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The groups of all parts."""
+        return [group for part in self.parts for group in part.param_groups]
+
+    @property
+    def skips_nonfinite(self) -> bool:
+        """Whether `skip_where` is obeyed on the device; where not, a step must be checked before it is taken."""
+        return all(hasattr(part, "found_inf") for part in self.parts)
+
+    def skip_where(self, found_inf: Tensor) -> None:
+        """Change nothing in steps at which this scalar on the device is 1."""
+        for part in self.parts:
+            part.found_inf = found_inf
+
+    def set_learning_rate(self, lr: float) -> None:
+        for group in self.param_groups:
+            group["lr"] = lr
+
+    def step(self) -> None:
+        """One step of every parameter that has a gradient."""
+        for part in self.parts:
+            part.step()
+
+    def zero_grad(self) -> None:
+        """Let the gradients go."""
+        for parameter in self.parameters:
+            parameter.tensor.grad = None
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The state, by `parameter/name`: what a checkpoint holds. Empty before the first step."""
+        return {
+            f"{parameter.name}/{key}": value
+            for parameter in self.parameters
+            for part in self.parts
+            for key, value in part.state.get(parameter.tensor, {}).items()
+        }
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take over the state that `tensors` of an optimizer of the same kind returned."""
+        states: dict[str, dict[str, Tensor]] = {}
+        for name, value in tensors.items():
+            parameter, _, key = name.rpartition("/")
+            states.setdefault(parameter, {})[key] = value
+        for part in self.parts:
+            owned = {id(p) for group in part.param_groups for p in group["params"]}
+            for parameter in self.parameters:
+                if id(parameter.tensor) in owned and parameter.name in states:
+                    device = parameter.tensor.device
+                    part.state[parameter.tensor] = {
+                        key: value if self.scalars_on_cpu and not value.ndim else value.to(device)
+                        for key, value in states[parameter.name].items()
+                    }
+
+
+def groups_by_decay(parameters: list[Parameter]) -> Iterator[dict[str, Any]]:
+    """The parameters of each weight decay, as torch.optim takes them; the largest decay first."""
+    for weight_decay in sorted({p.weight_decay for p in parameters}, reverse=True):
+        found = [p.tensor for p in parameters if p.weight_decay == weight_decay]
+        yield {"params": found, "weight_decay": weight_decay}
+
+
+@OPTIM.register("adamw")
+class AdamW(Optimizer):
+    """AdamW: m_hat / (sqrt(v_hat) + eps), the weight decay times the learning rate apart from it.
+
+    Loshchilov & Hutter 2017, arXiv:1711.05101, Alg. 2.
+    """
+
+    def __init__(
+        self, parameters: list[Parameter], lr: float, fused: bool, *, beta1: float, beta2: float, eps: float
+    ) -> None:
+        super().__init__(parameters, AdamWSteps([*groups_by_decay(parameters)], lr, (beta1, beta2), eps, fused))
+
+
+@OPTIM.register("muon")
+class Muon(Optimizer):
+    """Muon on the matrices of the blocks, AdamW on everything else.
+
+    The momentum of a matrix is made orthogonal by Newton-Schulz iterations in bfloat16 and scaled to the RMS of an
+    AdamW update, 0.2 sqrt(max(rows, columns)), so that learning rate and weight decay carry over from AdamW. Jordan et
+    al. 2024, https://kellerjordan.github.io/posts/muon/; the scale: Liu et al. 2025, arXiv:2502.16982, eq. 4.
+    """
+
+    scalars_on_cpu = False
+
+    def __init__(
+        self,
+        parameters: list[Parameter],
+        lr: float,
+        fused: bool,
+        *,
+        momentum: float,
+        nesterov: bool,
+        ns_steps: int,
+        beta1: float,
+        beta2: float,
+        eps: float,
+    ) -> None:
+        from torch.optim import Muon as TorchMuon
+
+        hidden = [p for p in parameters if is_hidden_matrix(p)]
+        others = [p for p in parameters if not is_hidden_matrix(p)]
+        matrices = TorchMuon(
+            [*groups_by_decay(hidden)],
+            lr,
+            momentum=momentum,
+            nesterov=nesterov,
+            ns_steps=ns_steps,
+            adjust_lr_fn="match_rms_adamw",
+        )
+        super().__init__(parameters, matrices, AdamWSteps([*groups_by_decay(others)], lr, (beta1, beta2), eps, fused))
+
+
+def is_hidden_matrix(parameter: Parameter) -> bool:
+    """Whether a parameter is a matrix between hidden vectors, which embedding, head and small maps are not."""
+    hidden = parameter.role in MATRICES and parameter.role not in ("head", SMALL_MAP)
+    return hidden and parameter.tensor.ndim == 2
+
+
+@OPTIM.register("adafactor")
+class Adafactor(Optimizer):
+    """Adafactor: second moments of a matrix as the product of row and column means, updates relative to the weights.
+
+    The step is max(eps, RMS(weight)) min(lr, 1/sqrt(t)), the update's RMS at most `clip_threshold`. Shazeer & Stern
+    2018, arXiv:1804.04235, Alg. 4 and 5, as torch.optim.Adafactor.
+    """
+
+    scalars_on_cpu = True
+
+    def __init__(
+        self,
+        parameters: list[Parameter],
+        lr: float,
+        fused: bool,
+        *,
+        beta2_decay: float,
+        eps: float,
+        clip_threshold: float,
+    ) -> None:
+        from torch.optim import Adafactor as TorchAdafactor
+
+        groups = [*groups_by_decay(parameters)]
+        tiny = 1e-15  # squared, the paper's 1e-30; PyTorch's default of 1e-7 acts on gradients below 3e-4
+        super().__init__(
+            parameters, TorchAdafactor(groups, lr, beta2_decay=beta2_decay, eps=(tiny, eps), d=clip_threshold)
+        )
+
+
+def build_optimizer(model: nn.Module, option: Option, weight_decay: float, fused: bool = True) -> Optimizer:
+    """The optimizer of a model.
+
+    Args:
+        option: Of `optim`; its `decay` says which roles decay.
+        weight_decay: Of these.
+        fused: AdamW's steps by the fused kernel, or as written.
+    """
+    decayed = set(decay_groups(model, option.keys["decay"])["decayed"])
+    roles = parameter_roles(model)
+    parameters = [
+        Parameter(name, tensor, roles[name], weight_decay if name in decayed else 0.0)
+        for name, tensor in model.named_parameters()
+    ]
+    return OPTIM.build(option, parameters, option.keys["lr"], fused)
 
 
 def decay_groups(model: nn.Module, decay: str) -> dict[str, list[str]]:
@@ -21,157 +215,3 @@ def decay_groups(model: nn.Module, decay: str) -> dict[str, list[str]]:
     roles = parameter_roles(model)
     decayed = [n for n, role in roles.items() if decay == "all" or role in DECAYED_ROLES[decay]]
     return {"decayed": decayed, "free": [name for name in roles if name not in set(decayed)]}
-
-
-class AdamW:
-    """AdamW with decoupled decay by PyTorch's fused kernel, one call a group, or as it is written.
-
-    Loshchilov & Hutter 2017, arXiv:1711.05101, Alg. 2, the decay times the learning rate as in PyTorch. To the bit what
-    `torch.optim.AdamW(fused=True)` does, whose class imports the compiler (two seconds of every start) and spends half
-    as long in Python as the kernel takes.
-
-    Attributes:
-        param_groups: Of each group `params`, `lr`, `betas`, `eps` and `weight_decay`, to be changed between steps.
-        state: Of each parameter that has taken a step `step`, `exp_avg` and `exp_avg_sq`.
-        found_inf: Where this scalar on the device is 1, a step changes nothing.
-    """
-
-    def __init__(
-        self, groups: list[dict[str, Any]], lr: float, betas: tuple[float, float], eps: float, fused: bool = True
-    ) -> None:
-        self.param_groups = [{"lr": lr, "betas": betas, "eps": eps, **group} for group in groups]
-        self.state: defaultdict[Tensor, dict[str, Tensor]] = defaultdict(dict)
-        self.found_inf: Tensor | None = None
-        self._change = self._fused if fused else self._plain
-
-    @torch.no_grad()
-    def step(self) -> None:
-        """One step of every parameter that has a gradient."""
-        for group in self.param_groups:
-            parameters = [p for p in group["params"] if p.grad is not None]
-            if not parameters:  # optim.decay=all leaves none free
-                continue
-            states = [self.state[p] for p in parameters]
-            for p, state in zip(parameters, states, strict=True):
-                if not state:
-                    state |= {
-                        "step": torch.zeros((), device=p.device),
-                        "exp_avg": torch.zeros_like(p),
-                        "exp_avg_sq": torch.zeros_like(p),
-                    }
-            self._change(group, parameters, states)
-
-    def _fused(self, group: dict[str, Any], parameters: list[Tensor], states: list[dict[str, Tensor]]) -> None:
-        steps = [state["step"] for state in states]
-        torch._foreach_add_(steps, 1)  # type: ignore[reportPrivateImportUsage]
-        torch._fused_adamw_(  # type: ignore[reportPrivateImportUsage]
-            parameters,
-            [p.grad for p in parameters],  # type: ignore[reportArgumentType]
-            [state["exp_avg"] for state in states],
-            [state["exp_avg_sq"] for state in states],
-            [],
-            steps,
-            lr=group["lr"],
-            beta1=group["betas"][0],
-            beta2=group["betas"][1],
-            weight_decay=group["weight_decay"],
-            eps=group["eps"],
-            amsgrad=False,
-            maximize=False,
-            found_inf=self.found_inf,
-        )
-        if self.found_inf is not None:
-            torch._foreach_sub_(steps, [self.found_inf] * len(steps))  # type: ignore[reportPrivateImportUsage]
-
-    def _plain(self, group: dict[str, Any], parameters: list[Tensor], states: list[dict[str, Tensor]]) -> None:
-        if self.found_inf is not None and self.found_inf:
-            return
-        lr, (beta1, beta2) = group["lr"], group["betas"]
-        for p, state in zip(parameters, states, strict=True):
-            assert p.grad is not None
-            step, m, v = state["step"].add_(1), state["exp_avg"], state["exp_avg_sq"]
-            m.mul_(beta1).add_((1 - beta1) * p.grad)
-            v.mul_(beta2).add_((1 - beta2) * p.grad.square())
-            m_hat, v_hat = m / (1 - beta1**step), v / (1 - beta2**step)
-            p.mul_(1 - lr * group["weight_decay"]).sub_(lr * m_hat / (v_hat.sqrt() + group["eps"]))
-
-    def zero_grad(self) -> None:
-        """Let the gradients go."""
-        for group in self.param_groups:
-            for p in group["params"]:
-                p.grad = None
-
-
-def build_optimizer(model: nn.Module, config: OptimConfig, weight_decay: float, fused: bool = True) -> AdamW:
-    """The optimizer of a model, weight decay on the roles that `decay` names."""
-    parameters = dict(model.named_parameters())
-    groups = decay_groups(model, config.decay)
-    return AdamW(
-        [
-            {"params": [parameters[n] for n in groups["decayed"]], "weight_decay": weight_decay},
-            {"params": [parameters[n] for n in groups["free"]], "weight_decay": 0.0},
-        ],
-        lr=config.lr,
-        betas=(config.beta1, config.beta2),
-        eps=config.eps,
-        fused=fused,
-    )
-
-
-def warmup_steps(config: OptimConfig, steps: int) -> int:
-    """`auto` is an eighth of the run up to 100 steps, or one step in a hundred where that is more."""
-    return max(min(100, steps // 8), steps // 100) if config.warmup == "auto" else config.warmup
-
-
-def learning_rate(config: OptimConfig, step: int, steps: int) -> float:
-    """The learning rate of step 0 .. steps - 1: linear warm-up, then the schedule down to `final_lr` of the peak."""
-    warmup = warmup_steps(config, steps)
-    if step < warmup:
-        return config.lr * (step + 1) / (warmup + 1)
-    if config.schedule == "constant":
-        return config.lr
-    first = max(warmup, steps - round(config.cooldown * steps)) if config.schedule == "wsd" else warmup
-    progress = min(1.0, max(0.0, (step - first) / max(1, steps - first)))
-    left = 0.5 * (1 + math.cos(math.pi * progress)) if config.schedule == "cosine" else 1 - progress
-    return config.lr * (config.final_lr + (1 - config.final_lr) * left)
-
-
-class GradientNorms:
-    """Gradient norms, global, by block and by role, from one pass over all gradients; and clipping by the global one.
-
-    Parts of a block are `attn`, `ffn` and `norm` (everything else in it); outside the blocks, the top module's name.
-    Roles are those of `axes.roles` over all blocks, `role/query`; every parameter is in one part and has one role.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self._parameters = [p for p in model.parameters() if p.requires_grad]
-        roles = parameter_roles(model)
-        names = [name for name, p in model.named_parameters() if p.requires_grad]
-        groups = [*map(part_of, names), *(f"{ROLE}{roles[name]}" for name in names)]
-        self.parts = sorted(set(groups))
-        device = self._parameters[0].device
-        self._index = torch.tensor([self.parts.index(group) for group in groups], device=device)
-
-    def measure(self) -> tuple[Tensor, Tensor]:
-        """The global norm (a scalar) and the norms in the order of `parts`, on the device, before clipping."""
-        norms = torch.stack(torch._foreach_norm(self.gradients()))  # type: ignore[reportPrivateImportUsage]
-        squares = norms.float().square()
-        by_part = torch.zeros(len(self.parts), device=squares.device).index_add_(0, self._index, squares.repeat(2))
-        return squares.sum().sqrt(), by_part.sqrt()
-
-    def clip(self, norm: Tensor, largest: float) -> None:
-        """Scale all gradients so that their global norm is at most `largest`."""
-        factor = (largest / (norm + 1e-6)).clamp(max=1.0)
-        torch._foreach_mul_(self.gradients(), factor)  # type: ignore[reportPrivateImportUsage]
-
-    def gradients(self) -> list[Tensor]:
-        """The gradients that there are, in the order of the parameters."""
-        return [p.grad for p in self._parameters if p.grad is not None]
-
-
-def part_of(name: str) -> str:
-    """The part of the model that a parameter belongs to, as in metric names: `block_003/attn`, `embedding` ..."""
-    pieces = name.split(".")
-    if pieces[0] != "blocks":
-        return pieces[0]
-    return f"block_{int(pieces[1]):03d}/{pieces[2] if pieces[2] in ('attn', 'ffn') else 'norm'}"

@@ -18,8 +18,9 @@ from nexus_ablate.data import Batches, eval_windows, prepare
 from nexus_ablate.measure.probe import due, matrix_probe, model_figures, probe
 from nexus_ablate.measure.weight_statistics import weight_rms
 from nexus_ablate.model import build_model
-from nexus_ablate.optimizers import GradientNorms, build_optimizer
+from nexus_ablate.optimizers import build_optimizer
 from nexus_ablate.training.device import choose_device, precision_context
+from nexus_ablate.training.gradients import GradientNorms
 
 ROUNDS = 30
 

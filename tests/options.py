@@ -5,8 +5,7 @@ from __future__ import annotations
 import itertools
 
 from nexus_ablate.config.grammar import show
-from nexus_ablate.config.options import option_files
-from nexus_ablate.config.run_config import AXES
+from nexus_ablate.config.options import AXES, option_files
 
 ALL = {axis: [name for name in option_files(axis) if (axis, name) != ("init", "auto")] for axis in AXES}
 EVERY_OPTION = [f"{axis}={name}" for axis, names in ALL.items() for name in names]

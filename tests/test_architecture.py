@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nexus_ablate.config.options import option_files
-from nexus_ablate.config.run_config import AXES
+from nexus_ablate.config.options import AXES, option_files
 
 PACKAGE = Path(__file__).resolve().parents[1] / "nexus_ablate"
 MODULES = sorted(PACKAGE.rglob("*.py"))

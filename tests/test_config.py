@@ -26,7 +26,7 @@ def test_the_baseline_is_the_one_of_the_contract():
         "gate": "none",
         "ffn": "swiglu",
     }
-    assert (config.bias, config.weight_decay, config.optim.decay, config.seed) == (False, 0.1, "matrices", 0)
+    assert (config.bias, config.weight_decay, config.schedule.decay, config.seed) == (False, 0.1, "matrices", 0)
     assert (config.model.name, config.data.name, config.tie_embeddings) == ("nano", "stdlib", True)
     assert (
         config.d_ff_ratio == config.final_norm == config.embed_scale == config.norm_bias == config.init.name == "auto"

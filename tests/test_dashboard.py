@@ -15,7 +15,7 @@ from wandb_server import WandbServer, serving
 from written_runs import Writer
 
 from nexus_ablate import cli
-from nexus_ablate.config.run_config import AXES
+from nexus_ablate.config.options import AXES
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.track import dashboard
 from nexus_ablate.track.dashboard import Question, specification, workspaces

@@ -12,7 +12,8 @@ import torch
 from nexus_ablate.config.compose import compose
 from nexus_ablate.data import Batches
 from nexus_ablate.model import build_model
-from nexus_ablate.optimizers import build_optimizer, learning_rate
+from nexus_ablate.optimizers import build_optimizer
+from nexus_ablate.training.schedule import learning_rate
 
 SETTING = ["model.d_model=32", "model.n_heads=2", "model.context=32", "norm=layer", "init=xavier"]
 SETTING += [
@@ -41,8 +42,7 @@ def losses(placement: str, n_layers: int, tokens: np.ndarray) -> list[float]:
     batches = Batches(tokens, config.seed, config.train.batch_size, config.model.context)
     found = []
     for step in range(STEPS):
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(config.optim, step, STEPS)
+        optimizer.set_learning_rate(learning_rate(config.schedule, step, STEPS))
         window = torch.from_numpy(batches.batch(step))
         loss = torch.nn.functional.cross_entropy(model(window[:, :-1]).flatten(0, 1), window[:, 1:].flatten())
         optimizer.zero_grad()

@@ -16,6 +16,7 @@ from processes import Processes
 from nexus_ablate import errors
 from nexus_ablate.cli import main
 from nexus_ablate.comparison.windows import read_windows
+from nexus_ablate.config.options import option_files
 from nexus_ablate.data import Batches
 from nexus_ablate.runs import find_runs, read_run
 from nexus_ablate.training import checkpoint, distributed
@@ -59,15 +60,17 @@ def furthest(first, second):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("size", "steps"),
+    ("size", "steps", "optimizer"),
     [
-        (2, 10),
-        pytest.param(2, 100, marks=[pytest.mark.slow, pytest.mark.long]),
-        pytest.param(4, 100, marks=[pytest.mark.slow, pytest.mark.long]),
+        *((2, 10, name) for name in sorted(option_files("optim"))),
+        pytest.param(2, 100, "adamw", marks=[pytest.mark.slow, pytest.mark.long]),
+        pytest.param(4, 100, "adamw", marks=[pytest.mark.slow, pytest.mark.long]),
     ],
 )
-def test_several_processes_are_one_process_at_the_same_global_batch(tiny_run, tmp_path, size, steps, counted):
-    overrides = tiny_run(*SHORT, f"train.steps={steps}", "train.grad_accum=2", "z_loss=1e-3")
+def test_several_processes_are_one_process_at_the_same_global_batch(
+    tiny_run, tmp_path, size, steps, optimizer, counted
+):
+    overrides = tiny_run(f"optim={optimizer}", *SHORT, f"train.steps={steps}", "train.grad_accum=2", "z_loss=1e-3")
     alone([*overrides, f"runs_dir={tmp_path / 'one'}"])
     statuses, said = together(size, [*overrides, f"runs_dir={tmp_path / 'many'}"], tmp_path)
     assert set(statuses.values()) == {0}, said

@@ -13,8 +13,7 @@ from rich.cells import cell_len
 from nexus_ablate.axes.roles import parameter_roles
 from nexus_ablate.cli import main
 from nexus_ablate.config.compose import compose
-from nexus_ablate.config.options import option_files
-from nexus_ablate.config.run_config import AXES
+from nexus_ablate.config.options import AXES, option_files
 from nexus_ablate.measure.architecture import architecture
 from nexus_ablate.measure.counts import flops_per_token
 from nexus_ablate.model import build_model, meta_model
@@ -38,7 +37,7 @@ RICH = [
 
 def explained(config):
     model = meta_model(config, 11)
-    return architecture(config, model, decay_groups(model, config.optim.decay))
+    return architecture(config, model, decay_groups(model, config.schedule.decay))
 
 
 @pytest.mark.parametrize("overrides", [[], RICH, *([option] for option in EVERY_OPTION)], ids=",".join)

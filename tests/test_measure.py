@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from nexus_ablate.config.compose import compose
+from nexus_ablate.config.options import option_files
 from nexus_ablate.measure import attention_statistics as attention
 from nexus_ablate.measure import statistics
 from nexus_ablate.measure.probe import (
@@ -19,11 +20,12 @@ from nexus_ablate.measure.probe import (
     probe,
 )
 from nexus_ablate.measure.statistics import kurtosis_token, max_abs, max_over_median, rms
-from nexus_ablate.measure.weight_statistics import spectral_norm, update_ratio, weight_rms
+from nexus_ablate.measure.weight_statistics import block_matrices, spectral_norm, weight_rms
 from nexus_ablate.model import build_model
 from nexus_ablate.optimizers import build_optimizer
 from nexus_ablate.runs import read_jsonl, read_run
 from nexus_ablate.training.session import train
+from nexus_ablate.training.step import Step
 
 TOKENS = torch.randint(0, 11, (2, 8), generator=torch.Generator().manual_seed(0))
 
@@ -193,18 +195,17 @@ def test_the_spectral_norm_is_that_of_the_exact_decomposition(shape):
     assert spectral_norm(torch.zeros(shape)).item() == 0.0
 
 
-@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
-def test_the_update_read_from_the_optimizer_is_what_the_step_changed(weight_decay):
-    weight = nn.Parameter(gaussian(6, 5))
-    optimizer = torch.optim.AdamW([weight], lr=0.03, betas=(0.9, 0.95), weight_decay=weight_decay, fused=True)
-    for step in range(3):
-        before = weight.detach().clone()
-        weight.grad = gaussian(6, 5, seed=step)
-        optimizer.param_groups[0]["lr"] = 0.01 * (step + 1)
-        optimizer.step()
-        changed = ((weight.detach() - before).norm() / before.norm()).item()
-        ours = update_ratio(weight.detach(), optimizer.state[weight], optimizer.param_groups[0])
-        assert ours.item() == pytest.approx(changed, rel=1e-4)
+@pytest.mark.parametrize("name", sorted(option_files("optim")))
+def test_the_update_ratio_is_what_the_step_changed(tiny, name):
+    config = tiny(f"optim={name}", "train.batch_size=2")
+    model = build_model(config, 11)
+    step = Step(config, model, 20, lambda number: TOKENS.numpy())
+    for number in range(2):
+        before = {n: w.detach().clone() for n, w in block_matrices(model)}
+        step.take(number, TOKENS.numpy(), watched=number == 1)
+        assert bool(step.update_ratios()) == (number == 1)
+    changed = {f"update_ratio/{n}": (w - before[n]).norm() / before[n].norm() for n, w in block_matrices(model)}
+    torch.testing.assert_close(step.update_ratios(), changed)
 
 
 def test_weight_rms_is_over_all_matrix_entries_of_a_block(tiny):
@@ -215,7 +216,7 @@ def test_weight_rms_is_over_all_matrix_entries_of_a_block(tiny):
 
 def test_every_matrix_of_the_blocks_is_reported_by_block_and_role(tiny):
     model = build_model(tiny("gate=elementwise"), 11)
-    found = matrix_probe(model, None)
+    found = matrix_probe(model, {})
     matrices = sum(p.ndim > 1 for p in model.blocks.parameters())
     assert len(found) == 2 * matrices
     query = model.blocks[1].attn.query.weight
@@ -389,13 +390,13 @@ def test_a_probe_leaves_no_trace(tiny, overrides, full):
 
     before = torch.get_rng_state()
     probe(model, TOKENS, full)
-    matrix_probe(model, optimizer)
+    matrix_probe(model, {})
     assert torch.equal(torch.get_rng_state(), before)
     assert model.training
     assert not [m for m in model.modules() if m._forward_hooks or m._forward_pre_hooks]
     assert all(p.grad is None for p in model.parameters())
-    for ours, theirs in zip(optimizer.state.values(), before_probe.state.values(), strict=True):
-        assert all(torch.equal(tensor, theirs[key]) for key, tensor in ours.items())
+    for ours, theirs in zip(optimizer.tensors().values(), before_probe.tensors().values(), strict=True):
+        assert torch.equal(ours, theirs)
     assert torch.equal(next_loss(model), next_loss(twin))
     for ours, theirs in zip(model.state_dict().values(), twin.state_dict().values(), strict=True):
         assert torch.equal(ours, theirs)

@@ -5,16 +5,13 @@ import torch
 
 from nexus_ablate.axes.roles import parameter_roles
 from nexus_ablate.config.compose import compose
+from nexus_ablate.config.options import option_files
 from nexus_ablate.model import build_model
-from nexus_ablate.optimizers import (
-    GradientNorms,
-    build_optimizer,
-    decay_groups,
-    learning_rate,
-    part_of,
-    warmup_steps,
-)
+from nexus_ablate.optimizers import OPTIM, build_optimizer, decay_groups
+from nexus_ablate.training.gradients import GradientNorms, part_of
+from nexus_ablate.training.schedule import learning_rate, warmup_steps
 
+OPTIMIZERS = sorted(option_files("optim"))
 TOKENS = torch.randint(0, 11, (2, 8), generator=torch.Generator().manual_seed(0))
 
 
@@ -24,6 +21,20 @@ def model_of(tiny, *overrides):
 
 def optim(*overrides):
     return compose(list(overrides)).optim
+
+
+def schedule_of(*overrides):
+    return compose(list(overrides)).schedule
+
+
+def three_steps(model, optimizer):
+    """Weights after three steps whose gradients stay alike."""
+    for _ in range(3):
+        loss = torch.nn.functional.cross_entropy(model(TOKENS[:, :-1]).flatten(0, 1), TOKENS[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
 @pytest.mark.parametrize("decay", ["matrices", "matrices_embeddings", "all"])
@@ -78,16 +89,16 @@ def test_a_step_is_adamw_with_decoupled_decay_as_published(tiny, weight_decay):
 
 def test_warm_up_is_linear_and_then_each_schedule_ends_where_it_says():
     for schedule in ("cosine", "linear", "wsd"):
-        config = optim(f"optim.schedule={schedule}", "optim.lr=1.0", "optim.warmup=10", "optim.final_lr=0.1")
+        config = schedule_of(f"optim.schedule={schedule}", "optim.lr=1.0", "optim.warmup=10", "optim.final_lr=0.1")
         rates = [learning_rate(config, s, 100) for s in range(101)]
         assert rates[:10] == pytest.approx([(s + 1) / 11 for s in range(10)])
         assert max(rates) == rates[10] == 1.0
         assert rates[100] == pytest.approx(0.1)
-    assert learning_rate(optim("optim.schedule=constant", "optim.lr=0.5", "optim.warmup=3"), 99, 100) == 0.5
+    assert learning_rate(schedule_of("optim.schedule=constant", "optim.lr=0.5", "optim.warmup=3"), 99, 100) == 0.5
 
 
 def test_cosine_is_nanogpt_s_formula():
-    config = optim("optim.lr=1e-3", "optim.warmup=100")
+    config = schedule_of("optim.lr=1e-3", "optim.warmup=100")
     for step in (100, 700, 1999):
         ratio = (step - 100) / (2000 - 100)
         expected = 1e-4 + 0.5 * (1 + math.cos(math.pi * ratio)) * (1e-3 - 1e-4)
@@ -95,14 +106,14 @@ def test_cosine_is_nanogpt_s_formula():
 
 
 def test_wsd_holds_the_peak_and_then_cools_linearly():
-    config = optim("optim.schedule=wsd", "optim.lr=1.0", "optim.warmup=0", "optim.cooldown=0.2", "optim.final_lr=0.0")
+    config = schedule_of("optim.schedule=wsd", "optim.lr=1.0", "optim.warmup=0", "optim.cooldown=0.2", "optim.final_lr=0.0")
     rates = [learning_rate(config, s, 100) for s in range(100)]
     assert rates[:81] == [1.0] * 81
     assert rates[90] == pytest.approx(0.5)
 
 
 def test_automatic_warm_up_suits_short_and_long_runs():
-    assert [warmup_steps(optim(), steps) for steps in (8, 80, 800, 2000, 100_000)] == [1, 10, 100, 100, 1000]
+    assert [warmup_steps(schedule_of(), steps) for steps in (8, 80, 800, 2000, 100_000)] == [1, 10, 100, 100, 1000]
 
 
 def test_gradient_norms_are_torch_s_and_add_up(tiny):
@@ -168,7 +179,11 @@ def test_a_step_is_pytorch_s_fused_adamw_to_the_bit(tiny, weight_decay):
             stepper.zero_grad()
     for name, p in ours.named_parameters():
         assert torch.equal(p, named[name]), name
-        assert all(torch.equal(t, reference.state[named[name]][key]) for key, t in optimizer.state[p].items()), name
+    held = optimizer.tensors()
+    assert len(held) == 3 * len(named)
+    for name, tensor in held.items():
+        parameter, _, key = name.rpartition("/")
+        assert torch.equal(tensor, reference.state[named[parameter]][key]), name
 
 
 @pytest.mark.parametrize("fused", [True, False])
@@ -177,11 +192,11 @@ def test_a_step_that_is_spoilt_changes_neither_weights_nor_moments(tiny, fused):
     optimizer = build_optimizer(model, optim(), 0.1, fused)
     model(TOKENS).square().mean().backward()
     optimizer.step()
-    kept = [t.clone() for p in model.parameters() for t in (p.detach(), *optimizer.state[p].values())]
-    optimizer.found_inf = torch.tensor(1.0)
+    kept = [t.detach().clone() for t in (*model.parameters(), *optimizer.tensors().values())]
+    optimizer.skip_where(torch.tensor(1.0))
     optimizer.step()
     assert any(p.grad.any() for p in model.parameters())
-    now = [t for p in model.parameters() for t in (p.detach(), *optimizer.state[p].values())]
+    now = [*model.parameters(), *optimizer.tensors().values()]
     assert all(torch.equal(a, b) for a, b in zip(kept, now, strict=True))
 
 
@@ -203,3 +218,116 @@ optimizer.step()
 assert "torch._dynamo" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+# ------------------------------------------------------------------------------------------------- every optimizer
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_class_and_yaml_of_an_optimizer_agree_on_its_own_keys(name):
+    common = {"lr", "decay", "schedule", "warmup", "final_lr", "cooldown", "clip"}
+    assert OPTIM.keys_of(name) == option_files("optim")[name].keys.keys() - common
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_optimizer_shrinks_what_decays_and_nothing_else(tiny, name):
+    """Without gradients a step is weight decay alone, w (1 - lr weight_decay), on the roles that decay."""
+    model = model_of(tiny)
+    optimizer = build_optimizer(model, optim(f"optim={name}", "optim.lr=0.01"), 0.5)
+    before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    optimizer.step()
+    decayed = set(decay_groups(model, "matrices")["decayed"])
+    for n, p in model.named_parameters():
+        torch.testing.assert_close(p.detach(), before[n] * (1 - 0.005 * (n in decayed)), msg=n)
+
+
+KEYS = [
+    (name, key, spec.default)
+    for name in OPTIMIZERS
+    for key, spec in option_files("optim")[name].keys.items()
+    if key in OPTIM.keys_of(name)
+]
+
+
+@pytest.mark.parametrize(("name", "key", "default"), KEYS, ids=[f"{name}.{key}" for name, key, _ in KEYS])
+def test_every_key_of_an_optimizer_changes_its_steps(tiny, name, key, default):
+    other = not default if isinstance(default, bool) else default + 1 if isinstance(default, int) else default * 0.5
+    if key == "clip_threshold":
+        other = 2.0
+    plain, changed = model_of(tiny), model_of(tiny)
+    chosen = optim(f"optim={name}")
+    altered = optim(f"optim={name}", f"optim.{key}={other}")
+    weights = three_steps(plain, build_optimizer(plain, chosen, 0.1))
+    assert not torch.equal(weights, three_steps(changed, build_optimizer(changed, altered, 0.1)))
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_optimizer_goes_on_from_its_saved_tensors(tiny, name):
+    one, other = model_of(tiny), model_of(tiny)
+    first, second = (build_optimizer(m, optim(f"optim={name}"), 0.1) for m in (one, other))
+    three_steps(one, first)
+    other.load_state_dict(one.state_dict())
+    second.load({key: value.clone() for key, value in first.tensors().items()})
+    assert torch.equal(three_steps(one, first), three_steps(other, second))
+
+
+def test_muon_turns_the_momentum_of_block_matrices_into_its_nearest_orthogonal_matrix(tiny):
+    """Against the singular value decomposition; five Newton-Schulz steps leave singular values between 0.6 and 1.3."""
+    model = model_of(tiny)
+    optimizer = build_optimizer(model, optim("optim=muon", "optim.lr=0.01"), 0.0)
+    before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    for p in model.parameters():
+        p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel()))
+        if p.ndim == 2:  # five iterations reach singular values that are not far below the largest
+            u, s, vh = torch.linalg.svd(p.grad, full_matrices=False)
+            p.grad = u * torch.linspace(1, 0.3, len(s)) @ vh
+    optimizer.step()
+    named = dict(model.named_parameters())
+    matrices = [n for n, p in named.items() if n.startswith("blocks.") and p.ndim == 2]
+    assert matrices
+    for n in matrices:
+        u, _, vh = torch.linalg.svd(named[n].grad, full_matrices=False)
+        step = (before[n] - named[n].detach()) / (0.01 * 0.2 * max(named[n].shape) ** 0.5)
+        singular = torch.linalg.svdvals(step)
+        assert 0.5 < singular.min() < singular.max() < 1.4, n
+        assert (step * (u @ vh)).sum() / (step.norm() * (u @ vh).norm()) > 0.97, n
+    for n in named.keys() - set(matrices):  # AdamW's first step is the sign of the gradient
+        torch.testing.assert_close(before[n] - named[n].detach(), 0.01 * named[n].grad.sign(), rtol=1e-3, atol=1e-5)
+
+
+def test_adafactor_is_the_paper_s_algorithm(tiny):
+    """Shazeer & Stern 2018, Alg. 4 and 5 written out, three steps; the relative step of min(lr, 1/sqrt(t))."""
+    model = model_of(tiny)
+    optimizer = build_optimizer(model, optim("optim=adafactor", "optim.lr=0.05"), 0.0)
+    expected = {n: p.detach().clone().double() for n, p in model.named_parameters()}
+    held = {}
+    for t in (1, 2, 3):
+        optimizer.zero_grad()
+        model(TOKENS).square().mean().backward()
+        for n, p in model.named_parameters():
+            g, w, share = p.grad.double(), expected[n], t**-0.8
+            if g.ndim > 1:
+                rows, columns = g.square().mean(-1, keepdim=True), g.square().mean(-2, keepdim=True)
+                old_rows, old_columns = held.get(n, (0 * rows, 0 * columns))
+                held[n] = old_rows + share * (rows - old_rows), old_columns + share * (columns - old_columns)
+                v = held[n][0] * held[n][1] / held[n][0].mean(-2, keepdim=True)
+            else:
+                held[n] = held.get(n, 0 * g) + share * (g.square() - held.get(n, 0 * g))
+                v = held[n]
+            u = g / v.clamp(min=1e-30).sqrt()
+            u = u / max(1.0, u.square().mean().sqrt().item())
+            expected[n] = w - max(1e-3, w.square().mean().sqrt().item()) * min(0.05, t**-0.5) * u
+        optimizer.step()
+    for n, p in model.named_parameters():
+        torch.testing.assert_close(p.detach().double(), expected[n], rtol=1e-3, atol=1e-5, msg=n)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_list_and_a_run_s_identity_know_the_optimizer(name, capsys):
+    from nexus_ablate.cli import main
+
+    assert main(["list", "optim"]) == 0
+    assert name in capsys.readouterr().out
+    assert compose([f"optim={name}"]).science()["optim"]["name"] == name

@@ -10,8 +10,8 @@ from nexus_ablate.axes.normalizer import NORMALIZERS
 from nexus_ablate.axes.placement import PLACEMENTS
 from nexus_ablate.axes.position import POSITIONS
 from nexus_ablate.axes.qk_norm import QK_NORMS
-from nexus_ablate.config.options import Option, Registry, check_option, option_files, read_option_file
-from nexus_ablate.config.run_config import AXES, OPTION_GROUPS
+from nexus_ablate.config.options import AXES, Option, Registry, check_option, option_files, read_option_file
+from nexus_ablate.config.run_config import OPTION_GROUPS
 from nexus_ablate.errors import ConfigError
 
 REGISTRIES = {r.axis: r for r in (NORMS, PLACEMENTS, POSITIONS, SCORES, NORMALIZERS, QK_NORMS, GATES, FFNS, INITS)}

@@ -10,6 +10,7 @@ import torch
 
 from nexus_ablate import errors
 from nexus_ablate.config.compose import compose
+from nexus_ablate.config.options import option_files
 from nexus_ablate.errors import Diverged, Preempted
 from nexus_ablate.runs import read_jsonl, read_run
 from nexus_ablate.training import checkpoint
@@ -22,6 +23,7 @@ CONTRACT = """val_loss val_bpb best_val_loss params params_non_embedding flops_p
 tokens_per_second peak_memory_bytes arm_hash batch_hash init_hash eval_hash""".split()
 FILES = """config.yaml overrides.txt env.json status.json metrics.jsonl probes.jsonl evaluation.jsonl summary.json
 log.txt checkpoints""".split()
+OPTIMIZERS = sorted(option_files("optim"))
 CLOCK = {"seconds", "tokens_per_second", "mfu", "peak_memory_bytes"}
 
 
@@ -131,10 +133,14 @@ def test_watching_a_run_does_not_change_it(tiny_run, tmp_path, toggle):
     assert same_weights(plain.path, watched.path)
 
 
-@pytest.mark.parametrize("step", [0, 1, 5, 7, 10, 19])
-def test_resume_equals_uninterrupted_bit_by_bit(tiny_run, tmp_path, monkeypatch, step):
-    whole = run(tiny_run("model.dropout=0.1"))
-    overrides = tiny_run("model.dropout=0.1", f"runs_dir={tmp_path / 'other'}")
+@pytest.mark.parametrize(
+    ("step", "optimizer"),
+    [*((step, "adamw") for step in (0, 1, 5, 7, 10, 19)), *((7, name) for name in OPTIMIZERS if name != "adamw")],
+)
+def test_resume_equals_uninterrupted_bit_by_bit(tiny_run, tmp_path, monkeypatch, step, optimizer):
+    science = ("model.dropout=0.1", f"optim={optimizer}")
+    whole = run(tiny_run(*science))
+    overrides = tiny_run(*science, f"runs_dir={tmp_path / 'other'}")
     undo = stop_after(monkeypatch, step)
     with pytest.raises(Stopped):
         run(overrides)
@@ -228,8 +234,10 @@ def run_dir(tiny_run):
     return Path(next(o for o in tiny_run() if o.startswith("runs_dir=")).removeprefix("runs_dir="))
 
 
-@pytest.mark.parametrize("what", ["loss", "gradient"])
-def test_a_non_finite_number_stops_the_run_before_the_optimizer_step(tiny_run, monkeypatch, what):
+@pytest.mark.parametrize(
+    ("what", "optimizer"), [("loss", "adamw"), *(("gradient", name) for name in OPTIMIZERS)], ids="-".join
+)
+def test_a_non_finite_number_stops_the_run_before_the_optimizer_step(tiny_run, monkeypatch, what, optimizer):
     poisoned_weights, training_calls = [], []
 
     def poison(self, rows, loss_of=Step.loss):
@@ -245,7 +253,7 @@ def test_a_non_finite_number_stops_the_run_before_the_optimizer_step(tiny_run, m
 
     monkeypatch.setattr(Step, "loss", poison)
     with pytest.raises(Diverged, match="step 7") as stopped:
-        run(tiny_run())
+        run(tiny_run(f"optim={optimizer}"))
     assert ("block_001/ffn" in str(stopped.value)) == (what == "gradient")
     before, model = poisoned_weights
     assert all(torch.equal(before[n], p) for n, p in model.named_parameters())

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from nexus_ablate import errors
 from nexus_ablate.cli.verb import Flag, Verb, comma_separated, positive, target
 from nexus_ablate.config.compose import compose
-from nexus_ablate.config.options import option_files
-from nexus_ablate.config.run_config import AXES, RunConfig
+from nexus_ablate.config.options import AXES, option_files
+from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.errors import ConfigError, printable
 from nexus_ablate.runs.files import PICTURES, atomic_write_text
 

@@ -39,7 +39,7 @@ def run(overrides: list[str], flags: dict[str, Any]) -> int:
     from nexus_ablate.optimizers import decay_groups
 
     model = meta_model(config, flags.get("vocab", 256))
-    facts = architecture(config, model, decay_groups(model, config.optim.decay))
+    facts = architecture(config, model, decay_groups(model, config.schedule.decay))
     if "json" in flags:
         json.dump(facts, sys.stdout, indent=1, allow_nan=False)
         print()

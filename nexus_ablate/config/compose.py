@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from nexus_ablate.config.grammar import show
-from nexus_ablate.config.options import AXES, Key, Option, conf_dir, default_option, option_files
+from nexus_ablate.config.options import OPTIONS, Key, Option, conf_dir, default_option, option_files
 from nexus_ablate.config.plugins import Plugin, add_plugins, plugins
 from nexus_ablate.config.resolve import changed, from_values
 from nexus_ablate.config.run_config import CLOSED_GROUPS, OPTION_GROUPS, RunConfig, keys_of
@@ -85,7 +85,7 @@ def search_plugins() -> None:
 def plugins_used(config: RunConfig) -> list[Plugin]:
     """The plugins whose options were chosen, each once."""
     science = config.science()
-    found = [option_files(axis)[science[axis]["name"]].plugin for axis in AXES]
+    found = [option_files(axis)[science[axis]["name"]].plugin for axis in OPTIONS]
     return list(dict.fromkeys(plugin for plugin in found if plugin is not None))
 
 

@@ -39,6 +39,25 @@ T = TypeVar("T")
 AXES = ("norm", "placement", "position", "attention", "normalizer", "qk_norm", "gate", "ffn", "init")
 """The groups whose options are the architecture; every option is a class in axes/ or in a plugin."""
 
+OPTIONS = (*AXES, "optim")
+"""The groups whose options are classes: the axes, and the optimizer."""
+
+COMMON_KEYS = {
+    "optim": {
+        "lr": ("float (0, inf)", "peak learning rate"),
+        "decay": ("matrices | matrices_embeddings | all", "which parameters decay"),
+        "schedule": ("cosine | linear | wsd | constant", "after warm-up: to final_lr, or held (wsd: then cooled)"),
+        "warmup": (
+            "auto | int [0, inf)",
+            "steps from 0 to the peak, linear; auto: an eighth of the run up to 100, at least 1%",
+        ),
+        "final_lr": ("float [0, 1]", "last learning rate as a share of the peak"),
+        "cooldown": ("float (0, 1]", "wsd: share of all steps that the final linear cooling takes"),
+        "clip": ("off | float (0, inf)", "largest global gradient norm"),
+    }
+}
+"""Keys that every option of a group has, with constraint and meaning; its YAML holds their values alone."""
+
 RESERVED = ("name", "equation", "prescribes", "refuses", "warns", "equals", "norm_sites")
 _KEY_LINE = re.compile(r"^(?P<key>\w+):\s[^#]*#\s*(?P<comment>.+)$")
 
@@ -119,12 +138,12 @@ def _built_in(axis: str) -> dict[str, OptionFile]:
 @cache
 def _of_plugins(given: tuple[Plugin, ...]) -> dict[str, dict[str, OptionFile]]:
     """The options of plugins by axis and name."""
-    found: dict[str, dict[str, OptionFile]] = {axis: {} for axis in AXES}
+    found: dict[str, dict[str, OptionFile]] = {axis: {} for axis in OPTIONS}
     for plugin in given:
         for path in plugin.option_paths():
             axis, name = path.parent.name, path.stem
-            if path.parent.parent != plugin.directory or axis not in AXES:
-                raise unknown(f"{path} is in a folder that is no axis", axis, AXES)
+            if path.parent.parent != plugin.directory or axis not in OPTIONS:
+                raise unknown(f"{path} is in a folder that is no axis", axis, OPTIONS)
             if name in _built_in(axis) or name in found[axis]:
                 raise ConfigError(f"{axis}={name} exists already", str(path), "give the plugin's option another name")
             if not plugin.class_file(name).is_file():
@@ -142,7 +161,10 @@ def read_option_file(axis: str, path: Path) -> OptionFile:
         ConfigError: When the file breaks the form described at the head of this module.
     """
     text, values = _read_yaml(path)
-    comments = key_comments(text)
+    common = COMMON_KEYS.get(axis, {})
+    comments = {key: (Constraint(text), meaning) for key, (text, meaning) in common.items()} | key_comments(text)
+    if missing := common.keys() - values.keys():
+        raise ConfigError(f"{axis}/{path.name} lacks keys that every {axis} has", ", ".join(sorted(missing)))
     if values.get("name") != path.stem:
         raise ConfigError(f"{axis}/{path.name} must say name: {path.stem}", str(values.get("name")))
     keys = {}
@@ -267,7 +289,8 @@ class Registry(Generic[T]):
             ConfigError: When the class does not take exactly the keys of the option's YAML.
         """
         takes = self.keys_of(option.name)
-        if takes != set(option.keys):
-            got = f"class {sorted(takes)}, YAML {sorted(option.keys)}"
+        keys = {key: value for key, value in option.keys.items() if key not in COMMON_KEYS.get(self.axis, {})}
+        if takes != keys.keys():
+            got = f"class {sorted(takes)}, YAML {sorted(keys)}"
             raise ConfigError(f"{self.axis}={option.name}: class and YAML disagree on the keys", got)
-        return self.get(option.name)(*args, **option.keys)
+        return self.get(option.name)(*args, **keys)

@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from nexus_ablate.config.grammar import ratio, show
-from nexus_ablate.config.options import AXES, Option, check_option, default_option, option_files
+from nexus_ablate.config.options import OPTIONS, Option, check_option, default_option, option_files
 from nexus_ablate.config.run_config import (
     CLOSED_GROUPS,
     EVALUATIONS,
@@ -164,7 +164,7 @@ def resolve(config: RunConfig) -> Resolved:
     Raises:
         ConfigError: Two options prescribe different things, or an option refuses a value that was asked for.
     """
-    chosen = {axis: option_files(axis)[getattr(config, axis).name] for axis in AXES}
+    chosen = {axis: option_files(axis)[getattr(config, axis).name] for axis in OPTIONS}
     notes: list[str] = []
     prescribed: dict[str, str] = {}
     for axis, option in chosen.items():
@@ -232,7 +232,7 @@ def resolve(config: RunConfig) -> Resolved:
         notes.append(f"position={config.position.name} leaves no layer without positions: {got}")
     settings = {f"{axis}={option.name}" for axis, option in chosen.items()} | {f"init={init_name}"}
     settings |= {f"{name}={show(getattr(resolved, name))}" for name in MEANT}
-    options = {axis: getattr(config, axis) for axis in AXES} | {"init": resolved.init}
+    options = {axis: getattr(config, axis) for axis in OPTIONS} | {"init": resolved.init}
     settings |= {f"{axis}.{k}={show(v)}" for axis, option in options.items() for k, v in option.keys.items()}
     settings |= {f"{name}={show(value)}" for name, value in vars(config).items() if not isinstance(value, Option)}
     in_blocks = {site for site, needs in chosen["placement"].norm_sites.items() if {needs} <= settings | {""}}

@@ -1,23 +1,19 @@
-"""From overrides to a checked RunConfig: plain dataclasses, no torch, nothing repaired in silence.
+"""The configuration of a run as dataclasses. Each key says what it may hold and what it means; YAML has the defaults.
 
-YAML holds every default; the dataclasses here say what a key may hold (see schema.py). The option files of the axes
-are their own schema (see registry.py).
+The option files of axes, optimizers, data and trackers are their own schema (see options.py).
 """
 
 from __future__ import annotations
 
 import dataclasses
-import re
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
 from nexus_ablate.config.grammar import Constraint
-from nexus_ablate.config.options import AXES, Option
+from nexus_ablate.config.options import COMMON_KEYS, OPTIONS, Option
 
-_SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-
-OPTION_GROUPS = (*AXES, "data", "tracker")
+OPTION_GROUPS = (*OPTIONS, "data", "tracker")
 """The groups whose option files are their own schema."""
 
 
@@ -53,23 +49,17 @@ class ModelConfig:
     dropout: float = key("float [0, 1)", "on embeddings, attention weights and branch outputs")
 
 
-@dataclass
-class OptimConfig:
-    """The optimizer and its schedule."""
+@dataclass(frozen=True)
+class Schedule:
+    """The keys that every optimizer has; see COMMON_KEYS."""
 
-    name: str = key("adamw", "decoupled AdamW")
-    lr: float = key("float (0, inf)", "peak learning rate")
-    beta1: float = key("float [0, 1)", "decay of the first moment")
-    beta2: float = key("float [0, 1)", "decay of the second moment")
-    eps: float = key("float (0, 1]", "added to the root of the second moment")
-    decay: str = key("matrices | matrices_embeddings | all", "which parameters decay")
-    schedule: str = key("cosine | linear | wsd | constant", "after warm-up: to final_lr, or held (wsd: then cooled)")
-    warmup: Any = key(
-        "auto | int [0, inf)", "steps from 0 to the peak, linear; auto: an eighth of the run up to 100, at least 1%"
-    )
-    final_lr: float = key("float [0, 1]", "last learning rate as a share of the peak")
-    cooldown: float = key("float (0, 1]", "wsd: share of all steps that the final linear cooling takes")
-    clip: Any = key("off | float (0, inf)", "largest global gradient norm")
+    lr: float
+    decay: str
+    schedule: str
+    warmup: int | str
+    final_lr: float
+    cooldown: float
+    clip: float | str
 
 
 @dataclass
@@ -160,7 +150,7 @@ class RunConfig:
     data: Option
     tracker: Option
     model: ModelConfig
-    optim: OptimConfig
+    optim: Option
     train: TrainConfig
     probe: ProbeConfig
     bias: bool = key("on | off", "bias of every linear map in the blocks")
@@ -196,6 +186,11 @@ class RunConfig:
     evals: list[str] = key("list of text", "evaluations after the last step; `evaluate` does them later", science=False)
     resolved: Resolved = field(init=False)
 
+    @property
+    def schedule(self) -> Schedule:
+        """The learning rate's course, which parameters decay, and clipping."""
+        return Schedule(**{key: self.optim.keys[key] for key in COMMON_KEYS["optim"]})
+
     def nested(self) -> dict[str, Any]:
         """The configuration as the user would write it, `auto` kept: what config.yaml holds."""
         values = {}
@@ -214,7 +209,7 @@ class RunConfig:
 
         `auto` is replaced by its meaning, so that asking for the default by name is the same run.
         """
-        values: dict[str, Any] = {axis: getattr(self, axis).flat() for axis in AXES}
+        values: dict[str, Any] = {axis: getattr(self, axis).flat() for axis in OPTIONS}
         for item in dataclasses.fields(self):
             value = getattr(self, item.name)
             if item.name in CLOSED_GROUPS:
@@ -234,7 +229,7 @@ class RunConfig:
 EVALUATIONS = ("extrapolation", "streaming", "quantization", "intervention")
 """What a finished run can be asked; see measure/evaluation/."""
 
-CLOSED_GROUPS = {"model": ModelConfig, "optim": OptimConfig, "train": TrainConfig, "probe": ProbeConfig}
+CLOSED_GROUPS = {"model": ModelConfig, "train": TrainConfig, "probe": ProbeConfig}
 
 
 def science_fields(config: object) -> list[dataclasses.Field]:

@@ -25,8 +25,8 @@ from nexus_ablate.axes.position import POSITIONS
 from nexus_ablate.axes.qk_norm import QK_NORMS
 from nexus_ablate.axes.roles import VECTOR, parameter_roles
 from nexus_ablate.config.compose import differences
-from nexus_ablate.config.options import OptionFile, option_files
-from nexus_ablate.config.run_config import AXES, Option, RunConfig
+from nexus_ablate.config.options import AXES, Option, OptionFile, option_files
+from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.measure.counts import flops_by_module, parameters
 from nexus_ablate.model import GPT
 from nexus_ablate.runs import arm_name
@@ -60,7 +60,7 @@ def architecture(config: RunConfig, model: GPT, decay_groups: dict[str, list[str
         "initial_values": initial_values(config, model),
         "decay": {
             "weight_decay": config.weight_decay,
-            "which": config.optim.decay,
+            "which": config.schedule.decay,
             **{
                 group: totals({name: sizes[name] for name in names}, roles.__getitem__)
                 for group, names in decay_groups.items()

@@ -85,10 +85,10 @@ def probe(
     return _numbers(seen)
 
 
-def matrix_probe(model: nn.Module, optimizer: Any) -> Found:
-    """What a full probe adds of the weights: see `matrix_figures`."""
+def matrix_probe(model: nn.Module, update_ratios: Mapping[str, Tensor]) -> Found:
+    """What a full probe adds of the weights (see `matrix_figures`), and the last step's updates over weights."""
     with torch.no_grad():
-        return _numbers(matrix_figures(model, optimizer))
+        return _numbers({**matrix_figures(model), **update_ratios})
 
 
 class _Block:

@@ -1,9 +1,8 @@
-"""Statistics of weights and of what the optimizer does to them, by block and role. No unit."""
+"""Statistics of weights by block and role. No unit."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,23 +24,12 @@ def weight_rms(model: nn.Module) -> dict[str, float]:
     return dict(zip(found, values, strict=True))
 
 
-def matrix_figures(model: nn.Module, optimizer: Any = None) -> dict[str, Tensor]:
-    """RMS and spectral norm of each matrix of the blocks, and of the last step of each update over weight.
-
-    Args:
-        model: The uncompiled model.
-        optimizer: AdamW, ours or PyTorch's, after a step; without it, or before its first step, there is no update.
-    """
+def matrix_figures(model: nn.Module) -> dict[str, Tensor]:
+    """RMS and spectral norm of each matrix of the blocks of the uncompiled model."""
     found = {}
     for name, weight in block_matrices(model):
         found[f"weight/{name}/rms"] = weight.float().square().mean().sqrt()
         found[f"weight/{name}/spectral_norm"] = spectral_norm(weight)
-    for group in optimizer.param_groups if optimizer is not None else ():
-        names = {id(weight): name for name, weight in block_matrices(model)}
-        for weight in group["params"]:
-            state = optimizer.state.get(weight) if optimizer is not None else None
-            if id(weight) in names and state:
-                found[f"update_ratio/{names[id(weight)]}"] = update_ratio(weight.detach(), state, group)
     return found
 
 
@@ -78,19 +66,3 @@ def spectral_norm(weight: Tensor, steps: int = LANCZOS_STEPS) -> Tensor:
             image = image - seen.T @ (seen @ image)
         basis.append(image / image.norm().clamp(min=torch.finfo(torch.float32).tiny))
     return torch.linalg.eigvalsh(projected.cpu())[-1].clamp(min=0).sqrt().to(matrix.device)
-
-
-def update_ratio(weight: Tensor, state: dict[str, Any], group: dict[str, Any]) -> Tensor:
-    """|change| / |weight before| of AdamW's last step, decay included, read from the optimizer's state.
-
-    Args:
-        weight: After the step.
-        state: Its `exp_avg`, `exp_avg_sq` and `step`.
-        group: Its `lr`, `betas`, `eps` and `weight_decay` at that step.
-    """
-    beta1, beta2 = group["betas"]
-    step = float(state["step"])
-    root = (state["exp_avg_sq"] / (1 - beta2**step)).sqrt() + group["eps"]
-    move = group["lr"] / (1 - beta1**step) * state["exp_avg"] / root
-    before = (weight + move) / (1 - group["lr"] * group["weight_decay"])
-    return (weight - before).norm() / before.norm()

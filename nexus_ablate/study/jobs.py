@@ -7,7 +7,6 @@ seeds of the first one; those of later looks are for the arms that are undecided
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -141,8 +140,8 @@ class Runs:
     def _job(self, arm: Arm, seed: int, lr: float | None = None) -> Job:
         asked = self.study.definition
         config, name, extra = arm.config, arm.name, []
-        if lr is not None and lr != config.optim.lr:
-            config = changed(config, optim=dataclasses.replace(config.optim, lr=lr))
+        if lr is not None and lr != config.schedule.lr:
+            config = changed(config, optim=Option(config.optim.name, config.optim.keys | {"lr": lr}))
             name = arm_name(differences(config, self.study.baseline.config))
             extra = [f"optim.lr={show(lr)}"]
         config = changed(config, seed=seed)

@@ -140,7 +140,7 @@ def fairness(study: Study, costs: dict[str, Cost]) -> list[Verdict]:
     tokens = {name: cost.tokens for name, cost in costs.items()}
     lines.append(_mismatch("tokens", tokens, base.name, declared=asked.match != "seconds"))
     if not asked.lr_grid:
-        lines.append(Verdict("WARN", "learning rate", f"{show(base.config.optim.lr)} for every arm, tuned for none"))
+        lines.append(Verdict("WARN", "learning rate", f"{show(base.config.schedule.lr)} for every arm, tuned for none"))
     else:
         few = len(asked.lr_grid) < GRID_POINTS
         why = (
@@ -175,8 +175,8 @@ def _validation(config: RunConfig) -> object:
 
 
 def _schedule(config: RunConfig) -> object:
-    o = config.optim
-    return o.schedule, o.warmup, o.final_lr, o.cooldown
+    s = config.schedule
+    return s.schedule, s.warmup, s.final_lr, s.cooldown
 
 
 def _machine(config: RunConfig) -> object:

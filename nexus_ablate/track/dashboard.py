@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nexus_ablate.config.run_config import AXES
+from nexus_ablate.config.options import AXES
 from nexus_ablate.errors import ConfigError, UserError
 from nexus_ablate.report.run_picture import HEAT_MAPS
 from nexus_ablate.track.account import LOG_IN, failure, redactor, require_key

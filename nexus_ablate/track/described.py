@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nexus_ablate.config.options import Option, option_files
-from nexus_ablate.config.run_config import AXES
+from nexus_ablate.config.options import AXES, Option, option_files
 from nexus_ablate.runs import RunRecord, atomic_write_json
 from nexus_ablate.runs.record import read_mapping, strict_loads
 

@@ -159,7 +159,10 @@ class World:
 
         shared = torch.tensor(numbers, dtype=torch.float64, device=self.device)
         for tensor in [shared, *tensors]:
-            self._call(distributed.broadcast, tensor.detach(), 0)
+            sent = tensor.detach().to(self.device)  # an optimizer may keep its step on the CPU
+            self._call(distributed.broadcast, sent, 0)
+            if sent.device != tensor.device:
+                tensor.detach().copy_(sent)
         return shared.tolist()
 
     def rows(self, batch: np.ndarray) -> np.ndarray:

@@ -227,7 +227,7 @@ def _train(
         with StopRequest() as stop:
             trainer = Trainer(config, model, data, run, tracker, display, stop, world)
             everything, without_tables = parameters(model)
-            groups = decay_groups(model, config.optim.decay)
+            groups = decay_groups(model, config.schedule.decay)
             sizes = {name: p.numel() for name, p in model.named_parameters()}
             facts = {
                 "params": everything,
@@ -237,7 +237,7 @@ def _train(
                 "vocab_size": data.vocab_size,
                 "steps": trainer.steps,
                 "decay": f"{sum(sizes[n] for n in groups['decayed']):,} parameters at {config.weight_decay:g} "
-                f"({config.optim.decay}), {sum(sizes[n] for n in groups['free']):,} free",
+                f"({config.schedule.decay}), {sum(sizes[n] for n in groups['free']):,} free",
                 "device": (f"{world.size} x " if world.size > 1 else "")
                 + f"{device}, {threads} threads, {config.train.precision}",
             }

@@ -1,4 +1,4 @@
-"""One optimizer step: rows to the device, forward, loss, backward, gradient norms, finite check, clipping, AdamW.
+"""One step: rows to the device, forward, loss, backward, gradient norms, finite check, clipping, optimizer.
 
 Nothing here waits for a GPU: what a step showed stays on the device until `read`. A step whose loss or gradient is not
 finite changes no weight, and neither does any after it; `read` says which it was.
@@ -6,6 +6,7 @@ finite changes no weight, and neither does any after it; `read` says which it wa
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,12 +30,15 @@ from nexus_ablate.kernels.loss import (
     losses,
 )
 from nexus_ablate.measure.counts import flops_per_token
+from nexus_ablate.measure.weight_statistics import block_matrices
 from nexus_ablate.model import GPT
-from nexus_ablate.optimizers import ROLE, GradientNorms, build_optimizer, learning_rate
+from nexus_ablate.optimizers import build_optimizer
 from nexus_ablate.training.device import cxx_compiler, device_memory, precision_context
 from nexus_ablate.training.distributed import Place, World
+from nexus_ablate.training.gradients import ROLE, GradientNorms
 from nexus_ablate.training.memory import out_of_memory
 from nexus_ablate.training.nonfinite import first_nonfinite
+from nexus_ablate.training.schedule import learning_rate
 
 SMALLEST_LOSS_SCALE = 1.0
 """float16: gradients that are still non-finite at this loss scale are the model's, not the precision's."""
@@ -92,22 +96,27 @@ class Step:
         most_bytes = GPU_LOGIT_BYTES if self.device.type == "cuda" else LOGIT_BYTES
         self.chunk(most_bytes if self.chunked else 0)
         self.lr = 0.0  # of the last step
+        self._before: list[Tensor] = []
         # A CPU has nothing to wait for, and whether float16 overflowed depends on the loss scale at that very step.
-        self.checks_at_once = self.device.type == "cpu" or self.scaler.is_enabled()
+        waits = self.device.type == "cpu" or self.scaler.is_enabled()
+        self.checks_at_once = waits or not self.optimizer.skips_nonfinite
         self._unread: list[tuple[int, Tensor]] = []
         self._zero = torch.zeros((), device=self.device)
         self._spoilt = torch.zeros((), device=self.device)  # 1 from the first step on that was not finite
 
-    def take(self, number: int, batch: np.ndarray) -> None:
+    def take(self, number: int, batch: np.ndarray, watched: bool = False) -> None:
         """Step `number`, from 0, on (B, T + 1) tokens, `grad_accum` parts of them after one another.
+
+        Args:
+            watched: Keep the matrices of the blocks as they were, for `update_ratios`.
 
         Raises:
             Diverged: As `read`; on a GPU only `read` does.
         """
-        train, optim = self.config.train, self.config.optim
-        self.lr = learning_rate(optim, number, self.steps)
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.lr
+        train, schedule = self.config.train, self.config.schedule
+        self.lr = learning_rate(schedule, number, self.steps)
+        self.optimizer.set_learning_rate(self.lr)
+        self._before = [p.detach().clone() for _, p in block_matrices(self.model)] if watched else []
         self._seed_dropout(number)
         loss = z_loss = self._zero
         for rows in np.split(batch, train.grad_accum):
@@ -126,12 +135,23 @@ class Step:
         else:
             finite = torch.isfinite(loss) & torch.isfinite(norm)
             self._spoilt = torch.maximum(self._spoilt, 1 - finite.float())
-            self.optimizer.found_inf = self._spoilt
-        if optim.clip != "off":
-            self.gradients.clip(norm, optim.clip)
+            self.optimizer.skip_where(self._spoilt)
+        if schedule.clip != "off":
+            self.gradients.clip(norm, float(schedule.clip))
         self.scaler.step(self.optimizer)  # type: ignore[reportArgumentType]
         self.scaler.update()
         self.optimizer.zero_grad()
+
+    @torch.no_grad()
+    def update_ratios(self) -> dict[str, Tensor]:
+        """|change| / |weight before| of each matrix of the blocks in the last step, if that was watched. No unit.
+
+        Weight decay is part of the change. Named `update_ratio/block_000/query`.
+        """
+        if not self._before:
+            return {}
+        pairs = zip(block_matrices(self.model), self._before, strict=True)
+        return {f"update_ratio/{name}": (w - old).norm() / old.norm() for (name, w), old in pairs}
 
     def read(self) -> list[Seen]:
         """What the steps since the last reading showed, in order.
@@ -324,18 +344,17 @@ def share_state(step: Step, number: int, world: World) -> int:
     """
     if world.size == 1:
         return number
-    moments = step.optimizer.state
-    number, scale, some = (int(n) for n in world.share([number, step.scaler.get_scale(), bool(moments)], []))
+    held = {name: [list(t.shape), str(t.dtype).removeprefix("torch.")] for name, t in step.optimizer.tensors().items()}
+    text = json.dumps(held).encode()
+    number, scale, length = (int(n) for n in world.share([number, step.scaler.get_scale(), len(text)], []))
     if step.scaler.is_enabled():
         step.scaler.load_state_dict(step.scaler.state_dict() | {"scale": float(scale)})
-    tensors = list(step.model.state_dict().values())
-    for parameter in step.model.parameters() if some else ():
-        if not world.leads:
-            moments[parameter] = {
-                "step": torch.zeros((), device=step.device),
-                "exp_avg": torch.zeros_like(parameter),
-                "exp_avg_sq": torch.zeros_like(parameter),
-            }
-        tensors += [moments[parameter][name] for name in ("step", "exp_avg", "exp_avg_sq")]
-    world.share([], tensors)
+    described = torch.zeros(length, dtype=torch.uint8, device=step.device)
+    if world.leads:
+        described.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
+    world.share([], [described])
+    if not world.leads:
+        held = json.loads(bytes(described.tolist()))
+        step.optimizer.load({n: torch.zeros(shape, dtype=getattr(torch, kind)) for n, (shape, kind) in held.items()})
+    world.share([], [*step.model.state_dict().values(), *step.optimizer.tensors().values()])
     return number

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.data import Batches, TokenizedData, chain, eval_places, eval_windows, hash_tokens, token_kinds
@@ -24,7 +23,6 @@ from nexus_ablate.measure.history import onsets, spike_scores
 from nexus_ablate.measure.probe import due, evaluation_mode, matrix_probe, model_figures, probe
 from nexus_ablate.measure.weight_statistics import weight_rms
 from nexus_ablate.model import GPT
-from nexus_ablate.optimizers import warmup_steps
 from nexus_ablate.runs import Run, read_jsonl
 from nexus_ablate.track import Tracker
 from nexus_ablate.training import checkpoint
@@ -32,6 +30,7 @@ from nexus_ablate.training.display import Display
 from nexus_ablate.training.distributed import Place, World
 from nexus_ablate.training.memory import resident_peak_bytes
 from nexus_ablate.training.progress import Progress
+from nexus_ablate.training.schedule import warmup_steps
 from nexus_ablate.training.signals import StopRequest
 from nexus_ablate.training.step import Seen, Step, compiled_programs, forget_programs, share_state, steps_of
 
@@ -144,7 +143,7 @@ class Trainer:
     def _advance(self) -> None:
         progress = self.progress
         batch = self.batches.batch(progress.step)
-        self.step.take(progress.step, batch)
+        self.step.take(progress.step, batch, watched=self.full_probe and self._probes_at(progress.step + 1))
         progress.step += 1
         progress.batch_hash = chain(progress.batch_hash, batch)
         if self.display.due(progress.step) or progress.step % MOST_UNREAD == 0:
@@ -174,7 +173,7 @@ class Trainer:
             with self._aside("probe"):
                 probed = probe(self.model, self.probe_tokens, self.full_probe, self.token_kinds)
                 if self.full_probe:
-                    probed |= matrix_probe(self.model, self.step.optimizer)
+                    probed |= matrix_probe(self.model, self.step.update_ratios())
                 progress.probed = model_figures(probed)
                 self.run.log_probes(row_start(row) | probed)
                 row |= progress.probed | weight_rms(self.model)
@@ -267,7 +266,7 @@ class Trainer:
         with self._aside("checkpoint"):
             self.progress.loss_scale = self.step.scaler.get_scale()
             tensors = {"model": dict(self.model.state_dict())} | (
-                {} if last else {"optimizer": self._optimizer_tensors()}
+                {} if last else {"optimizer": self.step.optimizer.tensors()}
             )
             state = {"progress": self.progress.saved(), "logs": self.run.offsets()}
             checkpoint.save(
@@ -286,10 +285,7 @@ class Trainer:
             self.display.say(f"skipped {line}")
         checkpoint.discard_newer(self.run.checkpoints, loaded.step)
         self.model.load_state_dict(loaded.tensors["model"])
-        moments = loaded.tensors.get("optimizer", {})  # after the last step it is not needed and not kept
-        for name, parameter in self.model.named_parameters():
-            state = {k.rpartition("/")[2]: t for k, t in moments.items() if k.rpartition("/")[0] == name}
-            self.step.optimizer.state[parameter] = {k: t.to(self.device) for k, t in state.items()}
+        self.step.optimizer.load(loaded.tensors.get("optimizer", {}))  # after the last step there is none
         self.progress = Progress.restored(loaded.state["progress"])
         scaler = self.step.scaler
         if scaler.is_enabled():
@@ -302,13 +298,6 @@ class Trainer:
         if state["progress"].keys() != vars(Progress()).keys():
             raise CheckpointError("it is of another version of this program")
         self.run.check(state["logs"])
-
-    def _optimizer_tensors(self) -> dict[str, Tensor]:
-        return {
-            f"{name}/{key}": value
-            for name, parameter in self.model.named_parameters()
-            for key, value in self.step.optimizer.state[parameter].items()
-        }
 
     def _summary(self) -> dict[str, Any]:
         """The summary."""
@@ -336,7 +325,7 @@ class Trainer:
             **(compiled_programs() if self.step.compiled else {"programs": 0, "graph_breaks": 0}),
             "batch_hash": progress.batch_hash,
             "eval_hash": hash_tokens(self.windows["val"]),
-            **spike_scores(rows, warmup_steps(self.config.optim, self.steps)),
+            **spike_scores(rows, warmup_steps(self.config.schedule, self.steps)),
             **self.progress.probed,
             **probed,
         }
