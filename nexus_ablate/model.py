@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from nexus_ablate.attention import Attention
@@ -18,7 +17,7 @@ from nexus_ablate.axes.placement import PLACEMENTS, Block, Parts
 from nexus_ablate.axes.position import POSITIONS
 from nexus_ablate.axes.roles import Geometry, Linear, Table
 from nexus_ablate.config.run_config import Option, RunConfig
-from nexus_ablate.kernels.linear import linear
+from nexus_ablate.kernels.linear import chosen_product, products
 
 
 class GPT(nn.Module):
@@ -67,10 +66,7 @@ class GPT(nn.Module):
             self.blocks.append(PLACEMENTS.build(config.placement, parts))
         self.final_norm = norm("final") if resolved.final_norm else nn.Identity()
         self.head = None if config.tie_embeddings else Linear(model.d_model, vocab_size, bias=False, role="head")
-        self.product = linear if config.train.linear == "auto" else F.linear
-        for part in self.modules():
-            if isinstance(part, Linear):
-                part.product = self.product
+        self.product = chosen_product()
         self.recompute = config.train.activation_checkpointing
         self.softcap = None if config.final_softcap == "off" else config.final_softcap
 
@@ -117,7 +113,8 @@ def build_model(config: RunConfig, vocab_size: int = 256) -> GPT:
 
     The hashes of the z behind each initial value are kept as `model.z_hashes`.
     """
-    model = GPT(config, vocab_size)
+    with products(config.train.linear):
+        model = GPT(config, vocab_size)
     init = INITS.build(config.resolved.init, model.geometry)
     model.z_hashes = initialise(model, config.seed, init, model.init_gains)
     return model

@@ -12,10 +12,10 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nexus_ablate import attention
-from nexus_ablate.axes.norm import normalize_rms
 from nexus_ablate.config.compose import compose
 from nexus_ablate.errors import ConfigError, Diverged
 from nexus_ablate.kernels import blockwise, linear, loss
+from nexus_ablate.kernels.norm import rms_norm
 from nexus_ablate.measure.counts import flops_by_module
 from nexus_ablate.model import build_model
 from nexus_ablate.runs import read_jsonl
@@ -41,8 +41,8 @@ def plain_rms(x, eps, gain):
 def test_rms_norm_is_its_formula_to_the_bit_and_so_are_its_gradients_in_float64():
     x = torch.randn(3, 5, 8, dtype=torch.float64, requires_grad=True)
     gain = torch.randn(8, dtype=torch.float64, requires_grad=True)
-    assert torch.equal(normalize_rms(x, 1e-6, gain), plain_rms(x, 1e-6, gain))
-    assert torch.autograd.gradcheck(lambda x, gain: normalize_rms(x, 1e-6, gain), (x, gain))
+    assert torch.equal(rms_norm(x, 1e-6, gain), plain_rms(x, 1e-6, gain))
+    assert torch.autograd.gradcheck(lambda x, gain: rms_norm(x, 1e-6, gain), (x, gain))
 
 
 def attention_of(x):
@@ -53,8 +53,8 @@ def attention_of(x):
 @pytest.mark.parametrize(
     "fast",
     [
-        lambda x: normalize_rms(x, 1e-6, torch.ones(4)),
-        lambda x: normalize_rms(x.bfloat16(), 1e-6, torch.ones(4, dtype=torch.bfloat16)),
+        lambda x: rms_norm(x, 1e-6, torch.ones(4)),
+        lambda x: rms_norm(x.bfloat16(), 1e-6, torch.ones(4, dtype=torch.bfloat16)),
         attention_of,
         pytest.param(
             lambda x: linear.linear(x, torch.eye(4)), marks=pytest.mark.skipif(not linear.ONE_DNN, reason="no oneDNN")
@@ -73,7 +73,7 @@ def test_a_second_derivative_of_what_has_none_is_refused_and_not_wrong(fast, mon
 def test_rms_norm_s_gradients_are_autograd_s_up_to_rounding():
     x, gain, grad = torch.randn(64, 32), torch.rand(32), torch.randn(64, 32)
     found = []
-    for norm in (normalize_rms, plain_rms):
+    for norm in (rms_norm, plain_rms):
         leaves = x.clone().requires_grad_(), gain.clone().requires_grad_()
         found.append(torch.autograd.grad(norm(leaves[0], 1e-6, leaves[1]), leaves, grad))
     for ours, theirs in zip(*found, strict=True):

@@ -4,22 +4,20 @@ Sites inside a block begin with the branch they belong to, `attn` or `ffn`; the 
 start at `gain_init`, which the model sets to 1 at sites that `norm_gain_sites` leaves out, biases at 0.
 
 `fp32=off` computes in the precision of the matrix products. LayerNorm and RMSNorm then round every intermediate (see
-low_precision.py); the other norms round each operation, except where a compiled run keeps float32 between operations.
+kernels/low_precision.py); the other norms round each operation, except where a compiled run keeps float32 in between.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
-from torch.nn import functional as F
 
-from nexus_ablate.axes.low_precision import is_low, normalize_low, uncast
 from nexus_ablate.config.options import Registry
 from nexus_ablate.kernels.linear import autocasts
+from nexus_ablate.kernels.low_precision import uncast
+from nexus_ablate.kernels.norm import layer_norm, rms_norm
 
 NORMS: Registry[nn.Module] = Registry("norm")
 
@@ -29,47 +27,6 @@ def statistics_dtype(x: Tensor, fp32: bool) -> torch.dtype:
     if fp32:
         return torch.float32
     return torch.get_autocast_dtype(x.device.type) if autocasts(x) else x.dtype
-
-
-def standardize(x: Tensor, eps: float, gain: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
-    """gain (x - mean) / sqrt(var + eps) + bias over the last axis, in the precision of x."""
-    if is_low(x):
-        return normalize_low(x, x.new_ones(x.shape[-1]) if gain is None else gain, bias, eps, centred=True)
-    return F.layer_norm(x, x.shape[-1:], gain, bias, eps)
-
-
-class _RootMeanSquare(torch.autograd.Function):
-    """gain x / sqrt(mean(x^2) + eps) with its gradient written out.
-
-    Autograd's own chain reads and writes the tensor twice as often. With n = x / rms and gradient g: d gain is the sum
-    of g n over the rows, and d x = (g gain - n mean(g gain n)) / rms.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, gain: Tensor, eps: float) -> Tensor:
-        inverse = torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
-        normed = x * inverse
-        ctx.save_for_backward(normed, inverse, gain)
-        return normed * gain
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[reportIncompatibleMethodOverride]
-        normed, inverse, gain = ctx.saved_tensors
-        product = (grad * normed).flatten(0, -2)
-        along = (product @ gain).view(inverse.shape) / normed.shape[-1]
-        return (grad * gain).addcmul_(normed, along, value=-1).mul_(inverse), product.sum(0), None
-
-
-def normalize_rms(x: Tensor, eps: float, gain: Tensor, bias: Tensor | None = None) -> Tensor:
-    """gain x / sqrt(mean(x^2) + eps) + bias over the last axis, in the precision of x."""
-    if is_low(x):
-        return normalize_low(x, gain, bias, eps, centred=False)
-    if torch.compiler.is_compiling():  # which fuses the chain, and keeps no programs with functions of autograd
-        y = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * gain
-    else:
-        y: Tensor = _RootMeanSquare.apply(x, gain, eps)  # type: ignore[assignment,no-redef]
-    return y if bias is None else y + bias
 
 
 class _Affine(nn.Module):
@@ -100,7 +57,7 @@ class LayerNorm(_Affine):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.lower(x)
-        return standardize(x, self.eps, self.gain.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
+        return layer_norm(x, self.eps, self.gain.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
 
 
 @NORMS.register("layer_nonparam")
@@ -112,7 +69,7 @@ class LayerNormNonparametric(nn.Module):
         self.eps, self.fp32 = eps, fp32
 
     def forward(self, x: Tensor) -> Tensor:
-        return standardize(x.to(statistics_dtype(x, self.fp32)), self.eps)
+        return layer_norm(x.to(statistics_dtype(x, self.fp32)), self.eps)
 
 
 @NORMS.register("rms")
@@ -125,7 +82,7 @@ class RMSNorm(_Affine):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.lower(x)
-        return normalize_rms(x, self.eps, self.gain.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
+        return rms_norm(x, self.eps, self.gain.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
 
 
 @NORMS.register("rms_zero")
@@ -144,7 +101,7 @@ class RMSNormZero(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = x.to(statistics_dtype(x, self.fp32))
         gain, bias = (1 + self.excess).to(x.dtype), None if self.bias is None else self.bias.to(x.dtype)
-        return normalize_rms(x, self.eps, gain, bias)
+        return rms_norm(x, self.eps, gain, bias)
 
 
 @NORMS.register("rms_outside")

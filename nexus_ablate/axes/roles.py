@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from nexus_ablate.kernels.linear import linear
+from nexus_ablate.kernels.linear import chosen_product
 
 SMALL_MAP = "small_map"
 """Role of a matrix that does not see the stream, as in a score or a function of positions: variance 1 / fan_in under
@@ -38,17 +37,13 @@ class Geometry:
     vocab_size: int
 
 
-Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-"""x W' + b of x, W and b."""
-
-
 class Linear(nn.Linear):
     """A linear map whose weight has a role. Values are set by the init axis, biases start at 0."""
 
     def __init__(self, d_in: int, d_out: int, bias: bool, role: str) -> None:
         super().__init__(d_in, d_out, bias=bias)
         self.roles = {"weight": role}
-        self.product: Product = linear
+        self.product = chosen_product()
 
     def forward(self, x: Tensor) -> Tensor:
         return self.product(x, self.weight, self.bias)

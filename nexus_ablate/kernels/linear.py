@@ -7,6 +7,9 @@ faster on AMD cores, and g' x no faster. Both are exact up to the order of addit
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -14,6 +17,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.utils.flop_counter import register_flop_formula
+
+Product = Callable[..., Tensor]
+"""x W' + b of x, W and b."""
 
 WORTH_MULTIPLYING = 2**24
 """Multiply-adds from which on oneDNN is asked: a call costs about 30 us more than one of BLAS."""
@@ -33,6 +39,24 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     ):
         return _OneDnn.apply(x, weight, bias)  # type: ignore[return-value]
     return F.linear(x, weight, bias)
+
+
+_chosen: ContextVar[Product] = ContextVar("product", default=linear)
+
+
+def chosen_product() -> Product:
+    """The product of the linear layers that are built now: `linear`, unless `products` says otherwise."""
+    return _chosen.get()
+
+
+@contextmanager
+def products(form: str) -> Iterator[None]:
+    """Linear layers built while this is entered compute by `train.linear`: `auto`, or `blas` for F.linear."""
+    token = _chosen.set(linear if form == "auto" else F.linear)
+    try:
+        yield
+    finally:
+        _chosen.reset(token)
 
 
 def autocasts(x: Tensor) -> bool:
