@@ -242,7 +242,7 @@ def resolve(config: RunConfig) -> Resolved:
         me = f"{axis}={option.name}"
         for rule, reason in option.refuses.items():
             if set(rule.split()) <= settings:
-                problem = f"{me} contradicts {_spelled(rule)}: {reason}"
+                problem = f"{me} and {_spelled(rule)} contradict each other: {reason}"
                 raise ConfigError(problem, f"{me} {_spelled(rule)}", f"another {axis}, or no {_spelled(rule)}")
         broken = sorted(rule for rule in option.warns if set(rule.split()) <= settings)
         notes += [f"{me}{'' if rule == me else f' with {_spelled(rule)}'}: {option.warns[rule]}" for rule in broken]
