@@ -1,4 +1,4 @@
-"""The errors a user sees: what is wrong, what was got, how to mend it. At most three lines, never a traceback."""
+"""The errors a user sees: the problem, what was given and what to try, in three lines. Never a traceback."""
 
 from __future__ import annotations
 
@@ -15,29 +15,32 @@ STORAGE = 5
 ALIVE = 6
 PREEMPTED = 75
 
+AGAIN = "run the same command again"
+RESTORE = "restore it from a copy, or move the run directory away"
+
 
 class UserError(Exception):
-    """Something the user can mend.
+    """Something the user can fix, shown in three lines.
 
     Args:
-        what: The sentence that says what is wrong, with the key or path.
-        got: The value that was found, when showing it helps.
-        fix: What to do instead.
+        problem: What is wrong, with the key or path.
+        got: The value, file or state that caused it.
+        fix: What to try: a command, an override or a value that works.
     """
 
     status = CONFIG
 
-    def __init__(self, what: str, got: str = "", fix: str = "") -> None:
-        self.what, self.got, self.fix = mask(what), mask(got), mask(fix)
-        super().__init__(self.what)
+    def __init__(self, problem: str, got: str, fix: str) -> None:
+        self.problem, self.got, self.fix = mask(problem), mask(got), mask(fix)
+        super().__init__(self.problem)
 
     def __reduce__(self):  # the three parts survive a trip between processes
-        return type(self), (self.what, self.got, self.fix)
+        return type(self), (self.problem, self.got, self.fix)
 
     def lines(self) -> list[str]:
-        """The message as it is shown: one to three printable lines."""
-        parts = [("error", self.what), ("  got", self.got), ("  fix", self.fix)]
-        return [f"{label}: {printable(text)}" for label, text in parts if text]
+        """The message as it is shown: three printable lines."""
+        parts = (("error", self.problem), ("  got", self.got or "nothing"), ("  try", self.fix))
+        return [f"{label}: {printable(text)}" for label, text in parts]
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
@@ -114,10 +117,14 @@ def edit_distance(a: str, b: str) -> int:
     return last[-1]
 
 
-def unknown(what: str, word: str, known: Iterable[str]) -> ConfigError:
-    """The error for a name that does not exist, with the nearest one that does."""
+def unknown(problem: str, word: str, known: Iterable[str], form: str = "{}") -> ConfigError:
+    """The error for a name that does not exist, with the nearest one that does.
+
+    Args:
+        form: How the name is typed: `norm={}`.
+    """
     known = sorted(known)
     near = did_you_mean(word, known)
     heads = sorted({name.split(".")[0] for name in known}) if len(known) > 30 else known
-    fix = f"did you mean {near!r}?" if near else "one of: " + ", ".join(heads)
-    return ConfigError(what, repr(word), fix)
+    fix = form.format(near) if near else f"one of {', '.join(heads)}"
+    return ConfigError(problem, repr(word), fix)

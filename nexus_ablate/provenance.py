@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from nexus_ablate.errors import ConfigError
+from nexus_ablate.errors import AGAIN, ConfigError
 
 PACKAGE = Path(__file__).resolve().parent
 
@@ -181,7 +181,7 @@ def refuse_other_source(expected: str) -> None:
     """
     if expected and expected != source_hash():
         got = f"source {expected[:8]} when it was submitted, {source_hash()[:8]} when it started"
-        raise ConfigError(f"the code changed while the run was queued: {got}", fix="run the same command again")
+        raise ConfigError(f"the code changed while the run was queued: {got}", source_hash(), AGAIN)
 
 
 # ------------------------------------------------------------------------------------------------------------- git

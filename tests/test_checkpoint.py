@@ -365,7 +365,7 @@ def test_a_disk_that_refuses_any_call_leaves_the_last_good_checkpoint(
                 save_step(two, 300)
             except StorageError as error:
                 refused += 1
-                assert str(two) in error.what
+                assert str(two) in error.problem
                 assert "bytes needed" in error.got
         if left[0] >= 0:
             break
@@ -385,7 +385,7 @@ def test_a_save_that_would_fill_the_disk_is_refused_before_it_begins(two: Path, 
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10**6, 10**6, 2 * needed - 1))
     with pytest.raises(StorageError) as caught:
         save_step(two, 300)
-    assert str(two) in caught.value.what
+    assert str(two) in caught.value.problem
     assert f"{2 * needed - 1} bytes free" in caught.value.got
     assert names(two) == ["step_00000100", "step_00000200"]
 

@@ -185,10 +185,10 @@ def test_a_dry_run_writes_the_specification_and_asks_nobody(server: WandbServer,
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [
-        (["--study", "nroms"], "did you mean 'norms'"),
+        (["--study", "nroms"], "try: norms"),
         (["runs"], "flags only"),
         (["--report"], "a report is about a study"),
-        (["--progect", "x"], "did you mean '--project'"),
+        (["--progect", "x"], "try: --project"),
     ],
 )
 def test_mistakes_are_said_before_anything_is_asked(server: WandbServer, arguments, what, capsys):

@@ -105,7 +105,7 @@ def test_no_file_is_refused():
 
 def test_a_misspelt_file_is_refused_with_the_nearest_name(text_file: Path):
     message = refusal(files(text_file.with_name("txet.txt")))
-    assert "data.files names a file that does not exist" in message and f"did you mean {text_file}?" in message
+    assert "data.files names a file that does not exist" in message and f"try: {text_file}" in message
 
 
 def test_a_directory_is_refused_and_its_text_files_are_named(text_file: Path):
@@ -299,7 +299,7 @@ def test_a_hub_data_set_is_known_by_name_revision_and_limit_without_the_network(
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
-        ({"text_column": "txet"}, "did you mean data.text_column=text?"),
+        ({"text_column": "txet"}, "try: data.text_column=text"),
         ({"text_column": "id"}, "data.text_column holds no text"),
         ({"split": "trian"}, "check data.config, data.split"),
         ({"config": "nope"}, "check data.config, data.split"),
@@ -502,7 +502,7 @@ def test_an_unusable_tokenizer_file_is_refused_at_once(text_file: Path, content:
 
 
 def test_a_misspelt_tokenizer_is_refused_with_the_nearest_name(text_file: Path):
-    assert "did you mean 'bytes'?" in refusal(files(text_file, tokenizer="byte"))
+    assert "try: bytes" in refusal(files(text_file, tokenizer="byte"))
 
 
 # ---------------------------------------------------------------------------------------------------------------- cache

@@ -385,7 +385,7 @@ def test_a_placement_s_file_says_where_its_norms_are(tiny, monkeypatch, name, ke
         (["norm_gain_sites=[ffn]"], "would change nothing"),
         (["norm.gain_init=0", "norm_gain_sites=[]"], "would change nothing"),
         (["norm=none", "norm_gain_sites=[ffn]"], "would change nothing"),
-        (["norm.gain_init=0", "norm_gain_sites=[fnn]"], "did you mean 'ffn'"),
+        (["norm.gain_init=0", "norm_gain_sites=[fnn]"], "try: ffn"),
         (["norm.gain_init=0", "norm_gain_sites=ffn"], "blocks | list of text"),
         (["norm.gain_init=0", "norm_gain_sites=[final]", "final_norm=off"], "no norm at this site"),
     ],

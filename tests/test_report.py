@@ -230,7 +230,7 @@ def test_json_on_standard_output_is_json_alone(comparison, tmp_path, capsys):
     ("arguments", "said"),
     [
         (["compare", "--html"], "--html needs a value"),
-        (["compare", "runs", "--htlm", "x"], "did you mean '--html'"),
+        (["compare", "runs", "--htlm", "x"], "try: --html"),
         (["compare", "--details"], "compare needs at least one directory"),
         (["compare", "nowhere"], "does not exist"),
         (["compare", "RUNS", "--html", "no/such/folder/x.html"], "names a folder that does not exist"),

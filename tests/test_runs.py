@@ -258,7 +258,7 @@ def test_a_refusing_disk_leaves_the_old_text_and_is_named(tmp_path: Path, monkey
             patch.setattr(files, "_write", refuse) if call == "write" else patch.setattr(os, call, refuse)
             with pytest.raises(StorageError) as caught:
                 atomic_write_text(path, "new text")
-        assert str(path) in caught.value.what
+        assert str(path) in caught.value.problem
         assert "8 bytes needed" in caught.value.got
         assert path.read_text() == "old"
         assert list(tmp_path.iterdir()) == [path]
@@ -347,7 +347,7 @@ def test_a_living_run_is_refused_with_its_host_and_pid(tmp_path: Path):
     with open_it(tmp_path) as run:
         with pytest.raises(AlreadyRunning) as caught:
             open_it(tmp_path)
-        assert str(run.path) in caught.value.what
+        assert str(run.path) in caught.value.problem
         assert str(os.getpid()) in caught.value.got
         assert os.uname().nodename in caught.value.got
 
@@ -599,7 +599,7 @@ def test_a_refused_heartbeat_is_reported_and_tried_again(
 
     def refuse(path: Path, obj: object) -> None:
         beats.append(path)
-        raise StorageError(f"cannot write {path}")
+        raise StorageError(f"cannot write {path}", "a full disk", "make room")
 
     with open_it(tmp_path):
         monkeypatch.setattr(directory, "atomic_write_json", refuse)

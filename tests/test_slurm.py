@@ -309,7 +309,7 @@ def test_of_two_submissions_at_the_same_instant_one_submits_each_run_once(tiny_r
             statuses.append(submit(asked, Resources()))
         except errors.AlreadyRunning as error:
             statuses.append(error.status)
-            assert "is being submitted" in error.what
+            assert "is being submitted" in error.problem
         return kept(*arguments)
 
     monkeypatch.setattr(cluster_module, "_submit", overtaken)

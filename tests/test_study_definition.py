@@ -69,21 +69,21 @@ def test_another_option_takes_the_keys_of_the_one_before_away():
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ("study=nroms", "did you mean 'norms'"),
+        ("study=nroms", "try: norms"),
         ("study=mine vary.norm=layer seed=1", "seeds=0,1,2"),
         ("study=mine vary.norm=layer desing=grid", "no key of this name"),
-        ("study=mine vary.norm=layer design=gird", "did you mean design=grid"),
+        ("study=mine vary.norm=layer design=gird", "try: design=grid"),
         ("study=mine vary.norm=layer design=list", "design=grid"),
         ("study=mine vary.norm=layer seeds=0,0", "twice"),
         ("study=mine vary.norm=layer seeds=", "needs seeds"),
         ("study=mine vary.norm=layer seeds=a", "seeds takes"),
-        ("study=mine vary.norm=layer match=param", "did you mean match=params"),
+        ("study=mine vary.norm=layer match=param", "try: match=params"),
         ("study=mine vary.norm=layer lr_grid=1e-3 tuning_seeds=0", "overlap"),
         ("study=mine vary.norm=layer tuning_seeds=1001", "belong together"),
         ("study=mine vary.norm=layer design=leave_one_out", "two values"),
-        ("study=mine vary.norm=layr", "did you mean 'layer'"),
+        ("study=mine vary.norm=layr", "try norm=layer"),
         ("study=mine vary.norm=rms", "no arm besides its baseline"),
-        ("study=mine vary.norm=layer train.stpes=3", "did you mean 'train.steps'"),
+        ("study=mine vary.norm=layer train.stpes=3", "try: train.steps"),
         ("study=../x vary.norm=layer", "folder"),
         ("study=norms vary.norm=layer", "factors or arms"),
         ("study=nosuch.yaml", "cannot be read"),
@@ -96,7 +96,7 @@ def test_a_mistake_is_named_with_its_fix(arguments, said):
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"factor": {"norm": ["rms"]}}, "did you mean 'factors'"),
+        ({"factor": {"norm": ["rms"]}}, "try: factors"),
         ({"factors": {"norm": "rms"}}, "mapping of keys to lists"),
         ({"arms": ["norm"]}, "list of overrides"),
         ({"arms": ["norm=layer seed=3"]}, "no part of an arm"),
@@ -140,7 +140,7 @@ def test_a_refused_arm_is_listed_with_its_reason_and_stops_no_other():
     study = expand(define({"name": "x", "question": "?", "arms": ["norm=t5 norm_bias=on", "norm=layer", "norm=rmss"]}))
     assert [arm.name for arm in study.arms] == ["norm=layer"]
     assert "has no bias" in study.refused[0].why
-    assert "did you mean 'rms'" in study.refused[1].why
+    assert "try norm=rms" in study.refused[1].why
 
 
 def test_arms_are_named_by_their_difference_from_the_study_s_baseline():

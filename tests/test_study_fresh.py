@@ -205,14 +205,14 @@ BAD = {
     "add-seeds mine 1e6": "from 1 to 1000", "add-seeds mine 1000000": "from 1 to 1000",
     "add-seeds mine 999": "at most 1000 seeds", "add-seeds mine": "a study and a number", "add-seeds 3": "a study and",
     "add-seeds mine 3 train.steps=4": "a study and a number", "add-seeds mine 3 --amend": "no flag of this name",
-    "add-seeds nrms 3": "did you mean 'norms'", "add-seeds runs/mine 3 runs_dir=runs": "leave runs_dir=runs out",
+    "add-seeds nrms 3": "try: norms", "add-seeds runs/mine 3 runs_dir=runs": "leave runs_dir=runs out",
     "add-seeds norms 3": "no runs yet", "add-seeds mine.yaml 3": "no runs yet", "add-seeds empty 3": "no runs yet",
     "add-seeds looks 3": "nexus-ablate study=looks", "add-seeds mine 1 --partition gpu": "--cluster slurm",
     "confirm --seeds 3": "takes a study", "confirm mine --seeds 0": "from 1 to 1000",
-    "confirm mine --seeds x": "from 1 to 1000", "confirm nrms": "did you mean 'norms'", "confirm norms": "no runs yet",
+    "confirm mine --seeds x": "from 1 to 1000", "confirm nrms": "try: norms", "confirm norms": "no runs yet",
     "confirm mine.yaml": "no runs yet", "confirm runs/empty": "no runs yet",
     "confirm waiting": "no run here has a result",
-    "confirm mine norm=layr": "did you mean 'norm=layer'",
+    "confirm mine norm=layr": "try: norm=layer",
     "add-seeds mine " + "9" * 5000: "from 1 to 1000", "confirm mine": "no claim to confirm",
     "confirm again": "nexus-ablate confirm mine",
 }  # fmt: skip
@@ -233,7 +233,7 @@ def test_what_cannot_be_is_three_lines_before_torch_is_there_and_makes_nothing(t
     found = answers([command.split() for command in BAD], tmp_path)
     for (command, expected), (status, lines) in zip(BAD.items(), found, strict=True):
         assert status == errors.CONFIG, command
-        assert [line.split(":")[0].strip() for line in lines] == ["error", "got", "fix"], (command, lines)
+        assert [line.split(":")[0].strip() for line in lines] == ["error", "got", "try"], (command, lines)
         assert expected in "\n".join(lines), (command, lines)
     assert photograph(tmp_path) == before
 

@@ -170,7 +170,7 @@ def test_looks_that_cannot_be_are_three_lines_before_torch_is_there(tmp_path):
     results = answers([["study=mine", "vary.norm=layer", *bad.split()] for bad in BAD], tmp_path)
     for bad, (status, lines) in zip(BAD, results, strict=True):
         assert status == errors.CONFIG, bad
-        assert [line.split(":")[0].strip() for line in lines] == ["error", "got", "fix"], (bad, lines)
+        assert [line.split(":")[0].strip() for line in lines] == ["error", "got", "try"], (bad, lines)
     assert not list(tmp_path.iterdir())
 
 
@@ -194,7 +194,7 @@ def test_looks_in_a_study_file_are_a_mapping_of_two_keys(tmp_path):
     (tmp_path / "mine.yaml").write_text("question: which?\narms: [norm=layer]\nseeds: {look: [5, 8]}\n")
     with pytest.raises(ConfigError, match="no key of this name") as caught:
         read_request([f"study={tmp_path / 'mine.yaml'}"])
-    assert "did you mean 'looks'?" in str(caught.value)
+    assert "try: looks" in str(caught.value)
 
 
 # ---------------------------------------------------------------------------------------------------- plan and status

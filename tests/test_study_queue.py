@@ -351,7 +351,7 @@ def test_plan_shows_everything_and_writes_nothing(study, tmp_path):
     assert done.returncode == 0, done.stderr
     for shown in (
         "norm=layer",
-        "did you mean 'layer'",
+        "try norm=layer",
         "norm=rms is baseline",
         "also changes init",
         "at the best rates",

@@ -206,7 +206,7 @@ def test_a_server_that_refuses_ends_a_sync_in_three_lines(server, study, command
     ("arguments", "what"),
     [
         (["nowhere"], "this directory does not exist"),
-        (["runs", "--progect", "x"], "did you mean '--project'"),
+        (["runs", "--progect", "x"], "try: --project"),
         ([], "sync needs at least one directory"),
     ],
 )

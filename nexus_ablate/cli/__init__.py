@@ -131,6 +131,8 @@ def _run(arguments: list[str]) -> int:
 
 def _without_plugins(arguments: list[str]) -> list[str]:
     """What follows the leading `--plugin DIR`, whose options are known from here on."""
+    import shlex
+
     from nexus_ablate import errors
     from nexus_ablate.config.plugins import add_plugins
 
@@ -138,10 +140,11 @@ def _without_plugins(arguments: list[str]) -> list[str]:
     while arguments and arguments[0].split("=")[0] == "--plugin":
         _, given, directory = arguments.pop(0).partition("=")
         if not given and not arguments:
-            raise errors.ConfigError("--plugin needs a directory", fix="nexus-ablate --plugin DIR norm=my_norm")
+            raise errors.ConfigError("--plugin needs a directory", "--plugin", "nexus-ablate --plugin DIR norm=my_norm")
         directories.append(directory if given else arguments.pop(0))
     if any(argument.split("=")[0] == "--plugin" for argument in arguments):
-        raise errors.ConfigError("--plugin stands before everything else", fix="nexus-ablate --plugin DIR VERB ...")
+        got, fix = shlex.join(["nexus-ablate", *arguments]), "nexus-ablate --plugin DIR VERB ..."
+        raise errors.ConfigError("--plugin comes before everything else", got, fix)
     add_plugins(directories)
     return arguments
 

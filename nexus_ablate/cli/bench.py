@@ -117,7 +117,7 @@ def _options(
         except ConfigError as error:
             if name == baseline or "only" in flags:
                 raise
-            print(f"{axis}={name} is left out: {error.what}", file=sys.stderr)
+            print(f"{axis}={name} is left out: {error.problem}", file=sys.stderr)
     return configs, baseline
 
 

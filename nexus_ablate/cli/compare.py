@@ -37,7 +37,9 @@ def run(arguments: list[str]) -> int:
         return errors.OK if arguments else errors.CONFIG
     dirs, options = split(arguments, ("--baseline", "--allow", "--wandb", *FORMATS), ("--details",))
     if not dirs:
-        raise errors.ConfigError("compare needs at least one directory", fix="nexus-ablate compare runs/STUDY")
+        raise errors.ConfigError(
+            "compare needs at least one directory", " ".join(arguments), "nexus-ablate compare runs/STUDY"
+        )
 
     written = {flag: options[flag] for flag in FORMATS if flag in options}
     for flag, path in written.items():
@@ -117,5 +119,5 @@ def split(
         elif rest:
             options[name] = rest.pop(0)
         else:
-            raise errors.ConfigError(f"{name} needs a value", argument)
+            raise errors.ConfigError(f"{name} needs a value", argument, f"{name} VALUE")
     return dirs, options

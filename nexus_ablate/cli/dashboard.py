@@ -46,7 +46,7 @@ def run(arguments: list[str]) -> int:
     report = "--report" in options
     questions = [_question(name, report) for name in options.get("--study", "").split(",") if name]
     if report and not questions:
-        raise errors.ConfigError("a report is about a study", fix="--study runs/norms --report")
+        raise errors.ConfigError("a report is about a study", "--report", "--study runs/norms --report")
     if dry_run is not None:
         return _write(
             dashboard.specification(dashboard.workspaces(project, options.get("--entity", ""), questions)), dry_run
@@ -116,5 +116,5 @@ def _verdict(folder: Path) -> str:
     try:
         return markdown(compare(folder))
     except errors.ConfigError as error:
-        print(f"no verdict in the report: {error.what}", file=sys.stderr)
+        print(f"no verdict in the report: {error.problem}", file=sys.stderr)
         return ""

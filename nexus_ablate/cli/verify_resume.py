@@ -144,7 +144,8 @@ def _finished(command: list[str], runs_dir: Path) -> RunRecord:
     _, said = process.communicate()
     if process.returncode != errors.OK:
         sys.stderr.write(said)
-        raise _Unproved("the run does not reach its end, so nothing can be compared", f"exit {process.returncode}")
+        fix = "the same overrides without verify-resume"
+        raise _Unproved("the run does not reach its end, so nothing can be compared", f"exit {process.returncode}", fix)
     return read_run(find_runs([runs_dir])[0])
 
 
@@ -166,7 +167,8 @@ def _interrupt(command: list[str], runs_dir: Path, sent: signal.Signals, step: i
         if process.returncode in (errors.PREEMPTED, -sent):
             return _last_step(runs_dir)
         if process.returncode != errors.OK:
-            raise _Unproved("the run ended by itself before it was interrupted", f"exit {process.returncode}")
+            fix = "the same overrides without verify-resume"
+            raise _Unproved("the run ended by itself before it was interrupted", f"exit {process.returncode}", fix)
         shutil.rmtree(runs_dir)
         step //= 2
     raise _Unproved("the run ends before it can be interrupted", f"{step} steps", "more of them: train.steps=400")

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nexus_ablate.comparison.statistics import Array
-from nexus_ablate.errors import UserError
+from nexus_ablate.errors import RESTORE, UserError
 from nexus_ablate.runs import read_jsonl
 from nexus_ablate.runs.files import read_regular
 from nexus_ablate.runs.record import strict_loads
@@ -71,7 +71,7 @@ def read_curves(path: Path) -> Curves:
     try:
         data = read_regular(path, 2**40) or b""
     except OSError as error:
-        raise UserError(f"{path} is damaged", str(error), "restore it from a copy, or move the run away") from None
+        raise UserError(f"{path} is damaged", str(error), RESTORE) from None
     data = data[: data.rfind(b"\n") + 1]
     lines = data.count(b"\n")
     if data.startswith(_ROW) and data.count(b"\n" + _ROW) + 1 == lines == data.count(b"}\n"):

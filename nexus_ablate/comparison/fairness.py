@@ -107,7 +107,7 @@ def _batches(ours: Trained, theirs: Trained) -> str:
     try:
         return unlike_batches(ours, theirs)
     except UserError as error:
-        return error.what
+        return error.problem
 
 
 def _init(arms: list[Arm], baseline: Arm) -> Check:

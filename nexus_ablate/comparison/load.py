@@ -12,7 +12,7 @@ from typing import Any
 
 from nexus_ablate.comparison.curves import Curves, read_curves
 from nexus_ablate.comparison.windows import WindowLosses, read_windows
-from nexus_ablate.errors import ConfigError, UserError, printable
+from nexus_ablate.errors import RESTORE, ConfigError, UserError, printable
 from nexus_ablate.provenance import code_of, source_hash
 from nexus_ablate.runs import SETTLED, RunRecord, find_runs, read_run
 from nexus_ablate.runs.record import load_yaml, read_mapping, strict_loads
@@ -190,7 +190,7 @@ def _read(path: Path) -> Trained | Excluded:
             windows=read_windows(path / "evaluation.jsonl"),
         )
     except UserError as error:
-        reason = f"damaged: {error.what.removeprefix(f'{path}/')}" + (f" ({error.got})" if error.got else "")
+        reason = f"damaged: {error.problem.removeprefix(f'{path}/')}" + (f" ({error.got})" if error.got else "")
         return Excluded(path, printable(reason, 200), arm=path.parent.name, state="damaged")
 
 
@@ -221,7 +221,7 @@ def _initial_values(path: Path) -> dict[str, tuple[str, tuple[int, ...] | None]]
     for name, value in (read_mapping(path, strict_loads) or {}).items():
         z, shape = (value.get("z"), value.get("shape")) if isinstance(value, dict) else (value, None)
         if not isinstance(z, str) or not isinstance(shape, list | None):
-            raise UserError(f"{path} is damaged", f"{name}: {value}", "restore it from a copy, or move the run away")
+            raise UserError(f"{path} is damaged", f"{name}: {value}", RESTORE)
         found[name] = (z, None if shape is None else tuple(shape))
     return found
 

@@ -218,7 +218,7 @@ def _require_endpoint(arms: list[Arm], endpoint: str) -> None:
     names = {name for arm in arms for name in arm.figure_names}
     if endpoint not in names and names:
         near = did_you_mean(endpoint, names)
-        fix = f"did you mean {near!r}?" if near else "the study's endpoint must be a number of summary.json"
+        fix = f"endpoint: {near}" if near else "the study's endpoint must be a number of summary.json"
         raise ConfigError("no run has the endpoint of the study", endpoint, fix)
 
 

@@ -60,7 +60,9 @@ def compose_values(overrides: list[str]) -> dict[str, Any]:
             composed = hydra_compose("config", overrides=overrides)
         values = OmegaConf.to_container(composed, resolve=True)
     except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(printable(str(error).splitlines()[0], 200), " ".join(overrides)) from error
+        raise ConfigError(
+            printable(str(error).splitlines()[0], 200), " ".join(overrides), "nexus-ablate list"
+        ) from error
     finally:
         hydra.hydra = around
     leave_preset_options(values, overrides)  # type: ignore[arg-type]
@@ -260,7 +262,7 @@ def _check_choices(group: str, values: list[Any]) -> list[str]:
         if group == "preset" and name in ("null", "none"):
             continue
         if name not in names:
-            raise unknown(f"{group} has no option of this name", name, names)
+            raise unknown(f"{group} has no option of this name", name, names, f"{group}={{}}")
         chosen.append(name)
     return chosen
 
@@ -301,7 +303,7 @@ def _check_values(name: str, values: list[Any], chosen: dict[str, list[str]]) ->
             option = f"{group}={','.join(chosen[group])}"
             keys = [k for k in known if k.startswith(f"{group}.")]
             if owners:
-                raise ConfigError(f"{option} has no key {rest}", name, f"it belongs to {group}={owners[0].name}")
+                raise ConfigError(f"{option} has no key {rest}", name, f"{group}={owners[0].name}, which has it")
             if not keys:
                 raise ConfigError(f"{option} has no keys", name, "leave it out")
             raise unknown(f"{option} has no key of this name", name, keys)

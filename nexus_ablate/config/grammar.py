@@ -70,8 +70,22 @@ class Constraint:
             if accepted:
                 return canonical
         near = did_you_mean(value, self.words) if isinstance(value, str) else ""
-        fix = f"did you mean {key}={near}?" if near else f"{key} takes {self.text}"
-        raise ConfigError(f"{key} cannot hold this value", show(value), fix)
+        raise ConfigError(f"{key} takes {self.text}", show(value), f"{key}={near or self.example()}")
+
+    def example(self) -> str:
+        """A value that the key takes, as it is typed."""
+        first = self.alternatives[0]
+        kind = first.removeprefix("list of ")
+        interval = parse_interval(kind)
+        if interval is None:
+            shown = "NAME" if kind == "text" else kind
+        elif interval.low_inside:
+            shown = show(interval.low)
+        else:
+            shown = show(
+                interval.high if interval.high_inside else (interval.low + min(interval.high, interval.low + 2)) / 2
+            )
+        return shown if kind == first else f"[{shown}]"
 
 
 @cache

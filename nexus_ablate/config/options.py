@@ -59,6 +59,7 @@ COMMON_KEYS = {
 """Keys that every option of a group has, with constraint and meaning; its YAML holds their values alone."""
 
 RESERVED = ("name", "equation", "prescribes", "refuses", "warns", "equals", "norm_sites")
+OTHER_VERSION = "read it with the version of the program that env.json names"
 _KEY_LINE = re.compile(r"^(?P<key>\w+):\s[^#]*#\s*(?P<comment>.+)$")
 
 
@@ -164,16 +165,19 @@ def read_option_file(axis: str, path: Path) -> OptionFile:
     common = COMMON_KEYS.get(axis, {})
     comments = {key: (Constraint(text), meaning) for key, (text, meaning) in common.items()} | key_comments(text)
     if missing := common.keys() - values.keys():
-        raise ConfigError(f"{axis}/{path.name} lacks keys that every {axis} has", ", ".join(sorted(missing)))
+        fix = f"copy their lines from conf/{axis}"
+        raise ConfigError(f"{axis}/{path.name} lacks keys that every {axis} has", ", ".join(sorted(missing)), fix)
     if values.get("name") != path.stem:
-        raise ConfigError(f"{axis}/{path.name} must say name: {path.stem}", str(values.get("name")))
+        raise ConfigError(
+            f"{axis}/{path.name} must say name: {path.stem}", f"name: {values.get('name')}", f"name: {path.stem}"
+        )
     keys = {}
     for key, default in values.items():
         if key in RESERVED:
             continue
         if key not in comments:
-            fix = f"write `{key}: {default}  # constraint; meaning`"
-            raise ConfigError(f"{axis}/{path.name}: key {key!r} has no constraint beside it", fix=fix)
+            got, fix = f"{key}: {default}", f"{key}: {default}  # constraint; meaning"
+            raise ConfigError(f"{axis}/{path.name}: key {key!r} has no constraint beside it", got, fix)
         constraint, meaning = comments[key]
         keys[key] = Key(key, constraint.accept(f"{axis}.{key}", default), constraint, meaning)
     summary = text.splitlines()[0].removeprefix("#").strip()
@@ -199,9 +203,8 @@ def _read_yaml(path: Path) -> tuple[str, dict[str, Any]]:
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}" if mark else str(path)
-        raise ConfigError(
-            f"{where}: this option file cannot be read", getattr(error, "problem", None) or str(error)
-        ) from error
+        got, fix = getattr(error, "problem", None) or str(error), f"correct {where}"
+        raise ConfigError(f"{where}: this option file cannot be read", got, fix) from error
     if not isinstance(values, dict):
         raise ConfigError(f"{path} holds no keys", show(values), f"begin with `# What it is` and `name: {path.stem}`")
     return text, values
@@ -216,7 +219,7 @@ def check_option(axis: str, values: dict[str, Any]) -> Option:
     files = option_files(axis)
     name = values.get("name")
     if name not in files:
-        raise unknown(f"{axis} has no option of this name", str(name), files)
+        raise unknown(f"{axis} has no option of this name", str(name), files, f"{axis}={{}}")
     option = files[name]
     for key in values:
         if key not in option.keys and key not in RESERVED:
@@ -224,7 +227,7 @@ def check_option(axis: str, values: dict[str, Any]) -> Option:
                 f"{axis}={name} has no key of this name", f"{axis}.{key}", [f"{axis}.{k}" for k in option.keys]
             )
     if missing := option.keys.keys() - values.keys():  # as in the config.yaml of another version
-        raise ConfigError(f"{axis}={name} is incomplete", f"no {', '.join(sorted(missing))}")
+        raise ConfigError(f"{axis}={name} is incomplete", f"no {', '.join(sorted(missing))}", OTHER_VERSION)
     return Option(name, {k: spec.constraint.accept(f"{axis}.{k}", values[k]) for k, spec in option.keys.items()})
 
 
@@ -274,7 +277,8 @@ class Registry(Generic[T]):
             option.plugin.load(name)
             if name not in self._classes:
                 what = f"{option.plugin.class_file(name)} registers no class as {self.axis}={name}"
-                raise ConfigError(what, fix=f'write @REGISTRY.register("{name}") above it')
+                fix = f'write @REGISTRY.register("{name}") above its class'
+                raise ConfigError(what, f"classes {', '.join(self.names())}", fix)
         return self._classes[name]
 
     def keys_of(self, name: str) -> set[str]:
@@ -292,5 +296,6 @@ class Registry(Generic[T]):
         keys = {key: value for key, value in option.keys.items() if key not in COMMON_KEYS.get(self.axis, {})}
         if takes != keys.keys():
             got = f"class {sorted(takes)}, YAML {sorted(keys)}"
-            raise ConfigError(f"{self.axis}={option.name}: class and YAML disagree on the keys", got)
+            fix = "the YAML's keys and the class's keyword-only arguments must be the same"
+            raise ConfigError(f"{self.axis}={option.name}: class and YAML disagree on the keys", got, fix)
         return self.get(option.name)(*args, **keys)

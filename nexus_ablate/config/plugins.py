@@ -59,7 +59,7 @@ class Plugin:
             importlib.import_module(f"{package}.{option}")
         except Exception as error:
             what = f"{self._where(error, option)}: the plugin's file cannot be imported"
-            raise ConfigError(what, f"{type(error).__name__}: {error}") from error
+            raise ConfigError(what, f"{type(error).__name__}: {error}", f"python {self.class_file(option)}") from error
 
     def _where(self, error: Exception, option: str) -> str:
         """File and line of the plugin that an exception comes from."""

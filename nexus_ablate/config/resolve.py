@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from nexus_ablate.config.grammar import ratio, show
-from nexus_ablate.config.options import OPTIONS, Option, check_option, default_option, option_files
+from nexus_ablate.config.options import OPTIONS, OTHER_VERSION, Option, check_option, default_option, option_files
 from nexus_ablate.config.run_config import (
     CLOSED_GROUPS,
     EVALUATIONS,
@@ -49,7 +49,7 @@ def from_values(values: dict[str, Any]) -> RunConfig:
             raise unknown("there is no key of this name", name, [*scalars, *CLOSED_GROUPS, *OPTION_GROUPS])
     missing = {f.name for f in dataclasses.fields(RunConfig) if f.init} - parts.keys()
     if missing:
-        raise ConfigError("the configuration is incomplete", f"no {', '.join(sorted(missing))}")
+        raise ConfigError("the configuration is incomplete", f"no {', '.join(sorted(missing))}", OTHER_VERSION)
     return checked(RunConfig(**parts))
 
 
@@ -87,7 +87,7 @@ def _closed_group(name: str, values: dict[str, Any]) -> Any:
             raise unknown("there is no key of this name", f"{name}.{given}", [f"{name}.{k}" for k in keys])
     missing = keys.keys() - values.keys()
     if missing:
-        raise ConfigError(f"{name} is incomplete", f"no {', '.join(sorted(missing))}")
+        raise ConfigError(f"{name} is incomplete", f"no {', '.join(sorted(missing))}", OTHER_VERSION)
     return cls(**{k: constraint.accept(f"{name}.{k}", values[k]) for k, constraint in keys.items()})
 
 
@@ -98,7 +98,7 @@ def check_rules(config: RunConfig) -> None:
     """Rules that no single key can hold.
 
     Raises:
-        ConfigError: What, got and fix of the first rule that is broken.
+        ConfigError: The first rule that is broken.
     """
     model, train = config.model, config.train
     if model.head_dim == "auto" and model.d_model % model.n_heads:
@@ -242,7 +242,8 @@ def resolve(config: RunConfig) -> Resolved:
         me = f"{axis}={option.name}"
         for rule, reason in option.refuses.items():
             if set(rule.split()) <= settings:
-                raise ConfigError(f"{me} and {_spelled(rule)} contradict each other", fix=reason)
+                problem = f"{me} and {_spelled(rule)} contradict each other: {reason}"
+                raise ConfigError(problem, f"{me} {_spelled(rule)}", f"another {axis}, or no {_spelled(rule)}")
         broken = sorted(rule for rule in option.warns if set(rule.split()) <= settings)
         notes += [f"{me}{'' if rule == me else f' with {_spelled(rule)}'}: {option.warns[rule]}" for rule in broken]
     return resolved

@@ -100,8 +100,8 @@ def prepare(option: Option, cache_dir: Path | None = None, context: int = 128) -
             data = _build(final, option, corpus, fingerprint, context)
     _require_length(option.name, {"train": len(data.train), **{k: len(v) for k, v in data.val.items()}}, context)
     if data.vocab_size < 2:
-        fix = "give a text of several characters, or data.tokenizer=bytes"
-        raise ConfigError(f"data={option.name} has one distinct token: there is nothing to predict", "", fix)
+        got, fix = f"a vocabulary of {data.vocab_size}", "give a text of several characters, or data.tokenizer=bytes"
+        raise ConfigError(f"data={option.name} has one distinct token: there is nothing to predict", got, fix)
     return dataclasses.replace(data, period=corpus.period)
 
 
@@ -196,7 +196,7 @@ def _build(final: Path, option: Option, corpus: Corpus, fingerprint: str, contex
             _sync(path)
         built = _open(aside, option.name)
         if built is None:
-            raise StorageError(f"{aside} does not give back what was written", fix="check the disk")
+            raise StorageError(f"{aside} does not give back what was written", "other content", "check the disk")
         return _publish(aside, final, option.name) or built
     finally:
         shutil.rmtree(aside, ignore_errors=True)

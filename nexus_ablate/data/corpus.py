@@ -215,7 +215,7 @@ def _read_text(path: Path) -> str:
             text = file.read()
     except FileNotFoundError as error:
         near = did_you_mean(path.name, [p.name for p in path.parent.glob("*")])
-        fix = f"did you mean {path.with_name(near)}?" if near else f"paths are relative to {Path.cwd()}"
+        fix = str(path.with_name(near)) if near else f"a path from {Path.cwd()}"
         raise ConfigError("data.files names a file that does not exist", str(path), fix) from error
     except UnicodeDecodeError as error:
         got = f"{path}, byte {error.start}"

@@ -105,7 +105,7 @@ class HubCorpus(Corpus):
             names = rows.column_names or list(next(iter(rows), {}))
             if self._column not in names:
                 near = did_you_mean(self._column, names)
-                fix = f"did you mean data.text_column={near}?" if near else "one of: " + ", ".join(names)
+                fix = f"data.text_column={near}" if near else f"one of {', '.join(names)}"
                 raise ConfigError(f"data.text_column is no column of {self._path}", self._column, fix)
             for batch in rows.select_columns([self._column]).iter(batch_size=1000):
                 for text in batch[self._column]:

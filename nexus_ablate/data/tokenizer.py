@@ -18,6 +18,7 @@ FILE_NAME = "tokenizer.json"
 TRAINED = ("bytes", "char", "bpe")
 BPE_TRAINING_CHARACTERS = 50_000_000
 _ENDS_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>")
+_OTHERS = "data.tokenizer=bytes, char or bpe, or another file"
 _PROBE = "  Two  Words,\n\tTabs — naïve 漢字 🙂 <|endoftext|>\n"
 
 
@@ -106,7 +107,8 @@ class CharTokenizer(Tokenizer):
         ids = np.minimum(np.searchsorted(self._codes, codes), self.vocab_size - 1)
         missing = np.flatnonzero(self._codes[ids] != codes)
         if len(missing):
-            raise ConfigError("a character is not in the tokenizer's vocabulary", repr(text[missing[0]]))
+            got, fix = repr(text[missing[0]]), "data.tokenizer=bytes, or one that was made from this text"
+            raise ConfigError("a character is not in the tokenizer's vocabulary", got, fix)
         return ids
 
     def decode(self, ids: Iterable[int] | np.ndarray) -> str:
@@ -133,7 +135,7 @@ class FileTokenizer(Tokenizer):
         try:
             self._backend = Backend.from_str(source)
         except Exception as error:  # the library raises nothing narrower
-            raise ConfigError("data.tokenizer is no tokenizer.json", f"{name}: {error}") from error
+            raise ConfigError("data.tokenizer is no tokenizer.json", f"{name}: {error}", _OTHERS) from error
         self._backend.encode_special_tokens = True  # "<|endoftext|>" in a document is text like any other
         self._backend.no_truncation()
         self._backend.no_padding()
@@ -211,9 +213,9 @@ def read_tokenizer_file(path: Path) -> str:
     except FileNotFoundError as error:
         if path.name == str(path) and not path.suffix:  # a word, not a path
             raise unknown("data.tokenizer is neither a tokenizer nor a file", str(path), TRAINED) from error
-        raise ConfigError("data.tokenizer names a file that does not exist", str(path)) from error
+        raise ConfigError("data.tokenizer names a file that does not exist", str(path), _OTHERS) from error
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError("data.tokenizer names a file that cannot be read", f"{path}: {error}") from error
+        raise ConfigError("data.tokenizer names a file that cannot be read", f"{path}: {error}", _OTHERS) from error
 
 
 def parse_tokenizer(source: str, name: str) -> Tokenizer:
@@ -229,7 +231,7 @@ def parse_tokenizer(source: str, name: str) -> Tokenizer:
     try:
         facts: Any = json.loads(source)
     except ValueError as error:
-        raise ConfigError("data.tokenizer is no tokenizer.json", f"{name}: {error}") from error
+        raise ConfigError("data.tokenizer is no tokenizer.json", f"{name}: {error}", _OTHERS) from error
     kind = facts.get("type") if isinstance(facts, dict) else None
     if kind == "bytes":
         return ByteTokenizer()

@@ -24,7 +24,7 @@ from typing import Any
 from nexus_ablate import errors
 from nexus_ablate.config.plugins import VARIABLE as PLUGINS
 from nexus_ablate.config.run_config import RunConfig
-from nexus_ablate.errors import AlreadyRunning, ConfigError, Preempted, UserError
+from nexus_ablate.errors import AGAIN, AlreadyRunning, ConfigError, Preempted, UserError
 from nexus_ablate.execution.worker import Answer, Order
 from nexus_ablate.masking import masked_streams
 from nexus_ablate.provenance import refuse_other_source
@@ -73,9 +73,8 @@ def refuse_another_run(config: RunConfig, hash8: str) -> None:
     found = identity_of(config, fingerprint_of(config.data, config.model.context)).hash8
     if found != hash8:
         got = f"{hash8} when it was submitted, {found} when it started"
-        raise ConfigError(
-            f"the run's options, data or plugin changed while it was queued: {got}", fix="run the same command again"
-        )
+        problem = f"the run's options, data or plugin changed while it was queued: {got}"
+        raise ConfigError(problem, found, AGAIN)
 
 
 @contextmanager
@@ -86,7 +85,8 @@ def stops_outside_of_training() -> Iterator[None]:
     """
 
     def stop(number: int, frame: FrameType | None) -> None:
-        raise Preempted(f"stopped by {signal.Signals(number).name} outside of training")
+        name = signal.Signals(number).name
+        raise Preempted(f"stopped by {name} outside of training", name, AGAIN)
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, announcement())}
     try:
@@ -132,7 +132,7 @@ def train_in_job(order: Order, hash8: str = "") -> Answer:
     except UserError as error:
         print(error, file=sys.stderr)
         why = put_back() if error.status == errors.PREEMPTED else ""
-        return Answer(error.status, f"{error.what}; {why}" if why else error.what)
+        return Answer(error.status, f"{error.problem}; {why}" if why else error.problem)
     except Exception as error:  # its traceback is in its status.json and in the job's log
         traceback.print_exc()
         return Answer(errors.BUG, errors.described(error))

@@ -152,7 +152,7 @@ def _ask(command: list[str]) -> list[str]:
     try:
         told = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     except FileNotFoundError as error:
-        raise UserError(f"{command[0]} is not here", "", "ask on a node of the cluster") from error
+        raise UserError(f"{command[0]} is not here", " ".join(command), "ask on a node of the cluster") from error
     except (subprocess.SubprocessError, OSError) as error:
         why = (getattr(error, "stderr", "") or str(error)).strip().splitlines()
         raise UserError(f"{command[0]} does not answer", why[0] if why else "", "try again later") from error

@@ -91,7 +91,7 @@ def multirun(overrides: list[str]) -> int:
                     raise
                 results = _after(error, combinations, folder)
         except HydraException as error:
-            raise ConfigError(str(error).splitlines()[0], " ".join(overrides)) from error
+            raise ConfigError(str(error).splitlines()[0], " ".join(overrides), "nexus-ablate train --help") from error
     _table(results, combinations)
     return next((r["status"] for r in results if r["status"] != errors.OK), errors.OK)
 
@@ -104,7 +104,9 @@ def require(launcher: str) -> None:
 
     plugin, package = LAUNCHERS.get(launcher, ("", ""))
     if plugin and importlib.util.find_spec(f"hydra_plugins.hydra_{plugin}_launcher") is None:
-        raise ConfigError(f"hydra/launcher={launcher} is not installed", fix=f"pip install '{package}'")
+        raise ConfigError(
+            f"hydra/launcher={launcher} is not installed", f"no package {package}", f"pip install '{package}'"
+        )
     if launcher in ("slurm", "submitit_slurm"):
         if shutil.which("sbatch") is None:
             raise ConfigError(
@@ -134,7 +136,7 @@ def job(composed: Any) -> dict[str, Any]:
         path = path_of(config)
     except UserError as error:
         print(error, file=sys.stderr)
-        return {"arm": ",".join(overrides), "status": error.status, "why": error.what}
+        return {"arm": ",".join(overrides), "status": error.status, "why": error.problem}
     order = Order(overrides, arm_name(differences(config)), {}, brief=True, source=os.environ.get(SOURCE, ""))
     answer = train_in_job(order, path.name.partition("-")[2]) if in_job() else APART.train(order, path)
     return _told(config, answer.path or path) | {"status": answer.status, "why": answer.reason}
@@ -157,7 +159,7 @@ def _told(config: RunConfig, path: Path) -> dict[str, Any]:
     try:
         run = read_run(path)
     except UserError as error:
-        return told | {"status": errors.BUG, "why": error.what, "path": str(path)}
+        return told | {"status": errors.BUG, "why": error.problem, "path": str(path)}
     why = run.status.get("reason") or ("" if run.state in STATUS else GONE)
     told |= {"path": str(path), "status": STATUS.get(run.state, errors.BUG), "why": why}
     loss = (run.summary or {}).get("val_loss")
@@ -218,7 +220,7 @@ def _after(error: Exception, combinations: list[list[str]], folder: Path | None)
             config = compose(overrides)
             path = path_of(config)
         except UserError as refused:
-            results.append({"arm": ",".join(overrides), "status": refused.status, "why": refused.what})
+            results.append({"arm": ",".join(overrides), "status": refused.status, "why": refused.problem})
             continue
         told = _told(config, path)
         entry = entries[number] if len(entries) == len(combinations) else None

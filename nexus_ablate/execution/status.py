@@ -12,7 +12,7 @@ from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
-from nexus_ablate.errors import ConfigError, UserError
+from nexus_ablate.errors import RESTORE, ConfigError, UserError
 from nexus_ablate.execution.cluster_queue import FOLDER, Entry, Queue
 from nexus_ablate.runs import SETTLED, effective_state, find_runs, open_regular, read_jsonl, read_status
 from nexus_ablate.runs.record import load_yaml, read_mapping
@@ -94,7 +94,7 @@ class Watcher:
             steps = self._steps_of(path)
             baseline = {} if arm == "baseline" else self._baseline_of(path, seed)
         except UserError as error:
-            return Line(study, arm, seed, "damaged", reason=f"{error.what}: {error.got}", log=log)
+            return Line(study, arm, seed, "damaged", reason=f"{error.problem}: {error.got}", log=log)
         state = effective_state(status, path)
         step = row.get("step", status.get("step"))
         loss = measured.get(LOSS)
@@ -130,7 +130,7 @@ class Watcher:
                 entries = queue.entries
                 self._queues[directory] = (time.monotonic(), entries)
         except UserError as error:
-            told = f"{error.what}: {error.got}"
+            told = f"{error.problem}: {error.got}"
             return [*lines, Line(directory.name, "SLURM", None, "unknown", reason=told, log=directory / FOLDER)]
         shown = [_with_job(line, entries.get(_run_of(line, directory))) for line in lines]
         return shown + [_not_begun(directory.name, run, entries[run]) for run in entries if run not in named]
@@ -167,7 +167,7 @@ def last_row(log: Path, name: str = "step") -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except OSError as error:
-        raise UserError(f"{log} is damaged", error.strerror or "") from None
+        raise UserError(f"{log} is damaged", error.strerror or "", RESTORE) from None
     whole = lines[:-1] if size <= _TAIL_BYTES else lines[1:-1]  # the last one is empty or torn, the first cut off
     wanted = f'"{name}"'.encode()
     for text in reversed(whole):
@@ -175,7 +175,7 @@ def last_row(log: Path, name: str = "step") -> dict[str, Any]:
             try:
                 row = json.loads(text)
             except ValueError as error:
-                raise UserError(f"{log} is damaged", str(error)) from None
+                raise UserError(f"{log} is damaged", str(error), RESTORE) from None
             return row if isinstance(row, dict) else {}
     return {}
 

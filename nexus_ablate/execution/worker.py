@@ -115,7 +115,7 @@ def _train(order: Order) -> Answer:
     except errors.UserError as error:
         if order.brief:
             print(error, file=sys.stderr)
-        return Answer(error.status, error.what)
+        return Answer(error.status, error.problem)
     except Exception as error:  # a bug in one run: its traceback is in its status.json; the others have their turn
         traceback.print_exc()
         return Answer(errors.BUG, errors.described(error))

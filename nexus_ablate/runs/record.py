@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from nexus_ablate.errors import UserError
+from nexus_ablate.errors import RESTORE, UserError
 from nexus_ablate.runs.files import read_regular
 from nexus_ablate.runs.ownership import STATES, effective_state, heartbeat_age
 
@@ -105,7 +105,7 @@ def read_status(path: Path) -> dict[str, Any]:
     file = path / "status.json"
     status = read_mapping(file, strict_loads)
     if status is None:
-        raise UserError(f"{path} is not a run", "no status.json")
+        raise UserError(f"{path} is not a run", "no status.json", f"nexus-ablate status {path}")
     if status.get("state") not in STATES:
         raise _damaged(file, f"state {status.get('state')!r}")
     if not isinstance(status.get("host"), str) or not isinstance(status.get("pid"), int):
@@ -125,7 +125,7 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     """
     text = _read_text(path)
     if text is None:
-        raise UserError(f"{path} is missing")
+        raise UserError(f"{path} is missing", "no such file", RESTORE)
     lines = text.split("\n")
     rows = []
     for number, line in enumerate(lines, 1):
@@ -167,7 +167,7 @@ def find_runs(dirs: Iterable[Path]) -> list[Path]:
         try:
             search(Path(os.path.abspath(path)), depth=3)
         except OSError as error:
-            raise UserError(f"{path} cannot be searched", str(error)) from None
+            raise UserError(f"{path} cannot be searched", str(error), f"chmod u+rx {path}") from None
     return sorted(found.values())
 
 
@@ -264,4 +264,4 @@ def _written_out(value: Any, known: dict[int, int]) -> int:
 
 
 def _damaged(path: Path, got: str) -> UserError:
-    return UserError(f"{path} is damaged", got, "restore it from a copy, or move the run directory away")
+    return UserError(f"{path} is damaged", got, RESTORE)

@@ -74,16 +74,21 @@ class Definition:
             got = "both" if self.factors else "neither"
             raise ConfigError(f"study {self.name} needs factors or arms", got, "factors: {norm: [layer, rms]}")
         if self.arms and self.design != "list":
-            raise ConfigError(f"study {self.name} has arms, which design={self.design} makes itself", fix="design=list")
+            problem = f"study {self.name} has arms, which design={self.design} makes itself"
+            raise ConfigError(problem, f"design={self.design}", "design=list")
         if self.factors and self.design == "list":
-            raise ConfigError(f"study {self.name} has factors, which design=list does not use", fix="design=grid")
+            raise ConfigError(
+                f"study {self.name} has factors, which design=list does not use", "design=list", "design=grid"
+            )
         if self.design == "leave_one_out" and (short := [k for k, v in self.factors.items() if len(v) < 2]):
             fix = "the value that belongs to the whole, then those that replace it: {qk_norm: [rms, none]}"
             raise ConfigError("leave_one_out needs two values of each factor", ", ".join(short), fix)
         for name in ("seeds", "tuning_seeds", "lr_grid"):
             values = getattr(self, name)
             if len(set(values)) < len(values):
-                raise ConfigError(f"{name} names one twice", show(values))
+                raise ConfigError(
+                    f"{name} names one twice", show(values), f"{name}={','.join(map(show, dict.fromkeys(values)))}"
+                )
         if not self.seeds:
             raise ConfigError("a study needs seeds", "[]", "seeds=0,1,2,3,4")
         if len(self.seeds) > MAX_SEEDS:
@@ -92,7 +97,9 @@ class Definition:
             fix = f"a seed that chose the learning rate flatters its arm; tuning_seeds={TUNING_SEEDS[0]}"
             raise ConfigError("tuning_seeds and seeds overlap", show(sorted(shared)), fix)
         if bool(self.lr_grid) != bool(self.tuning_seeds):
-            raise ConfigError("lr_grid and tuning_seeds belong together", f"{self.lr_grid} and {self.tuning_seeds}")
+            got = f"lr_grid={show(self.lr_grid)} and tuning_seeds={show(self.tuning_seeds)}"
+            fix = f"lr_grid=3e-4,1e-3,3e-3 tuning_seeds={TUNING_SEEDS[0]}"
+            raise ConfigError("lr_grid and tuning_seeds belong together", got, fix)
 
 
 KEYS = keys_of(Definition)
@@ -168,7 +175,7 @@ def _definition(source: str, given: dict[str, Any], factors: dict[str, list[Any]
         values = asked_before(_read(stored))
     else:
         error = unknown_study(source, runs_dir)
-        raise ConfigError(error.what, error.got, f"{error.fix}, or make one: vary.norm=layer,rms")
+        raise ConfigError(error.problem, error.got, f"{error.fix}, or make one: vary.norm=layer,rms")
     values["factors"] = (values.get("factors") or {}) | factors
     return define(values | given)
 
@@ -213,7 +220,9 @@ def define(values: dict[str, Any]) -> Definition:
     complete = defaults | {k: v for k, v in values.items() if k in KEYS}
     complete["baseline"] = overrides_of(complete["baseline"])
     if "question" not in complete:
-        raise ConfigError(f"study {complete['name']} asks nothing", fix="question: what the study is to decide")
+        raise ConfigError(
+            f"study {complete['name']} asks nothing", "no question", "question: what the study is to decide"
+        )
     looks, weights = _looks(complete["seeds"]) if isinstance(complete["seeds"], dict) else ([], [])
     if looks:
         complete["seeds"] = list(range(looks[-1]))
@@ -356,8 +365,13 @@ def read_file(path: Path) -> dict[str, Any]:
 def _read(path: Path) -> dict[str, Any]:
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path}: this study cannot be read", str(error).splitlines()[0]) from error
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{path}, line {mark.line + 1}" if mark else str(path)
+        problem = getattr(error, "problem", None) or str(error)
+        raise ConfigError(f"{where}: this study cannot be read", problem, f"correct {where}") from error
+    except OSError as error:
+        raise ConfigError(f"{path}: this study cannot be read", str(error), "nexus-ablate list studies") from error
     if not isinstance(values, dict):
         raise ConfigError(f"{path} holds no study", show(values), "begin with `question: ...`")
     return values

@@ -98,7 +98,7 @@ def expand(
                 return False
             arm = _matched(study, asked, config, launch, solved_before or {})
         except ConfigError as error:
-            study.refused.append(LeftOut(asked, "; ".join(filter(None, (error.what, error.got, error.fix)))))
+            study.refused.append(LeftOut(asked, f"{error.problem}; got {error.got}; try {error.fix}"))
             return False
         names[science_key(config)] = arm.name
         study.arms.append(arm)
@@ -108,7 +108,8 @@ def expand(
     if not study.arms:
         reasons = [f"{label(left.asked)}: {left.why}" for left in study.refused]
         reasons += [f"{label(left.asked)} is equal to it" for left in study.equal]
-        raise ConfigError(f"study {definition.name} has no arm besides its baseline", "; ".join(reasons))
+        fix = "arms that differ from the baseline: vary.norm=layer,rms"
+        raise ConfigError(f"study {definition.name} has no arm besides its baseline", "; ".join(reasons), fix)
     return study
 
 

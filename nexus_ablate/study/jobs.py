@@ -64,7 +64,7 @@ class Job:
         try:
             status = read_status(self.path)
         except UserError as error:
-            return "failed", error.what
+            return "failed", error.problem
         return effective_state(status, self.path), status.get("reason") or ""
 
     def made_by_other_code(self) -> list[OtherCode]:

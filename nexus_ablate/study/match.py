@@ -95,7 +95,8 @@ def _budget(kind: str, baseline: RunConfig, asked: list[str], config: RunConfig)
     else:
         speeds = [measured_speed(c, threads=1) for c in (baseline, config)]
         if None in speeds:
-            raise ConfigError("match=seconds needs a speed, and one step takes too long to measure", fix="match=flops")
+            problem = "match=seconds needs a speed, and one step takes too long to measure"
+            raise ConfigError(problem, "match=seconds", "match=flops")
         target = theirs.tokens / speeds[0]  # type: ignore[operator]
         steps = ours.steps if own_budget else max(1, round(target * speeds[1] / per_step))  # type: ignore[operator]
         got = steps * per_step / speeds[1]  # type: ignore[operator]

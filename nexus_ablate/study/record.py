@@ -23,7 +23,7 @@ from typing import Any
 import yaml
 
 from nexus_ablate.config.grammar import show
-from nexus_ablate.errors import ConfigError, UserError
+from nexus_ablate.errors import RESTORE, ConfigError, UserError
 from nexus_ablate.masking import mask
 from nexus_ablate.runs import atomic_write_text, make_directory
 from nexus_ablate.runs.record import load_yaml, read_mapping
@@ -42,7 +42,7 @@ def read_record(directory: Path) -> dict[str, Any] | None:
     try:
         values = read_mapping(directory / "study.yaml", load_yaml)
     except UserError as error:
-        raise ConfigError(error.what, error.got, error.fix) from error
+        raise ConfigError(error.problem, error.got, error.fix) from error
     if values is not None:
         asked_before(values)
     return values
@@ -82,7 +82,7 @@ def added_seeds(record: dict[str, Any]) -> list[int]:
     try:
         return [int(seed) for entry in record.get("added") or [] for seed in entry["seeds"]]
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise ConfigError("this study.yaml is damaged", f"added: {error}", "restore it from a copy") from error
+        raise ConfigError("this study.yaml is damaged", f"added: {error}", RESTORE) from error
 
 
 def write_record(study: Study, directory: Path, amend: bool = False, source: str = "") -> None:

@@ -47,7 +47,7 @@ def require_key(environ: Mapping[str, str] = os.environ) -> None:
         ConfigError: There is none.
     """
     if not credentials(environ):
-        raise ConfigError(NO_KEY, fix=LOG_IN)
+        raise ConfigError(NO_KEY, "no WANDB_API_KEY, no netrc", LOG_IN)
 
 
 def credentials(environ: Mapping[str, str]) -> str:

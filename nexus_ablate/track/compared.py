@@ -73,7 +73,9 @@ def publish(
             run.finish()
             return run.url or ""
     except Exception as error:  # all that W&B may raise
-        raise UserError("W&B did not take the comparison", failure(error, redactor(environ))) from error
+        raise UserError(
+            "W&B did not take the comparison", failure(error, redactor(environ)), "the same command again"
+        ) from error
 
 
 def _artifact_name(study: str) -> str:

@@ -271,7 +271,7 @@ def _package() -> tuple[Any, Any]:
         from wandb_workspaces.reports import v2
     except ImportError as error:
         fix = "pip install 'nexus-ablate[dashboard]'"
-        raise ConfigError("the package wandb-workspaces is missing", fix=fix) from error
+        raise ConfigError("the package wandb-workspaces is missing", str(error), fix) from error
     return workspaces, v2
 
 

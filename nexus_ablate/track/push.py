@@ -79,7 +79,7 @@ def refresh(path: Path, say: Callable[[str], None], environ: Mapping[str, str] =
         sync(record, environ=environ, init=INIT_TIMEOUT, finish=PATIENCE)
     except UserError as error:
         got = f" ({error.got})" if error.got else ""
-        say(f"{error.what}{got}; nothing is lost: `nexus-ablate sync {path}` sends it")
+        say(f"{error.problem}{got}; nothing is lost: `nexus-ablate sync {path}` sends it")
 
 
 def _tracker(record: RunRecord) -> Option:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from nexus_ablate.errors import UserError
+from nexus_ablate.errors import RESTORE, UserError
 from nexus_ablate.report.run_picture import HEAT_MAPS, heat_map, heat_values
 from nexus_ablate.runs import SETTLED, open_regular, read_jsonl
 from nexus_ablate.track.described import Place
@@ -63,7 +63,7 @@ class Upload:
         except FileNotFoundError:
             return
         except OSError as error:
-            raise UserError(f"{path} is damaged", error.strerror or "") from None
+            raise UserError(f"{path} is damaged", error.strerror or "", RESTORE) from None
         with log as lines:
             lines.seek(self._read)
             for line in lines:
@@ -73,7 +73,7 @@ class Upload:
                     row = json.loads(line)
                     step = int(row["step"])
                 except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-                    raise UserError(f"{path} is damaged", f"{type(error).__name__}: {error}") from None
+                    raise UserError(f"{path} is damaged", f"{type(error).__name__}: {error}", RESTORE) from None
                 self._read += len(line)
                 numbers = _numbers(row)
                 self._note(numbers)

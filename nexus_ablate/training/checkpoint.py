@@ -111,7 +111,7 @@ def load_newest(checkpoints: Path, accept: Callable[[dict[str, Any]], None] | No
         except (_Damaged, SafetensorError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             skipped.append(f"{path.name}: {error}")
         except CheckpointError as error:
-            skipped.append(f"{path.name}: {error.what}")
+            skipped.append(f"{path.name}: {error.problem}")
         else:
             return Loaded(step, tensors, state, path, skipped)
     if skipped:

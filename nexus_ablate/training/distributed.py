@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from nexus_ablate.errors import BUG, ConfigError, Diverged, Preempted, UserError
+from nexus_ablate.errors import AGAIN, BUG, ConfigError, Diverged, Preempted, UserError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -197,7 +197,9 @@ class World:
             exchange(*arguments)
         except RuntimeError as error:
             assert self._vigil is not None
-            raise Lost(f"process {self.place.rank} of {self.size} ends", self._vigil.cause() or str(error)) from None
+            raise Lost(
+                f"process {self.place.rank} of {self.size} ends", self._vigil.cause() or str(error), AGAIN
+            ) from None
 
 
 def own_gpu(place: Place) -> torch.device:
@@ -257,7 +259,7 @@ class _Vigil:
 
     def tell(self, error: BaseException) -> None:
         """Say to all that this process has failed."""
-        reason = error.what if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+        reason = error.problem if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
         if not isinstance(error, Lost):
             self._store.set("failed", f"process {self._place.rank}: {reason}"[:500])
 
@@ -296,7 +298,8 @@ class _Vigil:
             failed = self._failed_at is not None and now - self._failed_at > ENDING_SECONDS
             if lost or failed:
                 why = self._cause or f"another process was not heard of for {now - self._heard:.0f} seconds"
-                print(Lost(f"process {self._place.rank} of {self._place.size} ends", why), file=sys.stderr, flush=True)
+                message = Lost(f"process {self._place.rank} of {self._place.size} ends", why, AGAIN)
+                print(message, file=sys.stderr, flush=True)
                 os._exit(BUG)
 
 

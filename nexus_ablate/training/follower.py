@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.data import Batches, TokenizedData
-from nexus_ablate.errors import Preempted
+from nexus_ablate.errors import AGAIN, Preempted
 from nexus_ablate.model import build_model
 from nexus_ablate.training.distributed import World
 from nexus_ablate.training.signals import StopRequest
@@ -38,4 +38,4 @@ def follow(config: RunConfig, data: TokenizedData, world: World) -> None:
             if number % train.log_every == 0 or number == steps:
                 step.read()
             if number < steps and world.stopping(number):
-                raise Preempted(f"stopped at step {number} of {steps}")
+                raise Preempted(f"stopped at step {number} of {steps}", "a signal", AGAIN)

@@ -192,7 +192,7 @@ def _give_up(run: Run, display: Any, error: BaseException, trace: str) -> None:
     if isinstance(error, KeyboardInterrupt):  # before the first step: nothing is lost
         reason, trace = "interrupted before training", ""
     else:
-        reason = error.what if isinstance(error, UserError) else errors.described(error)
+        reason = error.problem if isinstance(error, UserError) else errors.described(error)
     try:
         run.status(state, reason=reason, traceback=trace)
         run.log(f"{state}: {reason}" + (f"\n{trace}" if trace else ""))

@@ -179,9 +179,10 @@ class Step:
         bad = [
             part for part, n in zip(self.parts, norms, strict=True) if not (math.isfinite(n) or part.startswith(ROLE))
         ]
-        what = f"the gradient of {', '.join(bad)} is not finite" if math.isfinite(loss) else f"the loss is {loss}"
+        problem = f"the gradient of {', '.join(bad)} is not finite" if math.isfinite(loss) else f"the loss is {loss}"
         where = first_nonfinite(self.model, lambda: self._forward_again(step - 1))
-        raise Diverged(f"{what} at step {step}" + (f", first {where}" if where else ""))
+        problem = f"{problem} at step {step}" + (f", first {where}" if where else "")
+        raise Diverged(problem, f"loss {loss}, gradient norm {norm}", "a lower optim.lr, or a longer optim.warmup")
 
     def _forward_again(self, number: int) -> None:
         """The forward passes of a step, on the uncompiled model."""

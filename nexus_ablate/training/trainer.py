@@ -17,7 +17,7 @@ import torch
 
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.data import Batches, TokenizedData, chain, eval_places, eval_windows, hash_tokens, token_kinds
-from nexus_ablate.errors import CheckpointError, Preempted
+from nexus_ablate.errors import AGAIN, CheckpointError, Preempted
 from nexus_ablate.measure.counts import flops_per_token, parameters, peak_flops
 from nexus_ablate.measure.history import onsets, spike_scores
 from nexus_ablate.measure.probe import due, evaluation_mode, matrix_probe, model_figures, probe
@@ -124,7 +124,7 @@ class Trainer:
             if self.world.stopping(step):
                 self._save()
                 asked = self.stop.asked or "a signal to another process"
-                raise Preempted(f"stopped by {asked} at step {step} of {self.steps}", fix="run the same command again")
+                raise Preempted(f"stopped by {asked} at step {step} of {self.steps}", asked, AGAIN)
             if step % self.config.train.checkpoint_every == 0:
                 self._save()
         self.display.stop()
@@ -296,7 +296,7 @@ class Trainer:
     def _accept(self, state: dict[str, Any]) -> None:
         """That the run can go on from the state of a checkpoint."""
         if state["progress"].keys() != vars(Progress()).keys():
-            raise CheckpointError("it is of another version of this program")
+            raise CheckpointError("it is of another version of this program", "other progress counters", "rerun=on")
         self.run.check(state["logs"])
 
     def _summary(self) -> dict[str, Any]:

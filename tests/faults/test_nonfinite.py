@@ -84,13 +84,13 @@ def test_a_nonfinite_number_is_caught_in_its_step_and_changes_nothing(tiny_run, 
             case = (kind, poison.where, at, value)
             with pytest.raises(Diverged) as caught:
                 run(tiny_run(*SHORT, f"runs_dir={runs_dir}"))
-            assert f"at step {at + 1}" in caught.value.what, case
+            assert f"at step {at + 1}" in caught.value.problem, case
             assert caught.value.status == 3
             assert poison.touched() == [], case
             record = read_run(only(runs_dir))
             assert (record.state, record.summary) == ("diverged", None)
-            assert record.status["reason"] == caught.value.what
-            assert named(poison, caught.value.what), (case, poison.where, caught.value.what)
+            assert record.status["reason"] == caught.value.problem
+            assert named(poison, caught.value.problem), (case, poison.where, caught.value.problem)
             for file in record.path.glob("*.json*"):
                 for line in file.read_text().splitlines() if file.suffix == ".jsonl" else [file.read_text()]:
                     json.loads(line, parse_constant=pytest.fail)
@@ -124,7 +124,7 @@ def test_control_without_the_search_for_its_beginning_the_place_is_not_named(tin
     poison = Poison(kind, 3, math.nan, random.Random(0), monkeypatch)
     with pytest.raises(Diverged) as caught:
         run(tiny_run(*SHORT))
-    assert not named(poison, caught.value.what)
+    assert not named(poison, caught.value.problem)
 
 
 INFINITE = {"act/resid/max_over_median": math.inf, "act/resid/growth": math.nan}

@@ -187,7 +187,7 @@ def test_a_typed_secret_is_known_by_its_form(text, monkeypatch):
     monkeypatch.setenv("ONE_CANARY_KEY", ENVIRONMENT["ONE_CANARY_KEY"])
     assert "canary" not in mask(f"is {text} it?")
     error = ConfigError(f"what {text}", f"got {text}", f"fix {text}")
-    assert "canary" not in f"{error} {error.what} {error.got} {error.fix} {errors.described(RuntimeError(text))}"
+    assert "canary" not in f"{error} {error.problem} {error.got} {error.fix} {errors.described(RuntimeError(text))}"
 
 
 def test_a_stream_masks_what_is_written_and_is_given_back(monkeypatch):

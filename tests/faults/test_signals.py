@@ -73,7 +73,7 @@ def test_a_signal_at_any_instant_stops_the_run_and_costs_nothing(tiny_run, tmp_p
                     run(overrides)
                 except Preempted as preempted:
                     assert preempted.status == errors.PREEMPTED
-                    assert preempted.what.split()[2] in names
+                    assert preempted.problem.split()[2] in names
                     stopped += 1
                 longest = max(longest, time.monotonic() - start)
             assert read_run(only(runs_dir)).state in STATES
@@ -117,7 +117,7 @@ def test_a_process_that_is_asked_to_stop_ends_with_75_and_goes_on(tiny_run, tmp_
     _, said = process.communicate(timeout=60)
     assert process.returncode == errors.PREEMPTED, said
     assert time.monotonic() - start < 30
-    assert said.strip().splitlines()[-1] == "  fix: run the same command again"
+    assert said.strip().splitlines()[-1] == "  try: run the same command again"
     assert "Traceback" not in said
     assert read_run(only(tmp_path / "runs")).state == "preempted"
 

@@ -59,7 +59,7 @@ def test_whichever_call_the_disk_refuses_the_run_says_so_and_goes_on_later(
                     refused += 1
                     assert error.status == errors.STORAGE == 5
                     assert len(error.lines()) == 3
-                    assert str(runs_dir) in error.what, calls[k]
+                    assert str(runs_dir) in error.problem, calls[k]
             for path in find_runs([runs_dir]) if runs_dir.exists() else []:
                 assert_whole_rows(path)
                 load_newest(path / "checkpoints")  # raises where one is there and none is whole
@@ -101,7 +101,7 @@ def test_on_a_file_system_that_is_really_full_the_exit_status_is_5_and_room_is_a
         (small / "filling").write_bytes(b"\0" * 500_000)
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == errors.STORAGE, done.stderr
-        assert len([line for line in done.stderr.splitlines() if line.startswith(("error", "  got", "  fix"))]) == 3
+        assert len([line for line in done.stderr.splitlines() if line.startswith(("error", "  got", "  try"))]) == 3
         assert "Traceback" not in done.stderr
         (small / "filling").unlink()
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
