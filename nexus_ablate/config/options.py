@@ -12,8 +12,9 @@ An option is a class in its axis file and `conf/<axis>/<name>.yaml`. The YAML is
     equals: {norm=t5: at equal eps}      options that are the same function, and when
     norm_sites: [attn, ffn]              of a placement: where its norms are, or with the setting that a site needs
 
-A rule of `refuses` or `warns` names one setting, or several that hold together, with spaces between. Of a norm's
-initial gain it names the site: `norm.gain_init@ffn=0`.
+A rule of `refuses` or `warns` names one setting, or several that hold together, with spaces between; of a norm's
+initial gain it names the site: `norm.gain_init@ffn=0`. Or it compares numbers: the option's own keys, and the model's
+`head_dim`, `n_layers`, `d_model` and so on: `head_dim % 2 == 1`. A reason may end in `; try: what works`.
 
 Every other key carries its constraint (see schema.py) and meaning as a comment, and reaches the class as a
 keyword-only argument that has no default in Python.
