@@ -106,7 +106,9 @@ def test_cosine_is_nanogpt_s_formula():
 
 
 def test_wsd_holds_the_peak_and_then_cools_linearly():
-    config = schedule_of("optim.schedule=wsd", "optim.lr=1.0", "optim.warmup=0", "optim.cooldown=0.2", "optim.final_lr=0.0")
+    config = schedule_of(
+        "optim.schedule=wsd", "optim.lr=1.0", "optim.warmup=0", "optim.cooldown=0.2", "optim.final_lr=0.0"
+    )
     rates = [learning_rate(config, s, 100) for s in range(100)]
     assert rates[:81] == [1.0] * 81
     assert rates[90] == pytest.approx(0.5)
