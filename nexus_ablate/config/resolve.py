@@ -220,10 +220,13 @@ def resolve(config: RunConfig) -> Resolved:
         for rule, reason in option.refuses.items():
             if holds(rule, settings, numbers):
                 reason, _, fix = reason.partition("; try: ")
-                both = "cannot have" if is_comparison(rule) else "contradicts"
-                problem = f"{me} {both} {_spelled(rule)}: {reason}"
+                problem = (
+                    f"{me} cannot have {rule}"
+                    if is_comparison(rule)
+                    else f"{me} and {_spelled(rule)} contradict each other"
+                )
                 got = f"{me} {', '.join(f'{n}={show(numbers[n])}' for n in names_in(rule)) or _spelled(rule)}"
-                raise ConfigError(problem, got, fix or f"another {axis}, or no {_spelled(rule)}")
+                raise ConfigError(f"{problem}: {reason}", got, fix or f"another {axis}, or no {_spelled(rule)}")
         broken = sorted(rule for rule in option.warns if holds(rule, settings, numbers))
         notes += [f"{me}{'' if rule == me else f' with {_spelled(rule)}'}: {option.warns[rule]}" for rule in broken]
     return resolved
