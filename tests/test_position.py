@@ -253,7 +253,7 @@ def test_irope_is_rope_but_for_every_fourth_layer():
 
 
 def test_irope_in_a_model_too_shallow_for_it_says_so(tiny):
-    said = "no layer is without positions"
+    said = "position=irope leaves no layer without positions"
     assert any(said in note for note in tiny("position=irope", "model.n_layers=3").resolved.notes)
     assert not any(said in note for note in tiny("position=irope", "model.n_layers=4").resolved.notes)
 
@@ -303,7 +303,7 @@ def test_t5_adds_the_table_entry_of_the_bucket_of_the_distance_in_every_layer():
 
 
 def test_t5_buckets_that_leave_no_distance_to_the_far_half_are_refused(tiny):
-    with pytest.raises(ConfigError, match="half of the buckets"):
+    with pytest.raises(ConfigError, match="half of position"):
         tiny("position=t5", "position.buckets=32", "position.max_distance=16")
 
 

@@ -13,15 +13,11 @@ A constraint is a list of alternatives: `auto | int [1, inf)`, `half | interleav
 
 from __future__ import annotations
 
-import ast
 import math
-import operator
 import re
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
-from typing import Any
 
 from nexus_ablate.errors import ConfigError, did_you_mean
 
@@ -154,54 +150,3 @@ def show(value: object) -> str:
     if isinstance(value, float):
         return f"{value:g}" if float(f"{value:g}") == value else repr(value)
     return str(value)
-
-
-# ------------------------------------------------------------------------------------- comparisons between numbers
-
-_OPERATORS: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.Mod: operator.mod,
-    ast.Eq: operator.eq,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-}
-
-
-def is_comparison(rule: str) -> bool:
-    """Whether a rule of an option compares numbers, as `head_dim % 2 == 1`, and is no list of settings."""
-    return re.search(r"[<>]|==", rule) is not None
-
-
-def names_in(rule: str) -> list[str]:
-    """The names in a comparison; none in settings."""
-    return [n.id for n in ast.walk(ast.parse(rule)) if isinstance(n, ast.Name)] if is_comparison(rule) else []
-
-
-def compare_numbers(rule: str, numbers: Mapping[str, Any]) -> bool:
-    """The truth of a comparison of sums and products of numbers by name.
-
-    Raises:
-        ConfigError: It is not one, or names a number that does not exist.
-    """
-
-    def value(node: ast.AST) -> Any:
-        match node:
-            case ast.Expression():
-                return value(node.body)
-            case ast.Constant():
-                return node.value
-            case ast.Name() if node.id in numbers:
-                return numbers[node.id]
-            case ast.BinOp() if type(node.op) in _OPERATORS:
-                return _OPERATORS[type(node.op)](value(node.left), value(node.right))
-            case ast.Compare() if len(node.ops) == 1 and type(node.ops[0]) in _OPERATORS:
-                return _OPERATORS[type(node.ops[0])](value(node.left), value(node.comparators[0]))
-        known = f"numbers, + - * / %, one comparison, and {', '.join(sorted(numbers))}"
-        raise ConfigError("this rule of an option cannot be read", rule, known)
-
-    return bool(value(ast.parse(rule, mode="eval")))

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
 from typing import Any
 
-from nexus_ablate.config.grammar import compare_numbers, is_comparison, names_in, ratio, show
+from nexus_ablate.config.grammar import ratio, show
 from nexus_ablate.config.options import OPTIONS, OTHER_VERSION, Option, check_option, default_option, option_files
 from nexus_ablate.config.run_config import (
     CLOSED_GROUPS,
@@ -114,11 +113,27 @@ def check_rules(config: RunConfig) -> None:
         raise ConfigError("window needs at least one layer's width", "[]", "window=off, or window=[128,0]")
     if train.tokens != "auto" and train.flops != "auto":
         raise ConfigError("a run has one budget", "train.tokens and train.flops", "give one of them")
+    if train.precision == "fp16" and config.norm.keys.get("fp32") is False:
+        got = "train.precision=fp16 norm.fp32=off"
+        fix = "norm.fp32=on, or train.precision=bf16: in fp16 the norm's gradients overflow and a small eps becomes 0"
+        raise ConfigError("float16 statistics in the norm cannot be trained", got, fix)
+    if train.activation_checkpointing and "momentum" in config.norm.keys:
+        got = f"norm={config.norm.name} train.activation_checkpointing=on"
+        raise ConfigError("running statistics would be updated twice a step", got, "train.activation_checkpointing=off")
     if train.compile == "graphs" and train.device in ("cpu", "mps"):
         check_graphs(train.device)
     if train.compile == "graphs" and train.grad_accum > 1:
         got = f"train.compile=graphs train.grad_accum={train.grad_accum}"
         raise ConfigError("a CUDA graph's gradients do not outlive its next replay", got, "train.compile=on")
+    if "pairing" in config.position.keys:
+        check_rotated_width(config)
+    if (
+        "buckets" in config.position.keys
+        and config.position.keys["max_distance"] <= config.position.keys["buckets"] // 2
+    ):
+        got = f"{config.position.keys['max_distance']} and {config.position.keys['buckets']}"
+        fix = "half of the buckets hold one distance each: more distance, or fewer buckets"
+        raise ConfigError("position.max_distance must exceed half of position.buckets", got, fix)
     for name in config.evals:
         if name not in EVALUATIONS:
             raise unknown("there is no evaluation of this name", f"evals=[{name}]", EVALUATIONS)
@@ -130,6 +145,14 @@ def check_graphs(device: str) -> None:
     """That a kind of device has CUDA graphs."""
     if device != "cuda":
         raise ConfigError("CUDA graphs need a GPU with CUDA", f"train.compile=graphs on {device}", "train.compile=on")
+
+
+def check_rotated_width(config: RunConfig) -> None:
+    model = config.model
+    head_dim = model.d_model // model.n_heads if model.head_dim == "auto" else model.head_dim
+    if head_dim % 2:
+        what = f"position={config.position.name} turns channels in pairs"
+        raise ConfigError(what, f"head_dim {head_dim}", "give an even model.head_dim")
 
 
 # ------------------------------------------------------------------------------------------- the meaning of auto
@@ -204,40 +227,30 @@ def resolve(config: RunConfig) -> Resolved:
         notes=notes,
         prescribed=prescribed,
     )
+    if config.position.keys.get("every", 0) > model.n_layers:
+        got = f"{model.n_layers} layers and position.every={config.position.keys['every']}"
+        notes.append(f"position={config.position.name} leaves no layer without positions: {got}")
     settings = {f"{axis}={option.name}" for axis, option in chosen.items()} | {f"init={init_name}"}
     settings |= {f"{name}={show(getattr(resolved, name))}" for name in MEANT}
     options = {axis: getattr(config, axis) for axis in OPTIONS} | {"init": resolved.init}
     settings |= {f"{axis}.{k}={show(v)}" for axis, option in options.items() for k, v in option.keys.items()}
     settings |= {f"{name}={show(value)}" for name, value in vars(config).items() if not isinstance(value, Option)}
-    for group in CLOSED_GROUPS:
-        settings |= {f"{group}.{name}={show(value)}" for name, value in vars(getattr(config, group)).items()}
-    sizes = {"head_dim": resolved.head_dim, **{n: v for n, v in vars(model).items() if isinstance(v, int)}}
     in_blocks = {site for site, needs in chosen["placement"].norm_sites.items() if {needs} <= settings | {""}}
     sites = gain_sites(config, in_blocks, {"final"} if resolved.final_norm else set())
     settings |= {f"norm.gain_init@{site}={show(config.norm.keys.get('gain_init'))}" for site in sites}
     for axis, option in chosen.items():
-        me, numbers = f"{axis}={option.name}", {**sizes, **getattr(config, axis).keys}
+        me = f"{axis}={option.name}"
         for rule, reason in option.refuses.items():
-            if holds(rule, settings, numbers):
-                reason, _, fix = reason.partition("; try: ")
-                both = "cannot have" if is_comparison(rule) else "contradicts"
-                problem = f"{me} {both} {_spelled(rule)}: {reason}"
-                got = f"{me} {', '.join(f'{n}={show(numbers[n])}' for n in names_in(rule)) or _spelled(rule)}"
-                raise ConfigError(problem, got, fix or f"another {axis}, or no {_spelled(rule)}")
-        broken = sorted(rule for rule in option.warns if holds(rule, settings, numbers))
+            if set(rule.split()) <= settings:
+                problem = f"{me} and {_spelled(rule)} contradict each other: {reason}"
+                raise ConfigError(problem, f"{me} {_spelled(rule)}", f"another {axis}, or no {_spelled(rule)}")
+        broken = sorted(rule for rule in option.warns if set(rule.split()) <= settings)
         notes += [f"{me}{'' if rule == me else f' with {_spelled(rule)}'}: {option.warns[rule]}" for rule in broken]
     return resolved
 
 
-def holds(rule: str, settings: set[str], numbers: Mapping[str, Any]) -> bool:
-    """Whether a rule of an option applies: all of its settings hold, or its comparison is true."""
-    return compare_numbers(rule, numbers) if is_comparison(rule) else set(rule.split()) <= settings
-
-
 def _spelled(rule: str) -> str:
     """A rule in the words that a user types: `norm.gain_init@ffn=0` is `norm.gain_init=0 at ffn`."""
-    if is_comparison(rule):
-        return rule
     return " and ".join(re.sub(r"@(\w+)=(\S+)", r"=\2 at \1", setting) for setting in rule.split())
 
 
