@@ -30,6 +30,7 @@ COMPUTES_NOTHING = {
     "execution/": "starts the processes that train, with configurations that the identity covers",
     "errors.py": "words error messages",
     "measure/architecture.py": "prepares what `explain` prints",
+    "plain_data.py": "reads text as plain data",
     "provenance.py": "hashes the code that computes",
     "report/": "shows finished runs and comparisons",
     "runs/": "stores what was computed",
@@ -142,13 +143,9 @@ def code_of(env: Mapping[str, Any]) -> dict[str, str] | None:
 
     None where they weren't recorded.
     """
-    source, plugins = env.get("source"), env.get("plugins") or {}
-    if not isinstance(source, dict) or not source or not isinstance(plugins, dict):
+    if not env.get("source"):
         return None
-    of_plugins = {
-        f"plugin {name}": plugin.get("sha256") for name, plugin in plugins.items() if isinstance(plugin, dict)
-    }
-    return {str(name): str(value) for name, value in (source | of_plugins).items()}
+    return env["source"] | {f"plugin {name}": str(of.get("sha256")) for name, of in (env.get("plugins") or {}).items()}
 
 
 def differing_files(one: Mapping[str, str] | None, other: Mapping[str, str] | None) -> list[str]:

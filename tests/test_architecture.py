@@ -17,7 +17,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 LAYERS = (
     "masking",
-    "errors",
+    "errors plain_data",
     "provenance",
     "config",
     "kernels",
@@ -143,7 +143,7 @@ def test_slow_libraries_are_imported_inside_functions(path):
     slow = {"wandb", "wandb_workspaces", "pandas", "datasets", "tokenizers", "scipy", "matplotlib", "hydra"}
     if room(path) in (
         "",
-        "errors",
+        "errors plain_data",
         "masking",
         "execution",
         "config",

@@ -487,6 +487,7 @@ def test_a_rerun_is_a_sibling_that_can_itself_be_resumed(tmp_path: Path):
     with open_it(tmp_path, rerun=True) as again:
         assert (again.path, again.resuming) == (second.path, True)
         again.restore({})
+        again.write_summary({"val_loss": 1.0})
         again.status("finished")
     with open_it(tmp_path, rerun=True) as third:
         assert third.path == first.with_name(first.name + "-r3")
@@ -717,11 +718,21 @@ def test_a_run_reads_back_as_it_was_written(tmp_path: Path):
 
 def test_what_is_missing_stays_missing(tmp_path: Path):
     path = settled_run(tmp_path)
-    for name in ("summary.json", "config.yaml", "env.json", "overrides.txt", "metrics.jsonl"):
+    for name in ("config.yaml", "env.json", "overrides.txt", "metrics.jsonl"):
         (path / name).unlink()
     record = read_run(path)
-    assert (record.summary, record.config, record.env, record.overrides) == (None, None, None, None)
+    assert (record.config, record.env, record.overrides) == (None, None, None)
     assert record.metrics() == []
+
+
+def test_a_finished_run_without_its_summary_is_damaged_and_an_unfinished_one_has_none(tmp_path: Path):
+    path = settled_run(tmp_path)
+    (path / "summary.json").unlink()
+    with pytest.raises(UserError, match=r"summary\.json is damaged"):
+        read_run(path)
+    status = (path / "status.json").read_text()
+    (path / "status.json").write_text(status.replace('"finished"', '"failed"'))
+    assert read_run(path).summary is None
 
 
 def mutations(text: bytes, draw: random.Random) -> list[bytes]:

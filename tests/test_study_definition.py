@@ -8,13 +8,14 @@ import pytest
 import yaml
 
 from nexus_ablate.config.compose import compose, differences
-from nexus_ablate.errors import ConfigError
+from nexus_ablate.errors import ConfigError, UserError
 from nexus_ablate.runs import arm_name
+from nexus_ablate.runs.record import read_study
 from nexus_ablate.study.cost import cost_of, seconds_of
 from nexus_ablate.study.definition import define, merged, read_request, shipped_studies
 from nexus_ablate.study.design import compose_arm, expand, science_key
 from nexus_ablate.study.match import FAIL_SHARE, WARN_SHARE
-from nexus_ablate.study.record import read_record, solved_before, write_record
+from nexus_ablate.study.record import solved_before, write_record
 
 CLAIMS = """rms_vs_layer rms_low_precision norms norm_speedup placement depth final_norm biases qk_norm
 softmax_stability weight_decay ffn aspect positions attention_scores sinks gates""".split()
@@ -233,7 +234,7 @@ def test_equal_seconds_are_measured_once_and_kept(tmp_path):
     (arm,) = study.arms
     assert arm.config.resolved.steps > 50, "half the depth is faster"
     write_record(study, asked.directory)
-    again = expand(asked.definition, solved_before(read_record(asked.directory)))
+    again = expand(asked.definition, solved_before(read_study(asked.directory)))
     assert again.arms[0].match == arm.match
 
 
@@ -254,7 +255,7 @@ def test_a_launched_study_is_fixed_until_it_is_amended(tmp_path):
     assert "arm bias=on added" in str(caught.value)
     assert (first.directory / "study.yaml").read_bytes() == written
     write_record(changed, first.directory, amend=True)
-    record = read_record(first.directory)
+    record = read_study(first.directory)
     assert record is not None
     assert [len(entry["changes"]) for entry in record["amendments"]] == [3], "question, seeds, arm"
     assert record["seeds"] == [0, 1]
@@ -267,7 +268,7 @@ def test_a_launched_study_is_found_again_by_its_name_alone(tmp_path):
     study = expand(asked.definition)
     write_record(study, asked.directory)
     again = read_request(["study=x", f"runs_dir={tmp_path}"])
-    found = expand(again.definition, solved_before(read_record(again.directory)))
+    found = expand(again.definition, solved_before(read_study(again.directory)))
     assert [(a.name, a.overrides) for a in found.all_arms] == [(a.name, a.overrides) for a in study.all_arms]
     write_record(found, again.directory)
     with pytest.raises(ConfigError, match="no study of this name"):
@@ -302,9 +303,9 @@ def test_the_record_has_the_agreed_form(tmp_path):
 @pytest.mark.parametrize("text", ["", "a: [", "{}", "name: x", "arms: 3"])
 def test_a_damaged_record_is_named(tmp_path, text):
     (tmp_path / "study.yaml").write_text(text)
-    with pytest.raises(ConfigError, match="damaged"):
-        read_record(tmp_path)
-    with pytest.raises(ConfigError, match=r"damaged|cannot be read|holds no study"):
+    with pytest.raises(UserError, match="damaged"):
+        read_study(tmp_path)
+    with pytest.raises(UserError, match=r"damaged|cannot be read|holds no study"):
         read_request([f"study={tmp_path.name}", f"runs_dir={tmp_path.parent}"])
 
 

@@ -16,10 +16,11 @@ from nexus_ablate import errors
 from nexus_ablate.config.compose import compose
 from nexus_ablate.execution.queue import mark_failed
 from nexus_ablate.runs import find_runs, read_jsonl, read_run
+from nexus_ablate.runs.record import read_study
 from nexus_ablate.study.definition import read_request
 from nexus_ablate.study.jobs import Runs
 from nexus_ablate.study.places import Places, places
-from nexus_ablate.study.record import expanded, read_record
+from nexus_ablate.study.record import expanded
 from nexus_ablate.training.device import IdleCores
 from nexus_ablate.training.session import train
 
@@ -393,7 +394,7 @@ def test_a_single_run_and_a_multirun_may_still_choose_their_folder(tiny_run, tmp
     done = nexus(["train", *tiny_run("study=elsewhere", "train.steps=2")])
     assert done.returncode == 0, done.stderr
     assert [path.parent.parent.name for path in find_runs([tmp_path / "runs"])] == ["elsewhere"]
-    assert read_record(tmp_path / "runs" / "elsewhere") is None
+    assert read_study(tmp_path / "runs" / "elsewhere") is None
     done = nexus(["-m", *tiny_run("study=there", "train.steps=2", "seed=1")])
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "runs" / "there").is_dir()

@@ -97,10 +97,11 @@ def test_a_failed_and_a_damaged_run_have_their_reason_and_stop_nothing(launched,
 def test_a_torn_last_line_is_not_read(tmp_path):
     log = tmp_path / "metrics.jsonl"
     assert last_row(log) == {}
-    log.write_text('{"step": 1, "val/loss": 2.0}\n{"step": 2}\n{"step": 3, "val/lo')
-    assert last_row(log) == {"step": 2}
-    assert last_row(log, LOSS) == {"step": 1, "val/loss": 2.0}
-    log.write_text("".join(f'{{"step": {n}, "x": "{"y" * 500}"}}\n' for n in range(1000)))
+    end = '"tokens": 0, "flops": 0, "seconds": 0'
+    log.write_text(f'{{"step": 1, "val/loss": 2.0, {end}}}\n{{"step": 2, {end}}}\n{{"step": 3, "val/lo')
+    assert last_row(log)["step"] == 2
+    assert last_row(log, LOSS)["step"] == 1
+    log.write_text("".join(f'{{"step": {n}, {end}, "x": [{"1, " * 500}1]}}\n' for n in range(1000)))
     assert last_row(log)["step"] == 999
 
 

@@ -23,10 +23,10 @@ from nexus_ablate.config.compose import compose
 from nexus_ablate.data import batches, corpus, eval_places, hash_tokens, prepare
 from nexus_ablate.errors import UserError
 from nexus_ablate.model import build_model
+from nexus_ablate.plain_data import strict_loads
 from nexus_ablate.report.exports import csv_text
 from nexus_ablate.report.table import side_columns
 from nexus_ablate.runs import find_runs, read_run
-from nexus_ablate.runs.record import strict_loads
 from nexus_ablate.training import trainer
 from nexus_ablate.training.step import Step
 

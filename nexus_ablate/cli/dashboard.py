@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from nexus_ablate import errors
 from nexus_ablate.masking import mask
+from nexus_ablate.plain_data import load_yaml
 from nexus_ablate.runs.files import atomic_write_text, check_target
 
 if TYPE_CHECKING:
@@ -102,9 +103,7 @@ def _question(name: str, report: bool) -> Question:
         return Question(folder.resolve().name, table=mask(table))
     if name not in shipped_studies():
         raise errors.unknown("there is no study of this name, and no directory", name, shipped_studies())
-    import yaml
-
-    asked = define({"name": name} | yaml.safe_load(shipped_studies()[name].read_text(encoding="utf-8")))
+    asked = define({"name": name} | load_yaml(shipped_studies()[name].read_text(encoding="utf-8")))
     return Question(name, asked.question)
 
 

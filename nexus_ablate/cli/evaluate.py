@@ -70,30 +70,35 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
 
 def lines(name: str, found: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """What a person wants to see of an evaluation."""
-    if isinstance(found.get("not_defined"), str):
-        yield name, f"not defined: {found['not_defined']}"
+    from nexus_ablate.training.display import shown
+
+    if isinstance(reason := found.get("not_defined"), str):
+        yield name, f"not defined: {reason}"
     elif name == "extrapolation":
         for way in ("non_overlapping", "sliding"):
-            yield f"extrapolation, {way}", "  ".join(f"{f}x {loss:.4f}" for f, loss in found[way].items())
-        for factor, why in found["not_defined"].items():
+            losses = found.get(way, {}).items()
+            yield f"extrapolation, {way}", "  ".join(f"{f}x {shown(loss, '.4f')}" for f, loss in losses)
+        for factor, why in found.get("not_defined", {}).items():
             yield f"extrapolation, {factor}x", f"not defined: {why}"
     elif name == "streaming":
-        yield (
-            name,
-            f"{found['loss_kept']:.4f} with the first {found['kept_tokens']} tokens kept, "
-            f"{found['loss_dropped']:.4f} without ({found['difference']:+.4f})",
-        )
+        kept, dropped = (shown(found.get(f"loss_{way}"), ".4f") for way in ("kept", "dropped"))
+        difference = shown(found.get("difference"), "+.4f")
+        yield name, f"{kept} with the first {found.get('kept_tokens')} tokens kept, {dropped} without ({difference})"
     elif name == "quantization":
-        gaps = {scheme: f"{scheme} {told['gap']:+.4f}" for scheme, told in found["schemes"].items()}
+        schemes = found.get("schemes", {})
+        gaps = {scheme: f"{scheme} {shown(after['gap'], '+.4f')}" for scheme, after in schemes.items()}
         eight = "  ".join(gap for scheme, gap in gaps.items() if not scheme.startswith("int4"))
-        yield "quantization, 8 bits", f"{found['loss']:.4f}  {eight}  (worst block {found['worst_block']})"
+        worst = found.get("worst_block")
+        yield "quantization, 8 bits", f"{shown(found.get('loss'), '.4f')}  {eight}  (worst block {worst})"
         yield "quantization, 4 bits", "  ".join(gap for scheme, gap in gaps.items() if scheme.startswith("int4"))
     else:
-        before = found["before"]
-        for change in (key for key, value in found.items() if isinstance(value, dict)):
-            told = found[change]
-            yield (
-                f"intervention, {change}",
-                f"loss {told['loss']:.4f} ({told['loss'] - before['loss']:+.4f})  "
-                f"first token {told['attn/first_token_mass']:.3f}  max/median {told['act/resid/max_over_median']:.1f}",
-            )
+        before = found.get("before", {}).get("loss")
+        for change, after in found.items():
+            if isinstance(after, dict):
+                loss, mass = after["loss"], shown(after["attn/first_token_mass"], ".3f")
+                gap = None if loss is None or before is None else loss - before
+                yield (
+                    f"intervention, {change}",
+                    f"loss {shown(loss, '.4f')} ({shown(gap, '+.4f')})  "
+                    f"first token {mass}  max/median {shown(after['act/resid/max_over_median'], '.1f')}",
+                )

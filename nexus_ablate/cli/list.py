@@ -8,13 +8,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from nexus_ablate import errors
 from nexus_ablate.cli.verb import Flag, Verb
 from nexus_ablate.config.grammar import show
 from nexus_ablate.config.options import conf_dir, option_files
 from nexus_ablate.config.run_config import CLOSED_GROUPS, OPTION_GROUPS, RunConfig
+from nexus_ablate.plain_data import load_yaml
 
 VERB = Verb(
     "list",
@@ -97,7 +96,7 @@ def _dataclass_keys(cls: type, path: Path) -> dict[str, Any]:
 
 
 def _yaml(path: Path) -> dict[str, Any]:
-    return yaml.safe_load(path.read_text(encoding="utf-8"))
+    return load_yaml(path.read_text(encoding="utf-8"))
 
 
 def _defaults() -> dict[str, str]:

@@ -21,8 +21,6 @@ VERB = Verb(
     needed="one run",
 )
 
-READ_BY = "show it with the version in its env.json; compare does without what is missing"
-
 
 def run(words: list[str], flags: dict[str, Any]) -> int:
     """Print a run's state and result and draw its picture."""
@@ -42,14 +40,9 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
     if record.status.get("reason"):
         facts["reason"] = record.status["reason"]
     if record.summary is not None:
-        try:
-            facts |= result_facts(record.summary)
-            for name in EVALUATIONS:
-                facts |= dict(lines(name, record.summary[name])) if name in record.summary else {}
-        except KeyError as missing:
-            raise errors.UserError(
-                f"{record.path / 'summary.json'} is of another version", f"no {missing}", READ_BY
-            ) from None
+        facts |= result_facts(record.summary)
+        for name in EVALUATIONS:
+            facts |= dict(lines(name, record.summary[name])) if name in record.summary else {}
     console = Console(highlight=False)
     console.print(table(facts))
     picture = draw(record, flags.get("out") or record.path / "picture.png")

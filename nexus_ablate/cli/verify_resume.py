@@ -6,7 +6,6 @@ compares what they left.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import shutil
@@ -26,6 +25,7 @@ from nexus_ablate.cli.verb import Flag, Verb
 from nexus_ablate.config.compose import compose
 from nexus_ablate.errors import ConfigError, UserError, printable
 from nexus_ablate.runs import RunRecord, find_runs, read_run
+from nexus_ablate.runs.record import last_row
 
 STEPS = 40
 CLOCKS = ("seconds", "tokens_per_second", "mfu", "peak_memory_bytes")
@@ -177,8 +177,7 @@ def _interrupt(command: list[str], runs_dir: Path, sent: signal.Signals, step: i
 def _last_step(runs_dir: Path) -> int:
     """The step of the last whole row, -1 before there is one."""
     logs = list(runs_dir.glob("*/*/*/metrics.jsonl"))
-    lines = logs[0].read_bytes().rpartition(b"\n")[0].splitlines() if logs else []
-    return json.loads(lines[-1])["step"] if lines else -1
+    return last_row(logs[0]).get("step", -1) if logs else -1
 
 
 def compare(whole: RunRecord, other: RunRecord) -> Difference:

@@ -11,10 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nexus_ablate.comparison.statistics import Array
-from nexus_ablate.errors import RESTORE, UserError
-from nexus_ablate.runs import read_jsonl
-from nexus_ablate.runs.files import read_regular
-from nexus_ablate.runs.record import strict_loads
+from nexus_ablate.errors import UserError
+from nexus_ablate.runs.record import parse_row, read_lines, read_rows
 
 _ROW, _VAL, _TRAIN = b'{"step": ', b'"val/loss": ', re.compile(rb'"train/loss": ([^,}\n]+)')
 AXES = ("tokens", "flops", "seconds")
@@ -68,22 +66,27 @@ def read_curves(path: Path) -> Curves:
     Raises:
         UserError: The file is damaged.
     """
+    rows, train, last = [], [], {}
     try:
-        data = read_regular(path, 2**40) or b""
-    except OSError as error:
-        raise UserError(f"{path} is damaged", str(error), RESTORE) from None
-    data = data[: data.rfind(b"\n") + 1]
-    lines = data.count(b"\n")
-    if data.startswith(_ROW) and data.count(b"\n" + _ROW) + 1 == lines == data.count(b"}\n"):
-        try:
-            rows = [strict_loads(line.decode()) for line in _lines_with(data, _VAL)]
-            train = [float(text) if text != b"null" else None for text in _TRAIN.findall(data)]
-            return _curves(rows, train, strict_loads(data[data.rfind(b"\n", 0, -1) + 1 :].decode()))
-        except (ValueError, KeyError, TypeError, RecursionError):
-            pass  # the strict reader names the line
-    rows = read_jsonl(path) if data else []
-    validated, trained = ([r for r in rows if name in r] for name in ("val/loss", "train/loss"))
-    return _curves(validated, [r["train/loss"] for r in trained], rows[-1] if rows else {})
+        for chunk in read_lines(path):
+            if not (
+                chunk.startswith(_ROW) and chunk.count(b"\n" + _ROW) + 1 == chunk.count(b"\n") == chunk.count(b"}\n")
+            ):
+                raise ValueError("not as this package writes it")
+            lines = [*_lines_with(chunk, _VAL), chunk[chunk.rfind(b"\n", 0, -1) + 1 :]]
+            parsed = [parse_row(path, line) for line in lines]
+            rows, last = rows + parsed[:-1], parsed[-1]
+            train += [float(text) if text != b"null" else None for text in _TRAIN.findall(chunk)]
+        if np.isinf(np.array(train, dtype=float)).any():
+            raise ValueError("a number that no float holds")
+    except (ValueError, UserError):  # the strict reader names the line
+        rows, train, last = [], [], {}
+        for last in read_rows(path):
+            rows += [last] if "val/loss" in last else []
+            train += [last["train/loss"]] if "train/loss" in last else []
+    columns = {axis: np.array([row[axis] for row in rows], dtype=float) for axis in AXES}
+    val = np.array([row["val/loss"] for row in rows], dtype=float)  # None becomes NaN
+    return Curves(**columns, val=val, train=np.array(train, dtype=float), last=last)
 
 
 def common_batches(one: Path, other: Path) -> tuple[int, bool] | None:
@@ -94,7 +97,7 @@ def common_batches(one: Path, other: Path) -> tuple[int, bool] | None:
     Raises:
         UserError: A log is damaged.
     """
-    ours, theirs = ({r["step"]: r["batch_hash"] for r in read_jsonl(p) if r.get("batch_hash")} for p in (one, other))
+    ours, theirs = ({r["step"]: r["batch_hash"] for r in read_rows(p) if r.get("batch_hash")} for p in (one, other))
     shared = ours.keys() & theirs.keys()
     return (max(shared), ours[max(shared)] == theirs[max(shared)]) if shared else None
 
@@ -120,9 +123,3 @@ def _lines_with(data: bytes, key: bytes) -> list[bytes]:
         found.append(data[data.rfind(b"\n", 0, at) + 1 : end])
         at = data.find(key, end)
     return found
-
-
-def _curves(rows: list[dict], train: list[float | None], last: dict[str, Any]) -> Curves:
-    columns = {axis: np.array([row[axis] for row in rows], dtype=float) for axis in AXES}
-    val = np.array([row["val/loss"] for row in rows], dtype=float)  # None becomes NaN
-    return Curves(**columns, val=val, train=np.array(train, dtype=float), last=last)

@@ -12,10 +12,11 @@ from typing import Any
 
 from nexus_ablate.comparison.curves import Curves, read_curves
 from nexus_ablate.comparison.windows import WindowLosses, read_windows
-from nexus_ablate.errors import RESTORE, ConfigError, UserError, printable
+from nexus_ablate.errors import ConfigError, UserError, printable
 from nexus_ablate.provenance import code_of, source_hash
 from nexus_ablate.runs import SETTLED, RunRecord, find_runs, read_run
-from nexus_ablate.runs.record import load_yaml, read_mapping, strict_loads
+from nexus_ablate.runs.formats import INIT
+from nexus_ablate.runs.record import last_row, read_document, read_study
 
 RUN_NAME = re.compile(r"s\d+-[0-9a-f]{8}(-r\d+)?")
 CLAIMED = {"val_loss": "val/loss", "tokens": "tokens", "steps": "step"}
@@ -30,6 +31,7 @@ class Trained:
         init: Hash of the normal numbers behind each parameter's first value, by parameter name, and its shape; None
             where an older version did not record it.
         figures: Every number of the summary by name, those of evaluations as `evaluation/figure`.
+        probed: The last row of probes.jsonl; {} where there is none.
         windows: Final validation losses by window of text; None where the run kept none.
     """
 
@@ -37,6 +39,7 @@ class Trained:
     curves: Curves
     init: dict[str, tuple[str, tuple[int, ...] | None]]
     figures: dict[str, float]
+    probed: dict[str, Any] = field(default_factory=dict)
     windows: WindowLosses | None = None
 
     @property
@@ -177,8 +180,6 @@ def _read(path: Path) -> Trained | Excluded:
             return Excluded(path, "not named like a run (s<seed>-<hash>)", **place)
         if record.state not in SETTLED:
             return Excluded(path, _why_unsettled(record), **place)
-        if record.state == "finished" and record.summary is None:
-            return Excluded(path, "damaged: finished without a summary.json", **place)
         curves = read_curves(path / "metrics.jsonl")
         if contradiction := _contradiction(record, curves.last):
             return Excluded(path, f"contradicts itself: {contradiction}", record.arm, record.seed, "inconsistent")
@@ -187,6 +188,7 @@ def _read(path: Path) -> Trained | Excluded:
             curves=curves,
             init=_initial_values(path / "init.json"),
             figures=dict(_figures(record.summary or {})),
+            probed=last_row(path / "probes.jsonl"),
             windows=read_windows(path / "evaluation.jsonl"),
         )
     except UserError as error:
@@ -217,13 +219,8 @@ def _initial_values(path: Path) -> dict[str, tuple[str, tuple[int, ...] | None]]
     Raises:
         UserError: It has another form.
     """
-    found: dict[str, tuple[str, tuple[int, ...] | None]] = {}
-    for name, value in (read_mapping(path, strict_loads) or {}).items():
-        z, shape = (value.get("z"), value.get("shape")) if isinstance(value, dict) else (value, None)
-        if not isinstance(z, str) or not isinstance(shape, list | None):
-            raise UserError(f"{path} is damaged", f"{name}: {value}", RESTORE)
-        found[name] = (z, None if shape is None else tuple(shape))
-    return found
+    values = read_document(path, INIT) or {}
+    return {k: (v, None) if isinstance(v, str) else (v["z"], tuple(v["shape"])) for k, v in values.items()}
 
 
 def _why_unsettled(record: RunRecord) -> str:
@@ -269,31 +266,24 @@ def read_plan(path: Path) -> Plan:
     Raises:
         UserError: It is damaged or a value in it has no meaning.
     """
-    values = read_mapping(path, load_yaml) or {}
-    try:
-        baseline = values.get("baseline") or {}
-        delta_min = values.get("delta_min", "auto")
-        return Plan(
-            name=path.parent.name,
-            question=str(values.get("question") or ""),
-            baseline=str(baseline.get("arm") or "baseline"),
-            arms={str(arm["arm"]): dict(arm) for arm in values.get("arms") or []},
-            seeds=tuple(int(s) for s in values.get("seeds") or ()),
-            endpoint=str(values.get("endpoint") or "val_loss"),
-            delta_min=None if delta_min in ("auto", None) else float(delta_min),
-            match=str(values.get("match") or "none"),
-            lr_grid=tuple(float(lr) for lr in values.get("lr_grid") or ()),
-            tuning_seeds=tuple(int(s) for s in values.get("tuning_seeds") or ()),
-            looks=tuple(int(n) for n in values.get("looks") or ()),
-            look_weights=tuple(float(w) for w in values.get("look_weights") or ()),
-            added=tuple(int(s) for a in values.get("added") or () for s in a["seeds"]),
-            amendments=tuple(
-                f"{a['when']}: {'; '.join(map(str, a['changes']))}" for a in values.get("amendments") or ()
-            ),
-            source=str(values.get("source") or ""),
-            equal=tuple((" ".join(e["overrides"]), str(e["arm"])) for e in values.get("equal") or ()),
-            refused=tuple((" ".join(r["overrides"]), str(r["reason"])) for r in values.get("refused") or ()),
-        )
-    except (TypeError, ValueError, KeyError, AttributeError) as error:
-        fix = "restore it from a copy, or give the runs without their study"
-        raise UserError(f"{path} is damaged", str(error), fix) from None
+    values = read_study(path.parent) or {"baseline": {"arm": "baseline"}, "arms": [], "seeds": []}
+    delta_min = values.get("delta_min")
+    return Plan(
+        name=path.parent.name,
+        question=values.get("question", ""),
+        baseline=values["baseline"]["arm"],
+        arms={arm["arm"]: arm for arm in values["arms"]},
+        seeds=tuple(values["seeds"]),
+        endpoint=values.get("endpoint", "val_loss"),
+        delta_min=None if delta_min == "auto" else delta_min,
+        match=values.get("match", "none"),
+        lr_grid=tuple(values.get("lr_grid", ())),
+        tuning_seeds=tuple(values.get("tuning_seeds", ())),
+        looks=tuple(values.get("looks", ())),
+        look_weights=tuple(values.get("look_weights", ())),
+        added=tuple(seed for entry in values.get("added", ()) for seed in entry["seeds"]),
+        amendments=tuple(f"{a['when']}: {'; '.join(a['changes'])}" for a in values.get("amendments", ())),
+        source=values.get("source", ""),
+        equal=tuple((" ".join(e["overrides"]), e["arm"]) for e in values.get("equal", ())),
+        refused=tuple((" ".join(r["overrides"]), r["reason"]) for r in values.get("refused", ())),
+    )

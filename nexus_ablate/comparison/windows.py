@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nexus_ablate.comparison.statistics import Array
-from nexus_ablate.runs.record import read_mapping, strict_loads
+from nexus_ablate.plain_data import UNREADABLE, strict_loads
+from nexus_ablate.runs.record import damaged, read_text
 
 _PLACE = re.compile(r'\{"block": ([0-9]{1,15}), "offset": ([0-9]{1,15}), "tokens": ([0-9]{1,15})')
 _LOSS = re.compile(r', "loss": ([0-9]{1,15}\.[0-9]{1,25})\}\n')
@@ -61,8 +61,11 @@ def read_windows(path: Path) -> WindowLosses | None:
     Raises:
         UserError: The file is damaged.
     """
-    found = read_mapping(path, _parse)
-    return None if found is None else WindowLosses(**found)
+    text = read_text(path)
+    try:
+        return None if text is None else _parse(text)
+    except UNREADABLE as error:
+        raise damaged(path, str(error)) from None
 
 
 def text_error(ours: Sequence[WindowLosses], theirs: Sequence[WindowLosses]) -> float | None:
@@ -100,7 +103,7 @@ def block_error(values: Array, block: NDArray[np.int64], weight: NDArray[np.int6
     return float(np.sqrt(variance))
 
 
-def _parse(text: str) -> dict[str, Any]:
+def _parse(text: str) -> WindowLosses:
     """Places and losses. What this package writes is cut up by two patterns; anything else is parsed strictly."""
     if _WRITTEN.fullmatch(text):
         parts = _LOSS.split(text)
@@ -111,7 +114,7 @@ def _parse(text: str) -> dict[str, Any]:
         losses = np.array([loss for _, loss in rows], dtype=float)  # None becomes NaN
     if not ((np.diff(places[:, 0]) >= 0).all() and (np.diff(places[:, 1]) > 0).all() and places[:, 2].all()):
         raise ValueError("the windows are not in order")
-    return {"places": places, "losses": losses}
+    return WindowLosses(places, losses)
 
 
 @lru_cache(maxsize=16)
@@ -121,7 +124,7 @@ def _places(text: str) -> NDArray[np.int64]:
 
 
 def _row(number: int, line: str) -> tuple[list[int], float | None]:
-    with contextlib.suppress(ValueError, LookupError, TypeError, RecursionError):
+    with contextlib.suppress(*UNREADABLE):
         row = strict_loads(line)
         place, loss = [row["block"], row["offset"], row["tokens"]], row["loss"]
         known = type(loss) in (int, float) and abs(loss) < math.inf

@@ -13,14 +13,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from nexus_ablate.config.grammar import show
 from nexus_ablate.config.options import OPTIONS, Key, Option, conf_dir, default_option, option_files
 from nexus_ablate.config.plugins import Plugin, add_plugins, plugins
 from nexus_ablate.config.resolve import changed, from_values
 from nexus_ablate.config.run_config import CLOSED_GROUPS, OPTION_GROUPS, RunConfig, keys_of
 from nexus_ablate.errors import ConfigError, printable, unknown
+from nexus_ablate.plain_data import load_yaml
 
 GROUPS = (*OPTION_GROUPS, *CLOSED_GROUPS, "preset")
 
@@ -96,7 +95,7 @@ def leave_preset_options(values: dict[str, Any], overrides: list[str]) -> None:
     if values["preset"] == "none":
         return
     preset = values["preset"]
-    given = yaml.safe_load(conf_dir().joinpath("preset", f"{preset}.yaml").read_text(encoding="utf-8"))
+    given = load_yaml(conf_dir().joinpath("preset", f"{preset}.yaml").read_text(encoding="utf-8"))
     options = {group: names[-1] for group, names in (_default_choices() | _preset_choices([preset])).items()}
     asked = {text.lstrip("+").partition("=")[0] for text in overrides}
     for group in OPTION_GROUPS:
@@ -177,7 +176,7 @@ def _composed_default(overrides: tuple[str, ...]) -> dict[str, Any]:
 
 def _group_default(group: str, name: str) -> Any:
     keys = keys_of(CLOSED_GROUPS[group])
-    values = yaml.safe_load(conf_dir().joinpath(group, f"{name}.yaml").read_text(encoding="utf-8"))
+    values = load_yaml(conf_dir().joinpath(group, f"{name}.yaml").read_text(encoding="utf-8"))
     return CLOSED_GROUPS[group](**{k: constraint.accept(k, values[k]) for k, constraint in keys.items()})
 
 
@@ -268,7 +267,7 @@ def _check_choices(group: str, values: list[Any]) -> list[str]:
 
 
 def _default_choices() -> dict[str, list[str]]:
-    defaults = yaml.safe_load(conf_dir().joinpath("config.yaml").read_text(encoding="utf-8"))["defaults"]
+    defaults = load_yaml(conf_dir().joinpath("config.yaml").read_text(encoding="utf-8"))["defaults"]
     pairs = [next(iter(entry.items())) for entry in defaults if isinstance(entry, dict)]
     return {group: [name] for group, name in pairs if group in GROUPS and name}
 

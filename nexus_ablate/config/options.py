@@ -16,7 +16,7 @@ A rule of `refuses` or `warns` names one setting, or several that hold together,
 initial gain it names the site: `norm.gain_init@ffn=0`. Or it compares numbers: the option's own keys, and the model's
 `head_dim`, `n_layers`, `d_model` and so on: `head_dim % 2 == 1`. A reason may end in `; try: what works`.
 
-Every other key carries its constraint (see schema.py) and meaning as a comment, and reaches the class as a
+Every other key carries its constraint (see grammar.py) and meaning as a comment, and reaches the class as a
 keyword-only argument that has no default in Python.
 """
 
@@ -30,11 +30,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-import yaml
-
 from nexus_ablate.config.grammar import Constraint, show
 from nexus_ablate.config.plugins import Plugin, plugins
 from nexus_ablate.errors import ConfigError, unknown
+from nexus_ablate.plain_data import UNREADABLE, load_yaml
 
 T = TypeVar("T")
 AXES = ("norm", "placement", "position", "attention", "normalizer", "qk_norm", "gate", "ffn", "init")
@@ -200,8 +199,8 @@ def read_option_file(axis: str, path: Path) -> OptionFile:
 def _read_yaml(path: Path) -> tuple[str, dict[str, Any]]:
     try:
         text = path.read_text(encoding="utf-8")
-        values = yaml.safe_load(text)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        values = load_yaml(text)
+    except (OSError, *UNREADABLE) as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}" if mark else str(path)
         got, fix = getattr(error, "problem", None) or str(error), f"correct {where}"

@@ -16,7 +16,8 @@ from functools import cached_property
 from pathlib import Path
 
 from nexus_ablate.errors import UserError
-from nexus_ablate.runs.record import read_mapping, strict_loads
+from nexus_ablate.runs.formats import JOB_ANSWER, SUBMISSION
+from nexus_ablate.runs.record import read_document
 
 FOLDER = ".slurm"
 ENDED = (
@@ -86,8 +87,8 @@ class Queue:
         """The latest job of each run and the folder of its submission, by the run's directory within the study's."""
         jobs: dict[str, tuple[str, Path]] = {}
         for file in sorted(self.directory.glob(f"{FOLDER}/*/submission.json")):
-            submission = read_mapping(file, strict_loads) or {}
-            jobs |= {run: (job, file.parent) for job, run in submission.get("jobs", {}).items()}
+            submission = read_document(file, SUBMISSION) or {"jobs": {}}
+            jobs |= {run: (job, file.parent) for job, run in submission["jobs"].items()}
         return jobs
 
     @cached_property
@@ -99,7 +100,7 @@ class Queue:
         found = {}
         for run, (job, folder) in self.submitted.items():
             state, why = states.get(job, ("", ""))
-            answer = read_mapping(folder / f"{job}.json", strict_loads) or {}
+            answer = read_document(folder / f"{job}.json", JOB_ANSWER) or {}
             found[run] = Entry(job, state, answer.get("reason") or why, folder / f"{job}_0_log.out")
         return found
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter
 from collections.abc import Iterable
@@ -10,17 +9,14 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import pairwise, product
 from pathlib import Path
-from typing import Any
 
-from nexus_ablate.errors import RESTORE, ConfigError, UserError
+from nexus_ablate.errors import UserError
 from nexus_ablate.execution.cluster_queue import FOLDER, Entry, Queue
-from nexus_ablate.runs import SETTLED, effective_state, find_runs, open_regular, read_jsonl, read_status
-from nexus_ablate.runs.record import load_yaml, read_mapping
-from nexus_ablate.study.record import read_record
+from nexus_ablate.runs import SETTLED, effective_state, find_runs, read_rows, read_status
+from nexus_ablate.runs.record import last_row, read_config, read_study, read_summary
 
 QUEUE_SECONDS = 10.0
 """How often SLURM is asked at most."""
-_TAIL_BYTES = 65536
 LOSS = "val/loss"
 LATER = "not needed so far"
 """The state of a run that is only trained if its arm is undecided after the look before."""
@@ -137,9 +133,8 @@ class Watcher:
 
     def _steps_of(self, path: Path) -> int | None:
         if self._steps.get(path) is None:
-            config = read_mapping(path / "config.yaml", load_yaml) or {}
-            summary = read_mapping(path / "summary.json", json.loads) or {}
-            self._steps[path] = summary.get("steps") or (config.get("resolved") or {}).get("steps")
+            resolved = (read_config(path) or {}).get("resolved", {})
+            self._steps[path] = (read_summary(path) or {}).get("steps") or resolved.get("steps")
         return self._steps[path]
 
     def _baseline_of(self, path: Path, seed: int | None) -> dict[int, float]:
@@ -152,32 +147,9 @@ class Watcher:
         log = runs[-1]
         size = log.stat().st_size
         if self._baselines.get(log, (-1, {}))[0] != size:
-            rows = read_jsonl(log)
-            self._baselines[log] = (size, {row["tokens"]: row[LOSS] for row in rows if row.get(LOSS) is not None})
+            losses = {row["tokens"]: row[LOSS] for row in read_rows(log) if row.get(LOSS) is not None}
+            self._baselines[log] = (size, losses)
         return self._baselines[log][1]
-
-
-def last_row(log: Path, name: str = "step") -> dict[str, Any]:
-    """The last row of a log that holds a metric; looks at its last 64 KiB; {} where there is none."""
-    try:
-        with open(open_regular(log), "rb") as file:
-            size = file.seek(0, 2)
-            file.seek(max(0, size - _TAIL_BYTES))
-            lines = file.read().split(b"\n")
-    except FileNotFoundError:
-        return {}
-    except OSError as error:
-        raise UserError(f"{log} is damaged", error.strerror or "", RESTORE) from None
-    whole = lines[:-1] if size <= _TAIL_BYTES else lines[1:-1]  # the last one is empty or torn, the first cut off
-    wanted = f'"{name}"'.encode()
-    for text in reversed(whole):
-        if wanted in text:
-            try:
-                row = json.loads(text)
-            except ValueError as error:
-                raise UserError(f"{log} is damaged", str(error), RESTORE) from None
-            return row if isinstance(row, dict) else {}
-    return {}
 
 
 def _expected(directory: Path, seen: set[tuple[str, str, int | None]]) -> list[Line]:
@@ -187,9 +159,11 @@ def _expected(directory: Path, seen: set[tuple[str, str, int | None]]) -> list[L
         seen: Study, arm and seed of the runs that are there. An arm with one of them in a look has come to that look.
     """
     try:
-        record = read_record(directory) or {}
-    except ConfigError as error:
+        record = read_study(directory)
+    except UserError as error:
         return [Line(directory.name, "study.yaml", None, "damaged", reason=error.got, log=directory / "study.yaml")]
+    if record is None:
+        return []
     arms = [record["baseline"]["arm"], *(arm["arm"] for arm in record["arms"])]
     seeds, looks = record["seeds"], record.get("looks") or []
     lines = [

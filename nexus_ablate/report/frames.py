@@ -13,7 +13,7 @@ from nexus_ablate.runs.record import FIRST_KEYS
 if TYPE_CHECKING:
     import pandas
 
-_BLOCK = re.compile(r"(?P<area>[^/]+)/block_(?P<block>\d+)(?:/(?P<rest>.+))?")
+_BLOCK = re.compile(r"(?P<area>[^/]+)/block_(?P<block>\d{1,5})(?:/(?P<rest>.+))?")
 
 
 def arms_frame(comparison: Comparison) -> pandas.DataFrame:

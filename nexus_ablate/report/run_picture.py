@@ -5,20 +5,24 @@ from __future__ import annotations
 import io
 import math
 import re
+from array import array
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nexus_ablate.errors import UserError, printable
 from nexus_ablate.runs.files import atomic_write
-from nexus_ablate.runs.record import RunRecord
+from nexus_ablate.runs.record import RunRecord, read_rows
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Rows = Sequence[Mapping[str, Any]]
+Curves = dict[str, tuple[array, array]]
+_NOTHING = (array("d"), array("d"))
+_DRAWN = ("train/loss", "val/loss", "grad_norm/", "weight_rms/")
 
-_BLOCK = re.compile(r".*/block_(?P<block>\d+)(/.*)?")
+_BLOCK = re.compile(r".*/block_(?P<block>\d{1,5})(/.*)?")
 
 HEAT_MAPS = (  # area and statistic, title, the largest value there can be
     ("act/resid/kurtosis_token", "kurtosis of the stream (Gaussian 3)", None),
@@ -58,17 +62,17 @@ def run_figure(record: RunRecord) -> Figure:
     """
     from matplotlib.figure import Figure
 
-    rows, probes = record.metrics(), record.probes()
-    if not rows:
+    curves, probes = _curves(record.path / "metrics.jsonl"), record.probes()
+    if not curves:
         raise UserError("this run has no rows yet", str(record.path), "wait for its first steps")
     figure = Figure(figsize=(15, 7.5), layout="constrained")
     figure.suptitle(printable(f"{record.arm}  seed {record.seed}"), fontsize=13)
     parts: Any = figure.subfigures(2, 1)
-    curves, maps = parts
-    loss, gradients, weights = curves.subplots(1, 3)
-    _loss(loss, rows)
-    _gradients(gradients, rows)
-    _weights(weights, rows)
+    upper, maps = parts
+    loss, gradients, weights = upper.subplots(1, 3)
+    _loss(loss, curves)
+    _gradients(gradients, curves)
+    _weights(weights, curves)
     for axes, (name, title, top) in zip(maps.subplots(1, len(HEAT_MAPS)), HEAT_MAPS, strict=True):
         _heat_map(maps, axes, probes, name, title, top)
     return figure
@@ -98,15 +102,21 @@ def heat_values(probes: Rows, name: str) -> list[list[float]]:
     return [[_number(row.get(n)) for row in probes] for n in names]
 
 
-def series(rows: Rows, name: str, x: str = "tokens") -> tuple[list[float], list[float]]:
-    """The values of one metric where it was measured, with their x."""
-    found = [(row[x], row[name]) for row in rows if row.get(name) is not None]
-    return [a for a, _ in found], [b for _, b in found]
+def _curves(log: Path) -> Curves:
+    """Tokens and values of each metric that is drawn, where it was measured: 16 bytes per number."""
+    found: Curves = {}
+    for row in read_rows(log):
+        for name, value in row.items():
+            if name.startswith(_DRAWN) and isinstance(value, int | float):
+                tokens, values = found.setdefault(name, (array("d"), array("d")))
+                tokens.append(row["tokens"])
+                values.append(value)
+    return found
 
 
-def _loss(axes: Any, rows: Rows) -> None:
-    axes.plot(*series(rows, "train/loss"), color="0.65", linewidth=1, label="training")
-    tokens, losses = series(rows, "val/loss")
+def _loss(axes: Any, curves: Curves) -> None:
+    axes.plot(*curves.get("train/loss", _NOTHING), color="0.65", linewidth=1, label="training")
+    tokens, losses = curves.get("val/loss", _NOTHING)
     axes.plot(tokens, losses, color="C0", marker="o", markersize=4, label="validation")
     if losses:
         axes.annotate(
@@ -117,24 +127,25 @@ def _loss(axes: Any, rows: Rows) -> None:
     _plain(axes)
 
 
-def _gradients(axes: Any, rows: Rows) -> None:
-    axes.plot(*series(rows, "grad_norm/global"), color="black", linewidth=1.2, label="global")
-    names = sorted({name for row in rows for name in row if _BLOCK.fullmatch(name) and name.startswith("grad_norm/")})
+def _gradients(axes: Any, curves: Curves) -> None:
+    axes.plot(*curves.get("grad_norm/global", _NOTHING), color="black", linewidth=1.2, label="global")
+    names = [name for name in curves if name.startswith("grad_norm/")]
     for colour, layer in enumerate(_some_layers(names)):
         for part, style in (("attn", "-"), ("ffn", "--")):
-            line = series(rows, f"grad_norm/block_{layer:03d}/{part}")
+            line = curves.get(f"grad_norm/block_{layer:03d}/{part}", _NOTHING)
             axes.plot(*line, style, color=f"C{colour}", linewidth=0.9, label=f"block {layer} {part}")
     axes.set(xlabel="tokens", ylabel="norm before clipping", title="gradients", yscale="log")
     axes.legend(frameon=False, fontsize=8, ncols=2)
     _plain(axes)
 
 
-def _weights(axes: Any, rows: Rows) -> None:
+def _weights(axes: Any, curves: Curves) -> None:
     axes.set(xlabel="tokens", ylabel="RMS over its first value", title="weights of a block")
-    names = sorted({name for row in rows for name in row if name.startswith("weight_rms/")})
+    names = [name for name in curves if name.startswith("weight_rms/")]
     for layer in _some_layers(names):
-        tokens, values = series(rows, f"weight_rms/block_{layer:03d}")
-        axes.plot(tokens, [value / values[0] for value in values], linewidth=1.2, label=f"block {layer}")
+        tokens, values = curves.get(f"weight_rms/block_{layer:03d}", _NOTHING)
+        if values and values[0]:  # a weight that began at 0 has no ratio to that
+            axes.plot(tokens, [value / values[0] for value in values], linewidth=1.2, label=f"block {layer}")
     if not names:
         _not_probed(axes)
         return

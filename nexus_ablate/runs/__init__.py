@@ -14,7 +14,7 @@ from nexus_ablate.runs.files import (
 from nexus_ablate.runs.naming import Identity, arm_name, identity
 from nexus_ablate.runs.other_code import OtherCode, made_by_other_code
 from nexus_ablate.runs.ownership import SETTLED, STATES, effective_state
-from nexus_ablate.runs.record import RunRecord, find_runs, has_status, read_jsonl, read_run, read_status
+from nexus_ablate.runs.record import RunRecord, find_runs, has_status, read_jsonl, read_rows, read_run, read_status
 
 __all__ = [
     "SETTLED",
@@ -38,6 +38,7 @@ __all__ = [
     "open_regular",
     "open_run",
     "read_jsonl",
+    "read_rows",
     "read_run",
     "read_status",
     "strict_json",

@@ -30,7 +30,7 @@ from nexus_ablate.runs.files import (
 )
 from nexus_ablate.runs.naming import NAME_BYTES, Identity
 from nexus_ablate.runs.ownership import LIVE, SETTLED, STATES, now, refuse_if_alive, release, take_lock
-from nexus_ablate.runs.record import FIRST_KEYS, LOGS, has_status, read_mapping, read_status, strict_loads
+from nexus_ablate.runs.record import FIRST_KEYS, LOGS, has_status, read_env, read_status
 
 HEARTBEAT_SECONDS = 10.0
 _NAME = re.compile(r"[A-Za-z0-9=,_+-][A-Za-z0-9=,._+-]*")
@@ -302,7 +302,7 @@ def _begin(
             orphan.unlink()
         refuse_link(path / "checkpoints")
         (path / "checkpoints").mkdir(exist_ok=True)
-    former = read_mapping(path / "env.json", strict_loads)
+    former = read_env(path)
     if former is not None:
         changed = {key: value for key, value in former.items() if key != "earlier" and env.get(key) != value}
         env = {**env, "earlier": [*former.get("earlier", []), changed]}

@@ -10,7 +10,7 @@ from typing import Any
 from nexus_ablate.errors import UserError
 from nexus_ablate.provenance import code_of, differ, differing_files
 from nexus_ablate.runs.ownership import SETTLED
-from nexus_ablate.runs.record import read_mapping, read_status, strict_loads
+from nexus_ablate.runs.record import read_env, read_status
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def made_by_other_code(path: Path, config_hash: str, env: Mapping[str, Any]) -> 
     for beside in path.parent.glob(f"{path.name.partition('-')[0]}-*"):
         try:
             status = read_status(beside) if beside != path else None
-            theirs = read_mapping(beside / "env.json", strict_loads) or {}
+            theirs = read_env(beside) or {}
         except UserError:  # damaged: `status` and `compare` name it
             continue
         files = differing_files(code_of(env), code_of(theirs))

@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
-import yaml
-
 from nexus_ablate.errors import RESTORE, UserError
-from nexus_ablate.runs.files import read_regular
-from nexus_ablate.runs.ownership import STATES, effective_state, heartbeat_age
+from nexus_ablate.plain_data import UNREADABLE, load_yaml, misfit, strict_loads
+from nexus_ablate.runs import formats
+from nexus_ablate.runs.files import open_regular, read_regular
+from nexus_ablate.runs.ownership import effective_state
 
 LOGS = ("metrics.jsonl", "probes.jsonl")
 FIRST_KEYS = ("step", "tokens", "flops", "seconds")
 
-_DOCUMENT_BYTES = 16 * 2**20
-"""Of a JSON file: that of a thousand layers has 1 MiB."""
-_YAML_BYTES = 2 * 2**20
-"""PyYAML takes seconds for so much."""
-_YAML_ITEMS = 10**6
-_YAML_DEPTH = 5000
-"""Brackets, and characters of a line, each of which can be a level."""
-_YAML_DIGITS = 1000
+DOCUMENT_BYTES = 16 * 2**20
+"""Of a JSON file, and of a line of a log: that of a thousand layers has 1 MiB."""
+_CHUNK_BYTES = 8 * 2**20
+_TAIL_BYTES = 2**18
 
-_RUN_NAME = re.compile(r"s(\d+)-[0-9a-f]{8}(?:-r(\d+))?")
-# What a parser of damaged text can raise: PyYAML lets KeyError and IndexError through for tags such as `!!bool x`.
-_UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, yaml.YAMLError)
+_RUN_NAME = re.compile(r"s(\d{1,18})-[0-9a-f]{8}(?:-r(\d{1,18}))?")
 
 
 @dataclass(frozen=True)
@@ -56,14 +50,11 @@ class RunRecord:
 
     def metrics(self) -> list[dict[str, Any]]:
         """The rows of metrics.jsonl; none where there is no file."""
-        return self._rows("metrics.jsonl")
+        return read_jsonl(self.path / "metrics.jsonl")
 
     def probes(self) -> list[dict[str, Any]]:
         """The rows of probes.jsonl; none where there is no file."""
-        return self._rows("probes.jsonl")
-
-    def _rows(self, name: str) -> list[dict[str, Any]]:
-        return read_jsonl(self.path / name) if os.path.lexists(self.path / name) else []
+        return read_jsonl(self.path / "probes.jsonl")
 
 
 def read_run(path: Path) -> RunRecord:
@@ -75,7 +66,10 @@ def read_run(path: Path) -> RunRecord:
     path = Path(os.path.abspath(path))
     status = read_status(path)
     named = _RUN_NAME.fullmatch(path.name)
-    overrides = _read_text(path / "overrides.txt")
+    overrides = read_text(path / "overrides.txt")
+    summary = read_summary(path)
+    if summary is None and status["state"] == "finished":
+        raise damaged(path / "summary.json", "it is missing, and status.json says finished")
     return RunRecord(
         path=path,
         study=path.parent.parent.name,
@@ -84,10 +78,10 @@ def read_run(path: Path) -> RunRecord:
         rerun=int(named[2] or 1) if named else 1,
         state=effective_state(status, path),
         status=status,
-        summary=read_mapping(path / "summary.json", strict_loads),
-        config=read_mapping(path / "config.yaml", load_yaml),
+        summary=summary,
+        config=read_config(path),
         overrides=None if overrides is None else overrides.splitlines(),
-        env=read_mapping(path / "env.json", strict_loads),
+        env=read_env(path),
     )
 
 
@@ -102,45 +96,128 @@ def read_status(path: Path) -> dict[str, Any]:
     Raises:
         UserError: It is missing or damaged.
     """
-    file = path / "status.json"
-    status = read_mapping(file, strict_loads)
+    status = read_document(path / "status.json", formats.STATUS)
     if status is None:
         raise UserError(f"{path} is not a run", "no status.json", f"nexus-ablate status {path}")
-    if status.get("state") not in STATES:
-        raise _damaged(file, f"state {status.get('state')!r}")
-    if not isinstance(status.get("host"), str) or not isinstance(status.get("pid"), int):
-        raise _damaged(file, "host or pid missing")
-    try:
-        heartbeat_age(status)
-    except _UNREADABLE:
-        raise _damaged(file, f"heartbeat {status.get('heartbeat')!r}") from None
     return status
 
 
-def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """The rows of a log. A last line that was cut off in the middle is left out.
+def read_summary(path: Path) -> dict[str, Any] | None:
+    """The summary.json of a run directory; None where there is none.
 
     Raises:
-        UserError: The file is missing or another line is damaged.
+        UserError: It is damaged.
     """
-    text = _read_text(path)
-    if text is None:
-        raise UserError(f"{path} is missing", "no such file", RESTORE)
-    lines = text.split("\n")
-    rows = []
+    return read_document(path / "summary.json", formats.SUMMARY)
+
+
+def read_config(path: Path) -> dict[str, Any] | None:
+    """The config.yaml of a run directory; None where there is none.
+
+    Raises:
+        UserError: It is damaged.
+    """
+    return read_document(path / "config.yaml", formats.CONFIG, load_yaml)
+
+
+def read_env(path: Path) -> dict[str, Any] | None:
+    """The env.json of a run directory; None where there is none.
+
+    Raises:
+        UserError: It is damaged.
+    """
+    return read_document(path / "env.json", formats.ENV)
+
+
+def read_study(directory: Path) -> dict[str, Any] | None:
+    """The study.yaml of a study's directory; None where there is none.
+
+    Raises:
+        UserError: It is damaged.
+    """
+    return read_document(directory / "study.yaml", formats.STUDY, load_yaml)
+
+
+def read_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a log one after the other; none where there is no file, and without a last line that was cut off.
+
+    Raises:
+        UserError: Another line is damaged.
+    """
+    lines = (line for chunk in read_lines(path) for line in chunk.split(b"\n")[:-1])
     for number, line in enumerate(lines, 1):
-        if not line and number == len(lines):
-            break
-        try:
-            row = strict_loads(line)
-        except _UNREADABLE as error:
-            if number == len(lines):
-                break
-            raise _damaged(path, f"line {number}: {error}") from None
-        if not isinstance(row, dict) or not isinstance(row.get("step"), int) or any(k not in row for k in FIRST_KEYS):
-            raise _damaged(path, f"line {number} is no row with {' '.join(FIRST_KEYS)}")
-        rows.append(row)
-    return rows
+        yield parse_row(path, line, f"line {number}")
+
+
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    """The rows of a log at once, which take several times the memory of its text."""
+    return list(read_rows(path))
+
+
+def last_row(path: Path, name: str = "step") -> dict[str, Any]:
+    """The last row of a log that holds a metric, among its last 256 KiB; {} where there is none.
+
+    Raises:
+        UserError: The row is damaged.
+    """
+    wanted = f'"{name}"'.encode()
+    for chunk in read_lines(path, -_TAIL_BYTES):
+        for line in reversed(chunk.split(b"\n")[:-1]):
+            if wanted in line:
+                return parse_row(path, line, f"the last line with {name}")
+    return {}
+
+
+def read_lines(path: Path, start: int = 0) -> Iterator[bytes]:
+    """A log in chunks of whole lines, some MiB each; nothing where there is no file, and without an unended last line.
+
+    Args:
+        path: The log.
+        start: Byte at which a line begins; below 0: only the lines that begin among so many last bytes.
+
+    Raises:
+        UserError: It cannot be read, or a line is longer than any row.
+    """
+    try:
+        with open(open_regular(path), "rb") as file:
+            rest, size = b"", os.fstat(file.fileno()).st_size
+            file.seek(start if start >= 0 else max(size + start, 0))
+            if start < 0 < size + start:
+                file.readline(-start)  # whose beginning was left out
+            while data := file.read(_CHUNK_BYTES):
+                end = (rest := rest + data).rfind(b"\n") + 1
+                if end:
+                    yield rest[:end]
+                elif len(rest) > DOCUMENT_BYTES:
+                    raise damaged(path, f"a line of more than {DOCUMENT_BYTES} bytes")
+                rest = rest[end:]
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise damaged(path, error.strerror or str(error)) from None
+
+
+def parse_row(path: Path, line: bytes, place: str = "a line") -> dict[str, Any]:
+    """One line of a log.
+
+    Args:
+        path: The log.
+        line: The line.
+        place: Which one, for the error.
+
+    Raises:
+        UserError: It is no row.
+    """
+    try:
+        row = strict_loads(line.decode())
+        if type(row) is not dict:
+            raise ValueError(f"{row!r:.60} is no row")
+        unusual = {k: v for k, v in row.items() if type(v) not in (float, int, NoneType) or k in FIRST_KEYS}
+        if problem := misfit(unusual, formats.ROW):  # by itself too slow for all the numbers of a log
+            raise ValueError(problem)
+    except UNREADABLE as error:
+        raise damaged(path, f"{place}: {error}") from None
+    return row
 
 
 def find_runs(dirs: Iterable[Path]) -> list[Path]:
@@ -171,97 +248,42 @@ def find_runs(dirs: Iterable[Path]) -> list[Path]:
     return sorted(found.values())
 
 
-def _read_text(path: Path, limit: int = 2**40) -> str | None:
-    """A file's text, None where there is none."""
+def read_text(path: Path, limit: int = DOCUMENT_BYTES) -> str | None:
+    """A file's text, None where there is none.
+
+    Raises:
+        UserError: It cannot be read.
+    """
     try:
         data = read_regular(path, limit)
         return None if data is None else data.decode()
     except (OSError, ValueError) as error:
-        raise _damaged(path, getattr(error, "strerror", None) or str(error)) from None
+        raise damaged(path, getattr(error, "strerror", None) or str(error)) from None
 
 
-def read_mapping(path: Path, parse: Callable[[str], Any]) -> dict[str, Any] | None:
+def read_document(path: Path, form: Any, parse: Callable[[str], Any] = strict_loads) -> dict[str, Any] | None:
     """A file that holds a mapping, None where there is none.
 
+    Args:
+        path: The file.
+        form: What it must hold, from `formats`.
+        parse: From its text to plain data.
+
     Raises:
-        UserError: It cannot be read or holds something else.
+        UserError: It cannot be read, or holds something else.
     """
-    text = _read_text(path, _DOCUMENT_BYTES)
+    text = read_text(path)
     if text is None:
         return None
     try:
         value = parse(text)
-    except _UNREADABLE as error:
-        raise _damaged(path, str(error)) from None
-    if not isinstance(value, dict):
-        raise _damaged(path, f"a {type(value).__name__}, not a mapping")
+        if problem := misfit(value, form):
+            raise ValueError(problem)
+    except UNREADABLE as error:
+        raise damaged(path, str(error)) from None
     return value
 
 
-def strict_loads(text: str) -> Any:
-    """JSON without NaN and Infinity.
-
-    Raises:
-        ValueError: The text is not that.
-    """
-
-    def refuse(constant: str) -> None:
-        raise ValueError(f"{constant} is not JSON")
-
-    return json.loads(text, parse_constant=refuse)
-
-
-class _Bounded:
-    """What a YAML loader does besides: no merge keys, of which nine short lines make a billion, no endless number."""
-
-    def flatten_mapping(self, node: Any) -> None:
-        if any(key.tag == "tag:yaml.org,2002:merge" for key, _ in node.value):
-            raise ValueError("a merge key (<<)")
-
-    def construct_scalar(self, node: Any) -> Any:
-        if node.tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float") and len(node.value) > _YAML_DIGITS:
-            raise ValueError(f"a number of {len(node.value)} digits")
-        return super().construct_scalar(node)  # type: ignore[misc]
-
-
-class _SafeLoader(_Bounded, yaml.SafeLoader):
-    pass
-
-
-class _FastLoader(_Bounded, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    pass
-
-
-def load_yaml(text: str) -> Any:
-    """Plain data from YAML, whatever else it asks for.
-
-    Raises:
-        yaml.YAMLError: Or another of `_UNREADABLE`: PyYAML lets several through.
-    """
-    if len(text) > _YAML_BYTES:
-        raise ValueError(f"more than {_YAML_BYTES} characters")
-    if text.count("[") + text.count("{") > _YAML_DEPTH:  # PyYAML takes time by their square
-        raise ValueError(f"more than {_YAML_DEPTH} brackets")
-    # The C loader is several times as fast, but twenty thousand levels overflow its stack and end the process.
-    deepest = max(map(len, text.splitlines()), default=0)
-    value = yaml.load(text, _SafeLoader if deepest > _YAML_DEPTH else _FastLoader)
-    if _written_out(value, {}) > _YAML_ITEMS:
-        raise ValueError(f"more than {_YAML_ITEMS} items")
-    return value
-
-
-def _written_out(value: Any, known: dict[int, int]) -> int:
-    """Items of nested lists and mappings with every alias written out, which nine short lines can make a billion."""
-    if not isinstance(value, dict | list):
-        return 1
-    if id(value) not in known:
-        known[id(value)] = -1  # begun
-        parts = [*value, *value.values()] if isinstance(value, dict) else value
-        known[id(value)] = 1 + sum(_written_out(part, known) for part in parts)
-    if known[id(value)] < 0:
-        raise ValueError("it holds itself")
-    return known[id(value)]
-
-
-def _damaged(path: Path, got: str) -> UserError:
+def damaged(path: Path, got: str) -> UserError:
+    """The error for a file of a run or a study that cannot be read."""
     return UserError(f"{path} is damaged", got, RESTORE)

@@ -21,12 +21,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from nexus_ablate.config.grammar import Constraint, show
 from nexus_ablate.config.options import conf_dir
 from nexus_ablate.config.run_config import OPTION_GROUPS, TrainConfig, key, keys_of
 from nexus_ablate.errors import ConfigError, unknown
+from nexus_ablate.plain_data import UNREADABLE, load_yaml
+from nexus_ablate.runs.files import read_regular
+from nexus_ablate.runs.record import DOCUMENT_BYTES, read_study
 
 SEEDS = [0, 1, 2, 3, 4]
 TUNING_SEEDS = [1001]
@@ -172,7 +173,7 @@ def _definition(source: str, given: dict[str, Any], factors: dict[str, list[Any]
         varied = "; ".join(f"{k}={','.join(map(show, v))}" for k, v in factors.items())
         values = {"name": source, "question": f"What does it change: {varied}?"}
     elif source and os.path.isfile(stored):
-        values = asked_before(_read(stored))
+        values = asked_before(read_study(stored.parent) or {})
     else:
         error = unknown_study(source, runs_dir)
         raise ConfigError(error.problem, error.got, f"{error.fix}, or make one: vary.norm=layer,rms")
@@ -270,24 +271,16 @@ def _numbers(name: str, value: Any) -> list[Any]:
 
 
 def asked_before(stored: dict[str, Any]) -> dict[str, Any]:
-    """The definition behind a study.yaml, as values for `define`: what matching added is taken off again.
-
-    Raises:
-        ConfigError: It has not the form of a study.yaml.
-    """
-    try:
-        arms = [
-            [text for text in arm["overrides"] if text not in (arm.get("match") or {}).get("solved", [])]
-            for arm in stored["arms"]
-        ]
-        arms += [other["overrides"] for name in ("equal", "refused") for other in stored.get(name, [])]
-        kept = {name: stored[name] for name in KEYS if name in stored and name not in ("baseline", "design")}
-        if stored.get("looks"):
-            kept["seeds"] = {"looks": list(stored["looks"]), "weights": list(stored["look_weights"])}
-        return kept | {"baseline": stored["baseline"]["overrides"], "arms": arms}
-    except (LookupError, TypeError, AttributeError) as error:
-        got, fix = f"{type(error).__name__}: {error}", "restore it, or launch under a new name="
-        raise ConfigError("this study.yaml is damaged", got, fix) from error
+    """The definition behind a study.yaml, as values for `define`: what matching added is taken off again."""
+    arms = [
+        [text for text in arm["overrides"] if text not in (arm.get("match") or {}).get("solved", [])]
+        for arm in stored["arms"]
+    ]
+    arms += [other["overrides"] for name in ("equal", "refused") for other in stored.get(name, [])]
+    kept = {name: stored[name] for name in KEYS if name in stored and name not in ("baseline", "design")}
+    if stored.get("looks"):
+        kept["seeds"] = {"looks": stored["looks"], "weights": stored.get("look_weights")}
+    return kept | {"baseline": stored["baseline"]["overrides"], "arms": arms}
 
 
 def overrides_of(given: Any) -> list[str]:
@@ -335,8 +328,8 @@ def _says_how(name: str) -> bool:
 def _items(name: str, text: str) -> list[Any]:
     """The items of `a,b,c`; brackets hold items together."""
     try:
-        return yaml.safe_load(f"[{text}]")
-    except yaml.YAMLError as error:
+        return load_yaml(f"[{text}]")
+    except UNREADABLE as error:
         raise ConfigError(f"{name} cannot be read", text, f"{name}=A,B") from error
 
 
@@ -364,14 +357,16 @@ def read_file(path: Path) -> dict[str, Any]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        if (data := read_regular(path, DOCUMENT_BYTES, follow=True)) is None:
+            raise OSError("there is no such file")
+        values = load_yaml(data.decode())
+    except OSError as error:
+        raise ConfigError(f"{path}: this study cannot be read", str(error), "nexus-ablate list studies") from error
+    except UNREADABLE as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}, line {mark.line + 1}" if mark else str(path)
         problem = getattr(error, "problem", None) or str(error)
         raise ConfigError(f"{where}: this study cannot be read", problem, f"correct {where}") from error
-    except OSError as error:
-        raise ConfigError(f"{path}: this study cannot be read", str(error), "nexus-ablate list studies") from error
     if not isinstance(values, dict):
         raise ConfigError(f"{path} holds no study", show(values), "begin with `question: ...`")
     return values

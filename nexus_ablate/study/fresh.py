@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from nexus_ablate.config.grammar import show
 from nexus_ablate.errors import ConfigError, unknown
 from nexus_ablate.runs import SETTLED
+from nexus_ablate.runs.record import read_study
 from nexus_ablate.study.definition import (
     KEYS,
     Request,
@@ -26,7 +27,7 @@ from nexus_ablate.study.definition import (
 )
 from nexus_ablate.study.design import Arm
 from nexus_ablate.study.jobs import Runs
-from nexus_ablate.study.record import expanded, read_record, write_record
+from nexus_ablate.study.record import expanded, write_record
 
 if TYPE_CHECKING:
     from nexus_ablate.comparison.result import Comparison
@@ -64,7 +65,7 @@ def _request(directory: Path, launch: list[str]) -> Request:
 
 
 def _record(directory: Path) -> dict[str, Any]:
-    return read_record(directory) or {}
+    return read_study(directory) or {}
 
 
 def with_more_seeds(request: Request, number: int) -> Request:

@@ -23,34 +23,19 @@ from typing import Any
 import yaml
 
 from nexus_ablate.config.grammar import show
-from nexus_ablate.errors import RESTORE, ConfigError, UserError
+from nexus_ablate.errors import ConfigError
 from nexus_ablate.masking import mask
 from nexus_ablate.runs import atomic_write_text, make_directory
-from nexus_ablate.runs.record import load_yaml, read_mapping
+from nexus_ablate.runs.record import read_study
 from nexus_ablate.study.definition import Definition, Request, asked_before
 from nexus_ablate.study.design import Study, expand, label
 
 FIXED = ("question", "seeds", "looks", "look_weights", "match", "lr_grid", "tuning_seeds", "endpoint", "delta_min")
 
 
-def read_record(directory: Path) -> dict[str, Any] | None:
-    """The study.yaml of a study's directory; None where there is none.
-
-    Raises:
-        ConfigError: It is damaged.
-    """
-    try:
-        values = read_mapping(directory / "study.yaml", load_yaml)
-    except UserError as error:
-        raise ConfigError(error.problem, error.got, error.fix) from error
-    if values is not None:
-        asked_before(values)
-    return values
-
-
 def expanded(request: Request) -> Study:
     """The arms of a study, those of an earlier launch as they were matched then."""
-    record = read_record(request.directory)
+    record = read_study(request.directory)
     return expand(with_added_seeds(request.definition, record), solved_before(record) or request.solved, request.launch)
 
 
@@ -74,15 +59,8 @@ def with_added_seeds(definition: Definition, record: dict[str, Any] | None) -> D
 
 
 def added_seeds(record: dict[str, Any]) -> list[int]:
-    """The seeds that a study was given after its first launch.
-
-    Raises:
-        ConfigError: Its study.yaml is damaged.
-    """
-    try:
-        return [int(seed) for entry in record.get("added") or [] for seed in entry["seeds"]]
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise ConfigError("this study.yaml is damaged", f"added: {error}", RESTORE) from error
+    """The seeds that a study was given after its first launch."""
+    return [seed for entry in record.get("added", ()) for seed in entry["seeds"]]
 
 
 def write_record(study: Study, directory: Path, amend: bool = False, source: str = "") -> None:
@@ -98,7 +76,7 @@ def write_record(study: Study, directory: Path, amend: bool = False, source: str
         ConfigError: The study is not what it was when it was launched first.
     """
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    record, new = read_record(directory), _values(study)
+    record, new = read_study(directory), _values(study)
     if record is not None:
         changes = differences_between(record, new)
         source = source or record.get("source", "")

@@ -10,7 +10,8 @@ from typing import Any
 
 from nexus_ablate.config.options import AXES, Option, option_files
 from nexus_ablate.runs import RunRecord, atomic_write_json
-from nexus_ablate.runs.record import read_mapping, strict_loads
+from nexus_ablate.runs.formats import PLACE
+from nexus_ablate.runs.record import read_document
 
 PLACE_FILE = "wandb.json"
 MAX_TAG, MAX_NAME = 64, 128  # characters; W&B refuses a run with longer ones
@@ -35,8 +36,8 @@ def kept_place(run_dir: Path) -> Place | None:
     Raises:
         UserError: The file is damaged.
     """
-    values = read_mapping(run_dir / PLACE_FILE, strict_loads)
-    return None if values is None else Place(str(values.get("id")), str(values.get("project")), values.get("entity"))
+    values = read_document(run_dir / PLACE_FILE, PLACE)
+    return None if values is None else Place(values["id"], values["project"], values.get("entity"))
 
 
 def place_of(run_dir: Path, option: Option, project: str | None = None, entity: str | None = None) -> Place:

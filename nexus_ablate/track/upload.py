@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 from collections.abc import Mapping, Sequence
@@ -10,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from nexus_ablate.errors import RESTORE, UserError
 from nexus_ablate.report.run_picture import HEAT_MAPS, heat_map, heat_values
-from nexus_ablate.runs import SETTLED, open_regular, read_jsonl
+from nexus_ablate.runs import SETTLED, read_jsonl
+from nexus_ablate.runs.record import parse_row, read_lines
 from nexus_ablate.track.described import Place
 
 X_AXIS = "tokens"
@@ -58,30 +57,17 @@ class Upload:
             UserError: The log is damaged.
         """
         path = self._run_dir / "metrics.jsonl"
-        try:
-            log = open(open_regular(path), "rb")  # noqa: SIM115  (closed below)
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            raise UserError(f"{path} is damaged", error.strerror or "", RESTORE) from None
-        with log as lines:
-            lines.seek(self._read)
-            for line in lines:
-                if not line.endswith(b"\n"):
-                    return
-                try:
-                    row = json.loads(line)
-                    step = int(row["step"])
-                except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-                    raise UserError(f"{path} is damaged", f"{type(error).__name__}: {error}", RESTORE) from None
+        for chunk in read_lines(path, self._read):
+            for line in chunk.splitlines(keepends=True):
+                row = parse_row(path, line)
                 self._read += len(line)
-                numbers = _numbers(row)
+                numbers = {name: value for name, value in row.items() if isinstance(value, int | float)}
                 self._note(numbers)
-                if step < self._next:
+                if row["step"] < self._next:
                     self.before += 1
                     continue
-                self._run.log(numbers, step=step)
-                self._next, self.sent = step + 1, self.sent + 1
+                self._run.log(numbers, step=row["step"])
+                self._next, self.sent = row["step"] + 1, self.sent + 1
 
     def close(self, status: str, summary: Mapping[str, Any]) -> None:
         """Send what is left, what the probe saw block by block, and the summary; then end the W&B run.
@@ -116,7 +102,7 @@ class Upload:
         import wandb
 
         path = self._run_dir / "probes.jsonl"
-        probes = read_jsonl(path) if path.exists() else []
+        probes = read_jsonl(path)
         if not probes or BLOCK_TABLE in self._run.summary.keys():  # noqa: SIM118  (a summary has no __contains__)
             return
         media: dict[str, Any] = {BLOCK_TABLE: wandb.Table(*block_table(probes))}
@@ -170,11 +156,6 @@ def flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
         elif _finite(value) is not None:
             found[f"{before}{name}"] = value
     return found
-
-
-def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
-    """The finite numbers of a row: W&B would draw others as NaN or 0."""
-    return {k: v for k, v in row.items() if isinstance(v, int | float) and _finite(v) is not None}
 
 
 def _finite(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import math
 import sys
@@ -98,8 +99,8 @@ class Display:
 
         if self.brief:
             self.console.print(
-                f"[dim]   [/dim] val loss {shown(summary['val_loss'], '.4f')}, "
-                f"{shown(summary['val_bpb'], '.4f')} bits per byte"
+                f"[dim]   [/dim] val loss {shown(summary.get('val_loss'), '.4f')}, "
+                f"{shown(summary.get('val_bpb'), '.4f')} bits per byte"
             )
             return
         self.console.print(
@@ -145,35 +146,42 @@ def shown(value: float | None, form: str) -> str:
 
 
 def result_facts(summary: dict[str, Any]) -> dict[str, str]:
-    """The table after the last step.
-
-    Raises:
-        KeyError: A figure is missing, as in a summary of another version.
-    """
+    """The table after the last step; without the lines of which a summary of another version lacks a figure."""
 
     def figure(name: str, form: str) -> str:
         return shown(summary[name], form)
 
-    bits, unigram = summary["val_bpb"], summary["unigram_bpb"]
-    below = None if bits is None else 1 - bits / unigram
-    aside = sum(summary[f"seconds_{what}"] for what in ("eval", "probe", "checkpoint"))
-    facts = {
-        "val loss": f"{figure('val_loss', '.4f')} nats per token (best {figure('best_val_loss', '.4f')})",
-        "val bits/byte": f"{shown(bits, '.4f')}, {shown(below, '.0%')} below a unigram model ({unigram:.3f})",
-        "time": f"{summary['seconds']:.0f} s of training at {summary['tokens_per_second']:,.0f} tokens/s, "
-        f"{aside:.0f} s of measuring and saving",
-        "memory": f"{summary['peak_memory_bytes'] / 2**20:,.0f} MiB at most",
-    }
-    if "act/resid/kurtosis_token" in summary:
-        facts["outliers"] = (
-            f"kurtosis {figure('act/resid/kurtosis_token', '.1f')} (Gaussian 3), "
-            f"max/median {figure('act/resid/max_over_median', '.0f')}, max {figure('act/resid/max_abs', '.1f')}"
-        )
-    if "attn/sink_rate" in summary:
+    def bits() -> str:
+        bpb, unigram = summary["val_bpb"], summary["unigram_bpb"]
+        below = None if bpb is None else 1 - bpb / unigram
+        return f"{shown(bpb, '.4f')}, {shown(below, '.0%')} below a unigram model ({unigram:.3f})"
+
+    def time_spent() -> str:
+        aside = sum(summary[f"seconds_{what}"] for what in ("eval", "probe", "checkpoint"))
+        speed = f"{summary['seconds']:.0f} s of training at {summary['tokens_per_second']:,.0f} tokens/s"
+        return f"{speed}, {aside:.0f} s of measuring and saving"
+
+    def attention() -> str:
         onset = summary.get("onsets", {}).get("attn/sink_rate")
-        facts["attention"] = (
+        return (
             f"{figure('attn/first_token_mass', '.1%')} to the first token, sink rate {figure('attn/sink_rate', '.1%')}"
             + (f" (first seen at step {onset['step']:,})" if onset else "")
             + f", entropy {figure('attn/entropy', '.2f')} (uniform 1)"
         )
+
+    lines = {
+        "val loss": lambda: f"{figure('val_loss', '.4f')} nats per token (best {figure('best_val_loss', '.4f')})",
+        "val bits/byte": bits,
+        "time": time_spent,
+        "memory": lambda: f"{summary['peak_memory_bytes'] / 2**20:,.0f} MiB at most",
+        "outliers": lambda: (
+            f"kurtosis {figure('act/resid/kurtosis_token', '.1f')} (Gaussian 3), "
+            f"max/median {figure('act/resid/max_over_median', '.0f')}, max {figure('act/resid/max_abs', '.1f')}"
+        ),
+        "attention": attention,
+    }
+    facts = {}
+    for name, line in lines.items():
+        with contextlib.suppress(KeyError):
+            facts[name] = line()
     return facts

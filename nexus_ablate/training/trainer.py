@@ -19,11 +19,11 @@ from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.data import Batches, TokenizedData, chain, eval_places, eval_windows, hash_tokens, token_kinds
 from nexus_ablate.errors import AGAIN, CheckpointError, Preempted
 from nexus_ablate.measure.counts import flops_per_token, parameters, peak_flops
-from nexus_ablate.measure.history import onsets, spike_scores
+from nexus_ablate.measure.history import KEPT, onsets, spike_scores
 from nexus_ablate.measure.probe import due, evaluation_mode, matrix_probe, model_figures, probe
 from nexus_ablate.measure.weight_statistics import weight_rms
 from nexus_ablate.model import GPT
-from nexus_ablate.runs import Run, read_jsonl
+from nexus_ablate.runs import Run, read_rows
 from nexus_ablate.track import Tracker
 from nexus_ablate.training import checkpoint
 from nexus_ablate.training.display import Display
@@ -303,7 +303,7 @@ class Trainer:
         """The summary."""
         progress = self.progress
         everything, without_tables = parameters(self.model)
-        rows = read_jsonl(self.run.path / "metrics.jsonl")
+        rows = [{k: row[k] for k in KEPT if k in row} for row in read_rows(self.run.path / "metrics.jsonl")]
         probed = {"probe_hash": self.probe_hash, "onsets": onsets(rows)} if progress.probed else {}
         return {
             "val_loss": self.progress.last_val["val/loss"],

@@ -1,0 +1,150 @@
+"""JSON and YAML that others wrote, as plain data of a bounded size, and the check that a value has the form it must."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import yaml
+
+UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, yaml.YAMLError)
+"""What a parser of damaged text can raise: PyYAML lets KeyError and IndexError through for tags such as `!!bool x`."""
+
+_DIGITS = 18
+"""Of a whole number: more would not be one of 64 bits."""
+_DEPTH = 64
+_YAML_BYTES = 2 * 2**20
+"""PyYAML takes seconds for so much."""
+_YAML_ITEMS = 10**6
+_YAML_DEPTH = 5000
+"""Brackets, and characters of a line, each of which can be a level."""
+
+
+# ------------------------------------------------------------------------------------------------------------- reading
+
+
+def strict_loads(text: str | bytes) -> Any:
+    """JSON without NaN, Infinity, and numbers that no float or 64-bit integer holds.
+
+    Raises:
+        ValueError: The text is not that.
+        RecursionError: Likewise.
+    """
+    return json.loads(text, parse_constant=_refuse_constant, parse_int=_parse_int, parse_float=_parse_float)
+
+
+def _refuse_constant(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _parse_int(text: str) -> int:
+    if len(text.lstrip("-")) > _DIGITS:
+        raise ValueError(f"a number of {len(text)} digits")
+    return int(text)
+
+
+def _parse_float(text: str) -> float:
+    if math.isinf(value := float(text)):
+        raise ValueError(f"{text[:20]} is too large")
+    return value
+
+
+class _Bounded:
+    """What a YAML loader does besides: no merge keys, of which nine short lines make a billion, no endless number."""
+
+    def flatten_mapping(self, node: Any) -> None:
+        if any(key.tag == "tag:yaml.org,2002:merge" for key, _ in node.value):
+            raise ValueError("a merge key (<<)")
+
+    def construct_scalar(self, node: Any) -> Any:
+        longest = {"tag:yaml.org,2002:int": _DIGITS, "tag:yaml.org,2002:float": 100}.get(node.tag, len(node.value))
+        if len(node.value) > longest:
+            raise ValueError(f"a number of {len(node.value)} digits")
+        return super().construct_scalar(node)  # type: ignore[misc]
+
+
+class _SafeLoader(_Bounded, yaml.SafeLoader):
+    pass
+
+
+class _FastLoader(_Bounded, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    pass
+
+
+def load_yaml(text: str) -> Any:
+    """Plain data from YAML, whatever else it asks for.
+
+    Raises:
+        yaml.YAMLError: Or another of `UNREADABLE`: PyYAML lets several through.
+    """
+    if len(text) > _YAML_BYTES:
+        raise ValueError(f"more than {_YAML_BYTES} characters")
+    if text.count("[") + text.count("{") > _YAML_DEPTH:  # PyYAML takes time by their square
+        raise ValueError(f"more than {_YAML_DEPTH} brackets")
+    # The C loader is several times as fast, but twenty thousand levels overflow its stack and end the process.
+    deepest = max(map(len, text.splitlines()), default=0)
+    value = yaml.load(text, _SafeLoader if deepest > _YAML_DEPTH else _FastLoader)
+    if _items_written_out(value, {}) > _YAML_ITEMS:
+        raise ValueError(f"more than {_YAML_ITEMS} items")
+    return value
+
+
+def _items_written_out(value: Any, known: dict[int, int]) -> int:
+    """Items of nested lists and mappings with every alias written out, which nine short lines can make a billion."""
+    if not isinstance(value, dict | list):
+        return 1
+    if id(value) not in known:
+        known[id(value)] = -1  # begun
+        parts = [*value, *value.values()] if isinstance(value, dict) else value
+        known[id(value)] = 1 + sum(_items_written_out(part, known) for part in parts)
+    if known[id(value)] < 0:
+        raise ValueError("it holds itself")
+    return known[id(value)]
+
+
+# ------------------------------------------------------------------------------------------------------------ checking
+
+
+def misfit(value: Any, form: Any, name: str = "", depth: int = 0) -> str:
+    """Where a value has not the form that it must have: `seeds/0: 'text'`; '' where it has.
+
+    Args:
+        value: What was read.
+        form: One of: bool, int, float (finite; an int too), str; `None`; `Any` (plain data); a tuple of forms, one of
+            which it must have; a function that says whether it is as it must be; `[form]` of every item;
+            `{str: form}` of every value; `{"key": form}` of the values of these keys, where `"key!"` must be there
+            and further keys hold plain data.
+        name: What the value is called.
+        depth: How deep inside a document it is.
+    """
+    if depth > _DEPTH:
+        return f"{name[:100]}: more than {_DEPTH} levels"
+    if form is Any:
+        form = {dict: {}, list: [Any]}.get(type(value), (None, bool, int, float, str))
+    if isinstance(form, tuple):
+        fits = any(not misfit(value, each, name, depth + 1) for each in form)
+    elif isinstance(form, list | dict):
+        fits = type(value) is type(form)
+        if fits and (inner := _misfit_inside(value, form, name, depth)):
+            return inner
+    elif form is float:
+        fits = type(value) is int or (type(value) is float and math.isfinite(value))
+    else:
+        fits = type(value) is form if isinstance(form, type) else value is None if form is None else form(value)
+    return "" if fits else f"{name}: {value!r:.60}".removeprefix(": ")
+
+
+def _misfit_inside(value: Any, form: Any, name: str, depth: int) -> str:
+    """The same of the items of a list or a mapping."""
+    if isinstance(form, list):
+        forms = ((str(index), item, form[0]) for index, item in enumerate(value))
+    else:
+        if missing := [key[:-1] for key in form if key is not str and key[-1] == "!" and key[:-1] not in value]:
+            return f"{name}/{missing[0]} is missing".lstrip("/")
+        if any(type(key) is not str for key in value):
+            return f"{name}: a key that is no text".removeprefix(": ")
+        rest = form.get(str, Any)
+        forms = ((key, item, form.get(key, form.get(f"{key}!", rest))) for key, item in value.items())
+    found = (misfit(item, inner, f"{name}/{key}".lstrip("/"), depth + 1) for key, item, inner in forms)
+    return next(filter(None, found), "")
