@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nexus_ablate.axes.attention import SCORES
-from nexus_ablate.axes.gate import GATES
-from nexus_ablate.axes.normalizer import NORMALIZERS
+from nexus_ablate.axes.attention import ATTENTION
+from nexus_ablate.axes.gate import GATE
+from nexus_ablate.axes.normalizer import NORMALIZER
 from nexus_ablate.axes.position import Position, by_distance
-from nexus_ablate.axes.qk_norm import QK_NORMS
+from nexus_ablate.axes.qk_norm import QK_NORM
 from nexus_ablate.axes.roles import Geometry, Linear
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.kernels.blockwise import blockwise_attention, pays
@@ -37,8 +37,8 @@ class AttentionCore(nn.Module):
 
     def __init__(self, config: RunConfig, geometry: Geometry, layer: int, scale: float | None) -> None:
         super().__init__()
-        self.score = SCORES.build(config.attention, geometry)
-        self.normalizer = NORMALIZERS.build(config.normalizer, geometry)
+        self.score = ATTENTION.build(config.attention, geometry)
+        self.normalizer = NORMALIZER.build(config.normalizer, geometry)
         published = self.score.scale if scale is None else scale
         self.scale = published if config.attn_scale == "auto" else config.attn_scale
         self.softcap = None if config.attn_softcap == "off" else config.attn_softcap
@@ -227,9 +227,9 @@ class Attention(nn.Module):
         D, HD, GD = geometry.d_model, geometry.n_heads * d, geometry.n_kv_heads * d
         self.layer, self.head_dim = layer, d
         self.sink_tokens = int(config.sink_token)
-        self.qk_norm = QK_NORMS.build(resolved.qk_norm, geometry)
+        self.qk_norm = QK_NORM.build(resolved.qk_norm, geometry)
         self.core = AttentionCore(config, geometry, layer, self.qk_norm.scale)
-        self.gate = GATES.build(config.gate, geometry)
+        self.gate = GATE.build(config.gate, geometry)
         self.gated = self.gate.site != "none"
         # A key bias b adds q.b to the score of each key, which softmax ignores where it is the same for all keys.
         key_bias = (

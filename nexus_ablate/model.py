@@ -5,16 +5,18 @@ Shape letters: B batch, T time, D d_model, V vocabulary.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from nexus_ablate.attention import Attention
-from nexus_ablate.axes.ffn import FFNS
-from nexus_ablate.axes.init import INITS, initialise
-from nexus_ablate.axes.norm import NORMS
-from nexus_ablate.axes.placement import PLACEMENTS, Block, Parts
-from nexus_ablate.axes.position import POSITIONS
+from nexus_ablate.axes.ffn import FFN
+from nexus_ablate.axes.init import INIT, initialise
+from nexus_ablate.axes.norm import NORM
+from nexus_ablate.axes.placement import PLACEMENT, Parts
+from nexus_ablate.axes.position import POSITION
 from nexus_ablate.axes.roles import Geometry, Linear, Table
 from nexus_ablate.config.run_config import Option, RunConfig
 from nexus_ablate.kernels.linear import chosen_product, products
@@ -42,28 +44,29 @@ class GPT(nn.Module):
             option, sites = config.norm, config.norm_gain_sites
             if "gain_init" in option.keys and not (site != "final" if sites == "blocks" else site in sites):
                 option = Option(option.name, option.keys | {"gain_init": 1.0})
-            return NORMS.build(option, width, resolved.norm_bias, site)
+            return NORM.build(option, width, resolved.norm_bias, site)
 
-        def inner_norm(site: str, width: int) -> nn.Module:
-            return norm(site, width) if self.placement.inner_norms else nn.Identity()
+        def attention(layer: int, inner_norm: bool) -> nn.Module:
+            width = geometry.n_heads * geometry.head_dim
+            inner = norm("attn_inner", width) if inner_norm else nn.Identity()
+            return Attention(config, geometry, layer, self.position.turns_keys(layer), inner)
 
-        self.placement: type[Block] = PLACEMENTS.get(config.placement.name)  # type: ignore[assignment]
+        def ffn(inner_norm: bool) -> nn.Module:
+            inner = norm("ffn_inner", geometry.d_ff) if inner_norm else nn.Identity()
+            return FFN.build(config.ffn, geometry, resolved.ffn_bias, model.dropout, inner)
+
         self.geometry = geometry
         self.embedding = Table(vocab_size, model.d_model, role="embedding")
         scale = torch.tensor(model.d_model**0.5)
         self.embed_scale = nn.Parameter(scale) if resolved.embed_scale == "learned" else None
         self.fixed_embed_scale = model.d_model**0.5 if resolved.embed_scale == "sqrt_d" else None
         self.sink = Table(1, model.d_model, role="embedding") if config.sink_token else None
-        self.position = POSITIONS.build(config.position, geometry)
+        self.position = POSITION.build(config.position, geometry)
         self.dropout = nn.Dropout(model.dropout)
         self.blocks = nn.ModuleList()
         for layer in range(model.n_layers):
-            attn_norm = inner_norm("attn_inner", geometry.n_heads * geometry.head_dim)
-            attn = Attention(config, geometry, layer, self.position.turns_keys(layer), attn_norm)
-            ffn_norm = inner_norm("ffn_inner", geometry.d_ff)
-            ffn = FFNS.build(config.ffn, geometry, resolved.ffn_bias, model.dropout, ffn_norm)
-            parts = Parts(attn, ffn, norm, model.d_model, layer, model.n_layers)
-            self.blocks.append(PLACEMENTS.build(config.placement, parts))
+            parts = Parts(partial(attention, layer), ffn, norm, model.d_model, layer, model.n_layers)
+            self.blocks.append(PLACEMENT.build(config.placement, parts))
         self.final_norm = norm("final") if resolved.final_norm else nn.Identity()
         self.head = None if config.tie_embeddings else Linear(model.d_model, vocab_size, bias=False, role="head")
         self.product = chosen_product()
@@ -93,13 +96,13 @@ class GPT(nn.Module):
         x_BTD = self.position.embed(self._scaled(self.embedding(tokens_BT)))
         if self.sink is not None:
             x_BTD = torch.cat((self._scaled(self.sink.weight).expand(len(x_BTD), 1, -1), x_BTD), 1)
-        stream = self.placement.enter(self.dropout(x_BTD))
+        stream = self.blocks[0].enter(self.dropout(x_BTD))  # type: ignore[reportCallIssue]
         for block in self.blocks:
             if self.recompute and torch.is_grad_enabled():
                 stream = checkpoint(block, stream, self.position, use_reentrant=False)
             else:
                 stream = block(stream, self.position)
-        x_BTD = self.placement.leave(stream, self.final_norm)
+        x_BTD = self.blocks[-1].leave(stream, self.final_norm)  # type: ignore[reportCallIssue]
         return x_BTD if self.sink is None else x_BTD[:, 1:]
 
     def _scaled(self, x_BTD: Tensor) -> Tensor:
@@ -115,7 +118,7 @@ def build_model(config: RunConfig, vocab_size: int = 256) -> GPT:
     """
     with products(config.train.linear):
         model = GPT(config, vocab_size)
-    init = INITS.build(config.resolved.init, model.geometry)
+    init = INIT.build(config.resolved.init, model.geometry)
     model.z_hashes = initialise(model, config.seed, init, model.init_gains)
     return model
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 SOURCE = '''
 import logging, os, sys, warnings
-from nexus_ablate.axes.norm import NORMS, RMSNorm
+from nexus_ablate.axes.norm import NORM, RMSNorm
 
 if os.environ.get("LEAK_UNMASKED"):  # for a control: the protection taken away, in whatever process this is
     from nexus_ablate import masking
@@ -15,7 +15,7 @@ if os.environ.get("LEAK_UNMASKED"):  # for a control: the protection taken away,
 def secrets():
     return " and ".join(text for name, text in os.environ.items() if name.endswith("_CANARY_KEY"))
 
-@NORMS.register("leak")
+@NORM.register("leak")
 class Leak(RMSNorm):
     """RMSNorm that prints, logs, warns of and, with `fails`, raises the secrets of the environment."""
 

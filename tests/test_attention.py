@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from nexus_ablate.axes import attention as scores
-from nexus_ablate.axes.attention import SCORES
+from nexus_ablate.axes.attention import ATTENTION
 from nexus_ablate.axes.roles import Geometry
 from nexus_ablate.config.options import default_option
 from nexus_ablate.model import build_model
@@ -28,7 +28,7 @@ def randomise(module, seed=0):
 def build_score(name, **keys):
     option = default_option("attention", name)
     option.keys |= keys
-    return randomise(SCORES.build(option, GEOMETRY))
+    return randomise(ATTENTION.build(option, GEOMETRY))
 
 
 def build(tiny, *overrides):

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from nexus_ablate.config.options import Option, check_option, option_files
-from nexus_ablate.data import CORPORA, cache, corpus, fingerprint_of, hub, load_tokenizer, prepare
+from nexus_ablate.data import DATA, cache, corpus, fingerprint_of, hub, load_tokenizer, prepare
 from nexus_ablate.data.tokenizer import _PROBE, BpeTokenizer, ByteTokenizer, CharTokenizer
 from nexus_ablate.errors import ConfigError, StorageError
 
@@ -55,12 +55,12 @@ def refusal(chosen: Option, **arguments: Any) -> str:
 @pytest.mark.parametrize("name", sorted(option_files("data")))
 def test_every_corpus_takes_exactly_the_keys_of_its_yaml(name: str):
     keys = set(option_files("data")[name].keys)
-    assert CORPORA.keys_of(name) == keys - set(cache.TOKENIZER_KEYS)
+    assert DATA.keys_of(name) == keys - set(cache.TOKENIZER_KEYS)
     assert "tokenizer" in keys
 
 
 def test_every_option_has_a_class_and_every_class_an_option():
-    assert CORPORA.names() == sorted(option_files("data"))
+    assert DATA.names() == sorted(option_files("data"))
 
 
 def test_the_package_is_imported_without_the_heavy_libraries():

@@ -146,10 +146,10 @@ def read_token_by_token(model, tokens_T, window, kept):
     head = model.embedding.weight if model.head is None else model.head.weight
     logits = []
     for x in start + embedded:
-        stream = model.placement.enter(x)
+        stream = model.blocks[0].enter(x)
         for block in model.blocks:
             stream = block(stream, model.position)
-        logits.append(F.linear(model.placement.leave(stream, model.final_norm), head)[0, 0])
+        logits.append(F.linear(model.blocks[-1].leave(stream, model.final_norm), head)[0, 0])
     for block in model.blocks:
         del block.attn.forward
     return torch.stack(logits[front:])

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from nexus_ablate.axes.ffn import FFNS
+from nexus_ablate.axes.ffn import FFN
 from nexus_ablate.axes.roles import Geometry
 from nexus_ablate.config.grammar import ratio
 from nexus_ablate.config.options import default_option, option_files
@@ -15,7 +15,7 @@ D, F = 6, 10
 def build(name, bias=True, inner_norm=None, **keys):
     option = default_option("ffn", name)
     option.keys |= keys
-    ffn = FFNS.build(option, Geometry(2, D, 2, 2, 3, F, 8, 11), bias, 0.0, inner_norm or nn.Identity())
+    ffn = FFN.build(option, Geometry(2, D, 2, 2, 3, F, 8, 11), bias, 0.0, inner_norm or nn.Identity())
     with torch.no_grad():
         for i, p in enumerate(ffn.parameters()):
             p.copy_(torch.randn(p.shape, generator=torch.Generator().manual_seed(i)))
@@ -57,8 +57,8 @@ def x():
 
 
 def test_every_ffn_is_plain_or_gated_and_has_a_reference_here():
-    assert {n for n in FFNS.names() if not FFNS.get(n).gated} == set(PLAIN)
-    assert {n for n in FFNS.names() if FFNS.get(n).gated} == set(GATED)
+    assert {n for n in FFN.names() if not FFN.get(n).gated} == set(PLAIN)
+    assert {n for n in FFN.names() if FFN.get(n).gated} == set(GATED)
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -89,13 +89,13 @@ def test_geglu_takes_the_tanh_form_when_asked(x):
     assert not torch.equal(ffn(x), build("geglu", bias=False)(x))
 
 
-@pytest.mark.parametrize("name", FFNS.names())
+@pytest.mark.parametrize("name", FFN.names())
 def test_the_inner_norm_stands_before_the_output_map(name, x):
     ffn = build(name, bias=False, inner_norm=nn.Hardtanh(-0.1, 0.1))
     torch.testing.assert_close(ffn(x), ffn.hidden(x).clamp(-0.1, 0.1) @ ffn.down.weight.T)
 
 
-@pytest.mark.parametrize("name", FFNS.names())
+@pytest.mark.parametrize("name", FFN.names())
 def test_at_its_own_ratio_every_ffn_has_the_parameters_of_a_4_d_one(name):
-    maps = 3 if FFNS.get(name).gated else 2
+    maps = 3 if FFN.get(name).gated else 2
     assert maps * ratio(option_files("ffn")[name].prescribes["d_ff_ratio"]) == pytest.approx(8)

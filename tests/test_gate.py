@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from nexus_ablate.axes.gate import GATES
+from nexus_ablate.axes.gate import GATE
 from nexus_ablate.axes.roles import Geometry, parameter_roles
 from nexus_ablate.config.options import default_option
 from nexus_ablate.errors import ConfigError
@@ -30,7 +30,7 @@ FUNCTIONS = {
 def build(name, **keys):
     option = default_option("gate", name)
     option.keys |= keys
-    gate = GATES.build(option, GEOMETRY)
+    gate = GATE.build(option, GEOMETRY)
     with torch.no_grad():
         for i, p in enumerate(gate.parameters()):
             if p.ndim > 1:

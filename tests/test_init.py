@@ -4,7 +4,7 @@ import pytest
 import torch
 from scipy import stats
 
-from nexus_ablate.axes.init import INITS, Weight, layer_of, standard_normal, truncated
+from nexus_ablate.axes.init import INIT, Weight, layer_of, standard_normal, truncated
 from nexus_ablate.axes.roles import EMBEDDINGS, MATRICES, Geometry
 from nexus_ablate.config.options import default_option
 from nexus_ablate.model import build_model
@@ -19,7 +19,7 @@ def std(name, role, layer=3, **keys):
     option = default_option("init", name)
     option.keys |= keys
     inside = role not in (*EMBEDDINGS, "head")
-    return INITS.build(option, GEOMETRY).std(Weight(role, torch.Size(SHAPES[role]), layer if inside else None))
+    return INIT.build(option, GEOMETRY).std(Weight(role, torch.Size(SHAPES[role]), layer if inside else None))
 
 
 def scaled(base, output):
@@ -38,7 +38,7 @@ PUBLISHED = {
 
 
 @pytest.mark.parametrize("role", SHAPES)
-@pytest.mark.parametrize("name", INITS.names())
+@pytest.mark.parametrize("name", INIT.names())
 def test_an_init_has_the_published_standard_deviation_for_each_role(name, role):
     assert std(name, role) == pytest.approx(PUBLISHED[name][role])
 
@@ -53,7 +53,7 @@ def test_branch_scale_divides_the_outputs_by_sqrt_2l_and_nothing_else(name, base
 
 def test_megatron_is_hybridnorm_s_std_at_its_width():
     """init_std of the authors' 1.2B configuration, d_model 2048."""
-    megatron = INITS.build(default_option("init", "megatron"), Geometry(16, 2048, 32, 32, 64, 8192, 8, 11))
+    megatron = INIT.build(default_option("init", "megatron"), Geometry(16, 2048, 32, 32, 64, 8192, 8, 11))
     assert megatron.std(Weight("query", torch.Size((2048, 2048)), 0)) == pytest.approx(0.013975424859373685)
 
 
@@ -95,7 +95,7 @@ def test_a_truncated_init_is_cut_off_at_three_std_and_shares_z_with_the_others(t
     cut, plain = build_model(tiny(f"init={name}")), build_model(tiny("init=gpt2"))
     assert cut.z_hashes == plain.z_hashes
     weight, z = cut.blocks[1].attn.query.weight, plain.blocks[1].attn.query.weight / 0.02
-    first = INITS.build(default_option("init", name), cut.geometry).std(Weight("query", weight.shape, 1))
+    first = INIT.build(default_option("init", name), cut.geometry).std(Weight("query", weight.shape, 1))
     torch.testing.assert_close(weight.detach(), first * truncated(z.detach(), 3.0), rtol=1e-4, atol=1e-7)
 
 

@@ -45,7 +45,7 @@ def learned(overrides):
     return after_a_step(build_model(composed(overrides), vocab_size=11)).detach()
 
 
-GATES = ("elementwise", "headwise", "head_shared")
+GATE = ("elementwise", "headwise", "head_shared")
 SWITCHES = {
     "bias": ["off", "on"],
     "norm_bias": ["off", "on"],
@@ -84,11 +84,11 @@ SWITCHES = {
     "normalizer=clipped normalizer.alpha": ["2", "4"],
     "normalizer=sigmoid normalizer.normalized": ["off", "on"],
     **{f"qk_norm={name} qk_norm.eps": ["1e-6", "1e-2"] for name in ALL["qk_norm"] if name not in ("none", "l2")},
-    **{f"gate={name} gate.site": ["sdpa", "value", "key", "query"] for name in GATES},
+    **{f"gate={name} gate.site": ["sdpa", "value", "key", "query"] for name in GATE},
     "gate=elementwise gate.site": ["sdpa", "value", "key", "query", "output"],
-    **{f"gate={name} gate.activation": ["sigmoid", "ns_sigmoid", "silu", "identity"] for name in GATES},
-    **{f"gate={name} gate.input": ["off", "on"] for name in GATES},
-    **{f"gate={name} gate.bias": ["off", "0", "2"] for name in (*GATES, "additive")},
+    **{f"gate={name} gate.activation": ["sigmoid", "ns_sigmoid", "silu", "identity"] for name in GATE},
+    **{f"gate={name} gate.input": ["off", "on"] for name in GATE},
+    **{f"gate={name} gate.bias": ["off", "0", "2"] for name in (*GATE, "additive")},
     "gate=elementwise gate.input=off gate.bias": ["off", "2"],
     "gate=additive gate.site": ["sdpa", "value", "key", "query", "output"],
     "gate=additive gate.activation": ["sigmoid", "ns_sigmoid", "silu", "identity"],

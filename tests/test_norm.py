@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from nexus_ablate.axes.norm import NORMS, DynamicTanh
+from nexus_ablate.axes.norm import NORM, DynamicTanh
 from nexus_ablate.config.options import default_option
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.model import build_model
@@ -13,7 +13,7 @@ from nexus_ablate.model import build_model
 def build(name, width=8, bias=False, site="ffn", **keys):
     option = default_option("norm", name)
     option.keys |= keys
-    return NORMS.build(option, width, bias, site)
+    return NORM.build(option, width, bias, site)
 
 
 @pytest.fixture
@@ -140,7 +140,7 @@ def test_derf_is_gain_times_erf_of_alpha_x_plus_shift_plus_bias(x):
     torch.testing.assert_close(norm(x), norm.gain * torch.erf(norm.alpha * x + norm.shift) + norm.bias)
 
 
-@pytest.mark.parametrize("name", [n for n in NORMS.names() if "gain_init" in NORMS.keys_of(n)])
+@pytest.mark.parametrize("name", [n for n in NORM.names() if "gain_init" in NORM.keys_of(n)])
 def test_gain_init_multiplies_what_a_norm_starts_with(name, x):
     torch.testing.assert_close(build(name, gain_init=0.25)(x), 0.25 * build(name)(x))
     assert torch.equal(build(name, gain_init=0.0)(x), torch.zeros_like(x))
@@ -165,9 +165,9 @@ def test_gain_init_reaches_the_sites_that_are_named_by_default_all_in_the_blocks
     assert all(norm.gain.eq(1).all() for site, norm in norms.items() if site not in scaled)
 
 
-@pytest.mark.parametrize("name", [n for n in NORMS.names() if n not in ("none", "layer_nonparam")])
+@pytest.mark.parametrize("name", [n for n in NORM.names() if n not in ("none", "layer_nonparam")])
 def test_every_norm_but_the_parameterless_ones_has_a_gain_to_start_elsewhere(name):
-    assert "gain_init" in NORMS.keys_of(name)
+    assert "gain_init" in NORM.keys_of(name)
 
 
 @pytest.mark.parametrize("name", ["t5", "layer_nonparam", "none"])
@@ -284,7 +284,7 @@ def test_in_float16_a_small_eps_underflows_and_a_token_of_zeros_is_not_a_number(
         assert torch.equal(build(name, eps=1e-6, fp32=False)(zeros), zeros)
 
 
-@pytest.mark.parametrize("name", [n for n in NORMS.names() if "fp32" in NORMS.keys_of(n)])
+@pytest.mark.parametrize("name", [n for n in NORM.names() if "fp32" in NORM.keys_of(n)])
 def test_autocast_lifts_no_operation_of_a_norm_in_low_precision(name):
     """On a CPU whose autocast lifts what CUDA's does."""
     x = torch.randn(4, 64, generator=torch.Generator().manual_seed(1)) + 30
@@ -332,7 +332,7 @@ def test_a_compiled_norm_rounds_as_an_eager_one(name):
     assert not torch.equal(torch.compile(chain)(x), chain(x))
 
 
-@pytest.mark.parametrize("name", [n for n in NORMS.names() if "fp32" in NORMS.keys_of(n)])
+@pytest.mark.parametrize("name", [n for n in NORM.names() if "fp32" in NORM.keys_of(n)])
 def test_fp32_off_takes_statistics_in_the_low_precision(name):
     x = (torch.randn(4, 64, generator=torch.Generator().manual_seed(1)) * 3).bfloat16().float()
     exact = build(name, width=64)(x)

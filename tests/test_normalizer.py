@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from nexus_ablate.axes.normalizer import NORMALIZERS
+from nexus_ablate.axes.normalizer import NORMALIZER
 from nexus_ablate.axes.roles import Geometry
 from nexus_ablate.config.compose import compose
 from nexus_ablate.config.options import default_option
@@ -15,7 +15,7 @@ CAUSAL = torch.ones(T, T).tril().bool()
 def build(name, **keys):
     option = default_option("normalizer", name)
     option.keys |= keys
-    return NORMALIZERS.build(option, GEOMETRY)
+    return NORMALIZER.build(option, GEOMETRY)
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ def test_sigmoid_is_the_authors_masked_sigmoid(scores, normalized):
     torch.testing.assert_close(build("sigmoid", normalized=normalized)(scores), weights)
 
 
-@pytest.mark.parametrize("name", NORMALIZERS.names())
+@pytest.mark.parametrize("name", NORMALIZER.names())
 def test_weights_are_float32_between_0_and_1_and_0_where_masked(scores, name):
     weights = build(name)(scores.bfloat16())
     assert weights.dtype == torch.float32
@@ -121,7 +121,7 @@ def test_weights_are_float32_between_0_and_1_and_0_where_masked(scores, name):
     assert (weights.masked_select(~CAUSAL) == 0).all()
 
 
-@pytest.mark.parametrize("name", NORMALIZERS.names())
+@pytest.mark.parametrize("name", NORMALIZER.names())
 def test_shift_invariance_is_told_truly(scores, name):
     normalize = build(name)
     same = torch.allclose(normalize(scores + 1), normalize(scores), rtol=0, atol=1e-5)

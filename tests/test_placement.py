@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import nn
 
-from nexus_ablate.axes.norm import NORMS
-from nexus_ablate.axes.placement import PLACEMENTS, Parts
+from nexus_ablate.axes.norm import NORM
+from nexus_ablate.axes.placement import PLACEMENT, Parts
 from nexus_ablate.config.options import default_option, option_files
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.measure.probe import probe
@@ -40,8 +40,8 @@ class Norm(nn.Module):
 def block(name, layer=0, n_layers=4, **keys):
     option = default_option("placement", name)
     option.keys |= keys
-    parts = Parts(Times(1), Times(2), lambda site: Norm(), 6, layer, n_layers)
-    return PLACEMENTS.build(option, parts)
+    parts = Parts(lambda inner: Times(1), lambda inner: Times(2), lambda site: Norm(), 6, layer, n_layers)
+    return PLACEMENT.build(option, parts)
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ REFERENCES = {  # the stream after block `layer` of 4; `dual` with its final nor
 
 
 @pytest.mark.parametrize("layer", [0, 1, 3])
-@pytest.mark.parametrize("name", PLACEMENTS.names())
+@pytest.mark.parametrize("name", PLACEMENT.names())
 def test_a_placement_is_its_published_equation(name, layer, x):
     placement = block(name, layer)
     if name == "rezero":
@@ -150,7 +150,7 @@ def test_layerscale_scales_each_channel(x):
 
 def test_placements_of_the_same_parts_differ(x):
     outputs = {}
-    for name in set(PLACEMENTS.names()) - {"subln"}:
+    for name in set(PLACEMENT.names()) - {"subln"}:
         placement = block(name, layer=1)
         outputs[name] = placement.leave(placement(placement.enter(x), nn.Identity()), nn.Identity())
     same_here = [{"hybridnorm", "hybridnorm_star"}, {"pre", "mixln"}]  # they differ in the first block
@@ -177,7 +177,7 @@ def test_subln_scales_init_up_by_the_root_of_ln_2l(n_layers, gain):
 
 
 def test_no_other_placement_scales_the_init():
-    scaling = {name for name in PLACEMENTS.names() if block(name).init_gains}
+    scaling = {name for name in PLACEMENT.names() if block(name).init_gains}
     assert scaling == {"deepnorm", "subln"}
 
 
@@ -319,7 +319,7 @@ def test_subln_norms_the_concatenated_heads_and_the_hidden_layer(tiny):
         torch.testing.assert_close(seen[name][0].square().mean(-1), torch.ones(2, 8), rtol=0.1, atol=0)
 
 
-FINAL = dict.fromkeys(PLACEMENTS.names(), True) | dict.fromkeys(("post", "hybrid", "deepnorm", "rezero"), False)
+FINAL = dict.fromkeys(PLACEMENT.names(), True) | dict.fromkeys(("post", "hybrid", "deepnorm", "rezero"), False)
 
 
 @pytest.mark.parametrize(("name", "final"), FINAL.items())
@@ -363,15 +363,15 @@ EVERY_NORM = {"parallel": ["placement.norms=2"], "rezero": ["placement.norm=on"]
 
 def built_sites(monkeypatch, config):
     """The sites at which the model asks for a norm in its blocks."""
-    asked, build = [], NORMS.build
+    asked, build = [], NORM.build
     monkeypatch.setattr(
-        NORMS, "build", lambda option, width, bias, site: asked.append(site) or build(option, width, bias, site)
+        NORM, "build", lambda option, width, bias, site: asked.append(site) or build(option, width, bias, site)
     )
     build_model(config, 11)
     return set(asked) - {"final"}
 
 
-@pytest.mark.parametrize(("name", "keys"), [*((n, []) for n in PLACEMENTS.names()), *EVERY_NORM.items()])
+@pytest.mark.parametrize(("name", "keys"), [*((n, []) for n in PLACEMENT.names()), *EVERY_NORM.items()])
 def test_a_placement_s_file_says_where_its_norms_are(tiny, monkeypatch, name, keys):
     """What is refused below is decided before the model is built."""
     said = option_files("placement")[name].norm_sites
@@ -405,7 +405,7 @@ def subsets(name):
 
 DEAD_OR_ALIVE = [
     pytest.param(name, sites, ffn, marks=[] if sites is None else pytest.mark.slow)
-    for name in PLACEMENTS.names()
+    for name in PLACEMENT.names()
     for sites in subsets(name)
     for ffn in ("swiglu", "gelu")
 ]

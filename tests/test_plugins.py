@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from nexus_ablate.axes.norm import NORMS
+from nexus_ablate.axes.norm import NORM
 from nexus_ablate.config.compose import compose, differences, plugins_used
 from nexus_ablate.config.options import option_files
 from nexus_ablate.config.plugins import VARIABLE, add_plugins, plugins
@@ -57,7 +57,7 @@ def nexus(*arguments: str, cwd: Path, **environ: str) -> subprocess.CompletedPro
 def plugin(tmp_path, monkeypatch):
     """A plugin directory with the documented example and further files; nothing of it is left behind."""
     monkeypatch.setenv(VARIABLE, "")
-    monkeypatch.setattr(NORMS, "_classes", dict(NORMS._classes))
+    monkeypatch.setattr(NORM, "_classes", dict(NORM._classes))
 
     def make(files: dict[str, str] | None = None) -> Path:
         given = {"my_norm.py": CLASS, "norm/my_norm.yaml": YAML} | (files or {})
@@ -162,7 +162,7 @@ def test_a_run_s_identity_covers_the_plugin_s_hash(plugin, tiny_run):
 def test_the_files_of_a_plugin_may_import_each_other(plugin):
     files = {"my_norm.py": "from .mean import MyNorm", "mean.py": CLASS}
     compose(["norm=my_norm"], plugins=[plugin(files)])
-    assert NORMS.get("my_norm").__name__ == "MyNorm"
+    assert NORM.get("my_norm").__name__ == "MyNorm"
 
 
 @pytest.mark.parametrize(

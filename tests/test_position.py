@@ -8,7 +8,7 @@ from transformers.models.llama4 import modeling_llama4
 from transformers.models.t5 import modeling_t5
 
 from nexus_ablate.attention import fitted
-from nexus_ablate.axes.position import POSITIONS, slopes
+from nexus_ablate.axes.position import POSITION, slopes
 from nexus_ablate.axes.roles import Geometry
 from nexus_ablate.config.compose import compose
 from nexus_ablate.config.options import default_option
@@ -23,7 +23,7 @@ def build(name, geometry=GEOMETRY, **keys):
     """The scheme with random values in its matrices and tables."""
     option = default_option("position", name)
     option.keys |= keys
-    position = POSITIONS.build(option, geometry)
+    position = POSITION.build(option, geometry)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in position.parameters():
@@ -107,7 +107,7 @@ def sites(position, T, layer):
     return position.embed(torch.zeros(1, T, 16)), *position.rotate(q, k, layer), scores.tril()
 
 
-@pytest.mark.parametrize("name", sorted(set(POSITIONS.names()) - {"learned"}))
+@pytest.mark.parametrize("name", sorted(set(POSITION.names()) - {"learned"}))
 def test_schemes_without_a_table_of_positions_go_on_beyond_the_training_context(name):
     position = build(name)
     for layer in range(2):
@@ -199,7 +199,7 @@ def test_alibi_slopes_are_the_authors_for_any_number_of_heads():
     assert all(len(slopes(n)) == n == len(set(slopes(n))) for n in range(1, 40))
 
 
-@pytest.mark.parametrize("name", POSITIONS.names())
+@pytest.mark.parametrize("name", POSITION.names())
 @pytest.mark.parametrize("layer", [0, 3])
 def test_a_key_bias_acts_under_softmax_only_where_the_scheme_says_that_it_turns_keys(name, layer):
     position = build(name, replace(GEOMETRY, n_layers=4))
@@ -240,7 +240,7 @@ def test_every_key_changes_what_the_scheme_does(name, keys):
 
 def test_every_key_but_the_form_of_the_rotation_is_in_the_table_above():
     named = {(name, key) for name, changes in KEYS.items() for keys in changes for key in keys}
-    every = {(name, key) for name in POSITIONS.names() for key in POSITIONS.keys_of(name)}
+    every = {(name, key) for name in POSITION.names() for key in POSITION.keys_of(name)}
     assert every - named == {("rope", "form")}
 
 

@@ -18,7 +18,7 @@ import yaml
 from checkouts import ROOT, Checkout, git
 
 from nexus_ablate import errors
-from nexus_ablate.axes.norm import NORMS
+from nexus_ablate.axes.norm import NORM
 from nexus_ablate.cli import main
 from nexus_ablate.config.compose import compose
 from nexus_ablate.config.plugins import VARIABLE, add_plugins
@@ -203,7 +203,7 @@ def test_a_run_asked_for_again_after_an_edit_trains_again_and_says_why(tiny_run,
 
 def test_an_edited_plugin_is_other_code_and_its_comments_are_none(tiny_run, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv(VARIABLE, "")  # what this test composes with is not for the tests after it
-    monkeypatch.setattr(NORMS, "_classes", dict(NORMS._classes))
+    monkeypatch.setattr(NORM, "_classes", dict(NORM._classes))
     directory = write_plugin(tmp_path / "plugin")
     module = directory / "trial.py"
     overrides = tiny_run("norm=trial", "train.steps=2")

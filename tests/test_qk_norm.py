@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from nexus_ablate.axes.qk_norm import QK_NORMS
+from nexus_ablate.axes.qk_norm import QK_NORM
 from nexus_ablate.axes.roles import Geometry
 from nexus_ablate.config.options import default_option
 from nexus_ablate.model import build_model
@@ -17,7 +17,7 @@ GEOMETRY = Geometry(n_layers=2, d_model=24, n_heads=H, n_kv_heads=G, head_dim=D,
 def build(name, **keys):
     option = default_option("qk_norm", name)
     option.keys |= keys
-    norm = QK_NORMS.build(option, GEOMETRY)
+    norm = QK_NORM.build(option, GEOMETRY)
     with torch.no_grad():
         for i, p in enumerate(norm.parameters()):
             if p.ndim:
@@ -60,7 +60,7 @@ def test_every_option_is_torch_s_own_norm_over_its_width(qkv):
 
 
 def test_the_expected_options_are_all_there_are():
-    assert QK_NORMS.names() == ["k_only", "l2", "layer", "none", "q_only", "qkv", "rms", "rms_full"]
+    assert QK_NORM.names() == ["k_only", "l2", "layer", "none", "q_only", "qkv", "rms", "rms_full"]
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_gains_start_at_one_whatever_the_block_norms_start_at(tiny):
 
 
 def test_over_all_heads_is_not_by_head(qkv):
-    full, by_head = QK_NORMS.build(default_option("qk_norm", "rms_full"), GEOMETRY), build("none")
+    full, by_head = QK_NORM.build(default_option("qk_norm", "rms_full"), GEOMETRY), build("none")
     q, _, _ = full(*qkv)
     torch.testing.assert_close(q.square().mean((2, 3)), torch.ones(2, T), rtol=0, atol=1e-4)
     assert (q.square().mean(3) - 1).abs().max() > 0.1
@@ -97,7 +97,7 @@ def test_over_all_heads_is_not_by_head(qkv):
 def test_l2_replaces_the_scale_by_a_learned_scalar_of_the_published_start():
     for context, start in ((256, 16.0), (512, 18.0), (1024, 20.0)):
         geometry = Geometry(2, 24, H, G, D, 16, context, 11)
-        norm = QK_NORMS.build(default_option("qk_norm", "l2"), geometry)
+        norm = QK_NORM.build(default_option("qk_norm", "l2"), geometry)
         assert norm.g.item() == pytest.approx(math.log2(context**2 - context))
         assert norm.g.item() == pytest.approx(start, abs=0.01)
     assert norm.scale == 1.0
@@ -114,7 +114,7 @@ def test_scores_under_l2_lie_between_minus_g_and_g(tiny):
     assert seen[0][..., diagonal, diagonal].abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("name", QK_NORMS.names())
+@pytest.mark.parametrize("name", QK_NORM.names())
 def test_whether_keys_are_normed_is_told_truly(name, qkv):
     norm = build(name)
     q, k, v = qkv

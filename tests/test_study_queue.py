@@ -27,9 +27,9 @@ CLOCK = {"seconds", "tokens_per_second", "peak_memory_bytes"}
 LAUNCH = ("runs_dir", "tracker", "train.device", "train.threads", "train.checkpoint_every", "train.log_every")
 CRASH = '''
 import os, signal, time
-from nexus_ablate.axes.norm import NORMS, RMSNorm
+from nexus_ablate.axes.norm import NORM, RMSNorm
 
-@NORMS.register("crash")
+@NORM.register("crash")
 class Crash(RMSNorm):
     """RMSNorm until forward `at` in training; then the end, or a slow life, as `how` says."""
 

@@ -13,9 +13,9 @@ WORDS |= {part: "SIGKILL" for part in KILLED}
 
 SOURCE = f'''
 import os, signal, time
-from nexus_ablate.axes.norm import NORMS, RMSNorm
+from nexus_ablate.axes.norm import NORM, RMSNorm
 
-@NORMS.register("trial")
+@NORM.register("trial")
 class Trial(RMSNorm):
     """RMSNorm; its run may be slow, or end badly after some steps, as `part` says."""
 

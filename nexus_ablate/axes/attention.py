@@ -42,10 +42,10 @@ class DotProduct(Score):
         return self.query(q_BHTd) @ k_BHSd.transpose(-1, -2)
 
 
-SCORES: Registry[Score] = Registry("attention")
+ATTENTION: Registry[Score] = Registry("attention")
 
 
-@SCORES.register("dot")
+@ATTENTION.register("dot")
 class Dot(DotProduct):
     """q.k / sqrt(head_dim). Vaswani et al. 2017, arXiv:1706.03762, Eq. 1."""
 
@@ -57,7 +57,7 @@ class Dot(DotProduct):
         return q_BHTd
 
 
-@SCORES.register("luong_dot")
+@ATTENTION.register("luong_dot")
 class LuongDot(DotProduct):
     """q.k, unscaled. Luong et al. 2015, arXiv:1508.04025, section 3.1 (dot)."""
 
@@ -68,7 +68,7 @@ class LuongDot(DotProduct):
         return q_BHTd
 
 
-@SCORES.register("luong_general")
+@ATTENTION.register("luong_general")
 class LuongGeneral(DotProduct):
     """q W k, unscaled, a square W for each head. Luong et al. 2015, arXiv:1508.04025, section 3.1 (general).
 
@@ -83,7 +83,7 @@ class LuongGeneral(DotProduct):
         return self.map(q_BHTd)
 
 
-@SCORES.register("luong_concat")
+@ATTENTION.register("luong_concat")
 class LuongConcat(Score):
     """v.tanh(W [q; k]), W and v for each head. Luong et al. 2015, arXiv:1508.04025, section 3.1 (concat).
 
@@ -102,7 +102,7 @@ class LuongConcat(Score):
         return additive_scores(q_BHTw, k_BHSw, self.vector.weight())
 
 
-@SCORES.register("additive")
+@ATTENTION.register("additive")
 class Additive(Score):
     """v.tanh(Wq q + Wk k + b) for each head. Bahdanau et al. 2014, arXiv:1409.0473, appendix A.1.2.
 

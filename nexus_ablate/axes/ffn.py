@@ -40,10 +40,10 @@ class FeedForward(nn.Module):
         return self.gate(for_gate), self.up(for_up)
 
 
-FFNS: Registry[FeedForward] = Registry("ffn")
+FFN: Registry[FeedForward] = Registry("ffn")
 
 
-@FFNS.register("relu")
+@FFN.register("relu")
 class Relu(FeedForward):
     """max(0, up(x)). Vaswani et al. 2017, arXiv:1706.03762, Eq. 2."""
 
@@ -51,7 +51,7 @@ class Relu(FeedForward):
         return F.relu(self.up(x_BTD))
 
 
-@FFNS.register("relu2")
+@FFN.register("relu2")
 class SquaredRelu(FeedForward):
     """max(0, up(x))^2. So et al. 2021 (Primer), arXiv:2109.08668."""
 
@@ -59,7 +59,7 @@ class SquaredRelu(FeedForward):
         return F.relu(self.up(x_BTD)).square()
 
 
-@FFNS.register("gelu")
+@FFN.register("gelu")
 class Gelu(FeedForward):
     """GELU(up(x)), the exact erf form. Hendrycks & Gimpel 2016, arXiv:1606.08415, section 2."""
 
@@ -67,7 +67,7 @@ class Gelu(FeedForward):
         return F.gelu(self.up(x_BTD))
 
 
-@FFNS.register("gelu_tanh")
+@FFN.register("gelu_tanh")
 class GeluTanh(FeedForward):
     """GELU(up(x)), the tanh form. Hendrycks & Gimpel 2016, arXiv:1606.08415, section 2."""
 
@@ -75,7 +75,7 @@ class GeluTanh(FeedForward):
         return F.gelu(self.up(x_BTD), approximate="tanh")
 
 
-@FFNS.register("silu")
+@FFN.register("silu")
 class Silu(FeedForward):
     """up(x) sigmoid(up(x)). Ramachandran et al. 2017, arXiv:1710.05941, beta 1."""
 
@@ -83,7 +83,7 @@ class Silu(FeedForward):
         return F.silu(self.up(x_BTD))
 
 
-@FFNS.register("bilinear")
+@FFN.register("bilinear")
 class Bilinear(FeedForward):
     """gate(x) * up(x). Shazeer 2020, arXiv:2002.05202, Eq. 6."""
 
@@ -94,7 +94,7 @@ class Bilinear(FeedForward):
         return gate * up
 
 
-@FFNS.register("glu")
+@FFN.register("glu")
 class GLU(FeedForward):
     """sigmoid(gate(x)) * up(x). Shazeer 2020, arXiv:2002.05202, Eq. 6."""
 
@@ -105,7 +105,7 @@ class GLU(FeedForward):
         return F.sigmoid(gate) * up
 
 
-@FFNS.register("reglu")
+@FFN.register("reglu")
 class ReGLU(FeedForward):
     """max(0, gate(x)) * up(x). Shazeer 2020, arXiv:2002.05202, Eq. 6."""
 
@@ -116,7 +116,7 @@ class ReGLU(FeedForward):
         return F.relu(gate) * up
 
 
-@FFNS.register("geglu")
+@FFN.register("geglu")
 class GEGLU(FeedForward):
     """GELU(gate(x)) * up(x). Shazeer 2020, arXiv:2002.05202, Eq. 6."""
 
@@ -131,7 +131,7 @@ class GEGLU(FeedForward):
         return F.gelu(gate, approximate=self.approximate) * up
 
 
-@FFNS.register("swiglu")
+@FFN.register("swiglu")
 class SwiGLU(FeedForward):
     """SiLU(gate(x)) * up(x). Shazeer 2020, arXiv:2002.05202, Eq. 6."""
 

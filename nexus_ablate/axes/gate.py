@@ -46,10 +46,10 @@ class Gate(nn.Module):
         raise NotImplementedError
 
 
-GATES: Registry[Gate] = Registry("gate")
+GATE: Registry[Gate] = Registry("gate")
 
 
-@GATES.register("none")
+@GATE.register("none")
 class NoGate(Gate):
     """No site, nothing gated."""
 
@@ -95,7 +95,7 @@ class _Activated(Gate):
         return self.activation(logit.unflatten(-1, self.shape))  # type: ignore[union-attr]
 
 
-@GATES.register("elementwise")
+@GATE.register("elementwise")
 class Elementwise(_Activated):
     """One factor for each channel of each head. Qiu et al. 2025, arXiv:2505.06708."""
 
@@ -103,7 +103,7 @@ class Elementwise(_Activated):
         super().__init__(geometry, shape_at(site, geometry), site, activation, bias, input)
 
 
-@GATES.register("headwise")
+@GATE.register("headwise")
 class Headwise(_Activated):
     """One factor for each head. Qiu et al. 2025, arXiv:2505.06708."""
 
@@ -111,7 +111,7 @@ class Headwise(_Activated):
         super().__init__(geometry, (shape_at(site, geometry)[0], 1), site, activation, bias, input)
 
 
-@GATES.register("head_shared")
+@GATE.register("head_shared")
 class HeadShared(_Activated):
     """One factor for each channel of a head, the same in all heads. Qiu et al. 2025, arXiv:2505.06708."""
 
@@ -119,7 +119,7 @@ class HeadShared(_Activated):
         super().__init__(geometry, (1, geometry.head_dim), site, activation, bias, input)
 
 
-@GATES.register("additive")
+@GATE.register("additive")
 class Additive(_Activated):
     """y + activation(x W): an elementwise gate that adds. Qiu et al. 2025, arXiv:2505.06708, section 2.2.
 
@@ -136,7 +136,7 @@ class Additive(_Activated):
         return y + self.factor(x_BTD)
 
 
-@GATES.register("norm")
+@GATE.register("norm")
 class HeadNorm(Gate):
     """RMSNorm of the output of each head, in float32, a gain for each channel of each head; nothing is gated.
 
@@ -158,7 +158,7 @@ class HeadNorm(Gate):
         return y_BTHd * inverse_rms * self.gain.view(y.shape[-2:])
 
 
-@GATES.register("silu")
+@GATE.register("silu")
 class HeadSilu(Gate):
     """SiLU of the head outputs, without parameters; the input gates nothing. Qiu et al. 2025, arXiv:2505.06708."""
 
@@ -172,7 +172,7 @@ class HeadSilu(Gate):
         return F.silu(y)
 
 
-@GATES.register("bondarenko")
+@GATE.register("bondarenko")
 class Bondarenko(Gate):
     """sigmoid(G_h(x_h)) on the output of head h, x_h its slice of the input. Bondarenko et al. 2023, arXiv:2306.12929.
 

@@ -37,11 +37,11 @@ class Init:
         raise NotImplementedError
 
 
-INITS: Registry[Init] = Registry("init")
+INIT: Registry[Init] = Registry("init")
 BRANCH_OUTPUTS = ("attn_out", "ffn_out")
 
 
-@INITS.register("gpt2")
+@INIT.register("gpt2")
 class GPT2Init(Init):
     """std everywhere, branch outputs divided by sqrt(2L), one addition to the stream each. GPT-2, section 2.3.
 
@@ -55,7 +55,7 @@ class GPT2Init(Init):
         return self._std * (self._output_scale if weight.role in BRANCH_OUTPUTS else 1.0)
 
 
-@INITS.register("small")
+@INIT.register("small")
 class SmallInit(Init):
     """sqrt(2 / (5 d_model)) everywhere: Xavier's for a 4 d FFN. Nguyen & Salazar 2019, arXiv:1910.05895.
 
@@ -72,7 +72,7 @@ class SmallInit(Init):
         return self._std * (self._output_scale if weight.role in BRANCH_OUTPUTS else 1.0)
 
 
-@INITS.register("xavier")
+@INIT.register("xavier")
 class XavierInit(Init):
     """sqrt(2 / (fan_in + fan_out)), Glorot & Bengio 2010, Eq. 16; tables 1 / sqrt(d_model): unit logits when tied."""
 
@@ -83,7 +83,7 @@ class XavierInit(Init):
         return self._table_std if weight.role in EMBEDDINGS else math.sqrt(2 / (weight.shape[0] + weight.shape[1]))
 
 
-@INITS.register("megatron")
+@INIT.register("megatron")
 class MegatronInit(Init):
     """1 / sqrt(2.5 d_model), branch outputs divided by sqrt(2L), an untied head 1 / sqrt(d_model), cut off at 3 std.
 
@@ -103,7 +103,7 @@ class MegatronInit(Init):
         return self._std * (self._output_scale if weight.role in BRANCH_OUTPUTS else 1.0)
 
 
-@INITS.register("mitchell")
+@INIT.register("mitchell")
 class MitchellInit(Init):
     """1 / sqrt(fan_in), outputs of block l (from 0) 1 / sqrt(2 fan_in (l + 1)), tables 1 / sqrt(d_model), cut off at 3.
 

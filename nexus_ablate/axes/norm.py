@@ -19,7 +19,7 @@ from nexus_ablate.kernels.linear import autocasts
 from nexus_ablate.kernels.low_precision import uncast
 from nexus_ablate.kernels.norm import layer_norm, rms_norm
 
-NORMS: Registry[nn.Module] = Registry("norm")
+NORM: Registry[nn.Module] = Registry("norm")
 
 
 def statistics_dtype(x: Tensor, fp32: bool) -> torch.dtype:
@@ -47,7 +47,7 @@ class _Affine(nn.Module):
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
 
-@NORMS.register("layer")
+@NORM.register("layer")
 class LayerNorm(_Affine):
     """(x - mean) / sqrt(var + eps), over the width, biased variance. Ba et al. 2016, arXiv:1607.06450, Eq. 4."""
 
@@ -60,7 +60,7 @@ class LayerNorm(_Affine):
         return layer_norm(x, self.eps, self.gain.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
 
 
-@NORMS.register("layer_nonparam")
+@NORM.register("layer_nonparam")
 class LayerNormNonparametric(nn.Module):
     """(x - mean) / sqrt(var + eps), nothing learned. Groeneveld et al. 2024 (OLMo), arXiv:2402.00838, section 2.1."""
 
@@ -72,7 +72,7 @@ class LayerNormNonparametric(nn.Module):
         return layer_norm(x.to(statistics_dtype(x, self.fp32)), self.eps)
 
 
-@NORMS.register("rms")
+@NORM.register("rms")
 class RMSNorm(_Affine):
     """x / sqrt(mean(x^2) + eps), over the width. Zhang & Sennrich 2019, arXiv:1910.07467, Eq. 4; eps as in Llama."""
 
@@ -85,7 +85,7 @@ class RMSNorm(_Affine):
         return rms_norm(x, self.eps, self.gain.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
 
 
-@NORMS.register("rms_zero")
+@NORM.register("rms_zero")
 class RMSNormZero(nn.Module):
     """(1 + excess) x / sqrt(mean(x^2) + eps), excess 0 at first. Gemma Team 2024, arXiv:2403.08295; HF modeling_gemma2.
 
@@ -104,7 +104,7 @@ class RMSNormZero(nn.Module):
         return rms_norm(x, self.eps, gain, bias)
 
 
-@NORMS.register("rms_outside")
+@NORM.register("rms_outside")
 class RMSNormOutside(_Affine):
     """x / (sqrt(mean(x^2)) + eps): the form of the authors' code. Zhang & Sennrich 2019, rmsnorm_torch.py.
 
@@ -122,7 +122,7 @@ class RMSNormOutside(_Affine):
             return self.affine(x / (rms + self.eps))
 
 
-@NORMS.register("t5")
+@NORM.register("t5")
 class T5Norm(nn.Module):
     """gain x / sqrt(mean(x^2) + eps), mean in float32, product in the input's precision, no bias.
 
@@ -139,7 +139,7 @@ class T5Norm(nn.Module):
         return (x * inverse_rms).to(x.dtype) * self.gain.to(x.dtype)
 
 
-@NORMS.register("batch")
+@NORM.register("batch")
 class BatchNorm(_Affine):
     """(x - mean) / sqrt(var + eps) per channel over batch and time. Ioffe & Szegedy 2015, arXiv:1502.03167, Alg. 1.
 
@@ -173,7 +173,7 @@ class BatchNorm(_Affine):
             return self.affine((rows - mean) * torch.rsqrt(var + self.eps)).view(x.shape)
 
 
-@NORMS.register("scale")
+@NORM.register("scale")
 class ScaleNorm(nn.Module):
     """g x / max(||x||, eps), one scalar g, sqrt(width) at first. Nguyen & Salazar 2019, arXiv:1910.05895, Eq. 5."""
 
@@ -194,7 +194,7 @@ DYT_ALPHA = {1024: (1.0, 1.0), 2048: (1.0, 0.5), 4096: (0.8, 0.2), 8192: (0.2, 0
 """First alpha of DyT before attention and elsewhere, by width: Table 11 of the paper; the nearest width is taken."""
 
 
-@NORMS.register("dyt")
+@NORM.register("dyt")
 class DynamicTanh(_Affine):
     """gain * tanh(alpha x) + bias, one scalar alpha per site. Zhu et al. 2025, arXiv:2503.10622, Eq. 1.
 
@@ -226,7 +226,7 @@ class DynamicTanh(_Affine):
             return self.affine(torch.tanh(self.alpha.to(x.dtype) * x))
 
 
-@NORMS.register("derf")
+@NORM.register("derf")
 class DynamicErf(_Affine):
     """gain * erf(alpha x + shift) + bias, scalars alpha and shift per site. Chen et al. 2025, arXiv:2512.10938.
 
@@ -246,7 +246,7 @@ class DynamicErf(_Affine):
             return self.affine(torch.erf(self.alpha.to(x.dtype) * x + self.shift.to(x.dtype)))
 
 
-@NORMS.register("none")
+@NORM.register("none")
 class NoNorm(nn.Module):
     """The identity."""
 

@@ -25,10 +25,10 @@ class Normalizer(nn.Module):
         return None
 
 
-NORMALIZERS: Registry[Normalizer] = Registry("normalizer")
+NORMALIZER: Registry[Normalizer] = Registry("normalizer")
 
 
-@NORMALIZERS.register("softmax")
+@NORMALIZER.register("softmax")
 class Softmax(Normalizer):
     """exp(z) over its sum. Vaswani et al. 2017, arXiv:1706.03762, Eq. 1."""
 
@@ -42,7 +42,7 @@ class Softmax(Normalizer):
         return torch.softmax(score_BHTS.float(), -1)
 
 
-@NORMALIZERS.register("softmax1")
+@NORMALIZER.register("softmax1")
 class SoftmaxOne(Normalizer):
     """exp(z) / (1 + sum exp(z)): one key more of score 0 and value 0. Miller 2023, "Attention Is Off By One"."""
 
@@ -59,7 +59,7 @@ class SoftmaxOne(Normalizer):
         return torch.softmax(torch.cat((zero_BHT1, score_BHTS.float()), -1), -1)[..., 1:]
 
 
-@NORMALIZERS.register("sink")
+@NORMALIZER.register("sink")
 class Sink(Normalizer):
     """exp(z) / (exp(s) + sum exp(z)), s learned for each query head in every layer. gpt-oss, arXiv:2508.10925.
 
@@ -81,7 +81,7 @@ class Sink(Normalizer):
         return torch.softmax(torch.cat((sink_BHT1, score_BHTS.float()), -1), -1)[..., 1:]
 
 
-@NORMALIZERS.register("clipped")
+@NORMALIZER.register("clipped")
 class ClippedSoftmax(Normalizer):
     """clip((zeta - gamma) softmax(z) + gamma, 0, 1), gamma = -alpha / T. Bondarenko et al. 2023, arXiv:2306.12929.
 
@@ -101,7 +101,7 @@ class ClippedSoftmax(Normalizer):
         return stretched_BHTS.clamp(0, 1)
 
 
-@NORMALIZERS.register("sigmoid")
+@NORMALIZER.register("sigmoid")
 class Sigmoid(Normalizer):
     """sigmoid(z) of each score by itself, no bias. Gu et al. 2024, arXiv:2410.10781.
 

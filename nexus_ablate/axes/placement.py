@@ -21,10 +21,13 @@ from nexus_ablate.config.options import Registry
 
 @dataclass(frozen=True)
 class Parts:
-    """What a block is made of: two branches, a maker of norms by site, its width and where in the stack it stands."""
+    """What a block is made of: makers of its two branches and of norms by site, its width and its place in the stack.
 
-    attn: nn.Module
-    ffn: nn.Module
+    A branch is made with an inner norm, before its output projection, or without.
+    """
+
+    attn: Callable[[bool], nn.Module]
+    ffn: Callable[[bool], nn.Module]
     norm: Callable[[str], nn.Module]
     d_model: int
     layer: int
@@ -37,30 +40,24 @@ class Block(nn.Module):
     The stream is one tensor (B, T, D) unless the placement's `enter` makes something else of the embedding.
     """
 
-    inner_norms = False
-    """Whether the branches get a norm of their own before their output maps."""
-
     norm_ffn_after_sum = False
     """Whether `norm_ffn` norms the stream after an addition to it, and neither the FFN's input alone nor its output."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, inner_norms: bool = False) -> None:
         super().__init__()
-        self.attn, self.ffn = parts.attn, parts.ffn
+        self.attn, self.ffn = parts.attn(inner_norms), parts.ffn(inner_norms)
         self.init_gains: dict[str, float] = {}
         """Factors on the init axis's standard deviations, by role. A role that is not named has 1."""
 
-    @staticmethod
-    def enter(x_BTD: Tensor) -> Any:
+    def enter(self, x_BTD: Tensor) -> Any:
         """The stream that the first block gets."""
         return x_BTD
 
-    @staticmethod
-    def residual(stream: Any) -> Tensor:
+    def residual(self, stream: Any) -> Tensor:
         """What the next branch reads and probes measure, (B, T, D)."""
         return stream
 
-    @staticmethod
-    def leave(stream: Any, final_norm: nn.Module) -> Tensor:
+    def leave(self, stream: Any, final_norm: nn.Module) -> Tensor:
         """What the head sees, (B, T, D)."""
         return final_norm(stream)
 
@@ -68,12 +65,12 @@ class Block(nn.Module):
         raise NotImplementedError
 
 
-PLACEMENTS: Registry[Block] = Registry("placement")
+PLACEMENT: Registry[Block] = Registry("placement")
 BRANCH_MAPS = ("value", "attn_out", "ffn_in", "ffn_out")
 """Roles of the matrices whose product is a branch's output: all of a branch but what makes its scores."""
 
 
-@PLACEMENTS.register("pre")
+@PLACEMENT.register("pre")
 class PreNorm(Block):
     """x + f(N(x)). Xiong et al. 2020, arXiv:2002.04745, Table 1."""
 
@@ -86,7 +83,7 @@ class PreNorm(Block):
         return x_BTD + self.ffn(self.norm_ffn(x_BTD))
 
 
-@PLACEMENTS.register("post")
+@PLACEMENT.register("post")
 class PostNorm(Block):
     """N(x + f(x)). Vaswani et al. 2017, arXiv:1706.03762, section 3.1."""
 
@@ -101,7 +98,7 @@ class PostNorm(Block):
         return self.norm_ffn(x_BTD + self.ffn(x_BTD))
 
 
-@PLACEMENTS.register("hybrid")
+@PLACEMENT.register("hybrid")
 class Hybrid(Block):
     """x + A(N(x)), then N(x + F(x)): pre-norm attention, post-norm FFN.
 
@@ -119,7 +116,7 @@ class Hybrid(Block):
         return self.norm_ffn(x_BTD + self.ffn(x_BTD))
 
 
-@PLACEMENTS.register("hybridnorm")
+@PLACEMENT.register("hybridnorm")
 class HybridNorm(Block):
     """z = N(x + A(x)), then z + F(z), with q, k and v normed in A. Zhuo et al. 2025, arXiv:2503.04598, Eq. 6.
 
@@ -137,7 +134,7 @@ class HybridNorm(Block):
         return x_BTD + self.ffn(x_BTD)
 
 
-@PLACEMENTS.register("hybridnorm_star")
+@PLACEMENT.register("hybridnorm_star")
 class HybridNormStar(Block):
     """HybridNorm whose first block is pre-norm, q, k and v normed as elsewhere. arXiv:2503.04598, Eq. 7."""
 
@@ -155,7 +152,7 @@ class HybridNormStar(Block):
         return x_BTD + self.ffn(self.norm_ffn(x_BTD))
 
 
-@PLACEMENTS.register("deepnorm")
+@PLACEMENT.register("deepnorm")
 class DeepNorm(Block):
     """N(residual_scale x + f(x)), residual_scale (2L)^(1/4); init gain (8L)^(-1/4) on value, output and both FFN maps.
 
@@ -177,7 +174,7 @@ class DeepNorm(Block):
         return self.norm_ffn(self.residual_scale * x_BTD + self.ffn(x_BTD))
 
 
-@PLACEMENTS.register("sandwich")
+@PLACEMENT.register("sandwich")
 class Sandwich(Block):
     """x + N(f(N(x))). Ding et al. 2021 (CogView), arXiv:2105.13290; Peri-LN, arXiv:2502.02732; Gemma-2."""
 
@@ -191,7 +188,7 @@ class Sandwich(Block):
         return x_BTD + self.norm_ffn_out(self.ffn(self.norm_ffn(x_BTD)))
 
 
-@PLACEMENTS.register("output")
+@PLACEMENT.register("output")
 class OutputNorm(Block):
     """x + N(f(x)). OLMo Team 2025 (OLMo-2), arXiv:2501.00656; with first gain 0 it is Swin-v2's, arXiv:2111.09883."""
 
@@ -204,7 +201,7 @@ class OutputNorm(Block):
         return x_BTD + self.norm_ffn(self.ffn(x_BTD))
 
 
-@PLACEMENTS.register("subln")
+@PLACEMENT.register("subln")
 class SubLN(Block):
     """x + W N(g(N(x))), f = W g: pre-norm with a second norm inside each branch, before its output map.
 
@@ -214,10 +211,8 @@ class SubLN(Block):
     as published (d_model 128, context 64, mean of 3 seeds).
     """
 
-    inner_norms = True
-
     def __init__(self, parts: Parts) -> None:
-        super().__init__(parts)
+        super().__init__(parts, inner_norms=True)
         self.norm_attn, self.norm_ffn = parts.norm("attn"), parts.norm("ffn")
         self.init_gains = dict.fromkeys(BRANCH_MAPS, math.sqrt(math.log(2 * parts.n_layers)))
 
@@ -226,7 +221,7 @@ class SubLN(Block):
         return x_BTD + self.ffn(self.norm_ffn(x_BTD))
 
 
-@PLACEMENTS.register("mixln")
+@PLACEMENT.register("mixln")
 class MixLN(Block):
     """Post-norm in the first floor(post_fraction L) blocks, at least one; pre-norm in the others.
 
@@ -248,7 +243,7 @@ class MixLN(Block):
         return x_BTD + self.ffn(self.norm_ffn(x_BTD))
 
 
-@PLACEMENTS.register("lns")
+@PLACEMENT.register("lns")
 class LayerNormScaling(Block):
     """x + f(N(x) / sqrt(l)), l the block from 1, the same in both branches. Sun et al. 2025, arXiv:2502.05795."""
 
@@ -262,7 +257,7 @@ class LayerNormScaling(Block):
         return x_BTD + self.ffn(self.input_scale * self.norm_ffn(x_BTD))
 
 
-@PLACEMENTS.register("residual_scale")
+@PLACEMENT.register("residual_scale")
 class ResidualScale(Block):
     """x + branch_scale f(N(x)), a constant, 1 / sqrt(2L) by default: it stays, where an init's factor trains away.
 
@@ -281,7 +276,7 @@ class ResidualScale(Block):
         return x_BTD + self.branch_scale * self.ffn(self.norm_ffn(x_BTD))
 
 
-@PLACEMENTS.register("layerscale")
+@PLACEMENT.register("layerscale")
 class LayerScale(Block):
     """x + scale * f(N(x)), a learned vector per branch. Touvron et al. 2021 (CaiT), arXiv:2103.17239.
 
@@ -300,7 +295,7 @@ class LayerScale(Block):
         return x_BTD + self.scale_ffn * self.ffn(self.norm_ffn(x_BTD))
 
 
-@PLACEMENTS.register("rezero")
+@PLACEMENT.register("rezero")
 class ReZero(Block):
     """x + scale f(x), one learned scalar for both branches of a block, 0 at first: the model starts as the identity.
 
@@ -318,7 +313,7 @@ class ReZero(Block):
         return x_BTD + self.scale * self.ffn(self.norm_ffn(x_BTD))
 
 
-@PLACEMENTS.register("dual")
+@PLACEMENT.register("dual")
 class ResiDual(Block):
     """Two streams: x <- N(x + f(x)) and r <- r + f(x), both from the embedding; the head sees x + N_final(r).
 
@@ -331,16 +326,13 @@ class ResiDual(Block):
         super().__init__(parts)
         self.norm_attn, self.norm_ffn = parts.norm("attn"), parts.norm("ffn")
 
-    @staticmethod
-    def enter(x_BTD: Tensor) -> tuple[Tensor, Tensor]:
+    def enter(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
         return x_BTD, x_BTD
 
-    @staticmethod
-    def residual(stream: tuple[Tensor, Tensor]) -> Tensor:
+    def residual(self, stream: tuple[Tensor, Tensor]) -> Tensor:
         return stream[0]
 
-    @staticmethod
-    def leave(stream: tuple[Tensor, Tensor], final_norm: nn.Module) -> Tensor:
+    def leave(self, stream: tuple[Tensor, Tensor], final_norm: nn.Module) -> Tensor:
         post_BTD, pre_BTD = stream
         return post_BTD + final_norm(pre_BTD)
 
@@ -352,7 +344,7 @@ class ResiDual(Block):
         return self.norm_ffn(post_BTD + branch_BTD), pre_BTD + branch_BTD
 
 
-@PLACEMENTS.register("parallel")
+@PLACEMENT.register("parallel")
 class Parallel(Block):
     """x + A(N(x)) + F(N(x)), one norm for both (GPT-J; Chowdhery et al. 2022, PaLM, arXiv:2204.02311, section 2).
 

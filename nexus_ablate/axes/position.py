@@ -45,10 +45,10 @@ class Position(nn.Module):
         return None
 
 
-POSITIONS: Registry[Position] = Registry("position")
+POSITION: Registry[Position] = Registry("position")
 
 
-@POSITIONS.register("none")
+@POSITION.register("none")
 class NoPosition(Position):
     """Nothing; the causal mask alone breaks the symmetry. Haviv et al. 2022, arXiv:2203.16634."""
 
@@ -56,7 +56,7 @@ class NoPosition(Position):
         super().__init__()
 
 
-@POSITIONS.register("learned")
+@POSITION.register("learned")
 class Learned(Position):
     """A learned vector for each of `context` positions, added to the embedding (GPT-2). Not defined beyond them."""
 
@@ -72,7 +72,7 @@ class Learned(Position):
         return x_BTD + (self.table.weight if context == T else self.table.weight[:T])
 
 
-@POSITIONS.register("sinusoidal")
+@POSITION.register("sinusoidal")
 class Sinusoidal(Position):
     """sin(p / base^(2i/D)) at channel 2i, its cosine at 2i + 1, added. Vaswani et al. 2017, arXiv:1706.03762, 3.5.
 
@@ -98,7 +98,7 @@ class Sinusoidal(Position):
         return x_BTD + wave_TD[:T].to(x_BTD.dtype)
 
 
-@POSITIONS.register("rope")
+@POSITION.register("rope")
 class Rope(Position):
     """Channel pairs of q and k turned by p * theta^(-2i/width), in float32. Su et al. 2021, arXiv:2104.09864, Eq. 15.
 
@@ -167,7 +167,7 @@ def _alternate(pair: tuple[Tensor, Tensor], axis: int) -> Tensor:
     return torch.stack(pair, axis).flatten(axis - 1)
 
 
-@POSITIONS.register("alibi")
+@POSITION.register("alibi")
 class Alibi(Position):
     """-m_h (i - j) added to the scaled scores, in float32. Press et al. 2021, arXiv:2108.12409, section 3.
 
@@ -191,7 +191,7 @@ def slopes(n_heads: int) -> list[float]:
     return first + [2 ** (-8 * h / (2 * power)) for h in range(1, 2 * power, 2)][: n_heads - power]
 
 
-@POSITIONS.register("irope")
+@POSITION.register("irope")
 class InterleavedRope(Position):
     """RoPE in all layers but every `every`th, which has no positions and sharpens its queries in long sequences.
 
@@ -219,7 +219,7 @@ class InterleavedRope(Position):
         return (q_BHTd * sharper_T[:, None]).to(q_BHTd.dtype), k_BHSd
 
 
-@POSITIONS.register("t5")
+@POSITION.register("t5")
 class T5Bias(Position):
     """A learned bias for each head and bucket of distances i - j, added to the scaled scores. One table for all layers.
 
@@ -246,7 +246,7 @@ class T5Bias(Position):
         return self.table(self.bucket(T)).T
 
 
-@POSITIONS.register("kerple")
+@POSITION.register("kerple")
 class Kerple(Position):
     """-r1 ln(1 + r2 (i - j)), or -r1 (i - j)^r2 with r2 < 2, added to the scaled scores; r1, r2 > 0 for each head.
 
@@ -274,7 +274,7 @@ class Kerple(Position):
         return -self.log_r1_H.exp()[:, None] * kernel_HT
 
 
-@POSITIONS.register("fire")
+@POSITION.register("fire")
 class Fire(Position):
     """f(psi(i - j) / psi(max(L, i))) added to the scaled scores, psi(x) = ln(|c| x + 1), f a small MLP to all heads.
 
@@ -317,7 +317,7 @@ class FireFunction(nn.Module):
         return torch.log1p(self.c.abs() * x)
 
 
-@POSITIONS.register("transformer_xl")
+@POSITION.register("transformer_xl")
 class TransformerXL(Position):
     """((q + u).k + (q + v).(W r)) times the scores' scale; r the sinusoid of i - j, sines before cosines.
 

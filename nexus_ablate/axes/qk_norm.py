@@ -30,14 +30,14 @@ class QKNorm(nn.Module):
         raise NotImplementedError
 
 
-QK_NORMS: Registry[QKNorm] = Registry("qk_norm")
+QK_NORM: Registry[QKNorm] = Registry("qk_norm")
 
 
 def rms(width: int, eps: float) -> RMSNorm:
     return RMSNorm(width, bias=False, site="qk", eps=eps, gain_init=1.0, fp32=True)
 
 
-@QK_NORMS.register("none")
+@QK_NORM.register("none")
 class NoQKNorm(QKNorm):
     """Queries, keys and values as they are."""
 
@@ -50,7 +50,7 @@ class NoQKNorm(QKNorm):
         return q_BTHd, k_BTGd, v_BTGd
 
 
-@QK_NORMS.register("rms")
+@QK_NORM.register("rms")
 class RMSQKNorm(QKNorm):
     """RMSNorm of q and of k in each head, a gain each, shared by the heads. Qwen3, arXiv:2505.09388."""
 
@@ -62,7 +62,7 @@ class RMSQKNorm(QKNorm):
         return self.query(q_BTHd), self.key(k_BTGd), v_BTGd
 
 
-@QK_NORMS.register("rms_full")
+@QK_NORM.register("rms_full")
 class FullRMSQKNorm(QKNorm):
     """RMSNorm over all heads of q together, and of k, gains of that width. OLMo-2, arXiv:2501.00656."""
 
@@ -76,7 +76,7 @@ class FullRMSQKNorm(QKNorm):
         return q_BTHd, self.key(k_BTGd.flatten(2)).view_as(k_BTGd), v_BTGd
 
 
-@QK_NORMS.register("layer")
+@QK_NORM.register("layer")
 class LayerQKNorm(QKNorm):
     """LayerNorm without bias of q and of k in each head, a gain each. Dehghani et al. 2023, arXiv:2302.05442."""
 
@@ -90,7 +90,7 @@ class LayerQKNorm(QKNorm):
         return self.query(q_BTHd), self.key(k_BTGd), v_BTGd
 
 
-@QK_NORMS.register("l2")
+@QK_NORM.register("l2")
 class L2QKNorm(QKNorm):
     """g q/|q| . k/|k|, g a learned scalar in the place of 1/sqrt(head_dim). Henry et al. 2020, arXiv:2010.04245.
 
@@ -109,7 +109,7 @@ class L2QKNorm(QKNorm):
         return self.g * F.normalize(q_BTHd.float(), dim=-1), F.normalize(k_BTGd.float(), dim=-1), v_BTGd
 
 
-@QK_NORMS.register("q_only")
+@QK_NORM.register("q_only")
 class QueryNorm(QKNorm):
     """RMSNorm of q in each head, keys as they are: scores stay linear in the length of the key. A control."""
 
@@ -123,7 +123,7 @@ class QueryNorm(QKNorm):
         return self.query(q_BTHd), k_BTGd, v_BTGd
 
 
-@QK_NORMS.register("k_only")
+@QK_NORM.register("k_only")
 class KeyNorm(QKNorm):
     """RMSNorm of k in each head, queries as they are: scores stay linear in the length of the query. A control."""
 
@@ -135,7 +135,7 @@ class KeyNorm(QKNorm):
         return q_BTHd, self.key(k_BTGd), v_BTGd
 
 
-@QK_NORMS.register("qkv")
+@QK_NORM.register("qkv")
 class QKVNorm(QKNorm):
     """RMSNorm of q, of k and of v in each head, a gain each. Zhuo et al. 2025 (HybridNorm), arXiv:2503.04598."""
 

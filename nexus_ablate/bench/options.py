@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nexus_ablate.axes.norm import NORMS
+from nexus_ablate.axes.norm import NORM
 from nexus_ablate.bench.timing import MOST_PROGRAMS, Clock, Spread, clock_of, in_turn, ratios, spread
 from nexus_ablate.bench.traffic import Traffic, counted, device_rates, seconds_at_best
 from nexus_ablate.config.run_config import RunConfig
@@ -109,8 +109,8 @@ def bench_axis(axis: str, configs: dict[str, RunConfig], baseline: str, seconds:
     works: dict[tuple[str, str, str], _Work] = {}
     sites: dict[str, int] = {}
     for option, chosen in configs.items():
-        block, position, placement, layer = _parts(axis, chosen, device)
-        calls: dict[str, Callable[..., Any]] = {"block": lambda x, b=block, p=position, q=placement: b(q.enter(x), p)}
+        block, position, layer = _parts(axis, chosen, device)
+        calls: dict[str, Callable[..., Any]] = {"block": lambda x, b=block, p=position: b(b.enter(x), p)}
         modules: dict[str, list[nn.Module]] = {"block": [block, position]}
         if layer is not None:
             calls["alone"] = (lambda x, m=layer, p=position: m(x, p)) if layer is block.attn else layer
@@ -146,15 +146,15 @@ def bench_axis(axis: str, configs: dict[str, RunConfig], baseline: str, seconds:
     )
 
 
-def _parts(axis: str, config: RunConfig, device: torch.device) -> tuple[Any, Any, Any, Any]:
-    """The last block, the position scheme, the placement, and the module in which the option acts (None: the block)."""
+def _parts(axis: str, config: RunConfig, device: torch.device) -> tuple[Any, Any, Any]:
+    """The last block, the position scheme, and the module in which the option acts (None: the block)."""
     model = build_model(config).to(device).train()
     block = model.blocks[-1]
     if axis == "norm":
-        norm = NORMS.build(config.norm, config.model.d_model, config.resolved.norm_bias, "attn").to(device)
-        return block, model.position, model.placement, norm
+        norm = NORM.build(config.norm, config.model.d_model, config.resolved.norm_bias, "attn").to(device)
+        return block, model.position, norm
     layer = {"placement": None, "ffn": block.ffn}.get(axis, block.attn)  # type: ignore[reportArgumentType]
-    return block, model.position, model.placement, layer
+    return block, model.position, layer
 
 
 def _compiled(call: Callable[..., Any], weights: list[nn.Parameter], x_BTD: Tensor, precision: str) -> _Work:

@@ -3,12 +3,12 @@
 from nexus_ablate.data.backcopy import BackCopyCorpus
 from nexus_ablate.data.batches import Batches, chain, eval_places, eval_windows, hash_tokens
 from nexus_ablate.data.cache import TokenizedData, default_cache_dir, fingerprint_of, prepare, vocabulary_size
-from nexus_ablate.data.corpus import CORPORA, Corpus
+from nexus_ablate.data.corpus import DATA, Corpus
 from nexus_ablate.data.hub import HubCorpus
 from nexus_ablate.data.tokenizer import Tokenizer, load_tokenizer, token_kinds
 
 __all__ = [
-    "CORPORA",
+    "DATA",
     "BackCopyCorpus",
     "Batches",
     "Corpus",

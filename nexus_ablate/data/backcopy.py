@@ -8,7 +8,7 @@ from typing import final
 
 import numpy as np
 
-from nexus_ablate.data.corpus import CORPORA, Corpus
+from nexus_ablate.data.corpus import DATA, Corpus
 from nexus_ablate.errors import ConfigError
 
 FORMAT = 1
@@ -19,7 +19,7 @@ _BLOCK = 4096  # sequences that are drawn at a time
 
 
 @final
-@CORPORA.register("bigram_backcopy")
+@DATA.register("bigram_backcopy")
 class BackCopyCorpus(Corpus):
     """A begin token, a token that is no trigger, then x(t+1) = x(t-1) after a trigger, else drawn from P(. | x(t)).
 

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from nexus_ablate.config.options import Option
-from nexus_ablate.data.corpus import CORPORA, Corpus, head
+from nexus_ablate.data.corpus import DATA, Corpus, head
 from nexus_ablate.data.tokenizer import (
     BPE_TRAINING_CHARACTERS,
     BpeTokenizer,
@@ -119,7 +119,7 @@ def vocabulary_size(option: Option) -> int:
     if option.keys["tokenizer"] == "bpe":
         return option.keys["bpe_vocab"]
     own = {key: value for key, value in option.keys.items() if key not in TOKENIZER_KEYS}
-    return _make_tokenizer(option, CORPORA.build(Option(option.name, own))).vocab_size
+    return _make_tokenizer(option, DATA.build(Option(option.name, own))).vocab_size
 
 
 def default_cache_dir() -> Path:
@@ -145,7 +145,7 @@ def _identify(option: Option, context: int) -> tuple[Corpus, str]:
         parse_tokenizer(source, kind)  # refused now, or not at all
         tokenizer = ["file", hashlib.sha256(source.encode()).hexdigest()]
     own = {key: value for key, value in option.keys.items() if key not in TOKENIZER_KEYS}
-    corpus = CORPORA.build(Option(option.name, own))
+    corpus = DATA.build(Option(option.name, own))
     corpus.check(context)
     return corpus, _hash([corpus.fingerprint(), tokenizer])
 

@@ -18,7 +18,7 @@ from nexus_ablate.config.options import Registry
 from nexus_ablate.errors import ConfigError, did_you_mean
 from nexus_ablate.runs.files import open_regular
 
-CORPORA: Registry[Corpus] = Registry("data")
+DATA: Registry[Corpus] = Registry("data")
 STDLIB_VAL_SHARE = 0.05
 _NOT_CORPUS = {"test", "tests", "idle_test", "__pycache__", "pydoc_data"}
 
@@ -64,7 +64,7 @@ class Corpus(ABC):
 
 
 @final
-@CORPORA.register("stdlib")
+@DATA.register("stdlib")
 class StdlibCorpus(Corpus):
     """Source files of the running interpreter's standard library, one a document.
 
@@ -136,7 +136,7 @@ def _prose() -> Iterator[str]:
 
 
 @final
-@CORPORA.register("files")
+@DATA.register("files")
 class FilesCorpus(Corpus):
     """The user's UTF-8 files, one a document, with any line end read as `\\n`; their last characters are validation.
 

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, final
 
-from nexus_ablate.data.corpus import CORPORA, Corpus, head
+from nexus_ablate.data.corpus import DATA, Corpus, head
 from nexus_ablate.errors import ConfigError, StorageError, did_you_mean
 
 VAL_CHARACTERS = 1_000_000
@@ -21,10 +21,10 @@ _DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.ERO
 
 
 @final
-@CORPORA.register("hub")
-@CORPORA.register("tinystories")
-@CORPORA.register("wikitext103")
-@CORPORA.register("fineweb_edu")
+@DATA.register("hub")
+@DATA.register("tinystories")
+@DATA.register("wikitext103")
+@DATA.register("fineweb_edu")
 class HubCorpus(Corpus):
     """A data set of the Hugging Face Hub or a local directory of parquet files, one row a document.
 

@@ -14,15 +14,15 @@ import torch
 from torch import Tensor, nn
 
 from nexus_ablate.attention import Attention, AttentionCore
-from nexus_ablate.axes.attention import SCORES
-from nexus_ablate.axes.ffn import FFNS
-from nexus_ablate.axes.gate import GATES
-from nexus_ablate.axes.init import INITS, Weight, first_std, layer_of
-from nexus_ablate.axes.norm import NORMS
-from nexus_ablate.axes.normalizer import NORMALIZERS
-from nexus_ablate.axes.placement import PLACEMENTS
-from nexus_ablate.axes.position import POSITIONS
-from nexus_ablate.axes.qk_norm import QK_NORMS
+from nexus_ablate.axes.attention import ATTENTION
+from nexus_ablate.axes.ffn import FFN
+from nexus_ablate.axes.gate import GATE
+from nexus_ablate.axes.init import INIT, Weight, first_std, layer_of
+from nexus_ablate.axes.norm import NORM
+from nexus_ablate.axes.normalizer import NORMALIZER
+from nexus_ablate.axes.placement import PLACEMENT
+from nexus_ablate.axes.position import POSITION
+from nexus_ablate.axes.qk_norm import QK_NORM
 from nexus_ablate.axes.roles import VECTOR, parameter_roles
 from nexus_ablate.config.compose import differences
 from nexus_ablate.config.options import AXES, Option, OptionFile, option_files
@@ -123,9 +123,9 @@ def equations(config: RunConfig, model: GPT) -> list[dict[str, Any]]:
 def component_of(config: RunConfig, model: GPT) -> Callable[[str], str]:
     """A function from the full name of a parameter or module to the component it belongs to."""
     options = {axis: option for axis, (option, _) in chosen_options(config).items()}
-    registries = (NORMS, PLACEMENTS, POSITIONS, SCORES, NORMALIZERS, QK_NORMS, GATES, FFNS)
+    registries = (NORM, PLACEMENT, POSITION, ATTENTION, NORMALIZER, QK_NORM, GATE, FFN)
     kinds: dict[Any, str] = {registry.get(options[registry.axis].name): registry.axis for registry in registries}
-    kinds |= {Attention: "attention", AttentionCore: "scores", SCORES.get(config.attention.name): "scores"}
+    kinds |= {Attention: "attention", AttentionCore: "scores", ATTENTION.get(config.attention.name): "scores"}
     modules = dict(model.named_modules())
 
     def component(name: str) -> str:
@@ -143,7 +143,7 @@ def component_of(config: RunConfig, model: GPT) -> Callable[[str], str]:
 def traced(model: GPT, context: int, rows: int) -> tuple[dict[str, int], dict[str, int]]:
     """From a forward pass of a micro-batch on the meta device: the width that each norm is given, FLOPs by module."""
     widths: dict[str, int] = {}
-    norms = tuple(NORMS.get(name) for name in NORMS.names())
+    norms = tuple(NORM.get(name) for name in NORM.names())
 
     def watch(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
         return lambda module, given: widths.update({name: given[0].shape[-1]})
@@ -176,7 +176,7 @@ def totals(counts: dict[str, int], group: Callable[[str], str]) -> dict[str, int
 
 def initial_values(config: RunConfig, model: GPT) -> dict[str, Any]:
     """Standard deviations by role, least and largest, with the placement's gain in them."""
-    init = INITS.build(config.resolved.init, model.geometry)
+    init = INIT.build(config.resolved.init, model.geometry)
     gains = model.init_gains
     roles, stds = parameter_roles(model), {}
     for name, parameter in model.named_parameters():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from nexus_ablate.axes.norm import NORMS
+from nexus_ablate.axes.norm import NORM
 from nexus_ablate.config.options import default_option
 
 pytestmark = [
@@ -22,7 +22,7 @@ def test_both_passes_in_low_precision_are_those_of_a_cpu(name, dtype, offset):
     grad = torch.randn(64, 96, generator=torch.Generator().manual_seed(2)).to(dtype)
     found = []
     for device in ("cpu", "cuda"):
-        norm = NORMS.build(option, 96, False, "ffn").to(device)
+        norm = NORM.build(option, 96, False, "ffn").to(device)
         leaf = x.to(device).requires_grad_()
         with torch.autocast(device, dtype=dtype):
             y = norm(leaf)
