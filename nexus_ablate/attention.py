@@ -3,12 +3,15 @@
 Project, norm q, k (and v), gate them, put positions in, score, scale, add the position bias, cap, mask, normalize, drop
 out, mix values, gate, inner norm, output map, gate. It knows no option by name.
 
-Shape letters: B batch, T time, S time of keys, D d_model, H heads, G heads of keys and values, d head width. Keys and
-values of G heads serve H / G query heads each. The keys
-that S exceeds T by stand first, as the learned key does. A sink token is the first of the T.
+Shape letters: B batch, T queries, S keys, D d_model, H heads, G heads of keys and values, d head width. Keys and values
+of G heads serve H / G query heads each. Before the keys of the text are those of the `Prefix`.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -28,10 +31,50 @@ SHORTEST_FLEX = 128
 """Queries from which on FlexAttention has a block to skip."""
 
 
+@dataclass(frozen=True)
+class Prefix:
+    """The keys before the text. Every query sees them beyond any window, and no position acts on them.
+
+    Each count is 0 or 1, and they are in this order:
+
+    Attributes:
+        own: The normalizer's own key, a score without a vector. The attention map has no column for it.
+        learned: The learned key of `kv_bias`: a column of the map, and no query.
+        sink: The sink token: a column and a query.
+    """
+
+    own: int
+    learned: int
+    sink: int
+
+    @property
+    def columns(self) -> int:
+        """Columns of the attention map before the first token of the text."""
+        return self.learned + self.sink
+
+
+Attend = Callable[["AttentionCore", Tensor, Tensor, Tensor, Tensor | None], Tensor]
+"""What may compute in a core's place: given the core and its `forward`'s arguments, it returns what that returns."""
+
+
+@contextmanager
+def substituted(model: nn.Module, attend: Attend) -> Iterator[None]:
+    """While it is entered, every core of the model computes `attend(core, q, k, v, bias)`. Hooks on cores still run."""
+    cores = [module for module in model.modules() if isinstance(module, AttentionCore)]
+    try:
+        for core in cores:
+            core.substitute = attend
+        yield
+    finally:
+        for core in cores:
+            core.substitute = None
+
+
 class AttentionCore(nn.Module):
     """Queries, keys and values to head outputs. The plain path is the reference; the fused one computes the same.
 
     Args:
+        layer: Which block it is in, from 0.
         scale: What takes the place of the score's published factor, if anything does.
     """
 
@@ -43,7 +86,10 @@ class AttentionCore(nn.Module):
         self.scale = published if config.attn_scale == "auto" else config.attn_scale
         self.softcap = None if config.attn_softcap == "off" else config.attn_softcap
         self.window = config.resolved.windows[layer]
-        self.sink_tokens = int(config.sink_token)
+        own = self.normalizer.own_key() is not None
+        self.prefix = Prefix(int(own), int(config.kv_bias != "off"), int(config.sink_token))
+        self.layer = layer
+        self.substitute: Attend | None = None
         self.dropout = config.model.dropout
         self.fused = self.kernel[0] != "plain"
         self.chooses = config.train.attention == "auto"
@@ -62,7 +108,7 @@ class AttentionCore(nn.Module):
         if reasons:
             return "plain", "; ".join(reasons)
         masks = ["window"] if self.window else []
-        masks += ["learned sink score"] if isinstance(self.normalizer.extra_key(), Tensor) else []
+        masks += ["learned sink score"] if isinstance(self.normalizer.own_key(), Tensor) else []
         return "fused", "a softmax of dot products" + (f", {' and '.join(masks)} in the mask" if masks else "")
 
     def gpu_kernel(self, T: int, bias: Tensor | None) -> str:
@@ -75,14 +121,23 @@ class AttentionCore(nn.Module):
             parts = ["block mask of the window"] if 0 < self.window < T else []
             parts += ["bias by distance"] if bias is not None else []
             parts += ["soft-cap"] if self.softcap is not None else []
-            parts += ["own key by log-sum-exp"] if self.normalizer.extra_key() is not None else []
+            parts += ["own key by log-sum-exp"] if self.normalizer.own_key() is not None else []
             return f"FlexAttention: {', '.join(parts)}; uncompiled as above"
         if not self.fused:
             return "plain"
-        masked = bias is not None or 0 < self.window < T or isinstance(self.normalizer.extra_key(), Tensor)
+        masked = bias is not None or 0 < self.window < T or isinstance(self.normalizer.own_key(), Tensor)
         return f"scaled_dot_product_attention, {'with a mask of all pairs' if masked else 'flash or cuDNN'}"
 
     def forward(self, q_BHTd: Tensor, k_BGSd: Tensor, v_BGSd: Tensor, bias: Tensor | None) -> Tensor:
+        """The values of each query, (B, H, T, d).
+
+        Args:
+            q_BHTd: Of the sink token and the text, with their positions put in.
+            k_BGSd: Of the learned key, the sink token and the text; likewise the values.
+            bias: The position bias of the text, as `place` returns it.
+        """
+        if self.substitute is not None:
+            return self.substitute(self, q_BHTd, k_BGSd, v_BGSd, bias)
         if q_BHTd.is_cuda and torch.compiler.is_compiling() and self.flexes(q_BHTd.shape[2], bias):
             return self.flex(q_BHTd, k_BGSd, v_BGSd, bias)
         if self.fused:
@@ -92,10 +147,9 @@ class AttentionCore(nn.Module):
     def weights(self, q_BHTd: Tensor, k_BGSd: Tensor, bias: Tensor | None) -> Tensor:
         """The attention map (B, H, T, S) in float32: each query's weights over the keys it may see.
 
-        The first S - T columns are the learned key's. What a normalizer gives to a key of its own is in no column: it
-        is what the row lacks to 1.
+        What a normalizer gives to its own key is in no column: it is what the row lacks to 1.
         """
-        return self.normalized(self.scores(q_BHTd, k_BGSd, bias))
+        return self.normalized(self.scores(q_BHTd, k_BGSd, bias), self.seen(q_BHTd.shape[2], q_BHTd.device))
 
     def mixed(self, weight_BHTS: Tensor, v_BGSd: Tensor) -> Tensor:
         """The values of each query, (B, H, T, d)."""
@@ -104,32 +158,32 @@ class AttentionCore(nn.Module):
     def scores(self, q_BHTd: Tensor, k_BGSd: Tensor, bias: Tensor | None) -> Tensor:
         """Scaled scores with the position bias, (B, H, T, S), before cap and mask."""
         score_BHTS = self.score(q_BHTd, spread(k_BGSd, q_BHTd.shape[1])) * self.scale
-        return score_BHTS if bias is None else score_BHTS + fitted(bias, *score_BHTS.shape[-2:])
+        return score_BHTS if bias is None else score_BHTS + fitted(bias, self.prefix.columns, self.prefix.sink)
 
-    def normalized(self, score_BHTS: Tensor) -> Tensor:
-        """The attention map of scores: capped, masked, normalized."""
+    def normalized(self, score_BHTS: Tensor, seen_TS: Tensor) -> Tensor:
+        """The attention map of scores: capped, masked to the keys that are seen, normalized."""
         if self.softcap is not None:
             score_BHTS = self.softcap * torch.tanh(score_BHTS / self.softcap)
-        T, S = score_BHTS.shape[-2:]
-        seen_TS = self.seen(T, S, score_BHTS.device)
         return self.normalizer(score_BHTS.masked_fill(~seen_TS, -torch.inf))  # masked before the cap it would be -c
 
     def _fused(self, q_BHTd: Tensor, k_BGSd: Tensor, v_BGSd: Tensor, bias: Tensor | None) -> Tensor:
-        extra = self.normalizer.extra_key()
-        if extra is not None:  # a key of zeros scores 0; a learned score is put in its place below
-            k_BGSd, v_BGSd = F.pad(k_BGSd, (0, 0, 1, 0)), F.pad(v_BGSd, (0, 0, 1, 0))
+        own, own_score = self.prefix.own, self.normalizer.own_key()
+        if own:  # a key of zeros scores 0; a learned score is put in its place below
+            k_BGSd, v_BGSd = F.pad(k_BGSd, (0, 0, own, 0)), F.pad(v_BGSd, (0, 0, own, 0))
         H, T, S = q_BHTd.shape[1], q_BHTd.shape[2], k_BGSd.shape[2]
         windowed = 0 < self.window < T
-        if bias is None and not windowed and not isinstance(extra, Tensor):
+        if bias is None and not windowed and not isinstance(own_score, Tensor):
             # One more query for each key without one: the square causal form is what the fastest kernels take.
-            q_BHSd = F.pad(q_BHTd, (0, 0, S - T, 0)) if S > T else q_BHTd
+            added = own + self.prefix.learned
+            q_BHSd = F.pad(q_BHTd, (0, 0, added, 0)) if added else q_BHTd
             out_BHSd = self._softmax(q_BHSd, k_BGSd, v_BGSd, None)
-            return out_BHSd[:, :, S - T :] if S > T else out_BHSd
-        mask = q_BHTd.new_zeros(1, 1, T, S) if bias is None else fitted(bias, T, S)
-        if isinstance(extra, Tensor):
-            column = extra.to(mask.dtype).view(1, H, 1, 1).expand(len(mask), H, T, 1)
+            return out_BHSd[:, :, added:] if added else out_BHSd
+        columns = own + self.prefix.columns
+        mask = q_BHTd.new_zeros(1, 1, T, S) if bias is None else fitted(bias, columns, self.prefix.sink)
+        if isinstance(own_score, Tensor):
+            column = own_score.to(mask.dtype).view(1, H, 1, 1).expand(len(mask), H, T, 1)
             mask = torch.cat((column, mask[..., 1:].expand(-1, H, -1, -1)), -1)
-        mask = mask.masked_fill(~self.seen(T, S, q_BHTd.device), -torch.inf).to(q_BHTd.dtype)
+        mask = mask.masked_fill(~self.seen(T, q_BHTd.device, own), -torch.inf).to(q_BHTd.dtype)
         return self._softmax(q_BHTd, k_BGSd, v_BGSd, mask)
 
     def _softmax(self, q_BHTd: Tensor, k_BGSd: Tensor, v_BGSd: Tensor, mask: Tensor | None) -> Tensor:
@@ -148,7 +202,7 @@ class AttentionCore(nn.Module):
         Not of a bias that is learned: its gradient would be summed by atomic additions (pytorch issue 137452).
         """
         fixed = bias is not None and bias.ndim == 2 and not bias.requires_grad
-        masked = 0 < self.window < T or self.softcap is not None or isinstance(self.normalizer.extra_key(), Tensor)
+        masked = 0 < self.window < T or self.softcap is not None or isinstance(self.normalizer.own_key(), Tensor)
         dropout = self.dropout and self.training
         return self.flexible and T >= SHORTEST_FLEX and not dropout and (fixed or (masked and bias is None))
 
@@ -161,40 +215,57 @@ class AttentionCore(nn.Module):
         from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
 
         T, S = q_BHTd.shape[2], k_BGSd.shape[2]
-        t = T if bias is None else bias.shape[-1]  # what comes before the text has no position
+        learned, sink, columns = self.prefix.learned, self.prefix.sink, self.prefix.columns
+        t = T if bias is None else bias.shape[-1]  # the prefix has no position
 
         def seen(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            return self.sees(i, j - (S - T))
+            return self.sees(i, j - learned)
 
         def score(value: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             if bias is not None:
-                i, j = i - (T - t), j - (S - t)
+                i, j = i - sink, j - columns
                 added = bias[h, (i - j).clamp(0, t - 1)]
-                value = value + (added if t == S else torch.where((i >= 0) & (j >= 0), added, 0.0))
+                value = value + (torch.where((i >= 0) & (j >= 0), added, 0.0) if columns else added)
             return value if self.softcap is None else self.softcap * torch.tanh(value / self.softcap)
 
-        q_BHTd, extra = self.score.query(q_BHTd).to(v_BGSd.dtype), self.normalizer.extra_key()
+        q_BHTd, own_score = self.score.query(q_BHTd).to(v_BGSd.dtype), self.normalizer.own_key()
         mask = create_block_mask(seen, None, None, T, S, device=q_BHTd.device)
         heads = {"scale": self.scale, "enable_gqa": k_BGSd.shape[1] != q_BHTd.shape[1]}
         given = q_BHTd, k_BGSd.to(v_BGSd.dtype), v_BGSd, score, mask
-        if extra is None:
+        if own_score is None:
             return flex_attention(*given, **heads)
         out_BHTd, more = flex_attention(*given, **heads, return_aux=AuxRequest(lse=True))
         assert more.lse is not None
-        share_BHT = torch.sigmoid(more.lse - (extra.float()[:, None] if isinstance(extra, Tensor) else extra))
+        own_score = own_score.float()[:, None] if isinstance(own_score, Tensor) else own_score
+        share_BHT = torch.sigmoid(more.lse - own_score)
         return (out_BHTd * share_BHT[..., None]).to(v_BGSd.dtype)
 
-    def seen(self, T: int, S: int, device: torch.device) -> Tensor:
-        """(T, S), true where query i may see key j: i - window < j <= i, and always a key that is no token of the text.
+    def seen(self, T: int, device: torch.device, own: int = 0) -> Tensor:
+        """(T, S), true where query i may see key j: i - window < j <= i, and always a key of the prefix.
 
-        Keys beyond T stand before the first query.
+        Args:
+            T: Queries: the sink token, if there is one, and the text.
+            own: Columns for the normalizer's own key, 0 or 1.
         """
-        return self.sees(torch.arange(T, device=device)[:, None], torch.arange(T - S, T, device=device))
+        keys_S = torch.arange(-own - self.prefix.learned, T, device=device)
+        return self.sees(torch.arange(T, device=device)[:, None], keys_S)
 
     def sees(self, i: Tensor, j: Tensor) -> Tensor:
-        """Whether query i sees key j, which is negative where it is no token."""
+        """Whether query i sees key j; both count from the first query, so that keys without a query are negative."""
         seen = j <= i
-        return seen & ((j > i - self.window) | (j < self.sink_tokens)) if self.window else seen
+        return seen & ((j > i - self.window) | (j < self.prefix.sink)) if self.window else seen
+
+    def place(self, q_BHTd: Tensor, k_BGTd: Tensor, position: Position) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Queries and keys with their positions put in, and the position bias. Only the text has positions."""
+        sink = self.prefix.sink
+        text_q, text_k = (q_BHTd[:, :, sink:], k_BGTd[:, :, sink:]) if sink else (q_BHTd, k_BGTd)
+        bias = position.query_bias(text_q, self.layer, self.scale)
+        if bias is None:
+            bias = position.score_bias(text_q.shape[2], self.layer)
+        text_q, text_k = position.rotate(text_q, text_k, self.layer)
+        if not sink:
+            return text_q, text_k, bias
+        return torch.cat((q_BHTd[:, :, :sink], text_q), 2), torch.cat((k_BGTd[:, :, :sink], text_k), 2), bias
 
 
 def spread(x_BGSd: Tensor, n_heads: int) -> Tensor:
@@ -203,12 +274,16 @@ def spread(x_BGSd: Tensor, n_heads: int) -> Tensor:
     return x_BGSd if groups == n_heads else x_BGSd.repeat_interleave(n_heads // groups, 1)
 
 
-def fitted(bias: Tensor, T: int, S: int) -> Tensor:
-    """A position bias (H, t) or (..., t, t) as (B or 1, H, T, S): what comes before the text has no position and gets
-    0."""
-    bias, t = by_distance(bias) if bias.ndim == 2 else bias, bias.shape[-1]
+def fitted(bias: Tensor, columns: int, rows: int) -> Tensor:
+    """A position bias of the text, (H, t) or (..., t, t), as (B or 1, H, T, S).
+
+    Args:
+        columns: Keys before the text; they have no position and get 0.
+        rows: Queries before the text, likewise.
+    """
+    bias = by_distance(bias) if bias.ndim == 2 else bias
     bias = bias.reshape(-1, *bias.shape[-3:])
-    return F.pad(bias, (S - t, 0, T - t, 0)) if (t, t) != (T, S) else bias
+    return F.pad(bias, (columns, 0, rows, 0)) if columns else bias
 
 
 class Attention(nn.Module):
@@ -225,8 +300,7 @@ class Attention(nn.Module):
         super().__init__()
         resolved, d = config.resolved, geometry.head_dim
         D, HD, GD = geometry.d_model, geometry.n_heads * d, geometry.n_kv_heads * d
-        self.layer, self.head_dim = layer, d
-        self.sink_tokens = int(config.sink_token)
+        self.head_dim = d
         self.qk_norm = QK_NORM.build(resolved.qk_norm, geometry)
         self.core = AttentionCore(config, geometry, layer, self.qk_norm.scale)
         self.gate = GATE.build(config.gate, geometry)
@@ -260,24 +334,12 @@ class Attention(nn.Module):
         if self.gated:
             q, k, v = self.gate("query", q, x_BTD), self.gate("key", k, x_BTD), self.gate("value", v, x_BTD)
         q_BHTd, k_BGTd, v_BGTd = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-        q_BHTd, k_BGTd, bias = self.place(q_BHTd, k_BGTd, position)
+        q_BHTd, k_BGTd, bias = self.core.place(q_BHTd, k_BGTd, position)
         k_BGSd, v_BGSd = self._keys(k_BGTd, self.learned_key_Gd), self._keys(v_BGTd, self.learned_value_Gd)
         out_BTHd = self.core(q_BHTd, k_BGSd, v_BGSd, bias).transpose(1, 2)
         out_BTHd = self.gate("sdpa", out_BTHd, x_BTD) if self.gated else out_BTHd
         out_BTD = self.out(self.inner_norm(out_BTHd.flatten(2)))
         return self.dropout(self.gate("output", out_BTD, x_BTD) if self.gated else out_BTD)
-
-    def place(self, q_BHTd: Tensor, k_BGTd: Tensor, position: Position) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Queries and keys with their positions put in, and the position bias. Only the text has positions."""
-        front = self.sink_tokens
-        text_q, text_k = (q_BHTd[:, :, front:], k_BGTd[:, :, front:]) if front else (q_BHTd, k_BGTd)
-        bias = position.query_bias(text_q, self.layer, self.core.scale)
-        if bias is None:
-            bias = position.score_bias(text_q.shape[2], self.layer)
-        text_q, text_k = position.rotate(text_q, text_k, self.layer)
-        if not front:
-            return text_q, text_k, bias
-        return torch.cat((q_BHTd[:, :, :front], text_q), 2), torch.cat((k_BGTd[:, :, :front], text_k), 2), bias
 
     def _keys(self, k_BGTd: Tensor, learned_Gd: Tensor | None) -> Tensor:
         """Keys, or values, (B, G, S, d) with the learned one in front."""

@@ -283,7 +283,7 @@ def test_softcap_bounds_scores_before_the_mask(tiny, qkv):
 def test_a_window_is_the_last_keys_with_the_query_s_own(tiny):
     """Layer by layer: window=[2,0] is 2 keys in the first layer and all in the second."""
     cores = [core_of(tiny, "window=[2,0]", layer=layer) for layer in range(2)]
-    assert [core.seen(4, 4, torch.device("cpu")).sum(1).tolist() for core in cores] == [[1, 2, 2, 2], [1, 2, 3, 4]]
+    assert [core.seen(4, torch.device("cpu")).sum(1).tolist() for core in cores] == [[1, 2, 2, 2], [1, 2, 3, 4]]
 
 
 def test_in_a_windowed_layer_a_token_sees_what_the_window_holds_and_the_sink(tiny):
@@ -347,8 +347,8 @@ def test_a_sink_token_changes_no_shape_and_no_position_of_the_text(tiny, positio
     for block in with_sink.blocks:
         core = block.attn.core
         plain = core.seen
-        core.seen = lambda t, s, device, plain=plain: (
-            plain(t, s, device) & ~((torch.arange(s) == 0) & (torch.arange(t)[:, None] > 0))
+        core.seen = lambda t, device, plain=plain: (
+            plain(t, device) & ~((torch.arange(t) == 0) & (torch.arange(t)[:, None] > 0))
         )
         core.fused = False
     torch.testing.assert_close(with_sink(TOKENS), without(TOKENS), rtol=1e-4, atol=1e-4)

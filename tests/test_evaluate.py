@@ -9,6 +9,7 @@ import yaml
 from options import EVERY_OPTION, option_pairs
 from torch.nn import functional as F
 
+from nexus_ablate.attention import substituted
 from nexus_ablate.cli import main
 from nexus_ablate.config.compose import compose
 from nexus_ablate.config.run_config import EVALUATIONS as NAMES
@@ -28,6 +29,7 @@ from nexus_ablate.measure.evaluation.quantization import (
     round_symmetric,
 )
 from nexus_ablate.measure.evaluation.streaming import streamed, streaming
+from nexus_ablate.measure.probe import probe
 from nexus_ablate.model import build_model
 from nexus_ablate.runs import read_run
 from nexus_ablate.training.evaluation import evaluate, restore
@@ -129,7 +131,7 @@ def read_token_by_token(model, tokens_T, window, kept):
             q_full[:, :, -1] = q.transpose(1, 2)[:, :, 0]
             q_placed, k_placed, bias = q_full, torch.cat(keys, 2), None
             if len(keys) > front:  # a sink token alone has no position
-                q_placed, k_placed, bias = attn.place(q_full, k_placed, position)
+                q_placed, k_placed, bias = attn.core.place(q_full, k_placed, position)
             k_all = attn._keys(k_placed, attn.learned_key_Gd)
             v_all = attn._keys(torch.cat(values, 2), attn.learned_value_Gd)
             out = (attn.core.weights(q_placed, k_all, bias) @ v_all)[:, :, -1:].transpose(1, 2)
@@ -412,6 +414,18 @@ def test_attention_to_the_first_token_becomes_what_is_asked_and_the_first_query_
     torch.testing.assert_close(kept, weight @ v)
     torch.testing.assert_close(renormalized, F.normalize(without, p=1.0, dim=-1) @ v)
     torch.testing.assert_close(core(q, k, v, None), weight @ v)  # the fused path is back
+
+
+def test_a_substitute_computes_in_every_core_under_the_probe_s_eyes_and_is_gone_after_an_error(tiny):
+    model = build_model(tiny(), 11).eval()
+    tokens = torch.from_numpy(TEXT[None, :8].copy())
+    with torch.no_grad():
+        before, figures, layers = model(tokens), probe(model, tokens), []
+        with pytest.raises(KeyError), substituted(model, lambda core, q, k, v, b: layers.append(core.layer) or q * 0):
+            assert not torch.equal(model(tokens), before) and layers == [0, 1]
+            assert probe(model, tokens)["attn/block_000/entropy"] == figures["attn/block_000/entropy"]
+            raise KeyError
+        assert torch.equal(model(tokens), before)
 
 
 def test_an_intervention_leaves_the_model_as_it_was(tiny):

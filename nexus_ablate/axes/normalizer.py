@@ -16,11 +16,11 @@ class Normalizer(nn.Module):
     """Abstract: scores to weights."""
 
     fused = False
-    """Whether the weights are a softmax over the keys and, where `extra_key` says so, one key more."""
+    """Whether the weights are a softmax over the keys and, where `own_key` says so, one key more."""
     shift_invariant = False
     """Whether adding the same number to all scores of a query changes nothing."""
 
-    def extra_key(self) -> float | Tensor | None:
+    def own_key(self) -> float | Tensor | None:
         """The score, one number or (H,), of a further key of value 0 that every query sees; None: there is none."""
         return None
 
@@ -51,7 +51,7 @@ class SoftmaxOne(Normalizer):
     def __init__(self, geometry: Geometry) -> None:
         super().__init__()
 
-    def extra_key(self) -> float:
+    def own_key(self) -> float:
         return 0.0
 
     def forward(self, score_BHTS: Tensor) -> Tensor:
@@ -73,7 +73,7 @@ class Sink(Normalizer):
         super().__init__()
         self.logit_H = nn.Parameter(torch.full((geometry.n_heads,), start))
 
-    def extra_key(self) -> Tensor:
+    def own_key(self) -> Tensor:
         return self.logit_H
 
     def forward(self, score_BHTS: Tensor) -> Tensor:

@@ -132,10 +132,9 @@ class _Block:
     def _attention(self, core: Any, inputs: Any, positions: tuple[int, ...]) -> None:
         q_BHTd, k_BHSd, _, bias = inputs
         score_BHTS = core.scores(q_BHTd, k_BHSd, bias)
-        T, S = score_BHTS.shape[-2:]
-        seen_TS = core.seen(T, S, score_BHTS.device)
-        own_key = core.normalizer.extra_key() is not None
-        share_BHTS = attention_statistics.shares(core.normalized(score_BHTS), own_key)
+        T = score_BHTS.shape[2]
+        seen_TS = core.seen(T, score_BHTS.device)
+        share_BHTS = attention_statistics.shares(core.normalized(score_BHTS, seen_TS), bool(core.prefix.own))
         found = {
             "first_token_mass": attention_statistics.first_token_mass(share_BHTS),
             "entropy": attention_statistics.entropy(share_BHTS),

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from nexus_ablate.attention import AttentionCore, substituted
 from nexus_ablate.measure.evaluation.subject import Subject
 from nexus_ablate.measure.probe import evaluation_mode, hooks, model_figures, probe
 from nexus_ablate.measure.statistics import MASSIVE_RATIO
@@ -146,26 +147,17 @@ def sink_set(model: nn.Module, change: Callable[[int, Tensor], Tensor] | None) -
 
     Without `change` it is zero and the rest of each row is scaled up to the row's sum.
     """
-    cores = [block.attn.core for block in model.blocks]  # type: ignore[union-attr]
 
-    def forward(number: int, core: Any) -> Callable[..., Tensor]:
-        def changed(q_BHTd: Tensor, k_BGSd: Tensor, v_BGSd: Tensor, bias: Tensor | None) -> Tensor:
-            weight_BHTS = core.weights(q_BHTd, k_BGSd, bias)
-            sink = weight_BHTS[:, :, 1:, weight_BHTS.shape[-1] - weight_BHTS.shape[-2]]  # a view
-            if change is None:
-                total = weight_BHTS.sum(-1, keepdim=True)
-                sink.zero_()
-                weight_BHTS *= total / weight_BHTS.sum(-1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
-            else:
-                sink.copy_(change(number, sink))
-            return core.mixed(weight_BHTS, v_BGSd)
+    def changed(core: AttentionCore, q_BHTd: Tensor, k_BGSd: Tensor, v_BGSd: Tensor, bias: Tensor | None) -> Tensor:
+        weight_BHTS = core.weights(q_BHTd, k_BGSd, bias)
+        sink = weight_BHTS[:, :, 1:, core.prefix.learned]  # a view
+        if change is None:
+            total = weight_BHTS.sum(-1, keepdim=True)
+            sink.zero_()
+            weight_BHTS *= total / weight_BHTS.sum(-1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
+        else:
+            sink.copy_(change(core.layer, sink))
+        return core.mixed(weight_BHTS, v_BGSd)
 
-        return changed
-
-    try:
-        for number, core in enumerate(cores):
-            core.forward = forward(number, core)
+    with substituted(model, changed):
         yield
-    finally:
-        for core in cores:
-            del core.forward

@@ -5,17 +5,18 @@ Xiao et al. 2023, arXiv:2309.17453: positions are those within the cache, so a t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from nexus_ablate.attention import Attention
+from nexus_ablate.attention import Attend, AttentionCore, fitted, substituted
 from nexus_ablate.axes.position import Position
 from nexus_ablate.data import eval_windows
 from nexus_ablate.measure.evaluation.subject import NotDefined, Subject
+from nexus_ablate.model import GPT
 
 KEPT = 4
 TEXTS = 4
@@ -61,58 +62,60 @@ def streaming(subject: Subject) -> dict[str, Any]:
 
 
 @contextmanager
-def streamed(model: nn.Module, window: int, kept: int) -> Iterator[None]:
+def streamed(model: GPT, window: int, kept: int) -> Iterator[None]:
     """While it is entered, a forward pass reads every token as token-by-token reading with the cache would.
 
     Keys and values of a token do not depend on what is evicted later, so all queries are done at once: each against
     its own cache, gathered, with the positions put in anew.
     """
-    attentions = [block.attn for block in model.blocks]  # type: ignore[union-attr]
+    position = model.position
+    model.position = Position()  # queries and keys reach the cores without positions
     try:
-        for attention in attentions:
-            attention.core.forward = cached_core(attention, model.position, window, kept)  # type: ignore[arg-type]
-            attention.place = lambda q, k, position: (q, k, None)
-        yield
+        with substituted(model, cached_core(position, window, kept)):
+            yield
     finally:
-        for attention in attentions:
-            del attention.core.forward, attention.place
+        model.position = position
 
 
-def cached_core(attention: Attention, position: Position, window: int, kept: int) -> Callable[..., Tensor]:
-    """A core whose queries and keys are not placed yet: query i sees `kept` first tokens and the last window - kept."""
-    core, front = attention.core, attention.sink_tokens
-    cached = front + window
+def cached_core(position: Position, window: int, kept: int) -> Attend:
+    """A core for queries and keys without positions: each query sees `kept` first tokens and the last window - kept."""
 
-    def attend(q_BHTd: Tensor, k_BGSd: Tensor, v_BGSd: Tensor, last: bool) -> Tensor:
-        T, S = q_BHTd.shape[2], k_BGSd.shape[2]
-        extra = S - T
-        q_BHTd, text_k, bias = Attention.place(attention, q_BHTd, k_BGSd[:, :, extra:], position)
-        k_BGSd = torch.cat((k_BGSd[:, :, :extra].expand(len(text_k), -1, -1, -1), text_k), 2)
-        if not last:
-            return core.mixed(core.weights(q_BHTd, k_BGSd, bias), v_BGSd)
-        score_BH1S = core.scores(q_BHTd[:, :, -1:], k_BGSd, bias)
-        seen_S = torch.ones(S, dtype=torch.bool, device=score_BH1S.device)
-        if core.window:  # the mask of one query alone cannot tell the learned keys from the first tokens
-            seen_S[extra + front : max(extra + front, S - core.window)] = False
-        return core.mixed(core.normalized(score_BH1S[..., seen_S]), v_BGSd[:, :, seen_S])
+    def filling(core: AttentionCore, q_BHTd: Tensor, k_BGSd: Tensor, v_BGSd: Tensor) -> Tensor:
+        """All queries, while the cache still holds every token."""
+        q_BHTd, k_BGSd, bias = placed(core, q_BHTd, k_BGSd)
+        return core.mixed(core.weights(q_BHTd, k_BGSd, bias), v_BGSd)
 
-    def forward(q_BHTd: Tensor, k_BGSd: Tensor, v_BGSd: Tensor, bias: None) -> Tensor:
+    def newest(core: AttentionCore, q_BHTd: Tensor, k_BGSd: Tensor, v_BGSd: Tensor) -> Tensor:
+        """The last query of a full cache, (B, H, 1, d)."""
+        q_BHTd, k_BGSd, bias = placed(core, q_BHTd, k_BGSd)
+        score_BH1S = core.scores(q_BHTd[:, :, -1:], k_BGSd, None)
+        if bias is not None:
+            score_BH1S = score_BH1S + fitted(bias, core.prefix.columns, core.prefix.sink)[:, :, -1:]
+        seen_1S = core.seen(q_BHTd.shape[2], q_BHTd.device)[-1:]
+        index = seen_1S[0]
+        return core.mixed(core.normalized(score_BH1S[..., index], seen_1S[:, index]), v_BGSd[:, :, index])
+
+    def placed(core: AttentionCore, q_BHTd: Tensor, k_BGSd: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        learned = core.prefix.learned
+        q_BHTd, k_BGTd, bias = core.place(q_BHTd, k_BGSd[:, :, learned:], position)
+        return q_BHTd, torch.cat((k_BGSd[:, :, :learned].expand(len(k_BGTd), -1, -1, -1), k_BGTd), 2), bias
+
+    def attend(core: AttentionCore, q_BHTd: Tensor, k_BGSd: Tensor, v_BGSd: Tensor, bias: Tensor | None) -> Tensor:
         B, H, T, d = q_BHTd.shape
-        extra = k_BGSd.shape[2] - T
+        learned, cached = core.prefix.learned, core.prefix.sink + window
         full = min(T, cached)
-        first = slice(0, extra + full)
-        out = [attend(q_BHTd[:, :, :full], k_BGSd[:, :, first], v_BGSd[:, :, first], last=False)]
-        recent = cached - front - kept
-        always = torch.arange(extra + front + kept, device=q_BHTd.device)
+        first = slice(0, learned + full)
+        out = [filling(core, q_BHTd[:, :, :full], k_BGSd[:, :, first], v_BGSd[:, :, first])]
+        always = torch.arange(core.prefix.columns + kept, device=q_BHTd.device)
         n_queries = max(1, _CHUNK_NUMBERS // (B * H * cached * max(cached, d)))
         for i_n in torch.arange(full, T, device=q_BHTd.device).split(n_queries) if full < T else ():
-            newest_nR = extra + i_n[:, None] + torch.arange(1 - recent, 1, device=i_n.device)
+            newest_nR = learned + i_n[:, None] + torch.arange(1 - (window - kept), 1, device=i_n.device)
             index_nS = torch.cat((always.expand(len(i_n), -1), newest_nR), 1)
             k_nGSd, v_nGSd = (x[:, :, index_nS].transpose(1, 2).flatten(0, 1) for x in (k_BGSd, v_BGSd))
             q_nHTd = q_BHTd.new_zeros(B * len(i_n), H, cached, d)  # the position schemes place queries from 0 on
             q_nHTd[:, :, -1] = q_BHTd[:, :, i_n].transpose(1, 2).flatten(0, 1)
-            seen_nHd = attend(q_nHTd, k_nGSd, v_nGSd, last=True)[:, :, 0]
-            out.append(seen_nHd.view(B, len(i_n), H, d).transpose(1, 2))
+            out_nHd = newest(core, q_nHTd, k_nGSd, v_nGSd)[:, :, 0]
+            out.append(out_nHd.view(B, len(i_n), H, d).transpose(1, 2))
         return torch.cat(out, 2)
 
-    return forward
+    return attend
