@@ -85,10 +85,16 @@ def read_run(path: Path) -> RunRecord:
         state=effective_state(status, path),
         status=status,
         summary=read_mapping(path / "summary.json", strict_loads),
-        config=read_mapping(path / "config.yaml", load_yaml),
+        config=read_config(path),
         overrides=None if overrides is None else overrides.splitlines(),
         env=read_mapping(path / "env.json", strict_loads),
     )
+
+
+def read_config(path: Path) -> dict[str, Any] | None:
+    """The config.yaml of a run directory in today's keys, None where there is none. `experiment` was called `study`."""
+    config = read_mapping(path / "config.yaml", load_yaml)
+    return None if config is None else {"experiment" if key == "study" else key: value for key, value in config.items()}
 
 
 def has_status(path: Path) -> bool:
