@@ -117,14 +117,15 @@ def edit_distance(a: str, b: str) -> int:
     return last[-1]
 
 
-def unknown(problem: str, word: str, known: Iterable[str], form: str = "{}") -> ConfigError:
+def unknown(problem: str, word: str, known: Iterable[str], form: str = "{}", got: str = "") -> ConfigError:
     """The error for a name that does not exist, with the nearest one that does.
 
     Args:
         form: How the name is typed: `norm={}`.
+        got: What was typed, where it is not the word itself.
     """
     known = sorted(known)
-    near = did_you_mean(word, known)
+    near = word if word in known else did_you_mean(word, known)
     heads = sorted({name.split(".")[0] for name in known}) if len(known) > 30 else known
     fix = form.format(near) if near else f"one of {', '.join(heads)}"
-    return ConfigError(problem, repr(word), fix)
+    return ConfigError(problem, repr(word) if form == "{}" else form.format(got or word), fix)

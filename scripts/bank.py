@@ -1,6 +1,6 @@
 """Make tests/bank.json anew: the final losses of 60 seeds of the arms of tests/bank.yaml (300 runs, some minutes).
 
-nexus-ablate study=tests/bank.yaml tracker=files runs_dir=DIR; python scripts/bank.py DIR/bank
+nexus-ablate study tests/bank.yaml tracker=files runs_dir=DIR; python scripts/bank.py DIR/bank
 """
 
 import json

@@ -50,7 +50,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
 
         def queue(folder: str) -> float:
-            study = ["study=queue", "vary.norm=layer", f"seeds={','.join(map(str, seeds))}", *base]
+            study = ["study", "queue", "vary.norm=layer", f"seeds={','.join(map(str, seeds))}", *base]
             return timed([[*study, f"runs_dir={scratch}/{folder}", "--workers", str(CORES)]])
 
         def in_turn(folder: str, threads: int) -> float:

@@ -77,7 +77,7 @@ def test_every_option_and_preset_composes():
         ("norm=null", "no option of this name"),
         ("norm={a:1}", "no option of this name"),
         ("optim.lr=nan", "float"),
-        ("study=../elsewhere", "folder"),
+        ("experiment=../elsewhere", "folder"),
         ("hydra.ouput_subdir=x", "try: hydra.output_subdir"),
         ("hydra.run.dirr=x", "try: hydra.run.dir"),
         ("hydra/luncher=basic", "try: hydra/launcher"),
@@ -172,7 +172,7 @@ def test_a_preset_names_itself_and_then_what_departs_from_it():
 
 def test_what_cannot_change_the_result_is_not_in_the_identity():
     base = compose().science()
-    same = ["runs_dir=x", "study=y", "tracker=files", "train.device=cpu", "train.threads=1", "train.compile=off"]
+    same = ["runs_dir=x", "experiment=y", "tracker=files", "train.device=cpu", "train.threads=1", "train.compile=off"]
     same += ["train.log_every=3", "train.checkpoint_every=7", "probe=off", "rerun=on"]
     assert compose(same).science() == base
     for override in (

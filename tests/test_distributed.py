@@ -301,7 +301,7 @@ def test_variables_that_do_not_fit_together_are_a_configuration_error(monkeypatc
         place()
 
 
-@pytest.mark.parametrize("command", [["-m", "seed=0,1"], ["study=norms"]])
+@pytest.mark.parametrize("command", [["-m", "seed=0,1"], ["study", "norms"]])
 def test_what_starts_processes_of_its_own_is_refused_under_torchrun(tmp_path, monkeypatch, capsys, command):
     monkeypatch.chdir(tmp_path)
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}.items():

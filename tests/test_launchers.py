@@ -76,7 +76,7 @@ def test_of_twenty_jobs_the_good_ones_finish_and_the_bad_ones_are_listed(
     asked, sweep = range(20), ",".join(map(str, range(20)))
     if launcher == "queue":
         base = [text for text in tiny_run("norm=trial", "train.steps=6") if text != "train.threads=1"]
-        arguments = ["study=mine", f"vary.norm.part={sweep}", "seeds=0", *base, "--workers", "2"]
+        arguments = ["study", "mine", f"vary.norm.part={sweep}", "seeds=0", *base, "--workers", "2"]
     else:
         arguments = ["-m", *tiny_run("norm=trial", "train.steps=6"), f"norm.part={sweep}", *launched_by(launcher)]
     done = nexus(arguments, plugin, cwd=tmp_path)
@@ -150,7 +150,7 @@ def test_a_driver_that_is_killed_again_and_again_ends_with_the_table_of_an_undis
     """Each cycle kills the driver at a random moment of its life; an undisturbed cycle then finishes."""
     monkeypatch.setenv("TRIAL_IN_A_HURRY", "1")
     base = [text for text in tiny_run("norm=trial", "train.steps=40") if text != "train.threads=1"]
-    base += ["study=mine", "vary.norm.part=1,2,3,4,5,6,7", "seeds=0,1", "--workers", "1"]
+    base += ["study", "mine", "vary.norm.part=1,2,3,4,5,6,7", "seeds=0,1", "--workers", "1"]
     runs_dir, moments = tmp_path / "runs", random.Random(0)
     kept: dict = {}
     for _ in range(kills):
@@ -199,13 +199,13 @@ def test_a_cluster_that_cannot_tell_of_killed_jobs_is_refused_with_the_way_that_
 @pytest.mark.parametrize(
     "bad",
     [
-        ["study=norms", "--cluster", "kubernetes"],
-        ["study=norms", "--cluster", "slurm", "--workers", "2"],
-        ["study=norms", "--partition", "gpu"],
-        ["study=norms", "--cluster", "slurm", "--time", "4h"],
-        ["study=norms", "--cluster", "slurm", "--sbatch", "account"],
-        ["study=norms", "--cluster", "slurm", "--cluster", "slurm"],
-        ["study=norms", "--cluster", "slurm", "--time"],
+        ["study", "norms", "--cluster", "kubernetes"],
+        ["study", "norms", "--cluster", "slurm", "--workers", "2"],
+        ["study", "norms", "--partition", "gpu"],
+        ["study", "norms", "--cluster", "slurm", "--time", "4h"],
+        ["study", "norms", "--cluster", "slurm", "--sbatch", "account"],
+        ["study", "norms", "--cluster", "slurm", "--cluster", "slurm"],
+        ["study", "norms", "--cluster", "slurm", "--time"],
         ["-m", "norm=rms,layer", "hydra/launcher=slrum"],
     ],
     ids=" ".join,

@@ -406,7 +406,7 @@ def test_a_probe_leaves_no_trace(tiny, overrides, full):
 
 def test_training_is_the_same_bit_by_bit_under_any_probe_and_any_schedule(tiny_run):
     def losses(number, *overrides):
-        out = train(compose(tiny_run("train.steps=7", f"study=s{number}", *overrides)), quiet=True)
+        out = train(compose(tiny_run("train.steps=7", f"experiment=s{number}", *overrides)), quiet=True)
         rows = [row for row in read_jsonl(out.path / "metrics.jsonl") if "train/loss" in row]
         return [(row["train/loss"], row["grad_norm/global"]) for row in rows] + [out.summary["val_loss"]]
 
@@ -497,7 +497,9 @@ def test_arms_of_a_study_are_probed_on_the_same_tokens(tiny_run):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
 def test_a_compiled_model_is_probed_as_an_eager_one(tiny_run):
     eager, compiled = (
-        train(compose(tiny_run("train.steps=4", f"train.compile={mode}", f"study={mode}", "probe=full")), quiet=True)
+        train(
+            compose(tiny_run("train.steps=4", f"train.compile={mode}", f"experiment={mode}", "probe=full")), quiet=True
+        )
         for mode in ("off", "on")
     )
     theirs, ours = read_run(eager.path).probes(), read_run(compiled.path).probes()

@@ -223,14 +223,14 @@ def test_an_edited_plugin_is_other_code_and_its_comments_are_none(tiny_run, tmp_
     assert f"was made by other code (plugin {directory.name} differs); training again" in again()
 
 
-STUDY = ["study=tiny", "vary.norm=layer", "seeds=0,1"]
+STUDY = ["study", "tiny", "vary.norm=layer", "seeds=0,1"]
 
 
 def test_a_study_with_finished_runs_of_other_code_is_refused_before_anything_is_made(
     tiny_run, checkout, tmp_path, capsys
 ):
     study = [*STUDY, *(text for text in tiny_run("train.steps=2") if text != "train.threads=1")]
-    request = read_request(study)
+    request = read_request(study[1:])
     for job in Runs(expanded(request), request).claims:
         train(compose([*job.overrides, "train.threads=1"]), quiet=True, arm=job.arm)
     checkout.edit("nexus_ablate/axes/norm.py", "from __future__", "# a comment\nfrom __future__")
@@ -251,7 +251,7 @@ def test_a_study_with_finished_runs_of_other_code_is_refused_before_anything_is_
     assert "--retrain" in lines[2]
     assert bytes_of(tmp_path / "runs") == before
 
-    assert main(["plan", *study]) == 0
+    assert main(["plan", *study[1:]]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "FAIL code: 4 runs were finished by other code (axes/norm.py and model.py differ)" in said
 
@@ -344,7 +344,7 @@ def envs(folder: Path) -> dict[Path, dict]:
 def test_a_study_whose_code_was_edited_halfway_is_never_compared_in_silence(committed, tiny_run, tmp_path):
     """An arm trained at 1.5 times the learning rate must not pass for an option that is worse, or better."""
     overrides = [text for text in tiny_run("train.steps=2") if text != "train.threads=1"]
-    study = ["study=tiny", "vary.norm=layer", "seeds=0,1", "--workers", "1", *overrides]
+    study = ["study", "tiny", "vary.norm=layer", "seeds=0,1", "--workers", "1", *overrides]
     folder, head = tmp_path / "runs" / "tiny", git(committed.root, "rev-parse", "HEAD")
     assert nexus(committed.root, *study).returncode == 0
     former = envs(folder)

@@ -250,7 +250,7 @@ def fake_slurm(tmp_path, monkeypatch):
 
 
 def request(tiny_run, *more):
-    return read_request(["study=mine", "vary.norm=layer", *(t for t in tiny_run() if t != "train.threads=1"), *more])
+    return read_request(["mine", "vary.norm=layer", *(t for t in tiny_run() if t != "train.threads=1"), *more])
 
 
 def test_what_slurm_is_asked_for(tiny_run, fake_slurm):
@@ -491,7 +491,7 @@ def trials(cluster, tiny_run, tmp_path, monkeypatch):
         overrides = tiny_run("norm=trial", "train.steps=30")
 
         def study(self, *parts):
-            return ["study=trials", f"vary.norm.part={','.join(map(str, parts))}", "seeds=0", *self.overrides]
+            return ["study", "trials", f"vary.norm.part={','.join(map(str, parts))}", "seeds=0", *self.overrides]
 
         def undisturbed(self, part):
             monkeypatch.setenv("TRIAL_IN_A_HURRY", "1")
@@ -558,7 +558,7 @@ def test_jobs_that_leak_and_fail_leave_no_secret_in_any_file(cluster, tiny_run, 
         monkeypatch.setenv(name, secret)  # SLURM gives it to the jobs
     plugin = ["--plugin", str(write_leaking_plugin(tmp_path / "leaks"))]
     question = f"question=is it {' or '.join(TYPED.values())}?"
-    study = ["study=leaks", "vary.norm.fails=on", "seeds=0", *tiny_run("norm=leak", "train.steps=4"), question]
+    study = ["study", "leaks", "vary.norm.fails=on", "seeds=0", *tiny_run("norm=leak", "train.steps=4"), question]
     done = cluster.nexus(*plugin, *study, *SUBMIT)
     assert done.returncode == 0, done.stderr
     typed = cluster.nexus(*plugin, *study, f"data.path={TYPED['in a URL']}", *SUBMIT)

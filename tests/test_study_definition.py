@@ -23,7 +23,7 @@ SMALL = ["model.n_layers=2", "model.d_model=64", "model.n_heads=2", "model.conte
 
 
 def arms(*arguments):
-    return [arm.name for arm in expand(read_request(["study=mine", *arguments]).definition).arms]
+    return [arm.name for arm in expand(read_request(["mine", *arguments]).definition).arms]
 
 
 def refused(*arguments):
@@ -36,7 +36,7 @@ def refused(*arguments):
 
 
 def test_the_command_line_alone_makes_a_study():
-    asked = read_request("study=mine vary.norm=layer,rms vary.bias=on,off seeds=0,1 train.steps=9 runs_dir=r".split())
+    asked = read_request("mine vary.norm=layer,rms vary.bias=on,off seeds=0,1 train.steps=9 runs_dir=r".split())
     assert asked.definition.factors == {"norm": ["layer", "rms"], "bias": ["on", "off"]}
     assert asked.definition.seeds == [0, 1]
     assert asked.definition.baseline == ["train.steps=9"]
@@ -49,7 +49,7 @@ def test_a_file_of_ones_own_is_changed_by_what_stands_beside_it(tmp_path):
     path.write_text(
         "question: which?\nbaseline: [train.steps=9]\nfactors: {norm: [layer, rms]}\nlr_grid: [1e-3, 2e-3]\n"
     )
-    asked = read_request([f"study={path}", "train.tokens=100", "name=other", "lr_grid=1e-3,4e-3"]).definition
+    asked = read_request([f"{path}", "train.tokens=100", "name=other", "lr_grid=1e-3,4e-3"]).definition
     assert (asked.name, asked.question, asked.lr_grid) == ("other", "which?", [1e-3, 4e-3])
     assert asked.baseline == ["train.tokens=100"], "one budget replaces the other"
     assert asked.tuning_seeds == [1001]
@@ -57,8 +57,8 @@ def test_a_file_of_ones_own_is_changed_by_what_stands_beside_it(tmp_path):
 
 def test_how_runs_are_carried_out_is_no_part_of_a_study():
     launch = ["runs_dir=x", "tracker=files", "train.device=cpu", "train.threads=2", "train.keep=3"]
-    assert read_request(["study=norms", *launch]).launch == launch
-    assert read_request(["study=norms", *launch]).definition == read_request(["study=norms"]).definition
+    assert read_request(["norms", *launch]).launch == launch
+    assert read_request(["norms", *launch]).definition == read_request(["norms"]).definition
 
 
 def test_another_option_takes_the_keys_of_the_one_before_away():
@@ -70,24 +70,24 @@ def test_another_option_takes_the_keys_of_the_one_before_away():
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ("study=nroms", "try: norms"),
-        ("study=mine vary.norm=layer seed=1", "seeds=0,1,2"),
-        ("study=mine vary.norm=layer desing=grid", "no key of this name"),
-        ("study=mine vary.norm=layer design=gird", "try: design=grid"),
-        ("study=mine vary.norm=layer design=list", "design=grid"),
-        ("study=mine vary.norm=layer seeds=0,0", "twice"),
-        ("study=mine vary.norm=layer seeds=", "needs seeds"),
-        ("study=mine vary.norm=layer seeds=a", "seeds takes"),
-        ("study=mine vary.norm=layer match=param", "try: match=params"),
-        ("study=mine vary.norm=layer lr_grid=1e-3 tuning_seeds=0", "overlap"),
-        ("study=mine vary.norm=layer tuning_seeds=1001", "belong together"),
-        ("study=mine vary.norm=layer design=leave_one_out", "two values"),
-        ("study=mine vary.norm=layr", "try norm=layer"),
-        ("study=mine vary.norm=rms", "no arm besides its baseline"),
-        ("study=mine vary.norm=layer train.stpes=3", "try: train.steps"),
-        ("study=../x vary.norm=layer", "folder"),
-        ("study=norms vary.norm=layer", "factors or arms"),
-        ("study=nosuch.yaml", "cannot be read"),
+        ("nroms", "try: norms"),
+        ("mine vary.norm=layer seed=1", "seeds=0,1,2"),
+        ("mine vary.norm=layer desing=grid", "no key of this name"),
+        ("mine vary.norm=layer design=gird", "try: design=grid"),
+        ("mine vary.norm=layer design=list", "design=grid"),
+        ("mine vary.norm=layer seeds=0,0", "twice"),
+        ("mine vary.norm=layer seeds=", "needs seeds"),
+        ("mine vary.norm=layer seeds=a", "seeds takes"),
+        ("mine vary.norm=layer match=param", "try: match=params"),
+        ("mine vary.norm=layer lr_grid=1e-3 tuning_seeds=0", "overlap"),
+        ("mine vary.norm=layer tuning_seeds=1001", "belong together"),
+        ("mine vary.norm=layer design=leave_one_out", "two values"),
+        ("mine vary.norm=layr", "try norm=layer"),
+        ("mine vary.norm=rms", "no arm besides its baseline"),
+        ("mine vary.norm=layer train.stpes=3", "try: train.steps"),
+        ("../x vary.norm=layer", "folder"),
+        ("norms vary.norm=layer", "factors or arms"),
+        ("nosuch.yaml", "cannot be read"),
     ],
 )
 def test_a_mistake_is_named_with_its_fix(arguments, said):
@@ -119,15 +119,13 @@ def test_each_design_makes_its_arms():
     assert arms(*two) == ["norm=layer", "bias=on"]
     assert arms(*two, "design=grid") == ["bias=on", "norm=layer", "bias=on,norm=layer"]
     assert arms(*two, "design=pairwise_interactions") == ["norm=layer", "bias=on", "bias=on,norm=layer"]
-    whole = expand(
-        read_request(["study=x", "vary.norm=layer,rms", "vary.bias=on,off", "design=leave_one_out"]).definition
-    )
+    whole = expand(read_request(["x", "vary.norm=layer,rms", "vary.bias=on,off", "design=leave_one_out"]).definition)
     assert whole.definition.baseline == ["norm=layer", "bias=on"]
     assert [arm.name for arm in whole.arms] == ["norm=rms", "bias=off"]
 
 
 def test_an_arm_that_is_the_baseline_under_another_name_is_recognised():
-    study = expand(read_request(["study=x", "vary.norm=rms,t5", "vary.norm_bias=off,auto,on"]).definition)
+    study = expand(read_request(["x", "vary.norm=rms,t5", "vary.norm_bias=off,auto,on"]).definition)
     assert [(left.asked, left.why) for left in study.equal] == [
         (["norm=rms"], "baseline"),
         (["norm_bias=off"], "baseline"),
@@ -145,7 +143,7 @@ def test_a_refused_arm_is_listed_with_its_reason_and_stops_no_other():
 
 
 def test_arms_are_named_by_their_difference_from_the_study_s_baseline():
-    study = expand(read_request(["study=x", "norm=layer", "norm.eps=1e-3", "vary.norm=rms,layer", *SMALL]).definition)
+    study = expand(read_request(["x", "norm=layer", "norm.eps=1e-3", "vary.norm=rms,layer", *SMALL]).definition)
     assert [arm.name for arm in study.arms] == ["norm=rms"]
     assert study.arms[0].config.norm.keys["eps"] == 1e-6, "the eps of layer is not that of rms"
     assert [left.asked for left in study.equal] == [["norm=layer"]]
@@ -156,7 +154,7 @@ def test_arms_are_named_by_their_difference_from_the_study_s_baseline():
 
 
 def test_what_an_option_changes_besides_is_kept():
-    study = expand(read_request(["study=x", "vary.placement=deepnorm"]).definition)
+    study = expand(read_request(["x", "vary.placement=deepnorm"]).definition)
     assert study.arms[0].also_changes == ["placement=deepnorm also changes init to xavier"]
 
 
@@ -165,7 +163,7 @@ def test_what_an_option_changes_besides_is_kept():
 
 @pytest.mark.parametrize("kind", ["params", "flops"])
 def test_a_gate_is_paid_for_with_the_ffn_s_width(kind):
-    asked = ["study=x", "vary.gate=elementwise", *SMALL, "model.d_ff_multiple=1"]
+    asked = ["x", "vary.gate=elementwise", *SMALL, "model.d_ff_multiple=1"]
     free = cost_of(expand(read_request(asked).definition).arms[0].config)
     study = expand(read_request([*asked, f"match={kind}"]).definition)
     base, arm = cost_of(study.baseline.config), study.arms[0]
@@ -179,7 +177,7 @@ def test_a_gate_is_paid_for_with_the_ffn_s_width(kind):
 
 
 def test_no_nearer_width_exists():
-    study = expand(read_request(["study=x", "vary.gate=elementwise", "match=params", *SMALL]).definition)
+    study = expand(read_request(["x", "vary.gate=elementwise", "match=params", *SMALL]).definition)
     arm, width = study.arms[0], study.arms[0].config.resolved.d_ff
     target = cost_of(study.baseline.config).params
     around = [
@@ -190,7 +188,7 @@ def test_no_nearer_width_exists():
 
 
 def test_a_match_that_cannot_be_met_is_refused_with_its_residual():
-    said = refused("study=x", "vary.d_ff_ratio=1,3", "match=params", *SMALL)
+    said = refused("x", "vary.d_ff_ratio=1,3", "match=params", *SMALL)
     assert "no arm" in said
     assert "parameters" in said
     one = define(
@@ -219,7 +217,7 @@ def test_depth_is_solved_where_the_arm_sets_the_width():
 
 
 def test_equal_tokens_are_given_to_another_batch_size():
-    asked = ["study=x", "vary.train.batch_size=16,8", "train.steps=50", "match=tokens", *SMALL]
+    asked = ["x", "vary.train.batch_size=16,8", "train.steps=50", "match=tokens", *SMALL]
     arm = expand(read_request(asked).definition).arms[0]
     assert arm.overrides == ["train.batch_size=8", "train.steps=100"]
 
@@ -228,7 +226,7 @@ def test_equal_tokens_are_given_to_another_batch_size():
 @pytest.mark.long
 def test_equal_seconds_are_measured_once_and_kept(tmp_path):
     asked = read_request(
-        ["study=x", "vary.model.n_layers=1", "match=seconds", "train.steps=50", f"runs_dir={tmp_path}", *SMALL]
+        ["x", "vary.model.n_layers=1", "match=seconds", "train.steps=50", f"runs_dir={tmp_path}", *SMALL]
     )
     study = expand(asked.definition)
     (arm,) = study.arms
@@ -242,7 +240,7 @@ def test_equal_seconds_are_measured_once_and_kept(tmp_path):
 
 
 def test_a_launched_study_is_fixed_until_it_is_amended(tmp_path):
-    asked = ["study=x", "vary.norm=layer", f"runs_dir={tmp_path}", *SMALL]
+    asked = ["x", "vary.norm=layer", f"runs_dir={tmp_path}", *SMALL]
     first = read_request(asked)
     write_record(expand(first.definition), first.directory)
     written = (first.directory / "study.yaml").read_bytes()
@@ -263,20 +261,20 @@ def test_a_launched_study_is_fixed_until_it_is_amended(tmp_path):
 
 def test_a_launched_study_is_found_again_by_its_name_alone(tmp_path):
     asked = read_request(
-        ["study=x", "vary.gate=elementwise", "vary.norm=rms,layr", "match=params", f"runs_dir={tmp_path}", *SMALL]
+        ["x", "vary.gate=elementwise", "vary.norm=rms,layr", "match=params", f"runs_dir={tmp_path}", *SMALL]
     )
     study = expand(asked.definition)
     write_record(study, asked.directory)
-    again = read_request(["study=x", f"runs_dir={tmp_path}"])
+    again = read_request(["x", f"runs_dir={tmp_path}"])
     found = expand(again.definition, solved_before(read_study(again.directory)))
     assert [(a.name, a.overrides) for a in found.all_arms] == [(a.name, a.overrides) for a in study.all_arms]
     write_record(found, again.directory)
     with pytest.raises(ConfigError, match="no study of this name"):
-        read_request(["study=x"])
+        read_request(["x"])
 
 
 def test_the_record_has_the_agreed_form(tmp_path):
-    asked = read_request(["study=x", "vary.placement=deepnorm", "vary.norm=rms", f"runs_dir={tmp_path}", *SMALL])
+    asked = read_request(["x", "vary.placement=deepnorm", "vary.norm=rms", f"runs_dir={tmp_path}", *SMALL])
     write_record(expand(asked.definition), asked.directory)
     record = yaml.safe_load((asked.directory / "study.yaml").read_text())
     assert record["baseline"] == {"arm": "baseline", "overrides": SMALL}
@@ -306,7 +304,7 @@ def test_a_damaged_record_is_named(tmp_path, text):
     with pytest.raises(UserError, match="damaged"):
         read_study(tmp_path)
     with pytest.raises(UserError, match=r"damaged|cannot be read|holds no study"):
-        read_request([f"study={tmp_path.name}", f"runs_dir={tmp_path.parent}"])
+        read_request([tmp_path.name, f"runs_dir={tmp_path.parent}"])
 
 
 # ---------------------------------------------------------------------------------------------------- what is shipped
@@ -322,7 +320,7 @@ def test_every_claim_is_a_study_with_question_and_cost():
 
 @pytest.mark.parametrize("name", CLAIMS)
 def test_every_arm_of_every_shipped_study_composes(name):
-    study = expand(read_request([f"study={name}"]).definition)
+    study = expand(read_request([f"{name}"]).definition)
     assert not study.refused
     assert not study.equal
     assert len(study.definition.seeds) == 5

@@ -23,7 +23,7 @@ def study(tiny_run, tmp_path, instant):
     how = [
         text for text in tiny_run() if text.split("=")[0] in ("runs_dir", "tracker", "train.device", "train.threads")
     ]
-    assert main(["study=mine", "vary.norm=layer", "vary.bias=on", "seeds=0,1,2", "--workers", "1", *tiny_run()]) == 0
+    assert main(["study", "mine", "vary.norm=layer", "vary.bias=on", "seeds=0,1,2", "--workers", "1", *tiny_run()]) == 0
     instant.trained.clear()
     return lambda *arguments: [*arguments, "--workers", "1", *how]
 
@@ -49,15 +49,15 @@ def test_seeds_are_added_to_every_arm_and_kept_as_an_amendment(study, instant, t
     directory = [text for text in study("add-seeds", str(tmp_path / "runs/mine"), "1") if "runs_dir" not in text]
     assert main(directory) == 0
     assert [entry["seeds"] for entry in record(tmp_path)["added"]] == [[3, 4], [5]]
-    assert main([*study("study=mine", "delta_min=0.1", "--amend")]) == 0
+    assert main([*study("study", "mine", "delta_min=0.1", "--amend")]) == 0
     assert [entry["seeds"] for entry in record(tmp_path)["added"]] == [[3, 4], [5]], "amended or not"
 
 
 def test_the_study_as_it_was_asked_for_first_is_still_the_same_study(study, instant, tiny_run, tmp_path, capsys):
     assert main(study("add-seeds", "mine", "1")) == 0
     before = photograph(tmp_path / "runs")
-    first = ["study=mine", "vary.norm=layer", "vary.bias=on", "seeds=0,1,2", "--workers", "1", *tiny_run()]
-    for again in (first, study("study=mine")):
+    first = ["study", "mine", "vary.norm=layer", "vary.bias=on", "seeds=0,1,2", "--workers", "1", *tiny_run()]
+    for again in (first, study("study", "mine")):
         assert main(again) == 0
         assert "nothing to do: all 12 runs ended before" in said(capsys)
     assert photograph(tmp_path / "runs") == before
@@ -82,7 +82,7 @@ def test_an_interrupted_addition_goes_on_with_the_same_command(study, instant, t
 def test_no_seed_of_the_tuning_or_of_a_confirmation_is_added(tiny_run, instant, tmp_path):
     how = ["--workers", "1", *tiny_run()]
     grid = ["seeds=0,1", "lr_grid=1e-3", "tuning_seeds=2"]
-    assert main(["study=mine", "vary.norm=layer", *grid, *how]) == 0
+    assert main(["study", "mine", "vary.norm=layer", *grid, *how]) == 0
     launch = [text for text in how if "runs_dir" in text or text in ("--workers", "1")]
     assert main(["confirm", "mine", "norm=layer", "--seeds", "2", *launch]) == 0
     assert record(tmp_path, "mine-confirm")["seeds"] == [3, 4]
@@ -160,7 +160,7 @@ def test_tuned_arms_are_confirmed_each_at_its_best_rate(tiny_run, instant, tmp_p
     instant.losses = {"norm=layer,optim.lr=0.001": 0.5, "norm=layer": 0.9, "baseline": 0.8}
     how = ["--workers", "1", *tiny_run()]
     grid = ["seeds=0,1", "lr_grid=1e-3,3e-3", "optim.lr=3e-3"]
-    assert main(["study=mine", "vary.norm=layer", "vary.bias=on", *grid, *how]) == 0
+    assert main(["study", "mine", "vary.norm=layer", "vary.bias=on", *grid, *how]) == 0
     instant.trained.clear()
     assert main(["confirm", "mine", "norm=layer", *(text for text in how if "runs_dir" in text), "--workers", "1"]) == 0
     kept = record(tmp_path, "mine-confirm")
@@ -175,7 +175,7 @@ def test_tuned_arms_are_confirmed_each_at_its_best_rate(tiny_run, instant, tmp_p
 @pytest.mark.slow
 def test_a_match_is_taken_over_and_not_solved_anew(tiny_run, instant, tmp_path):
     how = ["--workers", "1", *tiny_run()]
-    assert main(["study=mine", "vary.train.batch_size=2", "match=tokens", "seeds=0,1", *how]) == 0
+    assert main(["study", "mine", "vary.train.batch_size=2", "match=tokens", "seeds=0,1", *how]) == 0
     path = tmp_path / "runs/mine/study.yaml"
     path.write_text(path.read_text().replace("train.steps=40", "train.steps=41"))  # as no solving gives it
     launch = [text for text in how if "runs_dir" in text or text in ("--workers", "1")]
@@ -183,13 +183,13 @@ def test_a_match_is_taken_over_and_not_solved_anew(tiny_run, instant, tmp_path):
     assert arm["match"]["solved"] == ["train.steps=41"]
     assert main(["confirm", "mine", arm["arm"], *launch]) == 0
     assert record(tmp_path, "mine-confirm")["arms"] == [arm]
-    assert main(["study=mine-confirm", *launch]) == 0
+    assert main(["study", "mine-confirm", *launch]) == 0
 
 
 def test_an_arm_of_a_study_with_looks_is_confirmed_on_as_many_seeds_as_decided_it(tiny_run, instant, tmp_path):
     instant.decided = {"norm=layer": 1, "bias=on": 2}
     how = ["--workers", "1", *tiny_run()]
-    assert main(["study=mine", "vary.norm=layer", "vary.bias=on", "seeds.looks=2,3,5", *how]) == 0
+    assert main(["study", "mine", "vary.norm=layer", "vary.bias=on", "seeds.looks=2,3,5", *how]) == 0
     launch = [text for text in how if "runs_dir" in text or text in ("--workers", "1")]
     assert main(["confirm", "mine", *launch]) == 0
     kept = record(tmp_path, "mine-confirm")
@@ -207,8 +207,8 @@ BAD = {
     "add-seeds mine 3 train.steps=4": "a study and a number", "add-seeds mine 3 --amend": "no flag of this name",
     "add-seeds nrms 3": "try: norms", "add-seeds runs/mine 3 runs_dir=runs": "leave runs_dir=runs out",
     "add-seeds norms 3": "no runs yet", "add-seeds mine.yaml 3": "no runs yet", "add-seeds empty 3": "no runs yet",
-    "add-seeds looks 3": "nexus-ablate study=looks", "add-seeds mine 1 --partition gpu": "--cluster slurm",
-    "confirm --seeds 3": "takes a study", "confirm mine --seeds 0": "from 1 to 1000",
+    "add-seeds looks 3": "nexus-ablate study looks", "add-seeds mine 1 --partition gpu": "--cluster slurm",
+    "confirm --seeds 3": "needs a study", "confirm mine --seeds 0": "from 1 to 1000",
     "confirm mine --seeds x": "from 1 to 1000", "confirm nrms": "try: norms", "confirm norms": "no runs yet",
     "confirm mine.yaml": "no runs yet", "confirm runs/empty": "no runs yet",
     "confirm waiting": "no run here has a result",
@@ -244,7 +244,7 @@ def test_what_cannot_be_is_three_lines_before_torch_is_there_and_makes_nothing(t
 @pytest.mark.slow
 def test_a_claim_of_trained_runs_is_confirmed_and_compared(tiny_run, tmp_path):
     arguments = tiny_run("train.steps=80", "train.eval_tokens=1024")
-    asked = ["study=mine", "vary.optim.lr=1e-3", "seeds=0,1,2", *arguments, "--workers", "2"]
+    asked = ["study", "mine", "vary.optim.lr=1e-3", "seeds=0,1,2", *arguments, "--workers", "2"]
     how = [text for text in arguments if text.split("=")[0] in ("runs_dir", "tracker", "train.device", "train.threads")]
     for command in (asked, ["confirm", "mine", *how], ["add-seeds", "mine", "1", *how]):
         done = nexus(command)

@@ -29,7 +29,7 @@ ARMS = ("vary.norm=layer,rms", "vary.bias=on", "vary.placement=post")
 @pytest.fixture
 def study(tiny_run, tmp_path):
     """A command that runs a study of tiny runs with three looks, and what it may say besides."""
-    base = ["study=mine", "seeds.looks=2,3,5", "--workers", "1", *tiny_run()]
+    base = ["study", "mine", "seeds.looks=2,3,5", "--workers", "1", *tiny_run()]
     return lambda *arguments: [*base, *arguments]
 
 
@@ -57,7 +57,7 @@ def test_further_seeds_go_to_the_undecided_and_the_same_command_then_trains_noth
     assert "baseline: 5 of at most 5 seeds," not in text, "norm=rms, which equals the baseline, has its name"
 
     before = photograph(tmp_path / "runs")
-    for again in (study(*ARMS), ["study=mine", f"runs_dir={tmp_path / 'runs'}", "train.device=cpu"]):
+    for again in (study(*ARMS), ["study", "mine", f"runs_dir={tmp_path / 'runs'}", "train.device=cpu"]):
         assert main(again) == 0
         assert len(instant.trained) == len(expected)
         text = said(capsys)
@@ -103,7 +103,7 @@ def test_a_look_with_a_failed_run_is_not_judged_until_it_is_tried_again(study, i
 
 def test_the_exit_status_is_that_of_the_runs_of_all_looks(study, instant):
     assert main(study("vary.norm=layer")) == 0
-    (path,) = (instant_path for instant_path in find_runs([read_request(study()).directory / "norm=layer"])
+    (path,) = (instant_path for instant_path in find_runs([read_request(study()[1:]).directory / "norm=layer"])
                if instant_path.name.startswith("s4-"))  # fmt: skip
     status = json.loads((path / "status.json").read_text())
     (path / "status.json").write_text(json.dumps(status | {"state": "diverged", "reason": "loss"}))
@@ -128,7 +128,7 @@ def test_the_record_has_seeds_looks_and_weights_and_the_study_is_found_by_its_na
     record = yaml.safe_load((tmp_path / "runs/mine/study.yaml").read_text())
     assert (record["seeds"], record["looks"]) == ([0, 1, 2, 3, 4], [2, 3, 5])
     assert record["look_weights"] == pytest.approx([0.2, 0.3, 0.5])
-    again = read_request(["study=mine", f"runs_dir={tmp_path / 'runs'}"]).definition
+    again = read_request(["mine", f"runs_dir={tmp_path / 'runs'}"]).definition
     assert (again.looks, again.look_weights, again.seeds) == ([2, 3, 5], record["look_weights"], [0, 1, 2, 3, 4])
 
 
@@ -150,11 +150,11 @@ def test_looks_are_fixed_like_the_rest_of_a_launched_study(study, instant, capsy
 )
 def test_a_study_file_has_looks_with_weights_by_default_or_of_its_own(tmp_path, text, weights):
     (tmp_path / "mine.yaml").write_text(f"question: which?\narms: [norm=layer]\nseeds: {text}\n")
-    asked = read_request([f"study={tmp_path / 'mine.yaml'}"]).definition
+    asked = read_request([f"{tmp_path / 'mine.yaml'}"]).definition
     assert asked.look_weights == pytest.approx(weights)
     assert asked.seeds == list(range(asked.looks[-1]))
     assert asked.first_seeds == list(range(asked.looks[0]))
-    assert read_request([f"study={tmp_path / 'mine.yaml'}", "seeds=0,1"]).definition.looks == []
+    assert read_request([f"{tmp_path / 'mine.yaml'}", "seeds=0,1"]).definition.looks == []
 
 
 BAD = (
@@ -167,7 +167,7 @@ BAD = (
 
 
 def test_looks_that_cannot_be_are_three_lines_before_torch_is_there(tmp_path):
-    results = answers([["study=mine", "vary.norm=layer", *bad.split()] for bad in BAD], tmp_path)
+    results = answers([["study", "mine", "vary.norm=layer", *bad.split()] for bad in BAD], tmp_path)
     for bad, (status, lines) in zip(BAD, results, strict=True):
         assert status == errors.CONFIG, bad
         assert [line.split(":")[0].strip() for line in lines] == ["error", "got", "try"], (bad, lines)
@@ -193,7 +193,7 @@ def answers(commands, cwd):
 def test_looks_in_a_study_file_are_a_mapping_of_two_keys(tmp_path):
     (tmp_path / "mine.yaml").write_text("question: which?\narms: [norm=layer]\nseeds: {look: [5, 8]}\n")
     with pytest.raises(ConfigError, match="no key of this name") as caught:
-        read_request([f"study={tmp_path / 'mine.yaml'}"])
+        read_request([f"{tmp_path / 'mine.yaml'}"])
     assert "try: looks" in str(caught.value)
 
 
@@ -205,11 +205,11 @@ def test_plan_shows_the_least_and_the_most(study, instant, capsys):
     instant.stop_after = 9  # the first look, and seed 2 of the baseline and of both arms
     assert main(study(*ARMS[:2])) == errors.PREEMPTED
     capsys.readouterr()
-    assert main(["plan", *arguments]) == 0
+    assert main(["plan", *arguments[1:]]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "6 to 15 runs: 3 arms x seeds 0,1, then 3, 5 seeds for undecided arms (9 finished)" in text
     assert "about 0 s to " in text
-    request = read_request([*arguments, "seeds.looks=2,3,5"])
+    request = read_request([*arguments[1:], "seeds.looks=2,3,5"])
     plan = make_plan(expanded(request), Runs(expanded(request), request), Places(1, 1, []))
     assert plan.arms[0].seconds is not None
     assert plan.later_seconds == pytest.approx(6 * plan.arms[0].seconds), "two seeds of the last look, three arms"
@@ -259,7 +259,7 @@ def test_a_crippled_arm_is_decided_at_the_first_look_and_a_null_arm_gets_every_s
         "question: which of two arms needs more seeds?\nbaseline: [model.d_ff_multiple=1, d_ff_ratio=49/16]\n"
         "arms: [optim.lr=1e-3, d_ff_ratio=3]\nseeds: {looks: [3, 4, 6]}\ndelta_min: 0.001\n"
     )
-    arguments = [f"study={tmp_path / 'mine.yaml'}", *tiny_run("train.steps=80", "train.eval_tokens=1024")]
+    arguments = ["study", f"{tmp_path / 'mine.yaml'}", *tiny_run("train.steps=80", "train.eval_tokens=1024")]
     done = nexus([*arguments, "--workers", "2"])
     assert done.returncode == 0, done.stderr
     used = Counter(run.arm for run in map(read_run, find_runs([tmp_path / "runs"])))

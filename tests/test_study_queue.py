@@ -68,7 +68,7 @@ def study(tiny_run, tmp_path):
     """Overrides of a study of tiny runs."""
 
     def make(*arguments: str) -> list[str]:
-        return ["study=mine", *(text for text in tiny_run() if text != "train.threads=1"), *arguments]
+        return ["study", "mine", *(text for text in tiny_run() if text != "train.threads=1"), *arguments]
 
     return make
 
@@ -121,7 +121,7 @@ def until(true, seconds=120.0):
 
 def names(arguments):
     """The overrides that a second command needs: the study's name and how it is carried out."""
-    return ["study=mine", *(text for text in arguments if text.split("=")[0] in LAUNCH)]
+    return ["study", "mine", *(text for text in arguments if text.split("=")[0] in LAUNCH)]
 
 
 def states(runs_dir):
@@ -156,7 +156,7 @@ def test_what_is_missing_is_run_once_and_like_each_run_alone(study, tmp_path):
     assert photograph(runs_dir) == before
 
     threads = IdleCores.cores() // 2 or 1
-    overrides = [text for text in study() if text != "study=mine"]
+    overrides = study()[2:]
     for path in find_runs([runs_dir / "mine"]):
         record = read_run(path)
         asked = [f"seed={record.seed}", f"runs_dir={tmp_path / 'alone'}", f"train.threads={threads}"]
@@ -187,7 +187,7 @@ def test_a_crash_marks_its_run_and_the_others_have_their_turn(study, plugin, tmp
         "question: does one bad run stop the others?\nseeds: [0]\narms:\n- norm=crash norm.how=exit\n"
         "- norm=crash norm.how=kill\n- norm=crash\n- norm=layer optim.lr=1e30 optim.clip=off\n- norm=layer\n"
     )
-    arguments = [f"study={path}", *study()[1:], "--workers", "2"]
+    arguments = ["study", f"{path}", *study()[2:], "--workers", "2"]
     done = nexus(arguments, plugin)
     assert done.returncode == errors.BUG, done.stderr
     found = {run.arm: run for run in map(read_run, find_runs([tmp_path / "runs"]))}
@@ -227,7 +227,7 @@ def test_a_run_whose_time_is_over_is_saved_and_one_that_hangs_does_not_hold_the_
         "question: does one endless run stop the others?\nseeds: [0]\narms:\n- norm=crash norm.how=hang\n"
         "- norm=crash norm.how=slow norm.at=0 train.steps=2000\n- norm=layer\n"
     )
-    arguments = [f"study={path}", *study()[1:]]
+    arguments = ["study", f"{path}", *study()[2:]]
     code = (
         "import sys; from nexus_ablate.study import queue; from nexus_ablate.execution.launch import launch\n"
         "from nexus_ablate.study.definition import read_request\n"
@@ -329,7 +329,7 @@ def test_a_run_that_is_gone_without_a_word_gets_a_reason_and_a_result_keeps_its_
 def test_cores_and_memory_are_shared(tiny, monkeypatch):
     monkeypatch.setattr(IdleCores, "cores", staticmethod(lambda: 8))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    request = read_request("study=x vary.norm=layer train.device=cpu model.d_model=64 seeds=0,1,2,3,4".split())
+    request = read_request("x vary.norm=layer train.device=cpu model.d_model=64 seeds=0,1,2,3,4".split())
     jobs = Runs(expanded(request), request).claims
     assert places("auto", jobs, 1, None) == Places(8, 1, [])
     assert places("auto", jobs[:3], 1, None) == Places(3, 2, [])
@@ -338,7 +338,7 @@ def test_cores_and_memory_are_shared(tiny, monkeypatch):
     assert places(3, jobs, 10, 25) == Places(3, 2, []), "who says a number gets it"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
     assert places("auto", jobs, 1, None).gpus == [], "train.device=cpu was asked for"
-    request = read_request("study=x vary.norm=layer train.device=auto model.d_model=64".split())
+    request = read_request("x vary.norm=layer train.device=auto model.d_model=64".split())
     where = places("auto", Runs(expanded(request), request).claims, 1, None)
     assert (where.workers, [where.gpu(n) for n in range(3)]) == (2, ["2", "5", "2"])
     assert where.circumstances == {"workers": 2, "runs_per_device": 1}
@@ -348,7 +348,7 @@ def test_plan_shows_everything_and_writes_nothing(study, tmp_path):
     (tmp_path / "text.txt").touch()
     before = photograph(tmp_path)
     asked = study("vary.norm=layer,rms,layr", "vary.placement=deepnorm", "seeds=0,1", "lr_grid=1e-3,2e-3")
-    done = nexus(["plan", *asked], cwd=tmp_path)
+    done = nexus(["plan", *asked[1:]], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     for shown in (
         "norm=layer",
@@ -368,13 +368,13 @@ def test_plan_shows_everything_and_writes_nothing(study, tmp_path):
 @pytest.mark.parametrize(
     "bad",
     [
-        ["study=nosuch"],
-        ["study=norms", "--worker", "2"],
-        ["study=norms", "--workers", "0"],
-        ["study=norms", "--retry", "all"],
-        ["study=norms", "--time", "4h"],
-        ["study=norms", "train.steps=abc"],
-        ["study=norms", "data=files", "data.files=[nosuch.txt]"],
+        ["study", "nosuch"],
+        ["study", "norms", "--worker", "2"],
+        ["study", "norms", "--workers", "0"],
+        ["study", "norms", "--retry", "all"],
+        ["study", "norms", "--time", "4h"],
+        ["study", "norms", "train.steps=abc"],
+        ["study", "norms", "data=files", "data.files=[nosuch.txt]"],
         ["plan", "norm=rms"],
         ["status", "nosuch"],
         ["status", "--wach"],
@@ -391,10 +391,10 @@ def test_a_mistake_is_three_lines_and_makes_nothing(tmp_path, bad):
 
 @pytest.mark.slow
 def test_a_single_run_and_a_multirun_may_still_choose_their_folder(tiny_run, tmp_path):
-    done = nexus(["train", *tiny_run("study=elsewhere", "train.steps=2")])
+    done = nexus(["train", *tiny_run("experiment=elsewhere", "train.steps=2")])
     assert done.returncode == 0, done.stderr
     assert [path.parent.parent.name for path in find_runs([tmp_path / "runs"])] == ["elsewhere"]
     assert read_study(tmp_path / "runs" / "elsewhere") is None
-    done = nexus(["-m", *tiny_run("study=there", "train.steps=2", "seed=1")])
+    done = nexus(["-m", *tiny_run("experiment=there", "train.steps=2", "seed=1")])
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "runs" / "there").is_dir()

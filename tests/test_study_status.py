@@ -27,7 +27,7 @@ from nexus_ablate.training.session import train
 def launched(tiny_run, tmp_path):
     """A study with its record, one run of each of two arms finished, and the rest to come."""
     asked = [text for text in tiny_run() if text != "train.threads=1"]
-    request = read_request(["study=mine", "vary.norm=layer", "vary.bias=on", "seeds=0,1", *asked])
+    request = read_request(["mine", "vary.norm=layer", "vary.bias=on", "seeds=0,1", *asked])
     study = expand(request.definition)
     write_record(study, request.directory)
     runs = Runs(study, request)

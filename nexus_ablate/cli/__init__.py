@@ -5,46 +5,34 @@ At its top this module imports next to nothing, so that Ctrl-C finds `main` on d
 
 from __future__ import annotations
 
-import importlib
 import os
 import signal
 import sys
 from collections.abc import Sequence
 from types import FrameType
 
-VERBS = {
-    "train": "train one run, or a Hydra multirun with -m (the verb may be left out)",
-    "list": "every option with its citation",
-    "explain": "what a configuration builds: equations, norms, parameters, initial values, FLOPs; trains nothing",
-    "show": "one run: its result and a picture",
-    "plan": "what a study would be: arms, refusals, parameters, FLOPs, memory, time; runs nothing",
-    "add-seeds": "more seeds for a study that was launched; its verdicts are exploratory from then on",
-    "confirm": "the claims of a study, judged on fresh seeds alone",
-    "status": "every run of some directories: how far, how good, and why not",
-    "compare": "is a difference real: paired seeds, intervals, a verdict in words; --html for the report",
-    "noise": "seed noise, the difference it allows to be seen, the seeds a difference needs",
-    "doctor": "device, packages, disk, W&B, launchers, SLURM: what is ready, how to mend what is not",
-    "evaluate": "finished runs: longer and endless text, 8-bit numbers, sinks and outliers taken away",
-    "bench": "what the options of an axis, a step or a sweep cost on this machine",
-    "verify-resume": "the proof on this machine that an interrupted run ends as if it had not been",
-    "sync": "local runs to W&B: tracked by files, offline or cut off; again as often as you like",
-    "dashboard": "the W&B workspace of a project: loss by arm, gradients, outliers, sinks, axes; a section a study",
-}
-
-HELP = f"""nexus-ablate: ablations of transformer architecture choices that end in a verdict you can trust
+HEAD = """nexus-ablate: ablations of transformer architecture choices that end in a verdict you can trust
 
   nexus-ablate norm=rms placement=pre                train one run on real text
   nexus-ablate -m norm=layer,rms seed=0,1,2          every combination (any Hydra launcher)
-  nexus-ablate study=norms                           what is missing of a study (docs/studies.md)
+  nexus-ablate study norms                           what is missing of a study (docs/studies.md)
   nexus-ablate list norm                             the options of an axis
   nexus-ablate explain placement=deepnorm            what this would build
   nexus-ablate --plugin DIR norm=my_norm             an option of your own (docs/adding_an_option.md)
-
-verbs
-{chr(10).join(f"  {verb:<13} {meaning}" for verb, meaning in VERBS.items())}
-
-  nexus-ablate VERB --help   examples of a verb
 """
+
+
+def help_text() -> str:
+    """The text of `nexus-ablate --help`."""
+    from nexus_ablate.cli.verb import all_verbs
+
+    lines, kind = [HEAD.rstrip()], ""
+    for verb in all_verbs():
+        if verb.kind != kind:
+            lines += ["", verb.kind]
+        kind = verb.kind
+        lines.append(f"  {verb.name:<13} {verb.summary}")
+    return "\n".join([*lines, "", "  nexus-ablate VERB --help   examples of a verb", ""])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -62,14 +50,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     signals.ends_with_this_command = argv is None
     with masked_streams():
         try:
-            return _run([*(sys.argv[1:] if argv is None else argv)])
+            status = _run([*(sys.argv[1:] if argv is None else argv)])
+            if sys.stdout is not None:
+                sys.stdout.flush()  # here, where a reader that is gone is no error
+            return status
         except errors.UserError as error:
             print(error, file=sys.stderr)
             return error.status
         except KeyboardInterrupt:
             return INTERRUPTED
-        except BrokenPipeError:  # `nexus-ablate list | head` has what it wanted
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        except BrokenPipeError:  # `nexus-ablate list | head` has read enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             return errors.OK
         except OSError as error:
             from nexus_ablate.runs.files import refused
@@ -103,26 +94,19 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 def _run(arguments: list[str]) -> int:
     from nexus_ablate import errors
+    from nexus_ablate.cli.verb import verb_module, verb_names
 
     arguments = _without_plugins(arguments)
     if arguments[:1] in (["-h"], ["--help"], ["help"]):
-        print(HELP)
+        print(help_text())
         return errors.OK
     if arguments[:1] == ["--version"]:
         from nexus_ablate import __version__
 
         print(__version__)
         return errors.OK
-    if arguments[:1] and arguments[0] in VERBS:
-        verb = arguments.pop(0)
-    else:  # a multirun may name the folder of its runs, which makes it no study
-        named = any(a.startswith("study=") for a in arguments) and not {"-m", "--multirun"} & set(arguments)
-        verb = "study" if named else "train"
-    if arguments[:1] and "=" not in arguments[0] and not arguments[0].startswith("-"):
-        _refuse_word(verb, arguments[0])
-    module = importlib.import_module(f"nexus_ablate.cli.{verb.replace('-', '_')}")
-    if not hasattr(module, "VERB"):
-        return module.run(arguments)
+    named = arguments and arguments[0] in verb_names()
+    module = verb_module(arguments.pop(0) if named else "train")
     if {"-h", "--help"} & set(arguments):
         print(module.VERB.help())
         return errors.OK
@@ -147,11 +131,3 @@ def _without_plugins(arguments: list[str]) -> list[str]:
         raise errors.ConfigError("--plugin comes before everything else", got, fix)
     add_plugins(directories)
     return arguments
-
-
-def _refuse_word(verb: str, word: str) -> None:
-    """A word that is neither a verb nor an override is a verb misspelt."""
-    from nexus_ablate import errors
-
-    if verb == "train" and not word.startswith("~"):
-        raise errors.unknown("this is neither a verb nor KEY=VALUE", word, VERBS)

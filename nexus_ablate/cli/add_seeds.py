@@ -3,44 +3,46 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
-from nexus_ablate import errors
+from nexus_ablate.cli.study import RUN_FLAGS, starter
+from nexus_ablate.cli.verb import Verb, whole
 from nexus_ablate.errors import ConfigError
 
-HELP = """nexus-ablate add-seeds STUDY N [--workers N|auto | --cluster slurm ...] [--retry failed] [KEY=VALUE ...]
+VERB = Verb(
+    "add-seeds",
+    "more seeds for a launched study, whose verdicts are exploratory from then on",
+    "STUDY N [KEY=VALUE ...]",
+    (
+        ("add-seeds first_look 3", "the next three seeds for every arm"),
+        ("add-seeds runs/first_look 3", "the same, by the study's directory"),
+    ),
+    RUN_FLAGS,
+    "study.yaml records the added seeds. Verdicts are exploratory afterwards: adding seeds after a look at the result "
+    "finds differences that are not there. `confirm` judges on fresh seeds alone, and a study with "
+    "seeds.looks=5,8,12,20 adds seeds at a known error rate. KEY=VALUE changes how runs are carried out (runs_dir, "
+    "train.device, tracker, ...).",
+    "a study and a number of seeds",
+    kind="studies",
+)
 
-  nexus-ablate add-seeds first_look 3               the next three seeds for every arm
-  nexus-ablate add-seeds runs/first_look 3          the same, by the study's directory
 
-study.yaml keeps what was added and when, and verdicts are exploratory from then on: who looks at a result before asking
-for more seeds finds differences that are not there. `confirm` judges on fresh seeds alone, and a study with
-seeds.looks=5,8,12,20 adds seeds at a known error rate. KEY=VALUE says how runs are carried out (runs_dir,
-train.device, tracker, ...); the flags are those of `nexus-ablate study=NAME --help`."""
-
-
-def run(arguments: list[str]) -> int:
+def run(words: list[str], flags: dict[str, Any]) -> int:
     """Add the seeds and run what is missing."""
-    from nexus_ablate.cli.study import split, starter, whole_number
-
-    if not arguments or any(a in ("-h", "--help") for a in arguments):
-        print(HELP)
-        return errors.OK if arguments else errors.CONFIG
-    given, rest = split(arguments)
-
     from nexus_ablate.study.definition import MAX_SEEDS, is_launch
 
-    words, launch = [word for word in rest if not is_launch(word)], [word for word in rest if is_launch(word)]
-    if len(words) != 2:
-        got, fix = " ".join(words) or "nothing", "nexus-ablate add-seeds first_look 3"
-        raise ConfigError("add-seeds takes a study and a number of seeds", got, fix)
-    start = starter(given, launch)
-    number = whole_number("add-seeds STUDY", words[1], 3, most=MAX_SEEDS)
+    launch = [word for word in words if is_launch(word)]
+    names = [word for word in words if not is_launch(word)]
+    if len(names) != 2:
+        raise ConfigError(f"add-seeds takes {VERB.needed}", " ".join(names), "nexus-ablate add-seeds first_look 3")
+    start = starter(flags, launch)
+    number = whole("add-seeds STUDY", 3, most=MAX_SEEDS)(names[1])
 
     from nexus_ablate.study.fresh import find_launched, with_more_seeds
 
-    before = find_launched(words[0], launch)
+    before = find_launched(names[0], launch)
     after = with_more_seeds(before, number)
     new = after.definition.seeds[len(before.definition.seeds) :]
-    said = f"adding seeds {', '.join(map(str, new))}" if new else "going on with the seeds that were added last"
-    print(f"{said}; verdicts of this study are exploratory", file=sys.stderr)
+    message = f"adding seeds {', '.join(map(str, new))}" if new else "resuming with the seeds that were added last"
+    print(f"{message}; verdicts of this study are exploratory", file=sys.stderr)
     return start(after, amend=bool(new))

@@ -14,7 +14,7 @@ from nexus_ablate.config.compose import compose
 from nexus_ablate.config.options import AXES, option_files
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.errors import ConfigError, printable
-from nexus_ablate.runs.files import PICTURES, atomic_write_text
+from nexus_ablate.runs.files import atomic_write_text
 
 if TYPE_CHECKING:
     from nexus_ablate.bench.options import Bench
@@ -41,7 +41,7 @@ VERB = Verb(
         Flag("--only", "A,B", "of an axis: these options and the baseline", comma_separated),
         Flag("--against", "A", "of an axis: the option that ratios are to; of step: K=V,K=V to measure beside it"),
         Flag("--compile", "", "of an axis: through torch.compile too"),
-        Flag("--picture", "FILE", "of an axis: a bar chart (.png, .pdf or .svg)", target("--picture", PICTURES)),
+        Flag("--picture", "FILE", "of an axis: a bar chart (.png, .pdf or .svg)", target("--picture", picture=True)),
         Flag("--json", "FILE", "everything that was measured (- for the terminal)", target("--json")),
         Flag("--workers", "N,M", "of sweep: so many at a time (1 to the number of cores)", comma_separated),
     ),
@@ -54,8 +54,6 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
     """Measure what the arguments ask for."""
     subject, *overrides = words
     _check(subject, flags)
-    for given in (o for o in overrides if o.startswith("study=")):
-        raise ConfigError("bench measures one configuration and no study", given, f"nexus-ablate plan {given}")
     seconds = flags.get("seconds", 10.0)
     config = compose(overrides)
     if subject in BENCHED:

@@ -4,55 +4,55 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nexus_ablate import errors
+from nexus_ablate.cli.verb import Flag, Verb, comma_separated, target
 from nexus_ablate.masking import mask
 from nexus_ablate.plain_data import load_yaml
-from nexus_ablate.runs.files import atomic_write_text, check_target
+from nexus_ablate.runs.files import atomic_write_text
 
 if TYPE_CHECKING:
     from nexus_ablate.track.dashboard import Question
 
-HELP = """nexus-ablate dashboard [--project NAME] [--entity NAME] [--study NAME|DIR,...] [--report] [--dry-run [FILE]]
+VERB = Verb(
+    "dashboard",
+    "the W&B workspace of a project: loss by arm, gradients, outliers, sinks; one section per study",
+    "",
+    (
+        ("dashboard", "the workspace of the project nexus-ablate"),
+        ("dashboard --study norms,placement", "with a section and a workspace per study"),
+        ("dashboard --study runs/norms --report", "and a report: question, verdict so far, panels"),
+        ("dashboard --dry-run view.json", "write what would be saved; contacts no server"),
+    ),
+    (
+        Flag("--project", "NAME", "W&B project"),
+        Flag("--entity", "NAME", "W&B entity"),
+        Flag("--study", "NAME|DIR,...", "studies by name or directory", comma_separated),
+        Flag("--report", "", "save a report of each study too"),
+        Flag("--dry-run", "[FILE]", "print or write the specification", target("--dry-run")),
+    ),
+    "Saved again, a workspace keeps its address and loses manual changes: copy it first to keep them.",
+)
 
-  nexus-ablate dashboard                              the workspace of the project nexus-ablate
-  nexus-ablate dashboard --study norms,placement      with a section of each study, and a workspace of each
-  nexus-ablate dashboard --study runs/norms --report  also a report: the question, the verdict so far, the panels
-  nexus-ablate dashboard --dry-run view.json          write what would be saved; asks no server
 
-Saved again, a workspace keeps its address and loses what was changed in it by hand: copy it first to keep that."""
-
-FLAGS = ("--project", "--entity", "--study")
-
-
-def run(arguments: list[str]) -> int:
-    """Save the workspaces, or write them down."""
-    if any(a in ("-h", "--help") for a in arguments):
-        print(HELP)
-        return errors.OK
-    from nexus_ablate.cli.compare import split
-
-    rest, dry_run = _dry_run(arguments)
-    if dry_run not in (None, "-"):
-        check_target("--dry-run", Path(str(dry_run)))
-    words, options = split(rest, FLAGS, ("--report",))
+def run(words: list[str], flags: dict[str, Any]) -> int:
+    """Save the workspaces, or write their specification."""
     if words:
-        raise errors.ConfigError("dashboard takes flags only", words[0], f"--study {words[0]}")
+        raise errors.ConfigError("dashboard takes flags only", words[0], f"nexus-ablate dashboard --study {words[0]}")
 
     from nexus_ablate.config.options import option_files
     from nexus_ablate.track import dashboard
 
-    project = options.get("--project") or str(option_files("tracker")["wandb"].keys["project"].default)
-    report = "--report" in options
-    questions = [_question(name, report) for name in options.get("--study", "").split(",") if name]
+    project = flags.get("project") or str(option_files("tracker")["wandb"].keys["project"].default)
+    report = "report" in flags
+    questions = [_question(name, report) for name in flags.get("study", ())]
     if report and not questions:
         raise errors.ConfigError("a report is about a study", "--report", "--study runs/norms --report")
-    if dry_run is not None:
-        return _write(
-            dashboard.specification(dashboard.workspaces(project, options.get("--entity", ""), questions)), dry_run
-        )
-    entity = options.get("--entity") or dashboard.default_entity()
+    if "dry_run" in flags:
+        views = dashboard.workspaces(project, flags.get("entity", ""), questions)
+        return _write(dashboard.specification(views), flags["dry_run"])
+    entity = flags.get("entity") or dashboard.default_entity()
     for address in dashboard.save(dashboard.workspaces(project, entity, questions)):
         print(f"workspace {address}")
     for question in questions if report else []:
@@ -60,27 +60,15 @@ def run(arguments: list[str]) -> int:
     return errors.OK
 
 
-def _dry_run(arguments: list[str]) -> tuple[list[str], str | None]:
-    """The other arguments, and where the specification goes: '-' is standard output, None nowhere."""
-    for at, argument in enumerate(arguments):
-        name, equals, value = argument.partition("=")
-        if name == "--dry-run":
-            after = arguments[at + 1 :]
-            if not equals and after and not after[0].startswith("--"):
-                return [*arguments[:at], *after[1:]], after[0]
-            return [*arguments[:at], *after], value or "-"
-    return arguments, None
-
-
-def _write(specification: dict, path: str) -> int:
+def _write(specification: dict, path: Path) -> int:
     from nexus_ablate.runs import strict_json
 
     text = strict_json(specification, indent=2) + "\n"
-    if path == "-":
+    if path == Path("-"):
         sys.stdout.write(text)
     else:
-        atomic_write_text(Path(path), mask(text))
-        print(f"written to {path}", file=sys.stderr)
+        atomic_write_text(path, mask(text))
+        print(f"saved to {path}", file=sys.stderr)
     return errors.OK
 
 
@@ -103,8 +91,8 @@ def _question(name: str, report: bool) -> Question:
         return Question(folder.resolve().name, table=mask(table))
     if name not in shipped_studies():
         raise errors.unknown("there is no study of this name, and no directory", name, shipped_studies())
-    asked = define({"name": name} | load_yaml(shipped_studies()[name].read_text(encoding="utf-8")))
-    return Question(name, asked.question)
+    definition = define({"name": name} | load_yaml(shipped_studies()[name].read_text(encoding="utf-8")))
+    return Question(name, definition.question)
 
 
 def _verdict(folder: Path) -> str:

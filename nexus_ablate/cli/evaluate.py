@@ -34,6 +34,7 @@ VERB = Verb(
     "intervention    loss, sinks and outliers with the massive activations or the sinks removed\n\n"
     "An evaluation that a run has already is not repeated. Results are in summary.json; docs/metrics.md defines them.",
     "at least one directory",
+    kind="results",
 )
 
 

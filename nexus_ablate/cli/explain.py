@@ -27,6 +27,7 @@ VERB = Verb(
     ),
     "Equations, norms, parameters, initial values, decay, FLOPs and the attention kernel. Nothing is trained, and "
     "the data need not exist.",
+    kind="runs",
 )
 
 

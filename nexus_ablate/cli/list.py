@@ -27,6 +27,7 @@ VERB = Verb(
         Flag("--json", "", "for programs"),
         Flag("--markdown", "", "as a page, with equations (docs/options.md)"),
     ),
+    kind="runs",
 )
 
 
@@ -131,8 +132,8 @@ def _print(groups: dict[str, Any], with_keys: bool) -> None:
             for name, option in options.items():
                 star = "[green]*[/green]" if option["default"] else " "
                 source = f" (plugin {option['plugin']})" if option.get("plugin") else ""
-                asked = "study" if group == "studies" else group
-                grid.add_row(f"{star} {asked}={name}", escape(option["summary"] + source))
+                typed = f"study {name}" if group == "studies" else f"{group}={name}"
+                grid.add_row(f"{star} {typed}", escape(option["summary"] + source))
                 if with_keys and option.get("prescribes"):
                     grid.add_row("", f"[dim]{escape(_prescribed(option['prescribes']))}[/dim]")
                 last = name == list(options)[-1]
@@ -155,8 +156,8 @@ def markdown(groups: dict[str, Any]) -> str:
             lines += _key_table(options, "")
             continue
         for name, option in options.items():
-            asked = "study" if group == "studies" else group
-            lines += [f"**`{asked}={name}`**{' *' if option['default'] else ''} {option['summary']}", ""]
+            typed = f"study {name}" if group == "studies" else f"{group}={name}"
+            lines += [f"**`{typed}`**{' *' if option['default'] else ''} {option['summary']}", ""]
             if option.get("equation"):
                 lines += ["    " + equation for equation in option["equation"]] + [""]
             if option.get("prescribes"):

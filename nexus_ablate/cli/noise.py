@@ -29,6 +29,7 @@ VERB = Verb(
         Flag("--json", "", "for programs"),
     ),
     needed="at least one directory",
+    kind="results",
 )
 
 

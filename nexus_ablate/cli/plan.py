@@ -1,46 +1,39 @@
-"""`nexus-ablate plan study=NAME ...`: a study's arms, refusals, costs and fairness. Nothing is run or written."""
+"""`nexus-ablate plan STUDY ...`: a study's arms, refusals, costs and fairness. Nothing is run or written."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nexus_ablate import errors
-from nexus_ablate.errors import ConfigError, printable
+from nexus_ablate.cli.study import WORKERS
+from nexus_ablate.cli.verb import Verb
+from nexus_ablate.errors import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from nexus_ablate.study.plan import Plan
 
-HELP = """nexus-ablate plan study=NAME [KEY=VALUE ...] [--workers N|auto]
-
-  nexus-ablate plan study=norms
-  nexus-ablate plan study=mine vary.norm=layer,rms,none vary.bias=on,off design=grid match=params
-
-Arms, what is refused and why, parameters, FLOPs, memory and time of each, how much of it is finished already, and the
-lines of the fairness header that are decided beforehand."""
+VERB = Verb(
+    "plan",
+    "what a study would be: arms, refusals, parameters, FLOPs, memory, time; runs nothing",
+    "STUDY [KEY=VALUE ...]",
+    (
+        ("plan norms", ""),
+        ("plan mine vary.norm=layer,rms,none vary.bias=on,off design=grid match=params", ""),
+    ),
+    (WORKERS,),
+    "Arms, the reasons of refusals, parameters, FLOPs, memory and time of each, how much is finished already, and the "
+    "fairness conditions that are decided beforehand.",
+    "a study",
+    kind="studies",
+)
 
 COLOURS = {"PASS": "green", "WARN": "yellow", "FAIL": "red"}
 
 
-def run(arguments: list[str]) -> int:
+def run(words: list[str], flags: dict[str, Any]) -> int:
     """Print the plan of a study."""
-    if not arguments or any(a in ("-h", "--help") for a in arguments):
-        print(HELP)
-        return errors.OK if arguments else errors.CONFIG
-    from nexus_ablate.cli.study import worker_count
-
-    workers = "auto"
-    if "--workers" in arguments:
-        at = arguments.index("--workers")
-        workers = arguments[at + 1] if at + 1 < len(arguments) else ""
-        arguments = arguments[:at] + arguments[at + 2 :]
-    for argument in arguments:
-        if argument.startswith("-"):
-            raise errors.unknown("plan has no flag of this name", argument, ["--workers", "--help"])
-    if not any(argument.startswith("study=") for argument in arguments):
-        raise ConfigError("plan needs a study", " ".join(arguments), "nexus-ablate plan study=norms")
-
     from rich.console import Console
 
     from nexus_ablate.study.definition import read_request
@@ -49,10 +42,10 @@ def run(arguments: list[str]) -> int:
     from nexus_ablate.study.plan import make_plan
     from nexus_ablate.study.record import expanded
 
-    request = read_request(arguments)
+    request = read_request(words)
     study = expanded(request)
     runs = Runs(study, request)
-    plan = make_plan(study, runs, places_for([*runs.claims, *runs.tuning], worker_count(workers)))
+    plan = make_plan(study, runs, places_for([*runs.claims, *runs.tuning], flags.get("workers", "auto")))
     show(plan, Console(highlight=False))
     return errors.OK
 

@@ -7,7 +7,6 @@ from typing import Any
 from nexus_ablate import errors
 from nexus_ablate.cli.verb import Flag, Verb, target
 from nexus_ablate.config.run_config import EVALUATIONS
-from nexus_ablate.runs.files import PICTURES
 
 VERB = Verb(
     "show",
@@ -17,8 +16,9 @@ VERB = Verb(
         ("show runs/scratch/baseline/s0-1a2b3c4d", "saves picture.png in the run's directory"),
         ("show runs/scratch/baseline/s0-1a2b3c4d --out loss.pdf", ""),
     ),
-    (Flag("--out", "FILE", "where to save the picture (.png, .pdf or .svg)", target("--out", PICTURES)),),
+    (Flag("--out", "FILE", "where to save the picture (.png, .pdf or .svg)", target("--out", picture=True)),),
     needed="one run",
+    kind="results",
 )
 
 

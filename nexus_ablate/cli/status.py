@@ -24,6 +24,7 @@ VERB = Verb(
     "a word; the same command resumes such a run. `not needed so far`: seeds of later looks, which only undecided "
     "arms get.",
     "at least one directory",
+    kind="results",
 )
 
 WATCH_SECONDS = 1.0

@@ -3,52 +3,56 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 from nexus_ablate import errors
-from nexus_ablate.config.compose import check_overrides, compose, search_plugins
-from nexus_ablate.config.options import conf_dir
+from nexus_ablate.cli.verb import OVERRIDES, Flag, Verb, one_of
 
-HELP = """nexus-ablate [train] [KEY=VALUE ...]        one run
-nexus-ablate -m KEY=A,B KEY=C,D ...         every combination, through Hydra
-
-  nexus-ablate norm=rms placement=pre
-  nexus-ablate norm=layer placement=post bias=on d_ff_ratio=8/3 weight_decay=0 position=alibi train.steps=50
-  nexus-ablate model=micro train.device=cuda:1 data=files data.files=[book.txt]
-  nexus-ablate -m norm=layer,rms placement=pre,post seed=0,1,2
-  torchrun --nproc-per-node 4 -m nexus_ablate model=small        one run on four GPUs, the same global batch
-  nexus-ablate -m norm=layer,rms seed=0,1,2 hydra/launcher=joblib        or slurm (docs/clusters.md)
-
-`nexus-ablate list` names every key and option. `--cfg job` prints the configuration and trains nothing.
-The same command again: a finished run prints its result, an interrupted one goes on. Exit status: 0 ok, 1 a bug,
-2 configuration, 3 diverged, 4 checkpoint unusable, 5 storage, 6 alive elsewhere, 75 preempted."""
-
-HYDRA_FLAGS = (
-    "--cfg",
-    "-c",
-    "--info",
-    "-i",
-    "--hydra-help",
-    "--shell-completion",
-    "-sc",
-    "--resolve",
-    "--package",
-    "-p",
+VERB = Verb(
+    "train",
+    "train one run, or a Hydra multirun with -m (the verb may be left out)",
+    f"[{OVERRIDES} ...]",
+    (
+        ("norm=rms placement=pre", "one run"),
+        ("norm=layer placement=post bias=on d_ff_ratio=8/3 weight_decay=0 position=alibi", ""),
+        ("model=mini train.device=cuda:1 data=files data.files=[book.txt]", ""),
+        ("-m norm=layer,rms placement=pre,post seed=0,1,2", "every combination"),
+        ("-m norm=layer,rms seed=0,1,2 hydra/launcher=joblib", "or slurm (docs/clusters.md)"),
+    ),
+    (
+        Flag("--multirun", "", "train every combination of values, through Hydra", short="-m"),
+        Flag(
+            "--cfg",
+            "job|hydra|all",
+            "print the configuration; train nothing",
+            one_of("--cfg", "job", "hydra", "all"),
+            short="-c",
+        ),
+        Flag("--resolve", "", "with --cfg: replace interpolations"),
+        Flag("--package", "NAME", "with --cfg: only this part", short="-p"),
+        Flag(
+            "--info",
+            "TOPIC",
+            "what Hydra reads: all, config, defaults, defaults-tree, plugins, searchpath",
+            one_of("--info", "all", "config", "defaults", "defaults-tree", "plugins", "searchpath"),
+            short="-i",
+        ),
+        Flag("--hydra-help", "", "Hydra's own help"),
+    ),
+    "`torchrun --nproc-per-node 4 -m nexus_ablate model=base` trains one run on four GPUs with the same global batch. "
+    "`nexus-ablate list` names every key and option. The same command again shows the result of a finished run and "
+    "resumes an interrupted one.\n\n"
+    "Exit status: 0 done, 1 a bug, 2 configuration, 3 diverged, 4 checkpoint unusable, 5 storage, 6 alive elsewhere, "
+    "75 preempted.",
+    kind="runs",
 )
 
 
-def run(arguments: list[str]) -> int:
-    """Train what the arguments ask for."""
-    if any(a in ("-h", "--help") for a in arguments):
-        print(HELP)
-        return errors.OK
-    if any(a.split("=")[0] in HYDRA_FLAGS for a in arguments):
-        return _hydra_flag(arguments)
-    flags = [a for a in arguments if a.startswith("-")]
-    overrides = [a for a in arguments if not a.startswith("-")]
-    for flag in flags:
-        if flag not in ("-m", "--multirun"):
-            raise errors.unknown("train has no flag of this name", flag, ["-m", "--multirun", "--help", *HYDRA_FLAGS])
-    if flags:
+def run(overrides: list[str], flags: dict[str, Any]) -> int:
+    """Train what the overrides describe."""
+    if flags.keys() - {"multirun"}:
+        return _hydra(overrides, flags)
+    if "multirun" in flags:
         from nexus_ablate.execution.multirun import multirun
         from nexus_ablate.training.distributed import require_one_process
 
@@ -59,6 +63,7 @@ def run(arguments: list[str]) -> int:
 
 def single(overrides: list[str]) -> int:
     """One run in this process."""
+    from nexus_ablate.config.compose import compose
     from nexus_ablate.training.device import share_cores_politely
 
     config = compose(overrides)
@@ -68,14 +73,17 @@ def single(overrides: list[str]) -> int:
     return train(config, overrides).status
 
 
-def _hydra_flag(arguments: list[str]) -> int:
-    """What Hydra itself answers: --cfg, --info, shell completion."""
+def _hydra(overrides: list[str], flags: dict[str, Any]) -> int:
+    """What Hydra itself answers: --cfg, --info, --hydra-help."""
     import hydra
 
-    if not {"-sc", "--shell-completion"} & set(arguments):  # whose query=bash is no override
-        given = [argument for argument in arguments if "=" in argument and not argument.startswith("-")]
-        check_overrides(given, sweeps=True)
+    from nexus_ablate.config.compose import check_overrides, search_plugins
+    from nexus_ablate.config.options import conf_dir
+
+    check_overrides(overrides, sweeps=True)
     search_plugins()
-    sys.argv = [sys.argv[0], *arguments]
+    names = {key: f"--{key.replace('_', '-')}" for key in flags}
+    arguments = [names[key] if value is True else f"{names[key]}={value}" for key, value in flags.items()]
+    sys.argv = [sys.argv[0], *overrides, *arguments]
     hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")(lambda composed: None)()
     return errors.OK

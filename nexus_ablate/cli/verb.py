@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from nexus_ablate.errors import ConfigError, unknown
-from nexus_ablate.runs.files import check_target
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class Flag:
         read: From the text to the value; raises ConfigError.
         repeated: It may be given several times; its value is the list of all.
         example: A command line with it that works, for errors.
+        short: Another name for it: `-m`.
     """
 
     name: str
@@ -31,10 +33,11 @@ class Flag:
     read: Callable[[str], Any] = str
     repeated: bool = False
     example: str = ""
+    short: str = ""
 
     @property
     def usage(self) -> str:
-        return f"{self.name} {self.takes}".rstrip()
+        return f"{self.short + ', ' if self.short else ''}{self.name} {self.takes}".rstrip()
 
     @property
     def key(self) -> str:
@@ -42,6 +45,8 @@ class Flag:
 
 
 COLUMNS, WIDEST_TERM = 80, 46
+KINDS = ("runs", "studies", "results", "this machine and W&B")
+OVERRIDES = "KEY=VALUE"
 HELP_FLAG = Flag("--help", "", "show this help")
 
 
@@ -50,12 +55,13 @@ class Verb:
     """One verb: `nexus-ablate NAME ...`.
 
     Attributes:
-        name: As typed.
+        name: As typed; its module has the same name, with underscores.
         summary: One line of `nexus-ablate --help`.
         takes: Its positional arguments in the help: `DIR...`, `[KEY=VALUE ...]`.
         examples: Command lines without `nexus-ablate`, each with what it does ('' where that is clear).
         notes: Paragraphs below the flags.
-        needed: What is missing, where arguments are but none is given; '' where none is needed.
+        needed: What is missing without positional arguments; '' where none are needed.
+        kind: The heading of `nexus-ablate --help` that it is below, one of `KINDS`.
     """
 
     name: str
@@ -65,6 +71,7 @@ class Verb:
     flags: tuple[Flag, ...] = ()
     notes: str = ""
     needed: str = ""
+    kind: str = KINDS[-1]
 
     def help(self) -> str:
         """The text of `nexus-ablate NAME --help`, at most 80 columns where words allow."""
@@ -81,19 +88,21 @@ class Verb:
         Raises:
             ConfigError: An unknown flag, one given twice, one without its value, or a value that it cannot take.
         """
-        flags = {flag.name: flag for flag in self.flags}
+        flags = {name: flag for flag in self.flags for name in (flag.name, flag.short) if name}
         words: list[str] = []
         values: dict[str, Any] = {}
         rest = list(arguments)
         while rest:
             argument = rest.pop(0)
             name, equals, text = argument.partition("=")
-            if not argument.startswith("-") or argument == "-":
+            if not argument.startswith("-") or argument[1:].isdecimal() or argument == "-":
                 words.append(argument)
                 continue
             if name not in flags:
+                self._refuse_override(argument.lstrip("-"), rest)
                 raise unknown(f"{self.name} has no flag of this name", name, [*flags, HELP_FLAG.name])
             flag = flags[name]
+            name = flag.name
             if not flag.takes and equals:
                 raise ConfigError(f"{name} takes no value", argument, name)
             if flag.takes and not equals:
@@ -110,7 +119,40 @@ class Verb:
         if self.needed and not words:
             example = next((f"nexus-ablate {line}" for line, _ in self.examples), f"nexus-ablate {self.name} --help")
             raise ConfigError(f"{self.name} needs {self.needed}", "nothing", example)
+        if self.takes == f"[{OVERRIDES} ...]":
+            for at, word in enumerate(words):
+                if "=" not in word[1:] and word[:1] not in ("~", "+"):
+                    self._refuse_override(word, words[at + 1 :])
+                    raise unknown(f"this is neither a verb nor {OVERRIDES}", word, verb_names(), "nexus-ablate {}")
         return words, values
+
+    def _refuse_override(self, word: str, after: list[str]) -> None:
+        """Raises:
+        ConfigError: The word, with those after it, is `KEY=VALUE` in another spelling: `norm rms`, `--norm rms`.
+        """
+        if OVERRIDES not in self.takes:
+            return
+        from nexus_ablate.config.compose import respelled
+
+        if override := respelled(" ".join([word, *after[:2]])):
+            command = " ".join(filter(None, ("nexus-ablate", self.name.replace("train", ""), override)))
+            raise ConfigError("an option is typed KEY=VALUE", " ".join([word, *after[:2]]), command)
+
+
+def verb_names() -> list[str]:
+    """Every verb: the modules of this folder that declare a VERB. None is imported."""
+    files = sorted(Path(__file__).parent.glob("*.py"))
+    return [path.stem.replace("_", "-") for path in files if "\nVERB = Verb(" in path.read_text(encoding="utf-8")]
+
+
+def verb_module(name: str) -> ModuleType:
+    """The module of a verb: its `VERB`, and `run(words, flags)`, which returns the exit status."""
+    return importlib.import_module(f"nexus_ablate.cli.{name.replace('-', '_')}")
+
+
+def all_verbs() -> list[Verb]:
+    """Every verb, in the order of the help."""
+    return sorted((verb_module(name).VERB for name in verb_names()), key=lambda verb: KINDS.index(verb.kind))
 
 
 def _columns(rows: list[tuple[str, str]]) -> list[str]:
@@ -145,14 +187,17 @@ def comma_separated(text: str) -> list[str]:
     return [item for item in text.split(",") if item]
 
 
-def whole(flag: str, example: int, unit: str = "", also: tuple[str, ...] = ()) -> Callable[[str], Any]:
+def whole(
+    flag: str, example: int, unit: str = "", also: tuple[str, ...] = (), most: int = 10**9
+) -> Callable[[str], Any]:
     """Reads a whole number from 1, or one of the words of `also`."""
 
     def read(text: str) -> Any:
         if text in also:
             return text
-        if not text.isdecimal() or not 1 <= int(text) <= 10**9:
-            kind = " ".join(filter(None, ("a whole number", unit))) + "".join(f" or {word}" for word in also)
+        if not text.isdecimal() or len(text) > 10 or not 1 <= int(text) <= most:
+            number = "a whole number" if most == 10**9 else f"a whole number from 1 to {most}"
+            kind = " ".join(filter(None, (number, unit))) + "".join(f" or {word}" for word in also)
             raise ConfigError(f"{flag} takes {kind}", text or "nothing", f"{flag} {example}")
         return int(text)
 
@@ -174,12 +219,26 @@ def positive(flag: str, example: float, most: float) -> Callable[[str], float]:
     return read
 
 
-def target(flag: str, endings: tuple[str, ...] = ()) -> Callable[[str], Path]:
-    """Reads a file that can be written; `-`, for standard output, where no ending is asked for."""
+def one_of(flag: str, *words: str) -> Callable[[str], str]:
+    """Reads one of some words."""
+
+    def read(text: str) -> str:
+        if text not in words:
+            raise unknown(f"{flag} takes {' or '.join(words)}", text, words, f"{flag} {{}}")
+        return text
+
+    return read
+
+
+def target(flag: str, picture: bool = False) -> Callable[[str], Path]:
+    """Reads a file that can be written: a picture, or any file; `-`, or no value, is standard output."""
 
     def read(text: str) -> Path:
-        if text != "-" or endings:
-            check_target(flag, Path(text), endings)
-        return Path(text)
+        from nexus_ablate.runs.files import PICTURES, check_target
+
+        path = Path(text or "-")
+        if path != Path("-") or picture:
+            check_target(flag, path, PICTURES if picture else ())
+        return path
 
     return read

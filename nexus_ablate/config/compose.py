@@ -18,7 +18,7 @@ from nexus_ablate.config.options import OPTIONS, Key, Option, conf_dir, default_
 from nexus_ablate.config.plugins import Plugin, add_plugins, plugins
 from nexus_ablate.config.resolve import changed, from_values
 from nexus_ablate.config.run_config import CLOSED_GROUPS, OPTION_GROUPS, RunConfig, keys_of
-from nexus_ablate.errors import ConfigError, printable, unknown
+from nexus_ablate.errors import ConfigError, did_you_mean, printable, unknown
 from nexus_ablate.plain_data import load_yaml
 
 GROUPS = (*OPTION_GROUPS, *CLOSED_GROUPS, "preset")
@@ -207,6 +207,9 @@ def check_overrides(overrides: list[str], sweeps: bool) -> None:
             fix = 'KEY=VALUE, without spaces around "="; quote values with special characters: key=\'"..."\''
             raise ConfigError("this override cannot be read", text, fix) from error
         name = override.key_or_group
+        if name == "study":
+            fix = f"nexus-ablate study {text.partition('=')[2]}"
+            raise ConfigError("study is a verb; the folder of a run is experiment=NAME", text, fix)
         if override.is_sweep_override():
             swept.append(text)
         if override.is_delete():
@@ -215,10 +218,9 @@ def check_overrides(overrides: list[str], sweeps: bool) -> None:
             _check_hydra_key(name)
             continue
         if override.is_add() and not override.is_force_add():
-            known = _known_keys(chosen)
-            if name in known:
+            if name in _known_keys(chosen):
                 raise ConfigError("the key is there already", text, text.lstrip("+"))
-            raise unknown("there is no key of this name", name, known)
+            raise _unknown_key(name, _values(override), chosen)
         parsed.append((name, _values(override)))
         if name in GROUPS:
             chosen[name] = _check_choices(name, _values(override))
@@ -261,9 +263,68 @@ def _check_choices(group: str, values: list[Any]) -> list[str]:
         if group == "preset" and name in ("null", "none"):
             continue
         if name not in names:
-            raise unknown(f"{group} has no option of this name", name, names, f"{group}={{}}")
+            meant = {_plain(word): name for word, name in _synonyms()["options"].get(group, {}).items()}
+            meant |= {_plain(known): known for known in names}
+            problem, word = f"{group} has no option of this name", meant.get(_plain(name), name)
+            raise unknown(problem, word, names, f"{group}={{}}", name)
         chosen.append(name)
     return chosen
+
+
+# -------------------------------------------------------------------------------------------- suggestions by meaning
+
+
+@cache
+def _synonyms() -> dict[str, Any]:
+    """Names of other libraries and papers for our keys and options."""
+    return load_yaml(conf_dir().joinpath("synonyms.yaml").read_text(encoding="utf-8"))
+
+
+def _plain(word: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", word.lower())
+
+
+def _meant_key(name: str, known: Iterable[str]) -> str:
+    """A key, or a whole override, that means what `name` does elsewhere; '' where none does."""
+    synonyms, last = {_plain(word): key for word, key in _synonyms()["keys"].items()}, name.rpartition(".")[2]
+    owners = [key for key in known if key.rpartition(".")[2] == last]
+    return synonyms.get(_plain(name)) or (owners[0] if len(owners) == 1 else synonyms.get(_plain(last), ""))
+
+
+def _unknown_key(name: str, values: list[Any], chosen: dict[str, list[str]]) -> ConfigError:
+    """The error for a key that does not exist, with an override that does."""
+    known, typed = _known_keys(chosen), ",".join(map(show, values))
+    fix = _meant_key(name, known) or did_you_mean(name, known)
+    if fix and "=" not in fix:
+        fix = f"{fix}={_meant_value(fix, known[fix], typed, values)}"
+    return ConfigError("there is no key of this name", f"{name}={typed}", fix or "nexus-ablate list")
+
+
+def _meant_value(key: str, constraint: Any, typed: str, values: list[Any]) -> str:
+    """The value as typed where the key takes it, else one that it does take."""
+    try:
+        if constraint is None:
+            _check_choices(key, values)
+        else:
+            _ = [constraint.accept(key, value) for value in values]
+    except ConfigError as error:
+        return error.fix.partition("=")[2] or _default_choices()[key][0]
+    return typed
+
+
+def respelled(text: str) -> str:
+    """`norm rms`, `norm = rms` and `norm:rms` as an override that works; '' where the text is none of these."""
+    match = re.match(r"([A-Za-z_][\w.]*)\s*[=:\s]\s*([^\s=:]\S*)", text)
+    if match is None:
+        return ""
+    known = _known_keys(_default_choices())
+    key = match[1] if match[1] in known else _meant_key(match[1], known)
+    override = key if "=" in key else f"{key}={match[2]}"
+    try:
+        check_overrides([override], sweeps=False)
+    except ConfigError as error:
+        return error.fix if key and error.fix.startswith(key) else ""
+    return override
 
 
 def _default_choices() -> dict[str, list[str]]:
@@ -305,8 +366,8 @@ def _check_values(name: str, values: list[Any], chosen: dict[str, list[str]]) ->
                 raise ConfigError(f"{option} has no key {rest}", name, f"{group}={owners[0].name}, which has it")
             if not keys:
                 raise ConfigError(f"{option} has no keys", name, "leave it out")
-            raise unknown(f"{option} has no key of this name", name, keys)
-        raise unknown("there is no key of this name", name, known)
+            raise unknown(f"{option} has no key of this name", name, keys, f"{{}}={','.join(map(show, values))}")
+        raise _unknown_key(name, values, chosen)
     for value in values:
         if known[name] is not None and not (isinstance(value, str) and "${" in value):
             known[name].accept(name, value)

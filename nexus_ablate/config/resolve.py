@@ -122,8 +122,9 @@ def check_rules(config: RunConfig) -> None:
     for name in config.evals:
         if name not in EVALUATIONS:
             raise unknown("there is no evaluation of this name", f"evals=[{name}]", EVALUATIONS)
-    if not _SAFE_NAME.fullmatch(config.study):
-        raise ConfigError("study must be the name of a folder", repr(config.study), "letters, digits, . _ - only")
+    if not _SAFE_NAME.fullmatch(config.experiment):
+        fix = f"experiment={re.sub('[^A-Za-z0-9]+', '_', config.experiment).strip('_') or 'mine'}"
+        raise ConfigError("experiment is the name of a folder: letters, digits, . _ -", config.experiment, fix)
 
 
 def check_graphs(device: str) -> None:

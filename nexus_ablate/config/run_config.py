@@ -180,7 +180,7 @@ class RunConfig:
     z_loss: float = key("float [0, inf)", "factor on the mean squared log-sum-exp of the logits, added to the loss")
     seed: int = key("int [0, 2147483647]", "fixes initial values, data order and dropout together")
     preset: str = key("none | text", "the published recipe that the other keys start from", science=False)
-    study: str = key("text", "the folder of runs_dir that the run belongs to", science=False)
+    experiment: str = key("text", "the folder of runs_dir that the run belongs to", science=False)
     runs_dir: str = key("text", "where runs are kept", science=False)
     rerun: bool = key("on | off", "train again beside a finished run of the same identity", science=False)
     evals: list[str] = key("list of text", "evaluations after the last step; `evaluate` does them later", science=False)

@@ -113,7 +113,7 @@ def require(launcher: str) -> None:
                 f"hydra/launcher={launcher} needs SLURM's commands", "no sbatch here", "hydra/launcher=basic"
             )
         if not accounting():
-            fix = "nexus-ablate study=NAME --cluster slurm submits, returns, and needs no sacct"
+            fix = "nexus-ablate study NAME --cluster slurm, which needs no sacct"
             raise ConfigError(
                 f"hydra/launcher={launcher} would wait for ever for a killed job", "sacct says nothing", fix
             )
@@ -148,7 +148,7 @@ def path_of(config: RunConfig) -> Path:
     from nexus_ablate.training.session import identity_of
 
     hash8 = identity_of(config, fingerprint_of(config.data, config.model.context)).hash8
-    return Path(config.runs_dir) / config.study / arm_name(differences(config)) / f"s{config.seed}-{hash8}"
+    return Path(config.runs_dir) / config.experiment / arm_name(differences(config)) / f"s{config.seed}-{hash8}"
 
 
 def _told(config: RunConfig, path: Path) -> dict[str, Any]:

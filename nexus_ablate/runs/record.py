@@ -112,12 +112,13 @@ def read_summary(path: Path) -> dict[str, Any] | None:
 
 
 def read_config(path: Path) -> dict[str, Any] | None:
-    """The config.yaml of a run directory; None where there is none.
+    """The config.yaml of a run directory in today's keys; None where there is none. `experiment` was called `study`.
 
     Raises:
         UserError: It is damaged.
     """
-    return read_document(path / "config.yaml", formats.CONFIG, load_yaml)
+    config = read_document(path / "config.yaml", formats.CONFIG, load_yaml)
+    return None if config is None else {"experiment" if key == "study" else key: value for key, value in config.items()}
 
 
 def read_env(path: Path) -> dict[str, Any] | None:

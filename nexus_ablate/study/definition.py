@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shlex
 from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
@@ -29,6 +30,7 @@ from nexus_ablate.plain_data import UNREADABLE, load_yaml
 from nexus_ablate.runs.files import read_regular
 from nexus_ablate.runs.record import DOCUMENT_BYTES, read_study
 
+_YAML = (".yaml", ".yml")
 SEEDS = [0, 1, 2, 3, 4]
 TUNING_SEEDS = [1001]
 MAX_SEEDS = 1000
@@ -121,27 +123,31 @@ class Request:
         return self.runs_dir / self.definition.name
 
 
-def read_request(arguments: list[str]) -> Request:
-    """The study that `study=NAME KEY=VALUE ...` asks for.
+def read_request(words: list[str]) -> Request:
+    """The study that `nexus-ablate study NAME KEY=VALUE ...` asks for.
 
-    NAME is a path to a YAML, a study that is shipped, one that was launched before, or a new name beside `vary.KEY=`.
+    Args:
+        words: NAME, which is a path to a YAML, a study that is shipped, one that was launched before, or a new name
+            beside `vary.KEY=`; then the overrides.
 
     Raises:
         ConfigError: Anything about it that cannot be.
     """
-    source, given, looks, factors, overrides, launch = "", {}, {}, {}, [], []
-    for text in arguments:
+    source, *rest = words or [""]
+    if is_override(source) or not source:
+        raise ConfigError("the name of the study comes first", source, f"nexus-ablate study norms {source}".rstrip())
+    given, looks, factors, overrides, launch = {}, {}, {}, [], []
+    for text in rest:
         name, _, value = text.partition("=")
-        if name == "study":
-            source = value
-        elif name.startswith("vary."):
+        if name.startswith("vary."):
             factors[name.removeprefix("vary.")] = _items(name, value)
         elif name in KEYS and name != "baseline":
             given[name] = _flat(_items(name, value)) if KEYS[name].text.startswith("list") else _number(value)
         elif name in ("seeds.looks", "seeds.weights"):
             looks[name.removeprefix("seeds.")] = _flat(_items(name, value))
-        elif name in ("seed", "rerun"):
-            raise ConfigError(f"a study does not take {name}", text, "seeds=0,1,2")
+        elif name in ("seed", "rerun", "experiment"):
+            fix = f"name={value}" if name == "experiment" else "seeds=0,1,2"
+            raise ConfigError(f"a study does not take {name}", text, fix)
         elif _says_how(name):
             launch.append(text)
         else:
@@ -165,7 +171,7 @@ def _definition(source: str, given: dict[str, Any], factors: dict[str, list[Any]
     values: dict[str, Any]
     shipped = shipped_studies()
     stored = runs_dir / source / "study.yaml"
-    if source.endswith((".yaml", ".yml")):
+    if source.endswith(_YAML):
         values = read_file(Path(os.path.expanduser(source)))
     elif source in shipped:
         values = {"name": source} | _read(shipped[source])
@@ -293,7 +299,7 @@ def overrides_of(given: Any) -> list[str]:
     if not isinstance(texts, list) or not all(isinstance(text, str) and "=" in text for text in texts):
         raise ConfigError("an arm is a list of overrides", show(given), "norm=layer, or [norm=rms, bias=on]")
     for text in texts:
-        if key_of(text) in ("seed", "study", "rerun") or _says_how(key_of(text)):
+        if key_of(text) in ("seed", "experiment", "rerun") or _says_how(key_of(text)):
             raise ConfigError(f"{key_of(text)} is no part of an arm", text, "give it on the command line of a launch")
     return texts
 
@@ -310,6 +316,11 @@ def merged(overrides: list[str]) -> list[str]:
             del kept[old]
         kept[name] = text
     return list(kept.values())
+
+
+def is_override(word: str) -> bool:
+    """Whether a word of a command is KEY=VALUE, and no path that holds a `=`."""
+    return bool(re.fullmatch(r"[+\w./@-]+", word.partition("=")[0])) and "=" in word and not word.endswith(_YAML)
 
 
 def key_of(override: str) -> str:

@@ -135,7 +135,7 @@ def compose_arm(definition: Definition, asked: list[str], launch: Sequence[str] 
     Raises:
         ConfigError: It cannot be run.
     """
-    return compose([*merged([*definition.baseline, *asked, *launch]), f"study={definition.name}"])
+    return compose([*merged([*definition.baseline, *asked, *launch]), f"experiment={definition.name}"])
 
 
 def science_key(config: RunConfig) -> str:

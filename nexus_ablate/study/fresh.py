@@ -55,7 +55,7 @@ def find_launched(text: str, launch: list[str]) -> Request:
         raise unknown_study(text, runs_dir_of(launch))
     if not any(directory.glob("*/s*/status.json")) or not (directory / "study.yaml").is_file():
         name = text if is_known else directory.name
-        raise ConfigError("this study has no runs yet", str(directory), f"nexus-ablate study={name}")
+        raise ConfigError("this study has no runs yet", str(directory), f"nexus-ablate study {name}")
     return _request(directory, launch)
 
 
@@ -79,7 +79,7 @@ def with_more_seeds(request: Request, number: int) -> Request:
     asked, record = request.definition, _record(request.directory)
     if asked.looks:
         what = f"study {asked.name} has looks, which give undecided arms more seeds"
-        raise ConfigError(what, f"looks {show(asked.looks)}", f"nexus-ablate study={asked.name}")
+        raise ConfigError(what, f"looks {show(asked.looks)}", f"nexus-ablate study {asked.name}")
     last = record["added"][-1]["seeds"] if record.get("added") else []
     if len(last) == number and _unsettled(request, last, but=("failed",)):
         return request
@@ -151,7 +151,7 @@ def _at_best(runs: Runs, arm: Arm) -> list[str]:
     rate = runs.best_rate(arm)
     if rate is None:
         what = f"{arm.name} has no best learning rate: a tuning run is missing, failed, or all diverged"
-        raise ConfigError(what, f"lr_grid {show(asked.lr_grid)}", f"nexus-ablate study={asked.name}")
+        raise ConfigError(what, f"lr_grid {show(asked.lr_grid)}", f"nexus-ablate study {asked.name}")
     return merged([*arm.asked, f"optim.lr={show(rate)}"])
 
 

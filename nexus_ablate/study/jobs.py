@@ -146,7 +146,7 @@ class Runs:
             extra = [f"optim.lr={show(lr)}"]
         config = changed(config, seed=seed)
         ident = identity_of(config, self._fingerprint(config))
-        overrides = [*asked.baseline, *arm.overrides, *extra, f"seed={seed}", f"study={asked.name}"]
+        overrides = [*asked.baseline, *arm.overrides, *extra, f"seed={seed}", f"experiment={asked.name}"]
         path = self.request.directory / name / f"s{seed}-{ident.hash8}"
         return Job(arm.name, name, seed, path, merged([*overrides, *self.request.launch]), config, ident.config_hash)
 

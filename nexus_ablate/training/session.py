@@ -118,7 +118,7 @@ def _lead(
     )  # a folded line would take a secret apart, and hide it from the mask
     with open_run(
         Path(config.runs_dir),
-        config.study,
+        config.experiment,
         arm,
         config.seed,
         ident,

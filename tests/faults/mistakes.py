@@ -166,7 +166,7 @@ def incompatible(draw: random.Random) -> Mistake | None:
 
 def unicode(draw: random.Random) -> Mistake | None:
     text = "".join(draw.choices("éß漢字🙂٣Ωж\u202e\u200b", k=draw.randint(1, 6)))
-    place = draw.choice((f"norm={text}", f"{text}=1", f"train.steps={text}", f"study={text}", f"model={text}"))
+    place = draw.choice((f"norm={text}", f"{text}=1", f"train.steps={text}", f"experiment={text}", f"model={text}"))
     return Mistake("unicode", (place,), ())
 
 

@@ -112,7 +112,7 @@ def test_a_link_in_a_study_is_not_followed(tiny_run, tmp_path, outside, capfd, n
     plant(study if name == "mine" else study / name, outside / ("file" if "." in Path(name).name[1:] else "folder"))
     before = snapshot(outside)
     overrides = [text for text in tiny_run(*SHORT) if not text.startswith("train.threads")]
-    status = main(["study=mine", "vary.norm=layer", "seeds=0", *overrides, "--workers", "1"])
+    status = main(["study", "mine", "vary.norm=layer", "seeds=0", *overrides, "--workers", "1"])
     assert status == (2 if name == "study.yaml" else 5)
     assert snapshot(outside) == before
     said = capfd.readouterr().err

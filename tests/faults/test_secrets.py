@@ -98,7 +98,7 @@ def test_a_run_its_repetition_and_its_reports_hold_no_secret(folder, leaking, fa
 @pytest.mark.slow
 def test_a_study_with_runs_that_fail_holds_no_secret(folder, leaking):
     question = f"question=is it {' or '.join(TYPED.values())}?"
-    study = ["study=mine", "vary.norm.fails=on", "seeds=0,1", *leaking(), "--workers", "2"]
+    study = ["study", "mine", "vary.norm.fails=on", "seeds=0,1", *leaking(), "--workers", "2"]
     status, said = nexus(folder, *study, question)
     assert status == 1, said
     assert "login refused: <secret>" in said
@@ -126,7 +126,7 @@ def test_a_multirun_with_runs_that_fail_holds_no_secret(folder, leaking, launche
 @pytest.mark.slow
 def test_control_without_the_mask_they_are_everywhere(folder, leaking):
     question = f"question=is it {TYPED['of the environment']}?"
-    study = ["study=mine", "vary.norm.fails=on", "seeds=0", *leaking(), "--workers", "1"]
+    study = ["study", "mine", "vary.norm.fails=on", "seeds=0", *leaking(), "--workers", "1"]
     nexus(folder, *study, question, LEAK_UNMASKED="1")
     found = {Path(place).name for place in traces(folder / "runs")}
     assert {"worker0.log", "status.json", "log.txt", "config.yaml", "overrides.txt"} <= found
