@@ -21,7 +21,7 @@ _HOME = {  # imported when first asked for: `import nexus_ablate` costs nothing
     "load_run": "nexus_ablate.api",
     "compare": "nexus_ablate.api",
 }
-__all__ = [*_HOME, "__version__"]
+__all__ = [*_HOME, "__version__"]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:

@@ -100,12 +100,13 @@ def test_a_diverged_run_of_a_multirun_is_told_and_the_others_finish(tiny_run, tm
 def test_a_run_that_is_alive_elsewhere_is_left_alone(tiny_run, tmp_path):
     from nexus_ablate.config.compose import compose, differences
     from nexus_ablate.data import fingerprint_of
-    from nexus_ablate.runs import arm_name, open_run
+    from nexus_ablate.runs import Launch, arm_name, open_run, run_path
     from nexus_ablate.training.session import identity_of
 
     config = compose(tiny_run())
     ident = identity_of(config, fingerprint_of(config.data, config.model.context))
-    with open_run(tmp_path / "runs", "scratch", arm_name(differences(config)), 0, ident, "", [], {}) as run:
+    path = run_path(tmp_path / "runs", "scratch", arm_name(differences(config)), 0, ident)
+    with open_run(path, Launch(ident, "", [], {})) as run:
         run.status("running")
         done = nexus(*tiny_run(), cwd=tmp_path)
     assert done.returncode == 6, done.stderr

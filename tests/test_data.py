@@ -91,14 +91,6 @@ def test_several_files_are_cut_once_and_joined_by_one_newline(tmp_path: Path):
     assert text_of(data, data.val["val"]) == "b" * 10 + "\n" + "c" * 10
 
 
-def test_tiny_shakespeare_has_the_published_split_and_vocabulary(tmp_path: Path):
-    path = Path(__file__).parents[1] / "../shared/data/tinyshakespeare.txt"
-    if not path.exists():
-        pytest.skip("tinyshakespeare.txt is not here")
-    data = prepare(files(path, tokenizer="char"), tmp_path)
-    assert (data.vocab_size, len(data.train), len(data.val["val"])) == (65, 1_003_854, 111_540)
-
-
 def test_no_file_is_refused():
     assert "data=files needs at least one file" in refusal(option("files"))
 

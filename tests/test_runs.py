@@ -24,6 +24,7 @@ import yaml
 from nexus_ablate.errors import AlreadyRunning, CheckpointError, ConfigError, StorageError, UserError
 from nexus_ablate.masking import mask
 from nexus_ablate.runs import (
+    Launch,
     Run,
     arm_name,
     atomic_write_text,
@@ -33,10 +34,12 @@ from nexus_ablate.runs import (
     files,
     find_runs,
     identity,
+    naming,
     open_run,
     ownership,
     read_jsonl,
     read_run,
+    run_path,
     strict_json,
     truncate,
 )
@@ -45,16 +48,16 @@ IDENTITY = identity({"seed": 3, "norm": "rms"}, "data", "source", {})
 
 
 def open_it(runs_dir: Path, **changes: Any) -> Run:
-    arguments: dict[str, Any] = {
-        "study": "scratch",
-        "arm": "norm=layer",
-        "seed": 3,
+    launch = {
         "identity": IDENTITY,
         "config_yaml": "norm: layer\n",
         "overrides": ["norm=layer"],
         "env": {"host": "here"},
     }
-    return open_run(runs_dir, **arguments | changes)
+    launch |= {key: changes.pop(key) for key in launch.keys() & changes.keys()}
+    name = {"experiment": "scratch", "arm": "norm=layer", "seed": 3}
+    name |= {key: changes.pop(key) for key in name.keys() & changes.keys()}
+    return open_run(run_path(runs_dir, **name, identity=launch["identity"]), Launch(**launch), **changes)
 
 
 def row(step: int) -> dict[str, Any]:
@@ -161,7 +164,7 @@ def test_an_arm_always_names_one_visible_directory_of_at_most_120_bytes():
         text = ["".join(draw.choices(alphabet, k=draw.randint(0, 60))) for _ in range(2 * draw.randint(1, 3))]
         differences = dict(zip(text[::2], text[1::2], strict=True))
         name = arm_name(differences)
-        assert directory._NAME.fullmatch(name)
+        assert naming._NAME.fullmatch(name)
         assert len(name.encode()) <= 120
         assert name == arm_name(dict(reversed(differences.items())))
         assert names.setdefault(name, differences) == differences
@@ -183,7 +186,7 @@ def test_arms_whose_names_had_to_be_changed_stay_apart():
 
 @pytest.mark.parametrize("name", ["../up", "..", ".hidden", "", "a/b", "a\nb", "x" * 121])
 def test_a_study_or_arm_that_leaves_its_directory_is_refused_and_nothing_is_made(tmp_path: Path, name: str):
-    for kind in ("study", "arm"):
+    for kind in ("experiment", "arm"):
         with pytest.raises(ConfigError):
             open_it(tmp_path / "runs", **{kind: name})
     assert list(tmp_path.iterdir()) == []

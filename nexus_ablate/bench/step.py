@@ -6,7 +6,6 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -16,7 +15,7 @@ from nexus_ablate.config.compose import compose
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.data import prepare
 from nexus_ablate.model import build_model
-from nexus_ablate.runs import identity, open_run
+from nexus_ablate.runs import Launch, identity, open_run, run_path
 from nexus_ablate.track import FilesTracker
 from nexus_ablate.training.device import device_of
 from nexus_ablate.training.display import Display
@@ -128,7 +127,7 @@ def running(config: RunConfig, vocab_size: int | None = None) -> Iterator[Traine
     ident = identity(config.science(), "bench", "0", {})
     with (
         tempfile.TemporaryDirectory() as folder,
-        open_run(Path(folder), "bench", "step", config.seed, ident, "", [], {}) as run,
+        open_run(run_path(folder, "bench", "step", config.seed, ident), Launch(ident, "", [], {})) as run,
     ):
         model = build_model(config, vocab_size or data.vocab_size).to(device_of(config.train))
         trainer = Trainer(config, model, data, run, FilesTracker(), Display(quiet=True), StopRequest())

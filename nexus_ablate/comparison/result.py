@@ -158,17 +158,7 @@ def compare(
     broken = [unfair(arm, conditions) for arm in arms]
     judgement = judge(arms, broken, plan)
     rows = [_row(arm, base, one, judgement.arms[0], plan) for arm, one in zip(arms, judgement.arms, strict=True)]
-    no_text = {}
-    for row, arm, conditions_broken in zip(rows[1:], arms[1:], broken[1:], strict=True):
-        if not conditions_broken:
-            _descriptive(row, arm, base, {*row.failed, *rows[0].failed})
-            paired = [seed for seed, d in zip(row.seeds, row.differences, strict=True) if d is not None]
-            row.text_se, no_text[row.arm] = error_over_text(arm, base, paired, plan.endpoint)
-        # three times the baseline's spikes, and more than one in a thousand rows
-        row.spiky = (row.spike_score or 0.0) > 3 * max(rows[0].spike_score or 0.0, 0.001)
-        row.delta_over_sd = row.effect.delta / rows[0].sd if row.effect and rows[0].sd else None
-    errors = {r.arm: (r.text_se, r.effect.se) for r in rows if r.text_se is not None and r.effect}
-    conditions.append(text(base, errors, no_text))
+    conditions.append(_beside_baseline(rows, arms, broken, plan))
     return Comparison(
         question=plan.question,
         study=plan.name,
@@ -196,6 +186,21 @@ def compare(
         refused=list(plan.refused),
         arms=arms,
     )
+
+
+def _beside_baseline(rows: list[Row], arms: list[Arm], broken: list[list[str]], plan: Plan) -> Check:
+    """Fill in what a row says beside the baseline's, the first; the condition on the text of the evaluation."""
+    no_text = {}
+    for row, arm, conditions_broken in zip(rows[1:], arms[1:], broken[1:], strict=True):
+        if not conditions_broken:
+            _descriptive(row, arm, arms[0], {*row.failed, *rows[0].failed})
+            paired = [seed for seed, d in zip(row.seeds, row.differences, strict=True) if d is not None]
+            row.text_se, no_text[row.arm] = error_over_text(arm, arms[0], paired, plan.endpoint)
+        # three times the baseline's spikes, and more than one in a thousand rows
+        row.spiky = (row.spike_score or 0.0) > 3 * max(rows[0].spike_score or 0.0, 0.001)
+        row.delta_over_sd = row.effect.delta / rows[0].sd if row.effect and rows[0].sd else None
+    errors = {r.arm: (r.text_se, r.effect.se) for r in rows if r.text_se is not None and r.effect}
+    return text(arms[0], errors, no_text)
 
 
 def _copies(base: Arm, plan: Plan) -> list[Arm]:

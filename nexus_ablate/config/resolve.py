@@ -8,7 +8,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from nexus_ablate.config.grammar import compare_numbers, is_comparison, names_in, ratio, show
-from nexus_ablate.config.options import OPTIONS, OTHER_VERSION, Option, check_option, default_option, option_files
+from nexus_ablate.config.options import (
+    OPTIONS,
+    OTHER_VERSION,
+    Option,
+    OptionFile,
+    check_option,
+    default_option,
+    option_files,
+)
 from nexus_ablate.config.run_config import (
     CLOSED_GROUPS,
     EVALUATIONS,
@@ -136,51 +144,81 @@ def check_graphs(device: str) -> None:
 # ------------------------------------------------------------------------------------------- the meaning of auto
 
 
+class Prescriptions:
+    """What the chosen options prescribe for the keys that are `auto`.
+
+    Attributes:
+        chosen: The option file of each axis.
+        notes: What a prescription changes besides what was asked for.
+        sources: The option that gave an `auto` its meaning, by key.
+
+    Raises:
+        ConfigError: An option prescribes a key that has no `auto`.
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        self.chosen = {axis: option_files(axis)[getattr(config, axis).name] for axis in OPTIONS}
+        self.notes: list[str] = []
+        self.sources: dict[str, str] = {}
+        for axis, option in self.chosen.items():
+            for name in {key for key in option.prescribes if not key.startswith("init.")} - {*PRESCRIBABLE}:
+                raise unknown(f"{axis}={option.name} prescribes a key that nothing asks it for", name, PRESCRIBABLE)
+
+    def meaning(self, name: str, value: Any, fallback: Any = None) -> Any:
+        """A key's value, or what `auto` means.
+
+        Raises:
+            ConfigError: Two options prescribe different things.
+        """
+        if value != "auto":
+            return value
+        options = {axis: option for axis, option in self.chosen.items() if axis != name and name in option.prescribes}
+        wishes = {f"{axis}={option.name}": option.prescribes[name] for axis, option in options.items()}
+        met = {STARTS_AS.get(wish) for wish in wishes.values()}
+        wishes = {source: wish for source, wish in wishes.items() if wish not in met}
+        if len(set(map(str, wishes.values()))) > 1:
+            got = ", ".join(f"{source} wants {show(wish)}" for source, wish in wishes.items())
+            raise ConfigError(f"{name}=auto has two meanings here", got, f"set {name} yourself")
+        if not wishes:
+            return fallback
+        source, wish = next(iter(wishes.items()))
+        self.sources[name] = source
+        if fallback not in (None, wish):
+            self.notes.append(f"{source} also changes {name} to {show(wish)}")
+        return wish
+
+    def init(self, option: Option) -> Option:
+        """The init, with the keys that the option which prescribes it sets."""
+        name = self.meaning("init", option.name, option_files("init")["auto"].prescribes["init"])
+        if option.name != "auto":
+            return option
+        source = self.sources.get("init", "")
+        wishes = next((o.prescribes for axis, o in self.chosen.items() if f"{axis}={o.name}" == source), {})
+        keys = {key: value for key, value in wishes.items() if key.startswith("init.")}
+        self.notes += [f"{source} also changes {key} to {show(value)}" for key, value in keys.items()]
+        values = {key.removeprefix("init."): value for key, value in keys.items()}
+        return check_option("init", default_option("init", name).flat() | values)
+
+    def qk_norm(self, option: Option) -> Option:
+        """The norm of q and k: that of a placement which norms q, k and v itself, where none is chosen."""
+        placement = self.chosen["placement"]
+        if "qk_norm" not in placement.prescribes or option.name != "none":
+            return option
+        self.sources["qk_norm"] = f"placement={placement.name}"
+        self.notes.append(f"placement={placement.name} also changes qk_norm to {placement.prescribes['qk_norm']}")
+        return default_option("qk_norm", placement.prescribes["qk_norm"])
+
+
 def resolve(config: RunConfig) -> Resolved:
     """The meaning of every `auto`, from what the chosen options prescribe.
 
     Raises:
         ConfigError: Two options prescribe different things, or an option refuses a value that was asked for.
     """
-    chosen = {axis: option_files(axis)[getattr(config, axis).name] for axis in OPTIONS}
-    notes: list[str] = []
-    prescribed: dict[str, str] = {}
-    for axis, option in chosen.items():
-        for name in {key for key in option.prescribes if not key.startswith("init.")} - {*PRESCRIBABLE}:
-            raise unknown(f"{axis}={option.name} prescribes a key that nothing asks it for", name, PRESCRIBABLE)
-
-    def meaning(name: str, asked: Any, fallback: Any = None) -> Any:
-        if asked != "auto":
-            return asked
-        wishes = {f"{a}={o.name}": o.prescribes[name] for a, o in chosen.items() if name in o.prescribes and a != name}
-        met = {STARTS_AS.get(value) for value in wishes.values()}
-        wishes = {who: value for who, value in wishes.items() if value not in met}
-        if len(set(map(str, wishes.values()))) > 1:
-            got = ", ".join(f"{who} wants {show(what)}" for who, what in wishes.items())
-            raise ConfigError(f"{name}=auto has two meanings here", got, f"set {name} yourself")
-        if not wishes:
-            return fallback
-        who, what = next(iter(wishes.items()))
-        prescribed[name] = who
-        if fallback not in (None, what):
-            notes.append(f"{who} also changes {name} to {show(what)}")
-        return what
-
-    init_name = meaning("init", config.init.name, option_files("init")["auto"].prescribes["init"])
-    init = config.init
-    if init.name == "auto":
-        who = prescribed.get("init", "")
-        wishes = next((o.prescribes for a, o in chosen.items() if f"{a}={o.name}" == who), {})
-        keys = {key: value for key, value in wishes.items() if key.startswith("init.")}
-        values = {key.removeprefix("init."): value for key, value in keys.items()}
-        init = check_option("init", default_option("init", init_name).flat() | values)
-        notes += [f"{who} also changes {key} to {show(value)}" for key, value in keys.items()]
+    prescriptions = Prescriptions(config)
+    meaning = prescriptions.meaning
+    init, qk_norm = prescriptions.init(config.init), prescriptions.qk_norm(config.qk_norm)
     model, train = config.model, config.train
-    qk_norm = config.qk_norm
-    if "qk_norm" in chosen["placement"].prescribes and qk_norm.name == "none":  # the placement norms q, k and v itself
-        qk_norm = default_option("qk_norm", chosen["placement"].prescribes["qk_norm"])
-        prescribed["qk_norm"] = f"placement={chosen['placement'].name}"
-        notes.append(f"placement={chosen['placement'].name} also changes qk_norm to {qk_norm.name}")
     pattern = [0] if config.window == "off" else config.window if isinstance(config.window, list) else [config.window]
     d_ff_ratio = ratio(meaning("d_ff_ratio", config.d_ff_ratio) or 4)
     d_ff = max(1, round(d_ff_ratio * model.d_model / model.d_ff_multiple)) * model.d_ff_multiple
@@ -202,35 +240,49 @@ def resolve(config: RunConfig) -> Resolved:
         d_ff_ratio=d_ff / model.d_model,
         steps=steps if train.flops == "auto" else None,
         tokens_per_step=tokens_per_step,
-        notes=notes,
-        prescribed=prescribed,
+        notes=prescriptions.notes,
+        prescribed=prescriptions.sources,
     )
-    settings = {f"{axis}={option.name}" for axis, option in chosen.items()} | {f"init={init_name}"}
+    resolved.notes += apply_rules(config, resolved, prescriptions.chosen)
+    return resolved
+
+
+def apply_rules(config: RunConfig, resolved: Resolved, chosen: dict[str, OptionFile]) -> list[str]:
+    """The warnings of the chosen options.
+
+    Raises:
+        ConfigError: An option refuses what holds here.
+    """
+    settings, warnings = settings_of(config, resolved, chosen), []
+    sizes = {n: v for n, v in vars(config.model).items() if isinstance(v, int)} | {"head_dim": resolved.head_dim}
+    for axis, option in chosen.items():
+        name, numbers = f"{axis}={option.name}", {**sizes, **getattr(config, axis).keys}
+        for rule, text in option.refuses.items():
+            if holds(rule, settings, numbers):
+                reason, _, fix = text.partition("; try: ")
+                together = [f"{n}={show(numbers[n])}" for n in names_in(rule)] or [_spelled(rule)]
+                clash = "cannot have {}" if is_comparison(rule) else "and {} contradict each other"
+                problem = f"{name} {clash.format(_spelled(rule))}: {reason}"
+                raise ConfigError(
+                    problem, " ".join([name, *together]), fix or f"another {axis}, or no {_spelled(rule)}"
+                )
+        broken = sorted(rule for rule in option.warns if holds(rule, settings, numbers))
+        warnings += [f"{name}{'' if r == name else f' with {_spelled(r)}'}: {option.warns[r]}" for r in broken]
+    return warnings
+
+
+def settings_of(config: RunConfig, resolved: Resolved, chosen: dict[str, OptionFile]) -> set[str]:
+    """Everything that a rule may name, as `key=value`, both as it was asked for and as it is resolved."""
+    settings = {f"{axis}={option.name}" for axis, option in chosen.items()} | {f"init={resolved.init.name}"}
     settings |= {f"{name}={show(getattr(resolved, name))}" for name in MEANT}
     options = {axis: getattr(config, axis) for axis in OPTIONS} | {"init": resolved.init}
     settings |= {f"{axis}.{k}={show(v)}" for axis, option in options.items() for k, v in option.keys.items()}
     settings |= {f"{name}={show(value)}" for name, value in vars(config).items() if not isinstance(value, Option)}
     for group in CLOSED_GROUPS:
         settings |= {f"{group}.{name}={show(value)}" for name, value in vars(getattr(config, group)).items()}
-    sizes = {"head_dim": resolved.head_dim, **{n: v for n, v in vars(model).items() if isinstance(v, int)}}
     in_blocks = {site for site, needs in chosen["placement"].norm_sites.items() if {needs} <= settings | {""}}
     sites = gain_sites(config, in_blocks, {"final"} if resolved.final_norm else set())
-    settings |= {f"norm.gain_init@{site}={show(config.norm.keys.get('gain_init'))}" for site in sites}
-    for axis, option in chosen.items():
-        me, numbers = f"{axis}={option.name}", {**sizes, **getattr(config, axis).keys}
-        for rule, reason in option.refuses.items():
-            if holds(rule, settings, numbers):
-                reason, _, fix = reason.partition("; try: ")
-                problem = (
-                    f"{me} cannot have {rule}"
-                    if is_comparison(rule)
-                    else f"{me} and {_spelled(rule)} contradict each other"
-                )
-                got = f"{me} {', '.join(f'{n}={show(numbers[n])}' for n in names_in(rule)) or _spelled(rule)}"
-                raise ConfigError(f"{problem}: {reason}", got, fix or f"another {axis}, or no {_spelled(rule)}")
-        broken = sorted(rule for rule in option.warns if holds(rule, settings, numbers))
-        notes += [f"{me}{'' if rule == me else f' with {_spelled(rule)}'}: {option.warns[rule]}" for rule in broken]
-    return resolved
+    return settings | {f"norm.gain_init@{site}={show(config.norm.keys.get('gain_init'))}" for site in sites}
 
 
 def holds(rule: str, settings: set[str], numbers: Mapping[str, Any]) -> bool:

@@ -20,7 +20,7 @@ from nexus_ablate.config.options import conf_dir
 from nexus_ablate.config.resolve import from_values
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.errors import ConfigError, UserError
-from nexus_ablate.runs import arm_name, has_status, read_run
+from nexus_ablate.runs import arm_name, has_status, read_run, run_path
 
 LAUNCHERS = {
     "slurm": ("submitit", "nexus-ablate[slurm]"),
@@ -147,8 +147,8 @@ def path_of(config: RunConfig) -> Path:
     from nexus_ablate.data import fingerprint_of
     from nexus_ablate.training.session import identity_of
 
-    hash8 = identity_of(config, fingerprint_of(config.data, config.model.context)).hash8
-    return Path(config.runs_dir) / config.experiment / arm_name(differences(config)) / f"s{config.seed}-{hash8}"
+    ident = identity_of(config, fingerprint_of(config.data, config.model.context))
+    return run_path(config.runs_dir, config.experiment, arm_name(differences(config)), config.seed, ident)
 
 
 def _told(config: RunConfig, path: Path) -> dict[str, Any]:

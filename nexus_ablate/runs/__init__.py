@@ -1,6 +1,6 @@
 """The run directory: layout, identity, one owner, atomic writes, reading back."""
 
-from nexus_ablate.runs.directory import Run, append_log, open_run
+from nexus_ablate.runs.directory import Launch, Run, append_log, open_run
 from nexus_ablate.runs.environ import environment
 from nexus_ablate.runs.files import (
     atomic_write,
@@ -11,7 +11,7 @@ from nexus_ablate.runs.files import (
     strict_json,
     truncate,
 )
-from nexus_ablate.runs.naming import Identity, arm_name, identity
+from nexus_ablate.runs.naming import Identity, arm_name, identity, run_path
 from nexus_ablate.runs.other_code import OtherCode, made_by_other_code
 from nexus_ablate.runs.ownership import SETTLED, STATES, effective_state
 from nexus_ablate.runs.record import RunRecord, find_runs, has_status, read_jsonl, read_rows, read_run, read_status
@@ -20,6 +20,7 @@ __all__ = [
     "SETTLED",
     "STATES",
     "Identity",
+    "Launch",
     "OtherCode",
     "Run",
     "RunRecord",
@@ -41,6 +42,7 @@ __all__ = [
     "read_rows",
     "read_run",
     "read_status",
+    "run_path",
     "strict_json",
     "truncate",
 ]

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import shutil
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nexus_ablate.errors import ConfigError, StorageError
+from nexus_ablate.errors import StorageError
 from nexus_ablate.masking import mask
 from nexus_ablate.runs.files import (
     atomic_write_json,
@@ -28,12 +28,11 @@ from nexus_ablate.runs.files import (
     truncate,
     write_all,
 )
-from nexus_ablate.runs.naming import NAME_BYTES, Identity
+from nexus_ablate.runs.naming import Identity
 from nexus_ablate.runs.ownership import LIVE, SETTLED, STATES, now, refuse_if_alive, release, take_lock
 from nexus_ablate.runs.record import FIRST_KEYS, LOGS, has_status, read_env, read_status
 
 HEARTBEAT_SECONDS = 10.0
-_NAME = re.compile(r"[A-Za-z0-9=,_+-][A-Za-z0-9=,._+-]*")
 _log = logging.getLogger(__name__)
 
 
@@ -236,37 +235,34 @@ def append_log(path: Path, text: str) -> None:
             os.close(descriptor)
 
 
-def open_run(
-    runs_dir: Path,
-    study: str,
-    arm: str,
-    seed: int,
-    identity: Identity,
-    config_yaml: str,
-    overrides: list[str],
-    env: dict[str, Any],
-    rerun: bool = False,
-    check: Callable[[], None] = lambda: None,
-) -> Run:
-    """Open `<runs_dir>/<study>/<arm>/s<seed>-<hash8>/`: make it, find its result, or take it over from a dead process.
+@dataclass(frozen=True)
+class Launch:
+    """What a launch puts into the run directory.
+
+    Attributes:
+        config_yaml: The whole resolved configuration.
+        overrides: As typed.
+        env: From `environment`.
+    """
+
+    identity: Identity
+    config_yaml: str
+    overrides: list[str]
+    env: dict[str, Any]
+
+
+def open_run(path: Path, launch: Launch, rerun: bool = False, check: Callable[[], None] = lambda: None) -> Run:
+    """Open a run directory: make it, find its result, or take it over from a dead process.
 
     Args:
-        identity: From `identity`.
-        config_yaml: The whole resolved configuration.
-        overrides: What the user typed.
-        env: From `environment`.
+        path: From `run_path`.
         rerun: Leave a result untouched and use the sibling `-r2`, or the next one that holds no result.
         check: Called where there is no result yet, before anything is made; refuses what cannot be trained here.
 
     Raises:
-        ConfigError: A study or arm that is no directory name.
         AlreadyRunning: Another process owns the directory.
         StorageError: The disk refused.
     """
-    for kind, name in (("study", study), ("arm", arm)):
-        if not _NAME.fullmatch(name) or len(name) > NAME_BYTES:
-            raise ConfigError(f"this {kind} cannot name a directory", name, "letters, digits and = , . _ + - only")
-    path = runs_dir / study / arm / f"s{seed}-{identity.hash8}"
     if rerun:
         first, number = path, 2
         while _result(path := first.with_name(f"{first.name}-r{number}")):
@@ -275,7 +271,7 @@ def open_run(
         return Run(path, result, None, finished=True, resuming=False)
 
     check()
-    made, lock = make_directory(path, runs_dir), None
+    made, lock = make_directory(path, path.parents[2]), None
     try:
         with storage(path / "LOCK"):
             lock = take_lock(path)
@@ -284,7 +280,7 @@ def open_run(
             return Run(path, result, None, finished=True, resuming=False)
         status = read_status(path) if has_status(path) else None
         refuse_if_alive(path, status, path in made, locked=lock is not None)
-        return _begin(path, lock, status, config_yaml, overrides, {**env, **vars(identity)})
+        return _begin(path, lock, status, launch)
     except BaseException:
         if path in made and lock is not None:  # what could not be begun is not left half made
             shutil.rmtree(path, ignore_errors=True)
@@ -293,10 +289,9 @@ def open_run(
         raise
 
 
-def _begin(
-    path: Path, lock: int | None, status: dict[str, Any] | None, config: str, overrides: list[str], env: dict[str, Any]
-) -> Run:
+def _begin(path: Path, lock: int | None, status: dict[str, Any] | None, launch: Launch) -> Run:
     """Write what an owned directory begins with; config, overrides and env are those of the latest launch."""
+    env = {**launch.env, **vars(launch.identity)}
     with storage(path):
         for orphan in path.glob(".*.tmp"):
             orphan.unlink()
@@ -306,8 +301,8 @@ def _begin(
     if former is not None:
         changed = {key: value for key, value in former.items() if key != "earlier" and env.get(key) != value}
         env = {**env, "earlier": [*former.get("earlier", []), changed]}
-    atomic_write_text(path / "config.yaml", mask(config))
-    atomic_write_text(path / "overrides.txt", "".join(mask(override) + "\n" for override in overrides))
+    atomic_write_text(path / "config.yaml", mask(launch.config_yaml))
+    atomic_write_text(path / "overrides.txt", "".join(mask(override) + "\n" for override in launch.overrides))
     atomic_write_json(path / "env.json", mask(env))
 
     kept = {"started": now(), "step": None} if status is None else {key: status.get(key) for key in ("started", "step")}

@@ -6,12 +6,15 @@ import hashlib
 import json
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from nexus_ablate.errors import ConfigError
 from nexus_ablate.masking import mask
 
 NAME_BYTES = 120
 _UNSAFE = re.compile(r"^\.|[^A-Za-z0-9=,._+-]")
+_NAME = re.compile(r"[A-Za-z0-9=,_+-][A-Za-z0-9=,._+-]*")
 
 
 @dataclass(frozen=True)
@@ -69,3 +72,15 @@ def arm_name(differences: dict[str, str]) -> str:
         name = name[: NAME_BYTES - len(ending)]
         name = name[: name.rfind(",")] if "," in name else name
     return name + ending
+
+
+def run_path(runs_dir: str | Path, experiment: str, arm: str, seed: int, identity: Identity) -> Path:
+    """`<runs_dir>/<experiment>/<arm>/s<seed>-<hash8>`.
+
+    Raises:
+        ConfigError: An experiment or arm that is no directory name.
+    """
+    for kind, name in (("experiment", experiment), ("arm", arm)):
+        if not _NAME.fullmatch(name) or len(name) > NAME_BYTES:
+            raise ConfigError(f"this {kind} cannot name a directory", name, "letters, digits and = , . _ + - only")
+    return Path(runs_dir) / experiment / arm / f"s{seed}-{identity.hash8}"

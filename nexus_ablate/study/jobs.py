@@ -30,6 +30,7 @@ from nexus_ablate.runs import (
     made_by_other_code,
     read_run,
     read_status,
+    run_path,
 )
 from nexus_ablate.study.definition import Request, merged
 from nexus_ablate.study.design import Arm, Study
@@ -147,7 +148,7 @@ class Runs:
         config = changed(config, seed=seed)
         ident = identity_of(config, self._fingerprint(config))
         overrides = [*asked.baseline, *arm.overrides, *extra, f"seed={seed}", f"experiment={asked.name}"]
-        path = self.request.directory / name / f"s{seed}-{ident.hash8}"
+        path = run_path(self.request.directory.parent, self.request.directory.name, name, seed, ident)
         return Job(arm.name, name, seed, path, merged([*overrides, *self.request.launch]), config, ident.config_hash)
 
     def _fingerprint(self, config: RunConfig) -> str:

@@ -18,6 +18,7 @@ from nexus_ablate.errors import StorageError, UserError
 from nexus_ablate.provenance import source_hash, source_hashes
 from nexus_ablate.runs import (
     Identity,
+    Launch,
     Run,
     arm_name,
     environment,
@@ -25,6 +26,7 @@ from nexus_ablate.runs import (
     made_by_other_code,
     open_run,
     read_run,
+    run_path,
 )
 from nexus_ablate.runs.files import refused
 from nexus_ablate.track import Tracker, refresh, start_tracker
@@ -116,17 +118,9 @@ def _lead(
     config_yaml = yaml.safe_dump(
         config.nested() | {"resolved": config.resolved.flat()}, sort_keys=False, allow_unicode=True, width=10**6
     )  # a folded line would take a secret apart, and hide it from the mask
-    with open_run(
-        Path(config.runs_dir),
-        config.experiment,
-        arm,
-        config.seed,
-        ident,
-        config_yaml,
-        overrides,
-        environment(sys.argv) | code | {"world_size": world.size} | circumstances,
-        config.rerun,
-    ) as run:
+    env = environment(sys.argv) | code | {"world_size": world.size} | circumstances
+    path = run_path(config.runs_dir, config.experiment, arm, config.seed, ident)
+    with open_run(path, Launch(ident, config_yaml, overrides, env), config.rerun) as run:
         if run.finished:
             record = read_run(run.path)
             if record.status["state"] == "diverged":

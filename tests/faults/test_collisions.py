@@ -11,14 +11,14 @@ import pytest
 
 from faults.bench import child, ended, sizes
 from nexus_ablate.errors import AlreadyRunning
-from nexus_ablate.runs import directory, find_runs, identity, open_run, read_run
+from nexus_ablate.runs import Launch, directory, find_runs, identity, open_run, read_run, run_path
 
 CONTENDERS = 32
 
 
 def open_it(runs_dir: Path, number: int = 0):
     ident = identity({"seed": 0, "number": number}, "data", "0.1.0", {})
-    return open_run(runs_dir, "scratch", "baseline", 0, ident, "norm: rms\n", [], {})
+    return open_run(run_path(runs_dir, "scratch", "baseline", 0, ident), Launch(ident, "norm: rms\n", [], {}))
 
 
 def contest(act: Callable[[int], object]) -> list[int]:
