@@ -38,6 +38,8 @@ class Optimizer:
         parts: Each with `param_groups`, `state` (tensors by parameter and name) and `step()`, as torch.optim has them.
     """
 
+    state_bytes = 0
+    """Of the state of a parameter's element, at least."""
     scalars_on_cpu = False
     """Whether the parts keep scalar state on the CPU, as torch.optim does."""
 
@@ -113,6 +115,8 @@ class AdamW(Optimizer):
     Loshchilov & Hutter 2017, arXiv:1711.05101, Alg. 2.
     """
 
+    state_bytes = 8
+
     def __init__(
         self, parameters: list[Parameter], lr: float, fused: bool, *, beta1: float, beta2: float, eps: float
     ) -> None:
@@ -128,6 +132,7 @@ class Muon(Optimizer):
     al. 2024, https://kellerjordan.github.io/posts/muon/; the scale: Liu et al. 2025, arXiv:2502.16982, eq. 4.
     """
 
+    state_bytes = 4
     scalars_on_cpu = False
 
     def __init__(

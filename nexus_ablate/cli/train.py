@@ -65,8 +65,11 @@ def single(overrides: list[str]) -> int:
     """One run in this process."""
     from nexus_ablate.config.compose import compose
     from nexus_ablate.training.device import share_cores_politely
+    from nexus_ablate.training.memory import check_memory, machine_bytes
 
     config = compose(overrides)
+    if config.train.device == "cpu":
+        check_memory(config, machine_bytes())
     share_cores_politely()
     from nexus_ablate.training.session import train
 

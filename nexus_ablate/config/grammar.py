@@ -1,14 +1,14 @@
 """What a key may hold: a small grammar that is read from YAML comments and from the configuration's dataclasses.
 
-A constraint is a list of alternatives: `auto | int [1, inf)`, `half | interleaved`, `on | off`, `list of text`.
+A constraint is a list of alternatives: `auto | int [1, 1e9]`, `half | interleaved`, `on | off`, `list of text`.
 
     on | off             a boolean
     word                 that word
-    int [1, inf)         a whole number in the interval
+    int [1, 1e9]         a whole number in the interval
     float (0, 1]         a number in the interval
     ratio (0, inf)       a number or a fraction such as 8/3
     text                 any text that is not empty
-    list of text         a list of them, not empty items; `list of int [0, inf)` too
+    list of text         a list of them, not empty items; `list of int [0, 1e9]` too
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 from nexus_ablate.errors import ConfigError, did_you_mean
 
 _INTERVAL = re.compile(r"^(int|float|ratio)\s*([\[(])\s*([^,]+),\s*([^\])]+)([\])])$")
-_FRACTION = re.compile(r"^\s*(\d+)\s*/\s*(\d+)\s*$")
+_FRACTION = re.compile(r"^\s*(\d{1,18})\s*/\s*(\d{1,18})\s*$")
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def _accept(alternative: str, value: object, boolean: bool) -> tuple[bool, objec
             matches = value is asked or value == alternative or value == str(asked).lower()
             return matches, asked if boolean else alternative
         return value == alternative, alternative
-    if isinstance(value, bool):
+    if isinstance(value, bool) or (isinstance(value, int) and abs(value) >= 2**63):  # which no float need hold
         return False, None
     if interval.kind == "ratio":
         return _accept_ratio(interval, value)

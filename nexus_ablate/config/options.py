@@ -48,7 +48,7 @@ COMMON_KEYS = {
         "decay": ("matrices | matrices_embeddings | all", "which parameters decay"),
         "schedule": ("cosine | linear | wsd | constant", "after warm-up: to final_lr, or held (wsd: then cooled)"),
         "warmup": (
-            "auto | int [0, inf)",
+            "auto | int [0, 1e9]",
             "steps from 0 to the peak, linear; auto: an eighth of the run up to 100, at least 1%",
         ),
         "final_lr": ("float [0, 1]", "last learning rate as a share of the peak"),

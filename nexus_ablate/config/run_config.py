@@ -67,17 +67,19 @@ class TrainConfig:
     """Budget, batches, precision; and how the run is carried out, which does not change what is computed."""
 
     name: str = key("text", "name of the recipe")
-    steps: int = key("int [1, inf)", "optimizer steps, unless tokens or flops give the budget")
-    tokens: Any = key("auto | int [1, inf)", "training tokens; auto: from steps")
+    steps: int = key("int [1, 1e9]", "optimizer steps, unless tokens or flops give the budget")
+    tokens: Any = key("auto | int [1, 1e15]", "training tokens; auto: from steps")
     flops: Any = key("auto | float [1, inf)", "training FLOPs; auto: from steps")
-    batch_size: int = key("int [1, inf)", "sequences in a micro-batch")
-    grad_accum: int = key("int [1, inf)", "micro-batches in a step")
+    batch_size: int = key("int [1, 1e6]", "sequences in a micro-batch")
+    grad_accum: int = key("int [1, 1e6]", "micro-batches in a step")
     precision: str = key("fp32 | bf16 | fp16", "of matrix products; weights stay float32")
-    eval_every: int = key("int [1, inf)", "steps between validations")
-    eval_tokens: int = key("int [1, inf)", "validation tokens, spread over the validation set; the same ones each time")
-    log_every: int = key("int [1, inf)", "steps between rows of metrics.jsonl", science=False)
-    checkpoint_every: int = key("int [1, inf)", "steps between checkpoints", science=False)
-    keep: int = key("int [1, inf)", "checkpoints kept while training; one after the end", science=False)
+    eval_every: int = key("int [1, 1e9]", "steps between validations")
+    eval_tokens: int = key(
+        "int [1, 1e12]", "validation tokens, spread over the validation set; the same ones each time"
+    )
+    log_every: int = key("int [1, 1e9]", "steps between rows of metrics.jsonl", science=False)
+    checkpoint_every: int = key("int [1, 1e9]", "steps between checkpoints", science=False)
+    keep: int = key("int [1, 1e9]", "checkpoints kept while training; one after the end", science=False)
     compile: str = key(
         "auto | on | off | graphs",
         "torch.compile; graphs: its kernels replayed as CUDA graphs; auto: on where a run is long enough to gain by it",
@@ -103,8 +105,8 @@ class ProbeConfig:
     """The measuring pass."""
 
     name: str = key("text", "off, standard or full")
-    every: int = key("int [1, inf)", "steps between probes, besides the powers of two")
-    sequences: int = key("int [1, inf)", "validation sequences in the probe batch")
+    every: int = key("int [1, 1e9]", "steps between probes, besides the powers of two")
+    sequences: int = key("int [1, 1e6]", "validation sequences in the probe batch")
 
 
 @dataclass
@@ -161,7 +163,7 @@ class RunConfig:
         "final; blocks: all but final",
     )
     weight_decay: float = key("float [0, inf)", "decoupled, times the learning rate")
-    d_ff_ratio: Any = key("auto | ratio (0, inf)", "FFN width over d_model; auto: 4, or 8/3 for gated FFNs")
+    d_ff_ratio: Any = key("auto | ratio (0, 1e4]", "FFN width over d_model; auto: 4, or 8/3 for gated FFNs")
     final_norm: str = key("auto | on | off", "norm before the head; auto: as the placement is published")
     embed_scale: str = key("auto | off | sqrt_d | learned", "factor on the embedding; learned starts at sqrt(d_model)")
     tie_embeddings: bool = key("on | off", "the head is the embedding, transposed")
@@ -170,7 +172,7 @@ class RunConfig:
     ffn_bias: str = key("auto | on | off", "bias of the FFN's maps; auto: as bias says")
     n_kv_heads: Any = key("auto | int [1, 1024]", "key and value heads, shared by groups of query heads; auto: n_heads")
     window: Any = key(
-        "off | int [1, inf) | list of int [0, inf)", "keys a query sees, itself included; a list: by layer"
+        "off | int [1, 1e9] | list of int [0, 1e9]", "keys a query sees, itself included; a list: by layer"
     )
     attn_scale: Any = key("auto | float (0, inf)", "factor on the scores; auto: as the score is published")
     attn_softcap: Any = key("off | float (0, inf)", "c in c tanh(score / c), before the mask")

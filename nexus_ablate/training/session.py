@@ -34,7 +34,14 @@ from nexus_ablate.training.device import IDLE, choose_threads, device_of, proces
 from nexus_ablate.training.display import Display
 from nexus_ablate.training.distributed import World, check_world, join, place
 from nexus_ablate.training.evaluation import evaluate
-from nexus_ablate.training.memory import keep_freed_memory
+from nexus_ablate.training.memory import (
+    check_memory,
+    device_memory,
+    keep_freed_memory,
+    least_bytes,
+    out_of_memory,
+    too_large,
+)
 
 
 @dataclass
@@ -120,7 +127,12 @@ def _lead(
     )  # a folded line would take a secret apart, and hide it from the mask
     env = environment(sys.argv) | code | {"world_size": world.size} | circumstances
     path = run_path(config.runs_dir, config.experiment, arm, config.seed, ident)
-    with open_run(path, Launch(ident, config_yaml, overrides, env), config.rerun) as run:
+    launch = Launch(ident, config_yaml, overrides, env)
+
+    def check() -> None:
+        check_memory(config, *device_memory(world.device), **_known(config, data, world))
+
+    with open_run(path, launch, config.rerun, check) as run:
         if run.finished:
             record = read_run(run.path)
             if record.status["state"] == "diverged":
@@ -146,19 +158,29 @@ def _lead(
         try:
             world.agree_to_train(True)
             summary, tracker = _train(config, data, run, arm, ident.arm_hash, display, world)
-        except OSError as error:  # what reads and writes otherwise than through runs/files.py
-            storage = refused(error)
-            _give_up(run, display, storage, traceback.format_exc())
-            raise storage from error
         except BaseException as error:
-            _give_up(run, display, error, "" if isinstance(error, UserError) else traceback.format_exc())
-            raise
+            known_error = error
+            if out_of_memory(error):
+                known = _known(config, data, world)
+                known_error = too_large(config, "memory ran out", least_bytes(config, **known) // 2, **known)
+            elif isinstance(error, OSError):  # of what reads and writes otherwise than through runs/files.py
+                known_error = refused(error)
+            _give_up(run, display, known_error, "" if isinstance(error, UserError) else traceback.format_exc())
+            raise known_error from (None if known_error is error else error)
     try:
         summary = evaluate(run.path, config.evals) if config.evals else summary
     finally:
         tracker.finish("finished", summary)
     display.after(run.path, summary)
     return Outcome(errors.OK, run.path, summary)
+
+
+def _known(config: RunConfig, data: TokenizedData, world: World) -> dict[str, int]:
+    """Arguments of `least_bytes` that the configuration does not say."""
+    from nexus_ablate.optimizers import OPTIM
+
+    state_bytes = OPTIM.get(config.optim.name).state_bytes
+    return {"vocab_size": data.vocab_size, "state_bytes": state_bytes, "processes": world.size}
 
 
 def _use_threads(config: RunConfig) -> tuple[int, str]:
