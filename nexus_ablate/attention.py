@@ -1,7 +1,7 @@
 """Causal self-attention: one order of steps, whatever the options.
 
-Project, norm q, k (and v), gate them, put positions in, score, scale, add the position bias, cap, mask, normalize, drop
-out, mix values, gate, inner norm, output map, gate. It knows no option by name.
+Project, clip, norm q, k (and v), gate them, put positions in, score, scale, add the position bias, cap, mask,
+normalize, drop out, mix values, gate, inner norm, output map, gate. It knows no option by name.
 
 Shape letters: B batch, T queries, S keys, D d_model, H heads, G heads of keys and values, d head width. Keys and values
 of G heads serve H / G query heads each. Before the keys of the text are those of the `Prefix`.
@@ -89,6 +89,8 @@ class AttentionCore(nn.Module):
         own = self.normalizer.own_key() is not None
         self.prefix = Prefix(int(own), int(config.kv_bias != "off"), int(config.sink_token))
         self.layer = layer
+        self.norm_placed: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]] | None = None
+        """The norm of queries and keys with positions, where there is one; Attention owns it."""
         self.substitute: Attend | None = None
         self.dropout = config.model.dropout
         self.fused = self.kernel[0] != "plain"
@@ -263,9 +265,13 @@ class AttentionCore(nn.Module):
         if bias is None:
             bias = position.score_bias(text_q.shape[2], self.layer)
         text_q, text_k = position.rotate(text_q, text_k, self.layer)
-        if not sink:
-            return text_q, text_k, bias
-        return torch.cat((q_BHTd[:, :, :sink], text_q), 2), torch.cat((k_BGTd[:, :, :sink], text_k), 2), bias
+        if sink:
+            text_q = torch.cat((q_BHTd[:, :, :sink], text_q), 2)
+            text_k = torch.cat((k_BGTd[:, :, :sink], text_k), 2)
+        if self.norm_placed is not None and position.settles:
+            q, k, _ = self.norm_placed(text_q.transpose(1, 2), text_k.transpose(1, 2), text_k.transpose(1, 2))
+            text_q, text_k = q.transpose(1, 2), k.transpose(1, 2)
+        return text_q, text_k, bias
 
 
 def spread(x_BGSd: Tensor, n_heads: int) -> Tensor:
@@ -303,6 +309,7 @@ class Attention(nn.Module):
         self.head_dim = d
         self.qk_norm = QK_NORM.build(resolved.qk_norm, geometry)
         self.core = AttentionCore(config, geometry, layer, self.qk_norm.scale)
+        self.core.norm_placed = self.qk_norm.forward if self.qk_norm.after_rotation else None
         self.gate = GATE.build(config.gate, geometry)
         self.gated = self.gate.site != "none"
         # A key bias b adds q.b to the score of each key, which softmax ignores where it is the same for all keys.
@@ -311,6 +318,7 @@ class Attention(nn.Module):
             or self.qk_norm.norms_keys
             or self.gate.site == "key"
             or config.kv_bias != "off"
+            or config.clip_qkv != "off"
             or not self.core.score.dot
             or self.core.softcap is not None
             or not self.core.normalizer.shift_invariant
@@ -321,6 +329,7 @@ class Attention(nn.Module):
         self.inner_norm = inner_norm
         self.out = Linear(HD, D, resolved.attn_out_bias, role="attn_out")
         self.dropout = nn.Dropout(config.model.dropout)
+        self.clip = None if config.clip_qkv == "off" else config.clip_qkv
         shape = geometry.n_kv_heads, d
         self.learned_key_Gd = nn.Parameter(torch.empty(shape)) if config.kv_bias != "off" else None
         self.learned_value_Gd = nn.Parameter(torch.empty(shape)) if config.kv_bias == "key_value" else None
@@ -330,7 +339,10 @@ class Attention(nn.Module):
         B, T, _ = x_BTD.shape
         maps = zip((self.query, self.key, self.value), shared(x_BTD, 3), strict=True)
         q, k, v = (project(x).view(B, T, -1, self.head_dim) for project, x in maps)
-        q, k, v = self.qk_norm(q, k, v)
+        if self.clip is not None:
+            q, k, v = (x.clamp(-self.clip, self.clip) for x in (q, k, v))
+        if not self.qk_norm.after_rotation:
+            q, k, v = self.qk_norm(q, k, v)
         if self.gated:
             q, k, v = self.gate("query", q, x_BTD), self.gate("key", k, x_BTD), self.gate("value", v, x_BTD)
         q_BHTd, k_BGTd, v_BGTd = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)

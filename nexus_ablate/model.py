@@ -16,10 +16,13 @@ from nexus_ablate.axes.ffn import FFN
 from nexus_ablate.axes.init import INIT, initialise
 from nexus_ablate.axes.norm import NORM
 from nexus_ablate.axes.placement import PLACEMENT, Parts
-from nexus_ablate.axes.position import POSITION
-from nexus_ablate.axes.roles import Geometry, Linear, Table
+from nexus_ablate.axes.position import POSITION, Position
+from nexus_ablate.axes.roles import SMALL_MAP, Geometry, Linear, Table
 from nexus_ablate.config.run_config import Option, RunConfig
 from nexus_ablate.kernels.linear import chosen_product, products
+
+AROUND = ("embed", "final")
+"""Sites of the norms before the first block and after the last."""
 
 
 class GPT(nn.Module):
@@ -29,6 +32,7 @@ class GPT(nn.Module):
         super().__init__()
         self.z_hashes: dict[str, str] = {}
         model, resolved = config.model, config.resolved
+        vocab_size = vocab_size if config.vocab_size == "auto" else config.vocab_size
         geometry = Geometry(
             n_layers=model.n_layers,
             d_model=model.d_model,
@@ -38,37 +42,46 @@ class GPT(nn.Module):
             d_ff=resolved.d_ff,
             context=model.context,
             vocab_size=vocab_size,
+            nope_layers=nope_layers(config),
         )
 
         def norm(site: str, width: int = model.d_model) -> nn.Module:
             option, sites = config.norm, config.norm_gain_sites
-            if "gain_init" in option.keys and not (site != "final" if sites == "blocks" else site in sites):
+            if "gain_init" in option.keys and not (site not in AROUND if sites == "blocks" else site in sites):
                 option = Option(option.name, option.keys | {"gain_init": 1.0})
             return NORM.build(option, width, resolved.norm_bias, site)
 
         def attention(layer: int, inner_norm: bool) -> nn.Module:
             width = geometry.n_heads * geometry.head_dim
             inner = norm("attn_inner", width) if inner_norm else nn.Identity()
-            return Attention(config, geometry, layer, self.position.turns_keys(layer), inner)
+            return Attention(config, geometry, layer, self.position_at(layer).turns_keys(layer), inner)
 
         def ffn(inner_norm: bool) -> nn.Module:
             inner = norm("ffn_inner", geometry.d_ff) if inner_norm else nn.Identity()
             return FFN.build(config.ffn, geometry, resolved.ffn_bias, model.dropout, inner)
 
         self.geometry = geometry
-        self.embedding = Table(vocab_size, model.d_model, role="embedding")
+        self.embedding = Table(vocab_size, resolved.d_embed, role="embedding")
+        narrow = resolved.d_embed != model.d_model
+        self.project_in = Linear(resolved.d_embed, model.d_model, False, SMALL_MAP) if narrow else nn.Identity()
+        self.project_out = Linear(model.d_model, resolved.d_embed, False, SMALL_MAP) if narrow else nn.Identity()
         scale = torch.tensor(model.d_model**0.5)
         self.embed_scale = nn.Parameter(scale) if resolved.embed_scale == "learned" else None
-        self.fixed_embed_scale = model.d_model**0.5 if resolved.embed_scale == "sqrt_d" else None
+        fixed = {"sqrt_d": model.d_model**0.5, "learned": None, "off": None}
+        self.fixed_embed_scale = fixed.get(resolved.embed_scale, resolved.embed_scale)  # type: ignore[arg-type]
         self.sink = Table(1, model.d_model, role="embedding") if config.sink_token else None
         self.position = POSITION.build(config.position, geometry)
+        self.without_position = self.position.without(geometry)
+        self.embed_norm = norm("embed") if config.embed_norm else nn.Identity()
         self.dropout = nn.Dropout(model.dropout)
         self.blocks = nn.ModuleList()
         for layer in range(model.n_layers):
             parts = Parts(partial(attention, layer), ffn, norm, model.d_model, layer, model.n_layers)
             self.blocks.append(PLACEMENT.build(config.placement, parts))
         self.final_norm = norm("final") if resolved.final_norm else nn.Identity()
-        self.head = None if config.tie_embeddings else Linear(model.d_model, vocab_size, bias=False, role="head")
+        self.head = None if config.tie_embeddings else Linear(resolved.d_embed, vocab_size, bias=False, role="head")
+        self.head_bias = nn.Parameter(torch.zeros(vocab_size)) if config.head_bias else None
+        self.logit_scale = None if config.logit_scale == "off" else config.logit_scale
         self.product = chosen_product()
         self.recompute = config.train.activation_checkpointing
         self.softcap = None if config.final_softcap == "off" else config.final_softcap
@@ -78,8 +91,13 @@ class GPT(nn.Module):
 
     @property
     def head_weight(self) -> Tensor:
-        """(V, D): the embedding, where the head is tied to it."""
-        return self.embedding.weight if self.head is None else self.head.weight
+        """(V, D): the embedding, where the head is tied to it. A bias is one column more: there `hidden` has a 1."""
+        weight = self.embedding.weight if self.head is None else self.head.weight
+        return weight if self.head_bias is None else torch.cat((weight, self.head_bias[:, None]), 1)
+
+    def position_at(self, layer: int) -> Position:
+        """What puts positions into a layer."""
+        return self.without_position if layer in self.geometry.nope_layers else self.position
 
     @property
     def init_gains(self) -> dict[str, float]:
@@ -93,22 +111,32 @@ class GPT(nn.Module):
 
     def hidden(self, tokens_BT: Tensor) -> Tensor:
         """The stream (B, T, D) as the head sees it. In the blocks the sink token stands before the text."""
-        x_BTD = self.position.embed(self._scaled(self.embedding(tokens_BT)))
+        x_BTD = self.position.embed(self.project_in(self._scaled(self.embedding(tokens_BT))))
         if self.sink is not None:
             x_BTD = torch.cat((self._scaled(self.sink.weight).expand(len(x_BTD), 1, -1), x_BTD), 1)
-        stream = self.blocks[0].enter(self.dropout(x_BTD))  # type: ignore[reportCallIssue]
-        for block in self.blocks:
+        stream = self.blocks[0].enter(self.dropout(self.embed_norm(x_BTD)))  # type: ignore[reportCallIssue]
+        for layer, block in enumerate(self.blocks):
+            position = self.position_at(layer)
             if self.recompute and torch.is_grad_enabled():
-                stream = checkpoint(block, stream, self.position, use_reentrant=False)
+                stream = checkpoint(block, stream, position, use_reentrant=False)
             else:
-                stream = block(stream, self.position)
+                stream = block(stream, position)
         x_BTD = self.blocks[-1].leave(stream, self.final_norm)  # type: ignore[reportCallIssue]
-        return x_BTD if self.sink is None else x_BTD[:, 1:]
+        x_BTD = self.project_out(x_BTD if self.sink is None else x_BTD[:, 1:])
+        if self.logit_scale is not None:
+            x_BTD = self.logit_scale * x_BTD
+        return x_BTD if self.head_bias is None else nn.functional.pad(x_BTD, (0, 1), value=1.0)
 
     def _scaled(self, x_BTD: Tensor) -> Tensor:
         if self.embed_scale is not None:
             x_BTD = x_BTD * self.embed_scale
         return x_BTD if self.fixed_embed_scale is None else x_BTD * self.fixed_embed_scale
+
+
+def nope_layers(config: RunConfig) -> frozenset[int]:
+    """The layers without positions, from 0."""
+    every = config.resolved.nope_every
+    return frozenset() if isinstance(every, str) else frozenset(range(every - 1, config.model.n_layers, every))
 
 
 def build_model(config: RunConfig, vocab_size: int = 256) -> GPT:

@@ -31,6 +31,7 @@ COMPUTES_NOTHING = {
     "errors.py": "words error messages",
     "measure/architecture.py": "prepares what `explain` prints",
     "plain_data.py": "reads text as plain data",
+    "pretrained/": "reads published decoders; the content hash of their weights is part of the identity",
     "provenance.py": "hashes the code that computes",
     "report/": "shows finished runs and comparisons",
     "runs/": "stores what was computed",

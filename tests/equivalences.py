@@ -21,7 +21,13 @@ EQUIVALENT: list[Equivalence] = [
     Equivalence(("norm=rms",), ("norm=rms_zero",), "a gain g is 1 + w; decay pulls g to 0 or w to 0", "decay"),
     Equivalence(("norm=rms_zero",), ("norm=t5",), "both are rms", "decay"),
     Equivalence(("ffn=gelu",), ("ffn=gelu_tanh",), "an approximation: the nonlinearities differ by at most 0.0005"),
-    Equivalence(("position=irope",), ("position=rope",), "with fewer layers than position.every all have positions"),
+    Equivalence(("norm=layer",), ("norm=layer_zero",), "a gain g is 1 + w; decay pulls g to 0 or w to 0", "decay"),
+    Equivalence(
+        ("position=irope", "nope_every=2"),
+        ("position=rope", "nope_every=2"),
+        "queries sharpen only in sequences longer than position.floor_scale",
+    ),
+    Equivalence(("position=irope",), ("position=rope",), "with fewer layers than nope_every all have positions"),
     Equivalence(
         ("placement=deepnorm", "placement.residual_scale=1", "placement.init_gain=1", "init=gpt2"),
         ("placement=post", "init=gpt2"),

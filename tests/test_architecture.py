@@ -30,6 +30,7 @@ LAYERS = (
     "attention",
     "model optimizers",
     "measure",
+    "pretrained",
     "training",
     "study",
     "execution",

@@ -121,7 +121,7 @@ def read_token_by_token(model, tokens_T, window, kept):
         def forward(x_B1D, position):
             heads = (-1, attn.head_dim)
             q, k, v = (project(x_B1D).unflatten(-1, heads) for project in (attn.query, attn.key, attn.value))
-            q, k, v = attn.qk_norm(q, k, v)
+            q, k, v = (q, k, v) if attn.qk_norm.after_rotation else attn.qk_norm(q, k, v)
             q, k, v = (attn.gate(site, y, x_B1D) for site, y in (("query", q), ("key", k), ("value", v)))
             keys.append(k.transpose(1, 2))
             values.append(v.transpose(1, 2))
@@ -149,8 +149,8 @@ def read_token_by_token(model, tokens_T, window, kept):
     logits = []
     for x in start + embedded:
         stream = model.blocks[0].enter(x)
-        for block in model.blocks:
-            stream = block(stream, model.position)
+        for layer, block in enumerate(model.blocks):
+            stream = block(stream, model.position_at(layer))
         logits.append(F.linear(model.blocks[-1].leave(stream, model.final_norm), head)[0, 0])
     for block in model.blocks:
         del block.attn.forward
@@ -165,7 +165,9 @@ STREAMED = [
     ("position=kerple",),
     ("position=fire",),
     ("position=transformer_xl",),
-    ("position=irope", "position.every=2"),
+    ("position=irope", "nope_every=2", "position.floor_scale=3"),
+    ("position=alibi", "nope_every=2"),
+    ("qk_norm=rms", "qk_norm.after_rotation=on", "sink_token=on"),
     ("normalizer=softmax1", "qk_norm=rms"),
     ("normalizer=sigmoid", "placement=dual"),
     ("normalizer=sink", "gate=elementwise"),

@@ -3,6 +3,7 @@ import math
 import pytest
 import torch
 from torch import nn
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssConfig, GptOssExperts
 
 from nexus_ablate.axes.ffn import FFN
 from nexus_ablate.axes.roles import Geometry
@@ -48,6 +49,7 @@ GATED = {
     "reglu": PLAIN["relu"],
     "geglu": PLAIN["gelu"],
     "swiglu": PLAIN["silu"],
+    "reglu2": PLAIN["relu2"],
 }
 
 
@@ -58,7 +60,7 @@ def x():
 
 def test_every_ffn_is_plain_or_gated_and_has_a_reference_here():
     assert {n for n in FFN.names() if not FFN.get(n).gated} == set(PLAIN)
-    assert {n for n in FFN.names() if FFN.get(n).gated} == set(GATED)
+    assert {n for n in FFN.names() if FFN.get(n).gated} == {*GATED, "swiglu_clamped"}
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -81,6 +83,20 @@ def test_a_gated_ffn_is_a_product_of_two_maps_one_through_the_nonlinearity(name,
 def test_the_tanh_form_of_gelu_is_near_the_exact_one_and_not_it():
     z = torch.linspace(-6, 6, 2001)
     assert 4e-4 < (gelu_tanh(z) - PLAIN["gelu"](z)).abs().max() < 5e-4
+
+
+def test_clamped_swiglu_is_the_expert_of_gpt_oss(x):
+    ours = build("swiglu_clamped", limit=0.8)
+    theirs = GptOssExperts(GptOssConfig(hidden_size=D, intermediate_size=F, num_local_experts=1, swiglu_limit=0.8))
+    maps = [nn.functional.linear(x, m.weight, m.bias) for m in (ours.gate, ours.up)]
+    hidden = theirs._apply_gate(torch.stack(maps, -1).flatten(-2))
+    assert (maps[0] > 0.8).any() and (maps[1] < -0.8).any()
+    torch.testing.assert_close(ours(x), nn.functional.linear(hidden, ours.down.weight, ours.down.bias))
+
+
+def test_clamped_swiglu_without_clamp_shift_and_slope_is_swiglu(x):
+    plain, clamped = build("swiglu"), build("swiglu_clamped", alpha=1.0, limit=1e9, up_shift=0.0)
+    torch.testing.assert_close(clamped(x), plain(x))
 
 
 def test_geglu_takes_the_tanh_form_when_asked(x):

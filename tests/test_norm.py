@@ -110,6 +110,14 @@ def test_rms_zero_is_rms_with_one_added_to_its_weight(x):
     torch.testing.assert_close(ours(x), theirs(x), rtol=0, atol=1e-6)
 
 
+def test_layer_zero_is_layer_with_one_added_to_its_weight(x):
+    ours, theirs = build("layer_zero", bias=True), nn.LayerNorm(8, eps=1e-5)
+    assert torch.equal(ours.excess, torch.zeros(8))
+    randomise(ours)
+    theirs.weight, theirs.bias = nn.Parameter(1 + ours.excess.detach()), ours.bias
+    torch.testing.assert_close(ours(x), theirs(x), rtol=0, atol=1e-6)
+
+
 def test_rms_outside_is_the_authors_definition(x):
     norm = randomise(build("rms_outside"))
     rms = x.norm(2, dim=-1, keepdim=True) * 8**-0.5

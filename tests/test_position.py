@@ -4,8 +4,11 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.llama import LlamaConfig
 from transformers.models.llama4 import modeling_llama4
 from transformers.models.t5 import modeling_t5
+from transformers.models.xglm.modeling_xglm import XGLMSinusoidalPositionalEmbedding
 
 from nexus_ablate.attention import fitted
 from nexus_ablate.axes.position import POSITION, slopes
@@ -213,16 +216,28 @@ def test_a_key_bias_acts_under_softmax_only_where_the_scheme_says_that_it_turns_
     assert (change > 1e-3) == position.turns_keys(layer)
 
 
+ROTATED = [{"theta": 100.0}, {"fraction": 0.5}, {"pairing": "interleaved"}]
 KEYS = {
-    "rope": [{"theta": 100.0}, {"fraction": 0.5}, {"pairing": "interleaved"}],
-    "sinusoidal": [{"base": 100.0}],
-    "irope": [
-        {"theta": 100.0},
-        {"pairing": "interleaved"},
-        {"every": 2},
-        {"floor_scale": 3},
-        {"floor_scale": 3, "temperature": 1},
+    "rope": ROTATED,
+    "rope_interpolated": [*ROTATED, {"factor": 2.0}, {"method": "ntk"}],
+    "rope_llama3": [
+        *ROTATED,
+        {"factor": 2.0},
+        {"low_freq_factor": 0.1},
+        {"high_freq_factor": 2.0},
+        {"original_context": 100},
     ],
+    "rope_yarn": [
+        *ROTATED,
+        {"factor": 2.0},
+        {"beta_slow": 0.001},
+        {"original_context": 300, "beta_fast": 4.0},
+        {"attention_factor": 2.0},
+        {"truncate": False, "for both": {"beta_slow": 0.001}},
+    ],
+    "alibi": [{"slope_factor": 0.5}, {"bias_max": 4.0}],
+    "sinusoidal": [{"base": 100.0}, {"layout": "fairseq"}],
+    "irope": [*ROTATED[::2], {"floor_scale": 3}, {"floor_scale": 3, "temperature": 1}],
     "t5": [{"buckets": 16}, {"max_distance": 20}],
     "kerple": [{"form": "power"}],
     "fire": [{"width": 16}, {"c": 1.0}, {"threshold": 20.0}, {"shared": True}],
@@ -233,29 +248,114 @@ KEYS = {
 @pytest.mark.parametrize(("name", "keys"), [(name, keys) for name, changes in KEYS.items() for keys in changes])
 def test_every_key_changes_what_the_scheme_does(name, keys):
     geometry = replace(GEOMETRY, n_layers=4)
-    default, changed = build(name, geometry), build(name, geometry, **keys)
+    both = keys.get("for both", {})
+    keys = {key: value for key, value in keys.items() if key != "for both"}
+    default, changed = build(name, geometry, **both), build(name, geometry, **both, **keys)
+    if "floor_scale" in keys:  # it acts in layers without positions
+        default, changed = default.without(geometry), changed.without(geometry)
     pairs = [zip(sites(default, 30, n), sites(changed, 30, n), strict=True) for n in range(4)]
     assert any(not torch.equal(a, b) for layer in pairs for a, b in layer)
 
 
 def test_every_key_but_the_form_of_the_rotation_is_in_the_table_above():
-    named = {(name, key) for name, changes in KEYS.items() for keys in changes for key in keys}
+    named = {(name, key) for name, changes in KEYS.items() for keys in changes for key in keys if key != "for both"}
     every = {(name, key) for name in POSITION.names() for key in POSITION.keys_of(name)}
     assert every - named == {("rope", "form")}
 
 
-def test_irope_is_rope_but_for_every_fourth_layer():
-    irope, rope = build("irope", replace(GEOMETRY, n_layers=8)), build("rope")
-    for layer in range(8):
-        turned = irope.rotate(vectors(), vectors(seed=1), layer)
-        expected = (vectors(), vectors(seed=1)) if layer in (3, 7) else rope.rotate(vectors(), vectors(seed=1), layer)
-        assert all(torch.equal(a, b) for a, b in zip(turned, expected, strict=True))
+@pytest.mark.parametrize("name", sorted(set(POSITION.names()) - {"none", "learned", "sinusoidal"}))
+def test_a_layer_of_nope_every_is_a_layer_without_positions(tiny, name):
+    """Of each scheme that acts in the layers: the second block attends as without positions, the first does not."""
+    ours = build_model(tiny(f"position={name}", "nope_every=2", "init=xavier"), 11)
+    plain = build_model(tiny("position=none", "init=xavier"), 11)
+    x = torch.randn(1, 8, 16, generator=torch.Generator().manual_seed(0))
+    same = [
+        torch.equal(model.attn(x, ours.position_at(layer)), other.attn(x, plain.position))
+        for layer, (model, other) in enumerate(zip(ours.blocks, plain.blocks, strict=True))
+    ]
+    assert same == [False, True]
 
 
-def test_irope_in_a_model_too_shallow_for_it_says_so(tiny):
-    said = "no layer is without positions"
+@pytest.mark.parametrize("name", ["none", "learned", "sinusoidal"])
+def test_layers_without_positions_are_refused_where_no_layer_puts_them_in(tiny, name):
+    with pytest.raises(ConfigError, match=f"position={name} and nope_every=on"):
+        tiny(f"position={name}", "nope_every=2")
+
+
+def test_irope_has_positions_but_in_every_fourth_layer(tiny):
+    model = build_model(tiny("position=irope", "model.n_layers=8"), 11)
+    assert [model.position_at(layer) is model.position for layer in range(8)] == [True, True, True, False] * 2
+    assert tiny("position=irope", "nope_every=2").resolved.nope_every == 2
+    with pytest.raises(ConfigError, match="nope_every=off"):
+        tiny("position=irope", "nope_every=off")
+
+
+def test_a_model_too_shallow_for_a_layer_without_positions_says_so(tiny):
+    said = "with 3 layers all have positions"
     assert any(said in note for note in tiny("position=irope", "model.n_layers=3").resolved.notes)
-    assert not any(said in note for note in tiny("position=irope", "model.n_layers=4").resolved.notes)
+    assert not any("have positions" in n for n in tiny("position=irope", "model.n_layers=4").resolved.notes)
+
+
+def test_a_list_of_thetas_goes_by_layer():
+    mixed, low, high = (build("rope", theta=theta) for theta in ([100.0, 10000.0], 100.0, 10000.0))
+    for layer, same in enumerate((low, high, low)):
+        assert torch.equal(mixed.rotate(vectors(), vectors(), layer)[0], rotate(same, vectors()))
+
+
+def library_frequencies(rope_type, **parameters):
+    """Frequencies and length as the library computes them, for a head of 16 channels and a context of 12."""
+    rope = {"rope_type": rope_type, "rope_theta": 10000.0, "original_max_position_embeddings": 12} | parameters
+    config = LlamaConfig(hidden_size=32, num_attention_heads=2, max_position_embeddings=48, rope_parameters=rope)
+    return ROPE_INIT_FUNCTIONS[rope_type](config, torch.device("cpu"))
+
+
+LLAMA3 = {"low_freq_factor": 0.5, "high_freq_factor": 1.5}
+YARN = {"beta_fast": 1.5, "beta_slow": 0.01}
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "rope_type", "parameters"),
+    [
+        ("rope_interpolated", {"factor": 4.0}, "linear", {"factor": 4.0}),
+        ("rope_llama3", {"factor": 4.0, "theta": 10000.0, **LLAMA3}, "llama3", {"factor": 4.0, **LLAMA3}),
+        ("rope_yarn", {"factor": 4.0, **YARN}, "yarn", {"factor": 4.0, **YARN}),
+        ("rope_yarn", {**YARN, "truncate": False}, "yarn", {"factor": 4.0, **YARN, "truncate": False}),
+        ("rope_yarn", {"attention_factor": 1.3}, "yarn", {"factor": 4.0, "attention_factor": 1.3}),
+    ],
+)
+def test_scaled_frequencies_are_those_of_another_library(name, keys, rope_type, parameters):
+    (rotation,) = build(name, replace(GEOMETRY, head_dim=16), **keys).rotations
+    frequency, length = library_frequencies(rope_type, **parameters)
+    torch.testing.assert_close(rotation.frequency_w, frequency, rtol=1e-6, atol=0)
+    assert rotation.length == pytest.approx(length)
+    turned, _ = rotation(vectors(width=16), vectors(width=16))
+    torch.testing.assert_close(turned.norm(dim=-1), length * vectors(width=16).norm(dim=-1))
+
+
+def test_ntk_divides_the_lowest_frequency_by_the_factor_and_leaves_the_highest():
+    (rotation,) = build("rope_interpolated", method="ntk", factor=3.0).rotations
+    (plain,) = build("rope").rotations
+    ratio = (plain.frequency_w / rotation.frequency_w).tolist()
+    assert ratio == pytest.approx([3 ** (c / 3) for c in range(4)], rel=1e-5)
+
+
+def test_factors_and_thetas_by_layer_go_around_by_themselves():
+    rope = build("rope_interpolated", theta=[100.0, 10000.0], factor=[1.0, 1.0, 8.0])
+    for layer in range(6):
+        expected = build("rope_interpolated", theta=(100.0, 10000.0)[layer % 2], factor=(1.0, 1.0, 8.0)[layer % 3])
+        assert torch.equal(rope.rotate(vectors(), vectors(), layer)[0], rotate(expected, vectors()))
+
+
+@pytest.mark.parametrize("width", [16, 12])
+def test_sinusoids_as_in_fairseq_are_those_of_another_library(width):
+    wave = build("sinusoidal", replace(GEOMETRY, d_model=width), layout="fairseq").embed(torch.zeros(1, 12, width))
+    theirs = XGLMSinusoidalPositionalEmbedding(20, width, padding_idx=None)
+    torch.testing.assert_close(wave[0], theirs.weights[2:14])
+
+
+def test_alibi_slopes_take_a_factor_and_other_exponents():
+    assert build("alibi", slope_factor=0.5).slope_H.tolist() == [2**-5, 2**-9]
+    assert build("alibi", bias_max=4.0).slope_H.tolist() == [2**-2, 2**-4]
 
 
 def test_irope_sharpens_the_queries_without_positions_as_llama_4_does(monkeypatch):
@@ -273,7 +373,7 @@ def test_irope_sharpens_the_queries_without_positions_as_llama_4_does(monkeypatc
     x = torch.randn(1, 12, 16, generator=torch.Generator().manual_seed(0))
     attention(x, position_embeddings=None, attention_mask=None)
     q, k = (project(x).unflatten(-1, (2, 8)).transpose(1, 2) for project in (attention.q_proj, attention.k_proj))
-    sharpened, same = build("irope", replace(GEOMETRY, n_layers=4), floor_scale=3).rotate(q, k, 3)
+    sharpened, same = build("irope", replace(GEOMETRY, n_layers=4), floor_scale=3).without(GEOMETRY).rotate(q, k, 3)
     torch.testing.assert_close(sharpened, seen[0])
     torch.testing.assert_close(same, seen[1])
     torch.testing.assert_close(sharpened[:, :, :2], q[:, :, :2])

@@ -8,19 +8,20 @@ from torch.nn import functional as F
 from nexus_ablate.axes.qk_norm import QK_NORM
 from nexus_ablate.axes.roles import Geometry
 from nexus_ablate.config.options import default_option
+from nexus_ablate.errors import ConfigError
 from nexus_ablate.model import build_model
 
 H, G, D, T = 4, 2, 6, 5
 GEOMETRY = Geometry(n_layers=2, d_model=24, n_heads=H, n_kv_heads=G, head_dim=D, d_ff=16, context=T, vocab_size=11)
 
 
-def build(name, **keys):
+def build(name, ones=False, **keys):
     option = default_option("qk_norm", name)
-    option.keys |= keys
+    option.keys |= ({"eps": 1e-6} if option.keys.get("eps") == "auto" else {}) | keys
     norm = QK_NORM.build(option, GEOMETRY)
     with torch.no_grad():
         for i, p in enumerate(norm.parameters()):
-            if p.ndim:
+            if p.ndim and not ones:
                 p.copy_(torch.randn(p.shape, generator=torch.Generator().manual_seed(i)))
     return norm
 
@@ -42,7 +43,7 @@ def test_every_option_is_torch_s_own_norm_over_its_width(qkv):
         "rms": lambda n: (rms(q, n.query), rms(k, n.key), v),
         "q_only": lambda n: (rms(q, n.query), k, v),
         "k_only": lambda n: (q, rms(k, n.key), v),
-        "qkv": lambda n: (rms(q, n.query, 1e-5), rms(k, n.key, 1e-5), rms(v, n.value, 1e-5)),
+        "qkv": lambda n: (rms(q, n.query), rms(k, n.key), rms(v, n.value)),
         "rms_full": lambda n: (
             rms(q.reshape(2, T, H * D), n.query).reshape(2, T, H, D),
             rms(k.reshape(2, T, G * D), n.key).reshape(2, T, G, D),
@@ -87,7 +88,7 @@ def test_gains_start_at_one_whatever_the_block_norms_start_at(tiny):
 
 
 def test_over_all_heads_is_not_by_head(qkv):
-    full, by_head = QK_NORM.build(default_option("qk_norm", "rms_full"), GEOMETRY), build("none")
+    full, by_head = build("rms_full", ones=True), build("none")
     q, _, _ = full(*qkv)
     torch.testing.assert_close(q.square().mean((2, 3)), torch.ones(2, T), rtol=0, atol=1e-4)
     assert (q.square().mean(3) - 1).abs().max() > 0.1
@@ -147,3 +148,64 @@ def test_statistics_are_float32_under_autocast(tiny):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.isfinite(model(torch.randint(0, 11, (2, 8)))).all()
     assert seen == [torch.float32]
+
+
+def test_a_gain_of_each_head_is_torch_s_norm_times_it(qkv):
+    for name, plain in (
+        ("rms", lambda x: F.rms_norm(x, (D,), None, 1e-6)),
+        ("layer", lambda x: F.layer_norm(x, (D,), None, None, 1e-6)),
+    ):
+        norm = build(name, gain="per_head")
+        q, k, _ = norm(*qkv)
+        assert (norm.query.gain.shape, norm.key.gain.shape) == ((H, D), (G, D))
+        torch.testing.assert_close(q, plain(qkv[0]) * norm.query.gain)
+        torch.testing.assert_close(k, plain(qkv[1]) * norm.key.gain)
+
+
+@pytest.mark.parametrize("gain", ["shared", "per_head"])
+def test_the_bias_of_the_layer_norm_is_added_last(qkv, gain):
+    norm = build("layer", gain=gain, bias=True)
+    expected = F.layer_norm(qkv[0], (D,), None, None, 1e-6) * norm.query.gain + norm.query.bias
+    torch.testing.assert_close(norm(*qkv)[0], expected)
+
+
+@pytest.mark.parametrize("gain", ["shared", "per_head"])
+def test_a_zero_centred_gain_is_one_more_than_what_is_learned(qkv, gain):
+    norm = build("rms", gain=gain, zero_centred=True)
+    (learned,) = norm.query.parameters()
+    torch.testing.assert_close(norm(*qkv)[0], F.rms_norm(qkv[0], (D,), None, 1e-6) * (1 + learned))
+    assert all(
+        torch.equal(p, torch.zeros_like(p)) for p in build("rms", True, gain=gain, zero_centred=True).parameters()
+    )
+
+
+def test_without_a_gain_nothing_is_learned_and_a_centre_is_refused(tiny, qkv):
+    assert not list(build("rms", gain="off").parameters())
+    torch.testing.assert_close(build("rms", gain="off")(*qkv)[1], F.rms_norm(qkv[1], (D,), None, 1e-6))
+    with pytest.raises(ConfigError, match=r"qk_norm\.zero_centred=on"):
+        tiny("qk_norm=rms", "qk_norm.gain=off", "qk_norm.zero_centred=on")
+
+
+def test_after_rotation_the_norm_is_of_what_the_position_scheme_makes_of_q_and_k(tiny):
+    model = build_model(tiny("qk_norm=rms", "qk_norm.after_rotation=on", "n_kv_heads=1"), 11)
+    attention = model.blocks[0].attn
+    with torch.no_grad():
+        for p in attention.qk_norm.parameters():
+            p.copy_(torch.randn(p.shape, generator=torch.Generator().manual_seed(len(p))))
+    q, k = torch.randn(1, 2, 8, 8), torch.randn(1, 1, 8, 8)
+    turned = model.position.rotate(q, k, 0)
+    placed_q, placed_k, _ = attention.core.place(q, k, model.position)
+    torch.testing.assert_close(placed_q, rms(turned[0], attention.qk_norm.query))
+    torch.testing.assert_close(placed_k, rms(turned[1], attention.qk_norm.key))
+
+
+@pytest.mark.parametrize("name", ["rms", "rms_full", "layer", "q_only", "k_only", "qkv"])
+def test_eps_follows_the_block_norm_unless_set(tiny, name):
+    def eps(*overrides):
+        return tiny(f"qk_norm={name}", *overrides).resolved.qk_norm.keys["eps"]
+
+    assert eps() == 1e-6
+    assert eps("norm=layer") == eps("norm.eps=1e-5") == 1e-5
+    assert eps("norm=dyt") == 1e-6
+    assert eps("norm=layer", "qk_norm.eps=1e-3") == 1e-3
+    assert tiny("placement=hybridnorm", "norm.eps=1e-4").resolved.qk_norm.keys["eps"] == 1e-4

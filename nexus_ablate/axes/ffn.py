@@ -140,3 +140,44 @@ class SwiGLU(FeedForward):
     def hidden(self, x_BTD: Tensor) -> Tensor:
         gate, up = self.gate_and_up(x_BTD)
         return F.silu(gate) * up
+
+
+@FFN.register("reglu2")
+class SquaredReGLU(FeedForward):
+    """max(0, gate(x))^2 * up(x). Ma et al. 2025 (BitNet b1.58 2B4T), arXiv:2504.12285."""
+
+    gated = True
+
+    def hidden(self, x_BTD: Tensor) -> Tensor:
+        gate, up = self.gate_and_up(x_BTD)
+        return F.relu(gate).square() * up
+
+
+@FFN.register("swiglu_clamped")
+class ClampedSwiGLU(FeedForward):
+    """g sigmoid(alpha g) * (u + up_shift), g = min(gate(x), limit), u = up(x) within +-limit.
+
+    OpenAI 2025 (gpt-oss), arXiv:2508.10925. Followed: the authors' code (openai/gpt-oss, torch/model.py), where it is
+    the FFN of each expert.
+    """
+
+    gated = True
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        bias: bool,
+        dropout: float,
+        inner_norm: nn.Module,
+        *,
+        alpha: float,
+        limit: float,
+        up_shift: float,
+    ) -> None:
+        super().__init__(geometry, bias, dropout, inner_norm)
+        self.alpha, self.limit, self.up_shift = alpha, limit, up_shift
+
+    def hidden(self, x_BTD: Tensor) -> Tensor:
+        gate, up = self.gate_and_up(x_BTD)
+        gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
+        return gate * F.sigmoid(self.alpha * gate) * (up + self.up_shift)

@@ -60,6 +60,25 @@ class LayerNorm(_Affine):
         return layer_norm(x, self.eps, self.gain.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
 
 
+@NORM.register("layer_zero")
+class LayerNormZero(nn.Module):
+    """(1 + excess) (x - mean) / sqrt(var + eps), excess 0 at first. Parmar et al. 2024 (Nemotron-4), arXiv:2402.16819.
+
+    The function is LayerNorm's; decay pulls the gain to 1 and not to 0. `gain_init` is 1 + excess.
+    """
+
+    def __init__(self, width: int, bias: bool, site: str, *, eps: float, gain_init: float, fp32: bool) -> None:
+        super().__init__()
+        self.eps, self.fp32 = eps, fp32
+        self.excess = nn.Parameter(torch.full((width,), gain_init - 1))
+        self.bias = nn.Parameter(torch.zeros(width)) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.to(statistics_dtype(x, self.fp32))
+        gain, bias = (1 + self.excess).to(x.dtype), None if self.bias is None else self.bias.to(x.dtype)
+        return layer_norm(x, self.eps, gain, bias)
+
+
 @NORM.register("layer_nonparam")
 class LayerNormNonparametric(nn.Module):
     """(x - mean) / sqrt(var + eps), nothing learned. Groeneveld et al. 2024 (OLMo), arXiv:2402.00838, section 2.1."""

@@ -15,12 +15,18 @@ from nexus_ablate.config.options import Registry
 class Position(nn.Module):
     """Abstract scheme: each site is the identity unless the option acts there. One instance serves all layers."""
 
+    settles = True
+    """Whether queries and keys are final when it has put positions in, so that a norm after rotation is due."""
     longest: int | None = None
     """Positions for which the scheme is defined; None: any number."""
 
     def turns_keys(self, layer: int) -> bool:
         """Whether what a key becomes depends on its place: then a key bias is not the same for all keys of a query."""
         return False
+
+    def without(self, geometry: Geometry) -> Position:
+        """What takes the scheme's place in the layers of `geometry.nope_layers`."""
+        return NoPosition(geometry)
 
     def embed(self, x_BTD: Tensor) -> Tensor:
         """The embedding with positions 0 .. T - 1 put in."""
@@ -76,6 +82,9 @@ class Learned(Position):
 class Sinusoidal(Position):
     """sin(p / base^(2i/D)) at channel 2i, its cosine at 2i + 1, added. Vaswani et al. 2017, arXiv:1706.03762, 3.5.
 
+    As fairseq computes it (sinusoidal_positional_embedding.py; XGLM): all sines, then all cosines, the exponent
+    i / (D/2 - 1), and the first position is 2, after that of padding.
+
     The RMS of the sinusoids is 0.7 whatever the init, so the option prescribes the paper's factor sqrt(d_model) on the
     embedding (section 3.4). Without it a model of 2 layers ended 400 steps at 2.63 nats, with it at 2.16, and without
     positions at 2.25 (d_model 128, context 64, mean of 5 seeds).
@@ -83,13 +92,18 @@ class Sinusoidal(Position):
 
     wave_TD: Tensor
 
-    def __init__(self, geometry: Geometry, *, base: float) -> None:
+    def __init__(self, geometry: Geometry, *, base: float, layout: str) -> None:
         super().__init__()
-        self.base, self.d_model = base, geometry.d_model
+        self.base, self.d_model, self.fairseq = base, geometry.d_model, layout == "fairseq"
         self.register_buffer("wave_TD", self._wave(geometry.context), persistent=False)
 
     def _wave(self, T: int) -> Tensor:
-        angle = angles(T, self.d_model, self.base)
+        if self.fairseq:
+            half = self.d_model // 2
+            frequency = self.base ** (-torch.arange(half, dtype=torch.float32) / max(1, half - 1))
+            angle = torch.arange(2, T + 2, dtype=torch.float32)[:, None] * frequency
+            return F.pad(torch.cat((angle.sin(), angle.cos()), -1), (0, self.d_model % 2))
+        angle = angles(T, frequencies(self.d_model, self.base))
         return torch.stack((angle.sin(), angle.cos()), -1).flatten(1)[:, : self.d_model]
 
     def embed(self, x_BTD: Tensor) -> Tensor:
@@ -98,42 +112,47 @@ class Sinusoidal(Position):
         return x_BTD + wave_TD[:T].to(x_BTD.dtype)
 
 
-@POSITION.register("rope")
-class Rope(Position):
-    """Channel pairs of q and k turned by p * theta^(-2i/width), in float32. Su et al. 2021, arXiv:2104.09864, Eq. 15.
+class Rotation(nn.Module):
+    """Channel pairs of q and k turned by p times a frequency each, in float32.
 
-    Of each head the first `fraction` of the channels is rotated (width, an even number).
+    Args:
+        frequency_w: Radians per position of each pair, float32. Twice as many channels of each head are rotated, the
+            first ones.
+        pairing: Which channels are a pair: `half` (i, i + width / 2), `interleaved` (2i, 2i + 1).
+        length: What the rotated channels are multiplied by.
     """
 
+    frequency_w: Tensor
     angle_Tw: Tensor
     cos_THd: Tensor
     sin_THd: Tensor
 
-    def __init__(self, geometry: Geometry, *, theta: float, fraction: float, pairing: str, form: str) -> None:
+    def __init__(
+        self, geometry: Geometry, frequency_w: Tensor, pairing: str, form: str = "real", length: float = 1.0
+    ) -> None:
         super().__init__()
-        self.theta, self.pairing, self.form = theta, pairing, form
-        self.width = 2 * max(1, round(geometry.head_dim * fraction / 2))
-        self.n_heads = geometry.n_heads
-        self.register_buffer("angle_Tw", angles(geometry.context, self.width, theta), persistent=False)
+        self.pairing, self.form, self.length = pairing, form, length
+        self.width, self.n_heads = 2 * len(frequency_w), geometry.n_heads
+        self.register_buffer("frequency_w", frequency_w, persistent=False)
+        self.register_buffer("angle_Tw", angles(geometry.context, frequency_w), persistent=False)
         cos_THd, sin_THd = self._factors(self.angle_Tw)
         self.register_buffer("cos_THd", cos_THd, persistent=False)
         self.register_buffer("sin_THd", sin_THd, persistent=False)
-
-    def turns_keys(self, layer: int) -> bool:
-        return True
 
     def _factors(self, angle_Tw: Tensor) -> tuple[Tensor, Tensor]:
         """What a channel and its partner are multiplied by. Written out for each head: rows as long as the projections'
         are what an eager product is fast on."""
         cos_Tw, sin_Tw = angle_Tw.cos(), angle_Tw.sin()
+        if self.length != 1:
+            cos_Tw, sin_Tw = self.length * cos_Tw, self.length * sin_Tw
         signed = (torch.cat if self.pairing == "half" else _alternate)((-sin_Tw, sin_Tw), -1)
         spread = (torch.cat if self.pairing == "half" else _alternate)((cos_Tw, cos_Tw), -1)
         return tuple(x[:, None].expand(-1, self.n_heads, -1).contiguous() for x in (spread, signed))  # type: ignore[return-value]
 
-    def rotate(self, q_BHTd: Tensor, k_BHSd: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+    def forward(self, q_BHTd: Tensor, k_BHSd: Tensor) -> tuple[Tensor, Tensor]:
         T = q_BHTd.shape[2]
         known = len(self.angle_Tw) >= T
-        angle_Tw = self.angle_Tw[:T] if known else angles(T, self.width, self.theta).to(q_BHTd.device)
+        angle_Tw = self.angle_Tw[:T] if known else angles(T, self.frequency_w)
         if self.form == "complex":
             turn = torch.polar(torch.ones_like(angle_Tw), angle_Tw)
             return self._turn_complex(q_BHTd, turn), self._turn_complex(k_BHSd, turn)
@@ -167,33 +186,178 @@ def _alternate(pair: tuple[Tensor, Tensor], axis: int) -> Tensor:
     return torch.stack(pair, axis).flatten(axis - 1)
 
 
+class RotaryPosition(Position):
+    """Abstract: queries and keys rotated, by the rotations that a subclass makes, in turn by layer."""
+
+    def __init__(self, rotations: list[Rotation]) -> None:
+        super().__init__()
+        self.rotations = nn.ModuleList(rotations)
+
+    def turns_keys(self, layer: int) -> bool:
+        return True
+
+    def rotate(self, q_BHTd: Tensor, k_BHSd: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        return self.rotations[layer % len(self.rotations)](q_BHTd, k_BHSd)
+
+
+def by_layer(value: float | list[float]) -> list[float]:
+    """The values that layers take in turn."""
+    return value if isinstance(value, list) else [value]
+
+
+def rotated_frequencies(geometry: Geometry, theta: float, fraction: float) -> Tensor:
+    """theta^(-2i/width) of the pairs that are rotated: width is `fraction` of the head, an even number."""
+    return frequencies(2 * max(1, round(geometry.head_dim * fraction / 2)), theta)
+
+
+@POSITION.register("rope")
+class Rope(RotaryPosition):
+    """Channel pairs of q and k turned by p * theta^(-2i/width), in float32. Su et al. 2021, arXiv:2104.09864, Eq. 15.
+
+    Of each head the first `fraction` of the channels is rotated (width, an even number). A list of thetas goes by
+    layer, repeated (Gemma 3: 10000 under a window, 1000000 without).
+    """
+
+    def __init__(
+        self, geometry: Geometry, *, theta: float | list[float], fraction: float, pairing: str, form: str
+    ) -> None:
+        bases = by_layer(theta)
+        super().__init__(
+            [Rotation(geometry, rotated_frequencies(geometry, base, fraction), pairing, form) for base in bases]
+        )
+
+
+@POSITION.register("rope_interpolated")
+class InterpolatedRope(RotaryPosition):
+    """RoPE stretched over a longer context: frequencies divided by `factor` (linear), or a larger theta (ntk).
+
+    linear: position interpolation, Chen et al. 2023, arXiv:2306.15595, Eq. 4. ntk: theta factor^(width / (width - 2)),
+    which divides the lowest frequency by `factor` and leaves the highest as it is; by bloc97, as Peng et al. 2023
+    (YaRN), arXiv:2309.00071, Eq. 16 gives it. Lists of thetas and factors go by layer, repeated.
+    """
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        *,
+        theta: float | list[float],
+        fraction: float,
+        pairing: str,
+        method: str,
+        factor: float | list[float],
+    ) -> None:
+        thetas, factors = by_layer(theta), by_layer(factor)
+        rotations = []
+        for layer in range(math.lcm(len(thetas), len(factors))):
+            base, divisor = thetas[layer % len(thetas)], factors[layer % len(factors)]
+            if method == "ntk":
+                width = 2 * len(rotated_frequencies(geometry, base, fraction))
+                base, divisor = base * divisor ** (width / max(1, width - 2)), 1.0
+            rotations.append(Rotation(geometry, rotated_frequencies(geometry, base, fraction) / divisor, pairing))
+        super().__init__(rotations)
+
+
+@POSITION.register("rope_llama3")
+class Llama3Rope(RotaryPosition):
+    """RoPE whose low frequencies are divided by `factor`: those of less than `low_freq_factor` turns in the context.
+
+    Those of more than `high_freq_factor` turns stay, and between the two the share of the undivided frequency grows
+    linearly with the turns. Llama Team 2024 (Llama 3.1), arXiv:2407.21783; followed: the release's model file.
+    `original_context` is what the context of training was before the scaling.
+    """
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        *,
+        theta: float,
+        fraction: float,
+        pairing: str,
+        factor: float,
+        low_freq_factor: float,
+        high_freq_factor: float,
+        original_context: int | str,
+    ) -> None:
+        frequency = rotated_frequencies(geometry, theta, fraction)
+        turns = context_of(geometry, original_context) * frequency / (2 * math.pi)
+        kept = ((turns - low_freq_factor) / (high_freq_factor - low_freq_factor)).clamp(0, 1)
+        super().__init__([Rotation(geometry, (1 - kept) * frequency / factor + kept * frequency, pairing)])
+
+
+@POSITION.register("rope_yarn")
+class YarnRope(RotaryPosition):
+    """RoPE with frequencies divided by `factor` for pairs of few turns, as they are for pairs of many, mixed between.
+
+    The share of the undivided frequency falls linearly with the number of the pair, from that of `beta_fast` turns in
+    the original context to that of `beta_slow` (rounded outwards with `truncate`). Rotated channels are multiplied by
+    `attention_factor`, by default 0.1 ln(factor) + 1, in q and in k, so scores by its square. Peng et al. 2023,
+    arXiv:2309.00071, sections 3.2 to 3.4; followed: the authors' code (jquesnelle/yarn) as `transformers` keeps it.
+    """
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        *,
+        theta: float,
+        fraction: float,
+        pairing: str,
+        factor: float,
+        beta_fast: float,
+        beta_slow: float,
+        original_context: int | str,
+        attention_factor: float | str,
+        truncate: bool,
+    ) -> None:
+        frequency = rotated_frequencies(geometry, theta, fraction)
+        pairs, context = len(frequency), context_of(geometry, original_context)
+
+        def pair_of(turns: float) -> float:
+            return pairs * math.log(context / (turns * 2 * math.pi)) / math.log(theta)
+
+        first, last = pair_of(beta_fast), pair_of(beta_slow)
+        first, last = (math.floor(first), math.ceil(last)) if truncate else (first, last)
+        first = max(first, 0)
+        last = max(min(last, 2 * pairs - 1), first + 0.001)
+        divided = ((torch.arange(pairs, dtype=torch.float32) - first) / (last - first)).clamp(0, 1)
+        length = 0.1 * math.log(factor) + 1 if attention_factor == "auto" else float(attention_factor)
+        mixed = divided * frequency / factor + (1 - divided) * frequency
+        super().__init__([Rotation(geometry, mixed, pairing, length=length)])
+
+
+def context_of(geometry: Geometry, original_context: int | str) -> int:
+    return geometry.context if original_context == "auto" else int(original_context)
+
+
 @POSITION.register("alibi")
 class Alibi(Position):
     """-m_h (i - j) added to the scaled scores, in float32. Press et al. 2021, arXiv:2108.12409, section 3.
 
-    The distance form: the authors' code adds +m_h j, which equals it only under a plain softmax.
+    The distance form: the authors' code adds +m_h j, which equals it only under a plain softmax. MPT has other
+    exponents (`bias_max`); Falcon scales the sum of product and bias, so its slopes have the factor 1/sqrt(head_dim).
     """
 
     slope_H: Tensor
 
-    def __init__(self, geometry: Geometry) -> None:
+    def __init__(self, geometry: Geometry, *, slope_factor: float, bias_max: float) -> None:
         super().__init__()
-        self.register_buffer("slope_H", torch.tensor(slopes(geometry.n_heads)), persistent=False)
+        slope_H = slope_factor * torch.tensor(slopes(geometry.n_heads, bias_max))
+        self.register_buffer("slope_H", slope_H, persistent=False)
 
     def score_bias(self, T: int, layer: int) -> Tensor | None:
         return -self.slope_H[:, None] * torch.arange(T, device=self.slope_H.device, dtype=torch.float32)
 
 
-def slopes(n_heads: int) -> list[float]:
-    """ALiBi's slope of each head: 2^(-8h/H) for a power of two, else filled up from the next power's odd ones."""
+def slopes(n_heads: int, bias_max: float = 8.0) -> list[float]:
+    """ALiBi's slope of each head: 2^(-bias_max h/H) for a power of two, else filled up from the next power's odd
+    ones."""
     power = 2 ** math.floor(math.log2(n_heads))
-    first = [2 ** (-8 * h / power) for h in range(1, power + 1)]
-    return first + [2 ** (-8 * h / (2 * power)) for h in range(1, 2 * power, 2)][: n_heads - power]
+    first = [2 ** (-bias_max * h / power) for h in range(1, power + 1)]
+    return first + [2 ** (-bias_max * h / (2 * power)) for h in range(1, 2 * power, 2)][: n_heads - power]
 
 
 @POSITION.register("irope")
-class InterleavedRope(Position):
-    """RoPE in all layers but every `every`th, which has no positions and sharpens its queries in long sequences.
+class InterleavedRope(RotaryPosition):
+    """RoPE, and in the layers without positions (`nope_every`, here every 4th) queries that sharpen in long sequences.
 
     There q at position p is multiplied by 1 + temperature ln(1 + floor((p + 1) / floor_scale)), which is 1 for short
     sequences. Meta 2025, Llama 4; followed: the release's configuration and the model file of `transformers`. Llama 4
@@ -201,19 +365,22 @@ class InterleavedRope(Position):
     a layer sees.
     """
 
-    def __init__(
-        self, geometry: Geometry, *, theta: float, pairing: str, every: int, temperature: float, floor_scale: int
-    ) -> None:
-        super().__init__()
-        self.rope = Rope(geometry, theta=theta, fraction=1.0, pairing=pairing, form="real")
-        self.every, self.temperature, self.floor_scale = every, temperature, floor_scale
+    def __init__(self, geometry: Geometry, *, theta: float, pairing: str, temperature: float, floor_scale: int) -> None:
+        super().__init__([Rotation(geometry, rotated_frequencies(geometry, theta, 1.0), pairing)])
+        self.temperature, self.floor_scale = temperature, floor_scale
 
-    def turns_keys(self, layer: int) -> bool:
-        return (layer + 1) % self.every != 0
+    def without(self, geometry: Geometry) -> Position:
+        return SharperQueries(self.temperature, self.floor_scale)
+
+
+class SharperQueries(Position):
+    """No positions, but longer queries far from the start; see InterleavedRope."""
+
+    def __init__(self, temperature: float, floor_scale: int) -> None:
+        super().__init__()
+        self.temperature, self.floor_scale = temperature, floor_scale
 
     def rotate(self, q_BHTd: Tensor, k_BHSd: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        if self.turns_keys(layer):
-            return self.rope.rotate(q_BHTd, k_BHSd, layer)
         count_T = torch.arange(1, q_BHTd.shape[2] + 1, device=q_BHTd.device)
         sharper_T = 1 + self.temperature * torch.log1p((count_T // self.floor_scale).float())
         return (q_BHTd * sharper_T[:, None]).to(q_BHTd.dtype), k_BHSd
@@ -286,8 +453,12 @@ class Fire(Position):
 
     def __init__(self, geometry: Geometry, *, width: int, c: float, threshold: float, shared: bool) -> None:
         super().__init__()
-        n_functions = 1 if shared else geometry.n_layers
-        self.functions = nn.ModuleList(FireFunction(geometry.n_heads, width, c, threshold) for _ in range(n_functions))
+        self.functions = nn.ModuleList(
+            nn.Identity()
+            if layer in geometry.nope_layers and not shared
+            else FireFunction(geometry.n_heads, width, c, threshold)
+            for layer in range(1 if shared else geometry.n_layers)
+        )
 
     def score_bias(self, T: int, layer: int) -> Tensor | None:
         return self.functions[layer % len(self.functions)](T)
@@ -336,11 +507,12 @@ class TransformerXL(Position):
         self.v = Table(geometry.n_heads, geometry.head_dim, role="position")
         width = geometry.n_heads * geometry.head_dim
         self.key = nn.ModuleList(
-            Linear(geometry.d_model, width, bias=False, role="key") for _ in range(geometry.n_layers)
+            nn.Identity() if layer in geometry.nope_layers else Linear(geometry.d_model, width, bias=False, role="key")
+            for layer in range(geometry.n_layers)
         )
 
     def _wave(self, T: int) -> Tensor:
-        angle = angles(T, self.d_model, self.base)
+        angle = angles(T, frequencies(self.d_model, self.base))
         return torch.cat((angle.sin(), angle.cos()), -1)[:, : self.d_model]
 
     def rotate(self, q_BHTd: Tensor, k_BHSd: Tensor, layer: int) -> tuple[Tensor, Tensor]:
@@ -364,7 +536,11 @@ def by_distance(bias_HT: Tensor) -> Tensor:
     return F.pad(bias_HT.flip(1), (0, T - 1)).unfold(1, T, 1).flip(1)
 
 
-def angles(T: int, width: int, base: float) -> Tensor:
-    """p * base^(-2i / width) at row p and column i, (T, ceil(width / 2)), float32."""
-    even = torch.arange(0, width, 2, dtype=torch.float32)
-    return torch.arange(T, dtype=torch.float32)[:, None] * base ** (-even / width)
+def frequencies(width: int, base: float) -> Tensor:
+    """base^(-2i / width) of each pair of channels, (ceil(width / 2),), float32."""
+    return base ** (-torch.arange(0, width, 2, dtype=torch.float32) / width)
+
+
+def angles(T: int, frequency_w: Tensor) -> Tensor:
+    """p times each frequency at row p, (T, w), float32."""
+    return torch.arange(T, dtype=torch.float32, device=frequency_w.device)[:, None] * frequency_w

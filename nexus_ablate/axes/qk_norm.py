@@ -1,6 +1,7 @@
-"""The qk_norm axis: norms of queries, keys and values after their maps and before rotation.
+"""The qk_norm axis: norms of queries, keys and values after their maps, before rotation unless the option says so.
 
-Statistics are in float32, gains start at 1 and have no bias. Under grouped queries the keys have G heads.
+Statistics are in float32, gains start at 1. Under grouped queries the keys have G heads. A class gets a number as eps:
+`auto` is resolved before.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nexus_ablate.axes.norm import LayerNorm, RMSNorm
-from nexus_ablate.axes.roles import Geometry
+from nexus_ablate.axes.norm import LayerNorm, LayerNormNonparametric, RMSNorm, RMSNormZero
+from nexus_ablate.axes.roles import VECTOR, Geometry
 from nexus_ablate.config.options import Registry
 
 QKV = tuple[Tensor, Tensor, Tensor]
@@ -25,6 +26,8 @@ class QKNorm(nn.Module):
     """Whether keys are normed: then a bias of theirs is not the same for all keys."""
     scale: float | None = None
     """What takes the place of the score's own factor, if anything does."""
+    after_rotation = False
+    """Whether it norms what the position scheme makes of queries and keys; the values it returns are then ignored."""
 
     def forward(self, q_BTHd: Tensor, k_BTGd: Tensor, v_BTGd: Tensor) -> QKV:
         raise NotImplementedError
@@ -50,13 +53,57 @@ class NoQKNorm(QKNorm):
         return q_BTHd, k_BTGd, v_BTGd
 
 
+class UnitRMS(nn.Module):
+    """x / sqrt(mean(x^2) + eps) over the last axis, nothing learned."""
+
+    def __init__(self, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x.float(), x.shape[-1:], None, self.eps)
+
+
+class HeadGain(nn.Module):
+    """A norm without a gain, times a gain of each head's own, (..., H, d) to itself.
+
+    Args:
+        start: First value of what is learned, 1, or 0 where the gain is 1 more.
+    """
+
+    def __init__(self, norm: nn.Module, n_heads: int, width: int, start: float = 1.0, bias: bool = False) -> None:
+        super().__init__()
+        self.norm, self.offset = norm, 1 - start
+        self.gain = nn.Parameter(torch.full((n_heads, width), start))
+        self.bias = nn.Parameter(torch.zeros(n_heads, width)) if bias else None
+        self.roles = {"gain": VECTOR, "bias": VECTOR}
+
+    def forward(self, x_BTHd: Tensor) -> Tensor:
+        y_BTHd = self.norm(x_BTHd) * (self.gain + self.offset if self.offset else self.gain)
+        return y_BTHd if self.bias is None else y_BTHd + self.bias
+
+
 @QK_NORM.register("rms")
 class RMSQKNorm(QKNorm):
-    """RMSNorm of q and of k in each head, a gain each, shared by the heads. Qwen3, arXiv:2505.09388."""
+    """RMSNorm of q and of k in each head, a gain each, shared by the heads. Qwen3, arXiv:2505.09388.
 
-    def __init__(self, geometry: Geometry, *, eps: float) -> None:
+    The gain may be one of each head's own, or none (Llama 4); with `zero_centred` it is 1 + w, w starting at 0 (Gemma
+    3); with `after_rotation` the norm follows the position scheme (Llama 4, Hunyuan).
+    """
+
+    def __init__(self, geometry: Geometry, *, eps: float, gain: str, zero_centred: bool, after_rotation: bool) -> None:
         super().__init__()
-        self.query, self.key = rms(geometry.head_dim, eps), rms(geometry.head_dim, eps)
+        self.after_rotation = after_rotation
+
+        def norm(n_heads: int) -> nn.Module:
+            if gain == "off":
+                return UnitRMS(eps)
+            if gain == "per_head":
+                return HeadGain(UnitRMS(eps), n_heads, geometry.head_dim, 0.0 if zero_centred else 1.0)
+            kind = RMSNormZero if zero_centred else RMSNorm
+            return kind(geometry.head_dim, bias=False, site="qk", eps=eps, gain_init=1.0, fp32=True)
+
+        self.query, self.key = norm(geometry.n_heads), norm(geometry.n_kv_heads)
 
     def forward(self, q_BTHd: Tensor, k_BTGd: Tensor, v_BTGd: Tensor) -> QKV:
         return self.query(q_BTHd), self.key(k_BTGd), v_BTGd
@@ -78,13 +125,22 @@ class FullRMSQKNorm(QKNorm):
 
 @QK_NORM.register("layer")
 class LayerQKNorm(QKNorm):
-    """LayerNorm without bias of q and of k in each head, a gain each. Dehghani et al. 2023, arXiv:2302.05442."""
+    """LayerNorm of q and of k in each head, a gain each, no bias. Dehghani et al. 2023, arXiv:2302.05442.
 
-    def __init__(self, geometry: Geometry, *, eps: float) -> None:
+    The gain may be one of each head's own (Command R+, StableLM), and there may be a bias (Phi, Persimmon).
+    """
+
+    def __init__(self, geometry: Geometry, *, eps: float, gain: str, bias: bool, after_rotation: bool) -> None:
         super().__init__()
-        self.query, self.key = (
-            LayerNorm(geometry.head_dim, bias=False, site="qk", eps=eps, gain_init=1.0, fp32=True) for _ in range(2)
-        )
+        self.after_rotation = after_rotation
+
+        def norm(n_heads: int) -> nn.Module:
+            if gain == "per_head":
+                plain = LayerNormNonparametric(geometry.head_dim, bias=False, site="qk", eps=eps, fp32=True)
+                return HeadGain(plain, n_heads, geometry.head_dim, bias=bias)
+            return LayerNorm(geometry.head_dim, bias=bias, site="qk", eps=eps, gain_init=1.0, fp32=True)
+
+        self.query, self.key = norm(geometry.n_heads), norm(geometry.n_kv_heads)
 
     def forward(self, q_BTHd: Tensor, k_BTGd: Tensor, v_BTGd: Tensor) -> QKV:
         return self.query(q_BTHd), self.key(k_BTGd), v_BTGd

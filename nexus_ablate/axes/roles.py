@@ -35,6 +35,8 @@ class Geometry:
     d_ff: int
     context: int
     vocab_size: int
+    nope_layers: frozenset[int] = frozenset()
+    """Layers, from 0, that get no positions."""
 
 
 class Linear(nn.Linear):

@@ -30,7 +30,7 @@ from nexus_ablate.errors import ConfigError, unknown
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
-PRESCRIBABLE = ("norm_bias", "final_norm", "embed_scale", "d_ff_ratio", "init", "qk_norm")
+PRESCRIBABLE = ("norm_bias", "final_norm", "embed_scale", "d_ff_ratio", "nope_every", "init", "qk_norm")
 """The keys whose `auto` an option may give a meaning (`qk_norm`, which has no `auto`: a placement in place of none).
 
 With `init` come the keys of that init, as in `{init: gpt2, init.branch_scale: off}`."""
@@ -228,8 +228,10 @@ def resolve(config: RunConfig) -> Resolved:
         norm_bias=meaning("norm_bias", config.norm_bias) in (True, "on"),
         final_norm=meaning("final_norm", config.final_norm) in (True, "on"),
         embed_scale=meaning("embed_scale", config.embed_scale, "off"),
+        d_embed=model.d_model if config.d_embed == "auto" else config.d_embed,
+        nope_every=meaning("nope_every", config.nope_every, "off"),
         init=init,
-        qk_norm=qk_norm,
+        qk_norm=with_eps(qk_norm, config.norm),
         qkv_bias=config.bias if config.qkv_bias == "auto" else config.qkv_bias == "on",
         attn_out_bias=config.bias if config.attn_out_bias == "auto" else config.attn_out_bias == "on",
         ffn_bias=config.bias if config.ffn_bias == "auto" else config.ffn_bias == "on",
@@ -243,6 +245,9 @@ def resolve(config: RunConfig) -> Resolved:
         notes=prescriptions.notes,
         prescribed=prescriptions.sources,
     )
+    if isinstance(resolved.nope_every, int) and resolved.nope_every > model.n_layers:
+        note = f"nope_every={resolved.nope_every}: with {model.n_layers} layers all have positions"
+        resolved.notes.append(note)
     resolved.notes += apply_rules(config, resolved, prescriptions.chosen)
     return resolved
 
@@ -275,13 +280,15 @@ def settings_of(config: RunConfig, resolved: Resolved, chosen: dict[str, OptionF
     """Everything that a rule may name, as `key=value`, both as it was asked for and as it is resolved."""
     settings = {f"{axis}={option.name}" for axis, option in chosen.items()} | {f"init={resolved.init.name}"}
     settings |= {f"{name}={show(getattr(resolved, name))}" for name in MEANT}
+    settings |= set() if resolved.nope_every == "off" else {"nope_every=on"}
     options = {axis: getattr(config, axis) for axis in OPTIONS} | {"init": resolved.init}
     settings |= {f"{axis}.{k}={show(v)}" for axis, option in options.items() for k, v in option.keys.items()}
     settings |= {f"{name}={show(value)}" for name, value in vars(config).items() if not isinstance(value, Option)}
     for group in CLOSED_GROUPS:
         settings |= {f"{group}.{name}={show(value)}" for name, value in vars(getattr(config, group)).items()}
     in_blocks = {site for site, needs in chosen["placement"].norm_sites.items() if {needs} <= settings | {""}}
-    sites = gain_sites(config, in_blocks, {"final"} if resolved.final_norm else set())
+    outside = {site for site, there in (("final", resolved.final_norm), ("embed", config.embed_norm)) if there}
+    sites = gain_sites(config, in_blocks, outside)
     return settings | {f"norm.gain_init@{site}={show(config.norm.keys.get('gain_init'))}" for site in sites}
 
 
@@ -297,12 +304,19 @@ def _spelled(rule: str) -> str:
     return " and ".join(re.sub(r"@(\w+)=(\S+)", r"=\2 at \1", setting) for setting in rule.split())
 
 
+def with_eps(qk_norm: Option, norm: Option) -> Option:
+    """The option with `eps: auto` replaced by the block norm's eps, or 1e-6 where that has none."""
+    if qk_norm.keys.get("eps") != "auto":
+        return qk_norm
+    return Option(qk_norm.name, qk_norm.keys | {"eps": norm.keys.get("eps", 1e-6)})
+
+
 def gain_sites(config: RunConfig, in_blocks: set[str], outside: set[str]) -> set[str]:
     """The sites whose norms start at `norm.gain_init`.
 
     Args:
         in_blocks: Sites at which the placement has norms.
-        outside: And the final norm's, if there is one.
+        outside: And those of the norms around the blocks.
 
     Raises:
         ConfigError: A list of sites that would change nothing, or names a site without a norm.

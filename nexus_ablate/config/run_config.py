@@ -31,6 +31,8 @@ MEANT = (
     "attn_out_bias",
     "ffn_bias",
     "n_kv_heads",
+    "nope_every",
+    "d_embed",
 )
 """The keys whose `auto` has a meaning in `resolved`."""
 
@@ -115,7 +117,9 @@ class Resolved:
 
     norm_bias: bool
     final_norm: bool
-    embed_scale: str
+    embed_scale: float | str
+    d_embed: int
+    nope_every: int | str
     init: Option
     qk_norm: Option
     qkv_bias: bool
@@ -160,17 +164,34 @@ class RunConfig:
     norm_gain_sites: Any = key(
         "blocks | list of text",
         "norms that start at norm.gain_init, the others at 1: of attn, ffn, attn_out, ffn_out, attn_inner, ffn_inner, "
-        "final; blocks: all but final",
+        "final, embed; blocks: all but final and embed",
     )
     weight_decay: float = key("float [0, inf)", "decoupled, times the learning rate")
     d_ff_ratio: Any = key("auto | ratio (0, 1e4]", "FFN width over d_model; auto: 4, or 8/3 for gated FFNs")
     final_norm: str = key("auto | on | off", "norm before the head; auto: as the placement is published")
-    embed_scale: str = key("auto | off | sqrt_d | learned", "factor on the embedding; learned starts at sqrt(d_model)")
+    embed_scale: Any = key(
+        "auto | off | sqrt_d | learned | float (0, inf)", "factor on the embedding; learned starts at sqrt(d_model)"
+    )
+    embed_norm: bool = key("on | off", "a norm on what enters the first block, positions included")
+    d_embed: Any = key(
+        "auto | int [1, 65536]",
+        "width of the embedding and the head; auto: d_model, without the linear maps to and from d_model",
+    )
+    vocab_size: Any = key(
+        "auto | int [1, 1e9]", "rows of the embedding, at least the tokenizer's vocabulary; auto: as many as that"
+    )
     tie_embeddings: bool = key("on | off", "the head is the embedding, transposed")
+    head_bias: bool = key("on | off", "bias of the head")
+    logit_scale: Any = key("off | float (0, inf)", "factor on the logits, before their cap")
     qkv_bias: str = key("auto | on | off", "bias of the query, key and value maps; auto: as bias says")
     attn_out_bias: str = key("auto | on | off", "bias of attention's output map; auto: as bias says")
     ffn_bias: str = key("auto | on | off", "bias of the FFN's maps; auto: as bias says")
     n_kv_heads: Any = key("auto | int [1, 1024]", "key and value heads, shared by groups of query heads; auto: n_heads")
+    nope_every: Any = key(
+        "auto | off | int [2, 1e9]",
+        "each n-th layer, counted from 1, has no positions; auto: as the position is published",
+    )
+    clip_qkv: Any = key("off | float (0, inf)", "largest magnitude of projected queries, keys and values")
     window: Any = key(
         "off | int [1, 1e9] | list of int [0, 1e9]", "keys a query sees, itself included; a list: by layer"
     )

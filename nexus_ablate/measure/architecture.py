@@ -89,18 +89,27 @@ def chosen_options(config: RunConfig) -> dict[str, tuple[Option, OptionFile]]:
 def equations(config: RunConfig, model: GPT) -> list[dict[str, Any]]:
     """From the tokens to the logits: x is the stream, A attention, F the FFN, N the norm."""
     resolved = config.resolved
-    factor = {"off": "", "sqrt_d": "sqrt(d_model) ", "learned": "s "}[resolved.embed_scale]
+    scale = resolved.embed_scale
+    factor = (
+        {"off": "", "sqrt_d": "sqrt(d_model) ", "learned": "s "}.get(scale) if isinstance(scale, str) else f"{scale:g} "
+    )
     first = [f"x = {factor}E[token]" + (", s learned, sqrt(d_model) at first" if factor == "s " else "")]
+    first += ["x <- W x, from d_embed to d_model"] if resolved.d_embed != config.model.d_model else []
+    first += ["x <- N(x), positions included"] if config.embed_norm else []
     first += ["a learned token without a position stands before the text"] if config.sink_token else []
     normed = ", normed" if resolved.final_norm else ""
     last = [f"logits = {'E' if config.tie_embeddings else 'W'} h, h what leaves the last block{normed}"]
+    last += ["h <- W h first, from d_model to d_embed"] if resolved.d_embed != config.model.d_model else []
+    last += [f"logits <- {config.logit_scale:g} logits"] if config.logit_scale != "off" else []
+    last += ["logits <- logits + b"] if config.head_bias else []
     last += ["logits <- c tanh(logits / c)"] if config.final_softcap != "off" else []
     own = {"n_kv_heads": resolved.n_kv_heads, "attn_scale": attn_scale(model)}
     own |= {key: getattr(resolved, key) for key in ("qkv_bias", "attn_out_bias")}
-    own |= {key: getattr(config, key) for key in ("attn_softcap", "window", "kv_bias")}
+    own |= {key: getattr(config, key) for key in ("attn_softcap", "window", "kv_bias", "clip_qkv")}
     switches = {
         "norm": {"norm_bias": resolved.norm_bias, "norm_gain_sites": config.norm_gain_sites},
         "placement": {"final_norm": resolved.final_norm},
+        "position": {"nope_every": resolved.nope_every},
         "attention": own,
         "ffn": {"d_ff": resolved.d_ff, "ffn_bias": resolved.ffn_bias},
     }
@@ -112,11 +121,12 @@ def equations(config: RunConfig, model: GPT) -> list[dict[str, Any]]:
         }
         for axis, (option, file) in chosen_options(config).items()
     ]
-    ends = {"tie_embeddings": config.tie_embeddings, "final_softcap": config.final_softcap, "z_loss": config.z_loss}
+    entry = {"embed_scale": scale, "embed_norm": config.embed_norm, "d_embed": resolved.d_embed}
+    ends = ("tie_embeddings", "head_bias", "logit_scale", "final_softcap", "z_loss")
     return [
-        {"of": "embedding", "lines": first, "keys": {"embed_scale": resolved.embed_scale}},
+        {"of": "embedding", "lines": first, "keys": entry},
         *parts,
-        {"of": "head", "lines": last, "keys": ends},
+        {"of": "head", "lines": last, "keys": {key: getattr(config, key) for key in ends}},
     ]
 
 
@@ -196,10 +206,11 @@ def initial_values(config: RunConfig, model: GPT) -> dict[str, Any]:
 def kernels(model: GPT) -> list[dict[str, Any]]:
     """Which layers compute attention how, and why so; and what takes that place on a GPU."""
     layers: dict[tuple[str, str, str], list[int]] = {}
-    context, position = model.geometry.context, model.position
+    context = model.geometry.context
     for name, module in model.named_modules():
         if isinstance(module, Attention):
             layer = layer_of(name) or 0
+            position = model.position_at(layer)
             query_BHTd = torch.empty(1, model.geometry.n_heads, context, module.head_dim, device="meta")
             bias = position.query_bias(query_BHTd, layer, module.core.scale)
             bias = position.score_bias(context, layer) if bias is None else bias

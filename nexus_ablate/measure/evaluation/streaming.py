@@ -5,7 +5,7 @@ Xiao et al. 2023, arXiv:2309.17453: positions are those within the cache, so a t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -68,16 +68,23 @@ def streamed(model: GPT, window: int, kept: int) -> Iterator[None]:
     Keys and values of a token do not depend on what is evicted later, so all queries are done at once: each against
     its own cache, gathered, with the positions put in anew.
     """
-    position = model.position
-    model.position = Position()  # queries and keys reach the cores without positions
+    before = model.position, model.without_position
+    positions = [model.position_at(layer) for layer in range(len(model.blocks))]
+    model.position = model.without_position = Unplaced()
     try:
-        with substituted(model, cached_core(position, window, kept)):
+        with substituted(model, cached_core(positions, window, kept)):
             yield
     finally:
-        model.position = position
+        model.position, model.without_position = before
 
 
-def cached_core(position: Position, window: int, kept: int) -> Attend:
+class Unplaced(Position):
+    """No positions yet: queries and keys reach the cores as they are projected."""
+
+    settles = False
+
+
+def cached_core(positions: Sequence[Position], window: int, kept: int) -> Attend:
     """A core for queries and keys without positions: each query sees `kept` first tokens and the last window - kept."""
 
     def filling(core: AttentionCore, q_BHTd: Tensor, k_BGSd: Tensor, v_BGSd: Tensor) -> Tensor:
@@ -97,7 +104,7 @@ def cached_core(position: Position, window: int, kept: int) -> Attend:
 
     def placed(core: AttentionCore, q_BHTd: Tensor, k_BGSd: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         learned = core.prefix.learned
-        q_BHTd, k_BGTd, bias = core.place(q_BHTd, k_BGSd[:, :, learned:], position)
+        q_BHTd, k_BGTd, bias = core.place(q_BHTd, k_BGSd[:, :, learned:], positions[core.layer])
         return q_BHTd, torch.cat((k_BGSd[:, :, :learned].expand(len(k_BGTd), -1, -1, -1), k_BGTd), 2), bias
 
     def attend(core: AttentionCore, q_BHTd: Tensor, k_BGSd: Tensor, v_BGSd: Tensor, bias: Tensor | None) -> Tensor:

@@ -1,0 +1,1 @@
+"""Published decoders: a Hugging Face config.json as overrides, and its weights as ours. Needs no `transformers`."""

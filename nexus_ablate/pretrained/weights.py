@@ -1,0 +1,164 @@
+"""Weights of a published decoder as ours: read from safetensors, renamed and split by the family's table."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nexus_ablate.errors import ConfigError
+from nexus_ablate.pretrained.families import Family, Shape
+from nexus_ablate.runs.files import read_regular
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from nexus_ablate.model import GPT
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "model.pt", "consolidated.00.pth")
+FROM_ONE = "take config.json and weights from one model"
+_BLOCK = re.compile(r"^blocks\.(\d+)\.")
+_LEAVES = {"gain": "weight", "excess": "weight"}
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """The safetensors of a directory, none where it has no weights at all.
+
+    Raises:
+        ConfigError: They are pickled, or the index names a file that is not there.
+    """
+    if (directory / WEIGHTS).is_file():
+        return [directory / WEIGHTS]
+    if (directory / INDEX).is_file():
+        try:
+            names = set(json.loads(read_regular(directory / INDEX, 2**26, follow=True) or b"")["weight_map"].values())
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            raise ConfigError(f"{INDEX} cannot be read", f"{directory}: {error}", "copy it again") from error
+        foreign = [name for name in names if not isinstance(name, str) or Path(name).name != name]
+        missing = [name for name in names if name not in foreign and not (directory / name).is_file()]
+        if foreign or missing:
+            got = sorted(map(str, foreign + missing))[0]
+            raise ConfigError(f"{INDEX} names files that are not there", got, "copy all of them")
+        return [directory / name for name in sorted(names)]
+    for name in PICKLES:
+        if (directory / name).is_file():
+            fix = "save it as safetensors: model.save_pretrained(DIR)"
+            raise ConfigError("pickled weights are not read: they can run code", str(directory / name), fix)
+    return []
+
+
+def content_hash(files: list[Path]) -> str:
+    """sha256 over the contents of the files."""
+    found = hashlib.sha256()
+    for path in files:
+        with path.open("rb") as file:
+            found.update(hashlib.file_digest(file, "sha256").digest())
+    return found.hexdigest()
+
+
+def read_tensors(files: list[Path]) -> dict[str, Tensor]:
+    """All tensors of the files by their names.
+
+    Raises:
+        ConfigError: A file is no safetensors, or is cut off.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    tensors: dict[str, Any] = {}
+    for path in files:
+        with path.open("rb") as file:
+            start = file.read(2)
+        if start[:2] == b"PK" or start[:1] == b"\x80":
+            fix = "save it as safetensors: model.save_pretrained(DIR)"
+            raise ConfigError("these weights are a pickle and not safetensors", str(path), fix)
+        try:
+            tensors |= load_file(path)
+        except (SafetensorError, OSError, ValueError) as error:
+            raise ConfigError("the weights cannot be read", f"{path}: {error}", "copy the file again") from error
+    return tensors
+
+
+def translate(family: Family, theirs: Mapping[str, Tensor], model: GPT) -> dict[str, Tensor]:
+    """The state of our model, float32, from their tensors.
+
+    Args:
+        model: Ours, for its names and shapes.
+
+    Raises:
+        ConfigError: A tensor is missing, has another shape, or would be left unread.
+    """
+    import torch
+
+    geometry = model.geometry
+    shape = Shape(geometry.n_heads, geometry.n_kv_heads, geometry.head_dim)
+    found: dict[str, Tensor] = {}
+    read: set[str] = set()
+    for name, parameter in model.state_dict().items():
+        sources, take = _sources(family, name, theirs)
+        source = sources[0]
+        if missing := [one for one in sources if one not in theirs]:
+            raise ConfigError("the weights lack a tensor", f"{missing[0]}, which is {name} here", "copy them again")
+        tensor = theirs[source] if len(sources) == 1 else torch.stack([theirs[one] for one in sources])
+        try:
+            tensor = tensor if take is None else take(tensor, shape)
+        except (RuntimeError, ValueError, IndexError) as error:
+            got = f"{source} {tuple(tensor.shape)}: {error}"
+            raise ConfigError("config.json and weights are of different sizes", got, FROM_ONE) from error
+        if name == "position.table.weight":  # a shorter context needs the first rows alone
+            tensor = tensor[: len(parameter)]
+        if tensor.shape != parameter.shape:
+            got = f"{source}: {tuple(tensor.shape)} in the weights, {tuple(parameter.shape)} by config.json"
+            raise ConfigError("config.json and weights are of different sizes", got, FROM_ONE)
+        found[name] = tensor.float().clone()
+        read |= {*sources}
+    ignores_key_bias = "blocks.0.attn.query.bias" in found and "blocks.0.attn.key.bias" not in found
+    left = [name for name in theirs if name not in read and not _is_needless(family, name, theirs, ignores_key_bias)]
+    if left:
+        what = "the weights hold tensors that this architecture does not have"
+        raise ConfigError(what, ", ".join(sorted(left)[:3]), FROM_ONE)
+    return found
+
+
+def _sources(family: Family, ours: str, theirs: Mapping[str, Tensor]) -> tuple[list[str], Any]:
+    """Their names of one of our parameters, several where it is a stack of theirs, and what takes it out of theirs."""
+    match = _BLOCK.match(ours)
+    layer = match[1] if match else ""
+    general = _BLOCK.sub("blocks.{}.", ours)
+    module, _, leaf = general.rpartition(".")
+    entry, suffix = family.modules.get(general), ""
+    if entry is None:
+        entry, suffix = family.modules.get(module), f".{_LEAVES.get(leaf, leaf)}"
+    if entry is None:
+        raise ConfigError("this architecture has weights that the family lacks", ours, "report it as a bug")
+    name, take = entry if isinstance(entry, tuple) else (entry, None)
+    names = [f"{option.format(layer)}{suffix}" for option in alternatives(name)]
+    names += [option.partition(".")[2] for option in names]  # as GPT-2 was released, without the first part
+    for option in names:
+        numbered = [option.replace("*", str(n)) for n in range(len(theirs))] if "*" in option else [option]
+        if there := [one for one in numbered if one in theirs]:
+            return there, take
+    return [names[0]], take
+
+
+def alternatives(name: str) -> list[str]:
+    """The names that `a.b|c` stands for: `a.b` and `a.c`."""
+    *start, last = name.split(".")
+    return [".".join((*start, option)) for option in last.split("|")]
+
+
+def _is_needless(family: Family, name: str, theirs: Mapping[str, Tensor], ignores_key_bias: bool) -> bool:
+    """Whether a tensor of theirs may stay unread: a buffer, a tied head, or a key bias that softmax ignores."""
+    if name.endswith(family.unread):
+        return True
+    source = f"{family.modules['embedding']}.weight"
+    head = family.modules["head"]
+    heads = [f"{option}.weight" for option in alternatives(head)] if isinstance(head, str) else []
+    if name in heads and source in theirs:
+        return theirs[name].shape == theirs[source].shape and bool((theirs[name] == theirs[source]).all())
+    key = family.modules["blocks.{}.attn.key"]
+    return ignores_key_bias and isinstance(key, str) and name.endswith(f".{key.rpartition('.{}.')[2]}.bias")
