@@ -30,6 +30,7 @@ COMPUTES_NOTHING = {
     "execution/": "starts the processes that train, with configurations that the identity covers",
     "errors.py": "words error messages",
     "measure/architecture.py": "prepares what `explain` prints",
+    "measure/measures.py": "describes what other modules measure",
     "plain_data.py": "reads text as plain data",
     "pretrained/": "reads published decoders; the content hash of their weights is part of the identity",
     "provenance.py": "hashes the code that computes",

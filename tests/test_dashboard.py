@@ -53,8 +53,8 @@ def test_gradients_by_block_outliers_and_sinks_have_their_panels(views):
     regex = plots["gradient norm by block: attention"]["metricRegex"]
     assert re.fullmatch(regex, "grad_norm/block_003/attn") and not re.fullmatch(regex, "grad_norm/block_003/ffn")
     assert plots["kurtosis of the residual stream"]["metrics"] == ["act/resid/kurtosis_token"]
-    assert plots["largest over median activation"]["metrics"] == ["act/resid/max_over_median"]
-    assert plots["sink mass: attention to the first token"]["metrics"] == ["attn/first_token_mass"]
+    assert plots["largest over median magnitude of the residual stream"]["metrics"] == ["act/resid/max_over_median"]
+    assert plots["attention to the first token"]["metrics"] == ["attn/first_token_mass"]
     assert "heat_map/act/resid/kurtosis_token" in plots["blocks over training"]["mediaKeys"]
 
 
@@ -136,7 +136,7 @@ def test_a_workspace_is_created_once_then_updated_at_the_same_address(server: Wa
     assert len(server.views) == 2
     project = next(iter(server.views.values()))
     stored = {"spec": json.loads(project["spec"])}
-    assert "sink mass: attention to the first token" in titled(stored) and "study norms" in panels(stored)
+    assert "attention to the first token" in titled(stored) and "study norms" in panels(stored)
     assert not server.unknown
 
 

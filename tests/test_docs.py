@@ -19,6 +19,7 @@ from written_runs import Writer
 from nexus_ablate.cli import main
 from nexus_ablate.cli.list import catalogue, markdown
 from nexus_ablate.config.resolve import from_values
+from nexus_ablate.measure.measures import SECTIONS
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "runs/README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -103,7 +104,7 @@ def test_a_command_that_is_wrong_is_seen(desk):
     assert main(shlex.split("nexus-ablate norm=rmss")[1:]) == 2
 
 
-def test_the_tables_of_options_are_those_of_the_registry():
+def test_the_tables_of_options_and_measures_are_those_of_the_code():
     spec = importlib.util.spec_from_file_location("make_docs", ROOT / "scripts/docs.py")
     assert spec is not None and spec.loader is not None
     docs = importlib.util.module_from_spec(spec)
@@ -111,6 +112,10 @@ def test_the_tables_of_options_are_those_of_the_registry():
     readme = (ROOT / "README.md").read_text()
     assert docs.with_table(readme) == readme, "python scripts/docs.py"
     assert (ROOT / "docs/options.md").read_text() == markdown(catalogue()) + "\n", "python scripts/docs.py"
+    metrics = (ROOT / "docs/metrics.md").read_text()
+    assert docs.with_measures(metrics) == metrics, "python scripts/docs.py"
+    assert docs.with_measures(metrics.replace("Eq. 3", "Eq. 4")) == metrics
+    assert set(re.findall("<!-- measures: (.*) -->", metrics)) == SECTIONS.keys()
 
 
 def test_links_between_pages_lead_somewhere():

@@ -13,7 +13,6 @@ from nexus_ablate.measure import statistics
 from nexus_ablate.measure.probe import (
     due,
     evaluation_mode,
-    largest_entry,
     matrix_probe,
     model_figures,
     over_blocks,
@@ -140,7 +139,7 @@ def test_the_sink_rate_is_gu_s_over_samples_layers_and_heads():
             sum(a[b, h, i, k - 1].item() for i in range(k - 1, 8)) / (8 - k + 1) > 0.3
             for a in maps for b in range(5) for h in range(3)
         ]  # fmt: skip
-        ours = torch.cat([attention.sink_rate(a, k) for a in maps]).mean().item()
+        ours = torch.cat([attention.sink_rate(a, 0, k) for a in maps]).mean().item()
         assert ours == pytest.approx(sum(hits) / len(hits))
         assert 0 < ours < 1 or k > 2
 
@@ -156,22 +155,22 @@ def test_the_channel_kurtosis_is_he_s():
 
 def test_attention_statistics_of_a_hand_made_map():
     share = torch.tensor([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.25, 0.25, 0.5]])[None, None]
-    assert attention.first_token_mass(share).tolist() == [
+    assert attention.first_token_mass(share, 0).tolist() == [
         pytest.approx((0.5 + 0.25) / 2)
     ]  # the first query has no choice
-    assert attention.sink_rate(share, 1, threshold=0.58).tolist() == [1.0]  # (1 + 0.5 + 0.25) / 3
-    assert attention.sink_rate(share, 1, threshold=0.59).tolist() == [0.0]
-    assert attention.sink_rate(share, 2, threshold=0.37).tolist() == [1.0]  # (0.5 + 0.25) / 2
+    assert attention.sink_rate(share, 0, 1, threshold=0.58).tolist() == [1.0]  # (1 + 0.5 + 0.25) / 3
+    assert attention.sink_rate(share, 0, 1, threshold=0.59).tolist() == [0.0]
+    assert attention.sink_rate(share, 0, 2, threshold=0.37).tolist() == [1.0]  # (0.5 + 0.25) / 2
     row = (0.5 * math.log(4) + 0.5 * math.log(2)) / math.log(3)
-    assert attention.entropy(share).tolist() == [pytest.approx((1 + row) / 2)]
+    assert attention.entropy(share, 0).tolist() == [pytest.approx((1 + row) / 2)]
 
 
 def test_a_normalizer_s_own_key_takes_what_rows_lack_and_stands_in_front():
     weight = torch.tensor([[0.6, 0.0], [0.1, 0.2]])[None, None]
     share = attention.shares(weight, own_key=True)
     torch.testing.assert_close(share[0, 0], torch.tensor([[0.4, 0.6, 0.0], [0.7, 0.1, 0.2]]))
-    assert attention.front_mass(share).tolist() == [pytest.approx(0.55)]
-    assert attention.first_token_mass(share).tolist() == [pytest.approx(0.1)]
+    assert attention.front_mass(share, 1).tolist() == [pytest.approx(0.55)]
+    assert attention.first_token_mass(share, 1).tolist() == [pytest.approx(0.1)]
 
 
 def test_without_a_key_of_its_own_rows_are_compared_by_their_sums_and_empty_rows_stay_empty():
@@ -334,7 +333,7 @@ def test_the_kind_of_the_token_with_the_largest_entry_with_a_sink_token_in_front
     x = torch.zeros(3, 4, 2)
     x[0, 0, 1] = x[1, 1, 1] = x[2, 3, 0] = 9.0
     tokens = torch.tensor([[7, 7, 7], [7, 5, 5], [5, 5, 6]])
-    found = largest_entry(x, tokens, {"newline": {7}, "full_stop": {6}})
+    found = statistics.largest_entry(x, tokens, {"newline": {7}, "full_stop": {6}}, 1)
     assert [found[f"on_{kind}"].item() for kind in ("first", "newline", "full_stop")] == [
         pytest.approx(1 / 3) for _ in range(3)
     ]

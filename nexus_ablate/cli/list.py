@@ -13,6 +13,7 @@ from nexus_ablate.cli.verb import Flag, Verb
 from nexus_ablate.config.grammar import show
 from nexus_ablate.config.options import conf_dir, option_files
 from nexus_ablate.config.run_config import CLOSED_GROUPS, OPTION_GROUPS, RunConfig
+from nexus_ablate.measure.measures import MEASURES, SECTIONS, table
 from nexus_ablate.plain_data import load_yaml
 
 VERB = Verb(
@@ -22,6 +23,7 @@ VERB = Verb(
     (
         ("list", "every option and switch, one line each"),
         ("list norm placement", "these groups, with the keys of each option"),
+        ("list measures", "every number that a run can produce"),
     ),
     (
         Flag("--json", "", "for programs"),
@@ -33,11 +35,12 @@ VERB = Verb(
 
 def run(words: list[str], flags: dict[str, Any]) -> int:
     """Print the options of the groups that are named, or of all."""
-    everything = catalogue()
+    options = catalogue()
+    everything = options | {"measures": measures()}
     for name in words:
         if name not in everything:
             raise errors.unknown("there is no group of this name", name, everything)
-    chosen = {name: everything[name] for name in words or everything}
+    chosen = {name: everything[name] for name in words or options}
     if "json" in flags:
         json.dump(chosen, sys.stdout, indent=1)
         print()
@@ -83,6 +86,11 @@ def catalogue() -> dict[str, Any]:
     return groups
 
 
+def measures() -> dict[str, Any]:
+    """Every number that a run can produce, by name."""
+    return {name: dataclasses.asdict(measure) for measure in MEASURES for name in measure.names[:1]}
+
+
 def _key(default: Any, takes: str, meaning: str) -> dict[str, Any]:
     return {"default": default, "takes": takes, "meaning": meaning}
 
@@ -125,7 +133,11 @@ def _print(groups: dict[str, Any], with_keys: bool) -> None:
         grid = Table.grid(padding=(0, 2))
         grid.add_column(no_wrap=True)
         grid.add_column(overflow="fold")
-        if group == "switches":
+        if group == "measures":
+            for name, measure in options.items():
+                facts = [measure["unit"], ", ".join(measure["where"]), measure["source"]]
+                grid.add_row(f"  {escape(name)}", escape("; ".join(filter(None, [measure["definition"], *facts]))))
+        elif group == "switches":
             for name, spec in options.items():
                 grid.add_row(f"  {name}={show(spec['default'])}", escape(_takes(spec)))
         else:
@@ -152,6 +164,9 @@ def markdown(groups: dict[str, Any]) -> str:
     lines = ["# Options", "", "Made by `nexus-ablate list --markdown`. `*` is the baseline.", ""]
     for group, options in groups.items():
         lines += [f"## {group}", ""]
+        if group == "measures":
+            lines += [line for section in SECTIONS for line in (f"### {section}", "", table(section), "")]
+            continue
         if group == "switches":
             lines += _key_table(options, "")
             continue

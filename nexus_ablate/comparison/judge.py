@@ -18,8 +18,8 @@ from nexus_ablate.comparison.pairs import same_curves
 from nexus_ablate.comparison.statistics import LEVEL, Array, Effect, effects, robust_spread, unlike_noise
 from nexus_ablate.comparison.tuning import shared_difference
 from nexus_ablate.comparison.verdict import UNDECIDED, Evidence, Verdict, decide
+from nexus_ablate.measure.measures import find
 
-UNITS = {"val_loss": "nats per token", "val_bpb": "bits per byte"}
 SHARE_THAT_MATTERS = 0.002
 """Of the baseline's loss: the smallest difference that matters unless a study declares it, or the noise if larger."""
 
@@ -214,7 +214,7 @@ def _at(
             family=family,
             single=float(differences[0]) if len(differences) else None,
             shared_rate_delta=table.shared_rate[a],
-            unit=UNITS.get(plan.endpoint, plan.endpoint),
+            unit=find(plan.endpoint).unit,
             more_seeds=f"nexus-ablate add-seeds {plan.name} {{}}" if plan.name and not plan.looks else "",
             exploratory=bool(plan.added),
         )

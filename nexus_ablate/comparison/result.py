@@ -13,13 +13,14 @@ from nexus_ablate.comparison.curves import AXES
 from nexus_ablate.comparison.differences import consequences, differing
 from nexus_ablate.comparison.failures import rising
 from nexus_ablate.comparison.fairness import FAIL, Check, checks, error_over_text, text, unfair
-from nexus_ablate.comparison.judge import UNITS, Judged, judge
+from nexus_ablate.comparison.judge import Judged, judge
 from nexus_ablate.comparison.load import Excluded, Plan, Trained, collect
 from nexus_ablate.comparison.pairs import at_equal, log_token_ratio
 from nexus_ablate.comparison.statistics import Array, Effect, Interval, interaction, mean_interval
 from nexus_ablate.comparison.tuning import at_own_rates, attach, best_lr, lr_points, lr_sensitivity, shared_difference
 from nexus_ablate.comparison.verdict import Verdict, seeds_for_margin, seeds_to_decide
 from nexus_ablate.errors import ConfigError, did_you_mean
+from nexus_ablate.measure.measures import find
 
 
 @dataclass
@@ -164,7 +165,7 @@ def compare(
         study=plan.name,
         baseline=base.label,
         endpoint=plan.endpoint,
-        unit=UNITS.get(plan.endpoint, plan.endpoint),
+        unit=find(plan.endpoint).unit,
         match=plan.match,
         delta_min=judgement.delta_min,
         delta_min_source=judgement.delta_min_source,

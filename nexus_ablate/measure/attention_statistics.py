@@ -1,13 +1,15 @@
 """Statistics of attention maps: pure functions, by head, in float32 and without unit.
 
-Shape letters: B batch, H heads, T queries, S keys. Keys beyond T (a learned key, the key of a normalizer) stand before
-the sequence; query i sees those and tokens 0 .. i. With a sink token, the sink token is token 0.
+Shape letters: B batch, H heads, T queries, S keys. `first` is the column of token 0: before it are the keys without a
+query (a learned key, the normalizer's own), which every query sees. With a sink token, the sink token is token 0.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from nexus_ablate.measure.statistics import mean, statistic
 
 SINK_THRESHOLD = 0.3
 """Share of attention above which a token is a sink. Gu et al. 2024, arXiv:2410.10781, section 3.1."""
@@ -29,50 +31,60 @@ def shares(weight_BHTS: Tensor, own_key: bool) -> Tensor:
     return weight_BHTS / total_BHT1.clamp(min=torch.finfo(torch.float32).tiny)
 
 
-def first_token_mass(share_BHTS: Tensor) -> Tensor:
+@statistic("map", over=mean)
+def first_token_mass(share_BHTS: Tensor, first: int) -> Tensor:
     """Share that queries 1 .. T - 1 give to token 0, mean over them and the batch, (H,).
 
     Uniform attention over the tokens gives (1/2 + ... + 1/T) / (T - 1): 0.059 at T = 64.
     """
-    return share_BHTS[:, :, 1:, _first(share_BHTS)].mean((0, 2))
+    return share_BHTS[:, :, 1:, first].mean((0, 2))
 
 
-def sink_rate(share_BHTS: Tensor, k: int = 1, threshold: float = SINK_THRESHOLD) -> Tensor:
+@statistic("map", over=mean)
+def sink_rate(share_BHTS: Tensor, first: int, k: int = 1, threshold: float = SINK_THRESHOLD) -> Tensor:
     """Share of sequences in which token k (from 1) gets more than `threshold` on average over queries k .. T, (H,).
 
     Sink_k of Gu et al. 2024, arXiv:2410.10781, Eq. 3: a query's attention to itself counts, the threshold is applied
     to each sequence. The mean over heads and layers is their metric.
     """
-    alpha_BH = share_BHTS[:, :, k - 1 :, _first(share_BHTS) + k - 1].mean(-1)
+    alpha_BH = share_BHTS[:, :, k - 1 :, first + k - 1].mean(-1)
     return (alpha_BH > threshold).float().mean(0)
 
 
-def entropy(share_BHTS: Tensor) -> Tensor:
+def _register_sink_rate(k: int) -> None:
+    @statistic("map", name=f"sink_rate_{k}", full=True)
+    def sink_rate_k(share_BHTS: Tensor, first: int) -> Tensor | None:
+        return sink_rate(share_BHTS, first, k) if k <= share_BHTS.shape[2] else None
+
+
+for _k in (2, 3, 4):
+    _register_sink_rate(_k)
+
+
+@statistic("map", over=mean)
+def entropy(share_BHTS: Tensor, first: int) -> Tensor:
     """-sum a ln a of each row over its largest possible value, mean over rows with a choice and the batch, (H,).
 
     1: uniform over all earlier tokens, 0: one key gets everything. The row of token i is divided by ln(keys before or
     at i); rows with one key are left out. Zhai et al. 2023, arXiv:2303.06296.
     """
-    T, front = share_BHTS.shape[2], _first(share_BHTS)
-    keys_T = torch.arange(1 + front, T + 1 + front, device=share_BHTS.device)
-    start = 0 if front else 1
+    T = share_BHTS.shape[2]
+    keys_T = torch.arange(1 + first, T + 1 + first, device=share_BHTS.device)
+    start = 0 if first else 1
     row_BHT = torch.special.entr(share_BHTS[:, :, start:]).sum(-1) / keys_T[start:].log()
     return row_BHT.mean((0, 2))
 
 
-def front_mass(share_BHTS: Tensor) -> Tensor:
-    """Share given to the keys before the sequence (learned, or the normalizer's own), mean over queries, (H,)."""
-    return share_BHTS[..., : _first(share_BHTS)].sum(-1).mean((0, 2))
+@statistic("map", over=mean)
+def front_mass(share_BHTS: Tensor, first: int) -> Tensor | None:
+    """Share given to the keys without a query (learned, or the normalizer's own), mean over queries, (H,)."""
+    return share_BHTS[..., :first].sum(-1).mean((0, 2)) if first else None
 
 
+@statistic("scores", over=max)
 def max_logit(score_BHTS: Tensor, seen_TS: Tensor) -> Tensor:
     """Largest magnitude of a score, scaled and with its position bias, before the cap, among keys that are seen, (H,).
 
     Dehghani et al. 2023, arXiv:2302.05442: its growth is what breaks attention at high learning rates.
     """
     return score_BHTS.float().abs().masked_fill(~seen_TS, 0).amax((0, 2, 3))
-
-
-def _first(share_BHTS: Tensor) -> int:
-    """The column of token 0."""
-    return share_BHTS.shape[-1] - share_BHTS.shape[-2]

@@ -1,7 +1,7 @@
 """The probe: an eager, no-grad pass of the uncompiled model over a fixed batch, with hooks that live only in a `with`.
 
 It leaves no trace: parameters, gradients, buffers, random states and the next loss are bit-identical with and without.
-The names of what it finds are documented in docs/metrics.md.
+It evaluates STATISTICS; the names of what it finds are in measures.py and docs/metrics.md.
 """
 
 from __future__ import annotations
@@ -16,13 +16,11 @@ from torch import Tensor, nn
 
 from nexus_ablate.axes.gate import Gate
 from nexus_ablate.measure import attention_statistics, statistics
+from nexus_ablate.measure.statistics import SITES, STATISTICS, WHOLE
 from nexus_ablate.measure.weight_statistics import matrix_figures
 
 Found = dict[str, Any]
 """Figures by name: a number, or a list of one number a head."""
-
-SINK_POSITIONS = (1, 2, 3, 4)
-"""The k of the sink rates that a full probe reports."""
 
 
 def due(step: int, every: int) -> bool:
@@ -70,17 +68,13 @@ def probe(
     bondarenko = _Bondarenko()
     with hooks() as handles:
         for layer, block in enumerate(model.blocks):  # type: ignore[arg-type]
-            look = _Block(f"block_{layer:03d}", block, seen)
-            handles += look.hooks(full)
-            if full:
-                handles += look.full_hooks(tokens_BT, kinds or {})
-                handles += bondarenko.hooks(block)
+            handles += _Block(f"block_{layer:03d}", block, seen, full, (tokens_BT, kinds or {})).hooks()
+            handles += bondarenko.hooks(block) if full else []
         if full:
             handles += bondarenko.norm_hooks((model.final_norm, bondarenko.by_sequence))  # type: ignore[arg-type]
         with evaluation_mode(model):
             logits_BTV = model(tokens_BT)
-            seen["logits/log_sum_exp"] = statistics.log_sum_exp(logits_BTV)
-            seen["logits/max_abs"] = statistics.max_abs(logits_BTV)
+            take(seen, "logits", logits_BTV, full, {})
             seen |= bondarenko.figures()
     return _numbers(seen)
 
@@ -94,110 +88,69 @@ def matrix_probe(model: nn.Module, update_ratios: Mapping[str, Tensor]) -> Found
 class _Block:
     """What a probe looks at in one block: hooks that put statistics into `seen` and let the tensors go."""
 
-    def __init__(self, name: str, block: Any, seen: dict[str, Tensor]) -> None:
-        self.name, self.block, self.seen = name, block, seen
+    def __init__(
+        self, name: str, block: Any, seen: dict[str, Tensor], full: bool, text: tuple[Tensor, Mapping[str, Any]]
+    ) -> None:
+        self.name, self.block, self.seen, self.full, self.text = name, block, seen, full, text
+        self.entering: Tensor | None = None
 
-    def hooks(self, full: bool) -> list[Any]:
+    def hooks(self) -> list[Any]:
         """Activations at each site, the attention map, gate scores."""
-
-        def activations(site: str, figures: Mapping[str, Callable[[Tensor], Tensor]], x_BTD: Tensor) -> None:
-            for statistic, value in figures.items():
-                self.seen[f"act/{self.name}/{site}/{statistic}"] = value(x_BTD)
-
-        def branch(site: str) -> Callable[[nn.Module, Any, Tensor], None]:
-            return lambda module, inputs, output: activations(site, statistics.ACTIVATION, output)
-
-        def stream(module: nn.Module, inputs: Any, output: Any) -> None:
-            wanted = statistics.ACTIVATION | statistics.STREAM | (statistics.STREAM_FULL if full else {})
-            activations("resid", wanted, self.block.residual(output))
-
-        def attention(core: Any, inputs: tuple[Tensor, Tensor, Tensor, Tensor | None]) -> None:
-            self._attention(core, inputs, SINK_POSITIONS if full else SINK_POSITIONS[:1])
-
-        def gate(module: Any, inputs: tuple[str, Tensor, Tensor], output: Tensor) -> None:
-            if inputs[0] == module.site:
-                score = module.factor(inputs[2])
-                self.seen[f"gate/{self.name}/mean"] = score.float().mean()
-                self.seen[f"gate/{self.name}/closed"] = statistics.closed_share(score)
-
         handles = [
-            self.block.attn.register_forward_hook(branch("attn")),
-            self.block.ffn.register_forward_hook(branch("ffn")),
-            self.block.register_forward_hook(stream),
-            self.block.attn.core.register_forward_pre_hook(attention),
+            self.block.attn.register_forward_hook(self._branch("attn")),
+            self.block.ffn.register_forward_hook(self._branch("ffn")),
+            self.block.register_forward_hook(self._leaving),
+            self.block.attn.core.register_forward_pre_hook(self._attention),
         ]
+        if self.full:
+            handles.append(self.block.register_forward_pre_hook(self._entering))
         gates = [m for m in self.block.attn.modules() if isinstance(m, Gate) and m.multiplies]
-        return handles + [m.register_forward_hook(gate) for m in gates]
+        return handles + [m.register_forward_hook(self._gate) for m in gates]
 
-    def _attention(self, core: Any, inputs: Any, positions: tuple[int, ...]) -> None:
+    def _take(self, site: str, tensor: Tensor, **inputs: Any) -> None:
+        take(self.seen, site, tensor, self.full, inputs, self.name)
+
+    def _entering(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        self.entering = self.block.residual(inputs[0])
+
+    def _branch(self, site: str) -> Callable[[nn.Module, Any, Tensor], None]:
+        return lambda module, inputs, output: self._take(site, output, stream_BTD=self.entering)
+
+    def _leaving(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        tokens_BT, kinds = self.text
+        sink, entering, self.entering = self.block.attn.core.prefix.sink, self.entering, None
+        text = {"tokens_BT": tokens_BT, "kinds": kinds, "sink": sink}
+        self._take("resid", self.block.residual(output), stream_BTD=entering, **text)
+
+    def _attention(self, core: Any, inputs: tuple[Tensor, Tensor, Tensor, Tensor | None]) -> None:
         q_BHTd, k_BHSd, _, bias = inputs
-        score_BHTS = core.scores(q_BHTd, k_BHSd, bias)
-        T = score_BHTS.shape[2]
-        seen_TS = core.seen(T, score_BHTS.device)
+        score_BHTS, seen_TS = core.scores(q_BHTd, k_BHSd, bias), core.seen(q_BHTd.shape[2], q_BHTd.device)
+        self._take("scores", score_BHTS, seen_TS=seen_TS)
         share_BHTS = attention_statistics.shares(core.normalized(score_BHTS, seen_TS), bool(core.prefix.own))
-        found = {
-            "first_token_mass": attention_statistics.first_token_mass(share_BHTS),
-            "entropy": attention_statistics.entropy(share_BHTS),
-            "max_logit": attention_statistics.max_logit(score_BHTS, seen_TS),
-        }
-        for k in positions[:T]:
-            found["sink_rate" if k == 1 else f"sink_rate_{k}"] = attention_statistics.sink_rate(share_BHTS, k)
-        if share_BHTS.shape[-1] > T:
-            found["front_mass"] = attention_statistics.front_mass(share_BHTS)
-        self.seen |= {f"attn/{self.name}/{name}": value for name, value in found.items()}
+        self._take("map", share_BHTS, first=core.prefix.own + core.prefix.learned)
 
-    def full_hooks(self, tokens_BT: Tensor, kinds: Mapping[str, Collection[int]]) -> list[Any]:
-        """How the block moves the stream, and where its largest entry stands."""
-        before: dict[str, Tensor] = {}
-
-        def entering(module: nn.Module, inputs: tuple[Any, ...]) -> None:
-            before["stream"] = self.block.residual(inputs[0])
-
-        def branch(site: str) -> Callable[[nn.Module, Any, Tensor], None]:
-            def hook(module: nn.Module, inputs: Any, output: Tensor) -> None:
-                ratio = statistics.branch_ratio(output, before["stream"])
-                self.seen[f"act/{self.name}/{site}/branch_ratio"] = ratio
-
-            return hook
-
-        def leaving(module: nn.Module, inputs: Any, output: Any) -> None:
-            x_BTD = self.block.residual(output)
-            self.seen[f"act/{self.name}/resid/cosine"] = statistics.cosine(x_BTD, before.pop("stream"))
-            for figure, value in largest_entry(x_BTD, tokens_BT, kinds).items():
-                self.seen[f"act/{self.name}/resid/top_{figure}"] = value
-
-        return [
-            self.block.register_forward_pre_hook(entering),
-            self.block.attn.register_forward_hook(branch("attn")),
-            self.block.ffn.register_forward_hook(branch("ffn")),
-            self.block.register_forward_hook(leaving),
-        ]
+    def _gate(self, module: Any, inputs: tuple[str, Tensor, Tensor], output: Tensor) -> None:
+        if inputs[0] == module.site:
+            self._take("gate", module.factor(inputs[2]))
 
 
-def largest_entry(x_BTD: Tensor, tokens_BT: Tensor, kinds: Mapping[str, Collection[int]]) -> dict[str, Tensor]:
-    """Where the largest entry of each sequence's stream stands: channel, position, and on which kind of token.
-
-    `channel` and `position` are the commonest, `*_agreement` the share of sequences that have it; `on_first` and
-    `on_<kind>` are shares of sequences, each counted once, under the first kind that fits.
+def take(
+    seen: dict[str, Tensor], site: str, tensor: Tensor, full: bool, inputs: Mapping[str, Any], block: str = ""
+) -> None:
+    """Put every statistic of a site into `seen`, under its name.
 
     Args:
-        x_BTD: The stream; with a sink token in front it is one longer than the tokens and that token is the first.
-        tokens_BT: What was read.
-        kinds: Token ids by kind.
+        inputs: What statistics may need besides the tensor; see `statistic`.
     """
-    position_B, channel_B = statistics.top_entry(x_BTD)
-    found = {}
-    for name, index_B in (("channel", channel_B), ("position", position_B)):
-        found[name], found[f"{name}_agreement"] = statistics.most_common(index_B)
-    front = x_BTD.shape[1] - tokens_BT.shape[1]
-    token_B = tokens_BT.gather(1, (position_B - front).clamp(min=0)[:, None])[:, 0]
-    left_B = position_B > 0
-    found["on_first"] = (~left_B).float().mean()
-    for kind, ids in kinds.items():
-        fits_B = left_B & torch.isin(token_B, torch.tensor(sorted(ids), device=token_B.device))
-        found[f"on_{kind}"] = fits_B.float().mean()
-        left_B = left_B & ~fits_B
-    return found
+    for statistic in STATISTICS:
+        if site not in statistic.sites or (statistic.full and not full):
+            continue
+        value = statistic.function(tensor, **{name: inputs[name] for name in statistic.needs})
+        name = f"{SITES[site].format(block=block)}/{statistic.name}"
+        if isinstance(value, dict):
+            seen |= {f"{name}_{figure}": number for figure, number in value.items()}
+        elif value is not None:
+            seen[name] = value
 
 
 class _Bondarenko:
@@ -267,20 +220,6 @@ def _numbers(seen: Mapping[str, Tensor]) -> Found:
 # --------------------------------------------------------------------------------------------- figures of the model
 
 
-def _mean(values: list[float]) -> float:
-    return math.fsum(values) / len(values)
-
-
-MODEL_FIGURES: dict[str, Callable[[list[float]], float]] = {
-    **{f"act/resid/{statistic}": max for statistic in statistics.ACTIVATION | statistics.STREAM},
-    **{f"attn/{statistic}": _mean for statistic in ("first_token_mass", "sink_rate", "entropy", "front_mass")},
-    "attn/max_logit": max,
-    "gate/mean": _mean,
-    "gate/closed": _mean,
-}
-"""What a probe says of the whole model: the largest over blocks and heads, or the mean."""
-
-
 def model_figures(probed: Found) -> dict[str, float]:
     """The figures of the whole model, for metrics.jsonl: `act/resid/kurtosis_token`, `attn/sink_rate` ...
 
@@ -288,10 +227,14 @@ def model_figures(probed: Found) -> dict[str, float]:
     """
     found = {name: value for name, value in probed.items() if name.startswith("logits/")}
     found |= {name: value for name, value in probed.items() if name.startswith("act/bondarenko")}
-    for name, over in MODEL_FIGURES.items():
-        numbers = [n for value in over_blocks(probed, name) for n in (value if isinstance(value, list) else [value])]
-        if numbers:
-            found[name] = over(numbers)
+    for statistic in STATISTICS:
+        over = statistic.over
+        for site in WHOLE if over else ():
+            name = f"{SITES[site].replace('/{block}', '')}/{statistic.name}"
+            values = over_blocks(probed, name) if site in statistic.sites else []
+            numbers = [n for value in values for n in (value if isinstance(value, list) else [value])]
+            if over and numbers:
+                found[name] = over(numbers)
     stream = over_blocks(probed, "act/resid/rms")
     return found | {"act/resid/growth": stream[-1] / stream[0] if stream[0] else math.nan}
 

@@ -6,6 +6,12 @@ Kurtosis is always Pearson's, 3 for a Gaussian, never excess.
 
 from __future__ import annotations
 
+import inspect
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
 import torch
 from torch import Tensor
 
@@ -16,17 +22,95 @@ MASSIVE_SIZE = 100.0
 CLOSED_GATE = 0.1
 """A gate score of at most this magnitude counts as closed."""
 
+SITES = {
+    "resid": "act/{block}/resid",
+    "attn": "act/{block}/attn",
+    "ffn": "act/{block}/ffn",
+    "scores": "attn/{block}",
+    "map": "attn/{block}",
+    "gate": "gate/{block}",
+    "logits": "logits",
+    "matrix": "weight/{matrix}",
+}
+"""Where a statistic may look, and what its name begins with there.
 
+`resid` is the residual stream after a block, `attn` and `ffn` are the outputs of its branches, `scores` the scaled
+scores of attention before cap and mask, `map` its shares, `gate` the scores of a gate that multiplies, `matrix` a
+matrix of a block.
+"""
+WHOLE = ("resid", "scores", "map", "gate")
+"""Sites whose statistics have a figure for the whole model, where they say how it is made."""
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """A function of a tensor that a probe evaluates; see `statistic`.
+
+    Attributes:
+        needs: The names of its further inputs.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    sites: tuple[str, ...]
+    full: bool
+    over: Callable[[list[float]], float] | None
+    needs: tuple[str, ...]
+
+
+STATISTICS: list[Statistic] = []
+"""What probes measure, in the order of registration."""
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def statistic(
+    *sites: str, name: str = "", full: bool = False, over: Callable[[list[float]], float] | None = None
+) -> Callable[[_Function], _Function]:
+    """Decorator: probes evaluate the function at these sites. It has a row in `measures.py` too.
+
+    The function returns a number, one number per head, numbers by the end of their names, or None where it is not
+    defined. Its first argument is the tensor of the site. A further one without a default is given by its name:
+
+        stream_BTD        the residual stream that enters the block, at `resid`, `attn` and `ffn` of a full probe
+        tokens_BT, kinds  the probe batch, and token ids by kind; `sink` 1 where a sink token is before them; `resid`
+        first             the column of token 0; `map`
+        seen_TS           which query sees which key; `scores`
+
+    Args:
+        sites: Of SITES.
+        name: The last part of its metric's name, if it isn't the function's.
+        full: Only of full probes.
+        over: Makes the figure of the whole model from the numbers of all blocks and heads.
+    """
+
+    def add(function: _Function) -> _Function:
+        parameters = [*inspect.signature(function).parameters.values()][1:]
+        needs = tuple(p.name for p in parameters if p.default is p.empty)
+        STATISTICS.append(Statistic(name or function.__name__, function, sites, full, over, needs))
+        return function
+
+    return add
+
+
+def mean(values: list[float]) -> float:
+    """The mean, exactly rounded."""
+    return math.fsum(values) / len(values)
+
+
+@statistic("resid", "attn", "ffn", "matrix", over=max)
 def rms(x: Tensor) -> Tensor:
     """Root of the mean square of all entries."""
     return x.float().square().mean().sqrt()
 
 
+@statistic("resid", "attn", "ffn", "logits", over=max)
 def max_abs(x: Tensor) -> Tensor:
     """Largest magnitude of all entries: the infinity norm of the flattened tensor."""
     return x.float().abs().max()
 
 
+@statistic("resid", over=max)
 def max_over_median(x_BTD: Tensor) -> Tensor:
     """Largest magnitude over the median magnitude of one sequence's hidden state, mean over the batch; no unit.
 
@@ -36,6 +120,7 @@ def max_over_median(x_BTD: Tensor) -> Tensor:
     return (magnitude_BN.amax(1) / median_B1[:, 0]).mean()
 
 
+@statistic("resid", "attn", "ffn", over=max)
 def kurtosis_token(x_BTD: Tensor) -> Tensor:
     """Kurtosis E[(x - mean)^4] / var^2 over the width of each token, mean over tokens; no unit.
 
@@ -44,11 +129,13 @@ def kurtosis_token(x_BTD: Tensor) -> Tensor:
     return _kurtosis(x_BTD).mean()
 
 
+@statistic("resid", full=True)
 def kurtosis_sequence(x_BTD: Tensor) -> Tensor:
     """Kurtosis over all T x D entries of a sequence, mean over the batch; no unit."""
     return _kurtosis(x_BTD.flatten(1)).mean()
 
 
+@statistic("resid", full=True)
 def kurtosis_channel(x_BTD: Tensor) -> Tensor:
     """mean(s^4) / mean(s^2)^2 over the channels, s the RMS of a channel over all tokens; no unit, 1 to D.
 
@@ -74,12 +161,14 @@ def bondarenko_inf_norm(x_RN: Tensor) -> Tensor:
     return x_RN.float().abs().amax(-1).mean()
 
 
+@statistic("resid", full=True)
 def massive_count(x_BTD: Tensor) -> Tensor:
     """Entries of at least MASSIVE_RATIO times the median magnitude of their sequence, per sequence; a count."""
     magnitude_BN, median_B1 = _magnitudes(x_BTD)
     return (magnitude_BN >= MASSIVE_RATIO * median_B1).float().sum(1).mean()
 
 
+@statistic("resid", full=True)
 def massive_count_strict(x_BTD: Tensor) -> Tensor:
     """Those that also exceed MASSIVE_SIZE, as Sun et al. count them; a count per sequence."""
     magnitude_BN, median_B1 = _magnitudes(x_BTD)
@@ -87,6 +176,7 @@ def massive_count_strict(x_BTD: Tensor) -> Tensor:
     return massive_BN.float().sum(1).mean()
 
 
+@statistic("resid", full=True)
 def top_magnitudes(x_BTD: Tensor, count: int = 3) -> Tensor:
     """The largest magnitudes of a sequence's hidden state, then their median, mean over the batch: (count + 1,).
 
@@ -112,40 +202,63 @@ def most_common(index_B: Tensor) -> tuple[Tensor, Tensor]:
     return values[counts.argmax()], counts.max() / len(index_B)
 
 
+@statistic("resid", name="top", full=True)
+def largest_entry(
+    x_BTD: Tensor, tokens_BT: Tensor, kinds: Mapping[str, Collection[int]], sink: int
+) -> dict[str, Tensor]:
+    """Where the largest entry of each sequence's stream stands: channel, position, and on which kind of token.
+
+    `channel` and `position` are the commonest, `*_agreement` the share of sequences that have it; `on_first` and
+    `on_<kind>` are shares of sequences, each counted once, under the first kind that fits.
+
+    Args:
+        x_BTD: The residual stream.
+        tokens_BT: What was read.
+        kinds: Token ids by kind.
+        sink: Sink tokens before the text; such a token counts as the first.
+    """
+    position_B, channel_B = top_entry(x_BTD)
+    found = {}
+    for name, index_B in (("channel", channel_B), ("position", position_B)):
+        found[name], found[f"{name}_agreement"] = most_common(index_B)
+    token_B = tokens_BT.gather(1, (position_B - sink).clamp(min=0)[:, None])[:, 0]
+    left_B = position_B > 0
+    found["on_first"] = (~left_B).float().mean()
+    for kind, ids in kinds.items():
+        fits_B = left_B & torch.isin(token_B, torch.tensor(sorted(ids), device=token_B.device))
+        found[f"on_{kind}"] = fits_B.float().mean()
+        left_B = left_B & ~fits_B
+    return found
+
+
+@statistic("attn", "ffn", full=True)
 def branch_ratio(branch_BTD: Tensor, stream_BTD: Tensor) -> Tensor:
     """|branch| / |stream| of each token, mean over tokens; no unit."""
     return (branch_BTD.float().norm(dim=-1) / stream_BTD.float().norm(dim=-1)).mean()
 
 
-def cosine(x_BTD: Tensor, y_BTD: Tensor) -> Tensor:
+@statistic("resid", full=True)
+def cosine(x_BTD: Tensor, stream_BTD: Tensor) -> Tensor:
     """Cosine between two streams at each token, mean over tokens; no unit."""
-    return torch.cosine_similarity(x_BTD.float(), y_BTD.float(), dim=-1).mean()
+    return torch.cosine_similarity(x_BTD.float(), stream_BTD.float(), dim=-1).mean()
 
 
+@statistic("logits")
 def log_sum_exp(logits_BTV: Tensor) -> Tensor:
     """ln sum exp of the logits of each token, mean over tokens; nats. What z-loss holds near 0."""
     return logits_BTV.float().logsumexp(-1).mean()
 
 
+@statistic("gate", name="closed", over=mean)
 def closed_share(score: Tensor) -> Tensor:
     """Share of gate scores of magnitude CLOSED_GATE at most; no unit."""
     return (score.abs() <= CLOSED_GATE).float().mean()
 
 
-ACTIVATION = {"rms": rms, "max_abs": max_abs, "kurtosis_token": kurtosis_token}
-"""What every probe takes of every activation, by the last part of its metric name."""
-
-STREAM = {"max_over_median": max_over_median}
-"""What it takes of the residual stream besides."""
-
-STREAM_FULL = {
-    "kurtosis_sequence": kurtosis_sequence,
-    "kurtosis_channel": kurtosis_channel,
-    "massive_count": massive_count,
-    "massive_count_strict": massive_count_strict,
-    "top_magnitudes": top_magnitudes,
-}
-"""What a full probe adds of the residual stream."""
+@statistic("gate", name="mean", over=mean)
+def mean_score(score: Tensor) -> Tensor:
+    """Mean gate score; no unit."""
+    return score.float().mean()
 
 
 def _kurtosis(x: Tensor) -> Tensor:

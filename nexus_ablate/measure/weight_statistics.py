@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from nexus_ablate.axes.roles import parameter_roles
+from nexus_ablate.measure.statistics import STATISTICS, statistic
 
 LANCZOS_STEPS = 24
 
@@ -25,12 +26,13 @@ def weight_rms(model: nn.Module) -> dict[str, float]:
 
 
 def matrix_figures(model: nn.Module) -> dict[str, Tensor]:
-    """RMS and spectral norm of each matrix of the blocks of the uncompiled model."""
-    found = {}
-    for name, weight in block_matrices(model):
-        found[f"weight/{name}/rms"] = weight.float().square().mean().sqrt()
-        found[f"weight/{name}/spectral_norm"] = spectral_norm(weight)
-    return found
+    """The statistics of each matrix of the blocks of the uncompiled model."""
+    return {
+        f"weight/{name}/{figure.name}": figure.function(weight)
+        for name, weight in block_matrices(model)
+        for figure in STATISTICS
+        if "matrix" in figure.sites
+    }
 
 
 def block_matrices(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
@@ -44,6 +46,7 @@ def block_matrices(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
             yield short if seen[short] == 1 else f"{short}_{seen[short]}", parameter
 
 
+@statistic("matrix")
 def spectral_norm(weight: Tensor, steps: int = LANCZOS_STEPS) -> Tensor:
     """Largest singular value, by Lanczos on the smaller Gram matrix from a fixed start: at most 0.1% too small.
 

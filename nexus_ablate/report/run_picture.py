@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nexus_ablate.errors import UserError, printable
+from nexus_ablate.measure.measures import MEASURES
 from nexus_ablate.runs.files import atomic_write
 from nexus_ablate.runs.record import RunRecord, read_rows
 
@@ -24,12 +25,8 @@ _DRAWN = ("train/loss", "val/loss", "grad_norm/", "weight_rms/")
 
 _BLOCK = re.compile(r".*/block_(?P<block>\d{1,5})(/.*)?")
 
-HEAT_MAPS = (  # area and statistic, title, the largest value there can be
-    ("act/resid/kurtosis_token", "kurtosis of the stream (Gaussian 3)", None),
-    ("act/resid/max_over_median", "largest over median magnitude of the stream", None),
-    ("attn/first_token_mass", "attention to the first token", 1.0),
-    ("attn/entropy", "attention entropy (uniform 1)", 1.0),
-)
+HEAT_MAPS = tuple((measure.names[-1], measure.title, measure.most) for measure in MEASURES if measure.heat_map)
+"""Name, title and the largest value there can be."""
 
 
 def draw(record: RunRecord, path: Path) -> Path:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from nexus_ablate.comparison.result import Comparison, Row, Together
 from nexus_ablate.comparison.statistics import Interval
 from nexus_ablate.comparison.verdict import CLAIM_SEEDS, DIVERGED, MEANINGS, NOT_COMPARABLE, UNSTABLE
+from nexus_ablate.measure.measures import measure_of
 
 NOTHING = "–"
 
@@ -219,12 +220,18 @@ def figure_columns(comparison: Comparison) -> tuple[Column, ...]:
 
         return Column(
             name,
-            "mean ± standard deviation over seeds",
+            f"{described(name)}mean ± standard deviation over seeds",
             cell,
             lambda r: r.figures[name][0] if name in r.figures else None,
         )
 
     return tuple(column(name) for name in dict.fromkeys(n for row in comparison.rows for n in row.figures))
+
+
+def described(name: str) -> str:
+    """What a measure is, and its unit, before what a column shows of it."""
+    measure = measure_of(name)
+    return "" if measure is None else f"{measure.definition}{f', {measure.unit}' if measure.unit else ''}; "
 
 
 def title(comparison: Comparison) -> str:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from nexus_ablate.config.options import AXES
 from nexus_ablate.errors import ConfigError, UserError
+from nexus_ablate.measure.measures import MEASURES
 from nexus_ablate.report.run_picture import HEAT_MAPS
 from nexus_ablate.track.account import LOG_IN, failure, redactor, require_key
 
@@ -217,29 +218,25 @@ def sections() -> list[Section]:
             title=title, metrics=[metric], groupby=arm, groupby_aggfunc="mean", groupby_rangefunc="stddev"
         )
 
+    def over_training(panel: str) -> list[Any]:
+        """The measures of a section of the table."""
+        scale: dict[bool, dict[str, Any]] = {True: {"log_y": True}, False: {}}
+        return [lines(m.title, m.names[-1], **scale[m.log]) for m in MEASURES if m.panel == panel]
+
+    smoothed = {"smoothing_type": "exponentialTimeWeighted", "smoothing_factor": 0.5}
     loss = [
         *(lines(f"validation loss by {BUDGETS[x]}", "val/loss", x) for x in BUDGETS),
-        lines("training loss", "train/loss", smoothing_type="exponentialTimeWeighted", smoothing_factor=0.5),
+        lines("training loss", "train/loss", **smoothed),
         bars("final validation loss by arm", "val_loss"),
         bars("tokens per second by arm", "tokens_per_second"),
     ]
     gradients = [
-        lines("gradient norm", "grad_norm/global", log_y=True),
+        *over_training("gradients"),
         lines("gradient norm by block: attention", "", metric_regex=r"grad_norm/block_\d+/attn", log_y=True),
         lines("gradient norm by block: FFN", "", metric_regex=r"grad_norm/block_\d+/ffn", log_y=True),
     ]
-    outliers = [
-        lines("kurtosis of the residual stream", "act/resid/kurtosis_token", log_y=True),
-        lines("largest over median activation", "act/resid/max_over_median", log_y=True),
-        lines("largest activation", "act/resid/max_abs", log_y=True),
-        lines("largest attention logit", "attn/max_logit"),
-        wr.MediaBrowser(title="blocks over training", media_keys=[f"heat_map/{name}" for name, _, _ in HEAT_MAPS]),
-    ]
-    sinks = [
-        lines("sink mass: attention to the first token", "attn/first_token_mass"),
-        lines("sink rate", "attn/sink_rate"),
-        lines("attention entropy", "attn/entropy"),
-    ]
+    heat_maps = [f"heat_map/{name}" for name, _, _ in HEAT_MAPS]
+    outliers = [*over_training("outliers"), wr.MediaBrowser(title="blocks over training", media_keys=heat_maps)]
     choices = [
         wr.ParallelCoordinatesPlot(
             title="axes and final loss",
@@ -256,7 +253,8 @@ def sections() -> list[Section]:
         ),
         wr.RunComparer(diff_only="split"),
     ]
-    found = {"loss": loss, "gradients": gradients, "outliers": outliers, "sinks": sinks, "choices": choices}
+    found = {"loss": loss, "gradients": gradients, "outliers": outliers, "sinks": over_training("sinks")}
+    found["choices"] = choices
     return [ws.Section(name=name, panels=panels, is_open=True) for name, panels in found.items()]
 
 

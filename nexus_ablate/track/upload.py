@@ -9,13 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from nexus_ablate.measure.measures import BITS, NATS, measure_of
 from nexus_ablate.report.run_picture import HEAT_MAPS, heat_map, heat_values
 from nexus_ablate.runs import SETTLED, read_jsonl
 from nexus_ablate.runs.record import parse_row, read_lines
 from nexus_ablate.track.described import Place
 
 X_AXIS = "tokens"
-LOWEST = ("/loss", "/bpb")  # metrics whose lowest value is worth a look beside the last one
 BLOCK_TABLE = "probes/by_block"
 TABLE_PROBES = 200  # probed steps in the table, evenly spread over the run: W&B shows tables of 200,000 rows at most
 
@@ -44,7 +44,7 @@ class Upload:
         if self.url:
             replace(place, entity=self._run.entity).write(run_dir)
         self._run.define_metric("*", step_metric=X_AXIS)
-        self._losses: dict[str, dict[str, float]] = {}  # lowest and last value of what is named in LOWEST
+        self._losses: dict[str, dict[str, float]] = {}  # lowest and last value of each loss
         self._read = 0  # bytes of metrics.jsonl that have been read
         self._next = self._run.starting_step  # the first step that W&B does not have
 
@@ -91,7 +91,7 @@ class Upload:
         self._run.finish(exit_code=1)
 
     def _note(self, numbers: Mapping[str, float]) -> None:
-        for name in filter(lambda name: name.endswith(LOWEST), numbers):
+        for name in filter(_is_loss, numbers):
             if name not in self._losses:
                 self._run.define_metric(name, step_metric=X_AXIS, summary="min,last")
             lowest = self._losses.get(name, {}).get("min", math.inf)
@@ -156,6 +156,12 @@ def flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
         elif _finite(value) is not None:
             found[f"{before}{name}"] = value
     return found
+
+
+def _is_loss(name: str) -> bool:
+    """Whether the lowest value of a metric is worth a look beside the last one."""
+    measure = measure_of(name)
+    return measure is not None and measure.better == "lower" and measure.unit in (NATS, BITS)
 
 
 def _finite(value: Any) -> Any:

@@ -1,0 +1,261 @@
+"""Every number that a run can produce: its name, unit, definition, source, direction and where it is measured.
+
+`docs/metrics.md`, the panels and summaries on W&B, and the columns of comparisons take what they say of a measure from
+this table. It computes nothing and imports no torch.
+
+A name may hold placeholders, `attn/{block}/sink_rate`; PLACEHOLDERS says what they stand for.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from itertools import chain
+
+from nexus_ablate.errors import unknown
+
+PLACEHOLDERS = {
+    "block": (r"block_\d+", "a block, from `block_000`"),
+    "site": (r"resid|attn|ffn", "`resid` (the residual stream after the block), `attn` or `ffn` (outputs of the branches)"),
+    "branch": (r"attn|ffn", "`attn` or `ffn`"),
+    "part": (r"attn|ffn|norm", "`attn`, `ffn` or `norm` (everything else in the block)"),
+    "module": (r"(?!global\b)[a-z]\w*", "a module outside the blocks: `embedding`, `final_norm`, `head` ..."),
+    "role": (r"[a-z]\w*", "`query key value gate attn_out ffn_in ffn_out embedding position head small_map` or `vector`"),
+    "matrix": (r"[a-z]\w*", "the role of a matrix; a second one of that role is `ffn_in_2`"),
+    "set": (r"(?!train\b|val\b)[a-z]\w*", "a further validation set"),
+    "task": (r"compile|eval|probe|checkpoint", "`compile`, `eval`, `probe` or `checkpoint`"),
+    "metric": (r"train/loss|grad_norm/global", "`train/loss` or `grad_norm/global`"),
+    "onset": (r"attn/sink_rate|act/resid/max_over_median", "`attn/sink_rate` or `act/resid/max_over_median`"),
+    "kind": (r"newline|full_stop", "`newline` or `full_stop`"),
+    "factor": (r"\d+", "the factor of the training context"),
+    "tokens_read": (r"\d+(?:-\d+)?", "`1`, `2`, `3-4`, `5-8` ..."),
+    "scheme": (r"[a-z]\w*", "a scheme of the table below"),
+    "change": (r"before|(?:massive|sink)_\w+", "`before`, or a change of the list below"),
+}  # fmt: skip
+"""What a placeholder matches, and what it stands for."""
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One number, or one list of numbers.
+
+    Attributes:
+        name: With placeholders.
+        unit: "" is a ratio or a share.
+        definition: What it is, in a sentence.
+        where: Where it is measured: `step` (a row of metrics.jsonl), `standard` or `full` (a probe of this level:
+            probes.jsonl), `summary` (summary.json), or the name of an evaluation.
+        better: `lower`, `higher` or "" (neither).
+        log: Whether it is read on a logarithmic scale.
+        source: The paper that defines it.
+        whole: How the figure of the whole model, whose name lacks `/{block}`, is made of those of blocks and heads: its
+            rows are in metrics.jsonl and summary.json. "": there is none.
+        only: The condition under which it exists.
+        title: A few words for a panel or a picture.
+        panel: The section of W&B's workspace that shows it over training, by its whole model's figure.
+        heat_map: Whether pictures show it by block and step.
+        most: The largest value that there can be, where a picture ends its scale there.
+    """
+
+    name: str
+    unit: str
+    definition: str
+    where: tuple[str, ...]
+    better: str = ""
+    log: bool = False
+    source: str = ""
+    whole: str = ""
+    only: str = ""
+    title: str = ""
+    panel: str = ""
+    heat_map: bool = False
+    most: float | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Its name, and that of the whole model's figure where there is one."""
+        whole = self.name.replace("/{block}", "").replace("{site}", "resid")
+        return (self.name, whole) if self.whole else (self.name,)
+
+
+NATS, BITS, HASH = "nats per token", "bits per byte", "hash"
+STEP, SUMMARY, STANDARD, FULL = ("step",), ("summary",), ("standard",), ("full",)
+
+SECTIONS: dict[str, tuple[Measure, ...]] = {
+    "training": (
+        Measure("step", "steps", "optimizer steps taken", STEP),
+        Measure("tokens", "tokens", "training tokens read", (*STEP, *SUMMARY)),
+        Measure("flops", "FLOPs", "training FLOPs", (*STEP, *SUMMARY)),
+        Measure("seconds", "s", "training time over all resumes, without compilation, validation, probes and checkpoints", (*STEP, *SUMMARY), "lower"),
+        Measure("train/loss", NATS, "mean cross-entropy since the last row", STEP, "lower"),
+        Measure("train/bpb", BITS, "the same in bits per byte", STEP, "lower"),
+        Measure("train/z_loss", NATS, "mean z-loss since the last row, trained on and not part of `train/loss`", STEP, "lower", only="z_loss > 0"),
+        Measure("val/loss", NATS, "mean cross-entropy on the fixed validation windows, see below", STEP, "lower"),
+        Measure("val/bpb", BITS, "the same in bits per byte", STEP, "lower"),
+        Measure("{set}/loss", NATS, "the same on a further validation set", (*STEP, *SUMMARY), "lower", only="data with further validation sets, as `prose` of stdlib"),
+        Measure("{set}/bpb", BITS, "the same in bits per byte", (*STEP, *SUMMARY), "lower", only="the same"),
+        Measure("grad_norm/global", "", "norm of all gradients before clipping", STEP, log=True, title="gradient norm", panel="gradients"),
+        Measure("grad_norm/{block}/{part}", "", "the same of a part of a block", STEP, log=True),
+        Measure("grad_norm/{module}", "", "the same of a module outside the blocks", STEP, log=True),
+        Measure("grad_norm/role/{role}", "", "the same of all parameters of a role; `vector`: gains and biases", STEP, log=True),
+        Measure("weight_rms/{block}", "", "RMS of all matrix entries of the block", STEP),
+        Measure("lr", "", "learning rate of the last step", STEP),
+        Measure("tokens_per_second", "tokens/s", "training speed since the start", (*STEP, *SUMMARY), "higher"),
+        Measure("mfu", "", "achieved share of the device's peak FLOPs", STEP, "higher", only="a GPU whose peak is known"),
+        Measure("peak_memory_bytes", "bytes", "largest memory so far: allocated on the GPU, or resident", (*STEP, *SUMMARY), "lower"),
+        Measure("loss_scale", "", "factor on the loss in float16", STEP, only="train.precision=fp16"),
+        Measure("batch_hash", HASH, "chain over all training batches", (*STEP, *SUMMARY)),
+    ),
+    "summary": (
+        Measure("val_loss", NATS, "the last `val/loss`", SUMMARY, "lower"),
+        Measure("val_bpb", BITS, "the last `val/bpb`", SUMMARY, "lower"),
+        Measure("best_val_loss", NATS, "the lowest `val/loss`", SUMMARY, "lower"),
+        Measure("unigram_bpb", BITS, "of the training text's token frequencies on the validation text", SUMMARY),
+        Measure("params", "", "parameters", SUMMARY),
+        Measure("params_non_embedding", "", "parameters without tables of tokens and positions", SUMMARY),
+        Measure("flops_per_token", "FLOPs", "training FLOPs per token", SUMMARY),
+        Measure("steps", "steps", "optimizer steps taken", SUMMARY),
+        Measure("seconds_{task}", "s", "time for what is not training", SUMMARY),
+        Measure("device", "text", "the device that computed", SUMMARY),
+        Measure("processor", "text", "the CPU that computed", SUMMARY, only="train.device=cpu"),
+        Measure("threads", "", "CPU threads", SUMMARY),
+        Measure("world_size", "", "processes that shared a batch", SUMMARY),
+        Measure("compiled", "", "whether the step was compiled", SUMMARY),
+        Measure("programs", "", "programs that the compiler made for the run: one for training, one for validation", SUMMARY),
+        Measure("graph_breaks", "", "graph breaks in them", SUMMARY, "lower"),
+        Measure("eval_hash", HASH, "over the tokens of the validation windows", SUMMARY),
+        Measure("probe_hash", HASH, "over the tokens of the probe batch", SUMMARY, only="probe=standard or full"),
+        Measure("arm_hash", HASH, "over everything that can change the result but the seed", SUMMARY),
+        Measure("init_hash", HASH, "over the standard normal numbers behind the initial values", SUMMARY),
+        Measure("spike_score/{metric}", "", "share of logged values after warm-up above mean + 6 standard deviations of the 128 before them", SUMMARY, "lower", source="OLMo-core's stability monitor", only="more than 128 logged values after warm-up"),
+        Measure("spike_score_olmo2/{metric}", "", "share 7 standard deviations or more from the mean of the last 1000, either side; the deviation is taken over the same 1000", SUMMARY, "lower", source="arXiv:2501.00656, section 3.2", only="1000 logged values after warm-up"),
+        Measure("onsets/{onset}/step", "steps", "when `attn/sink_rate` was first seen at 0.1, or `act/resid/max_over_median` at 1000", SUMMARY, only="it was"),
+        Measure("onsets/{onset}/tokens", "tokens", "the same in tokens", SUMMARY, only="it was"),
+    ),
+    "activations": (
+        Measure("act/{block}/{site}/rms", "", "root of the mean square of all entries", STANDARD, whole="largest, of `resid`"),
+        Measure("act/{block}/{site}/kurtosis_token", "", "E[(x - mean)^4] / var^2 over the width of a token, mean over tokens; 3 (D-1)/(D+1) for a Gaussian", STANDARD, log=True, whole="largest, of `resid`", title="kurtosis of the residual stream", panel="outliers", heat_map=True),
+        Measure("act/{block}/resid/max_over_median", "", "largest over median magnitude of a sequence, mean over sequences", STANDARD, log=True, source="arXiv:2402.17762", whole="largest", title="largest over median magnitude of the residual stream", panel="outliers", heat_map=True),
+        Measure("act/{block}/{site}/max_abs", "", "largest magnitude", STANDARD, log=True, whole="largest, of `resid`", title="largest activation", panel="outliers"),
+        Measure("act/resid/growth", "", "RMS of the last block's residual stream over the first's", (*STEP, *SUMMARY), only="probe=standard or full"),
+        Measure("act/{block}/resid/kurtosis_sequence", "", "`kurtosis_token` over all T x D entries of a sequence", FULL, log=True),
+        Measure("act/{block}/resid/kurtosis_channel", "", "mean(s^4) / mean(s^2)^2, s the RMS of a channel: 1 (all equal) to D (one holds all)", FULL, log=True, source="arXiv:2405.19279"),
+        Measure("act/{block}/resid/massive_count", "entries per sequence", "entries of at least 1000 times the median magnitude", FULL, source="arXiv:2402.17762"),
+        Measure("act/{block}/resid/massive_count_strict", "entries per sequence", "those that exceed 100 too, as published; depends on the scale of the residual stream", FULL, source="arXiv:2402.17762"),
+        Measure("act/{block}/resid/top_magnitudes", "", "the three largest magnitudes, then the median; mean over sequences", FULL, log=True, source="the authors' script"),
+        Measure("act/{block}/resid/top_channel", "index", "channel of the largest entry of a sequence, the commonest over sequences", FULL),
+        Measure("act/{block}/resid/top_position", "index", "position of the largest entry of a sequence, the commonest over sequences", FULL),
+        Measure("act/{block}/resid/top_channel_agreement", "", "share of sequences that have it in that channel: 1 is \"whatever the input\"", FULL),
+        Measure("act/{block}/resid/top_position_agreement", "", "share of sequences that have it at that position", FULL),
+        Measure("act/{block}/resid/top_on_first", "", "share of sequences whose largest entry is on the first token", FULL),
+        Measure("act/{block}/resid/top_on_{kind}", "", "share of sequences whose largest entry is on such a token, counted under the first kind that fits", FULL),
+        Measure("act/{block}/resid/cosine", "", "cosine between the residual stream before and after the block, mean over tokens", FULL),
+        Measure("act/{block}/{branch}/branch_ratio", "", "norm of the branch's output over norm of the residual stream that enters the block, mean over tokens", FULL),
+        Measure("act/bondarenko_kurtosis", "", "E[(x - mean)^4] / (s^4 + 1e-6) with the unbiased s, mean over rows and tensors (below)", (*FULL, *STEP, *SUMMARY), log=True, source="arXiv:2306.12929"),
+        Measure("act/bondarenko_kurtosis_max", "", "the same of the tensor where it is largest", (*FULL, *STEP, *SUMMARY), log=True, source="arXiv:2306.12929"),
+        Measure("act/bondarenko_inf_norm", "", "mean over rows of the largest magnitude, the largest over the tensors", (*FULL, *STEP, *SUMMARY), log=True, source="arXiv:2306.12929"),
+    ),
+    "attention": (
+        Measure("attn/{block}/first_token_mass", "", "share that queries 1 .. T-1 give to token 0, mean; uniform attention: 0.059 at T = 64", STANDARD, whole="mean", title="attention to the first token", panel="sinks", heat_map=True, most=1.0),
+        Measure("attn/{block}/sink_rate", "", "share of sequences in which token 0 gets more than 0.3, mean over all queries that see it", STANDARD, source="arXiv:2410.10781, Eq. 3", whole="mean", title="sink rate", panel="sinks"),
+        Measure("attn/{block}/sink_rate_2", "", "the same of the second token", FULL, source="arXiv:2410.10781, Eq. 3"),
+        Measure("attn/{block}/sink_rate_3", "", "the same of the third token", FULL, source="arXiv:2410.10781, Eq. 3"),
+        Measure("attn/{block}/sink_rate_4", "", "the same of the fourth token", FULL, source="arXiv:2410.10781, Eq. 3"),
+        Measure("attn/{block}/entropy", "", "-sum a ln a over the largest that the row can have: 1 uniform, 0 one key; rows with one key left out", STANDARD, source="arXiv:2303.06296", whole="mean", title="attention entropy (uniform 1)", panel="sinks", heat_map=True, most=1.0),
+        Measure("attn/{block}/front_mass", "", "share given to keys without a query: that of `kv_bias`, or the normalizer's own", STANDARD, whole="mean", only="kv_bias, or a normalizer with a key of its own"),
+        Measure("attn/{block}/max_logit", "", "largest magnitude of a scaled score with its position bias, before the cap, among keys that are seen", STANDARD, source="arXiv:2302.05442", whole="largest", title="largest attention logit", panel="outliers"),
+    ),
+    "gates and output": (
+        Measure("gate/{block}/mean", "", "mean gate score", STANDARD, whole="mean", only="gates that multiply"),
+        Measure("gate/{block}/closed", "", "share of scores of magnitude 0.1 at most", STANDARD, whole="mean", only="gates that multiply"),
+        Measure("logits/log_sum_exp", "nats", "ln sum exp of the logits, mean over tokens", (*STANDARD, *STEP, *SUMMARY)),
+        Measure("logits/max_abs", "", "largest logit magnitude", (*STANDARD, *STEP, *SUMMARY)),
+    ),
+    "weights": (
+        Measure("weight/{block}/{matrix}/rms", "", "RMS of the entries", FULL),
+        Measure("weight/{block}/{matrix}/spectral_norm", "", "largest singular value, by 24 Lanczos steps: at most 0.1% too small", FULL),
+        Measure("update_ratio/{block}/{matrix}", "", "norm of the optimizer's last change, decay included, over the norm before it", FULL, log=True),
+    ),
+    "extrapolation": (
+        Measure("extrapolation/non_overlapping/{factor}", NATS, "loss in windows of that length, which begin where validation windows do; at 1 the validation loss", ("extrapolation",), "lower", only="the length is defined"),
+        Measure("extrapolation/sliding/{factor}", NATS, "loss of the same targets at every length, spread over the validation text, each with between L - T/2 and L tokens before it", ("extrapolation",), "lower", source="arXiv:2108.12409", only="the length is defined"),
+        Measure("extrapolation/by_position/{factor}/{tokens_read}", NATS, "the non-overlapping loss by the number of tokens read", ("extrapolation",), "lower", only="the length is defined"),
+    ),
+    "streaming": (
+        Measure("streaming/cache_tokens", "tokens", "size of the cache: the training context", ("streaming",)),
+        Measure("streaming/kept_tokens", "tokens", "first tokens that are kept", ("streaming",)),
+        Measure("streaming/text_tokens", "tokens", "length of a text", ("streaming",)),
+        Measure("streaming/loss_before", NATS, "loss until the cache is full", ("streaming",), "lower"),
+        Measure("streaming/loss_kept", NATS, "loss behind the filled cache with the first tokens kept", ("streaming",), "lower", source="arXiv:2309.17453"),
+        Measure("streaming/loss_dropped", NATS, "the same without", ("streaming",), "lower", source="arXiv:2309.17453"),
+        Measure("streaming/difference", NATS, "`loss_dropped` minus `loss_kept`: what the model owes to its first tokens", ("streaming",), "lower"),
+    ),
+    "quantization": (
+        Measure("quantization/loss", NATS, "loss in float", ("quantization",), "lower"),
+        Measure("quantization/schemes/{scheme}/loss", NATS, "loss with rounded weights and inputs", ("quantization",), "lower"),
+        Measure("quantization/schemes/{scheme}/gap", NATS, "that minus the loss in float", ("quantization",), "lower"),
+        Measure("quantization/gap_by_block", NATS, "the gap with one block alone under `dynamic_tensor`", ("quantization",), "lower"),
+        Measure("quantization/worst_block", "index", "the block with the largest of these gaps", ("quantization",)),
+    ),
+    "intervention": (
+        Measure("intervention/threshold", "", "entries of this many times the median magnitude of their sequence are changed", ("intervention",), log=True),
+        Measure("intervention/massive", "", "whether an entry reaches 1000 times the median; else the threshold is what one in a thousand reaches", ("intervention",)),
+        Measure("intervention/entries_per_sequence", "entries per sequence", "entries that are changed", ("intervention",)),
+        Measure("intervention/{change}/loss", NATS, "loss under a change", ("intervention",), "lower", source="arXiv:2402.17762"),
+        Measure("intervention/{change}/attn/first_token_mass", "", "as `attn/first_token_mass`", ("intervention",)),
+        Measure("intervention/{change}/attn/sink_rate", "", "as `attn/sink_rate`", ("intervention",)),
+        Measure("intervention/{change}/act/resid/max_over_median", "", "as `act/resid/max_over_median`", ("intervention",), log=True),
+        Measure("intervention/{change}/act/resid/kurtosis_token", "", "as `act/resid/kurtosis_token`", ("intervention",), log=True),
+    ),
+}  # fmt: skip
+
+MEASURES: tuple[Measure, ...] = tuple(chain.from_iterable(SECTIONS.values()))
+
+
+def table(section: str) -> str:
+    """A section as a Markdown table."""
+    cells = [("name", "unit", "definition", "where", "source")]
+    for measure in SECTIONS[section]:
+        name = " ".join(f"`{name}`" for name in measure.names)
+        arrow = {"lower": " (lower is better)", "higher": " (higher is better)"}.get(measure.better, "")
+        definition = measure.definition + arrow + (f"; whole model: {measure.whole}" if measure.whole else "")
+        definition += f"; only with {measure.only}" if measure.only else ""
+        cells.append((name, measure.unit, definition, ", ".join(measure.where), measure.source))
+    rows = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in cells]
+    return "\n".join([rows[0], "|" + "---|" * len(cells[0]), *rows[1:]]).replace("|  |", "| |").replace("|  |", "| |")
+
+
+def measure_of(name: str) -> Measure | None:
+    """The measure of a name as runs write it; None where no row has it, as in a run of an older version."""
+    return next((measure for pattern, measure in _patterns() if pattern.fullmatch(name)), None)
+
+
+def find(name: str) -> Measure:
+    """The measure of a name: as runs write it, or as the table does, with placeholders.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    found = measure_of(name) or next((measure for measure in MEASURES if name in measure.names), None)
+    if found is None:
+        raise unknown("there is no measure of this name", name, list(_names()))
+    return found
+
+
+def _names() -> Iterator[str]:
+    return chain.from_iterable(measure.names for measure in MEASURES)
+
+
+@cache
+def _patterns() -> list[tuple[re.Pattern[str], Measure]]:
+    """Those without placeholders first."""
+    pairs = [(name, measure) for measure in MEASURES for name in measure.names]
+    pairs.sort(key=lambda pair: pair[0].count("{"))
+    return [(re.compile(_expression(name)), measure) for name, measure in pairs]
+
+
+def _expression(name: str) -> str:
+    parts = re.split(r"\{(\w+)\}", name)
+    return "".join(f"(?:{PLACEHOLDERS[p][0]})" if i % 2 else re.escape(p) for i, p in enumerate(parts))
