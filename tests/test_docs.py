@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
 import shlex
-import subprocess
-import sys
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -122,14 +119,3 @@ def test_links_between_pages_lead_somewhere():
     for page in PAGES:
         for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
-
-
-def test_the_shell_completes_options():
-    line = "nexus-ablate norm=rms_"
-    done = subprocess.run(
-        [sys.executable, "-m", "nexus_ablate", "-sc", "query=bash"],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "COMP_LINE": line, "COMP_POINT": str(len(line))},
-    )
-    assert done.stdout.split() == ["norm=rms_outside", "norm=rms_zero"], done.stderr

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 from nexus_ablate import errors
@@ -33,8 +35,12 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
     from nexus_ablate.api import load_run
     from nexus_ablate.cli.evaluate import lines
     from nexus_ablate.report.run_picture import draw
+    from nexus_ablate.runs import find_runs, has_status
     from nexus_ablate.training.display import result_facts, table
 
+    if not has_status(Path(words[0])) and (runs := find_runs([Path(words[0])])):
+        got, fix = f"{words[0]}, a folder of {len(runs)} runs", f"nexus-ablate show {os.path.relpath(runs[-1])}"
+        raise errors.ConfigError("show takes one run", got, fix)
     record = load_run(words[0])
     facts = {"run": f"{record.study} / {record.arm} / seed {record.seed}", "state": record.state}
     if record.status.get("reason"):

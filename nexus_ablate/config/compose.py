@@ -7,13 +7,14 @@ added key (`+x=1`) and a misspelt `hydra.` key pass, and names internal types in
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from nexus_ablate.config.grammar import show
+from nexus_ablate.config.grammar import Constraint, show
 from nexus_ablate.config.options import OPTIONS, Key, Option, conf_dir, default_option, option_files
 from nexus_ablate.config.plugins import Plugin, add_plugins, plugins
 from nexus_ablate.config.resolve import changed, from_values
@@ -21,6 +22,13 @@ from nexus_ablate.config.run_config import CLOSED_GROUPS, OPTION_GROUPS, RunConf
 from nexus_ablate.errors import ConfigError, did_you_mean, printable, unknown
 from nexus_ablate.plain_data import load_yaml
 
+MOST_RUNS = 10_000
+"""Values of a sweep, and runs of a multirun: more are a typing error."""
+_HYDRA_VALUES = {
+    "hydra.sweeper.max_batch_size": Constraint("int [1, inf)"),
+    "hydra.launcher.n_jobs": Constraint("int (-inf, -1] | int [1, inf)"),
+}
+"""What Hydra's plugins would answer with a traceback."""
 GROUPS = (*OPTION_GROUPS, *CLOSED_GROUPS, "preset")
 
 
@@ -215,7 +223,7 @@ def check_overrides(overrides: list[str], sweeps: bool) -> None:
         if override.is_delete():
             raise ConfigError("nothing can be removed from the configuration", text, f"choose another {name}")
         if name.split(".")[0].split("/")[0] == "hydra":
-            _check_hydra_key(name)
+            _check_hydra_key(name, _values(override))
             continue
         if override.is_add() and not override.is_force_add():
             if name in _known_keys(chosen):
@@ -229,6 +237,8 @@ def check_overrides(overrides: list[str], sweeps: bool) -> None:
     for name, values in parsed:
         if name not in GROUPS:
             _check_values(name, values, chosen)
+    if (runs := math.prod(len(values) or 1 for _, values in parsed)) > MOST_RUNS:
+        raise ConfigError(f"a multirun has at most {MOST_RUNS} runs", f"{runs} runs", "nexus-ablate -m seed=0,1,2")
     names = dict(parsed)
     budget = [k for k in ("train.steps", "train.tokens", "train.flops") if k in names]
     if len(budget) > 1:
@@ -239,15 +249,28 @@ def check_overrides(overrides: list[str], sweeps: bool) -> None:
 
 
 def _values(override: Any) -> list[Any]:
-    """The values of an override; all of them where it is a sweep."""
-    from hydra.core.override_parser.types import Glob, QuotedString, RangeSweep
+    """The values of an override; all of them where it is a sweep.
+
+    Raises:
+        ConfigError: A sweep without a list of values, or with none or too many of them.
+    """
+    from hydra.core.override_parser.types import Glob, IntervalSweep, QuotedString, RangeSweep
 
     if override.is_sweep_override():
-        if isinstance(override.value(), Glob):
+        sweep, key = override.value(), override.key_or_group
+        if isinstance(sweep, Glob):
             return []
-        if isinstance(override.value(), RangeSweep):
+        if isinstance(sweep, IntervalSweep):
+            got, fix = override.input_line, f"{key}={sweep.start},{sweep.end}"
+            raise ConfigError("an interval is no list of values, and each value is a run", got, fix)
+        if isinstance(sweep, RangeSweep):
+            start, stop = sweep.start or 0, sweep.stop or 0
+            number = max(0, math.ceil((stop - start) / sweep.step)) if sweep.step else 0
+            if not 1 <= number <= MOST_RUNS:
+                problem = f"a sweep has from 1 to {MOST_RUNS} values, and this one has {number}"
+                raise ConfigError(problem, override.input_line, f"{key}=range(0,5)")
             return list(override.sweep_iterator())
-        raw = override.value().list
+        raw = sweep.list
     else:
         raw = [override.value()]
     plain = lambda v: [plain(i) for i in v] if isinstance(v, list) else v.text if isinstance(v, QuotedString) else v  # noqa: E731
@@ -255,8 +278,7 @@ def _values(override: Any) -> list[Any]:
 
 
 def _check_choices(group: str, values: list[Any]) -> list[str]:
-    paths = conf_dir().joinpath(group).glob("*.yaml")
-    names = set(option_files(group)) if group in OPTION_GROUPS else {path.stem for path in paths}
+    names = _option_names(group)
     chosen = []
     for value in values:
         name = "null" if value is None else show(value)
@@ -354,6 +376,19 @@ def _known_keys(chosen: dict[str, list[str]]) -> dict[str, Any]:
     return known
 
 
+def values_of_keys() -> dict[str, list[str]]:
+    """Every key of the default options, with those of its values that are names: what a shell completes."""
+    named = {group: sorted(_option_names(group)) for group in GROUPS}
+    keys = {k: constraint.words for k, constraint in _known_keys(_default_choices()).items() if constraint is not None}
+    return keys | named
+
+
+def _option_names(group: str) -> set[str]:
+    if group in OPTION_GROUPS:
+        return set(option_files(group))
+    return {path.stem for path in conf_dir().joinpath(group).glob("*.yaml")}
+
+
 def _check_values(name: str, values: list[Any], chosen: dict[str, list[str]]) -> None:
     known = _known_keys(chosen)
     if name not in known:
@@ -373,8 +408,11 @@ def _check_values(name: str, values: list[Any], chosen: dict[str, list[str]]) ->
             known[name].accept(name, value)
 
 
-def _check_hydra_key(name: str) -> None:
+def _check_hydra_key(name: str, values: list[Any]) -> None:
     """Hydra's own keys are held against Hydra's own schema: it accepts a misspelt one without a word."""
+    if name in _HYDRA_VALUES:
+        for value in values:
+            _HYDRA_VALUES[name].accept(name, value)
     from hydra.conf import HydraConf
 
     if "/" in name:
@@ -388,6 +426,9 @@ def _check_hydra_key(name: str) -> None:
         )
         if name not in groups:
             raise unknown("Hydra has no group of this name", name, groups)
+        for value in values:
+            if not isinstance(value, str):
+                raise ConfigError(f"{name} takes the name of an option", f"{name}={show(value)}", f"{name}=basic")
         return
     node: Any = HydraConf
     seen = "hydra"

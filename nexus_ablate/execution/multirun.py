@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -15,7 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from nexus_ablate import errors
-from nexus_ablate.config.compose import check_overrides, compose, differences, leave_preset_options, search_plugins
+from nexus_ablate.config.compose import (
+    check_overrides,
+    compose,
+    compose_values,
+    differences,
+    leave_preset_options,
+    search_plugins,
+)
 from nexus_ablate.config.options import conf_dir
 from nexus_ablate.config.resolve import from_values
 from nexus_ablate.config.run_config import RunConfig
@@ -65,6 +73,9 @@ def multirun(overrides: list[str]) -> int:
     by_submitit = "slurm" in launcher or "submitit" in launcher
     if by_submitit:
         refuse_secrets(overrides)
+    for text in overrides:
+        if text.startswith("hydra.sweep.dir=") and not by_submitit:
+            raise ConfigError("runs are kept in runs_dir; Hydra's sweep directory is not used", text, "runs_dir=runs")
 
     share_cores_politely()  # launched processes inherit it, and the next
     os.environ[SOURCE] = source_hash()
@@ -77,6 +88,7 @@ def multirun(overrides: list[str]) -> int:
         assert hydra is not None
         try:
             combinations = _combinations(overrides, hydra.config_loader)
+            _try_out(combinations)
             folder = _submitit_folder(overrides, hydra) if "slurm" in launcher else None
             where = [f"hydra.launcher.submitit_folder='{folder}'"] if folder else []
             if not by_submitit:  # Hydra writes down what it was asked, as it was typed
@@ -178,6 +190,27 @@ def _combinations(overrides: list[str], loader: Any) -> list[list[str]]:
     ours = [text for text in overrides if not text.lstrip("+~").startswith("hydra")]
     parsed = OverridesParser.create(config_loader=loader).parse_overrides(ours)
     return BasicSweeper.split_arguments(parsed, None)[0]
+
+
+def _try_out(combinations: list[list[str]]) -> None:
+    """Refuse what would fail in every run alike.
+
+    Raises:
+        ConfigError: No combination, an interpolation of nothing, or a runs_dir that cannot be written.
+    """
+    if not combinations:  # of a glob that matches nothing
+        raise ConfigError("a multirun has no run", "no combination", "nexus-ablate -m norm=layer,rms seed=0,1,2")
+    by_text = {text: combination for combination in combinations for text in combination}
+    for text, combination in by_text.items():
+        if re.search(r"\$\W*{", text):  # an interpolation, as the sweeper escapes it
+            compose_values(combination)
+    folder = Path(str(compose_values(combinations[0])["runs_dir"])).absolute()
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    try:
+        tempfile.TemporaryDirectory(dir=existing, prefix=".nexus_ablate-").cleanup()
+    except OSError as error:
+        got, fix = f"{existing}: {error.strerror}", "runs_dir=/tmp/runs"
+        raise ConfigError("runs_dir cannot be written", got, fix) from error
 
 
 def _submitit_folder(overrides: list[str], hydra: Any) -> Path:

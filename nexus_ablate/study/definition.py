@@ -25,7 +25,7 @@ from typing import Any
 from nexus_ablate.config.grammar import Constraint, show
 from nexus_ablate.config.options import conf_dir
 from nexus_ablate.config.run_config import OPTION_GROUPS, TrainConfig, key, keys_of
-from nexus_ablate.errors import ConfigError, unknown
+from nexus_ablate.errors import ConfigError, did_you_mean, unknown
 from nexus_ablate.plain_data import UNREADABLE, load_yaml
 from nexus_ablate.runs.files import read_regular
 from nexus_ablate.runs.record import DOCUMENT_BYTES, read_study
@@ -372,7 +372,11 @@ def _read(path: Path) -> dict[str, Any]:
             raise OSError("there is no such file")
         values = load_yaml(data.decode())
     except OSError as error:
-        raise ConfigError(f"{path}: this study cannot be read", str(error), "nexus-ablate list studies") from error
+        here = sorted(other.name for other in path.parent.glob("*.y*ml"))
+        near = did_you_mean(path.name, here) or next(iter(here), "")
+        fix = f"nexus-ablate study {path.with_name(near)}" if near else "nexus-ablate list studies"
+        problem = f"{path.name} in {path.parent.absolute()} cannot be read"
+        raise ConfigError(problem, f"{path}: {error}", fix) from error
     except UNREADABLE as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}, line {mark.line + 1}" if mark else str(path)

@@ -1,0 +1,160 @@
+"""What people type, and the three lines that answer it: the last one works."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+
+import pytest
+from written_runs import Writer
+
+from nexus_ablate.cli import main
+from nexus_ablate.cli.verb import all_verbs
+from nexus_ablate.config.compose import compose
+
+
+def answer(capsys, *words):
+    """The problem, what was given and what to try."""
+    assert main(list(words)) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(":")[0] for line in lines] == ["error", "  got", "  try"], lines
+    return [line.partition(": ")[2] for line in lines]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "train.attention=interval(0,1)",
+        "-m train.attention=interval(0,1)",
+        "hydra/launcher=5",
+        "-m hydra/launcher=5",
+        "-m seed=range(0,0)",
+        "-m seed=range(5,0)",
+        "-m seed=range(0,1e8)",
+        "-m seed=range(0,9000) model.n_layers=range(1,9000)",
+        "-m norm=glob(zzz*)",
+        "-m hydra.sweeper.max_batch_size=-1 seed=0,1",
+        "-m hydra.sweeper.max_batch_size=0 seed=0,1",
+        "-m hydra.sweep.dir=/dev/null seed=0,1",
+        "-m runs_dir=/proc/runs seed=0,1",
+        "-m hydra/launcher=joblib hydra.launcher.n_jobs=0 seed=0,1",
+        "-m hydra.launcher.n_jobs=0 hydra/launcher=joblib seed=0,1",
+        "--info=..",
+        "--info ..",
+        "--cfg",
+        "${nope}",
+        "seed=${nope}",
+        "runs_dir=${nope}",
+        "norm=${nope}",
+        "-m seed=${nope}",
+        "-m seed=0,${nope}",
+        "-m norm=${nope}",
+    ],
+)
+def test_a_command_line_that_cannot_be_run_is_three_lines_and_makes_nothing(command, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    began = time.monotonic()
+    answer(capsys, *shlex.split(command.replace("${", r"\${")))
+    assert time.monotonic() - began < 20
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is read-only for root")
+def test_a_multirun_in_a_read_only_folder_is_three_lines(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tmp_path.chmod(0o555)
+    assert "runs_dir cannot be written" in answer(capsys, "-m", "seed=0,1")[0]
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "lr=1e-3", "steps=100", "batch_size=32", "dropout=0.1", "context=512", "heads=8", "epochs=3", "train.epochs=3",
+        "norm rms", "norm = rms", "norm:rms", "--norm rms", "--steps 100", "--lr=1e-3", "norm=rmsnorm",
+        "norm=LayerNorm", "placement=prenorm", "placement=post_ln", "position=rotary", "qk_norm=true", "norm=RMS",
+        "explain norm layer", "weight_decay=-1", "d_ff_ratio=x", "train.steps=abc", "nrom=rms", "layernorm=on",
+        "position=ALiBi", "experiment=../x", "norm.epz=1e-3", "precision=bf16", "precision=bfloat16", "window=0",
+        "placement=post heads=4 norm=ln", "optim.scheduler=cosine",
+    ],
+)  # fmt: skip
+def test_the_last_line_of_a_mistake_is_an_override_that_can_be_composed(typed, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    fix = answer(capsys, *shlex.split(typed))[2]
+    (override,) = shlex.split(fix.removeprefix("nexus-ablate ").removeprefix("explain "))
+    assert re.fullmatch(r"[\w.]+=\S+", override), fix
+    compose([override])
+
+
+@pytest.mark.parametrize(
+    ("typed", "override"),
+    [
+        ("lr=2e-3", "optim.lr=0.002"),
+        ("heads=8", "model.n_heads=8"),
+        ("placement=post_ln", "placement=post"),
+        ("qk_norm=true", "qk_norm=rms"),
+        ("--steps 100", "nexus-ablate train.steps=100"),
+        ("study=norms", "nexus-ablate study norms"),
+        ("shwo", "nexus-ablate show"),
+    ],
+)
+def test_a_suggestion_goes_by_meaning(typed, override, capsys):
+    assert answer(capsys, *shlex.split(typed))[2] == override
+
+
+def test_every_synonym_leads_to_a_key_or_an_option(capsys):
+    from nexus_ablate.config.compose import _option_names, _synonyms, values_of_keys
+
+    keys = values_of_keys()
+    for word, meant in _synonyms()["keys"].items():
+        assert meant.partition("=")[0] in keys, word
+        assert word not in keys, word
+        if "=" in meant:
+            compose([meant])
+    for group, words in _synonyms()["options"].items():
+        assert set(words.values()) <= _option_names(group), group
+        assert not words.keys() & _option_names(group), group
+
+
+def test_a_study_file_that_is_missing_is_looked_for_beside_its_name(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text("question: which?\narms: [norm=layer]\n")
+    problem, got, fix = answer(capsys, "plan", "mien.yaml")
+    assert str(tmp_path) in problem and "mien.yaml" in got
+    assert fix == "nexus-ablate study mine.yaml"
+    assert "nexus-ablate list studies" in answer(capsys, "plan", "elsewhere/mine.yaml")
+
+
+def test_broken_yaml_is_named_with_its_line(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text("question: which?\narms: [norm=layer\nseeds: [0]\n")
+    problem, _, fix = answer(capsys, "study", "mine.yaml")
+    assert "mine.yaml, line 3" in problem and "line 3" in fix
+
+
+def test_show_of_a_folder_names_a_run_in_it(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Writer(tmp_path / "runs", "scratch").arm(losses=[2.0, 2.1])
+    fix = answer(capsys, "show", "runs/scratch/baseline")[2]
+    assert (tmp_path / fix.removeprefix("nexus-ablate show ") / "status.json").is_file()
+
+
+@pytest.mark.parametrize("arguments", [["doctor", "--json"], ["list"], ["list", "--json"], ["--help"], ["explain"]])
+def test_a_reader_that_leaves_early_is_no_error(arguments):
+    command = [sys.executable, "-m", "nexus_ablate", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode in (0, 1)  # 1 where rich meets the closed pipe
+
+
+def test_every_verb_answers_a_wrong_flag_and_shows_its_help(capsys):
+    for verb in all_verbs():
+        assert verb.name in answer(capsys, verb.name, "--nonsense")[0]
+        assert main([verb.name, "--help"]) == 0
+        shown = capsys.readouterr().out
+        assert shown.startswith(f"nexus-ablate {verb.name}") and all(flag.name in shown for flag in verb.flags)
