@@ -74,6 +74,13 @@ def check_target(flag: str, path: Path, endings: Sequence[str] = ()) -> None:
     if os.path.lexists(path) and os.path.exists(path) and not os.path.isfile(path):
         raise ConfigError(f"{flag} takes a file, and this is a device or a pipe", str(path), f"{flag} {path.name}.txt")
     refuse_device_folder(folder)
+    try:
+        os.lstat(path)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        shorter = f"{flag} {(path.stem[:40] or 'report') + path.suffix[:10]}"
+        raise ConfigError(f"{flag} names a file that cannot be written: {error.strerror}", str(path), shorter) from None
 
 
 def refuse_device_folder(folder: Path) -> None:

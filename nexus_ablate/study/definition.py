@@ -295,7 +295,11 @@ def overrides_of(given: Any) -> list[str]:
     Raises:
         ConfigError: It is neither.
     """
-    texts = shlex.split(given) if isinstance(given, str) else given
+    try:
+        texts = shlex.split(given) if isinstance(given, str) else given
+    except ValueError as error:
+        problem = f"an arm cannot be read: {str(error).lower()}"
+        raise ConfigError(problem, show(given), "norm=layer, or [norm=rms, bias=on]") from error
     if not isinstance(texts, list) or not all(isinstance(text, str) and "=" in text for text in texts):
         raise ConfigError("an arm is a list of overrides", show(given), "norm=layer, or [norm=rms, bias=on]")
     for text in texts:

@@ -69,7 +69,7 @@ def restore(record: RunRecord) -> tuple[RunConfig, TokenizedData, GPT]:
         ConfigError: The data is no longer what the run was validated on.
         CheckpointError: There is no whole checkpoint, or its weights are not those of the model.
     """
-    from nexus_ablate.model import build_model
+    from nexus_ablate.model import build_model, meta_model
     from nexus_ablate.training.checkpoint import load_newest
 
     config = from_values({key: value for key, value in (record.config or {}).items() if key != "resolved"})
@@ -81,10 +81,14 @@ def restore(record: RunRecord) -> tuple[RunConfig, TokenizedData, GPT]:
     loaded = load_newest(record.path / "checkpoints")
     if loaded is None:
         raise CheckpointError("this run has no checkpoint", str(record.path), "rerun=on trains it anew")
-    model = build_model(config, data.vocab_size)
-    ours, theirs = ({name: t.shape for name, t in of.items()} for of in (model.state_dict(), loaded.tensors["model"]))
+    theirs = {name: tensor.shape for name, tensor in loaded.tensors["model"].items()}
+    depth = len({name.split(".")[1] for name in theirs if name.startswith("blocks.")})
+    ours = {}
+    if depth == config.model.n_layers:  # ten thousand layers take minutes to be built, even without values
+        ours = {name: tensor.shape for name, tensor in meta_model(config, data.vocab_size).state_dict().items()}
     if other := sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)):
         fix = "evaluate it with the version in its env.json"
         raise CheckpointError(f"the weights in {loaded.path} are of another version", ", ".join(other[:3]), fix)
+    model = build_model(config, data.vocab_size)
     model.load_state_dict(loaded.tensors["model"])
     return config, data, model.eval()

@@ -96,7 +96,7 @@ def template(tmp_path, monkeypatch) -> Path:
         added=[{"when": "2020-01-01", "seeds": [1]}],
         source="0" * 64,
     )
-    request = read_request([f"study={STUDY}", f"runs_dir={writer.root}"])
+    request = read_request([STUDY, f"runs_dir={writer.root}"])
     for job in Runs(expanded(request), request).claims:  # under the names that these runs have in today's code
         (path,) = job.path.parent.glob(f"s{job.seed}-*")
         path.rename(job.path)
@@ -212,8 +212,8 @@ def commands(study: Path) -> dict[str, list[str]]:
         "show": ["show", str(run), "--out", f"{out}/picture.svg"],
         "evaluate": ["evaluate", str(study)],
         "sync": ["sync", str(study)],
-        "plan": ["plan", f"study={STUDY}", place],
-        "study": [f"study={STUDY}", place, "--workers", "1"],
+        "plan": ["plan", STUDY, place],
+        "study": ["study", STUDY, place, "--workers", "1"],
         "confirm": ["confirm", STUDY, "norm=layer", place, "--workers", "1"],
         "add-seeds": ["add-seeds", STUDY, "1", place, "--workers", "1"],
     }

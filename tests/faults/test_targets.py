@@ -1,0 +1,108 @@
+"""Paths and studies that cannot be used end in three lines, and nothing is half made."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+
+import pytest
+import yaml
+
+from faults.bench import at_step, only, run
+from nexus_ablate import errors
+from nexus_ablate.cli import main
+
+LONG = "x" * 5000
+
+
+def refused(capsys, *command: str) -> str:
+    """The three lines that a command ends in, with status 2."""
+    capsys.readouterr()
+    assert main(list(command)) == errors.CONFIG
+    said = capsys.readouterr().err
+    assert len(said.splitlines()) == 3, said
+    return said
+
+
+STUDIES = {
+    "deep": "arms: " + "[" * 3000 + "]" * 3000,
+    "deeper": "arms: " + "[" * 50_000,
+    "tag": "design: !!bool x",
+    "open quote in an arm": "arms: ['norm=layer \"open']",
+    "digits": "arms: [norm=layer]\nseeds: [" + "9" * 400 + "]",
+    "bomb": "\n".join(f"{b}: &{b} [{','.join([f'*{a}'] * 9)}]" for a, b in zip("abcdefgh", "bcdefghi", strict=True)),
+    "key": "? [1, 2]\n: 3",
+}
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_a_malformed_study_is_refused_in_three_lines(tmp_path, monkeypatch, capsys, name):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text(f"question: is it so?\na: &a [1, 1, 1]\n{STUDIES[name]}\n")
+    refused(capsys, "plan", "mine.yaml")
+    assert sorted(os.listdir(tmp_path)) == ["mine.yaml"]
+
+
+@pytest.mark.parametrize("kind", ["a folder", "a pipe", "a link to /dev/zero", "a link to itself", "nothing"])
+def test_a_study_that_is_no_file_is_refused_at_once(tmp_path, capsys, kind):
+    path = tmp_path / "mine.yaml"
+    {
+        "a folder": path.mkdir,
+        "a pipe": lambda: os.mkfifo(path),
+        "a link to /dev/zero": lambda: path.symlink_to("/dev/zero"),
+        "a link to itself": lambda: path.symlink_to(path),
+        "nothing": lambda: None,
+    }[kind]()
+    refused(capsys, "plan", str(path))
+
+
+@pytest.mark.parametrize("target", ["loop/x", f"{LONG}", "/dev/x", "/proc/x", "nowhere/x", "folder"])
+def test_a_target_that_cannot_be_written_is_refused_before_anything_is_read(tmp_path, monkeypatch, capsys, target):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "folder").mkdir()
+    monkeypatch.setattr("nexus_ablate.comparison.result.compare", None)
+    refused(capsys, "compare", str(tmp_path), "--html", target)
+    refused(capsys, "show", str(tmp_path), "--out", f"{target}.png" if target != "folder" else "nowhere/folder.png")
+    assert sorted(os.listdir(tmp_path)) == ["folder", "loop"]
+
+
+@pytest.mark.parametrize("text", ["x", "xx", "\n", "", "aaaa" * 50])
+def test_a_text_of_one_character_is_refused_before_a_directory_is_made(tiny_run, tmp_path, capsys, text):
+    (tmp_path / "one.txt").write_text(text)
+    refused(capsys, *tiny_run(f"data.files=[{tmp_path / 'one.txt'}]", "data.tokenizer=char"))
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(("runs_dir", "status"), [(LONG, 5), ("/dev/null/x", 2), ("/proc/x", 2), ("loop/x", 5)])
+def test_a_runs_dir_that_cannot_be_is_refused_and_leaves_nothing(
+    tiny_run, tmp_path, monkeypatch, capsys, runs_dir, status
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "loop").symlink_to("loop")
+    before = sorted(os.listdir(tmp_path))
+    command = [text for text in tiny_run() if not text.startswith("runs_dir=")]
+    assert main([*command, f"runs_dir={runs_dir}"]) == status
+    assert len(capsys.readouterr().err.splitlines()) == 3
+    assert [name for name in sorted(os.listdir(tmp_path)) if name != "cache"] == before
+
+
+def test_a_folder_that_is_deleted_while_it_trains_ends_in_status_5_and_stays_deleted(tiny_run, tmp_path, monkeypatch):
+    command = tiny_run()
+    at_step(monkeypatch, lambda step: step == 7 and shutil.rmtree(only(tmp_path / "runs"), ignore_errors=True))
+    assert main(command) == errors.STORAGE
+    assert not list((tmp_path / "runs").glob("*/*/*/*"))
+
+
+@pytest.mark.slow
+def test_a_config_of_ten_thousand_layers_is_held_against_the_checkpoint_before_it_is_built(tiny_run, capsys):
+    path = run(tiny_run()).path
+    config = yaml.safe_load((path / "config.yaml").read_text())
+    config["model"]["n_layers"] = 10_000
+    config["resolved"]["windows"] = [0] * 10_000
+    (path / "config.yaml").write_text(yaml.safe_dump(config))
+    began = time.monotonic()
+    assert main(["evaluate", str(path), "--evals", "quantization"]) in (errors.CONFIG, errors.CHECKPOINT)
+    assert time.monotonic() - began < 10
+    assert "are of another version" in capsys.readouterr().err
