@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 from wandb_server import serving
 from written_runs import Writer
 
+from nexus_ablate import errors
 from nexus_ablate.cli import main
 from nexus_ablate.cli.list import catalogue, markdown
 from nexus_ablate.config.resolve import from_values
@@ -24,6 +25,13 @@ LINE = re.compile(r"^(?: {4}|\$ )(?P<command>(?:nexus-ablate|scripts/run) .*?)(?
 SPAN = re.compile(r"`(?P<command>nexus-ablate [^\s`]+ [^`\n]+)`")
 PLACEHOLDER = re.compile(r"(?<![\w/.])[A-Z][A-Z_]+(?![\w.])|\.\.\.|/path/|path/to")
 """`DIR`, `KEY=VALUE`, `...`: a form and no command."""
+TUTORIAL = (ROOT / "docs/tutorial.md").read_text()
+(TUTORIAL_STUDY,) = re.findall(r"^```yaml\n(.*?)^```$", TUTORIAL, re.M | re.S)
+WRITTEN = [*PAGES, *sorted((ROOT / "conf").rglob("*.yaml"))]
+DIALECT = re.compile(
+    r"\b(?:told|grief|mend|mended|circumstances|company|in\s+plain\s+sight|came\s+to|a\s+line\s+an\s+arm)\b", re.I
+)
+"""Words that have a plainer or more usual one."""
 
 
 def commands() -> list[str]:
@@ -44,6 +52,7 @@ def desk(tmp_path, monkeypatch):
     monkeypatch.setenv("NEXUS_ABLATE_CACHE", str(tmp_path / "cache"))
     for name in ("book.txt", "tinyshakespeare.txt"):
         (tmp_path / name).write_text("to be or not to be\n" * 500)
+    (tmp_path / "muon.yaml").write_text(TUTORIAL_STUDY)
     trained = []
 
     def train(config, *_, **__):
@@ -59,7 +68,7 @@ def desk(tmp_path, monkeypatch):
     monkeypatch.setattr(evaluation, "evaluate", lambda path, names: {name: {"not_defined": "here"} for name in names})
     monkeypatch.setattr(cluster, "submit", lambda request, *_, **__: trained.append(launch.expanded(request)) or 0)
     monkeypatch.setattr(launch, "launch", lambda request, *_, **__: trained.append(launch.expanded(request)) or 0)
-    for study in ("scratch", "norms", "mine", "notebook", "first_look"):
+    for study in ("scratch", "norms", "mine", "notebook", "first_look", "muon"):
         writer = Writer(tmp_path / "runs", study)
         writer.arm(losses=[2.0, 2.01, 1.99])
         writer.arm("norm=layer", losses=[2.1, 2.12, 2.09])
@@ -101,13 +110,11 @@ def test_a_command_that_is_wrong_is_seen(desk):
     assert main(shlex.split("nexus-ablate norm=rmss")[1:]) == 2
 
 
-def test_the_tables_of_options_and_measures_are_those_of_the_code():
+def test_the_page_of_options_and_the_tables_of_measures_are_those_of_the_code():
     spec = importlib.util.spec_from_file_location("make_docs", ROOT / "scripts/docs.py")
     assert spec is not None and spec.loader is not None
     docs = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(docs)
-    readme = (ROOT / "README.md").read_text()
-    assert docs.with_table(readme) == readme, "python scripts/docs.py"
     assert (ROOT / "docs/options.md").read_text() == markdown(catalogue()) + "\n", "python scripts/docs.py"
     metrics = (ROOT / "docs/metrics.md").read_text()
     assert docs.with_measures(metrics) == metrics, "python scripts/docs.py"
@@ -119,3 +126,30 @@ def test_links_between_pages_lead_somewhere():
     for page in PAGES:
         for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_the_index_leads_to_every_page():
+    linked = set(re.findall(r"\]\(([^)#]+)", (ROOT / "docs/README.md").read_text()))
+    assert {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"} <= linked
+
+
+def test_the_documentation_has_every_exit_status():
+    table = (ROOT / "docs/command_line.md").read_text().partition("## Exit status")[2]
+    documented = {int(number) for number in re.findall(r"^\| (\d+) \|", table, re.M)}
+    assert documented == {value for name, value in vars(errors).items() if name.isupper() and isinstance(value, int)}
+
+
+@pytest.mark.parametrize("text", WRITTEN, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_nothing_is_written_in_a_private_dialect(text):
+    words = {match.group().lower(): match.start() for match in DIALECT.finditer(text.read_text(encoding="utf-8"))}
+    assert not words
+
+
+def test_a_word_of_the_private_dialect_is_seen():
+    assert DIALECT.findall("It is Told what CAME\nto grief: a line an arm.") == [
+        "Told",
+        "CAME\nto",
+        "grief",
+        "a line an arm",
+    ]
+    assert not DIALECT.search("recommend, accompany, became to")

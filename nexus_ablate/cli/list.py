@@ -161,7 +161,10 @@ def _print(groups: dict[str, Any], with_keys: bool) -> None:
 
 def markdown(groups: dict[str, Any]) -> str:
     """A page of the groups of `catalogue`: every option with its equations, its keys and its source."""
-    lines = ["# Options", "", "Made by `nexus-ablate list --markdown`. `*` is the baseline.", ""]
+    about = (
+        "Every option with its equation, keys and source. `*` is the baseline. Made by `nexus-ablate list --markdown`."
+    )
+    lines = ["# Options", "", about, "", option_table(groups), ""]
     for group, options in groups.items():
         lines += [f"## {group}", ""]
         if group == "measures":
@@ -202,7 +205,7 @@ def _key_table(keys: dict[str, Any], prefix: str) -> list[str]:
 
 
 def option_table(groups: dict[str, Any]) -> str:
-    """One row a group with the names of its options, for the README; the baseline's with a star."""
+    """One row per group with the names of its options; the baseline's has a star."""
     rows = ["| group | options |", "|---|---|"]
     for group, options in groups.items():
         if group == "switches":
