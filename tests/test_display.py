@@ -72,7 +72,7 @@ def test_what_the_user_named_is_shown_as_text_and_not_as_markup_or_escapes(tmp_p
 def test_the_result_names_loss_baseline_and_the_next_command(tmp_path):
     stream = io.StringIO()
     Display(stream).after(tmp_path, SUMMARY)
-    assert "60% below a unigram model" in stream.getvalue()
+    assert "60% lower than a unigram model" in stream.getvalue()
     assert f"nexus-ablate show {tmp_path}" in stream.getvalue()
     assert "outliers" not in result_facts(SUMMARY)  # not probed: absent, not zero
 

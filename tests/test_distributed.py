@@ -80,7 +80,7 @@ def test_several_processes_are_one_process_at_the_same_global_batch(
     assert (many.summary["world_size"], many.env["world_size"], one.summary["world_size"]) == (size, size, 1)
     difference = furthest(many, one)
     assert difference < SAME
-    assert said.count("written to") == 1  # the first process alone speaks
+    assert said.count("saved to") == 1  # the first process alone speaks
     counted(f"{size} processes, {steps} steps: at most {difference:.1e} relative")
 
 

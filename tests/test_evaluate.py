@@ -524,7 +524,7 @@ def test_evaluate_writes_each_answer_under_its_name_and_does_none_twice(finished
 def test_a_finished_run_asked_for_again_with_evaluations_gets_them_from_its_checkpoint(tiny_run, finished):
     again = train(compose(tiny_run("train.steps=2", "evals=[extrapolation]")), quiet=True)
     assert again.path == finished
-    assert again.told_before
+    assert again.already_finished
     assert "1" in again.summary["extrapolation"]["non_overlapping"]
     assert read_run(finished).summary == again.summary
 

@@ -562,7 +562,7 @@ def test_a_run_that_auto_cannot_compile_says_so_and_is_the_uncompiled_run(tiny_r
     monkeypatch.setattr(step, "compiling_pays", lambda *_: True)
     no_compiler(monkeypatch)
     fell_back = train(compose(tiny_run("norm=batch", f"runs_dir={tmp_path / 'other'}")), [])
-    assert "the step stays uncompiled: no working C++ compiler" in capsys.readouterr().err
+    assert "training without torch.compile, which failed: no working C++ compiler" in capsys.readouterr().err
     assert "no working C++ compiler" in (fell_back.path / "log.txt").read_text()
     assert rows(fell_back.path) == rows(plain.path)
 

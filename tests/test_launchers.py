@@ -126,7 +126,7 @@ def test_a_signal_saves_the_run_of_a_multirun_and_the_same_command_goes_on(tiny_
     _, said = driver.communicate(timeout=60)
     assert driver.returncode == errors.PREEMPTED, said
     assert {part: run.state for part, run in parts(tmp_path / "runs").items()} == {9: "preempted"}, said
-    assert "not begun" in " ".join(said.split())
+    assert "not started" in " ".join(said.split())
 
 
 def test_a_worker_that_leaves_after_a_run_is_given_no_other(monkeypatch):
@@ -191,7 +191,7 @@ def test_a_cluster_that_cannot_tell_of_killed_jobs_is_refused_with_the_way_that_
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     monkeypatch.setattr(multirun.shutil, "which", lambda name: f"/bin/{name}")
     monkeypatch.setattr(cluster_queue, "accounting", lambda: False)
-    with pytest.raises(ConfigError, match="wait for ever") as refused:
+    with pytest.raises(ConfigError, match="wait forever") as refused:
         multirun.require("slurm")
     assert "--cluster slurm" in refused.value.fix
 

@@ -187,7 +187,7 @@ def test_a_run_asked_for_again_after_an_edit_trains_again_and_says_why(tiny_run,
     assert main(tiny_run()) == 0
     said = " ".join(capsys.readouterr().err.split())
     assert f"{first.name}, was made by other code (axes/norm.py differs); training again" in said
-    assert "finished before" not in said
+    assert "already finished" not in said
     found = find_runs([tmp_path / "runs"])
     assert len(found) == 2 and bytes_of(first) == kept
 
@@ -235,7 +235,7 @@ def test_a_study_with_finished_runs_of_other_code_is_refused_before_anything_is_
         train(compose([*job.overrides, "train.threads=1"]), quiet=True, arm=job.arm)
     checkout.edit("nexus_ablate/axes/norm.py", "from __future__", "# a comment\nfrom __future__")
     assert main(study) == 0
-    assert "nothing to do: all 4 runs ended before" in capsys.readouterr().err
+    assert "nothing to run: all 4 runs have ended" in capsys.readouterr().err
     assert yaml.safe_load((request.directory / "study.yaml").read_text())["source"] == source_hash()
 
     checkout.edit("nexus_ablate/axes/norm.py", "from __future__", "import math\nfrom __future__")

@@ -272,7 +272,7 @@ def test_nothing_that_is_queued_or_done_is_submitted_again_and_what_slurm_forgot
     capsys.readouterr()
     assert submit(asked, Resources()) == 0
     said = capsys.readouterr().err
-    assert "2 runs submitted as SLURM job 2 (array of 2), 2 are in the queue already" in said, said
+    assert "2 runs submitted as SLURM job 2 (array of 2), 2 already in the queue" in said, said
     lines = {(line.arm, line.seed): line for line in Watcher().lines([asked.directory])}
     assert (lines["baseline", 0].state, lines["baseline", 0].job) == ("queued", "1_0")
     assert (lines["norm=layer", 0].state, lines["norm=layer", 0].job) == ("starting", "1_1")
@@ -335,7 +335,7 @@ def test_tuning_comes_first_and_the_command_says_when_to_come_again(tiny_run, fa
     assert submit(request(tiny_run, "seeds=0", "lr_grid=1e-3,2e-3", "tuning_seeds=7"), Resources()) == 0
     said = " ".join(capsys.readouterr().err.split())
     assert "6 runs submitted" in said, "two arms, and each at two rates"
-    assert "the same command submits every arm at its best learning rate" in said
+    assert "run the same command to submit every arm at its best learning rate" in said
 
 
 def test_a_command_submits_one_look_and_the_next_one_when_its_runs_have_ended(tiny_run, fake_slurm, instant, capsys):
@@ -354,13 +354,13 @@ def test_a_command_submits_one_look_and_the_next_one_when_its_runs_have_ended(ti
 
     first, said = submitted()
     assert {(job.arm, job.seed) for job in first} == {(job.arm, job.seed) for job in jobs.values() if job.seed < 2}
-    assert "the same command judges the arms; those that are undecided get the next look" in said
+    assert "run the same command to judge the arms and submit the next look" in said
     fake_slurm.queue.write_text("".join(f"1_{number}|PENDING|Priority\n" for number in range(len(first))))
-    assert "6 are in the queue already" in submitted()[1], "nothing of the next look before this one has ended"
+    assert "6 already in the queue" in submitted()[1], "nothing of the next look before this one has ended"
     for job in first:
         if job.of == "baseline":
             instant.end(job, "finished")
-    assert "0 runs submitted, 4 are in the queue already" in submitted()[1]
+    assert "0 runs submitted, 4 already in the queue" in submitted()[1]
     for job in first:
         instant.end(job, "finished")
     for number, seed in ((2, 2), (3, 3)):
@@ -521,7 +521,7 @@ def test_a_submitted_study_outlives_preemption_cancelling_and_a_failure(cluster,
     assert done.returncode == 0, done.stderr
     assert "4 runs submitted" in done.stderr
     again = cluster.nexus(*trials.study(0, 7, 9, 10), *SUBMIT)
-    assert "0 runs submitted, 4 are in the queue already" in again.stderr, again.stderr
+    assert "0 runs submitted, 4 already in the queue" in again.stderr, again.stderr
     told = cluster.nexus("status", str(trials.directory)).stdout
     jobs = set(re.findall(r"\b\d+_(\d)\b", told))
     assert "job" in told and jobs >= {"1", "2"}, told  # the two that wait for trouble; the others may be over by now
@@ -572,7 +572,7 @@ def test_jobs_that_leak_and_fail_leave_no_secret_in_any_file(cluster, tiny_run, 
 
 
 def test_a_typed_secret_is_not_handed_to_a_job_which_would_keep_it_in_a_file(tiny_run, fake_slurm, tmp_path):
-    with pytest.raises(errors.ConfigError, match="holds a secret") as refused:
+    with pytest.raises(errors.ConfigError, match="contains a secret") as refused:
         submit(request(tiny_run, "seeds=0", "tracker=auto", f"tracker.entity='{TYPED['with a prefix']}'"), Resources())
     assert "canary" not in str(refused.value)
     assert not (tmp_path / "runs").exists()

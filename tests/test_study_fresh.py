@@ -59,7 +59,7 @@ def test_the_study_as_it_was_asked_for_first_is_still_the_same_study(study, inst
     first = ["study", "mine", "vary.norm=layer", "vary.bias=on", "seeds=0,1,2", "--workers", "1", *tiny_run()]
     for again in (first, study("study", "mine")):
         assert main(again) == 0
-        assert "nothing to do: all 12 runs ended before" in said(capsys)
+        assert "nothing to run: all 12 runs have ended" in said(capsys)
     assert photograph(tmp_path / "runs") == before
 
 

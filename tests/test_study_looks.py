@@ -61,7 +61,7 @@ def test_further_seeds_go_to_the_undecided_and_the_same_command_then_trains_noth
         assert main(again) == 0
         assert len(instant.trained) == len(expected)
         text = said(capsys)
-        assert f"nothing to do: all {len(expected)} runs ended before" in text
+        assert f"nothing to run: all {len(expected)} runs have ended" in text
         assert all(line in text for line in ends), text
     assert photograph(tmp_path / "runs") == before
 
@@ -81,7 +81,7 @@ def test_a_study_that_is_stopped_in_any_look_goes_on_and_trains_nothing_twice(st
     capsys.readouterr()
     assert main(study(ARMS[0])) == 0
     text = said(capsys)
-    assert f"{after} ended before, {3 if after == 1 else 1} runs to do" in text
+    assert f"{after} already ended, {3 if after == 1 else 1} runs queued" in text
     assert Counter(Counter(instant.trained).values()) == {1: 10}
     assert "norm=layer: 5 of at most 5 seeds" in text
 
@@ -92,7 +92,7 @@ def test_a_look_with_a_failed_run_is_not_judged_until_it_is_tried_again(study, i
     assert main(study(ARMS[0])) == errors.BUG
     number = 2 if run[1] == 2 else 1
     text = said(capsys)
-    assert f"look {number} is not complete, so no arm gets further seeds" in text
+    assert f"look {number} is incomplete, so no arm gets more seeds" in text
     assert "--retry failed" in text
     assert max(seed for _, seed in instant.trained) == max(run[1], 1)
     instant.failing = set()
@@ -276,6 +276,6 @@ def test_a_crippled_arm_is_decided_at_the_first_look_and_a_null_arm_gets_every_s
     before = photograph(tmp_path / "runs")
     again = nexus(arguments)
     assert again.returncode == 0, again.stderr
-    assert "nothing to do: all 15 runs ended before" in " ".join(again.stderr.split())
+    assert "nothing to run: all 15 runs have ended" in " ".join(again.stderr.split())
     assert crippled in again.stderr
     assert photograph(tmp_path / "runs") == before

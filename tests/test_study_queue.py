@@ -152,7 +152,7 @@ def test_what_is_missing_is_run_once_and_like_each_run_alone(study, tmp_path):
     before = photograph(runs_dir)
     again = nexus(study("vary.norm=layer,rms", "seeds=0,1"))
     assert again.returncode == 0, again.stderr
-    assert "nothing to do" in again.stderr
+    assert "nothing to run" in again.stderr
     assert photograph(runs_dir) == before
 
     threads = IdleCores.cores() // 2 or 1
@@ -173,7 +173,7 @@ def test_what_is_missing_is_run_once_and_like_each_run_alone(study, tmp_path):
     assert len(shorter.stderr.strip().splitlines()) <= 3
     larger = nexus([*names(study()), "seeds=0,1,2", "--amend"])
     assert larger.returncode == 0, larger.stderr
-    assert "2 runs to do" in larger.stderr
+    assert "2 runs queued" in larger.stderr
     after = photograph(runs_dir)
     assert {p: after[p] for p in before if "s0-" in str(p) or "s1-" in str(p)} == {
         p: before[p] for p in before if "s0-" in str(p) or "s1-" in str(p)
@@ -213,8 +213,8 @@ def test_a_crash_marks_its_run_and_the_others_have_their_turn(study, plugin, tmp
     assert again.returncode == errors.BUG
     assert photograph(tmp_path / "runs") == before, "what failed is not tried again unasked"
     retried = nexus([*arguments, "--retry", "failed"], plugin)
-    assert "3 runs to do" in retried.stderr
-    assert "3 ended before" in retried.stderr, "the diverged one has a result"
+    assert "3 runs queued" in retried.stderr
+    assert "3 already ended" in retried.stderr, "the diverged one has a result"
     assert retried.returncode == errors.DIVERGED
     ended = list(states(tmp_path / "runs").values())
     assert (ended.count("finished"), ended.count("diverged")) == (5, 1), "from step 10 on they live long enough"
@@ -251,8 +251,8 @@ def test_a_run_whose_time_is_over_is_saved_and_one_that_hangs_does_not_hold_the_
         "norm=crash,norm.how=hang": "failed",
         slow: "preempted",
     }, done.stderr
-    assert f"{slow} s0 preempted: its time was over; stopped by SIGTERM at step" in done.stderr
-    assert "its time was over, and it did not stop" in found["norm=crash,norm.how=hang"].status["reason"]
+    assert f"{slow} s0 preempted: its time limit was reached; stopped by SIGTERM; saved at step" in done.stderr
+    assert "its time limit was reached, and it did not stop" in found["norm=crash,norm.how=hang"].status["reason"]
     assert done.returncode == errors.BUG
 
 
@@ -341,7 +341,7 @@ def test_cores_and_memory_are_shared(tiny, monkeypatch):
     request = read_request("x vary.norm=layer train.device=auto model.d_model=64".split())
     where = places("auto", Runs(expanded(request), request).claims, 1, None)
     assert (where.workers, [where.gpu(n) for n in range(3)]) == (2, ["2", "5", "2"])
-    assert where.circumstances == {"workers": 2, "runs_per_device": 1}
+    assert where.run_conditions == {"workers": 2, "runs_per_device": 1}
 
 
 def test_plan_shows_everything_and_writes_nothing(study, tmp_path):

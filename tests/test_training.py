@@ -195,7 +195,7 @@ def test_a_finished_run_asked_for_again_prints_its_result_and_is_not_touched(tin
     first = run(tiny_run())
     before = {p: p.stat().st_mtime_ns for p in first.path.rglob("*")}
     again = run(tiny_run())
-    assert again.told_before
+    assert again.already_finished
     assert again.summary == read_run(first.path).summary
     assert {p: p.stat().st_mtime_ns for p in first.path.rglob("*")} == before
 
@@ -205,7 +205,7 @@ def test_a_finished_run_asked_for_with_another_probe_says_so_and_keeps_its_resul
     capsys.readouterr()
     again = train(compose(tiny_run("probe=standard")), [])
     assert again.path == first.path
-    assert "probed otherwise" in capsys.readouterr().err
+    assert "other probe settings" in capsys.readouterr().err
 
 
 def test_rerun_trains_a_sibling_and_leaves_the_first(tiny_run):
@@ -287,7 +287,7 @@ def test_a_signal_saves_the_step_and_the_run_goes_on_later(tiny_run, tmp_path, m
         return advance(self)
 
     monkeypatch.setattr(Trainer, "_advance", signalled)
-    with pytest.raises(Preempted, match=f"{name} at step 9") as stopped:
+    with pytest.raises(Preempted, match=f"{name}; saved at step 9") as stopped:
         run(overrides)
     assert stopped.value.status == 75
     monkeypatch.setattr(Trainer, "_advance", advance)
@@ -304,7 +304,7 @@ def test_a_signal_that_is_ignored_stays_ignored(monkeypatch):
     try:
         with StopRequest() as stop:
             os.kill(os.getpid(), signal.SIGHUP)
-        assert stop.asked == ""
+        assert stop.signal_name == ""
     finally:
         signal.signal(signal.SIGHUP, before)
 

@@ -1,6 +1,6 @@
-"""One run at a time in a process apart, for a process that must outlive its runs: the launcher of a Hydra multirun.
+"""Trains one run at a time in a separate process, for a process that must outlive its runs: a Hydra launcher.
 
-A run that ends its process (a crash in native code, no memory, `os._exit`) is marked failed and the next one begins.
+A run that takes its process down (a crash in native code, no memory, `os._exit`) is marked failed; the next run starts.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from nexus_ablate.training.signals import StopRequest
 
 
 class Apart:
-    """A worker process for the runs of this process, made when it is needed; `stopped` names the signal that ended it.
+    """A worker process for the runs of this process, started on demand; `stopped` is the signal that stopped it, or ''.
 
-    Imports are paid once, as long as no run takes the worker down.
+    The worker imports torch once, as long as no run takes it down.
     """
 
     def __init__(self) -> None:
@@ -25,28 +25,28 @@ class Apart:
         self._worker: Worker | None = None
 
     def train(self, order: Order, path: Path) -> Answer:
-        """Train a run and wait for it; after a signal asked to stop, nothing is begun any more.
+        """Train a run and wait for it. After a stop signal no further run starts.
 
         Args:
             order: The run.
-            path: Its directory, for a word there if its process dies.
+            path: Its directory, whose status is set to failed if the process dies.
         """
         if self.stopped:
-            return Answer(errors.PREEMPTED, f"not begun, because {self.stopped} asked to stop")
+            return Answer(errors.PREEMPTED, f"not started, because of {self.stopped}")
         if self._worker is None or not self._worker.process.is_alive():
-            if get_start_method() not in get_all_start_methods():  # joblib's own, which no child could find
+            if get_start_method() not in get_all_start_methods():  # joblib's own, which a child cannot import
                 set_start_method("spawn", force=True)
             self._worker = Worker(None, None, None)
-            # Python waits for its children when it ends; this one leaves when nobody can send it anything.
+            # Python waits for its children at exit; closing the pipe makes this one end.
             util.Finalize(None, self._worker.pipe.close, exitpriority=1)
         worker = self._worker
         worker.send(order)
         with StopRequest() as stop:
             while not connection.wait([worker.pipe, worker.process.sentinel], POLL_SECONDS):
-                if stop.asked and not self.stopped:
-                    self.stopped = stop.asked
+                if stop.signal_name and not self.stopped:
+                    self.stopped = stop.signal_name
                     worker.process.terminate()
-            self.stopped = self.stopped or stop.asked
+            self.stopped = self.stopped or stop.signal_name
             stop.obeyed = bool(self.stopped)
         answer = worker.receive()
         if answer is not None:
@@ -59,4 +59,4 @@ class Apart:
 
 
 APART = Apart()
-"""Of this process."""
+"""The worker of this process."""

@@ -1,4 +1,4 @@
-"""A study on a SLURM cluster: what is missing is submitted as one array, and the command returns."""
+"""A study on a SLURM cluster: submits the missing runs as one array and returns."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ LONGEST_ARRAY = 1000
 
 @dataclass(frozen=True)
 class Resources:
-    """What each run gets, in SLURM's words; '' leaves it to the cluster.
+    """The resources of each run, in SLURM's terms; '' uses the cluster's default.
 
     Attributes:
-        time: Minutes until the job is put back into the queue, from where its run goes on.
+        time: Minutes until the job is requeued; its run then resumes.
         mem_gb: GiB of memory.
-        parallel: Most jobs at the same time.
-        sbatch: Any further option of sbatch, by its long name.
+        parallel: Largest number of concurrent jobs.
+        sbatch: Other options of sbatch, by their long names.
     """
 
     partition: str = ""
@@ -59,21 +59,21 @@ class Resources:
 
     @property
     def signal_seconds(self) -> int:
-        """How long before the time limit the run is told to save."""
+        """Seconds before the time limit at which the run gets the signal to save."""
         return min(120, self.time * 60 // 4)
 
     def flags(self) -> list[str]:
-        """For sbatch."""
-        given = {"partition": self.partition, "gres": self.gres}
-        asked = {k: v for k, v in given.items() if v}
-        asked |= {"time": str(self.time), "mem": f"{self.mem_gb}G", "cpus-per-task": str(self.cpus)} | self.sbatch
-        return [f"--{name}={value}" for name, value in asked.items()]
+        """The options of sbatch."""
+        named = {"partition": self.partition, "gres": self.gres}
+        flags = {k: v for k, v in named.items() if v}
+        flags |= {"time": str(self.time), "mem": f"{self.mem_gb}G", "cpus-per-task": str(self.cpus)} | self.sbatch
+        return [f"--{name}={value}" for name, value in flags.items()]
 
 
 def submit(
     request: Request, resources: Resources, retry_failed: bool = False, amend: bool = False, retrain: bool = False
 ) -> int:
-    """Submit what is missing of a study and is not in the queue yet.
+    """Submit the runs of a study that are missing and not yet in SLURM's queue.
 
     Args:
         request: From `read_request`.
@@ -81,12 +81,11 @@ def submit(
         retry_failed, amend, retrain: As in `launch`.
 
     Returns:
-        The exit status: 0 where something was submitted or everything ended well, else the first of the runs' that is
-        not 0.
+        The exit status: 0 if runs were submitted or all succeeded, otherwise the first nonzero status of a run.
 
     Raises:
         ConfigError: The study cannot be run, or SLURM refuses the resources; nothing was written.
-        AlreadyRunning: Another command is submitting the study at this moment.
+        AlreadyRunning: Another command is submitting the study now.
     """
     require_slurm()
     try_out(resources.flags())
@@ -99,7 +98,7 @@ def submit(
     make_directory(request.directory, request.runs_dir)
     with storage(request.directory / "LOCK"):
         lock = take_lock(request.directory, "is being submitted")
-    try:  # nobody else looks at what is missing before it is written down what was submitted
+    try:  # the lock is held until the submission is recorded, so no other command submits the same runs
         return _submit_missing(study, runs, request, resources, retry_failed, amend, retrain)
     finally:
         release(lock)
@@ -108,9 +107,9 @@ def submit(
 def _submit_missing(
     study: Study, runs: Runs, request: Request, resources: Resources, retry_failed: bool, amend: bool, retrain: bool
 ) -> int:
-    asked = [*runs.claims, *runs.tuning]
+    first_round = [*runs.claims, *runs.tuning]
     tuned = runs.tuned() if study.definition.lr_grid else []
-    by_other_code = check_code(study.definition.name, [*asked, *tuned, *runs.later()], retrain)
+    by_other_code = check_code(study.definition.name, [*first_round, *tuned, *runs.later()], retrain)
     comparison = judge(runs) if study.definition.looks else None
     further = next_look(runs, comparison) if comparison else []
     queue = Queue(request.directory)
@@ -119,12 +118,12 @@ def _submit_missing(
     if by_other_code:
         progress.say(by_other_code)
     waiting, queued, status = [], 0, errors.OK
-    for job in {job.path: job for job in [*asked, *tuned, *ended_later(runs), *further]}.values():
+    for job in {job.path: job for job in [*first_round, *tuned, *ended_later(runs), *further]}.values():
         if job.state()[0] == "lost" and (why := queue.crash(job.path)):
             mark_failed(job.path, why)
         state, reason = job.state()
         if state in SETTLED_STATUS or (state == "failed" and not retry_failed):
-            progress.found(job, state, reason)
+            progress.already_ended(job, state, reason)
             status = status or SETTLED_STATUS.get(state, errors.BUG)
         elif queue.live(job.path):
             queued += 1
@@ -132,10 +131,10 @@ def _submit_missing(
             waiting.append(job)
     starts = range(0, len(waiting), LONGEST_ARRAY)
     arrays = [_submit(waiting[start : start + LONGEST_ARRAY], request, resources) for start in starts]
-    said = f"{len(waiting)} runs submitted" + (f" as SLURM job {' and '.join(arrays)}" if arrays else "")
-    progress.say(said + (f", {queued} are in the queue already" if queued else ""))
+    submitted = f"{len(waiting)} runs submitted" + (f" as SLURM job {' and '.join(arrays)}" if arrays else "")
+    progress.say(submitted + (f", {queued} already in the queue" if queued else ""))
     if study.definition.lr_grid and any(runs.best_rate(arm) is None for arm in study.all_arms):
-        progress.say("when the tuning runs have ended, the same command submits every arm at its best learning rate")
+        progress.say("after the tuning runs, run the same command to submit every arm at its best learning rate")
     if study.definition.looks:
         _say_looks(runs, comparison, further, bool(waiting or queued), progress)
     progress.handed_over(bool(waiting or queued))
@@ -143,65 +142,63 @@ def _submit_missing(
 
 
 def _say_looks(
-    runs: Runs, comparison: Comparison | None, further: list[Job], going_on: bool, progress: Progress
+    runs: Runs, comparison: Comparison | None, further: list[Job], has_live_jobs: bool, progress: Progress
 ) -> None:
     if further:
         progress.say(title(runs, further))
-    if going_on:
-        progress.say(
-            "when these have ended, the same command judges the arms; those that are undecided get the next look"
-        )
+    if has_live_jobs:
+        progress.say("after these runs, run the same command to judge the arms and submit the next look")
     elif comparison and comparison.look and not further:
         for line in outcomes(runs, comparison):
             progress.say(line)
     else:
-        progress.say(f"look {comparison.look + 1 if comparison else 1} is not complete, so no arm gets further seeds")
+        progress.say(f"look {comparison.look + 1 if comparison else 1} is incomplete, so no arm gets more seeds")
 
 
 def require_slurm() -> None:
     """Raises:
-    ConfigError: No submitit here, or no SLURM.
+    ConfigError: submitit or SLURM is not installed.
     """
     if importlib.util.find_spec("submitit") is None:
         raise ConfigError("--cluster slurm needs submitit", "not installed", "pip install 'nexus-ablate[slurm]'")
     for command in ("sbatch", "squeue", "scontrol"):
         if shutil.which(command) is None:
             fix = "run it on a node of the cluster; without --cluster the study runs on this machine"
-            raise ConfigError("--cluster slurm needs SLURM's commands", f"no {command} here", fix)
+            raise ConfigError("--cluster slurm needs SLURM's commands", f"{command} is not installed", fix)
 
 
 def refuse_secrets(overrides: list[str]) -> None:
-    """Refuse overrides that hold a secret: submitit keeps what a job is to do in files.
+    """Refuse overrides that contain a secret, because submitit saves them in files.
 
     Raises:
-        ConfigError: One does.
+        ConfigError: One contains a secret.
     """
     for text in overrides:
         if mask(text) != text:
-            fix = "give it by an environment variable, a netrc file or a credential store, which jobs can read"
-            raise ConfigError("a job's overrides are kept in files, and this one holds a secret", text, fix)
+            fix = "pass it in an environment variable, a netrc file or a credential store that jobs can read"
+            raise ConfigError("a job's overrides are saved in files, and this one contains a secret", text, fix)
 
 
 def try_out(flags: list[str]) -> None:
-    """Let SLURM check what a job asks for, without submitting one.
+    """Let SLURM check the requested resources without submitting a job.
 
     Args:
-        flags: Of sbatch.
+        flags: Options of sbatch.
 
     Raises:
-        ConfigError: No job could ever get that.
+        ConfigError: SLURM could never grant them.
     """
     command = ["sbatch", "--test-only", *flags, "--wrap=true"]
-    told = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    if told.returncode:
-        lines = [line.removeprefix("sbatch: ").removeprefix("error: ") for line in told.stderr.splitlines()]
-        why = next((line for line in lines if line), f"exit status {told.returncode}")
-        fix = "ask for what the cluster has: `nexus-ablate doctor` names its partitions and GPUs"
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    if answer.returncode:
+        lines = [line.removeprefix("sbatch: ").removeprefix("error: ") for line in answer.stderr.splitlines()]
+        why = next((line for line in lines if line), f"exit status {answer.returncode}")
+        fix = "request what the cluster has: `nexus-ablate doctor` lists its partitions and GPUs"
         raise ConfigError(f"SLURM refuses these resources: {why}", " ".join(flags), fix)
 
 
 def _submit(waiting: list[Job], request: Request, resources: Resources) -> str:
-    """One array of all the jobs; its number."""
+    """Submit all jobs as one array. Returns its job number."""
     import submitit
     from submitit.core.utils import FailedJobError, FailedSubmissionError
 
@@ -231,12 +228,12 @@ def _submit(waiting: list[Job], request: Request, resources: Resources) -> str:
         why = next((line for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)
         raise ConfigError("SLURM did not take the jobs", why, "see `nexus-ablate doctor`") from error
     names = [job.job_id for job in submitted]
-    told = {
+    submission = {
         "when": stamp,
         "source": source_hash(),
         **git_state(),
         "sbatch": mask(resources.flags()),
         "jobs": {name: str(job.path.relative_to(request.directory)) for name, job in zip(names, waiting, strict=True)},
     }
-    atomic_write_json(folder / "submission.json", told)
+    atomic_write_json(folder / "submission.json", submission)
     return names[0].partition("_")[0] + (f" (array of {len(names)})" if len(names) > 1 else "")

@@ -1,8 +1,8 @@
-"""A run inside a cluster job: it outlives the job, and trains only with the code that it was submitted with.
+"""A run inside a cluster job. The run outlives the job, and trains only with the code that it was submitted with.
 
-submitit starts the job and answers the signal that announces preemption or the time limit (USR2) by putting the job
-back into the queue. While a run trains, that signal is the run's: it saves the step that it is at and gives its
-directory back; then submitit has its turn. So nothing of the run is lost, and there is one who requeues.
+submitit starts the job and requeues it on the signal that announces preemption or the time limit (USR2). While a run
+trains, the run handles that signal first: it saves its current step and releases its directory. Then submitit requeues
+the job. So no progress is lost, and only submitit requeues.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from nexus_ablate.runs import atomic_write_json
 from nexus_ablate.runs.ownership import LOST_SECONDS, now
 
 REQUEUES = 100
-"""A run that was put back this often makes no progress; submitit counts time-outs alone."""
+"""A run that was requeued this often makes no progress. submitit itself only counts time-outs."""
 SOURCE = "NEXUS_ABLATE_SOURCE"
-"""The variable that tells the jobs of a multirun which code they were submitted with."""
+"""The environment variable with the hash of the code that the jobs of a multirun were submitted with."""
 
 
 def in_job() -> bool:
@@ -43,13 +43,13 @@ def in_job() -> bool:
 
 
 def job_id() -> str:
-    """The job as its user knows it: `12`, or `12_3` in an array."""
+    """The job number as SLURM shows it: `12`, or `12_3` in an array; '' outside SLURM."""
     array = os.environ.get("SLURM_ARRAY_JOB_ID")
     return f"{array}_{os.environ['SLURM_ARRAY_TASK_ID']}" if array else os.environ.get("SLURM_JOB_ID", "")
 
 
 def job_facts() -> dict[str, Any]:
-    """For env.json: which job, where, how often it was put back."""
+    """For env.json: the job, its node and how often it was requeued."""
     return {
         "slurm_job": job_id() or None,
         "slurm_node": os.environ.get("SLURMD_NODENAME"),
@@ -62,7 +62,7 @@ def restarts() -> int:
 
 
 def refuse_another_run(config: RunConfig, hash8: str) -> None:
-    """Options, data or a plugin may have changed while the run was queued; nobody would look for what is trained then.
+    """Refuse to train if options, data or a plugin changed while the run was queued: its identity would be another.
 
     Raises:
         ConfigError: The run is not the one that was submitted.
@@ -70,23 +70,23 @@ def refuse_another_run(config: RunConfig, hash8: str) -> None:
     from nexus_ablate.data import fingerprint_of
     from nexus_ablate.training.session import identity_of
 
-    found = identity_of(config, fingerprint_of(config.data, config.model.context)).hash8
-    if found != hash8:
-        got = f"{hash8} when it was submitted, {found} when it started"
+    hash8_now = identity_of(config, fingerprint_of(config.data, config.model.context)).hash8
+    if hash8_now != hash8:
+        got = f"{hash8} when it was submitted, {hash8_now} when it started"
         problem = f"the run's options, data or plugin changed while it was queued: {got}"
-        raise ConfigError(problem, found, AGAIN)
+        raise ConfigError(problem, hash8_now, AGAIN)
 
 
 @contextmanager
 def stops_outside_of_training() -> Iterator[None]:
-    """Before its first step and after its last one a run has nothing to save: a signal ends it at once, as preempted.
+    """End a run at once, as preempted, on a signal before its first or after its last step: there is nothing to save.
 
-    While it trains its own handlers are in place (training/signals.py); submitit's are back afterwards.
+    During training, the handlers of training/signals.py are active. submitit's handlers are restored at the end.
     """
 
     def stop(number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number).name
-        raise Preempted(f"stopped by {name} outside of training", name, AGAIN)
+        raise Preempted(f"stopped by {name} before or after training", name, AGAIN)
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, announcement())}
     try:
@@ -97,7 +97,7 @@ def stops_outside_of_training() -> Iterator[None]:
 
 
 def announcement() -> signal.Signals:
-    """The signal by which submitit lets SLURM announce preemption and the time limit."""
+    """The signal that SLURM sends, on submitit's request, before preemption or the time limit."""
     from submitit.core.job_environment import JobEnvironment
 
     return JobEnvironment._usr_sig()
@@ -105,11 +105,11 @@ def announcement() -> signal.Signals:
 
 @masked_streams()
 def train_in_job(order: Order, hash8: str = "") -> Answer:
-    """Train in this process; where the cluster takes the node away, the job is put back and this never returns.
+    """Train in this process. If the cluster preempts the job, it is requeued and this function never returns.
 
     Args:
         order: The run.
-        hash8: Of the run's directory at submission, where it was known.
+        hash8: Of the run's directory at submission; '' if unknown.
     """
     from nexus_ablate.config.compose import compose
     from nexus_ablate.training.session import train
@@ -119,15 +119,15 @@ def train_in_job(order: Order, hash8: str = "") -> Answer:
         config = compose(order.overrides)
         if hash8:
             refuse_another_run(config, hash8)
-        facts = order.circumstances | job_facts()
+        facts = order.run_conditions | job_facts()
         with stops_outside_of_training():
             try:
-                outcome = train(config, order.overrides, brief=True, arm=order.arm, circumstances=facts)
+                outcome = train(config, order.overrides, brief=True, arm=order.arm, run_conditions=facts)
             except AlreadyRunning:
                 if not restarts():
                     raise
-                time.sleep(LOST_SECONDS + 10)  # this job died with its node, and its last heartbeat is still young
-                outcome = train(config, order.overrides, brief=True, arm=order.arm, circumstances=facts)
+                time.sleep(LOST_SECONDS + 10)  # the node failed, and this job's last heartbeat is still recent
+                outcome = train(config, order.overrides, brief=True, arm=order.arm, run_conditions=facts)
         return Answer(outcome.status, path=outcome.path)
     except UserError as error:
         print(error, file=sys.stderr)
@@ -139,48 +139,48 @@ def train_in_job(order: Order, hash8: str = "") -> Answer:
 
 
 def put_back() -> str:
-    """Have submitit put this job back into the queue, which ends the process.
+    """Let submitit requeue this job, which ends the process.
 
     Returns:
-        Why that is not done.
+        Why the job was not requeued.
     """
     from submitit.core.utils import UncompletedJobError
 
     number = announcement()
-    if not callable(signal.getsignal(number)):  # then the signal would only end this process
-        return "not put back, because submitit did not start this process"
+    if not callable(signal.getsignal(number)):  # without submitit's handler the signal would only end this process
+        return "not requeued, because submitit did not start this process"
     state = _state()
     if state != "RUNNING":
-        return f"not put back, because SLURM says that its job is {state.lower()}"
+        return f"not requeued, because SLURM reports its job as {state.lower()}"
     if restarts() >= REQUEUES:
-        return f"not put back, because that was done {REQUEUES} times; the same command goes on"
+        return f"not requeued, because it was requeued {REQUEUES} times already; run the same command to resume"
     try:
         signal.raise_signal(number)
     except UncompletedJobError as error:
         return str(error)
-    return "not put back: submitit said nothing"
+    return "not requeued: submitit gave no reason"
 
 
 def _state() -> str:
-    """What the cluster makes of this job: one that somebody cancelled must not come back."""
+    """SLURM's state of this job; a cancelled job must not be requeued."""
     if os.environ["SUBMITIT_EXECUTOR"] != "slurm":
         return "RUNNING"
     command = ["scontrol", "--oneliner", "show", "job", os.environ["SLURM_JOB_ID"]]
-    told = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    found = re.search(r"\bJobState=(\w+)", told.stdout)
-    return found[1] if found else f"unknown to scontrol ({told.stderr.strip()})"
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    state = re.search(r"\bJobState=(\w+)", answer.stdout)
+    return state[1] if state else f"unknown to scontrol ({answer.stderr.strip()})"
 
 
 @dataclass(frozen=True)
 class Task:
-    """What a job of a submitted study does; submitit calls it, and asks `checkpoint` what to do when it is put back.
+    """The work of one job of a submitted study. submitit calls it, and calls `checkpoint` to requeue it.
 
     Attributes:
         overrides, arm: The run.
         hash8: Of its directory, as composed at submission.
         source: `source_hash` at submission.
         plugins: The plugins' directories.
-        folder: For the job's answer, which `status` reads where the run has no directory.
+        folder: The folder for the job's answer, which `status` reads if the run has no directory.
     """
 
     overrides: list[str]
@@ -194,13 +194,13 @@ class Task:
         if self.plugins:
             os.environ[PLUGINS] = self.plugins
         answer = train_in_job(Order(self.overrides, self.arm, {}, source=self.source), self.hash8)
-        told = {"status": answer.status, "reason": answer.reason, "when": now()}
-        atomic_write_json(self.folder / f"{job_id()}.json", told)
+        record = {"status": answer.status, "reason": answer.reason, "when": now()}
+        atomic_write_json(self.folder / f"{job_id()}.json", record)
         if answer.status != errors.OK:
             sys.exit(answer.status)  # SLURM then calls the job failed
 
     def checkpoint(self) -> Any:
-        """The same again: the run finds its directory and goes on there."""
+        """The same task again: the run finds its directory and resumes."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self)

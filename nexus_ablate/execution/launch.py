@@ -1,4 +1,4 @@
-"""A study from its request to its exit status: what is missing is run, what has ended is left as it is."""
+"""Launches a study on this machine: runs what is missing, keeps what has ended, returns the exit status."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ def launch(
 
     Args:
         request: From `read_request`.
-        workers: Processes at the same time; `auto`: one a GPU, or one a core.
-        retry_failed: Try failed runs again. One that diverged has a result and is never tried again.
+        workers: Number of concurrent processes; `auto`: one per GPU, or one per CPU core.
+        retry_failed: Run failed runs again. A diverged run has a result and is never repeated.
         amend: Accept that the study changed since its first launch.
-        limit: Seconds of a run in this launch.
-        retrain: Train with today's code what other code has finished.
+        limit: Seconds per run in this launch.
+        retrain: Train again, with the current code, the runs that other code has finished.
 
     Returns:
-        The exit status: the first of its runs' that is not 0, after all had their turn; 75 if it was asked to stop.
+        The exit status: the first nonzero status of a run, after all have run; 75 after a stop signal.
 
     Raises:
-        ConfigError: The study cannot be run, or is not what it was.
+        ConfigError: The study cannot be run, or has changed since its first launch.
     """
     study = expanded(request)
     runs = Runs(study, request)
@@ -53,7 +53,7 @@ def launch(
     by_other_code = check_code(study.definition.name, [*first, *runs.tuned(), *runs.later()], retrain)
     if any(job.state()[0] == "missing" for job in first):
         for option, context in runs.data():
-            prepare(option, context=context)  # once, before there are workers and before anything is made
+            prepare(option, context=context)  # once, before starting workers and before writing anything
     write_record(study, request.directory, amend, source_hash())
     progress = Progress(study, request.directory)
     if by_other_code:
@@ -83,7 +83,7 @@ def launch(
 
 
 def _run_looks(runs: Runs, run: Callable[[list[Job]], str], progress: Progress, statuses: dict[Path, int]) -> str:
-    """Judge after each look and run the next one, until every arm is decided; the signal that asked to stop, or ''."""
+    """Judge after each look and run the next one until every arm is decided. Returns the stop signal, or ''."""
     run(ended_later(runs))
     judged = 0
     while (comparison := judge(runs)) is not None and comparison.look > judged:
@@ -96,7 +96,7 @@ def _run_looks(runs: Runs, run: Callable[[list[Job]], str], progress: Progress, 
         progress.say(title(runs, jobs))
         if stopped := run([job for job in jobs if job.path not in statuses]):
             return stopped
-    progress.say(f"look {judged + 1} is not complete, so no arm gets further seeds")
+    progress.say(f"look {judged + 1} is incomplete, so no arm gets more seeds")
     return ""
 
 
@@ -109,13 +109,13 @@ def _run(
     statuses: dict[Path, int],
     limit: float,
 ) -> str:
-    """Run those of the jobs that have not ended; fills `statuses` in the jobs' order."""
+    """Run the jobs that have not ended; fills `statuses` in the jobs' order. Returns the stop signal, or ''."""
     waiting = []
     for job in jobs:
         state, reason = job.state()
         statuses[job.path] = SETTLED_STATUS.get(state, errors.BUG)
         if state in SETTLED_STATUS or (state == "failed" and not retry_failed):
-            progress.found(job, state, reason)
+            progress.already_ended(job, state, reason)
         else:
             waiting.append(job)
     if not waiting:

@@ -1,7 +1,7 @@
 """`nexus-ablate -m KEY=A,B ...`: every combination, through Hydra's sweeper and any of its launchers.
 
-A launcher collects what its jobs return and gives up where one of them is gone; what became of the runs is then read
-from their directories.
+A launcher collects the return values of its jobs and gives up if one job is gone. The results are then read from the
+run directories.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LAUNCHERS = {
     "ray": ("ray", "hydra-ray-launcher"),
     "rq": ("rq", "hydra-rq-launcher"),
 }
-"""Hydra's launchers: the plugin that each is in, and the package to install."""
+"""Hydra's launchers: the plugin that contains each, and the package to install."""
 
 STATUS = {
     "finished": errors.OK,
@@ -48,14 +48,14 @@ STATUS = {
     "running": errors.ALIVE,
 }
 
-NEVER, GONE = "it never began", "its process is gone without a word"
+NEVER, GONE = "it never started", "its process ended without reporting why"
 
 
 def multirun(overrides: list[str]) -> int:
     """Train every combination.
 
     Returns:
-        The first exit status that is not 0, after all runs had their turn.
+        The first nonzero exit status of a run, after all have run.
     """
     check_overrides(overrides, sweeps=True)
     launcher = next((text.partition("=")[2] for text in overrides if text.startswith("hydra/launcher=")), "basic")
@@ -77,7 +77,7 @@ def multirun(overrides: list[str]) -> int:
         if text.startswith("hydra.sweep.dir=") and not by_submitit:
             raise ConfigError("runs are kept in runs_dir; Hydra's sweep directory is not used", text, "runs_dir=runs")
 
-    share_cores_politely()  # launched processes inherit it, and the next
+    share_cores_politely()  # launched processes inherit the environment
     os.environ[SOURCE] = source_hash()
     search_plugins()
     with (
@@ -91,15 +91,15 @@ def multirun(overrides: list[str]) -> int:
             _try_out(combinations)
             folder = _submitit_folder(overrides, hydra) if "slurm" in launcher else None
             where = [f"hydra.launcher.submitit_folder='{folder}'"] if folder else []
-            if not by_submitit:  # Hydra writes down what it was asked, as it was typed
+            if not by_submitit:  # Hydra records the overrides as typed, secrets included
                 where = [f"hydra.sweep.dir='{scratch}'"]
             try:
                 returned = hydra.multirun("config", job, [*overrides, *where], with_log_configuration=False)
                 results = [job_return.return_value for batch in returned for job_return in _batch(batch)]
             except (HydraException, UserError):
                 raise
-            except Exception as error:  # whatever a launcher raises where a job is gone
-                if launcher == "basic":  # it has none that could be
+            except Exception as error:  # a launcher can raise anything if a job is gone
+                if launcher == "basic":  # it runs jobs in this process
                     raise
                 results = _after(error, combinations, folder)
         except HydraException as error:
@@ -110,7 +110,7 @@ def multirun(overrides: list[str]) -> int:
 
 def require(launcher: str) -> None:
     """Raises:
-    ConfigError: The launcher is not installed, or its cluster is not here.
+    ConfigError: The launcher or its cluster is not available.
     """
     from nexus_ablate.execution.cluster_queue import accounting
 
@@ -122,17 +122,17 @@ def require(launcher: str) -> None:
     if launcher in ("slurm", "submitit_slurm"):
         if shutil.which("sbatch") is None:
             raise ConfigError(
-                f"hydra/launcher={launcher} needs SLURM's commands", "no sbatch here", "hydra/launcher=basic"
+                f"hydra/launcher={launcher} needs SLURM's commands", "sbatch is not installed", "hydra/launcher=basic"
             )
         if not accounting():
             fix = "nexus-ablate study NAME --cluster slurm, which needs no sacct"
             raise ConfigError(
-                f"hydra/launcher={launcher} would wait for ever for a killed job", "sacct says nothing", fix
+                f"hydra/launcher={launcher} would wait forever for a killed job", "sacct does not answer", fix
             )
 
 
 def job(composed: Any) -> dict[str, Any]:
-    """One run of a multirun, in whatever process the launcher chose; its failure is its own."""
+    """One run of a multirun, in the process that the launcher chose. Returns its row; a failure doesn't stop others."""
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import OmegaConf
 
@@ -151,11 +151,11 @@ def job(composed: Any) -> dict[str, Any]:
         return {"arm": ",".join(overrides), "status": error.status, "why": error.problem}
     order = Order(overrides, arm_name(differences(config)), {}, brief=True, source=os.environ.get(SOURCE, ""))
     answer = train_in_job(order, path.name.partition("-")[2]) if in_job() else APART.train(order, path)
-    return _told(config, answer.path or path) | {"status": answer.status, "why": answer.reason}
+    return _row(config, answer.path or path) | {"status": answer.status, "why": answer.reason}
 
 
 def path_of(config: RunConfig) -> Path:
-    """Where the run of a configuration lies."""
+    """The run directory of a configuration."""
     from nexus_ablate.data import fingerprint_of
     from nexus_ablate.training.session import identity_of
 
@@ -163,19 +163,19 @@ def path_of(config: RunConfig) -> Path:
     return run_path(config.runs_dir, config.experiment, arm_name(differences(config)), config.seed, ident)
 
 
-def _told(config: RunConfig, path: Path) -> dict[str, Any]:
-    """A line of the table: what a run's directory says."""
-    told: dict[str, Any] = {"arm": f"{arm_name(differences(config))} s{config.seed}", "why": ""}
+def _row(config: RunConfig, path: Path) -> dict[str, Any]:
+    """A row of the result table, from a run's directory."""
+    row: dict[str, Any] = {"arm": f"{arm_name(differences(config))} s{config.seed}", "why": ""}
     if not has_status(path):
-        return told | {"status": errors.BUG, "why": NEVER}
+        return row | {"status": errors.BUG, "why": NEVER}
     try:
         run = read_run(path)
     except UserError as error:
-        return told | {"status": errors.BUG, "why": error.problem, "path": str(path)}
+        return row | {"status": errors.BUG, "why": error.problem, "path": str(path)}
     why = run.status.get("reason") or ("" if run.state in STATUS else GONE)
-    told |= {"path": str(path), "status": STATUS.get(run.state, errors.BUG), "why": why}
+    row |= {"path": str(path), "status": STATUS.get(run.state, errors.BUG), "why": why}
     loss = (run.summary or {}).get("val_loss")
-    return told if run.state != "finished" or loss is None else told | {"val_loss": loss}
+    return row if run.state != "finished" or loss is None else row | {"val_loss": loss}
 
 
 def _batch(returned: Any) -> list[Any]:
@@ -183,12 +183,12 @@ def _batch(returned: Any) -> list[Any]:
 
 
 def _combinations(overrides: list[str], loader: Any) -> list[list[str]]:
-    """What Hydra's basic sweeper makes of the overrides, in its order."""
+    """The combinations that Hydra's basic sweeper makes of the overrides, in its order."""
     from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    ours = [text for text in overrides if not text.lstrip("+~").startswith("hydra")]
-    parsed = OverridesParser.create(config_loader=loader).parse_overrides(ours)
+    task_overrides = [text for text in overrides if not text.lstrip("+~").startswith("hydra")]
+    parsed = OverridesParser.create(config_loader=loader).parse_overrides(task_overrides)
     return BasicSweeper.split_arguments(parsed, None)[0]
 
 
@@ -214,7 +214,7 @@ def _try_out(combinations: list[list[str]]) -> None:
 
 
 def _submitit_folder(overrides: list[str], hydra: Any) -> Path:
-    """Where submitit will keep the jobs of this sweep: its time is settled here, so that they are found again.
+    """The folder for submitit's files of this sweep. Fixing its time stamp here makes the jobs findable later.
 
     Raises:
         ConfigError: SLURM would refuse the jobs.
@@ -224,24 +224,24 @@ def _submitit_folder(overrides: list[str], hydra: Any) -> Path:
     from nexus_ablate.execution.cluster import try_out
 
     composed = hydra.compose_config("config", overrides, run_mode=RunMode.MULTIRUN, with_log_configuration=False)
-    asked = composed.hydra.launcher
-    flags = {key: asked[key] for key in ("partition", "qos", "account", "constraint", "gres")}
-    flags |= {"time": asked.timeout_min, "cpus-per-task": asked.cpus_per_task, **asked.additional_parameters}
-    flags |= {"mem": f"{asked.mem_gb}G"} if asked.mem_gb else {}
+    launcher = composed.hydra.launcher
+    flags = {key: launcher[key] for key in ("partition", "qos", "account", "constraint", "gres")}
+    flags |= {"time": launcher.timeout_min, "cpus-per-task": launcher.cpus_per_task, **launcher.additional_parameters}
+    flags |= {"mem": f"{launcher.mem_gb}G"} if launcher.mem_gb else {}
     try_out([f"--{key}={value}" for key, value in flags.items() if value is not None])
-    return Path(asked.submitit_folder).absolute()
+    return Path(launcher.submitit_folder).absolute()
 
 
 def _after(error: Exception, combinations: list[list[str]], folder: Path | None) -> list[dict[str, Any]]:
-    """A line for each combination where the launcher could not collect them all.
+    """One row per combination, for a launcher that could not collect all results.
 
     Args:
-        error: What the launcher raised: all that is known of a job that is gone.
+        error: The launcher's exception.
         combinations: In the order of the jobs.
-        folder: Where submitit keeps the jobs of this sweep, for a launcher that uses SLURM.
+        folder: submitit's folder of this sweep, for a launcher that uses SLURM.
 
     Raises:
-        ConfigError: The launcher launched nothing.
+        ConfigError: The launcher started no run.
     """
     from nexus_ablate.execution.cluster_queue import CRASHED, sweep_entries
     from nexus_ablate.execution.queue import mark_failed
@@ -255,37 +255,37 @@ def _after(error: Exception, combinations: list[list[str]], folder: Path | None)
         except UserError as refused:
             results.append({"arm": ",".join(overrides), "status": refused.status, "why": refused.problem})
             continue
-        told = _told(config, path)
+        row = _row(config, path)
         entry = entries[number] if len(entries) == len(combinations) else None
-        if told["why"] in (GONE, NEVER):
+        if row["why"] in (GONE, NEVER):
             if entry is None or entry.state in CRASHED:
-                mark_failed(path, entry.told() if entry else GONE)
-            told["why"] = entry.told() if entry else told["why"]
-        results.append(told)
+                mark_failed(path, entry.description() if entry else GONE)
+            row["why"] = entry.description() if entry else row["why"]
+        results.append(row)
     first = next((line for line in str(error).splitlines() if line.strip()), "")
     reason = f"{type(error).__name__}: {first}"
-    if not entries and all(told["why"] == NEVER for told in results):
+    if not entries and all(row["why"] == NEVER for row in results):
         raise ConfigError("nothing was launched", reason, "nexus-ablate doctor") from error
-    print(f"the launcher gave up ({reason}); this is what the runs say", file=sys.stderr)
+    print(f"the launcher gave up ({reason}); showing the state of each run", file=sys.stderr)
     return results
 
 
 def _table(results: list[dict[str, Any]], combinations: list[list[str]]) -> None:
-    """A line for each run, called by the overrides that not all of them have."""
+    """Print one row per run, named by the overrides that not all runs share."""
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
     shared = set.intersection(*map(set, combinations))
     names = [",".join(text for text in overrides if text not in shared) for overrides in combinations]
-    if len(names) != len(results):  # another sweeper than Hydra's basic one made its own
+    if len(names) != len(results):  # a sweeper other than Hydra's basic one made other combinations
         names = [""] * len(results)
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("run", "val loss", "", "where"):
         table.add_column(name, overflow="fold")
-    for name, told in zip(names, results, strict=True):
-        loss = f"{told['val_loss']:.4f}" if "val_loss" in told else "-"
-        cells = (name or told["arm"], loss, told["why"], told.get("path", "-"))
+    for name, result in zip(names, results, strict=True):
+        loss = f"{result['val_loss']:.4f}" if "val_loss" in result else "-"
+        cells = (name or result["arm"], loss, result["why"], result.get("path", "-"))
         table.add_row(*(escape(errors.printable(cell)) for cell in cells))
     width = None if sys.stderr.isatty() else 200
     Console(file=sys.stderr, highlight=False, width=width).print("", table)

@@ -1,4 +1,4 @@
-"""What a person sees while a study runs: one live table on a terminal, elsewhere a line per run that ends."""
+"""Output while a study runs: a live table on a terminal, elsewhere one line per run that ends."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Progress:
     """Writes to standard error.
 
     Args:
-        study: What is run.
-        directory: Where its runs lie.
+        study: The study that runs.
+        directory: The folder of its runs.
     """
 
     def __init__(self, study: Study, directory: Path) -> None:
@@ -42,20 +42,20 @@ class Progress:
         self._running: dict[Path, Job] = {}
         self._recent: deque[Line] = deque(maxlen=200)
         self._live: Any = None
-        self._total = self._done = self._found = 0
+        self._total = self._done = self._ended_before = 0
         self._began = self._drawn = 0.0
         self.say(f"study {study.definition.name}: {study.definition.question}")
         for left in study.equal:
-            self.say(f"  {label(left.asked)} is equal to {left.why} and is not trained twice")
+            self.say(f"  {label(left.asked)} equals {left.why} and is not trained twice")
         for left in study.refused:
             self.say(f"  {label(left.asked)} is refused: {left.why}")
 
     def say(self, text: str) -> None:
         self.console.print(printable(text, 1000), markup=False)
 
-    def found(self, job: Job, state: str, reason: str) -> None:
+    def already_ended(self, job: Job, state: str, reason: str) -> None:
         """A run that ended before this launch."""
-        self._found += 1
+        self._ended_before += 1
         if state != "finished":
             self.failures.append((job, state, reason))
 
@@ -63,10 +63,10 @@ class Progress:
     def live(self, total: int, where: Places) -> Iterator[None]:
         """While the queue runs `total` jobs."""
         self._total, self._done, self._began = total, 0, time.monotonic()
-        before = f"{self._found} ended before, " if self._found else ""
+        before = f"{self._ended_before} already ended, " if self._ended_before else ""
         workers = f"{where.workers} worker{'s' if where.workers > 1 else ''} of {where.threads} CPU threads"
         gpus = f" on {len(where.gpus)} GPUs" if where.gpus else ""
-        self.say(f"{before}{total} runs to do, {workers}{gpus}; {self.directory}")
+        self.say(f"{before}{total} runs queued, {workers}{gpus}; {self.directory}")
         if not sys.stderr.isatty():
             yield
             return
@@ -100,7 +100,7 @@ class Progress:
             )
 
     def tick(self) -> None:
-        """Draw again, if it is time."""
+        """Redraw the live table, if a redraw is due."""
         if self._live is None or time.monotonic() - self._drawn < REFRESH_SECONDS:
             return
         self._drawn = time.monotonic()
@@ -115,20 +115,20 @@ class Progress:
         self._live.update(Group(Text(head), table(lines)), refresh=True)
 
     def end(self, stopped: str) -> None:
-        """What failed and why, and the next command."""
+        """Print which runs failed and why, and the next command."""
         self._say_failures()
         if not self._total:
-            self.say(f"nothing to do: all {self._found} runs ended before")
+            self.say(f"nothing to run: all {self._ended_before} runs have ended")
         if stopped:
-            self.say(f"stopped by {stopped}; every run is saved, the same command goes on")
+            self.say(f"stopped ({stopped}); every run is saved. Run the same command to resume.")
         else:
             self.say(f"next  nexus-ablate compare {self.directory}")
 
     def handed_over(self, more: bool) -> None:
-        """What ended badly before, and the next command, where a cluster does the work.
+        """Print which runs failed before, and the next command, after a submission to a cluster.
 
         Args:
-            more: Some of it is still to come.
+            more: Runs are queued or running.
         """
         self._say_failures()
         if more:
@@ -139,16 +139,16 @@ class Progress:
         for job, state, reason in self.failures:
             self.say(f"{job.arm} s{job.seed} {state}: {reason or 'see its log'}  {job.path / 'log.txt'}")
         if any(state == "failed" for _, state, _ in self.failures):
-            self.say("failed runs are tried again with --retry failed")
+            self.say("--retry failed runs the failed ones again")
 
     def _line(self, job: Job, otherwise: str) -> Line:
-        """A run as its files tell it, or `otherwise` where they tell nothing yet."""
+        """The status line of a run from its files; with the state `otherwise` if it has no status yet."""
         if has_status(job.path):
             return self._watcher.line(job.path)
         return Line(job.path.parent.parent.name, job.arm, job.seed, otherwise)
 
     def _left(self) -> float | None:
-        """Seconds until the last job at the pace so far; a running one counts as half done."""
+        """Seconds until the last job ends, at the pace so far; a running job counts as half done."""
         if not self._done:
             return None
         done = self._done + len(self._running) / 2

@@ -1,6 +1,6 @@
-"""The queue: jobs to worker processes on this machine, until all had their turn or a signal asks to stop.
+"""The queue: gives jobs to worker processes on this machine until all have run or a stop signal arrives.
 
-A job that takes its process down is marked failed with the reason, and a new worker takes its place.
+A job that takes its process down is marked failed with the reason, and a new worker replaces the old one.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from nexus_ablate.training.signals import StopRequest
 
 POLL_SECONDS = 0.25
 GRACE_SECONDS = 60.0
-"""For a run that had its time to save and stop; then its process is ended."""
-TIME_OVER = "its time was over"
+"""Time that a run has to save and stop after its limit; then its process is killed."""
+TIME_OVER = "its time limit was reached"
 
 
 class Worker:
-    """A process and what it is doing. The arguments are those of `work`."""
+    """A worker process and its current job. The arguments are those of `work`."""
 
     def __init__(self, threads: int | None, gpu: str | None, log: Path | None) -> None:
         context = get_context("spawn")
@@ -52,7 +52,7 @@ class Worker:
     @classmethod
     def of_study(cls, number: int, where: Places, log_dir: Path) -> Worker:
         log = log_dir / f"worker{number}.log"
-        with storage(log):  # here, where an error has somebody to hear it
+        with storage(log):  # opened here, because an error in the worker itself would have nowhere to go
             os.close(open_regular(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND))
         return cls(where.threads, where.gpu(number), log)
 
@@ -60,14 +60,16 @@ class Worker:
         threads = f"train.threads={where.threads}"
         overrides = [*(text for text in job.overrides if not text.startswith("train.threads=")), threads]
         self.job, self.began, self.late = job, time.monotonic(), False
-        self.send(Order(overrides, job.arm, where.circumstances, source=source_hash()))
+        self.send(Order(overrides, job.arm, where.run_conditions, source=source_hash()))
 
     def send(self, order: Order) -> None:
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # dead already: its sentinel says so next
+        with contextlib.suppress(
+            BrokenPipeError, ConnectionResetError
+        ):  # the worker is dead; the queue sees its sentinel next
             self.pipe.send(order)
 
     def keep_time(self, limit: float) -> None:
-        """Stop a run that took more than `limit` seconds; one that does not stop loses its process."""
+        """Stop a run after `limit` seconds; kill its process if it doesn't stop."""
         over = time.monotonic() - self.began - limit
         if over > 0 and not self.late:
             self.late = True
@@ -76,22 +78,22 @@ class Worker:
             self.process.kill()
 
     def receive(self) -> Answer | None:
-        """What it answered; None where it died instead."""
+        """The worker's answer; None if it died without one."""
         try:
             answer: Answer | None = self.pipe.recv() if self.pipe.poll() else None
         except (EOFError, ConnectionResetError):
             return None
         if answer is not None and answer.leaves:
-            self.process.join()  # or it would be given another job on its way out
+            self.process.join()  # otherwise it could get another job while it ends
         return answer
 
     def end(self) -> str:
-        """How the process ended, in words."""
+        """How the process ended, as text."""
         self.process.join()
         code = self.process.exitcode or 0
         if code >= 0:
             return f"its process ended with exit status {code}"
-        hint = ", as the system does when memory runs out" if code == -signal.SIGKILL else ""
+        hint = ", possibly out of memory" if code == -signal.SIGKILL else ""
         return f"its process was ended by {signal.Signals(-code).name}{hint}"
 
 
@@ -104,38 +106,38 @@ def run_queue(
     tick: Callable[[], None],
     limit: float = math.inf,
 ) -> str:
-    """Give every job its turn.
+    """Run every job.
 
     Args:
-        jobs: In order; one that another process is training is tried again after all others.
+        jobs: In order. A job that another process is training is tried once more after all others.
         where: From `places`.
-        log_dir: For what the workers print.
+        log_dir: For the workers' output.
         began, ended: Called for each job.
-        tick: Called a few times a second.
-        limit: Seconds of a job. One that takes longer is saved and stopped; the same command goes on with it.
+        tick: Called a few times per second.
+        limit: Seconds per job. A job that takes longer is saved and stopped; the same command resumes it.
 
     Returns:
-        The signal that asked to stop, or ''. Then every running job was saved, and answered 75.
+        The stop signal, or ''. After a stop signal every running job was saved and answered 75.
     """
     make_directory(log_dir, log_dir.parents[1])
     waiting, elsewhere, last_round = deque(jobs), deque[Job](), False
     workers = [Worker.of_study(number, where, log_dir) for number in range(min(where.workers, len(jobs)))]
     with StopRequest() as stop:
-        told = False
+        has_forwarded_stop = False
         try:
             while True:
-                if stop.asked:
+                if stop.signal_name:
                     waiting.clear()
                     elsewhere.clear()
-                    if not told:
-                        told = True
+                    if not has_forwarded_stop:
+                        has_forwarded_stop = True
                         for worker in workers:
                             worker.process.terminate()
                 busy = [worker for worker in workers if worker.job]
                 if not waiting and not busy:
                     if not elsewhere:
-                        stop.obeyed = bool(stop.asked)
-                        return stop.asked
+                        stop.obeyed = bool(stop.signal_name)
+                        return stop.signal_name
                     waiting, elsewhere, last_round = elsewhere, waiting, True
                 for number, worker in enumerate(workers):
                     if not waiting or worker.job:
@@ -148,7 +150,7 @@ def run_queue(
                     if worker.job:
                         worker.keep_time(limit)
                 for worker in _reported(workers):
-                    job, answer = _answer(worker, bool(stop.asked))
+                    job, answer = _answer(worker, bool(stop.signal_name))
                     if answer.status == errors.ALIVE and not last_round:
                         elsewhere.append(job)
                     else:
@@ -164,38 +166,38 @@ def run_queue(
 
 
 def _reported(workers: list[Worker]) -> list[Worker]:
-    """The workers that have answered or died, after waiting for one a moment."""
+    """The workers that have answered or died; waits up to POLL_SECONDS for one."""
     busy = {handle: worker for worker in workers if worker.job for handle in (worker.pipe, worker.process.sentinel)}
     ready = connection.wait(list(busy), POLL_SECONDS)
     return list({id(busy[handle]): busy[handle] for handle in ready}.values())  # type: ignore[index]
 
 
 def _answer(worker: Worker, stopping: bool) -> tuple[Job, Answer]:
-    """A worker's job and what became of it, also where the worker cannot say it any more."""
+    """A worker's job and its answer, made up here if the worker died."""
     job, worker.job = worker.job, None
     assert job is not None
     if (answer := worker.receive()) is not None:
         if not worker.late:
             return job, answer
-        worker.pipe.close()  # it may have the signal yet to come, which is not meant for another job
+        worker.pipe.close()  # SIGTERM may still arrive, and must not hit another job
         worker.process.join()
         return job, replace(answer, reason=f"{TIME_OVER}; {answer.reason}" if answer.reason else "")
     reason = worker.end()
     if (stopping or worker.late) and worker.process.exitcode == -STOPPING:
         return job, Answer(errors.PREEMPTED, f"{TIME_OVER if worker.late else 'stopped'} before its first step")
     reason = f"{TIME_OVER}, and it did not stop: {reason}" if worker.late else reason
-    reason = f"{reason}; what it printed is in {worker.log}"
+    reason = f"{reason}; its output is in {worker.log}"
     mark_failed(job.path, reason)
     return job, Answer(errors.BUG, reason)
 
 
 def mark_failed(path: Path, reason: str) -> None:
-    """Say in the status of a run whose process is gone what became of it; nothing where it never began."""
+    """Set the status of a run whose process is gone to failed; does nothing if the run never started."""
     if not has_status(path):
         return
     try:
         lock = take_lock(path)
-    except AlreadyRunning:  # another process has taken it over in the meantime, and says how it ends
+    except AlreadyRunning:  # another process has taken the run over, and will set its status
         return
     try:
         status = read_status(path)

@@ -1,4 +1,4 @@
-"""Every run of some directories in a line: how far, how good, how old, and why not. Reads files, imports no torch."""
+"""One line per run of some directories: progress, loss, age and errors. Reads files, imports no torch."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from nexus_ablate.runs import SETTLED, effective_state, find_runs, read_rows, re
 from nexus_ablate.runs.record import last_row, read_config, read_study, read_summary
 
 QUEUE_SECONDS = 10.0
-"""How often SLURM is asked at most."""
+"""Shortest time between two queries to SLURM."""
 LOSS = "val/loss"
 LATER = "not needed so far"
-"""The state of a run that is only trained if its arm is undecided after the look before."""
+"""The state of a run that is only trained if its arm is undecided after the previous look."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """One run as `status` shows it; what is not known is None.
+    """One run as `status` shows it; unknown values are None.
 
     Attributes:
-        state: The effective state; `waiting`: of a study, and nobody has begun it; `queued`: in SLURM's queue;
-            `starting`: SLURM has begun its job; `damaged`: cannot be read; `unknown`: SLURM does not say;
-            `not needed so far`: of a look that this arm has not come to.
+        state: The effective state, or `waiting`: part of a study and not started; `queued`: in SLURM's queue;
+            `starting`: SLURM has started its job; `damaged`: unreadable; `unknown`: SLURM doesn't answer;
+            `not needed so far`: part of a look that this arm has not reached.
         loss: The last validation loss, in nats per token.
-        against_baseline: `loss` minus the baseline's with the same seed at the same number of tokens.
-        age_seconds: Since the last sign of life, or since the end.
-        left_seconds: Until the end at the present pace.
-        log: Where to read more.
-        job: The number of its job on a cluster.
+        against_baseline: `loss` minus the baseline's, with the same seed at the same number of tokens.
+        age_seconds: Since the last heartbeat, or since the end.
+        left_seconds: Until the end, at the pace so far.
+        log: The file with details.
+        job: Its job number on a cluster.
     """
 
     study: str
@@ -54,7 +54,7 @@ class Line:
 
 
 class Watcher:
-    """Reads run directories again and again; what cannot change any more is read once."""
+    """Reads run directories repeatedly, and reads what no longer changes only once."""
 
     def __init__(self) -> None:
         self._steps: dict[Path, int | None] = {}
@@ -62,21 +62,23 @@ class Watcher:
         self._queues: dict[Path, tuple[float, dict[str, Entry]]] = {}
 
     def lines(self, dirs: Iterable[Path]) -> list[Line]:
-        """A line for each run in the directories, and for each run that a study.yaml there still expects.
+        """One line per run in the directories, and per run that a study.yaml there still expects.
 
         Raises:
             UserError: A directory does not exist.
         """
         dirs = list(dirs)
-        found = [self.line(path) for path in find_runs(dirs)]
-        for directory in sorted({d.absolute() for given in dirs for d in (given, *given.glob("*")) if _submitted(d)}):
-            found = self._with_jobs(directory, found)
-        seen = {(line.study, line.arm, line.seed) for line in found}
+        lines = [self.line(path) for path in find_runs(dirs)]
         for directory in sorted(
-            {d for given in dirs for d in (given, *given.glob("*")) if (d / "study.yaml").is_file()}
+            {d.absolute() for parent in dirs for d in (parent, *parent.glob("*")) if _submitted(d)}
         ):
-            found += [line for line in _expected(directory, seen) if (line.study, line.arm, line.seed) not in seen]
-        return sorted(found, key=lambda line: (line.study, line.arm != "baseline", line.arm, line.seed or 0))
+            lines = self._with_jobs(directory, lines)
+        seen = {(line.study, line.arm, line.seed) for line in lines}
+        for directory in sorted(
+            {d for parent in dirs for d in (parent, *parent.glob("*")) if (d / "study.yaml").is_file()}
+        ):
+            lines += [line for line in _expected(directory, seen) if (line.study, line.arm, line.seed) not in seen]
+        return sorted(lines, key=lambda line: (line.study, line.arm != "baseline", line.arm, line.seed or 0))
 
     def line(self, path: Path) -> Line:
         """One run."""
@@ -115,19 +117,19 @@ class Watcher:
         )
 
     def _with_jobs(self, directory: Path, lines: list[Line]) -> list[Line]:
-        """The lines with what SLURM makes of the runs of one study, and a line for each that has no directory yet."""
+        """The lines of one study with SLURM's job states, plus one line per job whose run has no directory yet."""
         named = {_run_of(line, directory): line for line in lines}
         try:
             queue = Queue(directory)
             if all(run in named and named[run].state in (*SETTLED, "failed") for run in queue.submitted):
                 return lines
-            asked, entries = self._queues.get(directory, (-QUEUE_SECONDS, {}))
-            if time.monotonic() - asked >= QUEUE_SECONDS:
+            queried_at, entries = self._queues.get(directory, (-QUEUE_SECONDS, {}))
+            if time.monotonic() - queried_at >= QUEUE_SECONDS:
                 entries = queue.entries
                 self._queues[directory] = (time.monotonic(), entries)
         except UserError as error:
-            told = f"{error.problem}: {error.got}"
-            return [*lines, Line(directory.name, "SLURM", None, "unknown", reason=told, log=directory / FOLDER)]
+            reason = f"{error.problem}: {error.got}"
+            return [*lines, Line(directory.name, "SLURM", None, "unknown", reason=reason, log=directory / FOLDER)]
         shown = [_with_job(line, entries.get(_run_of(line, directory))) for line in lines]
         return shown + [_not_begun(directory.name, run, entries[run]) for run in entries if run not in named]
 
@@ -138,7 +140,7 @@ class Watcher:
         return self._steps[path]
 
     def _baseline_of(self, path: Path, seed: int | None) -> dict[int, float]:
-        """The baseline's validation losses by tokens, from the newest run of the same seed."""
+        """The baseline's validation losses by number of tokens, from its newest run with the same seed."""
         runs = sorted(
             (path.parent.parent / "baseline").glob(f"s{seed}-*/metrics.jsonl"), key=lambda p: p.stat().st_mtime
         )
@@ -153,10 +155,10 @@ class Watcher:
 
 
 def _expected(directory: Path, seen: set[tuple[str, str, int | None]]) -> list[Line]:
-    """The runs that a study.yaml asks for at the arms' own learning rates.
+    """The runs that a study.yaml requests at the arms' own learning rates.
 
     Args:
-        seen: Study, arm and seed of the runs that are there. An arm with one of them in a look has come to that look.
+        seen: Study, arm and seed of the existing runs. An arm with a run in a look has reached that look.
     """
     try:
         record = read_study(directory)
@@ -169,38 +171,44 @@ def _expected(directory: Path, seen: set[tuple[str, str, int | None]]) -> list[L
     lines = [
         Line(directory.name, arm, seed, "waiting") for arm in arms for seed in seeds[: looks[0] if looks else None]
     ]
-    if record.get("lr_grid"):  # later looks are for the rates that tuning finds
+    if record.get("lr_grid"):  # later looks run at the tuned rates, in other folders
         return lines
     for arm, (start, end) in product(arms, pairwise(looks)):
-        asked = any((directory.name, arm, seed) in seen for seed in seeds[start:end])
-        lines += [Line(directory.name, arm, seed, "waiting" if asked else LATER) for seed in seeds[start:end]]
+        is_reached = any((directory.name, arm, seed) in seen for seed in seeds[start:end])
+        lines += [Line(directory.name, arm, seed, "waiting" if is_reached else LATER) for seed in seeds[start:end]]
     return lines
 
 
 def _run_of(line: Line, directory: Path) -> str:
-    """The run's directory within that of its study; '' where it is of another study."""
+    """The run's path relative to its study's directory; '' if it belongs to another study."""
     if line.log is None or not line.log.is_relative_to(directory):
         return ""
     return str(line.log.parent.relative_to(directory))
 
 
 def _with_job(line: Line, entry: Entry | None) -> Line:
-    """The line of a run that has not ended, with its job, and where it is in trouble with what SLURM says."""
+    """The line of a run that has not ended, with its job number and, for a stopped run, SLURM's state."""
     if entry is None or line.state not in ("created", "running", "preempted", "lost"):
         return line
     if line.state not in TROUBLED:
         return replace(line, job=entry.job)
-    told = f"{line.reason}; {entry.told()}" if entry.live and line.reason else entry.told()
-    return replace(line, job=entry.job, reason=told)
+    reason = f"{line.reason}; {entry.description()}" if entry.live and line.reason else entry.description()
+    return replace(line, job=entry.job, reason=reason)
 
 
 def _not_begun(study: str, run: str, entry: Entry) -> Line:
-    """The line of a run that has a job and no directory."""
+    """The line of a run that has a job but no directory."""
     arm, _, name = run.partition("/")
     seed = int(name.removeprefix("s").partition("-")[0])
     state = "queued" if entry.state == "PENDING" else "starting" if entry.live else "lost"
     return Line(
-        study, arm, seed, state, reason=entry.why if state == "queued" else entry.told(), log=entry.log, job=entry.job
+        study,
+        arm,
+        seed,
+        state,
+        reason=entry.why if state == "queued" else entry.description(),
+        log=entry.log,
+        job=entry.job,
     )
 
 
@@ -224,7 +232,7 @@ COLOURS = {
 
 
 def table(lines: list[Line], limit: int | None = None):
-    """The lines as a rich table; `limit` keeps those that say most: what runs, what failed, what ended last."""
+    """The lines as a rich table. With `limit`, running runs come first, then failed ones, then the last to end."""
     from rich import box
     from rich.markup import escape
     from rich.table import Table
@@ -271,9 +279,9 @@ TROUBLED = ("failed", "damaged", "diverged", "lost", "preempted", "unknown")
 
 
 def troubles(lines: list[Line]) -> list[str]:
-    """A text for each run that did not end well: what, why, and where to read more."""
+    """One text per run that did not succeed: name, state, reason and log."""
     ill = [line for line in lines if line.state in TROUBLED]
-    return [f"{line.arm} s{line.seed} {line.state}: {line.reason or 'no word'}  {line.log}" for line in ill]
+    return [f"{line.arm} s{line.seed} {line.state}: {line.reason or 'no reason recorded'}  {line.log}" for line in ill]
 
 
 def summary(lines: list[Line]) -> str:
@@ -286,7 +294,7 @@ def summary(lines: list[Line]) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds for people: `42 s`, `12 min`, `3.4 h`, `5.1 d`."""
+    """Seconds in a readable unit: `42 s`, `12 min`, `3.4 h`, `5.1 d`."""
     if seconds is None:
         return ""
     for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):

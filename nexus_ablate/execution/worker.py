@@ -1,6 +1,6 @@
-"""A worker process: imports once, then trains one job after another as the driver sends them.
+"""A worker process: imports torch once, then trains one job after another as the driver sends them.
 
-torch is imported with the first job, after the threads and the GPU of this worker are set.
+torch is imported with the first job, after this worker's threads and GPU are set.
 """
 
 from __future__ import annotations
@@ -21,33 +21,36 @@ from nexus_ablate.masking import masked_streams
 from nexus_ablate.runs import open_regular
 
 STOPPING = signal.SIGTERM
-"""What the driver sends to a worker that is to save and stop."""
+"""The signal that makes a worker save and stop."""
 
 
 @dataclass(frozen=True)
 class Order:
-    """What the driver sends: a run by its overrides.
+    """A run that the driver sends to a worker.
 
     Attributes:
-        brief: It says a line when it begins and one when it ends.
-        source: `provenance.source_hash` of the driver: a worker that finds other code doesn't train.
+        overrides: What composes its configuration.
+        arm: The folder of its runs.
+        run_conditions: Saved in env.json.
+        brief: Print one line at the start and one at the end.
+        source: `provenance.source_hash` of the driver. A worker with other code refuses to train.
     """
 
     overrides: list[str]
     arm: str
-    circumstances: dict[str, Any]
+    run_conditions: dict[str, Any]
     brief: bool = False
     source: str = ""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a worker sends back.
+    """The result that a worker sends back.
 
     Attributes:
-        status: The exit status that the run would have had alone.
-        reason: Why, where it is not 0.
-        path: Where the run is, if it ended well.
+        status: The exit status that the run would have on its own.
+        reason: Why the status is not 0.
+        path: The run directory, if the run succeeded.
         leaves: The worker ends now.
     """
 
@@ -58,16 +61,16 @@ class Answer:
 
 
 def work(pipe: connection.Connection, threads: int | None, gpu: str | None, log: Path | None) -> None:
-    """Train what comes through the pipe until the driver closes it or dies.
+    """Train the orders from the pipe until the driver closes it or dies.
 
-    Returns after one run where the next one's peak memory could not be told from it.
+    Returns after one run where the peak memory cannot be reset, so that the next run gets its own measurement.
 
     Args:
-        threads: Of the CPU; None leaves them to each run.
-        gpu: The only one it may use; None: any.
-        log: Where its prints go; None: where the driver's go.
+        threads: Number of CPU threads; None: each run decides.
+        gpu: The only GPU it may use; None: any.
+        log: The file for its output; None: the driver's output.
     """
-    for name in ("SIGINT", "SIGHUP"):  # they reach the whole group; the driver decides what they mean
+    for name in ("SIGINT", "SIGHUP"):  # they reach the whole process group; the driver handles them
         signal.signal(getattr(signal, name), signal.SIG_IGN)
     threading.Thread(target=_stop_with_driver, daemon=True).start()
     if log is not None:
@@ -110,20 +113,20 @@ def _train(order: Order) -> Answer:
             quiet=not order.brief,
             brief=order.brief,
             arm=order.arm,
-            circumstances=order.circumstances,
+            run_conditions=order.run_conditions,
         )
     except errors.UserError as error:
         if order.brief:
             print(error, file=sys.stderr)
         return Answer(error.status, error.problem)
-    except Exception as error:  # a bug in one run: its traceback is in its status.json; the others have their turn
+    except Exception as error:  # a bug in one run must not stop the others; its traceback is in its status.json
         traceback.print_exc()
         return Answer(errors.BUG, errors.described(error))
     return Answer(outcome.status, path=outcome.path)
 
 
 def _forget_peaks() -> bool:
-    """Let the peak memory of the next run be its own; whether that could be done."""
+    """Reset the peak memory counters before the next run. Returns whether that worked."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.empty_cache()
@@ -137,7 +140,7 @@ def _forget_peaks() -> bool:
 
 
 def _stop_with_driver() -> None:
-    """A driver that was killed cannot stop its workers; they save and stop by themselves."""
+    """Save and stop when the driver dies: a killed driver cannot stop its workers."""
     parent = parent_process()
     assert parent is not None
     connection.wait([parent.sentinel])

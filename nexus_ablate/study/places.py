@@ -22,7 +22,7 @@ class Places:
         return self.gpus[worker % len(self.gpus)] if self.gpus else None
 
     @property
-    def circumstances(self) -> dict[str, int]:
+    def run_conditions(self) -> dict[str, int]:
         """For env.json: a run that shared its device is slower than one alone."""
         return {"workers": self.workers, "runs_per_device": -(-self.workers // max(1, len(self.gpus)))}
 

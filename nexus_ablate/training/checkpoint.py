@@ -1,4 +1,4 @@
-"""Checkpoints: a directory that appears whole or not at all, and is checked byte by byte before it is used."""
+"""Checkpoints: directories that are written atomically and verified by hash before they are used."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MANIFEST = "MANIFEST.json"
 STATE = "state.json"
 _STEP_NAME = re.compile(r"step_(\d{8,})")
 _FILE_NAME = re.compile(r"[a-z][a-z0-9_]*\.safetensors|state\.json")
-_JSON_BYTES = 64 * 2**20  # of MANIFEST.json and state.json: far more than either needs
+_JSON_BYTES = 64 * 2**20  # size limit of MANIFEST.json and state.json, far above what either needs
 _log = logging.getLogger(__name__)
 
 
@@ -33,7 +33,7 @@ class Loaded:
 
     Attributes:
         tensors: By group and name, on the CPU.
-        skipped: One line for each newer checkpoint that was damaged.
+        skipped: One line per newer checkpoint that was damaged.
     """
 
     step: int
@@ -44,7 +44,7 @@ class Loaded:
 
 
 class _Damaged(Exception):
-    """Why a checkpoint cannot be used."""
+    """A checkpoint cannot be used; the message says why."""
 
 
 def save(
@@ -52,17 +52,17 @@ def save(
 ) -> Path:
     """Save a checkpoint, then delete all but the newest `keep`.
 
-    What a run holds at a step is a function of the step, so a valid checkpoint of the same step is left as it is.
+    The state of a run is a function of its step, so a valid checkpoint of the same step is left as it is.
 
     Args:
-        checkpoints: The run's `checkpoints/`, which no other process writes.
-        tensors: By group (`model`, `optimizer`) and name; no two share memory.
-        state: Plain JSON that reads back equal.
+        checkpoints: The run's `checkpoints/`; no other process writes to it.
+        tensors: By group (`model`, `optimizer`) and name; no two tensors share memory.
+        state: Plain JSON that survives a round trip unchanged.
         keep: At least 1.
 
     Raises:
-        StorageError: The disk refused or has less than twice the space needed; earlier checkpoints are untouched.
-        TypeError: `state` would not read back equal.
+        StorageError: The disk refused the write or has less than twice the space needed. Earlier checkpoints are kept.
+        TypeError: `state` would change in a round trip through JSON.
     """
     if keep < 1:
         raise ValueError("keep must be at least 1")
@@ -76,7 +76,7 @@ def save(
     needed = len(state_json) + sum(t.numel() * t.element_size() for group in tensors.values() for t in group.values())
     with storage(checkpoints, needed):
         refuse_link(checkpoints)
-        checkpoints.mkdir(exist_ok=True)  # never what is above it: a run directory that was renamed is not made anew
+        checkpoints.mkdir(exist_ok=True)  # not its parents: a run directory that was renamed must not be created again
         for orphan in checkpoints.glob("step_*.tmp-*"):
             _delete(orphan)
         if not _is_whole(final):
@@ -87,13 +87,13 @@ def save(
 
 
 def load_newest(checkpoints: Path, accept: Callable[[dict[str, Any]], None] | None = None) -> Loaded | None:
-    """The newest checkpoint that is whole; None where there is none at all.
+    """The newest valid checkpoint; None if there are no checkpoints.
 
     Args:
-        accept: Raises CheckpointError for a state that cannot be gone on from, as after a log was cut below it.
+        accept: Raises CheckpointError for a state that the run cannot resume from, such as one with a truncated log.
 
     Raises:
-        CheckpointError: There are checkpoints and none is whole and accepted.
+        CheckpointError: There are checkpoints, but none is valid and accepted.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load as from_bytes
@@ -104,7 +104,7 @@ def load_newest(checkpoints: Path, accept: Callable[[dict[str, Any]], None] | No
             files = _read_verified(path)
             state = json.loads(files.pop(STATE))
             if not isinstance(state, dict):
-                raise _Damaged(f"{STATE} holds no mapping")
+                raise _Damaged(f"{STATE} is not a mapping")
             tensors = {name.removesuffix(".safetensors"): from_bytes(data) for name, data in files.items()}
             if accept is not None:
                 accept(state)
@@ -115,24 +115,24 @@ def load_newest(checkpoints: Path, accept: Callable[[dict[str, Any]], None] | No
         else:
             return Loaded(step, tensors, state, path, skipped)
     if skipped:
-        fix = "restore one from a copy, or train anew with rerun=true"
+        fix = "restore one from a copy, or train again with rerun=on"
         raise CheckpointError(f"no checkpoint in {checkpoints} is whole", "; ".join(skipped), fix)
     return None
 
 
 def discard_newer(checkpoints: Path, step: int) -> None:
-    """Delete what was skipped, lest a later start takes it for one of the run that went on from `step`."""
+    """Delete the checkpoints after `step`, so that a later start cannot resume from one that was skipped."""
     for at, path in _steps(checkpoints):
         if at > step:
             _delete(path)
 
 
 def _checkpoint_point(name: str) -> None:
-    """An instant at which a test may end the process."""
+    """A point at which a test can end the process."""
 
 
 def _write(final: Path, step: int, tensors: dict[str, dict[str, Tensor]], state_json: bytes) -> None:
-    """Write a checkpoint aside and give it its name when every byte is on the disk."""
+    """Write a checkpoint under a temporary name, and rename it once every byte is on the disk."""
     from safetensors.torch import save as to_bytes
 
     aside = final.with_name(f"{final.name}.tmp-{os.getpid()}")
@@ -148,14 +148,14 @@ def _write(final: Path, step: int, tensors: dict[str, dict[str, Tensor]], state_
         _checkpoint_point("before rename")
         os.rename(aside, final)
     except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)  # what is left here is an orphan of the next save
+        shutil.rmtree(aside, ignore_errors=True)  # the next save deletes whatever remains
         raise
     _checkpoint_point("after rename")
     sync_directory(final.parent)
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether a valid checkpoint is there; a damaged one is deleted."""
+    """Whether a valid checkpoint exists at this path. Deletes a damaged one."""
     if not path.exists():
         return False
     try:
@@ -175,22 +175,22 @@ def _add(directory: Path, name: str, data: bytes) -> dict[str, Any]:
 
 
 def require_space(checkpoints: Path, needed: int) -> None:
-    """That a checkpoint of `needed` bytes fits twice, since the one before it is deleted only afterwards.
+    """Check that twice `needed` bytes are free: the previous checkpoint is deleted only after a save.
 
     Raises:
-        StorageError: It does not.
+        StorageError: There is less space.
     """
     with storage(checkpoints):
         free = shutil.disk_usage(checkpoints).free
     if free < 2 * needed:
         got = f"{free} bytes free, {2 * needed} bytes needed"
         raise StorageError(
-            f"too little space for a checkpoint in {checkpoints}", got, "free some or keep fewer runs there"
+            f"too little space for a checkpoint in {checkpoints}", got, "free some space or keep fewer runs there"
         )
 
 
 def _steps(checkpoints: Path) -> list[tuple[int, Path]]:
-    """The checkpoints by step; none behind a link, which could lead anywhere."""
+    """The checkpoints as (step, path) pairs. Symbolic links are ignored: they could lead anywhere."""
     if checkpoints.is_symlink():
         return []
     there = (path for path in checkpoints.glob("step_*") if path.is_dir() and not path.is_symlink())
@@ -199,17 +199,17 @@ def _steps(checkpoints: Path) -> list[tuple[int, Path]]:
 
 
 def _prune(checkpoints: Path, step: int, keep: int) -> None:
-    """Delete all but the newest `keep`. Those after `step` are damaged, or the run would have gone on from them."""
-    found = sorted(_steps(checkpoints))
-    kept = [path for at, path in found if at <= step][-keep:]
-    for _, path in found:
+    """Delete all but the newest `keep`. Those after `step` are damaged, or the run would have resumed from them."""
+    checkpoints_by_step = sorted(_steps(checkpoints))
+    kept = [path for at, path in checkpoints_by_step if at <= step][-keep:]
+    for _, path in checkpoints_by_step:
         if path not in kept:
             _checkpoint_point(f"before deleting {path.name}")
             _delete(path)
 
 
 def _delete(path: Path) -> None:
-    """Delete a checkpoint under a name that no reader takes for one; what resists is left to the next save."""
+    """Rename a checkpoint so that no reader finds it, then delete it. The next save deletes what remains."""
     doomed = path if ".tmp-" in path.name else path.with_name(f"{path.name}.tmp-deleted")
     try:
         os.rename(path, doomed)
@@ -220,10 +220,10 @@ def _delete(path: Path) -> None:
 
 
 def _read_verified(path: Path) -> dict[str, bytes]:
-    """The bytes of each file in a checkpoint's manifest: what was checked is what gets parsed.
+    """The verified bytes of each file in a checkpoint's manifest, so that exactly what was checked gets parsed.
 
     Raises:
-        _Damaged: A file is missing, changed, or none of ours.
+        _Damaged: A file is missing or changed, or has an unknown name.
     """
     step = int(path.name.removeprefix("step_"))
     try:
@@ -233,11 +233,11 @@ def _read_verified(path: Path) -> dict[str, bytes]:
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError):
         raise _Damaged(f"{MANIFEST} is unreadable") from None
     if not own:
-        raise _Damaged(f"{MANIFEST} is not of this checkpoint")
+        raise _Damaged(f"{MANIFEST} does not belong to this checkpoint")
     files = {}
     for name, (size, sha256) in entries.items():
         if not _FILE_NAME.fullmatch(name):  # such as ../../elsewhere
-            raise _Damaged(f"{MANIFEST} names a foreign file")
+            raise _Damaged(f"{MANIFEST} names an unknown file")
         data = _read_file(path / name, size)
         if len(data) < size:
             raise _Damaged(f"{name} has {len(data)} bytes, not {size}")

@@ -1,4 +1,4 @@
-"""Where a run computes: the device, the CPU threads that are free for it, the precision of matrix products."""
+"""Device, number of CPU threads and precision of a run."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
 
 class IdleCores:
-    """How many cores other processes leave idle, from the machine's own counters since the last time it was asked.
+    """Counts the CPU cores that other processes left idle since the last count, from /proc/stat.
 
-    Spinning OpenMP threads make an oversubscribed step tens of times slower, so a run takes only what is free.
+    Spinning OpenMP threads make an oversubscribed step tens of times slower, so a run only uses idle cores.
     """
 
     def __init__(self) -> None:
@@ -32,10 +32,10 @@ class IdleCores:
 
     @staticmethod
     def cores() -> int:
-        """Cores that this process may use; in a SLURM job those that it was given."""
+        """Cores that this process may use; in a SLURM job, at most the cores allotted to it."""
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        given = os.environ.get("SLURM_CPUS_ON_NODE", "")  # not every cluster binds its jobs to them
-        return min(cores, int(given)) if given.isdecimal() else cores
+        allotted = os.environ.get("SLURM_CPUS_ON_NODE", "")  # not every cluster sets the CPU affinity of its jobs
+        return min(cores, int(allotted)) if allotted.isdecimal() else cores
 
     @staticmethod
     def _read() -> tuple[float, float, float] | None:
@@ -49,14 +49,14 @@ class IdleCores:
         return time.monotonic(), (user + nice + system + irq + softirq) / _TICKS, own
 
     def count(self) -> int:
-        """Idle cores since the last count, at least 1; all of them where the system does not tell."""
+        """Idle cores since the last count, at least 1; all cores where the system has no /proc."""
         now = self._read()
         cores = self.cores()
         if self._start is None or now is None or now[0] - self._start[0] < 0.05:
             return cores
         wall, busy, own = (b - a for a, b in zip(self._start, now, strict=True))
         self._start = now
-        machine = max(cores, os.cpu_count() or 1)  # where this process has a share of it, others may keep to theirs
+        machine = max(cores, os.cpu_count() or 1)  # busy cores outside this process's affinity don't compete with it
         return max(1, min(cores, machine - round(max(0.0, busy - own) / wall)))
 
 
@@ -65,44 +65,50 @@ IDLE = IdleCores()
 
 
 def share_cores_politely() -> None:
-    """Make OpenMP threads wait passively soon after they find no work; must run before torch is imported.
+    """Make idle OpenMP threads sleep instead of spinning. Call it before torch is imported.
 
-    With the default, two processes of two threads on two cores slow each other down 50 times.
+    With the default, two processes of two threads each on two cores slow each other down 50 times.
     """
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 
-def choose_threads(asked: int | str, idle: IdleCores) -> tuple[int, str]:
+def choose_threads(requested: int | str, idle: IdleCores) -> tuple[int, str]:
     """The number of CPU threads, and a warning where it is more than the machine has free."""
     free = idle.count()
-    if asked == "auto":
-        bound = os.environ.get("OMP_NUM_THREADS", "")  # set by the user, or by a launcher that runs several at a time
+    if requested == "auto":
+        bound = os.environ.get("OMP_NUM_THREADS", "")  # set by the user, or by a launcher that runs several processes
         if bound.isdecimal() and 1 <= int(bound) < free:
             return int(bound), ""
-        return free, "" if free == idle.cores() else f"{free} of {idle.cores()} cores free: as many threads train"
-    threads = int(asked)
+        return (
+            free,
+            "" if free == idle.cores() else f"{free} of {idle.cores()} cores are idle: training with {free} threads",
+        )
+    threads = int(requested)
     if threads > free:
-        return threads, f"train.threads={threads}, but {free} of {idle.cores()} cores free: steps can be much slower"
+        return (
+            threads,
+            f"train.threads={threads}, but {free} of {idle.cores()} cores are idle: steps can be much slower",
+        )
     return threads, ""
 
 
 def visible_gpus() -> list[str]:
-    """The NVIDIA GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them, found without torch."""
+    """The NVIDIA GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them. Doesn't import torch."""
     if (listed := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
         return [name.strip() for name in listed.split(",") if name.strip() not in ("", "-1")]
     return [str(number) for number, _ in enumerate(Path("/dev").glob("nvidia[0-9]*"))]
 
 
 _leases: list[int] = []
-"""Open descriptors: a lease is a lock that ends with this process, however that ends."""
+"""Open file descriptors. The lock of a lease ends with this process, even after a kill."""
 
 
 def lease_gpu() -> None:
-    """Take the least used of the visible GPUs for the life of this process and make it the only visible one.
+    """Reserve the least used visible GPU until this process ends, and make it the only visible one.
 
-    Without it every process of a launcher that assigns no GPUs trains on the first. The lease is a lock on the first
-    free file of `gpu-0.0, gpu-1.0, ..., gpu-0.1, ...`, so that each GPU is taken once before one is shared. Nothing
-    happens where CUDA is in use already, or where torchrun gives each process its GPU.
+    Without a lease, all processes of a launcher that assigns no GPUs would train on the first GPU. The lease is a lock
+    on the first free file of `gpu-0.0, gpu-1.0, ..., gpu-0.1, ...`, so every GPU is used once before one is shared.
+    Does nothing if CUDA is already initialized or torchrun assigns the GPUs.
     """
     torch = sys.modules.get("torch")
     gpus = visible_gpus()
@@ -127,7 +133,7 @@ def device_of(train: TrainConfig):
     """The torch device of a run.
 
     Raises:
-        ConfigError: A device that is not there, or CUDA graphs without CUDA.
+        ConfigError: The device does not exist, or CUDA graphs were requested without CUDA.
     """
     device = choose_device(train.device)
     if train.compile == "graphs":
@@ -135,49 +141,49 @@ def device_of(train: TrainConfig):
     return device
 
 
-def choose_device(asked: str):
-    """The torch device of this name.
+def choose_device(requested: str):
+    """The torch device of this name; `auto` prefers CUDA, then MPS, then the CPU.
 
     Raises:
-        ConfigError: A device that is not there.
+        ConfigError: The device does not exist.
     """
-    if asked == "auto":
+    if requested == "auto":
         lease_gpu()
     import torch
 
-    if asked == "auto":
+    if requested == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
         return torch.device(name)
     try:
-        device = torch.device(asked)
+        device = torch.device(requested)
     except RuntimeError as error:
-        raise ConfigError("train.device is no device", asked, "auto, cpu, cuda, cuda:1 or mps") from error
+        raise ConfigError("train.device is not a device", requested, "auto, cpu, cuda, cuda:1 or mps") from error
     available = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
     if (device.index or 0) >= available.get(device.type, 0):
-        raise ConfigError("train.device is not on this machine", asked, "train.device=auto")
+        raise ConfigError("train.device is not on this machine", requested, "train.device=auto")
     return device
 
 
 def processor_name(device_type: str) -> str:
-    """The model of the GPU or the CPU, as its maker names it."""
+    """The product name of the GPU or the CPU."""
     if device_type == "cuda":
         import torch
 
         return torch.cuda.get_device_name()
-    told = Path("/proc/cpuinfo")
-    names = re.findall(r"model name\s*: (.+)", told.read_text()) if told.is_file() else []
+    cpuinfo = Path("/proc/cpuinfo")
+    names = re.findall(r"model name\s*: (.+)", cpuinfo.read_text()) if cpuinfo.is_file() else []
     return names[0].strip() if names else platform.processor() or platform.machine()
 
 
 def device_memory(device) -> int:
-    """Bytes of a GPU's memory, whoever uses them; 0 of any other device."""
+    """Total memory of a GPU in bytes, used or not; 0 for any other device."""
     import torch
 
     return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
 
 
 def precision_context(precision: str, device_type: str) -> AbstractContextManager:
-    """The context of forward passes: autocast to the low precision, or nothing. Weights stay float32."""
+    """The context manager for forward passes: autocast to bf16 or fp16, or nothing. Weights stay float32."""
     import contextlib
 
     import torch
@@ -188,5 +194,5 @@ def precision_context(precision: str, device_type: str) -> AbstractContextManage
 
 
 def cxx_compiler() -> str:
-    """The C++ compiler that torch.compile would call for a CPU, or nothing."""
+    """The C++ compiler that torch.compile would use on a CPU; '' where there is none."""
     return next((name for name in (os.environ.get("CXX"), "g++", "clang++") if name and shutil.which(name)), "")

@@ -1,4 +1,4 @@
-"""What a person sees of a run: a table before, a bar meanwhile, a table and the next command after."""
+"""Terminal output of a run: a table before, a progress bar during, a table and the next command after it."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ LINE_SECONDS = 30.0  # between lines where there is no terminal
 
 
 class _Nowhere(io.StringIO):
-    """A stream that keeps nothing."""
+    """A stream that discards its output."""
 
     def write(self, text: str, /) -> int:
         return len(text)
 
 
 class Display:
-    """Writes to a stream; a bar where it is a terminal, else a line every 30 seconds.
+    """Writes to a stream: a progress bar on a terminal, otherwise one line every 30 seconds.
 
     Args:
-        stream: Standard error unless given.
-        quiet: Show nothing.
-        brief: One line before and one after, for a run among many.
+        stream: Default: standard error.
+        quiet: Print nothing.
+        brief: Print one line before and one after, for a run among many.
     """
 
     def __init__(self, stream: TextIO | None = None, quiet: bool = False, brief: bool = False) -> None:
@@ -44,14 +44,14 @@ class Display:
         self._drawn = 0.0
 
     def say(self, line: str) -> None:
-        """One line, above the bar while there is one."""
+        """Print one line, above the progress bar if there is one."""
         if self._bar is not None:
             self._bar.write(printable(line), file=self.stream)
         else:
             print(printable(line), file=self.stream, flush=True)
 
     def before(self, facts: dict[str, str]) -> None:
-        """The run in a few lines."""
+        """Print the run's facts as a table."""
         self.console.print(table({"arm": facts["arm"]} if self.brief else facts))
 
     def start(self, steps: int, done: int) -> None:
@@ -70,13 +70,13 @@ class Display:
             )
 
     def due(self, step: int) -> bool:
-        """Whether `advance` would draw: at most five times a second, so that no step waits for what nobody sees."""
+        """Whether `advance` would draw: at most five times per second, so drawing doesn't slow the steps."""
         if self._bar is not None:
             return time.monotonic() - self._drawn >= BAR_SECONDS or step == self._steps
         return time.monotonic() - self._drawn >= LINE_SECONDS
 
     def advance(self, step: int, loss: float, lr: float, norm: float, tokens_per_second: float) -> None:
-        """After a step; draws where that is due."""
+        """Show the state after a step, if a redraw is due."""
         if not self.due(step):
             return
         self._drawn = time.monotonic()
@@ -93,8 +93,8 @@ class Display:
             self._bar.close()
             self._bar = None
 
-    def after(self, path: Path, summary: dict[str, Any], told_before: bool = False) -> None:
-        """The result, where it was written, and the next command."""
+    def after(self, path: Path, summary: dict[str, Any], already_finished: bool = False) -> None:
+        """Print the result, the folder it is saved to, and the next command."""
         from rich.markup import escape
 
         if self.brief:
@@ -104,15 +104,18 @@ class Display:
             )
             return
         self.console.print(
-            table(result_facts(summary) | ({"finished before": "nothing was trained"} if told_before else {}))
+            table(
+                ({"note": "already finished; showing the saved result"} if already_finished else {})
+                | result_facts(summary)
+            )
         )
         where = escape(printable(str(path), 4096))
-        self.console.print(f"[dim]written to[/dim] {where}", soft_wrap=True)
+        self.console.print(f"[dim]saved to[/dim]   {where}", soft_wrap=True)
         self.console.print(f"[dim]next[/dim]       nexus-ablate show {where}", soft_wrap=True)
 
 
 def table(facts: dict[str, str]):
-    """Names and values, aligned, without lines."""
+    """A rich table of names and values without borders."""
     from rich.markup import escape
     from rich.table import Table
 
@@ -125,7 +128,7 @@ def table(facts: dict[str, str]):
 
 
 def run_facts(config: RunConfig, arm: str, facts: dict[str, Any]) -> dict[str, str]:
-    """The table before the first step: what is unusual, how large, on what."""
+    """The table before the first step: arm, notes, model size, data, training budget, device."""
     resolved = config.resolved
     return {
         "arm": arm.replace(",", ", "),
@@ -141,12 +144,12 @@ def run_facts(config: RunConfig, arm: str, facts: dict[str, Any]) -> dict[str, s
 
 
 def shown(value: float | None, form: str) -> str:
-    """A figure; one that is not finite, which summary.json holds as null, in words."""
+    """A formatted number; "not finite" for infinity, NaN and None, which is how summary.json stores them."""
     return format(value, form) if value is not None and math.isfinite(value) else "not finite"
 
 
 def result_facts(summary: dict[str, Any]) -> dict[str, str]:
-    """The table after the last step; without the lines of which a summary of another version lacks a figure."""
+    """The table after the last step. Rows whose numbers a summary of another version lacks are left out."""
 
     def figure(name: str, form: str) -> str:
         return shown(summary[name], form)
@@ -154,10 +157,10 @@ def result_facts(summary: dict[str, Any]) -> dict[str, str]:
     def bits() -> str:
         bpb, unigram = summary["val_bpb"], summary["unigram_bpb"]
         below = None if bpb is None else 1 - bpb / unigram
-        return f"{shown(bpb, '.4f')}, {shown(below, '.0%')} below a unigram model ({unigram:.3f})"
+        return f"{shown(bpb, '.4f')}, {shown(below, '.0%')} lower than a unigram model ({unigram:.3f})"
 
     def time_spent() -> str:
-        aside = sum(summary[f"seconds_{what}"] for what in ("eval", "probe", "checkpoint"))
+        aside = sum(summary[f"seconds_{activity}"] for activity in ("eval", "probe", "checkpoint"))
         speed = f"{summary['seconds']:.0f} s of training at {summary['tokens_per_second']:,.0f} tokens/s"
         return f"{speed}, {aside:.0f} s of measuring and saving"
 

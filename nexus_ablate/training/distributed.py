@@ -1,8 +1,8 @@
-"""One run on several processes: each takes its rows of the same global batch, and gradients are averaged.
+"""One run on several processes: each processes its rows of the same global batch, and gradients are averaged.
 
-The first process alone owns the run directory, measures and saves; the others take the same steps (follower.py). The
-loss is that of one process at the same global batch, up to the order of additions. Dropout is the exception: each
-process draws masks of its own.
+Only the first process owns the run directory, measures and saves; the others take the same steps (follower.py). The
+loss equals that of one process with the same global batch, up to the order of additions. Dropout is the exception: each
+process draws its own masks.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
 
 BEAT_SECONDS = 2.0
 LOST_SECONDS = 40.0
-"""A process that has not been heard of for so long is lost, and with it the run: all others end."""
+"""After this long without a heartbeat a process counts as lost, and all others end."""
 PREPARING = 10
-"""How much longer it may be silent before training: a tokenizer may keep its threads from running."""
+"""Factor on LOST_SECONDS before training: training a tokenizer can block a process's threads."""
 ENDING_SECONDS = 5.0
-"""What a process has left to end by itself after another one has failed."""
+"""Time that a process has to end by itself after another one has failed."""
 STOP_EVERY = 10
-"""Steps between questions whether to stop on a GPU, which would otherwise be waited for at each step."""
+"""Steps between checks for a stop request on a GPU; each check waits for the GPU."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Which of how many processes this is, as torchrun or SLURM says."""
+    """Rank and number of processes, from torchrun or SLURM."""
 
     rank: int = 0
     size: int = 1
@@ -50,10 +50,10 @@ class Place:
 
 
 def place() -> Place:
-    """From the variables of torchrun; else from those of SLURM tasks where MASTER_ADDR says that they belong together.
+    """Read the place of this process from torchrun's variables, or from SLURM's if MASTER_ADDR is set too.
 
     Raises:
-        ConfigError: They do not fit together.
+        ConfigError: The variables are incomplete or not numbers.
     """
     variables = os.environ
     try:
@@ -68,39 +68,39 @@ def place() -> Place:
         rank, size = (int(variables[name]) for name in names)
         return Place(rank, size, *local, variables["MASTER_ADDR"], int(variables.get("MASTER_PORT", 29500)))
     except (KeyError, ValueError) as error:
-        raise ConfigError("the variables of the launcher are not complete", repr(error), "use torchrun") from None
+        raise ConfigError("the launcher's environment variables are incomplete", repr(error), "use torchrun") from None
 
 
-def require_one_process(what: str) -> None:
-    """Refuse what is not one run under torchrun or in SLURM tasks that belong together.
+def require_one_process(command: str) -> None:
+    """Refuse to run `command` under torchrun or in connected SLURM tasks: only a single run can be distributed.
 
     Raises:
         ConfigError: There are several processes.
     """
     if (size := place().size) > 1:
         fix = "start it without torchrun; several processes are for one run"
-        raise ConfigError(f"{what} starts processes of its own", f"{size} processes", fix)
+        raise ConfigError(f"{command} starts processes of its own", f"{size} processes", fix)
 
 
 class Lost(UserError):
-    """Another process of the run ended, and with it this one."""
+    """Another process of the run ended, so this one ends too."""
 
     status = BUG
 
 
 class World:
-    """The processes of this run; of one alone, nothing here does anything.
+    """The processes of this run. With a single process every method does nothing.
 
     Attributes:
-        stop: Set by a signal to this process; given when training begins.
+        stop: The stop request of this process; set when training begins.
     """
 
     def __init__(self, place: Place, device: torch.device) -> None:
         self.place, self.device = place, device
         self.stop: StopRequest | None = None
         self._vigil: _Vigil | None = None
-        self._in_step = False  # the same exchanges follow one another in all processes
-        self._asked: torch.Tensor | None = None  # more than 0: some process was asked to stop before this step
+        self._in_step = False  # all processes call the same exchanges in the same order
+        self._stop_requested: torch.Tensor | None = None  # above 0: a process received a stop signal before this step
 
     @property
     def size(self) -> int:
@@ -118,19 +118,19 @@ class World:
         agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # torchrun holds the store
         address, wait = (self.place.address, self.place.port, self.size), timedelta(minutes=10)
         store = TCPStore(*address, is_master=self.leads and not agent, timeout=wait)
-        watched = TCPStore(*address, is_master=False, timeout=wait)  # a connection that no exchange can block
+        watched = TCPStore(*address, is_master=False, timeout=wait)  # its own connection, so no exchange can block it
         distributed.init_process_group(
             "nccl" if self.device.type == "cuda" else "gloo",
             store=PrefixStore("run", store),
             rank=self.place.rank,
             world_size=self.size,
-            timeout=timedelta(days=1),  # a process that lives is waited for, however long the first one validates
+            timeout=timedelta(days=1),  # the first process may validate for long; lost processes are detected by _Vigil
             device_id=self.device if self.device.type == "cuda" else None,
         )
         self._vigil = _Vigil(PrefixStore("vigil", watched), self.place)
 
     def leave(self, error: BaseException | None) -> None:
-        """End together with the others; after an error that they do not share, at once and telling them."""
+        """End together with the other processes; after an error of this one alone, report it to them and end now."""
         from torch import distributed
 
         assert self._vigil is not None
@@ -140,18 +140,18 @@ class World:
             self._vigil.close()
             distributed.destroy_process_group()
         else:
-            self._vigil.tell(error)
+            self._vigil.report(error)
             self._vigil.close()
 
     def agree_to_train(self, train: bool = True) -> bool:
-        """Whether the first process says that there is something to train."""
+        """Whether there is something to train, as decided by the first process."""
         self._in_step = bool(self.share([float(train)], [])[0])
         if self._vigil is not None:
             self._vigil.patience = 1
         return self._in_step
 
     def share(self, numbers: list[float], tensors: list[torch.Tensor]) -> list[float]:
-        """Give the first process's numbers and tensors to all."""
+        """Broadcast the first process's numbers and tensors to all. Returns the numbers."""
         if self.size == 1:
             return numbers
         import torch
@@ -166,31 +166,31 @@ class World:
         return shared.tolist()
 
     def rows(self, batch: np.ndarray) -> np.ndarray:
-        """This process's rows of a batch that all of them have."""
+        """This process's rows of the global batch."""
         share = len(batch) // self.size
         return batch[self.place.rank * share : (self.place.rank + 1) * share]
 
     def average(self, tensors: list[torch.Tensor]) -> None:
-        """Replace each tensor by its mean over the processes, in one exchange that also says who was asked to stop."""
+        """Replace each tensor by its mean over the processes, in one exchange that also shares stop requests."""
         if self.size == 1:
             return
         import torch
         from torch import distributed
 
-        asked = torch.full((1,), float(bool(self.stop and self.stop.asked)), device=self.device)
-        flat = torch.cat([tensor.detach().reshape(-1).float() for tensor in tensors] + [asked])
+        stop_flag = torch.full((1,), float(bool(self.stop and self.stop.signal_name)), device=self.device)
+        flat = torch.cat([tensor.detach().reshape(-1).float() for tensor in tensors] + [stop_flag])
         self._call(distributed.all_reduce, flat)
         flat /= self.size
-        self._asked = flat[-1]
+        self._stop_requested = flat[-1]
         parts = flat[:-1].split([tensor.numel() for tensor in tensors])
         for tensor, part in zip(tensors, parts, strict=True):
             tensor.detach().copy_(part.view_as(tensor))
 
     def stopping(self, step: int) -> bool:
-        """Whether all processes stop after this step; the answer is the same in each."""
-        if self._asked is None:
-            return bool(self.stop and self.stop.asked)
-        return (self.device.type == "cpu" or step % STOP_EVERY == 0) and float(self._asked) > 0
+        """Whether all processes stop after this step; the same result in each process."""
+        if self._stop_requested is None:
+            return bool(self.stop and self.stop.signal_name)
+        return (self.device.type == "cpu" or step % STOP_EVERY == 0) and float(self._stop_requested) > 0
 
     def _call(self, exchange: Callable[..., Any], *arguments: Any) -> None:
         try:
@@ -203,24 +203,24 @@ class World:
 
 
 def own_gpu(place: Place) -> torch.device:
-    """The GPU of a process among several of a machine.
+    """The GPU of this process when a machine runs several.
 
     Raises:
-        ConfigError: There are fewer GPUs than processes.
+        ConfigError: The machine has fewer GPUs than processes.
     """
     import torch
 
     gpus = torch.cuda.device_count()
     if place.local_size is not None and place.local_size > gpus:
         raise ConfigError("each process needs a GPU", f"{place.local_size} processes, {gpus} GPUs", "start fewer")
-    device = torch.device("cuda", place.local_rank % gpus)  # SLURM may show each task its own GPU alone
+    device = torch.device("cuda", place.local_rank % gpus)  # SLURM may show each task only its own GPU
     torch.cuda.set_device(device)
     return device
 
 
 @contextmanager
 def join(place: Place, device: torch.device) -> Iterator[World]:
-    """The processes of a run, from the first that waits for the others to the last."""
+    """Connect the processes of a run, and disconnect them at the end."""
     if place.size == 1:
         yield World(place, device)
         return
@@ -235,13 +235,13 @@ def join(place: Place, device: torch.device) -> Iterator[World]:
 
 
 class _Vigil:
-    """Notices that a process is gone or hangs, which an exchange on a GPU would wait for without end.
+    """Detects processes that ended or hang; an exchange on a GPU would wait for them forever.
 
-    Each process counts in a store that all can read. One thread counts and reads; another, which touches no store and
-    so cannot hang with it, ends this process when nothing was heard for too long or another one has failed.
+    Each process increments a counter in a shared store. One thread increments and reads the counters. A second thread,
+    which doesn't use the store and so cannot hang with it, ends this process after a time-out or another's failure.
 
     Attributes:
-        patience: By how much LOST_SECONDS is multiplied.
+        patience: Factor on LOST_SECONDS.
     """
 
     def __init__(self, store: Any, place: Place) -> None:
@@ -257,14 +257,14 @@ class _Vigil:
     def close(self) -> None:
         self._closed.set()
 
-    def tell(self, error: BaseException) -> None:
-        """Say to all that this process has failed."""
+    def report(self, error: BaseException) -> None:
+        """Report to all processes that this one has failed."""
         reason = error.problem if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
         if not isinstance(error, Lost):
             self._store.set("failed", f"process {self._place.rank}: {reason}"[:500])
 
     def cause(self) -> str:
-        """What the process that failed first said; waits a moment for it."""
+        """The error of the process that failed first; waits briefly for it to arrive."""
         end = time.monotonic() + 2 * BEAT_SECONDS
         while not self._cause and time.monotonic() < end:
             time.sleep(0.05)
@@ -286,7 +286,7 @@ class _Vigil:
                     self._cause = self._store.get("failed").decode(errors="replace")
                     self._failed_at = time.monotonic()
             except RuntimeError as error:  # the process that holds the store is gone
-                self._cause = self._cause or f"the store of the processes is gone: {error}".splitlines()[0]
+                self._cause = self._cause or f"the shared store is gone: {error}".splitlines()[0]
                 self._failed_at = self._failed_at or time.monotonic()
                 return
             self._heard = min(changed.values())
@@ -297,27 +297,28 @@ class _Vigil:
             lost = now - self._heard > self.patience * LOST_SECONDS and self._failed_at is None
             failed = self._failed_at is not None and now - self._failed_at > ENDING_SECONDS
             if lost or failed:
-                why = self._cause or f"another process was not heard of for {now - self._heard:.0f} seconds"
+                why = self._cause or f"no heartbeat from another process for {now - self._heard:.0f} seconds"
                 message = Lost(f"process {self._place.rank} of {self._place.size} ends", why, AGAIN)
                 print(message, file=sys.stderr, flush=True)
                 os._exit(BUG)
 
 
 def check_world(config: RunConfig, place: Place) -> None:
-    """That a run can be spread over the processes there are.
+    """Check that a run can be distributed over the processes.
 
     Raises:
-        ConfigError: The batch cannot be divided, or the model takes statistics over it.
+        ConfigError: The batch size is not divisible by them, or the model computes statistics over the batch.
     """
     if place.size == 1:
         return
     if config.train.batch_size % place.size:
-        fix = f"a batch size that is a multiple of {place.size}; train.grad_accum may make up for it"
-        raise ConfigError("train.batch_size must be divisible by the processes", f"{config.train.batch_size}", fix)
+        fix = f"a batch size that is a multiple of {place.size}; adjust train.grad_accum to keep the tokens per step"
+        got = f"{config.train.batch_size} sequences, {place.size} processes"
+        raise ConfigError("train.batch_size must be divisible by the number of processes", got, fix)
     from nexus_ablate.model import meta_model
 
     model = meta_model(config)
     statistics = model.state_dict().keys() - dict(model.named_parameters()).keys()
     if statistics:
-        what = f"norm={config.norm.name} takes statistics over the batch, of which each process sees a part"
-        raise ConfigError(what, f"{place.size} processes", "train it in one process, or with another norm")
+        problem = f"norm={config.norm.name} computes statistics over the batch, and each process only sees a part of it"
+        raise ConfigError(problem, f"{place.size} processes", "train it in one process, or with another norm")

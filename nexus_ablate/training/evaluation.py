@@ -1,4 +1,4 @@
-"""A finished run evaluated from its final checkpoint; the answers go into its summary under the evaluations' names."""
+"""Evaluates a finished run from its final checkpoint and adds the results to its summary, by evaluation name."""
 
 from __future__ import annotations
 
@@ -18,25 +18,27 @@ if TYPE_CHECKING:
 
 
 def evaluate(path: Path, names: Sequence[str]) -> dict[str, Any]:
-    """Do the evaluations that the run does not have yet.
+    """Run the evaluations that the run's summary does not have yet.
 
     Args:
         path: The run directory.
-        names: Of EVALUATIONS.
+        names: Keys of EVALUATIONS.
 
     Returns:
-        The summary with them. Where one has no meaning it says so: `{"not_defined": why}`.
+        The summary with their results. An evaluation that isn't defined for the run has `{"not_defined": reason}`.
 
     Raises:
-        ConfigError: The run is not finished, or its data is no longer what it was.
-        CheckpointError: Its weights are gone.
+        ConfigError: The run is not finished, or its data has changed.
+        CheckpointError: It has no whole checkpoint.
     """
     from nexus_ablate.measure.evaluation import EVALUATIONS, NotDefined, Subject
     from nexus_ablate.training.device import choose_device, precision_context
 
     record = read_run(path)
     if record.state != "finished" or record.summary is None:
-        raise ConfigError("only a finished run can be evaluated", f"{path}: {record.state}", "finish it first")
+        raise ConfigError(
+            "only a finished run can be evaluated", f"{path}: {record.state}", "train it to the end first"
+        )
     missing = [name for name in names if name not in record.summary]
     if not missing:
         return record.summary
@@ -51,13 +53,13 @@ def evaluate(path: Path, names: Sequence[str]) -> dict[str, Any]:
         period=data.period,
         precision=partial(precision_context, config.train.precision, device.type),
     )
-    found: dict[str, Any] = {}
+    answers: dict[str, Any] = {}
     for name in missing:
         try:
-            found[name] = EVALUATIONS[name](subject)
+            answers[name] = EVALUATIONS[name](subject)
         except NotDefined as reason:
-            found[name] = {"not_defined": str(reason)}
-    summary = (read_run(path).summary or {}) | found  # read again: another process may have added its own
+            answers[name] = {"not_defined": str(reason)}
+    summary = (read_run(path).summary or {}) | answers  # read again: another process may have added results
     atomic_write_json(path / "summary.json", summary)
     return summary
 
@@ -66,8 +68,8 @@ def restore(record: RunRecord) -> tuple[RunConfig, TokenizedData, GPT]:
     """Configuration, data and trained model of a run, from its config.yaml and its newest checkpoint.
 
     Raises:
-        ConfigError: The data is no longer what the run was validated on.
-        CheckpointError: There is no whole checkpoint, or its weights are not those of the model.
+        ConfigError: The validation data has changed since the run.
+        CheckpointError: There is no whole checkpoint, or its weights do not fit the model.
     """
     from nexus_ablate.model import build_model, meta_model
     from nexus_ablate.training.checkpoint import load_newest
@@ -76,19 +78,19 @@ def restore(record: RunRecord) -> tuple[RunConfig, TokenizedData, GPT]:
     data = prepare(config.data, context=config.model.context)
     windows = eval_windows(data.val["val"], config.model.context, config.train.eval_tokens, data.period)
     if hash_tokens(windows) != (record.summary or {}).get("eval_hash"):
-        fix = "restore the text that it was trained on, or train it anew"
+        fix = "restore the text that it was trained on, or retrain it with rerun=on"
         raise ConfigError("the validation text is not the one that this run was validated on", str(record.path), fix)
     loaded = load_newest(record.path / "checkpoints")
     if loaded is None:
-        raise CheckpointError("this run has no checkpoint", str(record.path), "rerun=on trains it anew")
-    theirs = {name: tensor.shape for name, tensor in loaded.tensors["model"].items()}
-    depth = len({name.split(".")[1] for name in theirs if name.startswith("blocks.")})
-    ours = {}
+        raise CheckpointError("this run has no checkpoint", str(record.path), "rerun=on trains it again")
+    saved = {name: tensor.shape for name, tensor in loaded.tensors["model"].items()}
+    depth = len({name.split(".")[1] for name in saved if name.startswith("blocks.")})
+    expected = {}
     if depth == config.model.n_layers:  # ten thousand layers take minutes to be built, even without values
-        ours = {name: tensor.shape for name, tensor in meta_model(config, data.vocab_size).state_dict().items()}
-    if other := sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)):
+        expected = {name: tensor.shape for name, tensor in meta_model(config, data.vocab_size).state_dict().items()}
+    if other := sorted(name for name in expected.keys() | saved.keys() if expected.get(name) != saved.get(name)):
         fix = "evaluate it with the version in its env.json"
-        raise CheckpointError(f"the weights in {loaded.path} are of another version", ", ".join(other[:3]), fix)
+        raise CheckpointError(f"the weights in {loaded.path} are from another version", ", ".join(other[:3]), fix)
     model = build_model(config, data.vocab_size)
     model.load_state_dict(loaded.tensors["model"])
     return config, data, model.eval()

@@ -1,4 +1,4 @@
-"""A run in a process that is not its first: the same steps, and nothing else."""
+"""A distributed run in a process other than the first: it takes the same steps and writes nothing."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from nexus_ablate.training.step import Step, forget_programs, share_state, steps
 
 
 def follow(config: RunConfig, data: TokenizedData, world: World) -> None:
-    """Take the steps of a run on this process's rows.
+    """Take the training steps of a run on this process's rows of each batch.
 
     Raises:
-        Diverged: As in the first process.
+        Diverged: A loss or a gradient was not finite, as in the first process.
         Preempted: All processes stop after this step.
         Lost: Another process ended.
     """

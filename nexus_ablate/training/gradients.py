@@ -1,4 +1,4 @@
-"""Gradient norms, global, by part and by role, and clipping, in one pass over all gradients."""
+"""Gradient norms (global, by part and by role) and clipping, in one pass over all gradients."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ ROLE = "role/"
 
 
 class GradientNorms:
-    """Gradient norms, global, by block and by role, from one pass over all gradients; and clipping by the global one.
+    """Gradient norms (global, by part and by role) from one pass over all gradients, and clipping by the global norm.
 
-    Parts of a block are `attn`, `ffn` and `norm` (everything else in it); outside the blocks, the top module's name.
-    Roles are those of `axes.roles` over all blocks, `role/query`; every parameter is in one part and has one role.
+    The parts of a block are `attn`, `ffn` and `norm` (everything else in it). Outside the blocks, a part is the name of
+    the top-level module. A role, such as `role/query`, is one of `axes.roles` over all blocks. Each parameter is in
+    exactly one part and has exactly one role.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -27,7 +28,7 @@ class GradientNorms:
         self._index = torch.tensor([self.parts.index(group) for group in groups], device=device)
 
     def measure(self) -> tuple[Tensor, Tensor]:
-        """The global norm (a scalar) and the norms in the order of `parts`, on the device, before clipping."""
+        """The global norm (scalar) and the norms in the order of `parts`, both on the device, before clipping."""
         norms = torch.stack(torch._foreach_norm(self.gradients()))  # type: ignore[reportPrivateImportUsage]
         squares = norms.float().square()
         by_part = torch.zeros(len(self.parts), device=squares.device).index_add_(0, self._index, squares.repeat(2))
@@ -39,7 +40,7 @@ class GradientNorms:
         torch._foreach_mul_(self.gradients(), factor)  # type: ignore[reportPrivateImportUsage]
 
     def gradients(self) -> list[Tensor]:
-        """The gradients that there are, in the order of the parameters."""
+        """All gradients that are not None, in the order of the parameters."""
         return [p.grad for p in self._parameters if p.grad is not None]
 
 

@@ -1,4 +1,4 @@
-"""The memory of this process: what it keeps of what a step frees, and the most that it held."""
+"""Memory of this process: keeping freed memory between steps, and the peak."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 _CHUNKED_BYTES = 2**28
 """From so many bytes of float32 logits on, `train.loss=auto` may chunk them (kernels/loss.py)."""
 KEPT_BYTES = 2**30
-"""A single block beyond it is mapped, and unmapped, by itself."""
+"""Bytes. glibc maps, and unmaps, a single allocation above this size separately."""
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of glibc's malloc.h
 
 
 def keep_freed_memory() -> None:
-    """Let freed memory stay with this process, unless glibc's own variables say what to do; without glibc do nothing.
+    """Make malloc keep freed memory. Does nothing without glibc, or where glibc's own variables are set.
 
-    glibc hands the top of the heap back to the system whenever a step frees it, and the next step pays a page fault for
-    every 4 KiB of it: hundreds to thousands a step, 1 to 6% of a small model's step on CPU.
+    By default glibc returns the top of the heap to the system when a step frees it, and the next step takes a page
+    fault for every 4 KiB: hundreds to thousands per step, 1 to 6% of a small model's step on CPU.
     """
     if any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ):
         return
@@ -43,7 +43,7 @@ def keep_freed_memory() -> None:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out: of a GPU, of PyTorch's allocator for CPUs, or of Python's."""
+    """Whether an error means out of memory: on a GPU, in PyTorch's CPU allocator, or in Python."""
     import torch
 
     said = "DefaultCPUAllocator: can't allocate memory" in str(error) or "std::bad_alloc" in str(error)
@@ -166,8 +166,8 @@ def _gib(size: int) -> str:
 
 
 def resident_peak_bytes() -> int:
-    """Largest resident memory of this process so far."""
-    try:  # Linux's getrusage begins with the size of whatever process started this one
+    """Peak resident memory of this process so far, in bytes."""
+    try:  # on Linux, getrusage starts from the size of the parent process
         with open("/proc/self/status") as file:
             return next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmHWM:"))
     except OSError:

@@ -1,4 +1,4 @@
-"""Where a number stopped being finite: asked once, after a loss that was not."""
+"""Finds where a number stopped being finite; called once, after a non-finite loss or gradient."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from nexus_ablate.measure.probe import hooks
 
 
 def first_nonfinite(model: nn.Module, forward: Callable[[], object]) -> str:
-    """The first parameter that is not finite; else the first module whose output is not; else ''.
+    """Name the first non-finite parameter, or else the first module with a non-finite output, or else ''.
 
     Args:
         model: The uncompiled model: hooks on a compiled one never fire.
-        forward: Computes the loss with it once more.
+        forward: Repeats the forward pass on this model.
     """
     for name, parameter in model.named_parameters():
         if not torch.isfinite(parameter).all():
             return f"the parameter {name}"
-    found: list[str] = []
+    first: list[str] = []
 
     def look(name: str) -> Callable[..., None]:
         def hook(module: nn.Module, inputs: Any, output: Any) -> None:
-            if not found and isinstance(output, Tensor) and not torch.isfinite(output).all():
-                found.append(f"the output of {name}")
+            if not first and isinstance(output, Tensor) and not torch.isfinite(output).all():
+                first.append(f"the output of {name}")
 
         return hook
 
     with hooks() as handles, torch.no_grad():
         handles += [module.register_forward_hook(look(name)) for name, module in model.named_modules() if name]
         forward()
-    return found[0] if found else ""
+    return first[0] if first else ""

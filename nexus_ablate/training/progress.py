@@ -1,4 +1,4 @@
-"""How far a run is: everything of it that changes while it trains, besides model and optimizer."""
+"""The progress of a run: everything that changes during training besides the model and the optimizer."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 MEASURED = ("last_val", "probed")
-"""What may be infinite or NaN, as a ratio to a median of 0 is; a checkpoint's JSON holds such a number by its name."""
+"""Fields whose values can be infinite or NaN (a ratio to a median of 0); JSON stores such a number as text."""
 
 
 @dataclass
 class Progress:
-    """A checkpoint holds all of it."""
+    """Counters of a run; a checkpoint stores every field."""
 
     step: int = 0
     seconds: float = 0.0
@@ -29,7 +29,7 @@ class Progress:
     loss_scale: float = 65536.0
 
     def saved(self) -> dict[str, Any]:
-        """As strict JSON can hold it."""
+        """The fields as values that strict JSON can store."""
         state = dict(vars(self))
         for name in MEASURED:
             state[name] = {k: v if math.isfinite(v) else str(v) for k, v in state[name].items()}
@@ -37,7 +37,7 @@ class Progress:
 
     @classmethod
     def restored(cls, state: dict[str, Any]) -> Progress:
-        """From what `saved` gave."""
+        """The inverse of `saved`."""
         state = dict(state)
         for name in MEASURED:
             state[name] = {k: float(v) if isinstance(v, str) else v for k, v in state[name].items()}

@@ -1,4 +1,4 @@
-"""One run from its configuration to its status: data checked, directory opened, model built, trained, summed up."""
+"""One run from start to end: prepare the data, open the directory, build the model, train, save the summary."""
 
 from __future__ import annotations
 
@@ -46,21 +46,21 @@ from nexus_ablate.training.memory import (
 
 @dataclass
 class Outcome:
-    """How a run ended: its exit status, its directory and its summary, `told_before` when it was finished already."""
+    """The result of a run: exit status, run directory and summary. `already_finished`: nothing was trained."""
 
     status: int
     path: Path
     summary: dict[str, Any]
-    told_before: bool = False
+    already_finished: bool = False
 
 
 def identity_of(config: RunConfig, fingerprint: str) -> Identity:
-    """What the run of a configuration is on data of this fingerprint, with today's code and the plugins it uses."""
+    """The identity of a run from its configuration, data fingerprint, current code and plugins."""
     return identity(config.science(), fingerprint, source_hash(), {p.name: p.sha256 for p in plugins_used(config)})
 
 
 def code_for(config: RunConfig) -> dict[str, Any]:
-    """The code that trains a configuration today, for env.json."""
+    """The hashes of the current code and plugins, for env.json."""
     plugins = {p.name: {"directory": str(p.directory), "sha256": p.sha256} for p in plugins_used(config)}
     return {"source": source_hashes(), "plugins": plugins}
 
@@ -71,20 +71,20 @@ def train(
     quiet: bool = False,
     brief: bool = False,
     arm: str = "",
-    circumstances: dict[str, Any] | None = None,
+    run_conditions: dict[str, Any] | None = None,
 ) -> Outcome:
-    """Train one run, or go on with it, or return what it found when it is finished.
+    """Train one run: start it, resume it, or return the saved result if it is already finished.
 
     Args:
         config: From `compose`.
-        overrides: What the user typed, for the record.
-        quiet: Show nothing.
-        brief: Show a line before and a line after, for a run among many.
-        arm: The arm's name in its study; else how the run differs from the default configuration.
-        circumstances: Kept in env.json: what else the machine did meanwhile.
+        overrides: As typed by the user; recorded in the run directory.
+        quiet: Print nothing.
+        brief: Print one line before and one after, for a run among many.
+        arm: The arm's name in its study. Default: the run's differences from the default configuration.
+        run_conditions: Saved in env.json: what else was running on the machine.
 
     Returns:
-        How it ended; in other processes of a distributed run than the first, without a summary.
+        The outcome. In a distributed run only the first process gets the summary.
 
     Raises:
         UserError: With the exit status of the contract: configuration 2, diverged 3, checkpoint 4, storage 5, alive
@@ -95,16 +95,16 @@ def train(
     with join(where, device_of(config.train)) as world:
         if not world.leads:
             return _follow(world, config)
-        return _lead(world, config, overrides or [], Display(quiet=quiet, brief=brief), arm, circumstances or {})
+        return _lead(world, config, overrides or [], Display(quiet=quiet, brief=brief), arm, run_conditions or {})
 
 
 def _follow(world: World, config: RunConfig) -> Outcome:
-    """The run in a process that is not its first, which knows no result."""
+    """Take part in a distributed run as a process other than the first; returns no summary."""
     from nexus_ablate.training.follower import follow
 
     runs_dir = Path(config.runs_dir)
     if not world.agree_to_train():
-        return Outcome(errors.OK, runs_dir, {}, told_before=True)
+        return Outcome(errors.OK, runs_dir, {}, already_finished=True)
     data = prepare(config.data, context=config.model.context)
     _use_threads(config)
     try:
@@ -115,17 +115,17 @@ def _follow(world: World, config: RunConfig) -> Outcome:
 
 
 def _lead(
-    world: World, config: RunConfig, overrides: list[str], display: Any, arm: str, circumstances: dict[str, Any]
+    world: World, config: RunConfig, overrides: list[str], display: Any, arm: str, run_conditions: dict[str, Any]
 ) -> Outcome:
-    """The run in its first process, which is mostly the only one."""
+    """Train in the first process of a run, usually the only one."""
     data = prepare(config.data, context=config.model.context)
     arm = arm or arm_name(differences(config))
     ident = identity_of(config, data.fingerprint)
     code = code_for(config)
     config_yaml = yaml.safe_dump(
         config.nested() | {"resolved": config.resolved.flat()}, sort_keys=False, allow_unicode=True, width=10**6
-    )  # a folded line would take a secret apart, and hide it from the mask
-    env = environment(sys.argv) | code | {"world_size": world.size} | circumstances
+    )  # width: a folded line would split a secret, and masking would miss it
+    env = environment(sys.argv) | code | {"world_size": world.size} | run_conditions
     path = run_path(config.runs_dir, config.experiment, arm, config.seed, ident)
     launch = Launch(ident, config_yaml, overrides, env)
 
@@ -137,19 +137,19 @@ def _lead(
             record = read_run(run.path)
             if record.status["state"] == "diverged":
                 raise errors.Diverged(
-                    record.status["reason"], str(run.path), "rerun=on trains it once more, beside this one"
+                    record.status["reason"], str(run.path), "rerun=on trains it again, in a new folder beside this one"
                 )
             summary = record.summary or {}
             probed = (record.config or {}).get("probe")
             if probed != config.nested()["probe"]:
-                display.say("this run was probed otherwise than asked for now; rerun=on trains it once more")
+                display.say("this run has other probe settings than requested; rerun=on trains it again")
             if config.evals:
                 summary = evaluate(run.path, config.evals)
                 if summary != record.summary:
                     refresh(run.path, display.say)
             world.agree_to_train(False)
-            display.after(run.path, summary, told_before=True)
-            return Outcome(errors.OK, run.path, summary, told_before=True)
+            display.after(run.path, summary, already_finished=True)
+            return Outcome(errors.OK, run.path, summary, already_finished=True)
         others = made_by_other_code(run.path, ident.config_hash, code)
         if others and not (run.resuming or config.rerun):
             reason = f"an earlier run of this configuration, {others[-1]}; training again"
@@ -163,7 +163,7 @@ def _lead(
             if out_of_memory(error):
                 known = _known(config, data, world)
                 known_error = too_large(config, "memory ran out", least_bytes(config, **known) // 2, **known)
-            elif isinstance(error, OSError):  # of what reads and writes otherwise than through runs/files.py
+            elif isinstance(error, OSError):  # from reads and writes that bypass runs/files.py
                 known_error = refused(error)
             _give_up(run, display, known_error, "" if isinstance(error, UserError) else traceback.format_exc())
             raise known_error from (None if known_error is error else error)
@@ -184,7 +184,7 @@ def _known(config: RunConfig, data: TokenizedData, world: World) -> dict[str, in
 
 
 def _use_threads(config: RunConfig) -> tuple[int, str]:
-    """Set the number of CPU threads; returns it, and a warning where it is more than the machine has free."""
+    """Set the number of CPU threads. Returns it, and a warning if fewer cores are idle."""
     import torch
 
     threads, warning = choose_threads(config.train.threads, IDLE)
@@ -202,10 +202,10 @@ def _state_after(error: BaseException) -> str:
 
 
 def _give_up(run: Run, display: Any, error: BaseException, trace: str) -> None:
-    """Say in the run directory what ended the run."""
+    """Record in the run directory why the run ended."""
     display.stop()
     state = _state_after(error)
-    if isinstance(error, KeyboardInterrupt):  # before the first step: nothing is lost
+    if isinstance(error, KeyboardInterrupt):  # only before the first step, so nothing is lost
         reason, trace = "interrupted before training", ""
     else:
         reason = error.problem if isinstance(error, UserError) else errors.described(error)
@@ -213,14 +213,14 @@ def _give_up(run: Run, display: Any, error: BaseException, trace: str) -> None:
         run.status(state, reason=reason, traceback=trace)
         run.log(f"{state}: {reason}" + (f"\n{trace}" if trace else ""))
     except StorageError:
-        if not isinstance(error, StorageError):  # which says it already
+        if not isinstance(error, StorageError):  # the original error already reports the disk
             raise
 
 
 def _train(
     config: RunConfig, data: TokenizedData, run: Run, arm: str, arm_hash: str, display: Any, world: World
 ) -> tuple[dict[str, Any], Tracker]:
-    """Everything between an open directory and its summary; the mirror is left open for evaluations."""
+    """Build the model, train it and save the summary. The tracker stays open for evaluations."""
     from nexus_ablate.measure.counts import parameters
     from nexus_ablate.model import build_model
     from nexus_ablate.optimizers import decay_groups
@@ -278,7 +278,7 @@ def _train(
 
 
 def init_hash(z_hashes: dict[str, str]) -> str:
-    """One hash over the z of every parameter, whatever the order."""
+    """One hash over the z hashes of all parameters, independent of their order."""
     import hashlib
 
     text = "\n".join(f"{name} {value}" for name, value in sorted(z_hashes.items()))

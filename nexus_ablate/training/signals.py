@@ -1,4 +1,4 @@
-"""Requests to stop: a signal sets a flag that the loop looks at after each step, so that a step is never torn."""
+"""Stop requests: a signal sets a flag that the training loop checks after each step, so no step is interrupted."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from nexus_ablate.errors import Preempted
 SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2")
 
 ends_with_this_command = False
-"""Set by the command line: after a stop nothing is left but the exit status, which a further signal must not change."""
+"""Set by the command line. Only the exit status is left after a stop, and another signal must not change it."""
 
 
 class StopRequest:
-    """Catches the signals of schedulers, of Ctrl-C and of a closed terminal while it is entered.
+    """A context manager that catches the signals of schedulers, Ctrl-C and a closed terminal.
 
     Attributes:
-        asked: The name of the first signal, or ''.
-        obeyed: Set where all is saved and stopped; a `Preempted` says so by itself.
+        signal_name: The first signal received; '' while there is none.
+        obeyed: Set by the caller when everything is saved and stopped. Raising `Preempted` has the same effect.
     """
 
     def __init__(self) -> None:
-        self.asked = ""
+        self.signal_name = ""
         self.obeyed = False
         self._before: dict[signal.Signals, object] = {}
 
@@ -41,4 +41,4 @@ class StopRequest:
             signal.signal(number, signal.SIG_IGN if last else handler)  # type: ignore[arg-type]
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
-        self.asked = self.asked or signal.Signals(number).name
+        self.signal_name = self.signal_name or signal.Signals(number).name

@@ -1,7 +1,7 @@
 """One step: rows to the device, forward, loss, backward, gradient norms, finite check, clipping, optimizer.
 
-Nothing here waits for a GPU: what a step showed stays on the device until `read`. A step whose loss or gradient is not
-finite changes no weight, and neither does any after it; `read` says which it was.
+Nothing here waits for a GPU: losses and norms stay on the device until `read`. A step with a non-finite loss or
+gradient changes no weight, and neither does any step after it; `read` reports which one it was.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ from nexus_ablate.training.nonfinite import first_nonfinite
 from nexus_ablate.training.schedule import learning_rate
 
 SMALLEST_LOSS_SCALE = 1.0
-"""float16: gradients that are still non-finite at this loss scale are the model's, not the precision's."""
+"""float16: gradients that are non-finite even at this loss scale come from the model, not from the precision."""
 
 COMPILE_STEPS = 2000
-"""Steps from which on `train.compile=auto` compiles on a GPU."""
+"""Steps from which `train.compile=auto` compiles on a GPU."""
 COMPILE_FLOPS = 5e13
-"""Training FLOPs from which on it does so on a CPU: some ten minutes of two cores. Compiling takes 10 to 30 seconds."""
+"""Training FLOPs from which it compiles on a CPU: about ten minutes on two cores. Compiling takes 10 to 30 seconds."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What a step showed, before its optimizer step: losses in nats per token, norms before clipping."""
+    """The numbers of one step: losses in nats per token, gradient norms before clipping."""
 
     loss: float
     z_loss: float
@@ -66,8 +66,8 @@ class Step:
         config: The run.
         model: On the device.
         steps: Length of the run, for the learning rate.
-        batch_of: The (B, T + 1) tokens of a step.
-        world: The processes that the step is spread over; this one alone unless given.
+        batch_of: Returns the (B, T + 1) tokens of a step.
+        world: The processes that share the step. Default: this one alone.
     """
 
     def __init__(
@@ -97,21 +97,21 @@ class Step:
         self.chunk(most_bytes if self.chunked else 0)
         self.lr = 0.0  # of the last step
         self._before: list[Tensor] = []
-        # A CPU has nothing to wait for, and whether float16 overflowed depends on the loss scale at that very step.
+        # A CPU never has to be waited for, and whether float16 overflowed depends on the loss scale at that step.
         waits = self.device.type == "cpu" or self.scaler.is_enabled()
         self.checks_at_once = waits or not self.optimizer.skips_nonfinite
         self._unread: list[tuple[int, Tensor]] = []
         self._zero = torch.zeros((), device=self.device)
-        self._spoilt = torch.zeros((), device=self.device)  # 1 from the first step on that was not finite
+        self._spoilt = torch.zeros((), device=self.device)  # 1 from the first non-finite step on
 
     def take(self, number: int, batch: np.ndarray, watched: bool = False) -> None:
-        """Step `number`, from 0, on (B, T + 1) tokens, `grad_accum` parts of them after one another.
+        """Take optimizer step `number` (from 0) on (B, T + 1) tokens, in `grad_accum` parts.
 
         Args:
-            watched: Keep the matrices of the blocks as they were, for `update_ratios`.
+            watched: Keep a copy of the blocks' matrices for `update_ratios`.
 
         Raises:
-            Diverged: As `read`; on a GPU only `read` does.
+            Diverged: As in `read`. On a GPU only `read` raises it.
         """
         train, schedule = self.config.train, self.config.schedule
         self.lr = learning_rate(schedule, number, self.steps)
@@ -144,9 +144,9 @@ class Step:
 
     @torch.no_grad()
     def update_ratios(self) -> dict[str, Tensor]:
-        """|change| / |weight before| of each matrix of the blocks in the last step, if that was watched. No unit.
+        """|change| / |weight before| of each matrix of the blocks in the last step (no unit); empty if not watched.
 
-        Weight decay is part of the change. Named `update_ratio/block_000/query`.
+        The change includes weight decay. Keys look like `update_ratio/block_000/query`.
         """
         if not self._before:
             return {}
@@ -154,10 +154,10 @@ class Step:
         return {f"update_ratio/{name}": (w - old).norm() / old.norm() for (name, w), old in pairs}
 
     def read(self) -> list[Seen]:
-        """What the steps since the last reading showed, in order.
+        """The numbers of the steps since the last call, in order. Waits for a GPU.
 
         Raises:
-            Diverged: A loss or a gradient was not finite; the optimizer has taken neither that step nor a later one.
+            Diverged: A loss or a gradient was not finite. The optimizer has taken neither that step nor a later one.
         """
         if not self._unread:
             return []
@@ -174,7 +174,7 @@ class Step:
         if math.isfinite(loss) and math.isfinite(norm):
             return
         overflowed = self.scaler.is_enabled() and self.scaler.get_scale() > SMALLEST_LOSS_SCALE
-        if math.isfinite(loss) and overflowed:  # of float16: the scaler skips this step and lowers the scale
+        if math.isfinite(loss) and overflowed:  # float16: the scaler skips this step and lowers the scale
             return
         bad = [
             part for part, n in zip(self.parts, norms, strict=True) if not (math.isfinite(n) or part.startswith(ROLE))
@@ -185,7 +185,7 @@ class Step:
         raise Diverged(problem, f"loss {loss}, gradient norm {norm}", "a lower optim.lr, or a longer optim.warmup")
 
     def _forward_again(self, number: int) -> None:
-        """The forward passes of a step, on the uncompiled model."""
+        """Repeat the forward passes of a step on the uncompiled model."""
         self._seed_dropout(number)
         for rows in np.split(self.batch_of(number), self.config.train.grad_accum):
             with precision_context(self.config.train.precision, self.device.type):
@@ -197,7 +197,7 @@ class Step:
             torch.manual_seed(stream(self.config.seed, "dropout", number, *mine))
 
     def loss(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Mean cross-entropy in nats per token of (B, T + 1) tokens, and the z-loss, which is trained on but no result.
+        """Mean cross-entropy of (B, T + 1) tokens in nats per token, and the z-loss, which is only trained on.
 
         The z-loss is `z_loss` times the mean square of log sum exp(logits). Chowdhery et al. 2022, arXiv:2204.02311,
         section 5.
@@ -216,11 +216,11 @@ class Step:
             return self.compute_nats(*self._inputs_and_targets(rows)).view(len(rows), -1).mean(1)
 
     def chunk(self, most_bytes: int) -> None:
-        """Form the logits of so many bytes at a time, in float32; 0: all at once.
+        """Compute the logits in chunks of at most `most_bytes` in float32; 0: all at once.
 
-        Sets what is compiled: `compute` from inputs and targets to the losses, followed, where logits are chunked, by
-        what the head read and the gradients of the losses' sum by that and by the head's weight; and `compute_nats` to
-        the cross-entropy of each target.
+        Sets the two functions that get compiled. `compute` maps inputs and targets to the losses; with chunked logits,
+        also to the head's input and the gradients of the summed losses with respect to that input and the head's
+        weight. `compute_nats` maps them to the cross-entropy of each target.
         """
         model, factor = self.model, self.config.z_loss
 
@@ -245,7 +245,7 @@ class Step:
     @contextmanager
     def _forward_context(self) -> Iterator[None]:
         if self.config.train.compile == "graphs":
-            torch.compiler.cudagraph_mark_step_begin()  # nothing of the last replay is needed any more
+            torch.compiler.cudagraph_mark_step_begin()  # the last replay's outputs are no longer needed
         with precision_context(self.config.train.precision, self.device.type):
             yield
 
@@ -255,7 +255,7 @@ class Step:
         return tokens[:, :-1], tokens[:, 1:].flatten()
 
     def _on_device(self, rows: np.ndarray) -> Tensor:
-        """Tokens on the device; a GPU takes them from pinned memory while the CPU goes on."""
+        """Tokens on the device; a GPU copies them from pinned memory while the CPU continues."""
         tokens = torch.from_numpy(rows)
         if self.device.type == "cuda":
             tokens = tokens.pin_memory()
@@ -263,43 +263,43 @@ class Step:
 
     @property
     def parts(self) -> list[str]:
-        """What `Seen.norms` are the norms of."""
+        """The parts and roles of `Seen.norms`, in the same order."""
         return self.gradients.parts
 
     def compile(self, batch: np.ndarray) -> str:
-        """Compile forward and backward on a batch, and undo what that did to running statistics.
+        """Compile forward and backward on a batch, then restore the running statistics that this changed.
 
         Returns:
-            Under `train.compile=auto`, why the step stays as it is; mostly nothing.
+            Under `train.compile=auto`, the reason why the step stays uncompiled; '' if it compiled.
 
         Raises:
-            ConfigError: It was asked for, and torch.compile does not work here.
+            ConfigError: Compiling was requested, and torch.compile does not work here.
         """
         buffers = {name: b.clone() for name, b in self.model.named_buffers()}
-        plain, told = (self.compute, self.compute_nats), ""
+        plain, reason = (self.compute, self.compute_nats), ""
         mode = "reduce-overhead" if self.config.train.compile == "graphs" else None
-        # Static shapes: after a second number of rows Dynamo would make the first program symbolic, and slower.
+        # Static shapes: for a second number of rows Dynamo would compile a symbolic, slower program.
         self.compute, self.compute_nats = (torch.compile(f, mode=mode, dynamic=False) for f in plain)
         try:
             sum(self.loss(self.world.rows(batch[: self.config.train.batch_size]))).backward()  # type: ignore[reportAttributeAccessIssue]
-        except RuntimeError as error:  # of which all of the compiler's are
+        except RuntimeError as error:  # the base class of all compiler errors
             if out_of_memory(error):
                 raise
-            told = str(error).strip().splitlines()[0]
+            reason = str(error).strip().splitlines()[0]
             if self.config.train.compile != "auto":
-                raise ConfigError("torch.compile does not work here", told, "train.compile=off") from error
+                raise ConfigError("torch.compile does not work here", reason, "train.compile=off") from error
             (self.compute, self.compute_nats), self.compiled = plain, False
         self.optimizer.zero_grad()
         for name, buffer in self.model.named_buffers():
             buffer.copy_(buffers[name])
-        return told
+        return reason
 
 
 def forget_programs() -> None:
-    """Let a run that compiles start as if its process were new.
+    """Reset Dynamo, so that a run that compiles starts as in a new process.
 
-    All runs of a worker share their code, and Dynamo keeps at most 8 programs per function: without this, the ninth arm
-    of a worker would run uncompiled, and which kernels an arm gets would depend on the arms before it.
+    All runs of a worker share their code, and Dynamo keeps at most 8 programs per function. Without the reset, a
+    worker's ninth arm would run uncompiled, and an arm's kernels would depend on the arms before it.
     """
     import torch._dynamo
     from torch._dynamo.utils import counters
@@ -309,7 +309,7 @@ def forget_programs() -> None:
 
 
 def compiled_programs() -> dict[str, int]:
-    """The programs of a run that compiled (training and evaluation: 2), and the graph breaks in them."""
+    """The number of compiled programs (training and evaluation: 2) and of graph breaks."""
     from torch._dynamo.utils import counters
 
     breaks = sum(counters["graph_break"].values())
@@ -320,7 +320,7 @@ def compiling_pays(device: str, steps: int, flops: float) -> bool:
     """Whether compiling earns back its own time.
 
     Args:
-        flops: Of the whole run, in this process: 6 for each parameter and token.
+        flops: Of the whole run in this process: 6 per parameter and token.
     """
     if device == "cuda":
         return steps >= COMPILE_STEPS
@@ -328,17 +328,17 @@ def compiling_pays(device: str, steps: int, flops: float) -> bool:
 
 
 def steps_of(config: RunConfig, vocab_size: int) -> int:
-    """The optimizer steps of a run, whichever way its budget is given."""
+    """The number of optimizer steps of a run, from any kind of budget (steps, tokens, FLOPs)."""
     if config.resolved.steps is not None:
         return config.resolved.steps
     return math.ceil(config.train.flops / (flops_per_token(config, vocab_size) * config.resolved.tokens_per_step))
 
 
 def share_state(step: Step, number: int, world: World) -> int:
-    """Give the first process's weights, moments and loss scale to all.
+    """Broadcast the first process's weights, optimizer state and loss scale to all.
 
     Args:
-        number: Steps taken, as the first process knows.
+        number: Steps taken; only the first process's value counts.
 
     Returns:
         The steps taken.

@@ -1,6 +1,6 @@
-"""The training loop. It is handed a model, data, a run directory and a display, and knows no axis and no option.
+"""The training loop. It gets a model, data, a run directory and a display, and doesn't depend on any axis or option.
 
-What makes a run repeatable: batches and dropout are pure functions of (seed, step), initial values of (seed, name,
+Runs are repeatable because batches and dropout are pure functions of (seed, step), initial values of (seed, name,
 shape), and a checkpoint holds everything else.
 """
 
@@ -35,23 +35,23 @@ from nexus_ablate.training.signals import StopRequest
 from nexus_ablate.training.step import Seen, Step, compiled_programs, forget_programs, share_state, steps_of
 
 EVAL_TOKENS = 8192
-"""Tokens in a forward pass of the evaluation, where a window is not longer."""
+"""Tokens per forward pass of the evaluation, unless one window is longer."""
 MOST_UNREAD = 1000
-"""Steps after which their losses are read even where nothing is to be logged."""
+"""Steps after which losses are read even if nothing needs to be logged."""
 
 
 class Trainer:
-    """One run from its first step, or from its newest checkpoint, to its summary.
+    """Trains one run from its first step, or from its newest checkpoint, to its summary.
 
     Args:
         config: The run.
         model: With its initial values, on the device.
         data: Tokens to train and validate on.
         run: The open run directory.
-        tracker: The mirror of its rows.
-        display: What a person sees.
-        stop: Set by a signal; looked at after each step.
-        world: The processes of the run, of which this is the first; it alone unless given.
+        tracker: Mirrors the run's rows, for example to W&B.
+        display: Terminal output.
+        stop: Set by a signal; checked after each step.
+        world: The processes of the run, of which this is the first. Default: this process alone.
     """
 
     def __init__(
@@ -78,10 +78,10 @@ class Trainer:
         self.windows = {
             name: eval_windows(tokens, context, train.eval_tokens, data.period) for name, tokens in data.val.items()
         }
-        count = len(self.windows["val"])  # in batches of one size, as few as there can be
+        count = len(self.windows["val"])  # split into as few batches of equal size as possible
         self.eval_rows = -(-count // -(-count // max(1, EVAL_TOKENS // context)))
         probe_tokens = np.ascontiguousarray(self.windows["val"][: config.probe.sequences, :-1])
-        self.probe_hash = hash_tokens(probe_tokens)  # arms that agree in it were probed on the same tokens
+        self.probe_hash = hash_tokens(probe_tokens)  # equal hashes: probed on the same tokens
         self.probe_tokens = torch.from_numpy(probe_tokens).to(self.device)
         self.full_probe = config.probe.name == "full"
         self.token_kinds = token_kinds(data.tokenizer) if self.full_probe else {}
@@ -97,8 +97,8 @@ class Trainer:
             The summary.
 
         Raises:
-            Diverged: A loss or a gradient was not finite; the optimizer has taken neither that step nor a later one.
-            Preempted: A signal asked to stop; everything is saved.
+            Diverged: A loss or a gradient was not finite. The optimizer has taken neither that step nor a later one.
+            Preempted: A signal requested a stop; everything is saved.
         """
         self._restore()
         share_state(self.step, self.progress.step, self.world)
@@ -106,12 +106,12 @@ class Trainer:
         self._mark = time.monotonic()
         self.model.train()
         if self.step.compiled:
-            self.display.say("compiling the step; train.compile=off goes without")
+            self.display.say("compiling the training step; train.compile=off skips this")
             with self._aside("compile"):
                 forget_programs()
                 uncompiled = self.step.compile(self.batches.batch(self.progress.step))
             if uncompiled:
-                self.display.say(f"the step stays uncompiled: {uncompiled}")
+                self.display.say(f"training without torch.compile, which failed: {uncompiled}")
                 self.run.log(f"torch.compile failed: {uncompiled}")
         if self.progress.step == 0:
             self._record()
@@ -123,8 +123,8 @@ class Trainer:
                 break
             if self.world.stopping(step):
                 self._save()
-                asked = self.stop.asked or "a signal to another process"
-                raise Preempted(f"stopped by {asked} at step {step} of {self.steps}", asked, AGAIN)
+                requested = self.stop.signal_name or "a signal to another process"
+                raise Preempted(f"stopped by {requested}; saved at step {step} of {self.steps}", requested, AGAIN)
             if step % self.config.train.checkpoint_every == 0:
                 self._save()
         self.display.stop()
@@ -134,7 +134,7 @@ class Trainer:
     # -------------------------------------------------------------------------------------------------- one step
 
     def step_and_record(self) -> None:
-        """One optimizer step and whatever is to be measured after it."""
+        """Take one optimizer step, and record the measurements that are due after it."""
         self._advance()
         step, train = self.progress.step, self.config.train
         if step == self.steps or step % train.log_every == 0 or step % train.eval_every == 0 or self._probes_at(step):
@@ -152,7 +152,7 @@ class Trainer:
             self.display.advance(progress.step, loss, self.step.lr, self.seen.norm, self._speed())
 
     def _read(self) -> None:
-        """Take in what the steps since the last reading showed."""
+        """Add the losses of the steps since the last call to the interval."""
         for seen in self.step.read():
             self.seen = seen
             self.progress.interval_loss += seen.loss
@@ -162,7 +162,7 @@ class Trainer:
     # ---------------------------------------------------------------------------------------------- measurements
 
     def _record(self) -> None:
-        """One row of metrics.jsonl with everything that is due at this step."""
+        """Write one row of metrics.jsonl with everything that is due at this step."""
         self._read()
         progress, train = self.progress, self.config.train
         row = self._position()
@@ -221,26 +221,28 @@ class Trainer:
         return figures
 
     def _validate(self, windows: dict[str, np.ndarray]) -> dict[str, float]:
-        """Loss and bits per byte on the fixed tokens of each validation set."""
-        found = {}
+        """Loss in nats per token and bits per byte on the fixed tokens of each validation set."""
+        figures = {}
         for name, tokens in windows.items():
             losses_N, targets_NT = self._window_losses(tokens), tokens[:, 1:]
             nats = float(losses_N.mean())
-            found[f"{name}/loss"] = nats
-            found[f"{name}/bpb"] = nats * targets_NT.size / math.log(2) / float(self.data.token_bytes[targets_NT].sum())
+            figures[f"{name}/loss"] = nats
+            figures[f"{name}/bpb"] = (
+                nats * targets_NT.size / math.log(2) / float(self.data.token_bytes[targets_NT].sum())
+            )
             if name == "val" and self.progress.step == self.steps:
                 self._write_evaluation(losses_N)
         progress = self.progress
-        progress.last_val = found
-        if math.isfinite(found["val/loss"]):
-            progress.best_val_loss = min(found["val/loss"], progress.best_val_loss or math.inf)
-        return found
+        progress.last_val = figures
+        if math.isfinite(figures["val/loss"]):
+            progress.best_val_loss = min(figures["val/loss"], progress.best_val_loss or math.inf)
+        return figures
 
     def _window_losses(self, tokens: np.ndarray) -> np.ndarray:
         """Mean cross-entropy in nats per token of each of (N, T + 1) windows: (N,) float64.
 
-        All batches have one shape, whatever the validation set, so that a compiled model is compiled for it once: the
-        last window is repeated to fill the last batch.
+        All batches have the same shape in every validation set, so that a compiled model is compiled for it only once;
+        the last window is repeated to fill the last batch.
         """
         rows = np.arange(self.eval_rows)
         starts = range(0, len(tokens), self.eval_rows)
@@ -249,7 +251,7 @@ class Trainer:
         return torch.cat(losses)[: len(tokens)].double().cpu().numpy()
 
     def _write_evaluation(self, losses_N: np.ndarray) -> None:
-        """The final losses on `val` by window."""
+        """Save the final losses on `val` by window, in nats per token."""
         context = self.config.model.context
         places = eval_places(len(self.data.val["val"]), context, self.config.train.eval_tokens, self.data.period)
         self.run.write_evaluation(
@@ -260,7 +262,7 @@ class Trainer:
     # ----------------------------------------------------------------------------------------------- saved state
 
     def _save(self) -> None:
-        """A checkpoint; the one after the last step keeps the weights alone."""
+        """Save a checkpoint; after the last step with the weights only."""
         self._read()
         last = self.progress.step == self.steps
         with self._aside("checkpoint"):
@@ -274,7 +276,7 @@ class Trainer:
             )
 
     def _restore(self) -> None:
-        """Go on from the newest valid checkpoint, or start clean when there is none."""
+        """Resume from the newest valid checkpoint, or start from step 0 if there is none."""
         loaded = None
         if self.run.resuming:
             loaded = checkpoint.load_newest(self.run.checkpoints, self._accept)
@@ -282,7 +284,7 @@ class Trainer:
             self.run.restore({})
             return
         for line in loaded.skipped:
-            self.display.say(f"skipped {line}")
+            self.display.say(f"skipped a damaged checkpoint: {line}")
         checkpoint.discard_newer(self.run.checkpoints, loaded.step)
         self.model.load_state_dict(loaded.tensors["model"])
         self.step.optimizer.load(loaded.tensors.get("optimizer", {}))  # after the last step there is none
@@ -291,12 +293,12 @@ class Trainer:
         if scaler.is_enabled():
             scaler.load_state_dict(scaler.state_dict() | {"scale": self.progress.loss_scale})
         self.run.restore(loaded.state["logs"])
-        self.display.say(f"going on from step {self.progress.step}")
+        self.display.say(f"resuming from step {self.progress.step}")
 
     def _accept(self, state: dict[str, Any]) -> None:
-        """That the run can go on from the state of a checkpoint."""
+        """Check that the run can resume from a checkpoint's state."""
         if state["progress"].keys() != vars(Progress()).keys():
-            raise CheckpointError("it is of another version of this program", "other progress counters", "rerun=on")
+            raise CheckpointError("it is from another version of this program", "other progress counters", "rerun=on")
         self.run.check(state["logs"])
 
     def _summary(self) -> dict[str, Any]:
@@ -318,7 +320,7 @@ class Trainer:
             "tokens": progress.step * self.tokens_per_step,
             "flops": progress.step * self.tokens_per_step * self.flops_per_token,
             "seconds": progress.seconds,
-            **{f"seconds_{what}": seconds for what, seconds in progress.aside.items()},
+            **{f"seconds_{activity}": seconds for activity, seconds in progress.aside.items()},
             "tokens_per_second": progress.step * self.tokens_per_step / progress.seconds,
             "peak_memory_bytes": self._peak_memory(),
             "compiled": self.step.compiled,
@@ -333,32 +335,32 @@ class Trainer:
     # ------------------------------------------------------------------------------------------------------ time
 
     @contextmanager
-    def _aside(self, what: str) -> Iterator[None]:
-        """Keep the time of what is not training apart from training time."""
+    def _aside(self, activity: str) -> Iterator[None]:
+        """Count the time of an activity (evaluation, probe, ...) separately from training time."""
         self.progress.seconds = self._seconds(wait=True)
         self._mark = time.monotonic()
         try:
             yield
         finally:
             now = time.monotonic()
-            self.progress.aside[what] += now - self._mark
+            self.progress.aside[activity] += now - self._mark
             self._mark = now
 
     def _seconds(self, wait: bool = False) -> float:
-        """Training seconds so far, over all resumes."""
+        """Training seconds so far, including those before a resume."""
         if wait and self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return self.progress.seconds + time.monotonic() - self._mark
 
     def _speed(self) -> float:
-        """Tokens a second over the whole run so far."""
+        """Tokens per second over the whole run so far."""
         return self.progress.step * self.tokens_per_step / max(self._seconds(), 1e-9)
 
     def _peak_memory(self) -> int:
-        """Largest memory so far, in bytes: allocated on the GPU, or resident on the CPU."""
+        """Peak memory so far in bytes: allocated on the GPU, or resident on the CPU."""
         return torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else resident_peak_bytes()
 
 
 def row_start(row: dict[str, Any]) -> dict[str, Any]:
-    """The four numbers with which every row of every log begins."""
+    """The four numbers that every row of every log starts with."""
     return {name: row[name] for name in ("step", "tokens", "flops", "seconds")}

@@ -100,7 +100,9 @@ def test_a_run_goes_on_from_the_one_before_and_says_so_in_a_line(tiny_run, broke
     capsys.readouterr()
     train(compose(overrides), overrides)
     lines = [line for line in capsys.readouterr().err.splitlines() if "step_00000008" in line]
-    assert lines == ["skipped step_00000008: model.safetensors has 0 bytes, not " + lines[0].rpartition(" ")[2]]
+    assert lines == [
+        "skipped a damaged checkpoint: step_00000008: model.safetensors has 0 bytes, not " + lines[0].rpartition(" ")[2]
+    ]
     assert result(path) == expected
 
 
