@@ -69,7 +69,7 @@ def restore(record: RunRecord) -> tuple[RunConfig, TokenizedData, GPT]:
         ConfigError: The data is no longer what the run was validated on.
         CheckpointError: There is no whole checkpoint, or its weights are not those of the model.
     """
-    from nexus_ablate.model import build_model
+    from nexus_ablate.model import GPT
     from nexus_ablate.training.checkpoint import load_newest
 
     config = from_values({key: value for key, value in (record.config or {}).items() if key != "resolved"})
@@ -81,7 +81,7 @@ def restore(record: RunRecord) -> tuple[RunConfig, TokenizedData, GPT]:
     loaded = load_newest(record.path / "checkpoints")
     if loaded is None:
         raise CheckpointError("this run has no checkpoint", str(record.path), "rerun=on trains it anew")
-    model = build_model(config, data.vocab_size)
+    model = GPT(config, data.vocab_size)  # without initial values: all of them are in the checkpoint
     ours, theirs = ({name: t.shape for name, t in of.items()} for of in (model.state_dict(), loaded.tensors["model"]))
     if other := sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)):
         fix = "evaluate it with the version in its env.json"
