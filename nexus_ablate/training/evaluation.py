@@ -71,7 +71,7 @@ def restore(record: RunRecord) -> tuple[RunConfig, TokenizedData, GPT]:
         ConfigError: The validation data has changed since the run.
         CheckpointError: There is no whole checkpoint, or its weights do not fit the model.
     """
-    from nexus_ablate.model import build_model, meta_model
+    from nexus_ablate.model import GPT, meta_model
     from nexus_ablate.training.checkpoint import load_newest
 
     config = from_values({key: value for key, value in (record.config or {}).items() if key != "resolved"})
@@ -91,6 +91,6 @@ def restore(record: RunRecord) -> tuple[RunConfig, TokenizedData, GPT]:
     if other := sorted(name for name in expected.keys() | saved.keys() if expected.get(name) != saved.get(name)):
         fix = "evaluate it with the version in its env.json"
         raise CheckpointError(f"the weights in {loaded.path} are from another version", ", ".join(other[:3]), fix)
-    model = build_model(config, data.vocab_size)
+    model = GPT(config, data.vocab_size)  # without initial values: all of them are in the checkpoint
     model.load_state_dict(loaded.tensors["model"])
     return config, data, model.eval()
