@@ -7,7 +7,10 @@ import itertools
 from nexus_ablate.config.grammar import show
 from nexus_ablate.config.options import AXES, option_files
 
-ALL = {axis: [name for name in option_files(axis) if (axis, name) != ("init", "auto")] for axis in AXES}
+STARTS = (("init", "auto"), ("init", "checkpoint"))
+"""A meaning taken from other options, and weights read from a run: they draw nothing by themselves."""
+
+ALL = {axis: [name for name in option_files(axis) if (axis, name) not in STARTS] for axis in AXES}
 EVERY_OPTION = [f"{axis}={name}" for axis, names in ALL.items() for name in names]
 
 

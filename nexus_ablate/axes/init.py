@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from nexus_ablate.axes.roles import EMBEDDINGS, SMALL_MAP, VECTOR, Geometry, parameter_roles
 from nexus_ablate.config.options import Registry
+from nexus_ablate.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,21 @@ class MitchellInit(Init):
             return self._table_std
         additions = 2 * (weight.layer + 1) if weight.role in BRANCH_OUTPUTS and weight.layer is not None else 1
         return (weight.shape[1] * additions) ** -0.5
+
+
+@INIT.register("checkpoint")
+class CheckpointInit(Init):
+    """The weights that another run ended with (training/start.py): nothing is drawn.
+
+    So seeds differ in their data order and dropout alone.
+    """
+
+    def __init__(self, geometry: Geometry, *, run: str) -> None:
+        self._run = run
+
+    def std(self, weight: Weight) -> float:
+        fix = "nexus-ablate init=checkpoint init.run=RUN, or nexus_ablate.train(config)"
+        raise ConfigError("init=checkpoint draws no initial values: a run reads them when it starts", self._run, fix)
 
 
 def truncated(z: Tensor, cutoff: float) -> Tensor:

@@ -205,16 +205,28 @@ def _seeds(baseline: Arm, arms: list[Arm], plan: Plan) -> Check:
     if copied:
         broken = [arm.label for arm in arms] if baseline.label in copied else list(copied)
         return Check("seeds", FAIL, "; ".join(f"{label}: {text}" for label, text in copied.items()), broken)
-    return Check("seeds", WARN if told else PASS, "; ".join(told) or f"{len(wanted)} seeds, complete and paired")
+    given = [arm.label for arm in (baseline, *arms) if any(starts_from_weights(run) for run in arm.runs.values())]
+    started = f"; seeds differ in data order and dropout alone, the first weights being given: {', '.join(given)}"
+    detail = "; ".join(told) or f"{len(wanted)} seeds, complete and paired"
+    return Check("seeds", WARN if told or given else PASS, detail + (started if given else ""))
+
+
+def starts_from_weights(run: Trained) -> bool:
+    """Whether a run's first weights are those of another one, whatever its seed."""
+    return "run" in ((run.record.config or {}).get("init") or {})
 
 
 def _copies(arm: Arm) -> str:
-    """Runs of an arm that say they have other seeds, and began with the same numbers or saw the same batches."""
+    """Runs of an arm that say they have other seeds, and began with the same numbers or saw the same batches.
+
+    Runs that start from a checkpoint begin with the same numbers: there only the batches tell seeds apart.
+    """
     met: dict[object, int] = {}
     for seed, run in arm.runs.items():
         begun = tuple(sorted((name, z) for name, (z, _) in run.init.items()))
         batches = (run.record.summary or {}).get("batch_hash")
-        for what, mark in (("initial values", begun), ("batches", str(batches or ""))):
+        drawn = not starts_from_weights(run)
+        for what, mark in (("initial values", begun if drawn else ()), ("batches", str(batches or ""))):
             if mark and met.setdefault((what, mark), seed) != seed:
                 one, other = arm.runs[met[what, mark]].record.path.name, run.record.path.name
                 return f"the same {what} at seeds {met[what, mark]} and {seed} ({one} and {other})"

@@ -69,7 +69,9 @@ class TrainConfig:
     """Budget, batches, precision; and how the run is carried out, which does not change what is computed."""
 
     name: str = key("text", "name of the recipe")
-    steps: int = key("int [1, 1e9]", "optimizer steps, unless tokens or flops give the budget")
+    steps: int = key(
+        "int [0, 1e9]", "optimizer steps, unless tokens or flops give the budget; 0: the model is measured as it starts"
+    )
     tokens: Any = key("auto | int [1, 1e15]", "training tokens; auto: from steps")
     flops: Any = key("auto | float [1, inf)", "training FLOPs; auto: from steps")
     batch_size: int = key("int [1, 1e6]", "sequences in a micro-batch")

@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,8 +54,14 @@ def weight_files(directory: Path) -> list[Path]:
 
 def content_hash(files: list[Path]) -> str:
     """sha256 over the contents of the files."""
+    return _hash_of(tuple((path, path.stat().st_size, path.stat().st_mtime_ns) for path in files))
+
+
+@cache
+def _hash_of(files: tuple[tuple[Path, int, int], ...]) -> str:
+    """As `content_hash`; size and time tell whether a file was written since."""
     found = hashlib.sha256()
-    for path in files:
+    for path, _, _ in files:
         with path.open("rb") as file:
             found.update(hashlib.file_digest(file, "sha256").digest())
     return found.hexdigest()

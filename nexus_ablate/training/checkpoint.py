@@ -120,6 +120,23 @@ def load_newest(checkpoints: Path, accept: Callable[[dict[str, Any]], None] | No
     return None
 
 
+def newest_hash(checkpoints: Path, group: str) -> str | None:
+    """sha256 of a group of tensors in the newest checkpoint, by its manifest; None where there is none at all.
+
+    Raises:
+        CheckpointError: Its manifest is damaged.
+    """
+    newest = max(_steps(checkpoints), default=None)
+    if newest is None:
+        return None
+    try:
+        files = json.loads(_read_file(newest[1] / MANIFEST, _JSON_BYTES))["files"]
+        return str(files[f"{group}.safetensors"]["sha256"])
+    except (_Damaged, ValueError, LookupError, TypeError) as error:
+        fix = "restore it from a copy"
+        raise CheckpointError(f"{MANIFEST} is unreadable", f"{newest[1]}: {error}", fix) from error
+
+
 def discard_newer(checkpoints: Path, step: int) -> None:
     """Delete the checkpoints after `step`, so that a later start cannot resume from one that was skipped."""
     for at, path in _steps(checkpoints):

@@ -71,7 +71,11 @@ def restore(record: RunRecord) -> tuple[RunConfig, TokenizedData, GPT]:
         ConfigError: The validation data has changed since the run.
         CheckpointError: There is no whole checkpoint, or its weights do not fit the model.
     """
+<<<<<<< HEAD
     from nexus_ablate.model import build_model, meta_model
+=======
+    from nexus_ablate.model import GPT
+>>>>>>> 360ebbc165c4856ee78ed2867abe7a4069d88891
     from nexus_ablate.training.checkpoint import load_newest
 
     config = from_values({key: value for key, value in (record.config or {}).items() if key != "resolved"})
@@ -82,6 +86,7 @@ def restore(record: RunRecord) -> tuple[RunConfig, TokenizedData, GPT]:
         raise ConfigError("the validation text is not the one that this run was validated on", str(record.path), fix)
     loaded = load_newest(record.path / "checkpoints")
     if loaded is None:
+<<<<<<< HEAD
         raise CheckpointError("this run has no checkpoint", str(record.path), "rerun=on trains it again")
     saved = {name: tensor.shape for name, tensor in loaded.tensors["model"].items()}
     depth = len({name.split(".")[1] for name in saved if name.startswith("blocks.")})
@@ -89,6 +94,12 @@ def restore(record: RunRecord) -> tuple[RunConfig, TokenizedData, GPT]:
     if depth == config.model.n_layers:  # ten thousand layers take minutes to be built, even without values
         expected = {name: tensor.shape for name, tensor in meta_model(config, data.vocab_size).state_dict().items()}
     if other := sorted(name for name in expected.keys() | saved.keys() if expected.get(name) != saved.get(name)):
+=======
+        raise CheckpointError("this run has no checkpoint", str(record.path), "rerun=on trains it anew")
+    model = GPT(config, data.vocab_size)  # without initial values: all of them are in the checkpoint
+    ours, theirs = ({name: t.shape for name, t in of.items()} for of in (model.state_dict(), loaded.tensors["model"]))
+    if other := sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)):
+>>>>>>> 360ebbc165c4856ee78ed2867abe7a4069d88891
         fix = "evaluate it with the version in its env.json"
         raise CheckpointError(f"the weights in {loaded.path} are from another version", ", ".join(other[:3]), fix)
     model = build_model(config, data.vocab_size)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.data import Batches, TokenizedData
 from nexus_ablate.errors import AGAIN, Preempted
-from nexus_ablate.model import build_model
 from nexus_ablate.training.distributed import World
 from nexus_ablate.training.signals import StopRequest
+from nexus_ablate.training.start import initial_model
 from nexus_ablate.training.step import Step, forget_programs, share_state, steps_of
 
 
@@ -22,7 +22,7 @@ def follow(config: RunConfig, data: TokenizedData, world: World) -> None:
     train = config.train
     with StopRequest() as stop:
         world.stop = stop
-        model = build_model(config, data.vocab_size).to(world.device)
+        model = initial_model(config, data.vocab_size).to(world.device)
         tokens = train.batch_size * train.grad_accum
         batches = Batches(data.train, config.seed, tokens, config.model.context, data.period)
         steps = steps_of(config, data.vocab_size)

@@ -42,6 +42,7 @@ from nexus_ablate.training.memory import (
     out_of_memory,
     too_large,
 )
+from nexus_ablate.training.start import check_start, initial_model, science_of
 
 
 @dataclass
@@ -55,8 +56,13 @@ class Outcome:
 
 
 def identity_of(config: RunConfig, fingerprint: str) -> Identity:
+<<<<<<< HEAD
     """The identity of a run from its configuration, data fingerprint, current code and plugins."""
     return identity(config.science(), fingerprint, source_hash(), {p.name: p.sha256 for p in plugins_used(config)})
+=======
+    """What the run of a configuration is on data of this fingerprint, with today's code and the plugins it uses."""
+    return identity(science_of(config), fingerprint, source_hash(), {p.name: p.sha256 for p in plugins_used(config)})
+>>>>>>> 360ebbc165c4856ee78ed2867abe7a4069d88891
 
 
 def code_for(config: RunConfig) -> dict[str, Any]:
@@ -130,6 +136,7 @@ def _lead(
     launch = Launch(ident, config_yaml, overrides, env)
 
     def check() -> None:
+        check_start(config, data.vocab_size)
         check_memory(config, *device_memory(world.device), **_known(config, data, world))
 
     with open_run(path, launch, config.rerun, check) as run:
@@ -222,7 +229,6 @@ def _train(
 ) -> tuple[dict[str, Any], Tracker]:
     """Build the model, train it and save the summary. The tracker stays open for evaluations."""
     from nexus_ablate.measure.counts import parameters
-    from nexus_ablate.model import build_model
     from nexus_ablate.optimizers import decay_groups
     from nexus_ablate.runs import atomic_write_json
     from nexus_ablate.training.display import run_facts
@@ -233,7 +239,7 @@ def _train(
     threads, warning = _use_threads(config)
     if warning:
         display.say(warning)
-    model = build_model(config, data.vocab_size)
+    model = initial_model(config, data.vocab_size)
     shapes = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
     initial = {name: {"z": z, "shape": shapes[name]} for name, z in model.z_hashes.items()}
     atomic_write_json(run.path / "init.json", initial)

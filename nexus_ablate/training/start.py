@@ -1,0 +1,157 @@
+"""Where a model's first values come from: drawn by its init, or the weights of a run or of a published decoder."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nexus_ablate.config.run_config import RunConfig
+from nexus_ablate.errors import CheckpointError, ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from nexus_ablate.model import GPT
+
+FROM_RUN = "init.run=runs/scratch/ARM/s0-HASH, as `nexus-ablate runs` lists them"
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Weights to start from.
+
+    Attributes:
+        sha256: Of their content.
+        read: The state of a model of ours, on the CPU.
+    """
+
+    path: Path
+    sha256: str
+    read: Callable[[GPT], dict[str, Tensor]]
+
+
+def science_of(config: RunConfig) -> dict[str, Any]:
+    """The configuration that can change the result; the content of the weights that it starts from is part of it.
+
+    Raises:
+        ConfigError: As `weights_of`.
+    """
+    weights = weights_of(config)
+    return config.science() | (
+        {} if weights is None else {"init": {"name": config.init.name, "sha256": weights.sha256}}
+    )
+
+
+def weights_of(config: RunConfig) -> Weights | None:
+    """The weights that a run starts from; None where its init draws them.
+
+    Raises:
+        ConfigError: `init.run` names none.
+    """
+    if "run" not in config.init.keys:
+        return None
+    return _weights_at(str(config.init.keys["run"]))
+
+
+def _weights_at(name: str) -> Weights:
+    from nexus_ablate.pretrained.weights import content_hash, weight_files
+    from nexus_ablate.runs import has_status
+
+    path = Path(name)
+    if name == "none" or not path.is_dir():
+        raise ConfigError("init=checkpoint starts from a run, and there is none here", f"init.run={name}", FROM_RUN)
+    if has_status(path):
+        return Weights(path, checkpoint_hash(path), lambda model: _of_run(path))
+    files = weight_files(path)
+    if not files:
+        raise ConfigError("init.run is neither a run nor a directory with weights", f"init.run={name}", FROM_RUN)
+    return Weights(path, content_hash(files), lambda model: _of_decoder(path, files, model))
+
+
+def checkpoint_hash(run: Path) -> str:
+    """sha256 over the weights in a run's newest whole checkpoint.
+
+    Raises:
+        ConfigError: It has none.
+    """
+    from nexus_ablate.training.checkpoint import newest_hash
+
+    try:
+        found = newest_hash(run / "checkpoints", "model")
+    except CheckpointError as error:
+        raise ConfigError(f"init.run: {error.problem}", error.got, FROM_RUN) from error
+    if found is None:
+        raise ConfigError("the run of init.run has no checkpoint", str(run), "finish it first, or name another run")
+    return found
+
+
+def _of_run(run: Path) -> dict[str, Tensor]:
+    from nexus_ablate.training.checkpoint import load_newest
+
+    loaded = load_newest(run / "checkpoints")
+    if loaded is None:
+        raise ConfigError("the run of init.run has no checkpoint", str(run), "finish it first, or name another run")
+    return loaded.tensors["model"]
+
+
+def _of_decoder(path: Path, files: list[Path], model: GPT) -> dict[str, Tensor]:
+    from nexus_ablate.pretrained.expression import express, read_config
+    from nexus_ablate.pretrained.weights import read_tensors, translate
+
+    return translate(express(read_config(path)).family, read_tensors(files), model)
+
+
+def check_start(config: RunConfig, vocab_size: int) -> None:
+    """That a run can start, before it has a directory.
+
+    Args:
+        vocab_size: Of the tokenizer.
+
+    Raises:
+        ConfigError: The embedding is too small for the tokenizer, or the weights to start from do not fit the model.
+    """
+    if isinstance(config.vocab_size, int) and config.vocab_size < vocab_size:
+        got = f"vocab_size={config.vocab_size}, and the tokenizer has {vocab_size} tokens"
+        raise ConfigError("the tokenizer has tokens that the embedding lacks", got, "the model's own tokenizer.json")
+    if weights_of(config) is not None:
+        initial_model(config, vocab_size)
+
+
+def initial_model(config: RunConfig, vocab_size: int) -> GPT:
+    """The model of a configuration with its first values, on the CPU, and their hashes as `z_hashes`.
+
+    Raises:
+        ConfigError: The weights to start from are of another architecture.
+    """
+    from nexus_ablate.axes.roles import VECTOR, parameter_roles
+    from nexus_ablate.model import GPT, build_model
+
+    weights = weights_of(config)
+    if weights is None:
+        return build_model(config, vocab_size)
+    model = GPT(config, vocab_size)
+    load_fitting(model, weights.read(model), weights.path)
+    model.z_hashes = {
+        name: hashlib.blake2b(parameter.detach().contiguous().numpy().data, digest_size=8).hexdigest()
+        for name, parameter in model.named_parameters()
+        if parameter_roles(model)[name] != VECTOR
+    }
+    return model
+
+
+def load_fitting(model: GPT, state: dict[str, Tensor], path: Path) -> None:
+    """Give a model the values of a state.
+
+    Raises:
+        ConfigError: Names or shapes are not the model's.
+    """
+    ours, theirs = ({name: tuple(t.shape) for name, t in of.items()} for of in (model.state_dict(), state))
+    if other := sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)):
+        name = other[0]
+        got = f"{name}: {theirs.get(name, 'not there')} in {path}, {ours.get(name, 'not there')} in the model"
+        fix = "ask for the architecture and the tokenizer that the weights are of"
+        raise ConfigError("the weights to start from do not fit the model", got, fix)
+    model.load_state_dict(state)
