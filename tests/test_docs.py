@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import shlex
+import subprocess
+import sys
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -153,3 +156,19 @@ def test_a_word_of_the_private_dialect_is_seen():
         "a line an arm",
     ]
     assert not DIALECT.search("recommend, accompany, became to")
+
+
+@pytest.mark.slow
+def test_the_tutorial_ends_in_the_verdict_that_it_shows(tmp_path):
+    (tmp_path / "muon.yaml").write_text(TUTORIAL_STUDY)
+    printed = ""
+    environment = {**os.environ, "NEXUS_ABLATE_CACHE": str(tmp_path / "cache")}
+    for words in ("study muon.yaml", "compare runs/muon"):
+        command = [sys.executable, "-m", "nexus_ablate", *words.split()]
+        ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=900, env=environment)
+        assert ended.returncode == 0, ended.stderr
+        printed += ended.stdout + ended.stderr
+    for number in ("22 runs", "10 runs"):
+        assert number in printed and number in TUTORIAL
+    row = re.compile(r"^optim=muon +5/5 .* -0\.\d{4}  (.*?) *$", re.M)
+    assert row.findall(printed) == row.findall(TUTORIAL) == ["BETTER (depends on LR)"]
