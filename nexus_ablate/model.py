@@ -87,12 +87,12 @@ class GPT(nn.Module):
         return self.blocks[0].init_gains  # type: ignore[return-value]
 
     def logits(self, x_BTD: Tensor, weight_VD: Tensor) -> Tensor:
-        """What the head makes of the stream with a weight."""
+        """The logits that the head computes from the residual stream with a weight."""
         logits_BTV = self.product(x_BTD, weight_VD)
         return logits_BTV if self.softcap is None else self.softcap * torch.tanh(logits_BTV / self.softcap)
 
     def hidden(self, tokens_BT: Tensor) -> Tensor:
-        """The stream (B, T, D) as the head sees it. In the blocks the sink token stands before the text."""
+        """The residual stream (B, T, D) as the head reads it. In the blocks the sink token precedes the text."""
         x_BTD = self.position.embed(self._scaled(self.embedding(tokens_BT)))
         if self.sink is not None:
             x_BTD = torch.cat((self._scaled(self.sink.weight).expand(len(x_BTD), 1, -1), x_BTD), 1)

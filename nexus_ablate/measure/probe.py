@@ -135,19 +135,19 @@ class _Block:
         T = score_BHTS.shape[2]
         seen_TS = core.seen(T, score_BHTS.device)
         share_BHTS = attention_statistics.shares(core.normalized(score_BHTS, seen_TS), bool(core.prefix.own))
-        found = {
+        statistics = {
             "first_token_mass": attention_statistics.first_token_mass(share_BHTS),
             "entropy": attention_statistics.entropy(share_BHTS),
             "max_logit": attention_statistics.max_logit(score_BHTS, seen_TS),
         }
         for k in positions[:T]:
-            found["sink_rate" if k == 1 else f"sink_rate_{k}"] = attention_statistics.sink_rate(share_BHTS, k)
+            statistics["sink_rate" if k == 1 else f"sink_rate_{k}"] = attention_statistics.sink_rate(share_BHTS, k)
         if share_BHTS.shape[-1] > T:
-            found["front_mass"] = attention_statistics.front_mass(share_BHTS)
-        self.seen |= {f"attn/{self.name}/{name}": value for name, value in found.items()}
+            statistics["front_mass"] = attention_statistics.front_mass(share_BHTS)
+        self.seen |= {f"attn/{self.name}/{name}": value for name, value in statistics.items()}
 
     def full_hooks(self, tokens_BT: Tensor, kinds: Mapping[str, Collection[int]]) -> list[Any]:
-        """How the block moves the stream, and where its largest entry stands."""
+        """How the block changes the residual stream, and the position of its largest entry."""
         before: dict[str, Tensor] = {}
 
         def entering(module: nn.Module, inputs: tuple[Any, ...]) -> None:
@@ -186,18 +186,18 @@ def largest_entry(x_BTD: Tensor, tokens_BT: Tensor, kinds: Mapping[str, Collecti
         kinds: Token ids by kind.
     """
     position_B, channel_B = statistics.top_entry(x_BTD)
-    found = {}
+    figures = {}
     for name, index_B in (("channel", channel_B), ("position", position_B)):
-        found[name], found[f"{name}_agreement"] = statistics.most_common(index_B)
+        figures[name], figures[f"{name}_agreement"] = statistics.most_common(index_B)
     front = x_BTD.shape[1] - tokens_BT.shape[1]
     token_B = tokens_BT.gather(1, (position_B - front).clamp(min=0)[:, None])[:, 0]
     left_B = position_B > 0
-    found["on_first"] = (~left_B).float().mean()
+    figures["on_first"] = (~left_B).float().mean()
     for kind, ids in kinds.items():
         fits_B = left_B & torch.isin(token_B, torch.tensor(sorted(ids), device=token_B.device))
-        found[f"on_{kind}"] = fits_B.float().mean()
+        figures[f"on_{kind}"] = fits_B.float().mean()
         left_B = left_B & ~fits_B
-    return found
+    return figures
 
 
 class _Bondarenko:
@@ -205,8 +205,8 @@ class _Bondarenko:
 
     Output of the final norm, each block, each FFN, each FFN norm, each attention and each attention norm: 5L + 1
     tensors, fewer where the placement has fewer norms. A row is a sequence; of an FFN and its norm a token, as the
-    reshape in the authors' model makes it. An FFN norm that follows an addition to the stream, as in post-norm, stands
-    behind the end of that reshape there, so its rows are sequences.
+    reshape in the authors' model makes it. An FFN norm that follows an addition to the residual stream, as in
+    post-norm, comes after the end of that reshape there, so its rows are sequences.
     """
 
     def __init__(self) -> None:
@@ -257,11 +257,11 @@ def _numbers(seen: Mapping[str, Tensor]) -> Found:
     """Tensors of at most one axis as numbers and lists, with one transfer from the device."""
     flat = torch.cat([value.detach().float().reshape(-1) for value in seen.values()]).tolist()
     flat = [float(f"{number:.7g}") for number in flat]  # what a float32 holds, so that rows stay short
-    found, start = {}, 0
+    numbers, start = {}, 0
     for name, value in seen.items():
-        found[name] = flat[start : start + len(value)] if value.ndim else flat[start]
+        numbers[name] = flat[start : start + len(value)] if value.ndim else flat[start]
         start += value.numel()
-    return found
+    return numbers
 
 
 # --------------------------------------------------------------------------------------------- figures of the model
@@ -286,14 +286,14 @@ def model_figures(probed: Found) -> dict[str, float]:
 
     `act/resid/growth` is the RMS of the last block's stream over the first's.
     """
-    found = {name: value for name, value in probed.items() if name.startswith("logits/")}
-    found |= {name: value for name, value in probed.items() if name.startswith("act/bondarenko")}
+    figures = {name: value for name, value in probed.items() if name.startswith("logits/")}
+    figures |= {name: value for name, value in probed.items() if name.startswith("act/bondarenko")}
     for name, over in MODEL_FIGURES.items():
         numbers = [n for value in over_blocks(probed, name) for n in (value if isinstance(value, list) else [value])]
         if numbers:
-            found[name] = over(numbers)
+            figures[name] = over(numbers)
     stream = over_blocks(probed, "act/resid/rms")
-    return found | {"act/resid/growth": stream[-1] / stream[0] if stream[0] else math.nan}
+    return figures | {"act/resid/growth": stream[-1] / stream[0] if stream[0] else math.nan}
 
 
 def over_blocks(probed: Found, name: str) -> list[Any]:

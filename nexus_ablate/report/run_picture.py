@@ -25,8 +25,8 @@ _DRAWN = ("train/loss", "val/loss", "grad_norm/", "weight_rms/")
 _BLOCK = re.compile(r".*/block_(?P<block>\d{1,5})(/.*)?")
 
 HEAT_MAPS = (  # area and statistic, title, the largest value there can be
-    ("act/resid/kurtosis_token", "kurtosis of the stream (Gaussian 3)", None),
-    ("act/resid/max_over_median", "largest over median magnitude of the stream", None),
+    ("act/resid/kurtosis_token", "kurtosis of the residual stream (Gaussian 3)", None),
+    ("act/resid/max_over_median", "largest over median magnitude of the residual stream", None),
     ("attn/first_token_mass", "attention to the first token", 1.0),
     ("attn/entropy", "attention entropy (uniform 1)", 1.0),
 )
@@ -104,14 +104,14 @@ def heat_values(probes: Rows, name: str) -> list[list[float]]:
 
 def _curves(log: Path) -> Curves:
     """Tokens and values of each metric that is drawn, where it was measured: 16 bytes per number."""
-    found: Curves = {}
+    curves: Curves = {}
     for row in read_rows(log):
         for name, value in row.items():
             if name.startswith(_DRAWN) and isinstance(value, int | float):
-                tokens, values = found.setdefault(name, (array("d"), array("d")))
+                tokens, values = curves.setdefault(name, (array("d"), array("d")))
                 tokens.append(row["tokens"])
                 values.append(value)
-    return found
+    return curves
 
 
 def _loss(axes: Any, curves: Curves) -> None:
