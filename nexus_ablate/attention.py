@@ -233,10 +233,10 @@ class AttentionCore(nn.Module):
         q_BHTd, own_score = self.score.query(q_BHTd).to(v_BGSd.dtype), self.normalizer.own_key()
         mask = create_block_mask(seen, None, None, T, S, device=q_BHTd.device)
         heads = {"scale": self.scale, "enable_gqa": k_BGSd.shape[1] != q_BHTd.shape[1]}
-        given = q_BHTd, k_BGSd.to(v_BGSd.dtype), v_BGSd, score, mask
+        tensors = q_BHTd, k_BGSd.to(v_BGSd.dtype), v_BGSd, score, mask
         if own_score is None:
-            return flex_attention(*given, **heads)
-        out_BHTd, more = flex_attention(*given, **heads, return_aux=AuxRequest(lse=True))
+            return flex_attention(*tensors, **heads)
+        out_BHTd, more = flex_attention(*tensors, **heads, return_aux=AuxRequest(lse=True))
         assert more.lse is not None
         own_score = own_score.float()[:, None] if isinstance(own_score, Tensor) else own_score
         share_BHT = torch.sigmoid(more.lse - own_score)

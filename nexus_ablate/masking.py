@@ -63,13 +63,13 @@ def _masked(value: Any, words: re.Pattern[str] | None) -> Any:
 @lru_cache(maxsize=8)
 def _words(secrets: frozenset[str]) -> re.Pattern[str] | None:
     """Matches each secret, and its lines, as they are and as Python, JSON, YAML, HTML, URLs and shells write them."""
-    found = set()
+    texts = set()
     for secret in secrets:
         lines = [line.strip() for line in secret.splitlines()]
         for text in (secret.strip(), *(line for line in lines if len(line) >= SHORTEST)):
-            found |= {text, repr(text)[1:-1], json.dumps(text)[1:-1], text.replace("'", "''"), html.escape(text)}
-            found |= {quote(text), quote(text, safe=""), shlex.quote(text)}
-    return re.compile("|".join(map(re.escape, sorted(found, key=len, reverse=True)))) if found else None
+            texts |= {text, repr(text)[1:-1], json.dumps(text)[1:-1], text.replace("'", "''"), html.escape(text)}
+            texts |= {quote(text), quote(text, safe=""), shlex.quote(text)}
+    return re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True)))) if texts else None
 
 
 class _Masking:

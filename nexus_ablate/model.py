@@ -105,7 +105,7 @@ class GPT(nn.Module):
         return self.blocks[0].init_gains  # type: ignore[return-value]
 
     def logits(self, x_BTD: Tensor, weight_VD: Tensor) -> Tensor:
-        """What the head makes of the stream with a weight."""
+        """The logits that the head computes from the residual stream with a weight."""
         logits_BTV = self.product(x_BTD, weight_VD)
         return logits_BTV if self.softcap is None else self.softcap * torch.tanh(logits_BTV / self.softcap)
 

@@ -104,8 +104,8 @@ class Optimizer:
 def groups_by_decay(parameters: list[Parameter]) -> Iterator[dict[str, Any]]:
     """The parameters of each weight decay, as torch.optim takes them; the largest decay first."""
     for weight_decay in sorted({p.weight_decay for p in parameters}, reverse=True):
-        found = [p.tensor for p in parameters if p.weight_decay == weight_decay]
-        yield {"params": found, "weight_decay": weight_decay}
+        members = [p.tensor for p in parameters if p.weight_decay == weight_decay]
+        yield {"params": members, "weight_decay": weight_decay}
 
 
 @OPTIM.register("adamw")

@@ -146,5 +146,5 @@ def _misfit_inside(value: Any, form: Any, name: str, depth: int) -> str:
             return f"{name}: a key that is no text".removeprefix(": ")
         rest = form.get(str, Any)
         forms = ((key, item, form.get(key, form.get(f"{key}!", rest))) for key, item in value.items())
-    found = (misfit(item, inner, f"{name}/{key}".lstrip("/"), depth + 1) for key, item, inner in forms)
-    return next(filter(None, found), "")
+    misfits = (misfit(item, inner, f"{name}/{key}".lstrip("/"), depth + 1) for key, item, inner in forms)
+    return next(filter(None, misfits), "")

@@ -246,7 +246,7 @@ def test_a_study_with_finished_runs_of_other_code_is_refused_before_anything_is_
     assert main(study) == errors.CONFIG
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 3
-    assert "study tiny holds finished runs of other code: axes/norm.py and model.py differ" in lines[0]
+    assert "study tiny has finished runs by other code: axes/norm.py and model.py differ" in lines[0]
     assert "4 of 4 runs" in lines[1] and "baseline/s0-" in lines[1]
     assert "--retrain" in lines[2]
     assert bytes_of(tmp_path / "runs") == before
@@ -357,7 +357,7 @@ def test_a_study_whose_code_was_edited_halfway_is_never_compared_in_silence(comm
     refused = nexus(committed.root, *study)
     assert refused.returncode == errors.CONFIG
     problem, got, fix = refused.stderr.splitlines()
-    assert "study tiny holds finished runs of other code: optimizers.py differs" in problem
+    assert "study tiny has finished runs by other code: optimizers.py differs" in problem
     assert "2 of 4 runs, such as baseline/s0-" in got and head[:8] in got
     assert "--retrain" in fix
     assert bytes_of(folder) == before

@@ -47,7 +47,7 @@ def comparison(tmp_path):
 @pytest.fixture
 def hostile(comparison):
     comparison.question = comparison.rows[1].arm = comparison.baseline = comparison.arms[1].label = HOSTILE
-    comparison.rows[1].asked = {HOSTILE: (HOSTILE, HOSTILE)}
+    comparison.rows[1].requested = {HOSTILE: (HOSTILE, HOSTILE)}
     comparison.rows[1].figures = {f"act/{HOSTILE}": (1.0, None)}
     comparison.checks[0].text = HOSTILE
     comparison.rows[1].notes = [HOSTILE]

@@ -292,7 +292,7 @@ def test_runs_of_other_code_are_submitted_again_only_when_asked_for(tiny_run, fa
     capsys.readouterr()
     assert submit(asked, Resources(), retrain=True) == 0
     said = " ".join(capsys.readouterr().err.split())
-    assert "2 runs of other code stay as they are and are trained again: axes/norm.py differs" in said
+    assert "2 runs by other code are kept and trained again: axes/norm.py differs" in said
     assert "2 runs submitted" in said
     assert source_hash() in (asked.directory / "study.yaml").read_text()
 

@@ -80,10 +80,10 @@ def test_another_option_takes_the_keys_of_the_one_before_away():
         ("mine vary.norm=layer seeds=a", "seeds takes"),
         ("mine vary.norm=layer match=param", "try: match=params"),
         ("mine vary.norm=layer lr_grid=1e-3 tuning_seeds=0", "overlap"),
-        ("mine vary.norm=layer tuning_seeds=1001", "belong together"),
+        ("mine vary.norm=layer tuning_seeds=1001", "require each other"),
         ("mine vary.norm=layer design=leave_one_out", "two values"),
         ("mine vary.norm=layr", "try norm=layer"),
-        ("mine vary.norm=rms", "no arm besides its baseline"),
+        ("mine vary.norm=rms", "no arm other than its baseline"),
         ("mine vary.norm=layer train.stpes=3", "try: train.steps"),
         ("../x vary.norm=layer", "folder"),
         ("norms vary.norm=layer", "factors or arms"),
@@ -126,7 +126,7 @@ def test_each_design_makes_its_arms():
 
 def test_an_arm_that_is_the_baseline_under_another_name_is_recognised():
     study = expand(read_request(["x", "vary.norm=rms,t5", "vary.norm_bias=off,auto,on"]).definition)
-    assert [(left.asked, left.why) for left in study.equal] == [
+    assert [(left.requested, left.why) for left in study.equal] == [
         (["norm=rms"], "baseline"),
         (["norm_bias=off"], "baseline"),
         (["norm_bias=auto"], "baseline"),
@@ -146,7 +146,7 @@ def test_arms_are_named_by_their_difference_from_the_study_s_baseline():
     study = expand(read_request(["x", "norm=layer", "norm.eps=1e-3", "vary.norm=rms,layer", *SMALL]).definition)
     assert [arm.name for arm in study.arms] == ["norm=rms"]
     assert study.arms[0].config.norm.keys["eps"] == 1e-6, "the eps of layer is not that of rms"
-    assert [left.asked for left in study.equal] == [["norm=layer"]]
+    assert [left.requested for left in study.equal] == [["norm=layer"]]
     base = compose(["norm=layer", "train.steps=7"])
     assert differences(compose(["train.steps=7"]), base) == {"norm": "rms"}
     assert arm_name(differences(base, base)) == "baseline"
@@ -181,7 +181,7 @@ def test_no_nearer_width_exists():
     arm, width = study.arms[0], study.arms[0].config.resolved.d_ff
     target = cost_of(study.baseline.config).params
     around = [
-        cost_of(compose_arm(study.definition, [*arm.asked, f"d_ff_ratio={w}/64"])).params
+        cost_of(compose_arm(study.definition, [*arm.requested, f"d_ff_ratio={w}/64"])).params
         for w in (width - 8, width + 8)
     ]
     assert all(abs(cost_of(arm.config).params - target) <= abs(other - target) for other in around)
@@ -303,7 +303,7 @@ def test_a_damaged_record_is_named(tmp_path, text):
     (tmp_path / "study.yaml").write_text(text)
     with pytest.raises(UserError, match="damaged"):
         read_study(tmp_path)
-    with pytest.raises(UserError, match=r"damaged|cannot be read|holds no study"):
+    with pytest.raises(UserError, match=r"damaged|cannot be read|is not a study"):
         read_request([tmp_path.name, f"runs_dir={tmp_path.parent}"])
 
 

@@ -153,7 +153,7 @@ def test_plan_goes_by_finished_runs_where_there_are_any(launched):
 def levels(**asked):
     study = expand(define({"name": "x", "question": "?"} | asked))
     costs = {arm.name: cost_of(arm.config) for arm in study.all_arms}
-    return {verdict.what: verdict.level for verdict in fairness(study, costs)}
+    return {verdict.condition: verdict.level for verdict in fairness(study, costs)}
 
 
 def test_an_unfair_study_is_flagged_beforehand():

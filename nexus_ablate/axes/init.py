@@ -25,7 +25,7 @@ class Weight:
     role: str
     shape: torch.Size
     layer: int | None
-    """The block it stands in, from 0; None outside the blocks."""
+    """The index of its block, from 0; None outside the blocks."""
 
 
 class Init:
@@ -44,7 +44,7 @@ BRANCH_OUTPUTS = ("attn_out", "ffn_out")
 
 @INIT.register("gpt2")
 class GPT2Init(Init):
-    """std everywhere, branch outputs divided by sqrt(2L), one addition to the stream each. GPT-2, section 2.3.
+    """std everywhere, branch outputs divided by sqrt(2L), one addition to the residual stream each. GPT-2, section 2.3.
 
     Without `branch_scale` it is OLMo-2's init (arXiv:2501.00656) but for the cut-off at 3 std.
     """

@@ -234,10 +234,10 @@ class DynamicTanh(_Affine):
     ) -> None:
         super().__init__(width, bias, gain_init, fp32)
         nearest = min(DYT_ALPHA, key=lambda known: abs(math.log(known / width)))
-        asked, published = alpha_other, DYT_ALPHA[nearest][1]
+        requested, published = alpha_other, DYT_ALPHA[nearest][1]
         if site.startswith("attn"):
-            asked, published = alpha_attn, DYT_ALPHA[nearest][0]
-        self.alpha = nn.Parameter(torch.tensor(published if asked == "auto" else float(asked)))
+            requested, published = alpha_attn, DYT_ALPHA[nearest][0]
+        self.alpha = nn.Parameter(torch.tensor(published if requested == "auto" else float(requested)))
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.lower(x)

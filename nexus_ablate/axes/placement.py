@@ -2,7 +2,7 @@
 
 A placement is one final class with a forward of a few lines. It owns the wiring, where norms stand, and the init gain
 by role; its YAML says whether a final norm belongs to it and whether q, k and v are normed. It receives ready parts.
-In the docstrings x is the stream, A attention, F the FFN, f either of them, N a norm, L the number of blocks.
+In the docstrings x is the residual stream, A attention, F the FFN, f either of them, N a norm, L the number of blocks.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class Parts:
 
 
 class Block(nn.Module):
-    """Abstract block. `forward` maps the stream to itself; `position` goes to attention as it is.
+    """Abstract block. `forward` maps the residual stream to itself; `position` goes to attention as it is.
 
     The stream is one tensor (B, T, D) unless the placement's `enter` makes something else of the embedding.
     """
 
     norm_ffn_after_sum = False
-    """Whether `norm_ffn` norms the stream after an addition to it, and neither the FFN's input alone nor its output."""
+    """Whether `norm_ffn` normalizes the residual stream after an addition to it, not just the FFN's input or output."""
 
     def __init__(self, parts: Parts, inner_norms: bool = False) -> None:
         super().__init__()

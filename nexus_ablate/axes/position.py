@@ -161,24 +161,24 @@ class Rotation(nn.Module):
 
     def _turn(self, x_BHTd: Tensor, cos_THd: Tensor, sin_THd: Tensor) -> Tensor:
         x_BTHd = x_BHTd.transpose(1, 2)  # as it comes from the projection, contiguous
-        turned, heads = x_BTHd[..., : self.width], x_BTHd.shape[2]
+        rotated, heads = x_BTHd[..., : self.width], x_BTHd.shape[2]
         if self.pairing == "half":
-            partner = turned.roll(self.width // 2, -1)
+            partner = rotated.roll(self.width // 2, -1)
         else:
-            partner = turned.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
-        turned = (turned * cos_THd[:, :heads] + partner * sin_THd[:, :heads]).to(x_BTHd.dtype)
-        return self._with_rest(turned, x_BTHd).transpose(1, 2)
+            partner = rotated.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+        rotated = (rotated * cos_THd[:, :heads] + partner * sin_THd[:, :heads]).to(x_BTHd.dtype)
+        return self._with_rest(rotated, x_BTHd).transpose(1, 2)
 
     def _turn_complex(self, x: Tensor, turn_Tw: Tensor) -> Tensor:
-        turned = x[..., : self.width].float()
+        rotated = x[..., : self.width].float()
         half = self.pairing == "half"
-        pairs = torch.stack(turned.chunk(2, -1), -1) if half else turned.unflatten(-1, (-1, 2))
+        pairs = torch.stack(rotated.chunk(2, -1), -1) if half else rotated.unflatten(-1, (-1, 2))
         pairs = torch.view_as_real(torch.view_as_complex(pairs.contiguous()) * turn_Tw)
-        turned = torch.cat((pairs[..., 0], pairs[..., 1]), -1) if half else pairs.flatten(-2)
-        return self._with_rest(turned.to(x.dtype), x)
+        rotated = torch.cat((pairs[..., 0], pairs[..., 1]), -1) if half else pairs.flatten(-2)
+        return self._with_rest(rotated.to(x.dtype), x)
 
-    def _with_rest(self, turned: Tensor, x: Tensor) -> Tensor:
-        return turned if self.width == x.shape[-1] else torch.cat((turned, x[..., self.width :]), -1)
+    def _with_rest(self, rotated: Tensor, x: Tensor) -> Tensor:
+        return rotated if self.width == x.shape[-1] else torch.cat((rotated, x[..., self.width :]), -1)
 
 
 def _alternate(pair: tuple[Tensor, Tensor], axis: int) -> Tensor:

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from nexus_ablate.kernels.linear import chosen_product
 
 SMALL_MAP = "small_map"
-"""Role of a matrix that does not see the stream, as in a score or a function of positions: variance 1 / fan_in under
-any init."""
+"""Role of a matrix that does not read the residual stream, as in a score or a function of positions: variance
+1 / fan_in under any init."""
 
 MATRICES = ("query", "key", "value", "gate", "attn_out", "ffn_in", "ffn_out", "head", SMALL_MAP)
 """Roles of matrices. Outputs of a branch are `attn_out` and `ffn_out`."""
@@ -91,7 +91,7 @@ def parameter_roles(model: nn.Module) -> dict[str, str]:
     Raises:
         TypeError: A matrix whose module does not say what it is for.
     """
-    found: dict[str, str] = {}
+    role_of: dict[str, str] = {}
     for module_name, module in model.named_modules():
         roles = getattr(module, "roles", {})
         for name, parameter in module.named_parameters(recurse=False):
@@ -99,5 +99,5 @@ def parameter_roles(model: nn.Module) -> dict[str, str]:
             role = roles.get(name, VECTOR if parameter.ndim < 2 else None)
             if role is None:
                 raise TypeError(f"{full}: {type(module).__name__} must say in `roles` what {name} is for")
-            found[full] = role
-    return found
+            role_of[full] = role
+    return role_of

@@ -179,12 +179,12 @@ def _timed(
     for job in jobs.values():
         job()
     taken = in_turn(jobs, seconds, clock)
-    found = {}
+    times = {}
     for key in works:
         forward, both = taken["/".join((*key, "forward"))], taken["/".join((*key, "both"))]
         backward = [max(b - f, 1e-9) for f, b in zip(forward, both, strict=True)]
-        found[key] = {"forward": forward, "backward": backward, "both": both}
-    return found
+        times[key] = {"forward": forward, "backward": backward, "both": both}
+    return times
 
 
 def _cost(key: tuple[str, str, str], taken: Any, counts: dict[Any, Traffic], baseline: str, rates: Any) -> Cost:

@@ -43,8 +43,8 @@ def draw(bench: Bench, path: Path) -> None:
         axes.set_xlabel("ms", fontsize=8)
         axes.tick_params(axis="x", labelsize=8)
         axes.margins(x=0.3)
-        what = bench.layer if place == "alone" else "the block around it"
-        axes.set_title(what, fontsize=9, loc="left")
+        subject = bench.layer if place == "alone" else "the block around it"
+        axes.set_title(subject, fontsize=9, loc="left")
         axes.spines[["top", "right"]].set_visible(False)
     figure.axes[0].legend(fontsize=7, frameon=False, loc="lower right")
     figure.suptitle(f"{bench.axis}: time, and times {bench.baseline} (quartiles); {described(bench)}", fontsize=8)

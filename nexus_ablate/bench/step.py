@@ -239,13 +239,13 @@ def profiled(trainer: Trainer, step_seconds: float) -> dict[str, float]:
             trainer._advance()
         clock.wait()
         whole = clock.now() - start
-    found: dict[str, float] = dict.fromkeys((*KINDS, "autograd, views, the rest"), 0.0)
+    seconds_by_part: dict[str, float] = dict.fromkeys((*KINDS, "autograd, views, the rest"), 0.0)
     for event in profiler.key_averages():
         microseconds = event.self_device_time_total if cuda else event.self_cpu_time_total
-        found[part_of(event.key)] += microseconds / 1e6
-    found["idle" if cuda else "Python"] = max(0.0, whole - sum(found.values()))
-    whole = sum(found.values())
-    parts = {name: step_seconds * seconds / whole for name, seconds in found.items()}
+        seconds_by_part[part_of(event.key)] += microseconds / 1e6
+    seconds_by_part["idle" if cuda else "Python"] = max(0.0, whole - sum(seconds_by_part.values()))
+    whole = sum(seconds_by_part.values())
+    parts = {name: step_seconds * seconds / whole for name, seconds in seconds_by_part.items()}
     return dict(sorted(parts.items(), key=lambda item: -item[1]))
 
 

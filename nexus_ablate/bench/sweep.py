@@ -36,13 +36,13 @@ def bench_sweep(overrides: list[str], steps: int, workers: list[int], cores: int
         cores: Shared among them; each gets at least one thread.
         seconds: Measured for about so long together, without the start of the processes.
     """
-    found = []
+    results = []
     for count in workers:
         threads = max(1, cores // count)
         each = _steps_per_second(overrides, count, threads, seconds / len(workers))
         middle = sorted(each)[len(each) // 2]
-        found.append(Throughput(count, threads, 1 / middle, 3600 * sum(each) / steps))
-    return found
+        results.append(Throughput(count, threads, 1 / middle, 3600 * sum(each) / steps))
+    return results
 
 
 def _steps_per_second(overrides: list[str], count: int, threads: int, seconds: float) -> list[float]:

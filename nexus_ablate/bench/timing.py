@@ -81,10 +81,10 @@ def in_turn(works: Mapping[str, Callable[[], object]], seconds: float, clock: Cl
         return (clock.now() - start) / calls
 
     calls = {name: max(1, round(BLOCK_SECONDS / max(block(work, 1), 1e-7))) for name, work in works.items()}
-    found: dict[str, list[float]] = {name: [] for name in works}
+    times: dict[str, list[float]] = {name: [] for name in works}
     order, end = list(works), time.perf_counter() + seconds
-    while time.perf_counter() < end or len(found[order[0]]) < LEAST_ROUNDS:
+    while time.perf_counter() < end or len(times[order[0]]) < LEAST_ROUNDS:
         for name in order:
-            found[name].append(block(works[name], calls[name]))
+            times[name].append(block(works[name], calls[name]))
         order.reverse()
-    return found
+    return times

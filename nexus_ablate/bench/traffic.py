@@ -73,15 +73,15 @@ class Traffic(TorchDispatchMode):
         name = func.overloadpacket.__name__
         if func.is_view:
             return out
-        given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        inputs = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
         made = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
         if name not in NO_TRAFFIC:
-            self.bytes_moved += sum(x.numel() * x.element_size() for x in given + made)
-            self.flops += self._flops(func, name, args, kwargs or {}, given, made, out)
-        self._hold(made, given)
+            self.bytes_moved += sum(x.numel() * x.element_size() for x in inputs + made)
+            self.flops += self._flops(func, name, args, kwargs or {}, inputs, made, out)
+        self._hold(made, inputs)
         return out
 
-    def _flops(self, func: Any, name: str, args: Any, kwargs: Any, given: Any, made: Any, out: Any) -> int:
+    def _flops(self, func: Any, name: str, args: Any, kwargs: Any, inputs: Any, made: Any, out: Any) -> int:
         if func.overloadpacket in flop_registry:
             return flop_registry[func.overloadpacket](*args, **kwargs, out_val=out)
         if name.startswith("_scaled_dot_product_flash_attention_for_cpu"):  # torch's table lacks the CPU's
@@ -90,10 +90,10 @@ class Traffic(TorchDispatchMode):
             return (10 if backward else 4) * B * H * T * args[2 if backward else 1].shape[2] * d
         if name in NO_ARITHMETIC:
             return 0
-        return FLOPS_PER_ELEMENT.get(name, 1) * max((x.numel() for x in given + made), default=0)
+        return FLOPS_PER_ELEMENT.get(name, 1) * max((x.numel() for x in inputs + made), default=0)
 
-    def _hold(self, made: list[Tensor], given: list[Tensor]) -> None:
-        old = {x.untyped_storage()._cdata for x in given}  # an operation in place makes nothing
+    def _hold(self, made: list[Tensor], inputs: list[Tensor]) -> None:
+        old = {x.untyped_storage()._cdata for x in inputs}  # an operation in place makes nothing
         for storage in (x.untyped_storage() for x in made):
             if storage._cdata not in old:
                 self._live.setdefault(storage._cdata, (StorageWeakRef(storage), storage.nbytes()))

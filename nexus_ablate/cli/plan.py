@@ -67,13 +67,15 @@ def show(plan: Plan, console: Console) -> None:
         for note in arm.also_changes:
             console.print(f"[dim]note[/dim]     {escape(printable(note))}")
     for left in plan.study.equal:
-        console.print(f"[dim]equal[/dim]    {escape(printable(label(left.asked)))} is {escape(printable(left.why))}")
+        console.print(
+            f"[dim]equal[/dim]    {escape(printable(label(left.requested)))} is {escape(printable(left.why))}"
+        )
     for left in plan.study.refused:
-        console.print(f"[red]refused[/red]  {escape(printable(label(left.asked)))}: {escape(printable(left.why))}")
+        console.print(f"[red]refused[/red]  {escape(printable(label(left.requested)))}: {escape(printable(left.why))}")
     console.print()
     for verdict in plan.fairness:
         colour = COLOURS[verdict.level]
-        console.print(f"[{colour}]{verdict.level}[/{colour}]  {verdict.what}: {escape(printable(verdict.why))}")
+        console.print(f"[{colour}]{verdict.level}[/{colour}]  {verdict.condition}: {escape(printable(verdict.why))}")
     seeds = ",".join(map(str, asked.first_seeds))
     tuning = ""
     if asked.lr_grid:

@@ -61,9 +61,9 @@ class Arm:
 
     def mean(self, name: str) -> float | None:
         """The mean of a figure over the runs that have it."""
-        found = [self.value(seed, name) for seed in self.runs]
-        found = [v for v in found if np.isfinite(v)]
-        return float(np.mean(found)) if found else None
+        values = [self.value(seed, name) for seed in self.runs]
+        values = [v for v in values if np.isfinite(v)]
+        return float(np.mean(values)) if values else None
 
     @cached_property
     def figure_names(self) -> list[str]:
@@ -72,23 +72,23 @@ class Arm:
     @cached_property
     def spike_score(self) -> float | None:
         """Mean share of spikes among the logged training losses: as the run counted them, else counted here."""
-        found = [
+        shares = [
             run.figures.get("spike_score/train/loss", float(spikes(run.curves.train)[SPIKE_WINDOW:].mean()))
             for run in self.runs.values()
             if len(run.curves.train) > SPIKE_WINDOW
         ]
-        return float(np.mean(found)) if found else None
+        return float(np.mean(shares)) if shares else None
 
 
 # ----------------------------------------------------------------------------------------------- grouping of runs
 
 
-def gather(collection: Collection, asked: str | None = None) -> tuple[Arm, list[Arm], list[Excluded], Plan]:
+def gather(collection: Collection, requested: str | None = None) -> tuple[Arm, list[Arm], list[Excluded], Plan]:
     """The baseline, the other arms, further exclusions, and the plan that holds for the comparison.
 
     Args:
         collection: From `collect`.
-        asked: The baseline's name, where the user gave one.
+        requested: The baseline's name, where the user gave one.
 
     Raises:
         ConfigError: No result yet, an unknown baseline, or several that could be meant.
@@ -98,7 +98,7 @@ def gather(collection: Collection, asked: str | None = None) -> tuple[Arm, list[
         left_out = Counter(e.state for e in (*collection.excluded, *excluded))
         states = ", ".join(f"{n} {s or 'no run'}" for s, n in left_out.items())
         raise ConfigError("no run here has a result yet", states, "nexus-ablate status DIR shows what they do")
-    baseline = _baseline(arms, collection.plans, asked)
+    baseline = _baseline(arms, collection.plans, requested)
     plan = next((collection.plans[study] for study in sorted(baseline.studies) if study in collection.plans), Plan(""))
     others = [arm for arm in arms if arm is not baseline]
     if baseline.name != "baseline" or any(CUT.search(arm.name) for arm in arms):
@@ -178,14 +178,16 @@ def _of_one_configuration(runs: list[Trained]) -> tuple[list[Trained], list[Excl
         if meanings[text] != usual:
             other = first[usual or next(m for m, _ in ordered if m != meanings[text])]
             keys = differing(run.config, other.config).items()
-            said = ", ".join(f"{key} is {ours}, and {theirs} at seed {other.seed}" for key, (theirs, ours) in keys)
+            said = ", ".join(
+                f"{key} is {value}, and {other_value} at seed {other.seed}" for key, (other_value, value) in keys
+            )
             reason = printable(f"contradicts its arm: in config.yaml {said}", 200)
             excluded.append(Excluded(run.record.path, reason, run.record.arm, run.seed, "inconsistent"))
     return [run for text, run in zip(texts, runs, strict=True) if meanings[text] == usual], excluded
 
 
 def _left_out(run: Trained, kept: Trained) -> Excluded:
-    """Why another run of the same arm and seed stands in the table."""
+    """Why a run is left out in favour of another run of the same arm and seed."""
     where = f"{kept.record.path.name} of {kept.record.study}"
     place = (run.record.arm, run.seed, run.record.state)
     if code := unlike_code(run, kept):
@@ -196,22 +198,22 @@ def _left_out(run: Trained, kept: Trained) -> Excluded:
     return Excluded(run.record.path, f"duplicate: same arm and seed as {where}, {same}", *place)
 
 
-def _baseline(arms: list[Arm], plans: dict[str, Plan], asked: str | None) -> Arm:
+def _baseline(arms: list[Arm], plans: dict[str, Plan], requested: str | None) -> Arm:
     def names(arm: Arm) -> set[str]:
         return {arm.name, arm.label, *(f"{study}/{arm.name}" for study in arm.studies)}
 
-    if asked is not None:
-        found = [arm for arm in arms if asked in names(arm)]
-        if not found:
-            raise unknown("there is no arm of this name", asked, [arm.label for arm in arms])
+    if requested is not None:
+        candidates = [arm for arm in arms if requested in names(arm)]
+        if not candidates:
+            raise unknown("there is no arm of this name", requested, [arm.label for arm in arms])
     else:
         wanted = {f"{study}/{plan.baseline}" for study, plan in plans.items()} or {"baseline"}
-        found = [arm for arm in arms if names(arm) & wanted] or _plainest(arms)
-    within = [arm for arm in found if arm.studies & found[0].studies]
-    if len(within) < len(found) or not found:
-        listed = ", ".join(arm.label for arm in found or arms)
+        candidates = [arm for arm in arms if names(arm) & wanted] or _plainest(arms)
+    within = [arm for arm in candidates if arm.studies & candidates[0].studies]
+    if len(within) < len(candidates) or not candidates:
+        listed = ", ".join(arm.label for arm in candidates or arms)
         raise ConfigError("several arms could be the baseline", listed, "name one with --baseline ARM")
-    return max(found, key=lambda arm: len(arm.runs))  # of two identities under one name, that with more seeds
+    return max(candidates, key=lambda arm: len(arm.runs))  # of two identities under one name, that with more seeds
 
 
 def _plainest(arms: list[Arm]) -> list[Arm]:
@@ -222,18 +224,18 @@ def _plainest(arms: list[Arm]) -> list[Arm]:
 
 def _relabel(baseline: Arm, others: list[Arm]) -> None:
     """Name arms by how they differ from this baseline, where that is a name for each of them."""
-    found = [label(arm.config, baseline.config) for arm in others]
-    if all(found) and len(set(found)) == len(found) and baseline.label not in found:
-        for arm, text in zip(others, found, strict=True):
+    labels = [label(arm.config, baseline.config) for arm in others]
+    if all(labels) and len(set(labels)) == len(labels) and baseline.label not in labels:
+        for arm, text in zip(others, labels, strict=True):
             arm.label = text
-        if CUT.search(baseline.name) and "baseline" not in found:
+        if CUT.search(baseline.name) and "baseline" not in labels:
             baseline.label = "baseline"
 
 
 def _not_begun(excluded: list[Excluded], plan: Plan, present: set[str]) -> list[Arm]:
     """Arms without a result: declared by the plan or met only as excluded runs."""
-    found = {name: Arm(name, name, {}) for name in plan.arms if name not in present}
+    without_result = {name: Arm(name, name, {}) for name in plan.arms if name not in present}
     for out in excluded:
         if out.arm and out.arm not in present:
-            found.setdefault(out.arm, Arm(out.arm, out.arm, {})).waiting.append(out)
-    return list(found.values())
+            without_result.setdefault(out.arm, Arm(out.arm, out.arm, {})).waiting.append(out)
+    return list(without_result.values())

@@ -97,9 +97,11 @@ def common_batches(one: Path, other: Path) -> tuple[int, bool] | None:
     Raises:
         UserError: A log is damaged.
     """
-    ours, theirs = ({r["step"]: r["batch_hash"] for r in read_rows(p) if r.get("batch_hash")} for p in (one, other))
-    shared = ours.keys() & theirs.keys()
-    return (max(shared), ours[max(shared)] == theirs[max(shared)]) if shared else None
+    hashes, other_hashes = (
+        {r["step"]: r["batch_hash"] for r in read_rows(p) if r.get("batch_hash")} for p in (one, other)
+    )
+    shared = hashes.keys() & other_hashes.keys()
+    return (max(shared), hashes[max(shared)] == other_hashes[max(shared)]) if shared else None
 
 
 def spikes(losses: Array) -> NDArray[np.bool_]:
@@ -107,19 +109,19 @@ def spikes(losses: Array) -> NDArray[np.bool_]:
 
     The rule of `measure.history.spike_score`, in arrays.
     """
-    found = np.zeros(len(losses), dtype=bool)
+    is_spike = np.zeros(len(losses), dtype=bool)
     if len(losses) > SPIKE_WINDOW:
         before = np.lib.stride_tricks.sliding_window_view(losses, SPIKE_WINDOW)[:-1]
         deviation = before.std(1)
         above = losses[SPIKE_WINDOW:] - before.mean(1)
-        found[SPIKE_WINDOW:] = (deviation >= 1e-10) & (above > SPIKE_DEVIATIONS * deviation)
-    return found
+        is_spike[SPIKE_WINDOW:] = (deviation >= 1e-10) & (above > SPIKE_DEVIATIONS * deviation)
+    return is_spike
 
 
 def _lines_with(data: bytes, key: bytes) -> list[bytes]:
-    found, at = [], data.find(key)
+    lines, at = [], data.find(key)
     while at >= 0:
         end = data.find(b"\n", at)
-        found.append(data[data.rfind(b"\n", 0, at) + 1 : end])
+        lines.append(data[data.rfind(b"\n", 0, at) + 1 : end])
         at = data.find(key, end)
-    return found
+    return lines

@@ -19,10 +19,10 @@ _ASIDE = ("seed", "tracker", "probe", "resolved")
 @cache
 def _no_science() -> frozenset[str]:
     """The keys that cannot change a result."""
-    found = {f.name for f in dataclasses.fields(RunConfig) if f.metadata.get("science") is False}
+    keys = {f.name for f in dataclasses.fields(RunConfig) if f.metadata.get("science") is False}
     for group, cls in CLOSED_GROUPS.items():
-        found |= {f"{group}.{f.name}" for f in dataclasses.fields(cls) if f.metadata.get("science") is False}
-    return frozenset(found)
+        keys |= {f"{group}.{f.name}" for f in dataclasses.fields(cls) if f.metadata.get("science") is False}
+    return frozenset(keys)
 
 
 def flat(config: dict[str, Any]) -> dict[str, Any]:
@@ -42,31 +42,35 @@ def flat(config: dict[str, Any]) -> dict[str, Any]:
 
 def differing(config: dict[str, Any], base: dict[str, Any]) -> dict[str, tuple[str, str]]:
     """Key to (baseline's value, arm's value) for what was asked for differently; '' where a key does not exist."""
-    ours, theirs = flat(config), flat(base)
-    keys = list(dict.fromkeys([*theirs, *ours]))
+    values, base_values = flat(config), flat(base)
+    keys = list(dict.fromkeys([*base_values, *values]))
     return {
-        key: (_text(theirs, key), _text(ours, key)) for key in keys if ours.get(key, _text) != theirs.get(key, _text)
+        key: (_text(base_values, key), _text(values, key))
+        for key in keys
+        if values.get(key, _text) != base_values.get(key, _text)
     }
 
 
 def consequences(config: dict[str, Any], base: dict[str, Any]) -> dict[str, tuple[str, str]]:
-    """The same for what `auto` came to mean: what an arm changed besides what was asked for."""
-    ours, theirs = ({k: v for k, v in (c.get("resolved") or {}).items() if k != "notes"} for c in (config, base))
-    asked = {key.split(".")[-1] for key in differing(config, base)} | {"prescribed"}
-    changed = [key for key in ours if key in theirs and ours[key] != theirs[key] and key not in asked]
-    return {key: (_text(theirs, key), _text(ours, key)) for key in changed}
+    """The same for the resolved values of `auto`: what an arm changes besides the requested overrides."""
+    values, base_values = ({k: v for k, v in (c.get("resolved") or {}).items() if k != "notes"} for c in (config, base))
+    requested = {key.split(".")[-1] for key in differing(config, base)} | {"prescribed"}
+    changed = [key for key in values if key in base_values and values[key] != base_values[key] and key not in requested]
+    return {key: (_text(base_values, key), _text(values, key)) for key in changed}
 
 
 def label(config: dict[str, Any], base: dict[str, Any]) -> str:
     """An arm in words: `norm=layer, bias=on`. Keys of an option that was itself exchanged are left out."""
-    found = differing(config, base)
+    differences = differing(config, base)
     return ",".join(
-        f"{key}={ours}" for key, (_, ours) in found.items() if ours and not ("." in key and key.split(".")[0] in found)
+        f"{key}={value}"
+        for key, (_, value) in differences.items()
+        if value and not ("." in key and key.split(".")[0] in differences)
     )
 
 
 def changes(name: str, config: dict[str, Any]) -> set[str]:
-    """How an arm differs from the house's default: from its name, or from its configuration where the name was cut."""
+    """How an arm differs from the default configuration, from its name or, if that was cut, its configuration."""
     if CUT.search(name):
         from nexus_ablate.config.compose import differences
         from nexus_ablate.config.resolve import from_values

@@ -24,7 +24,7 @@ from nexus_ablate.provenance import NOT_RECORDED
 
 PASS, WARN, FAIL, WAIVED = "PASS", "WARN", "FAIL", "WAIVED"
 MISMATCH_WARN, MISMATCH_FAIL = 0.01, 0.05
-"""Relative difference in parameters, FLOPs, tokens or seconds that is told, and that breaks a declared match."""
+"""Relative difference in parameters, FLOPs, tokens or seconds that is reported, and that breaks a declared match."""
 TUNING, TEXT = "learning_rate", "text"
 LIBRARIES = ("torch", "numpy", "tokenizers", "datasets", "safetensors")
 """Those whose version can change the numbers of a run. (scipy computes in `compare`, after all of them.)"""
@@ -32,7 +32,7 @@ LIBRARIES = ("torch", "numpy", "tokenizers", "datasets", "safetensors")
 
 @dataclass
 class Check:
-    """One condition: its name (what `--allow` takes), its status, what was found, and the arms that break it."""
+    """One condition: its name (for `--allow`), status and result, and the arms that break it."""
 
     name: str
     status: str
@@ -49,7 +49,7 @@ def checks(
         ConfigError: `allow` names a condition that does not exist.
     """
     arms = [arm for arm in others if arm.runs]
-    found = [
+    results = [
         _each("evaluation", arms, lambda arm: _pairwise(arm, baseline, _other_eval), "same validation tokens"),
         _each("batches", arms, lambda arm: _pairwise(arm, baseline, _batches), "same batches in the same order"),
         _init(arms, baseline),
@@ -66,17 +66,17 @@ def checks(
         _excluded(excluded),
     ]
     for name in allow:
-        if name not in (names := [*(check.name for check in found), TEXT]):
+        if name not in (names := [*(check.name for check in results), TEXT]):
             raise unknown("there is no fairness condition of this name", name, names)
-    for check in found:
+    for check in results:
         if check.name in allow and check.status == FAIL:
             check.status = WAIVED
-    return found
+    return results
 
 
-def unfair(arm: Arm, found: list[Check]) -> list[str]:
+def unfair(arm: Arm, results: list[Check]) -> list[str]:
     """The names of the conditions that an arm breaks, unless they were waived."""
-    return [check.name for check in found if check.status == FAIL and arm.label in check.arms]
+    return [check.name for check in results if check.status == FAIL and arm.label in check.arms]
 
 
 def _each(name: str, arms: list[Arm], why: Callable[[Arm], str], good: str, status: str = FAIL) -> Check:
@@ -94,18 +94,18 @@ def _pairwise(arm: Arm, baseline: Arm, unlike: Callable[[Trained, Trained], str]
     return f"{next(iter(reasons.values()))} ({_seed_list(reasons)})" if reasons else ""
 
 
-def _other_eval(ours: Trained, theirs: Trained) -> str:
-    a, b = ((run.record.summary or {}).get("eval_hash") for run in (ours, theirs))
-    if "diverged" in (ours.record.state, theirs.record.state):
+def _other_eval(run: Trained, twin: Trained) -> str:
+    a, b = ((each.record.summary or {}).get("eval_hash") for each in (run, twin))
+    if "diverged" in (run.record.state, twin.record.state):
         return ""  # no loss of this pair enters the table
     return "" if a == b and a else "other validation tokens" if a and b else "validation tokens not recorded"
 
 
-def _batches(ours: Trained, theirs: Trained) -> str:
-    if "diverged" in (ours.record.state, theirs.record.state):
+def _batches(run: Trained, twin: Trained) -> str:
+    if "diverged" in (run.record.state, twin.record.state):
         return ""
     try:
-        return unlike_batches(ours, theirs)
+        return unlike_batches(run, twin)
     except UserError as error:
         return error.problem
 
@@ -148,10 +148,10 @@ def _width(arm: Arm) -> Any:
 
 def _schedule(baseline: Arm, arms: list[Arm]) -> Check:
     """A baseline that did not end its schedule makes every arm incomparable."""
-    found = _each("schedule", [baseline, *arms], _unfinished, "every schedule ran to its end")
-    if baseline.label in found.arms:
-        found.arms = [arm.label for arm in arms]
-    return found
+    check = _each("schedule", [baseline, *arms], _unfinished, "every schedule ran to its end")
+    if baseline.label in check.arms:
+        check.arms = [arm.label for arm in arms]
+    return check
 
 
 def _unfinished(arm: Arm) -> str:
@@ -166,38 +166,38 @@ def _unfinished(arm: Arm) -> str:
 
 
 def _budget(name: str, figure: str, arms: list[Arm], baseline: Arm, plan: Plan, breaks: bool) -> Check:
-    """A relative difference to the baseline: told above 1%; above 5% it breaks a match that was declared.
+    """Check a relative difference to the baseline: reported above 1%; above 5% it breaks a declared match.
 
-    It is that of the pair which differs most. Seconds vary from run to run, so theirs is that of the means.
+    The difference is that of the pair that differs most. Seconds vary between runs, so their means are compared.
     """
     base = baseline.mean(figure)
     if not base:
         return Check(name, WARN, "not recorded")
     off: dict[str, tuple[float, str]] = {}
     for arm in arms:
-        ours, theirs = arm.mean(figure), base
+        arm_mean, base_mean = arm.mean(figure), base
         pairs = [(arm.value(s, figure), baseline.value(s, figure), s) for s in arm.runs if s in baseline.runs]
         shares = {s: a / b - 1 for a, b, s in pairs if math.isfinite(a) and math.isfinite(b) and b}
-        if name == "seconds" and ours is not None:
-            off[arm.label] = ours / theirs - 1, ""
+        if name == "seconds" and arm_mean is not None:
+            off[arm.label] = arm_mean / base_mean - 1, ""
         elif shares:
             worst = max(shares, key=lambda seed: abs(shares[seed]))
             alike = max(shares.values()) - min(shares.values()) < 1e-9
             off[arm.label] = shares[worst], "" if alike else f" at seed {worst}"
-    told = {label: share for label, (share, _) in off.items() if abs(share) > MISMATCH_WARN}
+    reported = {label: share for label, (share, _) in off.items() if abs(share) > MISMATCH_WARN}
     limit = MISMATCH_WARN if name == "tokens" else MISMATCH_FAIL
     broken = [label for label, (share, _) in off.items() if breaks and abs(share) > limit]
-    text = ", ".join(f"{label} {share:+.1%}{off[label][1]}" for label, share in told.items())
-    if told and plan.match == name:
+    text = ", ".join(f"{label} {share:+.1%}{off[label][1]}" for label, share in reported.items())
+    if reported and plan.match == name:
         text += f" (match={name} was declared)"
-    return Check(name, FAIL if broken else WARN if told else PASS, text or "within 1% of the baseline", broken)
+    return Check(name, FAIL if broken else WARN if reported else PASS, text or "within 1% of the baseline", broken)
 
 
 def _seeds(baseline: Arm, arms: list[Arm], plan: Plan) -> Check:
     planned = plan.seeds[: plan.looks[0]] if plan.looks else plan.seeds  # later looks are for undecided arms
     wanted = set(planned) or set(baseline.runs).union(*(arm.runs for arm in arms))
     missing = {arm.label: sorted(wanted - arm.runs.keys()) for arm in (baseline, *arms)}
-    told = [f"{name} lacks {_seed_list(seeds)}" for name, seeds in missing.items() if seeds]
+    reported = [f"{name} lacks {_seed_list(seeds)}" for name, seeds in missing.items() if seeds]
     alone = [arm.label for arm in arms if not arm.runs.keys() & baseline.runs.keys()]
     if alone:
         return Check("seeds", FAIL, "no seed in common with the baseline: " + ", ".join(alone), alone)
@@ -205,10 +205,10 @@ def _seeds(baseline: Arm, arms: list[Arm], plan: Plan) -> Check:
     if copied:
         broken = [arm.label for arm in arms] if baseline.label in copied else list(copied)
         return Check("seeds", FAIL, "; ".join(f"{label}: {text}" for label, text in copied.items()), broken)
-    given = [arm.label for arm in (baseline, *arms) if any(starts_from_weights(run) for run in arm.runs.values())]
-    started = f"; seeds differ in data order and dropout alone, the first weights being given: {', '.join(given)}"
-    detail = "; ".join(told) or f"{len(wanted)} seeds, complete and paired"
-    return Check("seeds", WARN if told or given else PASS, detail + (started if given else ""))
+    continued = [arm.label for arm in (baseline, *arms) if any(starts_from_weights(run) for run in arm.runs.values())]
+    started = f"; seeds differ in data order and dropout alone, not in the first weights: {', '.join(continued)}"
+    detail = "; ".join(reported) or f"{len(wanted)} seeds, complete and paired"
+    return Check("seeds", WARN if reported or continued else PASS, detail + (started if continued else ""))
 
 
 def starts_from_weights(run: Trained) -> bool:
@@ -226,10 +226,10 @@ def _copies(arm: Arm) -> str:
         begun = tuple(sorted((name, z) for name, (z, _) in run.init.items()))
         batches = (run.record.summary or {}).get("batch_hash")
         drawn = not starts_from_weights(run)
-        for what, mark in (("initial values", begun if drawn else ()), ("batches", str(batches or ""))):
-            if mark and met.setdefault((what, mark), seed) != seed:
-                one, other = arm.runs[met[what, mark]].record.path.name, run.record.path.name
-                return f"the same {what} at seeds {met[what, mark]} and {seed} ({one} and {other})"
+        for kind, mark in (("initial values", begun if drawn else ()), ("batches", str(batches or ""))):
+            if mark and met.setdefault((kind, mark), seed) != seed:
+                one, other = arm.runs[met[kind, mark]].record.path.name, run.record.path.name
+                return f"the same {kind} at seeds {met[kind, mark]} and {seed} ({one} and {other})"
     return ""
 
 
@@ -251,19 +251,19 @@ def _learning_rate(baseline: Arm, arms: list[Arm], plan: Plan) -> Check:
     trials = {arm.label: _rates(arm) for arm in everyone}
     unequal = [label for label, rates in trials.items() if rates != trials[baseline.label]]
     edge = [arm.label for arm in everyone if best_lr(arm, plan.endpoint)[1]]
-    told = []
+    reported = []
     if overlap:
-        told.append(f"tuned on the seeds of the claim ({_seed_list(overlap)})")
+        reported.append(f"tuned on the seeds of the claim ({_seed_list(overlap)})")
     if unequal:
         rates = (
             f"{label} {', '.join(map('{:g}'.format, trials[label])) or 'none'}" for label in (baseline.label, *unequal)
         )
-        told.append("trials at other rates: " + "; ".join(rates))
+        reported.append("trials at other rates: " + "; ".join(rates))
     if edge:
-        told.append("best at the edge of the grid: " + ", ".join(edge))
+        reported.append("best at the edge of the grid: " + ", ".join(edge))
     broken = [a.label for a in arms] if overlap or baseline.label in edge else list(dict.fromkeys([*unequal, *edge]))
-    if told:
-        return Check(TUNING, FAIL, "; ".join(told), broken)
+    if reported:
+        return Check(TUNING, FAIL, "; ".join(reported), broken)
     if not any(trials.values()):
         return Check(TUNING, WARN, "the study's learning-rate runs are not there")
     count = len(trials[baseline.label])
@@ -328,10 +328,10 @@ def _environments(runs: list[Trained]) -> list[str]:
         for name, value in facts(run).items():
             if value:
                 seen.setdefault(name, set()).add(value)
-    told = [f"{name} {' and '.join(sorted(values))}" for name, values in seen.items() if len(values) > 1]
+    reported = [f"{name} {' and '.join(sorted(values))}" for name, values in seen.items() if len(values) > 1]
     if any(run.env.get("git_dirty") for run in finished):
-        told.append("uncommitted changes in the code")
-    return told
+        reported.append("uncommitted changes in the code")
+    return reported
 
 
 def _plan(plan: Plan) -> Check:
@@ -360,23 +360,25 @@ def error_over_text(arm: Arm, baseline: Arm, seeds: list[int], endpoint: str) ->
     reasons = {seed: reason for seed in seeds if (reason := _other_windows(arm.runs[seed], baseline.runs[seed]))}
     if reasons:
         return None, f"{next(iter(reasons.values()))} ({_seed_list(reasons)})"
-    ours, theirs = ([run.windows for seed in seeds if (run := each.runs[seed]).windows] for each in (arm, baseline))
-    error = text_error(ours, theirs)
+    arm_windows, base_windows = (
+        [run.windows for seed in seeds if (run := each.runs[seed]).windows] for each in (arm, baseline)
+    )
+    error = text_error(arm_windows, base_windows)
     if error is None:
-        return None, f"all {theirs[0].tokens} validation tokens are one block; raise train.eval_tokens"
+        return None, f"all {base_windows[0].tokens} validation tokens are one block; raise train.eval_tokens"
     if endpoint == "val_bpb":  # the same tokens everywhere: a constant times the loss
         loss, bits = baseline.mean("val_loss"), baseline.mean("val_bpb")
         return (error * bits / loss, "") if loss and bits else (None, "val_bpb is not recorded")
     return error, ""
 
 
-def _other_windows(ours: Trained, theirs: Trained) -> str:
-    if ours.windows is None or theirs.windows is None:
+def _other_windows(arm_run: Trained, twin: Trained) -> str:
+    if arm_run.windows is None or twin.windows is None:
         return "losses by window of text not recorded"
-    for run in (ours, theirs):
+    for run in (arm_run, twin):
         if run.windows and not math.isclose(run.windows.mean, run.figures.get("val_loss", math.nan), rel_tol=1e-6):
             return "losses by window do not average to val_loss"
-    return "" if np.array_equal(ours.windows.places, theirs.windows.places) else "other windows of text"
+    return "" if np.array_equal(arm_run.windows.places, twin.windows.places) else "other windows of text"
 
 
 def text(baseline: Arm, errors: Mapping[str, tuple[float, float]], lacking: Mapping[str, str]) -> Check:

@@ -26,7 +26,7 @@ SHARE_THAT_MATTERS = 0.002
 
 @dataclass
 class Table:
-    """What the runs came to, arms x seeds, the baseline first.
+    """The results of the runs, arms x seeds, the baseline first.
 
     Attributes:
         losses: The endpoint; NaN where there is no result or the run failed to train.

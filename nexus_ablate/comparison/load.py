@@ -25,7 +25,7 @@ CLAIMED = {"val_loss": "val/loss", "tokens": "tokens", "steps": "step"}
 
 @dataclass(frozen=True)
 class Trained:
-    """A run that came to a result: finished, or diverged, which is a result too.
+    """A run with a result: finished, or diverged, which is a result too.
 
     Attributes:
         init: Hash of the normal numbers behind each parameter's first value, by parameter name, and its shape; None
@@ -153,13 +153,13 @@ def collect(dirs: Iterable[Path]) -> Collection:
     collection = Collection([], [], {})
     sources: dict[str, Any] = {}
     for path in paths:
-        found = _read(path)
-        if isinstance(found, Trained) and found.code:  # the hashes of a thousand runs by one code are kept once
-            found.env["source"] = sources.setdefault(found.source, found.env["source"])
-        if isinstance(found, Trained):
-            collection.runs.append(found)
+        result = _read(path)
+        if isinstance(result, Trained) and result.code:  # the hashes of a thousand runs by one code are kept once
+            result.env["source"] = sources.setdefault(result.source, result.env["source"])
+        if isinstance(result, Trained):
+            collection.runs.append(result)
         else:
-            collection.excluded.append(found)
+            collection.excluded.append(result)
     for path, reason in _strangers(dirs, {p.resolve() for p in paths}):
         collection.excluded.append(Excluded(path, reason))
     if not paths and not collection.excluded:
@@ -242,7 +242,7 @@ def _figures(values: dict[str, Any], before: str = "") -> Iterable[tuple[str, fl
 def _strangers(dirs: list[Path], runs: set[Path]) -> list[tuple[Path, str]]:
     """Directories that are named like a run, or stand among runs, and are none, and links; and why."""
     arms = {run.parent for run in runs}
-    found: dict[Path, str] = {}
+    reasons: dict[Path, str] = {}
     for top in dirs:
         depth = len(top.resolve().parts)
         for folder, names, _ in os.walk(top.resolve()):
@@ -254,10 +254,10 @@ def _strangers(dirs: list[Path], runs: set[Path]) -> list[tuple[Path, str]]:
             for name in names:
                 path = here / name
                 if path.is_symlink() and path.resolve() not in runs:
-                    found[path] = "a link, which is not followed; name what it leads to"
+                    reasons[path] = "a link, which is not followed; name what it leads to"
                 elif path.resolve() not in runs and (RUN_NAME.fullmatch(name) or here in arms):
-                    found[path] = "not a run: no status.json"
-    return sorted(found.items())
+                    reasons[path] = "not a run: no status.json"
+    return sorted(reasons.items())
 
 
 def read_plan(path: Path) -> Plan:

@@ -75,18 +75,18 @@ def noise(dirs: Iterable[str | Path], deltas: Iterable[float] = (), family: int 
     collection = collect(Path(d) for d in dirs)
     arms, duplicates = group(collection)
     values = {arm.label: _losses(arm) for arm in arms}
-    found = [
+    spreads = [
         ArmNoise(name, len(losses), float(np.mean(losses)), *spread_interval(losses))
         for name, losses in ((name, np.array(list(by_seed.values()))) for name, by_seed in values.items())
         if len(losses) > 1
     ]
-    if not found:
+    if not spreads:
         fix = "nexus-ablate -m KEY=VALUE seed=0,1,2 trains several"
         raise ConfigError("noise needs an arm with results at two seeds", f"{len(collection.runs)} runs", fix)
-    residual, df, measured = _residual([values[arm.arm] for arm in found])
+    residual, df, measured = _residual([values[arm.arm] for arm in spreads])
     bound = upper_bound(residual, df)
     return Noise(
-        arms=found,
+        arms=spreads,
         residual=residual,
         residual_bound=bound,
         measured=measured,
@@ -98,8 +98,8 @@ def noise(dirs: Iterable[str | Path], deltas: Iterable[float] = (), family: int 
 
 
 def _losses(arm: Arm) -> dict[int, float]:
-    found = {seed: arm.value(seed, "val_loss") for seed, run in arm.runs.items() if not failure(run)}
-    return {seed: loss for seed, loss in found.items() if np.isfinite(loss)}
+    losses = {seed: arm.value(seed, "val_loss") for seed, run in arm.runs.items() if not failure(run)}
+    return {seed: loss for seed, loss in losses.items() if np.isfinite(loss)}
 
 
 def _residual(arms: list[dict[int, float]]) -> tuple[float, int, bool]:

@@ -69,7 +69,7 @@ class Row:
     lr_curve: dict[float, list[float]] = field(default_factory=dict)
     at_shared_lr: Interval | None = None
     figures: dict[str, tuple[float, float | None]] = field(default_factory=dict)
-    asked: dict[str, tuple[str, str]] = field(default_factory=dict)
+    requested: dict[str, tuple[str, str]] = field(default_factory=dict)
     followed: dict[str, tuple[str, str]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
@@ -137,15 +137,15 @@ def compare(
     """Compare every run in the given directories with a baseline.
 
     Args:
-        dirs: Runs, arms, studies or a runs_dir, in any mixture, also while runs are going on.
-        baseline: The arm to compare with; the study's, or the one called `baseline`, unless given.
+        dirs: Runs, arms, studies or a runs_dir, in any mixture, also while runs are training.
+        baseline: The arm to compare with. Default: the study's, or the one called `baseline`.
         allow: Fairness conditions whose FAIL is waived.
 
     Raises:
         ConfigError: There is nothing to compare, or a name does not exist.
     """
-    given = [dirs] if isinstance(dirs, str | Path) else list(dirs)
-    collection = collect(Path(d) for d in given)
+    paths = [dirs] if isinstance(dirs, str | Path) else list(dirs)
+    collection = collect(Path(d) for d in paths)
     base, others, duplicates, plan = gather(collection, baseline)
     if plan.lr_grid:
         others = attach(base, others, plan)
@@ -207,7 +207,9 @@ def _beside_baseline(rows: list[Row], arms: list[Arm], broken: list[list[str]], 
 def _copies(base: Arm, plan: Plan) -> list[Arm]:
     """The arms of a study that came out as the baseline: its runs under their own name."""
     return [
-        replace(base, label=asked, waiting=[], tuning=[], tuned=None) for asked, arm in plan.equal if arm == base.name
+        replace(base, label=overrides, waiting=[], tuning=[], tuned=None)
+        for overrides, arm in plan.equal
+        if arm == base.name
     ]
 
 
@@ -235,8 +237,8 @@ def _spread(values: Array) -> float | None:
 
 def _row(arm: Arm, base: Arm, judged: Judged, baseline: Judged, plan: Plan) -> Row:
     endpoint, seeds = plan.endpoint, judged.seeds
-    theirs = dict(zip(baseline.seeds, baseline.losses, strict=True))
-    losses, differences = judged.losses, judged.losses - np.array([theirs[seed] for seed in seeds])
+    base_losses = dict(zip(baseline.seeds, baseline.losses, strict=True))
+    losses, differences = judged.losses, judged.losses - np.array([base_losses[seed] for seed in seeds])
     finite = losses[np.isfinite(losses)]
     own_lr, at_edge = best_lr(arm, endpoint)
     params, base_params = arm.mean("params"), base.mean("params")
@@ -271,7 +273,7 @@ def _row(arm: Arm, base: Arm, judged: Judged, baseline: Judged, plan: Plan) -> R
         lr_curve=lr_points(arm, endpoint),
         at_shared_lr=shared_difference(arm, base, endpoint) if arm is not base else None,
         figures={n: (m, _spread(arm.values(n, seeds))) for n in names if (m := arm.mean(n)) is not None},
-        asked=differing(arm.config, base.config) if arm.runs else {},
+        requested=differing(arm.config, base.config) if arm.runs else {},
         followed=consequences(arm.config, base.config) if arm.runs else {},
         notes=_notes(arm, base, plan),
     )
@@ -282,9 +284,9 @@ def _numbers(values: Array) -> list[float | None]:
 
 
 def _notes(arm: Arm, base: Arm, plan: Plan) -> list[str]:
-    """What an arm changes besides what was asked for, and how it was matched."""
-    ours, theirs = ((a.config.get("resolved") or {}).get("notes") or [] for a in (arm, base))
-    notes = [note for note in ours if note not in theirs]
+    """What an arm changes besides the requested overrides, and how it was matched."""
+    arm_notes, base_notes = ((a.config.get("resolved") or {}).get("notes") or [] for a in (arm, base))
+    notes = [note for note in arm_notes if note not in base_notes]
     match = plan.arms.get(arm.name, {}).get("match")
     if match:
         solved = " ".join(match.get("solved") or []) or "nothing to change"
@@ -317,10 +319,10 @@ def _interactions(everyone: list[Arm], judged: list[Judged]) -> list[Together]:
     compared = [0, *(i for i, one in enumerate(judged) if one.effect is not None)]
     arms, tables = [everyone[i] for i in compared], [judged[i] for i in compared]
     changes = [
-        {key: ours for key, (_, ours) in differing(arm.config, arms[0].config).items()} if arm.runs else {}
+        {key: value for key, (_, value) in differing(arm.config, arms[0].config).items()} if arm.runs else {}
         for arm in arms
     ]
-    found = [
+    sums_of_two = [
         (c, a, b)
         for c in range(1, len(arms))
         for a in range(1, len(arms))
@@ -330,13 +332,13 @@ def _interactions(everyone: list[Arm], judged: list[Judged]) -> list[Together]:
         and not changes[a].keys() & changes[b].keys()
         and changes[c] == changes[a] | changes[b]
     ]
-    sums = {c for c, _, _ in found}
-    found = [(c, a, b) for c, a, b in found if a not in sums and b not in sums]
+    sums = {c for c, _, _ in sums_of_two}
+    sums_of_two = [(c, a, b) for c, a, b in sums_of_two if a not in sums and b not in sums]
     together = []
-    for c, a, b in found:
+    for c, a, b in sums_of_two:
         seeds = min((tables[i].seeds for i in (c, a, b)), key=len)  # with looks, arms differ in their seeds
         both, one, other, base = (tables[i].losses[: len(seeds)] for i in (c, a, b, 0))
-        interval = interaction(both, one, other, base, len(found))
+        interval = interaction(both, one, other, base, len(sums_of_two))
         if interval is not None:
             together.append(Together(arms[c].label, arms[a].label, arms[b].label, interval))
     return together

@@ -68,7 +68,7 @@ def read_windows(path: Path) -> WindowLosses | None:
         raise damaged(path, str(error)) from None
 
 
-def text_error(ours: Sequence[WindowLosses], theirs: Sequence[WindowLosses]) -> float | None:
+def text_error(arm_windows: Sequence[WindowLosses], base_windows: Sequence[WindowLosses]) -> float | None:
     """Standard error over blocks of text of the mean paired difference, in nats per token.
 
     Args:
@@ -77,8 +77,10 @@ def text_error(ours: Sequence[WindowLosses], theirs: Sequence[WindowLosses]) -> 
     Returns:
         None for fewer than two blocks.
     """
-    difference = np.mean([our.losses - their.losses for our, their in zip(ours, theirs, strict=True)], axis=0)
-    places = ours[0].places
+    difference = np.mean(
+        [our.losses - their.losses for our, their in zip(arm_windows, base_windows, strict=True)], axis=0
+    )
+    places = arm_windows[0].places
     return block_error(difference, places[:, 0], places[:, 2])
 
 

@@ -211,8 +211,8 @@ def _publish(aside: Path, final: Path, name: str) -> TokenizedData | None:
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
-        if found := _open(final, name):
-            return found
+        if data := _open(final, name):
+            return data
         damaged = aside.with_name(f"{aside.name}-damaged")
         with contextlib.suppress(FileNotFoundError):  # another process moved it first
             os.rename(final, damaged)
@@ -315,8 +315,8 @@ def _val_file(name: str) -> str:
 def _require_length(name: str, lengths: Mapping[str, int], context: int) -> None:
     for split, length in lengths.items():
         if length < context + 2:
-            what = f"data={name} is too short: {length} tokens in {split}, {context + 2} needed"
-            raise ConfigError(what, f"model.context={context}", "give more text or choose a smaller model.context")
+            problem = f"data={name} is too short: {length} tokens in {split}, {context + 2} needed"
+            raise ConfigError(problem, f"model.context={context}", "give more text or choose a smaller model.context")
 
 
 def _hash(facts: object) -> str:

@@ -112,10 +112,10 @@ class StdlibCorpus(Corpus):
 @cache
 def _stdlib_paths(root: Path) -> list[Path]:
     tops = [root / name for name in sorted(sys.stdlib_module_names - _NOT_CORPUS)]
-    found = [top.with_suffix(".py") for top in tops if top.with_suffix(".py").is_file()]
-    found += [path for top in tops if top.is_dir() for path in top.rglob("*.py")]
-    found = [path for path in found if not _NOT_CORPUS.intersection(path.relative_to(root).parts)]
-    return sorted(found, key=lambda path: path.relative_to(root).as_posix())
+    paths = [top.with_suffix(".py") for top in tops if top.with_suffix(".py").is_file()]
+    paths += [path for top in tops if top.is_dir() for path in top.rglob("*.py")]
+    paths = [path for path in paths if not _NOT_CORPUS.intersection(path.relative_to(root).parts)]
+    return sorted(paths, key=lambda path: path.relative_to(root).as_posix())
 
 
 @cache

@@ -81,8 +81,8 @@ class HubCorpus(Corpus):
             pass
         first = next(texts, None)
         if first is None:
-            what = f"data.split={self._split} is shorter than the {VAL_CHARACTERS} characters of validation"
-            raise ConfigError(what, self._path, "data.split='train[:90%]' data.val_split='train[90%:]'")
+            problem = f"data.split={self._split} is shorter than the {VAL_CHARACTERS} characters of validation"
+            raise ConfigError(problem, self._path, "data.split='train[:90%]' data.val_split='train[90%:]'")
         return itertools.chain([first], texts)
 
     def val_texts(self) -> Iterator[str]:

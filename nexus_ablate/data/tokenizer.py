@@ -94,13 +94,13 @@ class CharTokenizer(Tokenizer):
     @classmethod
     def train(cls, document_sets: Iterable[Iterable[str]]) -> CharTokenizer:
         """The sorted set of all characters, with the newline where two documents of a set have to be joined."""
-        found: set[str] = set()
+        characters: set[str] = set()
         for documents in document_sets:
             for index, text in enumerate(documents):
-                found |= set(text)
+                characters |= set(text)
                 if index:
-                    found.add("\n")
-        return cls("".join(sorted(found)))
+                    characters.add("\n")
+        return cls("".join(sorted(characters)))
 
     def encode(self, text: str) -> np.ndarray:
         codes = _code_points(text)

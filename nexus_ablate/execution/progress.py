@@ -46,9 +46,9 @@ class Progress:
         self._began = self._drawn = 0.0
         self.say(f"study {study.definition.name}: {study.definition.question}")
         for left in study.equal:
-            self.say(f"  {label(left.asked)} equals {left.why} and is not trained twice")
+            self.say(f"  {label(left.requested)} equals {left.why} and is not trained twice")
         for left in study.refused:
-            self.say(f"  {label(left.asked)} is refused: {left.why}")
+            self.say(f"  {label(left.requested)} is refused: {left.why}")
 
     def say(self, text: str) -> None:
         self.console.print(printable(text, 1000), markup=False)

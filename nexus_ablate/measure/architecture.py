@@ -87,7 +87,7 @@ def chosen_options(config: RunConfig) -> dict[str, tuple[Option, OptionFile]]:
 
 
 def equations(config: RunConfig, model: GPT) -> list[dict[str, Any]]:
-    """From the tokens to the logits: x is the stream, A attention, F the FFN, N the norm."""
+    """From the tokens to the logits: x is the residual stream, A attention, F the FFN, N the norm."""
     resolved = config.resolved
     scale = resolved.embed_scale
     factor = (
@@ -139,13 +139,13 @@ def component_of(config: RunConfig, model: GPT) -> Callable[[str], str]:
     modules = dict(model.named_modules())
 
     def component(name: str) -> str:
-        found, at = name.partition(".")[0] or "head", ""  # the model itself multiplies by the head alone
+        component, at = name.partition(".")[0] or "head", ""  # the model itself multiplies by the head alone
         for piece in name.split("."):
             at = f"{at}.{piece}".lstrip(".")
-            found = kinds.get(type(modules.get(at)), found)
-            if found not in ("blocks", "placement", "attention", "scores", "ffn"):  # these hold parts of other axes
+            component = kinds.get(type(modules.get(at)), component)
+            if component not in ("blocks", "placement", "attention", "scores", "ffn"):  # these hold parts of other axes
                 break
-        return found
+        return component
 
     return component
 
@@ -156,7 +156,7 @@ def traced(model: GPT, context: int, rows: int) -> tuple[dict[str, int], dict[st
     norms = tuple(NORM.get(name) for name in NORM.names())
 
     def watch(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
-        return lambda module, given: widths.update({name: given[0].shape[-1]})
+        return lambda module, inputs: widths.update({name: inputs[0].shape[-1]})
 
     handles = [m.register_forward_pre_hook(watch(name)) for name, m in model.named_modules() if type(m) in norms]
     try:
@@ -178,10 +178,10 @@ def norm_sites(widths: dict[str, int]) -> list[dict[str, Any]]:
 
 def totals(counts: dict[str, int], group: Callable[[str], str]) -> dict[str, int]:
     """The sum of the counts of each group of names, the largest first, without those of 0."""
-    found: Counter[str] = Counter()
+    sums: Counter[str] = Counter()
     for name, count in counts.items():
-        found[group(name)] += count
-    return {name: count for name, count in found.most_common() if count}
+        sums[group(name)] += count
+    return {name: count for name, count in sums.most_common() if count}
 
 
 def initial_values(config: RunConfig, model: GPT) -> dict[str, Any]:
@@ -197,8 +197,8 @@ def initial_values(config: RunConfig, model: GPT) -> dict[str, Any]:
         "init": config.resolved.init.name,
         "cut_off_at_std": init.cutoff,
         "by_role": {
-            role: {"tensors": len(found), "std": [min(found), max(found)], "gain": gains.get(role, 1.0)}
-            for role, found in stds.items()
+            role: {"tensors": len(values), "std": [min(values), max(values)], "gain": gains.get(role, 1.0)}
+            for role, values in stds.items()
         },
     }
 
@@ -221,14 +221,14 @@ def kernels(model: GPT) -> list[dict[str, Any]]:
 def automatic(config: RunConfig, model: GPT) -> list[dict[str, Any]]:
     """Every key of the architecture that says `auto`: what it means here, and who says so or by which rule."""
     resolved, own = config.resolved, dataclasses.fields(config)
-    given = [(f.name, getattr(config, f.name), f.metadata["meaning"]) for f in own if "meaning" in f.metadata]
-    given += [("model.head_dim", config.model.head_dim, "auto: d_model / n_heads")]
-    given += [("init", config.init.name, ""), *((name, "auto", "") for name in resolved.prescribed)]
+    settings = [(f.name, getattr(config, f.name), f.metadata["meaning"]) for f in own if "meaning" in f.metadata]
+    settings += [("model.head_dim", config.model.head_dim, "auto: d_model / n_heads")]
+    settings += [("init", config.init.name, ""), *((name, "auto", "") for name in resolved.prescribed)]
     for axis, (option, file) in chosen_options(config).items():
-        given += [(f"{axis}.{key}", value, file.keys[key].meaning) for key, value in option.keys.items()]
+        settings += [(f"{axis}.{key}", value, file.keys[key].meaning) for key, value in option.keys.items()]
     known = vars(resolved) | {"model.head_dim": resolved.head_dim, "init": resolved.init.name}
     known |= {"qk_norm": resolved.qk_norm.name, "attn_scale": attn_scale(model)}
-    rules = {key: meaning.partition("auto: ")[2] for key, value, meaning in given if value == "auto"}
+    rules = {key: meaning.partition("auto: ")[2] for key, value, meaning in settings if value == "auto"}
     return [
         {"key": key, "means": known.get(key), "by": resolved.prescribed.get(key) or rule or "no option prescribes it"}
         for key, rule in rules.items()
@@ -242,9 +242,9 @@ def attn_scale(model: GPT) -> float:
 
 def equivalent(config: RunConfig) -> list[dict[str, str]]:
     """The options that are declared to be the same function as a chosen one, and when."""
-    found = []
+    pairs = []
     for axis, (option, file) in chosen_options(config).items():
         name = f"{axis}={option.name}"
         others = {f"{axis}={o.name}": o.equals[name] for o in option_files(axis).values() if name in o.equals}
-        found += [{"option": name, "same_as": other, "when": when} for other, when in (file.equals | others).items()]
-    return found
+        pairs += [{"option": name, "same_as": other, "when": when} for other, when in (file.equals | others).items()]
+    return pairs

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 ONSETS = {"attn/sink_rate": 0.1, "act/resid/max_over_median": 1000.0}
-"""What counts as begun: one in ten (sequence, layer, head) is a sink; an entry of the stream is massive."""
+"""What counts as begun: one in ten (sequence, layer, head) is a sink; an entry of the residual stream is massive."""
 
 SCORED = ("train/loss", "grad_norm/global")
 KEPT = ("step", "tokens", *SCORED, *ONSETS)
@@ -16,12 +16,12 @@ KEPT = ("step", "tokens", *SCORED, *ONSETS)
 
 def onsets(rows: Sequence[Mapping[str, Any]], thresholds: Mapping[str, float] = ONSETS) -> dict[str, dict[str, int]]:
     """Step and tokens at which a metric was first seen at its threshold or above; absent where it never was."""
-    found = {}
+    first = {}
     for name, threshold in thresholds.items():
         row = next((row for row in rows if (row.get(name) or -math.inf) >= threshold), None)
         if row is not None:
-            found[name] = {"step": row["step"], "tokens": row["tokens"]}
-    return found
+            first[name] = {"step": row["step"], "tokens": row["tokens"]}
+    return first
 
 
 def spike_score(values: Sequence[float], window: int = 128, deviations: float = 6.0) -> float | None:
@@ -44,12 +44,12 @@ def spike_score_olmo2(values: Sequence[float], window: int = 1000, deviations: f
 
 def spike_scores(rows: Sequence[Mapping[str, Any]], warmup: int) -> dict[str, float]:
     """Both scores of the logged losses and gradient norms after warm-up; absent where too few were logged."""
-    found = {}
+    results = {}
     for name in SCORED:
         values = [row[name] for row in rows if row["step"] > warmup and row.get(name) is not None]
         scores = {"spike_score": spike_score(values), "spike_score_olmo2": spike_score_olmo2(values)}
-        found |= {f"{score}/{name}": value for score, value in scores.items() if value is not None}
-    return found
+        results |= {f"{score}/{name}": value for score, value in scores.items() if value is not None}
+    return results
 
 
 def _spikes(

@@ -158,8 +158,8 @@ class _Bondarenko:
 
     Output of the final norm, each block, each FFN, each FFN norm, each attention and each attention norm: 5L + 1
     tensors, fewer where the placement has fewer norms. A row is a sequence; of an FFN and its norm a token, as the
-    reshape in the authors' model makes it. An FFN norm that follows an addition to the stream, as in post-norm, stands
-    behind the end of that reshape there, so its rows are sequences.
+    reshape in the authors' model makes it. An FFN norm that follows an addition to the residual stream, as in
+    post-norm, comes after the end of that reshape there, so its rows are sequences.
     """
 
     def __init__(self) -> None:
@@ -210,11 +210,11 @@ def _numbers(seen: Mapping[str, Tensor]) -> Found:
     """Tensors of at most one axis as numbers and lists, with one transfer from the device."""
     flat = torch.cat([value.detach().float().reshape(-1) for value in seen.values()]).tolist()
     flat = [float(f"{number:.7g}") for number in flat]  # what a float32 holds, so that rows stay short
-    found, start = {}, 0
+    numbers, start = {}, 0
     for name, value in seen.items():
-        found[name] = flat[start : start + len(value)] if value.ndim else flat[start]
+        numbers[name] = flat[start : start + len(value)] if value.ndim else flat[start]
         start += value.numel()
-    return found
+    return numbers
 
 
 # --------------------------------------------------------------------------------------------- figures of the model
@@ -223,10 +223,10 @@ def _numbers(seen: Mapping[str, Tensor]) -> Found:
 def model_figures(probed: Found) -> dict[str, float]:
     """The figures of the whole model, for metrics.jsonl: `act/resid/kurtosis_token`, `attn/sink_rate` ...
 
-    `act/resid/growth` is the RMS of the last block's stream over the first's.
+    `act/resid/growth` is the RMS of the residual stream after the last block over that after the first.
     """
-    found = {name: value for name, value in probed.items() if name.startswith("logits/")}
-    found |= {name: value for name, value in probed.items() if name.startswith("act/bondarenko")}
+    figures = {name: value for name, value in probed.items() if name.startswith("logits/")}
+    figures |= {name: value for name, value in probed.items() if name.startswith("act/bondarenko")}
     for statistic in STATISTICS:
         over = statistic.over
         for site in WHOLE if over else ():
@@ -234,9 +234,9 @@ def model_figures(probed: Found) -> dict[str, float]:
             values = over_blocks(probed, name) if site in statistic.sites else []
             numbers = [n for value in values for n in (value if isinstance(value, list) else [value])]
             if over and numbers:
-                found[name] = over(numbers)
+                figures[name] = over(numbers)
     stream = over_blocks(probed, "act/resid/rms")
-    return found | {"act/resid/growth": stream[-1] / stream[0] if stream[0] else math.nan}
+    return figures | {"act/resid/growth": stream[-1] / stream[0] if stream[0] else math.nan}
 
 
 def over_blocks(probed: Found, name: str) -> list[Any]:

@@ -18,7 +18,7 @@ from torch import Tensor
 MASSIVE_RATIO = 1000.0
 """A massive activation is this many times the median magnitude. Sun et al. 2024, arXiv:2402.17762, section 2."""
 MASSIVE_SIZE = 100.0
-"""And, in the strict form, larger than this: a threshold that depends on the scale of the stream."""
+"""And, in the strict form, larger than this: a threshold that depends on the scale of the residual stream."""
 CLOSED_GATE = 0.1
 """A gate score of at most this magnitude counts as closed."""
 

@@ -15,14 +15,14 @@ LANCZOS_STEPS = 24
 
 def weight_rms(model: nn.Module) -> dict[str, float]:
     """RMS of all matrix entries of each block: `weight_rms/block_000`."""
-    found = {}
+    squares = {}
     for layer, block in enumerate(model.blocks):  # type: ignore[arg-type]
         matrices = [p.detach() for p in block.parameters() if p.ndim > 1]
         norms = torch.stack(torch._foreach_norm(matrices))  # type: ignore[reportPrivateImportUsage]
         square = norms.square().sum() / sum(p.numel() for p in matrices)
-        found[f"weight_rms/block_{layer:03d}"] = square.sqrt()
-    values = torch.stack(list(found.values())).tolist()
-    return dict(zip(found, values, strict=True))
+        squares[f"weight_rms/block_{layer:03d}"] = square.sqrt()
+    values = torch.stack(list(squares.values())).tolist()
+    return dict(zip(squares, values, strict=True))
 
 
 def matrix_figures(model: nn.Module) -> dict[str, Tensor]:

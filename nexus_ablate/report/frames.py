@@ -17,7 +17,7 @@ _BLOCK = re.compile(r"(?P<area>[^/]+)/block_(?P<block>\d{1,5})(?:/(?P<rest>.+))?
 
 
 def arms_frame(comparison: Comparison) -> pandas.DataFrame:
-    """A line an arm, the baseline first. Differences are to the baseline, negative is better; NaN: there is none.
+    """One row per arm, the baseline first. Differences are to the baseline, negative is better; NaN: there is none.
 
     `low` and `high` are the interval that decided, simultaneous over the arms; `p` is adjusted for their number.
     Diagnostics and evaluations follow under their names, means over seeds.

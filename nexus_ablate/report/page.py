@@ -148,7 +148,9 @@ def _curves(comparison: Comparison) -> str:
         _figure(plots.slopes(comparison), "Each pair: the baseline's loss (left) and the arm's (right).", wide=True)
     ]
     for axis in AXES:
-        figures.append(_figure(plots.losses(comparison, axis), f"Loss against {plots.BUDGETS[axis]}, a line a run."))
+        figures.append(
+            _figure(plots.losses(comparison, axis), f"Loss against {plots.BUDGETS[axis]}, one line per run.")
+        )
         note = "" if axis == "tokens" else " Descriptive: before the end of its schedule a run still learns."
         figures.append(
             _figure(
@@ -204,9 +206,9 @@ def _heat_map(comparison: Comparison, name: str, grid: list[list[float | None]])
 def _changes(comparison: Comparison) -> str:
     rows = []
     for row in comparison.rows[1:]:
-        for kind, found in (("asked", row.asked), ("follows", row.followed)):
-            for key, (theirs, ours) in found.items():
-                cells = (row.arm, kind, key, theirs or "–", ours or "–")
+        for kind, differences in (("requested", row.requested), ("follows", row.followed)):
+            for key, (base_value, value) in differences.items():
+                cells = (row.arm, kind, key, base_value or "–", value or "–")
                 rows.append("<tr>" + "".join(f"<td class='text arm'>{plain(cell)}</td>" for cell in cells) + "</tr>")
     heads = "".join(f"<th class=text>{name}</th>" for name in ("arm", "", "key", "baseline", "arm's"))
     return f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table>" if rows else ""

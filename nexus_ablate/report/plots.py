@@ -71,17 +71,19 @@ def slopes(comparison: Comparison) -> str:
     frame.add("rect", x=frame.left, y=frame.bottom + 1, width=frame.right, height=20, class_="cover")
     for i, row in enumerate(rows):
         stroke = colour(comparison.rows.index(row))
-        for seed, ours, theirs in zip(row.seeds, row.values, base.values, strict=True):
-            if ours is not None and theirs is not None:
-                frame.line([i, i + 0.5], [theirs, ours], stroke, "pair", f"seed {seed}: {theirs:.4f} to {ours:.4f}")
-                frame.dot(i, theirs, "var(--muted)", 2.5)
-                frame.dot(i + 0.5, ours, stroke, 2.5)
+        for seed, value, base_value in zip(row.seeds, row.values, base.values, strict=True):
+            if value is not None and base_value is not None:
+                frame.line(
+                    [i, i + 0.5], [base_value, value], stroke, "pair", f"seed {seed}: {base_value:.4f} to {value:.4f}"
+                )
+                frame.dot(i, base_value, "var(--muted)", 2.5)
+                frame.dot(i + 0.5, value, stroke, 2.5)
         frame.words(frame.x(i + 0.25), frame.bottom + 16, _short(row.arm, 15), "middle")
     return frame.svg("losses of each pair of runs")
 
 
 def losses(comparison: Comparison, axis: str) -> str:
-    """Validation loss against tokens, FLOPs or seconds: a thin line a run."""
+    """Validation loss against tokens, FLOPs or seconds: one thin line per run."""
     runs = [(i, arm, run) for i, arm in enumerate(comparison.arms) for run in arm.runs.values() if len(run.curves.val)]
     if not runs:
         return ""
@@ -102,7 +104,7 @@ def losses(comparison: Comparison, axis: str) -> str:
 
 
 def paired_differences(comparison: Comparison, axis: str) -> str:
-    """Arm minus baseline at the same budget: a thin line a seed, their mean thick. Before the end both still learn."""
+    """Arm minus baseline at the same budget: one thin line per seed, a thick mean. Before the end both still learn."""
     base = comparison.arms[0]
     count = sum(len(arm.runs) for arm in comparison.arms[1:])
     lines: list[tuple[int, Arm, Array, list[tuple[Trained, Array]]]] = []
@@ -114,7 +116,7 @@ def paired_differences(comparison: Comparison, axis: str) -> str:
         if pairs:
             end = min(float(getattr(run.curves, axis)[-1]) for pair in pairs for run in pair)
             grid = np.linspace(0.1 * end, end, _points(max(count, 1)))
-            lines.append((i, arm, grid, [(ours, _gap(ours, theirs, axis, grid)) for ours, theirs in pairs]))
+            lines.append((i, arm, grid, [(arm_run, _gap(arm_run, twin, axis, grid)) for arm_run, twin in pairs]))
     if not lines:
         return ""
     limit = _reach(comparison)
@@ -135,7 +137,7 @@ def paired_differences(comparison: Comparison, axis: str) -> str:
 
 
 def stability(comparison: Comparison) -> str:
-    """A line a run, a tick at each spike of the training loss, a cross where it failed to train."""
+    """One line per run, with a tick at each spike of the training loss and a cross where it failed to train."""
     runs = [(i, row, arm, run) for i, (row, arm) in enumerate(zip(comparison.rows, comparison.arms, strict=True))
             for run in arm.runs.values() if len(run.curves.train)]  # fmt: skip
     if not runs:
@@ -163,18 +165,18 @@ def stability(comparison: Comparison) -> str:
 
 def pareto(comparison: Comparison) -> str:
     """Loss against speed; lower right is better."""
-    found = [(i, r.mean, r.tokens_per_second, r.sd) for i, r in enumerate(comparison.rows)
+    points = [(i, r.mean, r.tokens_per_second, r.sd) for i, r in enumerate(comparison.rows)
              if r.mean is not None and r.tokens_per_second]  # fmt: skip
-    if len(found) < 2:
+    if len(points) < 2:
         return ""
-    speeds = [speed for _, _, speed, _ in found]
-    means = [mean + sign * (sd or 0.0) for _, mean, _, sd in found for sign in (-1, 1)]
+    speeds = [speed for _, _, speed, _ in points]
+    means = [mean + sign * (sd or 0.0) for _, mean, _, sd in points for sign in (-1, 1)]
     pad_x = 0.15 * (max(speeds) - min(speeds)) or 0.05 * speeds[0]
     pad_y = 0.12 * (max(means) - min(means)) or 0.01 * means[0]
     frame = Frame((min(speeds) - pad_x, max(speeds) + pad_x), (min(means) - pad_y, max(means) + pad_y))
     frame.axes("tokens per second", comparison.unit)
     placed: list[tuple[float, float]] = []
-    for i, mean, speed, sd in sorted(found, key=lambda item: -item[1]):
+    for i, mean, speed, sd in sorted(points, key=lambda item: -item[1]):
         name = comparison.rows[i].arm
         if sd:
             frame.line([speed, speed], [mean - sd, mean + sd], colour(i), "thin")
@@ -211,8 +213,8 @@ def learning_rates(comparison: Comparison) -> str:
     return frame.svg("tuning loss over the learning rate")
 
 
-def _gap(ours: Trained, theirs: Trained, axis: str, grid: Array) -> Array:
-    mine, base = (np.interp(grid, getattr(run.curves, axis), run.curves.val) for run in (ours, theirs))
+def _gap(arm_run: Trained, twin: Trained, axis: str, grid: Array) -> Array:
+    mine, base = (np.interp(grid, getattr(run.curves, axis), run.curves.val) for run in (arm_run, twin))
     return mine - base
 
 
@@ -224,8 +226,8 @@ def _thinned(x: Array, y: Array, points: int) -> tuple[Array, Array]:
 
 def _reach(comparison: Comparison) -> float:
     """The largest difference that is drawn: one arm far outside would press all others into a point."""
-    found = [max(abs(row.effect.low), abs(row.effect.high)) for row in comparison.rows if row.effect]
-    return max(8 * float(np.median(found or [0])), 3 * comparison.delta_min)
+    ends = [max(abs(row.effect.low), abs(row.effect.high)) for row in comparison.rows if row.effect]
+    return max(8 * float(np.median(ends or [0])), 3 * comparison.delta_min)
 
 
 def _points(lines: int) -> int:

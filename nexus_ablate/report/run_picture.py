@@ -101,14 +101,14 @@ def heat_values(probes: Rows, name: str) -> list[list[float]]:
 
 def _curves(log: Path) -> Curves:
     """Tokens and values of each metric that is drawn, where it was measured: 16 bytes per number."""
-    found: Curves = {}
+    curves: Curves = {}
     for row in read_rows(log):
         for name, value in row.items():
             if name.startswith(_DRAWN) and isinstance(value, int | float):
-                tokens, values = found.setdefault(name, (array("d"), array("d")))
+                tokens, values = curves.setdefault(name, (array("d"), array("d")))
                 tokens.append(row["tokens"])
                 values.append(value)
-    return found
+    return curves
 
 
 def _loss(axes: Any, curves: Curves) -> None:

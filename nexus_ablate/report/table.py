@@ -66,8 +66,8 @@ def delta(row: Row) -> float | None:
     """The mean paired difference; none for an arm that cannot be compared, or whose failures to train decided."""
     if row.verdict is None or row.verdict.word in (NOT_COMPARABLE, DIVERGED, UNSTABLE):
         return None
-    found = [d for d in row.differences if d is not None]
-    return sum(found) / len(found) if found else None
+    differences = [d for d in row.differences if d is not None]
+    return sum(differences) / len(differences) if differences else None
 
 
 def interval_of(row: Row) -> str:
@@ -240,14 +240,14 @@ def title(comparison: Comparison) -> str:
 
 def answer(comparison: Comparison) -> str:
     """What came out: each word with its arms, what was decided first."""
-    found: dict[str, list[str]] = {}
+    arms_by_word: dict[str, list[str]] = {}
     for row in comparison.rows[1:]:
         if row.verdict is not None:
-            found.setdefault(row.verdict.word, []).append(row.arm)
-    if not found:
+            arms_by_word.setdefault(row.verdict.word, []).append(row.arm)
+    if not arms_by_word:
         return f"Only {comparison.baseline} has a result; there is nothing to compare it with."
     prefixes = dict.fromkeys(row.verdict.prefix for row in comparison.rows if row.verdict and row.verdict.prefix)
-    words = [f"{word}: {' · '.join(found[word])}" for word in MEANINGS if word in found]
+    words = [f"{word}: {' · '.join(arms_by_word[word])}" for word in MEANINGS if word in arms_by_word]
     return max(prefixes, key=len, default="") + ". ".join(words) + "."
 
 
@@ -291,10 +291,10 @@ def together_text(two: Together) -> str:
 
 
 def left_out(comparison: Comparison) -> list[str]:
-    """A line for everything in scope that is not in the table: excluded, refused, equal to another arm, tuning."""
+    """One line per item in scope that is not in the table: excluded, refused, equal to another arm, tuning."""
     lines = [f"{out.path.parent.name}/{out.path.name}: {out.reason}" for out in comparison.excluded]
-    lines += [f"{asked}: refused, {why}" for asked, why in comparison.refused]
-    lines += [f"{asked}: the same configuration as {arm}, not trained twice" for asked, arm in comparison.equal]
+    lines += [f"{overrides}: refused, {why}" for overrides, why in comparison.refused]
+    lines += [f"{overrides}: the same configuration as {arm}, not trained twice" for overrides, arm in comparison.equal]
     if comparison.tuning_runs:
         lines.append(f"{comparison.tuning_runs} runs chose learning rates")
     if comparison.shared_runs:

@@ -101,8 +101,8 @@ class Run:
         if state not in STATES:
             raise ValueError(f"no state {state!r}")
         with self._writing:
-            told = {"state": state, "reason": mask(reason), "traceback": mask(traceback), "updated": now()}
-            self._write_status(told)
+            status = {"state": state, "reason": mask(reason), "traceback": mask(traceback), "updated": now()}
+            self._write_status(status)
 
     def heartbeat(self) -> None:
         """Say that the process is alive; writes at most once in ten seconds."""

@@ -50,11 +50,11 @@ def storage(path: Path, needed: int = 0) -> Iterator[None]:
         raise refused(error, f"cannot write {path}", f"; {needed} bytes needed" if needed else "") from error
 
 
-def refused(error: OSError, what: str = "", more: str = "") -> StorageError:
+def refused(error: OSError, problem: str = "", more: str = "") -> StorageError:
     """What the system refused, as an error for the user."""
     why = _LINK if error.errno == errno.ELOOP else error.strerror or type(error).__name__
-    what = what or f"cannot use {error.filename or 'a file'}"
-    return StorageError(what, why + more, _DISK_FIXES.get(error.errno or 0, _OTHER_FIX))
+    problem = problem or f"cannot use {error.filename or 'a file'}"
+    return StorageError(problem, why + more, _DISK_FIXES.get(error.errno or 0, _OTHER_FIX))
 
 
 def check_target(flag: str, path: Path, endings: Sequence[str] = ()) -> None:

@@ -43,16 +43,16 @@ def made_by_other_code(path: Path, config_hash: str, env: Mapping[str, Any]) -> 
         config_hash: From `identity`.
         env: What env.json says of the code: `source` and `plugins`.
     """
-    found = []
+    runs = []
     for beside in path.parent.glob(f"{path.name.partition('-')[0]}-*"):
         try:
             status = read_status(beside) if beside != path else None
-            theirs = read_env(beside) or {}
+            other_env = read_env(beside) or {}
         except UserError:  # damaged: `status` and `compare` name it
             continue
-        files = differing_files(code_of(env), code_of(theirs))
-        if status is not None and files and theirs.get("config_hash") in (None, config_hash):
-            commit = theirs.get("git_commit")
+        files = differing_files(code_of(env), code_of(other_env))
+        if status is not None and files and other_env.get("config_hash") in (None, config_hash):
+            commit = other_env.get("git_commit")
             other = OtherCode(beside, tuple(files), commit, status["state"] in SETTLED)
-            found.append((str(status.get("started")), beside.name, other))
-    return [other for _, _, other in sorted(found, key=lambda item: item[:2])]
+            runs.append((str(status.get("started")), beside.name, other))
+    return [other for _, _, other in sorted(runs, key=lambda item: item[:2])]

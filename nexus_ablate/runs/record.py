@@ -229,11 +229,11 @@ def find_runs(dirs: Iterable[Path]) -> list[Path]:
     Raises:
         UserError: A given directory does not exist or cannot be read.
     """
-    found: dict[Path, Path] = {}  # by resolved path: a link must not count a run twice
+    runs: dict[Path, Path] = {}  # by resolved path: a link must not count a run twice
 
     def search(path: Path, depth: int) -> None:
         if has_status(path):
-            found.setdefault(path.resolve(), path)
+            runs.setdefault(path.resolve(), path)
         elif depth:
             for child in path.iterdir():
                 if child.is_dir() and not child.is_symlink() and not child.name.startswith("."):
@@ -246,7 +246,7 @@ def find_runs(dirs: Iterable[Path]) -> list[Path]:
             search(Path(os.path.abspath(path)), depth=3)
         except OSError as error:
             raise UserError(f"{path} cannot be searched", str(error), f"chmod u+rx {path}") from None
-    return sorted(found.values())
+    return sorted(runs.values())
 
 
 def read_text(path: Path, limit: int = DOCUMENT_BYTES) -> str | None:

@@ -1,4 +1,4 @@
-"""What a run of a configuration costs: parameters, FLOPs, memory, time. Nothing is written."""
+"""The cost of a run: parameters, FLOPs, memory, time. Writes nothing."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from nexus_ablate.data import vocabulary_size
 PROCESS_BYTES = 400 * 2**20  # of a process that has imported torch and holds no model
 BYTES_PER_PARAMETER = 16  # weight, gradient and two moments, float32 each
 MEASURED_SECONDS = 1.0
-START_SECONDS = 2.0  # of opening, checkpoints and the last evaluation of a small run
-_LARGEST_MEASURED = 1e12  # FLOPs of one step: seconds of a CPU
+START_SECONDS = 2.0  # for start-up, checkpoints and the last evaluation of a small run
+_LARGEST_MEASURED = 1e12  # FLOPs of one step: some seconds on a CPU
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Cost:
 
 
 def cost_of(config: RunConfig) -> Cost:
-    """Count on the meta device."""
+    """The costs of a run, counted on the meta device."""
     from nexus_ablate.measure.counts import flops_per_token, parameters
     from nexus_ablate.model import meta_model
 
@@ -63,7 +63,7 @@ def activation_bytes(config: RunConfig, vocab_size: int) -> int:
 
     model = meta_model(config, vocab_size)
     own = {p.untyped_storage()._cdata for p in model.parameters()}
-    kept: dict[int, torch.Tensor] = {}  # a storage is counted once, and held so that its address is not used again
+    kept: dict[int, torch.Tensor] = {}  # each storage counts once, and is held so that its address is not reused
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
         address = tensor.untyped_storage()._cdata
@@ -91,7 +91,7 @@ def _vocabulary(data: tuple[tuple[str, object], ...]) -> int:
 
 
 def measured_speed(config: RunConfig, threads: int) -> float | None:
-    """Training tokens a second here and now, from a second of steps on random tokens; None for what takes too long."""
+    """Training tokens per second on this machine now, from one second of steps on random tokens; None if too slow."""
     import numpy as np
     import torch
 
@@ -111,7 +111,7 @@ def measured_speed(config: RunConfig, threads: int) -> float | None:
     try:
         rows = np.random.default_rng(0).integers(vocab_size, size=shape)
         step = Step(config, build_model(config, vocab_size).to(device).train(), 1, lambda number: rows)
-        step.checks_at_once = False  # whether it would diverge is the run's to say
+        step.checks_at_once = False  # this only measures speed; divergence doesn't matter
 
         def take() -> None:
             step.take(0, rows)
@@ -129,13 +129,13 @@ def measured_speed(config: RunConfig, threads: int) -> float | None:
 
 
 def seconds_of(config: RunConfig, cost: Cost, tokens_per_second: float) -> float:
-    """Wall clock of a run: training, and validations at a third of a training token's cost."""
+    """Wall-clock seconds of a run: training, and validation at a third of the cost per token."""
     validations = cost.steps / config.train.eval_every + 1
     return START_SECONDS + (cost.tokens + validations * config.train.eval_tokens / 3) / tokens_per_second
 
 
 def free_memory() -> int | None:
-    """Bytes that processes may still take; None where the system does not tell."""
+    """Available memory in bytes; None if not on Linux."""
     if not sys.platform.startswith("linux"):
         return None
     with open("/proc/meminfo") as file:

@@ -1,4 +1,4 @@
-"""What a study asks: a YAML of its own, `key=value` on the command line, or both.
+"""The definition of a study, from a YAML file, `key=value` on the command line, or both.
 
     question: Does RMSNorm lose anything against LayerNorm?
     baseline: [train.steps=400]           overrides of every arm, on top of the default configuration
@@ -44,7 +44,7 @@ _LAUNCH = ("runs_dir", *(f"train.{f.name}" for f in fields(TrainConfig) if not f
 
 @dataclass(frozen=True)
 class Definition:
-    """What was asked for, checked but not yet composed."""
+    """A checked study definition whose arms are not composed yet."""
 
     name: str = key("text", "the folder of runs_dir that holds the study")
     question: str = key("text", "what the study is to decide")
@@ -61,7 +61,7 @@ class Definition:
     factors: dict[str, list[str]] = field(default_factory=dict)
     arms: list[list[str]] = field(default_factory=list)
     looks: list[int] = field(default_factory=list)
-    """Numbers of seeds, rising to that of `seeds`: after each look only undecided arms get the seeds of the next."""
+    """Rising numbers of seeds, up to that of `seeds`. After each look only undecided arms get the seeds of the next."""
     look_weights: list[float] = field(default_factory=list)
     """Each look's share of the error rate; they add up to 1."""
     confirms: str = ""
@@ -69,7 +69,7 @@ class Definition:
 
     @property
     def first_seeds(self) -> list[int]:
-        """Those that every arm is trained with: of the first look, or all."""
+        """The seeds that every arm is trained with: those of the first look, or all."""
         return self.seeds[: self.looks[0]] if self.looks else self.seeds
 
     def __post_init__(self) -> None:
@@ -77,32 +77,32 @@ class Definition:
             got = "both" if self.factors else "neither"
             raise ConfigError(f"study {self.name} needs factors or arms", got, "factors: {norm: [layer, rms]}")
         if self.arms and self.design != "list":
-            problem = f"study {self.name} has arms, which design={self.design} makes itself"
+            problem = f"study {self.name} has arms, but design={self.design} builds arms from factors"
             raise ConfigError(problem, f"design={self.design}", "design=list")
         if self.factors and self.design == "list":
             raise ConfigError(
-                f"study {self.name} has factors, which design=list does not use", "design=list", "design=grid"
+                f"study {self.name} has factors, but design=list does not use them", "design=list", "design=grid"
             )
         if self.design == "leave_one_out" and (short := [k for k, v in self.factors.items() if len(v) < 2]):
-            fix = "the value that belongs to the whole, then those that replace it: {qk_norm: [rms, none]}"
+            fix = "the value in the full configuration, then its replacements: {qk_norm: [rms, none]}"
             raise ConfigError("leave_one_out needs two values of each factor", ", ".join(short), fix)
         for name in ("seeds", "tuning_seeds", "lr_grid"):
             values = getattr(self, name)
             if len(set(values)) < len(values):
                 raise ConfigError(
-                    f"{name} names one twice", show(values), f"{name}={','.join(map(show, dict.fromkeys(values)))}"
+                    f"{name} has duplicates", show(values), f"{name}={','.join(map(show, dict.fromkeys(values)))}"
                 )
         if not self.seeds:
             raise ConfigError("a study needs seeds", "[]", "seeds=0,1,2,3,4")
         if len(self.seeds) > MAX_SEEDS:
             raise ConfigError(f"a study has at most {MAX_SEEDS} seeds", str(len(self.seeds)), "seeds=0,1,2,3,4")
         if shared := set(self.seeds) & set(self.tuning_seeds):
-            fix = f"a seed that chose the learning rate flatters its arm; tuning_seeds={TUNING_SEEDS[0]}"
-            raise ConfigError("tuning_seeds and seeds overlap", show(sorted(shared)), fix)
+            problem = "tuning_seeds and seeds overlap: a seed that chose the learning rate favours its arm"
+            raise ConfigError(problem, show(sorted(shared)), f"tuning_seeds={TUNING_SEEDS[0]}")
         if bool(self.lr_grid) != bool(self.tuning_seeds):
             got = f"lr_grid={show(self.lr_grid)} and tuning_seeds={show(self.tuning_seeds)}"
             fix = f"lr_grid=3e-4,1e-3,3e-3 tuning_seeds={TUNING_SEEDS[0]}"
-            raise ConfigError("lr_grid and tuning_seeds belong together", got, fix)
+            raise ConfigError("lr_grid and tuning_seeds require each other", got, fix)
 
 
 KEYS = keys_of(Definition)
@@ -110,13 +110,13 @@ KEYS = keys_of(Definition)
 
 @dataclass(frozen=True)
 class Request:
-    """A study as a command asks for it: its definition, and overrides that say how its runs are carried out."""
+    """A study as requested by a command: its definition, and the overrides for how its runs are carried out."""
 
     definition: Definition
     launch: list[str]
     runs_dir: Path
     solved: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """How arms were matched in the study that this one confirms, by their overrides."""
+    """How the arms were matched in the study that this one confirms, by the arms' overrides."""
 
     @property
     def directory(self) -> Path:
@@ -124,25 +124,25 @@ class Request:
 
 
 def read_request(words: list[str]) -> Request:
-    """The study that `nexus-ablate study NAME KEY=VALUE ...` asks for.
+    """The study requested by `nexus-ablate study NAME KEY=VALUE ...`.
 
     Args:
-        words: NAME, which is a path to a YAML, a study that is shipped, one that was launched before, or a new name
-            beside `vary.KEY=`; then the overrides.
+        words: NAME, then the overrides. NAME is the path of a YAML file, a shipped study, a study launched before, or a
+            new name together with `vary.KEY=`.
 
     Raises:
-        ConfigError: Anything about it that cannot be.
+        ConfigError: The study does not exist, or its definition is invalid.
     """
     source, *rest = words or [""]
     if is_override(source) or not source:
         raise ConfigError("the name of the study comes first", source, f"nexus-ablate study norms {source}".rstrip())
-    given, looks, factors, overrides, launch = {}, {}, {}, [], []
+    values, looks, factors, overrides, launch = {}, {}, {}, [], []
     for text in rest:
         name, _, value = text.partition("=")
         if name.startswith("vary."):
             factors[name.removeprefix("vary.")] = _items(name, value)
         elif name in KEYS and name != "baseline":
-            given[name] = _flat(_items(name, value)) if KEYS[name].text.startswith("list") else _number(value)
+            values[name] = _flat(_items(name, value)) if KEYS[name].text.startswith("list") else _number(value)
         elif name in ("seeds.looks", "seeds.weights"):
             looks[name.removeprefix("seeds.")] = _flat(_items(name, value))
         elif name in ("seed", "rerun", "experiment"):
@@ -152,22 +152,22 @@ def read_request(words: list[str]) -> Request:
             launch.append(text)
         else:
             overrides.append(text)
-    if looks and "seeds" in given:
-        got = f"seeds={show(given['seeds'])} beside seeds.{next(iter(looks))}"
-        raise ConfigError("looks say which seeds there are", got, "seeds.looks=5,8,12,20 alone, or seeds=0,1,2,3,4")
-    given |= {"seeds": looks} if looks else {}
+    if looks and "seeds" in values:
+        got = f"seeds={show(values['seeds'])} beside seeds.{next(iter(looks))}"
+        raise ConfigError("looks already define the seeds", got, "seeds.looks=5,8,12,20 alone, or seeds=0,1,2,3,4")
+    values |= {"seeds": looks} if looks else {}
     launch = merged(launch)
     runs_dir = runs_dir_of(launch)
-    definition = _definition(source, given, factors, runs_dir)
+    definition = _definition(source, values, factors, runs_dir)
     return Request(replace(definition, baseline=merged([*definition.baseline, *overrides])), launch, runs_dir)
 
 
 def runs_dir_of(launch: list[str]) -> Path:
-    """Where the runs of a launch go."""
+    """The folder for the runs of a launch: `runs_dir` in its overrides, or `runs`."""
     return Path(next((text.partition("=")[2] for text in launch if key_of(text) == "runs_dir"), "runs"))
 
 
-def _definition(source: str, given: dict[str, Any], factors: dict[str, list[Any]], runs_dir: Path) -> Definition:
+def _definition(source: str, overriding: dict[str, Any], factors: dict[str, list[Any]], runs_dir: Path) -> Definition:
     values: dict[str, Any]
     shipped = shipped_studies()
     stored = runs_dir / source / "study.yaml"
@@ -179,16 +179,16 @@ def _definition(source: str, given: dict[str, Any], factors: dict[str, list[Any]
         varied = "; ".join(f"{k}={','.join(map(show, v))}" for k, v in factors.items())
         values = {"name": source, "question": f"What does it change: {varied}?"}
     elif source and os.path.isfile(stored):
-        values = asked_before(read_study(stored.parent) or {})
+        values = stored_definition(read_study(stored.parent) or {})
     else:
         error = unknown_study(source, runs_dir)
         raise ConfigError(error.problem, error.got, f"{error.fix}, or make one: vary.norm=layer,rms")
     values["factors"] = (values.get("factors") or {}) | factors
-    return define(values | given)
+    return define(values | overriding)
 
 
 def unknown_study(name: str, runs_dir: Path) -> ConfigError:
-    """The error for a study that is neither shipped nor launched, with the nearest one that is."""
+    """The error for a study that is neither shipped nor launched; suggests the nearest name."""
     known = [*shipped_studies(), *(path.parent.name for path in runs_dir.glob("*/study.yaml"))]
     return unknown("there is no study of this name", name, known)
 
@@ -202,7 +202,7 @@ def define(values: dict[str, Any]) -> Definition:
     """A checked definition from the values of a YAML, defaults filled in.
 
     Raises:
-        ConfigError: An unknown key, or a value that it cannot hold.
+        ConfigError: A key is unknown, or a value is invalid.
     """
     known = {**KEYS, "factors": None, "arms": None}
     for name in values:
@@ -228,7 +228,7 @@ def define(values: dict[str, Any]) -> Definition:
     complete["baseline"] = overrides_of(complete["baseline"])
     if "question" not in complete:
         raise ConfigError(
-            f"study {complete['name']} asks nothing", "no question", "question: what the study is to decide"
+            f"study {complete['name']} has no question", "no `question` key", "question: what the study should decide"
         )
     looks, weights = _looks(complete["seeds"]) if isinstance(complete["seeds"], dict) else ([], [])
     if looks:
@@ -245,30 +245,30 @@ def define(values: dict[str, Any]) -> Definition:
     )
 
 
-def _looks(given: dict[str, Any]) -> tuple[list[int], list[float]]:
+def _looks(seeds: dict[str, Any]) -> tuple[list[int], list[float]]:
     """Looks and their weights from `{looks: [5, 8, 12, 20], weights: [...]}`.
 
     Raises:
-        ConfigError: Anything about them that cannot be.
+        ConfigError: A key is unknown, or looks or weights are invalid.
     """
-    for name in given:
+    for name in seeds:
         if name not in _LOOKS:
             raise unknown("seeds has no key of this name", str(name), _LOOKS)
-    looks = _numbers("looks", given.get("looks"))
+    looks = _numbers("looks", seeds.get("looks"))
     if len(looks) < 2 or any(after <= before for before, after in pairwise(looks)):
-        what = f"seeds.looks takes two or more rising numbers of seeds, from 2 to {MAX_SEEDS}"
-        raise ConfigError(what, show(given.get("looks", [])), "seeds.looks=5,8,12,20")
-    if given.get("weights") is None:
+        problem = f"seeds.looks takes two or more increasing numbers of seeds, from 2 to {MAX_SEEDS}"
+        raise ConfigError(problem, show(seeds.get("looks", [])), "seeds.looks=5,8,12,20")
+    if seeds.get("weights") is None:
         return looks, LOOK_WEIGHTS if len(looks) == len(LOOK_WEIGHTS) else [look / sum(looks) for look in looks]
-    weights = _numbers("weights", given["weights"])
+    weights = _numbers("weights", seeds["weights"])
     if len(weights) != len(looks) or not math.isclose(math.fsum(weights), 1, abs_tol=1e-6):
-        what = f"seeds.weights takes {len(looks)} positive numbers that add up to 1, one per look"
-        raise ConfigError(what, show(given["weights"]), "leave seeds.weights out")
+        problem = f"seeds.weights takes {len(looks)} positive numbers that add up to 1, one per look"
+        raise ConfigError(problem, show(seeds["weights"]), "leave seeds.weights out")
     return looks, weights
 
 
 def _numbers(name: str, value: Any) -> list[Any]:
-    """The numbers of a list in `_LOOKS`, empty where it holds something else."""
+    """A list of numbers, checked as `_LOOKS` says; empty if invalid."""
     try:
         accepted: Any = Constraint(_LOOKS[name]).accept(name, value)
         return accepted
@@ -276,8 +276,8 @@ def _numbers(name: str, value: Any) -> list[Any]:
         return []
 
 
-def asked_before(stored: dict[str, Any]) -> dict[str, Any]:
-    """The definition behind a study.yaml, as values for `define`: what matching added is taken off again."""
+def stored_definition(stored: dict[str, Any]) -> dict[str, Any]:
+    """The definition in a study.yaml, as values for `define`, without the overrides that matching added."""
     arms = [
         [text for text in arm["overrides"] if text not in (arm.get("match") or {}).get("solved", [])]
         for arm in stored["arms"]
@@ -289,27 +289,29 @@ def asked_before(stored: dict[str, Any]) -> dict[str, Any]:
     return kept | {"baseline": stored["baseline"]["overrides"], "arms": arms}
 
 
-def overrides_of(given: Any) -> list[str]:
-    """Overrides from a list of them, or from one text as typed on a command line.
+def overrides_of(value: Any) -> list[str]:
+    """Overrides from a list, or from one string as typed on a command line.
 
     Raises:
-        ConfigError: It is neither.
+        ConfigError: The value is neither, or has a key that does not belong in an arm.
     """
     try:
-        texts = shlex.split(given) if isinstance(given, str) else given
+        texts = shlex.split(value) if isinstance(value, str) else value
     except ValueError as error:
         problem = f"an arm cannot be read: {str(error).lower()}"
-        raise ConfigError(problem, show(given), "norm=layer, or [norm=rms, bias=on]") from error
+        raise ConfigError(problem, show(value), "norm=layer, or [norm=rms, bias=on]") from error
     if not isinstance(texts, list) or not all(isinstance(text, str) and "=" in text for text in texts):
-        raise ConfigError("an arm is a list of overrides", show(given), "norm=layer, or [norm=rms, bias=on]")
+        raise ConfigError("an arm is a list of overrides", show(value), "norm=layer, or [norm=rms, bias=on]")
     for text in texts:
         if key_of(text) in ("seed", "experiment", "rerun") or _says_how(key_of(text)):
-            raise ConfigError(f"{key_of(text)} is no part of an arm", text, "give it on the command line of a launch")
+            raise ConfigError(
+                f"{key_of(text)} cannot be part of an arm", text, "pass it on the command line of a launch"
+            )
     return texts
 
 
 def merged(overrides: list[str]) -> list[str]:
-    """One override a key, later ones in the place of earlier; another option takes its predecessor's keys away."""
+    """One override per key; later ones replace earlier ones. Choosing another option removes the old one's keys."""
     kept: dict[str, str] = {}
     for text in overrides:
         name = key_of(text)
@@ -323,7 +325,7 @@ def merged(overrides: list[str]) -> list[str]:
 
 
 def is_override(word: str) -> bool:
-    """Whether a word of a command is KEY=VALUE, and no path that holds a `=`."""
+    """Whether a word of a command is KEY=VALUE rather than a path that contains `=`."""
     return bool(re.fullmatch(r"[+\w./@-]+", word.partition("=")[0])) and "=" in word and not word.endswith(_YAML)
 
 
@@ -332,7 +334,7 @@ def key_of(override: str) -> str:
 
 
 def is_launch(text: str) -> bool:
-    """Whether a word of a command is an override that says how runs are carried out."""
+    """Whether a word of a command is an override for how runs are carried out."""
     return "=" in text and _says_how(key_of(text))
 
 
@@ -341,7 +343,7 @@ def _says_how(name: str) -> bool:
 
 
 def _items(name: str, text: str) -> list[Any]:
-    """The items of `a,b,c`; brackets hold items together."""
+    """The items of `a,b,c`; brackets group items."""
     try:
         return load_yaml(f"[{text}]")
     except UNREADABLE as error:
@@ -354,7 +356,7 @@ def _flat(items: list[Any]) -> Any:
 
 
 def _number(value: Any) -> Any:
-    """1e-3 is a text in YAML and a number to people."""
+    """A number for a string such as `1e-3`, which YAML reads as text; other values unchanged."""
     try:
         return float(value) if isinstance(value, str) else value
     except ValueError:
@@ -387,5 +389,5 @@ def _read(path: Path) -> dict[str, Any]:
         problem = getattr(error, "problem", None) or str(error)
         raise ConfigError(f"{where}: this study cannot be read", problem, f"correct {where}") from error
     if not isinstance(values, dict):
-        raise ConfigError(f"{path} holds no study", show(values), "begin with `question: ...`")
+        raise ConfigError(f"{path} is not a study: not a mapping", show(values), "start with `question: ...`")
     return values

@@ -1,7 +1,7 @@
-"""From a definition to arms: expanded by design, composed, named by their difference from the study's baseline.
+"""Expands a definition into arms by its design, composes them and names them by their difference from the baseline.
 
-An arm that cannot be composed is refused with its reason and stops no other; one that comes out as the same run as an
-earlier arm is listed as equal to it and not trained twice.
+An arm that cannot be composed is refused with a reason and doesn't stop the others. An arm with the same configuration
+as an earlier one is listed as equal to it and not trained twice.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ class Arm:
 
     Attributes:
         name: How it differs from the study's baseline; the folder of its runs.
-        asked: Its overrides besides the baseline's.
-        overrides: `asked` and what matching added.
+        requested: Its overrides besides the baseline's.
+        overrides: `requested` plus what matching added.
         config: Composed with seed 0.
-        also_changes: What its options change besides what was asked for.
+        also_changes: What its options change besides the requested overrides.
         match: How it was made equal to the baseline, as study.yaml keeps it.
     """
 
     name: str
-    asked: list[str]
+    requested: list[str]
     overrides: list[str]
     config: RunConfig
     also_changes: list[str] = field(default_factory=list)
@@ -45,9 +45,9 @@ class Arm:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """What was asked for and is no arm of its own: equal to arm `why`, or refused because of `why`."""
+    """Overrides that make no arm of their own: equal to arm `why`, or refused because of `why`."""
 
-    asked: list[str]
+    requested: list[str]
     why: str
 
 
@@ -77,10 +77,10 @@ def expand(
         definition: From `read_request`.
         solved_before: The `match` of each arm of study.yaml by its overrides, so that a figure measured at the first
             launch (match=seconds) is not measured again.
-        launch: Overrides that say how runs are carried out.
+        launch: Overrides for how runs are carried out.
 
     Raises:
-        ConfigError: The baseline cannot be composed, or no arm can.
+        ConfigError: The baseline or every other arm cannot be composed.
     """
     whole = [f"{k}={v[0]}" for k, v in definition.factors.items()] if definition.design == "leave_one_out" else []
     definition = replace(definition, baseline=merged([*definition.baseline, *whole]))
@@ -89,16 +89,16 @@ def expand(
     study = Study(definition, baseline, [], [], [])
     names = {science_key(base): BASELINE}
 
-    def add(asked: list[str]) -> bool:
-        """Whether these overrides make an arm that was not there."""
+    def add(overrides: list[str]) -> bool:
+        """Add an arm with these overrides. Returns whether it is new and can be composed."""
         try:
-            config = compose_arm(definition, asked, launch)
+            config = compose_arm(definition, overrides, launch)
             if same := names.get(science_key(config)):
-                study.equal.append(LeftOut(asked, same))
+                study.equal.append(LeftOut(overrides, same))
                 return False
-            arm = _matched(study, asked, config, launch, solved_before or {})
+            arm = _matched(study, overrides, config, launch, solved_before or {})
         except ConfigError as error:
-            study.refused.append(LeftOut(asked, f"{error.problem}; got {error.got}; try {error.fix}"))
+            study.refused.append(LeftOut(overrides, f"{error.problem}; got {error.got}; try {error.fix}"))
             return False
         names[science_key(config)] = arm.name
         study.arms.append(arm)
@@ -106,21 +106,21 @@ def expand(
 
     _add_arms(definition, add)
     if not study.arms:
-        reasons = [f"{label(left.asked)}: {left.why}" for left in study.refused]
-        reasons += [f"{label(left.asked)} is equal to it" for left in study.equal]
+        reasons = [f"{label(left.requested)}: {left.why}" for left in study.refused]
+        reasons += [f"{label(left.requested)} is equal to it" for left in study.equal]
         fix = "arms that differ from the baseline: vary.norm=layer,rms"
-        raise ConfigError(f"study {definition.name} has no arm besides its baseline", "; ".join(reasons), fix)
+        raise ConfigError(f"study {definition.name} has no arm other than its baseline", "; ".join(reasons), fix)
     return study
 
 
 def _add_arms(definition: Definition, add: Any) -> None:
     factors = {name: [f"{name}={value}" for value in values] for name, values in definition.factors.items()}
     if definition.arms:
-        for asked in definition.arms:
-            add(asked)
+        for requested in definition.arms:
+            add(requested)
     elif definition.design == "grid":
-        for asked in itertools.product(*factors.values()):
-            add(list(asked))
+        for requested in itertools.product(*factors.values()):
+            add(list(requested))
     else:
         made = {name: [level for level in levels if add([level])] for name, levels in factors.items()}
         if definition.design == "pairwise_interactions":
@@ -129,35 +129,39 @@ def _add_arms(definition: Definition, add: Any) -> None:
                     add(list(pair))
 
 
-def compose_arm(definition: Definition, asked: list[str], launch: Sequence[str] = ()) -> RunConfig:
+def compose_arm(definition: Definition, overrides: list[str], launch: Sequence[str] = ()) -> RunConfig:
     """The configuration of an arm with seed 0.
 
     Raises:
         ConfigError: It cannot be run.
     """
-    return compose([*merged([*definition.baseline, *asked, *launch]), f"experiment={definition.name}"])
+    return compose([*merged([*definition.baseline, *overrides, *launch]), f"experiment={definition.name}"])
 
 
 def science_key(config: RunConfig) -> str:
-    """What decides the result of an arm but the seed: equal keys are equal arms."""
+    """Everything that determines an arm's result except the seed, as text: arms with equal keys are equal."""
     return json.dumps({**config.science(), "seed": None, "data": config.data.flat()}, sort_keys=True)
 
 
 def _matched(
-    study: Study, asked: list[str], config: RunConfig, launch: Sequence[str], solved_before: dict[str, dict[str, Any]]
+    study: Study,
+    requested: list[str],
+    config: RunConfig,
+    launch: Sequence[str],
+    solved_before: dict[str, dict[str, Any]],
 ) -> Arm:
     base = study.baseline.config
     notes = [note for note in config.resolved.notes if note not in base.resolved.notes]
     also = [note for note in notes if " also changes " in note]
-    match, overrides = None, asked
+    match, overrides = None, requested
     if study.definition.match != "none":
-        match = solved_before.get(" ".join(asked)) or solve(study.definition, base, asked, config)
+        match = solved_before.get(" ".join(requested)) or solve(study.definition, base, requested, config)
         if match["solved"]:
-            overrides = [*asked, *match["solved"]]
+            overrides = [*requested, *match["solved"]]
             config = compose_arm(study.definition, overrides, launch)
-    return Arm(arm_name(differences(config, base)), asked, overrides, config, also, match)
+    return Arm(arm_name(differences(config, base)), requested, overrides, config, also, match)
 
 
 def label(overrides: list[str]) -> str:
-    """Overrides as one text, for people."""
+    """Overrides as one line of text; `baseline` if there are none."""
     return " ".join(overrides) or BASELINE

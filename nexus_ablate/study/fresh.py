@@ -16,13 +16,13 @@ from nexus_ablate.runs.record import read_study
 from nexus_ablate.study.definition import (
     KEYS,
     Request,
-    asked_before,
     define,
     key_of,
     merged,
     read_file,
     runs_dir_of,
     shipped_studies,
+    stored_definition,
     unknown_study,
 )
 from nexus_ablate.study.design import Arm
@@ -38,15 +38,16 @@ def find_launched(text: str, launch: list[str]) -> Request:
 
     Args:
         text: Its name, its file or its directory.
-        launch: Overrides that say how runs are carried out.
+        launch: Overrides for how runs are carried out.
 
     Raises:
         ConfigError: There is no such study, or it has no runs.
     """
     directory, is_known = runs_dir_of(launch) / text, text in shipped_studies()
     if (Path(text) / "study.yaml").is_file():
-        if given := [override for override in launch if key_of(override) == "runs_dir"]:
-            raise ConfigError("the directory of a study says where its runs are", given[0], f"leave {given[0]} out")
+        if runs_dirs := [override for override in launch if key_of(override) == "runs_dir"]:
+            problem = "runs_dir cannot be combined with the directory of a study"
+            raise ConfigError(problem, runs_dirs[0], f"leave {runs_dirs[0]} out")
         directory = Path(text) if Path(text).name not in ("", "..") else Path(text).resolve()
         launch = [*launch, f"runs_dir={directory.parent}"]
     elif text.endswith((".yaml", ".yml")):
@@ -60,7 +61,7 @@ def find_launched(text: str, launch: list[str]) -> Request:
 
 
 def _request(directory: Path, launch: list[str]) -> Request:
-    values = asked_before(_record(directory)) | {"name": directory.name}
+    values = stored_definition(_record(directory)) | {"name": directory.name}
     return Request(define(values), launch, directory.parent)
 
 
@@ -69,47 +70,47 @@ def _record(directory: Path) -> dict[str, Any]:
 
 
 def with_more_seeds(request: Request, number: int) -> Request:
-    """The study with so many more seeds, none of them used before.
+    """The study with `number` additional unused seeds.
 
-    Where as many were added before and their runs have not all ended, it is the study as it is, which goes on.
+    If the same number was added before and those runs have not all ended, returns the study unchanged to resume it.
 
     Raises:
         ConfigError: It has looks, or no more seeds are left.
     """
-    asked, record = request.definition, _record(request.directory)
-    if asked.looks:
-        what = f"study {asked.name} has looks, which give undecided arms more seeds"
-        raise ConfigError(what, f"looks {show(asked.looks)}", f"nexus-ablate study {asked.name}")
+    study, record = request.definition, _record(request.directory)
+    if study.looks:
+        problem = f"study {study.name} has looks, which give undecided arms more seeds"
+        raise ConfigError(problem, f"looks {show(study.looks)}", f"nexus-ablate study {study.name}")
     last = record["added"][-1]["seeds"] if record.get("added") else []
     if len(last) == number and _unsettled(request, last, but=("failed",)):
         return request
-    write_record(expanded(request), request.directory)  # which refuses a study that is not what it was
+    write_record(expanded(request), request.directory)  # refuses a study that has changed
     used = _used(request.directory)
-    fresh = islice((seed for seed in count(max(asked.seeds) + 1) if seed not in used), number)
-    seeds: Any = KEYS["seeds"].accept("seeds", [*asked.seeds, *fresh])
-    return replace(request, definition=replace(asked, seeds=seeds))
+    fresh = islice((seed for seed in count(max(study.seeds) + 1) if seed not in used), number)
+    seeds: Any = KEYS["seeds"].accept("seeds", [*study.seeds, *fresh])
+    return replace(request, definition=replace(study, seeds=seeds))
 
 
 def confirmation(request: Request, names: Sequence[str], number: int | None) -> Request:
-    """A study that judges arms of a launched one on fresh seeds alone, or the one of them that has not ended.
+    """A study that judges arms of a launched study on fresh seeds only, or the same confirmation if it has not ended.
 
     Args:
-        request: The launched one.
-        names: Its arms; none: those with a claim, which is a verdict of BETTER, WORSE or EQUIVALENT.
-        number: Of seeds; None: as many as the claims rest on.
+        request: The launched study.
+        names: Its arms; empty: those with a claim, that is a verdict of BETTER, WORSE or EQUIVALENT.
+        number: Number of seeds; None: as many as the claims are based on.
 
     Raises:
-        ConfigError: An arm that does not exist, no claim, or another confirmation that has not ended.
+        ConfigError: An arm does not exist, no arm has a claim, or another confirmation has not ended.
     """
-    asked, directory = request.definition, request.directory
+    study, directory = request.definition, request.directory
     if original := _record(directory).get("confirms"):
         fix = f"nexus-ablate confirm {original}, for other fresh seeds"
-        raise ConfigError(f"study {asked.name} is a confirmation itself", f"confirms: {original}", fix)
+        raise ConfigError(f"study {study.name} is a confirmation itself", f"confirms: {original}", fix)
     runs = Runs(expanded(request), request)
     arms = {arm.name: arm for arm in runs.study.arms}
     for name in names:
         if name not in arms:
-            raise unknown(f"study {asked.name} has no arm of this name", name, arms)
+            raise unknown(f"study {study.name} has no arm of this name", name, arms)
     earlier = _confirmations(directory)
     last = _request(earlier[-1], request.launch) if earlier else None
     if last and _unsettled(last, last.definition.seeds):
@@ -117,42 +118,42 @@ def confirmation(request: Request, names: Sequence[str], number: int | None) -> 
         if same and number in (None, len(last.definition.seeds)):
             return last
         got = f"{len(last.definition.arms)} arms x {len(last.definition.seeds)} seeds"
-        fix = f"nexus-ablate confirm {asked.name}, which goes on with it"
+        fix = f"nexus-ablate confirm {study.name}, which resumes it"
         raise ConfigError(f"{last.definition.name} has not ended", got, fix)
 
     from nexus_ablate.comparison.result import compare
 
     comparison = compare(directory)
-    chosen = [arms[name] for name in names or _claimed(asked.name, arms, comparison)]
-    if number is None and asked.looks:
-        settled = [[j for j in runs.deciding([arm], asked.seeds) if j.state()[0] in SETTLED] for arm in chosen]
+    chosen = [arms[name] for name in names or _claimed(study.name, arms, comparison)]
+    if number is None and study.looks:
+        settled = [[j for j in runs.deciding([arm], study.seeds) if j.state()[0] in SETTLED] for arm in chosen]
         number = max(map(len, settled))
     first = max(_used(directory)) + 1
     confirmed = {tuple(_at_best(runs, arm)): arm.match for arm in chosen}
     definition = define(
         {
             "name": _free_name(directory),
-            "question": f"On fresh seeds: {asked.question}",
-            "baseline": merged([*asked.baseline, *_at_best(runs, runs.study.baseline)]),
+            "question": f"On fresh seeds: {study.question}",
+            "baseline": merged([*study.baseline, *_at_best(runs, runs.study.baseline)]),
             "arms": [list(overrides) for overrides in confirmed],
-            "seeds": list(range(first, first + (number or len(asked.seeds)))),
-            **{name: getattr(asked, name) for name in ("match", "endpoint", "delta_min")},
+            "seeds": list(range(first, first + (number or len(study.seeds)))),
+            **{name: getattr(study, name) for name in ("match", "endpoint", "delta_min")},
         }
     )
     solved = {" ".join(overrides): match for overrides, match in confirmed.items() if match}
-    return Request(replace(definition, confirms=asked.name), request.launch, request.runs_dir, solved)
+    return Request(replace(definition, confirms=study.name), request.launch, request.runs_dir, solved)
 
 
 def _at_best(runs: Runs, arm: Arm) -> list[str]:
-    """What an arm was asked for besides the baseline, at its best learning rate where it was tuned."""
-    asked = runs.study.definition
-    if not asked.lr_grid:
-        return arm.asked
+    """An arm's requested overrides, with its best learning rate if it was tuned."""
+    study = runs.study.definition
+    if not study.lr_grid:
+        return arm.requested
     rate = runs.best_rate(arm)
     if rate is None:
-        what = f"{arm.name} has no best learning rate: a tuning run is missing, failed, or all diverged"
-        raise ConfigError(what, f"lr_grid {show(asked.lr_grid)}", f"nexus-ablate study {asked.name}")
-    return merged([*arm.asked, f"optim.lr={show(rate)}"])
+        problem = f"{arm.name} has no best learning rate: a tuning run is missing, failed, or all diverged"
+        raise ConfigError(problem, f"lr_grid {show(study.lr_grid)}", f"nexus-ablate study {study.name}")
+    return merged([*arm.requested, f"optim.lr={show(rate)}"])
 
 
 def _claimed(study: str, arms: dict[str, Arm], comparison: Comparison) -> list[str]:
@@ -174,14 +175,14 @@ def _texts(arms: Sequence[Sequence[str]]) -> set[str]:
 
 
 def _unsettled(request: Request, seeds: Sequence[int], but: Sequence[str] = ()) -> bool:
-    """Whether a run of these seeds has no result and is in no state of `but`."""
+    """Whether a run with these seeds has no result, ignoring runs in the states `but`."""
     runs = Runs(expanded(request), request)
     states = {job.state()[0] for job in [*runs.claims, *runs.tuned()] if job.seed in seeds}
     return bool(states - {*SETTLED, *but})
 
 
 def _used(directory: Path) -> set[int]:
-    """Every seed of a study, of its tuning, of its runs and of its confirmations."""
+    """All seeds used by a study, its tuning, its runs and its confirmations."""
     used: set[int] = set()
     for place in (directory, *_confirmations(directory)):
         record = _record(place)
@@ -193,8 +194,8 @@ def _used(directory: Path) -> set[int]:
 
 def _confirmations(directory: Path) -> list[Path]:
     """The studies that confirm this one, in their order."""
-    found = directory.parent.glob(f"{glob.escape(directory.name)}-confirm*/study.yaml")
-    places = [path.parent for path in found if _record(path.parent).get("confirms") == directory.name]
+    files = directory.parent.glob(f"{glob.escape(directory.name)}-confirm*/study.yaml")
+    places = [path.parent for path in files if _record(path.parent).get("confirms") == directory.name]
     return sorted(places, key=lambda place: (len(place.name), place.name))
 
 

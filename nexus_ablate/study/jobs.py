@@ -1,8 +1,8 @@
-"""The runs of a study: which there are, where they lie, how far they are.
+"""The runs of a study: list, directories and states.
 
-Every arm is trained with every seed. With a learning-rate grid every arm is also tuned, all rates with the tuning
-seeds, and then trained with every seed at the rate that was best for it. With looks, every arm is trained with the
-seeds of the first one; those of later looks are for the arms that are undecided, at the rate that decides.
+Every arm is trained with every seed. With a learning-rate grid, every arm is also tuned over all rates with the tuning
+seeds, and then trained with every seed at its best rate. With looks, every arm is trained with the seeds of the first
+look; later looks only train the undecided arms, at the rate that they are judged at.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class Job:
 
     Attributes:
         of: The arm that is trained.
-        arm: The folder of its runs: that of the arm, or of the arm at another learning rate.
-        path: Where the run is, or will be.
-        overrides: What composes it, machine settings included.
-        config: The same, composed.
-        config_hash: What it shares with runs of the same configuration by other code.
+        arm: The folder of its runs: the arm's, or one for the arm at another learning rate.
+        path: The run directory, existing or not.
+        overrides: Everything that composes it, machine settings included.
+        config: The composed configuration.
+        config_hash: Equal for runs of the same configuration by other code.
     """
 
     of: str
@@ -59,7 +59,7 @@ class Job:
     config_hash: str
 
     def state(self) -> tuple[str, str]:
-        """The run's effective state, `missing` where there is none, and its reason."""
+        """The run's effective state and its reason; `missing` if there is no run."""
         if not has_status(self.path):
             return "missing", ""
         try:
@@ -69,7 +69,7 @@ class Job:
         return effective_state(status, self.path), status.get("reason") or ""
 
     def made_by_other_code(self) -> list[OtherCode]:
-        """Earlier runs in place of which this one is still to be begun."""
+        """Runs of the same configuration by other code, if this run does not exist yet."""
         return [] if self.path.exists() else made_by_other_code(self.path, self.config_hash, code_for(self.config))
 
 
@@ -78,7 +78,7 @@ class Runs:
 
     Args:
         study: From `expand`.
-        request: How its runs are carried out.
+        request: Says how its runs are carried out.
     """
 
     def __init__(self, study: Study, request: Request) -> None:
@@ -87,59 +87,59 @@ class Runs:
 
     @cached_property
     def claims(self) -> list[Job]:
-        """Every arm with every seed (of the first look); seed by seed, so that what is done so far can be compared."""
+        """Every arm with every seed (of the first look), ordered by seed so that partial results can be compared."""
         return [self._job(arm, seed) for seed in self.study.definition.first_seeds for arm in self.study.all_arms]
 
     @cached_property
     def tuning(self) -> list[Job]:
         """Every arm at every rate of the grid with every tuning seed."""
-        asked = self.study.definition
+        definition = self.study.definition
         return [
             self._job(arm, seed, lr)
-            for seed in asked.tuning_seeds
-            for lr in asked.lr_grid
+            for seed in definition.tuning_seeds
+            for lr in definition.lr_grid
             for arm in self.study.all_arms
         ]
 
     def tuned(self) -> list[Job]:
-        """Every tuned arm at its best rate with every seed of `claims`, where that is not among them already."""
+        """Every tuned arm at its best rate with every seed of `claims`, without the runs that `claims` already has."""
         known = {job.path for job in self.claims}
-        found = self.deciding(self.study.all_arms, self.study.definition.first_seeds)
-        return [job for job in found if job.path not in known]
+        jobs = self.deciding(self.study.all_arms, self.study.definition.first_seeds)
+        return [job for job in jobs if job.path not in known]
 
     def later(self) -> list[Job]:
-        """What looks after the first can need: every arm with every further seed."""
-        asked = self.study.definition
-        return self.deciding(self.study.all_arms, asked.seeds[len(asked.first_seeds) :])
+        """The runs that looks after the first can need: every arm with every later seed."""
+        definition = self.study.definition
+        return self.deciding(self.study.all_arms, definition.seeds[len(definition.first_seeds) :])
 
     def deciding(self, arms: Sequence[Arm], seeds: Sequence[int]) -> list[Job]:
-        """The runs that a verdict rests on: with a learning-rate grid each arm's at its best rate, once it is known."""
+        """The runs that a verdict is based on. With a learning-rate grid: each arm at its best rate, once known."""
         rates = {arm.name: self.best_rate(arm) for arm in arms if self._tuning_losses(arm) is not None}
         return [self._job(arm, seed, rates[arm.name]) for seed in seeds for arm in arms if arm.name in rates]
 
     def best_rate(self, arm: Arm) -> float | None:
         """The rate of the grid with the lowest mean endpoint over the tuning seeds; None until all runs have ended.
 
-        A rate at which a run diverged is not taken.
+        Rates at which a run diverged are excluded.
         """
         means = self._tuning_losses(arm) or {}
         best = min(means, key=lambda lr: means[lr], default=None)
         return best if best is not None and math.isfinite(means[best]) else None
 
     def _tuning_losses(self, arm: Arm) -> dict[float, float] | None:
-        """The mean endpoint at each rate of the grid, infinite where a run diverged; None until all runs have ended."""
-        asked = self.study.definition
+        """The mean endpoint per rate of the grid, infinite if a run diverged; None until all runs have ended."""
+        definition = self.study.definition
         means = {}
-        for lr in asked.lr_grid:
-            jobs = [self._job(arm, seed, lr) for seed in asked.tuning_seeds]
+        for lr in definition.lr_grid:
+            jobs = [self._job(arm, seed, lr) for seed in definition.tuning_seeds]
             if any(job.state()[0] not in SETTLED for job in jobs):
                 return None
-            ends = [endpoint_of(job, asked.endpoint) for job in jobs]
+            ends = [endpoint_of(job, definition.endpoint) for job in jobs]
             means[lr] = math.fsum(ends) / len(ends)
         return means
 
     def _job(self, arm: Arm, seed: int, lr: float | None = None) -> Job:
-        asked = self.study.definition
+        definition = self.study.definition
         config, name, extra = arm.config, arm.name, []
         if lr is not None and lr != config.schedule.lr:
             config = changed(config, optim=Option(config.optim.name, config.optim.keys | {"lr": lr}))
@@ -147,7 +147,7 @@ class Runs:
             extra = [f"optim.lr={show(lr)}"]
         config = changed(config, seed=seed)
         ident = identity_of(config, self._fingerprint(config))
-        overrides = [*asked.baseline, *arm.overrides, *extra, f"seed={seed}", f"experiment={asked.name}"]
+        overrides = [*definition.baseline, *arm.overrides, *extra, f"seed={seed}", f"experiment={definition.name}"]
         path = run_path(self.request.directory.parent, self.request.directory.name, name, seed, ident)
         return Job(arm.name, name, seed, path, merged([*overrides, *self.request.launch]), config, ident.config_hash)
 
@@ -158,7 +158,7 @@ class Runs:
         return self._fingerprints[key]
 
     def data(self) -> list[tuple[Option, int]]:
-        """The data that the arms need, each once, with the longest context."""
+        """Each distinct data option of the arms, with the longest context that needs it."""
         longest: dict[str, tuple[Option, int]] = {}
         for arm in self.study.all_arms:
             option, context = arm.config.data, arm.config.model.context
@@ -168,7 +168,7 @@ class Runs:
 
 
 def endpoint_of(job: Job, endpoint: str) -> float:
-    """The endpoint of a run that has ended, infinite where it diverged."""
+    """The endpoint of a run that has ended; infinite if it diverged."""
     summary: dict[str, Any] = read_run(job.path).summary or {}
     value = summary.get(endpoint)
     return math.inf if value is None else value

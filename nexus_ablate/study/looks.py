@@ -1,4 +1,4 @@
-"""Looks: the runs so far are judged, and the arms that are undecided get the seeds of the next look."""
+"""Looks: judge the runs so far, and give undecided arms the seeds of the next look."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ def judge(runs: Runs) -> Comparison | None:
 
 
 def next_look(runs: Runs, comparison: Comparison) -> list[Job]:
-    """The further runs of the look after the last complete one: of the undecided arms, and of the baseline.
+    """The runs of the look after the last complete one, for the undecided arms and the baseline.
 
-    Empty where no look is complete, no arm is undecided, or no look is left.
+    Empty if no look is complete, no arm is undecided, or no look is left.
     """
-    asked = runs.study.definition
+    definition = runs.study.definition
     undecided = [arm for arm in runs.study.arms if arm.name in comparison.undecided]
-    if not undecided or not 0 < comparison.look < len(asked.looks):
+    if not undecided or not 0 < comparison.look < len(definition.looks):
         return []
-    before, after = asked.looks[comparison.look - 1 : comparison.look + 1]
-    return runs.deciding([runs.study.baseline, *undecided], asked.seeds[before:after])
+    before, after = definition.looks[comparison.look - 1 : comparison.look + 1]
+    return runs.deciding([runs.study.baseline, *undecided], definition.seeds[before:after])
 
 
 def ended_later(runs: Runs) -> list[Job]:
@@ -40,24 +40,26 @@ def ended_later(runs: Runs) -> list[Job]:
 
 
 def title(runs: Runs, jobs: list[Job]) -> str:
-    """Which look the jobs of `next_look` are, and for whom."""
-    asked = runs.study.definition
+    """One line for the jobs of `next_look`: the look, its seeds and its arms."""
+    definition = runs.study.definition
     seeds = sorted({job.seed for job in jobs})
     arms = dict.fromkeys(job.of for job in jobs if job.of != runs.study.baseline.name)
-    number = asked.looks.index(seeds[-1] + 1) + 1
+    number = definition.looks.index(seeds[-1] + 1) + 1
     span = f"seeds {seeds[0]}-{seeds[-1]}" if len(seeds) > 1 else f"seed {seeds[0]}"
-    return f"look {number} of {len(asked.looks)}: {span} for the undecided {', '.join(arms)}"
+    return f"look {number} of {len(definition.looks)}: {span} for the undecided {', '.join(arms)}"
 
 
 def outcomes(runs: Runs, comparison: Comparison) -> list[str]:
-    """A line per arm: the seeds that it used, and the verdict on it."""
-    asked = runs.study.definition
+    """One line per arm: the number of seeds used and the verdict."""
+    definition = runs.study.definition
     verdicts = {}
     for arm, row in zip(comparison.arms, comparison.rows, strict=True):
         verdicts.setdefault(arm.name, row.verdict)  # the baseline's name may come again, for an arm that equals it
     lines = []
     for arm in runs.study.all_arms:
-        used = sum(job.state()[0] in SETTLED for job in runs.deciding([arm], asked.seeds))
+        used = sum(job.state()[0] in SETTLED for job in runs.deciding([arm], definition.seeds))
         verdict = verdicts.get(arm.name)
-        lines.append(f"{arm.name}: {used} of at most {len(asked.seeds)} seeds" + (f", {verdict}" if verdict else ""))
+        lines.append(
+            f"{arm.name}: {used} of at most {len(definition.seeds)} seeds" + (f", {verdict}" if verdict else "")
+        )
     return lines

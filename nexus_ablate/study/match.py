@@ -1,7 +1,7 @@
-"""Equal terms: an arm is given the baseline's parameters, FLOPs per token, tokens or seconds, as nearly as it can be.
+"""Matches arms to the baseline's parameters, FLOPs per token, tokens or seconds as closely as possible.
 
-Parameters and FLOPs are met by the width of the FFN, or by the depth where the arm sets the width itself; tokens and
-seconds by the budget. What is left over is kept with the arm.
+Parameters and FLOPs are matched by the width of the FFN, or by the depth if the arm sets the width itself; tokens and
+seconds by the budget. The remaining difference is recorded with the arm.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ FAIL_SHARE = 0.05
 UNITS = {"params": "parameters", "flops": "FLOPs per token", "tokens": "tokens", "seconds": "seconds of training"}
 
 
-def solve(definition: Definition, baseline: RunConfig, asked: list[str], config: RunConfig) -> dict[str, Any]:
-    """What study.yaml keeps of an arm's matching: `kind`, `target`, `got`, `residual` (a share), `solved` (overrides).
+def solve(definition: Definition, baseline: RunConfig, overrides: list[str], config: RunConfig) -> dict[str, Any]:
+    """The match entry of an arm in study.yaml: `kind`, `target`, `got`, `residual` (a share), `solved` (overrides).
 
     Raises:
-        ConfigError: The baseline's amount cannot be met within 5%.
+        ConfigError: The baseline's amount cannot be matched within 5%.
     """
     kind = definition.match
     if kind in ("params", "flops"):
-        target, got, solved = _size(kind, baseline, asked, config)
+        target, got, solved = _size(kind, baseline, overrides, config)
     else:
-        target, got, solved = _budget(kind, baseline, asked, config)
+        target, got, solved = _budget(kind, baseline, overrides, config)
     residual = got / target - 1
     if abs(residual) > FAIL_SHARE:
-        what = f"the arm cannot have the baseline's {UNITS[kind]}: {residual:+.1%} is the nearest"
-        raise ConfigError(what, f"{got:,.0f} against {target:,.0f}", "match=none, or leave d_ff_ratio to be solved")
+        problem = f"the arm cannot match the baseline's {UNITS[kind]}: the nearest is {residual:+.1%}"
+        raise ConfigError(problem, f"{got:,.0f} against {target:,.0f}", "match=none, or leave d_ff_ratio to be solved")
     return {"kind": kind, "target": target, "got": got, "residual": residual, "solved": solved}
 
 
-def _size(kind: str, baseline: RunConfig, asked: list[str], config: RunConfig) -> tuple[float, float, list[str]]:
-    named = {key_of(text) for text in asked}
+def _size(kind: str, baseline: RunConfig, overrides: list[str], config: RunConfig) -> tuple[float, float, list[str]]:
+    named = {key_of(text) for text in overrides}
     model = config.model
     if "d_ff_ratio" not in named:
         start = config.resolved.d_ff // model.d_ff_multiple
@@ -80,24 +80,24 @@ def _amount(kind: str, config: RunConfig) -> float:
 
 
 def _nearest(amount: Callable[[int], float], target: float, start: int) -> int:
-    """The n >= 1 whose amount, which grows linearly, is nearest to the target."""
+    """The n >= 1 whose amount is nearest to the target; the amount grows linearly with n."""
     first, second = amount(start), amount(start + 1)
     return max(1, start + round((target - first) / (second - first)))
 
 
-def _budget(kind: str, baseline: RunConfig, asked: list[str], config: RunConfig) -> tuple[float, float, list[str]]:
-    ours, theirs = cost_of(config), cost_of(baseline)
-    own_budget = bool({key_of(text) for text in asked} & {"train.steps", "train.tokens", "train.flops"})
+def _budget(kind: str, baseline: RunConfig, overrides: list[str], config: RunConfig) -> tuple[float, float, list[str]]:
+    cost, base_cost = cost_of(config), cost_of(baseline)
+    own_budget = bool({key_of(text) for text in overrides} & {"train.steps", "train.tokens", "train.flops"})
     per_step = config.resolved.tokens_per_step
     if kind == "tokens":
-        steps = ours.steps if own_budget else max(1, round(theirs.tokens / per_step))
-        target, got = theirs.tokens, steps * per_step
+        steps = cost.steps if own_budget else max(1, round(base_cost.tokens / per_step))
+        target, got = base_cost.tokens, steps * per_step
     else:
         speeds = [measured_speed(c, threads=1) for c in (baseline, config)]
         if None in speeds:
             problem = "match=seconds needs a speed, and one step takes too long to measure"
             raise ConfigError(problem, "match=seconds", "match=flops")
-        target = theirs.tokens / speeds[0]  # type: ignore[operator]
-        steps = ours.steps if own_budget else max(1, round(target * speeds[1] / per_step))  # type: ignore[operator]
+        target = base_cost.tokens / speeds[0]  # type: ignore[operator]
+        steps = cost.steps if own_budget else max(1, round(target * speeds[1] / per_step))  # type: ignore[operator]
         got = steps * per_step / speeds[1]  # type: ignore[operator]
-    return target, got, [] if steps == ours.steps else [f"train.steps={steps}"]
+    return target, got, [] if steps == cost.steps else [f"train.steps={steps}"]

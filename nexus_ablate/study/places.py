@@ -1,4 +1,4 @@
-"""How many runs of a study this machine trains at a time, each with how many threads, on which GPU."""
+"""The number of concurrent runs on this machine, and each one's CPU threads and GPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nexus_ablate.training.device import IdleCores, visible_gpus
 
 @dataclass(frozen=True)
 class Places:
-    """Where workers run: so many, each with so many CPU threads, each on one of the GPUs where there are any."""
+    """The number of workers, the CPU threads of each, and the GPUs that they share."""
 
     workers: int
     threads: int
@@ -23,37 +23,37 @@ class Places:
 
     @property
     def run_conditions(self) -> dict[str, int]:
-        """For env.json: a run that shared its device is slower than one alone."""
+        """For env.json: runs that share a device are slower than one alone."""
         return {"workers": self.workers, "runs_per_device": -(-self.workers // max(1, len(self.gpus)))}
 
 
-def places(asked: int | str, jobs: list[Job], memory_bytes: int, free_bytes: int | None) -> Places:
+def places(requested: int | str, jobs: list[Job], memory_bytes: int, free_bytes: int | None) -> Places:
     """How to share this machine among jobs.
 
     Args:
-        asked: Number of workers; `auto`: one a GPU, or one a core as far as the memory goes.
-        jobs: What is to be run.
-        memory_bytes: Of the largest one.
-        free_bytes: Of this machine, None where unknown.
+        requested: Number of workers; `auto`: one per GPU, or one per CPU core if the memory suffices.
+        jobs: The jobs to run.
+        memory_bytes: Memory of the largest job.
+        free_bytes: Free memory of this machine; None if unknown.
     """
     device = jobs[0].config.train.device
     gpus = visible_gpus() if device in ("auto", "cuda") else []
     cores = IdleCores.cores()
-    if asked != "auto":
-        workers = int(asked)
+    if requested != "auto":
+        workers = int(requested)
     elif gpus or device not in ("auto", "cpu"):
         workers = max(1, len(gpus))
     else:
         workers = cores if free_bytes is None else max(1, min(cores, free_bytes // memory_bytes))
     workers = max(1, min(workers, len(jobs)))
-    given = jobs[0].config.train.threads
-    threads = max(1, cores // workers) if given == "auto" else int(given)
+    threads_setting = jobs[0].config.train.threads
+    threads = max(1, cores // workers) if threads_setting == "auto" else int(threads_setting)
     return Places(workers, threads, gpus)
 
 
 def places_for(jobs: list[Job], workers: int | str) -> Places:
-    """How to share this machine among the jobs, with regard to the memory of the largest one."""
-    if workers != "auto":  # who says a number gets it, without the seconds that building the models takes
+    """How to share this machine among the jobs, given the memory of the largest one."""
+    if workers != "auto":  # an explicit number needs no estimate, which takes seconds to build the models
         return places(workers, jobs, PROCESS_BYTES, None)
     arms = {job.arm: job.config for job in jobs}
     return places(workers, jobs, max(map(_memory, arms.values())), free_memory())

@@ -1,4 +1,4 @@
-"""What a study would be, before anything is run: costs, mismatches, what is finished, and whether it is fair."""
+"""A study before it runs: costs, mismatches, finished runs, and fairness."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class ArmPlan:
     """One arm before it is run.
 
     Attributes:
-        params_share, flops_share: More (or less) than the baseline, as a share of the baseline's.
-        seconds: Of one run, None where no speed is known.
-        recorded: The speed is that of finished runs of this arm, not an estimate.
+        params_share, flops_share: Relative difference to the baseline; 0.1 is 10% more.
+        seconds: Of one run; None if no speed is known.
+        recorded: The speed was measured in finished runs of this arm, not estimated.
     """
 
     arm: Arm
@@ -41,10 +41,10 @@ class ArmPlan:
 
 @dataclass(frozen=True)
 class Verdict:
-    """One line of the fairness header: PASS, WARN or FAIL, of what, and why."""
+    """One line of the fairness header: level (PASS, WARN or FAIL), condition and reason."""
 
     level: str
-    what: str
+    condition: str
     why: str
 
 
@@ -53,10 +53,10 @@ class Plan:
     """A study's costs.
 
     Attributes:
-        states: Runs by state, those of tuned arms not counted.
-        runs: All of them; with a learning-rate grid up to `tuned_runs` more.
-        seconds: What is missing takes so long on `where`, None where no speed is known.
-        later_runs, later_seconds: What further looks add if no arm is decided before the last one.
+        states: Number of runs by state, without those of tuned arms.
+        runs: Number of all runs; with a learning-rate grid up to `tuned_runs` more.
+        seconds: Time for the missing runs on `where`; None if no speed is known.
+        later_runs, later_seconds: What later looks add if no arm is decided before the last one.
     """
 
     study: Study
@@ -72,7 +72,7 @@ class Plan:
 
 
 def make_plan(study: Study, runs: Runs, where: Places) -> Plan:
-    """Count, look what is there, and measure a speed where none is recorded. Writes nothing."""
+    """Count runs and costs, and measure a speed if none is recorded. Writes nothing."""
     jobs = [*runs.claims, *runs.tuning]
     costs = {arm.name: cost_of(arm.config) for arm in study.all_arms}
     speeds = {arm.name: recorded_speed([j for j in runs.claims if j.arm == arm.name]) for arm in study.all_arms}
@@ -96,9 +96,9 @@ def make_plan(study: Study, runs: Runs, where: Places) -> Plan:
         states[state] = states.get(state, 0) + 1
         if state not in ("finished", "diverged", "failed"):
             left.append(per_run[job.of])
-    asked = study.definition
-    tuned = len(study.all_arms) * len(asked.first_seeds) if asked.lr_grid else 0
-    later = len(asked.seeds) - len(asked.first_seeds)
+    definition = study.definition
+    tuned = len(study.all_arms) * len(definition.first_seeds) if definition.lr_grid else 0
+    later = len(definition.seeds) - len(definition.first_seeds)
     left_later = [per_run[arm.name] for arm in study.all_arms for _ in range(later)]
     for job in ended:
         left_later.remove(per_run[job.of])
@@ -110,7 +110,7 @@ def make_plan(study: Study, runs: Runs, where: Places) -> Plan:
 
 
 def _code(jobs: list[Job]) -> list[Verdict]:
-    """What stands in the way of a launch: runs that other code has finished."""
+    """A FAIL if other code has finished runs of the study, which prevents a launch."""
     finished = [(job, run) for job, run in by_other_code(jobs) if run.has_result]
     if not finished:
         return []
@@ -119,49 +119,50 @@ def _code(jobs: list[Job]) -> list[Verdict]:
 
 
 def recorded_speed(jobs: list[Job]) -> float | None:
-    """Mean tokens a second of the finished runs among the jobs."""
+    """Mean tokens per second of the finished runs among the jobs; None if there are none."""
     finished = [read_run(job.path).summary or {} for job in jobs if job.state()[0] == "finished"]
     speeds = [summary["tokens_per_second"] for summary in finished if summary.get("tokens_per_second")]
     return math.fsum(speeds) / len(speeds) if speeds else None
 
 
 def fairness(study: Study, costs: dict[str, Cost]) -> list[Verdict]:
-    """The lines of a comparison's fairness header that are decided before anything runs."""
-    asked, base = study.definition, study.baseline
+    """The lines of a comparison's fairness header that are known before anything runs."""
+    definition, base = study.definition, study.baseline
     lines = [
         _same(study, "training data and order", _stream, "every arm sees the same batches at the same step"),
         _same(study, "validation tokens", _validation, "measured on the same tokens"),
-        _same(study, "schedule", _schedule, "of one form, and every arm ends it"),
-        _same(study, "precision and device", _machine, "computed alike"),
+        _same(study, "schedule", _schedule, "the same for every arm, and run to its end"),
+        _same(study, "precision and device", _machine, "the same for every arm"),
     ]
     for kind, name in (("params", "params"), ("flops", "flops_per_token")):
         amount = {arm.name: getattr(costs[arm.name], name) for arm in study.all_arms}
-        lines.append(_mismatch(kind, amount, base.name, declared=asked.match == kind))
+        lines.append(_mismatch(kind, amount, base.name, declared=definition.match == kind))
     tokens = {name: cost.tokens for name, cost in costs.items()}
-    lines.append(_mismatch("tokens", tokens, base.name, declared=asked.match != "seconds"))
-    if not asked.lr_grid:
-        lines.append(Verdict("WARN", "learning rate", f"{show(base.config.schedule.lr)} for every arm, tuned for none"))
+    lines.append(_mismatch("tokens", tokens, base.name, declared=definition.match != "seconds"))
+    if not definition.lr_grid:
+        lines.append(Verdict("WARN", "learning rate", f"{show(base.config.schedule.lr)} for every arm, not tuned"))
     else:
-        few = len(asked.lr_grid) < GRID_POINTS
-        why = (
-            f"{len(asked.lr_grid)} rates x {len(asked.tuning_seeds)} seeds for every arm, other seeds than the claims'"
-        )
+        few = len(definition.lr_grid) < GRID_POINTS
+        size = f"{len(definition.lr_grid)} rates x {len(definition.tuning_seeds)} seeds"
+        why = f"{size} for every arm, other seeds than the claims'"
         lines.append(
             Verdict("WARN" if few else "PASS", "learning rate", why + (f"; {GRID_POINTS} rates advised" if few else ""))
         )
-    few = len(asked.seeds) < CLAIM_SEEDS
-    why = f"{len(asked.seeds)} seeds, every arm with each"
-    if asked.looks:
-        why = f"{asked.looks[0]} for every arm, then up to {asked.looks[-1]} for those that are undecided"
-    lines.append(Verdict("WARN" if few else "PASS", "seeds", why + ("; screening, a claim needs 5" if few else "")))
+    few = len(definition.seeds) < CLAIM_SEEDS
+    why = f"{len(definition.seeds)} seeds, every arm with each"
+    if definition.looks:
+        why = f"{definition.looks[0]} for every arm, then up to {definition.looks[-1]} for those that are undecided"
+    lines.append(Verdict("WARN" if few else "PASS", "seeds", why + ("; preliminary, a claim needs 5" if few else "")))
     return lines
 
 
-def _same(study: Study, what: str, facts, why: str) -> Verdict:
+def _same(study: Study, condition: str, facts, why: str) -> Verdict:
     wanted = facts(study.baseline.config)
     others = [arm.name for arm in study.arms if facts(arm.config) != wanted]
     return (
-        Verdict("FAIL", what, f"not as in the baseline: {', '.join(others)}") if others else Verdict("PASS", what, why)
+        Verdict("FAIL", condition, f"differs from the baseline: {', '.join(others)}")
+        if others
+        else Verdict("PASS", condition, why)
     )
 
 
@@ -184,12 +185,10 @@ def _machine(config: RunConfig) -> object:
 
 
 def _mismatch(kind: str, amounts: Mapping[str, float], baseline: str, declared: bool) -> Verdict:
-    """The worst mismatch; a FAIL only where equality was declared."""
+    """The largest mismatch; FAIL only if a match was declared."""
     shares = {name: amount / amounts[baseline] - 1 for name, amount in amounts.items()}
     worst = max(shares, key=lambda name: abs(shares[name]))
     share = abs(shares[worst])
     level = "PASS" if share <= WARN_SHARE else "FAIL" if declared and share > FAIL_SHARE else "WARN"
     why = "equal" if share == 0 else f"{shares[worst]:+.2%} at most, in {worst}"
-    return Verdict(
-        level, UNITS[kind], why + ("" if declared or level == "PASS" else f"; match={kind} would equal them")
-    )
+    return Verdict(level, UNITS[kind], why + ("" if declared or level == "PASS" else f"; match={kind} would remove it"))

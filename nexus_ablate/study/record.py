@@ -1,15 +1,15 @@
-"""study.yaml: what a study was when it was launched first. It stays so, or says how it was amended.
+"""study.yaml: the study as first launched, with any later amendments.
 
 name, question, design
 baseline: {arm: baseline, overrides: [...]}
-arms: [{arm: "norm=layer", overrides: [...], also_changes: [...], match: {...}}]    match where one was asked for
-equal: [{overrides: [...], arm: ...}]         asked for, but the same run as that arm
+arms: [{arm: "norm=layer", overrides: [...], also_changes: [...], match: {...}}]    match only if requested
+equal: [{overrides: [...], arm: ...}]         requested, but the same run as that arm
 refused: [{overrides: [...], reason: ...}]
 seeds, endpoint, delta_min (auto or a number), match, lr_grid, tuning_seeds
-looks: [5, 8, 12, 20], look_weights: [...]    where further seeds are for undecided arms; `seeds` are then those of all
-confirms: NAME                                where claims of that study are judged on fresh seeds
+looks: [5, 8, 12, 20], look_weights: [...]    if later seeds are only for undecided arms; `seeds` then lists all
+confirms: NAME                                the study whose claims are judged on fresh seeds
 amendments: [{when: ..., changes: [...]}]
-added: [{when: ..., seeds: [...]}]            seeds that an amendment added, after others had been looked at
+added: [{when: ..., seeds: [...]}]            seeds that an amendment added after results had been seen
 source: ...                                   hash of the code of the last launch, whose runs are compared
 """
 
@@ -27,31 +27,31 @@ from nexus_ablate.errors import ConfigError
 from nexus_ablate.masking import mask
 from nexus_ablate.runs import atomic_write_text, make_directory
 from nexus_ablate.runs.record import read_study
-from nexus_ablate.study.definition import Definition, Request, asked_before
+from nexus_ablate.study.definition import Definition, Request, stored_definition
 from nexus_ablate.study.design import Study, expand, label
 
 FIXED = ("question", "seeds", "looks", "look_weights", "match", "lr_grid", "tuning_seeds", "endpoint", "delta_min")
 
 
 def expanded(request: Request) -> Study:
-    """The arms of a study, those of an earlier launch as they were matched then."""
+    """The study with its arms; arms of an earlier launch keep their matching."""
     record = read_study(request.directory)
     return expand(with_added_seeds(request.definition, record), solved_before(record) or request.solved, request.launch)
 
 
 def solved_before(record: dict[str, Any] | None) -> dict[str, dict[str, Any]]:
-    """The `match` of each arm by the overrides that were asked for."""
+    """The `match` of each arm by its requested overrides."""
     if record is None:
         return {}
     return {
-        " ".join(asked): arm["match"]
-        for arm, asked in zip(record["arms"], asked_before(record)["arms"], strict=False)
+        " ".join(overrides): arm["match"]
+        for arm, overrides in zip(record["arms"], stored_definition(record)["arms"], strict=False)
         if arm.get("match")
     }
 
 
 def with_added_seeds(definition: Definition, record: dict[str, Any] | None) -> Definition:
-    """A study as it was asked for first, with the seeds that it was given since: it is the same study."""
+    """The definition with the seeds that were added since the first launch, if it is otherwise the same study."""
     added = set(added_seeds(record or {}))
     if record is None or [s for s in record.get("seeds", []) if s not in added] != definition.seeds:
         return definition
@@ -59,7 +59,7 @@ def with_added_seeds(definition: Definition, record: dict[str, Any] | None) -> D
 
 
 def added_seeds(record: dict[str, Any]) -> list[int]:
-    """The seeds that a study was given after its first launch."""
+    """The seeds that were added after the first launch."""
     return [seed for entry in record.get("added", ()) for seed in entry["seeds"]]
 
 
@@ -70,10 +70,10 @@ def write_record(study: Study, directory: Path, amend: bool = False, source: str
         study: From `expand`.
         directory: `<runs_dir>/<study>`.
         amend: Accept what changed and append it to `amendments`.
-        source: Hash of the code that trains it from now on; '' where nothing is trained.
+        source: Hash of the code that trains it from now on; '' if nothing is trained.
 
     Raises:
-        ConfigError: The study is not what it was when it was launched first.
+        ConfigError: The study has changed since its first launch.
     """
     now = datetime.now(UTC).isoformat(timespec="seconds")
     record, new = read_study(directory), _values(study)
@@ -82,8 +82,8 @@ def write_record(study: Study, directory: Path, amend: bool = False, source: str
         source = source or record.get("source", "")
         if changes and not amend:
             name = study.definition.name
-            fix = f"give it a new name (name={name}_2), or --amend, which the report will show"
-            raise ConfigError(f"study {name} is fixed since its first launch", "; ".join(changes), fix)
+            fix = f"use a new name (name={name}_2), or --amend (shown in the report)"
+            raise ConfigError(f"study {name} has changed since its first launch", "; ".join(changes), fix)
         if changes:
             new["amendments"] = [*record.get("amendments", []), {"when": now, "changes": changes}]
             new |= {name: record[name] for name in ("confirms", "added") if name in record}
@@ -99,7 +99,7 @@ def write_record(study: Study, directory: Path, amend: bool = False, source: str
 
 
 def differences_between(record: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """What changed, a text for each part: `seeds: [0,1] -> [0,1,2]`."""
+    """The changes, one text per part: `seeds: [0,1] -> [0,1,2]`."""
     changes = [f"{k}: {show(record.get(k))} -> {show(new.get(k))}" for k in FIXED if record.get(k) != new.get(k)]
     before, after = record["baseline"]["overrides"], new["baseline"]["overrides"]
     if before != after:
@@ -113,30 +113,30 @@ def differences_between(record: dict[str, Any], new: dict[str, Any]) -> list[str
 
 
 def _values(study: Study) -> dict[str, Any]:
-    asked = study.definition
+    definition = study.definition
     arms = [
         {"arm": a.name, "overrides": mask(a.overrides), "also_changes": mask(a.also_changes)}
         | ({} if a.match is None else {"match": a.match})
         for a in study.arms
     ]
     values = {
-        "name": asked.name,
-        "question": mask(asked.question),
-        "design": asked.design,
-        "baseline": {"arm": study.baseline.name, "overrides": mask(asked.baseline)},
+        "name": definition.name,
+        "question": mask(definition.question),
+        "design": definition.design,
+        "baseline": {"arm": study.baseline.name, "overrides": mask(definition.baseline)},
         "arms": arms,
-        "equal": [{"overrides": mask(left.asked), "arm": left.why} for left in study.equal],
-        "refused": [{"overrides": mask(left.asked), "reason": mask(left.why)} for left in study.refused],
-        "seeds": asked.seeds,
-        "endpoint": asked.endpoint,
-        "delta_min": asked.delta_min,
-        "match": asked.match,
-        "lr_grid": asked.lr_grid,
-        "tuning_seeds": asked.tuning_seeds,
+        "equal": [{"overrides": mask(left.requested), "arm": left.why} for left in study.equal],
+        "refused": [{"overrides": mask(left.requested), "reason": mask(left.why)} for left in study.refused],
+        "seeds": definition.seeds,
+        "endpoint": definition.endpoint,
+        "delta_min": definition.delta_min,
+        "match": definition.match,
+        "lr_grid": definition.lr_grid,
+        "tuning_seeds": definition.tuning_seeds,
         "amendments": [],
     }
-    if asked.looks:
-        values |= {"looks": asked.looks, "look_weights": asked.look_weights}
-    if asked.confirms:
-        values["confirms"] = asked.confirms
+    if definition.looks:
+        values |= {"looks": definition.looks, "look_weights": definition.look_weights}
+    if definition.confirms:
+        values["confirms"] = definition.confirms
     return values

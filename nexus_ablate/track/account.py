@@ -20,7 +20,7 @@ Mode = Literal["files", "wandb", "wandb_offline"]
 NO_KEY = "W&B has no key on this machine"
 LOG_IN = "set WANDB_API_KEY or run `wandb login`"
 
-_HOSTS = ("api.forge.coreweave.com", "api.wandb.ai")  # where W&B is unless told otherwise: since 0.31, and before
+_HOSTS = ("api.forge.coreweave.com", "api.wandb.ai")  # W&B's default hosts: since 0.31, and before
 _SECRETS = ("WANDB_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 
 
@@ -52,17 +52,17 @@ def require_key(environ: Mapping[str, str] = os.environ) -> None:
 
 def credentials(environ: Mapping[str, str]) -> str:
     """The key that W&B would use, or the path of its identity token; '' when there is none."""
-    given = environ.get("WANDB_API_KEY") or environ.get("WANDB_IDENTITY_TOKEN_FILE")
-    if given:
-        return given
+    environment_key = environ.get("WANDB_API_KEY") or environ.get("WANDB_IDENTITY_TOKEN_FILE")
+    if environment_key:
+        return environment_key
     url = _wandb_setting("base_url", environ)
     path = Path(environ.get("NETRC") or "~/.netrc").expanduser()
     try:
         logins = netrc.netrc(path).hosts
     except (netrc.NetrcParseError, OSError, UnicodeDecodeError):  # as W&B: an unreadable file holds no key
         return ""
-    found = [logins[host][2] for host in ([urlsplit(url).netloc] if url else _HOSTS) if host in logins]
-    return next((key for key in found if key), "")
+    keys = [logins[host][2] for host in ([urlsplit(url).netloc] if url else _HOSTS) if host in logins]
+    return next((key for key in keys if key), "")
 
 
 def redactor(environ: Mapping[str, str]) -> Callable[[Any], Any]:

@@ -29,7 +29,7 @@ BUDGETS = {"tokens": "tokens", "flops": "training FLOPs", "seconds": "seconds of
 
 @dataclass(frozen=True)
 class Question:
-    """What W&B is told of a study.
+    """A study's text on W&B.
 
     Attributes:
         study: Its name, by which W&B groups its runs.
@@ -64,11 +64,13 @@ def workspaces(project: str, entity: str, questions: Sequence[Question]) -> list
     for question in questions:
         text = f"{question.markdown()}\n\n[Its runs alone](?nw={view_id(project, question.study)})"
         about.append(ws.Section(name=f"study {question.study}", panels=[wr.MarkdownPanel(markdown=text)], is_open=True))
-    found = [_workspace(project, entity, None, about)]
+    boards = [_workspace(project, entity, None, about)]
     for question in questions:
-        asked = ws.Section(name="question", panels=[wr.MarkdownPanel(markdown=question.markdown())], is_open=True)
-        found.append(_workspace(project, entity, question.study, [asked]))
-    return found
+        question_section = ws.Section(
+            name="question", panels=[wr.MarkdownPanel(markdown=question.markdown())], is_open=True
+        )
+        boards.append(_workspace(project, entity, question.study, [question_section]))
+    return boards
 
 
 def specification(views: Sequence[Workspace]) -> dict[str, Any]:

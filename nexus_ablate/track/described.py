@@ -1,4 +1,4 @@
-"""What W&B is told of a run besides its rows: where it belongs, its name, config and tags, all from its directory."""
+"""What W&B shows of a run besides its rows: project, name, config and tags, all read from the run directory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Place:
     entity: str | None
 
     def write(self, run_dir: Path) -> None:
-        """Keep it with the run, which then goes on where it was, whoever sends the rest."""
+        """Save it with the run, so that whoever sends the rest resumes the same W&B run."""
         atomic_write_json(run_dir / PLACE_FILE, vars(self))
 
 
@@ -57,7 +57,7 @@ def place_of(run_dir: Path, option: Option, project: str | None = None, entity: 
 
 
 def config_of(record: RunRecord) -> dict[str, Any]:
-    """The configuration nested as it was typed, what `auto` came to, and `axis/norm: rms` ... flat, to group by."""
+    """The nested configuration, the resolved values of `auto`, and flat `axis/norm: rms` entries to group by."""
     flat = {f"axis/{axis}": name for axis, name in _axes(record).items()}
     return {"study": record.study, "arm": record.arm, "seed": record.seed, **(record.config or {}), **flat}
 

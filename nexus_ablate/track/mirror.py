@@ -133,7 +133,7 @@ def start_tracker(
 
     Args:
         option: The chosen `tracker` option.
-        run_dir: The run directory; what W&B is told of the run is read from there.
+        run_dir: The run directory, from which the run's data for W&B is read.
         say: Takes one line for the user.
         environ: Where credentials are looked up.
         patience: Seconds that `finish` may wait for W&B.

@@ -65,7 +65,7 @@ def sync(
         except UserError:
             raise
         except Exception as error:  # all that W&B may raise
-            fix = "the same command goes on where this one stopped"
+            fix = "run the same command again; it resumes where this one stopped"
             raise UserError("W&B failed", failure(error, redact), fix) from error
     return Synced(upload.before, upload.sent, upload.url)
 

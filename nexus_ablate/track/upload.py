@@ -149,13 +149,13 @@ def block_table(probes: Sequence[Mapping[str, Any]]) -> tuple[list[Any], list[An
 
 def flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     """`{"extrapolation/sliding/2": 4.1}`: nested names joined; without None and non-finite numbers."""
-    found: dict[str, Any] = {}
+    flattened: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, Mapping):
-            found |= flat(value, f"{before}{name}/")
+            flattened |= flat(value, f"{before}{name}/")
         elif _finite(value) is not None:
-            found[f"{before}{name}"] = value
-    return found
+            flattened[f"{before}{name}"] = value
+    return flattened
 
 
 def _is_loss(name: str) -> bool:

@@ -103,7 +103,7 @@ def test_a_study_with_runs_that_fail_holds_no_secret(folder, leaking):
     assert status == 1, said
     assert "login refused: <secret>" in said
     again, more = nexus(folder, *study, question)
-    assert again == 1 and "is fixed since" not in more, "the masked question is the same question"
+    assert again == 1 and "has changed since" not in more, "the masked question is the same question"
     log = (folder / "runs" / "mine" / ".workers" / "worker0.log").read_text()
     assert "printed <secret>" in log and "RuntimeError: login refused: <secret>" in log
     assert "<secret>" in (folder / "runs" / "mine" / "study.yaml").read_text()

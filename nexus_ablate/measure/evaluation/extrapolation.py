@@ -24,7 +24,7 @@ def extrapolation(subject: Subject) -> dict[str, Any]:
     arXiv:2108.12409, section 4 and appendix B. `by_position` is the non-overlapping loss by the number of tokens before
     the target. A factor that has no meaning is under `not_defined`, with why.
     """
-    found: dict[str, Any] = {"non_overlapping": {}, "sliding": {}, "by_position": {}, "not_defined": {}}
+    results: dict[str, Any] = {"non_overlapping": {}, "sliding": {}, "by_position": {}, "not_defined": {}}
     targets = _sliding_targets(subject)
     for factor in FACTORS:
         length, name = factor * subject.context, str(factor)
@@ -33,16 +33,16 @@ def extrapolation(subject: Subject) -> dict[str, Any]:
                 subject.require_free_text()
             require_length(subject, length)
         except NotDefined as reason:
-            found["not_defined"][name] = str(reason)
+            results["not_defined"][name] = str(reason)
             continue
         losses = subject.losses(eval_windows(subject.val, subject.context, subject.eval_tokens, subject.period, factor))
-        found["non_overlapping"][name] = float(losses.double().mean())
-        found["by_position"][name] = by_position(losses)
+        results["non_overlapping"][name] = float(losses.double().mean())
+        results["by_position"][name] = by_position(losses)
         if len(targets):
             stride = len(targets[0])
             windows = np.stack([subject.val[row[-1] - length : row[-1] + 1].astype(np.int64) for row in targets])
-            found["sliding"][name] = float(subject.losses(windows)[:, -stride:].double().mean())
-    return found
+            results["sliding"][name] = float(subject.losses(windows)[:, -stride:].double().mean())
+    return results
 
 
 def require_length(subject: Subject, length: int) -> None:
@@ -61,12 +61,12 @@ def require_length(subject: Subject, length: int) -> None:
 def by_position(losses_NT: Tensor) -> dict[str, float]:
     """Mean loss by the number of tokens that the model has read: "1", "2", "3-4", "5-8" ..., nats per token."""
     mean_T = losses_NT.double().mean(0)
-    found, start, end = {}, 1, 1
+    means, start, end = {}, 1, 1
     while start <= len(mean_T):
         end = min(end, len(mean_T))
-        found[str(start) if start == end else f"{start}-{end}"] = float(mean_T[start - 1 : end].mean())
+        means[str(start) if start == end else f"{start}-{end}"] = float(mean_T[start - 1 : end].mean())
         start, end = end + 1, 2 * end
-    return found
+    return means
 
 
 def _sliding_targets(subject: Subject) -> np.ndarray:

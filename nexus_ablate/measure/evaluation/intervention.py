@@ -27,9 +27,9 @@ SEEN = ("attn/first_token_mass", "attn/sink_rate", "act/resid/max_over_median", 
 def intervention(subject: Subject) -> dict[str, Any]:
     """Loss, sinks and outliers before and under each intervention; see docs/metrics.md for the figures' names.
 
-    `massive_*`: entries of the stream after each block of at least `threshold` times the median magnitude of their
-    sequence are set to zero, or to the mean of such entries in that block and channel over training sequences. The
-    threshold is 1000, or what one entry in a thousand reaches where nothing reaches that (`massive` says which).
+    `massive_*`: entries of the residual stream after each block of at least `threshold` times the median magnitude of
+    their sequence are set to zero, or to the mean of such entries in that block and channel over training sequences.
+    The threshold is 1000, or what one entry in a thousand reaches where nothing reaches that (`massive` says which).
     `sink_*`: the attention that queries 1 .. T - 1 pay to token 0 is set to zero, to its mean over training sequences
     (by block, head and query), or to zero with the rest of the row scaled up to the same sum (`renormalized`). The
     sink figures of a `sink_*` row are those of the maps before they are changed.
@@ -110,7 +110,7 @@ def massive_set(model: nn.Module, threshold: float, means: list[Tensor] | None) 
 
 @contextmanager
 def watching(model: nn.Module, look: Callable[[int, Tensor], None]) -> Iterator[None]:
-    """Show `look` the stream after each block, with the block's number; it may change it in place."""
+    """Show `look` the residual stream after each block, with the block's number; it may change it in place."""
 
     def hook(number: int, block: Any) -> Callable[[nn.Module, Any, Any], None]:
         return lambda module, inputs, output: look(number, block.residual(output))
@@ -130,15 +130,15 @@ def _ratios(x_BTD: Tensor) -> Tensor:
 
 def sink_means(model: nn.Module, tokens_BT: Tensor) -> list[Tensor]:
     """The attention that queries 1 .. T - 1 pay to token 0, mean over sequences: (H, T - 1) for each block."""
-    found = []
+    means = []
 
     def keep(block: int, weight_BHQ: Tensor) -> Tensor:
-        found.append(weight_BHQ.mean(0))
+        means.append(weight_BHQ.mean(0))
         return weight_BHQ
 
     with sink_set(model, keep), evaluation_mode(model):
         model(tokens_BT)
-    return found
+    return means
 
 
 @contextmanager

@@ -48,15 +48,15 @@ class Subject:
 
     def losses(self, windows: np.ndarray) -> Tensor:
         """Cross-entropy in nats of each target of (N, T + 1) windows: (N, T), float32, on the CPU."""
-        found = []
+        batches = []
         with evaluation_mode(self.model):
             for rows in np.array_split(windows, -(-windows.size // _BATCH_TOKENS)):
                 tokens = self.on_device(rows)
                 with self.precision():
                     logits_BTV = self.model(tokens[:, :-1])
                 nats = F.cross_entropy(logits_BTV.float().flatten(0, 1), tokens[:, 1:].flatten(), reduction="none")
-                found.append(nats.view(tokens.shape[0], -1).cpu())
-        return torch.cat(found)
+                batches.append(nats.view(tokens.shape[0], -1).cpu())
+        return torch.cat(batches)
 
     def on_device(self, tokens: np.ndarray) -> Tensor:
         """Tokens as the model takes them."""
