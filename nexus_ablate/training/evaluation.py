@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nexus_ablate.config.options import evaluation_name, evaluation_of
 from nexus_ablate.config.resolve import from_values
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.data import TokenizedData, eval_windows, hash_tokens, prepare
@@ -22,22 +23,23 @@ def evaluate(path: Path, names: Sequence[str]) -> dict[str, Any]:
 
     Args:
         path: The run directory.
-        names: Of EVALUATIONS.
+        names: Evaluations, as `streaming` or `streaming:kept:8`.
 
     Returns:
-        The summary with them. Where one has no meaning it says so: `{"not_defined": why}`.
+        The summary with them, by `evaluation_name`. Where one has no meaning it says so: `{"not_defined": why}`.
 
     Raises:
         ConfigError: The run is not finished, or its data is no longer what it was.
         CheckpointError: Its weights are gone.
     """
-    from nexus_ablate.measure.evaluation import EVALUATIONS, NotDefined, Subject
+    from nexus_ablate.measure.evaluation import EVALUATION, NotDefined, Subject
     from nexus_ablate.training.device import choose_device, precision_context
 
     record = read_run(path)
     if record.state != "finished" or record.summary is None:
         raise ConfigError("only a finished run can be evaluated", f"{path}: {record.state}", "finish it first")
-    missing = [name for name in names if name not in record.summary]
+    wanted = {evaluation_name(option): option for option in map(evaluation_of, names)}
+    missing = wanted.keys() - record.summary.keys()
     if not missing:
         return record.summary
     config, data, model = restore(record)
@@ -52,9 +54,9 @@ def evaluate(path: Path, names: Sequence[str]) -> dict[str, Any]:
         precision=partial(precision_context, config.train.precision, device.type),
     )
     found: dict[str, Any] = {}
-    for name in missing:
+    for name in filter(missing.__contains__, wanted):
         try:
-            found[name] = EVALUATIONS[name](subject)
+            found[name] = EVALUATION.build(wanted[name])(subject)
         except NotDefined as reason:
             found[name] = {"not_defined": str(reason)}
     summary = (read_run(path).summary or {}) | found  # read again: another process may have added its own
