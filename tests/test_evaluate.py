@@ -12,29 +12,31 @@ from torch.nn import functional as F
 from nexus_ablate.attention import substituted
 from nexus_ablate.cli import main
 from nexus_ablate.config.compose import compose
-from nexus_ablate.config.run_config import EVALUATIONS as NAMES
+from nexus_ablate.config.options import default_option, evaluation_name, evaluation_of, option_files
 from nexus_ablate.data import eval_places
 from nexus_ablate.errors import ConfigError
-from nexus_ablate.measure.evaluation import EVALUATIONS, NotDefined, Subject
-from nexus_ablate.measure.evaluation.extrapolation import by_position, extrapolation
-from nexus_ablate.measure.evaluation.intervention import intervention, massive_set, massive_threshold, sink_set
+from nexus_ablate.measure.evaluation import EVALUATION, NotDefined, Subject
+from nexus_ablate.measure.evaluation.extrapolation import by_position
+from nexus_ablate.measure.evaluation.intervention import massive_set, massive_threshold, sink_set
 from nexus_ablate.measure.evaluation.quantization import (
     SCALES,
     SCHEMES,
     calibrate,
     linear_maps,
-    quantization,
     quantized,
     round_asymmetric,
     round_symmetric,
 )
-from nexus_ablate.measure.evaluation.streaming import streamed, streaming
+from nexus_ablate.measure.evaluation.streaming import streamed
 from nexus_ablate.measure.probe import probe
 from nexus_ablate.model import build_model
 from nexus_ablate.runs import read_run
 from nexus_ablate.training.evaluation import evaluate, restore
 from nexus_ablate.training.session import train
 
+EVALUATIONS = {name: EVALUATION.build(default_option("evaluation", name)) for name in option_files("evaluation")}
+extrapolation, streaming = EVALUATIONS["extrapolation"], EVALUATIONS["streaming"]
+quantization, intervention = EVALUATIONS["quantization"], EVALUATIONS["intervention"]
 TEXT = np.random.default_rng(0).integers(0, 11, 400)
 
 
@@ -231,33 +233,33 @@ def test_positions_on_the_embedding_cannot_stream(tiny, position):
 def test_symmetric_rounding_is_torch_s_own_with_the_scale_absmax_over_the_largest_level(bits, levels):
     x = torch.randn(5, 7, generator=torch.Generator().manual_seed(0))
     theirs = torch.fake_quantize_per_tensor_affine(x, x.abs().max().item() / levels, 0, -levels - 1, levels)
-    torch.testing.assert_close(round_symmetric(x, bits, "tensor"), theirs)
+    torch.testing.assert_close(round_symmetric(x, bits, "tensor", 32), theirs)
     scales, zeros = x.abs().amax(1) / levels, torch.zeros(5, dtype=torch.int32)
     theirs = torch.fake_quantize_per_channel_affine(x, scales, zeros, 0, -levels - 1, levels)
-    torch.testing.assert_close(round_symmetric(x, bits, "channel"), theirs)
+    torch.testing.assert_close(round_symmetric(x, bits, "channel", 32), theirs)
     for scale_of in SCALES:
-        assert round_symmetric(torch.zeros(2, 3), bits, scale_of).tolist() == torch.zeros(2, 3).tolist()
+        assert round_symmetric(torch.zeros(2, 3), bits, scale_of, 32).tolist() == torch.zeros(2, 3).tolist()
 
 
 def test_groups_of_32_input_channels_have_scales_of_their_own_and_the_last_may_be_shorter():
     x = torch.randn(2, 5, 70, generator=torch.Generator().manual_seed(0))
-    found = round_symmetric(x, 4, "group")
+    found = round_symmetric(x, 4, "group", 32)
     for start in (0, 32, 64):
         part = x[..., start : start + 32]
-        torch.testing.assert_close(found[..., start : start + 32], round_symmetric(part, 4, "channel"))
-    assert len(round_symmetric(x, 4, "tensor").unique()) <= 15
+        torch.testing.assert_close(found[..., start : start + 32], round_symmetric(part, 4, "channel", 32))
+    assert len(round_symmetric(x, 4, "tensor", 32).unique()) <= 15
 
 
 def test_four_bits_err_more_than_eight_and_float_inputs_least(tiny):
     made = subject(tiny("model.d_model=64"))
     spread(made.model, 4.0)
-    maps, ranges = linear_maps(made.model.blocks), calibrate(made)
+    maps, ranges = linear_maps(made.model.blocks), calibrate(made, 16)
     tokens = torch.from_numpy(TEXT[None, :8].copy())
 
     @torch.no_grad()
     def error(name):
         exact = made.model(tokens)
-        with quantized(maps, SCHEMES[name], ranges):
+        with quantized(maps, SCHEMES[name], ranges, 32):
             return (made.model(tokens) - exact).norm().item()
 
     for scale_of in SCALES:
@@ -278,19 +280,21 @@ def test_a_block_computes_with_rounded_weights_and_inputs_while_it_is_quantized_
     made = subject(tiny())
     m = made.model.blocks[0].ffn
     maps = linear_maps(m)
-    ranges = calibrate(made)
+    ranges = calibrate(made, 16)
     x = torch.randn(2, 3, 16, generator=torch.Generator().manual_seed(0))
     before, weights = m(x), [a.weight.clone() for a in maps]
     for name, scheme in SCHEMES.items():
         first = maps[0]
-        with quantized(maps, scheme, ranges):
+        with quantized(maps, scheme, ranges, 32):
             inside = first(x)
             assert not torch.equal(m(x), before)
         entered = (
-            round_asymmetric(x, *ranges[first]) if scheme.static else round_symmetric(x, scheme.bits, scheme.scale_of)
+            round_asymmetric(x, *ranges[first])
+            if scheme.static
+            else round_symmetric(x, scheme.bits, scheme.scale_of, 32)
         )
         entered = x if scheme.weights_only else entered
-        expected = entered @ round_symmetric(first.weight, scheme.bits, scheme.scale_of).T
+        expected = entered @ round_symmetric(first.weight, scheme.bits, scheme.scale_of, 32).T
         torch.testing.assert_close(inside, expected, msg=name)
         assert torch.equal(m(x), before)
         assert all(torch.equal(a.weight, w) for a, w in zip(maps, weights, strict=True))
@@ -301,7 +305,7 @@ def test_calibration_is_a_running_minimum_and_maximum_over_sequences(tiny):
     first = made.model.blocks[0].attn.query
     seen = []
     handle = first.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0].aminmax()))
-    ranges = calibrate(made)
+    ranges = calibrate(made, 16)
     handle.remove()
     assert len(seen) == 16
     low, high = seen[0]
@@ -490,8 +494,51 @@ def test_every_evaluation_answers_or_says_why_not_in_every_pair_of_options(tiny)
 # ----------------------------------------------------------------------------------------------- runs and the verb
 
 
-def test_the_names_that_need_no_torch_are_the_evaluations():
-    assert tuple(EVALUATIONS) == NAMES
+def test_class_and_yaml_of_an_evaluation_agree_on_name_and_keys():
+    assert set(EVALUATION.names()) == set(option_files("evaluation"))
+    for name, file in option_files("evaluation").items():
+        assert EVALUATION.keys_of(name) == set(file.keys) and len(file.summary) > 20
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("streaming", "streaming"),
+        ("streaming:kept=4", "streaming"),
+        ("streaming:texts:2:kept:8", "streaming:kept:8:texts:2"),
+        ("extrapolation:factors:1+16", "extrapolation:factors:1+16"),
+    ],
+)
+def test_the_name_of_a_result_has_the_keys_that_are_not_at_their_defaults(text, name):
+    assert evaluation_name(evaluation_of(text)) == name
+    assert evaluation_of(name) == evaluation_of(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("streaming:keep:8", "streaming:kept:8"),
+        ("streaming:kept:0", "try: streaming:kept:4"),
+        ("streaming:kept", "try: streaming:kept:4"),
+        ("extrapolation:factors:2+x", r"try: extrapolation:factors:1\+2\+4\+8"),
+    ],
+)
+def test_a_wrong_key_of_an_evaluation_is_refused_before_anything_is_trained(text, words):
+    with pytest.raises(ConfigError, match=words):
+        compose([f"evals=[{text}]"])
+
+
+def test_results_with_other_keys_stand_beside_those_with_the_defaults(tiny_run, capsys):
+    wanted = "evals=[quantization,quantization:group:4]"
+    path = train(compose(tiny_run("train.steps=2", wanted)), quiet=True).path
+    assert main(["evaluate", str(path), "--evals", "extrapolation:factors:1+2"]) == 0
+    summary = read_run(path).summary or {}
+    four, usual = summary["quantization:group:4"]["schemes"], summary["quantization"]["schemes"]
+    assert four["int4_tensor"] == usual["int4_tensor"] and four["int4_group"] != usual["int4_group"]
+    assert set(summary["extrapolation:factors:1+2"]["non_overlapping"]) == {"1", "2"}
+    assert "extrapolation" not in summary
+    assert main(["show", str(path)]) == 0
+    assert "quantization:group:4, 4 bits" in capsys.readouterr().out
 
 
 @pytest.fixture
@@ -517,7 +564,7 @@ def test_evaluate_writes_each_answer_under_its_name_and_does_none_twice(finished
     assert before is not None and summary is not None
     assert summary.keys() - before.keys() == {"quantization", "streaming"}
     assert {name: summary[name] for name in before} == before
-    monkeypatch.setitem(EVALUATIONS, "quantization", lambda made: pytest.fail("done a second time"))
+    monkeypatch.setattr(EVALUATION, "build", lambda option: pytest.fail("done a second time"))
     assert main(["evaluate", str(finished), "--evals", "quantization"]) == 0
 
 

@@ -8,8 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from nexus_ablate import errors
-from nexus_ablate.cli.verb import Flag, Verb, names_of
-from nexus_ablate.config.run_config import EVALUATIONS
+from nexus_ablate.cli.verb import Flag, Verb, comma_separated
+from nexus_ablate.config.options import evaluation_name, evaluation_of, option_files
+
+
+def evaluations(text: str) -> list[str]:
+    """Reads a comma-separated list of evaluations, `streaming,quantization:group:16`."""
+    return [evaluation_name(evaluation_of(item)) for item in comma_separated(text)]
+
 
 VERB = Verb(
     "evaluate",
@@ -18,21 +24,19 @@ VERB = Verb(
     (
         ("evaluate runs/scratch/baseline/s0-1a2b3c4d", "all evaluations of one run"),
         ("evaluate runs/norms --evals extrapolation,quantization", "two, of every finished run below"),
+        ("evaluate runs/norms --evals streaming:kept:8", "one with another key; the result has this name"),
     ),
     (
         Flag(
             "--evals",
             "NAME,...",
-            "these evaluations (all)",
-            names_of(lambda: list(EVALUATIONS), "evaluation"),
-            example="--evals " + ",".join(EVALUATIONS),
+            "these evaluations (all), as NAME or NAME:KEY:VALUE",
+            evaluations,
+            example="--evals extrapolation,streaming",
         ),
     ),
-    "extrapolation   loss at 1, 2, 4 and 8 times the training context, read in two ways\n"
-    "streaming       loss on long text through a cache, with and without the first tokens kept\n"
-    "quantization    loss with 8-bit and 4-bit weights and activations\n"
-    "intervention    loss, sinks and outliers with the massive activations or the sinks removed\n\n"
-    "An evaluation that a run has already is not repeated. Results are in summary.json; docs/metrics.md defines them.",
+    "`nexus-ablate list evaluation` explains them and their keys. An evaluation that a run has already is not "
+    "repeated. Results are in summary.json; docs/metrics.md defines them.",
     "at least one directory",
     kind="results",
 )
@@ -40,7 +44,7 @@ VERB = Verb(
 
 def run(words: list[str], flags: dict[str, Any]) -> int:
     """Evaluate the runs; one that cannot be evaluated says why, and the others have their turn."""
-    names = flags.get("evals") or list(EVALUATIONS)
+    names = flags.get("evals") or list(option_files("evaluation"))
 
     from rich.console import Console
 
@@ -69,37 +73,45 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
     return status
 
 
+def results(summary: dict[str, Any]) -> dict[str, str]:
+    """What a person wants to see of the evaluations of a run."""
+    done = {name: found for name, found in summary.items() if name.partition(":")[0] in option_files("evaluation")}
+    return {title: line for name, found in done.items() for title, line in lines(name, found)}
+
+
 def lines(name: str, found: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """What a person wants to see of an evaluation."""
+    """What a person wants to see of one evaluation."""
     from nexus_ablate.training.display import shown
 
     if isinstance(reason := found.get("not_defined"), str):
         yield name, f"not defined: {reason}"
-    elif name == "extrapolation":
+    elif (kind := name.partition(":")[0]) == "extrapolation":
         for way in ("non_overlapping", "sliding"):
             losses = found.get(way, {}).items()
-            yield f"extrapolation, {way}", "  ".join(f"{f}x {shown(loss, '.4f')}" for f, loss in losses)
+            yield f"{name}, {way}", "  ".join(f"{f}x {shown(loss, '.4f')}" for f, loss in losses)
         for factor, why in found.get("not_defined", {}).items():
-            yield f"extrapolation, {factor}x", f"not defined: {why}"
-    elif name == "streaming":
+            yield f"{name}, {factor}x", f"not defined: {why}"
+    elif kind == "streaming":
         kept, dropped = (shown(found.get(f"loss_{way}"), ".4f") for way in ("kept", "dropped"))
         difference = shown(found.get("difference"), "+.4f")
         yield name, f"{kept} with the first {found.get('kept_tokens')} tokens kept, {dropped} without ({difference})"
-    elif name == "quantization":
+    elif kind == "quantization":
         schemes = found.get("schemes", {})
         gaps = {scheme: f"{scheme} {shown(after['gap'], '+.4f')}" for scheme, after in schemes.items()}
         eight = "  ".join(gap for scheme, gap in gaps.items() if not scheme.startswith("int4"))
         worst = found.get("worst_block")
-        yield "quantization, 8 bits", f"{shown(found.get('loss'), '.4f')}  {eight}  (worst block {worst})"
-        yield "quantization, 4 bits", "  ".join(gap for scheme, gap in gaps.items() if scheme.startswith("int4"))
-    else:
+        yield f"{name}, 8 bits", f"{shown(found.get('loss'), '.4f')}  {eight}  (worst block {worst})"
+        yield f"{name}, 4 bits", "  ".join(gap for scheme, gap in gaps.items() if scheme.startswith("int4"))
+    elif kind == "intervention":
         before = found.get("before", {}).get("loss")
         for change, after in found.items():
             if isinstance(after, dict):
                 loss, mass = after["loss"], shown(after["attn/first_token_mass"], ".3f")
                 gap = None if loss is None or before is None else loss - before
                 yield (
-                    f"intervention, {change}",
+                    f"{name}, {change}",
                     f"loss {shown(loss, '.4f')} ({shown(gap, '+.4f')})  "
                     f"first token {mass}  max/median {shown(after['act/resid/max_over_median'], '.1f')}",
                 )
+    else:
+        yield name, "  ".join(f"{what} {shown(number, '.4f')}" for what, number in found.items())

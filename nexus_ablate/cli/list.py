@@ -11,7 +11,7 @@ from typing import Any
 from nexus_ablate import errors
 from nexus_ablate.cli.verb import Flag, Verb
 from nexus_ablate.config.grammar import show
-from nexus_ablate.config.options import conf_dir, option_files
+from nexus_ablate.config.options import conf_dir, evaluation_value, option_files
 from nexus_ablate.config.run_config import CLOSED_GROUPS, OPTION_GROUPS, RunConfig
 from nexus_ablate.measure.measures import MEASURES, SECTIONS, table
 from nexus_ablate.plain_data import load_yaml
@@ -56,7 +56,7 @@ def catalogue() -> dict[str, Any]:
     `switches` to the top-level keys."""
     defaults = _defaults()
     groups: dict[str, Any] = {}
-    for group in OPTION_GROUPS:
+    for group in (*OPTION_GROUPS, "evaluation"):
         groups[group] = {
             name: {
                 "summary": option.summary,
@@ -144,16 +144,17 @@ def _print(groups: dict[str, Any], with_keys: bool) -> None:
             for name, option in options.items():
                 star = "[green]*[/green]" if option["default"] else " "
                 source = f" (plugin {option['plugin']})" if option.get("plugin") else ""
-                typed = f"study {name}" if group == "studies" else f"{group}={name}"
-                grid.add_row(f"{star} {typed}", escape(option["summary"] + source))
+                typed = _typed(group, name)
+                grid.add_row(f"{star} {escape(typed)}", escape(option["summary"] + source))
                 if with_keys and option.get("prescribes"):
                     grid.add_row("", f"[dim]{escape(_prescribed(option['prescribes']))}[/dim]")
                 last = name == list(options)[-1]
                 if with_keys and (group not in CLOSED_GROUPS or last):  # sizes and recipes share their keys
                     for key, spec in option["keys"].items():
-                        default = "" if group in CLOSED_GROUPS and len(options) > 1 else f"={show(spec['default'])}"
+                        default = "" if group in CLOSED_GROUPS and len(options) > 1 else _set_to(group, spec)
                         grid.add_row(
-                            f"    [dim]{group}.{key}{escape(default)}[/dim]", f"[dim]{escape(_takes(spec))}[/dim]"
+                            f"    [dim]{_prefix(group, name)}{key}{escape(default)}[/dim]",
+                            f"[dim]{escape(_takes(spec))}[/dim]",
                         )
         console.print(grid)
     console.print("\n[dim]* the baseline; `nexus-ablate list GROUP` shows the keys of its options[/dim]")
@@ -174,14 +175,14 @@ def markdown(groups: dict[str, Any]) -> str:
             lines += _key_table(options, "")
             continue
         for name, option in options.items():
-            typed = f"study {name}" if group == "studies" else f"{group}={name}"
+            typed = _typed(group, name)
             lines += [f"**`{typed}`**{' *' if option['default'] else ''} {option['summary']}", ""]
             if option.get("equation"):
                 lines += ["    " + equation for equation in option["equation"]] + [""]
             if option.get("prescribes"):
                 lines += [_prescribed([f"`{override}`" for override in option["prescribes"]]), ""]
             if option["keys"] and group not in CLOSED_GROUPS:
-                lines += _key_table(option["keys"], group + ".")
+                lines += _key_table(option["keys"], _prefix(group, name))
         if group in CLOSED_GROUPS:  # sizes and recipes share their keys
             default = next((o for o in options.values() if o["default"]), next(iter(options.values())))
             lines += _key_table(default["keys"], group + ".")
@@ -197,8 +198,9 @@ def _key_table(keys: dict[str, Any], prefix: str) -> list[str]:
     def cell(text: str) -> str:
         return text.replace("|", "\\|")
 
+    group = "evaluation" if prefix.endswith(":") else ""
     rows = [
-        f"| `{prefix}{name}={show(spec['default'])}` | {cell(spec['takes'])} | {cell(spec['meaning'])} |"
+        f"| `{prefix}{name}{_set_to(group, spec)}` | {cell(spec['takes'])} | {cell(spec['meaning'])} |"
         for name, spec in keys.items()
     ]
     return ["| key | takes | meaning |", "|---|---|---|", *rows, ""]
@@ -215,6 +217,21 @@ def option_table(groups: dict[str, Any]) -> str:
             names = [f"`{name}`" + "*" * options[name]["default"] for name in first]
         rows.append(f"| `{'study' if group == 'studies' else group}` | {' '.join(names)} |")
     return "\n".join(rows)
+
+
+def _typed(group: str, name: str) -> str:
+    """How an option is chosen."""
+    return {"studies": f"study {name}", "evaluation": f"evals=[{name}]"}.get(group, f"{group}={name}")
+
+
+def _prefix(group: str, name: str) -> str:
+    """What is before a key of an option where it is set."""
+    return f"{name}:" if group == "evaluation" else f"{group}."
+
+
+def _set_to(group: str, spec: dict[str, Any]) -> str:
+    """The default of a key as it is typed after the key's name."""
+    return f":{evaluation_value(spec['default'])}" if group == "evaluation" else f"={show(spec['default'])}"
 
 
 def _takes(spec: dict[str, Any]) -> str:

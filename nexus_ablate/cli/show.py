@@ -8,7 +8,6 @@ from typing import Any
 
 from nexus_ablate import errors
 from nexus_ablate.cli.verb import Flag, Verb, target
-from nexus_ablate.config.run_config import EVALUATIONS
 
 VERB = Verb(
     "show",
@@ -33,7 +32,7 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
     from rich.markup import escape
 
     from nexus_ablate.api import load_run
-    from nexus_ablate.cli.evaluate import lines
+    from nexus_ablate.cli.evaluate import results
     from nexus_ablate.report.run_picture import draw
     from nexus_ablate.runs import find_runs, has_status
     from nexus_ablate.training.display import result_facts, table
@@ -47,8 +46,7 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
         facts["reason"] = record.status["reason"]
     if record.summary is not None:
         facts |= result_facts(record.summary)
-        for name in EVALUATIONS:
-            facts |= dict(lines(name, record.summary[name])) if name in record.summary else {}
+        facts |= results(record.summary)
     console = Console(highlight=False)
     console.print(table(facts))
     picture = draw(record, flags.get("out") or record.path / "picture.png")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -167,19 +167,6 @@ def _columns(rows: list[tuple[str, str]]) -> list[str]:
 
 
 # --------------------------------------------------------------------------------------------------- values of flags
-
-
-def names_of(known: Callable[[], Mapping[str, Any] | list[str]], what: str) -> Callable[[str], list[str]]:
-    """Reads a comma-separated list of known names; `what` they are is for the error."""
-
-    def read(text: str) -> list[str]:
-        names = [name for name in text.split(",") if name]
-        for name in names:
-            if name not in known():
-                raise unknown(f"there is no {what} of this name", name, known())
-        return names
-
-    return read
 
 
 def comma_separated(text: str) -> list[str]:

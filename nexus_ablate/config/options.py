@@ -23,6 +23,7 @@ keyword-only argument that has no default in Python.
 from __future__ import annotations
 
 import inspect
+import itertools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -41,6 +42,9 @@ AXES = ("norm", "placement", "position", "attention", "normalizer", "qk_norm", "
 
 OPTIONS = (*AXES, "optim")
 """The groups whose options are classes: the axes, and the optimizer."""
+
+CLASSES = (*OPTIONS, "evaluation")
+"""The groups to which a plugin may add: of evaluations, a run has any number."""
 
 COMMON_KEYS = {
     "optim": {
@@ -139,12 +143,12 @@ def _built_in(axis: str) -> dict[str, OptionFile]:
 @cache
 def _of_plugins(given: tuple[Plugin, ...]) -> dict[str, dict[str, OptionFile]]:
     """The options of plugins by axis and name."""
-    found: dict[str, dict[str, OptionFile]] = {axis: {} for axis in OPTIONS}
+    found: dict[str, dict[str, OptionFile]] = {axis: {} for axis in CLASSES}
     for plugin in given:
         for path in plugin.option_paths():
             axis, name = path.parent.name, path.stem
-            if path.parent.parent != plugin.directory or axis not in OPTIONS:
-                raise unknown(f"{path} is in a folder that is no axis", axis, OPTIONS)
+            if path.parent.parent != plugin.directory or axis not in CLASSES:
+                raise unknown(f"{path} is in a folder that is no axis", axis, CLASSES)
             if name in _built_in(axis) or name in found[axis]:
                 raise ConfigError(f"{axis}={name} exists already", str(path), "give the plugin's option another name")
             if not plugin.class_file(name).is_file():
@@ -234,6 +238,43 @@ def check_option(axis: str, values: dict[str, Any]) -> Option:
 def default_option(group: str, name: str) -> Option:
     """An option with the values of its YAML."""
     return Option(name, {k: spec.default for k, spec in option_files(group)[name].keys.items()})
+
+
+def evaluation_of(text: str) -> Option:
+    """The evaluation that `streaming` or `streaming:kept:8:texts:2` asks for; items of a list have `+` between them.
+
+    Hydra takes `evals=[streaming:kept:8]` without quotes; elsewhere `kept=8` is read too.
+
+    Raises:
+        ConfigError: There is no such evaluation or key, or the key cannot hold the value.
+    """
+    name, *words = re.split("[:=]", text)
+    files = option_files("evaluation")
+    if name not in files:
+        raise unknown("there is no evaluation of this name", name, files)
+    option = default_option("evaluation", name)
+    for key, value in itertools.zip_longest(words[::2], words[1::2], fillvalue=""):
+        if key not in option.keys:
+            raise unknown(f"{name} has no key of this name", key, option.keys, f"{name}:{{}}:{value or 'VALUE'}")
+        spec = files[name].keys[key]
+        items = [load_yaml(item) for item in value.split("+")]
+        try:
+            accepted = spec.constraint.accept(f"{name}:{key}", items if isinstance(spec.default, list) else items[0])
+        except ConfigError as error:
+            raise ConfigError(error.problem, text, f"{name}:{key}:{evaluation_value(spec.default)}") from None
+        option.keys[key] = accepted
+    return option
+
+
+def evaluation_name(option: Option) -> str:
+    """An evaluation as `evaluation_of` reads it, with the keys that are not at their defaults: its result's name."""
+    changed = {k: v for k, v in option.keys.items() if v != option_files("evaluation")[option.name].keys[k].default}
+    return ":".join([option.name, *(f"{key}:{evaluation_value(value)}" for key, value in changed.items())])
+
+
+def evaluation_value(value: object) -> str:
+    """The value of a key of an evaluation as `evaluation_of` reads it."""
+    return "+".join(map(show, value)) if isinstance(value, list) else show(value)
 
 
 class Registry(Generic[T]):

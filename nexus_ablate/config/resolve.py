@@ -15,11 +15,11 @@ from nexus_ablate.config.options import (
     OptionFile,
     check_option,
     default_option,
+    evaluation_of,
     option_files,
 )
 from nexus_ablate.config.run_config import (
     CLOSED_GROUPS,
-    EVALUATIONS,
     MEANT,
     OPTION_GROUPS,
     Resolved,
@@ -127,9 +127,8 @@ def check_rules(config: RunConfig) -> None:
     if train.compile == "graphs" and train.grad_accum > 1:
         got = f"train.compile=graphs train.grad_accum={train.grad_accum}"
         raise ConfigError("a CUDA graph's gradients do not outlive its next replay", got, "train.compile=on")
-    for name in config.evals:
-        if name not in EVALUATIONS:
-            raise unknown("there is no evaluation of this name", f"evals=[{name}]", EVALUATIONS)
+    for evaluation in config.evals:
+        evaluation_of(evaluation)
     if not _SAFE_NAME.fullmatch(config.experiment):
         fix = f"experiment={re.sub('[^A-Za-z0-9]+', '_', config.experiment).strip('_') or 'mine'}"
         raise ConfigError("experiment is the name of a folder: letters, digits, . _ -", config.experiment, fix)

@@ -208,7 +208,11 @@ class RunConfig:
     experiment: str = key("text", "the folder of runs_dir that the run belongs to", science=False)
     runs_dir: str = key("text", "where runs are kept", science=False)
     rerun: bool = key("on | off", "train again beside a finished run of the same identity", science=False)
-    evals: list[str] = key("list of text", "evaluations after the last step; `evaluate` does them later", science=False)
+    evals: list[str] = key(
+        "list of text",
+        "evaluations after the last step, as streaming or streaming:kept:8; `evaluate` does them later",
+        science=False,
+    )
     resolved: Resolved = field(init=False)
 
     @property
@@ -250,9 +254,6 @@ class RunConfig:
         del values["model"]["d_ff_multiple"], values["train"]["tokens"], values["probe"]
         return values
 
-
-EVALUATIONS = ("extrapolation", "streaming", "quantization", "intervention")
-"""What a finished run can be asked; see measure/evaluation/."""
 
 CLOSED_GROUPS = {"model": ModelConfig, "train": TrainConfig, "probe": ProbeConfig}
 

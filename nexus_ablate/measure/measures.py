@@ -228,7 +228,11 @@ def table(section: str) -> str:
 
 
 def measure_of(name: str) -> Measure | None:
-    """The measure of a name as runs write it; None where no row has it, as in a run of an older version."""
+    """The measure of a name as runs write it; None where no row has it, as in a run of an older version.
+
+    The keys in the name of an evaluation, `streaming:kept:8/loss_kept`, are left out.
+    """
+    name = re.sub(r"^(\w+):[^/]*", r"\1", name)
     return next((measure for pattern, measure in _patterns() if pattern.fullmatch(name)), None)
 
 

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nexus_ablate.config.options import evaluation_name, evaluation_of
 from nexus_ablate.config.resolve import from_values
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.data import TokenizedData, eval_windows, hash_tokens, prepare
@@ -22,16 +23,17 @@ def evaluate(path: Path, names: Sequence[str]) -> dict[str, Any]:
 
     Args:
         path: The run directory.
-        names: Keys of EVALUATIONS.
+        names: Evaluations, as `streaming` or `streaming:kept:8`.
 
     Returns:
-        The summary with their results. An evaluation that isn't defined for the run has `{"not_defined": reason}`.
+        The summary with their results by `evaluation_name`. An evaluation that isn't defined for the run has
+        `{"not_defined": reason}`.
 
     Raises:
         ConfigError: The run is not finished, or its data has changed.
         CheckpointError: It has no whole checkpoint.
     """
-    from nexus_ablate.measure.evaluation import EVALUATIONS, NotDefined, Subject
+    from nexus_ablate.measure.evaluation import EVALUATION, NotDefined, Subject
     from nexus_ablate.training.device import choose_device, precision_context
 
     record = read_run(path)
@@ -39,7 +41,8 @@ def evaluate(path: Path, names: Sequence[str]) -> dict[str, Any]:
         raise ConfigError(
             "only a finished run can be evaluated", f"{path}: {record.state}", "train it to the end first"
         )
-    missing = [name for name in names if name not in record.summary]
+    wanted = {evaluation_name(option): option for option in map(evaluation_of, names)}
+    missing = wanted.keys() - record.summary.keys()
     if not missing:
         return record.summary
     config, data, model = restore(record)
@@ -54,9 +57,9 @@ def evaluate(path: Path, names: Sequence[str]) -> dict[str, Any]:
         precision=partial(precision_context, config.train.precision, device.type),
     )
     answers: dict[str, Any] = {}
-    for name in missing:
+    for name in filter(missing.__contains__, wanted):
         try:
-            answers[name] = EVALUATIONS[name](subject)
+            answers[name] = EVALUATION.build(wanted[name])(subject)
         except NotDefined as reason:
             answers[name] = {"not_defined": str(reason)}
     summary = (read_run(path).summary or {}) | answers  # read again: another process may have added results

@@ -1,23 +1,15 @@
 """What the insides of a trained model cost its user later: longer text, endless text, coarse numbers, removed outliers.
 
-Each evaluation is a function of a `Subject` that returns plain numbers, or raises `NotDefined` where the architecture
-gives the question no meaning. They are documented in docs/metrics.md.
+Each module has one evaluation, a class registered under its name in `conf/evaluation/`. docs/metrics.md defines what
+they return.
 """
 
-from collections.abc import Callable
-from typing import Any
+from importlib import import_module
+from pkgutil import iter_modules
 
-from nexus_ablate.measure.evaluation.extrapolation import extrapolation
-from nexus_ablate.measure.evaluation.intervention import intervention
-from nexus_ablate.measure.evaluation.quantization import quantization
-from nexus_ablate.measure.evaluation.streaming import streaming
-from nexus_ablate.measure.evaluation.subject import NotDefined, Subject
+from nexus_ablate.measure.evaluation.subject import EVALUATION, Evaluation, NotDefined, Subject
 
-EVALUATIONS: dict[str, Callable[[Subject], dict[str, Any]]] = {
-    "extrapolation": extrapolation,
-    "streaming": streaming,
-    "quantization": quantization,
-    "intervention": intervention,
-}
+for _module in iter_modules(__path__):
+    import_module(f"{__name__}.{_module.name}")
 
-__all__ = ["EVALUATIONS", "NotDefined", "Subject"]
+__all__ = ["EVALUATION", "Evaluation", "NotDefined", "Subject"]

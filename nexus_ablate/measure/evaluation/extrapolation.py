@@ -8,13 +8,13 @@ import numpy as np
 from torch import Tensor
 
 from nexus_ablate.data import eval_places, eval_windows
-from nexus_ablate.measure.evaluation.subject import NotDefined, Subject
+from nexus_ablate.measure.evaluation.subject import EVALUATION, Evaluation, NotDefined, Subject
 
-FACTORS = (1, 2, 4, 8)
 SLIDING_TARGETS = 8192
 
 
-def extrapolation(subject: Subject) -> dict[str, Any]:
+@EVALUATION.register("extrapolation")
+class Extrapolation(Evaluation):
     """Loss in nats per token by factor of the training context.
 
     `non_overlapping` cuts the validation text into windows of that length, which begin where windows of the run's own
@@ -24,25 +24,32 @@ def extrapolation(subject: Subject) -> dict[str, Any]:
     arXiv:2108.12409, section 4 and appendix B. `by_position` is the non-overlapping loss by the number of tokens before
     the target. A factor that has no meaning is under `not_defined`, with why.
     """
-    results: dict[str, Any] = {"non_overlapping": {}, "sliding": {}, "by_position": {}, "not_defined": {}}
-    targets = _sliding_targets(subject)
-    for factor in FACTORS:
-        length, name = factor * subject.context, str(factor)
-        try:
-            if factor > 1:
-                subject.require_free_text()
-            require_length(subject, length)
-        except NotDefined as reason:
-            results["not_defined"][name] = str(reason)
-            continue
-        losses = subject.losses(eval_windows(subject.val, subject.context, subject.eval_tokens, subject.period, factor))
-        results["non_overlapping"][name] = float(losses.double().mean())
-        results["by_position"][name] = by_position(losses)
-        if len(targets):
-            stride = len(targets[0])
-            windows = np.stack([subject.val[row[-1] - length : row[-1] + 1].astype(np.int64) for row in targets])
-            results["sliding"][name] = float(subject.losses(windows)[:, -stride:].double().mean())
-    return results
+
+    def __init__(self, *, factors: list[int]) -> None:
+        self.factors = factors
+
+    def __call__(self, subject: Subject) -> dict[str, Any]:
+        results: dict[str, Any] = {"non_overlapping": {}, "sliding": {}, "by_position": {}, "not_defined": {}}
+        targets = _sliding_targets(subject, max(self.factors))
+        for factor in self.factors:
+            length, name = factor * subject.context, str(factor)
+            try:
+                if factor > 1:
+                    subject.require_free_text()
+                require_length(subject, length)
+            except NotDefined as reason:
+                results["not_defined"][name] = str(reason)
+                continue
+            losses = subject.losses(
+                eval_windows(subject.val, subject.context, subject.eval_tokens, subject.period, factor)
+            )
+            results["non_overlapping"][name] = float(losses.double().mean())
+            results["by_position"][name] = by_position(losses)
+            if len(targets):
+                stride = len(targets[0])
+                windows = np.stack([subject.val[row[-1] - length : row[-1] + 1].astype(np.int64) for row in targets])
+                results["sliding"][name] = float(subject.losses(windows)[:, -stride:].double().mean())
+        return results
 
 
 def require_length(subject: Subject, length: int) -> None:
@@ -69,12 +76,12 @@ def by_position(losses_NT: Tensor) -> dict[str, float]:
     return means
 
 
-def _sliding_targets(subject: Subject) -> np.ndarray:
+def _sliding_targets(subject: Subject, longest: int) -> np.ndarray:
     """Indices of the targets, (windows, T/2), spread over the text with the longest window's room before them.
 
     None where the text is short.
     """
-    stride, first = max(1, subject.context // 2), FACTORS[-1] * subject.context
+    stride, first = max(1, subject.context // 2), longest * subject.context
     if subject.period > 1 or len(subject.val) - first < stride:
         return np.zeros((0, stride), dtype=np.int64)
     wanted = min(SLIDING_TARGETS, subject.eval_tokens)

@@ -15,16 +15,16 @@ import torch
 from torch import Tensor, nn
 
 from nexus_ablate.attention import AttentionCore, substituted
-from nexus_ablate.measure.evaluation.subject import Subject
+from nexus_ablate.measure.evaluation.subject import EVALUATION, Evaluation, Subject
 from nexus_ablate.measure.probe import evaluation_mode, hooks, model_figures, probe
 from nexus_ablate.measure.statistics import MASSIVE_RATIO
 
 TARGETS = 8192
-CALIBRATION_SEQUENCES = 32
 SEEN = ("attn/first_token_mass", "attn/sink_rate", "act/resid/max_over_median", "act/resid/kurtosis_token")
 
 
-def intervention(subject: Subject) -> dict[str, Any]:
+@EVALUATION.register("intervention")
+class Intervention(Evaluation):
     """Loss, sinks and outliers before and under each intervention; see docs/metrics.md for the figures' names.
 
     `massive_*`: entries of the residual stream after each block of at least `threshold` times the median magnitude of
@@ -34,23 +34,30 @@ def intervention(subject: Subject) -> dict[str, Any]:
     (by block, head and query), or to zero with the rest of the row scaled up to the same sum (`renormalized`). The
     sink figures of a `sink_*` row are those of the maps before they are changed.
     """
-    model = subject.model
-    windows = subject.windows(TARGETS)
-    tokens_BT = subject.on_device(subject.calibration(CALIBRATION_SEQUENCES))
-    threshold = massive_threshold(model, tokens_BT)
-    means, count = massive_means(model, tokens_BT, threshold)
-    sinks = sink_means(model, tokens_BT)
-    return {
-        "threshold": threshold,
-        "massive": threshold == MASSIVE_RATIO,
-        "entries_per_sequence": count,
-        "before": _seen(subject, windows),
-        "massive_zero": _seen(subject, windows, lambda: massive_set(model, threshold, None)),
-        "massive_mean": _seen(subject, windows, lambda: massive_set(model, threshold, means)),
-        "sink_zero": _seen(subject, windows, lambda: sink_set(model, lambda block, weight: torch.zeros_like(weight))),
-        "sink_mean": _seen(subject, windows, lambda: sink_set(model, lambda block, weight: sinks[block])),
-        "sink_renormalized": _seen(subject, windows, lambda: sink_set(model, None)),
-    }
+
+    def __init__(self, *, calibration: int) -> None:
+        self.calibration = calibration
+
+    def __call__(self, subject: Subject) -> dict[str, Any]:
+        model = subject.model
+        windows = subject.windows(TARGETS)
+        tokens_BT = subject.on_device(subject.calibration(self.calibration))
+        threshold = massive_threshold(model, tokens_BT)
+        means, count = massive_means(model, tokens_BT, threshold)
+        sinks = sink_means(model, tokens_BT)
+        return {
+            "threshold": threshold,
+            "massive": threshold == MASSIVE_RATIO,
+            "entries_per_sequence": count,
+            "before": _seen(subject, windows),
+            "massive_zero": _seen(subject, windows, lambda: massive_set(model, threshold, None)),
+            "massive_mean": _seen(subject, windows, lambda: massive_set(model, threshold, means)),
+            "sink_zero": _seen(
+                subject, windows, lambda: sink_set(model, lambda block, weight: torch.zeros_like(weight))
+            ),
+            "sink_mean": _seen(subject, windows, lambda: sink_set(model, lambda block, weight: sinks[block])),
+            "sink_renormalized": _seen(subject, windows, lambda: sink_set(model, None)),
+        }
 
 
 def _seen(subject: Subject, windows: np.ndarray, change: Callable[[], Any] | None = None) -> dict[str, float]:

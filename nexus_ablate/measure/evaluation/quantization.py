@@ -12,13 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nexus_ablate.axes.roles import HeadLinear
-from nexus_ablate.measure.evaluation.subject import Subject
+from nexus_ablate.measure.evaluation.subject import EVALUATION, Evaluation, Subject
 from nexus_ablate.measure.probe import evaluation_mode, hooks
 
 TARGETS = 16384
-GROUP = 32
-"""Input channels that share a scale in a `group` scheme: what 4-bit formats of small models have (GGML's Q4_0)."""
-CALIBRATION_SEQUENCES = 16
 MOMENTUM = 0.9
 
 Ranges = Mapping[nn.Module, tuple[float, float]]
@@ -31,7 +28,7 @@ class Scheme:
     Attributes:
         bits: Of weights and, unless `weights_only`, of the inputs of linear layers.
         scale_of: What has a scale of its own: the whole `tensor`; each `channel`, that is, output channel of a weight
-            and token of an input; or each `group` of GROUP consecutive input channels of one of these.
+            and token of an input; or each `group` of consecutive input channels of one of these.
         static: Inputs have a range from calibration; else their own largest magnitude, as `scale_of` says.
     """
 
@@ -51,34 +48,40 @@ SCHEMES = {
 BY_BLOCK = "dynamic_tensor"
 
 
-def quantization(subject: Subject) -> dict[str, Any]:
+@EVALUATION.register("quantization")
+class Quantization(Evaluation):
     """Loss in nats per token before, and after and `gap` (after - before) for each scheme.
 
     Weight and input of every linear layer in the blocks are rounded to the nearest level; embedding, head, norms,
     attention products and the small maps inside a score or a per-head gate stay in float. Weights are symmetric,
     absmax / 127, with 4 bits absmax / 7. Activations: dynamic, symmetric, absmax of each call; static (8 bits),
-    asymmetric over 256 levels, with the running minimum and maximum (momentum 0.9) over 16 training sequences, as
-    Bondarenko et al. 2023, arXiv:2306.12929, section 5, calibrate; under `int4_weights_*` they stay in float, as in the
-    round-to-nearest baseline of Frantar et al. 2022 (GPTQ), arXiv:2210.17323. `gap_by_block` rounds one block alone
-    (dynamic_tensor), `worst_block` is the one that loses most.
+    asymmetric over 256 levels, with the running minimum and maximum (momentum 0.9) over `calibration` training
+    sequences, as Bondarenko et al. 2023, arXiv:2306.12929, section 5, calibrate; under `int4_weights_*` they stay in
+    float, as in the round-to-nearest baseline of Frantar et al. 2022 (GPTQ), arXiv:2210.17323. `gap_by_block` rounds
+    one block alone (dynamic_tensor), `worst_block` is the one that loses most.
     """
-    windows = subject.windows(TARGETS)
-    model = subject.model
-    ranges = calibrate(subject)
 
-    def loss(scheme: Scheme, maps: list[nn.Linear]) -> float:
-        with quantized(maps, scheme, ranges):
-            return float(subject.losses(windows).double().mean())
+    def __init__(self, *, group: int, calibration: int) -> None:
+        self.group, self.calibration = group, calibration
 
-    before = float(subject.losses(windows).double().mean())
-    after = {name: loss(scheme, linear_maps(model.blocks)) for name, scheme in SCHEMES.items()}
-    gaps = [loss(SCHEMES[BY_BLOCK], linear_maps(block)) - before for block in model.blocks]
-    return {
-        "loss": before,
-        "schemes": {name: {"loss": value, "gap": value - before} for name, value in after.items()},
-        "gap_by_block": gaps,
-        "worst_block": max(range(len(gaps)), key=gaps.__getitem__),
-    }
+    def __call__(self, subject: Subject) -> dict[str, Any]:
+        windows = subject.windows(TARGETS)
+        model = subject.model
+        ranges = calibrate(subject, self.calibration)
+
+        def loss(scheme: Scheme, maps: list[nn.Linear]) -> float:
+            with quantized(maps, scheme, ranges, self.group):
+                return float(subject.losses(windows).double().mean())
+
+        before = float(subject.losses(windows).double().mean())
+        after = {name: loss(scheme, linear_maps(model.blocks)) for name, scheme in SCHEMES.items()}
+        gaps = [loss(SCHEMES[BY_BLOCK], linear_maps(block)) - before for block in model.blocks]
+        return {
+            "loss": before,
+            "schemes": {name: {"loss": value, "gap": value - before} for name, value in after.items()},
+            "gap_by_block": gaps,
+            "worst_block": max(range(len(gaps)), key=gaps.__getitem__),
+        }
 
 
 def linear_maps(part: nn.Module) -> list[nn.Linear]:
@@ -87,7 +90,7 @@ def linear_maps(part: nn.Module) -> list[nn.Linear]:
     return [m for m in part.modules() if isinstance(m, nn.Linear) and id(m) not in by_head]
 
 
-def calibrate(subject: Subject) -> Ranges:
+def calibrate(subject: Subject, sequences: int) -> Ranges:
     """Running minimum and maximum of the input of every linear map, one sequence at a time."""
     ranges: dict[nn.Module, tuple[float, float]] = {}
 
@@ -101,26 +104,26 @@ def calibrate(subject: Subject) -> Ranges:
 
     with hooks() as handles, evaluation_mode(subject.model):
         handles += [m.register_forward_pre_hook(watch) for m in linear_maps(subject.model.blocks)]
-        for tokens_T in subject.calibration(CALIBRATION_SEQUENCES):
+        for tokens_T in subject.calibration(sequences):
             with subject.precision():
                 subject.model(subject.on_device(tokens_T[None]))
     return ranges
 
 
 @contextmanager
-def quantized(maps: list[nn.Linear], scheme: Scheme, ranges: Ranges) -> Iterator[None]:
+def quantized(maps: list[nn.Linear], scheme: Scheme, ranges: Ranges, group: int) -> Iterator[None]:
     """While it is entered, the maps compute with rounded weights and inputs; their own weights come back."""
     weights = [m.weight.data for m in maps]
 
     def round_input(module: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
         if scheme.static:
             return (round_asymmetric(inputs[0], *ranges[module]),)
-        return (round_symmetric(inputs[0], scheme.bits, scheme.scale_of),)
+        return (round_symmetric(inputs[0], scheme.bits, scheme.scale_of, group),)
 
     with hooks() as handles:
         try:
             for m in maps:
-                m.weight.data = round_symmetric(m.weight.data, scheme.bits, scheme.scale_of)
+                m.weight.data = round_symmetric(m.weight.data, scheme.bits, scheme.scale_of, group)
                 if not scheme.weights_only:
                     handles.append(m.register_forward_pre_hook(round_input))
             yield
@@ -129,16 +132,16 @@ def quantized(maps: list[nn.Linear], scheme: Scheme, ranges: Ranges) -> Iterator
                 m.weight.data = weight
 
 
-def round_symmetric(x: Tensor, bits: int, scale_of: str) -> Tensor:
+def round_symmetric(x: Tensor, bits: int, scale_of: str, group: int) -> Tensor:
     """x rounded to multiples of its largest magnitude / (2^(bits - 1) - 1).
 
     Args:
-        scale_of: Largest of all of x (`tensor`), of each row of its last axis (`channel`), or of each GROUP entries of
-            a row (`group`; the last group of a row may be shorter).
+        scale_of: Largest of all of x (`tensor`), of each row of its last axis (`channel`), or of each `group`
+            entries of a row (`group`; the last group of a row may be shorter).
     """
     width, levels = x.shape[-1], 2 ** (bits - 1) - 1
     if scale_of == "group":
-        x = F.pad(x, (0, -width % GROUP)).unflatten(-1, (-1, GROUP))
+        x = F.pad(x, (0, -width % group)).unflatten(-1, (-1, group))
     magnitude = x.abs().amax() if scale_of == "tensor" else x.abs().amax(-1, keepdim=True)
     step = (magnitude.float() / levels).clamp(min=torch.finfo(torch.float32).tiny)
     rounded = ((x.float() / step).round().clamp(-levels - 1, levels) * step).to(x.dtype)

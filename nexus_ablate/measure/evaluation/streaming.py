@@ -15,50 +15,54 @@ from torch import Tensor
 from nexus_ablate.attention import Attend, AttentionCore, fitted, substituted
 from nexus_ablate.axes.position import Position
 from nexus_ablate.data import eval_windows
-from nexus_ablate.measure.evaluation.subject import NotDefined, Subject
+from nexus_ablate.measure.evaluation.subject import EVALUATION, Evaluation, NotDefined, Subject
 from nexus_ablate.model import GPT
 
-KEPT = 4
-TEXTS = 4
-LENGTH_FACTOR = 8
 _CHUNK_NUMBERS = 2**24
 """Largest tensor of gathered keys or position biases, in numbers."""
 
 
-def streaming(subject: Subject) -> dict[str, Any]:
-    """Loss in nats per token of reading on when the cache is full, with the first KEPT tokens kept and without.
+@EVALUATION.register("streaming")
+class Streaming(Evaluation):
+    """Loss in nats per token of reading on when the cache is full, with the first `kept` tokens kept and without.
 
     The cache holds as many tokens as the training context; a learned sink token or key of the architecture is always
     kept besides. `difference` is without minus with: what the model owes to its first tokens. `loss_before` is that of
     the tokens before the cache was full.
-
-    Raises:
-        NotDefined: Positions are put into the embedding, so that a cached token cannot move; or there is no long text.
     """
-    model, window = subject.model, subject.context
-    if type(model.position).embed is not Position.embed:
-        raise NotDefined("positions are put into the embedding: a token in the cache cannot be given another one")
-    subject.require_free_text()
-    length = LENGTH_FACTOR * window
-    if len(subject.val) < length + 1:
-        raise NotDefined(f"the validation text holds {len(subject.val)} tokens, and {length + 1} are needed")
-    if window <= KEPT:
-        raise NotDefined(f"a cache of {window} tokens has no room besides the {KEPT} that are kept")
-    texts = eval_windows(subject.val, length, TEXTS * length)
-    losses = {}
-    for kept in (KEPT, 0):
-        with streamed(model, window, kept):
-            losses[kept] = subject.losses(texts).double()
-    kept, dropped = (float(losses[k][:, window:].mean()) for k in (KEPT, 0))
-    return {
-        "cache_tokens": window,
-        "kept_tokens": KEPT,
-        "text_tokens": length,
-        "loss_before": float(losses[0][:, :window].mean()),
-        "loss_kept": kept,
-        "loss_dropped": dropped,
-        "difference": dropped - kept,
-    }
+
+    def __init__(self, *, kept: int, texts: int, length: int) -> None:
+        self.kept, self.texts, self.length = kept, texts, length
+
+    def __call__(self, subject: Subject) -> dict[str, Any]:
+        """
+        Raises:
+            NotDefined: Positions are put into the embedding, so that a cached token cannot move; or the text is short.
+        """
+        model, window = subject.model, subject.context
+        if type(model.position).embed is not Position.embed:
+            raise NotDefined("positions are put into the embedding: a token in the cache cannot be given another one")
+        subject.require_free_text()
+        length = self.length * window
+        if len(subject.val) < length + 1:
+            raise NotDefined(f"the validation text holds {len(subject.val)} tokens, and {length + 1} are needed")
+        if window <= self.kept:
+            raise NotDefined(f"a cache of {window} tokens has no room besides the {self.kept} that are kept")
+        texts = eval_windows(subject.val, length, self.texts * length)
+        losses = {}
+        for kept in (self.kept, 0):
+            with streamed(model, window, kept):
+                losses[kept] = subject.losses(texts).double()
+        kept, dropped = (float(losses[k][:, window:].mean()) for k in (self.kept, 0))
+        return {
+            "cache_tokens": window,
+            "kept_tokens": self.kept,
+            "text_tokens": length,
+            "loss_before": float(losses[0][:, :window].mean()),
+            "loss_kept": kept,
+            "loss_dropped": dropped,
+            "difference": dropped - kept,
+        }
 
 
 @contextmanager

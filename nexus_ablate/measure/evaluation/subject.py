@@ -6,12 +6,14 @@ import contextlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from nexus_ablate.config.options import Registry
 from nexus_ablate.data import Batches, eval_windows
 from nexus_ablate.measure.probe import evaluation_mode
 from nexus_ablate.model import GPT
@@ -22,6 +24,21 @@ _BATCH_TOKENS = 8192
 
 class NotDefined(Exception):
     """The architecture or the data gives the question no meaning; the message says why."""
+
+
+class Evaluation:
+    """Abstract: what a finished run is put through. Its keys are those of `conf/evaluation/<name>.yaml`."""
+
+    def __call__(self, subject: Subject) -> dict[str, Any]:
+        """Plain numbers by name, which may be nested.
+
+        Raises:
+            NotDefined: The architecture or the data gives the question no meaning.
+        """
+        raise NotImplementedError
+
+
+EVALUATION: Registry[Evaluation] = Registry("evaluation")
 
 
 @dataclass(frozen=True)
