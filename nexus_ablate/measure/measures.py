@@ -242,10 +242,10 @@ def find(name: str) -> Measure:
     Raises:
         ConfigError: There is none.
     """
-    found = measure_of(name) or next((measure for measure in MEASURES if name in measure.names), None)
-    if found is None:
+    measure = measure_of(name) or next((measure for measure in MEASURES if name in measure.names), None)
+    if measure is None:
         raise unknown("there is no measure of this name", name, list(_names()))
-    return found
+    return measure
 
 
 def _names() -> Iterator[str]:

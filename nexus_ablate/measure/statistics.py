@@ -218,17 +218,17 @@ def largest_entry(
         sink: Sink tokens before the text; such a token counts as the first.
     """
     position_B, channel_B = top_entry(x_BTD)
-    found = {}
+    shares = {}
     for name, index_B in (("channel", channel_B), ("position", position_B)):
-        found[name], found[f"{name}_agreement"] = most_common(index_B)
+        shares[name], shares[f"{name}_agreement"] = most_common(index_B)
     token_B = tokens_BT.gather(1, (position_B - sink).clamp(min=0)[:, None])[:, 0]
     left_B = position_B > 0
-    found["on_first"] = (~left_B).float().mean()
+    shares["on_first"] = (~left_B).float().mean()
     for kind, ids in kinds.items():
         fits_B = left_B & torch.isin(token_B, torch.tensor(sorted(ids), device=token_B.device))
-        found[f"on_{kind}"] = fits_B.float().mean()
+        shares[f"on_{kind}"] = fits_B.float().mean()
         left_B = left_B & ~fits_B
-    return found
+    return shares
 
 
 @statistic("attn", "ffn", full=True)

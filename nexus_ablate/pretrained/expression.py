@@ -75,8 +75,10 @@ def express(values: dict[str, Any]) -> Expression:
         raise ConfigError("config.json holds a value of another kind", f"{kind}: {error}", "copy it again") from error
     fields.finish()
     if fields.refused:
-        what = f"this {kind} cannot be expressed"
-        raise ConfigError(what, "; ".join(dict.fromkeys(fields.refused)), "`nexus-ablate list` names what there is")
+        problem = f"this {kind} cannot be expressed"
+        raise ConfigError(
+            problem, "; ".join(dict.fromkeys(fields.refused)), "`nexus-ablate list` names problem there is"
+        )
     preset = settings.pop("preset", family.preset)
     return Expression(family, kind, overrides_of(settings, preset), settings["model.context"])
 
@@ -84,27 +86,27 @@ def express(values: dict[str, Any]) -> Expression:
 def overrides_of(settings: Settings, preset: str) -> list[str]:
     """The overrides that make of a preset what the settings say; what they do not name is as in the baseline."""
     start, base = compose_values([f"preset={preset}"]), compose_values([])
-    found = [f"preset={preset}"]
+    overrides = [f"preset={preset}"]
     for axis in AXES:
         name = settings.get(axis, base[axis]["name"])
-        given = start[axis]
-        if given["name"] != name:
-            found.append(f"{axis}={name}")
-            given = default_option(axis, name).keys
+        values = start[axis]
+        if values["name"] != name:
+            overrides.append(f"{axis}={name}")
+            values = default_option(axis, name).keys
         for key, spec in option_files(axis)[name].keys.items():
             value = spec.constraint.accept(f"{axis}.{key}", settings.get(f"{axis}.{key}", spec.default))
-            if value != spec.constraint.accept(f"{axis}.{key}", given[key]):
-                found.append(f"{axis}.{key}={show(value)}")
+            if value != spec.constraint.accept(f"{axis}.{key}", values[key]):
+                overrides.append(f"{axis}.{key}={show(value)}")
     scalars = {key: c for key, c in keys_of(RunConfig).items() if key in ARCHITECTURE}
     for key, constraint in scalars.items():
         value = constraint.accept(key, settings.get(key, base[key]))
         if value != constraint.accept(key, start[key]):
-            found.append(f"{key}={show(value)}")
+            overrides.append(f"{key}={show(value)}")
     for key, constraint in keys_of(ModelConfig).items():
         name = f"model.{key}"
         if name in settings and constraint.accept(name, settings[name]) != base["model"][key]:
-            found.append(f"{name}={show(settings[name])}")
-    return found
+            overrides.append(f"{name}={show(settings[name])}")
+    return overrides
 
 
 ARCHITECTURE = (

@@ -148,8 +148,8 @@ def windows(c: Fields, s: Settings, default: Callable[[int], bool] = lambda laye
     if not width:
         c.refuse("layer_types has sliding_attention and sliding_window is missing")
         return {}
-    found = listed([width if kind == "sliding_attention" else 0 for kind in types])
-    return {"window": found}
+    pattern = listed([width if kind == "sliding_attention" else 0 for kind in types])
+    return {"window": pattern}
 
 
 def rope(c: Fields, s: Settings, fraction: float = 1.0, theta: float = 10000.0, pairing: str = "half") -> Settings:
@@ -320,8 +320,8 @@ def qwen3(c: Fields) -> Settings:
 def sliding_if_used(c: Fields, s: Settings) -> Settings:
     """Windows, which `use_sliding_window` turns on, from layer `max_window_layers` on where no list says otherwise."""
     used, first = c.flag("use_sliding_window", default=False), c.whole("max_window_layers", default=28)
-    found = windows(c, s, lambda layer: used and layer >= first)
-    return found if used else {}
+    windowed = windows(c, s, lambda layer: used and layer >= first)
+    return windowed if used else {}
 
 
 def smollm3(c: Fields) -> Settings:
@@ -529,14 +529,14 @@ def cohere(c: Fields) -> Settings:
 def cohere2(c: Fields) -> Settings:
     every = c("sliding_window_pattern", "_sliding_window_pattern", default=4)
     s = cohere(c)
-    found = windows(c, s, lambda layer: (layer + 1) % every != 0)
-    widths = found.get("window", 0)
+    windowed = windows(c, s, lambda layer: (layer + 1) % every != 0)
+    widths = windowed.get("window", 0)
     if not isinstance(widths, list):  # RoPE is where the window is
-        return s | found | ({} if widths else {"position": "none"})
+        return s | windowed | ({} if widths else {"position": "none"})
     short = pattern(widths)
     if short[-1] or not all(short[:-1]):
         c.refuse("layer_types: layers without a window have no positions, and here they are every n-th (nope_every=n)")
-    return s | found | {"nope_every": len(short)}
+    return s | windowed | {"nope_every": len(short)}
 
 
 def mpt(c: Fields) -> Settings:
@@ -677,11 +677,11 @@ def after_two(w: Tensor, shape: Shape) -> Tensor:
     return w[2:]
 
 
-def modules(theirs: str, block: str, head: str, ends: dict[str, Source], names: dict[str, Source]) -> dict[str, Source]:
+def modules(prefix: str, block: str, head: str, ends: dict[str, Source], names: dict[str, Source]) -> dict[str, Source]:
     """A family's table.
 
     Args:
-        theirs: Prefix of their names but the head's.
+        prefix: Prefix of their names but the head's.
         block: Their name of the list of blocks.
         head: Their head.
         ends: Around the blocks.
@@ -691,9 +691,9 @@ def modules(theirs: str, block: str, head: str, ends: dict[str, Source], names: 
     def prefixed(prefix: str, source: Source) -> Source:
         return f"{prefix}{source}" if isinstance(source, str) else (f"{prefix}{source[0]}", source[1])
 
-    table = {ours: prefixed(f"{theirs}.", source) for ours, source in ends.items()}
+    table = {name: prefixed(f"{prefix}.", source) for name, source in ends.items()}
     table |= {"head": head, "head_bias": f"{head}.bias"}
-    return table | {f"blocks.{{}}.{o}": prefixed(f"{theirs}.{block}.{{}}.", s) for o, s in names.items()}
+    return table | {f"blocks.{{}}.{o}": prefixed(f"{prefix}.{block}.{{}}.", s) for o, s in names.items()}
 
 
 QKVO: dict[str, Source] = {

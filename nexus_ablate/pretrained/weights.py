@@ -60,11 +60,11 @@ def content_hash(files: list[Path]) -> str:
 @cache
 def _hash_of(files: tuple[tuple[Path, int, int], ...]) -> str:
     """As `content_hash`; size and time tell whether a file was written since."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for path, _, _ in files:
         with path.open("rb") as file:
-            found.update(hashlib.file_digest(file, "sha256").digest())
-    return found.hexdigest()
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
 
 
 def read_tensors(files: list[Path]) -> dict[str, Tensor]:
@@ -90,7 +90,7 @@ def read_tensors(files: list[Path]) -> dict[str, Tensor]:
     return tensors
 
 
-def translate(family: Family, theirs: Mapping[str, Tensor], model: GPT) -> dict[str, Tensor]:
+def translate(family: Family, published: Mapping[str, Tensor], model: GPT) -> dict[str, Tensor]:
     """The state of our model, float32, from their tensors.
 
     Args:
@@ -103,14 +103,14 @@ def translate(family: Family, theirs: Mapping[str, Tensor], model: GPT) -> dict[
 
     geometry = model.geometry
     shape = Shape(geometry.n_heads, geometry.n_kv_heads, geometry.head_dim)
-    found: dict[str, Tensor] = {}
+    state: dict[str, Tensor] = {}
     read: set[str] = set()
     for name, parameter in model.state_dict().items():
-        sources, take = _sources(family, name, theirs)
+        sources, take = _sources(family, name, published)
         source = sources[0]
-        if missing := [one for one in sources if one not in theirs]:
+        if missing := [one for one in sources if one not in published]:
             raise ConfigError("the weights lack a tensor", f"{missing[0]}, which is {name} here", "copy them again")
-        tensor = theirs[source] if len(sources) == 1 else torch.stack([theirs[one] for one in sources])
+        tensor = published[source] if len(sources) == 1 else torch.stack([published[one] for one in sources])
         try:
             tensor = tensor if take is None else take(tensor, shape)
         except (RuntimeError, ValueError, IndexError) as error:
@@ -121,33 +121,35 @@ def translate(family: Family, theirs: Mapping[str, Tensor], model: GPT) -> dict[
         if tensor.shape != parameter.shape:
             got = f"{source}: {tuple(tensor.shape)} in the weights, {tuple(parameter.shape)} by config.json"
             raise ConfigError("config.json and weights are of different sizes", got, FROM_ONE)
-        found[name] = tensor.float().clone()
+        state[name] = tensor.float().clone()
         read |= {*sources}
-    ignores_key_bias = "blocks.0.attn.query.bias" in found and "blocks.0.attn.key.bias" not in found
-    left = [name for name in theirs if name not in read and not _is_needless(family, name, theirs, ignores_key_bias)]
+    ignores_key_bias = "blocks.0.attn.query.bias" in state and "blocks.0.attn.key.bias" not in state
+    left = [
+        name for name in published if name not in read and not _is_needless(family, name, published, ignores_key_bias)
+    ]
     if left:
-        what = "the weights hold tensors that this architecture does not have"
-        raise ConfigError(what, ", ".join(sorted(left)[:3]), FROM_ONE)
-    return found
+        problem = "the weights hold tensors that this architecture does not have"
+        raise ConfigError(problem, ", ".join(sorted(left)[:3]), FROM_ONE)
+    return state
 
 
-def _sources(family: Family, ours: str, theirs: Mapping[str, Tensor]) -> tuple[list[str], Any]:
+def _sources(family: Family, name: str, published: Mapping[str, Tensor]) -> tuple[list[str], Any]:
     """Their names of one of our parameters, several where it is a stack of theirs, and what takes it out of theirs."""
-    match = _BLOCK.match(ours)
+    match = _BLOCK.match(name)
     layer = match[1] if match else ""
-    general = _BLOCK.sub("blocks.{}.", ours)
+    general = _BLOCK.sub("blocks.{}.", name)
     module, _, leaf = general.rpartition(".")
     entry, suffix = family.modules.get(general), ""
     if entry is None:
         entry, suffix = family.modules.get(module), f".{_LEAVES.get(leaf, leaf)}"
     if entry is None:
-        raise ConfigError("this architecture has weights that the family lacks", ours, "report it as a bug")
+        raise ConfigError("this architecture has weights that the family lacks", name, "report it as a bug")
     name, take = entry if isinstance(entry, tuple) else (entry, None)
     names = [f"{option.format(layer)}{suffix}" for option in alternatives(name)]
     names += [option.partition(".")[2] for option in names]  # as GPT-2 was released, without the first part
     for option in names:
-        numbered = [option.replace("*", str(n)) for n in range(len(theirs))] if "*" in option else [option]
-        if there := [one for one in numbered if one in theirs]:
+        numbered = [option.replace("*", str(n)) for n in range(len(published))] if "*" in option else [option]
+        if there := [one for one in numbered if one in published]:
             return there, take
     return [names[0]], take
 
@@ -158,14 +160,14 @@ def alternatives(name: str) -> list[str]:
     return [".".join((*start, option)) for option in last.split("|")]
 
 
-def _is_needless(family: Family, name: str, theirs: Mapping[str, Tensor], ignores_key_bias: bool) -> bool:
+def _is_needless(family: Family, name: str, published: Mapping[str, Tensor], ignores_key_bias: bool) -> bool:
     """Whether a tensor of theirs may stay unread: a buffer, a tied head, or a key bias that softmax ignores."""
     if name.endswith(family.unread):
         return True
     source = f"{family.modules['embedding']}.weight"
     head = family.modules["head"]
     heads = [f"{option}.weight" for option in alternatives(head)] if isinstance(head, str) else []
-    if name in heads and source in theirs:
-        return theirs[name].shape == theirs[source].shape and bool((theirs[name] == theirs[source]).all())
+    if name in heads and source in published:
+        return published[name].shape == published[source].shape and bool((published[name] == published[source]).all())
     key = family.modules["blocks.{}.attn.key"]
     return ignores_key_bias and isinstance(key, str) and name.endswith(f".{key.rpartition('.{}.')[2]}.bias")

@@ -255,9 +255,9 @@ def sections() -> list[Section]:
         ),
         wr.RunComparer(diff_only="split"),
     ]
-    found = {"loss": loss, "gradients": gradients, "outliers": outliers, "sinks": over_training("sinks")}
-    found["choices"] = choices
-    return [ws.Section(name=name, panels=panels, is_open=True) for name, panels in found.items()]
+    sections_by_name = {"loss": loss, "gradients": gradients, "outliers": outliers, "sinks": over_training("sinks")}
+    sections_by_name["choices"] = choices
+    return [ws.Section(name=name, panels=panels, is_open=True) for name, panels in sections_by_name.items()]
 
 
 def _package() -> tuple[Any, Any]:

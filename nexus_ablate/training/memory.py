@@ -134,14 +134,14 @@ def machine_bytes() -> int | None:
     """Bytes of memory that this process may have, swap included: those of the machine, of its control groups or of its
     own limits, whichever are fewest; None where the system does not tell."""
     limits = [resource.getrlimit(name)[0] for name in (resource.RLIMIT_AS, resource.RLIMIT_DATA)]
-    found = [limit for limit in limits if limit != resource.RLIM_INFINITY]
+    bounds = [limit for limit in limits if limit != resource.RLIM_INFINITY]
     try:
         lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
         memory, swap = (int(lines[name].split()[0]) * 1024 for name in ("MemTotal", "SwapTotal"))
-        found += [memory + swap, *(limit + swap for limit in _control_groups())]
+        bounds += [memory + swap, *(limit + swap for limit in _control_groups())]
     except (OSError, ValueError, KeyError):
         pass
-    return min(found, default=None)
+    return min(bounds, default=None)
 
 
 def _control_groups(own: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> Iterator[int]:

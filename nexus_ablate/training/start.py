@@ -80,12 +80,12 @@ def checkpoint_hash(run: Path) -> str:
     from nexus_ablate.training.checkpoint import newest_hash
 
     try:
-        found = newest_hash(run / "checkpoints", "model")
+        digest = newest_hash(run / "checkpoints", "model")
     except CheckpointError as error:
         raise ConfigError(f"init.run: {error.problem}", error.got, FROM_RUN) from error
-    if found is None:
+    if digest is None:
         raise ConfigError("the run of init.run has no checkpoint", str(run), "finish it first, or name another run")
-    return found
+    return digest
 
 
 def _of_run(run: Path) -> dict[str, Tensor]:
@@ -148,10 +148,10 @@ def load_fitting(model: GPT, state: dict[str, Tensor], path: Path) -> None:
     Raises:
         ConfigError: Names or shapes are not the model's.
     """
-    ours, theirs = ({name: tuple(t.shape) for name, t in of.items()} for of in (model.state_dict(), state))
-    if other := sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)):
+    expected, saved = ({name: tuple(t.shape) for name, t in of.items()} for of in (model.state_dict(), state))
+    if other := sorted(name for name in expected.keys() | saved.keys() if expected.get(name) != saved.get(name)):
         name = other[0]
-        got = f"{name}: {theirs.get(name, 'not there')} in {path}, {ours.get(name, 'not there')} in the model"
+        got = f"{name}: {saved.get(name, 'not there')} in {path}, {expected.get(name, 'not there')} in the model"
         fix = "ask for the architecture and the tokenizer that the weights are of"
         raise ConfigError("the weights to start from do not fit the model", got, fix)
     model.load_state_dict(state)
