@@ -28,7 +28,7 @@ GPT2 = [
     "bias=off",
     "norm_bias=off",
     "ffn=gelu",
-    "model=small",
+    "model=base",
     "train.batch_size=16",
     "train.precision=bf16",
 ]

@@ -153,9 +153,9 @@ def test_naming_what_auto_means_is_the_same_run_under_the_same_name():
 
 
 def test_an_arm_is_named_by_its_differences_and_never_by_its_seed():
-    config = compose(["norm=layer", "placement=post", "d_ff_ratio=4", "seed=3", "norm.eps=1e-6", "model=micro"])
+    config = compose(["norm=layer", "placement=post", "d_ff_ratio=4", "seed=3", "norm.eps=1e-6", "model=mini"])
     assert differences(config) == {
-        "model": "micro",
+        "model": "mini",
         "norm": "layer",
         "norm.eps": "1e-06",
         "placement": "post",

@@ -264,17 +264,19 @@ def test_tied_embeddings_are_one_parameter(tiny):
     assert parameter_roles(untied)["head.weight"] == "head"
 
 
-@pytest.mark.parametrize("size", ["nano", "micro", "small"])
-def test_the_sizes_are_what_they_say(size):
+def test_the_sizes_have_the_parameters_that_the_list_shows_and_grow_in_its_order():
+    from nexus_ablate.cli.list import catalogue
     from nexus_ablate.config.compose import compose
 
-    everything, without_tables = parameters(
-        meta_model(compose([f"model={size}", "ffn=gelu", "position=learned"]), 50257)
-    )
-    expected = {"nano": 0.79e6, "micro": 10.6e6, "small": 85e6}[size]
-    assert without_tables == pytest.approx(expected, rel=0.01)
-    if size == "small":
-        assert everything == pytest.approx(124e6, rel=0.01)
+    shown = {
+        name: float(option["summary"].partition("M ")[0].split()[-1]) for name, option in catalogue()["model"].items()
+    }
+    sizes = {name: meta_model(compose([f"model={name}", "ffn=gelu", "position=learned"]), 50257) for name in shown}
+    assert list(shown) == ["nano", "micro", "mini", "tiny", "small", "base"]
+    assert list(shown.values()) == sorted(shown.values())
+    for name, model in sizes.items():
+        assert parameters(model)[1] / 1e6 == pytest.approx(shown[name], rel=0.02), name
+    assert parameters(sizes["base"])[0] == pytest.approx(124e6, rel=0.01), "GPT-2"
 
 
 def test_flops_are_three_times_the_forward_matrix_products(tiny):

@@ -872,3 +872,25 @@ def test_what_is_no_secret_is_left_alone(text: str):
 def test_importing_the_module_imports_no_torch():
     code = "import sys, nexus_ablate.runs; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_run_that_calls_its_experiment_study_is_read_like_any_other(tmp_path: Path, capsys):
+    from written_runs import Writer
+
+    from nexus_ablate.cli import main
+    from nexus_ablate.config.resolve import from_values
+
+    writer = Writer(tmp_path, "mine")
+    paths = [*writer.arm(losses=[2.0, 2.1]), *writer.arm("norm=layer", losses=[2.2, 2.3])]
+    assert main(["compare", str(tmp_path / "mine"), "--json", "-"]) == 0
+    now = capsys.readouterr().out
+    for path in paths:
+        text = (path / "config.yaml").read_text()
+        assert "experiment: mine" in text
+        (path / "config.yaml").write_text(text.replace("experiment: mine", "study: mine"))
+    assert main(["compare", str(tmp_path / "mine"), "--json", "-"]) == 0
+    assert capsys.readouterr().out == now
+    config = read_run(paths[0]).config
+    assert config is not None and config["experiment"] == "mine" and "study" not in config
+    assert from_values({key: value for key, value in config.items() if key != "resolved"}).experiment == "mine"
+    assert main(["show", str(paths[0])]) == 0

@@ -78,7 +78,7 @@ class Writer:
             batch: Tokens of a step, relative to those of other runs.
         """
         values, name = config_of(overrides)
-        values = {**values, "seed": seed, "study": self.study}
+        values = {**values, "seed": seed, "experiment": self.study}
         arm_hash = digest(overrides, folder if folder and folder.startswith("#") else "") * 4
         code = (env or {}).get("source", SOURCE)
         path = self.root / self.study / (folder or name) / f"s{seed}-{digest(arm_hash, seed, code)[:8]}{rerun}"

@@ -31,7 +31,7 @@ VERB = Verb(
     (
         ("bench norm", "every norm: forward, backward, alone and in its block"),
         ("bench norm --only layer,rms --against layer --compile", ""),
-        ("bench ffn model=small train.batch_size=4 --picture ffn.png", ""),
+        ("bench ffn model=base train.batch_size=4 --picture ffn.png", ""),
         ("bench step norm=layer", "the training step: how long, and where its time goes"),
         ("bench step norm=none --against norm=rms,norm=layer", "steps in turn, and their ratios"),
         ("bench sweep --workers 1,2,4", "runs per hour with so many at a time"),

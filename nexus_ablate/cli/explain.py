@@ -19,7 +19,7 @@ VERB = Verb(
     (
         ("explain", "the baseline"),
         ("explain norm=dyt placement=deepnorm", "what these change besides themselves"),
-        ("explain preset=gpt2 model=small --vocab 50257", ""),
+        ("explain preset=gpt2 model=base --vocab 50257", ""),
     ),
     (
         Flag("--vocab", "N", "tokens in the vocabulary (256)", whole("--vocab", 50257, "of tokens")),

@@ -75,7 +75,7 @@ def catalogue() -> dict[str, Any]:
                 "default": defaults.get(group) == path.stem,
                 "keys": _dataclass_keys(cls, path) if cls else {},
             }
-            for path in sorted(conf_dir().joinpath(group).glob("*.yaml"))
+            for path in sorted(conf_dir().joinpath(group).glob("*.yaml"), key=_parameters if group == "model" else None)
         }
     values = _yaml(conf_dir() / "config.yaml")
     groups["switches"] = {
@@ -115,6 +115,12 @@ def _defaults() -> dict[str, str]:
         if isinstance(entry, dict)
         for k, v in entry.items()
     }
+
+
+def _parameters(path: Path) -> int:
+    """What the parameters of a model's blocks are proportional to."""
+    values = _yaml(path)
+    return values["n_layers"] * values["d_model"] ** 2
 
 
 def _summary(path: Path) -> str:

@@ -41,7 +41,7 @@ VERB = Verb(
     (
         ("verify-resume", ""),
         ("verify-resume norm=layer model.dropout=0.1 train.precision=bf16", ""),
-        ("verify-resume --keep proof model=micro train.steps=200", ""),
+        ("verify-resume --keep proof model=mini train.steps=200", ""),
     ),
     (Flag("--keep", "DIR", "keep the three runs in a new directory", Path),),
     "Trains 40 steps (or train.steps) undisturbed, then stopped by SIGTERM, then killed, each started again by the "

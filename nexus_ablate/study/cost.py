@@ -23,7 +23,7 @@ class Cost:
 
     Attributes:
         flops_per_token: Of training.
-        memory_bytes: An estimate, within 5% of the measured peak of the nano and mini models on a CPU.
+        memory_bytes: An estimate, within 5% of the measured peak of the nano and micro models on a CPU.
         steps: Optimizer steps.
         tokens: Trained on.
     """
