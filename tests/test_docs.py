@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import shlex
@@ -30,6 +31,18 @@ PLACEHOLDER = re.compile(r"(?<![\w/.])[A-Z][A-Z_]+(?![\w.])|\.\.\.|/path/|path/t
 """`DIR`, `KEY=VALUE`, `...`: a form and no command."""
 TUTORIAL = (ROOT / "docs/tutorial.md").read_text()
 (TUTORIAL_STUDY,) = re.findall(r"^```yaml\n(.*?)^```$", TUTORIAL, re.M | re.S)
+SIZES = {
+    "vocab_size": 256,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+}
+PUBLISHED = {
+    "Llama-3.2-1B": {"model_type": "llama", "max_position_embeddings": 8, **SIZES},
+    "pythia-70m": {"model_type": "gpt_neox", "max_position_embeddings": 8, **SIZES},
+}
+"""Models that a page imports: their configuration, small and without weights."""
 WRITTEN = [*PAGES, *sorted((ROOT / "conf").rglob("*.yaml"))]
 DIALECT = re.compile(
     r"\b(?:told|grief|mend|mended|circumstances|company|in\s+plain\s+sight|came\s+to|a\s+line\s+an\s+arm)\b", re.I
@@ -56,6 +69,9 @@ def desk(tmp_path, monkeypatch):
     for name in ("book.txt", "tinyshakespeare.txt"):
         (tmp_path / name).write_text("to be or not to be\n" * 500)
     (tmp_path / "muon.yaml").write_text(TUTORIAL_STUDY)
+    for name, config in PUBLISHED.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
     trained = []
 
     def train(config, *_, **__):
@@ -71,7 +87,7 @@ def desk(tmp_path, monkeypatch):
     monkeypatch.setattr(evaluation, "evaluate", lambda path, names: {name: {"not_defined": "here"} for name in names})
     monkeypatch.setattr(cluster, "submit", lambda request, *_, **__: trained.append(launch.expanded(request)) or 0)
     monkeypatch.setattr(launch, "launch", lambda request, *_, **__: trained.append(launch.expanded(request)) or 0)
-    for study in ("scratch", "norms", "mine", "notebook", "first_look", "muon"):
+    for study in ("scratch", "norms", "mine", "notebook", "first_look", "muon", "imported"):
         writer = Writer(tmp_path / "runs", study)
         writer.arm(losses=[2.0, 2.01, 1.99])
         writer.arm("norm=layer", losses=[2.1, 2.12, 2.09])
