@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from typing import Any
 
 import yaml
@@ -11,6 +10,8 @@ import yaml
 UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, yaml.YAMLError)
 """What a parser of damaged text can raise: PyYAML lets KeyError and IndexError through for tags such as `!!bool x`."""
 
+LARGEST = 1e100
+"""No number that a run computes comes near it, and squares of smaller ones are floats."""
 _DIGITS = 18
 """Of a whole number: more would not be one of 64 bits."""
 _DEPTH = 64
@@ -24,30 +25,18 @@ _YAML_DEPTH = 5000
 # ------------------------------------------------------------------------------------------------------------- reading
 
 
-def strict_loads(text: str | bytes) -> Any:
-    """JSON without NaN, Infinity, and numbers that no float or 64-bit integer holds.
+def strict_loads(text: str) -> Any:
+    """JSON without NaN and Infinity.
 
     Raises:
         ValueError: The text is not that.
         RecursionError: Likewise.
     """
-    return json.loads(text, parse_constant=_refuse_constant, parse_int=_parse_int, parse_float=_parse_float)
+    return json.loads(text, parse_constant=_refuse_constant)
 
 
 def _refuse_constant(constant: str) -> None:
     raise ValueError(f"{constant} is not JSON")
-
-
-def _parse_int(text: str) -> int:
-    if len(text.lstrip("-")) > _DIGITS:
-        raise ValueError(f"a number of {len(text)} digits")
-    return int(text)
-
-
-def _parse_float(text: str) -> float:
-    if math.isinf(value := float(text)):
-        raise ValueError(f"{text[:20]} is too large")
-    return value
 
 
 class _Bounded:
@@ -111,8 +100,8 @@ def misfit(value: Any, form: Any, name: str = "", depth: int = 0) -> str:
 
     Args:
         value: What was read.
-        form: One of: bool, int, float (finite; an int too), str; `None`; `Any` (plain data); a tuple of forms, one of
-            which it must have; a function that says whether it is as it must be; `[form]` of every item;
+        form: One of: bool, int, float (an int too), both below `LARGEST`, str; `None`; `Any` (plain data); a tuple of
+            forms, one of which it must have; a function that says whether it is as it must be; `[form]` of every item;
             `{str: form}` of every value; `{"key": form}` of the values of these keys, where `"key!"` must be there
             and further keys hold plain data.
         name: What the value is called.
@@ -128,8 +117,8 @@ def misfit(value: Any, form: Any, name: str = "", depth: int = 0) -> str:
         fits = type(value) is type(form)
         if fits and (inner := _misfit_inside(value, form, name, depth)):
             return inner
-    elif form is float:
-        fits = type(value) is int or (type(value) is float and math.isfinite(value))
+    elif form in (int, float):
+        fits = type(value) in (int, form) and -LARGEST < value < LARGEST
     else:
         fits = type(value) is form if isinstance(form, type) else value is None if form is None else form(value)
     return "" if fits else f"{name}: {value!r:.60}".removeprefix(": ")

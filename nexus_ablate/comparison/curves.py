@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from nexus_ablate.comparison.statistics import Array
 from nexus_ablate.errors import UserError
+from nexus_ablate.plain_data import LARGEST
 from nexus_ablate.runs.record import parse_row, read_lines, read_rows
 
 _ROW, _VAL, _TRAIN = b'{"step": ', b'"val/loss": ', re.compile(rb'"train/loss": ([^,}\n]+)')
@@ -77,8 +78,8 @@ def read_curves(path: Path) -> Curves:
             parsed = [parse_row(path, line) for line in lines]
             rows, last = rows + parsed[:-1], parsed[-1]
             train += [float(text) if text != b"null" else None for text in _TRAIN.findall(chunk)]
-        if np.isinf(np.array(train, dtype=float)).any():
-            raise ValueError("a number that no float holds")
+        if (np.abs(np.array(train, dtype=float)) >= LARGEST).any():
+            raise ValueError("a number that no run computes")
     except (ValueError, UserError):  # the strict reader names the line
         rows, train, last = [], [], {}
         for last in read_rows(path):

