@@ -43,8 +43,8 @@ AXES = ("norm", "placement", "position", "attention", "normalizer", "qk_norm", "
 OPTIONS = (*AXES, "optim")
 """The groups whose options are classes: the axes, and the optimizer."""
 
-CLASSES = (*OPTIONS, "evaluation")
-"""The groups to which a plugin may add: of evaluations, a run has any number."""
+CLASSES = (*OPTIONS, "data", "evaluation")
+"""The groups to which a plugin may add an option: its class and its YAML."""
 
 COMMON_KEYS = {
     "optim": {

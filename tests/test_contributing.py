@@ -1,0 +1,63 @@
+"""The worked examples of the documentation, added to a copy of the package and run from the command line."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import TINY
+
+from nexus_ablate.runs import find_runs, read_jsonl, read_run
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = (ROOT / "docs/worked_examples.md").read_text(encoding="utf-8")
+FILES = dict(re.findall(r"^`(my_options/\S+)`\n\n```\w+\n(.*?)^```$", PAGE, flags=re.M | re.S))
+GROUPS = ("placement", "position", "data", "evaluation")
+
+
+def snippet(before: str) -> str:
+    """The code block after a line that ends so."""
+    (found,) = re.findall(rf"{re.escape(before)}\n\n```\w+\n(.*?)^```$", PAGE, flags=re.M | re.S)
+    return found
+
+
+def test_an_option_is_two_files():
+    names = {group: f"my_{group}" for group in GROUPS}
+    expected = {file for g, n in names.items() for file in (f"my_options/{n}.py", f"my_options/{g}/{n}.yaml")}
+    assert set(FILES) == expected
+
+
+@pytest.mark.slow
+def test_the_worked_examples_train_one_run_as_they_are_written(tmp_path):
+    for folder in ("nexus_ablate", "conf"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    for name, text in FILES.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    statistics, measures = (tmp_path / "nexus_ablate/measure" / name for name in ("statistics.py", "measures.py"))
+    function, row = snippet("`nexus_ablate/measure/statistics.py`"), snippet("`nexus_ablate/measure/measures.py`")
+    statistics.write_text(f"{statistics.read_text()}\n\n{function}")
+    head = '    "activations": (\n'
+    assert measures.read_text().count(head) == 1
+    measures.write_text(measures.read_text().replace(head, head + row))
+
+    (command,) = re.findall(r"```sh\n(.*?)```", PAGE, flags=re.S)
+    settings = ["train.steps=2", "train.device=cpu", "train.threads=1", "train.eval_tokens=64", "tracker=files"]
+    words = [sys.executable, "-m", *shlex.split(command.replace("nexus-ablate", "nexus_ablate")), *TINY, *settings]
+    environment = os.environ | {"NEXUS_ABLATE_CACHE": str(tmp_path / "cache"), "PYTHONPATH": ""}
+    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=300)
+    assert done.returncode == 0, done.stderr
+    (path,) = find_runs([tmp_path / "runs"])
+    record = read_run(path)
+    assert record.config is not None and record.summary is not None
+    assert [record.config[group]["name"] for group in GROUPS[:3]] == ["my_placement", "my_position", "my_data"]
+    assert set(record.summary["my_evaluation:targets:256"]) == {"loss", "backwards"}
+    assert record.summary["act/resid/max_channel_mean"] > 0
+    assert "act/block_001/resid/max_channel_mean" in read_jsonl(path / "probes.jsonl")[-1]
+    listed = subprocess.run([*words[:3], "list", "measures"], capture_output=True, text=True, cwd=tmp_path)
+    assert "max_channel_mean" in listed.stdout
