@@ -184,7 +184,7 @@ def test_the_tutorial_ends_in_the_verdict_that_it_shows(tmp_path):
         ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=900, env=environment)
         assert ended.returncode == 0, ended.stderr
         printed += ended.stdout + ended.stderr
-    for number in ("22 runs", "10 runs"):
-        assert number in printed and number in TUTORIAL
+    queued = re.compile(r"^\d+ runs queued", re.M)
+    assert queued.findall(printed) == queued.findall(TUTORIAL) == ["22 runs queued", "10 runs queued"]
     row = re.compile(r"^optim=muon +5/5 .* -0\.\d{4}  (.*?) *$", re.M)
     assert row.findall(printed) == row.findall(TUTORIAL) == ["BETTER (depends on LR)"]
