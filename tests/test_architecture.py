@@ -186,9 +186,6 @@ VAGUE_NAMES = {"told", "found", "asked", "given", "came", "ours", "theirs", "wha
 VAGUE_PHRASES = re.compile(
     r"\b(told|grief|mends?|mended|circumstances?|company|in plain sight|came to|a line an arm)\b", re.IGNORECASE
 )
-NOT_YET_PLAIN = {"cli", "config"}
-"""Packages whose wording is still to be revised."""
-PLAIN = [path for path in MODULES if room(path) not in NOT_YET_PLAIN]
 
 
 def vague_names(source: str) -> set[str]:
@@ -213,7 +210,7 @@ def vague_phrases(source: str) -> list[str]:
     return [match[0] for token in tokens if token.type in kinds for match in VAGUE_PHRASES.finditer(token.string)]
 
 
-@pytest.mark.parametrize("path", PLAIN, ids=lambda p: str(p.relative_to(PACKAGE)))
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_names_say_what_they_hold_and_sentences_are_plain(path):
     source = path.read_text()
     assert vague_names(source) == set()

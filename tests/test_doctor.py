@@ -110,8 +110,8 @@ def test_a_package_out_of_bounds_is_named_with_the_command_that_mends_it(monkeyp
     real = metadata.version
     monkeypatch.setattr(readiness.metadata, "version", lambda name: versions.get(name) or real(name))
     (bad,) = packages()
-    assert (bad.name, bad.found, bad.ready, bad.need) == ("torch", "2.4.0", False, True)
-    assert bad.mend.startswith("pip install 'torch")
+    assert (bad.name, bad.detail, bad.ready, bad.need) == ("torch", "2.4.0", False, True)
+    assert bad.fix.startswith("pip install 'torch")
 
 
 def test_gpus_that_torch_cannot_use_are_told(tools, monkeypatch):
@@ -119,20 +119,20 @@ def test_gpus_that_torch_cannot_use_are_told(tools, monkeypatch):
     monkeypatch.setattr(readiness.metadata, "version", lambda name: "2.13.0+cpu")
     (check,) = device()
     assert not check.ready
-    assert "built for the CPU" in check.found
+    assert "built for the CPU" in check.detail
     monkeypatch.setattr(readiness.metadata, "version", lambda name: "2.13.0")
     tools("nvidia-smi", "printf 'Some GPU, 80 GiB\\nSome GPU, 80 GiB\\n'")
     (check,) = device()
     assert check.ready
-    assert check.found == "2 GPUs (Some GPU, 80 GiB; Some GPU, 80 GiB)"
+    assert check.detail == "2 GPUs (Some GPU, 80 GiB; Some GPU, 80 GiB)"
 
 
 def test_without_a_compiler_torch_compile_is_told_to_be_off(tools, monkeypatch):
     monkeypatch.delenv("CXX", raising=False)
     assert not compiler().ready
-    assert "train.compile=off" in compiler().mend
+    assert "train.compile=off" in compiler().fix
     tools("clang++")
-    assert compiler().found == "clang++"
+    assert compiler().detail == "clang++"
 
 
 def test_nothing_is_asked_of_the_network_unless_asked_to(tmp_path, monkeypatch):
@@ -158,9 +158,9 @@ def test_a_mode_that_was_chosen_is_told(monkeypatch, tmp_path):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))
     monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path))
-    assert wandb().found == "no key: runs are kept in files alone"
+    assert wandb().detail == "no key: runs are kept in files alone"
     monkeypatch.setenv("WANDB_MODE", "offline")
-    assert wandb().found == "no key: offline copies"
+    assert wandb().detail == "no key: offline copies"
 
 
 def cluster(tools, parameters="preempt_send_user_signal", accounting=True):
@@ -177,7 +177,7 @@ def by_name(found) -> dict[str, Check]:
 def test_a_cluster_is_described(tools, tmp_path):
     cluster(tools)
     found = by_name(slurm(tmp_path, submit=False))
-    assert found["SLURM"].found == "partitions low (2 nodes, gpu:2, up), high (2 nodes, no GPUs, up)"
+    assert found["SLURM"].detail == "partitions low (2 nodes, gpu:2, up), high (2 nodes, no GPUs, up)"
     assert found["sacct"].ready
     assert found["preemption"].ready
     assert not any(check.need for check in found.values()), "runs are possible without it"
@@ -186,16 +186,16 @@ def test_a_cluster_is_described(tools, tmp_path):
 def test_what_a_cluster_lacks_is_told_with_what_follows(tools, tmp_path):
     cluster(tools, parameters="(null)", accounting=False)
     found = by_name(slurm(tmp_path, submit=False))
-    assert "wait for ever" in found["sacct"].mend
-    assert "checkpoint_every" in found["preemption"].mend
-    assert "--submit" in found["runs on nodes"].mend
+    assert "wait forever" in found["sacct"].fix
+    assert "checkpoint_every" in found["preemption"].fix
+    assert "--submit" in found["runs on nodes"].fix
 
 
 def test_a_job_looks_for_a_file(tools, tmp_path):
     tools("srun", 'for last; do :; done; test "$1" = --ntasks=1 -a -e "$last"')
     assert shared(tmp_path, submit=True).ready
     tools("srun", "echo 'srun: error: Unable to allocate resources' >&2; exit 1")
-    assert "Unable to allocate" in shared(tmp_path, submit=True).found
+    assert "Unable to allocate" in shared(tmp_path, submit=True).detail
     assert not list(tmp_path.glob(".doctor*"))
 
 

@@ -75,7 +75,7 @@ def test_the_first_number_that_differs_is_named_with_its_step(two):
     rows[9]["grad_norm/global"] *= 1.5
     (second.path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     found = compare(first, second)
-    assert found.what == "step 7: train/loss"
+    assert found.place == "step 7: train/loss"
     assert found.size == pytest.approx(1 / 3)
 
 
@@ -84,7 +84,7 @@ def test_a_row_that_is_missing_or_twice_there_is_a_difference(two):
     lines = (second.path / "metrics.jsonl").read_text().splitlines(keepends=True)
     for changed in (lines[:-1], [*lines, lines[-1]]):
         (second.path / "metrics.jsonl").write_text("".join(changed))
-        assert compare(first, second).what == "the steps of metrics.jsonl"
+        assert compare(first, second).place == "the steps of metrics.jsonl"
 
 
 def test_a_single_bit_of_a_weight_is_a_difference(two):
@@ -95,7 +95,7 @@ def test_a_single_bit_of_a_weight_is_a_difference(two):
     shutil.rmtree(loaded.path)
     save(second.path / "checkpoints", loaded.step, loaded.tensors, loaded.state)
     found = compare(first, second)
-    assert found.what == "the weight embedding.weight"
+    assert found.place == "the weight embedding.weight"
     assert 0 < found.size < 1e-5
 
 

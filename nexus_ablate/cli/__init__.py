@@ -122,10 +122,10 @@ def _without_plugins(arguments: list[str]) -> list[str]:
 
     directories = []
     while arguments and arguments[0].split("=")[0] == "--plugin":
-        _, given, directory = arguments.pop(0).partition("=")
-        if not given and not arguments:
+        _, has_value, directory = arguments.pop(0).partition("=")
+        if not has_value and not arguments:
             raise errors.ConfigError("--plugin needs a directory", "--plugin", "nexus-ablate --plugin DIR norm=my_norm")
-        directories.append(directory if given else arguments.pop(0))
+        directories.append(directory if has_value else arguments.pop(0))
     if any(argument.split("=")[0] == "--plugin" for argument in arguments):
         got, fix = shlex.join(["nexus-ablate", *arguments]), "nexus-ablate --plugin DIR VERB ..."
         raise errors.ConfigError("--plugin comes before everything else", got, fix)

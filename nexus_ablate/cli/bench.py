@@ -104,12 +104,12 @@ def _options(
     """
     names = list(option_files(axis))
     baseline = flags.get("against") or getattr(config, axis).name
-    asked = flags.get("only") or names
-    for name in [baseline, *asked]:
+    requested = flags.get("only") or names
+    for name in [baseline, *requested]:
         if name not in names:
             raise errors.unknown(f"{axis} has no option of this name", name, names)
     configs = {}
-    for name in [baseline, *(n for n in asked if n != baseline)]:
+    for name in [baseline, *(n for n in requested if n != baseline)]:
         try:
             configs[name] = compose([*overrides, f"{axis}={name}", "model.n_layers=2"])
         except ConfigError as error:
@@ -218,16 +218,16 @@ def _compared(overrides: list[str], others: list[str], flags: dict[str, Any], se
     _machine()
     from nexus_ablate.bench.step import compare_steps
 
-    found = compare_steps(overrides, others, seconds)
+    results = compare_steps(overrides, others, seconds)
     rows = [
         (
             each.name or "as given",
             f"{1000 * each.seconds.median:.2f}",
             f"{each.ratio.median:.3f} ({each.ratio.low:.3f}-{each.ratio.high:.3f})",
         )
-        for each in found
+        for each in results
     ]
-    data = {"steps": [dataclasses.asdict(each) for each in found]}
+    data = {"steps": [dataclasses.asdict(each) for each in results]}
     return _finish(flags, data, lambda: _table(("", "step ms", "times as given"), rows))
 
 
@@ -236,21 +236,21 @@ def _sweep(overrides: list[str], flags: dict[str, Any], seconds: float, config: 
     from nexus_ablate.training.device import IdleCores
 
     cores = IdleCores.cores()
-    asked = flags.get("workers") or [str(n) for n in range(1, cores + 1)]
-    if not all(n.isdecimal() and 0 < int(n) <= 1024 for n in asked):
-        raise ConfigError("--workers takes numbers above 0", ",".join(asked), "--workers 1,2,4")
+    requested = flags.get("workers") or [str(n) for n in range(1, cores + 1)]
+    if not all(n.isdecimal() and 0 < int(n) <= 1024 for n in requested):
+        raise ConfigError("--workers takes numbers above 0", ",".join(requested), "--workers 1,2,4")
     if config.resolved.steps is None:
         raise ConfigError("a sweep is measured in steps", "train.flops", "give train.steps or train.tokens")
     steps = config.resolved.steps
-    found = bench_sweep(overrides, steps, [int(n) for n in asked], cores, seconds)
-    rows = [(str(t.workers), str(t.threads), f"{1000 * t.step_seconds:.1f}", f"{t.runs_per_hour:.1f}") for t in found]
+    results = bench_sweep(overrides, steps, [int(n) for n in requested], cores, seconds)
+    rows = [(str(t.workers), str(t.threads), f"{1000 * t.step_seconds:.1f}", f"{t.runs_per_hour:.1f}") for t in results]
 
     def show() -> None:
         _table(("workers", "threads each", "step ms", "runs per hour"), rows)
-        best = max(found, key=lambda t: t.runs_per_hour)
+        best = max(results, key=lambda t: t.runs_per_hour)
         print(
             f"\nmost with --workers {best.workers}: {best.runs_per_hour:.1f} runs of {steps:,} steps per hour, "
             "without validation and start"
         )
 
-    return _finish(flags, {"steps": steps, "sweep": [vars(t) for t in found]}, show)
+    return _finish(flags, {"steps": steps, "sweep": [vars(t) for t in results]}, show)

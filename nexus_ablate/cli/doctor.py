@@ -1,4 +1,4 @@
-"""`nexus-ablate doctor`: what of this machine is ready, and how to mend what is not."""
+"""`nexus-ablate doctor`: what of this machine is ready, and how to fix what is not."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
 
     from nexus_ablate.cli.doctor_checks import Check, checks
 
-    found: list[Check] = []
+    results: list[Check] = []
     console = None
     if "json" not in flags:
         from rich.console import Console
@@ -44,17 +44,17 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
 
         console = Console(highlight=False, soft_wrap=True)
     for check in checks(Path(words[0] if words else "runs"), "online" in flags, "submit" in flags):
-        found.append(check)
+        results.append(check)
         if console is not None:
             word, colour = ("ready", "green") if check.ready else ("missing", "red" if check.need else "yellow")
             line = Text(f"{word:<8}", colour)
-            line.append(f"{check.name:<24}", "bold").append(printable(check.found))
-            if check.mend:
-                line.append(f"  -> {printable(check.mend)}", "dim")
+            line.append(f"{check.name:<24}", "bold").append(printable(check.detail))
+            if check.fix:
+                line.append(f"  -> {printable(check.fix)}", "dim")
             console.print(line)
-    broken = [check.name for check in found if check.need and not check.ready]
+    broken = [check.name for check in results if check.need and not check.ready]
     if console is None:
-        print(json.dumps({"ready": not broken, "checks": [asdict(check) for check in found]}, indent=2))
+        print(json.dumps({"ready": not broken, "checks": [asdict(check) for check in results]}, indent=2))
     elif broken:
         console.print(f"no run can be trained here before this is fixed: {', '.join(broken)}", style="red")
     return errors.CONFIG if broken else errors.OK

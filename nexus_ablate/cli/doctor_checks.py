@@ -1,7 +1,7 @@
-"""What of this machine is ready for runs, and how to mend what is not. Imports no torch, and asks no network unasked.
+"""What of this machine is ready for runs, and how to fix what is not. Imports no torch, and asks no network unasked.
 
-A check looks at one thing and says what it found; `need` tells whether runs are impossible without it. Credentials are
-reported as present or absent and never shown.
+A check looks at one thing and reports what is there; `need` says whether runs are impossible without it.
+Credentials are reported as present or absent and never shown.
 """
 
 from __future__ import annotations
@@ -62,15 +62,15 @@ class Check:
     Attributes:
         name: The thing.
         ready: It can be used.
-        found: What is there.
-        mend: How to get what is not there; '' where there is nothing to do.
+        detail: What is there.
+        fix: How to get what is missing; '' where nothing is.
         need: Runs are impossible without it.
     """
 
     name: str
     ready: bool
-    found: str
-    mend: str = ""
+    detail: str
+    fix: str = ""
     need: bool = False
 
 
@@ -109,13 +109,13 @@ def packages() -> Iterator[Check]:
     from packaging.requirements import Requirement
 
     try:
-        asked = [Requirement(text) for text in metadata.requires("nexus-ablate") or []]
+        required = [Requirement(text) for text in metadata.requires("nexus-ablate") or []]
     except metadata.PackageNotFoundError:
         yield Check("packages", False, "nexus-ablate is not installed: versions are unknown", "pip install -e .")
         return
-    asked = [each for each in asked if each.marker is None or each.marker.evaluate({"extra": ""})]
+    required = [each for each in required if each.marker is None or each.marker.evaluate({"extra": ""})]
     wrong = 0
-    for each in asked:
+    for each in required:
         try:
             version = metadata.version(each.name)
         except metadata.PackageNotFoundError:
@@ -124,11 +124,11 @@ def packages() -> Iterator[Check]:
             wrong += 1
             yield Check(each.name, False, version, f"pip install '{each.name}{each.specifier}'", need=True)
     if not wrong:
-        yield Check("packages", True, f"{len(asked)} within their bounds, torch {_version('torch')}", need=True)
+        yield Check("packages", True, f"{len(required)} within their bounds, torch {_version('torch')}", need=True)
 
 
 def device() -> Iterator[Check]:
-    """The accelerator that `train.device=auto` would take, as far as it can be told without torch."""
+    """The accelerator that `train.device=auto` would take, as far as it is known without torch."""
     gpus = visible_gpus()
     if not gpus:
         mac = sys.platform == "darwin" and platform.machine() == "arm64"
@@ -137,8 +137,8 @@ def device() -> Iterator[Check]:
     names = _said("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader")
     said = "; ".join(names.splitlines()) if names else "nvidia-smi does not say which"
     if "+cpu" in _version("torch"):
-        mend = "install torch for CUDA: https://pytorch.org/get-started"
-        yield Check("device", False, f"{len(gpus)} GPUs, but torch {_version('torch')} is built for the CPU", mend)
+        fix = "install torch for CUDA: https://pytorch.org/get-started"
+        yield Check("device", False, f"{len(gpus)} GPUs, but torch {_version('torch')} is built for the CPU", fix)
         return
     yield Check("device", True, f"{len(gpus)} GPUs ({said})")
 
@@ -154,12 +154,12 @@ def directory(name: str, path: Path, other: str) -> Check:
         free = shutil.disk_usage(there).free
     except OSError as error:
         return Check(name, False, f"{path}: {error.strerror}", f"make it writable, or {other}", need=True)
-    found = f"{path}: {free / 2**30:,.0f} GiB free" if free >= 2**30 else f"{path}: {free / 2**20:,.0f} MiB free"
+    detail = f"{path}: {free / 2**30:,.0f} GiB free" if free >= 2**30 else f"{path}: {free / 2**20:,.0f} MiB free"
     if free < LITTLE_SPACE:
-        return Check(name, False, found, f"make room, or {other}", need=True)
+        return Check(name, False, detail, f"make room, or {other}", need=True)
     if not locks:
-        return Check(name, True, f"{found}; no file locks there: a killed run is taken over after two minutes")
-    return Check(name, True, found, need=True)
+        return Check(name, True, f"{detail}; no file locks there: a killed run is taken over after two minutes")
+    return Check(name, True, detail, need=True)
 
 
 def _lockable(descriptor: int) -> bool:
@@ -177,8 +177,8 @@ def wandb() -> Check:
     mode = resolve_mode(Option("auto"), os.environ)
     key = "a key is present" if credentials(os.environ) else "no key"
     meaning = {"files": "runs are kept in files alone", "wandb": "runs are mirrored", "wandb_offline": "offline copies"}
-    mend = "" if mode == "wandb" else "for a mirror: set WANDB_API_KEY or run `wandb login`"
-    return Check("W&B", mode != "files", f"{key}: {meaning[mode]}", mend)
+    fix = "" if mode == "wandb" else "for a mirror: set WANDB_API_KEY or run `wandb login`"
+    return Check("W&B", mode != "files", f"{key}: {meaning[mode]}", fix)
 
 
 def hugging_face() -> Check:
@@ -187,8 +187,8 @@ def hugging_face() -> Check:
     token = os.environ.get("HF_TOKEN") or (home / "token").is_file()
     offline = ", HF_HUB_OFFLINE is set" if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0") else ""
     cached = "a cache" if (home / "hub").is_dir() or (home / "datasets").is_dir() else "no cache yet"
-    found = f"{'a token' if token else 'no token'}, {cached} in {home}{offline}"
-    return Check("Hugging Face", True, found, "" if token else "only private data needs a token: `hf auth login`")
+    detail = f"{'a token' if token else 'no token'}, {cached} in {home}{offline}"
+    return Check("Hugging Face", True, detail, "" if token else "only private data needs a token: `hf auth login`")
 
 
 def reachable(name: str, url: str) -> Check:
@@ -204,9 +204,9 @@ def reachable(name: str, url: str) -> Check:
 
 def compiler() -> Check:
     """What torch.compile needs on a CPU."""
-    found = cxx_compiler()
-    mend = "" if found else "train.compile=off, or install g++"
-    return Check("C++ compiler", bool(found), found or "none: torch.compile cannot be used on the CPU", mend)
+    detail = cxx_compiler()
+    fix = "" if detail else "train.compile=off, or install g++"
+    return Check("C++ compiler", bool(detail), detail or "none: torch.compile cannot be used on the CPU", fix)
 
 
 def extras() -> Iterator[Check]:
@@ -228,22 +228,24 @@ def slurm(runs_dir: Path, submit: bool) -> Iterator[Check]:
             "SLURM", False, f"no {', '.join(absent)} here", "studies run on this machine; or log in to a cluster"
         )
         return
-    told = _said("sinfo", "--noheader", "--format=%R %a %l %D %G")
-    if not told:
+    answer = _said("sinfo", "--noheader", "--format=%R %a %l %D %G")
+    if not answer:
         yield Check("SLURM", False, "sinfo does not answer", "is SLURM's controller running?")
         return
-    rows = [line.split() for line in told.splitlines() if line]
+    rows = [line.split() for line in answer.splitlines() if line]
     names = ", ".join(f"{r[0]} ({r[3]} nodes, {r[4].replace('(null)', 'no GPUs')}, {r[1]})" for r in rows if len(r) > 4)
     yield Check("SLURM", True, f"partitions {names}")
-    told = accounting()
-    mend = "" if told else "`study=NAME --cluster slurm` needs none; -m hydra/launcher=slurm would wait for ever"
-    yield Check("sacct", told, "answers" if told else "absent, or without a database", mend)
+    answer = accounting()
+    fix = "" if answer else "`study NAME --cluster slurm` needs none; -m hydra/launcher=slurm would wait forever"
+    yield Check("sacct", answer, "answers" if answer else "absent, or without a database", fix)
     settings = dict(re.findall(r"^(\w+)\s*=\s*(.*)$", _said("scontrol", "show", "config"), flags=re.MULTILINE))
     if settings.get("PreemptMode", "OFF") != "OFF":
         sent = "preempt_send_user_signal" in settings.get("SlurmctldParameters", "")
-        found = "a run is told before it is preempted" if sent else "no preempt_send_user_signal in SlurmctldParameters"
-        mend = "" if sent else "a preempted run goes on from its last checkpoint: train.checkpoint_every"
-        yield Check("preemption", sent, found, mend)
+        detail = (
+            "runs are signalled before preemption" if sent else "no preempt_send_user_signal in SlurmctldParameters"
+        )
+        fix = "" if sent else "a preempted run goes on from its last checkpoint: train.checkpoint_every"
+        yield Check("preemption", sent, detail, fix)
     yield shared(runs_dir, submit)
 
 
@@ -268,10 +270,8 @@ def shared(runs_dir: Path, submit: bool) -> Check:
     kind = _said("stat", "--file-system", "--format=%T", str(path)).strip()
     if kind in SHARED_FILE_SYSTEMS:
         return Check("runs on nodes", True, f"{path} is on {kind}")
-    mend = "nexus-ablate doctor --submit lets a job look"
-    return Check(
-        "runs on nodes", False, f"{path} is on {kind or 'an unknown file system'}, maybe of this machine", mend
-    )
+    fix = "nexus-ablate doctor --submit lets a job look"
+    return Check("runs on nodes", False, f"{path} is on {kind or 'an unknown file system'}, maybe of this machine", fix)
 
 
 def _said(*command: str) -> str:

@@ -75,36 +75,36 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
 
 def results(summary: dict[str, Any]) -> dict[str, str]:
     """What a person wants to see of the evaluations of a run."""
-    done = {name: found for name, found in summary.items() if name.partition(":")[0] in option_files("evaluation")}
-    return {title: line for name, found in done.items() for title, line in lines(name, found)}
+    done = {name: result for name, result in summary.items() if name.partition(":")[0] in option_files("evaluation")}
+    return {title: line for name, result in done.items() for title, line in lines(name, result)}
 
 
-def lines(name: str, found: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def lines(name: str, result: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """What a person wants to see of one evaluation."""
     from nexus_ablate.training.display import shown
 
-    if isinstance(reason := found.get("not_defined"), str):
+    if isinstance(reason := result.get("not_defined"), str):
         yield name, f"not defined: {reason}"
     elif (kind := name.partition(":")[0]) == "extrapolation":
         for way in ("non_overlapping", "sliding"):
-            losses = found.get(way, {}).items()
+            losses = result.get(way, {}).items()
             yield f"{name}, {way}", "  ".join(f"{f}x {shown(loss, '.4f')}" for f, loss in losses)
-        for factor, why in found.get("not_defined", {}).items():
+        for factor, why in result.get("not_defined", {}).items():
             yield f"{name}, {factor}x", f"not defined: {why}"
     elif kind == "streaming":
-        kept, dropped = (shown(found.get(f"loss_{way}"), ".4f") for way in ("kept", "dropped"))
-        difference = shown(found.get("difference"), "+.4f")
-        yield name, f"{kept} with the first {found.get('kept_tokens')} tokens kept, {dropped} without ({difference})"
+        kept, dropped = (shown(result.get(f"loss_{way}"), ".4f") for way in ("kept", "dropped"))
+        difference = shown(result.get("difference"), "+.4f")
+        yield name, f"{kept} with the first {result.get('kept_tokens')} tokens kept, {dropped} without ({difference})"
     elif kind == "quantization":
-        schemes = found.get("schemes", {})
+        schemes = result.get("schemes", {})
         gaps = {scheme: f"{scheme} {shown(after['gap'], '+.4f')}" for scheme, after in schemes.items()}
         eight = "  ".join(gap for scheme, gap in gaps.items() if not scheme.startswith("int4"))
-        worst = found.get("worst_block")
-        yield f"{name}, 8 bits", f"{shown(found.get('loss'), '.4f')}  {eight}  (worst block {worst})"
+        worst = result.get("worst_block")
+        yield f"{name}, 8 bits", f"{shown(result.get('loss'), '.4f')}  {eight}  (worst block {worst})"
         yield f"{name}, 4 bits", "  ".join(gap for scheme, gap in gaps.items() if scheme.startswith("int4"))
     elif kind == "intervention":
-        before = found.get("before", {}).get("loss")
-        for change, after in found.items():
+        before = result.get("before", {}).get("loss")
+        for change, after in result.items():
             if isinstance(after, dict):
                 loss, mass = after["loss"], shown(after["attn/first_token_mass"], ".3f")
                 gap = None if loss is None or before is None else loss - before
@@ -114,4 +114,4 @@ def lines(name: str, found: dict[str, Any]) -> Iterator[tuple[str, str]]:
                     f"first token {mass}  max/median {shown(after['act/resid/max_over_median'], '.1f')}",
                 )
     else:
-        yield name, "  ".join(f"{what} {shown(number, '.4f')}" for what, number in found.items())
+        yield name, "  ".join(f"{measure} {shown(number, '.4f')}" for measure, number in result.items())

@@ -37,15 +37,15 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
     from nexus_ablate.pretrained.expression import express, read_config
     from nexus_ablate.pretrained.weights import weight_files
 
-    path, given = Path(words[0]), words[1:]
+    path, further = Path(words[0]), words[1:]
     expression = express(read_config(path))
     weights = weight_files(path) if path.is_dir() and "overrides" not in flags else []
     print(shlex.join(["nexus-ablate", *expression.overrides]))
     if not weights:
-        if given:
-            raise ConfigError("there are no weights here to make a run of", shlex.join(given), f"import {words[0]}")
+        if further:
+            raise ConfigError("there are no weights here to make a run of", shlex.join(further), f"import {words[0]}")
         return errors.OK
-    keys = {text.partition("=")[0] for text in given}
+    keys = {text.partition("=")[0] for text in further}
     tokenizer = path / "tokenizer.json"
     if "data.tokenizer" not in keys and not tokenizer.is_file():
         fix = "put the model's tokenizer.json beside its weights, or name it: data.tokenizer=PATH"
@@ -61,7 +61,7 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
 
     from nexus_ablate.cli.train import single
 
-    return single([*overrides, *added, *given])
+    return single([*overrides, *added, *further])
 
 
 def quoted(path: Path) -> str:

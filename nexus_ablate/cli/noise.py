@@ -39,11 +39,11 @@ def run(dirs: list[str], flags: dict[str, Any]) -> int:
 
     from nexus_ablate.comparison.noise import noise
 
-    found = noise(dirs, flags.get("delta", ()), family)
+    result = noise(dirs, flags.get("delta", ()), family)
     if "json" in flags:
         from nexus_ablate.runs import strict_json
 
-        sys.stdout.write(strict_json(dataclasses.asdict(found), indent=1) + "\n")
+        sys.stdout.write(strict_json(dataclasses.asdict(result), indent=1) + "\n")
         return errors.OK
 
     from rich.console import Console
@@ -54,20 +54,20 @@ def run(dirs: list[str], flags: dict[str, Any]) -> int:
     grid = Table(box=None, pad_edge=False, header_style="dim")
     for title in ("arm", "seeds", "val loss", "SD over seeds", "95% interval", "of the loss"):
         grid.add_column(title, justify="left" if title == "arm" else "right", overflow="fold")
-    for arm in found.arms:
+    for arm in result.arms:
         interval = f"{arm.sd_low:.4f} to {arm.sd_high:.4f}"
         cells = (f"{arm.seeds}", f"{arm.mean:.4f}", f"{arm.sd:.4f}", interval, f"{arm.sd / arm.mean:.2%}")
         grid.add_row(escape(errors.printable(arm.arm)), *cells)
     console.print(grid)
-    how = "seed effects removed" if found.measured else "one arm alone: nothing is known of pairing, none is assumed"
+    how = "seed effects removed" if result.measured else "one arm alone: nothing is known of pairing, none is assumed"
     against = "one arm" if family == 1 else f"{family} arms at once"
-    console.print(f"\nresidual SD of a run in a paired comparison: {found.residual:.4f} nats per token ({how})")
-    console.print(f"planned with its upper 80% bound, {found.residual_bound:.4f}: {against} against a baseline")
+    console.print(f"\nresidual SD of a run in a paired comparison: {result.residual:.4f} nats per token ({how})")
+    console.print(f"planned with its upper 80% bound, {result.residual_bound:.4f}: {against} against a baseline")
     console.print("difference that is shown with 80% power:")
-    for seeds, delta in found.detectable.items():
+    for seeds, delta in result.detectable.items():
         console.print(f"  {seeds:>4} seeds  {delta:.4f}")
-    for delta, seeds in found.needed.items():
+    for delta, seeds in result.needed.items():
         console.print(f"a difference of {delta:g} needs {seeds if seeds is not None else 'more than 1000'} seeds")
-    if found.left_out:
-        console.print(f"[dim]{found.left_out} runs without a result were left out; `compare` lists them[/dim]")
+    if result.left_out:
+        console.print(f"[dim]{result.left_out} runs without a result were left out; `compare` lists them[/dim]")
     return errors.OK

@@ -57,10 +57,10 @@ def show(plan: Plan, console: Console) -> None:
     from nexus_ablate.execution.status import duration
     from nexus_ablate.study.design import label
 
-    asked = plan.study.definition
-    console.print(f"[bold]{escape(printable(asked.name))}[/bold]  {escape(printable(asked.question))}")
-    if asked.baseline:
-        console.print(f"[dim]baseline[/dim]  {escape(printable(label(asked.baseline), 2000))}")
+    definition = plan.study.definition
+    console.print(f"[bold]{escape(printable(definition.name))}[/bold]  {escape(printable(definition.question))}")
+    if definition.baseline:
+        console.print(f"[dim]baseline[/dim]  {escape(printable(label(definition.baseline), 2000))}")
     console.print()
     console.print(_arms(plan))
     for arm in plan.study.arms:
@@ -76,15 +76,15 @@ def show(plan: Plan, console: Console) -> None:
     for verdict in plan.fairness:
         colour = COLOURS[verdict.level]
         console.print(f"[{colour}]{verdict.level}[/{colour}]  {verdict.condition}: {escape(printable(verdict.why))}")
-    seeds = ",".join(map(str, asked.first_seeds))
+    seeds = ",".join(map(str, definition.first_seeds))
     tuning = ""
-    if asked.lr_grid:
-        per_arm = f"{len(asked.lr_grid)} rates x {len(asked.tuning_seeds)} seeds"
+    if definition.lr_grid:
+        per_arm = f"{len(definition.lr_grid)} rates x {len(definition.tuning_seeds)} seeds"
         tuning = f", and {per_arm} of tuning each, then up to {plan.tuned_runs} runs at the best rates"
     count, time = str(plan.runs), duration(plan.seconds)
-    if asked.looks:
+    if definition.looks:
         count += f" to {plan.runs + plan.tuned_runs + plan.later_runs}"
-        tuning += f", then {', '.join(map(str, asked.looks[1:]))} seeds for undecided arms"
+        tuning += f", then {', '.join(map(str, definition.looks[1:]))} seeds for undecided arms"
         if plan.seconds is not None and plan.later_seconds is not None:
             time += f" to {duration(plan.seconds + plan.later_seconds)}"
     states = ", ".join(f"{n} {state}" for state, n in plan.states.items())

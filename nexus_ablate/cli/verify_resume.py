@@ -55,11 +55,11 @@ class Difference:
     """How an interrupted run departs from the undisturbed one.
 
     Attributes:
-        what: The first row and key, tensor, or hash that differs; '' where nothing does.
+        place: The first row and key, tensor, or hash that differs; '' where nothing does.
         size: The largest relative difference of a number; infinite where the runs have other rows.
     """
 
-    what: str
+    place: str
     size: float
 
 
@@ -114,21 +114,21 @@ def _prove(command: list[str], steps: int, folder: Path) -> int:
     device, threads = str((whole.summary or {})["device"]), (whole.summary or {})["threads"]
     command = [*command, f"train.threads={threads}"]  # others would add in another order
     ways = {"stopped by SIGTERM": (signal.SIGTERM, steps // 2), "killed (kill -9)": (signal.SIGKILL, 2 * steps // 3)}
-    found: dict[str, tuple[str, Difference]] = {}
+    results: dict[str, tuple[str, Difference]] = {}
     for number, (way, (sent, step)) in enumerate(ways.items()):
         runs_dir = folder / f"interrupted-{number}"
         every = f"train.checkpoint_every={max(2, steps // 5)}"
         at = _interrupt([*command, every], runs_dir, sent, step)
         record = _finished([*command, every], runs_dir)
-        found[f"{way} after step {at}"] = "", compare(whole, record)
+        results[f"{way} after step {at}"] = "", compare(whole, record)
     tolerance = 0.0
     if device != "cpu":
         again = compare(whole, _finished(command, folder / "undisturbed again"))
         tolerance = again.size
-        found["undisturbed, once more"] = "this GPU's own spread", again
-    identical = [difference.what == "" for _, difference in found.values()]
-    within = all(difference.size <= 2 * tolerance for _, difference in found.values())
-    _show(found, whole, device, tolerance)
+        results["undisturbed, once more"] = "this GPU's own spread", again
+    identical = [difference.place == "" for _, difference in results.values()]
+    within = all(difference.size <= 2 * tolerance for _, difference in results.values())
+    _show(results, whole, device, tolerance)
     return errors.OK if all(identical) or (device != "cpu" and within) else errors.BUG
 
 
@@ -183,24 +183,24 @@ def _last_step(runs_dir: Path) -> int:
 def compare(whole: RunRecord, other: RunRecord) -> Difference:
     """The first difference between two runs, in the order in which a run makes them, and the largest of a number."""
     first, size = "", 0.0
-    for name, ours, theirs in (
+    for name, expected, actual in (
         ("metrics.jsonl", whole.metrics(), other.metrics()),
         ("probes.jsonl", whole.probes(), other.probes()),
     ):
-        if [row["step"] for row in ours] != [row["step"] for row in theirs]:
+        if [row["step"] for row in expected] != [row["step"] for row in actual]:
             return Difference(first or f"the steps of {name}", math.inf)
-        for mine, yours in zip(ours, theirs, strict=True):
+        for mine, yours in zip(expected, actual, strict=True):
             for key in [*mine, *(key for key in yours if key not in mine)]:
                 if key not in CLOCKS and mine.get(key) != yours.get(key):
                     first = first or f"step {mine['step']}: {key}"
                     size = max(size, _relative(mine.get(key), yours.get(key)))
-    ours, theirs = _weights(whole), _weights(other)
-    for name in sorted(ours.keys() | theirs.keys()):
-        if name not in ours or name not in theirs or ours[name].shape != theirs[name].shape:
+    expected, actual = _weights(whole), _weights(other)
+    for name in sorted(expected.keys() | actual.keys()):
+        if name not in expected or name not in actual or expected[name].shape != actual[name].shape:
             return Difference(first or f"the weight {name}", math.inf)
-        if ours[name].numpy().tobytes() != theirs[name].numpy().tobytes():
+        if expected[name].numpy().tobytes() != actual[name].numpy().tobytes():
             first = first or f"the weight {name}"
-            gap = (ours[name].float() - theirs[name].float()).abs().max() / ours[name].float().abs().max()
+            gap = (expected[name].float() - actual[name].float()).abs().max() / expected[name].float().abs().max()
             size = max(size, float(gap))
     return Difference(first, size)
 
@@ -231,7 +231,7 @@ def weights_hash(record: RunRecord) -> str:
     return digest.hexdigest()
 
 
-def _show(found: dict[str, tuple[str, Difference]], whole: RunRecord, device: str, tolerance: float) -> None:
+def _show(results: dict[str, tuple[str, Difference]], whole: RunRecord, device: str, tolerance: float) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -239,10 +239,10 @@ def _show(found: dict[str, tuple[str, Difference]], whole: RunRecord, device: st
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("run", "result", "first difference", "largest"):
         table.add_column(name, overflow="fold")
-    for way, (note, difference) in found.items():
-        verdict = "identical" if not difference.what else note or "different"
+    for way, (note, difference) in results.items():
+        verdict = "identical" if not difference.place else note or "different"
         table.add_row(
-            way, verdict, printable(difference.what) or "-", f"{difference.size:.1e}" if difference.what else "0"
+            way, verdict, printable(difference.place) or "-", f"{difference.size:.1e}" if difference.place else "0"
         )
     console = Console(highlight=False, soft_wrap=True)
     console.print(table)

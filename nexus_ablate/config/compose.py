@@ -94,8 +94,8 @@ def search_plugins() -> None:
 def plugins_used(config: RunConfig) -> list[Plugin]:
     """The plugins whose options were chosen, each once."""
     science = config.science()
-    found = [option_files(axis)[science[axis]["name"]].plugin for axis in OPTIONS]
-    return list(dict.fromkeys(plugin for plugin in found if plugin is not None))
+    used = [option_files(axis)[science[axis]["name"]].plugin for axis in OPTIONS]
+    return list(dict.fromkeys(plugin for plugin in used if plugin is not None))
 
 
 def leave_preset_options(values: dict[str, Any], overrides: list[str]) -> None:
@@ -103,13 +103,13 @@ def leave_preset_options(values: dict[str, Any], overrides: list[str]) -> None:
     if values["preset"] == "none":
         return
     preset = values["preset"]
-    given = load_yaml(conf_dir().joinpath("preset", f"{preset}.yaml").read_text(encoding="utf-8"))
+    preset_values = load_yaml(conf_dir().joinpath("preset", f"{preset}.yaml").read_text(encoding="utf-8"))
     options = {group: names[-1] for group, names in (_default_choices() | _preset_choices([preset])).items()}
-    asked = {text.lstrip("+").partition("=")[0] for text in overrides}
+    typed_keys = {text.lstrip("+").partition("=")[0] for text in overrides}
     for group in OPTION_GROUPS:
         name = values[group]["name"]
-        for key in given.get(group, {}) if name != options[group] else ():
-            if f"{group}.{key}" in asked:
+        for key in preset_values.get(group, {}) if name != options[group] else ():
+            if f"{group}.{key}" in typed_keys:
                 continue
             del values[group][key]
             if key in option_files(group)[name].keys:
@@ -128,41 +128,45 @@ def differences(config: RunConfig, baseline: RunConfig | None = None) -> dict[st
     """
     if baseline is not None:
         base = baseline
-        found = {} if config.preset == base.preset else {"preset": config.preset}
+        differing = {} if config.preset == base.preset else {"preset": config.preset}
     else:
         start = [] if config.preset == "none" else [f"preset={config.preset}"]
         base = from_values(_composed_default(tuple(start)))
-        found = {} if config.preset == "none" else {"preset": config.preset}
+        differing = {} if config.preset == "none" else {"preset": config.preset}
     for item in dataclasses.fields(RunConfig):
         name = item.name
         if name == "resolved":
             continue
-        ours: Any = getattr(config, name)
-        theirs: Any = getattr(base, name)
+        own: Any = getattr(config, name)
+        base_value: Any = getattr(base, name)
         if name in OPTION_GROUPS and name != "tracker":
-            if ours.name != theirs.name:
-                if _means_auto(config, name, theirs.name):
+            if own.name != base_value.name:
+                if _means_auto(config, name, base_value.name):
                     continue
-                found[name] = ours.name
-                theirs = default_option(name, ours.name)
-            found |= {f"{name}.{k}": _text(v) for k, v in ours.keys.items() if v != theirs.keys.get(k)}
+                differing[name] = own.name
+                base_value = default_option(name, own.name)
+            differing |= {f"{name}.{k}": _text(v) for k, v in own.keys.items() if v != base_value.keys.get(k)}
         elif name in CLOSED_GROUPS and name != "probe":
-            if ours.name != theirs.name:
-                found[name] = ours.name
-                theirs = _group_default(name, ours.name)
-            for f in dataclasses.fields(ours):
-                if f.metadata["science"] and f.name != "name" and getattr(ours, f.name) != getattr(theirs, f.name):
-                    found[f"{name}.{f.name}"] = _text(getattr(ours, f.name))
+            if own.name != base_value.name:
+                differing[name] = own.name
+                base_value = _group_default(name, own.name)
+            for f in dataclasses.fields(own):
+                value = getattr(own, f.name)
+                if f.metadata["science"] and f.name != "name" and value != getattr(base_value, f.name):
+                    differing[f"{name}.{f.name}"] = _text(value)
         elif (
-            item.metadata.get("science") and name != "seed" and ours != theirs and not _means_auto(config, name, theirs)
+            item.metadata.get("science")
+            and name != "seed"
+            and own != base_value
+            and not _means_auto(config, name, base_value)
         ):
-            found[name] = _text(ours)
-    return found
+            differing[name] = _text(own)
+    return differing
 
 
-def _means_auto(config: RunConfig, name: str, theirs: Any) -> bool:
+def _means_auto(config: RunConfig, name: str, base_value: Any) -> bool:
     """Whether a value is what `auto` means here, so that naming it changes nothing."""
-    if theirs != "auto":
+    if base_value != "auto":
         return False
     auto = Option("auto") if name in OPTION_GROUPS else "auto"
     try:
@@ -356,12 +360,12 @@ def _default_choices() -> dict[str, list[str]]:
 
 
 def _preset_choices(presets: list[str]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    options: dict[str, list[str]] = {}
     for preset in presets:
         text = conf_dir().joinpath("preset", f"{preset}.yaml").read_text(encoding="utf-8")
         for group, name in re.findall(r"^\s*- override /(\w+): (\w+)", text, flags=re.MULTILINE):
-            found.setdefault(group, []).append(name)
-    return found
+            options.setdefault(group, []).append(name)
+    return options
 
 
 def _known_keys(chosen: dict[str, list[str]]) -> dict[str, Any]:

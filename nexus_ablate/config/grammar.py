@@ -112,9 +112,9 @@ def _accept(alternative: str, value: object, boolean: bool) -> tuple[bool, objec
     interval = parse_interval(alternative)
     if interval is None:
         if alternative in ("on", "off"):  # YAML and Hydra turn these words into booleans
-            asked = alternative == "on"
-            matches = value is asked or value == alternative or value == str(asked).lower()
-            return matches, asked if boolean else alternative
+            expected = alternative == "on"
+            matches = value is expected or value == alternative or value == str(expected).lower()
+            return matches, expected if boolean else alternative
         return value == alternative, alternative
     if isinstance(value, bool) or (isinstance(value, int) and abs(value) >= 2**63):  # which no float need hold
         return False, None

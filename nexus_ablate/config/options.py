@@ -115,13 +115,13 @@ def conf_dir() -> Path:
 
 def key_comments(text: str) -> dict[str, tuple[Constraint, str]]:
     """The constraint and meaning beside each top-level key of a YAML text."""
-    found = {}
+    result = {}
     for line in text.splitlines():
         match = _KEY_LINE.match(line)
         if match:
             constraint, _, meaning = match["comment"].partition(";")
-            found[match["key"]] = (Constraint(constraint.strip()), meaning.strip())
-    return found
+            result[match["key"]] = (Constraint(constraint.strip()), meaning.strip())
+    return result
 
 
 def option_files(axis: str) -> dict[str, OptionFile]:
@@ -141,22 +141,22 @@ def _built_in(axis: str) -> dict[str, OptionFile]:
 
 
 @cache
-def _of_plugins(given: tuple[Plugin, ...]) -> dict[str, dict[str, OptionFile]]:
+def _of_plugins(known: tuple[Plugin, ...]) -> dict[str, dict[str, OptionFile]]:
     """The options of plugins by axis and name."""
-    found: dict[str, dict[str, OptionFile]] = {axis: {} for axis in CLASSES}
-    for plugin in given:
+    result: dict[str, dict[str, OptionFile]] = {axis: {} for axis in CLASSES}
+    for plugin in known:
         for path in plugin.option_paths():
             axis, name = path.parent.name, path.stem
             if path.parent.parent != plugin.directory or axis not in CLASSES:
                 raise unknown(f"{path} is in a folder that is no axis", axis, CLASSES)
-            if name in _built_in(axis) or name in found[axis]:
+            if name in _built_in(axis) or name in result[axis]:
                 raise ConfigError(f"{axis}={name} exists already", str(path), "give the plugin's option another name")
             if not plugin.class_file(name).is_file():
                 raise ConfigError(
                     f"{axis}={name} has no class", str(path), f"register one in {plugin.class_file(name)}"
                 )
-            found[axis][name] = replace(read_option_file(axis, path), plugin=plugin)
-    return found
+            result[axis][name] = replace(read_option_file(axis, path), plugin=plugin)
+    return result
 
 
 def read_option_file(axis: str, path: Path) -> OptionFile:
@@ -317,9 +317,9 @@ class Registry(Generic[T]):
                 raise unknown(f"{self.axis} has no class registered under this name", name, self._classes)
             option.plugin.load(name)
             if name not in self._classes:
-                what = f"{option.plugin.class_file(name)} registers no class as {self.axis}={name}"
+                problem = f"{option.plugin.class_file(name)} registers no class as {self.axis}={name}"
                 fix = f'write @REGISTRY.register("{name}") above its class'
-                raise ConfigError(what, f"classes {', '.join(self.names())}", fix)
+                raise ConfigError(problem, f"classes {', '.join(self.names())}", fix)
         return self._classes[name]
 
     def keys_of(self, name: str) -> set[str]:

@@ -58,8 +58,10 @@ class Plugin:
         try:
             importlib.import_module(f"{package}.{option}")
         except Exception as error:
-            what = f"{self._where(error, option)}: the plugin's file cannot be imported"
-            raise ConfigError(what, f"{type(error).__name__}: {error}", f"python {self.class_file(option)}") from error
+            problem = f"{self._where(error, option)}: the plugin's file cannot be imported"
+            raise ConfigError(
+                problem, f"{type(error).__name__}: {error}", f"python {self.class_file(option)}"
+            ) from error
 
     def _where(self, error: Exception, option: str) -> str:
         """File and line of the plugin that an exception comes from."""
@@ -77,9 +79,9 @@ def add_plugins(directories: Iterable[str | Path]) -> None:
     Raises:
         ConfigError: A directory does not exist, or two plugins have one name.
     """
-    given = [str(Path(directory).resolve()) for directory in directories]
-    if given:
-        paths = os.pathsep.join(dict.fromkeys([*_named(os.environ.get(VARIABLE, "")), *given]))
+    named = [str(Path(directory).resolve()) for directory in directories]
+    if named:
+        paths = os.pathsep.join(dict.fromkeys([*_named(os.environ.get(VARIABLE, "")), *named]))
         _plugins(paths)
         os.environ[VARIABLE] = paths
 
@@ -95,15 +97,15 @@ def plugins() -> tuple[Plugin, ...]:
 
 @cache
 def _plugins(paths: str) -> tuple[Plugin, ...]:
-    found = [_plugin(Path(path).name, Path(path), None) for path in _named(paths)]
-    found += [_plugin(entry.name, _package_directory(entry), entry.value) for entry in _entry_points()]
+    result = [_plugin(Path(path).name, Path(path), None) for path in _named(paths)]
+    result += [_plugin(entry.name, _package_directory(entry), entry.value) for entry in _entry_points()]
     directories: dict[str, Path] = {}
-    for plugin in found:
+    for plugin in result:
         if plugin.name in directories:  # runs keep a plugin by its name
             got = f"{directories[plugin.name]} and {plugin.directory}"
             raise ConfigError(f"two plugins are called {plugin.name}", got, "leave one out, or rename it")
         directories[plugin.name] = plugin.directory
-    return tuple(found)
+    return tuple(result)
 
 
 def _named(paths: str) -> list[str]:
@@ -126,8 +128,8 @@ def _plugin(name: str, directory: Path, package: str | None) -> Plugin:
 
 def sources(directory: Path) -> list[Path]:
     """Every .py and .yaml file of a plugin, sorted; hidden folders are none of it."""
-    found = [path for kind in ("*.py", "*.yaml") for path in directory.rglob(kind) if path.is_file()]
-    return sorted(p for p in found if not any(part.startswith(".") for part in p.relative_to(directory).parts))
+    result = [path for kind in ("*.py", "*.yaml") for path in directory.rglob(kind) if path.is_file()]
+    return sorted(p for p in result if not any(part.startswith(".") for part in p.relative_to(directory).parts))
 
 
 def _entry_points() -> list[metadata.EntryPoint]:
@@ -137,7 +139,7 @@ def _entry_points() -> list[metadata.EntryPoint]:
 def _package_directory(entry: metadata.EntryPoint) -> Path:
     """Where a package's files are, without importing it: it may import torch."""
     top, *inner = entry.value.split(".")
-    found = importlib.util.find_spec(top)
-    if found is None or not found.submodule_search_locations:
+    result = importlib.util.find_spec(top)
+    if result is None or not result.submodule_search_locations:
         raise ConfigError(f"the plugin {entry.name} names no package", entry.value, "install it again, or uninstall it")
-    return Path(found.submodule_search_locations[0]).resolve().joinpath(*inner)
+    return Path(result.submodule_search_locations[0]).resolve().joinpath(*inner)

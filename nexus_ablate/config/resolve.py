@@ -91,9 +91,9 @@ def _mapping(name: str, value: Any) -> dict[str, Any]:
 def _closed_group(name: str, values: dict[str, Any]) -> Any:
     cls = CLOSED_GROUPS[name]
     keys = keys_of(cls)
-    for given in values:
-        if given not in keys:
-            raise unknown("there is no key of this name", f"{name}.{given}", [f"{name}.{k}" for k in keys])
+    for name_given in values:
+        if name_given not in keys:
+            raise unknown("there is no key of this name", f"{name}.{name_given}", [f"{name}.{k}" for k in keys])
     missing = keys.keys() - values.keys()
     if missing:
         raise ConfigError(f"{name} is incomplete", f"no {', '.join(sorted(missing))}", OTHER_VERSION)
@@ -328,6 +328,6 @@ def gain_sites(config: RunConfig, in_blocks: set[str], outside: set[str]) -> set
         raise ConfigError("norm_gain_sites would change nothing", got, "norm.gain_init=0 norm_gain_sites=[ffn]")
     for site in requested:
         if site not in in_blocks | outside:
-            what = f"placement={config.placement.name} has no norm at this site"
-            raise unknown(what, site, sorted(in_blocks) + sorted(outside))
+            problem = f"placement={config.placement.name} has no norm at this site"
+            raise unknown(problem, site, sorted(in_blocks) + sorted(outside))
     return set(requested)

@@ -115,7 +115,7 @@ class ProbeConfig:
 
 @dataclass
 class Resolved:
-    """What every `auto` came to mean, and the numbers that follow from the configuration."""
+    """The meaning of every `auto`, and the numbers that follow from the configuration."""
 
     norm_bias: bool
     final_norm: bool
@@ -144,7 +144,7 @@ class Resolved:
 
 @dataclass
 class RunConfig:
-    """One run, complete and checked. `resolved` says what `auto` came to mean."""
+    """One run, complete and checked. `resolved` holds the meaning of every `auto`."""
 
     norm: Option
     placement: Option
