@@ -72,7 +72,7 @@ def test_a_run_its_repetition_and_its_picture(tiny_run, tmp_path):
     assert read_run(path).state == "finished"
     again = nexus(*tiny_run(), cwd=tmp_path)
     assert again.returncode == 0
-    assert "nothing was trained" in again.stderr
+    assert "already finished" in again.stderr
     shown = nexus("show", str(path), "--out", str(tmp_path / "loss.png"))
     assert shown.returncode == 0, shown.stderr
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")

@@ -247,7 +247,7 @@ def test_a_finished_run_asked_for_again_is_told_by_the_first_process_alone(tiny_
     alone(tiny_run(*SHORT))
     statuses, said = together(2, tiny_run(*SHORT), tmp_path)
     assert statuses == {0: 0, 1: 0}, said
-    assert said.count("nothing was trained") == 1
+    assert said.count("already finished") == 1
 
 
 @pytest.mark.slow

@@ -218,7 +218,7 @@ def test_an_edited_plugin_is_other_code_and_its_comments_are_none(tiny_run, tmp_
 
     assert "other code" not in again()
     module.write_text(f"# a comment\n{module.read_text()}")
-    assert "nothing was trained" in again()
+    assert "already finished" in again()
     module.write_text(f"{module.read_text()}\nunused = 1\n")
     assert f"was made by other code (plugin {directory.name} differs); training again" in again()
 
@@ -394,11 +394,11 @@ def test_a_run_of_an_edited_checkout_trains_again_and_says_why(committed, tiny_r
     committed.edit("nexus_ablate/axes/norm.py", '"""The norm axis', '"""The axis of norms')
     committed.edit("nexus_ablate/model.py", "from __future__", "# a comment\n\nfrom __future__")
     same = " ".join(nexus(committed.root, *command).stderr.split())
-    assert "nothing was trained" in same and "other code" not in same
+    assert "already finished" in same and "other code" not in same
     committed.edit("nexus_ablate/axes/norm.py", "from __future__", "import math\nfrom __future__")
     other = " ".join(nexus(committed.root, *command).stderr.split())
     assert f"an earlier run of this configuration, {first.name}, was made by other code (axes/norm.py differs)" in other
-    assert "training again" in other and "nothing was trained" not in other
+    assert "training again" in other and "already finished" not in other
     assert len(find_runs([tmp_path / "runs"])) == 2 and bytes_of(first) == kept
 
     installed = Checkout(committed.root / "venv" / "site-packages").root

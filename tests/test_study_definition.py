@@ -100,8 +100,8 @@ def test_a_mistake_is_named_with_its_fix(arguments, said):
         ({"factor": {"norm": ["rms"]}}, "try: factors"),
         ({"factors": {"norm": "rms"}}, "mapping of keys to lists"),
         ({"arms": ["norm"]}, "list of overrides"),
-        ({"arms": ["norm=layer seed=3"]}, "no part of an arm"),
-        ({"arms": ["norm=layer"], "baseline": ["train.device=cpu"]}, "no part of an arm"),
+        ({"arms": ["norm=layer seed=3"]}, "cannot be part of an arm"),
+        ({"arms": ["norm=layer"], "baseline": ["train.device=cpu"]}, "cannot be part of an arm"),
         ({"arms": ["norm=layer"], "question": None}, "question"),
     ],
 )
@@ -196,7 +196,7 @@ def test_a_match_that_cannot_be_met_is_refused_with_its_residual():
     )
     study = expand(one)
     assert [arm.name for arm in study.arms] == ["norm=layer"]
-    assert "is the nearest" in study.refused[0].why
+    assert "the nearest is" in study.refused[0].why
 
 
 def test_depth_is_solved_where_the_arm_sets_the_width():

@@ -102,7 +102,7 @@ def test_a_study_that_is_not_what_it_was_gets_no_seeds(study, tmp_path, capsys):
     path.write_text(path.read_text().replace("arm: norm=layer", "arm: norm=another"))
     before = path.read_text()
     assert main(study("add-seeds", "mine", "2")) == errors.CONFIG
-    assert "fixed since its first launch" in said(capsys)
+    assert "changed since its first launch" in said(capsys)
     assert path.read_text() == before
 
 

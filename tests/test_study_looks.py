@@ -137,7 +137,7 @@ def test_looks_are_fixed_like_the_rest_of_a_launched_study(study, instant, capsy
     capsys.readouterr()
     for changed in (["seeds.looks=2,5"], ["seeds.weights=0.5,0.25,0.25"]):
         assert main(study("vary.norm=layer", *changed)) == errors.CONFIG
-        assert "fixed since its first launch" in said(capsys)
+        assert "changed since its first launch" in said(capsys)
 
 
 @pytest.mark.parametrize(

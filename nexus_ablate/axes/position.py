@@ -113,7 +113,7 @@ class Sinusoidal(Position):
 
 
 class Rotation(nn.Module):
-    """Channel pairs of q and k turned by p times a frequency each, in float32.
+    """Channel pairs of q and k rotated by p times a frequency each, in float32.
 
     Args:
         frequency_w: Radians per position of each pair, float32. Twice as many channels of each head are rotated, the
@@ -212,7 +212,7 @@ def rotated_frequencies(geometry: Geometry, theta: float, fraction: float) -> Te
 
 @POSITION.register("rope")
 class Rope(RotaryPosition):
-    """Channel pairs of q and k turned by p * theta^(-2i/width), in float32. Su et al. 2021, arXiv:2104.09864, Eq. 15.
+    """Channel pairs of q and k rotated by p * theta^(-2i/width), in float32. Su et al. 2021, arXiv:2104.09864, Eq. 15.
 
     Of each head the first `fraction` of the channels is rotated (width, an even number). A list of thetas goes by
     layer, repeated (Gemma 3: 10000 under a window, 1000000 without).

@@ -105,4 +105,4 @@ def test_a_config_of_ten_thousand_layers_is_held_against_the_checkpoint_before_i
     began = time.monotonic()
     assert main(["evaluate", str(path), "--evals", "quantization"]) in (errors.CONFIG, errors.CHECKPOINT)
     assert time.monotonic() - began < 10
-    assert "are of another version" in capsys.readouterr().err
+    assert "are from another version" in capsys.readouterr().err
