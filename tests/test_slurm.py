@@ -169,7 +169,7 @@ def test_a_cancelled_job_is_saved_and_does_not_come_back(job, slowly):
     assert job.start(0, signal.SIGTERM, after=5) == errors.PREEMPTED
     assert job.requeues == []
     assert job.record.state == "preempted"
-    assert "its job is cancelled" in job.answer()["reason"]
+    assert "its job as cancelled" in job.answer()["reason"]
 
 
 @pytest.mark.parametrize("where", ["prepare", "evaluate"])

@@ -75,7 +75,7 @@ def test_another_option_takes_the_keys_of_the_one_before_away():
         ("mine vary.norm=layer desing=grid", "no key of this name"),
         ("mine vary.norm=layer design=gird", "try: design=grid"),
         ("mine vary.norm=layer design=list", "design=grid"),
-        ("mine vary.norm=layer seeds=0,0", "twice"),
+        ("mine vary.norm=layer seeds=0,0", "duplicates"),
         ("mine vary.norm=layer seeds=", "needs seeds"),
         ("mine vary.norm=layer seeds=a", "seeds takes"),
         ("mine vary.norm=layer match=param", "try: match=params"),
