@@ -38,7 +38,7 @@ PUBLISHED = {
 
 
 @pytest.mark.parametrize("role", SHAPES)
-@pytest.mark.parametrize("name", INIT.names())
+@pytest.mark.parametrize("name", sorted({*INIT.names()} - {"checkpoint"}))
 def test_an_init_has_the_published_standard_deviation_for_each_role(name, role):
     assert std(name, role) == pytest.approx(PUBLISHED[name][role])
 

@@ -53,7 +53,7 @@ CONFIG = {
     "resolved": {"steps": (_is_count, None), "notes": [str]},
 }
 ENV = {
-    **{"git_commit": _TEXT, "arm_hash": str, "config_hash": str, "packages": {str: _TEXT}},
+    **{"git_commit": _TEXT, "arm_hash": _TEXT, "config_hash": _TEXT, "packages": {str: _TEXT}},
     **{"source": ({str: str}, None), "plugins": ({str: {"sha256": str}}, None), "earlier": [{}]},
 }
 SUMMARY = {
