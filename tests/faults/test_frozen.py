@@ -20,7 +20,7 @@ from faults.bench import at_step, logged, run, sizes, weights
 from faults.payloads import replant
 from nexus_ablate import __version__, load_run
 from nexus_ablate.cli import main
-from nexus_ablate.config import run_config as config
+from nexus_ablate.config import resolve
 from nexus_ablate.config.options import Option, option_files
 from nexus_ablate.errors import CheckpointError
 from nexus_ablate.runs import find_runs
@@ -181,7 +181,7 @@ def test_control_without_asking_for_every_key_a_comparison_would_end_in_a_traceb
     def trusting(axis, values):
         return Option(values["name"], {key: values[key] for key in option_files(axis)[values["name"]].keys})
 
-    monkeypatch.setattr(config, "check_option", trusting)
+    monkeypatch.setattr(resolve, "check_option", trusting)
     assert main(["compare", "runs"]) == 1
     assert "KeyError: 'eps'" in capsys.readouterr().err
 

@@ -35,7 +35,7 @@ class FakeStep:
 
     def __init__(self, patch: pytest.MonkeyPatch, runs_dir) -> None:
         self.checkpoints, self.runs_dir = 0, runs_dir
-        patch.setattr(Step, "take", lambda step, number, batch: self.take(step, number))
+        patch.setattr(Step, "take", lambda step, number, batch, watched: self.take(step, number))
         patch.setattr(Step, "read", lambda step: self.read(step))
         at_step(patch, self.count)
 
