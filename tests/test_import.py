@@ -27,7 +27,8 @@ VOCAB = 260
 
 
 @pytest.fixture(autouse=True)
-def workplace(tmp_path, monkeypatch):
+def empty_folder(tmp_path, monkeypatch):
+    """Each test runs in a folder and with a cache of its own."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NEXUS_ABLATE_CACHE", str(tmp_path / "cache"))
     Path("text.txt").write_text(TEXT)
