@@ -133,7 +133,6 @@ class Muon(Optimizer):
     """
 
     state_bytes = 4
-    scalars_on_cpu = False
 
     def __init__(
         self,

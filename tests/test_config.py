@@ -3,8 +3,9 @@ import dataclasses
 import pytest
 import yaml
 
-from nexus_ablate.config.compose import check_overrides, compose, differences
+from nexus_ablate.config.compose import compose, differences
 from nexus_ablate.config.options import conf_dir
+from nexus_ablate.config.overrides import check_overrides
 from nexus_ablate.config.resolve import from_values
 from nexus_ablate.config.run_config import CLOSED_GROUPS, RunConfig, keys_of
 from nexus_ablate.errors import ConfigError

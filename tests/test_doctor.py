@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from nexus_ablate import errors
-from nexus_ablate.cli import doctor_checks as readiness
-from nexus_ablate.cli import main
+from nexus_ablate.cli import doctor_checks, main
 from nexus_ablate.cli.doctor_checks import (
     Check,
     checks,
@@ -88,7 +87,7 @@ def test_a_directory_that_cannot_hold_runs_is_what_stops_everything(capsys, tmp_
     assert directory("runs", tmp_path / "new" / "runs", "").ready, "it need not be there yet"
     assert not (tmp_path / "new").exists()
     monkeypatch.setattr(
-        readiness.tempfile, "TemporaryFile", lambda **_: (_ for _ in ()).throw(PermissionError(13, "no"))
+        doctor_checks.tempfile, "TemporaryFile", lambda **_: (_ for _ in ()).throw(PermissionError(13, "no"))
     )
     assert main(["doctor", str(tmp_path)]) == errors.CONFIG
     said = capsys.readouterr().out
@@ -99,7 +98,7 @@ def test_a_directory_that_cannot_hold_runs_is_what_stops_everything(capsys, tmp_
 def test_little_space_is_missing_space(tmp_path, monkeypatch):
     usage = os.statvfs(tmp_path)
     free = usage.f_bavail * usage.f_frsize
-    monkeypatch.setattr(readiness, "LITTLE_SPACE", free * 2)
+    monkeypatch.setattr(doctor_checks, "LITTLE_SPACE", free * 2)
     check = directory("runs", tmp_path, "runs_dir=DIR")
     assert not check.ready
     assert check.need
@@ -108,7 +107,7 @@ def test_little_space_is_missing_space(tmp_path, monkeypatch):
 def test_a_package_out_of_bounds_is_named_with_the_command_that_mends_it(monkeypatch):
     versions = {"torch": "2.4.0"}
     real = metadata.version
-    monkeypatch.setattr(readiness.metadata, "version", lambda name: versions.get(name) or real(name))
+    monkeypatch.setattr(doctor_checks.metadata, "version", lambda name: versions.get(name) or real(name))
     (bad,) = packages()
     assert (bad.name, bad.detail, bad.ready, bad.need) == ("torch", "2.4.0", False, True)
     assert bad.fix.startswith("pip install 'torch")
@@ -116,11 +115,11 @@ def test_a_package_out_of_bounds_is_named_with_the_command_that_mends_it(monkeyp
 
 def test_gpus_that_torch_cannot_use_are_told(tools, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    monkeypatch.setattr(readiness.metadata, "version", lambda name: "2.13.0+cpu")
+    monkeypatch.setattr(doctor_checks.metadata, "version", lambda name: "2.13.0+cpu")
     (check,) = device()
     assert not check.ready
     assert "built for the CPU" in check.detail
-    monkeypatch.setattr(readiness.metadata, "version", lambda name: "2.13.0")
+    monkeypatch.setattr(doctor_checks.metadata, "version", lambda name: "2.13.0")
     tools("nvidia-smi", "printf 'Some GPU, 80 GiB\\nSome GPU, 80 GiB\\n'")
     (check,) = device()
     assert check.ready

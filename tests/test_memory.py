@@ -78,6 +78,8 @@ def test_the_bound_grows_with_everything_that_takes_memory_and_shrinks_with_what
     for overrides in (["train.precision=bf16"], ["train.activation_checkpointing=on"], ["train.loss=chunked"]):
         assert least_bytes(compose(overrides), vocab_size=1000, state_bytes=8) < base, overrides
     assert least_bytes(config, vocab_size=1000) < base
+    narrow = least_bytes(compose(["train.compile=off", "d_embed=8"]), vocab_size=1000, state_bytes=8)
+    assert narrow < base  # tables of 8 columns
 
 
 def test_the_memory_is_that_of_the_smallest_control_group_and_of_the_process(tmp_path):

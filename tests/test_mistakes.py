@@ -106,17 +106,17 @@ def test_a_suggestion_goes_by_meaning(typed, override, capsys):
 
 
 def test_every_synonym_leads_to_a_key_or_an_option(capsys):
-    from nexus_ablate.config.compose import _option_names, _synonyms, values_of_keys
+    from nexus_ablate.config.overrides import option_names, synonyms, values_of_keys
 
     keys = values_of_keys()
-    for word, meant in _synonyms()["keys"].items():
+    for word, meant in synonyms()["keys"].items():
         assert meant.partition("=")[0] in keys, word
         assert word not in keys, word
         if "=" in meant:
             compose([meant])
-    for group, words in _synonyms()["options"].items():
-        assert set(words.values()) <= _option_names(group), group
-        assert not words.keys() & _option_names(group), group
+    for group, words in synonyms()["options"].items():
+        assert set(words.values()) <= option_names(group), group
+        assert not words.keys() & option_names(group), group
 
 
 def test_a_study_file_that_is_missing_is_looked_for_beside_its_name(capsys, tmp_path, monkeypatch):

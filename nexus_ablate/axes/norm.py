@@ -10,6 +10,7 @@ kernels/low_precision.py); the other norms round each operation, except where a 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -60,12 +61,10 @@ class LayerNorm(_Affine):
         return layer_norm(x, self.eps, self.gain.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
 
 
-@NORM.register("layer_zero")
-class LayerNormZero(nn.Module):
-    """(1 + excess) (x - mean) / sqrt(var + eps), excess 0 at first. Parmar et al. 2024 (Nemotron-4), arXiv:2402.16819.
+class _ZeroCentred(nn.Module):
+    """A norm whose gain is 1 + excess."""
 
-    The function is LayerNorm's; decay pulls the gain to 1 and not to 0. `gain_init` is 1 + excess.
-    """
+    normalize: Callable[[Tensor, float, Tensor, Tensor | None], Tensor]
 
     def __init__(self, width: int, bias: bool, site: str, *, eps: float, gain_init: float, fp32: bool) -> None:
         super().__init__()
@@ -76,7 +75,17 @@ class LayerNormZero(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = x.to(statistics_dtype(x, self.fp32))
         gain, bias = (1 + self.excess).to(x.dtype), None if self.bias is None else self.bias.to(x.dtype)
-        return layer_norm(x, self.eps, gain, bias)
+        return self.normalize(x, self.eps, gain, bias)
+
+
+@NORM.register("layer_zero")
+class LayerNormZero(_ZeroCentred):
+    """(1 + excess) (x - mean) / sqrt(var + eps), excess 0 at first. Parmar et al. 2024 (Nemotron-4), arXiv:2402.16819.
+
+    The function is LayerNorm's; decay pulls the gain to 1 and not to 0. `gain_init` is 1 + excess.
+    """
+
+    normalize = staticmethod(layer_norm)
 
 
 @NORM.register("layer_nonparam")
@@ -105,22 +114,13 @@ class RMSNorm(_Affine):
 
 
 @NORM.register("rms_zero")
-class RMSNormZero(nn.Module):
+class RMSNormZero(_ZeroCentred):
     """(1 + excess) x / sqrt(mean(x^2) + eps), excess 0 at first. Gemma Team 2024, arXiv:2403.08295; HF modeling_gemma2.
 
     The function is RMSNorm's; decay pulls the gain to 1 and not to 0. `gain_init` is 1 + excess.
     """
 
-    def __init__(self, width: int, bias: bool, site: str, *, eps: float, gain_init: float, fp32: bool) -> None:
-        super().__init__()
-        self.eps, self.fp32 = eps, fp32
-        self.excess = nn.Parameter(torch.full((width,), gain_init - 1))
-        self.bias = nn.Parameter(torch.zeros(width)) if bias else None
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x.to(statistics_dtype(x, self.fp32))
-        gain, bias = (1 + self.excess).to(x.dtype), None if self.bias is None else self.bias.to(x.dtype)
-        return rms_norm(x, self.eps, gain, bias)
+    normalize = staticmethod(rms_norm)
 
 
 @NORM.register("rms_outside")

@@ -93,7 +93,7 @@ def _possible(before: list[str], word: str) -> Iterable[str]:
 
 def _overrides(word: str) -> Iterable[str]:
     """`KEY=`, and after it the values of the key that have names."""
-    from nexus_ablate.config.compose import values_of_keys
+    from nexus_ablate.config.overrides import values_of_keys
 
     key, equals, _ = word.partition("=")
     for name, values in values_of_keys().items():

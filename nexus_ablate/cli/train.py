@@ -80,8 +80,9 @@ def _hydra(overrides: list[str], flags: dict[str, Any]) -> int:
     """What Hydra itself answers: --cfg, --info, --hydra-help."""
     import hydra
 
-    from nexus_ablate.config.compose import check_overrides, search_plugins
+    from nexus_ablate.config.compose import search_plugins
     from nexus_ablate.config.options import conf_dir
+    from nexus_ablate.config.overrides import check_overrides
 
     check_overrides(overrides, sweeps=True)
     search_plugins()

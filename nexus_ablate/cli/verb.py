@@ -132,7 +132,7 @@ class Verb:
         """
         if OVERRIDES not in self.takes:
             return
-        from nexus_ablate.config.compose import respelled
+        from nexus_ablate.config.overrides import respelled
 
         if override := respelled(" ".join([word, *after[:2]])):
             command = " ".join(filter(None, ("nexus-ablate", self.name.replace("train", ""), override)))

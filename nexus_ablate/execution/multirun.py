@@ -16,15 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from nexus_ablate import errors
-from nexus_ablate.config.compose import (
-    check_overrides,
-    compose,
-    compose_values,
-    differences,
-    leave_preset_options,
-    search_plugins,
-)
+from nexus_ablate.config.compose import compose, compose_values, differences, leave_preset_options, search_plugins
 from nexus_ablate.config.options import conf_dir
+from nexus_ablate.config.overrides import check_overrides
 from nexus_ablate.config.resolve import from_values
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.errors import ConfigError, UserError

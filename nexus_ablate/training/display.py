@@ -157,7 +157,9 @@ def result_facts(summary: dict[str, Any]) -> dict[str, str]:
     def bits() -> str:
         bpb, unigram = summary["val_bpb"], summary["unigram_bpb"]
         below = None if bpb is None else 1 - bpb / unigram
-        return f"{shown(bpb, '.4f')}, {shown(below, '.0%')} lower than a unigram model ({unigram:.3f})"
+        side = "higher" if below is not None and below < 0 else "lower"
+        share = shown(None if below is None else abs(below), ".0%")
+        return f"{shown(bpb, '.4f')}, {share} {side} than a unigram model ({unigram:.3f})"
 
     def time_spent() -> str:
         aside = sum(summary[f"seconds_{activity}"] for activity in ("eval", "probe", "checkpoint"))

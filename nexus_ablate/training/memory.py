@@ -108,7 +108,7 @@ def least_bytes(config: RunConfig, vocab_size: int = 1, state_bytes: int = 0, pr
     model, resolved, train = config.model, config.resolved, config.train
     width, queries = model.d_model, model.n_heads * resolved.head_dim
     keys_values = 2 * resolved.n_kv_heads * resolved.head_dim
-    tables = vocab_size * width * (1 if config.tie_embeddings else 2)
+    tables = vocab_size * resolved.d_embed * (1 if config.tie_embeddings else 2)
     parameters = tables + model.n_layers * (width * (2 * queries + keys_values) + 2 * width * resolved.d_ff)
     size = 4 if train.precision == "fp32" else 2
     tokens = train.batch_size // processes * model.context

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from nexus_ablate.model import GPT
 
-FROM_RUN = "init.run=runs/scratch/ARM/s0-HASH, as `nexus-ablate runs` lists them"
+FROM_RUN = "init.run=runs/scratch/ARM/s0-HASH, as `nexus-ablate status` lists them"
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def check_start(config: RunConfig, vocab_size: int) -> None:
     if isinstance(config.vocab_size, int) and config.vocab_size < vocab_size:
         got = f"vocab_size={config.vocab_size}, and the tokenizer has {vocab_size} tokens"
         raise ConfigError("the tokenizer has tokens that the embedding lacks", got, "the model's own tokenizer.json")
-    if weights_of(config) is not None:
+    if "run" in config.init.keys:
         initial_model(config, vocab_size)
 
 

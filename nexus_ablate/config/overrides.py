@@ -1,0 +1,282 @@
+"""Overrides held against the schema, with our own words for what a user gets wrong.
+
+They are parsed by Hydra's grammar and checked before anything is composed, because Hydra lets an added key (`+x=1`)
+and a misspelt `hydra.` key pass, and names internal types in its messages.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterable
+from functools import cache
+from typing import Any
+
+from nexus_ablate.config.grammar import Constraint, show
+from nexus_ablate.config.options import Key, conf_dir, option_files
+from nexus_ablate.config.run_config import CLOSED_GROUPS, OPTION_GROUPS, RunConfig, keys_of
+from nexus_ablate.errors import ConfigError, did_you_mean, unknown
+from nexus_ablate.plain_data import load_yaml
+
+MOST_RUNS = 10_000
+"""Values of a sweep, and runs of a multirun: more are a typing error."""
+_HYDRA_VALUES = {
+    "hydra.sweeper.max_batch_size": Constraint("int [1, inf)"),
+    "hydra.launcher.n_jobs": Constraint("int (-inf, -1] | int [1, inf)"),
+}
+"""What Hydra's plugins would answer with a traceback."""
+GROUPS = (*OPTION_GROUPS, *CLOSED_GROUPS, "preset")
+
+
+def check_overrides(overrides: list[str], sweeps: bool) -> None:
+    """Hold command-line overrides against the schema, before anything is composed or made.
+
+    Args:
+        sweeps: Whether a key may have several values, as in a multirun.
+
+    Raises:
+        ConfigError: The first override that cannot be meant.
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    parser = OverridesParser.create()
+    chosen = default_choices()
+    parsed, swept = [], []
+    for text in overrides:
+        if "_target_" in text:
+            raise ConfigError("_target_ is not accepted: it could run any code", text, "choose an option by its name")
+        try:
+            override = parser.parse_override(text)
+        except (HydraException, ValueError, RecursionError) as error:  # a number of 5000 digits is a ValueError
+            fix = 'KEY=VALUE, without spaces around "="; quote values with special characters: key=\'"..."\''
+            raise ConfigError("this override cannot be read", text, fix) from error
+        name = override.key_or_group
+        if name == "study":
+            fix = f"nexus-ablate study {text.partition('=')[2]}"
+            raise ConfigError("study is a verb; the folder of a run is experiment=NAME", text, fix)
+        if override.is_sweep_override():
+            swept.append(text)
+        if override.is_delete():
+            raise ConfigError("nothing can be removed from the configuration", text, f"choose another {name}")
+        if name.split(".")[0].split("/")[0] == "hydra":
+            _check_hydra_key(name, _values(override))
+            continue
+        if override.is_add() and not override.is_force_add():
+            if name in _known_keys(chosen):
+                raise ConfigError("the key is there already", text, text.lstrip("+"))
+            raise _unknown_key(name, _values(override), chosen)
+        parsed.append((name, _values(override)))
+        if name in GROUPS:
+            chosen[name] = _check_choices(name, _values(override))
+            if name == "preset":
+                chosen |= {g: c for g, c in preset_choices(chosen[name]).items() if g not in dict(parsed)}
+    for name, values in parsed:
+        if name not in GROUPS:
+            _check_values(name, values, chosen)
+    if (runs := math.prod(len(values) or 1 for _, values in parsed)) > MOST_RUNS:
+        raise ConfigError(f"a multirun has at most {MOST_RUNS} runs", f"{runs} runs", "nexus-ablate -m seed=0,1,2")
+    names = dict(parsed)
+    budget = [k for k in ("train.steps", "train.tokens", "train.flops") if k in names]
+    if len(budget) > 1:
+        raise ConfigError("a run has one budget", " and ".join(budget), "give one of them")
+    if swept and not sweeps:
+        fix = "one value here; nexus-ablate -m KEY=A,B trains a run for each"
+        raise ConfigError("several values are several runs", " ".join(swept), fix)
+
+
+def _values(override: Any) -> list[Any]:
+    """The values of an override; all of them where it is a sweep.
+
+    Raises:
+        ConfigError: A sweep without a list of values, or with none or too many of them.
+    """
+    from hydra.core.override_parser.types import Glob, IntervalSweep, QuotedString, RangeSweep
+
+    if override.is_sweep_override():
+        sweep, key = override.value(), override.key_or_group
+        if isinstance(sweep, Glob):
+            return []
+        if isinstance(sweep, IntervalSweep):
+            got, fix = override.input_line, f"{key}={sweep.start},{sweep.end}"
+            raise ConfigError("an interval is no list of values, and each value is a run", got, fix)
+        if isinstance(sweep, RangeSweep):
+            start, stop = sweep.start or 0, sweep.stop or 0
+            number = max(0, math.ceil((stop - start) / sweep.step)) if sweep.step else 0
+            if not 1 <= number <= MOST_RUNS:
+                problem = f"a sweep has from 1 to {MOST_RUNS} values, and this one has {number}"
+                raise ConfigError(problem, override.input_line, f"{key}=range(0,5)")
+            return list(override.sweep_iterator())
+        raw = sweep.list
+    else:
+        raw = [override.value()]
+    plain = lambda v: [plain(i) for i in v] if isinstance(v, list) else v.text if isinstance(v, QuotedString) else v  # noqa: E731
+    return [plain(value) for value in raw]
+
+
+def _check_choices(group: str, values: list[Any]) -> list[str]:
+    names = option_names(group)
+    chosen = []
+    for value in values:
+        name = "null" if value is None else show(value)
+        if group == "preset" and name in ("null", "none"):
+            continue
+        if name not in names:
+            meant = {_plain(word): name for word, name in synonyms()["options"].get(group, {}).items()}
+            meant |= {_plain(known): known for known in names}
+            problem, word = f"{group} has no option of this name", meant.get(_plain(name), name)
+            raise unknown(problem, word, names, f"{group}={{}}", name)
+        chosen.append(name)
+    return chosen
+
+
+# -------------------------------------------------------------------------------------------- suggestions by meaning
+
+
+@cache
+def synonyms() -> dict[str, Any]:
+    """Names of other libraries and papers for our keys and options."""
+    return load_yaml(conf_dir().joinpath("synonyms.yaml").read_text(encoding="utf-8"))
+
+
+def _plain(word: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", word.lower())
+
+
+def _meant_key(name: str, known: Iterable[str]) -> str:
+    """A key, or a whole override, that means what `name` does elsewhere; '' where none does."""
+    words, last = {_plain(word): key for word, key in synonyms()["keys"].items()}, name.rpartition(".")[2]
+    owners = [key for key in known if key.rpartition(".")[2] == last]
+    return words.get(_plain(name)) or (owners[0] if len(owners) == 1 else words.get(_plain(last), ""))
+
+
+def _unknown_key(name: str, values: list[Any], chosen: dict[str, list[str]]) -> ConfigError:
+    """The error for a key that does not exist, with an override that does."""
+    known, typed = _known_keys(chosen), ",".join(map(show, values))
+    fix = _meant_key(name, known) or did_you_mean(name, known)
+    if fix and "=" not in fix:
+        fix = f"{fix}={_meant_value(fix, known[fix], typed, values)}"
+    return ConfigError("there is no key of this name", f"{name}={typed}", fix or "nexus-ablate list")
+
+
+def _meant_value(key: str, constraint: Any, typed: str, values: list[Any]) -> str:
+    """The value as typed where the key takes it, else one that it does take."""
+    try:
+        if constraint is None:
+            _check_choices(key, values)
+        else:
+            _ = [constraint.accept(key, value) for value in values]
+    except ConfigError as error:
+        return error.fix.partition("=")[2] or default_choices()[key][0]
+    return typed
+
+
+def respelled(text: str) -> str:
+    """`norm rms`, `norm = rms` and `norm:rms` as an override that works; '' where the text is none of these."""
+    match = re.match(r"([A-Za-z_][\w.]*)\s*[=:\s]\s*([^\s=:]\S*)", text)
+    if match is None:
+        return ""
+    known = _known_keys(default_choices())
+    key = match[1] if match[1] in known else _meant_key(match[1], known)
+    override = key if "=" in key else f"{key}={match[2]}"
+    try:
+        check_overrides([override], sweeps=False)
+    except ConfigError as error:
+        return error.fix if key and error.fix.startswith(key) else ""
+    return override
+
+
+def default_choices() -> dict[str, list[str]]:
+    defaults = load_yaml(conf_dir().joinpath("config.yaml").read_text(encoding="utf-8"))["defaults"]
+    pairs = [next(iter(entry.items())) for entry in defaults if isinstance(entry, dict)]
+    return {group: [name] for group, name in pairs if group in GROUPS and name}
+
+
+def preset_choices(presets: list[str]) -> dict[str, list[str]]:
+    options: dict[str, list[str]] = {}
+    for preset in presets:
+        text = conf_dir().joinpath("preset", f"{preset}.yaml").read_text(encoding="utf-8")
+        for group, name in re.findall(r"^\s*- override /(\w+): (\w+)", text, flags=re.MULTILINE):
+            options.setdefault(group, []).append(name)
+    return options
+
+
+def _known_keys(chosen: dict[str, list[str]]) -> dict[str, Any]:
+    """Every key that may be set under the chosen options, with its constraint (None for groups)."""
+    known: dict[str, Any] = dict(keys_of(RunConfig)) | dict.fromkeys(GROUPS)
+    for group, cls in CLOSED_GROUPS.items():
+        known |= {f"{group}.{k}": constraint for k, constraint in keys_of(cls).items() if k != "name"}
+    for group in OPTION_GROUPS:
+        for name in chosen.get(group, []):
+            keys: dict[str, Key] = option_files(group)[name].keys
+            known |= {f"{group}.{k}": spec.constraint for k, spec in keys.items()}
+    return known
+
+
+def values_of_keys() -> dict[str, list[str]]:
+    """Every key of the default options, with those of its values that are names: what a shell completes."""
+    named = {group: sorted(option_names(group)) for group in GROUPS}
+    keys = {k: constraint.words for k, constraint in _known_keys(default_choices()).items() if constraint is not None}
+    return keys | named
+
+
+def option_names(group: str) -> set[str]:
+    if group in OPTION_GROUPS:
+        return set(option_files(group))
+    return {path.stem for path in conf_dir().joinpath(group).glob("*.yaml")}
+
+
+def _check_values(name: str, values: list[Any], chosen: dict[str, list[str]]) -> None:
+    known = _known_keys(chosen)
+    if name not in known:
+        group, _, rest = name.partition(".")
+        if rest and group in OPTION_GROUPS and group in chosen:
+            owners = [o for o in option_files(group).values() if rest in o.keys]
+            option = f"{group}={','.join(chosen[group])}"
+            keys = [k for k in known if k.startswith(f"{group}.")]
+            if owners:
+                raise ConfigError(f"{option} has no key {rest}", name, f"{group}={owners[0].name}, which has it")
+            if not keys:
+                raise ConfigError(f"{option} has no keys", name, "leave it out")
+            raise unknown(f"{option} has no key of this name", name, keys, f"{{}}={','.join(map(show, values))}")
+        raise _unknown_key(name, values, chosen)
+    for value in values:
+        if known[name] is not None and not (isinstance(value, str) and "${" in value):
+            known[name].accept(name, value)
+
+
+def _check_hydra_key(name: str, values: list[Any]) -> None:
+    """Hydra's own keys are held against Hydra's own schema: it accepts a misspelt one without a word."""
+    if name in _HYDRA_VALUES:
+        for value in values:
+            _HYDRA_VALUES[name].accept(name, value)
+    from hydra.conf import HydraConf
+
+    if "/" in name:
+        groups = (
+            "hydra/launcher",
+            "hydra/sweeper",
+            "hydra/job_logging",
+            "hydra/hydra_logging",
+            "hydra/help",
+            "hydra/output",
+        )
+        if name not in groups:
+            raise unknown("Hydra has no group of this name", name, groups)
+        for value in values:
+            if not isinstance(value, str):
+                raise ConfigError(f"{name} takes the name of an option", f"{name}={show(value)}", f"{name}=basic")
+        return
+    node: Any = HydraConf
+    seen = "hydra"
+    for part in name.split(".")[1:]:
+        if seen in ("hydra.launcher", "hydra.sweeper", "hydra.job_logging", "hydra.hydra_logging", "hydra.job.env_set"):
+            return  # the schema of a plugin: Hydra checks it when it builds it
+        fields = {f.name: f for f in dataclasses.fields(node)} if dataclasses.is_dataclass(node) else {}
+        if part not in fields:
+            raise unknown("Hydra has no key of this name", name, [f"{seen}.{f}" for f in fields] or [seen])
+        kind = fields[part].type
+        default = fields[part].default_factory if fields[part].default_factory is not dataclasses.MISSING else None
+        node = default if dataclasses.is_dataclass(default) else kind
+        seen = f"{seen}.{part}"
