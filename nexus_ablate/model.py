@@ -151,7 +151,21 @@ def build_model(config: RunConfig, vocab_size: int = 256) -> GPT:
     return model
 
 
-def meta_model(config: RunConfig, vocab_size: int = 256) -> GPT:
-    """The model without memory or values, for counting."""
-    with torch.device("meta"):
-        return GPT(config, vocab_size)
+_FEW_PRODUCTS = 2**30
+"""Multiplications of a forward pass that the CPU does in less time than the meta device takes to start."""
+
+
+def countable_model(config: RunConfig, vocab_size: int = 256) -> GPT:
+    """The model without initial values, for counting parameters and FLOPs.
+
+    A small one is on the CPU, where a pass takes milliseconds. Others are on the meta device, which takes no memory and
+    no time, but whose kernels are in Python and import the compiler: as long as importing PyTorch itself.
+    """
+    model = config.model
+    products = model.context * (model.n_layers * model.d_model * (12 * model.d_model + model.context))
+    products += model.context * model.d_model * vocab_size
+    with torch.device("cpu" if products < _FEW_PRODUCTS else "meta"), torch.no_grad():
+        counted = GPT(config, vocab_size)
+        for parameter in counted.parameters():
+            parameter.zero_()  # products of whatever the memory held can take thirty times as long
+    return counted

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -14,9 +16,10 @@ from nexus_ablate.axes.roles import parameter_roles
 from nexus_ablate.cli import main
 from nexus_ablate.config.compose import compose
 from nexus_ablate.config.options import AXES, option_files
+from nexus_ablate.measure import counts
 from nexus_ablate.measure.architecture import architecture
 from nexus_ablate.measure.counts import flops_per_token
-from nexus_ablate.model import build_model, meta_model
+from nexus_ablate.model import build_model, countable_model
 from nexus_ablate.optimizers import decay_groups
 
 RICH = [
@@ -36,7 +39,7 @@ RICH = [
 
 
 def explained(config):
-    model = meta_model(config, 11)
+    model = countable_model(config, 11)
     return architecture(config, model, decay_groups(model, config.schedule.decay))
 
 
@@ -246,3 +249,27 @@ def test_a_mistake_is_status_2_and_three_lines(capsys, arguments):
 def test_it_is_composed_like_a_run():
     config = compose(["norm=dyt"])
     assert explained(config)["notes"] == ["norm=dyt also changes embed_scale to learned"]
+
+
+def test_explain_imports_no_compiler():
+    """torch._dynamo and sympy cost as much as torch itself."""
+    code = (
+        "import sys\nfrom nexus_ablate.cli import main\nassert main(['explain', '--json']) == 0\n"
+        "assert not {'torch._dynamo', 'sympy'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("overrides", [[], RICH, *([option] for option in EVERY_OPTION)], ids=",".join)
+def test_flops_counted_with_few_sequences_are_those_of_all_of_them(tiny, overrides):
+    model = countable_model(tiny(*overrides), 11)
+    assert counts.flops_by_module(model, 8, 3) == counts._forward_flops(model, 8, 3)
+
+
+def test_a_large_model_is_counted_without_memory_as_a_small_one_is_with_it(tiny, monkeypatch):
+    small = countable_model(tiny(*RICH), 11)
+    monkeypatch.setattr("nexus_ablate.model._FEW_PRODUCTS", 0)
+    large = countable_model(tiny(*RICH), 11)
+    assert (next(small.parameters()).device.type, next(large.parameters()).device.type) == ("cpu", "meta")
+    assert counts.flops_by_module(small, 8, 4) == counts.flops_by_module(large, 8, 4)

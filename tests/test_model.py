@@ -11,7 +11,7 @@ from nexus_ablate.attention import AttentionCore
 from nexus_ablate.axes.roles import parameter_roles
 from nexus_ablate.errors import UserError
 from nexus_ablate.measure.counts import flops_per_token, parameters
-from nexus_ablate.model import build_model, meta_model
+from nexus_ablate.model import build_model, countable_model
 
 TOKENS = torch.randint(0, 11, (2, 8), generator=torch.Generator().manual_seed(0))
 PAIRS = option_pairs()
@@ -271,7 +271,7 @@ def test_the_sizes_have_the_parameters_that_the_list_shows_and_grow_in_its_order
     shown = {
         name: float(option["summary"].partition("M ")[0].split()[-1]) for name, option in catalogue()["model"].items()
     }
-    sizes = {name: meta_model(compose([f"model={name}", "ffn=gelu", "position=learned"]), 50257) for name in shown}
+    sizes = {name: countable_model(compose([f"model={name}", "ffn=gelu", "position=learned"]), 50257) for name in shown}
     assert list(shown) == ["nano", "micro", "mini", "tiny", "small", "base"]
     assert list(shown.values()) == sorted(shown.values())
     for name, model in sizes.items():

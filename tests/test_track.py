@@ -447,7 +447,7 @@ def test_control_without_the_thread_the_same_wandb_does_hold_up_the_rows(
     monkeypatch.setattr(mirror.threading, "Thread", Inline)
     fake.on_init = answer_late
     _, seconds = seconds_for_1000_rows(training)
-    assert seconds > 1
+    assert seconds > 1, lines
 
 
 def test_a_wandb_that_is_too_slow_for_the_rows_lags_behind_and_lacks_none(training: Training, fake: FakeWandb):

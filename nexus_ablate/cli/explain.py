@@ -36,10 +36,10 @@ def run(overrides: list[str], flags: dict[str, Any]) -> int:
     config = compose(overrides)
 
     from nexus_ablate.measure.architecture import architecture
-    from nexus_ablate.model import meta_model
+    from nexus_ablate.model import countable_model
     from nexus_ablate.optimizers import decay_groups
 
-    model = meta_model(config, flags.get("vocab", 256))
+    model = countable_model(config, flags.get("vocab", 256))
     facts = architecture(config, model, decay_groups(model, config.schedule.decay))
     if "json" in flags:
         json.dump(facts, sys.stdout, indent=1, allow_nan=False)

@@ -151,7 +151,7 @@ def component_of(config: RunConfig, model: GPT) -> Callable[[str], str]:
 
 
 def traced(model: GPT, context: int, rows: int) -> tuple[dict[str, int], dict[str, int]]:
-    """From a forward pass of a micro-batch on the meta device: the width that each norm is given, FLOPs by module."""
+    """From forward passes: the width that each norm is given, FLOPs by module."""
     widths: dict[str, int] = {}
     norms = tuple(NORM.get(name) for name in NORM.names())
 
@@ -211,7 +211,7 @@ def kernels(model: GPT) -> list[dict[str, Any]]:
         if isinstance(module, Attention):
             layer = layer_of(name) or 0
             position = model.position_at(layer)
-            query_BHTd = torch.empty(1, model.geometry.n_heads, context, module.head_dim, device="meta")
+            query_BHTd = torch.empty(1, model.geometry.n_heads, context, module.head_dim, device=model.embedding.weight.device)
             bias = position.query_bias(query_BHTd, layer, module.core.scale)
             bias = position.score_bias(context, layer) if bias is None else bias
             layers.setdefault((*module.core.kernel, module.core.gpu_kernel(context, bias)), []).append(layer)

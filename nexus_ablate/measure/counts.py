@@ -1,4 +1,4 @@
-"""Counts that need no values: parameters and FLOPs, on the meta device."""
+"""Counts that need no values: parameters and FLOPs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.utils.flop_counter import flop_registry
 from nexus_ablate.attention import AttentionCore
 from nexus_ablate.axes.roles import EMBEDDINGS, parameter_roles
 from nexus_ablate.config.run_config import RunConfig
-from nexus_ablate.model import meta_model
+from nexus_ablate.model import countable_model
 
 PEAK_FLOPS = {  # dense bf16 matrix products a second, from the makers' data sheets
     "H200": 989e12,
@@ -35,14 +35,14 @@ def parameters(model: nn.Module) -> tuple[int, int]:
 
 
 def flops_per_token(config: RunConfig, vocab_size: int) -> float:
-    """Training FLOPs of one token of a run: three times the forward matrix products, counted on the meta device.
+    """Training FLOPs of one token of a run: three times the forward matrix products.
 
     The backward pass multiplies each matrix twice. Attention is counted as the plain path does it, all T x T scores;
     norms and activations are not counted. What a micro-batch computes once for all its sequences, such as FIRE's map of
     distances, is shared among its tokens.
     """
     rows, context = config.train.batch_size, config.model.context
-    return 3 * sum(flops_by_module(meta_model(config, vocab_size), context, rows).values()) / (rows * context)
+    return 3 * sum(flops_by_module(countable_model(config, vocab_size), context, rows).values()) / (rows * context)
 
 
 class _Products(TorchDispatchMode):
@@ -69,8 +69,14 @@ class _Products(TorchDispatchMode):
 def flops_by_module(model: nn.Module, context: int, rows: int) -> dict[str, int]:
     """Forward FLOPs of so many sequences, each counted once, for the innermost module at work; its full name.
 
-    They go through the plain path where the model is: on the meta device it costs nothing.
+    They go through the plain path where the model is. What one sequence costs and what all of them share is known from
+    passes with one and with two.
     """
+    one, two = (_forward_flops(model, context, few) for few in (1, 2))
+    return {name: flops + (rows - 1) * (two[name] - flops) for name, flops in one.items()}
+
+
+def _forward_flops(model: nn.Module, context: int, rows: int) -> dict[str, int]:
     spent: Counter[str] = Counter()
     at_work: list[list[int]] = []  # FLOPs before each module that has begun, and those of the modules it called
     products = _Products()

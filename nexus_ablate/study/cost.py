@@ -43,10 +43,10 @@ class Cost:
 def cost_of(config: RunConfig) -> Cost:
     """The costs of a run, counted on the meta device."""
     from nexus_ablate.measure.counts import flops_per_token, parameters
-    from nexus_ablate.model import meta_model
+    from nexus_ablate.model import countable_model
 
     vocab_size = vocabulary(config)
-    everything, without_tables = parameters(meta_model(config, vocab_size))
+    everything, without_tables = parameters(countable_model(config, vocab_size))
     flops = flops_per_token(config, vocab_size)
     per_step = config.resolved.tokens_per_step
     steps = config.resolved.steps or -int(-config.train.flops // (flops * per_step))
@@ -59,9 +59,9 @@ def activation_bytes(config: RunConfig, vocab_size: int) -> int:
     import torch
     from torch.nn import functional as F
 
-    from nexus_ablate.model import meta_model
+    from nexus_ablate.model import countable_model
 
-    model = meta_model(config, vocab_size)
+    model = countable_model(config, vocab_size).to("meta")
     own = {p.untyped_storage()._cdata for p in model.parameters()}
     kept: dict[int, torch.Tensor] = {}  # each storage counts once, and is held so that its address is not reused
 

@@ -71,11 +71,11 @@ def _size(kind: str, baseline: RunConfig, overrides: list[str], config: RunConfi
 
 def _amount(kind: str, config: RunConfig) -> float:
     from nexus_ablate.measure.counts import flops_per_token, parameters
-    from nexus_ablate.model import meta_model
+    from nexus_ablate.model import countable_model
 
     vocab_size = vocabulary(config)
     if kind == "params":
-        return parameters(meta_model(config, vocab_size))[0]
+        return parameters(countable_model(config, vocab_size))[0]
     return flops_per_token(config, vocab_size)
 
 

@@ -315,9 +315,9 @@ def check_world(config: RunConfig, place: Place) -> None:
         fix = f"a batch size that is a multiple of {place.size}; adjust train.grad_accum to keep the tokens per step"
         got = f"{config.train.batch_size} sequences, {place.size} processes"
         raise ConfigError("train.batch_size must be divisible by the number of processes", got, fix)
-    from nexus_ablate.model import meta_model
+    from nexus_ablate.model import countable_model
 
-    model = meta_model(config)
+    model = countable_model(config)
     statistics = model.state_dict().keys() - dict(model.named_parameters()).keys()
     if statistics:
         problem = f"norm={config.norm.name} computes statistics over the batch, and each process only sees a part of it"

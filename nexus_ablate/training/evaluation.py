@@ -74,7 +74,7 @@ def restore(record: RunRecord) -> tuple[RunConfig, TokenizedData, GPT]:
         ConfigError: The validation data has changed since the run.
         CheckpointError: There is no whole checkpoint, or its weights do not fit the model.
     """
-    from nexus_ablate.model import GPT, meta_model
+    from nexus_ablate.model import GPT, countable_model
     from nexus_ablate.training.checkpoint import load_newest
 
     config = from_values({key: value for key, value in (record.config or {}).items() if key != "resolved"})
@@ -90,7 +90,9 @@ def restore(record: RunRecord) -> tuple[RunConfig, TokenizedData, GPT]:
     depth = len({name.split(".")[1] for name in saved if name.startswith("blocks.")})
     expected = {}
     if depth == config.model.n_layers:  # ten thousand layers take minutes to be built, even without values
-        expected = {name: tensor.shape for name, tensor in meta_model(config, data.vocab_size).state_dict().items()}
+        expected = {
+            name: tensor.shape for name, tensor in countable_model(config, data.vocab_size).state_dict().items()
+        }
     if other := sorted(name for name in expected.keys() | saved.keys() if expected.get(name) != saved.get(name)):
         fix = "evaluate it with the version in its env.json"
         raise CheckpointError(f"the weights in {loaded.path} are from another version", ", ".join(other[:3]), fix)

@@ -24,7 +24,7 @@ from nexus_ablate.errors import ConfigError
 from nexus_ablate.measure import counts
 from nexus_ablate.measure.architecture import architecture
 from nexus_ablate.measure.counts import flops_per_token, parameters
-from nexus_ablate.model import build_model, meta_model
+from nexus_ablate.model import build_model, countable_model
 from nexus_ablate.optimizers import decay_groups
 from nexus_ablate.runs.record import read_document, read_summary
 from nexus_ablate.training import checkpoint, trainer
@@ -173,7 +173,7 @@ def test_every_option_and_pair_learns_is_read_back_and_costs_what_is_said(tiny, 
         assert still(config, model) == [], overrides
         other, seen = read_back(config, model, tmp_path / str(number)).eval(), torch.from_numpy(tokens(99)[:, :-1])
         assert torch.equal(other(seen), model.eval()(seen)), overrides
-        told = architecture(config, meta_model(config, VOCABULARY), decay_groups(model, config.schedule.decay))
+        told = architecture(config, countable_model(config, VOCABULARY), decay_groups(model, config.schedule.decay))
         said = told["parameters"]
         sizes_of = sum(parameter.numel() for parameter in model.parameters())
         assert sizes_of == parameters(model)[0] == said["total"] == sum(said["by_component"].values()), overrides
