@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from nexus_ablate.comparison.endpoint import Endpoint
 from nexus_ablate.comparison.judge import judge_losses
 from nexus_ablate.comparison.load import Plan
 from nexus_ablate.comparison.statistics import Array
@@ -54,7 +55,7 @@ class Case:
     shared: float = 0.0
     shift: dict[int, float] = field(default_factory=dict)
     outlier: float = 0.0
-    plan: Plan = field(default_factory=lambda: Plan("", delta_min=MARGIN))
+    plan: Plan = field(default_factory=lambda: Plan("", endpoint=Endpoint(delta_min=MARGIN)))
 
     @property
     def must_be(self) -> str:
@@ -82,7 +83,13 @@ def everywhere(shift: float, arms: int) -> dict[int, float]:
 
 
 ALL = range(1, 9)
-LOOKS = Plan("", delta_min=MARGIN, seeds=tuple(range(20)), looks=(5, 8, 12, 20), look_weights=(0.15, 0.20, 0.25, 0.40))
+LOOKS = Plan(
+    "",
+    endpoint=Endpoint(delta_min=MARGIN),
+    seeds=tuple(range(20)),
+    looks=(5, 8, 12, 20),
+    look_weights=(0.15, 0.20, 0.25, 0.40),
+)
 EVERY_LOOK = replace(LOOKS, looks=tuple(range(5, 21)), look_weights=(1.0,) * 16)
 """What adding seeds until it is decided amounts to: each look at the whole 5%."""
 
@@ -117,11 +124,11 @@ def cases() -> list[Case]:
         Case("EQUIVALENT, truth +2 SD, a baseline seed at +8 SD, automatic margin", 3, 5, "68%", 0.05, any_equivalent,
              shift=everywhere(2, 3), outlier=8, plan=Plan("")),
         Case("EQUIVALENT at the border (2 SD), any of 8", 8, 5, "18-21%", 0.05, any_equivalent,
-             shift=everywhere(2, 8), plan=Plan("", delta_min=2.0)),
+             shift=everywhere(2, 8), plan=Plan("", endpoint=Endpoint(delta_min=2.0))),
         Case("EQUIVALENT at the border (2 SD), any of 8", 8, 20, "18-21%", 0.05, any_equivalent,
-             shift=everywhere(2, 8), plan=Plan("", delta_min=2.0)),
+             shift=everywhere(2, 8), plan=Plan("", endpoint=Endpoint(delta_min=2.0))),
         Case("any false word: null, margin 1 SD (EQUIVALENT is true)", 8, 5, "", 0.055, any_claim,
-             plan=Plan("", delta_min=1.0)),
+             plan=Plan("", endpoint=Endpoint(delta_min=1.0))),
         Case("looks at 5, 8, 12, 20 seeds", 1, 20, "18.7%", 0.05, any_claim, plan=LOOKS),
         Case("looks at 5, 8, 12, 20 seeds", 4, 20, "", 0.055, any_claim, plan=LOOKS),
         Case("looks, baseline 3x as noisy", 4, 20, "", 0.06, any_claim, noise={0: 3}, plan=LOOKS),

@@ -91,7 +91,7 @@ class Page(HTMLParser):
 
 def test_every_output_shows_the_same_numbers(comparison):
     cells = [[column.cell(row) for column in MAIN] for row in comparison.rows]
-    page = Page(html(comparison)).rows
+    page = Page(html([comparison])).rows
     wide = terminal(comparison, 200, details=False)
     page_md = markdown(comparison).replace("\\", "").replace("&lt;", "<")
     tex = latex(comparison).replace("$\\pm$", "±").replace("\\textless{}", "<").replace("--", "–").replace("\\_", "_")
@@ -127,7 +127,7 @@ def test_every_output_shows_the_interval_that_decided(kind, tmp_path):
     assert effect.excludes_zero == (row.verdict.word in ("BETTER", "WORSE"))
     ends = f"[{effect.low:+.4f}, {effect.high:+.4f}]"
     assert ends in terminal(comparison, 200) and ends in forest(comparison) and ends in latex(comparison)
-    assert ends in "".join(Page(html(comparison)).texts) and ends in markdown(comparison).replace("\\", "")
+    assert ends in "".join(Page(html([comparison])).texts) and ends in markdown(comparison).replace("\\", "")
     assert f"{effect.low:+.4f} to {effect.high:+.4f}" in terminal(comparison, 80).replace("\n", " ")
     in_json = next(r for r in json.loads(json_text(comparison))["rows"] if r["arm"] == row.arm)
     in_csv = next(r for r in csv.DictReader(io.StringIO(csv_text(comparison))) if r["arm"] == row.arm)
@@ -144,7 +144,7 @@ def test_the_first_lines_say_what_came_out_and_what_was_left_out_is_listed(compa
     for text in (
         terminal(comparison, 300),
         markdown(comparison),
-        " ".join(Page(html(comparison).partition("<body>")[2]).texts),
+        " ".join(Page(html([comparison]).partition("<body>")[2]).texts),
     ):
         plain = text.replace("\\", "")
         assert answer(comparison) in plain
@@ -162,7 +162,7 @@ def test_a_terminal_is_never_overrun_and_no_number_is_cut(comparison, width):
 
 
 def test_hostile_names_are_text_everywhere(hostile):
-    page = html(hostile)
+    page = html([hostile])
     found = Page(page)
     assert found.tags.count("script") == 1
     assert "<script>alert" not in page and "\x1b" not in page
@@ -180,11 +180,11 @@ def test_hostile_names_are_text_everywhere(hostile):
 
 def test_without_the_escaping_the_script_would_be_in_the_page(hostile, monkeypatch):
     monkeypatch.setattr("nexus_ablate.report.page.plain", lambda text: text)
-    assert Page(html(hostile)).tags.count("script") > 1
+    assert Page(html([hostile])).tags.count("script") > 1
 
 
 def test_a_page_asks_for_nothing_outside_itself(comparison):
-    page = html(comparison)
+    page = html([comparison])
     found = Page(page)
     assert not found.links
     assert "http" not in page.replace("http-equiv", "") and "@import" not in page and "url(" not in page
@@ -206,7 +206,7 @@ def test_a_page_of_ten_arms_and_five_seeds_is_under_a_megabyte(tmp_path):
         (path / "metrics.jsonl").write_text(
             "\n".join(line.replace('"train/loss"', '"val/loss": 2.5, "train/loss"') for line in lines)
         )
-    assert len(html(compare(writer.root))) < 1_000_000
+    assert len(html([compare(writer.root)])) < 1_000_000
 
 
 # ------------------------------------------------------------------------------------------------- command line
@@ -279,7 +279,7 @@ def test_a_click_sorts_the_table_in_a_browser(comparison, tmp_path):
       document.title = ['sorted', before, up, arms()].join('|');
     </script>"""
     page = tmp_path / "page.html"
-    page.write_text(html(comparison).replace("</body>", click + "</body>"))
+    page.write_text(html([comparison]).replace("</body>", click + "</body>"))
     done = subprocess.run(
         ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", f"file://{page}"],
         capture_output=True,

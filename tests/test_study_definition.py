@@ -286,11 +286,10 @@ def test_the_record_has_the_agreed_form(tmp_path):
         }
     ]
     assert record["equal"] == [{"overrides": ["norm=rms"], "arm": "baseline"}]
-    rest = {k: record[k] for k in ("seeds", "endpoint", "delta_min", "match", "lr_grid", "tuning_seeds", "amendments")}
+    rest = {k: record[k] for k in ("seeds", "endpoints", "match", "lr_grid", "tuning_seeds", "amendments")}
     assert rest == {
         "seeds": [0, 1, 2, 3, 4],
-        "endpoint": "val_loss",
-        "delta_min": "auto",
+        "endpoints": {"val_loss": {"delta_min": "auto"}},
         "match": "none",
         "lr_grid": [],
         "tuning_seeds": [],

@@ -118,8 +118,8 @@ def test_claims_are_judged_on_fresh_seeds_in_a_study_of_their_own(study, instant
     first, kept = record(tmp_path), record(tmp_path, "mine-confirm")
     assert (kept["confirms"], kept["seeds"]) == ("mine", [3, 4, 5])
     assert [arm["arm"] for arm in kept["arms"]] == ["norm=layer"]
-    assert {k: kept[k] for k in ("baseline", "match", "endpoint", "delta_min")} == {
-        k: first[k] for k in ("baseline", "match", "endpoint", "delta_min")
+    assert {k: kept[k] for k in ("baseline", "match", "endpoints")} == {
+        k: first[k] for k in ("baseline", "match", "endpoints")
     }
     text = said(capsys)
     assert f"next nexus-ablate compare {tmp_path}/runs/mine-confirm" in text

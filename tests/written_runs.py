@@ -137,7 +137,7 @@ class Writer:
             "amendments": [],
         }
         (self.root / self.study).mkdir(parents=True, exist_ok=True)
-        (self.root / self.study / "study.yaml").write_text(yaml.safe_dump(plan | values))
+        (self.root / self.study / "study.yaml").write_text(yaml.safe_dump(plan | values, sort_keys=False))
 
     def _rows(self, done: int, loss: float, stream: int, train_noise: str, batch: float):
         noise = np.random.default_rng([stream, *train_noise.encode()]).normal(0, 0.02, done + 1)

@@ -12,7 +12,7 @@ from nexus_ablate.cli.verb import Flag, Verb, comma_separated, target
 from nexus_ablate.masking import mask
 
 if TYPE_CHECKING:
-    from nexus_ablate.comparison.result import Comparison
+    from nexus_ablate.comparison.findings import Findings
 
 FORMATS = ("html", "md", "latex", "csv", "json")
 
@@ -23,6 +23,7 @@ VERB = Verb(
     (
         ("compare runs/norms", "every arm of a study against its baseline"),
         ("compare runs/norms --html norms.html", "one file with pictures; needs no network"),
+        ("compare runs/depth", "the strata runs/depth@... of a study, side by side"),
         ("compare runs/a runs/b --baseline a/baseline", "runs of several studies"),
         ("compare runs/norms --allow params", "waive a condition of fairness; the report shows it"),
         ("compare runs/norms --json -", "to standard output instead of the table"),
@@ -49,43 +50,42 @@ def run(dirs: list[str], flags: dict[str, Any]) -> int:
     """Compare, print, and save what was asked for."""
     from rich.console import Console
 
-    from nexus_ablate.comparison.result import compare
-    from nexus_ablate.report.exports import csv_text, json_text, latex, markdown
-    from nexus_ablate.report.page import html
-    from nexus_ablate.report.terminal import show
+    from nexus_ablate.comparison.findings import findings
+    from nexus_ablate.report.findings import csv_text, html, json_text, latex, markdown, show
     from nexus_ablate.runs.files import atomic_write_text
 
-    writers: dict[str, Callable[[Comparison], str]] = dict(
+    writers: dict[str, Callable[[Findings], str]] = dict(
         zip(FORMATS, (html, markdown, latex, csv_text, json_text), strict=True)
     )
-    comparison = compare(dirs, flags.get("baseline"), flags.get("allow", ()))
+    study_findings = findings(dirs, flags.get("baseline"), flags.get("allow", ()))
     targets = {name: flags[name] for name in FORMATS if name in flags}
     if Path("-") not in targets.values():
-        show(comparison, Console(highlight=False), details="details" in flags)
+        show(study_findings, Console(highlight=False), details="details" in flags)
     for name, path in targets.items():
-        text = writers[name](comparison)
+        text = writers[name](study_findings)
         if path == Path("-"):
             sys.stdout.write(text)
         else:
             atomic_write_text(path, mask(text))
             print(f"saved to {errors.printable(str(path), 4096)}", file=sys.stderr)
     if "wandb" in flags:
-        print(f"W&B: {_publish(comparison, flags['wandb'])}", file=sys.stderr)
+        print(f"W&B: {_publish(study_findings, flags['wandb'])}", file=sys.stderr)
     return errors.OK
 
 
-def _publish(comparison: Comparison, project: str) -> str:
+def _publish(study_findings: Findings, project: str) -> str:
     """The comparison sent to W&B; its address there."""
-    from nexus_ablate.report.exports import csv_text, json_text, markdown
-    from nexus_ablate.report.page import html
-    from nexus_ablate.report.table import MAIN, answer, title
+    from nexus_ablate.report.findings import csv_text, html, json_text, markdown
+    from nexus_ablate.report.table import MAIN, answer, named, title
     from nexus_ablate.track import publish
 
-    table = [column.title for column in MAIN], [[column.cell(row) for column in MAIN] for row in comparison.rows]
+    comparison = study_findings.tables[0]
+    columns = named(comparison, MAIN)
+    table = [column.title for column in columns], [[column.cell(row) for column in columns] for row in comparison.rows]
     files = {
-        "report.html": html(comparison),
-        "report.md": markdown(comparison),
-        "table.csv": csv_text(comparison),
-        "comparison.json": json_text(comparison),
+        "report.html": html(study_findings),
+        "report.md": markdown(study_findings),
+        "table.csv": csv_text(study_findings),
+        "comparison.json": json_text(study_findings),
     }
     return publish(project, *mask((comparison.study or title(comparison), answer(comparison), table, files)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from nexus_ablate import errors
@@ -36,17 +37,25 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
     """Print the plan of a study."""
     from rich.console import Console
 
-    from nexus_ablate.study.definition import read_request
+    from nexus_ablate.execution.status import duration
+    from nexus_ablate.study.definition import read_request, strata_of
     from nexus_ablate.study.jobs import Runs
     from nexus_ablate.study.places import places_for
     from nexus_ablate.study.plan import make_plan
     from nexus_ablate.study.record import expanded
 
-    request = read_request(words)
-    study = expanded(request)
-    runs = Runs(study, request)
-    plan = make_plan(study, runs, places_for([*runs.claims, *runs.tuning], flags.get("workers", "auto")))
-    show(plan, Console(highlight=False))
+    console, plans = Console(highlight=False), []
+    for request in strata_of(read_request(words)):
+        study = expanded(request)
+        runs = Runs(study, request)
+        plans.append(make_plan(study, runs, places_for([*runs.claims, *runs.tuning], flags.get("workers", "auto"))))
+        if len(plans) > 1:
+            console.print()
+        show(plans[-1], console)
+    if len(plans) > 1:
+        seconds = [plan.seconds for plan in plans if plan.seconds is not None]
+        time = duration(math.fsum(seconds)) if len(seconds) == len(plans) else "an unknown time"
+        console.print(f"\n{len(plans)} strata: {sum(plan.runs for plan in plans)} runs, about {time}")
     return errors.OK
 
 

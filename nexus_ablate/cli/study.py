@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from nexus_ablate import errors
 from nexus_ablate.cli.verb import Flag, Verb, one_of, whole
 from nexus_ablate.errors import ConfigError
 
@@ -68,9 +70,21 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
     """Run the study."""
     start = starter(flags, words)
 
-    from nexus_ablate.study.definition import read_request
+    from nexus_ablate.study.definition import read_request, strata_of
+    from nexus_ablate.study.record import expanded
 
-    return start(read_request(words), amend="amend" in flags)
+    whole_request = read_request(words)
+    requests = strata_of(whole_request)
+    for request in requests[1:]:
+        expanded(request)  # a mistake in the last stratum must not wait for the runs of the first
+    statuses = []
+    for request in requests:
+        statuses.append(start(request, amend="amend" in flags))
+        if statuses[-1] == errors.PREEMPTED:
+            break
+    if len(requests) > 1:
+        print(f"\nall strata: nexus-ablate compare {whole_request.directory}", file=sys.stderr)
+    return max(statuses, key=lambda status: (status == errors.PREEMPTED, status != errors.OK))
 
 
 def starter(flags: dict[str, Any], overrides: list[str]) -> Callable[..., int]:

@@ -54,7 +54,7 @@ class Arm:
         run = self.runs.get(seed)
         if run is None or run.record.state == "diverged":
             return float("nan")
-        return run.figures.get(name, float("nan"))
+        return run.figure(name)
 
     def values(self, name: str, seeds: Sequence[int]) -> Array:
         return np.array([self.value(seed, name) for seed in seeds])
@@ -102,7 +102,7 @@ def gather(collection: Collection, requested: str | None = None) -> tuple[Arm, l
     plan = next((collection.plans[study] for study in sorted(baseline.studies) if study in collection.plans), Plan(""))
     others = [arm for arm in arms if arm is not baseline]
     if baseline.name != "baseline" or any(CUT.search(arm.name) for arm in arms):
-        _relabel(baseline, others)
+        _relabel(baseline, others, {name for name, arm in plan.arms.items() if arm.get("named")})
     order = {name: i for i, name in enumerate(plan.arms)}
     others.sort(key=lambda arm: (order.get(arm.name, len(order)), arm.label))
     others += _not_begun([*collection.excluded, *excluded], plan, {arm.name for arm in arms})
@@ -222,9 +222,10 @@ def _plainest(arms: list[Arm]) -> list[Arm]:
     return [arm for arm in arms if all(parts[id(arm)] <= parts[id(other)] for other in arms)]
 
 
-def _relabel(baseline: Arm, others: list[Arm]) -> None:
+def _relabel(baseline: Arm, others: list[Arm], named: set[str]) -> None:
     """Name arms by how they differ from this baseline, where that is a name for each of them."""
     labels = [label(arm.config, baseline.config) for arm in others]
+    labels = [arm.name if arm.name in named else text for arm, text in zip(others, labels, strict=True)]
     if all(labels) and len(set(labels)) == len(labels) and baseline.label not in labels:
         for arm, text in zip(others, labels, strict=True):
             arm.label = text

@@ -250,7 +250,7 @@ def _learning_rate(baseline: Arm, arms: list[Arm], plan: Plan) -> Check:
     overlap = sorted(set(plan.tuning_seeds) & set(plan.seeds))
     trials = {arm.label: _rates(arm) for arm in everyone}
     unequal = [label for label, rates in trials.items() if rates != trials[baseline.label]]
-    edge = [arm.label for arm in everyone if best_lr(arm, plan.endpoint)[1]]
+    edge = [arm.label for arm in everyone if best_lr(arm)[1]]
     reported = []
     if overlap:
         reported.append(f"tuned on the seeds of the claim ({_seed_list(overlap)})")
@@ -339,7 +339,7 @@ def _plan(plan: Plan) -> Check:
         return Check("plan", WARN, "no study.yaml: arms, seeds and endpoint were not fixed before the runs")
     if plan.amendments:
         return Check("plan", WARN, f"the study was amended {len(plan.amendments)} times after its first run")
-    return Check("plan", PASS, f"arms, seeds and endpoint ({plan.endpoint}) were fixed before the runs")
+    return Check("plan", PASS, f"arms, seeds and endpoint ({plan.endpoint.name}) were fixed before the runs")
 
 
 def _excluded(excluded: list[Excluded]) -> Check:

@@ -18,7 +18,6 @@ from nexus_ablate.comparison.pairs import same_curves
 from nexus_ablate.comparison.statistics import LEVEL, Array, Effect, effects, robust_spread, unlike_noise
 from nexus_ablate.comparison.tuning import shared_difference
 from nexus_ablate.comparison.verdict import UNDECIDED, Evidence, Verdict, decide
-from nexus_ablate.measure.measures import find
 
 SHARE_THAT_MATTERS = 0.002
 """Of the baseline's loss: the smallest difference that matters unless a study declares it, or the noise if larger."""
@@ -29,7 +28,7 @@ class Table:
     """The results of the runs, arms x seeds, the baseline first.
 
     Attributes:
-        losses: The endpoint; NaN where there is no result or the run failed to train.
+        losses: The endpoint on its scale; NaN where there is no result or the run failed to train.
         ended: Whether a run has a result, a failure to train included.
         failed: By arm, the seeds at which it failed to train, and how.
         same: Whether a run's losses equal the baseline's to the last bit.
@@ -55,7 +54,7 @@ class Judged:
 
     Attributes:
         seeds: Those that count.
-        losses: The endpoint at each of them; NaN where there is no result or the run failed to train.
+        losses: The endpoint at each of them, on its scale; NaN where there is no result or the run failed to train.
         failed: Seeds at which it failed to train, and how.
         evidence: What decided; None for the baseline.
         look: The look that the verdict is of, from 1; 0 in a study without looks.
@@ -96,7 +95,7 @@ def table_of(arms: list[Arm], unfair: list[list[str]], plan: Plan) -> Table:
     base = arms[0]
     seeds = list(plan.seeds) if plan.looks else sorted(base.runs)
     failed = [failed_seeds(arm.runs, base.runs) for arm in arms]
-    losses = np.array([arm.values(plan.endpoint, seeds) for arm in arms])
+    losses = np.array([plan.endpoint.on_scale(arm.values(plan.endpoint.name, seeds)) for arm in arms])
     for row, lost in enumerate(failed):
         losses[row][[seed in lost for seed in seeds]] = np.nan
     shared = [shared_difference(arm, base, plan.endpoint) for arm in arms]
@@ -145,8 +144,8 @@ def judge_losses(losses: Array, plan: Plan) -> Judgement:
 def judge_table(table: Table, plan: Plan) -> Judgement:
     """The judgement over all seeds, or look by look as far as the looks are complete."""
     if not plan.looks:
-        return _at(table, plan, len(table.seeds), LEVEL)
-    result = _at(table, plan, plan.looks[0], LEVEL * plan.look_weights[0])
+        return _at(table, plan, len(table.seeds), LEVEL * plan.share)
+    result = _at(table, plan, plan.looks[0], LEVEL * plan.share * plan.look_weights[0])
     margin, family = (result.delta_min, result.delta_min_source), result.family  # those of the first look
     undecided = list(range(1, len(table.names)))
 
@@ -157,7 +156,7 @@ def judge_table(table: Table, plan: Plan) -> Judgement:
     for look, (seeds, weight) in enumerate(zip(plan.looks, plan.look_weights, strict=True), 1):
         if not table.ended[[0, *waited_for()], :seeds].all():
             break
-        now = _at(table, plan, seeds, LEVEL * weight, family, margin) if look > 1 else result
+        now = _at(table, plan, seeds, LEVEL * plan.share * weight, family, margin) if look > 1 else result
         now.look = look
         for arm in range(len(table.names)):
             if arm and arm not in undecided:
@@ -180,7 +179,8 @@ def _at(
     losses, ended, counted = table.losses[:, :seeds], table.ended[:, :seeds], table.seeds[:seeds]
     failed = [{seed: how for seed, how in lost.items() if seed in counted} for lost in table.failed]
     both = ended & ended[0]
-    identical = both.any(1) & (table.same[:, :seeds] | ~both).all(1)
+    equal = (losses == losses[0]) | ~np.isfinite(losses)
+    identical = both.any(1) & (table.same[:, :seeds] & equal | ~both).all(1)
     tested = [0, *(a for a in range(1, len(losses)) if ended[a].any() and not table.unfair[a] and not identical[a])]
     tests = dict(zip(tested, effects(losses[tested], level, family), strict=True))
     rows = [0, *{losses[a].tobytes(): a for a in reversed(tested) if tests[a] is not None}.values()]
@@ -214,7 +214,7 @@ def _at(
             family=family,
             single=float(differences[0]) if len(differences) else None,
             shared_rate_delta=table.shared_rate[a],
-            unit=find(plan.endpoint).unit,
+            endpoint=plan.endpoint,
             more_seeds=f"nexus-ablate add-seeds {plan.name} {{}}" if plan.name and not plan.looks else "",
             exploratory=bool(plan.added),
         )
@@ -227,11 +227,13 @@ def smallest(plan: Plan, losses: Array) -> tuple[float, str]:
 
     Never the baseline's own spread over seeds: one outlying seed would make everything equivalent.
     """
-    if plan.delta_min is not None:
-        return plan.delta_min, "declared by the study"
+    if plan.endpoint.margin is not None:
+        return plan.endpoint.margin, "declared by the study"
     base = losses[0][np.isfinite(losses[0])]
-    share = SHARE_THAT_MATTERS * abs(float(base.mean())) if len(base) else 0.0
+    mean = 1.0 if plan.endpoint.log else abs(float(base.mean())) if len(base) else 0.0
+    share = SHARE_THAT_MATTERS * mean
     noise = robust_spread(losses)
     if noise is not None and noise > share:
         return noise, "the noise of one run, estimated robustly over all arms"
-    return share, "0.2% of the baseline's loss"
+    name = "loss" if plan.endpoint.name == "val_loss" else plan.endpoint.name
+    return share, f"0.2% of the baseline's {name}"

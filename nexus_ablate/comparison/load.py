@@ -10,7 +10,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from nexus_ablate.comparison.curves import Curves, read_curves
+from nexus_ablate.comparison.endpoint import Endpoint
 from nexus_ablate.comparison.windows import WindowLosses, read_windows
 from nexus_ablate.errors import ConfigError, UserError, printable
 from nexus_ablate.provenance import code_of, source_hash
@@ -41,6 +44,13 @@ class Trained:
     figures: dict[str, float]
     probed: dict[str, Any] = field(default_factory=dict)
     windows: WindowLosses | None = None
+
+    def figure(self, name: str) -> float:
+        """A number of the run at its end, a list by head as its mean; NaN where there is none."""
+        value = self.figures.get(name, self.probed.get(name, self.curves.last.get(name)))
+        values = value if isinstance(value, list) else [value]
+        numbers = [v for v in values if isinstance(v, int | float)]
+        return float(np.mean(numbers)) if numbers and len(numbers) == len(values) else float("nan")
 
     @property
     def seed(self) -> int:
@@ -104,6 +114,15 @@ class Excluded:
 
 
 @dataclass(frozen=True)
+class Expectation:
+    """What a claim expects of an arm by an endpoint: one of `runs.formats.EXPECTED`."""
+
+    arm: str
+    endpoint: str
+    expected: str
+
+
+@dataclass(frozen=True)
 class Plan:
     """A study as it was fixed before its runs (study.yaml)."""
 
@@ -112,8 +131,18 @@ class Plan:
     baseline: str = "baseline"
     arms: dict[str, dict[str, Any]] = field(default_factory=dict)
     seeds: tuple[int, ...] = ()
-    endpoint: str = "val_loss"
-    delta_min: float | None = None
+    endpoint: Endpoint = Endpoint()
+    """What decides: the primary endpoint."""
+    secondary: tuple[Endpoint, ...] = ()
+    share: float = 1.0
+    """Of the 5%, for the table of the endpoint: less where other endpoints or strata get a verdict too."""
+    expects: tuple[Expectation, ...] = ()
+    requires: tuple[tuple[str, str], ...] = ()
+    """What the baseline's runs must show for the claim to be testable: a measure and a condition, `>= 0.2`."""
+    claim: str = ""
+    stratum: str = ""
+    """The stratum that this study is, of the study `of`."""
+    of: str = ""
     match: str = "none"
     lr_grid: tuple[float, ...] = ()
     tuning_seeds: tuple[int, ...] = ()
@@ -267,15 +296,21 @@ def read_plan(path: Path) -> Plan:
         UserError: It is damaged or a value in it has no meaning.
     """
     values = read_study(path.parent) or {"baseline": {"arm": "baseline"}, "arms": [], "seeds": []}
-    delta_min = values.get("delta_min")
+    endpoint, *secondary = endpoints_of(values)
     return Plan(
         name=path.parent.name,
         question=values.get("question", ""),
         baseline=values["baseline"]["arm"],
         arms={arm["arm"]: arm for arm in values["arms"]},
         seeds=tuple(values["seeds"]),
-        endpoint=values.get("endpoint", "val_loss"),
-        delta_min=None if delta_min == "auto" else delta_min,
+        endpoint=endpoint,
+        secondary=tuple(secondary),
+        share=values.get("share", 1.0),
+        expects=tuple(Expectation(row["arm"], row["endpoint"], row["expected"]) for row in values.get("expects", ())),
+        requires=tuple(values.get("requires", {}).items()),
+        claim=values.get("claim", ""),
+        stratum=values.get("stratum", ""),
+        of=values.get("of", ""),
         match=values.get("match", "none"),
         lr_grid=tuple(values.get("lr_grid", ())),
         tuning_seeds=tuple(values.get("tuning_seeds", ())),
@@ -287,3 +322,11 @@ def read_plan(path: Path) -> Plan:
         equal=tuple((" ".join(e["overrides"]), e["arm"]) for e in values.get("equal", ())),
         refused=tuple((" ".join(r["overrides"]), r["reason"]) for r in values.get("refused", ())),
     )
+
+
+def endpoints_of(values: dict[str, Any]) -> list[Endpoint]:
+    """The endpoints in a study.yaml, the primary first; older versions wrote `endpoint` and `delta_min` for one."""
+    former = {values.get("endpoint", "val_loss"): {"delta_min": values.get("delta_min")}}
+    endpoints = values.get("endpoints") or former
+    margins = {name: keys.get("delta_min") for name, keys in endpoints.items()}
+    return [Endpoint(name, None if margin == "auto" else margin) for name, margin in margins.items()]

@@ -11,6 +11,7 @@ import numpy as np
 from nexus_ablate.comparison.arms import Arm, gather
 from nexus_ablate.comparison.curves import AXES
 from nexus_ablate.comparison.differences import consequences, differing
+from nexus_ablate.comparison.endpoint import Endpoint
 from nexus_ablate.comparison.failures import rising
 from nexus_ablate.comparison.fairness import FAIL, Check, checks, error_over_text, text, unfair
 from nexus_ablate.comparison.judge import Judged, judge
@@ -20,12 +21,11 @@ from nexus_ablate.comparison.statistics import Array, Effect, Interval, interact
 from nexus_ablate.comparison.tuning import at_own_rates, attach, best_lr, lr_points, lr_sensitivity, shared_difference
 from nexus_ablate.comparison.verdict import Verdict, seeds_for_margin, seeds_to_decide
 from nexus_ablate.errors import ConfigError, did_you_mean
-from nexus_ablate.measure.measures import find
 
 
 @dataclass
 class Row:
-    """One arm in the table. Differences are arm minus baseline: negative is better. None: not measured.
+    """One arm in the table. Differences are arm minus baseline, on the endpoint's scale. None: not measured.
 
     Attributes:
         effect: With the interval that decided.
@@ -36,6 +36,7 @@ class Row:
     """
 
     arm: str
+    endpoint: Endpoint
     verdict: Verdict | None
     seeds: list[int]
     values: list[float | None]
@@ -85,6 +86,26 @@ class Together:
 
 
 @dataclass
+class SecondaryRow:
+    """One arm by an endpoint beside the primary one; the verdict is None unless the study expects something of it."""
+
+    arm: str
+    mean: float | None
+    sd: float | None
+    effect: Effect | None
+    verdict: Verdict | None
+
+
+@dataclass
+class Secondary:
+    """An endpoint beside the primary one: the baseline's row first."""
+
+    endpoint: Endpoint
+    delta_min: float
+    rows: list[SecondaryRow]
+
+
+@dataclass
 class Comparison:
     """Everything a report shows.
 
@@ -98,13 +119,13 @@ class Comparison:
         tuning_runs: Runs that chose learning rates.
         shared_runs: Runs at the study's learning rate of arms that are judged at their own.
         arms: The arms behind the rows, in the same order, for the curves.
+        plan: The study.yaml behind it.
     """
 
     question: str
     study: str
     baseline: str
-    endpoint: str
-    unit: str
+    endpoint: Endpoint
     match: str
     delta_min: float
     delta_min_source: str
@@ -118,6 +139,7 @@ class Comparison:
     checks: list[Check]
     rows: list[Row]
     together: list[Together]
+    secondary: list[Secondary]
     tuning_runs: int
     shared_runs: int
     excluded: list[Excluded]
@@ -125,6 +147,7 @@ class Comparison:
     equal: list[tuple[str, str]]
     refused: list[tuple[str, str]]
     arms: list[Arm] = field(repr=False, default_factory=list)
+    plan: Plan = field(repr=False, default_factory=lambda: Plan(""))
 
     @property
     def failed(self) -> list[Check]:
@@ -149,7 +172,7 @@ def compare(
     base, others, duplicates, plan = gather(collection, baseline)
     if plan.lr_grid:
         others = attach(base, others, plan)
-        base, *others = at_own_rates([base, *others], plan.endpoint)
+        base, *others = at_own_rates([base, *others])
     if not base.runs:
         raise ConfigError("the baseline has no result yet", base.label, "nexus-ablate status DIR shows what it does")
     excluded = collection.excluded + duplicates + _unpaired(base, others)
@@ -165,7 +188,6 @@ def compare(
         study=plan.name,
         baseline=base.label,
         endpoint=plan.endpoint,
-        unit=find(plan.endpoint).unit,
         match=plan.match,
         delta_min=judgement.delta_min,
         delta_min_source=judgement.delta_min_source,
@@ -179,6 +201,7 @@ def compare(
         checks=conditions,
         rows=rows,
         together=_interactions(arms, judgement.arms),
+        secondary=[_secondary(endpoint, arms, broken, plan) for endpoint in plan.secondary],
         tuning_runs=sum(len(arm.tuning) for arm in arms),
         shared_runs=sum(len(arm.shared.runs) for arm in arms if arm.shared),
         excluded=excluded,
@@ -186,6 +209,7 @@ def compare(
         equal=list(plan.equal),
         refused=list(plan.refused),
         arms=arms,
+        plan=plan,
     )
 
 
@@ -196,7 +220,7 @@ def _beside_baseline(rows: list[Row], arms: list[Arm], broken: list[list[str]], 
         if not conditions_broken:
             _descriptive(row, arm, arms[0], {*row.failed, *rows[0].failed})
             paired = [seed for seed, d in zip(row.seeds, row.differences, strict=True) if d is not None]
-            row.text_se, no_text[row.arm] = error_over_text(arm, arms[0], paired, plan.endpoint)
+            row.text_se, no_text[row.arm] = error_over_text(arm, arms[0], paired, plan.endpoint.name)
         # three times the baseline's spikes, and more than one in a thousand rows
         row.spiky = (row.spike_score or 0.0) > 3 * max(rows[0].spike_score or 0.0, 0.001)
         row.delta_over_sd = row.effect.delta / rows[0].sd if row.effect and rows[0].sd else None
@@ -222,12 +246,27 @@ def _unpaired(base: Arm, others: list[Arm]) -> list[Excluded]:
     ]
 
 
-def _require_endpoint(arms: list[Arm], endpoint: str) -> None:
+def _require_endpoint(arms: list[Arm], endpoint: Endpoint) -> None:
     names = {name for arm in arms for name in arm.figure_names}
-    if endpoint not in names and names:
-        near = did_you_mean(endpoint, names)
-        fix = f"endpoint: {near}" if near else "the study's endpoint must be a number of summary.json"
-        raise ConfigError("no run has the endpoint of the study", endpoint, fix)
+    finished = [seed for arm in arms for seed, run in arm.runs.items() if run.record.state == "finished"]
+    if finished and not any(np.isfinite(arm.values(endpoint.name, list(arm.runs))).any() for arm in arms):
+        near = did_you_mean(endpoint.name, names) or "val_loss"
+        raise ConfigError("no run has the endpoint of the study", endpoint.name, f"endpoints: {{{near}: {{}}}}")
+
+
+def _secondary(endpoint: Endpoint, arms: list[Arm], broken: list[list[str]], plan: Plan) -> Secondary:
+    """An endpoint judged like the primary one; without a word where the study expects nothing of it."""
+    expected = {expectation.arm for expectation in plan.expects if expectation.endpoint == endpoint.name}
+    own = replace(plan, endpoint=endpoint, share=plan.share if expected else 1.0)
+    judgement = judge(arms, broken, own)
+    rows = []
+    for arm, judged in zip(arms, judgement.arms, strict=True):
+        values = arm.values(endpoint.name, [seed for seed in judged.seeds if seed not in judged.failed])
+        finite = values[np.isfinite(values)]
+        mean = float(finite.mean()) if len(finite) else None
+        verdict = judged.verdict if arm.name in expected else None
+        rows.append(SecondaryRow(arm.label, mean, _spread(values), judged.effect, verdict))
+    return Secondary(endpoint, judgement.delta_min, rows)
 
 
 def _spread(values: Array) -> float | None:
@@ -238,21 +277,23 @@ def _spread(values: Array) -> float | None:
 def _row(arm: Arm, base: Arm, judged: Judged, baseline: Judged, plan: Plan) -> Row:
     endpoint, seeds = plan.endpoint, judged.seeds
     base_losses = dict(zip(baseline.seeds, baseline.losses, strict=True))
-    losses, differences = judged.losses, judged.losses - np.array([base_losses[seed] for seed in seeds])
-    finite = losses[np.isfinite(losses)]
-    own_lr, at_edge = best_lr(arm, endpoint)
+    differences = judged.losses - np.array([base_losses[seed] for seed in seeds])
+    values = np.where(np.isfinite(judged.losses), arm.values(endpoint.name, seeds), np.nan)
+    finite = values[np.isfinite(values)]
+    own_lr, at_edge = best_lr(arm)
     params, base_params = arm.mean("params"), base.mean("params")
     flops, base_flops = arm.mean("flops_per_token"), base.mean("flops_per_token")
     names = [n for n in arm.figure_names if "/" in n]
     effect, evidence = judged.effect, judged.evidence
     return Row(
         arm=arm.label,
+        endpoint=endpoint,
         verdict=judged.verdict,
         seeds=list(seeds),
-        values=_numbers(losses),
+        values=_numbers(values),
         differences=_numbers(differences),
         mean=float(finite.mean()) if len(finite) else None,
-        sd=_spread(losses),
+        sd=_spread(values),
         effect=effect,
         look=judged.look,
         seeds_to_decide=seeds_to_decide(effect, evidence) if effect and evidence else None,
@@ -269,8 +310,8 @@ def _row(arm: Arm, base: Arm, judged: Judged, baseline: Judged, plan: Plan) -> R
         lr=arm.lr if arm.runs else None,
         best_lr=own_lr,
         lr_edge=at_edge,
-        lr_sensitivity=lr_sensitivity(arm, endpoint),
-        lr_curve=lr_points(arm, endpoint),
+        lr_sensitivity=lr_sensitivity(arm),
+        lr_curve=lr_points(arm),
         at_shared_lr=shared_difference(arm, base, endpoint) if arm is not base else None,
         figures={n: (m, _spread(arm.values(n, seeds))) for n in names if (m := arm.mean(n)) is not None},
         requested=differing(arm.config, base.config) if arm.runs else {},

@@ -8,9 +8,13 @@ import numpy as np
 
 from nexus_ablate.comparison.arms import Arm
 from nexus_ablate.comparison.differences import science_key
+from nexus_ablate.comparison.endpoint import Endpoint
 from nexus_ablate.comparison.load import Plan
 from nexus_ablate.comparison.statistics import Interval, mean_interval
 from nexus_ablate.errors import ConfigError
+
+CRITERION = "val_loss"
+"""What learning rates are chosen by, whatever the endpoint: a rate for the largest sink rate would answer nothing."""
 
 
 def attach(baseline: Arm, others: list[Arm], plan: Plan) -> list[Arm]:
@@ -35,41 +39,41 @@ def attach(baseline: Arm, others: list[Arm], plan: Plan) -> list[Arm]:
         owner = owners.get(keys[id(arm)], arm)
         if arm is owner or arm.name in plan.arms:
             kept.append(arm)
-        elif arm.runs and arm.lr == best_lr(owner, plan.endpoint)[0]:
+        elif arm.runs and arm.lr == best_lr(owner)[0]:
             owner.tuned = arm
         elif arm.runs:
             kept.append(arm)
     return kept
 
 
-def lr_points(arm: Arm, endpoint: str) -> dict[float, list[float]]:
+def lr_points(arm: Arm) -> dict[float, list[float]]:
     """Learning rate to the final losses of its tuning runs; a diverged one is infinite."""
     points: dict[float, list[float]] = {}
     for run in arm.tuning:
-        loss = run.figures.get(endpoint, float("nan")) if run.record.state == "finished" else float("nan")
+        loss = run.figure(CRITERION) if run.record.state == "finished" else float("nan")
         points.setdefault(run.config["optim"]["lr"], []).append(loss if np.isfinite(loss) else float("inf"))
     return dict(sorted(points.items()))
 
 
-def best_lr(arm: Arm, endpoint: str) -> tuple[float | None, bool]:
+def best_lr(arm: Arm) -> tuple[float | None, bool]:
     """The learning rate of the lowest mean tuning loss, and whether it lies at the edge of those tried."""
-    points = {lr: float(np.mean(losses)) for lr, losses in lr_points(arm, endpoint).items()}
+    points = {lr: float(np.mean(losses)) for lr, losses in lr_points(arm).items()}
     if not points or not np.isfinite(min(points.values())):
         return None, False
     best = min(points, key=lambda lr: points[lr])
     return best, best in (min(points), max(points))
 
 
-def lr_sensitivity(arm: Arm, endpoint: str) -> float | None:
+def lr_sensitivity(arm: Arm) -> float | None:
     """Mean over rates of min(loss, loss at the start) minus the best loss (Wortsman et al., arXiv:2309.14322)."""
-    points = {lr: float(np.mean(losses)) for lr, losses in lr_points(arm, endpoint).items()}
+    points = {lr: float(np.mean(losses)) for lr, losses in lr_points(arm).items()}
     starts = [run.curves.val[0] for run in arm.tuning if len(run.curves.val)]
     if len(points) < 2 or not starts or not np.isfinite(min(points.values())):
         return None
     return float(np.mean(np.minimum(list(points.values()), np.mean(starts))) - min(points.values()))
 
 
-def at_own_rates(arms: list[Arm], endpoint: str) -> list[Arm]:
+def at_own_rates(arms: list[Arm]) -> list[Arm]:
     """The arms as they are judged: each at its own best learning rate, `shared` being what it is at the study's.
 
     An arm none of whose rates trained is judged at the study's. One whose runs at its best rate are not there yet has
@@ -80,7 +84,7 @@ def at_own_rates(arms: list[Arm], endpoint: str) -> list[Arm]:
     """
     judged = []
     for arm in arms:
-        best = best_lr(arm, endpoint)[0]
+        best = best_lr(arm)[0]
         if best is None or best == arm.lr:
             judged.append(arm)
             continue
@@ -92,10 +96,12 @@ def at_own_rates(arms: list[Arm], endpoint: str) -> list[Arm]:
     return judged
 
 
-def shared_difference(arm: Arm, baseline: Arm, endpoint: str) -> Interval | None:
+def shared_difference(arm: Arm, baseline: Arm, endpoint: Endpoint) -> Interval | None:
     """The paired difference at the study's learning rate; None where both are judged there."""
     if arm.shared is None and baseline.shared is None:
         return None
     one, other = arm.shared or arm, baseline.shared or baseline
     seeds = sorted(one.runs.keys() & other.runs.keys())
-    return mean_interval(one.values(endpoint, seeds) - other.values(endpoint, seeds))
+    return mean_interval(
+        endpoint.on_scale(one.values(endpoint.name, seeds)) - endpoint.on_scale(other.values(endpoint.name, seeds))
+    )

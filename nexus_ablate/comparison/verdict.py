@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from nexus_ablate.comparison.endpoint import Endpoint
 from nexus_ablate.comparison.statistics import LEVEL, Effect, failure_p, seeds_needed
 
 NOT_COMPARABLE = "NOT COMPARABLE"
@@ -13,12 +14,16 @@ DIVERGED = "DIVERGED"
 UNSTABLE = "UNSTABLE"
 BETTER = "BETTER"
 WORSE = "WORSE"
+LOWER = "LOWER"
+HIGHER = "HIGHER"
 EQUIVALENT = "EQUIVALENT"
 INCONCLUSIVE = "INCONCLUSIVE"
 
 MEANINGS = {
-    BETTER: "lower loss: the whole interval lies below 0",
-    WORSE: "higher loss: the whole interval lies above 0",
+    BETTER: "the whole interval lies on the better side of 0: below it for a loss",
+    WORSE: "the whole interval lies on the worse side of 0: above it for a loss",
+    LOWER: "the whole interval lies below 0, of a measure that is better neither lower nor higher",
+    HIGHER: "the whole interval lies above 0, of a measure that is better neither lower nor higher",
     EQUIVALENT: "the whole interval is closer to 0 than the smallest difference that matters",
     IDENTICAL: "every loss equals the baseline's to the last bit",
     INCONCLUSIVE: "not enough seeds to decide; the sentence says how many would",
@@ -27,6 +32,8 @@ MEANINGS = {
     NOT_COMPARABLE: "a fairness condition fails",
     INCOMPLETE: "no pair of runs has a result yet",
 }
+DIFFERENT = (BETTER, WORSE, LOWER, HIGHER)
+"""Words of an interval that excludes 0."""
 UNDECIDED = (INCONCLUSIVE, INCOMPLETE)
 CLAIM_SEEDS = 5
 """With fewer a verdict is called preliminary."""
@@ -39,7 +46,7 @@ class Evidence:
 
     Attributes:
         effect: Against the baseline, over the pairs in which both trained; None without two of them.
-        delta_min: The smallest difference that matters, in the endpoint's unit.
+        delta_min: The smallest difference that matters, on the endpoint's scale.
         unfair: Fairness conditions that the arm breaks.
         pairs: Seeds at which arm and baseline both trained.
         runs: Runs with a result, of which `failed` failed to train, in the ways that `failures` names.
@@ -66,7 +73,7 @@ class Evidence:
     family: int = 1
     single: float | None = None
     shared_rate_delta: float | None = None
-    unit: str = "nats per token"
+    endpoint: Endpoint = Endpoint()
     more_seeds: str = ""
     exploratory: bool = False
 
@@ -115,17 +122,23 @@ def word(evidence: Evidence) -> str:
     if effect is None:
         return INCOMPLETE if e.waiting and not e.pairs else INCONCLUSIVE
     if effect.excludes_zero:
-        return BETTER if effect.delta < 0 else WORSE
+        return _direction(effect, e.endpoint)
     return EQUIVALENT if effect.within(e.delta_min) else INCONCLUSIVE
+
+
+def _direction(effect: Effect, endpoint: Endpoint) -> str:
+    if not endpoint.better:
+        return LOWER if effect.delta < 0 else HIGHER
+    return BETTER if (effect.delta < 0) == (endpoint.better == "lower") else WORSE
 
 
 def decide(evidence: Evidence) -> Verdict:
     """The whole verdict."""
     e, effect = evidence, evidence.effect
     chosen = word(e)
-    weighed = chosen in (BETTER, WORSE, EQUIVALENT, INCONCLUSIVE)
+    weighed = chosen in (*DIFFERENT, EQUIVALENT, INCONCLUSIVE)
     qualifiers = []
-    if chosen in (BETTER, WORSE) and effect is not None:
+    if chosen in DIFFERENT and effect is not None:
         if effect.within(e.delta_min):
             qualifiers.append(TOO_SMALL)
         if e.shared_rate_delta is not None and e.shared_rate_delta * effect.delta < 0:
@@ -150,22 +163,24 @@ def _sentence(chosen: str, e: Evidence) -> str:
         return f"every loss equals the baseline's to the last bit, at {e.runs} of {e.runs} seeds"
     if chosen in (DIVERGED, UNSTABLE) or (chosen == BETTER and e.trains_where_the_baseline_fails):
         return _failures(e)
-    effect = e.effect
+    effect, signed = e.effect, e.endpoint.signed
     if effect is None:
         if e.failed == e.runs:
             return f"{_failures(e)}: neither trains"
         if e.single is None:
             return "no difference between pairs that trained"
-        return f"one pair differs by {e.single:+.4f} {e.unit}; without a second seed its noise is unknown"
-    interval = f"{interval_name(effect.level)} {effect.low:+.4f} to {effect.high:+.4f}"
+        difference = f"{signed(e.single)} {e.endpoint.unit}".rstrip()
+        return f"one pair differs by {difference}; without a second seed its noise is unknown"
+    interval = f"{interval_name(effect.level)} {signed(effect.low)} to {signed(effect.high)}"
     also = f"; {_failures(e)}" if e.failed else ""
-    if chosen in (BETTER, WORSE):
+    if chosen in DIFFERENT:
         side = "lower" if effect.delta < 0 else "higher"
         agree = effect.wins if effect.delta < 0 else effect.n - effect.wins
-        return f"{abs(effect.delta):.4f} {e.unit} {side} ({interval}), in {agree} of {effect.n} seeds{also}"
+        return f"{e.endpoint.size(effect.delta)} {side} ({interval}), in {agree} of {effect.n} seeds{also}"
     if chosen == EQUIVALENT:
-        return f"within ±{e.delta_min:.4f} {e.unit} ({interval}){also}"
-    return f"{effect.delta:+.4f} {e.unit} ({interval}); {_seeds_sentence(effect, e)}{also}"
+        return f"within {e.endpoint.within(e.delta_min)} ({interval}){also}"
+    difference = f"{signed(effect.delta)} {'' if e.endpoint.log else e.endpoint.unit}".rstrip()
+    return f"{difference} ({interval}); {_seeds_sentence(effect, e)}{also}"
 
 
 def _failures(e: Evidence) -> str:
@@ -183,11 +198,15 @@ def interval_name(level: float) -> str:
 
 def _seeds_sentence(effect: Effect, e: Evidence) -> str:
     needed, for_margin = seeds_to_decide(effect, e), seeds_for_margin(effect, e)
-    margin = f"±{e.delta_min:.4f} needs " + (f"about {for_margin}" if for_margin else "more than 1000")
+    margin = f"{_margin(e)} needs " + (f"about {for_margin}" if for_margin else "more than 1000")
     if needed is None:
         return f"more than 1000 seeds would be needed to decide an effect of this size; {margin}"
     command = f" ({e.more_seeds.format(max(needed - effect.n, 1))})" if e.more_seeds else ""
     return f"about {needed} seeds would decide an effect of this size{command}; {margin}"
+
+
+def _margin(e: Evidence) -> str:
+    return e.endpoint.within(e.delta_min) if e.endpoint.log else f"±{e.endpoint.value(e.delta_min)}"
 
 
 def seeds_to_decide(effect: Effect, e: Evidence) -> int | None:

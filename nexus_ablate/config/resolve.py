@@ -28,7 +28,7 @@ from nexus_ablate.config.run_config import (
 )
 from nexus_ablate.errors import ConfigError, unknown
 
-_SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]*")
 
 PRESCRIBABLE = ("norm_bias", "final_norm", "embed_scale", "d_ff_ratio", "nope_every", "init", "qk_norm")
 """The keys whose `auto` an option may give a meaning (`qk_norm`, which has no `auto`: a placement in place of none).
@@ -131,7 +131,7 @@ def check_rules(config: RunConfig) -> None:
         evaluation_of(evaluation)
     if not _SAFE_NAME.fullmatch(config.experiment):
         fix = f"experiment={re.sub('[^A-Za-z0-9]+', '_', config.experiment).strip('_') or 'mine'}"
-        raise ConfigError("experiment is the name of a folder: letters, digits, . _ -", config.experiment, fix)
+        raise ConfigError("experiment is the name of a folder: letters, digits, . _ @ -", config.experiment, fix)
 
 
 def check_graphs(device: str) -> None:

@@ -14,11 +14,14 @@ from nexus_ablate.errors import printable
 from nexus_ablate.report.table import (
     ARM,
     MAIN,
+    SECONDARY,
     Column,
     answer,
     basis,
     figure_columns,
     left_out,
+    named,
+    secondary_lines,
     side_columns,
     title,
     together_text,
@@ -28,27 +31,29 @@ from nexus_ablate.runs import strict_json
 
 def markdown(comparison: Comparison) -> str:
     """A page with the table, the sentences, fairness and what was left out."""
-    lines = [f"# {_md(title(comparison))}", "", _md(answer(comparison)), ""]
-    lines += [f"- {_md(line)}" for line in basis(comparison)]
-    lines += ["", *_md_table(comparison, MAIN), ""]
+    lines = [f"# {md(title(comparison))}", "", md(answer(comparison)), ""]
+    lines += [f"- {md(line)}" for line in basis(comparison)]
+    lines += ["", *_md_table(comparison, named(comparison, MAIN)), ""]
     for row in comparison.rows[1:]:
         if row.verdict is not None:
-            lines.append(f"- {_md(row.arm)}: {_md('; '.join([row.verdict.sentence, *row.notes]))}")
+            lines.append(f"- {md(row.arm)}: {md('; '.join([row.verdict.sentence, *row.notes]))}")
     for two in comparison.together:
-        lines.append(f"- {_md(together_text(two))}")
+        lines.append(f"- {md(together_text(two))}")
     lines += ["", "## Costs and stability", "", *_md_table(comparison, (ARM, *side_columns(comparison)))]
+    for heading, rows in secondary_lines(comparison):
+        lines += ["", f"## {md(heading)}", "", *md_lines(SECONDARY, rows)]
     figures = figure_columns(comparison)
     if figures:
         lines += ["", "## Diagnostics and evaluations", "", *_md_table(comparison, (ARM, *figures))]
     lines += ["", "## Fairness", "", "| condition | | |", "|---|---|---|"]
-    lines += [f"| {check.name} | {check.status} | {_md(check.text)} |" for check in comparison.checks]
-    lines += ["", "## Left out", "", *([f"- {_md(line)}" for line in left_out(comparison)] or ["nothing"]), ""]
+    lines += [f"| {check.name} | {check.status} | {md(check.text)} |" for check in comparison.checks]
+    lines += ["", "## Left out", "", *([f"- {md(line)}" for line in left_out(comparison)] or ["nothing"]), ""]
     return "\n".join(lines)
 
 
 def latex(comparison: Comparison) -> str:
     """The main table for a paper; needs the booktabs package."""
-    columns = [column for column in MAIN if column.title not in ("seeds", "wins")]
+    columns = [column for column in named(comparison, MAIN) if column.title not in ("seeds", "wins")]
     align = "".join("l" if column.order is None else "r" for column in columns)
     lines = [
         "% \\usepackage{booktabs}",
@@ -77,9 +82,16 @@ def csv_text(comparison: Comparison) -> str:
 
 def json_text(comparison: Comparison) -> str:
     """Everything, as strict JSON."""
-    values = {f.name: getattr(comparison, f.name) for f in dataclasses.fields(comparison) if f.name != "arms"}
-    values["rows"] = [flat_row(row) | _plain(row) for row in comparison.rows]  # every column of the CSV, and the rest
-    return strict_json({"answer": answer(comparison), "basis": basis(comparison), **_plain(values)}, indent=1) + "\n"
+    values = {
+        f.name: getattr(comparison, f.name) for f in dataclasses.fields(comparison) if f.name not in ("arms", "plan")
+    }
+    values |= {"endpoint": comparison.endpoint.name, "unit": comparison.endpoint.unit}
+    values["rows"] = [
+        flat_row(row) | plain_values(row) for row in comparison.rows
+    ]  # every column of the CSV, and the rest
+    return (
+        strict_json({"answer": answer(comparison), "basis": basis(comparison), **plain_values(values)}, indent=1) + "\n"
+    )
 
 
 def flat_row(row: Row) -> dict[str, Any]:
@@ -107,25 +119,33 @@ def flat_row(row: Row) -> dict[str, Any]:
     return values | {f"seed {seed}": value for seed, value in zip(row.seeds, row.values, strict=True)}
 
 
-def _plain(value: Any) -> Any:
+def plain_values(value: Any) -> Any:
     """Dataclasses to mappings, paths to texts."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {f.name: plain_values(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain_values(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain_values(item) for item in value]
     return str(value) if isinstance(value, Path) else value
 
 
 def _md_table(comparison: Comparison, columns: tuple[Column, ...]) -> list[str]:
-    head = "| " + " | ".join(_md(column.title) for column in columns) + " |"
+    head = "| " + " | ".join(md(column.title) for column in columns) + " |"
     rule = "|" + "|".join("---" if column.order is None else "---:" for column in columns) + "|"
-    rows = ["| " + " | ".join(_md(column.cell(row)) for column in columns) + " |" for row in comparison.rows]
+    rows = ["| " + " | ".join(md(column.cell(row)) for column in columns) + " |" for row in comparison.rows]
     return [head, rule, *rows]
 
 
-def _md(text: str) -> str:
+def md_lines(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
+    return [
+        "| " + " | ".join(heads) + " |",
+        "|" + "---|" * len(heads),
+        *("| " + " | ".join(map(md, row)) + " |" for row in rows),
+    ]
+
+
+def md(text: str) -> str:
     """Text that Markdown shows as it is."""
     shown = printable(text, 2000).replace("&", "&amp;").replace("<", "&lt;")
     for character in "\\`*_[]|#~":

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nexus_ablate.comparison.result import Comparison
-from nexus_ablate.report.table import delta
+from nexus_ablate.report.table import delta, direction
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -63,7 +63,7 @@ def _differences(axes: Any, comparison: Comparison, compared: list[int]) -> None
     names = [f"{_short(comparison.rows[i].arm)}\n{comparison.rows[i].verdict}" for i in reversed(compared)]
     axes.set_yticks(range(len(compared)), names, fontsize=8)
     axes.set_ylim(-0.6, max(len(compared), 1) - 0.4)
-    axes.set(xlabel=f"difference to {_short(comparison.baseline)}, {comparison.unit} (left is better)")
+    axes.set(xlabel=f"difference to {_short(comparison.baseline)}, {direction(comparison)}")
 
 
 def _short(name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 from nexus_ablate.comparison.curves import AXES
@@ -15,11 +16,14 @@ from nexus_ablate.report.svg import colour, plain
 from nexus_ablate.report.table import (
     ARM,
     MAIN,
+    SECONDARY,
     Column,
     answer,
     basis,
     figure_columns,
     left_out,
+    named,
+    secondary_lines,
     side_columns,
     title,
     together_text,
@@ -39,8 +43,43 @@ CLASSES = {
 }
 
 
-def html(comparison: Comparison) -> str:
-    """The whole page."""
+def html(
+    comparisons: Sequence[Comparison],
+    strata: Sequence[str] = ("",),
+    claim: Sequence[str] = (),
+    across: tuple[tuple[str, ...], list[tuple[str, ...]]] | None = None,
+) -> str:
+    """The whole page.
+
+    Args:
+        comparisons: One per stratum.
+        strata: Their names; [''] for a study without strata.
+        claim: The claim's outcome, then what it rests on.
+        across: Heads and rows of the table of all strata.
+    """
+    head = f"<p class='answer'>{plain(claim[0])}</p>{_list(claim[1:])}" if claim else ""
+    if across:
+        heads = "".join(f"<th class=text>{plain(name)}</th>" for name in across[0])
+        rows = "".join(f"<tr>{''.join(f'<td class=text>{plain(cell)}</td>' for cell in row)}</tr>" for row in across[1])
+        table = f"<div class=scroll><table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>"
+        head += _section("Strata", f"<p>Change: from the first to the last, paired by seed, descriptive.</p>{table}")
+    bodies = [
+        (f"<h1>Stratum {plain(stratum)}</h1>" if stratum else "") + _body(comparison)
+        for stratum, comparison in zip(strata, comparisons, strict=True)
+    ]
+    policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+    return (
+        "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        "<meta name='viewport' content='width=device-width,initial-scale=1'>"
+        f"<title>{plain(title(comparisons[0]))}</title><style>{_beside('page.css')}</style></head><body>"
+        + "\n".join(part for part in (head, *bodies) if part)
+        + f"<script>{_beside('page.js')}</script></body></html>\n"
+    )
+
+
+def _body(comparison: Comparison) -> str:
+    """All of one comparison."""
     head = f"<h1>{plain(title(comparison))}</h1><p class='answer'>{plain(answer(comparison))}</p>"
     head += "".join(f"<p class='muted'>{plain(line)}</p>" for line in basis(comparison))
     head += f"<p class='muted'>fairness: {_counts(comparison)}</p>"
@@ -48,10 +87,11 @@ def html(comparison: Comparison) -> str:
         head,
         _figure(plots.learning_rates(comparison), "Loss of the tuning runs against the learning rate; each arm is "
                 "judged at its best one, ringed (in red at the edge of those tried).", wide=True),
-        _table(comparison, MAIN),
+        _table(comparison, named(comparison, MAIN)),
         _figure(plots.forest(comparison), "Mean paired difference with the interval that decides, one dot per seed. In "
                 "the grey band a difference is too small to matter.", wide=True),
         _section("In words", _sentences(comparison)),
+        _section("Secondary endpoints", _secondary(comparison)),
         _section("Fairness", _fairness(comparison)),
         _section("Curves", _curves(comparison)),
         _section("Costs and stability", _costs(comparison)),
@@ -60,15 +100,7 @@ def html(comparison: Comparison) -> str:
         _section("Left out", _list(left_out(comparison)) or "<p>nothing</p>"),
         _section("How to read this", _legend(comparison)),
     ]  # fmt: skip
-    policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
-    return (
-        "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
-        "<meta name='viewport' content='width=device-width,initial-scale=1'>"
-        f"<title>{plain(title(comparison))}</title><style>{_beside('page.css')}</style></head><body>"
-        + "\n".join(part for part in parts if part)
-        + f"<script>{_beside('page.js')}</script></body></html>\n"
-    )
+    return "\n".join(part for part in parts if part)
 
 
 def _beside(name: str) -> str:
@@ -79,7 +111,7 @@ def _section(name: str, body: str) -> str:
     return f"<section><h2>{name}</h2>{body}</section>" if body else ""
 
 
-def _list(lines: list[str]) -> str:
+def _list(lines: Sequence[str]) -> str:
     return "<ul>" + "".join(f"<li>{plain(line)}</li>" for line in lines) + "</ul>" if lines else ""
 
 
@@ -131,6 +163,20 @@ def _sentences(comparison: Comparison) -> str:
     for two in comparison.together:
         lines.append(f"<li>{plain(together_text(two))}</li>")
     return f"<ul>{''.join(lines)}</ul>" if lines else ""
+
+
+def _secondary(comparison: Comparison) -> str:
+    body = ""
+    for heading, rows in secondary_lines(comparison):
+        heads = "".join(f"<th{' class=text' if name in ('arm', 'verdict') else ''}>{name}</th>" for name in SECONDARY)
+        lines = "".join(
+            f"<tr><td class='text arm'>{plain(arm)}</td>{''.join(f'<td>{plain(cell)}</td>' for cell in cells)}"
+            f"<td class=text>{plain(verdict)}</td></tr>"
+            for arm, *cells, verdict in rows
+        )
+        body += f"<h3>{plain(heading)}</h3><div class=scroll><table><thead><tr>{heads}</tr></thead>"
+        body += f"<tbody>{lines}</tbody></table></div>"
+    return body
 
 
 def _fairness(comparison: Comparison) -> str:

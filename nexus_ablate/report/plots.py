@@ -13,7 +13,7 @@ from nexus_ablate.comparison.load import Trained
 from nexus_ablate.comparison.result import Comparison
 from nexus_ablate.comparison.statistics import Array
 from nexus_ablate.report.svg import Frame, colour, hover, tick_text
-from nexus_ablate.report.table import compact, delta
+from nexus_ablate.report.table import compact, delta, direction, interval_of
 
 LINE_POINTS = 4000
 """Points of all lines of a picture together: a report of a thousand runs must still open."""
@@ -34,14 +34,14 @@ def forest(comparison: Comparison) -> str:
     frame = Frame((min(ends) - pad, max(ends) + pad), (-0.5, len(rows) - 0.5), 760, 62 + 26 * len(rows), left=230)
     left, right = (frame.x(sign * comparison.delta_min) for sign in (-1, 1))
     frame.add("rect", x=left, y=frame.top, width=right - left, height=frame.bottom - frame.top, class_="band")
-    frame.axes(f"difference to {comparison.baseline}, {comparison.unit} (left is better)", y_ticks=False)
+    frame.axes(f"difference to {comparison.baseline}, {direction(comparison)}", y_ticks=False)
     frame.add("line", x1=frame.x(0), x2=frame.x(0), y1=frame.top, y2=frame.bottom, class_="zero")
     for i, row in enumerate(rows):
         y, stroke = len(rows) - 1 - i, colour(comparison.rows.index(row))
         frame.words(frame.left - 8, frame.y(y) + 4, _short(row.arm), "end")
         for seed, d in zip(row.seeds, row.differences, strict=True):
             if d is not None and frame.x_range[0] <= d <= frame.x_range[1]:
-                frame.dot(d, y - 0.27, stroke, 2.2, f"{row.arm}, seed {seed}: {d:+.4f}", "seed")
+                frame.dot(d, y - 0.27, stroke, 2.2, f"{row.arm}, seed {seed}: {row.endpoint.signed(d)}", "seed")
         centre = delta(row)
         assert centre is not None
         if abs(centre) > limit:
@@ -50,7 +50,7 @@ def forest(comparison: Comparison) -> str:
             )
             frame.words(at, frame.y(y) + 4, text, side)
         elif row.effect:
-            label = f"{row.arm}: {centre:+.4f} [{row.effect.low:+.4f}, {row.effect.high:+.4f}]"
+            label = f"{row.arm}: {row.endpoint.signed(centre)} {interval_of(row)}"
             ends = [min(max(e, frame.x_range[0]), frame.x_range[1]) for e in (row.effect.low, row.effect.high)]
             frame.line(ends, [y, y], stroke, "interval", label)
             frame.dot(centre, y, stroke, 4.5, label)
@@ -67,14 +67,18 @@ def slopes(comparison: Comparison) -> str:
     low, high = min(values), max(values)
     pad = 0.05 * (high - low)
     frame = Frame((-0.2, len(rows) - 0.2), (low - pad, high + pad), max(320, 96 * len(rows) + 80), 300)
-    frame.axes("", comparison.unit)
+    frame.axes("", comparison.endpoint.unit or comparison.endpoint.name)
     frame.add("rect", x=frame.left, y=frame.bottom + 1, width=frame.right, height=20, class_="cover")
     for i, row in enumerate(rows):
         stroke = colour(comparison.rows.index(row))
         for seed, value, base_value in zip(row.seeds, row.values, base.values, strict=True):
             if value is not None and base_value is not None:
                 frame.line(
-                    [i, i + 0.5], [base_value, value], stroke, "pair", f"seed {seed}: {base_value:.4f} to {value:.4f}"
+                    [i, i + 0.5],
+                    [base_value, value],
+                    stroke,
+                    "pair",
+                    f"seed {seed}: {row.endpoint.value(base_value)} to {row.endpoint.value(value)}",
                 )
                 frame.dot(i, base_value, "var(--muted)", 2.5)
                 frame.dot(i + 0.5, value, stroke, 2.5)
@@ -119,9 +123,11 @@ def paired_differences(comparison: Comparison, axis: str) -> str:
             lines.append((i, arm, grid, [(arm_run, _gap(arm_run, twin, axis, grid)) for arm_run, twin in pairs]))
     if not lines:
         return ""
-    limit = _reach(comparison)
-    ends = [float(gap[-1]) for *_, gaps in lines for _, gap in gaps if abs(gap[-1]) <= limit]
-    ends += [comparison.delta_min, -comparison.delta_min]
+    last = [float(gap[-1]) for *_, gaps in lines for _, gap in gaps]
+    judged = comparison.endpoint.name == "val_loss"
+    limit = _reach(comparison) if judged else 8 * float(np.median(np.abs(last)))
+    ends = [end for end in last if abs(end) <= limit]
+    ends += [comparison.delta_min, -comparison.delta_min] if judged else [0.0]
     pad = 0.15 * (max(ends) - min(ends)) or 1e-6
     low, high = min(ends) - pad, max(ends) + pad
     frame = Frame((0, max(float(grid[-1]) for _, _, grid, _ in lines)), (low, high))
@@ -174,7 +180,7 @@ def pareto(comparison: Comparison) -> str:
     pad_x = 0.15 * (max(speeds) - min(speeds)) or 0.05 * speeds[0]
     pad_y = 0.12 * (max(means) - min(means)) or 0.01 * means[0]
     frame = Frame((min(speeds) - pad_x, max(speeds) + pad_x), (min(means) - pad_y, max(means) + pad_y))
-    frame.axes("tokens per second", comparison.unit)
+    frame.axes("tokens per second", comparison.endpoint.unit or comparison.endpoint.name)
     placed: list[tuple[float, float]] = []
     for i, mean, speed, sd in sorted(points, key=lambda item: -item[1]):
         name = comparison.rows[i].arm
@@ -199,7 +205,7 @@ def learning_rates(comparison: Comparison) -> str:
     rates, values = [lr for lr, _ in points], [v for _, v in points]
     pad = 0.05 * (max(values) - min(values))
     frame = Frame((min(rates) * 0.8, max(rates) * 1.25), (min(values) - pad, max(values) + pad), log_x=True)
-    frame.axes("learning rate", comparison.unit)
+    frame.axes("learning rate", "validation loss, nats per token")
     for i, row in rows:
         means = {lr: float(np.mean(vs)) for lr, vs in row.lr_curve.items()}
         frame.line(list(means), list(means.values()), colour(i), "mean", row.arm)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from nexus_ablate.comparison.endpoint import Endpoint
 from nexus_ablate.comparison.result import Comparison, Row, Together
-from nexus_ablate.comparison.statistics import Interval
-from nexus_ablate.comparison.verdict import CLAIM_SEEDS, DIVERGED, MEANINGS, NOT_COMPARABLE, UNSTABLE
+from nexus_ablate.comparison.statistics import LEVEL, Effect, Interval
+from nexus_ablate.comparison.verdict import CLAIM_SEEDS, DIVERGED, MEANINGS, NOT_COMPARABLE, UNSTABLE, interval_name
 from nexus_ablate.measure.measures import measure_of
 
 NOTHING = "–"
@@ -58,7 +59,7 @@ def interval_text(interval: Interval | None, digits: int = 4, sign: str = "+") -
 def loss_text(row: Row) -> str:
     if row.mean is None:
         return NOTHING
-    text = f"{row.mean:.4f}" + (f" ±{row.sd:.4f}" if row.sd is not None else "")
+    text = row.endpoint.value(row.mean) + (f" ±{row.endpoint.value(row.sd)}" if row.sd is not None else "")
     return f"({text})" if row.verdict is not None and row.verdict.word in (DIVERGED, UNSTABLE) else text
 
 
@@ -71,7 +72,12 @@ def delta(row: Row) -> float | None:
 
 
 def interval_of(row: Row) -> str:
-    return NOTHING if row.effect is None else f"[{row.effect.low:+.4f}, {row.effect.high:+.4f}]"
+    """`[+0.0012, +0.0034]`."""
+    return NOTHING if row.effect is None else bounds(row.endpoint, row.effect)
+
+
+def bounds(endpoint: Endpoint, effect: Effect) -> str:
+    return f"[{endpoint.signed(effect.low)}, {endpoint.signed(effect.high)}]"
 
 
 def outcomes(row: Row) -> str:
@@ -111,15 +117,20 @@ def _mean(name: str) -> Callable[[Row], float | None]:
 
 ARM = Column("arm", "how it differs from the baseline", lambda r: r.arm)
 SEEDS = Column("seeds", "used / begun or planned", seeds_text)
-LOSS = Column(
+VALUE = Column(
     "loss", "mean ± standard deviation over seeds; in brackets over surviving seeds only", loss_text, lambda r: r.mean
 )
-DELTA = Column("delta", "mean paired difference to the baseline; negative is better", lambda r: signed(delta(r)), delta)
+DELTA = Column(
+    "delta",
+    "mean paired difference to the baseline; a ratio for measures on a logarithmic scale",
+    lambda r: NOTHING if (d := delta(r)) is None else r.endpoint.signed(d),
+    delta,
+)
 INTERVAL = Column("interval", "the one that decides: simultaneous over all arms", interval_of, _effect("delta"))
 P = Column("p", "adjusted for the number of arms", lambda r: p_text(r.effect.p) if r.effect else NOTHING, _effect("p"))
 VERDICT = Column("verdict", "see below", lambda r: str(r.verdict) if r.verdict else "baseline")
 
-NARROW = (ARM, SEEDS, LOSS, DELTA, VERDICT)
+NARROW = (ARM, SEEDS, VALUE, DELTA, VERDICT)
 MORE = (
     Column(
         "delta/SD",
@@ -136,7 +147,7 @@ MORE = (
     Column(
         "detectable",
         "difference that these seeds show with 80% power",
-        lambda r: f"{r.effect.detectable:.4f}" if r.effect else NOTHING,
+        lambda r: r.endpoint.value(r.effect.detectable) if r.effect else NOTHING,
         _effect("detectable"),
     ),
     Column(
@@ -200,7 +211,14 @@ RATES = (
         _mean("at_shared_lr"),
     ),
 )
-MAIN = (ARM, SEEDS, LOSS, DELTA, INTERVAL, P, *MORE[:3], VERDICT)
+MAIN = (ARM, SEEDS, VALUE, DELTA, INTERVAL, P, *MORE[:3], VERDICT)
+
+
+def named(comparison: Comparison, columns: tuple[Column, ...]) -> tuple[Column, ...]:
+    """The columns with that of the endpoint under its own name: `loss`, or the last part of the measure's name."""
+    name = comparison.endpoint.name
+    title = VALUE.title if name == "val_loss" else name.rpartition("/")[2]
+    return tuple(replace(column, title=title) if column is VALUE else column for column in columns)
 
 
 def side_columns(comparison: Comparison) -> tuple[Column, ...]:
@@ -253,12 +271,13 @@ def answer(comparison: Comparison) -> str:
 
 def basis(comparison: Comparison) -> list[str]:
     """What the verdicts rest on, in plain sentences."""
-    seeds = len(comparison.rows[0].seeds)
-    sd = "" if comparison.seed_sd is None else f", standard deviation over seeds {comparison.seed_sd:.4f}"
+    endpoint, seeds = comparison.endpoint, len(comparison.rows[0].seeds)
+    sd = "" if comparison.seed_sd is None else f", standard deviation over seeds {endpoint.value(comparison.seed_sd)}"
+    matters = endpoint.within(comparison.delta_min) if endpoint.log else endpoint.value(comparison.delta_min)
     lines = [
-        f"{comparison.endpoint} in {comparison.unit}, against {comparison.baseline} ({seeds} seeds{sd}); "
-        "negative differences are better",
-        f"smallest difference that matters: {comparison.delta_min:.4f} ({comparison.delta_min_source})",
+        f"{endpoint.name}{f' in {endpoint.unit}' if endpoint.unit else ''}, against {comparison.baseline} "
+        f"({seeds} seeds{sd}){f'; {endpoint.good()}' if endpoint.good() else ''}",
+        f"smallest difference that matters: {matters} ({comparison.delta_min_source})",
     ]
     if comparison.looks:
         listed = ", ".join(map(str, comparison.looks))
@@ -285,9 +304,38 @@ def basis(comparison: Comparison) -> list[str]:
     return lines
 
 
+def direction(comparison: Comparison) -> str:
+    """What an axis of differences shows, and which side is better."""
+    side = {"lower": " (left is better)", "higher": " (right is better)"}.get(comparison.endpoint.better, "")
+    return comparison.endpoint.axis() + side
+
+
+def secondary_lines(comparison: Comparison) -> list[tuple[str, list[tuple[str, ...]]]]:
+    """By secondary endpoint its heading, and by arm: mean ± SD, difference, interval, verdict if one was asked for."""
+    tables = []
+    for other in comparison.secondary:
+        endpoint = other.endpoint
+        level = next((row.effect.level for row in other.rows if row.effect), LEVEL)
+        unit = f", {endpoint.unit}" if endpoint.unit else ""
+        heading = f"{endpoint.name}{unit}: {endpoint.measure.definition} ({interval_name(level)} over all arms)"
+        rows = []
+        for row in other.rows:
+            sd = "" if row.sd is None else f" ±{endpoint.value(row.sd)}"
+            mean = NOTHING if row.mean is None else endpoint.value(row.mean) + sd
+            difference = endpoint.signed(row.effect.delta) if row.effect else NOTHING
+            interval = bounds(endpoint, row.effect) if row.effect else NOTHING
+            rows.append((row.arm, mean, difference, interval, str(row.verdict) if row.verdict else ""))
+        tables.append((heading, rows))
+    return tables
+
+
+SECONDARY = ("arm", "value", "delta", "interval", "verdict")
+"""Columns of `secondary_lines`."""
+
+
 def together_text(two: Together) -> str:
     """An interaction in a sentence."""
-    return f"{two.one} with {two.other}: {interval_text(two.interval)} beyond the sum of the two (negative: they help)"
+    return f"{two.one} with {two.other}: {interval_text(two.interval)} beyond the sum of the two (negative: lower)"
 
 
 def left_out(comparison: Comparison) -> list[str]:

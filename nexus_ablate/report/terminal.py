@@ -12,11 +12,14 @@ from nexus_ablate.report.table import (
     ARM,
     MAIN,
     NARROW,
+    SECONDARY,
     Column,
     answer,
     basis,
     figure_columns,
     left_out,
+    named,
+    secondary_lines,
     side_columns,
     title,
     together_text,
@@ -52,7 +55,7 @@ def show(comparison: Comparison, console: Console, details: bool = False) -> Non
     for line in basis(comparison):
         console.print(f"[dim]{_safe(line)}[/dim]")
     console.print("")
-    _grid(comparison, MAIN if console.width >= WIDE else NARROW, console)
+    _grid(comparison, named(comparison, MAIN if console.width >= WIDE else NARROW), console)
     console.print("")
     for row in comparison.rows[1:]:
         if row.verdict is not None:
@@ -60,6 +63,10 @@ def show(comparison: Comparison, console: Console, details: bool = False) -> Non
             console.print(f"{_safe(row.arm)}: {_safe(row.verdict.sentence + notes)}")
     for two in comparison.together:
         console.print(_safe(together_text(two)))
+    for heading, rows in secondary_lines(comparison):
+        console.print("")
+        console.print(f"[dim]{_safe(heading)}[/dim]")
+        lines(SECONDARY, rows, console)
     if details:
         for columns in _by_width(comparison, (*side_columns(comparison), *figure_columns(comparison)), console.width):
             console.print("")
@@ -80,6 +87,18 @@ def _grid(comparison: Comparison, columns: tuple[Column, ...], console: Console)
     for row in comparison.rows:
         colour = COLOURS.get(row.verdict.word, "") if row.verdict else "dim"
         grid.add_row(*(_safe(column.cell(row)) for column in columns), style=colour)
+    console.print(grid)
+
+
+def lines(heads: tuple[str, ...], rows: list[tuple[str, ...]], console: Console) -> None:
+    """A small table of texts."""
+    from rich.table import Table
+
+    grid = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    for i, head in enumerate(heads):
+        grid.add_column(head, justify="left" if i in (0, len(heads) - 1) else "right", overflow="fold")
+    for row in rows:
+        grid.add_row(*map(_safe, row))
     console.print(grid)
 
 
@@ -108,10 +127,10 @@ def _fairness(comparison: Comparison, console: Console, everything: bool) -> Non
 
 
 def _left_out(comparison: Comparison, console: Console) -> None:
-    lines = left_out(comparison)
-    if lines:
-        console.print(f"\n[dim]left out: {len(lines)}[/dim]")
-    for line in lines:
+    out = left_out(comparison)
+    if out:
+        console.print(f"\n[dim]left out: {len(out)}[/dim]")
+    for line in out:
         console.print(f"  {_safe(line)}", soft_wrap=True)
 
 

@@ -13,8 +13,8 @@ from nexus_ablate.errors import ConfigError
 from nexus_ablate.masking import mask
 
 NAME_BYTES = 120
-_UNSAFE = re.compile(r"^\.|[^A-Za-z0-9=,._+-]")
-_NAME = re.compile(r"[A-Za-z0-9=,_+-][A-Za-z0-9=,._+-]*")
+_UNSAFE = re.compile(r"^\.|[^A-Za-z0-9=,.@_+-]")
+_NAME = re.compile(r"[A-Za-z0-9=,_+-][A-Za-z0-9=,.@_+-]*")
 
 
 @dataclass(frozen=True)
@@ -82,5 +82,5 @@ def run_path(runs_dir: str | Path, experiment: str, arm: str, seed: int, identit
     """
     for kind, name in (("experiment", experiment), ("arm", arm)):
         if not _NAME.fullmatch(name) or len(name) > NAME_BYTES:
-            raise ConfigError(f"this {kind} cannot name a directory", name, "letters, digits and = , . _ + - only")
+            raise ConfigError(f"this {kind} cannot name a directory", name, "letters, digits and = , . @ _ + - only")
     return Path(runs_dir) / experiment / arm / f"s{seed}-{identity.hash8}"

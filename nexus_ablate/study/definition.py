@@ -7,8 +7,8 @@
     arms: [norm=layer, [norm=rms, bias=on]]    overrides, as typed or as a list; design: list
     seeds: [0, 1, 2, 3, 4]                or {looks: [5, 8, 12, 20]}: more seeds only for arms that are undecided
 
-The other keys are in `Definition`. On the command line `vary.KEY=A,B` is a factor, the keys above are themselves, and
-every other override joins the baseline.
+Endpoints, strata and claims: study/question.py. The other keys are in `Definition`. On the command line `vary.KEY=A,B`
+is a factor, the keys above are themselves, and every other override joins the baseline.
 """
 
 from __future__ import annotations
@@ -29,6 +29,15 @@ from nexus_ablate.errors import ConfigError, did_you_mean, unknown
 from nexus_ablate.plain_data import UNREADABLE, load_yaml
 from nexus_ablate.runs.files import read_regular
 from nexus_ablate.runs.record import DOCUMENT_BYTES, read_study
+from nexus_ablate.study.question import (
+    Expected,
+    arm_name_from,
+    endpoints_from,
+    expects_from,
+    requires_from,
+    share_of,
+    strata_from,
+)
 
 _YAML = (".yaml", ".yml")
 SEEDS = [0, 1, 2, 3, 4]
@@ -56,7 +65,7 @@ class Definition:
     match: str = key("none | params | flops | tokens | seconds", "what every arm must have as much of as the baseline")
     lr_grid: list[float] = key("list of float (0, inf)", "learning rates that each arm is tuned over")
     tuning_seeds: list[int] = key("list of int [0, 2147483647]", "seeds of the tuning runs, none of them in `seeds`")
-    endpoint: str = key("val_loss | val_bpb", "what is compared at the end of training")
+    endpoint: str = key("text", "the measure that is compared at the end of training")
     delta_min: Any = key("auto | float (0, inf)", "smallest difference that matters, in units of the endpoint")
     factors: dict[str, list[str]] = field(default_factory=dict)
     arms: list[list[str]] = field(default_factory=list)
@@ -64,8 +73,27 @@ class Definition:
     """Rising numbers of seeds, up to that of `seeds`. After each look only undecided arms get the seeds of the next."""
     look_weights: list[float] = field(default_factory=list)
     """Each look's share of the error rate; they add up to 1."""
+    names: dict[str, str] = field(default_factory=dict)
+    """Names of arms, by their overrides in one text."""
+    secondary: dict[str, Any] = field(default_factory=dict)
+    """`delta_min` of each further endpoint."""
+    strata: dict[str, list[str]] = field(default_factory=dict)
+    """The overrides of each stratum, which is launched as a study of its own (`strata_of`)."""
+    claim: str = ""
+    expects: list[Expected] = field(default_factory=list)
+    requires: dict[str, str] = field(default_factory=dict)
+    share: float = 1.0
+    """Of the 5%, for each endpoint that gets a verdict."""
+    stratum: str = ""
+    of: str = ""
+    """The study that this stratum belongs to."""
     confirms: str = ""
     """The study whose claims this one judges on fresh seeds."""
+
+    @property
+    def endpoints(self) -> dict[str, Any]:
+        """`delta_min` by endpoint, the primary one first."""
+        return {self.endpoint: self.delta_min} | self.secondary
 
     @property
     def first_seeds(self) -> list[int]:
@@ -106,6 +134,8 @@ class Definition:
 
 
 KEYS = keys_of(Definition)
+_QUESTION = ("endpoints", "strata", "claim", "expects", "requires", "share", "stratum", "of")
+"""Further keys of a study's file; study/question.py reads them. The last three are those of a stratum's study.yaml."""
 
 
 @dataclass(frozen=True)
@@ -184,6 +214,11 @@ def _definition(source: str, overriding: dict[str, Any], factors: dict[str, list
         error = unknown_study(source, runs_dir)
         raise ConfigError(error.problem, error.got, f"{error.fix}, or make one: vary.norm=layer,rms")
     values["factors"] = (values.get("factors") or {}) | factors
+    if isinstance(endpoints := values.get("endpoints"), dict) and overriding.keys() & {"endpoint", "delta_min"}:
+        first = next(iter(endpoints))  # endpoint= and delta_min= on the command line are about the primary one
+        margin = overriding.pop("delta_min", (endpoints[first] or {}).get("delta_min", "auto"))
+        others = {name: keys for name, keys in endpoints.items() if name != first}
+        values["endpoints"] = {overriding.pop("endpoint", first): {"delta_min": margin}} | others
     return define(values | overriding)
 
 
@@ -204,7 +239,7 @@ def define(values: dict[str, Any]) -> Definition:
     Raises:
         ConfigError: A key is unknown, or a value is invalid.
     """
-    known = {**KEYS, "factors": None, "arms": None}
+    known = {**KEYS, **dict.fromkeys(("factors", "arms", *_QUESTION))}
     for name in values:
         if name not in known:
             raise unknown("a study has no key of this name", name, known)
@@ -213,6 +248,17 @@ def define(values: dict[str, Any]) -> Definition:
         raise ConfigError("factors is a mapping of keys to lists", show(factors), "factors: {norm: [layer, rms]}")
     if not isinstance(arms, list):
         raise ConfigError("arms is a list", show(arms), "arms: [norm=layer, [norm=rms, bias=on]]")
+    names, requested = {}, []
+    for entry in arms:
+        name, overrides = arm_name_from(entry) if isinstance(entry, dict) else ("", entry)
+        requested.append(overrides_of(overrides))
+        names |= {" ".join(requested[-1]): name} if name else {}
+    if len(set(names.values())) < len(names):
+        raise ConfigError("two arms have one name", ", ".join(names.values()), "a name for each")
+    endpoints = endpoints_from(values)
+    strata = {name: overrides_of(value) for name, value in strata_from(values.get("strata")).items()}
+    expects = expects_from(values.get("expects") or [], endpoints, strata)
+    endpoint, *others = endpoints
     lr_grid = values.get("lr_grid") or []
     defaults = {
         "baseline": [],
@@ -221,10 +267,9 @@ def define(values: dict[str, Any]) -> Definition:
         "match": "none",
         "lr_grid": [],
         "tuning_seeds": TUNING_SEEDS if lr_grid else [],
-        "endpoint": "val_loss",
-        "delta_min": "auto",
     }
     complete = defaults | {k: v for k, v in values.items() if k in KEYS}
+    complete |= {"endpoint": endpoint, "delta_min": endpoints[endpoint]}
     complete["baseline"] = overrides_of(complete["baseline"])
     if "question" not in complete:
         raise ConfigError(
@@ -239,10 +284,45 @@ def define(values: dict[str, Any]) -> Definition:
     return Definition(
         **{name: KEYS[name].accept(name, complete[name]) for name in KEYS},  # type: ignore[arg-type]
         factors={str(name): [show(value) for value in values] for name, values in factors.items()},
-        arms=[overrides_of(arm) for arm in arms],
+        arms=requested,
+        names=names,
+        secondary={name: endpoints[name] for name in others},
+        strata=strata,
+        claim=_text("claim", values.get("claim", "")),
+        expects=expects,
+        requires=requires_from(values.get("requires") or {}),
+        share=values.get("share") or share_of(endpoints, expects, strata),
+        stratum=values.get("stratum", ""),
+        of=values.get("of", ""),
         looks=looks,
         look_weights=weights,
     )
+
+
+def strata_of(request: Request) -> list[Request]:
+    """The studies that a study with strata stands for, one per stratum, named STUDY@STRATUM; else the study alone."""
+    definition = request.definition
+    return [
+        replace(
+            request,
+            definition=replace(
+                definition,
+                name=f"{definition.name}@{stratum}",
+                baseline=merged([*definition.baseline, *overrides]),
+                strata={},
+                expects=[replace(e, stratum="") for e in definition.expects if e.stratum in ("", stratum)],
+                stratum=stratum,
+                of=definition.name,
+            ),
+        )
+        for stratum, overrides in definition.strata.items()
+    ] or [request]
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise ConfigError(f"{name} is a sentence", show(value), f"{name}: ...")
+    return value
 
 
 def _looks(seeds: dict[str, Any]) -> tuple[list[int], list[float]]:
@@ -282,11 +362,21 @@ def stored_definition(stored: dict[str, Any]) -> dict[str, Any]:
         [text for text in arm["overrides"] if text not in (arm.get("match") or {}).get("solved", [])]
         for arm in stored["arms"]
     ]
-    arms += [other["overrides"] for name in ("equal", "refused") for other in stored.get(name, [])]
-    kept = {name: stored[name] for name in KEYS if name in stored and name not in ("baseline", "design")}
+    named = {arm["arm"] for arm in stored["arms"] if arm.get("named")}
+    requested = {arm["arm"]: " ".join(overrides) for arm, overrides in zip(stored["arms"], arms, strict=True)}
+    entries = [
+        {"name": arm["arm"], "set": o} if arm["arm"] in named else o
+        for arm, o in zip(stored["arms"], arms, strict=True)
+    ]
+    expects = [{"arm": requested[e["arm"]], e["endpoint"]: e["expected"]} for e in stored.get("expects", ())]
+    kept = {name: stored[name] for name in (*KEYS, *_QUESTION) if name in stored and name not in ("baseline", "design")}
+    kept |= {"expects": expects} if expects else {}
+    if "endpoints" in kept:
+        kept = {name: value for name, value in kept.items() if name not in ("endpoint", "delta_min")}
     if stored.get("looks"):
         kept["seeds"] = {"looks": stored["looks"], "weights": stored.get("look_weights")}
-    return kept | {"baseline": stored["baseline"]["overrides"], "arms": arms}
+    entries += [other["overrides"] for name in ("equal", "refused") for other in stored.get(name, [])]
+    return kept | {"baseline": stored["baseline"]["overrides"], "arms": entries}
 
 
 def overrides_of(value: Any) -> list[str]:

@@ -14,10 +14,11 @@ from typing import Any
 
 from nexus_ablate.config.compose import compose, differences
 from nexus_ablate.config.run_config import RunConfig
-from nexus_ablate.errors import ConfigError
+from nexus_ablate.errors import ConfigError, unknown
 from nexus_ablate.runs import arm_name
 from nexus_ablate.study.definition import Definition, merged
 from nexus_ablate.study.match import solve
+from nexus_ablate.study.question import measuring
 
 BASELINE = "baseline"
 
@@ -61,6 +62,17 @@ class Study:
     equal: list[LeftOut]
     refused: list[LeftOut]
 
+    def arm(self, words: str) -> Arm:
+        """The arm of this name or with these overrides.
+
+        Raises:
+            ConfigError: There is none.
+        """
+        for arm in self.arms:
+            if words in (arm.name, label(arm.requested)):
+                return arm
+        raise unknown("the study has no such arm", words, [label(arm.requested) for arm in self.arms])
+
     @property
     def all_arms(self) -> list[Arm]:
         return [self.baseline, *self.arms]
@@ -85,6 +97,10 @@ def expand(
     whole = [f"{k}={v[0]}" for k, v in definition.factors.items()] if definition.design == "leave_one_out" else []
     definition = replace(definition, baseline=merged([*definition.baseline, *whole]))
     base = compose_arm(definition, [], launch)
+    measured = [*definition.endpoints, *definition.requires]
+    if more := measuring(base.probe.name, base.evals, measured):
+        definition = replace(definition, baseline=merged([*definition.baseline, *more]))
+        base = compose_arm(definition, [], launch)
     baseline = Arm(BASELINE, [], [], base)
     study = Study(definition, baseline, [], [], [])
     names = {science_key(base): BASELINE}
@@ -110,6 +126,8 @@ def expand(
         reasons += [f"{label(left.requested)} is equal to it" for left in study.equal]
         fix = "arms that differ from the baseline: vary.norm=layer,rms"
         raise ConfigError(f"study {definition.name} has no arm other than its baseline", "; ".join(reasons), fix)
+    for expectation in definition.expects:
+        study.arm(expectation.arm)
     return study
 
 
@@ -159,7 +177,8 @@ def _matched(
         if match["solved"]:
             overrides = [*requested, *match["solved"]]
             config = compose_arm(study.definition, overrides, launch)
-    return Arm(arm_name(differences(config, base)), requested, overrides, config, also, match)
+    name = study.definition.names.get(" ".join(requested)) or arm_name(differences(config, base))
+    return Arm(name, requested, overrides, config, also, match)
 
 
 def label(overrides: list[str]) -> str:

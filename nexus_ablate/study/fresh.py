@@ -137,7 +137,8 @@ def confirmation(request: Request, names: Sequence[str], number: int | None) -> 
             "baseline": merged([*study.baseline, *_at_best(runs, runs.study.baseline)]),
             "arms": [list(overrides) for overrides in confirmed],
             "seeds": list(range(first, first + (number or len(study.seeds)))),
-            **{name: getattr(study, name) for name in ("match", "endpoint", "delta_min")},
+            "endpoints": {name: {"delta_min": margin} for name, margin in study.endpoints.items()},
+            "match": study.match,
         }
     )
     solved = {" ".join(overrides): match for overrides, match in confirmed.items() if match}

@@ -118,7 +118,7 @@ class Runs:
         return [self._job(arm, seed, rates[arm.name]) for seed in seeds for arm in arms if arm.name in rates]
 
     def best_rate(self, arm: Arm) -> float | None:
-        """The rate of the grid with the lowest mean endpoint over the tuning seeds; None until all runs have ended.
+        """The rate with the lowest mean validation loss over the tuning seeds; None until all of them have ended.
 
         Rates at which a run diverged are excluded.
         """
@@ -127,14 +127,14 @@ class Runs:
         return best if best is not None and math.isfinite(means[best]) else None
 
     def _tuning_losses(self, arm: Arm) -> dict[float, float] | None:
-        """The mean endpoint per rate of the grid, infinite if a run diverged; None until all runs have ended."""
+        """The mean validation loss per rate of the grid, infinite if a run diverged; None until all runs have ended."""
         definition = self.study.definition
         means = {}
         for lr in definition.lr_grid:
             jobs = [self._job(arm, seed, lr) for seed in definition.tuning_seeds]
             if any(job.state()[0] not in SETTLED for job in jobs):
                 return None
-            ends = [endpoint_of(job, definition.endpoint) for job in jobs]
+            ends = [final_loss(job) for job in jobs]
             means[lr] = math.fsum(ends) / len(ends)
         return means
 
@@ -167,8 +167,8 @@ class Runs:
         return list(longest.values())
 
 
-def endpoint_of(job: Job, endpoint: str) -> float:
-    """The endpoint of a run that has ended; infinite if it diverged."""
+def final_loss(job: Job) -> float:
+    """The validation loss of a run that has ended; infinite if it diverged."""
     summary: dict[str, Any] = read_run(job.path).summary or {}
-    value = summary.get(endpoint)
+    value = summary.get("val_loss")
     return math.inf if value is None else value

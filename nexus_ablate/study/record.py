@@ -5,7 +5,10 @@ baseline: {arm: baseline, overrides: [...]}
 arms: [{arm: "norm=layer", overrides: [...], also_changes: [...], match: {...}}]    match only if requested
 equal: [{overrides: [...], arm: ...}]         requested, but the same run as that arm
 refused: [{overrides: [...], reason: ...}]
-seeds, endpoint, delta_min (auto or a number), match, lr_grid, tuning_seeds
+seeds, match, lr_grid, tuning_seeds
+endpoints: {val_loss: {delta_min: auto}}      the primary one first; older versions wrote `endpoint` and `delta_min`
+claim, requires, share, stratum, of           where the study has them; see study/question.py
+expects: [{arm: ..., endpoint: ..., expected: lower}]
 looks: [5, 8, 12, 20], look_weights: [...]    if later seeds are only for undecided arms; `seeds` then lists all
 confirms: NAME                                the study whose claims are judged on fresh seeds
 amendments: [{when: ..., changes: [...]}]
@@ -22,6 +25,7 @@ from typing import Any
 
 import yaml
 
+from nexus_ablate.comparison.load import endpoints_of
 from nexus_ablate.config.grammar import show
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.masking import mask
@@ -30,7 +34,19 @@ from nexus_ablate.runs.record import read_study
 from nexus_ablate.study.definition import Definition, Request, stored_definition
 from nexus_ablate.study.design import Study, expand, label
 
-FIXED = ("question", "seeds", "looks", "look_weights", "match", "lr_grid", "tuning_seeds", "endpoint", "delta_min")
+FIXED = (
+    "question",
+    "seeds",
+    "looks",
+    "look_weights",
+    "match",
+    "lr_grid",
+    "tuning_seeds",
+    "claim",
+    "requires",
+    "share",
+    "expects",
+)
 
 
 def expanded(request: Request) -> Study:
@@ -101,6 +117,9 @@ def write_record(study: Study, directory: Path, amend: bool = False, source: str
 def differences_between(record: dict[str, Any], new: dict[str, Any]) -> list[str]:
     """The changes, one text per part: `seeds: [0,1] -> [0,1,2]`."""
     changes = [f"{k}: {show(record.get(k))} -> {show(new.get(k))}" for k in FIXED if record.get(k) != new.get(k)]
+    before, after = (endpoints_of(values) for values in (record, new))
+    if before != after:
+        changes.append(f"endpoints: {show([*map(str, before)])} -> {show([*map(str, after)])}")
     before, after = record["baseline"]["overrides"], new["baseline"]["overrides"]
     if before != after:
         changes.append(f"baseline: {label(before)} -> {label(after)}")
@@ -117,6 +136,7 @@ def _values(study: Study) -> dict[str, Any]:
     arms = [
         {"arm": a.name, "overrides": mask(a.overrides), "also_changes": mask(a.also_changes)}
         | ({} if a.match is None else {"match": a.match})
+        | ({"named": True} if a.name in definition.names.values() else {})
         for a in study.arms
     ]
     values = {
@@ -128,8 +148,7 @@ def _values(study: Study) -> dict[str, Any]:
         "equal": [{"overrides": mask(left.requested), "arm": left.why} for left in study.equal],
         "refused": [{"overrides": mask(left.requested), "reason": mask(left.why)} for left in study.refused],
         "seeds": definition.seeds,
-        "endpoint": definition.endpoint,
-        "delta_min": definition.delta_min,
+        "endpoints": {name: {"delta_min": margin} for name, margin in definition.endpoints.items()},
         "match": definition.match,
         "lr_grid": definition.lr_grid,
         "tuning_seeds": definition.tuning_seeds,
@@ -137,6 +156,16 @@ def _values(study: Study) -> dict[str, Any]:
     }
     if definition.looks:
         values |= {"looks": definition.looks, "look_weights": definition.look_weights}
-    if definition.confirms:
-        values["confirms"] = definition.confirms
-    return values
+    expects = [
+        {"arm": study.arm(e.arm).name, "endpoint": e.endpoint, "expected": e.expected} for e in definition.expects
+    ]
+    optional = {
+        "claim": mask(definition.claim),
+        "expects": expects,
+        "requires": definition.requires,
+        "share": definition.share if definition.share != 1 else None,
+        "stratum": definition.stratum,
+        "of": definition.of,
+        "confirms": definition.confirms,
+    }
+    return values | {name: value for name, value in optional.items() if value}

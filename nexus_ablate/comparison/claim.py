@@ -1,0 +1,165 @@
+"""A study's claim: what is expected of its arms, held against their intervals, and whether it can be tested here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from nexus_ablate.comparison.endpoint import Endpoint
+from nexus_ablate.comparison.load import Expectation
+from nexus_ablate.comparison.result import Comparison
+from nexus_ablate.comparison.statistics import LEVEL, Effect, t_quantile
+from nexus_ablate.comparison.verdict import DIVERGED, INCOMPLETE, NOT_COMPARABLE, UNSTABLE, Verdict, interval_name
+from nexus_ablate.runs.formats import CONDITION
+
+SUPPORTED = "SUPPORTED"
+CONTRADICTED = "CONTRADICTED"
+NOT_SHOWN = "NOT SHOWN"
+NOT_TESTABLE = "NOT TESTABLE HERE"
+
+FEWEST_TRAINED = 5
+"""Seeds that must all have trained before an arm is said to train."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """The outcome of one expectation, in a sentence."""
+
+    stratum: str
+    arm: str
+    endpoint: str
+    expected: str
+    outcome: str
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """A condition on the baseline's runs: whether the 95% bound of their mean meets it."""
+
+    stratum: str
+    sentence: str
+    met: bool
+
+
+@dataclass(frozen=True)
+class Claim:
+    """The claim of a study and its outcome over all strata."""
+
+    text: str
+    outcome: str
+    sentence: str
+    results: list[Result]
+    requirements: list[Requirement]
+
+
+def judge_claim(tables: list[Comparison]) -> Claim | None:
+    """The outcome of the claim that the strata of a study share; None where there is no claim.
+
+    All expectations must hold for SUPPORTED, and any one of them can contradict it. A stratum whose baseline lacks what
+    the claim is about says nothing; where none is left, the claim is not testable here.
+    """
+    claims = [table for table in tables if table.plan.claim]
+    if not claims:
+        return None
+    requirements = [_requirement(table, *condition) for table in claims for condition in table.plan.requires]
+    unmet = {requirement.stratum for requirement in requirements if not requirement.met}
+    results = [
+        _result(table, expectation)
+        for table in claims
+        if table.plan.stratum not in unmet
+        for expectation in table.plan.expects
+    ]
+    text = claims[0].plan.claim
+    if not results:
+        lacking = "; ".join(r.sentence for r in requirements if not r.met) or "the study expects nothing of its arms"
+        return Claim(text, NOT_TESTABLE, lacking, results, requirements)
+    outcomes = [one.outcome for one in results]
+    contradicted = [one for one in results if one.outcome == CONTRADICTED]
+    undecided = [one for one in results if one.outcome == NOT_SHOWN]
+    if contradicted:
+        return Claim(text, CONTRADICTED, _joined(contradicted), results, requirements)
+    if undecided:
+        return Claim(text, NOT_SHOWN, _joined(undecided), results, requirements)
+    assert set(outcomes) == {SUPPORTED}
+    return Claim(text, SUPPORTED, _joined(results), results, requirements)
+
+
+def _joined(results: list[Result]) -> str:
+    return "; ".join(f"{f'{one.stratum}: ' if one.stratum else ''}{one.arm} {one.sentence}" for one in results)
+
+
+def _requirement(comparison: Comparison, name: str, condition: str) -> Requirement:
+    """Whether the one-sided 95% bound of the baseline's mean, at the end of its runs, meets a condition."""
+    match = CONDITION.fullmatch(condition)
+    assert match is not None
+    sign, bound = (1 if match[1] == ">=" else -1), float(match[2])
+    base, stratum = comparison.arms[0], comparison.plan.stratum
+    values = base.values(name, list(base.runs))
+    values = values[np.isfinite(values)]
+    where = f"{stratum}: " if stratum else ""
+    text = f"{where}the baseline's {name}"
+    endpoint = Endpoint(name)
+    if len(values) < 2:
+        return Requirement(stratum, f"{text} is not measured at two seeds", False)
+    half = t_quantile(1 - LEVEL, len(values) - 1) * float(values.std(ddof=1)) / len(values) ** 0.5
+    mean = float(values.mean())
+    limit = mean - sign * half
+    met = sign * limit >= sign * bound
+    side = "at least" if sign > 0 else "at most"
+    verb = "as required" if met else "and the claim requires"
+    sentence = f"{text} is {endpoint.value(mean)} ({side} {endpoint.value(limit)} with 95% confidence), {verb}"
+    return Requirement(stratum, f"{sentence} {condition}", met)
+
+
+def _result(comparison: Comparison, expectation: Expectation) -> Result:
+    index = next((i for i, arm in enumerate(comparison.arms) if i and arm.name == expectation.arm), None)
+    if index is None:
+        outcome, sentence, label = NOT_SHOWN, "has no result", expectation.arm
+    else:
+        label = comparison.rows[index].arm
+        endpoint, effect, verdict, margin = _cell(comparison, expectation.endpoint, index)
+        trained, failed = (sum(v is not None for v in comparison.rows[index].values), comparison.rows[index].failed)
+        if expectation.expected in ("trains", "fails"):
+            outcome, sentence = _training(expectation.expected, trained, len(failed), verdict)
+        else:
+            outcome, sentence = _measured(expectation.expected, endpoint, effect, verdict, margin)
+    return Result(comparison.plan.stratum, label, expectation.endpoint, expectation.expected, outcome, sentence)
+
+
+def _cell(comparison: Comparison, name: str, index: int) -> tuple[Endpoint, Effect | None, Verdict | None, float]:
+    """An arm's effect by an endpoint, its verdict, and the margin."""
+    if name == comparison.endpoint.name:
+        row = comparison.rows[index]
+        return comparison.endpoint, row.effect, row.verdict, comparison.delta_min
+    other = next(other for other in comparison.secondary if other.endpoint.name == name)
+    return other.endpoint, other.rows[index].effect, other.rows[index].verdict, other.delta_min
+
+
+def _training(expected: str, trained: int, failed: int, verdict: Verdict | None) -> tuple[str, str]:
+    fails = verdict is not None and verdict.word in (DIVERGED, UNSTABLE)
+    trains = not failed and trained >= FEWEST_TRAINED
+    counts = f"fails to train at {failed} of {failed + trained} seeds, expected: {expected}"
+    if not fails and not trains:
+        return NOT_SHOWN, counts
+    return (SUPPORTED if fails == (expected == "fails") else CONTRADICTED), counts
+
+
+def _measured(
+    expected: str, endpoint: Endpoint, effect: Effect | None, verdict: Verdict | None, margin: float
+) -> tuple[str, str]:
+    """By the interval and not by the word: a failure to train, or an unfair pair, shows nothing about the measure."""
+    word = "" if verdict is None else verdict.word
+    if effect is None or word in (NOT_COMPARABLE, INCOMPLETE, DIVERGED, UNSTABLE):
+        return NOT_SHOWN, f"{word or 'has no interval'} in {endpoint.name}, expected: {expected}"
+    low, high = effect.low, effect.high
+    text = f"{endpoint.signed(effect.delta)} in {endpoint.name}"
+    text += f" ({interval_name(effect.level)} {endpoint.signed(low)} to {endpoint.signed(high)}), expected: {expected}"
+    if expected == "equivalent":
+        text += f" within {endpoint.within(margin)}"
+        inside, outside = effect.within(margin), low > margin or high < -margin
+        return (SUPPORTED if inside else CONTRADICTED if outside else NOT_SHOWN), text
+    if not effect.excludes_zero:
+        return NOT_SHOWN, text
+    return (SUPPORTED if (effect.delta < 0) == (expected == "lower") else CONTRADICTED), text

@@ -1,0 +1,101 @@
+"""What a verdict is about: a measure, on the scale on which its differences are taken, and how they are written."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from nexus_ablate.comparison.statistics import Array
+from nexus_ablate.measure.measures import BITS, NATS, Measure, find
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A measure that arms are compared by.
+
+    Measures that are read on a logarithmic scale, such as a kurtosis, are compared by the difference of their natural
+    logarithms, which is shown as a ratio: `x1.25` is a quarter more.
+
+    Attributes:
+        name: A name of the measures table, as runs write it.
+        delta_min: The smallest difference that matters, in the measure's unit, or for ratios as a share: 0.1 is 10%.
+            None: from the noise (see `judge.smallest`).
+    """
+
+    name: str = "val_loss"
+    delta_min: float | None = None
+
+    def __str__(self) -> str:
+        return self.name if self.delta_min is None else f"{self.name} ({self.delta_min:g})"
+
+    @cached_property
+    def measure(self) -> Measure:
+        """Its row of the measures table."""
+        return find(self.name)
+
+    @property
+    def log(self) -> bool:
+        """Whether differences are ratios."""
+        return self.measure.log
+
+    @property
+    def better(self) -> str:
+        """`lower`, `higher`, or '' where neither is better."""
+        return self.measure.better
+
+    @property
+    def unit(self) -> str:
+        return self.measure.unit
+
+    @property
+    def margin(self) -> float | None:
+        """`delta_min` on the scale of differences."""
+        return math.log1p(self.delta_min) if self.log and self.delta_min is not None else self.delta_min
+
+    def on_scale(self, values: Array) -> Array:
+        """The values whose differences are taken; NaN where a logarithm does not exist."""
+        if not self.log:
+            return values
+        return np.log(np.where(values > 0, values, np.nan))
+
+    def value(self, value: float) -> str:
+        """A value as text."""
+        return f"{value:.4f}" if self._is_loss else f"{value:.4g}"
+
+    def signed(self, difference: float) -> str:
+        """A difference as text: `+0.0123`, or as a ratio `x1.23`."""
+        if self.log:
+            return f"x{_ratio(difference):.3g}"
+        return f"{difference:+.4f}" if self._is_loss else f"{difference:+.4g}"
+
+    def size(self, difference: float) -> str:
+        """How large a difference is, whatever its sign, with the unit: `0.0123 nats per token`, `a factor of 1.23`."""
+        if self.log:
+            return f"a factor of {_ratio(abs(difference)):.3g}"
+        return f"{self.value(abs(difference))} {self.unit}".rstrip()
+
+    def within(self, margin: float) -> str:
+        """A margin as text: `±0.0100 nats per token`, `a factor of 1.1`."""
+        return self.size(margin) if self.log else f"±{self.size(margin)}"
+
+    def axis(self) -> str:
+        """What an axis of differences shows."""
+        return f"natural logarithm of the ratio of {self.name}" if self.log else self.unit or self.name
+
+    def good(self) -> str:
+        """Which differences are better, in words; '' where neither are."""
+        if self.log:
+            return {"lower": "ratios below 1 are better", "higher": "ratios above 1 are better"}.get(self.better, "")
+        words = {"lower": "negative differences are better", "higher": "positive differences are better"}
+        return words.get(self.better, "")
+
+    @property
+    def _is_loss(self) -> bool:
+        return self.unit in (NATS, BITS)
+
+
+def _ratio(difference: float) -> float:
+    return math.exp(min(difference, 700))

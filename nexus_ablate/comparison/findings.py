@@ -1,0 +1,109 @@
+"""What a study found: a comparison for each stratum, how differences change across strata, and the claim's outcome."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from nexus_ablate.comparison.claim import Claim, judge_claim
+from nexus_ablate.comparison.load import Plan, read_plan
+from nexus_ablate.comparison.result import Comparison, Row, compare
+from nexus_ablate.comparison.statistics import Interval, mean_interval
+
+
+@dataclass(frozen=True)
+class Across:
+    """An arm's difference in each stratum, and how it changes from the first to the last that have it.
+
+    Attributes:
+        rows: By stratum; None where it has no difference.
+        change: Paired by seed, with its own 95% interval; descriptive.
+        agree: Whether all differences have the same sign; None below two.
+    """
+
+    arm: str
+    rows: list[Row | None]
+    change: Interval | None
+    agree: bool | None
+
+
+@dataclass(frozen=True)
+class Findings:
+    """Everything that a report of a study shows.
+
+    Attributes:
+        strata: The names of the tables; [''] in a study without strata.
+        tables: The comparison in each stratum.
+    """
+
+    name: str
+    strata: list[str]
+    tables: list[Comparison]
+    across: list[Across]
+    claim: Claim | None
+
+
+def findings(
+    dirs: str | Path | Iterable[str | Path], baseline: str | None = None, allow: Iterable[str] = ()
+) -> Findings:
+    """Compare runs as `compare` does, in each stratum of a study by itself.
+
+    Args:
+        dirs: Runs, arms, studies or a runs_dir. `runs/depth` stands for the strata `runs/depth@...` of a study.
+        baseline: The arm to compare with, in each stratum.
+        allow: Fairness conditions whose FAIL is waived.
+
+    Raises:
+        ConfigError: There is nothing to compare, or a name does not exist.
+    """
+    paths = [path for name in ([dirs] if isinstance(dirs, str | Path) else dirs) for path in _with_strata(Path(name))]
+    plans = [_plan(path) for path in paths]
+    if len(paths) > 1 and all(plan.stratum for plan in plans) and len({plan.of for plan in plans}) == 1:
+        tables, study = [compare(path, baseline, allow) for path in paths], plans[0].of
+        strata = [plan.stratum for plan in plans]
+    else:
+        tables = [compare(paths, baseline, allow)]
+        study, strata = tables[0].study, [tables[0].plan.stratum]
+    across = _across(tables) if len(tables) > 1 else []
+    return Findings(study, strata, tables, across, judge_claim(tables))
+
+
+def _with_strata(path: Path) -> list[Path]:
+    """The strata of a study by the study's own name, which no folder has."""
+    if path.exists() or not path.parent.is_dir():
+        return [path]
+    folders = [p for p in path.parent.glob("*@*/study.yaml") if p.parent.name.startswith(f"{path.name}@")]
+    return sorted((p.parent for p in folders), key=_natural) or [path]
+
+
+def _natural(path: Path) -> list[str | float]:
+    """`n_layers-4` before `n_layers-24`."""
+    return [f"{float(part):012.3f}" if part.isdigit() else part for part in re.split(r"(\d+)", path.name)]
+
+
+def _plan(path: Path) -> Plan:
+    return read_plan(path / "study.yaml") if (path / "study.yaml").exists() else Plan("")
+
+
+def _across(tables: list[Comparison]) -> list[Across]:
+    by_arm = [{row.arm: row for row in table.rows[1:] if row.effect} for table in tables]
+    arms = []
+    for arm in dict.fromkeys(arm for rows in by_arm for arm in rows):
+        rows = [rows.get(arm) for rows in by_arm]
+        present = [row for row in rows if row is not None]
+        signs = {row.effect.delta > 0 for row in present if row.effect}
+        change = _change(present[0], present[-1]) if len(present) > 1 else None
+        arms.append(Across(arm, rows, change, len(signs) == 1 if len(present) > 1 else None))
+    return arms
+
+
+def _change(first: Row, last: Row) -> Interval | None:
+    """How much more the last row differs from its baseline than the first one, over the seeds of both."""
+    one, other = (
+        {s: d for s, d in zip(row.seeds, row.differences, strict=True) if d is not None} for row in (first, last)
+    )
+    return mean_interval(np.array([other[seed] - one[seed] for seed in one if seed in other]))

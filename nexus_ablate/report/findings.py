@@ -1,0 +1,129 @@
+"""A study's findings in the terminal and as files: the claim, the strata side by side, then each comparison."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from typing import TYPE_CHECKING
+
+from nexus_ablate.comparison.findings import Across, Findings
+from nexus_ablate.comparison.statistics import Interval
+from nexus_ablate.errors import printable
+from nexus_ablate.report import exports, page, terminal
+from nexus_ablate.report.table import NOTHING, bounds
+from nexus_ablate.runs import strict_json
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def claim_lines(findings: Findings) -> list[str]:
+    """The claim with its outcome, what it requires, and each expectation."""
+    claim = findings.claim
+    if claim is None:
+        return []
+    lines = [f"{claim.outcome}: {claim.text}", claim.sentence]
+    lines += [requirement.sentence for requirement in claim.requirements]
+    if len(claim.results) > 1:
+        for one in claim.results:
+            where = f"{one.stratum}: " if one.stratum else ""
+            lines.append(f"{one.outcome}: {where}{one.arm} {one.sentence}")
+    return lines
+
+
+def across_table(findings: Findings) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Heads and rows: each arm's difference by stratum, its change from the first to the last, agreement of sign."""
+    heads = ("arm", *findings.strata, "change", "sign")
+    return heads, [_across_row(findings, one) for one in findings.across]
+
+
+def _across_row(findings: Findings, one: Across) -> tuple[str, ...]:
+    cells = [
+        NOTHING if row is None or row.effect is None else f"{row.endpoint.signed(row.effect.delta)} "
+        f"{bounds(row.endpoint, row.effect)} {row.verdict.word if row.verdict else ''}".rstrip()
+        for row in one.rows
+    ]  # fmt: skip
+    agree = {True: "the same", False: "differs", None: NOTHING}[one.agree]
+    return (one.arm, *cells, _interval(findings, one.change), agree)
+
+
+def _interval(findings: Findings, change: Interval | None) -> str:
+    if change is None:
+        return NOTHING
+    signed = findings.tables[0].endpoint.signed
+    text = signed(change.mean)
+    return (
+        text if change.low is None or change.high is None else f"{text} [{signed(change.low)}, {signed(change.high)}]"
+    )
+
+
+def show(findings: Findings, console: Console, details: bool = False) -> None:
+    """Print the claim, the strata side by side, then each comparison."""
+    for i, line in enumerate(claim_lines(findings)):
+        console.print(line, style="bold" if not i else "", markup=False)
+    if findings.across:
+        console.print("\nchange: from the first stratum to the last, paired by seed, descriptive", style="dim")
+        terminal.lines(*across_table(findings), console)
+    for stratum, table in zip(findings.strata, findings.tables, strict=True):
+        if findings.claim or stratum:
+            console.print("")
+        if stratum:
+            console.rule(printable(f"stratum {stratum}"), align="left")
+        terminal.show(table, console, details)
+
+
+def markdown(findings: Findings) -> str:
+    """One page."""
+    lines = [
+        f"**{exports.md(line)}**\n" if not i else f"- {exports.md(line)}"
+        for i, line in enumerate(claim_lines(findings))
+    ]
+    if findings.across:
+        lines += ["", *exports.md_lines(*across_table(findings)), ""]
+    pages = [exports.markdown(table) for table in findings.tables]
+    if any(findings.strata):
+        pages = [f"# Stratum {exports.md(name)}\n\n{text}" for name, text in zip(findings.strata, pages, strict=True)]
+    return "\n".join([*lines, *([""] if lines else []), *pages])
+
+
+def html(findings: Findings) -> str:
+    """One file that needs nothing else."""
+    return page.html(
+        findings.tables, findings.strata, claim_lines(findings), across_table(findings) if findings.across else None
+    )
+
+
+def latex(findings: Findings) -> str:
+    """A table for each stratum."""
+    return "\n".join(exports.latex(table) for table in findings.tables)
+
+
+def csv_text(findings: Findings) -> str:
+    """A row per arm, with its stratum first where there are several."""
+    if len(findings.tables) == 1:
+        return exports.csv_text(findings.tables[0])
+    records = [
+        {"stratum": stratum, **exports.flat_row(row)}
+        for stratum, table in zip(findings.strata, findings.tables, strict=True)
+        for row in table.rows
+    ]
+    out = io.StringIO()
+    writer = csv.DictWriter(
+        out, list(dict.fromkeys(name for record in records for name in record)), lineterminator="\n"
+    )
+    writer.writeheader()
+    writer.writerows(records)
+    return out.getvalue()
+
+
+def json_text(findings: Findings) -> str:
+    """Strict JSON: the comparison, with the claim; of several strata a list of them."""
+    tables = [json.loads(exports.json_text(table)) for table in findings.tables]
+    more = {"claim": exports.plain_values(findings.claim)} if findings.claim else {}
+    if len(tables) == 1:
+        return strict_json(tables[0] | more, indent=1) + "\n"
+    heads, rows = across_table(findings)
+    across = [dict(zip(heads, row, strict=True)) for row in rows]
+    by_stratum = dict(zip(findings.strata, tables, strict=True))
+    return strict_json({"study": findings.name, **more, "across": across, "strata": by_stratum}, indent=1) + "\n"

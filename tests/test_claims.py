@@ -1,0 +1,445 @@
+"""Verdicts on any measure, strata, and claims: from study files and run directories to what a user reads."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from written_runs import Writer
+
+from nexus_ablate import errors
+from nexus_ablate.cli import main
+from nexus_ablate.comparison.claim import CONTRADICTED, NOT_SHOWN, NOT_TESTABLE, SUPPORTED
+from nexus_ablate.comparison.endpoint import Endpoint
+from nexus_ablate.comparison.findings import findings
+from nexus_ablate.comparison.judge import judge_losses
+from nexus_ablate.comparison.load import Plan
+from nexus_ablate.comparison.result import compare
+from nexus_ablate.comparison.verdict import BETTER, DIFFERENT, EQUIVALENT, HIGHER, LOWER, WORSE
+from nexus_ablate.study.definition import define, read_request, strata_of
+from nexus_ablate.study.question import needed
+from nexus_ablate.study.record import expanded
+
+KURTOSIS, SINK, SPEED = "act/resid/kurtosis_token", "attn/sink_rate", "tokens_per_second"
+NOISE = (0.0, 0.01, -0.01, 0.005, -0.004)
+
+
+def study(writer: Writer, arms: dict[str, dict[str, list[float]]], **values) -> None:
+    """Runs with the figures of each arm, five seeds, and a study.yaml."""
+    named = {"baseline": ()} | {name: (name,) for name in arms if name != "baseline"}
+    for name, overrides in named.items():
+        figures = arms[name]
+        for seed in range(5):
+            own = {key: numbers[seed] for key, numbers in figures.items() if key != "val_loss"}
+            writer.run(*overrides, seed=seed, loss=figures.get("val_loss", [2.0] * 5)[seed], summary=own)
+    writer.plan(*(overrides for name, overrides in named.items() if name != "baseline"), **values)
+
+
+def around(value: float, noise: tuple[float, ...] = NOISE, scale: float = 1.0) -> list[float]:
+    return [value * (1 + scale * n) for n in noise]
+
+
+# ------------------------------------------------------------------------------------------------------ endpoints
+
+
+def test_a_ratio_is_judged_on_its_logarithm_and_shown_as_a_ratio(tmp_path, capsys):
+    writer = Writer(tmp_path)
+    levels = [3.0, 5.0, 9.0, 20.0, 40.0]  # over a decade: in plain units the largest seed would decide alone
+    study(
+        writer,
+        {
+            "baseline": {KURTOSIS: levels},
+            "norm=layer": {KURTOSIS: [2 * v * (1 + n) for v, n in zip(levels, NOISE, strict=True)]},
+        },
+        endpoints={KURTOSIS: {"delta_min": 0.1}},
+    )
+    row = compare(writer.root).rows[1]
+    logs = [math.log(2 * (1 + n)) for n in NOISE]
+    assert row.effect is not None and row.effect.delta == pytest.approx(np.mean(logs))
+    assert row.verdict is not None and row.verdict.word == HIGHER
+    assert main(["compare", str(tmp_path / "study")]) == 0
+    shown = capsys.readouterr().out
+    assert "HIGHER: norm=layer" in shown and "x2" in shown
+    assert "smallest difference that matters: a factor of 1.1 (declared by the study)" in " ".join(shown.split())
+
+
+def test_control_in_plain_units_the_same_ratio_is_not_found():
+    levels = np.array([3.0, 5.0, 9.0, 20.0, 40.0])
+    table = np.stack([levels, 2 * levels * (1 + np.array(NOISE))])
+    plain, on_scale = (
+        judge_losses(values, Plan("", endpoint=Endpoint(KURTOSIS))).arms[1].verdict for values in (table, np.log(table))
+    )
+    assert plain is not None and on_scale is not None
+    assert plain.word not in DIFFERENT and on_scale.word == HIGHER
+
+
+@pytest.mark.parametrize(
+    ("name", "factor", "word"),
+    [(SPEED, 1.2, BETTER), (SPEED, 0.8, WORSE), ("val_bpb", 0.9, BETTER), (SINK, 1.5, HIGHER), (SINK, 0.5, LOWER)],
+)
+def test_the_word_follows_the_direction_that_the_measure_has(tmp_path, name, factor, word):
+    writer = Writer(tmp_path)
+    study(
+        writer,
+        {"baseline": {name: around(0.5)}, "norm=layer": {name: around(0.5 * factor, NOISE[::-1])}},
+        endpoints={name: {}},
+    )
+    verdict = compare(writer.root).rows[1].verdict
+    assert verdict is not None and verdict.word == word
+
+
+def test_the_share_of_the_baseline_that_matters_is_taken_of_the_endpoint(tmp_path):
+    writer = Writer(tmp_path)
+    study(writer, {"baseline": {SPEED: [1000.0] * 5}, "norm=layer": {SPEED: [1001.0] * 5}}, endpoints={SPEED: {}})
+    comparison = compare(writer.root)
+    assert comparison.delta_min == pytest.approx(2.0)
+    assert comparison.delta_min_source == "0.2% of the baseline's tokens_per_second"
+    assert comparison.rows[1].verdict is not None and comparison.rows[1].verdict.word == BETTER
+
+
+def test_secondary_endpoints_have_intervals_in_every_output_and_a_word_only_if_something_is_expected(tmp_path, capsys):
+    writer = Writer(tmp_path)
+    study(
+        writer,
+        {
+            "baseline": {SINK: around(0.5), KURTOSIS: around(4.0)},
+            "norm=layer": {SINK: around(0.2, NOISE[::-1]), KURTOSIS: around(8.0, NOISE[::-1])},
+        },
+        endpoints={"val_loss": {}, SINK: {}, KURTOSIS: {}},
+        expects=[{"arm": "norm=layer", "endpoint": SINK, "expected": "lower"}],
+        share=0.5,
+        claim="no sinks under LayerNorm",
+    )
+    sink, kurtosis = compare(writer.root).secondary
+    assert sink.rows[1].verdict is not None and sink.rows[1].verdict.word == LOWER
+    assert sink.rows[1].effect is not None and sink.rows[1].effect.level == pytest.approx(0.025)
+    assert kurtosis.rows[1].verdict is None
+    assert kurtosis.rows[1].effect is not None and kurtosis.rows[1].effect.level == 0.05
+    folder, page = str(tmp_path / "study"), tmp_path / "page.html"
+    assert main(["compare", folder, "--html", str(page), "--md", str(tmp_path / "page.md")]) == 0
+    for text in (capsys.readouterr().out, page.read_text(), (tmp_path / "page.md").read_text().replace("\\", "")):
+        assert SINK in text and KURTOSIS in text and "x2" in text and "LOWER" in text
+    assert main(["compare", folder, "--json", "-"]) == 0
+    read = json.loads(capsys.readouterr().out)
+    assert [other["endpoint"]["name"] for other in read["secondary"]] == [SINK, KURTOSIS]
+
+
+def test_a_number_by_head_or_block_is_an_endpoint_too(tmp_path):
+    writer = Writer(tmp_path)
+    study(writer, {"baseline": {}, "norm=layer": {}}, endpoints={"act/block_001/resid/kurtosis_token": {}})
+    row = compare(writer.root).rows[1]
+    assert row.mean == pytest.approx(6.0)  # what the last row of probes.jsonl says
+
+
+def test_an_endpoint_that_no_run_has_is_refused(tmp_path, capsys):
+    writer = Writer(tmp_path)
+    study(writer, {"baseline": {}, "norm=layer": {}}, endpoints={"quantization/loss": {}})
+    assert main(["compare", str(tmp_path / "study")]) == errors.CONFIG
+    assert "no run has the endpoint" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        ({"endpoints": {"sink_rate": {}}}, "no measure of this name"),
+        ({"endpoints": {"eval_hash": {}}}, "one number"),
+        ({"endpoints": {"val_loss": {"margin": 1}}}, "no key of this name"),
+        ({"endpoints": {"val_loss": {"delta_min": -1}}}, "delta_min takes"),
+        ({"endpoints": "val_loss"}, "maps measures"),
+        ({"endpoints": {"val_loss": {}}, "delta_min": 0.1}, "say the same"),
+        ({"strata": [1]}, "maps names to overrides"),
+        ({"strata": {"only": "model.n_layers=2"}}, "two or more"),
+        ({"strata": {"a/b": "model.n_layers=2", "c": "model.n_layers=3"}}, "name is part of a folder"),
+        ({"expects": [{"arm": "norm=layer", "val_bpb": "lower"}]}, "no endpoint of this name"),
+        ({"expects": [{"arm": "norm=layer", "val_loss": "worse"}]}, "expected to be one of"),
+        ({"expects": [{"arm": "norm=dyt", "val_loss": "lower"}]}, "no such arm"),
+        ({"expects": [{"arm": "norm=layer", "stratum": "deep", "val_loss": "lower"}]}, "no stratum of this name"),
+        ({"requires": {"val_loss": "< 3"}}, "a bound on the baseline"),
+        ({"requires": {"val_lss": ">= 3"}}, "no measure of this name"),
+        ({"arms": [{"name": "a b", "set": "norm=layer"}]}, "a named arm"),
+        ({"arms": [{"name": "baseline", "set": "norm=layer"}]}, "baseline's name"),
+    ],
+)
+def test_a_question_that_cannot_be_meant_is_three_lines_and_makes_nothing(
+    tmp_path, capsys, monkeypatch, values, problem
+):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_text(yaml.safe_dump({"question": "is it so?", "arms": ["norm=layer"]} | values))
+    for verb in ("plan", "study"):
+        assert main([verb, "mine.yaml"]) == errors.CONFIG
+        lines = capsys.readouterr().err.splitlines()
+        assert len(lines) == 3 and problem in lines[0], lines
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.yaml"]
+
+
+# ------------------------------------------------------------------------------------------- measured where needed
+
+
+def test_a_measure_says_what_measures_it():
+    assert needed(["val_loss"]) == ("off", [])
+    assert needed([SINK, "act/bondarenko_inf_norm"]) == ("full", [])
+    assert needed(["act/resid/growth"]) == ("standard", [])
+    assert needed(["streaming:kept:8/difference", "quantization/loss"]) == ("off", ["streaming:kept:8", "quantization"])
+
+
+def test_a_study_runs_the_probe_and_the_evaluations_that_its_endpoints_need(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    values = {
+        "question": "is it so?",
+        "arms": ["norm=layer"],
+        "baseline": "probe=off",
+        "endpoints": {"quantization/schemes/dynamic_tensor/gap": {}, "act/bondarenko_inf_norm": {}},
+        "requires": {"streaming:kept:8/difference": ">= 0"},
+    }
+    Path("mine.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
+    baseline = expanded(read_request(["mine.yaml"])).baseline.config
+    assert baseline.probe.name == "full"
+    assert baseline.evals == ["quantization", "streaming:kept:8"]
+
+
+def test_a_probe_that_measures_more_than_is_needed_stays(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    values = {"question": "is it so?", "arms": ["norm=layer"], "baseline": "probe=full", "endpoints": {SINK: {}}}
+    Path("mine.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
+    assert expanded(read_request(["mine.yaml"])).definition.baseline == ["probe=full"]
+
+
+# ------------------------------------------------------------------------------------------------------------ strata
+
+
+def test_strata_are_studies_of_their_own_with_a_share_of_the_five_percent(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    values = {
+        "question": "is it so?",
+        "baseline": "model.d_model=16 model.n_heads=2",
+        "arms": ["norm=layer", {"name": "tanh", "set": "norm=dyt"}],
+        "strata": {"shallow": "model.n_layers=2", "deep": ["model.n_layers=3", "optim.lr=5e-4"]},
+        "endpoints": {"val_loss": {"delta_min": 0.01}, SINK: {}},
+        "expects": [
+            {"arm": "tanh", SINK: "lower", "stratum": "deep"},
+            {"arm": "norm=layer", "val_loss": "equivalent"},
+        ],
+        "claim": "it is so",
+    }
+    Path("mine.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
+    shallow, deep = (expanded(request) for request in strata_of(read_request(["mine.yaml"])))
+    assert [s.definition.name for s in (shallow, deep)] == ["mine@shallow", "mine@deep"]
+    assert [s.baseline.config.model.n_layers for s in (shallow, deep)] == [2, 3]
+    assert deep.arms[0].config.schedule.lr == 5e-4
+    assert [arm.name for arm in deep.arms] == ["norm=layer", "tanh"]
+    assert [len(s.definition.expects) for s in (shallow, deep)] == [1, 2]
+    assert shallow.definition.share == deep.definition.share == 1 / 3  # loss and sinks deep, loss shallow
+
+
+def test_the_values_of_one_key_are_strata_too():
+    definition = define(
+        {
+            "name": "x",
+            "question": "?",
+            "arms": ["norm=layer"],
+            "strata": {"model.n_layers": [4, 24]},
+            "endpoint": "val_bpb",
+        }
+    )
+    assert definition.strata == {"n_layers-4": ["model.n_layers=4"], "n_layers-24": ["model.n_layers=24"]}
+    assert definition.share == 1 / 2
+
+
+def stratum(root: Path, name: str, losses: dict[str, list[float]], **values) -> None:
+    arms = {arm: {"val_loss": numbers} for arm, numbers in losses.items()}
+    study(Writer(root, f"deep@{name}"), arms, stratum=name, of="deep", share=0.5, claim="LayerNorm is worse", **values)
+
+
+def test_strata_are_compared_each_with_its_own_baseline_and_side_by_side(tmp_path, capsys):
+    expects = [{"arm": "norm=layer", "endpoint": "val_loss", "expected": "higher"}]
+    stratum(tmp_path, "n-4", {"baseline": around(2.0), "norm=layer": around(2.1)}, expects=expects)
+    stratum(tmp_path, "n-24", {"baseline": around(3.0), "norm=layer": around(3.4)}, expects=expects)
+    study_findings = findings(tmp_path / "deep")
+    assert study_findings.strata == ["n-4", "n-24"]
+    (one,) = study_findings.across
+    deltas = [np.mean(around(2.1)) - np.mean(around(2.0)), np.mean(around(3.4)) - np.mean(around(3.0))]
+    assert [row.effect.delta for row in one.rows if row and row.effect] == pytest.approx(deltas)
+    assert one.change is not None and one.change.mean == pytest.approx(deltas[1] - deltas[0])
+    assert one.agree is True
+    assert all(row is not None and row.effect is not None and row.effect.level == 0.025 for row in one.rows)
+    assert study_findings.claim is not None and study_findings.claim.outcome == SUPPORTED
+    page = tmp_path / "page.html"
+    assert main(["compare", str(tmp_path / "deep"), "--html", str(page), "--md", str(tmp_path / "page.md")]) == 0
+    shown = capsys.readouterr().out
+    assert "SUPPORTED: LayerNorm is worse" in shown and "stratum n-24" in shown and "the same" in shown
+    assert "SUPPORTED: LayerNorm is worse" in page.read_text() and page.read_text().count("<h1>Stratum") == 2
+    assert main(["compare", str(tmp_path / "deep"), "--json", "-"]) == 0
+    assert [*json.loads(capsys.readouterr().out)["strata"]] == ["n-4", "n-24"]
+    assert main(["compare", str(tmp_path / "deep"), "--csv", "-"]) == 0
+    assert capsys.readouterr().out.startswith("stratum,")
+
+
+def test_a_sign_that_turns_with_the_stratum_is_seen(tmp_path):
+    stratum(tmp_path, "a", {"baseline": around(2.0), "norm=layer": around(2.1)})
+    stratum(tmp_path, "b", {"baseline": around(3.0), "norm=layer": around(2.9)})
+    assert findings(tmp_path / "deep").across[0].agree is False
+
+
+# ------------------------------------------------------------------------------------------------------------- claims
+
+EXPECTS = [{"arm": "norm=layer", "endpoint": "val_loss", "expected": "lower"}]
+
+
+@pytest.mark.parametrize(
+    ("value", "expected", "outcome"),
+    [
+        (1.9, "lower", SUPPORTED),
+        (1.9, "higher", CONTRADICTED),
+        (2.0001, "lower", NOT_SHOWN),
+        (2.0001, "equivalent", SUPPORTED),
+        (2.3, "equivalent", CONTRADICTED),
+        (2.3, "trains", SUPPORTED),
+        (2.3, "fails", CONTRADICTED),
+    ],
+)
+def test_a_claim_is_read_off_the_intervals(tmp_path, value, expected, outcome):
+    writer = Writer(tmp_path)
+    small = tuple(n / 20 for n in NOISE)
+    study(
+        writer,
+        {"baseline": {"val_loss": around(2.0, small)}, "norm=layer": {"val_loss": around(value, small[::-1])}},
+        endpoints={"val_loss": {"delta_min": 0.02}},
+        claim="c",
+        expects=[EXPECTS[0] | {"expected": expected}],
+    )
+    claim = findings(writer.root).claim
+    assert claim is not None and claim.outcome == outcome, claim
+
+
+def test_one_expectation_that_is_not_shown_leaves_the_claim_not_shown(tmp_path):
+    writer = Writer(tmp_path)
+    study(
+        writer,
+        {
+            "baseline": {"val_loss": around(2.0)},
+            "norm=layer": {"val_loss": around(1.8, NOISE[::-1])},
+            "bias=on": {"val_loss": around(2.0, NOISE[::-1])},
+        },
+        claim="c",
+        expects=[*EXPECTS, {"arm": "bias=on", "endpoint": "val_loss", "expected": "lower"}],
+    )
+    claim = findings(writer.root).claim
+    assert claim is not None and claim.outcome == NOT_SHOWN
+    assert [one.outcome for one in claim.results] == [SUPPORTED, NOT_SHOWN]
+
+
+@pytest.mark.parametrize(("rates", "outcome"), [(0.3, SUPPORTED), (0.05, NOT_TESTABLE)])
+def test_a_claim_about_what_the_baseline_lacks_is_not_testable(tmp_path, capsys, rates, outcome):
+    writer = Writer(tmp_path)
+    study(
+        writer,
+        {"baseline": {SINK: around(rates)}, "norm=layer": {"val_loss": around(1.5, NOISE[::-1]), SINK: around(rates)}},
+        claim="sinks cost loss",
+        expects=EXPECTS,
+        requires={SINK: ">= 0.2"},
+    )
+    assert main(["compare", str(tmp_path / "study")]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert shown.startswith(f"{outcome}: sinks cost loss")
+    assert f"the baseline's {SINK} is {np.mean(around(rates)):.4g}" in shown
+
+
+def test_what_is_required_holds_by_the_bound_and_not_by_the_mean(tmp_path):
+    writer = Writer(tmp_path)
+    rates = [0.1, 0.3, 0.25, 0.15, 0.35]  # 0.23 on average, at least 0.13 with 95% confidence
+    study(
+        writer,
+        {"baseline": {SINK: rates}, "norm=layer": {"val_loss": around(1.5, NOISE[::-1])}},
+        claim="c",
+        expects=EXPECTS,
+        requires={SINK: ">= 0.2"},
+    )
+    claim = findings(writer.root).claim
+    assert claim is not None and claim.outcome == NOT_TESTABLE
+
+
+def test_a_stratum_that_lacks_what_is_required_leaves_the_others_their_share(tmp_path):
+    more = {"expects": EXPECTS, "requires": {SINK: ">= 0.2"}}
+    for name, rate in (("without", 0.05), ("with", 0.5)):
+        writer = Writer(tmp_path, f"deep@{name}")
+        arms = {"baseline": {SINK: around(rate)}, "norm=layer": {"val_loss": around(1.5, NOISE[::-1])}}
+        study(writer, arms, stratum=name, of="deep", share=0.5, claim="c", **more)
+    claim = findings(tmp_path / "deep").claim
+    assert claim is not None and claim.outcome == SUPPORTED
+    assert [one.stratum for one in claim.results] == ["with"]
+
+
+def test_a_real_study_with_strata_trains_each_and_judges_the_claim(tmp_path, tiny_run, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    launch = ("runs_dir", "tracker", "train.device", "train.threads", "train.checkpoint_every", "train.log_every")
+    base = [o for o in tiny_run("train.steps=4") if not o.startswith(launch) and o != "train.steps=20"]
+    values = {
+        "question": "is it so?",
+        "baseline": [*base, "probe=off"],
+        "arms": [{"name": "plain", "set": "norm=layer"}],
+        "strata": {"shallow": "model.n_layers=1", "deep": "model.n_layers=2"},
+        "seeds": [0, 1],
+        "endpoints": {"val_loss": {"delta_min": 10}, SINK: {}},
+        "claim": "it makes no difference",
+        "expects": [{"arm": "plain", "val_loss": "equivalent"}],
+    }
+    Path("mine.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
+    how = ["tracker=files", "train.device=cpu", "train.threads=1", "train.log_every=1"]
+    assert main(["study", "mine.yaml", *how, "--workers", "1"]) == 0
+    assert "nexus-ablate compare runs/mine" in capsys.readouterr().err
+    assert main(["compare", "runs/mine"]) == 0
+    shown = capsys.readouterr().out
+    assert "SUPPORTED: it makes no difference" in shown
+    assert "stratum shallow" in shown and "stratum deep" in shown and "plain" in shown and SINK in shown
+    assert main(["study", "mine.yaml", *how, "--workers", "1"]) == 0  # nothing is left to train
+    assert main(["study", "mine@deep", *how, "--workers", "1"]) == 0  # a stratum is a study
+
+
+# ---------------------------------------------------------------------------------------------------- planted truths
+
+
+def simulated(tmp_seed: int, effect: float = 0.0) -> bool:
+    """Whether a study of three endpoints x three strata x three arms makes any claim; `effect` in SD of one run."""
+    random = np.random.default_rng(tmp_seed)
+    for _ in range(9):
+        table = random.normal(0, 1, (4, 5)) + random.normal(0, 1, 5)
+        table[1] += effect
+        judged = judge_losses(table, Plan("", endpoint=Endpoint(delta_min=0.1), share=1 / 9))
+        if any(arm.verdict and arm.verdict.word in (*DIFFERENT, EQUIVALENT) for arm in judged.arms[1:]):
+            return True
+    return False
+
+
+def test_nine_cells_without_effects_make_any_claim_in_at_most_one_table_of_twenty(counted):
+    claims = sum(simulated(seed) for seed in range(1000))
+    counted(f"{claims} of 1000 tables of nine cells claim something")
+    assert claims <= 67  # 99% of binomial(1000, 0.05)
+
+
+def test_control_without_shares_nine_cells_claim_far_more_often(monkeypatch):
+    def whole(seed: int) -> bool:
+        random = np.random.default_rng(seed)
+        tables = [random.normal(0, 1, (4, 5)) for _ in range(9)]
+        plan = Plan("", endpoint=Endpoint(delta_min=0.1))
+        judged = [judge_losses(table, plan) for table in tables]
+        return any(arm.verdict and arm.verdict.word in DIFFERENT for one in judged for arm in one.arms[1:])
+
+    assert sum(whole(seed) for seed in range(200)) > 40
+
+
+def test_a_planted_ratio_is_found_with_its_sign(counted):
+    """Kurtosis three times as large, run to run by a factor of 1.5."""
+    right = wrong = 0
+    for seed in range(200):
+        random = np.random.default_rng(seed)
+        table = random.normal(0, math.log(1.5), (4, 5)) + random.normal(0, 1, 5)
+        table[1] += math.log(3)
+        word = judge_losses(table, Plan("", endpoint=Endpoint(KURTOSIS), share=1 / 3)).arms[1].verdict
+        right += word is not None and word.word == HIGHER
+        wrong += word is not None and word.word == LOWER
+    counted(f"{right} of 200 found, {wrong} with the wrong sign")
+    assert right >= 120 and wrong == 0
