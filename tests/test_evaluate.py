@@ -69,6 +69,12 @@ def test_at_1x_it_is_the_validation_loss_under_the_same_protocol(tiny_run):
         assert gaps == {factor: losses[factor] - losses["1"] for factor in ("2", "4", "8")}
 
 
+def test_a_group_s_numbers_lie_side_by_side_in_memory():
+    """A slice of the padded groups, as a weight, makes a product on the CPU a hundred times as slow."""
+    weight = torch.arange(70.0).view(2, 35)
+    assert round_symmetric(weight, 4, "group", 32).is_contiguous()
+
+
 def test_longer_windows_begin_where_the_validation_windows_do(tiny):
     made = subject(tiny())
     found, (starts, _) = extrapolation(made)["non_overlapping"], eval_places(len(TEXT), 8, 64)

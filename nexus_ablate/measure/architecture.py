@@ -211,7 +211,9 @@ def kernels(model: GPT) -> list[dict[str, Any]]:
         if isinstance(module, Attention):
             layer = layer_of(name) or 0
             position = model.position_at(layer)
-            query_BHTd = torch.empty(1, model.geometry.n_heads, context, module.head_dim, device=model.embedding.weight.device)
+            query_BHTd = torch.empty(
+                1, model.geometry.n_heads, context, module.head_dim, device=model.embedding.weight.device
+            )
             bias = position.query_bias(query_BHTd, layer, module.core.scale)
             bias = position.score_bias(context, layer) if bias is None else bias
             layers.setdefault((*module.core.kernel, module.core.gpu_kernel(context, bias)), []).append(layer)
