@@ -50,7 +50,7 @@ def main() -> None:
     def look(full: bool) -> None:
         probed = probe(model, tokens_BT, full)
         if full:
-            probed |= matrix_probe(model, optimizer)
+            probed |= matrix_probe(model, {})
         model_figures(probed)
         weight_rms(model)
 

@@ -164,7 +164,7 @@ def test_a_report_has_the_question_the_verdict_and_panels_and_is_updated_in_plac
     assert report["displayName"] == "nexus-ablate: norms" and urls[-1].endswith(report["id"])
     assert "is it so?" in report["spec"] and "norm=layer" in report["spec"]
     grids = [block for block in json.loads(report["spec"])["blocks"] if block["type"] == "panel-grid"]
-    assert len(grids) == 5 and all("norms" in json.dumps(grid["metadata"]["runSets"]) for grid in grids)
+    assert len(grids) == 6 and all("norms" in json.dumps(grid["metadata"]["runSets"]) for grid in grids)
 
 
 def test_a_server_that_refuses_is_said_in_three_lines(server: WandbServer, capsys):

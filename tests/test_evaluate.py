@@ -62,7 +62,17 @@ def test_at_1x_it_is_the_validation_loss_under_the_same_protocol(tiny_run):
     out = train(compose(tiny_run("train.steps=3", "train.eval_tokens=60")), quiet=True)
     summary = evaluate(out.path, ["extrapolation"])
     assert summary["extrapolation"]["non_overlapping"]["1"] == pytest.approx(summary["val_loss"], rel=1e-6)
-    assert set(summary["extrapolation"]["sliding"]) == {"1", "2", "4", "8"}
+    extrapolation = summary["extrapolation"]
+    assert set(extrapolation["sliding"]) == {"1", "2", "4", "8"}
+    for way in ("sliding", "non_overlapping"):
+        losses, gaps = extrapolation[way], extrapolation[f"{way}_gap"]
+        assert gaps == {factor: losses[factor] - losses["1"] for factor in ("2", "4", "8")}
+
+
+def test_a_group_s_numbers_lie_side_by_side_in_memory():
+    """A slice of the padded groups, as a weight, makes a product on the CPU a hundred times as slow."""
+    weight = torch.arange(70.0).view(2, 35)
+    assert round_symmetric(weight, 4, "group", 32).is_contiguous()
 
 
 def test_longer_windows_begin_where_the_validation_windows_do(tiny):
@@ -372,6 +382,7 @@ def test_massive_activations_that_were_planted_are_found_and_taken_away(tiny):
     assert found["before"]["act/resid/max_over_median"] > 1000
     assert found["massive_zero"]["act/resid/max_over_median"] < 100
     assert found["massive_mean"]["act/resid/max_over_median"] > 1000
+    assert found["massive_zero"]["gap"] == found["massive_zero"]["loss"] - found["before"]["loss"] != 0
     assert abs(found["massive_mean"]["loss"] - found["before"]["loss"]) < abs(
         found["massive_zero"]["loss"] - found["before"]["loss"]
     )

@@ -23,6 +23,7 @@ from nexus_ablate.measure.weight_statistics import block_matrices, spectral_norm
 from nexus_ablate.model import build_model
 from nexus_ablate.optimizers import build_optimizer
 from nexus_ablate.runs import read_jsonl, read_run
+from nexus_ablate.training.gradients import first_over_last
 from nexus_ablate.training.session import train
 from nexus_ablate.training.step import Step
 
@@ -92,6 +93,27 @@ def test_how_a_branch_moves_the_stream():
 def test_output_and_gate_statistics():
     assert statistics.log_sum_exp(torch.zeros(1, 2, 8)).item() == pytest.approx(math.log(8))
     assert statistics.closed_share(torch.tensor([0.0, -0.05, 0.5, 1.0])).item() == 0.5
+
+
+def test_the_mean_over_rms_is_what_layer_norm_subtracts():
+    assert statistics.mean_over_rms(torch.tensor([[[3.0, 4.0], [1.0, -1.0]]])).item() == pytest.approx(
+        3.5 / 12.5**0.5 / 2
+    )
+    x = gaussian(1, 4000, 64)
+    assert statistics.mean_over_rms(x).item() == pytest.approx((2 / (math.pi * 64)) ** 0.5, rel=0.03)
+    offset = 30 + x
+    centred = torch.nn.functional.layer_norm(offset, (64,), eps=0.0)
+    kept = torch.nn.functional.rms_norm(offset, (64,), eps=1e-12)
+    assert statistics.mean_over_rms(offset).item() == pytest.approx(30 / 901**0.5, rel=1e-3)
+    assert statistics.mean_over_rms(kept).item() > 0.99 and statistics.mean_over_rms(centred).item() < 1e-5
+
+
+def test_the_first_token_s_norm_is_taken_over_the_mean_of_the_others():
+    x = torch.tensor([[[3.0, 4.0], [0.0, 1.0], [3.0, 0.0]]])
+    assert statistics.first_norm_ratio(x, 0).item() == pytest.approx(5 / 2)
+    assert statistics.first_norm_ratio(x[:, None], 1).tolist() == [
+        pytest.approx(1 / 3)
+    ]  # behind a key that is no token
 
 
 def test_kurtosis_is_pearson_s_3_for_a_gaussian_token_and_is_not_excess():
@@ -183,6 +205,39 @@ def test_the_largest_logit_is_among_keys_that_are_seen():
     assert attention.max_logit(score, torch.ones(2, 2).tril().bool()).tolist() == [3.0]
 
 
+@pytest.mark.parametrize("overrides", [(), ("window=3",), ("kv_bias=key",), ("sink_token=on",)], ids=str)
+def test_scores_by_distance_are_alibi_s_slopes_where_queries_are_zero(tiny, overrides):
+    """Pair by pair, -slope x distance. Token 0 is left out among the keys: the sink token, where there is one."""
+    model = build_model(tiny("position=alibi", *overrides), 11)
+    for block in model.blocks:
+        nn.init.zeros_(block.attn.query.weight)
+    found = probe(model, TOKENS, full=True)
+    window = 3 if overrides == ("window=3",) else 8
+    first = 0 if overrides == ("sink_token=on",) else 1
+    slopes = [2.0**-4, 2.0**-8]  # Press et al. 2021 for two heads
+    expected = {}
+    for name, distances in {"0": [0], "1": [1], "2-3": [2, 3], "4-7": [4, 5, 6, 7]}.items():
+        pairs = [i - j for i in range(8) for j in range(first, i + 1) if i - j in distances and i - j < window]
+        if pairs:
+            expected[name] = [-slope * sum(pairs) / len(pairs) for slope in slopes]
+    start = "attn/block_001/score_at/"
+    assert {name.removeprefix(start): value for name, value in found.items() if name.startswith(start)} == {
+        name: pytest.approx(value) for name, value in expected.items()
+    }
+    heads = found["attn/block_000/score_at/1"] + found[f"{start}1"]
+    assert model_figures(found)["attn/score_at/1"] == pytest.approx(sum(heads) / 4)
+
+
+def test_first_token_ratios_are_those_of_what_attention_reads(tiny):
+    model = build_model(tiny("position=learned", "n_kv_heads=1", "kv_bias=key"), 11)
+    attn, x = model.blocks[0].attn, model.blocks[0].norm_attn(model.position.embed(model.embedding(TOKENS)))
+    found = probe(model, TOKENS)
+    for name, heads in (("query", 2), ("key", 1), ("value", 1)):
+        norms = getattr(attn, name)(x).view(2, 8, heads, 8).norm(dim=-1)
+        ratio = (norms[:, 0] / norms[:, 1:].mean(1)).mean(0)
+        assert found[f"attn/block_000/{name}/first_norm_ratio"] == pytest.approx(ratio.tolist(), rel=1e-4)
+
+
 # ------------------------------------------------------------------------------------------------ weights by hand
 
 
@@ -213,6 +268,24 @@ def test_weight_rms_is_over_all_matrix_entries_of_a_block(tiny):
     assert weight_rms(model)["weight_rms/block_001"] == pytest.approx(rms(entries).item(), rel=1e-5)
 
 
+def test_weight_rms_is_over_all_blocks_and_over_every_parameter_of_a_role(tiny):
+    model = build_model(tiny("norm=layer", "tie_embeddings=off"), 11)
+    found = weight_rms(model)
+    matrices = torch.cat([p.flatten() for p in model.blocks.parameters() if p.ndim > 1])
+    queries = torch.cat([block.attn.query.weight.flatten() for block in model.blocks])
+    vectors = torch.cat([p for p in model.parameters() if p.ndim == 1])
+    assert found["weight_rms/global"] == pytest.approx(rms(matrices).item(), rel=1e-5)
+    assert found["weight_rms/role/query"] == pytest.approx(rms(queries).item(), rel=1e-5)
+    assert found["weight_rms/role/embedding"] == pytest.approx(rms(model.embedding.weight).item(), rel=1e-5)
+    assert found["weight_rms/role/vector"] == pytest.approx(rms(vectors).item(), rel=1e-5)
+
+
+def test_gradients_of_the_first_block_are_compared_with_those_of_the_last():
+    norms = {"block_000/attn": 3.0, "block_000/ffn": 4.0, "block_1000/ffn": 2.0, "block_999/ffn": 9.0, "embedding": 1.0}
+    assert first_over_last(norms) == 2.5
+    assert math.isnan(first_over_last({"block_000/attn": 0.0}))
+
+
 def test_every_matrix_of_the_blocks_is_reported_by_block_and_role(tiny):
     model = build_model(tiny("gate=elementwise"), 11)
     found = matrix_probe(model, {})
@@ -229,7 +302,7 @@ def test_every_matrix_of_the_blocks_is_reported_by_block_and_role(tiny):
 def test_a_probe_reports_every_block_site_and_statistic(tiny):
     model = build_model(tiny(), 11)
     found = probe(model, TOKENS)
-    assert len(found) == 2 * (3 * 3 + 1 + 4) + 2
+    assert len(found) == 2 * (3 * 3 + 3 + 4 + 3) + 2
     x = model.embedding(TOKENS)
     attn = model.blocks[0].attn(model.blocks[0].norm_attn(x), model.position)
     assert found["act/block_000/attn/rms"] == pytest.approx(rms(attn).item(), rel=1e-5)
@@ -484,6 +557,10 @@ def test_a_full_probe_of_a_run_holds_weights_updates_and_token_kinds(tiny_run):
     assert "act/block_000/resid/top_on_newline" in last
     assert "update_ratio/block_000/query" not in record.probes()[0]  # before the first step there is none
     assert out.summary["attn/sink_rate"] == record.metrics()[-1]["attn/sink_rate"]
+    updates = [last[f"update_ratio/block_{block:03d}/query"] for block in (0, 1)]
+    assert out.summary["update_ratio/query"] == pytest.approx(sum(updates) / 2)
+    norms = [last[f"weight/block_{block:03d}/ffn_out/spectral_norm"] for block in (0, 1)]
+    assert out.summary["weight/ffn_out/spectral_norm"] == max(norms)
     assert "weight/block_001/ffn_out/rms" not in record.metrics()[-1]
 
 

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from nexus_ablate.measure.history import onsets, spike_score, spike_score_olmo2, spike_scores
+from nexus_ablate.measure.history import final_means, onsets, spike_score, spike_score_olmo2, spike_scores
 
 
 def rows(values, name):
@@ -48,6 +48,16 @@ def test_the_scores_are_the_definitions_written_out():
         if i >= 31
     ]
     assert spike_score_olmo2(values, window=32, deviations=2) == sum(theirs) / len(theirs) > 0
+
+
+def test_final_means_are_over_what_was_logged_in_the_last_tenth_of_the_steps():
+    seen = [
+        {"step": step, "train/loss": 0.01 * step, "grad_norm/global": float(step), "grad_norm/first_over_last": None}
+        for step in range(10, 201, 10)
+    ]
+    means = final_means([*seen[:-1], {"step": 195, "act/resid/rms": 1.0}, seen[-1]], 200)
+    assert means["train_loss"] == pytest.approx((1.9 + 2.0) / 2) and means["grad_norm/global"] == 195
+    assert final_means(seen[-1:], 200)["train_loss"] == pytest.approx(2.0)
 
 
 def test_too_few_values_have_no_score():

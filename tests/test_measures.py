@@ -1,5 +1,6 @@
 """Every number that a run writes is in the table of measures, and every row of the table is written by some run."""
 
+import csv
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ from nexus_ablate.errors import ConfigError
 from nexus_ablate.measure import statistics
 from nexus_ablate.measure.measures import MEASURES, SECTIONS, find, measure_of
 from nexus_ablate.measure.probe import model_figures, probe
-from nexus_ablate.measure.statistics import SITES, STATISTICS, WHOLE
+from nexus_ablate.measure.statistics import SITES, STATISTICS
 from nexus_ablate.model import build_model
 from nexus_ablate.runs import read_jsonl, read_run
 from nexus_ablate.training.session import train
@@ -52,8 +53,36 @@ def test_every_number_of_a_run_is_in_the_table_and_every_row_of_the_table_in_a_r
     assert {measure.name for measure in MEASURES} - found == ELSEWHERE.keys()
 
 
+def test_what_a_study_may_judge_is_shown_of_a_run_and_compared_between_arms(tiny_run, tmp_path, capsys):
+    for norm in ("rms", "layer"):
+        assert main([*tiny_run(f"norm={norm}", "probe=full", "evals=[extrapolation]")]) == 0
+    (path,) = (tmp_path / "runs/scratch").glob("*norm=layer*/s0-*")
+    summary = read_run(path).summary or {}
+    capsys.readouterr()
+    assert main(["show", str(path)]) == 0
+    shown = capsys.readouterr().out
+    for name, form in (("train_loss", ".4f"), ("weight_rms/global", ".4f"), ("act/resid/first_norm_ratio", ".2f")):
+        assert format(summary[name], form) in shown
+    assert "by distance" in shown and f"{summary['attn/score_at/4-7']:.2f} at 4-7" in shown
+    table = tmp_path / "table.csv"
+    assert main(["compare", str(tmp_path / "runs"), "--csv", str(table), "--details"]) == 0
+    details = "".join(capsys.readouterr().out.split())
+    columns = {row["arm"]: row for row in csv.DictReader(table.read_text().splitlines())}
+    layer = next(row for arm, row in columns.items() if "norm=layer" in arm)
+    for name in (
+        *("train_loss", "generalization_gap", "weight_rms/global", "weight_rms/role/query", "weight_rms/role/vector"),
+        *("grad_norm/global", "grad_norm/first_over_last", "update_ratio/ffn_out", "weight/query/spectral_norm"),
+        *("act/resid/mean_over_rms", "act/resid/first_norm_ratio", "act/resid/massive_count", "logits/max_abs"),
+        *("attn/key/first_norm_ratio", "attn/query/first_norm_ratio", "attn/score_at/1", "attn/score_at/4-7"),
+    ):
+        assert float(layer[name]) == summary[name], name
+        assert name in details
+    gap = summary["extrapolation"]["sliding_gap"]["2"]
+    assert float(layer["extrapolation/sliding_gap/2"]) == gap
+
+
 def test_an_undeclared_statistic_is_found(tiny):
-    row = statistics.Statistic("undeclared", lambda x: x.mean(), ("resid",), False, max, ())
+    row = statistics.Statistic("undeclared", lambda x: x.mean(), ("resid",), False, ())
     STATISTICS.append(row)
     try:
         found = probe(build_model(tiny(), 11), torch.zeros(1, 8, dtype=torch.int64))
@@ -61,19 +90,16 @@ def test_an_undeclared_statistic_is_found(tiny):
     finally:
         STATISTICS.remove(row)
     strangers = {name for name in names if measure_of(name) is None}
-    assert strangers == {"act/block_000/resid/undeclared", "act/block_001/resid/undeclared", "act/resid/undeclared"}
+    assert strangers == {"act/block_000/resid/undeclared", "act/block_001/resid/undeclared"}
 
 
 @pytest.mark.parametrize("statistic", STATISTICS, ids=lambda statistic: statistic.name)
-def test_a_statistic_and_its_row_agree_on_level_and_on_the_whole_model(statistic):
+def test_a_statistic_and_its_row_agree_on_the_level(statistic):
     for site in statistic.sites:
-        last = "top_channel" if statistic.name == "top" else statistic.name
+        last = {"top_": "top_channel", "score_at/": "score_at/4-7"}.get(statistic.name, statistic.name)
         name = SITES[site].format(block="block_000", matrix="block_000/query")
         measure = find(f"{name}/{last}")
         assert ("full" in measure.where) == (statistic.full or site == "matrix")
-        if site in WHOLE:
-            word = {max: "largest", statistics.mean: "mean", None: ""}[statistic.over]
-            assert measure.whole.partition(",")[0] == word
 
 
 def test_names_and_units_of_the_table_are_in_order():
@@ -83,6 +109,7 @@ def test_names_and_units_of_the_table_are_in_order():
         assert measure.better in ("", "lower", "higher") and measure.definition and measure.where
         assert set(measure.where) <= {"step", "standard", "full", "summary"} | SECTIONS.keys()
         assert bool(measure.panel or measure.heat_map) <= bool(measure.title)
+        assert measure.whole.partition(",")[0] in ("", "mean", "largest")
 
 
 @pytest.mark.parametrize(
@@ -97,6 +124,9 @@ def test_names_and_units_of_the_table_are_in_order():
         ("spike_score_olmo2/grad_norm/global", "spike_score_olmo2/{metric}"),
         ("extrapolation/by_position/8/33-64", "extrapolation/by_position/{factor}/{tokens_read}"),
         ("weight/block_000/ffn_in_2/rms", "weight/{block}/{matrix}/rms"),
+        ("update_ratio/ffn_in_2", "update_ratio/{block}/{matrix}"),
+        ("attn/score_at/64-127", "attn/{block}/score_at/{distance}"),
+        ("grad_norm/first_over_last", "grad_norm/first_over_last"),
     ],
 )
 def test_a_name_leads_to_its_row(name, row):

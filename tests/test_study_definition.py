@@ -9,6 +9,7 @@ import yaml
 
 from nexus_ablate.config.compose import compose, differences
 from nexus_ablate.errors import ConfigError, UserError
+from nexus_ablate.measure.measures import find
 from nexus_ablate.runs import arm_name
 from nexus_ablate.runs.record import read_study
 from nexus_ablate.study.cost import cost_of, seconds_of
@@ -19,6 +20,21 @@ from nexus_ablate.study.record import solved_before, write_record
 
 CLAIMS = """rms_vs_layer rms_low_precision norms norm_speedup placement depth final_norm biases qk_norm
 softmax_stability weight_decay ffn aspect positions attention_scores sinks gates""".split()
+MEASURED = {
+    "positions": ("extrapolation/sliding_gap/2", "extrapolation/non_overlapping/8", "attn/score_at/64-127"),
+    "sinks": (
+        *("attn/sink_rate", "act/resid/massive_count", "act/resid/top_on_first", "act/resid/first_norm_ratio"),
+        *("quantization/schemes/static_tensor/gap", "intervention/sink_zero/gap", "intervention/massive_zero/gap"),
+    ),
+    "gates": ("attn/sink_rate", "act/resid/massive_count", "quantization/schemes/int4_group/gap", "gate/closed"),
+    "weight_decay": ("weight_rms/global", "update_ratio/query", "train_loss", "generalization_gap"),
+    "biases": ("act/resid/mean_over_rms", "attn/max_logit"),
+    "depth": ("grad_norm/first_over_last",),
+    "final_norm": ("logits/max_abs", "logits/log_sum_exp"),
+    "softmax_stability": ("logits/max_abs", "logits/log_sum_exp", "attn/max_logit"),
+    "qk_norm": ("attn/max_logit",),
+}
+"""What the claim behind a study is about, besides losses and failures."""
 SMALL = ["model.n_layers=2", "model.d_model=64", "model.n_heads=2", "model.context=16"]
 
 
@@ -323,6 +339,14 @@ def test_every_arm_of_every_shipped_study_composes(name):
     assert not study.refused
     assert not study.equal
     assert len(study.definition.seeds) == 5
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_a_shipped_study_measures_what_its_claim_is_about(name):
+    config = compose(read_request([name]).definition.baseline)
+    levels = {"off": (), "standard": ("standard",), "full": ("standard", "full")}[config.probe.name]
+    measured = {"step", "summary", *levels, *config.evals}
+    assert not [measure for measure in MEASURED[name] if not measured & set(find(measure).where)]
 
 
 def test_counts_agree_with_a_run_s(tiny):

@@ -22,6 +22,9 @@ from nexus_ablate.comparison.tuning import at_own_rates, attach, best_lr, lr_poi
 from nexus_ablate.comparison.verdict import Verdict, seeds_for_margin, seeds_to_decide
 from nexus_ablate.errors import ConfigError, did_you_mean
 
+SHOWN = ("train_loss", "generalization_gap")
+"""Figures that are shown beside diagnostics and evaluations, whose names have a slash."""
+
 
 @dataclass
 class Row:
@@ -283,7 +286,7 @@ def _row(arm: Arm, base: Arm, judged: Judged, baseline: Judged, plan: Plan) -> R
     own_lr, at_edge = best_lr(arm)
     params, base_params = arm.mean("params"), base.mean("params")
     flops, base_flops = arm.mean("flops_per_token"), base.mean("flops_per_token")
-    names = [n for n in arm.figure_names if "/" in n]
+    names = [n for n in arm.figure_names if "/" in n or n in SHOWN]
     effect, evidence = judged.effect, judged.evidence
     return Row(
         arm=arm.label,

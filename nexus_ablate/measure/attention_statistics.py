@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nexus_ablate.measure.statistics import mean, statistic
+from nexus_ablate.measure.statistics import statistic
 
 SINK_THRESHOLD = 0.3
 """Share of attention above which a token is a sink. Gu et al. 2024, arXiv:2410.10781, section 3.1."""
@@ -31,7 +31,7 @@ def shares(weight_BHTS: Tensor, own_key: bool) -> Tensor:
     return weight_BHTS / total_BHT1.clamp(min=torch.finfo(torch.float32).tiny)
 
 
-@statistic("map", over=mean)
+@statistic("map")
 def first_token_mass(share_BHTS: Tensor, first: int) -> Tensor:
     """Share that queries 1 .. T - 1 give to token 0, mean over them and the batch, (H,).
 
@@ -40,7 +40,7 @@ def first_token_mass(share_BHTS: Tensor, first: int) -> Tensor:
     return share_BHTS[:, :, 1:, first].mean((0, 2))
 
 
-@statistic("map", over=mean)
+@statistic("map")
 def sink_rate(share_BHTS: Tensor, first: int, k: int = 1, threshold: float = SINK_THRESHOLD) -> Tensor:
     """Share of sequences in which token k (from 1) gets more than `threshold` on average over queries k .. T, (H,).
 
@@ -61,7 +61,7 @@ for _k in (2, 3, 4):
     _register_sink_rate(_k)
 
 
-@statistic("map", over=mean)
+@statistic("map")
 def entropy(share_BHTS: Tensor, first: int) -> Tensor:
     """-sum a ln a of each row over its largest possible value, mean over rows with a choice and the batch, (H,).
 
@@ -75,16 +75,35 @@ def entropy(share_BHTS: Tensor, first: int) -> Tensor:
     return row_BHT.mean((0, 2))
 
 
-@statistic("map", over=mean)
+@statistic("map")
 def front_mass(share_BHTS: Tensor, first: int) -> Tensor | None:
     """Share given to the keys without a query (learned, or the normalizer's own), mean over queries, (H,)."""
     return share_BHTS[..., :first].sum(-1).mean((0, 2)) if first else None
 
 
-@statistic("scores", over=max)
+@statistic("scores")
 def max_logit(score_BHTS: Tensor, seen_TS: Tensor) -> Tensor:
     """Largest magnitude of a score, scaled and with its position bias, before the cap, among keys that are seen, (H,).
 
     Dehghani et al. 2023, arXiv:2302.05442: its growth is what breaks attention at high learning rates.
     """
     return score_BHTS.float().abs().masked_fill(~seen_TS, 0).amax((0, 2, 3))
+
+
+@statistic("scores", name="score_at/", full=True)
+def score_by_distance(score_BHTS: Tensor, seen_TS: Tensor, first: int) -> dict[str, Tensor]:
+    """Mean score by distance, `0`, `1`, `2-3`, `4-7` ...: scaled, with its position bias, before the cap; (H,) each.
+
+    Token 0, which may be a sink, is left out among the keys, and so is what a window hides.
+    """
+    T = seen_TS.shape[0]
+    tokens_T = torch.arange(T, device=seen_TS.device)
+    distance_TS, seen_TS = tokens_T[:, None] - tokens_T[1:], seen_TS[:, first + 1 :]
+    score_HTS = score_BHTS[..., first + 1 :].float().mean(0)
+    means, low, high = {}, 0, 0
+    while low < T - 1:
+        pairs_TS = seen_TS & (distance_TS >= low) & (distance_TS <= high)
+        if pairs_TS.any():
+            means[str(low) if low == high else f"{low}-{high}"] = score_HTS[:, pairs_TS].mean(1)
+        low, high = high + 1, 2 * high + 1
+    return means

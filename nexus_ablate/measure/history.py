@@ -10,7 +10,14 @@ ONSETS = {"attn/sink_rate": 0.1, "act/resid/max_over_median": 1000.0}
 """What counts as begun: one in ten (sequence, layer, head) is a sink; an entry of the residual stream is massive."""
 
 SCORED = ("train/loss", "grad_norm/global")
-KEPT = ("step", "tokens", *SCORED, *ONSETS)
+FINAL = {
+    "train_loss": "train/loss",
+    "grad_norm/global": "grad_norm/global",
+    "grad_norm/first_over_last": "grad_norm/first_over_last",
+}
+"""What the summary calls the mean of a metric over the last tenth of the steps."""
+
+KEPT = ("step", "tokens", *FINAL.values(), *ONSETS)
 """What the functions here need of a row."""
 
 
@@ -40,6 +47,16 @@ def spike_score_olmo2(values: Sequence[float], window: int = 1000, deviations: f
     here over the same window, which ends with the value itself.
     """
     return _spikes(values, window, deviations, two_sided=True, judged_in_window=True)
+
+
+def final_means(rows: Sequence[Mapping[str, Any]], steps: int) -> dict[str, float]:
+    """The means of FINAL over the rows of the last tenth of the steps; nan where no value was finite."""
+    last = [row for row in rows if row["step"] > 0.9 * steps]
+    means = {}
+    for name, metric in FINAL.items():
+        values = [row[metric] for row in last if row.get(metric) is not None]
+        means[name] = math.fsum(values) / len(values) if values else math.nan
+    return means
 
 
 def spike_scores(rows: Sequence[Mapping[str, Any]], warmup: int) -> dict[str, float]:

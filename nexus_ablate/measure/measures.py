@@ -22,6 +22,7 @@ PLACEHOLDERS = {
     "branch": (r"attn|ffn", "`attn` or `ffn`"),
     "part": (r"attn|ffn|norm", "`attn`, `ffn` or `norm` (everything else in the block)"),
     "module": (r"(?!global\b)[a-z]\w*", "a module outside the blocks: `embedding`, `final_norm`, `head` ..."),
+    "vector": (r"query|key|value", "`query`, `key` or `value`"),
     "role": (r"[a-z]\w*", "`query key value gate attn_out ffn_in ffn_out embedding position head small_map` or `vector`"),
     "matrix": (r"[a-z]\w*", "the role of a matrix; a second one of that role is `ffn_in_2`"),
     "set": (r"(?!train\b|val\b)[a-z]\w*", "a further validation set"),
@@ -30,6 +31,7 @@ PLACEHOLDERS = {
     "onset": (r"attn/sink_rate|act/resid/max_over_median", "`attn/sink_rate` or `act/resid/max_over_median`"),
     "kind": (r"newline|full_stop", "`newline` or `full_stop`"),
     "factor": (r"\d+", "the factor of the training context"),
+    "distance": (r"\d+(?:-\d+)?", "`0`, `1`, `2-3`, `4-7` ..."),
     "tokens_read": (r"\d+(?:-\d+)?", "`1`, `2`, `3-4`, `5-8` ..."),
     "scheme": (r"[a-z]\w*", "a scheme of the table below"),
     "change": (r"before|(?:massive|sink)_\w+", "`before`, or a change of the list below"),
@@ -96,11 +98,14 @@ SECTIONS: dict[str, tuple[Measure, ...]] = {
         Measure("val/bpb", BITS, "the same in bits per byte", STEP, "lower"),
         Measure("{set}/loss", NATS, "the same on a further validation set", (*STEP, *SUMMARY), "lower", only="data with further validation sets, as `prose` of stdlib"),
         Measure("{set}/bpb", BITS, "the same in bits per byte", (*STEP, *SUMMARY), "lower", only="the same"),
-        Measure("grad_norm/global", "", "norm of all gradients before clipping", STEP, log=True, title="gradient norm", panel="gradients"),
+        Measure("grad_norm/global", "", "norm of all gradients before clipping", (*STEP, *SUMMARY), log=True, title="gradient norm", panel="gradients"),
         Measure("grad_norm/{block}/{part}", "", "the same of a part of a block", STEP, log=True),
         Measure("grad_norm/{module}", "", "the same of a module outside the blocks", STEP, log=True),
         Measure("grad_norm/role/{role}", "", "the same of all parameters of a role; `vector`: gains and biases", STEP, log=True),
-        Measure("weight_rms/{block}", "", "RMS of all matrix entries of the block", STEP),
+        Measure("grad_norm/first_over_last", "", "norm of the gradients of the first block over that of the last", (*STEP, *SUMMARY), log=True),
+        Measure("weight_rms/{block}", "", "RMS of all matrix entries of the block", STEP, only="probe=standard or full"),
+        Measure("weight_rms/global", "", "the same of all blocks", (*STEP, *SUMMARY), only="probe=standard or full", title="RMS of the weights", panel="weights"),
+        Measure("weight_rms/role/{role}", "", "RMS of all parameters of a role; `vector`: gains and biases", (*STEP, *SUMMARY), only="probe=standard or full", title="RMS of the weights by role", panel="weights"),
         Measure("lr", "", "learning rate of the last step", STEP),
         Measure("tokens_per_second", "tokens/s", "training speed since the start", (*STEP, *SUMMARY), "higher"),
         Measure("mfu", "", "achieved share of the device's peak FLOPs", STEP, "higher", only="a GPU whose peak is known"),
@@ -111,6 +116,8 @@ SECTIONS: dict[str, tuple[Measure, ...]] = {
     "summary": (
         Measure("val_loss", NATS, "the last `val/loss`", SUMMARY, "lower"),
         Measure("val_bpb", BITS, "the last `val/bpb`", SUMMARY, "lower"),
+        Measure("train_loss", NATS, "mean of the `train/loss` logged in the last tenth of the steps; the gradient norms of the summary likewise", SUMMARY, "lower"),
+        Measure("generalization_gap", NATS, "`val_loss` minus `train_loss`", SUMMARY, "lower"),
         Measure("best_val_loss", NATS, "the lowest `val/loss`", SUMMARY, "lower"),
         Measure("unigram_bpb", BITS, "of the training text's token frequencies on the validation text", SUMMARY),
         Measure("params", "", "parameters", SUMMARY),
@@ -138,21 +145,23 @@ SECTIONS: dict[str, tuple[Measure, ...]] = {
         Measure("act/{block}/{site}/rms", "", "root of the mean square of all entries", STANDARD, whole="largest, of `resid`"),
         Measure("act/{block}/{site}/kurtosis_token", "", "E[(x - mean)^4] / var^2 over the width of a token, mean over tokens; 3 (D-1)/(D+1) for a Gaussian", STANDARD, log=True, whole="largest, of `resid`", title="kurtosis of the residual stream", panel="outliers", heat_map=True),
         Measure("act/{block}/resid/max_over_median", "", "largest over median magnitude of a sequence, mean over sequences", STANDARD, log=True, source="arXiv:2402.17762", whole="largest", title="largest over median magnitude of the residual stream", panel="outliers", heat_map=True),
+        Measure("act/{block}/resid/mean_over_rms", "", "magnitude of a token's mean over its width, over its RMS, mean over tokens: what LayerNorm subtracts; sqrt(2 / (pi D)) for a Gaussian", STANDARD, whole="mean", title="mean over RMS of the residual stream", panel="outliers"),
+        Measure("act/{block}/resid/first_norm_ratio", "", "norm of the first token over the mean norm of the others, mean over sequences", STANDARD, log=True, source="arXiv:2410.10781", whole="largest", title="norm of the first token over the others'", panel="sinks"),
         Measure("act/{block}/{site}/max_abs", "", "largest magnitude", STANDARD, log=True, whole="largest, of `resid`", title="largest activation", panel="outliers"),
         Measure("act/resid/growth", "", "RMS of the last block's residual stream over the first's", (*STEP, *SUMMARY), only="probe=standard or full"),
-        Measure("act/{block}/resid/kurtosis_sequence", "", "`kurtosis_token` over all T x D entries of a sequence", FULL, log=True),
-        Measure("act/{block}/resid/kurtosis_channel", "", "mean(s^4) / mean(s^2)^2, s the RMS of a channel: 1 (all equal) to D (one holds all)", FULL, log=True, source="arXiv:2405.19279"),
-        Measure("act/{block}/resid/massive_count", "entries per sequence", "entries of at least 1000 times the median magnitude", FULL, source="arXiv:2402.17762"),
-        Measure("act/{block}/resid/massive_count_strict", "entries per sequence", "those that exceed 100 too, as published; depends on the scale of the residual stream", FULL, source="arXiv:2402.17762"),
+        Measure("act/{block}/resid/kurtosis_sequence", "", "`kurtosis_token` over all T x D entries of a sequence", FULL, log=True, whole="largest"),
+        Measure("act/{block}/resid/kurtosis_channel", "", "mean(s^4) / mean(s^2)^2, s the RMS of a channel: 1 (all equal) to D (one holds all)", FULL, log=True, source="arXiv:2405.19279", whole="largest"),
+        Measure("act/{block}/resid/massive_count", "entries per sequence", "entries of at least 1000 times the median magnitude", FULL, source="arXiv:2402.17762", whole="largest"),
+        Measure("act/{block}/resid/massive_count_strict", "entries per sequence", "those that exceed 100 too, as published; depends on the scale of the residual stream", FULL, source="arXiv:2402.17762", whole="largest"),
         Measure("act/{block}/resid/top_magnitudes", "", "the three largest magnitudes, then the median; mean over sequences", FULL, log=True, source="the authors' script"),
         Measure("act/{block}/resid/top_channel", "index", "channel of the largest entry of a sequence, the commonest over sequences", FULL),
         Measure("act/{block}/resid/top_position", "index", "position of the largest entry of a sequence, the commonest over sequences", FULL),
-        Measure("act/{block}/resid/top_channel_agreement", "", "share of sequences that have it in that channel: 1 is \"whatever the input\"", FULL),
-        Measure("act/{block}/resid/top_position_agreement", "", "share of sequences that have it at that position", FULL),
-        Measure("act/{block}/resid/top_on_first", "", "share of sequences whose largest entry is on the first token", FULL),
-        Measure("act/{block}/resid/top_on_{kind}", "", "share of sequences whose largest entry is on such a token, counted under the first kind that fits", FULL),
-        Measure("act/{block}/resid/cosine", "", "cosine between the residual stream before and after the block, mean over tokens", FULL),
-        Measure("act/{block}/{branch}/branch_ratio", "", "norm of the branch's output over norm of the residual stream that enters the block, mean over tokens", FULL),
+        Measure("act/{block}/resid/top_channel_agreement", "", "share of sequences that have it in that channel: 1 is \"whatever the input\"", FULL, whole="mean"),
+        Measure("act/{block}/resid/top_position_agreement", "", "share of sequences that have it at that position", FULL, whole="mean"),
+        Measure("act/{block}/resid/top_on_first", "", "share of sequences whose largest entry is on the first token", FULL, whole="mean"),
+        Measure("act/{block}/resid/top_on_{kind}", "", "share of sequences whose largest entry is on such a token, counted under the first kind that fits", FULL, whole="mean"),
+        Measure("act/{block}/resid/cosine", "", "cosine between the residual stream before and after the block, mean over tokens", FULL, whole="mean"),
+        Measure("act/{block}/{branch}/branch_ratio", "", "norm of the branch's output over norm of the residual stream that enters the block, mean over tokens", FULL, whole="mean"),
         Measure("act/bondarenko_kurtosis", "", "E[(x - mean)^4] / (s^4 + 1e-6) with the unbiased s, mean over rows and tensors (below)", (*FULL, *STEP, *SUMMARY), log=True, source="arXiv:2306.12929"),
         Measure("act/bondarenko_kurtosis_max", "", "the same of the tensor where it is largest", (*FULL, *STEP, *SUMMARY), log=True, source="arXiv:2306.12929"),
         Measure("act/bondarenko_inf_norm", "", "mean over rows of the largest magnitude, the largest over the tensors", (*FULL, *STEP, *SUMMARY), log=True, source="arXiv:2306.12929"),
@@ -160,12 +169,14 @@ SECTIONS: dict[str, tuple[Measure, ...]] = {
     "attention": (
         Measure("attn/{block}/first_token_mass", "", "share that queries 1 .. T-1 give to token 0, mean; uniform attention: 0.059 at T = 64", STANDARD, whole="mean", title="attention to the first token", panel="sinks", heat_map=True, most=1.0),
         Measure("attn/{block}/sink_rate", "", "share of sequences in which token 0 gets more than 0.3, mean over all queries that see it", STANDARD, source="arXiv:2410.10781, Eq. 3", whole="mean", title="sink rate", panel="sinks"),
-        Measure("attn/{block}/sink_rate_2", "", "the same of the second token", FULL, source="arXiv:2410.10781, Eq. 3"),
-        Measure("attn/{block}/sink_rate_3", "", "the same of the third token", FULL, source="arXiv:2410.10781, Eq. 3"),
-        Measure("attn/{block}/sink_rate_4", "", "the same of the fourth token", FULL, source="arXiv:2410.10781, Eq. 3"),
+        Measure("attn/{block}/sink_rate_2", "", "the same of the second token", FULL, source="arXiv:2410.10781, Eq. 3", whole="mean"),
+        Measure("attn/{block}/sink_rate_3", "", "the same of the third token", FULL, source="arXiv:2410.10781, Eq. 3", whole="mean"),
+        Measure("attn/{block}/sink_rate_4", "", "the same of the fourth token", FULL, source="arXiv:2410.10781, Eq. 3", whole="mean"),
         Measure("attn/{block}/entropy", "", "-sum a ln a over the largest that the row can have: 1 uniform, 0 one key; rows with one key left out", STANDARD, source="arXiv:2303.06296", whole="mean", title="attention entropy (uniform 1)", panel="sinks", heat_map=True, most=1.0),
         Measure("attn/{block}/front_mass", "", "share given to keys without a query: that of `kv_bias`, or the normalizer's own", STANDARD, whole="mean", only="kv_bias, or a normalizer with a key of its own"),
         Measure("attn/{block}/max_logit", "", "largest magnitude of a scaled score with its position bias, before the cap, among keys that are seen", STANDARD, source="arXiv:2302.05442", whole="largest", title="largest attention logit", panel="outliers"),
+        Measure("attn/{block}/score_at/{distance}", "", "mean scaled score with its position bias, before the cap, of a query and a key so many tokens before it; token 0 and keys that a window hides left out", FULL, whole="mean"),
+        Measure("attn/{block}/{vector}/first_norm_ratio", "", "norm of the first token's vector, with its position, over the mean norm of the others', mean over sequences", STANDARD, log=True, source="arXiv:2410.10781", whole="mean", title="norm of the first token's query, key and value over the others'", panel="sinks"),
     ),
     "gates and output": (
         Measure("gate/{block}/mean", "", "mean gate score", STANDARD, whole="mean", only="gates that multiply"),
@@ -175,12 +186,14 @@ SECTIONS: dict[str, tuple[Measure, ...]] = {
     ),
     "weights": (
         Measure("weight/{block}/{matrix}/rms", "", "RMS of the entries", FULL),
-        Measure("weight/{block}/{matrix}/spectral_norm", "", "largest singular value, by 24 Lanczos steps: at most 0.1% too small", FULL),
-        Measure("update_ratio/{block}/{matrix}", "", "norm of the optimizer's last change, decay included, over the norm before it", FULL, log=True),
+        Measure("weight/{block}/{matrix}/spectral_norm", "", "largest singular value, by 24 Lanczos steps: at most 0.1% too small", FULL, whole="largest"),
+        Measure("update_ratio/{block}/{matrix}", "", "norm of the optimizer's last change, decay included, over the norm before it", FULL, log=True, whole="mean"),
     ),
     "extrapolation": (
         Measure("extrapolation/non_overlapping/{factor}", NATS, "loss in windows of that length, which begin where validation windows do; at 1 the validation loss", ("extrapolation",), "lower", only="the length is defined"),
         Measure("extrapolation/sliding/{factor}", NATS, "loss of the same targets at every length, spread over the validation text, each with between L - T/2 and L tokens before it", ("extrapolation",), "lower", source="arXiv:2108.12409", only="the length is defined"),
+        Measure("extrapolation/non_overlapping_gap/{factor}", NATS, "that loss minus the one at 1", ("extrapolation",), "lower", only="both lengths are defined"),
+        Measure("extrapolation/sliding_gap/{factor}", NATS, "the sliding loss minus the one at 1", ("extrapolation",), "lower", only="both lengths are defined"),
         Measure("extrapolation/by_position/{factor}/{tokens_read}", NATS, "the non-overlapping loss by the number of tokens read", ("extrapolation",), "lower", only="the length is defined"),
     ),
     "streaming": (
@@ -204,6 +217,7 @@ SECTIONS: dict[str, tuple[Measure, ...]] = {
         Measure("intervention/massive", "", "whether an entry reaches 1000 times the median; else the threshold is what one in a thousand reaches", ("intervention",)),
         Measure("intervention/entries_per_sequence", "entries per sequence", "entries that are changed", ("intervention",)),
         Measure("intervention/{change}/loss", NATS, "loss under a change", ("intervention",), "lower", source="arXiv:2402.17762"),
+        Measure("intervention/{change}/gap", NATS, "that minus the loss before it", ("intervention",)),
         Measure("intervention/{change}/attn/first_token_mass", "", "as `attn/first_token_mass`", ("intervention",)),
         Measure("intervention/{change}/attn/sink_rate", "", "as `attn/sink_rate`", ("intervention",)),
         Measure("intervention/{change}/act/resid/max_over_median", "", "as `act/resid/max_over_median`", ("intervention",), log=True),
@@ -236,6 +250,18 @@ def measure_of(name: str) -> Measure | None:
     return next((measure for pattern, measure in _patterns() if pattern.fullmatch(name)), None)
 
 
+@cache
+def whole_of(name: str) -> tuple[str, str] | None:
+    """The figure of the whole model that a block's figure is a part of, and how it is made; None where there is none.
+
+    `act/block_002/resid/rms`: (`act/resid/rms`, `largest`).
+    """
+    measure, whole = measure_of(name), re.sub(r"/block_\d+", "", name)
+    if measure is None or not measure.whole or whole == name or measure_of(whole) is not measure:
+        return None
+    return whole, measure.whole.partition(",")[0]
+
+
 def find(name: str) -> Measure:
     """The measure of a name: as runs write it, or as the table does, with placeholders.
 
@@ -257,9 +283,10 @@ def _patterns() -> list[tuple[re.Pattern[str], Measure]]:
     """Those without placeholders first."""
     pairs = [(name, measure) for measure in MEASURES for name in measure.names]
     pairs.sort(key=lambda pair: pair[0].count("{"))
-    return [(re.compile(_expression(name)), measure) for name, measure in pairs]
+    return [(re.compile(expression(name)), measure) for name, measure in pairs]
 
 
-def _expression(name: str) -> str:
+def expression(name: str) -> str:
+    """A regular expression of the names that runs write."""
     parts = re.split(r"\{(\w+)\}", name)
     return "".join(f"(?:{PLACEHOLDERS[p][0]})" if i % 2 else re.escape(p) for i, p in enumerate(parts))

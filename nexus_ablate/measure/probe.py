@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from nexus_ablate.axes.gate import Gate
 from nexus_ablate.measure import attention_statistics, statistics
-from nexus_ablate.measure.statistics import SITES, STATISTICS, WHOLE
+from nexus_ablate.measure.measures import whole_of
+from nexus_ablate.measure.statistics import SITES, STATISTICS
 from nexus_ablate.measure.weight_statistics import matrix_figures
 
 Found = dict[str, Any]
@@ -119,15 +120,18 @@ class _Block:
     def _leaving(self, module: nn.Module, inputs: Any, output: Any) -> None:
         tokens_BT, kinds = self.text
         sink, entering, self.entering = self.block.attn.core.prefix.sink, self.entering, None
-        text = {"tokens_BT": tokens_BT, "kinds": kinds, "sink": sink}
+        text = {"tokens_BT": tokens_BT, "kinds": kinds, "sink": sink, "first": 0}
         self._take("resid", self.block.residual(output), stream_BTD=entering, **text)
 
     def _attention(self, core: Any, inputs: tuple[Tensor, Tensor, Tensor, Tensor | None]) -> None:
-        q_BHTd, k_BHSd, _, bias = inputs
+        q_BHTd, k_BHSd, v_BHSd, bias = inputs
+        learned = core.prefix.learned
+        for site, vectors, first in (("query", q_BHTd, 0), ("key", k_BHSd, learned), ("value", v_BHSd, learned)):
+            self._take(site, vectors, first=first)
         score_BHTS, seen_TS = core.scores(q_BHTd, k_BHSd, bias), core.seen(q_BHTd.shape[2], q_BHTd.device)
-        self._take("scores", score_BHTS, seen_TS=seen_TS)
+        self._take("scores", score_BHTS, seen_TS=seen_TS, first=learned)
         share_BHTS = attention_statistics.shares(core.normalized(score_BHTS, seen_TS), bool(core.prefix.own))
-        self._take("map", share_BHTS, first=core.prefix.own + core.prefix.learned)
+        self._take("map", share_BHTS, first=core.prefix.own + learned)
 
     def _gate(self, module: Any, inputs: tuple[str, Tensor, Tensor], output: Tensor) -> None:
         if inputs[0] == module.site:
@@ -148,7 +152,7 @@ def take(
         value = statistic.function(tensor, **{name: inputs[name] for name in statistic.needs})
         name = f"{SITES[site].format(block=block)}/{statistic.name}"
         if isinstance(value, dict):
-            seen |= {f"{name}_{figure}": number for figure, number in value.items()}
+            seen |= {f"{name}{figure}": number for figure, number in value.items()}
         elif value is not None:
             seen[name] = value
 
@@ -223,18 +227,16 @@ def _numbers(seen: Mapping[str, Tensor]) -> Found:
 def model_figures(probed: Found) -> dict[str, float]:
     """The figures of the whole model, for metrics.jsonl: `act/resid/kurtosis_token`, `attn/sink_rate` ...
 
-    `act/resid/growth` is the RMS of the residual stream after the last block over that after the first.
+    The table of measures says how each is made of those of blocks and heads. `act/resid/growth` is the RMS of the
+    residual stream after the last block over that after the first.
     """
-    figures = {name: value for name, value in probed.items() if name.startswith("logits/")}
-    figures |= {name: value for name, value in probed.items() if name.startswith("act/bondarenko")}
-    for statistic in STATISTICS:
-        over = statistic.over
-        for site in WHOLE if over else ():
-            name = f"{SITES[site].replace('/{block}', '')}/{statistic.name}"
-            values = over_blocks(probed, name) if site in statistic.sites else []
-            numbers = [n for value in values for n in (value if isinstance(value, list) else [value])]
-            if over and numbers:
-                figures[name] = over(numbers)
+    figures = {name: value for name, value in probed.items() if "/block_" not in name}
+    parts: dict[tuple[str, str], list[float]] = {}
+    for name, value in probed.items():
+        if whole := whole_of(name):
+            parts.setdefault(whole, []).extend(value if isinstance(value, list) else [value])
+    for (name, made), numbers in parts.items():
+        figures[name] = max(numbers) if made == "largest" else math.fsum(numbers) / len(numbers)
     stream = over_blocks(probed, "act/resid/rms")
     return figures | {"act/resid/growth": stream[-1] / stream[0] if stream[0] else math.nan}
 

@@ -7,7 +7,6 @@ Kurtosis is always Pearson's, 3 for a Gaussian, never excess.
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -28,6 +27,9 @@ SITES = {
     "ffn": "act/{block}/ffn",
     "scores": "attn/{block}",
     "map": "attn/{block}",
+    "query": "attn/{block}/query",
+    "key": "attn/{block}/key",
+    "value": "attn/{block}/value",
     "gate": "gate/{block}",
     "logits": "logits",
     "matrix": "weight/{matrix}",
@@ -35,11 +37,9 @@ SITES = {
 """Where a statistic may look, and what its name begins with there.
 
 `resid` is the residual stream after a block, `attn` and `ffn` are the outputs of its branches, `scores` the scaled
-scores of attention before cap and mask, `map` its shares, `gate` the scores of a gate that multiplies, `matrix` a
-matrix of a block.
+scores of attention before cap and mask, `map` its shares, `query`, `key` and `value` what it reads by head, with
+positions, `gate` the scores of a gate that multiplies, `matrix` a matrix of a block.
 """
-WHOLE = ("resid", "scores", "map", "gate")
-"""Sites whose statistics have a figure for the whole model, where they say how it is made."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,6 @@ class Statistic:
     function: Callable[..., Any]
     sites: tuple[str, ...]
     full: bool
-    over: Callable[[list[float]], float] | None
     needs: tuple[str, ...]
 
 
@@ -64,9 +63,7 @@ STATISTICS: list[Statistic] = []
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-def statistic(
-    *sites: str, name: str = "", full: bool = False, over: Callable[[list[float]], float] | None = None
-) -> Callable[[_Function], _Function]:
+def statistic(*sites: str, name: str = "", full: bool = False) -> Callable[[_Function], _Function]:
     """Decorator: probes evaluate the function at these sites. It has a row in `measures.py` too.
 
     The function returns a number, one number per head, numbers by the end of their names, or None where it is not
@@ -74,43 +71,37 @@ def statistic(
 
         stream_BTD        the residual stream that enters the block, at `resid`, `attn` and `ffn` of a full probe
         tokens_BT, kinds  the probe batch, and token ids by kind; `sink` 1 where a sink token is before them; `resid`
-        first             the column of token 0; `map`
+        first             the place of token 0 among tokens or keys; `resid`, `scores`, `map`, `query`, `key`, `value`
         seen_TS           which query sees which key; `scores`
 
     Args:
         sites: Of SITES.
-        name: The last part of its metric's name, if it isn't the function's.
+        name: The last part of its metric's name, if it isn't the function's; its beginning, if there are several.
         full: Only of full probes.
-        over: Makes the figure of the whole model from the numbers of all blocks and heads.
     """
 
     def add(function: _Function) -> _Function:
         parameters = [*inspect.signature(function).parameters.values()][1:]
         needs = tuple(p.name for p in parameters if p.default is p.empty)
-        STATISTICS.append(Statistic(name or function.__name__, function, sites, full, over, needs))
+        STATISTICS.append(Statistic(name or function.__name__, function, sites, full, needs))
         return function
 
     return add
 
 
-def mean(values: list[float]) -> float:
-    """The mean, exactly rounded."""
-    return math.fsum(values) / len(values)
-
-
-@statistic("resid", "attn", "ffn", "matrix", over=max)
+@statistic("resid", "attn", "ffn", "matrix")
 def rms(x: Tensor) -> Tensor:
     """Root of the mean square of all entries."""
     return x.float().square().mean().sqrt()
 
 
-@statistic("resid", "attn", "ffn", "logits", over=max)
+@statistic("resid", "attn", "ffn", "logits")
 def max_abs(x: Tensor) -> Tensor:
     """Largest magnitude of all entries: the infinity norm of the flattened tensor."""
     return x.float().abs().max()
 
 
-@statistic("resid", over=max)
+@statistic("resid")
 def max_over_median(x_BTD: Tensor) -> Tensor:
     """Largest magnitude over the median magnitude of one sequence's hidden state, mean over the batch; no unit.
 
@@ -120,7 +111,27 @@ def max_over_median(x_BTD: Tensor) -> Tensor:
     return (magnitude_BN.amax(1) / median_B1[:, 0]).mean()
 
 
-@statistic("resid", "attn", "ffn", over=max)
+@statistic("resid")
+def mean_over_rms(x_BTD: Tensor) -> Tensor:
+    """|mean| / RMS over the width of each token, mean over tokens; no unit, 0 to 1.
+
+    What LayerNorm subtracts and RMSNorm keeps. A Gaussian token of width D has sqrt(2 / (pi D)).
+    """
+    x_BTD = x_BTD.float()
+    return (x_BTD.mean(-1).abs() / x_BTD.square().mean(-1).sqrt()).mean()
+
+
+@statistic("resid", "query", "key", "value")
+def first_norm_ratio(x: Tensor, first: int) -> Tensor:
+    """Norm of token 0 over the mean norm of the tokens after it, mean over the batch; (H,) of (B, H, T, d); no unit.
+
+    Gu et al. 2024, arXiv:2410.10781, find the first token large in the residual stream, and its key and value small.
+    """
+    norm = x.float().norm(dim=-1)
+    return (norm[..., first] / norm[..., first + 1 :].mean(-1)).mean(0)
+
+
+@statistic("resid", "attn", "ffn")
 def kurtosis_token(x_BTD: Tensor) -> Tensor:
     """Kurtosis E[(x - mean)^4] / var^2 over the width of each token, mean over tokens; no unit.
 
@@ -202,7 +213,7 @@ def most_common(index_B: Tensor) -> tuple[Tensor, Tensor]:
     return values[counts.argmax()], counts.max() / len(index_B)
 
 
-@statistic("resid", name="top", full=True)
+@statistic("resid", name="top_", full=True)
 def largest_entry(
     x_BTD: Tensor, tokens_BT: Tensor, kinds: Mapping[str, Collection[int]], sink: int
 ) -> dict[str, Tensor]:
@@ -249,13 +260,13 @@ def log_sum_exp(logits_BTV: Tensor) -> Tensor:
     return logits_BTV.float().logsumexp(-1).mean()
 
 
-@statistic("gate", name="closed", over=mean)
+@statistic("gate", name="closed")
 def closed_share(score: Tensor) -> Tensor:
     """Share of gate scores of magnitude CLOSED_GATE at most; no unit."""
     return (score.abs() <= CLOSED_GATE).float().mean()
 
 
-@statistic("gate", name="mean", over=mean)
+@statistic("gate", name="mean")
 def mean_score(score: Tensor) -> Tensor:
     """Mean gate score; no unit."""
     return score.float().mean()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -14,15 +15,22 @@ LANCZOS_STEPS = 24
 
 
 def weight_rms(model: nn.Module) -> dict[str, float]:
-    """RMS of all matrix entries of each block: `weight_rms/block_000`."""
-    squares = {}
-    for layer, block in enumerate(model.blocks):  # type: ignore[arg-type]
-        matrices = [p.detach() for p in block.parameters() if p.ndim > 1]
-        norms = torch.stack(torch._foreach_norm(matrices))  # type: ignore[reportPrivateImportUsage]
-        square = norms.square().sum() / sum(p.numel() for p in matrices)
-        squares[f"weight_rms/block_{layer:03d}"] = square.sqrt()
-    values = torch.stack(list(squares.values())).tolist()
-    return dict(zip(squares, values, strict=True))
+    """RMS of the entries of all matrices of a block, of all blocks, and of all parameters of a role.
+
+    Keys look like `weight_rms/block_000`, `weight_rms/global` and `weight_rms/role/query`.
+    """
+    named, roles = dict(model.named_parameters()), parameter_roles(model)
+    norms = torch.stack(torch._foreach_norm([p.detach() for p in named.values()]))  # type: ignore[reportPrivateImportUsage]
+    groups: dict[str, list[tuple[float, int]]] = {}
+    for (name, parameter), norm in zip(named.items(), norms.tolist(), strict=True):
+        groups.setdefault(f"role/{roles[name]}", []).append((norm, parameter.numel()))
+        if name.startswith("blocks.") and parameter.ndim > 1:
+            for group in (f"block_{int(name.split('.')[1]):03d}", "global"):
+                groups.setdefault(group, []).append((norm, parameter.numel()))
+    return {
+        f"weight_rms/{group}": math.hypot(*(norm for norm, _ in of)) / math.sqrt(sum(count for _, count in of))
+        for group, of in groups.items()
+    }
 
 
 def matrix_figures(model: nn.Module) -> dict[str, Tensor]:

@@ -67,7 +67,9 @@ ENV = {
     **{"source": ({str: str}, None), "plugins": ({str: {"sha256": str}}, None), "earlier": [{}]},
 }
 SUMMARY = {
-    **dict.fromkeys(("val_loss", "val_bpb", "best_val_loss"), _MEASURED),
+    **dict.fromkeys(("val_loss", "val_bpb", "best_val_loss", "train_loss", "generalization_gap"), _MEASURED),
+    **dict.fromkeys(("weight_rms/global", "act/resid/mean_over_rms", "act/resid/first_norm_ratio"), _MEASURED),
+    **{f"attn/{vector}/first_norm_ratio": _MEASURED for vector in ("query", "key", "value")},
     **dict.fromkeys(("act/resid/kurtosis_token", "act/resid/max_over_median", "act/resid/max_abs"), _MEASURED),
     **dict.fromkeys(("attn/sink_rate", "attn/first_token_mass", "attn/entropy"), _MEASURED),
     **dict.fromkeys(("seconds", "seconds_eval", "seconds_probe", "seconds_checkpoint", "flops"), float),

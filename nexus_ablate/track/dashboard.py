@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from nexus_ablate.config.options import AXES
 from nexus_ablate.errors import ConfigError, UserError
-from nexus_ablate.measure.measures import MEASURES
+from nexus_ablate.measure.measures import MEASURES, expression
 from nexus_ablate.report.run_picture import HEAT_MAPS
 from nexus_ablate.track.account import LOG_IN, failure, redactor, require_key
 
@@ -223,7 +223,9 @@ def sections() -> list[Section]:
     def over_training(panel: str) -> list[Any]:
         """The measures of a section of the table."""
         scale: dict[bool, dict[str, Any]] = {True: {"log_y": True}, False: {}}
-        return [lines(m.title, m.names[-1], **scale[m.log]) for m in MEASURES if m.panel == panel]
+        of_panel = [measure for measure in MEASURES if measure.panel == panel]
+        names = [(m, {"metric_regex": expression(m.names[-1])} if "{" in m.names[-1] else {}) for m in of_panel]
+        return [lines(m.title, m.names[-1], **scale[m.log], **more) for m, more in names]
 
     smoothed = {"smoothing_type": "exponentialTimeWeighted", "smoothing_factor": 0.5}
     loss = [
@@ -255,8 +257,8 @@ def sections() -> list[Section]:
         ),
         wr.RunComparer(diff_only="split"),
     ]
-    sections_by_name = {"loss": loss, "gradients": gradients, "outliers": outliers, "sinks": over_training("sinks")}
-    sections_by_name["choices"] = choices
+    sections_by_name = {"loss": loss, "gradients": gradients, "outliers": outliers}
+    sections_by_name |= {name: over_training(name) for name in ("sinks", "weights")} | {"choices": choices}
     return [ws.Section(name=name, panels=panels, is_open=True) for name, panels in sections_by_name.items()]
 
 

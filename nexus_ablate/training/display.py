@@ -15,6 +15,7 @@ from nexus_ablate.errors import printable
 
 BAR_SECONDS = 0.2  # between drawings of the bar
 LINE_SECONDS = 30.0  # between lines where there is no terminal
+SCORE_AT = "attn/score_at/"
 
 
 class _Nowhere(io.StringIO):
@@ -174,9 +175,20 @@ def result_facts(summary: dict[str, Any]) -> dict[str, str]:
             + f", entropy {figure('attn/entropy', '.2f')} (uniform 1)"
         )
 
+    def first_token() -> str:
+        ratios = [f"{figure(f'attn/{of}/first_norm_ratio', '.2f')} of a {of}" for of in ("query", "key", "value")]
+        return f"norm {figure('act/resid/first_norm_ratio', '.2f')} times the others', {', '.join(ratios)}"
+
+    def by_distance() -> str:
+        scores = {n.removeprefix(SCORE_AT): s for n, s in summary.items() if n.startswith(SCORE_AT)}
+        return "mean score " + ", ".join(f"{s:.2f} at {n}" for n, s in scores.items() if isinstance(s, int | float))
+
     lines = {
         "val loss": lambda: f"{figure('val_loss', '.4f')} nats per token (best {figure('best_val_loss', '.4f')})",
         "val bits/byte": bits,
+        "train loss": lambda: (
+            f"{figure('train_loss', '.4f')} over the last tenth, gap {figure('generalization_gap', '+.4f')}"
+        ),
         "time": time_spent,
         "memory": lambda: f"{summary['peak_memory_bytes'] / 2**20:,.0f} MiB at most",
         "outliers": lambda: (
@@ -184,6 +196,12 @@ def result_facts(summary: dict[str, Any]) -> dict[str, str]:
             f"max/median {figure('act/resid/max_over_median', '.0f')}, max {figure('act/resid/max_abs', '.1f')}"
         ),
         "attention": attention,
+        "first token": first_token,
+        **({"by distance": by_distance} if f"{SCORE_AT}1" in summary else {}),
+        "weights": lambda: (
+            f"RMS {figure('weight_rms/global', '.4f')}; mean over RMS of the residual stream "
+            f"{figure('act/resid/mean_over_rms', '.2f')}"
+        ),
     }
     facts = {}
     for name, line in lines.items():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 
@@ -42,6 +45,17 @@ class GradientNorms:
     def gradients(self) -> list[Tensor]:
         """All gradients that are not None, in the order of the parameters."""
         return [p.grad for p in self._parameters if p.grad is not None]
+
+
+def first_over_last(norms: Mapping[str, float]) -> float:
+    """Gradient norm of the first block over that of the last, from the norms of the parts; nan where that is 0."""
+    blocks: dict[str, list[float]] = {}
+    for part, norm in norms.items():
+        if part.startswith("block_"):
+            blocks.setdefault(part.partition("/")[0], []).append(norm)
+    in_order = sorted(blocks, key=lambda block: (len(block), block))
+    first, last = (math.hypot(*blocks[block]) for block in (in_order[0], in_order[-1]))
+    return first / last if last else math.nan
 
 
 def part_of(name: str) -> str:

@@ -19,7 +19,7 @@ from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.data import Batches, TokenizedData, chain, eval_places, eval_windows, hash_tokens, token_kinds
 from nexus_ablate.errors import AGAIN, CheckpointError, Preempted
 from nexus_ablate.measure.counts import flops_per_token, parameters, peak_flops
-from nexus_ablate.measure.history import KEPT, onsets, spike_scores
+from nexus_ablate.measure.history import KEPT, final_means, onsets, spike_scores
 from nexus_ablate.measure.probe import due, evaluation_mode, matrix_probe, model_figures, probe
 from nexus_ablate.measure.weight_statistics import weight_rms
 from nexus_ablate.model import GPT
@@ -28,6 +28,7 @@ from nexus_ablate.track import Tracker
 from nexus_ablate.training import checkpoint
 from nexus_ablate.training.display import Display
 from nexus_ablate.training.distributed import Place, World
+from nexus_ablate.training.gradients import first_over_last
 from nexus_ablate.training.memory import resident_peak_bytes
 from nexus_ablate.training.progress import Progress
 from nexus_ablate.training.schedule import warmup_steps
@@ -174,9 +175,10 @@ class Trainer:
                 probed = probe(self.model, self.probe_tokens, self.full_probe, self.token_kinds)
                 if self.full_probe:
                     probed |= matrix_probe(self.model, self.step.update_ratios())
-                progress.probed = model_figures(probed)
+                weights = weight_rms(self.model)
+                progress.probed = model_figures(probed | weights)
                 self.run.log_probes(row_start(row) | probed)
-                row |= progress.probed | weight_rms(self.model)
+                row |= progress.probed | weights
         if progress.step % train.eval_every == 0 or last:
             with self._aside("eval"):
                 row |= self._validate(self.windows if last else dict(list(self.windows.items())[:1]))
@@ -210,7 +212,9 @@ class Trainer:
             "peak_memory_bytes": self._peak_memory(),
             "batch_hash": progress.batch_hash,
         }
-        figures |= {f"grad_norm/{p}": n for p, n in zip(self.step.parts, self.seen.norms, strict=True)}
+        norms = dict(zip(self.step.parts, self.seen.norms, strict=True))
+        figures |= {f"grad_norm/{part}": norm for part, norm in norms.items()}
+        figures["grad_norm/first_over_last"] = first_over_last(norms)
         if self.config.z_loss:
             figures["train/z_loss"] = z_loss
         if self.step.scaler.is_enabled():
@@ -307,10 +311,13 @@ class Trainer:
         everything, without_tables = parameters(self.model)
         rows = [{k: row[k] for k in KEPT if k in row} for row in read_rows(self.run.path / "metrics.jsonl")]
         probed = {"probe_hash": self.probe_hash, "onsets": onsets(rows)} if progress.probed else {}
+        val_loss, finals = progress.last_val["val/loss"], final_means(rows, self.steps)
         return {
-            "val_loss": self.progress.last_val["val/loss"],
+            "val_loss": val_loss,
             "val_bpb": self.progress.last_val["val/bpb"],
             "best_val_loss": progress.best_val_loss,
+            **finals,
+            "generalization_gap": val_loss - finals["train_loss"],
             **{k: v for k, v in self.progress.last_val.items() if not k.startswith("val/")},
             "unigram_bpb": self.data.unigram_bpb,
             "params": everything,

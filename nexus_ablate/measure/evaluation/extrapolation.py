@@ -21,8 +21,9 @@ class Extrapolation(Evaluation):
     validation do: at 1 it is the validation loss, and at any length the targets near a window's start have little
     context. `sliding` predicts the same targets at every length, each with between L - T/2 and L tokens before it (L
     the length, T the training context). The two can order architectures differently: Press et al. 2021,
-    arXiv:2108.12409, section 4 and appendix B. `by_position` is the non-overlapping loss by the number of tokens before
-    the target. A factor that has no meaning is under `not_defined`, with why.
+    arXiv:2108.12409, section 4 and appendix B. `*_gap` is the loss minus that at 1. `by_position` is the
+    non-overlapping loss by the number of tokens before the target. A factor that has no meaning is under `not_defined`,
+    with why.
     """
 
     def __init__(self, *, factors: list[int]) -> None:
@@ -49,6 +50,9 @@ class Extrapolation(Evaluation):
                 stride = len(targets[0])
                 windows = np.stack([subject.val[row[-1] - length : row[-1] + 1].astype(np.int64) for row in targets])
                 results["sliding"][name] = float(subject.losses(windows)[:, -stride:].double().mean())
+        for way in ("non_overlapping", "sliding"):
+            losses = results[way]
+            results[f"{way}_gap"] = {f: losses[f] - losses["1"] for f in losses if f != "1" in losses}
         return results
 
 

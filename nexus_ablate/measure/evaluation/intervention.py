@@ -45,10 +45,7 @@ class Intervention(Evaluation):
         threshold = massive_threshold(model, tokens_BT)
         means, count = massive_means(model, tokens_BT, threshold)
         sinks = sink_means(model, tokens_BT)
-        return {
-            "threshold": threshold,
-            "massive": threshold == MASSIVE_RATIO,
-            "entries_per_sequence": count,
+        results = {
             "before": _seen(subject, windows),
             "massive_zero": _seen(subject, windows, lambda: massive_set(model, threshold, None)),
             "massive_mean": _seen(subject, windows, lambda: massive_set(model, threshold, means)),
@@ -58,6 +55,10 @@ class Intervention(Evaluation):
             "sink_mean": _seen(subject, windows, lambda: sink_set(model, lambda block, weight: sinks[block])),
             "sink_renormalized": _seen(subject, windows, lambda: sink_set(model, None)),
         }
+        for name, result in results.items():
+            if name != "before":
+                result["gap"] = result["loss"] - results["before"]["loss"]
+        return {"threshold": threshold, "massive": threshold == MASSIVE_RATIO, "entries_per_sequence": count} | results
 
 
 def _seen(subject: Subject, windows: np.ndarray, change: Callable[[], Any] | None = None) -> dict[str, float]:

@@ -145,7 +145,8 @@ def round_symmetric(x: Tensor, bits: int, scale_of: str, group: int) -> Tensor:
     magnitude = x.abs().amax() if scale_of == "tensor" else x.abs().amax(-1, keepdim=True)
     step = (magnitude.float() / levels).clamp(min=torch.finfo(torch.float32).tiny)
     rounded = ((x.float() / step).round().clamp(-levels - 1, levels) * step).to(x.dtype)
-    return rounded.flatten(-2)[..., :width] if scale_of == "group" else rounded
+    # A slice that is not contiguous would make a product on the CPU a hundred times as slow.
+    return rounded.flatten(-2)[..., :width].contiguous() if scale_of == "group" else rounded
 
 
 def round_asymmetric(x: Tensor, low: float, high: float) -> Tensor:
