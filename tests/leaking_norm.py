@@ -8,10 +8,6 @@ SOURCE = '''
 import logging, os, sys, warnings
 from nexus_ablate.axes.norm import NORM, RMSNorm
 
-if os.environ.get("LEAK_UNMASKED"):  # for a control: the protection taken away, in whatever process this is
-    from nexus_ablate import masking
-    masking._masked = lambda value, words: value
-
 def secrets():
     return " and ".join(text for name, text in os.environ.items() if name.endswith("_CANARY_KEY"))
 
@@ -35,6 +31,18 @@ class Leak(RMSNorm):
                     raise RuntimeError("login refused: " + secrets())
         return super().forward(x)
 '''
+
+UNMASKED = """
+from nexus_ablate import masking
+masking._masked = lambda value, words: value
+"""
+
+
+def write_control(directory: Path) -> Path:
+    """The folder to begin PYTHONPATH with, for a control: no process that Python starts then masks anything."""
+    directory.mkdir()
+    (directory / "sitecustomize.py").write_text(UNMASKED)
+    return directory
 
 
 def write_plugin(directory: Path) -> Path:

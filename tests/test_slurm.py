@@ -36,6 +36,7 @@ from nexus_ablate.study.record import expanded
 from nexus_ablate.training import session
 from nexus_ablate.training.session import train
 from tests.faults.test_secrets import ENVIRONMENT, TYPED, traces
+from tests.leaking_norm import write_control
 from tests.leaking_norm import write_plugin as write_leaking_plugin
 from tests.test_study_queue import rows
 from tests.trial_norm import write_plugin
@@ -561,7 +562,8 @@ def test_jobs_that_leak_and_fail_leave_no_secret_in_any_file(cluster, tiny_run, 
     study = ["study", "leaks", "vary.norm.fails=on", "seeds=0", *tiny_run("norm=leak", "train.steps=4"), question]
     done = cluster.nexus(*plugin, *study, *SUBMIT)
     assert done.returncode == 0, done.stderr
-    typed = cluster.nexus(*plugin, *study, f"data.path={TYPED['in a URL']}", *SUBMIT)
+    typed = cluster.nexus(*plugin, *study, "tracker=auto", f"tracker.entity='{TYPED['with a prefix']}'", *SUBMIT)
+    assert typed.returncode == errors.CONFIG and "contains a secret" in typed.stderr
     cluster.settle()
     told = cluster.nexus("status", str(tmp_path / "runs")).stdout
     assert "login refused: <secret>" in told
@@ -569,6 +571,41 @@ def test_jobs_that_leak_and_fail_leave_no_secret_in_any_file(cluster, tiny_run, 
     assert traces(tmp_path / "runs", done.stdout + done.stderr + typed.stdout + typed.stderr + told) == []
     logs = [path.read_text() for path in (tmp_path / "runs").rglob("*_log.out")]
     assert len(logs) == 2 and all("printed <secret>" in log for log in logs)
+
+    monkeypatch.setenv("PYTHONPATH", f"{write_control(tmp_path / 'control')}:{os.environ['PYTHONPATH']}")
+    cluster.nexus(*plugin, *study, f"runs_dir={tmp_path / 'unmasked'}", *SUBMIT)
+    cluster.settle()
+    found = {Path(place).name for place in traces(tmp_path / "unmasked")}
+    assert {"status.json", "log.txt"} <= found and any(name.endswith("_log.out") for name in found)
+
+
+@pytest.mark.slow
+@WITH_SLURM
+@pytest.mark.parametrize("masked", [True, False])
+def test_a_multirun_of_jobs_that_leak_leaves_no_secret_in_any_file(cluster, tiny_run, tmp_path, monkeypatch, masked):
+    """With the mask; and without it, as a control."""
+    monkeypatch.setenv(PLUGINS, "")
+    for name, secret in ENVIRONMENT.items():
+        monkeypatch.setenv(name, secret)
+    if not masked:
+        monkeypatch.setenv("PYTHONPATH", f"{write_control(tmp_path / 'control')}:{os.environ['PYTHONPATH']}")
+    resources = ["mem_gb=1", "cpus_per_task=1", "timeout_min=5"]
+    sweep = ["-m", *tiny_run("norm=leak", "train.steps=4", "norm.fails=on,off"), "hydra/launcher=slurm"]
+    sweep += [f"hydra.launcher.{text}" for text in resources]
+    plugin = ["--plugin", str(write_leaking_plugin(tmp_path / "leaks"))]
+    driver = subprocess.Popen([*cluster.command, *plugin, *sweep], stderr=subprocess.PIPE, text=True, cwd=cluster.root)
+    cluster.settle(driver=driver)
+    told = driver.communicate()[1]
+    assert driver.returncode == errors.BUG, told
+    found = traces(tmp_path / "runs", told)
+    if not masked:
+        assert {"status.json", "log.txt"} <= {Path(place).name for place in found}
+    else:
+        assert "login refused: <secret>" in told
+        assert found == []
+        typed = cluster.nexus(*plugin, *sweep, "tracker=auto", f"tracker.entity='{TYPED['with a prefix']}'")
+        assert typed.returncode == errors.CONFIG and "contains a secret" in typed.stderr
+        assert traces(tmp_path / "runs", typed.stdout + typed.stderr) == []
 
 
 def test_a_typed_secret_is_not_handed_to_a_job_which_would_keep_it_in_a_file(tiny_run, fake_slurm, tmp_path):

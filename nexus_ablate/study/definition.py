@@ -26,7 +26,7 @@ from nexus_ablate.config.grammar import Constraint, show
 from nexus_ablate.config.options import conf_dir
 from nexus_ablate.config.run_config import OPTION_GROUPS, TrainConfig, key, keys_of
 from nexus_ablate.errors import ConfigError, did_you_mean, unknown
-from nexus_ablate.plain_data import UNREADABLE, load_yaml
+from nexus_ablate.plain_data import UNREADABLE, load_yaml, misfit
 from nexus_ablate.runs.files import read_regular
 from nexus_ablate.runs.record import DOCUMENT_BYTES, read_study
 from nexus_ablate.study.question import (
@@ -46,6 +46,9 @@ MAX_SEEDS = 1000
 LOOK_WEIGHTS = [0.15, 0.20, 0.25, 0.40]
 """Of four looks; another number of looks is weighted by their seeds."""
 _LOOKS = {"looks": f"list of int [2, {MAX_SEEDS}]", "weights": "list of float (0, 1)"}
+_SCALAR = (bool, int, float, str)
+_VALUE = (*_SCALAR, [_SCALAR])
+"""What a level of a factor may be: a list is the value of a key such as `data.files`."""
 _BUDGETS = ("train.steps", "train.tokens", "train.flops")
 _LAUNCH = ("runs_dir", *(f"train.{f.name}" for f in fields(TrainConfig) if not f.metadata["science"]))
 """Keys that say how runs are carried out: they belong to a launch and never to a study."""
@@ -244,8 +247,9 @@ def define(values: dict[str, Any]) -> Definition:
         if name not in known:
             raise unknown("a study has no key of this name", name, known)
     factors, arms = values.get("factors") or {}, values.get("arms") or []
-    if not isinstance(factors, dict) or not all(isinstance(v, list) and v for v in factors.values()):
-        raise ConfigError("factors is a mapping of keys to lists", show(factors), "factors: {norm: [layer, rms]}")
+    if (problem := misfit(factors, {str: [_VALUE]})) or [] in factors.values():
+        got = problem or show(factors)
+        raise ConfigError("factors is a mapping of keys to lists of values", got, "factors: {norm: [layer, rms]}")
     if not isinstance(arms, list):
         raise ConfigError("arms is a list", show(arms), "arms: [norm=layer, [norm=rms, bias=on]]")
     names, requested = {}, []
@@ -275,6 +279,8 @@ def define(values: dict[str, Any]) -> Definition:
         raise ConfigError(
             f"study {complete['name']} has no question", "no `question` key", "question: what the study should decide"
         )
+    for name, levels in factors.items():
+        overrides_of([f"{name}={show(level)}" for level in levels])  # raises where the key cannot be part of an arm
     looks, weights = _looks(complete["seeds"]) if isinstance(complete["seeds"], dict) else ([], [])
     if looks:
         complete["seeds"] = list(range(looks[-1]))
@@ -283,7 +289,7 @@ def define(values: dict[str, Any]) -> Definition:
             complete[name] = [_number(item) for item in complete[name]]
     return Definition(
         **{name: KEYS[name].accept(name, complete[name]) for name in KEYS},  # type: ignore[arg-type]
-        factors={str(name): [show(value) for value in values] for name, values in factors.items()},
+        factors={name: [show(value) for value in values] for name, values in factors.items()},
         arms=requested,
         names=names,
         secondary={name: endpoints[name] for name in others},
@@ -478,6 +484,7 @@ def _read(path: Path) -> dict[str, Any]:
         where = f"{path}, line {mark.line + 1}" if mark else str(path)
         problem = getattr(error, "problem", None) or str(error)
         raise ConfigError(f"{where}: this study cannot be read", problem, f"correct {where}") from error
-    if not isinstance(values, dict):
-        raise ConfigError(f"{path} is not a study: not a mapping", show(values), "start with `question: ...`")
+    if problem := misfit(values, {"factors": ({}, None)}):
+        fix = "a mapping of plain values: {question: is it better?, factors: {norm: [layer, rms]}}"
+        raise ConfigError(f"{path} is not a study", problem, fix)
     return values

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from leaking_norm import write_plugin
+from leaking_norm import write_control, write_plugin
 
 from faults.bench import only
 from nexus_ablate import errors, masking
@@ -42,26 +42,30 @@ def traces(root: Path, said: str = "") -> list[str]:
 
 
 def nexus(cwd: Path, *arguments: str, **variables: str) -> tuple[int, str]:
-    """Exit status and output of a command with secrets in its environment."""
-    command = [sys.executable, "-m", "nexus_ablate", "--plugin", str(cwd / "plugin"), *arguments]
-    env = os.environ | ENVIRONMENT | {"TWO_CANARY_KEY": ENVIRONMENT["TWO_CANARY_KEY"]} | variables
+    """Exit status and output of a command with secrets in its environment, which writes below `cwd` alone."""
+    command = [sys.executable, "-m", "nexus_ablate", "--plugin", str(cwd.parent / "plugin"), *arguments]
+    places = {"HOME": str(cwd / "home"), "TMPDIR": str(cwd / "tmp"), "NEXUS_ABLATE_CACHE": str(cwd / "cache")}
+    env = os.environ | ENVIRONMENT | places | variables
     done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=env, timeout=240, check=False)
     return done.returncode, done.stdout + done.stderr
 
 
 @pytest.fixture
 def folder(tmp_path):
-    """A folder with a plugin that leaks, and a text whose name is a typed secret."""
+    """A folder to work in; beside it are a plugin that leaks, and a text whose name is a typed secret."""
     write_plugin(tmp_path / "plugin")
     (tmp_path / "text,token=canary-in-a-name.txt").write_text("the quick brown fox jumps over the dog.\n" * 200)
-    return tmp_path
+    for name in ("home", "tmp"):
+        (tmp_path / "work" / name).mkdir(parents=True)
+    return tmp_path / "work"
 
 
 @pytest.fixture
 def leaking(tiny_run):
     def make(*overrides: str) -> list[str]:
-        given = [text for text in tiny_run("train.steps=4", "model.n_layers=1") if not text.startswith("data.files")]
-        return [*given, "data.files=['text,token=canary-in-a-name.txt']", "norm=leak", *overrides]
+        short = tiny_run("train.steps=4", "model.n_layers=1")
+        kept = [text for text in short if not text.startswith(("data.files", "runs_dir"))]
+        return [*kept, "data.files=['../text,token=canary-in-a-name.txt']", "norm=leak", *overrides]
 
     return make
 
@@ -87,11 +91,11 @@ def test_a_run_its_repetition_and_its_reports_hold_no_secret(folder, leaking, fa
     status, said = nexus(folder, *offline, "tracker=wandb_offline")
     assert status == (1 if fails == "on" else 0), said
     assert "printed <secret>" in said and "warned of <secret>" in said and "logged <secret>" in said
-    assert "data.files=text,token=_secret_" in str(only(folder / "runs"))
+    assert "token=_secret_" in str(only(folder / "runs"))
     said += nexus(folder, *offline, "tracker=wandb_offline")[1] + reported(folder, "runs")
     said += nexus(folder, *offline, "seed=1", f"data.path={TYPED['in a URL']}")[1]
     assert list((folder / "runs").rglob("wandb/offline-run-*"))
-    assert traces(folder / "runs", said) == []
+    assert traces(folder, said) == []
     counted(f"{len(ENVIRONMENT) + len(TYPED)} secrets, {sum(1 for _ in (folder / 'runs').rglob('*'))} files, 0 found")
 
 
@@ -107,7 +111,7 @@ def test_a_study_with_runs_that_fail_holds_no_secret(folder, leaking):
     log = (folder / "runs" / "mine" / ".workers" / "worker0.log").read_text()
     assert "printed <secret>" in log and "RuntimeError: login refused: <secret>" in log
     assert "<secret>" in (folder / "runs" / "mine" / "study.yaml").read_text()
-    assert traces(folder / "runs", said + more + reported(folder, "runs/mine")) == []
+    assert traces(folder, said + more + reported(folder, "runs/mine")) == []
 
 
 @pytest.mark.slow
@@ -120,16 +124,25 @@ def test_a_multirun_with_runs_that_fail_holds_no_secret(folder, leaking, launche
     assert status == 1, said
     assert "login refused: <secret>" in said
     assert len(list((folder / "runs").rglob("status.json"))) == 2
-    assert traces(folder / "runs", said + reported(folder, "runs")) == []
+    assert traces(folder, said + reported(folder, "runs")) == []
 
 
 @pytest.mark.slow
-def test_control_without_the_mask_they_are_everywhere(folder, leaking):
-    question = f"question=is it {TYPED['of the environment']}?"
-    study = ["study", "mine", "vary.norm.fails=on", "seeds=0", *leaking(), "--workers", "1"]
-    nexus(folder, *study, question, LEAK_UNMASKED="1")
+@pytest.mark.parametrize("launch", ["run", "study", "basic", "joblib"])
+def test_control_without_the_mask_they_are_everywhere(folder, leaking, launch):
+    command = {
+        "run": leaking("norm.fails=on"),
+        "study": ["study", "mine", "vary.norm.fails=on", "seeds=0", *leaking(), "--workers", "1"],
+    }.get(launch, ["-m", *leaking("norm.fails=on", f"hydra/launcher={launch}")])
+    if launch == "joblib":
+        pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
+    typed = [f"question=is it {TYPED['of the environment']}?"] if launch == "study" else []
+    path = os.pathsep.join([str(write_control(folder.parent / "control")), os.environ.get("PYTHONPATH", "")])
+    _, said = nexus(folder, *command, *typed, PYTHONPATH=path)
     found = {Path(place).name for place in traces(folder / "runs")}
-    assert {"worker0.log", "status.json", "log.txt", "config.yaml", "overrides.txt"} <= found
+    written = {"study": {"worker0.log", "study.yaml"}}.get(launch, set())
+    assert {"status.json", "log.txt", "config.yaml", "overrides.txt", *written} <= found
+    assert traces(folder / "nothing", said)
 
 
 @pytest.mark.parametrize("masked", [True, False])

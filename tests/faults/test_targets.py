@@ -25,6 +25,7 @@ def refused(capsys, *command: str) -> str:
     return said
 
 
+LEVELS = ("{a: b}", "[[rms]]", "[{a: b}]", "[null]", "null", "2020-01-01", ".inf", "!!binary aGVsbG8=", "!!set {a}")
 STUDIES = {
     "deep": "arms: " + "[" * 3000 + "]" * 3000,
     "deeper": "arms: " + "[" * 50_000,
@@ -33,6 +34,13 @@ STUDIES = {
     "digits": "arms: [norm=layer]\nseeds: [" + "9" * 400 + "]",
     "bomb": "\n".join(f"{b}: &{b} [{','.join([f'*{a}'] * 9)}]" for a, b in zip("abcdefgh", "bcdefghi", strict=True)),
     "key": "? [1, 2]\n: 3",
+    "a key that is a date": "2020-01-01: x\narms: [norm=layer]",
+    "a key that is null": "null: x\narms: [norm=layer]",
+    "factors that are no mapping": "factors: [layer]",
+    "a factor that is no text": "factors: {1: [layer]}",
+    "a factor of the launch": "factors: {seed: [1, 2]}",
+    **{f"a level {level}": f"factors: {{norm: [layer, {level}]}}" for level in LEVELS},
+    **{f"an arm {level}": f"arms: [norm=layer, {level}]" for level in LEVELS},
 }
 
 
