@@ -284,6 +284,37 @@ def test_a_sign_that_turns_with_the_stratum_is_seen(tmp_path):
     assert findings(tmp_path / "deep").across[0].agree is False
 
 
+# ------------------------------------------------------------------------------------------------------- two arms
+
+
+def test_two_arms_are_compared_directly_at_the_level_of_all_pairs(tmp_path, capsys):
+    writer = Writer(tmp_path)
+    arms = {"norm=layer": 2.10, "norm=dyt": 2.12, "bias=on": 2.0}
+    study(
+        writer,
+        {"baseline": {"val_loss": around(2.0)}}
+        | {name: {"val_loss": around(v, NOISE[i:] + NOISE[:i])} for i, (name, v) in enumerate(arms.items(), 1)},
+    )
+    folder = str(tmp_path / "study")
+    assert main(["compare", folder, "--arm", "norm=dyt", "--baseline", "norm=layer", "--json", "-"]) == 0
+    read = json.loads(capsys.readouterr().out)
+    assert [row["arm"] for row in read["rows"]] == ["norm=layer", "norm=dyt"]
+    assert read["family"] == 6  # four arms
+    alone = judge_losses(
+        np.array([row["values"] for row in read["rows"]]), Plan("", endpoint=Endpoint(delta_min=read["delta_min"]))
+    ).arms[1]
+    assert alone.effect is not None
+    assert read["rows"][1]["delta"] == pytest.approx(alone.effect.delta)
+    assert read["rows"][1]["high"] - read["rows"][1]["low"] > 1.4 * (alone.effect.high - alone.effect.low)
+
+
+def test_an_arm_that_does_not_exist_is_refused(tmp_path, capsys):
+    writer = Writer(tmp_path)
+    study(writer, {"baseline": {}, "norm=layer": {}})
+    assert main(["compare", str(tmp_path / "study"), "--arm", "norm=lyer"]) == errors.CONFIG
+    assert capsys.readouterr().err.splitlines()[2].strip() == "try: norm=layer"
+
+
 # ------------------------------------------------------------------------------------------------------------- claims
 
 EXPECTS = [{"arm": "norm=layer", "endpoint": "val_loss", "expected": "lower"}]

@@ -25,12 +25,14 @@ VERB = Verb(
         ("compare runs/norms --html norms.html", "one file with pictures; needs no network"),
         ("compare runs/depth", "the strata runs/depth@... of a study, side by side"),
         ("compare runs/a runs/b --baseline a/baseline", "runs of several studies"),
+        ("compare runs/norms --arm norm=dyt --baseline norm=layer", "two arms directly"),
         ("compare runs/norms --allow params", "waive a condition of fairness; the report shows it"),
         ("compare runs/norms --json -", "to standard output instead of the table"),
         ("compare runs/norms --wandb nexus-ablate", "table and report to W&B"),
     ),
     (
         Flag("--baseline", "ARM", "the arm that others are compared with (the study's)"),
+        Flag("--arm", "ARM", "this arm alone, at the 5% of all pairs, any of which could have been picked"),
         Flag("--allow", "NAME,...", "conditions of fairness to waive", comma_separated),
         Flag("--details", "", "all columns and conditions"),
         *(
@@ -57,7 +59,7 @@ def run(dirs: list[str], flags: dict[str, Any]) -> int:
     writers: dict[str, Callable[[Findings], str]] = dict(
         zip(FORMATS, (html, markdown, latex, csv_text, json_text), strict=True)
     )
-    study_findings = findings(dirs, flags.get("baseline"), flags.get("allow", ()))
+    study_findings = findings(dirs, flags.get("baseline"), flags.get("allow", ()), flags.get("arm"))
     targets = {name: flags[name] for name in FORMATS if name in flags}
     if Path("-") not in targets.values():
         show(study_findings, Console(highlight=False), details="details" in flags)

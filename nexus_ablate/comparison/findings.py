@@ -48,7 +48,10 @@ class Findings:
 
 
 def findings(
-    dirs: str | Path | Iterable[str | Path], baseline: str | None = None, allow: Iterable[str] = ()
+    dirs: str | Path | Iterable[str | Path],
+    baseline: str | None = None,
+    allow: Iterable[str] = (),
+    arm: str | None = None,
 ) -> Findings:
     """Compare runs as `compare` does, in each stratum of a study by itself.
 
@@ -56,6 +59,7 @@ def findings(
         dirs: Runs, arms, studies or a runs_dir. `runs/depth` stands for the strata `runs/depth@...` of a study.
         baseline: The arm to compare with, in each stratum.
         allow: Fairness conditions whose FAIL is waived.
+        arm: Compare this arm alone with `baseline`.
 
     Raises:
         ConfigError: There is nothing to compare, or a name does not exist.
@@ -63,10 +67,10 @@ def findings(
     paths = [path for name in ([dirs] if isinstance(dirs, str | Path) else dirs) for path in _with_strata(Path(name))]
     plans = [_plan(path) for path in paths]
     if len(paths) > 1 and all(plan.stratum for plan in plans) and len({plan.of for plan in plans}) == 1:
-        tables, study = [compare(path, baseline, allow) for path in paths], plans[0].of
+        tables, study = [compare(path, baseline, allow, arm) for path in paths], plans[0].of
         strata = [plan.stratum for plan in plans]
     else:
-        tables = [compare(paths, baseline, allow)]
+        tables = [compare(paths, baseline, allow, arm)]
         study, strata = tables[0].study, [tables[0].plan.stratum]
     across = _across(tables) if len(tables) > 1 else []
     return Findings(study, strata, tables, across, judge_claim(tables))

@@ -144,8 +144,8 @@ def judge_losses(losses: Array, plan: Plan) -> Judgement:
 def judge_table(table: Table, plan: Plan) -> Judgement:
     """The judgement over all seeds, or look by look as far as the looks are complete."""
     if not plan.looks:
-        return _at(table, plan, len(table.seeds), LEVEL * plan.share)
-    result = _at(table, plan, plan.looks[0], LEVEL * plan.share * plan.look_weights[0])
+        return _at(table, plan, len(table.seeds), LEVEL * plan.share, plan.family)
+    result = _at(table, plan, plan.looks[0], LEVEL * plan.share * plan.look_weights[0], plan.family)
     margin, family = (result.delta_min, result.delta_min_source), result.family  # those of the first look
     undecided = list(range(1, len(table.names)))
 

@@ -134,6 +134,8 @@ class Plan:
     endpoint: Endpoint = Endpoint()
     """What decides: the primary endpoint."""
     secondary: tuple[Endpoint, ...] = ()
+    family: int = 0
+    """Comparisons that share the 5% of the table at the least, where it shows fewer of them."""
     share: float = 1.0
     """Of the 5%, for the table of the endpoint: less where other endpoints or strata get a verdict too."""
     expects: tuple[Expectation, ...] = ()

@@ -20,7 +20,7 @@ from nexus_ablate.comparison.pairs import at_equal, log_token_ratio
 from nexus_ablate.comparison.statistics import Array, Effect, Interval, interaction, mean_interval
 from nexus_ablate.comparison.tuning import at_own_rates, attach, best_lr, lr_points, lr_sensitivity, shared_difference
 from nexus_ablate.comparison.verdict import Verdict, seeds_for_margin, seeds_to_decide
-from nexus_ablate.errors import ConfigError, did_you_mean
+from nexus_ablate.errors import ConfigError, did_you_mean, unknown
 
 SHOWN = ("train_loss", "generalization_gap")
 """Figures that are shown beside diagnostics and evaluations, whose names have a slash."""
@@ -158,7 +158,10 @@ class Comparison:
 
 
 def compare(
-    dirs: str | Path | Iterable[str | Path], baseline: str | None = None, allow: Iterable[str] = ()
+    dirs: str | Path | Iterable[str | Path],
+    baseline: str | None = None,
+    allow: Iterable[str] = (),
+    arm: str | None = None,
 ) -> Comparison:
     """Compare every run in the given directories with a baseline.
 
@@ -166,6 +169,8 @@ def compare(
         dirs: Runs, arms, studies or a runs_dir, in any mixture, also while runs are training.
         baseline: The arm to compare with. Default: the study's, or the one called `baseline`.
         allow: Fairness conditions whose FAIL is waived.
+        arm: Compare this arm alone with `baseline`. The interval is that of all pairs of arms together, since any of
+            them could have been picked after seeing the table.
 
     Raises:
         ConfigError: There is nothing to compare, or a name does not exist.
@@ -173,9 +178,16 @@ def compare(
     paths = [dirs] if isinstance(dirs, str | Path) else list(dirs)
     collection = collect(Path(d) for d in paths)
     base, others, duplicates, plan = gather(collection, baseline)
+    everyone = others
     if plan.lr_grid:
         others = attach(base, others, plan)
         base, *others = at_own_rates([base, *others])
+    if arm is not None:
+        pairs = len(others) * (len(others) + 1) // 2
+        others = [one for one in others if arm in (one.name, one.label)]
+        if not others:
+            raise unknown("there is no other arm of this name", arm, [one.label for one in everyone])
+        plan = replace(plan, family=pairs, looks=(), secondary=(), claim="", equal=(), refused=())
     if not base.runs:
         raise ConfigError("the baseline has no result yet", base.label, "nexus-ablate status DIR shows what it does")
     excluded = collection.excluded + duplicates + _unpaired(base, others)
