@@ -83,6 +83,10 @@ class Definition:
     strata: dict[str, list[str]] = field(default_factory=dict)
     """The overrides of each stratum, which is launched as a study of its own (`strata_of`)."""
     claim: str = ""
+    stated: str = ""
+    """The claim as it is usually made, before it was restated so that it can be tested."""
+    tier: str = "C"
+    """C: minutes to hours on two CPU cores. G: needs a GPU."""
     expects: list[Expected] = field(default_factory=list)
     requires: dict[str, str] = field(default_factory=dict)
     share: float = 1.0
@@ -137,7 +141,7 @@ class Definition:
 
 
 KEYS = keys_of(Definition)
-_QUESTION = ("endpoints", "strata", "claim", "expects", "requires", "share", "stratum", "of")
+_QUESTION = ("endpoints", "strata", "claim", "stated", "tier", "expects", "requires", "share", "stratum", "of")
 """Further keys of a study's file; study/question.py reads them. The last three are those of a stratum's study.yaml."""
 
 
@@ -295,6 +299,8 @@ def define(values: dict[str, Any]) -> Definition:
         secondary={name: endpoints[name] for name in others},
         strata=strata,
         claim=_text("claim", values.get("claim", "")),
+        stated=_text("stated", values.get("stated", "")),
+        tier=Constraint("C | G").accept("tier", values.get("tier", "C")),  # type: ignore[arg-type]
         expects=expects,
         requires=requires_from(values.get("requires") or {}),
         share=values.get("share") or share_of(endpoints, expects, strata),
