@@ -92,7 +92,7 @@ def test_a_directory_that_cannot_hold_runs_is_what_stops_everything(capsys, tmp_
     assert main(["doctor", str(tmp_path)]) == errors.CONFIG
     said = capsys.readouterr().out
     assert "runs_dir=DIR" in said
-    assert "no run can be trained here before this is fixed: runs" in said
+    assert "fix this before training any run: runs" in said
 
 
 def test_little_space_is_missing_space(tmp_path, monkeypatch):
@@ -157,7 +157,7 @@ def test_a_mode_that_was_chosen_is_told(monkeypatch, tmp_path):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))
     monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path))
-    assert wandb().detail == "no key: runs are kept in files alone"
+    assert wandb().detail == "no key: runs are saved in files only"
     monkeypatch.setenv("WANDB_MODE", "offline")
     assert wandb().detail == "no key: offline copies"
 

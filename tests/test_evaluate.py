@@ -112,14 +112,14 @@ def test_a_table_of_positions_is_not_defined_beyond_itself(tiny):
     found = extrapolation(subject(tiny("position=learned")))
     assert set(found["non_overlapping"]) == set(found["sliding"]) == {"1"}
     assert found["not_defined"].keys() == {"2", "4", "8"}
-    assert "table of 8 positions, and 16 are needed" in found["not_defined"]["2"]
+    assert "table of 8 positions, but 16 are needed" in found["not_defined"]["2"]
 
 
 def test_a_text_that_is_too_short_is_said_to_be():
     config = compose(["model.n_layers=1", "model.d_model=16", "model.n_heads=2", "model.context=8"])
     found = extrapolation(subject(config, val=TEXT[:30]))
     assert set(found["non_overlapping"]) == {"1", "2"}
-    assert "30 tokens, and 33 are needed" in found["not_defined"]["4"]
+    assert "30 tokens, but 33 are needed" in found["not_defined"]["4"]
 
 
 # ------------------------------------------------------------------------------------------------------- streaming
@@ -232,7 +232,7 @@ def test_streaming_reports_both_losses_behind_the_filled_cache(tiny):
 
 @pytest.mark.parametrize("position", ["learned", "sinusoidal"])
 def test_positions_on_the_embedding_cannot_stream(tiny, position):
-    with pytest.raises(NotDefined, match="put into the embedding"):
+    with pytest.raises(NotDefined, match="part of the embedding"):
         streaming(subject(tiny(f"position={position}")))
 
 

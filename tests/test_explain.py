@@ -144,7 +144,7 @@ def test_equations_show_the_values_that_are_in_force(tiny):
     assert told["norm=layer"]["keys"]["norm_bias"] is False
     assert told["embedding"]["lines"] == ["x = sqrt(d_model) E[token]"]
     assert told["head"]["lines"] == [
-        "logits = E h, h what leaves the last block, normed",
+        "logits = E h, h the output of the last block, normed",
         "logits <- c tanh(logits / c)",
     ]
     assert {f"{axis}={getattr(config, axis).name}" for axis in set(AXES) - {"init"}} < told.keys()
@@ -166,8 +166,8 @@ def test_kernels_are_grouped_by_layer_with_a_reason(tiny):
         (["position=alibi"], "FlexAttention: bias by distance"),
         (["attn_softcap=5", "window=64"], "FlexAttention: block mask of the window, soft-cap"),
         (["normalizer=sink"], "FlexAttention: own key"),
-        (["position=t5"], "a mask of all pairs"),
-        (["position=transformer_xl"], "a mask of all pairs"),
+        (["position=t5"], "a full T x T mask"),
+        (["position=transformer_xl"], "a full T x T mask"),
         (["normalizer=sigmoid"], "plain"),
     ],
 )

@@ -102,7 +102,7 @@ def test_without_the_package_the_run_is_the_same_and_complete(tiny_run, server, 
     ("fault", "said"),
     [
         ("key wrong", "401"),
-        long("dies", "W&B has not answered"),
+        long("dies", "W&B did not answer"),
         long("refused", "W&B failed (CommError"),
         long("error", "W&B failed (CommError"),
         long("silent", "W&B failed (CommError"),
