@@ -610,9 +610,9 @@ def test_a_mistake_is_told_in_three_lines(arguments, words, capsys, tmp_path, mo
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").mkdir()
     assert main(["evaluate", *arguments]) == 2
-    told = capsys.readouterr().err
-    assert words in told
-    assert len(told.strip().splitlines()) <= 3
+    printed = capsys.readouterr().err
+    assert words in printed
+    assert len(printed.strip().splitlines()) <= 3
 
 
 def test_an_evaluation_that_does_not_exist_is_refused_before_anything_is_trained():
@@ -626,6 +626,6 @@ def test_a_run_that_is_not_finished_is_not_evaluated_and_the_others_have_their_t
     status = (finished / "status.json").read_text().replace('"finished"', '"failed"')
     (other / "status.json").write_text(status)
     assert main(["evaluate", str(finished.parent), "--evals", "quantization"]) == 2
-    told = capsys.readouterr()
-    assert "only a finished run" in told.err
-    assert "dynamic_tensor" in told.out
+    printed = capsys.readouterr()
+    assert "only a finished run" in printed.err
+    assert "dynamic_tensor" in printed.out

@@ -84,7 +84,7 @@ def test_the_documented_commands_work_as_they_are_written(tiny_run, tmp_path):
     runs = [read_run(path) for path in find_runs([tmp_path / "runs"])]
     assert len(runs) == 3
     used = [json.loads((run.path / "env.json").read_text())["plugins"] for run in runs]
-    assert sorted(list(told) for told in used) == [[], ["my_options"], ["my_options"]]
+    assert sorted(list(plugins) for plugins in used) == [[], ["my_options"], ["my_options"]]
 
 
 def test_the_documented_python_works_as_it_is_written(tmp_path):
@@ -199,9 +199,9 @@ def test_a_broken_option_file_is_refused_when_it_is_composed(plugin, files, says
 )
 def test_a_broken_class_file_is_refused_with_its_line_when_it_is_built(plugin, tiny, source, says):
     add_plugins([plugin({"my_norm.py": source})])
-    with pytest.raises(ConfigError, match=says) as told:
+    with pytest.raises(ConfigError, match=says) as refused:
         build_model(tiny("norm=my_norm"), 11)
-    assert len(told.value.lines()) <= 3
+    assert len(refused.value.lines()) <= 3
 
 
 @pytest.mark.parametrize(
