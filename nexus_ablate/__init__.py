@@ -14,7 +14,7 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-_HOME = {  # imported when first asked for: `import nexus_ablate` costs nothing
+_HOME = {  # imported on first use, so that `import nexus_ablate` is fast
     "compose": "nexus_ablate.config.compose",
     "build_model": "nexus_ablate.model",
     "train": "nexus_ablate.training.session",

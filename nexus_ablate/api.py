@@ -1,4 +1,4 @@
-"""What a notebook works with: runs and comparisons that also give frames and figures."""
+"""The notebook API: runs and comparisons with data frames and figures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Comparison(result.Comparison):
-    """The comparison with its frames and its figure."""
+    """A comparison with its data frames and its figure."""
 
     def frame(self, rows: Literal["arms", "runs", "curves"] = "arms") -> pandas.DataFrame:
         """One row per arm with verdict, difference and costs; or per arm and seed; or per validation of each run."""
@@ -32,10 +32,10 @@ class Comparison(result.Comparison):
 
 
 class RunRecord(run_record.RunRecord):
-    """A run with its frames and its figure."""
+    """A run with its data frames and its figure."""
 
     def metrics_frame(self) -> pandas.DataFrame:
-        """metrics.jsonl with one row per logged step and one column per metric; NaN: not measured."""
+        """metrics.jsonl with one row per logged step and one column per metric; NaN where it wasn't measured."""
         from nexus_ablate.report.frames import metrics_frame
 
         return metrics_frame(self.metrics())
@@ -65,9 +65,9 @@ def compare(
 
 
 def load_run(path: str | Path) -> RunRecord:
-    """One run: its status, configuration and summary; its rows and frames, and `figure()`.
+    """Load one run: its status, configuration, summary, rows and data frames, and `figure()`.
 
     Raises:
-        UserError: It is no run, or a file of it is damaged.
+        UserError: The path is not a run, or one of its files is damaged.
     """
     return RunRecord(**vars(read_run(Path(path))))

@@ -1,10 +1,10 @@
-"""Causal self-attention: one order of steps, whatever the options.
+"""Causal self-attention: the same order of steps for all options.
 
-Project, clip, norm q, k (and v), gate them, put positions in, score, scale, add the position bias, cap, mask,
-normalize, drop out, mix values, gate, inner norm, output map, gate. It knows no option by name.
+Project, clip, norm q, k (and v), gate them, apply positions, score, scale, add the position bias, cap, mask, normalize,
+drop out, mix values, gate, inner norm, output projection, gate. No option is named here.
 
-Shape letters: B batch, T queries, S keys, D d_model, H heads, G heads of keys and values, d head width. Keys and values
-of G heads serve H / G query heads each. Before the keys of the text are those of the `Prefix`.
+Shape letters: B batch, T queries, S keys, D d_model, H query heads, G key/value heads, d head width. Each key/value
+head serves H / G query heads. The keys of the `Prefix` come before the keys of the text.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from nexus_ablate.kernels.blockwise import blockwise_attention, pays
 from nexus_ablate.kernels.linear import shared
 
 SHORTEST_FLEX = 128
-"""Queries from which on FlexAttention has a block to skip."""
+"""Fewest queries for which FlexAttention has a block to skip."""
 
 
 @dataclass(frozen=True)
 class Prefix:
-    """The keys before the text. Every query sees them beyond any window, and no position acts on them.
+    """The keys before the text. Every query sees them, even outside its window, and they have no position.
 
-    Each count is 0 or 1, and they are in this order:
+    Each count is 0 or 1. The keys come in this order:
 
     Attributes:
-        own: The normalizer's own key, a score without a vector. The attention map has no column for it.
-        learned: The learned key of `kv_bias`: a column of the map, and no query.
+        own: The normalizer's own key: a score without a vector. The attention map has no column for it.
+        learned: The learned key of `kv_bias`: a column of the attention map without a query.
         sink: The sink token: a column and a query.
     """
 
@@ -54,12 +54,12 @@ class Prefix:
 
 
 Attend = Callable[["AttentionCore", Tensor, Tensor, Tensor, Tensor | None], Tensor]
-"""What may compute in a core's place: given the core and its `forward`'s arguments, it returns what that returns."""
+"""A replacement for a core's `forward`: takes the core and the arguments of `forward`, and returns the same result."""
 
 
 @contextmanager
 def substituted(model: nn.Module, attend: Attend) -> Iterator[None]:
-    """While it is entered, every core of the model computes `attend(core, q, k, v, bias)`. Hooks on cores still run."""
+    """Inside the `with`, every core of the model computes `attend(core, q, k, v, bias)`. Hooks on cores still run."""
     cores = [module for module in model.modules() if isinstance(module, AttentionCore)]
     try:
         for core in cores:
@@ -71,11 +71,11 @@ def substituted(model: nn.Module, attend: Attend) -> Iterator[None]:
 
 
 class AttentionCore(nn.Module):
-    """Queries, keys and values to head outputs. The plain path is the reference; the fused one computes the same.
+    """Queries, keys and values to head outputs. The plain path is the reference; the fused path must equal it.
 
     Args:
-        layer: Which block it is in, from 0.
-        scale: What takes the place of the score's published factor, if anything does.
+        layer: The index of its block, from 0.
+        scale: Replaces the score's published factor unless None.
     """
 
     def __init__(self, config: RunConfig, geometry: Geometry, layer: int, scale: float | None) -> None:
@@ -90,7 +90,7 @@ class AttentionCore(nn.Module):
         self.prefix = Prefix(int(own), int(config.kv_bias != "off"), int(config.sink_token))
         self.layer = layer
         self.norm_placed: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]] | None = None
-        """The norm of queries and keys with positions, where there is one; Attention owns it."""
+        """The norm that follows the positions of queries and keys, if there is one. Attention owns it."""
         self.substitute: Attend | None = None
         self.dropout = config.model.dropout
         self.fused = self.kernel[0] != "plain"
@@ -99,12 +99,12 @@ class AttentionCore(nn.Module):
 
     @property
     def kernel(self) -> tuple[str, str]:
-        """How attention is computed, and why so."""
+        """How attention is computed, and why."""
         reasons = []
         if not self.score.dot:
             reasons.append("the score is not a dot product")
         if self.softcap is not None:
-            reasons.append("the soft-cap stands between scores and mask")
+            reasons.append("the soft-cap comes between scores and mask")
         if not self.normalizer.fused:
             reasons.append("the weights are not a softmax")
         if reasons:
@@ -114,7 +114,7 @@ class AttentionCore(nn.Module):
         return "fused", "a softmax of dot products" + (f", {' and '.join(masks)} in the mask" if masks else "")
 
     def gpu_kernel(self, T: int, bias: Tensor | None) -> str:
-        """What computes attention in a compiled training step of T tokens on a GPU with CUDA.
+        """The kernel that computes attention in a compiled training step of T tokens on a CUDA GPU.
 
         Args:
             bias: As in `forward`.
@@ -128,14 +128,14 @@ class AttentionCore(nn.Module):
         if not self.fused:
             return "plain"
         masked = bias is not None or 0 < self.window < T or isinstance(self.normalizer.own_key(), Tensor)
-        return f"scaled_dot_product_attention, {'with a mask of all pairs' if masked else 'flash or cuDNN'}"
+        return f"scaled_dot_product_attention, {'with a full T x T mask' if masked else 'flash or cuDNN'}"
 
     def forward(self, q_BHTd: Tensor, k_BGSd: Tensor, v_BGSd: Tensor, bias: Tensor | None) -> Tensor:
         """The values of each query, (B, H, T, d).
 
         Args:
-            q_BHTd: Of the sink token and the text, with their positions put in.
-            k_BGSd: Of the learned key, the sink token and the text; likewise the values.
+            q_BHTd: Queries of the sink token and the text, with positions applied.
+            k_BGSd: Keys (and values) of the learned key, the sink token and the text.
             bias: The position bias of the text, as `place` returns it.
         """
         if self.substitute is not None:
@@ -149,7 +149,7 @@ class AttentionCore(nn.Module):
     def weights(self, q_BHTd: Tensor, k_BGSd: Tensor, bias: Tensor | None) -> Tensor:
         """The attention map (B, H, T, S) in float32: each query's weights over the keys it may see.
 
-        What a normalizer gives to its own key is in no column: it is what the row lacks to 1.
+        The weight of the normalizer's own key has no column: it is 1 minus the sum of the row.
         """
         return self.normalized(self.scores(q_BHTd, k_BGSd, bias), self.seen(q_BHTd.shape[2], q_BHTd.device))
 
@@ -163,7 +163,7 @@ class AttentionCore(nn.Module):
         return score_BHTS if bias is None else score_BHTS + fitted(bias, self.prefix.columns, self.prefix.sink)
 
     def normalized(self, score_BHTS: Tensor, seen_TS: Tensor) -> Tensor:
-        """The attention map of scores: capped, masked to the keys that are seen, normalized."""
+        """The attention map of scores: capped, masked, normalized."""
         if self.softcap is not None:
             score_BHTS = self.softcap * torch.tanh(score_BHTS / self.softcap)
         return self.normalizer(score_BHTS.masked_fill(~seen_TS, -torch.inf))  # masked before the cap it would be -c
@@ -175,7 +175,7 @@ class AttentionCore(nn.Module):
         H, T, S = q_BHTd.shape[1], q_BHTd.shape[2], k_BGSd.shape[2]
         windowed = 0 < self.window < T
         if bias is None and not windowed and not isinstance(own_score, Tensor):
-            # One more query for each key without one: the square causal form is what the fastest kernels take.
+            # Add one query for each key without one: the fastest kernels need the square causal form.
             added = own + self.prefix.learned
             q_BHSd = F.pad(q_BHTd, (0, 0, added, 0)) if added else q_BHTd
             out_BHSd = self._softmax(q_BHSd, k_BGSd, v_BGSd, None)
@@ -199,9 +199,9 @@ class AttentionCore(nn.Module):
         return F.scaled_dot_product_attention(q_BHTd, k_BHSd, v_BHSd, attn_mask=mask, **settings)
 
     def flexes(self, T: int, bias: Tensor | None) -> bool:
-        """Whether FlexAttention takes the place of a mask of all pairs, in a compiled step on a GPU.
+        """Whether FlexAttention replaces a full T x T mask in a compiled step on a GPU.
 
-        Not of a bias that is learned: its gradient would be summed by atomic additions (pytorch issue 137452).
+        A learned bias keeps the mask: FlexAttention would sum its gradient by atomic additions (pytorch issue 137452).
         """
         fixed = bias is not None and bias.ndim == 2 and not bias.requires_grad
         masked = 0 < self.window < T or self.softcap is not None or isinstance(self.normalizer.own_key(), Tensor)
@@ -209,10 +209,10 @@ class AttentionCore(nn.Module):
         return self.flexible and T >= SHORTEST_FLEX and not dropout and (fixed or (masked and bias is None))
 
     def flex(self, q_BHTd: Tensor, k_BGSd: Tensor, v_BGSd: Tensor, bias: Tensor | None) -> Tensor:
-        """What the plain path computes, by FlexAttention: no tensor of all pairs is formed.
+        """The plain path's result by FlexAttention, without any (T, S) tensor.
 
-        Window and sink token are a block mask, soft-cap and bias change the scores as they are made, and a key of the
-        normalizer's own takes its share of each row by the row's log-sum-exp.
+        The window and the sink token become a block mask, soft-cap and bias change the scores inside the kernel, and
+        the weight of the normalizer's own key follows from each row's log-sum-exp.
         """
         from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
 
@@ -243,22 +243,22 @@ class AttentionCore(nn.Module):
         return (out_BHTd * share_BHT[..., None]).to(v_BGSd.dtype)
 
     def seen(self, T: int, device: torch.device, own: int = 0) -> Tensor:
-        """(T, S), true where query i may see key j: i - window < j <= i, and always a key of the prefix.
+        """(T, S), true where query i may see key j: i - window < j <= i, or j is in the prefix.
 
         Args:
-            T: Queries: the sink token, if there is one, and the text.
+            T: Number of queries: those of the text and of the sink token, if there is one.
             own: Columns for the normalizer's own key, 0 or 1.
         """
         keys_S = torch.arange(-own - self.prefix.learned, T, device=device)
         return self.sees(torch.arange(T, device=device)[:, None], keys_S)
 
     def sees(self, i: Tensor, j: Tensor) -> Tensor:
-        """Whether query i sees key j; both count from the first query, so that keys without a query are negative."""
+        """Whether query i sees key j. Both indices count from the first query: a key without a query is negative."""
         seen = j <= i
         return seen & ((j > i - self.window) | (j < self.prefix.sink)) if self.window else seen
 
     def place(self, q_BHTd: Tensor, k_BGTd: Tensor, position: Position) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Queries and keys with their positions put in, and the position bias. Only the text has positions."""
+        """Queries and keys with positions applied, and the position bias. Only the text has positions."""
         sink = self.prefix.sink
         text_q, text_k = (q_BHTd[:, :, sink:], k_BGTd[:, :, sink:]) if sink else (q_BHTd, k_BGTd)
         bias = position.query_bias(text_q, self.layer, self.scale)
@@ -275,7 +275,7 @@ class AttentionCore(nn.Module):
 
 
 def spread(x_BGSd: Tensor, n_heads: int) -> Tensor:
-    """Keys or values (B, H, S, d) of all heads, each of the G repeated for the queries that share it."""
+    """Keys or values of all heads, (B, H, S, d): each of the G is repeated for the query heads that share it."""
     groups = x_BGSd.shape[1]
     return x_BGSd if groups == n_heads else x_BGSd.repeat_interleave(n_heads // groups, 1)
 
@@ -284,8 +284,8 @@ def fitted(bias: Tensor, columns: int, rows: int) -> Tensor:
     """A position bias of the text, (H, t) or (..., t, t), as (B or 1, H, T, S).
 
     Args:
-        columns: Keys before the text; they have no position and get 0.
-        rows: Queries before the text, likewise.
+        columns: Number of keys before the text; they have no position, so their bias is 0.
+        rows: Number of queries before the text; their bias is 0 too.
     """
     bias = by_distance(bias) if bias.ndim == 2 else bias
     bias = bias.reshape(-1, *bias.shape[-3:])
@@ -293,13 +293,13 @@ def fitted(bias: Tensor, columns: int, rows: int) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Multi-head causal self-attention with q, k and v as separate maps, since placements scale and norm them apart.
+    """Multi-head causal self-attention. q, k and v are separate projections: placements scale and norm them separately.
 
-    `kv_bias` is a learned key for each key head, and a learned value or 0, that every query sees: no norm, no gate and
-    no position act on them (Sun et al. 2024, arXiv:2402.17762; Gu et al. 2024, arXiv:2410.10781; the authors' codes).
-    They start and decay like the maps that make keys and values. A sink token is the first of the sequence; its query
-    and key are not rotated, it has no position bias, and every query sees it beyond any window. The text's positions
-    count from 0 with it and without.
+    `kv_bias` adds one learned key per key head, with a learned value or the value 0. Every query sees it, and no norm,
+    gate or position acts on it (Sun et al. 2024, arXiv:2402.17762; Gu et al. 2024, arXiv:2410.10781; the authors' code
+    of both). Its initial values and weight decay are those of the key and value projections. The sink token is the
+    first of the sequence: its query and key are not rotated, it has no position bias, and every query sees it, even
+    outside its window. The text's positions count from 0 with and without it.
     """
 
     def __init__(self, config: RunConfig, geometry: Geometry, layer: int, rotates: bool, inner_norm: nn.Module) -> None:
@@ -312,7 +312,7 @@ class Attention(nn.Module):
         self.core.norm_placed = self.qk_norm.forward if self.qk_norm.after_rotation else None
         self.gate = GATE.build(config.gate, geometry)
         self.gated = self.gate.site != "none"
-        # A key bias b adds q.b to the score of each key, which softmax ignores where it is the same for all keys.
+        # A key bias b adds q.b to every score of a query. Softmax ignores that unless it differs between keys.
         key_bias = (
             rotates
             or self.qk_norm.norms_keys
@@ -337,8 +337,8 @@ class Attention(nn.Module):
 
     def forward(self, x_BTD: Tensor, position: Position) -> Tensor:
         B, T, _ = x_BTD.shape
-        maps = zip((self.query, self.key, self.value), shared(x_BTD, 3), strict=True)
-        q, k, v = (project(x).view(B, T, -1, self.head_dim) for project, x in maps)
+        projections = zip((self.query, self.key, self.value), shared(x_BTD, 3), strict=True)
+        q, k, v = (project(x).view(B, T, -1, self.head_dim) for project, x in projections)
         if self.clip is not None:
             q, k, v = (x.clamp(-self.clip, self.clip) for x in (q, k, v))
         if not self.qk_norm.after_rotation:
@@ -354,7 +354,7 @@ class Attention(nn.Module):
         return self.dropout(self.gate("output", out_BTD, x_BTD) if self.gated else out_BTD)
 
     def _keys(self, k_BGTd: Tensor, learned_Gd: Tensor | None) -> Tensor:
-        """Keys, or values, (B, G, S, d) with the learned one in front."""
+        """Keys (or values), (B, G, S, d), with the learned one first."""
         if self.learned_key_Gd is None:
             return k_BGTd
         first_Gd = torch.zeros_like(k_BGTd[0, :, 0]) if learned_Gd is None else learned_Gd.to(k_BGTd.dtype)

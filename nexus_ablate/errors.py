@@ -1,4 +1,4 @@
-"""The errors a user sees: the problem, what was given and what to try, in three lines. Never a traceback."""
+"""The errors a user sees. Each has three lines: the problem, what was given, what to try. Never a traceback."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class CheckpointError(UserError):
 
 
 class StorageError(UserError):
-    """The disk refused to keep what must be kept."""
+    """The disk refused a write that the run depends on."""
 
     status = STORAGE
 
@@ -87,7 +87,7 @@ def printable(text: str, limit: int = 400) -> str:
 
 
 def described(error: BaseException) -> str:
-    """`RuntimeError: what it says`, the first line of it, as a run's status keeps it."""
+    """`RuntimeError: message`, its first line only, as a run's status stores it."""
     return mask(f"{type(error).__name__}: {error}".splitlines()[0])
 
 
@@ -122,7 +122,7 @@ def unknown(problem: str, word: str, known: Iterable[str], form: str = "{}", got
 
     Args:
         form: How the name is typed: `norm={}`.
-        got: What was typed, where it is not the word itself.
+        got: What was typed, if it wasn't the word itself.
     """
     known = sorted(known)
     near = word if word in known else did_you_mean(word, known)

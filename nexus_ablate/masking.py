@@ -1,4 +1,4 @@
-"""Secrets become <secret> in whatever leaves the process: what is printed, logged, recorded, reported or sent."""
+"""Replace secrets by <secret> in everything that leaves the process: output, logs, records, reports and uploads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 HIDDEN = "<secret>"
 SHORTEST = 8
-"""Characters of a secret in the environment: a shorter value would blank out ordinary words."""
+"""Fewest characters of a secret in the environment: masking shorter values would blank out ordinary words."""
 
 _Any = TypeVar("_Any")
 _NAMES = ("KEY", "TOKEN", "SECRET", "PASSWORD")
@@ -27,19 +27,19 @@ _TYPED = (
     (re.compile(rf"(?i)(?P<key>(?<!\w)(?:{_KEY})=)[^\s'\"]+"), rf"\g<key>{HIDDEN}"),
     (re.compile(rf"(?i)(?P<key>--(?:{_KEY.replace('_', '[_-]')})\s)\s*\S+"), rf"\g<key>{HIDDEN}"),
     (re.compile(r"(?i)(?P<key>\bbearer\s+)\S+"), rf"\g<key>{HIDDEN}"),
-    # Hugging Face, GitHub, GitLab, OpenAI, W&B, AWS and Slack mark their keys by a prefix.
+    # Keys of Hugging Face, GitHub, GitLab, OpenAI, W&B, AWS and Slack start with a known prefix.
     (re.compile(r"\b(?:hf_|gh[oprsu]_|github_pat_|glpat-|sk-|wandb_v1_|AKIA|xox[abprs]-)[A-Za-z0-9_-]{16,}"), HIDDEN),
 )
 
 
 def mask(value: _Any, more: Iterable[str] = ()) -> _Any:
-    """The value with <secret> for every secret in its texts, those in lists and mappings included.
+    """The value with every secret in its strings replaced by <secret>, including strings in lists and mappings.
 
     Secrets are the values of environment variables called ...KEY, ...TOKEN, ...SECRET or ...PASSWORD, passwords in
     URLs, what follows `api_key=`, `--token` and the like, and keys with a known prefix.
 
     Args:
-        value: A text, or plain data that holds texts; anything else comes back as it is.
+        value: A string, or plain data with strings in it; anything else is returned unchanged.
         more: Further secrets.
     """
     held = [os.environ.get(name, "") for name in os.environ if name.upper().endswith(_NAMES)]
@@ -62,7 +62,7 @@ def _masked(value: Any, words: re.Pattern[str] | None) -> Any:
 
 @lru_cache(maxsize=8)
 def _words(secrets: frozenset[str]) -> re.Pattern[str] | None:
-    """Matches each secret, and its lines, as they are and as Python, JSON, YAML, HTML, URLs and shells write them."""
+    """Matches each secret and each of its lines, plain and as Python, JSON, YAML, HTML, URLs and shells escape them."""
     texts = set()
     for secret in secrets:
         lines = [line.strip() for line in secret.splitlines()]
@@ -92,7 +92,7 @@ class _Masking:
 
 @contextlib.contextmanager
 def masked_streams() -> Iterator[None]:
-    """Mask whatever this process prints meanwhile: tables, tracebacks, warnings and logs of libraries."""
+    """Mask everything this process prints inside the `with`: tables, tracebacks, warnings and library logs."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = (s if s is None or isinstance(s, _Masking) else _Masking(s) for s in before)
     try:

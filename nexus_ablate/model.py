@@ -1,4 +1,4 @@
-"""The GPT: embedding, blocks, head. It knows no option by name; every choice arrives as a part.
+"""The GPT: embedding, blocks, head. No option is named here; every choice is passed in as a part.
 
 Shape letters: B batch, T time, D d_model, V vocabulary.
 """
@@ -91,12 +91,12 @@ class GPT(nn.Module):
 
     @property
     def head_weight(self) -> Tensor:
-        """(V, D): the embedding, where the head is tied to it. A bias is one column more: there `hidden` has a 1."""
+        """(V, D), the embedding if the head is tied to it. A bias is one more column, for which `hidden` has a 1."""
         weight = self.embedding.weight if self.head is None else self.head.weight
         return weight if self.head_bias is None else torch.cat((weight, self.head_bias[:, None]), 1)
 
     def position_at(self, layer: int) -> Position:
-        """What puts positions into a layer."""
+        """The position scheme of a layer."""
         return self.without_position if layer in self.geometry.nope_layers else self.position
 
     @property
@@ -110,7 +110,7 @@ class GPT(nn.Module):
         return logits_BTV if self.softcap is None else self.softcap * torch.tanh(logits_BTV / self.softcap)
 
     def hidden(self, tokens_BT: Tensor) -> Tensor:
-        """The stream (B, T, D) as the head sees it. In the blocks the sink token stands before the text."""
+        """The residual stream (B, T, D) that the head reads. Inside the blocks the sink token precedes the text."""
         x_BTD = self.position.embed(self.project_in(self._scaled(self.embedding(tokens_BT))))
         if self.sink is not None:
             x_BTD = torch.cat((self._scaled(self.sink.weight).expand(len(x_BTD), 1, -1), x_BTD), 1)
@@ -142,7 +142,7 @@ def nope_layers(config: RunConfig) -> frozenset[int]:
 def build_model(config: RunConfig, vocab_size: int = 256) -> GPT:
     """The model of a configuration with its initial values, on the CPU.
 
-    The hashes of the z behind each initial value are kept as `model.z_hashes`.
+    `model.z_hashes` holds the hash of each parameter's z (see axes/init.py).
     """
     with products(config.train.linear):
         model = GPT(config, vocab_size)
@@ -152,14 +152,14 @@ def build_model(config: RunConfig, vocab_size: int = 256) -> GPT:
 
 
 _FEW_PRODUCTS = 2**30
-"""Multiplications of a forward pass that the CPU does in less time than the meta device takes to start."""
+"""Multiplications of a forward pass that take the CPU less time than the meta device takes to start."""
 
 
 def countable_model(config: RunConfig, vocab_size: int = 256) -> GPT:
     """The model without initial values, for counting parameters and FLOPs.
 
-    A small one is on the CPU, where a pass takes milliseconds. Others are on the meta device, which takes no memory and
-    no time, but whose kernels are in Python and import the compiler: as long as importing PyTorch itself.
+    A small model is on the CPU, where a pass takes milliseconds. Others are on the meta device, which needs no memory
+    and no compute, but whose kernels are in Python and import the compiler. That takes as long as importing PyTorch.
     """
     model = config.model
     products = model.context * (model.n_layers * model.d_model * (12 * model.d_model + model.context))
@@ -167,5 +167,5 @@ def countable_model(config: RunConfig, vocab_size: int = 256) -> GPT:
     with torch.device("cpu" if products < _FEW_PRODUCTS else "meta"), torch.no_grad():
         counted = GPT(config, vocab_size)
         for parameter in counted.parameters():
-            parameter.zero_()  # products of whatever the memory held can take thirty times as long
+            parameter.zero_()  # the values in uninitialized memory can make products thirty times slower
     return counted

@@ -1,6 +1,6 @@
 """Optimizers: options like those of the axes, each a class here and `conf/optim/<name>.yaml`.
 
-The keys of the schedule are common to all (`Schedule` in config/run_config.py); a class takes the keys of its own.
+All optimizers share the keys of the schedule (`Schedule` in config/run_config.py); each class takes its own keys.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class Optimizer:
     """One or more torch-like optimizers that share a model's parameters.
 
     Args:
-        parameters: All that are trained, each in one group of one part.
-        parts: Each with `param_groups`, `state` (tensors by parameter and name) and `step()`, as torch.optim has them.
+        parameters: All trained parameters; each is in one group of one part.
+        parts: Each with `param_groups`, `state` (tensors by parameter and name) and `step()`, as in torch.optim.
     """
 
     state_bytes = 0
-    """Of the state of a parameter's element, at least."""
+    """Least state per element of a parameter."""
     scalars_on_cpu = False
     """Whether the parts keep scalar state on the CPU, as torch.optim does."""
 
@@ -53,11 +53,11 @@ class Optimizer:
 
     @property
     def skips_nonfinite(self) -> bool:
-        """Whether `skip_where` is obeyed on the device; where not, a step must be checked before it is taken."""
+        """Whether the device obeys `skip_where`; if not, a step must be checked before it is taken."""
         return all(hasattr(part, "found_inf") for part in self.parts)
 
     def skip_where(self, found_inf: Tensor) -> None:
-        """Change nothing in steps at which this scalar on the device is 1."""
+        """Skip steps at which this scalar on the device is 1."""
         for part in self.parts:
             part.found_inf = found_inf
 
@@ -71,12 +71,12 @@ class Optimizer:
             part.step()
 
     def zero_grad(self) -> None:
-        """Let the gradients go."""
+        """Free the gradients."""
         for parameter in self.parameters:
             parameter.tensor.grad = None
 
     def tensors(self) -> dict[str, Tensor]:
-        """The state, by `parameter/name`: what a checkpoint holds. Empty before the first step."""
+        """The state for a checkpoint, by `parameter/name`. Empty before the first step."""
         return {
             f"{parameter.name}/{key}": value
             for parameter in self.parameters
@@ -85,7 +85,7 @@ class Optimizer:
         }
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take over the state that `tensors` of an optimizer of the same kind returned."""
+        """Load the state that `tensors` returned for an optimizer of the same kind."""
         states: dict[str, dict[str, Tensor]] = {}
         for name, value in tensors.items():
             parameter, _, key = name.rpartition("/")
@@ -102,7 +102,7 @@ class Optimizer:
 
 
 def groups_by_decay(parameters: list[Parameter]) -> Iterator[dict[str, Any]]:
-    """The parameters of each weight decay, as torch.optim takes them; the largest decay first."""
+    """Parameter groups for torch.optim, one per weight decay, the largest decay first."""
     for weight_decay in sorted({p.weight_decay for p in parameters}, reverse=True):
         members = [p.tensor for p in parameters if p.weight_decay == weight_decay]
         yield {"params": members, "weight_decay": weight_decay}
@@ -110,7 +110,7 @@ def groups_by_decay(parameters: list[Parameter]) -> Iterator[dict[str, Any]]:
 
 @OPTIM.register("adamw")
 class AdamW(Optimizer):
-    """AdamW: m_hat / (sqrt(v_hat) + eps), the weight decay times the learning rate apart from it.
+    """AdamW: step lr m_hat / (sqrt(v_hat) + eps), with the decoupled decay lr weight_decay w.
 
     Loshchilov & Hutter 2017, arXiv:1711.05101, Alg. 2.
     """
@@ -127,7 +127,7 @@ class AdamW(Optimizer):
 class Muon(Optimizer):
     """Muon on the matrices of the blocks, AdamW on everything else.
 
-    The momentum of a matrix is made orthogonal by Newton-Schulz iterations in bfloat16 and scaled to the RMS of an
+    Newton-Schulz iterations in bfloat16 orthogonalize the momentum of a matrix, which is then scaled to the RMS of an
     AdamW update, 0.2 sqrt(max(rows, columns)), so that learning rate and weight decay carry over from AdamW. Jordan et
     al. 2024, https://kellerjordan.github.io/posts/muon/; the scale: Liu et al. 2025, arXiv:2502.16982, eq. 4.
     """
@@ -163,7 +163,7 @@ class Muon(Optimizer):
 
 
 def is_hidden_matrix(parameter: Parameter) -> bool:
-    """Whether a parameter is a matrix between hidden vectors, which embedding, head and small maps are not."""
+    """Whether a parameter is a matrix between hidden vectors: not the embedding, the head or a `small_map`."""
     hidden = parameter.role in MATRICES and parameter.role not in ("head", SMALL_MAP)
     return hidden and parameter.tensor.ndim == 2
 
@@ -201,9 +201,9 @@ def build_optimizer(model: nn.Module, option: Option, weight_decay: float, fused
     """The optimizer of a model.
 
     Args:
-        option: Of `optim`; its `decay` says which roles decay.
-        weight_decay: Of these.
-        fused: AdamW's steps by the fused kernel, or as written.
+        option: The option of `optim`; its `decay` says which roles decay.
+        weight_decay: The decay of those roles.
+        fused: Whether AdamW uses the fused kernel or the written-out form.
     """
     decayed = set(decay_groups(model, option.keys["decay"])["decayed"])
     roles = parameter_roles(model)
@@ -215,7 +215,7 @@ def build_optimizer(model: nn.Module, option: Option, weight_decay: float, fused
 
 
 def decay_groups(model: nn.Module, decay: str) -> dict[str, list[str]]:
-    """Parameter names by whether they decay: `{"decayed": [...], "free": [...]}`; each name in exactly one."""
+    """Parameter names by whether they decay: `{"decayed": [...], "free": [...]}`. Each name is in one list only."""
     roles = parameter_roles(model)
     decayed = [n for n, role in roles.items() if decay == "all" or role in DECAYED_ROLES[decay]]
     return {"decayed": decayed, "free": [name for name in roles if name not in set(decayed)]}

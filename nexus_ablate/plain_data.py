@@ -1,4 +1,4 @@
-"""JSON and YAML that others wrote, as plain data of a bounded size, and the check that a value has the form it must."""
+"""Read untrusted JSON and YAML as plain data of a bounded size, and check that a value has its required form."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 import yaml
 
 UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, yaml.YAMLError)
-"""What a parser of damaged text can raise: PyYAML lets KeyError and IndexError through for tags such as `!!bool x`."""
+"""What parsing damaged text can raise: PyYAML lets KeyError and IndexError through for tags such as `!!bool x`."""
 
 LARGEST = 1e100
-"""No number that a run computes comes near it, and squares of smaller ones are floats."""
+"""Far above every number that a run computes, and the square of anything smaller is still a finite float."""
 _DIGITS = 18
-"""Of a whole number: more would not be one of 64 bits."""
+"""Most digits of an integer: one with more might not fit into 64 bits."""
 _DEPTH = 64
 _YAML_BYTES = 2 * 2**20
-"""PyYAML takes seconds for so much."""
+"""PyYAML takes seconds for this much text."""
 _YAML_ITEMS = 10**6
 _YAML_DEPTH = 5000
-"""Brackets, and characters of a line, each of which can be a level."""
+"""Most brackets, and most characters in a line: each can open a level."""
 
 
 # ------------------------------------------------------------------------------------------------------------- reading
@@ -29,8 +29,8 @@ def strict_loads(text: str) -> Any:
     """JSON without NaN and Infinity.
 
     Raises:
-        ValueError: The text is not that.
-        RecursionError: Likewise.
+        ValueError: The text is not valid JSON.
+        RecursionError: It is nested too deeply.
     """
     return json.loads(text, parse_constant=_refuse_constant)
 
@@ -40,7 +40,7 @@ def _refuse_constant(constant: str) -> None:
 
 
 class _Bounded:
-    """What a YAML loader does besides: no merge keys, of which nine short lines make a billion, no endless number."""
+    """Extra limits of a YAML loader: no merge keys (nine short lines can make a billion items), no endless numbers."""
 
     def flatten_mapping(self, node: Any) -> None:
         if any(key.tag == "tag:yaml.org,2002:merge" for key, _ in node.value):
@@ -62,16 +62,16 @@ class _FastLoader(_Bounded, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # t
 
 
 def load_yaml(text: str) -> Any:
-    """Plain data from YAML, whatever else it asks for.
+    """Plain data from YAML; tags can't create other objects.
 
     Raises:
-        yaml.YAMLError: Or another of `UNREADABLE`: PyYAML lets several through.
+        yaml.YAMLError: The text is not valid YAML. PyYAML also lets other errors through: catch `UNREADABLE`.
     """
     if len(text) > _YAML_BYTES:
         raise ValueError(f"more than {_YAML_BYTES} characters")
-    if text.count("[") + text.count("{") > _YAML_DEPTH:  # PyYAML takes time by their square
+    if text.count("[") + text.count("{") > _YAML_DEPTH:  # PyYAML's time grows with the square of their number
         raise ValueError(f"more than {_YAML_DEPTH} brackets")
-    # The C loader is several times as fast, but twenty thousand levels overflow its stack and end the process.
+    # The C loader is several times faster, but twenty thousand levels overflow its stack and kill the process.
     deepest = max(map(len, text.splitlines()), default=0)
     value = yaml.load(text, _SafeLoader if deepest > _YAML_DEPTH else _FastLoader)
     if _items_written_out(value, {}) > _YAML_ITEMS:
@@ -80,7 +80,7 @@ def load_yaml(text: str) -> Any:
 
 
 def _items_written_out(value: Any, known: dict[int, int]) -> int:
-    """Items of nested lists and mappings with every alias written out, which nine short lines can make a billion."""
+    """Number of items of nested lists and mappings, with aliases expanded: nine short lines can make a billion."""
     if not isinstance(value, dict | list):
         return 1
     if id(value) not in known:
@@ -96,16 +96,16 @@ def _items_written_out(value: Any, known: dict[int, int]) -> int:
 
 
 def misfit(value: Any, form: Any, name: str = "", depth: int = 0) -> str:
-    """Where a value has not the form that it must have: `seeds/0: 'text'`; '' where it has.
+    """The first place where a value doesn't have its required form, as `seeds/0: 'text'`; '' if there is none.
 
     Args:
-        value: What was read.
-        form: One of: bool, int, float (an int too), both below `LARGEST`, str; `None`; `Any` (plain data); a tuple of
-            forms, one of which it must have; a function that says whether it is as it must be; `[form]` of every item;
-            `{str: form}` of every value; `{"key": form}` of the values of these keys, where `"key!"` must be there
-            and further keys hold plain data.
-        name: What the value is called.
-        depth: How deep inside a document it is.
+        value: The value that was read.
+        form: One of: bool; str; int or float (ints are floats too), with a magnitude below `LARGEST`; `None`; `Any`
+            (plain data); a tuple of forms, any of which is accepted; a function that returns whether the value is
+            valid; `[form]` for every item of a list; `{str: form}` for every value of a mapping; `{"key": form}` for
+            the values of these keys, where `"key!"` is required and other keys hold plain data.
+        name: The name of the value.
+        depth: Its depth inside a document.
     """
     if depth > _DEPTH:
         return f"{name[:100]}: more than {_DEPTH} levels"
@@ -125,14 +125,14 @@ def misfit(value: Any, form: Any, name: str = "", depth: int = 0) -> str:
 
 
 def _misfit_inside(value: Any, form: Any, name: str, depth: int) -> str:
-    """The same of the items of a list or a mapping."""
+    """`misfit` of the items of a list or a mapping."""
     if isinstance(form, list):
         forms = ((str(index), item, form[0]) for index, item in enumerate(value))
     else:
         if missing := [key[:-1] for key in form if key is not str and key[-1] == "!" and key[:-1] not in value]:
             return f"{name}/{missing[0]} is missing".lstrip("/")
         if any(type(key) is not str for key in value):
-            return f"{name}: a key that is no text".removeprefix(": ")
+            return f"{name}: a key that is not a string".removeprefix(": ")
         rest = form.get(str, Any)
         forms = ((key, item, form.get(key, form.get(f"{key}!", rest))) for key, item in value.items())
     misfits = (misfit(item, inner, f"{name}/{key}".lstrip("/"), depth + 1) for key, item, inner in forms)

@@ -1,4 +1,4 @@
-"""Which code made a run: one hash per source file that computes, and the git commit that the files are from.
+"""Which code made a run: one hash per source file that computes, and the git commit of the checkout.
 
 Comments, docstrings, blank lines, spaces, line breaks inside brackets and trailing commas don't change a hash, and the
 Python version doesn't either. Anything else does.
@@ -28,7 +28,7 @@ COMPUTES_NOTHING = {
     "cli/": "reads command lines and prints results",
     "comparison/": "reads finished runs",
     "execution/": "starts the processes that train, with configurations that the identity covers",
-    "errors.py": "words error messages",
+    "errors.py": "defines error messages",
     "measure/architecture.py": "prepares what `explain` prints",
     "measure/measures.py": "describes what other modules measure",
     "plain_data.py": "reads text as plain data",
@@ -39,7 +39,7 @@ COMPUTES_NOTHING = {
     "study/": "chooses configurations, which the identity covers",
     "track/": "sends what was stored to W&B",
     "training/display.py": "shows the progress of a run",
-    "training/signals.py": "notes that a run was asked to stop",
+    "training/signals.py": "records that a run was asked to stop",
 }
 """Files and folders that can't change a number of a run, with the reason. Every other .py file is hashed.
 
@@ -75,7 +75,7 @@ def source_hashes() -> dict[str, str]:
 
 
 def source_hash(hashes: Mapping[str, str] | None = None) -> str:
-    """One hash over those of files, `source_hashes()` unless given: what a run's identity covers of this package."""
+    """One hash over the file hashes (`source_hashes()` by default): this package's part of a run's identity."""
     files = sorted((source_hashes() if hashes is None else hashes).items())
     return hashlib.sha256("".join(f"{name} {value}\n" for name, value in files).encode()).hexdigest()
 
@@ -170,13 +170,13 @@ def differ(files: Iterable[str]) -> str:
 
 
 def refuse_other_source(expected: str) -> None:
-    """Stop where a process that was started later than it was asked for would train with edited code.
+    """Stop a queued run whose code was edited before it started.
 
     Args:
-        expected: `source_hash` when the run was asked for; '' accepts any.
+        expected: `source_hash` when the run was submitted; '' accepts any.
 
     Raises:
-        ConfigError: It is another one now.
+        ConfigError: The hash has changed since.
     """
     if expected and expected != source_hash():
         got = f"source {expected[:8]} when it was submitted, {source_hash()[:8]} when it started"

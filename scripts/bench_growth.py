@@ -145,8 +145,8 @@ def main() -> int:
         if held is not None:
             found[name] |= {"bytes": held, "memory_exponent": exponent(sizes, [float(b) for b in held])}
         spreads = [f"{spread(v).low * 1000:.1f}-{spread(v).high * 1000:.1f}" for v in taken.values()]
-        told = ", ".join(f"{s}: {1000 * t:.1f} ({q})" for s, t, q in zip(sizes, seconds, spreads, strict=True))
-        print(f"{name}: time ^{found[name]['time_exponent']:.2f}; ms {told}")
+        listed = ", ".join(f"{s}: {1000 * t:.1f} ({q})" for s, t, q in zip(sizes, seconds, spreads, strict=True))
+        print(f"{name}: time ^{found[name]['time_exponent']:.2f}; ms {listed}")
         if held is not None:
             shown = ", ".join(f"{s}: {b / 2**20:.1f}" for s, b in zip(sizes, held, strict=True))
             print(f"    memory ^{found[name]['memory_exponent']:.2f}; MiB {shown}", flush=True)

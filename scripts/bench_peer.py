@@ -138,15 +138,15 @@ def memory(asked: Any) -> None:
         loss_of = torch.compile(loss_of) if asked.compile_peer else loss_of
         return peer_step((loss_of, model, optimizer), config, itertools.repeat((tokens, tokens)))
 
-    def told(name: str, found: StepMemory) -> None:
+    def show(name: str, found: StepMemory) -> None:
         sizes = f"{found.peak / 2**30:6.2f} GiB at most, {found.between / 2**30:5.2f} GiB between steps"
         print(f"{name:32}{sizes}, {found.peak / peer.peak:.2f} of the peer's", flush=True)
 
     peer = taken(theirs)
-    told("peer", peer)
+    show("peer", peer)
     for name, form in FORMS.items():
         formed = config_of(*form)
-        told(name, taken(lambda formed=formed: step_of(formed, vocab_size, device)))
+        show(name, taken(lambda formed=formed: step_of(formed, vocab_size, device)))
 
 
 def made(peer: str, config: Any, vocab_size: int, optimizer_device: str) -> Peer:
@@ -206,9 +206,9 @@ def main() -> int:
                 work()
             taken = in_turn(works, asked.seconds, clock_of(trainer.device))
             ratio = ratios(taken["ours"], taken["peer"])
-            told = {f"{name}_ms": round(1000 * spread(taken[name]).median / asked.steps, 2) for name in works}
-            told |= {"ratio": round(ratio.median, 3), "quartiles": [round(ratio.low, 3), round(ratio.high, 3)]}
-            print(f"{threads} thread(s): {json.dumps(told | {'blocks': len(taken['ours'])})}", flush=True)
+            row = {f"{name}_ms": round(1000 * spread(taken[name]).median / asked.steps, 2) for name in works}
+            row |= {"ratio": round(ratio.median, 3), "quartiles": [round(ratio.low, 3), round(ratio.high, 3)]}
+            print(f"{threads} thread(s): {json.dumps(row | {'blocks': len(taken['ours'])})}", flush=True)
     return 0
 
 

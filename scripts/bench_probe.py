@@ -66,8 +66,8 @@ def main() -> None:
     for name in ("standard", "full"):
         cost = medians[name] / medians["step"]
         shares = {steps: probes_of(steps, config.probe.every) * cost / steps for steps in (200, 800, 2000)}
-        told = ", ".join(f"{share:.1%} of {steps} steps" for steps, share in shares.items())
-        print(f"probe={name}: {cost:.2f} steps each; {told}")
+        listed = ", ".join(f"{share:.1%} of {steps} steps" for steps, share in shares.items())
+        print(f"probe={name}: {cost:.2f} steps each; {listed}")
 
 
 def timed(work: partial[None], device: torch.device) -> float:

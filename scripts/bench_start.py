@@ -25,19 +25,19 @@ config = compose(overrides)
 share_cores_politely()
 import nexus_ablate.training.session as session
 from nexus_ablate.training.step import Step
-take, told = Step.take, []
+take, times = Step.take, []
 def timed(self, number, batch):
     begun = time.time() - begin
     take(self, number, batch)
     if number == 0:
-        told.append((begun, time.time() - begin, time.process_time() - begin_cpu))
+        times.append((begun, time.time() - begin, time.process_time() - begin_cpu))
 Step.take = timed
 session.train(config, overrides, quiet=True)
 begin, begin_cpu = time.time(), time.process_time()
 overrides = [*overrides, "seed=1"]
 session.train(compose(overrides), overrides, quiet=True)
 import json
-print(json.dumps([told, "torch._dynamo" in sys.modules]))
+print(json.dumps([times, "torch._dynamo" in sys.modules]))
 """
 
 
@@ -49,9 +49,9 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             length = ["train.steps=2", "train.eval_tokens=128", "tracker=files", f"runs_dir={folder}", *sys.argv[1:]]
             command = [sys.executable, "-c", CODE.format(begin=time.time()), *length]
-            told, _ = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-        first.append(told[0])
-        second.append(told[1])
+            times, _ = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+        first.append(times[0])
+        second.append(times[1])
     for what, times in (("command to first step", first[1:]), ("next run in the same worker", second[1:])):
         begun, ended, cpu = (statistics.median(t[i] for t in times) for i in range(3))
         spread = f"{min(t[1] for t in times):.2f} to {max(t[1] for t in times):.2f}"

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import ast
-import re
 import subprocess
 import sys
-import tokenize
 from graphlib import CycleError, TopologicalSorter
-from io import StringIO
 from pathlib import Path
 
 import pytest
 
-from nexus_ablate.config.options import AXES, conf_dir, option_files
+from nexus_ablate.config.options import AXES, option_files
 
 PACKAGE = Path(__file__).resolve().parents[1] / "nexus_ablate"
 MODULES = sorted(PACKAGE.rglob("*.py"))
@@ -183,9 +180,6 @@ def test_no_module_outside_the_axes_branches_on_an_option_s_name():
 
 
 VAGUE_NAMES = {"told", "found", "asked", "given", "came", "ours", "theirs", "what", "who"}
-VAGUE_PHRASES = re.compile(
-    r"\b(told|grief|mends?|mended|circumstances?|company|in plain sight|came to|a line an arm)\b", re.IGNORECASE
-)
 
 
 def vague_names(source: str) -> set[str]:
@@ -203,25 +197,9 @@ def vague_names(source: str) -> set[str]:
     return {name for name in names if name.strip("_") in VAGUE_NAMES}
 
 
-def vague_phrases(source: str) -> list[str]:
-    """Private phrases in strings and comments."""
-    kinds = (tokenize.STRING, tokenize.COMMENT, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING))
-    tokens = tokenize.generate_tokens(StringIO(source).readline)
-    return [match[0] for token in tokens if token.type in kinds for match in VAGUE_PHRASES.finditer(token.string)]
-
-
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_names_say_what_they_hold_and_sentences_are_plain(path):
-    source = path.read_text()
-    assert vague_names(source) == set()
-    assert vague_phrases(source) == []
-
-
-def test_option_files_use_plain_words():
-    files = sorted(path for path in conf_dir().rglob("*") if path.suffix == ".yaml")
-    assert files
-    for path in files:
-        assert not VAGUE_PHRASES.search(path.read_text()), path
+def test_names_say_what_they_hold(path):
+    assert vague_names(path.read_text()) == set()
 
 
 @pytest.mark.parametrize(
@@ -229,11 +207,6 @@ def test_option_files_use_plain_words():
 )
 def test_a_vague_name_would_be_found(line):
     assert vague_names(line)
-
-
-@pytest.mark.parametrize("line", ["# the user is told", "f'{x} came to grief'", '"""A line an arm."""'])
-def test_a_vague_phrase_would_be_found(line):
-    assert vague_phrases(line)
 
 
 def test_no_module_is_called_after_nothing():

@@ -108,7 +108,7 @@ def test_a_context_longer_than_the_sequences_and_triggers_alone_are_refused():
     with pytest.raises(ConfigError) as caught:
         fingerprint_of(option(), 17)
     assert caught.value.fix.startswith("data.length=17")
-    with pytest.raises(ConfigError, match="leave tokens"):
+    with pytest.raises(ConfigError, match="must be fewer than"):
         fingerprint_of(option("data.triggers=8"), 16)
 
 

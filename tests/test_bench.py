@@ -226,6 +226,6 @@ def test_a_sweep_says_runs_an_hour_by_workers(tiny_run, tmp_path):
 )
 def test_a_mistake_is_told_in_three_lines_and_exit_2(arguments, capsys):
     assert main(["bench", *arguments]) == errors.CONFIG
-    told = capsys.readouterr().err
-    assert "Traceback" not in told
-    assert 1 <= len(told.strip().splitlines()) <= 3
+    printed = capsys.readouterr().err
+    assert "Traceback" not in printed
+    assert 1 <= len(printed.strip().splitlines()) <= 3

@@ -16,7 +16,7 @@ from nexus_ablate.runs import find_runs, read_jsonl, read_run
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs/worked_examples.md").read_text(encoding="utf-8")
 FILES = dict(re.findall(r"^`(my_options/\S+)`\n\n```\w+\n(.*?)^```$", PAGE, flags=re.M | re.S))
-GROUPS = ("placement", "position", "data", "evaluation")
+GROUPS = ("placement", "position", "optim", "data", "evaluation")
 
 
 def snippet(before: str) -> str:
@@ -45,6 +45,7 @@ def test_the_worked_examples_train_one_run_as_they_are_written(tmp_path):
     head = '    "activations": (\n'
     assert measures.read_text().count(head) == 1
     measures.write_text(measures.read_text().replace(head, head + row))
+    (tmp_path / "nexus_ablate/cli/my_verb.py").write_text(snippet("`nexus_ablate/cli/my_verb.py`"))
 
     (command,) = re.findall(r"```sh\n(.*?)```", PAGE, flags=re.S)
     settings = ["train.steps=2", "train.device=cpu", "train.threads=1", "train.eval_tokens=64", "tracker=files"]
@@ -55,9 +56,15 @@ def test_the_worked_examples_train_one_run_as_they_are_written(tmp_path):
     (path,) = find_runs([tmp_path / "runs"])
     record = read_run(path)
     assert record.config is not None and record.summary is not None
-    assert [record.config[group]["name"] for group in GROUPS[:3]] == ["my_placement", "my_position", "my_data"]
+    options = GROUPS[:-1]
+    assert [record.config[group]["name"] for group in options] == [f"my_{group}" for group in options]
     assert set(record.summary["my_evaluation:targets:256"]) == {"loss", "backwards"}
     assert record.summary["act/resid/max_channel_mean"] > 0
     assert "act/block_001/resid/max_channel_mean" in read_jsonl(path / "probes.jsonl")[-1]
-    listed = subprocess.run([*words[:3], "list", "measures"], capture_output=True, text=True, cwd=tmp_path)
-    assert "max_channel_mean" in listed.stdout
+
+    def printed(*arguments: str) -> str:
+        return subprocess.run([*words[:3], *arguments], capture_output=True, text=True, cwd=tmp_path).stdout
+
+    assert "max_channel_mean" in printed("list", "measures")
+    assert printed("my-verb", "runs", "--best", "5") == f"{record.summary['val_loss']:.4f}  {path}\n"
+    assert "my-verb" in printed("--help") and "number of runs (1)" in printed("my-verb", "--help")

@@ -311,7 +311,7 @@ def test_what_a_data_set_lacks_is_refused(
     ("keys", "words"),
     [
         ({}, "data=hub needs a data set"),
-        ({"path": "./nowhere"}, "data.path is no directory"),
+        ({"path": "./nowhere"}, "data.path is not a directory"),
         ({"path": "owner/name", "val_split": "train"}, "would validate on the training text"),
     ],
 )
@@ -479,11 +479,12 @@ def spelling_characters_instead_of_bytes() -> str:
 def test_a_tokenizer_that_loses_text_or_hides_its_bytes_is_refused(text_file: Path, make: Callable[[], str]):
     path = text_file.with_name("t.json")
     path.write_text(make())
-    assert "does not give back the bytes of a text" in refusal(files(text_file, tokenizer=str(path)))
+    assert "does not reproduce the bytes of a text" in refusal(files(text_file, tokenizer=str(path)))
 
 
 @pytest.mark.parametrize(
-    ("content", "words"), [("not json", "no tokenizer.json"), ("{}", "no tokenizer.json"), (None, "does not exist")]
+    ("content", "words"),
+    [("not json", "not a valid tokenizer.json"), ("{}", "not a valid tokenizer.json"), (None, "does not exist")],
 )
 def test_an_unusable_tokenizer_file_is_refused_at_once(text_file: Path, content: str | None, words: str):
     path = text_file.with_name("t.json")

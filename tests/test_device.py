@@ -111,8 +111,10 @@ def test_threads_wait_passively_unless_the_user_says_otherwise():
         "import os\nfrom nexus_ablate.training.device import share_cores_politely\n"
         "share_cores_politely()\nprint(os.environ['GOMP_SPINCOUNT'])"
     )
-    told = {}
+    spins = {}
     for own in ("", "77"):
         env = {k: v for k, v in os.environ.items() if k != "GOMP_SPINCOUNT"} | ({"GOMP_SPINCOUNT": own} if own else {})
-        told[own] = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True).stdout.strip()
-    assert told == {"": "1000", "77": "77"}
+        spins[own] = subprocess.run(
+            [sys.executable, "-c", code], env=env, capture_output=True, text=True
+        ).stdout.strip()
+    assert spins == {"": "1000", "77": "77"}

@@ -49,14 +49,14 @@ def test_this_machine_is_ready_and_every_line_says_how_it_is(capsys, tmp_path):
     assert {line.split()[0] for line in lines} <= {"ready", "missing"}
     for name in ("python", "packages", "device", "cores", "runs", "W&B", "Hugging Face", "C++ compiler", "SLURM"):
         assert any(f" {name}" in line for line in lines), name
-    assert all("->" in line for line in lines if line.startswith("missing")), "what is missing can be mended"
+    assert all("->" in line for line in lines if line.startswith("missing")), "what is missing can be fixed"
 
 
 def test_json_says_the_same(capsys, tmp_path):
     assert main(["doctor", "--json", str(tmp_path)]) == errors.OK
-    told = json.loads(capsys.readouterr().out)
-    assert told["ready"] is True
-    assert [check["name"] for check in told["checks"]] == [check.name for check in checks(tmp_path)]
+    report = json.loads(capsys.readouterr().out)
+    assert report["ready"] is True
+    assert [check["name"] for check in report["checks"]] == [check.name for check in checks(tmp_path)]
 
 
 def test_it_is_quick_and_imports_no_torch_and_makes_nothing(tmp_path):
@@ -92,7 +92,7 @@ def test_a_directory_that_cannot_hold_runs_is_what_stops_everything(capsys, tmp_
     assert main(["doctor", str(tmp_path)]) == errors.CONFIG
     said = capsys.readouterr().out
     assert "runs_dir=DIR" in said
-    assert "no run can be trained here before this is fixed: runs" in said
+    assert "fix this before training any run: runs" in said
 
 
 def test_little_space_is_missing_space(tmp_path, monkeypatch):
@@ -157,7 +157,7 @@ def test_a_mode_that_was_chosen_is_told(monkeypatch, tmp_path):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))
     monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path))
-    assert wandb().detail == "no key: runs are kept in files alone"
+    assert wandb().detail == "no key: runs are saved in files only"
     monkeypatch.setenv("WANDB_MODE", "offline")
     assert wandb().detail == "no key: offline copies"
 

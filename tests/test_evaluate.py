@@ -112,14 +112,14 @@ def test_a_table_of_positions_is_not_defined_beyond_itself(tiny):
     found = extrapolation(subject(tiny("position=learned")))
     assert set(found["non_overlapping"]) == set(found["sliding"]) == {"1"}
     assert found["not_defined"].keys() == {"2", "4", "8"}
-    assert "table of 8 positions, and 16 are needed" in found["not_defined"]["2"]
+    assert "table of 8 positions, but 16 are needed" in found["not_defined"]["2"]
 
 
 def test_a_text_that_is_too_short_is_said_to_be():
     config = compose(["model.n_layers=1", "model.d_model=16", "model.n_heads=2", "model.context=8"])
     found = extrapolation(subject(config, val=TEXT[:30]))
     assert set(found["non_overlapping"]) == {"1", "2"}
-    assert "30 tokens, and 33 are needed" in found["not_defined"]["4"]
+    assert "30 tokens, but 33 are needed" in found["not_defined"]["4"]
 
 
 # ------------------------------------------------------------------------------------------------------- streaming
@@ -232,7 +232,7 @@ def test_streaming_reports_both_losses_behind_the_filled_cache(tiny):
 
 @pytest.mark.parametrize("position", ["learned", "sinusoidal"])
 def test_positions_on_the_embedding_cannot_stream(tiny, position):
-    with pytest.raises(NotDefined, match="put into the embedding"):
+    with pytest.raises(NotDefined, match="part of the embedding"):
         streaming(subject(tiny(f"position={position}")))
 
 
@@ -610,9 +610,9 @@ def test_a_mistake_is_told_in_three_lines(arguments, words, capsys, tmp_path, mo
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").mkdir()
     assert main(["evaluate", *arguments]) == 2
-    told = capsys.readouterr().err
-    assert words in told
-    assert len(told.strip().splitlines()) <= 3
+    printed = capsys.readouterr().err
+    assert words in printed
+    assert len(printed.strip().splitlines()) <= 3
 
 
 def test_an_evaluation_that_does_not_exist_is_refused_before_anything_is_trained():
@@ -626,6 +626,6 @@ def test_a_run_that_is_not_finished_is_not_evaluated_and_the_others_have_their_t
     status = (finished / "status.json").read_text().replace('"finished"', '"failed"')
     (other / "status.json").write_text(status)
     assert main(["evaluate", str(finished.parent), "--evals", "quantization"]) == 2
-    told = capsys.readouterr()
-    assert "only a finished run" in told.err
-    assert "dynamic_tensor" in told.out
+    printed = capsys.readouterr()
+    assert "only a finished run" in printed.err
+    assert "dynamic_tensor" in printed.out

@@ -83,17 +83,17 @@ def test_initial_values_are_those_of_the_built_model(tiny, overrides):
     config = tiny(*overrides, "model.d_model=128", "bias=on")
     model = build_model(config, 256)
     roles = parameter_roles(model)
-    for role, told in explained(config)["initial_values"]["by_role"].items():
+    for role, described in explained(config)["initial_values"]["by_role"].items():
         if role == "embedding":
             continue  # another vocabulary
         values = torch.cat([p.flatten() for name, p in model.named_parameters() if roles[name] == role])
-        assert told["std"][0] == told["std"][1] == pytest.approx(values.std().item(), rel=0.02), role
+        assert described["std"][0] == described["std"][1] == pytest.approx(values.std().item(), rel=0.02), role
 
 
 def test_the_gain_of_a_placement_stands_beside_the_roles_that_it_scales(tiny):
-    told = explained(tiny("placement=deepnorm"))["initial_values"]["by_role"]
-    assert {role for role, spec in told.items() if spec["gain"] != 1} == {"value", "attn_out", "ffn_in", "ffn_out"}
-    assert told["value"]["gain"] == pytest.approx((8 * 2) ** -0.25)
+    described = explained(tiny("placement=deepnorm"))["initial_values"]["by_role"]
+    assert {role for role, spec in described.items() if spec["gain"] != 1} == {"value", "attn_out", "ffn_in", "ffn_out"}
+    assert described["value"]["gain"] == pytest.approx((8 * 2) ** -0.25)
 
 
 @pytest.mark.parametrize(
@@ -114,9 +114,9 @@ def test_the_gain_of_a_placement_stands_beside_the_roles_that_it_scales(tiny):
     ids=str,
 )
 def test_norm_sites_are_named_with_their_width_and_blocks(tiny, overrides, sites):
-    told = explained(tiny(*overrides))["norms"]
-    assert {site["site"]: site["width"] for site in told} == sites
-    assert all(site["blocks"] == ([] if site["site"] == "final_norm" else [0, 1]) for site in told)
+    described = explained(tiny(*overrides))["norms"]
+    assert {site["site"]: site["width"] for site in described} == sites
+    assert all(site["blocks"] == ([] if site["site"] == "final_norm" else [0, 1]) for site in described)
 
 
 def test_a_site_of_some_blocks_names_them(tiny):
@@ -125,29 +125,29 @@ def test_a_site_of_some_blocks_names_them(tiny):
 
 
 def test_every_auto_says_what_it_means_and_who_prescribed_it(tiny):
-    told = {a["key"]: (a["means"], a["by"]) for a in explained(tiny("norm=dyt", "placement=deepnorm"))["auto"]}
-    assert told["embed_scale"] == ("learned", "norm=dyt")
-    assert told["norm_bias"] == (False, "norm=dyt")
-    assert told["init"] == ("xavier", "placement=deepnorm")
-    assert told["d_ff_ratio"] == (2.5, "ffn=swiglu")
-    assert told["model.head_dim"] == (8, "d_model / n_heads")
-    assert told["norm.alpha_attn"] == (None, "by width, Table 11")
-    assert told["attn_scale"][0] == 8**-0.5
-    assert all(by for _, by in told.values())
+    described = {a["key"]: (a["means"], a["by"]) for a in explained(tiny("norm=dyt", "placement=deepnorm"))["auto"]}
+    assert described["embed_scale"] == ("learned", "norm=dyt")
+    assert described["norm_bias"] == (False, "norm=dyt")
+    assert described["init"] == ("xavier", "placement=deepnorm")
+    assert described["d_ff_ratio"] == (2.5, "ffn=swiglu")
+    assert described["model.head_dim"] == (8, "d_model / n_heads")
+    assert described["norm.alpha_attn"] == (None, "by width, Table 11")
+    assert described["attn_scale"][0] == 8**-0.5
+    assert all(by for _, by in described.values())
     assert "final_norm" not in {a["key"] for a in explained(tiny("final_norm=on"))["auto"]}
 
 
 def test_equations_show_the_values_that_are_in_force(tiny):
     config = tiny("norm=layer", "norm_bias=off", "norm.eps=1e-3", "embed_scale=sqrt_d", "final_softcap=30")
-    told = {part["of"]: part for part in explained(config)["equations"]}
-    assert told["norm=layer"]["keys"]["eps"] == 1e-3
-    assert told["norm=layer"]["keys"]["norm_bias"] is False
-    assert told["embedding"]["lines"] == ["x = sqrt(d_model) E[token]"]
-    assert told["head"]["lines"] == [
-        "logits = E h, h what leaves the last block, normed",
+    described = {part["of"]: part for part in explained(config)["equations"]}
+    assert described["norm=layer"]["keys"]["eps"] == 1e-3
+    assert described["norm=layer"]["keys"]["norm_bias"] is False
+    assert described["embedding"]["lines"] == ["x = sqrt(d_model) E[token]"]
+    assert described["head"]["lines"] == [
+        "logits = E h, h the output of the last block, normed",
         "logits <- c tanh(logits / c)",
     ]
-    assert {f"{axis}={getattr(config, axis).name}" for axis in set(AXES) - {"init"}} < told.keys()
+    assert {f"{axis}={getattr(config, axis).name}" for axis in set(AXES) - {"init"}} < described.keys()
 
 
 def test_kernels_are_grouped_by_layer_with_a_reason(tiny):
@@ -166,8 +166,8 @@ def test_kernels_are_grouped_by_layer_with_a_reason(tiny):
         (["position=alibi"], "FlexAttention: bias by distance"),
         (["attn_softcap=5", "window=64"], "FlexAttention: block mask of the window, soft-cap"),
         (["normalizer=sink"], "FlexAttention: own key"),
-        (["position=t5"], "a mask of all pairs"),
-        (["position=transformer_xl"], "a mask of all pairs"),
+        (["position=t5"], "a full T x T mask"),
+        (["position=transformer_xl"], "a full T x T mask"),
         (["normalizer=sigmoid"], "plain"),
     ],
 )
@@ -191,14 +191,14 @@ def test_an_equivalence_is_told_from_both_sides(tiny):
 
 
 def test_every_pair_of_options_that_the_tests_prove_equal_is_told():
-    told = {
+    described = {
         frozenset((f"{axis}={option.name}", other))
         for axis in AXES
         for option in option_files(axis).values()
         for other in option.equals
     }
     pairs = [(e.first[0], e.second[0]) for e in EQUIVALENT if len(e.first) == len(e.second) == 1]
-    assert {frozenset(pair) for pair in pairs if not any("." in side for side in pair)} <= told
+    assert {frozenset(pair) for pair in pairs if not any("." in side for side in pair)} <= described
 
 
 @pytest.mark.parametrize("axis", AXES)

@@ -125,13 +125,13 @@ CONFIGS = {
     "an unknown key": ({"attention_bananas": 3}, "attention_bananas=3: its effect is not known here"),
     "quantized weights": ({"quantization_config": {"bits": 4}}, "the weights are quantized"),
     "contradictory heads": ({"num_key_value_heads": 3}, "num_key_value_heads=3 does not divide num_attention_heads=4"),
-    "a size that is a text": ({"hidden_size": "many"}, "hidden_size='many' is no whole number above 0"),
-    "a list as rope": ({"rope_parameters": [1]}, "of another kind"),
+    "a size that is a text": ({"hidden_size": "many"}, "hidden_size='many' is not a whole number above 0"),
+    "a list as rope": ({"rope_parameters": [1]}, "of the wrong type"),
     "another size": ({"intermediate_size": 64}, "(48, 32) in the weights, (64, 32) by config.json"),
     "another depth": ({"num_hidden_layers": 5}, "the weights lack a tensor"),
     "fewer layers": ({"num_hidden_layers": 3}, "model.layers.3."),
     "a bias that is not there": ({"attention_bias": True}, "the weights lack a tensor"),
-    "fewer rows than tokens": ({"vocab_size": 100}, "the tokenizer has tokens that the embedding lacks"),
+    "fewer rows than tokens": ({"vocab_size": 100}, "the embedding is smaller than the tokenizer"),
 }
 
 
@@ -177,9 +177,9 @@ FILES = {
         lambda folder: (folder / "model.safetensors").write_bytes(pickle.dumps({})),
         "a pickle and not safetensors",
     ),
-    "no tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), "without a tokenizer"),
+    "no tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), "no tokenizer"),
     "a broken tokenizer": (lambda folder: (folder / "tokenizer.json").write_text("{"), "tokenizer.json"),
-    "a broken config": (lambda folder: (folder / "config.json").write_text("{"), "no JSON"),
+    "a broken config": (lambda folder: (folder / "config.json").write_text("{"), "not valid JSON"),
     "no config": (lambda folder: (folder / "config.json").unlink(), "no config.json here"),
 }
 

@@ -44,14 +44,14 @@ def parts(runs_dir):
 
 def good_ones_finished_and_bad_ones_are_told(done, runs_dir, asked):
     assert done.returncode == errors.BUG, done.stderr
-    found, told = parts(runs_dir), " ".join(done.stderr.split())
+    found, printed = parts(runs_dir), " ".join(done.stderr.split())
     assert {part: run.state for part, run in found.items()} == {
         part: "failed" if part in BAD else "finished" for part in asked
     }, done.stderr
     for part in set(asked) & set(BAD):
         reason = found[part].status["reason"]
         assert WORDS[part] in reason
-        assert " ".join(reason.split()[:4]) in told
+        assert " ".join(reason.split()[:4]) in printed
         assert reason in (found[part].path / "log.txt").read_text()
 
 

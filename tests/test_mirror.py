@@ -100,8 +100,10 @@ def sync(run_dir: Path, url: str, status: int = 0) -> str:
 
 
 def settle(run_dir: Path, state: str) -> None:
-    told = json.loads((run_dir / "status.json").read_text()) | {"state": state}
-    (run_dir / "status.json").write_text(json.dumps(told))
+    status = json.loads((run_dir / "status.json").read_text()) | {"state": state}
+    (run_dir / "status.json").write_text(json.dumps(status))
+    if state == "finished":
+        (run_dir / "summary.json").write_text('{"val_loss": 1.5}')
 
 
 def offline_rows(run_dir: Path) -> list[dict[str, Any]]:
@@ -142,7 +144,7 @@ def test_offline_no_server_is_asked_and_the_way_to_it_is_said(run_dir: Path):
         report, _ = run_leg(run_dir, server.url, name="wandb_offline")
         assert server.requests == 0
         assert len(offline_rows(run_dir)) == 20
-        assert report["said"] == [f"W&B: offline, `nexus-ablate sync {run_dir}` sends it later"]
+        assert report["said"] == [f"W&B: offline; `nexus-ablate sync {run_dir}` sends the run later"]
 
 
 def test_a_server_that_rejects_the_key_is_said_at_once(run_dir: Path):
@@ -195,7 +197,7 @@ def test_a_server_that_dies_in_the_middle_is_left_and_a_sync_sends_the_rest(run_
         report, seconds = run_leg(run_dir, server.url, rows=(0, 1000), patience=6.0)
         assert report["logged"] < 1 and report["finished"] < 10
         assert seconds < 30
-        assert report["said"][1].startswith(("W&B failed (TimeoutError: ", "W&B has not answered within 6 s"))
+        assert report["said"][1].startswith(("W&B failed (TimeoutError: ", "W&B did not answer within 6 s"))
         server.die_after_rows, server.behaviour = None, "ok"
         settle(run_dir, "finished")
         sync(run_dir, server.url)

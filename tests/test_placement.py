@@ -18,7 +18,7 @@ HYBRIDNORM = ("hybridnorm", "hybridnorm_star")
 
 
 class Times(nn.Module):
-    """A branch that is not linear, so that the order of things can be told from the result."""
+    """A branch that is not linear, so that the order of things shows in the result."""
 
     def __init__(self, seed):
         super().__init__()

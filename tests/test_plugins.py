@@ -84,7 +84,7 @@ def test_the_documented_commands_work_as_they_are_written(tiny_run, tmp_path):
     runs = [read_run(path) for path in find_runs([tmp_path / "runs"])]
     assert len(runs) == 3
     used = [json.loads((run.path / "env.json").read_text())["plugins"] for run in runs]
-    assert sorted(list(told) for told in used) == [[], ["my_options"], ["my_options"]]
+    assert sorted(list(plugins) for plugins in used) == [[], ["my_options"], ["my_options"]]
 
 
 def test_the_documented_python_works_as_it_is_written(tmp_path):
@@ -169,13 +169,13 @@ def test_the_files_of_a_plugin_may_import_each_other(plugin):
     ("files", "says"),
     [
         ({"norm/my_norm.yaml": "name: my_norm\neps: [1\n"}, r"my_norm\.yaml:3: .* cannot be read"),
-        ({"norm/my_norm.yaml": "# nothing\n"}, "holds no keys"),
+        ({"norm/my_norm.yaml": "# nothing\n"}, "has no keys"),
         ({"norm/my_norm.yaml": YAML.replace("#", "!")}, r"my_norm\.yaml"),
         ({"norm/my_norm.yaml": YAML.replace("# float (0, inf)", "")}, "no constraint"),
         ({"norm/my_norm.yaml": YAML.replace("name: my_norm", "name: mine")}, "must say name: my_norm"),
         ({"norm/my_norm.yaml": YAML.replace("{norm_bias: off}", "{norm_bais: off}")}, "try: norm_bias"),
         ({"nrom/my_norm.yaml": YAML}, "try: norm"),
-        ({"norm/rms.yaml": YAML, "rms.py": CLASS}, "norm=rms exists already"),
+        ({"norm/rms.yaml": YAML, "rms.py": CLASS}, "norm=rms already exists"),
         ({"my_norm.py": ""}, "has no class"),
     ],
     ids=lambda x: x if isinstance(x, str) else "",
@@ -199,9 +199,9 @@ def test_a_broken_option_file_is_refused_when_it_is_composed(plugin, files, says
 )
 def test_a_broken_class_file_is_refused_with_its_line_when_it_is_built(plugin, tiny, source, says):
     add_plugins([plugin({"my_norm.py": source})])
-    with pytest.raises(ConfigError, match=says) as told:
+    with pytest.raises(ConfigError, match=says) as refused:
         build_model(tiny("norm=my_norm"), 11)
-    assert len(told.value.lines()) <= 3
+    assert len(refused.value.lines()) <= 3
 
 
 @pytest.mark.parametrize(

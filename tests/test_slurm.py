@@ -235,19 +235,19 @@ def fake_slurm(tmp_path, monkeypatch):
     """sbatch that takes everything, and a squeue that says what the test wants."""
     folder = tmp_path / "bin"
     folder.mkdir()
-    told, scripts = tmp_path / "squeue", tmp_path / "scripts"
-    told.write_text("")
+    squeue, scripts = tmp_path / "squeue", tmp_path / "scripts"
+    squeue.write_text("")
     tools = {
         "sbatch": f"""case "$1" in --test-only) echo "$@" >> {tmp_path}/tried;;
             *) cat "$1" >> {scripts}; echo "Submitted batch job $(grep -c '^#!' {scripts})";; esac""",
-        "squeue": f"cat {told}",
+        "squeue": f"cat {squeue}",
         **{"scontrol": "true", "srun": "true", "sacct": "echo no database >&2; exit 1"},
     }
     for name, script in tools.items():
         (folder / name).write_text(f"#!/bin/sh\n{script}\n")
         (folder / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
-    return SimpleNamespace(queue=told, scripts=scripts, tried=tmp_path / "tried")
+    return SimpleNamespace(queue=squeue, scripts=scripts, tried=tmp_path / "tried")
 
 
 def request(tiny_run, *more):
@@ -349,8 +349,8 @@ def test_a_command_submits_one_look_and_the_next_one_when_its_runs_have_ended(ti
         before = set(asked.directory.glob(".slurm/*"))
         assert submit(asked, Resources()) == 0
         for folder in set(asked.directory.glob(".slurm/*")) - before:
-            told = json.loads((folder / "submission.json").read_text())["jobs"].values()
-            return [jobs[asked.directory / run] for run in told], " ".join(capsys.readouterr().err.split())
+            submitted = json.loads((folder / "submission.json").read_text())["jobs"].values()
+            return [jobs[asked.directory / run] for run in submitted], " ".join(capsys.readouterr().err.split())
         return [], " ".join(capsys.readouterr().err.split())
 
     first, said = submitted()
@@ -419,10 +419,10 @@ class Cluster:
 
     def jobs(self):
         """State and reason of each job that was not forgotten."""
-        told = subprocess.run(
+        accounting = subprocess.run(
             ["squeue", "--noheader", "--array", "--states=all", "--format=%i|%T|%r"], capture_output=True, text=True
         )
-        return {row[0]: row[1:] for row in (line.split("|") for line in told.stdout.splitlines())}
+        return {row[0]: row[1:] for row in (line.split("|") for line in accounting.stdout.splitlines())}
 
     def release(self):
         """Jobs that were put back begin soon. SLURM itself waits two minutes, because the end of their last life is
@@ -523,10 +523,12 @@ def test_a_submitted_study_outlives_preemption_cancelling_and_a_failure(cluster,
     assert "4 runs submitted" in done.stderr
     again = cluster.nexus(*trials.study(0, 7, 9, 10), *SUBMIT)
     assert "0 runs submitted, 4 already in the queue" in again.stderr, again.stderr
-    told = cluster.nexus("status", str(trials.directory)).stdout
-    jobs = set(re.findall(r"\b\d+_(\d)\b", told))
-    assert "job" in told and jobs >= {"1", "2"}, told  # the two that wait for trouble; the others may be over by now
-    assert re.search("4 starting|[1-4] (created|running)", told), told
+    printed = cluster.nexus("status", str(trials.directory)).stdout
+    jobs = set(re.findall(r"\b\d+_(\d)\b", printed))
+    assert "job" in printed and jobs >= {"1", "2"}, (
+        printed
+    )  # the two that wait for trouble; the others may be over by now
+    assert re.search("4 starting|[1-4] (created|running)", printed), printed
 
     cluster.disturb(trials.directory)
     cluster.settle()
@@ -534,17 +536,17 @@ def test_a_submitted_study_outlives_preemption_cancelling_and_a_failure(cluster,
     preempted = cluster.run_of(trials.directory, 7)
     assert preempted.env["slurm_restarts"] >= 1
     assert rows(preempted.path) == trials.undisturbed(7)
-    told = " ".join(cluster.nexus("status", str(trials.directory)).stdout.split())
-    assert "norm.part=9 s0 preempted: SLURM job" in told
-    assert "ended as CANCELLED: stopped by SIGTERM" in told
-    assert "RuntimeError: made to fail" in told
+    printed = " ".join(cluster.nexus("status", str(trials.directory)).stdout.split())
+    assert "norm.part=9 s0 preempted: SLURM job" in printed
+    assert "ended as CANCELLED: stopped by SIGTERM" in printed
+    assert "RuntimeError: made to fail" in printed
 
     before = trials.finished()
     more = cluster.nexus(*trials.study(0, 7, 9, 10), *SUBMIT)
     assert "1 runs submitted" in more.stderr, more.stderr
     cluster.settle()
     assert trials.states() == {0: "finished", 7: "finished", 9: "finished", 10: "failed"}
-    assert {file: told for file, told in trials.finished().items() if file in before} == before
+    assert {file: state for file, state in trials.finished().items() if file in before} == before
     assert rows(cluster.run_of(trials.directory, 9).path) == trials.undisturbed(9)
     nothing = cluster.nexus(*trials.study(0, 7, 9, 10), *SUBMIT)
     assert "0 runs submitted" in nothing.stderr
@@ -565,10 +567,10 @@ def test_jobs_that_leak_and_fail_leave_no_secret_in_any_file(cluster, tiny_run, 
     typed = cluster.nexus(*plugin, *study, "tracker=auto", f"tracker.entity='{TYPED['with a prefix']}'", *SUBMIT)
     assert typed.returncode == errors.CONFIG and "contains a secret" in typed.stderr
     cluster.settle()
-    told = cluster.nexus("status", str(tmp_path / "runs")).stdout
-    assert "login refused: <secret>" in told
-    assert "finished" in told
-    assert traces(tmp_path / "runs", done.stdout + done.stderr + typed.stdout + typed.stderr + told) == []
+    printed = cluster.nexus("status", str(tmp_path / "runs")).stdout
+    assert "login refused: <secret>" in printed
+    assert "finished" in printed
+    assert traces(tmp_path / "runs", done.stdout + done.stderr + typed.stdout + typed.stderr + printed) == []
     logs = [path.read_text() for path in (tmp_path / "runs").rglob("*_log.out")]
     assert len(logs) == 2 and all("printed <secret>" in log for log in logs)
 
@@ -595,13 +597,13 @@ def test_a_multirun_of_jobs_that_leak_leaves_no_secret_in_any_file(cluster, tiny
     plugin = ["--plugin", str(write_leaking_plugin(tmp_path / "leaks"))]
     driver = subprocess.Popen([*cluster.command, *plugin, *sweep], stderr=subprocess.PIPE, text=True, cwd=cluster.root)
     cluster.settle(driver=driver)
-    told = driver.communicate()[1]
-    assert driver.returncode == errors.BUG, told
-    found = traces(tmp_path / "runs", told)
+    printed = driver.communicate()[1]
+    assert driver.returncode == errors.BUG, printed
+    found = traces(tmp_path / "runs", printed)
     if not masked:
         assert {"status.json", "log.txt"} <= {Path(place).name for place in found}
     else:
-        assert "login refused: <secret>" in told
+        assert "login refused: <secret>" in printed
         assert found == []
         typed = cluster.nexus(*plugin, *sweep, "tracker=auto", f"tracker.entity='{TYPED['with a prefix']}'")
         assert typed.returncode == errors.CONFIG and "contains a secret" in typed.stderr
@@ -639,9 +641,9 @@ def test_twelve_submitted_runs_meet_every_trouble(cluster, trials):
     cluster.settle()
     lost = trials.states()
     assert lost == TRUE_ENDS | {11: "lost"}, "a process that is gone cannot say so; SLURM knows"
-    told = " ".join(cluster.nexus("status", str(trials.directory)).stdout.split())
-    assert "ended as FAILED" in told
-    assert "RuntimeError: made to fail" in told
+    printed = " ".join(cluster.nexus("status", str(trials.directory)).stdout.split())
+    assert "ended as FAILED" in printed
+    assert "RuntimeError: made to fail" in printed
     gpus_are_shared_out(trials.directory)
     for part in (7, 8):
         run = cluster.run_of(trials.directory, part)
@@ -653,7 +655,7 @@ def test_twelve_submitted_runs_meet_every_trouble(cluster, trials):
     assert "1 runs submitted" in more.stderr, "the cancelled one; failed ones are tried again when asked to"
     cluster.settle()
     assert trials.states() == TRUE_ENDS | {9: "finished"}
-    assert {file: told for file, told in trials.finished().items() if file in before} == before
+    assert {file: state for file, state in trials.finished().items() if file in before} == before
     compared = cluster.nexus("compare", str(trials.directory))
     assert compared.returncode == 0, compared.stderr
 
@@ -697,4 +699,4 @@ def test_a_multirun_of_twelve_meets_every_trouble_and_its_driver_ends_with_the_t
     driver.communicate()
     assert driver.returncode == errors.BUG
     assert trials.states() == TRUE_ENDS | {9: "finished"}
-    assert {file: told for file, told in trials.finished().items() if file in before} == before
+    assert {file: state for file, state in trials.finished().items() if file in before} == before

@@ -45,9 +45,9 @@ def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
 
     def run(*arguments: str, status: int = 0) -> str:
         found = cli.main(list(arguments))
-        told = capsys.readouterr()
-        assert found == status, told.err
-        return told.out + told.err
+        printed = capsys.readouterr()
+        assert found == status, printed.err
+        return printed.out + printed.err
 
     return run
 
@@ -102,7 +102,7 @@ def test_without_the_package_the_run_is_the_same_and_complete(tiny_run, server, 
     ("fault", "said"),
     [
         ("key wrong", "401"),
-        long("dies", "W&B has not answered"),
+        long("dies", "W&B did not answer"),
         long("refused", "W&B failed (CommError"),
         long("error", "W&B failed (CommError"),
         long("silent", "W&B failed (CommError"),
@@ -152,8 +152,8 @@ def test_runs_tracked_by_files_alone_arrive_whole_and_a_second_time_changes_noth
     study.run("norm=t5", seed=0, state="preempted", steps=200)
     study.run("norm=none", state="running")
     alive = study.run("norm=scale", state="running") / "status.json"
-    told = json.loads(alive.read_text()) | {"heartbeat": datetime.now(UTC).isoformat(timespec="seconds")}
-    alive.write_text(json.dumps(told))
+    status = json.loads(alive.read_text()) | {"heartbeat": datetime.now(UTC).isoformat(timespec="seconds")}
+    alive.write_text(json.dumps(status))
     for sent in (201, 0):
         table = [line.split() for line in command("sync", "runs").splitlines()]
         assert [line[-1] for line in table if line and line[0].startswith("baseline/")] == [str(sent)]
@@ -213,8 +213,8 @@ def test_a_server_that_refuses_ends_a_sync_in_three_lines(server, study, command
 def test_mistakes_are_said_and_nothing_is_asked(server, study, arguments, what, capsys):
     study.run()
     assert cli.main(["sync", *arguments]) == 2
-    told = capsys.readouterr()
-    assert what in told.out + told.err and server.requests == 0
+    printed = capsys.readouterr()
+    assert what in printed.out + printed.err and server.requests == 0
 
 
 def test_without_a_key_the_way_to_one_is_said(server, study, monkeypatch, capsys):

@@ -429,7 +429,7 @@ def test_a_wandb_that_never_answers_holds_up_neither_the_rows_nor_the_end(
     tracker.finish("finished", {})
     assert time.perf_counter() - begun < 1
     where = f"nothing is lost: `nexus-ablate sync {training.path}` sends the rest"
-    assert lines == [f"W&B has not answered within 0.2 s and is left behind; {where}"]
+    assert lines == [f"W&B did not answer within 0.2 s, so the upload was stopped; {where}"]
     gate.set()
 
 
@@ -466,7 +466,7 @@ def test_a_wandb_that_hangs_at_the_end_is_left_behind(training: Training, fake: 
     gate = threading.Event()
     fake.run.on_finish = lambda: gate.wait(30)
     training.start(patience=0.5).finish("failed", {})
-    assert ["not answered within 0.5 s" in line for line in lines] == [False, True]
+    assert ["did not answer within 0.5 s" in line for line in lines] == [False, True]
     gate.set()
 
 
@@ -477,7 +477,7 @@ def test_a_preempted_run_waits_for_wandb_no_longer_than_the_scheduler_allows(
     gate = threading.Event()
     fake.run.on_finish = lambda: gate.wait(30)
     training.start(patience=30.0).finish("preempted", {})
-    assert "not answered within 0.1 s" in lines[-1]
+    assert "did not answer within 0.1 s" in lines[-1]
     gate.set()
 
 

@@ -228,9 +228,9 @@ class _Handler(BaseHTTPRequestHandler):
             for given in (
                 variables["artifactFiles"] if "artifactFiles" in variables else variables["input"]["artifactFiles"]
             ):
-                told = self._upload("artifact", given["artifactID"], given["name"])
-                told |= {"id": "f", "displayName": given["name"], "storagePath": None, "uploadMultipartUrls": None}
-                files.append({"node": {**told, "artifact": {"id": given["artifactID"]}}})
+                node = self._upload("artifact", given["artifactID"], given["name"])
+                node |= {"id": "f", "displayName": given["name"], "storagePath": None, "uploadMultipartUrls": None}
+                files.append({"node": {**node, "artifact": {"id": given["artifactID"]}}})
             return {"createArtifactFiles": {"files": {"edges": files}}}
         if name == "CommitArtifact":
             artifacts[variables["artifactID"]].committed = True

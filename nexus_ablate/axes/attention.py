@@ -1,4 +1,4 @@
-"""The attention axis: how a query scores a key. What follows (bias, soft-cap, mask, normalizer) is the core's work.
+"""The attention axis: how a query scores a key. The core does the rest (bias, soft-cap, mask, normalizer).
 
 Shape letters: B batch, H heads, T queries, S keys, d head width, w hidden width of a score.
 """
@@ -16,20 +16,20 @@ from nexus_ablate.axes.roles import SMALL_MAP, Geometry, HeadLinear
 from nexus_ablate.config.options import Registry
 
 HIDDEN_BYTES, GPU_HIDDEN_BYTES = 2**26, 2**29
-"""Largest (B, H, queries, S, w) tensor that an additive score forms at a time, uncompiled; one query at least. Three of
-its size live at once."""
+"""Largest (B, H, queries, S, w) tensor of an uncompiled additive score, with at least one query. Three of this size
+exist at once."""
 
 
 class Score(nn.Module):
     """Abstract: (B, H, T, d) queries and (B, H, S, d) keys to scores (B, H, T, S), before the factor `scale`."""
 
     scale: float = 1.0
-    """The published factor on the scores; a position scheme that adds to q.k scales its part by it too."""
+    """The published factor on the scores. Position schemes that add to q.k scale their part by it too."""
     dot = False
-    """Whether the score is the product of `query(q)` and k: linear in the key, and what fused kernels compute."""
+    """Whether the score is the product of `query(q)` and k: linear in the key, as fused kernels require."""
 
     def query(self, q_BHTd: Tensor) -> Tensor:
-        """What the keys are multiplied with, where `dot` holds."""
+        """The factor of the keys, if `dot` is true."""
         raise NotImplementedError
 
 
@@ -72,7 +72,7 @@ class LuongDot(DotProduct):
 class LuongGeneral(DotProduct):
     """q W k, unscaled, a square W for each head. Luong et al. 2015, arXiv:1508.04025, section 3.1 (general).
 
-    W adds depth and no function: it could be taken into the map that makes the queries.
+    W adds depth but no new functions: the query projection could absorb it.
     """
 
     def __init__(self, geometry: Geometry) -> None:
@@ -87,7 +87,7 @@ class LuongGeneral(DotProduct):
 class LuongConcat(Score):
     """v.tanh(W [q; k]), W and v for each head. Luong et al. 2015, arXiv:1508.04025, section 3.1 (concat).
 
-    W is kept as one matrix on the concatenation and applied to its halves.
+    W is one matrix for the concatenation, applied to its two halves separately.
     """
 
     def __init__(self, geometry: Geometry, *, width: int | str) -> None:
@@ -121,10 +121,9 @@ class Additive(Score):
 
 
 def additive_scores(q_BHTw: Tensor, k_BHSw: Tensor, v_H1w: Tensor) -> Tensor:
-    """v.tanh(q + k) for every query and key, (B, H, T, S), a few queries at a time where all would not fit.
+    """v.tanh(q + k) for every query and key, (B, H, T, S), a few queries at a time if all together would be too large.
 
-    Each part is computed again in the backward pass, so that the bound holds there too. A compiled step forms no hidden
-    tensor at all.
+    The backward pass recomputes each part, so the limit holds there too. A compiled step forms no hidden tensor at all.
     """
     if torch.compiler.is_compiling():
         return _FusedScores.apply(q_BHTw, k_BHSw, v_H1w)  # type: ignore[return-value]
@@ -145,10 +144,10 @@ def _additive_scores(q_BHTw: Tensor, k_BHSw: Tensor, v_H1w: Tensor) -> Tensor:
 
 
 class _FusedScores(torch.autograd.Function):
-    """The same as four reductions over (B, H, T, S, w), each of which the compiler makes one kernel of.
+    """The same as four reductions over (B, H, T, S, w), each compiled to one kernel.
 
-    It does so only where no two of them share a hidden tensor, which it would form: hence the transposed sum of the
-    second gradient and the other order of q + k in the third.
+    The compiler would materialize a hidden tensor that two of them share. So the second gradient sums the transpose,
+    and the third adds q + k in the other order.
     """
 
     @staticmethod

@@ -11,13 +11,13 @@ from nexus_ablate.kernels.linear import shared
 
 
 class FeedForward(nn.Module):
-    """Abstract: down(inner_norm(hidden(x))), (B, T, D) to itself. An option is its `hidden`, of width d_ff.
+    """Abstract: down(inner_norm(hidden(x))), (B, T, D) to (B, T, D). An option defines `hidden`, of width d_ff.
 
-    `inner_norm` is the placement's; the identity in all but Sub-LN.
+    `inner_norm` comes from the placement: the identity except in Sub-LN.
     """
 
     gated = False
-    """Whether the hidden layer is a product with a second map of the input, `gate`."""
+    """Whether the hidden layer is a product with a second projection of the input, `gate`."""
 
     def __init__(self, geometry: Geometry, bias: bool, dropout: float, inner_norm: nn.Module) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class FeedForward(nn.Module):
         raise NotImplementedError
 
     def gate_and_up(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
-        """Both maps of the input where the FFN is gated."""
+        """Both projections of the input of a gated FFN."""
         for_gate, for_up = shared(x_BTD, 2)
         return self.gate(for_gate), self.up(for_up)
 
@@ -157,8 +157,8 @@ class SquaredReGLU(FeedForward):
 class ClampedSwiGLU(FeedForward):
     """g sigmoid(alpha g) * (u + up_shift), g = min(gate(x), limit), u = up(x) within +-limit.
 
-    OpenAI 2025 (gpt-oss), arXiv:2508.10925. Followed: the authors' code (openai/gpt-oss, torch/model.py), where it is
-    the FFN of each expert.
+    OpenAI 2025 (gpt-oss), arXiv:2508.10925, as in the authors' code (openai/gpt-oss, torch/model.py), where it is the
+    FFN of each expert.
     """
 
     gated = True

@@ -1,9 +1,9 @@
-"""The gate axis: something inside attention is multiplied by an activated function of attention's input.
+"""The gate axis: a tensor inside attention is multiplied by an activation of a projection of attention's input.
 
-Its controls stand beside it: a gate that adds, and a norm or a nonlinearity on the head outputs in the place of one.
+The controls are here too: a gate that adds, and a norm or a nonlinearity on the head outputs instead of a gate.
 
-Sites: `query`, `key` and `value` after their map and norm and before rotation, `sdpa` the head outputs, `output` after
-the output map. The input is the tensor that the queries are made from.
+Sites: `query`, `key` and `value` after their projection and norm and before rotation, `sdpa` the head outputs, `output`
+after the output projection. The gate's input is the input of the query projection.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class Gate(nn.Module):
-    """Abstract: y, of shape (B, T, heads, width) or at `output` (B, T, D), times `factor(x)` at its own site."""
+    """Abstract: y times `factor(x)` at the gate's site. y is (B, T, heads, width), or (B, T, D) at `output`."""
 
     site = "none"
     multiplies = True
-    """Whether y is multiplied by `factor`, whose scores a probe then reports."""
+    """Whether y is multiplied by `factor`, so that a probe reports gate scores."""
 
     def forward(self, site: str, y: Tensor, x_BTD: Tensor) -> Tensor:
         return self.gated(y, x_BTD) if site == self.site else y
 
     def gated(self, y: Tensor, x_BTD: Tensor) -> Tensor:
-        """What becomes of y at the gate's own site."""
+        """y after the gate, at the gate's site."""
         return y * self.factor(x_BTD)
 
     def factor(self, x_BTD: Tensor) -> Tensor:
-        """What y is multiplied by, broadcastable to y."""
+        """The factor on y, broadcastable to y."""
         raise NotImplementedError
 
 
@@ -65,12 +65,12 @@ def shape_at(site: str, geometry: Geometry) -> tuple[int, ...]:
 
 
 class _Activated(Gate):
-    """Abstract: activation(x W + b), or activation(c) with a constant c that does not see the input.
+    """Abstract: activation(x W + b), or activation(c) with a learned c that doesn't depend on the input.
 
     Qiu et al. 2025, arXiv:2505.06708. The authors' code (qiuzh20/gated_attention, modeling_qwen3.py) has `sdpa`
-    elementwise and headwise, without a bias, as here; the other sites and `head_shared` follow the paper's words. At q
-    and k the gate comes after a norm, which would undo a factor for a whole head. b and c start at `bias`, where `off`
-    means no b and a c of 0.
+    elementwise and headwise, without a bias, as here; the other sites and `head_shared` follow the paper's text. At q
+    and k the gate comes after the norm, since a norm would undo a factor for a whole head. b and c start at `bias`;
+    `off` means no b, and c starts at 0.
     """
 
     def __init__(
@@ -123,8 +123,8 @@ class HeadShared(_Activated):
 class Additive(_Activated):
     """y + activation(x W): an elementwise gate that adds. Qiu et al. 2025, arXiv:2505.06708, section 2.2.
 
-    The control for multiplication: the input enters through a nonlinearity, and nothing can be closed. The authors give
-    additive gates SiLU, which is not bounded.
+    The control for multiplication: the input enters through a nonlinearity, but can't close anything. The authors use
+    SiLU, which is unbounded, for additive gates.
     """
 
     multiplies = False
@@ -138,10 +138,10 @@ class Additive(_Activated):
 
 @GATE.register("norm")
 class HeadNorm(Gate):
-    """RMSNorm of the output of each head, in float32, a gain for each channel of each head; nothing is gated.
+    """RMSNorm of each head's output, in float32, with a gain for each channel of each head; nothing is gated.
 
-    Qiu et al. 2025, arXiv:2505.06708: their control for the nonlinearity between values and output map ("SDPA
-    GroupNorm"), almost without parameters.
+    Qiu et al. 2025, arXiv:2505.06708: their control for a nonlinearity between values and output projection ("SDPA
+    GroupNorm"), with almost no parameters.
     """
 
     site = "sdpa"
@@ -160,7 +160,7 @@ class HeadNorm(Gate):
 
 @GATE.register("silu")
 class HeadSilu(Gate):
-    """SiLU of the head outputs, without parameters; the input gates nothing. Qiu et al. 2025, arXiv:2505.06708."""
+    """SiLU of the head outputs, without parameters and without a gate. Qiu et al. 2025, arXiv:2505.06708."""
 
     site = "sdpa"
     multiplies = False
@@ -176,10 +176,10 @@ class HeadSilu(Gate):
 class Bondarenko(Gate):
     """sigmoid(G_h(x_h)) on the output of head h, x_h its slice of the input. Bondarenko et al. 2023, arXiv:2306.12929.
 
-    G_h is linear, or an MLP with one hidden ReLU layer, or (`all_heads`) linear in the whole input; it has biases
-    whatever `bias` says. The last one starts at logit(start), which the authors' code does for the linear form alone
-    (Qualcomm-AI-research/outlier-free-transformers, opt_attention.py). Slices are d_model / n_heads wide, rounded down,
-    also where head_dim is another.
+    G_h is linear, or an MLP with one hidden ReLU layer, or (`all_heads`) linear in the whole input. It always has
+    biases, also with bias=off. The last bias starts at logit(start); in the authors' code
+    (Qualcomm-AI-research/outlier-free-transformers, opt_attention.py) only that of the linear form does. Slices are
+    d_model / n_heads wide, rounded down, even if head_dim differs.
     """
 
     site = "sdpa"

@@ -1,7 +1,7 @@
-"""The init axis, and the one place where parameters get their values: gain x standard deviation x z.
+"""The init axis. All parameters get their initial values here: gain x standard deviation x z.
 
-z is standard normal from a stream keyed by (seed, parameter name, shape). So two arms share z wherever name and shape
-agree, whatever either adds or removes; an arm's options decide only the factors, and whether z is cut off.
+z is standard normal from a random stream keyed by (seed, parameter name, shape). So two arms share z wherever name and
+shape agree, even if one has other parameters besides. An arm's options only determine the factors and the cutoff of z.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from nexus_ablate.errors import ConfigError
 
 @dataclass(frozen=True)
 class Weight:
-    """What an initial standard deviation may depend on: a matrix is (d_out, d_in), a table (rows, width)."""
+    """What an initial standard deviation may depend on. Matrices are (d_out, d_in), tables (rows, width)."""
 
     role: str
     shape: torch.Size
@@ -32,7 +32,7 @@ class Init:
     """Abstract: the standard deviation of a weight, before the placement's gain."""
 
     cutoff: float | None = None
-    """How many standard deviations from 0 the normal distribution is cut off, if it is."""
+    """The cutoff of the normal distribution in standard deviations, if there is one."""
 
     def std(self, weight: Weight) -> float:
         raise NotImplementedError
@@ -44,9 +44,9 @@ BRANCH_OUTPUTS = ("attn_out", "ffn_out")
 
 @INIT.register("gpt2")
 class GPT2Init(Init):
-    """std everywhere, branch outputs divided by sqrt(2L), one addition to the residual stream each. GPT-2, section 2.3.
+    """std everywhere; branch outputs std / sqrt(2L), since 2L branches add to the residual stream. GPT-2, section 2.3.
 
-    Without `branch_scale` it is OLMo-2's init (arXiv:2501.00656) but for the cut-off at 3 std.
+    Without `branch_scale` it is OLMo-2's init (arXiv:2501.00656), except for that one's cutoff at 3 std.
     """
 
     def __init__(self, geometry: Geometry, *, std: float, branch_scale: bool) -> None:
@@ -58,11 +58,11 @@ class GPT2Init(Init):
 
 @INIT.register("small")
 class SmallInit(Init):
-    """sqrt(2 / (5 d_model)) everywhere: Xavier's for a 4 d FFN. Nguyen & Salazar 2019, arXiv:1910.05895.
+    """sqrt(2 / (5 d_model)) everywhere: Xavier's std for a 4 d FFN. Nguyen & Salazar 2019, arXiv:1910.05895.
 
-    The authors' code gives tables 1 / sqrt(d_model) and an FFN of another width its own Xavier. One std for all, with
-    `branch_scale` (outputs divided by sqrt(2L)) and `embed_scale=sqrt_d`, is the recipe of Takase et al. 2023 (Spike No
-    More), arXiv:2312.16903, as others report it; that paper's text was not read.
+    The authors' code uses 1 / sqrt(d_model) for tables, and Xavier's std for FFNs of other widths. One std for all,
+    with `branch_scale` (outputs divided by sqrt(2L)) and `embed_scale=sqrt_d`, is the recipe of Takase et al. 2023
+    (Spike No More), arXiv:2312.16903, according to other papers; we haven't checked that paper's text.
     """
 
     def __init__(self, geometry: Geometry, *, branch_scale: bool) -> None:
@@ -86,9 +86,9 @@ class XavierInit(Init):
 
 @INIT.register("megatron")
 class MegatronInit(Init):
-    """1 / sqrt(2.5 d_model), branch outputs divided by sqrt(2L), an untied head 1 / sqrt(d_model), cut off at 3 std.
+    """1 / sqrt(2.5 d_model), branch outputs divided by sqrt(2L), an untied head 1 / sqrt(d_model), cutoff at 3 std.
 
-    OLMo's `full_megatron` at HybridNorm's std (arXiv:2503.04598; authors' 1.2B configuration: init_std 0.013975 at
+    OLMo's `full_megatron` with HybridNorm's std (arXiv:2503.04598; authors' 1.2B configuration: init_std 0.013975 at
     d_model 2048), after Shoeybi et al. 2019, arXiv:1909.08053.
     """
 
@@ -106,7 +106,7 @@ class MegatronInit(Init):
 
 @INIT.register("mitchell")
 class MitchellInit(Init):
-    """1 / sqrt(fan_in), outputs of block l (from 0) 1 / sqrt(2 fan_in (l + 1)), tables 1 / sqrt(d_model), cut off at 3.
+    """1 / sqrt(fan_in); outputs of block l (from 0) 1 / sqrt(2 fan_in (l + 1)); tables 1 / sqrt(d_model); cutoff at 3.
 
     OLMo-1's init. Groeneveld et al. 2024, arXiv:2402.00838; `InitFnType.mitchell` in the authors' code.
     """
@@ -125,9 +125,9 @@ class MitchellInit(Init):
 
 @INIT.register("checkpoint")
 class CheckpointInit(Init):
-    """The weights that another run ended with (training/start.py): nothing is drawn.
+    """The final weights of another run (training/start.py); nothing is drawn.
 
-    So seeds differ in their data order and dropout alone.
+    Seeds then differ only in data order and dropout.
     """
 
     def __init__(self, geometry: Geometry, *, run: str) -> None:
@@ -135,11 +135,11 @@ class CheckpointInit(Init):
 
     def std(self, weight: Weight) -> float:
         fix = "nexus-ablate init=checkpoint init.run=RUN, or nexus_ablate.train(config)"
-        raise ConfigError("init=checkpoint draws no initial values: a run reads them when it starts", self._run, fix)
+        raise ConfigError("init=checkpoint draws no initial values; a run loads them when it starts", self._run, fix)
 
 
 def truncated(z: Tensor, cutoff: float) -> Tensor:
-    """z mapped to the standard normal cut off at +-cutoff, each value to the same quantile, as `trunc_normal_` does."""
+    """z transformed to the normal distribution truncated at +-cutoff, quantile by quantile, like `trunc_normal_`."""
     tail = torch.special.ndtr(torch.tensor(-cutoff, dtype=torch.float64))
     return torch.special.ndtri(tail + (1 - 2 * tail) * torch.special.ndtr(z.double())).to(z.dtype)
 
@@ -163,22 +163,22 @@ def standard_normal(seed: int, name: str, shape: torch.Size) -> Tensor:
 
 
 def first_std(weight: Weight, init: Init, gains: dict[str, float]) -> float:
-    """The standard deviation that a weight starts with: the init's, times the placement's gain for its role."""
+    """The initial standard deviation of a weight: the init's, times the placement's gain for its role."""
     return weight.shape[1] ** -0.5 if weight.role == SMALL_MAP else init.std(weight) * gains.get(weight.role, 1.0)
 
 
 @torch.no_grad()
 def initialise(model: nn.Module, seed: int, init: Init, gains: dict[str, float]) -> dict[str, str]:
-    """Give every matrix of the model its values.
+    """Set the initial values of every matrix of the model.
 
     Returns:
-        The hash of each z by parameter name; arms are paired where these agree.
+        The hash of each z by parameter name. Equal hashes: two arms share these values.
     """
     hashes = {}
     roles = parameter_roles(model)
     for name, parameter in model.named_parameters():
         if roles[name] == VECTOR:
-            continue  # its module has set it
+            continue  # set by its module
         z = standard_normal(seed, name, parameter.shape)
         hashes[name] = hashlib.blake2b(z.numpy().data, digest_size=8).hexdigest()
         weight = Weight(roles[name], parameter.shape, layer_of(name))

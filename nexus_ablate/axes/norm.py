@@ -1,10 +1,10 @@
-"""The norm axis. A norm is built for a width and a site and maps (..., width) to itself.
+"""The norm axis. A norm is built for a width and a site; input and output are (..., width).
 
-Sites inside a block begin with the branch they belong to, `attn` or `ffn`; the norm before the head is `final`. Gains
-start at `gain_init`, which the model sets to 1 at sites that `norm_gain_sites` leaves out, biases at 0.
+Names of sites inside a block begin with their branch, `attn` or `ffn`; the norm before the head is `final`. Gains start
+at `gain_init`, which the model sets to 1 at sites that aren't in `norm_gain_sites`. Biases start at 0.
 
 `fp32=off` computes in the precision of the matrix products. LayerNorm and RMSNorm then round every intermediate (see
-kernels/low_precision.py); the other norms round each operation, except where a compiled run keeps float32 in between.
+kernels/low_precision.py). The other norms round each operation, but a compiled run may keep float32 in between.
 """
 
 from __future__ import annotations
@@ -80,9 +80,9 @@ class _ZeroCentred(nn.Module):
 
 @NORM.register("layer_zero")
 class LayerNormZero(_ZeroCentred):
-    """(1 + excess) (x - mean) / sqrt(var + eps), excess 0 at first. Parmar et al. 2024 (Nemotron-4), arXiv:2402.16819.
+    """(1 + excess) (x - mean) / sqrt(var + eps), excess initially 0. Parmar et al. 2024 (Nemotron-4), arXiv:2402.16819.
 
-    The function is LayerNorm's; decay pulls the gain to 1 and not to 0. `gain_init` is 1 + excess.
+    The same function as LayerNorm, but weight decay pulls the gain to 1 instead of 0. `gain_init` is 1 + excess.
     """
 
     normalize = staticmethod(layer_norm)
@@ -115,9 +115,9 @@ class RMSNorm(_Affine):
 
 @NORM.register("rms_zero")
 class RMSNormZero(_ZeroCentred):
-    """(1 + excess) x / sqrt(mean(x^2) + eps), excess 0 at first. Gemma Team 2024, arXiv:2403.08295; HF modeling_gemma2.
+    """(1 + excess) x / sqrt(mean(x^2) + eps), excess initially 0. Gemma Team 2024, arXiv:2403.08295; modeling_gemma2.
 
-    The function is RMSNorm's; decay pulls the gain to 1 and not to 0. `gain_init` is 1 + excess.
+    The same function as RMSNorm, but weight decay pulls the gain to 1 instead of 0. `gain_init` is 1 + excess.
     """
 
     normalize = staticmethod(rms_norm)
@@ -127,7 +127,7 @@ class RMSNormZero(_ZeroCentred):
 class RMSNormOutside(_Affine):
     """x / (sqrt(mean(x^2)) + eps): the form of the authors' code. Zhang & Sennrich 2019, rmsnorm_torch.py.
 
-    Unlike eps inside the root, it keeps the scale of small inputs out.
+    Unlike eps inside the root, this removes the scale of small inputs too.
     """
 
     def __init__(self, width: int, bias: bool, site: str, *, eps: float, gain_init: float, fp32: bool) -> None:
@@ -194,7 +194,7 @@ class BatchNorm(_Affine):
 
 @NORM.register("scale")
 class ScaleNorm(nn.Module):
-    """g x / max(||x||, eps), one scalar g, sqrt(width) at first. Nguyen & Salazar 2019, arXiv:1910.05895, Eq. 5."""
+    """g x / max(||x||, eps), one scalar g, initially sqrt(width). Nguyen & Salazar 2019, arXiv:1910.05895, Eq. 5."""
 
     def __init__(self, width: int, bias: bool, site: str, *, eps: float, gain_init: float, fp32: bool) -> None:
         super().__init__()
@@ -210,7 +210,7 @@ class ScaleNorm(nn.Module):
 
 
 DYT_ALPHA = {1024: (1.0, 1.0), 2048: (1.0, 0.5), 4096: (0.8, 0.2), 8192: (0.2, 0.05)}
-"""First alpha of DyT before attention and elsewhere, by width: Table 11 of the paper; the nearest width is taken."""
+"""Initial alpha of DyT before attention and elsewhere, by width: Table 11 of the paper. The nearest width is used."""
 
 
 @NORM.register("dyt")

@@ -16,12 +16,12 @@ class Normalizer(nn.Module):
     """Abstract: scores to weights."""
 
     fused = False
-    """Whether the weights are a softmax over the keys and, where `own_key` says so, one key more."""
+    """Whether the weights are a softmax over the keys and the normalizer's own key, if it has one."""
     shift_invariant = False
-    """Whether adding the same number to all scores of a query changes nothing."""
+    """Whether adding the same number to all scores of a query leaves the weights unchanged."""
 
     def own_key(self) -> float | Tensor | None:
-        """The score, one number or (H,), of a further key of value 0 that every query sees; None: there is none."""
+        """The score (one number or (H,)) of an extra key with value 0 that every query sees; None if there is none."""
         return None
 
 
@@ -44,7 +44,7 @@ class Softmax(Normalizer):
 
 @NORMALIZER.register("softmax1")
 class SoftmaxOne(Normalizer):
-    """exp(z) / (1 + sum exp(z)): one key more of score 0 and value 0. Miller 2023, "Attention Is Off By One"."""
+    """exp(z) / (1 + sum exp(z)): an extra key of score 0 and value 0. Miller 2023, "Attention Is Off By One"."""
 
     fused = True
 
@@ -63,8 +63,8 @@ class SoftmaxOne(Normalizer):
 class Sink(Normalizer):
     """exp(z) / (exp(s) + sum exp(z)), s learned for each query head in every layer. gpt-oss, arXiv:2508.10925.
 
-    As in the authors' code (openai/gpt-oss, torch/model.py), s stands beside the masked and scaled scores and is not
-    scaled itself. The initial value is ours: at 0 it starts as softmax1.
+    As in the authors' code (openai/gpt-oss, torch/model.py), s is added next to the masked and scaled scores and isn't
+    scaled itself. The initial value is our choice: with 0 it starts as softmax1.
     """
 
     fused = True
@@ -85,8 +85,8 @@ class Sink(Normalizer):
 class ClippedSoftmax(Normalizer):
     """clip((zeta - gamma) softmax(z) + gamma, 0, 1), gamma = -alpha / T. Bondarenko et al. 2023, arXiv:2306.12929.
 
-    T is the training context, whatever the length of the sequence, as in the authors' code
-    (Qualcomm-AI-research/outlier-free-transformers, opt_attention.py). What is clipped has no gradient.
+    T is the training context, also for sequences of other lengths, as in the authors' code
+    (Qualcomm-AI-research/outlier-free-transformers, opt_attention.py). Clipped weights have no gradient.
     """
 
     shift_invariant = True

@@ -1,8 +1,9 @@
 """The placement axis: how a block wires its two branches, its norms and its residual path.
 
-A placement is one final class with a forward of a few lines. It owns the wiring, where norms stand, and the init gain
-by role; its YAML says whether a final norm belongs to it and whether q, k and v are normed. It receives ready parts.
-In the docstrings x is the residual stream, A attention, F the FFN, f either of them, N a norm, L the number of blocks.
+A placement is one final class with a forward of a few lines. It determines the wiring, the places of norms, and the
+init gain by role; its YAML says whether it has a final norm and whether q, k and v are normed. Branches and norms are
+passed in. In the docstrings x is the residual stream, A attention, F the FFN, f either of them, N a norm, L the number
+of blocks.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from nexus_ablate.config.options import Registry
 
 @dataclass(frozen=True)
 class Parts:
-    """What a block is made of: makers of its two branches and of norms by site, its width and its place in the stack.
+    """The parts of a block: functions that make its branches and norms, its width, and its index.
 
-    A branch is made with an inner norm, before its output projection, or without.
+    A branch is made with or without an inner norm, which comes before its output projection.
     """
 
     attn: Callable[[bool], nn.Module]
@@ -35,9 +36,9 @@ class Parts:
 
 
 class Block(nn.Module):
-    """Abstract block. `forward` maps the residual stream to itself; `position` goes to attention as it is.
+    """Abstract block. `forward` takes and returns the residual stream; it passes `position` on to attention.
 
-    The stream is one tensor (B, T, D) unless the placement's `enter` makes something else of the embedding.
+    The stream is one tensor (B, T, D) unless the placement's `enter` returns something else.
     """
 
     norm_ffn_after_sum = False
@@ -47,18 +48,18 @@ class Block(nn.Module):
         super().__init__()
         self.attn, self.ffn = parts.attn(inner_norms), parts.ffn(inner_norms)
         self.init_gains: dict[str, float] = {}
-        """Factors on the init axis's standard deviations, by role. A role that is not named has 1."""
+        """Factors on the init axis's standard deviations, by role; 1 for all other roles."""
 
     def enter(self, x_BTD: Tensor) -> Any:
-        """The stream that the first block gets."""
+        """The residual stream at the first block, from the embedding."""
         return x_BTD
 
     def residual(self, stream: Any) -> Tensor:
-        """What the next branch reads and probes measure, (B, T, D)."""
+        """The tensor that the next branch reads and probes measure, (B, T, D)."""
         return stream
 
     def leave(self, stream: Any, final_norm: nn.Module) -> Tensor:
-        """What the head sees, (B, T, D)."""
+        """The input of the head, (B, T, D)."""
         return final_norm(stream)
 
     def forward(self, x_BTD: Any, position: Position) -> Any:
@@ -67,7 +68,7 @@ class Block(nn.Module):
 
 PLACEMENT: Registry[Block] = Registry("placement")
 BRANCH_MAPS = ("value", "attn_out", "ffn_in", "ffn_out")
-"""Roles of the matrices whose product is a branch's output: all of a branch but what makes its scores."""
+"""Roles of the matrices that scale a branch's output: all except queries and keys."""
 
 
 @PLACEMENT.register("pre")
@@ -156,8 +157,8 @@ class HybridNormStar(Block):
 class DeepNorm(Block):
     """N(residual_scale x + f(x)), residual_scale (2L)^(1/4); init gain (8L)^(-1/4) on value, output and both FFN maps.
 
-    Wang et al. 2022, arXiv:2203.00555, Fig. 2 (decoder-only), with Xavier init. The paper's FFN has two matrices; of a
-    gated FFN the gate is scaled like the other input map. Each of the two constants can be set to 1, which removes it.
+    Wang et al. 2022, arXiv:2203.00555, Fig. 2 (decoder-only), with Xavier init. The paper's FFN has two matrices; in a
+    gated FFN the gate is scaled like the other input projection. Setting either constant to 1 removes it.
     """
 
     norm_ffn_after_sum = True
@@ -190,7 +191,7 @@ class Sandwich(Block):
 
 @PLACEMENT.register("output")
 class OutputNorm(Block):
-    """x + N(f(x)). OLMo Team 2025 (OLMo-2), arXiv:2501.00656; with first gain 0 it is Swin-v2's, arXiv:2111.09883."""
+    """x + N(f(x)). OLMo Team 2025 (OLMo-2), arXiv:2501.00656; with initial gain 0 Swin-v2's, arXiv:2111.09883."""
 
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
@@ -203,12 +204,12 @@ class OutputNorm(Block):
 
 @PLACEMENT.register("subln")
 class SubLN(Block):
-    """x + W N(g(N(x))), f = W g: pre-norm with a second norm inside each branch, before its output map.
+    """x + W N(g(N(x))), f = W g: pre-norm with a second norm inside each branch, before its output projection.
 
-    Xavier init with a gain of sqrt(ln 2L) on value, output and both FFN maps. Wang et al. 2022 (Magneto),
-    arXiv:2210.06423 (decoder-only); matrices as in torchscale's decoder.py. Of a gated FFN the gate is scaled like the
-    other input matrix. GPT-2's 1/sqrt(2L) would undo the gain: 2 layers ended 400 steps at 2.02 nats with it, at 1.73
-    as published (d_model 128, context 64, mean of 3 seeds).
+    Xavier init with a gain of sqrt(ln 2L) on value, output and both FFN matrices. Wang et al. 2022 (Magneto),
+    arXiv:2210.06423 (decoder-only); matrices as in torchscale's decoder.py. In a gated FFN the gate is scaled like the
+    other input matrix. GPT-2's 1/sqrt(2L) would undo the gain: after 400 steps, 2 layers had a loss of 2.02 nats with
+    it and 1.73 as published (d_model 128, context 64, mean of 3 seeds).
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -225,8 +226,8 @@ class SubLN(Block):
 class MixLN(Block):
     """Post-norm in the first floor(post_fraction L) blocks, at least one; pre-norm in the others.
 
-    Li et al. 2024, arXiv:2412.13795. The authors give a quarter: 3 of 12, 6 of 24 blocks. In their code every linear
-    layer starts at N(0, 0.02^2), without GPT-2's 1/sqrt(2L); their embedding, which is not tied, starts at sqrt(2/5).
+    Li et al. 2024, arXiv:2412.13795. The authors use a quarter: 3 of 12, 6 of 24 blocks. In their code every linear
+    layer starts at N(0, 0.02^2), without GPT-2's 1/sqrt(2L); their embedding, which is untied, has std sqrt(2/5).
     """
 
     def __init__(self, parts: Parts, *, post_fraction: float) -> None:
@@ -259,11 +260,11 @@ class LayerNormScaling(Block):
 
 @PLACEMENT.register("residual_scale")
 class ResidualScale(Block):
-    """x + branch_scale f(N(x)), a constant, 1 / sqrt(2L) by default: it stays, where an init's factor trains away.
+    """x + branch_scale f(N(x)) with a constant, by default 1 / sqrt(2L). Unlike a factor on the init, it doesn't train.
 
-    Taken in the 1 / sqrt(additions) form of De & Smith 2020, arXiv:2002.10444, with a norm in the branch. It prescribes
-    GPT-2's init without that init's own 1 / sqrt(2L): the branches then start as those of `placement=pre`, and differ
-    from them only in how they train.
+    The 1 / sqrt(additions) form of De & Smith 2020, arXiv:2002.10444, with a norm in the branch. It prescribes GPT-2's
+    init without that init's own 1 / sqrt(2L): the branches then start like those of `placement=pre`, and differ from
+    them only in training.
     """
 
     def __init__(self, parts: Parts, *, branch_scale: float | str) -> None:
@@ -297,7 +298,7 @@ class LayerScale(Block):
 
 @PLACEMENT.register("rezero")
 class ReZero(Block):
-    """x + scale f(x), one learned scalar for both branches of a block, 0 at first: the model starts as the identity.
+    """x + scale f(x), one learned scalar per block for both branches, initially 0: every block starts as the identity.
 
     Bachlechner et al. 2020, arXiv:2003.04887, Eq. 1; shared as in the authors' rztx.py. With `norm`, x + scale f(N(x)).
     """

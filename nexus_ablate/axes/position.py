@@ -16,35 +16,35 @@ class Position(nn.Module):
     """Abstract scheme: each site is the identity unless the option acts there. One instance serves all layers."""
 
     settles = True
-    """Whether queries and keys are final when it has put positions in, so that a norm after rotation is due."""
+    """Whether queries and keys are final after this scheme, so that a norm after rotation follows."""
     longest: int | None = None
-    """Positions for which the scheme is defined; None: any number."""
+    """Number of positions for which the scheme is defined; None: unlimited."""
 
     def turns_keys(self, layer: int) -> bool:
-        """Whether what a key becomes depends on its place: then a key bias is not the same for all keys of a query."""
+        """Whether the scheme changes keys by position, so that a key bias contributes differently to each score."""
         return False
 
     def without(self, geometry: Geometry) -> Position:
-        """What takes the scheme's place in the layers of `geometry.nope_layers`."""
+        """The scheme of the layers in `geometry.nope_layers`."""
         return NoPosition(geometry)
 
     def embed(self, x_BTD: Tensor) -> Tensor:
-        """The embedding with positions 0 .. T - 1 put in."""
+        """The embedding with positions 0 .. T - 1 applied."""
         return x_BTD
 
     def rotate(self, q_BHTd: Tensor, k_BHSd: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        """Queries and keys as the scheme changes them, after their norm and before the scores."""
+        """Queries and keys changed by the scheme, after their norm and before the scores."""
         return q_BHTd, k_BHSd
 
     def score_bias(self, T: int, layer: int) -> Tensor | None:
-        """What is added to the scaled scores of any query: (H, T) by distance i - j, (H, T, T), or None.
+        """The bias on the scaled scores, the same for all queries: (H, T) by distance i - j, (H, T, T), or None.
 
-        Of (H, T, T) only the causal part counts.
+        Only the causal part of (H, T, T) is used.
         """
         return None
 
     def query_bias(self, q_BHTd: Tensor, layer: int, scale: float) -> Tensor | None:
-        """In place of `score_bias`, what depends on the query: (B, H, T, T), or None.
+        """A bias that depends on the query and replaces `score_bias`: (B, H, T, T), or None.
 
         The queries are those before `rotate`; `scale` is the factor on the scores.
         """
@@ -64,7 +64,7 @@ class NoPosition(Position):
 
 @POSITION.register("learned")
 class Learned(Position):
-    """A learned vector for each of `context` positions, added to the embedding (GPT-2). Not defined beyond them."""
+    """A learned vector for each of `context` positions, added to the embedding (GPT-2). Undefined beyond them."""
 
     def __init__(self, geometry: Geometry) -> None:
         super().__init__()
@@ -82,12 +82,12 @@ class Learned(Position):
 class Sinusoidal(Position):
     """sin(p / base^(2i/D)) at channel 2i, its cosine at 2i + 1, added. Vaswani et al. 2017, arXiv:1706.03762, 3.5.
 
-    As fairseq computes it (sinusoidal_positional_embedding.py; XGLM): all sines, then all cosines, the exponent
-    i / (D/2 - 1), and the first position is 2, after that of padding.
+    The fairseq layout (sinusoidal_positional_embedding.py; XGLM) has all sines, then all cosines, the exponent
+    i / (D/2 - 1), and starts at position 2, after that of padding.
 
-    The RMS of the sinusoids is 0.7 whatever the init, so the option prescribes the paper's factor sqrt(d_model) on the
-    embedding (section 3.4). Without it a model of 2 layers ended 400 steps at 2.63 nats, with it at 2.16, and without
-    positions at 2.25 (d_model 128, context 64, mean of 5 seeds).
+    The RMS of the sinusoids is 0.7 under every init, so the option prescribes the paper's factor sqrt(d_model) on the
+    embedding (section 3.4). After 400 steps, a model of 2 layers had a loss of 2.63 nats without the factor, 2.16 with
+    it, and 2.25 without positions (d_model 128, context 64, mean of 5 seeds).
     """
 
     wave_TD: Tensor
@@ -116,10 +116,9 @@ class Rotation(nn.Module):
     """Channel pairs of q and k rotated by p times a frequency each, in float32.
 
     Args:
-        frequency_w: Radians per position of each pair, float32. Twice as many channels of each head are rotated, the
-            first ones.
+        frequency_w: Radians per position of each pair, (w,), float32. The first 2 w channels of each head are rotated.
         pairing: Which channels are a pair: `half` (i, i + width / 2), `interleaved` (2i, 2i + 1).
-        length: What the rotated channels are multiplied by.
+        length: A factor on the rotated channels.
     """
 
     frequency_w: Tensor
@@ -140,8 +139,8 @@ class Rotation(nn.Module):
         self.register_buffer("sin_THd", sin_THd, persistent=False)
 
     def _factors(self, angle_Tw: Tensor) -> tuple[Tensor, Tensor]:
-        """What a channel and its partner are multiplied by. Written out for each head: rows as long as the projections'
-        are what an eager product is fast on."""
+        """The factors of a channel and of its partner, repeated for each head: eager products are faster on rows as
+        long as those of the projections."""
         cos_Tw, sin_Tw = angle_Tw.cos(), angle_Tw.sin()
         if self.length != 1:
             cos_Tw, sin_Tw = self.length * cos_Tw, self.length * sin_Tw
@@ -160,7 +159,7 @@ class Rotation(nn.Module):
         return self._turn(q_BHTd, cos_THd, sin_THd), self._turn(k_BHSd, cos_THd, sin_THd)
 
     def _turn(self, x_BHTd: Tensor, cos_THd: Tensor, sin_THd: Tensor) -> Tensor:
-        x_BTHd = x_BHTd.transpose(1, 2)  # as it comes from the projection, contiguous
+        x_BTHd = x_BHTd.transpose(1, 2)  # contiguous, as it comes from the projection
         rotated, heads = x_BTHd[..., : self.width], x_BTHd.shape[2]
         if self.pairing == "half":
             partner = rotated.roll(self.width // 2, -1)
@@ -182,12 +181,12 @@ class Rotation(nn.Module):
 
 
 def _alternate(pair: tuple[Tensor, Tensor], axis: int) -> Tensor:
-    """Two tensors' entries in turn along an axis, where `torch.cat` puts one behind the other."""
+    """The entries of two tensors, alternating along an axis."""
     return torch.stack(pair, axis).flatten(axis - 1)
 
 
 class RotaryPosition(Position):
-    """Abstract: queries and keys rotated, by the rotations that a subclass makes, in turn by layer."""
+    """Abstract: queries and keys rotated by the rotations of a subclass, which layers use in turn."""
 
     def __init__(self, rotations: list[Rotation]) -> None:
         super().__init__()
@@ -201,12 +200,12 @@ class RotaryPosition(Position):
 
 
 def by_layer(value: float | list[float]) -> list[float]:
-    """The values that layers take in turn."""
+    """The values that layers use in turn."""
     return value if isinstance(value, list) else [value]
 
 
 def rotated_frequencies(geometry: Geometry, theta: float, fraction: float) -> Tensor:
-    """theta^(-2i/width) of the pairs that are rotated: width is `fraction` of the head, an even number."""
+    """theta^(-2i/width) of each rotated pair; width is `fraction` of the head width, an even number."""
     return frequencies(2 * max(1, round(geometry.head_dim * fraction / 2)), theta)
 
 
@@ -214,8 +213,8 @@ def rotated_frequencies(geometry: Geometry, theta: float, fraction: float) -> Te
 class Rope(RotaryPosition):
     """Channel pairs of q and k rotated by p * theta^(-2i/width), in float32. Su et al. 2021, arXiv:2104.09864, Eq. 15.
 
-    Of each head the first `fraction` of the channels is rotated (width, an even number). A list of thetas goes by
-    layer, repeated (Gemma 3: 10000 under a window, 1000000 without).
+    The first `fraction` of each head's channels is rotated (width, an even number). Layers use a list of thetas in turn
+    (Gemma 3: 10000 with a window, 1000000 without).
     """
 
     def __init__(
@@ -232,8 +231,8 @@ class InterpolatedRope(RotaryPosition):
     """RoPE stretched over a longer context: frequencies divided by `factor` (linear), or a larger theta (ntk).
 
     linear: position interpolation, Chen et al. 2023, arXiv:2306.15595, Eq. 4. ntk: theta factor^(width / (width - 2)),
-    which divides the lowest frequency by `factor` and leaves the highest as it is; by bloc97, as Peng et al. 2023
-    (YaRN), arXiv:2309.00071, Eq. 16 gives it. Lists of thetas and factors go by layer, repeated.
+    which divides the lowest frequency by `factor` and keeps the highest; by bloc97, in the form of Peng et al. 2023
+    (YaRN), arXiv:2309.00071, Eq. 16. Layers use lists of thetas and factors in turn.
     """
 
     def __init__(
@@ -259,11 +258,11 @@ class InterpolatedRope(RotaryPosition):
 
 @POSITION.register("rope_llama3")
 class Llama3Rope(RotaryPosition):
-    """RoPE whose low frequencies are divided by `factor`: those of less than `low_freq_factor` turns in the context.
+    """RoPE with low frequencies divided by `factor`: those with fewer than `low_freq_factor` turns in the context.
 
-    Those of more than `high_freq_factor` turns stay, and between the two the share of the undivided frequency grows
-    linearly with the turns. Llama Team 2024 (Llama 3.1), arXiv:2407.21783; followed: the release's model file.
-    `original_context` is what the context of training was before the scaling.
+    Frequencies with more than `high_freq_factor` turns are kept; in between, the share of the undivided frequency grows
+    linearly with the turns. Llama Team 2024 (Llama 3.1), arXiv:2407.21783, as in the release's model file.
+    `original_context` is the training context before the scaling.
     """
 
     def __init__(
@@ -286,12 +285,12 @@ class Llama3Rope(RotaryPosition):
 
 @POSITION.register("rope_yarn")
 class YarnRope(RotaryPosition):
-    """RoPE with frequencies divided by `factor` for pairs of few turns, as they are for pairs of many, mixed between.
+    """RoPE with frequencies divided by `factor` for pairs with few turns, unchanged for many, interpolated in between.
 
-    The share of the undivided frequency falls linearly with the number of the pair, from that of `beta_fast` turns in
-    the original context to that of `beta_slow` (rounded outwards with `truncate`). Rotated channels are multiplied by
-    `attention_factor`, by default 0.1 ln(factor) + 1, in q and in k, so scores by its square. Peng et al. 2023,
-    arXiv:2309.00071, sections 3.2 to 3.4; followed: the authors' code (jquesnelle/yarn) as `transformers` keeps it.
+    The share of the undivided frequency falls linearly with the index of the pair, from the pair with `beta_fast` turns
+    in the original context to the one with `beta_slow` (rounded outwards with `truncate`). Rotated channels of q and k
+    are multiplied by `attention_factor`, by default 0.1 ln(factor) + 1, so scores by its square. Peng et al. 2023,
+    arXiv:2309.00071, sections 3.2 to 3.4, as in the authors' code (jquesnelle/yarn) in `transformers`.
     """
 
     def __init__(
@@ -348,8 +347,8 @@ class Alibi(Position):
 
 
 def slopes(n_heads: int, bias_max: float = 8.0) -> list[float]:
-    """ALiBi's slope of each head: 2^(-bias_max h/H) for a power of two, else filled up from the next power's odd
-    ones."""
+    """ALiBi's slope of each head: 2^(-bias_max h/H) for H a power of two; otherwise those of the largest smaller power,
+    then every other one of the next power."""
     power = 2 ** math.floor(math.log2(n_heads))
     first = [2 ** (-bias_max * h / power) for h in range(1, power + 1)]
     return first + [2 ** (-bias_max * h / (2 * power)) for h in range(1, 2 * power, 2)][: n_heads - power]
@@ -357,12 +356,11 @@ def slopes(n_heads: int, bias_max: float = 8.0) -> list[float]:
 
 @POSITION.register("irope")
 class InterleavedRope(RotaryPosition):
-    """RoPE, and in the layers without positions (`nope_every`, here every 4th) queries that sharpen in long sequences.
+    """RoPE, and in layers without positions (`nope_every`, here every 4th) longer queries far into the text.
 
-    There q at position p is multiplied by 1 + temperature ln(1 + floor((p + 1) / floor_scale)), which is 1 for short
-    sequences. Meta 2025, Llama 4; followed: the release's configuration and the model file of `transformers`. Llama 4
-    also lets its layers with RoPE see chunks of 8192 tokens only, which is not part of this option: `window` says what
-    a layer sees.
+    In those layers q at position p is multiplied by 1 + temperature ln(1 + floor((p + 1) / floor_scale)), which is 1 in
+    short sequences. Meta 2025, Llama 4, as in the release's configuration and the model file of `transformers`. Llama
+    4's layers with RoPE also see only chunks of 8192 tokens. This option leaves that to `window`.
     """
 
     def __init__(self, geometry: Geometry, *, theta: float, pairing: str, temperature: float, floor_scale: int) -> None:
@@ -374,7 +372,7 @@ class InterleavedRope(RotaryPosition):
 
 
 class SharperQueries(Position):
-    """No positions, but longer queries far from the start; see InterleavedRope."""
+    """No positions, but longer queries far into the text; see InterleavedRope."""
 
     def __init__(self, temperature: float, floor_scale: int) -> None:
         super().__init__()
@@ -390,10 +388,10 @@ class SharperQueries(Position):
 class T5Bias(Position):
     """A learned bias for each head and bucket of distances i - j, added to the scaled scores. One table for all layers.
 
-    The first half of the buckets holds one distance each, the other half grows geometrically up to `max_distance`, and
-    the last holds all beyond. Raffel et al. 2020, arXiv:1910.10683, section 2.1, in the causal form of the authors'
-    code (all buckets for the past). T5 itself does not scale its scores; here the bias is added after scaling, so that
-    it does not depend on the head width.
+    The first half of the buckets has one distance each, the sizes of the others grow geometrically up to
+    `max_distance`, and the last has all larger distances. Raffel et al. 2020, arXiv:1910.10683, section 2.1, in the
+    causal form of the authors' code (all buckets for the past). T5 itself doesn't scale its scores; here the bias is
+    added after scaling, so that it doesn't depend on the head width.
     """
 
     def __init__(self, geometry: Geometry, *, buckets: int, max_distance: int) -> None:
@@ -417,10 +415,10 @@ class T5Bias(Position):
 class Kerple(Position):
     """-r1 ln(1 + r2 (i - j)), or -r1 (i - j)^r2 with r2 < 2, added to the scaled scores; r1, r2 > 0 for each head.
 
-    Chi et al. 2022, arXiv:2205.09921, by the authors' code (chijames/KERPLE, megatron/mpu/layers.py): learned, one set
-    for all layers. They draw r1 and r2 uniformly and clamp them at 0.01. Here r1 starts evenly spread over their range,
-    (0, 2) or for the power (0, 1), and r2 in the middle of its own; learned are the logarithm of r1 and that of r2, or
-    for the power the logit of r2 / 2.
+    Chi et al. 2022, arXiv:2205.09921, as in the authors' code (chijames/KERPLE, megatron/mpu/layers.py): learned, one
+    set for all layers. The authors draw r1 and r2 uniformly and clamp them at 0.01. Here r1 starts evenly spread over
+    their range, (0, 2) or for the power (0, 1), and r2 in the middle of its range. The parameters are ln r1 and ln r2,
+    or for the power the logit of r2 / 2.
     """
 
     def __init__(self, geometry: Geometry, *, form: str) -> None:
@@ -443,12 +441,12 @@ class Kerple(Position):
 
 @POSITION.register("fire")
 class Fire(Position):
-    """f(psi(i - j) / psi(max(L, i))) added to the scaled scores, psi(x) = ln(|c| x + 1), f a small MLP to all heads.
+    """f(psi(i - j) / psi(max(L, i))) added to the scaled scores, psi(x) = ln(|c| x + 1), f a small MLP for all heads.
 
-    Li et al. 2023, arXiv:2310.04418; as in the paper's listing c and a factor on L are learned, f has one hidden ReLU
-    layer, and 1e-6 is added to the divisor. Each layer has its own f, c and L, or all share one (`shared`, the paper's
-    FIRE-S). The hidden biases start evenly over [-1, 1], where the listing draws them from it; f has no output bias,
-    since it would add the same to all scores of a query.
+    Li et al. 2023, arXiv:2310.04418. As in the paper's listing, c and a factor on L are learned, f has one hidden ReLU
+    layer, and 1e-6 is added to the divisor. Each layer has its own f, c and L, or all layers share one (`shared`, the
+    paper's FIRE-S). The hidden biases start evenly spread over [-1, 1]; the listing draws them from it. f has no output
+    bias, since that would add the same number to all scores of a query.
     """
 
     def __init__(self, geometry: Geometry, *, width: int, c: float, threshold: float, shared: bool) -> None:
@@ -490,11 +488,11 @@ class FireFunction(nn.Module):
 
 @POSITION.register("transformer_xl")
 class TransformerXL(Position):
-    """((q + u).k + (q + v).(W r)) times the scores' scale; r the sinusoid of i - j, sines before cosines.
+    """((q + u).k + (q + v).(W r)) times the scale of the scores; r is the sinusoid of i - j, sines before cosines.
 
-    Dai et al. 2019, arXiv:1901.02860, section 3.3, without the segment memory. u and v, a vector for each head, are
-    shared by the layers as in the authors' code; W is a map of each layer without bias. u and v start like tables of
-    positions (the authors: standard deviation 0.02), W like the map that makes keys.
+    Dai et al. 2019, arXiv:1901.02860, section 3.3, without the segment memory. u and v have a vector per head, shared
+    by all layers as in the authors' code; each layer has its own W, without bias. u and v start like position tables
+    (the authors: standard deviation 0.02), W like the key projection.
     """
 
     wave_TD: Tensor
@@ -524,14 +522,14 @@ class TransformerXL(Position):
         far_first_HTd = self.key[layer](wave_TD[:T].flip(0)).unflatten(-1, (self.n_heads, -1)).transpose(0, 1)
         q_BHTd = q_BHTd + self.v.weight[:, None].to(q_BHTd.dtype)
         score_BHTT = q_BHTd @ far_first_HTd.transpose(-1, -2) * scale
-        # Column m of row i is distance T - 1 - m and belongs in column m - (T - 1 - i): with one column more, reading
-        # the rows as if they had T columns moves each by one place more than the row above. What lies above the
-        # diagonal is meaningless; the causal mask removes it.
+        # Column m of row i has distance T - 1 - m and belongs in column m - (T - 1 - i). Append a column, then read the
+        # rows as if they had T columns: each row moves by one place more than the previous one. Entries above the
+        # diagonal are meaningless; the causal mask removes them.
         return F.pad(score_BHTT, (1, 0)).view(B, H, T + 1, T)[:, :, 1:]
 
 
 def by_distance(bias_HT: Tensor) -> Tensor:
-    """(H, T, T) with entry i - j of (H, T) at row i and column j; 0 above the diagonal."""
+    """(H, T, T) whose entry at row i and column j is entry i - j of (H, T); 0 above the diagonal."""
     T = bias_HT.shape[1]
     return F.pad(bias_HT.flip(1), (0, T - 1)).unfold(1, T, 1).flip(1)
 

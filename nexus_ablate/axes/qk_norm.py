@@ -1,7 +1,7 @@
-"""The qk_norm axis: norms of queries, keys and values after their maps, before rotation unless the option says so.
+"""The qk_norm axis: norms of queries, keys and values after their projections, by default before rotation.
 
-Statistics are in float32, gains start at 1. Under grouped queries the keys have G heads. A class gets a number as eps:
-`auto` is resolved before.
+Statistics are in float32, gains start at 1. With grouped queries the keys have G heads. `eps` is a number here: `auto`
+has already been resolved.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ QKV = tuple[Tensor, Tensor, Tensor]
 
 
 class QKNorm(nn.Module):
-    """Abstract: queries (B, T, H, d), keys and values (B, T, G, d) to themselves."""
+    """Abstract: takes and returns queries (B, T, H, d), keys and values (B, T, G, d)."""
 
     norms_keys = True
-    """Whether keys are normed: then a bias of theirs is not the same for all keys."""
+    """Whether keys are normed, so that a key bias contributes differently to each score."""
     scale: float | None = None
-    """What takes the place of the score's own factor, if anything does."""
+    """Replaces the score's own factor unless None."""
     after_rotation = False
-    """Whether it norms what the position scheme makes of queries and keys; the values it returns are then ignored."""
+    """Whether it norms queries and keys after the position scheme; the values that it returns are then ignored."""
 
     def forward(self, q_BTHd: Tensor, k_BTGd: Tensor, v_BTGd: Tensor) -> QKV:
         raise NotImplementedError
@@ -42,7 +42,7 @@ def rms(width: int, eps: float) -> RMSNorm:
 
 @QK_NORM.register("none")
 class NoQKNorm(QKNorm):
-    """Queries, keys and values as they are."""
+    """Queries, keys and values unchanged."""
 
     norms_keys = False
 
@@ -65,10 +65,10 @@ class UnitRMS(nn.Module):
 
 
 class HeadGain(nn.Module):
-    """A norm without a gain, times a gain of each head's own, (..., H, d) to itself.
+    """A norm without a gain, times a separate gain for each head; input and output are (..., H, d).
 
     Args:
-        start: First value of what is learned, 1, or 0 where the gain is 1 more.
+        start: Initial value of the parameter: 1, or 0 if the gain is 1 + the parameter.
     """
 
     def __init__(self, norm: nn.Module, n_heads: int, width: int, start: float = 1.0, bias: bool = False) -> None:
@@ -85,10 +85,10 @@ class HeadGain(nn.Module):
 
 @QK_NORM.register("rms")
 class RMSQKNorm(QKNorm):
-    """RMSNorm of q and of k in each head, a gain each, shared by the heads. Qwen3, arXiv:2505.09388.
+    """RMSNorm of q and of k in each head, with one gain each, shared by the heads. Qwen3, arXiv:2505.09388.
 
-    The gain may be one of each head's own, or none (Llama 4); with `zero_centred` it is 1 + w, w starting at 0 (Gemma
-    3); with `after_rotation` the norm follows the position scheme (Llama 4, Hunyuan).
+    There may also be a gain per head, or none (Llama 4). With `zero_centred` the gain is 1 + w, w starting at 0 (Gemma
+    3). With `after_rotation` the norm follows the position scheme (Llama 4, Hunyuan).
     """
 
     def __init__(self, geometry: Geometry, *, eps: float, gain: str, zero_centred: bool, after_rotation: bool) -> None:
@@ -125,9 +125,9 @@ class FullRMSQKNorm(QKNorm):
 
 @QK_NORM.register("layer")
 class LayerQKNorm(QKNorm):
-    """LayerNorm of q and of k in each head, a gain each, no bias. Dehghani et al. 2023, arXiv:2302.05442.
+    """LayerNorm of q and of k in each head, with one gain each and no bias. Dehghani et al. 2023, arXiv:2302.05442.
 
-    The gain may be one of each head's own (Command R+, StableLM), and there may be a bias (Phi, Persimmon).
+    There may also be a gain per head (Command R+, StableLM) and a bias (Phi, Persimmon).
     """
 
     def __init__(self, geometry: Geometry, *, eps: float, gain: str, bias: bool, after_rotation: bool) -> None:
@@ -148,11 +148,11 @@ class LayerQKNorm(QKNorm):
 
 @QK_NORM.register("l2")
 class L2QKNorm(QKNorm):
-    """g q/|q| . k/|k|, g a learned scalar in the place of 1/sqrt(head_dim). Henry et al. 2020, arXiv:2010.04245.
+    """g q/|q| . k/|k|, with a learned scalar g instead of 1/sqrt(head_dim). Henry et al. 2020, arXiv:2010.04245.
 
-    g starts at log2(N^2 - N), N the training context (the authors: the 97.5th percentile of training lengths). It is
-    multiplied into q, so a score that is no product of q and k sees q of length g. The smallest length that is divided
-    by is 1e-12, as in the authors' code (F.normalize).
+    g starts at log2(N^2 - N), N the training context (the authors: the 97.5th percentile of training lengths). It
+    multiplies q, so scores that aren't dot products also get a q of length g. Lengths below 1e-12 are replaced by
+    1e-12, as in the authors' code (F.normalize).
     """
 
     scale = 1.0
@@ -167,7 +167,7 @@ class L2QKNorm(QKNorm):
 
 @QK_NORM.register("q_only")
 class QueryNorm(QKNorm):
-    """RMSNorm of q in each head, keys as they are: scores stay linear in the length of the key. A control."""
+    """RMSNorm of q in each head, keys unchanged: scores stay linear in the length of the key. A control."""
 
     norms_keys = False
 
@@ -181,7 +181,7 @@ class QueryNorm(QKNorm):
 
 @QK_NORM.register("k_only")
 class KeyNorm(QKNorm):
-    """RMSNorm of k in each head, queries as they are: scores stay linear in the length of the query. A control."""
+    """RMSNorm of k in each head, queries unchanged: scores stay linear in the length of the query. A control."""
 
     def __init__(self, geometry: Geometry, *, eps: float) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a parameter is for. Initial values and weight decay go by role, never by name or position in a list."""
+"""Roles of parameters. Initial values and weight decay depend on the role, never on a name or a position in a list."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from torch import Tensor, nn
 from nexus_ablate.kernels.linear import chosen_product
 
 SMALL_MAP = "small_map"
-"""Role of a matrix that does not read the residual stream, as in a score or a function of positions: variance
-1 / fan_in under any init."""
+"""Role of a matrix that doesn't read the residual stream, such as one in a score or a function of positions. Its
+variance is 1 / fan_in under every init."""
 
 MATRICES = ("query", "key", "value", "gate", "attn_out", "ffn_in", "ffn_out", "head", SMALL_MAP)
-"""Roles of matrices. Outputs of a branch are `attn_out` and `ffn_out`."""
+"""Roles of matrices. The output projections of the branches are `attn_out` and `ffn_out`."""
 
 EMBEDDINGS = ("embedding", "position")
 """Roles of tables that are looked up. A head tied to the embedding is the embedding."""
 
 VECTOR = "vector"
-"""Role of gains, biases and scalars: they start at the constant that their module gives them."""
+"""Role of gains, biases and scalars, which start at a constant set by their module."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,11 @@ class Geometry:
     context: int
     vocab_size: int
     nope_layers: frozenset[int] = frozenset()
-    """Layers, from 0, that get no positions."""
+    """Layers without positions, from 0."""
 
 
 class Linear(nn.Linear):
-    """A linear map whose weight has a role. Values are set by the init axis, biases start at 0."""
+    """A linear layer whose weight has a role. The init axis sets the weight; the bias starts at 0."""
 
     def __init__(self, d_in: int, d_out: int, bias: bool, role: str) -> None:
         super().__init__(d_in, d_out, bias=bias)
@@ -51,13 +51,13 @@ class Linear(nn.Linear):
         return self.product(x, self.weight, self.bias)
 
     def reset_parameters(self) -> None:
-        """No values of the weight yet: they come from one place."""
+        """Leave the weight unset; the init axis sets it later."""
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
 
 class HeadLinear(nn.Module):
-    """A linear map of its own for each head, (B, H, T, d_in) to (B, H, T, d_out). All heads share the role."""
+    """A separate linear layer per head, (B, H, T, d_in) to (B, H, T, d_out). All have the same role."""
 
     def __init__(self, n_heads: int, d_in: int, d_out: int, bias: bool, role: str) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ def parameter_roles(model: nn.Module) -> dict[str, str]:
     """The role of every parameter by its full name, each parameter once.
 
     Raises:
-        TypeError: A matrix whose module does not say what it is for.
+        TypeError: A module doesn't give the role of one of its matrices.
     """
     role_of: dict[str, str] = {}
     for module_name, module in model.named_modules():
@@ -98,6 +98,6 @@ def parameter_roles(model: nn.Module) -> dict[str, str]:
             full = f"{module_name}.{name}" if module_name else name
             role = roles.get(name, VECTOR if parameter.ndim < 2 else None)
             if role is None:
-                raise TypeError(f"{full}: {type(module).__name__} must say in `roles` what {name} is for")
+                raise TypeError(f"{full}: {type(module).__name__} must give the role of {name} in `roles`")
             role_of[full] = role
     return role_of

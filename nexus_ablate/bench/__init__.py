@@ -1,1 +1,1 @@
-"""What choices cost on the machine at hand: time, traffic, memory, and how far the hardware is from being used up."""
+"""What choices cost on this machine: time, memory traffic, memory, and use of the hardware."""

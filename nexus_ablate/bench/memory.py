@@ -1,4 +1,4 @@
-"""What a training step holds in memory, counted on tensors without values: no GPU, and no memory, is needed."""
+"""The memory of a training step, counted on tensors without values, which needs neither a GPU nor that memory."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from nexus_ablate.training.step import Step
 
 @dataclass(frozen=True)
 class StepMemory:
-    """Bytes of tensors; what an allocator leaves in gaps is not in it.
+    """Bytes of tensors, without the allocator's fragmentation.
 
     Attributes:
-        between: Held between two steps: weights, buffers and moments.
-        peak: Held at most at a time in a step: these, gradients, activations, and whatever is made on the way.
-        moved: Read and written by the operations of a step; not counted on a GPU.
+        between: Bytes between two steps: weights, buffers and optimizer state.
+        peak: Most bytes at any time in a step: the same plus gradients, activations and temporaries.
+        moved: Bytes read and written by the operations of a step; not counted on a GPU.
     """
 
     between: int
@@ -36,7 +36,7 @@ def counted_memory(make: Callable[[], Callable[[], object]]) -> StepMemory:
     """The memory of a step.
 
     Args:
-        make: Builds model and optimizer, and returns the step; it is taken twice, as the first makes the moments.
+        make: Builds model and optimizer, and returns the step. It runs twice: the first creates the optimizer state.
     """
     with FakeTensorMode(allow_non_fake_inputs=True), Traffic() as traffic:
         step = make()
@@ -47,8 +47,8 @@ def counted_memory(make: Callable[[], Callable[[], object]]) -> StepMemory:
 
 
 def allocated_memory(make: Callable[[], Callable[[], object]]) -> StepMemory:
-    """The same of a step that a GPU takes, by PyTorch's allocator."""
-    gc.collect()  # what was measured before
+    """The memory of a step on a GPU, by PyTorch's allocator."""
+    gc.collect()  # frees earlier measurements
     before = torch.cuda.memory_allocated()
     step = make()
     step()
@@ -59,10 +59,10 @@ def allocated_memory(make: Callable[[], Callable[[], object]]) -> StepMemory:
 
 
 def step_of(config: RunConfig, vocab_size: int, device: str) -> Callable[[], object]:
-    """The training step of a run, from rows of tokens to new weights, of a model without initial values.
+    """The training step of a run, from tokens to new weights, for a model without initial values.
 
-    Where no values are, the kernels are a CPU's; its attention keeps what a GPU's fused attention does. Logits are
-    chunked as on a GPU.
+    Without values, the kernels are those of a CPU; its attention keeps the same tensors as a GPU's fused attention.
+    Logits are chunked as on a GPU.
     """
     rows = np.zeros((config.train.batch_size * config.train.grad_accum, config.model.context + 1), np.int64)
     with torch.device(device):
@@ -77,5 +77,5 @@ def step_of(config: RunConfig, vocab_size: int, device: str) -> Callable[[], obj
 
 
 def step_memory(config: RunConfig, vocab_size: int) -> StepMemory:
-    """The counted memory of a run's uncompiled step, as a GPU takes it."""
+    """The counted memory of a run's uncompiled step on a GPU."""
     return counted_memory(lambda: step_of(config, vocab_size, "cpu"))

@@ -1,4 +1,4 @@
-"""The options of an axis beside each other: the layer by itself and the block around it, forward and backward."""
+"""Benchmark the options of an axis: the layer by itself and the block around it, forward and backward."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ PASSES = ("forward", "backward", "both")
 
 @dataclass(frozen=True)
 class Cost:
-    """One option at one place.
+    """The cost of one option in one place.
 
     Attributes:
         place: `alone` (see `Bench.layer`) or `block`.
         mode: `eager` or `compiled`.
         seconds, ratio: By pass; the ratio is to the baseline option at the same place, mode and pass.
-        flops, bytes_moved: Of both passes, as `Traffic` counts them; None for compiled code, which it cannot see into.
-        peak_bytes: What forward and backward hold at most, besides weights and input; None for compiled code.
-        best_share: The measured roofline's time over the time taken, both passes: 1 is all the machine can do. None for
-            compiled code.
+        flops, bytes_moved: Of both passes, as counted by `Traffic`; None for compiled code, which it can't inspect.
+        peak_bytes: Most bytes held by forward and backward, without weights and input; None for compiled code.
+        best_share: The time of the measured roofline divided by the time taken, both passes: 1 is the machine's limit.
+            None for compiled code.
     """
 
     option: str
@@ -48,12 +48,12 @@ class Cost:
 
 @dataclass(frozen=True)
 class Bench:
-    """What was measured, and on what.
+    """The costs of all options, and the conditions of the measurement.
 
     Attributes:
-        layer: What is measured `alone`: the smallest module in which the option acts.
-        time_share, flop_share: Of the block, what the layer's sites in it take, by option, eager, both passes; None
-            where the layer is the block.
+        layer: The module that is measured `alone`: the smallest in which the option acts.
+        time_share, flop_share: The share of the layer's sites in the block, by option, eager, both passes; None if the
+            layer is the block.
     """
 
     axis: str
@@ -92,10 +92,10 @@ def bench_axis(axis: str, configs: dict[str, RunConfig], baseline: str, seconds:
     """Measure every option of an axis.
 
     Args:
-        configs: By option; the model's last block of as many layers as they say is measured.
-        baseline: The option that ratios are to; it is in `configs`.
-        seconds: About so long, without building and compiling.
-        compiled: Also through torch.compile.
+        configs: The configuration of each option; the last block of its model is measured.
+        baseline: The option in `configs` that the ratios compare with.
+        seconds: Approximate total time, without building and compiling.
+        compiled: Whether to measure torch.compile too.
 
     Raises:
         ConfigError: torch.compile does not work on this machine.
@@ -132,7 +132,7 @@ def bench_axis(axis: str, configs: dict[str, RunConfig], baseline: str, seconds:
         axis=axis,
         baseline=baseline,
         layer={"norm": "one norm", "ffn": "the FFN", "placement": "none: a placement is the block"}.get(
-            axis, "attention, with its four maps"
+            axis, "attention, with its four projections"
         ),
         shape={"batch": size[0], "context": size[1], "d_model": size[2], "n_heads": config.model.n_heads},
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
@@ -172,7 +172,7 @@ def _compiled(call: Callable[..., Any], weights: list[nn.Parameter], x_BTD: Tens
 def _timed(
     works: dict[tuple[str, str, str], _Work], seconds: float, clock: Clock
 ) -> dict[tuple[str, str, str], dict[str, list[float]]]:
-    """Seconds by round: of forward, of both, and their difference, which is the backward pass."""
+    """Seconds per round: of forward, of both passes, and their difference, which is the backward pass."""
     jobs: dict[str, Callable[[], object]] = {}
     for key, work in works.items():
         jobs |= {"/".join((*key, "forward")): work.forward, "/".join((*key, "both")): work.both}
@@ -214,7 +214,7 @@ def _shares(option: str, taken: Any, counts: Any, sites: dict[str, int]) -> tupl
 
 
 def verdicts(bench: Bench) -> list[str]:
-    """Each option against the baseline in words: a difference is said where the middle half of the ratios shows one."""
+    """Each option compared with the baseline in a sentence: they differ if both quartiles are on the same side of 1."""
     place = "alone" if any(cost.place == "alone" for cost in bench.costs) else "block"
     lines = []
     for cost in bench.costs:

@@ -9,7 +9,7 @@ from nexus_ablate.report.run_picture import save_figure
 
 
 def draw(bench: Bench, path: Path) -> None:
-    """One panel a place: forward and backward time of each option as stacked bars, and its ratio with quartiles."""
+    """One panel per place: forward and backward time of each option as stacked bars, and its ratio with quartiles."""
     from matplotlib.figure import Figure
 
     places = [p for p in ("alone", "block") if any(c.place == p for c in bench.costs)]

@@ -1,4 +1,4 @@
-"""The training step as a run takes it, with logging and probes: how long, and where its time goes."""
+"""Benchmark a run's training step, with logging and probes: how long it takes, and where the time goes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BUDGET = ("train.steps", "train.tokens", "train.flops", "train.eval_every")
 WARM_STEPS = 3
 PROFILED_STEPS = 10
 
-KINDS = {  # the first that a profiled name begins with, below
+KINDS = {  # an operation belongs to the first part with a prefix of its name
     "fused by the compiler": ("triton_", "Torch-Compiled Region", "CompiledFunction"),
     "matrix products": (
         "aten::mm",
@@ -82,17 +82,17 @@ KINDS = {  # the first that a profiled name begins with, below
         "Memset",
     ),
 }
-"""Parts of a profile by what the operations' names begin with, or for GPU kernels contain."""
+"""Parts of a profile: prefixes of operations' names, or substrings of GPU kernels' names."""
 
 
 @dataclass(frozen=True)
 class StepCost:
-    """What a step costs.
+    """The cost of a step.
 
     Attributes:
-        seconds: A step with everything that a run does in it, by blocks of `log_every` steps.
-        matrix_share: Model FLOPs a second over the measured rate of matrix products.
-        parts: Seconds a step by part of the profile; `Python` (on a GPU `idle`) is what no operation accounts for.
+        seconds: Seconds per step with everything that a run does in it, over blocks of `log_every` steps.
+        matrix_share: Model FLOPs per second divided by the measured rate of matrix products.
+        parts: Seconds per step by part of the profile; `Python` (on a GPU `idle`) is the time outside all operations.
     """
 
     seconds: Spread
@@ -107,7 +107,7 @@ class StepCost:
 def endless(overrides: list[str]) -> list[str]:
     """Overrides of the same run without an end: it steps, logs and probes, and never validates.
 
-    It compiles where `train.compile=on` asks for it: `auto` goes by a length that there is not.
+    It compiles only with `train.compile=on`: `auto` depends on the length of the run, which is unlimited here.
     """
     kept = [o for o in overrides if o.partition("=")[0] not in BUDGET]
     return ["train.compile=off", *kept, "train.steps=1000000000", "train.eval_every=1000000000"]
@@ -118,10 +118,10 @@ def running(config: RunConfig, vocab_size: int | None = None) -> Iterator[Traine
     """A trainer that is ready to take steps; its run directory lives as long as the `with`.
 
     Args:
-        vocab_size: Of the model, at least the data's, which it is unless given.
+        vocab_size: The model's vocabulary size, at least the data's, which is the default.
 
     Raises:
-        ConfigError: It was to be compiled, and torch.compile does not work on this machine.
+        ConfigError: The run should be compiled, but torch.compile doesn't work on this machine.
     """
     data = prepare(config.data, context=config.model.context)
     ident = identity(config.science(), "bench", "0", {})
@@ -139,12 +139,12 @@ def running(config: RunConfig, vocab_size: int | None = None) -> Iterator[Traine
 
 @dataclass(frozen=True)
 class Compared:
-    """A configuration's step beside that of the first.
+    """A configuration's step compared with that of the first.
 
     Attributes:
-        name: The override by which it differs; of the first it is empty.
-        seconds: A step with everything that a run does in it.
-        ratio: To the first, by neighbouring blocks.
+        name: The override by which it differs; empty for the first.
+        seconds: Seconds per step with everything that a run does in it.
+        ratio: Its time divided by the first one's, over blocks of the same round.
     """
 
     name: str
@@ -153,19 +153,19 @@ class Compared:
 
 
 def compare_steps(overrides: list[str], others: list[str], seconds: float) -> list[Compared]:
-    """Steps of a configuration and of those that differ from it by one override each, in turn in one process.
+    """Time the steps of a configuration and of variants that differ by one override, in turn in one process.
 
     Args:
-        overrides: Checked before, with each of the others too.
-        others: One override each.
-        seconds: About so long, without building and compiling; five blocks of each are taken whatever that takes.
+        overrides: The configuration; already checked, alone and with each variant.
+        others: The override of each variant.
+        seconds: Approximate total time, without building and compiling; at least five blocks of each are measured.
     """
     configs = {name: compose(endless([*overrides, *([name] if name else [])])) for name in ["", *others]}
     first = configs[""]
     if first.train.threads != "auto":
         torch.set_num_threads(first.train.threads)
     keep_freed_memory()
-    every = max(config.probe.every for config in configs.values())  # a block holds a probe, where there is one
+    every = max(config.probe.every for config in configs.values())  # each block has a probe, if there are any
 
     def steps_of(trainer: Trainer) -> Callable[[], None]:
         def some_steps() -> None:
@@ -191,8 +191,8 @@ def bench_step(overrides: list[str], seconds: float) -> StepCost:
     """Time and profile the step of a configuration.
 
     Args:
-        overrides: Checked before; the length of the run is left out of account.
-        seconds: About so long, without building and compiling.
+        overrides: The configuration, already checked; the length of the run is ignored.
+        seconds: Approximate total time, without building and compiling.
     """
     config = compose(endless(overrides))
     if config.train.threads != "auto":
@@ -229,7 +229,7 @@ def _measured(trainer: Trainer, seconds: float) -> StepCost:
 
 
 def profiled(trainer: Trainer, step_seconds: float) -> dict[str, float]:
-    """Seconds a step by part, the longest first; they sum to the step: the profiler's own delays are scaled away."""
+    """Seconds per step by part, the longest first, scaled to sum to `step_seconds` without the profiler's overhead."""
     from torch.profiler import ProfilerActivity, profile
 
     cuda, clock = trainer.device.type == "cuda", clock_of(trainer.device)

@@ -1,4 +1,4 @@
-"""Runs an hour: how many workers at a time finish most, each with its share of the cores."""
+"""Benchmark runs per hour: how many concurrent workers, each with a share of the cores, finish most runs."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Throughput:
-    """What so many workers manage together.
+    """The combined throughput of a number of workers.
 
     Attributes:
-        step_seconds: Of one worker, the median over workers.
-        runs_per_hour: All workers, training steps alone: what is measured and saved besides comes on top.
+        step_seconds: Seconds per step of one worker, the median over workers.
+        runs_per_hour: Of all workers, counting training steps only, without validation and saving.
     """
 
     workers: int
@@ -30,11 +30,11 @@ def bench_sweep(overrides: list[str], steps: int, workers: list[int], cores: int
     """Let several processes train at once, for each number of workers in turn.
 
     Args:
-        overrides: Of every run; checked before.
-        steps: Of one run.
+        overrides: The configuration of every run, already checked.
+        steps: Steps per run.
         workers: Numbers of workers to try.
-        cores: Shared among them; each gets at least one thread.
-        seconds: Measured for about so long together, without the start of the processes.
+        cores: Number of cores that the workers share; each has at least one thread.
+        seconds: Approximate total measuring time, without the start of the processes.
     """
     results = []
     for count in workers:
@@ -46,7 +46,7 @@ def bench_sweep(overrides: list[str], steps: int, workers: list[int], cores: int
 
 
 def _steps_per_second(overrides: list[str], count: int, threads: int, seconds: float) -> list[float]:
-    """Of each of `count` processes that step at the same time."""
+    """Steps per second of each of `count` processes that train at the same time."""
     command = [sys.executable, "-m", "nexus_ablate.bench.sweep", str(seconds), *overrides, f"train.threads={threads}"]
     environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
     with tempfile.TemporaryDirectory() as folder:
@@ -57,7 +57,7 @@ def _steps_per_second(overrides: list[str], count: int, threads: int, seconds: f
             for _ in range(count)
         ]
         try:
-            for process in started:  # all are warm before any is timed
+            for process in started:  # all must be warm before any is timed
                 assert process.stdout is not None
                 if not process.stdout.readline():
                     raise RuntimeError(f"a worker ended with status {process.wait()} before its first step")
@@ -77,7 +77,7 @@ def _steps_per_second(overrides: list[str], count: int, threads: int, seconds: f
 
 
 def _worker(seconds: float, overrides: list[str]) -> None:
-    """Says that it is warm, waits for a line, steps for so long, and says its steps per second."""
+    """Print a line when warm, wait for a line, train for `seconds`, and print the steps per second."""
     from nexus_ablate.training.device import share_cores_politely
 
     share_cores_politely()

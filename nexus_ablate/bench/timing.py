@@ -1,4 +1,4 @@
-"""Timing in turn: whatever else the machine does falls on all candidates alike; ratios are of neighbours in time."""
+"""Time candidates in turn: other load affects all of them equally, and ratios compare blocks of the same round."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ if TYPE_CHECKING:
     import torch
 
 BLOCK_SECONDS = 0.004
-"""A block repeats its work for so long, unless one call takes longer: far above the clock's resolution."""
+"""Seconds for which a block repeats its work, unless one call takes longer: far above the clock's resolution."""
 LEAST_ROUNDS = 5
 
 MOST_PROGRAMS = 1000
-"""Compiled programs of one function: beyond PyTorch's 8 a candidate would run eager, with no more than a warning."""
+"""Most compiled programs per function. With PyTorch's limit of 8 further candidates would run eagerly, with only a
+warning."""
 
 
 @dataclass(frozen=True)
 class Spread:
-    """The median of some values and their quartiles."""
+    """The median and the quartiles of some values."""
 
     median: float
     low: float
@@ -29,7 +30,7 @@ class Spread:
 
 
 def spread(values: list[float]) -> Spread:
-    """Median and quartiles; of one value, the value."""
+    """Median and quartiles; for a single value, all three are that value."""
     if len(values) < 2:
         return Spread(values[0], values[0], values[0])
     low, median, high = statistics.quantiles(values, n=4, method="inclusive")
@@ -43,11 +44,11 @@ def ratios(values: list[float], base: list[float]) -> Spread:
 
 @dataclass(frozen=True)
 class Clock:
-    """How time is taken on a device.
+    """How to measure time on a device.
 
     Attributes:
-        now: Seconds. With one CPU thread the clock is that of the process, which stands while others have the core.
-        wait: Returns when the device has done what it was given.
+        now: Seconds. With one CPU thread it is the CPU time of the process, which excludes other processes on the core.
+        wait: Returns when the device has finished its work.
     """
 
     now: Callable[[], float]
@@ -55,7 +56,7 @@ class Clock:
 
 
 def clock_of(device: torch.device) -> Clock:
-    """The clock for work on a device, at the number of threads that is set."""
+    """The clock for work on a device with the current number of threads."""
     import torch
 
     if device.type == "cuda":
@@ -65,11 +66,11 @@ def clock_of(device: torch.device) -> Clock:
 
 
 def in_turn(works: Mapping[str, Callable[[], object]], seconds: float, clock: Clock) -> dict[str, list[float]]:
-    """Seconds that each work takes, by round; every work has one block in each round, every other round backwards.
+    """Seconds per call of each work, by round. Each round has one block per work; every other round runs backwards.
 
     Args:
-        works: What is timed, by name; each has been called before, so that nothing is built while the clock runs.
-        seconds: Time for all of it, about; LEAST_ROUNDS rounds are made whatever they take.
+        works: What to time, by name. Each must have been called before, so that the timing excludes its setup.
+        seconds: Approximate total time; there are at least LEAST_ROUNDS rounds.
     """
 
     def block(work: Callable[[], object], calls: int) -> float:

@@ -1,4 +1,4 @@
-"""What a computation moves, multiplies and holds, counted operation by operation as it runs."""
+"""Memory traffic, FLOPs and memory of a computation, counted per operation while it runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FLOPS_PER_ELEMENT = {
     "silu": 5,
     "silu_backward": 8,
 }
-"""Operations of kernels that do several at a time, by convention: an exponential or an error function counts as one."""
+"""FLOPs per element of kernels with several operations. By convention, an exponential or an erf counts as one."""
 
 NO_ARITHMETIC = {
     "clone",
@@ -56,11 +56,11 @@ class Traffic(TorchDispatchMode):
     """Counts inside its `with`.
 
     Attributes:
-        flops: Two for each multiply-add of a matrix product (attention: all T x T scores), and for the rest one for
-            each element of the larger of input and output, or as FLOPS_PER_ELEMENT says.
-        bytes_moved: What the operations read and write, each tensor once an operation; views move nothing. What of it
-            a cache serves is not known here.
-        peak_bytes: Most that lived at a time of what was made inside the `with`.
+        flops: Two per multiply-add of a matrix product (attention: all T x T scores). Other operations count one per
+            element of the larger of input and output, or as FLOPS_PER_ELEMENT says.
+        bytes_moved: Bytes that the operations read and write, each tensor once per operation; views move nothing.
+            Caches are ignored.
+        peak_bytes: Most bytes alive at a time, of tensors made inside the `with`.
     """
 
     def __init__(self) -> None:
@@ -84,7 +84,7 @@ class Traffic(TorchDispatchMode):
     def _flops(self, func: Any, name: str, args: Any, kwargs: Any, inputs: Any, made: Any, out: Any) -> int:
         if func.overloadpacket in flop_registry:
             return flop_registry[func.overloadpacket](*args, **kwargs, out_val=out)
-        if name.startswith("_scaled_dot_product_flash_attention_for_cpu"):  # torch's table lacks the CPU's
+        if name.startswith("_scaled_dot_product_flash_attention_for_cpu"):  # not in PyTorch's table
             backward = name.endswith("backward")
             B, H, T, d = args[1 if backward else 0].shape
             return (10 if backward else 4) * B * H * T * args[2 if backward else 1].shape[2] * d
@@ -93,20 +93,20 @@ class Traffic(TorchDispatchMode):
         return FLOPS_PER_ELEMENT.get(name, 1) * max((x.numel() for x in inputs + made), default=0)
 
     def _hold(self, made: list[Tensor], inputs: list[Tensor]) -> None:
-        old = {x.untyped_storage()._cdata for x in inputs}  # an operation in place makes nothing
+        old = {x.untyped_storage()._cdata for x in inputs}  # an in-place operation makes no new tensor
         for storage in (x.untyped_storage() for x in made):
             if storage._cdata not in old:
                 self._live.setdefault(storage._cdata, (StorageWeakRef(storage), storage.nbytes()))
         self.peak_bytes = max(self.peak_bytes, self.live_bytes())
 
     def live_bytes(self) -> int:
-        """What lives now of what was made inside the `with`."""
+        """Bytes of the tensors made inside the `with` that are still alive."""
         self._live = {key: held for key, held in self._live.items() if not held[0].expired()}
         return sum(size for _, size in self._live.values())
 
 
 def counted(work: Callable[[], object]) -> Traffic:
-    """What a piece of work moves, multiplies and holds; it is run once."""
+    """Run some work once and count its traffic, FLOPs and memory."""
     with Traffic() as traffic:
         kept = work()
     del kept
@@ -114,16 +114,16 @@ def counted(work: Callable[[], object]) -> Traffic:
 
 
 def seconds_at_best(traffic: Traffic, flops_per_second: float, bytes_per_second: float) -> float:
-    """The roofline: the longer of what the products and what the traffic need. Williams et al. 2009."""
+    """The roofline: the time of the products or of the memory traffic, whichever is longer. Williams et al. 2009."""
     return max(traffic.flops / flops_per_second, traffic.bytes_moved / bytes_per_second)
 
 
 def device_rates(device: torch.device, dtype: torch.dtype, copied_bytes: int) -> tuple[float, float]:
-    """FLOPs a second of a square matrix product, and bytes a second read and written by a copy, both measured.
+    """Measured FLOPs per second of a square matrix product, and bytes per second read and written by a copy.
 
     Args:
-        dtype: Of the product.
-        copied_bytes: Size of what is copied: where a layer's tensors fit a cache, so does the copy.
+        dtype: The dtype of the product.
+        copied_bytes: Size of the copy. With the size of a layer's tensors, it fits into the same caches.
     """
     size = 4096 if device.type == "cuda" else 1024
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))

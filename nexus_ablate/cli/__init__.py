@@ -1,6 +1,6 @@
-"""The command line: one verb per file, `train` when none is named. Nothing here imports torch.
+"""The command line: one verb per file, by default `train`. Nothing here imports torch.
 
-At its top this module imports next to nothing, so that Ctrl-C finds `main` on duty from the start.
+This module imports almost nothing at its top, so that `main` handles Ctrl-C from the start.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ HEAD = """nexus-ablate: ablations of transformer architecture choices that end i
 
   nexus-ablate norm=rms placement=pre                train one run on real text
   nexus-ablate -m norm=layer,rms seed=0,1,2          every combination (any Hydra launcher)
-  nexus-ablate study norms                           what is missing of a study (docs/studies.md)
+  nexus-ablate study norms                           run a study, or what is left of it (docs/studies.md)
   nexus-ablate list norm                             the options of an axis
-  nexus-ablate explain placement=deepnorm            what this would build
+  nexus-ablate explain placement=deepnorm            the architecture of a configuration
   nexus-ablate --plugin DIR norm=my_norm             an option of your own (docs/adding_an_option.md)
 """
 
@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status.
 
     Args:
-        argv: The arguments; by default those of the process, which then is this command's and ends with the status.
+        argv: The arguments. Default: those of the process, which then ends with the status.
     """
     if argv is None and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             status = _run([*(sys.argv[1:] if argv is None else argv)])
             if sys.stdout is not None:
-                sys.stdout.flush()  # here, where a reader that is gone is no error
+                sys.stdout.flush()  # here, where a closed pipe is not an error
             return status
         except errors.UserError as error:
             print(error, file=sys.stderr)
@@ -68,11 +68,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(refused(error), file=sys.stderr)
             return errors.STORAGE
         except Exception:
-            if _interrupted:  # some libraries turn a KeyboardInterrupt into an error of their own
+            if _interrupted:  # some libraries turn a KeyboardInterrupt into another error
                 return INTERRUPTED
             import traceback
 
-            traceback.print_exc()  # here and not by Python itself, which would not mask it
+            traceback.print_exc()  # Python itself would print it unmasked
             return errors.BUG
 
 
@@ -81,7 +81,7 @@ _interrupted = False
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Ctrl-C: a KeyboardInterrupt; in the middle of an import, which could swallow it or abort, the end at once."""
+    """Raise KeyboardInterrupt on Ctrl-C. During an import, which could swallow it or crash, end the process at once."""
     global _interrupted
     _interrupted = True
     while frame is not None:
@@ -114,7 +114,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _without_plugins(arguments: list[str]) -> list[str]:
-    """What follows the leading `--plugin DIR`, whose options are known from here on."""
+    """The arguments after the leading `--plugin DIR`, whose options are added."""
     import shlex
 
     from nexus_ablate import errors

@@ -19,8 +19,8 @@ VERB = Verb(
     ),
     RUN_FLAGS,
     "study.yaml records the added seeds. Verdicts are exploratory afterwards: adding seeds after a look at the result "
-    "finds differences that are not there. `confirm` judges on fresh seeds alone, and a study with "
-    "seeds.looks=5,8,12,20 adds seeds at a known error rate. KEY=VALUE changes how runs are carried out (runs_dir, "
+    "finds differences that are not there. `confirm` judges on fresh seeds only, and a study with "
+    "seeds.looks=5,8,12,20 adds seeds at a known error rate. KEY=VALUE changes how runs are executed (runs_dir, "
     "train.device, tracker, ...).",
     "a study and a number of seeds",
     kind="studies",

@@ -1,4 +1,4 @@
-"""`nexus-ablate bench AXIS|step|sweep ...`: what options, a step and a sweep cost on this machine."""
+"""`nexus-ablate bench AXIS|step|sweep ...`: the cost of options, a step or a sweep on this machine."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ TABLE_WIDTH = 124  # characters; a narrower terminal wraps
 
 VERB = Verb(
     "bench",
-    "what the options of an axis, a step or a sweep cost on this machine",
+    "the cost of an axis's options, a step or a sweep on this machine",
     "AXIS|step|sweep [KEY=VALUE ...]",
     (
         ("bench norm", "every norm: forward, backward, alone and in its block"),
         ("bench norm --only layer,rms --against layer --compile", ""),
         ("bench ffn model=base train.batch_size=4 --picture ffn.png", ""),
-        ("bench step norm=layer", "the training step: how long, and where its time goes"),
+        ("bench step norm=layer", "the training step: its time, and where the time goes"),
         ("bench step norm=none --against norm=rms,norm=layer", "steps in turn, and their ratios"),
-        ("bench sweep --workers 1,2,4", "runs per hour with so many at a time"),
+        ("bench sweep --workers 1,2,4", "runs per hour with 1, 2 or 4 at a time"),
     ),
     (
-        Flag("--seconds", "S", "measure for about so long (10)", positive("--seconds", 10, 3600)),
-        Flag("--only", "A,B", "of an axis: these options and the baseline", comma_separated),
-        Flag("--against", "A", "of an axis: the option that ratios are to; of step: K=V,K=V to measure beside it"),
-        Flag("--compile", "", "of an axis: through torch.compile too"),
-        Flag("--picture", "FILE", "of an axis: a bar chart (.png, .pdf or .svg)", target("--picture", picture=True)),
-        Flag("--json", "FILE", "everything that was measured (- for the terminal)", target("--json")),
-        Flag("--workers", "N,M", "of sweep: so many at a time (1 to the number of cores)", comma_separated),
+        Flag("--seconds", "S", "approximate measuring time (10)", positive("--seconds", 10, 3600)),
+        Flag("--only", "A,B", "for an axis: these options and the baseline", comma_separated),
+        Flag("--against", "A", "for an axis: the baseline of the ratios; for step: K=V,K=V to compare it with"),
+        Flag("--compile", "", "for an axis: measure torch.compile too"),
+        Flag("--picture", "FILE", "for an axis: a bar chart (.png, .pdf or .svg)", target("--picture", picture=True)),
+        Flag("--json", "FILE", "all measurements (- for the terminal)", target("--json")),
+        Flag("--workers", "N,M", "for sweep: numbers of workers (1 to the number of cores)", comma_separated),
     ),
-    "Candidates take turns block by block; a ratio is the median of neighbouring blocks, its quartiles in brackets.",
+    "Candidates take turns block by block. A ratio is the median over neighbouring blocks, with quartiles in brackets.",
     "an axis, step or sweep",
 )
 
@@ -78,8 +78,10 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
 
 
 def _check(subject: str, flags: dict[str, Any]) -> None:
-    """Raises:
-    ConfigError: An unknown subject, or a flag that does not belong to it.
+    """Check the subject and its flags.
+
+    Raises:
+        ConfigError: An unknown subject, or a flag that doesn't belong to it.
     """
     if subject not in SUBJECTS:
         raise errors.unknown("bench measures an axis, step or sweep", subject, SUBJECTS)
@@ -97,10 +99,10 @@ def _check(subject: str, flags: dict[str, Any]) -> None:
 def _options(
     axis: str, overrides: list[str], flags: dict[str, Any], config: RunConfig
 ) -> tuple[dict[str, RunConfig], str]:
-    """Configurations by option, of the last of two blocks, the baseline first; what cannot stand with the rest is said.
+    """Two-block configurations by option, the baseline first. Prints which options contradict the overrides.
 
     Raises:
-        ConfigError: An option that was asked for is not there, or cannot stand with the overrides.
+        ConfigError: A requested option doesn't exist, or contradicts the overrides.
     """
     names = list(option_files(axis))
     baseline = flags.get("against") or getattr(config, axis).name
@@ -120,13 +122,13 @@ def _options(
 
 
 def _machine() -> None:
-    """What must be set before torch is imported, and how memory is kept."""
+    """Make settings that are needed before torch is imported, and keep freed memory."""
     from nexus_ablate.training.device import share_cores_politely
     from nexus_ablate.training.memory import keep_freed_memory
 
     share_cores_politely()
     keep_freed_memory()
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler tells of its start and its end
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # silences the profiler's messages
 
 
 def _finish(flags: dict[str, Any], data: Any, show: Any) -> int:

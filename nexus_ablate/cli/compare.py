@@ -41,15 +41,15 @@ VERB = Verb(
         ),
         Flag("--wandb", "PROJECT", "publish to [ENTITY/]PROJECT"),
     ),
-    "Runs that failed, still run, are damaged or come twice are listed with their reason, never dropped. "
-    "docs/reading_a_verdict.md says what each word means.",
+    "Runs that failed, are still running, are damaged or exist twice are listed with the reason, never dropped. "
+    "docs/reading_a_verdict.md defines each word.",
     "at least one directory",
     kind="results",
 )
 
 
 def run(dirs: list[str], flags: dict[str, Any]) -> int:
-    """Compare, print, and save what was asked for."""
+    """Compare, print, and save the requested files."""
     from rich.console import Console
 
     from nexus_ablate.comparison.findings import findings
@@ -76,7 +76,7 @@ def run(dirs: list[str], flags: dict[str, Any]) -> int:
 
 
 def _publish(study_findings: Findings, project: str) -> str:
-    """The comparison sent to W&B; its address there."""
+    """Send the comparison to W&B; returns its URL."""
     from nexus_ablate.report.findings import csv_text, html, json_text, markdown
     from nexus_ablate.report.table import MAIN, answer, named, title
     from nexus_ablate.track import publish

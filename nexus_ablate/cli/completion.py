@@ -44,7 +44,7 @@ VERB = Verb(
 
 
 def run(words: list[str], flags: dict[str, Any]) -> int:
-    """Print the script of a shell, or what completes the line that its script passes."""
+    """Print the script of a shell, or the completions of the line that the script passes."""
     if words == ["words"]:
         for candidate in candidates(os.environ.get(LINE, "")):
             print(candidate)
@@ -54,7 +54,7 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
 
 
 def candidates(line: str) -> list[str]:
-    """The words that complete the last word of a command line, sorted; none where nothing does or anything is wrong."""
+    """The words that complete the last word of a command line, sorted; none after any error."""
     words = line.split(" ")[1:]
     *before, word = words or [""]
     try:
@@ -92,7 +92,7 @@ def _possible(before: list[str], word: str) -> Iterable[str]:
 
 
 def _overrides(word: str) -> Iterable[str]:
-    """`KEY=`, and after it the values of the key that have names."""
+    """Every `KEY=`; after it, the key's named values."""
     from nexus_ablate.config.overrides import values_of_keys
 
     key, equals, _ = word.partition("=")
@@ -112,7 +112,7 @@ def _studies() -> Iterable[str]:
 
 
 def _folders(word: str) -> Iterable[str]:
-    """Folders below what is typed: `runs/`, then experiments, arms and runs."""
+    """Folders below the typed path: `runs/`, then experiments, arms and runs."""
     parent = Path(os.path.expanduser(word.rpartition("/")[0] or ("/" if word.startswith("/") else ".")))
     typed = word[: word.rfind("/") + 1]
     for path in parent.iterdir():

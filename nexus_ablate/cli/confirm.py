@@ -1,4 +1,4 @@
-"""`nexus-ablate confirm STUDY [ARM ...]`: the claims of a study, judged on fresh seeds alone."""
+"""`nexus-ablate confirm STUDY [ARM ...]`: the claims of a study, judged on fresh seeds only."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from nexus_ablate.cli.verb import Flag, Verb, whole
 
 VERB = Verb(
     "confirm",
-    "the claims of a study, judged on fresh seeds alone",
+    "the claims of a study, judged on fresh seeds only",
     "STUDY [ARM ...] [KEY=VALUE ...]",
     (
         ("confirm first_look", "every arm that is BETTER, WORSE or EQUIVALENT"),
-        ("confirm first_look norm=layer", "one arm, whatever its verdict"),
+        ("confirm first_look norm=layer", "one arm, with any verdict"),
         ("confirm first_look --seeds 10", "on ten seeds"),
     ),
     (
         Flag("--seeds", "N", "fresh seeds (as many as the claims rest on)", whole("--seeds", 5, most=1000)),
         *RUN_FLAGS,
     ),
-    "A new study beside the first one, first_look-confirm, with the same baseline and settings. Its seeds are above "
-    "all that the study, its tuning and earlier confirmations used; tuned arms are trained at their best rates. The "
-    "same command resumes an interrupted confirmation, and starts another one after the last has ended. KEY=VALUE "
-    "changes how runs are carried out (runs_dir, train.device, tracker, ...).",
+    "Runs a new study next to the first one, first_look-confirm, with the same baseline and settings. Its seeds are "
+    "above all seeds of the study, its tuning and earlier confirmations. Tuned arms are trained at their best rates. "
+    "The same command resumes an interrupted confirmation, or starts another one after the last has ended. KEY=VALUE "
+    "changes how runs are executed (runs_dir, train.device, tracker, ...).",
     "a study",
     kind="studies",
 )

@@ -32,7 +32,7 @@ VERB = Verb(
         Flag("--report", "", "save a report of each study too"),
         Flag("--dry-run", "[FILE]", "print or write the specification", target("--dry-run")),
     ),
-    "Saved again, a workspace keeps its address and loses manual changes: copy it first to keep them.",
+    "Saving a workspace again keeps its URL and overwrites manual changes: copy it first to keep them.",
 )
 
 
@@ -96,7 +96,7 @@ def _question(name: str, report: bool) -> Question:
 
 
 def _verdict(folder: Path) -> str:
-    """The comparison in Markdown; '' where nothing can be compared yet."""
+    """The comparison in Markdown; '' if nothing can be compared yet."""
     from nexus_ablate.comparison.result import compare
     from nexus_ablate.report.exports import markdown
 

@@ -1,4 +1,4 @@
-"""`nexus-ablate doctor`: what of this machine is ready, and how to fix what is not."""
+"""`nexus-ablate doctor`: checks whether this machine is ready, and how to fix what isn't."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ VERB = Verb(
     "[RUNS_DIR]",
     (
         ("doctor", "Python, packages, device, disk, W&B, Hugging Face, launchers, SLURM"),
-        ("doctor /scratch/runs", "another place for the runs"),
-        ("doctor /scratch/runs --submit", "a SLURM job of a second checks whether the nodes see it"),
+        ("doctor /scratch/runs", "another folder for the runs"),
+        ("doctor /scratch/runs --submit", "a one-second SLURM job checks whether the nodes see it"),
     ),
     (
         Flag("--online", "", "connect to W&B's and Hugging Face's servers; otherwise nothing leaves this machine"),
-        Flag("--submit", "", "submit a SLURM job of a second"),
+        Flag("--submit", "", "submit a one-second SLURM job"),
         Flag("--json", "", "for programs"),
     ),
-    "Keys are never shown. Exit status 2 if something is missing that every run needs, 0 otherwise.",
+    "Keys are never shown. The exit status is 2 if something is missing that every run needs, otherwise 0.",
 )
 
 
@@ -56,5 +56,5 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
     if console is None:
         print(json.dumps({"ready": not broken, "checks": [asdict(check) for check in results]}, indent=2))
     elif broken:
-        console.print(f"no run can be trained here before this is fixed: {', '.join(broken)}", style="red")
+        console.print(f"fix this before training any run: {', '.join(broken)}", style="red")
     return errors.CONFIG if broken else errors.OK

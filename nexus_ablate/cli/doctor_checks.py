@@ -1,7 +1,7 @@
-"""What of this machine is ready for runs, and how to fix what is not. Imports no torch, and asks no network unasked.
+"""Checks whether this machine is ready for runs. Doesn't import torch, and uses the network only on request.
 
-A check looks at one thing and reports what is there; `need` says whether runs are impossible without it.
-Credentials are reported as present or absent and never shown.
+Each check reports one thing; `need` says whether runs are impossible without it. Credentials are reported as present or
+absent, and never shown.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from nexus_ablate.track.account import credentials
 from nexus_ablate.training.device import IdleCores, cxx_compiler, visible_gpus
 
 LITTLE_SPACE = 2 * 2**30
-"""Bytes: a study of small runs with its checkpoints, token files and logs."""
+"""Fewest free bytes: enough for a study of small runs with checkpoints, token files and logs."""
 
 SHARED_FILE_SYSTEMS = (
     "nfs",
@@ -52,19 +52,19 @@ EXTRAS = {
     "hydra_plugins.hydra_ray_launcher": "hydra-ray-launcher",
     "wandb_workspaces": "nexus-ablate[dashboard]",
 }
-"""What is not installed by default, and what installs it."""
+"""Optional modules, and the packages that install them."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """What one look found.
+    """The result of one check.
 
     Attributes:
-        name: The thing.
-        ready: It can be used.
-        detail: What is there.
-        fix: How to get what is missing; '' where nothing is.
-        need: Runs are impossible without it.
+        name: What was checked.
+        ready: Whether it can be used.
+        detail: What was found.
+        fix: How to fix it; '' if nothing is missing.
+        need: Whether runs are impossible without it.
     """
 
     name: str
@@ -78,9 +78,9 @@ def checks(runs_dir: Path, online: bool = False, submit: bool = False) -> Iterat
     """Every check, one after the other.
 
     Args:
-        runs_dir: Where runs are to be kept.
-        online: Try to reach W&B and the Hugging Face hub.
-        submit: Let a SLURM job look for a file in `runs_dir`.
+        runs_dir: The folder for runs.
+        online: Whether to connect to W&B and the Hugging Face Hub.
+        submit: Whether to let a SLURM job look for a file in `runs_dir`.
     """
     yield python()
     yield from packages()
@@ -105,7 +105,7 @@ def python() -> Check:
 
 
 def packages() -> Iterator[Check]:
-    """What this package requires, against what is installed."""
+    """Whether the installed packages satisfy this package's requirements."""
     from packaging.requirements import Requirement
 
     try:
@@ -128,14 +128,14 @@ def packages() -> Iterator[Check]:
 
 
 def device() -> Iterator[Check]:
-    """The accelerator that `train.device=auto` would take, as far as it is known without torch."""
+    """The accelerator that `train.device=auto` would use, as far as it is known without torch."""
     gpus = visible_gpus()
     if not gpus:
         mac = sys.platform == "darwin" and platform.machine() == "arm64"
         yield Check("device", True, "Apple GPU (mps)" if mac else "CPU; no NVIDIA GPU is visible")
         return
     names = _said("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader")
-    said = "; ".join(names.splitlines()) if names else "nvidia-smi does not say which"
+    said = "; ".join(names.splitlines()) if names else "nvidia-smi reports no names"
     if "+cpu" in _version("torch"):
         fix = "install torch for CUDA: https://pytorch.org/get-started"
         yield Check("device", False, f"{len(gpus)} GPUs, but torch {_version('torch')} is built for the CPU", fix)
@@ -144,7 +144,7 @@ def device() -> Iterator[Check]:
 
 
 def directory(name: str, path: Path, other: str) -> Check:
-    """Whether files can be made and locked there, and how much room there is."""
+    """Whether files can be created and locked in a directory, and its free space."""
     there = path.absolute()
     while not there.is_dir() and there != there.parent:
         there = there.parent
@@ -156,7 +156,7 @@ def directory(name: str, path: Path, other: str) -> Check:
         return Check(name, False, f"{path}: {error.strerror}", f"make it writable, or {other}", need=True)
     detail = f"{path}: {free / 2**30:,.0f} GiB free" if free >= 2**30 else f"{path}: {free / 2**20:,.0f} MiB free"
     if free < LITTLE_SPACE:
-        return Check(name, False, detail, f"make room, or {other}", need=True)
+        return Check(name, False, detail, f"free some space, or {other}", need=True)
     if not locks:
         return Check(name, True, f"{detail}; no file locks there: a killed run is taken over after two minutes")
     return Check(name, True, detail, need=True)
@@ -173,16 +173,16 @@ def _lockable(descriptor: int) -> bool:
 
 
 def wandb() -> Check:
-    """What `tracker=auto` comes to."""
+    """The meaning of `tracker=auto` on this machine."""
     mode = resolve_mode(Option("auto"), os.environ)
     key = "a key is present" if credentials(os.environ) else "no key"
-    meaning = {"files": "runs are kept in files alone", "wandb": "runs are mirrored", "wandb_offline": "offline copies"}
+    meaning = {"files": "runs are saved in files only", "wandb": "runs are mirrored", "wandb_offline": "offline copies"}
     fix = "" if mode == "wandb" else "for a mirror: set WANDB_API_KEY or run `wandb login`"
     return Check("W&B", mode != "files", f"{key}: {meaning[mode]}", fix)
 
 
 def hugging_face() -> Check:
-    """The hub's token and cache, which data=hub needs."""
+    """The Hub's token and cache, which data=hub uses."""
     home = Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser()
     token = os.environ.get("HF_TOKEN") or (home / "token").is_file()
     offline = ", HF_HUB_OFFLINE is set" if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0") else ""
@@ -203,14 +203,14 @@ def reachable(name: str, url: str) -> Check:
 
 
 def compiler() -> Check:
-    """What torch.compile needs on a CPU."""
+    """The C++ compiler that torch.compile needs on a CPU."""
     detail = cxx_compiler()
     fix = "" if detail else "train.compile=off, or install g++"
     return Check("C++ compiler", bool(detail), detail or "none: torch.compile cannot be used on the CPU", fix)
 
 
 def extras() -> Iterator[Check]:
-    """Packages that are installed on request."""
+    """Optional packages."""
     for module, package in EXTRAS.items():
         name = module.rpartition(".")[2].replace("_", " ")
         try:
@@ -221,7 +221,7 @@ def extras() -> Iterator[Check]:
 
 
 def slurm(runs_dir: Path, submit: bool) -> Iterator[Check]:
-    """The cluster, where this machine belongs to one."""
+    """The cluster, if this machine belongs to one."""
     absent = [command for command in ("sbatch", "squeue", "scontrol") if shutil.which(command) is None]
     if absent:
         yield Check(
@@ -244,7 +244,7 @@ def slurm(runs_dir: Path, submit: bool) -> Iterator[Check]:
         detail = (
             "runs are signalled before preemption" if sent else "no preempt_send_user_signal in SlurmctldParameters"
         )
-        fix = "" if sent else "a preempted run goes on from its last checkpoint: train.checkpoint_every"
+        fix = "" if sent else "a preempted run resumes from its last checkpoint: set train.checkpoint_every"
         yield Check("preemption", sent, detail, fix)
     yield shared(runs_dir, submit)
 
@@ -270,12 +270,12 @@ def shared(runs_dir: Path, submit: bool) -> Check:
     kind = _said("stat", "--file-system", "--format=%T", str(path)).strip()
     if kind in SHARED_FILE_SYSTEMS:
         return Check("runs on nodes", True, f"{path} is on {kind}")
-    fix = "nexus-ablate doctor --submit lets a job look"
-    return Check("runs on nodes", False, f"{path} is on {kind or 'an unknown file system'}, maybe of this machine", fix)
+    fix = "nexus-ablate doctor --submit checks it with a job"
+    return Check("runs on nodes", False, f"{path} is on {kind or 'an unknown file system'}, maybe a local one", fix)
 
 
 def _said(*command: str) -> str:
-    """What a command printed; '' where it is not there or fails."""
+    """The output of a command; '' if it doesn't exist or fails."""
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
     except (OSError, subprocess.SubprocessError):

@@ -1,4 +1,4 @@
-"""`nexus-ablate evaluate RUN...`: what the insides of finished runs cost their user, from their final checkpoints."""
+"""`nexus-ablate evaluate RUN...`: evaluates finished runs from their final checkpoints."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from nexus_ablate.config.options import evaluation_name, evaluation_of, option_f
 
 
 def evaluations(text: str) -> list[str]:
-    """Reads a comma-separated list of evaluations, `streaming,quantization:group:16`."""
+    """Read a comma-separated list of evaluations, `streaming,quantization:group:16`."""
     return [evaluation_name(evaluation_of(item)) for item in comma_separated(text)]
 
 
 VERB = Verb(
     "evaluate",
-    "finished runs: longer and endless text, 8-bit and 4-bit numbers, sinks and outliers removed",
+    "evaluate finished runs: longer and endless text, quantization, removal of sinks and outliers",
     "DIR...",
     (
         ("evaluate runs/scratch/baseline/s0-1a2b3c4d", "all evaluations of one run"),
         ("evaluate runs/norms --evals extrapolation,quantization", "two, of every finished run below"),
-        ("evaluate runs/norms --evals streaming:kept:8", "one with another key; the result has this name"),
+        ("evaluate runs/norms --evals streaming:kept:8", "one with another value; the result has this name"),
     ),
     (
         Flag(
@@ -35,15 +35,15 @@ VERB = Verb(
             example="--evals extrapolation,streaming",
         ),
     ),
-    "`nexus-ablate list evaluation` explains them and their keys. An evaluation that a run has already is not "
-    "repeated. Results are in summary.json; docs/metrics.md defines them.",
+    "`nexus-ablate list evaluation` explains them and their keys. Evaluations that a run already has are not "
+    "repeated. Results are saved in summary.json; docs/metrics.md defines them.",
     "at least one directory",
     kind="results",
 )
 
 
 def run(words: list[str], flags: dict[str, Any]) -> int:
-    """Evaluate the runs; one that cannot be evaluated says why, and the others have their turn."""
+    """Evaluate the runs. For a run that can't be evaluated, print the reason and continue with the others."""
     names = flags.get("evals") or list(option_files("evaluation"))
 
     from rich.console import Console
@@ -74,13 +74,13 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
 
 
 def results(summary: dict[str, Any]) -> dict[str, str]:
-    """What a person wants to see of the evaluations of a run."""
+    """The results of a run's evaluations, for the terminal."""
     done = {name: result for name, result in summary.items() if name.partition(":")[0] in option_files("evaluation")}
     return {title: line for name, result in done.items() for title, line in lines(name, result)}
 
 
 def lines(name: str, result: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """What a person wants to see of one evaluation."""
+    """The results of one evaluation, for the terminal."""
     from nexus_ablate.training.display import shown
 
     if isinstance(reason := result.get("not_defined"), str):

@@ -1,4 +1,4 @@
-"""`nexus-ablate explain KEY=VALUE ...`: what a configuration builds. Nothing is trained, no data are read."""
+"""`nexus-ablate explain KEY=VALUE ...`: the architecture of a configuration. Nothing is trained, no data are read."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from nexus_ablate.errors import printable
 
 VERB = Verb(
     "explain",
-    "what a configuration builds: equations, norms, parameters, initial values, FLOPs; trains nothing",
+    "the architecture of a configuration: equations, norms, parameters, initial values, FLOPs",
     "[KEY=VALUE ...]",
     (
         ("explain", "the baseline"),
-        ("explain norm=dyt placement=deepnorm", "what these change besides themselves"),
+        ("explain norm=dyt placement=deepnorm", "including what these options also change"),
         ("explain preset=gpt2 model=base --vocab 50257", ""),
     ),
     (
         Flag("--vocab", "N", "tokens in the vocabulary (256)", whole("--vocab", 50257, "of tokens")),
         Flag("--json", "", "for programs"),
     ),
-    "Equations, norms, parameters, initial values, decay, FLOPs and the attention kernel. Nothing is trained, and "
+    "Prints equations, norms, parameters, initial values, decay, FLOPs and the attention kernel. Trains nothing, and "
     "the data need not exist.",
     kind="runs",
 )
 
 
 def run(overrides: list[str], flags: dict[str, Any]) -> int:
-    """Print what the configuration builds."""
+    """Print the architecture of a configuration."""
     config = compose(overrides)
 
     from nexus_ablate.measure.architecture import architecture
@@ -68,7 +68,7 @@ def _print(facts: dict[str, Any]) -> None:
 
 
 def sections(facts: dict[str, Any]) -> dict[str, list[tuple[str, ...]]]:
-    """Rows of cells under a title, in the order in which they are read."""
+    """Rows of cells by title, in reading order."""
     size, parameters, initial, decay = facts["size"], facts["parameters"], facts["initial_values"], facts["decay"]
     total, blocks = parameters["total"], size["n_layers"]
     forward = facts["flops_per_token"]["forward"]
@@ -80,7 +80,7 @@ def sections(facts: dict[str, Any]) -> dict[str, list[tuple[str, ...]]]:
             ("d_ff", f"{ffn['d_ff']}, {ffn['d_ff_ratio']:.4g} d_model, a multiple of {ffn['multiple_of']}"),
             *(("note", note) for note in facts["notes"]),
         ],
-        "equations: x is the stream, A attention, F the FFN, N the norm": [
+        "equations: x is the residual stream, A attention, F the FFN, N the norm": [
             row for part in facts["equations"] for row in _equation(part)
         ],
         "norms": [(n["site"], f"{n['width']} wide", _which(n["blocks"], blocks)) for n in facts["norms"]]
@@ -92,7 +92,7 @@ def sections(facts: dict[str, Any]) -> dict[str, list[tuple[str, ...]]]:
             (role, _std(spec["std"]), f"gain {spec['gain']:.4g}" if spec["gain"] != 1 else "", _times(spec["tensors"]))
             for role, spec in initial["by_role"].items()
         ]
-        + [("vector", "as its option says", "", "")],
+        + [("vector", "as set by its option", "", "")],
         f"weight decay {decay['weight_decay']:g} on {decay['which'].replace('_', ' and ')}": [
             (word, ", ".join(f"{role} {count:,}" for role, count in decay[group].items()) or "nothing")
             for word, group in (("decays", "decayed"), ("free", "free"))

@@ -34,7 +34,7 @@ VERB = Verb(
 
 
 def run(words: list[str], flags: dict[str, Any]) -> int:
-    """Print the options of the groups that are named, or of all."""
+    """Print the options of the named groups, or of all."""
     options = catalogue()
     everything = options | {"measures": measures()}
     for name in words:
@@ -52,8 +52,8 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
 
 
 def catalogue() -> dict[str, Any]:
-    """Groups to options to `{summary, default, keys}`, with `equation`, `prescribes` and `plugin` on the axes;
-    `switches` to the top-level keys."""
+    """`{summary, default, keys}` by group and option, on axes also `equation`, `prescribes` and `plugin`. The group
+    `switches` has the top-level keys."""
     defaults = _defaults()
     groups: dict[str, Any] = {}
     for group in (*OPTION_GROUPS, "evaluation"):
@@ -118,7 +118,7 @@ def _defaults() -> dict[str, str]:
 
 
 def _parameters(path: Path) -> int:
-    """What the parameters of a model's blocks are proportional to."""
+    """A number that is proportional to the parameters of a model's blocks."""
     values = _yaml(path)
     return values["n_layers"] * values["d_model"] ** 2
 
@@ -189,14 +189,14 @@ def markdown(groups: dict[str, Any]) -> str:
                 lines += [_prescribed([f"`{override}`" for override in option["prescribes"]]), ""]
             if option["keys"] and group not in CLOSED_GROUPS:
                 lines += _key_table(option["keys"], _prefix(group, name))
-        if group in CLOSED_GROUPS:  # sizes and recipes share their keys
+        if group in CLOSED_GROUPS:  # all options of the group have the same keys
             default = next((o for o in options.values() if o["default"]), next(iter(options.values())))
             lines += _key_table(default["keys"], group + ".")
     return "\n".join(lines).rstrip()
 
 
 def _prescribed(overrides: list[str]) -> str:
-    """What an option means by `auto` elsewhere."""
+    """The values that an option prescribes for other keys."""
     return f"Prescribes {', '.join(overrides)}."
 
 
@@ -213,7 +213,7 @@ def _key_table(keys: dict[str, Any], prefix: str) -> list[str]:
 
 
 def option_table(groups: dict[str, Any]) -> str:
-    """One row per group with the names of its options; the baseline's has a star."""
+    """One row per group with the names of its options; the baseline's option has a star."""
     rows = ["| group | options |", "|---|---|"]
     for group, options in groups.items():
         if group == "switches":
@@ -226,12 +226,12 @@ def option_table(groups: dict[str, Any]) -> str:
 
 
 def _typed(group: str, name: str) -> str:
-    """How an option is chosen."""
+    """The override, or the words after the verb, that choose an option."""
     return {"studies": f"study {name}", "evaluation": f"evals=[{name}]"}.get(group, f"{group}={name}")
 
 
 def _prefix(group: str, name: str) -> str:
-    """What is before a key of an option where it is set."""
+    """The prefix of an option's key in an override."""
     return f"{name}:" if group == "evaluation" else f"{group}."
 
 
@@ -241,5 +241,5 @@ def _set_to(group: str, spec: dict[str, Any]) -> str:
 
 
 def _takes(spec: dict[str, Any]) -> str:
-    """What a key holds and means, as its comment in the YAML says it."""
+    """A key's constraint and meaning, as in its YAML comment."""
     return f"{spec['takes']}; {spec['meaning']}"

@@ -1,4 +1,4 @@
-"""`nexus-ablate noise DIR...`: seed noise, the difference it allows to be seen, the seeds a difference needs."""
+"""`nexus-ablate noise DIR...`: seed noise, the smallest detectable difference, and the seeds a difference needs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _deltas(text: str) -> list[float]:
 
 VERB = Verb(
     "noise",
-    "seed noise, the smallest difference it lets you see, and the seeds that a difference needs",
+    "seed noise, the smallest detectable difference, and the seeds that a difference needs",
     "DIR...",
     (
         ("noise runs/norms", "seed noise of every arm, and what 3 to 20 seeds can show"),
@@ -34,7 +34,7 @@ VERB = Verb(
 
 
 def run(dirs: list[str], flags: dict[str, Any]) -> int:
-    """Print what the seeds say."""
+    """Print the noise over seeds, and what it allows to detect."""
     family = flags.get("arms", 1)
 
     from nexus_ablate.comparison.noise import noise
@@ -59,11 +59,11 @@ def run(dirs: list[str], flags: dict[str, Any]) -> int:
         cells = (f"{arm.seeds}", f"{arm.mean:.4f}", f"{arm.sd:.4f}", interval, f"{arm.sd / arm.mean:.2%}")
         grid.add_row(escape(errors.printable(arm.arm)), *cells)
     console.print(grid)
-    how = "seed effects removed" if result.measured else "one arm alone: nothing is known of pairing, none is assumed"
+    how = "seed effects removed" if result.measured else "a single arm shows no effect of pairing, so none is assumed"
     against = "one arm" if family == 1 else f"{family} arms at once"
     console.print(f"\nresidual SD of a run in a paired comparison: {result.residual:.4f} nats per token ({how})")
     console.print(f"planned with its upper 80% bound, {result.residual_bound:.4f}: {against} against a baseline")
-    console.print("difference that is shown with 80% power:")
+    console.print("smallest difference detected with 80% power:")
     for seeds, delta in result.detectable.items():
         console.print(f"  {seeds:>4} seeds  {delta:.4f}")
     for delta, seeds in result.needed.items():

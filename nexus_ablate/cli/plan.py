@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 VERB = Verb(
     "plan",
-    "what a study would be: arms, refusals, parameters, FLOPs, memory, time; runs nothing",
+    "preview a study: arms, refusals, parameters, FLOPs, memory, time; runs nothing",
     "STUDY [KEY=VALUE ...]",
     (
         ("plan norms", ""),
         ("plan mine vary.norm=layer,rms,none vary.bias=on,off design=grid match=params", ""),
     ),
     (WORKERS,),
-    "Arms, the reasons of refusals, parameters, FLOPs, memory and time of each, how much is finished already, and the "
-    "fairness conditions that are decided beforehand.",
+    "Prints the arms with parameters, FLOPs, memory and time, the reasons for refused ones, how many runs are already "
+    "finished, and the fairness conditions that can be checked in advance.",
     "a study",
     kind="studies",
 )
@@ -60,7 +60,7 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
 
 
 def show(plan: Plan, console: Console) -> None:
-    """The plan in the terminal."""
+    """Print the plan."""
     from rich.markup import escape
 
     from nexus_ablate.execution.status import duration
@@ -100,7 +100,7 @@ def show(plan: Plan, console: Console) -> None:
     where = plan.where
     console.print(
         f"\n{count} runs: {len(plan.study.all_arms)} arms x seeds {seeds}{tuning} ({states})\n"
-        f"about {time or 'an unknown time (no finished run to go by)'} for what is missing, "
+        f"about {time or 'an unknown time (there is no finished run)'} for what is missing, "
         f"{where.workers} at a time with {where.threads} CPU threads"
         + (f" on {len(where.gpus)} GPUs" if where.gpus else "")
     )

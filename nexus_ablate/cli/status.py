@@ -1,4 +1,4 @@
-"""`nexus-ablate status DIR...`: a line for each run, once or again and again."""
+"""`nexus-ablate status DIR...`: one line per run, once or repeatedly."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from nexus_ablate.errors import printable
 
 VERB = Verb(
     "status",
-    "every run of some directories: how far, how good, and why not",
+    "every run of some directories: progress, loss, and reasons of failures",
     "DIR...",
     (
-        ("status runs/norms", "a study: every run, also those that are still to come"),
+        ("status runs/norms", "a study: every run, also those that have not started"),
         ("status runs --watch", "all runs, refreshed until the last one has ended (or Ctrl-C)"),
     ),
     (Flag("--watch", "", "refresh the table until the last run has ended"),),
-    "State, step, validation loss, its difference to the baseline of the same seed at the same tokens, time since "
-    "the last sign of life, time left, and for failed runs the reason and the log. `lost`: the process ended without "
-    "a word; the same command resumes such a run. `not needed so far`: seeds of later looks, which only undecided "
-    "arms get.",
+    "Prints state, step, validation loss, its difference from the baseline's with the same seed at the same number of "
+    "tokens, time since the last heartbeat, time left, and for failed runs the reason and the log. `lost`: the process "
+    "ended without reporting why; the same command resumes such a run. `not needed so far`: seeds of later looks, "
+    "which only undecided arms need.",
     "at least one directory",
     kind="results",
 )

@@ -1,4 +1,4 @@
-"""`nexus-ablate study NAME ...`: run what is missing of a study, on this machine or on a cluster."""
+"""`nexus-ablate study NAME ...`: run a study, or its missing runs, on this machine or on a cluster."""
 
 from __future__ import annotations
 
@@ -33,11 +33,9 @@ JOB_FLAGS = (
 )
 RUN_FLAGS = (
     WORKERS,
-    Flag(
-        "--time", "MINUTES", "of a run (240 in a job); the next launch resumes it", whole("--time", 240, "of minutes")
-    ),
-    Flag("--retry", "failed", "run failed runs again; one that diverged has a result", one_of("--retry", "failed")),
-    Flag("--retrain", "", "train again, with today's code, what other code has finished"),
+    Flag("--time", "MINUTES", "per run (240 in a job); the next launch resumes it", whole("--time", 240, "of minutes")),
+    Flag("--retry", "failed", "run failed runs again (diverged runs have a result)", one_of("--retry", "failed")),
+    Flag("--retrain", "", "train again, with the current code, runs finished by other code"),
     Flag("--cluster", "slurm", "submit the runs and return (docs/clusters.md)", one_of("--cluster", "slurm")),
     *JOB_FLAGS,
 )
@@ -45,14 +43,14 @@ RUN_FLAGS = (
 
 VERB = Verb(
     "study",
-    "run what is missing of a study (docs/studies.md)",
+    "run a study, or its missing runs (docs/studies.md)",
     "STUDY [KEY=VALUE ...]",
     (
         ("study norms", "a shipped study (nexus-ablate list studies)"),
         ("study path/to/mine.yaml", "your own"),
         ("study mine vary.norm=layer,rms vary.bias=on,off seeds=0,1,2 train.steps=200", ""),
         ("study mine vary.norm=layer seeds.looks=5,8,12,20", "more seeds only for undecided arms"),
-        ("study mine", "resume: only what is missing is trained"),
+        ("study mine", "resume: train only the missing runs"),
         ("study norms name=norms_mini model=mini", "another baseline is another study"),
         ("study norms --cluster slurm --partition gpu", "one array of jobs; returns at once"),
     ),
@@ -88,10 +86,10 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
 
 
 def starter(flags: dict[str, Any], overrides: list[str]) -> Callable[..., int]:
-    """`launch` or `submit` with these flags: called with a request, and with `amend` where the study may change.
+    """`launch` or `submit` with these flags; takes a request, and `amend` if the study may change.
 
     Raises:
-        ConfigError: Flags that do not go together.
+        ConfigError: The flags contradict each other.
     """
     from nexus_ablate.training.distributed import require_one_process
 

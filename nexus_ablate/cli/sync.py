@@ -1,4 +1,4 @@
-"""`nexus-ablate sync DIR...`: runs brought to W&B from their directories; again as often as you like."""
+"""`nexus-ablate sync DIR...`: sends runs to W&B from their directories; can be repeated."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from nexus_ablate.cli.verb import Flag, Verb
 
 VERB = Verb(
     "sync",
-    "local runs to W&B: tracked by files, offline or interrupted; as often as you like",
+    "send local runs to W&B that were tracked by files, offline or interrupted; can be repeated",
     "DIR...",
     (
         ("sync runs/norms", "every run of a study"),
         ("sync runs/scratch/baseline/s0-1a2b3c4d", "one run"),
-        ("sync runs --project mine --entity team", "to another place than the runs name"),
+        ("sync runs --project mine --entity team", "to another project"),
     ),
     (
         Flag("--project", "NAME", "W&B project"),
         Flag("--entity", "NAME", "W&B entity"),
     ),
-    "Sends what W&B does not have yet: rows, summary, and what the probe saw block by block. Only the run directory "
-    "is read. A run keeps its place on W&B (wandb.json), and no step is sent twice. Runs in training are left alone.",
+    "Sends what W&B does not have yet: rows, summary, and the probe's measurements by block. Reads only the run "
+    "directory. A run keeps its place on W&B (wandb.json), and no step is sent twice. Skips runs in training.",
     "at least one directory",
 )
 
 
 def run(dirs: list[str], flags: dict[str, Any]) -> int:
-    """Send the runs in turn; a damaged one says why, and the others have their turn."""
+    """Send the runs in turn. For a damaged run, print the reason and continue with the others."""
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
@@ -57,12 +57,12 @@ def run(dirs: list[str], flags: dict[str, Any]) -> int:
                 continue
             name = escape(errors.printable(f"{record.arm}/{path.name}"))
             if record.state in LIVE:
-                table.add_row(name, f"{record.state}, left alone", "", "")
+                table.add_row(name, f"{record.state}, skipped", "", "")
                 continue
             done = sync(record, flags.get("project"), flags.get("entity"))
             table.add_row(name, record.state, f"{done.before:,}", f"{done.sent:,}")
             pages.append(done.url)
-    finally:  # also when W&B failed: what was sent until then
+    finally:  # after an error of W&B, this shows what was sent
         console = Console(highlight=False)
         if table.row_count:
             console.print(table)

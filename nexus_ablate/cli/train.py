@@ -49,7 +49,7 @@ VERB = Verb(
 
 
 def run(overrides: list[str], flags: dict[str, Any]) -> int:
-    """Train what the overrides describe."""
+    """Train the run, or the runs, that the overrides describe."""
     if flags.keys() - {"multirun"}:
         return _hydra(overrides, flags)
     if "multirun" in flags:
@@ -62,7 +62,7 @@ def run(overrides: list[str], flags: dict[str, Any]) -> int:
 
 
 def single(overrides: list[str]) -> int:
-    """One run in this process."""
+    """Train one run in this process."""
     from nexus_ablate.config.compose import compose
     from nexus_ablate.training.device import share_cores_politely
     from nexus_ablate.training.memory import check_memory, machine_bytes
@@ -77,7 +77,7 @@ def single(overrides: list[str]) -> int:
 
 
 def _hydra(overrides: list[str], flags: dict[str, Any]) -> int:
-    """What Hydra itself answers: --cfg, --info, --hydra-help."""
+    """Let Hydra answer --cfg, --info and --hydra-help."""
     import hydra
 
     from nexus_ablate.config.compose import search_plugins

@@ -1,4 +1,4 @@
-"""What a verb is: its summary, examples and flags, declared once. Help, parsing and errors come from them."""
+"""Declaration of a verb: summary, examples and flags. Help, parsing and errors are generated from it."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class Flag:
     """One flag of a verb.
 
     Attributes:
-        takes: What its value is called in the help (`FILE`); '' for a flag without a value. `[FILE]`: it may be left
-            out, and is '' then.
+        takes: The name of its value in the help (`FILE`); '' for a flag without a value. With `[FILE]` the value may be
+            left out, and is then ''.
         meaning: One line of help.
-        read: From the text to the value; raises ConfigError.
-        repeated: It may be given several times; its value is the list of all.
-        example: A command line with it that works, for errors.
-        short: Another name for it: `-m`.
+        read: Converts the text to the value; raises ConfigError.
+        repeated: Whether it may be given several times; its value is then a list.
+        example: A working command line with it, for errors.
+        short: A short name, such as `-m`.
     """
 
     name: str
@@ -55,13 +55,13 @@ class Verb:
     """One verb: `nexus-ablate NAME ...`.
 
     Attributes:
-        name: As typed; its module has the same name, with underscores.
+        name: The name as typed; its module has the same name, with underscores.
         summary: One line of `nexus-ablate --help`.
         takes: Its positional arguments in the help: `DIR...`, `[KEY=VALUE ...]`.
-        examples: Command lines without `nexus-ablate`, each with what it does ('' where that is clear).
+        examples: Command lines without `nexus-ablate`, each with an explanation ('' if it is obvious).
         notes: Paragraphs below the flags.
-        needed: What is missing without positional arguments; '' where none are needed.
-        kind: The heading of `nexus-ablate --help` that it is below, one of `KINDS`.
+        needed: The required positional arguments, for the error; '' if none are required.
+        kind: Its heading in `nexus-ablate --help`, one of `KINDS`.
     """
 
     name: str
@@ -74,7 +74,7 @@ class Verb:
     kind: str = KINDS[-1]
 
     def help(self) -> str:
-        """The text of `nexus-ablate NAME --help`, at most 80 columns where words allow."""
+        """The text of `nexus-ablate NAME --help`, wrapped at 80 columns."""
         usage = " ".join(filter(None, ("nexus-ablate", self.name, self.takes, "[flags]" if self.flags else "")))
         examples = _columns([(f"nexus-ablate {line}", meaning) for line, meaning in self.examples])
         flags = _columns([(flag.usage, flag.meaning) for flag in self.flags])
@@ -83,10 +83,10 @@ class Verb:
         return "\n\n".join("\n".join(lines) for lines in paragraphs if lines)
 
     def parse(self, arguments: list[str]) -> tuple[list[str], dict[str, Any]]:
-        """Positional arguments, and the values of the flags that are given, by `Flag.key`.
+        """Positional arguments, and the values of the given flags, by `Flag.key`.
 
         Raises:
-            ConfigError: An unknown flag, one given twice, one without its value, or a value that it cannot take.
+            ConfigError: An unknown flag, a flag given twice or without its value, or an invalid value.
         """
         flags = {name: flag for flag in self.flags for name in (flag.name, flag.short) if name}
         words: list[str] = []
@@ -127,8 +127,10 @@ class Verb:
         return words, values
 
     def _refuse_override(self, word: str, after: list[str]) -> None:
-        """Raises:
-        ConfigError: The word, with those after it, is `KEY=VALUE` in another spelling: `norm rms`, `--norm rms`.
+        """Refuse an override in another spelling.
+
+        Raises:
+            ConfigError: The word, with those after it, is `KEY=VALUE` spelled as `norm rms`, `--norm rms` or similar.
         """
         if OVERRIDES not in self.takes:
             return
@@ -140,13 +142,13 @@ class Verb:
 
 
 def verb_names() -> list[str]:
-    """Every verb: the modules of this folder that declare a VERB. None is imported."""
+    """The names of all verbs: modules of this folder that declare a VERB. Imports none of them."""
     files = sorted(Path(__file__).parent.glob("*.py"))
     return [path.stem.replace("_", "-") for path in files if "\nVERB = Verb(" in path.read_text(encoding="utf-8")]
 
 
 def verb_module(name: str) -> ModuleType:
-    """The module of a verb: its `VERB`, and `run(words, flags)`, which returns the exit status."""
+    """The module of a verb, with its `VERB` and `run(words, flags)`, which returns the exit status."""
     return importlib.import_module(f"nexus_ablate.cli.{name.replace('-', '_')}")
 
 
@@ -156,7 +158,7 @@ def all_verbs() -> list[Verb]:
 
 
 def _columns(rows: list[tuple[str, str]]) -> list[str]:
-    """Two columns; a meaning that does not fit beside its term goes below it."""
+    """Two columns; a meaning that doesn't fit next to its term goes below it."""
     width = max((len(term) for term, meaning in rows if meaning and len(term) <= WIDEST_TERM), default=0)
     lines = []
     for term, meaning in rows:
@@ -170,14 +172,14 @@ def _columns(rows: list[tuple[str, str]]) -> list[str]:
 
 
 def comma_separated(text: str) -> list[str]:
-    """The items of a list, empty ones left out."""
+    """The items of a comma-separated list, without empty ones."""
     return [item for item in text.split(",") if item]
 
 
 def whole(
     flag: str, example: int, unit: str = "", also: tuple[str, ...] = (), most: int = 10**9
 ) -> Callable[[str], Any]:
-    """Reads a whole number from 1, or one of the words of `also`."""
+    """A reader of whole numbers from 1, or of one of the words in `also`."""
 
     def read(text: str) -> Any:
         if text in also:
@@ -192,7 +194,7 @@ def whole(
 
 
 def positive(flag: str, example: float, most: float) -> Callable[[str], float]:
-    """Reads a number above 0 and at most `most`."""
+    """A reader of numbers above 0 and up to `most`."""
 
     def read(text: str) -> float:
         try:
@@ -207,7 +209,7 @@ def positive(flag: str, example: float, most: float) -> Callable[[str], float]:
 
 
 def one_of(flag: str, *words: str) -> Callable[[str], str]:
-    """Reads one of some words."""
+    """A reader of one of some words."""
 
     def read(text: str) -> str:
         if text not in words:
@@ -218,7 +220,7 @@ def one_of(flag: str, *words: str) -> Callable[[str], str]:
 
 
 def target(flag: str, picture: bool = False) -> Callable[[str], Path]:
-    """Reads a file that can be written: a picture, or any file; `-`, or no value, is standard output."""
+    """A reader of writable files: a picture, or any file; `-`, or no value, is standard output."""
 
     def read(text: str) -> Path:
         from nexus_ablate.runs.files import PICTURES, check_target

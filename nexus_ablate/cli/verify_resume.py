@@ -1,7 +1,7 @@
-"""`nexus-ablate verify-resume OVERRIDES...`: the proof, on this machine, that an interrupted run ends as any other.
+"""`nexus-ablate verify-resume OVERRIDES...`: proves on this machine that interrupted runs end like undisturbed ones.
 
-Trains a short run undisturbed; again, asked to stop by a signal; again, killed; each in processes of its own, and
-compares what they left.
+Trains a short run undisturbed, then one that is stopped by a signal, then one that is killed, each in separate
+processes, and compares the results.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ CLOCKS = ("seconds", "tokens_per_second", "mfu", "peak_memory_bytes")
 SHORT = (f"train.steps={STEPS}", "train.log_every=1", f"train.eval_every={STEPS // 4}", "train.eval_tokens=4096")
 WAITS_SECONDS = 600
 LAUNCHES = 5
-"""Tries to interrupt a run before it has ended; each time later runs are stopped earlier."""
+"""Attempts to interrupt a run before it has ended; each further attempt interrupts earlier."""
 
 VERB = Verb(
     "verify-resume",
-    "the proof on this machine that an interrupted run ends as if it had not been interrupted",
+    "prove on this machine that interrupted runs end exactly like undisturbed ones",
     "[KEY=VALUE ...]",
     (
         ("verify-resume", ""),
@@ -44,19 +44,19 @@ VERB = Verb(
         ("verify-resume --keep proof model=mini train.steps=200", ""),
     ),
     (Flag("--keep", "DIR", "keep the three runs in a new directory", Path),),
-    "Trains 40 steps (or train.steps) undisturbed, then stopped by SIGTERM, then killed, each started again by the "
-    "same command, and compares weights, metrics and the batches seen. Your runs are left alone. Exit status 0: "
-    "identical (on a GPU: within what two undisturbed runs differ by). 1: not.",
+    "Trains 40 steps (or train.steps) undisturbed, then stopped by SIGTERM, then killed. The same command resumes the "
+    "interrupted ones. Compares weights, metrics and batches. Your runs are not touched. Exit status 0: identical (on "
+    "a GPU: within the difference of two undisturbed runs). 1: different.",
 )
 
 
 @dataclass(frozen=True)
 class Difference:
-    """How an interrupted run departs from the undisturbed one.
+    """How an interrupted run differs from the undisturbed one.
 
     Attributes:
-        place: The first row and key, tensor, or hash that differs; '' where nothing does.
-        size: The largest relative difference of a number; infinite where the runs have other rows.
+        place: The first row and key, tensor, or hash that differs; '' if none does.
+        size: The largest relative difference of a number; infinite if the runs have different rows.
     """
 
     place: str
@@ -87,10 +87,10 @@ def run(overrides: list[str], flags: dict[str, Any]) -> int:
 
 @contextmanager
 def _folder() -> Iterator[Path]:
-    """A temporary folder that is deleted however this process ends.
+    """A temporary folder that is deleted even if this process is killed.
 
-    Another process does it, once nobody holds the other end of its input any more: this one, or a run of its own that
-    is under way when this one is killed.
+    A separate process deletes it when all writers of its standard input are gone: this process, and any run of it that
+    is still going when this process is killed.
     """
     global _alive
     folder = Path(tempfile.mkdtemp(prefix="nexus_ablate-"))
@@ -106,13 +106,13 @@ def _folder() -> Iterator[Path]:
 
 
 _alive: tuple[int, ...] = ()
-"""What runs inherit: as long as one of them holds it, the folder stays."""
+"""Runs inherit this descriptor; the folder stays as long as one of them is alive."""
 
 
 def _prove(command: list[str], steps: int, folder: Path) -> int:
     whole = _finished(command, folder / "undisturbed")
     device, threads = str((whole.summary or {})["device"]), (whole.summary or {})["threads"]
-    command = [*command, f"train.threads={threads}"]  # others would add in another order
+    command = [*command, f"train.threads={threads}"]  # another number would add in another order
     ways = {"stopped by SIGTERM": (signal.SIGTERM, steps // 2), "killed (kill -9)": (signal.SIGKILL, 2 * steps // 3)}
     results: dict[str, tuple[str, Difference]] = {}
     for number, (way, (sent, step)) in enumerate(ways.items()):
@@ -139,24 +139,24 @@ def _process(command: list[str], runs_dir: Path, **options: Any) -> subprocess.P
 
 
 def _finished(command: list[str], runs_dir: Path) -> RunRecord:
-    """The run, trained to its end."""
+    """Train the run to its end."""
     process = _process(command, runs_dir)
     _, said = process.communicate()
     if process.returncode != errors.OK:
         sys.stderr.write(said)
         fix = "the same overrides without verify-resume"
-        raise _Unproved("the run does not reach its end, so nothing can be compared", f"exit {process.returncode}", fix)
+        raise _Unproved("the run failed, so nothing can be compared", f"exit {process.returncode}", fix)
     return read_run(find_runs([runs_dir])[0])
 
 
 class _Unproved(UserError):
-    """No answer could be found."""
+    """The command could not decide."""
 
     status = errors.BUG
 
 
 def _interrupt(command: list[str], runs_dir: Path, sent: signal.Signals, step: int) -> int:
-    """Send a signal to the run when it has logged `step`, which it must not outrun; the last step that it logged."""
+    """Send a signal to the run when it has logged `step`, before it ends. Returns the last step that it logged."""
     for _ in range(LAUNCHES):
         process = _process(command, runs_dir)
         end = time.monotonic() + WAITS_SECONDS
@@ -171,17 +171,17 @@ def _interrupt(command: list[str], runs_dir: Path, sent: signal.Signals, step: i
             raise _Unproved("the run ended by itself before it was interrupted", f"exit {process.returncode}", fix)
         shutil.rmtree(runs_dir)
         step //= 2
-    raise _Unproved("the run ends before it can be interrupted", f"{step} steps", "more of them: train.steps=400")
+    raise _Unproved("the run ends before it can be interrupted", f"{step} steps", "more steps: train.steps=400")
 
 
 def _last_step(runs_dir: Path) -> int:
-    """The step of the last whole row, -1 before there is one."""
+    """The step of the last complete row; -1 if there is none."""
     logs = list(runs_dir.glob("*/*/*/metrics.jsonl"))
     return last_row(logs[0]).get("step", -1) if logs else -1
 
 
 def compare(whole: RunRecord, other: RunRecord) -> Difference:
-    """The first difference between two runs, in the order in which a run makes them, and the largest of a number."""
+    """The first difference between two runs, in the order of a run's output, and the largest of all numbers."""
     first, size = "", 0.0
     for name, expected, actual in (
         ("metrics.jsonl", whole.metrics(), other.metrics()),
@@ -206,7 +206,7 @@ def compare(whole: RunRecord, other: RunRecord) -> Difference:
 
 
 def _relative(a: Any, b: Any) -> float:
-    """The relative difference of two numbers or lists of them; infinite of anything else."""
+    """The relative difference of two numbers or lists of numbers; infinite for anything else that differs."""
     if isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
         return max((_relative(x, y) for x, y in zip(a, b, strict=True) if x != y), default=0.0)
     if isinstance(a, int | float) and isinstance(b, int | float):
@@ -254,5 +254,5 @@ def _show(results: dict[str, tuple[str, Difference]], whole: RunRecord, device: 
     if device != "cpu":
         console.print(
             "A GPU may add in another order each time, so two undisturbed runs can differ too: here by at most "
-            f"{tolerance:.1e}, relative. An interrupted run passes where it differs by no more than twice that."
+            f"{tolerance:.1e}, relative. An interrupted run passes if it differs by no more than twice that."
         )

@@ -1,1 +1,1 @@
-"""What may be asked for, in a straight line: grammar, plugins, options, run_config, compose."""
+"""Configuration, each module building on the ones before: grammar, plugins, options, run_config, resolve, compose."""

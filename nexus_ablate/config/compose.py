@@ -19,14 +19,14 @@ from nexus_ablate.plain_data import load_yaml
 
 
 def compose(overrides: list[str] | tuple[str, ...] = (), plugins: Iterable[str | Path] = ()) -> RunConfig:
-    """The configuration that the overrides ask for.
+    """The configuration that the overrides describe.
 
     Args:
         overrides: As on the command line: `["norm=layer", "train.steps=50"]`.
-        plugins: Directories of further options; from here on this process and those it starts know them.
+        plugins: Directories of further options. They stay available in this process and in those it starts.
 
     Raises:
-        ConfigError: For anything that cannot be run; see resolve.py for the rules.
+        ConfigError: The configuration can't be run; see resolve.py for the rules.
     """
     add_plugins(plugins)
     check_overrides(list(overrides), sweeps=False)
@@ -34,7 +34,7 @@ def compose(overrides: list[str] | tuple[str, ...] = (), plugins: Iterable[str |
 
 
 def compose_values(overrides: list[str]) -> dict[str, Any]:
-    """Hydra's composition as plain nested values; the overrides must have been checked."""
+    """Hydra's composition as plain nested values, from overrides that are already checked."""
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
@@ -44,7 +44,7 @@ def compose_values(overrides: list[str]) -> dict[str, Any]:
 
     search_plugins()
     hydra = GlobalHydra.instance()
-    # Inside a multirun Hydra is at work already, and composes for one at a time.
+    # Inside a multirun Hydra is already initialized, and supports a single composition at a time.
     around, hydra.hydra = hydra.hydra, None
     try:
         with initialize_config_dir(config_dir=str(conf_dir()), version_base="1.3"):
@@ -62,7 +62,7 @@ def compose_values(overrides: list[str]) -> dict[str, Any]:
 
 @cache
 def search_plugins() -> None:
-    """Make Hydra look for option files in the plugins' directories too, from its next initialisation on."""
+    """Make Hydra also search the plugins' directories for option files, from its next initialization on."""
     from hydra.core.config_search_path import ConfigSearchPath
     from hydra.core.plugins import Plugins
     from hydra.plugins.search_path_plugin import SearchPathPlugin
@@ -83,7 +83,7 @@ def plugins_used(config: RunConfig) -> list[Plugin]:
 
 
 def leave_preset_options(values: dict[str, Any], overrides: list[str]) -> None:
-    """Where the user chose another option than the preset, take back the keys that the preset set for its own."""
+    """If the user chose another option than the preset, undo the keys that the preset set for its own option."""
     if values["preset"] == "none":
         return
     preset = values["preset"]
@@ -101,14 +101,14 @@ def leave_preset_options(values: dict[str, Any], overrides: list[str]) -> None:
 
 
 def differences(config: RunConfig, baseline: RunConfig | None = None) -> dict[str, str]:
-    """How a configuration differs from a baseline, as `key: value` in the order of the house.
+    """How a configuration differs from a baseline, as `key: value` in the canonical order.
 
-    Only what can change the result is named, and never the seed. The keys of an option that was chosen are named
-    where they differ from the option's own YAML.
+    This includes only what can change the result, and never the seed. Keys of a chosen option are included if they
+    differ from the option's own YAML.
 
     Args:
         config: From `compose`.
-        baseline: A study's; else the default configuration, or the preset that `config` starts from.
+        baseline: A study's baseline. Default: the default configuration, or the preset that `config` starts from.
     """
     if baseline is not None:
         base = baseline
@@ -149,7 +149,7 @@ def differences(config: RunConfig, baseline: RunConfig | None = None) -> dict[st
 
 
 def _means_auto(config: RunConfig, name: str, base_value: Any) -> bool:
-    """Whether a value is what `auto` means here, so that naming it changes nothing."""
+    """Whether a value is what `auto` means here, so that setting it changes nothing."""
     if base_value != "auto":
         return False
     auto = Option("auto") if name in OPTION_GROUPS else "auto"
@@ -160,7 +160,7 @@ def _means_auto(config: RunConfig, name: str, base_value: Any) -> bool:
 
 
 def _text(value: Any) -> str:
-    if isinstance(value, list):  # paths: the folder says nothing about the experiment
+    if isinstance(value, list):  # paths: folders are irrelevant for the experiment
         return "+".join(Path(str(item)).name for item in value)
     return show(value)
 

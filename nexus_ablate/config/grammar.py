@@ -1,4 +1,4 @@
-"""What a key may hold: a small grammar that is read from YAML comments and from the configuration's dataclasses.
+"""Constraints on keys: a small grammar, used in YAML comments and in the configuration's dataclasses.
 
 A constraint is a list of alternatives: `auto | int [1, 1e9]`, `half | interleaved`, `on | off`, `list of text`.
 
@@ -31,7 +31,7 @@ _FRACTION = re.compile(r"^\s*(\d{1,18})\s*/\s*(\d{1,18})\s*$")
 
 @dataclass(frozen=True)
 class Interval:
-    """Numbers of one kind between two ends, each end inside (`[`, `]`) or outside (`(`, `)`)."""
+    """An interval of numbers of one kind, with each end included (`[`, `]`) or excluded (`(`, `)`)."""
 
     kind: str
     low: float
@@ -47,10 +47,10 @@ class Interval:
 
 @dataclass(frozen=True)
 class Constraint:
-    """The values that a key may hold.
+    """The values that a key may have.
 
     Raises:
-        ValueError: When the text is not in the grammar above.
+        ValueError: The text doesn't follow the grammar above.
     """
 
     text: str
@@ -64,10 +64,10 @@ class Constraint:
         return [a for a in self.alternatives if re.fullmatch(r"[A-Za-z_][\w.-]*", a) and a != "text"]
 
     def accept(self, key: str, value: object) -> object:
-        """The value in its one canonical form.
+        """The value in its canonical form.
 
         Raises:
-            ConfigError: When no alternative admits the value.
+            ConfigError: No alternative admits the value.
         """
         for alternative in self.alternatives:
             accepted, canonical = _accept(alternative, value, boolean=set(self.words) == {"on", "off"})
@@ -116,7 +116,7 @@ def _accept(alternative: str, value: object, boolean: bool) -> tuple[bool, objec
             matches = value is expected or value == alternative or value == str(expected).lower()
             return matches, expected if boolean else alternative
         return value == alternative, alternative
-    if isinstance(value, bool) or (isinstance(value, int) and abs(value) >= 2**63):  # which no float need hold
+    if isinstance(value, bool) or (isinstance(value, int) and abs(value) >= 2**63):  # may exceed every float
         return False, None
     if interval.kind == "ratio":
         return _accept_ratio(interval, value)
@@ -141,7 +141,7 @@ def _accept_ratio(interval: Interval, value: object) -> tuple[bool, object]:
 
 
 def ratio(value: object) -> float:
-    """The number that a canonical `ratio` value stands for."""
+    """The number of a canonical `ratio` value."""
     return float(Fraction(value)) if isinstance(value, str) else float(value)  # type: ignore[arg-type]
 
 
@@ -173,20 +173,20 @@ _OPERATORS: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
 
 
 def is_comparison(rule: str) -> bool:
-    """Whether a rule of an option compares numbers, as `head_dim % 2 == 1`, and is no list of settings."""
+    """Whether a rule of an option compares numbers, as in `head_dim % 2 == 1`, instead of listing settings."""
     return re.search(r"[<>]|==", rule) is not None
 
 
 def names_in(rule: str) -> list[str]:
-    """The names in a comparison; none in settings."""
+    """The names in a comparison; none for a list of settings."""
     return [n.id for n in ast.walk(ast.parse(rule)) if isinstance(n, ast.Name)] if is_comparison(rule) else []
 
 
 def compare_numbers(rule: str, numbers: Mapping[str, Any]) -> bool:
-    """The truth of a comparison of sums and products of numbers by name.
+    """Evaluate a comparison of sums and products of named numbers.
 
     Raises:
-        ConfigError: It is not one, or names a number that does not exist.
+        ConfigError: It isn't a comparison, or names a number that doesn't exist.
     """
 
     def value(node: ast.AST) -> Any:

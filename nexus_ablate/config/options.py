@@ -1,23 +1,23 @@
-"""Names to classes, one registry per axis, and the option files that are their schema.
+"""Registries (names to classes, one per axis), and the option files, which are their schema.
 
 An option is a class in its axis file and `conf/<axis>/<name>.yaml`. The YAML is read without torch:
 
     # First line: what it is and where it is published. `list` prints it.
     name: rms
     eps: 1.0e-6      # float (0, inf); added to the mean square, inside the root
-    equation: y = g x / sqrt(mean(x^2) + eps)   (or a list of lines) what `explain` prints
+    equation: y = g x / sqrt(mean(x^2) + eps)   (or a list of lines) printed by `explain`
     prescribes: {norm_bias: off}         what this option means by `auto` elsewhere
     refuses: {norm_bias=on: the reason}  explicit contradictions
     warns: {embed_scale=off: the reason} known traps
     equals: {norm=t5: at equal eps}      options that are the same function, and when
     norm_sites: [attn, ffn]              of a placement: where its norms are, or with the setting that a site needs
 
-A rule of `refuses` or `warns` names one setting, or several that hold together, with spaces between; of a norm's
-initial gain it names the site: `norm.gain_init@ffn=0`. Or it compares numbers: the option's own keys, and the model's
+A rule of `refuses` or `warns` names one setting, or several, separated by spaces, that must all hold. A norm's initial
+gain is named with its site: `norm.gain_init@ffn=0`. Or a rule compares numbers: the option's own keys, and the model's
 `head_dim`, `n_layers`, `d_model` and so on: `head_dim % 2 == 1`. A reason may end in `; try: what works`.
 
-Every other key carries its constraint (see grammar.py) and meaning as a comment, and reaches the class as a
-keyword-only argument that has no default in Python.
+Every other key has its constraint (see grammar.py) and meaning as a comment, and is passed to the class as a
+keyword-only argument, which has no default in Python.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ OPTIONS = (*AXES, "optim")
 """The groups whose options are classes: the axes, and the optimizer."""
 
 CLASSES = (*OPTIONS, "data", "evaluation")
-"""The groups to which a plugin may add an option: its class and its YAML."""
+"""The groups to which a plugin may add an option (a class and its YAML)."""
 
 COMMON_KEYS = {
     "optim": {
@@ -60,7 +60,7 @@ COMMON_KEYS = {
         "clip": ("off | float (0, inf)", "largest global gradient norm"),
     }
 }
-"""Keys that every option of a group has, with constraint and meaning; its YAML holds their values alone."""
+"""Keys that every option of a group has, with constraint and meaning; the YAML only has their values."""
 
 RESERVED = ("name", "equation", "prescribes", "refuses", "warns", "equals", "norm_sites")
 OTHER_VERSION = "read it with the version of the program that env.json names"
@@ -69,7 +69,7 @@ _KEY_LINE = re.compile(r"^(?P<key>\w+):\s[^#]*#\s*(?P<comment>.+)$")
 
 @dataclass(frozen=True)
 class Key:
-    """One key of a YAML file: its default, what it may hold, and what it means."""
+    """One key of a YAML file: its default, constraint and meaning."""
 
     name: str
     default: Any
@@ -79,7 +79,7 @@ class Key:
 
 @dataclass(frozen=True)
 class OptionFile:
-    """One option as its YAML describes it."""
+    """The content of an option's YAML file."""
 
     axis: str
     name: str
@@ -107,14 +107,14 @@ class Option:
 
 
 def conf_dir() -> Path:
-    """The built-in `conf/`: inside the package in a wheel, beside it in a checkout."""
+    """The built-in `conf/`: inside the package in a wheel, next to it in a checkout."""
     package = Path(__file__).resolve().parents[1]
     shipped = package / "conf"
     return shipped if shipped.is_dir() else package.parent / "conf"
 
 
 def key_comments(text: str) -> dict[str, tuple[Constraint, str]]:
-    """The constraint and meaning beside each top-level key of a YAML text."""
+    """The constraint and meaning in the comment of each top-level key of a YAML text."""
     result = {}
     for line in text.splitlines():
         match = _KEY_LINE.match(line)
@@ -125,10 +125,10 @@ def key_comments(text: str) -> dict[str, tuple[Constraint, str]]:
 
 
 def option_files(axis: str) -> dict[str, OptionFile]:
-    """The options of an axis by name, in alphabetical order; those of plugins too.
+    """The options of an axis by name, in alphabetical order, including those of plugins.
 
     Raises:
-        ConfigError: A file breaks the form described at the head of this module.
+        ConfigError: A file doesn't have the form described at the top of this module.
     """
     own = _built_in(axis)
     added = _of_plugins(plugins()).get(axis)
@@ -148,9 +148,9 @@ def _of_plugins(known: tuple[Plugin, ...]) -> dict[str, dict[str, OptionFile]]:
         for path in plugin.option_paths():
             axis, name = path.parent.name, path.stem
             if path.parent.parent != plugin.directory or axis not in CLASSES:
-                raise unknown(f"{path} is in a folder that is no axis", axis, CLASSES)
+                raise unknown(f"{path} is in a folder that isn't an axis", axis, CLASSES)
             if name in _built_in(axis) or name in result[axis]:
-                raise ConfigError(f"{axis}={name} exists already", str(path), "give the plugin's option another name")
+                raise ConfigError(f"{axis}={name} already exists", str(path), "give the plugin's option another name")
             if not plugin.class_file(name).is_file():
                 raise ConfigError(
                     f"{axis}={name} has no class", str(path), f"register one in {plugin.class_file(name)}"
@@ -163,7 +163,7 @@ def read_option_file(axis: str, path: Path) -> OptionFile:
     """Read one option's YAML.
 
     Raises:
-        ConfigError: When the file breaks the form described at the head of this module.
+        ConfigError: The file doesn't have the form described at the top of this module.
     """
     text, values = _read_yaml(path)
     common = COMMON_KEYS.get(axis, {})
@@ -181,7 +181,7 @@ def read_option_file(axis: str, path: Path) -> OptionFile:
             continue
         if key not in comments:
             got, fix = f"{key}: {default}", f"{key}: {default}  # constraint; meaning"
-            raise ConfigError(f"{axis}/{path.name}: key {key!r} has no constraint beside it", got, fix)
+            raise ConfigError(f"{axis}/{path.name}: key {key!r} has no constraint in its comment", got, fix)
         constraint, meaning = comments[key]
         keys[key] = Key(key, constraint.accept(f"{axis}.{key}", default), constraint, meaning)
     summary = text.splitlines()[0].removeprefix("#").strip()
@@ -210,7 +210,7 @@ def _read_yaml(path: Path) -> tuple[str, dict[str, Any]]:
         got, fix = getattr(error, "problem", None) or str(error), f"correct {where}"
         raise ConfigError(f"{where}: this option file cannot be read", got, fix) from error
     if not isinstance(values, dict):
-        raise ConfigError(f"{path} holds no keys", show(values), f"begin with `# What it is` and `name: {path.stem}`")
+        raise ConfigError(f"{path} has no keys", show(values), f"begin with `# What it is` and `name: {path.stem}`")
     return text, values
 
 
@@ -218,7 +218,7 @@ def check_option(axis: str, values: dict[str, Any]) -> Option:
     """The chosen option of an axis with canonical values.
 
     Raises:
-        ConfigError: Unknown name, unknown key, or a value that the key cannot hold.
+        ConfigError: Unknown name, unknown key, or a value that the key doesn't accept.
     """
     files = option_files(axis)
     name = values.get("name")
@@ -241,12 +241,12 @@ def default_option(group: str, name: str) -> Option:
 
 
 def evaluation_of(text: str) -> Option:
-    """The evaluation that `streaming` or `streaming:kept:8:texts:2` asks for; items of a list have `+` between them.
+    """The evaluation that `streaming` or `streaming:kept:8:texts:2` describes; items of a list are joined by `+`.
 
-    Hydra takes `evals=[streaming:kept:8]` without quotes; elsewhere `kept=8` is read too.
+    Hydra accepts `evals=[streaming:kept:8]` without quotes; in other places `kept=8` works too.
 
     Raises:
-        ConfigError: There is no such evaluation or key, or the key cannot hold the value.
+        ConfigError: There is no such evaluation or key, or the key doesn't accept the value.
     """
     name, *words = re.split("[:=]", text)
     files = option_files("evaluation")
@@ -267,20 +267,20 @@ def evaluation_of(text: str) -> Option:
 
 
 def evaluation_name(option: Option) -> str:
-    """An evaluation as `evaluation_of` reads it, with the keys that are not at their defaults: its result's name."""
+    """The name of an evaluation's result in the form of `evaluation_of`, with all keys that aren't at their default."""
     changed = {k: v for k, v in option.keys.items() if v != option_files("evaluation")[option.name].keys[k].default}
     return ":".join([option.name, *(f"{key}:{evaluation_value(value)}" for key, value in changed.items())])
 
 
 def evaluation_value(value: object) -> str:
-    """The value of a key of an evaluation as `evaluation_of` reads it."""
+    """The value of an evaluation's key in the form of `evaluation_of`."""
     return "+".join(map(show, value)) if isinstance(value, list) else show(value)
 
 
 class Registry(Generic[T]):
     """The classes of one axis by option name.
 
-    The class's keyword-only arguments are the option's keys, so that each default is written once, in the YAML.
+    The class's keyword-only arguments are the option's keys, so each default is only in the YAML.
     """
 
     def __init__(self, axis: str) -> None:
@@ -291,7 +291,7 @@ class Registry(Generic[T]):
         """Class decorator.
 
         Raises:
-            ValueError: When the name is taken.
+            ValueError: The name is taken.
         """
 
         def add(cls: type[T]) -> type[T]:
@@ -306,10 +306,10 @@ class Registry(Generic[T]):
         return sorted(self._classes)
 
     def get(self, name: str) -> Callable[..., T]:
-        """The class of an option; the file of a plugin's option is imported when it is first asked for.
+        """The class of an option; the file of a plugin's option is imported on first use.
 
         Raises:
-            ConfigError: When no class of that name is registered, or the plugin's file raises.
+            ConfigError: No class of that name is registered, or the plugin's file raises an error.
         """
         if name not in self._classes:
             option = option_files(self.axis).get(name)
@@ -328,10 +328,10 @@ class Registry(Generic[T]):
         return {p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
 
     def build(self, option: Option, *args: object) -> T:
-        """The option's object, made from the model's arguments and the option's keys.
+        """An instance of the option's class, from the model's arguments and the option's keys.
 
         Raises:
-            ConfigError: When the class does not take exactly the keys of the option's YAML.
+            ConfigError: The arguments of the class aren't exactly the keys of the option's YAML.
         """
         takes = self.keys_of(option.name)
         keys = {key: value for key, value in option.keys.items() if key not in COMMON_KEYS.get(self.axis, {})}

@@ -1,7 +1,7 @@
-"""Overrides held against the schema, with our own words for what a user gets wrong.
+"""Check overrides against the schema, with messages for users.
 
-They are parsed by Hydra's grammar and checked before anything is composed, because Hydra lets an added key (`+x=1`)
-and a misspelt `hydra.` key pass, and names internal types in its messages.
+Overrides are parsed by Hydra's grammar and checked before anything is composed, because Hydra accepts an added key
+(`+x=1`) and a misspelt `hydra.` key, and its messages contain internal types.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from nexus_ablate.errors import ConfigError, did_you_mean, unknown
 from nexus_ablate.plain_data import load_yaml
 
 MOST_RUNS = 10_000
-"""Values of a sweep, and runs of a multirun: more are a typing error."""
+"""Most values of a sweep, and most runs of a multirun: more are a typing error."""
 _HYDRA_VALUES = {
     "hydra.sweeper.max_batch_size": Constraint("int [1, inf)"),
     "hydra.launcher.n_jobs": Constraint("int (-inf, -1] | int [1, inf)"),
 }
-"""What Hydra's plugins would answer with a traceback."""
+"""Keys of Hydra's plugins for which a wrong value would end in a traceback."""
 GROUPS = (*OPTION_GROUPS, *CLOSED_GROUPS, "preset")
 
 
 def check_overrides(overrides: list[str], sweeps: bool) -> None:
-    """Hold command-line overrides against the schema, before anything is composed or made.
+    """Check command-line overrides against the schema, before anything is composed or created.
 
     Args:
         sweeps: Whether a key may have several values, as in a multirun.
 
     Raises:
-        ConfigError: The first override that cannot be meant.
+        ConfigError: For the first invalid override.
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
@@ -49,7 +49,7 @@ def check_overrides(overrides: list[str], sweeps: bool) -> None:
             raise ConfigError("_target_ is not accepted: it could run any code", text, "choose an option by its name")
         try:
             override = parser.parse_override(text)
-        except (HydraException, ValueError, RecursionError) as error:  # a number of 5000 digits is a ValueError
+        except (HydraException, ValueError, RecursionError) as error:  # ValueError: a number of 5000 digits
             fix = 'KEY=VALUE, without spaces around "="; quote values with special characters: key=\'"..."\''
             raise ConfigError("this override cannot be read", text, fix) from error
         name = override.key_or_group
@@ -65,7 +65,7 @@ def check_overrides(overrides: list[str], sweeps: bool) -> None:
             continue
         if override.is_add() and not override.is_force_add():
             if name in _known_keys(chosen):
-                raise ConfigError("the key is there already", text, text.lstrip("+"))
+                raise ConfigError("the key already exists", text, text.lstrip("+"))
             raise _unknown_key(name, _values(override), chosen)
         parsed.append((name, _values(override)))
         if name in GROUPS:
@@ -82,15 +82,15 @@ def check_overrides(overrides: list[str], sweeps: bool) -> None:
     if len(budget) > 1:
         raise ConfigError("a run has one budget", " and ".join(budget), "give one of them")
     if swept and not sweeps:
-        fix = "one value here; nexus-ablate -m KEY=A,B trains a run for each"
-        raise ConfigError("several values are several runs", " ".join(swept), fix)
+        fix = "give one value, or use nexus-ablate -m KEY=A,B to train one run per value"
+        raise ConfigError("a run takes one value per key", " ".join(swept), fix)
 
 
 def _values(override: Any) -> list[Any]:
-    """The values of an override; all of them where it is a sweep.
+    """The values of an override: several if it is a sweep.
 
     Raises:
-        ConfigError: A sweep without a list of values, or with none or too many of them.
+        ConfigError: A sweep that isn't a list of values, or has none or too many.
     """
     from hydra.core.override_parser.types import Glob, IntervalSweep, QuotedString, RangeSweep
 
@@ -100,12 +100,12 @@ def _values(override: Any) -> list[Any]:
             return []
         if isinstance(sweep, IntervalSweep):
             got, fix = override.input_line, f"{key}={sweep.start},{sweep.end}"
-            raise ConfigError("an interval is no list of values, and each value is a run", got, fix)
+            raise ConfigError("a sweep needs a list of values, not an interval", got, fix)
         if isinstance(sweep, RangeSweep):
             start, stop = sweep.start or 0, sweep.stop or 0
             number = max(0, math.ceil((stop - start) / sweep.step)) if sweep.step else 0
             if not 1 <= number <= MOST_RUNS:
-                problem = f"a sweep has from 1 to {MOST_RUNS} values, and this one has {number}"
+                problem = f"a sweep has 1 to {MOST_RUNS} values, but this one has {number}"
                 raise ConfigError(problem, override.input_line, f"{key}=range(0,5)")
             return list(override.sweep_iterator())
         raw = sweep.list
@@ -136,7 +136,7 @@ def _check_choices(group: str, values: list[Any]) -> list[str]:
 
 @cache
 def synonyms() -> dict[str, Any]:
-    """Names of other libraries and papers for our keys and options."""
+    """Names that other libraries and papers use for these keys and options."""
     return load_yaml(conf_dir().joinpath("synonyms.yaml").read_text(encoding="utf-8"))
 
 
@@ -145,14 +145,14 @@ def _plain(word: str) -> str:
 
 
 def _meant_key(name: str, known: Iterable[str]) -> str:
-    """A key, or a whole override, that means what `name` does elsewhere; '' where none does."""
+    """The key, or the whole override, that `name` means in other libraries; '' if there is none."""
     words, last = {_plain(word): key for word, key in synonyms()["keys"].items()}, name.rpartition(".")[2]
     owners = [key for key in known if key.rpartition(".")[2] == last]
     return words.get(_plain(name)) or (owners[0] if len(owners) == 1 else words.get(_plain(last), ""))
 
 
 def _unknown_key(name: str, values: list[Any], chosen: dict[str, list[str]]) -> ConfigError:
-    """The error for a key that does not exist, with an override that does."""
+    """The error for a key that doesn't exist, with an override that works."""
     known, typed = _known_keys(chosen), ",".join(map(show, values))
     fix = _meant_key(name, known) or did_you_mean(name, known)
     if fix and "=" not in fix:
@@ -161,7 +161,7 @@ def _unknown_key(name: str, values: list[Any], chosen: dict[str, list[str]]) -> 
 
 
 def _meant_value(key: str, constraint: Any, typed: str, values: list[Any]) -> str:
-    """The value as typed where the key takes it, else one that it does take."""
+    """The value as typed if the key accepts it, else one that it accepts."""
     try:
         if constraint is None:
             _check_choices(key, values)
@@ -173,7 +173,7 @@ def _meant_value(key: str, constraint: Any, typed: str, values: list[Any]) -> st
 
 
 def respelled(text: str) -> str:
-    """`norm rms`, `norm = rms` and `norm:rms` as an override that works; '' where the text is none of these."""
+    """`norm rms`, `norm = rms` and `norm:rms` as an override that works; '' for any other text."""
     match = re.match(r"([A-Za-z_][\w.]*)\s*[=:\s]\s*([^\s=:]\S*)", text)
     if match is None:
         return ""
@@ -215,7 +215,7 @@ def _known_keys(chosen: dict[str, list[str]]) -> dict[str, Any]:
 
 
 def values_of_keys() -> dict[str, list[str]]:
-    """Every key of the default options, with those of its values that are names: what a shell completes."""
+    """Every key of the default options with its named values, for shell completion."""
     named = {group: sorted(option_names(group)) for group in GROUPS}
     keys = {k: constraint.words for k, constraint in _known_keys(default_choices()).items() if constraint is not None}
     return keys | named
@@ -247,7 +247,7 @@ def _check_values(name: str, values: list[Any], chosen: dict[str, list[str]]) ->
 
 
 def _check_hydra_key(name: str, values: list[Any]) -> None:
-    """Hydra's own keys are held against Hydra's own schema: it accepts a misspelt one without a word."""
+    """Check Hydra's own keys against Hydra's schema, because Hydra silently accepts a misspelt one."""
     if name in _HYDRA_VALUES:
         for value in values:
             _HYDRA_VALUES[name].accept(name, value)
@@ -272,7 +272,7 @@ def _check_hydra_key(name: str, values: list[Any]) -> None:
     seen = "hydra"
     for part in name.split(".")[1:]:
         if seen in ("hydra.launcher", "hydra.sweeper", "hydra.job_logging", "hydra.hydra_logging", "hydra.job.env_set"):
-            return  # the schema of a plugin: Hydra checks it when it builds it
+            return  # Hydra checks a plugin's schema itself, when it creates the plugin
         fields = {f.name: f for f in dataclasses.fields(node)} if dataclasses.is_dataclass(node) else {}
         if part not in fields:
             raise unknown("Hydra has no key of this name", name, [f"{seen}.{f}" for f in fields] or [seen])

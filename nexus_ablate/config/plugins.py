@@ -1,7 +1,7 @@
 """Options from outside the package: directories that hold `my_norm.py` and `norm/my_norm.yaml`, found without torch.
 
-They come from `--plugin DIR` and `compose(..., plugins=[DIR])`, which keep them in an environment variable, so that
-every process started from here has them; and from installed packages, which name theirs in an entry-point group.
+They come from `--plugin DIR` and `compose(..., plugins=[DIR])`, which store them in an environment variable for child
+processes, and from installed packages, which list theirs in an entry-point group.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ ENTRY_POINTS = "nexus_ablate.options"
 
 @dataclass(frozen=True)
 class Plugin:
-    """A directory of options as it was when this process first saw it."""
+    """A directory of options, as of its first use in this process."""
 
     name: str
     directory: Path
     package: str | None
-    """The installed package that the directory is; None for one that was only named by its path."""
+    """The installed package of the directory; None if it was given by its path."""
     sha256: str
-    """Over every .py file as `provenance` hashes one, and every .yaml file: part of a run's identity."""
+    """The hash of every .py file (as in `provenance`) and every .yaml file: part of a run's identity."""
 
     def option_paths(self) -> list[Path]:
         """The YAML of each option: `norm/my_norm.yaml`."""
@@ -48,7 +48,7 @@ class Plugin:
         """Import the option's class file, which registers it.
 
         Raises:
-            ConfigError: The file raises, with the line.
+            ConfigError: The file raises an error; the message has the line.
         """
         package = self.package or f"nexus_ablate_plugin_{self.name.replace('.', '_')}"
         if self.package is None and package not in sys.modules:  # a package, so that `from .other import x` works
@@ -74,10 +74,10 @@ class Plugin:
 
 
 def add_plugins(directories: Iterable[str | Path]) -> None:
-    """Make the options of further directories known, here and in every process started from here.
+    """Add directories of options, for this process and every process it starts.
 
     Raises:
-        ConfigError: A directory does not exist, or two plugins have one name.
+        ConfigError: A directory doesn't exist, or two plugins have the same name.
     """
     named = [str(Path(directory).resolve()) for directory in directories]
     if named:
@@ -87,10 +87,10 @@ def add_plugins(directories: Iterable[str | Path]) -> None:
 
 
 def plugins() -> tuple[Plugin, ...]:
-    """The plugins known here, those of `--plugin` first.
+    """The available plugins, those of `--plugin` first.
 
     Raises:
-        ConfigError: One that is named is not there, or two have one name.
+        ConfigError: A named plugin doesn't exist, or two have the same name.
     """
     return _plugins(os.environ.get(VARIABLE, ""))
 
@@ -101,9 +101,9 @@ def _plugins(paths: str) -> tuple[Plugin, ...]:
     result += [_plugin(entry.name, _package_directory(entry), entry.value) for entry in _entry_points()]
     directories: dict[str, Path] = {}
     for plugin in result:
-        if plugin.name in directories:  # runs keep a plugin by its name
+        if plugin.name in directories:  # runs record a plugin by its name
             got = f"{directories[plugin.name]} and {plugin.directory}"
-            raise ConfigError(f"two plugins are called {plugin.name}", got, "leave one out, or rename it")
+            raise ConfigError(f"two plugins are called {plugin.name}", got, "remove one, or rename it")
         directories[plugin.name] = plugin.directory
     return tuple(result)
 
@@ -115,8 +115,8 @@ def _named(paths: str) -> list[str]:
 
 def _plugin(name: str, directory: Path, package: str | None) -> Plugin:
     if not directory.is_dir():
-        fix = f"--plugin DIR and the variable {VARIABLE} name directories"
-        raise ConfigError("there is no plugin directory here", str(directory), fix)
+        fix = f"give an existing directory to --plugin or in the variable {VARIABLE}"
+        raise ConfigError("this plugin directory does not exist", str(directory), fix)
     digest = hashlib.sha256()
     for path in sources(directory):
         content = path.read_bytes()
@@ -127,7 +127,7 @@ def _plugin(name: str, directory: Path, package: str | None) -> Plugin:
 
 
 def sources(directory: Path) -> list[Path]:
-    """Every .py and .yaml file of a plugin, sorted; hidden folders are none of it."""
+    """Every .py and .yaml file of a plugin outside hidden folders, sorted."""
     result = [path for kind in ("*.py", "*.yaml") for path in directory.rglob(kind) if path.is_file()]
     return sorted(p for p in result if not any(part.startswith(".") for part in p.relative_to(directory).parts))
 
@@ -137,7 +137,7 @@ def _entry_points() -> list[metadata.EntryPoint]:
 
 
 def _package_directory(entry: metadata.EntryPoint) -> Path:
-    """Where a package's files are, without importing it: it may import torch."""
+    """The directory of a package, without importing the package, which may import torch."""
     top, *inner = entry.value.split(".")
     result = importlib.util.find_spec(top)
     if result is None or not result.submodule_search_locations:

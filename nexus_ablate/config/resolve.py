@@ -1,4 +1,4 @@
-"""From values to a checked RunConfig: the rules between two keys, and what every `auto` comes to mean."""
+"""From values to a checked RunConfig: the rules between keys, and the meaning of every `auto`."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ from nexus_ablate.errors import ConfigError, unknown
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]*")
 
 PRESCRIBABLE = ("norm_bias", "final_norm", "embed_scale", "d_ff_ratio", "nope_every", "init", "qk_norm")
-"""The keys whose `auto` an option may give a meaning (`qk_norm`, which has no `auto`: a placement in place of none).
+"""The keys that an option may prescribe where they are `auto` (a placement may prescribe `qk_norm` where it is `none`).
 
-With `init` come the keys of that init, as in `{init: gpt2, init.branch_scale: off}`."""
+An option that prescribes `init` may prescribe the keys of that init too: `{init: gpt2, init.branch_scale: off}`."""
 
 STARTS_AS = {"learned": "sqrt_d"}
-"""A value of `embed_scale` that starts as another one: where options prescribe both, it satisfies both."""
+"""Values of `embed_scale` that start equal to another one. If options prescribe both, the first satisfies both."""
 
 
 def from_values(values: dict[str, Any]) -> RunConfig:
-    """A checked RunConfig from nested values, as Hydra composes them or config.yaml holds them.
+    """A checked RunConfig from nested values, composed by Hydra or read from config.yaml.
 
     Raises:
-        ConfigError: An unknown key or name, a value of the wrong type or range, a contradictory pair.
+        ConfigError: An unknown key or name, a value of the wrong type or range, or contradictory options.
     """
     parts: dict[str, Any] = {}
     scalars = keys_of(RunConfig)
@@ -77,7 +77,7 @@ def changed(config: RunConfig, **values: Any) -> RunConfig:
     """A copy with other values, checked and resolved again.
 
     Raises:
-        ConfigError: As `checked`.
+        ConfigError: As in `checked`.
     """
     return checked(dataclasses.replace(config, **values))
 
@@ -104,10 +104,10 @@ def _closed_group(name: str, values: dict[str, Any]) -> Any:
 
 
 def check_rules(config: RunConfig) -> None:
-    """Rules that no single key can hold.
+    """Check the rules between keys.
 
     Raises:
-        ConfigError: The first rule that is broken.
+        ConfigError: For the first broken rule.
     """
     model, train = config.model, config.train
     if model.head_dim == "auto" and model.d_model % model.n_heads:
@@ -135,7 +135,7 @@ def check_rules(config: RunConfig) -> None:
 
 
 def check_graphs(device: str) -> None:
-    """That a kind of device has CUDA graphs."""
+    """Check that a kind of device has CUDA graphs."""
     if device != "cuda":
         raise ConfigError("CUDA graphs need a GPU with CUDA", f"train.compile=graphs on {device}", "train.compile=on")
 
@@ -144,15 +144,15 @@ def check_graphs(device: str) -> None:
 
 
 class Prescriptions:
-    """What the chosen options prescribe for the keys that are `auto`.
+    """The values that the chosen options prescribe for keys that are `auto`.
 
     Attributes:
         chosen: The option file of each axis.
-        notes: What a prescription changes besides what was asked for.
-        sources: The option that gave an `auto` its meaning, by key.
+        notes: Changes by prescriptions that the user didn't ask for.
+        sources: The option that determined an `auto`, by key.
 
     Raises:
-        ConfigError: An option prescribes a key that has no `auto`.
+        ConfigError: An option prescribes a key that can't be prescribed.
     """
 
     def __init__(self, config: RunConfig) -> None:
@@ -161,13 +161,13 @@ class Prescriptions:
         self.sources: dict[str, str] = {}
         for axis, option in self.chosen.items():
             for name in {key for key in option.prescribes if not key.startswith("init.")} - {*PRESCRIBABLE}:
-                raise unknown(f"{axis}={option.name} prescribes a key that nothing asks it for", name, PRESCRIBABLE)
+                raise unknown(f"{axis}={option.name} prescribes a key that options can't prescribe", name, PRESCRIBABLE)
 
     def meaning(self, name: str, value: Any, fallback: Any = None) -> Any:
-        """A key's value, or what `auto` means.
+        """A key's value, or the meaning of `auto`.
 
         Raises:
-            ConfigError: Two options prescribe different things.
+            ConfigError: Two options prescribe different values.
         """
         if value != "auto":
             return value
@@ -187,7 +187,7 @@ class Prescriptions:
         return wish
 
     def init(self, option: Option) -> Option:
-        """The init, with the keys that the option which prescribes it sets."""
+        """The init, with the keys set by the option that prescribes it."""
         name = self.meaning("init", option.name, option_files("init")["auto"].prescribes["init"])
         if option.name != "auto":
             return option
@@ -199,7 +199,7 @@ class Prescriptions:
         return check_option("init", default_option("init", name).flat() | values)
 
     def qk_norm(self, option: Option) -> Option:
-        """The norm of q and k: that of a placement which norms q, k and v itself, where none is chosen."""
+        """The norm of q and k. If it is `none`, a placement that norms q, k and v replaces it."""
         placement = self.chosen["placement"]
         if "qk_norm" not in placement.prescribes or option.name != "none":
             return option
@@ -209,10 +209,10 @@ class Prescriptions:
 
 
 def resolve(config: RunConfig) -> Resolved:
-    """The meaning of every `auto`, from what the chosen options prescribe.
+    """The meaning of every `auto`, from the prescriptions of the chosen options.
 
     Raises:
-        ConfigError: Two options prescribe different things, or an option refuses a value that was asked for.
+        ConfigError: Two options prescribe different values, or an option refuses a requested value.
     """
     prescriptions = Prescriptions(config)
     meaning = prescriptions.meaning
@@ -255,7 +255,7 @@ def apply_rules(config: RunConfig, resolved: Resolved, chosen: dict[str, OptionF
     """The warnings of the chosen options.
 
     Raises:
-        ConfigError: An option refuses what holds here.
+        ConfigError: An option refuses this configuration.
     """
     settings, warnings = settings_of(config, resolved, chosen), []
     sizes = {n: v for n, v in vars(config.model).items() if isinstance(v, int)} | {"head_dim": resolved.head_dim}
@@ -276,7 +276,7 @@ def apply_rules(config: RunConfig, resolved: Resolved, chosen: dict[str, OptionF
 
 
 def settings_of(config: RunConfig, resolved: Resolved, chosen: dict[str, OptionFile]) -> set[str]:
-    """Everything that a rule may name, as `key=value`, both as it was asked for and as it is resolved."""
+    """All settings that a rule may name, as `key=value`, both as requested and as resolved."""
     settings = {f"{axis}={option.name}" for axis, option in chosen.items()} | {f"init={resolved.init.name}"}
     settings |= {f"{name}={show(getattr(resolved, name))}" for name in MEANT}
     settings |= set() if resolved.nope_every == "off" else {"nope_every=on"}
@@ -297,14 +297,14 @@ def holds(rule: str, settings: set[str], numbers: Mapping[str, Any]) -> bool:
 
 
 def _spelled(rule: str) -> str:
-    """A rule in the words that a user types: `norm.gain_init@ffn=0` is `norm.gain_init=0 at ffn`."""
+    """A rule as a user would type it: `norm.gain_init@ffn=0` becomes `norm.gain_init=0 at ffn`."""
     if is_comparison(rule):
         return rule
     return " and ".join(re.sub(r"@(\w+)=(\S+)", r"=\2 at \1", setting) for setting in rule.split())
 
 
 def with_eps(qk_norm: Option, norm: Option) -> Option:
-    """The option with `eps: auto` replaced by the block norm's eps, or 1e-6 where that has none."""
+    """The option with `eps: auto` replaced by the block norm's eps, or 1e-6 if that norm has none."""
     if qk_norm.keys.get("eps") != "auto":
         return qk_norm
     return Option(qk_norm.name, qk_norm.keys | {"eps": norm.keys.get("eps", 1e-6)})
@@ -314,11 +314,11 @@ def gain_sites(config: RunConfig, in_blocks: set[str], outside: set[str]) -> set
     """The sites whose norms start at `norm.gain_init`.
 
     Args:
-        in_blocks: Sites at which the placement has norms.
-        outside: And those of the norms around the blocks.
+        in_blocks: The sites of the placement's norms.
+        outside: The sites of the norms outside the blocks.
 
     Raises:
-        ConfigError: A list of sites that would change nothing, or names a site without a norm.
+        ConfigError: A list of sites would change nothing, or names a site without a norm.
     """
     requested, gain = config.norm_gain_sites, config.norm.keys.get("gain_init", 1.0)
     if requested == "blocks":

@@ -1,4 +1,4 @@
-"""The configuration of a run as dataclasses. Each key says what it may hold and what it means; YAML has the defaults.
+"""The configuration of a run as dataclasses. Each key has its constraint and meaning here, its default in the YAML.
 
 The option files of axes, optimizers, data and trackers are their own schema (see options.py).
 """
@@ -18,7 +18,7 @@ OPTION_GROUPS = (*OPTIONS, "data", "tracker")
 
 
 def key(constraint: str, meaning: str, science: bool = True) -> Any:
-    """A dataclass field that is a key: what it may hold, what it means, whether it can change the result."""
+    """A dataclass field for a key: its constraint, its meaning, and whether it can change the result."""
     return field(metadata={"constraint": Constraint(constraint), "meaning": meaning, "science": science})
 
 
@@ -34,7 +34,7 @@ MEANT = (
     "nope_every",
     "d_embed",
 )
-"""The keys whose `auto` has a meaning in `resolved`."""
+"""The keys whose `auto` is replaced by a value in `resolved`."""
 
 
 @dataclass
@@ -46,7 +46,7 @@ class ModelConfig:
     n_heads: int = key("int [1, 1024]", "query heads")
     d_model: int = key("int [1, 65536]", "width of the residual stream")
     head_dim: Any = key("auto | int [1, 65536]", "width of a head; auto: d_model / n_heads")
-    context: int = key("int [2, 1048576]", "tokens that a sequence holds in training")
+    context: int = key("int [2, 1048576]", "tokens per sequence in training")
     d_ff_multiple: int = key("int [1, 1024]", "the FFN width is rounded to the nearest multiple of this")
     dropout: float = key("float [0, 1)", "on embeddings, attention weights and branch outputs")
 
@@ -66,11 +66,11 @@ class Schedule:
 
 @dataclass
 class TrainConfig:
-    """Budget, batches, precision; and how the run is carried out, which does not change what is computed."""
+    """Budget, batches, precision, and how the run is executed, which doesn't change the result."""
 
     name: str = key("text", "name of the recipe")
     steps: int = key(
-        "int [0, 1e9]", "optimizer steps, unless tokens or flops give the budget; 0: the model is measured as it starts"
+        "int [0, 1e9]", "optimizer steps, unless tokens or flops give the budget; 0: measure the untrained model"
     )
     tokens: Any = key("auto | int [1, 1e15]", "training tokens; auto: from steps")
     flops: Any = key("auto | float [1, inf)", "training FLOPs; auto: from steps")
@@ -86,19 +86,21 @@ class TrainConfig:
     keep: int = key("int [1, 1e9]", "checkpoints kept while training; one after the end", science=False)
     compile: str = key(
         "auto | on | off | graphs",
-        "torch.compile; graphs: its kernels replayed as CUDA graphs; auto: on where a run is long enough to gain by it",
+        "torch.compile; graphs: its kernels replayed as CUDA graphs; auto: on if the run is long enough to gain",
         science=False,
     )
     loss: str = key(
-        "auto | whole | chunked", "logits at once or some rows at a time; auto: chunked from 256 MiB on", science=False
+        "auto | whole | chunked",
+        "all logits at once, or some rows at a time; auto: chunked from 256 MiB",
+        science=False,
     )
     attention: str = key(
-        "auto | sdpa", "softmax attention on a CPU; auto: in blocks of queries where that is faster", science=False
+        "auto | sdpa", "softmax attention on a CPU; auto: in blocks of queries if that is faster", science=False
     )
-    linear: str = key("auto | blas", "products on a CPU; auto: the larger ones by oneDNN, on x86", science=False)
-    optimizer: str = key("fused | plain", "AdamW in one kernel or as it is written", science=False)
+    linear: str = key("auto | blas", "matrix products on a CPU; auto: larger ones by oneDNN on x86", science=False)
+    optimizer: str = key("fused | plain", "AdamW as one kernel, or written out", science=False)
     activation_checkpointing: bool = key(
-        "on | off", "keep each block's input alone and compute the rest again: less memory", science=False
+        "on | off", "keep only each block's input and recompute the rest: less memory", science=False
     )
     device: str = key("auto | cpu | cuda | mps | text", "where to train; cuda:1 names a GPU", science=False)
     threads: Any = key("auto | int [1, 1024]", "CPU threads; auto: the cores that are idle", science=False)
@@ -106,10 +108,10 @@ class TrainConfig:
 
 @dataclass
 class ProbeConfig:
-    """The measuring pass."""
+    """The probe: the pass that takes measurements."""
 
     name: str = key("text", "off, standard or full")
-    every: int = key("int [1, 1e9]", "steps between probes, besides the powers of two")
+    every: int = key("int [1, 1e9]", "steps between probes, in addition to powers of two")
     sequences: int = key("int [1, 1e6]", "validation sequences in the probe batch")
 
 
@@ -136,7 +138,7 @@ class Resolved:
     tokens_per_step: int
     notes: list[str] = field(default_factory=list)
     prescribed: dict[str, str] = field(default_factory=dict)
-    """The option that gave an `auto` its meaning, by key."""
+    """The option that determined an `auto`, by key."""
 
     def flat(self) -> dict[str, Any]:
         return {**dataclasses.asdict(self), "init": self.init.flat(), "qk_norm": self.qk_norm.flat()}
@@ -144,7 +146,7 @@ class Resolved:
 
 @dataclass
 class RunConfig:
-    """One run, complete and checked. `resolved` holds the meaning of every `auto`."""
+    """The complete, checked configuration of one run. `resolved` has the meaning of every `auto`."""
 
     norm: Option
     placement: Option
@@ -161,7 +163,7 @@ class RunConfig:
     optim: Option
     train: TrainConfig
     probe: ProbeConfig
-    bias: bool = key("on | off", "bias of every linear map in the blocks")
+    bias: bool = key("on | off", "bias of every linear layer in the blocks")
     norm_bias: str = key("auto | on | off", "bias of the norms; auto: as the norm is published")
     norm_gain_sites: Any = key(
         "blocks | list of text",
@@ -174,20 +176,20 @@ class RunConfig:
     embed_scale: Any = key(
         "auto | off | sqrt_d | learned | float (0, inf)", "factor on the embedding; learned starts at sqrt(d_model)"
     )
-    embed_norm: bool = key("on | off", "a norm on what enters the first block, positions included")
+    embed_norm: bool = key("on | off", "a norm on the input of the first block, positions included")
     d_embed: Any = key(
         "auto | int [1, 65536]",
-        "width of the embedding and the head; auto: d_model, without the linear maps to and from d_model",
+        "width of the embedding and the head; auto: d_model, without linear layers to and from d_model",
     )
     vocab_size: Any = key(
-        "auto | int [1, 1e9]", "rows of the embedding, at least the tokenizer's vocabulary; auto: as many as that"
+        "auto | int [1, 1e9]", "rows of the embedding, at least the tokenizer's vocabulary; auto: exactly as many"
     )
     tie_embeddings: bool = key("on | off", "the head is the embedding, transposed")
     head_bias: bool = key("on | off", "bias of the head")
     logit_scale: Any = key("off | float (0, inf)", "factor on the logits, before their cap")
-    qkv_bias: str = key("auto | on | off", "bias of the query, key and value maps; auto: as bias says")
-    attn_out_bias: str = key("auto | on | off", "bias of attention's output map; auto: as bias says")
-    ffn_bias: str = key("auto | on | off", "bias of the FFN's maps; auto: as bias says")
+    qkv_bias: str = key("auto | on | off", "bias of the query, key and value projections; auto: as bias")
+    attn_out_bias: str = key("auto | on | off", "bias of attention's output projection; auto: as bias")
+    ffn_bias: str = key("auto | on | off", "bias of the FFN's projections; auto: as bias")
     n_kv_heads: Any = key("auto | int [1, 1024]", "key and value heads, shared by groups of query heads; auto: n_heads")
     nope_every: Any = key(
         "auto | off | int [2, 1e9]",
@@ -195,7 +197,7 @@ class RunConfig:
     )
     clip_qkv: Any = key("off | float (0, inf)", "largest magnitude of projected queries, keys and values")
     window: Any = key(
-        "off | int [1, 1e9] | list of int [0, 1e9]", "keys a query sees, itself included; a list: by layer"
+        "off | int [1, 1e9] | list of int [0, 1e9]", "keys that a query sees, itself included; a list: by layer"
     )
     attn_scale: Any = key("auto | float (0, inf)", "factor on the scores; auto: as the score is published")
     attn_softcap: Any = key("off | float (0, inf)", "c in c tanh(score / c), before the mask")
@@ -204,24 +206,26 @@ class RunConfig:
     sink_token: bool = key("on | off", "a learned embedding before each sequence, without a position")
     z_loss: float = key("float [0, inf)", "factor on the mean squared log-sum-exp of the logits, added to the loss")
     seed: int = key("int [0, 2147483647]", "fixes initial values, data order and dropout together")
-    preset: str = key("none | text", "the published recipe that the other keys start from", science=False)
+    preset: str = key("none | text", "the published recipe that sets the other keys' defaults", science=False)
     experiment: str = key("text", "the folder of runs_dir that the run belongs to", science=False)
-    runs_dir: str = key("text", "where runs are kept", science=False)
-    rerun: bool = key("on | off", "train again beside a finished run of the same identity", science=False)
+    runs_dir: str = key("text", "the folder in which runs are saved", science=False)
+    rerun: bool = key(
+        "on | off", "train again in a new folder next to a finished run of the same identity", science=False
+    )
     evals: list[str] = key(
         "list of text",
-        "evaluations after the last step, as streaming or streaming:kept:8; `evaluate` does them later",
+        "evaluations after the last step, as streaming or streaming:kept:8; `evaluate` can add them later",
         science=False,
     )
     resolved: Resolved = field(init=False)
 
     @property
     def schedule(self) -> Schedule:
-        """The learning rate's course, which parameters decay, and clipping."""
+        """The learning-rate schedule, which parameters decay, and clipping."""
         return Schedule(**{key: self.optim.keys[key] for key in COMMON_KEYS["optim"]})
 
     def nested(self) -> dict[str, Any]:
-        """The configuration as the user would write it, `auto` kept: what config.yaml holds."""
+        """The configuration as the user would write it, with `auto`, for config.yaml."""
         values = {}
         for item in dataclasses.fields(self):
             value = getattr(self, item.name) if item.name != "resolved" else None
@@ -234,9 +238,9 @@ class RunConfig:
         return values
 
     def science(self) -> dict[str, Any]:
-        """Everything that can change the result but the data, whose content hash stands for it.
+        """Everything that can change the result, except the data, which the identity covers by its content hash.
 
-        `auto` is replaced by its meaning, so that asking for the default by name is the same run.
+        `auto` is replaced by its meaning, so setting a key to its default's meaning gives the same run.
         """
         values: dict[str, Any] = {axis: getattr(self, axis).flat() for axis in OPTIONS}
         for item in dataclasses.fields(self):
@@ -264,5 +268,5 @@ def science_fields(config: object) -> list[dataclasses.Field]:
 
 @cache
 def keys_of(cls: type) -> dict[str, Constraint]:
-    """The keys of a configuration dataclass and what they may hold."""
+    """The keys of a configuration dataclass and their constraints."""
     return {f.name: f.metadata["constraint"] for f in dataclasses.fields(cls) if "constraint" in f.metadata}

@@ -12,22 +12,22 @@ from nexus_ablate.data.corpus import DATA, Corpus
 from nexus_ablate.errors import ConfigError
 
 FORMAT = 1
-"""Raised whenever the same keys would give other sequences."""
+"""Increased whenever the same keys would give other sequences."""
 BEGIN = "\n"
 _SYMBOLS = "".join(chr(code) for code in range(33, 127))
-_BLOCK = 4096  # sequences that are drawn at a time
+_BLOCK = 4096  # sequences drawn at a time
 
 
 @final
 @DATA.register("bigram_backcopy")
 class BackCopyCorpus(Corpus):
-    """A begin token, a token that is no trigger, then x(t+1) = x(t-1) after a trigger, else drawn from P(. | x(t)).
+    """A begin token, a non-trigger token, then x(t+1) = x(t-1) after a trigger, else x(t+1) drawn from P(. | x(t)).
 
     Guo et al. 2024 (Active-dormant attention heads), arXiv:2410.13835, section 2, and the authors' code
     (GuoTianYu2000/Active-Dormant-Attention, BBM/data.py, class bbm). Triggers are the most frequent tokens. The authors
-    take P from a text of 65 characters; here it is generated, with about the entropy of theirs (2.45 nats): row i has
-    weights u^6 / (j + 1), u uniform, and tokens are numbered by their frequency under P. All numbers are whole, so that
-    no rounding differs between machines.
+    estimate P from a text with 65 distinct characters. Here P is generated with about the same entropy (2.45 nats): row
+    i has weights u^6 / (j + 1), u uniform, and tokens are numbered by their frequency under P. All numbers are
+    integers, so that the sequences are the same on every machine.
     """
 
     def __init__(self, *, symbols: int, triggers: int, length: int, sequences: int, chain: int) -> None:
@@ -38,7 +38,7 @@ class BackCopyCorpus(Corpus):
     def check(self, context: int) -> None:
         if self._triggers >= self._symbols:
             got = f"{self._triggers} of {self._symbols}"
-            raise ConfigError("data.triggers must leave tokens that are none", got, "fewer triggers or more symbols")
+            raise ConfigError("data.triggers must be fewer than data.symbols", got, "fewer triggers or more symbols")
         if context > self._length:
             raise ConfigError(
                 "model.context exceeds the sequences of data=bigram_backcopy",
@@ -57,7 +57,7 @@ class BackCopyCorpus(Corpus):
         yield self._text("val", max(1, self._sequences // 16))
 
     def transitions(self) -> np.ndarray:
-        """(V, V) whole weights of the next token (columns) after each token (rows), the most frequent token first."""
+        """(V, V) integer weights of the next token (columns) after each token (rows), the most frequent token first."""
         u = (self._bits("chain").random_raw(self._symbols**2) >> np.uint64(58)).astype(np.int64)
         weights = u.reshape(self._symbols, -1) ** 6 // np.arange(1, self._symbols + 1) + 1
         share = (weights << 20) // weights.sum(1, keepdims=True)
@@ -68,7 +68,7 @@ class BackCopyCorpus(Corpus):
         return weights[order][:, order]
 
     def draw(self, split: str, sequences: int) -> np.ndarray:
-        """(sequences, length) tokens after the begin token."""
+        """The tokens after the begin token, (sequences, length)."""
         weights = self.transitions()
         after = weights.cumsum(1)
         first = weights.sum(0)
@@ -90,6 +90,6 @@ class BackCopyCorpus(Corpus):
         return BEGIN + BEGIN.join("".join(row) for row in symbols)
 
     def _bits(self, use: str) -> np.random.Philox:
-        """Raw bits, which numpy fixes for all its versions, of a stream of their own for each use."""
+        """A random stream for each use. Only its raw bits are the same in all versions of numpy."""
         digest = hashlib.sha256(f"bigram_backcopy {self._chain} {use}".encode()).digest()
         return np.random.Philox(key=np.frombuffer(digest[:16], dtype="<u8"))

@@ -7,9 +7,10 @@ import hashlib
 import numpy as np
 
 BLOCK_WINDOWS = 32
-"""Neighbouring windows that a block of validation text holds at least."""
+"""Fewest neighbouring windows in a block of validation text."""
 LEAST_BLOCKS = 8
-"""A standard error over fewer blocks would itself be too uncertain (over 2 it is off by half in one case of two)."""
+"""Fewest blocks: over fewer, the standard error itself is too uncertain (over 2 it is wrong by half in every second
+case)."""
 
 
 class Batches:
@@ -17,13 +18,13 @@ class Batches:
 
     Args:
         tokens: (N,) of any integer type; memory-mapped is fine.
-        seed: Decides the order; paired arms share it.
-        batch_size: Windows in a batch (B).
-        context: Tokens a window holds as input (T).
-        period: Windows begin at its multiples.
+        seed: Determines the order; paired arms share it.
+        batch_size: Windows per batch (B).
+        context: Input tokens per window (T).
+        period: Windows begin at multiples of it.
 
     Raises:
-        ValueError: When not even one window fits.
+        ValueError: The text is shorter than one window.
     """
 
     def __init__(self, tokens: np.ndarray, seed: int, batch_size: int, context: int, period: int = 1) -> None:
@@ -33,7 +34,7 @@ class Batches:
 
     def batch(self, step: int) -> np.ndarray:
         """The (B, T+1) int64 windows of a step: inputs `[:, :-1]`, targets `[:, 1:]`."""
-        # Raw bits, because numpy fixes them for all its versions and its distributions for none.
+        # Raw bits are the same in all versions of numpy; its distributions aren't.
         generator = np.random.Philox(key=self._key, counter=np.array([0, 0, step, 0], dtype=np.uint64))
         starts = generator.random_raw(self._batch_size) % np.uint64(len(self._windows))
         return self._windows[starts.astype(np.int64)].astype(np.int64)
@@ -42,22 +43,22 @@ class Batches:
 def eval_places(length: int, context: int, n_tokens: int, period: int = 1) -> tuple[np.ndarray, np.ndarray]:
     """Where the windows of an evaluation begin: in blocks spread evenly from the first token to the last.
 
-    A block is at least BLOCK_WINDOWS neighbouring windows, so that different blocks show (nearly) independent text. An
-    evaluation of fewer than LEAST_BLOCKS such blocks has LEAST_BLOCKS shorter ones, and one of fewer windows than that
-    has one window per block.
+    A block has at least BLOCK_WINDOWS neighbouring windows, so that different blocks hold (nearly) independent text. If
+    that gives fewer than LEAST_BLOCKS blocks, there are LEAST_BLOCKS shorter ones; with fewer windows than that, each
+    window is a block.
 
     Args:
         length: Tokens of the validation set.
-        context: Tokens that a window holds as input (T).
-        n_tokens: Targets wanted; rounded up to whole windows, fewer where the set holds fewer.
-        period: Windows begin at its multiples, at most one at each; 1: at multiples of the context.
+        context: Input tokens per window (T).
+        n_tokens: Requested targets, rounded up to whole windows; a shorter set gives fewer.
+        period: Windows begin at multiples of it, at most one at each; 1: at multiples of the context.
 
     Returns:
-        (windows,) int64 index of each window's first token, rising; (windows,) int64 block of each window, from 0. No
-        token is the target of two windows.
+        (windows,) int64 index of each window's first token, ascending; (windows,) int64 block of each window, from 0.
+        No token is the target of two windows.
 
     Raises:
-        ValueError: When not even one window fits.
+        ValueError: The set is shorter than one window.
     """
     _require_window(length, context)
     stride = context if period == 1 else period
@@ -71,18 +72,18 @@ def eval_places(length: int, context: int, n_tokens: int, period: int = 1) -> tu
 
 
 def eval_windows(tokens: np.ndarray, context: int, n_tokens: int, period: int = 1, factor: int = 1) -> np.ndarray:
-    """The fixed windows of an evaluation, at `eval_places`; no target twice.
+    """The fixed windows of an evaluation, at `eval_places`; no token is a target twice.
 
     Args:
         tokens: (N,) of any integer type.
         context, n_tokens, period: As for `eval_places`.
-        factor: Windows of so many contexts on the same text: each begins where one of a single context does.
+        factor: Length of a window in contexts. Each window begins where one of a single context would.
 
     Returns:
         (windows, factor * T + 1) int64.
 
     Raises:
-        ValueError: When not even one window fits.
+        ValueError: The set is shorter than one window.
     """
     starts, _ = eval_places(len(tokens), context, n_tokens, period)
     windows = _windows(tokens, factor * context)
@@ -120,4 +121,4 @@ def _windows(tokens: np.ndarray, context: int) -> np.ndarray:
 
 def _require_window(length: int, context: int) -> None:
     if length < context + 1:
-        raise ValueError(f"{length} tokens hold no window of {context} + 1")
+        raise ValueError(f"{length} tokens are shorter than one window of {context} + 1")

@@ -1,4 +1,4 @@
-"""Text to memory-mapped tokens, once: a cache that is built aside, renamed into place, and never used when damaged.
+"""Tokenize text once into memory-mapped files: a cache that is built aside, renamed into place, never used if damaged.
 
     <cache>/<key>/  train.npy  val.npy  val-prose.npy  tokenizer.json  manifest.json
 
@@ -39,9 +39,9 @@ from nexus_ablate.errors import ConfigError, StorageError
 
 FORMAT = 1
 TOKENIZER_KEYS = ("tokenizer", "bpe_vocab")
-"""The keys of a data option that are not its corpus's."""
+"""The keys of a data option that its corpus doesn't take."""
 
-_HASHED_BYTES = 64 * 2**20  # larger files are held against their size alone
+_HASHED_BYTES = 64 * 2**20  # of larger files only the size is checked
 _CHUNK = 2**20
 
 
@@ -51,13 +51,13 @@ class TokenizedData:
 
     Attributes:
         name: The data option.
-        fingerprint: sha256 (hex) of corpus and tokenizer; belongs to a run's identity.
+        fingerprint: sha256 (hex) of corpus and tokenizer, part of a run's identity.
         train: (N,) uint16 or uint32, memory-mapped.
         val: Validation sets, each (N,) as `train`; the first is "val".
         tokenizer: Text to ids and back.
         unigram_bpb: Bits per byte of "val" under the add-one frequencies of the training tokens.
         bytes_per_token: Mean over "val".
-        period: Tokens from the start of a sequence to the next, where windows have to begin; 1: anywhere.
+        period: Tokens from the start of a sequence to the start of the next. Windows begin at multiples of it.
     """
 
     name: str
@@ -80,12 +80,12 @@ class TokenizedData:
 
 
 def prepare(option: Option, cache_dir: Path | None = None, context: int = 128) -> TokenizedData:
-    """The tokens of a data option, from the cache or built into it.
+    """The tokens of a data option, from the cache; added to it first if needed.
 
     Args:
-        option: Of the group `data`.
-        cache_dir: Instead of the default cache.
-        context: Tokens that a sequence holds; each split must hold two more.
+        option: An option of the group `data`.
+        cache_dir: Replaces the default cache.
+        context: Tokens per sequence; each split must have at least two more.
 
     Raises:
         ConfigError: The data cannot be read or is too short.
@@ -106,7 +106,7 @@ def prepare(option: Option, cache_dir: Path | None = None, context: int = 128) -
 
 
 def fingerprint_of(option: Option, context: int = 128) -> str:
-    """What `prepare(option).fingerprint` will be; tokenizes nothing and writes nothing.
+    """The `fingerprint` that `prepare(option)` will have. Tokenizes nothing and writes nothing.
 
     Raises:
         ConfigError: The data is missing, empty, unreadable or certainly too short.
@@ -115,7 +115,7 @@ def fingerprint_of(option: Option, context: int = 128) -> str:
 
 
 def vocabulary_size(option: Option) -> int:
-    """The tokens that the vocabulary holds (bpe: at most), without tokenizing or writing anything."""
+    """The size of the vocabulary (bpe: at most), without tokenizing or writing anything."""
     if option.keys["tokenizer"] == "bpe":
         return option.keys["bpe_vocab"]
     own = {key: value for key, value in option.keys.items() if key not in TOKENIZER_KEYS}
@@ -123,7 +123,7 @@ def vocabulary_size(option: Option) -> int:
 
 
 def default_cache_dir() -> Path:
-    """Where token files are kept when nothing else is said."""
+    """The folder of token files unless another is given."""
     if chosen := os.environ.get("NEXUS_ABLATE_CACHE"):
         return Path(os.path.expanduser(chosen))
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "nexus-ablate"
@@ -142,7 +142,7 @@ def _identify(option: Option, context: int) -> tuple[Corpus, str]:
         tokenizer = [kind, option.keys["bpe_vocab"], BPE_TRAINING_CHARACTERS]
     else:
         source = read_tokenizer_file(Path(os.path.expanduser(kind)))
-        parse_tokenizer(source, kind)  # refused now, or not at all
+        parse_tokenizer(source, kind)  # a bad file is refused here
         tokenizer = ["file", hashlib.sha256(source.encode()).hexdigest()]
     own = {key: value for key, value in option.keys.items() if key not in TOKENIZER_KEYS}
     corpus = DATA.build(Option(option.name, own))
@@ -196,14 +196,14 @@ def _build(final: Path, option: Option, corpus: Corpus, fingerprint: str, contex
             _sync(path)
         built = _open(aside, option.name)
         if built is None:
-            raise StorageError(f"{aside} does not give back what was written", "other content", "check the disk")
+            raise StorageError(f"{aside} does not contain what was written", "other content", "check the disk")
         return _publish(aside, final, option.name) or built
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 
 
 def _publish(aside: Path, final: Path, name: str) -> TokenizedData | None:
-    """Rename `aside` to `final`, in place of a damaged one; the valid one that another process put there wins."""
+    """Rename `aside` to `final` and replace a damaged one; a valid one that another process put there is kept."""
     while True:
         try:
             os.rename(aside, final)
@@ -220,7 +220,7 @@ def _publish(aside: Path, final: Path, name: str) -> TokenizedData | None:
 
 
 def _write_tokens(path: Path, texts: Iterable[str], tokenizer: Tokenizer, limit: int | None = None) -> np.ndarray:
-    """Write documents as one .npy of token ids, as they come; the (V,) counts of the ids."""
+    """Write documents as one .npy of token ids while they are read; returns the (V,) counts of the ids."""
     dtype = np.dtype("<u2" if tokenizer.vocab_size <= 2**16 else "<u4")
     counts = np.zeros(tokenizer.vocab_size, dtype=np.int64)
     with open(path, "wb") as file:
@@ -236,7 +236,7 @@ def _write_tokens(path: Path, texts: Iterable[str], tokenizer: Tokenizer, limit:
     return counts
 
 
-def _write_header(file: Any, dtype: np.dtype, length: int) -> None:  # of one size whatever the length
+def _write_header(file: Any, dtype: np.dtype, length: int) -> None:  # the same size for every length
     facts = {"descr": dtype.str, "fortran_order": False, "shape": (length,)}
     np.lib.format.write_array_header_1_0(file, facts)
 
@@ -272,7 +272,7 @@ def _storage(root: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        fix = "make room there or make it writable, or point NEXUS_ABLATE_CACHE to another directory"
+        fix = "free some space there, make it writable, or point NEXUS_ABLATE_CACHE to another directory"
         raise StorageError(f"the token cache {root} cannot be written", str(error), fix) from error
 
 
@@ -280,7 +280,7 @@ def _storage(root: Path) -> Iterator[None]:
 
 
 def _open(directory: Path, name: str) -> TokenizedData | None:
-    """The tokens in a cache directory; None where it is missing or damaged."""
+    """The tokens in a cache directory; None if it is missing or damaged."""
     try:
         manifest = json.loads(directory.joinpath("manifest.json").read_bytes())
         body = manifest["body"]

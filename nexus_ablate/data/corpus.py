@@ -1,4 +1,4 @@
-"""Where text comes from: a corpus gives training and validation documents, and a fingerprint of both."""
+"""Sources of text: a corpus has training and validation documents, and a fingerprint of both."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ class Corpus(ABC):
     """Documents for training and for validation, in a fixed order; no document is empty."""
 
     token_limit: int | None = None
-    """Training tokens that are kept, from the start; None keeps all."""
+    """How many training tokens are kept, from the start; None keeps all."""
     period: int = 1
-    """Tokens from the start of one sequence to the next, where a training window has to begin; 1: anywhere."""
+    """Tokens from the start of a sequence to the start of the next. Training windows begin at multiples of it."""
 
     @abstractmethod
     def check(self, context: int) -> None:
-        """Refuse what certainly cannot be used; tokenizes nothing, writes nothing, needs no network.
+        """Refuse data that certainly can't be used. Tokenizes nothing, writes nothing, needs no network.
 
         Args:
-            context: Tokens that a sequence holds.
+            context: Tokens per sequence.
 
         Raises:
-            ConfigError: Missing, empty, unreadable or certainly too short.
+            ConfigError: The data is missing, empty, unreadable or certainly too short.
         """
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """sha256 (hex) over everything that decides the text and its split.
+        """sha256 (hex) over everything that determines the text and its split.
 
         Raises:
             ConfigError: The text cannot be read.
@@ -66,17 +66,17 @@ class Corpus(ABC):
 @final
 @DATA.register("stdlib")
 class StdlibCorpus(Corpus):
-    """Source files of the running interpreter's standard library, one a document.
+    """Source files of the running interpreter's standard library, one document per file.
 
-    Files, not lines, are dealt to validation (by the hash of their path), so training and validation share none.
-    Only what `sys.stdlib_module_names` lists is taken: a distribution's additions and its build's paths are not. Which
-    files there are, and their fingerprint, is found once in a process: it runs what it found.
+    Whole files go to validation (by the hash of their path), so training and validation share none. Only modules in
+    `sys.stdlib_module_names` are used, without a distribution's additions and the paths of its build. Each process
+    lists the files and computes their fingerprint once.
     """
 
     def check(self, context: int) -> None:
         if not self._paths:
             raise ConfigError(
-                "data=stdlib finds no source of the standard library", str(self._root), "choose data=files or data=hub"
+                "data=stdlib found no source of the standard library", str(self._root), "choose data=files or data=hub"
             )
 
     def fingerprint(self) -> str:
@@ -103,7 +103,7 @@ class StdlibCorpus(Corpus):
         for path in self._paths:
             bucket = hashlib.sha256(path.relative_to(self._root).as_posix().encode()).digest()[0]
             if (bucket < 256 * STDLIB_VAL_SHARE) == validation:
-                with tokenize.open(path) as file:  # in the encoding that the file declares
+                with tokenize.open(path) as file:  # uses the encoding that the file declares
                     text = file.read()
                 if text:
                     yield text
@@ -129,7 +129,7 @@ def _stdlib_fingerprint(root: Path) -> str:
 
 
 def _prose() -> Iterator[str]:
-    """The documentation that comes with the interpreter, a topic a document."""
+    """The documentation that comes with the interpreter, one document per topic."""
     from pydoc_data.topics import topics
 
     return (topics[name] for name in sorted(topics))
@@ -138,9 +138,9 @@ def _prose() -> Iterator[str]:
 @final
 @DATA.register("files")
 class FilesCorpus(Corpus):
-    """The user's UTF-8 files, one a document, with any line end read as `\\n`; their last characters are validation.
+    """The user's UTF-8 files, one document each, with every line end read as `\\n`. The last characters are validation.
 
-    One file is cut as nanoGPT cuts it: `text[:int(n * 0.9)]` and `text[int(n * 0.9):]`.
+    A single file is split as in nanoGPT: `text[:int(n * 0.9)]` and `text[int(n * 0.9):]`.
     """
 
     def __init__(self, *, files: list[str], val_fraction: float) -> None:
@@ -151,7 +151,7 @@ class FilesCorpus(Corpus):
         for split, documents in (("training", self._split[0]), ("validation", self._split[1])):
             most = sum(len(text.encode()) for text in documents) + max(
                 len(documents) - 1, 0
-            )  # no token is under a byte
+            )  # a token has at least one byte
             if most < context + 2:
                 names = ",".join(str(path) for path in self._paths)
                 raise ConfigError(
@@ -178,8 +178,8 @@ class FilesCorpus(Corpus):
             raise ConfigError("data=files needs at least one file", "data.files=[]", "data.files=[my.txt]")
         seen: set[str] = set()
         for path in self._paths:
-            place = os.path.realpath(path)  # unlike Path.resolve it bears a link that leads to itself
-            if place in seen:  # its second copy would be validated on what the first one taught
+            place = os.path.realpath(path)  # unlike Path.resolve, it accepts a link that leads to itself
+            if place in seen:  # validation would contain text that was trained on
                 raise ConfigError("data.files names a file twice", str(path), "name each file once")
             seen.add(place)
         return [_read_text(path) for path in self._paths]
@@ -196,7 +196,7 @@ class FilesCorpus(Corpus):
 
 
 def head(texts: Iterable[str], characters: int) -> Iterator[str]:
-    """The first whole documents that together reach `characters`; takes no document more from an iterator."""
+    """The first whole documents that together reach `characters`; reads no further document from an iterator."""
     total = 0
     for text in texts:
         yield text
@@ -210,7 +210,7 @@ def _read_text(path: Path) -> str:
         if path.is_dir():
             names = ",".join(itertools.islice((str(p) for p in sorted(path.glob("*.txt"))), 3))
             fix = f"name its files: data.files=[{names}]" if names else "name the files in it"
-            raise ConfigError("data.files takes files, and this is a directory", str(path), fix)
+            raise ConfigError("data.files takes files, but this is a directory", str(path), fix)
         with open(open_regular(path, follow=True), encoding="utf-8") as file:
             text = file.read()
     except FileNotFoundError as error:
@@ -219,12 +219,12 @@ def _read_text(path: Path) -> str:
         raise ConfigError("data.files names a file that does not exist", str(path), fix) from error
     except UnicodeDecodeError as error:
         got = f"{path}, byte {error.start}"
-        raise ConfigError("data.files takes UTF-8 text, and this is not", got, "convert it to UTF-8") from error
+        raise ConfigError("data.files takes UTF-8 text, but this file isn't", got, "convert it to UTF-8") from error
     except OSError as error:
-        got, fix = f"{path}: {error.strerror}", "name a text file that can be read"
+        got, fix = f"{path}: {error.strerror}", "name a readable text file"
         raise ConfigError("data.files names a file that cannot be read", got, fix) from error
     if "\0" in text:
-        raise ConfigError("data.files takes text, and this file is binary", str(path), "name a text file")
+        raise ConfigError("data.files takes text, but this file is binary", str(path), "name a text file")
     if not text:
         raise ConfigError("data.files names an empty file", str(path), "leave it out")
     return text

@@ -26,9 +26,9 @@ _DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.ERO
 @DATA.register("wikitext103")
 @DATA.register("fineweb_edu")
 class HubCorpus(Corpus):
-    """A data set of the Hugging Face Hub or a local directory of parquet files, one row a document.
+    """A data set of the Hugging Face Hub or a local directory of parquet files, one document per row.
 
-    A local directory is known by its content, a Hub data set by its name and revision.
+    A local directory is identified by its content, a Hub data set by its name and revision.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class HubCorpus(Corpus):
                 "data=hub needs a data set", "data.path=none", "data.path=owner/name, or a local directory"
             )
         if self._path.startswith((".", "/", "~")) and not self._local.is_dir():
-            raise ConfigError("data.path is no directory", self._path, "name a directory of parquet files")
+            raise ConfigError("data.path is not a directory", self._path, "name a directory of parquet files")
         if self._local.is_dir() and not self._local_files:
             raise ConfigError("data.path holds no files", self._path, "name a directory of parquet files")
         if self._split == self._val_split:
@@ -106,7 +106,7 @@ class HubCorpus(Corpus):
             if self._column not in names:
                 near = did_you_mean(self._column, names)
                 fix = f"data.text_column={near}" if near else f"one of {', '.join(names)}"
-                raise ConfigError(f"data.text_column is no column of {self._path}", self._column, fix)
+                raise ConfigError(f"data.text_column is not a column of {self._path}", self._column, fix)
             for batch in rows.select_columns([self._column]).iter(batch_size=1000):
                 for text in batch[self._column]:
                     if text is not None and not isinstance(text, str):
@@ -129,7 +129,7 @@ class HubCorpus(Corpus):
 
     @contextmanager
     def _hub_errors(self) -> Iterator[None]:
-        """What `datasets` raises, in our words; its own lines about retries stay silent."""
+        """Turn what `datasets` raises into our errors, and silence its messages about retries."""
         import logging
 
         from datasets.exceptions import DatasetsError
@@ -144,7 +144,8 @@ class HubCorpus(Corpus):
             reason = error.__cause__ or error  # `datasets` hides the reason behind "an error occurred"
             got = (str(reason).splitlines() or [type(reason).__name__])[0]
             if isinstance(reason, OSError) and reason.errno in _DISK_ERRORS:
-                raise StorageError("the download cannot be stored", got, "point HF_HOME to a disk with room") from error
+                fix = "point HF_HOME to a disk with free space"
+                raise StorageError("the download cannot be stored", got, fix) from error
             if isinstance(error, ConnectionError):
                 fix = "check the network, or give data.path a local directory of parquet files"
             elif isinstance(error, OSError):

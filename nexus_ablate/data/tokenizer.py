@@ -1,4 +1,4 @@
-"""Text to token ids and back, and how many bytes of text each token stands for."""
+"""Text to token ids and back, and the number of bytes of text in each token."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Tokenizer(ABC):
     """Text to ids and back without loss.
 
     Attributes:
-        vocab_size: Ids are below it (V).
-        token_bytes: (V,) float64, UTF-8 bytes of text that each token stands for. The token between two documents
-            stands for the newline that joins them elsewhere, so bits per byte compare between tokenizers.
+        vocab_size: Number of token ids (V).
+        token_bytes: (V,) float64, UTF-8 bytes of text per token. The token between two documents counts as the newline
+            that joins them in other tokenizers, so that bits per byte compare between tokenizers.
         separator: (1,) or more ids between two documents.
     """
 
@@ -41,16 +41,16 @@ class Tokenizer(ABC):
         """The (N,) ids of a text.
 
         Raises:
-            ConfigError: The text holds a character that the vocabulary lacks.
+            ConfigError: A character of the text is not in the vocabulary.
         """
 
     @abstractmethod
     def decode(self, ids: Iterable[int] | np.ndarray) -> str:
-        """The text of some ids; bytes that are no UTF-8 become U+FFFD."""
+        """The text of some ids; bytes that aren't valid UTF-8 become U+FFFD."""
 
     @abstractmethod
     def to_json(self) -> str:
-        """What `load_tokenizer` needs."""
+        """The tokenizer as JSON, for `load_tokenizer`."""
 
     def save(self, directory: Path) -> None:
         """Write `tokenizer.json` into a directory."""
@@ -59,7 +59,7 @@ class Tokenizer(ABC):
 
 @final
 class ByteTokenizer(Tokenizer):
-    """One token a UTF-8 byte."""
+    """One token per UTF-8 byte."""
 
     def __init__(self) -> None:
         self.vocab_size = 256
@@ -78,7 +78,7 @@ class ByteTokenizer(Tokenizer):
 
 @final
 class CharTokenizer(Tokenizer):
-    """One token a character, numbered in the order of their code points, as in nanoGPT's shakespeare_char.
+    """One token per character, numbered by code point, as in nanoGPT's shakespeare_char.
 
     Args:
         characters: The vocabulary, sorted.
@@ -93,7 +93,7 @@ class CharTokenizer(Tokenizer):
 
     @classmethod
     def train(cls, document_sets: Iterable[Iterable[str]]) -> CharTokenizer:
-        """The sorted set of all characters, with the newline where two documents of a set have to be joined."""
+        """The sorted set of all characters, plus the newline if two documents of a set have to be joined."""
         characters: set[str] = set()
         for documents in document_sets:
             for index, text in enumerate(documents):
@@ -107,7 +107,7 @@ class CharTokenizer(Tokenizer):
         ids = np.minimum(np.searchsorted(self._codes, codes), self.vocab_size - 1)
         missing = np.flatnonzero(self._codes[ids] != codes)
         if len(missing):
-            got, fix = repr(text[missing[0]]), "data.tokenizer=bytes, or one that was made from this text"
+            got, fix = repr(text[missing[0]]), "data.tokenizer=bytes, or a tokenizer made from this text"
             raise ConfigError("a character is not in the tokenizer's vocabulary", got, fix)
         return ids
 
@@ -123,10 +123,10 @@ class FileTokenizer(Tokenizer):
 
     Args:
         source: The content of a tokenizer.json.
-        name: What to call it in an error.
+        name: Its name in errors.
 
     Raises:
-        ConfigError: No tokenizer of that format, or one that loses text or whose tokens have no length in bytes.
+        ConfigError: It isn't in that format, it loses text, or its tokens have no length in bytes.
     """
 
     def __init__(self, source: str, name: str = FILE_NAME) -> None:
@@ -135,20 +135,20 @@ class FileTokenizer(Tokenizer):
         try:
             self._backend = Backend.from_str(source)
         except Exception as error:  # the library raises nothing narrower
-            raise ConfigError("data.tokenizer is no tokenizer.json", f"{name}: {error}", _OTHERS) from error
-        self._backend.encode_special_tokens = True  # "<|endoftext|>" in a document is text like any other
+            raise ConfigError("data.tokenizer is not a valid tokenizer.json", f"{name}: {error}", _OTHERS) from error
+        self._backend.encode_special_tokens = True  # "<|endoftext|>" in a document is ordinary text
         self._backend.no_truncation()
         self._backend.no_padding()
         vocabulary = self._backend.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocabulary.values(), default=-1) + 1
         self.token_bytes = np.zeros(self.vocab_size)
         added = {token.content for token in self._backend.get_added_tokens_decoder().values()}
-        for token, index in vocabulary.items():  # a byte-level token spells each of its bytes as one character
+        for token, index in vocabulary.items():  # a byte-level token has one character per byte
             self.token_bytes[index] = len(token.encode()) if token in added else len(token)
         probe = self.encode(_PROBE)
         if self.decode(probe) != _PROBE or self.token_bytes[probe].sum() != len(_PROBE.encode()):
             fix = "use a byte-level one, such as GPT-2's, or data.tokenizer=bpe"
-            raise ConfigError("data.tokenizer does not give back the bytes of a text", name, fix)
+            raise ConfigError("data.tokenizer does not reproduce the bytes of a text", name, fix)
         end = next((vocabulary[token] for token in _ENDS_OF_TEXT if token in vocabulary), None)
         self.separator = self.encode("\n") if end is None else np.array([end])
         if end is not None:
@@ -174,7 +174,7 @@ class BpeTokenizer(FileTokenizer):
 
         Args:
             texts: Documents.
-            vocab_size: Tokens at most: 256 bytes, `<|endoftext|>`, and as many merges as there are.
+            vocab_size: Most tokens: 256 bytes, `<|endoftext|>`, and merges up to this number.
         """
         from tokenizers import Tokenizer as Backend
         from tokenizers import decoders, models, pre_tokenizers, trainers
@@ -196,16 +196,19 @@ def load_tokenizer(path: Path) -> Tokenizer:
     """The tokenizer that was saved in a directory, or in a tokenizer.json.
 
     Raises:
-        ConfigError: No such file, or no tokenizer in it.
+        ConfigError: The file doesn't exist or doesn't hold a tokenizer.
     """
     return parse_tokenizer(read_tokenizer_file(path), str(path))
 
 
 def read_tokenizer_file(path: Path) -> str:
-    """The content of a tokenizer.json, given itself or its directory.
+    """The content of a tokenizer.json.
+
+    Args:
+        path: The file or its directory.
 
     Raises:
-        ConfigError: It is no readable file.
+        ConfigError: There is no readable file.
     """
     try:
         with open(open_regular(path / FILE_NAME if path.is_dir() else path, follow=True), encoding="utf-8") as file:
@@ -223,15 +226,15 @@ def parse_tokenizer(source: str, name: str) -> Tokenizer:
 
     Args:
         source: The content of the file.
-        name: What to call it in an error.
+        name: Its name in errors.
 
     Raises:
-        ConfigError: There is none in it.
+        ConfigError: It doesn't describe a tokenizer.
     """
     try:
         facts: Any = json.loads(source)
     except ValueError as error:
-        raise ConfigError("data.tokenizer is no tokenizer.json", f"{name}: {error}", _OTHERS) from error
+        raise ConfigError("data.tokenizer is not a valid tokenizer.json", f"{name}: {error}", _OTHERS) from error
     kind = facts.get("type") if isinstance(facts, dict) else None
     if kind == "bytes":
         return ByteTokenizer()
@@ -241,7 +244,7 @@ def parse_tokenizer(source: str, name: str) -> Tokenizer:
 
 
 def token_kinds(tokenizer: Tokenizer) -> dict[str, set[int]]:
-    """Ids of the tokens that end a line or a sentence: `newline` holds a line end, `full_stop` is "." and any space."""
+    """Ids of the tokens that end a line (`newline`: they contain "\\n") or a sentence (`full_stop`: "." and spaces)."""
     kinds: dict[str, set[int]] = {"newline": set(), "full_stop": set()}
     for index in range(tokenizer.vocab_size):
         text = tokenizer.decode([index])

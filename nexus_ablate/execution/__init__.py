@@ -1,1 +1,1 @@
-"""Carrying runs out: the queue and its workers, SLURM, Hydra multiruns, and what became of each run."""
+"""Execution of runs: the queue and its workers, SLURM, Hydra multiruns, and the status of each run."""

@@ -1,1 +1,1 @@
-"""Fast forms of what axes/ and training/ define, each beside the plain form that it must equal."""
+"""Fast forms of operations in axes/ and training/, each next to the plain form that it must equal."""

@@ -1,4 +1,4 @@
-"""AdamW in one fused call per group, beside the steps of its paper written out."""
+"""AdamW in one fused call per group, and written out as in its paper."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from torch import Tensor
 
 
 class AdamW:
-    """AdamW with decoupled decay by PyTorch's fused kernel, one call a group, or as it is written.
+    """AdamW by PyTorch's fused kernel, with one call per group, or written out.
 
-    Loshchilov & Hutter 2017, arXiv:1711.05101, Alg. 2, the decay times the learning rate as in PyTorch. To the bit what
-    `torch.optim.AdamW(fused=True)` does, whose class imports the compiler (two seconds of every start) and spends half
-    as long in Python as the kernel takes.
+    Loshchilov & Hutter 2017, arXiv:1711.05101, Alg. 2, with decoupled decay times the learning rate as in PyTorch. It
+    equals `torch.optim.AdamW(fused=True)` bit by bit. That class imports the compiler, which takes two seconds at every
+    start, and spends half of the kernel's time in Python.
 
     Attributes:
-        param_groups: Of each group `params`, `lr`, `betas`, `eps` and `weight_decay`, to be changed between steps.
-        state: Of each parameter that has taken a step `step`, `exp_avg` and `exp_avg_sq`.
-        found_inf: Where this scalar on the device is 1, a step changes nothing.
+        param_groups: `params`, `lr`, `betas`, `eps` and `weight_decay` of each group; may be changed between steps.
+        state: `step`, `exp_avg` and `exp_avg_sq` of each parameter that has taken a step.
+        found_inf: A scalar on the device; while it is 1, a step changes nothing.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class AdamW:
         """One step of every parameter that has a gradient."""
         for group in self.param_groups:
             parameters = [p for p in group["params"] if p.grad is not None]
-            if not parameters:  # optim.decay=all leaves none free
+            if not parameters:  # with optim.decay=all the group without decay is empty
                 continue
             states = [self.state[p] for p in parameters]
             for p, state in zip(parameters, states, strict=True):
@@ -82,7 +82,7 @@ class AdamW:
             p.mul_(1 - lr * group["weight_decay"]).sub_(lr * m_hat / (v_hat.sqrt() + group["eps"]))
 
     def zero_grad(self) -> None:
-        """Let the gradients go."""
+        """Free the gradients."""
         for group in self.param_groups:
             for p in group["params"]:
                 p.grad = None

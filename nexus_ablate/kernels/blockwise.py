@@ -1,7 +1,7 @@
 """Causal softmax attention on a CPU, a block of queries at a time.
 
-What PyTorch's fused kernel for CPUs computes, in batched products of BLAS: those gain more from a second thread, and
-skip most of what is masked.
+Same result as PyTorch's fused CPU kernel, by batched matrix products (BLAS), which gain more from a second thread and
+skip most masked scores.
 Shape letters as in `attention`; N = B H, and b queries in a block.
 """
 
@@ -15,17 +15,17 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 QUERIES = 32
-"""In a block: a block's keys end with its last query, so that fewer queries skip more of what is masked."""
+"""Queries per block. A block's keys end at its last query, so smaller blocks skip more masked scores."""
 SHORTEST = 96
-"""Queries from which on blocks skip enough of what is masked to pay for their calls."""
+"""Fewest queries for which blocks skip enough masked scores to pay for the extra calls."""
 WORTH_MULTIPLYING = 2**22
-"""Products of scores, B H T S d, from which on several operations cost less than they save."""
+"""Fewest multiplications of the scores, B H T S d, for which separate operations cost less than they save."""
 KEPT_BYTES = 2**25
-"""Attention map of a layer up to which it is kept for the backward pass. The fused kernel keeps none."""
+"""Largest attention map of a layer, which is kept for the backward pass. The fused kernel keeps none."""
 
 
 def pays(q_BHTd: Tensor, k_BHSd: Tensor) -> bool:
-    """Whether `blockwise_attention` can take the fused kernel's place, and is faster."""
+    """Whether `blockwise_attention` can replace the fused kernel and is faster."""
     B, H, T, d = q_BHTd.shape
     map_size = B * H * T * k_BHSd.shape[2]
     return (
@@ -42,8 +42,8 @@ def blockwise_attention(q_BHTd: Tensor, k_BHSd: Tensor, v_BHSd: Tensor, mask: Te
     """softmax(scale q k' + mask) v, (B, H, T, d); equal to the fused kernel up to the order of additions.
 
     Args:
-        mask: Added to the scores, (B or 1, H or 1, T, S), -inf where a key may not be seen. No query sees keys behind
-            its own place from the end, whatever the mask says; without a mask it sees all others.
+        mask: Added to the scores, (B or 1, H or 1, T, S), -inf where a key is hidden. It can only hide more: query
+            T - n never sees keys after S - n. Without a mask it sees all others.
     """
     return _Blockwise.apply(q_BHTd, k_BHSd, v_BHSd, mask, scale)  # type: ignore[return-value]
 
@@ -93,9 +93,9 @@ class _Blockwise(torch.autograd.Function):
             )
             dq_BbHd = torch.bmm(dscore_NbS, k_NSd[:, keys]).unflatten(0, (B, H)).transpose(1, 2)
             torch.mul(dq_BbHd, ctx.scale, out=dq_BTHd[:, queries])
-            dk_part = torch.bmm(dscore_NbS.transpose(1, 2), q_NTd[:, queries])  # q is kept times the scale
+            dk_part = torch.bmm(dscore_NbS.transpose(1, 2), q_NTd[:, queries])  # q includes the scale
             dv_part = torch.bmm(map_NbS.transpose(1, 2), grad_Nbd)
-            if dk_NSd is None or dv_NSd is None:  # the last block, which sees all keys
+            if dk_NSd is None or dv_NSd is None:  # the last block, which is first here and sees all keys
                 dk_NSd, dv_NSd = dk_part, dv_part
             else:
                 dk_NSd[:, keys] += dk_part

@@ -1,7 +1,7 @@
-"""The products of linear maps, and the input that several of them share.
+"""Matrix products of linear layers, and the input that several layers share.
 
-PyTorch gives float32 products on a CPU to BLAS. oneDNN, which it carries for convolutions, makes x W' and g W 5 to 20%
-faster on AMD cores, and g' x no faster. Both are exact up to the order of additions.
+PyTorch uses BLAS for float32 products on a CPU. oneDNN, which PyTorch ships for convolutions, computes x W' and g W 5
+to 20% faster on AMD cores, and g' x no faster. Both are exact up to the order of additions.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import register_flop_formula
 
 Product = Callable[..., Tensor]
-"""x W' + b of x, W and b."""
+"""A function of x, W and b that returns x W' + b."""
 
 WORTH_MULTIPLYING = 2**24
-"""Multiply-adds from which on oneDNN is asked: a call costs about 30 us more than one of BLAS."""
+"""Fewest multiply-adds for which oneDNN is used: its call takes about 30 us longer than one of BLAS."""
 
 ONE_DNN = torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability().startswith("AVX")
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x W' + b of x (..., in), W (out, in), b (out); by oneDNN in eager float32 on an x86 CPU, where it is worth it."""
+    """x W' + b for x (..., in), W (out, in), b (out); by oneDNN in eager float32 on an x86 CPU if the size pays."""
     if (
         x.device.type == "cpu"
         and x.dtype == torch.float32
@@ -45,13 +45,13 @@ _chosen: ContextVar[Product] = ContextVar("product", default=linear)
 
 
 def chosen_product() -> Product:
-    """The product of the linear layers that are built now: `linear`, unless `products` says otherwise."""
+    """The product that new linear layers use: `linear`, or F.linear inside `products("blas")`."""
     return _chosen.get()
 
 
 @contextmanager
 def products(form: str) -> Iterator[None]:
-    """Linear layers built while this is entered compute by `train.linear`: `auto`, or `blas` for F.linear."""
+    """Set the product of linear layers built inside the `with` to `train.linear`: `auto`, or `blas` for F.linear."""
     token = _chosen.set(linear if form == "auto" else F.linear)
     try:
         yield
@@ -60,14 +60,14 @@ def products(form: str) -> Iterator[None]:
 
 
 def autocasts(x: Tensor) -> bool:
-    """Whether autocast is on where the tensor is; on the meta device torch cannot tell, and it is not."""
+    """Whether autocast is on for the tensor's device; False on the meta device, where PyTorch can't answer."""
     return x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)
 
 
 def shared(x: Tensor, n: int) -> tuple[Tensor, ...]:
-    """The same input for n linear maps, which keep one low-precision copy of it where autocast would make n.
+    """The same input for n linear layers, with one shared low-precision copy instead of autocast's n copies.
 
-    Their gradients are summed in the precision of x. The compiler makes one copy by itself.
+    Their gradients are summed in the precision of x. In compiled code the compiler already makes a single copy.
     """
     if not autocasts(x) or torch.compiler.is_compiling():
         return (x,) * n

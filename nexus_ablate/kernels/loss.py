@@ -1,4 +1,4 @@
-"""Cross-entropy of a vocabulary, whole or a few rows of logits at a time."""
+"""Cross-entropy over a vocabulary, with all logits at once or a few rows at a time."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from torch.nn import functional as F
 from nexus_ablate.kernels.linear import autocasts
 
 LOGIT_BYTES, GPU_LOGIT_BYTES = 2**26, 2**29
-"""Largest float32 logits that are formed at a time in the chunked form. Each chunk adds a gradient of the head's size:
-a GPU, whose steps wait for memory, takes larger chunks."""
+"""Most bytes of float32 logits per chunk. Each chunk adds a gradient of the head's size, so a GPU, which is limited by
+memory bandwidth, takes larger chunks."""
 WORTH_BYTES = 2**28
-"""From so many bytes of float32 logits in a micro-batch on, `train.loss=auto` chunks."""
+"""Fewest bytes of float32 logits per micro-batch for which `train.loss=auto` uses chunks."""
 COMPILED_BYTES, MEMORY_SHARE = 8, 0.25
-"""A compiled step holds about so many bytes per logit. `train.loss=auto` leaves it whole as long as its logits fit into
-this share of the GPU's memory."""
+"""Bytes per logit of a compiled step (approximate), and the share of the GPU's memory up to which `train.loss=auto`
+leaves it unchunked."""
 
 
 def chunks_losses(requested: str, rows: int, vocab_size: int, precision: str, compiled_memory: int = 0) -> bool:
-    """What `train.loss` means for a micro-batch of so many rows.
+    """Whether `train.loss` chunks a micro-batch with this number of rows.
 
-    float16 is never chunked by itself: gradients are taken before the loss scale is known, and small ones would vanish.
+    `auto` never chunks float16: gradients are computed before the loss scale is known, and small ones would vanish.
 
     Args:
-        compiled_memory: Bytes of the GPU on which the step will be compiled; 0 where it is not, or on a CPU.
+        compiled_memory: Memory in bytes of the GPU for which the step will be compiled; 0 if uncompiled, or on a CPU.
     """
     if requested != "auto":
         return requested == "chunked"
@@ -53,21 +53,21 @@ def chunked_losses(
     softcap: float | None = None,
     most_bytes: int = LOGIT_BYTES,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """`losses` of the capped logits x W' without ever holding all of them, and the gradients of their sum.
+    """`losses` of the capped logits x W', and the gradients of their sum, without holding all logits at once.
 
-    Gradients are taken chunk by chunk while the chunk's logits are there, so nothing is computed twice (as in Hsu et
-    al. 2024, arXiv:2410.10989, section 3.2). They are returned and not left to autograd, for which a compiled step
-    would keep all logits: `attach_gradients` connects them. Equal to `losses` up to the order of additions.
+    The gradients of a chunk are computed while its logits exist, so nothing is computed twice (as in Hsu et al. 2024,
+    arXiv:2410.10989, section 3.2). They are returned, not left to autograd, for which a compiled step would keep all
+    logits; `attach_gradients` connects them. Equal to `losses` up to the order of additions.
 
     Args:
-        x_ND, weight_VD: Without a gradient of their own.
-        product: Logits of rows and weight.
-        most_bytes: Of the logits of a chunk, in float32.
+        x_ND, weight_VD: Detached from the graph.
+        product: Computes logits from rows and the weight.
+        most_bytes: Most bytes of a chunk's logits in float32.
 
     Returns:
         The cross-entropy, the z-loss, the gradient by x and the gradient by the weight.
     """
-    low_ND, low_VD = _lowered(x_ND), _lowered(weight_VD)  # once, where autocast would do so for each chunk
+    low_ND, low_VD = _lowered(x_ND), _lowered(weight_VD)  # once; autocast would do it for each chunk
     loss, z_loss = torch.zeros(2, device=x_ND.device).unbind()
     x_grads, weight_grad = [], None
     with torch.no_grad():
@@ -103,7 +103,7 @@ def chunked_nats(
     softcap: float | None,
     most_bytes: int,
 ) -> Tensor:
-    """Cross-entropy of each target in nats, (N,) float32, without ever holding all logits; for evaluation."""
+    """Cross-entropy of each target in nats, (N,) float32, without holding all logits at once; for evaluation."""
     return torch.cat(
         [
             F.cross_entropy(_capped(product(x, weight_VD), softcap), targets, reduction="none")
@@ -113,13 +113,13 @@ def chunked_nats(
 
 
 def _chunks(x_ND: Tensor, targets_N: Tensor, weight_VD: Tensor, most_bytes: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Rows whose logits are formed at a time, and their targets."""
+    """The rows of each chunk, and their targets."""
     rows = max(1, most_bytes // (4 * len(weight_VD)))
     return zip(x_ND.split(rows), targets_N.split(rows), strict=True)
 
 
 def _lowered(x: Tensor) -> Tensor:
-    """In the precision of matrix products."""
+    """x in the precision of matrix products."""
     return x.to(torch.get_autocast_dtype(x.device.type)) if autocasts(x) else x
 
 
@@ -129,14 +129,14 @@ def _capped(logits_RV: Tensor, softcap: float | None) -> Tensor:
 
 
 def _minus_one_hot(x_RV: Tensor, targets_R: Tensor) -> Tensor:
-    """x less 1 at the target of each row; x may be overwritten."""
-    if torch.compiler.is_compiling():  # fused with what comes before and after
+    """x minus 1 at the target of each row; may overwrite x."""
+    if torch.compiler.is_compiling():  # the compiler fuses this form with its neighbours
         return x_RV - (torch.arange(x_RV.shape[1], device=x_RV.device) == targets_R[:, None]).to(x_RV.dtype)
     return x_RV.scatter_add_(1, targets_R[:, None], x_RV.new_full((len(targets_R), 1), -1.0))
 
 
 def attach_gradients(loss: Tensor, x: Tensor, weight: Tensor, x_grad: Tensor, weight_grad: Tensor) -> Tensor:
-    """A loss whose gradients by x and the weight are known already."""
+    """The loss, connected to gradients by x and the weight that are already computed."""
     return _Attached.apply(loss, x, weight, x_grad, weight_grad)  # type: ignore[return-value]
 
 

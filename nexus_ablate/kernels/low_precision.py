@@ -1,9 +1,9 @@
 """LayerNorm and RMSNorm with every intermediate rounded to the precision of their input.
 
-PyTorch's fused LayerNorm computes in float32 whatever its input; autocast lifts single operations of a chain to
-float32; a compiled chain keeps float32 between its operations. Each of these compares kernels, where `norm.fp32=off`
-asks about arithmetic. So both passes are operators of their own, which autocast and the compiler take as they are. A
-mean or sum is accumulated in float32 and rounded once, as the hardware does it.
+PyTorch's fused LayerNorm always computes in float32, autocast casts some operations of a chain to float32, and a
+compiled chain keeps float32 between its operations. With any of them `norm.fp32=off` would compare kernels, not
+arithmetic. So both passes are custom operators, which autocast and the compiler leave unchanged. A mean or sum is
+accumulated in float32 and rounded once, as in hardware.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def is_low(x: Tensor) -> bool:
 
 
 def uncast(x: Tensor) -> AbstractContextManager:
-    """A context in which autocast does not lift operations on a low-precision x to float32."""
+    """A context in which autocast doesn't cast operations on a low-precision x to float32."""
     lifts = is_low(x) and autocasts(x)
     return torch.autocast(x.device.type, enabled=False) if lifts else contextlib.nullcontext()
 
@@ -38,7 +38,7 @@ def _sum_of_rows(x: Tensor) -> Tensor:
 
 
 def _forward(x: Tensor, gain: Tensor, bias: Tensor | None, eps: float, centred: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """The output, the normed input and one over its scale, all in the precision of x."""
+    """The output, the normalized input and the inverse of its scale, all in the precision of x."""
     with uncast(x):
         x = x - _mean(x) if centred else x
         inverse = torch.rsqrt(_mean(x.square()) + eps)

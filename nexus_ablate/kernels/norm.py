@@ -1,4 +1,4 @@
-"""LayerNorm and RMSNorm over the last axis: the form that is fastest for a precision and a device.
+"""LayerNorm and RMSNorm over the last axis, in the fastest form for a precision and a device.
 
 In bfloat16 and float16 every intermediate is rounded (see low_precision.py).
 """
@@ -26,21 +26,21 @@ def rms_norm(x: Tensor, eps: float, gain: Tensor, bias: Tensor | None = None) ->
     """gain x / sqrt(mean(x^2) + eps) + bias over the last axis, in the precision of x."""
     if is_low(x):
         return normalize_low(x, gain, bias, eps, centred=False)
-    # The compiler fuses the plain chain, and keeps no programs with functions of autograd.
+    # The compiler fuses the plain form, and doesn't cache programs with autograd functions.
     form = plain_rms_norm if torch.compiler.is_compiling() else _RootMeanSquare.apply
     y: Tensor = form(x, gain, eps)  # type: ignore[assignment]
     return y if bias is None else y + bias
 
 
 def plain_rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
-    """What the fused form must equal, values and gradients."""
+    """The reference for the fused form, values and gradients."""
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * gain
 
 
 class _RootMeanSquare(torch.autograd.Function):
     """gain x / sqrt(mean(x^2) + eps) with its gradient written out.
 
-    Autograd's own chain reads and writes the tensor twice as often. With n = x / rms and gradient g: d gain is the sum
+    Without it, autograd reads and writes the tensor twice as often. With n = x / rms and gradient g, d gain is the sum
     of g n over the rows, and d x = (g gain - n mean(g gain n)) / rms.
     """
 

@@ -1,1 +1,1 @@
-"""Measuring: statistics as pure functions, probes that leave no trace, evaluations, counts."""
+"""Measurements: statistics as pure functions, probes without side effects, evaluations, counts."""

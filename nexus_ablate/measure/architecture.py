@@ -1,6 +1,6 @@
-"""What a configuration builds, as plain data: equations, norms, parameters, initial values, FLOPs, kernels.
+"""The architecture of a configuration as plain data: equations, norms, parameters, initial values, FLOPs, kernels.
 
-Everything is read off the model on the meta device, the option files and the resolved configuration.
+Everything comes from the model on the meta device, the option files and the resolved configuration.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from nexus_ablate.runs import arm_name
 
 
 def architecture(config: RunConfig, model: GPT, decay_groups: dict[str, list[str]]) -> dict[str, Any]:
-    """What the configuration builds.
+    """Describe the model of a configuration.
 
     Args:
         model: The configuration's model on the meta device.
-        decay_groups: The optimizer's, names of parameters that are `decayed` and `free`.
+        decay_groups: Names of the parameters that are `decayed` and `free`, from the optimizer.
     """
     component, roles = component_of(config, model), parameter_roles(model)
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
@@ -80,7 +80,7 @@ def architecture(config: RunConfig, model: GPT, decay_groups: dict[str, list[str
 
 
 def chosen_options(config: RunConfig) -> dict[str, tuple[Option, OptionFile]]:
-    """What is built on each axis, `auto` and what a placement brings along replaced by their meaning."""
+    """The option of each axis, with `auto` and prescribed values resolved."""
     options = {axis: getattr(config, axis) for axis in AXES}
     options |= {"init": config.resolved.init, "qk_norm": config.resolved.qk_norm}
     return {axis: (option, option_files(axis)[option.name]) for axis, option in options.items()}
@@ -93,12 +93,12 @@ def equations(config: RunConfig, model: GPT) -> list[dict[str, Any]]:
     factor = (
         {"off": "", "sqrt_d": "sqrt(d_model) ", "learned": "s "}.get(scale) if isinstance(scale, str) else f"{scale:g} "
     )
-    first = [f"x = {factor}E[token]" + (", s learned, sqrt(d_model) at first" if factor == "s " else "")]
+    first = [f"x = {factor}E[token]" + (", s learned, initially sqrt(d_model)" if factor == "s " else "")]
     first += ["x <- W x, from d_embed to d_model"] if resolved.d_embed != config.model.d_model else []
     first += ["x <- N(x), positions included"] if config.embed_norm else []
-    first += ["a learned token without a position stands before the text"] if config.sink_token else []
+    first += ["a learned token without a position comes before the text"] if config.sink_token else []
     normed = ", normed" if resolved.final_norm else ""
-    last = [f"logits = {'E' if config.tie_embeddings else 'W'} h, h what leaves the last block{normed}"]
+    last = [f"logits = {'E' if config.tie_embeddings else 'W'} h, h the output of the last block{normed}"]
     last += ["h <- W h first, from d_model to d_embed"] if resolved.d_embed != config.model.d_model else []
     last += [f"logits <- {config.logit_scale:g} logits"] if config.logit_scale != "off" else []
     last += ["logits <- logits + b"] if config.head_bias else []
@@ -131,7 +131,7 @@ def equations(config: RunConfig, model: GPT) -> list[dict[str, Any]]:
 
 
 def component_of(config: RunConfig, model: GPT) -> Callable[[str], str]:
-    """A function from the full name of a parameter or module to the component it belongs to."""
+    """A function that returns the component of a parameter or module, by its full name."""
     options = {axis: option for axis, (option, _) in chosen_options(config).items()}
     registries = (NORM, PLACEMENT, POSITION, ATTENTION, NORMALIZER, QK_NORM, GATE, FFN)
     kinds: dict[Any, str] = {registry.get(options[registry.axis].name): registry.axis for registry in registries}
@@ -139,7 +139,7 @@ def component_of(config: RunConfig, model: GPT) -> Callable[[str], str]:
     modules = dict(model.named_modules())
 
     def component(name: str) -> str:
-        component, at = name.partition(".")[0] or "head", ""  # the model itself multiplies by the head alone
+        component, at = name.partition(".")[0] or "head", ""  # the model's own products are those of the head
         for piece in name.split("."):
             at = f"{at}.{piece}".lstrip(".")
             component = kinds.get(type(modules.get(at)), component)
@@ -151,7 +151,7 @@ def component_of(config: RunConfig, model: GPT) -> Callable[[str], str]:
 
 
 def traced(model: GPT, context: int, rows: int) -> tuple[dict[str, int], dict[str, int]]:
-    """From forward passes: the width that each norm is given, FLOPs by module."""
+    """The width of each norm's input and the FLOPs by module, from forward passes."""
     widths: dict[str, int] = {}
     norms = tuple(NORM.get(name) for name in NORM.names())
 
@@ -167,7 +167,7 @@ def traced(model: GPT, context: int, rows: int) -> tuple[dict[str, int], dict[st
 
 
 def norm_sites(widths: dict[str, int]) -> list[dict[str, Any]]:
-    """Where norms stand: the module's name in its block, the width, and the blocks."""
+    """The sites of norms: the module's name in its block, the width, and the blocks."""
     sites: dict[tuple[str, int], list[int]] = {}
     for name, width in widths.items():
         layer = layer_of(name)
@@ -177,7 +177,7 @@ def norm_sites(widths: dict[str, int]) -> list[dict[str, Any]]:
 
 
 def totals(counts: dict[str, int], group: Callable[[str], str]) -> dict[str, int]:
-    """The sum of the counts of each group of names, the largest first, without those of 0."""
+    """The sum of the counts of each group of names, the largest first, without zeros."""
     sums: Counter[str] = Counter()
     for name, count in counts.items():
         sums[group(name)] += count
@@ -185,7 +185,7 @@ def totals(counts: dict[str, int], group: Callable[[str], str]) -> dict[str, int
 
 
 def initial_values(config: RunConfig, model: GPT) -> dict[str, Any]:
-    """Standard deviations by role, least and largest, with the placement's gain in them."""
+    """Smallest and largest standard deviation by role, including the placement's gain."""
     init = INIT.build(config.resolved.init, model.geometry)
     gains = model.init_gains
     roles, stds = parameter_roles(model), {}
@@ -204,7 +204,7 @@ def initial_values(config: RunConfig, model: GPT) -> dict[str, Any]:
 
 
 def kernels(model: GPT) -> list[dict[str, Any]]:
-    """Which layers compute attention how, and why so; and what takes that place on a GPU."""
+    """How each layer computes attention and why, and the kernel on a GPU."""
     layers: dict[tuple[str, str, str], list[int]] = {}
     context = model.geometry.context
     for name, module in model.named_modules():
@@ -221,7 +221,7 @@ def kernels(model: GPT) -> list[dict[str, Any]]:
 
 
 def automatic(config: RunConfig, model: GPT) -> list[dict[str, Any]]:
-    """Every key of the architecture that says `auto`: what it means here, and who says so or by which rule."""
+    """Every architecture key that is `auto`: its value here, and the option or rule that determines it."""
     resolved, own = config.resolved, dataclasses.fields(config)
     settings = [(f.name, getattr(config, f.name), f.metadata["meaning"]) for f in own if "meaning" in f.metadata]
     settings += [("model.head_dim", config.model.head_dim, "auto: d_model / n_heads")]
@@ -243,7 +243,7 @@ def attn_scale(model: GPT) -> float:
 
 
 def equivalent(config: RunConfig) -> list[dict[str, str]]:
-    """The options that are declared to be the same function as a chosen one, and when."""
+    """The options that are declared equal to a chosen one as functions, and when."""
     pairs = []
     for axis, (option, file) in chosen_options(config).items():
         name = f"{axis}={option.name}"

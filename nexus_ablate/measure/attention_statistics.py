@@ -1,7 +1,7 @@
 """Statistics of attention maps: pure functions, by head, in float32 and without unit.
 
-Shape letters: B batch, H heads, T queries, S keys. `first` is the column of token 0: before it are the keys without a
-query (a learned key, the normalizer's own), which every query sees. With a sink token, the sink token is token 0.
+Shape letters: B batch, H heads, T queries, S keys. `first` is the column of token 0. The columns before it are keys
+without a query (a learned key, the normalizer's own), which every query sees. A sink token counts as token 0.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ SINK_THRESHOLD = 0.3
 
 
 def shares(weight_BHTS: Tensor, own_key: bool) -> Tensor:
-    """Attention as shares of what each query gives: rows that sum to 1, or to 0 where nothing is given.
+    """Attention weights as shares: rows that sum to 1, or to 0 if all weights are 0.
 
     Args:
-        weight_BHTS: From a normalizer, whose rows need not sum to 1.
-        own_key: The normalizer has a key of its own, which takes what a row lacks to 1 and becomes the first column.
-            Without one, rows are divided by their sum, as Gu et al. 2024 (arXiv:2410.10781, section 7) compare
-            kernels that are no softmax.
+        weight_BHTS: From a normalizer; rows need not sum to 1.
+        own_key: Whether the normalizer has its own key, which becomes the first column, with 1 minus the sum of the
+            row. Otherwise rows are divided by their sum, as Gu et al. 2024 (arXiv:2410.10781, section 7) do to
+            compare kernels other than softmax.
     """
     weight_BHTS = weight_BHTS.float()
     total_BHT1 = weight_BHTS.sum(-1, keepdim=True)
@@ -33,7 +33,7 @@ def shares(weight_BHTS: Tensor, own_key: bool) -> Tensor:
 
 @statistic("map")
 def first_token_mass(share_BHTS: Tensor, first: int) -> Tensor:
-    """Share that queries 1 .. T - 1 give to token 0, mean over them and the batch, (H,).
+    """Share of attention from queries 1 .. T - 1 to token 0, mean over queries and batch, (H,).
 
     Uniform attention over the tokens gives (1/2 + ... + 1/T) / (T - 1): 0.059 at T = 64.
     """
@@ -63,10 +63,10 @@ for _k in (2, 3, 4):
 
 @statistic("map")
 def entropy(share_BHTS: Tensor, first: int) -> Tensor:
-    """-sum a ln a of each row over its largest possible value, mean over rows with a choice and the batch, (H,).
+    """-sum a ln a of each row divided by its largest possible value, mean over rows and batch, (H,).
 
-    1: uniform over all earlier tokens, 0: one key gets everything. The row of token i is divided by ln(keys before or
-    at i); rows with one key are left out. Zhai et al. 2023, arXiv:2303.06296.
+    1: uniform over all visible keys; 0: one key gets everything. The row of token i is divided by ln(keys before or at
+    i); rows with one key are left out. Zhai et al. 2023, arXiv:2303.06296.
     """
     T = share_BHTS.shape[2]
     keys_T = torch.arange(1 + first, T + 1 + first, device=share_BHTS.device)
@@ -77,15 +77,15 @@ def entropy(share_BHTS: Tensor, first: int) -> Tensor:
 
 @statistic("map")
 def front_mass(share_BHTS: Tensor, first: int) -> Tensor | None:
-    """Share given to the keys without a query (learned, or the normalizer's own), mean over queries, (H,)."""
+    """Share of attention to the keys without a query (learned, or the normalizer's own), mean over queries, (H,)."""
     return share_BHTS[..., :first].sum(-1).mean((0, 2)) if first else None
 
 
 @statistic("scores")
 def max_logit(score_BHTS: Tensor, seen_TS: Tensor) -> Tensor:
-    """Largest magnitude of a score, scaled and with its position bias, before the cap, among keys that are seen, (H,).
+    """Largest magnitude of a scaled score with position bias, before the cap, over visible keys, (H,).
 
-    Dehghani et al. 2023, arXiv:2302.05442: its growth is what breaks attention at high learning rates.
+    Dehghani et al. 2023, arXiv:2302.05442: its growth breaks attention at high learning rates.
     """
     return score_BHTS.float().abs().masked_fill(~seen_TS, 0).amax((0, 2, 3))
 

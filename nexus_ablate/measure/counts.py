@@ -16,7 +16,7 @@ from nexus_ablate.axes.roles import EMBEDDINGS, parameter_roles
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.model import countable_model
 
-PEAK_FLOPS = {  # dense bf16 matrix products a second, from the makers' data sheets
+PEAK_FLOPS = {  # FLOPs per second of dense bf16 matrix products, from the makers' data sheets
     "H200": 989e12,
     "H100": 989e12,
     "A100": 312e12,
@@ -28,7 +28,7 @@ PEAK_FLOPS = {  # dense bf16 matrix products a second, from the makers' data she
 
 
 def parameters(model: nn.Module) -> tuple[int, int]:
-    """All parameters, and those that are not in tables (embedding, tied head, learned positions)."""
+    """Number of parameters: all, and those outside tables (embedding, tied head, learned positions)."""
     roles = parameter_roles(model)
     sizes = {name: p.numel() for name, p in model.named_parameters()}
     return sum(sizes.values()), sum(n for name, n in sizes.items() if roles[name] not in EMBEDDINGS)
@@ -37,9 +37,9 @@ def parameters(model: nn.Module) -> tuple[int, int]:
 def flops_per_token(config: RunConfig, vocab_size: int) -> float:
     """Training FLOPs of one token of a run: three times the forward matrix products.
 
-    The backward pass multiplies each matrix twice. Attention is counted as the plain path does it, all T x T scores;
-    norms and activations are not counted. What a micro-batch computes once for all its sequences, such as FIRE's map of
-    distances, is shared among its tokens.
+    The backward pass multiplies each matrix twice. Attention counts all T x T scores, as in the plain path; norms and
+    activations are not counted. Work that a micro-batch does once for all its sequences, such as FIRE's function of
+    distances, is divided among its tokens.
     """
     rows, context = config.train.batch_size, config.model.context
     return 3 * sum(flops_by_module(countable_model(config, vocab_size), context, rows).values()) / (rows * context)
@@ -48,7 +48,7 @@ def flops_per_token(config: RunConfig, vocab_size: int) -> float:
 class _Products(TorchDispatchMode):
     """Counts the FLOPs of matrix products inside its `with`.
 
-    PyTorch's own FlopCounterMode does more and imports the compiler, which takes two seconds of every start.
+    PyTorch's own FlopCounterMode imports the compiler, which takes two seconds at every start.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class _Products(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # True would import the compiler in order to tell it to stay away
+        return False  # True would import the compiler only to disable it
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
@@ -67,10 +67,10 @@ class _Products(TorchDispatchMode):
 
 
 def flops_by_module(model: nn.Module, context: int, rows: int) -> dict[str, int]:
-    """Forward FLOPs of so many sequences, each counted once, for the innermost module at work; its full name.
+    """Forward FLOPs of `rows` sequences, by the full name of the innermost module that does them.
 
-    They go through the plain path where the model is. What one sequence costs and what all of them share is known from
-    passes with one and with two.
+    Uses the plain path on the model's device. Passes with one and with two sequences give the FLOPs per sequence and
+    those shared by all.
     """
     one, two = (_forward_flops(model, context, few) for few in (1, 2))
     return {name: flops + (rows - 1) * (two[name] - flops) for name, flops in one.items()}
@@ -78,7 +78,7 @@ def flops_by_module(model: nn.Module, context: int, rows: int) -> dict[str, int]
 
 def _forward_flops(model: nn.Module, context: int, rows: int) -> dict[str, int]:
     spent: Counter[str] = Counter()
-    at_work: list[list[int]] = []  # FLOPs before each module that has begun, and those of the modules it called
+    at_work: list[list[int]] = []  # per running module: FLOPs before it started, and those of modules that it called
     products = _Products()
 
     def begin(module: nn.Module, inputs: object) -> None:
@@ -112,5 +112,5 @@ def _forward_flops(model: nn.Module, context: int, rows: int) -> dict[str, int]:
 
 
 def peak_flops(device_name: str) -> float | None:
-    """The device's bf16 peak where it is known, else None."""
+    """The device's bf16 peak in FLOPs per second, or None if unknown."""
     return next((peak for name, peak in PEAK_FLOPS.items() if name in device_name), None)

@@ -1,4 +1,4 @@
-"""What only the course of a run shows: loss spikes and onsets, from the rows of its metrics. Imports no torch."""
+"""Loss spikes and onsets, computed from all rows of a run's metrics. Doesn't import torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 ONSETS = {"attn/sink_rate": 0.1, "act/resid/max_over_median": 1000.0}
-"""What counts as begun: one in ten (sequence, layer, head) is a sink; an entry of the residual stream is massive."""
+"""Thresholds of onsets: a tenth of all (sequence, layer, head) are sinks; the residual stream has a massive entry."""
 
 SCORED = ("train/loss", "grad_norm/global")
 FINAL = {
@@ -18,11 +18,11 @@ FINAL = {
 """What the summary calls the mean of a metric over the last tenth of the steps."""
 
 KEPT = ("step", "tokens", *FINAL.values(), *ONSETS)
-"""What the functions here need of a row."""
+"""The metrics of a row that these functions use."""
 
 
 def onsets(rows: Sequence[Mapping[str, Any]], thresholds: Mapping[str, float] = ONSETS) -> dict[str, dict[str, int]]:
-    """Step and tokens at which a metric was first seen at its threshold or above; absent where it never was."""
+    """Step and tokens at which a metric was first measured at or above its threshold; absent if it never was."""
     first = {}
     for name, threshold in thresholds.items():
         row = next((row for row in rows if (row.get(name) or -math.inf) >= threshold), None)
@@ -32,19 +32,19 @@ def onsets(rows: Sequence[Mapping[str, Any]], thresholds: Mapping[str, float] = 
 
 
 def spike_score(values: Sequence[float], window: int = 128, deviations: float = 6.0) -> float | None:
-    """Share of values above mean + `deviations` standard deviations of the `window` before them; None: none to judge.
+    """Share of values above mean + `deviations` standard deviations of the previous `window`; None with too few values.
 
-    OLMo-core's stability monitor: one-sided, population deviation, the value itself left out of the window, no spike
-    where the deviation is under 1e-10. Leave warm-up out of `values`.
+    OLMo-core's stability monitor: one-sided, population standard deviation, a window that excludes the value itself, no
+    spike if the deviation is below 1e-10. `values` should exclude warm-up.
     """
     return _spikes(values, window, deviations, two_sided=False, judged_in_window=False)
 
 
 def spike_score_olmo2(values: Sequence[float], window: int = 1000, deviations: float = 7.0) -> float | None:
-    """Share of values `deviations` standard deviations or more from the mean of the last `window`; None: none to judge.
+    """Share of values at least `deviations` standard deviations from the mean of the last `window`; None with too few.
 
-    OLMo Team 2025, arXiv:2501.00656, section 3.2: two-sided. The paper does not say over what the deviation is taken;
-    here over the same window, which ends with the value itself.
+    OLMo Team 2025, arXiv:2501.00656, section 3.2: two-sided. The paper doesn't define the window of the deviation; here
+    it is the same window, which ends with the value itself.
     """
     return _spikes(values, window, deviations, two_sided=True, judged_in_window=True)
 
@@ -60,7 +60,7 @@ def final_means(rows: Sequence[Mapping[str, Any]], steps: int) -> dict[str, floa
 
 
 def spike_scores(rows: Sequence[Mapping[str, Any]], warmup: int) -> dict[str, float]:
-    """Both scores of the logged losses and gradient norms after warm-up; absent where too few were logged."""
+    """Both scores of the logged losses and gradient norms after warm-up; absent if too few were logged."""
     results = {}
     for name in SCORED:
         values = [row[name] for row in rows if row["step"] > warmup and row.get(name) is not None]

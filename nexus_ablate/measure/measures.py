@@ -1,9 +1,9 @@
 """Every number that a run can produce: its name, unit, definition, source, direction and where it is measured.
 
-`docs/metrics.md`, the panels and summaries on W&B, and the columns of comparisons take what they say of a measure from
-this table. It computes nothing and imports no torch.
+`docs/metrics.md`, the panels and summaries on W&B, and the columns of comparisons are generated from this table. It
+computes nothing and doesn't import torch.
 
-A name may hold placeholders, `attn/{block}/sink_rate`; PLACEHOLDERS says what they stand for.
+A name may have placeholders, as in `attn/{block}/sink_rate`; PLACEHOLDERS defines them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PLACEHOLDERS = {
     "scheme": (r"[a-z]\w*", "a scheme of the table below"),
     "change": (r"before|(?:massive|sink)_\w+", "`before`, or a change of the list below"),
 }  # fmt: skip
-"""What a placeholder matches, and what it stands for."""
+"""The regular expression and the meaning of each placeholder."""
 
 
 @dataclass(frozen=True)
@@ -44,21 +44,21 @@ class Measure:
     """One number, or one list of numbers.
 
     Attributes:
-        name: With placeholders.
-        unit: "" is a ratio or a share.
-        definition: What it is, in a sentence.
+        name: The name with placeholders.
+        unit: The unit; "" for a ratio or a share.
+        definition: Its definition in a sentence.
         where: Where it is measured: `step` (a row of metrics.jsonl), `standard` or `full` (a probe of this level:
             probes.jsonl), `summary` (summary.json), or the name of an evaluation.
         better: `lower`, `higher` or "" (neither).
-        log: Whether it is read on a logarithmic scale.
+        log: Whether plots use a logarithmic scale.
         source: The paper that defines it.
-        whole: How the figure of the whole model, whose name lacks `/{block}`, is made of those of blocks and heads: its
-            rows are in metrics.jsonl and summary.json. "": there is none.
+        whole: How the whole model's figure is computed from those of blocks and heads; "" if there is none. Its name
+            has no `/{block}`, and it is in metrics.jsonl and summary.json.
         only: The condition under which it exists.
         title: A few words for a panel or a picture.
-        panel: The section of W&B's workspace that shows it over training, by its whole model's figure.
+        panel: The section of the W&B workspace that plots the whole model's figure over training.
         heat_map: Whether pictures show it by block and step.
-        most: The largest value that there can be, where a picture ends its scale there.
+        most: The end of a picture's scale, if the measure has a largest possible value.
     """
 
     name: str
@@ -77,7 +77,7 @@ class Measure:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Its name, and that of the whole model's figure where there is one."""
+        """Its name, and that of the whole model's figure if there is one."""
         whole = self.name.replace("/{block}", "").replace("{site}", "resid")
         return (self.name, whole) if self.whole else (self.name,)
 
@@ -124,7 +124,7 @@ SECTIONS: dict[str, tuple[Measure, ...]] = {
         Measure("params_non_embedding", "", "parameters without tables of tokens and positions", SUMMARY),
         Measure("flops_per_token", "FLOPs", "training FLOPs per token", SUMMARY),
         Measure("steps", "steps", "optimizer steps taken", SUMMARY),
-        Measure("seconds_{task}", "s", "time for what is not training", SUMMARY),
+        Measure("seconds_{task}", "s", "time for activities other than training steps", SUMMARY),
         Measure("device", "text", "the device that computed", SUMMARY),
         Measure("processor", "text", "the CPU that computed", SUMMARY, only="train.device=cpu"),
         Measure("threads", "", "CPU threads", SUMMARY),
@@ -134,60 +134,60 @@ SECTIONS: dict[str, tuple[Measure, ...]] = {
         Measure("graph_breaks", "", "graph breaks in them", SUMMARY, "lower"),
         Measure("eval_hash", HASH, "over the tokens of the validation windows", SUMMARY),
         Measure("probe_hash", HASH, "over the tokens of the probe batch", SUMMARY, only="probe=standard or full"),
-        Measure("arm_hash", HASH, "over everything that can change the result but the seed", SUMMARY),
+        Measure("arm_hash", HASH, "over everything that can change the result, except the seed", SUMMARY),
         Measure("init_hash", HASH, "over the standard normal numbers behind the initial values", SUMMARY),
         Measure("spike_score/{metric}", "", "share of logged values after warm-up above mean + 6 standard deviations of the 128 before them", SUMMARY, "lower", source="OLMo-core's stability monitor", only="more than 128 logged values after warm-up"),
         Measure("spike_score_olmo2/{metric}", "", "share 7 standard deviations or more from the mean of the last 1000, either side; the deviation is taken over the same 1000", SUMMARY, "lower", source="arXiv:2501.00656, section 3.2", only="1000 logged values after warm-up"),
-        Measure("onsets/{onset}/step", "steps", "when `attn/sink_rate` was first seen at 0.1, or `act/resid/max_over_median` at 1000", SUMMARY, only="it was"),
+        Measure("onsets/{onset}/step", "steps", "first step at which `attn/sink_rate` reached 0.1, or `act/resid/max_over_median` 1000", SUMMARY, only="runs in which it did"),
         Measure("onsets/{onset}/tokens", "tokens", "the same in tokens", SUMMARY, only="it was"),
     ),
     "activations": (
         Measure("act/{block}/{site}/rms", "", "root of the mean square of all entries", STANDARD, whole="largest, of `resid`"),
         Measure("act/{block}/{site}/kurtosis_token", "", "E[(x - mean)^4] / var^2 over the width of a token, mean over tokens; 3 (D-1)/(D+1) for a Gaussian", STANDARD, log=True, whole="largest, of `resid`", title="kurtosis of the residual stream", panel="outliers", heat_map=True),
-        Measure("act/{block}/resid/max_over_median", "", "largest over median magnitude of a sequence, mean over sequences", STANDARD, log=True, source="arXiv:2402.17762", whole="largest", title="largest over median magnitude of the residual stream", panel="outliers", heat_map=True),
+        Measure("act/{block}/resid/max_over_median", "", "largest magnitude of a sequence divided by its median, mean over sequences", STANDARD, log=True, source="arXiv:2402.17762", whole="largest", title="largest over median magnitude of the residual stream", panel="outliers", heat_map=True),
         Measure("act/{block}/resid/mean_over_rms", "", "magnitude of a token's mean over its width, over its RMS, mean over tokens: what LayerNorm subtracts; sqrt(2 / (pi D)) for a Gaussian", STANDARD, whole="mean", title="mean over RMS of the residual stream", panel="outliers"),
         Measure("act/{block}/resid/first_norm_ratio", "", "norm of the first token over the mean norm of the others, mean over sequences", STANDARD, log=True, source="arXiv:2410.10781", whole="largest", title="norm of the first token over the others'", panel="sinks"),
         Measure("act/{block}/{site}/max_abs", "", "largest magnitude", STANDARD, log=True, whole="largest, of `resid`", title="largest activation", panel="outliers"),
-        Measure("act/resid/growth", "", "RMS of the last block's residual stream over the first's", (*STEP, *SUMMARY), only="probe=standard or full"),
+        Measure("act/resid/growth", "", "RMS of the residual stream after the last block divided by that after the first", (*STEP, *SUMMARY), only="probe=standard or full"),
         Measure("act/{block}/resid/kurtosis_sequence", "", "`kurtosis_token` over all T x D entries of a sequence", FULL, log=True, whole="largest"),
         Measure("act/{block}/resid/kurtosis_channel", "", "mean(s^4) / mean(s^2)^2, s the RMS of a channel: 1 (all equal) to D (one holds all)", FULL, log=True, source="arXiv:2405.19279", whole="largest"),
         Measure("act/{block}/resid/massive_count", "entries per sequence", "entries of at least 1000 times the median magnitude", FULL, source="arXiv:2402.17762", whole="largest"),
         Measure("act/{block}/resid/massive_count_strict", "entries per sequence", "those that exceed 100 too, as published; depends on the scale of the residual stream", FULL, source="arXiv:2402.17762", whole="largest"),
         Measure("act/{block}/resid/top_magnitudes", "", "the three largest magnitudes, then the median; mean over sequences", FULL, log=True, source="the authors' script"),
-        Measure("act/{block}/resid/top_channel", "index", "channel of the largest entry of a sequence, the commonest over sequences", FULL),
-        Measure("act/{block}/resid/top_position", "index", "position of the largest entry of a sequence, the commonest over sequences", FULL),
-        Measure("act/{block}/resid/top_channel_agreement", "", "share of sequences that have it in that channel: 1 is \"whatever the input\"", FULL, whole="mean"),
+        Measure("act/{block}/resid/top_channel", "index", "channel of the largest entry of a sequence, the most common over sequences", FULL),
+        Measure("act/{block}/resid/top_position", "index", "position of the largest entry of a sequence, the most common over sequences", FULL),
+        Measure("act/{block}/resid/top_channel_agreement", "", "share of sequences that have it in that channel: 1 means the same channel for every input", FULL, whole="mean"),
         Measure("act/{block}/resid/top_position_agreement", "", "share of sequences that have it at that position", FULL, whole="mean"),
         Measure("act/{block}/resid/top_on_first", "", "share of sequences whose largest entry is on the first token", FULL, whole="mean"),
         Measure("act/{block}/resid/top_on_{kind}", "", "share of sequences whose largest entry is on such a token, counted under the first kind that fits", FULL, whole="mean"),
         Measure("act/{block}/resid/cosine", "", "cosine between the residual stream before and after the block, mean over tokens", FULL, whole="mean"),
-        Measure("act/{block}/{branch}/branch_ratio", "", "norm of the branch's output over norm of the residual stream that enters the block, mean over tokens", FULL, whole="mean"),
+        Measure("act/{block}/{branch}/branch_ratio", "", "norm of the branch's output divided by that of the residual stream that enters the block, mean over tokens", FULL, whole="mean"),
         Measure("act/bondarenko_kurtosis", "", "E[(x - mean)^4] / (s^4 + 1e-6) with the unbiased s, mean over rows and tensors (below)", (*FULL, *STEP, *SUMMARY), log=True, source="arXiv:2306.12929"),
         Measure("act/bondarenko_kurtosis_max", "", "the same of the tensor where it is largest", (*FULL, *STEP, *SUMMARY), log=True, source="arXiv:2306.12929"),
         Measure("act/bondarenko_inf_norm", "", "mean over rows of the largest magnitude, the largest over the tensors", (*FULL, *STEP, *SUMMARY), log=True, source="arXiv:2306.12929"),
     ),
     "attention": (
-        Measure("attn/{block}/first_token_mass", "", "share that queries 1 .. T-1 give to token 0, mean; uniform attention: 0.059 at T = 64", STANDARD, whole="mean", title="attention to the first token", panel="sinks", heat_map=True, most=1.0),
+        Measure("attn/{block}/first_token_mass", "", "share of attention from queries 1 .. T-1 to token 0, mean; uniform attention: 0.059 at T = 64", STANDARD, whole="mean", title="attention to the first token", panel="sinks", heat_map=True, most=1.0),
         Measure("attn/{block}/sink_rate", "", "share of sequences in which token 0 gets more than 0.3, mean over all queries that see it", STANDARD, source="arXiv:2410.10781, Eq. 3", whole="mean", title="sink rate", panel="sinks"),
         Measure("attn/{block}/sink_rate_2", "", "the same of the second token", FULL, source="arXiv:2410.10781, Eq. 3", whole="mean"),
         Measure("attn/{block}/sink_rate_3", "", "the same of the third token", FULL, source="arXiv:2410.10781, Eq. 3", whole="mean"),
         Measure("attn/{block}/sink_rate_4", "", "the same of the fourth token", FULL, source="arXiv:2410.10781, Eq. 3", whole="mean"),
-        Measure("attn/{block}/entropy", "", "-sum a ln a over the largest that the row can have: 1 uniform, 0 one key; rows with one key left out", STANDARD, source="arXiv:2303.06296", whole="mean", title="attention entropy (uniform 1)", panel="sinks", heat_map=True, most=1.0),
-        Measure("attn/{block}/front_mass", "", "share given to keys without a query: that of `kv_bias`, or the normalizer's own", STANDARD, whole="mean", only="kv_bias, or a normalizer with a key of its own"),
-        Measure("attn/{block}/max_logit", "", "largest magnitude of a scaled score with its position bias, before the cap, among keys that are seen", STANDARD, source="arXiv:2302.05442", whole="largest", title="largest attention logit", panel="outliers"),
+        Measure("attn/{block}/entropy", "", "-sum a ln a divided by the row's largest possible value: 1 uniform, 0 one key; rows with one key are left out", STANDARD, source="arXiv:2303.06296", whole="mean", title="attention entropy (uniform 1)", panel="sinks", heat_map=True, most=1.0),
+        Measure("attn/{block}/front_mass", "", "share of attention to keys without a query: that of `kv_bias`, or the normalizer's own", STANDARD, whole="mean", only="kv_bias, or a normalizer with a key of its own"),
+        Measure("attn/{block}/max_logit", "", "largest magnitude of a scaled score with its position bias, before the cap, over visible keys", STANDARD, source="arXiv:2302.05442", whole="largest", title="largest attention logit", panel="outliers"),
         Measure("attn/{block}/score_at/{distance}", "", "mean scaled score with its position bias, before the cap, of a query and a key so many tokens before it; token 0 and keys that a window hides left out", FULL, whole="mean"),
         Measure("attn/{block}/{vector}/first_norm_ratio", "", "norm of the first token's vector, with its position, over the mean norm of the others', mean over sequences", STANDARD, log=True, source="arXiv:2410.10781", whole="mean", title="norm of the first token's query, key and value over the others'", panel="sinks"),
     ),
     "gates and output": (
         Measure("gate/{block}/mean", "", "mean gate score", STANDARD, whole="mean", only="gates that multiply"),
-        Measure("gate/{block}/closed", "", "share of scores of magnitude 0.1 at most", STANDARD, whole="mean", only="gates that multiply"),
+        Measure("gate/{block}/closed", "", "share of scores with a magnitude of at most 0.1", STANDARD, whole="mean", only="gates that multiply"),
         Measure("logits/log_sum_exp", "nats", "ln sum exp of the logits, mean over tokens", (*STANDARD, *STEP, *SUMMARY)),
         Measure("logits/max_abs", "", "largest logit magnitude", (*STANDARD, *STEP, *SUMMARY)),
     ),
     "weights": (
         Measure("weight/{block}/{matrix}/rms", "", "RMS of the entries", FULL),
         Measure("weight/{block}/{matrix}/spectral_norm", "", "largest singular value, by 24 Lanczos steps: at most 0.1% too small", FULL, whole="largest"),
-        Measure("update_ratio/{block}/{matrix}", "", "norm of the optimizer's last change, decay included, over the norm before it", FULL, log=True, whole="mean"),
+        Measure("update_ratio/{block}/{matrix}", "", "norm of the optimizer's last change, decay included, divided by the weight's norm before it", FULL, log=True, whole="mean"),
     ),
     "extrapolation": (
         Measure("extrapolation/non_overlapping/{factor}", NATS, "loss in windows of that length, which begin where validation windows do; at 1 the validation loss", ("extrapolation",), "lower", only="the length is defined"),
@@ -201,9 +201,9 @@ SECTIONS: dict[str, tuple[Measure, ...]] = {
         Measure("streaming/kept_tokens", "tokens", "first tokens that are kept", ("streaming",)),
         Measure("streaming/text_tokens", "tokens", "length of a text", ("streaming",)),
         Measure("streaming/loss_before", NATS, "loss until the cache is full", ("streaming",), "lower"),
-        Measure("streaming/loss_kept", NATS, "loss behind the filled cache with the first tokens kept", ("streaming",), "lower", source="arXiv:2309.17453"),
-        Measure("streaming/loss_dropped", NATS, "the same without", ("streaming",), "lower", source="arXiv:2309.17453"),
-        Measure("streaming/difference", NATS, "`loss_dropped` minus `loss_kept`: what the model owes to its first tokens", ("streaming",), "lower"),
+        Measure("streaming/loss_kept", NATS, "loss after the cache is full, with the first tokens kept", ("streaming",), "lower", source="arXiv:2309.17453"),
+        Measure("streaming/loss_dropped", NATS, "loss after the cache is full, without keeping them", ("streaming",), "lower", source="arXiv:2309.17453"),
+        Measure("streaming/difference", NATS, "`loss_dropped` minus `loss_kept`: the model's dependence on its first tokens", ("streaming",), "lower"),
     ),
     "quantization": (
         Measure("quantization/loss", NATS, "loss in float", ("quantization",), "lower"),
@@ -214,7 +214,7 @@ SECTIONS: dict[str, tuple[Measure, ...]] = {
     ),
     "intervention": (
         Measure("intervention/threshold", "", "entries of this many times the median magnitude of their sequence are changed", ("intervention",), log=True),
-        Measure("intervention/massive", "", "whether an entry reaches 1000 times the median; else the threshold is what one in a thousand reaches", ("intervention",)),
+        Measure("intervention/massive", "", "whether an entry reaches 1000 times the median; otherwise the threshold is what one entry in a thousand reaches", ("intervention",)),
         Measure("intervention/entries_per_sequence", "entries per sequence", "entries that are changed", ("intervention",)),
         Measure("intervention/{change}/loss", NATS, "loss under a change", ("intervention",), "lower", source="arXiv:2402.17762"),
         Measure("intervention/{change}/gap", NATS, "that minus the loss before it", ("intervention",)),
@@ -242,9 +242,9 @@ def table(section: str) -> str:
 
 
 def measure_of(name: str) -> Measure | None:
-    """The measure of a name as runs write it; None where no row has it, as in a run of an older version.
+    """The measure of a name as written by runs; None if the table doesn't have it, as for runs of an older version.
 
-    The keys in the name of an evaluation, `streaming:kept:8/loss_kept`, are left out.
+    Ignores keys in the name of an evaluation, such as `streaming:kept:8/loss_kept`.
     """
     name = re.sub(r"^(\w+):[^/]*", r"\1", name)
     return next((measure for pattern, measure in _patterns() if pattern.fullmatch(name)), None)
@@ -263,7 +263,7 @@ def whole_of(name: str) -> tuple[str, str] | None:
 
 
 def find(name: str) -> Measure:
-    """The measure of a name: as runs write it, or as the table does, with placeholders.
+    """The measure of a name, as written by runs or with placeholders as in the table.
 
     Raises:
         ConfigError: There is none.
@@ -280,7 +280,7 @@ def _names() -> Iterator[str]:
 
 @cache
 def _patterns() -> list[tuple[re.Pattern[str], Measure]]:
-    """Those without placeholders first."""
+    """Regular expressions of all names, those without placeholders first."""
     pairs = [(name, measure) for measure in MEASURES for name in measure.names]
     pairs.sort(key=lambda pair: pair[0].count("{"))
     return [(re.compile(expression(name)), measure) for name, measure in pairs]

@@ -1,7 +1,7 @@
-"""The probe: an eager, no-grad pass of the uncompiled model over a fixed batch, with hooks that live only in a `with`.
+"""The probe: an eager, no-grad pass of the uncompiled model over a fixed batch, with temporary hooks.
 
-It leaves no trace: parameters, gradients, buffers, random states and the next loss are bit-identical with and without.
-It evaluates STATISTICS; the names of what it finds are in measures.py and docs/metrics.md.
+It has no side effects: parameters, gradients, buffers, random states and the next loss are bit-identical with and
+without it. It evaluates STATISTICS; measures.py and docs/metrics.md define the names of the results.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from nexus_ablate.measure.statistics import SITES, STATISTICS
 from nexus_ablate.measure.weight_statistics import matrix_figures
 
 Found = dict[str, Any]
-"""Figures by name: a number, or a list of one number a head."""
+"""Figures by name: a number, or a list with one number per head."""
 
 
 def due(step: int, every: int) -> bool:
-    """Whether a probe falls on this step: powers of two, and every `every` steps."""
+    """Whether a probe is due at this step: at powers of two, and every `every` steps."""
     return step > 0 and (step & (step - 1) == 0 or step % every == 0)
 
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """No dropout, no gradients, no update of running statistics; the mode that was there comes back."""
+    """No dropout, no gradients, no update of running statistics inside the `with`; then the earlier mode again."""
     training = model.training
     model.eval()
     try:
@@ -43,7 +43,7 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def hooks() -> Iterator[list[Any]]:
-    """A list for the handles of hooks; what is in it is removed at the end."""
+    """A list for the handles of hooks, which are removed at the end."""
     handles: list[Any] = []
     try:
         yield handles
@@ -55,15 +55,15 @@ def hooks() -> Iterator[list[Any]]:
 def probe(
     model: nn.Module, tokens_BT: Tensor, full: bool = False, kinds: Mapping[str, Collection[int]] | None = None
 ) -> Found:
-    """One probe: `act/block_000/resid/rms` and so on for every block, site and statistic.
+    """Take one probe: `act/block_000/resid/rms` and so on, for every block, site and statistic.
 
     Sites are the residual stream after the block (`resid`) and the output of each branch (`attn`, `ffn`).
 
     Args:
         model: The uncompiled model (hooks on a compiled one never fire).
         tokens_BT: The probe batch.
-        full: The whole panel.
-        kinds: Kinds of tokens by name (`newline`: its ids), for a full probe to say which carry the largest entries.
+        full: Whether to evaluate the statistics of a full probe too.
+        kinds: Token ids by kind (such as `newline`). A full probe reports which kind has the largest entries.
     """
     seen: dict[str, Tensor] = {}
     bondarenko = _Bondarenko()
@@ -81,13 +81,13 @@ def probe(
 
 
 def matrix_probe(model: nn.Module, update_ratios: Mapping[str, Tensor]) -> Found:
-    """What a full probe adds of the weights (see `matrix_figures`), and the last step's updates over weights."""
+    """The weights' part of a full probe: `matrix_figures`, and the update ratios of the last step."""
     with torch.no_grad():
         return _numbers({**matrix_figures(model), **update_ratios})
 
 
 class _Block:
-    """What a probe looks at in one block: hooks that put statistics into `seen` and let the tensors go."""
+    """The hooks on one block, which put statistics into `seen` and keep no tensors."""
 
     def __init__(
         self, name: str, block: Any, seen: dict[str, Tensor], full: bool, text: tuple[Tensor, Mapping[str, Any]]
@@ -96,7 +96,7 @@ class _Block:
         self.entering: Tensor | None = None
 
     def hooks(self) -> list[Any]:
-        """Activations at each site, the attention map, gate scores."""
+        """Hooks for the activations at each site, the attention map and gate scores."""
         handles = [
             self.block.attn.register_forward_hook(self._branch("attn")),
             self.block.ffn.register_forward_hook(self._branch("ffn")),
@@ -144,7 +144,7 @@ def take(
     """Put every statistic of a site into `seen`, under its name.
 
     Args:
-        inputs: What statistics may need besides the tensor; see `statistic`.
+        inputs: The further inputs of statistics; see `statistic`.
     """
     for statistic in STATISTICS:
         if site not in statistic.sites or (statistic.full and not full):
@@ -158,12 +158,12 @@ def take(
 
 
 class _Bondarenko:
-    """The outlier figures of Bondarenko et al. 2023 (arXiv:2306.12929) over the tensors that their OPT script hooks.
+    """The outlier figures of Bondarenko et al. 2023 (arXiv:2306.12929), over the same tensors as in their OPT script.
 
-    Output of the final norm, each block, each FFN, each FFN norm, each attention and each attention norm: 5L + 1
-    tensors, fewer where the placement has fewer norms. A row is a sequence; of an FFN and its norm a token, as the
-    reshape in the authors' model makes it. An FFN norm that follows an addition to the residual stream, as in
-    post-norm, comes after the end of that reshape there, so its rows are sequences.
+    These are the outputs of the final norm and of each block, FFN, FFN norm, attention and attention norm: 5L + 1
+    tensors, or fewer if the placement has fewer norms. A row is a sequence, but for an FFN and its norm a token, since
+    the authors' model reshapes there. An FFN norm that follows an addition to the residual stream, as in post-norm,
+    comes after that reshape has ended, so its rows are sequences.
     """
 
     def __init__(self) -> None:
@@ -186,7 +186,7 @@ class _Bondarenko:
         ]
 
     def norm_hooks(self, *norms: tuple[nn.Module | None, Callable[..., None]]) -> list[Any]:
-        """Hooks on the norms that there are; one that was left out is an identity."""
+        """Hooks on the norms that exist; a missing norm is an identity module."""
         return [n.register_forward_hook(hook) for n, hook in norms if n is not None and not isinstance(n, nn.Identity)]
 
     def by_sequence(self, module: nn.Module, inputs: Any, output: Tensor) -> None:
@@ -211,9 +211,9 @@ class _Bondarenko:
 
 
 def _numbers(seen: Mapping[str, Tensor]) -> Found:
-    """Tensors of at most one axis as numbers and lists, with one transfer from the device."""
+    """Scalars and vectors as numbers and lists, with one transfer from the device."""
     flat = torch.cat([value.detach().float().reshape(-1) for value in seen.values()]).tolist()
-    flat = [float(f"{number:.7g}") for number in flat]  # what a float32 holds, so that rows stay short
+    flat = [float(f"{number:.7g}") for number in flat]  # float32 precision, so that rows stay short
     numbers, start = {}, 0
     for name, value in seen.items():
         numbers[name] = flat[start : start + len(value)] if value.ndim else flat[start]
@@ -242,6 +242,6 @@ def model_figures(probed: Found) -> dict[str, float]:
 
 
 def over_blocks(probed: Found, name: str) -> list[Any]:
-    """The values of `attn/entropy` at `attn/block_000/entropy`, `attn/block_001/entropy` ..."""
+    """The values of `attn/entropy` in all blocks: `attn/block_000/entropy`, `attn/block_001/entropy` ..."""
     area, _, rest = name.partition("/")
     return [value for key, value in probed.items() if key.startswith(f"{area}/block_") and key.split("/", 2)[2] == rest]

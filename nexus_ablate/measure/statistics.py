@@ -17,9 +17,9 @@ from torch import Tensor
 MASSIVE_RATIO = 1000.0
 """A massive activation is this many times the median magnitude. Sun et al. 2024, arXiv:2402.17762, section 2."""
 MASSIVE_SIZE = 100.0
-"""And, in the strict form, larger than this: a threshold that depends on the scale of the residual stream."""
+"""In the strict form it is also larger than this, a threshold that depends on the scale of the residual stream."""
 CLOSED_GATE = 0.1
-"""A gate score of at most this magnitude counts as closed."""
+"""A gate counts as closed if the magnitude of its score is at most this."""
 
 SITES = {
     "resid": "act/{block}/resid",
@@ -34,11 +34,11 @@ SITES = {
     "logits": "logits",
     "matrix": "weight/{matrix}",
 }
-"""Where a statistic may look, and what its name begins with there.
+"""The sites of statistics, and the prefix of their names.
 
 `resid` is the residual stream after a block, `attn` and `ffn` are the outputs of its branches, `scores` the scaled
-scores of attention before cap and mask, `map` its shares, `query`, `key` and `value` what it reads by head, with
-positions, `gate` the scores of a gate that multiplies, `matrix` a matrix of a block.
+attention scores before cap and mask, `map` the attention shares, `query`, `key` and `value` the input of attention by
+head, with positions, `gate` the scores of a multiplying gate, `matrix` a matrix of a block.
 """
 
 
@@ -58,7 +58,7 @@ class Statistic:
 
 
 STATISTICS: list[Statistic] = []
-"""What probes measure, in the order of registration."""
+"""The statistics that probes evaluate, in the order of registration."""
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -66,18 +66,19 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 def statistic(*sites: str, name: str = "", full: bool = False) -> Callable[[_Function], _Function]:
     """Decorator: probes evaluate the function at these sites. It has a row in `measures.py` too.
 
-    The function returns a number, one number per head, numbers by the end of their names, or None where it is not
-    defined. Its first argument is the tensor of the site. A further one without a default is given by its name:
+    The function returns a number, one number per head, numbers by the end of their names, or None if it isn't defined.
+    Its first argument is the tensor of the site. Further arguments without a default are passed by name:
 
-        stream_BTD        the residual stream that enters the block, at `resid`, `attn` and `ffn` of a full probe
-        tokens_BT, kinds  the probe batch, and token ids by kind; `sink` 1 where a sink token is before them; `resid`
-        first             the place of token 0 among tokens or keys; `resid`, `scores`, `map`, `query`, `key`, `value`
-        seen_TS           which query sees which key; `scores`
+        stream_BTD        the residual stream that enters the block; at `resid`, `attn` and `ffn` of a full probe
+        tokens_BT, kinds  the probe batch, and token ids by kind; at `resid`
+        sink              1 if a sink token precedes the text, else 0; at `resid`
+        first             index of token 0 among tokens or keys; at `resid`, `scores`, `map`, `query`, `key` or `value`
+        seen_TS           which query sees which key; at `scores`
 
     Args:
-        sites: Of SITES.
-        name: The last part of its metric's name, if it isn't the function's; its beginning, if there are several.
-        full: Only of full probes.
+        sites: Some of SITES.
+        name: The last part of its metric's name, or the start of several names. Default: the function's name.
+        full: Whether only full probes evaluate it.
     """
 
     def add(function: _Function) -> _Function:
@@ -103,7 +104,7 @@ def max_abs(x: Tensor) -> Tensor:
 
 @statistic("resid")
 def max_over_median(x_BTD: Tensor) -> Tensor:
-    """Largest magnitude over the median magnitude of one sequence's hidden state, mean over the batch; no unit.
+    """Largest magnitude divided by the median magnitude of a sequence's hidden state, mean over the batch; no unit.
 
     The ratio behind massive activations: Sun et al. 2024, arXiv:2402.17762, section 2.
     """
@@ -135,7 +136,7 @@ def first_norm_ratio(x: Tensor, first: int) -> Tensor:
 def kurtosis_token(x_BTD: Tensor) -> Tensor:
     """Kurtosis E[(x - mean)^4] / var^2 over the width of each token, mean over tokens; no unit.
 
-    A Gaussian token of width D has 3 (D - 1) / (D + 1). A token of constant value counts as 0 / 0: nan.
+    A Gaussian token of width D has 3 (D - 1) / (D + 1). A constant token has 0 / 0: nan.
     """
     return _kurtosis(x_BTD).mean()
 
@@ -159,8 +160,8 @@ def kurtosis_channel(x_BTD: Tensor) -> Tensor:
 def bondarenko_kurtosis(x_RN: Tensor) -> Tensor:
     """E[(x - mean)^4] / (s^4 + 1e-6), s the unbiased standard deviation, of each row; mean over rows; no unit.
 
-    As in the authors' code (Qualcomm-AI-research/outlier-free-transformers), which the 1e-6 makes underestimate where
-    s is small. Bondarenko et al. 2023, arXiv:2306.12929, section 3.
+    As in the authors' code (Qualcomm-AI-research/outlier-free-transformers); the 1e-6 makes it too small for small s.
+    Bondarenko et al. 2023, arXiv:2306.12929, section 3.
     """
     x_RN = x_RN.float()
     fourth_R = (x_RN - x_RN.mean(-1, keepdim=True)).pow(4).mean(-1)
@@ -181,7 +182,7 @@ def massive_count(x_BTD: Tensor) -> Tensor:
 
 @statistic("resid", full=True)
 def massive_count_strict(x_BTD: Tensor) -> Tensor:
-    """Those that also exceed MASSIVE_SIZE, as Sun et al. count them; a count per sequence."""
+    """Massive entries that also exceed MASSIVE_SIZE, as counted by Sun et al.; per sequence."""
     magnitude_BN, median_B1 = _magnitudes(x_BTD)
     massive_BN = (magnitude_BN >= MASSIVE_RATIO * median_B1) & (magnitude_BN > MASSIVE_SIZE)
     return massive_BN.float().sum(1).mean()
@@ -191,7 +192,7 @@ def massive_count_strict(x_BTD: Tensor) -> Tensor:
 def top_magnitudes(x_BTD: Tensor, count: int = 3) -> Tensor:
     """The largest magnitudes of a sequence's hidden state, then their median, mean over the batch: (count + 1,).
 
-    As the authors' script prints them (locuslab/massive-activations); fewer where a sequence has fewer entries.
+    As printed by the authors' script (locuslab/massive-activations); fewer if a sequence has fewer entries.
     """
     magnitude_BN, median_B1 = _magnitudes(x_BTD)
     top_BK = magnitude_BN.topk(min(count, magnitude_BN.shape[1]), 1).values
@@ -205,9 +206,9 @@ def top_entry(x_BTD: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def most_common(index_B: Tensor) -> tuple[Tensor, Tensor]:
-    """The commonest value (the smallest of several) and the share of the batch that has it; no unit.
+    """The most common value (the smallest of several) and the share of the batch that has it; no unit.
 
-    Of the channels of `top_entry`: whether the largest entry stands in the same channel whatever the input.
+    For the channels of `top_entry`: whether the largest entry is in the same channel for every input.
     """
     values, counts = index_B.unique(return_counts=True)
     return values[counts.argmax()], counts.max() / len(index_B)
@@ -217,16 +218,16 @@ def most_common(index_B: Tensor) -> tuple[Tensor, Tensor]:
 def largest_entry(
     x_BTD: Tensor, tokens_BT: Tensor, kinds: Mapping[str, Collection[int]], sink: int
 ) -> dict[str, Tensor]:
-    """Where the largest entry of each sequence's stream stands: channel, position, and on which kind of token.
+    """Where the largest entry of each sequence's residual stream is: channel, position, and kind of token.
 
-    `channel` and `position` are the commonest, `*_agreement` the share of sequences that have it; `on_first` and
+    `channel` and `position` are the most common ones, `*_agreement` the share of sequences that have it; `on_first` and
     `on_<kind>` are shares of sequences, each counted once, under the first kind that fits.
 
     Args:
         x_BTD: The residual stream.
-        tokens_BT: What was read.
+        tokens_BT: The input tokens.
         kinds: Token ids by kind.
-        sink: Sink tokens before the text; such a token counts as the first.
+        sink: Number of sink tokens before the text; a sink token counts as the first token.
     """
     position_B, channel_B = top_entry(x_BTD)
     shares = {}
@@ -244,7 +245,7 @@ def largest_entry(
 
 @statistic("attn", "ffn", full=True)
 def branch_ratio(branch_BTD: Tensor, stream_BTD: Tensor) -> Tensor:
-    """|branch| / |stream| of each token, mean over tokens; no unit."""
+    """|branch output| / |residual stream| of each token, mean over tokens; no unit."""
     return (branch_BTD.float().norm(dim=-1) / stream_BTD.float().norm(dim=-1)).mean()
 
 
@@ -256,13 +257,13 @@ def cosine(x_BTD: Tensor, stream_BTD: Tensor) -> Tensor:
 
 @statistic("logits")
 def log_sum_exp(logits_BTV: Tensor) -> Tensor:
-    """ln sum exp of the logits of each token, mean over tokens; nats. What z-loss holds near 0."""
+    """ln sum exp of the logits of each token, mean over tokens; nats. The z-loss keeps it near 0."""
     return logits_BTV.float().logsumexp(-1).mean()
 
 
 @statistic("gate", name="closed")
 def closed_share(score: Tensor) -> Tensor:
-    """Share of gate scores of magnitude CLOSED_GATE at most; no unit."""
+    """Share of gate scores with a magnitude of at most CLOSED_GATE; no unit."""
     return (score.abs() <= CLOSED_GATE).float().mean()
 
 

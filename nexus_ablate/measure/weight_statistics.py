@@ -44,7 +44,7 @@ def matrix_figures(model: nn.Module) -> dict[str, Tensor]:
 
 
 def block_matrices(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Every matrix of the blocks with its name by block and role: `block_000/query`, a number behind repeated roles."""
+    """Every matrix of the blocks with its name by block and role: `block_000/query`; repeated roles get a number."""
     roles = parameter_roles(model)
     seen: dict[str, int] = {}
     for name, parameter in model.named_parameters():
@@ -63,7 +63,7 @@ def spectral_norm(weight: Tensor, steps: int = LANCZOS_STEPS) -> Tensor:
     matrix = weight.detach().float()
     matrix = matrix.T if matrix.shape[0] < matrix.shape[1] else matrix
     width = matrix.shape[1]
-    start = torch.Generator().manual_seed(0)  # of its own: the run's random state stays as it is
+    start = torch.Generator().manual_seed(0)  # a separate generator leaves the run's random state unchanged
     vector = torch.randn(width, generator=start).to(matrix.device)
     basis = [vector / vector.norm()]
     projected = torch.zeros(0)
@@ -73,7 +73,7 @@ def spectral_norm(weight: Tensor, steps: int = LANCZOS_STEPS) -> Tensor:
         if step + 1 == min(steps, width):
             projected = seen @ (matrix.T @ (matrix @ seen.T))
             break
-        for _ in range(2):  # once more: rounding would bring the first directions back
+        for _ in range(2):  # twice, since rounding would bring the first directions back
             image = image - seen.T @ (seen @ image)
         basis.append(image / image.norm().clamp(min=torch.finfo(torch.float32).tiny))
     return torch.linalg.eigvalsh(projected.cpu())[-1].clamp(min=0).sqrt().to(matrix.device)

@@ -1,1 +1,1 @@
-"""Published decoders: a Hugging Face config.json as overrides, and its weights as ours. Needs no `transformers`."""
+"""Import published decoders: a Hugging Face config.json as overrides, and weights. Doesn't need `transformers`."""

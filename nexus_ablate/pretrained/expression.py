@@ -1,4 +1,4 @@
-"""A config.json as the overrides that express it, or the list of what cannot be expressed."""
+"""Express a config.json as overrides, or list what can't be expressed."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ CONFIG_BYTES = 2**24
 
 @dataclass(frozen=True)
 class Expression:
-    """A published decoder in our keys.
+    """A published decoder as overrides.
 
     Attributes:
-        overrides: They give its architecture and its sizes.
-        context: Positions that it has, where it says so.
+        overrides: The overrides for its architecture and sizes.
+        context: The number of its positions, if it gives one.
     """
 
     family: Family
@@ -35,10 +35,10 @@ class Expression:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The config.json at a path, or in the directory there.
+    """Read a config.json, given by its path or its directory.
 
     Raises:
-        ConfigError: There is none, or it holds no JSON mapping.
+        ConfigError: It doesn't exist, or isn't a JSON mapping.
     """
     file = path / "config.json" if path.is_dir() else path
     try:
@@ -51,9 +51,9 @@ def read_config(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise ConfigError("config.json is no JSON", f"{file}: {error}", "copy it again") from error
+        raise ConfigError("config.json is not valid JSON", f"{file}: {error}", "copy it again") from error
     if not isinstance(values, dict):
-        raise ConfigError("config.json holds no mapping", str(file), "copy it again")
+        raise ConfigError("config.json is not a mapping", str(file), "copy it again")
     return values
 
 
@@ -61,18 +61,18 @@ def express(values: dict[str, Any]) -> Expression:
     """The overrides that express a config.json.
 
     Raises:
-        ConfigError: Its architecture is not known, or something in it cannot be expressed; the message names all that.
+        ConfigError: Its architecture is unknown, or can't be expressed; the message lists everything that can't be.
     """
     kind = values.get("model_type")
     if not isinstance(kind, str):
         raise ConfigError("config.json does not name its architecture", f"model_type={kind!r}", "copy it again")
     if kind not in FAMILIES:
-        raise ConfigError("this architecture is not known here", f"model_type={kind}", f"one of {', '.join(FAMILIES)}")
+        raise ConfigError("this architecture is not supported", f"model_type={kind}", f"one of {', '.join(FAMILIES)}")
     family, fields = FAMILIES[kind], Fields(values)
     try:
         settings = family.settings(fields)
     except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
-        raise ConfigError("config.json holds a value of another kind", f"{kind}: {error}", "copy it again") from error
+        raise ConfigError("config.json has a value of the wrong type", f"{kind}: {error}", "copy it again") from error
     fields.finish()
     if fields.refused:
         problem = f"this {kind} cannot be expressed"
@@ -84,7 +84,7 @@ def express(values: dict[str, Any]) -> Expression:
 
 
 def overrides_of(settings: Settings, preset: str) -> list[str]:
-    """The overrides that make of a preset what the settings say; what they do not name is as in the baseline."""
+    """The overrides that turn a preset into the settings; keys that aren't in the settings are as in the baseline."""
     start, base = compose_values([f"preset={preset}"]), compose_values([])
     overrides = [f"preset={preset}"]
     for axis in AXES:
@@ -114,4 +114,4 @@ ARCHITECTURE = (
     *("head_bias", "logit_scale", "qkv_bias", "attn_out_bias", "ffn_bias", "n_kv_heads", "nope_every", "clip_qkv"),
     *("window", "attn_scale", "attn_softcap", "final_softcap", "kv_bias", "sink_token", "vocab_size"),
 )
-"""The keys outside of the groups that decide the function."""
+"""The top-level keys that determine the function."""

@@ -1,9 +1,9 @@
-"""Families of published decoders: from the keys of a config.json to ours, and from its weights' names to ours.
+"""Families of published decoders: translates the keys of a config.json and the names of its weights.
 
-A family is one function and one table. The function reads a config.json and returns settings, our keys with their
-values, where only what differs from the baseline is named. The table goes from our modules to theirs: `{}` is the
-block, `a|b` one name or the other, `*` a number for each head. The keys and names are those of the `transformers`
-library, whose models every family is tested against.
+A family is one function and one table. The function reads a config.json and returns settings: keys of this project with
+the values that differ from the baseline. The table maps names of this project's modules to published names: `{}` is the
+block, `a|b` one name or the other, `*` the index of a head. Published keys and names are those of the `transformers`
+library; every family is tested against its models.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Settings = dict[str, Any]
 
 @dataclass(frozen=True)
 class Shape:
-    """What it takes to split fused weights."""
+    """The sizes needed to split fused weights."""
 
     n_heads: int
     n_kv_heads: int
@@ -40,10 +40,10 @@ class Family:
     """A family of published decoders.
 
     Attributes:
-        settings: From a config.json to our keys; what cannot be expressed goes into the fields' `refused`.
-        modules: From our modules, or parameters, to theirs.
-        preset: The preset that the override line starts from.
-        unread: Ends of names of theirs that hold nothing that is used.
+        settings: Returns the settings of a config.json; adds what can't be expressed to the fields' `refused`.
+        modules: Published names by this project's names of modules or parameters.
+        preset: The preset at the start of the overrides.
+        unread: Suffixes of published names that aren't used.
     """
 
     settings: Callable[[Fields], Settings]
@@ -56,13 +56,13 @@ class Family:
 
 
 def pattern(values: list[Any]) -> list[Any]:
-    """The shortest list that gives the values when it is repeated."""
+    """The shortest list that gives the values when repeated."""
     sizes = range(1, len(values) + 1)
     return next(values[:n] for n in sizes if all(v == values[i % n] for i, v in enumerate(values)))
 
 
 def listed(values: list[Any]) -> Any:
-    """One value where all layers have the same, else the pattern."""
+    """A single value if all layers have the same, else the pattern."""
     short = pattern(values)
     return short[0] if len(short) == 1 else short
 
@@ -77,7 +77,7 @@ def sizes(
     kv: str = "num_key_value_heads",
     context_default: Any = ...,
 ) -> Settings:
-    """The sizes, and the vocabulary; an FFN width that is not given is 4 d_model."""
+    """The sizes and the vocabulary; a missing FFN width means 4 d_model."""
     d_model, n_heads = c.whole(width), c.whole(heads)
     head_dim = c.whole("head_dim", default=max(1, d_model // n_heads))
     if d_model % n_heads and c("head_dim", default=None) is None:
@@ -129,14 +129,14 @@ def activation(c: Fields, *names: str, gated: bool, default: str) -> Settings:
 
 
 def biases(qkv: bool, out: bool, ffn: bool) -> Settings:
-    """Biases of the linear maps: all, none, or by map."""
+    """Biases of the linear layers: all, none, or by projection."""
     if qkv == out == ffn:
         return {"bias": qkv}
     return {key: "on" for key, on in (("qkv_bias", qkv), ("attn_out_bias", out), ("ffn_bias", ffn)) if on}
 
 
 def windows(c: Fields, s: Settings, default: Callable[[int], bool] = lambda layer: True) -> Settings:
-    """The window of each layer, by `layer_types`, or where that is missing by a function of the layer from 0."""
+    """The window of each layer, by `layer_types`, or if that is missing, by a function of the layer (from 0)."""
     width = c("sliding_window", default=None)
     known = ("sliding_attention", "full_attention")
     types = c("layer_types", default=[known[0 if width and default(n) else 1] for n in range(s["model.n_layers"])])
@@ -146,7 +146,7 @@ def windows(c: Fields, s: Settings, default: Callable[[int], bool] = lambda laye
     if "sliding_attention" not in types:
         return {}
     if not width:
-        c.refuse("layer_types has sliding_attention and sliding_window is missing")
+        c.refuse("layer_types has sliding_attention, but sliding_window is missing")
         return {}
     pattern = listed([width if kind == "sliding_attention" else 0 for kind in types])
     return {"window": pattern}
@@ -220,7 +220,7 @@ def rope(c: Fields, s: Settings, fraction: float = 1.0, theta: float = 10000.0, 
 
 
 def yarn_length(rope: dict[str, Any], factor: float) -> float | str:
-    """YaRN's factor on rotated q and k, where it is not the paper's."""
+    """YaRN's factor on rotated q and k, or `auto` if it is the paper's."""
     if rope.get("attention_factor"):
         return float(rope["attention_factor"])
     if rope.get("mscale") and rope.get("mscale_all_dim"):
@@ -318,7 +318,7 @@ def qwen3(c: Fields) -> Settings:
 
 
 def sliding_if_used(c: Fields, s: Settings) -> Settings:
-    """Windows, which `use_sliding_window` turns on, from layer `max_window_layers` on where no list says otherwise."""
+    """Windows with `use_sliding_window`, from layer `max_window_layers` unless `layer_types` is given."""
     used, first = c.flag("use_sliding_window", default=False), c.whole("max_window_layers", default=28)
     windowed = windows(c, s, lambda layer: used and layer >= first)
     return windowed if used else {}
@@ -531,11 +531,11 @@ def cohere2(c: Fields) -> Settings:
     s = cohere(c)
     windowed = windows(c, s, lambda layer: (layer + 1) % every != 0)
     widths = windowed.get("window", 0)
-    if not isinstance(widths, list):  # RoPE is where the window is
+    if not isinstance(widths, list):  # only layers with a window have RoPE
         return s | windowed | ({} if widths else {"position": "none"})
     short = pattern(widths)
     if short[-1] or not all(short[:-1]):
-        c.refuse("layer_types: layers without a window have no positions, and here they are every n-th (nope_every=n)")
+        c.refuse("layer_types: layers without a window have no positions, which is only possible for every n-th layer")
     return s | windowed | {"nope_every": len(short)}
 
 
@@ -624,7 +624,7 @@ def gpt_oss(c: Fields) -> Settings:
 
 
 def third(n: int) -> Take:
-    """Query, key or value out of one map that holds all queries, then all keys, then all values."""
+    """Query, key or value from one matrix with all queries, then all keys, then all values."""
 
     def take(w: Tensor, shape: Shape) -> Tensor:
         sizes = [h * shape.head_dim for h in (shape.n_heads, shape.n_kv_heads, shape.n_kv_heads)]
@@ -634,17 +634,17 @@ def third(n: int) -> Take:
 
 
 def third_transposed(n: int) -> Take:
-    """As `third`, of a map stored as (d_in, d_out)."""
+    """As `third`, for a matrix stored as (d_in, d_out)."""
     return lambda w, shape: third(n)(w.mT if w.ndim == 2 else w, shape)
 
 
 def third_of_each_head(n: int) -> Take:
-    """Query, key or value out of one map that holds the three of the first head, then of the second ..."""
+    """Query, key or value from one matrix with all three for the first head, then for the second ..."""
     return lambda w, shape: w.unflatten(0, (shape.n_heads, 3, -1))[:, n].flatten(0, 1)
 
 
 def of_each_group(n: int) -> Take:
-    """Query, key or value out of one map that holds, for each key head, its queries, the key and the value."""
+    """Query, key or value from one matrix with queries, key and value of each key head in turn."""
 
     def take(w: Tensor, shape: Shape) -> Tensor:
         groups = w.unflatten(0, (shape.n_kv_heads, -1, shape.head_dim))
@@ -654,7 +654,7 @@ def of_each_group(n: int) -> Take:
 
 
 def half(n: int) -> Take:
-    """Gate or other map out of one that holds both, one after the other."""
+    """The first or second half of a matrix, such as the gate and the other projection."""
     return lambda w, shape: w.chunk(2)[n]
 
 
@@ -663,7 +663,7 @@ def transposed(w: Tensor, shape: Shape) -> Tensor:
 
 
 def expert(n: int | None) -> Take:
-    """A map of the only expert, stored as (1, d_in, d_out); every second row from n on."""
+    """A matrix of the only expert, stored as (1, d_in, d_out); with n, every second row from n."""
 
     def take(w: Tensor, shape: Shape) -> Tensor:
         w = w[0].mT if w.ndim == 3 else w[0]
@@ -673,7 +673,7 @@ def expert(n: int | None) -> Take:
 
 
 def after_two(w: Tensor, shape: Shape) -> Tensor:
-    """Without the two rows that fairseq's positions begin with."""
+    """The matrix without the first two rows, which fairseq's position tables don't use."""
     return w[2:]
 
 
@@ -681,11 +681,11 @@ def modules(prefix: str, block: str, head: str, ends: dict[str, Source], names: 
     """A family's table.
 
     Args:
-        prefix: Prefix of their names but the head's.
-        block: Their name of the list of blocks.
-        head: Their head.
-        ends: Around the blocks.
-        names: In a block.
+        prefix: Prefix of all published names except the head's.
+        block: Published name of the list of blocks.
+        head: Published name of the head.
+        ends: Names outside the blocks.
+        names: Names in a block.
     """
 
     def prefixed(prefix: str, source: Source) -> Source:
@@ -717,7 +717,7 @@ ENDS: dict[str, Source] = {"embedding": "embed_tokens", "final_norm": "norm"}
 
 
 def fused(module: str, take: Callable[[int], Take]) -> dict[str, Source]:
-    """Queries, keys and values out of one map."""
+    """Queries, keys and values from one matrix."""
     return {f"attn.{name}": (module, take(n)) for n, name in enumerate(("query", "key", "value"))}
 
 
@@ -842,4 +842,4 @@ FAMILIES: dict[str, Family] = {
     ),
     "xglm": Family(xglm, XGLM, "xglm", unread=(".embed_positions.weights",)),
 }
-"""By the `model_type` of a config.json."""
+"""Families by the `model_type` of a config.json."""

@@ -1,4 +1,4 @@
-"""A config.json read key by key: what it says, what of it cannot be expressed here, and what nobody has read."""
+"""Read a config.json key by key, and record what can't be expressed and which keys were never read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Fields:
     """The values of a config.json.
 
     Attributes:
-        refused: What cannot be expressed, one line each.
+        refused: One line per setting that can't be expressed.
     """
 
     def __init__(self, values: Mapping[str, Any], path: str = "") -> None:
@@ -32,7 +32,7 @@ class Fields:
         self.refused: list[str] = []
 
     def __call__(self, *names: str, default: Any = ...) -> Any:
-        """The value under the first of the names that is there and not null; without a default it must be."""
+        """The value of the first name that exists and isn't null. Without a default, there must be one."""
         self._read |= {*names}
         for name in names:
             if self._values.get(name) is not None:
@@ -46,7 +46,7 @@ class Fields:
         """A whole number above 0."""
         value = self(*names, default=default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            self.refuse(f"{self._path}{names[0]}={value!r} is no whole number above 0")
+            self.refuse(f"{self._path}{names[0]}={value!r} is not a whole number above 0")
             return 1
         return value
 
@@ -54,7 +54,7 @@ class Fields:
         """A number."""
         value = self(*names, default=default)
         if isinstance(value, bool) or not isinstance(value, int | float):
-            self.refuse(f"{self._path}{names[0]}={value!r} is no number")
+            self.refuse(f"{self._path}{names[0]}={value!r} is not a number")
             return 1.0
         return float(value)
 
@@ -72,7 +72,7 @@ class Fields:
             self.refuse(f"{self._path}{name}={value!r}: {why}")
 
     def within(self, name: str) -> Fields:
-        """The mapping under a name; empty where there is none."""
+        """The mapping under a name; empty if there is none."""
         value = self(name, default={})
         inner = Fields(value if isinstance(value, dict) else {}, f"{self._path}{name}.")
         inner.refused = self.refused
@@ -82,7 +82,7 @@ class Fields:
         self.refused.append(line)
 
     def finish(self) -> None:
-        """Refuse keys that nobody has read, unless they do nothing."""
+        """Refuse keys that were never read, except those without effect."""
         for name, value in self._values.items():
             off = value is None or value is False or value == [] or value == {}
             if name not in self._read | HARMLESS and not name.endswith(_DROPOUT) and not off:

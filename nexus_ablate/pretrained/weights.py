@@ -1,4 +1,4 @@
-"""Weights of a published decoder as ours: read from safetensors, renamed and split by the family's table."""
+"""Load the weights of a published decoder: read from safetensors, renamed and split by the family's table."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _LEAVES = {"gain": "weight", "excess": "weight"}
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The safetensors of a directory, none where it has no weights at all.
+    """The safetensors files of a directory; none if it has no weights at all.
 
     Raises:
-        ConfigError: They are pickled, or the index names a file that is not there.
+        ConfigError: The weights are pickled, or the index names a missing file.
     """
     if (directory / WEIGHTS).is_file():
         return [directory / WEIGHTS]
@@ -59,7 +59,7 @@ def content_hash(files: list[Path]) -> str:
 
 @cache
 def _hash_of(files: tuple[tuple[Path, int, int], ...]) -> str:
-    """As `content_hash`; size and time tell whether a file was written since."""
+    """As `content_hash`, cached by each file's size and modification time."""
     digest = hashlib.sha256()
     for path, _, _ in files:
         with path.open("rb") as file:
@@ -71,7 +71,7 @@ def read_tensors(files: list[Path]) -> dict[str, Tensor]:
     """All tensors of the files by their names.
 
     Raises:
-        ConfigError: A file is no safetensors, or is cut off.
+        ConfigError: A file isn't a safetensors file, or is truncated.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -91,13 +91,13 @@ def read_tensors(files: list[Path]) -> dict[str, Tensor]:
 
 
 def translate(family: Family, published: Mapping[str, Tensor], model: GPT) -> dict[str, Tensor]:
-    """The state of our model, float32, from their tensors.
+    """The state dict of `model`, float32, from published tensors.
 
     Args:
-        model: Ours, for its names and shapes.
+        model: Provides names and shapes.
 
     Raises:
-        ConfigError: A tensor is missing, has another shape, or would be left unread.
+        ConfigError: A tensor is missing, has another shape, or wouldn't be used.
     """
     import torch
 
@@ -116,7 +116,7 @@ def translate(family: Family, published: Mapping[str, Tensor], model: GPT) -> di
         except (RuntimeError, ValueError, IndexError) as error:
             got = f"{source} {tuple(tensor.shape)}: {error}"
             raise ConfigError("config.json and weights are of different sizes", got, FROM_ONE) from error
-        if name == "position.table.weight":  # a shorter context needs the first rows alone
+        if name == "position.table.weight":  # a shorter context only needs the first rows
             tensor = tensor[: len(parameter)]
         if tensor.shape != parameter.shape:
             got = f"{source}: {tuple(tensor.shape)} in the weights, {tuple(parameter.shape)} by config.json"
@@ -128,13 +128,13 @@ def translate(family: Family, published: Mapping[str, Tensor], model: GPT) -> di
         name for name in published if name not in read and not _is_needless(family, name, published, ignores_key_bias)
     ]
     if left:
-        problem = "the weights hold tensors that this architecture does not have"
+        problem = "the weights have tensors that this architecture doesn't use"
         raise ConfigError(problem, ", ".join(sorted(left)[:3]), FROM_ONE)
     return state
 
 
 def _sources(family: Family, name: str, published: Mapping[str, Tensor]) -> tuple[list[str], Any]:
-    """Their names of one of our parameters, several where it is a stack of theirs, and what takes it out of theirs."""
+    """The published names of a parameter (several if it stacks several tensors), and the function that extracts it."""
     match = _BLOCK.match(name)
     layer = match[1] if match else ""
     general = _BLOCK.sub("blocks.{}.", name)
@@ -146,7 +146,7 @@ def _sources(family: Family, name: str, published: Mapping[str, Tensor]) -> tupl
         raise ConfigError("this architecture has weights that the family lacks", name, "report it as a bug")
     name, take = entry if isinstance(entry, tuple) else (entry, None)
     names = [f"{option.format(layer)}{suffix}" for option in alternatives(name)]
-    names += [option.partition(".")[2] for option in names]  # as GPT-2 was released, without the first part
+    names += [option.partition(".")[2] for option in names]  # without the first part, as in GPT-2's release
     for option in names:
         numbered = [option.replace("*", str(n)) for n in range(len(published))] if "*" in option else [option]
         if there := [one for one in numbered if one in published]:
@@ -161,7 +161,7 @@ def alternatives(name: str) -> list[str]:
 
 
 def _is_needless(family: Family, name: str, published: Mapping[str, Tensor], ignores_key_bias: bool) -> bool:
-    """Whether a tensor of theirs may stay unread: a buffer, a tied head, or a key bias that softmax ignores."""
+    """Whether a published tensor may stay unused: a buffer, a tied head, or a key bias that softmax ignores."""
     if name.endswith(family.unread):
         return True
     source = f"{family.modules['embedding']}.weight"

@@ -1,4 +1,4 @@
-"""The open run: made, found or taken over, then written by its one owner."""
+"""An open run directory: created, found or taken over, then written by its only owner."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class Run:
 
     Attributes:
         path: The directory.
-        finished: It already held a result (state `finished` or `diverged`) and is not owned: only read it.
-        resuming: It was begun before; call `restore` before logging.
+        finished: It already holds a result (state `finished` or `diverged`) and isn't owned: only read it.
+        resuming: An earlier process started the run; call `restore` before logging.
     """
 
     def __init__(self, path: Path, status: dict[str, Any], lock: int | None, finished: bool, resuming: bool) -> None:
@@ -55,7 +55,7 @@ class Run:
         self._logs: dict[str, int] = {}
         self._closed = finished
         self._written = 0.0
-        self._writing = threading.RLock()  # re-entrant: a signal handler may interrupt a writing and write
+        self._writing = threading.RLock()  # re-entrant: a signal handler may write in the middle of a write
         self._stop = threading.Event()
         self._heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
 
@@ -74,7 +74,7 @@ class Run:
         self.close()
 
     def close(self) -> None:
-        """Give the directory back; nothing is written afterwards."""
+        """Release the directory. Nothing can be written afterwards."""
         self._stop.set()
         if self._heart.is_alive():
             self._heart.join()
@@ -88,15 +88,15 @@ class Run:
                 self._lock = None
 
     def status(self, state: str, reason: str = "", traceback: str = "") -> None:
-        """Write status.json; `step` in it is that of the last row logged.
+        """Write status.json; its `step` is the one of the last logged row.
 
         Args:
             state: One of `STATES`.
-            reason: One sentence for people.
-            traceback: Of the exception that ended a failed run.
+            reason: One sentence for the user.
+            traceback: The traceback of a failed run.
 
         Raises:
-            StorageError: The disk refused.
+            StorageError: The disk refused the write.
         """
         if state not in STATES:
             raise ValueError(f"no state {state!r}")
@@ -105,7 +105,7 @@ class Run:
             self._write_status(status)
 
     def heartbeat(self) -> None:
-        """Say that the process is alive; writes at most once in ten seconds."""
+        """Record that the process is alive; writes at most once in ten seconds."""
         with self._writing:
             beating = not self._closed and self.state in LIVE
             if beating and time.monotonic() - self._written >= HEARTBEAT_SECONDS:
@@ -116,7 +116,7 @@ class Run:
 
         Raises:
             KeyError: `step`, `tokens`, `flops` or `seconds` is missing.
-            StorageError: The disk refused; the log ends with the row before.
+            StorageError: The disk refused the write; the log ends with the previous row.
         """
         self._append_row("metrics.jsonl", row)
 
@@ -125,7 +125,7 @@ class Run:
         self._append_row("probes.jsonl", row)
 
     def offsets(self) -> dict[str, int]:
-        """The length in bytes of each log, on the disk: what a checkpoint keeps for `restore`."""
+        """The length of each log on disk in bytes. A checkpoint stores it for `restore`."""
         lengths = {}
         for name, descriptor in self._logs.items():
             with storage(self.path / name):
@@ -134,10 +134,10 @@ class Run:
         return lengths
 
     def check(self, offsets: dict[str, int]) -> None:
-        """That `restore` can go back to these offsets.
+        """Check that `restore` can go back to these offsets.
 
         Raises:
-            CheckpointError: A log was cut below them.
+            CheckpointError: A log is shorter.
         """
         for name in LOGS:
             check_reach(self.path / name, offsets.get(name, 0))
@@ -146,7 +146,7 @@ class Run:
         """Cut the logs back to a checkpoint's `offsets` (`{}`: to nothing) and open them for appending.
 
         Raises:
-            CheckpointError: A log is shorter than the checkpoint says.
+            CheckpointError: A log is shorter than its offset.
         """
         self._require_open()
         for name in LOGS:
@@ -157,13 +157,13 @@ class Run:
                     self._logs[name] = open_regular(path, os.O_WRONLY | os.O_APPEND)
 
     def write_summary(self, summary: dict[str, Any]) -> None:
-        """Replace summary.json. Also for a finished run, which further evaluations may enrich."""
+        """Replace summary.json. Works for a finished run too: later evaluations add to it."""
         if not self.finished:
             self._require_open()
         atomic_write_json(self.path / "summary.json", summary)
 
     def write_evaluation(self, rows: Iterable[dict[str, Any]]) -> None:
-        """Replace evaluation.jsonl, whole or not at all."""
+        """Replace evaluation.jsonl atomically."""
         self._require_open()
         atomic_write_text(self.path / "evaluation.jsonl", "".join(strict_json(row) + "\n" for row in rows))
 
@@ -198,24 +198,24 @@ class Run:
         while not self._stop.wait(HEARTBEAT_SECONDS):
             try:
                 self.heartbeat()
-            except StorageError as error:  # the training meets the same disk at its next writing and stops there
+            except StorageError as error:  # the training stops at its next write to the same disk
                 _log.warning("no heartbeat: %s", error)
 
     def _require_open(self) -> None:
-        """That the directory is this process's, and still the one that it opened.
+        """Check that this process still owns the directory that it opened.
 
         Raises:
-            StorageError: Somebody has renamed, deleted or emptied it; what has its name now may be another process's.
+            StorageError: It was renamed, deleted or emptied; another process may own a new one of the same name.
         """
         if self._closed:
             raise RuntimeError(f"{self.path} is not open for writing")
         if _place(self.path) != self._place:
-            fix = "train it again with the same command, or put the directory back and go on with it"
-            raise StorageError(f"{self.path} was renamed, deleted or emptied while it was written", "no LOCK", fix)
+            fix = "put the directory back and run the same command to resume, or train it again"
+            raise StorageError(f"{self.path} was renamed, deleted or emptied during the run", "no LOCK", fix)
 
 
 def _place(path: Path) -> tuple[int, int] | None:
-    """What no other run directory's LOCK has in common with this one's; None where there is none."""
+    """Device and inode of a run directory's LOCK, which are unique; None if it has no LOCK."""
     try:
         lock = os.lstat(path / "LOCK")
     except OSError:
@@ -237,12 +237,12 @@ def append_log(path: Path, text: str) -> None:
 
 @dataclass(frozen=True)
 class Launch:
-    """What a launch puts into the run directory.
+    """What a launch writes into the run directory.
 
     Attributes:
-        config_yaml: The whole resolved configuration.
-        overrides: As typed.
-        env: From `environment`.
+        config_yaml: The complete resolved configuration.
+        overrides: The overrides as typed.
+        env: The result of `environment`.
     """
 
     identity: Identity
@@ -252,16 +252,16 @@ class Launch:
 
 
 def open_run(path: Path, launch: Launch, rerun: bool = False, check: Callable[[], None] = lambda: None) -> Run:
-    """Open a run directory: make it, find its result, or take it over from a dead process.
+    """Open a run directory: create it, find its result, or take it over from a dead process.
 
     Args:
         path: From `run_path`.
-        rerun: Leave a result untouched and use the sibling `-r2`, or the next one that holds no result.
-        check: Called where there is no result yet, before anything is made; refuses what cannot be trained here.
+        rerun: Leave a result untouched and use the sibling `-r2`, or the next one without a result.
+        check: Called if there is no result yet, before anything is created; refuses runs that can't be trained here.
 
     Raises:
         AlreadyRunning: Another process owns the directory.
-        StorageError: The disk refused.
+        StorageError: The disk refused a write.
     """
     if rerun:
         first, number = path, 2
@@ -275,14 +275,14 @@ def open_run(path: Path, launch: Launch, rerun: bool = False, check: Callable[[]
     try:
         with storage(path / "LOCK"):
             lock = take_lock(path)
-        if result := _result(path):  # the former owner finished while the lock was awaited
+        if result := _result(path):  # the previous owner finished while this process waited for the lock
             release(lock)
             return Run(path, result, None, finished=True, resuming=False)
         status = read_status(path) if has_status(path) else None
         refuse_if_alive(path, status, path in made, locked=lock is not None)
         return _begin(path, lock, status, launch)
     except BaseException:
-        if path in made and lock is not None:  # what could not be begun is not left half made
+        if path in made and lock is not None:  # leave no incomplete directory
             shutil.rmtree(path, ignore_errors=True)
             remove_empty(made)
         release(lock)
@@ -290,7 +290,7 @@ def open_run(path: Path, launch: Launch, rerun: bool = False, check: Callable[[]
 
 
 def _begin(path: Path, lock: int | None, status: dict[str, Any] | None, launch: Launch) -> Run:
-    """Write what an owned directory begins with; config, overrides and env are those of the latest launch."""
+    """Write the first files of an owned directory; config, overrides and env are those of the latest launch."""
     env = {**launch.env, **vars(launch.identity)}
     with storage(path):
         for orphan in path.glob(".*.tmp"):

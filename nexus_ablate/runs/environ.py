@@ -1,4 +1,4 @@
-"""What a run ran in: versions, machine, git commit and command line, without secrets."""
+"""The environment of a run: versions, machine, git commit and command line, without secrets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf", "safetensors", "tokeni
 
 
 def environment(argv: list[str]) -> dict[str, Any]:
-    """Versions, machine, git commit and command line, for env.json; of environment variables, which GPUs were given."""
+    """Versions, machine, git commit and command line for env.json, and CUDA_VISIBLE_DEVICES."""
     return {
         "version": __version__,
         "python": platform.python_version(),

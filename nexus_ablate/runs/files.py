@@ -1,4 +1,4 @@
-"""Files that survive a crash: synced, replaced in one instant, strict JSON, and the disk's refusals in plain words."""
+"""Crash-safe files: synced, replaced atomically, strict JSON, and plain messages for errors of the disk."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from nexus_ablate.errors import CheckpointError, ConfigError, StorageError
 PICTURES = (".png", ".pdf", ".svg")
 _MAKE_ROOM = "free some space there or choose another runs_dir"
 _MAKE_WRITABLE = "make it writable or choose another runs_dir"
-_NO_DIRECTORY = "a file stands where a directory is needed; choose another runs_dir"
+_NO_DIRECTORY = "a file is where a directory is needed; choose another runs_dir"
 _DISK_FIXES = {
     errno.ENOSPC: _MAKE_ROOM,
     errno.EDQUOT: _MAKE_ROOM,
-    errno.EFBIG: "raise the limit on the size of a file (ulimit -f), or choose another runs_dir",
+    errno.EFBIG: "raise the limit on file sizes (ulimit -f), or choose another runs_dir",
     errno.EACCES: _MAKE_WRITABLE,
     errno.EPERM: _MAKE_WRITABLE,
     errno.EROFS: _MAKE_WRITABLE,
@@ -39,7 +39,7 @@ _write = os.write
 
 @contextmanager
 def storage(path: Path, needed: int = 0) -> Iterator[None]:
-    """Turn whatever the disk refuses into an error that names `path` and the bytes needed.
+    """Turn an error of the disk into one that names `path` and the bytes needed.
 
     Raises:
         StorageError: No space, no quota, no permission, read-only, gone, or a failing disk.
@@ -51,17 +51,17 @@ def storage(path: Path, needed: int = 0) -> Iterator[None]:
 
 
 def refused(error: OSError, problem: str = "", more: str = "") -> StorageError:
-    """What the system refused, as an error for the user."""
+    """An error of the operating system as an error for the user."""
     why = _LINK if error.errno == errno.ELOOP else error.strerror or type(error).__name__
     problem = problem or f"cannot use {error.filename or 'a file'}"
     return StorageError(problem, why + more, _DISK_FIXES.get(error.errno or 0, _OTHER_FIX))
 
 
 def check_target(flag: str, path: Path, endings: Sequence[str] = ()) -> None:
-    """That a file can be written where a flag says; asked before anything is computed for it.
+    """Check that the file named by a flag can be written, before anything is computed for it.
 
     Raises:
-        ConfigError: It cannot.
+        ConfigError: It can't be written.
     """
     if endings and path.suffix not in endings:
         fix = f"{flag} {path.stem[:100] or 'picture'}{endings[0]}"
@@ -70,9 +70,9 @@ def check_target(flag: str, path: Path, endings: Sequence[str] = ()) -> None:
     if not os.path.isdir(folder):
         raise ConfigError(f"{flag} names a folder that does not exist", str(path.parent), f"mkdir -p {path.parent}")
     if os.path.isdir(path):
-        raise ConfigError(f"{flag} takes a file, and this is a directory", str(path), f"{flag} {path / 'NAME'}")
+        raise ConfigError(f"{flag} takes a file, but this is a directory", str(path), f"{flag} {path / 'NAME'}")
     if os.path.lexists(path) and os.path.exists(path) and not os.path.isfile(path):
-        raise ConfigError(f"{flag} takes a file, and this is a device or a pipe", str(path), f"{flag} {path.name}.txt")
+        raise ConfigError(f"{flag} takes a file, but this is a device or a pipe", str(path), f"{flag} {path.name}.txt")
     refuse_device_folder(folder)
     try:
         os.lstat(path)
@@ -84,8 +84,10 @@ def check_target(flag: str, path: Path, endings: Sequence[str] = ()) -> None:
 
 
 def refuse_device_folder(folder: Path) -> None:
-    """Raises:
-    ConfigError: What is in there stands for the system itself; memory that is mounted there is a disk like any other.
+    """Refuse a folder of devices or of the kernel; memory that is mounted there counts as a disk.
+
+    Raises:
+        ConfigError: It is such a folder.
     """
     place = Path(os.path.realpath(folder))
     if place.is_relative_to("/dev/shm"):
@@ -95,15 +97,15 @@ def refuse_device_folder(folder: Path) -> None:
 
 
 def open_regular(path: Path, flags: int = os.O_RDONLY, follow: bool = False) -> int:
-    """A descriptor of a regular file: a pipe is not waited for, a device is not read.
+    """A descriptor of a regular file; doesn't wait for a pipe or read a device.
 
     Args:
         path: The file.
-        flags: Of `os.open`.
-        follow: Follow a link, as to a file that the user names.
+        flags: The flags of `os.open`.
+        follow: Whether to follow a link, for files that the user names.
 
     Raises:
-        OSError: It is none, or the system refuses.
+        OSError: It isn't a regular file, or the system refuses.
     """
     descriptor = os.open(path, flags | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW), 0o666)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -113,10 +115,10 @@ def open_regular(path: Path, flags: int = os.O_RDONLY, follow: bool = False) -> 
 
 
 def read_regular(path: Path, limit: int, follow: bool = False) -> bytes | None:
-    """What a regular file holds; None where there is none.
+    """The content of a regular file; None if there is none.
 
     Raises:
-        OSError: It is something else, larger than `limit` bytes, or cannot be read.
+        OSError: It isn't a regular file, is larger than `limit` bytes, or can't be read.
     """
     try:
         with open(open_regular(path, follow=follow), "rb") as file:
@@ -133,22 +135,24 @@ def read_regular(path: Path, limit: int, follow: bool = False) -> bytes | None:
 
 
 def refuse_link(path: Path) -> None:
-    """Raises:
-    OSError: It is a link.
+    """Refuse a symbolic link.
+
+    Raises:
+        OSError: It is a link.
     """
     if path.is_symlink():
         raise OSError(errno.ELOOP, _LINK, str(path))
 
 
 def make_directory(path: Path, root: Path) -> list[Path]:
-    """Make a directory below `root`, with what is missing above it; no part below `root` may be a link.
+    """Make a directory below `root` and its missing parents; no part below `root` may be a link.
 
     Returns:
         The directories that were made, outermost first.
 
     Raises:
         ConfigError: `root` is in a folder of devices.
-        StorageError: The disk refused, or a part is a link; nothing that was made is left.
+        StorageError: The disk refused, or a part is a link; the directories made so far are removed.
     """
     refuse_device_folder(root)
     made: list[Path] = []
@@ -161,7 +165,7 @@ def make_directory(path: Path, root: Path) -> list[Path]:
                     try:
                         part.mkdir()
                         made.append(part)
-                    except FileExistsError:  # another process was faster, or it is a file
+                    except FileExistsError:  # another process made it first, or it is a file
                         if not part.is_dir():
                             raise
     except BaseException:
@@ -171,14 +175,14 @@ def make_directory(path: Path, root: Path) -> list[Path]:
 
 
 def remove_empty(made: list[Path]) -> None:
-    """Take back what `make_directory` made, up to where somebody else has put something."""
+    """Remove the directories that `make_directory` made, up to the first that isn't empty."""
     for part in reversed(made):
         with contextlib.suppress(OSError):
             part.rmdir()
 
 
 def write_all(descriptor: int, data: bytes | memoryview) -> None:
-    """Write every byte, however many calls the system makes of it."""
+    """Write every byte, even if the system takes several calls."""
     rest = memoryview(data)
     while rest:
         rest = rest[_write(descriptor, rest) :]
@@ -207,14 +211,14 @@ def sync_directory(path: Path) -> None:
 
 
 def atomic_write(path: Path, data: bytes) -> None:
-    """Replace a file in one instant: a reader, or a restart, sees the old bytes or the new ones.
+    """Replace a file atomically: a reader, or a restart, sees the old bytes or the new ones.
 
-    What stands there is replaced and never followed, a link included.
+    A link is replaced, never followed.
 
     Raises:
         StorageError: The disk refused; the old file is untouched.
     """
-    aside = path.with_name(f".{secrets.token_hex(8)}.tmp")  # short: the name that it stands for may have any length
+    aside = path.with_name(f".{secrets.token_hex(8)}.tmp")  # short, since the file's own name may be as long as allowed
     with storage(path, len(data)):
         try:
             write_synced(aside, data)
@@ -226,17 +230,17 @@ def atomic_write(path: Path, data: bytes) -> None:
 
 
 def atomic_write_text(path: Path, text: str) -> None:
-    """`atomic_write` of a text; what UTF-8 cannot hold is escaped."""
+    """`atomic_write` of a text; characters that UTF-8 can't encode are escaped."""
     atomic_write(path, text.encode("utf-8", "backslashreplace"))
 
 
 def atomic_write_json(path: Path, obj: Mapping[str, Any]) -> None:
-    """Replace a file by `strict_json(obj)`, indented for people."""
+    """Replace a file by `strict_json(obj)`, indented."""
     atomic_write_text(path, strict_json(obj, indent=2) + "\n")
 
 
 def strict_json(obj: Mapping[str, Any], indent: int | None = None) -> str:
-    """JSON in which a non-finite number is null and its dotted name stands under "nonfinite"."""
+    """JSON in which a non-finite number is null and its dotted name is listed under "nonfinite"."""
     nonfinite: list[str] = []
     nulls: set[str] = set()
 
@@ -253,17 +257,17 @@ def strict_json(obj: Mapping[str, Any], indent: int | None = None) -> str:
         return value
 
     cleaned = clean({key: value for key, value in obj.items() if key != "nonfinite"}, "")
-    nonfinite += [name for name in obj.get("nonfinite", ()) if name in nulls]  # known from an earlier writing
+    nonfinite += [name for name in obj.get("nonfinite", ()) if name in nulls]  # listed by an earlier write
     if nonfinite:
         cleaned["nonfinite"] = nonfinite
     return json.dumps(cleaned, allow_nan=False, indent=indent)
 
 
 def check_reach(path: Path, offset: int) -> None:
-    """That a log reaches the offset which a checkpoint recorded, and a line ends there; a missing log is empty.
+    """Check that a log reaches the offset that a checkpoint recorded, at a line end. A missing log counts as empty.
 
     Raises:
-        CheckpointError: It does not.
+        CheckpointError: It is shorter, or no line ends there.
         StorageError: It is a link, or the disk refuses.
     """
     with storage(path):
@@ -277,11 +281,11 @@ def check_reach(path: Path, offset: int) -> None:
             pass
     if offset and data != b"\n":
         got = f"{size} bytes, the checkpoint was taken at {offset}"
-        raise CheckpointError(f"{path} does not reach its checkpoint", got, "rerun=true trains the run anew")
+        raise CheckpointError(f"{path} is shorter than at its checkpoint", got, "rerun=true trains the run again")
 
 
 def truncate(path: Path, offset: int) -> None:
-    """Cut a log back to a line end that a checkpoint recorded; a missing log counts as empty.
+    """Cut a log back to the line end that a checkpoint recorded. A missing log counts as empty.
 
     Raises:
         CheckpointError: The log is shorter than `offset` bytes, or no line ends there.

@@ -1,6 +1,6 @@
-"""What the files of a run and a study must hold to be read, in the notation of `plain_data.misfit`.
+"""The required form of the files of a run and a study, in the notation of `plain_data.misfit`.
 
-A key may be missing unless it ends in `!`: an older version did not write it. A number that was not finite is null.
+A key may be missing unless it ends in `!`, since older versions didn't write it. A non-finite number is null.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a run is called: the hash of everything that can change its result, and a name for its arm."""
+"""The identity of a run (a hash of everything that can change its result) and the name of its arm."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _NAME = re.compile(r"[A-Za-z0-9=,_+-][A-Za-z0-9=,.@_+-]*")
 
 @dataclass(frozen=True)
 class Identity:
-    """What a run is.
+    """The hashes that identify a run.
 
     Attributes:
         run_hash: sha256 over everything that can change its result.
         arm_hash: The same without the seed.
-        config_hash: Without the seed and without the code: what two runs share that were asked for alike.
+        config_hash: Without the seed and the code: equal for two runs of the same configuration.
     """
 
     run_hash: str
@@ -40,10 +40,10 @@ def identity(science: dict[str, Any], data_fingerprint: str, source: str, plugin
     """The identity of a run.
 
     Args:
-        science: The plain-data configuration that can change the result, with its "seed".
-        data_fingerprint: What identifies the data.
+        science: The part of the configuration that can change the result, as plain data, with its "seed".
+        data_fingerprint: Identifies the data.
         source: `provenance.source_hash()`.
-        plugins: Hash of each plugin's source by name.
+        plugins: The hash of each plugin's source by name.
     """
 
     def sha256(**parts: Any) -> str:
@@ -66,7 +66,7 @@ def arm_name(differences: dict[str, str]) -> str:
     name = _UNSAFE.sub("_", readable)
     if name == readable and len(name) <= NAME_BYTES:
         return name
-    # Two arms must not share a name because both were changed or cut.
+    # Two different arms must not get the same name by escaping or shortening.
     ending = ",+" + hashlib.sha256(full.encode("utf-8", "backslashreplace")).hexdigest()[:6]
     if len(name) + len(ending) > NAME_BYTES:
         name = name[: NAME_BYTES - len(ending)]
@@ -78,7 +78,7 @@ def run_path(runs_dir: str | Path, experiment: str, arm: str, seed: int, identit
     """`<runs_dir>/<experiment>/<arm>/s<seed>-<hash8>`.
 
     Raises:
-        ConfigError: An experiment or arm that is no directory name.
+        ConfigError: The experiment or arm can't name a directory.
     """
     for kind, name in (("experiment", experiment), ("arm", arm)):
         if not _NAME.fullmatch(name) or len(name) > NAME_BYTES:

@@ -1,4 +1,4 @@
-"""Earlier runs of a configuration that other code made. They stay on disk and are never taken for the result."""
+"""Earlier runs of a configuration by other code. They stay on disk and are never used as the result."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class OtherCode:
     """A run of the same configuration and seed by other code.
 
     Attributes:
-        files: Those that differ.
-        commit: Of the code that made it; None where it isn't known.
-        has_result: It finished or diverged.
+        files: The files that differ.
+        commit: The commit of its code; None if unknown.
+        has_result: Whether it finished or diverged.
     """
 
     path: Path
@@ -33,22 +33,22 @@ class OtherCode:
 
 
 def made_by_other_code(path: Path, config_hash: str, env: Mapping[str, Any]) -> list[OtherCode]:
-    """The runs beside `path` of the same configuration and seed by other code, the last one begun last.
+    """The runs next to `path` of the same configuration and seed by other code, in the order in which they started.
 
-    A run of a version that recorded neither code nor configuration counts: its directory says that it is of this arm
-    and seed.
+    This includes runs of an old version that recorded neither code nor configuration: the directory shows that they are
+    of this arm and seed.
 
     Args:
-        path: Where the run is, or will be.
+        path: The directory of the run, existing or not.
         config_hash: From `identity`.
-        env: What env.json says of the code: `source` and `plugins`.
+        env: The entries `source` and `plugins` of env.json.
     """
     runs = []
     for beside in path.parent.glob(f"{path.name.partition('-')[0]}-*"):
         try:
             status = read_status(beside) if beside != path else None
             other_env = read_env(beside) or {}
-        except UserError:  # damaged: `status` and `compare` name it
+        except UserError:  # damaged: `status` and `compare` report it
             continue
         files = differing_files(code_of(env), code_of(other_env))
         if status is not None and files and other_env.get("config_hash") in (None, config_hash):

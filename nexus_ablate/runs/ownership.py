@@ -1,7 +1,7 @@
-"""Who owns a run directory: one living process at most.
+"""Ownership of a run directory: at most one living process.
 
-The kernel holds the lock for the life of the process, so that a killed owner is known at once and a process that got
-its pid later is not taken for it. Other hosts, and file systems without locks, are judged by the heartbeat.
+The kernel holds the lock for the life of the process, so a killed owner is noticed at once, and a later process with
+the same pid is not mistaken for it. On other hosts, and on file systems without locks, the heartbeat decides.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from nexus_ablate.errors import AlreadyRunning
 from nexus_ablate.runs.files import open_regular, write_all
 
 LIVE = ("created", "running")
-SETTLED = ("finished", "diverged")  # both are results: a loss that blew up is one
+SETTLED = ("finished", "diverged")  # both are results: divergence is one too
 STATES = (*LIVE, "preempted", *SETTLED, "failed")
 LOST_SECONDS = 120.0
 
@@ -43,7 +43,7 @@ def take_lock(path: Path, busy: str = "is being trained") -> int | None:
 
     Args:
         path: The directory of a run or a study.
-        busy: What another owner does there.
+        busy: What another owner is doing, for the error.
 
     Raises:
         AlreadyRunning: Another process holds it.
@@ -53,7 +53,7 @@ def take_lock(path: Path, busy: str = "is being trained") -> int | None:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            time.sleep(0.05)  # a reader that asks whether the lock is free holds it for an instant
+            time.sleep(0.05)  # a reader that checks whether the lock is free holds it for an instant
         except OSError as error:
             os.close(descriptor)
             if error.errno not in _NO_LOCKS:
@@ -71,14 +71,14 @@ def take_lock(path: Path, busy: str = "is being trained") -> int | None:
 
 
 def release(lock: int | None) -> None:
-    """Give a lock from `take_lock` back."""
+    """Release a lock from `take_lock`."""
     if lock is not None:
         _held.discard(lock)
         os.close(lock)
 
 
 def _owned(path: Path) -> bool | None:
-    """Whether a process on this host owns the directory; None where its lock cannot tell."""
+    """Whether a process on this host owns the directory; None if its lock doesn't show it."""
     try:
         descriptor = open_regular(path / "LOCK")
     except OSError:
@@ -95,7 +95,7 @@ def _owned(path: Path) -> bool | None:
 
 
 def refuse_if_alive(path: Path, status: dict[str, Any] | None, made: bool, locked: bool) -> None:
-    """What the lock cannot see: an owner on another host, or any owner where the file system has no locks."""
+    """Refuse an owner that the lock doesn't show: one on another host, or on a file system without locks."""
     if locked and (status is None or status["host"] == socket.gethostname()):
         return
     if status is None:
@@ -107,7 +107,8 @@ def refuse_if_alive(path: Path, status: dict[str, Any] | None, made: bool, locke
     else:
         return
     wait = math.ceil(LOST_SECONDS - age)
-    raise AlreadyRunning(f"{path} is being trained", owner, f"if it is dead, it can be taken over in {wait} seconds")
+    fix = f"wait for it; if that process is dead, run the same command in {wait} seconds"
+    raise AlreadyRunning(f"{path} is being trained", owner, fix)
 
 
 def effective_state(status: dict[str, Any], path: Path | None = None) -> str:
@@ -115,7 +116,7 @@ def effective_state(status: dict[str, Any], path: Path | None = None) -> str:
 
     Args:
         status: From `read_status`.
-        path: The run directory; with it, life and death on this host are known at once, by the lock.
+        path: The run directory; with it, the lock shows at once whether an owner on this host is alive.
     """
     if status["state"] not in LIVE:
         return status["state"]
@@ -130,5 +131,5 @@ def now() -> str:
 
 
 def heartbeat_age(status: dict[str, Any]) -> float:
-    """Seconds since the heartbeat; below 0 where it is in the future, as after a clock was set back."""
+    """Seconds since the heartbeat; negative if it is in the future, as after a clock was set back."""
     return (datetime.now(UTC) - datetime.fromisoformat(status["heartbeat"])).total_seconds()

@@ -1,4 +1,4 @@
-"""Reading run directories back: what is missing stays missing, what is damaged is named."""
+"""Read run directories: missing files stay missing, damaged files are reported by name."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOGS = ("metrics.jsonl", "probes.jsonl")
 FIRST_KEYS = ("step", "tokens", "flops", "seconds")
 
 DOCUMENT_BYTES = 16 * 2**20
-"""Of a JSON file, and of a line of a log: that of a thousand layers has 1 MiB."""
+"""Most bytes of a JSON file, and of a line of a log: a row of a model with a thousand layers has 1 MiB."""
 _CHUNK_BYTES = 8 * 2**20
 _TAIL_BYTES = 2**18
 
@@ -29,7 +29,7 @@ _RUN_NAME = re.compile(r"s(\d{1,18})-[0-9a-f]{8}(?:-r(\d{1,18}))?")
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A run directory as found; what is missing is None.
+    """The content of a run directory; missing files are None.
 
     Attributes:
         state: The effective state: one of `STATES`, or `lost`.
@@ -49,11 +49,11 @@ class RunRecord:
     env: dict[str, Any] | None
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The rows of metrics.jsonl; none where there is no file."""
+        """The rows of metrics.jsonl; an empty list if there is no file."""
         return read_jsonl(self.path / "metrics.jsonl")
 
     def probes(self) -> list[dict[str, Any]]:
-        """The rows of probes.jsonl; none where there is no file."""
+        """The rows of probes.jsonl; an empty list if there is no file."""
         return read_jsonl(self.path / "probes.jsonl")
 
 
@@ -61,7 +61,7 @@ def read_run(path: Path) -> RunRecord:
     """Read a run directory.
 
     Raises:
-        UserError: It is no run, or a file in it is damaged; the message names the file.
+        UserError: It isn't a run, or a file in it is damaged; the message names the file.
     """
     path = Path(os.path.abspath(path))
     status = read_status(path)
@@ -69,7 +69,7 @@ def read_run(path: Path) -> RunRecord:
     overrides = read_text(path / "overrides.txt")
     summary = read_summary(path)
     if summary is None and status["state"] == "finished":
-        raise damaged(path / "summary.json", "it is missing, and status.json says finished")
+        raise damaged(path / "summary.json", "the file is missing, but status.json has the state finished")
     return RunRecord(
         path=path,
         study=path.parent.parent.name,
@@ -86,7 +86,7 @@ def read_run(path: Path) -> RunRecord:
 
 
 def has_status(path: Path) -> bool:
-    """Whether a directory is a run, of whatever kind its status.json is."""
+    """Whether a directory is a run: it has a status.json, even a damaged one or a link."""
     return os.path.lexists(path / "status.json")
 
 
@@ -103,7 +103,7 @@ def read_status(path: Path) -> dict[str, Any]:
 
 
 def read_summary(path: Path) -> dict[str, Any] | None:
-    """The summary.json of a run directory; None where there is none.
+    """The summary.json of a run directory; None if there is none.
 
     Raises:
         UserError: It is damaged.
@@ -112,7 +112,7 @@ def read_summary(path: Path) -> dict[str, Any] | None:
 
 
 def read_config(path: Path) -> dict[str, Any] | None:
-    """The config.yaml of a run directory in today's keys; None where there is none. `experiment` was called `study`.
+    """The config.yaml of a run directory with current keys (`experiment` was called `study`); None if there is none.
 
     Raises:
         UserError: It is damaged.
@@ -122,7 +122,7 @@ def read_config(path: Path) -> dict[str, Any] | None:
 
 
 def read_env(path: Path) -> dict[str, Any] | None:
-    """The env.json of a run directory; None where there is none.
+    """The env.json of a run directory; None if there is none.
 
     Raises:
         UserError: It is damaged.
@@ -131,7 +131,7 @@ def read_env(path: Path) -> dict[str, Any] | None:
 
 
 def read_study(directory: Path) -> dict[str, Any] | None:
-    """The study.yaml of a study's directory; None where there is none.
+    """The study.yaml of a study's directory; None if there is none.
 
     Raises:
         UserError: It is damaged.
@@ -140,7 +140,7 @@ def read_study(directory: Path) -> dict[str, Any] | None:
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a log one after the other; none where there is no file, and without a last line that was cut off.
+    """The rows of a log, one after the other. Empty if there is no file; a truncated last line is left out.
 
     Raises:
         UserError: Another line is damaged.
@@ -151,12 +151,12 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """The rows of a log at once, which take several times the memory of its text."""
+    """All rows of a log in a list, which takes several times the memory of its text."""
     return list(read_rows(path))
 
 
 def last_row(path: Path, name: str = "step") -> dict[str, Any]:
-    """The last row of a log that holds a metric, among its last 256 KiB; {} where there is none.
+    """The last row of a log that has a metric, among its last 256 KiB; {} if there is none.
 
     Raises:
         UserError: The row is damaged.
@@ -170,21 +170,21 @@ def last_row(path: Path, name: str = "step") -> dict[str, Any]:
 
 
 def read_lines(path: Path, start: int = 0) -> Iterator[bytes]:
-    """A log in chunks of whole lines, some MiB each; nothing where there is no file, and without an unended last line.
+    """A log in chunks of whole lines, some MiB each. Empty if there is no file; a truncated last line is left out.
 
     Args:
         path: The log.
-        start: Byte at which a line begins; below 0: only the lines that begin among so many last bytes.
+        start: Byte at which a line begins; negative: only the lines that begin in the last `-start` bytes.
 
     Raises:
-        UserError: It cannot be read, or a line is longer than any row.
+        UserError: It can't be read, or a line is longer than any row can be.
     """
     try:
         with open(open_regular(path), "rb") as file:
             rest, size = b"", os.fstat(file.fileno()).st_size
             file.seek(start if start >= 0 else max(size + start, 0))
             if start < 0 < size + start:
-                file.readline(-start)  # whose beginning was left out
+                file.readline(-start)  # the rest of a line that began earlier
             while data := file.read(_CHUNK_BYTES):
                 end = (rest := rest + data).rfind(b"\n") + 1
                 if end:
@@ -204,16 +204,16 @@ def parse_row(path: Path, line: bytes, place: str = "a line") -> dict[str, Any]:
     Args:
         path: The log.
         line: The line.
-        place: Which one, for the error.
+        place: Where it is, for the error.
 
     Raises:
-        UserError: It is no row.
+        UserError: It isn't a row.
     """
     try:
         row = strict_loads(line.decode())
         if type(row) is not dict:
-            raise ValueError(f"{row!r:.60} is no row")
-        usual = (float, int, NoneType)  # `misfit` by itself is too slow for all the numbers of a log
+            raise ValueError(f"{row!r:.60} is not a row")
+        usual = (float, int, NoneType)  # `misfit` alone is too slow for all numbers of a log
         rest = {
             k: v for k, v in row.items() if type(v) not in usual or k in FIRST_KEYS or not -LARGEST < (v or 0) < LARGEST
         }
@@ -227,12 +227,12 @@ def parse_row(path: Path, line: bytes, place: str = "a line") -> dict[str, Any]:
 def find_runs(dirs: Iterable[Path]) -> list[Path]:
     """The run directories in the given ones (a run, an arm, a study or a runs_dir), sorted.
 
-    Hidden directories are left out, and so are links, which could lead anywhere.
+    Hidden directories and links are skipped: a link could lead anywhere.
 
     Raises:
-        UserError: A given directory does not exist or cannot be read.
+        UserError: A given directory doesn't exist or can't be read.
     """
-    runs: dict[Path, Path] = {}  # by resolved path: a link must not count a run twice
+    runs: dict[Path, Path] = {}  # by resolved path, so that a link doesn't count a run twice
 
     def search(path: Path, depth: int) -> None:
         if has_status(path):
@@ -253,10 +253,10 @@ def find_runs(dirs: Iterable[Path]) -> list[Path]:
 
 
 def read_text(path: Path, limit: int = DOCUMENT_BYTES) -> str | None:
-    """A file's text, None where there is none.
+    """A file's text; None if there is no file.
 
     Raises:
-        UserError: It cannot be read.
+        UserError: It can't be read.
     """
     try:
         data = read_regular(path, limit)
@@ -266,15 +266,15 @@ def read_text(path: Path, limit: int = DOCUMENT_BYTES) -> str | None:
 
 
 def read_document(path: Path, form: Any, parse: Callable[[str], Any] = strict_loads) -> dict[str, Any] | None:
-    """A file that holds a mapping, None where there is none.
+    """The mapping in a file; None if there is no file.
 
     Args:
         path: The file.
-        form: What it must hold, from `formats`.
-        parse: From its text to plain data.
+        form: Its required form, from `formats`.
+        parse: Turns its text into plain data.
 
     Raises:
-        UserError: It cannot be read, or holds something else.
+        UserError: It can't be read, or doesn't have that form.
     """
     text = read_text(path)
     if text is None:

@@ -1,8 +1,7 @@
-"""Where a run's rows go besides its own directory: nowhere, or to W&B as a mirror that can fail without consequence.
+"""An optional copy of a run on W&B. The run doesn't depend on it.
 
-The run directory is the truth. The mirror reads `metrics.jsonl` as the run writes it, `sync` reads it afterwards: both
-send by the same way what W&B does not have yet, so that it does not matter which of them a run went through, or how
-often.
+The run directory is authoritative. The mirror reads `metrics.jsonl` while the run writes it, `sync` reads it later.
+Both send what W&B doesn't have yet with the same code, so they can be combined and repeated.
 """
 
 from nexus_ablate.track.account import resolve_mode

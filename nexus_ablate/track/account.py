@@ -1,4 +1,4 @@
-"""What this machine knows of W&B, found without network: whether to use it, the key, and what must not be shown."""
+"""This machine's W&B account, without network: whether to use W&B, its key, and which secrets to mask."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _SECRETS = ("WANDB_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 
 
 def resolve_mode(option: Option, environ: Mapping[str, str]) -> Mode:
-    """What a `tracker` option comes to on this machine, without network.
+    """The mode that a `tracker` option means on this machine, without network.
 
     `auto` follows WANDB_MODE, then credentials: WANDB_API_KEY, WANDB_IDENTITY_TOKEN_FILE, or the server's entry in
-    the netrc file. A chosen mode stands whatever the environment says.
+    the netrc file. An explicit mode overrides the environment.
     """
     if option.name != "auto":
         return option.name  # type: ignore[return-value]
@@ -41,17 +41,17 @@ def resolve_mode(option: Option, environ: Mapping[str, str]) -> Mode:
 
 
 def require_key(environ: Mapping[str, str] = os.environ) -> None:
-    """W&B would ask for a key at the terminal, and wait for the answer.
+    """Check that there is a key: without one, W&B would ask at the terminal and wait.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: There is no key.
     """
     if not credentials(environ):
         raise ConfigError(NO_KEY, "no WANDB_API_KEY, no netrc", LOG_IN)
 
 
 def credentials(environ: Mapping[str, str]) -> str:
-    """The key that W&B would use, or the path of its identity token; '' when there is none."""
+    """The key that W&B would use, or the path of its identity token; '' if there is neither."""
     environment_key = environ.get("WANDB_API_KEY") or environ.get("WANDB_IDENTITY_TOKEN_FILE")
     if environment_key:
         return environment_key
@@ -59,24 +59,24 @@ def credentials(environ: Mapping[str, str]) -> str:
     path = Path(environ.get("NETRC") or "~/.netrc").expanduser()
     try:
         logins = netrc.netrc(path).hosts
-    except (netrc.NetrcParseError, OSError, UnicodeDecodeError):  # as W&B: an unreadable file holds no key
+    except (netrc.NetrcParseError, OSError, UnicodeDecodeError):  # like W&B, treat an unreadable file as empty
         return ""
     keys = [logins[host][2] for host in ([urlsplit(url).netloc] if url else _HOSTS) if host in logins]
     return next((key for key in keys if key), "")
 
 
 def redactor(environ: Mapping[str, str]) -> Callable[[Any], Any]:
-    """`mask`, which here also knows the key that W&B would use and those of the Hugging Face hub."""
+    """`mask` that also hides the W&B key and those of the Hugging Face Hub."""
     return partial(mask, more=[credentials(environ), *(environ.get(name, "") for name in _SECRETS)])
 
 
 def failure(error: BaseException, redact: Callable[[Any], Any]) -> str:
-    """What W&B raised, on one line and without secrets."""
+    """An error from W&B on one line, without secrets."""
     return printable(redact(" ".join(f"{type(error).__name__}: {error}".split())), limit=300)
 
 
 def _wandb_setting(name: str, environ: Mapping[str, str]) -> str:
-    """A setting of W&B's from its variable or else from the file that `wandb login` and `wandb offline` write."""
+    """A W&B setting: from its environment variable, else from the file that `wandb login` and `wandb offline` write."""
     variable = environ.get(f"WANDB_{name.upper()}")
     if variable:
         return variable
@@ -84,6 +84,6 @@ def _wandb_setting(name: str, environ: Mapping[str, str]) -> str:
     parser = configparser.ConfigParser(interpolation=None)
     try:
         parser.read(directory / "settings", encoding="utf-8")
-    except (configparser.Error, UnicodeDecodeError):  # W&B, too, takes an unreadable file for an empty one
+    except (configparser.Error, UnicodeDecodeError):  # like W&B, treat an unreadable file as empty
         return ""
     return parser.get("default", name, fallback="")

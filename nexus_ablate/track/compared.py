@@ -1,4 +1,4 @@
-"""A comparison on W&B: a run of its own with the verdict table, the report, and both as an artifact."""
+"""A comparison on W&B: a separate W&B run with the verdict table, the report, and both as an artifact."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ def publish(
     files: Mapping[str, str],
     environ: Mapping[str, str] = os.environ,
 ) -> str:
-    """Send a comparison. The same study's next one continues the same W&B run; unchanged files make no new version.
+    """Send a comparison. Later comparisons of a study continue its W&B run; unchanged files make no new version.
 
     Args:
         project: `project` or `entity/project`.
-        study: What was compared.
+        study: The name of the study.
         answer: The verdict in a sentence.
-        table: Titles, and rows of texts.
-        files: Texts of the artifact by file name; `report.html` is shown as a page too.
-        environ: Where credentials are looked up.
+        table: Titles, and rows of strings.
+        files: Content of the artifact by file name; `report.html` is also shown as a page.
+        environ: The environment with the credentials.
 
     Returns:
-        The address of the W&B run.
+        The URL of the W&B run.
 
     Raises:
-        ConfigError: No key.
+        ConfigError: There is no key.
         UserError: W&B failed.
     """
     require_key(environ)
@@ -56,7 +56,7 @@ def publish(
                 "resume": "allow",
                 "run_name": printable(f"compare {study}", MAX_NAME),
                 "run_group": printable(study, MAX_NAME),
-                "run_job_type": "compare",  # by which the dashboard's panels of training runs leave it out
+                "run_job_type": "compare",  # the dashboard's panels of training runs exclude this type
             }
             run = begin(settings, {"study": study})
             columns, rows = table
@@ -72,7 +72,7 @@ def publish(
             run.summary["answer"] = answer
             run.finish()
             return run.url or ""
-    except Exception as error:  # all that W&B may raise
+    except Exception as error:  # W&B may raise anything
         raise UserError(
             "W&B did not take the comparison", failure(error, redactor(environ)), "the same command again"
         ) from error

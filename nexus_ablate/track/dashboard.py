@@ -1,8 +1,8 @@
-"""W&B's own pages about our runs: a saved workspace of the project, one of each study, and a study's report.
+"""Pages on W&B about the runs: a saved workspace of the project, one per study, and a report per study.
 
-A workspace filters all of its panels together and no section alone, so a study gets a workspace of its own, filtered
-to its runs, and the project's workspace a section that says what the study asks and links there. Names and ids are
-made from the project and the study: saved again, a workspace is the same one at the same address.
+W&B can filter a whole workspace, but not a section of it. So each study has its own workspace, filtered to its runs,
+and the project's workspace has a section with the study's question and a link to it. Names and ids follow from the
+project and the study: saving again updates the same workspace at the same URL.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class Question:
 
     Attributes:
         study: Its name, by which W&B groups its runs.
-        text: What it is to decide.
-        baseline: The arm that the others are held against.
-        arms: The others.
-        table: The verdict in Markdown, where runs have been compared.
+        text: The question it answers.
+        baseline: The arm that the others are compared with.
+        arms: The other arms.
+        table: The verdict in Markdown, if runs have been compared.
     """
 
     study: str
@@ -53,7 +53,7 @@ class Question:
 
 
 def workspaces(project: str, entity: str, questions: Sequence[Question]) -> list[Workspace]:
-    """The project's workspace first, then one of each study. Needs no network.
+    """The project's workspace first, then one per study. Needs no network.
 
     Raises:
         ConfigError: The package is missing.
@@ -74,7 +74,7 @@ def workspaces(project: str, entity: str, questions: Sequence[Question]) -> list
 
 
 def specification(views: Sequence[Workspace]) -> dict[str, Any]:
-    """The workspaces as what is sent to W&B, in JSON's types."""
+    """The workspaces as they are sent to W&B, in JSON types."""
     return {
         "project": views[0].project,
         "entity": views[0].entity,
@@ -83,13 +83,13 @@ def specification(views: Sequence[Workspace]) -> dict[str, Any]:
 
 
 def save(views: Sequence[Workspace]) -> list[str]:
-    """Create the workspaces or update those that are there.
+    """Create or update the workspaces.
 
     Returns:
-        Their addresses.
+        Their URLs.
 
     Raises:
-        ConfigError: No key, or no such project.
+        ConfigError: There is no key, or no such project.
         UserError: W&B refused.
     """
     from wandb_workspaces.workspaces import internal
@@ -105,24 +105,24 @@ def save(views: Sequence[Workspace]) -> list[str]:
             if "Project" in str(error):
                 fix = "train or sync a run there first, or choose --project and --entity"
                 raise ConfigError("W&B has no such project", f"{view.entity}/{view.project}", fix) from error
-        except Exception as error:  # all that W&B may raise
+        except Exception as error:  # W&B may raise anything
             raise _refused(error) from error
         try:
             addresses.append(view.save().url)
-        except Exception as error:  # all that W&B may raise
+        except Exception as error:  # W&B may raise anything
             raise _refused(error) from error
     return addresses
 
 
 def save_report(project: str, entity: str, question: Question) -> str:
-    """Create the report of a study, or update the one of its name: question, verdict, and the panels of its runs.
+    """Create or update the report of a study: question, verdict, and the panels of its runs.
 
     Returns:
-        Its address.
+        Its URL.
 
     Raises:
-        ConfigError: No key.
-        UserError: W&B refused, or cannot keep reports.
+        ConfigError: There is no key.
+        UserError: W&B refused, or its server doesn't support reports.
     """
     import wandb
 
@@ -145,16 +145,16 @@ def save_report(project: str, entity: str, question: Question) -> str:
         report.id = next((r.id for r in wandb.Api().reports(f"{entity}/{project}") if r.display_name == title), "")
         report.save()
         return report.url
-    except Exception as error:  # all that W&B may raise
+    except Exception as error:  # W&B may raise anything
         raise _refused(error) from error
 
 
 def default_entity() -> str:
-    """The user or team that W&B puts runs under when none is named.
+    """The account's default user or team on W&B.
 
     Raises:
-        ConfigError: No key.
-        UserError: W&B did not say.
+        ConfigError: There is no key.
+        UserError: W&B failed.
     """
     import wandb
 
@@ -162,12 +162,12 @@ def default_entity() -> str:
     _quiet()
     try:
         return str(wandb.Api().default_entity)
-    except Exception as error:  # all that W&B may raise
+    except Exception as error:  # W&B may raise anything
         raise _refused(error) from error
 
 
 def view_id(project: str, study: str | None) -> str:
-    """The part of a workspace's address that names it: `?nw=<id>`."""
+    """The part of a workspace's URL that identifies it: `?nw=<id>`."""
     return _digest(project, study or "")
 
 
@@ -192,13 +192,13 @@ def _workspace(project: str, entity: str, study: str | None, first: list[Section
     view._internal_name = f"nw-{view_id(project, study)}-v"
     view._internal_runset_id = _digest(project, study or "", "runs")
     for section in view.sections:
-        for number, panel in enumerate(section.panels):  # W&B keeps what a user changed in a panel by its id
+        for number, panel in enumerate(section.panels):  # W&B keeps a user's changes to a panel by its id
             panel._id = _digest(section.name, str(number))
     return view
 
 
 def sections() -> list[Section]:
-    """The panels, by subject. A line is the mean over an arm's seeds, its band goes from the lowest to the highest."""
+    """The panels, by subject. A line is the mean over an arm's seeds, its band the range from lowest to highest."""
     ws, wr = _package()
     arm = wr.Config("arm")
 
@@ -263,7 +263,7 @@ def sections() -> list[Section]:
 
 
 def _package() -> tuple[Any, Any]:
-    """The modules of workspaces and of reports, which name what they export in no way that a type checker sees.
+    """The modules of workspaces and of reports. They are untyped here: a type checker can't see what they export.
 
     Raises:
         ConfigError: The package is missing.
@@ -288,7 +288,7 @@ def _digest(*parts: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """What a user named, with nothing that Markdown would take for itself."""
+    """A user's text with Markdown's special characters escaped."""
     return "".join(f"&#{ord(c)};" if c in "<>&`[]*_|\\" else c for c in " ".join(text.split()))
 
 
@@ -299,5 +299,5 @@ def _quiet() -> None:
 
 
 def _refused(error: Exception) -> UserError:
-    fix = f"{LOG_IN}; is the server there? --dry-run asks none"
+    fix = f"{LOG_IN}, and check that the server can be reached; --dry-run needs no server"
     return UserError("W&B refused the dashboard", failure(error, redactor(os.environ)), fix)

@@ -1,4 +1,4 @@
-"""What W&B shows of a run besides its rows: project, name, config and tags, all read from the run directory."""
+"""A run's project, name, config and tags on W&B, all read from the run directory."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ MAX_TAG, MAX_NAME = 64, 128  # characters; W&B refuses a run with longer ones
 
 @dataclass(frozen=True)
 class Place:
-    """Where a run is on W&B. `entity` None is the account's default."""
+    """A run's place on W&B. The entity None is the account's default."""
 
     id: str
     project: str
     entity: str | None
 
     def write(self, run_dir: Path) -> None:
-        """Save it with the run, so that whoever sends the rest resumes the same W&B run."""
+        """Save it with the run, so that later uploads resume the same W&B run."""
         atomic_write_json(run_dir / PLACE_FILE, vars(self))
 
 
 def kept_place(run_dir: Path) -> Place | None:
-    """Where the run was sent before; None where it never was.
+    """Where the run was sent before; None if it never was.
 
     Raises:
         UserError: The file is damaged.
@@ -41,9 +41,9 @@ def kept_place(run_dir: Path) -> Place | None:
 
 
 def place_of(run_dir: Path, option: Option, project: str | None = None, entity: str | None = None) -> Place:
-    """Where a run goes: where it is asked for, else where it was before, else where its `tracker` option says.
+    """Where a run goes: to the given project, else where it was before, else to the project of its `tracker` option.
 
-    The id is made once for each destination. It is random, because equal runs of two people are two runs.
+    The id is made once per destination. It is random, because equal runs of two people are two runs.
     """
     kept = kept_place(run_dir)
     chosen = option.keys.get("entity", "none")
@@ -70,8 +70,8 @@ def settings_of(record: RunRecord, place: Place, mode: str, root: Path, init: fl
         place: From `place_of`.
         mode: `online` or `offline`.
         root: W&B's own files go under it.
-        init: Seconds that W&B has to accept the run.
-        finish: Seconds that it has to take what is left at the end.
+        init: Seconds until W&B must have accepted the run.
+        finish: Seconds until it must have taken the remaining rows at the end.
     """
     tags = [f"{axis}={name}"[:MAX_TAG] for axis, name in _axes(record).items()]
     return {
@@ -89,10 +89,10 @@ def settings_of(record: RunRecord, place: Place, mode: str, root: Path, init: fl
 
 
 def quiet(root: Path, init: float, finish: float) -> dict[str, Any]:
-    """Settings that keep W&B to the rows that it is given."""
+    """Settings under which W&B records nothing but the rows it is given."""
     return {
         "root_dir": str(root),
-        # A run of ours must neither end nor become the one of the program around it.
+        # The run must neither end nor replace a W&B run of the calling program.
         "reinit": "create_new",
         # By default the Stop button in the browser interrupts this process.
         "stop_fn": lambda: None,
@@ -105,7 +105,7 @@ def quiet(root: Path, init: float, finish: float) -> dict[str, Any]:
         "x_disable_meta": True,
         "x_disable_stats": True,
         "x_save_requirements": False,
-        # The default of 15 s is what a killed run would lose.
+        # By default, a killed run would lose its last 15 s.
         "x_transaction_log_flush_interval": 1.0,
         "init_timeout": init,
         "finish_timeout": finish,

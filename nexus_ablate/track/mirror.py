@@ -1,4 +1,4 @@
-"""The copy of a run while it trains. It can fail without consequence."""
+"""Copy a run to W&B while it trains. A failure doesn't affect the run."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from nexus_ablate.track.described import config_of, place_of, settings_of
 from nexus_ablate.track.upload import Upload
 
 PATIENCE = 20.0  # seconds that finish() waits for W&B
-PREEMPTED_PATIENCE = 5.0  # the same where a scheduler is about to kill the process
-INIT_TIMEOUT = 15.0  # seconds that W&B has to accept the run; a process that ends earlier waits for the rest of them
+PREEMPTED_PATIENCE = 5.0  # the same if a scheduler is about to kill the process
+INIT_TIMEOUT = 15.0  # seconds until W&B must have accepted the run; a process that ends earlier waits for that
 
 
 class Tracker(ABC):
-    """What gets a copy of a run's rows; leaving its `with` block finishes it."""
+    """Receives a copy of a run's rows; leaving its `with` block finishes it."""
 
     @abstractmethod
     def row_written(self) -> None:
-        """There is a new row in `metrics.jsonl`. Returns at once, whatever happens to the copy."""
+        """Announce a new row in `metrics.jsonl`. Returns at once, even if the copy fails."""
 
     @abstractmethod
     def finish(self, status: str, summary: Mapping[str, Any]) -> None:
-        """End the copy with the state and the summary of the run; calls after the first do nothing."""
+        """End the copy with the state and the summary of the run. Later calls do nothing."""
 
     def __enter__(self) -> Tracker:
         return self
@@ -54,19 +54,19 @@ class FilesTracker(Tracker):
 
 @final
 class WandbTracker(Tracker):
-    """A W&B run that is fed by a thread of its own, which reads metrics.jsonl.
+    """A W&B run that is fed by a separate thread, which reads metrics.jsonl.
 
-    So the training hands over nothing and waits for nothing, and a slow W&B lags behind but lacks no row. Only that
-    thread touches W&B. It catches `Exception`, the whole of what W&B may raise at any point, and ends there; the
-    caller's thread then says so once, at its next call.
+    The training passes no data and never waits. If W&B is slow, the copy lags behind but is complete. Only that thread
+    uses W&B. It catches `Exception`, since W&B may raise anything at any point, and ends; the caller's thread then
+    reports it once, at its next call.
 
-    The file is read from the first row on that this process wrote: until then a resumed run may cut it back.
+    Reading starts when this process has written its first row: before that, a resumed run may shorten the file.
 
     Args:
         start: Opens the W&B run.
         run_dir: The run directory, for messages.
         say: Takes one line for the user; called on the caller's thread only.
-        redact: Takes the secrets out of a text.
+        redact: Masks the secrets in a text.
         patience: Seconds that `finish` waits.
     """
 
@@ -97,7 +97,7 @@ class WandbTracker(Tracker):
         patience = min(self._patience, PREEMPTED_PATIENCE) if status == "preempted" else self._patience
         self._thread.join(patience)
         if self._thread.is_alive():
-            self._lines.put(f"W&B has not answered within {patience:g} s and is left behind; {self._where()}")
+            self._lines.put(f"W&B did not answer within {patience:g} s, so the upload was stopped; {self._where()}")
         self._speak()
 
     def _speak(self) -> None:
@@ -110,7 +110,7 @@ class WandbTracker(Tracker):
     def _mirror(self) -> None:
         try:
             upload = self._start()
-            place = upload.url or f"offline, `nexus-ablate sync {self._run_dir}` sends it later"
+            place = upload.url or f"offline; `nexus-ablate sync {self._run_dir}` sends the run later"
             self._lines.put(f"W&B: {place}")
             while True:
                 self._news.wait()
@@ -129,19 +129,19 @@ def start_tracker(
     environ: Mapping[str, str] = os.environ,
     patience: float = PATIENCE,
 ) -> Tracker:
-    """Begin the copy of a run; returns at once.
+    """Start copying a run; returns at once.
 
     Args:
         option: The chosen `tracker` option.
         run_dir: The run directory, from which the run's data for W&B is read.
         say: Takes one line for the user.
-        environ: Where credentials are looked up.
+        environ: The environment with the credentials.
         patience: Seconds that `finish` may wait for W&B.
     """
     mode = resolve_mode(option, environ)
     if mode == "files":
         return FilesTracker()
-    if mode == "wandb" and not credentials(environ):  # W&B would ask for a key, and the run would wait for the answer
+    if mode == "wandb" and not credentials(environ):  # W&B would ask for a key, and the run would wait for it
         say(f"{NO_KEY}: {LOG_IN}; the run directory has every row")
         return FilesTracker()
     redact = redactor(environ)
@@ -150,7 +150,7 @@ def start_tracker(
         refuse_link(run_dir / "wandb")  # where W&B keeps its files
         record, place = read_run(run_dir), place_of(run_dir, option)
         online = "online" if mode == "wandb" else "offline"
-        # W&B gives up before finish() does, which also bounds what it does when the process exits.
+        # W&B gives up before finish() does. This also limits its work when the process exits.
         settings = settings_of(record, place, online, run_dir, INIT_TIMEOUT, patience / 2)
         return Upload(run_dir, place, settings, redact(config_of(record)))
 

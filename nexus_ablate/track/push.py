@@ -1,4 +1,4 @@
-"""A run directory brought to W&B afterwards: tracked by files alone, offline, or cut off. Whatever is there stays."""
+"""Send a run directory to W&B afterwards: it had no tracker, was offline or was cut off. Deletes nothing on W&B."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from nexus_ablate.track.described import PLACE_FILE, config_of, place_of, settin
 from nexus_ablate.track.mirror import INIT_TIMEOUT, PATIENCE
 from nexus_ablate.track.upload import Upload
 
-SYNC_INIT, SYNC_FINISH = 30.0, 600.0  # seconds; here somebody waits for W&B and for nothing else
+SYNC_INIT, SYNC_FINISH = 30.0, 600.0  # seconds; long, since the command has nothing else to do
 
 
 @dataclass(frozen=True)
 class Synced:
-    """What a run's W&B copy had before, and what it got now, in rows of metrics.jsonl."""
+    """Rows of metrics.jsonl that W&B had before, and rows sent now."""
 
     before: int
     sent: int
@@ -36,19 +36,19 @@ def sync(
     init: float = SYNC_INIT,
     finish: float = SYNC_FINISH,
 ) -> Synced:
-    """Send what W&B does not have of a run: rows, what the probe saw block by block, summary, state.
+    """Send what W&B doesn't have of a run: rows, the probe's measurements by block, summary, state.
 
     Args:
-        record: A run that nobody is training.
-        project: The W&B project; where the run was before, or what its `tracker` option says, unless given.
-        entity: Likewise.
-        environ: Where credentials are looked up.
-        init: Seconds that W&B has to accept the run.
-        finish: Seconds that it has to take everything.
+        record: A run that isn't being trained.
+        project: The W&B project. Default: where the run was before, or the project of its `tracker` option.
+        entity: The W&B entity, with the same default.
+        environ: The environment with the credentials.
+        init: Seconds until W&B must have accepted the run.
+        finish: Seconds until it must have taken everything.
 
     Raises:
-        ConfigError: No key.
-        UserError: A file of the run is damaged, or W&B failed; what it has taken by then is not sent again.
+        ConfigError: There is no key.
+        UserError: A file of the run is damaged, or W&B failed; rows already sent aren't sent again.
     """
     require_key(environ)
     redact = redactor(environ)
@@ -64,14 +64,14 @@ def sync(
                 raise
         except UserError:
             raise
-        except Exception as error:  # all that W&B may raise
+        except Exception as error:  # W&B may raise anything
             fix = "run the same command again; it resumes where this one stopped"
             raise UserError("W&B failed", failure(error, redact), fix) from error
     return Synced(upload.before, upload.sent, upload.url)
 
 
 def refresh(path: Path, say: Callable[[str], None], environ: Mapping[str, str] = os.environ) -> None:
-    """Send what a finished run has learnt since, such as an evaluation, where it is on W&B already."""
+    """Send later results of a finished run, such as an evaluation, if the run is on W&B already."""
     record = read_run(path)
     if not (path / PLACE_FILE).exists() or resolve_mode(_tracker(record), environ) != "wandb":
         return

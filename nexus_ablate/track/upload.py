@@ -1,4 +1,4 @@
-"""One run of ours on W&B: opened, brought up to date from its directory, closed. Nothing is sent twice."""
+"""Upload one run to W&B: open it, send the rows it doesn't have, close it. Nothing is sent twice."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from nexus_ablate.track.described import Place
 
 X_AXIS = "tokens"
 BLOCK_TABLE = "probes/by_block"
-TABLE_PROBES = 200  # probed steps in the table, evenly spread over the run: W&B shows tables of 200,000 rows at most
+TABLE_PROBES = 200  # probed steps in the table, evenly spread over the run: W&B shows at most 200,000 rows
 
 
 class Upload:
     """An open W&B run.
 
     Attributes:
-        url: Its page; '' offline.
-        before: The rows of metrics.jsonl that W&B had when it was opened.
-        sent: The rows sent since.
+        url: The URL of its page; '' if offline.
+        before: Number of rows of metrics.jsonl that W&B had when it was opened.
+        sent: Number of rows sent since.
 
     Args:
         run_dir: The run directory, whose rows are sent.
-        place: Where it goes; kept in the run directory.
+        place: The destination; saved in the run directory.
         settings: Arguments of `wandb.Settings`.
-        config: What W&B shows as the run's config.
+        config: The run's config on W&B.
     """
 
     def __init__(self, run_dir: Path, place: Place, settings: Mapping[str, Any], config: Mapping[str, Any]) -> None:
@@ -49,9 +49,9 @@ class Upload:
         self._next = self._run.starting_step  # the first step that W&B does not have
 
     def bring(self) -> None:
-        """Send the rows of metrics.jsonl that W&B does not have; a line that is being written waits for the next time.
+        """Send the rows of metrics.jsonl that W&B doesn't have. A half-written line is sent next time.
 
-        Our step is W&B's, which keeps rows in order and drops what is sent again.
+        The training step is W&B's step, so W&B keeps rows in order and drops repeated ones.
 
         Raises:
             UserError: The log is damaged.
@@ -70,24 +70,24 @@ class Upload:
                 self._next, self.sent = row["step"] + 1, self.sent + 1
 
     def close(self, status: str, summary: Mapping[str, Any]) -> None:
-        """Send what is left, what the probe saw block by block, and the summary; then end the W&B run.
+        """Send the remaining rows, the probe's measurements by block, and the summary; then end the W&B run.
 
         Raises:
             UserError: A log is damaged.
             Exception: W&B did not take it in time.
         """
         self.bring()
-        for name in self._losses:  # W&B forgets its own lowest values when a run is continued; ours are of all rows
+        for name in self._losses:  # W&B loses its own lowest values when a run is continued; these cover all rows
             self._run.define_metric(name, step_metric=X_AXIS, summary="none")
         self._run.summary.update({**flat(summary), **self._losses, "status": status})
-        if status in SETTLED:  # pictures may take a step of their own, after which no row is to come
+        if status in SETTLED:  # pictures may take up a step, after which W&B would refuse rows
             self._send_blocks()
         if status == "preempted":
             self._run.mark_preempting()
         self._run.finish(exit_code=0 if status == "finished" else 1)
 
     def abandon(self) -> None:
-        """End the W&B run where its rows cannot be read."""
+        """End the W&B run of a run whose rows can't be read."""
         self._run.finish(exit_code=1)
 
     def _note(self, numbers: Mapping[str, float]) -> None:
@@ -114,10 +114,10 @@ class Upload:
 
 
 def begin(settings: Mapping[str, Any], config: Mapping[str, Any]) -> Any:
-    """A W&B run; settings that this version of W&B does not have are left out."""
+    """Open a W&B run; settings that this version of W&B doesn't have are left out."""
     import wandb
 
-    # W&B's own telemetry complains through this logger, out of reach of `silent`.
+    # W&B's telemetry logs warnings through this logger, which `silent` doesn't cover.
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
     # Without the mode here, even an offline run sends telemetry.
     wandb.setup(wandb.Settings(silent=True, mode=settings["mode"]))
@@ -126,7 +126,7 @@ def begin(settings: Mapping[str, Any], config: Mapping[str, Any]) -> Any:
 
 
 def _pixels(figure: Any) -> Any:
-    """A figure drawn; W&B takes figures themselves only of `pyplot`, which picks a window system."""
+    """A figure as pixels. W&B accepts figures only from `pyplot`, which would choose a window system."""
     import numpy
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
@@ -136,7 +136,7 @@ def _pixels(figure: Any) -> Any:
 
 
 def block_table(probes: Sequence[Mapping[str, Any]]) -> tuple[list[Any], list[Any]]:
-    """Columns and rows of a table with a row for each probed step and block; a statistic of heads is their mean."""
+    """Columns and rows of a table with one row per probed step and block; statistics of heads are averaged."""
     kept = list(probes[:: -(-len(probes) // TABLE_PROBES)])
     grids = {name: grid for name, _, _ in HEAT_MAPS if (grid := heat_values(kept, name))}
     rows = [
@@ -159,7 +159,7 @@ def flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
 
 
 def _is_loss(name: str) -> bool:
-    """Whether the lowest value of a metric is worth a look beside the last one."""
+    """Whether the lowest value of a metric is of interest besides the last one."""
     measure = measure_of(name)
     return measure is not None and measure.better == "lower" and measure.unit in (NATS, BITS)
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
 
 _CHUNKED_BYTES = 2**28
-"""From so many bytes of float32 logits on, `train.loss=auto` may chunk them (kernels/loss.py)."""
+"""Fewest bytes of float32 logits for which `train.loss=auto` may use chunks (kernels/loss.py)."""
 KEPT_BYTES = 2**30
 """Bytes. glibc maps, and unmaps, a single allocation above this size separately."""
 
@@ -59,12 +59,12 @@ def check_memory(config: RunConfig, available: int | None, device: str = "cpu", 
 
     Args:
         config: The run.
-        available: Bytes of memory of the device; None where unknown.
-        device: Where it would be trained.
+        available: Bytes of memory of the device; None if unknown.
+        device: The name of the device.
         known: Arguments of `least_bytes`.
 
     Raises:
-        ConfigError: The lower bound of what it needs is more.
+        ConfigError: The lower bound of the memory it needs is larger.
     """
     needed = least_bytes(config, **known)
     if available is not None and needed > available:
@@ -73,11 +73,11 @@ def check_memory(config: RunConfig, available: int | None, device: str = "cpu", 
 
 
 def too_large(config: RunConfig, why: str, available: int, **known: int) -> ConfigError:
-    """The error for a run that does not fit, with values with which the lower bound does."""
+    """The error for a run that doesn't fit, with values for which the lower bound fits."""
     batch, layers, fix = (
         config.train.batch_size,
         config.model.n_layers,
-        "model=nano train.batch_size=1, without other sizes",
+        "model=nano train.batch_size=1 without other sizes",
     )
     halves = [(batch >> n, layers) for n in range(1, batch.bit_length())]
     halves += [(1, layers >> n) for n in range(1, layers.bit_length())]
@@ -93,17 +93,17 @@ def too_large(config: RunConfig, why: str, available: int, **known: int) -> Conf
 
 
 def least_bytes(config: RunConfig, vocab_size: int = 1, state_bytes: int = 0, processes: int = 1) -> int:
-    """Bytes that a training step holds at once at the least, whatever kernels it takes.
+    """A lower bound on the bytes that a training step holds at once, with any kernels.
 
-    Weights, gradients and optimizer state of the linear layers and tables are float32. Of the forward pass, autograd
-    keeps the inputs of the products, in the precision of products: of each block those of the first projection, the
-    attention (queries, keys, values), the output projection, and the FFN's last layer. Whole logits are held once.
+    Weights, gradients and optimizer state of the linear layers and tables are float32. From the forward pass, autograd
+    keeps the inputs of the matrix products in their precision: in each block those of the first projection, the
+    attention (queries, keys, values), the output projection, and the FFN's last layer. Unchunked logits are held once.
 
     Args:
         config: The run.
-        vocab_size: Tokens of the vocabulary, at least.
-        state_bytes: The optimizer's, per parameter, at least.
-        processes: How many share the batch.
+        vocab_size: Fewest tokens of the vocabulary.
+        state_bytes: Least bytes of optimizer state per parameter.
+        processes: Number of processes that share the batch.
     """
     model, resolved, train = config.model, config.resolved, config.train
     width, queries = model.d_model, model.n_heads * resolved.head_dim
@@ -122,7 +122,7 @@ def least_bytes(config: RunConfig, vocab_size: int = 1, state_bytes: int = 0, pr
 
 
 def device_memory(device: torch.device) -> tuple[int | None, str]:
-    """The memory of a device in bytes, and what it is called."""
+    """The memory of a device in bytes, and its name."""
     import torch
 
     if device.type == "cuda":
@@ -131,8 +131,8 @@ def device_memory(device: torch.device) -> tuple[int | None, str]:
 
 
 def machine_bytes() -> int | None:
-    """Bytes of memory that this process may have, swap included: those of the machine, of its control groups or of its
-    own limits, whichever are fewest; None where the system does not tell."""
+    """Bytes of memory that this process may use, swap included: the minimum of the machine's memory, the limits of its
+    control groups and its own limit; None if the system doesn't report them."""
     limits = [resource.getrlimit(name)[0] for name in (resource.RLIMIT_AS, resource.RLIMIT_DATA)]
     bounds = [limit for limit in limits if limit != resource.RLIM_INFINITY]
     try:
@@ -145,7 +145,7 @@ def machine_bytes() -> int | None:
 
 
 def _control_groups(own: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> Iterator[int]:
-    """The memory limits of this process's control groups and of those above them."""
+    """The memory limits of this process's control groups and of their parents."""
     for line in own.read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and "memory" not in controllers.split(","):

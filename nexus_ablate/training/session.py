@@ -88,8 +88,8 @@ def train(
         The outcome. In a distributed run only the first process gets the summary.
 
     Raises:
-        UserError: With the exit status of the contract: configuration 2, diverged 3, checkpoint 4, storage 5, alive
-            elsewhere 6, preempted 75. The run directory says the same.
+        UserError: With the documented exit status: configuration 2, diverged 3, checkpoint 4, storage 5, alive
+            elsewhere 6, preempted 75. The run directory records the same.
     """
     where = place()
     check_world(config, where)
@@ -110,7 +110,7 @@ def _follow(world: World, config: RunConfig) -> Outcome:
     _use_threads(config)
     try:
         follow(config, data, world)
-    except (errors.Diverged, errors.Preempted) as error:  # the first process says so
+    except (errors.Diverged, errors.Preempted) as error:  # the first process reports it
         return Outcome(error.status, runs_dir, {})
     return Outcome(errors.OK, runs_dir, {})
 
@@ -178,7 +178,7 @@ def _lead(
 
 
 def _known(config: RunConfig, data: TokenizedData, world: World) -> dict[str, int]:
-    """Arguments of `least_bytes` that the configuration does not say."""
+    """Arguments of `least_bytes` that aren't part of the configuration."""
     from nexus_ablate.optimizers import OPTIM
 
     state_bytes = OPTIM.get(config.optim.name).state_bytes

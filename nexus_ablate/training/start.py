@@ -1,4 +1,4 @@
-"""Where a model's first values come from: drawn by its init, or the weights of a run or of a published decoder."""
+"""Initial values of a model: drawn by its init, or the weights of a run or of a published decoder."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Weights:
     """Weights to start from.
 
     Attributes:
-        sha256: Of their content.
-        read: The state of a model of ours, on the CPU.
+        sha256: The hash of their content.
+        read: Returns the state dict for a model, on the CPU.
     """
 
     path: Path
@@ -34,10 +34,10 @@ class Weights:
 
 
 def science_of(config: RunConfig) -> dict[str, Any]:
-    """The configuration that can change the result; the content of the weights that it starts from is part of it.
+    """The part of the configuration that can change the result, including the hash of the weights it starts from.
 
     Raises:
-        ConfigError: As `weights_of`.
+        ConfigError: As in `weights_of`.
     """
     weights = weights_of(config)
     return config.science() | (
@@ -46,10 +46,10 @@ def science_of(config: RunConfig) -> dict[str, Any]:
 
 
 def weights_of(config: RunConfig) -> Weights | None:
-    """The weights that a run starts from; None where its init draws them.
+    """The weights that a run starts from; None if its init draws them.
 
     Raises:
-        ConfigError: `init.run` names none.
+        ConfigError: `init.run` doesn't name any.
     """
     if "run" not in config.init.keys:
         return None
@@ -62,7 +62,7 @@ def _weights_at(name: str) -> Weights:
 
     path = Path(name)
     if name == "none" or not path.is_dir():
-        raise ConfigError("init=checkpoint starts from a run, and there is none here", f"init.run={name}", FROM_RUN)
+        raise ConfigError("init=checkpoint needs a run, but there is none here", f"init.run={name}", FROM_RUN)
     if has_status(path):
         return Weights(path, checkpoint_hash(path), lambda model: _of_run(path))
     files = weight_files(path)
@@ -75,7 +75,7 @@ def checkpoint_hash(run: Path) -> str:
     """sha256 over the weights in a run's newest whole checkpoint.
 
     Raises:
-        ConfigError: It has none.
+        ConfigError: The run has none.
     """
     from nexus_ablate.training.checkpoint import newest_hash
 
@@ -105,23 +105,23 @@ def _of_decoder(path: Path, files: list[Path], model: GPT) -> dict[str, Tensor]:
 
 
 def check_start(config: RunConfig, vocab_size: int) -> None:
-    """That a run can start, before it has a directory.
+    """Check that a run can start, before its directory is made.
 
     Args:
-        vocab_size: Of the tokenizer.
+        vocab_size: Number of tokens of the tokenizer.
 
     Raises:
-        ConfigError: The embedding is too small for the tokenizer, or the weights to start from do not fit the model.
+        ConfigError: The embedding is too small for the tokenizer, or the weights to start from don't fit the model.
     """
     if isinstance(config.vocab_size, int) and config.vocab_size < vocab_size:
-        got = f"vocab_size={config.vocab_size}, and the tokenizer has {vocab_size} tokens"
-        raise ConfigError("the tokenizer has tokens that the embedding lacks", got, "the model's own tokenizer.json")
+        got = f"vocab_size={config.vocab_size}, the tokenizer has {vocab_size} tokens"
+        raise ConfigError("the embedding is smaller than the tokenizer", got, "use the model's own tokenizer.json")
     if "run" in config.init.keys:
         initial_model(config, vocab_size)
 
 
 def initial_model(config: RunConfig, vocab_size: int) -> GPT:
-    """The model of a configuration with its first values, on the CPU, and their hashes as `z_hashes`.
+    """The model of a configuration with its initial values, on the CPU, and their hashes as `z_hashes`.
 
     Raises:
         ConfigError: The weights to start from are of another architecture.
@@ -143,15 +143,15 @@ def initial_model(config: RunConfig, vocab_size: int) -> GPT:
 
 
 def load_fitting(model: GPT, state: dict[str, Tensor], path: Path) -> None:
-    """Give a model the values of a state.
+    """Load a state into a model.
 
     Raises:
-        ConfigError: Names or shapes are not the model's.
+        ConfigError: Names or shapes differ from the model's.
     """
     expected, saved = ({name: tuple(t.shape) for name, t in of.items()} for of in (model.state_dict(), state))
     if other := sorted(name for name in expected.keys() | saved.keys() if expected.get(name) != saved.get(name)):
         name = other[0]
         got = f"{name}: {saved.get(name, 'not there')} in {path}, {expected.get(name, 'not there')} in the model"
-        fix = "ask for the architecture and the tokenizer that the weights are of"
+        fix = "use the architecture and the tokenizer of these weights"
         raise ConfigError("the weights to start from do not fit the model", got, fix)
     model.load_state_dict(state)

@@ -173,8 +173,8 @@ def test_every_option_and_pair_learns_is_read_back_and_costs_what_is_said(tiny, 
         assert still(config, model) == [], overrides
         other, seen = read_back(config, model, tmp_path / str(number)).eval(), torch.from_numpy(tokens(99)[:, :-1])
         assert torch.equal(other(seen), model.eval()(seen)), overrides
-        told = architecture(config, countable_model(config, VOCABULARY), decay_groups(model, config.schedule.decay))
-        said = told["parameters"]
+        facts = architecture(config, countable_model(config, VOCABULARY), decay_groups(model, config.schedule.decay))
+        said = facts["parameters"]
         sizes_of = sum(parameter.numel() for parameter in model.parameters())
         assert sizes_of == parameters(model)[0] == said["total"] == sum(said["by_component"].values()), overrides
         forward, everything = profiled(config, model.train())

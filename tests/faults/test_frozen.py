@@ -252,8 +252,8 @@ def freeze() -> None:
         for name in ("runs", "stopped"):
             (path,) = find_runs([Path(name)])
             (path / "LOCK").unlink()
-            for file, told in (("status.json", {"host": "frozen"}), ("env.json", dict.fromkeys(MACHINE, "frozen"))):
-                values = json.loads((path / file).read_text()) | told
+            for file, changes in (("status.json", {"host": "frozen"}), ("env.json", dict.fromkeys(MACHINE, "frozen"))):
+                values = json.loads((path / file).read_text()) | changes
                 (path / file).write_text(json.dumps(values, indent=2) + "\n")
             shutil.copytree(name, FROZEN / __version__ / name)
 

@@ -82,8 +82,8 @@ def test_the_logs_of_a_long_run_stay_below_25_mebibytes_a_hundred_thousand_steps
     assert fake.checkpoints == compose().train.keep
     progress = [line for line in capsys.readouterr().err.splitlines() if line.startswith("step ")]
     assert len(progress) <= seconds / LINE_SECONDS
-    told = ", ".join(f"{written[name] / MEBIBYTE:.2f} MiB of {name}" for name in ("metrics.jsonl", "probes.jsonl"))
-    counted(f"{count} steps: {told}, {fake.checkpoints} checkpoints, {len(progress)} lines in {seconds:.0f} s")
+    logged = ", ".join(f"{written[name] / MEBIBYTE:.2f} MiB of {name}" for name in ("metrics.jsonl", "probes.jsonl"))
+    counted(f"{count} steps: {logged}, {fake.checkpoints} checkpoints, {len(progress)} lines in {seconds:.0f} s")
 
 
 @sizes(2000, 20_000)
@@ -187,4 +187,4 @@ def test_a_thousand_failed_runs_are_told_in_seconds_and_a_line_each(tmp_path, mo
     monkeypatch.setattr(load, "printable", lambda text, most: text)  # the control: reasons as long as a job likes
     assert max(len(left.reason) for left in compare([tmp_path]).excluded) > longest
     assert table(lines).row_count == 1006
-    counted(f"1000 failed runs told in {seconds:.1f} s")
+    counted(f"1000 failed runs reported in {seconds:.1f} s")

@@ -1,7 +1,7 @@
-"""What the insides of a trained model cost its user later: longer text, endless text, coarse numbers, removed outliers.
+"""Evaluations of a trained model: longer text, endless text, quantization, removal of outliers and sinks.
 
-Each module has one evaluation, a class registered under its name in `conf/evaluation/`. docs/metrics.md defines what
-they return.
+Each module has one evaluation, a class registered under its name in `conf/evaluation/`. docs/metrics.md defines their
+results.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""Longer text than in training: loss at 1, 2, 4 and 8 times the context, read in two ways."""
+"""Loss on longer text than in training, at 1, 2, 4 and 8 times the context, measured in two ways."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class Extrapolation(Evaluation):
     """Loss in nats per token by factor of the training context.
 
     `non_overlapping` cuts the validation text into windows of that length, which begin where windows of the run's own
-    validation do: at 1 it is the validation loss, and at any length the targets near a window's start have little
-    context. `sliding` predicts the same targets at every length, each with between L - T/2 and L tokens before it (L
-    the length, T the training context). The two can order architectures differently: Press et al. 2021,
-    arXiv:2108.12409, section 4 and appendix B. `*_gap` is the loss minus that at 1. `by_position` is the
-    non-overlapping loss by the number of tokens before the target. A factor that has no meaning is under `not_defined`,
-    with why.
+    validation do. At factor 1 it is the validation loss, and at any length the targets near a window's start have
+    little context. `sliding` predicts the same targets at every length, each with between L - T/2 and L tokens before
+    it (L the length, T the training context). The two can rank architectures differently: Press et al. 2021,
+    arXiv:2108.12409, section 4 and appendix B. `*_gap` is the loss minus that at factor 1. `by_position` is the
+    non-overlapping loss by the number of tokens before the target. Factors that can't be evaluated are under
+    `not_defined`, with the reason.
     """
 
     def __init__(self, *, factors: list[int]) -> None:
@@ -57,16 +57,16 @@ class Extrapolation(Evaluation):
 
 
 def require_length(subject: Subject, length: int) -> None:
-    """Refuse a length that the position scheme or the text does not reach.
+    """Refuse a length that is too long for the position scheme or the text.
 
     Raises:
-        NotDefined: With the reason.
+        NotDefined: It is too long; the message has the reason.
     """
     longest = subject.model.position.longest
     if longest is not None and length > longest:
-        raise NotDefined(f"the position scheme has a table of {longest} positions, and {length} are needed")
+        raise NotDefined(f"the position scheme has a table of {longest} positions, but {length} are needed")
     if len(subject.val) < length + 1:
-        raise NotDefined(f"the validation text holds {len(subject.val)} tokens, and {length + 1} are needed")
+        raise NotDefined(f"the validation text has {len(subject.val)} tokens, but {length + 1} are needed")
 
 
 def by_position(losses_NT: Tensor) -> dict[str, float]:
@@ -81,9 +81,9 @@ def by_position(losses_NT: Tensor) -> dict[str, float]:
 
 
 def _sliding_targets(subject: Subject, longest: int) -> np.ndarray:
-    """Indices of the targets, (windows, T/2), spread over the text with the longest window's room before them.
+    """Indices of the targets, (windows, T/2), spread over the text, each with a longest window before it.
 
-    None where the text is short.
+    There are none if the text is too short.
     """
     stride, first = max(1, subject.context // 2), longest * subject.context
     if subject.period > 1 or len(subject.val) - first < stride:

@@ -1,4 +1,4 @@
-"""Take one phenomenon away and see what becomes of the other, and of the loss: massive activations, attention sinks.
+"""Remove massive activations or attention sinks, and measure the effect on the other phenomenon and on the loss.
 
 Sun et al. 2024, arXiv:2402.17762, section 3, set massive activations to zero and to their mean.
 """
@@ -25,14 +25,14 @@ SEEN = ("attn/first_token_mass", "attn/sink_rate", "act/resid/max_over_median", 
 
 @EVALUATION.register("intervention")
 class Intervention(Evaluation):
-    """Loss, sinks and outliers before and under each intervention; see docs/metrics.md for the figures' names.
+    """Loss, sinks and outliers before and under each intervention; docs/metrics.md has the names of the measures.
 
     `massive_*`: entries of the residual stream after each block of at least `threshold` times the median magnitude of
     their sequence are set to zero, or to the mean of such entries in that block and channel over training sequences.
-    The threshold is 1000, or what one entry in a thousand reaches where nothing reaches that (`massive` says which).
-    `sink_*`: the attention that queries 1 .. T - 1 pay to token 0 is set to zero, to its mean over training sequences
-    (by block, head and query), or to zero with the rest of the row scaled up to the same sum (`renormalized`). The
-    sink figures of a `sink_*` row are those of the maps before they are changed.
+    The threshold is 1000. If no entry reaches it (`massive` is false), it is what one entry in a thousand reaches.
+    `sink_*`: the attention of queries 1 .. T - 1 to token 0 is set to zero, to its mean over training sequences (by
+    block, head and query), or to zero with the rest of the row scaled up to the same sum (`renormalized`). The sink
+    measures of a `sink_*` row are those of the attention maps before the change.
     """
 
     def __init__(self, *, calibration: int) -> None:
@@ -71,7 +71,7 @@ def _seen(subject: Subject, windows: np.ndarray, change: Callable[[], Any] | Non
 
 
 def massive_threshold(model: nn.Module, tokens_BT: Tensor) -> float:
-    """MASSIVE_RATIO; where no entry reaches it, what one in a thousand reaches in the block where that is most."""
+    """MASSIVE_RATIO, or if no entry reaches it, the largest 99.9% quantile of the ratios over the blocks."""
     largest = upper = 0.0
 
     def look(block: int, x_BTD: Tensor) -> None:
@@ -86,7 +86,7 @@ def massive_threshold(model: nn.Module, tokens_BT: Tensor) -> float:
 
 
 def massive_means(model: nn.Module, tokens_BT: Tensor, threshold: float) -> tuple[list[Tensor], float]:
-    """Mean of the massive entries by block and channel (nan where there is none), and how many a sequence has."""
+    """Mean of the massive entries by block and channel (nan if there is none), and their number per sequence."""
     means, count = [], 0
 
     def look(block: int, x_BTD: Tensor) -> None:
@@ -102,7 +102,7 @@ def massive_means(model: nn.Module, tokens_BT: Tensor, threshold: float) -> tupl
 
 @contextmanager
 def massive_set(model: nn.Module, threshold: float, means: list[Tensor] | None) -> Iterator[None]:
-    """While it is entered, massive entries are zero, or the mean of their channel where calibration found one."""
+    """Inside the `with`, massive entries are zero, or the mean of their channel if `means` has one."""
 
     def change(block: int, x_BTD: Tensor) -> None:
         massive = _ratios(x_BTD) >= threshold
@@ -118,7 +118,7 @@ def massive_set(model: nn.Module, threshold: float, means: list[Tensor] | None) 
 
 @contextmanager
 def watching(model: nn.Module, look: Callable[[int, Tensor], None]) -> Iterator[None]:
-    """Show `look` the residual stream after each block, with the block's number; it may change it in place."""
+    """Inside the `with`, call `look` with each block's number and the stream after it, which it may change in place."""
 
     def hook(number: int, block: Any) -> Callable[[nn.Module, Any, Any], None]:
         return lambda module, inputs, output: look(number, block.residual(output))
@@ -137,7 +137,7 @@ def _ratios(x_BTD: Tensor) -> Tensor:
 
 
 def sink_means(model: nn.Module, tokens_BT: Tensor) -> list[Tensor]:
-    """The attention that queries 1 .. T - 1 pay to token 0, mean over sequences: (H, T - 1) for each block."""
+    """The attention of queries 1 .. T - 1 to token 0, mean over sequences: (H, T - 1) per block."""
     means = []
 
     def keep(block: int, weight_BHQ: Tensor) -> Tensor:
@@ -151,9 +151,9 @@ def sink_means(model: nn.Module, tokens_BT: Tensor) -> list[Tensor]:
 
 @contextmanager
 def sink_set(model: nn.Module, change: Callable[[int, Tensor], Tensor] | None) -> Iterator[None]:
-    """While it is entered, attention to token 0 is what `change(block, weight_BHQ)` makes of it.
+    """Inside the `with`, attention to token 0 is replaced by `change(block, weight_BHQ)`.
 
-    Without `change` it is zero and the rest of each row is scaled up to the row's sum.
+    Without `change` it is zero, and the rest of each row is scaled up to the same sum.
     """
 
     def changed(core: AttentionCore, q_BHTd: Tensor, k_BGSd: Tensor, v_BGSd: Tensor, bias: Tensor | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""8-bit and 4-bit weights and activations, simulated: what outliers cost when the numbers get coarse."""
+"""Simulated 8-bit and 4-bit quantization of weights and activations, which shows the cost of outliers."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ Ranges = Mapping[nn.Module, tuple[float, float]]
 
 @dataclass(frozen=True)
 class Scheme:
-    """How numbers become coarse, round to nearest.
+    """A quantization scheme with rounding to the nearest level.
 
     Attributes:
-        bits: Of weights and, unless `weights_only`, of the inputs of linear layers.
-        scale_of: What has a scale of its own: the whole `tensor`; each `channel`, that is, output channel of a weight
-            and token of an input; or each `group` of consecutive input channels of one of these.
-        static: Inputs have a range from calibration; else their own largest magnitude, as `scale_of` says.
+        bits: Bits of weights and, unless `weights_only`, of the inputs of linear layers.
+        scale_of: What shares a scale: the whole `tensor`; each `channel`, that is, an output channel of a weight or a
+            token of an input; or each `group` of consecutive input channels of a `channel`.
+        static: Whether the range of inputs comes from calibration; otherwise from their largest magnitude, by
+            `scale_of`.
     """
 
     bits: int
@@ -50,15 +51,15 @@ BY_BLOCK = "dynamic_tensor"
 
 @EVALUATION.register("quantization")
 class Quantization(Evaluation):
-    """Loss in nats per token before, and after and `gap` (after - before) for each scheme.
+    """Loss in nats per token before quantization, and for each scheme after it, with the `gap` (after - before).
 
-    Weight and input of every linear layer in the blocks are rounded to the nearest level; embedding, head, norms,
-    attention products and the small maps inside a score or a per-head gate stay in float. Weights are symmetric,
-    absmax / 127, with 4 bits absmax / 7. Activations: dynamic, symmetric, absmax of each call; static (8 bits),
-    asymmetric over 256 levels, with the running minimum and maximum (momentum 0.9) over `calibration` training
-    sequences, as Bondarenko et al. 2023, arXiv:2306.12929, section 5, calibrate; under `int4_weights_*` they stay in
-    float, as in the round-to-nearest baseline of Frantar et al. 2022 (GPTQ), arXiv:2210.17323. `gap_by_block` rounds
-    one block alone (dynamic_tensor), `worst_block` is the one that loses most.
+    Weight and input of every linear layer in the blocks are rounded to the nearest level. Embedding, head, norms,
+    attention products and the per-head matrices of a score or a gate stay in float. Weights: symmetric, with steps of
+    absmax / 127, or absmax / 7 for 4 bits. Dynamic activations: symmetric, by the absmax of each call. Static
+    activations (8 bits): asymmetric over 256 levels, from the running minimum and maximum (momentum 0.9) over
+    `calibration` training sequences, as in Bondarenko et al. 2023, arXiv:2306.12929, section 5. Activations under
+    `int4_weights_*` stay in float, as in the round-to-nearest baseline of Frantar et al. 2022 (GPTQ), arXiv:2210.17323.
+    `gap_by_block` rounds one block alone (dynamic_tensor); `worst_block` has the largest of these gaps.
     """
 
     def __init__(self, *, group: int, calibration: int) -> None:
@@ -85,13 +86,13 @@ class Quantization(Evaluation):
 
 
 def linear_maps(part: nn.Module) -> list[nn.Linear]:
-    """The linear maps that are applied as modules: all but those of a HeadLinear."""
+    """The linear layers that are called as modules: all except those of a HeadLinear."""
     by_head = {id(m) for heads in part.modules() if isinstance(heads, HeadLinear) for m in heads.modules()}
     return [m for m in part.modules() if isinstance(m, nn.Linear) and id(m) not in by_head]
 
 
 def calibrate(subject: Subject, sequences: int) -> Ranges:
-    """Running minimum and maximum of the input of every linear map, one sequence at a time."""
+    """Running minimum and maximum of the input of every linear layer, one sequence at a time."""
     ranges: dict[nn.Module, tuple[float, float]] = {}
 
     def watch(module: nn.Module, inputs: tuple[Tensor]) -> None:
@@ -112,7 +113,7 @@ def calibrate(subject: Subject, sequences: int) -> Ranges:
 
 @contextmanager
 def quantized(maps: list[nn.Linear], scheme: Scheme, ranges: Ranges, group: int) -> Iterator[None]:
-    """While it is entered, the maps compute with rounded weights and inputs; their own weights come back."""
+    """Inside the `with`, the layers use rounded weights and inputs; afterwards their weights are restored."""
     weights = [m.weight.data for m in maps]
 
     def round_input(module: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
@@ -136,8 +137,8 @@ def round_symmetric(x: Tensor, bits: int, scale_of: str, group: int) -> Tensor:
     """x rounded to multiples of its largest magnitude / (2^(bits - 1) - 1).
 
     Args:
-        scale_of: Largest of all of x (`tensor`), of each row of its last axis (`channel`), or of each `group`
-            entries of a row (`group`; the last group of a row may be shorter).
+        scale_of: Whether the largest magnitude is that of x (`tensor`), of each row along its last axis (`channel`),
+            or of each `group` entries of a row (`group`; the last group of a row may be shorter).
     """
     width, levels = x.shape[-1], 2 ** (bits - 1) - 1
     if scale_of == "group":
@@ -150,7 +151,7 @@ def round_symmetric(x: Tensor, bits: int, scale_of: str, group: int) -> Tensor:
 
 
 def round_asymmetric(x: Tensor, low: float, high: float) -> Tensor:
-    """x rounded to 256 levels from low to high, clipped outside; the range is widened to hold 0, which is a level."""
+    """x rounded to 256 levels from low to high, clipped outside. The range is widened to include 0 as a level."""
     low, high = min(low, 0.0), max(high, 0.0)
     step = (high - low) / 255 or 1.0
     zero = round(-low / step)

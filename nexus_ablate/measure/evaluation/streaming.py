@@ -1,6 +1,6 @@
-"""Endless text through a cache of fixed size, with and without the first tokens kept (StreamingLLM).
+"""Read endless text with a cache of fixed size, with and without keeping the first tokens (StreamingLLM).
 
-Xiao et al. 2023, arXiv:2309.17453: positions are those within the cache, so a token moves as others leave it.
+Xiao et al. 2023, arXiv:2309.17453: positions count within the cache, so a token's position changes when others leave.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _CHUNK_NUMBERS = 2**24
 
 @EVALUATION.register("streaming")
 class Streaming(Evaluation):
-    """Loss in nats per token of reading on when the cache is full, with the first `kept` tokens kept and without.
+    """Loss in nats per token after the cache is full, with and without keeping the first `kept` tokens.
 
-    The cache holds as many tokens as the training context; a learned sink token or key of the architecture is always
-    kept besides. `difference` is without minus with: what the model owes to its first tokens. `loss_before` is that of
-    the tokens before the cache was full.
+    The cache holds as many tokens as the training context, plus the architecture's learned sink token or key, which is
+    always kept. `difference` is the loss without minus the loss with the first tokens: the model's dependence on them.
+    `loss_before` is the loss before the cache was full.
     """
 
     def __init__(self, *, kept: int, texts: int, length: int) -> None:
@@ -37,17 +37,17 @@ class Streaming(Evaluation):
     def __call__(self, subject: Subject) -> dict[str, Any]:
         """
         Raises:
-            NotDefined: Positions are put into the embedding, so that a cached token cannot move; or the text is short.
+            NotDefined: Positions are part of the embedding, so a cached token can't move; or the text is too short.
         """
         model, window = subject.model, subject.context
         if type(model.position).embed is not Position.embed:
-            raise NotDefined("positions are put into the embedding: a token in the cache cannot be given another one")
+            raise NotDefined("positions are part of the embedding: a token in the cache can't change its position")
         subject.require_free_text()
         length = self.length * window
         if len(subject.val) < length + 1:
-            raise NotDefined(f"the validation text holds {len(subject.val)} tokens, and {length + 1} are needed")
+            raise NotDefined(f"the validation text has {len(subject.val)} tokens, but {length + 1} are needed")
         if window <= self.kept:
-            raise NotDefined(f"a cache of {window} tokens has no room besides the {self.kept} that are kept")
+            raise NotDefined(f"a cache of {window} tokens is full with the {self.kept} first tokens that are kept")
         texts = eval_windows(subject.val, length, self.texts * length)
         losses = {}
         for kept in (self.kept, 0):
@@ -67,10 +67,10 @@ class Streaming(Evaluation):
 
 @contextmanager
 def streamed(model: GPT, window: int, kept: int) -> Iterator[None]:
-    """While it is entered, a forward pass reads every token as token-by-token reading with the cache would.
+    """Inside the `with`, a forward pass equals reading token by token with the cache.
 
-    Keys and values of a token do not depend on what is evicted later, so all queries are done at once: each against
-    its own cache, gathered, with the positions put in anew.
+    Keys and values of a token don't depend on later evictions, so all queries run at once: each attends to its own
+    cache, which is gathered and gets new positions.
     """
     before = model.position, model.without_position
     positions = [model.position_at(layer) for layer in range(len(model.blocks))]
@@ -83,7 +83,7 @@ def streamed(model: GPT, window: int, kept: int) -> Iterator[None]:
 
 
 class Unplaced(Position):
-    """No positions yet: queries and keys reach the cores as they are projected."""
+    """No positions yet: the cores get queries and keys as projected."""
 
     settles = False
 
@@ -123,7 +123,7 @@ def cached_core(positions: Sequence[Position], window: int, kept: int) -> Attend
             newest_nR = learned + i_n[:, None] + torch.arange(1 - (window - kept), 1, device=i_n.device)
             index_nS = torch.cat((always.expand(len(i_n), -1), newest_nR), 1)
             k_nGSd, v_nGSd = (x[:, :, index_nS].transpose(1, 2).flatten(0, 1) for x in (k_BGSd, v_BGSd))
-            q_nHTd = q_BHTd.new_zeros(B * len(i_n), H, cached, d)  # the position schemes place queries from 0 on
+            q_nHTd = q_BHTd.new_zeros(B * len(i_n), H, cached, d)  # position schemes count queries from 0
             q_nHTd[:, :, -1] = q_BHTd[:, :, i_n].transpose(1, 2).flatten(0, 1)
             out_nHd = newest(core, q_nHTd, k_nGSd, v_nGSd)[:, :, 0]
             out.append(out_nHd.view(B, len(i_n), H, d).transpose(1, 2))

@@ -1,4 +1,4 @@
-"""A trained model together with the text that it is held against."""
+"""The subject of an evaluation: a trained model and its text."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from nexus_ablate.measure.probe import evaluation_mode
 from nexus_ablate.model import GPT
 
 _BATCH_TOKENS = 8192
-"""Tokens in a forward pass, where a sequence is not longer."""
+"""Most tokens per forward pass, unless a single sequence is longer."""
 
 
 class NotDefined(Exception):
-    """The architecture or the data gives the question no meaning; the message says why."""
+    """The evaluation isn't defined for this architecture or data. The message has the reason."""
 
 
 class Evaluation:
-    """Abstract: what a finished run is put through. Its keys are those of `conf/evaluation/<name>.yaml`."""
+    """Abstract: an evaluation of a finished run. Its keys are those of `conf/evaluation/<name>.yaml`."""
 
     def __call__(self, subject: Subject) -> dict[str, Any]:
         """Plain numbers by name, which may be nested.
 
         Raises:
-            NotDefined: The architecture or the data gives the question no meaning.
+            NotDefined: The evaluation isn't defined for this architecture or data.
         """
         raise NotImplementedError
 
@@ -43,16 +43,16 @@ EVALUATION: Registry[Evaluation] = Registry("evaluation")
 
 @dataclass(frozen=True)
 class Subject:
-    """What an evaluation needs.
+    """The input of an evaluation.
 
     Attributes:
-        model: With its trained weights.
+        model: The model with its trained weights.
         train: (N,) training tokens, for calibration.
         val: (N,) validation tokens.
-        context: Tokens of a sequence in training.
-        eval_tokens: Validation tokens that the run was validated on.
-        period: Where sequences have to begin; see TokenizedData.
-        precision: The context of forward passes, as in the run's own validation.
+        context: Tokens per sequence in training.
+        eval_tokens: Number of validation tokens that the run used.
+        period: Sequences begin at multiples of it; see TokenizedData.
+        precision: The context manager for forward passes, as in the run's own validation.
     """
 
     model: GPT
@@ -76,11 +76,11 @@ class Subject:
         return torch.cat(batches)
 
     def on_device(self, tokens: np.ndarray) -> Tensor:
-        """Tokens as the model takes them."""
+        """Tokens as a tensor on the model's device."""
         return torch.from_numpy(np.ascontiguousarray(tokens)).to(next(self.model.parameters()).device)
 
     def windows(self, n_tokens: int) -> np.ndarray:
-        """Windows of the training context over the whole validation text, no more than the run was validated on."""
+        """Windows of the training context over the whole validation text, at most as many as the run validated on."""
         return eval_windows(self.val, self.context, min(n_tokens, self.eval_tokens), self.period)
 
     def calibration(self, sequences: int) -> np.ndarray:
@@ -91,7 +91,7 @@ class Subject:
         """Refuse data whose sequences have a fixed length.
 
         Raises:
-            NotDefined: It is made of such sequences.
+            NotDefined: The data consists of such sequences.
         """
         if self.period > 1:
-            raise NotDefined(f"this data is made of sequences of {self.period - 1} tokens; there is no longer text")
+            raise NotDefined(f"this data consists of sequences of {self.period - 1} tokens; there is no longer text")
