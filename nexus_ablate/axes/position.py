@@ -362,7 +362,7 @@ class InterleavedRope(RotaryPosition):
     There q at position p is multiplied by 1 + temperature ln(1 + floor((p + 1) / floor_scale)), which is 1 for short
     sequences. Meta 2025, Llama 4; followed: the release's configuration and the model file of `transformers`. Llama 4
     also lets its layers with RoPE see chunks of 8192 tokens only, which is not part of this option: `window` says what
-    a layer sees.
+    a layer sees. Frequencies are not scaled here: another RoPE with `nope_every` is the same in short sequences.
     """
 
     def __init__(self, geometry: Geometry, *, theta: float, pairing: str, temperature: float, floor_scale: int) -> None:
