@@ -86,6 +86,24 @@ def test_several_processes_are_one_process_at_the_same_global_batch(
 
 
 @pytest.mark.slow
+def test_several_processes_continue_from_a_checkpoint_as_one_does(tiny_run, tmp_path):
+    alone(tiny_run("train.steps=6", f"runs_dir={tmp_path / 'first'}"))
+    first = the_run(tmp_path / "first")
+    overrides = tiny_run(*SHORT, "init=checkpoint", f"init.run='{first.path}'")
+    alone([*overrides, f"runs_dir={tmp_path / 'one'}"])
+    statuses, said = together(2, [*overrides, f"runs_dir={tmp_path / 'many'}"], tmp_path)
+    assert set(statuses.values()) == {0}, said
+    one, many = the_run(tmp_path / "one"), the_run(tmp_path / "many")
+    assert many.path.name == one.path.name and many.summary["init_hash"] == one.summary["init_hash"]
+    assert many.metrics()[0]["val/loss"] == pytest.approx(first.summary["val_loss"], rel=SAME)
+    assert furthest(many, one) < SAME
+    missing = [*overrides[:-1], "init.run=nowhere", f"runs_dir={tmp_path / 'none'}"]
+    statuses, said = together(2, missing, tmp_path)
+    assert statuses[0] == errors.CONFIG and statuses[1] != 0, said
+    assert "got: init.run=nowhere" in said and not (tmp_path / "none").exists()
+
+
+@pytest.mark.slow
 def test_control_without_the_exchange_each_process_learns_its_own_rows_only(tiny_run, tmp_path, monkeypatch):
     overrides = tiny_run(*SHORT)
     alone([*overrides, f"runs_dir={tmp_path / 'one'}"])

@@ -90,12 +90,23 @@ def test_a_run_that_continues_from_an_imported_one_starts_where_that_is(capsys):
     assert main(["evaluate", str(first), str(copy), "--evals", names]) == 0
     one, other = (read_run(path).summary for path in (first, copy))
     assert all(one[name] == other[name] for name in names.split(","))
+    same = {name for name in one if name.startswith(("act/", "attn/", "logits/", "weight_rms/", "val_", "params"))}
+    assert len(same) > 20 and all(one[name] == other[name] for name in same)
+    assert shown(first, capsys) == shown(copy, capsys) != []
     more = [read_run(path) for path in find_runs([Path("runs/more")])]
     assert len({run.summary["init_hash"] for run in more}) == 1
     assert len({run.summary["val_loss"] for run in more}) == 2
     assert main(["show", str(first)]) == 0
     assert main(["compare", "runs/more"]) == 0
     assert "data order and dropout alone" in " ".join(capsys.readouterr().out.split())
+
+
+def shown(path, capsys):
+    """What `show` prints of a run, but for what is about this directory and this moment."""
+    capsys.readouterr()
+    assert main(["show", str(path)]) == 0
+    lines = capsys.readouterr().out.partition("\nstate")[2].splitlines()
+    return [line for line in lines if not line.startswith(("time", "memory", "picture"))]
 
 
 def test_the_content_of_the_weights_is_part_of_the_identity():

@@ -58,6 +58,7 @@ def test_final_means_are_over_what_was_logged_in_the_last_tenth_of_the_steps():
     means = final_means([*seen[:-1], {"step": 195, "act/resid/rms": 1.0}, seen[-1]], 200)
     assert means["train_loss"] == pytest.approx((1.9 + 2.0) / 2) and means["grad_norm/global"] == 195
     assert final_means(seen[-1:], 200)["train_loss"] == pytest.approx(2.0)
+    assert final_means([{"step": 0, "val/loss": 5.0}], 0) == {}
 
 
 def test_too_few_values_have_no_score():

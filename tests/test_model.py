@@ -9,6 +9,7 @@ from options import ALL, EVERY_OPTION, option_pairs
 
 from nexus_ablate.attention import AttentionCore
 from nexus_ablate.axes.roles import parameter_roles
+from nexus_ablate.config.options import default_option
 from nexus_ablate.errors import UserError
 from nexus_ablate.measure.counts import flops_per_token, parameters
 from nexus_ablate.model import build_model, countable_model
@@ -45,7 +46,12 @@ def learned(overrides):
     return after_a_step(build_model(composed(overrides), vocab_size=11)).detach()
 
 
+def with_key(axis, key):
+    return [name for name in ALL[axis] if key in default_option(axis, name).keys]
+
+
 GATE = ("elementwise", "headwise", "head_shared")
+SCALED = ("rope_interpolated", "rope_llama3", "rope_yarn")
 SWITCHES = {
     "bias": ["off", "on"],
     "norm_bias": ["off", "on"],
@@ -115,6 +121,59 @@ SWITCHES = {
     "gate=bondarenko gate.form=mlp gate.hidden": ["auto", "5"],
 }
 """Values that each key may take in turn; what stands before the key is set for all of them."""
+MORE = {
+    **{f"norm={name} norm.eps": ["1e-6", "1e-1"] for name in with_key("norm", "eps")},
+    **{f"norm={name} norm.gain_init": ["0.5", "1"] for name in with_key("norm", "gain_init")},
+    "norm=derf norm.alpha": ["0.5", "1"],
+    "norm=derf norm.shift": ["0", "0.3"],
+    "norm=dyt norm.alpha_attn": ["0.3", "0.8"],
+    "norm=dyt norm.alpha_other": ["0.3", "0.8"],
+    "placement=layerscale placement.start": ["auto", "0.5"],
+    "model.n_layers=4 placement=mixln placement.post_fraction": ["0.25", "0.5"],
+    "placement=parallel placement.norms": ["1", "2"],
+    "placement=residual_scale placement.branch_scale": ["auto", "0.3"],
+    "placement=rezero placement.norm": ["off", "on"],
+    "position=alibi position.slope_factor": ["1", "2"],
+    "position=alibi position.bias_max": ["4", "8"],
+    "position=fire position.width": ["8", "32"],
+    "position=fire position.c": ["0.1", "1"],
+    "position=fire position.threshold": ["2", "512"],
+    "position=fire position.shared": ["off", "on"],
+    "position=irope position.theta": ["100", "10000"],
+    "position=irope position.pairing": ["half", "interleaved"],
+    "position=irope nope_every=2 position.floor_scale=2 position.temperature": ["0.1", "1"],
+    "position=irope nope_every=2 position.floor_scale": ["2", "8192"],
+    "position=kerple position.form": ["log", "power"],
+    **{f"position={name} position.theta": ["100", "10000"] for name in SCALED},
+    **{f"position={name} position.fraction": ["0.5", "1"] for name in SCALED},
+    **{f"position={name} position.pairing": ["half", "interleaved"] for name in SCALED},
+    **{f"position={name} position.factor": ["2", "8"] for name in SCALED},
+    "position=rope_interpolated position.method": ["linear", "ntk"],
+    "position=rope_llama3 position.low_freq_factor": ["0.1", "1"],
+    "position=rope_llama3 position.high_freq_factor": ["2", "4"],
+    "position=rope_llama3 position.original_context": ["auto", "64"],
+    "position=rope_yarn position.beta_slow=0.01 position.beta_fast": ["0.1", "32"],
+    "position=rope_yarn position.beta_slow": ["0.01", "1"],
+    "position=rope_yarn position.original_context": ["auto", "64"],
+    "position=rope_yarn position.attention_factor": ["auto", "1"],
+    "position=rope_yarn position.beta_slow=0.01 position.truncate": ["off", "on"],
+    "position=sinusoidal position.base": ["100", "10000"],
+    "position=sinusoidal position.layout": ["paper", "fairseq"],
+    "position=t5 position.buckets": ["4", "32"],
+    "position=t5 position.buckets=4 position.max_distance": ["4", "128"],
+    "position=transformer_xl position.base": ["100", "10000"],
+    "ffn=geglu ffn.tanh": ["off", "on"],
+    "init=small init.branch_scale": ["off", "on"],
+}
+"""The rest of the keys, in the slow tier."""
+ELSEWHERE = {
+    "norm.fp32": "acts in low precision alone: test_norm.py",
+    "norm.momentum": "acts on running statistics: test_norm.py",
+    "position.form": "two ways to compute one rotation: test_equivalences.py",
+    "qk_norm.zero_centred": "acts on what weight decay draws the gain to: test_qk_norm.py",
+    "init.run": "weights from a run: test_import.py",
+}
+"""Keys whose effect is tested in another way."""
 
 
 @pytest.mark.parametrize(
@@ -129,13 +188,29 @@ def test_every_option_changes_the_model(axis, a, b):
 
 
 @pytest.mark.parametrize(
-    ("key", "a", "b"), [(k, a, b) for k, values in SWITCHES.items() for a, b in itertools.combinations(values, 2)]
+    ("key", "a", "b"),
+    [
+        pytest.param(key, a, b, marks=[pytest.mark.slow] if key in MORE else [])
+        for key, values in {**SWITCHES, **MORE}.items()
+        for a, b in itertools.combinations(values, 2)
+    ],
 )
 def test_every_switch_and_key_changes_the_model(key, a, b):
     *extra, key = key.split()
-    extra += ["init=gpt2"] if key.startswith("init") else []
+    extra += ["init=gpt2"] if key.startswith("init") and not extra else []
     first, second = (learned((*extra, f"{key}={value}")) for value in (a, b))
     assert not torch.equal(first, second)
+
+
+def test_every_key_of_every_option_is_among_them():
+    default = {"init": "gpt2", "norm": "rms", "position": "rope"}
+    tested = set()
+    for *extra, key in map(str.split, [*SWITCHES, *MORE]):
+        axis, _, name = key.partition(".")
+        chosen = default | dict(text.split("=") for text in extra)
+        tested.add((axis, chosen.get(axis, ""), name))
+    keys = {(axis, name, key) for axis in ALL for name in ALL[axis] for key in default_option(axis, name).keys}
+    assert {f"{a}={n} {a}.{k}" for a, n, k in keys - tested if f"{a}.{k}" not in ELSEWHERE} == set()
 
 
 @pytest.mark.parametrize("overrides", PAIRS, ids=",".join)

@@ -1,4 +1,6 @@
 import math
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,6 +10,8 @@ from nexus_ablate.axes.norm import NORM, DynamicTanh
 from nexus_ablate.config.options import default_option
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.model import build_model
+
+ROOT = Path(__file__).parent.parent
 
 
 def build(name, width=8, bias=False, site="ffn", **keys):
@@ -290,6 +294,25 @@ def test_in_float16_a_small_eps_underflows_and_a_token_of_zeros_is_not_a_number(
     for name in ("layer", "rms"):
         assert torch.isnan(build(name, eps=1e-8, fp32=False)(zeros)).all()
         assert torch.equal(build(name, eps=1e-6, fp32=False)(zeros), zeros)
+
+
+def test_the_documented_table_of_eps_is_that_of_the_arithmetic():
+    """Powers of two of the mean square, from those that eps drowns to those that drown it."""
+    rows = re.findall(r"^\| (1e-\d\d) \| (.*) \|$", (ROOT / "docs/performance.md").read_text(), re.MULTILINE)
+    assert [row[0] for row in rows] == ["1e-05", "1e-06", "1e-07", "1e-08"]
+    for text, cells in rows:
+        eps, held = float(text), [f"{torch.tensor(float(text), dtype=dtype).item():.3g}" for dtype in LOW]
+        small = math.sqrt(eps * 0.99**2 / (1 - 0.99**2))
+        x = torch.full((1, 8), small)
+        assert build("rms", eps=eps)(x)[0, 0].item() == pytest.approx(0.99, abs=1e-4)
+        lost = []
+        for dtype in (torch.float32, *LOW):
+            squares = (2.0 ** torch.arange(-24, 14)).to(dtype)
+            drowned = squares[(squares + eps) == squares]
+            lost.append(f"{drowned[0].double().sqrt().item() if len(drowned) < len(squares) else 0:.2g}")
+        assert cells.split(" | ") == [*held, f"{small:.2g}", *lost]
+    edge = torch.tensor([1.6e-4, 1.8e-4], dtype=torch.float16)
+    assert (edge.square() == 0).tolist() == [True, False]
 
 
 @pytest.mark.parametrize("name", [n for n in NORM.names() if "fp32" in NORM.keys_of(n)])

@@ -360,7 +360,8 @@ class InterleavedRope(RotaryPosition):
 
     In those layers q at position p is multiplied by 1 + temperature ln(1 + floor((p + 1) / floor_scale)), which is 1 in
     short sequences. Meta 2025, Llama 4, as in the release's configuration and the model file of `transformers`. Llama
-    4's layers with RoPE also see only chunks of 8192 tokens. This option leaves that to `window`.
+    4's layers with RoPE also see only chunks of 8192 tokens. This option leaves that to `window`. Frequencies are not
+    scaled here: another RoPE with `nope_every` is the same in short sequences.
     """
 
     def __init__(self, geometry: Geometry, *, theta: float, pairing: str, temperature: float, floor_scale: int) -> None:

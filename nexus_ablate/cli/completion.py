@@ -74,7 +74,7 @@ def _possible(before: list[str], word: str) -> Iterable[str]:
     kinds = verb.takes
     position = len([text for text in before[1:] if not text.startswith("-")])
     if OVERRIDES in kinds and ("STUDY" not in kinds or position):
-        yield from _overrides(word)
+        yield from _overrides(before, word)
     if "STUDY" in kinds and not position:
         yield from _studies()
     if "GROUP" in kinds:
@@ -91,12 +91,12 @@ def _possible(before: list[str], word: str) -> Iterable[str]:
         yield from _folders(word)
 
 
-def _overrides(word: str) -> Iterable[str]:
-    """Every `KEY=`; after it, the key's named values."""
+def _overrides(before: list[str], word: str) -> Iterable[str]:
+    """Every `KEY=` of the options chosen before it; after it, the key's named values."""
     from nexus_ablate.config.overrides import values_of_keys
 
     key, equals, _ = word.partition("=")
-    for name, values in values_of_keys().items():
+    for name, values in values_of_keys(before).items():
         if not equals:
             yield f"{name}="
         elif name == key:

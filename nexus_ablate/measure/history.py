@@ -50,12 +50,12 @@ def spike_score_olmo2(values: Sequence[float], window: int = 1000, deviations: f
 
 
 def final_means(rows: Sequence[Mapping[str, Any]], steps: int) -> dict[str, float]:
-    """The means of FINAL over the rows of the last tenth of the steps; nan where no value was finite."""
+    """The means of FINAL over the rows of the last tenth of the steps; absent where no step was taken."""
     last = [row for row in rows if row["step"] > 0.9 * steps]
     means = {}
     for name, metric in FINAL.items():
         values = [row[metric] for row in last if row.get(metric) is not None]
-        means[name] = math.fsum(values) / len(values) if values else math.nan
+        means |= {name: math.fsum(values) / len(values)} if values else {}
     return means
 
 

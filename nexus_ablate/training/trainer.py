@@ -317,7 +317,7 @@ class Trainer:
             "val_bpb": self.progress.last_val["val/bpb"],
             "best_val_loss": progress.best_val_loss,
             **finals,
-            "generalization_gap": val_loss - finals["train_loss"],
+            **({"generalization_gap": val_loss - finals["train_loss"]} if finals else {}),
             **{k: v for k, v in self.progress.last_val.items() if not k.startswith("val/")},
             "unigram_bpb": self.data.unigram_bpb,
             "params": everything,
