@@ -243,6 +243,57 @@ def test_a_link_in_the_place_of_anything_that_a_study_writes_is_followed_by_no_v
     assert not bad, "\n".join(bad)
 
 
+@pytest.mark.parametrize("level", [0, 1, 2])
+def test_a_finished_run_below_a_link_is_not_even_read(tiny_run, tmp_path, level):
+    path = run(tiny_run(*SHORT)).path
+    place, outside = [path, *path.parents][level], tmp_path / "outside"
+    outside.mkdir()
+    place.rename(outside / "victim")
+    place.symlink_to(outside / "victim")
+    age(outside)
+    with pytest.raises(errors.StorageError, match=re.escape(str(place))):
+        run(tiny_run(*SHORT))
+    assert touched(outside) == []
+
+
+def test_a_study_whose_directory_is_a_link_is_not_even_read(tmp_path, capfd):
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "study.yaml").write_text("question: is it confidential?\n")
+    (tmp_path / "runs" / "mine").symlink_to(tmp_path / "outside")
+    age(tmp_path / "outside")
+    for verb in (
+        ["plan", "mine"],
+        ["plan", "mine", "vary.norm=layer"],
+        ["confirm", "mine"],
+        ["add-seeds", "mine", "1"],
+    ):
+        assert main([*verb, f"runs_dir={tmp_path / 'runs'}"]) == 2
+        said = capfd.readouterr().err
+        assert "it is a symbolic link" in said and len(said.splitlines()) == 3
+    assert touched(tmp_path / "outside") == []
+
+
+@pytest.mark.usefixtures("signals_as_in_a_terminal")
+def test_a_checkpoint_that_is_a_link_is_replaced_and_never_taken_for_the_run_s_own(tiny_run, tmp_path, monkeypatch):
+    finished = run(tiny_run(*SHORT, f"runs_dir={tmp_path / 'elsewhere'}")).path / "checkpoints"
+    path, overrides = preempted(tiny_run, monkeypatch)
+    (last,) = finished.iterdir()
+    (path / "checkpoints" / last.name).symlink_to(last)
+    age(finished)
+    run(overrides)
+    assert touched(finished) == []
+    assert not (path / "checkpoints" / last.name).is_symlink()
+
+
+def test_a_new_file_is_never_written_through_a_link(tmp_path):
+    (tmp_path / "victim").write_text("kept")
+    (tmp_path / "new").symlink_to(tmp_path / "victim")
+    with pytest.raises(FileExistsError):
+        files.write_synced(tmp_path / "new", b"overwritten")
+    assert (tmp_path / "victim").read_text() == "kept"
+
+
 @pytest.mark.slow
 def test_a_multirun_writes_nothing_beside_its_runs(tiny_run, tmp_path, outside):
     plant(tmp_path / "runs" / ".multirun", outside / "folder")
