@@ -397,8 +397,9 @@ def test_a_forked_worker_that_outlives_its_killed_parent_does_not_keep_the_run_a
         os.close(until)
 
 
-@pytest.mark.parametrize(("age", "alive"), [(1, True), (110, True), (130, False)])
+@pytest.mark.parametrize(("age", "alive"), [(1, True), (110, True), (130, False), (-110, True), (-130, False)])
 def test_a_run_on_another_host_is_alive_by_its_heartbeat(tmp_path: Path, age: float, alive: bool):
+    """A negative age: the heartbeat is in the future, as after a clock was set back."""
     path = killed_while_running(tmp_path)
     edit_status(path, host="elsewhere", heartbeat=ago(age))
     assert read_run(path).state == ("running" if alive else "lost")

@@ -297,7 +297,8 @@ def read_plan(path: Path) -> Plan:
     Raises:
         UserError: It is damaged or a value in it has no meaning.
     """
-    values = read_study(path.parent) or {"baseline": {"arm": "baseline"}, "arms": [], "seeds": []}
+    directory = Path(os.path.realpath(path.parent))  # a directory that the user names may be a link
+    values = read_study(directory) or {"baseline": {"arm": "baseline"}, "arms": [], "seeds": []}
     endpoint, *secondary = endpoints_of(values)
     return Plan(
         name=path.parent.name,

@@ -89,6 +89,8 @@ class Queue:
         """The latest job of each run and the folder of its submission, by the run's path relative to the study."""
         jobs: dict[str, tuple[str, Path]] = {}
         for file in sorted(self.directory.glob(f"{FOLDER}/*/submission.json")):
+            if file.parent.is_symlink() or file.parents[1].is_symlink():  # which could lead anywhere
+                continue
             submission = read_document(file, SUBMISSION) or {"jobs": {}}
             jobs |= {run: (job, file.parent) for job, run in submission["jobs"].items()}
         return jobs

@@ -69,14 +69,11 @@ class Watcher:
         """
         dirs = list(dirs)
         lines = [self.line(path) for path in find_runs(dirs)]
-        for directory in sorted(
-            {d.absolute() for parent in dirs for d in (parent, *parent.glob("*")) if _submitted(d)}
-        ):
+        inside = {child for parent in dirs for child in parent.glob("*") if not child.is_symlink()}
+        for directory in sorted(path.absolute() for path in {*dirs, *inside} if _submitted(path)):
             lines = self._with_jobs(directory, lines)
         seen = {(line.study, line.arm, line.seed) for line in lines}
-        for directory in sorted(
-            {d for parent in dirs for d in (parent, *parent.glob("*")) if (d / "study.yaml").is_file()}
-        ):
+        for directory in sorted(path for path in {*dirs, *inside} if (path / "study.yaml").is_file()):
             lines += [line for line in _expected(directory, seen) if (line.study, line.arm, line.seed) not in seen]
         return sorted(lines, key=lambda line: (line.study, line.arm != "baseline", line.arm, line.seed or 0))
 
@@ -141,12 +138,12 @@ class Watcher:
 
     def _baseline_of(self, path: Path, seed: int | None) -> dict[int, float]:
         """The baseline's validation losses by number of tokens, from its newest run with the same seed."""
-        runs = sorted(
-            (path.parent.parent / "baseline").glob(f"s{seed}-*/metrics.jsonl"), key=lambda p: p.stat().st_mtime
-        )
-        if not runs:
+        folder = path.parent.parent / "baseline"
+        runs = [] if folder.is_symlink() else folder.glob(f"s{seed}-*")  # a link could lead anywhere
+        logs = [log for run in runs if not run.is_symlink() and (log := run / "metrics.jsonl").exists()]
+        if not logs:
             return {}
-        log = runs[-1]
+        log = max(logs, key=lambda log: log.stat().st_mtime)
         size = log.stat().st_size
         if self._baselines.get(log, (-1, {}))[0] != size:
             losses = {row["tokens"]: row[LOSS] for row in read_rows(log) if row.get(LOSS) is not None}

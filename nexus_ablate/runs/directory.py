@@ -315,11 +315,6 @@ def _begin(path: Path, lock: int | None, status: dict[str, Any] | None, launch: 
     return run
 
 
-def has_result(path: Path) -> bool:
-    """Whether a directory holds the result of a run."""
-    return _result(path) is not None
-
-
 def _result(path: Path) -> dict[str, Any] | None:
     """The status of a run that holds a result."""
     status = read_status(path) if has_status(path) else None

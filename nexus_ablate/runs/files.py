@@ -33,7 +33,7 @@ _DISK_FIXES = {
     errno.ELOOP: "remove the link: nothing is written through one",
 }
 _OTHER_FIX = "check the disk or choose another runs_dir"
-_LINK = "it is a symbolic link"
+LINK = "it is a symbolic link"
 _write = os.write
 
 
@@ -52,7 +52,7 @@ def storage(path: Path, needed: int = 0) -> Iterator[None]:
 
 def refused(error: OSError, problem: str = "", more: str = "") -> StorageError:
     """An error of the operating system as an error for the user."""
-    why = _LINK if error.errno == errno.ELOOP else error.strerror or type(error).__name__
+    why = LINK if error.errno == errno.ELOOP else error.strerror or type(error).__name__
     problem = problem or f"cannot use {error.filename or 'a file'}"
     return StorageError(problem, why + more, _DISK_FIXES.get(error.errno or 0, _OTHER_FIX))
 
@@ -130,7 +130,7 @@ def read_regular(path: Path, limit: int, follow: bool = False) -> bytes | None:
         return None
     except OSError as error:
         if error.errno == errno.ELOOP and not follow:
-            raise OSError(errno.ELOOP, _LINK, str(path)) from None
+            raise OSError(errno.ELOOP, LINK, str(path)) from None
         raise
 
 
@@ -141,7 +141,7 @@ def refuse_link(path: Path) -> None:
         OSError: It is a link.
     """
     if path.is_symlink():
-        raise OSError(errno.ELOOP, _LINK, str(path))
+        raise OSError(errno.ELOOP, LINK, str(path))
 
 
 def make_directory(path: Path, root: Path) -> list[Path]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from nexus_ablate.config.grammar import show
 from nexus_ablate.errors import ConfigError, unknown
 from nexus_ablate.runs import SETTLED
-from nexus_ablate.runs.record import read_study
+from nexus_ablate.runs.record import find_runs, read_study
 from nexus_ablate.study.definition import (
     KEYS,
     Request,
@@ -52,9 +52,10 @@ def find_launched(text: str, launch: list[str]) -> Request:
         launch = [*launch, f"runs_dir={directory.parent}"]
     elif text.endswith((".yaml", ".yml")):
         directory, is_known = runs_dir_of(launch) / str(read_file(Path(text).expanduser())["name"]), True
-    if not (directory / "study.yaml").is_file() and not is_known:
+    is_launched = read_study(directory) is not None
+    if not is_launched and not is_known:
         raise unknown_study(text, runs_dir_of(launch))
-    if not any(directory.glob("*/s*/status.json")) or not (directory / "study.yaml").is_file():
+    if not is_launched or not find_runs([directory]):
         name = text if is_known else directory.name
         raise ConfigError("this study has no runs yet", str(directory), f"nexus-ablate study {name}")
     return _request(directory, launch)
@@ -188,7 +189,8 @@ def _used(directory: Path) -> set[int]:
     for place in (directory, *_confirmations(directory)):
         record = _record(place)
         used |= {*record.get("seeds", []), *record.get("tuning_seeds", [])}
-        names = (path.name.removeprefix("s").partition("-")[0] for path in place.glob("*/s*-*"))
+        arms = [path for path in place.glob("*") if not path.is_symlink()]
+        names = (path.name.removeprefix("s").partition("-")[0] for arm in arms for path in arm.glob("s*-*"))
         used |= {int(name) for name in names if name.isdecimal()}
     return used
 

@@ -172,10 +172,12 @@ def _write(final: Path, step: int, tensors: dict[str, dict[str, Tensor]], state_
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether a valid checkpoint exists at this path. Deletes a damaged one."""
-    if not path.exists():
+    """Whether a valid checkpoint exists at this path. Deletes a damaged one, and a link, which is not followed."""
+    if not os.path.lexists(path):
         return False
     try:
+        if path.is_symlink():
+            raise _Damaged("it is a symbolic link")
         _read_verified(path)
     except _Damaged:
         _delete(path)

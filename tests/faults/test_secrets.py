@@ -108,7 +108,7 @@ def test_a_study_with_runs_that_fail_holds_no_secret(folder, leaking):
     assert "login refused: <secret>" in said
     again, more = nexus(folder, *study, question)
     assert again == 1 and "has changed since" not in more, "the masked question is the same question"
-    log = (folder / "runs" / "mine" / ".workers" / "worker0.log").read_text()
+    log = "".join(path.read_text() for path in (folder / "runs" / "mine" / ".workers").glob("worker*.log"))
     assert "printed <secret>" in log and "RuntimeError: login refused: <secret>" in log
     assert "<secret>" in (folder / "runs" / "mine" / "study.yaml").read_text()
     assert traces(folder, said + more + reported(folder, "runs/mine")) == []

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
+import signal
 import time
 
 import pytest
 import yaml
 
-from faults.bench import at_step, only, run
+from faults.bench import at_step, child, ended, only, run
 from nexus_ablate import errors
 from nexus_ablate.cli import main
 
@@ -32,7 +34,8 @@ STUDIES = {
     "tag": "design: !!bool x",
     "open quote in an arm": "arms: ['norm=layer \"open']",
     "digits": "arms: [norm=layer]\nseeds: [" + "9" * 400 + "]",
-    "bomb": "\n".join(f"{b}: &{b} [{','.join([f'*{a}'] * 9)}]" for a, b in zip("abcdefgh", "bcdefghi", strict=True)),
+    "bomb": "a: &a [1, 1, 1]\n"
+    + "\n".join(f"{b}: &{b} [{','.join([f'*{a}'] * 9)}]" for a, b in zip("abcdefgh", "bcdefghi", strict=True)),
     "key": "? [1, 2]\n: 3",
     "a key that is a date": "2020-01-01: x\narms: [norm=layer]",
     "a key that is null": "null: x\narms: [norm=layer]",
@@ -47,7 +50,7 @@ STUDIES = {
 @pytest.mark.parametrize("name", STUDIES)
 def test_a_malformed_study_is_refused_in_three_lines(tmp_path, monkeypatch, capsys, name):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.yaml").write_text(f"question: is it so?\na: &a [1, 1, 1]\n{STUDIES[name]}\n")
+    (tmp_path / "mine.yaml").write_text(f"question: is it so?\n{STUDIES[name]}\n")
     refused(capsys, "plan", "mine.yaml")
     assert sorted(os.listdir(tmp_path)) == ["mine.yaml"]
 
@@ -63,6 +66,24 @@ def test_a_study_that_is_no_file_is_refused_at_once(tmp_path, capsys, kind):
         "nothing": lambda: None,
     }[kind]()
     refused(capsys, "plan", str(path))
+
+
+@pytest.mark.parametrize("kind", ["a pipe", "a link to /dev/zero", "a link to itself"])
+def test_a_text_that_is_no_file_is_refused_at_once_and_before_a_directory_is_made(tiny_run, tmp_path, kind):
+    path = tmp_path / "mine.txt"
+    {
+        "a pipe": lambda: os.mkfifo(path),
+        "a link to /dev/zero": lambda: path.symlink_to("/dev/zero"),
+        "a link to itself": lambda: path.symlink_to(path),
+    }[kind]()
+
+    def train() -> None:
+        resource.setrlimit(resource.RLIMIT_CPU, (20, 20))
+        signal.alarm(20)
+        assert main(tiny_run(f"data.files=[{path}]")) == errors.CONFIG
+
+    assert ended(child(train)) == 0
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize("target", ["loop/x", f"{LONG}", "/dev/x", "/proc/x", "nowhere/x", "folder"])
@@ -101,6 +122,20 @@ def test_a_folder_that_is_deleted_while_it_trains_ends_in_status_5_and_stays_del
     at_step(monkeypatch, lambda step: step == 7 and shutil.rmtree(only(tmp_path / "runs"), ignore_errors=True))
     assert main(command) == errors.STORAGE
     assert not list((tmp_path / "runs").glob("*/*/*/*"))
+
+
+def test_a_folder_that_has_another_s_name_by_now_is_left_to_it(tiny_run, tmp_path, monkeypatch):
+    def take_over(step: int) -> None:
+        if step == 7:
+            path = only(tmp_path / "runs")
+            path.rename(tmp_path / "moved")
+            path.mkdir()
+            (path / "LOCK").write_text("another process")
+
+    at_step(monkeypatch, take_over)
+    assert main(tiny_run()) == errors.STORAGE
+    (path,) = (tmp_path / "runs").glob("*/*/*")
+    assert [file.name for file in path.iterdir()] == ["LOCK"]
 
 
 @pytest.mark.slow
