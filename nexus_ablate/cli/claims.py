@@ -1,0 +1,110 @@
+"""`nexus-ablate claims`: claims of the field, their published outcomes, and your runs beside the published ones."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from nexus_ablate import errors
+from nexus_ablate.cli.study import RUN_FLAGS
+from nexus_ablate.cli.verb import Flag, Verb
+from nexus_ablate.errors import ConfigError, unknown
+
+VERB = Verb(
+    "claims",
+    "claims of the field with their published outcome; NAME trains and judges one",
+    "[NAME [KEY=VALUE ...]]",
+    (
+        ("claims", "every claim: tier, outcome, and whether its code has changed since"),
+        ("claims rms_vs_layer", "train its study and judge it"),
+        ("claims --check runs/rms_vs_layer", "hold your runs against the published ones"),
+    ),
+    (
+        Flag("--check", "DIR", "runs of a claim's study, compared with the published ones"),
+        Flag("--publish", "DIR", "write the entry of finished runs into conf/claims (in a checkout)"),
+        *RUN_FLAGS,
+    ),
+    "docs/claims.md shows the outcomes with their differences and intervals. Overrides after NAME are those of "
+    "`nexus-ablate study NAME`; with others than how runs are carried out it is a replication in another setting.",
+    kind="studies",
+)
+
+
+def run(words: list[str], flags: dict[str, Any]) -> int:
+    """List, check, publish, or train and judge."""
+    if sum(bool(mode) for mode in (words, "check" in flags, "publish" in flags)) > 1:
+        named = " ".join([*words, *(f"--{mode}" for mode in ("check", "publish") if mode in flags)])
+        raise ConfigError("claims does one thing at a time", named, "nexus-ablate claims")
+    if "check" in flags:
+        return _check(flags["check"])
+    if "publish" in flags:
+        return _publish(flags["publish"])
+    if words:
+        return _train(words, {key: value for key, value in flags.items() if key not in ("check", "publish")})
+    return _list()
+
+
+def _list() -> int:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    from nexus_ablate.provenance import differ
+    from nexus_ablate.study.ledger import claims, entries, older_code
+
+    published, console = entries(), Console(highlight=False)
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    for head in ("study", "tier", "outcome", "claim"):
+        table.add_column(head, overflow="fold", no_wrap=head in ("study", "tier"))
+    for name, definition in claims().items():
+        entry = published.get(name)
+        outcome = entry["outcome"] if entry else "not trained yet"
+        if entry and (files := older_code(entry)):
+            outcome += f"\nolder code: {differ(files)}"
+        table.add_row(name, definition.tier, escape(outcome), escape(definition.claim))
+    console.print(table)
+    return errors.OK
+
+
+def _train(words: list[str], flags: dict[str, Any]) -> int:
+    from nexus_ablate.cli import compare, study
+    from nexus_ablate.study.definition import read_request
+    from nexus_ablate.study.ledger import claims
+
+    if words[0] not in claims():
+        raise unknown("there is no claim of this name", words[0], claims(), "nexus-ablate claims {}")
+    status = study.run(words, flags)
+    if "cluster" in flags or status == errors.PREEMPTED:
+        return status
+    compared = compare.run([str(read_request(words).directory)], {})
+    return status or compared
+
+
+def _check(directory: str) -> int:
+    from nexus_ablate.comparison.findings import findings
+    from nexus_ablate.study.ledger import entries, replications
+
+    study_findings = findings(directory)
+    entry = entries().get(study_findings.name)
+    if entry is None:
+        raise ConfigError("nothing is published of this study", study_findings.name, "nexus-ablate claims")
+    compared = replications(entry, study_findings)
+    if not compared:
+        raise ConfigError("these runs share no arm with the published ones", directory, f"{entry['command']}")
+    for one in compared:
+        where = f"{one.stratum}: " if one.stratum else ""
+        word = "agrees" if one.agrees else "DIFFERS"
+        interval = f"95% interval {one.low:+.4f} to {one.high:+.4f}"
+        print(f"{word}  {where}{one.arm}: {one.difference:+.4f} from the published difference ({interval})")
+    outcome = study_findings.claim.outcome if study_findings.claim else "no outcome"
+    agree = sum(one.agrees for one in compared)
+    print(f"replicates {agree} of {len(compared)} differences; outcome {outcome}, published {entry['outcome']}")
+    return errors.OK
+
+
+def _publish(directory: str) -> int:
+    from nexus_ablate.comparison.findings import findings
+    from nexus_ablate.study.ledger import publish
+
+    print(f"saved to {publish(findings(directory))}; python scripts/docs.py writes docs/claims.md", file=sys.stderr)
+    return errors.OK

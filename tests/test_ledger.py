@@ -1,0 +1,118 @@
+"""The claims ledger: published, listed, marked when code changes, and compared with other runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from test_claims import NOISE, around
+from written_runs import Writer
+
+from nexus_ablate import errors
+from nexus_ablate.cli import main
+from nexus_ablate.provenance import source_hashes
+from nexus_ablate.report import ledger_page
+from nexus_ablate.study import ledger
+
+ROOT = Path(__file__).resolve().parents[1]
+EXPECTS = [{"arm": "norm=layer", "endpoint": "val_loss", "expected": "equivalent"}]
+SMALL = tuple(n / 20 for n in NOISE)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """An empty ledger."""
+    path = tmp_path / "claims"
+    path.mkdir()
+    monkeypatch.setattr(ledger, "folder", lambda: path)
+    return path
+
+
+def runs_of_a_claim(root: Path, shift: float = 0.0) -> Path:
+    """Runs of the shipped study `rms_vs_layer`, as they would lie after it was trained."""
+    writer = Writer(root, "rms_vs_layer")
+    env = {"source": source_hashes()}
+    for seed in range(5):
+        writer.run(seed=seed, loss=around(2.0, SMALL)[seed], env=env)
+        writer.run("norm=layer", seed=seed, loss=around(2.0 + shift, SMALL[::-1])[seed], env=env)
+    writer.plan(("norm=layer",), claim="c", expects=EXPECTS, endpoints={"val_loss": {"delta_min": 0.02}})
+    return root / "rms_vs_layer"
+
+
+def published(folder: Path, runs: Path) -> dict:
+    assert main(["claims", "--publish", str(runs)]) == 0
+    return json.loads((folder / "rms_vs_layer.json").read_text())
+
+
+def test_an_entry_has_the_outcome_the_numbers_and_what_made_them(tmp_path, folder, capsys):
+    entry = published(folder, runs_of_a_claim(tmp_path))
+    assert entry["outcome"] == "SUPPORTED"
+    assert entry["command"] == "nexus-ablate claims rms_vs_layer"
+    assert entry["source"] == source_hashes()
+    assert entry["made"]["validation_text"] == "validation"
+    assert entry["strata"][""]["runs"]["norm=layer"]["3"]["val_loss"] == pytest.approx(around(2.0, SMALL[::-1])[3])
+    assert main(["claims"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "rms_vs_layer C SUPPORTED" in shown and "sinks C not trained yet" in shown and "older code" not in shown
+
+
+def test_code_that_changed_since_marks_the_entry_and_undoing_the_change_unmarks_it(
+    tmp_path, folder, capsys, checkout, monkeypatch
+):
+    monkeypatch.setenv("COLUMNS", "200")
+    published(folder, runs_of_a_claim(tmp_path))
+    line = 'NORM: Registry[nn.Module] = Registry("norm")\n'
+    edited = f"{line}CHANGED = 1\n"
+    for before, after, marked in ((line, edited, True), (edited, line, False)):
+        checkout.edit("nexus_ablate/axes/norm.py", before, after)
+        capsys.readouterr()
+        assert main(["claims"]) == 0
+        assert ("older code: axes/norm.py differs" in " ".join(capsys.readouterr().out.split())) is marked
+
+
+@pytest.mark.parametrize(("shift", "agree"), [(0.0, 1), (0.05, 0)])
+def test_other_runs_replicate_if_their_difference_is_the_published_one(tmp_path, folder, capsys, shift, agree):
+    published(folder, runs_of_a_claim(tmp_path))
+    assert main(["claims", "--check", str(runs_of_a_claim(tmp_path / "again", shift))]) == 0
+    shown = capsys.readouterr().out
+    assert f"replicates {agree} of 1 differences" in shown
+    assert ("agrees" in shown) is bool(agree) and ("DIFFERS" in shown) is not bool(agree)
+
+
+def test_what_is_not_finished_or_not_a_claim_is_not_published(tmp_path, folder, capsys):
+    runs = runs_of_a_claim(tmp_path)
+    next(runs.glob("norm=layer/s4-*/status.json")).unlink()
+    assert main(["claims", "--publish", str(runs)]) == errors.CONFIG
+    writer = Writer(tmp_path, "mine")
+    for seed in range(2):
+        writer.run(seed=seed)
+        writer.run("norm=layer", seed=seed, loss=2.1)
+    assert main(["claims", "--publish", str(tmp_path / "mine")]) == errors.CONFIG
+    assert "only a shipped study" in capsys.readouterr().err
+    assert not list(folder.iterdir())
+
+
+@pytest.mark.parametrize(
+    "words", [["claims", "nrms"], ["claims", "norms", "--check", "runs"], ["claims", "--check", "runs"]]
+)
+def test_a_mistake_is_three_lines(capsys, tmp_path, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == errors.CONFIG
+    assert len(capsys.readouterr().err.splitlines()) == 3
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_page_and_its_figure_are_made_of_the_entries(tmp_path, folder):
+    published(folder, runs_of_a_claim(tmp_path))
+    page = ledger_page.page({name: study.claim for name, study in ledger.claims().items()}, ledger.entries())
+    assert "**SUPPORTED**" in page and "| `sinks` |" in page.replace("[`sinks`](#sinks)", "`sinks`")
+    assert "`nexus-ablate claims rms_vs_layer`" in page
+    assert ledger_page.figure(ledger.entries()).axes
+
+
+def test_the_published_page_is_that_of_the_published_numbers():
+    page = (ROOT / "docs/claims.md").read_text(encoding="utf-8")
+    assert page == ledger_page.page({name: study.claim for name, study in ledger.claims().items()}, ledger.entries()), (
+        "python scripts/docs.py"
+    )
