@@ -13,14 +13,39 @@ import torch
 from checkouts import Checkout
 
 from nexus_ablate import provenance
+from nexus_ablate.config import compose as composition
 from nexus_ablate.config.compose import compose
+from nexus_ablate.config.plugins import VARIABLE
 from nexus_ablate.config.run_config import RunConfig
+from nexus_ablate.pretrained import expression
 from nexus_ablate.provenance import source_hashes
 
 torch.set_num_threads(1)
 
 TINY = ("model.n_layers=2", "model.d_model=16", "model.n_heads=2", "model.context=8")
 """Overrides of a model that trains a step in a millisecond."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compositions():
+    """Compose equal overrides once per process: Hydra takes 0.1 s, and half of the compositions are repeated.
+
+    Plugins and interpolations depend on more than the overrides, so those are composed each time.
+    """
+    compose_values, once = composition.compose_values, {}
+
+    def composed_values(overrides: list[str]):
+        key = tuple(overrides)
+        if os.environ.get(VARIABLE) or any("$" in override for override in overrides):
+            return compose_values(overrides)
+        if key not in once:
+            once[key] = compose_values(overrides)
+        return copy.deepcopy(once[key])
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (composition, expression):
+            patch.setattr(module, "compose_values", composed_values)
+        yield
 
 
 @pytest.fixture
