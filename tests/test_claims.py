@@ -315,6 +315,50 @@ def test_an_arm_that_does_not_exist_is_refused(tmp_path, capsys):
     assert capsys.readouterr().err.splitlines()[2].strip() == "try: norm=layer"
 
 
+# -------------------------------------------------------------------------------------------------- worth in tokens
+
+
+def ladder_of(root: Path, *overrides: str) -> str:
+    """Runs whose loss falls by 0.1 with each doubling of the budget."""
+    for steps, loss in ((200, 2.1), (400, 2.0), (800, 1.9)):
+        writer = Writer(root, "tokens", steps=steps)
+        for seed in range(2):
+            writer.run(*overrides, f"train.steps={steps}", seed=seed, loss=loss)
+    return str(root / "tokens")
+
+
+def test_a_difference_is_worth_the_tokens_that_the_baseline_needs_for_the_same_loss(tmp_path, capsys):
+    writer, tiny = Writer(tmp_path), tuple(n / 100 for n in NOISE)
+    study(
+        writer,
+        {
+            "baseline": {"val_loss": around(2.0)},
+            "norm=layer": {"val_loss": [v + 0.05 + n for v, n in zip(around(2.0), tiny, strict=True)]},
+            "norm=dyt": {"val_loss": [v - 0.3 for v in around(2.0)]},
+        },
+    )
+    folder = str(tmp_path / "study")
+    assert main(["compare", folder, "--tokens", ladder_of(tmp_path), "--json", "-"]) == 0
+    layer, dyt = json.loads(capsys.readouterr().out)["rows"][1:]
+    assert layer["worth"]["share"] == pytest.approx(2**-0.5 - 1, abs=1e-3)  # half a doubling
+    assert layer["worth"]["low"] == pytest.approx(2 ** (-layer["high"] / 0.1) - 1, abs=1e-3)
+    assert layer["worth"]["low"] < layer["worth"]["share"] < layer["worth"]["high"] < 0
+    assert dyt["worth"]["share"] is None  # more than a doubling
+    assert main(["compare", folder, "--tokens", str(tmp_path / "tokens")]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "worth -29% [-" in shown and "worth beyond" in shown
+
+
+@pytest.mark.parametrize("overrides", [("norm=layer",), ("model.n_layers=3",)])
+def test_runs_of_another_baseline_do_not_say_what_a_difference_is_worth(tmp_path, capsys, overrides):
+    writer = Writer(tmp_path)
+    study(writer, {"baseline": {}, "norm=dyt": {"val_loss": around(2.1)}})
+    assert main(["compare", str(tmp_path / "study"), "--tokens", ladder_of(tmp_path, *overrides)]) == errors.CONFIG
+    assert "another configuration" in capsys.readouterr().err
+    assert main(["compare", str(tmp_path / "study"), "--tokens", str(tmp_path / "study")]) == errors.CONFIG
+    assert "more than their budget" in capsys.readouterr().err
+
+
 # ------------------------------------------------------------------------------------------------------------- claims
 
 EXPECTS = [{"arm": "norm=layer", "endpoint": "val_loss", "expected": "lower"}]

@@ -434,18 +434,18 @@ def test_a_wandb_that_never_answers_holds_up_neither_the_rows_nor_the_end(
 
 
 def test_control_without_the_thread_the_same_wandb_does_hold_up_the_rows(
-    training: Training, fake: FakeWandb, monkeypatch: pytest.MonkeyPatch
+    training: Training, lines: list[str], monkeypatch: pytest.MonkeyPatch
 ):
     class Inline(threading.Thread):
         def start(self) -> None:
             self.run()
 
-    def answer_late() -> None:
+    def answer_late(*_: object) -> None:
         time.sleep(1.1)
         raise TimeoutError
 
     monkeypatch.setattr(mirror.threading, "Thread", Inline)
-    fake.on_init = answer_late
+    monkeypatch.setattr(mirror, "Upload", answer_late)
     _, seconds = seconds_for_1000_rows(training)
     assert seconds > 1, lines
 

@@ -1,3 +1,4 @@
+import functools
 import json
 import math
 import os
@@ -13,7 +14,8 @@ from nexus_ablate.config.compose import compose
 from nexus_ablate.config.options import option_files
 from nexus_ablate.errors import Diverged, Preempted
 from nexus_ablate.runs import read_jsonl, read_run
-from nexus_ablate.training import checkpoint
+from nexus_ablate.track import mirror
+from nexus_ablate.training import checkpoint, session
 from nexus_ablate.training.session import train
 from nexus_ablate.training.signals import StopRequest
 from nexus_ablate.training.step import Step
@@ -309,13 +311,15 @@ def test_a_signal_that_is_ignored_stays_ignored(monkeypatch):
         signal.signal(signal.SIGHUP, before)
 
 
-def test_a_mirror_does_not_change_a_run(tiny_run, tmp_path):
+def test_a_mirror_does_not_change_a_run(tiny_run, tmp_path, monkeypatch):
+    monkeypatch.setattr(mirror, "INIT_TIMEOUT", 120)  # W&B's own process starts slowly beside other tests
+    monkeypatch.setattr(session, "start_tracker", functools.partial(mirror.start_tracker, patience=240))
     plain = run(tiny_run())
     mirrored = run(
         [*(o for o in tiny_run(f"runs_dir={tmp_path / 'other'}") if o != "tracker=files"), "tracker=wandb_offline"]
     )
     assert rows(mirrored.path) == rows(plain.path)
-    assert list(mirrored.path.glob("wandb/offline-run-*/*.wandb"))
+    assert list(mirrored.path.glob("wandb/offline-run-*/*.wandb")), (mirrored.path / "log.txt").read_text()
 
 
 def test_budget_in_tokens_or_flops_is_the_same_run_length(tiny_run):

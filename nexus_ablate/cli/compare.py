@@ -33,6 +33,7 @@ VERB = Verb(
     (
         Flag("--baseline", "ARM", "the arm that others are compared with (the study's)"),
         Flag("--arm", "ARM", "this arm alone, at the 5% of all pairs, any of which could have been picked"),
+        Flag("--tokens", "DIR", "runs of the study `tokens`: what is a difference worth in training tokens"),
         Flag("--allow", "NAME,...", "conditions of fairness to waive", comma_separated),
         Flag("--details", "", "all columns and conditions"),
         *(
@@ -59,7 +60,9 @@ def run(dirs: list[str], flags: dict[str, Any]) -> int:
     writers: dict[str, Callable[[Findings], str]] = dict(
         zip(FORMATS, (html, markdown, latex, csv_text, json_text), strict=True)
     )
-    study_findings = findings(dirs, flags.get("baseline"), flags.get("allow", ()), flags.get("arm"))
+    study_findings = findings(
+        dirs, flags.get("baseline"), flags.get("allow", ()), flags.get("arm"), flags.get("tokens")
+    )
     targets = {name: flags[name] for name in FORMATS if name in flags}
     if Path("-") not in targets.values():
         show(study_findings, Console(highlight=False), details="details" in flags)

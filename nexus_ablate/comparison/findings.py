@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from nexus_ablate.comparison.claim import Claim, judge_claim
+from nexus_ablate.comparison.ladder import read_ladder, with_worth
 from nexus_ablate.comparison.load import Plan, read_plan
 from nexus_ablate.comparison.result import Comparison, Row, compare
 from nexus_ablate.comparison.statistics import Interval, mean_interval
@@ -52,6 +53,7 @@ def findings(
     baseline: str | None = None,
     allow: Iterable[str] = (),
     arm: str | None = None,
+    tokens: str | None = None,
 ) -> Findings:
     """Compare runs as `compare` does, in each stratum of a study by itself.
 
@@ -60,6 +62,7 @@ def findings(
         baseline: The arm to compare with, in each stratum.
         allow: Fairness conditions whose FAIL is waived.
         arm: Compare this arm alone with `baseline`.
+        tokens: Runs of the baseline with other budgets, by which differences in loss are worth training tokens.
 
     Raises:
         ConfigError: There is nothing to compare, or a name does not exist.
@@ -72,6 +75,10 @@ def findings(
     else:
         tables = [compare(paths, baseline, allow, arm)]
         study, strata = tables[0].study, [tables[0].plan.stratum]
+    if tokens is not None:
+        ladder = read_ladder([tokens])
+        for table in tables:
+            with_worth(table, ladder)
     across = _across(tables) if len(tables) > 1 else []
     return Findings(study, strata, tables, across, judge_claim(tables))
 

@@ -26,6 +26,18 @@ SHOWN = ("train_loss", "generalization_gap")
 """Figures that are shown beside diagnostics and evaluations, whose names have a slash."""
 
 
+@dataclass(frozen=True)
+class Worth:
+    """A difference in loss as the share of training tokens that the baseline would need more for it; -0.1: 10% fewer.
+
+    An end is None where the runs of `compare --tokens` do not reach so far.
+    """
+
+    share: float | None
+    low: float | None
+    high: float | None
+
+
 @dataclass
 class Row:
     """One arm in the table. Differences are arm minus baseline, on the endpoint's scale. None: not measured.
@@ -35,6 +47,7 @@ class Row:
         look: The look that the verdict is of, from 1; 0 in a study without looks.
         seeds_to_decide: Seeds that would decide an effect of the measured size with 80% power.
         seeds_for_margin: Seeds that would show a difference of `delta_min`.
+        worth: What the difference is worth in tokens, where `compare` was given runs that say so.
         at_shared_lr: The difference at the study's learning rate, where each arm is judged at its own best one.
     """
 
@@ -72,6 +85,7 @@ class Row:
     lr_sensitivity: float | None = None
     lr_curve: dict[float, list[float]] = field(default_factory=dict)
     at_shared_lr: Interval | None = None
+    worth: Worth | None = None
     figures: dict[str, tuple[float, float | None]] = field(default_factory=dict)
     requested: dict[str, tuple[str, str]] = field(default_factory=dict)
     followed: dict[str, tuple[str, str]] = field(default_factory=dict)

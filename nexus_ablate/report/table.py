@@ -221,9 +221,26 @@ def named(comparison: Comparison, columns: tuple[Column, ...]) -> tuple[Column, 
     return tuple(replace(column, title=title) if column is VALUE else column for column in columns)
 
 
+def worth_text(row: Row) -> str:
+    """`-12% [-18%, -6%]`: the baseline reaches the arm's loss with so many tokens fewer; `beyond`: outside the runs."""
+    if row.worth is None:
+        return NOTHING
+    shares = ["beyond" if end is None else f"{end:+.0%}" for end in (row.worth.share, row.worth.low, row.worth.high)]
+    return f"{shares[0]} [{shares[1]}, {shares[2]}]"
+
+
+WORTH = Column(
+    "worth in tokens",
+    "training tokens that the baseline would need more for the same loss, by runs of it with other budgets",
+    worth_text,
+    lambda r: r.worth.share if r.worth else None,
+)
+
+
 def side_columns(comparison: Comparison) -> tuple[Column, ...]:
     """The columns of cost and stability; learning rates only where they were tuned."""
-    return (*MORE[3:], *COSTS, *STABILITY, *(RATES if comparison.tuning_runs else ()))
+    worth = (WORTH,) if any(row.worth for row in comparison.rows) else ()
+    return (*worth, *MORE[3:], *COSTS, *STABILITY, *(RATES if comparison.tuning_runs else ()))
 
 
 def figure_columns(comparison: Comparison) -> tuple[Column, ...]:

@@ -23,6 +23,7 @@ from nexus_ablate.report.table import (
     side_columns,
     title,
     together_text,
+    worth_text,
 )
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ def show(comparison: Comparison, console: Console, details: bool = False) -> Non
     for row in comparison.rows[1:]:
         if row.verdict is not None:
             notes = "".join(f"; {note}" for note in row.notes)
+            notes += f"; worth {worth_text(row)} of the baseline's training tokens" if row.worth else ""
             console.print(f"{_safe(row.arm)}: {_safe(row.verdict.sentence + notes)}")
     for two in comparison.together:
         console.print(_safe(together_text(two)))
