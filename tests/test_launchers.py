@@ -86,7 +86,7 @@ def test_of_twenty_jobs_the_good_ones_finish_and_the_bad_ones_are_listed(
 @pytest.mark.slow
 def test_without_a_process_apart_a_bad_run_takes_the_launcher_with_it(tiny_run, plugin, tmp_path):
     code = (
-        "import sys\nfrom nexus_ablate.study import apart, worker\n"
+        "import sys\nfrom nexus_ablate.execution import apart, worker\n"
         "apart.Apart.train = lambda self, order, path: worker._train(order)\n"
         "from nexus_ablate.cli import main\nsys.exit(main(sys.argv[1:]))"
     )
