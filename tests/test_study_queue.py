@@ -143,7 +143,7 @@ def test_what_is_missing_is_run_once_and_like_each_run_alone(study, tmp_path):
     runs_dir = tmp_path / "runs"
     done = nexus(study("vary.norm=layer,rms", "seeds=0,1", "--workers", "2"))
     assert done.returncode == 0, done.stderr
-    assert "norm=rms is equal to baseline" in done.stderr
+    assert "norm=rms equals baseline" in done.stderr
     assert "4/4" in done.stderr
     assert f"nexus-ablate compare {runs_dir}/mine" in done.stderr
     arms = ("baseline", "norm=layer")
@@ -229,11 +229,11 @@ def test_a_run_whose_time_is_over_is_saved_and_one_that_hangs_does_not_hold_the_
     )
     arguments = ["study", f"{path}", *study()[2:]]
     code = (
-        "import sys; from nexus_ablate.study import queue; from nexus_ablate.execution.launch import launch\n"
+        "import sys; from nexus_ablate.execution import queue; from nexus_ablate.execution.launch import launch\n"
         "from nexus_ablate.study.definition import read_request\n"
         "if __name__ == '__main__':\n"
         "    queue.GRACE_SECONDS = 1\n"
-        "    sys.exit(launch(read_request(sys.argv[1:]), workers=2, limit=12))"
+        "    sys.exit(launch(read_request(sys.argv[2:]), workers=2, limit=12))"
     )
     (tmp_path / "limited.py").write_text(code)
     done = subprocess.run(
