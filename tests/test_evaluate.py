@@ -493,6 +493,7 @@ def test_every_evaluation_answers_or_says_why_not(tiny, overrides):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_every_evaluation_answers_or_says_why_not_in_every_pair_of_options(tiny):
     done = 0
     for row in itertools.chain([(o,) for o in EVERY_OPTION], option_pairs()):
