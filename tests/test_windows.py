@@ -353,7 +353,7 @@ def test_where_text_is_the_larger_error_more_of_it_is_asked_for(tmp_path):
     assert check.status == WARN and check.arms == ["norm=layer"]
     assert "train.eval_tokens=4096" in check.text  # (0.0189 / 0.0037)^2 = 26 times 128 tokens, up to a power of two
     assert "norm=layer 0.019 over text, 0.0037 over seeds" in check.text
-    assert "would decide more than more seeds" in check.text
+    assert "would help more than more seeds" in check.text
 
 
 def test_where_seeds_are_the_larger_error_the_text_passes(study):

@@ -1,5 +1,4 @@
-"""Reading runs and saying what they show. Works on any set of run directories and imports no torch.
+"""Comparing runs: from any set of run directories to verdicts, without torch.
 
-load curves -> arms tuning divergence pairs -> fairness statistics -> verdict -> result, which is all that
-table terminal exports page plots show.
+load curves windows -> arms tuning failures pairs -> fairness statistics -> judge verdict -> result -> findings claim
 """

@@ -1,4 +1,4 @@
-"""From runs to arms: one configuration each, one run per seed, and the one arm that the others are held against."""
+"""Grouping runs into arms, one configuration each with one run per seed, and choosing the baseline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A study's claim: what is expected of its arms, held against their intervals, and whether it can be tested here."""
+"""Deciding a study's claim: its expectations are compared with the intervals of the arms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a comparison needs of metrics.jsonl, read fast: two thousand rows cost milliseconds, not a parse of each."""
+"""Fast reading of what a comparison needs from metrics.jsonl: milliseconds for two thousand rows."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Curves:
 
 
 def read_curves(path: Path) -> Curves:
-    """The curves in a metrics.jsonl; empty where there is no file. A last line that was cut off is left out.
+    """The curves in a metrics.jsonl; empty if there is no file. An incomplete last line is left out.
 
     Only rows with a validation are parsed; training losses are cut out of the text. Where the text is not what this
     package writes, line for line, the strict reader takes over.
@@ -91,9 +91,9 @@ def read_curves(path: Path) -> Curves:
 
 
 def common_batches(one: Path, other: Path) -> tuple[int, bool] | None:
-    """The last step that both logs name with a batch hash, and whether the hashes agree there; None without one.
+    """The last step at which both logs have a batch hash, and whether the hashes agree; None if there is no such step.
 
-    The hash is a chain, so that agreement at a step is agreement of all batches before it.
+    The hash is a chain: if it agrees at a step, all batches before that step agree.
 
     Raises:
         UserError: A log is damaged.

@@ -26,7 +26,7 @@ def _no_science() -> frozenset[str]:
 
 
 def flat(config: dict[str, Any]) -> dict[str, Any]:
-    """The keys of a config.yaml that can change the result, as they are typed: `norm`, `norm.eps`, `optim.lr`."""
+    """The keys of a config.yaml that can change the result, written as on the command line: `norm`, `norm.eps`."""
     keys: dict[str, Any] = {}
     for name, value in config.items():
         if name in _ASIDE or name in _no_science():
@@ -41,7 +41,7 @@ def flat(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def differing(config: dict[str, Any], base: dict[str, Any]) -> dict[str, tuple[str, str]]:
-    """Key to (baseline's value, arm's value) for what was asked for differently; '' where a key does not exist."""
+    """Keys that were set differently: key to (baseline's value, arm's value); '' for a key that does not exist."""
     values, base_values = flat(config), flat(base)
     keys = list(dict.fromkeys([*base_values, *values]))
     return {
@@ -60,7 +60,7 @@ def consequences(config: dict[str, Any], base: dict[str, Any]) -> dict[str, tupl
 
 
 def label(config: dict[str, Any], base: dict[str, Any]) -> str:
-    """An arm in words: `norm=layer, bias=on`. Keys of an option that was itself exchanged are left out."""
+    """An arm in words: `norm=layer, bias=on`. If the option itself differs, its keys are left out."""
     differences = differing(config, base)
     return ",".join(
         f"{key}={value}"
@@ -85,7 +85,7 @@ def changes(name: str, config: dict[str, Any]) -> set[str]:
 
 
 def science_key(config: dict[str, Any], without: tuple[str, ...] = ()) -> str:
-    """One text for all configurations that differ in nothing but the keys of `without`."""
+    """A text that is equal for configurations that differ only in the keys of `without`."""
     return json.dumps({k: v for k, v in flat(config).items() if k not in without}, sort_keys=True, default=str)
 
 

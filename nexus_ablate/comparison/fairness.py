@@ -24,10 +24,10 @@ from nexus_ablate.provenance import NOT_RECORDED
 
 PASS, WARN, FAIL, WAIVED = "PASS", "WARN", "FAIL", "WAIVED"
 MISMATCH_WARN, MISMATCH_FAIL = 0.01, 0.05
-"""Relative difference in parameters, FLOPs, tokens or seconds that is reported, and that breaks a declared match."""
+"""Relative differences in parameters, FLOPs, tokens or seconds: the first is reported, the second breaks a match."""
 TUNING, TEXT = "learning_rate", "text"
 LIBRARIES = ("torch", "numpy", "tokenizers", "datasets", "safetensors")
-"""Those whose version can change the numbers of a run. (scipy computes in `compare`, after all of them.)"""
+"""Libraries whose version can change the numbers of a run. scipy is used in `compare` only, after the runs."""
 
 
 @dataclass
@@ -80,7 +80,7 @@ def unfair(arm: Arm, results: list[Check]) -> list[str]:
 
 
 def _each(name: str, arms: list[Arm], why: Callable[[Arm], str], good: str, status: str = FAIL) -> Check:
-    """PASS where `why` says nothing of any arm, else `status` with what it says of each."""
+    """PASS if `why` returns no reason for any arm, else `status` with the reason for each arm."""
     reasons = {arm.label: reason for arm in arms if (reason := why(arm))}
     if not reasons:
         return Check(name, PASS, good)
@@ -88,7 +88,7 @@ def _each(name: str, arms: list[Arm], why: Callable[[Arm], str], good: str, stat
 
 
 def _pairwise(arm: Arm, baseline: Arm, unlike: Callable[[Trained, Trained], str]) -> str:
-    """What is unlike in the pairs of an arm: the first reason, and the seeds with any."""
+    """How the pairs of an arm differ: the first reason, and the seeds that have one."""
     reasons = {s: unlike(run, baseline.runs[s]) for s, run in arm.runs.items() if s in baseline.runs}
     reasons = {seed: reason for seed, reason in reasons.items() if reason}
     return f"{next(iter(reasons.values()))} ({_seed_list(reasons)})" if reasons else ""
@@ -111,7 +111,7 @@ def _batches(run: Trained, twin: Trained) -> str:
 
 
 def _init(arms: list[Arm], baseline: Arm) -> Check:
-    """Wherever name and shape agree, the initial numbers must; where no parameter is shared, shapes must be why."""
+    """Parameters of the same name and shape must have the same initial numbers in both arms."""
     shares: dict[str, tuple[int, int]] = {}
     unlike: dict[str, dict[int, str]] = {}
     reshaped = []
@@ -155,7 +155,7 @@ def _schedule(baseline: Arm, arms: list[Arm]) -> Check:
 
 
 def _unfinished(arm: Arm) -> str:
-    """Finished runs whose schedule says otherwise."""
+    """Finished runs that stopped before the end of their schedule."""
     short = {}
     for seed, run in arm.runs.items():
         steps = ((run.config.get("resolved")) or {}).get("steps")
@@ -217,7 +217,7 @@ def starts_from_weights(run: Trained) -> bool:
 
 
 def _copies(arm: Arm) -> str:
-    """Runs of an arm that say they have other seeds, and began with the same numbers or saw the same batches.
+    """Runs of an arm with different seeds but the same initial values or the same batches.
 
     Runs that start from a checkpoint begin with the same numbers: there only the batches tell seeds apart.
     """
@@ -265,7 +265,7 @@ def _learning_rate(baseline: Arm, arms: list[Arm], plan: Plan) -> Check:
     if reported:
         return Check(TUNING, FAIL, "; ".join(reported), broken)
     if not any(trials.values()):
-        return Check(TUNING, WARN, "the study's learning-rate runs are not there")
+        return Check(TUNING, WARN, "the study's learning-rate runs are missing")
     count = len(trials[baseline.label])
     return Check(TUNING, PASS, f"{count} trials for each arm at the same rates, best ones inside the grid")
 
@@ -276,7 +276,7 @@ def _rates(arm: Arm) -> list[float]:
 
 
 def _code(baseline: Arm, arms: list[Arm], excluded: list[Excluded]) -> Check:
-    """Runs by other code are no pair. Libraries, machine and uncommitted changes are reported, and never a FAIL."""
+    """Runs made by different code are not a pair. Libraries, machine and uncommitted changes only give a WARN."""
     made = {arm.label: _runs_by_code(arm) for arm in (baseline, *arms)}
     unlike: dict[str, list[str]] = {}
     for arm in arms:
@@ -300,13 +300,13 @@ def _code(baseline: Arm, arms: list[Arm], excluded: list[Excluded]) -> Check:
 
 
 def _runs_by_code(arm: Arm) -> dict[object, Trained]:
-    """A run by each code that made a run of the arm, at whatever learning rate."""
+    """One run for each version of the code that made runs of the arm, at any learning rate."""
     runs = [*arm.tuning, *(run for each in (arm, arm.tuned, arm.shared) if each for run in each.runs.values())]
     return {(run.source, run.plugins): run for run in runs}
 
 
 def _environments(runs: list[Trained]) -> list[str]:
-    """What the finished ones of the runs were not trained with alike."""
+    """The conditions under which the finished runs were not trained alike."""
 
     def facts(run: Trained) -> dict[str, str]:
         summary, packages = run.record.summary or {}, run.env.get("packages") or {}
@@ -382,7 +382,7 @@ def _other_windows(arm_run: Trained, twin: Trained) -> str:
 
 
 def text(baseline: Arm, errors: Mapping[str, tuple[float, float]], lacking: Mapping[str, str]) -> Check:
-    """Whether more validation text would decide more than more seeds.
+    """Whether more validation text would help more than more seeds.
 
     Args:
         baseline: Its runs say how much text there is.
@@ -394,7 +394,7 @@ def text(baseline: Arm, errors: Mapping[str, tuple[float, float]], lacking: Mapp
     if larger:
         numbers = ", ".join(f"{label} {a:.2g} over text, {b:.2g} over seeds" for label, (a, b) in larger.items())
         remedy = _more_text(baseline, max((a / b) ** 2 if b else math.inf for a, b in larger.values()))
-        sentences.append(f"{remedy} would decide more than more seeds; standard errors: {numbers}")
+        sentences.append(f"{remedy} would help more than more seeds; standard errors: {numbers}")
     for reason in dict.fromkeys(filter(None, lacking.values())):
         sentences.append(f"{', '.join(label for label in lacking if lacking[label] == reason)}: {reason}")
     if sentences:
@@ -405,7 +405,7 @@ def text(baseline: Arm, errors: Mapping[str, tuple[float, float]], lacking: Mapp
 
 
 def _more_text(baseline: Arm, factor: float) -> str:
-    """What to ask for, to have so many times the validation text."""
+    """The override that gives so many times the validation text."""
     windows = next(run.windows for run in baseline.runs.values() if run.windows)
     if windows.everything:
         return f"a larger validation set than these {windows.reach} tokens"

@@ -1,4 +1,4 @@
-"""Runs as a reader finds them: each directory in scope is used or excluded with a reason, none is lost in silence."""
+"""Reading runs: each directory is either used or excluded with a reason."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from nexus_ablate.runs.record import last_row, read_document, read_study
 
 RUN_NAME = re.compile(r"s\d+-[0-9a-f]{8}(-r\d+)?")
 CLAIMED = {"val_loss": "val/loss", "tokens": "tokens", "steps": "step"}
-"""What summary.json says of the end of a run, and the name of it in the last row of metrics.jsonl."""
+"""Figures of summary.json that the last row of metrics.jsonl repeats, and their names there."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ class Plan:
     source: str = ""
     """Hash of the code of the last launch."""
     equal: tuple[tuple[str, str], ...] = ()
-    """Overrides that were asked for and come out as another arm, and that arm."""
+    """Requested overrides that give the same configuration as another arm, and that arm."""
     refused: tuple[tuple[str, str], ...] = ()
     """Overrides that cannot be run, and why."""
 
@@ -228,7 +228,7 @@ def _read(path: Path) -> Trained | Excluded:
 
 
 def _contradiction(record: RunRecord, last: dict[str, Any]) -> str:
-    """Where a run's files say different things of it, or ''."""
+    """How a run's files contradict each other, or ''."""
     seed = (record.config or {}).get("seed")
     if seed != record.seed:
         return f"the directory says seed {record.seed}, config.yaml says {seed}"
@@ -271,7 +271,7 @@ def _figures(values: dict[str, Any], before: str = "") -> Iterable[tuple[str, fl
 
 
 def _strangers(dirs: list[Path], runs: set[Path]) -> list[tuple[Path, str]]:
-    """Directories that are named like a run, or stand among runs, and are none, and links; and why."""
+    """Links, and directories that look like runs but are not, each with the reason."""
     arms = {run.parent for run in runs}
     reasons: dict[Path, str] = {}
     for top in dirs:

@@ -1,4 +1,4 @@
-"""How much a loss depends on the seed alone, and what that noise allows to be seen."""
+"""How much a loss depends on the seed alone, and which differences can be detected above that noise."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ArmNoise:
 
 @dataclass(frozen=True)
 class Noise:
-    """What the seeds of some directories tell.
+    """The seed noise of the runs in some directories.
 
     Attributes:
         arms: Those with at least two results.
@@ -67,7 +67,7 @@ def noise(dirs: Iterable[str | Path], deltas: Iterable[float] = (), family: int 
     Args:
         dirs: As for `compare`.
         deltas: Differences in nats per token whose number of seeds is asked for.
-        family: Arms that are to be held against one baseline at once.
+        family: Arms that are compared with one baseline at once.
 
     Raises:
         ConfigError: No arm has results at two seeds.

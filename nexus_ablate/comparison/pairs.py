@@ -1,4 +1,4 @@
-"""Two runs of one seed, held against each other: are they a pair, are they the same, who was lower at what cost."""
+"""Comparing two runs of one seed: whether they form a pair, whether they are identical, and their difference."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def same_curves(one: Trained, other: Trained) -> bool:
 
 
 def unlike_batches(run: Trained, twin: Trained) -> str:
-    """Why two runs did not see the same batches, or ''. Runs of different length compare on what both saw."""
+    """Why two runs did not see the same batches, or ''. Runs are compared up to the end of the shorter one."""
     a, b = (each.record.summary or {} for each in (run, twin))
     if a.get("batch_hash") and a.get("batch_hash") == b.get("batch_hash"):
         return ""
@@ -40,7 +40,7 @@ def unlike_code(run: Trained, twin: Trained) -> str:
 
 
 def unlike_plugins(run: Trained, twin: Trained) -> str:
-    """The plugins of one name that two runs used and that differ, or ''."""
+    """Plugins that both runs used under the same name but with different content, or ''."""
     files = differing_files(dict(run.plugins), dict(twin.plugins))
     return differ(files) if files else ""
 
@@ -48,7 +48,7 @@ def unlike_plugins(run: Trained, twin: Trained) -> str:
 def shared_init(run: Trained, twin: Trained) -> tuple[int, int]:
     """Parameters whose first values come from the same normal numbers, and parameters of the same name.
 
-    The numbers are a function of (seed, name, shape), so that names which do not agree must have other shapes.
+    The numbers are a function of (seed, name, shape), so parameters whose numbers differ must have different shapes.
     """
     names = run.init.keys() & twin.init.keys()
     return sum(run.init[name][0] == twin.init[name][0] for name in names), len(names)
@@ -75,7 +75,7 @@ def at_equal(axis: str) -> Callable[[Trained, Trained], float]:
 
 
 def log_token_ratio(run: Trained, twin: Trained) -> float:
-    """Log of (arm's tokens / baseline's tokens) to the higher of their two final losses, which both reached."""
+    """Log of (arm's tokens / baseline's tokens) needed to reach the higher of the two final losses."""
     if not len(run.curves.val) or not len(twin.curves.val):
         return float("nan")
     target = max(run.curves.val[-1], twin.curves.val[-1])

@@ -1,4 +1,4 @@
-"""The comparison: directories in, one object with every number out. Each output shows this object and adds nothing."""
+"""The comparison: takes directories, returns one object with every number. Outputs show this object and add nothing."""
 
 from __future__ import annotations
 
@@ -243,7 +243,7 @@ def compare(
 
 
 def _beside_baseline(rows: list[Row], arms: list[Arm], broken: list[list[str]], plan: Plan) -> Check:
-    """Fill in what a row says beside the baseline's, the first; the condition on the text of the evaluation."""
+    """Fill in the figures that relate each row to the baseline's. Returns the condition on the evaluation text."""
     no_text = {}
     for row, arm, conditions_broken in zip(rows[1:], arms[1:], broken[1:], strict=True):
         if not conditions_broken:
@@ -258,7 +258,7 @@ def _beside_baseline(rows: list[Row], arms: list[Arm], broken: list[list[str]], 
 
 
 def _copies(base: Arm, plan: Plan) -> list[Arm]:
-    """The arms of a study that came out as the baseline: its runs under their own name."""
+    """Arms of the study whose configuration equals the baseline's: the same runs under the arm's name."""
     return [
         replace(base, label=overrides, waiting=[], tuning=[], tuned=None)
         for overrides, arm in plan.equal
@@ -284,7 +284,7 @@ def _require_endpoint(arms: list[Arm], endpoint: Endpoint) -> None:
 
 
 def _secondary(endpoint: Endpoint, arms: list[Arm], broken: list[list[str]], plan: Plan) -> Secondary:
-    """An endpoint judged like the primary one; without a word where the study expects nothing of it."""
+    """An endpoint judged like the primary one. Arms of which the study expects nothing have no verdict."""
     expected = {expectation.arm for expectation in plan.expects if expectation.endpoint == endpoint.name}
     own = replace(plan, endpoint=endpoint, share=plan.share if expected else 1.0)
     judgement = judge(arms, broken, own)
@@ -365,7 +365,7 @@ def _notes(arm: Arm, base: Arm, plan: Plan) -> list[str]:
 
 
 def _descriptive(row: Row, arm: Arm, base: Arm, failed: set[int]) -> None:
-    """What is read off the curves, over the seeds where both trained to the end."""
+    """Figures from the curves, over the seeds at which both runs trained to the end."""
     pairs = [(run, base.runs[seed]) for seed, run in arm.runs.items() if seed in base.runs and seed not in failed]
     pairs = [pair for pair in pairs if all(run.record.state == "finished" for run in pair)]
 
@@ -385,7 +385,7 @@ def _exponential(interval: Interval | None) -> Interval | None:
 
 
 def _interactions(everyone: list[Arm], judged: list[Judged]) -> list[Together]:
-    """Every arm that makes exactly the changes of two others together, which are no such sums themselves."""
+    """Arms that combine exactly the changes of two other arms, neither of which is such a combination itself."""
     compared = [0, *(i for i, one in enumerate(judged) if one.effect is not None)]
     arms, tables = [everyone[i] for i in compared], [judged[i] for i in compared]
     changes = [

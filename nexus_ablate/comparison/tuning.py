@@ -1,4 +1,4 @@
-"""Learning rates: each arm's own tuning runs, its best rate, and whether the verdict hangs on the rate."""
+"""Learning rates: the tuning runs of each arm, its best rate, and the difference at the shared rate."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ def lr_sensitivity(arm: Arm) -> float | None:
 def at_own_rates(arms: list[Arm]) -> list[Arm]:
     """The arms as they are judged: each at its own best learning rate, `shared` being what it is at the study's.
 
-    An arm none of whose rates trained is judged at the study's. One whose runs at its best rate are not there yet has
-    no runs.
+    If no rate of an arm trained, the arm is judged at the study's rate. If its runs at the best rate are missing, it
+    has no runs.
 
     Raises:
         ConfigError: The baseline is such an arm.

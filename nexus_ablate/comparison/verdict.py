@@ -1,4 +1,4 @@
-"""One word and one plain sentence for each arm, decided in a fixed order from what was measured."""
+"""The verdict of an arm: one word and one sentence, decided in a fixed order."""
 
 from __future__ import annotations
 

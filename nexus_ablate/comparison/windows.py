@@ -50,7 +50,7 @@ class WindowLosses:
 
     @property
     def everything(self) -> bool:
-        """Whether no text between the first and the last window is left out (but the token before a sequence)."""
+        """Whether the windows cover all text between the first and the last (except the token before a sequence)."""
         return bool((np.diff(self.places[:, 1]) <= self.places[:-1, 2] + 1).all())
 
 
@@ -105,7 +105,7 @@ def block_error(values: Array, block: NDArray[np.int64], weight: NDArray[np.int6
 
 
 def _parse(text: str) -> WindowLosses:
-    """Places and losses. What this package writes is cut up by two patterns; anything else is parsed strictly."""
+    """Places and losses. This package's own form is split by two patterns; other text is parsed strictly."""
     if _WRITTEN.fullmatch(text):
         parts = _LOSS.split(text)
         places, losses = _places("".join(parts[::2])), np.array(parts[1::2], dtype=float)

@@ -1,4 +1,4 @@
-"""Comparisons and runs as tidy pandas frames, for notebooks: the numbers of the report and no others."""
+"""Comparisons and runs as tidy pandas frames for notebooks, with the numbers of the report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Diagnostics by layer at the end of training, from the last row of probes.jsonl: one heat map a diagnostic."""
+"""Diagnostics by layer at the end of training, from the last row of probes.jsonl: one heat map per diagnostic."""
 
 from __future__ import annotations
 

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 COLOURS = {"SUPPORTED": "C2", "CONTRADICTED": "C3", "NOT SHOWN": "C7", "NOT TESTABLE HERE": "C8"}
 HEAD = """# Claims
 
-What runs of this project say of claims that are made about transformer architectures. Each claim is restated so that a
-study can decide it, in a regime that is named with it: small models, early in training. Every row can be trained again
-with its command; `claims --check` compares the result with the one published here.
+Claims that are often made about transformer architectures, tested with runs of this project. Each claim is restated so
+that a study can decide it, and holds for the regime that is given with it: small models, early in training. Every row
+can be trained again with its command; `claims --check` compares the result with the one published here.
 
 The words are those of [studies](studies.md#claims). This page is written by `python scripts/docs.py` from conf/claims.
 """

@@ -1,4 +1,4 @@
-"""The comparison as one HTML file that needs nothing else: style, pictures and a little script are in it."""
+"""The comparison as one self-contained HTML file with style, pictures and a short script."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def _counts(comparison: Comparison) -> str:
 
 
 def _table(comparison: Comparison, columns: tuple[Column, ...]) -> str:
-    """A table that sorts by a click on a column's head."""
+    """A table that is sorted by clicking on the head of a column."""
     heads = "".join(
         f"<th data-by={'number' if c.order else 'text'}{' class=text' if c.order is None else ''} "
         f'title="{plain(c.meaning)}">{plain(c.title)}</th>'

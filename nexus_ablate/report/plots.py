@@ -1,4 +1,4 @@
-"""The pictures of a report, each an SVG text. They show the numbers of the comparison and compute none of their own."""
+"""The pictures of a report as SVG texts. They show the numbers of the comparison and compute no new ones."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def forest(comparison: Comparison) -> str:
 
 
 def slopes(comparison: Comparison) -> str:
-    """The baseline's loss and the arm's at each seed, joined: pairs that all lean the same way are an effect."""
+    """The baseline's loss and the arm's at each seed, joined: lines that all lean one way show an effect."""
     rows = [row for row in comparison.rows[1:] if delta(row) is not None]
     base = comparison.rows[0]
     values = [v for row in (base, *rows) for v in row.values if v is not None]
@@ -231,7 +231,7 @@ def _thinned(x: Array, y: Array, points: int) -> tuple[Array, Array]:
 
 
 def _reach(comparison: Comparison) -> float:
-    """The largest difference that is drawn: one arm far outside would press all others into a point."""
+    """The largest difference that is drawn, so that one distant arm does not squeeze all others together."""
     ends = [max(abs(row.effect.low), abs(row.effect.high)) for row in comparison.rows if row.effect]
     return max(8 * float(np.median(ends or [0])), 3 * comparison.delta_min)
 
@@ -241,7 +241,7 @@ def _points(lines: int) -> int:
 
 
 def _inner(values: Iterable[float]) -> list[float]:
-    """The values without outliers further from the median than ten times the middle half: they would hide the rest."""
+    """The values without outliers, which lie further from the median than ten times the interquartile range."""
     values = list(values)
     low, middle, high = np.quantile(values, (0.25, 0.5, 0.75))
     reach = 10 * (high - low) or math.inf

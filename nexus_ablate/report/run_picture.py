@@ -1,4 +1,4 @@
-"""One run as one picture: loss, gradients, weights, and what the probe saw of each block, step by step."""
+"""The picture of a run: loss, gradients, weights, and the probe statistics of each block by step."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def save_figure(figure: Figure, path: Path) -> None:
 
 
 def run_figure(record: RunRecord) -> Figure:
-    """The run as a matplotlib figure, which belongs to no window and no backend.
+    """The run as a matplotlib figure without a window or backend.
 
     Raises:
         UserError: The run has no rows yet.

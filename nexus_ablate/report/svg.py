@@ -1,4 +1,4 @@
-"""A small SVG drawing: a frame with axes, into which lines, dots and bands are put. Colours come from the page."""
+"""SVG drawings: a frame with axes that takes lines, dots and bands. The page defines the colours."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class Frame:
 
 
 def hover(title: str) -> str:
-    """What a pointer resting on an element shows."""
+    """The text that is shown when the pointer rests on an element."""
     return f"<title>{plain(title)}</title>" if title else ""
 
 
@@ -135,7 +135,7 @@ def ticks(low: float, high: float, about: int) -> list[float]:
 
 
 def tick_text(value: float, span: float) -> str:
-    """A tick as short as the span allows: 0.005, 12, 3M."""
+    """The shortest text of a tick that the span allows: 0.005, 12, 3M."""
     for factor, letter in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
         if span >= factor or abs(value) >= factor:
             unit = 1e3 if letter == "k" else factor

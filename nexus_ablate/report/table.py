@@ -1,4 +1,4 @@
-"""The table as text: which columns, how a number is written, and the answer in a sentence. Every output uses it."""
+"""The table as text: its columns, the format of numbers, and the answer in a sentence. Every output uses it."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ COSTS = (
     Column("FLOPs", "a token, against the baseline", lambda r: share(r.flops_share), lambda r: r.flops_share),
 )
 STABILITY = (
-    Column("outcome", "what became of the runs", outcomes),
+    Column("outcome", "how the runs ended", outcomes),
     Column(
         "spikes",
         "share of training losses 6 SD off the 128 before; ! is three times the baseline's",
@@ -274,7 +274,7 @@ def title(comparison: Comparison) -> str:
 
 
 def answer(comparison: Comparison) -> str:
-    """What came out: each word with its arms, what was decided first."""
+    """The answer in a sentence: each verdict word with its arms."""
     arms_by_word: dict[str, list[str]] = {}
     for row in comparison.rows[1:]:
         if row.verdict is not None:
@@ -287,7 +287,7 @@ def answer(comparison: Comparison) -> str:
 
 
 def basis(comparison: Comparison) -> list[str]:
-    """What the verdicts rest on, in plain sentences."""
+    """The conditions of the verdicts, one sentence each."""
     endpoint, seeds = comparison.endpoint, len(comparison.rows[0].seeds)
     sd = "" if comparison.seed_sd is None else f", standard deviation over seeds {endpoint.value(comparison.seed_sd)}"
     matters = endpoint.within(comparison.delta_min) if endpoint.log else endpoint.value(comparison.delta_min)
@@ -317,7 +317,7 @@ def basis(comparison: Comparison) -> list[str]:
     if seeds < CLAIM_SEEDS:
         lines.append(f"preliminary: fewer than {CLAIM_SEEDS} seeds; treat as a hint")
     if any(row.verdict and row.verdict.word == UNSTABLE for row in comparison.rows):
-        lines.append("in brackets: only over the seeds that trained, which says nothing about the arm")
+        lines.append("values in brackets are over the seeds that trained; do not compare them")
     return lines
 
 

@@ -312,7 +312,7 @@ def define(values: dict[str, Any]) -> Definition:
 
 
 def strata_of(request: Request) -> list[Request]:
-    """The studies that a study with strata stands for, one per stratum, named STUDY@STRATUM; else the study alone."""
+    """The study of each stratum, named STUDY@STRATUM; a study without strata alone."""
     definition = request.definition
     return [
         replace(
