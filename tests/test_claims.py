@@ -472,6 +472,11 @@ def test_a_real_study_with_strata_trains_each_and_judges_the_claim(tmp_path, tin
     assert "stratum shallow" in shown and "stratum deep" in shown and "plain" in shown and SINK in shown
     assert main(["study", "mine.yaml", *how, "--workers", "1"]) == 0  # nothing is left to train
     assert main(["study", "mine@deep", *how, "--workers", "1"]) == 0  # a stratum is a study
+    capsys.readouterr()
+    assert main(["status", "runs/mine"]) == 0
+    assert "8 finished" in capsys.readouterr().out
+    assert main(["add-seeds", "mine", "1"]) == errors.CONFIG
+    assert "mine@deep, mine@shallow" in capsys.readouterr().err
 
 
 # ---------------------------------------------------------------------------------------------------- planted truths

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from nexus_ablate.comparison.ladder import read_ladder, with_worth
 from nexus_ablate.comparison.load import Plan, read_plan
 from nexus_ablate.comparison.result import Comparison, Row, compare
 from nexus_ablate.comparison.statistics import Interval, mean_interval
+from nexus_ablate.runs.record import with_strata
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def findings(
     Raises:
         ConfigError: There is nothing to compare, or a name does not exist.
     """
-    paths = [path for name in ([dirs] if isinstance(dirs, str | Path) else dirs) for path in _with_strata(Path(name))]
+    paths = [path for name in ([dirs] if isinstance(dirs, str | Path) else dirs) for path in with_strata(Path(name))]
     plans = [_plan(path) for path in paths]
     if len(paths) > 1 and all(plan.stratum for plan in plans) and len({plan.of for plan in plans}) == 1:
         tables, study = [compare(path, baseline, allow, arm) for path in paths], plans[0].of
@@ -81,19 +81,6 @@ def findings(
             with_worth(table, ladder)
     across = _across(tables) if len(tables) > 1 else []
     return Findings(study, strata, tables, across, judge_claim(tables))
-
-
-def _with_strata(path: Path) -> list[Path]:
-    """The strata of a study by the study's own name, which no folder has."""
-    if path.exists() or not path.parent.is_dir():
-        return [path]
-    folders = [p for p in path.parent.glob("*@*/study.yaml") if p.parent.name.startswith(f"{path.name}@")]
-    return sorted((p.parent for p in folders), key=_natural) or [path]
-
-
-def _natural(path: Path) -> list[str | float]:
-    """`n_layers-4` before `n_layers-24`."""
-    return [f"{float(part):012.3f}" if part.isdigit() else part for part in re.split(r"(\d+)", path.name)]
 
 
 def _plan(path: Path) -> Plan:

@@ -226,8 +226,21 @@ def parse_row(path: Path, line: bytes, place: str = "a line") -> dict[str, Any]:
     return row
 
 
+def with_strata(path: Path) -> list[Path]:
+    """The folders `STUDY@STRATUM` of a study with strata, which has no folder of its own; else the path itself."""
+    if os.path.lexists(path) or not path.parent.is_dir():
+        return [path]
+    names = (folder.name for folder in path.parent.glob("*@*") if folder.name.startswith(f"{path.name}@"))
+    return [path.with_name(name) for name in sorted(names, key=_numbers_by_size)] or [path]
+
+
+def _numbers_by_size(name: str) -> list[str]:
+    """`n_layers-4` before `n_layers-24`."""
+    return [part.zfill(12) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
+
+
 def find_runs(dirs: Iterable[Path]) -> list[Path]:
-    """The run directories in the given ones (a run, an arm, a study or a runs_dir), sorted.
+    """The run directories in the given ones (a run, an arm, a study with or without strata, or a runs_dir), sorted.
 
     Hidden directories and links are skipped: a link could lead anywhere.
 
@@ -244,7 +257,7 @@ def find_runs(dirs: Iterable[Path]) -> list[Path]:
                 if child.is_dir() and not child.is_symlink() and not child.name.startswith("."):
                     search(child, depth - 1)
 
-    for path in dirs:
+    for path in (one for given in dirs for one in with_strata(given)):
         if not os.path.isdir(path):
             raise UserError("this directory does not exist", str(path), "nexus-ablate status runs")
         try:
