@@ -65,6 +65,10 @@ class Endpoint:
         """A value as text."""
         return f"{value:.4f}" if self._is_loss else f"{value:.4g}"
 
+    def spread(self, sd: float) -> str:
+        """A standard deviation as text."""
+        return f"{sd:.4f}" if self._is_loss else f"{sd:.2g}"
+
     def signed(self, difference: float) -> str:
         """A difference as text: `+0.0123`, or as a ratio `x1.23`."""
         if self.log:

@@ -23,9 +23,10 @@ def claim_lines(findings: Findings) -> list[str]:
     claim = findings.claim
     if claim is None:
         return []
-    lines = [f"{claim.outcome}: {claim.text}", claim.sentence]
+    several = len(claim.results) > 1  # then each has a line
+    lines = [f"{claim.outcome}: {claim.text}", *([] if several else [claim.sentence])]
     lines += [requirement.sentence for requirement in claim.requirements]
-    if len(claim.results) > 1:
+    if several:
         for one in claim.results:
             where = f"{one.stratum}: " if one.stratum else ""
             lines.append(f"{one.outcome}: {where}{one.arm} {one.sentence}")

@@ -59,7 +59,7 @@ def interval_text(interval: Interval | None, digits: int = 4, sign: str = "+") -
 def loss_text(row: Row) -> str:
     if row.mean is None:
         return NOTHING
-    text = row.endpoint.value(row.mean) + (f" ±{row.endpoint.value(row.sd)}" if row.sd is not None else "")
+    text = row.endpoint.value(row.mean) + (f" ±{row.endpoint.spread(row.sd)}" if row.sd is not None else "")
     return f"({text})" if row.verdict is not None and row.verdict.word in (DIVERGED, UNSTABLE) else text
 
 
@@ -289,7 +289,7 @@ def answer(comparison: Comparison) -> str:
 def basis(comparison: Comparison) -> list[str]:
     """The conditions of the verdicts, one sentence each."""
     endpoint, seeds = comparison.endpoint, len(comparison.rows[0].seeds)
-    sd = "" if comparison.seed_sd is None else f", standard deviation over seeds {endpoint.value(comparison.seed_sd)}"
+    sd = "" if comparison.seed_sd is None else f", standard deviation over seeds {endpoint.spread(comparison.seed_sd)}"
     matters = endpoint.within(comparison.delta_min) if endpoint.log else endpoint.value(comparison.delta_min)
     lines = [
         f"{endpoint.name}{f' in {endpoint.unit}' if endpoint.unit else ''}, against {comparison.baseline} "
@@ -337,7 +337,7 @@ def secondary_lines(comparison: Comparison) -> list[tuple[str, list[tuple[str, .
         heading = f"{endpoint.name}{unit}: {endpoint.measure.definition} ({interval_name(level)} over all arms)"
         rows = []
         for row in other.rows:
-            sd = "" if row.sd is None else f" ±{endpoint.value(row.sd)}"
+            sd = "" if row.sd is None else f" ±{endpoint.spread(row.sd)}"
             mean = NOTHING if row.mean is None else endpoint.value(row.mean) + sd
             difference = endpoint.signed(row.effect.delta) if row.effect else NOTHING
             interval = bounds(endpoint, row.effect) if row.effect else NOTHING

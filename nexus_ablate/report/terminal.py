@@ -13,6 +13,7 @@ from nexus_ablate.report.table import (
     MAIN,
     NARROW,
     SECONDARY,
+    VERDICT,
     Column,
     answer,
     basis,
@@ -43,6 +44,8 @@ COLOURS = {
     WAIVED: "magenta",
 }
 WIDE = 120
+ARM_LETTERS = 20
+"""Before an arm's name is broken."""
 
 
 def show(comparison: Comparison, console: Console, details: bool = False) -> None:
@@ -81,10 +84,14 @@ def _grid(comparison: Comparison, columns: tuple[Column, ...], console: Console)
     from rich.table import Table
 
     grid = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    longest = max(len(row.arm) for row in comparison.rows)
     for column in columns:
-        text = column.order is None
         grid.add_column(
-            _safe(column.title), justify="left" if text else "right", overflow="fold", no_wrap=column not in (ARM,)
+            _safe(column.title),
+            justify="left" if column.order is None else "right",
+            overflow="fold",
+            no_wrap=column not in (ARM, VERDICT),
+            min_width=min(longest, ARM_LETTERS) if column is ARM else None,
         )
     for row in comparison.rows:
         colour = COLOURS.get(row.verdict.word, "") if row.verdict else "dim"
