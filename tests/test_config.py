@@ -71,6 +71,28 @@ def test_every_option_composes_with_the_defaults():
 
 
 @pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        ["norm=dyt", "norm.alpha_attn=0.3", "placement=hybridnorm", "train.compile=off", "bias=on"],
+        ["model=micro", "model.n_layers=2", "d_ff_ratio=8/3", "optim=muon", "optim.lr=1e-3", "z_loss=1e-4"],
+        ["data=files", "data.files=[a.txt,b.txt]", "window=[4,off]", "evals=[streaming:kept:8]", "seed=3"],
+        [
+            "norm_gain_sites=[attn_out,ffn_out]",
+            "position=rope_yarn",
+            "position.factor=2",
+            "init=xavier",
+        ],
+    ],
+    ids=",".join,
+)
+def test_the_values_that_tests_compose_from_files_are_those_of_hydra(overrides):
+    from conftest import values_from_files
+
+    assert values_from_files(overrides) == compose_values(overrides)
+
+
+@pytest.mark.parametrize(
     ("override", "said"),
     [
         ("norm=rmss", "try: norm=rms"),
