@@ -494,10 +494,11 @@ def simulated(tmp_seed: int, effect: float = 0.0) -> bool:
     return False
 
 
-def test_nine_cells_without_effects_make_any_claim_in_at_most_one_table_of_twenty(counted):
-    claims = sum(simulated(seed) for seed in range(1000))
-    counted(f"{claims} of 1000 tables of nine cells claim something")
-    assert claims <= 67  # 99% of binomial(1000, 0.05)
+@pytest.mark.parametrize(("tables", "most"), [(200, 18), pytest.param(1000, 67, marks=pytest.mark.slow)])
+def test_nine_cells_without_effects_make_any_claim_in_at_most_one_table_of_twenty(counted, tables, most):
+    claims = sum(simulated(seed) for seed in range(tables))
+    counted(f"{claims} of {tables} tables of nine cells claim something")
+    assert claims <= most  # 99% of binomial(tables, 0.05)
 
 
 def test_control_without_shares_nine_cells_claim_far_more_often(monkeypatch):
@@ -508,7 +509,7 @@ def test_control_without_shares_nine_cells_claim_far_more_often(monkeypatch):
         judged = [judge_losses(table, plan) for table in tables]
         return any(arm.verdict and arm.verdict.word in DIFFERENT for one in judged for arm in one.arms[1:])
 
-    assert sum(whole(seed) for seed in range(200)) > 40
+    assert sum(whole(seed) for seed in range(100)) > 20
 
 
 def test_a_planted_ratio_is_found_with_its_sign(counted):
