@@ -23,8 +23,9 @@ def claim_lines(findings: Findings) -> list[str]:
     claim = findings.claim
     if claim is None:
         return []
-    several = len(claim.results) > 1  # then each has a line
-    lines = [f"{claim.outcome}: {claim.text}", *([] if several else [claim.sentence])]
+    several = len(claim.results) > 1
+    repeated = several or any(requirement.sentence in claim.sentence for requirement in claim.requirements)
+    lines = [f"{claim.outcome}: {claim.text}", *([] if repeated else [claim.sentence])]
     lines += [requirement.sentence for requirement in claim.requirements]
     if several:
         for one in claim.results:
