@@ -257,7 +257,7 @@ def find_runs(dirs: Iterable[Path]) -> list[Path]:
                 if child.is_dir() and not child.is_symlink() and not child.name.startswith("."):
                     search(child, depth - 1)
 
-    for path in (one for given in dirs for one in with_strata(given)):
+    for path in (folder for directory in dirs for folder in with_strata(directory)):
         if not os.path.isdir(path):
             raise UserError("this directory does not exist", str(path), "nexus-ablate status runs")
         try:
