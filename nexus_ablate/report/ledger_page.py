@@ -51,7 +51,7 @@ def _section(entry: dict[str, Any]) -> list[str]:
         "",
         f"Tested as: {entry['claim']}. **{entry['outcome']}**: {entry['sentence']}.",
         "",
-        *(f"- {requirement}" for requirement in entry["requirements"]),
+        *(f"- {requirement}" for requirement in entry["requirements"] if requirement not in entry["sentence"]),
         f"- regime: {entry['regime']}",
         f"- {entry['runs']} runs, {entry['hours']:.1f} core hours: `{entry['command']}`",
         f"- trained {made['when']} by version {made['version']}, commit {str(made['commit'])[:7]}, "
