@@ -90,7 +90,8 @@ def desk(tmp_path, monkeypatch):
     monkeypatch.setattr(evaluation, "evaluate", lambda path, names: {name: {"not_defined": "here"} for name in names})
     monkeypatch.setattr(cluster, "submit", lambda request, *_, **__: trained.append(launch.expanded(request)) or 0)
     monkeypatch.setattr(launch, "launch", lambda request, *_, **__: trained.append(launch.expanded(request)) or 0)
-    for study in ("scratch", "norms", "mine", "notebook", "first_look", "muon", "imported", "rms_vs_layer"):
+    published = [path.stem for path in (ROOT / "conf/claims").glob("*.json")]
+    for study in ("scratch", "norms", "mine", "notebook", "first_look", "muon", "imported", "rms_vs_layer", *published):
         writer = Writer(tmp_path / "runs", study)
         writer.arm(losses=[2.0, 2.01, 1.99])
         writer.arm("norm=layer", losses=[2.1, 2.12, 2.09])
