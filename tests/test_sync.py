@@ -34,9 +34,14 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WandbSer
         for name, value in home.items():
             monkeypatch.setenv(name, str(value))
         monkeypatch.chdir(tmp_path)
+        forget_wandb()  # what an earlier test of this process has set up knows another address
         yield server
-        if wandb := sys.modules.get("wandb"):
-            wandb.teardown()  # else the next test's server would not be found
+        forget_wandb()  # else the next test's server would not be found
+
+
+def forget_wandb() -> None:
+    if wandb := sys.modules.get("wandb"):
+        wandb.teardown()
 
 
 @pytest.fixture
