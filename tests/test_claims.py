@@ -315,6 +315,15 @@ def test_an_arm_that_does_not_exist_is_refused(tmp_path, capsys):
     assert capsys.readouterr().err.splitlines()[2].strip() == "try: norm=layer"
 
 
+def test_a_claim_is_about_the_baseline_of_its_study(tmp_path, capsys):
+    writer = Writer(tmp_path)
+    arms = {"baseline": {}, "norm=layer": {"val_loss": around(1.5, NOISE[::-1])}, "bias=on": {}}
+    study(writer, arms, claim="a better loss", expects=EXPECTS)
+    for baseline, stated in (("baseline", True), ("bias=on", False)):
+        assert main(["compare", str(tmp_path / "study"), "--baseline", baseline]) == 0
+        assert ("a better loss" in capsys.readouterr().out) is stated
+
+
 # -------------------------------------------------------------------------------------------------- worth in tokens
 
 
@@ -354,9 +363,18 @@ def test_runs_of_another_baseline_do_not_say_what_a_difference_is_worth(tmp_path
     writer = Writer(tmp_path)
     study(writer, {"baseline": {}, "norm=dyt": {"val_loss": around(2.1)}})
     assert main(["compare", str(tmp_path / "study"), "--tokens", ladder_of(tmp_path, *overrides)]) == errors.CONFIG
-    assert "another configuration" in capsys.readouterr().err
+    assert "not the configuration, code or validation text" in capsys.readouterr().err
     assert main(["compare", str(tmp_path / "study"), "--tokens", str(tmp_path / "study")]) == errors.CONFIG
     assert "more than their budget" in capsys.readouterr().err
+
+
+def test_runs_on_another_validation_text_do_not_say_what_a_difference_is_worth(tmp_path, capsys):
+    writer = Writer(tmp_path)
+    study(writer, {"baseline": {}, "norm=dyt": {"val_loss": around(2.1)}})
+    for steps in (200, 400, 800):
+        Writer(tmp_path, "tokens", steps=steps).run(f"train.steps={steps}", loss=2.0, evaluation="another text")
+    assert main(["compare", str(tmp_path / "study"), "--tokens", str(tmp_path / "tokens")]) == errors.CONFIG
+    assert "validation text" in capsys.readouterr().err
 
 
 # ------------------------------------------------------------------------------------------------------------- claims
@@ -388,6 +406,15 @@ def test_a_claim_is_read_off_the_intervals(tmp_path, value, expected, outcome):
     )
     claim = findings(writer.root).claim
     assert claim is not None and claim.outcome == outcome, claim
+
+
+def test_a_claim_is_preliminary_until_five_seeds_of_each_arm_are_trained(tmp_path, capsys):
+    writer = Writer(tmp_path)
+    arms = {"baseline": {}, "norm=layer": {"val_loss": around(1.5, NOISE[::-1])}}
+    study(writer, arms, claim="c", expects=EXPECTS)
+    next((tmp_path / "study").glob("norm=layer/s4-*/status.json")).unlink()
+    assert main(["compare", str(tmp_path / "study")]) == 0
+    assert capsys.readouterr().out.startswith("preliminary: SUPPORTED: c")
 
 
 def test_one_expectation_that_is_not_shown_leaves_the_claim_not_shown(tmp_path):
@@ -468,7 +495,10 @@ def test_a_real_study_with_strata_trains_each_and_judges_the_claim(tmp_path, tin
     assert "nexus-ablate compare runs/mine" in capsys.readouterr().err
     assert main(["compare", "runs/mine"]) == 0
     shown = capsys.readouterr().out
-    assert "SUPPORTED: it makes no difference" in shown
+    assert "preliminary: SUPPORTED: it makes no difference" in shown  # two seeds
+    assert (
+        yaml.safe_load(Path("runs/mine@deep/study.yaml").read_text())["share"] == 0.5
+    )  # two strata, one endpoint that is judged
     assert "stratum shallow" in shown and "stratum deep" in shown and "plain" in shown and SINK in shown
     assert main(["study", "mine.yaml", *how, "--workers", "1"]) == 0  # nothing is left to train
     assert main(["study", "mine@deep", *how, "--workers", "1"]) == 0  # a stratum is a study

@@ -13,9 +13,10 @@ from nexus_ablate.measure.measures import find
 from nexus_ablate.runs import arm_name
 from nexus_ablate.runs.record import read_study
 from nexus_ablate.study.cost import cost_of, seconds_of
-from nexus_ablate.study.definition import define, merged, read_request, shipped_studies, strata_of
+from nexus_ablate.study.definition import define, read_request, shipped_studies, strata_of
 from nexus_ablate.study.design import compose_arm, expand, science_key
 from nexus_ablate.study.match import FAIL_SHARE, WARN_SHARE
+from nexus_ablate.study.overrides import merged
 from nexus_ablate.study.record import solved_before, write_record
 
 CLAIMS = """rms_vs_layer rms_low_precision norms norm_speedup placement depth final_norm biases qk_norm

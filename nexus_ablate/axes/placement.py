@@ -38,7 +38,7 @@ class Parts:
 class Block(nn.Module):
     """Abstract block. `forward` takes and returns the residual stream; it passes `position` on to attention.
 
-    The stream is one tensor (B, T, D) unless the placement's `enter` returns something else.
+    The residual stream is one tensor (B, T, D) unless the placement's `enter` returns something else.
     """
 
     norm_ffn_after_sum = False

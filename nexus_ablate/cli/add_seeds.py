@@ -29,7 +29,8 @@ VERB = Verb(
 
 def run(words: list[str], flags: dict[str, Any]) -> int:
     """Add the seeds and run what is missing."""
-    from nexus_ablate.study.definition import MAX_SEEDS, is_launch
+    from nexus_ablate.study.definition import MAX_SEEDS
+    from nexus_ablate.study.overrides import is_launch
 
     launch = [word for word in words if is_launch(word)]
     names = [word for word in words if not is_launch(word)]

@@ -33,7 +33,7 @@ VERB = Verb(
 
 def run(words: list[str], flags: dict[str, Any]) -> int:
     """Run a confirmation."""
-    from nexus_ablate.study.definition import is_launch
+    from nexus_ablate.study.overrides import is_launch
 
     launch = [word for word in words if is_launch(word)]
     name, *arms = [word for word in words if not is_launch(word)] or [""]

@@ -10,16 +10,21 @@ from nexus_ablate.comparison.endpoint import Endpoint
 from nexus_ablate.comparison.load import Expectation
 from nexus_ablate.comparison.result import Comparison
 from nexus_ablate.comparison.statistics import LEVEL, Effect, t_quantile
-from nexus_ablate.comparison.verdict import DIVERGED, INCOMPLETE, NOT_COMPARABLE, UNSTABLE, Verdict, interval_name
+from nexus_ablate.comparison.verdict import (
+    CLAIM_SEEDS,
+    DIVERGED,
+    INCOMPLETE,
+    NOT_COMPARABLE,
+    UNSTABLE,
+    Verdict,
+    interval_name,
+)
 from nexus_ablate.runs.formats import CONDITION
 
 SUPPORTED = "SUPPORTED"
 CONTRADICTED = "CONTRADICTED"
 NOT_SHOWN = "NOT SHOWN"
 NOT_TESTABLE = "NOT TESTABLE HERE"
-
-FEWEST_TRAINED = 5
-"""Seeds that must all have trained before an arm is said to train."""
 
 
 @dataclass(frozen=True)
@@ -45,13 +50,21 @@ class Requirement:
 
 @dataclass(frozen=True)
 class Claim:
-    """The claim of a study and its outcome over all strata."""
+    """The claim of a study and its outcome over all strata.
+
+    Attributes:
+        preliminary: Runs are missing, or there are fewer seeds than a claim needs.
+    """
 
     text: str
     outcome: str
     sentence: str
     results: list[Result]
     requirements: list[Requirement]
+    preliminary: bool
+
+    def __str__(self) -> str:
+        return f"{'preliminary: ' if self.preliminary else ''}{self.outcome}: {self.text}"
 
 
 def judge_claim(tables: list[Comparison]) -> Claim | None:
@@ -71,19 +84,16 @@ def judge_claim(tables: list[Comparison]) -> Claim | None:
         if table.plan.stratum not in unmet
         for expectation in table.plan.expects
     ]
-    text = claims[0].plan.claim
+    outcomes = {one.outcome for one in results}
+    outcome = next((one for one in (CONTRADICTED, NOT_SHOWN, SUPPORTED) if one in outcomes), NOT_TESTABLE)
+    sentence = _joined([one for one in results if one.outcome == outcome])
     if not results:
-        lacking = "; ".join(r.sentence for r in requirements if not r.met) or "the study expects nothing of its arms"
-        return Claim(text, NOT_TESTABLE, lacking, results, requirements)
-    outcomes = [one.outcome for one in results]
-    contradicted = [one for one in results if one.outcome == CONTRADICTED]
-    undecided = [one for one in results if one.outcome == NOT_SHOWN]
-    if contradicted:
-        return Claim(text, CONTRADICTED, _joined(contradicted), results, requirements)
-    if undecided:
-        return Claim(text, NOT_SHOWN, _joined(undecided), results, requirements)
-    assert set(outcomes) == {SUPPORTED}
-    return Claim(text, SUPPORTED, _joined(results), results, requirements)
+        lacking = [requirement.sentence for requirement in requirements if not requirement.met]
+        sentence = "; ".join(lacking) or "the study expects nothing of its arms"
+    rows = [row for table in claims for row in table.rows]
+    few = any(len(table.rows[0].seeds) < CLAIM_SEEDS for table in claims)
+    preliminary = few or any(row.waiting for row in rows)
+    return Claim(claims[0].plan.claim, outcome, sentence, results, requirements, preliminary)
 
 
 def _joined(results: list[Result]) -> str:
@@ -139,7 +149,7 @@ def _cell(comparison: Comparison, name: str, index: int) -> tuple[Endpoint, Effe
 
 def _training(expected: str, trained: int, failed: int, verdict: Verdict | None) -> tuple[str, str]:
     fails = verdict is not None and verdict.word in (DIVERGED, UNSTABLE)
-    trains = not failed and trained >= FEWEST_TRAINED
+    trains = not failed and trained >= CLAIM_SEEDS
     counts = f"fails to train at {failed} of {failed + trained} seeds, expected: {expected}"
     if not fails and not trains:
         return NOT_SHOWN, counts

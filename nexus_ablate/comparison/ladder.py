@@ -30,15 +30,15 @@ class Ladder:
 
     Attributes:
         tokens, losses: (budgets,) from the smallest budget to the largest.
-        key: The configuration without its budget.
+        key: The configuration without its budget, the code and the validation text.
     """
 
     tokens: Array
     losses: Array
-    key: str
+    key: tuple[str, ...]
 
     def share(self, tokens: float, difference: float) -> float | None:
-        """How many more tokens than `tokens` make the loss higher by `difference`, as a share; None outside the ladder.
+        """The share by which `tokens` must change for the loss to change by `difference`; None outside the ladder.
 
         Linear between budgets in the logarithm of tokens.
         """
@@ -57,7 +57,7 @@ def read_ladder(dirs: Iterable[str | Path]) -> Ladder:
     """
     paths = [Path(path) for path in dirs]
     arms, _ = group(collect(paths))
-    keys = {science_key(arm.config, without=BUDGETS) for arm in arms}
+    keys = {_key(arm) for arm in arms}
     where = " ".join(map(str, paths))
     if len(keys) != 1:
         problem = "the runs of --tokens differ in more than their budget"
@@ -68,6 +68,12 @@ def read_ladder(dirs: Iterable[str | Path]) -> Ladder:
         problem = "--tokens needs two budgets or more, of which a larger one has a lower loss"
         raise ConfigError(problem, where, "nexus-ablate study tokens, and --tokens runs/tokens")
     return Ladder(tokens, losses, keys.pop())
+
+
+def _key(arm: Arm) -> tuple[str, ...]:
+    """What all runs of a ladder share, and those that are read against it."""
+    run = next(iter(arm.runs.values()))
+    return science_key(arm.config, without=BUDGETS), run.source, str((run.record.summary or {}).get("eval_hash"))
 
 
 def _point(arm: Arm) -> tuple[float, float] | None:
@@ -85,8 +91,8 @@ def with_worth(comparison: Comparison, ladder: Ladder) -> None:
     if comparison.endpoint.name != "val_loss":
         raise ConfigError("--tokens is about differences in val_loss", comparison.endpoint.name, "leave --tokens out")
     tokens = base.mean("tokens")
-    if science_key(base.config, without=BUDGETS) != ladder.key or tokens is None:
-        problem = "the baseline is another configuration than that of --tokens"
+    if _key(base) != ladder.key or tokens is None:
+        problem = "the baseline is not the configuration, code or validation text of --tokens"
         got = ", ".join(_differing(base.config)) or comparison.baseline
         raise ConfigError(problem, got, f"nexus-ablate study tokens name=tokens_{comparison.study}, with its overrides")
     if not ladder.tokens[0] <= tokens <= ladder.tokens[-1]:

@@ -202,6 +202,8 @@ def compare(
         if not others:
             raise unknown("there is no other arm of this name", arm, [one.label for one in everyone])
         plan = replace(plan, family=pairs, looks=(), secondary=(), claim="", equal=(), refused=())
+    if base.name != plan.baseline:
+        plan = replace(plan, claim="", expects=())  # expectations are about differences to the study's own baseline
     if not base.runs:
         raise ConfigError("the baseline has no result yet", base.label, "nexus-ablate status DIR shows what it does")
     excluded = collection.excluded + duplicates + _unpaired(base, others)

@@ -71,7 +71,11 @@ def latex(comparison: Comparison) -> str:
 
 def csv_text(comparison: Comparison) -> str:
     """A row per arm with raw numbers; an empty cell was not measured."""
-    records = [flat_row(row) for row in comparison.rows]
+    return csv_of([flat_row(row) for row in comparison.rows])
+
+
+def csv_of(records: list[dict[str, Any]]) -> str:
+    """Records as CSV with every name that occurs as a column."""
     names = list(dict.fromkeys(name for record in records for name in record))
     out = io.StringIO()
     writer = csv.DictWriter(out, names, lineterminator="\n")
@@ -82,16 +86,18 @@ def csv_text(comparison: Comparison) -> str:
 
 def json_text(comparison: Comparison) -> str:
     """Everything, as strict JSON."""
+    return strict_json(json_values(comparison), indent=1) + "\n"
+
+
+def json_values(comparison: Comparison) -> dict[str, Any]:
+    """Everything, as plain values."""
     values = {
         f.name: getattr(comparison, f.name) for f in dataclasses.fields(comparison) if f.name not in ("arms", "plan")
     }
     values |= {"endpoint": comparison.endpoint.name, "unit": comparison.endpoint.unit}
-    values["rows"] = [
-        flat_row(row) | plain_values(row) for row in comparison.rows
-    ]  # every column of the CSV, and the rest
-    return (
-        strict_json({"answer": answer(comparison), "basis": basis(comparison), **plain_values(values)}, indent=1) + "\n"
-    )
+    # every column of the CSV, and the rest
+    values["rows"] = [flat_row(row) | plain_values(row) for row in comparison.rows]
+    return {"answer": answer(comparison), "basis": basis(comparison), **plain_values(values)}
 
 
 def flat_row(row: Row) -> dict[str, Any]:

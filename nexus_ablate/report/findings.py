@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 from typing import TYPE_CHECKING
 
 from nexus_ablate.comparison.findings import Across, Findings
@@ -23,15 +20,11 @@ def claim_lines(findings: Findings) -> list[str]:
     claim = findings.claim
     if claim is None:
         return []
-    several = len(claim.results) > 1
-    repeated = several or any(requirement.sentence in claim.sentence for requirement in claim.requirements)
-    lines = [f"{claim.outcome}: {claim.text}", *([] if repeated else [claim.sentence])]
-    lines += [requirement.sentence for requirement in claim.requirements]
-    if several:
-        for one in claim.results:
-            where = f"{one.stratum}: " if one.stratum else ""
-            lines.append(f"{one.outcome}: {where}{one.arm} {one.sentence}")
-    return lines
+    lines = [str(claim), *(requirement.sentence for requirement in claim.requirements)]
+    for one in claim.results:
+        where = f"{one.stratum}: " if one.stratum else ""
+        lines.append(f"{one.outcome}: {where}{one.arm} {one.sentence}")
+    return lines if len(lines) > 1 else [*lines, claim.sentence]
 
 
 def across_table(findings: Findings) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
@@ -110,18 +103,12 @@ def csv_text(findings: Findings) -> str:
         for stratum, table in zip(findings.strata, findings.tables, strict=True)
         for row in table.rows
     ]
-    out = io.StringIO()
-    writer = csv.DictWriter(
-        out, list(dict.fromkeys(name for record in records for name in record)), lineterminator="\n"
-    )
-    writer.writeheader()
-    writer.writerows(records)
-    return out.getvalue()
+    return exports.csv_of(records)
 
 
 def json_text(findings: Findings) -> str:
     """Strict JSON: the comparison, with the claim; of several strata a list of them."""
-    tables = [json.loads(exports.json_text(table)) for table in findings.tables]
+    tables = [exports.json_values(table) for table in findings.tables]
     more = {"claim": exports.plain_values(findings.claim)} if findings.claim else {}
     if len(tables) == 1:
         return strict_json(tables[0] | more, indent=1) + "\n"

@@ -15,20 +15,19 @@ from __future__ import annotations
 
 import math
 import os
-import re
-import shlex
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from nexus_ablate.config.grammar import Constraint, show
 from nexus_ablate.config.options import conf_dir
-from nexus_ablate.config.run_config import OPTION_GROUPS, TrainConfig, key, keys_of
+from nexus_ablate.config.run_config import key, keys_of
 from nexus_ablate.errors import ConfigError, did_you_mean, unknown
 from nexus_ablate.plain_data import UNREADABLE, load_yaml, misfit
 from nexus_ablate.runs.files import read_regular
 from nexus_ablate.runs.record import DOCUMENT_BYTES, read_study
+from nexus_ablate.study.overrides import YAML, is_override, key_of, merged, overrides_of, says_how
 from nexus_ablate.study.question import (
     Expected,
     arm_name_from,
@@ -39,7 +38,6 @@ from nexus_ablate.study.question import (
     strata_from,
 )
 
-_YAML = (".yaml", ".yml")
 SEEDS = [0, 1, 2, 3, 4]
 TUNING_SEEDS = [1001]
 MAX_SEEDS = 1000
@@ -49,9 +47,6 @@ _LOOKS = {"looks": f"list of int [2, {MAX_SEEDS}]", "weights": "list of float (0
 _SCALAR = (bool, int, float, str)
 _VALUE = (*_SCALAR, [_SCALAR])
 """What a level of a factor may be: a list is the value of a key such as `data.files`."""
-_BUDGETS = ("train.steps", "train.tokens", "train.flops")
-_LAUNCH = ("runs_dir", *(f"train.{f.name}" for f in fields(TrainConfig) if not f.metadata["science"]))
-"""Keys that say how runs are carried out: they belong to a launch and never to a study."""
 
 
 @dataclass(frozen=True)
@@ -185,7 +180,7 @@ def read_request(words: list[str]) -> Request:
         elif name in ("seed", "rerun", "experiment"):
             fix = f"name={value}" if name == "experiment" else "seeds=0,1,2"
             raise ConfigError(f"a study does not take {name}", text, fix)
-        elif _says_how(name):
+        elif says_how(name):
             launch.append(text)
         else:
             overrides.append(text)
@@ -208,7 +203,7 @@ def _definition(source: str, overriding: dict[str, Any], factors: dict[str, list
     values: dict[str, Any]
     shipped = shipped_studies()
     stored = runs_dir / source / "study.yaml"
-    if source.endswith(_YAML):
+    if source.endswith(YAML):
         values = read_file(Path(os.path.expanduser(source)))
     elif source in shipped:
         values = {"name": source} | _read(shipped[source])
@@ -389,59 +384,6 @@ def stored_definition(stored: dict[str, Any]) -> dict[str, Any]:
         kept["seeds"] = {"looks": stored["looks"], "weights": stored.get("look_weights")}
     entries += [other["overrides"] for name in ("equal", "refused") for other in stored.get(name, [])]
     return kept | {"baseline": stored["baseline"]["overrides"], "arms": entries}
-
-
-def overrides_of(value: Any) -> list[str]:
-    """Overrides from a list, or from one string as typed on a command line.
-
-    Raises:
-        ConfigError: The value is neither, or has a key that does not belong in an arm.
-    """
-    try:
-        texts = shlex.split(value) if isinstance(value, str) else value
-    except ValueError as error:
-        problem = f"an arm cannot be read: {str(error).lower()}"
-        raise ConfigError(problem, show(value), "norm=layer, or [norm=rms, bias=on]") from error
-    if not isinstance(texts, list) or not all(isinstance(text, str) and "=" in text for text in texts):
-        raise ConfigError("an arm is a list of overrides", show(value), "norm=layer, or [norm=rms, bias=on]")
-    for text in texts:
-        if key_of(text) in ("seed", "experiment", "rerun") or _says_how(key_of(text)):
-            raise ConfigError(
-                f"{key_of(text)} cannot be part of an arm", text, "pass it on the command line of a launch"
-            )
-    return texts
-
-
-def merged(overrides: list[str]) -> list[str]:
-    """One override per key; later ones replace earlier ones. Choosing another option removes the old one's keys."""
-    kept: dict[str, str] = {}
-    for text in overrides:
-        name = key_of(text)
-        gone = [k for k in kept if k == name or (name in _BUDGETS and k in _BUDGETS)]
-        if name in OPTION_GROUPS and kept.get(name) != text:
-            gone += [k for k in kept if k.startswith(f"{name}.")]
-        for old in gone:
-            del kept[old]
-        kept[name] = text
-    return list(kept.values())
-
-
-def is_override(word: str) -> bool:
-    """Whether a word of a command is KEY=VALUE rather than a path that contains `=`."""
-    return bool(re.fullmatch(r"[+\w./@-]+", word.partition("=")[0])) and "=" in word and not word.endswith(_YAML)
-
-
-def key_of(override: str) -> str:
-    return override.lstrip("+").partition("=")[0]
-
-
-def is_launch(text: str) -> bool:
-    """Whether a word of a command is an override for how runs are carried out."""
-    return "=" in text and _says_how(key_of(text))
-
-
-def _says_how(name: str) -> bool:
-    return name in _LAUNCH or name.split(".")[0] == "tracker"
 
 
 def _items(name: str, text: str) -> list[Any]:

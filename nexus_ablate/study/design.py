@@ -16,8 +16,9 @@ from nexus_ablate.config.compose import compose, differences
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.errors import ConfigError, unknown
 from nexus_ablate.runs import arm_name
-from nexus_ablate.study.definition import Definition, merged
+from nexus_ablate.study.definition import Definition
 from nexus_ablate.study.match import solve
+from nexus_ablate.study.overrides import merged
 from nexus_ablate.study.question import measuring
 
 BASELINE = "baseline"

@@ -17,8 +17,6 @@ from nexus_ablate.study.definition import (
     KEYS,
     Request,
     define,
-    key_of,
-    merged,
     read_file,
     runs_dir_of,
     shipped_studies,
@@ -27,6 +25,7 @@ from nexus_ablate.study.definition import (
 )
 from nexus_ablate.study.design import Arm
 from nexus_ablate.study.jobs import Runs
+from nexus_ablate.study.overrides import key_of, merged
 from nexus_ablate.study.record import expanded, write_record
 
 if TYPE_CHECKING:

@@ -32,8 +32,9 @@ from nexus_ablate.runs import (
     read_status,
     run_path,
 )
-from nexus_ablate.study.definition import Request, merged
+from nexus_ablate.study.definition import Request
 from nexus_ablate.study.design import Arm, Study
+from nexus_ablate.study.overrides import merged
 from nexus_ablate.training.session import code_for, identity_of
 
 

@@ -1,4 +1,4 @@
-"""The claims ledger: what this project's own runs said of each claim, one JSON file per study in conf/claims.
+"""The claims ledger: the outcome of each claim in this project's own runs, one JSON file per study in conf/claims.
 
 An entry has the outcome, the table of each stratum, the endpoints of each run, and what made them: hashes of the source
 and of the validation text, versions, machine. It has no logs. `nexus-ablate claims` lists the entries and marks those
@@ -7,9 +7,8 @@ whose source has changed since.
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,10 @@ from typing import Any
 import numpy as np
 
 from nexus_ablate.comparison.arms import Arm
+from nexus_ablate.comparison.endpoint import Endpoint
 from nexus_ablate.comparison.findings import Findings
 from nexus_ablate.comparison.result import Comparison
-from nexus_ablate.comparison.statistics import LEVEL, t_quantile
+from nexus_ablate.comparison.statistics import LEVEL, Array, t_quantile
 from nexus_ablate.config.options import conf_dir
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.masking import mask
@@ -28,7 +28,7 @@ from nexus_ablate.provenance import differing_files, source_hashes
 from nexus_ablate.study.definition import Definition, read_request, shipped_studies
 
 _TABLE = {
-    "rows!": [{str: (str, float, bool, None)}],
+    "rows!": [{str: (str, float, None)}],
     "endpoints!": [str],
     "runs!": {str: {str: {str: (float, None)}}},
 }
@@ -108,20 +108,23 @@ def entry_of(findings: Findings) -> dict[str, Any]:
     Raises:
         ConfigError: The study has no claim, is not finished, or its runs are by more than one version of the code.
     """
-    claim, tables = findings.claim, findings.tables
-    name = findings.name
-    if claim is None or name not in claims():
-        raise ConfigError("only a shipped study with a claim is published", name, f"one of {', '.join(claims())}")
-    waiting = [f"{row.arm}: {row.waiting}" for table in tables for row in table.rows if row.waiting]
-    if waiting:
-        raise ConfigError("runs of this study have no result yet", ", ".join(waiting), f"nexus-ablate study {name}")
+    claim, tables, name, known = findings.claim, findings.tables, findings.name, claims()
+    if claim is None or name not in known:
+        raise ConfigError(
+            "only a shipped study with a claim is published", name, f"nexus-ablate claims {next(iter(known))}"
+        )
+    if claim.preliminary:
+        waiting = ", ".join(
+            f"{row.arm}: {row.waiting} missing" for table in tables for row in table.rows if row.waiting
+        )
+        raise ConfigError("this study has too few runs to be published", waiting or name, f"nexus-ablate study {name}")
     runs = [run for table in tables for arm in table.arms for run in _all_runs(arm)]
     sources = {run.source: run.code for run in runs}
     if len(sources) > 1 or None in sources.values():
         raise ConfigError("the runs are by several versions of the code", name, f"nexus-ablate study {name} --retrain")
     (source,) = sources.values()
     env, summary = runs[0].env, runs[0].record.summary or {}
-    definition = claims()[name]
+    definition = known[name]
     spent = ("seconds", "seconds_eval", "seconds_probe")
     seconds = math.fsum(run.figures.get(name, 0.0) for run in runs for name in spent)
     return {
@@ -149,7 +152,7 @@ def entry_of(findings: Findings) -> dict[str, Any]:
             "validation_text": summary.get("eval_hash"),
         },
         "source": dict(source or {}),
-        "strata": {name or "": _table(table) for name, table in zip(findings.strata, tables, strict=True)},
+        "strata": {stratum: _table(table) for stratum, table in zip(findings.strata, tables, strict=True)},
     }
 
 
@@ -173,39 +176,24 @@ def _regime(tables: list[Comparison]) -> str:
 
 def _table(table: Comparison) -> dict[str, Any]:
     """A stratum: a row for each arm and endpoint, and each run's endpoints."""
-    names = [table.endpoint.name, *(other.endpoint.name for other in table.secondary)]
+    by_endpoint = [(table.endpoint, table.rows), *((other.endpoint, other.rows) for other in table.secondary)]
+    names = [endpoint.name for endpoint, _ in by_endpoint]
     rows = [
         {
             "arm": row.arm,
-            "endpoint": table.endpoint.name,
+            "endpoint": endpoint.name,
             "mean": row.mean,
-            "verdict": str(row.verdict) if row.verdict else "",
-            **_bounds(row.effect, table.endpoint.log),
+            "verdict": str(row.verdict or ""),
+            **{bound: getattr(row.effect, bound, None) for bound in ("delta", "low", "high")},
         }
-        for row in table.rows
+        for endpoint, rows in by_endpoint
+        for row in rows
     ]
-    for other in table.secondary:
-        rows += [
-            {
-                "arm": row.arm,
-                "endpoint": other.endpoint.name,
-                "mean": row.mean,
-                "verdict": str(row.verdict) if row.verdict else "",
-                **_bounds(row.effect, other.endpoint.log),
-            }
-            for row in other.rows
-        ]
     runs = {
         row.arm: {str(seed): {name: _finite(arm.value(seed, name)) for name in names} for seed in row.seeds}
         for row, arm in zip(table.rows, table.arms, strict=True)
     }
     return {"rows": rows, "endpoints": names, "runs": runs}
-
-
-def _bounds(effect: Any, log: bool) -> dict[str, float | bool | None]:
-    if effect is None:
-        return {"delta": None, "low": None, "high": None, "ratio": log}
-    return {"delta": effect.delta, "low": effect.low, "high": effect.high, "ratio": log}
 
 
 def _finite(value: float) -> float | None:
@@ -222,7 +210,7 @@ def publish(findings: Findings) -> Path:
 
     entry = mask(entry_of(findings))
     path = folder() / f"{entry['study']}.json"
-    atomic_write_text(path, strict_json(json.loads(json.dumps(entry)), indent=1) + "\n")
+    atomic_write_text(path, strict_json(entry, indent=1) + "\n")
     return path
 
 
@@ -230,42 +218,37 @@ def replications(entry: dict[str, Any], findings: Findings) -> list[Replication]
     """The published differences to the baseline beside those of other runs, arm by arm and stratum by stratum."""
     compared = []
     for stratum, table in zip(findings.strata, findings.tables, strict=True):
-        published = entry["strata"].get(stratum)
-        if published is None:
-            continue
-        name = published["endpoints"][0]
-        base = next(iter(published["runs"]))
-        log = any(row["ratio"] for row in published["rows"] if row["endpoint"] == name)
-        values = {label: {str(seed): arm.value(seed, name) for seed in arm.runs} for label, arm in _by_label(table)}
-        new = _differences(values, table.rows[0].arm, log)
-        values = {arm: {seed: v[name] for seed, v in runs.items()} for arm, runs in published["runs"].items()}
-        for arm, differences in _differences(values, base, log).items():
-            if min(len(differences), len(new.get(arm, []))) > 1:
-                compared.append(Replication(stratum, arm, *_welch(new[arm], differences)))
+        if published := entry["strata"].get(stratum):
+            endpoint = Endpoint(published["endpoints"][0])
+            new = {
+                row.arm: {str(s): arm.value(s, endpoint.name) for s in arm.runs}
+                for row, arm in zip(table.rows, table.arms, strict=True)
+            }
+            former = {
+                arm: {seed: numbers[endpoint.name] for seed, numbers in runs.items()}
+                for arm, runs in published["runs"].items()
+            }
+            before, now = _differences(former, endpoint), _differences(new, endpoint)
+            for arm in (arm for arm in before if arm in now):
+                if min(len(before[arm]), len(now[arm])) > 1:
+                    compared.append(Replication(stratum, arm, *_welch(now[arm], before[arm])))
     return compared
 
 
-def _by_label(table: Comparison) -> Iterable[tuple[str, Arm]]:
-    return zip((row.arm for row in table.rows), table.arms, strict=True)
+def _differences(runs: Mapping[str, Mapping[str, float | None]], endpoint: Endpoint) -> dict[str, Array]:
+    """By arm: the differences to the first arm, the baseline, at the seeds of both, on the endpoint's scale."""
+    base, *arms = runs
+
+    def values(arm: str, seeds: list[str]) -> Array:
+        return endpoint.on_scale(np.array([runs[arm][seed] for seed in seeds], dtype=float))
+
+    shared = {arm: [seed for seed in runs[arm] if seed in runs[base]] for arm in arms}
+    differences = {arm: values(arm, seeds) - values(base, seeds) for arm, seeds in shared.items()}
+    return {arm: numbers[np.isfinite(numbers)] for arm, numbers in differences.items()}
 
 
-def _differences(runs: Mapping[str, Mapping[str, float | None]], base: str, log: bool) -> dict[str, list[float]]:
-    """By arm: the differences to the baseline at the seeds of both."""
-
-    def scaled(value: float) -> float:
-        return (math.log(value) if value > 0 else math.nan) if log else value
-
-    result = {}
-    for arm, by_seed in runs.items():
-        pairs = [(value, runs[base].get(seed)) for seed, value in by_seed.items()]
-        numbers = [scaled(a) - scaled(b) for a, b in pairs if a is not None and b is not None]
-        result[arm] = [number for number in numbers if math.isfinite(number)]
-    return {arm: numbers for arm, numbers in result.items() if arm != base}
-
-
-def _welch(one: list[float], other: list[float]) -> tuple[float, float, float]:
+def _welch(a: Array, b: Array) -> tuple[float, float, float]:
     """The difference of two means and its 95% interval, for unlike variances."""
-    a, b = np.array(one), np.array(other)
     difference = float(a.mean() - b.mean())
     va, vb = float(a.var(ddof=1)) / len(a), float(b.var(ddof=1)) / len(b)
     if not va + vb:

@@ -15,7 +15,8 @@ from nexus_ablate.config.resolve import changed
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.study.cost import cost_of, measured_speed, vocabulary
-from nexus_ablate.study.definition import Definition, key_of
+from nexus_ablate.study.definition import Definition
+from nexus_ablate.study.overrides import key_of
 
 WARN_SHARE = 0.01
 FAIL_SHARE = 0.05

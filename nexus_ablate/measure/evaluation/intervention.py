@@ -118,7 +118,7 @@ def massive_set(model: nn.Module, threshold: float, means: list[Tensor] | None) 
 
 @contextmanager
 def watching(model: nn.Module, look: Callable[[int, Tensor], None]) -> Iterator[None]:
-    """Inside the `with`, call `look` with each block's number and the stream after it, which it may change in place."""
+    """Inside the `with`, call `look(block, x)` after each block; x is the residual stream, which `look` may change."""
 
     def hook(number: int, block: Any) -> Callable[[nn.Module, Any, Any], None]:
         return lambda module, inputs, output: look(number, block.residual(output))

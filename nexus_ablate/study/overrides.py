@@ -1,0 +1,70 @@
+"""Overrides in a study: read from an arm, merged, and distinguished from those that say how runs are carried out."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import fields
+from typing import Any
+
+from nexus_ablate.config.grammar import show
+from nexus_ablate.config.run_config import OPTION_GROUPS, TrainConfig
+from nexus_ablate.errors import ConfigError
+
+YAML = (".yaml", ".yml")
+_BUDGETS = ("train.steps", "train.tokens", "train.flops")
+_LAUNCH = ("runs_dir", *(f"train.{f.name}" for f in fields(TrainConfig) if not f.metadata["science"]))
+"""Keys that say how runs are carried out: they belong to a launch and never to a study."""
+
+
+def overrides_of(value: Any) -> list[str]:
+    """Overrides from a list, or from one string as typed on a command line.
+
+    Raises:
+        ConfigError: The value is neither, or has a key that does not belong in an arm.
+    """
+    try:
+        texts = shlex.split(value) if isinstance(value, str) else value
+    except ValueError as error:
+        problem = f"an arm cannot be read: {str(error).lower()}"
+        raise ConfigError(problem, show(value), "norm=layer, or [norm=rms, bias=on]") from error
+    if not isinstance(texts, list) or not all(isinstance(text, str) and "=" in text for text in texts):
+        raise ConfigError("an arm is a list of overrides", show(value), "norm=layer, or [norm=rms, bias=on]")
+    for text in texts:
+        if key_of(text) in ("seed", "experiment", "rerun") or says_how(key_of(text)):
+            raise ConfigError(
+                f"{key_of(text)} cannot be part of an arm", text, "pass it on the command line of a launch"
+            )
+    return texts
+
+
+def merged(overrides: list[str]) -> list[str]:
+    """One override per key; later ones replace earlier ones. Choosing another option removes the old one's keys."""
+    kept: dict[str, str] = {}
+    for text in overrides:
+        name = key_of(text)
+        gone = [k for k in kept if k == name or (name in _BUDGETS and k in _BUDGETS)]
+        if name in OPTION_GROUPS and kept.get(name) != text:
+            gone += [k for k in kept if k.startswith(f"{name}.")]
+        for old in gone:
+            del kept[old]
+        kept[name] = text
+    return list(kept.values())
+
+
+def is_override(word: str) -> bool:
+    """Whether a word of a command is KEY=VALUE rather than a path that contains `=`."""
+    return bool(re.fullmatch(r"[+\w./@-]+", word.partition("=")[0])) and "=" in word and not word.endswith(YAML)
+
+
+def key_of(override: str) -> str:
+    return override.lstrip("+").partition("=")[0]
+
+
+def is_launch(text: str) -> bool:
+    """Whether a word of a command is an override for how runs are carried out."""
+    return "=" in text and says_how(key_of(text))
+
+
+def says_how(name: str) -> bool:
+    return name in _LAUNCH or name.split(".")[0] == "tracker"
