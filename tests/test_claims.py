@@ -371,8 +371,8 @@ def test_runs_of_another_baseline_do_not_say_what_a_difference_is_worth(tmp_path
 def test_runs_on_another_validation_text_do_not_say_what_a_difference_is_worth(tmp_path, capsys):
     writer = Writer(tmp_path)
     study(writer, {"baseline": {}, "norm=dyt": {"val_loss": around(2.1)}})
-    for steps in (200, 400, 800):
-        Writer(tmp_path, "tokens", steps=steps).run(f"train.steps={steps}", loss=2.0, evaluation="another text")
+    for steps, loss in ((200, 2.1), (400, 2.0), (800, 1.9)):
+        Writer(tmp_path, "tokens", steps=steps).run(f"train.steps={steps}", loss=loss, evaluation="another text")
     assert main(["compare", str(tmp_path / "study"), "--tokens", str(tmp_path / "tokens")]) == errors.CONFIG
     assert "validation text" in capsys.readouterr().err
 
