@@ -3,6 +3,7 @@ docs/claims.md and its figure from conf/claims."""
 
 import re
 from pathlib import Path
+from typing import Any
 
 from nexus_ablate.cli.list import catalogue, markdown
 from nexus_ablate.measure.measures import table
@@ -18,13 +19,19 @@ def with_measures(page: str) -> str:
     return form.sub(lambda match: f"{match[1]}{table(match[2])}\n{match[3]}", page)
 
 
+def with_outcomes(page: str, published: dict[str, Any]) -> str:
+    """README.md with the outcomes of the published claims between its marks."""
+    form = re.compile(r"(<!-- claims -->\n).*?(<!-- end -->)", re.DOTALL)
+    return form.sub(lambda match: f"{match[1]}{ledger_page.outcome_table(published)}\n{match[2]}", page)
+
+
 if __name__ == "__main__":
     metrics = ROOT / "docs/metrics.md"
     metrics.write_text(with_measures(metrics.read_text(encoding="utf-8")), encoding="utf-8")
     (ROOT / "docs/options.md").write_text(markdown(catalogue()) + "\n", encoding="utf-8")
     published = entries()
-    (ROOT / "docs/claims.md").write_text(
-        ledger_page.page({name: study.claim for name, study in claims().items()}, published), encoding="utf-8"
-    )
+    (ROOT / "docs/claims.md").write_text(ledger_page.page(claims(), published), encoding="utf-8")
     if published:
         ledger_page.figure(published).savefig(ROOT / "docs/claims.png", dpi=110)
+        readme = ROOT / "README.md"
+        readme.write_text(with_outcomes(readme.read_text(encoding="utf-8"), published), encoding="utf-8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -29,13 +30,13 @@ def folder(tmp_path, monkeypatch):
     return path
 
 
-def runs_of_a_claim(root: Path, shift: float = 0.0) -> Path:
+def runs_of_a_claim(root: Path, shift: float = 0.0, noise: tuple[float, ...] = SMALL) -> Path:
     """Runs of the shipped study `rms_vs_layer`, as they would lie after it was trained."""
     writer = Writer(root, "rms_vs_layer")
     env = {"source": source_hashes()}
     for seed in range(5):
-        writer.run(seed=seed, loss=around(2.0, SMALL)[seed], env=env)
-        writer.run("norm=layer", seed=seed, loss=around(2.0 + shift, SMALL[::-1])[seed], env=env)
+        writer.run(seed=seed, loss=around(2.0, noise)[seed], env=env)
+        writer.run("norm=layer", seed=seed, loss=around(2.0 + shift, noise[::-1])[seed], env=env)
     writer.plan(("norm=layer",), claim="c", expects=EXPECTS, endpoints={"val_loss": {"delta_min": 0.02}})
     return root / "rms_vs_layer"
 
@@ -80,6 +81,41 @@ def test_other_runs_replicate_if_their_difference_is_the_published_one(tmp_path,
     assert ("agrees" in shown) is bool(agree) and ("DIFFERS" in shown) is not bool(agree)
 
 
+@pytest.mark.slow
+def test_a_baseline_run_trained_again_ends_where_the_published_one_did(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    entries = ledger.entries()
+    assert main(["claims", "--check", "gates"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert len([line for line in shown if line.startswith(("equal", "DIFFERS"))]) == 3
+    assert shown[-1].startswith("published with torch") is any(line.startswith("DIFFERS") for line in shown)
+    # control: a published number that the run does not end with
+    entries["gates"]["strata"][""]["runs"]["baseline"]["0"]["val_loss"] += 1e-9
+    monkeypatch.setattr(ledger, "entries", lambda: entries)
+    assert main(["claims", "--check", "gates"]) == 0
+    assert "DIFFERS  baseline s0 val_loss" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_claim_is_trained_and_judged_by_one_command(tmp_path, tiny_run, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["claims", "gqa", *tiny_run("model.n_heads=4"), "seeds=0,1", "probe=off", "--workers", "1"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "preliminary: " in shown and "two key-value heads for four query heads" in shown
+    assert "n_kv_heads=2" in shown
+
+
+def test_a_claim_that_is_not_shown_says_what_would_decide_it(tmp_path, folder):
+    noisy = runs_of_a_claim(tmp_path, 0.015, NOISE)
+    assert published(folder, noisy)["outcome"] == "NOT SHOWN"
+    page = ledger_page.page(ledger.claims(), ledger.entries())
+    assert re.search(r"to decide it at differences of this size: about \d+ seeds, [\d.]+ core hours", page)
+
+
+def test_the_readme_has_the_published_outcomes():
+    assert ledger_page.outcome_table(ledger.entries()) in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
 def test_what_is_not_finished_or_not_a_claim_is_not_published(tmp_path, folder, capsys):
     runs = runs_of_a_claim(tmp_path)
     next(runs.glob("norm=layer/s4-*/status.json")).unlink()
@@ -105,7 +141,7 @@ def test_a_mistake_is_three_lines(capsys, tmp_path, monkeypatch, words):
 
 def test_the_page_and_its_figure_are_made_of_the_entries(tmp_path, folder):
     published(folder, runs_of_a_claim(tmp_path))
-    page = ledger_page.page({name: study.claim for name, study in ledger.claims().items()}, ledger.entries())
+    page = ledger_page.page(ledger.claims(), ledger.entries())
     assert "**SUPPORTED**" in page and "| `sinks` |" in page.replace("[`sinks`](#sinks)", "`sinks`")
     assert "`nexus-ablate claims rms_vs_layer`" in page
     assert ledger_page.figure(ledger.entries()).axes
@@ -113,6 +149,4 @@ def test_the_page_and_its_figure_are_made_of_the_entries(tmp_path, folder):
 
 def test_the_published_page_is_that_of_the_published_numbers():
     page = (ROOT / "docs/claims.md").read_text(encoding="utf-8")
-    assert page == ledger_page.page({name: study.claim for name, study in ledger.claims().items()}, ledger.entries()), (
-        "python scripts/docs.py"
-    )
+    assert page == ledger_page.page(ledger.claims(), ledger.entries()), "python scripts/docs.py"

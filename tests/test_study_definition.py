@@ -331,16 +331,20 @@ def test_every_claim_is_a_study_with_question_and_cost():
     for path in shipped_studies().values():
         head = [line for line in path.read_text().splitlines() if line.startswith("#")]
         assert head[0].endswith(("?", "."))
-        assert head[1].startswith("# Cost: "), path.name
+        assert read_request([path.stem]).definition.cost.endswith(" on two CPU cores"), path.stem
 
 
 @pytest.mark.parametrize("name", CLAIMS)
-def test_every_arm_of_every_shipped_study_composes(name):
+def test_every_arm_of_every_shipped_study_composes_and_its_runs_are_as_many_as_it_says(name):
+    runs = 0
     for request in strata_of(read_request([name])):
         study = expand(request.definition)
+        rates, tuning_seeds = len(study.definition.lr_grid), len(study.definition.tuning_seeds)
+        runs += len(study.all_arms) * (len(study.definition.seeds) * (2 if rates else 1) + rates * tuning_seeds)
         assert not study.refused
         assert not study.equal
         assert len(study.definition.seeds) >= 5
+    assert read_request([name]).definition.cost.startswith(f"{runs} runs, ")
 
 
 @pytest.mark.parametrize("name", MEASURED)

@@ -17,10 +17,15 @@ VERB = Verb(
     (
         ("claims", "every claim: tier, outcome, and whether its code has changed since"),
         ("claims rms_vs_layer", "train its study and judge it"),
-        ("claims --check runs/rms_vs_layer", "hold your runs against the published ones"),
+        ("claims --check runs/rms_vs_layer", "compare your runs with the published ones"),
+        ("claims --check gates", "train a baseline run again: does the code of today end in the same place?"),
     ),
     (
-        Flag("--check", "DIR", "runs of a claim's study, compared with the published ones"),
+        Flag(
+            "--check",
+            "DIR|NAME",
+            "runs of a claim's study, compared with the published ones; of a claim: train one again",
+        ),
         Flag("--publish", "DIR", "write the entry of finished runs into conf/claims (in a checkout)"),
         *RUN_FLAGS,
     ),
@@ -36,7 +41,10 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
         named = " ".join([*words, *(f"--{mode}" for mode in ("check", "publish") if mode in flags)])
         raise ConfigError("claims does one thing at a time", named, "nexus-ablate claims")
     if "check" in flags:
-        return _check(flags["check"])
+        from nexus_ablate.study.ledger import entries
+
+        name, published = flags["check"], entries()
+        return _train_again(published[name]) if name in published else _check(name, published)
     if "publish" in flags:
         return _publish(flags["publish"])
     if words:
@@ -58,7 +66,7 @@ def _list() -> int:
         table.add_column(head, overflow="fold", no_wrap=head in ("study", "tier"))
     for name, definition in claims().items():
         entry = published.get(name)
-        outcome = entry["outcome"] if entry else "not trained yet"
+        outcome = entry["outcome"] if entry else f"not trained yet\n{definition.cost.removesuffix(' on two CPU cores')}"
         if entry and (files := older_code(entry)):
             outcome += f"\nolder code: {differ(files)}"
         table.add_row(name, definition.tier, escape(outcome), escape(definition.claim))
@@ -80,12 +88,40 @@ def _train(words: list[str], flags: dict[str, Any]) -> int:
     return status or compared
 
 
-def _check(directory: str) -> int:
+def _train_again(entry: dict[str, Any]) -> int:
+    """Train the first run of an entry's baseline with the present code and compare its endpoints."""
+    from nexus_ablate.comparison.arms import group
+    from nexus_ablate.comparison.load import collect
+    from nexus_ablate.study.definition import read_request, strata_of
+    from nexus_ablate.study.design import expand
+    from nexus_ablate.study.jobs import Runs
+    from nexus_ablate.training.device import share_cores_politely
+
+    share_cores_politely()
+    from nexus_ablate.training.session import train
+
+    name, made, table = entry["study"], entry["made"], next(iter(entry["strata"].values()))
+    request = strata_of(read_request([name, f"name=check_{name}", f"train.threads={made['threads']}"]))[0]
+    job = Runs(expand(request.definition), request).claims[0]
+    train(job.config, job.overrides, arm=job.arm)
+    (arm,), _ = group(collect([job.path]))
+    moved = False
+    for endpoint, former in next(iter(table["runs"].values()))[str(job.seed)].items():
+        value = arm.value(job.seed, endpoint)
+        word = "equal" if value == former else "DIFFERS"
+        moved |= value != former
+        print(f"{word}  baseline s{job.seed} {endpoint}: {value!r}, published {former!r}")
+    if moved:
+        print(f"published with torch {made['torch']} on {made['processor']}; others round in other ways")
+    return errors.OK
+
+
+def _check(directory: str, published: dict[str, dict[str, Any]]) -> int:
     from nexus_ablate.comparison.findings import findings
-    from nexus_ablate.study.ledger import entries, replications
+    from nexus_ablate.study.ledger import replications
 
     study_findings = findings(directory)
-    entry = entries().get(study_findings.name)
+    entry = published.get(study_findings.name)
     if entry is None:
         raise ConfigError("nothing is published of this study", study_findings.name, "nexus-ablate claims")
     compared = replications(entry, study_findings)

@@ -8,7 +8,7 @@ import numpy as np
 
 from nexus_ablate.comparison.endpoint import Endpoint
 from nexus_ablate.comparison.load import Expectation
-from nexus_ablate.comparison.result import Comparison
+from nexus_ablate.comparison.result import Comparison, Row, SecondaryRow
 from nexus_ablate.comparison.statistics import LEVEL, Effect, t_quantile
 from nexus_ablate.comparison.verdict import (
     CLAIM_SEEDS,
@@ -29,7 +29,12 @@ NOT_TESTABLE = "NOT TESTABLE HERE"
 
 @dataclass(frozen=True)
 class Result:
-    """The outcome of one expectation, in a sentence."""
+    """The outcome of one expectation, in a sentence.
+
+    Attributes:
+        seeds: Of one that is not shown: with how many seeds it would be decided, if the difference were the measured
+            one; None beyond 1000.
+    """
 
     stratum: str
     arm: str
@@ -37,6 +42,7 @@ class Result:
     expected: str
     outcome: str
     sentence: str
+    seeds: int | None = None
 
 
 @dataclass(frozen=True)
@@ -124,27 +130,28 @@ def _requirement(comparison: Comparison, name: str, condition: str) -> Requireme
 
 
 def _result(comparison: Comparison, expectation: Expectation) -> Result:
+    seeds = None
     index = next((i for i, arm in enumerate(comparison.arms) if i and arm.name == expectation.arm), None)
     if index is None:
         outcome, sentence, label = NOT_SHOWN, "has no result", expectation.arm
     else:
         label = comparison.rows[index].arm
-        endpoint, effect, verdict, margin = _cell(comparison, expectation.endpoint, index)
+        endpoint, margin, cell = _cell(comparison, expectation.endpoint, index)
         trained, failed = (sum(v is not None for v in comparison.rows[index].values), comparison.rows[index].failed)
         if expectation.expected in ("trains", "fails"):
-            outcome, sentence = _training(expectation.expected, trained, len(failed), verdict)
+            outcome, sentence = _training(expectation.expected, trained, len(failed), cell.verdict)
         else:
-            outcome, sentence = _measured(expectation.expected, endpoint, effect, verdict, margin)
-    return Result(comparison.plan.stratum, label, expectation.endpoint, expectation.expected, outcome, sentence)
+            outcome, sentence = _measured(expectation.expected, endpoint, cell.effect, cell.verdict, margin)
+        seeds = cell.seeds_to_decide if outcome == NOT_SHOWN else None
+    return Result(comparison.plan.stratum, label, expectation.endpoint, expectation.expected, outcome, sentence, seeds)
 
 
-def _cell(comparison: Comparison, name: str, index: int) -> tuple[Endpoint, Effect | None, Verdict | None, float]:
-    """An arm's effect by an endpoint, its verdict, and the margin."""
+def _cell(comparison: Comparison, name: str, index: int) -> tuple[Endpoint, float, Row | SecondaryRow]:
+    """An endpoint, its margin, and an arm by it."""
     if name == comparison.endpoint.name:
-        row = comparison.rows[index]
-        return comparison.endpoint, row.effect, row.verdict, comparison.delta_min
+        return comparison.endpoint, comparison.delta_min, comparison.rows[index]
     other = next(other for other in comparison.secondary if other.endpoint.name == name)
-    return other.endpoint, other.rows[index].effect, other.rows[index].verdict, other.delta_min
+    return other.endpoint, other.delta_min, other.rows[index]
 
 
 def _training(expected: str, trained: int, failed: int, verdict: Verdict | None) -> tuple[str, str]:

@@ -111,6 +111,7 @@ class SecondaryRow:
     sd: float | None
     effect: Effect | None
     verdict: Verdict | None
+    seeds_to_decide: int | None
 
 
 @dataclass
@@ -296,13 +297,17 @@ def _secondary(endpoint: Endpoint, arms: list[Arm], broken: list[list[str]], pla
         finite = values[np.isfinite(values)]
         mean = float(finite.mean()) if len(finite) else None
         verdict = judged.verdict if arm.name in expected else None
-        rows.append(SecondaryRow(arm.label, mean, _spread(values), judged.effect, verdict))
+        rows.append(SecondaryRow(arm.label, mean, _spread(values), judged.effect, verdict, _to_decide(judged)))
     return Secondary(endpoint, judgement.delta_min, rows)
 
 
 def _spread(values: Array) -> float | None:
     values = values[np.isfinite(values)]
     return float(values.std(ddof=1)) if len(values) > 1 else None
+
+
+def _to_decide(judged: Judged) -> int | None:
+    return seeds_to_decide(judged.effect, judged.evidence) if judged.effect and judged.evidence else None
 
 
 def _row(arm: Arm, base: Arm, judged: Judged, baseline: Judged, plan: Plan) -> Row:
@@ -327,7 +332,7 @@ def _row(arm: Arm, base: Arm, judged: Judged, baseline: Judged, plan: Plan) -> R
         sd=_spread(values),
         effect=effect,
         look=judged.look,
-        seeds_to_decide=seeds_to_decide(effect, evidence) if effect and evidence else None,
+        seeds_to_decide=_to_decide(judged),
         seeds_for_margin=seeds_for_margin(effect, evidence) if effect and evidence else None,
         failed=judged.failed,
         waiting=judged.waiting,

@@ -4,42 +4,61 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from nexus_ablate.comparison.endpoint import Endpoint
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+NOT_TRAINED = "not trained yet"
 COLOURS = {"SUPPORTED": "C2", "CONTRADICTED": "C3", "NOT SHOWN": "C7", "NOT TESTABLE HERE": "C8"}
 HEAD = """# Claims
 
-Claims that are often made about transformer architectures, tested with runs of this project. Each claim is restated so
-that a study can decide it, and holds for the regime that is given with it: small models, early in training. Every row
-can be trained again with its command; `claims --check` compares the result with the one published here.
+Claims that are often made about transformer architectures, tested with runs of this project. Each is restated so that a
+study can decide it, and each outcome holds for the regime that is given with it: small models, early in training. Every
+row can be trained again with its command; `claims --check` compares your runs with those published here. Speed is
+measured by the paired `bench` instead: [what a norm costs](performance.md#what-a-norm-costs).
 
 The words are those of [studies](studies.md#claims). This page is written by `python scripts/docs.py` from conf/claims.
 """
 
 
-def page(claims: Mapping[str, str], entries: Mapping[str, dict[str, Any]]) -> str:
+class Claim(Protocol):
+    """What the page says of a claim that may not be published yet: `nexus_ablate.study.definition.Definition`."""
+
+    @property
+    def stated(self) -> str: ...
+    @property
+    def claim(self) -> str: ...
+    @property
+    def cost(self) -> str: ...
+
+
+def page(claims: Mapping[str, Claim], entries: Mapping[str, dict[str, Any]]) -> str:
     """The page: a table of all claims, then each published one with its differences.
 
     Args:
-        claims: The sentence of each claim, by study.
+        claims: The shipped studies that decide a claim, by name.
         entries: What is published, by study.
     """
-    lines = [HEAD, "| claim | outcome | study |", "|---|---|---|"]
-    for name, claim in claims.items():
-        outcome = f"**{entries[name]['outcome']}**" if name in entries else "not trained yet"
+    lines = [HEAD, "| as it is made | as it is tested | outcome | runs and time | study |", "|---|---|---|---|---|"]
+    for name, study in claims.items():
+        outcome = f"**{entries[name]['outcome']}**" if name in entries else NOT_TRAINED
         link = f"[`{name}`](#{name})" if name in entries else f"`{name}`"
-        lines.append(f"| {claim} | {outcome} | {link} |")
+        lines.append(f"| {study.stated} | {study.claim} | {outcome} | {study.cost} | {link} |")
     if entries:
         lines += ["", "![Outcomes and differences by claim](claims.png)"]
     for name in claims:
         if name in entries:
             lines += ["", *_section(entries[name])]
     return "\n".join(lines) + "\n"
+
+
+def outcome_table(entries: Mapping[str, dict[str, Any]]) -> str:
+    """The published claims and their outcomes, for the README."""
+    rows = [f"| {entry['claim']} | [{entry['outcome']}](docs/claims.md#{name}) |" for name, entry in entries.items()]
+    return "\n".join(["| claim, in small models early in training | outcome |", "|---|---|", *rows])
 
 
 def _section(entry: dict[str, Any]) -> list[str]:
@@ -49,23 +68,57 @@ def _section(entry: dict[str, Any]) -> list[str]:
         "",
         f"Stated as: {entry['stated']}",
         "",
-        f"Tested as: {entry['claim']}. **{entry['outcome']}**: {entry['sentence']}.",
+        f"Tested as: {entry['claim']}. **{entry['outcome']}**",
         "",
-        *(f"- {requirement}" for requirement in entry["requirements"] if requirement not in entry["sentence"]),
+        *(f"- {requirement}" for requirement in entry["requirements"]),
+        *(f"- {_expectation(one)}" for one in entry["expectations"]),
+        *_lacking(entry),
         f"- regime: {entry['regime']}",
         f"- {entry['runs']} runs, {entry['hours']:.1f} core hours: `{entry['command']}`",
         f"- trained {made['when']} by version {made['version']}, commit {str(made['commit'])[:7]}, "
         f"torch {made['torch']}",
+        "",
+        "The baseline's means, and below them each arm's difference. Its interval covers all arms of the column, at 95% "
+        "or, where endpoints and strata share the 5%, at more. Verdicts are given where the claim expects something.",
     ]
     for stratum, table in entry["strata"].items():
-        lines += ["", f"Stratum {stratum}:" if stratum else "", "", "| arm | endpoint | mean | difference | verdict |"]
-        lines += ["|---|---|---:|---:|---|"]
-        for row in table["rows"]:
-            endpoint = Endpoint(row["endpoint"])
-            mean = "–" if row["mean"] is None else endpoint.value(row["mean"])
-            difference = "" if row["delta"] is None else _difference(endpoint, row)
-            lines.append(f"| {row['arm']} | `{row['endpoint']}` | {mean} | {difference} | {row['verdict']} |")
-    return [line for i, line in enumerate(lines) if line or lines[i - 1]]
+        lines += ["", *([f"Stratum {stratum}:", ""] if stratum else []), *_table(table)]
+    return lines
+
+
+def _expectation(one: dict[str, Any]) -> str:
+    where = f"{one['stratum']}: " if one["stratum"] else ""
+    return f"{one['outcome']}: {where}{one['arm']} {one['sentence']}"
+
+
+def _lacking(entry: dict[str, Any]) -> list[str]:
+    """What it would take to decide the expectations that are not shown."""
+    if entry["outcome"] != "NOT SHOWN":
+        return []
+    seeds = [one["seeds"] for one in entry["expectations"] if one["outcome"] == "NOT SHOWN"]
+    if None in seeds:
+        return ["- to decide it, more than 1000 seeds, or a design with larger differences"]
+    per_seed = entry["hours"] / max(len(runs) for table in entry["strata"].values() for runs in table["runs"].values())
+    needed = max(seeds)
+    return [f"- to decide it at differences of this size: about {needed} seeds, {needed * per_seed:.1f} core hours"]
+
+
+def _table(table: dict[str, Any]) -> list[str]:
+    """A row for each arm and a column for each endpoint."""
+    cells = {(row["arm"], row["endpoint"]): row for row in table["rows"]}
+    lines = ["| arm | " + " | ".join(f"`{name}`" for name in table["endpoints"]) + " |"]
+    lines.append("|---|" + "---:|" * len(table["endpoints"]))
+    for arm in table["runs"]:
+        texts = [_cell(Endpoint(name), cells[arm, name]) for name in table["endpoints"]]
+        lines.append(f"| {arm} | " + " | ".join(texts) + " |")
+    return lines
+
+
+def _cell(endpoint: Endpoint, row: dict[str, Any]) -> str:
+    if row["delta"] is not None:
+        word = f"**{row['verdict']}** " if row["verdict"] else ""
+        return f"{word}{_difference(endpoint, row)}"
+    return row["verdict"] or ("–" if row["mean"] is None else endpoint.value(row["mean"]))
 
 
 def _difference(endpoint: Endpoint, row: dict[str, Any]) -> str:

@@ -82,6 +82,8 @@ class Definition:
     """The claim as it is usually made, before it was restated so that it can be tested."""
     tier: str = "C"
     """C: minutes to hours on two CPU cores. G: needs a GPU."""
+    cost: str = ""
+    """Runs and time of the whole study, for readers."""
     expects: list[Expected] = field(default_factory=list)
     requires: dict[str, str] = field(default_factory=dict)
     share: float = 1.0
@@ -136,7 +138,7 @@ class Definition:
 
 
 KEYS = keys_of(Definition)
-_QUESTION = ("endpoints", "strata", "claim", "stated", "tier", "expects", "requires", "share", "stratum", "of")
+_QUESTION = ("endpoints", "strata", "claim", "stated", "tier", "cost", "expects", "requires", "share", "stratum", "of")
 """Further keys of a study's file; study/question.py reads them. The last three are those of a stratum's study.yaml."""
 
 
@@ -296,6 +298,7 @@ def define(values: dict[str, Any]) -> Definition:
         claim=_text("claim", values.get("claim", "")),
         stated=_text("stated", values.get("stated", "")),
         tier=Constraint("C | G").accept("tier", values.get("tier", "C")),  # type: ignore[arg-type]
+        cost=_text("cost", values.get("cost", "")),
         expects=expects,
         requires=requires_from(values.get("requires") or {}),
         share=values.get("share") or share_of(endpoints, expects, strata),

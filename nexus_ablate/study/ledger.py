@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +33,12 @@ _TABLE = {
     "runs!": {str: {str: {str: (float, None)}}},
 }
 ENTRY = {
-    **dict.fromkeys(("study!", "claim!", "stated!", "outcome!", "sentence!", "regime!", "command!"), str),
+    **dict.fromkeys(("study!", "claim!", "stated!", "outcome!", "regime!", "command!"), str),
     "source!": {str: str},
     "runs!": int,
     "hours!": float,
-    "made!": {str: (str, None)},
-    "expectations!": [{str: str}],
+    "made!": {str: (str, int, None)},
+    "expectations!": [{str: (str, int, None)}],
     "requirements!": [str],
     "strata!": {str: _TABLE},
 }
@@ -132,11 +132,7 @@ def entry_of(findings: Findings) -> dict[str, Any]:
         "claim": definition.claim,
         "stated": definition.stated,
         "outcome": claim.outcome,
-        "sentence": claim.sentence,
-        "expectations": [
-            {"stratum": r.stratum, "arm": r.arm, "endpoint": r.endpoint, "expected": r.expected, "outcome": r.outcome}
-            for r in claim.results
-        ],
+        "expectations": [asdict(result) for result in claim.results],
         "requirements": [requirement.sentence for requirement in claim.requirements],
         "regime": _regime(tables),
         "command": f"nexus-ablate claims {name}",
@@ -147,6 +143,7 @@ def entry_of(findings: Findings) -> dict[str, Any]:
             "commit": env.get("git_commit"),
             "python": env.get("python"),
             "torch": (env.get("packages") or {}).get("torch"),
+            "threads": summary.get("threads"),
             "processor": str(summary.get("processor") or summary.get("device")),
             "when": max(run.begun for run in runs)[:10],
             "validation_text": summary.get("eval_hash"),
@@ -167,7 +164,7 @@ def _regime(tables: list[Comparison]) -> str:
         config, run = table.arms[0].config, next(iter(table.arms[0].runs.values()))
         model, tokens = config["model"], run.figure("tokens")
         lines.append(
-            f"{model['n_layers']} layers, d_model {model['d_model']}, context {model['context']}, "
+            f"n_layers {model['n_layers']}, d_model {model['d_model']}, context {model['context']}, "
             f"{tokens / 1e6:.2g}M tokens ({tokens / run.figure('params'):.2g} per parameter), "
             f"data={config['data']['name']}"
         )
