@@ -331,10 +331,10 @@ def test_every_claim_is_a_study_with_question_and_cost():
     for path in shipped_studies().values():
         head = [line for line in path.read_text().splitlines() if line.startswith("#")]
         assert head[0].endswith(("?", "."))
-        assert read_request([path.stem]).definition.cost.endswith(" on two CPU cores"), path.stem
+        assert read_request([path.stem]).definition.cost.endswith((" on two CPU cores", "(estimated, not measured)"))
 
 
-@pytest.mark.parametrize("name", CLAIMS)
+@pytest.mark.parametrize("name", sorted(shipped_studies().keys() - {"first_look"}))
 def test_every_arm_of_every_shipped_study_composes_and_its_runs_are_as_many_as_it_says(name):
     runs = 0
     for request in strata_of(read_request([name])):

@@ -78,8 +78,8 @@ def _section(entry: dict[str, Any]) -> list[str]:
         f"- trained {made['when']} by version {made['version']}, commit {str(made['commit'])[:7]}, "
         f"torch {made['torch']}",
         "",
-        "The baseline's means, and below them each arm's difference. Its interval covers all arms of the column, at 95% "
-        "or, where endpoints and strata share the 5%, at more. Verdicts are given where the claim expects something.",
+        "The baseline's means, and below them each arm's difference. Its interval covers all arms of the column, at 95%"
+        " or, where endpoints and strata share the 5%, at more. Verdicts are given where the claim expects something.",
     ]
     for stratum, table in entry["strata"].items():
         lines += ["", *([f"Stratum {stratum}:", ""] if stratum else []), *_table(table)]
