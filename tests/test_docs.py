@@ -30,6 +30,8 @@ SPAN = re.compile(r"`(?P<command>nexus-ablate [^\s`]+ [^`\n]+)`")
 PLACEHOLDER = re.compile(r"(?<![\w/.])[A-Z][A-Z_]+(?![\w.])|\.\.\.|/path/|path/to")
 """`DIR`, `KEY=VALUE`, `...`: a form and no command."""
 TUTORIAL = (ROOT / "docs/tutorial.md").read_text()
+JUDGING = (ROOT / "docs/judging_other_runs.md").read_text()
+(RECORDS,) = re.findall(r"^```csv\n(.*?)^```$", JUDGING, re.M | re.S)
 (TUTORIAL_STUDY,) = re.findall(r"^```yaml\n(.*?)^```$", TUTORIAL, re.M | re.S)
 SIZES = {
     "vocab_size": 256,
@@ -72,6 +74,9 @@ def desk(tmp_path, monkeypatch):
     for name in ("book.txt", "tinyshakespeare.txt"):
         (tmp_path / name).write_text("to be or not to be\n" * 500)
     (tmp_path / "muon.yaml").write_text(TUTORIAL_STUDY)
+    (tmp_path / "records.csv").write_text(RECORDS)
+    for name in ("runs.csv", "norms.csv"):
+        (tmp_path / name).write_text("arm,seed,val_loss\nbaseline,0,2.0\nbaseline,1,2.1\nnew,0,1.9\nnew,1,1.95\n")
     for name, config in PUBLISHED.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(json.dumps(config))

@@ -67,6 +67,7 @@ class WandbServer(ThreadingHTTPServer):
         self.views: dict[str, dict[str, Any]] = {}  # workspaces and reports by id
         self.projects = {"nexus-ablate"}
         self.unknown: list[str] = []  # operations without an answer
+        self.filters: list[dict[str, Any]] = []  # of each request for runs
         self.runs: dict[str, ServedRun] = {}
         self.requests = 0
         self.lock = threading.Lock()
@@ -198,6 +199,8 @@ class _Handler(BaseHTTPRequestHandler):
                 return {"project": {"allViews": self._views(variables["viewType"], variables["viewName"])}}
             if name == "ProjectViews":
                 return {"project": {"allViews": self._views("runs", None)}}
+            if name == "Runs":
+                return {"project": self._runs(variables)}
             if name == "GetProjects":
                 edges = [{"node": _project(name), "cursor": name} for name in sorted(self.server.projects)]
                 page = {"endCursor": None, "hasNextPage": False}
@@ -238,6 +241,20 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.unknown.append(name)
         return {}
 
+    def _runs(self, variables: dict[str, Any]) -> dict[str, Any] | None:
+        """A page of the runs of a project; of the filters only `{"group": NAME}` is understood."""
+        if variables["project"] not in self.server.projects:
+            return None
+        filters = json.loads(variables.get("filters") or "{}")
+        self.server.filters.append(filters)
+        runs = [(key, run) for key, run in self.server.runs.items() if filters.get("group") in (None, _group(run))]
+        begin = int(variables.get("cursor") or 0)
+        end = begin + variables["perPage"]
+        edges = [{"node": _node(key, run), "cursor": str(i)} for i, (key, run) in enumerate(runs[begin:end], begin + 1)]
+        page = {"endCursor": str(end), "hasNextPage": end < len(runs)}
+        counts = {"internalId": "p", "runCount": len(runs), "readOnly": False}
+        return {**counts, "runs": {"edges": edges, "pageInfo": page}}
+
     def _views(self, kind: str, name: str | None) -> dict[str, Any]:
         """The views of a kind: `project-view` is a workspace, `runs` a report."""
         found = [v for v in self.server.views.values() if v["type"] == kind and name in (None, v["name"])]
@@ -270,6 +287,24 @@ class _Handler(BaseHTTPRequestHandler):
             "tags": run.fields.get("tags"),
             "wandbConfig": json.dumps({"t": 1}),
         }
+
+
+def _group(run: ServedRun) -> str:
+    return str(run.fields.get("groupName") or run.fields.get("group") or "")
+
+
+def _node(key: str, run: ServedRun) -> dict[str, Any]:
+    """A run as the public API asks for it."""
+    state = "running" if not run.complete else "crashed" if run.exitcode else "finished"
+    created = "2026-01-01T00:00:00"
+    return {
+        "id": f"id-{key}", "name": key, "displayName": run.fields.get("displayName", key), "state": state,
+        "config": run.fields.get("config", "{}"), "summaryMetrics": json.dumps(run.summary), "tags": [],
+        "group": _group(run), "jobType": run.fields.get("jobType", "train"), "sweepName": None, "commit": None,
+        "readOnly": False, "createdAt": created, "heartbeatAt": created, "description": "", "notes": "",
+        "systemMetrics": "{}", "historyLineCount": len(run.history), "user": {"name": "me", "username": "me"},
+        "historyKeys": {}, "projectId": "1",
+    }  # fmt: skip
 
 
 def _project(name: str) -> dict[str, Any]:

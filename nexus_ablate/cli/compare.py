@@ -14,7 +14,20 @@ from nexus_ablate.masking import mask
 if TYPE_CHECKING:
     from nexus_ablate.comparison.findings import Findings
 
-FORMATS = ("html", "md", "latex", "csv", "json")
+FORMATS = ("html", "md", "latex", "csv", "json", "runs")
+_SHOWN = {"runs": "one row per run as CSV, which `judge` reads"}
+OUTPUTS = (
+    Flag("--details", "", "all columns and conditions"),
+    *(
+        Flag(
+            f"--{name}",
+            "FILE",
+            _SHOWN.get(name, f"the comparison as {name} (- for the terminal)"),
+            target(f"--{name}"),
+        )
+        for name in FORMATS
+    ),
+)
 
 VERB = Verb(
     "compare",
@@ -35,11 +48,7 @@ VERB = Verb(
         Flag("--arm", "ARM", "this arm alone, at the 5% of all pairs, any of which could have been picked"),
         Flag("--tokens", "DIR", "runs of the study `tokens`: what is a difference worth in training tokens"),
         Flag("--allow", "NAME,...", "conditions of fairness to waive", comma_separated),
-        Flag("--details", "", "all columns and conditions"),
-        *(
-            Flag(f"--{name}", "FILE", f"the comparison as {name} (- for the terminal)", target(f"--{name}"))
-            for name in FORMATS
-        ),
+        *OUTPUTS,
         Flag("--wandb", "PROJECT", "publish to [ENTITY/]PROJECT"),
     ),
     "Runs that failed, are still running, are damaged or exist twice are listed with the reason, never dropped. "
@@ -51,17 +60,26 @@ VERB = Verb(
 
 def run(dirs: list[str], flags: dict[str, Any]) -> int:
     """Compare, print, and save the requested files."""
+    from nexus_ablate.comparison.findings import findings
+
+    study_findings = findings(
+        dirs, flags.get("baseline"), flags.get("allow", ()), flags.get("arm"), flags.get("tokens")
+    )
+    deliver(study_findings, flags)
+    if "wandb" in flags:
+        print(f"W&B: {_publish(study_findings, flags['wandb'])}", file=sys.stderr)
+    return errors.OK
+
+
+def deliver(study_findings: Findings, flags: dict[str, Any]) -> None:
+    """Print, and save the files that `OUTPUTS` ask for."""
     from rich.console import Console
 
-    from nexus_ablate.comparison.findings import findings
-    from nexus_ablate.report.findings import csv_text, html, json_text, latex, markdown, show
+    from nexus_ablate.report.findings import csv_text, html, json_text, latex, markdown, runs_text, show
     from nexus_ablate.runs.files import atomic_write_text
 
     writers: dict[str, Callable[[Findings], str]] = dict(
-        zip(FORMATS, (html, markdown, latex, csv_text, json_text), strict=True)
-    )
-    study_findings = findings(
-        dirs, flags.get("baseline"), flags.get("allow", ()), flags.get("arm"), flags.get("tokens")
+        zip(FORMATS, (html, markdown, latex, csv_text, json_text, runs_text), strict=True)
     )
     targets = {name: flags[name] for name in FORMATS if name in flags}
     if Path("-") not in targets.values():
@@ -73,9 +91,6 @@ def run(dirs: list[str], flags: dict[str, Any]) -> int:
         else:
             atomic_write_text(path, mask(text))
             print(f"saved to {errors.printable(str(path), 4096)}", file=sys.stderr)
-    if "wandb" in flags:
-        print(f"W&B: {_publish(study_findings, flags['wandb'])}", file=sys.stderr)
-    return errors.OK
 
 
 def _publish(study_findings: Findings, project: str) -> str:

@@ -23,10 +23,12 @@ class Endpoint:
         name: A name of the measures table, as runs write it.
         delta_min: The smallest difference that matters, in the measure's unit, or for ratios as a share: 0.1 is 10%.
             None: from the noise (see `judge.smallest`).
+        own: Of a measure that the table lacks, what it would say.
     """
 
     name: str = "val_loss"
     delta_min: float | None = None
+    own: Measure | None = None
 
     def __str__(self) -> str:
         return self.name if self.delta_min is None else f"{self.name} ({self.delta_min:g})"
@@ -34,7 +36,7 @@ class Endpoint:
     @cached_property
     def measure(self) -> Measure:
         """Its row of the measures table."""
-        return find(self.name)
+        return self.own or find(self.name)
 
     @property
     def log(self) -> bool:

@@ -36,6 +36,8 @@ def failure(run: Trained) -> str:
     of the rows) was for 5% of them a nat above its best so far.
     """
     val, train = run.curves.val, run.curves.train
+    if run.record.state == "failed":  # only a table made elsewhere has such a run
+        return "as its source says"
     if run.record.state == "diverged" or np.isnan(val[-1:]).any():
         return "non-finite"
     if len(val) > 1 and val[-1] > val[0]:

@@ -1,6 +1,7 @@
 """Is the comparison fair? One line per condition: PASS, WARN or FAIL. An arm with a FAIL is NOT COMPARABLE.
 
-A FAIL can be waived with `--allow`; it is then shown as WAIVED.
+A FAIL can be waived with `--allow`; it is then shown as WAIVED. Of a table that was made elsewhere most conditions
+are UNKNOWN: nothing there proves them.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from nexus_ablate.comparison.windows import text_error
 from nexus_ablate.errors import UserError, unknown
 from nexus_ablate.provenance import NOT_RECORDED
 
-PASS, WARN, FAIL, WAIVED = "PASS", "WARN", "FAIL", "WAIVED"
+PASS, WARN, FAIL, WAIVED, UNKNOWN = "PASS", "WARN", "FAIL", "WAIVED", "UNKNOWN"
+STATUSES = (PASS, WARN, FAIL, WAIVED, UNKNOWN)
 MISMATCH_WARN, MISMATCH_FAIL = 0.01, 0.05
 """Relative differences in parameters, FLOPs, tokens or seconds: the first is reported, the second breaks a match."""
 TUNING, TEXT = "learning_rate", "text"
@@ -65,13 +67,71 @@ def checks(
         _plan(plan),
         _excluded(excluded),
     ]
+    return _waived(results, [*(check.name for check in results), TEXT], allow)
+
+
+def _waived(results: list[Check], names: list[str], allow: Iterable[str]) -> list[Check]:
+    """The conditions with those that were allowed to fail marked.
+
+    Raises:
+        ConfigError: `allow` names none of `names`.
+    """
     for name in allow:
-        if name not in (names := [*(check.name for check in results), TEXT]):
+        if name not in names:
             raise unknown("there is no fairness condition of this name", name, names)
     for check in results:
         if check.name in allow and check.status == FAIL:
             check.status = WAIVED
     return results
+
+
+def checks_of_listed(
+    baseline: Arm, others: list[Arm], plan: Plan, excluded: list[Excluded], allow: Iterable[str] = ()
+) -> list[Check]:
+    """The fairness header of a table that was made elsewhere: what it doesn't prove is UNKNOWN, never PASS.
+
+    Raises:
+        ConfigError: `allow` names a condition that does not exist.
+    """
+    arms = [arm for arm in others if arm.runs]
+    results = [Check(name, UNKNOWN, f"the source does not say whether {question}") for name, question in _UNPROVED]
+    for figure in ("tokens", "seconds"):
+        if all(arm.mean(figure) for arm in (baseline, *arms)):
+            results.append(_budget(figure, figure, arms, baseline, plan, breaks=figure == "tokens"))
+        else:
+            results.append(Check(figure, UNKNOWN, f"the source does not have {figure} for every arm"))
+    if plan.paired:
+        results.append(_seeds(baseline, arms, plan))
+    else:
+        counts = ", ".join(f"{arm.label} {len(arm.runs)}" for arm in (baseline, *arms))
+        results.append(Check("seeds", WARN, f"arms and baseline do not share their seeds: unpaired; runs: {counts}"))
+    stable = _stable(baseline)
+    results.append(stable if stable.status == WARN else Check(stable.name, UNKNOWN, "no failure is listed"))
+    rates = {arm.lr for arm in (baseline, *arms)}
+    if plan.lr_grid or (len(rates) == 1 and None not in rates):
+        results.append(_learning_rate(baseline, arms, plan))
+    else:
+        how = "has no learning rates" if None in rates else "does not say how each arm's learning rate was chosen"
+        results.append(Check(TUNING, UNKNOWN, f"the source {how}"))
+    if excluded:
+        results.append(_excluded(excluded))
+    else:
+        results.append(Check("excluded", UNKNOWN, "the source does not say whether runs were left out of it"))
+    return _waived(results, [check.name for check in results], allow)
+
+
+_UNPROVED = (
+    ("evaluation", "the validation tokens are the same"),
+    ("batches", "runs of one seed saw the same batches"),
+    ("init", "runs of one seed began with the same numbers"),
+    ("schedule", "every schedule ran to its end"),
+    ("params", "the arms have the same number of parameters"),
+    ("flops", "the arms cost the same"),
+    ("code", "the code and the environment were the same"),
+    ("plan", "arms, seeds and endpoint were fixed before the runs"),
+    (TEXT, "more validation text would help more than more seeds"),
+)
+"""Conditions that no table of results proves, and the question of each."""
 
 
 def unfair(arm: Arm, results: list[Check]) -> list[str]:

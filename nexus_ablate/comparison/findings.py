@@ -79,15 +79,15 @@ def findings(
         ladder = read_ladder([tokens])
         for table in tables:
             with_worth(table, ladder)
-    across = _across(tables) if len(tables) > 1 else []
-    return Findings(study, strata, tables, across, judge_claim(tables))
+    return Findings(study, strata, tables, across(tables) if len(tables) > 1 else [], judge_claim(tables))
 
 
 def _plan(path: Path) -> Plan:
     return read_plan(path / "study.yaml") if (path / "study.yaml").exists() else Plan("")
 
 
-def _across(tables: list[Comparison]) -> list[Across]:
+def across(tables: list[Comparison]) -> list[Across]:
+    """Each arm's difference in every stratum."""
     by_arm = [{row.arm: row for row in table.rows[1:] if row.effect} for table in tables]
     arms = []
     for arm in dict.fromkeys(arm for rows in by_arm for arm in rows):

@@ -15,12 +15,23 @@ from nexus_ablate.comparison.arms import Arm
 from nexus_ablate.comparison.failures import failed_seeds
 from nexus_ablate.comparison.load import Plan
 from nexus_ablate.comparison.pairs import same_curves
-from nexus_ablate.comparison.statistics import LEVEL, Array, Effect, effects, robust_spread, unlike_noise
+from nexus_ablate.comparison.statistics import (
+    LEVEL,
+    Array,
+    Effect,
+    effects,
+    robust_spread,
+    robust_spread_of_runs,
+    unlike_noise,
+    unpaired_effects,
+)
 from nexus_ablate.comparison.tuning import shared_difference
 from nexus_ablate.comparison.verdict import UNDECIDED, Evidence, Verdict, decide
 
 SHARE_THAT_MATTERS = 0.002
 """Of the baseline's loss: the smallest difference that matters unless a study declares it, or the noise if larger."""
+EXACT = 1e-9
+"""Numbers with fewer decimals than this step were rounded."""
 
 
 @dataclass
@@ -93,7 +104,9 @@ class Judgement:
 def table_of(arms: list[Arm], unfair: list[list[str]], plan: Plan) -> Table:
     """The table of some arms, the baseline first."""
     base = arms[0]
-    seeds = list(plan.seeds) if plan.looks else sorted(base.runs)
+    seeds = (
+        list(plan.seeds) if plan.looks else sorted(base.runs if plan.paired else set().union(*(a.runs for a in arms)))
+    )
     failed = [failed_seeds(arm.runs, base.runs) for arm in arms]
     losses = np.array([plan.endpoint.on_scale(arm.values(plan.endpoint.name, seeds)) for arm in arms])
     for row, lost in enumerate(failed):
@@ -105,15 +118,19 @@ def table_of(arms: list[Arm], unfair: list[list[str]], plan: Plan) -> Table:
         losses=losses,
         ended=np.array([[seed in arm.runs for seed in seeds] for arm in arms]),
         failed=failed,
-        same=np.array([[_same(arm, base, seed) for seed in seeds] for arm in arms]),
+        same=np.array([[_same(arm, base, seed, plan) for seed in seeds] for arm in arms]),
         unfair=unfair,
         begun=[{out.seed for out in arm.waiting if out.seed is not None} for arm in arms],
         shared_rate=[interval.mean if interval else None for interval in shared],
     )
 
 
-def _same(arm: Arm, base: Arm, seed: int) -> bool:
-    return seed in arm.runs and seed in base.runs and same_curves(arm.runs[seed], base.runs[seed])
+def _same(arm: Arm, base: Arm, seed: int, plan: Plan) -> bool:
+    if seed not in arm.runs or seed not in base.runs or not plan.paired:
+        return False
+    if plan.listed:  # a row has nothing but its endpoint; rounded ones may be equal by chance
+        return plan.step < EXACT
+    return same_curves(arm.runs[seed], base.runs[seed])
 
 
 def judge(arms: list[Arm], unfair: list[list[str]], plan: Plan) -> Judgement:
@@ -182,7 +199,9 @@ def _at(
     equal = (losses == losses[0]) | ~np.isfinite(losses)
     identical = both.any(1) & (table.same[:, :seeds] & equal | ~both).all(1)
     tested = [0, *(a for a in range(1, len(losses)) if ended[a].any() and not table.unfair[a] and not identical[a])]
-    tests = dict(zip(tested, effects(losses[tested], level, family), strict=True))
+    test = effects if plan.paired else unpaired_effects
+    step = 0.0 if plan.endpoint.log else plan.step
+    tests = dict(zip(tested, test(losses[tested], level, family, step), strict=True))
     rows = [0, *{losses[a].tobytes(): a for a in reversed(tested) if tests[a] is not None}.values()]
     family = max(len(rows) - 1, family, 1)
     delta_min, source = margin or smallest(plan, losses[rows])
@@ -193,17 +212,20 @@ def _at(
         waiting = len(
             wanted - {seed for seed, has_result in zip(table.seeds, table.ended[a], strict=True) if has_result}
         )
-        one = Judged(counted, losses[a], failed[a], waiting, tests.get(a))
+        shown = np.ones(len(counted), dtype=bool) if plan.paired else ended[a]
+        seen = [seed for seed, is_shown in zip(counted, shown, strict=True) if is_shown]
+        one = Judged(seen, losses[a][shown], failed[a], waiting, tests.get(a))
         judged.append(one)
         if not a:
             continue
         differences = losses[a] - losses[0]
         differences = differences[np.isfinite(differences)]
+        runs = min(np.isfinite(losses[row]).sum() for row in (0, a))
         one.evidence = Evidence(
             effect=one.effect,
             delta_min=delta_min,
             unfair=table.unfair[a],
-            pairs=len(differences),
+            pairs=len(differences) if plan.paired else int(runs),
             runs=int(ended[a].sum()),
             failed=len(failed[a]),
             failures=", ".join(sorted(set(failed[a].values()))),
@@ -212,14 +234,15 @@ def _at(
             identical=bool(identical[a]),
             waiting=waiting,
             family=family,
-            single=float(differences[0]) if len(differences) else None,
+            single=float(differences[0]) if plan.paired and len(differences) else None,
             shared_rate_delta=table.shared_rate[a],
             endpoint=plan.endpoint,
             more_seeds=f"nexus-ablate add-seeds {plan.name} {{}}" if plan.name and not plan.looks else "",
             exploratory=bool(plan.added),
         )
         one.verdict = decide(one.evidence)
-    return Judgement(judged, delta_min, source, family, [rows[row] for row in unlike_noise(losses[rows])])
+    noisy = [rows[row] for row in unlike_noise(losses[rows])] if plan.paired else []
+    return Judgement(judged, delta_min, source, family, noisy)
 
 
 def smallest(plan: Plan, losses: Array) -> tuple[float, str]:
@@ -228,11 +251,11 @@ def smallest(plan: Plan, losses: Array) -> tuple[float, str]:
     Never the baseline's own spread over seeds: one outlying seed would make everything equivalent.
     """
     if plan.endpoint.margin is not None:
-        return plan.endpoint.margin, "declared by the study"
+        return plan.endpoint.margin, "declared with --delta-min" if plan.listed else "declared by the study"
     base = losses[0][np.isfinite(losses[0])]
     mean = 1.0 if plan.endpoint.log else abs(float(base.mean())) if len(base) else 0.0
     share = SHARE_THAT_MATTERS * mean
-    noise = robust_spread(losses)
+    noise = robust_spread(losses) if plan.paired else robust_spread_of_runs(losses)
     if noise is not None and noise > share:
         return noise, "the noise of one run, estimated robustly over all arms"
     name = "loss" if plan.endpoint.name == "val_loss" else plan.endpoint.name

@@ -161,6 +161,12 @@ class Plan:
     """Requested overrides that give the same configuration as another arm, and that arm."""
     refused: tuple[tuple[str, str], ...] = ()
     """Overrides that cannot be run, and why."""
+    listed: bool = False
+    """The runs are rows of a table that was made elsewhere, with nothing but their results."""
+    paired: bool = True
+    """Whether arms share seeds with the baseline."""
+    step: float = 0.0
+    """To which a table made elsewhere rounded the endpoint."""
 
 
 @dataclass

@@ -207,14 +207,25 @@ def compare(
         plan = replace(plan, claim="", expects=())  # expectations are about differences to the study's own baseline
     if not base.runs:
         raise ConfigError("the baseline has no result yet", base.label, "nexus-ablate status DIR shows what it does")
-    excluded = collection.excluded + duplicates + _unpaired(base, others)
+    excluded = collection.excluded + duplicates + unpaired(base, others)
     conditions = checks(base, others, plan, excluded, tuple(allow))
     arms = [base, *others, *_copies(base, plan)]
     _require_endpoint(arms, plan.endpoint)
+    return compared(arms, plan, excluded, conditions)
+
+
+def compared(arms: list[Arm], plan: Plan, excluded: list[Excluded], conditions: list[Check]) -> Comparison:
+    """The comparison of some arms, the baseline first.
+
+    Args:
+        conditions: Of fairness, to which the one on the evaluation text is added where the runs are our own.
+    """
+    base = arms[0]
     broken = [unfair(arm, conditions) for arm in arms]
     judgement = judge(arms, broken, plan)
     rows = [_row(arm, base, one, judgement.arms[0], plan) for arm, one in zip(arms, judgement.arms, strict=True)]
-    conditions.append(_beside_baseline(rows, arms, broken, plan))
+    on_text = _beside_baseline(rows, arms, broken, plan)
+    conditions += [] if plan.listed else [on_text]
     return Comparison(
         question=plan.question,
         study=plan.name,
@@ -269,7 +280,8 @@ def _copies(base: Arm, plan: Plan) -> list[Arm]:
     ]
 
 
-def _unpaired(base: Arm, others: list[Arm]) -> list[Excluded]:
+def unpaired(base: Arm, others: list[Arm]) -> list[Excluded]:
+    """The runs at seeds at which the baseline has none."""
     return [
         Excluded(run.record.path, f"the baseline has no result at seed {seed}", arm.name, seed, run.record.state)
         for arm in others
@@ -313,7 +325,9 @@ def _to_decide(judged: Judged) -> int | None:
 def _row(arm: Arm, base: Arm, judged: Judged, baseline: Judged, plan: Plan) -> Row:
     endpoint, seeds = plan.endpoint, judged.seeds
     base_losses = dict(zip(baseline.seeds, baseline.losses, strict=True))
-    differences = judged.losses - np.array([base_losses[seed] for seed in seeds])
+    differences = judged.losses - np.array([base_losses.get(seed, np.nan) for seed in seeds])
+    if not plan.paired:
+        differences[:] = np.nan
     values = np.where(np.isfinite(judged.losses), arm.values(endpoint.name, seeds), np.nan)
     finite = values[np.isfinite(values)]
     own_lr, at_edge = best_lr(arm)

@@ -34,8 +34,8 @@ class Effect:
     """One arm against the baseline, over the seeds that both have.
 
     Attributes:
-        n: Pairs.
-        delta: Mean paired difference, arm minus baseline.
+        n: Pairs; of unpaired runs, the smaller number of the two.
+        delta: Mean difference, arm minus baseline.
         spread: s, the residual standard deviation of one run by which the arm is judged.
         spread_bound: Upper 80% bound of s, for planning seeds.
         se: s sqrt(2 / n), the standard error of delta.
@@ -43,9 +43,9 @@ class Effect:
         critical: Quantile of max |t| over the family.
         p: Adjusted for the family.
         low, high: The simultaneous interval, the one that decides.
-        wins: Seeds in which the arm was lower.
+        wins: Seeds in which the arm was lower; None of unpaired runs.
         rho: Correlation of arm and baseline over the seeds; None below 3 pairs or without variation.
-        alone: Judged by its own paired differences, because the arms are not equally noisy.
+        alone: Judged by its own runs and the baseline's, without what is known of the noise of other arms.
         level: Chance of any false claim in the table that the interval spends.
     """
 
@@ -54,12 +54,12 @@ class Effect:
     spread: float
     spread_bound: float
     se: float
-    df: int
+    df: float
     critical: float
     p: float
     low: float
     high: float
-    wins: int
+    wins: int | None
     rho: float | None
     alone: bool
     level: float = LEVEL
@@ -78,13 +78,14 @@ class Effect:
         return noncentrality(self.critical, self.df) * self.se
 
 
-def effects(losses: Array, level: float = LEVEL, family: int | None = None) -> list[Effect | None]:
+def effects(losses: Array, level: float = LEVEL, family: int | None = None, step: float = 0.0) -> list[Effect | None]:
     """Every arm against the first row.
 
     Args:
         losses: (arms, seeds), the baseline first; NaN where there is no result.
         level: Chance of any false claim in the whole table.
         family: Arms that share the level, if they are more than the table holds.
+        step: To which the losses were rounded: they are no less noisy than rounding made them, step^2 / 12.
 
     Returns:
         By arm; None for the baseline, for fewer than two pairs, and where every difference is exactly 0.
@@ -105,6 +106,7 @@ def effects(losses: Array, level: float = LEVEL, family: int | None = None) -> l
         d = differences[a][pairs[a]]
         n, delta, own = len(d), float(d.mean()), float(d.var(ddof=1)) / 2
         variance, df = (own, n - 1) if alone else (max(pooled, own), pooled_df)
+        variance = max(variance, step**2 / 12)
         se = math.sqrt(variance * 2 / n)
         critical = t_quantile(1 - sidak(level, k) / 2, df) if alone else max_t_quantile(level, k, df, rho)
         t = abs(delta) / se if se else math.inf
@@ -122,6 +124,57 @@ def effects(losses: Array, level: float = LEVEL, family: int | None = None) -> l
             wins=int((d < 0).sum()),
             rho=correlation(losses[0][pairs[a]], losses[a][pairs[a]]),
             alone=alone,
+            level=level,
+        )
+    return result
+
+
+def unpaired_effects(
+    losses: Array, level: float = LEVEL, family: int | None = None, step: float = 0.0
+) -> list[Effect | None]:
+    """Every arm against the first row, for runs that share no seeds: Welch's t-test (1947), simultaneous by Sidak.
+
+    Welch's degrees of freedom claim up to 5.4% at five runs and unlike noise. One fewer holds 5%. Where arm and
+    baseline have unlike numbers of runs, they are those of the smaller number, which never claim too much (Mickey and
+    Brown, 1966).
+
+    Args:
+        losses, level, family, step: As for `effects`; which column a loss is in has no meaning.
+
+    Returns:
+        By arm; None for the baseline, where arm or baseline has fewer than two runs, and where no loss varies.
+    """
+    groups = [row[np.isfinite(row)] for row in losses]
+    base = groups[0]
+    tested = [a for a in range(1, len(groups)) if min(len(groups[a]), len(base)) > 1]
+    result: list[Effect | None] = [None] * len(groups)
+    distinct = {groups[a].tobytes() for a in tested}
+    k = max(len(distinct), family or 0)
+    for a in tested:
+        runs = groups[a]
+        delta, n = float(runs.mean() - base.mean()), min(len(runs), len(base))
+        own, others = (max(float(values.var(ddof=1)), step**2 / 12) / len(values) for values in (runs, base))
+        se = math.sqrt(own + others)
+        if not se:
+            continue
+        welch = (own + others) ** 2 / (own**2 / (len(runs) - 1) + others**2 / (len(base) - 1))
+        df = max(welch - 1, n - 1) if len(runs) == len(base) else n - 1
+        critical = t_quantile(1 - sidak(level, k) / 2, df)
+        spread = se * math.sqrt(n / 2)
+        result[a] = Effect(
+            n=n,
+            delta=delta,
+            spread=spread,
+            spread_bound=upper_bound(spread, df),
+            se=se,
+            df=df,
+            critical=critical,
+            p=_at_least_one(t_tail(abs(delta) / se, df), k),
+            low=delta - critical * se,
+            high=delta + critical * se,
+            wins=None,
+            rho=None,
+            alone=True,
             level=level,
         )
     return result
@@ -194,6 +247,14 @@ def robust_spread(losses: Array) -> float | None:
     return float(np.median(contrasts)) / (2 * 0.6744897501960817) if len(contrasts) else None
 
 
+def robust_spread_of_runs(losses: Array) -> float | None:
+    """The same for runs that share no seeds: from the median of |x_is - x_it| over all pairs of runs of one arm."""
+    s, t = np.triu_indices(losses.shape[1], 1)
+    contrasts = np.abs(losses[:, s] - losses[:, t])
+    contrasts = contrasts[np.isfinite(contrasts)]
+    return float(np.median(contrasts)) / (math.sqrt(2) * 0.6744897501960817) if len(contrasts) else None
+
+
 def common_correlation(pairs: NDArray[np.bool_]) -> float:
     """Correlation of two arms' mean differences through the shared baseline: 1/2 where all have the same seeds.
 
@@ -234,7 +295,7 @@ def sidak(level: float, k: int) -> float:
     return -math.expm1(math.log1p(-level) / max(k, 1))
 
 
-def upper_bound(spread: float, df: int, confidence: float = POWER) -> float:
+def upper_bound(spread: float, df: float, confidence: float = POWER) -> float:
     """The one-sided upper bound of a standard deviation that was estimated with `df` degrees of freedom."""
     from scipy.special import chdtri
 
@@ -284,7 +345,7 @@ def _nodes(df: int) -> tuple[Array, Array, Array, Array]:
 
 
 @cache
-def noncentrality(critical: float, df: int, power: float = POWER) -> float:
+def noncentrality(critical: float, df: float, power: float = POWER) -> float:
     """How many standard errors a true difference must have to exceed `critical` with this power."""
     from scipy.special import nctdtr
 

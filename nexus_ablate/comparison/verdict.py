@@ -168,15 +168,17 @@ def _sentence(chosen: str, e: Evidence) -> str:
         if e.failed == e.runs:
             return f"{_failures(e)}: neither trains"
         if e.single is None:
-            return "no difference between pairs that trained"
+            return "fewer than two runs that trained, or no difference between them"
         difference = f"{signed(e.single)} {e.endpoint.unit}".rstrip()
         return f"one pair differs by {difference}; without a second seed its noise is unknown"
     interval = f"{interval_name(effect.level)} {signed(effect.low)} to {signed(effect.high)}"
     also = f"; {_failures(e)}" if e.failed else ""
     if chosen in DIFFERENT:
         side = "lower" if effect.delta < 0 else "higher"
-        agree = effect.wins if effect.delta < 0 else effect.n - effect.wins
-        return f"{e.endpoint.size(effect.delta)} {side} ({interval}), in {agree} of {effect.n} seeds{also}"
+        agree = ""
+        if effect.wins is not None:
+            agree = f", in {effect.wins if effect.delta < 0 else effect.n - effect.wins} of {effect.n} seeds"
+        return f"{e.endpoint.size(effect.delta)} {side} ({interval}){agree}{also}"
     if chosen == EQUIVALENT:
         return f"within {e.endpoint.within(e.delta_min)} ({interval}){also}"
     difference = f"{signed(effect.delta)} {'' if e.endpoint.log else e.endpoint.unit}".rstrip()

@@ -74,6 +74,23 @@ def csv_text(comparison: Comparison) -> str:
     return csv_of([flat_row(row) for row in comparison.rows])
 
 
+def run_records(comparison: Comparison) -> list[dict[str, Any]]:
+    """A record per run that counts, without those that only one of a pair has."""
+    return [
+        {
+            "arm": row.arm,
+            "seed": seed,
+            comparison.endpoint.name: "failed" if value is None else value,
+            "rate": row.lr,
+            "tokens": arm.runs[seed].figures.get("tokens"),
+            "seconds": arm.runs[seed].figures.get("seconds"),
+        }
+        for row, arm in zip(comparison.rows, comparison.arms, strict=True)
+        for seed, value in zip(row.seeds, row.values, strict=True)
+        if value is not None or seed in row.failed
+    ]
+
+
 def csv_of(records: list[dict[str, Any]]) -> str:
     """Records as CSV with every name that occurs as a column."""
     names = list(dict.fromkeys(name for record in records for name in record))

@@ -106,6 +106,16 @@ def csv_text(findings: Findings) -> str:
     return exports.csv_of(records)
 
 
+def runs_text(findings: Findings) -> str:
+    """A row per run of the tables, as `nexus-ablate judge` reads it: the endpoint, or `failed`."""
+    records = [
+        {**({"stratum": stratum} if stratum else {}), **record}
+        for stratum, table in zip(findings.strata, findings.tables, strict=True)
+        for record in exports.run_records(table)
+    ]
+    return exports.csv_of(records)
+
+
 def json_text(findings: Findings) -> str:
     """Strict JSON: the comparison, with the claim; of several strata a list of them."""
     tables = [exports.json_values(table) for table in findings.tables]

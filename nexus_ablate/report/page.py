@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nexus_ablate.comparison.curves import AXES
-from nexus_ablate.comparison.fairness import FAIL, PASS, WAIVED, WARN
+from nexus_ablate.comparison.fairness import FAIL, PASS, STATUSES, UNKNOWN, WAIVED, WARN
 from nexus_ablate.comparison.result import Comparison
 from nexus_ablate.comparison.verdict import BETTER, DIVERGED, EQUIVALENT, IDENTICAL, MEANINGS, UNSTABLE, WORSE
 from nexus_ablate.report import plots
@@ -40,6 +40,7 @@ CLASSES = {
     WARN: "warn",
     FAIL: "bad",
     WAIVED: "warn",
+    UNKNOWN: "warn",
 }
 
 
@@ -88,7 +89,7 @@ def _body(comparison: Comparison) -> str:
         _figure(plots.learning_rates(comparison), "Loss of the tuning runs against the learning rate; each arm is "
                 "judged at its best one, ringed (in red at the edge of those tried).", wide=True),
         _table(comparison, named(comparison, MAIN)),
-        _figure(plots.forest(comparison), "Mean paired difference with the interval that decides, one dot per seed. In "
+        _figure(plots.forest(comparison), "Mean difference with the interval that decides, one dot per seed. In "
                 "the grey band a difference is too small to matter.", wide=True),
         _section("In words", _sentences(comparison)),
         _section("Secondary endpoints", _secondary(comparison)),
@@ -120,7 +121,7 @@ def _figure(svg: str, caption: str, wide: bool = False) -> str:
 
 
 def _counts(comparison: Comparison) -> str:
-    counts = {s: sum(check.status == s for check in comparison.checks) for s in (PASS, WARN, FAIL, WAIVED)}
+    counts = {s: sum(check.status == s for check in comparison.checks) for s in STATUSES}
     return ", ".join(f"<span class='{CLASSES[status]}'>{n} {status}</span>" for status, n in counts.items() if n)
 
 

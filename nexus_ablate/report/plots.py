@@ -62,7 +62,7 @@ def slopes(comparison: Comparison) -> str:
     rows = [row for row in comparison.rows[1:] if delta(row) is not None]
     base = comparison.rows[0]
     values = [v for row in (base, *rows) for v in row.values if v is not None]
-    if not rows or not values:
+    if not rows or not values or not comparison.plan.paired:
         return ""
     low, high = min(values), max(values)
     pad = 0.05 * (high - low)

@@ -64,9 +64,11 @@ def loss_text(row: Row) -> str:
 
 
 def delta(row: Row) -> float | None:
-    """The mean paired difference; none for an arm that cannot be compared, or whose failures to train decided."""
+    """The mean difference; none for an arm that cannot be compared, or whose failures to train decided."""
     if row.verdict is None or row.verdict.word in (NOT_COMPARABLE, DIVERGED, UNSTABLE):
         return None
+    if row.effect is not None and row.effect.wins is None:
+        return row.effect.delta
     differences = [d for d in row.differences if d is not None]
     return sum(differences) / len(differences) if differences else None
 
@@ -122,7 +124,7 @@ VALUE = Column(
 )
 DELTA = Column(
     "delta",
-    "mean paired difference to the baseline; a ratio for measures on a logarithmic scale",
+    "mean difference to the baseline, of pairs where seeds are shared; a ratio for measures on a logarithmic scale",
     lambda r: NOTHING if (d := delta(r)) is None else r.endpoint.signed(d),
     delta,
 )
@@ -141,7 +143,7 @@ MORE = (
     Column(
         "wins",
         "seeds in which the arm was lower",
-        lambda r: f"{r.effect.wins}/{r.effect.n}" if r.effect else NOTHING,
+        lambda r: f"{r.effect.wins}/{r.effect.n}" if r.effect and r.effect.wins is not None else NOTHING,
         _effect("wins"),
     ),
     Column(
@@ -299,6 +301,11 @@ def basis(comparison: Comparison) -> list[str]:
     if comparison.looks:
         listed = ", ".join(map(str, comparison.looks))
         lines.append(f"looks at {listed} seeds share the 5%; {comparison.look} of {len(comparison.looks)} are complete")
+    if not comparison.plan.paired:
+        lines.append(
+            "unpaired, since the arms share no seeds: each is judged by Welch's t-test against the baseline, with "
+            "intervals that are simultaneous over all arms (Sidak)"
+        )
     if comparison.noisy:
         lines.append(
             f"unlike noise ({', '.join(comparison.noisy)}): every arm is judged by its own paired differences, because "
@@ -357,7 +364,7 @@ def together_text(two: Together) -> str:
 
 def left_out(comparison: Comparison) -> list[str]:
     """One line per item in scope that is not in the table: excluded, refused, equal to another arm, tuning."""
-    lines = [f"{out.path.parent.name}/{out.path.name}: {out.reason}" for out in comparison.excluded]
+    lines = [f"{'/'.join(out.path.parts[-2:])}: {out.reason}" for out in comparison.excluded]
     lines += [f"{overrides}: refused, {why}" for overrides, why in comparison.refused]
     lines += [f"{overrides}: the same configuration as {arm}, not trained twice" for overrides, arm in comparison.equal]
     if comparison.tuning_runs:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nexus_ablate.comparison.fairness import FAIL, PASS, WAIVED, WARN
+from nexus_ablate.comparison.fairness import FAIL, PASS, STATUSES, UNKNOWN, WAIVED, WARN
 from nexus_ablate.comparison.result import Comparison
 from nexus_ablate.comparison.verdict import BETTER, DIVERGED, EQUIVALENT, IDENTICAL, NOT_COMPARABLE, UNSTABLE, WORSE
 from nexus_ablate.errors import printable
@@ -42,6 +42,7 @@ COLOURS = {
     WARN: "yellow",
     FAIL: "red",
     WAIVED: "magenta",
+    UNKNOWN: "yellow",
 }
 WIDE = 120
 ARM_LETTERS = 20
@@ -126,13 +127,16 @@ def _by_width(comparison: Comparison, columns: tuple[Column, ...], width: int) -
 
 
 def _fairness(comparison: Comparison, console: Console, everything: bool) -> None:
-    count = {status: sum(c.status == status for c in comparison.checks) for status in (PASS, WARN, FAIL, WAIVED)}
+    count = {status: sum(c.status == status for c in comparison.checks) for status in STATUSES}
     counted = ", ".join(f"{n} {status}" for status, n in count.items() if n)
     console.print(f"\n[dim]fairness:[/dim] {counted}")
     for check in comparison.checks:
-        if everything or check.status != PASS:
+        if everything or check.status not in (PASS, UNKNOWN):
             colour = COLOURS[check.status]
             console.print(f"  [{colour}]{check.status}[/{colour}] {check.name}: {_safe(check.text)}")
+    if count[UNKNOWN] and not everything:
+        names = ", ".join(check.name for check in comparison.checks if check.status == UNKNOWN)
+        console.print(f"  [{COLOURS[UNKNOWN]}]{UNKNOWN}[/{COLOURS[UNKNOWN]}] the source does not prove: {names}")
 
 
 def _left_out(comparison: Comparison, console: Console) -> None:

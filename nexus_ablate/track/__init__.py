@@ -6,6 +6,7 @@ Both send what W&B doesn't have yet with the same code, so they can be combined 
 
 from nexus_ablate.track.account import resolve_mode
 from nexus_ablate.track.compared import publish
+from nexus_ablate.track.fetched import runs_on_wandb
 from nexus_ablate.track.mirror import FilesTracker, Tracker, WandbTracker, start_tracker
 from nexus_ablate.track.push import Synced, refresh, sync
 
@@ -17,6 +18,7 @@ __all__ = [
     "publish",
     "refresh",
     "resolve_mode",
+    "runs_on_wandb",
     "start_tracker",
     "sync",
 ]

@@ -65,6 +65,13 @@ def credentials(environ: Mapping[str, str]) -> str:
     return next((key for key in keys if key), "")
 
 
+def quiet_client() -> None:
+    """Let W&B's client print nothing, and give up on a server after two more tries."""
+    import wandb
+
+    wandb.setup(wandb.Settings(silent=True, x_graphql_retry_max=2, x_graphql_retry_wait_max_seconds=2))
+
+
 def redactor(environ: Mapping[str, str]) -> Callable[[Any], Any]:
     """`mask` that also hides the W&B key and those of the Hugging Face Hub."""
     return partial(mask, more=[credentials(environ), *(environ.get(name, "") for name in _SECRETS)])

@@ -18,7 +18,7 @@ from nexus_ablate.config.options import AXES
 from nexus_ablate.errors import ConfigError, UserError
 from nexus_ablate.measure.measures import MEASURES, expression
 from nexus_ablate.report.run_picture import HEAT_MAPS
-from nexus_ablate.track.account import LOG_IN, failure, redactor, require_key
+from nexus_ablate.track.account import LOG_IN, failure, quiet_client, redactor, require_key
 
 if TYPE_CHECKING:
     from wandb_workspaces.workspaces import Section, Workspace
@@ -95,7 +95,7 @@ def save(views: Sequence[Workspace]) -> list[str]:
     from wandb_workspaces.workspaces import internal
 
     require_key()
-    _quiet()
+    quiet_client()
     addresses = []
     for view in views:
         try:
@@ -128,7 +128,7 @@ def save_report(project: str, entity: str, question: Question) -> str:
 
     _, wr = _package()
     require_key()
-    _quiet()
+    quiet_client()
     title = f"{TITLE}: {question.study}"
     try:
         runs = wr.Runset(
@@ -159,7 +159,7 @@ def default_entity() -> str:
     import wandb
 
     require_key()
-    _quiet()
+    quiet_client()
     try:
         return str(wandb.Api().default_entity)
     except Exception as error:  # W&B may raise anything
@@ -290,12 +290,6 @@ def _digest(*parts: str) -> str:
 def _plain(text: str) -> str:
     """A user's text with Markdown's special characters escaped."""
     return "".join(f"&#{ord(c)};" if c in "<>&`[]*_|\\" else c for c in " ".join(text.split()))
-
-
-def _quiet() -> None:
-    import wandb
-
-    wandb.setup(wandb.Settings(silent=True, x_graphql_retry_max=2, x_graphql_retry_wait_max_seconds=2))
 
 
 def _refused(error: Exception) -> UserError:

@@ -1,0 +1,190 @@
+"""Judging runs that were trained elsewhere: a table of results becomes arms, which are compared like our own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from nexus_ablate.comparison.arms import Arm
+from nexus_ablate.comparison.curves import Curves
+from nexus_ablate.comparison.endpoint import Endpoint
+from nexus_ablate.comparison.fairness import checks_of_listed
+from nexus_ablate.comparison.findings import Findings, across
+from nexus_ablate.comparison.listed import Listed, Source, step_of
+from nexus_ablate.comparison.load import Excluded, Plan, Trained
+from nexus_ablate.comparison.result import Comparison, compared, unpaired
+from nexus_ablate.comparison.tuning import CRITERION, best_lr
+from nexus_ablate.errors import ConfigError, unknown
+from nexus_ablate.measure.measures import Measure, measure_of
+from nexus_ablate.runs import RunRecord
+
+
+def endpoint_of(name: str, delta_min: float | None, better: str, runs: list[Listed]) -> Endpoint:
+    """The endpoint of a table: a measure of this package, or one of the table's own.
+
+    Raises:
+        ConfigError: It is neither said nor known whether lower is better, or the unit is not the measure's.
+    """
+    known, unit = measure_of(name), runs[0].unit
+    if known is None:
+        if not better:
+            raise ConfigError(
+                "judge does not know this endpoint", name, f"--endpoint {name} --better lower (or higher)"
+            )
+        return Endpoint(name, delta_min, Measure(name, unit, "as the source has it", ("summary",), better))
+    if better and better != known.better:
+        raise ConfigError(
+            f"{name} is better {known.better or 'neither lower nor higher'}", better, "leave --better out"
+        )
+    if unit and known.unit and _first_word(unit) != _first_word(known.unit):
+        fix = "--endpoint val_bpb for bits per byte, or convert the column"
+        raise ConfigError(f"{name} is in {known.unit}", f"{unit} ({runs[0].where})", fix)
+    return Endpoint(name, delta_min)
+
+
+def _first_word(text: str) -> str:
+    return re.split(r"\W", text.strip().lower(), maxsplit=1)[0].rstrip("s")
+
+
+def judged(
+    source: Source,
+    runs: list[Listed],
+    endpoint: Endpoint,
+    baseline: str | None = None,
+    allow: Iterable[str] = (),
+    tuning_seeds: Iterable[int] = (),
+) -> Findings:
+    """The comparison of runs that were trained elsewhere, in each stratum by itself.
+
+    Args:
+        baseline: The arm that the others are compared with. Default: the one called `baseline`.
+        tuning_seeds: Seeds whose runs chose the learning rate of each arm. They are not judged.
+
+    Raises:
+        ConfigError: There is no baseline, or nothing that could be judged.
+    """
+    chosen_by = set(tuning_seeds)
+    if chosen_by:
+        _require_tuning(runs, endpoint, chosen_by)
+    strata = list(dict.fromkeys(run.stratum for run in runs))
+    out = [Excluded(Path(where), reason) for where, reason in source.left_out]
+    tables = []
+    for stratum in strata:
+        inside = [run for run in runs if run.stratum == stratum]
+        tables.append(_table(source, stratum, inside, endpoint, baseline, tuple(allow), chosen_by, out))
+    return Findings(source.name, strata, tables, across(tables) if len(tables) > 1 else [], None)
+
+
+def _table(
+    source: Source,
+    stratum: str,
+    runs: list[Listed],
+    endpoint: Endpoint,
+    baseline: str | None,
+    allow: tuple[str, ...],
+    tuning_seeds: set[int],
+    out: list[Excluded],
+) -> Comparison:
+    where = f"{source.name}{f', stratum {stratum}' if stratum else ''}"
+    names = list(dict.fromkeys(run.arm for run in runs))
+    name = _baseline(names, baseline, where)
+    arms = [_arm(arm, [run for run in runs if run.arm == arm], endpoint, tuning_seeds) for arm in names]
+    base = arms.pop(names.index(name))
+    _require_two_runs(base, arms, where)
+    excluded = list(out)
+    paired = all(_shares_seeds(arm, base) for arm in arms)
+    if paired:
+        excluded += unpaired(base, arms)
+    rates = {rate for arm in (base, *arms) for run in arm.tuning if (rate := run.config["optim"]["lr"]) is not None}
+    plan = Plan(
+        "",
+        question=where,
+        baseline=base.name,
+        endpoint=endpoint,
+        stratum=stratum,
+        lr_grid=tuple(sorted(rates)),
+        tuning_seeds=tuple(sorted(tuning_seeds)),
+        listed=True,
+        paired=paired,
+        step=step_of(runs),
+    )
+    return compared([base, *arms], plan, excluded, checks_of_listed(base, arms, plan, excluded, allow))
+
+
+def _require_tuning(runs: list[Listed], endpoint: Endpoint, tuning_seeds: set[int]) -> None:
+    if endpoint.better != "lower":
+        problem = "--tuning-seeds needs an endpoint of which lower is better"
+        raise ConfigError(problem, endpoint.name, "leave --tuning-seeds out, and those rows")
+    rows = [run for run in runs if run.seed in tuning_seeds]
+    if lacking := next((run for run in rows if run.rate is None), None):
+        problem = f"{lacking.where}: a run that chose a learning rate has none"
+        raise ConfigError(problem, f"{lacking.arm}, seed {lacking.seed}", "a rate in every row of --tuning-seeds")
+    if not rows:
+        seeds = sorted({run.seed for run in runs})
+        got = f"{', '.join(map(str, sorted(tuning_seeds)))}; the seeds are {', '.join(map(str, seeds[:12]))}"
+        raise ConfigError("no row has a seed of --tuning-seeds", got, f"--tuning-seeds {seeds[-1]}")
+
+
+def _baseline(names: list[str], requested: str | None, where: str) -> str:
+    if requested is not None and requested not in names:
+        raise unknown(f"there is no arm of this name in {where}", requested, names, "--baseline {}")
+    if requested is None and "baseline" not in names:
+        raise ConfigError(f"no arm of {where} is called baseline", ", ".join(names), f"--baseline '{names[0]}'")
+    if len(names) < 2:
+        raise ConfigError(f"{where} has one arm", names[0], "rows of a baseline and of the arms to compare with it")
+    return requested or "baseline"
+
+
+def _arm(name: str, runs: list[Listed], endpoint: Endpoint, tuning_seeds: set[int]) -> Arm:
+    """The arm at its one learning rate, or at the one that its tuning runs chose.
+
+    Raises:
+        ConfigError: It has several learning rates, and nothing that chose one.
+    """
+    arm = Arm(name, name, {})
+    arm.tuning = [_trained(run, endpoint) for run in runs if run.seed in tuning_seeds]
+    rest = [run for run in runs if run.seed not in tuning_seeds]
+    best, _ = best_lr(arm)
+    if best is not None:
+        rest = [run for run in rest if run.rate == best]
+        if not rest:
+            fix = f"rows of {name} at the rate {best:g} with seeds that did not choose it"
+            raise ConfigError("an arm has no run at its own best learning rate", f"{name}: {best:g}", fix)
+    rates = sorted({run.rate for run in rest if run.rate is not None})
+    if len(rates) > 1:
+        got = f"{name}: {', '.join(map('{:g}'.format, rates))}"
+        fix = "--tuning-seeds with the seeds that chose the rate; or one rate for each arm"
+        raise ConfigError("an arm has several learning rates; the best on the same seeds would flatter it", got, fix)
+    arm.runs = {run.seed: _trained(run, endpoint) for run in sorted(rest, key=lambda run: run.seed)}
+    return arm
+
+
+def _trained(run: Listed, endpoint: Endpoint) -> Trained:
+    state = "failed" if run.value is None else "finished"
+    place = Path(run.where)
+    record = RunRecord(place, "", run.arm, run.seed, 1, state, {}, {}, {"optim": {"lr": run.rate}}, None, None)
+    figures = {endpoint.name: run.value, "tokens": run.tokens, "seconds": run.seconds}
+    if endpoint.better == "lower":
+        figures[CRITERION] = run.value  # learning rates are chosen by it
+    if run.tokens and run.seconds:
+        figures["tokens_per_second"] = run.tokens / run.seconds
+    empty = np.array([])
+    curves = Curves(empty, empty, empty, empty, empty)
+    return Trained(record, curves, {}, {name: value for name, value in figures.items() if value is not None})
+
+
+def _shares_seeds(arm: Arm, base: Arm) -> bool:
+    """Whether the seeds of one are all among those of the other, and at least two."""
+    shared = arm.runs.keys() & base.runs.keys()
+    return len(shared) == min(len(arm.runs), len(base.runs)) > 1 or len(arm.runs) == len(shared) == 1
+
+
+def _require_two_runs(base: Arm, arms: list[Arm], where: str) -> None:
+    """Refuse a table of single runs: nothing in it says how large the noise is."""
+    if len(base.runs) < 2 or max(len(arm.runs) for arm in arms) < 2:
+        counts = ", ".join(f"{arm.label} {len(arm.runs)}" for arm in (base, *arms))
+        fix = "at least two seeds per arm, and five for a verdict that is not preliminary"
+        raise ConfigError(f"{where}: with one run the noise between seeds is unknown", f"runs: {counts}", fix)

@@ -1,0 +1,444 @@
+"""`nexus-ablate judge`: runs of other tools get the verdicts of `compare`, and what they cannot prove is UNKNOWN."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from wandb_server import ServedRun, serving
+from written_runs import Writer
+
+from nexus_ablate.cli import main
+from nexus_ablate.comparison import judge, statistics
+from nexus_ablate.comparison.endpoint import Endpoint
+from nexus_ablate.comparison.judge import judge_losses
+from nexus_ablate.comparison.load import Plan
+from nexus_ablate.comparison.statistics import unpaired_effects
+
+BASE = [2.0012, 2.0231, 1.9824, 2.0133, 1.9911]
+LOWER = [1.9017, 1.9242, 1.8809, 1.9141, 1.8902]
+
+
+def table(path, **arms):
+    """A CSV with a row per run, seeds from 0; `arms` are losses by name, or (first seed, losses)."""
+    rows = ["arm,seed,val_loss"]
+    for arm, losses in arms.items():
+        first, values = losses if isinstance(losses, tuple) else (0, losses)
+        rows += [f"{arm},{seed},{value}" for seed, value in enumerate(values, first)]
+    path.write_text("\n".join(rows) + "\n")
+    return str(path)
+
+
+def judged(capsys, *arguments):
+    """The verdicts by arm, and the JSON."""
+    assert main(["judge", *arguments, "--json", "-"]) == 0
+    values = json.loads(capsys.readouterr().out)
+    return words_of(values), values
+
+
+def words_of(values):
+    return {row["arm"]: row["verdict"]["prefix"] + row["verdict"]["word"] for row in values.get("rows", [])[1:]}
+
+
+def refused(capsys, *arguments):
+    """The three lines."""
+    assert main(["judge", *arguments]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(":")[0] for line in lines] == ["error", "  got", "  try"], lines
+    return lines
+
+
+def statuses(values):
+    return {check["name"]: check["status"] for check in values["checks"]}
+
+
+# ----------------------------------------------------------------------------------------------- as our own runs
+
+
+def test_a_csv_exported_from_our_own_study_gets_the_same_words(tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    seeds = 2 + 0.02 * rng.normal(size=5)
+    writer = Writer(tmp_path / "runs")
+    writer.arm(losses=list(seeds + 0.004 * rng.normal(size=5)))
+    writer.arm("norm=layer", losses=list(seeds - 0.05 + 0.004 * rng.normal(size=5)))
+    writer.arm("norm=t5", losses=list(seeds + 0.05 + 0.004 * rng.normal(size=5)))
+    writer.arm("bias=on", losses=list(seeds + 0.0005 * rng.normal(size=5)))
+    writer.arm("qk_norm=rms", losses=list(seeds + 0.03 * rng.normal(size=5)))
+    for seed in range(5):
+        writer.run("gate=headwise", seed=seed, state="diverged" if seed < 4 else "finished")
+    exported = tmp_path / "runs.csv"
+    assert main(["compare", str(tmp_path / "runs/study"), "--json", "-", "--runs", str(exported)]) == 0
+    ours = json.loads(capsys.readouterr().out)
+    words, values = judged(capsys, str(exported))
+    assert words == words_of(ours) and set(words.values()) >= {"BETTER", "WORSE", "INCONCLUSIVE", "UNSTABLE"}
+    for mine, our in zip(values["rows"], ours["rows"], strict=True):
+        for name in ("delta", "low", "high", "p", "mean", "sd"):
+            number = our.get(name)
+            assert mine.get(name) == (number if number is None else pytest.approx(number, rel=1e-9)), name
+    assert values["delta_min"] == pytest.approx(ours["delta_min"])
+
+
+def test_a_study_s_strata_become_a_column_and_come_back(tmp_path, capsys):
+    for depth, shift in (("2", 0.0), ("4", 0.3)):
+        writer = Writer(tmp_path / "runs", study=f"depth@{depth}")
+        writer.arm(losses=[loss - shift for loss in BASE])
+        writer.arm("norm=layer", losses=[loss - shift for loss in LOWER])
+        writer.plan(("norm=layer",), stratum=depth, of="depth", strata={depth: []})
+    exported = tmp_path / "runs.csv"
+    assert main(["compare", str(tmp_path / "runs/depth"), "--json", "-", "--runs", str(exported)]) == 0
+    ours = json.loads(capsys.readouterr().out)
+    _, values = judged(capsys, str(exported))
+    assert list(values["strata"]) == list(ours["strata"]) == ["2", "4"]
+    for stratum in ("2", "4"):
+        mine, our = (v["strata"][stratum]["rows"][1] for v in (values, ours))
+        assert (mine["verdict"], mine["delta"]) == (our["verdict"], our["delta"])
+    assert values["across"] == ours["across"]
+
+
+# ------------------------------------------------------------------------------------------- what cannot be proved
+
+
+def test_what_a_table_cannot_prove_is_unknown_and_never_a_pass(tmp_path, capsys):
+    _, values = judged(capsys, table(tmp_path / "a.csv", baseline=BASE, new=LOWER))
+    found = statuses(values)
+    assert {name for name, status in found.items() if status == "PASS"} == {"seeds"}
+    assert {name for name, status in found.items() if status == "UNKNOWN"} == set(found) - {"seeds"}
+
+
+def test_the_columns_that_a_table_has_are_checked(tmp_path, capsys):
+    rows = [
+        {"arm": arm, "seed": seed, "val_loss": loss, "rate": 0.01, "tokens": tokens, "seconds": 60}
+        for arm, losses, tokens in (("baseline", BASE, 1e6), ("new", LOWER, 1.2e6))
+        for seed, loss in enumerate(losses)
+    ]
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(rows))
+    words, values = judged(capsys, str(path))
+    assert words == {"new": "NOT COMPARABLE"} and statuses(values)["tokens"] == "FAIL"
+    assert statuses(values)["learning_rate"] == "WARN" and statuses(values)["seconds"] == "PASS"
+    words, values = judged(capsys, str(path), "--allow", "tokens")
+    assert words == {"new": "BETTER"} and statuses(values)["tokens"] == "WAIVED"
+
+
+def test_a_report_names_what_is_unknown_in_every_form(tmp_path, capsys):
+    path = table(tmp_path / "a.csv", baseline=BASE, new=(7, LOWER))
+    assert main(["judge", path, "--html", str(tmp_path / "a.html"), "--md", str(tmp_path / "a.md")]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "UNKNOWN the source does not prove: evaluation, batches, init" in shown
+    assert "unpaired, since the arms share no seeds: each is judged by Welch's t-test" in shown
+    for name in ("a.html", "a.md"):
+        text = (tmp_path / name).read_text()
+        assert "UNKNOWN" in text and "Welch" in text and "BETTER" in text
+
+
+# ---------------------------------------------------------------------------------------------------- unpaired runs
+
+
+def test_without_shared_seeds_welch_s_test_with_simultaneous_intervals_decides(tmp_path, capsys):
+    from scipy import stats
+
+    words, values = judged(capsys, table(tmp_path / "a.csv", baseline=BASE, new=(10, LOWER), same=(20, BASE[::-1])))
+    assert words["new"] == "BETTER" and words["same"] == "INCONCLUSIVE"
+    row = values["rows"][1]
+    welch = stats.ttest_ind(LOWER, BASE, equal_var=False)
+    assert row["delta"] / row["se"] == pytest.approx(welch.statistic)
+    df = max(welch.df - 1, 4)
+    assert row["p"] == pytest.approx(1 - (1 - 2 * stats.t.sf(abs(welch.statistic), df)) ** 2)
+    assert row["high"] - row["delta"] == pytest.approx(stats.t.ppf((1 + 0.95**0.5) / 2, df) * row["se"])
+
+
+def test_unlike_numbers_of_runs_take_the_degrees_of_freedom_of_the_smaller():
+    losses = np.array([[*BASE, *BASE[:3]], [*LOWER[:4], *[np.nan] * 4]])
+    (effect,) = [one for one in unpaired_effects(losses) if one]
+    assert (effect.n, effect.df) == (4, 3)
+
+
+def test_runs_without_seeds_are_judged_unpaired(tmp_path, capsys):
+    path = tmp_path / "a.csv"
+    path.write_text(
+        "arm,val_loss\n" + "".join(f"{a},{v}\n" for a, vs in (("baseline", BASE), ("x", LOWER)) for v in vs)
+    )
+    words, values = judged(capsys, str(path), "--columns", "seed=none")
+    assert words == {"x": "BETTER"} and statuses(values)["seeds"] == "WARN"
+
+
+def test_one_shared_seed_is_not_a_pairing(tmp_path, capsys):
+    _, values = judged(capsys, table(tmp_path / "a.csv", baseline=BASE, new=(4, LOWER)))
+    assert "unpaired" in " ".join(values["basis"])
+
+
+@pytest.mark.parametrize("seed", [0, 30])
+def test_an_arm_of_one_run_is_never_better(seed, tmp_path, capsys):
+    path = table(tmp_path / "a.csv", baseline=BASE, new=(seed, [1.0]), other=(seed and 40, LOWER))
+    words, _ = judged(capsys, path)
+    assert words == {"new": "preliminary: INCONCLUSIVE", "other": "BETTER"}
+
+
+def test_rounded_losses_are_no_less_noisy_than_rounding_made_them(tmp_path, capsys, monkeypatch):
+    path = table(tmp_path / "a.csv", baseline=[3.28, 3.28], new=(5, [3.29, 3.29]))
+    words, _ = judged(capsys, path)
+    assert words == {"new": "preliminary: INCONCLUSIVE"}
+    path = table(tmp_path / "b.csv", baseline=[3.28, 3.28, 3.29], new=[3.29, 3.29, 3.30])
+    words, _ = judged(capsys, path)
+    assert "INCONCLUSIVE" in words["new"]
+    for name in ("effects", "unpaired_effects"):  # the control: without the rounding, no noise at all
+        test = getattr(statistics, name)
+        monkeypatch.setattr(judge, name, lambda losses, level, family, step, test=test: test(losses, level, family))
+    words, _ = judged(capsys, path)
+    assert "WORSE" in words["new"]
+
+
+NOISE = {"equal": {}, "baseline 3x": {0: 3.0}, "one arm 3x": {1: 3.0}, "one arm 5x": {1: 5.0}, "half 5x": None}
+
+
+def false_claims(k, noise, tables):
+    """The share of unpaired A/A tables of 5 runs per arm with any BETTER or WORSE."""
+    rng = np.random.default_rng(k)
+    scale = np.ones((k + 1, 1))
+    for row, factor in (dict.fromkeys(range(1, (k + 1) // 2 + 1), 5.0) if noise is None else noise).items():
+        scale[row] = factor
+    plan = Plan("", endpoint=Endpoint(delta_min=1e-9), listed=True, paired=False)
+    losses = 100 + scale * rng.normal(size=(tables, k + 1, 5))
+    words = ({one.verdict.word for one in judge_losses(each, plan).arms[1:] if one.verdict} for each in losses)
+    return sum(bool(each & {"BETTER", "WORSE"}) for each in words) / tables
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("k", [1, 4, 8])
+@pytest.mark.parametrize("noise", NOISE)
+def test_unpaired_tables_without_effect_claim_at_most_5_percent(noise, k, capsys):
+    share = false_claims(k, NOISE[noise], 4000)
+    with capsys.disabled():
+        print(f"\nunpaired A/A, 5 runs, {k} arms, {noise} noise: {share:.1%} false claims")
+    assert share <= 0.05 + 2 * (0.05 * 0.95 / 4000) ** 0.5 * (share > 0.05)
+
+
+def test_without_the_correction_for_several_arms_eight_claim_three_times_as_often(monkeypatch):
+    assert false_claims(8, {}, 150) <= 0.06
+    monkeypatch.setattr(statistics, "sidak", lambda level, k: level)
+    assert false_claims(8, {}, 150) >= 0.12
+
+
+# ----------------------------------------------------------------------------------------------- rates and failures
+
+
+def rated(tmp_path, *rows):
+    path = tmp_path / "rates.csv"
+    path.write_text("\n".join(["arm,seed,val_loss,rate", *rows]) + "\n")
+    return str(path)
+
+
+def test_each_arm_is_judged_at_the_rate_that_other_seeds_chose(tmp_path, capsys):
+    rows = []
+    for arm, best, shift in (("baseline", 0.01, 0), ("new", 0.02, -0.1)):
+        for rate in (0.005, 0.01, 0.02, 0.04):
+            away = abs(np.log2(rate / best))
+            rows.append(f"{arm},1001,{2.2 + 0.05 * away},{rate}")
+            rows += [f"{arm},{s},{v + shift + 0.05 * away},{rate}" for s, v in enumerate(BASE)]
+    words, values = judged(capsys, rated(tmp_path, *rows), "--tuning-seeds", "1001")
+    assert words == {"new": "BETTER"} and values["rows"][1]["delta"] == pytest.approx(-0.1)
+    assert statuses(values)["learning_rate"] == "PASS" and values["tuning_runs"] == 8
+    assert "an arm has several learning rates" in refused(capsys, rated(tmp_path, *rows))[0]
+
+
+def test_failures_count_and_never_vanish(tmp_path, capsys):
+    path = table(tmp_path / "a.csv", baseline=BASE, new=["failed"] * 5)
+    words, values = judged(capsys, path)
+    assert words == {"new": "DIVERGED"} and values["rows"][1]["failed"]
+    assert "as its source says" in values["rows"][1]["verdict"]["sentence"]
+
+
+def test_another_endpoint_needs_its_direction(tmp_path, capsys):
+    path = table(tmp_path / "a.csv", baseline=BASE, new=LOWER)
+    (tmp_path / "a.csv").write_text((tmp_path / "a.csv").read_text().replace("val_loss", "accuracy"))
+    assert "--better lower" in refused(capsys, path, "--endpoint", "accuracy")[2]
+    words, _ = judged(capsys, path, "--endpoint", "accuracy", "--better", "higher")
+    assert words == {"new": "WORSE"}
+
+
+# ------------------------------------------------------------------------------------------------------ other files
+
+
+def test_every_kind_of_file_gives_the_same_words(tmp_path, capsys):
+    pytest.importorskip("pyarrow")
+    import pyarrow
+    import pyarrow.parquet
+
+    first = table(tmp_path / "a.csv", baseline=BASE, new=LOWER)
+    rows = [{**row, "seed": int(row["seed"]), "val_loss": float(row["val_loss"])}
+            for row in csv.DictReader((tmp_path / "a.csv").read_text().splitlines())]  # fmt: skip
+    (tmp_path / "a.tsv").write_text((tmp_path / "a.csv").read_text().replace(",", "\t"))
+    (tmp_path / "a.json").write_text(json.dumps(rows))
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
+    expected = judged(capsys, first)[0]
+    for ending in ("tsv", "json", "jsonl", "parquet"):
+        assert judged(capsys, str(tmp_path / f"a.{ending}"))[0] == expected
+
+
+def test_parquet_without_its_package_names_the_package(tmp_path, capsys, monkeypatch):
+    (tmp_path / "a.parquet").write_bytes(b"PAR1")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    lines = refused(capsys, str(tmp_path / "a.parquet"))
+    assert "pyarrow" in lines[0] and lines[2] == "  try: pip install pyarrow"
+
+
+ROW = "baseline,{},2.{}\n"
+GOOD = "arm,seed,val_loss\n" + "".join(f"baseline,{s},2.0{s}\nnew,{s},1.9{s}\n" for s in range(5))
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "problem", "fix"),
+    [
+        (GOOD.replace("val_loss", "val loss"), [], "no column val_loss", "--columns val_loss=val loss"),
+        (GOOD.replace("seed", "rng"), [], "no column seed", "--columns seed="),
+        ("arm,seed,val_loss\nbaseline,0,2.0\nnew,0,1.9\n", [], "with one run", "two seeds per arm"),
+        (GOOD.replace("1.93", "1.93 nats"), [], "line 9: val_loss is not a finite number", "without unit"),
+        (GOOD.replace("1.93", "nan"), [], "line 9: val_loss is not a finite number", "`failed`"),
+        (GOOD.replace("1.93", "inf"), [], "line 9: val_loss is not a finite number", "`failed`"),
+        (GOOD.replace("1.93", ""), [], "line 9: val_loss is not a finite number", "`failed`"),
+        (GOOD + "new,3,1.93\n", [], "two rows are of one arm and one seed", "one row per run"),
+        (GOOD.replace("baseline", "adamw"), [], "is called baseline", "--baseline 'adamw'"),
+        (GOOD, ["--baseline", "nex"], "no arm of this name", "--baseline new"),
+        (GOOD.replace("new", "baseline").replace("baseline,", "baseline,1", 5), [], "two rows", "one row"),
+        (GOOD.replace("new,", ",", 1), [], "line 3: arm is empty", "name the arm"),
+        (GOOD.replace("new,3", "new,a"), [], "line 9: seed is not a whole number", "--columns seed=none"),
+        ("arm,seed,val_loss\n", [], "the table has no rows", "one row per run"),
+        ("", [], "the table has no rows", "one row per run"),
+        ("arm,seed,seed\na,1,2\n", [], "is not a table", "one row per run"),
+        (GOOD + "new,9\n", [], "is not a table", "one row per run"),
+        (GOOD, ["--columns", "arms=x"], "--columns names what judge does not read", "--columns arm=x"),
+        (GOOD, ["--columns", "arm"], "--columns takes NAME=COLUMN", "--columns arm="),
+        (GOOD, ["--endpoint", "val_los"], "no column val_los", "--columns val_los=val_loss"),
+        (GOOD, ["--better", "higher"], "val_loss is better lower", "leave --better out"),
+        (GOOD, ["--tuning-seeds", "1001"], "no row has a seed of --tuning-seeds", "--tuning-seeds 4"),
+        (GOOD, ["--tuning-seeds", "4"], "a run that chose a learning rate has none", "a rate in every row"),
+        (GOOD, ["--tuning-seeds", "x"], "--tuning-seeds takes whole numbers", "--tuning-seeds 1001"),
+        (GOOD, ["--filters", "{}"], "--filters is for W&B", "wandb:ENTITY/PROJECT"),
+        (GOOD, ["--allow", "token"], "no fairness condition of this name", "tokens"),
+        (GOOD, ["--delta-min", "0"], "--delta-min takes a number above 0", "--delta-min 0.01"),
+    ],
+)  # fmt: skip
+def test_a_table_that_cannot_be_judged_is_three_lines(text, flags, problem, fix, tmp_path, capsys):
+    path = tmp_path / "a.csv"
+    path.write_text(text)
+    lines = refused(capsys, str(path), *flags)
+    assert problem in lines[0] and fix in lines[2], lines
+
+
+@pytest.mark.parametrize(
+    ("column", "first", "second", "problem"),
+    [
+        ("unit", "nats", "bits", "the endpoint is in mixed units"),
+        ("unit", "nats", "", "the endpoint is in mixed units"),
+        ("unit", "bits", "bits", "val_loss is in nats per token"),
+        ("tokens", "1000000", "1", "tokens are in mixed units"),
+        ("seconds", "60", "60000", "seconds are in mixed units"),
+        ("tokens", "1M", "1M", "tokens is not a number above 0"),
+        ("rate", "0", "0", "rate is not a number above 0"),
+    ],
+)
+def test_units_that_are_mixed_are_three_lines(column, first, second, problem, tmp_path, capsys):
+    rows = [f"{a},{s},{2 + s / 100},{second if s == 3 else first}" for a in ("baseline", "new") for s in range(5)]
+    path = tmp_path / "a.csv"
+    path.write_text("\n".join([f"arm,seed,val_loss,{column}", *rows]))
+    assert problem in refused(capsys, str(path))[0]
+
+
+def test_a_source_that_is_no_table_is_three_lines(tmp_path, capsys):
+    (tmp_path / "a.txt").write_text("x")
+    (tmp_path / "a.json").write_text('{"baseline": [1, 2]}')
+    (tmp_path / "n.json").write_text('[{"arm": "baseline", "seed": 0, "val_loss": NaN}]')
+    (tmp_path / "b.csv").write_bytes(b"arm,seed,val_loss\n\xff\xfe,1,2\n")
+    (tmp_path / "a.parquet").write_bytes(b"no parquet")
+    assert "a table of this kind" in refused(capsys, str(tmp_path / "a.txt"))[0]
+    for name in ("a.json", "n.json", "b.csv", "a.parquet"):
+        assert "is not a table" in refused(capsys, str(tmp_path / name))[0], name
+    assert "no file of this name" in refused(capsys, str(tmp_path / "c.csv"))[0]
+    assert f"nexus-ablate compare {tmp_path}" in refused(capsys, str(tmp_path))[2]
+    assert "one source" in refused(capsys, "a.csv", "b.csv")[0]
+    assert "judge needs" in refused(capsys)[0]
+
+
+# -------------------------------------------------------------------------------------------------------------- W&B
+
+
+@pytest.fixture
+def wandb_server(tmp_path, monkeypatch):
+    """Sixty finished runs of two groups in one project, and two that are not finished."""
+    import wandb
+
+    wandb.teardown()
+    with serving() as server:
+        for name, value in {"HOME": tmp_path, "NETRC": tmp_path / "netrc", "WANDB_CONFIG_DIR": tmp_path / "c"}.items():
+            monkeypatch.setenv(name, str(value))
+        monkeypatch.setenv("WANDB_BASE_URL", server.url)
+        monkeypatch.setenv("WANDB_API_KEY", "k3y" * 14)
+        monkeypatch.chdir(tmp_path)
+        rng = np.random.default_rng(0)
+        for group in ("norms", "other"):
+            for arm, shift in (("baseline", 0.0), ("rms", -0.5), ("t5", 0.0)):
+                for seed in range(10):
+                    config = {"arm": arm, "seed": seed, "train": {"lr": 0.01}}
+                    fields = {"config": json.dumps({k: {"value": v} for k, v in config.items()}), "groupName": group}
+                    summary = {"val_loss": 3 + shift + 0.05 * float(rng.normal()), "eval/loss": 1.0, "tokens": 1e6}
+                    run = ServedRun(fields, [], summary, complete=True, exitcode=0)
+                    server.runs[f"{group}-{arm}-{seed}"] = run
+        server.runs["alive"] = ServedRun({"groupName": "norms"}, [], {}, complete=False)
+        server.runs["lacking"] = ServedRun({"groupName": "norms", "config": "{}"}, [], {}, complete=True, exitcode=0)
+        yield server
+    wandb.teardown()
+
+
+def test_the_runs_of_a_project_on_wandb_are_judged(wandb_server, capsys):
+    words, values = judged(capsys, "wandb:me/nexus-ablate", "--filters", '{"group": "norms"}')
+    assert words == {"rms": "BETTER", "t5": "INCONCLUSIVE"}
+    assert wandb_server.filters[-1] == {"group": "norms"} and not wandb_server.unknown
+    assert [len(row["seeds"]) for row in values["rows"]] == [10, 10, 10]
+    reasons = {out["path"]: out["reason"] for out in values["excluded"]}
+    assert reasons["me/nexus-ablate/alive"].startswith("running")
+    assert "has no config.arm" in reasons["me/nexus-ablate/lacking"]
+    assert statuses(values)["excluded"] == "WARN" and statuses(values)["tokens"] == "PASS"
+    assert "two rows are of one arm" in refused(capsys, "wandb:me/nexus-ablate")[0]
+
+
+def test_columns_of_a_project_on_wandb_are_mapped(wandb_server, capsys):
+    columns = "arm=config.arm,stratum=group,rate=config.train.lr,loss=summary.val_loss"
+    own = ("--endpoint", "loss", "--better", "lower")
+    _, values = judged(capsys, "wandb:me/nexus-ablate", *own, "--columns", columns)
+    assert set(values["strata"]) == {"norms", "other"}
+    assert values["strata"]["other"]["rows"][1]["lr"] == 0.01
+
+
+def test_a_project_on_wandb_that_cannot_be_judged_is_three_lines(wandb_server, capsys, monkeypatch):
+    assert "no such project, or your key" in refused(capsys, "wandb:me/nowhere")[0]
+    assert "entity and project" in refused(capsys, "wandb:nexus-ablate")[0]
+    lines = refused(capsys, "wandb:me/nexus-ablate", "--columns", "val_loss=summary.nope")
+    assert "no finished run to judge" in lines[0] and "has no summary.nope" in lines[1]
+    assert "config.lr" in refused(capsys, "wandb:me/nexus-ablate", "--columns", "rate=lr")[2]
+    assert "JSON object" in refused(capsys, "wandb:me/nexus-ablate", "--filters", "{")[0]
+    wandb_server.behaviour = "unauthorized"
+    assert "or your key may not read it" in refused(capsys, "wandb:me/nexus-ablate")[0]
+    wandb_server.behaviour = "error"
+    assert refused(capsys, "wandb:me/nexus-ablate")[0] == "error: W&B failed"
+    monkeypatch.delenv("WANDB_API_KEY")
+    assert "no key" in refused(capsys, "wandb:me/nexus-ablate")[0]
+
+
+def test_the_page_s_table_gets_the_answer_that_the_page_states(tmp_path, capsys):
+    """Two records of a speedrun that both pass its rule at one step count, by their public per-run losses."""
+    page = (Path(__file__).parent.parent / "docs/judging_other_runs.md").read_text()
+    (rows,) = re.findall(r"^```csv\n(.*?)^```$", page, re.M | re.S)
+    (tmp_path / "records.csv").write_text(rows)
+    command = next(line for line in page.splitlines() if "judge records.csv" in line).split()[2:]
+    words, values = judged(capsys, str(tmp_path / command[0]), *command[1:])
+    answer = page.partition("<!-- answer -->\n> ")[2].partition("\n")[0]
+    assert values["answer"] == answer and words == {"Muon-NSR": "EQUIVALENT"}
+    for name, statistic in (("Skylight-001", 0.0045), ("Muon-NSR", 0.0057)):
+        losses = [float(row.split(",")[1]) for row in rows.splitlines() if row.startswith(name)]
+        assert (3.28 - np.mean(losses)) * len(losses) ** 0.5 == pytest.approx(statistic, abs=5e-5)
