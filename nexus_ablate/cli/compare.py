@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nexus_ablate import errors
-from nexus_ablate.cli.verb import Flag, Verb, comma_separated, target
+from nexus_ablate.cli.verb import FULL, Flag, Verb, comma_separated, target
 from nexus_ablate.masking import mask
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ FORMATS = ("html", "md", "latex", "csv", "json")
 
 VERB = Verb(
     "compare",
-    "is a difference real: paired seeds, intervals, a verdict in words; --html for the report",
+    "is a difference real: paired seeds, intervals, a verdict",
     "DIR...",
     (
         ("compare runs/norms", "every arm of a study against its baseline"),
@@ -36,6 +36,7 @@ VERB = Verb(
         Flag("--tokens", "DIR", "runs of the study `tokens`: what is a difference worth in training tokens"),
         Flag("--allow", "NAME,...", "conditions of fairness to waive", comma_separated),
         Flag("--details", "", "all columns and conditions"),
+        FULL,
         *(
             Flag(f"--{name}", "FILE", f"the comparison as {name} (- for the terminal)", target(f"--{name}"))
             for name in FORMATS
@@ -51,9 +52,8 @@ VERB = Verb(
 
 def run(dirs: list[str], flags: dict[str, Any]) -> int:
     """Compare, print, and save the requested files."""
-    from rich.console import Console
-
     from nexus_ablate.comparison.findings import findings
+    from nexus_ablate.console import open_console
     from nexus_ablate.report.findings import csv_text, html, json_text, latex, markdown, show
     from nexus_ablate.runs.files import atomic_write_text
 
@@ -65,7 +65,7 @@ def run(dirs: list[str], flags: dict[str, Any]) -> int:
     )
     targets = {name: flags[name] for name in FORMATS if name in flags}
     if Path("-") not in targets.values():
-        show(study_findings, Console(highlight=False), details="details" in flags)
+        show(study_findings, open_console(), "details" in flags, "full" in flags)
     for name, path in targets.items():
         text = writers[name](study_findings)
         if path == Path("-"):
