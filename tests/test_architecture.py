@@ -18,6 +18,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = (
     "masking",
     "errors plain_data",
+    "console",
     "provenance",
     "config",
     "kernels",

@@ -1,4 +1,4 @@
-"""The command line: one verb per file, by default `train`. Nothing here imports torch.
+"""The command line: one verb per file; without one, overrides are for `train`. Nothing here imports torch.
 
 This module imports almost nothing at its top, so that `main` handles Ctrl-C from the start.
 """
@@ -11,14 +11,15 @@ import sys
 from collections.abc import Sequence
 from types import FrameType
 
-HEAD = """nexus-ablate: ablations of transformer architecture choices that end in a verdict you can trust
+HEAD = """nexus-ablate: ablate transformer architecture choices, with verdicts to trust
 
-  nexus-ablate norm=rms placement=pre                train one run on real text
-  nexus-ablate -m norm=layer,rms seed=0,1,2          every combination (any Hydra launcher)
-  nexus-ablate study norms                           run a study, or what is left of it (docs/studies.md)
-  nexus-ablate list norm                             the options of an axis
-  nexus-ablate explain placement=deepnorm            the architecture of a configuration
-  nexus-ablate --plugin DIR norm=my_norm             an option of your own (docs/adding_an_option.md)
+  nexus-ablate train                          the default run, on real text
+  nexus-ablate norm=rms placement=pre         one run with these options
+  nexus-ablate -m norm=layer,rms seed=0,1,2   every combination (Hydra)
+  nexus-ablate study norms                    a study, or what is left of it
+  nexus-ablate list norm                      the options of an axis
+  nexus-ablate explain placement=deepnorm     what a configuration builds
+  nexus-ablate --plugin DIR norm=my_norm      an option of your own
 """
 
 
@@ -97,7 +98,7 @@ def _run(arguments: list[str]) -> int:
     from nexus_ablate.cli.verb import verb_module, verb_names
 
     arguments = _without_plugins(arguments)
-    if arguments[:1] in (["-h"], ["--help"], ["help"]):
+    if arguments[:1] in ([], ["-h"], ["--help"], ["help"]):
         print(help_text())
         return errors.OK
     if arguments[:1] == ["--version"]:

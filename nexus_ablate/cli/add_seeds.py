@@ -11,7 +11,7 @@ from nexus_ablate.errors import ConfigError
 
 VERB = Verb(
     "add-seeds",
-    "more seeds for a launched study, whose verdicts are exploratory from then on",
+    "more seeds for a launched study; its verdicts become exploratory",
     "STUDY N [KEY=VALUE ...]",
     (
         ("add-seeds first_look 3", "the next three seeds for every arm"),

@@ -12,7 +12,7 @@ from nexus_ablate.errors import ConfigError, unknown
 
 VERB = Verb(
     "claims",
-    "claims of the field with their published outcome; NAME trains and judges one",
+    "claims of the field; NAME trains and judges one",
     "[NAME [KEY=VALUE ...]]",
     (
         ("claims", "every claim: tier, outcome, and whether its code has changed since"),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nexus_ablate import errors
-from nexus_ablate.cli.verb import Flag, Verb, comma_separated, target
+from nexus_ablate.cli.verb import FULL, Flag, Verb, comma_separated, target
 from nexus_ablate.masking import mask
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ FORMATS = ("html", "md", "latex", "csv", "json", "runs")
 _SHOWN = {"runs": "one row per run as CSV, which `judge` reads"}
 OUTPUTS = (
     Flag("--details", "", "all columns and conditions"),
+    FULL,
     *(
         Flag(
             f"--{name}",
@@ -31,7 +32,7 @@ OUTPUTS = (
 
 VERB = Verb(
     "compare",
-    "is a difference real: paired seeds, intervals, a verdict in words; --html for the report",
+    "is a difference real: paired seeds, intervals, a verdict",
     "DIR...",
     (
         ("compare runs/norms", "every arm of a study against its baseline"),
@@ -73,8 +74,7 @@ def run(dirs: list[str], flags: dict[str, Any]) -> int:
 
 def deliver(study_findings: Findings, flags: dict[str, Any]) -> None:
     """Print, and save the files that `OUTPUTS` ask for."""
-    from rich.console import Console
-
+    from nexus_ablate.console import open_console
     from nexus_ablate.report.findings import csv_text, html, json_text, latex, markdown, runs_text, show
     from nexus_ablate.runs.files import atomic_write_text
 
@@ -83,7 +83,7 @@ def deliver(study_findings: Findings, flags: dict[str, Any]) -> None:
     )
     targets = {name: flags[name] for name in FORMATS if name in flags}
     if Path("-") not in targets.values():
-        show(study_findings, Console(highlight=False), details="details" in flags)
+        show(study_findings, open_console(), "details" in flags, "full" in flags)
     for name, path in targets.items():
         text = writers[name](study_findings)
         if path == Path("-"):

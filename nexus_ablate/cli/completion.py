@@ -36,7 +36,7 @@ SCRIPTS = {"bash": BASH, "zsh": ZSH}
 
 VERB = Verb(
     "completion",
-    "a script with which bash or zsh completes verbs, flags, keys, studies and runs",
+    "a script that completes verbs, flags, keys, studies and runs",
     "bash|zsh",
     (("completion bash >> ~/.bashrc", ""), ("completion zsh >> ~/.zshrc", "")),
     needed="a shell",

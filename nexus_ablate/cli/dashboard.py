@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 VERB = Verb(
     "dashboard",
-    "the W&B workspace of a project: loss by arm, gradients, outliers, sinks; one section per study",
+    "the W&B workspace of a project, one section per study",
     "",
     (
         ("dashboard", "the workspace of the project nexus-ablate"),

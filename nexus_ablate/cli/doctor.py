@@ -13,7 +13,7 @@ from nexus_ablate.errors import printable
 
 VERB = Verb(
     "doctor",
-    "device, packages, disk, W&B, launchers, SLURM: what is ready, and how to fix what is not",
+    "what is ready on this machine, and how to fix what is not",
     "[RUNS_DIR]",
     (
         ("doctor", "Python, packages, device, disk, W&B, Hugging Face, launchers, SLURM"),

@@ -19,7 +19,7 @@ def evaluations(text: str) -> list[str]:
 
 VERB = Verb(
     "evaluate",
-    "evaluate finished runs: longer and endless text, quantization, removal of sinks and outliers",
+    "evaluate finished runs: longer text, quantization, removals",
     "DIR...",
     (
         ("evaluate runs/scratch/baseline/s0-1a2b3c4d", "all evaluations of one run"),
@@ -46,8 +46,7 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
     """Evaluate the runs. For a run that can't be evaluated, print the reason and continue with the others."""
     names = flags.get("evals") or list(option_files("evaluation"))
 
-    from rich.console import Console
-
+    from nexus_ablate.console import open_console
     from nexus_ablate.runs import find_runs, read_run
     from nexus_ablate.track import refresh
     from nexus_ablate.training.display import table
@@ -56,7 +55,7 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
     paths = find_runs(Path(word) for word in words)
     if not paths:
         raise errors.ConfigError("there is no run here", " ".join(words), "name a run directory or a folder of runs")
-    console = Console(highlight=False)
+    console = open_console()
     status = errors.OK
     for path in paths:
         try:

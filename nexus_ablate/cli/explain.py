@@ -14,7 +14,7 @@ from nexus_ablate.errors import printable
 
 VERB = Verb(
     "explain",
-    "the architecture of a configuration: equations, norms, parameters, initial values, FLOPs",
+    "the architecture of a configuration: equations, sizes, FLOPs",
     "[KEY=VALUE ...]",
     (
         ("explain", "the baseline"),
@@ -50,11 +50,12 @@ def run(overrides: list[str], flags: dict[str, Any]) -> int:
 
 
 def _print(facts: dict[str, Any]) -> None:
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    console = Console(highlight=False)
+    from nexus_ablate.console import open_console
+
+    console = open_console()
     for title, rows in sections(facts).items():
         if not rows:
             continue

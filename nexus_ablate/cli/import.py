@@ -15,12 +15,12 @@ LONGEST = 2048
 
 VERB = Verb(
     "import",
-    "a Hugging Face model as overrides; with weights, as a run for evaluate, show and compare",
+    "a Hugging Face model as overrides, or with weights as a run",
     "PATH [KEY=VALUE ...]",
     (
         ("import Llama-3.2-1B/config.json", "the overrides that express it"),
         ("import pythia-70m", "and a run with its weights, on data=stdlib"),
-        ("import pythia-70m data=files data.files=[book.txt] model.context=512", "on your own text"),
+        ("import pythia-70m data=files data.files=[book.txt]", "on your own text"),
     ),
     (Flag("--overrides", "", "only print the overrides, even if there are weights"),),
     "PATH is a config.json, or a directory with one, model.safetensors (one file or several with an index) and "

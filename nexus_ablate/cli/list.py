@@ -129,11 +129,12 @@ def _summary(path: Path) -> str:
 
 
 def _print(groups: dict[str, Any], with_keys: bool) -> None:
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    console = Console(highlight=False)
+    from nexus_ablate.console import open_console
+
+    console = open_console()
     for group, options in groups.items():
         console.print(f"\n[bold]{group}[/bold]")
         grid = Table.grid(padding=(0, 2))

@@ -16,7 +16,7 @@ def _deltas(text: str) -> list[float]:
 
 VERB = Verb(
     "noise",
-    "seed noise, the smallest detectable difference, and the seeds that a difference needs",
+    "seed noise, the detectable difference, the seeds it needs",
     "DIR...",
     (
         ("noise runs/norms", "seed noise of every arm, and what 3 to 20 seeds can show"),
@@ -46,11 +46,12 @@ def run(dirs: list[str], flags: dict[str, Any]) -> int:
         sys.stdout.write(strict_json(dataclasses.asdict(result), indent=1) + "\n")
         return errors.OK
 
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    console = Console(highlight=False)
+    from nexus_ablate.console import open_console
+
+    console = open_console()
     grid = Table(box=None, pad_edge=False, header_style="dim")
     for title in ("arm", "seeds", "val loss", "SD over seeds", "95% interval", "of the loss"):
         grid.add_column(title, justify="left" if title == "arm" else "right", overflow="fold")

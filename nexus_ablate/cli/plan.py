@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from nexus_ablate import errors
 from nexus_ablate.cli.study import WORKERS
-from nexus_ablate.cli.verb import Verb
+from nexus_ablate.cli.verb import FULL, Verb
+from nexus_ablate.console import UNLIMITED, grid, print_table
 from nexus_ablate.errors import printable
 
 if TYPE_CHECKING:
@@ -17,15 +18,16 @@ if TYPE_CHECKING:
 
 VERB = Verb(
     "plan",
-    "preview a study: arms, refusals, parameters, FLOPs, memory, time; runs nothing",
+    "preview a study: arms, refusals, costs; runs nothing",
     "STUDY [KEY=VALUE ...]",
     (
         ("plan norms", ""),
-        ("plan mine vary.norm=layer,rms,none vary.bias=on,off design=grid match=params", ""),
+        ("plan mine vary.norm=layer,rms vary.bias=on,off match=params", ""),
     ),
-    (WORKERS,),
+    (WORKERS, FULL),
     "Prints the arms with parameters, FLOPs, memory and time, the reasons for refused ones, how many runs are already "
-    "finished, and the fairness conditions that can be checked in advance.",
+    "finished, and the fairness conditions that can be checked in advance. `~`: estimated, because no run of the arm "
+    "has finished.",
     "a study",
     kind="studies",
 )
@@ -35,8 +37,7 @@ COLOURS = {"PASS": "green", "WARN": "yellow", "FAIL": "red"}
 
 def run(words: list[str], flags: dict[str, Any]) -> int:
     """Print the plan of a study."""
-    from rich.console import Console
-
+    from nexus_ablate.console import open_console
     from nexus_ablate.execution.status import duration
     from nexus_ablate.study.definition import read_request, strata_of
     from nexus_ablate.study.jobs import Runs
@@ -44,14 +45,14 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
     from nexus_ablate.study.plan import make_plan
     from nexus_ablate.study.record import expanded
 
-    console, plans = Console(highlight=False), []
+    console, plans = open_console(), []
     for request in strata_of(read_request(words)):
         study = expanded(request)
         runs = Runs(study, request)
         plans.append(make_plan(study, runs, places_for([*runs.claims, *runs.tuning], flags.get("workers", "auto"))))
         if len(plans) > 1:
             console.print()
-        show(plans[-1], console)
+        show(plans[-1], console, "full" in flags)
     if len(plans) > 1:
         seconds = [plan.seconds for plan in plans if plan.seconds is not None]
         time = duration(math.fsum(seconds)) if len(seconds) == len(plans) else "an unknown time"
@@ -59,8 +60,8 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
     return errors.OK
 
 
-def show(plan: Plan, console: Console) -> None:
-    """Print the plan."""
+def show(plan: Plan, console: Console, full: bool = False) -> None:
+    """Print the plan; `full`: with the arms' whole names."""
     from rich.markup import escape
 
     from nexus_ablate.execution.status import duration
@@ -71,7 +72,7 @@ def show(plan: Plan, console: Console) -> None:
     if definition.baseline:
         console.print(f"[dim]baseline[/dim]  {escape(printable(label(definition.baseline), 2000))}")
     console.print()
-    console.print(_arms(plan))
+    print_table(console, _arms(plan, UNLIMITED if full else console.width), full)
     for arm in plan.study.arms:
         for note in arm.also_changes:
             console.print(f"[dim]note[/dim]     {escape(printable(note))}")
@@ -106,27 +107,21 @@ def show(plan: Plan, console: Console) -> None:
     )
 
 
-def _arms(plan: Plan):
-    from rich import box
-    from rich.markup import escape
-    from rich.table import Table
-
+def _arms(plan: Plan, width: int):
     from nexus_ablate.execution.status import duration
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim", show_edge=False)
-    table.add_column("arm", overflow="fold", min_width=min(20, max(len(arm.arm.name) for arm in plan.arms)))
-    for name in ("parameters", "", "FLOPs/token", "", "memory", "a run"):
-        table.add_column(name, justify="right", no_wrap=True)
+    rows = []
     for arm in plan.arms:
         first = arm.arm is plan.study.baseline
-        cells = [
-            arm.arm.name,
-            f"{arm.cost.params:,}",
-            "" if first else f"{arm.params_share:+.1%}",
-            f"{arm.cost.flops_per_token / 1e6:,.2f} M",
-            "" if first else f"{arm.flops_share:+.1%}",
-            f"{arm.cost.memory_bytes / 2**20:,.0f} MiB",
-            (duration(arm.seconds) or "?") + ("" if arm.recorded else " ~"),
-        ]
-        table.add_row(*(escape(printable(cell)) for cell in cells))
-    return table
+        rows.append(
+            [
+                arm.arm.name,
+                f"{arm.cost.params:,}",
+                "" if first else f"{arm.params_share:+.1%}",
+                f"{arm.cost.flops_per_token / 1e6:,.2f}M",
+                "" if first else f"{arm.flops_share:+.1%}",
+                f"{arm.cost.memory_bytes / 2**20:,.0f} MiB",
+                (duration(arm.seconds) or "?") + ("" if arm.recorded else " ~"),
+            ]
+        )
+    return grid(("arm", "params", "", "FLOPs/token", "", "memory", "per run"), rows, width)

@@ -28,11 +28,11 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
     if len(words) != 1:
         raise errors.ConfigError("show takes one run", " ".join(words), f"nexus-ablate show {words[0]}")
 
-    from rich.console import Console
     from rich.markup import escape
 
     from nexus_ablate.api import load_run
     from nexus_ablate.cli.evaluate import results
+    from nexus_ablate.console import open_console
     from nexus_ablate.report.run_picture import draw
     from nexus_ablate.runs import find_runs, has_status
     from nexus_ablate.training.display import result_facts, table
@@ -47,7 +47,7 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
     if record.summary is not None:
         facts |= result_facts(record.summary)
         facts |= results(record.summary)
-    console = Console(highlight=False)
+    console = open_console()
     console.print(table(facts))
     picture = draw(record, flags.get("out") or record.path / "picture.png")
     console.print("[dim]picture[/dim]", escape(errors.printable(str(picture), 4096)), soft_wrap=True)

@@ -7,22 +7,22 @@ from pathlib import Path
 from typing import Any
 
 from nexus_ablate import errors
-from nexus_ablate.cli.verb import Flag, Verb
+from nexus_ablate.cli.verb import FULL, Flag, Verb
 from nexus_ablate.errors import printable
 
 VERB = Verb(
     "status",
-    "every run of some directories: progress, loss, and reasons of failures",
+    "every run of some directories: progress, loss, failures",
     "DIR...",
     (
         ("status runs/norms", "a study: every run, also those that have not started"),
         ("status runs --watch", "all runs, refreshed until the last one has ended (or Ctrl-C)"),
     ),
-    (Flag("--watch", "", "refresh the table until the last run has ended"),),
-    "Prints state, step, validation loss, its difference from the baseline's with the same seed at the same number of "
-    "tokens, time since the last heartbeat, time left, and for failed runs the reason and the log. `lost`: the process "
-    "ended without reporting why; the same command resumes such a run. `not needed so far`: seeds of later looks, "
-    "which only undecided arms need.",
+    (Flag("--watch", "", "refresh the table until the last run has ended"), FULL),
+    "Prints state, step, validation loss, delta (its difference from the baseline's with the same seed at the same "
+    "number of tokens), time since the last heartbeat, time left, and for failed runs the reason and the log. `lost`: "
+    "the process ended without reporting why; the same command resumes such a run. `not needed so far`: seeds of later "
+    "looks, which only undecided arms need.",
     "at least one directory",
     kind="results",
 )
@@ -35,15 +35,14 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
     """Print the state of every run."""
     dirs = [Path(word) for word in words]
 
-    from rich.console import Console
-
+    from nexus_ablate.console import UNLIMITED, open_console, print_table
     from nexus_ablate.execution.status import Watcher, summary, table, troubles
 
-    console, watcher = Console(highlight=False), Watcher()
+    console, watcher, full = open_console(), Watcher(), "full" in flags
     lines = watcher.lines(dirs)
     if "watch" not in flags:
         if lines:
-            console.print(table(lines))
+            print_table(console, table(lines, UNLIMITED if full else console.width, full=full), full)
         for trouble in troubles(lines):
             console.print(printable(trouble, 1000), markup=False, soft_wrap=True)
         console.print(summary(lines) or "no runs here")
@@ -57,7 +56,7 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
         while True:
             shown = [Text(printable(trouble)) for trouble in troubles(lines)[-3:]]
             rows = max(4, console.size.height - 6 - 2 * len(shown))
-            live.update(Group(table(lines, limit=rows), *shown, Text(summary(lines))), refresh=True)
+            live.update(Group(table(lines, console.width, rows, full), *shown, Text(summary(lines))), refresh=True)
             if not any(line.state in COMING for line in lines):
                 return errors.OK
             time.sleep(WATCH_SECONDS)

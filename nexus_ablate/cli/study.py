@@ -48,7 +48,7 @@ VERB = Verb(
     (
         ("study norms", "a shipped study (nexus-ablate list studies)"),
         ("study path/to/mine.yaml", "your own"),
-        ("study mine vary.norm=layer,rms vary.bias=on,off seeds=0,1,2 train.steps=200", ""),
+        ("study mine vary.norm=layer,rms vary.bias=on,off seeds=0,1,2", ""),
         ("study mine vary.norm=layer seeds.looks=5,8,12,20", "more seeds only for undecided arms"),
         ("study mine", "resume: train only the missing runs"),
         ("study norms name=norms_mini model=mini", "another baseline is another study"),

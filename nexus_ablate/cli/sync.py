@@ -11,7 +11,7 @@ from nexus_ablate.cli.verb import Flag, Verb
 
 VERB = Verb(
     "sync",
-    "send local runs to W&B that were tracked by files, offline or interrupted; can be repeated",
+    "send local runs to W&B; can be repeated",
     "DIR...",
     (
         ("sync runs/norms", "every run of a study"),
@@ -30,10 +30,10 @@ VERB = Verb(
 
 def run(dirs: list[str], flags: dict[str, Any]) -> int:
     """Send the runs in turn. For a damaged run, print the reason and continue with the others."""
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
+    from nexus_ablate.console import open_console
     from nexus_ablate.runs import find_runs, read_run
     from nexus_ablate.runs.ownership import LIVE
     from nexus_ablate.track import sync
@@ -63,7 +63,7 @@ def run(dirs: list[str], flags: dict[str, Any]) -> int:
             table.add_row(name, record.state, f"{done.before:,}", f"{done.sent:,}")
             pages.append(done.url)
     finally:  # after an error of W&B, this shows what was sent
-        console = Console(highlight=False)
+        console = open_console()
         if table.row_count:
             console.print(table)
         for page in pages if len(pages) == 1 else sorted({page.partition("/runs/")[0] for page in pages}):

@@ -10,17 +10,19 @@ from nexus_ablate.cli.verb import OVERRIDES, Flag, Verb, one_of
 
 VERB = Verb(
     "train",
-    "train one run, or a Hydra multirun with -m (the verb may be left out)",
+    "train one run, or a Hydra multirun with -m; the default verb",
     f"[{OVERRIDES} ...]",
     (
+        ("train", "the default run, with the baseline's options"),
         ("norm=rms placement=pre", "one run"),
-        ("norm=layer placement=post bias=on d_ff_ratio=8/3 weight_decay=0 position=alibi", ""),
+        ("norm=layer placement=post bias=on position=alibi", ""),
         ("model=mini train.device=cuda:1 data=files data.files=[book.txt]", ""),
         ("-m norm=layer,rms placement=pre,post seed=0,1,2", "every combination"),
         ("-m norm=layer,rms seed=0,1,2 hydra/launcher=joblib", "or slurm (docs/clusters.md)"),
     ),
     (
         Flag("--multirun", "", "train every combination of values, through Hydra", short="-m"),
+        Flag("--verbose", "", "also print decay, memory, outliers and attention of a run", short="-v"),
         Flag(
             "--cfg",
             "job|hydra|all",
@@ -50,7 +52,7 @@ VERB = Verb(
 
 def run(overrides: list[str], flags: dict[str, Any]) -> int:
     """Train the run, or the runs, that the overrides describe."""
-    if flags.keys() - {"multirun"}:
+    if flags.keys() - {"multirun", "verbose"}:
         return _hydra(overrides, flags)
     if "multirun" in flags:
         from nexus_ablate.execution.multirun import multirun
@@ -58,11 +60,11 @@ def run(overrides: list[str], flags: dict[str, Any]) -> int:
 
         require_one_process("a multirun")
         return multirun(overrides)
-    return single(overrides)
+    return single(overrides, "verbose" in flags)
 
 
-def single(overrides: list[str]) -> int:
-    """Train one run in this process."""
+def single(overrides: list[str], verbose: bool = False) -> int:
+    """Train one run in this process; `verbose`: print all that is known of it."""
     from nexus_ablate.config.compose import compose
     from nexus_ablate.training.device import share_cores_politely
     from nexus_ablate.training.memory import check_memory, machine_bytes
@@ -71,8 +73,10 @@ def single(overrides: list[str]) -> int:
     if config.train.device == "cpu":
         check_memory(config, machine_bytes())
     share_cores_politely()
+    from nexus_ablate.training import display
     from nexus_ablate.training.session import train
 
+    display.verbose = verbose
     return train(config, overrides).status
 
 

@@ -48,6 +48,7 @@ COLUMNS, WIDEST_TERM = 80, 46
 KINDS = ("runs", "studies", "results", "this machine and W&B")
 OVERRIDES = "KEY=VALUE"
 HELP_FLAG = Flag("--help", "", "show this help")
+FULL = Flag("--full", "", "whole names of the arms, also where a line then wraps")
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class Verb:
         examples = _columns([(f"nexus-ablate {line}", meaning) for line, meaning in self.examples])
         flags = _columns([(flag.usage, flag.meaning) for flag in self.flags])
         notes = [part for line in self.notes.splitlines() for part in (textwrap.wrap(line, COLUMNS) or [""])]
-        paragraphs = ([usage], [self.summary], examples, flags, notes)
+        paragraphs = (textwrap.wrap(usage, COLUMNS), [self.summary], examples, flags, notes)
         return "\n\n".join("\n".join(lines) for lines in paragraphs if lines)
 
     def parse(self, arguments: list[str]) -> tuple[list[str], dict[str, Any]]:
@@ -164,7 +165,8 @@ def _columns(rows: list[tuple[str, str]]) -> list[str]:
     for term, meaning in rows:
         beside = f"  {term:<{width}}  {meaning}".rstrip()
         fits = not meaning or (len(term) <= width and len(beside) <= COLUMNS)
-        lines += [beside] if fits else [f"  {term}", f"      {meaning}"]
+        below = [f"      {line}" for line in textwrap.wrap(meaning, COLUMNS - 6)]
+        lines += [beside] if fits else [f"  {term}", *below]
     return lines
 
 

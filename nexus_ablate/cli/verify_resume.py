@@ -36,7 +36,7 @@ LAUNCHES = 5
 
 VERB = Verb(
     "verify-resume",
-    "prove on this machine that interrupted runs end exactly like undisturbed ones",
+    "prove here that interrupted runs end like undisturbed ones",
     "[KEY=VALUE ...]",
     (
         ("verify-resume", ""),

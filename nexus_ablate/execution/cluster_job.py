@@ -193,6 +193,7 @@ class Task:
     def __call__(self) -> None:
         if self.plugins:
             os.environ[PLUGINS] = self.plugins
+        print(f"{self.arm}: {' '.join(self.overrides)}", flush=True)
         answer = train_in_job(Order(self.overrides, self.arm, {}, source=self.source), self.hash8)
         record = {"status": answer.status, "reason": answer.reason, "when": now()}
         atomic_write_json(self.folder / f"{job_id()}.json", record)

@@ -76,7 +76,7 @@ def launch(
         stopped = run(runs.tuned())
     if not stopped and study.definition.looks:
         stopped = _run_looks(runs, run, progress, statuses)
-    progress.end(stopped)
+    progress.end(stopped, runs.deciding(study.all_arms, study.definition.seeds))
     if stopped:
         return errors.PREEMPTED
     return next((status for status in statuses.values() if status != errors.OK), errors.OK)

@@ -7,11 +7,14 @@ run directories.
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
+import shlex
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +24,10 @@ from nexus_ablate.config.options import conf_dir
 from nexus_ablate.config.overrides import check_overrides
 from nexus_ablate.config.resolve import from_values
 from nexus_ablate.config.run_config import RunConfig
+from nexus_ablate.console import SHORTEST_NAME, grid, middle, open_console, without_shared
 from nexus_ablate.errors import ConfigError, UserError
+from nexus_ablate.execution.ranking import RANKING, ranked
+from nexus_ablate.execution.status import nearer
 from nexus_ablate.runs import arm_name, has_status, read_run, run_path
 
 LAUNCHERS = {
@@ -42,6 +48,8 @@ STATUS = {
     "running": errors.ALIVE,
 }
 
+SWEEP = "NEXUS_ABLATE_SWEEP"
+"""The environment variable with the number of jobs of this multirun and the overrides that all of them share."""
 NEVER, GONE = "it never started", "its process ended without reporting why"
 
 
@@ -83,6 +91,9 @@ def multirun(overrides: list[str]) -> int:
         try:
             combinations = _combinations(overrides, hydra.config_loader)
             _try_out(combinations)
+            chosen_early = not any(text.startswith("hydra/sweeper=") for text in overrides)
+            shared = sorted(set.intersection(*map(set, combinations))) if chosen_early else []
+            os.environ[SWEEP] = json.dumps([len(combinations) if chosen_early else None, shared])
             folder = _submitit_folder(overrides, hydra) if "slurm" in launcher else None
             where = [f"hydra.launcher.submitit_folder='{folder}'"] if folder else []
             if not by_submitit:  # Hydra records the overrides as typed, secrets included
@@ -98,7 +109,7 @@ def multirun(overrides: list[str]) -> int:
                 results = _after(error, combinations, folder)
         except HydraException as error:
             raise ConfigError(str(error).splitlines()[0], " ".join(overrides), "nexus-ablate train --help") from error
-    _table(results, combinations)
+    _summary(results, combinations)
     return next((r["status"] for r in results if r["status"] != errors.OK), errors.OK)
 
 
@@ -143,9 +154,34 @@ def job(composed: Any) -> dict[str, Any]:
     except UserError as error:
         print(error, file=sys.stderr)
         return {"arm": ",".join(overrides), "status": error.status, "why": error.problem}
+    name = _name_of_job(overrides, config.seed)
+    print(name, file=sys.stderr, flush=True)
     order = Order(overrides, arm_name(differences(config)), {}, brief=True, source=os.environ.get(SOURCE, ""))
     answer = train_in_job(order, path.name.partition("-")[2]) if in_job() else APART.train(order, path)
-    return _row(config, answer.path or path) | {"status": answer.status, "why": answer.reason}
+    row = _row(config, answer.path or path) | {"status": answer.status, "why": answer.reason}
+    end = f"val loss {row['val_loss']:.4f}" if "val_loss" in row else answer.reason
+    print(f"{name}  {errors.printable(end)}", file=sys.stderr, flush=True)
+    return row
+
+
+def _name_of_job(overrides: list[str], seed: int) -> str:
+    """`job 3/8  norm=layer  seed 1`: its number, its overrides that not all jobs of the multirun have, its seed."""
+    from hydra.core.hydra_config import HydraConfig
+    from omegaconf import OmegaConf
+
+    total, shared = json.loads(os.environ.get(SWEEP, "[null, []]"))
+    settings = HydraConfig.get().job
+    number = "" if OmegaConf.is_missing(settings, "num") else f" {int(settings.num) + 1}"
+    number += f"/{total}" if number and total else ""
+    arm = _distinct(overrides, shared)
+    width = max(SHORTEST_NAME, open_console(stderr=True).width - 50)
+    return errors.printable(f"job{number}  {middle(arm, width)}  seed {seed}")
+
+
+def _distinct(overrides: Iterable[str], shared: Iterable[str]) -> str:
+    """An arm by the overrides that not all of them share, without the seed."""
+    own = [text for text in overrides if text not in shared and not text.startswith("seed=")]
+    return ",".join(own) or "baseline"
 
 
 def path_of(config: RunConfig) -> Path:
@@ -159,7 +195,7 @@ def path_of(config: RunConfig) -> Path:
 
 def _row(config: RunConfig, path: Path) -> dict[str, Any]:
     """A row of the result table, from a run's directory."""
-    row: dict[str, Any] = {"arm": f"{arm_name(differences(config))} s{config.seed}", "why": ""}
+    row: dict[str, Any] = {"arm": arm_name(differences(config)), "seed": config.seed, "why": ""}
     if not has_status(path):
         return row | {"status": errors.BUG, "why": NEVER}
     try:
@@ -264,22 +300,27 @@ def _after(error: Exception, combinations: list[list[str]], folder: Path | None)
     return results
 
 
-def _table(results: list[dict[str, Any]], combinations: list[list[str]]) -> None:
-    """Print one row per run, named by the overrides that not all runs share."""
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
+def _summary(results: list[dict[str, Any]], combinations: list[list[str]]) -> None:
+    """Print which runs didn't finish, the arms by loss, how many finished, and the next command."""
     shared = set.intersection(*map(set, combinations))
-    names = [",".join(text for text in overrides if text not in shared) for overrides in combinations]
+    names = [_distinct(overrides, shared) for overrides in combinations]
     if len(names) != len(results):  # a sweeper other than Hydra's basic one made other combinations
-        names = [""] * len(results)
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("run", "val loss", "", "where"):
-        table.add_column(name, overflow="fold")
-    for name, result in zip(names, results, strict=True):
-        loss = f"{result['val_loss']:.4f}" if "val_loss" in result else "-"
-        cells = (name or result["arm"], loss, result["why"], result.get("path", "-"))
-        table.add_row(*(escape(errors.printable(cell)) for cell in cells))
-    width = None if sys.stderr.isatty() else 200
-    Console(file=sys.stderr, highlight=False, width=width).print("", table)
+        names = list(map(without_shared(result["arm"] for result in results).__getitem__, (r["arm"] for r in results)))
+    console = open_console(stderr=True)
+    losses: dict[tuple[str, int], float | None] = {}
+    for number, (name, result) in enumerate(zip(names, results, strict=True)):
+        losses[(name, result.get("seed", number))] = result.get("val_loss")
+        if result["why"]:
+            parts = [name, f"seed {result['seed']}" if "seed" in result else "", result["why"]]
+            parts += [nearer(Path(result["path"]))] if "path" in result else []
+            console.print(errors.printable("  ".join(filter(None, parts)), 1000), markup=False, soft_wrap=True)
+    if ranking := ranked(losses):
+        console.print()
+        console.print(grid(RANKING, ranking, console.width))
+        console.print()
+    finished = [result for result in results if result["status"] == errors.OK]
+    print(f"{len(finished)} of {len(results)} runs finished", file=sys.stderr)
+    arms = sorted({nearer(Path(result["path"]).parent) for result in finished if "path" in result})
+    if arms:
+        command = shlex.join(["nexus-ablate", "compare" if len(arms) > 1 else "status", *arms])
+        print(f"next  {errors.printable(command, 4096)}", file=sys.stderr)

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from itertools import pairwise, product
 from pathlib import Path
 
+from nexus_ablate.console import UNLIMITED, grid, without_shared
 from nexus_ablate.errors import UserError
 from nexus_ablate.execution.cluster_queue import FOLDER, Entry, Queue
 from nexus_ablate.runs import SETTLED, effective_state, find_runs, read_rows, read_status
@@ -228,14 +229,15 @@ COLOURS = {
 }
 
 
-def table(lines: list[Line], limit: int | None = None):
-    """The lines as a rich table. With `limit`, running runs come first, then failed ones, then the last to end."""
-    from rich import box
-    from rich.markup import escape
-    from rich.table import Table
+def table(lines: list[Line], width: int = UNLIMITED, limit: int | None = None, full: bool = False):
+    """The lines as a rich table.
 
-    from nexus_ablate.errors import printable
-
+    Args:
+        lines: From `Watcher`.
+        width: Columns of the terminal; arms' names are shortened to fit.
+        limit: Most rows: running runs come first, then failed ones, then the last to end.
+        full: Show the arms' whole names.
+    """
     shown = lines = [line for line in lines if line.state != LATER]
     if limit is not None and len(lines) > limit:
         order = {"running": 0, "created": 0} | dict.fromkeys(TROUBLED, 1)
@@ -244,32 +246,23 @@ def table(lines: list[Line], limit: int | None = None):
         )
         kept = {id(line) for line in ranked[:limit]}
         shown = [line for line in lines if id(line) in kept]
-    grid = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim", show_edge=False)
+    names = {line.arm: line.arm for line in lines} if full else without_shared(line.arm for line in lines)
     several = len({line.study for line in lines}) > 1
-    for name in (*(["study"] if several else []), "arm", "seed", "state"):
-        width = 9 if name == "state" else None
-        grid.add_column(name, overflow="fold", justify="right" if name == "seed" else "left", min_width=width)
-    for name in ("step", "val loss", "- baseline", "age", "left"):
-        grid.add_column(name, justify="right", no_wrap=True)
-    if jobs := any(line.job for line in lines):
-        grid.add_column("job", no_wrap=True)
-    for line in shown:
-        colour = COLOURS.get(line.state, "dim")
-        cells = [
-            *([line.study] if several else []),
-            line.arm,
-            "" if line.seed is None else str(line.seed),
-            f"[{colour}]{line.state}[/{colour}]",
-            _steps(line),
-            "" if line.loss is None else f"{line.loss:.4f}",
-            "" if line.against_baseline is None else f"{line.against_baseline:+.4f}",
-            duration(line.age_seconds),
-            duration(line.left_seconds),
-            *([line.job] if jobs else []),
-        ]
-        marked = 3 if several else 2
-        grid.add_row(*(escape(printable(cell)) if i != marked else cell for i, cell in enumerate(cells)))
-    return grid
+    columns = {
+        "arm": [names[line.arm] for line in shown],
+        "study": [line.study if several else "" for line in shown],
+        "seed": ["" if line.seed is None else str(line.seed) for line in shown],
+        "state": [line.state for line in shown],
+        "step": [_steps(line) for line in shown],
+        "val loss": ["" if line.loss is None else f"{line.loss:.4f}" for line in shown],
+        "delta": ["" if line.against_baseline is None else f"{line.against_baseline:+.4f}" for line in shown],
+        "age": [duration(line.age_seconds) for line in shown],
+        "left": [duration(line.left_seconds) for line in shown],
+        "job": [line.job for line in shown],
+    }
+    columns = {head: cells for head, cells in columns.items() if any(cells)}
+    rows = list(zip(*columns.values(), strict=True))
+    return grid(list(columns), rows, width, ("study", "state", "job"), (), ("state", COLOURS))
 
 
 TROUBLED = ("failed", "damaged", "diverged", "lost", "preempted", "unknown")
@@ -278,7 +271,15 @@ TROUBLED = ("failed", "damaged", "diverged", "lost", "preempted", "unknown")
 def troubles(lines: list[Line]) -> list[str]:
     """One text per run that did not succeed: name, state, reason and log."""
     ill = [line for line in lines if line.state in TROUBLED]
-    return [f"{line.arm} s{line.seed} {line.state}: {line.reason or 'no reason recorded'}  {line.log}" for line in ill]
+    return [
+        f"{line.arm} s{line.seed} {line.state}: {line.reason or 'no reason recorded'}  {line.log and nearer(line.log)}"
+        for line in ill
+    ]
+
+
+def nearer(path: Path) -> str:
+    """A path as it is typed from here: relative to the working directory if it is inside."""
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
 def summary(lines: list[Line]) -> str:

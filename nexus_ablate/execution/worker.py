@@ -32,7 +32,7 @@ class Order:
         overrides: What composes its configuration.
         arm: The folder of its runs.
         run_conditions: Saved in env.json.
-        brief: Print one line at the start and one at the end.
+        brief: Print messages and progress; otherwise nothing.
         source: `provenance.source_hash` of the driver. A worker with other code refuses to train.
     """
 

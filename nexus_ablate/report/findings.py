@@ -53,19 +53,23 @@ def _interval(findings: Findings, change: Interval | None) -> str:
     )
 
 
-def show(findings: Findings, console: Console, details: bool = False) -> None:
+def show(findings: Findings, console: Console, details: bool = False, full: bool = False) -> None:
     """Print the claim, the strata side by side, then each comparison."""
     for i, line in enumerate(claim_lines(findings)):
         console.print(line, style="bold" if not i else "", markup=False)
     if findings.across:
         console.print("\nchange: from the first stratum to the last, paired by seed, descriptive", style="dim")
-        terminal.lines(*across_table(findings), console)
+        heads, rows = across_table(findings)
+        if sum(max(len(head), *map(len, cells)) + 2 for head, *cells in zip(heads, *rows, strict=True)) > console.width:
+            rows = [(row[0], head, cell) for row in rows for head, cell in zip(heads[1:], row[1:], strict=True)]
+            heads = ("arm", "stratum", "difference")
+        terminal.lines(heads, rows, console, full)
     for stratum, table in zip(findings.strata, findings.tables, strict=True):
         if findings.claim or stratum:
             console.print("")
         if stratum:
-            console.rule(printable(f"stratum {stratum}"), align="left")
-        terminal.show(table, console, details)
+            console.print(f"── stratum {printable(stratum)} ──", style="bold", markup=False)
+        terminal.show(table, console, details, full)
 
 
 def markdown(findings: Findings) -> str:

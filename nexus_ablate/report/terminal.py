@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 from nexus_ablate.comparison.fairness import FAIL, PASS, STATUSES, UNKNOWN, WAIVED, WARN
 from nexus_ablate.comparison.result import Comparison
 from nexus_ablate.comparison.verdict import BETTER, DIVERGED, EQUIVALENT, IDENTICAL, NOT_COMPARABLE, UNSTABLE, WORSE
+from nexus_ablate.console import UNLIMITED, grid, print_table
 from nexus_ablate.errors import printable
 from nexus_ablate.report.table import (
     ARM,
     MAIN,
     NARROW,
     SECONDARY,
-    VERDICT,
     Column,
     answer,
     basis,
@@ -45,22 +45,21 @@ COLOURS = {
     UNKNOWN: "yellow",
 }
 WIDE = 120
-ARM_LETTERS = 20
-"""Before an arm's name is broken."""
 
 
-def show(comparison: Comparison, console: Console, details: bool = False) -> None:
+def show(comparison: Comparison, console: Console, details: bool = False, full: bool = False) -> None:
     """Print it: the answer first, then the table, a sentence for each arm, fairness, and what was left out.
 
     Args:
         details: Costs, stability, diagnostics and every fairness line too.
+        full: The arms' whole names in tables, however long.
     """
     console.print(f"[bold]{_safe(title(comparison))}[/bold]")
     console.print(_safe(answer(comparison)))
     for line in basis(comparison):
         console.print(f"[dim]{_safe(line)}[/dim]")
     console.print("")
-    _grid(comparison, named(comparison, MAIN if console.width >= WIDE else NARROW), console)
+    _grid(comparison, named(comparison, MAIN if console.width >= WIDE else NARROW), console, full)
     console.print("")
     for row in comparison.rows[1:]:
         if row.verdict is not None:
@@ -72,44 +71,27 @@ def show(comparison: Comparison, console: Console, details: bool = False) -> Non
     for heading, rows in secondary_lines(comparison):
         console.print("")
         console.print(f"[dim]{_safe(heading)}[/dim]")
-        lines(SECONDARY, rows, console)
+        lines(SECONDARY, rows, console, full)
     if details:
         for columns in _by_width(comparison, (*side_columns(comparison), *figure_columns(comparison)), console.width):
             console.print("")
-            _grid(comparison, columns, console)
+            _grid(comparison, columns, console, full)
     _fairness(comparison, console, details)
     _left_out(comparison, console)
 
 
-def _grid(comparison: Comparison, columns: tuple[Column, ...], console: Console) -> None:
-    from rich.table import Table
-
-    grid = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
-    longest = max(len(row.arm) for row in comparison.rows)
-    for column in columns:
-        grid.add_column(
-            _safe(column.title),
-            justify="left" if column.order is None else "right",
-            overflow="fold",
-            no_wrap=column not in (ARM, VERDICT),
-            min_width=min(longest, ARM_LETTERS) if column is ARM else None,
-        )
-    for row in comparison.rows:
-        colour = COLOURS.get(row.verdict.word, "") if row.verdict else "dim"
-        grid.add_row(*(_safe(column.cell(row)) for column in columns), style=colour)
-    console.print(grid)
+def _grid(comparison: Comparison, columns: tuple[Column, ...], console: Console, full: bool) -> None:
+    rows = [[column.cell(row) for column in columns] for row in comparison.rows]
+    styles = [COLOURS.get(row.verdict.word, "") if row.verdict else "dim" for row in comparison.rows]
+    left = [column.title for column in columns if column.order is None]
+    width = UNLIMITED if full else console.width
+    print_table(console, grid([column.title for column in columns], rows, width, left, styles), full)
 
 
-def lines(heads: tuple[str, ...], rows: list[tuple[str, ...]], console: Console) -> None:
-    """A small table of texts."""
-    from rich.table import Table
-
-    grid = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
-    for i, head in enumerate(heads):
-        grid.add_column(head, justify="left" if i in (0, len(heads) - 1) else "right", overflow="fold")
-    for row in rows:
-        grid.add_row(*map(_safe, row))
-    console.print(grid)
+def lines(heads: tuple[str, ...], rows: list[tuple[str, ...]], console: Console, full: bool = False) -> None:
+    """A small table of texts, the first and the last column to the left."""
+    width = UNLIMITED if full else console.width
+    print_table(console, grid(heads, rows, width, (heads[0], heads[-1])), full)
 
 
 def _by_width(comparison: Comparison, columns: tuple[Column, ...], width: int) -> list[tuple[Column, ...]]:

@@ -5,17 +5,27 @@ from __future__ import annotations
 import contextlib
 import io
 import math
+import shutil
 import sys
 import time
 from pathlib import Path
 from typing import Any, TextIO
 
 from nexus_ablate.config.run_config import RunConfig
+from nexus_ablate.console import open_console, sparkline
 from nexus_ablate.errors import printable
+from nexus_ablate.runs import read_rows
 
 BAR_SECONDS = 0.2  # between drawings of the bar
 LINE_SECONDS = 30.0  # between lines where there is no terminal
 SCORE_AT = "attn/score_at/"
+ASIDE = ("decay", "memory", "outliers", "attention", "first token", "by distance", "weights")
+"""Rows of the tables before and after a run that only -v shows."""
+WIDE_BAR = 100
+"""Columns of a terminal from which the progress bar has room for learning rate and gradient norm."""
+
+verbose = False
+"""Whether a run prints every row of its tables; set by the command line."""
 
 
 class _Nowhere(io.StringIO):
@@ -31,14 +41,12 @@ class Display:
     Args:
         stream: Default: standard error.
         quiet: Print nothing.
-        brief: Print one line before and one after, for a run among many.
+        brief: Print messages alone, for a run among many: its launcher prints a line before and one after.
     """
 
     def __init__(self, stream: TextIO | None = None, quiet: bool = False, brief: bool = False) -> None:
-        from rich.console import Console
-
         self.stream: TextIO = _Nowhere() if quiet else stream or sys.stderr
-        self.console = Console(file=self.stream, highlight=False)
+        self.console = open_console(file=self.stream)
         self.brief = brief
         self._bar: Any = None
         self._steps = 0
@@ -52,8 +60,9 @@ class Display:
             print(printable(line), file=self.stream, flush=True)
 
     def before(self, facts: dict[str, str]) -> None:
-        """Print the run's facts as a table."""
-        self.console.print(table({"arm": facts["arm"]} if self.brief else facts))
+        """Print the run's facts as a table; of a run among many nothing, because its launcher has named it."""
+        if not self.brief:
+            self.console.print(table(facts if verbose else {k: v for k, v in facts.items() if k not in ASIDE}))
 
     def start(self, steps: int, done: int) -> None:
         self._steps, self._drawn = steps, time.monotonic()
@@ -64,8 +73,8 @@ class Display:
                 total=steps,
                 initial=done,
                 file=self.stream,
-                unit="step",
                 dynamic_ncols=True,
+                bar_format="{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}  {remaining} left{postfix}",
                 mininterval=0,
                 leave=False,
             )
@@ -82,7 +91,9 @@ class Display:
             return
         self._drawn = time.monotonic()
         if self._bar is not None:
-            shown = f"loss {loss:.3f} lr {lr:.1e} grad {norm:.2f} {tokens_per_second / 1000:.1f}k tok/s"
+            shown = f"loss {loss:.3f}  {tokens_per_second / 1000:.1f}k tok/s"
+            if shutil.get_terminal_size().columns >= WIDE_BAR:
+                shown += f"  lr {lr:.1e}  grad {norm:.2f}"
             self._bar.set_postfix_str(shown, refresh=False)
             self._bar.update(step - self._bar.n)
         else:
@@ -99,17 +110,14 @@ class Display:
         from rich.markup import escape
 
         if self.brief:
-            self.console.print(
-                f"[dim]   [/dim] val loss {shown(summary.get('val_loss'), '.4f')}, "
-                f"{shown(summary.get('val_bpb'), '.4f')} bits per byte"
-            )
             return
-        self.console.print(
-            table(
-                ({"note": "already finished; showing the saved result"} if already_finished else {})
-                | result_facts(summary)
-            )
-        )
+        facts = {"note": "already finished; showing the saved result"} if already_finished else {}
+        for name, fact in result_facts(summary).items():
+            if verbose or name not in ASIDE:
+                facts[name] = fact
+            if name == "val bits/byte" and (curve := loss_curve(path)):
+                facts["curve"] = curve
+        self.console.print(table(facts))
         where = escape(printable(str(path), 4096))
         self.console.print(f"[dim]saved to[/dim]   {where}", soft_wrap=True)
         self.console.print(f"[dim]next[/dim]       nexus-ablate show {where}", soft_wrap=True)
@@ -142,6 +150,14 @@ def run_facts(config: RunConfig, arm: str, facts: dict[str, Any]) -> dict[str, s
         "decay": facts["decay"],
         "device": facts["device"],
     }
+
+
+def loss_curve(path: Path) -> str:
+    """A run's validation losses as a line of blocks with the first and the last; '' where there are fewer than two."""
+    rows = read_rows(path / "metrics.jsonl")
+    losses = [row["val/loss"] for row in rows if row.get("val/loss") is not None]
+    curve = sparkline(losses)
+    return curve and f"{losses[0]:.2f} {curve} {losses[-1]:.2f} validation loss by step"
 
 
 def shown(value: float | None, form: str) -> str:

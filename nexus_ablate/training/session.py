@@ -80,7 +80,7 @@ def train(
         config: From `compose`.
         overrides: As typed by the user; recorded in the run directory.
         quiet: Print nothing.
-        brief: Print one line before and one after, for a run among many.
+        brief: Print messages and progress only, for a run among many.
         arm: The arm's name in its study. Default: the run's differences from the default configuration.
         run_conditions: Saved in env.json: what else was running on the machine.
 

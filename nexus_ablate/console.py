@@ -1,0 +1,115 @@
+"""Output that fits: a terminal gets tables and names cut to its width, a pipe or a file gets whole lines."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+UNLIMITED = 10_000
+"""The width of a pipe: a line is never wrapped, so that `grep` finds a run with all of its numbers."""
+SHORTEST_NAME = 12
+BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+def open_console(stderr: bool = False, file: TextIO | None = None) -> Console:
+    """A rich console as wide as the terminal; one that doesn't wrap where there is none and COLUMNS isn't set."""
+    import os
+
+    from rich.console import Console
+
+    console = Console(stderr=stderr, file=file, highlight=False)
+    if not console.is_terminal and not os.environ.get("COLUMNS"):
+        console.width = UNLIMITED
+    return console
+
+
+def print_table(console: Console, table: Table, full: bool = False) -> None:
+    """Print a table; with `full` in lines as long as it needs, which the terminal then wraps."""
+    width = console.width
+    console.width = UNLIMITED if full else width
+    console.print(table)
+    console.width = width
+
+
+def grid(
+    heads: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    width: int,
+    left: Iterable[str] = ("arm",),
+    styles: Sequence[str] = (),
+    coloured: tuple[str, dict[str, str]] = ("", {}),
+) -> Table:
+    """A table without borders whose rows have one line each. The first column is cut in the middle if it must be.
+
+    Args:
+        heads: Titles of the columns, the names first.
+        rows: The cells as plain text.
+        width: Columns of the terminal.
+        left: Titles of left-aligned columns, besides the first.
+        styles: Rich style per row.
+        coloured: Title of a column, and the rich style per text in it.
+    """
+    from rich.table import Table
+    from rich.text import Text
+
+    from nexus_ablate.errors import printable
+
+    heads = [printable(head) for head in heads]
+    left = {heads[0], *map(printable, left)}
+    cells = [[printable(cell, 2000) for cell in row] for row in rows]
+    others = [max(map(len, (head, *(row[i] for row in cells)))) + 2 for i, head in enumerate(heads)][1:]
+    names = short_names([row[0] for row in cells], max(SHORTEST_NAME, width - sum(others)))
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0), collapse_padding=True)
+    for head in heads:
+        table.add_column(Text(head), justify="left" if head in left else "right", no_wrap=True, overflow="ellipsis")
+    for number, row in enumerate(cells):
+        texts = [Text(names[row[0]]), *map(Text, row[1:])]
+        for i, head in enumerate(heads):
+            if head == coloured[0]:
+                texts[i].stylize(coloured[1].get(row[i], "dim"))
+        table.add_row(*texts, style=styles[number] if styles else None)
+    return table
+
+
+def short_names(names: Iterable[str], width: int) -> dict[str, str]:
+    """Each name in at most `width` letters, `…` in its middle. Different names stay different."""
+    short = {name: middle(name, width) for name in dict.fromkeys(names)}
+    counts = Counter(short.values())
+    for number, name in enumerate(short, 1):
+        if counts[short[name]] > 1:
+            ending = f"~{number}"
+            short[name] = middle(name, width - len(ending)) + ending
+    return short
+
+
+def middle(text: str, width: int) -> str:
+    """The text, with `…` for its middle if it is longer than `width` letters."""
+    if len(text) <= width:
+        return text
+    end = (width - 1) // 2
+    return f"{text[: width - 1 - end]}…{text[len(text) - end :]}"
+
+
+def without_shared(names: Iterable[str]) -> dict[str, str]:
+    """Each arm's name without the `key=value` that all names have in common; `baseline` where nothing is left."""
+    parts = {name: name.split(",") for name in dict.fromkeys(names)}
+    shared = set.intersection(*(set(values) for values in parts.values())) if len(parts) > 1 else set()
+    short = {name: ",".join(part for part in values if part not in shared) for name, values in parts.items()}
+    return {name: text or "baseline" for name, text in short.items()}
+
+
+def sparkline(values: Sequence[Any], width: int = 32) -> str:
+    """A curve as a line of blocks, from its lowest to its highest finite value; '' without two of them."""
+    finite = [float(v) for v in values if isinstance(v, int | float) and math.isfinite(v)]
+    if len(finite) < 2:
+        return ""
+    count = min(width, len(finite))
+    picked = [finite[round(i * (len(finite) - 1) / (count - 1))] for i in range(count)]
+    low, span = min(picked), max(picked) - min(picked)
+    return "".join(BLOCKS[round((v - low) / span * (len(BLOCKS) - 1))] if span else BLOCKS[0] for v in picked)

@@ -1,0 +1,171 @@
+"""What the commands print: in a terminal of 80 columns, and in a pipe."""
+
+from __future__ import annotations
+
+import io
+import shlex
+
+import pytest
+from test_display import SUMMARY, Terminal
+from written_runs import Writer
+
+from nexus_ablate.cli import main
+from nexus_ablate.cli.verb import verb_names
+from nexus_ablate.console import grid, middle, short_names, sparkline, without_shared
+from nexus_ablate.execution.ranking import ranked
+from nexus_ablate.training import display
+from nexus_ablate.training.display import Display
+
+PARTS = ("norm=layer", "placement=sandwich", "position=learned", "qk_norm=rms", "weight_decay=0.3")
+LONG = ",".join(PARTS)
+
+
+@pytest.fixture
+def study(tmp_path, monkeypatch):
+    """The folder of a study with a name too long for any table, finished, with one failed run."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("COLUMNS", raising=False)
+    writer = Writer(tmp_path / "runs", "mine")
+    writer.arm(losses=[2.0, 2.01, 1.99])
+    writer.arm(*PARTS, losses=[2.1, 2.12, 2.09])
+    writer.run("norm=none", state="failed", folder="norm=none")
+    return "runs/mine"
+
+
+def printed(capsys, command):
+    capsys.readouterr()
+    assert main(shlex.split(command)) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.parametrize("command", ["status runs/mine", "compare runs/mine", "compare runs/mine --details"])
+def test_a_table_fits_into_eighty_columns_with_one_line_per_row(study, capsys, monkeypatch, command):
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = printed(capsys, command)
+    assert max(len(line.rstrip()) for line in lines if "runs/mine" not in line) <= 80  # paths stay in one piece
+    shortened = [line for line in lines if "…" in line]
+    assert shortened
+    assert all(line.startswith("norm=layer,") and "=0.3  " in line for line in shortened)  # both ends are there
+
+
+def test_whole_names_are_one_flag_away(study, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    for command in ("status runs/mine", "compare runs/mine"):
+        assert not any(line.startswith(LONG + "  ") for line in printed(capsys, command))
+        assert any(line.startswith(LONG + "  ") for line in printed(capsys, f"{command} --full"))
+
+
+def test_a_pipe_gets_every_run_on_one_line_with_its_whole_name_and_no_colours(study, capsys):
+    for command in ("status runs/mine", "compare runs/mine"):
+        lines = printed(capsys, command)
+        assert any(line.startswith(LONG) and "2.1" in line for line in lines)
+        assert "\x1b" not in "".join(lines)
+
+
+def test_shortened_names_stay_apart_and_short_ones_stay_whole():
+    names = [f"placement=sandwich,model.n_layers={n},norm=layer" for n in range(3)]
+    assert len(set(short_names(names, 20).values())) == 3
+    assert all(len(name) <= 20 for name in short_names(names, 20).values())
+    assert short_names(["norm=layer"], 10) == {"norm=layer": "norm=layer"}
+    assert middle("abcdefghij", 5) == "ab…ij"
+
+
+def test_only_what_differs_is_shown():
+    names = ["model=mini,norm=layer", "model=mini", "model=mini,norm=dyt"]
+    assert list(without_shared(names).values()) == ["norm=layer", "baseline", "norm=dyt"]
+    assert without_shared(["model=mini"]) == {"model=mini": "model=mini"}
+    assert without_shared(["baseline", "norm=dyt"]) == {"baseline": "baseline", "norm=dyt": "norm=dyt"}
+
+
+def test_a_table_too_wide_for_its_terminal_keeps_its_numbers():
+    from rich.console import Console
+
+    console = Console(width=40, file=io.StringIO(), record=True)
+    console.print(grid(("arm", "val loss", "delta"), [(LONG, "1.2345", "-0.1234")], 40))
+    assert console.export_text().splitlines()[1].split()[1:] == ["1.2345", "-0.1234"]
+
+
+@pytest.mark.parametrize(("columns", "present", "absent"), [("80", (), ("lr", "grad")), ("120", ("lr", "grad"), ())])
+def test_the_bar_always_has_speed_and_time_left(monkeypatch, columns, present, absent):
+    monkeypatch.setenv("COLUMNS", columns)
+    stream = Terminal()
+    shown = Display(stream)
+    shown.start(200_000, 100_000)
+    monkeypatch.setattr(display.time, "monotonic", lambda: 1e9)
+    shown.advance(123_456, 2.0, 1e-3, 1234.56, 1234567.0)
+    bar = stream.getvalue().split("\r")[-1]
+    shown.stop()
+    for part in ("123456/200000", "left", "loss 2.000", "1234.6k tok/s", *present):
+        assert part in bar
+    assert not any(part in bar for part in absent)
+    assert len(bar) <= int(columns)
+
+
+def test_a_result_leads_with_loss_and_curve_and_keeps_memory_for_verbose(tmp_path, monkeypatch):
+    run = Writer(tmp_path / "runs", "mine").run(loss=2.0)
+
+    def lines():
+        stream = io.StringIO()
+        Display(stream).after(run, SUMMARY)
+        return stream.getvalue().splitlines()
+
+    assert [line.split("  ")[0].strip() for line in lines()[:3]] == ["val loss", "val bits/byte", "curve"]
+    assert "█" in lines()[2] and "2.00 validation loss" in lines()[2]
+    assert not any(line.startswith("memory") for line in lines())
+    monkeypatch.setattr(display, "verbose", True)
+    assert any(line.startswith("memory") for line in lines())
+
+
+def test_a_sparkline_runs_from_the_highest_to_the_lowest_block():
+    assert sparkline([3.0, 2.0, 1.0]) == "█▅▁"
+    assert sparkline([2.0, 2.0]) == "▁▁"
+    assert sparkline([1.0, None, float("nan")]) == ""
+    assert len(sparkline(range(1000))) == 32
+
+
+def test_arms_are_ranked_by_mean_loss_with_differences_over_the_same_seeds():
+    losses = {("a", 0): 2.0, ("a", 1): 4.0, ("b", 0): 1.0, ("c", 0): None, ("c", 1): float("nan")}
+    assert ranked(losses, "a") == [("b", "1", "1.0000", "-1.0000"), ("a", "2", "3.0000", "")]
+    assert ranked(losses) == [("b", "1", "1.0000", ""), ("a", "2", "3.0000", "+1.0000")]
+    assert ranked({}) == []
+
+
+def test_without_words_the_command_prints_its_help_and_trains_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    lines = printed(capsys, "")
+    assert lines[0].startswith("nexus-ablate: ")
+    assert any(line.startswith("  nexus-ablate train ") for line in lines)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["", *verb_names()])
+def test_help_fits_into_eighty_columns(capsys, name):
+    assert max(map(len, printed(capsys, f"{name} --help"))) <= 80
+
+
+@pytest.mark.slow
+def test_each_job_of_a_multirun_has_its_number_arm_and_seed_and_the_end_ranks_the_arms(
+    tiny_run, tmp_path, capfd, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["-m", *tiny_run("train.steps=4", "train.eval_every=2"), "norm=rms,layer", "seed=0,1"]) == 0
+    lines = capfd.readouterr().err.splitlines()
+    assert "job 3/4  norm=layer  seed 0" in lines
+    assert any(line.startswith("job 4/4  norm=layer  seed 1  val loss ") for line in lines)
+    ranking = lines.index(next(line for line in lines if line.startswith("arm ")))
+    assert {line.split()[0] for line in lines[ranking + 1 : ranking + 3]} == {"norm=rms", "norm=layer"}
+    assert "4 of 4 runs finished" in lines
+    assert any(line.startswith("next  nexus-ablate compare runs/scratch/") for line in lines)
+
+
+@pytest.mark.slow
+def test_a_study_names_each_job_and_ends_with_a_ranking_and_the_next_command(tiny_run, tmp_path, capfd, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    base = [text for text in tiny_run("train.steps=4") if not text.startswith("train.threads")]
+    assert main(["study", "mine", "vary.norm=layer", "seeds=0,1", *base, "--workers", "1"]) == 0
+    lines = capfd.readouterr().err.splitlines()
+    assert any(line.startswith("job 2/4  norm=layer  seed 0  finished  val loss ") for line in lines)
+    assert {line.split()[0] for line in lines[lines.index("") + 2 : lines.index("") + 4]} == {"baseline", "norm=layer"}
+    assert lines[-2].startswith("4 of 4 runs finished; this launch took ")
+    assert lines[-1] == "next  nexus-ablate compare runs/mine"
