@@ -48,7 +48,9 @@ def main() -> None:
         optimizer.zero_grad()
 
     def look(full: bool) -> None:
-        probed = probe(model, tokens_BT, full)
+        probed = probe(
+            model, tokens_BT, full, precision=partial(precision_context, config.train.precision, device.type)
+        )
         if full:
             probed |= matrix_probe(model, {})
         model_figures(probed)

@@ -1,6 +1,7 @@
 """Compiled runs: how many programs, whichever runs a process trained before, and what they compute."""
 
 import functools
+import warnings
 
 import numpy as np
 import pytest
@@ -150,3 +151,25 @@ def test_memory_that_runs_out_is_not_taken_for_a_compiler_that_does_not_work(tin
             with pytest.raises(RuntimeError) as caught:
                 stepper.compile(np.zeros((2, 9), dtype=np.int64))
             assert caught.value is error
+
+
+def test_the_compiler_s_advice_to_use_tf32_is_no_warning_of_a_run_and_other_warnings_are(tiny, monkeypatch):
+    """On a GPU the compiler warns about every float32 product; here warnings are errors."""
+
+    def compiled(words):
+        def advise(forward, **_):
+            return lambda *inputs: warnings.warn(words, stacklevel=1) or forward(*inputs)
+
+        monkeypatch.setattr(torch, "compile", advise)
+        config = tiny("train.compile=on", "train.batch_size=2")
+        return Step(config, build_model(config).train(), 3, lambda number: None).compile(np.zeros((2, 9), np.int64))
+
+    assert compiled("TensorFloat32 tensor cores for float32 matrix multiplication available but not enabled.") == ""
+    with pytest.raises(UserWarning, match="something else"):
+        compiled("something else")
+
+
+def test_a_run_in_float32_uses_no_tf32_and_its_summary_says_so(tiny_run):
+    torch.set_float32_matmul_precision("high")
+    assert train(compose(tiny_run("train.steps=1")), quiet=True).summary["float32_matmul_precision"] == "highest"
+    assert not torch.backends.cuda.matmul.allow_tf32

@@ -580,6 +580,15 @@ def test_evaluate_writes_each_answer_under_its_name_and_does_none_twice(finished
     assert main(["evaluate", str(finished), "--evals", "quantization"]) == 0
 
 
+def test_a_run_is_evaluated_on_its_own_device_and_elsewhere_if_this_machine_has_none(finished, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)  # `auto` would choose the GPU
+    assert set(evaluate(finished, ["quantization"])["quantization"]["schemes"])
+    config = finished / "config.yaml"
+    config.write_text(config.read_text().replace("device: cpu", "device: cuda:7"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert "loss_kept" in evaluate(finished, ["streaming"])["streaming"]
+
+
 def test_a_finished_run_asked_for_again_with_evaluations_gets_them_from_its_checkpoint(tiny_run, finished):
     again = train(compose(tiny_run("train.steps=2", "evals=[extrapolation]")), quiet=True)
     assert again.path == finished

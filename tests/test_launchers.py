@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -16,6 +17,7 @@ import pytest
 from nexus_ablate import errors
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.execution import apart, cluster_queue, multirun, queue
+from nexus_ablate.execution import launcher as launcher_module
 from nexus_ablate.execution import worker as worker_module
 from nexus_ablate.runs import find_runs, read_run
 from nexus_ablate.training import device
@@ -30,11 +32,15 @@ def plugin(tmp_path):
 
 def launched_by(launcher):
     """Overrides for one of Hydra's launchers that is installed."""
+    return [f"hydra/launcher={launcher}", *settings_of(launcher)]
+
+
+def settings_of(launcher):
+    """What lets it run two jobs at a time."""
     if launcher != "basic" and importlib.util.find_spec(f"hydra_plugins.hydra_{launcher}_launcher") is None:
         pytest.skip(f"hydra-{launcher}-launcher is not installed")
     ray = ["+hydra.launcher.ray.init.num_cpus=2", "+hydra.launcher.ray.init.include_dashboard=false"]
-    more = {"joblib": ["hydra.launcher.n_jobs=2"], "ray": ray}
-    return [f"hydra/launcher={launcher}", *more.get(launcher, [])]
+    return {"joblib": ["hydra.launcher.n_jobs=2"], "ray": ray}.get(launcher, [])
 
 
 def parts(runs_dir):
@@ -138,6 +144,79 @@ def test_a_worker_that_leaves_after_a_run_is_given_no_other(monkeypatch):
     assert left, "only then is it known to be gone"
 
 
+# ------------------------------------------------------------------------------------------------ studies by launchers
+
+
+def study_of(tiny_run, *overrides):
+    """A study of an arm that takes a second, whose folder comes last."""
+    base = [text for text in tiny_run("norm=trial", *overrides) if not text.startswith("runs_dir=")]
+    return ["study", "mine", "vary.norm.part=9", "seeds=0,1", *base]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["joblib", "ray"])
+def test_the_runs_of_a_study_are_the_same_by_a_launcher_and_by_the_queue(tiny_run, tmp_path, launcher):
+    by_launcher = ["--launcher", launcher, *settings_of(launcher)]
+    base = [text for text in tiny_run() if not text.startswith("runs_dir=")]
+    study = ["study", "mine", "vary.norm=layer", "seeds=0", "lr_grid=1e-3,2e-3", *base]
+    done = nexus([*study, "runs_dir=launched", *by_launcher], cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert nexus([*study, "runs_dir=queued", "--workers", "1"], cwd=tmp_path).returncode == 0
+    found = find_runs([tmp_path / "launched"])
+    assert [path.relative_to(tmp_path / "launched") for path in found] == [
+        path.relative_to(tmp_path / "queued") for path in find_runs([tmp_path / "queued"])
+    ]
+    assert len(found) > 6, "tuning runs, and those at the best rate"
+    for path in found:
+        assert rows(path) == rows(tmp_path / "queued" / path.relative_to(tmp_path / "launched"))
+        assert (read_run(path).env or {})["launcher"] == launcher
+    again = nexus([*study, "runs_dir=launched", *by_launcher], cwd=tmp_path)
+    assert again.returncode == 0 and "nothing to run" in again.stderr
+
+
+@pytest.mark.slow
+def test_a_worker_of_a_launcher_is_killed_and_the_same_command_resumes_its_run(tiny_run, plugin, tmp_path, monkeypatch):
+    study = [*study_of(tiny_run, "train.steps=60"), f"runs_dir={tmp_path / 'killed'}"]
+    study += ["--launcher", "joblib", *settings_of("joblib")]
+    driver = start(study, plugin)
+    end = time.monotonic() + 100
+    while (
+        not (slow := list((tmp_path / "killed").glob("mine/norm.part=9/*/metrics.jsonl"))) or not slow[0].stat().st_size
+    ):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    time.sleep(0.5)  # beyond its first checkpoint
+    trained_by = read_run(slow[0].parent).status["pid"]
+    (line,) = [line for line in Path(f"/proc/{trained_by}/status").read_text().splitlines() if line.startswith("PPid:")]
+    os.kill(int(line.split()[1]), signal.SIGKILL)
+    _, said = driver.communicate(timeout=100)
+    assert driver.returncode == errors.PREEMPTED, said
+    assert "joblib gave up (TerminatedWorkerError" in said and "the same command launches what is missing" in said
+    killed = read_run(slow[0].parent)
+    assert killed.state in ("lost", "preempted") and 0 < killed.metrics()[-1]["step"] < 60
+    done = nexus(study, plugin, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "resuming from step" in (killed.path / "log.txt").read_text() + done.stdout + done.stderr
+    undisturbed = [*study_of(tiny_run, "train.steps=60"), f"runs_dir={tmp_path / 'alone'}", "--workers", "1"]
+    monkeypatch.setenv("TRIAL_IN_A_HURRY", "1")
+    assert nexus(undisturbed, plugin).returncode == 0
+    found = find_runs([tmp_path / "killed"])
+    assert len(found) == 4
+    for path in found:
+        assert rows(path) == rows(tmp_path / "alone" / path.relative_to(tmp_path / "killed"))
+
+
+def test_a_run_that_its_launcher_could_not_start_says_why():
+    from hydra.core.utils import JobReturn, JobStatus
+
+    job = SimpleNamespace(state=lambda: ("missing", ""))
+    failed = JobReturn(status=JobStatus.FAILED)
+    failed.return_value = ValueError("no such node")
+    answer = launcher_module._answer(job, failed)
+    assert answer.status == errors.BUG and "never started: ValueError: no such node" in answer.reason
+    assert launcher_module._answer(job, None) == worker_module.Answer(errors.PREEMPTED, "not started")
+
+
 # ------------------------------------------------------------------------------------------------ killed drivers (R9)
 
 
@@ -189,10 +268,10 @@ def test_a_launcher_that_is_not_installed_is_named_with_its_package(launcher, pa
 
 def test_a_cluster_that_cannot_tell_of_killed_jobs_is_refused_with_the_way_that_needs_no_sacct(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
-    monkeypatch.setattr(multirun.shutil, "which", lambda name: f"/bin/{name}")
+    monkeypatch.setattr(launcher_module.shutil, "which", lambda name: f"/bin/{name}")
     monkeypatch.setattr(cluster_queue, "accounting", lambda: False)
     with pytest.raises(ConfigError, match="wait forever") as refused:
-        multirun.require("slurm")
+        launcher_module.require("slurm")
     assert "--cluster slurm" in refused.value.fix
 
 
@@ -207,6 +286,11 @@ def test_a_cluster_that_cannot_tell_of_killed_jobs_is_refused_with_the_way_that_
         ["study", "norms", "--cluster", "slurm", "--cluster", "slurm"],
         ["study", "norms", "--cluster", "slurm", "--time"],
         ["-m", "norm=rms,layer", "hydra/launcher=slrum"],
+        ["study", "norms", "--launcher", "jobli"],
+        ["study", "norms", "--launcher", "slurm"],
+        ["study", "norms", "--launcher", "joblib", "--workers", "2"],
+        ["study", "norms", "hydra.launcher.n_jobs=2"],
+        ["study", "norms", "--launcher", "joblib", "hydra.launcher.n_job=2"],
     ],
     ids=" ".join,
 )

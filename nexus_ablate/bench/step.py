@@ -29,7 +29,19 @@ WARM_STEPS = 3
 PROFILED_STEPS = 10
 
 KINDS = {  # an operation belongs to the first part with a prefix of its name
-    "fused by the compiler": ("triton_", "Torch-Compiled Region", "CompiledFunction"),
+    "fused by the compiler": ("triton_poi", "triton_red", "triton_per", "Torch-Compiled Region", "CompiledFunction"),
+    "attention": (
+        "aten::_scaled_dot_product",
+        "flash",  # kernels of flash attention and cuDNN also name cutlass and sm90
+        "fmha",
+        "sdpa",
+        "flex_attention",
+        "softmax_warp",
+        "aten::_efficient_attention",
+        "aten::bmm",
+        "aten::_softmax",
+        "_Blockwise",
+    ),
     "matrix products": (
         "aten::mm",
         "aten::addmm",
@@ -39,15 +51,8 @@ KINDS = {  # an operation belongs to the first part with a prefix of its name
         "ampere",
         "sm90",
         "nvjet",
-    ),
-    "attention": (
-        "aten::_scaled_dot_product",
-        "flash",
-        "fmha",
-        "aten::_efficient_attention",
-        "aten::bmm",
-        "aten::_softmax",
-        "_Blockwise",
+        "triton_tem",
+        "triton_mm",
     ),
     "norms": (
         "aten::native_layer_norm",
@@ -56,20 +61,41 @@ KINDS = {  # an operation belongs to the first part with a prefix of its name
         "aten::rsqrt",
         "aten::mean",
         "aten::var_mean",
+        "layer_norm",
+        "GammaBeta",
+        "rsqrt_kernel",
+        "MeanOps",
     ),
-    "activations": ("aten::gelu", "aten::silu", "aten::relu", "aten::threshold", "aten::sigmoid", "aten::tanh"),
-    "loss": ("aten::_log_softmax", "aten::nll_loss", "aten::logsumexp"),
-    "optimizer, norms, clipping": ("Optimizer", "aten::_fused_adamw", "aten::_foreach", "aten::linalg_vector_norm"),
-    "elementwise": (
-        "aten::add",
-        "aten::mul",
-        "aten::sub",
-        "aten::div",
-        "aten::neg",
-        "aten::sum",
-        "aten::roll",
-        "aten::square",
-        "aten::pow",
+    "activations": (
+        "aten::gelu",
+        "aten::silu",
+        "aten::relu",
+        "aten::threshold",
+        "aten::sigmoid",
+        "aten::tanh",
+        "GeluCUDA",
+        "GeluBackward",
+        "silu_kernel",
+        "silu_backward",
+        "threshold_kernel",
+        "sigmoid_kernel",
+        "tanh_kernel",
+    ),
+    "loss": (
+        "aten::_log_softmax",
+        "aten::nll_loss",
+        "aten::logsumexp",
+        "SoftMaxForward",
+        "SoftMaxBackward",
+        "nll_loss",
+    ),
+    "optimizer, norms, clipping": (
+        "Optimizer",
+        "aten::_fused_adamw",
+        "aten::_foreach",
+        "aten::linalg_vector_norm",
+        "multi_tensor_apply",
+        "lpnorm",
     ),
     "copies": (
         "aten::copy_",
@@ -80,9 +106,31 @@ KINDS = {  # an operation belongs to the first part with a prefix of its name
         "aten::index",
         "Memcpy",
         "Memset",
+        "direct_copy",
+        "bfloat16_copy",
+        "FillFunctor",
+        "CatArray",
+        "embedding_backward",
+        "indexing_backward",
+        "index_kernel",
+        "indexSelect",
+    ),
+    "elementwise": (
+        "aten::add",
+        "aten::mul",
+        "aten::sub",
+        "aten::div",
+        "aten::neg",
+        "aten::sum",
+        "aten::roll",
+        "aten::square",
+        "aten::pow",
+        "elementwise_kernel",
+        "reduce_kernel",
     ),
 }
-"""Parts of a profile: prefixes of operations' names, or substrings of GPU kernels' names."""
+"""Parts of a profile: prefixes of operations' names, or substrings of GPU kernels' names. A kernel that names several
+parts (`pytorch_flash::flash_fwd_kernel<cutlass::bfloat16_t>`) belongs to the first."""
 
 
 @dataclass(frozen=True)

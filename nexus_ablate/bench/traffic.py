@@ -125,7 +125,7 @@ def device_rates(device: torch.device, dtype: torch.dtype, copied_bytes: int) ->
         dtype: The dtype of the product.
         copied_bytes: Size of the copy. With the size of a layer's tensors, it fits into the same caches.
     """
-    size = 4096 if device.type == "cuda" else 1024
+    size = 8192 if device.type == "cuda" else 1024
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
     source = torch.randn(max(1, copied_bytes // 4), device=device)
     target = torch.empty_like(source)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from nexus_ablate.cli.study import RUN_FLAGS, starter
+from nexus_ablate.cli.study import RUN_FLAGS, launcher_settings, starter
 from nexus_ablate.cli.verb import Verb, whole
 from nexus_ablate.errors import ConfigError
 
@@ -32,11 +32,12 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
     from nexus_ablate.study.definition import MAX_SEEDS
     from nexus_ablate.study.overrides import is_launch
 
+    words, settings = launcher_settings(words)
     launch = [word for word in words if is_launch(word)]
     names = [word for word in words if not is_launch(word)]
     if len(names) != 2:
         raise ConfigError(f"add-seeds takes {VERB.needed}", " ".join(names), "nexus-ablate add-seeds first_look 3")
-    start = starter(flags, launch)
+    start = starter(flags, launch, settings)
     number = whole("add-seeds STUDY", 3, most=MAX_SEEDS)(names[1])
 
     from nexus_ablate.study.fresh import find_launched, with_more_seeds

@@ -84,6 +84,7 @@ def _train(words: list[str], flags: dict[str, Any]) -> int:
     status = study.run(words, flags)
     if "cluster" in flags or status == errors.PREEMPTED:
         return status
+    words, _ = study.launcher_settings(words)
     compared = compare.run([str(read_request(words).directory)], {})
     return status or compared
 

@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from nexus_ablate import errors
-from nexus_ablate.cli.study import RUN_FLAGS, starter
+from nexus_ablate.cli.study import RUN_FLAGS, launcher_settings, starter
 from nexus_ablate.cli.verb import Flag, Verb, whole
 
 VERB = Verb(
@@ -35,9 +35,10 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
     """Run a confirmation."""
     from nexus_ablate.study.overrides import is_launch
 
+    words, settings = launcher_settings(words)
     launch = [word for word in words if is_launch(word)]
     name, *arms = [word for word in words if not is_launch(word)] or [""]
-    start = starter(flags, launch)
+    start = starter(flags, launch, settings)
 
     from nexus_ablate.study.fresh import confirmation, find_launched
 

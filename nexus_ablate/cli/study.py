@@ -38,6 +38,7 @@ RUN_FLAGS = (
     Flag("--retrain", "", "train again, with the current code, runs finished by other code"),
     Flag("--cluster", "slurm", "submit the runs and return (docs/clusters.md)", one_of("--cluster", "slurm")),
     *JOB_FLAGS,
+    Flag("--launcher", "NAME", "run them by an installed Hydra launcher: joblib, ray ... (docs/clusters.md)"),
 )
 """Flags of every verb that runs a study."""
 
@@ -53,6 +54,7 @@ VERB = Verb(
         ("study mine", "resume: train only the missing runs"),
         ("study norms name=norms_mini model=mini", "another baseline is another study"),
         ("study norms --cluster slurm --partition gpu", "one array of jobs; returns at once"),
+        ("study norms --launcher joblib hydra.launcher.n_jobs=4", "by a Hydra launcher"),
     ),
     (
         Flag("--amend", "", "accept a change of the study since its first launch; study.yaml records it"),
@@ -66,7 +68,8 @@ VERB = Verb(
 
 def run(words: list[str], flags: dict[str, Any]) -> int:
     """Run the study."""
-    start = starter(flags, words)
+    words, settings = launcher_settings(words)
+    start = starter(flags, words, settings)
 
     from nexus_ablate.study.definition import read_request, strata_of
     from nexus_ablate.study.record import expanded
@@ -85,8 +88,18 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
     return max(statuses, key=lambda status: (status == errors.PREEMPTED, status != errors.OK))
 
 
-def starter(flags: dict[str, Any], overrides: list[str]) -> Callable[..., int]:
+def launcher_settings(words: list[str]) -> tuple[list[str], list[str]]:
+    """The words of a command without the settings of its launcher, and those: `hydra.launcher.KEY=VALUE`."""
+    settings = [word for word in words if word.lstrip("+").startswith("hydra.launcher.")]
+    return [word for word in words if word not in settings], settings
+
+
+def starter(flags: dict[str, Any], overrides: list[str], settings: list[str]) -> Callable[..., int]:
     """`launch` or `submit` with these flags; takes a request, and `amend` if the study may change.
+
+    Args:
+        overrides: Those that say how the runs are carried out.
+        settings: Of the launcher.
 
     Raises:
         ConfigError: The flags contradict each other.
@@ -94,6 +107,11 @@ def starter(flags: dict[str, Any], overrides: list[str]) -> Callable[..., int]:
     from nexus_ablate.training.distributed import require_one_process
 
     require_one_process("a study")
+    if settings and "launcher" not in flags:
+        raise ConfigError("only a launcher has these settings", settings[0], f"--launcher joblib {settings[0]}")
+    if "launcher" in flags and (other := next((name for name in ("cluster", "workers", "time") if name in flags), "")):
+        problem = f"--launcher runs the study in its own way, without --{other}"
+        raise ConfigError(problem, f"--launcher {flags['launcher']} --{other}", f"--launcher {flags['launcher']}")
     retry, retrain = "retry" in flags, "retrain" in flags
     jobs = {flag.key: flags[flag.key] for flag in JOB_FLAGS if flag.key in flags}
     if "cluster" in flags:
@@ -110,5 +128,11 @@ def starter(flags: dict[str, Any], overrides: list[str]) -> Callable[..., int]:
         raise ConfigError(f"{name} is for a cluster", f"{name} without --cluster", f"--cluster slurm {name} ...")
     from nexus_ablate.execution.launch import launch
 
+    if "launcher" in flags:
+        from nexus_ablate.execution.launcher import Launcher
+
+        launcher = Launcher(flags["launcher"], tuple(settings))
+        launcher.check()
+        return partial(launch, launcher=launcher, retry_failed=retry, retrain=retrain)
     limit = 60 * flags["time"] if "time" in flags else math.inf
     return partial(launch, workers=flags.get("workers", "auto"), retry_failed=retry, limit=limit, retrain=retrain)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from nexus_ablate import errors
 from nexus_ablate.data import prepare
+from nexus_ablate.execution.launcher import Launcher
 from nexus_ablate.execution.progress import Progress
 from nexus_ablate.execution.queue import run_queue
 from nexus_ablate.execution.worker import Answer
@@ -30,8 +31,9 @@ def launch(
     amend: bool = False,
     limit: float = math.inf,
     retrain: bool = False,
+    launcher: Launcher | None = None,
 ) -> int:
-    """Run what is missing of a study on this machine.
+    """Run what is missing of a study on this machine, or by one of Hydra's launchers.
 
     Args:
         request: From `read_request`.
@@ -40,6 +42,7 @@ def launch(
         amend: Accept that the study changed since its first launch.
         limit: Seconds per run in this launch.
         retrain: Train again, with the current code, the runs that other code has finished.
+        launcher: Runs the jobs instead of `workers`.
 
     Returns:
         The exit status: the first nonzero status of a run, after all have run; 75 after a stop signal.
@@ -67,6 +70,7 @@ def launch(
         progress=progress,
         statuses=statuses,
         limit=limit,
+        launcher=launcher,
     )
     stopped = run(first)
     if not stopped and study.definition.lr_grid:
@@ -108,6 +112,7 @@ def _run(
     progress: Progress,
     statuses: dict[Path, int],
     limit: float,
+    launcher: Launcher | None,
 ) -> str:
     """Run the jobs that have not ended; fills `statuses` in the jobs' order. Returns the stop signal, or ''."""
     waiting = []
@@ -125,7 +130,11 @@ def _run(
         statuses[job.path] = answer.status
         progress.ended(job, answer)
 
+    if launcher:
+        progress.queued(len(waiting), f"hydra/launcher={launcher.name}", paced=False)
+        return launcher.run(waiting, ended, progress.say)
     where = places_for(waiting, workers)
-    with progress.live(len(waiting), where):
+    progress.queued(len(waiting), where.description)
+    with progress.live():
         log_dir = request.directory / ".workers"
         return run_queue(waiting, where, log_dir, progress.began, ended, progress.tick, limit)

@@ -6,12 +6,10 @@ run directories.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
 import shlex
-import shutil
 import sys
 import tempfile
 from collections.abc import Iterable
@@ -26,19 +24,10 @@ from nexus_ablate.config.resolve import from_values
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.console import SHORTEST_NAME, grid, middle, open_console, without_shared
 from nexus_ablate.errors import ConfigError, UserError
+from nexus_ablate.execution.launcher import require
 from nexus_ablate.execution.ranking import RANKING, ranked
 from nexus_ablate.execution.status import nearer
 from nexus_ablate.runs import arm_name, has_status, read_run, run_path
-
-LAUNCHERS = {
-    "slurm": ("submitit", "nexus-ablate[slurm]"),
-    "submitit_slurm": ("submitit", "nexus-ablate[slurm]"),
-    "submitit_local": ("submitit", "nexus-ablate[slurm]"),
-    "joblib": ("joblib", "hydra-joblib-launcher"),
-    "ray": ("ray", "hydra-ray-launcher"),
-    "rq": ("rq", "hydra-rq-launcher"),
-}
-"""Hydra's launchers: the plugin that contains each, and the package to install."""
 
 STATUS = {
     "finished": errors.OK,
@@ -111,29 +100,6 @@ def multirun(overrides: list[str]) -> int:
             raise ConfigError(str(error).splitlines()[0], " ".join(overrides), "nexus-ablate train --help") from error
     _summary(results, combinations)
     return next((r["status"] for r in results if r["status"] != errors.OK), errors.OK)
-
-
-def require(launcher: str) -> None:
-    """Raises:
-    ConfigError: The launcher or its cluster is not available.
-    """
-    from nexus_ablate.execution.cluster_queue import accounting
-
-    plugin, package = LAUNCHERS.get(launcher, ("", ""))
-    if plugin and importlib.util.find_spec(f"hydra_plugins.hydra_{plugin}_launcher") is None:
-        raise ConfigError(
-            f"hydra/launcher={launcher} is not installed", f"no package {package}", f"pip install '{package}'"
-        )
-    if launcher in ("slurm", "submitit_slurm"):
-        if shutil.which("sbatch") is None:
-            raise ConfigError(
-                f"hydra/launcher={launcher} needs SLURM's commands", "sbatch is not installed", "hydra/launcher=basic"
-            )
-        if not accounting():
-            fix = "nexus-ablate study NAME --cluster slurm, which needs no sacct"
-            raise ConfigError(
-                f"hydra/launcher={launcher} would wait forever for a killed job", "sacct does not answer", fix
-            )
 
 
 def job(composed: Any) -> dict[str, Any]:

@@ -19,7 +19,6 @@ from nexus_ablate.execution.worker import Answer
 from nexus_ablate.runs import has_status
 from nexus_ablate.study.design import Study, label
 from nexus_ablate.study.jobs import Job
-from nexus_ablate.study.places import Places
 
 REFRESH_SECONDS = 0.5
 STATES = {errors.OK: "finished", errors.DIVERGED: "diverged", errors.PREEMPTED: "preempted", errors.ALIVE: "elsewhere"}
@@ -44,6 +43,7 @@ class Progress:
         self._began = self._drawn = 0.0
         self._start = time.monotonic()
         self._ended: set[Path] = set()
+        self._paced = True
         self.say(f"study {study.definition.name}: {study.definition.question}")
         for left in study.equal:
             self.say(f"  {label(left.requested)} equals {left.why} and is not trained twice")
@@ -60,14 +60,19 @@ class Progress:
         if state != "finished":
             self.failures.append((job, state, reason))
 
-    @contextmanager
-    def live(self, total: int, where: Places) -> Iterator[None]:
-        """While the queue runs `total` jobs."""
-        self._total, self._done, self._started, self._began = total, 0, 0, time.monotonic()
+    def queued(self, total: int, by: str, paced: bool = True) -> None:
+        """Print how many jobs run now, and by which workers or launcher.
+
+        Args:
+            paced: Whether `ended` is called when a job ends, rather than after the last one.
+        """
+        self._total, self._done, self._started, self._began, self._paced = total, 0, 0, time.monotonic(), paced
         before = f"{self._ended_before} already ended, " if self._ended_before else ""
-        workers = f"{where.workers} worker{'s' if where.workers > 1 else ''} of {where.threads} CPU threads"
-        gpus = f" on {len(where.gpus)} GPUs" if where.gpus else ""
-        self.say(f"{before}{total} runs queued, {workers}{gpus}; {nearer(self.directory)}")
+        self.say(f"{before}{total} runs queued, {by}; {nearer(self.directory)}")
+
+    @contextmanager
+    def live(self) -> Iterator[None]:
+        """While the queue runs."""
         if not sys.stderr.isatty():
             yield
             return
@@ -85,6 +90,7 @@ class Progress:
             self._running[job.path] = (self._started, job)
 
     def ended(self, job: Job, answer: Answer) -> None:
+        self.began(job)  # a launcher does not say when
         number, _ = self._running.pop(job.path)
         self._done += 1
         self._ended.add(job.path)
@@ -168,7 +174,7 @@ class Progress:
 
     def _left(self) -> float | None:
         """Seconds until the last job ends, at the pace so far; a running job counts as half done."""
-        if not self._done:
+        if not self._done or not self._paced:
             return None
         done = self._done + len(self._running) / 2
         return (time.monotonic() - self._began) / done * (self._total - done)

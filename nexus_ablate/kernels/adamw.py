@@ -70,8 +70,8 @@ class AdamW:
             torch._foreach_sub_(steps, [self.found_inf] * len(steps))  # type: ignore[reportPrivateImportUsage]
 
     def _plain(self, group: dict[str, Any], parameters: list[Tensor], states: list[dict[str, Tensor]]) -> None:
-        if self.found_inf is not None and self.found_inf:
-            return
+        changed = [*parameters, *(tensor for state in states for tensor in state.values())]
+        before = [] if self.found_inf is None else [tensor.clone() for tensor in changed]
         lr, (beta1, beta2) = group["lr"], group["betas"]
         for p, state in zip(parameters, states, strict=True):
             assert p.grad is not None
@@ -80,6 +80,9 @@ class AdamW:
             v.mul_(beta2).add_((1 - beta2) * p.grad.square())
             m_hat, v_hat = m / (1 - beta1**step), v / (1 - beta2**step)
             p.mul_(1 - lr * group["weight_decay"]).sub_(lr * m_hat / (v_hat.sqrt() + group["eps"]))
+        if self.found_inf is not None:  # reading it would wait for the device
+            for now, old in zip(changed, before, strict=True):
+                now.copy_(torch.where(self.found_inf > 0, old, now))
 
     def zero_grad(self) -> None:
         """Free the gradients."""

@@ -16,15 +16,17 @@ from nexus_ablate.axes.roles import EMBEDDINGS, parameter_roles
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.model import countable_model
 
-PEAK_FLOPS = {  # FLOPs per second of dense bf16 matrix products, from the makers' data sheets
-    "H200": 989e12,
-    "H100": 989e12,
-    "A100": 312e12,
-    "L40S": 362e12,
-    "L4": 121e12,
-    "RTX 4090": 165e12,
-    "V100": 125e12,
+PEAK_FLOPS = {
+    "H200": (989e12, 67e12),
+    "H100": (989e12, 67e12),
+    "A100": (312e12, 19.5e12),
+    "L40S": (362e12, 91.6e12),
+    "L4": (121e12, 30.3e12),
+    "RTX 4090": (165e12, 82.6e12),
+    "V100": (125e12, 15.7e12),
 }
+"""FLOPs per second of dense matrix products, from the makers' data sheets: in bf16 and fp16 (V100: only fp16), and in
+float32 without TF32."""
 
 
 def parameters(model: nn.Module) -> tuple[int, int]:
@@ -111,6 +113,7 @@ def _forward_flops(model: nn.Module, context: int, rows: int) -> dict[str, int]:
     return dict(spent)
 
 
-def peak_flops(device_name: str) -> float | None:
-    """The device's bf16 peak in FLOPs per second, or None if unknown."""
-    return next((peak for name, peak in PEAK_FLOPS.items() if name in device_name), None)
+def peak_flops(device_name: str, precision: str) -> float | None:
+    """The device's peak in FLOPs per second at `train.precision`, or None if unknown."""
+    peaks = next((peaks for name, peaks in PEAK_FLOPS.items() if name in device_name), None)
+    return peaks[precision == "fp32"] if peaks else None

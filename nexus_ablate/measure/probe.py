@@ -6,9 +6,10 @@ without it. It evaluates STATISTICS; measures.py and docs/metrics.md define the 
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -53,7 +54,11 @@ def hooks() -> Iterator[list[Any]]:
 
 
 def probe(
-    model: nn.Module, tokens_BT: Tensor, full: bool = False, kinds: Mapping[str, Collection[int]] | None = None
+    model: nn.Module,
+    tokens_BT: Tensor,
+    full: bool = False,
+    kinds: Mapping[str, Collection[int]] | None = None,
+    precision: Callable[[], AbstractContextManager] = contextlib.nullcontext,
 ) -> Found:
     """Take one probe: `act/block_000/resid/rms` and so on, for every block, site and statistic.
 
@@ -64,6 +69,7 @@ def probe(
         tokens_BT: The probe batch.
         full: Whether to evaluate the statistics of a full probe too.
         kinds: Token ids by kind (such as `newline`). A full probe reports which kind has the largest entries.
+        precision: The context manager for forward passes, as in training. Statistics and attention maps are float32.
     """
     seen: dict[str, Tensor] = {}
     bondarenko = _Bondarenko()
@@ -74,7 +80,8 @@ def probe(
         if full:
             handles += bondarenko.norm_hooks((model.final_norm, bondarenko.by_sequence))  # type: ignore[arg-type]
         with evaluation_mode(model):
-            logits_BTV = model(tokens_BT)
+            with precision():
+                logits_BTV = model(tokens_BT)
             take(seen, "logits", logits_BTV, full, {})
             seen |= bondarenko.figures()
     return _numbers(seen)
@@ -124,7 +131,12 @@ class _Block:
         self._take("resid", self.block.residual(output), stream_BTD=entering, **text)
 
     def _attention(self, core: Any, inputs: tuple[Tensor, Tensor, Tensor, Tensor | None]) -> None:
-        q_BHTd, k_BHSd, v_BHSd, bias = inputs
+        q_BHTd, k_BHSd, v_BHSd, bias = (x if x is None else x.float() for x in inputs)
+        assert q_BHTd is not None and k_BHSd is not None and v_BHSd is not None
+        with torch.autocast(q_BHTd.device.type, enabled=False):
+            self._attention_map(core, q_BHTd, k_BHSd, v_BHSd, bias)
+
+    def _attention_map(self, core: Any, q_BHTd: Tensor, k_BHSd: Tensor, v_BHSd: Tensor, bias: Tensor | None) -> None:
         learned = core.prefix.learned
         for site, vectors, first in (("query", q_BHTd, 0), ("key", k_BHSd, learned), ("value", v_BHSd, learned)):
             self._take(site, vectors, first=first)

@@ -22,6 +22,11 @@ class Places:
         return self.gpus[worker % len(self.gpus)] if self.gpus else None
 
     @property
+    def description(self) -> str:
+        workers = f"{self.workers} worker{'s' if self.workers > 1 else ''} of {self.threads} CPU threads"
+        return workers + (f" on {len(self.gpus)} GPU{'s' if len(self.gpus) > 1 else ''}" if self.gpus else "")
+
+    @property
     def run_conditions(self) -> dict[str, int]:
         """For env.json: runs that share a device are slower than one alone."""
         return {"workers": self.workers, "runs_per_device": -(-self.workers // max(1, len(self.gpus)))}

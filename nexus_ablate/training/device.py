@@ -164,6 +164,14 @@ def choose_device(requested: str):
     return device
 
 
+def device_again(requested: str):
+    """The torch device for a finished run: the one that it was to train on, or `auto` if this machine lacks it."""
+    try:
+        return choose_device(requested)
+    except ConfigError:
+        return choose_device("auto")
+
+
 def processor_name(device_type: str) -> str:
     """The product name of the GPU or the CPU."""
     if device_type == "cuda":

@@ -34,7 +34,7 @@ def evaluate(path: Path, names: Sequence[str]) -> dict[str, Any]:
         CheckpointError: It has no whole checkpoint.
     """
     from nexus_ablate.measure.evaluation import EVALUATION, NotDefined, Subject
-    from nexus_ablate.training.device import choose_device, precision_context
+    from nexus_ablate.training.device import device_again, precision_context
 
     record = read_run(path)
     if record.state != "finished" or record.summary is None:
@@ -46,7 +46,7 @@ def evaluate(path: Path, names: Sequence[str]) -> dict[str, Any]:
     if not missing:
         return record.summary
     config, data, model = restore(record)
-    device = choose_device("auto")
+    device = device_again(config.train.device)
     subject = Subject(
         model=model.to(device),
         train=data.train,

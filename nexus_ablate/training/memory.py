@@ -170,3 +170,28 @@ def resident_peak_bytes() -> int:
     except OSError:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak if sys.platform == "darwin" else peak * 1024
+
+
+class TrainingPeak:
+    """Peak memory of training: on a GPU without evaluations and probes, on a CPU that of the whole process."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._earlier = device, 0
+
+    def pause(self) -> None:
+        """Leave out what is allocated until `resume`."""
+        if self._device.type == "cuda":
+            self._earlier = self.bytes()
+
+    def resume(self) -> None:
+        if self._device.type == "cuda":
+            import torch
+
+            torch.cuda.reset_peak_memory_stats(self._device)
+
+    def bytes(self) -> int:
+        if self._device.type != "cuda":
+            return resident_peak_bytes()
+        import torch
+
+        return max(self._earlier, torch.cuda.max_memory_allocated(self._device))

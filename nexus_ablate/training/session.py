@@ -223,6 +223,8 @@ def _train(
     config: RunConfig, data: TokenizedData, run: Run, arm: str, arm_hash: str, display: Any, world: World
 ) -> tuple[dict[str, Any], Tracker]:
     """Build the model, train it and save the summary. The tracker stays open for evaluations."""
+    import torch
+
     from nexus_ablate.measure.counts import parameters
     from nexus_ablate.optimizers import decay_groups
     from nexus_ablate.runs import atomic_write_json
@@ -268,6 +270,7 @@ def _train(
                 "threads": threads,
                 "device": str(device),
                 "processor": processor_name(device.type),
+                "float32_matmul_precision": torch.get_float32_matmul_precision(),
                 "world_size": world.size,
             }
         run.write_summary(summary)

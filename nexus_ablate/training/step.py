@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -81,6 +82,7 @@ class Step:
         self.config, self.model, self.steps, self.batch_of = config, model, steps, batch_of
         self.device = next(model.parameters()).device
         self.world = world or World(Place(), self.device)
+        torch.set_float32_matmul_precision("highest")  # float32 is float32: no TF32, whatever the environment says
         fused = config.train.optimizer == "fused"
         self.optimizer = build_optimizer(model, config.optim, config.weight_decay, fused)
         self.gradients = GradientNorms(model)
@@ -188,7 +190,7 @@ class Step:
         """Repeat the forward passes of a step on the uncompiled model."""
         self._seed_dropout(number)
         for rows in np.split(self.batch_of(number), self.config.train.grad_accum):
-            with precision_context(self.config.train.precision, self.device.type):
+            with self.precision_context():
                 self.model(torch.from_numpy(self.world.rows(rows)[:, :-1]).to(self.device))
 
     def _seed_dropout(self, number: int) -> None:
@@ -242,11 +244,15 @@ class Step:
 
         self.compute, self.compute_nats = (chunked, chunked_nats_) if most_bytes else (whole, whole_nats)
 
+    def precision_context(self) -> AbstractContextManager:
+        """The context manager for forward passes."""
+        return precision_context(self.config.train.precision, self.device.type)
+
     @contextmanager
     def _forward_context(self) -> Iterator[None]:
         if self.config.train.compile == "graphs":
             torch.compiler.cudagraph_mark_step_begin()  # the last replay's outputs are no longer needed
-        with precision_context(self.config.train.precision, self.device.type):
+        with self.precision_context():
             yield
 
     def _inputs_and_targets(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
@@ -281,7 +287,9 @@ class Step:
         # Static shapes: for a second number of rows Dynamo would compile a symbolic, slower program.
         self.compute, self.compute_nats = (torch.compile(f, mode=mode, dynamic=False) for f in plain)
         try:
-            sum(self.loss(self.world.rows(batch[: self.config.train.batch_size]))).backward()  # type: ignore[reportAttributeAccessIssue]
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "TensorFloat32 tensor cores")  # the compiler recommends TF32
+                sum(self.loss(self.world.rows(batch[: self.config.train.batch_size]))).backward()  # type: ignore[reportAttributeAccessIssue]
         except RuntimeError as error:  # the base class of all compiler errors
             if out_of_memory(error):
                 raise

@@ -29,7 +29,7 @@ from nexus_ablate.training import checkpoint
 from nexus_ablate.training.display import Display
 from nexus_ablate.training.distributed import Place, World
 from nexus_ablate.training.gradients import first_over_last
-from nexus_ablate.training.memory import resident_peak_bytes
+from nexus_ablate.training.memory import TrainingPeak
 from nexus_ablate.training.progress import Progress
 from nexus_ablate.training.schedule import warmup_steps
 from nexus_ablate.training.signals import StopRequest
@@ -89,6 +89,7 @@ class Trainer:
         self.step = Step(config, model, self.steps, self.batches.batch, self.world)
         self.progress = Progress()
         self.seen: Seen
+        self._peak = TrainingPeak(self.device)
         self._mark = time.monotonic()
 
     def fit(self) -> dict[str, Any]:
@@ -172,7 +173,8 @@ class Trainer:
             row |= self._training_figures()
         if self._probes_at(progress.step):
             with self._aside("probe"):
-                probed = probe(self.model, self.probe_tokens, self.full_probe, self.token_kinds)
+                tokens, kinds = self.probe_tokens, self.token_kinds
+                probed = probe(self.model, tokens, self.full_probe, kinds, self.step.precision_context)
                 if self.full_probe:
                     probed |= matrix_probe(self.model, self.step.update_ratios())
                 weights = weight_rms(self.model)
@@ -219,9 +221,9 @@ class Trainer:
             figures["train/z_loss"] = z_loss
         if self.step.scaler.is_enabled():
             figures["loss_scale"] = self.step.scaler.get_scale()
-        peak = peak_flops(torch.cuda.get_device_name(self.device)) if self.device.type == "cuda" else None
-        if peak is not None:
-            figures["mfu"] = speed * self.flops_per_token / peak
+        if self.device.type == "cuda":
+            peak = peak_flops(torch.cuda.get_device_name(self.device), self.config.train.precision)
+            figures |= {} if peak is None else {"mfu": speed * self.flops_per_token / peak}
         return figures
 
     def _validate(self, windows: dict[str, np.ndarray]) -> dict[str, float]:
@@ -343,12 +345,14 @@ class Trainer:
 
     @contextmanager
     def _aside(self, activity: str) -> Iterator[None]:
-        """Count the time of an activity (evaluation, probe, ...) separately from training time."""
+        """Count the time and the GPU memory of an activity (evaluation, probe, ...) separately from training."""
         self.progress.seconds = self._seconds(wait=True)
+        self._peak.pause()
         self._mark = time.monotonic()
         try:
             yield
         finally:
+            self._peak.resume()
             now = time.monotonic()
             self.progress.aside[activity] += now - self._mark
             self._mark = now
@@ -364,8 +368,8 @@ class Trainer:
         return self.progress.step * self.tokens_per_step / max(self._seconds(), 1e-9)
 
     def _peak_memory(self) -> int:
-        """Peak memory so far in bytes: allocated on the GPU, or resident on the CPU."""
-        return torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else resident_peak_bytes()
+        """Peak memory so far in bytes: allocated by training on the GPU, or resident on the CPU."""
+        return self._peak.bytes()
 
 
 def row_start(row: dict[str, Any]) -> dict[str, Any]:

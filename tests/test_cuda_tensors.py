@@ -1,0 +1,174 @@
+"""Every option on the tensors of a GPU, without one: devices agree, nothing waits, and lower precision is applied."""
+
+import numpy as np
+import pytest
+import torch
+from fake_cuda import fake_cuda, register_guard
+from options import EVERY_OPTION
+from torch._subclasses.fake_tensor import DataDependentOutputException
+
+from nexus_ablate.bench.step import part_of
+from nexus_ablate.measure import probe as probes
+from nexus_ablate.measure.counts import peak_flops
+from nexus_ablate.measure.probe import evaluation_mode, probe
+from nexus_ablate.model import GPT
+from nexus_ablate.optimizers import build_optimizer
+from nexus_ablate.training import memory
+from nexus_ablate.training.memory import TrainingPeak
+from nexus_ablate.training.step import Step
+
+ROWS = np.zeros((2, 9), np.int64)
+KEYS = ["z_loss=1e-3", "attn_softcap=5", "final_softcap=5", "window=4", "kv_bias=key_value", "sink_token=on"]
+KEYS += ["model.dropout=0.1", "n_kv_heads=1", "train.loss=chunked", "train.optimizer=plain", "tie_embeddings=off"]
+KEYS += ["train.precision=fp32", "train.activation_checkpointing=on"]
+FEW = ["position=alibi", "normalizer=sink", "norm=layer", "train.loss=chunked", "train.optimizer=plain"]
+
+
+@pytest.fixture(scope="session")
+def guard(tmp_path_factory):
+    register_guard(tmp_path_factory.mktemp("guard"))
+
+
+@pytest.fixture
+def on_gpu(guard, tiny, monkeypatch):
+    """Takes a training step, an evaluation and a probe on the tensors of a GPU; returns the step's numbers."""
+    monkeypatch.setattr(probes, "_numbers", lambda seen: seen)
+
+    def take(*overrides):
+        config = tiny("train.device=cuda", "train.batch_size=2", "train.precision=bf16", *overrides)
+        with fake_cuda(monkeypatch):
+            with torch.device("cuda"):
+                model = GPT(config, 256).train()
+            step = Step(config, model, 2, lambda number: ROWS)
+            step.take(0, ROWS)
+            (_, numbers), *_ = step._unread
+            with evaluation_mode(model):
+                assert step.window_losses(ROWS).device.type == "cuda"
+            tokens = torch.zeros(2, 8, dtype=torch.long, device="cuda")
+            probed = probe(model, tokens, precision=step.precision_context)
+            assert {figure.device.type for figure in probed.values()} == {"cuda"}
+            assert {p.device.type for p in model.parameters()} == {"cuda"}
+            assert {tensor.device.type for tensor in step.optimizer.tensors().values()} == {"cuda"}
+        return numbers
+
+    return take
+
+
+@pytest.mark.parametrize("override", FEW)
+def test_a_step_an_evaluation_and_a_probe_stay_on_the_gpu_and_wait_for_nothing(on_gpu, override):
+    assert on_gpu(override).device.type == "cuda"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("override", sorted({*EVERY_OPTION, *KEYS} - {*FEW}))
+def test_every_option_stays_on_the_gpu_and_waits_for_nothing(on_gpu, override):
+    assert on_gpu(override).device.type == "cuda"
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "adafactor"])
+def test_the_optimizers_of_pytorch_that_cannot_skip_a_step_wait_for_its_numbers(on_gpu, optimizer):
+    with pytest.raises(DataDependentOutputException):
+        on_gpu(f"optim={optimizer}")
+
+
+def test_a_probe_multiplies_in_the_precision_of_the_run_and_maps_attention_in_float32(guard, tiny, monkeypatch):
+    found = {}
+
+    def dtypes(precision):
+        config = tiny("train.device=cuda", f"train.precision={precision}")
+        with fake_cuda(monkeypatch):
+            with torch.device("cuda"):
+                model = GPT(config, 256).eval()
+            step = Step(config, model, 2, lambda number: ROWS)
+            core, linear = model.blocks[0].attn.core, model.blocks[0].attn.query
+            linear.register_forward_hook(lambda module, inputs, output: found.update(product=output.dtype))
+            scores = core.scores
+            core.scores = lambda *x: found.setdefault("map", scores(*x))
+            found.clear()
+            probe(model, torch.zeros(2, 8, dtype=torch.long, device="cuda"), precision=step.precision_context)
+        return found["product"], found["map"].dtype
+
+    monkeypatch.setattr(probes, "_numbers", lambda seen: seen)
+    assert dtypes("bf16") == (torch.bfloat16, torch.float32)
+    assert dtypes("fp32") == (torch.float32, torch.float32)
+
+
+# ------------------------------------------------------------------------------------------------ the plain optimizer
+
+
+def test_the_plain_optimizer_skips_a_step_without_reading_whether_to(tiny):
+    config = tiny("train.optimizer=plain")
+    after = []
+    for skipped in (0.0, 1.0, None):
+        model = GPT(config, 11)
+        for number, parameter in enumerate(model.parameters()):
+            parameter.data.fill_(0.1 * (number + 1))
+        optimizer = build_optimizer(model, config.optim, 0.1, fused=False)
+        if skipped is not None:
+            optimizer.skip_where(torch.tensor(skipped))
+        for parameter in model.parameters():
+            parameter.grad = torch.full_like(parameter, float("nan") if skipped else 0.5)
+        before = [p.detach().clone() for p in model.parameters()]
+        optimizer.step()
+        after.append([p.detach().clone() for p in model.parameters()])
+        moved = [not torch.equal(a, b) for a, b in zip(before, after[-1], strict=True)]
+        assert not any(moved) if skipped else all(moved)
+        steps = {float(value) for name, value in optimizer.tensors().items() if name.endswith("/step")}
+        assert steps == {0.0 if skipped else 1.0}
+    assert all(torch.equal(a, b) for a, b in zip(after[0], after[2], strict=True))
+
+
+# ----------------------------------------------------------------------------------------------- what a GPU reports
+
+
+@pytest.mark.parametrize(
+    ("kernel", "part"),
+    [
+        ("void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128, 128, 4, cutlass::bfloat16_t>>", "att"),
+        ("void cutlass::device_kernel<flash::enable_sm90_or_later<flash::FlashAttnFwdSm90<...>>>", "att"),
+        (
+            "fmha_cutlassF_bf16_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel<cutlass::bfloat16_t>)",
+            "att",
+        ),
+        ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x128_4x1x1_kernel0_0", "att"),
+        ("triton_tem_fused_flex_attention_0", "att"),
+        ("nvjet_tst_128x24_64x11_2x1_v_bz_TNT", "mat"),
+        ("ampere_bf16_s16816gemm_bf16_256x128_ldg8_f2f_stages_32x3_nn", "mat"),
+        ("void cutlass::Kernel2<cutlass_80_tensorop_s16816gemm_bf16_256x128_32x3_tn_align8>", "mat"),
+        ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_warpgroupsize1x1x1_execute_segment_k_off", "mat"),
+        ("triton_poi_fused__scaled_dot_product_flash_attention_add_mul_3", "fus"),
+        ("triton_red_fused_native_layer_norm_4", "fus"),
+        ("void at::native::(anonymous namespace)::vectorized_layer_norm_kernel<float, float>", "nor"),
+        ("void at::native::(anonymous namespace)::multi_tensor_apply_kernel<FusedAdamMathFunctor<float, 4>>", "opt"),
+        ("void at::native::(anonymous namespace)::cunn_SoftMaxForward<8, float, float, float>", "los"),
+        ("void at::native::vectorized_elementwise_kernel<4, at::native::GeluCUDAKernelImpl(...)>", "act"),
+        ("void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda(...)>", "cop"),
+        ("void at::native::(anonymous namespace)::CatArrayBatchedCopy<float, unsigned int, 4, 64, 64>", "cop"),
+        ("void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>", "ele"),
+        ("void at::native::reduce_kernel<128, 4, at::native::ReduceOp<float, ...>>", "ele"),
+        ("Memcpy HtoD (Pinned -> Device)", "cop"),
+    ],
+)
+def test_a_kernel_of_a_gpu_belongs_to_the_part_that_launched_it(kernel, part):
+    assert part_of(kernel).startswith(part)
+
+
+def test_the_peak_is_that_of_the_run_s_precision():
+    assert peak_flops("NVIDIA H100 80GB HBM3", "bf16") == 989e12
+    assert peak_flops("NVIDIA H100 80GB HBM3", "fp32") == 67e12
+    assert peak_flops("some other GPU", "bf16") is None
+
+
+def test_peak_memory_on_a_gpu_leaves_out_evaluations_and_probes(monkeypatch):
+    allocated = {"peak": 0}
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: allocated["peak"])
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: allocated.update(peak=10))
+    peak = TrainingPeak(torch.device("cuda"))
+    allocated["peak"] = 100  # training
+    peak.pause()
+    allocated["peak"] = 5000  # an evaluation
+    peak.resume()
+    assert peak.bytes() == 100
+    allocated["peak"] = 120
+    assert peak.bytes() == 120
+    assert TrainingPeak(torch.device("cpu")).bytes() == memory.resident_peak_bytes()
