@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,7 @@ from nexus_ablate.comparison.claim import Claim, judge_claim
 from nexus_ablate.comparison.ladder import read_ladder, with_worth
 from nexus_ablate.comparison.load import Plan, read_plan
 from nexus_ablate.comparison.result import Comparison, Row, compare
+from nexus_ablate.comparison.scaling import Scaling, over_rungs
 from nexus_ablate.comparison.statistics import Interval, mean_interval
 from nexus_ablate.runs.record import with_strata
 
@@ -39,6 +40,7 @@ class Findings:
     Attributes:
         strata: The names of the tables; [''] in a study without strata.
         tables: The comparison in each stratum.
+        scaling: Of a ladder: each arm's compute multiplier over the sizes.
     """
 
     name: str
@@ -46,6 +48,7 @@ class Findings:
     tables: list[Comparison]
     across: list[Across]
     claim: Claim | None
+    scaling: list[Scaling] = field(default_factory=list)
 
 
 def findings(
@@ -79,7 +82,9 @@ def findings(
         ladder = read_ladder([tokens])
         for table in tables:
             with_worth(table, ladder)
-    return Findings(study, strata, tables, across(tables) if len(tables) > 1 else [], judge_claim(tables))
+    return Findings(
+        study, strata, tables, across(tables) if len(tables) > 1 else [], judge_claim(tables), over_rungs(tables)
+    )
 
 
 def _plan(path: Path) -> Plan:

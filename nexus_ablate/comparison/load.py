@@ -145,6 +145,8 @@ class Plan:
     stratum: str = ""
     """The stratum that this study is, of the study `of`."""
     of: str = ""
+    rung: int = 0
+    """Of a stratum that is a size of a ladder: its n_layers."""
     match: str = "none"
     lr_grid: tuple[float, ...] = ()
     tuning_seeds: tuple[int, ...] = ()
@@ -320,6 +322,7 @@ def read_plan(path: Path) -> Plan:
         claim=values.get("claim", ""),
         stratum=values.get("stratum", ""),
         of=values.get("of", ""),
+        rung=values.get("rung", 0),
         match=values.get("match", "none"),
         lr_grid=tuple(values.get("lr_grid", ())),
         tuning_seeds=tuple(values.get("tuning_seeds", ())),

@@ -13,18 +13,17 @@ fit: both are drawn together, from the runs' own spread with Student's t, and ev
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from nexus_ablate.comparison.result import Comparison
 from nexus_ablate.comparison.statistics import LEVEL, Array, Interval
 
 HOLDS, SHRINKS, REVERSES, NEEDS = "HOLDS", "SHRINKS", "REVERSES", "NEEDS RUNG"
-FEWEST_RUNGS, FEWEST_SEEDS = 4, 3
+FEWEST_SEEDS = 3
 ALPHAS = np.geomspace(0.02, 1.5, 120)
 DRAWS = 4000
-FAR = 10.0
-"""Times the largest compute of the ladder; a baseline of more compute than that is an extrapolation."""
 
 
 @dataclass(frozen=True)
@@ -41,18 +40,54 @@ class Scaling:
     """One arm over the rungs of a ladder.
 
     Attributes:
+        compute: Training FLOPs of the baseline by rung.
         multipliers: Compute multiplier by rung; its interval covers all arms and rungs at 95%.
         trend: Factor on the multiplier for ten times the compute; its interval covers all arms at 95%.
+        speed: The arm's tokens per second over the baseline's, in the largest rung; None where not measured.
         predicted: The multiplier of the largest rung as the rungs below it predict it.
         outcome: HOLDS, SHRINKS, REVERSES or NEEDS RUNG n.
     """
 
     arm: str
+    compute: list[float]
     multipliers: list[Interval]
     trend: Interval
     predicted: float
     outcome: str
     sentence: str
+    speed: float | None = None
+
+
+def over_rungs(tables: Sequence[Comparison]) -> list[Scaling]:
+    """The arms of a ladder over its rungs. Arms without a loss at every seed of each rung are left out.
+
+    Args:
+        tables: A comparison for each rung; [] is returned if there are fewer than two rungs or three seeds.
+    """
+    tables = sorted(tables, key=lambda table: table.plan.rung)
+    if len(tables) < 2 or not all(table.plan.rung for table in tables):
+        return []
+    by_name = [{arm.name: arm for arm in table.arms} for table in tables]
+    bases = [table.arms[0] for table in tables]
+    seeds = [list(base.runs) for base in bases]
+    losses = {
+        name: [
+            arms[name].values("val_loss", at) if name in arms else np.array([np.nan])
+            for arms, at in zip(by_name, seeds, strict=True)
+        ]
+        for name in by_name[0]
+    }
+    names = [name for name, rungs in losses.items() if all(np.isfinite(values).all() for values in rungs)]
+    compute = [(base.mean("flops_per_token") or 0) * (base.mean("tokens") or 0) for base in bases]
+    if min(map(len, seeds)) < FEWEST_SEEDS or names[:1] != [bases[0].name] or not all(compute):
+        return []
+    stacked = [np.stack([losses[name][r] for name in names]) for r in range(len(tables))]
+    speeds = [arm.mean("tokens_per_second") for arm in (by_name[-1][name] for name in names)]
+    labels = [by_name[0][name].label for name in names[1:]]
+    return [
+        replace(one, speed=speed / speeds[0] if speed and speeds[0] else None)
+        for one, speed in zip(scaling(labels, compute, stacked), speeds[1:], strict=True)
+    ]
 
 
 def fit(compute: Array, losses: Array, weights: Array) -> Law:
@@ -77,10 +112,7 @@ def fit(compute: Array, losses: Array, weights: Array) -> Law:
     scale_NA = np.maximum(np.where(free_NA > 0, slope_NA, through_zero_NA), 0)
     irreducible_NA = np.where(scale_NA > 0, np.maximum(free_NA, 0), mean_y_N[:, None])
     errors_NA = np.stack(
-        [
-            ((losses - irreducible_NA[:, [a]] - scale_NA[:, [a]] * x_AR[a]) ** 2) @ weights
-            for a in range(len(ALPHAS))
-        ],
+        [((losses - irreducible_NA[:, [a]] - scale_NA[:, [a]] * x_AR[a]) ** 2) @ weights for a in range(len(ALPHAS))],
         axis=1,
     )
     best_N = errors_NA.argmin(axis=1)
@@ -124,7 +156,7 @@ def scaling(names: Sequence[str], compute: Sequence[float], losses: Sequence[Arr
         cells = [_factor(middle[k, r], low[k, r], high[k, r], seeds) for r in range(len(compute))]
         trend = _factor(trends[k], trend_low[k], trend_high[k], seeds)
         predicted = float(np.exp(_line(logs[:-1], middle[k, :-1], logs[-1])))
-        results.append(Scaling(name, cells, trend, predicted, *_outcome(cells, trend)))
+        results.append(Scaling(name, list(compute), cells, trend, predicted, *_outcome(cells, trend)))
     return results
 
 
@@ -139,7 +171,7 @@ def _read(compute: Array, losses_NMR: Array, weights: Array) -> Array:
 
 def _draws(table: Array, random: np.random.Generator) -> Array:
     """(DRAWS, M): means of a rung as they could have come out, from the joint spread of its arms over the seeds."""
-    arms, seeds = table.shape
+    seeds = table.shape[1]
     centred = table - table.mean(axis=1, keepdims=True)
     normal = random.standard_normal((DRAWS, seeds)) @ centred.T / np.sqrt((seeds - 1) * seeds)
     chi = random.chisquare(seeds - 1, DRAWS) / (seeds - 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nexus_ablate.comparison.findings import Across, Findings
+from nexus_ablate.comparison.scaling import Scaling
 from nexus_ablate.comparison.statistics import Interval
 from nexus_ablate.errors import printable
 from nexus_ablate.report import exports, page, terminal
@@ -53,6 +54,30 @@ def _interval(findings: Findings, change: Interval | None) -> str:
     )
 
 
+def scaling_table(findings: Findings) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Heads and rows: each arm's compute multiplier by size, how it changes with compute, and the outcome."""
+    sizes = [f"{compute:.1e}" for compute in findings.scaling[0].compute]
+    heads = ("arm", *(f"at {size} FLOPs" for size in sizes), "per 10 times", "predicted", "by time", "outcome")
+    return heads, [_scaling_row(one) for one in findings.scaling]
+
+
+def _scaling_row(one: Scaling) -> tuple[str, ...]:
+    by_time = NOTHING if one.speed is None else f"x{one.multipliers[-1].mean * one.speed:.3g}"
+    cells = (*map(_times, one.multipliers), _times(one.trend), f"x{one.predicted:.3g}", by_time)
+    return (one.arm, *cells, f"{one.outcome}: {one.sentence}")
+
+
+def _times(interval: Interval) -> str:
+    return f"x{interval.mean:.3g} [x{interval.low:.3g}, x{interval.high:.3g}]"
+
+
+SCALING_NOTE = (
+    "x1.2: the arm reaches its loss where the baseline needs 1.2 times the compute. Intervals hold all arms and sizes, "
+    "with the noise of the fit. Predicted: the largest size from the sizes below it. By time: the largest size's "
+    "multiplier at the measured speeds."
+)
+
+
 def show(findings: Findings, console: Console, details: bool = False, full: bool = False) -> None:
     """Print the claim, the strata side by side, then each comparison."""
     for i, line in enumerate(claim_lines(findings)):
@@ -64,6 +89,11 @@ def show(findings: Findings, console: Console, details: bool = False, full: bool
             rows = [(row[0], head, cell) for row in rows for head, cell in zip(heads[1:], row[1:], strict=True)]
             heads = ("arm", "stratum", "difference")
         terminal.lines(heads, rows, console, full)
+    if findings.scaling:
+        console.print(f"\n{SCALING_NOTE}", style="dim")
+        heads, rows = scaling_table(findings)
+        rows = [(row[0], head, cell) for row in rows for head, cell in zip(heads[1:], row[1:], strict=True)]
+        terminal.lines(("arm", "", "compute multiplier"), rows, console, full)
     for stratum, table in zip(findings.strata, findings.tables, strict=True):
         if findings.claim or stratum:
             console.print("")
@@ -80,6 +110,8 @@ def markdown(findings: Findings) -> str:
     ]
     if findings.across:
         lines += ["", *exports.md_lines(*across_table(findings)), ""]
+    if findings.scaling:
+        lines += ["", SCALING_NOTE, "", *exports.md_lines(*scaling_table(findings)), ""]
     pages = [exports.markdown(table) for table in findings.tables]
     if any(findings.strata):
         pages = [f"# Stratum {exports.md(name)}\n\n{text}" for name, text in zip(findings.strata, pages, strict=True)]
@@ -89,7 +121,11 @@ def markdown(findings: Findings) -> str:
 def html(findings: Findings) -> str:
     """One file that needs nothing else."""
     return page.html(
-        findings.tables, findings.strata, claim_lines(findings), across_table(findings) if findings.across else None
+        findings.tables,
+        findings.strata,
+        claim_lines(findings),
+        across_table(findings) if findings.across else None,
+        (SCALING_NOTE, *scaling_table(findings)) if findings.scaling else None,
     )
 
 
@@ -129,4 +165,5 @@ def json_text(findings: Findings) -> str:
     heads, rows = across_table(findings)
     across = [dict(zip(heads, row, strict=True)) for row in rows]
     by_stratum = dict(zip(findings.strata, tables, strict=True))
+    more |= {"scaling": exports.plain_values(findings.scaling)} if findings.scaling else {}
     return strict_json({"study": findings.name, **more, "across": across, "strata": by_stratum}, indent=1) + "\n"

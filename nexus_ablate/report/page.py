@@ -44,11 +44,19 @@ CLASSES = {
 }
 
 
+def _texts(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    """A table of texts."""
+    head = "".join(f"<th class=text>{plain(name)}</th>" for name in heads)
+    body = "".join(f"<tr>{''.join(f'<td class=text>{plain(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    return f"<div class=scroll><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+
+
 def html(
     comparisons: Sequence[Comparison],
     strata: Sequence[str] = ("",),
     claim: Sequence[str] = (),
     across: tuple[tuple[str, ...], list[tuple[str, ...]]] | None = None,
+    scaling: tuple[str, tuple[str, ...], list[tuple[str, ...]]] | None = None,
 ) -> str:
     """The whole page.
 
@@ -57,13 +65,14 @@ def html(
         strata: Their names; [''] for a study without strata.
         claim: The claim's outcome, then what it rests on.
         across: Heads and rows of the table of all strata.
+        scaling: Of a ladder: a note, heads and rows of the table of compute multipliers.
     """
     head = f"<p class='answer'>{plain(claim[0])}</p>{_list(claim[1:])}" if claim else ""
     if across:
-        heads = "".join(f"<th class=text>{plain(name)}</th>" for name in across[0])
-        rows = "".join(f"<tr>{''.join(f'<td class=text>{plain(cell)}</td>' for cell in row)}</tr>" for row in across[1])
-        table = f"<div class=scroll><table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>"
-        head += _section("Strata", f"<p>Change: from the first to the last, paired by seed, descriptive.</p>{table}")
+        note = "<p>Change: from the first to the last, paired by seed, descriptive.</p>"
+        head += _section("Strata", note + _texts(*across))
+    if scaling:
+        head += _section("Scaling", f"<p>{plain(scaling[0])}</p>{_texts(*scaling[1:])}")
     bodies = [
         (f"<h1>Stratum {plain(stratum)}</h1>" if stratum else "") + _body(comparison)
         for stratum, comparison in zip(strata, comparisons, strict=True)

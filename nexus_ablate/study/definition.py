@@ -34,6 +34,7 @@ from nexus_ablate.study.question import (
     endpoints_from,
     expects_from,
     requires_from,
+    rungs_from,
     share_of,
     strata_from,
 )
@@ -41,6 +42,8 @@ from nexus_ablate.study.question import (
 SEEDS = [0, 1, 2, 3, 4]
 TUNING_SEEDS = [1001]
 MAX_SEEDS = 1000
+TOKENS_PER_PARAMETER = 2.0
+"""About that of the default run. 20 is near the best use of compute (arXiv:2203.15556), ten times as long."""
 LOOK_WEIGHTS = [0.15, 0.20, 0.25, 0.40]
 """Of four looks; another number of looks is weighted by their seeds."""
 _LOOKS = {"looks": f"list of int [2, {MAX_SEEDS}]", "weights": "list of float (0, 1)"}
@@ -65,6 +68,8 @@ class Definition:
     tuning_seeds: list[int] = key("list of int [0, 2147483647]", "seeds of the tuning runs, none of them in `seeds`")
     endpoint: str = key("text", "the measure that is compared at the end of training")
     delta_min: Any = key("auto | float (0, inf)", "smallest difference that matters, in units of the endpoint")
+    rungs: list[int] = key("list of int [1, 64]", "a ladder of sizes: n_layers of each, of width 32 n_layers")
+    tokens_per_parameter: float = key("float (0, inf)", "training tokens of a rung for each parameter of its blocks")
     factors: dict[str, list[str]] = field(default_factory=dict)
     arms: list[list[str]] = field(default_factory=list)
     looks: list[int] = field(default_factory=list)
@@ -89,6 +94,8 @@ class Definition:
     share: float = 1.0
     """Of the 5%, for each endpoint that gets a verdict."""
     stratum: str = ""
+    rung: int = 0
+    """Of a stratum that is a size of a ladder: its n_layers."""
     of: str = ""
     """The study that this stratum belongs to."""
     confirms: str = ""
@@ -138,8 +145,21 @@ class Definition:
 
 
 KEYS = keys_of(Definition)
-_QUESTION = ("endpoints", "strata", "claim", "stated", "tier", "cost", "expects", "requires", "share", "stratum", "of")
-"""Further keys of a study's file; study/question.py reads them. The last three are those of a stratum's study.yaml."""
+_QUESTION = (
+    "endpoints",
+    "strata",
+    "claim",
+    "stated",
+    "tier",
+    "cost",
+    "expects",
+    "requires",
+    "share",
+    "stratum",
+    "rung",
+    "of",
+)
+"""Further keys of a study's file; study/question.py reads them. The last four are those of a stratum's study.yaml."""
 
 
 @dataclass(frozen=True)
@@ -261,8 +281,6 @@ def define(values: dict[str, Any]) -> Definition:
     if len(set(names.values())) < len(names):
         raise ConfigError("two arms have one name", ", ".join(names.values()), "a name for each")
     endpoints = endpoints_from(values)
-    strata = {name: overrides_of(value) for name, value in strata_from(values.get("strata")).items()}
-    expects = expects_from(values.get("expects") or [], endpoints, strata)
     endpoint, *others = endpoints
     lr_grid = values.get("lr_grid") or []
     defaults = {
@@ -271,6 +289,8 @@ def define(values: dict[str, Any]) -> Definition:
         "seeds": SEEDS,
         "match": "none",
         "lr_grid": [],
+        "rungs": [],
+        "tokens_per_parameter": TOKENS_PER_PARAMETER,
         "tuning_seeds": TUNING_SEEDS if lr_grid else [],
     }
     complete = defaults | {k: v for k, v in values.items() if k in KEYS}
@@ -285,11 +305,17 @@ def define(values: dict[str, Any]) -> Definition:
     looks, weights = _looks(complete["seeds"]) if isinstance(complete["seeds"], dict) else ([], [])
     if looks:
         complete["seeds"] = list(range(looks[-1]))
-    for name in ("lr_grid", "seeds", "tuning_seeds"):
+    for name in ("lr_grid", "seeds", "tuning_seeds", "rungs"):
         if isinstance(complete[name], list):
             complete[name] = [_number(item) for item in complete[name]]
+    accepted: dict[str, Any] = {name: KEYS[name].accept(name, complete[name]) for name in KEYS}
+    strata: dict[str, Any] = strata_from(values.get("strata"))
+    if accepted["rungs"]:
+        strata = rungs_from(accepted["rungs"], accepted["tokens_per_parameter"], strata, endpoint)
+    strata = {name: overrides_of(overrides) for name, overrides in strata.items()}
+    expects = expects_from(values.get("expects") or [], endpoints, strata)
     return Definition(
-        **{name: KEYS[name].accept(name, complete[name]) for name in KEYS},  # type: ignore[arg-type]
+        **accepted,
         factors={name: [show(value) for value in values] for name, values in factors.items()},
         arms=requested,
         names=names,
@@ -303,6 +329,7 @@ def define(values: dict[str, Any]) -> Definition:
         requires=requires_from(values.get("requires") or {}),
         share=values.get("share") or share_of(endpoints, expects, strata),
         stratum=values.get("stratum", ""),
+        rung=values.get("rung", 0),
         of=values.get("of", ""),
         looks=looks,
         look_weights=weights,
@@ -312,6 +339,7 @@ def define(values: dict[str, Any]) -> Definition:
 def strata_of(request: Request) -> list[Request]:
     """The study of each stratum, named STUDY@STRATUM; a study without strata alone."""
     definition = request.definition
+    rungs = dict(zip(definition.strata, definition.rungs, strict=False))
     return [
         replace(
             request,
@@ -320,8 +348,10 @@ def strata_of(request: Request) -> list[Request]:
                 name=f"{definition.name}@{stratum}",
                 baseline=merged([*definition.baseline, *overrides]),
                 strata={},
+                rungs=[],
                 expects=[replace(e, stratum="") for e in definition.expects if e.stratum in ("", stratum)],
                 stratum=stratum,
+                rung=rungs.get(stratum, 0),
                 of=definition.name,
             ),
         )

@@ -3,6 +3,7 @@
 endpoints: {attn/sink_rate: {delta_min: 0.05}, val_loss: {}}     the first is the primary one
 strata: {shallow: model.n_layers=4, deep: [model.n_layers=24, optim.lr=5e-4]}
 strata: {model.n_layers: [4, 24]}                                the same for one key
+rungs: [2, 3, 4, 6]                                              strata that are sizes: a ladder
 claim: Without a sink there are no massive activations
 expects:
   - {arm: gate=headwise, attn/sink_rate: lower}
@@ -24,6 +25,9 @@ from nexus_ablate.runs.formats import CONDITION, EXPECTED
 _MARGIN = Constraint("auto | float (0, inf)")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,59}")
 _STRATUM = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,59}")
+FEWEST_RUNGS = 4
+"""With three, every line of three parameters passes through all of them."""
+HEAD_DIM = 32
 _LEVELS = ("off", "standard", "full")
 
 
@@ -89,6 +93,29 @@ def strata_from(value: Any) -> dict[str, Any]:
     if len(strata) < 2:
         raise ConfigError("strata are two or more", show(value), example)
     return strata
+
+
+def rungs_from(rungs: list[int], tokens_per_parameter: float, strata: Any, endpoint: str) -> dict[str, list[str]]:
+    """The overrides of each size of a ladder, by its name: all of one shape, and all trained equally long for it.
+
+    A block of width d has about 12 d^2 parameters, whatever its kind.
+
+    Raises:
+        ConfigError: There are too few sizes, strata beside them, or another endpoint than the loss.
+    """
+    if strata:
+        raise ConfigError("rungs are strata of their own", "strata and rungs", "a study for each")
+    if len(set(rungs)) < FEWEST_RUNGS or sorted(set(rungs)) != rungs:
+        raise ConfigError(f"a ladder has {FEWEST_RUNGS} rising sizes or more", show(rungs), "rungs=2,3,4,6")
+    if endpoint != "val_loss":
+        raise ConfigError("a ladder is about val_loss", endpoint, "endpoints: {val_loss: {}}")
+    named = {}
+    for layers in rungs:
+        width = HEAD_DIM * layers
+        tokens = round(tokens_per_parameter * 12 * layers * width**2)
+        shape = [f"model.n_layers={layers}", f"model.d_model={width}", f"model.n_heads={layers}"]
+        named[f"layers-{layers}"] = [*shape, f"train.tokens={tokens}"]
+    return named
 
 
 def arm_name_from(entry: dict[str, Any]) -> tuple[str, Any]:

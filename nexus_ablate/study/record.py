@@ -7,7 +7,7 @@ equal: [{overrides: [...], arm: ...}]         requested, but the same run as tha
 refused: [{overrides: [...], reason: ...}]
 seeds, match, lr_grid, tuning_seeds
 endpoints: {val_loss: {delta_min: auto}}      the primary one first; older versions wrote `endpoint` and `delta_min`
-claim, requires, share, stratum, of           where the study has them; see study/question.py
+claim, requires, share, stratum, rung, of     where the study has them; see study/question.py
 expects: [{arm: ..., endpoint: ..., expected: lower}]
 looks: [5, 8, 12, 20], look_weights: [...]    if later seeds are only for undecided arms; `seeds` then lists all
 confirms: NAME                                the study whose claims are judged on fresh seeds
@@ -165,6 +165,7 @@ def _values(study: Study) -> dict[str, Any]:
         "requires": definition.requires,
         "share": definition.share if definition.share != 1 else None,
         "stratum": definition.stratum,
+        "rung": definition.rung,
         "of": definition.of,
         "confirms": definition.confirms,
     }
