@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from nexus_ablate.cli import main
+from nexus_ablate.cli.sample import visible
 from nexus_ablate.comparison.result import compare
 from nexus_ablate.comparison.verdict import NOT_COMPARABLE, UNDECIDED
 from nexus_ablate.runs import find_runs, read_run
@@ -72,6 +73,18 @@ def test_an_imported_checkpoint_gives_the_logits_of_the_library_that_saved_it(na
     _, _, ours = restore(read_run(imported()))
     with torch.no_grad():
         torch.testing.assert_close(ours(tokens()), theirs(tokens()).logits, rtol=0, atol=1e-5)
+
+
+def test_an_imported_model_writes_what_the_library_that_saved_it_would(capsys):
+    theirs = saved("llama3")
+    imported()
+    capsys.readouterr()
+    greedy = ["--tokens", "5", "--temperature", "1e-6"]
+    assert main(["sample", "last", "--prompt", "to be", *greedy]) == 0
+    text = capsys.readouterr().out.rstrip("\n")
+    prompt = torch.tensor([byte_tokenizer().encode("to be").ids])
+    written = theirs.generate(prompt, max_new_tokens=5, min_new_tokens=5, do_sample=False)[0]
+    assert text == visible(byte_tokenizer().decode(written.tolist())).rstrip("\n")
 
 
 def test_a_run_that_continues_from_an_imported_one_starts_where_that_is(capsys):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,8 +80,9 @@ def deliver(study_findings: Findings, flags: dict[str, Any]) -> None:
     from nexus_ablate.report.findings import csv_text, html, json_text, latex, markdown, runs_text, show
     from nexus_ablate.runs.files import atomic_write_text
 
+    page = partial(html, command=shlex.join(["nexus-ablate", *sys.argv[1:]]))
     writers: dict[str, Callable[[Findings], str]] = dict(
-        zip(FORMATS, (html, markdown, latex, csv_text, json_text, runs_text), strict=True)
+        zip(FORMATS, (page, markdown, latex, csv_text, json_text, runs_text), strict=True)
     )
     targets = {name: flags[name] for name in FORMATS if name in flags}
     if Path("-") not in targets.values():

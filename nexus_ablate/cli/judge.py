@@ -42,14 +42,14 @@ def _filters(text: str) -> dict[str, Any]:
 
 VERB = Verb(
     "judge",
-    "the same verdicts for runs of other tools: from CSV, JSON, Parquet or W&B",
+    "the same verdicts for runs of other tools: tables, W&B",
     "SOURCE",
     (
         ("judge runs.csv", "columns arm, seed and val_loss; the baseline is the arm called baseline"),
-        ("judge runs.csv --baseline adamw --columns arm=optimizer,val_loss=final", "columns of other names"),
-        ("judge runs.json --endpoint accuracy --better higher --delta-min 0.002", "another endpoint"),
+        ("judge runs.csv --baseline adamw --columns arm=optimizer", "columns of other names"),
+        ("judge runs.json --endpoint accuracy --better higher", "another endpoint"),
         ("judge log.csv --columns seed=none", "runs without seeds: an unpaired test"),
-        ("judge wandb:team/project --columns arm=group,val_loss=summary.eval/loss", "the runs of a W&B project"),
+        ("judge wandb:team/project --columns val_loss=summary.eval/loss", "the runs of a W&B project"),
     ),
     (
         Flag("--baseline", "ARM", "the arm that others are compared with (baseline)"),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import Any
 
 from nexus_ablate import errors
@@ -14,7 +12,8 @@ VERB = Verb(
     "one run: its result and a picture",
     "RUN",
     (
-        ("show runs/scratch/baseline/s0-1a2b3c4d", "saves picture.png in the run's directory"),
+        ("show last", "the run that changed last; saves picture.png in its directory"),
+        ("show 1a2b3c4d", "a run by its id (nexus-ablate runs), or by its directory"),
         ("show runs/scratch/baseline/s0-1a2b3c4d --out loss.pdf", ""),
     ),
     (Flag("--out", "FILE", "where to save the picture (.png, .pdf or .svg)", target("--out", picture=True)),),
@@ -33,14 +32,12 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
     from nexus_ablate.api import load_run
     from nexus_ablate.cli.evaluate import results
     from nexus_ablate.console import open_console
+    from nexus_ablate.execution.status import nearer
     from nexus_ablate.report.run_picture import draw
-    from nexus_ablate.runs import find_runs, has_status
+    from nexus_ablate.runs.lookup import run_at
     from nexus_ablate.training.display import result_facts, table
 
-    if not has_status(Path(words[0])) and (runs := find_runs([Path(words[0])])):
-        got, fix = f"{words[0]}, a folder of {len(runs)} runs", f"nexus-ablate show {os.path.relpath(runs[-1])}"
-        raise errors.ConfigError("show takes one run", got, fix)
-    record = load_run(words[0])
+    record = load_run(run_at(words[0], "show"))
     facts = {"run": f"{record.study} / {record.arm} / seed {record.seed}", "state": record.state}
     if record.status.get("reason"):
         facts["reason"] = record.status["reason"]
@@ -50,5 +47,5 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
     console = open_console()
     console.print(table(facts))
     picture = draw(record, flags.get("out") or record.path / "picture.png")
-    console.print("[dim]picture[/dim]", escape(errors.printable(str(picture), 4096)), soft_wrap=True)
+    console.print("[dim]picture[/dim]", escape(errors.printable(nearer(picture), 4096)), soft_wrap=True)
     return errors.OK

@@ -246,10 +246,10 @@ def table(lines: list[Line], width: int = UNLIMITED, limit: int | None = None, f
         )
         kept = {id(line) for line in ranked[:limit]}
         shown = [line for line in lines if id(line) in kept]
-    names = {line.arm: line.arm for line in lines} if full else without_shared(line.arm for line in lines)
+    names = names_of(lines, full)
     several = len({line.study for line in lines}) > 1
     columns = {
-        "arm": [names[line.arm] for line in shown],
+        "arm": [names[line.study, line.arm] for line in shown],
         "study": [line.study if several else "" for line in shown],
         "seed": ["" if line.seed is None else str(line.seed) for line in shown],
         "state": [line.state for line in shown],
@@ -263,6 +263,15 @@ def table(lines: list[Line], width: int = UNLIMITED, limit: int | None = None, f
     columns = {head: cells for head, cells in columns.items() if any(cells)}
     rows = list(zip(*columns.values(), strict=True))
     return grid(list(columns), rows, width, ("study", "state", "job"), (), ("state", COLOURS))
+
+
+def names_of(lines: Iterable[Line], full: bool = False) -> dict[tuple[str, str], str]:
+    """The name of each arm by study and arm, without what all arms of the study share, or with it (`full`)."""
+    arms: dict[str, list[str]] = {}
+    for line in lines:
+        arms.setdefault(line.study, []).append(line.arm)
+    short = {study: without_shared(names) for study, names in arms.items()}
+    return {(study, arm): arm if full else name for study, names in short.items() for arm, name in names.items()}
 
 
 TROUBLED = ("failed", "damaged", "diverged", "lost", "preempted", "unknown")

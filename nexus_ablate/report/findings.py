@@ -118,14 +118,17 @@ def markdown(findings: Findings) -> str:
     return "\n".join([*lines, *([""] if lines else []), *pages])
 
 
-def html(findings: Findings) -> str:
-    """One file that needs nothing else."""
+def html(findings: Findings, command: str = "", reload_seconds: int = 0) -> str:
+    """One file that needs nothing else; see `page.html`."""
     return page.html(
         findings.tables,
         findings.strata,
         claim_lines(findings),
+        findings.across,
         across_table(findings) if findings.across else None,
         (SCALING_NOTE, *scaling_table(findings)) if findings.scaling else None,
+        command,
+        reload_seconds,
     )
 
 

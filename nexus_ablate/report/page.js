@@ -20,3 +20,29 @@ for (const head of document.querySelectorAll('th[data-by]')) {
   head.addEventListener('keydown', e => { if (e.key === 'Enter') sort(); });
 }
 addEventListener('beforeprint', () => document.querySelectorAll('details').forEach(d => d.open = true));
+
+// A table that doesn't fit the page becomes one block per row, each number below its head.
+const fit = () => {
+  for (const box of document.querySelectorAll('.scroll')) {
+    const table = box.querySelector('table');
+    if (!table) continue;
+    table.classList.remove('stacked');
+    if (table.scrollWidth > box.clientWidth) table.classList.add('stacked');
+  }
+};
+fit();
+addEventListener('resize', fit);
+
+// The switch of the curves: against tokens, FLOPs or seconds; from where the arms come apart, or the whole run.
+for (const box of document.querySelectorAll('.curves')) {
+  for (const button of box.querySelectorAll('.switch button')) {
+    button.addEventListener('click', () => {
+      if ('whole' in button.dataset) {
+        button.setAttribute('aria-pressed', box.classList.toggle('from-start'));
+        return;
+      }
+      box.dataset.show = button.dataset.axis;
+      for (const other of box.querySelectorAll('button[data-axis]')) other.setAttribute('aria-pressed', other === button);
+    });
+  }
+}

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
+from nexus_ablate import __version__
 from nexus_ablate.comparison.curves import AXES
 from nexus_ablate.comparison.fairness import FAIL, PASS, STATUSES, UNKNOWN, WAIVED, WARN
+from nexus_ablate.comparison.findings import Across
 from nexus_ablate.comparison.result import Comparison
 from nexus_ablate.comparison.verdict import BETTER, DIVERGED, EQUIVALENT, IDENTICAL, MEANINGS, UNSTABLE, WORSE
+from nexus_ablate.provenance import source_hash
 from nexus_ablate.report import plots
 from nexus_ablate.report.layers import by_layer
 from nexus_ablate.report.svg import colour, plain
@@ -47,7 +51,8 @@ CLASSES = {
 def _texts(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     """A table of texts."""
     head = "".join(f"<th class=text>{plain(name)}</th>" for name in heads)
-    body = "".join(f"<tr>{''.join(f'<td class=text>{plain(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    cells = ("".join(_cell(name, cell, "text") for name, cell in zip(heads, row, strict=True)) for row in rows)
+    body = "".join(f"<tr>{row}</tr>" for row in cells)
     return f"<div class=scroll><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
 
 
@@ -55,8 +60,11 @@ def html(
     comparisons: Sequence[Comparison],
     strata: Sequence[str] = ("",),
     claim: Sequence[str] = (),
-    across: tuple[tuple[str, ...], list[tuple[str, ...]]] | None = None,
+    across: Sequence[Across] = (),
+    across_table: tuple[tuple[str, ...], list[tuple[str, ...]]] | None = None,
     scaling: tuple[str, tuple[str, ...], list[tuple[str, ...]]] | None = None,
+    command: str = "",
+    reload_seconds: int = 0,
 ) -> str:
     """The whole page.
 
@@ -64,51 +72,94 @@ def html(
         comparisons: One per stratum.
         strata: Their names; [''] for a study without strata.
         claim: The claim's outcome, then what it rests on.
-        across: Heads and rows of the table of all strata.
+        across: The arms over all strata.
+        across_table: Heads and rows of the table of all strata.
         scaling: Of a ladder: a note, heads and rows of the table of compute multipliers.
+        command: The command that made the page, for its foot.
+        reload_seconds: The page reloads itself this often; 0: never.
     """
-    head = f"<p class='answer'>{plain(claim[0])}</p>{_list(claim[1:])}" if claim else ""
-    if across:
-        note = "<p>Change: from the first to the last, paired by seed, descriptive.</p>"
-        head += _section("Strata", note + _texts(*across))
+    head = f"<h1>{plain(claim[0])}</h1>{_list(claim[1:])}" if claim else ""
+    if reload_seconds:
+        head = f"<p class='live'>{plain(_so_far(comparisons))}</p>" + head
+    if across_table:
+        caption = "Mean paired difference in each stratum with the interval that decides there."
+        lead = (
+            "Does a difference hold in every stratum? Change: from the first to the last, paired by seed, descriptive."
+        )
+        head += _section("Strata", lead, _figure(plots.strata(strata, across), caption) + _texts(*across_table))
     if scaling:
-        head += _section("Scaling", f"<p>{plain(scaling[0])}</p>{_texts(*scaling[1:])}")
+        head += _section("Scaling", scaling[0], _texts(*scaling[1:]))
     bodies = [
         (f"<h1>Stratum {plain(stratum)}</h1>" if stratum else "") + _body(comparison)
         for stratum, comparison in zip(strata, comparisons, strict=True)
     ]
     policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+    refresh = f"<meta http-equiv='refresh' content='{reload_seconds}'>" if reload_seconds else ""
     return (
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">{refresh}'
         "<meta name='viewport' content='width=device-width,initial-scale=1'>"
         f"<title>{plain(title(comparisons[0]))}</title><style>{_beside('page.css')}</style></head><body>"
         + "\n".join(part for part in (head, *bodies) if part)
+        + _foot(comparisons, command)
         + f"<script>{_beside('page.js')}</script></body></html>\n"
     )
 
 
+def _so_far(comparisons: Sequence[Comparison]) -> str:
+    """How much of a running study the verdicts rest on."""
+    used = sum(value is not None for table in comparisons for row in table.rows for value in row.values)
+    waiting = sum(row.waiting for table in comparisons for row in table.rows)
+    return (
+        f"Live: {used} runs so far, {waiting} without a result yet. The verdicts are preliminary until all have ended."
+    )
+
+
+def _foot(comparisons: Sequence[Comparison], command: str) -> str:
+    """Date, version, code, command and machine: where the page and its runs come from."""
+    envs = [run.record.env or {} for table in comparisons for arm in table.arms for run in arm.runs.values()]
+    summaries = [run.record.summary or {} for table in comparisons for arm in table.arms for run in arm.runs.values()]
+    sources = {source_hash(env["source"])[:8] for env in envs if env.get("source")}
+    places = {", ".join(str(env[key]) for key in ("host", "platform") if env.get(key)) for env in envs} - {""}
+    devices = {str(s.get("processor") or s.get("device")) for s in summaries if s.get("processor") or s.get("device")}
+    facts = {
+        "made": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC by nexus-ablate {__version__}",
+        "command": command,
+        "runs": ", ".join(f"version {v}" for v in sorted({str(env["version"]) for env in envs if env.get("version")})),
+        "source hash": ", ".join(sorted(sources)),
+        "machine": "; ".join([*sorted(places), *sorted(devices)]),
+    }
+    lines = "".join(f"<dt>{name}</dt><dd>{plain(text)}</dd>" for name, text in facts.items() if text)
+    return f"<footer><dl>{lines}</dl></footer>"
+
+
 def _body(comparison: Comparison) -> str:
     """All of one comparison."""
-    head = f"<h1>{plain(title(comparison))}</h1><p class='answer'>{plain(answer(comparison))}</p>"
+    heading = "h2" if comparison.plan.claim else "h1"
+    head = f"<{heading}>{plain(title(comparison))}</{heading}><p class='answer'>{plain(answer(comparison))}</p>"
     head += "".join(f"<p class='muted'>{plain(line)}</p>" for line in basis(comparison))
     head += f"<p class='muted'>fairness: {_counts(comparison)}</p>"
     parts = [
         head,
         _figure(plots.learning_rates(comparison), "Loss of the tuning runs against the learning rate; each arm is "
-                "judged at its best one, ringed (in red at the edge of those tried).", wide=True),
+                "judged at its best one, ringed (in red at the edge of those tried)."),
         _table(comparison, named(comparison, MAIN)),
-        _figure(plots.forest(comparison), "Mean difference with the interval that decides, one dot per seed. In "
-                "the grey band a difference is too small to matter.", wide=True),
-        _section("In words", _sentences(comparison)),
-        _section("Secondary endpoints", _secondary(comparison)),
-        _section("Fairness", _fairness(comparison)),
-        _section("Curves", _curves(comparison)),
-        _section("Costs and stability", _costs(comparison)),
-        _section("Inside the model", _inside(comparison)),
-        _section("What each arm changes", _changes(comparison)),
-        _section("Left out", _list(left_out(comparison)) or "<p>nothing</p>"),
-        _section("How to read this", _legend(comparison)),
+        _figure(plots.forest(comparison), "Mean paired difference with the interval that decides, one dot per seed. In "
+                "the grey band a difference is too small to matter.")
+        or "<p>No difference can be drawn yet: no arm has a pair of runs with the same seed as the baseline.</p>",
+        _section("In words", "Each verdict with the numbers that it rests on.", _sentences(comparison)),
+        _section("Secondary endpoints", "The same comparison for the study's other measures.", _secondary(comparison)),
+        _section("Fairness", "Whether the arms were compared on equal terms.", _fairness(comparison)),
+        _section("Curves", "How the losses and their differences developed during training.", _curves(comparison)),
+        _section("Costs and stability", "What each arm costs, and whether its training was smooth.",
+                 _costs(comparison)),
+        _section("Inside the model", "Diagnostics and evaluations of the trained models, means over seeds.",
+                 _inside(comparison)),
+        _section("What each arm changes", "The keys that differ from the baseline, and what follows from them.",
+                 _changes(comparison)),
+        _section("Left out", "Runs and arms in these folders that no number above rests on.",
+                 _list(left_out(comparison)) or "<p>Nothing was left out.</p>"),
+        _section("How to read this", "The words and columns of this page.", _legend(comparison)),
     ]  # fmt: skip
     return "\n".join(part for part in parts if part)
 
@@ -117,16 +168,22 @@ def _beside(name: str) -> str:
     return Path(__file__).with_name(name).read_text(encoding="utf-8")
 
 
-def _section(name: str, body: str) -> str:
-    return f"<section><h2>{name}</h2>{body}</section>" if body else ""
+def _section(name: str, lead: str, body: str) -> str:
+    return f"<section><h2>{name}</h2><p>{lead}</p>{body}</section>" if body else ""
 
 
 def _list(lines: Sequence[str]) -> str:
     return "<ul>" + "".join(f"<li>{plain(line)}</li>" for line in lines) + "</ul>" if lines else ""
 
 
-def _figure(svg: str, caption: str, wide: bool = False) -> str:
-    return f"<figure{' class=wide' if wide else ''}>{svg}<figcaption>{caption}</figcaption></figure>" if svg else ""
+def _figure(svg: str, caption: str) -> str:
+    return f"<figure>{svg}<figcaption>{caption}</figcaption></figure>" if svg else ""
+
+
+def _cell(head: str, text: str, classes: str = "", key: str | None = None) -> str:
+    """A cell of a table; on a narrow page it stands below its head."""
+    value = "" if key is None else f' data-v="{plain(key)}"'
+    return f'<td class="{classes}" data-head="{plain(head)}"{value}>{plain(text)}</td>'
 
 
 def _counts(comparison: Comparison) -> str:
@@ -154,7 +211,10 @@ def _table(comparison: Comparison, columns: tuple[Column, ...]) -> str:
                 classes += ["word", CLASSES.get(row.verdict.word, "")]
             value = column.order(row) if column.order else column.cell(row)
             key = "" if value is None else value if isinstance(value, str) else repr(float(value))
-            cells.append(f'<td class="{" ".join(classes).strip()}" data-v="{plain(key)}">{text}</td>')
+            cells.append(
+                f'<td class="{" ".join(classes).strip()}" data-head="{plain(column.title)}" '
+                f'data-v="{plain(key)}">{text}</td>'
+            )
         body.append(f"<tr>{''.join(cells)}</tr>")
     return f"<div class=scroll><table><thead><tr>{heads}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
 
@@ -177,53 +237,75 @@ def _sentences(comparison: Comparison) -> str:
 
 def _secondary(comparison: Comparison) -> str:
     body = ""
-    for heading, rows in secondary_lines(comparison):
+    for other, (heading, rows) in zip(comparison.secondary, secondary_lines(comparison), strict=True):
         heads = "".join(f"<th{' class=text' if name in ('arm', 'verdict') else ''}>{name}</th>" for name in SECONDARY)
         lines = "".join(
-            f"<tr><td class='text arm'>{plain(arm)}</td>{''.join(f'<td>{plain(cell)}</td>' for cell in cells)}"
-            f"<td class=text>{plain(verdict)}</td></tr>"
-            for arm, *cells, verdict in rows
+            "<tr>"
+            + "".join(
+                _cell(name, cell, {"arm": "text arm", "verdict": "text"}.get(name, ""))
+                for name, cell in zip(SECONDARY, row, strict=True)
+            )
+            + "</tr>"
+            for row in rows
         )
-        body += f"<h3>{plain(heading)}</h3><div class=scroll><table><thead><tr>{heads}</tr></thead>"
-        body += f"<tbody>{lines}</tbody></table></div>"
+        table = f"<div class=scroll><table><thead><tr>{heads}</tr></thead><tbody>{lines}</tbody></table></div>"
+        picture = _figure(plots.secondary(comparison, other), "Mean paired difference with its interval.")
+        body += f"<h3>{plain(heading)}</h3><div class=plots>{table}{picture}</div>"
     return body
 
 
 def _fairness(comparison: Comparison) -> str:
     rows = "".join(
         f"<tr><td class='text word {CLASSES[check.status]}'>{check.status}</td><td class=text>{plain(check.name)}</td>"
-        f"<td class=text style='white-space:normal'>{plain(check.text)}</td></tr>"
+        f"<td class='text prose'>{plain(check.text)}</td></tr>"
         for check in comparison.checks
     )
     amended = [f"amended {line}" for line in comparison.amendments]
-    return f"<table><tbody>{rows}</tbody></table>{_list(amended)}"
+    return f"<table class=checks><tbody>{rows}</tbody></table>{_list(amended)}"
 
 
 def _curves(comparison: Comparison) -> str:
-    figures = [
-        _figure(plots.slopes(comparison), "Each pair: the baseline's loss (left) and the arm's (right).", wide=True)
-    ]
+    """The losses and their differences, against the budget that is chosen; the losses late, or from the start."""
+    panels = ""
     for axis in AXES:
-        figures.append(
-            _figure(plots.losses(comparison, axis), f"Loss against {plots.BUDGETS[axis]}, one line per run.")
-        )
+        loss = plots.losses(comparison, axis)
+        if not loss:
+            continue
+        against = plots.BUDGETS[axis]
+        late = _figure(loss, f"Loss against {against}, one line per run, from where the arms come apart.")
+        whole = _figure(plots.losses(comparison, axis, whole=True), f"Loss against {against}, one line per run.")
         note = "" if axis == "tokens" else " Descriptive: before the end of its schedule a run still learns."
-        figures.append(
-            _figure(
-                plots.paired_differences(comparison, axis),
-                f"Difference to the baseline at equal {plots.BUDGETS[axis]}.{note}",
-            )
+        gap = _figure(
+            plots.paired_differences(comparison, axis), f"Difference to the baseline at equal {against}.{note}"
         )
-    body = "".join(figures)
+        panels += (
+            f"<div class='panel' data-axis='{axis}'><div class=plots><div class='late'>{late}</div>"
+            f"<div class='whole'>{whole}</div>{gap}</div></div>"
+        )
+    if not panels:
+        return "<p>There is no curve: each run has fewer than two validations.</p>"
+    words = {"tokens": "tokens", "flops": "FLOPs", "seconds": "seconds"}
+    buttons = "".join(
+        f"<button type=button data-axis='{axis}' aria-pressed='{str(axis == AXES[0]).lower()}'>{words[axis]}</button>"
+        for axis in AXES
+    )
+    switch = (
+        f"<p class=switch>against {buttons} <button type=button data-whole aria-pressed=false>whole run</button></p>"
+    )
     names = "".join(f"<span class=name>{_chip(i)}{plain(row.arm)}</span> " for i, row in enumerate(comparison.rows))
-    return f"<p>{names}</p><div class=plots>{body}</div>" if body else ""
+    pairs = _figure(
+        plots.slopes(comparison),
+        "Each pair of runs with the same seed: the baseline's value (grey dot) joined with the arm's.",
+    )
+    return f"<p>{names}</p><div class='curves' data-show='{AXES[0]}'>{switch}{panels}</div>{pairs}"
 
 
 def _costs(comparison: Comparison) -> str:
     pictures = _figure(plots.pareto(comparison), "Loss against speed: lower right is better.")
     strip = _figure(plots.stability(comparison), "Each run's logged steps; a tick is a spike of the training loss, a "
-                    "cross is where it failed to train.", wide=True)  # fmt: skip
-    return _table(comparison, (ARM, *side_columns(comparison))) + f"<div class=plots>{pictures}{strip}</div>"
+                    "cross is where it failed to train.")  # fmt: skip
+    calm = "" if strip else "<p>No run failed to train, and no training loss had a spike.</p>"
+    return _table(comparison, (ARM, *side_columns(comparison))) + calm + f"<div class=plots>{pictures}{strip}</div>"
 
 
 def _inside(comparison: Comparison) -> str:
@@ -240,16 +322,17 @@ def _heat_map(comparison: Comparison, name: str, grid: list[list[float | None]])
     low, high = min(seen), max(seen)
     log = low > 0 and high > 10 * low
 
-    def cell(value: float | None) -> str:
+    def cell(block: int, value: float | None) -> str:
         if value is None:
             return "<td></td>"
         span = math.log(high / low) if log else high - low
         share = 0.0 if not span else (math.log(value / low) if log else value - low) / span
-        return f"<td style='background:color-mix(in srgb,var(--c2) {70 * share:.0f}%,transparent)'>{value:.3g}</td>"
+        colour = f"color-mix(in srgb,var(--heat) {45 * share:.0f}%,transparent)"
+        return f"<td data-head='{block}' style='background:{colour}'>{value:.3g}</td>"
 
     heads = "".join(f"<th>{layer}</th>" for layer in range(max(len(values) for values in grid)))
     rows = "".join(
-        f"<tr><td class='text arm'>{plain(row.arm)}</td>{''.join(cell(v) for v in values)}</tr>"
+        f"<tr><td class='text arm'>{plain(row.arm)}</td>{''.join(cell(n, v) for n, v in enumerate(values))}</tr>"
         for row, values in zip(comparison.rows, grid, strict=True)
         if values
     )
@@ -260,14 +343,17 @@ def _heat_map(comparison: Comparison, name: str, grid: list[list[float | None]])
 
 
 def _changes(comparison: Comparison) -> str:
+    heads = ("arm", "", "key", "baseline", "arm's")
     rows = []
     for row in comparison.rows[1:]:
         for kind, differences in (("requested", row.requested), ("follows", row.followed)):
             for key, (base_value, value) in differences.items():
                 cells = (row.arm, kind, key, base_value or "–", value or "–")
-                rows.append("<tr>" + "".join(f"<td class='text arm'>{plain(cell)}</td>" for cell in cells) + "</tr>")
-    heads = "".join(f"<th class=text>{name}</th>" for name in ("arm", "", "key", "baseline", "arm's"))
-    return f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table>" if rows else ""
+                shown = "".join(_cell(head, cell, "text arm") for head, cell in zip(heads, cells, strict=True))
+                rows.append(f"<tr>{shown}</tr>")
+    names = "".join(f"<th class=text>{name}</th>" for name in heads)
+    table = f"<table><thead><tr>{names}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+    return f"<div class=scroll>{table}</div>" if rows else ""
 
 
 def _legend(comparison: Comparison) -> str:

@@ -3,58 +3,148 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from nexus_ablate.comparison.arms import Arm
 from nexus_ablate.comparison.curves import spikes
+from nexus_ablate.comparison.findings import Across
 from nexus_ablate.comparison.load import Trained
-from nexus_ablate.comparison.result import Comparison
+from nexus_ablate.comparison.result import Comparison, Secondary
 from nexus_ablate.comparison.statistics import Array
-from nexus_ablate.report.svg import Frame, colour, hover, tick_text
-from nexus_ablate.report.table import compact, delta, direction, interval_of
+from nexus_ablate.console import middle
+from nexus_ablate.report.svg import LETTER, Frame, colour, hover, tick_text
+from nexus_ablate.report.table import bounds, compact, delta, direction, interval_of
 
 LINE_POINTS = 4000
 """Points of all lines of a picture together: a report of a thousand runs must still open."""
-NAME_LETTERS = 34
+NAME_LETTERS = 32
 BUDGETS = {"tokens": "training tokens", "flops": "training FLOPs", "seconds": "seconds of training"}
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One interval of a picture of intervals: a name over it, its ends, the mean, and a dot per seed.
+
+    Attributes:
+        dots: Value and hover text per seed.
+        text: What is shown when the pointer rests on the bar.
+        note: Words to the right of the name, such as the verdict.
+    """
+
+    name: str
+    low: float
+    mean: float
+    high: float
+    stroke: str
+    text: str
+    note: str = ""
+    dots: tuple[tuple[float, str], ...] = ()
+
+
+def intervals(bars: Sequence[Bar], axis: str, band: float, limit: float, title: str) -> str:
+    """Intervals below one another, each under its name, with zero and the band in which a difference doesn't matter.
+
+    Args:
+        axis: The label of the x axis.
+        band: Half the width of the band; 0: none.
+        limit: Largest distance from zero that is drawn; farther means become arrows.
+        title: For screen readers.
+    """
+    if not bars:
+        return ""
+    ends = [band, -band]
+    ends += [
+        end for bar in bars for end in (bar.low, bar.mean, bar.high, *(d for d, _ in bar.dots)) if abs(end) <= limit
+    ]
+    pad = 0.04 * (max(ends) - min(ends)) or 1e-6
+    frame = Frame((min(ends) - pad, max(ends) + pad), (-0.4, len(bars) - 0.4), height=62 + 40 * len(bars), left=14)
+    left, right = frame.x(-band), frame.x(band)
+    frame.add("rect", x=left, y=frame.top, width=right - left, height=frame.bottom - frame.top, class_="band")
+    frame.axes(axis, y_ticks=False)
+    frame.add("line", x1=frame.x(0), x2=frame.x(0), y1=frame.top, y2=frame.bottom, class_="zero")
+    for number, bar in enumerate(bars):
+        y = len(bars) - 1 - number
+        frame.words(frame.left, frame.y(y) - 9, _short(bar.name), class_="over")
+        frame.words(frame.right, frame.y(y) - 9, bar.note, "end", "over")
+        for value, text in bar.dots:
+            if frame.x_range[0] <= value <= frame.x_range[1]:
+                frame.dot(value, y - 0.22, bar.stroke, 2.4, text, "seed")
+        if abs(bar.mean) > limit:
+            side, at = ("end", frame.right) if bar.mean > 0 else ("start", frame.left)
+            frame.words(at, frame.y(y) + 6, f"{bar.mean:+.3f} →" if bar.mean > 0 else f"← {bar.mean:+.3f}", side)
+        else:
+            inside = [min(max(end, frame.x_range[0]), frame.x_range[1]) for end in (bar.low, bar.high)]
+            frame.line(inside, [y, y], bar.stroke, "interval", bar.text)
+            frame.dot(bar.mean, y, bar.stroke, 4.5, bar.text)
+    return frame.svg(title)
 
 
 def forest(comparison: Comparison) -> str:
     """Each arm's mean difference with its simultaneous interval, a dot for each seed, the equivalence band."""
-    rows = [row for row in comparison.rows[1:] if delta(row) is not None]
-    if not rows:
-        return ""
-    limit = _reach(comparison)
-    ends = [comparison.delta_min, -comparison.delta_min]
-    ends += [e for row in rows if row.effect for e in (row.effect.low, row.effect.high) if abs(e) <= limit]
-    ends += [d for row in rows for d in row.differences if d is not None and abs(d) <= limit]
-    pad = 0.04 * (max(ends) - min(ends)) or 1e-6
-    frame = Frame((min(ends) - pad, max(ends) + pad), (-0.5, len(rows) - 0.5), 760, 62 + 26 * len(rows), left=230)
-    left, right = (frame.x(sign * comparison.delta_min) for sign in (-1, 1))
-    frame.add("rect", x=left, y=frame.top, width=right - left, height=frame.bottom - frame.top, class_="band")
-    frame.axes(f"difference to {comparison.baseline}, {direction(comparison)}", y_ticks=False)
-    frame.add("line", x1=frame.x(0), x2=frame.x(0), y1=frame.top, y2=frame.bottom, class_="zero")
-    for i, row in enumerate(rows):
-        y, stroke = len(rows) - 1 - i, colour(comparison.rows.index(row))
-        frame.words(frame.left - 8, frame.y(y) + 4, _short(row.arm), "end")
-        for seed, d in zip(row.seeds, row.differences, strict=True):
-            if d is not None and frame.x_range[0] <= d <= frame.x_range[1]:
-                frame.dot(d, y - 0.27, stroke, 2.2, f"{row.arm}, seed {seed}: {row.endpoint.signed(d)}", "seed")
+    bars = []
+    for i, row in enumerate(comparison.rows):
         centre = delta(row)
-        assert centre is not None
-        if abs(centre) > limit:
-            side, at, text = (
-                ("end", frame.right, f"{centre:+.3f} →") if centre > 0 else ("start", frame.left, f"← {centre:+.3f}")
-            )
-            frame.words(at, frame.y(y) + 4, text, side)
-        elif row.effect:
-            label = f"{row.arm}: {row.endpoint.signed(centre)} {interval_of(row)}"
-            ends = [min(max(e, frame.x_range[0]), frame.x_range[1]) for e in (row.effect.low, row.effect.high)]
-            frame.line(ends, [y, y], stroke, "interval", label)
-            frame.dot(centre, y, stroke, 4.5, label)
-    return frame.svg("differences to the baseline with intervals")
+        if i == 0 or centre is None:
+            continue
+        low, high = (row.effect.low, row.effect.high) if row.effect else (centre, centre)
+        text = f"{row.arm}: {row.endpoint.signed(centre)} {interval_of(row)}"
+        dots = tuple(
+            (d, f"{row.arm}, seed {seed}: {row.endpoint.signed(d)}")
+            for seed, d in zip(row.seeds, row.differences, strict=True)
+            if d is not None
+        )
+        note = row.verdict.word if row.verdict else ""
+        bars.append(Bar(row.arm, low, centre, high, colour(i), text, note, dots))
+    label = f"difference to {_short(comparison.baseline)}, {direction(comparison)}"
+    title = "differences to the baseline with intervals"
+    return intervals(bars, label, comparison.delta_min, _reach(comparison), title)
+
+
+def secondary(comparison: Comparison, other: Secondary) -> str:
+    """Each arm's difference in a secondary endpoint with its interval; on a logarithmic scale, as its logarithm."""
+    bars = [
+        Bar(
+            row.arm,
+            row.effect.low,
+            row.effect.delta,
+            row.effect.high,
+            colour(i),
+            f"{row.arm}: {other.endpoint.signed(row.effect.delta)} {bounds(other.endpoint, row.effect)}",
+            other.endpoint.signed(row.effect.delta),
+        )
+        for i, row in enumerate(other.rows)
+        if row.effect
+    ]
+    unit = "natural logarithm of the ratio" if other.endpoint.log else other.endpoint.axis()
+    return intervals(
+        bars,
+        f"difference, {unit}",
+        0.0,
+        _farthest(bars),
+        f"differences in {other.endpoint.name} with intervals",
+    )
+
+
+def strata(names: Sequence[str], across: Sequence[Across]) -> str:
+    """Each arm's difference in each stratum with its interval."""
+    bars = [
+        Bar(
+            f"{one.arm} in {name}",
+            row.effect.low,
+            row.effect.delta,
+            row.effect.high,
+            colour(i + 1),
+            f"{one.arm} in {name}: {row.endpoint.signed(row.effect.delta)} {interval_of(row)}",
+            row.verdict.word if row.verdict else "",
+        )
+        for i, one in enumerate(across)
+        for name, row in zip(names, one.rows, strict=True)
+        if row is not None and row.effect
+    ]
+    return intervals(bars, "difference to the baseline", 0.0, _farthest(bars), "differences by stratum with intervals")
 
 
 def slopes(comparison: Comparison) -> str:
@@ -62,33 +152,31 @@ def slopes(comparison: Comparison) -> str:
     rows = [row for row in comparison.rows[1:] if delta(row) is not None]
     base = comparison.rows[0]
     values = [v for row in (base, *rows) for v in row.values if v is not None]
-    if not rows or not values or not comparison.plan.paired:
+    if not rows or not values:
         return ""
     low, high = min(values), max(values)
     pad = 0.05 * (high - low)
-    frame = Frame((-0.2, len(rows) - 0.2), (low - pad, high + pad), max(320, 96 * len(rows) + 80), 300)
-    frame.axes("", comparison.endpoint.unit or comparison.endpoint.name)
-    frame.add("rect", x=frame.left, y=frame.bottom + 1, width=frame.right, height=20, class_="cover")
+    frame = Frame((-0.2, len(rows) - 0.3), (low - pad, high + pad), height=240, bottom=10)
+    frame.axes("", comparison.endpoint.unit or comparison.endpoint.name, x_ticks=False)
     for i, row in enumerate(rows):
         stroke = colour(comparison.rows.index(row))
         for seed, value, base_value in zip(row.seeds, row.values, base.values, strict=True):
             if value is not None and base_value is not None:
-                frame.line(
-                    [i, i + 0.5],
-                    [base_value, value],
-                    stroke,
-                    "pair",
-                    f"seed {seed}: {row.endpoint.value(base_value)} to {row.endpoint.value(value)}",
-                )
+                text = f"{row.arm}, seed {seed}: {row.endpoint.value(base_value)} to {row.endpoint.value(value)}"
+                frame.line([i, i + 0.5], [base_value, value], stroke, "pair", text)
                 frame.dot(i, base_value, "var(--muted)", 2.5)
-                frame.dot(i + 0.5, value, stroke, 2.5)
-        frame.words(frame.x(i + 0.25), frame.bottom + 16, _short(row.arm, 15), "middle")
+                frame.dot(i + 0.5, value, stroke, 2.5, text)
     return frame.svg("losses of each pair of runs")
 
 
-def losses(comparison: Comparison, axis: str) -> str:
-    """Validation loss against tokens, FLOPs or seconds: one thin line per run."""
-    runs = [(i, arm, run) for i, arm in enumerate(comparison.arms) for run in arm.runs.values() if len(run.curves.val)]
+def losses(comparison: Comparison, axis: str, whole: bool = False) -> str:
+    """Validation loss against tokens, FLOPs or seconds: one thin line per run.
+
+    The first validations are far above all others. Without `whole` the picture starts after them.
+    """
+    runs = [
+        (i, arm, run) for i, arm in enumerate(comparison.arms) for run in arm.runs.values() if len(run.curves.val) > 1
+    ]
     if not runs:
         return ""
     points = _points(len(runs))
@@ -98,9 +186,10 @@ def losses(comparison: Comparison, axis: str) -> str:
     seen = seen[np.isfinite(seen)]
     if not len(seen) or not ends:
         return ""
-    # The first validations are far above all others; the picture is about the rest.
-    top = float(min(seen.max(), max(np.quantile(seen, 0.9), max(_inner(ends)))))
-    frame = Frame((0, max(float(x[-1]) for *_, x, _ in lines)), (float(seen.min()), top))
+    top = float(seen.max() if whole else min(seen.max(), max(np.quantile(seen, 0.75), max(_inner(ends)))))
+    starts = [float(x[y <= top][0]) for *_, x, y in lines if (y <= top).any()]
+    first, last = 0.0 if whole else min(starts), max(float(x[-1]) for *_, x, _ in lines)
+    frame = Frame((first, last), (float(seen.min()), top))
     frame.axes(BUDGETS[axis], "validation loss, nats per token")
     for i, arm, run, x, y in lines:
         frame.line(x, np.where(y <= top, y, np.nan), colour(i), "thin", f"{arm.label}, seed {run.seed}")
@@ -130,7 +219,9 @@ def paired_differences(comparison: Comparison, axis: str) -> str:
     ends += [comparison.delta_min, -comparison.delta_min] if judged else [0.0]
     pad = 0.15 * (max(ends) - min(ends)) or 1e-6
     low, high = min(ends) - pad, max(ends) + pad
-    frame = Frame((0, max(float(grid[-1]) for _, _, grid, _ in lines)), (low, high))
+    frame = Frame(
+        (min(float(grid[0]) for _, _, grid, _ in lines), max(float(g[-1]) for _, _, g, _ in lines)), (low, high)
+    )
     frame.axes(BUDGETS[axis], "difference, nats per token")
     frame.add("line", x1=frame.left, x2=frame.right, y1=frame.y(0), y2=frame.y(0), class_="zero")
     for i, arm, grid, gaps in lines:
@@ -143,23 +234,28 @@ def paired_differences(comparison: Comparison, axis: str) -> str:
 
 
 def stability(comparison: Comparison) -> str:
-    """One line per run, with a tick at each spike of the training loss and a cross where it failed to train."""
+    """One line per run, with a tick at each spike of the training loss and a cross where it failed to train.
+
+    '' where there is neither.
+    """
     runs = [(i, row, arm, run) for i, (row, arm) in enumerate(zip(comparison.rows, comparison.arms, strict=True))
             for run in arm.runs.values() if len(run.curves.train)]  # fmt: skip
-    if not runs:
+    spiked = [np.nonzero(spikes(run.curves.train))[0] for *_, run in runs]
+    if not any(map(len, spiked)) and not any(run.seed in row.failed for _, row, _, run in runs):
         return ""
     height = 6 if len(runs) < 200 else 2
     longest = max(len(run.curves.train) for *_, run in runs)
-    frame = Frame((0, longest), (0, 1), 760, 52 + height * len(runs) + 8 * len(comparison.rows), left=230)
+    arms = len({i for i, *_ in runs})
+    frame = Frame((0, longest), (0, 1), height=40 + height * len(runs) + 28 * arms, left=14)
     at, before = float(frame.top), -1
-    for i, row, arm, run in runs:
+    for (i, row, arm, run), places in zip(runs, spiked, strict=True):
         if i != before:
-            at += 8
-            frame.words(frame.left - 8, at + 6, _short(arm.label), "end")
+            at += 22
+            frame.words(frame.left, at - 6, _short(arm.label))
         before = i
         end = frame.x(len(run.curves.train))
         frame.add("line", x1=frame.left, x2=end, y1=at, y2=at, class_="strip", style=f"stroke:{colour(i)}")
-        for spike in np.nonzero(spikes(run.curves.train))[0]:
+        for spike in places:
             frame.add("line", x1=frame.x(float(spike)), x2=frame.x(float(spike)), y1=at - 3, y2=at + 3, class_="spike")
         if run.seed in row.failed:
             title = f"{arm.label}, seed {run.seed}: {row.failed[run.seed]}"
@@ -179,21 +275,34 @@ def pareto(comparison: Comparison) -> str:
     means = [mean + sign * (sd or 0.0) for _, mean, _, sd in points for sign in (-1, 1)]
     pad_x = 0.15 * (max(speeds) - min(speeds)) or 0.05 * speeds[0]
     pad_y = 0.12 * (max(means) - min(means)) or 0.01 * means[0]
-    frame = Frame((min(speeds) - pad_x, max(speeds) + pad_x), (min(means) - pad_y, max(means) + pad_y))
+    frame = Frame((min(speeds) - pad_x, max(speeds) + pad_x), (min(means) - pad_y, max(means) + pad_y), height=340)
     frame.axes("tokens per second", comparison.endpoint.unit or comparison.endpoint.name)
-    placed: list[tuple[float, float]] = []
+    placed: list[tuple[float, float, float]] = []
     for i, mean, speed, sd in sorted(points, key=lambda item: -item[1]):
         name = comparison.rows[i].arm
         if sd:
             frame.line([speed, speed], [mean - sd, mean + sd], colour(i), "thin")
         frame.dot(speed, mean, colour(i), 4.5, f"{name}: {mean:.4f} at {compact(speed)} tokens/s")
-        side = "end" if frame.x(speed) > 0.6 * frame.right else "start"
-        at = frame.y(mean) + 4
-        while any(abs(frame.x(speed) - x) < 150 and abs(at - y) < 12 for x, y in placed):
-            at += 3  # labels below one another where points are close
-        placed.append((frame.x(speed), at))
-        frame.words(frame.x(speed) + (-8 if side == "end" else 8), at, _short(name, 24), side)
+        x, text = frame.x(speed), _short(name, 20)
+        width, side = LETTER * len(text), "end" if x > (frame.left + frame.right) / 2 else "start"
+        left = x - 8 - width if side == "end" else x + 8
+        if at := _free(placed, left, left + width, frame.y(mean) + 4, frame.top + 12, frame.bottom - 4):
+            placed.append((left, left + width, at))
+            frame.words(x + (-8 if side == "end" else 8), at, text, side)
     return frame.svg("loss against speed")
+
+
+def _free(
+    placed: Sequence[tuple[float, float, float]], left: float, right: float, at: float, top: float, bottom: float
+):
+    """The height nearest to `at` where a label touches none of those placed (left, right, height); None: nowhere."""
+    for step in range(0, 400, 2):
+        for y in (at + step, at - step):
+            if top <= y <= bottom and all(
+                left > end or right < start or abs(y - height) >= 18 for start, end, height in placed
+            ):
+                return y
+    return None
 
 
 def learning_rates(comparison: Comparison) -> str:
@@ -217,6 +326,12 @@ def learning_rates(comparison: Comparison) -> str:
             edge = "edge" if row.lr_edge else "best"
             frame.dot(row.best_lr, means[row.best_lr], "none", 7, f"{row.arm}: best {row.best_lr:g}, {edge}", edge)
     return frame.svg("tuning loss over the learning rate")
+
+
+def _farthest(bars: Sequence[Bar]) -> float:
+    """A limit that leaves out what is far beyond most of the intervals."""
+    ends = [max(abs(bar.low), abs(bar.high)) for bar in bars]
+    return 8 * float(np.median(ends)) if ends else 0.0
 
 
 def _gap(arm_run: Trained, twin: Trained, axis: str, grid: Array) -> Array:
@@ -249,4 +364,4 @@ def _inner(values: Iterable[float]) -> list[float]:
 
 
 def _short(name: str, letters: int = NAME_LETTERS) -> str:
-    return name if len(name) <= letters else name[: letters - 1] + "…"
+    return middle(name, letters)

@@ -1,6 +1,7 @@
 """SVG drawings: a frame with axes that takes lines, dots and bands. The page defines the colours.
 
-The report has these and not matplotlib's: they follow the page's light and dark theme, say a point's numbers under the
+Every picture is 520 units wide, so one rule of the page keeps its text readable on a phone and on a large screen. The
+report has these and not matplotlib's: they follow the page's light and dark theme, say a point's numbers under the
 pointer, and keep a report of a thousand runs below one megabyte.
 """
 
@@ -10,8 +11,13 @@ import math
 from collections.abc import Iterable
 from html import escape
 
+from nexus_ablate.console import middle
 from nexus_ablate.errors import printable
 
+WIDTH = 520
+"""Units of every picture. The page shows them as 342 to 640 pixels."""
+LETTER = 9.5
+"""Units of a letter at most: on a narrow window the text is larger in proportion."""
 COLOURS = 10
 """The page defines --c0 to --c9."""
 
@@ -27,21 +33,23 @@ class Frame:
         x: Lowest and highest x.
         y: Lowest and highest y.
         log_x: Logarithmic x.
-        left: Pixels left of the plot, for tick labels.
+        left: Units left of the plot, for tick labels.
+        bottom: Units below it.
     """
 
     def __init__(
         self,
         x: tuple[float, float],
         y: tuple[float, float],
-        width: int = 520,
+        width: int = WIDTH,
         height: int = 280,
         left: int = 62,
         right: int = 14,
+        bottom: int = 40,
         log_x: bool = False,
     ) -> None:
         self.width, self.height = width, height
-        self.left, self.top, self.right, self.bottom = left, 10, width - right, height - 40
+        self.left, self.top, self.right, self.bottom = left, 10, width - right, height - bottom
         self._log = log_x
         self.x_range, self.y_range = _wide(x), _wide(y)
         self._parts: list[str] = []
@@ -91,27 +99,32 @@ class Frame:
         """Text at a pixel."""
         self.add("text", plain(text), x=x, y=y, text_anchor=anchor, class_=class_ or None)
 
-    def axes(self, x_label: str, y_label: str = "", y_ticks: bool = True) -> None:
+    def axes(self, x_label: str, y_label: str = "", y_ticks: bool = True, x_ticks: bool = True) -> None:
         low, high = self.x_range
-        for tick in _log_ticks(low, high) if self._log else ticks(low, high, 6):
-            at = self.x(tick)
+        room = 0.0
+        for tick in (_log_ticks(low, high) if self._log else ticks(low, high, 5)) if x_ticks else ():
+            at, text = self.x(tick), tick_text(tick, high - low)
             self.add("line", x1=at, x2=at, y1=self.top, y2=self.bottom, class_="grid")
-            self.words(at, self.bottom + 15, tick_text(tick, high - low), "middle")
+            half = LETTER * len(text) / 2
+            if at - half >= room and at + half <= self.width:  # labels never touch
+                self.words(at, self.bottom + 16, text, "middle")
+                room = at + half + LETTER
         for tick in ticks(*self.y_range, 5) if y_ticks else []:
             at = self.y(tick)
             self.add("line", x1=self.left, x2=self.right, y1=at, y2=at, class_="grid")
             self.words(self.left - 6, at + 4, tick_text(tick, self.y_range[1] - self.y_range[0]), "end")
-        self.words((self.left + self.right) / 2, self.height - 6, x_label, "middle", "label")
+        letters = int(2 * min(self.right - (self.left + self.right) / 2, (self.left + self.right) / 2) / (0.9 * LETTER))
+        self.words((self.left + self.right) / 2, self.height - 6, middle(x_label, letters), "middle", "label")
         if y_label:
-            middle = (self.top + self.bottom) / 2
+            centre = (self.top + self.bottom) / 2
             self.add(
                 "text",
                 plain(y_label),
                 x=13,
-                y=middle,
+                y=centre,
                 text_anchor="middle",
-                class_="label",
-                transform=f"rotate(-90 13 {middle:.0f})",
+                class_="label upright",
+                transform=f"rotate(-90 13 {centre:.0f})",
             )
 
     def svg(self, title: str) -> str:

@@ -132,7 +132,7 @@ INTERVAL = Column("interval", "the one that decides: simultaneous over all arms"
 P = Column("p", "adjusted for the number of arms", lambda r: p_text(r.effect.p) if r.effect else NOTHING, _effect("p"))
 VERDICT = Column("verdict", "see below", lambda r: str(r.verdict) if r.verdict else "baseline")
 
-NARROW = (ARM, SEEDS, VALUE, DELTA, VERDICT)
+NARROW = (ARM, VERDICT, DELTA, VALUE, SEEDS)
 MORE = (
     Column(
         "delta/SD",
@@ -213,7 +213,7 @@ RATES = (
         _mean("at_shared_lr"),
     ),
 )
-MAIN = (ARM, SEEDS, VALUE, DELTA, INTERVAL, P, *MORE[:3], VERDICT)
+MAIN = (ARM, VERDICT, DELTA, INTERVAL, VALUE, SEEDS, P, *MORE[:3])
 
 
 def named(comparison: Comparison, columns: tuple[Column, ...]) -> tuple[Column, ...]:

@@ -15,6 +15,7 @@ from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.console import open_console, sparkline
 from nexus_ablate.errors import printable
 from nexus_ablate.runs import read_rows
+from nexus_ablate.runs.lookup import DEFAULT, id_of
 
 BAR_SECONDS = 0.2  # between drawings of the bar
 LINE_SECONDS = 30.0  # between lines where there is no terminal
@@ -120,7 +121,8 @@ class Display:
         self.console.print(table(facts))
         where = escape(printable(str(path), 4096))
         self.console.print(f"[dim]saved to[/dim]   {where}", soft_wrap=True)
-        self.console.print(f"[dim]next[/dim]       nexus-ablate show {where}", soft_wrap=True)
+        run = id_of(path) if path.absolute().is_relative_to(DEFAULT.absolute()) else where
+        self.console.print(f"[dim]next[/dim]       nexus-ablate show {run}", soft_wrap=True)
 
 
 def table(facts: dict[str, str]):

@@ -1,0 +1,92 @@
+"""`nexus-ablate sample RUN --prompt TEXT`: text that a trained model writes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from nexus_ablate import errors
+from nexus_ablate.cli.verb import Flag, Verb, positive, whole
+
+if TYPE_CHECKING:
+    import torch
+
+    from nexus_ablate.model import GPT
+
+VERB = Verb(
+    "sample",
+    "text from a trained or an imported model",
+    "RUN",
+    (
+        ('sample last --prompt "def main("', "the run that changed last continues a prompt"),
+        ("sample 1a2b3c4d --tokens 500 --temperature 0.7", "a run by its id, from the start of a text"),
+        ("sample 1a2b3c4d --seed 1", "another sample; the same seed gives the same text"),
+    ),
+    (
+        Flag("--prompt", "TEXT", "the beginning of the text"),
+        Flag("--tokens", "N", "tokens to write (200)", whole("--tokens", 200, most=100_000)),
+        Flag("--temperature", "X", "below 1 likelier tokens, above 1 more surprising ones (1)",
+             positive("--temperature", 1.0, 100.0)),
+        Flag("--seed", "N", "of the random numbers (1)", whole("--seed", 1)),
+    ),
+    "Reads the run's newest checkpoint. The model sees as many tokens as in training (model.context).",
+    "one run",
+    kind="results",
+)  # fmt: skip
+
+
+def run(words: list[str], flags: dict[str, Any]) -> int:
+    """Print the prompt and the text that follows it."""
+    from nexus_ablate.runs.lookup import run_at
+
+    if len(words) != 1:
+        raise errors.ConfigError("sample takes one run", " ".join(words), f"nexus-ablate sample {words[0]}")
+    path = run_at(words[0], "sample")
+
+    import torch
+
+    from nexus_ablate.runs import read_run
+    from nexus_ablate.training.evaluation import restore
+
+    config, data, model = restore(read_run(path))
+    prompt = flags.get("prompt", "")
+    tokens = torch.tensor([*(data.tokenizer.encode(prompt) if prompt else data.tokenizer.separator)], dtype=torch.long)
+    generator = torch.Generator().manual_seed(flags.get("seed", 1))
+    wanted, temperature = flags.get("tokens", 200), flags.get("temperature", 1.0)
+    written = generate(model, tokens, wanted, temperature, config.model.context, data.vocab_size, generator)
+    print(prompt + visible(data.tokenizer.decode(written.numpy())))
+    return errors.OK
+
+
+def generate(
+    model: GPT,
+    tokens_T: torch.Tensor,
+    count: int,
+    temperature: float,
+    context: int,
+    vocab_size: int,
+    generator: torch.Generator,
+) -> torch.Tensor:
+    """The (count,) tokens that a model writes after a prompt, one after the other.
+
+    Args:
+        model: In evaluation mode.
+        tokens_T: The prompt, at least one token.
+        count: How many.
+        temperature: The logits are divided by it.
+        context: Most tokens that the model sees at once.
+        vocab_size: Tokens of the tokenizer; the embedding can have further rows.
+        generator: Of the random numbers.
+    """
+    import torch
+
+    with torch.no_grad():
+        for _ in range(count):
+            logits_V = model(tokens_T[None, -context:])[0, -1, :vocab_size].float()
+            token = torch.multinomial(torch.softmax(logits_V / temperature, 0), 1, generator=generator)
+            tokens_T = torch.cat((tokens_T, token))
+    return tokens_T[len(tokens_T) - count :]
+
+
+def visible(text: str) -> str:
+    """A model's text without the control characters that would act on a terminal."""
+    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)

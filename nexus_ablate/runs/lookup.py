@@ -1,0 +1,52 @@
+"""Finding a run by what a user types: its directory, the start of its id, or `last`."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from nexus_ablate.errors import ConfigError, UserError
+from nexus_ablate.runs.record import find_runs, has_status
+
+DEFAULT = Path("runs")
+"""Where ids and `last` are looked up: the default `runs_dir`."""
+LAST = "last"
+_ID = re.compile(r"[0-9a-f]{3,8}(?:-r\d+)?")
+
+
+def id_of(path: Path) -> str:
+    """A run's short id: the hash in its directory's name, with `-rN` for a rerun."""
+    return path.name.partition("-")[2]
+
+
+def run_at(word: str, verb: str) -> Path:
+    """The directory of the run that a word names.
+
+    Args:
+        word: A run directory, an id or its first three letters or more, or `last`: the run that changed last.
+        verb: The verb that it was typed after, for the error.
+
+    Raises:
+        UserError: There is no such run, or several.
+    """
+    path = Path(word)
+    if has_status(path):
+        return path
+    if path.is_dir():
+        inside = find_runs([path])
+        got = f"{word}, a folder of {len(inside)} runs"
+        fix = f"nexus-ablate {verb} {os.path.relpath(inside[-1])}" if inside else "nexus-ablate runs"
+        raise ConfigError(f"{verb} takes one run", got, fix)
+    is_id = _ID.fullmatch(word)
+    if not is_id and word != LAST:
+        raise UserError(f"{word} is not a run", "no such directory", "nexus-ablate runs lists them with their ids")
+    runs = find_runs([DEFAULT]) if DEFAULT.is_dir() else []
+    matches = [run for run in runs if word in (LAST, id_of(run))] or [r for r in runs if id_of(r).startswith(word)]
+    ids = sorted({id_of(run) for run in matches})
+    if word != LAST and len(ids) > 1:
+        raise ConfigError(f"{len(ids)} ids start with {word}", ", ".join(ids[:4]), f"nexus-ablate {verb} {ids[0]}")
+    if matches:  # two experiments can have the same run
+        return max(matches, key=lambda run: os.lstat(run / "status.json").st_mtime)
+    got = f"{word}, among {len(runs)} runs in {DEFAULT}/"
+    raise ConfigError("there is no such run", got, "nexus-ablate runs lists them; or give the run's directory")

@@ -1,0 +1,184 @@
+"""The report in a browser: nothing wider than the page, readable text, working switches."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from html import escape
+
+import numpy as np
+import pytest
+from written_runs import Writer
+
+from nexus_ablate.cli import main
+from nexus_ablate.comparison.result import compare
+from nexus_ablate.report import page, plots
+from nexus_ablate.report.page import html
+
+LONG = ("norm=layer", "placement=sandwich", "position=learned", "qk_norm=rms", "weight_decay=0.3", "train.batch_size=2")
+WIDTHS = (390, 768, 1280, 1920)
+
+MEASURE = """<script>
+const rgb = text => { const c = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
+  c.clearRect(0, 0, 1, 1); c.fillStyle = text; c.fillRect(0, 0, 1, 1); return [...c.getImageData(0, 0, 1, 1).data]; };
+const light = ([r, g, b]) => { const f = [r, g, b].map(v => { v /= 255;
+  return v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4; });
+  return 0.2126 * f[0] + 0.7152 * f[1] + 0.0722 * f[2]; };
+const behind = element => { const layers = [];
+  for (let e = element; e; e = e.parentElement) layers.push(rgb(getComputedStyle(e).backgroundColor));
+  return layers.reverse().reduce((under, [r, g, b, a]) => under.map((u, i) => u + ([r, g, b][i] - u) * a / 255),
+    [255, 255, 255]); };
+const report = {width: innerWidth, wide: [], clipped: [], faint: [], overlapping: []};
+document.querySelectorAll('details').forEach(d => d.open = true);
+const name = e => e.tagName + '.' + (e.getAttribute('class') || '') + ' ' + e.textContent.trim().slice(0, 40);
+for (const e of document.body.querySelectorAll('*')) {
+  const box = e.getBoundingClientRect();
+  if (!box.width || ['SCRIPT', 'STYLE', 'title'].includes(e.tagName)) continue;
+  if (box.right > innerWidth + 0.5 || box.left < -0.5) report.wide.push(name(e));
+  if (e.scrollWidth > e.clientWidth + 1 && getComputedStyle(e).overflowX !== 'visible') report.clipped.push(name(e));
+  if (![...e.childNodes].some(n => n.nodeType === 3 && n.data.trim())) continue;
+  const style = getComputedStyle(e);
+  const [one, two] = [light(rgb(e.closest('svg') ? style.fill : style.color)), light(behind(e))].sort((a, b) => b - a);
+  if ((one + 0.05) / (two + 0.05) < 4.5) report.faint.push(name(e));
+  const scale = e.closest('svg') ? Math.hypot(e.getScreenCTM().a, e.getScreenCTM().b) : 1;
+  if (parseFloat(style.fontSize) * scale < 9.5) report.faint.push('small ' + name(e));
+}
+for (const svg of document.querySelectorAll('svg')) {
+  const texts = [...svg.querySelectorAll('text')].filter(t => !t.matches('.upright,.broken'));
+  const boxes = texts.map(t => t.getBoundingClientRect());
+  boxes.forEach((a, i) => boxes.slice(i + 1).forEach((b, j) => {
+    const beside = a.right < b.left + 1 || b.right < a.left + 1, above = a.bottom < b.top + 3 || b.bottom < a.top + 3;
+    if (a.width && b.width && !beside && !above)
+      report.overlapping.push(texts[i].textContent + ' | ' + texts[i + 1 + j].textContent);
+  }));
+}
+parent.document.title = 'measured ' + JSON.stringify(report);
+</script>"""
+
+
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory):
+    """Two arms with long and short names, one of them with failures, and layers with values that span decades."""
+    writer = Writer(tmp_path_factory.mktemp("report") / "runs", "mine")
+    rng = np.random.default_rng(0)
+    writer.arm(losses=list(2 + rng.normal(0, 0.01, 5)))
+    writer.arm(*LONG, losses=list(2.1 + rng.normal(0, 0.01, 5)))
+    writer.arm("norm=dyt", losses=[2.05, 2.06, 2.04, 2.05])
+    writer.run("norm=dyt", seed=4, state="diverged")
+    return compare(writer.root)
+
+
+def measured(page, width, dark, folder):
+    """What `MEASURE` finds in a page at a width, in the light or in the dark theme.
+
+    The page is in a frame, because a window of the browser is at least 500 pixels wide.
+    """
+    path = folder / "page.html"
+    frame = escape(page.replace("</body>", MEASURE + "</body>"))
+    path.write_text(f'<iframe style="width:{width}px; height:900px; border:0" srcdoc="{frame}"></iframe>')
+    done = subprocess.run(
+        ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--window-size=2000,1000",
+         f"--blink-settings=preferredColorScheme={0 if dark else 1}", "--dump-dom", f"file://{path}"],
+        capture_output=True, text=True, timeout=120, env={**os.environ, "HOME": str(folder)}, check=True,
+    )  # fmt: skip
+    found = re.search(r"<title>measured (.*?)</title>", done.stdout)
+    assert found is not None, done.stdout[:500]
+    report = json.loads(found[1].replace("&amp;", "&").replace("&lt;", "<").replace("&gt;", ">"))
+    assert report.pop("width") == width
+    return report
+
+
+NOTHING = {"wide": [], "clipped": [], "faint": [], "overlapping": []}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("chromium"), reason="needs chromium")
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_nothing_is_wider_than_the_page_clipped_too_faint_or_on_top_of_another(comparison, tmp_path, width, dark):
+    assert measured(html([comparison]), width, dark, tmp_path) == NOTHING
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("chromium"), reason="needs chromium")
+@pytest.mark.parametrize(
+    ("rule", "replacement", "problem"),
+    [
+        ("table.classList.add('stacked')", "void 0", "clipped"),
+        ("--muted:#5f6672", "--muted:#a0a6b2", "faint"),
+        ("svg { font-size:15.5px }", "svg { font-size:9px }", "faint"),
+        ("svg { font-size:15.5px }", "svg { font-size:40px }", "overlapping"),
+        ("figure { margin:0; max-width:640px }", "figure { margin:0; width:640px }", "wide"),
+    ],
+)
+def test_without_its_rules_the_page_fails_on_a_phone(comparison, tmp_path, rule, replacement, problem):
+    text = html([comparison])
+    assert rule in text
+    assert measured(text.replace(rule, replacement), 390, False, tmp_path)[problem]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("chromium"), reason="needs chromium")
+def test_the_switch_shows_one_budget_at_a_time(comparison, tmp_path):
+    click = """<script>
+      const shown = () => [...document.querySelectorAll('.panel')].filter(p => p.offsetWidth).map(p => p.dataset.axis)
+        + ':' + [...document.querySelectorAll('.whole')].filter(p => p.offsetWidth).length;
+      const states = [shown()];
+      document.querySelector('.switch [data-axis=flops]').click(); states.push(shown());
+      document.querySelector('.switch [data-whole]').click(); states.push(shown());
+      document.title = 'states ' + states.join(' ');
+    </script>"""
+    path = tmp_path / "page.html"
+    path.write_text(html([comparison]).replace("</body>", click + "</body>"))
+    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", f"file://{path}"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, env={**os.environ, "HOME": str(tmp_path)}, check=True
+    )
+    assert "<title>states tokens:0 flops:0 flops:1</title>" in done.stdout
+
+
+def test_the_verdict_is_the_second_column(comparison):
+    head = re.search(r"<thead><tr>(.*?)</tr>", html([comparison]))
+    assert head is not None
+    assert re.findall(r">([^<]+)</th>", head[1])[:4] == ["arm", "verdict", "delta", "interval"]
+
+
+def test_the_foot_names_date_version_source_command_and_machine(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    writer = Writer(tmp_path / "runs", "mine")
+    writer.arm(losses=[2.0, 2.01], env={"host": "a-machine", "version": "0.0.7"})
+    writer.arm("norm=layer", losses=[2.1, 2.12], env={"host": "a-machine", "version": "0.0.7"})
+    command = ["compare", "runs/mine", "--html", "out.html"]
+    monkeypatch.setattr(sys, "argv", ["nexus-ablate", *command])
+    assert main(command) == 0
+    foot = (tmp_path / "out.html").read_text().partition("<footer>")[2]
+    for text in ("UTC by nexus-ablate", "nexus-ablate compare runs/mine --html out.html", "version 0.0.7", "a-machine"):
+        assert text in foot
+    assert re.search(r"<dt>source hash</dt><dd>[0-9a-f]{8}</dd>", foot)
+
+
+def test_a_chart_that_would_be_empty_is_a_sentence(comparison, monkeypatch):
+    assert "No run failed to train" not in html([comparison])  # one did
+    monkeypatch.setattr(plots, "stability", lambda comparison: "")
+    monkeypatch.setattr(plots, "losses", lambda *args, **kwargs: "")
+    text = html([comparison])
+    assert "No run failed to train" in text and "There is no curve" in text
+
+
+def test_every_section_opens_with_a_sentence(comparison):
+    sections = re.findall(r"<section><h2>(.*?)</h2>(.{20})", html([comparison]))
+    assert len(sections) >= 5
+    assert all(re.match(r"<p>[A-Z]", start) for _, start in sections)
+
+
+def test_the_losses_start_where_the_arms_come_apart_unless_the_whole_run_is_asked_for(comparison):
+    def first_x(svg):
+        return min(float(x) for x in re.findall(r'd="M([\d.]+)', svg))
+
+    late, whole = (plots.losses(comparison, "tokens", whole) for whole in (False, True))
+    assert late != whole and first_x(late) >= 62  # inside the plot
+    assert page.AXES == ("tokens", "flops", "seconds")
