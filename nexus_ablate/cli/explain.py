@@ -116,6 +116,9 @@ def sections(facts: dict[str, Any]) -> dict[str, list[tuple[str, ...]]]:
             for role, spec in initial["by_role"].items()
         ]
         + [("vector", "as set by its option", "", "")],
+        "tensors at the start: learning rate and decay per step are those at the peak of the schedule": [
+            (t["tensor"], *_rates(t), _which(t["blocks"], blocks) if t["blocks"] else "") for t in facts["tensors"]
+        ],
         f"weight decay {decay['weight_decay']:g} on {decay['which'].replace('_', ' and ')}": [
             (word, ", ".join(f"{role} {count:,}" for role, count in decay[group].items()) or "nothing")
             for word, group in (("decays", "decayed"), ("free", "free"))
@@ -158,6 +161,11 @@ def _which(layers: list[int], n_layers: int) -> str:
 def _init_title(initial: dict[str, Any]) -> str:
     cut = f", cut off at {initial['cut_off_at_std']:g} std" if initial["cut_off_at_std"] else ""
     return f"initial values: init={initial['init']}, normal{cut}"
+
+
+def _rates(tensor: dict[str, Any]) -> tuple[str, str, str]:
+    std = "set by its option" if tensor["std"] is None else f"std {tensor['std']:.4g}"
+    return std, f"lr {tensor['lr']:.4g}", f"decay {tensor['decay']:.3g}" if tensor["decay"] else "no decay"
 
 
 def _std(std: list[float]) -> str:

@@ -19,8 +19,9 @@ class Regime:
 
     Attributes:
         text_tokens: Training tokens of the text; None if it has not been tokenized here.
-        decay_steps: 1 / (lr x weight_decay), the steps over which AdamW averages its updates into the weights (Wang &
-            Aitchison 2024, arXiv:2405.13698); infinite without weight decay.
+        decay_steps: 1 / (lr x weight_decay), or 1 / weight_decay where it is independent of the rate: the steps over
+            which AdamW averages its updates into the weights (Wang & Aitchison 2024, arXiv:2405.13698); infinite
+            without weight decay.
     """
 
     params: int
@@ -69,6 +70,6 @@ def regime_of(config: RunConfig, params: int, steps: int, text_tokens: int | Non
         params: All parameters.
         steps: Optimizer steps.
     """
-    pull = config.schedule.lr * config.weight_decay
+    pull = config.weight_decay * (config.schedule.lr if config.schedule.decay_mode == "coupled" else 1.0)
     tokens = steps * config.resolved.tokens_per_step
     return Regime(params, tokens, steps, text_tokens, 1 / pull if pull else math.inf)
