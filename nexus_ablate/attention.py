@@ -76,14 +76,19 @@ class AttentionCore(nn.Module):
     Args:
         layer: The index of its block, from 0.
         scale: Replaces the score's published factor unless None.
+        more: The parametrization's factor on the scores, if it has one.
     """
 
-    def __init__(self, config: RunConfig, geometry: Geometry, layer: int, scale: float | None) -> None:
+    def __init__(
+        self, config: RunConfig, geometry: Geometry, layer: int, scale: float | None, more: float | None
+    ) -> None:
         super().__init__()
         self.score = ATTENTION.build(config.attention, geometry)
         self.normalizer = NORMALIZER.build(config.normalizer, geometry)
         published = self.score.scale if scale is None else scale
         self.scale = published if config.attn_scale == "auto" else config.attn_scale
+        if more is not None:
+            self.scale *= more
         self.softcap = None if config.attn_softcap == "off" else config.attn_softcap
         self.window = config.resolved.windows[layer]
         own = self.normalizer.own_key() is not None
@@ -302,13 +307,21 @@ class Attention(nn.Module):
     outside its window. The text's positions count from 0 with and without it.
     """
 
-    def __init__(self, config: RunConfig, geometry: Geometry, layer: int, rotates: bool, inner_norm: nn.Module) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        geometry: Geometry,
+        layer: int,
+        rotates: bool,
+        inner_norm: nn.Module,
+        score_factor: float | None = None,
+    ) -> None:
         super().__init__()
         resolved, d = config.resolved, geometry.head_dim
         D, HD, GD = geometry.d_model, geometry.n_heads * d, geometry.n_kv_heads * d
         self.head_dim = d
         self.qk_norm = QK_NORM.build(resolved.qk_norm, geometry)
-        self.core = AttentionCore(config, geometry, layer, self.qk_norm.scale)
+        self.core = AttentionCore(config, geometry, layer, self.qk_norm.scale, score_factor)
         self.core.norm_placed = self.qk_norm.forward if self.qk_norm.after_rotation else None
         self.gate = GATE.build(config.gate, geometry)
         self.gated = self.gate.site != "none"

@@ -13,8 +13,9 @@ from torch.utils.checkpoint import checkpoint
 
 from nexus_ablate.attention import Attention
 from nexus_ablate.axes.ffn import FFN
-from nexus_ablate.axes.init import INIT, initialise
+from nexus_ablate.axes.init import BRANCH_OUTPUTS, INIT, initialise
 from nexus_ablate.axes.norm import NORM
+from nexus_ablate.axes.param import PARAM
 from nexus_ablate.axes.placement import PLACEMENT, Parts
 from nexus_ablate.axes.position import POSITION, Position
 from nexus_ablate.axes.roles import SMALL_MAP, Geometry, Linear, Table
@@ -54,13 +55,16 @@ class GPT(nn.Module):
         def attention(layer: int, inner_norm: bool) -> nn.Module:
             width = geometry.n_heads * geometry.head_dim
             inner = norm("attn_inner", width) if inner_norm else nn.Identity()
-            return Attention(config, geometry, layer, self.position_at(layer).turns_keys(layer), inner)
+            return Attention(
+                config, geometry, layer, self.position_at(layer).turns_keys(layer), inner, self.param.scores
+            )
 
         def ffn(inner_norm: bool) -> nn.Module:
             inner = norm("ffn_inner", geometry.d_ff) if inner_norm else nn.Identity()
             return FFN.build(config.ffn, geometry, resolved.ffn_bias, model.dropout, inner)
 
         self.geometry = geometry
+        self.param = param = PARAM.build(config.param, geometry)
         self.embedding = Table(vocab_size, resolved.d_embed, role="embedding")
         narrow = resolved.d_embed != model.d_model
         self.project_in = Linear(resolved.d_embed, model.d_model, False, SMALL_MAP) if narrow else nn.Identity()
@@ -82,6 +86,11 @@ class GPT(nn.Module):
         self.head = None if config.tie_embeddings else Linear(resolved.d_embed, vocab_size, bias=False, role="head")
         self.head_bias = nn.Parameter(torch.zeros(vocab_size)) if config.head_bias else None
         self.logit_scale = None if config.logit_scale == "off" else config.logit_scale
+        if param.logits is not None:
+            self.logit_scale = param.logits * (self.logit_scale or 1.0)
+        for linear in self.blocks.modules():
+            if isinstance(linear, Linear) and linear.roles["weight"] in BRANCH_OUTPUTS:
+                linear.multiplier = param.branches
         self.product = chosen_product()
         self.recompute = config.train.activation_checkpointing
         self.softcap = None if config.final_softcap == "off" else config.final_softcap
@@ -147,7 +156,7 @@ def build_model(config: RunConfig, vocab_size: int = 256) -> GPT:
     with products(config.train.linear):
         model = GPT(config, vocab_size)
     init = INIT.build(config.resolved.init, model.geometry)
-    model.z_hashes = initialise(model, config.seed, init, model.init_gains)
+    model.z_hashes = initialise(model, config.seed, init, model.init_gains, model.param)
     return model
 
 

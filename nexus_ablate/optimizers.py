@@ -11,6 +11,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from nexus_ablate.axes.init import layer_of
+from nexus_ablate.axes.param import Standard
 from nexus_ablate.axes.roles import EMBEDDINGS, MATRICES, SMALL_MAP, parameter_roles
 from nexus_ablate.config.options import Option, Registry
 from nexus_ablate.kernels.adamw import AdamW as AdamWSteps
@@ -22,12 +24,20 @@ DECAYED_ROLES = {"matrices": set(MATRICES), "matrices_embeddings": {*MATRICES, *
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter as an optimizer sees it: its name, its role (see axes/roles.py) and its weight decay."""
+    """A parameter as an optimizer sees it.
+
+    Attributes:
+        role: See axes/roles.py.
+        weight_decay: What the optimizer multiplies by the parameter's learning rate.
+        lr_factor, eps_factor: The parametrization's, on the learning rate and on AdamW's eps.
+    """
 
     name: str
     tensor: nn.Parameter
     role: str
     weight_decay: float
+    lr_factor: float = 1.0
+    eps_factor: float = 1.0
 
 
 class Optimizer:
@@ -63,7 +73,7 @@ class Optimizer:
 
     def set_learning_rate(self, lr: float) -> None:
         for group in self.param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * group.get("lr_factor", 1.0)
 
     def step(self) -> None:
         """One step of every parameter that has a gradient."""
@@ -101,11 +111,18 @@ class Optimizer:
                     }
 
 
-def groups_by_decay(parameters: list[Parameter]) -> Iterator[dict[str, Any]]:
-    """Parameter groups for torch.optim, one per weight decay, the largest decay first."""
-    for weight_decay in sorted({p.weight_decay for p in parameters}, reverse=True):
-        members = [p.tensor for p in parameters if p.weight_decay == weight_decay]
-        yield {"params": members, "weight_decay": weight_decay}
+def groups_by_decay(parameters: list[Parameter], eps: float | None = None) -> Iterator[dict[str, Any]]:
+    """Parameter groups for torch.optim, one per weight decay and factors, the largest decay first.
+
+    Args:
+        eps: AdamW's, which each group has times its factor.
+    """
+    alike: dict[tuple[float, float, float], list[nn.Parameter]] = {}
+    for p in parameters:
+        alike.setdefault((p.weight_decay, p.lr_factor, p.eps_factor), []).append(p.tensor)
+    for (weight_decay, lr_factor, eps_factor), members in sorted(alike.items(), key=lambda item: item[0], reverse=True):
+        group = {"params": members, "weight_decay": weight_decay, "lr_factor": lr_factor}
+        yield group if eps is None else group | {"eps": eps * eps_factor}
 
 
 @OPTIM.register("adamw")
@@ -120,7 +137,7 @@ class AdamW(Optimizer):
     def __init__(
         self, parameters: list[Parameter], lr: float, fused: bool, *, beta1: float, beta2: float, eps: float
     ) -> None:
-        super().__init__(parameters, AdamWSteps([*groups_by_decay(parameters)], lr, (beta1, beta2), eps, fused))
+        super().__init__(parameters, AdamWSteps([*groups_by_decay(parameters, eps)], lr, (beta1, beta2), eps, fused))
 
 
 @OPTIM.register("muon")
@@ -159,7 +176,9 @@ class Muon(Optimizer):
             ns_steps=ns_steps,
             adjust_lr_fn="match_rms_adamw",
         )
-        super().__init__(parameters, matrices, AdamWSteps([*groups_by_decay(others)], lr, (beta1, beta2), eps, fused))
+        super().__init__(
+            parameters, matrices, AdamWSteps([*groups_by_decay(others, eps)], lr, (beta1, beta2), eps, fused)
+        )
 
 
 def is_hidden_matrix(parameter: Parameter) -> bool:
@@ -205,13 +224,28 @@ def build_optimizer(model: nn.Module, option: Option, weight_decay: float, fused
         weight_decay: The decay of those roles.
         fused: Whether AdamW uses the fused kernel or the written-out form.
     """
+    return OPTIM.build(option, parameters_of(model, option, weight_decay), option.keys["lr"], fused)
+
+
+def parameters_of(model: nn.Module, option: Option, weight_decay: float) -> list[Parameter]:
+    """The parameters of a model with their roles, weight decay and factors.
+
+    `coupled` weight decay is times the learning rate, as in torch.optim.AdamW. `independent` decay is times the
+    schedule alone, so that it doesn't change with the peak learning rate (Wortsman et al. 2023, arXiv:2309.14322,
+    section 3.2).
+    """
     decayed = set(decay_groups(model, option.keys["decay"])["decayed"])
-    roles = parameter_roles(model)
-    parameters = [
-        Parameter(name, tensor, roles[name], weight_decay if name in decayed else 0.0)
-        for name, tensor in model.named_parameters()
-    ]
-    return OPTIM.build(option, parameters, option.keys["lr"], fused)
+    roles, parameters = parameter_roles(model), []
+    param = getattr(model, "param", None) or Standard()
+    for name, tensor in model.named_parameters():
+        factors = param.factors(roles[name], layer_of(name) is not None)
+        own = weight_decay if name in decayed else 0.0
+        if option.keys["decay_mode"] == "independent":
+            own /= option.keys["lr"] * factors.lr
+        else:
+            own *= factors.decay
+        parameters.append(Parameter(name, tensor, roles[name], own, factors.lr, factors.eps))
+    return parameters
 
 
 def decay_groups(model: nn.Module, decay: str) -> dict[str, list[str]]:

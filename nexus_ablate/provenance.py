@@ -31,6 +31,7 @@ COMPUTES_NOTHING = {
     "console.py": "fits output to the terminal",
     "errors.py": "defines error messages",
     "measure/architecture.py": "prepares what `explain` prints",
+    "measure/regime.py": "describes a budget",
     "measure/measures.py": "describes what other modules measure",
     "plain_data.py": "reads text as plain data",
     "pretrained/": "reads published decoders; the content hash of their weights is part of the identity",

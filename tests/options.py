@@ -21,14 +21,23 @@ def refused(one: tuple[str, str], other: tuple[str, str]) -> bool:
         keys = option_files(axis)[name].keys.items()
         return {f"{axis}={name}", *(f"{axis}.{key}={show(spec.default)}" for key, spec in keys)}
 
-    return any(settings(*b) & option_files(a[0])[a[1]].refuses.keys() for a, b in ((one, other), (other, one)))
+    def lacking(axis: str, name: str, rule: str) -> bool:
+        key = rule.partition("=")[0]
+        wishes = {axis: name} | option_files(axis)[name].prescribes
+        return key in wishes and f"{key}={show(wishes[key])}" not in rule.split()
+
+    return any(
+        settings(*b) & (file := option_files(a[0])[a[1]]).refuses.keys() or any(lacking(*b, rule) for rule in file.only)
+        for a, b in ((one, other), (other, one))
+    )
 
 
 def option_pairs() -> list[tuple[str, ...]]:
     """A pairwise covering array, greedy and in order.
 
     Every two options of different axes that do not refuse each other stand together in some row, and no row holds two
-    that do: a row that was refused as a whole would leave its other pairs untested.
+    that do: a row that was refused as a whole would leave its other pairs untested. An axis of which no option fits
+    keeps its default.
     """
     axes = [axis for axis in AXES if len(ALL[axis]) > 1]
     every = itertools.combinations([(axis, name) for axis in axes for name in ALL[axis]], 2)
@@ -39,7 +48,9 @@ def option_pairs() -> list[tuple[str, ...]]:
         for axis in axes:
             if axis not in row:
                 fits = [n for n in ALL[axis] if not any(refused((axis, n), other) for other in row.items())]
+                if not fits:
+                    continue
                 row[axis] = max(fits, key=lambda n: sum(frozenset({(axis, n), o}) in missing for o in row.items()))
         missing -= {frozenset(pair) for pair in itertools.combinations(row.items(), 2)}
-        rows.append(tuple(f"{axis}={row[axis]}" for axis in axes))
+        rows.append(tuple(f"{axis}={row[axis]}" for axis in axes if axis in row))
     return rows

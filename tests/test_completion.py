@@ -38,7 +38,7 @@ def desk(tmp_path, monkeypatch):
         ("position=rope_yarn position.truncate=", ["position.truncate=off", "position.truncate=on"]),
         ("position=nonsense ffn.al", []),
         ("train.compile=gr", ["train.compile=graphs"]),
-        ("explain optim.dec", ["optim.decay="]),
+        ("explain optim.dec", ["optim.decay=", "optim.decay_mode="]),
         ("study first", ["first_look"]),
         ("plan mi", ["mine"]),
         ("study yo", ["yours.yaml"]),

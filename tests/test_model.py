@@ -53,6 +53,11 @@ def with_key(axis, key):
 GATE = ("elementwise", "headwise", "head_shared")
 SCALED = ("rope_interpolated", "rope_llama3", "rope_yarn")
 SWITCHES = {
+    "param=mup param.base_width": ["16", "128"],
+    "param=mup param.base_head_dim": ["8", "32"],
+    "param=completep param.base_width": ["16", "128"],
+    "param=completep param.base_head_dim": ["8", "32"],
+    "param=completep param.base_depth": ["2", "4"],
     "bias": ["off", "on"],
     "norm_bias": ["off", "on"],
     "d_ff_ratio": ["2", "4", "8/3"],
@@ -182,7 +187,9 @@ ELSEWHERE = {
 def test_every_option_changes_the_model(axis, a, b):
     if declared(f"{axis}={a}", f"{axis}={b}"):
         return  # proved equal in test_equivalences.py
-    large = [] if axis == "init" else ["init=xavier"]  # GPT-2's small values hide what differs in curvature alone
+    large = (
+        [] if axis in ("init", "param") else ["init=xavier"]
+    )  # GPT-2's small values hide what differs in curvature alone
     first, second = (learned((*large, f"{axis}={name}")) for name in (a, b))
     assert (first - second).abs().max() > 1e-5
 

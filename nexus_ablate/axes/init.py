@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from nexus_ablate.axes.param import Parametrization
 from nexus_ablate.axes.roles import EMBEDDINGS, SMALL_MAP, VECTOR, Geometry, parameter_roles
 from nexus_ablate.config.options import Registry
 from nexus_ablate.errors import ConfigError
@@ -162,13 +163,18 @@ def standard_normal(seed: int, name: str, shape: torch.Size) -> Tensor:
     return torch.randn(shape, generator=generator)
 
 
-def first_std(weight: Weight, init: Init, gains: dict[str, float]) -> float:
-    """The initial standard deviation of a weight: the init's, times the placement's gain for its role."""
-    return weight.shape[1] ** -0.5 if weight.role == SMALL_MAP else init.std(weight) * gains.get(weight.role, 1.0)
+def first_std(weight: Weight, init: Init, gains: dict[str, float], param: Parametrization) -> float:
+    """The initial standard deviation of a weight: the init's, times the factors of placement and parametrization."""
+    if weight.role == SMALL_MAP:
+        return weight.shape[1] ** -0.5
+    std = init.std(weight) * gains.get(weight.role, 1.0)
+    return std * param.factors(weight.role, weight.layer is not None).init
 
 
 @torch.no_grad()
-def initialise(model: nn.Module, seed: int, init: Init, gains: dict[str, float]) -> dict[str, str]:
+def initialise(
+    model: nn.Module, seed: int, init: Init, gains: dict[str, float], param: Parametrization
+) -> dict[str, str]:
     """Set the initial values of every matrix of the model.
 
     Returns:
@@ -183,5 +189,5 @@ def initialise(model: nn.Module, seed: int, init: Init, gains: dict[str, float])
         hashes[name] = hashlib.blake2b(z.numpy().data, digest_size=8).hexdigest()
         weight = Weight(roles[name], parameter.shape, layer_of(name))
         shaped = z if init.cutoff is None else truncated(z, init.cutoff)
-        parameter.copy_(shaped * first_std(weight, init, gains))
+        parameter.copy_(shaped * first_std(weight, init, gains, param))
     return hashes

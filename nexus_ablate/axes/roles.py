@@ -46,9 +46,12 @@ class Linear(nn.Linear):
         super().__init__(d_in, d_out, bias=bias)
         self.roles = {"weight": role}
         self.product = chosen_product()
+        self.multiplier: float | None = None
+        """On the output, where the parametrization has one."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.product(x, self.weight, self.bias)
+        y = self.product(x, self.weight, self.bias)
+        return y if self.multiplier is None else y * self.multiplier
 
     def reset_parameters(self) -> None:
         """Leave the weight unset; the init axis sets it later."""

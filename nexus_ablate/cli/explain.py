@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from typing import Any
 
@@ -10,6 +11,7 @@ from nexus_ablate import errors
 from nexus_ablate.cli.verb import Flag, Verb, whole
 from nexus_ablate.config.compose import compose
 from nexus_ablate.config.grammar import show
+from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.errors import printable
 
 VERB = Verb(
@@ -41,12 +43,30 @@ def run(overrides: list[str], flags: dict[str, Any]) -> int:
 
     model = countable_model(config, flags.get("vocab", 256))
     facts = architecture(config, model, decay_groups(model, config.schedule.decay))
+    facts["regime"] = _regime(config, facts["parameters"]["total"])
     if "json" in flags:
         json.dump(facts, sys.stdout, indent=1, allow_nan=False)
         print()
     else:
         _print(facts)
     return errors.OK
+
+
+def _regime(config: RunConfig, params: int) -> dict[str, Any]:
+    """What the budget lets a run show; of a budget in FLOPs the steps depend on the vocabulary of the data."""
+    from nexus_ablate.measure.regime import regime_of
+    from nexus_ablate.study.cost import cost_of, text_tokens
+
+    steps = config.resolved.steps
+    regime = regime_of(config, params, cost_of(config).steps if steps is None else steps, text_tokens(config))
+    return {
+        "tokens_per_parameter": regime.tokens / regime.params,
+        "epochs": regime.epochs,
+        "steps": regime.steps,
+        "decay_timescale_steps": regime.decay_steps if math.isfinite(regime.decay_steps) else None,
+        "summary": str(regime),
+        "warnings": regime.warnings(),
+    }
 
 
 def _print(facts: dict[str, Any]) -> None:
@@ -80,6 +100,8 @@ def sections(facts: dict[str, Any]) -> dict[str, list[tuple[str, ...]]]:
             ("model", f"{size['name']}: {shape}, context {size['context']}, vocabulary {facts['vocab_size']:,}"),
             ("d_ff", f"{ffn['d_ff']}, {ffn['d_ff_ratio']:.4g} d_model, a multiple of {ffn['multiple_of']}"),
             *(("note", note) for note in facts["notes"]),
+            ("regime", facts["regime"]["summary"]),
+            *(("warning", warning) for warning in facts["regime"]["warnings"]),
         ],
         "equations: x is the residual stream, A attention, F the FFN, N the norm": [
             row for part in facts["equations"] for row in _equation(part)
@@ -94,6 +116,9 @@ def sections(facts: dict[str, Any]) -> dict[str, list[tuple[str, ...]]]:
             for role, spec in initial["by_role"].items()
         ]
         + [("vector", "as set by its option", "", "")],
+        "tensors at the start: learning rate and decay per step are those at the peak of the schedule": [
+            (t["tensor"], *_rates(t), _which(t["blocks"], blocks) if t["blocks"] else "") for t in facts["tensors"]
+        ],
         f"weight decay {decay['weight_decay']:g} on {decay['which'].replace('_', ' and ')}": [
             (word, ", ".join(f"{role} {count:,}" for role, count in decay[group].items()) or "nothing")
             for word, group in (("decays", "decayed"), ("free", "free"))
@@ -136,6 +161,11 @@ def _which(layers: list[int], n_layers: int) -> str:
 def _init_title(initial: dict[str, Any]) -> str:
     cut = f", cut off at {initial['cut_off_at_std']:g} std" if initial["cut_off_at_std"] else ""
     return f"initial values: init={initial['init']}, normal{cut}"
+
+
+def _rates(tensor: dict[str, Any]) -> tuple[str, str, str]:
+    std = "set by its option" if tensor["std"] is None else f"std {tensor['std']:.4g}"
+    return std, f"lr {tensor['lr']:.4g}", f"decay {tensor['decay']:.3g}" if tensor["decay"] else "no decay"
 
 
 def _std(std: list[float]) -> str:

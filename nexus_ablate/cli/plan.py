@@ -83,6 +83,7 @@ def show(plan: Plan, console: Console, full: bool = False) -> None:
     for left in plan.study.refused:
         console.print(f"[red]refused[/red]  {escape(printable(label(left.requested)))}: {escape(printable(left.why))}")
     console.print()
+    console.print(f"[dim]regime[/dim]  {plan.regime}")
     for verdict in plan.fairness:
         colour = COLOURS[verdict.level]
         console.print(f"[{colour}]{verdict.level}[/{colour}]  {verdict.condition}: {escape(printable(verdict.why))}")

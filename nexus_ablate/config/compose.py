@@ -78,7 +78,7 @@ def search_plugins() -> None:
 def plugins_used(config: RunConfig) -> list[Plugin]:
     """The plugins whose options were chosen, each once."""
     science = config.science()
-    used = [option_files(axis)[science[axis]["name"]].plugin for axis in OPTIONS]
+    used = [option_files(axis)[science[axis]["name"]].plugin for axis in OPTIONS if axis in science]
     return list(dict.fromkeys(plugin for plugin in used if plugin is not None))
 
 

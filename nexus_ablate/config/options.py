@@ -8,6 +8,7 @@ An option is a class in its axis file and `conf/<axis>/<name>.yaml`. The YAML is
     equation: y = g x / sqrt(mean(x^2) + eps)   (or a list of lines) printed by `explain`
     prescribes: {norm_bias: off}         what this option means by `auto` elsewhere
     refuses: {norm_bias=on: the reason}  explicit contradictions
+    only: {optim=adamw: the reason}      everything but these settings of a key, separated by spaces, is refused
     warns: {embed_scale=off: the reason} known traps
     equals: {norm=t5: at equal eps}      options that are the same function, and when
     norm_sites: [attn, ffn]              of a placement: where its norms are, or with the setting that a site needs
@@ -37,7 +38,7 @@ from nexus_ablate.errors import ConfigError, unknown
 from nexus_ablate.plain_data import UNREADABLE, load_yaml
 
 T = TypeVar("T")
-AXES = ("norm", "placement", "position", "attention", "normalizer", "qk_norm", "gate", "ffn", "init")
+AXES = ("norm", "placement", "position", "attention", "normalizer", "qk_norm", "gate", "ffn", "init", "param")
 """The groups whose options are the architecture; every option is a class in axes/ or in a plugin."""
 
 OPTIONS = (*AXES, "optim")
@@ -58,11 +59,18 @@ COMMON_KEYS = {
         "final_lr": ("float [0, 1]", "last learning rate as a share of the peak"),
         "cooldown": ("float (0, 1]", "wsd: share of all steps that the final linear cooling takes"),
         "clip": ("off | float (0, inf)", "largest global gradient norm"),
+        "decay_mode": (
+            "coupled | independent",
+            "weight decay times the learning rate, or times its schedule alone (peak 1)",
+        ),
     }
 }
 """Keys that every option of a group has, with constraint and meaning; the YAML only has their values."""
 
-RESERVED = ("name", "equation", "prescribes", "refuses", "warns", "equals", "norm_sites")
+LATER: dict[str, dict[str, Any]] = {"optim": {"decay_mode": "coupled"}, "param": {"name": "sp"}}
+"""What configurations mean that were written before a key or a group existed. A run's identity leaves these out."""
+
+RESERVED = ("name", "equation", "prescribes", "refuses", "only", "warns", "equals", "norm_sites")
 OTHER_VERSION = "read it with the version of the program that env.json names"
 _KEY_LINE = re.compile(r"^(?P<key>\w+):\s[^#]*#\s*(?P<comment>.+)$")
 
@@ -88,6 +96,7 @@ class OptionFile:
     keys: dict[str, Key]
     prescribes: dict[str, Any]
     refuses: dict[str, str]
+    only: dict[str, str]
     warns: dict[str, str]
     equals: dict[str, str]
     norm_sites: dict[str, str]
@@ -166,6 +175,7 @@ def read_option_file(axis: str, path: Path) -> OptionFile:
         ConfigError: The file doesn't have the form described at the top of this module.
     """
     text, values = _read_yaml(path)
+    values = {key: value for key, value in LATER.get(axis, {}).items() if key != "name"} | values
     common = COMMON_KEYS.get(axis, {})
     comments = {key: (Constraint(text), meaning) for key, (text, meaning) in common.items()} | key_comments(text)
     if missing := common.keys() - values.keys():
@@ -194,6 +204,7 @@ def read_option_file(axis: str, path: Path) -> OptionFile:
         keys=keys,
         prescribes=values.get("prescribes") or {},
         refuses=values.get("refuses") or {},
+        only=values.get("only") or {},
         warns=values.get("warns") or {},
         equals=values.get("equals") or {},
         norm_sites=sites if isinstance(sites, dict) else dict.fromkeys(sites, ""),
@@ -230,6 +241,7 @@ def check_option(axis: str, values: dict[str, Any]) -> Option:
             raise unknown(
                 f"{axis}={name} has no key of this name", f"{axis}.{key}", [f"{axis}.{k}" for k in option.keys]
             )
+    values = {key: value for key, value in LATER.get(axis, {}).items() if key != "name"} | values
     if missing := option.keys.keys() - values.keys():  # as in the config.yaml of another version
         raise ConfigError(f"{axis}={name} is incomplete", f"no {', '.join(sorted(missing))}", OTHER_VERSION)
     return Option(name, {k: spec.constraint.accept(f"{axis}.{k}", values[k]) for k, spec in option.keys.items()})

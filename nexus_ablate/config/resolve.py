@@ -9,6 +9,7 @@ from typing import Any
 
 from nexus_ablate.config.grammar import compare_numbers, is_comparison, names_in, ratio, show
 from nexus_ablate.config.options import (
+    LATER,
     OPTIONS,
     OTHER_VERSION,
     Option,
@@ -56,6 +57,9 @@ def from_values(values: dict[str, Any]) -> RunConfig:
             parts[name] = scalars[name].accept(name, value)
         else:
             raise unknown("there is no key of this name", name, [*scalars, *CLOSED_GROUPS, *OPTION_GROUPS])
+    for name, meant in LATER.items():
+        if name not in parts and "name" in meant:
+            parts[name] = default_option(name, meant["name"])
     missing = {f.name for f in dataclasses.fields(RunConfig) if f.init} - parts.keys()
     if missing:
         raise ConfigError("the configuration is incomplete", f"no {', '.join(sorted(missing))}", OTHER_VERSION)
@@ -270,6 +274,15 @@ def apply_rules(config: RunConfig, resolved: Resolved, chosen: dict[str, OptionF
                 raise ConfigError(
                     problem, " ".join([name, *together]), fix or f"another {axis}, or no {_spelled(rule)}"
                 )
+        for rule, text in option.only.items():
+            if not set(rule.split()) & settings:
+                allowed = rule.split()
+                key = allowed[0].partition("=")[0]
+                values = sorted(setting for setting in settings if setting.partition("=")[0] == key)
+                chosen_one = next((setting for setting in values if not setting.endswith("=auto")), values[0])
+                reason, _, fix = text.partition("; try: ")
+                got = f"{name} {chosen_one}"
+                raise ConfigError(f"{name} cannot have {chosen_one}: {reason}", got, fix or allowed[0])
         broken = sorted(rule for rule in option.warns if holds(rule, settings, numbers))
         warnings += [f"{name}{'' if r == name else f' with {_spelled(r)}'}: {option.warns[r]}" for r in broken]
     return warnings

@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 from nexus_ablate.config.grammar import Constraint
-from nexus_ablate.config.options import COMMON_KEYS, OPTIONS, Option
+from nexus_ablate.config.options import COMMON_KEYS, LATER, OPTIONS, Option
 
 OPTION_GROUPS = (*OPTIONS, "data", "tracker")
 """The groups whose option files are their own schema."""
@@ -62,6 +62,7 @@ class Schedule:
     final_lr: float
     cooldown: float
     clip: float | str
+    decay_mode: str
 
 
 @dataclass
@@ -157,6 +158,7 @@ class RunConfig:
     gate: Option
     ffn: Option
     init: Option
+    param: Option
     data: Option
     tracker: Option
     model: ModelConfig
@@ -255,6 +257,9 @@ class RunConfig:
         values |= {"init": self.resolved.init.flat(), "qk_norm": self.resolved.qk_norm.flat()}
         values["model"] |= {"head_dim": self.resolved.head_dim, "d_ff": self.resolved.d_ff}
         values["train"] |= {"steps": self.resolved.steps}
+        for axis, meant in LATER.items():
+            values[axis] = {k: v for k, v in values[axis].items() if k not in meant or v != meant[k]}
+        values = {name: value for name, value in values.items() if value != {} or name not in LATER}
         del values["model"]["d_ff_multiple"], values["train"]["tokens"], values["probe"]
         return values
 

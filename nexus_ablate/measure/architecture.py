@@ -29,6 +29,7 @@ from nexus_ablate.config.options import AXES, Option, OptionFile, option_files
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.measure.counts import flops_by_module, parameters
 from nexus_ablate.model import GPT
+from nexus_ablate.optimizers import parameters_of
 from nexus_ablate.runs import arm_name
 
 
@@ -58,6 +59,7 @@ def architecture(config: RunConfig, model: GPT, decay_groups: dict[str, list[str
             "by_component": totals(sizes, component),
         },
         "initial_values": initial_values(config, model),
+        "tensors": tensors(config, model),
         "decay": {
             "weight_decay": config.weight_decay,
             "which": config.schedule.decay,
@@ -191,7 +193,7 @@ def initial_values(config: RunConfig, model: GPT) -> dict[str, Any]:
     roles, stds = parameter_roles(model), {}
     for name, parameter in model.named_parameters():
         if roles[name] != VECTOR:
-            std = first_std(Weight(roles[name], parameter.shape, layer_of(name)), init, gains)
+            std = first_std(Weight(roles[name], parameter.shape, layer_of(name)), init, gains, model.param)
             stds.setdefault(roles[name], []).append(std)
     return {
         "init": config.resolved.init.name,
@@ -201,6 +203,27 @@ def initial_values(config: RunConfig, model: GPT) -> dict[str, Any]:
             for role, values in stds.items()
         },
     }
+
+
+def tensors(config: RunConfig, model: GPT) -> list[dict[str, Any]]:
+    """Initial standard deviation, peak learning rate and decay per step at the peak of every tensor.
+
+    Tensors that differ in nothing but their block are one row, `blocks.*.attn.query.weight`. `std` is None where a
+    module sets the values, and `eps` where the optimizer is not AdamW.
+    """
+    init, gains = INIT.build(config.resolved.init, model.geometry), model.init_gains
+    rows: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for p in parameters_of(model, config.optim, config.weight_decay):
+        layer, shape = layer_of(p.name), p.tensor.shape
+        std = None if p.role == VECTOR else first_std(Weight(p.role, shape, layer), init, gains, model.param)
+        lr = config.schedule.lr * p.lr_factor
+        name = p.name if layer is None else p.name.replace(f"blocks.{layer}.", "blocks.*.", 1)
+        eps = config.optim.keys.get("eps", 0.0) * p.eps_factor if config.optim.keys.get("beta2") else None
+        facts = {"std": std, "lr": lr, "decay": lr * p.weight_decay, "eps": eps}
+        row = rows.setdefault((name, p.role, *shape, *facts.values()), {"tensor": name, "role": p.role, "blocks": []})
+        row |= {"shape": list(shape), **facts}
+        row["blocks"] += [] if layer is None else [layer]
+    return list(rows.values())
 
 
 def kernels(model: GPT) -> list[dict[str, Any]]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from dataclasses import dataclass
 from functools import cache
 
 from nexus_ablate.config.run_config import RunConfig
-from nexus_ablate.data import vocabulary_size
+from nexus_ablate.data import default_cache_dir, fingerprint_of, vocabulary_size
+from nexus_ablate.errors import ConfigError
+from nexus_ablate.plain_data import UNREADABLE, strict_loads
 
 PROCESS_BYTES = 400 * 2**20  # of a process that has imported torch and holds no model
 BYTES_PER_PARAMETER = 16  # weight, gradient and two moments, float32 each
@@ -75,6 +78,21 @@ def activation_bytes(config: RunConfig, vocab_size: int) -> int:
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         F.cross_entropy(model(tokens_BT).float().flatten(0, 1), tokens_BT.flatten())
     return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+
+
+def text_tokens(config: RunConfig) -> int | None:
+    """Training tokens of the text; None if there is no text, or it has not been tokenized on this machine yet."""
+    import numpy as np
+
+    try:
+        fingerprint = fingerprint_of(config.data, config.model.context)
+    except ConfigError:
+        return None  # `explain` and `plan` work without the data; a launch refuses
+    for manifest in default_cache_dir().glob("*/manifest.json"):
+        with contextlib.suppress(OSError, *UNREADABLE):
+            if strict_loads(manifest.read_text(encoding="utf-8"))["body"]["fingerprint"] == fingerprint:
+                return len(np.load(manifest.with_name("train.npy"), mmap_mode="r"))
+    return None
 
 
 def vocabulary(config: RunConfig) -> int:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from nexus_ablate.config.grammar import show
 from nexus_ablate.config.run_config import RunConfig
+from nexus_ablate.measure.regime import Regime, regime_of
 from nexus_ablate.runs import read_run
-from nexus_ablate.study.cost import Cost, cost_of, measured_speed, seconds_of
+from nexus_ablate.study.cost import Cost, cost_of, measured_speed, seconds_of, text_tokens
 from nexus_ablate.study.design import Arm, Study
 from nexus_ablate.study.jobs import Job, Runs
 from nexus_ablate.study.looks import ended_later
@@ -56,6 +57,7 @@ class Plan:
         states: Number of runs by state, without those of tuned arms.
         runs: Number of all runs; with a learning-rate grid up to `tuned_runs` more.
         seconds: Time for the missing runs on `where`; None if no speed is known.
+        regime: Of the baseline.
         later_runs, later_seconds: What later looks add if no arm is decided before the last one.
     """
 
@@ -67,6 +69,7 @@ class Plan:
     seconds: float | None
     where: Places
     fairness: list[Verdict]
+    regime: Regime
     later_runs: int = 0
     later_seconds: float | None = 0.0
 
@@ -106,7 +109,29 @@ def make_plan(study: Study, runs: Runs, where: Places) -> Plan:
         None if None in seconds else math.fsum(seconds) / where.workers for seconds in (left, left_later)
     )
     more = (later * len(study.all_arms), total_later)
-    return Plan(study, arms, states, len(jobs), tuned, total, where, [*fairness(study, costs), *_code(jobs)], *more)
+    text = text_tokens(study.baseline.config)
+    regimes = {
+        arm.name: regime_of(arm.config, costs[arm.name].params, costs[arm.name].steps, text) for arm in study.all_arms
+    }
+    lines = [*fairness(study, costs), *_idle(study, regimes), *_code(jobs)]
+    return Plan(study, arms, states, len(jobs), tuned, total, where, lines, regimes[study.baseline.name], *more)
+
+
+def _idle(study: Study, regimes: dict[str, Regime]) -> list[Verdict]:
+    """A WARN for each knob that cannot matter in this budget, above all one that the study varies."""
+    base = regimes[study.baseline.name]
+    lines = [Verdict("WARN", "regime", why) for why in base.warnings()]
+    config = study.baseline.config
+    varied = [
+        arm.name
+        for arm in study.arms
+        if (arm.config.weight_decay, arm.config.schedule.decay) != (config.weight_decay, config.schedule.decay)
+    ]
+    strongest = min((regimes[name] for name in (*varied, study.baseline.name)), key=lambda regime: regime.decay_steps)
+    if varied and not strongest.decay_matters:
+        why = f"{', '.join(varied)}: even at the strongest decay {strongest.idle_decay}"
+        lines.append(Verdict("WARN", "weight decay is varied", why))
+    return lines
 
 
 def _code(jobs: list[Job]) -> list[Verdict]:

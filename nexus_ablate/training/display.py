@@ -14,6 +14,7 @@ from typing import Any, TextIO
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.console import open_console, sparkline
 from nexus_ablate.errors import printable
+from nexus_ablate.measure.regime import regime_of
 from nexus_ablate.runs import read_rows
 from nexus_ablate.runs.lookup import DEFAULT, id_of
 
@@ -139,8 +140,9 @@ def table(facts: dict[str, str]):
 
 
 def run_facts(config: RunConfig, arm: str, facts: dict[str, Any]) -> dict[str, str]:
-    """The table before the first step: arm, notes, model size, data, training budget, device."""
+    """The table before the first step: arm, notes, model size, data, training budget, regime, device."""
     resolved = config.resolved
+    regime = regime_of(config, facts["params"], facts["steps"], facts["train_tokens"])
     return {
         "arm": arm.replace(",", ", "),
         **({"note": "; ".join(resolved.notes)} if resolved.notes else {}),
@@ -150,6 +152,8 @@ def run_facts(config: RunConfig, arm: str, facts: dict[str, Any]) -> dict[str, s
         "data": f"{facts['data']}: {facts['train_tokens']:,} tokens, vocabulary {facts['vocab_size']:,}",
         "training": f"{facts['steps']:,} steps x {resolved.tokens_per_step:,} tokens, seed {config.seed}",
         "decay": facts["decay"],
+        "regime": str(regime),
+        **({"warning": "; ".join(regime.warnings())} if regime.warnings() else {}),
         "device": facts["device"],
     }
 

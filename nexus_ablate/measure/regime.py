@@ -1,0 +1,75 @@
+"""The regime of a run: tokens per parameter, epochs over the text, the timescale of weight decay beside its length."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from nexus_ablate.config.run_config import RunConfig
+
+SHORT = 1 / 5
+"""A run that is a smaller share of the decay timescale ends before decay has taken a fifth of any weight."""
+EPOCHS = 4
+"""Up to here repeated text is about as good as new text. Muennighoff et al. 2023, arXiv:2305.16264."""
+
+
+@dataclass(frozen=True)
+class Regime:
+    """Counts that say what a run can show.
+
+    Attributes:
+        text_tokens: Training tokens of the text; None if it has not been tokenized here.
+        decay_steps: 1 / (lr x weight_decay), or 1 / weight_decay where it is independent of the rate: the steps over
+            which AdamW averages its updates into the weights (Wang & Aitchison 2024, arXiv:2405.13698); infinite
+            without weight decay.
+    """
+
+    params: int
+    tokens: int
+    steps: int
+    text_tokens: int | None
+    decay_steps: float
+
+    @property
+    def epochs(self) -> float | None:
+        """How often the run reads the text."""
+        return self.tokens / self.text_tokens if self.text_tokens else None
+
+    def __str__(self) -> str:
+        epochs = "epochs unknown until the text is tokenized" if self.epochs is None else f"{self.epochs:.2g} epochs"
+        decay = "no weight decay"
+        if math.isfinite(self.decay_steps):
+            decay = f"decay timescale 1/(lr x weight_decay) {self.decay_steps:,.0f} steps, the run {self.steps:,}"
+        return f"{self.tokens / self.params:.2g} tokens per parameter, {epochs}; {decay}"
+
+    @property
+    def decay_matters(self) -> bool:
+        """Whether the run is long enough for its weight decay to matter."""
+        return math.isfinite(self.decay_steps) and self.steps >= SHORT * self.decay_steps
+
+    @property
+    def idle_decay(self) -> str:
+        """Why weight decay can hardly matter."""
+        share = self.steps / self.decay_steps
+        return f"the run is {share:.2g} of the decay timescale: weight decay can hardly matter (from {SHORT:g} on)"
+
+    def warnings(self) -> list[str]:
+        """What the budget rules out."""
+        lines = [] if self.decay_matters or math.isinf(self.decay_steps) else [self.idle_decay]
+        if self.epochs is not None and self.epochs > EPOCHS:
+            lines.append(
+                f"the run reads the text {self.epochs:.2g} times: it measures memorization too (from {EPOCHS} on)"
+            )
+        return lines
+
+
+def regime_of(config: RunConfig, params: int, steps: int, text_tokens: int | None) -> Regime:
+    """The regime of a run.
+
+    Args:
+        params: All parameters.
+        steps: Optimizer steps.
+    """
+    pull = config.weight_decay * (config.schedule.lr if config.schedule.decay_mode == "coupled" else 1.0)
+    tokens = steps * config.resolved.tokens_per_step
+    return Regime(params, tokens, steps, text_tokens, 1 / pull if pull else math.inf)

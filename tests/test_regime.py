@@ -1,0 +1,82 @@
+"""The regime is stated before anything is spent, and a knob that can't matter is named."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from nexus_ablate.cli import main
+from nexus_ablate.config.compose import compose
+from nexus_ablate.measure.regime import regime_of
+from nexus_ablate.study import plan
+
+SMALL = ("model.n_layers=1", "model.d_model=16", "model.n_heads=2", "model.context=8", "train.batch_size=4")
+
+
+@pytest.fixture
+def text(tmp_path, monkeypatch):
+    """A text of 3,600 training tokens, tokenized."""
+    from nexus_ablate.data import prepare
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NEXUS_ABLATE_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "book.txt").write_text("abcdefghi\n" * 400)
+    data = ("data=files", "data.files=[book.txt]")
+    prepare(compose([*SMALL, *data]).data, context=8)
+    return data
+
+
+def explained(capsys, *overrides):
+    assert main(["explain", *SMALL, *overrides, "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    return facts["regime"], facts["parameters"]["total"]
+
+
+def test_explain_states_the_regime(text, capsys):
+    regime, params = explained(capsys, *text, "train.steps=1000", "optim.lr=0.01", "weight_decay=0.1")
+    assert regime["tokens_per_parameter"] == pytest.approx(1000 * 32 / params)
+    assert regime["epochs"] == pytest.approx(1000 * 32 / 3600) and regime["decay_timescale_steps"] == pytest.approx(
+        1000
+    )
+    assert regime["warnings"] == ["the run reads the text 8.9 times: it measures memorization too (from 4 on)"]
+    assert main(["explain", *SMALL, "train.steps=100", "weight_decay=0.1"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "decay timescale 1/(lr x weight_decay) 3,333 steps, the run 100" in shown
+    assert "warning the run is 0.03 of the decay timescale: weight decay can hardly matter" in shown
+
+
+def test_what_is_not_known_is_not_stated(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("NEXUS_ABLATE_CACHE", str(tmp_path))
+    regime, _ = explained(capsys, "data=files", "data.files=[nowhere.txt]", "weight_decay=0", "train.steps=10")
+    assert regime["epochs"] is None and regime["decay_timescale_steps"] is None and regime["warnings"] == []
+    assert "epochs unknown" in regime["summary"] and "no weight decay" in regime["summary"]
+
+
+@pytest.mark.parametrize(("steps", "warned"), [(660, True), (670, False)])
+def test_a_fifth_of_the_timescale_is_the_border(steps, warned):
+    config = compose([*SMALL, "optim.lr=0.003", "weight_decay=0.1", f"train.steps={steps}"])
+    assert bool(regime_of(config, 1000, steps, None).warnings()) == warned
+
+
+def test_the_header_of_a_run_states_the_regime(tmp_path, monkeypatch, capsys, text):
+    assert main([*SMALL, *text, "train.steps=2", "train.eval_tokens=64", "tracker=files", "probe=off"]) == 0
+    shown = " ".join(capsys.readouterr().err.split())
+    assert "tokens per parameter, 0.018 epochs; decay timescale 1/(lr x weight_decay) 3,333 steps, the run 2" in shown
+    assert "warning the run is 0.0006 of the decay timescale" in shown
+
+
+def planned(capsys, *words):
+    assert main(["plan", "mine", *SMALL, *words, "seeds=0,1"]) == 0
+    return " ".join(capsys.readouterr().out.split())
+
+
+def test_plan_states_the_regime_and_warns_where_a_varied_knob_cannot_matter(text, capsys, monkeypatch):
+    monkeypatch.setattr(plan, "measured_speed", lambda config, threads: None)
+    shown = planned(capsys, *text, "vary.weight_decay=0,0.2", "train.steps=100")
+    assert "tokens per parameter, 0.89 epochs" in shown
+    assert "WARN weight decay is varied: weight_decay=0, weight_decay=0.2: even at the strongest decay" in shown
+    shown = planned(capsys, *text, "vary.weight_decay=0,0.2", "train.steps=400")
+    assert "weight decay is varied" not in shown
+    shown = planned(capsys, *text, "vary.norm=layer", "train.steps=100")
+    assert "weight decay is varied" not in shown and "WARN regime: the run is 0.03 of the decay timescale" in shown
