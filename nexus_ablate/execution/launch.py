@@ -132,6 +132,8 @@ def _run(
 
     if launcher:
         progress.queued(len(waiting), f"hydra/launcher={launcher.name}", paced=False)
+        for job in waiting:
+            progress.began(job)
         return launcher.run(waiting, ended, progress.say)
     where = places_for(waiting, workers)
     progress.queued(len(waiting), where.description)
