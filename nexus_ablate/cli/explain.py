@@ -10,6 +10,7 @@ from nexus_ablate import errors
 from nexus_ablate.cli.verb import Flag, Verb, whole
 from nexus_ablate.config.compose import compose
 from nexus_ablate.config.grammar import show
+from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.errors import printable
 
 VERB = Verb(
@@ -41,12 +42,29 @@ def run(overrides: list[str], flags: dict[str, Any]) -> int:
 
     model = countable_model(config, flags.get("vocab", 256))
     facts = architecture(config, model, decay_groups(model, config.schedule.decay))
+    facts["execution"] = execution(config, facts["parameters"]["total"], facts["vocab_size"])
     if "json" in flags:
         json.dump(facts, sys.stdout, indent=1, allow_nan=False)
         print()
     else:
         _print(facts)
     return errors.OK
+
+
+def execution(config: RunConfig, parameters: int, vocab_size: int) -> dict[str, str]:
+    """How a training step would be executed on this machine, and why."""
+    from nexus_ablate.config.resolve import precision_on
+    from nexus_ablate.gpus import described_gpus, on_gpu
+    from nexus_ablate.training.choices import choices
+    from nexus_ablate.training.device import Hardware
+    from nexus_ablate.training.step import steps_of
+
+    kind = "cuda" if on_gpu(config.train.device) else config.train.device.replace("auto", "cpu")
+    gpu = next(iter(described_gpus()), None) if kind == "cuda" else None
+    hardware = Hardware(kind, gpu.name, gpu.memory) if gpu else Hardware(kind)
+    chosen = choices(config, parameters, vocab_size, steps_of(config, vocab_size), hardware)
+    precision = f"{chosen.why['precision']}; train.precision=auto is {precision_on(config.train.device)} here"
+    return {"device": hardware.name or kind, **chosen.why, "precision": precision}
 
 
 def _print(facts: dict[str, Any]) -> None:
@@ -106,6 +124,7 @@ def sections(facts: dict[str, Any]) -> dict[str, list[tuple[str, ...]]]:
             for k in facts["kernels"]
             for row in ((k["kernel"], k["reason"], _which(k["layers"], blocks)), ("on a GPU", k["gpu"], ""))
         ],
+        "execution on this machine": [*facts["execution"].items()],
         "auto": [(a["key"], "" if a["means"] is None else _short(a["means"]), a["by"]) for a in facts["auto"]],
         "the same function": [(e["option"], f"{e['same_as']}: {e['when']}") for e in facts["equivalent"]],
     }

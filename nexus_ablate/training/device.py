@@ -12,13 +12,24 @@ import sys
 import tempfile
 import time
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 
 from nexus_ablate.config.resolve import check_graphs
 from nexus_ablate.config.run_config import TrainConfig
 from nexus_ablate.errors import ConfigError
+from nexus_ablate.gpus import multiplies_bf16, visible_gpus
 
 _TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """A device: `cpu`, `cuda` or `mps`, and a GPU's product name and memory in bytes."""
+
+    kind: str
+    name: str = ""
+    memory: int = 0
 
 
 class IdleCores:
@@ -92,13 +103,6 @@ def choose_threads(requested: int | str, idle: IdleCores) -> tuple[int, str]:
     return threads, ""
 
 
-def visible_gpus() -> list[str]:
-    """The NVIDIA GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them. Doesn't import torch."""
-    if (listed := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
-        return [name.strip() for name in listed.split(",") if name.strip() not in ("", "-1")]
-    return [str(number) for number, _ in enumerate(Path("/dev").glob("nvidia[0-9]*"))]
-
-
 _leases: list[int] = []
 """Open file descriptors. The lock of a lease ends with this process, even after a kill."""
 
@@ -133,9 +137,15 @@ def device_of(train: TrainConfig):
     """The torch device of a run.
 
     Raises:
-        ConfigError: The device does not exist, or CUDA graphs were requested without CUDA.
+        ConfigError: The device does not exist, PyTorch can't use the GPU that `auto` means, or CUDA graphs were
+            requested without CUDA.
     """
     device = choose_device(train.device)
+    if train.device == "auto" and device.type == "cpu" and multiplies_bf16("auto"):
+        import torch
+
+        fix = "train.device=cpu, or install PyTorch for CUDA: https://pytorch.org/get-started"
+        raise ConfigError("PyTorch cannot use the GPU of this machine", f"torch {torch.__version__}", fix)
     if train.compile == "graphs":
         check_graphs(device.type)
     return device
@@ -183,11 +193,13 @@ def processor_name(device_type: str) -> str:
     return names[0].strip() if names else platform.processor() or platform.machine()
 
 
-def device_memory(device) -> int:
-    """Total memory of a GPU in bytes, used or not; 0 for any other device."""
+def hardware_of(device) -> Hardware:
+    """What `choices` needs to know of a device."""
+    if device.type != "cuda":
+        return Hardware(device.type)
     import torch
 
-    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
+    return Hardware("cuda", torch.cuda.get_device_name(device), torch.cuda.get_device_properties(device).total_memory)
 
 
 def precision_context(precision: str, device_type: str) -> AbstractContextManager:

@@ -149,6 +149,7 @@ def run_facts(config: RunConfig, arm: str, facts: dict[str, Any]) -> dict[str, s
         "training": f"{facts['steps']:,} steps x {resolved.tokens_per_step:,} tokens, seed {config.seed}",
         "decay": facts["decay"],
         "device": facts["device"],
+        "execution": facts["execution"],
     }
 
 

@@ -257,8 +257,8 @@ def _train(
                 "steps": trainer.steps,
                 "decay": f"{sum(sizes[n] for n in groups['decayed']):,} parameters at {config.weight_decay:g} "
                 f"({config.schedule.decay}), {sum(sizes[n] for n in groups['free']):,} free",
-                "device": (f"{world.size} x " if world.size > 1 else "")
-                + f"{device}, {threads} threads, {config.train.precision}",
+                "device": (f"{world.size} x " if world.size > 1 else "") + f"{device}, {threads} threads",
+                "execution": "; ".join(trainer.step.choices.why.values()),
             }
             display.before(run_facts(config, arm, facts))
             atomic_write_json(run.path / "decay_groups.json", groups)
