@@ -35,7 +35,7 @@ from nexus_ablate.model import GPT
 from nexus_ablate.optimizers import build_optimizer
 from nexus_ablate.training.choices import choices
 from nexus_ablate.training.device import hardware_of, precision_context
-from nexus_ablate.training.distributed import Place, World
+from nexus_ablate.training.distributed import Place, Reduction, World
 from nexus_ablate.training.gradients import ROLE, GradientNorms
 from nexus_ablate.training.memory import out_of_memory
 from nexus_ablate.training.nonfinite import first_nonfinite
@@ -81,6 +81,7 @@ class Step:
         fused = config.train.optimizer == "fused"
         self.optimizer = build_optimizer(model, config.optim, config.weight_decay, fused)
         self.gradients = GradientNorms(model)
+        self.reduction = Reduction(self.world, [p for p in model.parameters() if p.requires_grad])
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.train.precision == "fp16")
         size = sum(p.numel() for p in model.parameters()), model.geometry.vocab_size
         self.choices = choices(config, *size, steps, hardware_of(self.device), self.world.size)
@@ -111,13 +112,16 @@ class Step:
         self._before = [p.detach().clone() for _, p in block_matrices(self.model)] if watched else []
         self._seed_dropout(number)
         loss = z_loss = self._zero
-        for rows in np.split(batch, train.grad_accum):
+        for number_of_part, rows in enumerate(np.split(batch, train.grad_accum), 1):
             part, z_part = self.loss(self.world.rows(rows))
+            if number_of_part == train.grad_accum:
+                self.reduction.begin()
             if train.grad_accum > 1:
                 part, z_part = part / train.grad_accum, z_part / train.grad_accum
             self.scaler.scale(part + z_part if self.config.z_loss else part).backward()
             loss, z_loss = loss + part.detach(), z_loss + z_part.detach()
-        self.world.average([*self.gradients.gradients(), loss, z_loss])
+        self.reduction.finish()
+        self.world.average([loss, z_loss])
         self.scaler.unscale_(self.optimizer)  # type: ignore[reportArgumentType]
         norm, norms = self.gradients.measure()
         seen = torch.cat((torch.stack((loss, z_loss, norm)), norms))
