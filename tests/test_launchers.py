@@ -289,6 +289,8 @@ def test_a_cluster_that_cannot_tell_of_killed_jobs_is_refused_with_the_way_that_
         ["study", "norms", "--launcher", "slurm"],
         ["study", "norms", "--launcher", "joblib", "--workers", "2"],
         ["study", "norms", "hydra.launcher.n_jobs=2"],
+        ["study", "norms", "--workers-per-gpu", "2", "--workers", "2"],
+        ["study", "norms", "--workers-per-gpu", "2", "train.device=cpu"],
         ["study", "norms", "--launcher", "joblib", "hydra.launcher.n_job=2"],
     ],
     ids=" ".join,

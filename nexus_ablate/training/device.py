@@ -118,19 +118,35 @@ def lease_gpu() -> None:
     gpus = visible_gpus()
     if not gpus or _leases or "LOCAL_RANK" in os.environ or (torch is not None and torch.cuda.is_initialized()):
         return
+    for level, gpu in ((level, gpu) for level in itertools.count() for gpu in gpus):
+        descriptor = _lease(gpu, level)
+        if descriptor is not None:
+            _leases.append(descriptor)
+            os.environ["CUDA_VISIBLE_DEVICES"] = gpu
+            return
+
+
+def free_gpus() -> list[str]:
+    """The visible GPUs on which no process of this user holds a lease."""
+    free = {gpu: _lease(gpu, 0) for gpu in visible_gpus()}
+    for descriptor in free.values():
+        if descriptor is not None:
+            os.close(descriptor)
+    return [gpu for gpu, descriptor in free.items() if descriptor is not None]
+
+
+def _lease(gpu: str, level: int) -> int | None:
+    """A descriptor with the lock of a GPU's lease file; None if another process has it."""
     folder = Path(tempfile.gettempdir()) / f"nexus_ablate-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
-    for level, gpu in ((level, gpu) for level in itertools.count() for gpu in gpus):
-        name = re.sub(r"[^A-Za-z0-9-]", "_", gpu)
-        descriptor = os.open(folder / f"gpu-{name}.{level}", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
-            continue
-        _leases.append(descriptor)
-        os.environ["CUDA_VISIBLE_DEVICES"] = gpu
-        return
+    name = re.sub(r"[^A-Za-z0-9-]", "_", gpu)
+    descriptor = os.open(folder / f"gpu-{name}.{level}", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
 
 
 def device_of(train: TrainConfig):

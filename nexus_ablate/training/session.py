@@ -132,7 +132,8 @@ def _lead(
 
     def check() -> None:
         check_start(config, data.vocab_size)
-        check_memory(config, *device_memory(world.device), **_known(config, data, world))
+        runs = run_conditions.get("runs_per_device", 1) if world.device.type == "cuda" else 1
+        check_memory(config, *device_memory(world.device, runs), **_known(config, data, world))
 
     with open_run(path, launch, config.rerun, check) as run:
         if run.finished:
