@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -60,4 +61,6 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         patch.setattr(torch.Tensor, "backward", backward)
         patch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
         patch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
+        patch.setattr(torch.cuda, "get_device_name", lambda device=None: "NVIDIA H100")
+        patch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=80 * 2**30))
         yield

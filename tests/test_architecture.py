@@ -17,7 +17,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 LAYERS = (
     "masking",
-    "errors plain_data",
+    "errors plain_data gpus",
     "console",
     "provenance",
     "config",

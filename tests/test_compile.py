@@ -58,7 +58,7 @@ def compiler_facts(overrides):
 
 def trained(arms, folder, overrides):
     """Rows of each arm, all trained by one worker process in this order; nothing that a clock says."""
-    worker, found = Worker(1, None, folder / "worker.log"), {}
+    worker, found = Worker(1, False, folder / "worker.log"), {}
     for name in arms:
         worker.send(Order([*overrides, name], name, {}))
         answer = worker.pipe.recv()

@@ -86,7 +86,7 @@ def test_a_figure_that_is_not_finite_is_said_to_be_so_in_memory_and_read_back():
 
 
 def test_the_table_before_a_run_says_what_auto_changed(tiny):
-    facts = dict.fromkeys(("data", "decay", "device"), "x") | dict.fromkeys(
+    facts = dict.fromkeys(("data", "decay", "device", "execution"), "x") | dict.fromkeys(
         ("params", "params_non_embedding", "train_tokens", "vocab_size", "steps"), 1
     )
     assert "init" in run_facts(tiny("placement=deepnorm"), "placement=deepnorm", facts)["note"]

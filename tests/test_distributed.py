@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from nexus_ablate.data import Batches
 from nexus_ablate.runs import find_runs, read_run
 from nexus_ablate.training import checkpoint, distributed
 from nexus_ablate.training.checkpoint import load_newest
-from nexus_ablate.training.distributed import Place, World, place
+from nexus_ablate.training.distributed import Place, Reduction, World, place
 
 SHORT = ("train.steps=10", "train.checkpoint_every=4", "train.eval_every=5", "train.batch_size=8", "optim.lr=1e-2")
 SAME = 1e-5  # relative: the order of additions
@@ -104,11 +105,53 @@ def test_several_processes_continue_from_a_checkpoint_as_one_does(tiny_run, tmp_
 
 
 @pytest.mark.slow
+def test_buckets_of_gradients_are_averaged_to_the_bit_as_all_of_them_at_once(tiny_run, tmp_path, monkeypatch):
+    overrides = tiny_run(*SHORT, "train.grad_accum=2", "normalizer=sink")
+    for name, size in (("flat", 2**40), ("buckets", 256)):
+        monkeypatch.setattr(distributed, "BUCKET_BYTES", size)
+        statuses, said = together(2, [*overrides, f"runs_dir={tmp_path / name}"], tmp_path)
+        assert set(statuses.values()) == {0}, said
+    assert furthest(the_run(tmp_path / "flat"), the_run(tmp_path / "buckets")) == 0
+
+
+def test_a_bucket_is_sent_while_later_gradients_are_still_to_come(monkeypatch):
+    """Three layers, a bucket for each; the gradient of the last layer comes first. The other process sends zeros."""
+    events = []
+
+    def exchange(flat, async_op):
+        events.append("sent")
+        return SimpleNamespace(wait=lambda: events.append("waited"))
+
+    monkeypatch.setattr(torch.distributed, "all_reduce", exchange)
+    monkeypatch.setattr(distributed, "BUCKET_BYTES", 1)
+    layers = [torch.nn.Linear(2, 2, bias=False) for _ in range(3)]
+    unused = torch.nn.Parameter(torch.zeros(2))
+    reduction = Reduction(World(Place(0, 2), torch.device("cpu")), [*(layer.weight for layer in layers), unused])
+    for layer in layers:
+        layer.weight.register_post_accumulate_grad_hook(lambda weight: events.append("arrived"))
+    layers[2](layers[1](layers[0](torch.ones(1, 2)))).sum().backward()
+    assert events == ["arrived"] * 3, "not the last micro-batch of its step"
+    before = [layer.weight.grad.clone() for layer in layers]
+    events.clear()
+    reduction.begin()
+    layers[2](layers[1](layers[0](torch.ones(1, 2)))).sum().backward()
+    reduction.finish()
+    assert events == ["arrived"] * 3 + ["sent"] * 3 + ["waited"] * 3, "the unused parameter is in the first bucket"
+    assert all(torch.equal(layer.weight.grad, one) for layer, one in zip(layers, before, strict=True)), "(1 + 1) / 2"
+    reduction = Reduction(World(Place(0, 2), torch.device("cpu")), [layer.weight for layer in layers])
+    events.clear()
+    reduction.begin()
+    layers[2](layers[1](layers[0](torch.ones(1, 2)))).sum().backward()
+    reduction.finish()
+    assert events == ["arrived", "sent"] * 3 + ["waited"] * 3
+
+
+@pytest.mark.slow
 def test_control_without_the_exchange_each_process_learns_its_own_rows_only(tiny_run, tmp_path, monkeypatch):
     overrides = tiny_run(*SHORT)
     alone([*overrides, f"runs_dir={tmp_path / 'one'}"])
-    average = World.average
-    monkeypatch.setattr(World, "average", lambda self, tensors: average(self, []))
+    monkeypatch.setattr(Reduction, "begin", lambda self: None)
+    monkeypatch.setattr(Reduction, "finish", lambda self: None)
     statuses, said = together(2, [*overrides, f"runs_dir={tmp_path / 'many'}"], tmp_path)
     assert set(statuses.values()) == {0}, said
     assert furthest(the_run(tmp_path / "many"), the_run(tmp_path / "one")) > 100 * SAME

@@ -19,7 +19,8 @@ from nexus_ablate.kernels.norm import rms_norm
 from nexus_ablate.measure.counts import flops_by_module
 from nexus_ablate.model import build_model
 from nexus_ablate.runs import read_jsonl
-from nexus_ablate.training import memory, step
+from nexus_ablate.training import choices, device, memory, step
+from nexus_ablate.training.device import Hardware
 from nexus_ablate.training.session import train
 from nexus_ablate.training.step import Step
 
@@ -523,14 +524,21 @@ def no_compiler(monkeypatch):
 
 
 def test_auto_compiles_long_runs_and_on_a_cpu_only_where_a_compiler_is(monkeypatch):
-    assert step.compiling_pays("cuda", step.COMPILE_STEPS, 0)
-    assert not step.compiling_pays("cuda", step.COMPILE_STEPS - 1, 1e20)
-    monkeypatch.setattr(step, "cxx_compiler", lambda: "g++")
-    assert step.compiling_pays("cpu", 1, step.COMPILE_FLOPS)
-    assert not step.compiling_pays("cpu", 10**9, step.COMPILE_FLOPS / 2)
-    monkeypatch.setattr(step, "cxx_compiler", lambda: "")
-    assert not step.compiling_pays("cpu", 1, step.COMPILE_FLOPS)
-    assert not step.compiling_pays("mps", 10**9, 1e20)
+    def pays(kind, steps, flops, name="NVIDIA H100", **values):
+        config = compose([*(f"{key.replace('__', '.')}={value}" for key, value in values.items())])
+        return choices.compiling_pays(config, steps, flops, Hardware(kind, name))[0]
+
+    gpt2 = {"model": "base", "train__precision": "bf16"}
+    assert pays("cuda", 6000, 1.2e13, **gpt2) and not pays("cuda", 3000, 1.2e13, **gpt2), "200 s and 100 s of training"
+    assert pays("cuda", 3000, 1.2e13, name="NVIDIA A100", **gpt2), "a slower GPU has more to save"
+    assert pays("cuda", 30000, 1e9) and not pays("cuda", 10000, 1e9), "a small model launches kernels all the time"
+    assert pays("cuda", 10000, 1e9, train__grad_accum=4)
+    monkeypatch.setattr(choices, "cxx_compiler", lambda: "g++")
+    assert pays("cpu", 1, choices.COMPILE_FLOPS)
+    assert not pays("cpu", 10, choices.COMPILE_FLOPS / 20)
+    monkeypatch.setattr(choices, "cxx_compiler", lambda: "")
+    assert not pays("cpu", 1, choices.COMPILE_FLOPS)
+    assert not pays("mps", 10**9, 1e20)
 
 
 @pytest.mark.parametrize(("asked", "mode"), [("on", None), ("graphs", "reduce-overhead")])
@@ -554,12 +562,12 @@ def test_a_default_run_is_not_compiled_and_one_of_hours_is():
     config = compose(["data=stdlib", "data.tokenizer=bytes", "train.device=cpu"])
     assert not Step(config, build_model(config), config.train.steps, lambda n: None).compiled
     long = compose(["data=stdlib", "data.tokenizer=bytes", "train.device=cpu", "train.steps=100000"])
-    assert Step(long, build_model(long), long.train.steps, lambda n: None).compiled == bool(step.cxx_compiler())
+    assert Step(long, build_model(long), long.train.steps, lambda n: None).compiled == bool(device.cxx_compiler())
 
 
 def test_a_run_that_auto_cannot_compile_says_so_and_is_the_uncompiled_run(tiny_run, tmp_path, monkeypatch, capsys):
     plain = run(tiny_run("norm=batch"))
-    monkeypatch.setattr(step, "compiling_pays", lambda *_: True)
+    monkeypatch.setattr(choices, "compiling_pays", lambda *_: (True, "it is long"))
     no_compiler(monkeypatch)
     fell_back = train(compose(tiny_run("norm=batch", f"runs_dir={tmp_path / 'other'}")), [])
     assert "training without torch.compile, which failed: no working C++ compiler" in capsys.readouterr().err

@@ -14,13 +14,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from nexus_ablate import errors
+from nexus_ablate import errors, gpus
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.execution import apart, cluster_queue, multirun, queue
 from nexus_ablate.execution import launcher as launcher_module
 from nexus_ablate.execution import worker as worker_module
 from nexus_ablate.runs import find_runs, read_run
-from nexus_ablate.training import device
 from tests.test_study_queue import nexus, rows, start
 from tests.trial_norm import BAD, WORDS, write_plugin
 
@@ -290,6 +289,8 @@ def test_a_cluster_that_cannot_tell_of_killed_jobs_is_refused_with_the_way_that_
         ["study", "norms", "--launcher", "slurm"],
         ["study", "norms", "--launcher", "joblib", "--workers", "2"],
         ["study", "norms", "hydra.launcher.n_jobs=2"],
+        ["study", "norms", "--workers-per-gpu", "2", "--workers", "2"],
+        ["study", "norms", "--workers-per-gpu", "2", "train.device=cpu"],
         ["study", "norms", "--launcher", "joblib", "hydra.launcher.n_job=2"],
     ],
     ids=" ".join,
@@ -359,4 +360,4 @@ def test_torchrun_and_machines_without_gpus_are_left_alone(leased, monkeypatch):
     assert leased(LOCAL_RANK="1")[0] == "0,1"
     assert leased("")[0] == ""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", " 3 ,,-1")
-    assert device.visible_gpus() == ["3"]
+    assert gpus.visible_gpus() == ["3"]

@@ -24,9 +24,10 @@ from urllib.parse import urlsplit
 from nexus_ablate.config.options import Option
 from nexus_ablate.data.cache import default_cache_dir
 from nexus_ablate.execution.cluster_queue import accounting
+from nexus_ablate.gpus import visible_gpus
 from nexus_ablate.track import resolve_mode
 from nexus_ablate.track.account import credentials
-from nexus_ablate.training.device import IdleCores, cxx_compiler, visible_gpus
+from nexus_ablate.training.device import IdleCores, cxx_compiler
 
 LITTLE_SPACE = 2 * 2**30
 """Fewest free bytes: enough for a study of small runs with checkpoints, token files and logs."""

@@ -44,6 +44,7 @@ def run(overrides: list[str], flags: dict[str, Any]) -> int:
     model = countable_model(config, flags.get("vocab", 256))
     facts = architecture(config, model, decay_groups(model, config.schedule.decay))
     facts["regime"] = _regime(config, facts["parameters"]["total"])
+    facts["execution"] = execution(config, facts["parameters"]["total"], facts["vocab_size"])
     if "json" in flags:
         json.dump(facts, sys.stdout, indent=1, allow_nan=False)
         print()
@@ -67,6 +68,22 @@ def _regime(config: RunConfig, params: int) -> dict[str, Any]:
         "summary": str(regime),
         "warnings": regime.warnings(),
     }
+
+
+def execution(config: RunConfig, parameters: int, vocab_size: int) -> dict[str, str]:
+    """How a training step would be executed on this machine, and why."""
+    from nexus_ablate.config.resolve import precision_on
+    from nexus_ablate.gpus import described_gpus, on_gpu
+    from nexus_ablate.training.choices import choices
+    from nexus_ablate.training.device import Hardware
+    from nexus_ablate.training.step import steps_of
+
+    kind = "cuda" if on_gpu(config.train.device) else config.train.device.replace("auto", "cpu")
+    gpu = next(iter(described_gpus()), None) if kind == "cuda" else None
+    hardware = Hardware(kind, gpu.name, gpu.memory) if gpu else Hardware(kind)
+    chosen = choices(config, parameters, vocab_size, steps_of(config, vocab_size), hardware)
+    precision = f"{chosen.why['precision']}; train.precision=auto is {precision_on(config.train.device)} here"
+    return {"device": hardware.name or kind, **chosen.why, "precision": precision}
 
 
 def _print(facts: dict[str, Any]) -> None:
@@ -131,6 +148,7 @@ def sections(facts: dict[str, Any]) -> dict[str, list[tuple[str, ...]]]:
             for k in facts["kernels"]
             for row in ((k["kernel"], k["reason"], _which(k["layers"], blocks)), ("on a GPU", k["gpu"], ""))
         ],
+        "execution on this machine": [*facts["execution"].items()],
         "auto": [(a["key"], "" if a["means"] is None else _short(a["means"]), a["by"]) for a in facts["auto"]],
         "the same function": [(e["option"], f"{e['same_as']}: {e['when']}") for e in facts["equivalent"]],
     }

@@ -33,6 +33,7 @@ JOB_FLAGS = (
 )
 RUN_FLAGS = (
     WORKERS,
+    Flag("--workers-per-gpu", "N", "concurrent runs on each free GPU (1)", whole("--workers-per-gpu", 2, most=64)),
     Flag("--time", "MINUTES", "per run (240 in a job); the next launch resumes it", whole("--time", 240, "of minutes")),
     Flag("--retry", "failed", "run failed runs again (diverged runs have a result)", one_of("--retry", "failed")),
     Flag("--retrain", "", "train again, with the current code, runs finished by other code"),
@@ -104,14 +105,25 @@ def starter(flags: dict[str, Any], overrides: list[str], settings: list[str]) ->
     Raises:
         ConfigError: The flags contradict each other.
     """
+    from nexus_ablate.gpus import on_gpu
     from nexus_ablate.training.distributed import require_one_process
 
     require_one_process("a study")
     if settings and "launcher" not in flags:
         raise ConfigError("only a launcher has these settings", settings[0], f"--launcher joblib {settings[0]}")
-    if "launcher" in flags and (other := next((name for name in ("cluster", "workers", "time") if name in flags), "")):
-        problem = f"--launcher runs the study in its own way, without --{other}"
-        raise ConfigError(problem, f"--launcher {flags['launcher']} --{other}", f"--launcher {flags['launcher']}")
+    if "launcher" in flags and (
+        other := next((name for name in ("cluster", "workers", "workers_per_gpu", "time") if name in flags), "")
+    ):
+        other = f"--{other.replace('_', '-')}"
+        problem = f"--launcher runs the study in its own way, without {other}"
+        raise ConfigError(problem, f"--launcher {flags['launcher']} {other}", f"--launcher {flags['launcher']}")
+    if "workers_per_gpu" in flags and (clash := next((name for name in ("workers", "cluster") if name in flags), "")):
+        fix = "--workers-per-gpu alone" if clash == "workers" else "several runs in one job: docs/clusters.md"
+        raise ConfigError(f"--workers-per-gpu and --{clash} contradict each other", "both", fix)
+    device = next((text.partition("=")[2] for text in reversed(overrides) if text.startswith("train.device=")), "auto")
+    if "workers_per_gpu" in flags and not on_gpu(device):
+        got = f"--workers-per-gpu {flags['workers_per_gpu']}, train.device={device}"
+        raise ConfigError("there is no GPU to share", got, "--workers 2")
     retry, retrain = "retry" in flags, "retrain" in flags
     jobs = {flag.key: flags[flag.key] for flag in JOB_FLAGS if flag.key in flags}
     if "cluster" in flags:
@@ -135,4 +147,11 @@ def starter(flags: dict[str, Any], overrides: list[str], settings: list[str]) ->
         launcher.check()
         return partial(launch, launcher=launcher, retry_failed=retry, retrain=retrain)
     limit = 60 * flags["time"] if "time" in flags else math.inf
-    return partial(launch, workers=flags.get("workers", "auto"), retry_failed=retry, limit=limit, retrain=retrain)
+    return partial(
+        launch,
+        workers=flags.get("workers", "auto"),
+        retry_failed=retry,
+        limit=limit,
+        retrain=retrain,
+        per_gpu=flags.get("workers_per_gpu", 1),
+    )

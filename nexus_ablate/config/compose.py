@@ -116,6 +116,7 @@ def differences(config: RunConfig, baseline: RunConfig | None = None) -> dict[st
     else:
         start = [] if config.preset == "none" else [f"preset={config.preset}"]
         base = from_values(_composed_default(tuple(start)))
+        base.train = _on_any_machine(base.train)
         differing = {} if config.preset == "none" else {"preset": config.preset}
     for item in dataclasses.fields(RunConfig):
         name = item.name
@@ -133,7 +134,7 @@ def differences(config: RunConfig, baseline: RunConfig | None = None) -> dict[st
         elif name in CLOSED_GROUPS and name != "probe":
             if own.name != base_value.name:
                 differing[name] = own.name
-                base_value = _group_default(name, own.name)
+                base_value = _on_any_machine(_group_default(name, own.name))
             for f in dataclasses.fields(own):
                 value = getattr(own, f.name)
                 if f.metadata["science"] and f.name != "name" and value != getattr(base_value, f.name):
@@ -168,6 +169,11 @@ def _text(value: Any) -> str:
 @cache
 def _composed_default(overrides: tuple[str, ...]) -> dict[str, Any]:
     return compose_values(list(overrides))
+
+
+def _on_any_machine(group: Any) -> Any:
+    """A group's defaults with float32, so that a run in bfloat16 has the same name wherever `auto` chose it."""
+    return dataclasses.replace(group, precision="fp32") if hasattr(group, "precision") else group
 
 
 def _group_default(group: str, name: str) -> Any:

@@ -28,6 +28,7 @@ from nexus_ablate.config.run_config import (
     keys_of,
 )
 from nexus_ablate.errors import ConfigError, unknown
+from nexus_ablate.gpus import multiplies_bf16
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]*")
 
@@ -67,14 +68,23 @@ def from_values(values: dict[str, Any]) -> RunConfig:
 
 
 def checked(config: RunConfig) -> RunConfig:
-    """The configuration with `resolved` filled in.
+    """The configuration with `resolved` filled in, and `train.precision=auto` replaced by its meaning on this machine.
+
+    So config.yaml, identity and every other machine that reads the configuration have the precision itself.
 
     Raises:
         ConfigError: A rule between two keys is broken, or options contradict each other.
     """
+    if config.train.precision == "auto":
+        config.train = dataclasses.replace(config.train, precision=precision_on(config.train.device))
     check_rules(config)
     config.resolved = resolve(config)
     return config
+
+
+def precision_on(device: str) -> str:
+    """The meaning of `train.precision=auto` for a `train.device` on this machine."""
+    return "bf16" if multiplies_bf16(device) else "fp32"
 
 
 def changed(config: RunConfig, **values: Any) -> RunConfig:

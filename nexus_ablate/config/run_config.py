@@ -77,7 +77,10 @@ class TrainConfig:
     flops: Any = key("auto | float [1, inf)", "training FLOPs; auto: from steps")
     batch_size: int = key("int [1, 1e6]", "sequences in a micro-batch")
     grad_accum: int = key("int [1, 1e6]", "micro-batches in a step")
-    precision: str = key("fp32 | bf16 | fp16", "of matrix products; weights stay float32")
+    precision: str = key(
+        "auto | fp32 | bf16 | fp16",
+        "of matrix products; weights stay float32; auto: bf16 on GPUs that multiply in it, else fp32",
+    )
     eval_every: int = key("int [1, 1e9]", "steps between validations")
     eval_tokens: int = key(
         "int [1, 1e12]", "validation tokens, spread over the validation set; the same ones each time"

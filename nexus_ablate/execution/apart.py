@@ -36,7 +36,7 @@ class Apart:
         if self._worker is None or not self._worker.process.is_alive():
             if get_start_method() not in get_all_start_methods():  # joblib's own, which a child cannot import
                 set_start_method("spawn", force=True)
-            self._worker = Worker(None, None, None)
+            self._worker = Worker(None, False, None)
             # Python waits for its children at exit; closing the pipe makes this one end.
             util.Finalize(None, self._worker.pipe.close, exitpriority=1)
         worker = self._worker

@@ -32,6 +32,7 @@ def launch(
     limit: float = math.inf,
     retrain: bool = False,
     launcher: Launcher | None = None,
+    per_gpu: int = 1,
 ) -> int:
     """Run what is missing of a study on this machine, or by one of Hydra's launchers.
 
@@ -43,6 +44,7 @@ def launch(
         limit: Seconds per run in this launch.
         retrain: Train again, with the current code, the runs that other code has finished.
         launcher: Runs the jobs instead of `workers`.
+        per_gpu: Concurrent processes per GPU, where `workers` is `auto`.
 
     Returns:
         The exit status: the first nonzero status of a run, after all have run; 75 after a stop signal.
@@ -71,6 +73,7 @@ def launch(
         statuses=statuses,
         limit=limit,
         launcher=launcher,
+        per_gpu=per_gpu,
     )
     stopped = run(first)
     if not stopped and study.definition.lr_grid:
@@ -113,6 +116,7 @@ def _run(
     statuses: dict[Path, int],
     limit: float,
     launcher: Launcher | None,
+    per_gpu: int,
 ) -> str:
     """Run the jobs that have not ended; fills `statuses` in the jobs' order. Returns the stop signal, or ''."""
     waiting = []
@@ -132,8 +136,10 @@ def _run(
 
     if launcher:
         progress.queued(len(waiting), f"hydra/launcher={launcher.name}", paced=False)
+        for job in waiting:
+            progress.began(job)
         return launcher.run(waiting, ended, progress.say)
-    where = places_for(waiting, workers)
+    where = places_for(waiting, workers, per_gpu)
     progress.queued(len(waiting), where.description)
     with progress.live():
         log_dir = request.directory / ".workers"

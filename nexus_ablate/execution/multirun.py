@@ -20,7 +20,7 @@ from nexus_ablate import errors
 from nexus_ablate.config.compose import compose, compose_values, differences, leave_preset_options, search_plugins
 from nexus_ablate.config.options import conf_dir
 from nexus_ablate.config.overrides import check_overrides
-from nexus_ablate.config.resolve import from_values
+from nexus_ablate.config.resolve import from_values, precision_on
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.console import SHORTEST_NAME, grid, middle, open_console, without_shared
 from nexus_ablate.errors import ConfigError, UserError
@@ -80,6 +80,10 @@ def multirun(overrides: list[str]) -> int:
         try:
             combinations = _combinations(overrides, hydra.config_loader)
             _try_out(combinations)
+            train = compose_values(combinations[0])["train"]
+            if launcher != "basic" and train["precision"] == "auto":  # which could mean something else on a node
+                pinned = f"train.precision={precision_on(train['device'])}"
+                overrides, combinations = [*overrides, pinned], [[*each, pinned] for each in combinations]
             chosen_early = not any(text.startswith("hydra/sweeper=") for text in overrides)
             shared = sorted(set.intersection(*map(set, combinations))) if chosen_early else []
             os.environ[SWEEP] = json.dumps([len(combinations) if chosen_early else None, shared])

@@ -38,14 +38,14 @@ TIME_OVER = "its time limit was reached"
 class Worker:
     """A worker process and its current job. The arguments are those of `work`."""
 
-    def __init__(self, threads: int | None, gpu: str | None, log: Path | None) -> None:
+    def __init__(self, threads: int | None, leases: bool, log: Path | None) -> None:
         context = get_context("spawn")
         self.log = log
         self.pipe, end = context.Pipe()
         self.job: Job | None = None
         self.began = 0.0
         self.late = False
-        self.process: SpawnProcess = context.Process(target=work, args=(end, threads, gpu, log), name="worker")
+        self.process: SpawnProcess = context.Process(target=work, args=(end, threads, leases, log), name="worker")
         self.process.start()
         end.close()
 
@@ -54,7 +54,7 @@ class Worker:
         log = log_dir / f"worker{number}.log"
         with storage(log):  # opened here, because an error in the worker itself would have nowhere to go
             os.close(open_regular(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND))
-        return cls(where.threads, where.gpu(number), log)
+        return cls(where.threads, bool(where.gpus), log)
 
     def give(self, job: Job, where: Places) -> None:
         threads = f"train.threads={where.threads}"

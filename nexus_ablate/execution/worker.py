@@ -60,14 +60,14 @@ class Answer:
     leaves: bool = False
 
 
-def work(pipe: connection.Connection, threads: int | None, gpu: str | None, log: Path | None) -> None:
+def work(pipe: connection.Connection, threads: int | None, leases: bool, log: Path | None) -> None:
     """Train the orders from the pipe until the driver closes it or dies.
 
     Returns after one run where the peak memory cannot be reset, so that the next run gets its own measurement.
 
     Args:
         threads: Number of CPU threads; None: each run decides.
-        gpu: The only GPU it may use; None: any.
+        leases: Whether it reserves a GPU before its first run, and until it ends.
         log: The file for its output; None: the driver's output.
     """
     for name in ("SIGINT", "SIGHUP"):  # they reach the whole process group; the driver handles them
@@ -80,12 +80,12 @@ def work(pipe: connection.Connection, threads: int | None, gpu: str | None, log:
     if threads is not None:
         for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
             os.environ[variable] = str(threads)
-    if gpu is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = gpu
 
-    from nexus_ablate.training.device import share_cores_politely
+    from nexus_ablate.training.device import lease_gpu, share_cores_politely
 
     share_cores_politely()
+    if leases:
+        lease_gpu()
     while True:
         try:
             order = pipe.recv()

@@ -18,7 +18,7 @@ from nexus_ablate.errors import ConfigError, unknown
 from nexus_ablate.runs import arm_name
 from nexus_ablate.study.definition import Definition
 from nexus_ablate.study.match import solve
-from nexus_ablate.study.overrides import merged
+from nexus_ablate.study.overrides import key_of, merged
 from nexus_ablate.study.question import measuring
 
 BASELINE = "baseline"
@@ -102,6 +102,10 @@ def expand(
     if more := measuring(base.probe.name, base.evals, measured):
         definition = replace(definition, baseline=merged([*definition.baseline, *more]))
         base = compose_arm(definition, [], launch)
+    if base.train.precision != "fp32" and not any(key_of(text) == "train.precision" for text in definition.baseline):
+        # What `auto` means on this machine holds for the whole study, whichever machine resumes it.
+        pinned = f"train.precision={base.train.precision}"
+        definition = replace(definition, baseline=merged([*definition.baseline, pinned]))
     baseline = Arm(BASELINE, [], [], base)
     study = Study(definition, baseline, [], [], [])
     names = {science_key(base): BASELINE}

@@ -148,7 +148,15 @@ class Runs:
             extra = [f"optim.lr={show(lr)}"]
         config = changed(config, seed=seed)
         ident = identity_of(config, self._fingerprint(config))
-        overrides = [*definition.baseline, *arm.overrides, *extra, f"seed={seed}", f"experiment={definition.name}"]
+        pinned = f"train.precision={config.train.precision}"  # `auto` could mean something else where the job runs
+        overrides = [
+            pinned,
+            *definition.baseline,
+            *arm.overrides,
+            *extra,
+            f"seed={seed}",
+            f"experiment={definition.name}",
+        ]
         path = run_path(self.request.directory.parent, self.request.directory.name, name, seed, ident)
         return Job(arm.name, name, seed, path, merged([*overrides, *self.request.launch]), config, ident.config_hash)
 

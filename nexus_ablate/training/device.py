@@ -12,13 +12,24 @@ import sys
 import tempfile
 import time
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 
 from nexus_ablate.config.resolve import check_graphs
 from nexus_ablate.config.run_config import TrainConfig
 from nexus_ablate.errors import ConfigError
+from nexus_ablate.gpus import multiplies_bf16, visible_gpus
 
 _TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """A device: `cpu`, `cuda` or `mps`, and a GPU's product name and memory in bytes."""
+
+    kind: str
+    name: str = ""
+    memory: int = 0
 
 
 class IdleCores:
@@ -92,13 +103,6 @@ def choose_threads(requested: int | str, idle: IdleCores) -> tuple[int, str]:
     return threads, ""
 
 
-def visible_gpus() -> list[str]:
-    """The NVIDIA GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them. Doesn't import torch."""
-    if (listed := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
-        return [name.strip() for name in listed.split(",") if name.strip() not in ("", "-1")]
-    return [str(number) for number, _ in enumerate(Path("/dev").glob("nvidia[0-9]*"))]
-
-
 _leases: list[int] = []
 """Open file descriptors. The lock of a lease ends with this process, even after a kill."""
 
@@ -114,28 +118,50 @@ def lease_gpu() -> None:
     gpus = visible_gpus()
     if not gpus or _leases or "LOCAL_RANK" in os.environ or (torch is not None and torch.cuda.is_initialized()):
         return
+    for level, gpu in ((level, gpu) for level in itertools.count() for gpu in gpus):
+        descriptor = _lease(gpu, level)
+        if descriptor is not None:
+            _leases.append(descriptor)
+            os.environ["CUDA_VISIBLE_DEVICES"] = gpu
+            return
+
+
+def free_gpus() -> list[str]:
+    """The visible GPUs on which no process of this user holds a lease."""
+    free = {gpu: _lease(gpu, 0) for gpu in visible_gpus()}
+    for descriptor in free.values():
+        if descriptor is not None:
+            os.close(descriptor)
+    return [gpu for gpu, descriptor in free.items() if descriptor is not None]
+
+
+def _lease(gpu: str, level: int) -> int | None:
+    """A descriptor with the lock of a GPU's lease file; None if another process has it."""
     folder = Path(tempfile.gettempdir()) / f"nexus_ablate-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
-    for level, gpu in ((level, gpu) for level in itertools.count() for gpu in gpus):
-        name = re.sub(r"[^A-Za-z0-9-]", "_", gpu)
-        descriptor = os.open(folder / f"gpu-{name}.{level}", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
-            continue
-        _leases.append(descriptor)
-        os.environ["CUDA_VISIBLE_DEVICES"] = gpu
-        return
+    name = re.sub(r"[^A-Za-z0-9-]", "_", gpu)
+    descriptor = os.open(folder / f"gpu-{name}.{level}", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
 
 
 def device_of(train: TrainConfig):
     """The torch device of a run.
 
     Raises:
-        ConfigError: The device does not exist, or CUDA graphs were requested without CUDA.
+        ConfigError: The device does not exist, PyTorch can't use the GPU that `auto` means, or CUDA graphs were
+            requested without CUDA.
     """
     device = choose_device(train.device)
+    if train.device == "auto" and device.type == "cpu" and multiplies_bf16("auto"):
+        import torch
+
+        fix = "train.device=cpu, or install PyTorch for CUDA: https://pytorch.org/get-started"
+        raise ConfigError("PyTorch cannot use the GPU of this machine", f"torch {torch.__version__}", fix)
     if train.compile == "graphs":
         check_graphs(device.type)
     return device
@@ -183,11 +209,13 @@ def processor_name(device_type: str) -> str:
     return names[0].strip() if names else platform.processor() or platform.machine()
 
 
-def device_memory(device) -> int:
-    """Total memory of a GPU in bytes, used or not; 0 for any other device."""
+def hardware_of(device) -> Hardware:
+    """What `choices` needs to know of a device."""
+    if device.type != "cuda":
+        return Hardware(device.type)
     import torch
 
-    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
+    return Hardware("cuda", torch.cuda.get_device_name(device), torch.cuda.get_device_properties(device).total_memory)
 
 
 def precision_context(precision: str, device_type: str) -> AbstractContextManager:

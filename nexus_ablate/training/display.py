@@ -155,6 +155,7 @@ def run_facts(config: RunConfig, arm: str, facts: dict[str, Any]) -> dict[str, s
         "regime": str(regime),
         **({"warning": "; ".join(regime.warnings())} if regime.warnings() else {}),
         "device": facts["device"],
+        "execution": facts["execution"],
     }
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from nexus_ablate.errors import AGAIN, BUG, ConfigError, Diverged, Preempted, UserError
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from nexus_ablate.config.run_config import RunConfig
     from nexus_ablate.training.signals import StopRequest
 
+BUCKET_BYTES = 25 * 2**20
+"""Least bytes of a bucket of gradients; the default of DistributedDataParallel."""
 BEAT_SECONDS = 2.0
 LOST_SECONDS = 40.0
 """After this long without a heartbeat a process counts as lost, and all others end."""
@@ -136,7 +139,7 @@ class World:
         assert self._vigil is not None
         shared = isinstance(error, Preempted) or (isinstance(error, Diverged) and self.device.type == "cpu")
         if error is None or (shared and self._in_step):
-            self._call(distributed.barrier)
+            self.call(distributed.barrier)
             self._vigil.close()
             distributed.destroy_process_group()
         else:
@@ -160,7 +163,7 @@ class World:
         shared = torch.tensor(numbers, dtype=torch.float64, device=self.device)
         for tensor in [shared, *tensors]:
             sent = tensor.detach().to(self.device)  # an optimizer may keep its step on the CPU
-            self._call(distributed.broadcast, sent, 0)
+            self.call(distributed.broadcast, sent, 0)
             if sent.device != tensor.device:
                 tensor.detach().copy_(sent)
         return shared.tolist()
@@ -179,7 +182,7 @@ class World:
 
         stop_flag = torch.full((1,), float(bool(self.stop and self.stop.signal_name)), device=self.device)
         flat = torch.cat([tensor.detach().reshape(-1).float() for tensor in tensors] + [stop_flag])
-        self._call(distributed.all_reduce, flat)
+        self.call(distributed.all_reduce, flat)
         flat /= self.size
         self._stop_requested = flat[-1]
         parts = flat[:-1].split([tensor.numel() for tensor in tensors])
@@ -192,9 +195,14 @@ class World:
             return bool(self.stop and self.stop.signal_name)
         return (self.device.type == "cpu" or step % STOP_EVERY == 0) and float(self._stop_requested) > 0
 
-    def _call(self, exchange: Callable[..., Any], *arguments: Any) -> None:
+    def call(self, exchange: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        """Call a function of torch.distributed.
+
+        Raises:
+            Lost: It failed, because another process has ended.
+        """
         try:
-            exchange(*arguments)
+            return exchange(*arguments, **named)
         except RuntimeError as error:
             assert self._vigil is not None
             raise Lost(
@@ -232,6 +240,69 @@ def join(place: Place, device: torch.device) -> Iterator[World]:
         world.leave(error)
         raise
     world.leave(None)
+
+
+class Reduction:
+    """Averages gradients over the processes in buckets, while the backward pass computes further gradients.
+
+    A bucket is exchanged as soon as its gradients and all earlier buckets' exist, so all processes exchange the same
+    buckets in the same order. Li et al. 2020, arXiv:2006.15704, section 3.2. With one process it does nothing.
+    """
+
+    def __init__(self, world: World, parameters: list[torch.nn.Parameter]) -> None:
+        self._world = world
+        self._buckets: list[list[torch.nn.Parameter]] = []
+        self._sent: list[tuple[torch.Tensor, list[torch.Tensor], Any]] = []
+        self._missing: list[int] = []
+        self._active = False
+        if world.size == 1:
+            return
+        size = BUCKET_BYTES
+        for parameter in reversed(parameters):  # the last layers' gradients come first
+            if size >= BUCKET_BYTES:
+                self._buckets.append([])
+                size = 0
+            self._buckets[-1].append(parameter)
+            size += parameter.nbytes
+        for number, bucket in enumerate(self._buckets):
+            for parameter in bucket:
+                parameter.register_post_accumulate_grad_hook(partial(self._arrived, number))
+
+    def begin(self) -> None:
+        """Exchange the gradients of the next backward pass, the last one of a step."""
+        self._missing = [len(bucket) for bucket in self._buckets]
+        self._active = True
+
+    def finish(self) -> None:
+        """Wait until every gradient is the mean over the processes."""
+        self._active = False
+        for bucket in self._buckets[len(self._sent) :]:  # they have a parameter without a gradient
+            self._send(bucket)
+        for flat, gradients, exchange in self._sent:
+            if not gradients:
+                continue
+            self._world.call(exchange.wait)
+            flat /= self._world.size
+            parts = flat.split([gradient.numel() for gradient in gradients])
+            for gradient, part in zip(gradients, parts, strict=True):
+                gradient.copy_(part.view_as(gradient))
+        self._sent = []
+
+    def _arrived(self, number: int, parameter: torch.nn.Parameter) -> None:
+        if not self._active:
+            return
+        self._missing[number] -= 1
+        while len(self._sent) < len(self._buckets) and not self._missing[len(self._sent)]:
+            self._send(self._buckets[len(self._sent)])
+
+    def _send(self, bucket: list[torch.nn.Parameter]) -> None:
+        import torch
+        from torch import distributed
+
+        gradients = [parameter.grad.detach() for parameter in bucket if parameter.grad is not None]
+        flat = torch.cat([gradient.reshape(-1).float() for gradient in gradients]) if gradients else torch.empty(0)
+        exchange = self._world.call(distributed.all_reduce, flat, async_op=True) if gradients else None
+        self._sent.append((flat, gradients, exchange))
 
 
 class _Vigil:

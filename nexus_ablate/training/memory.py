@@ -118,12 +118,13 @@ def least_bytes(config: RunConfig, vocab_size: int = 1, state_bytes: int = 0, pr
     return (4 + state_bytes) * parameters + held
 
 
-def device_memory(device: torch.device) -> tuple[int | None, str]:
-    """The memory of a device in bytes, and its name."""
+def device_memory(device: torch.device, runs: int = 1) -> tuple[int | None, str]:
+    """The memory of a device in bytes for each of several runs that share it, and its name."""
     import torch
 
     if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory, str(device)
+        total = torch.cuda.get_device_properties(device).total_memory
+        return total // runs, str(device) + (f", shared by {runs} runs," if runs > 1 else "")
     return machine_bytes(), device.type
 
 

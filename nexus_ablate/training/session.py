@@ -132,7 +132,8 @@ def _lead(
 
     def check() -> None:
         check_start(config, data.vocab_size)
-        check_memory(config, *device_memory(world.device), **_known(config, data, world))
+        runs = run_conditions.get("runs_per_device", 1) if world.device.type == "cuda" else 1
+        check_memory(config, *device_memory(world.device, runs), **_known(config, data, world))
 
     with open_run(path, launch, config.rerun, check) as run:
         if run.finished:
@@ -257,8 +258,8 @@ def _train(
                 "steps": trainer.steps,
                 "decay": f"{sum(sizes[n] for n in groups['decayed']):,} parameters at {config.weight_decay:g} "
                 f"({config.schedule.decay}), {sum(sizes[n] for n in groups['free']):,} free",
-                "device": (f"{world.size} x " if world.size > 1 else "")
-                + f"{device}, {threads} threads, {config.train.precision}",
+                "device": (f"{world.size} x " if world.size > 1 else "") + f"{device}, {threads} threads",
+                "execution": "; ".join(trainer.step.choices.why.values()),
             }
             display.before(run_facts(config, arm, facts))
             atomic_write_json(run.path / "decay_groups.json", groups)

@@ -27,15 +27,15 @@ from nexus_ablate.kernels.loss import (
     attach_gradients,
     chunked_losses,
     chunked_nats,
-    chunks_losses,
     losses,
 )
 from nexus_ablate.measure.counts import flops_per_token
 from nexus_ablate.measure.weight_statistics import block_matrices
 from nexus_ablate.model import GPT
 from nexus_ablate.optimizers import build_optimizer
-from nexus_ablate.training.device import cxx_compiler, device_memory, precision_context
-from nexus_ablate.training.distributed import Place, World
+from nexus_ablate.training.choices import choices
+from nexus_ablate.training.device import hardware_of, precision_context
+from nexus_ablate.training.distributed import Place, Reduction, World
 from nexus_ablate.training.gradients import ROLE, GradientNorms
 from nexus_ablate.training.memory import out_of_memory
 from nexus_ablate.training.nonfinite import first_nonfinite
@@ -43,11 +43,6 @@ from nexus_ablate.training.schedule import learning_rate
 
 SMALLEST_LOSS_SCALE = 1.0
 """float16: gradients that are non-finite even at this loss scale come from the model, not from the precision."""
-
-COMPILE_STEPS = 2000
-"""Steps from which `train.compile=auto` compiles on a GPU."""
-COMPILE_FLOPS = 5e13
-"""Training FLOPs from which it compiles on a CPU: about ten minutes on two cores. Compiling takes 10 to 30 seconds."""
 
 
 @dataclass(frozen=True)
@@ -86,15 +81,11 @@ class Step:
         fused = config.train.optimizer == "fused"
         self.optimizer = build_optimizer(model, config.optim, config.weight_decay, fused)
         self.gradients = GradientNorms(model)
+        self.reduction = Reduction(self.world, [p for p in model.parameters() if p.requires_grad])
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.train.precision == "fp16")
-        train = config.train
-        tokens = config.resolved.tokens_per_step * steps / self.world.size
-        flops = 6 * sum(p.numel() for p in model.parameters()) * tokens
-        pays = train.compile == "auto" and compiling_pays(self.device.type, steps, flops)
-        self.compiled = train.compile in ("on", "graphs") or pays
-        rows = train.batch_size // self.world.size * config.model.context
-        memory = device_memory(self.device) if self.compiled else 0
-        self.chunked = chunks_losses(train.loss, rows, model.geometry.vocab_size, train.precision, memory)
+        size = sum(p.numel() for p in model.parameters()), model.geometry.vocab_size
+        self.choices = choices(config, *size, steps, hardware_of(self.device), self.world.size)
+        self.compiled, self.chunked = self.choices.compiled, self.choices.chunked
         most_bytes = GPU_LOGIT_BYTES if self.device.type == "cuda" else LOGIT_BYTES
         self.chunk(most_bytes if self.chunked else 0)
         self.lr = 0.0  # of the last step
@@ -121,13 +112,16 @@ class Step:
         self._before = [p.detach().clone() for _, p in block_matrices(self.model)] if watched else []
         self._seed_dropout(number)
         loss = z_loss = self._zero
-        for rows in np.split(batch, train.grad_accum):
+        for number_of_part, rows in enumerate(np.split(batch, train.grad_accum), 1):
             part, z_part = self.loss(self.world.rows(rows))
+            if number_of_part == train.grad_accum:
+                self.reduction.begin()
             if train.grad_accum > 1:
                 part, z_part = part / train.grad_accum, z_part / train.grad_accum
             self.scaler.scale(part + z_part if self.config.z_loss else part).backward()
             loss, z_loss = loss + part.detach(), z_loss + z_part.detach()
-        self.world.average([*self.gradients.gradients(), loss, z_loss])
+        self.reduction.finish()
+        self.world.average([loss, z_loss])
         self.scaler.unscale_(self.optimizer)  # type: ignore[reportArgumentType]
         norm, norms = self.gradients.measure()
         seen = torch.cat((torch.stack((loss, z_loss, norm)), norms))
@@ -322,17 +316,6 @@ def compiled_programs() -> dict[str, int]:
 
     breaks = sum(counters["graph_break"].values())
     return {"programs": counters["stats"]["unique_graphs"], "graph_breaks": breaks}
-
-
-def compiling_pays(device: str, steps: int, flops: float) -> bool:
-    """Whether compiling earns back its own time.
-
-    Args:
-        flops: Of the whole run in this process: 6 per parameter and token.
-    """
-    if device == "cuda":
-        return steps >= COMPILE_STEPS
-    return device == "cpu" and flops >= COMPILE_FLOPS and bool(cxx_compiler())
 
 
 def steps_of(config: RunConfig, vocab_size: int) -> int:

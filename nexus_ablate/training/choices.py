@@ -1,0 +1,88 @@
+"""What `auto` means for the execution of a training step on a device: compiled or not, logits whole or in chunks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nexus_ablate.config.run_config import RunConfig
+from nexus_ablate.kernels.loss import chunks_losses
+from nexus_ablate.measure.counts import peak_flops
+from nexus_ablate.training.device import Hardware, cxx_compiler
+
+COMPILE_FLOPS = 5e13
+"""Training FLOPs from which `train.compile=auto` compiles on a CPU: about ten minutes on two cores. It takes 10 to
+30 seconds."""
+COMPILE_SAVES = 0.4
+"""Share of an uncompiled step on a GPU that compiling saves: nanoGPT's README reports 250 ms before and 135 after."""
+COMPILE_SECONDS, COMPILE_SECONDS_PER_LAYER = 20.0, 3.0
+LAUNCH_SECONDS_PER_LAYER = 1e-3
+"""Least time of a block in an uncompiled step on a GPU, in which it launches some 150 kernels."""
+UTILIZATION, USUAL_PEAK = 0.4, 100e12
+"""Share of the peak that an uncompiled step reaches, and the peak of a GPU whose own is unknown, in FLOPs per second.
+
+These and the seconds above are estimates that were not measured on a GPU; scripts/bench_gpu measures them."""
+
+
+@dataclass(frozen=True)
+class Choices:
+    """How the step of a run is executed.
+
+    Attributes:
+        compiled: Whether it is compiled.
+        chunked: Whether the logits are computed in chunks.
+        why: The reason of each choice by its key in `train`, as shown before the first step and by `explain`.
+    """
+
+    compiled: bool
+    chunked: bool
+    why: dict[str, str]
+
+
+def choices(
+    config: RunConfig, parameters: int, vocab_size: int, steps: int, hardware: Hardware, processes: int = 1
+) -> Choices:
+    """How the step of a run is executed on a device.
+
+    Args:
+        parameters: Their number.
+        processes: Number of processes that share the batch.
+    """
+    train = config.train
+    step_flops = 6 * parameters * config.resolved.tokens_per_step / processes
+    compiled, compile_why = train.compile in ("on", "graphs"), f"train.compile={train.compile}"
+    if train.compile == "auto":
+        compiled, compile_why = compiling_pays(config, steps, step_flops, hardware)
+    rows = train.batch_size // processes * config.model.context
+    memory = hardware.memory if compiled else 0
+    chunked = chunks_losses(train.loss, rows, vocab_size, train.precision, memory)
+    size = f"{rows * vocab_size * 4 / 2**20:,.0f} MiB in float32"
+    return Choices(
+        compiled,
+        chunked,
+        {
+            "precision": f"{train.precision} products" + (", float32 ones without TF32" * (hardware.kind == "cuda")),
+            "compile": f"{'compiled' if compiled else 'not compiled'} ({compile_why})",
+            "loss": f"logits {'in chunks' if chunked else 'whole'} ({size})",
+        },
+    )
+
+
+def compiling_pays(config: RunConfig, steps: int, step_flops: float, hardware: Hardware) -> tuple[bool, str]:
+    """Whether compiling takes less time than it saves, and why.
+
+    Args:
+        steps: Length of the run.
+        step_flops: Of one step in this process: 6 per parameter and token.
+    """
+    if hardware.kind == "cpu":
+        flops = step_flops * steps
+        if flops < COMPILE_FLOPS:
+            return False, f"{flops:.1e} FLOPs; compiling pays from {COMPILE_FLOPS:.0e}"
+        return bool(cxx_compiler()), f"{flops:.1e} FLOPs" if cxx_compiler() else "there is no C++ compiler"
+    if hardware.kind != "cuda":
+        return False, f"not on {hardware.kind}"
+    peak = peak_flops(hardware.name, config.train.precision) or USUAL_PEAK
+    launching = LAUNCH_SECONDS_PER_LAYER * config.model.n_layers * config.train.grad_accum
+    saved = steps * COMPILE_SAVES * max(step_flops / (UTILIZATION * peak), launching)
+    cost = COMPILE_SECONDS + COMPILE_SECONDS_PER_LAYER * config.model.n_layers
+    return saved > cost, f"would save about {saved:,.0f} s and take {cost:,.0f}"
