@@ -12,6 +12,7 @@ import sys
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 from omegaconf import OmegaConf
 from wandb_server import serving
@@ -66,6 +67,7 @@ def commands() -> list[str]:
 @pytest.fixture
 def desk(tmp_path, monkeypatch):
     """A folder with the texts, runs and studies that the pages speak of; nothing is trained."""
+    from nexus_ablate.bench import coordinates
     from nexus_ablate.execution import cluster, launch, multirun
     from nexus_ablate.training import evaluation, session
 
@@ -91,6 +93,8 @@ def desk(tmp_path, monkeypatch):
         return {"arm": "a", "status": 0, "why": ""}
 
     monkeypatch.setattr(session, "train", train)
+    flat = coordinates.Coordinates([1, 2, 3], {"logits": np.ones((3, 2))})
+    monkeypatch.setattr(coordinates, "check_coordinates", lambda *_: flat)
     monkeypatch.setattr(multirun, "job", job)
     monkeypatch.setattr(evaluation, "evaluate", lambda path, names: {name: {"not_defined": "here"} for name in names})
     monkeypatch.setattr(cluster, "submit", lambda request, *_, **__: trained.append(launch.expanded(request)) or 0)

@@ -1,0 +1,151 @@
+"""The coordinate check: how much logits and branch outputs change over the first steps, at several widths.
+
+Under a parametrization whose learning rates transfer, the change doesn't depend on the width (Yang et al. 2022,
+arXiv:2203.03466, section D.1 and Figure 5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from nexus_ablate.config.compose import compose
+from nexus_ablate.config.run_config import RunConfig
+from nexus_ablate.errors import ConfigError
+from nexus_ablate.model import GPT, build_model
+from nexus_ablate.optimizers import build_optimizer
+from nexus_ablate.report.run_picture import save_figure
+
+FLAT = 0.35
+"""Largest slope of log change against log width that passes. In the limit of large widths slopes are multiples of 1/2,
+and 0 where rates transfer; at a few hundred channels muP's lie between -0.3 and 0."""
+VOCABULARY = 256
+
+
+@dataclass(frozen=True)
+class Coordinates:
+    """Root mean square changes since the start, averaged over seeds.
+
+    Attributes:
+        changes: By name (`logits`, `block 0 attn` ...), (widths, steps).
+    """
+
+    widths: list[int]
+    changes: dict[str, np.ndarray]
+
+    @property
+    def slopes(self) -> dict[str, float]:
+        """Of log change after the last step against log width, by least squares."""
+        x = np.log(self.widths)
+        return {name: float(np.polyfit(x, np.log(values[:, -1]), 1)[0]) for name, values in self.changes.items()}
+
+    @property
+    def passes(self) -> bool:
+        """Whether no change grows or shrinks with the width."""
+        return max(map(abs, self.slopes.values())) <= FLAT
+
+
+def configurations(overrides: list[str], widths: list[int]) -> list[RunConfig]:
+    """The configuration at each width, with heads of one width.
+
+    Raises:
+        ConfigError: A width is not a multiple of the width of a head, or a configuration cannot be run.
+    """
+    head_dim = compose(overrides).resolved.head_dim
+    for width in widths:
+        if width % head_dim:
+            fix = f"--widths {','.join(str(head_dim * n) for n in (2, 4, 8))}"
+            raise ConfigError(f"the widths must be multiples of the width of a head, {head_dim}", str(width), fix)
+    return [compose([*overrides, f"model.d_model={w}", f"model.n_heads={w // head_dim}"]) for w in widths]
+
+
+def check_coordinates(
+    configs: list[RunConfig], steps: int, seeds: int, say: Callable[[str], None] = lambda line: None
+) -> Coordinates:
+    """Train each width for some steps on one batch of random tokens, without warm-up and clipping.
+
+    Args:
+        seeds: Over which the changes are averaged.
+        say: Called with a line after each width.
+    """
+    rows = []
+    for config in configs:
+        runs = [_changes(config, seed, steps) for seed in range(seeds)]
+        rows.append({name: np.mean([run[name] for run in runs], axis=0) for name in runs[0]})
+        say(f"d_model {config.model.d_model}: logits change by {rows[-1]['logits'][-1]:.3g}")
+    changes = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+    return Coordinates([config.model.d_model for config in configs], changes)
+
+
+def _changes(config: RunConfig, seed: int, steps: int) -> dict[str, np.ndarray]:
+    config.seed = seed
+    model = build_model(config, VOCABULARY)
+    optimizer = build_optimizer(model, config.optim, config.weight_decay)
+    optimizer.set_learning_rate(config.schedule.lr)
+    shape = config.train.batch_size, config.model.context + 1
+    tokens = torch.randint(VOCABULARY, shape, generator=torch.Generator().manual_seed(seed))
+    first = _outputs(model, tokens[:, :-1])
+    changes: dict[str, list[float]] = {name: [] for name in first}
+    for _ in range(steps):
+        optimizer.zero_grad()
+        F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).backward()
+        optimizer.step()
+        for name, now in _outputs(model, tokens[:, :-1]).items():
+            changes[name].append(float((now - first[name]).square().mean().sqrt()))
+    return {name: np.array(values) for name, values in changes.items()}
+
+
+@torch.no_grad()
+def _outputs(model: GPT, tokens: Tensor) -> dict[str, Tensor]:
+    """The logits and the output of each branch."""
+    outputs: dict[str, Tensor] = {}
+
+    def keep(name: str) -> Callable[[torch.nn.Module, object, Tensor], None]:
+        return lambda module, inputs, output: outputs.update({name: output})
+
+    branches = [
+        (f"block {i} {part}", getattr(block, part))
+        for i, block in enumerate(model.blocks)
+        for part in ("attn", "ffn")
+        if hasattr(block, part)
+    ]
+    handles = [module.register_forward_hook(keep(name)) for name, module in branches]
+    logits = model(tokens)
+    for handle in handles:
+        handle.remove()
+    return {"logits": logits, **outputs}
+
+
+def draw(checked: Coordinates, title: str, path: Path) -> None:
+    """The change of each quantity after the last step against the width, and of the logits after each step."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    slopes, steps = checked.slopes, checked.changes["logits"].shape[1]
+    for name, values in checked.changes.items():
+        thick = 2.5 if name == "logits" else 1.0
+        left.plot(checked.widths, values[:, -1], marker="o", ms=3, lw=thick, label=f"{name} {slopes[name]:+.2f}")
+    left.set_title(f"after {steps} steps, with slopes", fontsize=9, loc="left")
+    left.legend(fontsize=6, frameon=False, ncols=2)
+    for step, values in enumerate(checked.changes["logits"].T, 1):
+        right.plot(
+            checked.widths, values, marker="o", ms=3, lw=1, color="#1a3380", alpha=min(1.0, 0.2 + 0.8 * step / steps)
+        )
+    right.set_title("logits, after each step (darker is later)", fontsize=9, loc="left")
+    for axes in (left, right):
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xticks(checked.widths, [str(width) for width in checked.widths])
+        axes.set_xlabel("d_model", fontsize=8)
+        axes.set_ylabel("RMS change", fontsize=8)
+        axes.tick_params(labelsize=8)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(title, fontsize=9)
+    save_figure(figure, path)

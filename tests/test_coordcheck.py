@@ -1,0 +1,58 @@
+"""The coordinate check passes where learning rates transfer over the width, and fails where they don't."""
+
+from __future__ import annotations
+
+import pytest
+
+from nexus_ablate.axes.param import Factors, MaximalUpdate
+from nexus_ablate.cli import main
+
+TINY = ("model.n_layers=1", "model.d_model=64", "model.n_heads=4", "model.context=16")
+MUP = ("param=mup", "param.base_width=64", "param.base_head_dim=16")
+
+
+def checked(capsys, *arguments):
+    status = main(["coordcheck", *TINY, "--widths", "64,128,256", "--seeds", "1", "--steps", "6", *arguments])
+    return status, capsys.readouterr().out
+
+
+def test_mup_passes_and_draws_a_picture(capsys, tmp_path):
+    status, shown = checked(capsys, *MUP, "--png", str(tmp_path / "a.png"))
+    assert status == 0 and "param=mup passes" in shown and "not flat" not in shown
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_sp_fails(capsys):
+    status, shown = checked(capsys, "param=sp")
+    assert status == 1 and "param=sp fails" in shown and "not flat" in shown
+
+
+def test_mup_without_its_learning_rates_fails(capsys, monkeypatch):
+    factors = MaximalUpdate.factors
+    monkeypatch.setattr(MaximalUpdate, "factors", lambda *rest: Factors(init=factors(*rest).init))
+    assert checked(capsys, *MUP)[0] == 1
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.parametrize(("param", "status"), [("mup", 0), ("sp", 1)])
+def test_the_check_at_its_defaults(param, status):
+    assert main(["coordcheck", f"param={param}"]) == status
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--widths", "64,128"], "--widths takes at least three widths"),
+        (["--widths", "64,32,128"], "--widths takes at least three widths"),
+        (["--widths", "64,x,128"], "--widths takes at least three widths"),
+        (["--widths", "64,128,200"], "multiples of the width of a head, 16"),
+        (["--steps", "0"], "--steps takes"),
+        (["param=mup", "gate=headwise"], "param=mup cannot have gate=headwise"),
+        (["--png", "a.txt"], "--png takes a file that ends in"),
+    ],
+)
+def test_what_cannot_be_checked_is_three_lines(arguments, problem, capsys):
+    assert main(["coordcheck", *TINY, *arguments]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert problem in lines[0] and len(lines) == 3
