@@ -8,8 +8,11 @@ import pytest
 import torch
 
 from nexus_ablate.bench import memory
+from nexus_ablate.config.compose import compose
 from nexus_ablate.errors import Diverged
 from nexus_ablate.model import build_model
+from nexus_ablate.runs import read_run
+from nexus_ablate.training.session import train
 from nexus_ablate.training.step import Step
 
 pytestmark = [
@@ -41,6 +44,23 @@ def test_a_step_waits_for_nothing(tiny, precision, loss):
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert len(step.read()) == 5
+
+
+def test_a_run_with_the_defaults_of_a_gpu_finishes_and_says_how_it_was_executed(tiny_run):
+    """The front door: data, probe, evaluation, checkpoint and resume on a GPU, uncompiled and compiled."""
+    for compiled in ("off", "on"):
+        overrides = tiny_run(
+            "train.device=cuda", f"train.compile={compiled}", "probe=full", f"seed={int(compiled == 'on')}"
+        )
+        outcome = train(compose(overrides), overrides, quiet=True)
+        summary = outcome.summary
+        assert summary["device"].startswith("cuda") and summary["float32_matmul_precision"] == "highest"
+        assert (summary["compiled"], summary["programs"], summary["graph_breaks"]) == (
+            (True, 2, 0) if compiled == "on" else (False, 0, 0)
+        )
+        bf16 = torch.cuda.get_device_capability() >= (8, 0)
+        assert (read_run(outcome.path).config or {})["train"]["precision"] == ("bf16" if bf16 else "fp32")
+        assert math.isfinite(summary["val_loss"]) and summary["peak_memory_bytes"] > 0
 
 
 def test_a_number_that_is_not_finite_is_told_of_its_step_and_changes_no_weight(tiny, monkeypatch):
