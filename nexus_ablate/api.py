@@ -10,6 +10,8 @@ from nexus_ablate.comparison import result
 from nexus_ablate.runs import read_run
 from nexus_ablate.runs import record as run_record
 
+NOTEBOOK_COLUMNS = 100
+
 if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
@@ -30,6 +32,27 @@ class Comparison(result.Comparison):
 
         return comparison_figure(self)
 
+    def __repr__(self) -> str:
+        """The answer and the table, as `nexus-ablate compare` prints them."""
+        import io
+
+        from rich.console import Console
+
+        from nexus_ablate.report.terminal import show_table
+
+        out = io.StringIO()
+        show_table(self, Console(file=out, width=NOTEBOOK_COLUMNS, highlight=False))
+        return out.getvalue().rstrip()
+
+    def _repr_html_(self) -> str:
+        """The answer, the table and the intervals of the report, in a frame of its own."""
+        from html import escape
+
+        from nexus_ablate.report.page import summary
+
+        height = 330 + 75 * len(self.rows)
+        return f'<iframe srcdoc="{escape(summary(self))}" style="width:100%;height:{height}px;border:0"></iframe>'
+
 
 class RunRecord(run_record.RunRecord):
     """A run with its data frames and its figure."""
@@ -45,6 +68,25 @@ class RunRecord(run_record.RunRecord):
         from nexus_ablate.report.frames import probes_frame
 
         return probes_frame(self.probes())
+
+    def __repr__(self) -> str:
+        """State, result and folder of the run."""
+        return "\n".join(f"{name:<14} {fact}" for name, fact in self._facts().items())
+
+    def _repr_html_(self) -> str:
+        """The same as a table."""
+        from html import escape
+
+        rows = (f"<tr><th>{escape(name)}</th><td>{escape(fact)}</td></tr>" for name, fact in self._facts().items())
+        return f"<table>{''.join(rows)}</table>"
+
+    def _facts(self) -> dict[str, str]:
+        from nexus_ablate.errors import printable
+        from nexus_ablate.training.display import result_facts
+
+        facts = {"run": f"{self.study} / {self.arm} / seed {self.seed}", "state": self.state, "path": str(self.path)}
+        facts |= result_facts(self.summary) if self.summary is not None else {}
+        return {name: printable(fact, 4096) for name, fact in facts.items()}
 
     def figure(self) -> Figure:
         """The picture of `nexus-ablate show` as a matplotlib figure.

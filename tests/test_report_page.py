@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from written_runs import Writer
 
+import nexus_ablate
 from nexus_ablate.cli import main
 from nexus_ablate.comparison.result import compare
 from nexus_ablate.report import page, plots
@@ -182,3 +183,38 @@ def test_the_losses_start_where_the_arms_come_apart_unless_the_whole_run_is_aske
     late, whole = (plots.losses(comparison, "tokens", whole) for whole in (False, True))
     assert late != whole and first_x(late) >= 62  # inside the plot
     assert page.AXES == ("tokens", "flops", "seconds")
+
+
+def test_a_watched_page_reloads_itself_while_runs_are_to_come_and_not_after(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    writer = Writer(tmp_path / "runs", "mine")
+    writer.arm(losses=[2.0, 2.01])
+    writer.plan(("norm=layer",), seeds=[0, 1])
+    pages = []
+
+    def finish(seconds):
+        pages.append((tmp_path / "out.html").read_text())
+        writer.arm("norm=layer", losses=[2.1, 2.12])
+
+    monkeypatch.setattr("nexus_ablate.cli.compare.time.sleep", finish)
+    assert main(["compare", "runs/mine", "--html", "out.html", "--watch"]) == 0
+    (live,), last = pages, (tmp_path / "out.html").read_text()
+    assert "http-equiv='refresh'" in live and "Live: 2 runs so far" in live and "preliminary" in live
+    assert "http-equiv='refresh'" not in last and "Live:" not in last and "norm=layer" in last
+    assert "2 finished, 2 waiting" in capsys.readouterr().err
+    assert main(["compare", "runs/mine", "--watch"]) == 2
+    assert "--html" in capsys.readouterr().err
+
+
+def test_results_show_themselves_in_a_notebook(tmp_path):
+    writer = Writer(tmp_path / "runs", "mine")
+    writer.arm(losses=[2.0, 2.01, 2.02])
+    writer.arm("norm=layer", losses=[2.1, 2.12, 2.11])
+    result = nexus_ablate.compare(writer.root)
+    assert "norm=layer" in repr(result) and "WORSE" in repr(result) and max(map(len, repr(result).split("\n"))) <= 100
+    frame = result._repr_html_()
+    assert frame.startswith("<iframe srcdoc=") and "norm=layer" in frame and "interval" in frame
+    assert "<script" not in frame  # of the page around it
+    run = nexus_ablate.load_run(writer.paths[0])
+    assert "finished" in repr(run) and str(writer.paths[0]) in repr(run)
+    assert run._repr_html_().count("<tr>") == len(repr(run).split("\n"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from nexus_ablate.comparison.findings import Findings
 
 FORMATS = ("html", "md", "latex", "csv", "json", "runs")
+WATCH_SECONDS = 2.0  # between looks at the runs
+RELOAD_SECONDS = 10  # between reloads of a page that --watch saves
 _SHOWN = {"runs": "one row per run as CSV, which `judge` reads"}
 OUTPUTS = (
     Flag("--details", "", "all columns and conditions"),
@@ -39,6 +42,7 @@ VERB = Verb(
     (
         ("compare runs/norms", "every arm of a study against its baseline"),
         ("compare runs/norms --html norms.html", "one file with pictures; needs no network"),
+        ("compare runs/norms --html norms.html --watch", "again and again while the study runs"),
         ("compare runs/depth", "the strata runs/depth@... of a study, side by side"),
         ("compare runs/a runs/b --baseline a/baseline", "runs of several studies"),
         ("compare runs/norms --arm norm=dyt --baseline norm=layer", "two arms directly"),
@@ -52,6 +56,7 @@ VERB = Verb(
         Flag("--tokens", "DIR", "runs of the study `tokens`: what is a difference worth in training tokens"),
         Flag("--allow", "NAME,...", "conditions of fairness to waive", comma_separated),
         *OUTPUTS,
+        Flag("--watch", "", "with --html: save the page again whenever a run ends, until the last one has"),
         Flag("--wandb", "PROJECT", "publish to [ENTITY/]PROJECT"),
     ),
     "Runs that failed, are still running, are damaged or exist twice are listed with the reason, never dropped. "
@@ -63,15 +68,47 @@ VERB = Verb(
 
 def run(dirs: list[str], flags: dict[str, Any]) -> int:
     """Compare, print, and save the requested files."""
-    from nexus_ablate.comparison.findings import findings
-
-    study_findings = findings(
-        dirs, flags.get("baseline"), flags.get("allow", ()), flags.get("arm"), flags.get("tokens")
-    )
+    if "watch" in flags:
+        _watch(dirs, flags)
+    study_findings = _findings(dirs, flags)
     deliver(study_findings, flags)
     if "wandb" in flags:
         print(f"W&B: {_publish(study_findings, flags['wandb'])}", file=sys.stderr)
     return errors.OK
+
+
+def _findings(dirs: list[str], flags: dict[str, Any]) -> Findings:
+    from nexus_ablate.comparison.findings import findings
+
+    return findings(dirs, flags.get("baseline"), flags.get("allow", ()), flags.get("arm"), flags.get("tokens"))
+
+
+def _watch(dirs: list[str], flags: dict[str, Any]) -> None:
+    """Save the page, which reloads itself, after each run that ends; return when none is to come.
+
+    Raises:
+        ConfigError: There is no file to save the page to.
+    """
+    from nexus_ablate.execution.status import COMING, Watcher, summary
+    from nexus_ablate.report.findings import html
+    from nexus_ablate.runs.files import atomic_write_text
+
+    path = flags.get("html", Path("-"))
+    if path == Path("-"):
+        fix = f"nexus-ablate compare {dirs[0]} --html report.html --watch"
+        raise errors.ConfigError("--watch needs a page to save", "no --html FILE", fix)
+    watcher, before = Watcher(), None
+    while True:
+        lines = watcher.lines(map(Path, dirs))
+        states = [(line.study, line.arm, line.seed, line.state) for line in lines]
+        if not any(line.state in COMING for line in lines):
+            return
+        if states != before and any(line.state in ("finished", "diverged") for line in lines):
+            text = html(_findings(dirs, flags), shlex.join(["nexus-ablate", *sys.argv[1:]]), RELOAD_SECONDS)
+            atomic_write_text(path, mask(text))
+            print(f"saved to {errors.printable(str(path), 4096)}: {summary(lines)}", file=sys.stderr, flush=True)
+        before = states
+        time.sleep(WATCH_SECONDS)
 
 
 def deliver(study_findings: Findings, flags: dict[str, Any]) -> None:

@@ -36,7 +36,8 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
     from nexus_ablate.runs.lookup import id_of, run_at
 
     if len(words) != 2:
-        raise errors.ConfigError("diff takes two runs", " ".join(words), f"nexus-ablate diff {words[0]} last")
+        fix = "nexus-ablate diff ID last; nexus-ablate runs lists the ids"
+        raise errors.ConfigError("diff takes two runs", " ".join(words), fix)
     one, other = (read_run(run_at(word, "diff")) for word in words)
     rows = differences(one, other)
     console, full = open_console(), "full" in flags

@@ -31,9 +31,9 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
 
     from nexus_ablate.api import load_run
     from nexus_ablate.cli.evaluate import results
-    from nexus_ablate.console import open_console
+    from nexus_ablate.console import grid, open_console
     from nexus_ablate.execution.status import nearer
-    from nexus_ablate.report.run_picture import draw
+    from nexus_ablate.report.run_picture import draw, run_lines
     from nexus_ablate.runs.lookup import run_at
     from nexus_ablate.training.display import result_facts, table
 
@@ -46,6 +46,10 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
         facts |= results(record.summary)
     console = open_console()
     console.print(table(facts))
+    console.print()
+    lines = run_lines(record)
+    console.print(grid(("curve", "first, by step, last"), lines, console.width, ("curve", "first, by step, last")))
+    console.print()
     picture = draw(record, flags.get("out") or record.path / "picture.png")
     console.print("[dim]picture[/dim]", escape(errors.printable(nearer(picture), 4096)), soft_wrap=True)
     return errors.OK

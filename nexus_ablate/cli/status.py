@@ -28,7 +28,6 @@ VERB = Verb(
 )
 
 WATCH_SECONDS = 1.0
-COMING = ("created", "running", "queued", "waiting", "unknown")
 
 
 def run(words: list[str], flags: dict[str, Any]) -> int:
@@ -36,7 +35,7 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
     dirs = [Path(word) for word in words]
 
     from nexus_ablate.console import UNLIMITED, open_console, print_table
-    from nexus_ablate.execution.status import Watcher, summary, table, troubles
+    from nexus_ablate.execution.status import COMING, Watcher, summary, table, troubles
 
     console, watcher, full = open_console(), Watcher(), "full" in flags
     lines = watcher.lines(dirs)

@@ -19,6 +19,8 @@ from nexus_ablate.runs.record import last_row, read_config, read_study, read_sum
 QUEUE_SECONDS = 10.0
 """Shortest time between two queries to SLURM."""
 LOSS = "val/loss"
+COMING = ("created", "running", "queued", "starting", "waiting", "unknown")
+"""States of runs that have not ended."""
 LATER = "not needed so far"
 """The state of a run that is only trained if its arm is undecided after the previous look."""
 

@@ -93,17 +93,9 @@ def html(
         (f"<h1>Stratum {plain(stratum)}</h1>" if stratum else "") + _body(comparison)
         for stratum, comparison in zip(strata, comparisons, strict=True)
     ]
-    policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
     refresh = f"<meta http-equiv='refresh' content='{reload_seconds}'>" if reload_seconds else ""
-    return (
-        "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">{refresh}'
-        "<meta name='viewport' content='width=device-width,initial-scale=1'>"
-        f"<title>{plain(title(comparisons[0]))}</title><style>{_beside('page.css')}</style></head><body>"
-        + "\n".join(part for part in (head, *bodies) if part)
-        + _foot(comparisons, command)
-        + f"<script>{_beside('page.js')}</script></body></html>\n"
-    )
+    body = "\n".join(part for part in (head, *bodies) if part) + _foot(comparisons, command)
+    return _document(title(comparisons[0]), body, refresh)
 
 
 def _so_far(comparisons: Sequence[Comparison]) -> str:
@@ -133,8 +125,25 @@ def _foot(comparisons: Sequence[Comparison], command: str) -> str:
     return f"<footer><dl>{lines}</dl></footer>"
 
 
-def _body(comparison: Comparison) -> str:
-    """All of one comparison."""
+def summary(comparison: Comparison) -> str:
+    """A page with the answer, the table and the intervals alone, for a notebook."""
+    return _document(title(comparison), _opening(comparison))
+
+
+def _document(name: str, body: str, head: str = "") -> str:
+    """A page that loads nothing, with style and script."""
+    policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+    return (
+        "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">{head}'
+        "<meta name='viewport' content='width=device-width,initial-scale=1'>"
+        f"<title>{plain(name)}</title><style>{_beside('page.css')}</style></head><body>"
+        f"{body}<script>{_beside('page.js')}</script></body></html>\n"
+    )
+
+
+def _opening(comparison: Comparison) -> str:
+    """Question, answer, conditions, table and intervals."""
     heading = "h2" if comparison.plan.claim else "h1"
     head = f"<{heading}>{plain(title(comparison))}</{heading}><p class='answer'>{plain(answer(comparison))}</p>"
     head += "".join(f"<p class='muted'>{plain(line)}</p>" for line in basis(comparison))
@@ -147,6 +156,14 @@ def _body(comparison: Comparison) -> str:
         _figure(plots.forest(comparison), "Mean paired difference with the interval that decides, one dot per seed. In "
                 "the grey band a difference is too small to matter.")
         or "<p>No difference can be drawn yet: no arm has a pair of runs with the same seed as the baseline.</p>",
+    ]  # fmt: skip
+    return "\n".join(part for part in parts if part)
+
+
+def _body(comparison: Comparison) -> str:
+    """All of one comparison."""
+    parts = [
+        _opening(comparison),
         _section("In words", "Each verdict with the numbers that it rests on.", _sentences(comparison)),
         _section("Secondary endpoints", "The same comparison for the study's other measures.", _secondary(comparison)),
         _section("Fairness", "Whether the arms were compared on equal terms.", _fairness(comparison)),

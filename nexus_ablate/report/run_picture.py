@@ -7,9 +7,11 @@ import math
 import re
 from array import array
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nexus_ablate.console import sparkline
 from nexus_ablate.errors import UserError, printable
 from nexus_ablate.measure.measures import MEASURES
 from nexus_ablate.runs.files import atomic_write
@@ -22,6 +24,9 @@ Rows = Sequence[Mapping[str, Any]]
 Curves = dict[str, tuple[array, array]]
 _NOTHING = (array("d"), array("d"))
 _DRAWN = ("train/loss", "val/loss", "grad_norm/", "weight_rms/")
+
+MOST_LINES = 8
+"""Blocks of a statistic in the terminal."""
 
 _BLOCK = re.compile(r".*/block_(?P<block>\d{1,5})(/.*)?")
 
@@ -131,14 +136,15 @@ def _gradients(axes: Any, curves: Curves) -> None:
         for part, style in (("attn", "-"), ("ffn", "--")):
             line = curves.get(f"grad_norm/block_{layer:03d}/{part}", _NOTHING)
             axes.plot(*line, style, color=f"C{colour}", linewidth=0.9, label=f"block {layer} {part}")
-    axes.set(xlabel="tokens", ylabel="norm before clipping", title="gradients", yscale="log")
+    title = f"gradients{_selection(names)}"
+    axes.set(xlabel="tokens", ylabel="norm before clipping", title=title, yscale="log")
     axes.legend(frameon=False, fontsize=8, ncols=2)
     _plain(axes)
 
 
 def _weights(axes: Any, curves: Curves) -> None:
-    axes.set(xlabel="tokens", ylabel="RMS over its first value", title="weights of a block")
     names = [name for name in curves if name.startswith("weight_rms/")]
+    axes.set(xlabel="tokens", ylabel="RMS over its first value", title=f"weights{_selection(names)}")
     for layer in _some_layers(names):
         tokens, values = curves.get(f"weight_rms/block_{layer:03d}", _NOTHING)
         if values and values[0]:  # a weight that began at 0 has no ratio to that
@@ -161,14 +167,20 @@ def _heat_map(figure: Any, axes: Any, probes: Rows, name: str, title: str, top: 
         _not_probed(axes)
         return
     seen = [value for row in grid for value in row if value == value]
-    wide = top is None and bool(seen) and min(seen) > 0 and max(seen) > 30 * min(seen)
-    norm = LogNorm() if wide else Normalize(0, top) if top is not None else None
-    mesh = axes.pcolormesh(grid, norm=norm, cmap="viridis")
-    ticks = range(0, len(probes), max(1, len(probes) // 5))
-    axes.set_xticks([t + 0.5 for t in ticks], [str(probes[t]["step"]) for t in ticks])
+    low, high = (min(seen), max(seen)) if seen else (0.0, 1.0)
+    wide = top is None and low > 0 and high > 30 * low
+    norm = LogNorm(low, high) if wide else Normalize(low, high)
+    steps = _edges([row["step"] for row in probes])
+    mesh = axes.pcolormesh(steps, range(len(grid) + 1), grid, norm=norm, cmap="viridis")
     blocks = range(0, len(grid), max(1, len(grid) // 8))
     axes.set_yticks([i + 0.5 for i in blocks], [str(i) for i in blocks])
     figure.colorbar(mesh, ax=axes)
+
+
+def _edges(steps: Sequence[float]) -> list[float]:
+    """Where the cells of probed steps begin and end on an axis of steps: halfway between neighbours."""
+    inner = [(a + b) / 2 for a, b in pairwise(steps)]
+    return [steps[0], *inner, steps[-1] if len(steps) > 1 else steps[0] + 1]
 
 
 def _number(value: float | list[float | None] | None) -> float:
@@ -183,9 +195,44 @@ def _not_probed(axes: Any) -> None:
 
 
 def _some_layers(names: list[str]) -> list[int]:
-    """The first, the middle and the last block among metrics that name one."""
-    layers = sorted({int(match["block"]) for name in names if (match := _BLOCK.fullmatch(name))})
-    return sorted({layers[0], layers[len(layers) // 2], layers[-1]}) if layers else []
+    """The blocks among metrics that name one; of more than four the first, the middle and the last."""
+    layers = _layers(names)
+    return layers if len(layers) <= 4 else [layers[0], layers[len(layers) // 2], layers[-1]]
+
+
+def _layers(names: list[str]) -> list[int]:
+    return sorted({int(match["block"]) for name in names if (match := _BLOCK.fullmatch(name))})
+
+
+def _selection(names: list[str]) -> str:
+    """Which of how many blocks `_some_layers` shows, for a title; '' where it shows all."""
+    shown, all_layers = _some_layers(names), _layers(names)
+    return "" if shown == all_layers else f" (blocks {', '.join(map(str, shown))} of {len(all_layers)})"
+
+
+def run_lines(record: RunRecord) -> list[tuple[str, str]]:
+    """The picture of a run for a terminal: name and sparkline with first and last value, one per curve and block.
+
+    Of more than `MOST_LINES` blocks so many are shown.
+    """
+    curves, probes = _curves(record.path / "metrics.jsonl"), record.probes()
+    names = [name for name in ("train/loss", "val/loss", "grad_norm/global") if name in curves]
+    lines = [(name, curve_text(curves[name][1])) for name in names]
+    for name, *_ in HEAT_MAPS:
+        grid = heat_values(probes, name)
+        count = min(len(grid), MOST_LINES)
+        for i in range(count):
+            block = round(i * (len(grid) - 1) / max(count - 1, 1))
+            lines.append((f"{name}, block {block}" if not i else f"  block {block}", curve_text(grid[block])))
+        if count < len(grid):
+            lines.append((f"  {count} of {len(grid)} blocks", ""))
+    return lines
+
+
+def curve_text(values: Sequence[float]) -> str:
+    """`2.31 █▅▃▁ 1.87`; '' without two finite values."""
+    finite = [value for value in values if math.isfinite(value)]
+    return f"{finite[0]:.3g} {curve} {finite[-1]:.3g}" if (curve := sparkline(finite)) else ""
 
 
 def _plain(axes: Any) -> None:

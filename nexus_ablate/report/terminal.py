@@ -54,12 +54,7 @@ def show(comparison: Comparison, console: Console, details: bool = False, full: 
         details: Costs, stability, diagnostics and every fairness line too.
         full: The arms' whole names in tables, however long.
     """
-    console.print(f"[bold]{_safe(title(comparison))}[/bold]")
-    console.print(_safe(answer(comparison)))
-    for line in basis(comparison):
-        console.print(f"[dim]{_safe(line)}[/dim]")
-    console.print("")
-    _grid(comparison, named(comparison, MAIN if console.width >= WIDE else NARROW), console, full)
+    show_table(comparison, console, full)
     console.print("")
     for row in comparison.rows[1:]:
         if row.verdict is not None:
@@ -78,6 +73,16 @@ def show(comparison: Comparison, console: Console, details: bool = False, full: 
             _grid(comparison, columns, console, full)
     _fairness(comparison, console, details)
     _left_out(comparison, console)
+
+
+def show_table(comparison: Comparison, console: Console, full: bool = False) -> None:
+    """Print the question, the answer, the conditions and the table."""
+    console.print(f"[bold]{_safe(title(comparison))}[/bold]")
+    console.print(_safe(answer(comparison)))
+    for line in basis(comparison):
+        console.print(f"[dim]{_safe(line)}[/dim]")
+    console.print("")
+    _grid(comparison, named(comparison, MAIN if console.width >= WIDE else NARROW), console, full)
 
 
 def _grid(comparison: Comparison, columns: tuple[Column, ...], console: Console, full: bool) -> None:
