@@ -22,7 +22,7 @@ def _widths(text: str) -> list[int]:
 
 VERB = Verb(
     "coordcheck",
-    "do activations and logits change alike at every width, so that learning rates transfer",
+    "do activations change alike at every width, so rates transfer",
     "[KEY=VALUE ...]",
     (
         ("coordcheck param=mup", "passes: exit status 0"),

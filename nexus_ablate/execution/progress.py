@@ -98,13 +98,13 @@ class Progress:
         if state != "finished":
             self.failures.append((job, state, answer.reason))
         line = self._line(job, state)
-        parts = [f"seed {job.seed}", state]
-        parts += [] if line.loss is None else [f"val loss {line.loss:.4f}"]
+        parts = [f"seed {job.seed}"]
+        parts += [state] if state != "finished" or line.loss is None else [f"val loss {line.loss:.4f}"]
         parts += [] if line.against_baseline is None else [f"{line.against_baseline:+.4f}"]
         parts += [] if state == "finished" else [answer.reason]
         left = self._left()
         if self._live is None and left and self._done < self._total:
-            parts.append(f"(about {duration(left)} left)")
+            parts.append(f"{duration(left)} left")
         before, after = f"job {number}/{self._total}", "  ".join(filter(None, parts))
         room = max(SHORTEST_NAME, self.console.width - len(before) - len(after) - 4)
         self.say(f"{before}  {middle(job.arm, room)}  {after}")

@@ -64,7 +64,7 @@ def scaling_table(findings: Findings) -> tuple[tuple[str, ...], list[tuple[str, 
 def _scaling_row(one: Scaling) -> tuple[str, ...]:
     by_time = NOTHING if one.speed is None else f"x{one.multipliers[-1].mean * one.speed:.3g}"
     cells = (*map(_times, one.multipliers), _times(one.trend), f"x{one.predicted:.3g}", by_time)
-    return (one.arm, *cells, f"{one.outcome}: {one.sentence}")
+    return (one.arm, *cells, one.outcome)
 
 
 def _times(interval: Interval) -> str:
@@ -94,6 +94,8 @@ def show(findings: Findings, console: Console, details: bool = False, full: bool
         heads, rows = scaling_table(findings)
         rows = [(row[0], head, cell) for row in rows for head, cell in zip(heads[1:], row[1:], strict=True)]
         terminal.lines(("arm", "", "compute multiplier"), rows, console, full)
+        for one in findings.scaling:
+            console.print(printable(f"{one.arm} {one.outcome}: {one.sentence}"), markup=False)
     for stratum, table in zip(findings.strata, findings.tables, strict=True):
         if findings.claim or stratum:
             console.print("")

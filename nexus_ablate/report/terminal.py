@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from nexus_ablate.comparison.fairness import FAIL, PASS, STATUSES, UNKNOWN, WAIVED, WARN
 from nexus_ablate.comparison.result import Comparison
 from nexus_ablate.comparison.verdict import BETTER, DIVERGED, EQUIVALENT, IDENTICAL, NOT_COMPARABLE, UNSTABLE, WORSE
-from nexus_ablate.console import UNLIMITED, grid, print_table
+from nexus_ablate.console import SHORTEST_NAME, UNLIMITED, grid, print_table
 from nexus_ablate.errors import printable
 from nexus_ablate.report.table import (
     ARM,
@@ -82,7 +82,17 @@ def show_table(comparison: Comparison, console: Console, full: bool = False) -> 
     for line in basis(comparison):
         console.print(f"[dim]{_safe(line)}[/dim]")
     console.print("")
-    _grid(comparison, named(comparison, MAIN if console.width >= WIDE else NARROW), console, full)
+    columns = named(comparison, MAIN if console.width >= WIDE or full else NARROW)
+    while not full and len(columns) > len(NARROW) and _width(comparison, columns) > console.width:
+        columns = columns[:-1]
+    _grid(comparison, columns, console, full)
+
+
+def _width(comparison: Comparison, columns: tuple[Column, ...]) -> int:
+    """Characters of a table whose arms' names are shortened as far as they can be."""
+    needed = (max(len(column.title), *(len(column.cell(row)) for row in comparison.rows)) + 2 for column in columns)
+    arm = max(len(row.arm) for row in comparison.rows)
+    return sum(needed) - max(arm - SHORTEST_NAME, 0)
 
 
 def _grid(comparison: Comparison, columns: tuple[Column, ...], console: Console, full: bool) -> None:

@@ -77,7 +77,7 @@ def test_being_shown_leaves_everything_as_it_was(tiny_run, tmp_path, monkeypatch
     monkeypatch.setattr(sys, "stderr", screen)
     overrides = tiny_run("model.dropout=0.1", f"runs_dir={tmp_path / 'other'}")
     shown = session.train(compose(overrides), overrides)
-    assert ("step/s" in screen.getvalue()) == terminal
+    assert ("tok/s" in screen.getvalue()) == terminal
     assert result(shown.path) == result(plain.path)
 
 
