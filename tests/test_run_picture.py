@@ -52,3 +52,13 @@ def test_the_terminal_shows_curves_and_blocks_without_a_picture(run, capsys, mon
     assert any(line.startswith("attn/entropy, block 0 ") for line in lines)
     assert any(line.startswith("  block 9 ") for line in lines)
     assert "  8 of 10 blocks" in lines
+
+
+@pytest.mark.parametrize("weights", [{"weight_rms/global": 1.0}, {"weight_rms/block_000": 0.0}])
+def test_a_run_without_weights_of_its_blocks_is_shown(run, weights, capsys):
+    rows = [json.loads(line) | weights for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+    (run.path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(shlex.split(f"show {run.path}")) == 0  # a warning is an error here
+    assert "not probed" in " ".join(
+        text.get_text() for f in run_figure(run).subfigs for a in f.axes for text in a.texts
+    )

@@ -143,13 +143,13 @@ def _gradients(axes: Any, curves: Curves) -> None:
 
 
 def _weights(axes: Any, curves: Curves) -> None:
-    names = [name for name in curves if name.startswith("weight_rms/")]
+    names = [name for name in curves if name.startswith("weight_rms/block_")]
     axes.set(xlabel="tokens", ylabel="RMS over its first value", title=f"weights{_selection(names)}")
     for layer in _some_layers(names):
         tokens, values = curves.get(f"weight_rms/block_{layer:03d}", _NOTHING)
         if values and values[0]:  # a weight that began at 0 has no ratio to that
             axes.plot(tokens, [value / values[0] for value in values], linewidth=1.2, label=f"block {layer}")
-    if not names:
+    if not axes.lines:
         _not_probed(axes)
         return
     axes.legend(frameon=False, fontsize=8)
