@@ -67,7 +67,7 @@ def test_the_law_is_that_of_an_independent_least_squares_fit():
     assert [float(law.irreducible[0]), float(law.scale[0]), float(law.alpha[0])] == pytest.approx(reference, rel=0.05)
 
 
-@pytest.mark.parametrize("studies", [60, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("studies", [60, pytest.param(1000, marks=(pytest.mark.slow, pytest.mark.long))])
 def test_intervals_cover_the_planted_multipliers_and_no_difference_seldom_holds(studies, fewer_draws, counted):
     held = 0
     for planted in (1.0, 1.05, 1.2):
@@ -166,6 +166,7 @@ def test_a_mistake_is_three_lines(words, capsys, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_real_ladder_trains_each_size_and_reads_the_multipliers(tmp_path, tiny_run, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     shape = ("model.n_layers", "model.d_model", "model.n_heads", "train.steps", "runs_dir", "train.batch_size")
