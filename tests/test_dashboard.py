@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from wandb_server import WandbServer, serving
+from wandb_server import WandbServer, serving_alone
 from written_runs import Writer
 
 from nexus_ablate import cli
@@ -115,12 +115,7 @@ def test_the_specification_is_the_same_each_time_and_round_trips(views):
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WandbServer]:
-    with serving() as server:
-        for name, value in {"HOME": tmp_path, "NETRC": tmp_path / "netrc", "WANDB_CONFIG_DIR": tmp_path / "c"}.items():
-            monkeypatch.setenv(name, str(value))
-        monkeypatch.setenv("WANDB_BASE_URL", server.url)
-        monkeypatch.setenv("WANDB_API_KEY", "k3y" * 14)
-        monkeypatch.chdir(tmp_path)
+    with serving_alone(tmp_path, monkeypatch) as server:
         yield server
 
 

@@ -9,13 +9,12 @@ import re
 import shlex
 import subprocess
 import sys
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 from omegaconf import OmegaConf
-from wandb_server import serving
+from wandb_server import serving_alone
 from written_runs import Writer
 
 from nexus_ablate import errors
@@ -120,19 +119,6 @@ def desk(tmp_path, monkeypatch):
     return trained
 
 
-@contextmanager
-def own_wandb(monkeypatch, home):
-    """A W&B server on this machine that is the only one."""
-    import wandb
-
-    with serving() as server:
-        for name, value in {"WANDB_BASE_URL": server.url, "WANDB_API_KEY": "k3y" * 14, "NETRC": home / "netrc"}.items():
-            monkeypatch.setenv(name, str(value))
-        wandb.teardown()  # what an earlier test of this process has set up knows another address
-        yield
-        wandb.teardown()  # the next one has another address
-
-
 def test_the_pages_have_commands():
     assert len(commands()) > 20
     assert {c.split()[1] for c in commands()} >= {"compare", "explain", "plan", "evaluate", "-m"}
@@ -144,7 +130,7 @@ def test_a_command_of_the_documentation_runs(command, desk, capsys, monkeypatch,
     command = re.sub(r" (--launcher|\+?hydra[/.]launcher)[ =.]\S+", "", command)
     words = shlex.split(command)[1:]
     if {"sync", "dashboard", "--wandb"} & set(words):
-        with own_wandb(monkeypatch, tmp_path):
+        with serving_alone(tmp_path, monkeypatch):
             assert main(words) == 0, capsys.readouterr().err
         return
     assert main(words) == 0, capsys.readouterr().err

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from wandb_server import ServedRun, serving
+from wandb_server import ServedRun, serving_alone
 from written_runs import Writer
 
 from nexus_ablate.cli import main
@@ -371,15 +371,7 @@ def test_a_source_that_is_no_table_is_three_lines(tmp_path, capsys):
 @pytest.fixture
 def wandb_server(tmp_path, monkeypatch):
     """Sixty finished runs of two groups in one project, and two that are not finished."""
-    import wandb
-
-    wandb.teardown()
-    with serving() as server:
-        for name, value in {"HOME": tmp_path, "NETRC": tmp_path / "netrc", "WANDB_CONFIG_DIR": tmp_path / "c"}.items():
-            monkeypatch.setenv(name, str(value))
-        monkeypatch.setenv("WANDB_BASE_URL", server.url)
-        monkeypatch.setenv("WANDB_API_KEY", "k3y" * 14)
-        monkeypatch.chdir(tmp_path)
+    with serving_alone(tmp_path, monkeypatch) as server:
         rng = np.random.default_rng(0)
         for group in ("norms", "other"):
             for arm, shift in (("baseline", 0.0), ("rms", -0.5), ("t5", 0.0)):
@@ -392,7 +384,6 @@ def wandb_server(tmp_path, monkeypatch):
         server.runs["alive"] = ServedRun({"groupName": "norms"}, [], {}, complete=False)
         server.runs["lacking"] = ServedRun({"groupName": "norms", "config": "{}"}, [], {}, complete=True, exitcode=0)
         yield server
-    wandb.teardown()
 
 
 def test_the_runs_of_a_project_on_wandb_are_judged(wandb_server, capsys):

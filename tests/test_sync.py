@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -12,36 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from wandb_server import ServedRun, WandbServer, serving
+from wandb_server import ServedRun, WandbServer, serving_alone
 from written_runs import Writer
 
 from nexus_ablate import cli, compose, train
 from nexus_ablate.runs import read_jsonl
 from nexus_ablate.track import refresh
 
-KEY = "k3y" * 14
 CLOCK = {"seconds", "tokens_per_second", "peak_memory_bytes"}
 
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WandbServer]:
-    """A server, and an environment in which it is the only W&B."""
-    for name in os.environ:
-        if name.startswith("WANDB_"):
-            monkeypatch.delenv(name)
-    with serving() as server:
-        home = {"HOME": tmp_path, "NETRC": tmp_path / "netrc", "WANDB_BASE_URL": server.url, "WANDB_API_KEY": KEY}
-        for name, value in home.items():
-            monkeypatch.setenv(name, str(value))
-        monkeypatch.chdir(tmp_path)
-        forget_wandb()  # what an earlier test of this process has set up knows another address
+    with serving_alone(tmp_path, monkeypatch) as server:
         yield server
-        forget_wandb()  # else the next test's server would not be found
-
-
-def forget_wandb() -> None:
-    if wandb := sys.modules.get("wandb"):
-        wandb.teardown()
 
 
 @pytest.fixture

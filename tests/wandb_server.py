@@ -6,15 +6,20 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+import os
 import re
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote, unquote
+
+import pytest
 
 Behaviour = Literal["ok", "error", "unauthorized", "silent", "slow"]
 SLOW_SECONDS = 1.0
@@ -92,6 +97,27 @@ def serving(behaviour: Behaviour = "ok") -> Iterator[WandbServer]:
         server.closing.set()
         server.shutdown()
         server.server_close()
+
+
+@contextmanager
+def serving_alone(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WandbServer]:
+    """A server, and an environment and a working directory in which it is the only W&B."""
+    for name in os.environ:
+        if name.startswith("WANDB_"):
+            monkeypatch.delenv(name)
+    with serving() as server:
+        folders = {"HOME": home, "NETRC": home / "netrc", "WANDB_CONFIG_DIR": home / "wandb_config"}
+        for name, value in {**folders, "WANDB_BASE_URL": server.url, "WANDB_API_KEY": "k3y" * 14}.items():
+            monkeypatch.setenv(name, str(value))
+        monkeypatch.chdir(home)
+        _forget_wandb()  # what an earlier test of this process has set up knows another address
+        yield server
+        _forget_wandb()  # else the next test's server would not be found
+
+
+def _forget_wandb() -> None:
+    if wandb := sys.modules.get("wandb"):
+        wandb.teardown()
 
 
 class _Handler(BaseHTTPRequestHandler):

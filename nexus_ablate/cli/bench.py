@@ -146,16 +146,17 @@ def _finish(flags: dict[str, Any], data: Any, show: Any) -> int:
 
 
 def _table(titles: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
+
+    from nexus_ablate.console import open_console
 
     grid = Table(box=None, pad_edge=False, header_style="dim")
     for number, title in enumerate(titles):
         grid.add_column(title, justify="right" if number else "left", no_wrap=True)
     for row in rows:
         grid.add_row(*(escape(printable(cell)) for cell in row))
-    console = Console(highlight=False)
+    console = open_console()
     console.width = max(console.width, TABLE_WIDTH)
     console.print(grid)
 

@@ -53,14 +53,14 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
 
 
 def _list() -> int:
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
+    from nexus_ablate.console import open_console
     from nexus_ablate.provenance import differ
     from nexus_ablate.study.ledger import claims, entries, older_code
 
-    published, console = entries(), Console(highlight=False)
+    published, console = entries(), open_console()
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
     for head in ("study", "tier", "outcome", "claim"):
         table.add_column(head, overflow="fold", no_wrap=head in ("study", "tier"))

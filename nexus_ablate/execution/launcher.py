@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nexus_ablate import errors
 from nexus_ablate.config.compose import search_plugins
@@ -31,6 +31,9 @@ from nexus_ablate.execution.worker import Answer, Order
 from nexus_ablate.provenance import source_hash
 from nexus_ablate.study.jobs import Job
 from nexus_ablate.study.overrides import key_of
+
+if TYPE_CHECKING:
+    from hydra._internal.hydra import Hydra
 
 LAUNCHERS = {
     "slurm": ("submitit", "nexus-ablate[slurm]"),
@@ -110,25 +113,14 @@ class Launcher:
         Raises:
             ConfigError: Hydra can't create it.
         """
-        from hydra import initialize_config_dir
         from hydra._internal.callbacks import Callbacks
-        from hydra.core.global_hydra import GlobalHydra
         from hydra.core.plugins import Plugins
         from hydra.errors import HydraException
         from hydra.types import HydraContext, RunMode
         from omegaconf.errors import OmegaConfBaseException
 
-        from nexus_ablate.training.device import share_cores_politely
-
-        share_cores_politely()  # launched processes inherit the environment
-        search_plugins()
         words = [f"hydra/launcher={self.name}", *self.settings]
-        with (
-            tempfile.TemporaryDirectory(prefix="nexus_ablate-") as scratch,
-            initialize_config_dir(config_dir=str(conf_dir()), version_base="1.3"),
-        ):
-            hydra = GlobalHydra.instance().hydra
-            assert hydra is not None
+        with open_hydra() as (hydra, scratch):
             try:
                 everything = [*words, f"hydra.sweep.dir='{scratch}'"]
                 config = hydra.compose_config("config", everything, RunMode.MULTIRUN, with_log_configuration=False)
@@ -141,6 +133,25 @@ class Launcher:
                 fix = "--launcher joblib" if len(words) == 1 else f"--launcher {self.name}, without settings"
                 raise ConfigError(problem, " ".join(words), fix) from error
             yield launcher
+
+
+@contextmanager
+def open_hydra() -> Iterator[tuple[Hydra, str]]:
+    """Hydra, and a folder for its own files that is removed at the end. Processes it launches share the cores."""
+    from hydra import initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+
+    from nexus_ablate.training.device import share_cores_politely
+
+    share_cores_politely()  # launched processes inherit the environment
+    search_plugins()
+    with (
+        tempfile.TemporaryDirectory(prefix="nexus_ablate-") as scratch,
+        initialize_config_dir(config_dir=str(conf_dir()), version_base="1.3"),
+    ):
+        hydra = GlobalHydra.instance().hydra
+        assert hydra is not None
+        yield hydra, scratch
 
 
 @dataclass(frozen=True)

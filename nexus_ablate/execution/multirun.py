@@ -17,14 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from nexus_ablate import errors
-from nexus_ablate.config.compose import compose, compose_values, differences, leave_preset_options, search_plugins
-from nexus_ablate.config.options import conf_dir
+from nexus_ablate.config.compose import compose, compose_values, differences, leave_preset_options
 from nexus_ablate.config.overrides import check_overrides
 from nexus_ablate.config.resolve import from_values, precision_on
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.console import SHORTEST_NAME, grid, middle, open_console, without_shared
 from nexus_ablate.errors import ConfigError, UserError
-from nexus_ablate.execution.launcher import require
+from nexus_ablate.execution.launcher import open_hydra, require
 from nexus_ablate.execution.ranking import RANKING, ranked
 from nexus_ablate.execution.status import nearer
 from nexus_ablate.runs import arm_name, has_status, read_run, run_path
@@ -52,14 +51,11 @@ def multirun(overrides: list[str]) -> int:
     launcher = next((text.partition("=")[2] for text in overrides if text.startswith("hydra/launcher=")), "basic")
     require(launcher)
 
-    from hydra import initialize_config_dir
-    from hydra.core.global_hydra import GlobalHydra
     from hydra.errors import HydraException
 
     from nexus_ablate.execution.cluster import refuse_secrets
     from nexus_ablate.execution.cluster_job import SOURCE
     from nexus_ablate.provenance import source_hash
-    from nexus_ablate.training.device import share_cores_politely
 
     by_submitit = "slurm" in launcher or "submitit" in launcher
     if by_submitit:
@@ -68,15 +64,8 @@ def multirun(overrides: list[str]) -> int:
         if text.startswith("hydra.sweep.dir=") and not by_submitit:
             raise ConfigError("runs are kept in runs_dir; Hydra's sweep directory is not used", text, "runs_dir=runs")
 
-    share_cores_politely()  # launched processes inherit the environment
     os.environ[SOURCE] = source_hash()
-    search_plugins()
-    with (
-        tempfile.TemporaryDirectory(prefix="nexus_ablate-") as scratch,
-        initialize_config_dir(config_dir=str(conf_dir()), version_base="1.3"),
-    ):
-        hydra = GlobalHydra.instance().hydra
-        assert hydra is not None
+    with open_hydra() as (hydra, scratch):
         try:
             combinations = _combinations(overrides, hydra.config_loader)
             _try_out(combinations)
