@@ -322,6 +322,14 @@ def test_a_mirror_does_not_change_a_run(tiny_run, tmp_path, monkeypatch):
     assert list(mirrored.path.glob("wandb/offline-run-*/*.wandb")), (mirrored.path / "log.txt").read_text()
 
 
+def test_a_short_run_has_eight_validations_and_a_trial_has_few(tiny_run):
+    for steps, expected in ((88, [11 * n for n in range(1, 9)]), (20, [10, 20])):
+        outcome = train(compose(tiny_run(f"train.steps={steps}", "train.eval_every=auto", "probe=off")))
+        rows = read_jsonl(outcome.path / "metrics.jsonl")
+        assert [row["step"] for row in rows if "val/loss" in row and row["step"]] == expected
+    assert [compose([]).train.validates_every(steps) for steps in (0, 400, 800, 100_000)] == [10, 50, 100, 100]
+
+
 def test_budget_in_tokens_or_flops_is_the_same_run_length(tiny_run):
     steps = lambda *o: run([x for x in tiny_run(*o) if x != "train.steps=20"]).summary  # noqa: E731
     by_tokens = steps("train.tokens=300")  # 4 x 8 tokens a step

@@ -29,7 +29,7 @@ from nexus_ablate.runs.record import last_row
 
 STEPS = 40
 CLOCKS = ("seconds", "tokens_per_second", "mfu", "peak_memory_bytes")
-SHORT = (f"train.steps={STEPS}", "train.log_every=1", f"train.eval_every={STEPS // 4}", "train.eval_tokens=4096")
+SHORT = (f"train.steps={STEPS}", "train.log_every=1", "train.eval_tokens=4096")
 WAITS_SECONDS = 600
 LAUNCHES = 5
 """Attempts to interrupt a run before it has ended; each further attempt interrupts earlier."""

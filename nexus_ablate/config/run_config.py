@@ -81,7 +81,9 @@ class TrainConfig:
         "auto | fp32 | bf16 | fp16",
         "of matrix products; weights stay float32; auto: bf16 on GPUs that multiply in it, else fp32",
     )
-    eval_every: int = key("int [1, 1e9]", "steps between validations")
+    eval_every: Any = key(
+        "auto | int [1, 1e9]", "steps between validations; auto: an eighth of the run, at least 10 and at most 100"
+    )
     eval_tokens: int = key(
         "int [1, 1e12]", "validation tokens, spread over the validation set; the same ones each time"
     )
@@ -108,6 +110,13 @@ class TrainConfig:
     )
     device: str = key("auto | cpu | cuda | mps | text", "where to train; cuda:1 names a GPU", science=False)
     threads: Any = key("auto | int [1, 1024]", "CPU threads; auto: the cores that are idle", science=False)
+
+    def validates_every(self, steps: int) -> int:
+        """The meaning of `eval_every` in a run of so many steps.
+
+        A validation takes as long as ten steps of the default run, so a trial of twenty steps has only two.
+        """
+        return max(10, min(100, steps // 8)) if self.eval_every == "auto" else self.eval_every
 
 
 @dataclass

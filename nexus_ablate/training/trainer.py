@@ -138,8 +138,8 @@ class Trainer:
     def step_and_record(self) -> None:
         """Take one optimizer step, and record the measurements that are due after it."""
         self._advance()
-        step, train = self.progress.step, self.config.train
-        if step == self.steps or step % train.log_every == 0 or step % train.eval_every == 0 or self._probes_at(step):
+        step = self.progress.step
+        if step % self.config.train.log_every == 0 or self._validates_at(step) or self._probes_at(step):
             self._record()
 
     def _advance(self) -> None:
@@ -181,11 +181,14 @@ class Trainer:
                 progress.probed = model_figures(probed | weights)
                 self.run.log_probes(row_start(row) | probed)
                 row |= progress.probed | weights
-        if progress.step % train.eval_every == 0 or last:
+        if self._validates_at(progress.step):
             with self._aside("eval"):
                 row |= self._validate(self.windows if last else dict(list(self.windows.items())[:1]))
         self.run.log_metrics(row)
         self.tracker.row_written()
+
+    def _validates_at(self, step: int) -> bool:
+        return step % self.config.train.validates_every(self.steps) == 0 or step == self.steps
 
     def _probes_at(self, step: int) -> bool:
         return self.config.probe.name != "off" and (due(step, self.config.probe.every) or step in (0, self.steps))
