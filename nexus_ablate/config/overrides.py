@@ -42,7 +42,7 @@ def check_overrides(overrides: list[str], sweeps: bool) -> None:
     from hydra.errors import HydraException
 
     parser = OverridesParser.create()
-    chosen = default_choices()
+    chosen, intervals = default_choices(), searches(overrides)
     parsed, swept = [], []
     for text in overrides:
         if "_target_" in text:
@@ -61,15 +61,16 @@ def check_overrides(overrides: list[str], sweeps: bool) -> None:
         if override.is_delete():
             raise ConfigError("nothing can be removed from the configuration", text, f"choose another {name}")
         if name.split(".")[0].split("/")[0] == "hydra":
-            _check_hydra_key(name, _values(override))
+            _check_hydra_key(name, _values(override, intervals))
             continue
+        values = _values(override, intervals)
         if override.is_add() and not override.is_force_add():
             if name in _known_keys(chosen):
                 raise ConfigError("the key already exists", text, text.lstrip("+"))
-            raise _unknown_key(name, _values(override), chosen)
-        parsed.append((name, _values(override)))
+            raise _unknown_key(name, values, chosen)
+        parsed.append((name, values))
         if name in GROUPS:
-            chosen[name] = _check_choices(name, _values(override))
+            chosen[name] = _check_choices(name, values)
             if name == "preset":
                 chosen |= {g: c for g, c in preset_choices(chosen[name]).items() if g not in dict(parsed)}
     for name, values in parsed:
@@ -86,8 +87,13 @@ def check_overrides(overrides: list[str], sweeps: bool) -> None:
         raise ConfigError("a run takes one value per key", " ".join(swept), fix)
 
 
-def _values(override: Any) -> list[Any]:
-    """The values of an override: several if it is a sweep.
+def searches(overrides: list[str]) -> bool:
+    """Whether a sweeper of a plugin, such as Optuna's, chooses the values of a multirun one after another."""
+    return any(text.startswith("hydra/sweeper=") and text != "hydra/sweeper=basic" for text in overrides)
+
+
+def _values(override: Any, intervals: bool) -> list[Any]:
+    """The values of an override: several if it is a sweep, and the ends of an interval where the sweeper takes one.
 
     Raises:
         ConfigError: A sweep that isn't a list of values, or has none or too many.
@@ -99,8 +105,10 @@ def _values(override: Any) -> list[Any]:
         if isinstance(sweep, Glob):
             return []
         if isinstance(sweep, IntervalSweep):
+            if intervals:
+                return [sweep.start, sweep.end]
             got, fix = override.input_line, f"{key}={sweep.start},{sweep.end}"
-            raise ConfigError("a sweep needs a list of values, not an interval", got, fix)
+            raise ConfigError("Hydra's basic sweeper takes a list of values, not an interval", got, fix)
         if isinstance(sweep, RangeSweep):
             start, stop = sweep.start or 0, sweep.stop or 0
             number = max(0, math.ceil((stop - start) / sweep.step)) if sweep.step else 0

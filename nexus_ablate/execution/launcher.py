@@ -45,6 +45,9 @@ LAUNCHERS = {
 }
 """Hydra's launchers: the plugin that contains each, and the package to install."""
 
+SWEEPERS = ("optuna", "ax", "nevergrad")
+"""Hydra's sweepers that are plugins: NAME is in the package hydra-NAME-sweeper."""
+
 STATUS = {"finished": errors.OK, "diverged": errors.DIVERGED, "failed": errors.BUG, "running": errors.ALIVE}
 """The exit status of each state; any other run can be resumed, or has not begun."""
 NO_REASON = {"missing": "not started", "lost": "its process is gone"}
@@ -203,6 +206,17 @@ def require(launcher: str) -> None:
             raise ConfigError(
                 f"hydra/launcher={launcher} would wait forever for a killed job", "sacct does not answer", fix
             )
+
+
+def require_sweeper(sweeper: str) -> None:
+    """Raises:
+    ConfigError: The plugin with the sweeper is not installed.
+    """
+    if sweeper in SWEEPERS and importlib.util.find_spec(f"hydra_plugins.hydra_{sweeper}_sweeper") is None:
+        package = f"hydra-{sweeper}-sweeper"
+        raise ConfigError(
+            f"hydra/sweeper={sweeper} is not installed", f"no package {package}", f"pip install {package}"
+        )
 
 
 def anywhere(job: Job) -> list[str]:

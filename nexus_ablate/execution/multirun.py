@@ -7,23 +7,24 @@ run directories.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shlex
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from nexus_ablate import errors
 from nexus_ablate.config.compose import compose, compose_values, differences, leave_preset_options
-from nexus_ablate.config.overrides import check_overrides
+from nexus_ablate.config.overrides import check_overrides, searches
 from nexus_ablate.config.resolve import from_values, precision_on
 from nexus_ablate.config.run_config import RunConfig
-from nexus_ablate.console import SHORTEST_NAME, grid, middle, open_console, without_shared
+from nexus_ablate.console import SHORTEST_NAME, grid, middle, open_console
 from nexus_ablate.errors import ConfigError, UserError
-from nexus_ablate.execution.launcher import open_hydra, require
+from nexus_ablate.execution.launcher import open_hydra, require, require_sweeper
 from nexus_ablate.execution.ranking import RANKING, ranked
 from nexus_ablate.execution.status import nearer
 from nexus_ablate.runs import arm_name, has_status, read_run, run_path
@@ -37,7 +38,7 @@ STATUS = {
 }
 
 SWEEP = "NEXUS_ABLATE_SWEEP"
-"""The environment variable with the number of jobs of this multirun and the overrides that all of them share."""
+"""The environment variable with the number of jobs of this multirun, the overrides that all share, and what varies."""
 NEVER, GONE = "it never started", "its process ended without reporting why"
 
 
@@ -50,6 +51,7 @@ def multirun(overrides: list[str]) -> int:
     check_overrides(overrides, sweeps=True)
     launcher = next((text.partition("=")[2] for text in overrides if text.startswith("hydra/launcher=")), "basic")
     require(launcher)
+    require_sweeper(next((text.partition("=")[2] for text in overrides if text.startswith("hydra/sweeper=")), "basic"))
 
     from hydra.errors import HydraException
 
@@ -65,6 +67,8 @@ def multirun(overrides: list[str]) -> int:
             raise ConfigError("runs are kept in runs_dir; Hydra's sweep directory is not used", text, "runs_dir=runs")
 
     os.environ[SOURCE] = source_hash()
+    searching = searches(overrides)
+    _ROWS.clear()
     with open_hydra() as (hydra, scratch):
         try:
             combinations = _combinations(overrides, hydra.config_loader)
@@ -73,16 +77,18 @@ def multirun(overrides: list[str]) -> int:
             if launcher != "basic" and train["precision"] == "auto":  # which could mean something else on a node
                 pinned = f"train.precision={precision_on(train['device'])}"
                 overrides, combinations = [*overrides, pinned], [[*each, pinned] for each in combinations]
-            chosen_early = not any(text.startswith("hydra/sweeper=") for text in overrides)
-            shared = sorted(set.intersection(*map(set, combinations))) if chosen_early else []
-            os.environ[SWEEP] = json.dumps([len(combinations) if chosen_early else None, shared])
+            shared = sorted(set.intersection(*map(set, combinations)))
+            os.environ[SWEEP] = json.dumps([None if searching else len(combinations), shared, _group_of(overrides)])
             folder = _submitit_folder(overrides, hydra) if "slurm" in launcher else None
             where = [f"hydra.launcher.submitit_folder='{folder}'"] if folder else []
             if not by_submitit:  # Hydra records the overrides as typed, secrets included
                 where = [f"hydra.sweep.dir='{scratch}'"]
             try:
                 returned = hydra.multirun("config", job, [*overrides, *where], with_log_configuration=False)
-                results = [job_return.return_value for batch in returned for job_return in _batch(batch)]
+                if returned is None:  # from a sweeper that keeps the results to itself
+                    results = list(_ROWS)
+                else:
+                    results = [job_return.return_value for batch in returned for job_return in _batch(batch)]
             except (HydraException, UserError):
                 raise
             except Exception as error:  # a launcher can raise anything if a job is gone
@@ -91,12 +97,29 @@ def multirun(overrides: list[str]) -> int:
                 results = _after(error, combinations, folder)
         except HydraException as error:
             raise ConfigError(str(error).splitlines()[0], " ".join(overrides), "nexus-ablate train --help") from error
-    _summary(results, combinations)
+    _summary(results)
     return next((r["status"] for r in results if r["status"] != errors.OK), errors.OK)
 
 
-def job(composed: Any) -> dict[str, Any]:
+class Row(dict[str, Any]):
+    """A run's row of the result table. As a number it is the validation loss, which a searching sweeper minimizes."""
+
+    def __float__(self) -> float:
+        return float(self.get("val_loss", math.inf))
+
+
+_ROWS: list[Row] = []
+"""The rows of this multirun's runs that were started by this process."""
+
+
+def job(composed: Any) -> Row:
     """One run of a multirun, in the process that the launcher chose. Returns its row; a failure doesn't stop others."""
+    row = _trained(composed)
+    _ROWS.append(row)
+    return row
+
+
+def _trained(composed: Any) -> Row:
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import OmegaConf
 
@@ -112,12 +135,18 @@ def job(composed: Any) -> dict[str, Any]:
         path = path_of(config)
     except UserError as error:
         print(error, file=sys.stderr)
-        return {"arm": ",".join(overrides), "status": error.status, "why": error.problem}
+        return Row(_refused(overrides, error))
     name = _name_of_job(overrides, config.seed)
     print(name, file=sys.stderr, flush=True)
-    order = Order(overrides, arm_name(differences(config)), {}, brief=True, source=os.environ.get(SOURCE, ""))
+    order = Order(
+        overrides,
+        arm_name(differences(config)),
+        {"multirun": _sweep()[2]},
+        brief=True,
+        source=os.environ.get(SOURCE, ""),
+    )
     answer = train_in_job(order, path.name.partition("-")[2]) if in_job() else APART.train(order, path)
-    row = _row(config, answer.path or path) | {"status": answer.status, "why": answer.reason}
+    row = Row(_row(config, overrides, answer.path or path) | {"status": answer.status, "why": answer.reason})
     end = f"val loss {row['val_loss']:.4f}" if "val_loss" in row else answer.reason
     print(f"{name}  {errors.printable(end)}", file=sys.stderr, flush=True)
     return row
@@ -128,13 +157,29 @@ def _name_of_job(overrides: list[str], seed: int) -> str:
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import OmegaConf
 
-    total, shared = json.loads(os.environ.get(SWEEP, "[null, []]"))
+    total, shared, _ = _sweep()
     settings = HydraConfig.get().job
     number = "" if OmegaConf.is_missing(settings, "num") else f" {int(settings.num) + 1}"
     number += f"/{total}" if number and total else ""
     arm = _distinct(overrides, shared)
     width = max(SHORTEST_NAME, open_console(stderr=True).width - 50)
     return errors.printable(f"job{number}  {middle(arm, width)}  seed {seed}")
+
+
+def _sweep() -> tuple[int | None, list[str], str]:
+    return tuple(json.loads(os.environ.get(SWEEP, '[null, [], ""]')))
+
+
+def _group_of(overrides: list[str]) -> str:
+    """What a multirun varies, as typed: `norm=layer,rms placement=pre,post`; '' if an experiment gathers its runs."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    if any(text.startswith("experiment=") for text in overrides):
+        return ""
+    swept = [each for each in OverridesParser.create().parse_overrides(overrides) if each.is_sweep_override()]
+    return errors.printable(
+        " ".join(str(each.input_line) for each in swept if each.key_or_group != "seed") or "baseline"
+    )
 
 
 def _distinct(overrides: Iterable[str], shared: Iterable[str]) -> str:
@@ -152,9 +197,14 @@ def path_of(config: RunConfig) -> Path:
     return run_path(config.runs_dir, config.experiment, arm_name(differences(config)), config.seed, ident)
 
 
-def _row(config: RunConfig, path: Path) -> dict[str, Any]:
+def _refused(overrides: list[str], error: UserError) -> dict[str, Any]:
+    """A row of the result table, of overrides that are no run."""
+    return {"name": _distinct(overrides, _sweep()[1]), "status": error.status, "why": error.problem}
+
+
+def _row(config: RunConfig, overrides: list[str], path: Path) -> dict[str, Any]:
     """A row of the result table, from a run's directory."""
-    row: dict[str, Any] = {"arm": arm_name(differences(config)), "seed": config.seed, "why": ""}
+    row: dict[str, Any] = {"name": _distinct(overrides, _sweep()[1]), "seed": config.seed, "why": ""}
     if not has_status(path):
         return row | {"status": errors.BUG, "why": NEVER}
     try:
@@ -172,12 +222,16 @@ def _batch(returned: Any) -> list[Any]:
 
 
 def _combinations(overrides: list[str], loader: Any) -> list[list[str]]:
-    """The combinations that Hydra's basic sweeper makes of the overrides, in its order."""
+    """The combinations that Hydra's basic sweeper makes of the overrides, in its order; an interval is its start."""
     from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
     from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.core.override_parser.types import IntervalSweep, ValueType
 
     task_overrides = [text for text in overrides if not text.lstrip("+~").startswith("hydra")]
     parsed = OverridesParser.create(config_loader=loader).parse_overrides(task_overrides)
+    for override in parsed:
+        if isinstance(sweep := override.value(), IntervalSweep):
+            override._value, override.value_type = sweep.start, ValueType.ELEMENT
     return BasicSweeper.split_arguments(parsed, None)[0]
 
 
@@ -242,9 +296,9 @@ def _after(error: Exception, combinations: list[list[str]], folder: Path | None)
             config = compose(overrides)
             path = path_of(config)
         except UserError as refused:
-            results.append({"arm": ",".join(overrides), "status": refused.status, "why": refused.problem})
+            results.append(_refused(overrides, refused))
             continue
-        row = _row(config, path)
+        row = _row(config, overrides, path)
         entry = entries[number] if len(entries) == len(combinations) else None
         if row["why"] in (GONE, NEVER):
             if entry is None or entry.state in CRASHED:
@@ -259,18 +313,14 @@ def _after(error: Exception, combinations: list[list[str]], folder: Path | None)
     return results
 
 
-def _summary(results: list[dict[str, Any]], combinations: list[list[str]]) -> None:
+def _summary(results: Sequence[dict[str, Any]]) -> None:
     """Print which runs didn't finish, the arms by loss, how many finished, and the next command."""
-    shared = set.intersection(*map(set, combinations))
-    names = [_distinct(overrides, shared) for overrides in combinations]
-    if len(names) != len(results):  # a sweeper other than Hydra's basic one made other combinations
-        names = list(map(without_shared(result["arm"] for result in results).__getitem__, (r["arm"] for r in results)))
     console = open_console(stderr=True)
     losses: dict[tuple[str, int], float | None] = {}
-    for number, (name, result) in enumerate(zip(names, results, strict=True)):
-        losses[(name, result.get("seed", number))] = result.get("val_loss")
+    for number, result in enumerate(results):
+        losses[(result["name"], result.get("seed", number))] = result.get("val_loss")
         if result["why"]:
-            parts = [name, f"seed {result['seed']}" if "seed" in result else "", result["why"]]
+            parts = [result["name"], f"seed {result['seed']}" if "seed" in result else "", result["why"]]
             parts += [nearer(Path(result["path"]))] if "path" in result else []
             console.print(errors.printable("  ".join(filter(None, parts)), 1000), markup=False, soft_wrap=True)
     if ranking := ranked(losses):

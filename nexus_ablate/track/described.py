@@ -80,7 +80,7 @@ def settings_of(record: RunRecord, place: Place, mode: str, root: Path, init: fl
         "entity": place.entity,
         "resume": "allow",
         "mode": mode,
-        "run_group": record.study[:MAX_NAME],
+        "run_group": ((record.env or {}).get("multirun") or record.study)[:MAX_NAME],
         "run_job_type": "train",
         "run_name": f"{record.arm}/s{record.seed}"[:MAX_NAME],
         "run_tags": tuple(dict.fromkeys(tags)),
