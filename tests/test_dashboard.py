@@ -20,7 +20,8 @@ from nexus_ablate.errors import ConfigError
 from nexus_ablate.track import dashboard
 from nexus_ablate.track.dashboard import Question, specification, workspaces
 
-NORMS = Question("norms", "Is RMSNorm worse?", "baseline", ("norm=layer", "norm=none"))
+ENDPOINTS = ("val_loss", "attn/sink_rate")
+NORMS = Question("norms", "Is RMSNorm worse?", "baseline", ("norm=layer", "norm=none"), endpoints=ENDPOINTS)
 
 
 def panels(view: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
@@ -46,6 +47,12 @@ def test_losses_are_means_over_seeds_by_arm_with_a_band_at_equal_tokens_flops_an
         assert (plot["groupBy"], plot["groupAgg"], plot["groupArea"]) == ("arm.value", "mean", "minmax")
     bar = plots["final validation loss by arm"]
     assert (bar["type"], bar["metrics"], bar["groupBy"]) == ("Bar Chart", ["val_loss"], "arm.value")
+
+
+def test_the_question_of_a_study_has_a_bar_for_each_measure_that_decides_it(views):
+    bars = [panel for panel in panels(views[1])["question"] if panel["type"] == "Bar Chart"]
+    assert [panel["metrics"] for panel in bars] == [["val_loss"], ["attn/sink_rate"]]
+    assert [panel["chartTitle"] for panel in bars] == ["val_loss by arm", "sink rate by arm"]
 
 
 def test_gradients_by_block_outliers_and_sinks_have_their_panels(views):
@@ -88,7 +95,7 @@ def test_a_study_has_a_section_that_asks_its_question_and_a_workspace_of_its_run
     assert asked["value"].startswith("**Is RMSNorm worse?**\n\nBaseline: baseline\n\n- norm=layer\n- norm=none\n")
     (link,) = re.findall(r"\(\?nw=(\w+)\)", asked["value"])
     assert study["name"] == f"nw-{link}-v" and study["displayName"] == "nexus-ablate: norms"
-    assert titled(study).keys() == titled(project).keys()
+    assert titled(study).keys() - titled(project).keys() == {"val_loss by arm", "sink rate by arm"}
     filters = [json.dumps(v["spec"]["section"]["runSets"][0]["filters"]) for v in views]
     assert ["norms" in text for text in filters] == [False, True]
     assert all('"jobType"' in text for text in filters), "reports of comparisons are no training runs"
@@ -170,10 +177,11 @@ def test_a_server_that_refuses_is_said_in_three_lines(server: WandbServer, capsy
 
 
 def test_a_dry_run_writes_the_specification_and_asks_nobody(server: WandbServer, tmp_path: Path, capsys):
-    assert cli.main(["dashboard", "--dry-run", "view.json", "--study", "norms"]) == 0
-    assert cli.main(["dashboard", "--study", "norms", "--dry-run"]) == 0
+    assert cli.main(["dashboard", "--dry-run", "view.json", "--study", "sinks"]) == 0
+    assert cli.main(["dashboard", "--study", "sinks", "--dry-run"]) == 0
     assert (tmp_path / "view.json").read_text() == capsys.readouterr().out
-    assert len(json.loads((tmp_path / "view.json").read_text())["views"]) == 2
+    views = json.loads((tmp_path / "view.json").read_text())["views"]
+    assert len(views) == 2 and "attention to the first token by arm" in titled(views[1])
     assert server.requests == 0
 
 

@@ -86,13 +86,14 @@ def _question(name: str, report: bool) -> Question:
     table = _verdict(folder) if folder and report else ""
     if folder and (folder / "study.yaml").is_file():
         plan = read_plan(folder / "study.yaml")
-        return Question(plan.name, mask(plan.question), plan.baseline, tuple(plan.arms), mask(table))
+        endpoints = tuple(endpoint.name for endpoint in (plan.endpoint, *plan.secondary))
+        return Question(plan.name, mask(plan.question), plan.baseline, tuple(plan.arms), mask(table), endpoints)
     if folder:
         return Question(folder.resolve().name, table=mask(table))
     if name not in shipped_studies():
         raise errors.unknown("there is no study of this name, and no directory", name, shipped_studies())
     definition = define({"name": name} | load_yaml(shipped_studies()[name].read_text(encoding="utf-8")))
-    return Question(name, definition.question)
+    return Question(name, definition.question, endpoints=tuple(definition.endpoints))
 
 
 def _verdict(folder: Path) -> str:

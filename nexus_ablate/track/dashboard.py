@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from nexus_ablate.config.options import AXES
 from nexus_ablate.errors import ConfigError, UserError
-from nexus_ablate.measure.measures import MEASURES, expression
+from nexus_ablate.measure.measures import MEASURES, expression, find
 from nexus_ablate.report.run_picture import HEAT_MAPS
 from nexus_ablate.track.account import LOG_IN, failure, quiet_client, redactor, require_key
 
@@ -37,6 +37,7 @@ class Question:
         baseline: The arm that the others are compared with.
         arms: The other arms.
         table: The verdict in Markdown, if runs have been compared.
+        endpoints: The measures that decide it.
     """
 
     study: str
@@ -44,6 +45,7 @@ class Question:
     baseline: str = ""
     arms: tuple[str, ...] = ()
     table: str = ""
+    endpoints: tuple[str, ...] = ()
 
     def markdown(self) -> str:
         """The question, the baseline and the arms."""
@@ -66,10 +68,12 @@ def workspaces(project: str, entity: str, questions: Sequence[Question]) -> list
         about.append(ws.Section(name=f"study {question.study}", panels=[wr.MarkdownPanel(markdown=text)], is_open=True))
     boards = [_workspace(project, entity, None, about)]
     for question in questions:
-        question_section = ws.Section(
-            name="question", panels=[wr.MarkdownPanel(markdown=question.markdown())], is_open=True
-        )
-        boards.append(_workspace(project, entity, question.study, [question_section]))
+        panels = [
+            wr.MarkdownPanel(markdown=question.markdown()),
+            *(_bars(n, find(n).title or n) for n in question.endpoints),
+        ]
+        asked = ws.Section(name="question", panels=panels, is_open=True)
+        boards.append(_workspace(project, entity, question.study, [asked]))
     return boards
 
 
@@ -215,11 +219,6 @@ def sections() -> list[Section]:
             **more,
         )
 
-    def bars(title: str, metric: str) -> Any:
-        return wr.BarPlot(
-            title=title, metrics=[metric], groupby=arm, groupby_aggfunc="mean", groupby_rangefunc="stddev"
-        )
-
     def over_training(panel: str) -> list[Any]:
         """The measures of a section of the table."""
         scale: dict[bool, dict[str, Any]] = {True: {"log_y": True}, False: {}}
@@ -231,8 +230,8 @@ def sections() -> list[Section]:
     loss = [
         *(lines(f"validation loss by {BUDGETS[x]}", "val/loss", x) for x in BUDGETS),
         lines("training loss", "train/loss", **smoothed),
-        bars("final validation loss by arm", "val_loss"),
-        bars("tokens per second by arm", "tokens_per_second"),
+        _bars("val_loss", "final validation loss"),
+        _bars("tokens_per_second", "tokens per second"),
     ]
     gradients = [
         *over_training("gradients"),
@@ -260,6 +259,18 @@ def sections() -> list[Section]:
     sections_by_name = {"loss": loss, "gradients": gradients, "outliers": outliers}
     sections_by_name |= {name: over_training(name) for name in ("sinks", "weights")} | {"choices": choices}
     return [ws.Section(name=name, panels=panels, is_open=True) for name, panels in sections_by_name.items()]
+
+
+def _bars(metric: str, title: str) -> Any:
+    """A measure at the end of training, as the mean and the standard deviation over an arm's seeds."""
+    _, wr = _package()
+    return wr.BarPlot(
+        title=f"{title} by arm",
+        metrics=[metric],
+        groupby=wr.Config("arm"),
+        groupby_aggfunc="mean",
+        groupby_rangefunc="stddev",
+    )
 
 
 def _package() -> tuple[Any, Any]:
