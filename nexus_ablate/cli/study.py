@@ -73,12 +73,13 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
     start = starter(flags, words, settings)
 
     from nexus_ablate.study.definition import read_request, strata_of
-    from nexus_ablate.study.record import expanded
+    from nexus_ablate.study.record import expanded, write_record
 
     whole_request = read_request(words)
     requests = strata_of(whole_request)
-    for request in requests[1:]:
-        expanded(request)  # a mistake in the last stratum must not wait for the runs of the first
+    if len(requests) > 1:
+        for request, study in [(request, expanded(request)) for request in requests]:
+            write_record(study, request.directory, "amend" in flags)  # so that `compare` knows what is to come
     statuses = []
     for request in requests:
         statuses.append(start(request, amend="amend" in flags))

@@ -83,6 +83,10 @@ class Arm:
 # ----------------------------------------------------------------------------------------------- grouping of runs
 
 
+class NoResult(ConfigError):
+    """Runs that have not ended, or none."""
+
+
 def gather(collection: Collection, requested: str | None = None) -> tuple[Arm, list[Arm], list[Excluded], Plan]:
     """The baseline, the other arms, further exclusions, and the plan that holds for the comparison.
 
@@ -91,13 +95,14 @@ def gather(collection: Collection, requested: str | None = None) -> tuple[Arm, l
         requested: The baseline's name, where the user gave one.
 
     Raises:
-        ConfigError: No result yet, an unknown baseline, or several that could be meant.
+        NoResult: No run has ended.
+        ConfigError: An unknown baseline, or several that could be meant.
     """
     arms, excluded = group(collection)
     if not arms:
         left_out = Counter(e.state for e in (*collection.excluded, *excluded))
-        states = ", ".join(f"{n} {s or 'no run'}" for s, n in left_out.items())
-        raise ConfigError("no run here has a result yet", states, "nexus-ablate status DIR shows what they do")
+        states = ", ".join(f"{n} {s or 'no run'}" for s, n in left_out.items()) or "no run has started"
+        raise NoResult("no run here has a result yet", states, "nexus-ablate status DIR shows what they do")
     baseline = _baseline(arms, collection.plans, requested)
     plan = next((collection.plans[study] for study in sorted(baseline.studies) if study in collection.plans), Plan(""))
     others = [arm for arm in arms if arm is not baseline]

@@ -73,11 +73,15 @@ class Claim:
         return f"{'preliminary: ' if self.preliminary else ''}{self.outcome}: {self.text}"
 
 
-def judge_claim(tables: list[Comparison]) -> Claim | None:
+def judge_claim(tables: list[Comparison], incomplete: bool = False) -> Claim | None:
     """The outcome of the claim that the strata of a study share; None where there is no claim.
 
     All expectations must hold for SUPPORTED, and any one of them can contradict it. A stratum whose baseline lacks what
     the claim is about says nothing; where none is left, the claim is not testable here.
+
+    Args:
+        tables: The strata with a result.
+        incomplete: Others have none yet.
     """
     claims = [table for table in tables if table.plan.claim]
     if not claims:
@@ -98,7 +102,7 @@ def judge_claim(tables: list[Comparison]) -> Claim | None:
         sentence = "; ".join(lacking) or "the study expects nothing of its arms"
     rows = [row for table in claims for row in table.rows]
     few = any(len(table.rows[0].seeds) < CLAIM_SEEDS for table in claims)
-    preliminary = few or any(row.waiting for row in rows)
+    preliminary = incomplete or few or any(row.waiting for row in rows)
     return Claim(claims[0].plan.claim, outcome, sentence, results, requirements, preliminary)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from nexus_ablate.comparison.arms import NoResult
 from nexus_ablate.comparison.claim import Claim, judge_claim
 from nexus_ablate.comparison.ladder import read_ladder, with_worth
 from nexus_ablate.comparison.load import Plan, read_plan
@@ -41,6 +42,7 @@ class Findings:
         strata: The names of the tables; [''] in a study without strata.
         tables: The comparison in each stratum.
         scaling: Of a ladder: each arm's compute multiplier over the sizes.
+        missing: The strata without a result so far, and the states of their runs.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Findings:
     across: list[Across]
     claim: Claim | None
     scaling: list[Scaling] = field(default_factory=list)
+    missing: dict[str, str] = field(default_factory=dict)
 
 
 def findings(
@@ -72,9 +75,17 @@ def findings(
     """
     paths = [path for name in ([dirs] if isinstance(dirs, str | Path) else dirs) for path in with_strata(Path(name))]
     plans = [_plan(path) for path in paths]
+    missing: dict[str, str] = {}
     if len(paths) > 1 and all(plan.stratum for plan in plans) and len({plan.of for plan in plans}) == 1:
-        tables, study = [compare(path, baseline, allow, arm) for path in paths], plans[0].of
-        strata = [plan.stratum for plan in plans]
+        study, strata, tables = plans[0].of, [], []
+        for plan, path in zip(plans, paths, strict=True):
+            try:
+                tables.append(compare(path, baseline, allow, arm))
+                strata.append(plan.stratum)
+            except NoResult as error:
+                missing[plan.stratum] = error.got
+                if len(missing) == len(paths):
+                    raise
     else:
         tables = [compare(paths, baseline, allow, arm)]
         study, strata = tables[0].study, [tables[0].plan.stratum]
@@ -82,9 +93,9 @@ def findings(
         ladder = read_ladder([tokens])
         for table in tables:
             with_worth(table, ladder)
-    return Findings(
-        study, strata, tables, across(tables) if len(tables) > 1 else [], judge_claim(tables), over_rungs(tables)
-    )
+    side_by_side = across(tables) if len(tables) > 1 else []
+    scaling = [] if missing else over_rungs(tables)
+    return Findings(study, strata, tables, side_by_side, judge_claim(tables, bool(missing)), scaling, missing)
 
 
 def _plan(path: Path) -> Plan:

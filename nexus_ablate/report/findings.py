@@ -28,6 +28,13 @@ def claim_lines(findings: Findings) -> list[str]:
     return lines if len(lines) > 1 else [*lines, claim.sentence]
 
 
+def missing_lines(findings: Findings) -> list[str]:
+    """The strata without a result."""
+    lines = [f"stratum {name}: no result yet ({states})" for name, states in findings.missing.items()]
+    of_ladder = any(table.plan.rung for table in findings.tables)
+    return [*lines, "compute multipliers are read when every size has results"] if lines and of_ladder else lines
+
+
 def across_table(findings: Findings) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Heads and rows: each arm's difference by stratum, its change from the first to the last, agreement of sign."""
     heads = ("arm", *findings.strata, "change", "sign")
@@ -82,6 +89,8 @@ def show(findings: Findings, console: Console, details: bool = False, full: bool
     """Print the claim, the strata side by side, then each comparison."""
     for i, line in enumerate(claim_lines(findings)):
         console.print(line, style="bold" if not i else "", markup=False)
+    for line in missing_lines(findings):
+        console.print(printable(line), style="yellow", markup=False)
     if findings.across:
         console.print("\nchange: from the first stratum to the last, paired by seed, descriptive", style="dim")
         heads, rows = across_table(findings)
@@ -110,6 +119,7 @@ def markdown(findings: Findings) -> str:
         f"**{exports.md(line)}**\n" if not i else f"- {exports.md(line)}"
         for i, line in enumerate(claim_lines(findings))
     ]
+    lines += [f"- {exports.md(line)}" for line in missing_lines(findings)]
     if findings.across:
         lines += ["", *exports.md_lines(*across_table(findings)), ""]
     if findings.scaling:
@@ -129,6 +139,7 @@ def html(findings: Findings, command: str = "", reload_seconds: int = 0) -> str:
         findings.across,
         across_table(findings) if findings.across else None,
         (SCALING_NOTE, *scaling_table(findings)) if findings.scaling else None,
+        missing_lines(findings),
         command,
         reload_seconds,
     )
@@ -164,7 +175,8 @@ def runs_text(findings: Findings) -> str:
 def json_text(findings: Findings) -> str:
     """Strict JSON: the comparison, with the claim; of several strata a list of them."""
     tables = [exports.json_values(table) for table in findings.tables]
-    more = {"claim": exports.plain_values(findings.claim)} if findings.claim else {}
+    more: dict[str, object] = {"claim": exports.plain_values(findings.claim)} if findings.claim else {}
+    more |= {"missing": findings.missing} if findings.missing else {}
     if len(tables) == 1:
         return strict_json(tables[0] | more, indent=1) + "\n"
     heads, rows = across_table(findings)

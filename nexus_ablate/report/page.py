@@ -63,6 +63,7 @@ def html(
     across: Sequence[Across] = (),
     across_table: tuple[tuple[str, ...], list[tuple[str, ...]]] | None = None,
     scaling: tuple[str, tuple[str, ...], list[tuple[str, ...]]] | None = None,
+    missing: Sequence[str] = (),
     command: str = "",
     reload_seconds: int = 0,
 ) -> str:
@@ -75,12 +76,14 @@ def html(
         across: The arms over all strata.
         across_table: Heads and rows of the table of all strata.
         scaling: Of a ladder: a note, heads and rows of the table of compute multipliers.
+        missing: What has no result yet.
         command: The command that made the page, for its foot.
         reload_seconds: The page reloads itself this often; 0: never.
     """
     head = f"<h1>{plain(claim[0])}</h1>{_list(claim[1:])}" if claim else ""
     if reload_seconds:
         head = f"<p class='live'>{plain(_so_far(comparisons))}</p>" + head
+    head += "".join(f"<p class='live'>{plain(line)}</p>" for line in missing)
     if across_table:
         caption = "Mean paired difference in each stratum with the interval that decides there."
         lead = (

@@ -72,8 +72,8 @@ def workspaces(project: str, entity: str, questions: Sequence[Question]) -> list
             wr.MarkdownPanel(markdown=question.markdown()),
             *(_bars(n, find(n).title or n) for n in question.endpoints),
         ]
-        asked = ws.Section(name="question", panels=panels, is_open=True)
-        boards.append(_workspace(project, entity, question.study, [asked]))
+        question_section = ws.Section(name="question", panels=panels, is_open=True)
+        boards.append(_workspace(project, entity, question.study, [question_section]))
     return boards
 
 
