@@ -18,7 +18,8 @@ from nexus_ablate.axes.norm import NORM
 from nexus_ablate.axes.param import PARAM
 from nexus_ablate.axes.placement import PLACEMENT, Parts
 from nexus_ablate.axes.position import POSITION, Position
-from nexus_ablate.axes.roles import SMALL_MAP, Geometry, Linear, Table
+from nexus_ablate.axes.roles import Geometry, Linear, Table
+from nexus_ablate.config.roles import SMALL_MAP
 from nexus_ablate.config.run_config import Option, RunConfig
 from nexus_ablate.kernels.linear import chosen_product, products
 

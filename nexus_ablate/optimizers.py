@@ -5,7 +5,7 @@ All optimizers share the keys of the schedule (`Schedule` in config/run_config.p
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,13 +13,14 @@ from torch import Tensor, nn
 
 from nexus_ablate.axes.init import layer_of
 from nexus_ablate.axes.param import Standard
-from nexus_ablate.axes.roles import EMBEDDINGS, MATRICES, SMALL_MAP, parameter_roles
+from nexus_ablate.axes.roles import parameter_roles
+from nexus_ablate.config.grammar import factors_by_role, show
 from nexus_ablate.config.options import Option, Registry
+from nexus_ablate.config.roles import DECAYED, MATRICES, SMALL_MAP
+from nexus_ablate.errors import ConfigError
 from nexus_ablate.kernels.adamw import AdamW as AdamWSteps
 
 OPTIM: Registry[Optimizer] = Registry("optim")
-
-DECAYED_ROLES = {"matrices": set(MATRICES), "matrices_embeddings": {*MATRICES, *EMBEDDINGS}}
 
 
 @dataclass(frozen=True)
@@ -27,9 +28,10 @@ class Parameter:
     """A parameter as an optimizer sees it.
 
     Attributes:
-        role: See axes/roles.py.
+        role: See config/roles.py.
         weight_decay: What the optimizer multiplies by the parameter's learning rate.
-        lr_factor, eps_factor: The parametrization's, on the learning rate and on AdamW's eps.
+        lr_factor: On the learning rate: the parametrization's times that of `optim.groups`.
+        eps_factor: The parametrization's, on AdamW's eps.
     """
 
     name: str
@@ -233,23 +235,37 @@ def parameters_of(model: nn.Module, option: Option, weight_decay: float) -> list
     `coupled` weight decay is times the learning rate, as in torch.optim.AdamW. `independent` decay is times the
     schedule alone, so that it doesn't change with the peak learning rate (Wortsman et al. 2023, arXiv:2309.14322,
     section 3.2).
+
+    Raises:
+        ConfigError: `optim.groups` names a role that no parameter of the model has.
     """
-    decayed = set(decay_groups(model, option.keys["decay"])["decayed"])
+    by_role = factors_by_role(option.keys["groups"])
+    decayed = set(decay_groups(model, option.keys["decay"], option.keys["groups"])["decayed"])
     roles, parameters = parameter_roles(model), []
+    if absent := sorted(by_role.keys() - set(roles.values())):
+        problem = f"no parameter of this model has the role {absent[0]}"
+        got, fix = f"optim.groups={show(option.keys['groups'])}", f"one of {', '.join(sorted(set(roles.values())))}"
+        raise ConfigError(problem, got, fix)
     param = getattr(model, "param", None) or Standard()
     for name, tensor in model.named_parameters():
-        factors = param.factors(roles[name], layer_of(name) is not None)
-        own = weight_decay if name in decayed else 0.0
+        factors, own = param.factors(roles[name], layer_of(name) is not None), by_role.get(roles[name], {})
+        lr_factor = factors.lr * own.get("lr", 1.0)
+        decay = weight_decay * own.get("weight_decay", 1.0) if name in decayed else 0.0
         if option.keys["decay_mode"] == "independent":
-            own /= option.keys["lr"] * factors.lr
+            decay /= option.keys["lr"] * lr_factor
         else:
-            own *= factors.decay
-        parameters.append(Parameter(name, tensor, roles[name], own, factors.lr, factors.eps))
+            decay *= factors.decay
+        parameters.append(Parameter(name, tensor, roles[name], decay, lr_factor, factors.eps))
     return parameters
 
 
-def decay_groups(model: nn.Module, decay: str) -> dict[str, list[str]]:
-    """Parameter names by whether they decay: `{"decayed": [...], "free": [...]}`. Each name is in one list only."""
+def decay_groups(model: nn.Module, decay: str, groups: Iterable[str] = ()) -> dict[str, list[str]]:
+    """Parameter names by whether they decay: `{"decayed": [...], "free": [...]}`. Each name is in one list only.
+
+    Args:
+        decay, groups: `optim.decay` and `optim.groups`; a role whose factor on weight decay is 0 is free.
+    """
     roles = parameter_roles(model)
-    decayed = [n for n, role in roles.items() if decay == "all" or role in DECAYED_ROLES[decay]]
+    free = {role for role, factors in factors_by_role(groups).items() if factors.get("weight_decay") == 0}
+    decayed = [n for n, role in roles.items() if role not in free and (decay == "all" or role in DECAYED[decay])]
     return {"decayed": decayed, "free": [name for name in roles if name not in set(decayed)]}

@@ -227,7 +227,7 @@ assert "torch._dynamo" not in sys.modules
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_class_and_yaml_of_an_optimizer_agree_on_its_own_keys(name):
-    common = {"lr", "decay", "schedule", "warmup", "final_lr", "cooldown", "clip", "decay_mode"}
+    common = {"lr", "decay", "schedule", "warmup", "final_lr", "cooldown", "clip", "decay_mode", "groups"}
     assert OPTIM.keys_of(name) == option_files("optim")[name].keys.keys() - common
 
 

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from nexus_ablate.axes.roles import SMALL_MAP, Geometry, HeadLinear
+from nexus_ablate.axes.roles import Geometry, HeadLinear
 from nexus_ablate.config.options import Registry
+from nexus_ablate.config.roles import SMALL_MAP
 
 HIDDEN_BYTES, GPU_HIDDEN_BYTES = 2**26, 2**29
 """Largest (B, H, queries, S, w) tensor of an uncompiled additive score, with at least one query. Three of this size

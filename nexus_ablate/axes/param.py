@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nexus_ablate.axes.roles import MATRICES, SMALL_MAP, Geometry
+from nexus_ablate.axes.roles import Geometry
 from nexus_ablate.config.options import Registry
+from nexus_ablate.config.roles import MATRICES, SMALL_MAP
 
 HIDDEN = frozenset(MATRICES) - {"head", SMALL_MAP}
 """Roles of the matrices whose two sides grow with the width."""

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nexus_ablate.axes.roles import SMALL_MAP, Geometry, Linear, Table
+from nexus_ablate.axes.roles import Geometry, Linear, Table
 from nexus_ablate.config.options import Registry
+from nexus_ablate.config.roles import SMALL_MAP
 
 
 class Position(nn.Module):

@@ -1,4 +1,4 @@
-"""Roles of parameters. Initial values and weight decay depend on the role, never on a name or a position in a list."""
+"""Modules whose parameters have roles (config/roles.py), and the role of every parameter of a model."""
 
 from __future__ import annotations
 
@@ -7,20 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from nexus_ablate.config.roles import VECTOR
 from nexus_ablate.kernels.linear import chosen_product
-
-SMALL_MAP = "small_map"
-"""Role of a matrix that doesn't read the residual stream, such as one in a score or a function of positions. Its
-variance is 1 / fan_in under every init."""
-
-MATRICES = ("query", "key", "value", "gate", "attn_out", "ffn_in", "ffn_out", "head", SMALL_MAP)
-"""Roles of matrices. The output projections of the branches are `attn_out` and `ffn_out`."""
-
-EMBEDDINGS = ("embedding", "position")
-"""Roles of tables that are looked up. A head tied to the embedding is the embedding."""
-
-VECTOR = "vector"
-"""Role of gains, biases and scalars, which start at a constant set by their module."""
 
 
 @dataclass(frozen=True)

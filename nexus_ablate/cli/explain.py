@@ -42,7 +42,7 @@ def run(overrides: list[str], flags: dict[str, Any]) -> int:
     from nexus_ablate.optimizers import decay_groups
 
     model = countable_model(config, flags.get("vocab", 256))
-    facts = architecture(config, model, decay_groups(model, config.schedule.decay))
+    facts = architecture(config, model, decay_groups(model, config.schedule.decay, config.schedule.groups))
     facts["regime"] = _regime(config, facts["parameters"]["total"])
     facts["execution"] = execution(config, facts["parameters"]["total"], facts["vocab_size"])
     if "json" in flags:

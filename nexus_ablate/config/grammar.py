@@ -9,6 +9,7 @@ A constraint is a list of alternatives: `auto | int [1, 1e9]`, `half | interleav
     ratio (0, inf)       a number or a fraction such as 8/3
     text                 any text that is not empty
     list of text         a list of them, not empty items; `list of int [0, 1e9]` too
+    factors by role      a list such as [embedding:lr:0.1, head:lr:0.5:weight_decay:0]
 """
 
 from __future__ import annotations
@@ -17,14 +18,19 @@ import ast
 import math
 import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
+from itertools import zip_longest
 from typing import Any
 
-from nexus_ablate.errors import ConfigError, did_you_mean
+from nexus_ablate.config.roles import ROLES
+from nexus_ablate.errors import ConfigError, did_you_mean, printable
 
+BY_ROLE = "factors by role"
+FACTORS = {"lr": "float (0, inf)", "weight_decay": "float [0, inf)"}
+"""What a role may have a factor on, and the factor's interval."""
 _INTERVAL = re.compile(r"^(int|float|ratio)\s*([\[(])\s*([^,]+),\s*([^\])]+)([\])])$")
 _FRACTION = re.compile(r"^\s*(\d{1,18})\s*/\s*(\d{1,18})\s*$")
 
@@ -69,6 +75,8 @@ class Constraint:
         Raises:
             ConfigError: No alternative admits the value.
         """
+        if self.text == BY_ROLE and isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
+            return _canonical_factors(value)
         for alternative in self.alternatives:
             accepted, canonical = _accept(alternative, value, boolean=set(self.words) == {"on", "off"})
             if accepted:
@@ -78,6 +86,8 @@ class Constraint:
 
     def example(self) -> str:
         """A value that the key takes, as it is typed."""
+        if self.text == BY_ROLE:
+            return "[embedding:lr:0.1]"
         first = self.alternatives[0]
         kind = first.removeprefix("list of ")
         interval = parse_interval(kind)
@@ -138,6 +148,48 @@ def _accept_ratio(interval: Interval, value: object) -> tuple[bool, object]:
     if not isinstance(value, int | float) or not math.isfinite(value) or not interval.admits(value):
         return False, None
     return True, int(value) if value == int(value) else float(value)
+
+
+def factors_by_role(items: Iterable[str]) -> dict[str, dict[str, float]]:
+    """The factors on learning rate and weight decay by role, from the items of `optim.groups`.
+
+    Raises:
+        ConfigError: There is no such role, or an item isn't a role with its factors, each once and in its interval.
+    """
+    factors: dict[str, dict[str, float]] = {}
+    for item in items:
+        role, *words = item.split(":")
+        rest = ":".join(words) or "lr:0.1"
+        if role not in ROLES:
+            near = did_you_mean(role, ROLES)
+            fix = f"optim.groups=[{near}:{rest}]" if near else f"one of {', '.join(ROLES)}"
+            raise ConfigError(f"there is no role {printable(role, 40)}", f"optim.groups=[{item}]", fix)
+        example = f"optim.groups=[{role}:lr:0.1]"
+        for name, text in zip_longest(words[::2] or [""], words[1::2], fillvalue=""):
+            if name not in FACTORS or not text:
+                problem = "a role has factors on lr, on weight_decay or on both"
+                raise ConfigError(problem, f"optim.groups=[{item}]", example)
+            if name in factors.get(role, {}):
+                raise ConfigError(f"{role} has two factors on {name}", f"optim.groups={show([*items])}", example)
+            try:
+                number = float(text)
+            except ValueError:
+                number = math.nan
+            interval = parse_interval(FACTORS[name])
+            assert interval is not None
+            if not interval.admits(number):
+                raise ConfigError(f"a factor on {name} is a {FACTORS[name]}", f"optim.groups=[{item}]", example)
+            factors.setdefault(role, {})[name] = number
+    return factors
+
+
+def _canonical_factors(items: Iterable[str]) -> list[str]:
+    """The same factors in the order of the roles, without those of 1, so that equal ones are written alike."""
+    factors = factors_by_role(items)
+    named = {
+        role: [f"{n}:{show(factors[role][n])}" for n in FACTORS if factors[role].get(n, 1) != 1] for role in factors
+    }
+    return [":".join([role, *named[role]]) for role in ROLES if named.get(role)]
 
 
 def ratio(value: object) -> float:

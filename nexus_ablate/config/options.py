@@ -32,7 +32,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from nexus_ablate.config.grammar import Constraint, show
+from nexus_ablate.config.grammar import BY_ROLE, Constraint, show
 from nexus_ablate.config.plugins import Plugin, plugins
 from nexus_ablate.errors import ConfigError, unknown
 from nexus_ablate.plain_data import UNREADABLE, load_yaml
@@ -63,11 +63,12 @@ COMMON_KEYS = {
             "coupled | independent",
             "weight decay times the learning rate, or times its schedule alone (peak 1)",
         ),
+        "groups": (BY_ROLE, "on the learning rate and weight decay of a role: [embedding:lr:0.1,head:weight_decay:0]"),
     }
 }
 """Keys that every option of a group has, with constraint and meaning; the YAML only has their values."""
 
-LATER: dict[str, dict[str, Any]] = {"optim": {"decay_mode": "coupled"}, "param": {"name": "sp"}}
+LATER: dict[str, dict[str, Any]] = {"optim": {"decay_mode": "coupled", "groups": []}, "param": {"name": "sp"}}
 """What configurations mean that were written before a key or a group existed. A run's identity leaves these out."""
 
 RESERVED = ("name", "equation", "prescribes", "refuses", "only", "warns", "equals", "norm_sites")

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from nexus_ablate.config.grammar import compare_numbers, is_comparison, names_in, ratio, show
+from nexus_ablate.config.grammar import compare_numbers, factors_by_role, is_comparison, names_in, ratio, show
 from nexus_ablate.config.options import (
     LATER,
     OPTIONS,
@@ -19,6 +19,7 @@ from nexus_ablate.config.options import (
     evaluation_of,
     option_files,
 )
+from nexus_ablate.config.roles import DECAYED
 from nexus_ablate.config.run_config import (
     CLOSED_GROUPS,
     MEANT,
@@ -143,6 +144,14 @@ def check_rules(config: RunConfig) -> None:
         raise ConfigError("a CUDA graph's gradients do not outlive its next replay", got, "train.compile=on")
     for evaluation in config.evals:
         evaluation_of(evaluation)
+    for role, factors in factors_by_role(config.schedule.groups).items():
+        if "weight_decay" in factors and role not in DECAYED[config.schedule.decay]:
+            problem = f"optim.decay={config.schedule.decay} does not decay the role {role}"
+            raise ConfigError(problem, f"optim.groups={show(config.schedule.groups)}", "optim.decay=all")
+        if role == "head" and config.tie_embeddings:
+            problem = "a tied head is the embedding and has no factors of its own"
+            got = f"optim.groups={show(config.schedule.groups)} tie_embeddings=on"
+            raise ConfigError(problem, got, "tie_embeddings=off")
     if not _SAFE_NAME.fullmatch(config.experiment):
         fix = f"experiment={re.sub('[^A-Za-z0-9]+', '_', config.experiment).strip('_') or 'mine'}"
         raise ConfigError("experiment is the name of a folder: letters, digits, . _ @ -", config.experiment, fix)

@@ -63,6 +63,7 @@ class Schedule:
     cooldown: float
     clip: float | str
     decay_mode: str
+    groups: list[str]
 
 
 @dataclass

@@ -23,9 +23,10 @@ from nexus_ablate.axes.normalizer import NORMALIZER
 from nexus_ablate.axes.placement import PLACEMENT
 from nexus_ablate.axes.position import POSITION
 from nexus_ablate.axes.qk_norm import QK_NORM
-from nexus_ablate.axes.roles import VECTOR, parameter_roles
+from nexus_ablate.axes.roles import parameter_roles
 from nexus_ablate.config.compose import differences
 from nexus_ablate.config.options import AXES, Option, OptionFile, option_files
+from nexus_ablate.config.roles import VECTOR
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.measure.counts import flops_by_module, parameters
 from nexus_ablate.model import GPT

@@ -12,7 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from nexus_ablate.attention import AttentionCore
-from nexus_ablate.axes.roles import EMBEDDINGS, parameter_roles
+from nexus_ablate.axes.roles import parameter_roles
+from nexus_ablate.config.roles import EMBEDDINGS
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.model import countable_model
 

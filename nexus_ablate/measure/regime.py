@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from nexus_ablate.config.grammar import factors_by_role
+from nexus_ablate.config.roles import BLOCKS
 from nexus_ablate.config.run_config import RunConfig
 
 SHORT = 1 / 5
@@ -20,8 +22,8 @@ class Regime:
     Attributes:
         text_tokens: Training tokens of the text; None if it has not been tokenized here.
         decay_steps: 1 / (lr x weight_decay), or 1 / weight_decay where it is independent of the rate: the steps over
-            which AdamW averages its updates into the weights (Wang & Aitchison 2024, arXiv:2405.13698); infinite
-            without weight decay.
+            which AdamW averages its updates into the weights (Wang & Aitchison 2024, arXiv:2405.13698), for the matrix
+            of a block that decays fastest; infinite without weight decay.
     """
 
     params: int
@@ -70,6 +72,10 @@ def regime_of(config: RunConfig, params: int, steps: int, text_tokens: int | Non
         params: All parameters.
         steps: Optimizer steps.
     """
-    pull = config.weight_decay * (config.schedule.lr if config.schedule.decay_mode == "coupled" else 1.0)
+    schedule, by_role = config.schedule, factors_by_role(config.schedule.groups)
+    coupled = schedule.decay_mode == "coupled"
+    factors = [by_role.get(role, {}) for role in BLOCKS]
+    strongest = max(own.get("weight_decay", 1.0) * (own.get("lr", 1.0) if coupled else 1.0) for own in factors)
+    pull = config.weight_decay * strongest * (schedule.lr if coupled else 1.0)
     tokens = steps * config.resolved.tokens_per_step
     return Regime(params, tokens, steps, text_tokens, 1 / pull if pull else math.inf)

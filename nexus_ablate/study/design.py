@@ -20,6 +20,7 @@ from nexus_ablate.study.definition import Definition
 from nexus_ablate.study.match import solve
 from nexus_ablate.study.overrides import key_of, merged
 from nexus_ablate.study.question import measuring
+from nexus_ablate.training.start import check_groups
 
 BASELINE = "baseline"
 
@@ -158,7 +159,9 @@ def compose_arm(definition: Definition, overrides: list[str], launch: Sequence[s
     Raises:
         ConfigError: It cannot be run.
     """
-    return compose([*merged([*definition.baseline, *overrides, *launch]), f"experiment={definition.name}"])
+    config = compose([*merged([*definition.baseline, *overrides, *launch]), f"experiment={definition.name}"])
+    check_groups(config)
+    return config
 
 
 def science_key(config: RunConfig) -> str:

@@ -247,7 +247,7 @@ def _train(
         with StopRequest() as stop:
             trainer = Trainer(config, model, data, run, tracker, display, stop, world)
             everything, without_tables = parameters(model)
-            groups = decay_groups(model, config.schedule.decay)
+            groups = decay_groups(model, config.schedule.decay, config.schedule.groups)
             sizes = {name: p.numel() for name, p in model.named_parameters()}
             facts = {
                 "params": everything,

@@ -111,13 +111,29 @@ def check_start(config: RunConfig, vocab_size: int) -> None:
         vocab_size: Number of tokens of the tokenizer.
 
     Raises:
-        ConfigError: The embedding is too small for the tokenizer, or the weights to start from don't fit the model.
+        ConfigError: The embedding is too small for the tokenizer, the weights to start from don't fit the model, or
+            `optim.groups` names a role that the model doesn't have.
     """
+    check_groups(config)
     if isinstance(config.vocab_size, int) and config.vocab_size < vocab_size:
         got = f"vocab_size={config.vocab_size}, the tokenizer has {vocab_size} tokens"
         raise ConfigError("the embedding is smaller than the tokenizer", got, "use the model's own tokenizer.json")
     if "run" in config.init.keys:
         initial_model(config, vocab_size)
+
+
+def check_groups(config: RunConfig) -> None:
+    """Check that the model has parameters of every role in `optim.groups`.
+
+    Raises:
+        ConfigError: It lacks one.
+    """
+    if not config.schedule.groups:
+        return
+    from nexus_ablate.model import countable_model
+    from nexus_ablate.optimizers import parameters_of
+
+    parameters_of(countable_model(config), config.optim, config.weight_decay)
 
 
 def initial_model(config: RunConfig, vocab_size: int) -> GPT:
@@ -126,7 +142,8 @@ def initial_model(config: RunConfig, vocab_size: int) -> GPT:
     Raises:
         ConfigError: The weights to start from are of another architecture.
     """
-    from nexus_ablate.axes.roles import VECTOR, parameter_roles
+    from nexus_ablate.axes.roles import parameter_roles
+    from nexus_ablate.config.roles import VECTOR
     from nexus_ablate.model import GPT, build_model
 
     weights = weights_of(config)

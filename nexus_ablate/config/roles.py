@@ -1,0 +1,24 @@
+"""The roles of parameters, on which initial values, weight decay and factors on the learning rate depend."""
+
+from __future__ import annotations
+
+SMALL_MAP = "small_map"
+"""Role of a matrix that doesn't read the residual stream, such as one in a score or a function of positions. Its
+variance is 1 / fan_in under every init."""
+
+BLOCKS = ("query", "key", "value", "attn_out", "ffn_in", "ffn_out")
+"""Roles of the matrices that every block has. The output projections of the branches are `attn_out` and `ffn_out`."""
+
+MATRICES = ("query", "key", "value", "gate", "attn_out", "ffn_in", "ffn_out", "head", SMALL_MAP)
+"""Roles of matrices."""
+
+EMBEDDINGS = ("embedding", "position")
+"""Roles of tables that are looked up. A head tied to the embedding is the embedding."""
+
+VECTOR = "vector"
+"""Role of gains, biases and scalars, which start at a constant set by their module."""
+
+ROLES = (*MATRICES, *EMBEDDINGS, VECTOR)
+
+DECAYED = {"matrices": MATRICES, "matrices_embeddings": (*MATRICES, *EMBEDDINGS), "all": ROLES}
+"""The roles that decay, by `optim.decay`."""
