@@ -122,15 +122,16 @@ def deliver(study_findings: Findings, flags: dict[str, Any]) -> None:
         zip(FORMATS, (page, markdown, latex, csv_text, json_text, runs_text), strict=True)
     )
     targets = {name: flags[name] for name in FORMATS if name in flags}
-    if Path("-") not in targets.values():
+    printed = [name for name, path in targets.items() if path == Path("-")]
+    saved = {name: path for name, path in targets.items() if name not in printed}
+    for name, path in saved.items():  # first, so that a reader who closes the pipe (`| head`) has the files
+        atomic_write_text(path, mask(writers[name](study_findings)))
+    if not printed:
         show(study_findings, open_console(), "details" in flags, "full" in flags)
-    for name, path in targets.items():
-        text = writers[name](study_findings)
-        if path == Path("-"):
-            sys.stdout.write(text)
-        else:
-            atomic_write_text(path, mask(text))
-            print(f"saved to {errors.printable(str(path), 4096)}", file=sys.stderr)
+    for name in printed:
+        sys.stdout.write(writers[name](study_findings))
+    for path in saved.values():
+        print(f"saved to {errors.printable(str(path), 4096)}", file=sys.stderr)
 
 
 def _publish(study_findings: Findings, project: str) -> str:

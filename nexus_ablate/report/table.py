@@ -25,7 +25,10 @@ class Column:
 
 
 def signed(value: float | None, digits: int = 4) -> str:
-    return NOTHING if value is None else f"{value:+.{digits}f}"
+    """A number with its sign; one that rounds to 0 has none."""
+    if value is None:
+        return NOTHING
+    return f"{value:+.{digits}f}" if round(value, digits) else f"{0:.{digits}f}"
 
 
 def share(value: float | None) -> str:
@@ -341,7 +344,8 @@ def secondary_lines(comparison: Comparison) -> list[tuple[str, list[tuple[str, .
         endpoint = other.endpoint
         level = next((row.effect.level for row in other.rows if row.effect), LEVEL)
         unit = f", {endpoint.unit}" if endpoint.unit else ""
-        heading = f"{endpoint.name}{unit}: {endpoint.measure.definition} ({interval_name(level)} over all arms)"
+        definition = endpoint.measure.definition.replace("`", "")
+        heading = f"{endpoint.name}{unit}: {definition} ({interval_name(level)} over all arms)"
         rows = []
         for row in other.rows:
             sd = "" if row.sd is None else f" ±{endpoint.spread(row.sd)}"
