@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -128,7 +129,11 @@ def test_compare_says_what_a_difference_is_worth_at_each_size(tmp_path, capsys):
     (one,) = json.loads(capsys.readouterr().out)["scaling"]
     assert one["arm"] == "norm=layer"
     assert [cell["mean"] for cell in one["multipliers"]] == pytest.approx([1.3] * 4, rel=0.05)
-    assert "HOLDS" in (tmp_path / "a.html").read_text() and "6.4e+15" in (tmp_path / "a.html").read_text()
+    page = (tmp_path / "a.html").read_text()
+    assert "HOLDS" in page and "6.4e+15" in page
+    picture = page[page.index('aria-label="compute multipliers against compute"') :].partition("</svg>")[0]
+    shown = [float(text) for text in re.findall(r"norm=layer at [^:]+ FLOPs: x([\d.]+)", picture)]
+    assert shown[::2] == shown[1::2] == [float(f"{cell['mean']:.3g}") for cell in one["multipliers"]]
 
 
 def test_strata_that_are_no_sizes_have_no_multipliers(tmp_path, capsys):

@@ -138,6 +138,7 @@ def html(findings: Findings, command: str = "", reload_seconds: int = 0) -> str:
         claim_lines(findings),
         findings.across,
         across_table(findings) if findings.across else None,
+        findings.scaling,
         (SCALING_NOTE, *scaling_table(findings)) if findings.scaling else None,
         missing_lines(findings),
         command,

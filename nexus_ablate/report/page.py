@@ -12,6 +12,7 @@ from nexus_ablate.comparison.curves import AXES
 from nexus_ablate.comparison.fairness import FAIL, PASS, STATUSES, UNKNOWN, WAIVED, WARN
 from nexus_ablate.comparison.findings import Across
 from nexus_ablate.comparison.result import Comparison
+from nexus_ablate.comparison.scaling import Scaling
 from nexus_ablate.comparison.verdict import BETTER, DIVERGED, EQUIVALENT, IDENTICAL, MEANINGS, UNSTABLE, WORSE
 from nexus_ablate.provenance import source_hash
 from nexus_ablate.report import plots
@@ -49,9 +50,10 @@ CLASSES = {
 
 
 def _texts(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    """A table of texts."""
+    """A table of texts; the first column names the rows."""
     head = "".join(f"<th class=text>{plain(name)}</th>" for name in heads)
-    cells = ("".join(_cell(name, cell, "text") for name, cell in zip(heads, row, strict=True)) for row in rows)
+    kinds = ["text arm", *["text"] * (len(heads) - 1)]
+    cells = ("".join(map(_cell, heads, row, kinds)) for row in rows)
     body = "".join(f"<tr>{row}</tr>" for row in cells)
     return f"<div class=scroll><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
 
@@ -62,7 +64,8 @@ def html(
     claim: Sequence[str] = (),
     across: Sequence[Across] = (),
     across_table: tuple[tuple[str, ...], list[tuple[str, ...]]] | None = None,
-    scaling: tuple[str, tuple[str, ...], list[tuple[str, ...]]] | None = None,
+    scaling: Sequence[Scaling] = (),
+    scaling_table: tuple[str, tuple[str, ...], list[tuple[str, ...]]] | None = None,
     missing: Sequence[str] = (),
     command: str = "",
     reload_seconds: int = 0,
@@ -75,7 +78,8 @@ def html(
         claim: The claim's outcome, then what it rests on.
         across: The arms over all strata.
         across_table: Heads and rows of the table of all strata.
-        scaling: Of a ladder: a note, heads and rows of the table of compute multipliers.
+        scaling: Of a ladder: the arms' compute multipliers.
+        scaling_table: A note, heads and rows of their table.
         missing: What has no result yet.
         command: The command that made the page, for its foot.
         reload_seconds: The page reloads itself this often; 0: never.
@@ -90,8 +94,9 @@ def html(
             "Does a difference hold in every stratum? Change: from the first to the last, paired by seed, descriptive."
         )
         head += _section("Strata", lead, _figure(plots.strata(strata, across), caption) + _texts(*across_table))
-    if scaling:
-        head += _section("Scaling", scaling[0], _texts(*scaling[1:]))
+    if scaling_table:
+        picture = _figure(plots.multipliers(scaling, across), "Compute multiplier by size with its interval.")
+        head += _section("Scaling", scaling_table[0], picture + _texts(*scaling_table[1:]))
     bodies = [
         (f"<h1>Stratum {plain(stratum)}</h1>" if stratum else "") + _body(comparison)
         for stratum, comparison in zip(strata, comparisons, strict=True)

@@ -13,14 +13,19 @@ from nexus_ablate.comparison.curves import spikes
 from nexus_ablate.comparison.findings import Across
 from nexus_ablate.comparison.load import Trained
 from nexus_ablate.comparison.result import Comparison, Secondary
+from nexus_ablate.comparison.scaling import Scaling
 from nexus_ablate.comparison.statistics import Array
 from nexus_ablate.console import middle
-from nexus_ablate.report.svg import LETTER, Frame, colour, hover, tick_text
+from nexus_ablate.report.svg import LETTER, Frame, colour, hover, plain, tick_text
 from nexus_ablate.report.table import bounds, compact, delta, direction, interval_of
 
 LINE_POINTS = 4000
 """Points of all lines of a picture together: a report of a thousand runs must still open."""
 NAME_LETTERS = 32
+NAMES_BESIDE = 184
+"""Units right of a plot for the names of its lines."""
+MOST_FACTOR = 64.0
+"""Compute multipliers beyond this, or below its inverse, are drawn at the edge."""
 BUDGETS = {"tokens": "training tokens", "flops": "training FLOPs", "seconds": "seconds of training"}
 
 
@@ -145,6 +150,41 @@ def strata(names: Sequence[str], across: Sequence[Across]) -> str:
         if row is not None and row.effect
     ]
     return intervals(bars, "difference to the baseline", 0.0, _farthest(bars), "differences by stratum with intervals")
+
+
+def multipliers(scaling: Sequence[Scaling], across: Sequence[Across]) -> str:
+    """Each arm's compute multiplier with its interval against the compute of the baseline, both logarithmic."""
+    numbers = {one.arm: i + 1 for i, one in enumerate(across)}
+    shown = [end for one in scaling for cell in one.multipliers for end in (cell.low, cell.mean, cell.high)]
+    shown = [end for end in shown if end is not None and math.isfinite(end)]
+    low, high = max(MOST_FACTOR**-1, min(shown, default=1.0)), min(MOST_FACTOR, max(shown, default=1.0))
+    compute = scaling[0].compute
+    ends = (math.log2(min(low, 0.9)), math.log2(max(high, 1.1)))
+    frame = Frame((compute[0] / 1.5, compute[-1] * 1.5), ends, height=340, right=NAMES_BESIDE, log_x=True)
+    frame.axes("training FLOPs of the baseline", "compute multiplier", y_ticks=False)
+    for power in range(math.ceil(frame.y_range[0]), math.floor(frame.y_range[1]) + 1):
+        at = frame.y(power)
+        frame.add("line", x1=frame.left, x2=frame.right, y1=at, y2=at, class_="zero" if power == 0 else "grid")
+        frame.words(frame.left - 6, at + 4, f"x{2.0**power:.4g}", "end")
+    placed: list[tuple[float, float, float]] = []
+    for i, one in enumerate(scaling):
+        stroke, shift = colour(numbers[one.arm]), 1.06 ** (i - (len(scaling) - 1) / 2)  # intervals side by side
+        heights = [_log2(cell.mean, low, high) for cell in one.multipliers]
+        frame.line([c * shift for c in compute], heights, stroke, "mean", f"{one.arm}: {one.outcome}")
+        for c, at, cell in zip(compute, heights, one.multipliers, strict=True):
+            ends = [_log2(end, low, high) for end in (cell.low, cell.high)]
+            text = f"{one.arm} at {tick_text(c, c)} FLOPs: x{cell.mean:.3g} [x{cell.low:.3g}, x{cell.high:.3g}]"
+            frame.line([c * shift] * 2, ends, stroke, "mean", text)
+            frame.dot(c * shift, at, stroke, 3.5, text)
+        name = _short(one.arm, int(NAMES_BESIDE / LETTER) - 1)
+        if at := _free(placed, 0, 1, frame.y(heights[-1]) + 4, frame.top + 12, frame.bottom):
+            placed.append((0, 1, at))
+            frame.add("text", plain(name), x=frame.right + 6, y=at, class_="over", style=f"fill:{stroke}")
+    return frame.svg("compute multipliers against compute")
+
+
+def _log2(factor: float | None, low: float, high: float) -> float:
+    return math.nan if factor is None or math.isnan(factor) else math.log2(min(max(factor, low), high))
 
 
 def slopes(comparison: Comparison) -> str:
