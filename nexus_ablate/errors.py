@@ -92,8 +92,8 @@ def described(error: BaseException) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """The nearest of `known` within two edits (three for long words), or ''."""
-    best, best_distance = "", 4 if len(word) > 8 else 3
+    """The nearest of `known` within one edit (two from five letters on, three from nine on), or ''."""
+    best, best_distance = "", 2 + (len(word) > 4) + (len(word) > 8)
     for candidate in known:
         if abs(len(word) - len(candidate)) >= best_distance:  # a word of 50,000 letters would take seconds
             continue
@@ -117,15 +117,18 @@ def edit_distance(a: str, b: str) -> int:
     return last[-1]
 
 
-def unknown(problem: str, word: str, known: Iterable[str], form: str = "{}", got: str = "") -> ConfigError:
+def unknown(
+    problem: str, word: str, known: Iterable[str], form: str = "{}", got: str = "", otherwise: str = ""
+) -> ConfigError:
     """The error for a name that does not exist, with the nearest one that does.
 
     Args:
         form: How the name is typed: `norm={}`.
         got: What was typed, if it wasn't the word itself.
+        otherwise: What to try if no name is near. Default: the names, or what they begin with if there are many.
     """
     known = sorted(known)
     near = word if word in known else did_you_mean(word, known)
     heads = sorted({name.split(".")[0] for name in known}) if len(known) > 30 else known
-    fix = form.format(near) if near else f"one of {', '.join(heads)}"
+    fix = form.format(near) if near else otherwise or f"one of {', '.join(heads)}"
     return ConfigError(problem, repr(word) if form == "{}" else form.format(got or word), fix)

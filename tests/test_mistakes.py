@@ -13,7 +13,7 @@ import pytest
 from written_runs import Writer
 
 from nexus_ablate.cli import main
-from nexus_ablate.cli.verb import all_verbs
+from nexus_ablate.cli.verb import all_verbs, verb_names
 from nexus_ablate.config.compose import compose
 
 
@@ -52,6 +52,9 @@ def answer(capsys, *words):
         "norm=${nope}",
         "-m seed=${nope}",
         "-m seed=0,${nope}",
+        "-m seed=range(0,3),5",
+        "-m hydra/launcher=nosuch seed=0,1",
+        "-m hydra/sweeper=nosuch seed=0,1",
         "-m norm=${nope}",
     ],
 )
@@ -98,15 +101,48 @@ def test_the_last_line_of_a_mistake_is_an_override_that_can_be_composed(typed, c
         ("qk_norm=true", "qk_norm=rms"),
         ("--steps 100", "nexus-ablate train.steps=100"),
         ("study=norms", "nexus-ablate study norms"),
+        ("plan nrms", "nexus-ablate study norms"),
+        ("plan elsewhere", "nexus-ablate list studies"),
         ("shwo", "nexus-ablate show"),
+        ("report", "nexus-ablate compare"),
+        ("study first_look --nope", "nexus-ablate study --help"),
+        ("list nrom", "nexus-ablate list norm"),
+        ("show nope", "nexus-ablate runs"),
+        ("data=book.txt", "data=files data.files=[book.txt]"),
+        ("dataset=./my/book.txt", "data=files data.files=[./my/book.txt]"),
+        ("data=roneneldan/TinyStories", "data=hub data.path=roneneldan/TinyStories"),
+        ("device=gpu", "train.device=cuda"),
+        ("-m device=gpu,cpu", "train.device=cuda,cpu"),
+        ("train.device=GPU", "train.device=cuda"),
+        ("train.precision=bfloat16", "train.precision=bf16"),
+        ("-m seed=range(0,3),5", "seed=0,1,2,5"),
+        ("-m hydra/launcher=bsic seed=0,1", "hydra/launcher=basic"),
     ],
 )
 def test_a_suggestion_goes_by_meaning(typed, override, capsys):
     assert answer(capsys, *shlex.split(typed))[2] == override
 
 
+@pytest.mark.parametrize("typed", ["optim=lion", "position=alibi+rope"])
+def test_a_word_that_resembles_nothing_is_answered_with_all_names(typed, capsys):
+    assert answer(capsys, typed)[2].startswith("one of ")
+
+
+@pytest.mark.parametrize("typed", ["qk_norm=true", "--norm rms", "norm:rms"])
+def test_an_error_repeats_what_was_typed(typed, capsys):
+    assert answer(capsys, *shlex.split(typed))[1] == typed
+
+
+def test_every_path_that_a_suggestion_makes_can_be_composed():
+    from nexus_ablate.config.overrides import synonyms
+
+    for group, forms in synonyms()["paths"].items():
+        for form in forms.values():
+            assert getattr(compose(form.format("owner/name").split()), group)
+
+
 def test_every_synonym_leads_to_a_key_or_an_option(capsys):
-    from nexus_ablate.config.overrides import option_names, synonyms, values_of_keys
+    from nexus_ablate.config.overrides import check_overrides, option_names, synonyms, values_of_keys
 
     keys = values_of_keys()
     for word, meant in synonyms()["keys"].items():
@@ -117,6 +153,12 @@ def test_every_synonym_leads_to_a_key_or_an_option(capsys):
     for group, words in synonyms()["options"].items():
         assert set(words.values()) <= option_names(group), group
         assert not words.keys() & option_names(group), group
+    for key, words in synonyms()["values"].items():
+        assert not words.keys() & set(keys[key]), key
+        for meant in words.values():
+            check_overrides([f"{key}={meant}"], sweeps=False)
+    for word, meant in synonyms()["verbs"].items():
+        assert meant.split()[0] in verb_names() and word not in verb_names(), word
 
 
 def test_a_study_file_that_is_missing_is_looked_for_beside_its_name(capsys, tmp_path, monkeypatch):

@@ -87,7 +87,7 @@ def test_another_option_takes_the_keys_of_the_one_before_away():
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ("nroms", "try: norms"),
+        ("nroms", "try: nexus-ablate study norms"),
         ("mine vary.norm=layer seed=1", "seeds=0,1,2"),
         ("mine vary.norm=layer desing=grid", "no key of this name"),
         ("mine vary.norm=layer design=gird", "try: design=grid"),

@@ -39,7 +39,13 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
     everything = options | {"measures": measures()}
     for name in words:
         if name not in everything:
-            raise errors.unknown("there is no group of this name", name, everything)
+            raise errors.unknown(
+                "there is no group of this name",
+                name,
+                everything,
+                "nexus-ablate list {}",
+                otherwise="nexus-ablate list",
+            )
     chosen = {name: everything[name] for name in words or options}
     if "json" in flags:
         json.dump(chosen, sys.stdout, indent=1)

@@ -100,8 +100,9 @@ class Verb:
                 words.append(argument)
                 continue
             if name not in flags:
-                self._refuse_override(argument.lstrip("-"), rest)
-                raise unknown(f"{self.name} has no flag of this name", name, [*flags, HELP_FLAG.name])
+                self._refuse_override(argument, rest)
+                problem, fix = f"{self.name} has no flag of this name", f"nexus-ablate {self.name} --help"
+                raise unknown(problem, name, [flag.name for flag in (*self.flags, HELP_FLAG)], otherwise=fix)
             flag = flags[name]
             name = flag.name
             if not flag.takes and equals:
@@ -124,7 +125,7 @@ class Verb:
             for at, word in enumerate(words):
                 if "=" not in word[1:] and word[:1] not in ("~", "+"):
                     self._refuse_override(word, words[at + 1 :])
-                    raise unknown(f"this is neither a verb nor {OVERRIDES}", word, verb_names(), "nexus-ablate {}")
+                    raise _unknown_verb(word)
         return words, values
 
     def _refuse_override(self, word: str, after: list[str]) -> None:
@@ -137,9 +138,19 @@ class Verb:
             return
         from nexus_ablate.config.overrides import respelled
 
-        if override := respelled(" ".join([word, *after[:2]])):
+        if override := respelled(" ".join([word.lstrip("-"), *after[:2]])):
             command = " ".join(filter(None, ("nexus-ablate", self.name.replace("train", ""), override)))
             raise ConfigError("an option is typed KEY=VALUE", " ".join([word, *after[:2]]), command)
+
+
+def _unknown_verb(word: str) -> ConfigError:
+    """The error for a word that is neither a verb nor an override."""
+    from nexus_ablate.config.overrides import synonyms
+
+    problem, form = f"this is neither a verb nor {OVERRIDES}", "nexus-ablate {}"
+    if meant := synonyms()["verbs"].get(word.lower()):
+        return ConfigError(problem, form.format(word), form.format(meant))
+    return unknown(problem, word, verb_names(), form, otherwise=form.format("--help"))
 
 
 def verb_names() -> list[str]:

@@ -70,7 +70,7 @@ def check_overrides(overrides: list[str], sweeps: bool) -> None:
             raise _unknown_key(name, values, chosen)
         parsed.append((name, values))
         if name in GROUPS:
-            chosen[name] = _check_choices(name, values)
+            chosen[name] = _check_choices(name, values, "" if override.is_sweep_override() else text.partition("=")[2])
             if name == "preset":
                 chosen |= {g: c for g, c in preset_choices(chosen[name]).items() if g not in dict(parsed)}
     for name, values in parsed:
@@ -98,7 +98,7 @@ def _values(override: Any, intervals: bool) -> list[Any]:
     Raises:
         ConfigError: A sweep that isn't a list of values, or has none or too many.
     """
-    from hydra.core.override_parser.types import Glob, IntervalSweep, QuotedString, RangeSweep
+    from hydra.core.override_parser.types import Glob, IntervalSweep, QuotedString, RangeSweep, Sweep
 
     if override.is_sweep_override():
         sweep, key = override.value(), override.key_or_group
@@ -117,13 +117,22 @@ def _values(override: Any, intervals: bool) -> list[Any]:
                 raise ConfigError(problem, override.input_line, f"{key}=range(0,5)")
             return list(override.sweep_iterator())
         raw = sweep.list
+        if any(isinstance(value, Sweep) for value in raw):
+            single = [v for sweep in raw for v in (sweep.range() if isinstance(sweep, RangeSweep) else [sweep])]
+            fix = f"{key}={','.join(show(value) for value in single[:5] if not isinstance(value, Sweep))}"
+            raise ConfigError("a list of values cannot contain another sweep", override.input_line, fix)
     else:
         raw = [override.value()]
     plain = lambda v: [plain(i) for i in v] if isinstance(v, list) else v.text if isinstance(v, QuotedString) else v  # noqa: E731
     return [plain(value) for value in raw]
 
 
-def _check_choices(group: str, values: list[Any]) -> list[str]:
+def _check_choices(group: str, values: list[Any], typed: str = "") -> list[str]:
+    """The options that the values name.
+
+    Args:
+        typed: The value as the user typed it, for the error: `true` is a boolean here.
+    """
     names = option_names(group)
     chosen = []
     for value in values:
@@ -134,7 +143,9 @@ def _check_choices(group: str, values: list[Any]) -> list[str]:
             meant = {_plain(word): name for word, name in synonyms()["options"].get(group, {}).items()}
             meant |= {_plain(known): known for known in names}
             problem, word = f"{group} has no option of this name", meant.get(_plain(name), name)
-            raise unknown(problem, word, names, f"{group}={{}}", name)
+            if word == name and (path := _meant_path(group, name)):
+                raise ConfigError(problem, f"{group}={name}", path)
+            raise unknown(problem, word, names, f"{group}={{}}", typed or name)
         chosen.append(name)
     return chosen
 
@@ -144,7 +155,7 @@ def _check_choices(group: str, values: list[Any]) -> list[str]:
 
 @cache
 def synonyms() -> dict[str, Any]:
-    """Names that other libraries and papers use for these keys and options."""
+    """Names that other libraries and papers use for these verbs, keys, values and options."""
     return load_yaml(conf_dir().joinpath("synonyms.yaml").read_text(encoding="utf-8"))
 
 
@@ -159,6 +170,21 @@ def _meant_key(name: str, known: Iterable[str]) -> str:
     return words.get(_plain(name)) or (owners[0] if len(owners) == 1 else words.get(_plain(last), ""))
 
 
+def _meant_path(group: str, value: str) -> str:
+    """The overrides for a value that looks like a file, or like `owner/name` on a hub; '' for any other value."""
+    forms = synonyms()["paths"].get(group)
+    if forms is None or not re.fullmatch(r"[\w./~@+-]+", value):
+        return ""
+    if re.search(r"\.[A-Za-z]\w*$", value) or value.startswith(("/", ".", "~")):
+        return forms["file"].format(value)
+    return forms["hub"].format(value) if value.count("/") == 1 else ""
+
+
+def _meant_word(key: str, value: Any) -> str:
+    """The value that another library's word means for a key; '' if there is none."""
+    return synonyms()["values"].get(key, {}).get(_plain(show(value)), "")
+
+
 def _unknown_key(name: str, values: list[Any], chosen: dict[str, list[str]]) -> ConfigError:
     """The error for a key that doesn't exist, with an override that works."""
     known, typed = _known_keys(chosen), ",".join(map(show, values))
@@ -170,6 +196,8 @@ def _unknown_key(name: str, values: list[Any], chosen: dict[str, list[str]]) -> 
 
 def _meant_value(key: str, constraint: Any, typed: str, values: list[Any]) -> str:
     """The value as typed if the key accepts it, else one that it accepts."""
+    if any(_meant_word(key, value) for value in values):
+        return ",".join(_meant_word(key, value) or show(value) for value in values)
     try:
         if constraint is None:
             _check_choices(key, values)
@@ -259,6 +287,8 @@ def _check_values(name: str, values: list[Any], chosen: dict[str, list[str]]) ->
             raise unknown(f"{option} has no key of this name", name, keys, f"{{}}={','.join(map(show, values))}")
         raise _unknown_key(name, values, chosen)
     for value in values:
+        if word := _meant_word(name, value):
+            raise ConfigError(f"{name} has another name for this value", f"{name}={show(value)}", f"{name}={word}")
         if known[name] is not None and not (isinstance(value, str) and "${" in value):
             known[name].accept(name, value)
 

@@ -23,7 +23,7 @@ from nexus_ablate.config.overrides import check_overrides, searches
 from nexus_ablate.config.resolve import from_values, precision_on
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.console import SHORTEST_NAME, grid, middle, open_console
-from nexus_ablate.errors import ConfigError, UserError
+from nexus_ablate.errors import ConfigError, UserError, unknown
 from nexus_ablate.execution.launcher import open_hydra, require, require_sweeper
 from nexus_ablate.execution.ranking import RANKING, ranked
 from nexus_ablate.execution.status import nearer
@@ -71,6 +71,7 @@ def multirun(overrides: list[str]) -> int:
     _ROWS.clear()
     with open_hydra() as (hydra, scratch):
         try:
+            _check_plugins(overrides, hydra.config_loader)
             combinations = _combinations(overrides, hydra.config_loader)
             _try_out(combinations)
             train = compose_values(combinations[0])["train"]
@@ -99,6 +100,18 @@ def multirun(overrides: list[str]) -> int:
             raise ConfigError(str(error).splitlines()[0], " ".join(overrides), "nexus-ablate train --help") from error
     _summary(results)
     return next((r["status"] for r in results if r["status"] != errors.OK), errors.OK)
+
+
+def _check_plugins(overrides: list[str], loader: Any) -> None:
+    """Raises:
+    ConfigError: A launcher or sweeper that isn't installed.
+    """
+    for text in overrides:
+        group, _, name = text.partition("=")
+        if group in ("hydra/launcher", "hydra/sweeper"):
+            options = loader.get_group_options(group)
+            if name not in options:
+                raise unknown("Hydra has no installed plugin of this name", name, options, f"{group}={{}}")
 
 
 class Row(dict[str, Any]):

@@ -40,7 +40,7 @@ def run_at(word: str, verb: str) -> Path:
         raise ConfigError(f"{verb} takes one run", got, fix)
     is_id = _ID.fullmatch(word)
     if not is_id and word != LAST:
-        raise UserError(f"{word} is not a run", "no such directory", "nexus-ablate runs lists them with their ids")
+        raise UserError(f"{word} is not a run", "no such directory", "nexus-ablate runs")
     runs = find_runs([DEFAULT]) if DEFAULT.is_dir() else []
     matches = [run for run in runs if word in (LAST, id_of(run))] or [r for r in runs if id_of(r).startswith(word)]
     ids = sorted({id_of(run) for run in matches})
@@ -49,4 +49,4 @@ def run_at(word: str, verb: str) -> Path:
     if matches:  # two experiments can have the same run
         return max(matches, key=lambda run: os.lstat(run / "status.json").st_mtime)
     got = f"{word}, among {len(runs)} runs in {DEFAULT}/"
-    raise ConfigError("there is no such run", got, "nexus-ablate runs lists them; or give the run's directory")
+    raise ConfigError("there is no such run", got, "nexus-ablate runs")

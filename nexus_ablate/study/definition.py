@@ -235,8 +235,7 @@ def _definition(source: str, overriding: dict[str, Any], factors: dict[str, list
     elif source and os.path.isfile(stored):
         values = stored_definition(read_study(stored.parent) or {})
     else:
-        error = unknown_study(source, runs_dir)
-        raise ConfigError(error.problem, error.got, f"{error.fix}, or make one: vary.norm=layer,rms")
+        raise unknown_study(source, runs_dir, "nexus-ablate study {}")
     values["factors"] = (values.get("factors") or {}) | factors
     if isinstance(endpoints := values.get("endpoints"), dict) and overriding.keys() & {"endpoint", "delta_min"}:
         first = next(iter(endpoints))  # endpoint= and delta_min= on the command line are about the primary one
@@ -246,10 +245,14 @@ def _definition(source: str, overriding: dict[str, Any], factors: dict[str, list
     return define(values | overriding)
 
 
-def unknown_study(name: str, runs_dir: Path) -> ConfigError:
+def unknown_study(name: str, runs_dir: Path, form: str = "{}") -> ConfigError:
     """The error for a study that is neither shipped nor launched; suggests the nearest name."""
     known = [*shipped_studies(), *(path.parent.name for path in runs_dir.glob("*/study.yaml"))]
-    return unknown("there is no study of this name", name, known)
+    if strata := [study for study in known if study.startswith(f"{name}@")]:
+        return ConfigError("each stratum is a study of its own", name, f"one of {', '.join(sorted(strata))}")
+    near = did_you_mean(name, known)
+    fix = form.format(near) if near else "nexus-ablate list studies"
+    return ConfigError("there is no study of this name", name, fix)
 
 
 def shipped_studies() -> dict[str, Path]:

@@ -183,7 +183,7 @@ def choose_device(requested: str):
     try:
         device = torch.device(requested)
     except RuntimeError as error:
-        raise ConfigError("train.device is not a device", requested, "auto, cpu, cuda, cuda:1 or mps") from error
+        raise ConfigError("train.device is not a device", requested, "train.device=auto") from error
     available = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
     if (device.index or 0) >= available.get(device.type, 0):
         raise ConfigError("train.device is not on this machine", requested, "train.device=auto")
