@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
@@ -78,14 +79,37 @@ def grid(
 
 
 def short_names(names: Iterable[str], width: int) -> dict[str, str]:
-    """Each name in at most `width` letters, `…` in its middle. Different names stay different."""
-    short = {name: middle(name, width) for name in dict.fromkeys(names)}
-    counts = Counter(short.values())
-    for number, name in enumerate(short, 1):
-        if counts[short[name]] > 1:
-            ending = f"~{number}"
-            short[name] = middle(name, width - len(ending)) + ending
+    """Each name in at most `width` letters, `…` in its middle. Different names stay different.
+
+    Names that would look alike lose the overrides that others have too instead, and are numbered if that isn't enough.
+    """
+    parts = {name: name.split(",") for name in dict.fromkeys(names)}
+    common = Counter(part for values in parts.values() for part in set(values))
+    short = {name: middle(name, width) for name in parts}
+    for name in _alike(short):
+        short[name] = middle(_without_common(parts[name], common, width), width)
+    numbers = {name: number for number, name in enumerate(short, 1)}
+    for name in _alike(short):
+        ending = f"~{numbers[name]}"
+        short[name] = middle(name, width - len(ending)) + ending
     return short
+
+
+def _alike(short: dict[str, str]) -> list[str]:
+    counts = Counter(short.values())
+    return [name for name, text in short.items() if counts[text] > 1]
+
+
+def _without_common(parts: list[str], common: Counter[str], width: int) -> str:
+    """The overrides of a name, `…` for those that others have too, as many as must go."""
+    kept: list[str | None] = list(parts)
+    text = ",".join(parts)
+    for index in sorted(range(len(parts)), key=lambda i: -common[parts[i]]):
+        if len(text) <= width or common[parts[index]] < 2:
+            break
+        kept[index] = None
+        text = re.sub(r"(^|,)0(,0)*(,|$)", "…", ",".join("0" if part is None else part for part in kept))
+    return text
 
 
 def middle(text: str, width: int) -> str:

@@ -31,6 +31,7 @@ from nexus_ablate.measure.evaluation.streaming import streamed
 from nexus_ablate.measure.probe import probe
 from nexus_ablate.model import build_model
 from nexus_ablate.runs import read_run
+from nexus_ablate.runs.lookup import id_of
 from nexus_ablate.training.evaluation import evaluate, restore
 from nexus_ablate.training.session import train
 
@@ -578,6 +579,13 @@ def test_evaluate_writes_each_answer_under_its_name_and_does_none_twice(finished
     assert {name: summary[name] for name in before} == before
     monkeypatch.setattr(EVALUATION, "build", lambda option: pytest.fail("done a second time"))
     assert main(["evaluate", str(finished), "--evals", "quantization"]) == 0
+
+
+@pytest.mark.parametrize("word", ["last", "id"])
+def test_a_run_is_evaluated_by_its_id_or_as_the_last(finished, monkeypatch, capsys, word):
+    monkeypatch.chdir(finished.parents[3])
+    assert main(["evaluate", word if word == "last" else id_of(finished), "--evals", "quantization"]) == 0
+    assert "quantization" in (read_run(finished).summary or {})
 
 
 def test_a_run_is_evaluated_on_its_own_device_and_elsewhere_if_this_machine_has_none(finished, monkeypatch):

@@ -323,11 +323,11 @@ def test_a_mirror_does_not_change_a_run(tiny_run, tmp_path, monkeypatch):
 
 
 def test_a_short_run_has_eight_validations_and_a_trial_has_few(tiny_run):
-    for steps, expected in ((88, [11 * n for n in range(1, 9)]), (20, [10, 20])):
+    for steps, expected in ((176, [22 * n for n in range(1, 9)]), (30, [20, 30])):
         outcome = train(compose(tiny_run(f"train.steps={steps}", "train.eval_every=auto", "probe=off")))
         rows = read_jsonl(outcome.path / "metrics.jsonl")
         assert [row["step"] for row in rows if "val/loss" in row and row["step"]] == expected
-    assert [compose([]).train.validates_every(steps) for steps in (0, 400, 800, 100_000)] == [10, 50, 100, 100]
+    assert [compose([]).train.validates_every(steps) for steps in (0, 400, 800, 100_000)] == [20, 50, 100, 100]
 
 
 def test_budget_in_tokens_or_flops_is_the_same_run_length(tiny_run):

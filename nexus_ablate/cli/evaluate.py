@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from nexus_ablate import errors
@@ -24,6 +23,7 @@ VERB = Verb(
     (
         ("evaluate runs/scratch/baseline/s0-1a2b3c4d", "all evaluations of one run"),
         ("evaluate runs/norms --evals extrapolation,quantization", "two, of every finished run below"),
+        ("evaluate last", "of the run that changed last"),
         ("evaluate runs/norms --evals streaming:kept:8", "one with another value; the result has this name"),
     ),
     (
@@ -47,12 +47,13 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
     names = flags.get("evals") or list(option_files("evaluation"))
 
     from nexus_ablate.console import open_console
-    from nexus_ablate.runs import find_runs, read_run
+    from nexus_ablate.runs import read_run
+    from nexus_ablate.runs.lookup import runs_at
     from nexus_ablate.track import refresh
     from nexus_ablate.training.display import table
     from nexus_ablate.training.evaluation import evaluate
 
-    paths = find_runs(Path(word) for word in words)
+    paths = runs_at(words, "evaluate")
     if not paths:
         raise errors.ConfigError("there is no run here", " ".join(words), "name a run directory or a folder of runs")
     console = open_console()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Any
 
 from nexus_ablate import errors
@@ -34,13 +33,14 @@ def run(dirs: list[str], flags: dict[str, Any]) -> int:
     from rich.table import Table
 
     from nexus_ablate.console import open_console
-    from nexus_ablate.runs import find_runs, read_run
+    from nexus_ablate.runs import read_run
+    from nexus_ablate.runs.lookup import runs_at
     from nexus_ablate.runs.ownership import LIVE
     from nexus_ablate.track import sync
     from nexus_ablate.track.account import require_key
 
     require_key()
-    paths = find_runs(Path(d) for d in dirs)
+    paths = runs_at(dirs, "sync")
     if not paths:
         raise errors.ConfigError("there is no run here", " ".join(dirs), "name a run directory or a folder of runs")
     table = Table(box=None, pad_edge=False, header_style="dim")

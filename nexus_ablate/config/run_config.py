@@ -83,7 +83,7 @@ class TrainConfig:
         "of matrix products; weights stay float32; auto: bf16 on GPUs that multiply in it, else fp32",
     )
     eval_every: Any = key(
-        "auto | int [1, 1e9]", "steps between validations; auto: an eighth of the run, at least 10 and at most 100"
+        "auto | int [1, 1e9]", "steps between validations; auto: an eighth of the run, at least 20 and at most 100"
     )
     eval_tokens: int = key(
         "int [1, 1e12]", "validation tokens, spread over the validation set; the same ones each time"
@@ -115,9 +115,9 @@ class TrainConfig:
     def validates_every(self, steps: int) -> int:
         """The meaning of `eval_every` in a run of so many steps.
 
-        A validation takes as long as ten steps of the default run, so a trial of twenty steps has only two.
+        A validation takes as long as ten steps of the default run, so a trial of forty steps has only two.
         """
-        return max(10, min(100, steps // 8)) if self.eval_every == "auto" else self.eval_every
+        return max(20, min(100, steps // 8)) if self.eval_every == "auto" else self.eval_every
 
 
 @dataclass

@@ -20,6 +20,17 @@ def id_of(path: Path) -> str:
     return path.name.partition("-")[2]
 
 
+def runs_at(words: list[str], verb: str) -> list[Path]:
+    """The runs that words name: those in each directory, a run by its id, or `last`.
+
+    Raises:
+        UserError: As in `run_at`, or a directory that can't be read.
+    """
+    return find_runs(
+        [run_at(w, verb) if w == LAST or (_ID.fullmatch(w) and not Path(w).exists()) else Path(w) for w in words]
+    )
+
+
 def run_at(word: str, verb: str) -> Path:
     """The directory of the run that a word names.
 
