@@ -210,6 +210,31 @@ def test_a_vague_name_would_be_found(line):
     assert vague_names(line)
 
 
+def shared_class_names(sources: dict[str, str]) -> dict[str, list[str]]:
+    """Classes of one name in several modules."""
+    owners: dict[str, list[str]] = {}
+    for module, source in sources.items():
+        for node in ast.parse(source).body:
+            if isinstance(node, ast.ClassDef):
+                owners.setdefault(node.name, []).append(module.removeprefix("nexus_ablate."))
+    return {name: modules for name, modules in owners.items() if len(modules) > 1}
+
+
+def test_a_class_has_a_name_of_its_own():
+    assert shared_class_names(package_sources()) == {
+        "Comparison": ["api", "comparison.result"],  # the public form, with frames and figures
+        "RunRecord": ["api", "runs.record"],
+        "Additive": ["axes.attention", "axes.gate"],  # an option of each axis
+        "AdamW": ["kernels.adamw", "optimizers"],  # the fast form, and the option
+    }
+
+
+def test_a_second_class_of_a_name_would_be_found():
+    sources = package_sources()
+    sources["nexus_ablate.study.plan"] += "\nclass Verdict: ...\n"
+    assert shared_class_names(sources)["Verdict"] == ["comparison.verdict", "study.plan"]
+
+
 def test_no_module_is_called_after_nothing():
     assert not {p.stem for p in MODULES} & {"utils", "util", "helpers", "common", "misc"}
 

@@ -15,7 +15,7 @@ import pytest
 from nexus_ablate import errors
 from nexus_ablate.cli import doctor_checks, main
 from nexus_ablate.cli.doctor_checks import (
-    Check,
+    MachineCheck,
     checks,
     compiler,
     device,
@@ -169,7 +169,7 @@ def cluster(tools, parameters="preempt_send_user_signal", accounting=True):
     tools("scontrol", f"echo 'PreemptMode             = REQUEUE'; echo 'SlurmctldParameters     = {parameters}'")
 
 
-def by_name(found) -> dict[str, Check]:
+def by_name(found) -> dict[str, MachineCheck]:
     return {check.name: check for check in found}
 
 

@@ -141,7 +141,7 @@ def test_the_runs_of_a_multirun_have_a_group_on_wandb_and_those_of_an_experiment
 def test_rows_survive_what_launchers_do_to_them():
     import pickle
 
-    from nexus_ablate.execution.multirun import Row
+    from nexus_ablate.execution.multirun import RunRow
 
-    assert float(pickle.loads(pickle.dumps(Row(val_loss=1.5)))) == 1.5
-    assert json.dumps(float(Row(why="diverged"))) == "Infinity"
+    assert float(pickle.loads(pickle.dumps(RunRow(val_loss=1.5)))) == 1.5
+    assert json.dumps(float(RunRow(why="diverged"))) == "Infinity"

@@ -54,15 +54,15 @@ class Stopped(Exception):
 
 def stop_after(monkeypatch, step, error=Stopped):
     """Let training stop after a step: as a crash (an exception between two steps), before it is saved."""
-    advance = Trainer._advance
+    advance = Trainer.advance
 
     def stopping(self):
         if self.progress.step == step:
             raise error(f"stopped at {step}")
         return advance(self)
 
-    monkeypatch.setattr(Trainer, "_advance", stopping)
-    return lambda: monkeypatch.setattr(Trainer, "_advance", advance)
+    monkeypatch.setattr(Trainer, "advance", stopping)
+    return lambda: monkeypatch.setattr(Trainer, "advance", advance)
 
 
 def test_a_run_ends_finished_with_every_key_of_the_contract(tiny_run):
@@ -280,7 +280,7 @@ def test_a_signal_saves_the_step_and_the_run_goes_on_later(tiny_run, tmp_path, m
         signal.signal(getattr(signal, name), signal.SIG_DFL)
     whole = run(tiny_run())
     overrides = tiny_run(f"runs_dir={tmp_path / 'other'}", "train.checkpoint_every=1000")
-    advance = Trainer._advance
+    advance = Trainer.advance
 
     def signalled(self):
         if self.progress.step == 8:
@@ -288,11 +288,11 @@ def test_a_signal_saves_the_step_and_the_run_goes_on_later(tiny_run, tmp_path, m
             os.kill(os.getpid(), getattr(signal, name))  # doubled
         return advance(self)
 
-    monkeypatch.setattr(Trainer, "_advance", signalled)
+    monkeypatch.setattr(Trainer, "advance", signalled)
     with pytest.raises(Preempted, match=f"{name}; saved at step 9") as stopped:
         run(overrides)
     assert stopped.value.status == 75
-    monkeypatch.setattr(Trainer, "_advance", advance)
+    monkeypatch.setattr(Trainer, "advance", advance)
     path = next((tmp_path / "other").rglob("status.json")).parent
     assert read_run(path).state == "preempted"
     resumed = run(overrides)

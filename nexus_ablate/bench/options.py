@@ -22,7 +22,7 @@ PASSES = ("forward", "backward", "both")
 
 
 @dataclass(frozen=True)
-class Cost:
+class OptionCost:
     """The cost of one option in one place.
 
     Attributes:
@@ -65,7 +65,7 @@ class Bench:
     precision: str
     product_rate: float
     copy_rate: float
-    costs: list[Cost]
+    costs: list[OptionCost]
     time_share: dict[str, float | None]
     flop_share: dict[str, float | None]
 
@@ -187,11 +187,11 @@ def _timed(
     return times
 
 
-def _cost(key: tuple[str, str, str], taken: Any, counts: dict[Any, Traffic], baseline: str, rates: Any) -> Cost:
+def _cost(key: tuple[str, str, str], taken: Any, counts: dict[Any, Traffic], baseline: str, rates: Any) -> OptionCost:
     option, place, mode = key
     traffic = counts.get(key)
     base = taken[baseline, place, mode]
-    return Cost(
+    return OptionCost(
         option=option,
         place=place,
         mode=mode,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nexus_ablate.bench.options import Bench, Cost
+from nexus_ablate.bench.options import Bench, OptionCost
 from nexus_ablate.report.run_picture import save_figure
 
 
@@ -57,6 +57,6 @@ def described(bench: Bench) -> str:
     return f"{shape}, {bench.precision}, {bench.device}, {bench.threads} thread{'s' * (bench.threads > 1)}"
 
 
-def _ratio(cost: Cost) -> str:
+def _ratio(cost: OptionCost) -> str:
     ratio = cost.ratio["both"]
     return f"{ratio.median:.2f} ({ratio.low:.2f}-{ratio.high:.2f})"

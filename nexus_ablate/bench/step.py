@@ -271,7 +271,7 @@ def _measured(trainer: Trainer, seconds: float) -> StepCost:
         flops_per_step=flops,
         product_rate=rate,
         matrix_share=flops / step.median / rate,
-        peak_memory_bytes=trainer._peak_memory(),
+        peak_memory_bytes=trainer.peak_memory(),
         parts=profiled(trainer, step.median),
     )
 
@@ -284,7 +284,7 @@ def profiled(trainer: Trainer, step_seconds: float) -> dict[str, float]:
     with profile(activities=[ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU]) as profiler:
         start = clock.now()
         for _ in range(PROFILED_STEPS):
-            trainer._advance()
+            trainer.advance()
         clock.wait()
         whole = clock.now() - start
     seconds_by_part: dict[str, float] = dict.fromkeys((*KINDS, "autograd, views, the rest"), 0.0)

@@ -34,9 +34,9 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
     if len(words) > 1 or any("=" in word for word in words):
         raise errors.ConfigError("doctor takes one directory", " ".join(words), "nexus-ablate doctor runs")
 
-    from nexus_ablate.cli.doctor_checks import Check, checks
+    from nexus_ablate.cli.doctor_checks import MachineCheck, checks
 
-    results: list[Check] = []
+    results: list[MachineCheck] = []
     console = None
     if "json" not in flags:
         from rich.console import Console

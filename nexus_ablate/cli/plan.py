@@ -14,7 +14,7 @@ from nexus_ablate.errors import printable
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from nexus_ablate.study.plan import Plan
+    from nexus_ablate.study.plan import StudyPlan
 
 VERB = Verb(
     "plan",
@@ -60,7 +60,7 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
     return errors.OK
 
 
-def show(plan: Plan, console: Console, full: bool = False) -> None:
+def show(plan: StudyPlan, console: Console, full: bool = False) -> None:
     """Print the plan; `full`: with the arms' whole names."""
     from rich.markup import escape
 
@@ -108,7 +108,7 @@ def show(plan: Plan, console: Console, full: bool = False) -> None:
     )
 
 
-def _arms(plan: Plan, width: int):
+def _arms(plan: StudyPlan, width: int):
     from nexus_ablate.execution.status import duration
 
     rows = []

@@ -279,7 +279,7 @@ def starts_from_weights(run: Trained) -> bool:
 def _copies(arm: Arm) -> str:
     """Runs of an arm with different seeds but the same initial values or the same batches.
 
-    Runs that start from a checkpoint begin with the same numbers: there only the batches tell seeds apart.
+    Runs that start from a checkpoint begin with the same numbers: there only the batches distinguish seeds.
     """
     met: dict[object, int] = {}
     for seed, run in arm.runs.items():

@@ -35,7 +35,7 @@ EXACT = 1e-9
 
 
 @dataclass
-class Table:
+class ResultTable:
     """The results of the runs, arms x seeds, the baseline first.
 
     Attributes:
@@ -101,7 +101,7 @@ class Judgement:
     undecided: list[str] = field(default_factory=list)
 
 
-def table_of(arms: list[Arm], unfair: list[list[str]], plan: Plan) -> Table:
+def table_of(arms: list[Arm], unfair: list[list[str]], plan: Plan) -> ResultTable:
     """The table of some arms, the baseline first."""
     base = arms[0]
     seeds = (
@@ -112,7 +112,7 @@ def table_of(arms: list[Arm], unfair: list[list[str]], plan: Plan) -> Table:
     for row, lost in enumerate(failed):
         losses[row][[seed in lost for seed in seeds]] = np.nan
     shared = [shared_difference(arm, base, plan.endpoint) for arm in arms]
-    return Table(
+    return ResultTable(
         names=[arm.name for arm in arms],
         seeds=seeds,
         losses=losses,
@@ -154,11 +154,11 @@ def judge_losses(losses: Array, plan: Plan) -> Judgement:
     names = ["baseline", *(f"arm {i}" for i in range(1, arms))]
     failed: list[dict[int, str]] = [{} for _ in range(arms)]
     begun: list[set[int]] = [set() for _ in range(arms)]
-    table = Table(names, list(range(seeds)), losses, ended, failed, same, empty, begun, [None] * arms)
+    table = ResultTable(names, list(range(seeds)), losses, ended, failed, same, empty, begun, [None] * arms)
     return judge_table(table, plan)
 
 
-def judge_table(table: Table, plan: Plan) -> Judgement:
+def judge_table(table: ResultTable, plan: Plan) -> Judgement:
     """The judgement over all seeds, or look by look as far as the looks are complete."""
     if not plan.looks:
         return _at(table, plan, len(table.seeds), LEVEL * plan.share, plan.family)
@@ -190,7 +190,7 @@ def judge_table(table: Table, plan: Plan) -> Judgement:
 
 
 def _at(
-    table: Table, plan: Plan, seeds: int, level: float, family: int = 0, margin: tuple[float, str] | None = None
+    table: ResultTable, plan: Plan, seeds: int, level: float, family: int = 0, margin: tuple[float, str] | None = None
 ) -> Judgement:
     """The judgement over the first `seeds` seeds, at some level."""
     losses, ended, counted = table.losses[:, :seeds], table.ended[:, :seeds], table.seeds[:seeds]

@@ -36,7 +36,7 @@ _FRACTION = re.compile(r"^\s*(\d{1,18})\s*/\s*(\d{1,18})\s*$")
 
 
 @dataclass(frozen=True)
-class Interval:
+class NumberInterval:
     """An interval of numbers of one kind, with each end included (`[`, `]`) or excluded (`(`, `)`)."""
 
     kind: str
@@ -103,12 +103,12 @@ class Constraint:
 
 
 @cache
-def parse_interval(text: str) -> Interval | None:
+def parse_interval(text: str) -> NumberInterval | None:
     match = _INTERVAL.match(text)
     if not match:
         return None
     kind, left, low, high, right = match.groups()
-    return Interval(kind, float(low), float(high), left == "[", right == "]")
+    return NumberInterval(kind, float(low), float(high), left == "[", right == "]")
 
 
 def _accept(alternative: str, value: object, boolean: bool) -> tuple[bool, object]:
@@ -137,7 +137,7 @@ def _accept(alternative: str, value: object, boolean: bool) -> tuple[bool, objec
     return True, float(value)
 
 
-def _accept_ratio(interval: Interval, value: object) -> tuple[bool, object]:
+def _accept_ratio(interval: NumberInterval, value: object) -> tuple[bool, object]:
     if isinstance(value, str):
         match = _FRACTION.match(value)
         if not match or int(match[2]) == 0:

@@ -17,7 +17,7 @@ from nexus_ablate.errors import ConfigError
 from nexus_ablate.execution.cluster_job import REQUEUES, Task
 from nexus_ablate.execution.cluster_queue import FOLDER, Queue
 from nexus_ablate.execution.launch import SETTLED_STATUS
-from nexus_ablate.execution.progress import Progress
+from nexus_ablate.execution.progress import StudyProgress
 from nexus_ablate.execution.queue import mark_failed
 from nexus_ablate.masking import mask
 from nexus_ablate.provenance import git_state, source_hash
@@ -114,7 +114,7 @@ def _submit_missing(
     further = next_look(runs, comparison) if comparison else []
     queue = Queue(request.directory)
     write_record(study, request.directory, amend, source_hash())
-    progress = Progress(study, request.directory)
+    progress = StudyProgress(study, request.directory)
     if by_other_code:
         progress.say(by_other_code)
     waiting, queued, status = [], 0, errors.OK
@@ -142,7 +142,7 @@ def _submit_missing(
 
 
 def _say_looks(
-    runs: Runs, comparison: Comparison | None, further: list[Job], has_live_jobs: bool, progress: Progress
+    runs: Runs, comparison: Comparison | None, further: list[Job], has_live_jobs: bool, progress: StudyProgress
 ) -> None:
     if further:
         progress.say(title(runs, further))

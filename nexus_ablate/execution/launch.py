@@ -10,7 +10,7 @@ from pathlib import Path
 from nexus_ablate import errors
 from nexus_ablate.data import prepare
 from nexus_ablate.execution.launcher import Launcher
-from nexus_ablate.execution.progress import Progress
+from nexus_ablate.execution.progress import StudyProgress
 from nexus_ablate.execution.queue import run_queue
 from nexus_ablate.execution.worker import Answer
 from nexus_ablate.provenance import source_hash
@@ -60,7 +60,7 @@ def launch(
         for option, context in runs.data():
             prepare(option, context=context)  # once, before starting workers and before writing anything
     write_record(study, request.directory, amend, source_hash())
-    progress = Progress(study, request.directory)
+    progress = StudyProgress(study, request.directory)
     if by_other_code:
         progress.say(by_other_code)
     statuses: dict[Path, int] = {}
@@ -89,7 +89,7 @@ def launch(
     return next((status for status in statuses.values() if status != errors.OK), errors.OK)
 
 
-def _run_looks(runs: Runs, run: Callable[[list[Job]], str], progress: Progress, statuses: dict[Path, int]) -> str:
+def _run_looks(runs: Runs, run: Callable[[list[Job]], str], progress: StudyProgress, statuses: dict[Path, int]) -> str:
     """Judge after each look and run the next one until every arm is decided. Returns the stop signal, or ''."""
     run(ended_later(runs))
     judged = 0
@@ -112,7 +112,7 @@ def _run(
     request: Request,
     workers: int | str,
     retry_failed: bool,
-    progress: Progress,
+    progress: StudyProgress,
     statuses: dict[Path, int],
     limit: float,
     launcher: Launcher | None,

@@ -93,7 +93,7 @@ class Launcher:
         """
         overrides = [tuple(anywhere(job)) for job in jobs]
         runs = {text: (job.arm, job.path.absolute()) for text, job in zip(overrides, jobs, strict=True)}
-        task = Task(runs, self.name, source_hash(), os.environ.get(PLUGINS, ""))
+        task = LauncherTask(runs, self.name, source_hash(), os.environ.get(PLUGINS, ""))
         returned: list[Any] = []
         with stops_at_signals() as stopped, self._created(task) as launcher:
             try:
@@ -158,7 +158,7 @@ def open_hydra() -> Iterator[tuple[Hydra, str]]:
 
 
 @dataclass(frozen=True)
-class Task:
+class LauncherTask:
     """The work of a launcher's job; launchers pickle it.
 
     Attributes:

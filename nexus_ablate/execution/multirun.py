@@ -114,25 +114,25 @@ def _check_plugins(overrides: list[str], loader: Any) -> None:
                 raise unknown("Hydra has no installed plugin of this name", name, options, f"{group}={{}}")
 
 
-class Row(dict[str, Any]):
+class RunRow(dict[str, Any]):
     """A run's row of the result table. As a number it is the validation loss, which a searching sweeper minimizes."""
 
     def __float__(self) -> float:
         return float(self.get("val_loss", math.inf))
 
 
-_ROWS: list[Row] = []
+_ROWS: list[RunRow] = []
 """The rows of this multirun's runs that were started by this process."""
 
 
-def job(composed: Any) -> Row:
+def job(composed: Any) -> RunRow:
     """One run of a multirun, in the process that the launcher chose. Returns its row; a failure doesn't stop others."""
     row = _trained(composed)
     _ROWS.append(row)
     return row
 
 
-def _trained(composed: Any) -> Row:
+def _trained(composed: Any) -> RunRow:
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import OmegaConf
 
@@ -148,7 +148,7 @@ def _trained(composed: Any) -> Row:
         path = path_of(config)
     except UserError as error:
         print(error, file=sys.stderr)
-        return Row(_refused(overrides, error))
+        return RunRow(_refused(overrides, error))
     name = _name_of_job(overrides, config.seed)
     print(name, file=sys.stderr, flush=True)
     order = Order(
@@ -159,7 +159,7 @@ def _trained(composed: Any) -> Row:
         source=os.environ.get(SOURCE, ""),
     )
     answer = train_in_job(order, path.name.partition("-")[2]) if in_job() else APART.train(order, path)
-    row = Row(_row(config, overrides, answer.path or path) | {"status": answer.status, "why": answer.reason})
+    row = RunRow(_row(config, overrides, answer.path or path) | {"status": answer.status, "why": answer.reason})
     end = f"val loss {row['val_loss']:.4f}" if "val_loss" in row else answer.reason
     print(f"{name}  {errors.printable(end)}", file=sys.stderr, flush=True)
     return row

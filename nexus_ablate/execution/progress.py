@@ -24,7 +24,7 @@ REFRESH_SECONDS = 0.5
 STATES = {errors.OK: "finished", errors.DIVERGED: "diverged", errors.PREEMPTED: "preempted", errors.ALIVE: "elsewhere"}
 
 
-class Progress:
+class StudyProgress:
     """Writes to standard error.
 
     Args:

@@ -139,16 +139,9 @@ def run_queue(
                         stop.obeyed = bool(stop.signal_name)
                         return stop.signal_name
                     waiting, elsewhere, last_round = elsewhere, waiting, True
-                for number, worker in enumerate(workers):
-                    if not waiting or worker.job:
-                        continue
-                    if not worker.process.is_alive():
-                        worker = workers[number] = Worker.of_study(number, where, log_dir)
-                    began(waiting[0])
-                    worker.give(waiting.popleft(), where)
-                for worker in workers:
-                    if worker.job:
-                        worker.keep_time(limit)
+                _give_jobs(waiting, workers, where, log_dir, began)
+                for worker in busy:
+                    worker.keep_time(limit)
                 for worker in _reported(workers):
                     job, answer = _answer(worker, bool(stop.signal_name))
                     if answer.status == errors.ALIVE and not last_round:
@@ -157,12 +150,30 @@ def run_queue(
                         ended(job, answer)
                 tick()
         finally:
-            for worker in workers:
-                worker.pipe.close()  # an idle worker leaves
-                if worker.job:
-                    worker.process.terminate()
-            for worker in workers:
-                worker.process.join()
+            _end(workers)
+
+
+def _give_jobs(
+    waiting: deque[Job], workers: list[Worker], where: Places, log_dir: Path, began: Callable[[Job], None]
+) -> None:
+    """Give a job to each idle worker, and replace those that have died."""
+    for number, worker in enumerate(workers):
+        if not waiting or worker.job:
+            continue
+        if not worker.process.is_alive():
+            worker = workers[number] = Worker.of_study(number, where, log_dir)
+        began(waiting[0])
+        worker.give(waiting.popleft(), where)
+
+
+def _end(workers: list[Worker]) -> None:
+    """Stop every worker and wait for its process."""
+    for worker in workers:
+        worker.pipe.close()  # an idle worker leaves
+        if worker.job:
+            worker.process.terminate()
+    for worker in workers:
+        worker.process.join()
 
 
 def _reported(workers: list[Worker]) -> list[Worker]:

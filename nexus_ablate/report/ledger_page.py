@@ -24,7 +24,7 @@ The words are those of [studies](studies.md#claims). This page is written by `py
 """
 
 
-class Claim(Protocol):
+class LedgerClaim(Protocol):
     """What the page says of a claim that may not be published yet: `nexus_ablate.study.definition.Definition`."""
 
     @property
@@ -35,7 +35,7 @@ class Claim(Protocol):
     def cost(self) -> str: ...
 
 
-def page(claims: Mapping[str, Claim], entries: Mapping[str, dict[str, Any]]) -> str:
+def page(claims: Mapping[str, LedgerClaim], entries: Mapping[str, dict[str, Any]]) -> str:
     """The page: a table of all claims, then each published one with its differences.
 
     Args:

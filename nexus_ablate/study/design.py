@@ -26,7 +26,7 @@ BASELINE = "baseline"
 
 
 @dataclass(frozen=True)
-class Arm:
+class StudyArm:
     """One configuration of a study.
 
     Attributes:
@@ -59,12 +59,12 @@ class Study:
     """A definition with its arms; `baseline` is not among `arms`."""
 
     definition: Definition
-    baseline: Arm
-    arms: list[Arm]
+    baseline: StudyArm
+    arms: list[StudyArm]
     equal: list[LeftOut]
     refused: list[LeftOut]
 
-    def arm(self, words: str) -> Arm:
+    def arm(self, words: str) -> StudyArm:
         """The arm of this name or with these overrides.
 
         Raises:
@@ -76,7 +76,7 @@ class Study:
         raise unknown("the study has no such arm", words, [label(arm.requested) for arm in self.arms])
 
     @property
-    def all_arms(self) -> list[Arm]:
+    def all_arms(self) -> list[StudyArm]:
         return [self.baseline, *self.arms]
 
 
@@ -107,7 +107,7 @@ def expand(
         # What `auto` means on this machine holds for the whole study, whichever machine resumes it.
         pinned = f"train.precision={base.train.precision}"
         definition = replace(definition, baseline=merged([*definition.baseline, pinned]))
-    baseline = Arm(BASELINE, [], [], base)
+    baseline = StudyArm(BASELINE, [], [], base)
     study = Study(definition, baseline, [], [], [])
     names = {science_key(base): BASELINE}
 
@@ -175,7 +175,7 @@ def _matched(
     config: RunConfig,
     launch: Sequence[str],
     solved_before: dict[str, dict[str, Any]],
-) -> Arm:
+) -> StudyArm:
     base = study.baseline.config
     notes = [note for note in config.resolved.notes if note not in base.resolved.notes]
     also = [note for note in notes if " also changes " in note]
@@ -186,7 +186,7 @@ def _matched(
             overrides = [*requested, *match["solved"]]
             config = compose_arm(study.definition, overrides, launch)
     name = study.definition.names.get(" ".join(requested)) or arm_name(differences(config, base))
-    return Arm(name, requested, overrides, config, also, match)
+    return StudyArm(name, requested, overrides, config, also, match)
 
 
 def label(overrides: list[str]) -> str:

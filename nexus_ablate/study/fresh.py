@@ -23,7 +23,7 @@ from nexus_ablate.study.definition import (
     stored_definition,
     unknown_study,
 )
-from nexus_ablate.study.design import Arm
+from nexus_ablate.study.design import StudyArm
 from nexus_ablate.study.jobs import Runs
 from nexus_ablate.study.overrides import key_of, merged
 from nexus_ablate.study.record import expanded, write_record
@@ -145,7 +145,7 @@ def confirmation(request: Request, names: Sequence[str], number: int | None) -> 
     return Request(replace(definition, confirms=study.name), request.launch, request.runs_dir, solved)
 
 
-def _at_best(runs: Runs, arm: Arm) -> list[str]:
+def _at_best(runs: Runs, arm: StudyArm) -> list[str]:
     """An arm's requested overrides, with its best learning rate if it was tuned."""
     study = runs.study.definition
     if not study.lr_grid:
@@ -157,7 +157,7 @@ def _at_best(runs: Runs, arm: Arm) -> list[str]:
     return merged([*arm.requested, f"optim.lr={show(rate)}"])
 
 
-def _claimed(study: str, arms: dict[str, Arm], comparison: Comparison) -> list[str]:
+def _claimed(study: str, arms: dict[str, StudyArm], comparison: Comparison) -> list[str]:
     """The arms with a claim, in the order of the study."""
     from nexus_ablate.comparison.verdict import BETTER, EQUIVALENT, WORSE
 

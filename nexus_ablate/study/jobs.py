@@ -33,7 +33,7 @@ from nexus_ablate.runs import (
     run_path,
 )
 from nexus_ablate.study.definition import Request
-from nexus_ablate.study.design import Arm, Study
+from nexus_ablate.study.design import Study, StudyArm
 from nexus_ablate.study.overrides import merged
 from nexus_ablate.training.session import code_for, identity_of
 
@@ -113,12 +113,12 @@ class Runs:
         definition = self.study.definition
         return self.deciding(self.study.all_arms, definition.seeds[len(definition.first_seeds) :])
 
-    def deciding(self, arms: Sequence[Arm], seeds: Sequence[int]) -> list[Job]:
+    def deciding(self, arms: Sequence[StudyArm], seeds: Sequence[int]) -> list[Job]:
         """The runs that a verdict is based on. With a learning-rate grid: each arm at its best rate, once known."""
         rates = {arm.name: self.best_rate(arm) for arm in arms if self._tuning_losses(arm) is not None}
         return [self._job(arm, seed, rates[arm.name]) for seed in seeds for arm in arms if arm.name in rates]
 
-    def best_rate(self, arm: Arm) -> float | None:
+    def best_rate(self, arm: StudyArm) -> float | None:
         """The rate with the lowest mean validation loss over the tuning seeds; None until all of them have ended.
 
         Rates at which a run diverged are excluded.
@@ -127,7 +127,7 @@ class Runs:
         best = min(means, key=lambda lr: means[lr], default=None)
         return best if best is not None and math.isfinite(means[best]) else None
 
-    def _tuning_losses(self, arm: Arm) -> dict[float, float] | None:
+    def _tuning_losses(self, arm: StudyArm) -> dict[float, float] | None:
         """The mean validation loss per rate of the grid, infinite if a run diverged; None until all runs have ended."""
         definition = self.study.definition
         means = {}
@@ -139,7 +139,7 @@ class Runs:
             means[lr] = math.fsum(ends) / len(ends)
         return means
 
-    def _job(self, arm: Arm, seed: int, lr: float | None = None) -> Job:
+    def _job(self, arm: StudyArm, seed: int, lr: float | None = None) -> Job:
         definition = self.study.definition
         config, name, extra = arm.config, arm.name, []
         if lr is not None and lr != config.schedule.lr:

@@ -11,7 +11,7 @@ from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.measure.regime import Regime, regime_of
 from nexus_ablate.runs import read_run
 from nexus_ablate.study.cost import Cost, cost_of, measured_speed, seconds_of, text_tokens
-from nexus_ablate.study.design import Arm, Study
+from nexus_ablate.study.design import Study, StudyArm
 from nexus_ablate.study.jobs import Job, Runs
 from nexus_ablate.study.looks import ended_later
 from nexus_ablate.study.match import FAIL_SHARE, UNITS, WARN_SHARE
@@ -32,7 +32,7 @@ class ArmPlan:
         recorded: The speed was measured in finished runs of this arm, not estimated.
     """
 
-    arm: Arm
+    arm: StudyArm
     cost: Cost
     params_share: float
     flops_share: float
@@ -41,7 +41,7 @@ class ArmPlan:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class PlanCheck:
     """One line of the fairness header: level (PASS, WARN or FAIL), condition and reason."""
 
     level: str
@@ -50,7 +50,7 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Plan:
+class StudyPlan:
     """A study's costs.
 
     Attributes:
@@ -68,13 +68,13 @@ class Plan:
     tuned_runs: int
     seconds: float | None
     where: Places
-    fairness: list[Verdict]
+    fairness: list[PlanCheck]
     regime: Regime
     later_runs: int = 0
     later_seconds: float | None = 0.0
 
 
-def make_plan(study: Study, runs: Runs, where: Places) -> Plan:
+def make_plan(study: Study, runs: Runs, where: Places) -> StudyPlan:
     """Count runs and costs, and measure a speed if none is recorded. Writes nothing."""
     jobs = [*runs.claims, *runs.tuning]
     costs = {arm.name: cost_of(arm.config) for arm in study.all_arms}
@@ -114,13 +114,13 @@ def make_plan(study: Study, runs: Runs, where: Places) -> Plan:
         arm.name: regime_of(arm.config, costs[arm.name].params, costs[arm.name].steps, text) for arm in study.all_arms
     }
     lines = [*fairness(study, costs), *_idle(study, regimes), *_code(jobs)]
-    return Plan(study, arms, states, len(jobs), tuned, total, where, lines, regimes[study.baseline.name], *more)
+    return StudyPlan(study, arms, states, len(jobs), tuned, total, where, lines, regimes[study.baseline.name], *more)
 
 
-def _idle(study: Study, regimes: dict[str, Regime]) -> list[Verdict]:
+def _idle(study: Study, regimes: dict[str, Regime]) -> list[PlanCheck]:
     """A WARN for each knob that cannot matter in this budget, above all one that the study varies."""
     base = regimes[study.baseline.name]
-    lines = [Verdict("WARN", "regime", why) for why in base.warnings()]
+    lines = [PlanCheck("WARN", "regime", why) for why in base.warnings()]
     config = study.baseline.config
     varied = [
         arm.name
@@ -130,17 +130,17 @@ def _idle(study: Study, regimes: dict[str, Regime]) -> list[Verdict]:
     strongest = min((regimes[name] for name in (*varied, study.baseline.name)), key=lambda regime: regime.decay_steps)
     if varied and not strongest.decay_matters:
         why = f"{', '.join(varied)}: even at the strongest decay {strongest.idle_decay}"
-        lines.append(Verdict("WARN", "weight decay is varied", why))
+        lines.append(PlanCheck("WARN", "weight decay is varied", why))
     return lines
 
 
-def _code(jobs: list[Job]) -> list[Verdict]:
+def _code(jobs: list[Job]) -> list[PlanCheck]:
     """A FAIL if other code has finished runs of the study, which prevents a launch."""
     finished = [(job, run) for job, run in by_other_code(jobs) if run.has_result]
     if not finished:
         return []
     why = f"{len(finished)} runs were finished by other code ({files_of(finished)}); --retrain trains them again"
-    return [Verdict("FAIL", "code", why)]
+    return [PlanCheck("FAIL", "code", why)]
 
 
 def recorded_speed(jobs: list[Job]) -> float | None:
@@ -150,7 +150,7 @@ def recorded_speed(jobs: list[Job]) -> float | None:
     return math.fsum(speeds) / len(speeds) if speeds else None
 
 
-def fairness(study: Study, costs: dict[str, Cost]) -> list[Verdict]:
+def fairness(study: Study, costs: dict[str, Cost]) -> list[PlanCheck]:
     """The lines of a comparison's fairness header that are known before anything runs."""
     definition, base = study.definition, study.baseline
     lines = [
@@ -165,29 +165,31 @@ def fairness(study: Study, costs: dict[str, Cost]) -> list[Verdict]:
     tokens = {name: cost.tokens for name, cost in costs.items()}
     lines.append(_mismatch("tokens", tokens, base.name, declared=definition.match != "seconds"))
     if not definition.lr_grid:
-        lines.append(Verdict("WARN", "learning rate", f"{show(base.config.schedule.lr)} for every arm, not tuned"))
+        lines.append(PlanCheck("WARN", "learning rate", f"{show(base.config.schedule.lr)} for every arm, not tuned"))
     else:
         few = len(definition.lr_grid) < GRID_POINTS
         size = f"{len(definition.lr_grid)} rates x {len(definition.tuning_seeds)} seeds"
         why = f"{size} for every arm, other seeds than the claims'"
         lines.append(
-            Verdict("WARN" if few else "PASS", "learning rate", why + (f"; {GRID_POINTS} rates advised" if few else ""))
+            PlanCheck(
+                "WARN" if few else "PASS", "learning rate", why + (f"; {GRID_POINTS} rates advised" if few else "")
+            )
         )
     few = len(definition.seeds) < CLAIM_SEEDS
     why = f"{len(definition.seeds)} seeds, every arm with each"
     if definition.looks:
         why = f"{definition.looks[0]} for every arm, then up to {definition.looks[-1]} for those that are undecided"
-    lines.append(Verdict("WARN" if few else "PASS", "seeds", why + ("; preliminary, a claim needs 5" if few else "")))
+    lines.append(PlanCheck("WARN" if few else "PASS", "seeds", why + ("; preliminary, a claim needs 5" if few else "")))
     return lines
 
 
-def _same(study: Study, condition: str, facts, why: str) -> Verdict:
+def _same(study: Study, condition: str, facts, why: str) -> PlanCheck:
     wanted = facts(study.baseline.config)
     others = [arm.name for arm in study.arms if facts(arm.config) != wanted]
     return (
-        Verdict("FAIL", condition, f"differs from the baseline: {', '.join(others)}")
+        PlanCheck("FAIL", condition, f"differs from the baseline: {', '.join(others)}")
         if others
-        else Verdict("PASS", condition, why)
+        else PlanCheck("PASS", condition, why)
     )
 
 
@@ -209,11 +211,13 @@ def _machine(config: RunConfig) -> object:
     return config.train.precision, config.train.device
 
 
-def _mismatch(kind: str, amounts: Mapping[str, float], baseline: str, declared: bool) -> Verdict:
+def _mismatch(kind: str, amounts: Mapping[str, float], baseline: str, declared: bool) -> PlanCheck:
     """The largest mismatch; FAIL only if a match was declared."""
     shares = {name: amount / amounts[baseline] - 1 for name, amount in amounts.items()}
     worst = max(shares, key=lambda name: abs(shares[name]))
     share = abs(shares[worst])
     level = "PASS" if share <= WARN_SHARE else "FAIL" if declared and share > FAIL_SHARE else "WARN"
     why = "equal" if share == 0 else f"{shares[worst]:+.2%} at most, in {worst}"
-    return Verdict(level, UNITS[kind], why + ("" if declared or level == "PASS" else f"; match={kind} would remove it"))
+    return PlanCheck(
+        level, UNITS[kind], why + ("" if declared or level == "PASS" else f"; match={kind} would remove it")
+    )

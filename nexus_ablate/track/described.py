@@ -18,7 +18,7 @@ MAX_TAG, MAX_NAME = 64, 128  # characters; W&B refuses a run with longer ones
 
 
 @dataclass(frozen=True)
-class Place:
+class WandbPlace:
     """A run's place on W&B. The entity None is the account's default."""
 
     id: str
@@ -30,17 +30,17 @@ class Place:
         atomic_write_json(run_dir / PLACE_FILE, vars(self))
 
 
-def kept_place(run_dir: Path) -> Place | None:
+def kept_place(run_dir: Path) -> WandbPlace | None:
     """Where the run was sent before; None if it never was.
 
     Raises:
         UserError: The file is damaged.
     """
     values = read_document(run_dir / PLACE_FILE, PLACE)
-    return None if values is None else Place(values["id"], values["project"], values.get("entity"))
+    return None if values is None else WandbPlace(values["id"], values["project"], values.get("entity"))
 
 
-def place_of(run_dir: Path, option: Option, project: str | None = None, entity: str | None = None) -> Place:
+def place_of(run_dir: Path, option: Option, project: str | None = None, entity: str | None = None) -> WandbPlace:
     """Where a run goes: to the given project, else where it was before, else to the project of its `tracker` option.
 
     The id is made once per destination. It is random, because equal runs of two people are two runs.
@@ -48,7 +48,7 @@ def place_of(run_dir: Path, option: Option, project: str | None = None, entity: 
     kept = kept_place(run_dir)
     chosen = option.keys.get("entity", "none")
     default = option.keys.get("project", option_files("tracker")["wandb"].keys["project"].default)
-    place = Place(
+    place = WandbPlace(
         id=secrets.token_hex(8),
         project=project or (kept.project if kept else str(default)),
         entity=entity or (kept.entity if kept else None if chosen == "none" else str(chosen)),
@@ -62,7 +62,9 @@ def config_of(record: RunRecord) -> dict[str, Any]:
     return {"study": record.study, "arm": record.arm, "seed": record.seed, **(record.config or {}), **flat}
 
 
-def settings_of(record: RunRecord, place: Place, mode: str, root: Path, init: float, finish: float) -> dict[str, Any]:
+def settings_of(
+    record: RunRecord, place: WandbPlace, mode: str, root: Path, init: float, finish: float
+) -> dict[str, Any]:
     """Arguments of `wandb.Settings`.
 
     Args:

@@ -13,7 +13,7 @@ from nexus_ablate.measure.measures import BITS, NATS, measure_of
 from nexus_ablate.report.run_picture import HEAT_MAPS, heat_map, heat_values
 from nexus_ablate.runs import SETTLED, read_jsonl
 from nexus_ablate.runs.record import parse_row, read_lines
-from nexus_ablate.track.described import Place
+from nexus_ablate.track.described import WandbPlace
 
 X_AXIS = "tokens"
 BLOCK_TABLE = "probes/by_block"
@@ -35,7 +35,9 @@ class Upload:
         config: The run's config on W&B.
     """
 
-    def __init__(self, run_dir: Path, place: Place, settings: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+    def __init__(
+        self, run_dir: Path, place: WandbPlace, settings: Mapping[str, Any], config: Mapping[str, Any]
+    ) -> None:
         place.write(run_dir)
         self._run = begin(settings, config)
         self._run_dir = run_dir

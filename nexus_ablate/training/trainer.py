@@ -137,12 +137,12 @@ class Trainer:
 
     def step_and_record(self) -> None:
         """Take one optimizer step, and record the measurements that are due after it."""
-        self._advance()
+        self.advance()
         step = self.progress.step
         if step % self.config.train.log_every == 0 or self._validates_at(step) or self._probes_at(step):
             self._record()
 
-    def _advance(self) -> None:
+    def advance(self) -> None:
         progress = self.progress
         batch = self.batches.batch(progress.step)
         self.step.take(progress.step, batch, watched=self.full_probe and self._probes_at(progress.step + 1))
@@ -214,7 +214,7 @@ class Trainer:
             "lr": self.step.lr,
             "grad_norm/global": self.seen.norm,
             "tokens_per_second": round(speed, 1),
-            "peak_memory_bytes": self._peak_memory(),
+            "peak_memory_bytes": self.peak_memory(),
             "batch_hash": progress.batch_hash,
         }
         norms = dict(zip(self.step.parts, self.seen.norms, strict=True))
@@ -334,7 +334,7 @@ class Trainer:
             "seconds": progress.seconds,
             **{f"seconds_{activity}": seconds for activity, seconds in progress.aside.items()},
             "tokens_per_second": progress.step * self.tokens_per_step / progress.seconds,
-            "peak_memory_bytes": self._peak_memory(),
+            "peak_memory_bytes": self.peak_memory(),
             "compiled": self.step.compiled,
             **(compiled_programs() if self.step.compiled else {"programs": 0, "graph_breaks": 0}),
             "batch_hash": progress.batch_hash,
@@ -370,7 +370,7 @@ class Trainer:
         """Tokens per second over the whole run so far."""
         return self.progress.step * self.tokens_per_step / max(self._seconds(), 1e-9)
 
-    def _peak_memory(self) -> int:
+    def peak_memory(self) -> int:
         """Peak memory so far in bytes: allocated by training on the GPU, or resident on the CPU."""
         return self._peak.bytes()
 
