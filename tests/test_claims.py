@@ -20,9 +20,10 @@ from nexus_ablate.comparison.judge import judge_losses
 from nexus_ablate.comparison.load import Plan
 from nexus_ablate.comparison.result import compare
 from nexus_ablate.comparison.verdict import BETTER, DIFFERENT, EQUIVALENT, HIGHER, LOWER, WORSE
+from nexus_ablate.study import plan
 from nexus_ablate.study.definition import define, read_request, strata_of
 from nexus_ablate.study.question import needed
-from nexus_ablate.study.record import expanded
+from nexus_ablate.study.record import expanded, write_record
 
 KURTOSIS, SINK, SPEED = "act/resid/kurtosis_token", "attn/sink_rate", "tokens_per_second"
 NOISE = (0.0, 0.01, -0.01, 0.005, -0.004)
@@ -415,6 +416,44 @@ def test_a_claim_is_preliminary_until_five_seeds_of_each_arm_are_trained(tmp_pat
     next((tmp_path / "study").glob("norm=layer/s4-*/status.json")).unlink()
     assert main(["compare", str(tmp_path / "study")]) == 0
     assert capsys.readouterr().out.startswith("preliminary: SUPPORTED: c")
+
+
+SETTING = ["model.n_layers=1", "model.d_model=16", "model.n_heads=2", "model.context=8", "train.steps=2"]
+
+
+def asked_elsewhere(tmp_path: Path, *setting: str) -> list[str]:
+    """The words of a study whose claim expects something of `norm=dyt`, in a setting of its own."""
+    values = {"question": "q", "claim": "c", "arms": ["norm=layer", "norm=dyt"], "name": "mine"}
+    expects = [{"arm": arm, "val_loss": "lower"} for arm in values["arms"]]
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(values | {"expects": expects}))
+    return [str(tmp_path / "mine.yaml"), *SETTING, f"runs_dir={tmp_path / 'runs'}", *setting]
+
+
+@pytest.mark.parametrize(
+    ("setting", "why"),
+    [
+        ("param=completep", "is refused in this setting: param=completep cannot have embed_scale=learned"),
+        ("norm=dyt", "is the baseline in this setting"),
+    ],
+)
+def test_a_claim_about_what_is_no_arm_in_another_setting_is_not_shown(tmp_path, capsys, monkeypatch, setting, why):
+    monkeypatch.setattr(plan, "measured_speed", lambda config, threads: None)
+    words = asked_elsewhere(tmp_path, setting)
+    assert main(["plan", *words]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "claim cannot be shown in this setting, where these are no arms: norm=dyt" in shown
+
+    request = read_request(words)
+    write_record(expanded(request), request.directory)
+    again = read_request(["mine", *words[-2:-1]])
+    write_record(expanded(again), again.directory)  # raises if the stored study read as another one
+    writer = Writer(tmp_path / "runs", "mine")
+    for seed in range(5):
+        for overrides, loss in (((), 2.0), (("norm=layer",), 1.5 + seed / 1000)):
+            writer.run(*overrides, seed=seed, loss=loss)
+    claim = findings(writer.root / "mine").claim
+    assert claim is not None and claim.outcome == NOT_SHOWN and f"norm=dyt {why}" in claim.sentence
+    assert [one.outcome for one in claim.results] == [SUPPORTED, NOT_SHOWN]
 
 
 def test_one_expectation_that_is_not_shown_leaves_the_claim_not_shown(tmp_path):

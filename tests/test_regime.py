@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from written_runs import Writer
 
 from nexus_ablate.cli import main
 from nexus_ablate.config.compose import compose
@@ -80,3 +81,63 @@ def test_plan_states_the_regime_and_warns_where_a_varied_knob_cannot_matter(text
     assert "weight decay is varied" not in shown
     shown = planned(capsys, *text, "vary.norm=layer", "train.steps=100")
     assert "weight decay is varied" not in shown and "WARN regime: the run is 0.03 of the decay timescale" in shown
+
+
+def compared(capsys, tmp_path, *arms, **summary):
+    writer = Writer(tmp_path)
+    for overrides in ((), *arms):
+        for seed in range(2):
+            writer.run(*overrides, seed=seed, loss=2.0 + seed / 100, summary={"params": 6400, **summary})
+    writer.plan(*arms, seeds=[0, 1])
+    page = tmp_path / "a.html"
+    assert main(["compare", str(tmp_path / "study"), "--html", str(page)]) == 0
+    return " ".join(capsys.readouterr().out.split()), page.read_text()
+
+
+def test_compare_states_the_regime_that_plan_states(tmp_path, capsys):
+    shown, page = compared(capsys, tmp_path, ("norm=layer",), train_tokens=1280)
+    line = "regime: 2 tokens per parameter, 10 epochs; decay timescale 1/(lr x weight_decay) 3,333 steps, the run 400"
+    warnings = [
+        "WARN regime: the run is 0.12 of the decay timescale: weight decay can hardly matter (from 0.2 on)",
+        "WARN regime: the run reads the text 10 times: it measures memorization too (from 4 on)",
+    ]
+    for expected in (line, *warnings):
+        assert expected in shown and expected in page
+    assert f"<p class='warn'>{warnings[0]}</p>" in page and "weight decay is varied" not in shown
+
+
+def test_compare_warns_where_a_varied_knob_could_not_matter(tmp_path, capsys):
+    shown, _ = compared(capsys, tmp_path, ("weight_decay=0",), ("weight_decay=0.01",))
+    assert "epochs unknown" in shown, "older runs did not record the text's tokens"
+    assert "WARN weight decay is varied: weight_decay=0, weight_decay=0.01: even at the strongest decay" in shown
+    shown, _ = compared(capsys, tmp_path / "more", ("weight_decay=0",), ("weight_decay=0.5",))
+    assert "weight decay is varied" not in shown
+
+
+def test_each_stratum_has_its_own_regime(tmp_path, capsys):
+    for stratum, params in (("small", 6400), ("large", 12800)):
+        writer = Writer(tmp_path, f"deep@{stratum}")
+        for overrides in ((), ("norm=layer",)):
+            for seed in range(2):
+                writer.run(*overrides, seed=seed, summary={"params": params})
+        writer.plan(("norm=layer",), seeds=[0, 1], stratum=stratum, of="deep")
+    assert main(["compare", str(tmp_path / "deep")]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "regime: 2 tokens per parameter" in shown and "regime: 1 tokens per parameter" in shown
+
+
+def test_a_run_records_the_tokens_of_its_text(text, capsys, tmp_path):
+    quiet = ("train.eval_tokens=64", "tracker=files", "probe=off", "runs_dir=runs", "experiment=mine")
+    for norm in ("rms", "layer"):
+        assert main([*SMALL, *text, "train.steps=225", *quiet, f"norm={norm}"]) == 0
+    capsys.readouterr()
+    assert main(["compare", "runs/mine"]) == 0
+    assert "2 epochs; decay timescale" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_table_made_elsewhere_has_no_regime(tmp_path, capsys):
+    rows = [f"{arm},{seed},{loss},1000" for arm, loss in (("baseline", 2), ("b", 3)) for seed in range(3)]
+    (tmp_path / "runs.csv").write_text("\n".join(["arm,seed,val_loss,tokens", *rows]))
+    assert main(["judge", str(tmp_path / "runs.csv")]) == 0
+    shown = capsys.readouterr().out
+    assert "regime" not in shown and "tokens per parameter" not in shown

@@ -82,6 +82,9 @@ def show(plan: StudyPlan, console: Console, full: bool = False) -> None:
         )
     for left in plan.study.refused:
         console.print(f"[red]refused[/red]  {escape(printable(label(left.requested)))}: {escape(printable(left.why))}")
+    if lacking := plan.study.unshowable:
+        why = f"cannot be shown in this setting, where these are no arms: {', '.join(lacking)}"
+        console.print(f"[yellow]claim[/yellow]    {escape(printable(why))}")
     console.print()
     console.print(f"[dim]regime[/dim]  {plan.regime}")
     for verdict in plan.fairness:

@@ -137,7 +137,7 @@ def _result(comparison: Comparison, expectation: Expectation) -> Result:
     seeds = None
     index = next((i for i, arm in enumerate(comparison.arms) if i and arm.name == expectation.arm), None)
     if index is None:
-        outcome, sentence, label = NOT_SHOWN, "has no result", expectation.arm
+        outcome, sentence, label = NOT_SHOWN, _why_absent(comparison, expectation.arm), expectation.arm
     else:
         label = comparison.rows[index].arm
         endpoint, margin, cell = _cell(comparison, expectation.endpoint, index)
@@ -148,6 +148,13 @@ def _result(comparison: Comparison, expectation: Expectation) -> Result:
             outcome, sentence = _measured(expectation.expected, endpoint, cell.effect, cell.verdict, margin)
         seeds = cell.seeds_to_decide if outcome == NOT_SHOWN else None
     return Result(comparison.plan.stratum, label, expectation.endpoint, expectation.expected, outcome, sentence, seeds)
+
+
+def _why_absent(comparison: Comparison, arm: str) -> str:
+    """Why an arm has no row."""
+    if arm in (reasons := dict(comparison.plan.refused)):
+        return f"is refused in this setting: {reasons[arm]}"
+    return "is the baseline in this setting" if arm in dict(comparison.plan.equal) else "has no result"
 
 
 def _cell(comparison: Comparison, name: str, index: int) -> tuple[Endpoint, float, Row | SecondaryRow]:

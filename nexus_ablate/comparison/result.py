@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from nexus_ablate.comparison.arms import Arm, gather
+from nexus_ablate.comparison.budget import regime_lines
 from nexus_ablate.comparison.curves import AXES
 from nexus_ablate.comparison.differences import consequences, differing
 from nexus_ablate.comparison.endpoint import Endpoint
@@ -137,6 +138,7 @@ class Comparison:
         tuning_runs: Runs that chose learning rates.
         shared_runs: Runs at the study's learning rate of arms that are judged at their own.
         arms: The arms behind the rows, in the same order, for the curves.
+        regime: The baseline's regime, then what it rules out, one line each.
         plan: The study.yaml behind it.
     """
 
@@ -164,6 +166,7 @@ class Comparison:
     amendments: list[str]
     equal: list[tuple[str, str]]
     refused: list[tuple[str, str]]
+    regime: list[str]
     arms: list[Arm] = field(repr=False, default_factory=list)
     plan: Plan = field(repr=False, default_factory=lambda: Plan(""))
 
@@ -251,6 +254,7 @@ def compared(arms: list[Arm], plan: Plan, excluded: list[Excluded], conditions: 
         amendments=list(plan.amendments),
         equal=list(plan.equal),
         refused=list(plan.refused),
+        regime=[] if plan.listed else regime_lines(arms),
         arms=arms,
         plan=plan,
     )

@@ -124,6 +124,7 @@ SECTIONS: dict[str, tuple[Measure, ...]] = {
         Measure("params_non_embedding", "", "parameters without tables of tokens and positions", SUMMARY),
         Measure("flops_per_token", "FLOPs", "training FLOPs per token", SUMMARY),
         Measure("steps", "steps", "optimizer steps taken", SUMMARY),
+        Measure("train_tokens", "tokens", "training tokens that the text has", SUMMARY),
         Measure("seconds_{task}", "s", "time for activities other than training steps", SUMMARY),
         Measure("device", "text", "the device that computed", SUMMARY),
         Measure("processor", "text", "the CPU that computed", SUMMARY, only="train.device=cpu"),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from nexus_ablate.config.grammar import factors_by_role
 from nexus_ablate.config.roles import BLOCKS
@@ -20,7 +22,7 @@ class Regime:
     """Counts that say what a run can show.
 
     Attributes:
-        text_tokens: Training tokens of the text; None if it has not been tokenized here.
+        text_tokens: Training tokens of the text; None if it has not been tokenized here, or the run didn't record them.
         decay_steps: 1 / (lr x weight_decay), or 1 / weight_decay where it is independent of the rate: the steps over
             which AdamW averages its updates into the weights (Wang & Aitchison 2024, arXiv:2405.13698), for the matrix
             of a block that decays fastest; infinite without weight decay.
@@ -38,7 +40,9 @@ class Regime:
         return self.tokens / self.text_tokens if self.text_tokens else None
 
     def __str__(self) -> str:
-        epochs = "epochs unknown until the text is tokenized" if self.epochs is None else f"{self.epochs:.2g} epochs"
+        epochs = "epochs unknown (the text's tokens are not counted)"
+        if self.epochs is not None:
+            epochs = f"{self.epochs:.2g} epochs"
         decay = "no weight decay"
         if math.isfinite(self.decay_steps):
             decay = f"decay timescale 1/(lr x weight_decay) {self.decay_steps:,.0f} steps, the run {self.steps:,}"
@@ -72,10 +76,22 @@ def regime_of(config: RunConfig, params: int, steps: int, text_tokens: int | Non
         params: All parameters.
         steps: Optimizer steps.
     """
-    schedule, by_role = config.schedule, factors_by_role(config.schedule.groups)
-    coupled = schedule.decay_mode == "coupled"
+    tokens = steps * config.resolved.tokens_per_step
+    return regime_from(config.weight_decay, config.optim.keys, params, tokens, steps, text_tokens)
+
+
+def regime_from(
+    weight_decay: float, optim: Mapping[str, Any], params: int, tokens: int, steps: int, text_tokens: int | None
+) -> Regime:
+    """The regime of a run whose configuration is plain values; `optim` has the keys of the optimizer."""
+    by_role, coupled = factors_by_role(optim["groups"]), optim["decay_mode"] == "coupled"
     factors = [by_role.get(role, {}) for role in BLOCKS]
     strongest = max(own.get("weight_decay", 1.0) * (own.get("lr", 1.0) if coupled else 1.0) for own in factors)
-    pull = config.weight_decay * strongest * (schedule.lr if coupled else 1.0)
-    tokens = steps * config.resolved.tokens_per_step
+    pull = weight_decay * strongest * (optim["lr"] if coupled else 1.0)
     return Regime(params, tokens, steps, text_tokens, 1 / pull if pull else math.inf)
+
+
+def too_short_to_vary_decay(baseline: Regime, varied: Sequence[Regime]) -> str:
+    """Why no difference between arms that vary weight decay can be large; '' where the strongest decay can matter."""
+    strongest = min((*varied, baseline), key=lambda regime: regime.decay_steps)
+    return "" if strongest.decay_matters else f"even at the strongest decay {strongest.idle_decay}"

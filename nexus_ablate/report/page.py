@@ -154,7 +154,10 @@ def _opening(comparison: Comparison) -> str:
     """Question, answer, conditions, table and intervals."""
     heading = "h2" if comparison.plan.claim else "h1"
     head = f"<{heading}>{plain(title(comparison))}</{heading}><p class='answer'>{plain(answer(comparison))}</p>"
-    head += "".join(f"<p class='muted'>{plain(line)}</p>" for line in basis(comparison))
+    head += "".join(
+        f"<p class='{CLASSES[WARN] if line.startswith(WARN) else 'muted'}'>{plain(line)}</p>"
+        for line in basis(comparison)
+    )
     head += f"<p class='muted'>fairness: {_counts(comparison)}</p>"
     parts = [
         head,

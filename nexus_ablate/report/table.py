@@ -300,6 +300,7 @@ def basis(comparison: Comparison) -> list[str]:
         f"{endpoint.name}{f' in {endpoint.unit}' if endpoint.unit else ''}, against {comparison.baseline} "
         f"({seeds} seeds{sd}){f'; {endpoint.good()}' if endpoint.good() else ''}",
         f"smallest difference that matters: {matters} ({comparison.delta_min_source})",
+        *comparison.regime,
     ]
     if comparison.looks:
         listed = ", ".join(map(str, comparison.looks))

@@ -80,7 +80,8 @@ def show_table(comparison: Comparison, console: Console, full: bool = False) -> 
     console.print(f"[bold]{_safe(title(comparison))}[/bold]")
     console.print(_safe(answer(comparison)))
     for line in basis(comparison):
-        console.print(f"[dim]{_safe(line)}[/dim]")
+        style = COLOURS[WARN] if line.startswith(WARN) else "dim"
+        console.print(f"[{style}]{_safe(line)}[/{style}]")
     console.print("")
     columns = named(comparison, MAIN if console.width >= WIDE or full else NARROW)
     while not full and len(columns) > len(NARROW) and _width(comparison, columns) > console.width:

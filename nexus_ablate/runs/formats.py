@@ -74,7 +74,7 @@ SUMMARY = {
     **dict.fromkeys(("attn/sink_rate", "attn/first_token_mass", "attn/entropy"), _MEASURED),
     **dict.fromkeys(("seconds", "seconds_eval", "seconds_probe", "seconds_checkpoint", "flops"), float),
     **dict.fromkeys(("tokens_per_second", "flops_per_token", "peak_memory_bytes"), float),
-    **dict.fromkeys(("steps", "tokens", "params", "params_non_embedding"), _is_count),
+    **dict.fromkeys(("steps", "tokens", "params", "params_non_embedding", "train_tokens"), _is_count),
     **dict.fromkeys(("batch_hash", "eval_hash", "arm_hash"), _TEXT),
     "unigram_bpb": _is_positive,
     "onsets": {str: {"step!": _is_count, "tokens": _is_count}},

@@ -411,7 +411,9 @@ def stored_definition(stored: dict[str, Any]) -> dict[str, Any]:
         {"name": arm["arm"], "set": o} if arm["arm"] in named else o
         for arm, o in zip(stored["arms"], arms, strict=True)
     ]
-    expects = [{"arm": requested[e["arm"]], e["endpoint"]: e["expected"]} for e in stored.get("expects", ())]
+    expects = [
+        {"arm": requested.get(e["arm"], e["arm"]), e["endpoint"]: e["expected"]} for e in stored.get("expects", ())
+    ]
     kept = {name: stored[name] for name in (*KEYS, *_QUESTION) if name in stored and name not in ("baseline", "design")}
     kept |= {"expects": expects} if expects else {}
     if "endpoints" in kept:

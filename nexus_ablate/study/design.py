@@ -75,6 +75,29 @@ class Study:
                 return arm
         raise unknown("the study has no such arm", words, [label(arm.requested) for arm in self.arms])
 
+    def expected(self, words: str) -> str:
+        """The name of the arm that a claim expects something of; its overrides if it is no arm in this setting.
+
+        Raises:
+            ConfigError: The study doesn't ask for such an arm.
+        """
+        left_out = {text: left for left in self.equal for text in self._names(left)}
+        if words in left_out and left_out[words].why != BASELINE:
+            return left_out[words].why
+        left_out |= {text: left for left in self.refused for text in self._names(left)}
+        return label(left_out[words].requested) if words in left_out else self.arm(words).name
+
+    def _names(self, left: LeftOut) -> set[str]:
+        words = label(left.requested)
+        return {words, self.definition.names.get(words, words)}
+
+    @property
+    def unshowable(self) -> list[str]:
+        """What the claim expects something of although it is no arm in this setting."""
+        arms = {arm.name for arm in self.arms}
+        names = (self.expected(expectation.arm) for expectation in self.definition.expects)
+        return [name for name in dict.fromkeys(names) if name not in arms]
+
     @property
     def all_arms(self) -> list[StudyArm]:
         return [self.baseline, *self.arms]
@@ -133,7 +156,7 @@ def expand(
         fix = "arms that differ from the baseline: vary.norm=layer,rms"
         raise ConfigError(f"study {definition.name} has no arm other than its baseline", "; ".join(reasons), fix)
     for expectation in definition.expects:
-        study.arm(expectation.arm)
+        study.expected(expectation.arm)
     return study
 
 

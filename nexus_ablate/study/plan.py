@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from nexus_ablate.config.grammar import show
 from nexus_ablate.config.run_config import RunConfig
-from nexus_ablate.measure.regime import Regime, regime_of
+from nexus_ablate.measure.regime import Regime, regime_of, too_short_to_vary_decay
 from nexus_ablate.runs import read_run
 from nexus_ablate.study.cost import Cost, cost_of, measured_speed, seconds_of, text_tokens
 from nexus_ablate.study.design import Study, StudyArm
@@ -127,10 +127,8 @@ def _idle(study: Study, regimes: dict[str, Regime]) -> list[PlanCheck]:
         for arm in study.arms
         if (arm.config.weight_decay, arm.config.schedule.decay) != (config.weight_decay, config.schedule.decay)
     ]
-    strongest = min((regimes[name] for name in (*varied, study.baseline.name)), key=lambda regime: regime.decay_steps)
-    if varied and not strongest.decay_matters:
-        why = f"{', '.join(varied)}: even at the strongest decay {strongest.idle_decay}"
-        lines.append(PlanCheck("WARN", "weight decay is varied", why))
+    if varied and (why := too_short_to_vary_decay(base, [regimes[name] for name in varied])):
+        lines.append(PlanCheck("WARN", "weight decay is varied", f"{', '.join(varied)}: {why}"))
     return lines
 
 

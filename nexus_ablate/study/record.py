@@ -157,7 +157,7 @@ def _values(study: Study) -> dict[str, Any]:
     if definition.looks:
         values |= {"looks": definition.looks, "look_weights": definition.look_weights}
     expects = [
-        {"arm": study.arm(e.arm).name, "endpoint": e.endpoint, "expected": e.expected} for e in definition.expects
+        {"arm": study.expected(e.arm), "endpoint": e.endpoint, "expected": e.expected} for e in definition.expects
     ]
     optional = {
         "claim": mask(definition.claim),

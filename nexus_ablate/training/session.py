@@ -268,6 +268,7 @@ def _train(
             summary = trainer.fit() | {
                 "arm_hash": arm_hash,
                 "init_hash": init_hash(model.z_hashes),
+                "train_tokens": len(data.train),
                 "threads": threads,
                 "device": str(device),
                 "processor": processor_name(device.type),
