@@ -89,7 +89,7 @@ def desk(tmp_path, monkeypatch):
 
     def job(composed):
         trained.append(from_values(OmegaConf.to_container(composed, resolve=True)))
-        return {"arm": "a", "status": 0, "why": ""}
+        return {"name": "a", "status": 0, "why": ""}
 
     monkeypatch.setattr(session, "train", train)
     flat = coordinates.Coordinates([1, 2, 3], {"logits": np.ones((3, 2))})
