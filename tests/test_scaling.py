@@ -85,6 +85,32 @@ def test_intervals_cover_the_planted_multipliers_and_no_difference_seldom_holds(
     assert held <= 0.05 * studies + 2 * (0.05 * 0.95 * studies) ** 0.5
 
 
+def at_largest_size(tables: list[np.ndarray]) -> float:
+    return tables[-1][1].mean() - tables[-1][0].mean()
+
+
+@pytest.mark.parametrize("studies", [100, pytest.param(1000, marks=pytest.mark.slow)])
+def test_the_rungs_below_predict_the_sign_and_size_of_the_held_out_one(studies, monkeypatch, counted):
+    """Decision accuracy: the largest size by a law and a line that are fitted without it."""
+    monkeypatch.setattr(scaling, "DRAWS", 20)
+    for planted in ((1.05,) * 4, (1.2,) * 4, (1.6, 1.4, 1.2, 1.1), (1.05, 1.1, 1.2, 1.3)):
+        ladders = [ladder(seed, planted) for seed in range(studies)]
+        results = [read(tables) for tables in ladders]
+        signs = sum((one.predicted > 1) == (at_largest_size(t) < 0) for one, t in zip(results, ladders, strict=True))
+        near = sum(abs(np.log(one.predicted / planted[-1])) < np.log(1.1) for one in results)
+        counted(f"x{planted[0]} to x{planted[-1]}: {signs} of {studies} signs, {near} within 10% of the planted one")
+        assert signs >= 0.9 * studies and near >= 0.8 * studies
+
+
+def test_a_prediction_does_not_see_what_it_predicts():
+    tables = ladder(1, (1.2,) * 4)
+    spoilt = [*tables[:-1], tables[-1] + np.array([[0.3], [-0.2]])]
+    assert read(spoilt).predicted == read(tables).predicted
+    assert read(spoilt).multipliers[-1].mean > 1.5 * read(tables).multipliers[-1].mean
+    few = scaling.scaling(["arm"], COMPUTE[:3], tables[:3])[0]
+    assert few.predicted is None, "no law of three parameters from two sizes"
+
+
 def test_control_without_the_noise_of_the_seeds_the_intervals_do_not_cover(fewer_draws, monkeypatch):
     monkeypatch.setattr(scaling, "_draws", lambda table, random: np.tile(table.mean(axis=1), (scaling.DRAWS, 1)))
     found = [read(ladder(seed, (1.2,) * 4)) for seed in range(40)]
@@ -113,8 +139,10 @@ def written_ladder(root: Path, worth: float) -> Path:
         per_token = compute / (400 * 32)
         for seed in range(5):
             base, arm = loss_at(np.array([compute, worth * compute])) + random.normal(0, 0.001, 2)
-            writer.run(seed=seed, loss=float(base), summary={"flops_per_token": per_token})
-            writer.run("norm=layer", seed=seed, loss=float(arm), summary={"flops_per_token": per_token})
+            own = {"flops_per_token": per_token, "tokens_per_second": 1000.0}
+            writer.run(seed=seed, loss=float(base), summary=own)
+            slower = own | {"tokens_per_second": 1000 * (1 - layers / 20)}
+            writer.run("norm=layer", seed=seed, loss=float(arm), summary=slower)
         writer.plan(("norm=layer",), stratum=f"layers-{layers}", of="deep", rung=layers, share=0.25)
     return root / "deep"
 
@@ -128,7 +156,9 @@ def test_compare_says_what_a_difference_is_worth_at_each_size(tmp_path, capsys):
     assert main(["compare", str(runs), "--json", "-", "--html", str(tmp_path / "a.html")]) == 0
     (one,) = json.loads(capsys.readouterr().out)["scaling"]
     assert one["arm"] == "norm=layer"
-    assert [cell["mean"] for cell in one["multipliers"]] == pytest.approx([1.3] * 4, rel=0.05)
+    multipliers = [cell["mean"] for cell in one["multipliers"]]
+    assert multipliers == pytest.approx([1.3] * 4, rel=0.05) and one["speeds"] == pytest.approx([0.9, 0.85, 0.8, 0.7])
+    assert f"; by time x{multipliers[-1] * 0.7:.3g} [x" in shown and "at equal training tokens" in shown
     page = (tmp_path / "a.html").read_text()
     assert "HOLDS" in page and "6.4e+15" in page
     picture = page[page.index('aria-label="compute multipliers against compute"') :].partition("</svg>")[0]

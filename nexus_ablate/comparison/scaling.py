@@ -12,16 +12,20 @@ fit: both are drawn together, from the runs' own spread with Student's t, and ev
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from nexus_ablate.comparison.arms import Arm
 from nexus_ablate.comparison.result import Comparison
 from nexus_ablate.comparison.statistics import LEVEL, Array, Interval
 
 HOLDS, SHRINKS, REVERSES, NEEDS = "HOLDS", "SHRINKS", "REVERSES", "NEEDS RUNG"
 FEWEST_SEEDS = 3
+FEWEST_BELOW = 3
+"""Rungs that a prediction of the next one needs: a law has three parameters."""
+SPEED = "tokens_per_second"
 ALPHAS = np.geomspace(0.02, 1.5, 120)
 DRAWS = 4000
 
@@ -41,10 +45,12 @@ class Scaling:
 
     Attributes:
         compute: Training FLOPs of the baseline by rung.
-        multipliers: Compute multiplier by rung; its interval covers all arms and rungs at 95%.
+        multipliers: Compute multiplier by rung, at equal training tokens; its interval covers all arms and rungs at
+            95%.
         trend: Factor on the multiplier for ten times the compute; its interval covers all arms at 95%.
-        speed: The arm's tokens per second over the baseline's, in the largest rung; None where not measured.
-        predicted: The multiplier of the largest rung as the rungs below it predict it.
+        speeds: The arm's tokens per second over the baseline's, by rung; None where not measured.
+        predicted: The multiplier of the largest rung as the rungs below it predict it, from a law and a line that are
+            fitted to them alone; None where they are fewer than three.
         outcome: HOLDS, SHRINKS, REVERSES or NEEDS RUNG n.
     """
 
@@ -52,10 +58,16 @@ class Scaling:
     compute: list[float]
     multipliers: list[Interval]
     trend: Interval
-    predicted: float
+    predicted: float | None
     outcome: str
     sentence: str
-    speed: float | None = None
+    speeds: tuple[float | None, ...] = ()
+
+    @property
+    def by_time(self) -> list[Interval | None]:
+        """The multipliers at equal training time: times the speed, whose own noise the intervals do not hold."""
+        speeds = self.speeds or (None,) * len(self.multipliers)
+        return [_times(cell, speed) if speed else None for cell, speed in zip(self.multipliers, speeds, strict=True)]
 
 
 def over_rungs(tables: Sequence[Comparison]) -> list[Scaling]:
@@ -82,12 +94,15 @@ def over_rungs(tables: Sequence[Comparison]) -> list[Scaling]:
     if min(map(len, seeds)) < FEWEST_SEEDS or names[:1] != [bases[0].name] or not all(compute):
         return []
     stacked = [np.stack([losses[name][r] for name in names]) for r in range(len(tables))]
-    speeds = [arm.mean("tokens_per_second") for arm in (by_name[-1][name] for name in names)]
     labels = [by_name[0][name].label for name in names[1:]]
-    return [
-        replace(one, speed=speed / speeds[0] if speed and speeds[0] else None)
-        for one, speed in zip(scaling(labels, compute, stacked), speeds[1:], strict=True)
-    ]
+    results = scaling(labels, compute, stacked)
+    return [replace(one, speeds=_speeds(name, by_name)) for one, name in zip(results, names[1:], strict=True)]
+
+
+def _speeds(name: str, by_name: Sequence[Mapping[str, Arm]]) -> tuple[float | None, ...]:
+    """An arm's tokens per second over the baseline's, the first arm of each rung."""
+    pairs = [(arms[name].mean(SPEED), next(iter(arms.values())).mean(SPEED)) for arms in by_name]
+    return tuple(own / base if own and base else None for own, base in pairs)
 
 
 def fit(compute: Array, losses: Array, weights: Array) -> Law:
@@ -147,6 +162,7 @@ def scaling(names: Sequence[str], compute: Sequence[float], losses: Sequence[Arr
     weights = np.full_like(weights, weights.mean())  # five seeds know their own spread too poorly to weigh by it
     middle = _read(relative, means_MR[None], weights)[0]
     drawn = _read(relative, draws_NMR, weights)
+    below = _read(relative[:-1], means_MR[None, :, :-1], weights[:-1])[0] if len(losses) > FEWEST_BELOW else None
     low, high = _simultaneous(middle, drawn)
     trends = _slopes(logs, middle)
     trend_low, trend_high = _simultaneous(trends, _slopes(logs, drawn))
@@ -155,9 +171,14 @@ def scaling(names: Sequence[str], compute: Sequence[float], losses: Sequence[Arr
     for k, name in enumerate(names):
         cells = [_factor(middle[k, r], low[k, r], high[k, r], seeds) for r in range(len(compute))]
         trend = _factor(trends[k], trend_low[k], trend_high[k], seeds)
-        predicted = float(np.exp(_line(logs[:-1], middle[k, :-1], logs[-1])))
+        predicted = None if below is None else float(np.exp(_line(logs[:-1], below[k], logs[-1])))
         results.append(Scaling(name, list(compute), cells, trend, predicted, *_outcome(cells, trend)))
     return results
+
+
+def _times(interval: Interval, factor: float) -> Interval:
+    assert interval.low is not None and interval.high is not None
+    return Interval(interval.mean * factor, interval.low * factor, interval.high * factor, interval.n)
 
 
 def _factor(middle: float, low: float, high: float, seeds: int) -> Interval:

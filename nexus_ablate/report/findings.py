@@ -64,14 +64,15 @@ def _interval(findings: Findings, change: Interval | None) -> str:
 def scaling_table(findings: Findings) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Heads and rows: each arm's compute multiplier by size, how it changes with compute, and the outcome."""
     sizes = [f"{compute:.1e}" for compute in findings.scaling[0].compute]
-    heads = ("arm", *(f"at {size} FLOPs" for size in sizes), "per 10 times", "predicted", "by time", "outcome")
+    heads = ("arm", *(f"at {size} FLOPs" for size in sizes), "per 10 times", "predicted", "outcome")
     return heads, [_scaling_row(one) for one in findings.scaling]
 
 
 def _scaling_row(one: Scaling) -> tuple[str, ...]:
-    by_time = NOTHING if one.speed is None else f"x{one.multipliers[-1].mean * one.speed:.3g}"
-    cells = (*map(_times, one.multipliers), _times(one.trend), f"x{one.predicted:.3g}", by_time)
-    return (one.arm, *cells, one.outcome)
+    timed = ["" if cell is None else f"; by time {_times(cell)}" for cell in one.by_time]
+    sizes = [f"{_times(cell)}{by_time}" for cell, by_time in zip(one.multipliers, timed, strict=True)]
+    predicted = NOTHING if one.predicted is None else f"x{one.predicted:.3g}"
+    return (one.arm, *sizes, _times(one.trend), predicted, one.outcome)
 
 
 def _times(interval: Interval) -> str:
@@ -79,9 +80,9 @@ def _times(interval: Interval) -> str:
 
 
 SCALING_NOTE = (
-    "x1.2: the arm reaches its loss where the baseline needs 1.2 times the compute. Intervals hold all arms and sizes, "
-    "with the noise of the fit. Predicted: the largest size from the sizes below it. By time: the largest size's "
-    "multiplier at the measured speeds."
+    "x1.2: the arm reaches its loss where the baseline needs 1.2 times the compute, at equal training tokens. "
+    "Intervals hold all arms and sizes, with the noise of the fit. By time: at equal training time, by the measured "
+    "speeds, whose own noise is not in the interval. Predicted: the largest size from the sizes below it alone."
 )
 
 
