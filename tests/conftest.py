@@ -84,9 +84,7 @@ def values_from_files(overrides: list[str]) -> dict[str, Any]:
     return values
 
 
-@functools.cache
-def default_values() -> dict[str, Any]:
-    return composition.compose_values([])
+default_values = functools.cache(composition.default_values)
 
 
 @functools.cache

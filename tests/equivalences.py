@@ -13,7 +13,7 @@ class Equivalence:
     second: tuple[str, ...]
     why: str
     until: str = "always"
-    """`always`, or `decay`: equal until weight decay acts on what tells them apart."""
+    """`always`, or `decay`: equal until weight decay acts on where they differ."""
 
 
 EQUIVALENT: list[Equivalence] = [

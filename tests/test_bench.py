@@ -127,8 +127,8 @@ def test_a_picture_is_drawn(tmp_path):
 
 
 @pytest.mark.slow
-def test_eager_rms_norm_is_told_apart_from_layer_norm(tmp_path):
-    """Seven passes over the tensor against one: the difference that the bench must be able to tell."""
+def test_eager_rms_norm_is_distinguished_from_layer_norm(tmp_path):
+    """Seven passes over the tensor against one: the difference that the bench must detect."""
     file = tmp_path / "found.json"
     command = ["bench", "norm", "--only=layer,rms", "--against=layer", "--seconds=3", f"--json={file}"]
     assert main([*command, "train.device=cpu", "train.threads=1"]) == 0
@@ -190,7 +190,7 @@ def test_a_bench_runs_without_an_end_whatever_budget_was_asked_for():
 
 
 @pytest.mark.slow
-def test_a_sweep_says_runs_an_hour_by_workers(tiny_run, tmp_path):
+def test_a_sweep_reports_runs_per_hour_by_number_of_workers(tiny_run, tmp_path):
     file = tmp_path / "found.json"
     overrides = [o for o in tiny_run() if not o.startswith("train.threads")]
     assert main(["bench", "sweep", "--workers=1,2", "--seconds=0.4", f"--json={file}", *overrides]) == 0
@@ -224,7 +224,7 @@ def test_a_sweep_says_runs_an_hour_by_workers(tiny_run, tmp_path):
         ["attention", "--only=additive", "train.device=cuda:7"],
     ],
 )
-def test_a_mistake_is_told_in_three_lines_and_exit_2(arguments, capsys):
+def test_a_mistake_is_three_lines_and_exit_2(arguments, capsys):
     assert main(["bench", *arguments]) == errors.CONFIG
     printed = capsys.readouterr().err
     assert "Traceback" not in printed

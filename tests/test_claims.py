@@ -279,7 +279,7 @@ def test_strata_are_compared_each_with_its_own_baseline_and_side_by_side(tmp_pat
     assert capsys.readouterr().out.startswith("stratum,")
 
 
-def test_a_sign_that_turns_with_the_stratum_is_seen(tmp_path):
+def test_a_sign_that_changes_with_the_stratum_is_reported(tmp_path):
     stratum(tmp_path, "a", {"baseline": around(2.0), "norm=layer": around(2.1)})
     stratum(tmp_path, "b", {"baseline": around(3.0), "norm=layer": around(2.9)})
     assert findings(tmp_path / "deep").across[0].agree is False

@@ -90,7 +90,7 @@ def test_a_multirun_runs_every_combination_and_a_contradiction_costs_only_itself
     assert "Traceback" not in done.stderr
 
 
-def test_a_diverged_run_of_a_multirun_is_told_and_the_others_finish(tiny_run, tmp_path):
+def test_a_diverged_run_of_a_multirun_is_reported_and_the_others_finish(tiny_run, tmp_path):
     extreme = ["norm=none", "optim.clip=off", "train.steps=20", "optim.lr=1e-3,1e30"]
     done = nexus("-m", *tiny_run(*extreme), cwd=tmp_path)
     assert done.returncode == 3, done.stderr

@@ -46,7 +46,7 @@ def word(comparison, arm="norm=layer"):
 
 
 def rewrite(file, **changes):
-    """Change keys of a JSON or YAML file; None takes one away."""
+    """Change keys of a JSON or YAML file; None removes one."""
     load, dump = (yaml.safe_load, yaml.safe_dump) if file.suffix == ".yaml" else (json.loads, json.dumps)
     values = load(file.read_text()) | changes
     file.write_text(dump({key: value for key, value in values.items() if value is not None}))
@@ -132,7 +132,7 @@ def test_of_two_runs_with_two_configurations_neither_is_used(writer):
     assert word(comparison) == "INCOMPLETE"
 
 
-def test_a_default_asked_for_by_name_is_the_same_configuration(study):
+def test_a_default_chosen_by_name_is_the_same_configuration(study):
     for path in study.paths[5:7]:
         rewrite(path / "config.yaml", norm_bias="on", tracker={"name": "files"})  # what auto means for norm=layer
     assert excluded(compare(study.root)) == {}

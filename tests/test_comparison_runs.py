@@ -272,7 +272,7 @@ def test_of_a_run_and_its_repetition_the_first_stands_and_not_the_better(study):
     assert "with other losses" in comparison.excluded[0].reason
 
 
-def test_runs_that_go_on_are_marked_and_what_is_there_is_compared(study):
+def test_unfinished_runs_are_marked_and_their_results_so_far_are_compared(study):
     study.run("norm=layer", seed=5, state="running", steps=100)
     study.run(seed=5, state="running", steps=100)
     comparison = compare(study.root)
@@ -287,7 +287,7 @@ def test_arms_of_the_study_that_have_not_begun_are_rows(study):
     assert found.verdict is not None and found.verdict.word == "INCOMPLETE" and found.waiting == 5
 
 
-def test_without_any_result_the_states_are_told(writer):
+def test_without_any_result_the_states_are_reported(writer):
     writer.run(state="failed", steps=3)
     with pytest.raises(ConfigError, match="no run here has a result"):
         compare(writer.root)
@@ -304,7 +304,7 @@ def test_a_damaged_study_yaml_is_an_error_that_names_it(study):
 # ----------------------------------------------------------------------------------------------------- baselines
 
 
-def test_the_baseline_can_be_chosen_and_the_difference_turns_round(study):
+def test_the_baseline_can_be_chosen_and_the_difference_changes_sign(study):
     there, back = compare(study.root), compare(study.root, baseline="norm=layer")
     a, b = there.rows[1].effect, back.rows[1].effect
     assert a is not None and b is not None and a.delta == -b.delta
@@ -437,7 +437,7 @@ def test_other_shapes_have_other_initial_values_and_are_no_mismatch(writer):
     assert found.status == PASS and "norm=layer 1 of 4" in found.text
 
 
-def test_another_width_shares_no_initial_value_and_is_told(writer):
+def test_another_width_shares_no_initial_value_and_is_reported(writer):
     writer.arm(losses=BASE)
     writer.arm("model.d_model=32", losses=HIGHER, shape="wider")
     assert check(compare(writer.root), "init").status == WARN
@@ -456,7 +456,7 @@ def test_another_environment_is_reported(writer):
     assert "runs on a device 1 and 2" in found.text
 
 
-def test_another_make_of_processor_is_told_and_one_that_no_run_named_is_none(writer):
+def test_another_processor_model_is_reported_and_an_unrecorded_one_is_no_difference(writer):
     writer.arm(losses=BASE, summary={"processor": "some GPU"})
     writer.arm("norm=layer", losses=HIGHER)
     assert "processor" not in check(compare(writer.root), "code").text
@@ -479,7 +479,7 @@ def test_arms_with_other_compiled_programs_are_reported(writer):
     )
 
 
-def test_a_baseline_that_diverged_is_told_and_its_pairs_are_lost(writer):
+def test_a_baseline_that_diverged_is_reported_and_its_pairs_are_lost(writer):
     writer.arm(losses=BASE[:4])
     writer.run(seed=4, state="diverged", steps=50)
     writer.arm("norm=layer", losses=HIGHER)

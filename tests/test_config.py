@@ -86,7 +86,7 @@ def test_every_option_composes_with_the_defaults():
     ],
     ids=",".join,
 )
-def test_the_values_that_tests_compose_from_files_are_those_of_hydra(overrides):
+def test_the_values_that_are_composed_from_files_are_those_of_hydra(overrides):
     from conftest import values_from_files
 
     assert values_from_files(overrides) == compose_values(overrides)
@@ -157,7 +157,7 @@ def test_sweeps_are_checked_value_by_value():
 
 
 @pytest.mark.parametrize("swept", ["norm=layer,rms", "seed=range(0,3)", "norm=glob(*)"])
-def test_several_values_where_one_run_is_meant_are_told_from_a_multirun(swept):
+def test_several_values_where_one_run_is_meant_are_refused_with_the_multirun_command(swept):
     with pytest.raises(ConfigError, match="a run takes one value per key") as refused:
         compose(["train.steps=5", swept])
     assert f"got: {swept}\n" in str(refused.value) and "nexus-ablate -m" in str(refused.value)

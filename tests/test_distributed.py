@@ -159,7 +159,7 @@ def test_control_without_the_exchange_each_process_learns_its_own_rows_only(tiny
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(2, 1, 2), pytest.param((1, 4, 2, 1), marks=[pytest.mark.slow, pytest.mark.long])])
-def test_a_run_asked_to_stop_goes_on_with_another_number_of_processes(tiny_run, tmp_path, sizes):
+def test_a_stopped_run_resumes_with_another_number_of_processes(tiny_run, tmp_path, sizes):
     overrides = tiny_run(*SHORT)
     alone([*overrides, f"runs_dir={tmp_path / 'one'}"])
     moved = [*overrides, f"runs_dir={tmp_path / 'moved'}"]
@@ -230,7 +230,7 @@ def impatient(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize(("way", "rank"), [("raises", 1), ("exits", 0), ("hangs", 1)])
-def test_a_process_that_fails_takes_the_others_down_and_the_run_goes_on_later(tiny_run, tmp_path, way, rank):
+def test_a_process_that_fails_ends_the_others_and_the_run_resumes_later(tiny_run, tmp_path, way, rank):
     failing(tiny_run, tmp_path, way, rank, at=6, seconds=25)
 
 
@@ -305,7 +305,7 @@ def test_what_cannot_be_spread_is_refused_before_a_directory_is_made(tiny_run, t
 
 
 @pytest.mark.slow
-def test_a_finished_run_asked_for_again_is_told_by_the_first_process_alone(tiny_run, tmp_path):
+def test_a_finished_run_asked_for_again_is_reported_by_the_first_process_alone(tiny_run, tmp_path):
     alone(tiny_run(*SHORT))
     statuses, said = together(2, tiny_run(*SHORT), tmp_path)
     assert statuses == {0: 0, 1: 0}, said

@@ -104,7 +104,7 @@ def test_little_space_is_missing_space(tmp_path, monkeypatch):
     assert check.need
 
 
-def test_a_package_out_of_bounds_is_named_with_the_command_that_mends_it(monkeypatch):
+def test_a_package_out_of_bounds_is_named_with_the_command_that_fixes_it(monkeypatch):
     versions = {"torch": "2.4.0"}
     real = metadata.version
     monkeypatch.setattr(doctor_checks.metadata, "version", lambda name: versions.get(name) or real(name))
@@ -113,7 +113,7 @@ def test_a_package_out_of_bounds_is_named_with_the_command_that_mends_it(monkeyp
     assert bad.fix.startswith("pip install 'torch")
 
 
-def test_gpus_that_torch_cannot_use_are_told(tools, monkeypatch):
+def test_gpus_that_torch_cannot_use_are_reported(tools, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     monkeypatch.setattr(doctor_checks.metadata, "version", lambda name: "2.13.0+cpu")
     (check,) = device()
@@ -126,7 +126,7 @@ def test_gpus_that_torch_cannot_use_are_told(tools, monkeypatch):
     assert check.detail == "2 GPUs (Some GPU, 80 GiB; Some GPU, 80 GiB)"
 
 
-def test_without_a_compiler_torch_compile_is_told_to_be_off(tools, monkeypatch):
+def test_without_a_compiler_torch_compile_is_reported_as_unavailable(tools, monkeypatch):
     monkeypatch.delenv("CXX", raising=False)
     assert not compiler().ready
     assert "train.compile=off" in compiler().fix
@@ -152,7 +152,7 @@ def test_a_server_answers_or_not():
     assert not reachable("it", f"http://127.0.0.1:{port}").ready
 
 
-def test_a_mode_that_was_chosen_is_told(monkeypatch, tmp_path):
+def test_a_chosen_mode_is_reported(monkeypatch, tmp_path):
     for variable in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_MODE"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))
@@ -182,7 +182,7 @@ def test_a_cluster_is_described(tools, tmp_path):
     assert not any(check.need for check in found.values()), "runs are possible without it"
 
 
-def test_what_a_cluster_lacks_is_told_with_what_follows(tools, tmp_path):
+def test_what_a_cluster_lacks_is_reported_with_its_consequence(tools, tmp_path):
     cluster(tools, parameters="(null)", accounting=False)
     found = by_name(slurm(tmp_path, submit=False))
     assert "wait forever" in found["sacct"].fix

@@ -90,7 +90,7 @@ def test_sliding_predicts_the_same_targets_at_every_length_with_nearly_all_of_it
     made = subject(tiny())
     found = extrapolation(made)["sliding"]
     pairs = (0, 44, 92, 140, 184, 232, 280, 328)  # eight blocks of two windows of four targets, to the end of the text
-    targets = [64 + pair + i for pair in pairs for i in range(8)]  # behind the room of the longest window
+    targets = [64 + pair + i for pair in pairs for i in range(8)]  # after the longest window
     assert len(TEXT) == targets[-1] + 1
     for factor in (1, 2, 4, 8):
         length, nats = 8 * factor, []
@@ -373,7 +373,7 @@ def planted(config, size=5000.0):
     return model
 
 
-def test_massive_activations_that_were_planted_are_found_and_taken_away(tiny):
+def test_massive_activations_that_were_planted_are_found_and_removed(tiny):
     config = tiny()
     made = subject(config, model=planted(config))
     found = intervention(made)
@@ -389,7 +389,7 @@ def test_massive_activations_that_were_planted_are_found_and_taken_away(tiny):
     )
 
 
-def test_without_massive_activations_the_largest_thousandth_is_taken_away(tiny):
+def test_without_massive_activations_the_largest_thousandth_is_removed(tiny):
     config = tiny()
     made = subject(config)
     tokens = made.on_device(made.calibration(4))
@@ -414,7 +414,7 @@ def test_massive_entries_become_zero_and_nothing_else_changes(tiny):
     assert (streams[0][changed] == 0).all()
 
 
-def test_attention_to_the_first_token_becomes_what_is_asked_and_the_first_query_keeps_its_only_key(tiny):
+def test_attention_to_the_first_token_takes_the_requested_share_and_the_first_query_keeps_its_only_key(tiny):
     model = spread(build_model(tiny("position=none"), 11)).eval()
     core = model.blocks[0].attn.core
     q, k, v = (torch.randn(2, 2, 8, 8, generator=torch.Generator().manual_seed(s)) for s in range(3))
@@ -624,7 +624,7 @@ def test_a_run_whose_text_has_changed_is_not_evaluated(finished):
     ],
     ids=str,
 )
-def test_a_mistake_is_told_in_three_lines(arguments, words, capsys, tmp_path, monkeypatch):
+def test_a_mistake_is_three_lines(arguments, words, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").mkdir()
     assert main(["evaluate", *arguments]) == 2

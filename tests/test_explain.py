@@ -124,7 +124,7 @@ def test_a_site_of_some_blocks_names_them(tiny):
     assert site["blocks"] == [0]
 
 
-def test_every_auto_says_what_it_means_and_who_prescribed_it(tiny):
+def test_every_auto_shows_its_value_and_the_option_that_prescribes_it(tiny):
     described = {a["key"]: (a["means"], a["by"]) for a in explained(tiny("norm=dyt", "placement=deepnorm"))["auto"]}
     assert described["embed_scale"] == ("learned", "norm=dyt")
     assert described["norm_bias"] == (False, "norm=dyt")
@@ -181,7 +181,7 @@ def test_notes_are_those_of_the_run(tiny):
     assert explained(config)["notes"] == config.resolved.notes != []
 
 
-def test_an_equivalence_is_told_from_both_sides(tiny):
+def test_an_equivalence_is_reported_for_both_options(tiny):
     rms, t5 = (
         {(e["option"], e["same_as"]) for e in explained(tiny(option))["equivalent"]}
         for option in ("norm=rms", "norm=t5")
@@ -190,7 +190,7 @@ def test_an_equivalence_is_told_from_both_sides(tiny):
     assert ("norm=t5", "norm=rms") in t5
 
 
-def test_every_pair_of_options_that_the_tests_prove_equal_is_told():
+def test_every_pair_of_options_that_the_tests_prove_equal_is_reported():
     described = {
         frozenset((f"{axis}={option.name}", other))
         for axis in AXES

@@ -107,7 +107,7 @@ def products(model, rows=1):
 
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("shape", [(6, 8), (2, 3, 8), (2, 1, 3, 8)])
-def test_onednn_s_linear_map_and_its_gradients_are_blas_s_up_to_rounding(onednn_always, shape, biased):
+def test_onednn_s_linear_layer_and_its_gradients_are_blas_s_up_to_rounding(onednn_always, shape, biased):
     x, weight, bias = torch.randn(shape), torch.randn(5, 8), torch.randn(5) if biased else None
     grad = torch.randn(5).expand(*shape[:-1], 5)  # as a sum hands it on: not contiguous
     found = []
@@ -133,7 +133,7 @@ def test_onednn_takes_the_large_products_of_a_float32_run_on_a_cpu_and_no_others
     assert products(model, rows=2)[0] < products(model, rows=3)[0] == by_onednn
 
 
-def test_linear_blas_turns_onednn_off_in_every_map_and_in_the_head(onednn_always, tiny_run):
+def test_linear_blas_turns_onednn_off_in_every_linear_layer_and_in_the_head(onednn_always, tiny_run):
     assert products(build_model(compose(tiny_run("train.linear=blas", "qkv_bias=on"))))[0] == 0
 
 
@@ -151,7 +151,7 @@ def test_a_product_counts_the_same_flops_whichever_library_makes_it(onednn_alway
     assert counts[0] == counts[1] and sum(counts[0].values()) > 0
 
 
-def test_maps_that_share_an_input_share_one_low_precision_copy_and_their_gradients_add_up_in_float32():
+def test_linear_layers_that_share_an_input_share_one_low_precision_copy_and_their_gradients_add_up_in_float32():
     x, weights = torch.randn(64, 16, requires_grad=True), [torch.randn(16, 16) for _ in range(3)]
     grads = [torch.randn(64, 16).bfloat16() for _ in range(3)]
     assert all(part is x for part in linear.shared(x, 3))
@@ -205,7 +205,7 @@ def causal_mask(T, S, *lead):
 
 @pytest.mark.parametrize("T", [1, 4, 10])  # less than a block, one, and two and a half
 @pytest.mark.parametrize(("lead", "more"), [(None, 0), ((1, 1), 0), ((1, 2), 1), ((3, 2), 2)])
-def test_attention_by_blocks_is_the_fused_kernel_s_in_outputs_and_all_gradients(small_blocks, T, lead, more):
+def test_blockwise_attention_is_the_fused_kernel_s_in_outputs_and_all_gradients(small_blocks, T, lead, more):
     S = T + more
     q, k, v = (torch.randn(3, n, 2, 8, dtype=torch.float64).transpose(1, 2) for n in (T, S, S))
     mask = None if lead is None else causal_mask(T, S, *lead)
@@ -224,7 +224,7 @@ def test_attention_by_blocks_is_the_fused_kernel_s_in_outputs_and_all_gradients(
         torch.testing.assert_close(ours, theirs)
 
 
-def test_attention_by_blocks_has_the_derivatives_of_finite_differences(small_blocks):
+def test_blockwise_attention_has_the_derivatives_of_finite_differences(small_blocks):
     q, k, v = (torch.randn(1, 2, 6, 3, dtype=torch.float64, requires_grad=True) for _ in range(3))
     mask = torch.zeros(1, 2, 6, 6, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda *x: blockwise.blockwise_attention(*x, None, 0.7), (q, k, v))
@@ -232,7 +232,7 @@ def test_attention_by_blocks_has_the_derivatives_of_finite_differences(small_blo
 
 
 @pytest.mark.parametrize("overrides", [[], ["normalizer=sink"], ["kv_bias=key_value"], ["window=3", "position=t5"]])
-def test_a_model_that_attends_by_blocks_is_the_plain_path_in_logits_and_gradients(small_blocks, tiny, overrides):
+def test_a_model_with_blockwise_attention_is_the_plain_path_in_logits_and_gradients(small_blocks, tiny, overrides):
     model = build_model(tiny("model.context=24", *overrides))
     tokens, found = torch.randint(0, 256, (2, 24)), []
     for fused in (True, False):
@@ -246,7 +246,7 @@ def test_a_model_that_attends_by_blocks_is_the_plain_path_in_logits_and_gradient
 
 @pytest.fixture
 def by_blocks(small_blocks, tiny, monkeypatch):
-    """A function: of how many layers a model attends by blocks."""
+    """A function: the number of layers in which a model's attention is blockwise."""
     taken = []
 
     def counting(*args):
@@ -264,7 +264,7 @@ def by_blocks(small_blocks, tiny, monkeypatch):
     return count
 
 
-def test_attention_goes_by_blocks_in_float32_on_a_cpu_and_attention_sdpa_turns_that_off(by_blocks, tiny):
+def test_attention_is_blockwise_in_float32_on_a_cpu_and_attention_sdpa_turns_that_off(by_blocks, tiny):
     layers = build_model(tiny()).geometry.n_layers
     assert by_blocks() == by_blocks("position=alibi") == by_blocks("normalizer=sink") == layers
     assert by_blocks("train.attention=sdpa") == by_blocks("attn_softcap=5") == 0
@@ -273,7 +273,7 @@ def test_attention_goes_by_blocks_in_float32_on_a_cpu_and_attention_sdpa_turns_t
         assert by_blocks() == 0
 
 
-def test_attention_goes_by_blocks_where_that_is_faster_and_keeps_no_large_map(by_blocks, tiny, monkeypatch):
+def test_attention_is_blockwise_where_that_is_faster_and_keeps_no_large_map(by_blocks, tiny, monkeypatch):
     model = build_model(tiny())
     layers, heads, width = model.geometry.n_layers, model.geometry.n_heads, model.geometry.head_dim
     monkeypatch.setattr(blockwise, "SHORTEST", 6)
@@ -284,7 +284,7 @@ def test_attention_goes_by_blocks_where_that_is_faster_and_keeps_no_large_map(by
     assert by_blocks("model.context=8") == layers and by_blocks("model.context=7") == 0
 
 
-def test_a_run_of_a_hundred_steps_that_attends_by_blocks_is_the_same_run(small_blocks, tiny_run, tmp_path):
+def test_a_run_of_a_hundred_steps_with_blockwise_attention_is_the_same_run(small_blocks, tiny_run, tmp_path):
     length = ["train.steps=100", "train.checkpoint_every=1000", "train.eval_every=1000", "probe=off"]
     blocks = rows(run(tiny_run(*length)).path)
     fused = rows(run(tiny_run(*length, "train.attention=sdpa", f"runs_dir={tmp_path / 'other'}")).path)
@@ -431,7 +431,7 @@ def test_reading_late_is_the_same_run(tiny_run, tmp_path, request):
 
 
 @pytest.mark.parametrize("what", ["loss", "gradient"])
-def test_a_number_that_is_not_finite_leaves_the_weights_alone_until_it_is_read_and_is_told_of_the_right_step(
+def test_a_number_that_is_not_finite_leaves_the_weights_alone_until_it_is_read_and_is_reported_for_the_right_step(
     tiny_run, monkeypatch, unwaited, what
 ):
     before, models, calls = [], [], []
@@ -457,7 +457,7 @@ def test_a_number_that_is_not_finite_leaves_the_weights_alone_until_it_is_read_a
     assert all(torch.equal(before[0][n], p) for n, p in models[0].named_parameters())
 
 
-def test_without_the_flag_the_weights_would_be_spoilt(tiny_run, monkeypatch, unwaited):
+def test_without_the_flag_the_weights_would_become_non_finite(tiny_run, monkeypatch, unwaited):
     """The control of the test above."""
     monkeypatch.setattr(torch, "maximum", lambda spoilt, now: spoilt)
     models = []
@@ -575,7 +575,7 @@ def test_a_run_that_auto_cannot_compile_says_so_and_is_the_uncompiled_run(tiny_r
     assert rows(fell_back.path) == rows(plain.path)
 
 
-def test_a_compiler_that_was_asked_for_and_does_not_work_is_told_in_three_lines(tiny_run, monkeypatch):
+def test_a_requested_compiler_that_does_not_work_is_three_lines(tiny_run, monkeypatch):
     no_compiler(monkeypatch)
     with pytest.raises(ConfigError, match=r"no working C\+\+ compiler") as caught:
         run(tiny_run("train.compile=on"))

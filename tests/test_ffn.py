@@ -65,7 +65,7 @@ def test_every_ffn_is_plain_or_gated_and_has_a_reference_here():
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("name", PLAIN)
-def test_a_plain_ffn_is_two_maps_around_its_nonlinearity(name, bias, x):
+def test_a_plain_ffn_is_two_linear_layers_around_its_nonlinearity(name, bias, x):
     ffn = build(name, bias)
     hidden = PLAIN[name](nn.functional.linear(x, ffn.up.weight, ffn.up.bias))
     torch.testing.assert_close(ffn(x), nn.functional.linear(hidden, ffn.down.weight, ffn.down.bias))
@@ -73,7 +73,7 @@ def test_a_plain_ffn_is_two_maps_around_its_nonlinearity(name, bias, x):
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("name", GATED)
-def test_a_gated_ffn_is_a_product_of_two_maps_one_through_the_nonlinearity(name, bias, x):
+def test_a_gated_ffn_is_a_product_of_two_projections_one_through_the_nonlinearity(name, bias, x):
     ffn = build(name, bias)
     gate = GATED[name](nn.functional.linear(x, ffn.gate.weight, ffn.gate.bias))
     hidden = gate * nn.functional.linear(x, ffn.up.weight, ffn.up.bias)
@@ -106,7 +106,7 @@ def test_geglu_takes_the_tanh_form_when_asked(x):
 
 
 @pytest.mark.parametrize("name", FFN.names())
-def test_the_inner_norm_stands_before_the_output_map(name, x):
+def test_the_inner_norm_is_before_the_output_projection(name, x):
     ffn = build(name, bias=False, inner_norm=nn.Hardtanh(-0.1, 0.1))
     torch.testing.assert_close(ffn(x), ffn.hidden(x).clamp(-0.1, 0.1) @ ffn.down.weight.T)
 

@@ -59,7 +59,7 @@ def spread(name, site, logit):
 
 @pytest.mark.parametrize(("name", "site"), EVERYWHERE)
 @pytest.mark.parametrize("activation", FUNCTIONS)
-def test_a_gate_multiplies_by_the_activated_map_of_the_input(x, name, site, activation):
+def test_a_gate_multiplies_by_the_activated_projection_of_the_input(x, name, site, activation):
     gate, y = build(name, site=site, activation=activation), y_at(site)
     expected = y * FUNCTIONS[activation](spread(name, site, x @ gate.map.weight.T))
     torch.testing.assert_close(gate(site, y, x), expected)
@@ -92,7 +92,7 @@ def test_a_gate_of_heads_is_refused_where_there_are_none(tiny, name):
 
 
 @pytest.mark.parametrize(("name", "site"), EVERYWHERE)
-def test_a_bias_is_added_to_the_logit_and_starts_where_it_is_told(x, name, site):
+def test_a_bias_is_added_to_the_logit_and_starts_at_its_key(x, name, site):
     gate, y = build(name, site=site, bias=2.0), y_at(site)
     assert gate.map.bias.eq(2.0).all()
     with torch.no_grad():
@@ -189,7 +189,7 @@ def test_bondarenko_s_hidden_layer_is_a_quarter_head_unless_said_otherwise(hidde
 
 
 def test_the_gate_s_input_is_what_the_queries_are_made_from(tiny):
-    """Under pre-norm the normed stream, not the stream."""
+    """Under pre-norm the normed residual stream, not the residual stream."""
     model = build_model(tiny("gate=elementwise"), 11)
     attn, seen = model.blocks[0].attn, {}
     attn.query.register_forward_pre_hook(lambda m, args: seen.update(query=args[0]))
@@ -224,7 +224,7 @@ def test_an_identity_gate_without_input_at_one_is_no_gate(tiny):
     torch.testing.assert_close(gated(tokens), plain(tokens))
 
 
-def test_gate_maps_are_matrices_with_a_role_of_their_own_and_constants_are_vectors(tiny):
+def test_gate_projections_are_matrices_with_a_role_of_their_own_and_constants_are_vectors(tiny):
     roles = parameter_roles(build_model(tiny("gate=elementwise"), 11))
     assert roles["blocks.0.attn.gate.map.weight"] == "gate"
     roles = parameter_roles(build_model(tiny("gate=elementwise", "gate.input=off"), 11))

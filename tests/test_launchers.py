@@ -64,7 +64,7 @@ def good_ones_finished_and_bad_ones_are_told(done, runs_dir, asked):
 
 
 @pytest.mark.slow
-def test_a_multirun_bears_runs_that_fail_and_that_take_their_process_down(tiny_run, plugin, tmp_path):
+def test_a_multirun_survives_runs_that_fail_and_that_end_their_process(tiny_run, plugin, tmp_path):
     asked = (11, 10, 0)
     arguments = ["-m", *tiny_run("norm=trial", "train.steps=6"), f"norm.part={','.join(map(str, asked))}"]
     done = nexus(arguments, plugin, cwd=tmp_path)
@@ -120,7 +120,7 @@ def test_after_a_signal_a_multirun_begins_no_further_run(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_signal_saves_the_run_of_a_multirun_and_the_same_command_goes_on(tiny_run, plugin, tmp_path):
+def test_a_signal_saves_the_run_of_a_multirun_and_the_same_command_resumes(tiny_run, plugin, tmp_path):
     arguments = ["-m", *tiny_run("norm=trial", "train.steps=12"), "norm.part=9,0"]
     driver = start(arguments, plugin)
     end = time.monotonic() + 60
@@ -265,7 +265,7 @@ def test_a_launcher_that_is_not_installed_is_named_with_its_package(launcher, pa
     assert package in refused.value.fix
 
 
-def test_a_cluster_that_cannot_tell_of_killed_jobs_is_refused_with_the_way_that_needs_no_sacct(monkeypatch):
+def test_a_cluster_that_cannot_report_killed_jobs_is_refused_with_the_way_that_needs_no_sacct(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     monkeypatch.setattr(launcher_module.shutil, "which", lambda name: f"/bin/{name}")
     monkeypatch.setattr(cluster_queue, "accounting", lambda: False)

@@ -84,7 +84,7 @@ def test_the_commonest_value_and_its_share():
     assert (value.item(), share.item()) == (4, 0.75)
 
 
-def test_how_a_branch_moves_the_stream():
+def test_how_a_branch_changes_the_residual_stream():
     stream, branch = torch.tensor([[[3.0, 4.0]]]), torch.tensor([[[0.0, 1.0]]])
     assert statistics.branch_ratio(branch, stream).item() == pytest.approx(0.2)
     assert statistics.cosine(branch, stream).item() == pytest.approx(0.8)

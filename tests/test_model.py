@@ -31,7 +31,7 @@ def buildable(tiny, overrides):
 
 
 def after_a_step(model):
-    """Logits after one step of gradient descent: what tells apart options that start equal."""
+    """Logits after one step of gradient descent: which distinguishes options that start equal."""
     loss = torch.nn.functional.cross_entropy(model(TOKENS[:, :-1]).flatten(0, 1), TOKENS[:, 1:].flatten())
     loss.backward()
     with torch.no_grad():
@@ -324,7 +324,7 @@ def test_xavier_init_has_the_published_variance(tiny):
     assert model.embedding.weight.std().item() == pytest.approx(128**-0.5, rel=0.03)
 
 
-def test_bias_off_leaves_no_bias_in_any_linear_map_and_on_puts_one_where_it_acts(tiny):
+def test_bias_off_leaves_no_bias_in_any_linear_layer_and_on_puts_one_where_it_acts(tiny):
     without = {n for n, _ in build(tiny, "bias=off").named_parameters()}
     with_bias = {n for n, _ in build(tiny, "bias=on").named_parameters()}
     assert not [n for n in without if n.endswith("bias")]

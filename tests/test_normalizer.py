@@ -122,7 +122,7 @@ def test_weights_are_float32_between_0_and_1_and_0_where_masked(scores, name):
 
 
 @pytest.mark.parametrize("name", NORMALIZER.names())
-def test_shift_invariance_is_told_truly(scores, name):
+def test_shift_invariance_is_reported_correctly(scores, name):
     normalize = build(name)
     same = torch.allclose(normalize(scores + 1), normalize(scores), rtol=0, atol=1e-5)
     assert same is normalize.shift_invariant

@@ -26,7 +26,7 @@ def study(tmp_path: Path) -> Writer:
     return writer
 
 
-def test_metrics_are_a_line_for_each_step_and_what_was_not_measured_is_missing(study: Writer):
+def test_metrics_have_one_row_per_step_and_what_was_not_measured_is_missing(study: Writer):
     run = load_run(study.paths[0])
     frame = run.metrics_frame()
     assert list(frame["step"]) == [row["step"] for row in run.metrics()]
@@ -34,7 +34,7 @@ def test_metrics_are_a_line_for_each_step_and_what_was_not_measured_is_missing(s
     assert frame["val/loss"].dropna().iloc[-1] == 2.0
 
 
-def test_probes_are_a_line_for_each_number_with_its_block_and_head(study: Writer):
+def test_probes_have_one_row_per_number_with_its_block_and_head(study: Writer):
     row = {"step": 8, "tokens": 256, "flops": 1.0, "seconds": 0.1, "act/block_011/resid/rms": 2.0, "attn/entropy": None}
     row |= {"attn/block_000/sink_rate": [0.5, 0.25], "weight_rms/block_001": 3.0, "nonfinite": ["attn/entropy"]}
     (study.paths[0] / "probes.jsonl").write_text(json.dumps(row) + "\n")
@@ -61,7 +61,7 @@ def test_a_run_without_rows_gives_empty_frames_and_says_why_it_has_no_figure(stu
         run.figure()
 
 
-def test_arms_are_a_line_each_with_the_numbers_of_the_comparison(study: Writer):
+def test_arms_have_one_row_each_with_the_numbers_of_the_comparison(study: Writer):
     result = compare(study.root)
     frame = result.frame().set_index("arm")
     assert list(frame.index) == [row.arm for row in result.rows] == ["baseline", "norm=layer", "norm=t5"]

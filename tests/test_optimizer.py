@@ -189,7 +189,7 @@ def test_a_step_is_pytorch_s_fused_adamw_to_the_bit(tiny, weight_decay):
 
 
 @pytest.mark.parametrize("fused", [True, False])
-def test_a_step_that_is_spoilt_changes_neither_weights_nor_moments(tiny, fused):
+def test_a_step_that_is_not_finite_changes_neither_weights_nor_moments(tiny, fused):
     model = model_of(tiny)
     optimizer = build_optimizer(model, optim(), 0.1, fused)
     model(TOKENS).square().mean().backward()
@@ -266,7 +266,7 @@ def test_every_key_of_an_optimizer_changes_its_steps(tiny, name, key, default):
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_an_optimizer_goes_on_from_its_saved_tensors(tiny, name):
+def test_an_optimizer_resumes_from_its_saved_tensors(tiny, name):
     one, other = model_of(tiny), model_of(tiny)
     first, second = (build_optimizer(m, optim(f"optim={name}"), 0.1) for m in (one, other))
     three_steps(one, first)

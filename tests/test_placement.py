@@ -50,7 +50,7 @@ def x():
 
 
 def run(placement, x):
-    """The stream after one block and a final norm."""
+    """The residual stream after one block and a final norm."""
     stream = placement.enter(x)
     return placement.leave(placement(stream, nn.Identity()), Norm())
 
@@ -67,13 +67,13 @@ def post(x):
 
 
 def dual(x):
-    """Both streams written out: what the blocks read, and the plain sum."""
+    """Both residual streams written out: what the blocks read, and the plain sum."""
     first = A(x)
     second = F(h := norm(x + first))
     return norm(h + second) + norm(x + first + second)
 
 
-REFERENCES = {  # the stream after block `layer` of 4; `dual` with its final norm
+REFERENCES = {  # the residual stream after block `layer` of 4; `dual` with its final norm
     "pre": lambda x, layer: pre(x),
     "post": lambda x, layer: post(x),
     "hybrid": lambda x, layer: norm((h := x + A(norm(x))) + F(h)),
@@ -333,7 +333,7 @@ def test_the_final_norm_belongs_to_the_placement_and_can_be_overruled(tiny, name
 
 
 def streams(model):
-    """The embedding as the first block gets it, and the stream after each block."""
+    """The embedding as the first block gets it, and the residual stream after each block."""
     found = []
     model.blocks[0].register_forward_pre_hook(lambda m, inputs: found.append(inputs[0]))
     for b in model.blocks:
@@ -439,7 +439,7 @@ def test_layerscale_starts_near_the_identity(tiny):
     torch.testing.assert_close(first, last, rtol=0, atol=1e-5)
 
 
-def test_post_norm_streams_have_unit_rms_and_pre_norm_ones_grow(tiny):
+def test_post_norm_residual_streams_have_unit_rms_and_pre_norm_ones_grow(tiny):
     sizes = {
         name: [
             s.square().mean().sqrt().item() for s in streams(build_model(tiny(f"placement={name}", "init=xavier"), 11))

@@ -204,7 +204,7 @@ def test_alibi_slopes_are_the_authors_for_any_number_of_heads():
 
 @pytest.mark.parametrize("name", POSITION.names())
 @pytest.mark.parametrize("layer", [0, 3])
-def test_a_key_bias_acts_under_softmax_only_where_the_scheme_says_that_it_turns_keys(name, layer):
+def test_a_key_bias_acts_under_softmax_only_where_the_scheme_says_that_it_rotates_keys(name, layer):
     position = build(name, replace(GEOMETRY, n_layers=4))
     q, k = vectors(seed=1), vectors(seed=2)
 

@@ -27,7 +27,7 @@ def theirs(name: str) -> tuple[torch.nn.Module, Expression, torch.Tensor]:
 
 
 def logits(name: str, *departures: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ours and theirs on the same tokens and weights."""
+    """The package's logits and the library's, on the same tokens and weights."""
     model, expression, expected = theirs(name)
     ours = GPT(compose(expression.overrides), VOCAB)
     state = translate(expression.family, model.state_dict(), ours)

@@ -116,7 +116,7 @@ def test_scores_under_l2_lie_between_minus_g_and_g(tiny):
 
 
 @pytest.mark.parametrize("name", QK_NORM.names())
-def test_whether_keys_are_normed_is_told_truly(name, qkv):
+def test_whether_keys_are_normed_is_reported_correctly(name, qkv):
     norm = build(name)
     q, k, v = qkv
     bias = torch.linspace(-2, 2, D)

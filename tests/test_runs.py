@@ -206,7 +206,7 @@ def test_a_nonfinite_number_is_null_and_named():
     }
 
 
-def test_the_name_of_a_nonfinite_number_survives_a_second_writing_and_goes_when_it_is_mended():
+def test_the_name_of_a_nonfinite_number_survives_a_second_writing_and_goes_when_it_is_finite():
     first = json.loads(strict_json({"a": float("nan"), "b": float("nan")}))
     second = json.loads(strict_json({**first, "b": 1.0}))
     assert second == {"a": None, "b": 1.0, "nonfinite": ["a"]}
@@ -842,7 +842,7 @@ def test_runs_are_found_from_any_level_once_and_hidden_ones_are_not(tmp_path: Pa
 # Surroundings and secrets
 
 
-def test_the_environment_tells_versions_and_the_command_and_no_secret(monkeypatch: pytest.MonkeyPatch):
+def test_the_environment_records_versions_and_the_command_and_no_secret(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("WANDB_API_KEY", "canary-one")
     monkeypatch.setenv("HF_TOKEN", "canary-two")
     argv = ["nexus-ablate", "data.path=https://me:canary-three@host/x", "hf_token=canary4", "--api-key", "canary5"]

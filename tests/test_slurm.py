@@ -73,7 +73,7 @@ def job(tiny_run, tmp_path, monkeypatch):
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGCONT, signal.SIGUSR2)}
 
     class FakeJob:
-        """`overrides` of the run; `minutes` of the job; `time_outs` that submitit bears."""
+        """`overrides` of the run; `minutes` of the job; `time_outs` that submitit accepts."""
 
         run = tmp_path / "runs"
 
@@ -383,7 +383,7 @@ def test_more_runs_than_an_array_holds_become_several(tiny_run, fake_slurm, caps
     assert "4 runs submitted as SLURM job 1 (array of 3) and 2" in capsys.readouterr().err
 
 
-def test_status_bears_a_slurm_that_does_not_answer(tiny_run, fake_slurm):
+def test_status_works_while_slurm_does_not_answer(tiny_run, fake_slurm):
     asked = request(tiny_run, "seeds=0")
     submit(asked, Resources())
     (fake_slurm.queue).unlink()
@@ -632,7 +632,7 @@ def gpus_are_shared_out(directory):
 @pytest.mark.slow
 @pytest.mark.long
 @WITH_SLURM
-def test_twelve_submitted_runs_meet_every_trouble(cluster, trials):
+def test_twelve_submitted_runs_survive_every_failure(cluster, trials):
     submit = [*SUBMIT, "--time", "1"]
     done = cluster.nexus(*trials.study(*ALL), *submit)
     assert done.returncode == 0, done.stderr
@@ -663,7 +663,7 @@ def test_twelve_submitted_runs_meet_every_trouble(cluster, trials):
 @pytest.mark.slow
 @pytest.mark.long
 @WITH_SLURM
-def test_a_multirun_of_twelve_meets_every_trouble_and_its_driver_ends_with_the_table(cluster, trials):
+def test_a_multirun_of_twelve_survives_every_failure_and_its_driver_ends_with_the_table(cluster, trials):
     resources = ["mem_gb=1", "cpus_per_task=1", "timeout_min=1", "signal_delay_s=15"]
     arguments = ["-m", *trials.overrides, f"norm.part={','.join(map(str, ALL))}", "hydra/launcher=slurm"]
     arguments += [f"hydra.launcher.{text}" for text in resources]

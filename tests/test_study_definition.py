@@ -78,7 +78,7 @@ def test_how_runs_are_carried_out_is_no_part_of_a_study():
     assert read_request(["norms", *launch]).definition == read_request(["norms"]).definition
 
 
-def test_another_option_takes_the_keys_of_the_one_before_away():
+def test_another_option_removes_the_keys_of_the_one_before():
     assert merged(["norm=layer", "norm.eps=1e-3", "norm=rms"]) == ["norm=rms"]
     assert merged(["norm=layer", "norm.eps=1e-3", "norm=layer"]) == ["norm.eps=1e-3", "norm=layer"]
     assert merged(["model.n_layers=2", "model=micro"]) == ["model.n_layers=2", "model=micro"]

@@ -63,7 +63,7 @@ def test_the_study_as_it_was_asked_for_first_is_still_the_same_study(study, inst
     assert photograph(tmp_path / "runs") == before
 
 
-def test_an_interrupted_addition_goes_on_with_the_same_command(study, instant, tmp_path):
+def test_an_interrupted_addition_continues_with_the_same_command(study, instant, tmp_path):
     instant.stop_after = 1
     assert main(study("add-seeds", "mine", "2")) == errors.PREEMPTED
     instant.stop_after = float("inf")
@@ -129,7 +129,7 @@ def test_claims_are_judged_on_fresh_seeds_in_a_study_of_their_own(study, instant
     assert instant.trained[-4:] == [(arm, seed) for seed in (6, 7) for arm in ("baseline", "bias=on")]
 
 
-def test_an_interrupted_confirmation_goes_on_instead_of_another_one(study, instant, tmp_path, capsys):
+def test_an_interrupted_confirmation_continues_instead_of_another_one(study, instant, tmp_path, capsys):
     instant.stop_after = 2
     assert main(study("confirm", "mine", "norm=layer", "--seeds", "2")) == errors.PREEMPTED
     instant.stop_after = float("inf")

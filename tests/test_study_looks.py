@@ -40,7 +40,9 @@ def said(capsys):
 # ------------------------------------------------------------------------------------------------------ who runs when
 
 
-def test_further_seeds_go_to_the_undecided_and_the_same_command_then_trains_nothing(study, instant, tmp_path, capsys):
+def test_further_seeds_go_to_the_undecided_arms_and_the_same_command_then_trains_nothing(
+    study, instant, tmp_path, capsys
+):
     instant.decided = {"norm=layer": 1, "bias=on": 2}
     assert main(study(*ARMS)) == 0
     everyone = ["baseline", "norm=layer", "bias=on", "placement=post"]
@@ -73,7 +75,7 @@ def test_nobody_gets_further_seeds_once_everybody_is_decided(study, instant):
 
 
 @pytest.mark.parametrize("after", [1, 5])
-def test_a_study_that_is_stopped_in_any_look_goes_on_and_trains_nothing_twice(study, instant, after, capsys):
+def test_a_study_that_is_stopped_in_any_look_continues_and_trains_nothing_twice(study, instant, after, capsys):
     instant.stop_after = after
     assert main(study(ARMS[0])) == errors.PREEMPTED
     assert len(instant.trained) == after

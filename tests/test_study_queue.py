@@ -262,7 +262,7 @@ def test_a_run_whose_time_is_over_is_saved_and_one_that_hangs_does_not_hold_the_
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
-def test_a_stopped_driver_goes_on_with_the_same_command(study, plugin, tmp_path, how):
+def test_a_stopped_driver_continues_with_the_same_command(study, plugin, tmp_path, how):
     runs_dir = tmp_path / "runs"
     slow = study(
         "norm=crash", "norm.how=slow", "norm.at=0", "vary.bias=on", "seeds=0,1", "train.steps=60", "--workers", "2"

@@ -166,7 +166,7 @@ def tables(run: ServedRun) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_a_run_keeps_its_place_and_goes_elsewhere_only_when_told(server, study, command):
+def test_a_run_keeps_its_place_and_goes_elsewhere_only_on_request(server, study, command):
     study.run(steps=10)
     assert f"W&B: {server.url}/me/nexus-ablate/runs/" in command("sync", "runs")
     command("sync", "runs", "--project", "other")

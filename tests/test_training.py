@@ -275,7 +275,7 @@ def test_a_diverged_run_asked_for_again_says_so_and_is_not_trained(tiny_run):
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2"])
-def test_a_signal_saves_the_step_and_the_run_goes_on_later(tiny_run, tmp_path, monkeypatch, name):
+def test_a_signal_saves_the_step_and_the_run_resumes_later(tiny_run, tmp_path, monkeypatch, name):
     if signal.getsignal(getattr(signal, name)) is signal.SIG_IGN:  # as under nohup, or in the background
         signal.signal(getattr(signal, name), signal.SIG_DFL)
     whole = run(tiny_run())

@@ -72,7 +72,7 @@ def test_a_difference_that_has_the_other_sign_at_the_shared_rate_says_so():
     assert "depends on LR" not in str(v.decide(evidence(shared_rate_delta=-0.5)))
 
 
-def test_an_arm_whose_runs_still_go_on_is_marked():
+def test_an_arm_with_unfinished_runs_is_marked():
     assert "incomplete" in v.decide(evidence(waiting=2)).qualifiers
 
 

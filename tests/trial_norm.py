@@ -1,4 +1,4 @@
-"""A plugin whose runs are slow, raise, or take their process down: what sweeps must bear."""
+"""A plugin whose runs are slow, raise, or take their process down: what sweeps must survive."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def test_arms_share_every_batch_every_first_value_and_every_validation_token(arm
 
 
 @pytest.mark.slow
-def test_control_arms_that_draw_from_one_generator_part_ways(arm, monkeypatch):
+def test_control_arms_that_draw_from_one_generator_differ(arm, monkeypatch):
     """As most programs do it: initial values, batches and validation windows from one generator, one after another."""
     batch, windows, build = Batches.batch, trainer.eval_windows, nexus_ablate.model.build_model
 

@@ -1,4 +1,4 @@
-"""A damaged checkpoint is noticed, said, and the one before it used; with none left the exit status is 4 (R4)."""
+"""A damaged checkpoint is reported, and the one before it is used; with none left the exit status is 4 (R4)."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_no_damaged_checkpoint_is_ever_loaded(broken_off, tmp_path, counted, cou
     counted(f"{caught} of {count} damaged checkpoints caught, {harmless} changes without a meaning, 0 loaded silently")
 
 
-def test_a_run_goes_on_from_the_one_before_and_says_so_in_a_line(tiny_run, broken_off, tmp_path, capsys):
+def test_a_run_resumes_from_the_checkpoint_before_and_reports_it_in_one_line(tiny_run, broken_off, tmp_path, capsys):
     overrides, path = broken_off
     expected = result(run([*overrides, f"runs_dir={tmp_path / 'whole'}"]).path)
     (path / "checkpoints" / "step_00000008" / "model.safetensors").write_bytes(b"")

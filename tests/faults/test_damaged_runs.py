@@ -91,7 +91,7 @@ def test_every_damaged_run_is_counted_and_no_intact_number_moves(tmp_path, count
         assert means(comparison) == expected
         excluded += len(said.keys() & reasons.keys())
         read += len(said.keys() - reasons.keys())
-    counted(f"{count} of {count} accounted for: {excluded} left out with a reason, {read} readable all the same")
+    counted(f"{count} of {count} accounted for: {excluded} left out with a reason, {read} readable anyway")
 
 
 def test_control_without_the_check_of_what_is_read_damage_would_end_the_comparison(tmp_path, monkeypatch):

@@ -136,7 +136,7 @@ def test_checkpoints_are_never_more_than_were_to_be_kept(tiny_run, tmp_path):
     assert len(list((only(tmp_path / "runs") / "checkpoints").iterdir())) == 1
 
 
-def test_without_a_terminal_a_day_of_steps_is_a_line_each_thirty_seconds(monkeypatch):
+def test_without_a_terminal_a_day_of_steps_is_one_line_per_thirty_seconds(monkeypatch):
     clock = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     stream = io.StringIO()
@@ -164,7 +164,7 @@ def test_a_storm_of_nonfinite_numbers_stays_one_row_of_strict_json(tiny_run, tmp
 
 
 @pytest.mark.slow
-def test_a_thousand_failed_runs_are_told_in_seconds_and_a_line_each(tmp_path, monkeypatch, counted):
+def test_a_thousand_failed_runs_are_listed_in_seconds_with_one_line_per_run(tmp_path, monkeypatch, counted):
     writer = Writer(tmp_path, steps=4)
     good = [writer.run(seed=seed, loss=2.0 + seed / 100) for seed in range(3)]
     good += [writer.run("norm=layer", seed=seed, loss=1.9 + seed / 100) for seed in range(3)]

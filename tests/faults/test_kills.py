@@ -1,4 +1,4 @@
-"""kill -9 at any instant: the same command goes on and ends as if nothing had happened (R1)."""
+"""kill -9 at any instant: the same command resumes and ends as if nothing had happened (R1)."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_the_same_command_after_a_kill_ends_as_if_undisturbed(tiny_run, tmp_path
 
 
 def steps_lost(runs_dir) -> int:
-    """Steps logged after the checkpoint that training will go on from."""
+    """Steps logged after the checkpoint that training will resume from."""
     if not runs_dir.exists() or not (found := find_runs([runs_dir])):
         return 0
     rows = read_jsonl(found[0] / "metrics.jsonl") if (found[0] / "metrics.jsonl").exists() else []

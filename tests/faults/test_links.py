@@ -316,7 +316,7 @@ def test_a_link_that_leads_out_is_excluded_with_a_reason_and_its_runs_are_not_re
     assert (tmp_path / "page.md").read_text().count("a link, which is not followed") == 2
 
 
-def test_a_run_goes_on_where_runs_dir_itself_is_a_link(tiny_run, tmp_path):
+def test_a_run_resumes_where_runs_dir_itself_is_a_link(tiny_run, tmp_path):
     (tmp_path / "disk").mkdir()
     (tmp_path / "runs").symlink_to(tmp_path / "disk")
     run(tiny_run(*SHORT))

@@ -320,7 +320,7 @@ def test_no_mutated_study_ends_or_stalls_a_verb_that_reads_it(template, tmp_path
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize("start", range(160, 320, 20))
-def test_no_mutated_study_ends_or_stalls_a_verb_that_goes_on_with_it(template, tmp_path, counted, start):
+def test_no_mutated_study_ends_or_stalls_a_verb_that_continues_it(template, tmp_path, counted, start):
     bad, calls = failures(template, tmp_path / "mutated", range(start, start + 20), ("show", *WORKING))
     counted(f"{calls} calls on 20 mutated studies, {len(bad)} tracebacks or stalls")
     assert not bad, "\n".join(bad)

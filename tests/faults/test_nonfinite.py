@@ -110,7 +110,7 @@ def named(poison: Poison, said: str) -> bool:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_control_without_the_check_the_weights_are_spoilt(tiny_run, monkeypatch, kind):
+def test_control_without_the_check_the_weights_become_non_finite(tiny_run, monkeypatch, kind):
     monkeypatch.setattr(training_step.Step, "_check", lambda self, step, row: None)
     poison = Poison(kind, 3, math.nan, random.Random(0), monkeypatch)
     with pytest.raises(ValueError, match="JSON"):  # nor would its losses go into a checkpoint
@@ -154,7 +154,7 @@ def test_a_figure_that_is_not_finite_is_no_divergence_and_a_resumed_run_still_kn
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("ratios_to_nothing")
-def test_control_unless_spelt_out_such_a_figure_ends_the_run(tiny_run, monkeypatch):
+def test_control_unless_stored_as_null_such_a_figure_ends_the_run(tiny_run, monkeypatch):
     monkeypatch.setattr(Progress, "saved", lambda self: vars(self))
     with pytest.raises(ValueError, match="JSON"):
         run(tiny_run())

@@ -103,7 +103,7 @@ def torn(tiny_run, tmp_path, monkeypatch):
 
 
 @sizes(6, 0)  # 0: every byte
-def test_a_log_torn_at_any_byte_of_its_last_lines_goes_on_without_gap_or_duplicate(torn, counted, count):
+def test_a_log_torn_at_any_byte_of_its_last_lines_is_continued_without_gap_or_duplicate(torn, counted, count):
     overrides, path, kept, expected = torn
     log = path / "metrics.jsonl"
     whole = log.read_bytes()

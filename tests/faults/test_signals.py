@@ -1,4 +1,4 @@
-"""Asked to stop at any instant: the step is saved, exit 75, and the same command goes on to the same end (R3)."""
+"""Asked to stop at any instant: the step is saved, exit 75, and the same command resumes to the same end (R3)."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_control_without_the_handler_a_signal_loses_the_steps_since_the_checkpoi
 
 
 @pytest.mark.slow
-def test_a_process_that_is_asked_to_stop_ends_with_75_and_goes_on(tiny_run, tmp_path):
+def test_a_process_that_receives_a_stop_signal_exits_with_75_and_resumes(tiny_run, tmp_path):
     overrides = tiny_run("train.steps=300000", "train.log_every=100", "train.eval_every=1000000", "probe=off")
     process = subprocess.Popen([sys.executable, "-m", "nexus_ablate", *overrides], stderr=subprocess.PIPE, text=True)
     while not list((tmp_path / "runs").rglob("step_*")) and process.poll() is None:

@@ -35,7 +35,7 @@ def refuse_at(k: int, number: int, left_refusing: bool):
 
 
 @sizes(6, 0)  # 0: every call
-def test_whichever_call_the_disk_refuses_the_run_says_so_and_goes_on_later(
+def test_whichever_call_the_disk_refuses_the_run_reports_it_and_resumes_later(
     tiny_run, tmp_path, monkeypatch, counted, count
 ):
     expected = result(run(tiny_run(*SHORT)).path)

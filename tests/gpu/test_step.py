@@ -63,7 +63,7 @@ def test_a_run_with_the_defaults_of_a_gpu_finishes_and_says_how_it_was_executed(
         assert math.isfinite(summary["val_loss"]) and summary["peak_memory_bytes"] > 0
 
 
-def test_a_number_that_is_not_finite_is_told_of_its_step_and_changes_no_weight(tiny, monkeypatch):
+def test_a_number_that_is_not_finite_is_reported_with_its_step_and_changes_no_weight(tiny, monkeypatch):
     step = step_of(tiny)
     step.take(0, ROWS)
     before = {name: p.detach().clone() for name, p in step.model.named_parameters()}
