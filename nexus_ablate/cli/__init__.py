@@ -5,6 +5,7 @@ This module imports almost nothing at its top, so that `main` handles Ctrl-C fro
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -54,6 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             status = _run([*(sys.argv[1:] if argv is None else argv)])
             if sys.stdout is not None:
                 sys.stdout.flush()  # here, where a closed pipe is not an error
+            if argv is None:
+                gc.freeze()  # else the collection at exit goes through all that torch has imported
             return status
         except errors.UserError as error:
             print(error, file=sys.stderr)

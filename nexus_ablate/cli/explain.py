@@ -14,6 +14,7 @@ from nexus_ablate.config.compose import compose
 from nexus_ablate.config.grammar import show
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.errors import printable
+from nexus_ablate.training import signals
 
 VERB = Verb(
     "explain",
@@ -36,12 +37,12 @@ VERB = Verb(
 
 def run(overrides: list[str], flags: dict[str, Any]) -> int:
     """Print the architecture of a configuration."""
-    gc.disable()  # a fifth of the time: each collection, the one at exit too, goes through all that torch has imported
+    gc.disable()  # a quarter of the time: each collection goes through all that torch has imported
     try:
         return _explain(overrides, flags)
     finally:
-        gc.freeze()
-        gc.enable()
+        if not signals.ends_with_this_command:
+            gc.enable()
 
 
 def _explain(overrides: list[str], flags: dict[str, Any]) -> int:
