@@ -109,6 +109,7 @@ def desk(tmp_path, monkeypatch):
         "imported",
         "rms_vs_layer",
         "dropout_ladder",
+        "sizes",
         *published,
     ):
         writer = Writer(tmp_path / "runs", study)

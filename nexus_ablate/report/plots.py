@@ -159,7 +159,7 @@ def multipliers(scaling: Sequence[Scaling], across: Sequence[Across]) -> str:
     shown = [end for end in shown if end is not None and math.isfinite(end)]
     low, high = max(MOST_FACTOR**-1, min(shown, default=1.0)), min(MOST_FACTOR, max(shown, default=1.0))
     compute = scaling[0].compute
-    ends = (math.log2(min(low, 0.9)), math.log2(max(high, 1.1)))
+    ends = (math.log2(min(low, 0.9)) - 0.1, math.log2(max(high, 1.1)) + 0.1)
     frame = Frame((compute[0] / 1.5, compute[-1] * 1.5), ends, height=340, right=NAMES_BESIDE, log_x=True)
     frame.axes("training FLOPs of the baseline", "compute multiplier", y_ticks=False)
     for power in range(math.ceil(frame.y_range[0]), math.floor(frame.y_range[1]) + 1):
