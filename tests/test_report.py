@@ -263,6 +263,17 @@ def test_ticks_are_few_round_and_inside(low, high):
     assert 2 <= len(found) <= 8 and all(low - 1e-9 <= t <= high + 1e-9 for t in found)
 
 
+def test_the_ticks_of_a_logarithmic_axis_show_their_own_values():
+    for low, high, shown in (
+        (0.004, 0.13, ["0.005", "0.01", "0.02", "0.05", "0.1"]),
+        (4e10, 2e13, ["50G", "1T", "10T"]),
+    ):
+        frame = Frame((low, high), (0, 1), log_x=True)
+        frame.axes("learning rate")
+        texts = re.findall(r">([\d.]+[GT]?)</text>", frame.svg(""))
+        assert set(shown) <= set(texts) and len(set(texts)) == len(texts)
+
+
 def test_a_line_is_interrupted_where_there_is_no_number():
     frame = Frame((0, 3), (0, 1))
     frame.line([0, 1, 2, 3], [0.0, float("nan"), 1.0, 1.0], "red")

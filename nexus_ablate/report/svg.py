@@ -103,7 +103,7 @@ class Frame:
         low, high = self.x_range
         room = 0.0
         for tick in (_log_ticks(low, high) if self._log else ticks(low, high, 5)) if x_ticks else ():
-            at, text = self.x(tick), tick_text(tick, high - low)
+            at, text = self.x(tick), tick_text(tick, tick if self._log else high - low)
             self.add("line", x1=at, x2=at, y1=self.top, y2=self.bottom, class_="grid")
             half = LETTER * len(text) / 2
             if at - half >= room and at + half <= self.width:  # labels never touch
