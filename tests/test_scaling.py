@@ -89,7 +89,7 @@ def at_largest_size(tables: list[np.ndarray]) -> float:
     return tables[-1][1].mean() - tables[-1][0].mean()
 
 
-@pytest.mark.parametrize("studies", [100, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("studies", [100, pytest.param(1000, marks=[pytest.mark.slow, pytest.mark.long])])
 def test_the_rungs_below_predict_the_sign_and_size_of_the_held_out_one(studies, monkeypatch, counted):
     """Decision accuracy: the largest size by a law and a line that are fitted without it."""
     monkeypatch.setattr(scaling, "DRAWS", 20)
