@@ -145,3 +145,9 @@ def test_rows_survive_what_launchers_do_to_them():
 
     assert float(pickle.loads(pickle.dumps(RunRow(val_loss=1.5)))) == 1.5
     assert json.dumps(float(RunRow(why="diverged"))) == "Infinity"
+
+
+@pytest.mark.slow
+def test_an_arm_with_a_list_of_roles_is_named_as_typed(tiny_run, capfd):
+    assert main(["-m", *tiny_run(), "train.steps=4", "optim.groups=[],[embedding:lr:0.1]"]) == 0
+    assert "optim.groups=[embedding:lr:0.1]" in capfd.readouterr().err

@@ -198,7 +198,7 @@ def _group_of(overrides: list[str]) -> str:
 def _distinct(overrides: Iterable[str], shared: Iterable[str]) -> str:
     """An arm by the overrides that not all of them share, without the seed."""
     own = [text for text in overrides if text not in shared and not text.startswith("seed=")]
-    return ",".join(own) or "baseline"
+    return re.sub(r"\\(.)", r"\1", ",".join(own)) or "baseline"  # without what Hydra escapes
 
 
 def path_of(config: RunConfig) -> Path:
