@@ -1,4 +1,4 @@
-"""Which learning rate is best at which width, under each parametrization: `python scripts/bench_transfer.py FOLDER`.
+"""Which learning rate is best at which width: `python scripts/bench_transfer.py FOLDER [PARAM ...]`.
 
 Trains two-layer models of 32 to 256 channels at seven rates with three seeds, and draws the loss against the rate. Runs
 that FOLDER holds already are not trained again. It takes 20 minutes on two CPU cores.
@@ -50,13 +50,14 @@ def losses_of(folder: Path) -> dict[tuple[str, int, float], list[float]]:
 
 
 def main() -> None:
-    folder = Path(sys.argv[1])
+    folder, params = Path(sys.argv[1]), sys.argv[2:] or list(PARAMETRIZATIONS)
     with ThreadPoolExecutor(2) as pool:
-        for _ in pool.map(lambda pair: train(folder, *pair), product(PARAMETRIZATIONS, reversed(WIDTHS))):
+        for _ in pool.map(lambda pair: train(folder, *pair), product(params, reversed(WIDTHS))):
             pass
     losses = losses_of(folder)
-    figure, axes = plt.subplots(1, 3, figsize=(10, 3.4), sharey=True, layout="constrained")
-    for panel, (param, title) in zip(axes, PARAMETRIZATIONS.items(), strict=True):
+    size = 3.4 * len(params), 3.4
+    figure, axes = plt.subplots(1, len(params), figsize=size, sharey=True, layout="constrained", squeeze=False)
+    for panel, param in zip(axes[0], params, strict=True):
         best = []
         for width, colour in zip(WIDTHS, plt.get_cmap("viridis")(np.linspace(0, 0.85, len(WIDTHS))), strict=True):
             means = [float(np.mean(losses[param, width, rate])) for rate in RATES]
@@ -66,10 +67,10 @@ def main() -> None:
             panel.plot(RATES[lowest], means[lowest], "o", color=colour)
         print(f"{param}: best rate at widths {WIDTHS}: {', '.join(f'{rate:g}' for rate in best)}; ", end="")
         print(f"largest over smallest {max(best) / min(best):g}")
-        panel.set(xscale="log", title=title, xlabel="learning rate")
+        panel.set(xscale="log", title=PARAMETRIZATIONS[param], xlabel="learning rate")
         panel.spines[["top", "right"]].set_visible(False)
-    axes[0].set_ylabel("validation loss (nats per token)")
-    axes[0].legend(title="d_model", frameon=False)
+    axes[0, 0].set_ylabel("validation loss (nats per token)")
+    axes[0, 0].legend(title="d_model", frameon=False)
     figure.savefig(folder / "transfer.svg")
     figure.savefig(folder / "transfer.png", dpi=150)
 
