@@ -152,7 +152,7 @@ def incompatible(draw: random.Random) -> Mistake | None:
         for axis in OPTION_GROUPS
         for name, option in option_files(axis).items()
         for pair in option.refuses
-        if not pair.startswith("window=") and not {"@", " "} & {*pair}  # a condition and no override
+        if not pair.startswith(("window=", "nope_every=")) and not {"@", " "} & {*pair}  # a condition and no override
     ]
     pairs += [("model.n_heads=3", "model.d_model=64"), ("train.steps=5", "train.tokens=500"),
               ("n_kv_heads=3", "model.n_heads=4"), ("train.tokens=5", "train.flops=500")]  # fmt: skip
