@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from nexus_ablate.masking import mask
@@ -92,12 +93,17 @@ def described(error: BaseException) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """The nearest of `known` within one edit (two from five letters on, three from nine on), or ''."""
-    best, best_distance = "", 2 + (len(word) > 4) + (len(word) > 8)
+    """The nearest of `known` within one edit (two from five letters on, three from nine on), or ''.
+
+    A word of four letters may differ in two if three of its letters are the same: `keep` is `kept`, `lion` not `muon`.
+    """
+    best, best_distance = "", 2 + (len(word) > 3) + (len(word) > 8)
     for candidate in known:
         if abs(len(word) - len(candidate)) >= best_distance:  # a word of 50,000 letters would take seconds
             continue
         distance = edit_distance(word.lower(), candidate.lower())
+        if len(word) == 4 and distance == 2 and (Counter(word.lower()) & Counter(candidate.lower())).total() < 3:
+            continue
         if distance < best_distance and distance < max(len(word), 2):
             best, best_distance = candidate, distance
     return best

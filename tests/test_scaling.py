@@ -158,7 +158,11 @@ def test_compare_says_what_a_difference_is_worth_at_each_size(tmp_path, capsys):
     assert one["arm"] == "norm=layer"
     multipliers = [cell["mean"] for cell in one["multipliers"]]
     assert multipliers == pytest.approx([1.3] * 4, rel=0.05) and one["speeds"] == pytest.approx([0.9, 0.85, 0.8, 0.7])
-    assert f"; by time x{multipliers[-1] * 0.7:.3g} [x" in shown and "at equal training tokens" in shown
+    assert (
+        "by time at 6.4e+15" in shown
+        and f" x{multipliers[-1] * 0.7:.3g} [x" in shown
+        and "at equal training tokens" in shown
+    )
     page = (tmp_path / "a.html").read_text()
     assert "HOLDS" in page and "6.4e+15" in page
     picture = page[page.index('aria-label="compute multipliers against compute"') :].partition("</svg>")[0]

@@ -64,15 +64,16 @@ def _interval(findings: Findings, change: Interval | None) -> str:
 def scaling_table(findings: Findings) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Heads and rows: each arm's compute multiplier by size, how it changes with compute, and the outcome."""
     sizes = [f"{compute:.1e}" for compute in findings.scaling[0].compute]
-    heads = ("arm", *(f"at {size} FLOPs" for size in sizes), "per 10 times", "predicted", "outcome")
+    by_size = [head for size in sizes for head in (f"at {size} FLOPs", f"by time at {size}")]
+    heads = ("arm", *by_size, "per 10 times", "predicted", "outcome")
     return heads, [_scaling_row(one) for one in findings.scaling]
 
 
 def _scaling_row(one: Scaling) -> tuple[str, ...]:
-    timed = ["" if cell is None else f"; by time {_times(cell)}" for cell in one.by_time]
-    sizes = [f"{_times(cell)}{by_time}" for cell, by_time in zip(one.multipliers, timed, strict=True)]
+    pairs = zip(one.multipliers, one.by_time, strict=True)
+    by_size = [NOTHING if cell is None else _times(cell) for pair in pairs for cell in pair]
     predicted = NOTHING if one.predicted is None else f"x{one.predicted:.3g}"
-    return (one.arm, *sizes, _times(one.trend), predicted, one.outcome)
+    return (one.arm, *by_size, _times(one.trend), predicted, one.outcome)
 
 
 def _times(interval: Interval) -> str:
