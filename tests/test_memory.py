@@ -131,6 +131,7 @@ def limited(tiny_run, extra: int, *overrides: str) -> subprocess.CompletedProces
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_an_allocator_s_refusal_while_training_is_the_same_error(tiny_run, tmp_path):
     large = ("model.d_model=256", "model.context=256", "train.batch_size=64", "data.tokenizer=bytes")
     done = limited(tiny_run, 2**28, *large)

@@ -189,7 +189,7 @@ def reading(directory: Path, out: Path) -> list[list[str]]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("signals_as_in_a_terminal")
-@pytest.mark.parametrize("kind", ["finished", "preempted", "fresh"])
+@pytest.mark.parametrize("kind", ["finished", pytest.param("preempted", marks=pytest.mark.long), "fresh"])
 def test_a_link_in_the_place_of_anything_that_a_run_writes_is_followed_by_no_verb(
     tiny_run, tmp_path, monkeypatch, trespasses, counted, kind
 ):
