@@ -23,7 +23,7 @@ from nexus_ablate.report.frames import arms_frame
 from nexus_ablate.report.page import html
 from nexus_ablate.report.plots import forest
 from nexus_ablate.report.svg import Frame, ticks
-from nexus_ablate.report.table import MAIN, answer, loss_text
+from nexus_ablate.report.table import MAIN, answer, loss_text, signed
 from nexus_ablate.report.terminal import show
 
 BASE = [2.00, 2.02, 1.98, 2.01, 1.99]
@@ -261,6 +261,10 @@ def test_noise_tells_spread_detectable_difference_and_seeds(comparison, tmp_path
 def test_ticks_are_few_round_and_inside(low, high):
     found = ticks(low, high, 6)
     assert 2 <= len(found) <= 8 and all(low - 1e-9 <= t <= high + 1e-9 for t in found)
+
+
+def test_a_number_that_rounds_to_zero_has_no_sign():
+    assert [signed(value, 1) for value in (-0.04, 0.04, -0.06, None)] == ["0.0", "0.0", "-0.1", "–"]
 
 
 def test_the_ticks_of_a_logarithmic_axis_show_their_own_values():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 from written_runs import Writer
 
@@ -77,3 +79,10 @@ def test_the_plan_of_every_stratum_is_on_disk_before_the_first_run(tiny_run, tmp
     base = [text for text in tiny_run() if not text.startswith("model.n_layers")]
     assert cli.main(["study", str(tmp_path / "mine.yaml"), *base]) == 0
     assert [path.parent.name for path in seen[0]] == ["mine@n_layers-1", "mine@n_layers-2"]
+
+
+def test_a_reader_who_closes_the_pipe_has_the_saved_files(tmp_path):
+    strata(tmp_path, "shallow", "deep")
+    command = f"{sys.executable} -m nexus_ablate compare runs/depth --html page.html --csv table.csv | true"
+    subprocess.run(command, shell=True, cwd=tmp_path, check=True, timeout=60)
+    assert "SUPPORTED" in (tmp_path / "page.html").read_text() and (tmp_path / "table.csv").stat().st_size
