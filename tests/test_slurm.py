@@ -523,12 +523,13 @@ def test_a_submitted_study_outlives_preemption_cancelling_and_a_failure(cluster,
     assert "4 runs submitted" in done.stderr
     again = cluster.nexus(*trials.study(0, 7, 9, 10), *SUBMIT)
     assert "0 runs submitted, 4 already in the queue" in again.stderr, again.stderr
+    cluster.run_of(trials.directory, 7)  # SLURM starts jobs seconds after they were submitted
     printed = cluster.nexus("status", str(trials.directory)).stdout
     jobs = set(re.findall(r"\b\d+_(\d)\b", printed))
     assert "job" in printed and jobs >= {"1", "2"}, (
         printed
     )  # the two that wait for trouble; the others may be over by now
-    assert re.search("4 starting|[1-4] (created|running)", printed), printed
+    assert re.search("[1-4] (created|running)", printed), printed
 
     cluster.disturb(trials.directory)
     cluster.settle()
