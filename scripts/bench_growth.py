@@ -91,16 +91,16 @@ def exponent(sizes: list[int], values: list[float]) -> float:
     return statistics.linear_regression(x, y).slope
 
 
-def draw(found: dict[str, Any], path: Path) -> None:
+def draw(measured: dict[str, Any], path: Path) -> None:
     """A panel for each varied size, time and memory on logarithmic axes."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import LogLocator, StrMethodFormatter
 
     figure = Figure(figsize=(11, 5), layout="constrained")
     panels = list(figure.subplots(2, 4).flat)
-    for axes in panels[len(found) :]:
+    for axes in panels[len(measured) :]:
         axes.set_visible(False)
-    for axes, (name, series) in zip(panels, found.items(), strict=False):
+    for axes, (name, series) in zip(panels, measured.items(), strict=False):
         drawn = [(axes, "ms", [1000 * s for s in series["seconds"]], "#4477aa", "o-")]
         title = f"{name}\ntime ^{series['time_exponent']:.2f}"
         if "bytes" in series:
@@ -123,7 +123,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=10, help="measured for each varied size")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--picture", type=Path)
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     from nexus_ablate.training.device import share_cores_politely
     from nexus_ablate.training.memory import keep_freed_memory
 
@@ -136,20 +136,20 @@ def main() -> int:
 
     torch.set_num_threads(1)
     clock = clock_of(torch.device("cpu"))
-    found: dict[str, Any] = {}
+    measured: dict[str, Any] = {}
 
     def measure(name: str, sizes: list[int], works: Mapping[str, Callable[[], object]], held: list[int] | None) -> None:
-        taken = in_turn(works, asked.seconds, clock)
+        taken = in_turn(works, arguments.seconds, clock)
         seconds = [spread(values).median for values in taken.values()]
-        found[name] = {"sizes": sizes, "seconds": seconds, "time_exponent": exponent(sizes, seconds)}
+        measured[name] = {"sizes": sizes, "seconds": seconds, "time_exponent": exponent(sizes, seconds)}
         if held is not None:
-            found[name] |= {"bytes": held, "memory_exponent": exponent(sizes, [float(b) for b in held])}
+            measured[name] |= {"bytes": held, "memory_exponent": exponent(sizes, [float(b) for b in held])}
         spreads = [f"{spread(v).low * 1000:.1f}-{spread(v).high * 1000:.1f}" for v in taken.values()]
         listed = ", ".join(f"{s}: {1000 * t:.1f} ({q})" for s, t, q in zip(sizes, seconds, spreads, strict=True))
-        print(f"{name}: time ^{found[name]['time_exponent']:.2f}; ms {listed}")
+        print(f"{name}: time ^{measured[name]['time_exponent']:.2f}; ms {listed}")
         if held is not None:
             shown = ", ".join(f"{s}: {b / 2**20:.1f}" for s, b in zip(sizes, held, strict=True))
-            print(f"    memory ^{found[name]['memory_exponent']:.2f}; MiB {shown}", flush=True)
+            print(f"    memory ^{measured[name]['memory_exponent']:.2f}; MiB {shown}", flush=True)
 
     for name, (key, sizes) in SIZES.items():
         works = {str(size): step_of(key, size) for size in sizes}
@@ -162,12 +162,12 @@ def main() -> int:
             for work in (readers[count][verb] for count in RUNS):
                 work()
             measure(f"{verb}, by runs", RUNS, {str(count): readers[count][verb] for count in RUNS}, None)
-    if asked.json:
-        asked.json.write_text(
-            json.dumps(found | {"date": time.strftime("%Y-%m-%d"), "torch": torch.__version__}, indent=1)
+    if arguments.json:
+        arguments.json.write_text(
+            json.dumps(measured | {"date": time.strftime("%Y-%m-%d"), "torch": torch.__version__}, indent=1)
         )
-    if asked.picture:
-        draw(found, asked.picture)
+    if arguments.picture:
+        draw(measured, arguments.picture)
     return 0
 
 

@@ -114,7 +114,7 @@ def drawn(config: Any, train: Any) -> Iterator[Any]:
         yield rows(starts, 0), rows(starts, 1)
 
 
-def memory(asked: Any) -> None:
+def memory(arguments: Any) -> None:
     """Print the bytes of both: counted, or on a GPU allocated."""
     import itertools
 
@@ -123,26 +123,27 @@ def memory(asked: Any) -> None:
     from nexus_ablate.bench.memory import StepMemory, allocated_memory, counted_memory, step_of
     from nexus_ablate.config.compose import compose
 
-    vocab_size = asked.vocabulary or GPT2_VOCABULARY
+    vocab_size = arguments.vocabulary or GPT2_VOCABULARY
 
     def config_of(*form: str) -> Any:
-        return compose([*GPT2, "train.device=cpu", *asked.overrides, *form])
+        return compose([*GPT2, "train.device=cpu", *arguments.overrides, *form])
 
     config = config_of()
     device = config.train.device
     taken = counted_memory if device == "cpu" else allocated_memory
 
-    def theirs() -> Callable[[], None]:
+    def make_peer_step() -> Callable[[], None]:
         tokens = torch.zeros(config.train.batch_size, config.model.context, dtype=torch.long, device=device)
-        loss_of, model, optimizer = made(asked.peer, config, vocab_size, "cuda")
-        loss_of = torch.compile(loss_of) if asked.compile_peer else loss_of
+        loss_of, model, optimizer = made(arguments.peer, config, vocab_size, "cuda")
+        loss_of = torch.compile(loss_of) if arguments.compile_peer else loss_of
         return peer_step((loss_of, model, optimizer), config, itertools.repeat((tokens, tokens)))
 
-    def show(name: str, found: StepMemory) -> None:
-        sizes = f"{found.peak / 2**30:6.2f} GiB at most, {found.between / 2**30:5.2f} GiB between steps"
-        print(f"{name:32}{sizes}, {found.peak / peer.peak:.2f} of the peer's", flush=True)
+    def show(name: str, bytes_taken: StepMemory) -> None:
+        sizes = f"{bytes_taken.peak / 2**30:6.2f} GiB at most, {bytes_taken.between / 2**30:5.2f} GiB between steps"
+        moved = f"; {bytes_taken.moved / 1e9:.0f} GB moved" if bytes_taken.moved else ""
+        print(f"{name:32}{sizes}, {bytes_taken.peak / peer.peak:.2f} of the peer's{moved}", flush=True)
 
-    peer = taken(theirs)
+    peer = taken(make_peer_step)
     show("peer", peer)
     for name, form in FORMS.items():
         formed = config_of(*form)
@@ -166,9 +167,9 @@ def main() -> int:
     parser.add_argument("--compile-peer", action="store_true")
     parser.add_argument("--memory", action="store_true", help="count what a step holds, and time nothing")
     parser.add_argument("--vocabulary", type=int, help="tokens of both models; at least the data's")
-    asked = parser.parse_intermixed_args()
-    if asked.memory:
-        memory(asked)
+    arguments = parser.parse_intermixed_args()
+    if arguments.memory:
+        memory(arguments)
         return 0
 
     from nexus_ablate.training.device import share_cores_politely
@@ -182,31 +183,31 @@ def main() -> int:
     from nexus_ablate.bench.timing import clock_of, in_turn, ratios, spread
     from nexus_ablate.config.compose import compose
 
-    config = compose(endless([*RECIPE, *asked.overrides]))
-    with running(config, asked.vocabulary) as trainer:
+    config = compose(endless([*RECIPE, *arguments.overrides]))
+    with running(config, arguments.vocabulary) as trainer:
         vocab_size = trainer.model.geometry.vocab_size
-        loss_of, model, optimizer = made(asked.peer, config, vocab_size, config.train.device)
-        if asked.compile_peer:
+        loss_of, model, optimizer = made(arguments.peer, config, vocab_size, config.train.device)
+        if arguments.compile_peer:
             loss_of = torch.compile(loss_of)
-        theirs = peer_step((loss_of, model, optimizer), config, drawn(config, trainer.data.train))
+        peer_body = peer_step((loss_of, model, optimizer), config, drawn(config, trainer.data.train))
         weights = [sum(p.numel() for p in m.parameters()) for m in (trainer.model, model)]
         print(f"parameters: ours {weights[0]:,}, the peer's {weights[1]:,}")
 
         def block(step: Callable[[], None]) -> Callable[[], None]:
             def steps() -> None:
-                for _ in range(asked.steps):
+                for _ in range(arguments.steps):
                     step()
 
             return steps
 
-        for threads in asked.threads:
+        for threads in arguments.threads:
             torch.set_num_threads(threads)
-            works = {"ours": block(trainer.step_and_record), "peer": block(theirs)}
+            works = {"ours": block(trainer.step_and_record), "peer": block(peer_body)}
             for work in works.values():
                 work()
-            taken = in_turn(works, asked.seconds, clock_of(trainer.device))
+            taken = in_turn(works, arguments.seconds, clock_of(trainer.device))
             ratio = ratios(taken["ours"], taken["peer"])
-            row = {f"{name}_ms": round(1000 * spread(taken[name]).median / asked.steps, 2) for name in works}
+            row = {f"{name}_ms": round(1000 * spread(taken[name]).median / arguments.steps, 2) for name in works}
             row |= {"ratio": round(ratio.median, 3), "quartiles": [round(ratio.low, 3), round(ratio.high, 3)]}
             print(f"{threads} thread(s): {json.dumps(row | {'blocks': len(taken['ours'])})}", flush=True)
     return 0

@@ -42,10 +42,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     for name, default in (("pairs", 3), ("runs", 8), ("steps", 200)):
         parser.add_argument(f"--{name}", type=int, default=default)
-    asked = parser.parse_args()
-    seeds = range(asked.runs // 2)
+    arguments = parser.parse_args()
+    seeds = range(arguments.runs // 2)
     arms = ("norm=rms", "norm=layer")
-    base = [f"train.steps={asked.steps}", "tracker=files", "train.device=cpu"]
+    base = [f"train.steps={arguments.steps}", "tracker=files", "train.device=cpu"]
     ratios = []
     with tempfile.TemporaryDirectory() as scratch:
 
@@ -58,7 +58,7 @@ def main() -> None:
             return timed([[arm, f"seed={seed}", *base, *where] for seed in seeds for arm in arms])
 
         timed([["train.steps=1", *base, f"runs_dir={scratch}/warm"]])  # the data is prepared once, before both
-        for pair in range(asked.pairs):
+        for pair in range(arguments.pairs):
             if pair % 2:
                 alone, together = in_turn(f"turn{pair}", CORES), queue(f"queue{pair}")
             else:
@@ -71,7 +71,7 @@ def main() -> None:
         equal = sum(queued[name] == single.get(name) for name in queued)
         threads = {(read_run(path).summary or {})["threads"] for path in find_runs([Path(scratch) / "queue0"])}
     print(
-        f"{asked.runs} runs of {asked.steps} steps on {CORES} cores, {asked.pairs} pairs: "
+        f"{arguments.runs} runs of {arguments.steps} steps on {CORES} cores, {arguments.pairs} pairs: "
         f"the queue is {statistics.median(ratios):.2f} times as fast (from {min(ratios):.2f} to {max(ratios):.2f})\n"
         f"threads of a queued run: {threads}; bit-identical to the run alone: {equal} of {len(queued)}"
     )

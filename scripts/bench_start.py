@@ -52,10 +52,10 @@ def main() -> None:
             times, _ = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
         first.append(times[0])
         second.append(times[1])
-    for what, times in (("command to first step", first[1:]), ("next run in the same worker", second[1:])):
+    for name, times in (("command to first step", first[1:]), ("next run in the same worker", second[1:])):
         begun, ended, cpu = (statistics.median(t[i] for t in times) for i in range(3))
         spread = f"{min(t[1] for t in times):.2f} to {max(t[1] for t in times):.2f}"
-        print(f"{what}: it begins after {begun:.2f} s and ends after {ended:.2f} s ({spread}; processor {cpu:.2f})")
+        print(f"{name}: it begins after {begun:.2f} s and ends after {ended:.2f} s ({spread}; processor {cpu:.2f})")
 
 
 if __name__ == "__main__":

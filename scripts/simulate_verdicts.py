@@ -73,7 +73,7 @@ def any_equivalent(words: list[str]) -> bool:
     return EQUIVALENT in words
 
 
-def found(*arms: int) -> Callable[[list[str]], float]:
+def share_worse(*arms: int) -> Callable[[list[str]], float]:
     """The share of these arms (from 1) that is WORSE, as was planted."""
     return lambda words: sum(words[arm - 1] == WORSE for arm in arms) / len(arms)
 
@@ -115,11 +115,11 @@ def cases() -> list[Case]:
         Case("1 of 2 arms 5x as noisy", 2, 8, "4.2%", 0.07, any_claim, noise={1: 5}),
         Case("baseline 3x as noisy", 2, 5, "", 0.07, any_claim, noise={0: 3}),
         Case("baseline 3x as noisy", 1, 5, "", 0.07, any_claim, noise={0: 3}),
-        Case("2 SD found, equal noise", 8, 5, "88%", 0.83, found(*ALL), True, shift=everywhere(2, 8)),
-        Case("3 SD found, equal noise", 8, 5, "", 0.95, found(*ALL), True, shift=everywhere(3, 8)),
-        Case("2 SD of the quiet arm found, the other 5x", 2, 5, "12%", 0.60, found(2), True, {1: 5}, 0, {2: 2}),
-        Case("2 SD of the quiet arm found, the other 5x", 2, 8, "26%", 0.95, found(2), True, {1: 5}, 0, {2: 2}),
-        Case("2 SD of a quiet arm found, 2 of 8 5x", 8, 8, "34%", 0.85, found(3), True, {1: 5, 2: 5}, 0, {3: 2}),
+        Case("2 SD found, equal noise", 8, 5, "88%", 0.83, share_worse(*ALL), True, shift=everywhere(2, 8)),
+        Case("3 SD found, equal noise", 8, 5, "", 0.95, share_worse(*ALL), True, shift=everywhere(3, 8)),
+        Case("2 SD of the quiet arm found, the other 5x", 2, 5, "12%", 0.60, share_worse(2), True, {1: 5}, 0, {2: 2}),
+        Case("2 SD of the quiet arm found, the other 5x", 2, 8, "26%", 0.95, share_worse(2), True, {1: 5}, 0, {2: 2}),
+        Case("2 SD of a quiet arm found, 2 of 8 5x", 8, 8, "34%", 0.85, share_worse(3), True, {1: 5, 2: 5}, 0, {3: 2}),
         Case("wrong sign at 2 SD", 8, 5, "0%", 0.005, lambda w: BETTER in w, shift=everywhere(2, 8)),
         Case("EQUIVALENT, truth +2 SD, a baseline seed at +8 SD, automatic margin", 3, 5, "68%", 0.05, any_equivalent,
              shift=everywhere(2, 3), outlier=8, plan=Plan("")),
@@ -132,8 +132,8 @@ def cases() -> list[Case]:
         Case("looks at 5, 8, 12, 20 seeds", 1, 20, "18.7%", 0.05, any_claim, plan=LOOKS),
         Case("looks at 5, 8, 12, 20 seeds", 4, 20, "", 0.055, any_claim, plan=LOOKS),
         Case("looks, baseline 3x as noisy", 4, 20, "", 0.06, any_claim, noise={0: 3}, plan=LOOKS),
-        Case("2 SD found by looks", 1, 20, "", 0.99, found(1), True, shift={1: 2}, plan=LOOKS),
-        Case("1 SD found by looks", 1, 20, "", 0.50, found(1), True, shift={1: 1}, plan=LOOKS),
+        Case("2 SD found by looks", 1, 20, "", 0.99, share_worse(1), True, shift={1: 2}, plan=LOOKS),
+        Case("1 SD found by looks", 1, 20, "", 0.50, share_worse(1), True, shift={1: 1}, plan=LOOKS),
     ]  # fmt: skip
     return rows
 
@@ -173,29 +173,31 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tables", type=int, default=2000, help="tables per line")
     parser.add_argument("--markdown", action="store_true", help="the table of docs/reading_a_verdict.md")
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     begun, missed = time.monotonic(), 0
     head = ("case", "arms", "seeds", "before", "now", "must be", "")
     widths = (68, 4, 5, 9, 7, 12, 6)
 
     def line(cells: tuple[str, ...]) -> None:
-        if asked.markdown:
+        if arguments.markdown:
             print("| " + " | ".join(cells[:-1]) + " |")
         else:
             print("  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip(), flush=True)
 
     line(head)
-    if asked.markdown:
+    if arguments.markdown:
         print("|---|---:|---:|---:|---:|---:|")
     for case in (*cases(), control()):
-        figure, used = simulate(case, asked.tables)
+        figure, used = simulate(case, arguments.tables)
         good = case.holds(figure) or case.plan is EVERY_LOOK
         missed += not good
         seeds = f"{used:.1f}" if case.plan.looks else str(case.seeds)
         must = case.must_be if case.plan is not EVERY_LOOK else "control"
         line((case.name, str(case.arms), seeds, case.before, f"{figure:.1%}", must, "" if good else "MISSED"))
-    if not asked.markdown:
-        print(f"{missed} of {len(cases())} missed; {asked.tables} tables per line, {time.monotonic() - begun:.0f} s")
+    if not arguments.markdown:
+        print(
+            f"{missed} of {len(cases())} missed; {arguments.tables} tables per line, {time.monotonic() - begun:.0f} s"
+        )
     raise SystemExit(1 if missed else 0)
 
 

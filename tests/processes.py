@@ -70,9 +70,9 @@ class Processes:
         end = time.monotonic() + seconds
         while not ranks <= self.ended().keys() and time.monotonic() < end:
             time.sleep(0.02)
-        found = self.ended()
+        statuses = self.ended()
         for rank, pid in enumerate(self.pids):
-            if rank not in found:
+            if rank not in statuses:
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
-        return found
+        return statuses

@@ -56,13 +56,13 @@ def room(path: Path) -> str:
 
 def imports(tree: ast.AST, top_level: bool = False) -> list[str]:
     nodes = ast.iter_child_nodes(tree) if top_level else ast.walk(tree)
-    found = []
+    imported = []
     for node in nodes:
         if isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names]
+            imported += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
-            found += [f"{node.module}.{alias.name}" for alias in node.names]
-    return found
+            imported += [f"{node.module}.{alias.name}" for alias in node.names]
+    return imported
 
 
 def edges(sources: dict[str, str]) -> dict[str, set[str]]:
@@ -94,14 +94,14 @@ def cycle(arrows: dict[str, set[str]]) -> list[str]:
 
 def upward(arrows: dict[str, set[str]]) -> list[str]:
     """Every import of a higher layer."""
-    found = []
+    violations = []
     for module, others in arrows.items():
         here = module.split(".")[1] if "." in module else ""
         for other in others:
             there = other.split(".")[1] if "." in other else ""
             if here and there and LAYER[there] >= LAYER[here] and here != there:
-                found.append(f"{module} imports {other}")
-    return found
+                violations.append(f"{module} imports {other}")
+    return violations
 
 
 def test_a_module_imports_only_from_lower_layers():
@@ -201,6 +201,12 @@ def vague_names(source: str) -> set[str]:
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_names_say_what_they_hold(path):
     assert vague_names(path.read_text()) == set()
+
+
+def test_names_in_tests_and_scripts_say_what_they_hold():
+    files = [path for folder in ("tests", "scripts") for path in (PACKAGE.parent / folder).rglob("*.py")]
+    assert len(files) > 100
+    assert {path.name: names for path in files if (names := vague_names(path.read_text()))} == {}
 
 
 @pytest.mark.parametrize(

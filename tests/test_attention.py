@@ -71,10 +71,10 @@ def pairwise_score(name, score, q, k):
 def test_a_score_is_its_published_definition_for_every_query_and_key(name):
     score = build_score(name)
     q, k = (torch.randn(2, H, T, D, generator=torch.Generator().manual_seed(i)) for i in range(2))
-    found = score.scale * score(q, k)
+    actual = score.scale * score(q, k)
     for b, h, i, j in itertools.product(range(2), range(H), range(T), range(T)):
         expected = pairwise_score(name, score, q[b, h, i], k[b, h, j])(h)
-        torch.testing.assert_close(found[b, h, i, j], expected, rtol=0, atol=1e-5)
+        torch.testing.assert_close(actual[b, h, i, j], expected, rtol=0, atol=1e-5)
 
 
 def test_concat_and_additive_without_bias_are_one_score():
@@ -149,8 +149,8 @@ def test_the_form_of_an_additive_score_that_a_compiler_fuses_is_the_plain_one():
     for form in (scores._FusedScores.apply, scores._additive_scores):
         out = form(*leaves)
         results.append((out, *torch.autograd.grad(out.square().sum(), leaves)))
-    for found, expected in zip(*results, strict=True):
-        torch.testing.assert_close(found, expected)
+    for actual, expected in zip(*results, strict=True):
+        torch.testing.assert_close(actual, expected)
 
 
 @pytest.mark.filterwarnings("ignore")  # of the compiler's own import
@@ -218,9 +218,9 @@ def test_the_core_is_its_definition(tiny, qkv, overrides):
     attn, sinks = model.blocks[0].attn, attn_sinks(model)
     q, k, v = qkv
     bias = model.position.score_bias(T - sinks, 0)
-    found = attn.core(q, attn._keys(k, attn.learned_key_Gd), attn._keys(v, attn.learned_value_Gd), bias)
+    actual = attn.core(q, attn._keys(k, attn.learned_key_Gd), attn._keys(v, attn.learned_value_Gd), bias)
     expected = torch.stack([reference(attn.core, attn, *each, bias, sinks) for each in zip(q, k, v, strict=True)])
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
 
 
 def attn_sinks(model):
@@ -481,8 +481,8 @@ def test_flex_attention_is_the_plain_path_in_outputs_and_gradients(tiny, monkeyp
     ):
         out = compute(*qkv, bias)
         results.append((out, *torch.autograd.grad((out * weight).sum(), leaves)))
-    for found, expected in zip(*results, strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)  # the plain path's softmax is in float32
+    for actual, expected in zip(*results, strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)  # the plain path's softmax is in float32
 
 
 @pytest.mark.slow
@@ -494,8 +494,8 @@ def test_the_fused_kernel_that_the_compiler_makes_of_flex_attention_is_the_plain
     torch._dynamo.reset()
     with torch.no_grad():
         q, k, v = (x.float() for x in qkv)
-        found = torch.compile(core.float().flex, fullgraph=True)(q, k, v, bias)
-        torch.testing.assert_close(found, core.mixed(core.weights(q, k, bias), v), rtol=1e-5, atol=1e-5)
+        result = torch.compile(core.float().flex, fullgraph=True)(q, k, v, bias)
+        torch.testing.assert_close(result, core.mixed(core.weights(q, k, bias), v), rtol=1e-5, atol=1e-5)
 
 
 def test_flex_attention_takes_the_place_of_masks_of_all_pairs_and_of_nothing_else(tiny):

@@ -49,8 +49,8 @@ def test_ratios_are_of_neighbours_so_that_a_machine_that_slows_down_does_not_cha
         return run
 
     taken = in_turn({"a": work(1.0), "b": work(2.0)}, 60.0, machine.clock)
-    found = ratios(taken["b"], taken["a"])
-    assert found.median == pytest.approx(2.0, rel=0.03)
+    result = ratios(taken["b"], taken["a"])
+    assert result.median == pytest.approx(2.0, rel=0.03)
     assert spread(taken["b"]).high / spread(taken["b"]).low > 1.2  # the times themselves moved
 
 
@@ -68,10 +68,10 @@ def test_a_spread_is_the_median_and_the_quartiles():
 
 def test_traffic_counts_a_product_and_a_sum_as_on_paper():
     a, b, c = torch.randn(6, 4), torch.randn(4, 5), torch.randn(6, 5)
-    found = counted(lambda: a @ b + c)
-    assert found.flops == 2 * 6 * 4 * 5 + 6 * 5
-    assert found.bytes_moved == 4 * (24 + 20 + 30) + 4 * (30 + 30 + 30)
-    assert found.peak_bytes == 2 * 4 * 30  # product and sum; what was there before does not count
+    result = counted(lambda: a @ b + c)
+    assert result.flops == 2 * 6 * 4 * 5 + 6 * 5
+    assert result.bytes_moved == 4 * (24 + 20 + 30) + 4 * (30 + 30 + 30)
+    assert result.peak_bytes == 2 * 4 * 30  # product and sum; what was there before does not count
 
 
 def test_traffic_moves_nothing_for_views_and_forgets_what_was_freed():
@@ -108,16 +108,16 @@ def test_two_options_of_every_axis_are_measured_with_ratio_traffic_and_verdict(a
         )
         == 0
     )
-    found = json.loads(file.read_text())
-    costs = {(c["option"], c["place"]): c for c in found["costs"]}
+    report = json.loads(file.read_text())
+    costs = {(c["option"], c["place"]): c for c in report["costs"]}
     assert {place for _, place in costs} == ({"block"} if axis == "placement" else {"alone", "block"})
     for cost in costs.values():
         assert cost["flops"] >= 0
         assert cost["bytes_moved"] > 0 or cost["option"] == "none"
         assert cost["ratio"]["both"]["low"] <= cost["ratio"]["both"]["median"] <= cost["ratio"]["both"]["high"]
     assert costs[two[0], "block"]["ratio"]["both"]["median"] == 1.0
-    assert len(found["verdicts"]) == 1
-    assert found["verdicts"][0] in capsys.readouterr().out
+    assert len(report["verdicts"]) == 1
+    assert report["verdicts"][0] in capsys.readouterr().out
 
 
 def test_a_picture_is_drawn(tmp_path):
@@ -138,9 +138,9 @@ def test_eager_rms_norm_is_distinguished_from_layer_norm(tmp_path):
 def test_the_step_is_timed_and_its_parts_sum_to_it(tiny_run, tmp_path):
     file = tmp_path / "found.json"
     assert main(["bench", "step", "--seconds=0.2", f"--json={file}", *tiny_run()]) == 0
-    found = json.loads(file.read_text())
-    assert math.isclose(sum(found["parts"].values()), found["seconds"]["median"], rel_tol=1e-6)
-    assert found["parts"]["matrix products"] > 0
+    report = json.loads(file.read_text())
+    assert math.isclose(sum(report["parts"].values()), report["seconds"]["median"], rel_tol=1e-6)
+    assert report["parts"]["matrix products"] > 0
     assert not (tmp_path / "runs").exists()  # a bench leaves no run behind
 
 
@@ -162,7 +162,7 @@ def test_every_candidate_runs_compiled_where_pytorch_stops_at_eight(monkeypatch,
     ran = []
 
     def backend(graph, inputs):
-        return lambda *given: ran.append(1) or graph.forward(*given)
+        return lambda *arguments: ran.append(1) or graph.forward(*arguments)
 
     torch._dynamo.reset()
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
@@ -194,9 +194,9 @@ def test_a_sweep_reports_runs_per_hour_by_number_of_workers(tiny_run, tmp_path):
     file = tmp_path / "found.json"
     overrides = [o for o in tiny_run() if not o.startswith("train.threads")]
     assert main(["bench", "sweep", "--workers=1,2", "--seconds=0.4", f"--json={file}", *overrides]) == 0
-    found = json.loads(file.read_text())["sweep"]
-    assert [row["workers"] for row in found] == [1, 2]
-    assert all(row["runs_per_hour"] > 0 for row in found)
+    report = json.loads(file.read_text())["sweep"]
+    assert [row["workers"] for row in report] == [1, 2]
+    assert all(row["runs_per_hour"] > 0 for row in report)
 
 
 @pytest.mark.parametrize(

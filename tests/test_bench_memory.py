@@ -45,18 +45,18 @@ def allocated(config):
 def test_counted_bytes_are_those_that_the_allocator_of_a_real_step_gives_out(tiny, overrides):
     config = tiny("train.device=cpu", "train.batch_size=8", "model.context=64", "model.d_model=64", *overrides)
     between, peak = allocated(config)
-    found = step_memory(config, VOCABULARY)
-    assert found.between == pytest.approx(between, rel=0.01)
-    assert found.peak == pytest.approx(peak, rel=0.01)
+    result = step_memory(config, VOCABULARY)
+    assert result.between == pytest.approx(between, rel=0.01)
+    assert result.peak == pytest.approx(peak, rel=0.01)
 
 
 @pytest.mark.slow
 def test_a_step_without_values_holds_weights_moments_and_gradients(tiny):
     config = tiny("train.device=cpu", "train.precision=bf16")
     params = sum(p.nbytes for p in build_model(config, VOCABULARY).parameters())
-    found = step_memory(config, VOCABULARY)
-    assert 3 * params <= found.between <= 3 * params + 4096  # besides them the counters of steps and constants
-    assert found.peak >= found.between + params
+    result = step_memory(config, VOCABULARY)
+    assert 3 * params <= result.between <= 3 * params + 4096  # besides them the counters of steps and constants
+    assert result.peak >= result.between + params
 
 
 @pytest.mark.slow
@@ -94,5 +94,5 @@ def test_a_step_without_values_takes_no_memory_of_its_own():
         table = torch.empty(2**40)  # 4 TiB
         return lambda: table + 1
 
-    found = counted_memory(make)
-    assert (found.between, found.peak) == (2**42, 2**43)
+    result = counted_memory(make)
+    assert (result.between, result.peak) == (2**42, 2**43)

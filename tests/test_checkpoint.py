@@ -44,9 +44,9 @@ def holds(checkpoints: Path, step: int) -> bool:
     return loaded is not None and loaded.step == step == loaded.state["step"] and same(loaded.tensors, contents(step))
 
 
-def same(found: Contents, expected: Contents) -> bool:
-    pairs = [(found[group][name], tensor) for group, named in expected.items() for name, tensor in named.items()]
-    return found.keys() == expected.keys() and all(a.dtype == b.dtype and torch.equal(a, b) for a, b in pairs)
+def same(actual: Contents, expected: Contents) -> bool:
+    pairs = [(actual[group][name], tensor) for group, named in expected.items() for name, tensor in named.items()]
+    return actual.keys() == expected.keys() and all(a.dtype == b.dtype and torch.equal(a, b) for a, b in pairs)
 
 
 def names(checkpoints: Path) -> list[str]:

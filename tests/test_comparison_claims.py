@@ -117,8 +117,8 @@ def test_a_run_whose_configuration_is_not_its_arm_s_is_excluded(study):
     comparison = compare(study.root)
     said = excluded(comparison)[study.paths[7]]
     assert said == "contradicts its arm: in config.yaml optim.lr is 0.006, and 0.003 at seed 0"
-    found = row(comparison, "norm=layer")
-    assert found.values[2] is None and found.waiting == 1 and found.effect is not None and found.effect.n == 4
+    result = row(comparison, "norm=layer")
+    assert result.values[2] is None and result.waiting == 1 and result.effect is not None and result.effect.n == 4
 
 
 def test_of_two_runs_with_two_configurations_neither_is_used(writer):
@@ -154,10 +154,10 @@ def test_a_copied_seed_directory_makes_its_arm_incomparable(study, original, bro
     study.arm("norm=scale", losses=HIGHER, train_noise="x")
     copied = copy_as(study.paths[original], 9)
     comparison = compare(study.root)
-    found = check(comparison, "seeds")
-    assert found.status == FAIL and found.arms == broken
-    assert "the same initial values at seeds 0 and 9" in found.text
-    assert study.paths[original].name in found.text and copied.name in found.text
+    checked = check(comparison, "seeds")
+    assert checked.status == FAIL and checked.arms == broken
+    assert "the same initial values at seeds 0 and 9" in checked.text
+    assert study.paths[original].name in checked.text and copied.name in checked.text
     assert [word(comparison, arm) for arm in broken] == ["NOT COMPARABLE"] * len(broken)
 
 
@@ -165,8 +165,8 @@ def test_seeds_with_the_same_batches_are_no_two_seeds(study):
     one, two = (json.loads((path / "summary.json").read_text()) for path in study.paths[5:7])
     rewrite(study.paths[6] / "summary.json", batch_hash=one["batch_hash"])
     assert one["batch_hash"] != two["batch_hash"]
-    found = check(compare(study.root), "seeds")
-    assert found.status == FAIL and "the same batches at seeds 0 and 1" in found.text
+    checked = check(compare(study.root), "seeds")
+    assert checked.status == FAIL and "the same batches at seeds 0 and 1" in checked.text
 
 
 # ------------------------------------------------------------------------------------------ one run against its pair
@@ -183,15 +183,15 @@ def test_parameters_of_one_shape_that_began_unlike_are_no_pair(study):
     """Shapes are known, so that another shape is no longer presumed."""
     edit_initial(study.paths[6], embedding_weight={"z": "0" * 16, "shape": [16, 16]})
     comparison = compare(study.root)
-    found = check(comparison, "init")
-    assert found.status == FAIL and "other initial values of embedding.weight (seed 1)" in found.text
+    checked = check(comparison, "init")
+    assert checked.status == FAIL and "other initial values of embedding.weight (seed 1)" in checked.text
     assert word(comparison) == "NOT COMPARABLE"
 
 
 def test_a_parameter_of_another_shape_is_no_mismatch(study):
     edit_initial(study.paths[6], embedding_weight={"z": "0" * 16, "shape": [16, 32]})
-    found = check(compare(study.root), "init")
-    assert found.status == PASS and "norm=layer 3 of 4" in found.text
+    checked = check(compare(study.root), "init")
+    assert checked.status == PASS and "norm=layer 3 of 4" in checked.text
 
 
 def test_initial_values_of_older_runs_are_read_without_shapes(study):
@@ -212,9 +212,9 @@ def test_a_budget_is_held_for_each_seed_and_not_on_average(writer, condition, ma
         writer.run("norm=layer", seed=seed, loss=HIGHER[seed], batch=batch)
     writer.plan(("norm=layer",), match=match, seeds=[0, 1])
     comparison = compare(writer.root)
-    found = check(comparison, condition)
-    assert (found.status, found.arms) == (FAIL, ["norm=layer"])
-    assert "norm=layer +50.0% at seed 0" in found.text
+    checked = check(comparison, condition)
+    assert (checked.status, checked.arms) == (FAIL, ["norm=layer"])
+    assert "norm=layer +50.0% at seed 0" in checked.text
     assert word(comparison) == "NOT COMPARABLE"
 
 
@@ -228,10 +228,10 @@ def test_one_short_arm_among_complete_ones_is_not_comparable(study, condition, o
     if condition == "flops":
         study.plan(("norm=layer",), ("norm=scale", *overrides), match="flops")
     comparison = compare(study.root)
-    found = check(comparison, condition)
-    assert found.status == FAIL and len(found.arms) == 1 and found.arms[0].startswith("norm=scale")
+    checked = check(comparison, condition)
+    assert checked.status == FAIL and len(checked.arms) == 1 and checked.arms[0].startswith("norm=scale")
     assert word(comparison) == "WORSE"
-    assert word(comparison, found.arms[0]) == "NOT COMPARABLE"
+    assert word(comparison, checked.arms[0]) == "NOT COMPARABLE"
 
 
 def test_learning_rates_are_compared_by_their_values_and_not_by_their_number(study):
@@ -242,9 +242,9 @@ def test_learning_rates_are_compared_by_their_values_and_not_by_their_number(stu
     study.arm("norm=layer", "optim.lr=0.004", losses=HIGHER, train_noise="x")
     study.plan(("norm=layer",), lr_grid=[0.001, 0.002, 0.004], tuning_seeds=[1001])
     comparison = compare(study.root)
-    found = check(comparison, "learning_rate")
-    assert found.status == FAIL and found.arms == ["norm=layer"]
-    assert "baseline 0.001, 0.002, 0.004; norm=layer 0.002, 0.004, 0.008" in found.text
+    checked = check(comparison, "learning_rate")
+    assert checked.status == FAIL and checked.arms == ["norm=layer"]
+    assert "baseline 0.001, 0.002, 0.004; norm=layer 0.002, 0.004, 0.008" in checked.text
     assert word(comparison) == "NOT COMPARABLE"
 
 
@@ -255,8 +255,8 @@ BEFORE_HASHES = {"source": None, "config_hash": None, "plugins": None}
 
 
 def code(comparison):
-    found = check(comparison, "code")
-    return found.status, found.text
+    checked = check(comparison, "code")
+    return checked.status, checked.text
 
 
 def test_arms_by_other_code_are_not_comparable_and_the_files_are_named(writer, capsys):
@@ -295,8 +295,8 @@ def test_an_arm_at_the_shared_rate_by_other_code_is_not_comparable(writer):
             writer.run(*arm, f"optim.lr={lr}", seed=1001, loss=loss)
     writer.plan(("norm=layer",), lr_grid=[0.001, 0.009], tuning_seeds=[1001])
     comparison = compare(writer.root)
-    found = row(comparison, "norm=layer")
-    assert found.lr == 0.009 and found.at_shared_lr is not None
+    result = row(comparison, "norm=layer")
+    assert result.lr == 0.009 and result.at_shared_lr is not None
     assert check(comparison, "code").arms == ["norm=layer"]
 
 
@@ -352,8 +352,8 @@ def test_while_a_study_is_trained_again_no_arm_is_a_mixture(study):
     study.run("norm=layer", seed=0, loss=3.5, train_noise="x", **AGAIN)
     comparison = compare(study.root)
     assert comparison.rows[0].values == NEW
-    found = row(comparison, "norm=layer")
-    assert found.values == [3.5, None, None, None, None] and found.waiting == 4
+    result = row(comparison, "norm=layer")
+    assert result.values == [3.5, None, None, None, None] and result.waiting == 4
     assert check(comparison, "code").arms == ["norm=scale"], "which has only former runs"
     assert word(comparison, "norm=scale") == "NOT COMPARABLE"
 

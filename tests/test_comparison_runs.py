@@ -67,22 +67,22 @@ def numbers(comparison):
 
 
 def test_an_arm_that_is_worse_at_every_seed_is_worse(study):
-    found = row(compare(study.root), "norm=layer")
-    assert found.verdict is not None and found.verdict.word == "WORSE"
-    assert found.effect is not None and found.effect.delta == pytest.approx(0.102) and found.effect.wins == 0
+    result = row(compare(study.root), "norm=layer")
+    assert result.verdict is not None and result.verdict.word == "WORSE"
+    assert result.effect is not None and result.effect.delta == pytest.approx(0.102) and result.effect.wins == 0
 
 
 def test_the_same_run_twice_is_identical_and_its_difference_exactly_zero(study):
     study.arm(losses=BASE, folder="renamed")
-    found = row(compare(study.root), "renamed")
-    assert found.verdict is not None and found.verdict.word == "IDENTICAL"
-    assert found.differences == [0.0] * 5
+    result = row(compare(study.root), "renamed")
+    assert result.verdict is not None and result.verdict.word == "IDENTICAL"
+    assert result.differences == [0.0] * 5
 
 
 def test_a_loss_that_differs_in_the_last_bit_is_not_identical(study):
     study.arm(losses=[*BASE[:4], BASE[4] * (1 + 2**-52)], folder="renamed")
-    found = row(compare(study.root), "renamed")
-    assert found.verdict is not None and found.verdict.word != "IDENTICAL"
+    result = row(compare(study.root), "renamed")
+    assert result.verdict is not None and result.verdict.word != "IDENTICAL"
 
 
 def test_an_identical_arm_does_not_narrow_the_intervals_of_others(study):
@@ -96,9 +96,9 @@ def test_a_run_that_diverged_is_a_result_and_never_dropped(study, lost, word):
     for seed in range(5):
         state = "diverged" if seed < lost else "finished"
         study.run("norm=none", seed=seed, loss=2.0, state=state, steps=100 if seed < lost else None)
-    found = row(compare(study.root), "norm=none")
-    assert found.verdict is not None and found.verdict.word == word
-    assert len(found.failed) == lost
+    result = row(compare(study.root), "norm=none")
+    assert result.verdict is not None and result.verdict.word == word
+    assert len(result.failed) == lost
 
 
 def test_a_run_that_ends_above_its_start_has_exploded_though_it_finished(study):
@@ -109,15 +109,15 @@ def test_a_run_that_ends_above_its_start_has_exploded_though_it_finished(study):
 def test_stalling_counts_only_where_the_baseline_learns(writer):
     writer.arm(losses=BASE)
     writer.arm("norm=none", losses=[5.0] * 5, train_noise="x", summary={"val_bpb": 5.99})
-    found = row(compare(writer.root), "norm=none")
-    assert set(found.failed.values()) == {"stalled"} and str(found.verdict) == "DIVERGED"
+    result = row(compare(writer.root), "norm=none")
+    assert set(result.failed.values()) == {"stalled"} and str(result.verdict) == "DIVERGED"
 
 
 def test_at_a_budget_at_which_nobody_learns_nobody_has_stalled_and_the_losses_are_compared(writer):
     writer.arm(losses=[5.0] * 5, summary={"val_bpb": 5.99})
     writer.arm("norm=none", losses=[4.9, 4.91, 4.89, 4.9, 4.9], train_noise="x", summary={"val_bpb": 5.99})
-    found = row(compare(writer.root), "norm=none")
-    assert found.failed == {} and found.verdict is not None and found.verdict.word == "BETTER"
+    result = row(compare(writer.root), "norm=none")
+    assert result.failed == {} and result.verdict is not None and result.verdict.word == "BETTER"
 
 
 def test_one_failure_in_twenty_is_counted_and_vetoes_nothing(writer):
@@ -126,29 +126,29 @@ def test_one_failure_in_twenty_is_counted_and_vetoes_nothing(writer):
     writer.arm(losses=list(2 + noise))
     writer.arm("norm=layer", losses=list(1.8 + noise[:19] + rng.normal(0, 0.002, 19)), train_noise="x")
     writer.run("norm=layer", seed=19, state="diverged", steps=50)
-    found = row(compare(writer.root), "norm=layer")
-    assert str(found.verdict) == "BETTER (1 of 20 failed)" and found.failed == {19: "non-finite"}
-    assert found.verdict is not None and "Barnard" in found.verdict.sentence
+    result = row(compare(writer.root), "norm=layer")
+    assert str(result.verdict) == "BETTER (1 of 20 failed)" and result.failed == {19: "non-finite"}
+    assert result.verdict is not None and "Barnard" in result.verdict.sentence
 
 
 def test_an_arm_that_trains_where_the_baseline_diverges_everywhere_is_better_for_that_reason(writer):
     for seed in range(5):
         writer.run(seed=seed, state="diverged", steps=50)
     writer.arm("norm=layer", losses=HIGHER)
-    found = row(compare(writer.root), "norm=layer")
-    assert str(found.verdict) == "BETTER"
-    assert found.verdict is not None and "the baseline at 5 of 5" in found.verdict.sentence
+    result = row(compare(writer.root), "norm=layer")
+    assert str(result.verdict) == "BETTER"
+    assert result.verdict is not None and "the baseline at 5 of 5" in result.verdict.sentence
 
 
 def test_where_neither_trains_nothing_is_decided_and_no_run_is_missing(writer):
     for arm in ((), ("norm=layer",)):
         for seed in range(5):
             writer.run(*arm, seed=seed, state="diverged", steps=50, train_noise=str(arm))
-    found = row(compare(writer.root), "norm=layer")
+    result = row(compare(writer.root), "norm=layer")
     assert (
-        found.verdict is not None
-        and found.verdict.word == "INCONCLUSIVE"
-        and "neither trains" in found.verdict.sentence
+        result.verdict is not None
+        and result.verdict.word == "INCONCLUSIVE"
+        and "neither trains" in result.verdict.sentence
     )
 
 
@@ -176,8 +176,8 @@ def test_a_slow_arm_is_worse_and_has_not_stalled(writer):
     """A tenth of the learning rate is no divergence, though it has not yet passed a unigram model."""
     writer.arm(losses=BASE)
     writer.arm("optim.lr=0.0003", losses=[x + 1 for x in BASE], summary={"val_bpb": 6.1})
-    found = row(compare(writer.root), "optim.lr=0.0003")
-    assert found.verdict is not None and found.verdict.word == "WORSE"
+    result = row(compare(writer.root), "optim.lr=0.0003")
+    assert result.verdict is not None and result.verdict.word == "WORSE"
 
 
 def test_a_long_excursion_is_an_explosion_and_a_noisy_loss_is_not():
@@ -191,16 +191,16 @@ def test_a_long_excursion_is_an_explosion_and_a_noisy_loss_is_not():
 def test_one_seed_is_never_better_or_worse(writer):
     writer.run(loss=2.0)
     writer.run("norm=layer", loss=9e-1)
-    found = row(compare(writer.root), "norm=layer")
-    assert found.verdict is not None and str(found.verdict) == "preliminary: INCONCLUSIVE"
+    result = row(compare(writer.root), "norm=layer")
+    assert result.verdict is not None and str(result.verdict) == "preliminary: INCONCLUSIVE"
 
 
 def test_an_interaction_is_reported_where_an_arm_makes_two_changes_of_others(study):
     study.arm("bias=on", losses=[x + 0.01 for x in BASE])
     study.arm("norm=layer", "bias=on", losses=[x + 0.5 for x in BASE])
-    (found,) = compare(study.root).together
-    assert {found.one, found.other} == {"norm=layer", "bias=on"}
-    assert found.interval.mean == pytest.approx(0.5 - 0.01 - 0.102)
+    (pair,) = compare(study.root).together
+    assert {pair.one, pair.other} == {"norm=layer", "bias=on"}
+    assert pair.interval.mean == pytest.approx(0.5 - 0.01 - 0.102)
 
 
 def test_at_equal_tokens_the_difference_is_that_of_the_end_and_slower_arms_lose_at_equal_seconds(study):
@@ -208,11 +208,11 @@ def test_at_equal_tokens_the_difference_is_that_of_the_end_and_slower_arms_lose_
         rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().split("\n")[:-1]]
         slow = [json.dumps(r | {"seconds": 2 * r["seconds"]}) + "\n" for r in rows]
         (path / "metrics.jsonl").write_text("".join(slow))
-    found = row(compare(study.root), "norm=layer")
-    assert found.at_tokens is not None and found.at_seconds is not None and found.effect is not None
-    assert found.at_tokens.mean == pytest.approx(found.effect.delta)
-    assert found.at_seconds.mean > found.at_tokens.mean
-    assert found.token_ratio is not None and found.token_ratio.mean > 1
+    result = row(compare(study.root), "norm=layer")
+    assert result.at_tokens is not None and result.at_seconds is not None and result.effect is not None
+    assert result.at_tokens.mean == pytest.approx(result.effect.delta)
+    assert result.at_seconds.mean > result.at_tokens.mean
+    assert result.token_ratio is not None and result.token_ratio.mean > 1
 
 
 # ----------------------------------------------------------------------------------------------- what is left out
@@ -283,8 +283,8 @@ def test_unfinished_runs_are_marked_and_their_results_so_far_are_compared(study)
 
 def test_arms_of_the_study_that_have_not_begun_are_rows(study):
     study.plan(("norm=layer",), ("norm=scale",))
-    found = row(compare(study.root), "norm=scale")
-    assert found.verdict is not None and found.verdict.word == "INCOMPLETE" and found.waiting == 5
+    result = row(compare(study.root), "norm=scale")
+    assert result.verdict is not None and result.verdict.word == "INCOMPLETE" and result.waiting == 5
 
 
 def test_without_any_result_the_states_are_reported(writer):
@@ -355,8 +355,8 @@ def test_runs_of_several_studies_are_compared_once_the_baseline_is_named(study):
 
 
 def flagged(comparison, name):
-    found = check(comparison, name)
-    return found.status, row(comparison, "norm=layer").verdict.word
+    checked = check(comparison, name)
+    return checked.status, row(comparison, "norm=layer").verdict.word
 
 
 def test_a_fair_study_passes(study):
@@ -433,8 +433,8 @@ def test_other_shapes_have_other_initial_values_and_are_no_mismatch(writer):
         init = json.loads((path / "init.json").read_text())
         shared = json.loads((writer.paths[paths.index(path)] / "init.json").read_text())
         (path / "init.json").write_text(json.dumps(init | {"embedding.weight": shared["embedding.weight"]}))
-    found = check(compare(writer.root), "init")
-    assert found.status == PASS and "norm=layer 1 of 4" in found.text
+    checked = check(compare(writer.root), "init")
+    assert checked.status == PASS and "norm=layer 1 of 4" in checked.text
 
 
 def test_another_width_shares_no_initial_value_and_is_reported(writer):
@@ -449,11 +449,11 @@ def test_another_environment_is_reported(writer):
     other = {name: f"{version}.1" for name, version in libraries.items()}
     changed = {"packages": other, "python": "3.1", "git_dirty": True, "runs_per_device": 2, "git_commit": "def"}
     writer.arm("norm=layer", losses=HIGHER, env=changed)
-    found = check(compare(writer.root), "code")
-    assert found.status == WARN and "same code (commit abc, def)" in found.text and "uncommitted" in found.text
+    checked = check(compare(writer.root), "code")
+    assert checked.status == WARN and "same code (commit abc, def)" in checked.text and "uncommitted" in checked.text
     for difference in ("python 3 and 3.1", *(f"{n} {v} and {v}.1" for n, v in libraries.items())):
-        assert difference in found.text
-    assert "runs on a device 1 and 2" in found.text
+        assert difference in checked.text
+    assert "runs on a device 1 and 2" in checked.text
 
 
 def test_another_processor_model_is_reported_and_an_unrecorded_one_is_no_difference(writer):
@@ -471,11 +471,11 @@ def test_arms_with_other_compiled_programs_are_reported(writer):
     assert "program" not in check(compare(writer.root), "code").text
     writer.arm("norm=dyt", losses=HIGHER, summary=compiled | {"programs": 8, "graph_breaks": 1})
     writer.arm("norm=none", losses=HIGHER, summary={"compiled": False, "programs": 0, "graph_breaks": 0})
-    found = check(compare(writer.root), "code")
+    checked = check(compare(writer.root), "code")
     assert (
-        found.status == WARN
-        and "compiled programs 0 and 2 and 8" in found.text
-        and "graph breaks 0 and 1" in found.text
+        checked.status == WARN
+        and "compiled programs 0 and 2 and 8" in checked.text
+        and "graph breaks 0 and 1" in checked.text
     )
 
 
@@ -534,9 +534,9 @@ def test_tuning_on_the_seeds_of_the_claim_fails(writer):
     writer.arm(losses=BASE)
     writer.arm("norm=layer", losses=HIGHER)
     writer.plan(("norm=layer",), lr_grid=[0.003], tuning_seeds=[0])
-    found = compare(writer.root)
-    assert flagged(found, "learning_rate") == (FAIL, "NOT COMPARABLE")
-    assert "seeds of the claim" in check(found, "learning_rate").text
+    comparison = compare(writer.root)
+    assert flagged(comparison, "learning_rate") == (FAIL, "NOT COMPARABLE")
+    assert "seeds of the claim" in check(comparison, "learning_rate").text
 
 
 def test_an_arm_that_is_best_at_another_rate_is_judged_at_that_rate_and_the_shared_one_is_a_column(writer):
@@ -546,11 +546,11 @@ def test_an_arm_that_is_best_at_another_rate_is_judged_at_that_rate_and_the_shar
         writer.run("norm=layer", *(() if lr == 0.003 else (f"optim.lr={lr}",)), seed=1001, loss=loss)
     writer.arm("norm=layer", "optim.lr=0.009", losses=[x - 0.1 for x in BASE])
     comparison = compare(writer.root)
-    found = row(comparison, "norm=layer")
-    assert found.best_lr == 0.009 and found.lr == 0.009
-    assert found.effect is not None and found.effect.delta == pytest.approx(-0.1)
-    assert found.at_shared_lr is not None and found.at_shared_lr.mean == pytest.approx(0.102)
-    assert str(found.verdict) == "BETTER (depends on LR)"
+    result = row(comparison, "norm=layer")
+    assert result.best_lr == 0.009 and result.lr == 0.009
+    assert result.effect is not None and result.effect.delta == pytest.approx(-0.1)
+    assert result.at_shared_lr is not None and result.at_shared_lr.mean == pytest.approx(0.102)
+    assert str(result.verdict) == "BETTER (depends on LR)"
     assert len(comparison.rows) == 2
     assert comparison.tuning_runs + comparison.shared_runs + 10 == len(writer.paths)  # every run is accounted for
 
@@ -563,8 +563,8 @@ def test_an_arm_that_diverges_at_the_shared_rate_and_trains_at_its_own_is_judged
     for lr, loss in ((0.0003, 2.2), (0.001, 2.0), (0.003, 2.3)):
         writer.run("norm=none", *(() if lr == 0.003 else (f"optim.lr={lr}",)), seed=1001, loss=loss)
     writer.plan(("norm=layer",), ("norm=none",), lr_grid=list(RATES), tuning_seeds=[1001])
-    found = row(compare(writer.root, allow=["learning_rate"]), "norm=none")
-    assert found.lr == 0.001 and found.verdict is not None and found.verdict.word == "BETTER"
+    result = row(compare(writer.root, allow=["learning_rate"]), "norm=none")
+    assert result.lr == 0.001 and result.verdict is not None and result.verdict.word == "BETTER"
 
 
 def test_before_the_baseline_has_runs_at_its_best_rate_there_is_no_verdict_and_the_message_says_why(writer):
@@ -590,9 +590,9 @@ def looking(writer, effect, seeds):
 
 
 def test_a_look_decides_the_arm_with_an_effect_and_asks_for_more_of_the_other(writer):
-    found = looking(writer, 0.5, {"": 3, "norm=layer": 3, "norm=dyt": 3})
-    assert (found.look, found.undecided) == (1, ["norm=dyt"])
-    worse, null = row(found, "norm=layer"), row(found, "norm=dyt")
+    comparison = looking(writer, 0.5, {"": 3, "norm=layer": 3, "norm=dyt": 3})
+    assert (comparison.look, comparison.undecided) == (1, ["norm=dyt"])
+    worse, null = row(comparison, "norm=layer"), row(comparison, "norm=dyt")
     assert worse.verdict is not None and worse.verdict.word == "WORSE" and worse.look == 1
     assert null.verdict is not None and null.verdict.word == "INCONCLUSIVE"
     assert worse.effect is not None and worse.effect.level == pytest.approx(0.05 * 0.2)
@@ -602,32 +602,32 @@ def test_a_look_decides_the_arm_with_an_effect_and_asks_for_more_of_the_other(wr
 def test_an_arm_keeps_the_verdict_of_the_look_that_decided_it(writer):
     first = row(looking(writer, 0.5, {"": 3, "norm=layer": 3, "norm=dyt": 3}), "norm=layer")
     later = Writer(writer.root.parent / "later")
-    found = looking(later, 0.5, {"": 8, "norm=layer": 3, "norm=dyt": 8})
-    assert row(found, "norm=layer").effect == first.effect and row(found, "norm=layer").seeds == [0, 1, 2]
-    assert found.look == 3 and found.undecided == [] and row(found, "norm=dyt").look == 3
-    assert row(found, "norm=layer").waiting == 0
+    comparison = looking(later, 0.5, {"": 8, "norm=layer": 3, "norm=dyt": 8})
+    assert row(comparison, "norm=layer").effect == first.effect and row(comparison, "norm=layer").seeds == [0, 1, 2]
+    assert comparison.look == 3 and comparison.undecided == [] and row(comparison, "norm=dyt").look == 3
+    assert row(comparison, "norm=layer").waiting == 0
 
 
 def test_a_look_whose_runs_are_not_all_there_is_not_judged(writer):
     """Else every run that ends would be a look of its own."""
-    found = looking(writer, 0.5, {"": 5, "norm=layer": 3, "norm=dyt": 4})
-    assert (found.look, found.undecided) == (1, ["norm=dyt"])
-    assert row(found, "norm=dyt").seeds == [0, 1, 2]
+    comparison = looking(writer, 0.5, {"": 5, "norm=layer": 3, "norm=dyt": 4})
+    assert (comparison.look, comparison.undecided) == (1, ["norm=dyt"])
+    assert row(comparison, "norm=dyt").seeds == [0, 1, 2]
 
 
 def test_seeds_that_were_added_after_a_look_make_the_verdict_exploratory(study):
     study.plan(("norm=layer",), added=[{"when": "2026-01-01", "seeds": [3, 4]}])
-    found = compare(study.root)
-    assert str(row(found, "norm=layer").verdict) == "exploratory: WORSE"
+    comparison = compare(study.root)
+    assert str(row(comparison, "norm=layer").verdict) == "exploratory: WORSE"
 
 
 def test_an_inconclusive_row_names_the_command_that_would_decide_it(writer):
     writer.arm(losses=BASE)
     writer.arm("norm=layer", losses=[2.02, 1.99, 2.02, 2.0, 2.03], train_noise="x")
     writer.plan(("norm=layer",), delta_min=0.0001)
-    found = row(compare(writer.root), "norm=layer")
-    assert found.verdict is not None and found.seeds_to_decide is not None
-    assert f"nexus-ablate add-seeds study {found.seeds_to_decide - 5}" in found.verdict.sentence
+    result = row(compare(writer.root), "norm=layer")
+    assert result.verdict is not None and result.seeds_to_decide is not None
+    assert f"nexus-ablate add-seeds study {result.seeds_to_decide - 5}" in result.verdict.sentence
 
 
 def test_an_arm_that_came_out_as_the_baseline_is_a_row_and_identical_and_counts_as_no_arm(writer):
@@ -750,19 +750,21 @@ def test_gather_names_the_plan_of_the_baseline(study):
 def test_noise_is_the_spread_over_seeds_with_the_common_part_removed(writer):
     writer.arm(losses=BASE)
     writer.arm("norm=layer", losses=[x + 0.1 for x in BASE[:4]] + [BASE[4] + 0.11])
-    found = noise([writer.root], [0.01, 1e-9])
+    estimates = noise([writer.root], [0.01, 1e-9])
     assert (
-        found.measured and found.residual == pytest.approx(0.0032, abs=0.0002) and found.residual_bound > found.residual
+        estimates.measured
+        and estimates.residual == pytest.approx(0.0032, abs=0.0002)
+        and estimates.residual_bound > estimates.residual
     )
-    assert found.arms[0].sd == pytest.approx(0.0158, abs=0.0001)
-    assert found.needed[0.01] is not None and found.needed[1e-9] is None
+    assert estimates.arms[0].sd == pytest.approx(0.0158, abs=0.0001)
+    assert estimates.needed[0.01] is not None and estimates.needed[1e-9] is None
 
 
 def test_one_arm_alone_assumes_nothing_of_pairing(writer):
     writer.arm(losses=BASE)
-    found = noise([writer.root])
-    assert not found.measured and found.residual == pytest.approx(found.arms[0].sd)
-    assert sorted(found.detectable.values(), reverse=True) == list(found.detectable.values())
+    estimates = noise([writer.root])
+    assert not estimates.measured and estimates.residual == pytest.approx(estimates.arms[0].sd)
+    assert sorted(estimates.detectable.values(), reverse=True) == list(estimates.detectable.values())
 
 
 def test_noise_without_two_seeds_is_refused(writer):

@@ -35,8 +35,8 @@ def table(rng, seeds, shift=0.0, noise=1.0, rho=0.5, arms=ARMS):
 
 
 def words(losses, delta_min=1.0):
-    found = effects(losses)[1:]
-    return [word(Evidence(e, delta_min, pairs=losses.shape[1], runs=losses.shape[1])) for e in found]
+    estimates = effects(losses)[1:]
+    return [word(Evidence(e, delta_min, pairs=losses.shape[1], runs=losses.shape[1])) for e in estimates]
 
 
 def false_claims(tables):
@@ -87,12 +87,12 @@ def test_the_noise_guard_is_the_f_test_of_what_a_row_adds_to_the_residual_sum_of
 
 def test_under_unlike_noise_each_arm_is_its_own_paired_t_test_at_the_sidak_level():
     losses = table(np.random.default_rng(6), 8, noise=6.0)
-    found = effects(losses)[2]
-    theirs = stats.ttest_rel(losses[2], losses[0])
-    interval = theirs.confidence_interval(0.95 ** (1 / ARMS))
-    assert found is not None and found.alone and found.df == 7
-    assert (found.low, found.high) == pytest.approx((interval.low, interval.high))
-    assert found.p == pytest.approx(1 - (1 - theirs.pvalue) ** ARMS)
+    estimate = effects(losses)[2]
+    expected = stats.ttest_rel(losses[2], losses[0])
+    interval = expected.confidence_interval(0.95 ** (1 / ARMS))
+    assert estimate is not None and estimate.alone and estimate.df == 7
+    assert (estimate.low, estimate.high) == pytest.approx((interval.low, interval.high))
+    assert estimate.p == pytest.approx(1 - (1 - expected.pvalue) ** ARMS)
 
 
 def test_a_mean_difference_of_exactly_zero_is_the_least_surprising_of_all():
@@ -141,9 +141,9 @@ def test_the_order_of_arms_and_seeds_changes_nothing():
     rng = np.random.default_rng(9)
     losses = table(rng, 5, shift=0.5)
     arms, seeds = rng.permutation(ARMS) + 1, rng.permutation(5)
-    ours, theirs = effects(losses), effects(losses[[0, *arms]][:, seeds])
+    actual, expected = effects(losses), effects(losses[[0, *arms]][:, seeds])
     for place, arm in enumerate(arms, 1):
-        a, b = ours[arm], theirs[place]
+        a, b = actual[arm], expected[place]
         assert a is not None and b is not None
         assert (a.delta, a.low, a.high, a.p) == pytest.approx((b.delta, b.low, b.high, b.p), rel=1e-10)
 
@@ -167,9 +167,9 @@ def test_equal_losses_are_no_test():
 def test_missing_cells_leave_the_pairs_that_are_there():
     losses = table(np.random.default_rng(12), 6)
     losses[2, 4] = np.nan
-    found = effects(losses)[2]
-    assert found is not None and found.n == 5
-    assert found.delta == pytest.approx(np.delete(losses[2] - losses[0], 4).mean())
+    estimate = effects(losses)[2]
+    assert estimate is not None and estimate.n == 5
+    assert estimate.delta == pytest.approx(np.delete(losses[2] - losses[0], 4).mean())
 
 
 # --------------------------------------------------------------------------------------- agreement with others
@@ -179,12 +179,12 @@ def test_one_arm_is_the_paired_t_test():
     rng = np.random.default_rng(13)
     for seeds in (2, 3, 5, 20):
         losses = table(rng, seeds, shift=0.8, arms=1)
-        found = effects(losses)[1]
-        theirs = stats.ttest_rel(losses[1], losses[0])
-        assert found is not None
-        assert found.p == pytest.approx(theirs.pvalue, abs=1e-10)
-        interval = theirs.confidence_interval(0.95)
-        assert (found.low, found.high) == pytest.approx((interval.low, interval.high), rel=1e-10)
+        estimate = effects(losses)[1]
+        expected = stats.ttest_rel(losses[1], losses[0])
+        assert estimate is not None
+        assert estimate.p == pytest.approx(expected.pvalue, abs=1e-10)
+        interval = expected.confidence_interval(0.95)
+        assert (estimate.low, estimate.high) == pytest.approx((interval.low, interval.high), rel=1e-10)
 
 
 @pytest.mark.parametrize(
@@ -197,8 +197,8 @@ def test_one_arm_is_the_paired_t_test():
     ],
 )
 def test_quantiles_are_dunnett_s(df, published):
-    found = [max_t_quantile(0.05, k, df) for k in range(1, 10)]
-    assert found == pytest.approx(published, rel=0.005)
+    result = [max_t_quantile(0.05, k, df) for k in range(1, 10)]
+    assert result == pytest.approx(published, rel=0.005)
 
 
 def test_the_quadrature_agrees_with_the_multivariate_t():
@@ -210,8 +210,8 @@ def test_the_quadrature_agrees_with_the_multivariate_t():
 
 
 def test_detectable_differences_are_those_of_the_paired_t_test():
-    found = [detectable_difference(1 / np.sqrt(2), n) for n in (3, 4, 5, 6, 8, 10, 20)]
-    assert found == pytest.approx([3.3, 2.1, 1.7, 1.4, 1.2, 1.0, 0.67], abs=0.05)  # in SDs of the difference
+    result = [detectable_difference(1 / np.sqrt(2), n) for n in (3, 4, 5, 6, 8, 10, 20)]
+    assert result == pytest.approx([3.3, 2.1, 1.7, 1.4, 1.2, 1.0, 0.67], abs=0.05)  # in SDs of the difference
 
 
 def test_the_seeds_that_are_named_do_show_the_difference_and_one_fewer_does_not():
@@ -222,8 +222,8 @@ def test_the_seeds_that_are_named_do_show_the_difference_and_one_fewer_does_not(
 
 
 def test_failures_are_counted_by_barnard_s_exact_test():
-    found = [failure_p(n, 5, 0, 5) for n in (5, 4, 3)]
-    assert found == pytest.approx([2 / 2**10, 0.0215, 0.058], abs=1e-3)
+    result = [failure_p(n, 5, 0, 5) for n in (5, 4, 3)]
+    assert result == pytest.approx([2 / 2**10, 0.0215, 0.058], abs=1e-3)
     assert failure_p(0, 5, 0, 5) == failure_p(5, 5, 5, 5) == 1.0
 
 
@@ -234,9 +234,9 @@ def test_planning_with_the_upper_bound_reaches_its_power_where_the_point_estimat
     def reached(bound):
         powers = []
         for _ in range(200):
-            found = effects(table(rng, 5, arms=1))[1]
-            assert found is not None
-            seeds = seeds_needed(1.0, found.spread_bound if bound else found.spread) or 1000
+            estimate = effects(table(rng, 5, arms=1))[1]
+            assert estimate is not None
+            seeds = seeds_needed(1.0, estimate.spread_bound if bound else estimate.spread) or 1000
             df, se = seeds - 1, 1 / np.sqrt(seeds)
             powers.append(stats.nct.sf(stats.t.ppf(0.975, df), df, 1 / se))
         return np.mean(powers)
@@ -248,16 +248,16 @@ def test_an_interaction_is_found_where_two_changes_help_one_another():
     rng = np.random.default_rng(14)
     losses = table(rng, 8, rho=0.9, arms=3)
     additive = losses + np.array([[0], [-1], [-1], [-2]])
-    found = interaction(additive[3], additive[1], additive[2], additive[0], 1)
-    assert found is not None and found.low < 0 < found.high
+    result = interaction(additive[3], additive[1], additive[2], additive[0], 1)
+    assert result is not None and result.low < 0 < result.high
     more = additive + np.array([[0], [0], [0], [-3]])
-    found = interaction(more[3], more[1], more[2], more[0], 1)
-    assert found is not None and found.high < 0
+    result = interaction(more[3], more[1], more[2], more[0], 1)
+    assert result is not None and result.high < 0
 
 
 def test_an_interval_of_one_value_has_no_ends():
-    found = mean_interval(np.array([1.0, np.nan]))
-    assert found is not None and (found.mean, found.low, found.n) == (1.0, None, 1)
+    result = mean_interval(np.array([1.0, np.nan]))
+    assert result is not None and (result.mean, result.low, result.n) == (1.0, None, 1)
     assert mean_interval(np.array([np.nan])) is None
 
 

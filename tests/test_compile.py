@@ -58,7 +58,7 @@ def compiler_facts(overrides):
 
 def trained(arms, folder, overrides):
     """Rows of each arm, all trained by one worker process in this order; nothing that a clock says."""
-    worker, found = Worker(1, False, folder / "worker.log"), {}
+    worker, result = Worker(1, False, folder / "worker.log"), {}
     for name in arms:
         worker.send(Order([*overrides, name], name, {}))
         answer = worker.pipe.recv()
@@ -69,44 +69,44 @@ def trained(arms, folder, overrides):
             for log in ("metrics.jsonl", "probes.jsonl")
             for row in read_jsonl(answer.path / log)
         ]
-        found[name] = rows, {key: record.summary[key] for key in ONCE}
+        result[name] = rows, {key: record.summary[key] for key in ONCE}
     worker.pipe.close()
     worker.process.join()
-    return found
+    return result
 
 
 def test_a_run_in_a_worker_has_the_programs_of_a_run_alone(traced, arm):
     """Dynamo keeps 8 programs per function, which eight arms use up; here it keeps 1, and one arm uses it up."""
     with torch._dynamo.config.patch(recompile_limit=1):
-        found = [compiler_facts(arm("train.compile=on", name)) for name in ("norm=none", "norm=dyt")]
-    assert found == [ONCE, ONCE]
+        facts = [compiler_facts(arm("train.compile=on", name)) for name in ("norm=none", "norm=dyt")]
+    assert facts == [ONCE, ONCE]
 
 
 def test_control_without_forgetting_the_programs_of_other_arms_take_its_place(traced, arm, monkeypatch):
     step.forget_programs()
     monkeypatch.setattr(trainer, "forget_programs", torch._dynamo.utils.counters.clear)
     with torch._dynamo.config.patch(recompile_limit=1):
-        found = [compiler_facts(arm("train.compile=on", name)) for name in ("norm=none", "norm=dyt")]
-    assert found == [ONCE, ONCE | {"programs": 0}]
+        facts = [compiler_facts(arm("train.compile=on", name)) for name in ("norm=none", "norm=dyt")]
+    assert facts == [ONCE, ONCE | {"programs": 0}]
 
 
 @pytest.mark.slow
 def test_twelve_arms_in_one_process_have_two_programs_each_and_no_graph_break(traced, arm):
-    found = {name: compiler_facts(arm("train.compile=on", name)) for name in ARMS}
-    assert found == dict.fromkeys(ARMS, ONCE)
+    facts = {name: compiler_facts(arm("train.compile=on", name)) for name in ARMS}
+    assert facts == dict.fromkeys(ARMS, ONCE)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("compiled", ["off", pytest.param("on", marks=pytest.mark.long)])
 def test_what_an_arm_computes_does_not_depend_on_its_place_in_the_queue(arm, tmp_path, monkeypatch, compiled):
-    found = []
+    results = []
     for folder, order in (("forth", ARMS), ("back", ARMS[::-1])):
         (tmp_path / folder).mkdir()
         monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / folder / "programs"))
         overrides = arm(f"train.compile={compiled}", f"runs_dir={tmp_path / folder}")
-        found.append(trained(order, tmp_path / folder, overrides))
-    assert found[0] == found[1]
-    assert {facts["compiled"] for _, facts in found[0].values()} == {compiled == "on"}
+        results.append(trained(order, tmp_path / folder, overrides))
+    assert results[0] == results[1]
+    assert {facts["compiled"] for _, facts in results[0].values()} == {compiled == "on"}
 
 
 @pytest.mark.parametrize("overrides", [["norm=rms"], ["train.precision=bf16"], ["train.loss=chunked"], ["qk_norm=rms"]])
@@ -130,8 +130,8 @@ def test_a_second_seed_takes_the_programs_of_the_first_from_the_cache(arm, tmp_p
     counts = []
     for seed in range(2):
         train(compose(arm("train.compile=on", f"seed={seed}")), quiet=True)
-        found = torch._dynamo.utils.counters["aot_autograd"]
-        counts.append((found["autograd_cache_miss"], found["autograd_cache_hit"], found["autograd_cache_bypass"]))
+        result = torch._dynamo.utils.counters["aot_autograd"]
+        counts.append((result["autograd_cache_miss"], result["autograd_cache_hit"], result["autograd_cache_bypass"]))
     assert counts == [(2, 0, 0), (0, 2, 0)]  # of training and evaluation
 
 
@@ -145,8 +145,8 @@ def test_memory_that_runs_out_is_not_taken_for_a_compiler_that_does_not_work(tin
             raise error
 
         monkeypatch.setattr(torch, "compile", lambda forward, fail=fail, **_: fail)
-        for asked in ("on", "auto"):
-            config = tiny(f"train.compile={asked}", "train.batch_size=2")
+        for requested in ("on", "auto"):
+            config = tiny(f"train.compile={requested}", "train.batch_size=2")
             stepper = Step(config, build_model(config).train(), 3, lambda number: None)
             with pytest.raises(RuntimeError) as caught:
                 stepper.compile(np.zeros((2, 9), dtype=np.int64))

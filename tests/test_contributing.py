@@ -21,8 +21,8 @@ GROUPS = ("placement", "position", "optim", "data", "evaluation")
 
 def snippet(before: str) -> str:
     """The code block after a line that ends so."""
-    (found,) = re.findall(rf"{re.escape(before)}\n\n```\w+\n(.*?)^```$", PAGE, flags=re.M | re.S)
-    return found
+    (block,) = re.findall(rf"{re.escape(before)}\n\n```\w+\n(.*?)^```$", PAGE, flags=re.M | re.S)
+    return block
 
 
 def test_an_option_is_two_files():

@@ -72,7 +72,7 @@ def test_the_optimizers_of_pytorch_that_cannot_skip_a_step_wait_for_its_numbers(
 
 
 def test_a_probe_multiplies_in_the_precision_of_the_run_and_maps_attention_in_float32(guard, tiny, monkeypatch):
-    found = {}
+    results = {}
 
     def dtypes(precision):
         config = tiny("train.device=cuda", f"train.precision={precision}")
@@ -81,12 +81,12 @@ def test_a_probe_multiplies_in_the_precision_of_the_run_and_maps_attention_in_fl
                 model = GPT(config, 256).eval()
             step = Step(config, model, 2, lambda number: ROWS)
             core, linear = model.blocks[0].attn.core, model.blocks[0].attn.query
-            linear.register_forward_hook(lambda module, inputs, output: found.update(product=output.dtype))
+            linear.register_forward_hook(lambda module, inputs, output: results.update(product=output.dtype))
             scores = core.scores
-            core.scores = lambda *x: found.setdefault("map", scores(*x))
-            found.clear()
+            core.scores = lambda *x: results.setdefault("map", scores(*x))
+            results.clear()
             probe(model, torch.zeros(2, 8, dtype=torch.long, device="cuda"), precision=step.precision_context)
-        return found["product"], found["map"].dtype
+        return results["product"], results["map"].dtype
 
     monkeypatch.setattr(probes, "_numbers", lambda seen: seen)
     assert dtypes("bf16") == (torch.bfloat16, torch.float32)

@@ -26,8 +26,8 @@ NORMS = Question("norms", "Is RMSNorm worse?", "baseline", ("norm=layer", "norm=
 
 def panels(view: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
     """The panels' types and configs by section."""
-    found = view["spec"]["section"]["panelBankConfig"]["sections"]
-    return {s["name"]: [{"type": p["viewType"], **p["config"]} for p in s["panels"]] for s in found}
+    sections = view["spec"]["section"]["panelBankConfig"]["sections"]
+    return {s["name"]: [{"type": p["viewType"], **p["config"]} for p in s["panels"]] for s in sections}
 
 
 def titled(view: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -91,9 +91,9 @@ def test_every_metric_of_a_panel_is_one_that_a_run_logs(views, tiny_run):
 
 def test_a_study_has_a_section_that_asks_its_question_and_a_workspace_of_its_runs_alone(views):
     project, study = views
-    (asked,) = panels(project)["study norms"]
-    assert asked["value"].startswith("**Is RMSNorm worse?**\n\nBaseline: baseline\n\n- norm=layer\n- norm=none\n")
-    (link,) = re.findall(r"\(\?nw=(\w+)\)", asked["value"])
+    (panel,) = panels(project)["study norms"]
+    assert panel["value"].startswith("**Is RMSNorm worse?**\n\nBaseline: baseline\n\n- norm=layer\n- norm=none\n")
+    (link,) = re.findall(r"\(\?nw=(\w+)\)", panel["value"])
     assert study["name"] == f"nw-{link}-v" and study["displayName"] == "nexus-ablate: norms"
     assert titled(study).keys() - titled(project).keys() == {"val_loss by arm", "sink rate by arm"}
     filters = [json.dumps(v["spec"]["section"]["runSets"][0]["filters"]) for v in views]
@@ -186,7 +186,7 @@ def test_a_dry_run_writes_the_specification_and_asks_nobody(server: WandbServer,
 
 
 @pytest.mark.parametrize(
-    ("arguments", "what"),
+    ("arguments", "problem"),
     [
         (["--study", "nroms"], "try: norms"),
         (["runs"], "flags only"),
@@ -194,9 +194,9 @@ def test_a_dry_run_writes_the_specification_and_asks_nobody(server: WandbServer,
         (["--progect", "x"], "try: --project"),
     ],
 )
-def test_mistakes_are_said_before_anything_is_asked(server: WandbServer, arguments, what, capsys):
+def test_mistakes_are_said_before_anything_is_asked(server: WandbServer, arguments, problem, capsys):
     assert cli.main(["dashboard", *arguments]) == 2
-    assert what in capsys.readouterr().err and server.requests == 0
+    assert problem in capsys.readouterr().err and server.requests == 0
 
 
 def test_without_the_package_the_extra_is_named(monkeypatch):

@@ -355,16 +355,16 @@ def test_a_data_set_is_asked_for_as_configured_and_its_code_is_never_run(
 ):
     import datasets
 
-    asked = []
+    requests = []
 
     def load(path: str, **keys: object) -> datasets.Dataset:
-        asked.append({"path": path, **keys})
+        requests.append({"path": path, **keys})
         return datasets.Dataset.from_dict({"text": [TEXT]})
 
     monkeypatch.setattr(datasets, "load_dataset", load)
     prepare(option("wikitext103", revision="abc"), tmp_path)
     common = {"path": "Salesforce/wikitext", "name": "wikitext-103-raw-v1", "revision": "abc", "streaming": False}
-    assert asked == [{**common, "split": "train"}, {**common, "split": "validation"}]
+    assert requests == [{**common, "split": "train"}, {**common, "split": "validation"}]
 
 
 # ----------------------------------------------------------------------------------------------------------- tokenizers
@@ -404,12 +404,12 @@ def test_a_saved_tokenizer_is_loaded_as_it_was(kind: str, tmp_path: Path):
 def test_bytes_per_document_set_are_the_same_under_every_tokenizer(tmp_path: Path):
     for name, text in (("a", TEXT), ("b", TEXT.upper())):
         (tmp_path / name).write_text(text, encoding="utf-8")
-    found = set()
+    results = set()
     for kind in ("bytes", "char", "bpe"):
         chosen = files(tmp_path / "a", tmp_path / "b", tokenizer=kind, bpe_vocab=300, val_fraction=0.5)
         data = prepare(chosen, tmp_path / "cache", context=8)
-        found.add((data.token_bytes[data.train].sum(), data.token_bytes[data.val["val"]].sum()))
-    assert len(found) == 1
+        results.add((data.token_bytes[data.train].sum(), data.token_bytes[data.val["val"]].sum()))
+    assert len(results) == 1
 
 
 def test_characters_are_numbered_as_in_nanogpt():

@@ -37,7 +37,7 @@ def losses(placement: str, n_layers: int, tokens: np.ndarray) -> list[float]:
     model = build_model(config, int(tokens.max()) + 1)
     optimizer = build_optimizer(model, config.optim, config.weight_decay)
     batches = Batches(tokens, config.seed, config.train.batch_size, config.model.context)
-    found = []
+    results = []
     for step in range(STEPS):
         optimizer.set_learning_rate(learning_rate(config.schedule, step, STEPS))
         window = torch.from_numpy(batches.batch(step))
@@ -45,8 +45,8 @@ def losses(placement: str, n_layers: int, tokens: np.ndarray) -> list[float]:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        found.append(loss.item())
-    return found
+        results.append(loss.item())
+    return results
 
 
 @pytest.mark.parametrize(

@@ -60,9 +60,9 @@ def test_a_slurm_job_has_the_cores_that_it_was_given(monkeypatch):
     monkeypatch.setenv("SLURM_CPUS_ON_NODE", "1")
     assert IdleCores.cores() == 1
     monkeypatch.setenv("SLURM_CPUS_ON_NODE", "4096")
-    given = IdleCores.cores()
+    allowed = IdleCores.cores()
     monkeypatch.delenv("SLURM_CPUS_ON_NODE")
-    assert given == IdleCores.cores(), "never more than there are"
+    assert allowed == IdleCores.cores(), "never more than there are"
 
 
 def test_asking_for_more_threads_than_are_free_is_obeyed_with_a_warning():

@@ -165,10 +165,10 @@ def test_a_stopped_run_resumes_with_another_number_of_processes(tiny_run, tmp_pa
     moved = [*overrides, f"runs_dir={tmp_path / 'moved'}"]
     for number, size in enumerate(sizes):
         last = number == len(sizes) - 1
-        asked = size - 1  # the signal goes to one process, not always the first
+        signalled = size - 1  # the signal goes to one process, not always the first
 
-        def before(rank, asked=asked, at=2 * number + 2, last=last):
-            stop_at(rank == asked and not last, at)
+        def before(rank, signalled=signalled, at=2 * number + 2, last=last):
+            stop_at(rank == signalled and not last, at)
 
         if size == 1:
             pid = os.fork()
@@ -187,11 +187,11 @@ def test_a_stopped_run_resumes_with_another_number_of_processes(tiny_run, tmp_pa
     assert furthest(the_run(tmp_path / "moved"), the_run(tmp_path / "one")) < SAME
 
 
-def stop_at(asked, step):
+def stop_at(signalled, step):
     """Send this process SIGTERM before a step."""
     if signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    disturb(step, lambda: os.kill(os.getpid(), signal.SIGTERM) if asked else None)
+    disturb(step, lambda: os.kill(os.getpid(), signal.SIGTERM) if signalled else None)
 
 
 def disturb(step, act):
@@ -293,13 +293,13 @@ def test_control_without_the_vigil_a_process_that_hangs_is_waited_for(tiny_run, 
 
 
 @pytest.mark.parametrize(
-    ("overrides", "what"),
+    ("overrides", "problem"),
     [(["train.batch_size=3"], "train.batch_size must be divisible"), (["norm=batch"], "statistics over the batch")],
 )
-def test_what_cannot_be_spread_is_refused_before_a_directory_is_made(tiny_run, tmp_path, overrides, what):
+def test_what_cannot_be_spread_is_refused_before_a_directory_is_made(tiny_run, tmp_path, overrides, problem):
     statuses, said = together(2, tiny_run(*overrides), tmp_path)
     assert statuses == {0: 2, 1: 2}
-    assert what in said
+    assert problem in said
     assert "Traceback" not in said
     assert not (tmp_path / "runs").exists()
 
@@ -335,7 +335,7 @@ def test_under_torchrun_the_command_is_the_same(tiny_run, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("variables", "found"),
+    ("variables", "expected"),
     [
         ({}, Place()),
         ({"RANK": "0", "WORLD_SIZE": "1"}, Place()),
@@ -346,12 +346,12 @@ def test_under_torchrun_the_command_is_the_same(tiny_run, tmp_path):
         ({"SLURM_PROCID": "5", "SLURM_NTASKS": "8"}, Place()),  # tasks that are runs of their own
     ],
 )  # fmt: skip
-def test_the_place_is_what_torchrun_or_slurm_says(monkeypatch, variables, found):
+def test_the_place_is_what_torchrun_or_slurm_says(monkeypatch, variables, expected):
     for name in ("RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_NTASKS", "MASTER_ADDR"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert place() == found
+    assert place() == expected
 
 
 @pytest.mark.parametrize("variables", [{"RANK": "1", "WORLD_SIZE": "2"}, {"RANK": "x", "WORLD_SIZE": "2"}])

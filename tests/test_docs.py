@@ -57,10 +57,10 @@ DIALECT = re.compile(
 
 def commands() -> list[str]:
     """Every command of every page once, without its explanation."""
-    found = [
+    result = [
         match["command"].strip() for page in PAGES for form in (LINE, SPAN) for match in form.finditer(page.read_text())
     ]
-    return [c for c in dict.fromkeys(found) if not PLACEHOLDER.search(c)]
+    return [c for c in dict.fromkeys(result) if not PLACEHOLDER.search(c)]
 
 
 @pytest.fixture

@@ -169,25 +169,25 @@ def cluster(tools, parameters="preempt_send_user_signal", accounting=True):
     tools("scontrol", f"echo 'PreemptMode             = REQUEUE'; echo 'SlurmctldParameters     = {parameters}'")
 
 
-def by_name(found) -> dict[str, MachineCheck]:
-    return {check.name: check for check in found}
+def by_name(described) -> dict[str, MachineCheck]:
+    return {check.name: check for check in described}
 
 
 def test_a_cluster_is_described(tools, tmp_path):
     cluster(tools)
-    found = by_name(slurm(tmp_path, submit=False))
-    assert found["SLURM"].detail == "partitions low (2 nodes, gpu:2, up), high (2 nodes, no GPUs, up)"
-    assert found["sacct"].ready
-    assert found["preemption"].ready
-    assert not any(check.need for check in found.values()), "runs are possible without it"
+    described = by_name(slurm(tmp_path, submit=False))
+    assert described["SLURM"].detail == "partitions low (2 nodes, gpu:2, up), high (2 nodes, no GPUs, up)"
+    assert described["sacct"].ready
+    assert described["preemption"].ready
+    assert not any(check.need for check in described.values()), "runs are possible without it"
 
 
 def test_what_a_cluster_lacks_is_reported_with_its_consequence(tools, tmp_path):
     cluster(tools, parameters="(null)", accounting=False)
-    found = by_name(slurm(tmp_path, submit=False))
-    assert "wait forever" in found["sacct"].fix
-    assert "checkpoint_every" in found["preemption"].fix
-    assert "--submit" in found["runs on nodes"].fix
+    described = by_name(slurm(tmp_path, submit=False))
+    assert "wait forever" in described["sacct"].fix
+    assert "checkpoint_every" in described["preemption"].fix
+    assert "--submit" in described["runs on nodes"].fix
 
 
 def test_a_job_looks_for_a_file(tools, tmp_path):

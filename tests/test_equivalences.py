@@ -12,13 +12,13 @@ def logits_after(config, steps=3):
     """Logits at the start and after a few steps with the configuration's optimizer."""
     model = build_model(config, vocab_size=11)
     optimizer = build_optimizer(model, config.optim, config.weight_decay)
-    found = [model(TOKENS).detach()]
+    outputs = [model(TOKENS).detach()]
     for _ in range(steps):
         loss = torch.nn.functional.cross_entropy(model(TOKENS[:, :-1]).flatten(0, 1), TOKENS[:, 1:].flatten())
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    return [*found, model(TOKENS).detach()]
+    return [*outputs, model(TOKENS).detach()]
 
 
 def both(tiny, pair, *overrides):

@@ -78,17 +78,17 @@ def test_a_group_s_numbers_lie_side_by_side_in_memory():
 
 def test_longer_windows_begin_where_the_validation_windows_do(tiny):
     made = subject(tiny())
-    found, (starts, _) = extrapolation(made)["non_overlapping"], eval_places(len(TEXT), 8, 64)
+    actual, (starts, _) = extrapolation(made)["non_overlapping"], eval_places(len(TEXT), 8, 64)
     for factor in (1, 2, 4):
         windows = np.stack([TEXT[start : start + 8 * factor + 1] for start in starts if start + 8 * factor < len(TEXT)])
         logits, targets = made.model(torch.from_numpy(windows[:, :-1])), torch.from_numpy(windows[:, 1:])
         expected = F.cross_entropy(logits.flatten(0, 1), targets.flatten()).item()
-        assert len(windows) == 8 - (factor > 1) and found[str(factor)] == pytest.approx(expected, rel=1e-5)
+        assert len(windows) == 8 - (factor > 1) and actual[str(factor)] == pytest.approx(expected, rel=1e-5)
 
 
 def test_sliding_predicts_the_same_targets_at_every_length_with_nearly_all_of_it_before_them(tiny):
     made = subject(tiny())
-    found = extrapolation(made)["sliding"]
+    losses = extrapolation(made)["sliding"]
     pairs = (0, 44, 92, 140, 184, 232, 280, 328)  # eight blocks of two windows of four targets, to the end of the text
     targets = [64 + pair + i for pair in pairs for i in range(8)]  # after the longest window
     assert len(TEXT) == targets[-1] + 1
@@ -100,7 +100,7 @@ def test_sliding_predicts_the_same_targets_at_every_length_with_nearly_all_of_it
             place = length - 1 - (end - index)
             assert length - 4 <= place < length
             nats.append(F.cross_entropy(made.model(window)[0, place], torch.tensor(TEXT[index])).item())
-        assert found[str(factor)] == pytest.approx(np.mean(nats), rel=1e-5)
+        assert losses[str(factor)] == pytest.approx(np.mean(nats), rel=1e-5)
 
 
 def test_the_loss_by_position_is_in_powers_of_two_and_leaves_no_position_out():
@@ -110,17 +110,17 @@ def test_the_loss_by_position_is_in_powers_of_two_and_leaves_no_position_out():
 
 
 def test_a_table_of_positions_is_not_defined_beyond_itself(tiny):
-    found = extrapolation(subject(tiny("position=learned")))
-    assert set(found["non_overlapping"]) == set(found["sliding"]) == {"1"}
-    assert found["not_defined"].keys() == {"2", "4", "8"}
-    assert "table of 8 positions, but 16 are needed" in found["not_defined"]["2"]
+    losses = extrapolation(subject(tiny("position=learned")))
+    assert set(losses["non_overlapping"]) == set(losses["sliding"]) == {"1"}
+    assert losses["not_defined"].keys() == {"2", "4", "8"}
+    assert "table of 8 positions, but 16 are needed" in losses["not_defined"]["2"]
 
 
 def test_a_text_that_is_too_short_is_said_to_be():
     config = compose(["model.n_layers=1", "model.d_model=16", "model.n_heads=2", "model.context=8"])
-    found = extrapolation(subject(config, val=TEXT[:30]))
-    assert set(found["non_overlapping"]) == {"1", "2"}
-    assert "30 tokens, but 33 are needed" in found["not_defined"]["4"]
+    losses = extrapolation(subject(config, val=TEXT[:30]))
+    assert set(losses["non_overlapping"]) == {"1", "2"}
+    assert "30 tokens, but 33 are needed" in losses["not_defined"]["4"]
 
 
 # ------------------------------------------------------------------------------------------------------- streaming
@@ -221,14 +221,14 @@ def test_a_cache_that_holds_the_whole_text_changes_nothing(tiny):
 
 def test_streaming_reports_both_losses_behind_the_filled_cache(tiny):
     made = subject(tiny(), model=spread(build_model(tiny(), 11)).eval())
-    found = streaming(made)
-    assert found["difference"] == pytest.approx(found["loss_dropped"] - found["loss_kept"])
+    result = streaming(made)
+    assert result["difference"] == pytest.approx(result["loss_dropped"] - result["loss_kept"])
     nats = []
     for start in (0, 64, 192, 320):  # four of the six texts that the validation text holds, the first and the last
         tokens = torch.from_numpy(TEXT[start : start + 65])
         logits = read_token_by_token(made.model, tokens[:-1], window=8, kept=4)
         nats.append(F.cross_entropy(logits[8:], tokens[9:], reduction="none"))
-    assert found["loss_kept"] == pytest.approx(torch.stack(nats).mean().item(), rel=1e-4)
+    assert result["loss_kept"] == pytest.approx(torch.stack(nats).mean().item(), rel=1e-4)
 
 
 @pytest.mark.parametrize("position", ["learned", "sinusoidal"])
@@ -243,21 +243,21 @@ def test_positions_on_the_embedding_cannot_stream(tiny, position):
 @pytest.mark.parametrize(("bits", "levels"), [(8, 127), (4, 7)])
 def test_symmetric_rounding_is_torch_s_own_with_the_scale_absmax_over_the_largest_level(bits, levels):
     x = torch.randn(5, 7, generator=torch.Generator().manual_seed(0))
-    theirs = torch.fake_quantize_per_tensor_affine(x, x.abs().max().item() / levels, 0, -levels - 1, levels)
-    torch.testing.assert_close(round_symmetric(x, bits, "tensor", 32), theirs)
+    expected = torch.fake_quantize_per_tensor_affine(x, x.abs().max().item() / levels, 0, -levels - 1, levels)
+    torch.testing.assert_close(round_symmetric(x, bits, "tensor", 32), expected)
     scales, zeros = x.abs().amax(1) / levels, torch.zeros(5, dtype=torch.int32)
-    theirs = torch.fake_quantize_per_channel_affine(x, scales, zeros, 0, -levels - 1, levels)
-    torch.testing.assert_close(round_symmetric(x, bits, "channel", 32), theirs)
+    expected = torch.fake_quantize_per_channel_affine(x, scales, zeros, 0, -levels - 1, levels)
+    torch.testing.assert_close(round_symmetric(x, bits, "channel", 32), expected)
     for scale_of in SCALES:
         assert round_symmetric(torch.zeros(2, 3), bits, scale_of, 32).tolist() == torch.zeros(2, 3).tolist()
 
 
 def test_groups_of_32_input_channels_have_scales_of_their_own_and_the_last_may_be_shorter():
     x = torch.randn(2, 5, 70, generator=torch.Generator().manual_seed(0))
-    found = round_symmetric(x, 4, "group", 32)
+    result = round_symmetric(x, 4, "group", 32)
     for start in (0, 32, 64):
         part = x[..., start : start + 32]
-        torch.testing.assert_close(found[..., start : start + 32], round_symmetric(part, 4, "channel", 32))
+        torch.testing.assert_close(result[..., start : start + 32], round_symmetric(part, 4, "channel", 32))
     assert len(round_symmetric(x, 4, "tensor", 32).unique()) <= 15
 
 
@@ -281,8 +281,8 @@ def test_four_bits_err_more_than_eight_and_float_inputs_least(tiny):
 def test_asymmetric_rounding_is_torch_s_own_and_holds_zero():
     x = torch.randn(50, generator=torch.Generator().manual_seed(0)) + 1
     step = (3.0 + 0.5) / 255
-    theirs = torch.fake_quantize_per_tensor_affine(x, step, round(0.5 / step), 0, 255)
-    torch.testing.assert_close(round_asymmetric(x, -0.5, 3.0), theirs)
+    expected = torch.fake_quantize_per_tensor_affine(x, step, round(0.5 / step), 0, 255)
+    torch.testing.assert_close(round_asymmetric(x, -0.5, 3.0), expected)
     assert round_asymmetric(torch.tensor([0.0, 9.0]), 0.2, 3.0).tolist() == pytest.approx([0.0, 3.0])
     assert round_asymmetric(torch.zeros(2), 0.0, 0.0).tolist() == [0.0, 0.0]
 
@@ -344,10 +344,10 @@ def test_the_block_that_an_outlier_stands_in_loses_most(tiny):
             made.model.blocks[1].norm_ffn.gain[3] = gain
             for m in linear_maps(made.model.blocks[1].ffn)[:-1]:
                 m.weight[:, 3] = 0  # the outlier says nothing: it only takes up the scale
-        found = quantization(dataclasses.replace(made, val=likeliest(made.model, 257)))
-        assert found["worst_block"] == int(np.argmax(found["gap_by_block"]))
+        result = quantization(dataclasses.replace(made, val=likeliest(made.model, 257)))
+        assert result["worst_block"] == int(np.argmax(result["gap_by_block"]))
         whole = ("dynamic_tensor", "dynamic_channel", "static_tensor", "static_channel")
-        return np.array([*found["gap_by_block"], *(found["schemes"][name]["gap"] for name in whole)])
+        return np.array([*result["gap_by_block"], *(result["schemes"][name]["gap"] for name in whole)])
 
     calm, outlier = gaps(1.0), gaps(3000.0)
     assert outlier[1] > 5 * outlier[0]
@@ -376,16 +376,16 @@ def planted(config, size=5000.0):
 def test_massive_activations_that_were_planted_are_found_and_removed(tiny):
     config = tiny()
     made = subject(config, model=planted(config))
-    found = intervention(made)
+    result = intervention(made)
     calibration = made.calibration(32)
-    assert (found["threshold"], found["massive"]) == (1000.0, True)
-    assert found["entries_per_sequence"] == pytest.approx((calibration == 10).sum() / 32)
-    assert found["before"]["act/resid/max_over_median"] > 1000
-    assert found["massive_zero"]["act/resid/max_over_median"] < 100
-    assert found["massive_mean"]["act/resid/max_over_median"] > 1000
-    assert found["massive_zero"]["gap"] == found["massive_zero"]["loss"] - found["before"]["loss"] != 0
-    assert abs(found["massive_mean"]["loss"] - found["before"]["loss"]) < abs(
-        found["massive_zero"]["loss"] - found["before"]["loss"]
+    assert (result["threshold"], result["massive"]) == (1000.0, True)
+    assert result["entries_per_sequence"] == pytest.approx((calibration == 10).sum() / 32)
+    assert result["before"]["act/resid/max_over_median"] > 1000
+    assert result["massive_zero"]["act/resid/max_over_median"] < 100
+    assert result["massive_mean"]["act/resid/max_over_median"] > 1000
+    assert result["massive_zero"]["gap"] == result["massive_zero"]["loss"] - result["before"]["loss"] != 0
+    assert abs(result["massive_mean"]["loss"] - result["before"]["loss"]) < abs(
+        result["massive_zero"]["loss"] - result["before"]["loss"]
     )
 
 
@@ -395,9 +395,9 @@ def test_without_massive_activations_the_largest_thousandth_is_removed(tiny):
     tokens = made.on_device(made.calibration(4))
     threshold = massive_threshold(made.model, tokens)
     assert 1 < threshold < 1000
-    found = intervention(subject(config))
-    assert not found["massive"]
-    assert 0 < found["entries_per_sequence"] <= 2
+    result = intervention(subject(config))
+    assert not result["massive"]
+    assert 0 < result["entries_per_sequence"] <= 2
 
 
 def test_massive_entries_become_zero_and_nothing_else_changes(tiny):
@@ -472,11 +472,11 @@ def answers(config):
     made = subject(config)
     for name, evaluation in EVALUATIONS.items():
         try:
-            found = evaluation(made)
+            result = evaluation(made)
         except NotDefined as reason:
             assert str(reason) and "\n" not in str(reason)
             continue
-        assert finite(found), (name, found)
+        assert finite(result), (name, result)
 
 
 def settled(tiny, overrides):
@@ -564,9 +564,9 @@ def test_a_restored_model_has_the_weights_and_the_loss_of_the_run(finished):
     config, data, model = restore(record)
     assert not model.training
     assert config.science() == compose([]).science() | config.science()
-    found = subject(config, model, val=data.val["val"], train=data.train, eval_tokens=config.train.eval_tokens)
+    result = subject(config, model, val=data.val["val"], train=data.train, eval_tokens=config.train.eval_tokens)
     assert record.summary is not None
-    assert found.losses(found.windows(10**6)).mean().item() == pytest.approx(record.summary["val_loss"], rel=1e-6)
+    assert result.losses(result.windows(10**6)).mean().item() == pytest.approx(record.summary["val_loss"], rel=1e-6)
 
 
 def test_evaluate_writes_each_answer_under_its_name_and_does_none_twice(finished, capsys, monkeypatch):

@@ -55,9 +55,9 @@ def test_components_roles_and_decay_groups_add_up_to_the_real_number_of_paramete
 
 
 def test_every_axis_with_parameters_is_a_component_of_its_own(tiny):
-    found = set(explained(tiny(*RICH, "placement=rezero", "placement.norm=on"))["parameters"]["by_component"])
+    result = set(explained(tiny(*RICH, "placement=rezero", "placement.norm=on"))["parameters"]["by_component"])
     axes = {"placement", "norm", "position", "normalizer", "gate", "qk_norm", "ffn", "attention", "scores"}
-    assert found == axes | {"embedding", "sink", "embed_scale", "head"}
+    assert result == axes | {"embedding", "sink", "embed_scale", "head"}
 
 
 @pytest.mark.parametrize("overrides", [[], RICH, ["position=transformer_xl"], ["n_kv_heads=1"]], ids=",".join)
@@ -172,8 +172,8 @@ def test_kernels_are_grouped_by_layer_with_a_reason(tiny):
     ],
 )
 def test_the_kernel_of_a_gpu_is_named(tiny, overrides, kernel):
-    (found,) = explained(tiny("model.context=128", "model.d_model=32", *overrides))["kernels"]
-    assert kernel in found["gpu"]
+    (named,) = explained(tiny("model.context=128", "model.d_model=32", *overrides))["kernels"]
+    assert kernel in named["gpu"]
 
 
 def test_notes_are_those_of_the_run(tiny):

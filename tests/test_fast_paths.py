@@ -73,12 +73,12 @@ def test_a_second_derivative_of_what_has_none_is_refused_and_not_wrong(fast, mon
 
 def test_rms_norm_s_gradients_are_autograd_s_up_to_rounding():
     x, gain, grad = torch.randn(64, 32), torch.rand(32), torch.randn(64, 32)
-    found = []
+    results = []
     for norm in (rms_norm, plain_rms):
         leaves = x.clone().requires_grad_(), gain.clone().requires_grad_()
-        found.append(torch.autograd.grad(norm(leaves[0], 1e-6, leaves[1]), leaves, grad))
-    for ours, theirs in zip(*found, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+        results.append(torch.autograd.grad(norm(leaves[0], 1e-6, leaves[1]), leaves, grad))
+    for actual, expected in zip(*results, strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
 # ------------------------------------------------------------------------------------------------ linear maps
@@ -110,14 +110,14 @@ def products(model, rows=1):
 def test_onednn_s_linear_layer_and_its_gradients_are_blas_s_up_to_rounding(onednn_always, shape, biased):
     x, weight, bias = torch.randn(shape), torch.randn(5, 8), torch.randn(5) if biased else None
     grad = torch.randn(5).expand(*shape[:-1], 5)  # as a sum hands it on: not contiguous
-    found = []
+    results = []
     for product in (linear.linear, F.linear):
         leaves = [x.clone().requires_grad_(), weight.clone().requires_grad_()]
         leaves += [bias.clone().requires_grad_()] if bias is not None else []
         y = product(*leaves)
-        found.append((y.detach(), *torch.autograd.grad(y, leaves, grad)))
-    for ours, theirs in zip(*found, strict=True):
-        torch.testing.assert_close(ours, theirs)
+        results.append((y.detach(), *torch.autograd.grad(y, leaves, grad)))
+    for actual, expected in zip(*results, strict=True):
+        torch.testing.assert_close(actual, expected)
 
 
 def test_onednn_takes_the_large_products_of_a_float32_run_on_a_cpu_and_no_others(onednn_always, tiny_run, monkeypatch):
@@ -161,10 +161,10 @@ def test_linear_layers_that_share_an_input_share_one_low_precision_copy_and_thei
         alone = [F.linear(x, weight) for weight in weights]
     assert len({part.data_ptr() for part in parts}) == 1 and {part.dtype for part in parts} == {torch.bfloat16}
     assert all(torch.equal(a, b) for a, b in zip(outputs, alone, strict=True))
-    found = torch.autograd.grad(outputs, x, grads)[0]
+    result = torch.autograd.grad(outputs, x, grads)[0]
     terms = [grad @ weight.bfloat16() for grad, weight in zip(grads, weights, strict=True)]
-    assert torch.equal(found, terms[0].float() + terms[1].float() + terms[2].float())
-    assert not torch.equal(found, (terms[0] + terms[1] + terms[2]).float())  # what autograd makes of bfloat16
+    assert torch.equal(result, terms[0].float() + terms[1].float() + terms[2].float())
+    assert not torch.equal(result, (terms[0] + terms[1] + terms[2]).float())  # what autograd makes of bfloat16
 
 
 @pytest.mark.parametrize("ffn", ["gelu", "swiglu"])
@@ -209,7 +209,7 @@ def test_blockwise_attention_is_the_fused_kernel_s_in_outputs_and_all_gradients(
     S = T + more
     q, k, v = (torch.randn(3, n, 2, 8, dtype=torch.float64).transpose(1, 2) for n in (T, S, S))
     mask = None if lead is None else causal_mask(T, S, *lead)
-    found = []
+    results = []
     for attend in (
         blockwise.blockwise_attention,
         lambda q, k, v, mask, scale: F.scaled_dot_product_attention(
@@ -219,9 +219,9 @@ def test_blockwise_attention_is_the_fused_kernel_s_in_outputs_and_all_gradients(
         leaves = [x.clone().requires_grad_() for x in (q, k, v, *([mask] if mask is not None else []))]
         out = attend(*leaves, *([None] if mask is None else []), 0.3)
         weight = torch.arange(out.numel(), dtype=torch.float64).view(out.shape).sin()
-        found.append((out.detach(), *torch.autograd.grad((out * weight).sum(), leaves)))
-    for ours, theirs in zip(*found, strict=True):
-        torch.testing.assert_close(ours, theirs)
+        results.append((out.detach(), *torch.autograd.grad((out * weight).sum(), leaves)))
+    for actual, expected in zip(*results, strict=True):
+        torch.testing.assert_close(actual, expected)
 
 
 def test_blockwise_attention_has_the_derivatives_of_finite_differences(small_blocks):
@@ -234,13 +234,13 @@ def test_blockwise_attention_has_the_derivatives_of_finite_differences(small_blo
 @pytest.mark.parametrize("overrides", [[], ["normalizer=sink"], ["kv_bias=key_value"], ["window=3", "position=t5"]])
 def test_a_model_with_blockwise_attention_is_the_plain_path_in_logits_and_gradients(small_blocks, tiny, overrides):
     model = build_model(tiny("model.context=24", *overrides))
-    tokens, found = torch.randint(0, 256, (2, 24)), []
+    tokens, result = torch.randint(0, 256, (2, 24)), []
     for fused in (True, False):
         for block in model.blocks:
             block.attn.core.fused = fused
         loss_of = F.cross_entropy(model(tokens).flatten(0, 1), tokens.roll(-1, 1).flatten())
-        found.append((loss_of.detach(), *torch.autograd.grad(loss_of, list(model.parameters()))))
-    for blocks, plain in zip(*found, strict=True):
+        result.append((loss_of.detach(), *torch.autograd.grad(loss_of, list(model.parameters()))))
+    for blocks, plain in zip(*result, strict=True):
         torch.testing.assert_close(blocks, plain, rtol=1e-4, atol=1e-6)
 
 
@@ -323,7 +323,7 @@ def test_a_chunked_loss_and_its_gradients_are_the_whole_one_s(monkeypatch, z_fac
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiling)  # the form that a compiler fuses
     x = torch.randn(10, 4, dtype=torch.float64)
     weight, targets = torch.randn(16, 4, dtype=torch.float64), torch.randint(0, 16, (10,))
-    found = []
+    results = []
     for chunked in (False, True):
         leaves = x.clone().requires_grad_(), weight.clone().requires_grad_()
         if chunked:
@@ -334,9 +334,9 @@ def test_a_chunked_loss_and_its_gradients_are_the_whole_one_s(monkeypatch, z_fac
             logits = logits if softcap is None else softcap * torch.tanh(logits / softcap)
             value, z_value = loss.losses(logits, targets, z_factor)
             total = 3 * (value + z_value)
-        found.append((value.detach(), z_value.detach(), *torch.autograd.grad(total, leaves)))
-    for ours, theirs in zip(*found, strict=True):
-        torch.testing.assert_close(ours.float(), theirs.float(), rtol=1e-5, atol=1e-6)
+        results.append((value.detach(), z_value.detach(), *torch.autograd.grad(total, leaves)))
+    for actual, expected in zip(*results, strict=True):
+        torch.testing.assert_close(actual.float(), expected.float(), rtol=1e-5, atol=1e-6)
 
 
 def test_a_chunked_loss_forms_no_more_logits_than_a_chunk_at_a_time():
@@ -430,9 +430,9 @@ def test_reading_late_is_the_same_run(tiny_run, tmp_path, request):
     assert rows(late.path) == rows(at_once.path)
 
 
-@pytest.mark.parametrize("what", ["loss", "gradient"])
+@pytest.mark.parametrize("place", ["loss", "gradient"])
 def test_a_number_that_is_not_finite_leaves_the_weights_alone_until_it_is_read_and_is_reported_for_the_right_step(
-    tiny_run, monkeypatch, unwaited, what
+    tiny_run, monkeypatch, unwaited, place
 ):
     before, models, calls = [], [], []
     loss_of = Step.loss
@@ -444,7 +444,7 @@ def test_a_number_that_is_not_finite_leaves_the_weights_alone_until_it_is_read_a
             if len(calls) == 4:
                 models.append(self.model)
                 before.append({n: p.detach().clone() for n, p in self.model.named_parameters()})
-                if what == "loss":
+                if place == "loss":
                     return value * math.nan, z_value
                 handle = self.model.blocks[1].ffn.up.weight.register_hook(lambda g: g * math.inf)
                 calls.append(handle)
@@ -541,16 +541,16 @@ def test_auto_compiles_long_runs_and_on_a_cpu_only_where_a_compiler_is(monkeypat
     assert not pays("mps", 10**9, 1e20)
 
 
-@pytest.mark.parametrize(("asked", "mode"), [("on", None), ("graphs", "reduce-overhead")])
-def test_graphs_asks_the_compiler_for_cuda_graphs_and_marks_each_forward_pass(tiny, monkeypatch, asked, mode):
+@pytest.mark.parametrize(("requested", "mode"), [("on", None), ("graphs", "reduce-overhead")])
+def test_graphs_asks_the_compiler_for_cuda_graphs_and_marks_each_forward_pass(tiny, monkeypatch, requested, mode):
     asked_for, marked = [], []
     monkeypatch.setattr(torch, "compile", lambda forward, mode, dynamic: asked_for.append(mode) or forward)
     monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: marked.append(1))
-    config, batch = tiny(f"train.compile={asked}", "train.batch_size=2"), np.zeros((2, 9), dtype=np.int64)
+    config, batch = tiny(f"train.compile={requested}", "train.batch_size=2"), np.zeros((2, 9), dtype=np.int64)
     stepper = Step(config, build_model(config).train(), 3, lambda number: batch)
     stepper.compile(batch)
     stepper.take(0, batch)
-    assert asked_for == [mode, mode] and len(marked) == (2 if asked == "graphs" else 0)
+    assert asked_for == [mode, mode] and len(marked) == (2 if requested == "graphs" else 0)
 
 
 def test_gradients_that_add_up_over_micro_batches_and_cuda_graphs_are_refused():

@@ -86,12 +86,12 @@ def test_the_tanh_form_of_gelu_is_near_the_exact_one_and_not_it():
 
 
 def test_clamped_swiglu_is_the_expert_of_gpt_oss(x):
-    ours = build("swiglu_clamped", limit=0.8)
-    theirs = GptOssExperts(GptOssConfig(hidden_size=D, intermediate_size=F, num_local_experts=1, swiglu_limit=0.8))
-    maps = [nn.functional.linear(x, m.weight, m.bias) for m in (ours.gate, ours.up)]
-    hidden = theirs._apply_gate(torch.stack(maps, -1).flatten(-2))
+    actual = build("swiglu_clamped", limit=0.8)
+    expected = GptOssExperts(GptOssConfig(hidden_size=D, intermediate_size=F, num_local_experts=1, swiglu_limit=0.8))
+    maps = [nn.functional.linear(x, m.weight, m.bias) for m in (actual.gate, actual.up)]
+    hidden = expected._apply_gate(torch.stack(maps, -1).flatten(-2))
     assert (maps[0] > 0.8).any() and (maps[1] < -0.8).any()
-    torch.testing.assert_close(ours(x), nn.functional.linear(hidden, ours.down.weight, ours.down.bias))
+    torch.testing.assert_close(actual(x), nn.functional.linear(hidden, actual.down.weight, actual.down.bias))
 
 
 def test_clamped_swiglu_without_clamp_shift_and_slope_is_swiglu(x):

@@ -122,9 +122,9 @@ def test_the_norm_of_head_outputs_is_torch_s_rms_norm_of_each_head_with_gains_of
     assert gate.gain.eq(1).all() and len(list(gate.parameters())) == 1
     with torch.no_grad():
         gate.gain.copy_(torch.linspace(0.5, 2, H * D))
-    found = gate("sdpa", y, x)
+    result = gate("sdpa", y, x)
     for h in range(H):
-        torch.testing.assert_close(found[:, :, h], F.rms_norm(y[:, :, h], (D,), gate.gain[h * D : (h + 1) * D], 1e-3))
+        torch.testing.assert_close(result[:, :, h], F.rms_norm(y[:, :, h], (D,), gate.gain[h * D : (h + 1) * D], 1e-3))
 
 
 def test_silu_of_head_outputs_has_no_parameters_and_does_not_see_the_input(x):
@@ -143,8 +143,8 @@ def test_a_control_without_a_gate_acts_on_the_head_outputs_alone(x, name):
 
 @pytest.mark.parametrize("name", ["additive", "norm", "silu"])
 def test_what_multiplies_nothing_has_no_gate_scores(tiny, name):
-    found = probe(build_model(tiny(f"gate={name}"), 11), torch.randint(0, 11, (2, 8)))
-    assert not [figure for figure in found if figure.startswith("gate/")]
+    probed = probe(build_model(tiny(f"gate={name}"), 11), torch.randint(0, 11, (2, 8)))
+    assert not [figure for figure in probed if figure.startswith("gate/")]
 
 
 def test_non_sparse_sigmoid_cannot_close(x):
@@ -168,10 +168,10 @@ def head_function(gate, form, x_slice, x, h):
 @pytest.mark.parametrize("form", ["linear", "mlp", "all_heads"])
 def test_bondarenko_gates_each_head_by_its_slice_of_the_input(x, form):
     gate, y = build("bondarenko", form=form, hidden=7), y_at("sdpa")
-    found, width = gate("sdpa", y, x), M // H
+    result, width = gate("sdpa", y, x), M // H
     for h in range(H):
         factor = torch.sigmoid(head_function(gate, form, x[..., h * width : (h + 1) * width], x, h))
-        torch.testing.assert_close(found[:, :, h], y[:, :, h] * factor)
+        torch.testing.assert_close(result[:, :, h], y[:, :, h] * factor)
 
 
 @pytest.mark.parametrize("form", ["linear", "mlp", "all_heads"])

@@ -69,21 +69,21 @@ def refusal(capsys, *command: str) -> str:
 
 @pytest.mark.parametrize("name", [n if n == "llama3" else pytest.param(n, marks=pytest.mark.slow) for n in IMPORTED])
 def test_an_imported_checkpoint_gives_the_logits_of_the_library_that_saved_it(name):
-    theirs = saved(name)
-    _, _, ours = restore(read_run(imported()))
+    expected = saved(name)
+    _, _, actual = restore(read_run(imported()))
     with torch.no_grad():
-        torch.testing.assert_close(ours(tokens()), theirs(tokens()).logits, rtol=0, atol=1e-5)
+        torch.testing.assert_close(actual(tokens()), expected(tokens()).logits, rtol=0, atol=1e-5)
 
 
 def test_an_imported_model_writes_what_the_library_that_saved_it_would(capsys):
-    theirs = saved("llama3")
+    expected = saved("llama3")
     imported()
     capsys.readouterr()
     greedy = ["--tokens", "5", "--temperature", "1e-6"]
     assert main(["sample", "last", "--prompt", "to be", *greedy]) == 0
     text = capsys.readouterr().out.rstrip("\n")
     prompt = torch.tensor([byte_tokenizer().encode("to be").ids])
-    written = theirs.generate(prompt, max_new_tokens=5, min_new_tokens=5, do_sample=False)[0]
+    written = expected.generate(prompt, max_new_tokens=5, min_new_tokens=5, do_sample=False)[0]
     assert text == visible(byte_tokenizer().decode(written.tolist())).rstrip("\n")
 
 

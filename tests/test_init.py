@@ -81,9 +81,9 @@ def test_truncation_keeps_each_z_s_quantile_and_its_sign():
 
 def test_truncation_is_the_distribution_of_torch_s_trunc_normal():
     torch.manual_seed(0)
-    theirs = torch.nn.init.trunc_normal_(torch.empty(200, 200), std=1.0, a=-3.0, b=3.0)
-    ours = truncated(torch.randn(200, 200), 3.0)
-    assert stats.ks_2samp(ours.flatten().numpy(), theirs.flatten().numpy()).pvalue > 0.01
+    expected = torch.nn.init.trunc_normal_(torch.empty(200, 200), std=1.0, a=-3.0, b=3.0)
+    actual = truncated(torch.randn(200, 200), 3.0)
+    assert stats.ks_2samp(actual.flatten().numpy(), expected.flatten().numpy()).pvalue > 0.01
 
 
 @pytest.mark.parametrize("z", [-40.0, -8.0, 0.0, 8.0, 40.0])

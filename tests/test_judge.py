@@ -73,14 +73,14 @@ def test_a_csv_exported_from_our_own_study_gets_the_same_words(tmp_path, capsys)
         writer.run("gate=headwise", seed=seed, state="diverged" if seed < 4 else "finished")
     exported = tmp_path / "runs.csv"
     assert main(["compare", str(tmp_path / "runs/study"), "--json", "-", "--runs", str(exported)]) == 0
-    ours = json.loads(capsys.readouterr().out)
+    compared = json.loads(capsys.readouterr().out)
     words, values = judged(capsys, str(exported))
-    assert words == words_of(ours) and set(words.values()) >= {"BETTER", "WORSE", "INCONCLUSIVE", "UNSTABLE"}
-    for mine, our in zip(values["rows"], ours["rows"], strict=True):
+    assert words == words_of(compared) and set(words.values()) >= {"BETTER", "WORSE", "INCONCLUSIVE", "UNSTABLE"}
+    for mine, our in zip(values["rows"], compared["rows"], strict=True):
         for name in ("delta", "low", "high", "p", "mean", "sd"):
             number = our.get(name)
             assert mine.get(name) == (number if number is None else pytest.approx(number, rel=1e-9)), name
-    assert values["delta_min"] == pytest.approx(ours["delta_min"])
+    assert values["delta_min"] == pytest.approx(compared["delta_min"])
 
 
 def test_a_study_s_strata_become_a_column_and_come_back(tmp_path, capsys):
@@ -91,13 +91,13 @@ def test_a_study_s_strata_become_a_column_and_come_back(tmp_path, capsys):
         writer.plan(("norm=layer",), stratum=depth, of="depth", strata={depth: []})
     exported = tmp_path / "runs.csv"
     assert main(["compare", str(tmp_path / "runs/depth"), "--json", "-", "--runs", str(exported)]) == 0
-    ours = json.loads(capsys.readouterr().out)
+    compared = json.loads(capsys.readouterr().out)
     _, values = judged(capsys, str(exported))
-    assert list(values["strata"]) == list(ours["strata"]) == ["2", "4"]
+    assert list(values["strata"]) == list(compared["strata"]) == ["2", "4"]
     for stratum in ("2", "4"):
-        mine, our = (v["strata"][stratum]["rows"][1] for v in (values, ours))
+        mine, our = (v["strata"][stratum]["rows"][1] for v in (values, compared))
         assert (mine["verdict"], mine["delta"]) == (our["verdict"], our["delta"])
-    assert values["across"] == ours["across"]
+    assert values["across"] == compared["across"]
 
 
 # ------------------------------------------------------------------------------------------- what cannot be proved
@@ -105,9 +105,9 @@ def test_a_study_s_strata_become_a_column_and_come_back(tmp_path, capsys):
 
 def test_what_a_table_cannot_prove_is_unknown_and_never_a_pass(tmp_path, capsys):
     _, values = judged(capsys, table(tmp_path / "a.csv", baseline=BASE, new=LOWER))
-    found = statuses(values)
-    assert {name for name, status in found.items() if status == "PASS"} == {"seeds"}
-    assert {name for name, status in found.items() if status == "UNKNOWN"} == set(found) - {"seeds"}
+    result = statuses(values)
+    assert {name for name, status in result.items() if status == "PASS"} == {"seeds"}
+    assert {name for name, status in result.items() if status == "UNKNOWN"} == set(result) - {"seeds"}
 
 
 def test_the_columns_that_a_table_has_are_checked(tmp_path, capsys):

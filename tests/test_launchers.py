@@ -47,17 +47,17 @@ def parts(runs_dir):
     return {(run.config or {})["norm"]["part"]: run for run in map(read_run, find_runs([runs_dir]))}
 
 
-def good_ones_finished_and_bad_ones_are_told(done, runs_dir, asked):
+def good_ones_finished_and_bad_ones_are_reported(done, runs_dir, requested):
     assert done.returncode == errors.BUG, done.stderr
-    found, printed = parts(runs_dir), " ".join(done.stderr.split())
-    assert {part: run.state for part, run in found.items()} == {
-        part: "failed" if part in BAD else "finished" for part in asked
+    result, printed = parts(runs_dir), " ".join(done.stderr.split())
+    assert {part: run.state for part, run in result.items()} == {
+        part: "failed" if part in BAD else "finished" for part in requested
     }, done.stderr
-    for part in set(asked) & set(BAD):
-        reason = found[part].status["reason"]
+    for part in set(requested) & set(BAD):
+        reason = result[part].status["reason"]
         assert WORDS[part] in reason
         assert " ".join(reason.split()[:4]) in printed
-        assert reason in (found[part].path / "log.txt").read_text()
+        assert reason in (result[part].path / "log.txt").read_text()
 
 
 # ------------------------------------------------------------------------------------------------------ bad jobs (R8)
@@ -65,10 +65,10 @@ def good_ones_finished_and_bad_ones_are_told(done, runs_dir, asked):
 
 @pytest.mark.slow
 def test_a_multirun_survives_runs_that_fail_and_that_end_their_process(tiny_run, plugin, tmp_path):
-    asked = (11, 10, 0)
-    arguments = ["-m", *tiny_run("norm=trial", "train.steps=6"), f"norm.part={','.join(map(str, asked))}"]
+    requested = (11, 10, 0)
+    arguments = ["-m", *tiny_run("norm=trial", "train.steps=6"), f"norm.part={','.join(map(str, requested))}"]
     done = nexus(arguments, plugin, cwd=tmp_path)
-    good_ones_finished_and_bad_ones_are_told(done, tmp_path / "runs", asked)
+    good_ones_finished_and_bad_ones_are_reported(done, tmp_path / "runs", requested)
 
 
 @pytest.mark.slow
@@ -78,14 +78,14 @@ def test_of_twenty_jobs_the_good_ones_finish_and_the_bad_ones_are_listed(
     tiny_run, plugin, tmp_path, launcher, monkeypatch
 ):
     monkeypatch.setenv("TRIAL_IN_A_HURRY", "1")
-    asked, sweep = range(20), ",".join(map(str, range(20)))
+    requested, sweep = range(20), ",".join(map(str, range(20)))
     if launcher == "queue":
         base = [text for text in tiny_run("norm=trial", "train.steps=6") if text != "train.threads=1"]
         arguments = ["study", "mine", f"vary.norm.part={sweep}", "seeds=0", *base, "--workers", "2"]
     else:
         arguments = ["-m", *tiny_run("norm=trial", "train.steps=6"), f"norm.part={sweep}", *launched_by(launcher)]
     done = nexus(arguments, plugin, cwd=tmp_path)
-    good_ones_finished_and_bad_ones_are_told(done, tmp_path / "runs", asked)
+    good_ones_finished_and_bad_ones_are_reported(done, tmp_path / "runs", requested)
 
 
 @pytest.mark.slow
@@ -161,12 +161,12 @@ def test_the_runs_of_a_study_are_the_same_by_a_launcher_and_by_the_queue(tiny_ru
     done = nexus([*study, "runs_dir=launched", *by_launcher], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert nexus([*study, "runs_dir=queued", "--workers", "1"], cwd=tmp_path).returncode == 0
-    found = find_runs([tmp_path / "launched"])
-    assert [path.relative_to(tmp_path / "launched") for path in found] == [
+    runs = find_runs([tmp_path / "launched"])
+    assert [path.relative_to(tmp_path / "launched") for path in runs] == [
         path.relative_to(tmp_path / "queued") for path in find_runs([tmp_path / "queued"])
     ]
-    assert len(found) > 6, "tuning runs, and those at the best rate"
-    for path in found:
+    assert len(runs) > 6, "tuning runs, and those at the best rate"
+    for path in runs:
         assert rows(path) == rows(tmp_path / "queued" / path.relative_to(tmp_path / "launched"))
         assert (read_run(path).env or {})["launcher"] == launcher
     again = nexus([*study, "runs_dir=launched", *by_launcher], cwd=tmp_path)
@@ -199,9 +199,9 @@ def test_a_worker_of_a_launcher_is_killed_and_the_same_command_resumes_its_run(t
     undisturbed = [*study_of(tiny_run, "train.steps=60"), f"runs_dir={tmp_path / 'alone'}", "--workers", "1"]
     monkeypatch.setenv("TRIAL_IN_A_HURRY", "1")
     assert nexus(undisturbed, plugin).returncode == 0
-    found = find_runs([tmp_path / "killed"])
-    assert len(found) == 4
-    for path in found:
+    runs = find_runs([tmp_path / "killed"])
+    assert len(runs) == 4
+    for path in runs:
         assert rows(path) == rows(tmp_path / "alone" / path.relative_to(tmp_path / "killed"))
 
 
@@ -248,9 +248,9 @@ def test_a_driver_that_is_killed_again_and_again_ends_with_the_table_of_an_undis
     assert done.returncode == 0, done.stderr
     alone = [text.replace(str(runs_dir), str(tmp_path / "alone")) for text in base]
     assert nexus(alone, plugin).returncode == 0
-    found = find_runs([runs_dir])
-    assert len(found) == 16
-    for path in found:
+    runs = find_runs([runs_dir])
+    assert len(runs) == 16
+    for path in runs:
         assert rows(path) == rows(tmp_path / "alone" / path.relative_to(runs_dir))
 
 

@@ -139,18 +139,18 @@ def test_max_over_median_finds_one_planted_entry():
 def test_bondarenko_s_kurtosis_and_norm_are_those_of_the_authors_hooks():
     x = gaussian(3, 40) * 5
     rows = x.double().numpy()
-    theirs = [float(np.mean((row - row.mean()) ** 4) / (torch.tensor(row).std().item() ** 4 + 1e-6)) for row in rows]
-    assert statistics.bondarenko_kurtosis(x).item() == pytest.approx(np.mean(theirs), rel=1e-5)
+    expected = [float(np.mean((row - row.mean()) ** 4) / (torch.tensor(row).std().item() ** 4 + 1e-6)) for row in rows]
+    assert statistics.bondarenko_kurtosis(x).item() == pytest.approx(np.mean(expected), rel=1e-5)
     assert statistics.bondarenko_inf_norm(x).item() == pytest.approx(np.mean(np.abs(rows).max(1)), rel=1e-6)
 
 
 def test_massive_activations_are_those_of_the_authors_script():
     x = gaussian(4, 6, 10)
-    theirs = []
+    expected = []
     for state in x:
         ordered, _ = torch.sort(state.abs().flatten(), descending=True)
-        theirs.append([*ordered[:3].tolist(), torch.median(state.abs()).item()])
-    torch.testing.assert_close(statistics.top_magnitudes(x), torch.tensor(theirs).mean(0))
+        expected.append([*ordered[:3].tolist(), torch.median(state.abs()).item()])
+    torch.testing.assert_close(statistics.top_magnitudes(x), torch.tensor(expected).mean(0))
 
 
 def test_the_sink_rate_is_gu_s_over_samples_layers_and_heads():
@@ -161,9 +161,9 @@ def test_the_sink_rate_is_gu_s_over_samples_layers_and_heads():
             sum(a[b, h, i, k - 1].item() for i in range(k - 1, 8)) / (8 - k + 1) > 0.3
             for a in maps for b in range(5) for h in range(3)
         ]  # fmt: skip
-        ours = torch.cat([attention.sink_rate(a, 0, k) for a in maps]).mean().item()
-        assert ours == pytest.approx(sum(hits) / len(hits))
-        assert 0 < ours < 1 or k > 2
+        actual = torch.cat([attention.sink_rate(a, 0, k) for a in maps]).mean().item()
+        assert actual == pytest.approx(sum(hits) / len(hits))
+        assert 0 < actual < 1 or k > 2
 
 
 def test_the_channel_kurtosis_is_he_s():
@@ -211,7 +211,7 @@ def test_scores_by_distance_are_alibi_s_slopes_where_queries_are_zero(tiny, over
     model = build_model(tiny("position=alibi", *overrides), 11)
     for block in model.blocks:
         nn.init.zeros_(block.attn.query.weight)
-    found = probe(model, TOKENS, full=True)
+    actual = probe(model, TOKENS, full=True)
     window = 3 if overrides == ("window=3",) else 8
     first = 0 if overrides == ("sink_token=on",) else 1
     slopes = [2.0**-4, 2.0**-8]  # Press et al. 2021 for two heads
@@ -221,21 +221,21 @@ def test_scores_by_distance_are_alibi_s_slopes_where_queries_are_zero(tiny, over
         if pairs:
             expected[name] = [-slope * sum(pairs) / len(pairs) for slope in slopes]
     start = "attn/block_001/score_at/"
-    assert {name.removeprefix(start): value for name, value in found.items() if name.startswith(start)} == {
+    assert {name.removeprefix(start): value for name, value in actual.items() if name.startswith(start)} == {
         name: pytest.approx(value) for name, value in expected.items()
     }
-    heads = found["attn/block_000/score_at/1"] + found[f"{start}1"]
-    assert model_figures(found)["attn/score_at/1"] == pytest.approx(sum(heads) / 4)
+    heads = actual["attn/block_000/score_at/1"] + actual[f"{start}1"]
+    assert model_figures(actual)["attn/score_at/1"] == pytest.approx(sum(heads) / 4)
 
 
 def test_first_token_ratios_are_those_of_what_attention_reads(tiny):
     model = build_model(tiny("position=learned", "n_kv_heads=1", "kv_bias=key"), 11)
     attn, x = model.blocks[0].attn, model.blocks[0].norm_attn(model.position.embed(model.embedding(TOKENS)))
-    found = probe(model, TOKENS)
+    probed = probe(model, TOKENS)
     for name, heads in (("query", 2), ("key", 1), ("value", 1)):
         norms = getattr(attn, name)(x).view(2, 8, heads, 8).norm(dim=-1)
         ratio = (norms[:, 0] / norms[:, 1:].mean(1)).mean(0)
-        assert found[f"attn/block_000/{name}/first_norm_ratio"] == pytest.approx(ratio.tolist(), rel=1e-4)
+        assert probed[f"attn/block_000/{name}/first_norm_ratio"] == pytest.approx(ratio.tolist(), rel=1e-4)
 
 
 # ------------------------------------------------------------------------------------------------ weights by hand
@@ -270,14 +270,14 @@ def test_weight_rms_is_over_all_matrix_entries_of_a_block(tiny):
 
 def test_weight_rms_is_over_all_blocks_and_over_every_parameter_of_a_role(tiny):
     model = build_model(tiny("norm=layer", "tie_embeddings=off"), 11)
-    found = weight_rms(model)
+    result = weight_rms(model)
     matrices = torch.cat([p.flatten() for p in model.blocks.parameters() if p.ndim > 1])
     queries = torch.cat([block.attn.query.weight.flatten() for block in model.blocks])
     vectors = torch.cat([p for p in model.parameters() if p.ndim == 1])
-    assert found["weight_rms/global"] == pytest.approx(rms(matrices).item(), rel=1e-5)
-    assert found["weight_rms/role/query"] == pytest.approx(rms(queries).item(), rel=1e-5)
-    assert found["weight_rms/role/embedding"] == pytest.approx(rms(model.embedding.weight).item(), rel=1e-5)
-    assert found["weight_rms/role/vector"] == pytest.approx(rms(vectors).item(), rel=1e-5)
+    assert result["weight_rms/global"] == pytest.approx(rms(matrices).item(), rel=1e-5)
+    assert result["weight_rms/role/query"] == pytest.approx(rms(queries).item(), rel=1e-5)
+    assert result["weight_rms/role/embedding"] == pytest.approx(rms(model.embedding.weight).item(), rel=1e-5)
+    assert result["weight_rms/role/vector"] == pytest.approx(rms(vectors).item(), rel=1e-5)
 
 
 def test_gradients_of_the_first_block_are_compared_with_those_of_the_last():
@@ -288,12 +288,12 @@ def test_gradients_of_the_first_block_are_compared_with_those_of_the_last():
 
 def test_every_matrix_of_the_blocks_is_reported_by_block_and_role(tiny):
     model = build_model(tiny("gate=elementwise"), 11)
-    found = matrix_probe(model, {})
+    probed = matrix_probe(model, {})
     matrices = sum(p.ndim > 1 for p in model.blocks.parameters())
-    assert len(found) == 2 * matrices
+    assert len(probed) == 2 * matrices
     query = model.blocks[1].attn.query.weight
-    assert found["weight/block_001/query/rms"] == pytest.approx(rms(query).item(), rel=1e-5)
-    assert {f"weight/block_000/{role}/rms" for role in ("gate", "ffn_in", "ffn_in_2", "ffn_out")} < found.keys()
+    assert probed["weight/block_001/query/rms"] == pytest.approx(rms(query).item(), rel=1e-5)
+    assert {f"weight/block_000/{role}/rms" for role in ("gate", "ffn_in", "ffn_in_2", "ffn_out")} < probed.keys()
 
 
 # ------------------------------------------------------------------------------------------------------- the probe
@@ -301,20 +301,20 @@ def test_every_matrix_of_the_blocks_is_reported_by_block_and_role(tiny):
 
 def test_a_probe_reports_every_block_site_and_statistic(tiny):
     model = build_model(tiny(), 11)
-    found = probe(model, TOKENS)
-    assert len(found) == 2 * (3 * 3 + 3 + 4 + 3) + 2
+    probed = probe(model, TOKENS)
+    assert len(probed) == 2 * (3 * 3 + 3 + 4 + 3) + 2
     x = model.embedding(TOKENS)
     attn = model.blocks[0].attn(model.blocks[0].norm_attn(x), model.position)
-    assert found["act/block_000/attn/rms"] == pytest.approx(rms(attn).item(), rel=1e-5)
+    assert probed["act/block_000/attn/rms"] == pytest.approx(rms(attn).item(), rel=1e-5)
     stream = model.blocks[0](x, model.position)
-    assert found["act/block_000/resid/max_abs"] == pytest.approx(max_abs(stream).item(), rel=1e-5)
-    assert found["logits/max_abs"] == pytest.approx(max_abs(model(TOKENS)).item(), rel=1e-5)
-    figures = model_figures(found)
-    assert figures["act/resid/rms"] == max(over_blocks(found, "act/resid/rms"))
+    assert probed["act/block_000/resid/max_abs"] == pytest.approx(max_abs(stream).item(), rel=1e-5)
+    assert probed["logits/max_abs"] == pytest.approx(max_abs(model(TOKENS)).item(), rel=1e-5)
+    figures = model_figures(probed)
+    assert figures["act/resid/rms"] == max(over_blocks(probed, "act/resid/rms"))
     assert figures["act/resid/growth"] == pytest.approx(
-        found["act/block_001/resid/rms"] / found["act/block_000/resid/rms"]
+        probed["act/block_001/resid/rms"] / probed["act/block_000/resid/rms"]
     )
-    heads = found["attn/block_000/entropy"] + found["attn/block_001/entropy"]
+    heads = probed["attn/block_000/entropy"] + probed["attn/block_001/entropy"]
     assert len(heads) == 4
     assert figures["attn/entropy"] == pytest.approx(sum(heads) / 4)
     assert "attn/front_mass" not in figures
@@ -337,11 +337,11 @@ def test_a_full_probe_holds_all_of_a_standard_one(tiny):
     ids=str,
 )  # fmt: skip
 def test_a_full_probe_reads_any_attention_and_its_shares_are_shares(tiny, overrides):
-    found = probe(build_model(tiny(*overrides), 11), TOKENS, full=True)
-    for value in over_blocks(found, "attn/first_token_mass") + over_blocks(found, "attn/entropy"):
+    probed = probe(build_model(tiny(*overrides), 11), TOKENS, full=True)
+    for value in over_blocks(probed, "attn/first_token_mass") + over_blocks(probed, "attn/entropy"):
         assert all(0 <= share <= 1 + 1e-6 for share in value)
     own = overrides[0] in ("normalizer=softmax1", "normalizer=sink", "kv_bias=key_value")
-    assert bool(over_blocks(found, "attn/front_mass")) == own
+    assert bool(over_blocks(probed, "attn/front_mass")) == own
 
 
 def test_a_gate_s_scores_are_reported_where_it_acts(tiny):
@@ -369,12 +369,12 @@ def test_bondarenko_s_average_is_over_their_tensors_with_their_rows(tiny, placem
         module.register_forward_hook(lambda m, i, output, name=name: kept.update({name: output}))
     with torch.no_grad():
         model.embedding.weight.mul_(torch.linspace(0.1, 9, 11)[:, None])  # so that a sequence is not like its tokens
-    found = probe(model, TOKENS, full=True)
+    probed = probe(model, TOKENS, full=True)
     kept["block"] = block.residual(kept["block"])
     rows = [x.reshape(-1 if name in by_token else 2, 16 if name in by_token else 8 * 16) for name, x in kept.items()]
-    theirs = np.mean([statistics.bondarenko_kurtosis(x).item() for x in rows])
+    expected = np.mean([statistics.bondarenko_kurtosis(x).item() for x in rows])
     assert placement != "pre" or len(rows) == 5 * 1 + 1
-    assert found["act/bondarenko_kurtosis"] == pytest.approx(theirs, rel=1e-5)
+    assert probed["act/bondarenko_kurtosis"] == pytest.approx(expected, rel=1e-5)
 
 
 # --------------------------------------------------------------------------------------------------- planted truth
@@ -389,25 +389,25 @@ def test_a_massive_activation_that_was_planted_is_reported_at_its_layer_channel_
         return output + 5000.0 * nn.functional.one_hot(torch.tensor(3), 16) * (tokens == 10)[..., None]
 
     handle = model.blocks[1].register_forward_hook(plant)
-    found = probe(model, tokens, full=True, kinds={"newline": {9, 10}, "full_stop": {8}})
+    probed = probe(model, tokens, full=True, kinds={"newline": {9, 10}, "full_stop": {8}})
     handle.remove()
-    assert found["act/block_001/resid/massive_count_strict"] == 1.0
-    assert found["act/block_000/resid/massive_count"] == 0.0
+    assert probed["act/block_001/resid/massive_count_strict"] == 1.0
+    assert probed["act/block_000/resid/massive_count"] == 0.0
     where = {
-        name: found[f"act/block_001/resid/top_{name}"] for name in ("channel", "position", "on_newline", "on_first")
+        name: probed[f"act/block_001/resid/top_{name}"] for name in ("channel", "position", "on_newline", "on_first")
     }
     assert where == {"channel": 3, "position": 5, "on_newline": 1.0, "on_first": 0.0}
-    assert found["act/block_001/resid/top_channel_agreement"] == 1.0
-    assert found["act/block_000/resid/top_on_newline"] < 1.0
-    assert model_figures(found)["act/resid/max_over_median"] > 1000
+    assert probed["act/block_001/resid/top_channel_agreement"] == 1.0
+    assert probed["act/block_000/resid/top_on_newline"] < 1.0
+    assert model_figures(probed)["act/resid/max_over_median"] > 1000
 
 
 def test_the_kind_of_the_token_with_the_largest_entry_with_a_sink_token_in_front():
     x = torch.zeros(3, 4, 2)
     x[0, 0, 1] = x[1, 1, 1] = x[2, 3, 0] = 9.0
     tokens = torch.tensor([[7, 7, 7], [7, 5, 5], [5, 5, 6]])
-    found = statistics.largest_entry(x, tokens, {"newline": {7}, "full_stop": {6}}, 1)
-    assert [found[f"on_{kind}"].item() for kind in ("first", "newline", "full_stop")] == [
+    result = statistics.largest_entry(x, tokens, {"newline": {7}, "full_stop": {6}}, 1)
+    assert [result[f"on_{kind}"].item() for kind in ("first", "newline", "full_stop")] == [
         pytest.approx(1 / 3) for _ in range(3)
     ]
 
@@ -429,14 +429,14 @@ def test_a_head_that_attends_to_the_first_token_is_reported_exactly_there(tiny):
     model.blocks[1].attn.core.score = PlantedScore()
     model.blocks[1].attn.core.scale = 1.0
     model.blocks[1].attn.core.fused = False
-    found = probe(model, TOKENS)
+    probed = probe(model, TOKENS)
     uniform = sum(1 / i for i in range(2, 9)) / 7
-    assert found["attn/block_001/first_token_mass"] == pytest.approx([uniform, 0.8, uniform, uniform])
-    assert found["attn/block_001/sink_rate"] == [
+    assert probed["attn/block_001/first_token_mass"] == pytest.approx([uniform, 0.8, uniform, uniform])
+    assert probed["attn/block_001/sink_rate"] == [
         1.0 if (1 + 7 * m) / 8 > 0.3 else 0.0 for m in (uniform, 0.8, uniform, uniform)
     ]
-    assert found["attn/block_001/entropy"][0] == pytest.approx(1.0)
-    assert all(mass < 0.75 for mass in found["attn/block_000/first_token_mass"])
+    assert probed["attn/block_001/entropy"][0] == pytest.approx(1.0)
+    assert all(mass < 0.75 for mass in probed["attn/block_000/first_token_mass"])
 
 
 # -------------------------------------------------------------------------------------------------------- no trace
@@ -467,13 +467,13 @@ def test_a_probe_leaves_no_trace(tiny, overrides, full):
     assert model.training
     assert not [m for m in model.modules() if m._forward_hooks or m._forward_pre_hooks]
     assert all(p.grad is None for p in model.parameters())
-    for ours, theirs in zip(optimizer.tensors().values(), before_probe.tensors().values(), strict=True):
-        assert torch.equal(ours, theirs)
+    for actual, expected in zip(optimizer.tensors().values(), before_probe.tensors().values(), strict=True):
+        assert torch.equal(actual, expected)
     assert torch.equal(next_loss(model), next_loss(twin))
-    for ours, theirs in zip(model.state_dict().values(), twin.state_dict().values(), strict=True):
-        assert torch.equal(ours, theirs)
-    for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
-        assert torch.equal(ours.grad, theirs.grad)
+    for actual, expected in zip(model.state_dict().values(), twin.state_dict().values(), strict=True):
+        assert torch.equal(actual, expected)
+    for actual, expected in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(actual.grad, expected.grad)
 
 
 def test_training_is_the_same_bit_by_bit_under_any_probe_and_any_schedule(tiny_run):
@@ -578,9 +578,9 @@ def test_a_compiled_model_is_probed_as_an_eager_one(tiny_run):
         )
         for mode in ("off", "on")
     )
-    theirs, ours = read_run(eager.path).probes(), read_run(compiled.path).probes()
-    assert len(ours) == len(theirs) == 4
-    for a, b in zip(ours, theirs, strict=True):
+    expected, actual = read_run(eager.path).probes(), read_run(compiled.path).probes()
+    assert len(actual) == len(expected) == 4
+    for a, b in zip(actual, expected, strict=True):
         assert a.keys() == b.keys()
         for name in a.keys() - {"seconds"}:
             np.testing.assert_allclose(a[name], b[name], rtol=2e-3, atol=1e-4, err_msg=name)

@@ -36,18 +36,18 @@ def test_a_fall_is_no_spike_for_olmo_core_and_one_for_the_paper():
 
 def test_the_scores_are_the_definitions_written_out():
     values = [((7919 * i) % 1009) / 1009 + (3.0 if i % 97 == 0 else 0) for i in range(300)]
-    theirs = [
+    expected = [
         v > statistics.fmean(values[i - 32 : i]) + 2 * statistics.pstdev(values[i - 32 : i])
         for i, v in enumerate(values)
         if i >= 32
     ]
-    assert spike_score(values, window=32, deviations=2) == sum(theirs) / len(theirs) > 0
-    theirs = [
+    assert spike_score(values, window=32, deviations=2) == sum(expected) / len(expected) > 0
+    expected = [
         abs(v - statistics.fmean(w := values[i - 31 : i + 1])) >= 2 * statistics.pstdev(w)
         for i, v in enumerate(values)
         if i >= 31
     ]
-    assert spike_score_olmo2(values, window=32, deviations=2) == sum(theirs) / len(theirs) > 0
+    assert spike_score_olmo2(values, window=32, deviations=2) == sum(expected) / len(expected) > 0
 
 
 def test_final_means_are_over_what_was_logged_in_the_last_tenth_of_the_steps():

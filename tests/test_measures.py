@@ -49,8 +49,8 @@ def test_every_number_of_a_run_is_in_the_table_and_every_row_of_the_table_in_a_r
     names = written(train(compose(tiny_run(*everything)), quiet=True).path)
     names |= written(train(compose(tiny_run(*long)), quiet=True).path)
     assert not sorted(name for name in names if measure_of(name) is None)
-    found = {measure_of(name).name for name in names}  # type: ignore[union-attr]
-    assert {measure.name for measure in MEASURES} - found == ELSEWHERE.keys()
+    result = {measure_of(name).name for name in names}  # type: ignore[union-attr]
+    assert {measure.name for measure in MEASURES} - result == ELSEWHERE.keys()
 
 
 def test_what_a_study_may_judge_is_shown_of_a_run_and_compared_between_arms(tiny_run, tmp_path, capsys):
@@ -85,8 +85,8 @@ def test_an_undeclared_statistic_is_found(tiny):
     row = statistics.Statistic("undeclared", lambda x: x.mean(), ("resid",), False, ())
     STATISTICS.append(row)
     try:
-        found = probe(build_model(tiny(), 11), torch.zeros(1, 8, dtype=torch.int64))
-        names = found | model_figures(found)
+        probed = probe(build_model(tiny(), 11), torch.zeros(1, 8, dtype=torch.int64))
+        names = probed | model_figures(probed)
     finally:
         STATISTICS.remove(row)
     strangers = {name for name in names if measure_of(name) is None}

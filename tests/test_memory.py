@@ -173,8 +173,8 @@ print(json.dumps([bounds[0], memory.resident_peak_bytes() - before]))
 @pytest.mark.parametrize("name", MEASURED)
 def test_no_run_takes_less_than_the_bound(tiny_run, counted, name):
     sizes = ("model.n_heads=4", "model.d_model=128", "model.context=128", "data.tokenizer=bytes", "train.steps=2")
-    given = {text.split("=")[0] for text in MEASURED[name]}
-    sizes = [text for text in sizes if text.split("=")[0] not in given]
+    keys = {text.split("=")[0] for text in MEASURED[name]}
+    sizes = [text for text in sizes if text.split("=")[0] not in keys]
     command = [sys.executable, "-c", PEAK, *merged(tiny_run(*sizes, "train.compile=off", "probe=off", *MEASURED[name]))]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     bound, peak = json.loads(done.stdout.splitlines()[-1])

@@ -33,15 +33,15 @@ def randomise(module):
 
 
 def test_layer_is_torch_s_layer_norm(x):
-    ours, theirs = randomise(build("layer", bias=True)), nn.LayerNorm(8, eps=1e-5)
-    theirs.weight, theirs.bias = ours.gain, ours.bias
-    torch.testing.assert_close(ours(x), theirs(x), rtol=0, atol=1e-6)
+    actual, expected = randomise(build("layer", bias=True)), nn.LayerNorm(8, eps=1e-5)
+    expected.weight, expected.bias = actual.gain, actual.bias
+    torch.testing.assert_close(actual(x), expected(x), rtol=0, atol=1e-6)
 
 
 def test_rms_is_torch_s_rms_norm(x):
-    ours, theirs = randomise(build("rms")), nn.RMSNorm(8, eps=1e-6)
-    theirs.weight = ours.gain
-    torch.testing.assert_close(ours(x), theirs(x), rtol=0, atol=1e-6)
+    actual, expected = randomise(build("rms")), nn.RMSNorm(8, eps=1e-6)
+    expected.weight = actual.gain
+    torch.testing.assert_close(actual(x), expected(x), rtol=0, atol=1e-6)
 
 
 def test_rms_eps_stands_inside_the_root():
@@ -51,14 +51,14 @@ def test_rms_eps_stands_inside_the_root():
 
 
 def test_batch_is_torch_s_batch_norm_in_both_modes_and_keeps_its_running_statistics(x):
-    ours, theirs = randomise(build("batch", bias=True)), nn.BatchNorm1d(8, eps=1e-5, momentum=0.1)
-    theirs.weight, theirs.bias = ours.gain, ours.bias
+    actual, expected = randomise(build("batch", bias=True)), nn.BatchNorm1d(8, eps=1e-5, momentum=0.1)
+    expected.weight, expected.bias = actual.gain, actual.bias
     for _ in range(3):
-        torch.testing.assert_close(ours(x), theirs(x.flatten(0, 1)).view_as(x), rtol=0, atol=1e-5)
-    torch.testing.assert_close(ours.running_mean, theirs.running_mean)
-    torch.testing.assert_close(ours.running_var, theirs.running_var)
-    ours.eval(), theirs.eval()
-    torch.testing.assert_close(ours(x), theirs(x.flatten(0, 1)).view_as(x), rtol=0, atol=1e-5)
+        torch.testing.assert_close(actual(x), expected(x.flatten(0, 1)).view_as(x), rtol=0, atol=1e-5)
+    torch.testing.assert_close(actual.running_mean, expected.running_mean)
+    torch.testing.assert_close(actual.running_var, expected.running_var)
+    actual.eval(), expected.eval()
+    torch.testing.assert_close(actual(x), expected(x.flatten(0, 1)).view_as(x), rtol=0, atol=1e-5)
 
 
 def test_scale_is_the_authors_definition(x):
@@ -107,19 +107,19 @@ def test_layer_nonparam_is_torch_s_layer_norm_without_parameters(x):
 
 
 def test_rms_zero_is_rms_with_one_added_to_its_weight(x):
-    ours, theirs = build("rms_zero"), nn.RMSNorm(8, eps=1e-6)
-    assert torch.equal(ours.excess, torch.zeros(8))
-    randomise(ours)
-    theirs.weight = nn.Parameter(1 + ours.excess.detach())
-    torch.testing.assert_close(ours(x), theirs(x), rtol=0, atol=1e-6)
+    actual, expected = build("rms_zero"), nn.RMSNorm(8, eps=1e-6)
+    assert torch.equal(actual.excess, torch.zeros(8))
+    randomise(actual)
+    expected.weight = nn.Parameter(1 + actual.excess.detach())
+    torch.testing.assert_close(actual(x), expected(x), rtol=0, atol=1e-6)
 
 
 def test_layer_zero_is_layer_with_one_added_to_its_weight(x):
-    ours, theirs = build("layer_zero", bias=True), nn.LayerNorm(8, eps=1e-5)
-    assert torch.equal(ours.excess, torch.zeros(8))
-    randomise(ours)
-    theirs.weight, theirs.bias = nn.Parameter(1 + ours.excess.detach()), ours.bias
-    torch.testing.assert_close(ours(x), theirs(x), rtol=0, atol=1e-6)
+    actual, expected = build("layer_zero", bias=True), nn.LayerNorm(8, eps=1e-5)
+    assert torch.equal(actual.excess, torch.zeros(8))
+    randomise(actual)
+    expected.weight, expected.bias = nn.Parameter(1 + actual.excess.detach()), actual.bias
+    torch.testing.assert_close(actual(x), expected(x), rtol=0, atol=1e-6)
 
 
 def test_rms_outside_is_the_authors_definition(x):
@@ -135,14 +135,14 @@ def test_eps_outside_the_root_keeps_the_scale_of_small_inputs_out_and_inside_doe
 
 
 def test_t5_is_rms_in_float32_and_keeps_the_input_s_precision(x):
-    ours, theirs = randomise(build("t5")), nn.RMSNorm(8, eps=1e-6)
-    theirs.weight = ours.gain
-    torch.testing.assert_close(ours(x), theirs(x), rtol=0, atol=1e-6)
+    actual, reference = randomise(build("t5")), nn.RMSNorm(8, eps=1e-6)
+    reference.weight = actual.gain
+    torch.testing.assert_close(actual(x), reference(x), rtol=0, atol=1e-6)
     low = x.bfloat16()
     mean_square = low.float().square().mean(-1, keepdim=True)
-    expected = ours.gain.bfloat16() * (low * torch.rsqrt(mean_square + 1e-6)).bfloat16()
-    assert torch.equal(ours(low), expected)
-    assert ours(low).dtype == torch.bfloat16
+    expected = actual.gain.bfloat16() * (low * torch.rsqrt(mean_square + 1e-6)).bfloat16()
+    assert torch.equal(actual(low), expected)
+    assert actual(low).dtype == torch.bfloat16
 
 
 def test_derf_is_gain_times_erf_of_alpha_x_plus_shift_plus_bias(x):
@@ -258,8 +258,8 @@ def computed(name, x, grad, eps):
     return y.detach(), *torch.autograd.grad(y, (x, norm.gain), grad), norm.gain.detach().to(x.dtype)
 
 
-def relative(found, expected):
-    return ((found.double() - expected).norm() / expected.norm()).item()
+def relative(actual, expected):
+    return ((actual.double() - expected).norm() / expected.norm()).item()
 
 
 @pytest.mark.parametrize("name", ["layer", "rms"])
@@ -268,9 +268,9 @@ def relative(found, expected):
 @pytest.mark.parametrize("eps", [1e-5, 1e-6, 1e-7, 1e-8])
 def test_fp32_off_rounds_every_intermediate_of_both_passes(name, dtype, offset, eps):
     x, grad = low_input(dtype, offset)
-    *found, gain = computed(name, x, grad, eps)
-    for ours, theirs in zip(found, rounded_by_hand(name, x, grad, gain, eps), strict=True):
-        same = (ours.double() == theirs).double().mean().item()
+    *result, gain = computed(name, x, grad, eps)
+    for actual, expected in zip(result, rounded_by_hand(name, x, grad, gain, eps), strict=True):
+        same = (actual.double() == expected).double().mean().item()
         assert same > 0.98  # sums in another order, and float32 in between, now and then fall to the other neighbour
 
 
@@ -282,9 +282,9 @@ def test_in_true_bfloat16_a_mean_offset_costs_layer_norm_ten_times_the_precision
 ):
     """Against float64. Fused kernels hide it: they have float32 statistics whatever their input."""
     x, grad = low_input(torch.bfloat16, offset)
-    *found, gain = computed(name, x, grad, 1e-5)
+    *result, gain = computed(name, x, grad, 1e-5)
     exact = exactly(name, x, grad, gain, 1e-5)
-    assert low < relative(found[0], exact[0]) < high
+    assert low < relative(result[0], exact[0]) < high
     fused = nn.functional.layer_norm if name == "layer" else nn.functional.rms_norm
     assert relative(fused(x, x.shape[-1:], gain, eps=1e-5), exact[0]) < 2.4e-3
 

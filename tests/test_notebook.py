@@ -41,8 +41,8 @@ def test_probes_have_one_row_per_number_with_its_block_and_head(study: Writer):
     frame = load_run(study.paths[0]).probes_frame()
     assert list(frame.columns) == ["step", "tokens", "flops", "seconds", "name", "block", "head", "value"]
     measured = frame[["name", "block", "head", "value"]].astype(object)
-    found = set(measured.where(measured.notna(), None).itertuples(index=False, name=None))
-    assert found == {
+    result = set(measured.where(measured.notna(), None).itertuples(index=False, name=None))
+    assert result == {
         ("act/resid/rms", 11, None, 2.0),
         ("attn/sink_rate", 0, 0, 0.5),
         ("attn/sink_rate", 0, 1, 0.25),
@@ -101,7 +101,7 @@ def test_figures_are_matplotlib_s_and_show_every_arm(study: Writer, tmp_path: Pa
 def test_the_notebook_of_the_docs_runs(tiny_run, monkeypatch, tmp_path):
     compose = nexus_ablate.compose
     monkeypatch.setattr(
-        nexus_ablate, "compose", lambda asked: compose([*tiny_run("runs_dir=runs"), *asked[:-1]]), raising=False
+        nexus_ablate, "compose", lambda requested: compose([*tiny_run("runs_dir=runs"), *requested[:-1]]), raising=False
     )
     monkeypatch.chdir(tmp_path)
     names: dict = {}

@@ -158,10 +158,10 @@ def test_parts_are_named_for_sorting():
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.5])
 def test_a_step_is_pytorch_s_fused_adamw_to_the_bit(tiny, weight_decay):
-    ours, theirs = model_of(tiny), model_of(tiny)
+    actual, expected = model_of(tiny), model_of(tiny)
     config = optim("optim.lr=0.01")
-    optimizer = build_optimizer(ours, config, weight_decay)
-    named, groups = dict(theirs.named_parameters()), decay_groups(theirs, "matrices")
+    optimizer = build_optimizer(actual, config, weight_decay)
+    named, groups = dict(expected.named_parameters()), decay_groups(expected, "matrices")
     reference = torch.optim.AdamW(
         [
             {"params": [named[n] for n in groups["decayed"]], "weight_decay": weight_decay},
@@ -173,13 +173,13 @@ def test_a_step_is_pytorch_s_fused_adamw_to_the_bit(tiny, weight_decay):
         fused=True,
     )
     for rate in (0.01, 0.02, 0.005):
-        for model, stepper in ((ours, optimizer), (theirs, reference)):
+        for model, stepper in ((actual, optimizer), (expected, reference)):
             for group in stepper.param_groups:
                 group["lr"] = rate
             model(TOKENS).square().mean().backward()
             stepper.step()
             stepper.zero_grad()
-    for name, p in ours.named_parameters():
+    for name, p in actual.named_parameters():
         assert torch.equal(p, named[name]), name
     held = optimizer.tensors()
     assert len(held) == 3 * len(named)

@@ -93,7 +93,7 @@ def learned(model, optimizer) -> Tensor:
     return model(TOKENS)
 
 
-def ours(*overrides):
+def model_and_optimizer(*overrides):
     optim = (f"optim.lr={LR}", f"weight_decay={DECAY}", f"optim.eps={EPS}")
     config = compose([*PLAIN, *optim, *overrides])
     model = build_model(config, V).double()
@@ -105,7 +105,7 @@ def ours(*overrides):
 @pytest.mark.parametrize("rule", ["mup", "completep"])
 def test_outputs_equal_an_independent_implementation_of_the_table(rule):
     depth = ("param.base_depth=2",) if rule == "completep" else ()
-    model, optimizer = ours(f"param={rule}", *BASE, *depth)
+    model, optimizer = model_and_optimizer(f"param={rule}", *BASE, *depth)
     reference = Reference(rule)
     assert (model(TOKENS) - reference(TOKENS)).abs().max() < 1e-6
     first = model(TOKENS).detach()
@@ -121,7 +121,7 @@ def test_a_factor_that_was_left_out_would_be_seen(broken, monkeypatch):
 
     factors = CompleteP.factors
     monkeypatch.setattr(CompleteP, "factors", lambda *arguments: replace(factors(*arguments), **{broken: 1.0}))
-    model, optimizer = ours("param=completep", *BASE, "param.base_depth=2")
+    model, optimizer = model_and_optimizer("param=completep", *BASE, "param.base_depth=2")
     reference = Reference("completep")
     one, other = learned(model, optimizer), learned(reference, reference.optimizer)
     assert (one - other).abs().max() > 1e-5
@@ -131,8 +131,8 @@ def test_a_factor_that_was_left_out_would_be_seen(broken, monkeypatch):
 def test_at_the_size_of_the_base_every_factor_is_1(rule):
     base = [f"param={rule}", f"param.base_width={D}", f"param.base_head_dim={D // H}"]
     base += [f"param.base_depth={L}"] if rule == "completep" else []
-    assert torch.equal(learned(*ours(*base)), learned(*ours("param=sp")))
-    assert not torch.equal(learned(*ours(*base[:1])), learned(*ours("param=sp")))
+    assert torch.equal(learned(*model_and_optimizer(*base)), learned(*model_and_optimizer("param=sp")))
+    assert not torch.equal(learned(*model_and_optimizer(*base[:1])), learned(*model_and_optimizer("param=sp")))
 
 
 def test_sp_is_no_part_of_an_identity_and_older_configurations_mean_it():

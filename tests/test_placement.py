@@ -213,8 +213,8 @@ def test_subln_starts_as_published_xavier_normal_times_the_root_of_ln_2l_but_for
     """Against torch's own Xavier init. With GPT-2's, the output of attention would start at 0.0102 here."""
     for role, weight in first_values(tiny, "placement=subln").items():
         gain = 1 if role == "query" else math.sqrt(math.log(2 * 4))
-        theirs = nn.init.xavier_normal_(torch.empty_like(weight), gain)
-        assert weight.std().item() == pytest.approx(theirs.std().item(), rel=0.03), role
+        expected = nn.init.xavier_normal_(torch.empty_like(weight), gain)
+        assert weight.std().item() == pytest.approx(expected.std().item(), rel=0.03), role
 
 
 def test_mixln_starts_every_matrix_of_its_blocks_at_two_hundredths_as_in_the_authors_code(tiny):
@@ -334,12 +334,12 @@ def test_the_final_norm_belongs_to_the_placement_and_can_be_overruled(tiny, name
 
 def streams(model):
     """The embedding as the first block gets it, and the residual stream after each block."""
-    found = []
-    model.blocks[0].register_forward_pre_hook(lambda m, inputs: found.append(inputs[0]))
+    results = []
+    model.blocks[0].register_forward_pre_hook(lambda m, inputs: results.append(inputs[0]))
     for b in model.blocks:
-        b.register_forward_hook(lambda m, inputs, output: found.append(output))
+        b.register_forward_hook(lambda m, inputs, output: results.append(output))
     model.eval()(TOKENS)
-    return found
+    return results
 
 
 STARTS_AS_IDENTITY = [
@@ -363,12 +363,12 @@ EVERY_NORM = {"parallel": ["placement.norms=2"], "rezero": ["placement.norm=on"]
 
 def built_sites(monkeypatch, config):
     """The sites at which the model asks for a norm in its blocks."""
-    asked, build = [], NORM.build
+    requests, build = [], NORM.build
     monkeypatch.setattr(
-        NORM, "build", lambda option, width, bias, site: asked.append(site) or build(option, width, bias, site)
+        NORM, "build", lambda option, width, bias, site: requests.append(site) or build(option, width, bias, site)
     )
     build_model(config, 11)
-    return set(asked) - {"final"}
+    return set(requests) - {"final"}
 
 
 @pytest.mark.parametrize(("name", "keys"), [*((n, []) for n in PLACEMENT.names()), *EVERY_NORM.items()])

@@ -31,8 +31,8 @@ CLASS, YAML = FILES["my_options/my_norm.py"], FILES["my_options/norm/my_norm.yam
 
 def block(language: str) -> str:
     """The one code block of a language that is not a file."""
-    (found,) = (b for b in re.findall(rf"```{language}\n(.*?)```", PAGE, flags=re.DOTALL) if b not in FILES.values())
-    return found
+    (only,) = (b for b in re.findall(rf"```{language}\n(.*?)```", PAGE, flags=re.DOTALL) if b not in FILES.values())
+    return only
 
 
 def write(root: Path, files: dict[str, str]) -> Path:
@@ -60,8 +60,8 @@ def plugin(tmp_path, monkeypatch):
     monkeypatch.setattr(NORM, "_classes", dict(NORM._classes))
 
     def make(files: dict[str, str] | None = None) -> Path:
-        given = {"my_norm.py": CLASS, "norm/my_norm.yaml": YAML} | (files or {})
-        return write(tmp_path / "my_options", {name: text for name, text in given.items() if text})
+        contents = {"my_norm.py": CLASS, "norm/my_norm.yaml": YAML} | (files or {})
+        return write(tmp_path / "my_options", {name: text for name, text in contents.items() if text})
 
     yield make
     for name in [name for name in sys.modules if name.startswith("nexus_ablate_plugin_")]:
@@ -154,7 +154,7 @@ def test_a_run_s_identity_covers_the_plugin_s_hash(plugin, tiny_run):
     config = compose(tiny_run("norm=my_norm", "train.steps=2"), plugins=[plugin()])
     hashes = {"my_options": plugins_used(config)[0].sha256}
     fingerprint = fingerprint_of(config.data, config.model.context)
-    with_it, without = (identity(config.science(), fingerprint, source_hash(), given) for given in (hashes, {}))
+    with_it, without = (identity(config.science(), fingerprint, source_hash(), chosen) for chosen in (hashes, {}))
     path = train(config, quiet=True).path
     assert path.name == f"s0-{with_it.hash8}" != f"s0-{without.hash8}"
 

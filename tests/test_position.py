@@ -266,12 +266,12 @@ def test_every_key_but_the_form_of_the_rotation_is_in_the_table_above():
 @pytest.mark.parametrize("name", sorted(set(POSITION.names()) - {"none", "learned", "sinusoidal"}))
 def test_a_layer_of_nope_every_is_a_layer_without_positions(tiny, name):
     """Of each scheme that acts in the layers: the second block attends as without positions, the first does not."""
-    ours = build_model(tiny(f"position={name}", "nope_every=2", "init=xavier"), 11)
+    actual = build_model(tiny(f"position={name}", "nope_every=2", "init=xavier"), 11)
     plain = build_model(tiny("position=none", "init=xavier"), 11)
     x = torch.randn(1, 8, 16, generator=torch.Generator().manual_seed(0))
     same = [
-        torch.equal(model.attn(x, ours.position_at(layer)), other.attn(x, plain.position))
-        for layer, (model, other) in enumerate(zip(ours.blocks, plain.blocks, strict=True))
+        torch.equal(model.attn(x, actual.position_at(layer)), other.attn(x, plain.position))
+        for layer, (model, other) in enumerate(zip(actual.blocks, plain.blocks, strict=True))
     ]
     assert same == [False, True]
 
@@ -349,8 +349,8 @@ def test_factors_and_thetas_by_layer_go_around_by_themselves():
 @pytest.mark.parametrize("width", [16, 12])
 def test_sinusoids_as_in_fairseq_are_those_of_another_library(width):
     wave = build("sinusoidal", replace(GEOMETRY, d_model=width), layout="fairseq").embed(torch.zeros(1, 12, width))
-    theirs = XGLMSinusoidalPositionalEmbedding(20, width, padding_idx=None)
-    torch.testing.assert_close(wave[0], theirs.weights[2:14])
+    expected = XGLMSinusoidalPositionalEmbedding(20, width, padding_idx=None)
+    torch.testing.assert_close(wave[0], expected.weights[2:14])
 
 
 def test_alibi_slopes_take_a_factor_and_other_exponents():

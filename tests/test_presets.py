@@ -19,7 +19,7 @@ from nexus_ablate.pretrained.weights import translate
 
 
 @functools.cache
-def theirs(name: str) -> tuple[torch.nn.Module, Expression, torch.Tensor]:
+def published(name: str) -> tuple[torch.nn.Module, Expression, torch.Tensor]:
     """The library's model, what its config.json is in our keys, and its logits."""
     model = library_model(name)
     with torch.no_grad():
@@ -28,20 +28,20 @@ def theirs(name: str) -> tuple[torch.nn.Module, Expression, torch.Tensor]:
 
 def logits(name: str, *departures: str) -> tuple[torch.Tensor, torch.Tensor]:
     """The package's logits and the library's, on the same tokens and weights."""
-    model, expression, expected = theirs(name)
-    ours = GPT(compose(expression.overrides), VOCAB)
-    state = translate(expression.family, model.state_dict(), ours)
-    ours = GPT(compose([*expression.overrides, *departures]), VOCAB) if departures else ours
-    ours.eval().load_state_dict(state, strict=not departures)
+    model, expression, expected = published(name)
+    actual = GPT(compose(expression.overrides), VOCAB)
+    state = translate(expression.family, model.state_dict(), actual)
+    actual = GPT(compose([*expression.overrides, *departures]), VOCAB) if departures else actual
+    actual.eval().load_state_dict(state, strict=not departures)
     with torch.no_grad():
-        return ours(tokens()), expected
+        return actual(tokens()), expected
 
 
 @pytest.mark.parametrize("name", DECODERS)
 def test_a_published_decoder_gives_the_logits_of_another_librarys_model(name):
-    ours, expected = logits(name)
+    actual, expected = logits(name)
     assert 0.1 < expected.std() < 2
-    torch.testing.assert_close(ours, expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -85,12 +85,12 @@ def test_a_published_decoder_gives_the_logits_of_another_librarys_model(name):
     ],
 )
 def test_the_comparison_sees_a_departure_in_one_key(name, departure):
-    ours, expected = logits(name, departure)
-    assert (ours - expected).abs().max() > 1e-4
+    actual, expected = logits(name, departure)
+    assert (actual - expected).abs().max() > 1e-4
 
 
 def test_every_family_and_every_preset_of_one_is_compared():
-    shown = {theirs(name)[1].model_type for name in DECODERS}
+    shown = {published(name)[1].model_type for name in DECODERS}
     assert shown == set(FAMILIES)
     presets = {family.preset for family in FAMILIES.values()} | {"llama3"}
     assert presets == {*PRESETS} - {"nanogpt_shakespeare"}
@@ -99,7 +99,7 @@ def test_every_family_and_every_preset_of_one_is_compared():
 @pytest.mark.parametrize("name", ["bloom", "cohere", "gpt_oss", "granite", "llama3", "olmo2", "qwen3", "stablelm"])
 def test_what_a_preset_leaves_to_say_are_sizes_and_released_constants(name):
     """The override line names no option: its preset has them all."""
-    _, expression, _ = theirs(name)
+    _, expression, _ = published(name)
     assert expression.overrides[0] == f"preset={name}"
     assert not [text for text in expression.overrides[1:] if text.partition("=")[0] in AXES]
 
@@ -126,7 +126,7 @@ def test_a_key_that_the_user_sets_for_the_exchanged_option_stays():
 
 @pytest.mark.parametrize("preset", [preset for preset in PRESETS if preset != "nanogpt_shakespeare"])
 def test_a_preset_sets_the_architecture_and_neither_size_nor_training(preset):
-    ours, base = compose([f"preset={preset}"]), compose([])
+    chosen, base = compose([f"preset={preset}"]), compose([])
     for group in ("model", "optim", "train", "data", "init"):
-        assert getattr(ours, group) == getattr(base, group)
-    assert (ours.seed, ours.weight_decay, ours.z_loss) == (base.seed, base.weight_decay, base.z_loss)
+        assert getattr(chosen, group) == getattr(base, group)
+    assert (chosen.seed, chosen.weight_decay, chosen.z_loss) == (base.seed, base.weight_decay, base.z_loss)

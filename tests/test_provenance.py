@@ -188,10 +188,10 @@ def test_a_run_asked_for_again_after_an_edit_trains_again_and_says_why(tiny_run,
     said = " ".join(capsys.readouterr().err.split())
     assert f"{first.name}, was made by other code (axes/norm.py differs); training again" in said
     assert "already finished" not in said
-    found = find_runs([tmp_path / "runs"])
-    assert len(found) == 2 and bytes_of(first) == kept
+    runs = find_runs([tmp_path / "runs"])
+    assert len(runs) == 2 and bytes_of(first) == kept
 
-    second = next(path for path in found if path != first)
+    second = next(path for path in runs if path != first)
     assert (read_run(second).summary or {})["steps"] == 20
     assert main(tiny_run()) == 0
     assert "made by other code" not in capsys.readouterr().err, "today's code has finished it"
@@ -369,10 +369,10 @@ def test_a_study_whose_code_was_edited_halfway_is_never_compared_in_silence(comm
     kept = {file: data for file, data in before.items() if file.name != "study.yaml"}  # which names the new code
     assert len(new) == 4 and {file: data for file, data in bytes_of(folder).items() if file in kept} == kept
     compared = json.loads(nexus(committed.root, "compare", str(folder), "--json", "-").stdout)
-    checks = {found["name"]: found for found in compared["checks"]}
+    checks = {entry["name"]: entry for entry in compared["checks"]}
     assert checks["code"]["status"] == "WARN"
     assert checks["code"]["text"] == f"same code (commit {head[:8]}); uncommitted changes in the code"
-    assert not [found for found in checks.values() if found["status"] == "FAIL"]
+    assert not [entry for entry in checks.values() if entry["status"] == "FAIL"]
     assert nexus(committed.root, *study).returncode == 0, "nothing is missing, so nothing is asked"
     record = yaml.safe_load((folder / "study.yaml").read_text())
     assert record["source"] == source_hash(next(iter(new.values()))["source"]) and not record["amendments"]

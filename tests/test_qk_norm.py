@@ -135,9 +135,9 @@ def test_the_norm_comes_before_rotation(tiny):
     x = torch.randn(1, 8, 16)
     attn(x, model.position)
     q = attn.query(x).unflatten(-1, (2, 8))
-    theirs = nn.RMSNorm(8, eps=1e-6)
-    theirs.weight = attn.qk_norm.query.gain
-    normed = theirs(q).transpose(1, 2)
+    expected = nn.RMSNorm(8, eps=1e-6)
+    expected.weight = attn.qk_norm.query.gain
+    normed = expected(q).transpose(1, 2)
     torch.testing.assert_close(seen[0], model.position.rotate(normed, normed, 0)[0], rtol=0, atol=1e-5)
 
 

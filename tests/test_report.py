@@ -163,8 +163,8 @@ def test_a_terminal_is_never_overrun_and_no_number_is_cut(comparison, width):
 
 def test_hostile_names_are_text_everywhere(hostile):
     page = html([hostile])
-    found = Page(page)
-    assert found.tags.count("script") == 1
+    parsed = Page(page)
+    assert parsed.tags.count("script") == 1
     assert "<script>alert" not in page and "\x1b" not in page
     shown = terminal(hostile, 300)
     assert "\x1b" not in shown and "[bold]" in shown
@@ -185,8 +185,8 @@ def test_without_the_escaping_the_script_would_be_in_the_page(hostile, monkeypat
 
 def test_a_page_asks_for_nothing_outside_itself(comparison):
     page = html([comparison])
-    found = Page(page)
-    assert not found.links
+    parsed = Page(page)
+    assert not parsed.links
     assert "http" not in page.replace("http-equiv", "") and "@import" not in page and "url(" not in page
 
 
@@ -259,8 +259,8 @@ def test_noise_tells_spread_detectable_difference_and_seeds(comparison, tmp_path
 
 @pytest.mark.parametrize(("low", "high"), [(0, 1), (-0.003, 0.004), (1.9, 2.1), (0, 3e15), (5, 5.0001)])
 def test_ticks_are_few_round_and_inside(low, high):
-    found = ticks(low, high, 6)
-    assert 2 <= len(found) <= 8 and all(low - 1e-9 <= t <= high + 1e-9 for t in found)
+    marks = ticks(low, high, 6)
+    assert 2 <= len(marks) <= 8 and all(low - 1e-9 <= t <= high + 1e-9 for t in marks)
 
 
 def test_a_number_that_rounds_to_zero_has_no_sign():
@@ -303,9 +303,9 @@ def test_a_click_sorts_the_table_in_a_browser(comparison, tmp_path):
         env={**os.environ, "HOME": str(tmp_path)},
         check=True,
     )
-    found = re.search(r"<title>sorted\|(.*?)\|(.*?)\|(.*?)</title>", done.stdout)
-    assert found is not None
-    before, up, down = (text.split() for text in found.groups())
+    match = re.search(r"<title>sorted\|(.*?)\|(.*?)\|(.*?)</title>", done.stdout)
+    assert match is not None
+    before, up, down = (text.split() for text in match.groups())
     assert before[0] == "baseline"
     assert up[:3] == ["norm=none", "norm=scale", "baseline"] and up[-1] == "norm=dyt"  # what has no loss stays last
     assert down[0] == "norm=layer" and down[-1] == "norm=dyt"

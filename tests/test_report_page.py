@@ -86,9 +86,9 @@ def measured(page, width, dark, folder):
          f"--blink-settings=preferredColorScheme={0 if dark else 1}", "--dump-dom", f"file://{path}"],
         capture_output=True, text=True, timeout=120, env={**os.environ, "HOME": str(folder)}, check=True,
     )  # fmt: skip
-    found = re.search(r"<title>measured (.*?)</title>", done.stdout)
-    assert found is not None, done.stdout[:500]
-    report = json.loads(found[1].replace("&amp;", "&").replace("&lt;", "<").replace("&gt;", ">"))
+    match = re.search(r"<title>measured (.*?)</title>", done.stdout)
+    assert match is not None, done.stdout[:500]
+    report = json.loads(match[1].replace("&amp;", "&").replace("&lt;", "<").replace("&gt;", ">"))
     assert report.pop("width") == width
     return report
 

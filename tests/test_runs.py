@@ -223,7 +223,7 @@ def test_a_kill_at_any_instant_leaves_the_old_text_or_the_new_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[Path, str], None], survives: bool
 ):
     path, old, new = tmp_path / "file", "old " * 9, "new " * 9
-    found = set()
+    results = set()
     for instant in range(12):
         path.write_text(old)
 
@@ -244,8 +244,8 @@ def test_a_kill_at_any_instant_leaves_the_old_text_or_the_new_one(
             write(path, new)
 
         os.waitpid(fork(write_and_die), 0)
-        found.add(path.read_text())
-    assert (found == {old, new}) is survives
+        results.add(path.read_text())
+    assert (results == {old, new}) is survives
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EIO])

@@ -72,15 +72,15 @@ def test_the_law_is_that_of_an_independent_least_squares_fit():
 def test_intervals_cover_the_planted_multipliers_and_no_difference_seldom_holds(studies, fewer_draws, counted):
     held = 0
     for planted in (1.0, 1.05, 1.2):
-        found = [read(ladder(seed, (planted,) * 4)) for seed in range(studies)]
-        inside = [all(covers(cell, planted) for cell in one.multipliers) for one in found]
-        trends = [covers(one.trend, 1) for one in found]
+        result = [read(ladder(seed, (planted,) * 4)) for seed in range(studies)]
+        inside = [all(covers(cell, planted) for cell in one.multipliers) for one in result]
+        trends = [covers(one.trend, 1) for one in result]
         counted(f"x{planted}: {sum(inside)} of {studies} ladders covered, {sum(trends)} trends")
         assert sum(inside) >= 0.93 * studies - 2 * (0.05 * 0.95 * studies) ** 0.5
         assert sum(trends) >= 0.93 * studies - 2 * (0.05 * 0.95 * studies) ** 0.5
-        held += sum(one.outcome == HOLDS for one in found) if planted == 1.0 else 0
+        held += sum(one.outcome == HOLDS for one in result) if planted == 1.0 else 0
         if planted == 1.2:
-            assert sum(one.multipliers[-1].mean > 1 for one in found) >= 0.95 * studies
+            assert sum(one.multipliers[-1].mean > 1 for one in result) >= 0.95 * studies
     counted(f"{held} of {studies} ladders without a difference hold")
     assert held <= 0.05 * studies + 2 * (0.05 * 0.95 * studies) ** 0.5
 
@@ -113,8 +113,8 @@ def test_a_prediction_does_not_see_what_it_predicts():
 
 def test_control_without_the_noise_of_the_seeds_the_intervals_do_not_cover(fewer_draws, monkeypatch):
     monkeypatch.setattr(scaling, "_draws", lambda table, random: np.tile(table.mean(axis=1), (scaling.DRAWS, 1)))
-    found = [read(ladder(seed, (1.2,) * 4)) for seed in range(40)]
-    assert sum(all(covers(cell, 1.2) for cell in one.multipliers) for one in found) < 4
+    result = [read(ladder(seed, (1.2,) * 4)) for seed in range(40)]
+    assert sum(all(covers(cell, 1.2) for cell in one.multipliers) for one in result) < 4
 
 
 @pytest.mark.parametrize(

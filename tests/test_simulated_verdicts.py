@@ -56,9 +56,9 @@ def test_looks_that_each_spend_the_whole_5_percent_claim_three_times_as_often():
 
 
 def test_an_effect_of_two_deviations_ends_early_and_a_null_arm_late():
-    _, found = simulation.simulate(case_named("2 SD found by looks", 1), FAST)
+    _, result = simulation.simulate(case_named("2 SD found by looks", 1), FAST)
     _, null = simulation.simulate(case_named("looks at 5, 8, 12, 20 seeds", 1), FAST)
-    assert found < 9 and null > 17
+    assert result < 9 and null > 17
 
 
 def test_the_documentation_states_every_case_and_a_figure_that_holds():

@@ -62,8 +62,8 @@ def job(tiny_run, tmp_path, monkeypatch):
     folder.mkdir()
     (tmp_path / "bin").mkdir()
     scontrol = tmp_path / "bin" / "scontrol"
-    asked = tmp_path / "asked"
-    scontrol.write_text(f'#!/bin/sh\necho "$@" >> {asked}\ncat {tmp_path}/state\n')
+    requests = tmp_path / "asked"
+    scontrol.write_text(f'#!/bin/sh\necho "$@" >> {requests}\ncat {tmp_path}/state\n')
     scontrol.chmod(0o755)
     (tmp_path / "state").write_text("JobId=10 JobState=RUNNING\n")
     variables = {"SLURM_JOB_ID": "10", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}
@@ -109,7 +109,7 @@ def job(tiny_run, tmp_path, monkeypatch):
 
         @property
         def requeues(self):
-            lines = asked.read_text().splitlines() if asked.exists() else []
+            lines = requests.read_text().splitlines() if requests.exists() else []
             return [line.split()[-1] for line in lines if line.startswith("requeue")]
 
         @property
@@ -258,23 +258,23 @@ def test_what_slurm_is_asked_for(tiny_run, fake_slurm):
     resources = Resources("gpu", time=30, mem_gb=3, cpus=2, parallel=5, sbatch={"account": "mine"})
     assert submit(request(tiny_run, "seeds=0,1"), resources) == 0
     lines = {line for line in fake_slurm.scripts.read_text().splitlines() if line.startswith("#SBATCH")}
-    for asked in ("partition=gpu", "gres=gpu:1", "time=30", "mem=3GB", "cpus-per-task=2", "account=mine"):
-        assert f"#SBATCH --{asked}" in lines
+    for setting in ("partition=gpu", "gres=gpu:1", "time=30", "mem=3GB", "cpus-per-task=2", "account=mine"):
+        assert f"#SBATCH --{setting}" in lines
     assert "#SBATCH --array=0-3%4" in lines
     assert "#SBATCH --signal=USR2@120" in lines
     assert "--partition=gpu" in fake_slurm.tried.read_text(), "tried out before anything was written"
 
 
 def test_nothing_that_is_queued_or_done_is_submitted_again_and_what_slurm_forgot_is(tiny_run, fake_slurm, capsys):
-    asked = request(tiny_run, "seeds=0,1")
-    assert submit(asked, Resources()) == 0
+    requested = request(tiny_run, "seeds=0,1")
+    assert submit(requested, Resources()) == 0
     states = ["1_0|PENDING|Priority", "1_1|RUNNING|None", "1_2|CANCELLED|None"]
     fake_slurm.queue.write_text("\n".join(states) + "\n")
     capsys.readouterr()
-    assert submit(asked, Resources()) == 0
+    assert submit(requested, Resources()) == 0
     said = capsys.readouterr().err
     assert "2 runs submitted as SLURM job 2 (array of 2), 2 already in the queue" in said, said
-    lines = {(line.arm, line.seed): line for line in Watcher().lines([asked.directory])}
+    lines = {(line.arm, line.seed): line for line in Watcher().lines([requested.directory])}
     assert (lines["baseline", 0].state, lines["baseline", 0].job) == ("queued", "1_0")
     assert (lines["norm=layer", 0].state, lines["norm=layer", 0].job) == ("starting", "1_1")
     assert "1 queued (Priority)" in summary(list(lines.values()))
@@ -282,32 +282,32 @@ def test_nothing_that_is_queued_or_done_is_submitted_again_and_what_slurm_forgot
 
 
 def test_runs_of_other_code_are_submitted_again_only_when_asked_for(tiny_run, fake_slurm, checkout, tmp_path, capsys):
-    asked = request(tiny_run, "seeds=0", "train.steps=2")
-    for job in Runs(expanded(asked), asked).claims:
+    requested = request(tiny_run, "seeds=0", "train.steps=2")
+    for job in Runs(expanded(requested), requested).claims:
         train(compose([*job.overrides, "train.threads=1"]), quiet=True, arm=job.arm)
     checkout.edit("nexus_ablate/axes/norm.py", "from __future__", "import math\nfrom __future__")
     with pytest.raises(errors.ConfigError, match=r"other code: axes/norm\.py differs") as refused:
-        submit(asked, Resources())
+        submit(requested, Resources())
     assert "--retrain" in refused.value.fix
-    assert not fake_slurm.scripts.exists() and not (asked.directory / "study.yaml").exists()
+    assert not fake_slurm.scripts.exists() and not (requested.directory / "study.yaml").exists()
     capsys.readouterr()
-    assert submit(asked, Resources(), retrain=True) == 0
+    assert submit(requested, Resources(), retrain=True) == 0
     said = " ".join(capsys.readouterr().err.split())
     assert "2 runs by other code are kept and trained again: axes/norm.py differs" in said
     assert "2 runs submitted" in said
-    assert source_hash() in (asked.directory / "study.yaml").read_text()
+    assert source_hash() in (requested.directory / "study.yaml").read_text()
 
 
 @pytest.mark.parametrize("locked", [True, False])
 def test_of_two_submissions_at_the_same_instant_one_submits_each_run_once(tiny_run, fake_slurm, monkeypatch, locked):
     """The second one begins while the first one has looked and not yet written down what it submitted."""
-    asked, statuses = request(tiny_run, "seeds=0"), []
+    requested, statuses = request(tiny_run, "seeds=0"), []
     kept = cluster_module._submit
 
     def overtaken(*arguments):
         monkeypatch.setattr(cluster_module, "_submit", kept)
         try:
-            statuses.append(submit(asked, Resources()))
+            statuses.append(submit(requested, Resources()))
         except errors.AlreadyRunning as error:
             statuses.append(error.status)
             assert "is being submitted" in error.problem
@@ -316,18 +316,18 @@ def test_of_two_submissions_at_the_same_instant_one_submits_each_run_once(tiny_r
     monkeypatch.setattr(cluster_module, "_submit", overtaken)
     if not locked:
         monkeypatch.setattr(cluster_module, "take_lock", lambda *arguments: None)
-    statuses.append(submit(asked, Resources()))
+    statuses.append(submit(requested, Resources()))
     assert statuses == ([errors.ALIVE, errors.OK] if locked else [errors.OK, errors.OK])
     assert fake_slurm.scripts.read_text().count("#!") == (1 if locked else 2)
 
 
 def test_jobs_are_not_submitted_through_a_link(tiny_run, fake_slurm, tmp_path):
-    asked = request(tiny_run, "seeds=0")
+    requested = request(tiny_run, "seeds=0")
     (tmp_path / "outside").mkdir()
-    asked.directory.mkdir(parents=True)
-    (asked.directory / ".slurm").symlink_to(tmp_path / "outside")
+    requested.directory.mkdir(parents=True)
+    (requested.directory / ".slurm").symlink_to(tmp_path / "outside")
     with pytest.raises(errors.StorageError, match=r"\.slurm"):
-        submit(asked, Resources())
+        submit(requested, Resources())
     assert list((tmp_path / "outside").iterdir()) == []
     assert not fake_slurm.scripts.exists()
 
@@ -341,16 +341,16 @@ def test_tuning_comes_first_and_the_command_says_when_to_come_again(tiny_run, fa
 
 def test_a_command_submits_one_look_and_the_next_one_when_its_runs_have_ended(tiny_run, fake_slurm, instant, capsys):
     instant.decided = {"norm=layer": 1}
-    asked = request(tiny_run, "vary.bias=on", "seeds.looks=2,3,4")
-    runs = Runs(expanded(asked), asked)
+    requested = request(tiny_run, "vary.bias=on", "seeds.looks=2,3,4")
+    runs = Runs(expanded(requested), requested)
     jobs = {job.path: job for job in runs.deciding(runs.study.all_arms, range(4))}
 
     def submitted():
-        before = set(asked.directory.glob(".slurm/*"))
-        assert submit(asked, Resources()) == 0
-        for folder in set(asked.directory.glob(".slurm/*")) - before:
+        before = set(requested.directory.glob(".slurm/*"))
+        assert submit(requested, Resources()) == 0
+        for folder in set(requested.directory.glob(".slurm/*")) - before:
             submitted = json.loads((folder / "submission.json").read_text())["jobs"].values()
-            return [jobs[asked.directory / run] for run in submitted], " ".join(capsys.readouterr().err.split())
+            return [jobs[requested.directory / run] for run in submitted], " ".join(capsys.readouterr().err.split())
         return [], " ".join(capsys.readouterr().err.split())
 
     first, said = submitted()
@@ -374,7 +374,7 @@ def test_a_command_submits_one_look_and_the_next_one_when_its_runs_have_ended(ti
     assert not nothing
     assert "norm=layer: 2 of at most 4 seeds, WORSE bias=on: 4 of at most 4 seeds, INCONCLUSIVE" in said
     instant.end(further[0], "diverged")
-    assert submit(asked, Resources()) == errors.DIVERGED
+    assert submit(requested, Resources()) == errors.DIVERGED
 
 
 def test_more_runs_than_an_array_holds_become_several(tiny_run, fake_slurm, capsys, monkeypatch):
@@ -384,23 +384,23 @@ def test_more_runs_than_an_array_holds_become_several(tiny_run, fake_slurm, caps
 
 
 def test_status_works_while_slurm_does_not_answer(tiny_run, fake_slurm):
-    asked = request(tiny_run, "seeds=0")
-    submit(asked, Resources())
+    requested = request(tiny_run, "seeds=0")
+    submit(requested, Resources())
     (fake_slurm.queue).unlink()
-    lines = Watcher().lines([asked.directory])
+    lines = Watcher().lines([requested.directory])
     (line,) = [line for line in lines if line.state == "unknown"]
     assert "squeue does not answer" in line.reason
     with pytest.raises(errors.UserError, match="squeue"):
-        submit(asked, Resources())
+        submit(requested, Resources())
 
 
 def test_status_asks_slurm_nothing_about_runs_that_have_ended(tiny_run, fake_slurm):
-    asked = request(tiny_run, "seeds=0")
-    submit(asked, Resources())
-    for job in Runs(expanded(asked), asked).claims:
+    requested = request(tiny_run, "seeds=0")
+    submit(requested, Resources())
+    for job in Runs(expanded(requested), requested).claims:
         train(compose([*job.overrides, "train.threads=1"]), quiet=True, arm=job.arm)
     (fake_slurm.queue).unlink()
-    assert [line.state for line in Watcher().lines([asked.directory])] == ["finished"] * 2
+    assert [line.state for line in Watcher().lines([requested.directory])] == ["finished"] * 2
 
 
 # ----------------------------------------------------------------------------------------------------- a real cluster
@@ -578,8 +578,8 @@ def test_jobs_that_leak_and_fail_leave_no_secret_in_any_file(cluster, tiny_run, 
     monkeypatch.setenv("PYTHONPATH", f"{write_control(tmp_path / 'control')}:{os.environ['PYTHONPATH']}")
     cluster.nexus(*plugin, *study, f"runs_dir={tmp_path / 'unmasked'}", *SUBMIT)
     cluster.settle()
-    found = {Path(place).name for place in traces(tmp_path / "unmasked")}
-    assert {"status.json", "log.txt"} <= found and any(name.endswith("_log.out") for name in found)
+    leaks = {Path(place).name for place in traces(tmp_path / "unmasked")}
+    assert {"status.json", "log.txt"} <= leaks and any(name.endswith("_log.out") for name in leaks)
 
 
 @pytest.mark.slow
@@ -600,12 +600,12 @@ def test_a_multirun_of_jobs_that_leak_leaves_no_secret_in_any_file(cluster, tiny
     cluster.settle(driver=driver)
     printed = driver.communicate()[1]
     assert driver.returncode == errors.BUG, printed
-    found = traces(tmp_path / "runs", printed)
+    leaks = traces(tmp_path / "runs", printed)
     if not masked:
-        assert {"status.json", "log.txt"} <= {Path(place).name for place in found}
+        assert {"status.json", "log.txt"} <= {Path(place).name for place in leaks}
     else:
         assert "login refused: <secret>" in printed
-        assert found == []
+        assert leaks == []
         typed = cluster.nexus(*plugin, *sweep, "tracker=auto", f"tracker.entity='{TYPED['with a prefix']}'")
         assert typed.returncode == errors.CONFIG and "contains a secret" in typed.stderr
         assert traces(tmp_path / "runs", typed.stdout + typed.stderr) == []

@@ -53,12 +53,12 @@ def refused(*arguments):
 
 
 def test_the_command_line_alone_makes_a_study():
-    asked = read_request("mine vary.norm=layer,rms vary.bias=on,off seeds=0,1 train.steps=9 runs_dir=r".split())
-    assert asked.definition.factors == {"norm": ["layer", "rms"], "bias": ["on", "off"]}
-    assert asked.definition.seeds == [0, 1]
-    assert asked.definition.baseline == ["train.steps=9"]
-    assert asked.launch == ["runs_dir=r"]
-    assert asked.directory == Path("r/mine")
+    request = read_request("mine vary.norm=layer,rms vary.bias=on,off seeds=0,1 train.steps=9 runs_dir=r".split())
+    assert request.definition.factors == {"norm": ["layer", "rms"], "bias": ["on", "off"]}
+    assert request.definition.seeds == [0, 1]
+    assert request.definition.baseline == ["train.steps=9"]
+    assert request.launch == ["runs_dir=r"]
+    assert request.directory == Path("r/mine")
 
 
 def test_a_file_of_ones_own_is_changed_by_what_stands_beside_it(tmp_path):
@@ -66,10 +66,10 @@ def test_a_file_of_ones_own_is_changed_by_what_stands_beside_it(tmp_path):
     path.write_text(
         "question: which?\nbaseline: [train.steps=9]\nfactors: {norm: [layer, rms]}\nlr_grid: [1e-3, 2e-3]\n"
     )
-    asked = read_request([f"{path}", "train.tokens=100", "name=other", "lr_grid=1e-3,4e-3"]).definition
-    assert (asked.name, asked.question, asked.lr_grid) == ("other", "which?", [1e-3, 4e-3])
-    assert asked.baseline == ["train.tokens=100"], "one budget replaces the other"
-    assert asked.tuning_seeds == [1001]
+    definition = read_request([f"{path}", "train.tokens=100", "name=other", "lr_grid=1e-3,4e-3"]).definition
+    assert (definition.name, definition.question, definition.lr_grid) == ("other", "which?", [1e-3, 4e-3])
+    assert definition.baseline == ["train.tokens=100"], "one budget replaces the other"
+    assert definition.tuning_seeds == [1001]
 
 
 def test_how_runs_are_carried_out_is_no_part_of_a_study():
@@ -180,9 +180,9 @@ def test_what_an_option_changes_besides_is_kept():
 
 @pytest.mark.parametrize("kind", ["params", "flops"])
 def test_a_gate_is_paid_for_with_the_ffn_s_width(kind):
-    asked = ["x", "vary.gate=elementwise", *SMALL, "model.d_ff_multiple=1"]
-    free = cost_of(expand(read_request(asked).definition).arms[0].config)
-    study = expand(read_request([*asked, f"match={kind}"]).definition)
+    command = ["x", "vary.gate=elementwise", *SMALL, "model.d_ff_multiple=1"]
+    free = cost_of(expand(read_request(command).definition).arms[0].config)
+    study = expand(read_request([*command, f"match={kind}"]).definition)
     base, arm = cost_of(study.baseline.config), study.arms[0]
     amount = "params" if kind == "params" else "flops_per_token"
     residual = getattr(cost_of(arm.config), amount) / getattr(base, amount) - 1
@@ -217,7 +217,7 @@ def test_a_match_that_cannot_be_met_is_refused_with_its_residual():
 
 
 def test_depth_is_solved_where_the_arm_sets_the_width():
-    asked = define(
+    definition = define(
         {
             "name": "x",
             "question": "?",
@@ -226,7 +226,7 @@ def test_depth_is_solved_where_the_arm_sets_the_width():
             "arms": ["d_ff_ratio=4"],
         }
     )
-    arm = expand(asked).arms[0]
+    arm = expand(definition).arms[0]
     assert arm.match is not None
     assert arm.match["solved"] == [f"model.n_layers={arm.config.model.n_layers}"]
     assert arm.config.model.n_layers < 24
@@ -234,22 +234,22 @@ def test_depth_is_solved_where_the_arm_sets_the_width():
 
 
 def test_equal_tokens_are_given_to_another_batch_size():
-    asked = ["x", "vary.train.batch_size=16,8", "train.steps=50", "match=tokens", *SMALL]
-    arm = expand(read_request(asked).definition).arms[0]
+    command = ["x", "vary.train.batch_size=16,8", "train.steps=50", "match=tokens", *SMALL]
+    arm = expand(read_request(command).definition).arms[0]
     assert arm.overrides == ["train.batch_size=8", "train.steps=100"]
 
 
 @pytest.mark.slow
 @pytest.mark.long
 def test_equal_seconds_are_measured_once_and_kept(tmp_path):
-    asked = read_request(
+    request = read_request(
         ["x", "vary.model.n_layers=1", "match=seconds", "train.steps=50", f"runs_dir={tmp_path}", *SMALL]
     )
-    study = expand(asked.definition)
+    study = expand(request.definition)
     (arm,) = study.arms
     assert arm.config.resolved.steps > 50, "half the depth is faster"
-    write_record(study, asked.directory)
-    again = expand(asked.definition, solved_before(read_study(asked.directory)))
+    write_record(study, request.directory)
+    again = expand(request.definition, solved_before(read_study(request.directory)))
     assert again.arms[0].match == arm.match
 
 
@@ -257,13 +257,13 @@ def test_equal_seconds_are_measured_once_and_kept(tmp_path):
 
 
 def test_a_launched_study_is_fixed_until_it_is_amended(tmp_path):
-    asked = ["x", "vary.norm=layer", f"runs_dir={tmp_path}", *SMALL]
-    first = read_request(asked)
+    command = ["x", "vary.norm=layer", f"runs_dir={tmp_path}", *SMALL]
+    first = read_request(command)
     write_record(expand(first.definition), first.directory)
     written = (first.directory / "study.yaml").read_bytes()
     write_record(expand(first.definition), first.directory)
     assert (first.directory / "study.yaml").read_bytes() == written
-    changed = expand(read_request([*asked, "seeds=0,1", "vary.bias=on"]).definition)
+    changed = expand(read_request([*command, "seeds=0,1", "vary.bias=on"]).definition)
     with pytest.raises(ConfigError) as caught:
         write_record(changed, first.directory)
     assert "seeds: [0,1,2,3,4] -> [0,1]" in str(caught.value)
@@ -277,23 +277,23 @@ def test_a_launched_study_is_fixed_until_it_is_amended(tmp_path):
 
 
 def test_a_launched_study_is_found_again_by_its_name_alone(tmp_path):
-    asked = read_request(
+    request = read_request(
         ["x", "vary.gate=elementwise", "vary.norm=rms,layr", "match=params", f"runs_dir={tmp_path}", *SMALL]
     )
-    study = expand(asked.definition)
-    write_record(study, asked.directory)
+    study = expand(request.definition)
+    write_record(study, request.directory)
     again = read_request(["x", f"runs_dir={tmp_path}"])
-    found = expand(again.definition, solved_before(read_study(again.directory)))
-    assert [(a.name, a.overrides) for a in found.all_arms] == [(a.name, a.overrides) for a in study.all_arms]
-    write_record(found, again.directory)
+    result = expand(again.definition, solved_before(read_study(again.directory)))
+    assert [(a.name, a.overrides) for a in result.all_arms] == [(a.name, a.overrides) for a in study.all_arms]
+    write_record(result, again.directory)
     with pytest.raises(ConfigError, match="no study of this name"):
         read_request(["x"])
 
 
 def test_the_record_has_the_agreed_form(tmp_path):
-    asked = read_request(["x", "vary.placement=deepnorm", "vary.norm=rms", f"runs_dir={tmp_path}", *SMALL])
-    write_record(expand(asked.definition), asked.directory)
-    record = yaml.safe_load((asked.directory / "study.yaml").read_text())
+    request = read_request(["x", "vary.placement=deepnorm", "vary.norm=rms", f"runs_dir={tmp_path}", *SMALL])
+    write_record(expand(request.definition), request.directory)
+    record = yaml.safe_load((request.directory / "study.yaml").read_text())
     assert record["baseline"] == {"arm": "baseline", "overrides": SMALL}
     assert record["arms"] == [
         {

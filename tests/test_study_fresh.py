@@ -230,8 +230,8 @@ def test_what_cannot_be_is_three_lines_before_torch_is_there_and_makes_nothing(t
             writer.arm(losses=[2.0, 2.01, 1.99], state=state)
             writer.arm("norm=layer", losses=[2.01, 2.0, 1.99], state=state)
     before = photograph(tmp_path)
-    found = answers([command.split() for command in BAD], tmp_path)
-    for (command, expected), (status, lines) in zip(BAD.items(), found, strict=True):
+    answered = answers([command.split() for command in BAD], tmp_path)
+    for (command, expected), (status, lines) in zip(BAD.items(), answered, strict=True):
         assert status == errors.CONFIG, command
         assert [line.split(":")[0].strip() for line in lines] == ["error", "got", "try"], (command, lines)
         assert expected in "\n".join(lines), (command, lines)
@@ -244,9 +244,9 @@ def test_what_cannot_be_is_three_lines_before_torch_is_there_and_makes_nothing(t
 @pytest.mark.slow
 def test_a_claim_of_trained_runs_is_confirmed_and_compared(tiny_run, tmp_path):
     arguments = tiny_run("train.steps=80", "train.eval_tokens=1024")
-    asked = ["study", "mine", "vary.optim.lr=1e-3", "seeds=0,1,2", *arguments, "--workers", "2"]
+    typed = ["study", "mine", "vary.optim.lr=1e-3", "seeds=0,1,2", *arguments, "--workers", "2"]
     how = [text for text in arguments if text.split("=")[0] in ("runs_dir", "tracker", "train.device", "train.threads")]
-    for command in (asked, ["confirm", "mine", *how], ["add-seeds", "mine", "1", *how]):
+    for command in (typed, ["confirm", "mine", *how], ["add-seeds", "mine", "1", *how]):
         done = nexus(command)
         assert done.returncode == 0, done.stderr
     seeds = {(run.path.parent.parent.name, run.arm): set() for run in map(read_run, find_runs([tmp_path / "runs"]))}

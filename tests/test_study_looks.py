@@ -152,10 +152,10 @@ def test_looks_are_fixed_like_the_rest_of_a_launched_study(study, instant, capsy
 )
 def test_a_study_file_has_looks_with_weights_by_default_or_of_its_own(tmp_path, text, weights):
     (tmp_path / "mine.yaml").write_text(f"question: which?\narms: [norm=layer]\nseeds: {text}\n")
-    asked = read_request([f"{tmp_path / 'mine.yaml'}"]).definition
-    assert asked.look_weights == pytest.approx(weights)
-    assert asked.seeds == list(range(asked.looks[-1]))
-    assert asked.first_seeds == list(range(asked.looks[0]))
+    definition = read_request([f"{tmp_path / 'mine.yaml'}"]).definition
+    assert definition.look_weights == pytest.approx(weights)
+    assert definition.seeds == list(range(definition.looks[-1]))
+    assert definition.first_seeds == list(range(definition.looks[0]))
     assert read_request([f"{tmp_path / 'mine.yaml'}", "seeds=0,1"]).definition.looks == []
 
 

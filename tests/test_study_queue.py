@@ -163,9 +163,9 @@ def test_what_is_missing_is_run_once_and_like_each_run_alone(study, tmp_path):
     overrides = study()[2:]
     for path in find_runs([runs_dir / "mine"]):
         record = read_run(path)
-        asked = [f"seed={record.seed}", f"runs_dir={tmp_path / 'alone'}", f"train.threads={threads}"]
-        asked += [] if record.arm == "baseline" else [record.arm]
-        alone = train(compose([*overrides, *asked]), quiet=True)
+        changes = [f"seed={record.seed}", f"runs_dir={tmp_path / 'alone'}", f"train.threads={threads}"]
+        changes += [] if record.arm == "baseline" else [record.arm]
+        alone = train(compose([*overrides, *changes]), quiet=True)
         assert alone.path.name == path.name, "the same identity"
         assert rows(alone.path) == rows(path)
         assert record.env is not None
@@ -194,8 +194,8 @@ def test_a_crash_marks_its_run_and_the_others_have_their_turn(study, plugin, tmp
     arguments = ["study", f"{path}", *study()[2:], "--workers", "2"]
     done = nexus(arguments, plugin)
     assert done.returncode == errors.BUG, done.stderr
-    found = {run.arm: run for run in map(read_run, find_runs([tmp_path / "runs"]))}
-    assert {arm: run.state for arm, run in found.items()} == {
+    runs = {run.arm: run for run in map(read_run, find_runs([tmp_path / "runs"]))}
+    assert {arm: run.state for arm, run in runs.items()} == {
         "baseline": "finished",
         "norm=crash": "failed",
         "norm=crash,norm.how=exit": "failed",
@@ -203,14 +203,14 @@ def test_a_crash_marks_its_run_and_the_others_have_their_turn(study, plugin, tmp
         "norm=layer": "finished",
         "norm=layer,optim.clip=off,optim.lr=1e+30": "diverged",
     }
-    reasons = {arm: run.status["reason"] for arm, run in found.items()}
+    reasons = {arm: run.status["reason"] for arm, run in runs.items()}
     assert "RuntimeError: made to fail" in reasons["norm=crash"]
     assert "exit status 7" in reasons["norm=crash,norm.how=exit"]
     assert "SIGKILL" in reasons["norm=crash,norm.how=kill"]
     for arm, reason in reasons.items():
         if reason:
             assert reason in done.stderr
-            assert reason in (found[arm].path / "log.txt").read_text()
+            assert reason in (runs[arm].path / "log.txt").read_text()
 
     before = photograph(tmp_path / "runs")
     again = nexus(arguments, plugin)
@@ -247,16 +247,16 @@ def test_a_run_whose_time_is_over_is_saved_and_one_that_hangs_does_not_hold_the_
         timeout=120,
         env=os.environ | {"NEXUS_ABLATE_PLUGINS": plugin},
     )
-    found = {run.arm: run for run in map(read_run, find_runs([tmp_path / "runs"]))}
+    runs = {run.arm: run for run in map(read_run, find_runs([tmp_path / "runs"]))}
     slow = "norm=crash,norm.at=0,norm.how=slow,train.steps=2000"
-    assert {arm: run.state for arm, run in found.items()} == {
+    assert {arm: run.state for arm, run in runs.items()} == {
         "baseline": "finished",
         "norm=layer": "finished",
         "norm=crash,norm.how=hang": "failed",
         slow: "preempted",
     }, done.stderr
     assert f"{slow} s0 preempted: its time limit was reached; stopped by SIGTERM; saved at step" in done.stderr
-    assert "its time limit was reached, and it did not stop" in found["norm=crash,norm.how=hang"].status["reason"]
+    assert "its time limit was reached, and it did not stop" in runs["norm=crash,norm.how=hang"].status["reason"]
     assert done.returncode == errors.BUG
 
 
@@ -295,10 +295,10 @@ def test_a_stopped_driver_continues_with_the_same_command(study, plugin, tmp_pat
 
 
 def states_now(runs_dir):
-    found = []
+    results = []
     for path in find_runs([runs_dir]):
-        found.append(read_run(path).state)
-    return found
+        results.append(read_run(path).state)
+    return results
 
 
 def rows_now(path):
@@ -307,10 +307,10 @@ def rows_now(path):
 
 @pytest.mark.slow
 def test_every_arm_is_tuned_and_then_trained_at_its_best_rate(study, tmp_path):
-    asked = study("vary.norm=layer", "seeds=0", "lr_grid=1e-4,3e-3,1e30", "tuning_seeds=7", "optim.clip=off")
-    done = nexus([*asked, "--workers", "2"])
+    requested = study("vary.norm=layer", "seeds=0", "lr_grid=1e-4,3e-3,1e30", "tuning_seeds=7", "optim.clip=off")
+    done = nexus([*requested, "--workers", "2"])
     assert done.returncode == errors.DIVERGED, "a rate that is too high diverges, which is a result"
-    request = read_request([text for text in asked[1:] if not text.startswith("--")])
+    request = read_request([text for text in requested[1:] if not text.startswith("--")])
     runs = Runs(expanded(request), request)
     assert [runs.best_rate(arm) for arm in runs.study.all_arms] == [3e-3, 3e-3]
     assert {job.arm for job in runs.tuning} == {
@@ -318,10 +318,10 @@ def test_every_arm_is_tuned_and_then_trained_at_its_best_rate(study, tmp_path):
         "norm=layer", "norm=layer,optim.lr=0.0001", "norm=layer,optim.lr=1e+30",
     }  # fmt: skip
     assert runs.tuned() == [], "the shared rate was the best one: those runs are there"
-    found = states(tmp_path / "runs")
-    assert {seed for _, seed in found} == {0, 7}
-    assert found[("baseline", 7)] == "finished"
-    assert found[("optim.lr=1e+30", 7)] == "diverged"
+    final = states(tmp_path / "runs")
+    assert {seed for _, seed in final} == {0, 7}
+    assert final[("baseline", 7)] == "finished"
+    assert final[("optim.lr=1e+30", 7)] == "diverged"
 
 
 def test_a_run_that_is_gone_without_a_word_gets_a_reason_and_a_result_keeps_its_own(tiny_run):
@@ -399,8 +399,8 @@ def leases_of(folder):
 def test_plan_shows_everything_and_writes_nothing(study, tmp_path):
     (tmp_path / "text.txt").touch()
     before = photograph(tmp_path)
-    asked = study("vary.norm=layer,rms,layr", "vary.placement=deepnorm", "seeds=0,1", "lr_grid=1e-3,2e-3")
-    done = nexus(["plan", *asked[1:]], cwd=tmp_path)
+    requested = study("vary.norm=layer,rms,layr", "vary.placement=deepnorm", "seeds=0,1", "lr_grid=1e-3,2e-3")
+    done = nexus(["plan", *requested[1:]], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     for shown in (
         "norm=layer",

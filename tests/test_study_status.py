@@ -26,8 +26,8 @@ from nexus_ablate.training.session import train
 @pytest.fixture
 def launched(tiny_run, tmp_path):
     """A study with its record, one run of each of two arms finished, and the rest to come."""
-    asked = [text for text in tiny_run() if text != "train.threads=1"]
-    request = read_request(["mine", "vary.norm=layer", "vary.bias=on", "seeds=0,1", *asked])
+    requested = [text for text in tiny_run() if text != "train.threads=1"]
+    request = read_request(["mine", "vary.norm=layer", "vary.bias=on", "seeds=0,1", *requested])
     study = expand(request.definition)
     write_record(study, request.directory)
     runs = Runs(study, request)
@@ -56,10 +56,10 @@ def test_status_shows_what_is_there_and_what_is_to_come(launched):
     base, arm = (read_run(job.path).summary for job in runs.claims[:2])
     assert base is not None
     assert arm is not None
-    found = lines[4]
-    assert (found.step, found.steps) == (20, 20)
-    assert found.loss == arm["val_loss"]
-    assert found.against_baseline == arm["val_loss"] - base["val_loss"]
+    shown = lines[4]
+    assert (shown.step, shown.steps) == (20, 20)
+    assert shown.loss == arm["val_loss"]
+    assert shown.against_baseline == arm["val_loss"] - base["val_loss"]
     assert lines[0].against_baseline is None
     assert summary(lines) == "2 finished, 4 waiting"
     assert "norm=layer" in drawn(lines)
@@ -150,8 +150,8 @@ def test_plan_goes_by_finished_runs_where_there_are_any(launched):
     assert [plan.arms[n].cost.flops_per_token for n in (0, 1)] == [s["flops_per_token"] for s in summaries]
 
 
-def levels(**asked):
-    study = expand(define({"name": "x", "question": "?"} | asked))
+def levels(**options):
+    study = expand(define({"name": "x", "question": "?"} | options))
     costs = {arm.name: cost_of(arm.config) for arm in study.all_arms}
     return {verdict.condition: verdict.level for verdict in fairness(study, costs)}
 

@@ -32,9 +32,9 @@ def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     """What a command prints."""
 
     def run(*arguments: str, status: int = 0) -> str:
-        found = cli.main(list(arguments))
+        code = cli.main(list(arguments))
         printed = capsys.readouterr()
-        assert found == status, printed.err
+        assert code == status, printed.err
         return printed.out + printed.err
 
     return run
@@ -145,19 +145,19 @@ def test_runs_tracked_by_files_alone_arrive_whole_and_a_second_time_changes_noth
     for sent in (201, 0):
         table = [line.split() for line in command("sync", "runs").splitlines()]
         assert [line[-1] for line in table if line and line[0].startswith("baseline/")] == [str(sent)]
-        found = by_name(server)
-        assert found.keys() == {"baseline/s0", "norm=layer/s1", "norm=none/s0", "norm=t5/s0"}, "a live one waits"
-        assert found["baseline/s0"].steps == list(range(0, 401, 2))
-        assert found["norm=t5/s0"].steps == list(range(0, 201, 2)) and found["norm=t5/s0"].preempting
-        assert found["baseline/s0"].summary["quantization/loss"] == 2.5
-        ends = {name: (run.summary["status"], run.exitcode) for name, run in found.items()}
+        arrived = by_name(server)
+        assert arrived.keys() == {"baseline/s0", "norm=layer/s1", "norm=none/s0", "norm=t5/s0"}, "a live one waits"
+        assert arrived["baseline/s0"].steps == list(range(0, 401, 2))
+        assert arrived["norm=t5/s0"].steps == list(range(0, 201, 2)) and arrived["norm=t5/s0"].preempting
+        assert arrived["baseline/s0"].summary["quantization/loss"] == 2.5
+        ends = {name: (run.summary["status"], run.exitcode) for name, run in arrived.items()}
         assert ends == {
             "baseline/s0": ("finished", 0),
             "norm=layer/s1": ("diverged", 1),
             "norm=none/s0": ("lost", 1),
             "norm=t5/s0": ("preempted", 1),
         }
-        assert len(tables(found["baseline/s0"])) == 1 and len(server.runs) == 4
+        assert len(tables(arrived["baseline/s0"])) == 1 and len(server.runs) == 4
     assert not list(study.root.rglob("wandb/")), "nothing of W&B's own is left in a run directory"
 
 
@@ -191,18 +191,18 @@ def test_a_server_that_refuses_ends_a_sync_in_three_lines(server, study, command
 
 
 @pytest.mark.parametrize(
-    ("arguments", "what"),
+    ("arguments", "problem"),
     [
         (["nowhere"], "this directory does not exist"),
         (["runs", "--progect", "x"], "try: --project"),
         ([], "sync needs at least one directory"),
     ],
 )
-def test_mistakes_are_said_and_nothing_is_asked(server, study, arguments, what, capsys):
+def test_mistakes_are_said_and_nothing_is_asked(server, study, arguments, problem, capsys):
     study.run()
     assert cli.main(["sync", *arguments]) == 2
     printed = capsys.readouterr()
-    assert what in printed.out + printed.err and server.requests == 0
+    assert problem in printed.out + printed.err and server.requests == 0
 
 
 def test_without_a_key_the_way_to_one_is_said(server, study, monkeypatch, capsys):

@@ -182,8 +182,8 @@ class Training:
         self.path, self.environ, self.say = path, environ, say
 
     def start(self, name: str = "wandb", environ: dict[str, str] | None = None, patience: float = 5.0) -> Tracker:
-        found = self.environ | {"WANDB_API_KEY": KEY} if environ is None else environ
-        return start_tracker(option(name), self.path, self.say, found, patience)
+        variables = self.environ | {"WANDB_API_KEY": KEY} if environ is None else environ
+        return start_tracker(option(name), self.path, self.say, variables, patience)
 
     def row(self, step: int, **more: Any) -> None:
         with (self.path / "metrics.jsonl").open("a") as log:

@@ -38,11 +38,11 @@ def test_trained_seeds_dealt_out_as_arms_are_rarely_called_different(tables, acc
 def test_a_tenth_of_the_rate_and_twice_the_tokens_are_called_what_they_are(arm, expected):
     """Twenty draws of five seeds, each in a table with three other arms."""
     rng, known = np.random.default_rng(1), [a for a in BANK if None not in BANK[a]]
-    found = []
+    actual = []
     for _ in range(20):
         seeds = rng.choice(60, 5, replace=False)
-        found.append(words(np.array([BANK[a] for a in known])[:, seeds])[known.index(arm) - 1])
-    assert found.count(expected) >= 19
+        actual.append(words(np.array([BANK[a] for a in known])[:, seeds])[known.index(arm) - 1])
+    assert actual.count(expected) >= 19
 
 
 def test_a_tenth_fewer_tokens_is_less_than_a_seed_deviation_here_and_is_found_with_sixty_seeds():

@@ -237,9 +237,9 @@ def run_dir(tiny_run):
 
 
 @pytest.mark.parametrize(
-    ("what", "optimizer"), [("loss", "adamw"), *(("gradient", name) for name in OPTIMIZERS)], ids="-".join
+    ("place", "optimizer"), [("loss", "adamw"), *(("gradient", name) for name in OPTIMIZERS)], ids="-".join
 )
-def test_a_non_finite_number_stops_the_run_before_the_optimizer_step(tiny_run, monkeypatch, what, optimizer):
+def test_a_non_finite_number_stops_the_run_before_the_optimizer_step(tiny_run, monkeypatch, place, optimizer):
     poisoned_weights, training_calls = [], []
 
     def poison(self, rows, loss_of=Step.loss):
@@ -248,7 +248,7 @@ def test_a_non_finite_number_stops_the_run_before_the_optimizer_step(tiny_run, m
         if self.model.training and sum(training_calls) == 7:
             poisoned_weights.append({n: p.detach().clone() for n, p in self.model.named_parameters()})
             poisoned_weights.append(self.model)
-            if what == "loss":
+            if place == "loss":
                 return loss * math.nan, z_loss
             self.model.blocks[1].ffn.up.weight.register_hook(lambda g: g * math.inf)
         return loss, z_loss
@@ -256,7 +256,7 @@ def test_a_non_finite_number_stops_the_run_before_the_optimizer_step(tiny_run, m
     monkeypatch.setattr(Step, "loss", poison)
     with pytest.raises(Diverged, match="step 7") as stopped:
         run(tiny_run(f"optim={optimizer}"))
-    assert ("block_001/ffn" in str(stopped.value)) == (what == "gradient")
+    assert ("block_001/ffn" in str(stopped.value)) == (place == "gradient")
     before, model = poisoned_weights
     assert all(torch.equal(before[n], p) for n, p in model.named_parameters())
     record = read_run(next(run_dir(tiny_run).rglob("status.json")).parent)

@@ -16,12 +16,14 @@ def effect(shift, seeds=5, noise=0.1):
     return effects(np.vstack([np.zeros(seeds), shift + noise * rng.normal(size=seeds)]) + rng.normal(size=seeds))[1]
 
 
-def evidence(**given):
-    return v.Evidence(**{"effect": effect(-1.0), "delta_min": 0.3, "pairs": 5, "runs": 5, "baseline_runs": 5, **given})
+def evidence(**arguments):
+    return v.Evidence(
+        **{"effect": effect(-1.0), "delta_min": 0.3, "pairs": 5, "runs": 5, "baseline_runs": 5, **arguments}
+    )
 
 
 @pytest.mark.parametrize(
-    ("given", "word"),
+    ("values", "word"),
     [
         ({"unfair": ["evaluation"], "identical": True, "failed": 5}, v.NOT_COMPARABLE),
         ({"effect": None, "pairs": 0, "runs": 0, "waiting": 3}, v.INCOMPLETE),
@@ -38,18 +40,18 @@ def evidence(**given):
         ({"effect": None, "pairs": 1, "runs": 1, "single": -3.0}, v.INCONCLUSIVE),
     ],
 )
-def test_the_first_word_that_fits_is_the_verdict(given, word):
-    assert v.decide(evidence(**given)).word == word
+def test_the_first_word_that_fits_is_the_verdict(values, word):
+    assert v.decide(evidence(**values)).word == word
 
 
 def test_one_interval_decides_and_is_the_one_that_is_shown():
     """An interval that reaches beyond the margin by a hair is not EQUIVALENT, though a 90% interval lies inside."""
-    found = effect(0.0, noise=0.1)
-    assert found is not None
-    reach = max(-found.low, found.high)
-    assert v.decide(evidence(effect=found, delta_min=1.01 * reach)).word == v.EQUIVALENT
-    inside = v.decide(evidence(effect=found, delta_min=0.99 * reach))
-    assert inside.word == v.INCONCLUSIVE and f"{found.low:+.4f} to {found.high:+.4f}" in inside.sentence
+    estimate = effect(0.0, noise=0.1)
+    assert estimate is not None
+    reach = max(-estimate.low, estimate.high)
+    assert v.decide(evidence(effect=estimate, delta_min=1.01 * reach)).word == v.EQUIVALENT
+    inside = v.decide(evidence(effect=estimate, delta_min=0.99 * reach))
+    assert inside.word == v.INCONCLUSIVE and f"{estimate.low:+.4f} to {estimate.high:+.4f}" in inside.sentence
 
 
 def test_one_seed_never_claims():
@@ -77,9 +79,9 @@ def test_an_arm_with_unfinished_runs_is_marked():
 
 
 def test_what_is_inconclusive_says_how_many_seeds_this_effect_and_the_margin_need_and_the_command():
-    found = effect(0.1, noise=1.0)
-    decided = v.decide(evidence(effect=found, more_seeds="nexus-ablate add-seeds mine {}"))
-    needed = v.seeds_to_decide(found, evidence(effect=found))
+    estimate = effect(0.1, noise=1.0)
+    decided = v.decide(evidence(effect=estimate, more_seeds="nexus-ablate add-seeds mine {}"))
+    needed = v.seeds_to_decide(estimate, evidence(effect=estimate))
     assert needed is not None
     assert f"about {needed} seeds would decide an effect of this size" in decided.sentence
     assert f"(nexus-ablate add-seeds mine {needed - 5})" in decided.sentence
@@ -87,7 +89,9 @@ def test_what_is_inconclusive_says_how_many_seeds_this_effect_and_the_margin_nee
 
 
 def test_a_smaller_effect_needs_more_seeds_and_one_close_to_zero_is_decided_as_equivalent():
-    few, many = (v.seeds_to_decide(found, evidence()) for found in (effect(0.9, noise=0.8), effect(0.5, noise=0.8)))
+    few, many = (
+        v.seeds_to_decide(estimate, evidence()) for estimate in (effect(0.9, noise=0.8), effect(0.5, noise=0.8))
+    )
     assert few is not None and many is not None and few < many
     zero = dataclasses.replace(effect(0.2, noise=0.3), delta=0.0)
     assert v.seeds_to_decide(zero, evidence()) is not None

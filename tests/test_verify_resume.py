@@ -74,9 +74,9 @@ def test_the_first_number_that_differs_is_named_with_its_step(two):
     rows[7]["train/loss"] *= 1 + 1e-6
     rows[9]["grad_norm/global"] *= 1.5
     (second.path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found = compare(first, second)
-    assert found.place == "step 7: train/loss"
-    assert found.size == pytest.approx(1 / 3)
+    comparison = compare(first, second)
+    assert comparison.place == "step 7: train/loss"
+    assert comparison.size == pytest.approx(1 / 3)
 
 
 def test_a_row_that_is_missing_or_twice_there_is_a_difference(two):
@@ -94,9 +94,9 @@ def test_a_single_bit_of_a_weight_is_a_difference(two):
     loaded.tensors["model"]["embedding.weight"].view(torch.int32)[3, 3] ^= 1
     shutil.rmtree(loaded.path)
     save(second.path / "checkpoints", loaded.step, loaded.tensors, loaded.state)
-    found = compare(first, second)
-    assert found.place == "the weight embedding.weight"
-    assert 0 < found.size < 1e-5
+    comparison = compare(first, second)
+    assert comparison.place == "the weight embedding.weight"
+    assert 0 < comparison.size < 1e-5
 
 
 @pytest.mark.parametrize(

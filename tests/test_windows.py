@@ -125,9 +125,9 @@ def test_each_row_is_the_loss_of_the_trained_model_on_that_window(tiny_run, tmp_
 
 def test_a_whole_validation_set_is_covered_without_a_gap(tiny_run, tmp_path):
     assert main(tiny_run("train.steps=2", "train.eval_tokens=1000000")) == 0
-    found = read_windows(only(tmp_path / "runs") / "evaluation.jsonl")
-    assert found is not None and found.everything and found.tokens == 8 * 112  # of 900 tokens
-    assert np.bincount(found.places[:, 0]).tolist() == [14] * 8
+    windows = read_windows(only(tmp_path / "runs") / "evaluation.jsonl")
+    assert windows is not None and windows.everything and windows.tokens == 8 * 112  # of 900 tokens
+    assert np.bincount(windows.places[:, 0]).tolist() == [14] * 8
 
 
 def test_a_crash_between_the_evaluation_and_the_last_checkpoint_leaves_the_rows_of_the_repetition(
@@ -216,11 +216,11 @@ def test_the_interval_over_blocks_holds_the_difference_over_the_whole_text_and_t
     for _ in range(draws):
         favour = rng.normal(0.02, 0.05, length // document + 2).repeat(document)[rng.integers(document) :][:length]
         base = rng.normal(2, 0.3, windows)
-        theirs = [WindowLosses(places, base + rng.normal(0, 0.05, windows)) for _ in range(seeds)]
-        ours = [WindowLosses(places, base + favour[index] + rng.normal(0, 0.05, windows)) for _ in range(seeds)]
-        each = np.mean([a.losses - b.losses for a, b in zip(ours, theirs, strict=True)], axis=0)
+        base_losses = [WindowLosses(places, base + rng.normal(0, 0.05, windows)) for _ in range(seeds)]
+        arm_losses = [WindowLosses(places, base + favour[index] + rng.normal(0, 0.05, windows)) for _ in range(seeds)]
+        each = np.mean([a.losses - b.losses for a, b in zip(arm_losses, base_losses, strict=True)], axis=0)
         off = abs(each.mean() - favour.mean())
-        held += off < quantile * text_error(ours, theirs)
+        held += off < quantile * text_error(arm_losses, base_losses)
         naive += off < 1.96 * each.std(ddof=1) / math.sqrt(windows)
     counted(f"{windows} windows: {held / draws:.1%} over blocks, {naive / draws:.1%} over windows")
     assert 0.93 <= held / draws <= 0.97
@@ -290,16 +290,16 @@ def test_a_loss_that_was_not_finite_is_null_and_read_as_nan(study):
     lines = path.read_text().split("\n")
     lines[1] = '{"block": 0, "offset": 8, "tokens": 8, "loss": null, "nonfinite": ["loss"]}'
     path.write_text("\n".join(lines))
-    found = read_windows(path)
-    assert found is not None and np.isnan(found.losses).tolist() == [False, True, *[False] * 14]
+    windows = read_windows(path)
+    assert windows is not None and np.isnan(windows.losses).tolist() == [False, True, *[False] * 14]
 
 
 # ----------------------------------------------------------------------------------------- two arms, held against
 
 
 def text_check(comparison):
-    (found,) = [check for check in comparison.checks if check.name == "text"]
-    return found
+    (checked,) = [check for check in comparison.checks if check.name == "text"]
+    return checked
 
 
 def uneven(writer: Writer, **options) -> None:
@@ -334,14 +334,14 @@ def test_two_trained_arms_are_compared_with_their_error_over_text(tiny_run, tmp_
 def test_every_output_has_the_error_over_text(study):
     uneven(study, folder="uneven")
     comparison = compare(study.root, baseline="baseline")
-    found = next(row for row in comparison.rows if row.arm == "uneven")
+    judged = next(row for row in comparison.rows if row.arm == "uneven")
     expected = 0.05 * math.sqrt(8 / 7) / math.sqrt(8)  # eight blocks at +-0.05
-    assert found.text_se == pytest.approx(expected)
+    assert judged.text_se == pytest.approx(expected)
     table = {row["arm"]: row for row in csv.DictReader(io.StringIO(csv_text(comparison)))}
-    assert table["uneven"]["text_se"] == repr(found.text_se) and table["baseline"]["text_se"] == ""
+    assert table["uneven"]["text_se"] == repr(judged.text_se) and table["baseline"]["text_se"] == ""
     (column,) = [column for column in side_columns(comparison) if "text" in column.title]
-    assert found.effect is not None
-    assert column.cell(found) == f"{found.effect.se:.4f} / {expected:.4f}"
+    assert judged.effect is not None
+    assert column.cell(judged) == f"{judged.effect.se:.4f} / {expected:.4f}"
     assert column.cell(comparison.rows[0]) == "– / –"
 
 

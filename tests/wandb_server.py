@@ -254,12 +254,12 @@ class _Handler(BaseHTTPRequestHandler):
             return {name[0].lower() + name[1:]: {"artifactManifest": manifest}}
         if name == "CreateArtifactFiles":
             files = []
-            for given in (
+            for entry in (
                 variables["artifactFiles"] if "artifactFiles" in variables else variables["input"]["artifactFiles"]
             ):
-                node = self._upload("artifact", given["artifactID"], given["name"])
-                node |= {"id": "f", "displayName": given["name"], "storagePath": None, "uploadMultipartUrls": None}
-                files.append({"node": {**node, "artifact": {"id": given["artifactID"]}}})
+                node = self._upload("artifact", entry["artifactID"], entry["name"])
+                node |= {"id": "f", "displayName": entry["name"], "storagePath": None, "uploadMultipartUrls": None}
+                files.append({"node": {**node, "artifact": {"id": entry["artifactID"]}}})
             return {"createArtifactFiles": {"files": {"edges": files}}}
         if name == "CommitArtifact":
             artifacts[variables["artifactID"]].committed = True
@@ -283,9 +283,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _views(self, kind: str, name: str | None) -> dict[str, Any]:
         """The views of a kind: `project-view` is a workspace, `runs` a report."""
-        found = [v for v in self.server.views.values() if v["type"] == kind and name in (None, v["name"])]
+        result = [v for v in self.server.views.values() if v["type"] == kind and name in (None, v["name"])]
         page = {"endCursor": None, "hasNextPage": False}
-        return {"edges": [{"node": view, "cursor": view["id"]} for view in found], "pageInfo": page}
+        return {"edges": [{"node": view, "cursor": view["id"]} for view in result], "pageInfo": page}
 
     def _upsert_view(self, variables: dict[str, Any]) -> dict[str, Any]:
         key = variables.get("id") or base64.b64encode(f"View:{len(self.server.views)}".encode()).decode()

@@ -42,13 +42,13 @@ def group_names() -> dict[str, list[str]]:
 @functools.cache
 def key_constraints() -> list[tuple[tuple[str, ...], str, Constraint]]:
     """Every key: what must be chosen for it to be there, its name, what it may hold."""
-    found = [((), name, constraint) for name, constraint in keys_of(RunConfig).items()]
+    result = [((), name, constraint) for name, constraint in keys_of(RunConfig).items()]
     for group, cls in CLOSED_GROUPS.items():
-        found += [((), f"{group}.{name}", c) for name, c in keys_of(cls).items() if name != "name"]
+        result += [((), f"{group}.{name}", c) for name, c in keys_of(cls).items() if name != "name"]
     for group in OPTION_GROUPS:
         for name, option in option_files(group).items():
-            found += [((f"{group}={name}",), f"{group}.{key}", spec.constraint) for key, spec in option.keys.items()]
-    return found
+            result += [((f"{group}={name}",), f"{group}.{key}", spec.constraint) for key, spec in option.keys.items()]
+    return result
 
 
 def typo(word: str, draw: random.Random) -> str:

@@ -97,7 +97,7 @@ def test_control_arms_that_draw_from_one_generator_differ(arm, monkeypatch):
     monkeypatch.setattr(nexus_ablate.model, "build_model", seeded)
     monkeypatch.setattr(init, "standard_normal", lambda seed, name, shape: torch.randn(shape))
     monkeypatch.setattr(Batches, "batch", lambda self, step: batch(self, step + shift()))
-    monkeypatch.setattr(trainer, "eval_windows", lambda tokens, *given: windows(tokens[shift() % 400 :], *given))
+    monkeypatch.setattr(trainer, "eval_windows", lambda tokens, *others: windows(tokens[shift() % 400 :], *others))
     baseline, again, other = arm(steps=20), arm("rerun=on", steps=20), arm("ffn=gelu", steps=20)
     assert again == baseline, "a seed still repeats the run"
     assert not set(other[0]) - {None} & set(baseline[0])

@@ -94,9 +94,9 @@ def test_a_storm_of_nonfinite_numbers_grows_the_logs_by_no_more_and_says_nothing
     FakeStep(monkeypatch, tmp_path / "runs")
     probe = trainer.probe
 
-    def spoilt(*given):
-        found = probe(*given).items()
-        return {name: [math.nan] * len(value) if isinstance(value, list) else math.nan for name, value in found}
+    def spoilt(*arguments):
+        probed = probe(*arguments).items()
+        return {name: [math.nan] * len(value) if isinstance(value, list) else math.nan for name, value in probed}
 
     monkeypatch.setattr(trainer, "probe", spoilt)
     overrides = default_rows(tiny_run, count)

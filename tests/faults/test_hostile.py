@@ -128,8 +128,8 @@ def test_a_hostile_text_in_a_run_is_shown_as_text(planted, tmp_path, name, capfd
         main(verb)
         said = capfd.readouterr()
         for shown in (said.out, said.err):
-            found = re.search(r"[\x00-\x08\x0b-\x1f\u202a-\u202e]", shown)
-            assert not found, (verb, shown[max(0, found.start() - 200) : found.end() + 50])
+            match = re.search(r"[\x00-\x08\x0b-\x1f\u202a-\u202e]", shown)
+            assert not match, (verb, shown[max(0, match.start() - 200) : match.end() + 50])
     page = (tmp_path / "page.html").read_text() if (tmp_path / "page.html").exists() else ""
     assert not re.search(r"[\x00-\x08\x0b-\x1f\u202a-\u202e]", page)
     assert "<img src=x" not in page

@@ -75,10 +75,10 @@ def test_the_same_command_after_a_kill_ends_as_if_undisturbed(tiny_run, tmp_path
 
 def steps_lost(runs_dir) -> int:
     """Steps logged after the checkpoint that training will resume from."""
-    if not runs_dir.exists() or not (found := find_runs([runs_dir])):
+    if not runs_dir.exists() or not (runs := find_runs([runs_dir])):
         return 0
-    rows = read_jsonl(found[0] / "metrics.jsonl") if (found[0] / "metrics.jsonl").exists() else []
-    newest = load_newest(found[0] / "checkpoints")
+    rows = read_jsonl(runs[0] / "metrics.jsonl") if (runs[0] / "metrics.jsonl").exists() else []
+    newest = load_newest(runs[0] / "checkpoints")
     return (rows[-1]["step"] if rows else 0) - (newest.step if newest else 0)
 
 

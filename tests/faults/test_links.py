@@ -105,17 +105,17 @@ def age(place: Path) -> None:
 
 def touched(place: Path) -> list[str]:
     """What was changed, made or read below a directory since `age`; the directory's own name may be looked up."""
-    found, left = [], [place]
+    changed, left = [], [place]
     while left:
         path = left.pop()
         status = path.lstat()
         if status.st_mtime_ns != LONG_AGO:
-            found.append(f"changed: {path}")
+            changed.append(f"changed: {path}")
         if status.st_atime_ns != LONG_AGO and not path.is_symlink():
-            found.append(f"read: {path}")
+            changed.append(f"read: {path}")
         if path.is_dir() and not path.is_symlink():
             left += path.iterdir()
-    return found
+    return changed
 
 
 def listing(place: Path) -> list[str]:
@@ -165,13 +165,13 @@ def trespasses(monkeypatch, capfd):
                 patch.setattr("nexus_ablate.track.upload.begin", lambda settings, config: Mirror())
             status = main(command)
         said = "".join(capfd.readouterr())
-        found = touched(outside)
+        changed = touched(outside)
         age(outside)
         message = said[said.find("error: ") :].strip().splitlines()
         one_message = len(message) == 3 or command[0] in ("evaluate", "sync")  # which go on with other runs
         if "Traceback" in said or (status in (2, 4, 5) and not one_message):
-            found.append(f"status {status}: {said}")
-        return [f"{' '.join(command[:2])}: {text}" for text in found]
+            changed.append(f"status {status}: {said}")
+        return [f"{' '.join(command[:2])}: {text}" for text in changed]
 
     return call
 
@@ -220,8 +220,8 @@ def test_a_link_in_the_place_of_anything_that_a_study_writes_is_followed_by_no_v
     tiny_run, tmp_path, monkeypatch, trespasses, counted
 ):
     """The names are those of a finished study, down to its run directories. Workers run where their files are links."""
-    given = [text for text in tiny_run(*SHORT) if not text.startswith(("train.threads", "runs_dir"))]
-    study = ["study", "mine", "vary.norm=layer", "seeds=0", *given, "--workers", "1"]
+    overrides = [text for text in tiny_run(*SHORT) if not text.startswith(("train.threads", "runs_dir"))]
+    study = ["study", "mine", "vary.norm=layer", "seeds=0", *overrides, "--workers", "1"]
     runs = tmp_path / "runs"
     assert main([*study, f"runs_dir={runs}"]) == 0
     names = [".", *(name for name in listing(runs / "mine") if name.count("/") < 2)]

@@ -150,20 +150,20 @@ def mutate_value(file: Path, draw: random.Random) -> str:
     """Change one value and leave the rest of the file well-formed."""
     text = file.read_text()
     if file.suffix == ".yaml":
-        document, what = changed(yaml.safe_load(text), draw)
+        document, change = changed(yaml.safe_load(text), draw)
         file.write_text(yaml.safe_dump(document, sort_keys=False, allow_unicode=False))
     elif file.suffix == ".json":
-        document, what = changed(json.loads(text), draw)
+        document, change = changed(json.loads(text), draw)
         file.write_text(json.dumps(document))
     elif file.suffix == ".jsonl":
         rows = text.splitlines()
         number = draw.choice([0, -1, draw.randrange(len(rows))])
-        row, what = changed(json.loads(rows[number]), draw)
+        row, change = changed(json.loads(rows[number]), draw)
         rows[number] = json.dumps(row)
         file.write_text("\n".join(rows) + "\n")
     else:
-        file.write_text(what := draw.choice([str(value) for value in VALUES]))
-    return f"{file.name}: {what}"
+        file.write_text(change := draw.choice([str(value) for value in VALUES]))
+    return f"{file.name}: {change}"
 
 
 def mutate_file(file: Path, draw: random.Random) -> str:
@@ -257,36 +257,36 @@ def failures(template: Path, root: Path, numbers: range, verbs: tuple[str, ...])
     """What went wrong in any verb of any mutated study, and how many calls were made."""
     bad, calls = [], 0
     for number in numbers:
-        study, what = mutated(template, root, number)
+        study, mutation = mutated(template, root, number)
         for verb, command in commands(study).items():
             if verb not in verbs:
                 continue
             calls += 1
             status, said = answer(command)
             if status == -1:
-                bad.append(f"{number} {verb} stalled on {what}")
+                bad.append(f"{number} {verb} stalled on {mutation}")
             elif "Traceback" in said:
-                bad.append(f"{number} {verb} ended in a traceback on {what}: {said.strip().splitlines()[-1:]}")
+                bad.append(f"{number} {verb} ended in a traceback on {mutation}: {said.strip().splitlines()[-1:]}")
             elif (
                 verb not in ("status", "evaluate", "sync")
                 and status == errors.CONFIG
                 and len(said[said.find("error: ") :].strip().splitlines()) > 3
             ):
-                bad.append(f"{number} {verb} said more than three lines on {what}: {said}")
+                bad.append(f"{number} {verb} said more than three lines on {mutation}: {said}")
             elif verb == "compare" and status == errors.OK:
-                bad += uncounted(study, what)
+                bad += uncounted(study, mutation)
         shutil.rmtree(study.parent)
     return bad, calls
 
 
-def uncounted(study: Path, what: str) -> list[str]:
+def uncounted(study: Path, mutation: str) -> list[str]:
     """The runs that a comparison neither used nor excluded with a reason."""
     report = (study.parent / "report.json").read_text()
-    found = json.loads(report)
-    excluded = {Path(out["path"]).name for out in found["excluded"] if out["reason"]}
-    used = sum(value is not None for row in found["rows"] for value in row["values"])
+    reported = json.loads(report)
+    excluded = {Path(out["path"]).name for out in reported["excluded"] if out["reason"]}
+    used = sum(value is not None for row in reported["rows"] for value in row["values"])
     if used + len(excluded) < 4:
-        return [f"{what}: {used} runs used and {len(excluded)} excluded of 4"]
+        return [f"{mutation}: {used} runs used and {len(excluded)} excluded of 4"]
     return []
 
 
@@ -329,11 +329,11 @@ def test_no_mutated_study_ends_or_stalls_a_verb_that_continues_it(template, tmp_
 @pytest.mark.slow
 def test_as_processes_they_end_in_time_and_without_a_traceback(template, tmp_path):
     for number in range(1000, 1008):
-        study, what = mutated(template, tmp_path / "mutated", number)
+        study, mutation = mutated(template, tmp_path / "mutated", number)
         for verb in ("status", "compare"):
             command = [sys.executable, "-m", "nexus_ablate", *commands(study)[verb]]
             done = subprocess.run(command, capture_output=True, text=True, timeout=6 * LIMIT_SECONDS, check=False)
-            assert done.returncode in (errors.OK, errors.CONFIG), f"{verb} on {what}: {done.stderr}"
+            assert done.returncode in (errors.OK, errors.CONFIG), f"{verb} on {mutation}: {done.stderr}"
 
 
 def test_control_a_verb_that_fails_and_one_that_stalls_are_noticed(template, tmp_path, monkeypatch):

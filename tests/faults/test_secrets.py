@@ -36,9 +36,9 @@ TYPED = {
 
 def traces(root: Path, said: str = "") -> list[str]:
     """Where a canary is: files under `root` that hold one, names that do, lines that were printed."""
-    found = [str(path) for path in root.rglob("*") if "canary" in path.name.lower()]
-    found += [str(path) for path in root.rglob("*") if path.is_file() and b"canary" in path.read_bytes().lower()]
-    return found + [line for line in said.splitlines() if "canary" in line.lower()]
+    leaks = [str(path) for path in root.rglob("*") if "canary" in path.name.lower()]
+    leaks += [str(path) for path in root.rglob("*") if path.is_file() and b"canary" in path.read_bytes().lower()]
+    return leaks + [line for line in said.splitlines() if "canary" in line.lower()]
 
 
 def nexus(cwd: Path, *arguments: str, **variables: str) -> tuple[int, str]:
@@ -139,9 +139,9 @@ def test_control_without_the_mask_they_are_everywhere(folder, leaking, launch):
     typed = [f"question=is it {TYPED['of the environment']}?"] if launch == "study" else []
     path = os.pathsep.join([str(write_control(folder.parent / "control")), os.environ.get("PYTHONPATH", "")])
     _, said = nexus(folder, *command, *typed, PYTHONPATH=path)
-    found = {Path(place).name for place in traces(folder / "runs")}
+    leaks = {Path(place).name for place in traces(folder / "runs")}
     written = {"study": {"worker0.log", "study.yaml"}}.get(launch, set())
-    assert {"status.json", "log.txt", "config.yaml", "overrides.txt", *written} <= found
+    assert {"status.json", "log.txt", "config.yaml", "overrides.txt", *written} <= leaks
     assert traces(folder / "nothing", said)
 
 

@@ -47,11 +47,11 @@ def seen(path: Path) -> list[dict[str, float]]:
 
 def agree(plain: Path, watched: Path) -> bool:
     """Whether two runs ended at the same weights, and had the same gradients and batches wherever both looked."""
-    ours, theirs = ({row["step"]: s for row, s in zip(logged(p), seen(p), strict=True)} for p in (plain, watched))
-    both = [step for step in ours.keys() & theirs.keys() if ours[step] and theirs[step]]
+    actual, expected = ({row["step"]: s for row, s in zip(logged(p), seen(p), strict=True)} for p in (plain, watched))
+    both = [step for step in actual.keys() & expected.keys() if actual[step] and expected[step]]
     assert len(both) >= 2
     first, second = weights(plain), weights(watched)
-    return all(ours[step] == theirs[step] for step in both) and all(torch.equal(first[n], second[n]) for n in first)
+    return all(actual[step] == expected[step] for step in both) and all(torch.equal(first[n], second[n]) for n in first)
 
 
 @pytest.mark.parametrize("toggle", WATCHING)
@@ -143,13 +143,13 @@ def test_the_first_batches_and_losses_are_those_of_the_record(tiny_run):
     After a change that was meant: delete the file, run this test, and say in the change what moved the numbers.
     """
     rows = [row for row in logged(run(tiny_run("seed=5")).path) if "train/loss" in row]
-    found = {"batch_hash": rows[-1]["batch_hash"], "train/loss": [row["train/loss"] for row in rows]}
+    actual = {"batch_hash": rows[-1]["batch_hash"], "train/loss": [row["train/loss"] for row in rows]}
     if not GOLDEN.exists():
-        GOLDEN.write_text(json.dumps(found, indent=1) + "\n")
+        GOLDEN.write_text(json.dumps(actual, indent=1) + "\n")
         pytest.fail(f"{GOLDEN.name} was missing and has been written")
     golden = json.loads(GOLDEN.read_text())
-    assert found["batch_hash"] == golden["batch_hash"]
-    assert found["train/loss"] == pytest.approx(golden["train/loss"], rel=1e-5)
+    assert actual["batch_hash"] == golden["batch_hash"]
+    assert actual["train/loss"] == pytest.approx(golden["train/loss"], rel=1e-5)
 
 
 def test_nothing_is_asked_of_a_random_state_that_a_checkpoint_would_have_to_hold(tiny_run, monkeypatch):

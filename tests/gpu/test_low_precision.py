@@ -20,13 +20,15 @@ def test_both_passes_in_low_precision_are_those_of_a_cpu(name, dtype, offset):
     option.keys["fp32"] = False
     x = torch.randn(64, 96, generator=torch.Generator().manual_seed(1)) + offset
     grad = torch.randn(64, 96, generator=torch.Generator().manual_seed(2)).to(dtype)
-    found = []
+    results = []
     for device in ("cpu", "cuda"):
         norm = NORM.build(option, 96, False, "ffn").to(device)
         leaf = x.to(device).requires_grad_()
         with torch.autocast(device, dtype=dtype):
             y = norm(leaf)
         assert y.dtype == dtype
-        found.append([y.cpu(), *(g.cpu() for g in torch.autograd.grad(y, [leaf, *norm.parameters()], grad.to(device)))])
-    for on_cpu, on_gpu in zip(*found, strict=True):
+        results.append(
+            [y.cpu(), *(g.cpu() for g in torch.autograd.grad(y, [leaf, *norm.parameters()], grad.to(device)))]
+        )
+    for on_cpu, on_gpu in zip(*results, strict=True):
         assert (on_cpu == on_gpu).double().mean() > 0.98  # float32 sums in another order now and then round otherwise

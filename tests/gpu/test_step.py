@@ -78,15 +78,15 @@ def test_a_number_that_is_not_finite_is_reported_with_its_step_and_changes_no_we
 
 def test_cuda_graphs_compute_what_the_uncompiled_step_does(tiny):
     """Every replay overwrites what the last one gave out: twenty steps, losses read at the end."""
-    found = []
+    results = []
     for compiled in ("off", "graphs"):
         step = step_of(tiny, f"train.compile={compiled}")
         if step.compiled:
             step.compile(ROWS)
         for number in range(20):
             step.take(number, ROWS)
-        found.append([(seen.loss, seen.norm) for seen in step.read()])
-    np.testing.assert_allclose(found[0], found[1], rtol=1e-3)
+        results.append([(seen.loss, seen.norm) for seen in step.read()])
+    np.testing.assert_allclose(results[0], results[1], rtol=1e-3)
 
 
 def test_the_fused_attention_of_a_gpu_is_the_plain_one(tiny):
@@ -104,5 +104,5 @@ def test_the_fused_attention_of_a_gpu_is_the_plain_one(tiny):
 def test_counted_memory_is_what_the_allocator_of_a_gpu_gives_out(tiny):
     sizes = "model.d_model=256", "model.n_heads=4", "model.context=256", "train.batch_size=32"
     config = tiny("train.device=cuda", "train.precision=bf16", *sizes)
-    found = memory.allocated_memory(lambda: memory.step_of(config, 4096, "cuda"))
-    assert found.peak == pytest.approx(memory.step_memory(config, 4096).peak, rel=0.1)
+    counted = memory.allocated_memory(lambda: memory.step_of(config, 4096, "cuda"))
+    assert counted.peak == pytest.approx(memory.step_memory(config, 4096).peak, rel=0.1)
