@@ -1,7 +1,7 @@
 """Which learning rate is best at which width: `python scripts/bench_transfer.py FOLDER [PARAM ...]`.
 
 Trains two-layer models of 32 to 256 channels at seven rates with three seeds, and draws the loss against the rate. Runs
-that FOLDER holds already are not trained again. It takes 20 minutes on two CPU cores.
+that FOLDER holds already are not trained again. It takes half an hour on two CPU cores.
 """
 
 from __future__ import annotations
