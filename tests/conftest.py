@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-import functools
 import os
-from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: parallel tests of several threads starve each other
 
@@ -14,15 +11,7 @@ import torch
 from checkouts import Checkout
 
 from nexus_ablate import provenance
-from nexus_ablate.config import compose as composition
 from nexus_ablate.config.compose import compose
-from nexus_ablate.config.options import conf_dir
-from nexus_ablate.config.overrides import GROUPS, check_overrides
-from nexus_ablate.config.plugins import VARIABLE
-from nexus_ablate.config.resolve import from_values
-from nexus_ablate.config.run_config import RunConfig
-from nexus_ablate.plain_data import load_yaml
-from nexus_ablate.pretrained import expression
 from nexus_ablate.provenance import source_hashes
 
 torch.set_num_threads(1)
@@ -31,67 +20,10 @@ TINY = ("model.n_layers=2", "model.d_model=16", "model.n_heads=2", "model.contex
 """Overrides of a model that trains a step in a millisecond."""
 
 
-@pytest.fixture(scope="session", autouse=True)
-def compositions():
-    """Compose equal overrides once per process: Hydra takes 0.1 s, and half of the compositions are repeated.
-
-    Plugins and interpolations depend on more than the overrides, so those are composed each time.
-    """
-    compose_values, once = composition.compose_values, {}
-
-    def composed_values(overrides: list[str]):
-        key = tuple(overrides)
-        if os.environ.get(VARIABLE) or any("$" in override for override in overrides):
-            return compose_values(overrides)
-        if key not in once:
-            once[key] = compose_values(overrides)
-        return copy.deepcopy(once[key])
-
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (composition, expression):
-            patch.setattr(module, "compose_values", composed_values)
-        yield
-
-
 @pytest.fixture
 def tiny():
     """A tiny configuration with further overrides."""
-
-    return lambda *overrides: copy.deepcopy(composed(overrides))
-
-
-@functools.cache
-def composed(overrides: tuple[str, ...]) -> RunConfig:
-    """Composing is what a test over many options spends most of its time on."""
-    everything = [*TINY, *overrides]
-    if os.environ.get(VARIABLE) or any("$" in text or text.startswith("preset=") for text in everything):
-        return compose(everything)
-    check_overrides(everything, sweeps=False)
-    return from_values(values_from_files(everything))
-
-
-def values_from_files(overrides: list[str]) -> dict[str, Any]:
-    """What Hydra composes from overrides without a preset, in a tenth of its time; test_config.py compares the two."""
-    values = copy.deepcopy(default_values())
-    parsed = [(override.key_or_group, override.value()) for override in map(parser().parse_override, overrides)]
-    for name, value in parsed:
-        if name in GROUPS:
-            values[name] = load_yaml(conf_dir().joinpath(name, f"{value}.yaml").read_text(encoding="utf-8"))
-    for name, value in parsed:
-        if name not in GROUPS:
-            *path, last = name.split(".")
-            functools.reduce(dict.__getitem__, path, values)[last] = value.text if hasattr(value, "text") else value
-    return values
-
-
-default_values = functools.cache(composition.default_values)
-
-
-@functools.cache
-def parser() -> Any:
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
-    return OverridesParser.create()
+    return lambda *overrides: compose([*TINY, *overrides])
 
 
 @pytest.fixture
@@ -145,11 +77,8 @@ def instant(monkeypatch):
 
     from nexus_ablate.comparison import result
     from nexus_ablate.execution import launch
-    from nexus_ablate.study import design
 
     made = Instant()
-    once = functools.cache(lambda overrides: compose([*overrides]))  # several commands of a test compose the same arms
-    monkeypatch.setattr(design, "compose", lambda overrides: once(tuple(overrides)))
     monkeypatch.setattr(launch, "run_queue", made.run_queue)
     monkeypatch.setattr(result, "compare", made.compare)
     return made

@@ -2,14 +2,14 @@ import dataclasses
 
 import pytest
 import yaml
+from hydra_composition import composed_by_hydra
 
 from nexus_ablate.config.compose import compose, compose_values, differences
 from nexus_ablate.config.options import conf_dir
-from nexus_ablate.config.overrides import check_overrides
+from nexus_ablate.config.overrides import GROUPS, check_overrides
 from nexus_ablate.config.resolve import from_values
 from nexus_ablate.config.run_config import CLOSED_GROUPS, RunConfig, keys_of
 from nexus_ablate.errors import ConfigError
-from nexus_ablate.plain_data import load_yaml
 
 
 def test_the_baseline_is_the_one_of_the_contract():
@@ -49,47 +49,35 @@ def test_every_yaml_of_a_closed_group_holds_exactly_the_keys_of_its_dataclass(gr
         assert set(yaml.safe_load(path.read_text())) == set(keys_of(CLOSED_GROUPS[group])), path.name
 
 
-@pytest.mark.parametrize("half", [0, 1])
-def test_every_preset_composes(half):
-    for path in sorted(conf_dir().glob("preset/*.yaml"))[half::2]:
-        extra = ["data.files=[a.txt]"] if "override /data: files" in path.read_text() else []
-        compose([f"preset={path.stem}", *extra])
+MIXED = [
+    ["norm=dyt", "norm.alpha_attn=0.3", "placement=hybridnorm", "train.compile=off", "bias=on"],
+    ["model=micro", "model.n_layers=2", "d_ff_ratio=8/3", "optim=muon", "optim.lr=1e-3", "z_loss=1e-4"],
+    ["data=files", "data.files=[a.txt,'b c.txt']", "window=[4,0,4,0]", "evals=[streaming:kept:8]", "seed=3"],
+    ["norm_gain_sites=[attn,ffn]", "position=rope_yarn", "norm.gain_init=0", "position.factor=2", "++seed=2"],
+    ["model.n_heads=${model.n_layers}", "runs_dir=${oc.env:HOME}/runs", "hydra.verbose=true"],
+    ["optim.groups=[embedding:lr:0.1]", "experiment='ab'", "tracker.project=\\${x}", "preset=llama3", "model=micro"],
+]
+NEEDS_FILES = "data=files", "preset=nanogpt_shakespeare"
+CHOICES = [f"{p.parent.name}={p.stem}" for p in sorted(conf_dir().glob("*/*.yaml")) if p.parent.name in GROUPS]
+EACH = [[choice, "data.files=[a.txt]"] if choice in NEEDS_FILES else [choice] for choice in CHOICES]
 
 
-def test_every_option_composes_with_the_defaults():
-    values = compose_values([])
-    for group in {path.parent.name for path in conf_dir().glob("*/*.yaml")} - {
-        "hydra",
-        "studies",
-        "evaluation",
-        "preset",
-    }:
-        paths = sorted(conf_dir().glob(f"{group}/*.yaml"))
-        assert compose([f"{group}={paths[-1].stem}"]) == from_values(values | {group: load_yaml(paths[-1].read_text())})
-        for path in paths:  # as Hydra composes it, in a hundredth of its time
-            from_values(values | {group: load_yaml(path.read_text())})
+@pytest.mark.parametrize("overrides", MIXED, ids=",".join)
+def test_a_configuration_is_what_hydra_composes(overrides):
+    assert from_values(compose_values(overrides)) == from_values(composed_by_hydra(overrides))
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        [],
-        ["norm=dyt", "norm.alpha_attn=0.3", "placement=hybridnorm", "train.compile=off", "bias=on"],
-        ["model=micro", "model.n_layers=2", "d_ff_ratio=8/3", "optim=muon", "optim.lr=1e-3", "z_loss=1e-4"],
-        ["data=files", "data.files=[a.txt,b.txt]", "window=[4,off]", "evals=[streaming:kept:8]", "seed=3"],
-        [
-            "norm_gain_sites=[attn_out,ffn_out]",
-            "position=rope_yarn",
-            "position.factor=2",
-            "init=xavier",
-        ],
-    ],
-    ids=",".join,
-)
-def test_the_values_that_are_composed_from_files_are_those_of_hydra(overrides):
-    from conftest import values_from_files
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, 8))])
+def test_each_option_model_and_preset_is_what_hydra_composes(part):
+    assert len(EACH) > 140
+    for overrides in EACH[part::8]:
+        assert compose_values(overrides).keys() == composed_by_hydra(overrides).keys()
+        assert from_values(compose_values(overrides)) == from_values(composed_by_hydra(overrides)), overrides
 
-    assert values_from_files(overrides) == compose_values(overrides)
+
+@pytest.mark.parametrize("preset", ["none", "null"])
+def test_a_preset_may_be_none(preset):
+    assert compose([f"preset={preset}"]) == compose([])
 
 
 @pytest.mark.parametrize(

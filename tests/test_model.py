@@ -3,12 +3,13 @@ import itertools
 
 import pytest
 import torch
-from conftest import composed
+from conftest import TINY
 from equivalences import declared
 from options import ALL, EVERY_OPTION, option_pairs
 
 from nexus_ablate.attention import AttentionCore
 from nexus_ablate.axes.roles import parameter_roles
+from nexus_ablate.config.compose import compose
 from nexus_ablate.config.options import default_option
 from nexus_ablate.errors import UserError
 from nexus_ablate.measure.counts import flops_per_token, parameters
@@ -43,7 +44,7 @@ def after_a_step(model):
 @functools.cache
 def learned(overrides):
     """The logits of a tiny model after a step, once for all the options that it is compared with."""
-    return after_a_step(build_model(composed(overrides), vocab_size=11)).detach()
+    return after_a_step(build_model(compose([*TINY, *overrides]), vocab_size=11)).detach()
 
 
 def with_key(axis, key):

@@ -1,16 +1,16 @@
-"""Hydra's composition of a configuration, and how one configuration differs from another."""
+"""The composition of a configuration, and how one configuration differs from another."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from functools import cache
+from functools import cache, reduce
 from pathlib import Path
 from typing import Any
 
 from nexus_ablate.config.grammar import show
 from nexus_ablate.config.options import OPTIONS, Option, conf_dir, default_option, option_files
-from nexus_ablate.config.overrides import check_overrides, default_choices, preset_choices
+from nexus_ablate.config.overrides import GROUPS, check_overrides, default_choices, preset_choices, typed_values
 from nexus_ablate.config.plugins import Plugin, add_plugins, plugins
 from nexus_ablate.config.resolve import changed, from_values
 from nexus_ablate.config.run_config import CLOSED_GROUPS, OPTION_GROUPS, RunConfig, keys_of
@@ -34,30 +34,51 @@ def compose(overrides: list[str] | tuple[str, ...] = (), plugins: Iterable[str |
 
 
 def compose_values(overrides: list[str]) -> dict[str, Any]:
-    """Hydra's composition as plain nested values, from overrides that are already checked."""
-    from hydra import compose as hydra_compose
-    from hydra import initialize_config_dir
-    from hydra.core.global_hydra import GlobalHydra
-    from hydra.errors import HydraException
+    """What Hydra composes from overrides that are already checked, as plain nested values, in a tenth of its time.
+
+    The chosen options begin with the values of their files and the other keys with those of conf/config.yaml. A preset
+    replaces these, except those for an option that the user exchanged, and the overrides replace everything.
+
+    Raises:
+        ConfigError: An interpolation leads nowhere.
+    """
+    typed = typed_values(overrides)
+    chosen = {name: value for name, value in typed if name in GROUPS}
+    preset = chosen.pop("preset", None) or "none"
+    own = {group: names[-1] for group, names in (default_choices() | preset_choices([preset])).items()}
+    values = {key: value for key, value in _file("config").items() if key != "hydra"}
+    values |= {group: _group_values(group, chosen.get(group, own[group])) for group in own if group != "preset"}
+    for key, value in _file(f"preset/{preset}").items():
+        if key not in GROUPS or key == "preset":
+            values[key] = value
+        elif key in CLOSED_GROUPS or values[key]["name"] == own[key]:
+            values[key] |= value
+    for name, value in typed:
+        if name not in GROUPS:
+            *path, last = name.split(".")
+            reduce(dict.__getitem__, path, values)[last] = value
+    return _interpolated(values, overrides) if any("$" in text for text in overrides) else values
+
+
+def _file(name: str) -> dict[str, Any]:
+    values = load_yaml(conf_dir().joinpath(f"{name}.yaml").read_text(encoding="utf-8"))
+    return {key: value for key, value in values.items() if key != "defaults"}
+
+
+def _group_values(group: str, name: str) -> dict[str, Any]:
+    return default_option(group, name).flat() if group in OPTION_GROUPS else _file(f"{group}/{name}")
+
+
+def _interpolated(values: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
+    """The values with `${KEY}` and `${oc.env:NAME}` replaced."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    search_plugins()
-    hydra = GlobalHydra.instance()
-    # Inside a multirun Hydra is already initialized, and supports a single composition at a time.
-    around, hydra.hydra = hydra.hydra, None
     try:
-        with initialize_config_dir(config_dir=str(conf_dir()), version_base="1.3"):
-            composed = hydra_compose("config", overrides=overrides)
-        values = OmegaConf.to_container(composed, resolve=True)
-    except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(
-            printable(str(error).splitlines()[0], 200), " ".join(overrides), "nexus-ablate list"
-        ) from error
-    finally:
-        hydra.hydra = around
-    leave_preset_options(values, overrides)  # type: ignore[arg-type]
-    return values  # type: ignore[return-value]
+        return OmegaConf.to_container(OmegaConf.create(values), resolve=True)  # type: ignore[return-value]
+    except OmegaConfBaseException as error:
+        problem = printable(str(error).splitlines()[0], 200)
+        raise ConfigError(problem, " ".join(overrides), "nexus-ablate list") from error
 
 
 @cache
@@ -80,24 +101,6 @@ def plugins_used(config: RunConfig) -> list[Plugin]:
     science = config.science()
     used = [option_files(axis)[science[axis]["name"]].plugin for axis in OPTIONS if axis in science]
     return list(dict.fromkeys(plugin for plugin in used if plugin is not None))
-
-
-def leave_preset_options(values: dict[str, Any], overrides: list[str]) -> None:
-    """If the user chose another option than the preset, undo the keys that the preset set for its own option."""
-    if values["preset"] == "none":
-        return
-    preset = values["preset"]
-    preset_values = load_yaml(conf_dir().joinpath("preset", f"{preset}.yaml").read_text(encoding="utf-8"))
-    options = {group: names[-1] for group, names in (default_choices() | preset_choices([preset])).items()}
-    typed_keys = {text.lstrip("+").partition("=")[0] for text in overrides}
-    for group in OPTION_GROUPS:
-        name = values[group]["name"]
-        for key in preset_values.get(group, {}) if name != options[group] else ():
-            if f"{group}.{key}" in typed_keys:
-                continue
-            del values[group][key]
-            if key in option_files(group)[name].keys:
-                values[group][key] = option_files(group)[name].keys[key].default
 
 
 def differences(config: RunConfig, baseline: RunConfig | None = None) -> dict[str, str]:
@@ -167,14 +170,7 @@ def _text(value: Any) -> str:
 
 @cache
 def _preset_values(preset: str) -> dict[str, Any]:
-    return default_values() if preset == "none" else compose_values([f"preset={preset}"])
-
-
-def default_values() -> dict[str, Any]:
-    """What Hydra composes without overrides, read from its files in a hundredth of the time."""
-    read = lambda path: load_yaml(conf_dir().joinpath(path).read_text(encoding="utf-8"))  # noqa: E731
-    values = {key: value for key, value in read("config.yaml").items() if key not in ("defaults", "hydra")}
-    return values | {group: read(f"{group}/{name}.yaml") for group, (name,) in default_choices().items()}
+    return compose_values([f"preset={preset}"])
 
 
 def _on_any_machine(group: Any) -> Any:
@@ -183,6 +179,5 @@ def _on_any_machine(group: Any) -> Any:
 
 
 def _group_default(group: str, name: str) -> Any:
-    keys = keys_of(CLOSED_GROUPS[group])
-    values = load_yaml(conf_dir().joinpath(group, f"{name}.yaml").read_text(encoding="utf-8"))
+    keys, values = keys_of(CLOSED_GROUPS[group]), _file(f"{group}/{name}")
     return CLOSED_GROUPS[group](**{k: constraint.accept(k, values[k]) for k, constraint in keys.items()})

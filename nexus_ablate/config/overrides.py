@@ -38,17 +38,15 @@ def check_overrides(overrides: list[str], sweeps: bool) -> None:
     Raises:
         ConfigError: For the first invalid override.
     """
-    from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
-    parser = OverridesParser.create()
     chosen, intervals = default_choices(), searches(overrides)
     parsed, swept = [], []
     for text in overrides:
         if "_target_" in text:
             raise ConfigError("_target_ is not accepted: it could run any code", text, "choose an option by its name")
         try:
-            override = parser.parse_override(text)
+            override = _parser().parse_override(text)
         except (HydraException, ValueError, RecursionError) as error:  # ValueError: a number of 5000 digits
             fix = 'KEY=VALUE, without spaces around "="; quote values with special characters: key=\'"..."\''
             raise ConfigError("this override cannot be read", text, fix) from error
@@ -85,6 +83,20 @@ def check_overrides(overrides: list[str], sweeps: bool) -> None:
     if swept and not sweeps:
         fix = "give one value, or use nexus-ablate -m KEY=A,B to train one run per value"
         raise ConfigError("a run takes one value per key", " ".join(swept), fix)
+
+
+def typed_values(overrides: Iterable[str]) -> list[tuple[str, Any]]:
+    """Key or group and value of each override without a sweep, in their order, without Hydra's own keys."""
+    parsed = map(_parser().parse_override, overrides)
+    pairs = [(override.key_or_group, _values(override, intervals=False)[0]) for override in parsed]
+    return [(name, value) for name, value in pairs if re.split("[./]", name)[0] != "hydra"]
+
+
+@cache
+def _parser() -> Any:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    return OverridesParser.create()
 
 
 def searches(overrides: list[str]) -> bool:
@@ -136,9 +148,7 @@ def _check_choices(group: str, values: list[Any], typed: str = "") -> list[str]:
     names = option_names(group)
     chosen = []
     for value in values:
-        name = "null" if value is None else show(value)
-        if group == "preset" and name in ("null", "none"):
-            continue
+        name = show(value) if value is not None else "none" if group == "preset" else "null"
         if name not in names:
             meant = {_plain(word): name for word, name in synonyms()["options"].get(group, {}).items()}
             meant |= {_plain(known): known for known in names}
@@ -226,7 +236,7 @@ def respelled(text: str) -> str:
 def default_choices() -> dict[str, list[str]]:
     defaults = load_yaml(conf_dir().joinpath("config.yaml").read_text(encoding="utf-8"))["defaults"]
     pairs = [next(iter(entry.items())) for entry in defaults if isinstance(entry, dict)]
-    return {group: [name] for group, name in pairs if group in GROUPS and name}
+    return {group: [name] for group, name in pairs if group in GROUPS}
 
 
 def preset_choices(presets: list[str]) -> dict[str, list[str]]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from nexus_ablate import errors
-from nexus_ablate.config.compose import compose, compose_values, differences, leave_preset_options
+from nexus_ablate.config.compose import compose, compose_values, differences
 from nexus_ablate.config.overrides import check_overrides, searches
 from nexus_ablate.config.resolve import from_values, precision_on
 from nexus_ablate.config.run_config import RunConfig
@@ -127,14 +127,13 @@ _ROWS: list[RunRow] = []
 
 def job(composed: Any) -> RunRow:
     """One run of a multirun, in the process that the launcher chose. Returns its row; a failure doesn't stop others."""
-    row = _trained(composed)
+    row = _trained()
     _ROWS.append(row)
     return row
 
 
-def _trained(composed: Any) -> RunRow:
+def _trained() -> RunRow:
     from hydra.core.hydra_config import HydraConfig
-    from omegaconf import OmegaConf
 
     from nexus_ablate.execution.apart import APART
     from nexus_ablate.execution.cluster_job import SOURCE, in_job, train_in_job
@@ -142,9 +141,7 @@ def _trained(composed: Any) -> RunRow:
 
     overrides = list(HydraConfig.get().overrides.task)
     try:
-        values: dict[str, Any] = OmegaConf.to_container(composed, resolve=True)  # type: ignore[assignment]
-        leave_preset_options(values, overrides)
-        config = from_values(values)
+        config = from_values(compose_values(overrides))
         path = path_of(config)
     except UserError as error:
         print(error, file=sys.stderr)
