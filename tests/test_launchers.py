@@ -227,8 +227,8 @@ def test_a_driver_that_is_killed_again_and_again_ends_with_the_table_of_an_undis
 ):
     """Each cycle kills the driver at a random moment of its life; an undisturbed cycle then finishes."""
     monkeypatch.setenv("TRIAL_IN_A_HURRY", "1")
-    base = [text for text in tiny_run("norm=trial", "train.steps=40") if text != "train.threads=1"]
-    base += ["study", "mine", "vary.norm.part=1,2,3,4,5,6,7", "seeds=0,1", "--workers", "1"]
+    base = ["study", "mine", "vary.norm.part=1,2,3,4,5,6,7", "seeds=0,1", "--workers", "1"]
+    base += [text for text in tiny_run("norm=trial", "train.steps=40") if text != "train.threads=1"]
     runs_dir, moments = tmp_path / "runs", random.Random(0)
     kept: dict = {}
     for _ in range(kills):
@@ -244,6 +244,7 @@ def test_a_driver_that_is_killed_again_and_again_ends_with_the_table_of_an_undis
         for path in finished:
             now = {f.name: (f.read_bytes(), f.stat().st_mtime_ns) for f in path.iterdir() if f.is_file()}
             assert kept.setdefault(path, now) == now, "a finished run was touched"
+    assert find_runs([runs_dir]), "a driver got as far as a run"
     done = nexus(base, plugin)
     assert done.returncode == 0, done.stderr
     alone = [text.replace(str(runs_dir), str(tmp_path / "alone")) for text in base]

@@ -444,6 +444,21 @@ def test_a_reader_never_makes_a_start_fail(tmp_path: Path):
         open_it(tmp_path).close()
 
 
+def test_a_disk_that_refuses_the_owner_s_name_leaves_the_run_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The next run of the same worker process would wait for itself."""
+    path = killed_while_running(tmp_path)
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ownership, "write_all", refuse)
+        with pytest.raises(StorageError):
+            open_it(tmp_path)
+    assert read_run(path).state == "lost"
+    open_it(tmp_path).close()
+
+
 @pytest.mark.parametrize("state", ["finished", "diverged"])
 def test_a_result_is_found_and_not_touched(tmp_path: Path, state: str):
     path = settled_run(tmp_path, state)

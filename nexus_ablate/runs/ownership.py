@@ -61,8 +61,12 @@ def take_lock(path: Path, busy: str = "is being trained") -> int | None:
             return None
         else:
             _held.add(descriptor)
-            os.ftruncate(descriptor, 0)
-            write_all(descriptor, f"host {socket.gethostname()}, pid {os.getpid()}\n".encode())
+            try:
+                os.ftruncate(descriptor, 0)
+                write_all(descriptor, f"host {socket.gethostname()}, pid {os.getpid()}\n".encode())
+            except OSError:
+                release(descriptor)
+                raise
             return descriptor
     owner = os.pread(descriptor, 1000, 0).decode("utf-8", "replace").strip() or "another process"
     os.close(descriptor)
