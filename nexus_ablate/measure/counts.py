@@ -44,8 +44,13 @@ def flops_per_token(config: RunConfig, vocab_size: int) -> float:
     activations are not counted. Work that a micro-batch does once for all its sequences, such as FIRE's function of
     distances, is divided among its tokens.
     """
+    return flops_of(countable_model(config, vocab_size), config)
+
+
+def flops_of(model: nn.Module, config: RunConfig) -> float:
+    """`flops_per_token` of a run's `countable_model`."""
     rows, context = config.train.batch_size, config.model.context
-    return 3 * sum(flops_by_module(countable_model(config, vocab_size), context, rows).values()) / (rows * context)
+    return 3 * sum(flops_by_module(model, context, rows).values()) / (rows * context)
 
 
 class _Products(TorchDispatchMode):

@@ -7,11 +7,15 @@ import sys
 import time
 from dataclasses import dataclass
 from functools import cache
+from typing import TYPE_CHECKING
 
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.data import default_cache_dir, fingerprint_of, vocabulary_size
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.plain_data import UNREADABLE, strict_loads
+
+if TYPE_CHECKING:
+    from torch import nn
 
 PROCESS_BYTES = 400 * 2**20  # of a process that has imported torch and holds no model
 BYTES_PER_PARAMETER = 16  # weight, gradient and two moments, float32 each
@@ -43,28 +47,35 @@ class Cost:
         return self.flops_per_token * self.tokens
 
 
+_COUNTED: dict[str, Cost] = {}
+
+
 def cost_of(config: RunConfig) -> Cost:
-    """The costs of a run, counted on the meta device."""
-    from nexus_ablate.measure.counts import flops_per_token, parameters
+    """The costs of a run, counted on the meta device, once in a process for all seeds."""
+    key = repr((config.science() | {"seed": None}, config.data, config.train))
+    if key not in _COUNTED:
+        _COUNTED[key] = _counted(config)
+    return _COUNTED[key]
+
+
+def _counted(config: RunConfig) -> Cost:
+    from nexus_ablate.measure.counts import flops_of, parameters
     from nexus_ablate.model import countable_model
 
-    vocab_size = vocabulary(config)
-    everything, without_tables = parameters(countable_model(config, vocab_size))
-    flops = flops_per_token(config, vocab_size)
+    model = countable_model(config, vocabulary(config))
+    everything, without_tables = parameters(model)
+    flops = flops_of(model, config)
     per_step = config.resolved.tokens_per_step
     steps = config.resolved.steps or -int(-config.train.flops // (flops * per_step))
-    memory = PROCESS_BYTES + BYTES_PER_PARAMETER * everything + activation_bytes(config, vocab_size)
+    memory = PROCESS_BYTES + BYTES_PER_PARAMETER * everything + _activation_bytes(model.to("meta"), config)
     return Cost(everything, without_tables, flops, memory, steps, steps * per_step)
 
 
-def activation_bytes(config: RunConfig, vocab_size: int) -> int:
+def _activation_bytes(model: nn.Module, config: RunConfig) -> int:
     """Bytes that autograd keeps from the forward pass of one micro-batch to its backward pass."""
     import torch
     from torch.nn import functional as F
 
-    from nexus_ablate.model import countable_model
-
-    model = countable_model(config, vocab_size).to("meta")
     own = {p.untyped_storage()._cdata for p in model.parameters()}
     kept: dict[int, torch.Tensor] = {}  # each storage counts once, and is held so that its address is not reused
 
