@@ -30,6 +30,11 @@ def open_console(stderr: bool = False, file: TextIO | None = None) -> Console:
     return console
 
 
+def several(number: int, noun: str) -> str:
+    """`1 seed`, `2 seeds`."""
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
 def print_table(console: Console, table: Table, full: bool = False) -> None:
     """Print a table; with `full` in lines as long as it needs, which the terminal then wraps."""
     width = console.width

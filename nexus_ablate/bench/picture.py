@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from nexus_ablate.bench.options import Bench, OptionCost
+from nexus_ablate.console import several
 from nexus_ablate.report.run_picture import save_figure
 
 
@@ -54,7 +55,7 @@ def draw(bench: Bench, path: Path) -> None:
 def described(bench: Bench) -> str:
     """Shape and machine in a few words."""
     shape = f"{bench.shape['batch']} x {bench.shape['context']} tokens, d_model {bench.shape['d_model']}"
-    return f"{shape}, {bench.precision}, {bench.device}, {bench.threads} thread{'s' * (bench.threads > 1)}"
+    return f"{shape}, {bench.precision}, {bench.device}, {several(bench.threads, 'thread')}"
 
 
 def _ratio(cost: OptionCost) -> str:

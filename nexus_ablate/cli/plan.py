@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from nexus_ablate import errors
 from nexus_ablate.cli.study import WORKERS
 from nexus_ablate.cli.verb import FULL, Verb
-from nexus_ablate.console import UNLIMITED, grid, print_table
+from nexus_ablate.console import UNLIMITED, grid, print_table, several
 from nexus_ablate.errors import printable
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def show(plan: StudyPlan, console: Console, full: bool = False) -> None:
     seeds = ",".join(map(str, definition.first_seeds))
     tuning = ""
     if definition.lr_grid:
-        per_arm = f"{len(definition.lr_grid)} rates x {len(definition.tuning_seeds)} seeds"
+        per_arm = f"{len(definition.lr_grid)} rates x {several(len(definition.tuning_seeds), 'seed')}"
         tuning = f", and {per_arm} of tuning each, then up to {plan.tuned_runs} runs at the best rates"
     count, time = str(plan.runs), duration(plan.seconds)
     if definition.looks:
@@ -106,7 +106,7 @@ def show(plan: StudyPlan, console: Console, full: bool = False) -> None:
     console.print(
         f"\n{count} runs: {len(plan.study.all_arms)} arms x seeds {seeds}{tuning} ({states})\n"
         f"about {time or 'an unknown time (there is no finished run)'} for what is missing, "
-        f"{where.workers} at a time with {where.threads} CPU threads"
+        f"{where.workers} at a time with {several(where.threads, 'CPU thread')}"
         + (f" on {len(where.gpus)} GPUs" if where.gpus else "")
     )
 

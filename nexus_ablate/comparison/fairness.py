@@ -20,6 +20,7 @@ from nexus_ablate.comparison.load import Excluded, Plan, Trained
 from nexus_ablate.comparison.pairs import shared_init, unlike_batches, unlike_code, unlike_init, unlike_plugins
 from nexus_ablate.comparison.tuning import best_lr
 from nexus_ablate.comparison.windows import text_error
+from nexus_ablate.console import several
 from nexus_ablate.errors import UserError, unknown
 from nexus_ablate.provenance import NOT_RECORDED
 
@@ -267,7 +268,7 @@ def _seeds(baseline: Arm, arms: list[Arm], plan: Plan) -> Check:
         return Check("seeds", FAIL, "; ".join(f"{label}: {text}" for label, text in copied.items()), broken)
     continued = [arm.label for arm in (baseline, *arms) if any(starts_from_weights(run) for run in arm.runs.values())]
     started = f"; seeds differ in data order and dropout alone, not in the first weights: {', '.join(continued)}"
-    detail = "; ".join(reported) or f"{len(wanted)} seeds, complete and paired"
+    detail = "; ".join(reported) or f"{several(len(wanted), 'seed')}, complete and paired"
     return Check("seeds", WARN if reported or continued else PASS, detail + (started if continued else ""))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nexus_ablate.config.run_config import RunConfig
+from nexus_ablate.console import several
 from nexus_ablate.gpus import visible_gpus
 from nexus_ablate.study.cost import PROCESS_BYTES, cost_of, free_memory
 from nexus_ablate.study.jobs import Job
@@ -21,8 +22,8 @@ class Places:
 
     @property
     def description(self) -> str:
-        workers = f"{self.workers} worker{'s' if self.workers > 1 else ''} of {self.threads} CPU threads"
-        return workers + (f" on {len(self.gpus)} GPU{'s' if len(self.gpus) > 1 else ''}" if self.gpus else "")
+        workers = f"{several(self.workers, 'worker')} of {several(self.threads, 'CPU thread')}"
+        return workers + (f" on {several(len(self.gpus), 'GPU')}" if self.gpus else "")
 
     @property
     def run_conditions(self) -> dict[str, int]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from nexus_ablate.config.grammar import show
 from nexus_ablate.config.run_config import RunConfig
+from nexus_ablate.console import several
 from nexus_ablate.measure.regime import Regime, regime_of, too_short_to_vary_decay
 from nexus_ablate.runs import read_run
 from nexus_ablate.study.cost import Cost, cost_of, measured_speed, seconds_of, text_tokens
@@ -166,7 +167,7 @@ def fairness(study: Study, costs: dict[str, Cost]) -> list[PlanCheck]:
         lines.append(PlanCheck("WARN", "learning rate", f"{show(base.config.schedule.lr)} for every arm, not tuned"))
     else:
         few = len(definition.lr_grid) < GRID_POINTS
-        size = f"{len(definition.lr_grid)} rates x {len(definition.tuning_seeds)} seeds"
+        size = f"{len(definition.lr_grid)} rates x {several(len(definition.tuning_seeds), 'seed')}"
         why = f"{size} for every arm, other seeds than the claims'"
         lines.append(
             PlanCheck(
@@ -174,7 +175,7 @@ def fairness(study: Study, costs: dict[str, Cost]) -> list[PlanCheck]:
             )
         )
     few = len(definition.seeds) < CLAIM_SEEDS
-    why = f"{len(definition.seeds)} seeds, every arm with each"
+    why = f"{several(len(definition.seeds), 'seed')}, every arm with each"
     if definition.looks:
         why = f"{definition.looks[0]} for every arm, then up to {definition.looks[-1]} for those that are undecided"
     lines.append(PlanCheck("WARN" if few else "PASS", "seeds", why + ("; preliminary, a claim needs 5" if few else "")))

@@ -13,6 +13,7 @@ import yaml
 from nexus_ablate import errors
 from nexus_ablate.config.compose import differences, plugins_used
 from nexus_ablate.config.run_config import RunConfig
+from nexus_ablate.console import several
 from nexus_ablate.data import TokenizedData, prepare
 from nexus_ablate.errors import StorageError, UserError
 from nexus_ablate.provenance import source_hash, source_hashes
@@ -258,7 +259,7 @@ def _train(
                 "steps": trainer.steps,
                 "decay": f"{sum(sizes[n] for n in groups['decayed']):,} parameters at {config.weight_decay:g} "
                 f"({config.schedule.decay}), {sum(sizes[n] for n in groups['free']):,} free",
-                "device": (f"{world.size} x " if world.size > 1 else "") + f"{device}, {threads} threads",
+                "device": (f"{world.size} x " if world.size > 1 else "") + f"{device}, {several(threads, 'thread')}",
                 "execution": "; ".join(trainer.step.choices.why.values()),
             }
             display.before(run_facts(config, arm, facts))
