@@ -26,9 +26,9 @@ share_cores_politely()
 import nexus_ablate.training.session as session
 from nexus_ablate.training.step import Step
 take, times = Step.take, []
-def timed(self, number, batch):
+def timed(self, number, batch, **more):
     begun = time.time() - begin
-    take(self, number, batch)
+    take(self, number, batch, **more)
     if number == 0:
         times.append((begun, time.time() - begin, time.process_time() - begin_cpu))
 Step.take = timed
