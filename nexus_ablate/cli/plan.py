@@ -49,7 +49,9 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
     for request in strata_of(read_request(words)):
         study = expanded(request)
         runs = Runs(study, request)
-        plans.append(make_plan(study, runs, places_for([*runs.claims, *runs.tuning], flags.get("workers", "auto"))))
+        with open_console(stderr=True).status(f"counting the costs of {several(len(study.all_arms), 'arm')}"):
+            where = places_for([*runs.claims, *runs.tuning], flags.get("workers", "auto"))
+            plans.append(make_plan(study, runs, where))
         if len(plans) > 1:
             console.print()
         show(plans[-1], console, "full" in flags)
