@@ -90,6 +90,13 @@ def test_a_multirun_runs_every_combination_and_a_contradiction_costs_only_itself
     assert "Traceback" not in done.stderr
 
 
+def test_a_multirun_may_compare_a_preset_with_none(tiny_run, tmp_path):
+    done = nexus("-m", *tiny_run("train.steps=2"), "preset=none,gpt2", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    runs = [read_run(p).config for p in find_runs([tmp_path / "runs"])]
+    assert sorted((run["preset"], run["norm"]["name"]) for run in runs) == [("gpt2", "layer"), ("none", "rms")]
+
+
 def test_a_diverged_run_of_a_multirun_is_reported_and_the_others_finish(tiny_run, tmp_path):
     extreme = ["norm=none", "optim.clip=off", "train.steps=20", "optim.lr=1e-3,1e30"]
     done = nexus("-m", *tiny_run(*extreme), cwd=tmp_path)

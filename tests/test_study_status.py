@@ -10,9 +10,11 @@ import sys
 import pytest
 from rich.console import Console
 
+from nexus_ablate import cli
 from nexus_ablate.config.compose import compose
 from nexus_ablate.execution.status import LOSS, Watcher, duration, last_row, summary, table, troubles
 from nexus_ablate.runs import read_run
+from nexus_ablate.study import cost
 from nexus_ablate.study.cost import cost_of
 from nexus_ablate.study.definition import define, read_request
 from nexus_ablate.study.design import expand
@@ -169,3 +171,12 @@ def test_an_unfair_study_is_flagged_beforehand():
     assert levels(arms=["train.precision=bf16"])["precision and device"] == "FAIL"
     assert levels(arms=["norm=layer"], lr_grid=[1e-3, 2e-3])["learning rate"] == "WARN"
     assert levels(arms=["norm=layer"], lr_grid=[1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2])["learning rate"] == "PASS"
+
+
+def test_plan_counts_each_arm_once(tmp_path, monkeypatch, capsys):
+    counted, count = [], cost._counted
+    monkeypatch.setattr(cost, "_COUNTED", {})
+    monkeypatch.setattr(cost, "_counted", lambda config: counted.append(config.norm.name) or count(config))
+    assert cli.main(["plan", "x", "vary.norm=layer,dyt", f"runs_dir={tmp_path}", "seeds=0,1", "model.n_layers=1"]) == 0
+    assert sorted(counted) == ["dyt", "layer", "rms"]
+    assert "6 runs" in capsys.readouterr().out

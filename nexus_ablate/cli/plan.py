@@ -109,7 +109,7 @@ def show(plan: StudyPlan, console: Console, full: bool = False) -> None:
         f"\n{count} runs: {len(plan.study.all_arms)} arms x seeds {seeds}{tuning} ({states})\n"
         f"about {time or 'an unknown time (there is no finished run)'} for what is missing, "
         f"{where.workers} at a time with {several(where.threads, 'CPU thread')}"
-        + (f" on {len(where.gpus)} GPUs" if where.gpus else "")
+        + (f" on {several(len(where.gpus), 'GPU')}" if where.gpus else "")
     )
 
 
