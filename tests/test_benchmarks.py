@@ -17,16 +17,21 @@ COMMANDS = {
     f"probe {SMALL}": r"probe=full: [\d.]+ steps each",
     "kernels cpu 1 32 2 16": r"mask with gradient: [\d.]+ ms",
     f"compile {SMALL} train.steps=4": r"a compiled step \w+ \d+%",
+    f"stack 2 {SMALL} train.threads=1": r"2 x 100 steps: losses differ by at most \d\.\de-0[4-9]",
     "growth --seconds 0.1": r"status, by runs: time \^\d",
     "queue --pairs 1 --runs 2 --steps 2": "bit-identical to the run alone: 2 of 2",
 }
-LONG = {"compile", "growth", "queue"}
+LONG = {"compile", "growth", "queue", "stack"}
 ELSEWHERE = {"peer": "needs another project's code", "transfer": "trains for half an hour"}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "command", [pytest.param(c, marks=[pytest.mark.long] if c.split()[0] in LONG else []) for c in COMMANDS]
+    "command",
+    [
+        pytest.param(command, id=name, marks=[pytest.mark.long] if name in LONG else [])
+        for name, command in ((command.split()[0], command) for command in COMMANDS)
+    ],
 )
 def test_a_benchmark_prints_its_figures(command, tmp_path):
     name, *arguments = command.split()
