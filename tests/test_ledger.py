@@ -58,6 +58,15 @@ def test_an_entry_has_the_outcome_the_numbers_and_what_made_them(tmp_path, folde
     assert "rms_vs_layer C SUPPORTED" in shown and "sinks C not trained yet" in shown and "older code" not in shown
 
 
+def test_the_hours_of_an_entry_do_not_count_that_a_run_had_to_wait(tmp_path, folder):
+    hours = published(folder, runs_of_a_claim(tmp_path))["hours"]
+    path = tmp_path / "rms_vs_layer/norm=layer"
+    summary = next(path.glob("s3-*/summary.json"))
+    figures = json.loads(summary.read_text())
+    summary.write_text(json.dumps(figures | {"seconds": figures["seconds"] + 3600}))
+    assert hours > 0 and published(folder, tmp_path / "rms_vs_layer")["hours"] == hours
+
+
 def test_code_that_changed_since_marks_the_entry_and_undoing_the_change_unmarks_it(
     tmp_path, folder, capsys, checkout, monkeypatch
 ):

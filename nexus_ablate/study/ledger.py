@@ -8,6 +8,7 @@ whose source has changed since.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -125,8 +126,6 @@ def entry_of(findings: Findings) -> dict[str, Any]:
     (source,) = sources.values()
     env, summary = runs[0].env, runs[0].record.summary or {}
     definition = known[name]
-    spent = ("seconds", "seconds_eval", "seconds_probe")
-    seconds = math.fsum(run.figures.get(name, 0.0) for run in runs for name in spent)
     return {
         "study": name,
         "claim": definition.claim,
@@ -137,7 +136,7 @@ def entry_of(findings: Findings) -> dict[str, Any]:
         "regime": _regime(tables),
         "command": f"nexus-ablate claims {name}",
         "runs": len(runs),
-        "hours": seconds / 3600,
+        "hours": math.fsum(_seconds(arm) for table in tables for arm in table.arms) / 3600,
         "made": {
             "version": env.get("version"),
             "commit": env.get("git_commit"),
@@ -155,6 +154,13 @@ def entry_of(findings: Findings) -> dict[str, Any]:
 
 def _all_runs(arm: Arm) -> list[Any]:
     return [*arm.runs.values(), *arm.tuning, *(_all_runs(arm.shared) if arm.shared else [])]
+
+
+def _seconds(arm: Arm) -> float:
+    """Training time of an arm's runs, each counted as the median run, since a run's own seconds include its waits."""
+    spent = ("seconds", "seconds_eval", "seconds_probe")
+    each = [math.fsum(run.figures.get(name, 0.0) for name in spent) for run in _all_runs(arm)]
+    return len(each) * statistics.median(each) if each else 0.0
 
 
 def _regime(tables: list[Comparison]) -> str:
