@@ -41,8 +41,10 @@ class Findings:
     Attributes:
         strata: The names of the tables; [''] in a study without strata.
         tables: The comparison in each stratum.
+        claim: The claim's outcome; None without a claim, or if `whole` is set.
         scaling: Of a ladder: each arm's compute multiplier over the sizes.
         missing: The strata without a result so far, and the states of their runs.
+        whole: The study, if only some of its strata are compared; its claim is about all.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Findings:
     claim: Claim | None
     scaling: list[Scaling] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)
+    whole: str = ""
 
 
 def findings(
@@ -95,11 +98,22 @@ def findings(
             with_worth(table, ladder)
     side_by_side = across(tables) if len(tables) > 1 else []
     scaling = [] if missing else over_rungs(tables)
-    return Findings(study, strata, tables, side_by_side, judge_claim(tables, bool(missing)), scaling, missing)
+    whole = _left_out(paths, plans[0])
+    claim = None if whole else judge_claim(tables, bool(missing))
+    return Findings(study, strata, tables, side_by_side, claim, scaling, missing, whole)
 
 
 def _plan(path: Path) -> Plan:
     return read_plan(path / "study.yaml") if (path / "study.yaml").exists() else Plan("")
+
+
+def _left_out(paths: list[Path], plan: Plan) -> str:
+    """The study of the first path, if the paths leave out one of its strata; else ''."""
+    if not plan.stratum:
+        return ""
+    study = paths[0].with_name(plan.of)
+    names, strata = {path.name for path in paths}, {path.name for path in with_strata(study)}
+    return "" if len(names) > 1 and strata <= names else str(study)
 
 
 def across(tables: list[Comparison]) -> list[Across]:

@@ -20,7 +20,8 @@ def claim_lines(findings: Findings) -> list[str]:
     """The claim with its outcome, what it requires, and each expectation."""
     claim = findings.claim
     if claim is None:
-        return []
+        judged = f"the claim is judged over all strata: nexus-ablate compare {findings.whole}"
+        return [judged] if findings.whole and findings.tables[0].plan.claim else []
     lines = [str(claim), *(requirement.sentence for requirement in claim.requirements)]
     for one in claim.results:
         where = f"{one.stratum}: " if one.stratum else ""

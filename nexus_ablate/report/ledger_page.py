@@ -147,13 +147,13 @@ def figure(entries: Mapping[str, dict[str, Any]]) -> Figure:
         f"{study}{' ' + one['stratum'] if one['stratum'] else ''}: {one['arm']}, {one['endpoint']} {one['expected']}"
         for study, one, _ in rows
     ]
-    axes.set_yticks(range(len(rows)), [name[:80] for name in reversed(names)], fontsize=7)
+    axes.set_yticks(range(len(rows)), names[::-1], fontsize=7)
     axes.axvline(0, color="0.4", linewidth=0.8)
     axes.set_xlim(-9.2, 9.2)
     axes.set(xlabel="difference to the baseline, in half widths of its interval (cut off at 8)")
     for outcome, colour in COLOURS.items():
         axes.plot([], [], "o", color=colour, label=outcome.lower(), markersize=4)
-    axes.legend(frameon=False, fontsize=7, loc="upper center", bbox_to_anchor=(0.5, 1.12), ncols=4)
+    drawn.legend(frameon=False, fontsize=7, loc="outside upper right", ncols=4)
     axes.spines[["top", "right"]].set_visible(False)
     return drawn
 
