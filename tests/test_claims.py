@@ -404,7 +404,9 @@ EXPECTS = [{"arm": "norm=layer", "endpoint": "val_loss", "expected": "lower"}]
     [
         (1.9, "lower", SUPPORTED),
         (1.9, "higher", CONTRADICTED),
-        (2.0001, "lower", NOT_SHOWN),
+        (1.99, "lower", CONTRADICTED),  # lower for certain, and by less than matters
+        (2.0001, "lower", CONTRADICTED),
+        (2.0001, "higher", CONTRADICTED),
         (2.0001, "equivalent", SUPPORTED),
         (2.3, "equivalent", CONTRADICTED),
         (2.3, "trains", SUPPORTED),
@@ -423,6 +425,15 @@ def test_a_claim_is_read_off_the_intervals(tmp_path, value, expected, outcome):
     )
     claim = findings(writer.root).claim
     assert claim is not None and claim.outcome == outcome, claim
+
+
+@pytest.mark.parametrize("expected", ["lower", "higher", "equivalent"])
+def test_an_interval_from_below_zero_to_beyond_the_margin_shows_nothing(tmp_path, expected):
+    arms = {"baseline": {"val_loss": around(2.0)}, "norm=layer": {"val_loss": around(1.99, NOISE[::-1])}}
+    expects = [EXPECTS[0] | {"expected": expected}]
+    study(Writer(tmp_path), arms, endpoints={"val_loss": {"delta_min": 0.01}}, claim="c", expects=expects)
+    claim = findings(tmp_path).claim
+    assert claim is not None and claim.outcome == NOT_SHOWN, claim
 
 
 def test_a_claim_is_preliminary_until_five_seeds_of_each_arm_are_trained(tmp_path, capsys):

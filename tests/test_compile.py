@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 import torch
 import torch._dynamo
+from options import EVERY_OPTION
 
 from nexus_ablate.config.compose import compose
 from nexus_ablate.execution.queue import Worker
 from nexus_ablate.execution.worker import Order
+from nexus_ablate.measure.probe import evaluation_mode
 from nexus_ablate.model import build_model
 from nexus_ablate.runs import read_jsonl, read_run
 from nexus_ablate.training import step, trainer
@@ -94,6 +96,21 @@ def test_control_without_forgetting_the_programs_of_other_arms_take_its_place(tr
 def test_twelve_arms_in_one_process_have_two_programs_each_and_no_graph_break(traced, arm):
     facts = {name: compiler_facts(arm("train.compile=on", name)) for name in ARMS}
     assert facts == dict.fromkeys(ARMS, ONCE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("override", EVERY_OPTION)
+def test_every_option_is_one_program_for_training_and_one_for_evaluation(traced, tiny, override):
+    rows = np.random.default_rng(0).integers(0, 256, (4, 9))
+    config = tiny("train.compile=on", "train.batch_size=4", "train.device=cpu", override)
+    stepper = Step(config, build_model(config).train(), 3, lambda number: rows)
+    step.forget_programs()
+    stepper.compile(rows)
+    for number in range(3):
+        stepper.take(number, rows)
+        with evaluation_mode(stepper.model):
+            stepper.window_losses(rows)
+    assert step.compiled_programs() == {"programs": 2, "graph_breaks": 0}
 
 
 @pytest.mark.slow

@@ -177,17 +177,24 @@ def _training(expected: str, trained: int, failed: int, verdict: Verdict | None)
 def _measured(
     expected: str, endpoint: Endpoint, effect: Effect | None, verdict: Verdict | None, margin: float
 ) -> tuple[str, str]:
-    """By the interval and not by the word: a failure to train, or an unfair pair, shows nothing about the measure."""
+    """By the interval and not by the word: a failure to train, or an unfair pair, shows nothing about the measure.
+
+    A difference that is shown to lie inside the margin contradicts `lower` and `higher` even on their side of 0, so no
+    two of the three can be supported together.
+    """
     word = "" if verdict is None else verdict.word
     if effect is None or word in (NOT_COMPARABLE, INCOMPLETE, DIVERGED, UNSTABLE):
         return NOT_SHOWN, f"{word or 'has no interval'} in {endpoint.name}, expected: {expected}"
     low, high = effect.low, effect.high
     text = f"{endpoint.signed(effect.delta)} in {endpoint.name}"
     text += f" ({interval_name(effect.level)} {endpoint.signed(low)} to {endpoint.signed(high)}), expected: {expected}"
+    inside = effect.within(margin)
     if expected == "equivalent":
+        outside = low > margin or high < -margin
         text += f" within {endpoint.within(margin)}"
-        inside, outside = effect.within(margin), low > margin or high < -margin
         return (SUPPORTED if inside else CONTRADICTED if outside else NOT_SHOWN), text
+    if inside:
+        return CONTRADICTED, f"{text}, but within {endpoint.within(margin)}, which is too small to matter"
     if not effect.excludes_zero:
         return NOT_SHOWN, text
     return (SUPPORTED if (effect.delta < 0) == (expected == "lower") else CONTRADICTED), text
