@@ -167,12 +167,10 @@ def main() -> None:
         for n in range(TIMED):
             stack.take(n, COMPARED, rows[n])
 
-    plain = stack.step
     report("one program", count, take_alone, take_stacked, device)
     if device.type == "cuda":
         stack.capture()
         report("one CUDA graph", count, take_alone, take_stacked, device)
-        stack.step = plain
 
 
 def report(name: str, count: int, alone: Callable[[], None], stacked: Callable[[], None], device: torch.device) -> None:
