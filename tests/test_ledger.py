@@ -67,6 +67,18 @@ def test_the_hours_of_an_entry_do_not_count_that_a_run_had_to_wait(tmp_path, fol
     assert hours > 0 and published(folder, tmp_path / "rms_vs_layer")["hours"] == hours
 
 
+def test_a_claim_that_was_changed_after_the_first_run_says_so(tmp_path, folder):
+    runs = runs_of_a_claim(tmp_path)
+    published(folder, runs)
+    assert "amended" not in ledger_page.page(ledger.claims(), ledger.entries())
+    record = runs / "study.yaml"
+    change = {"when": "2020-01-02T00:00:00+00:00", "changes": ["claim: b -> c"]}
+    record.write_text(record.read_text() + f"amendments: [{json.dumps(change)}]\n")
+    published(folder, runs)
+    page = ledger_page.page(ledger.claims(), ledger.entries())
+    assert "- amended 2020-01-02T00:00:00+00:00: claim: b -> c" in page
+
+
 def test_code_that_changed_since_marks_the_entry_and_undoing_the_change_unmarks_it(
     tmp_path, folder, capsys, checkout, monkeypatch
 ):

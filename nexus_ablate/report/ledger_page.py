@@ -73,6 +73,7 @@ def _section(entry: dict[str, Any]) -> list[str]:
         *(f"- {requirement}" for requirement in entry["requirements"]),
         *(f"- {_expectation(one)}" for one in entry["expectations"]),
         *_lacking(entry),
+        *(f"- amended {line}" for line in entry.get("amendments", ())),
         f"- regime: {entry['regime']}",
         f"- {entry['runs']} runs, {entry['hours']:.1f} core hours: `{entry['command']}`",
         f"- trained {made['when']} by version {made['version']}, commit {str(made['commit'])[:7]}, "

@@ -40,6 +40,7 @@ ENTRY = {
     "made!": {str: (str, int, None)},
     "expectations!": [{str: (str, int, None)}],
     "requirements!": [str],
+    "amendments": [str],
     "strata!": {str: _TABLE},
 }
 """The form of an entry, in the notation of `plain_data.misfit`."""
@@ -132,6 +133,7 @@ def entry_of(findings: Findings) -> dict[str, Any]:
         "outcome": claim.outcome,
         "expectations": [asdict(result) for result in claim.results],
         "requirements": [requirement.sentence for requirement in claim.requirements],
+        "amendments": list(dict.fromkeys(line for table in tables for line in table.amendments)),
         "regime": _regime(tables),
         "command": f"nexus-ablate claims {name}",
         "runs": len(runs),
