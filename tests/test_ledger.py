@@ -118,6 +118,19 @@ def test_a_baseline_run_trained_again_ends_where_the_published_one_did(tmp_path,
 
 
 @pytest.mark.slow
+def test_in_a_study_with_strata_a_baseline_run_is_compared_with_the_one_of_its_own_stratum(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    assert main(["claims", "--check", "warmup"]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "baseline s0 val_loss" in line]
+    value, former = (float(number) for number in re.findall(r"\d+\.\d+", line))
+    assert value == pytest.approx(former, rel=0.03)  # another processor rounds in another way; the strata are 25% apart
+    (config,) = tmp_path.rglob("config.yaml")
+    assert "  threads: 1\n" in config.read_text()  # as published: two threads add up in another order
+
+
+@pytest.mark.slow
 def test_a_claim_is_trained_and_judged_by_one_command(tmp_path, tiny_run, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["claims", "gqa", *tiny_run("model.n_heads=4"), "seeds=0,1", "probe=off", "--workers", "1"]) == 0

@@ -93,6 +93,7 @@ def _train_again(entry: dict[str, Any]) -> int:
     """Train the first run of an entry's baseline with the present code and compare its endpoints."""
     from nexus_ablate.comparison.arms import group
     from nexus_ablate.comparison.load import collect
+    from nexus_ablate.config.compose import compose
     from nexus_ablate.study.definition import read_request, strata_of
     from nexus_ablate.study.design import expand
     from nexus_ablate.study.jobs import Runs
@@ -101,10 +102,11 @@ def _train_again(entry: dict[str, Any]) -> int:
     share_cores_politely()
     from nexus_ablate.training.session import train
 
-    name, made, table = entry["study"], entry["made"], next(iter(entry["strata"].values()))
+    name, made = entry["study"], entry["made"]
     request = strata_of(read_request([name, f"name=check_{name}", f"train.threads={made['threads']}"]))[0]
+    table = entry["strata"][request.definition.stratum]
     job = Runs(expand(request.definition), request).claims[0]
-    train(job.config, job.overrides, arm=job.arm)
+    train(compose(job.overrides), job.overrides, arm=job.arm)
     (arm,), _ = group(collect([job.path]))
     moved = False
     for endpoint, former in next(iter(table["runs"].values()))[str(job.seed)].items():

@@ -47,7 +47,7 @@ class Job:
         arm: The folder of its runs: the arm's, or one for the arm at another learning rate.
         path: The run directory, existing or not.
         overrides: Everything that composes it, machine settings included.
-        config: The composed configuration.
+        config: The composed configuration, without machine settings.
         config_hash: Equal for runs of the same configuration by other code.
     """
 
