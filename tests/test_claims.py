@@ -279,16 +279,17 @@ def test_strata_are_compared_each_with_its_own_baseline_and_side_by_side(tmp_pat
     assert capsys.readouterr().out.startswith("stratum,")
 
 
-def test_one_stratum_by_itself_does_not_decide_the_claim(tmp_path, capsys):
+def test_one_stratum_by_itself_does_not_decide_the_claim(tmp_path, capsys, monkeypatch):
     for name, loss in (("n-4", 2.1), ("n-24", 1.9)):
         expects = [{"arm": "norm=layer", "endpoint": "val_loss", "expected": "higher"}]
         stratum(tmp_path, name, {"baseline": around(2.0), "norm=layer": around(loss)}, expects=expects)
     one = str(tmp_path / "deep@n-4")
-    for output, read in (([], str), (["--json", "-"], json.loads)):
-        assert main(["compare", one, *output]) == 0
+    monkeypatch.chdir(one)
+    for words, read in (([one], str), (["."], str), ([one, "--json", "-"], json.loads)):
+        assert main(["compare", *words]) == 0
         shown = read(capsys.readouterr().out)
-        assert "SUPPORTED" not in str(shown) and ("claim" in shown) is not bool(output)
-        if not output:
+        assert "SUPPORTED" not in str(shown) and ("claim" in shown) is (read is str)
+        if read is str:
             said = "the claim is judged over all strata: nexus-ablate compare"
             assert "".join(f"{said} {tmp_path / 'deep'}".split()) in "".join(shown.split())
     assert main(["compare", one, str(tmp_path / "deep@n-24")]) == 0

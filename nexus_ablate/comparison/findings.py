@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -111,8 +112,9 @@ def _left_out(paths: list[Path], plan: Plan) -> str:
     """The study of the first path, if the paths leave out one of its strata; else ''."""
     if not plan.stratum:
         return ""
-    study = paths[0].with_name(plan.of)
-    names, strata = {path.name for path in paths}, {path.name for path in with_strata(study)}
+    folders = [Path(os.path.abspath(path)) for path in paths]  # `.` has no name
+    study = folders[0].with_name(plan.of)
+    names, strata = {folder.name for folder in folders}, {folder.name for folder in with_strata(study)}
     return "" if len(names) > 1 and strata <= names else str(study)
 
 
