@@ -22,6 +22,7 @@ from nexus_ablate.comparison.result import compare
 from nexus_ablate.comparison.verdict import BETTER, DIFFERENT, EQUIVALENT, HIGHER, LOWER, WORSE
 from nexus_ablate.study import plan
 from nexus_ablate.study.definition import define, read_request, strata_of
+from nexus_ablate.study.jobs import Runs
 from nexus_ablate.study.question import needed
 from nexus_ablate.study.record import expanded, write_record
 
@@ -517,6 +518,16 @@ def test_a_claim_about_what_the_baseline_lacks_is_not_testable(tmp_path, capsys,
     assert f"the baseline's {SINK} is {np.mean(around(rates)):.4g}" in shown
 
 
+def test_a_claim_that_is_not_testable_is_preliminary_until_the_baseline_has_five_seeds(tmp_path, capsys):
+    writer = Writer(tmp_path)
+    study(writer, {"baseline": {SINK: around(0.05)}}, claim="c", expects=EXPECTS, requires={SINK: ">= 0.2"})
+    assert main(["compare", str(writer.root)]) == 0
+    assert capsys.readouterr().out.startswith(f"{NOT_TESTABLE}: c")
+    next(writer.root.glob("study/baseline/s4-*/status.json")).unlink()
+    assert main(["compare", str(writer.root)]) == 0
+    assert capsys.readouterr().out.startswith(f"preliminary: {NOT_TESTABLE}: c")
+
+
 def test_what_is_required_holds_by_the_bound_and_not_by_the_mean(tmp_path):
     writer = Writer(tmp_path)
     rates = [0.1, 0.3, 0.25, 0.15, 0.35]  # 0.23 on average, at least 0.13 with 95% confidence
@@ -574,6 +585,45 @@ def test_a_real_study_with_strata_trains_each_and_judges_the_claim(tmp_path, tin
     assert "8 finished" in capsys.readouterr().out
     assert main(["add-seeds", "mine", "1"]) == errors.CONFIG
     assert "mine@deep, mine@shallow" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("required", [">= 2", ">= 0"])
+def test_no_arm_is_trained_where_the_baseline_lacks_what_the_claim_is_about(
+    tmp_path, tiny_run, monkeypatch, capsys, required
+):
+    lacks = required == ">= 2"  # no rate is above 1
+    monkeypatch.chdir(tmp_path)
+    values = {"question": "q", "arms": ["norm=layer"], "claim": "c", "expects": [{"arm": "norm=layer", SINK: "lower"}]}
+    values |= {"endpoints": {SINK: {"delta_min": 0.1}}, "requires": {SINK: required}, "seeds": [0, 1, 2, 3, 4]}
+    Path("mine.yaml").write_text(yaml.safe_dump(values))
+    command = ["mine.yaml", *tiny_run("train.steps=2", f"runs_dir={tmp_path / 'runs'}")]
+    assert main(["plan", *command]) == 0
+    assert f"{SINK} {required} of the baseline, which is trained first" in " ".join(capsys.readouterr().out.split())
+    for _ in range(2):  # the second launch finds what the first one found
+        assert main(["study", *command, "--workers", "1"]) == 0
+        said = " ".join(capsys.readouterr().err.split())
+        assert (f"{NOT_TESTABLE}, so no other arm is trained: the baseline's {SINK} is " in said) == lacks
+    assert sorted(path.name for path in Path("runs/mine").iterdir() if path.is_dir() and path.name[0] != ".") == (
+        ["baseline"] if lacks else ["baseline", "norm=layer"]
+    )
+    assert main(["status", "runs/mine"]) == 0
+    counted = capsys.readouterr().out.splitlines()[-1]
+    assert counted == ("5 finished, 5 not needed so far" if lacks else "10 finished")
+    assert main(["compare", "runs/mine"]) == 0
+    assert capsys.readouterr().out.startswith(NOT_TESTABLE) == lacks, "not preliminary: nothing else is needed"
+
+
+def test_with_a_grid_of_rates_no_arm_waits_for_the_baseline(tmp_path, tiny_run):
+    values = {"question": "q", "arms": ["norm=layer"], "claim": "c", "requires": {SINK: ">= 0"}}
+    values["expects"] = [{"arm": "norm=layer", "val_loss": "lower"}]
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(values))
+
+    def premise(*words: str) -> list[int]:
+        request = read_request([str(tmp_path / "mine.yaml"), *tiny_run(), *words])
+        return [job.seed for job in Runs(expanded(request), request).premise]
+
+    assert premise("seeds.looks=2,3") == [0, 1]
+    assert premise("seeds=0,1", "lr_grid=1e-3,2e-3", "tuning_seeds=7") == []
 
 
 # ---------------------------------------------------------------------------------------------------- planted truths

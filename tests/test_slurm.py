@@ -18,8 +18,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import yaml
 
 from nexus_ablate import errors
+from nexus_ablate.comparison import claim
+from nexus_ablate.comparison.claim import Requirement
 from nexus_ablate.config.compose import compose
 from nexus_ablate.config.plugins import VARIABLE as PLUGINS
 from nexus_ablate.execution import cluster as cluster_module
@@ -337,6 +340,28 @@ def test_tuning_comes_first_and_the_command_says_when_to_come_again(tiny_run, fa
     said = " ".join(capsys.readouterr().err.split())
     assert "6 runs submitted" in said, "two arms, and each at two rates"
     assert "run the same command to submit every arm at its best learning rate" in said
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.3])
+def test_the_arms_are_submitted_when_the_baseline_has_shown_what_the_claim_requires(
+    tiny_run, fake_slurm, instant, capsys, tmp_path, monkeypatch, rate
+):
+    values = {"question": "q", "arms": ["norm=layer"], "claim": "c", "seeds": [0, 1]}
+    values["expects"] = [{"arm": "norm=layer", "val_loss": "lower"}]
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(values | {"requires": {"attn/sink_rate": ">= 0.2"}}))
+    requested = read_request([str(tmp_path / "mine.yaml"), *tiny_run()])
+    runs = Runs(expanded(requested), requested)
+    assert submit(requested, Resources()) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert "2 runs submitted" in said and "run the same command to submit the other arms" in said
+    for job in runs.premise:
+        instant.end(job, "finished")
+    requirement = Requirement("", f"the baseline's rate is {rate}", rate > 0.2)
+    monkeypatch.setattr(claim, "requirements_of", lambda comparison: [requirement])
+    assert submit(requested, Resources()) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert ("2 runs submitted" in said) == requirement.met
+    assert ("no other arm is trained: the baseline's rate is 0.1" in said) != requirement.met
 
 
 def test_a_command_submits_one_look_and_the_next_one_when_its_runs_have_ended(tiny_run, fake_slurm, instant, capsys):

@@ -87,6 +87,10 @@ def show(plan: StudyPlan, console: Console, full: bool = False) -> None:
     if lacking := plan.study.unshowable:
         why = f"cannot be shown in this setting, where these are no arms: {', '.join(lacking)}"
         console.print(f"[yellow]claim[/yellow]    {escape(printable(why))}")
+    if definition.requires and not definition.lr_grid:
+        conditions = ", ".join(f"{name} {bound}" for name, bound in definition.requires.items())
+        first = f"{conditions} of the baseline, which is trained first; if not, no other arm is trained"
+        console.print(f"[dim]requires[/dim]  {escape(printable(first))}")
     console.print()
     console.print(f"[dim]regime[/dim]  {plan.regime}")
     for verdict in plan.fairness:

@@ -59,7 +59,8 @@ class Claim:
     """The claim of a study and its outcome over all strata.
 
     Attributes:
-        preliminary: Runs are missing, or there are fewer seeds than a claim needs.
+        preliminary: Runs that the outcome needs are missing, or there are fewer seeds than a claim needs. Where the
+            baseline lacks what the claim is about, it needs no other arm.
     """
 
     text: str
@@ -86,7 +87,7 @@ def judge_claim(tables: list[Comparison], incomplete: bool = False) -> Claim | N
     claims = [table for table in tables if table.plan.claim]
     if not claims:
         return None
-    requirements = [_requirement(table, *condition) for table in claims for condition in table.plan.requires]
+    requirements = [one for table in claims for one in requirements_of(table)]
     unmet = {requirement.stratum for requirement in requirements if not requirement.met}
     results = [
         _result(table, expectation)
@@ -100,14 +101,19 @@ def judge_claim(tables: list[Comparison], incomplete: bool = False) -> Claim | N
     if not results:
         lacking = [requirement.sentence for requirement in requirements if not requirement.met]
         sentence = "; ".join(lacking) or "the study expects nothing of its arms"
-    rows = [row for table in claims for row in table.rows]
+    needed = [row for table in claims for row in (table.rows[:1] if table.plan.stratum in unmet else table.rows)]
     few = any(len(table.rows[0].seeds) < CLAIM_SEEDS for table in claims)
-    preliminary = incomplete or few or any(row.waiting for row in rows)
+    preliminary = incomplete or few or any(row.waiting for row in needed)
     return Claim(claims[0].plan.claim, outcome, sentence, results, requirements, preliminary)
 
 
 def _joined(results: list[Result]) -> str:
     return "; ".join(f"{f'{one.stratum}: ' if one.stratum else ''}{one.arm} {one.sentence}" for one in results)
+
+
+def requirements_of(comparison: Comparison) -> list[Requirement]:
+    """What the claim requires of the baseline, and whether its runs meet it."""
+    return [_requirement(comparison, *condition) for condition in comparison.plan.requires]
 
 
 def _requirement(comparison: Comparison, name: str, condition: str) -> Requirement:

@@ -27,7 +27,7 @@ from nexus_ablate.runs.ownership import release, take_lock
 from nexus_ablate.study.definition import Request
 from nexus_ablate.study.design import Study
 from nexus_ablate.study.jobs import Job, Runs
-from nexus_ablate.study.looks import ended_later, judge, next_look, outcomes, title
+from nexus_ablate.study.looks import ended_later, judge, lacking, next_look, outcomes, title
 from nexus_ablate.study.other_code import check_code
 from nexus_ablate.study.record import expanded, write_record
 
@@ -117,8 +117,11 @@ def _submit_missing(
     progress = StudyProgress(study, request.directory)
     if by_other_code:
         progress.say(by_other_code)
+    unmet = lacking(runs)
+    baseline_first = any(job.state()[0] not in (*SETTLED_STATUS, "failed") for job in runs.premise)
+    jobs = runs.premise if unmet or baseline_first else [*first_round, *tuned, *ended_later(runs), *further]
     waiting, queued, status = [], 0, errors.OK
-    for job in {job.path: job for job in [*first_round, *tuned, *ended_later(runs), *further]}.values():
+    for job in {job.path: job for job in jobs}.values():
         if job.state()[0] == "lost" and (why := queue.crash(job.path)):
             mark_failed(job.path, why)
         state, reason = job.state()
@@ -133,17 +136,22 @@ def _submit_missing(
     arrays = [_submit(waiting[start : start + LONGEST_ARRAY], request, resources) for start in starts]
     submitted = f"{len(waiting)} runs submitted" + (f" as SLURM job {' and '.join(arrays)}" if arrays else "")
     progress.say(submitted + (f", {queued} already in the queue" if queued else ""))
-    if study.definition.lr_grid and any(runs.best_rate(arm) is None for arm in study.all_arms):
-        progress.say("after the tuning runs, run the same command to submit every arm at its best learning rate")
-    if study.definition.looks:
-        _say_looks(runs, comparison, further, bool(waiting or queued), progress)
+    if unmet or baseline_first:
+        progress.say(unmet or "after the baseline's runs, run the same command to submit the other arms")
+    else:
+        _say_what_follows(runs, comparison, further, bool(waiting or queued), progress)
     progress.handed_over(bool(waiting or queued))
     return errors.OK if waiting or queued else status
 
 
-def _say_looks(
+def _say_what_follows(
     runs: Runs, comparison: Comparison | None, further: list[Job], has_live_jobs: bool, progress: StudyProgress
 ) -> None:
+    study = runs.study
+    if study.definition.lr_grid and any(runs.best_rate(arm) is None for arm in study.all_arms):
+        progress.say("after the tuning runs, run the same command to submit every arm at its best learning rate")
+    if not study.definition.looks:
+        return
     if further:
         progress.say(title(runs, further))
     if has_live_jobs:

@@ -16,7 +16,7 @@ from nexus_ablate.execution.worker import Answer
 from nexus_ablate.provenance import source_hash
 from nexus_ablate.study.definition import Request
 from nexus_ablate.study.jobs import Job, Runs
-from nexus_ablate.study.looks import ended_later, judge, next_look, outcomes, title
+from nexus_ablate.study.looks import ended_later, judge, lacking, next_look, outcomes, title
 from nexus_ablate.study.other_code import check_code
 from nexus_ablate.study.places import places_for
 from nexus_ablate.study.record import expanded, write_record
@@ -75,21 +75,32 @@ def launch(
         launcher=launcher,
         per_gpu=per_gpu,
     )
-    stopped = run(first)
-    if not stopped and study.definition.lr_grid:
-        for arm in study.all_arms:
-            if runs.best_rate(arm) is None:
-                progress.say(f"{arm.name}: no best learning rate, because a tuning run failed or all diverged")
-        stopped = run(runs.tuned())
-    if not stopped and study.definition.looks:
-        stopped = _run_looks(runs, run, progress, statuses)
+    stopped = run(runs.premise)
+    if not stopped and (why := lacking(runs)):
+        progress.say(why)
+    elif not stopped:
+        stopped = _run_arms(runs, run, progress)
     progress.end(stopped, runs.deciding(study.all_arms, study.definition.seeds))
     if stopped:
         return errors.PREEMPTED
     return next((status for status in statuses.values() if status != errors.OK), errors.OK)
 
 
-def _run_looks(runs: Runs, run: Callable[[list[Job]], str], progress: StudyProgress, statuses: dict[Path, int]) -> str:
+def _run_arms(runs: Runs, run: Callable[[list[Job]], str], progress: StudyProgress) -> str:
+    """Run every arm, tune it first where there is a grid, then the looks. Returns the stop signal, or ''."""
+    study = runs.study
+    stopped = run([*runs.claims, *runs.tuning])
+    if not stopped and study.definition.lr_grid:
+        for arm in study.all_arms:
+            if runs.best_rate(arm) is None:
+                progress.say(f"{arm.name}: no best learning rate, because a tuning run failed or all diverged")
+        stopped = run(runs.tuned())
+    if not stopped and study.definition.looks:
+        stopped = _run_looks(runs, run, progress)
+    return stopped
+
+
+def _run_looks(runs: Runs, run: Callable[[list[Job]], str], progress: StudyProgress) -> str:
     """Judge after each look and run the next one until every arm is decided. Returns the stop signal, or ''."""
     run(ended_later(runs))
     judged = 0
@@ -101,7 +112,7 @@ def _run_looks(runs: Runs, run: Callable[[list[Job]], str], progress: StudyProgr
                 progress.say(line)
             return ""
         progress.say(title(runs, jobs))
-        if stopped := run([job for job in jobs if job.path not in statuses]):
+        if stopped := run(jobs):
             return stopped
     progress.say(f"look {judged + 1} is incomplete, so no arm gets more seeds")
     return ""
@@ -118,9 +129,12 @@ def _run(
     launcher: Launcher | None,
     per_gpu: int,
 ) -> str:
-    """Run the jobs that have not ended; fills `statuses` in the jobs' order. Returns the stop signal, or ''."""
+    """Run the jobs that have not ended and are not in `statuses`, and fill it in their order.
+
+    Returns the stop signal, or ''.
+    """
     waiting = []
-    for job in jobs:
+    for job in (job for job in jobs if job.path not in statuses):
         state, reason = job.state()
         statuses[job.path] = SETTLED_STATUS.get(state, errors.BUG)
         if state in SETTLED_STATUS or (state == "failed" and not retry_failed):

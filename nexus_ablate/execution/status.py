@@ -22,7 +22,8 @@ LOSS = "val/loss"
 COMING = ("created", "running", "queued", "starting", "waiting", "unknown")
 """States of runs that have not ended."""
 LATER = "not needed so far"
-"""The state of a run that is only trained if its arm is undecided after the previous look."""
+"""The state of a run that is only trained if its arm is undecided after a look, or if the baseline has what the claim
+requires."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Line:
     Attributes:
         state: The effective state, or `waiting`: part of a study and not started; `queued`: in SLURM's queue;
             `starting`: SLURM has started its job; `damaged`: unreadable; `unknown`: SLURM doesn't answer;
-            `not needed so far`: part of a look that this arm has not reached.
+            `not needed so far`: part of a look that this arm has not reached, or after the baseline's runs.
         loss: The last validation loss, in nats per token.
         against_baseline: `loss` minus the baseline's, with the same seed at the same number of tokens.
         age_seconds: Since the last heartbeat, or since the end.
@@ -168,8 +169,12 @@ def _expected(directory: Path, seen: set[tuple[str, str, int | None]]) -> list[L
         return []
     arms = [record["baseline"]["arm"], *(arm["arm"] for arm in record["arms"])]
     seeds, looks = record["seeds"], record.get("looks") or []
+    begun = {(study, arm) for study, arm, _ in seen}
+    baseline_first = record.get("requires") and not any((directory.name, arm) in begun for arm in arms[1:])
     lines = [
-        Line(directory.name, arm, seed, "waiting") for arm in arms for seed in seeds[: looks[0] if looks else None]
+        Line(directory.name, arm, seed, LATER if baseline_first and arm != arms[0] else "waiting")
+        for arm in arms
+        for seed in seeds[: looks[0] if looks else None]
     ]
     if record.get("lr_grid"):  # later looks run at the tuned rates, in other folders
         return lines

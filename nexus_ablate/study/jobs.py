@@ -92,6 +92,17 @@ class Runs:
         return [self._job(arm, seed) for seed in self.study.definition.first_seeds for arm in self.study.all_arms]
 
     @cached_property
+    def premise(self) -> list[Job]:
+        """The runs that come before all others: the baseline's, where the claim requires something of it.
+
+        A learning-rate grid has none, because the rate at which the baseline is judged is not known yet.
+        """
+        definition = self.study.definition
+        if not definition.requires or definition.lr_grid:
+            return []
+        return [job for job in self.claims if job.of == self.study.baseline.name]
+
+    @cached_property
     def tuning(self) -> list[Job]:
         """Every arm at every rate of the grid with every tuning seed."""
         definition = self.study.definition

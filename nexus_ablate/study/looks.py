@@ -1,4 +1,4 @@
-"""Looks: judge the runs so far, and give undecided arms the seeds of the next look."""
+"""What is worth training after the runs so far: the arms at all, and further seeds of the undecided ones (looks)."""
 
 from __future__ import annotations
 
@@ -19,6 +19,20 @@ def judge(runs: Runs) -> Comparison | None:
     from nexus_ablate.comparison.result import compare
 
     return compare(runs.request.directory)
+
+
+def lacking(runs: Runs) -> str:
+    """What the claim requires and the baseline lacks, in a sentence; '' if nothing, or if its runs have not ended.
+
+    Without that no arm can show or contradict the claim, so none is trained.
+    """
+    comparison = judge(runs) if runs.premise else None
+    if comparison is None:
+        return ""
+    from nexus_ablate.comparison.claim import NOT_TESTABLE, requirements_of
+
+    unmet = [requirement.sentence for requirement in requirements_of(comparison) if not requirement.met]
+    return f"{NOT_TESTABLE}, so no other arm is trained: {'; '.join(unmet)}" if unmet else ""
 
 
 def next_look(runs: Runs, comparison: Comparison) -> list[Job]:
