@@ -178,6 +178,7 @@ def test_the_page_and_its_figure_are_made_of_the_entries(tmp_path, folder):
     page = ledger_page.page(ledger.claims(), ledger.entries())
     assert "**SUPPORTED**" in page and "| `sinks` |" in page.replace("[`sinks`](#sinks)", "`sinks`")
     assert "`nexus-ablate claims rms_vs_layer`" in page
+    assert "- WARN learning_rate: one learning rate for all (0.003)" in page, "what a comparison warns of"
     assert ledger_page.figure(ledger.entries()).axes
 
 

@@ -73,7 +73,8 @@ def _section(entry: dict[str, Any]) -> list[str]:
         *(f"- {requirement}" for requirement in entry["requirements"]),
         *(f"- {_expectation(one)}" for one in entry["expectations"]),
         *_lacking(entry),
-        *(f"- amended {line}" for line in entry.get("amendments", ())),
+        *(f"- amended {line}" for line in entry["amendments"]),
+        *(f"- {warning}" for warning in entry["warnings"]),
         f"- regime: {entry['regime']}",
         f"- {entry['runs']} runs, {entry['hours']:.1f} core hours: `{entry['command']}`",
         f"- trained {made['when']} by version {made['version']}, commit {str(made['commit'])[:7]}, "

@@ -17,6 +17,7 @@ import numpy as np
 
 from nexus_ablate.comparison.arms import Arm
 from nexus_ablate.comparison.endpoint import Endpoint
+from nexus_ablate.comparison.fairness import PASS
 from nexus_ablate.comparison.findings import Findings
 from nexus_ablate.comparison.result import Comparison
 from nexus_ablate.comparison.statistics import LEVEL, Array, t_quantile
@@ -40,7 +41,8 @@ ENTRY = {
     "made!": {str: (str, int, None)},
     "expectations!": [{str: (str, int, None)}],
     "requirements!": [str],
-    "amendments": [str],
+    "warnings!": [str],
+    "amendments!": [str],
     "strata!": {str: _TABLE},
 }
 """The form of an entry, in the notation of `plain_data.misfit`."""
@@ -133,6 +135,12 @@ def entry_of(findings: Findings) -> dict[str, Any]:
         "outcome": claim.outcome,
         "expectations": [asdict(result) for result in claim.results],
         "requirements": [requirement.sentence for requirement in claim.requirements],
+        "warnings": [
+            f"{check.status} {f'{stratum}: ' if stratum else ''}{check.name}: {check.text}"
+            for stratum, table in zip(findings.strata, tables, strict=True)
+            for check in table.checks
+            if check.status != PASS
+        ],
         "amendments": list(dict.fromkeys(line for table in tables for line in table.amendments)),
         "regime": _regime(tables),
         "command": f"nexus-ablate claims {name}",
