@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from nexus_ablate.comparison.judge import judge_losses
 from nexus_ablate.comparison.load import Plan
 from nexus_ablate.comparison.result import compare
 from nexus_ablate.comparison.verdict import BETTER, DIFFERENT, EQUIVALENT, HIGHER, LOWER, WORSE
+from nexus_ablate.runs import read_run
 from nexus_ablate.study import plan
 from nexus_ablate.study.definition import define, read_request, strata_of
 from nexus_ablate.study.jobs import Runs
@@ -394,6 +396,50 @@ def test_runs_on_another_validation_text_do_not_say_what_a_difference_is_worth(t
         Writer(tmp_path, "tokens", steps=steps).run(f"train.steps={steps}", loss=loss, evaluation="another text")
     assert main(["compare", str(tmp_path / "study"), "--tokens", str(tmp_path / "tokens")]) == errors.CONFIG
     assert "validation text" in capsys.readouterr().err
+
+
+def test_a_margin_in_training_tokens_is_read_from_the_baseline_with_other_budgets(tmp_path, tiny_run, capsys):
+    words = ["delta_min=30% tokens", "vary.norm=layer", "seeds=0", "--workers", "1"]
+    tiny = tiny_run("optim.lr=1e-2")
+    command = ["study", "mine", *words, *tiny]
+    assert main(command) == errors.CONFIG
+    said = capsys.readouterr().err
+    assert "needs runs of the baseline with other budgets" in said and "no study tokens* of this baseline" in said
+    assert "study tokens name=tokens_mine " in said and not (tmp_path / "runs").exists()
+
+    other = ["study", "tokens_other", "vary.train.steps=40", "seeds=0", "--workers", "1", *tiny, "model.n_layers=3"]
+    assert main(other) == 0
+    assert main(command) == errors.CONFIG, "another baseline"
+    assert main(["study", "tokens_mine", "vary.train.steps=10,40", "seeds=0", "--workers", "1", *tiny]) == 0
+    ended = [(next((tmp_path / "runs/tokens_mine").glob(f"{arm}/s0-*"))) for arm in ("baseline", "train.steps=40")]
+    losses = [(read_run(path).summary or {})["val_loss"] for path in ended]
+    nats = (losses[0] - losses[1]) * math.log(1.3) / math.log(2)  # from 20 steps to 40, linear in the logarithm
+    assert nats > 0
+    capsys.readouterr()
+    assert main(command) == 0
+    record = yaml.safe_load((tmp_path / "runs/mine/study.yaml").read_text())
+    assert record["endpoints"]["val_loss"]["delta_min"] == pytest.approx(nats)
+    assert main(["compare", str(tmp_path / "runs/mine")]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"matters: {nats:.4f} (declared by the study, as what 30% of the training tokens are worth)" in shown
+    shutil.rmtree(tmp_path / "runs/tokens_mine")
+    assert main(command) == 0, "the number of the first launch stays"
+    assert main(["study", "mine", f"runs_dir={tmp_path / 'runs'}", "train.device=cpu"]) == 0
+    assert main([*command[:2], "delta_min=200% tokens", *command[3:], "--amend"]) == errors.CONFIG
+
+
+def test_a_margin_in_training_tokens_reaches_no_further_than_the_budgets(tmp_path, tiny_run, capsys):
+    tiny = ["seeds=0", "--workers", "1", *tiny_run("optim.lr=1e-2")]
+    assert main(["study", "tokens_mine", "vary.train.steps=10,40", *tiny]) == 0
+    capsys.readouterr()
+    assert main(["study", "mine", "delta_min=120% tokens", "vary.norm=layer", *tiny]) == errors.CONFIG
+    said = capsys.readouterr().err
+    assert "640 tokens, and the runs have 320 to 1,280" in said
+    assert (
+        main(["study", "mine", "endpoint=grad_norm/global", "delta_min=2% tokens", "vary.norm=layer", *tiny])
+        == errors.CONFIG
+    )
+    assert "a margin in training tokens is about val_loss" in capsys.readouterr().err
 
 
 # ------------------------------------------------------------------------------------------------------------- claims

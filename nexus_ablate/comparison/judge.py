@@ -251,7 +251,12 @@ def smallest(plan: Plan, losses: Array) -> tuple[float, str]:
     Never the baseline's own spread over seeds: one outlying seed would make everything equivalent.
     """
     if plan.endpoint.margin is not None:
-        return plan.endpoint.margin, "declared with --delta-min" if plan.listed else "declared by the study"
+        worth = (
+            f", as what {100 * plan.delta_min_tokens:.3g}% of the training tokens are worth"
+            if plan.delta_min_tokens
+            else ""
+        )
+        return plan.endpoint.margin, "declared with --delta-min" if plan.listed else f"declared by the study{worth}"
     base = losses[0][np.isfinite(losses[0])]
     mean = 1.0 if plan.endpoint.log else abs(float(base.mean())) if len(base) else 0.0
     share = SHARE_THAT_MATTERS * mean

@@ -37,6 +37,13 @@ class Ladder:
     losses: Array
     key: tuple[str, ...]
 
+    def difference(self, tokens: float, share: float) -> float | None:
+        """How much the loss falls if `tokens` grow by this share; None outside the ladder. The inverse of `share`."""
+        if not self.tokens[0] <= tokens <= tokens * (1 + share) <= self.tokens[-1]:
+            return None
+        before, after = np.interp(np.log([tokens, tokens * (1 + share)]), np.log(self.tokens), self.losses)
+        return float(before - after)
+
     def share(self, tokens: float, difference: float) -> float | None:
         """The share by which `tokens` must change for the loss to change by `difference`; None outside the ladder.
 

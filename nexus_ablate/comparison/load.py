@@ -136,6 +136,8 @@ class Plan:
     secondary: tuple[Endpoint, ...] = ()
     family: int = 0
     """Comparisons that share the 5% of the table at the least, where it shows fewer of them."""
+    delta_min_tokens: float = 0.0
+    """The share of training tokens that the margin of the primary endpoint is worth, if it was given so."""
     share: float = 1.0
     """Of the 5%, for the table of the endpoint: less where other endpoints or strata get a verdict too."""
     expects: tuple[Expectation, ...] = ()
@@ -316,6 +318,7 @@ def read_plan(path: Path) -> Plan:
         seeds=tuple(values["seeds"]),
         endpoint=endpoint,
         secondary=tuple(secondary),
+        delta_min_tokens=values.get("delta_min_tokens", 0.0),
         share=values.get("share", 1.0),
         expects=tuple(Expectation(row["arm"], row["endpoint"], row["expected"]) for row in values.get("expects", ())),
         requires=tuple(values.get("requires", {}).items()),

@@ -110,6 +110,7 @@ STUDY = {
     "endpoints": {str: {"delta_min": (_is_positive, _one_of("auto"), None)}},
     **{
         "share": _is_positive,
+        "delta_min_tokens": _is_positive,
         "claim": str,
         "stratum": str,
         "rung": _is_count,

@@ -36,6 +36,7 @@ from nexus_ablate.study.question import (
     requires_from,
     rungs_from,
     share_of,
+    share_of_tokens,
     strata_from,
 )
 
@@ -91,6 +92,8 @@ class Definition:
     """Runs and time of the whole study, for readers."""
     expects: list[Expected] = field(default_factory=list)
     requires: dict[str, str] = field(default_factory=dict)
+    delta_min_tokens: float = 0.0
+    """The share of training tokens that `delta_min` is worth, where it was given as such."""
     share: float = 1.0
     """Of the 5%, for each endpoint that gets a verdict."""
     stratum: str = ""
@@ -154,12 +157,13 @@ _QUESTION = (
     "cost",
     "expects",
     "requires",
+    "delta_min_tokens",
     "share",
     "stratum",
     "rung",
     "of",
 )
-"""Further keys of a study's file; study/question.py reads them. The last four are those of a stratum's study.yaml."""
+"""Further keys of a study's file; study/question.py reads them. The last five are only those of a study.yaml."""
 
 
 @dataclass(frozen=True)
@@ -236,6 +240,8 @@ def _definition(source: str, overriding: dict[str, Any], factors: dict[str, list
         values = stored_definition(read_study(stored.parent) or {})
     else:
         raise unknown_study(source, runs_dir, "nexus-ablate study {}")
+    if "delta_min" in overriding:
+        values.pop("delta_min_tokens", None)
     values["factors"] = (values.get("factors") or {}) | factors
     if isinstance(endpoints := values.get("endpoints"), dict) and overriding.keys() & {"endpoint", "delta_min"}:
         first = next(iter(endpoints))  # endpoint= and delta_min= on the command line are about the primary one
@@ -297,7 +303,8 @@ def define(values: dict[str, Any]) -> Definition:
         "tuning_seeds": TUNING_SEEDS if lr_grid else [],
     }
     complete = defaults | {k: v for k, v in values.items() if k in KEYS}
-    complete |= {"endpoint": endpoint, "delta_min": endpoints[endpoint]}
+    worth = share_of_tokens(endpoints[endpoint])
+    complete |= {"endpoint": endpoint, "delta_min": "auto" if worth else endpoints[endpoint]}
     complete["baseline"] = overrides_of(complete["baseline"])
     if "question" not in complete:
         raise ConfigError(
@@ -330,6 +337,7 @@ def define(values: dict[str, Any]) -> Definition:
         cost=_text("cost", values.get("cost", "")),
         expects=expects,
         requires=requires_from(values.get("requires") or {}),
+        delta_min_tokens=worth or values.get("delta_min_tokens", 0.0),
         share=values.get("share") or share_of(endpoints, expects, strata),
         stratum=values.get("stratum", ""),
         rung=values.get("rung", 0),

@@ -1,6 +1,7 @@
 """What a study asks: the endpoints it judges, the strata in which it repeats the comparison, and what a claim expects.
 
 endpoints: {attn/sink_rate: {delta_min: 0.05}, val_loss: {}}     the first is the primary one
+endpoints: {val_loss: {delta_min: 2% tokens}}                    what 2% more training tokens are worth; see margin.py
 strata: {shallow: model.n_layers=4, deep: [model.n_layers=24, optim.lr=5e-4]}
 strata: {model.n_layers: [4, 24]}                                the same for one key
 rungs: [2, 3, 4, 6]                                              strata that are sizes: a ladder
@@ -23,6 +24,7 @@ from nexus_ablate.measure.measures import find
 from nexus_ablate.runs.formats import CONDITION, EXPECTED
 
 _MARGIN = Constraint("auto | float (0, inf)")
+_TOKENS = re.compile(r"(\d+(?:\.\d+)?) ?% tokens")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,59}")
 _STRATUM = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,59}")
 FEWEST_RUNGS = 4
@@ -42,7 +44,7 @@ class Expected:
 
 
 def endpoints_from(values: dict[str, Any]) -> dict[str, Any]:
-    """The smallest difference that matters (`auto` or a number) by endpoint, the primary one first.
+    """The smallest difference that matters (`auto`, a number or `N% tokens`) by endpoint, the primary one first.
 
     Raises:
         ConfigError: There is no such measure, or a margin is invalid.
@@ -65,8 +67,19 @@ def endpoints_from(values: dict[str, Any]) -> dict[str, Any]:
             raise ConfigError(f"endpoint {name} has keys", show(keys), f"{{{name}: {{delta_min: 0.01}}}}")
         if wrong := next((key for key in keys if key != "delta_min"), None):
             raise unknown(f"endpoint {name} has no key of this name", str(wrong), ["delta_min"])
-        margins[str(name)] = _MARGIN.accept("delta_min", keys.get("delta_min", "auto"))
+        margin = keys.get("delta_min", "auto")
+        if share_of_tokens(margin) and (margins or name != "val_loss"):
+            raise ConfigError(
+                "a margin in training tokens is about val_loss, as the primary endpoint", name, "a number"
+            )
+        margins[str(name)] = margin if share_of_tokens(margin) else _MARGIN.accept("delta_min", margin)
     return margins
+
+
+def share_of_tokens(margin: Any) -> float:
+    """0.02 for `2% tokens`; 0 where the margin has another form."""
+    match = _TOKENS.fullmatch(margin) if isinstance(margin, str) else None
+    return float(match[1]) / 100 if match else 0.0
 
 
 def strata_from(value: Any) -> dict[str, Any]:

@@ -7,6 +7,7 @@ equal: [{overrides: [...], arm: ...}]         requested, but the same run as tha
 refused: [{overrides: [...], reason: ...}]
 seeds, match, lr_grid, tuning_seeds
 endpoints: {val_loss: {delta_min: auto}}      the primary one first; older versions wrote `endpoint` and `delta_min`
+delta_min_tokens: 0.02                        the share of training tokens that gave the margin, if it was given so
 claim, requires, share, stratum, rung, of     where the study has them; see study/question.py
 expects: [{arm: ..., endpoint: ..., expected: lower}]
 looks: [5, 8, 12, 20], look_weights: [...]    if later seeds are only for undecided arms; `seeds` then lists all
@@ -33,6 +34,7 @@ from nexus_ablate.runs import atomic_write_text, make_directory
 from nexus_ablate.runs.record import read_study
 from nexus_ablate.study.definition import Definition, Request, stored_definition
 from nexus_ablate.study.design import Study, expand, label
+from nexus_ablate.study.margin import with_margin
 
 FIXED = (
     "question",
@@ -50,9 +52,11 @@ FIXED = (
 
 
 def expanded(request: Request) -> Study:
-    """The study with its arms; arms of an earlier launch keep their matching."""
+    """The study with its arms; what an earlier launch matched or measured stays."""
     record = read_study(request.directory)
-    return expand(with_added_seeds(request.definition, record), solved_before(record) or request.solved, request.launch)
+    definition = with_added_seeds(request.definition, record)
+    study = expand(definition, solved_before(record) or request.solved, request.launch)
+    return with_margin(study, request.runs_dir, record)
 
 
 def solved_before(record: dict[str, Any] | None) -> dict[str, dict[str, Any]]:
@@ -163,6 +167,7 @@ def _values(study: Study) -> dict[str, Any]:
         "claim": mask(definition.claim),
         "expects": expects,
         "requires": definition.requires,
+        "delta_min_tokens": definition.delta_min_tokens,
         "share": definition.share if definition.share != 1 else None,
         "stratum": definition.stratum,
         "rung": definition.rung,
