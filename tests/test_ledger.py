@@ -102,6 +102,20 @@ def test_other_runs_replicate_if_their_difference_is_the_published_one(tmp_path,
     assert ("agrees" in shown) is bool(agree) and ("DIFFERS" in shown) is not bool(agree)
 
 
+def test_a_replication_says_what_else_was_different(tmp_path, folder, capsys):
+    entry = published(folder, runs_of_a_claim(tmp_path))
+    assert main(["claims", "--check", str(tmp_path / "rms_vs_layer")]) == 0
+    assert "a replication with" not in capsys.readouterr().out, "the same text, setting and code"
+    made = entry["made"] | {"validation_text": "another", "torch": "1.0"}
+    changed = {"made": made, "regime": "n_layers 96", "source": entry["source"] | {"axes/norm.py": "former"}}
+    (folder / "rms_vs_layer.json").write_text(json.dumps(entry | changed))
+    assert main(["claims", "--check", str(tmp_path / "rms_vs_layer")]) == 0
+    shown = capsys.readouterr().out
+    lines = ("setting: n_layers 2, ", "validation text", "code: axes/norm.py differs", "torch: 2; published: 1.0")
+    assert all(re.search(rf"a replication with (another|other) {line}", shown) for line in lines), shown
+    assert "; published: n_layers 96" in shown
+
+
 @pytest.mark.slow
 def test_a_baseline_run_trained_again_ends_where_the_published_one_did(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

@@ -121,7 +121,7 @@ def _train_again(entry: dict[str, Any]) -> int:
 
 def _check(directory: str, published: dict[str, dict[str, Any]]) -> int:
     from nexus_ablate.comparison.findings import findings
-    from nexus_ablate.study.ledger import replications
+    from nexus_ablate.study.ledger import other_circumstances, replications
 
     study_findings = findings(directory)
     entry = published.get(study_findings.name)
@@ -135,6 +135,8 @@ def _check(directory: str, published: dict[str, dict[str, Any]]) -> int:
         word = "agrees" if one.agrees else "DIFFERS"
         interval = f"95% interval {one.low:+.4f} to {one.high:+.4f}"
         print(f"{word}  {where}{one.arm}: {one.difference:+.4f} from the published difference ({interval})")
+    for line in other_circumstances(entry, study_findings):
+        print(f"a replication with {line}")
     outcome = study_findings.claim.outcome if study_findings.claim else "no outcome"
     agree = sum(one.agrees for one in compared)
     print(f"replicates {agree} of {len(compared)} differences; outcome {outcome}, published {entry['outcome']}")

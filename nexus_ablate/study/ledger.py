@@ -25,7 +25,7 @@ from nexus_ablate.config.options import conf_dir
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.masking import mask
 from nexus_ablate.plain_data import misfit, strict_loads
-from nexus_ablate.provenance import differing_files, source_hashes
+from nexus_ablate.provenance import differ, differing_files, source_hashes
 from nexus_ablate.study.definition import Definition, read_request, shipped_studies
 
 _TABLE = {
@@ -224,6 +224,22 @@ def publish(findings: Findings) -> Path:
     path = folder() / f"{entry['study']}.json"
     atomic_write_text(path, strict_json(entry, indent=1) + "\n")
     return path
+
+
+def other_circumstances(entry: dict[str, Any], findings: Findings) -> list[str]:
+    """In what other runs of a study differ from the published ones, besides their seeds and machine."""
+    run, made = next(iter(findings.tables[0].arms[0].runs.values())), entry["made"]
+    lines = []
+    if (regime := _regime(findings.tables)) != entry["regime"]:
+        lines.append(f"another setting: {regime}; published: {entry['regime']}")
+    if (run.record.summary or {}).get("eval_hash") != made["validation_text"]:
+        lines.append("another validation text")
+    if files := differing_files(entry["source"], run.code):
+        lines.append(f"other code: {differ(files)}")
+    torch = (run.env.get("packages") or {}).get("torch")
+    if torch != made["torch"]:
+        lines.append(f"another torch: {torch}; published: {made['torch']}")
+    return lines
 
 
 def replications(entry: dict[str, Any], findings: Findings) -> list[Replication]:
