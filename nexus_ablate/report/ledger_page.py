@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -13,6 +12,8 @@ if TYPE_CHECKING:
 
 NOT_TRAINED = "not trained yet"
 COLOURS = {"SUPPORTED": "C2", "CONTRADICTED": "C3", "NOT SHOWN": "C7", "NOT TESTABLE HERE": "C8"}
+WIDEST = 6.0
+"""Margins up to which the figure is drawn."""
 HEAD = """# Claims
 
 Claims that are often made about transformer architectures, tested with runs of this project. Each is restated so that a
@@ -129,39 +130,42 @@ def _difference(endpoint: Endpoint, row: dict[str, Any]) -> str:
 
 
 def figure(entries: Mapping[str, dict[str, Any]]) -> Figure:
-    """Each expectation's difference with its interval, in units of half its interval's width, coloured by outcome."""
+    """Each expectation's difference with its interval, in units of the margin, coloured by outcome."""
     from matplotlib.figure import Figure
 
     rows = [
-        (entry["study"], one, _row(entry, one))
+        (f"{entry['study']}{' ' + one['stratum'] if one['stratum'] else ''}", one, bounds)
         for entry in entries.values()
         for one in entry["expectations"]
-        if one["expected"] not in ("trains", "fails")
+        if one["expected"] not in ("trains", "fails") and (bounds := _in_margins(entry, one))
     ]
-    rows = [(study, one, row) for study, one, row in rows if row is not None]
     drawn = Figure(figsize=(9, 1.2 + 0.28 * len(rows)), layout="constrained")
     axes = drawn.subplots()
-    for at, (_, one, row) in enumerate(reversed(rows)):
-        half = (row["high"] - row["low"]) / 2 or math.inf
-        centre = max(-8.0, min(8.0, row["delta"] / half))
-        axes.plot([centre - 1, centre + 1], [at, at], color=COLOURS[one["outcome"]], linewidth=2)
-        axes.plot(centre, at, "o", color=COLOURS[one["outcome"]], markersize=4)
-    names = [
-        f"{study}{' ' + one['stratum'] if one['stratum'] else ''}: {one['arm']}, {one['endpoint']} {one['expected']}"
-        for study, one, _ in rows
-    ]
-    axes.set_yticks(range(len(rows)), names[::-1], fontsize=7)
+    axes.axvspan(-1, 1, color="0.9", linewidth=0, label="too small to matter")
     axes.axvline(0, color="0.4", linewidth=0.8)
-    axes.set_xlim(-9.2, 9.2)
-    axes.set(xlabel="difference to the baseline, in half widths of its interval (cut off at 8)")
+    for at, (_, one, (low, middle, high)) in enumerate(reversed(rows)):
+        colour = COLOURS[one["outcome"]]
+        low, at_most, high = (max(-WIDEST, min(WIDEST, bound)) for bound in (low, middle, high))
+        axes.plot([low, high], [at, at], color=colour, linewidth=2)
+        mark = "<" if middle < -WIDEST else ">" if middle > WIDEST else "o"
+        axes.plot(at_most, at, mark, color=colour, markersize=4 if mark == "o" else 7)
+    names = [f"{name}: {one['arm']}, {one['endpoint']} {one['expected']}" for name, one, _ in rows]
+    axes.set_yticks(range(len(rows)), names[::-1], fontsize=7)
+    axes.set_xlim(-1.1 * WIDEST, 1.1 * WIDEST)
+    axes.set(xlabel=f"difference to the baseline, in margins (arrows: beyond {WIDEST:g})")
     for outcome, colour in COLOURS.items():
         axes.plot([], [], "o", color=colour, label=outcome.lower(), markersize=4)
-    drawn.legend(frameon=False, fontsize=7, loc="outside upper right", ncols=4)
+    drawn.legend(frameon=False, fontsize=7, loc="outside upper right", ncols=5)
     axes.spines[["top", "right"]].set_visible(False)
     return drawn
 
 
-def _row(entry: dict[str, Any], one: dict[str, str]) -> dict[str, Any] | None:
-    rows = entry["strata"].get(one["stratum"], {"rows": []})["rows"]
+def _in_margins(entry: dict[str, Any], one: dict[str, str]) -> tuple[float, float, float] | None:
+    """The lower end, the difference and the upper end of an expectation's interval; None where there is none."""
+    table = entry["strata"].get(one["stratum"])
     cell = (one["arm"], one["endpoint"])
-    return next((row for row in rows if (row["arm"], row["endpoint"]) == cell and row["delta"] is not None), None)
+    row = next((row for row in table["rows"] if (row["arm"], row["endpoint"]) == cell), None) if table else None
+    if row is None or row["delta"] is None:
+        return None
+    margin = table["margins"][one["endpoint"]]
+    return row["low"] / margin, row["delta"] / margin, row["high"] / margin

@@ -31,6 +31,7 @@ from nexus_ablate.study.definition import Definition, read_request, shipped_stud
 _TABLE = {
     "rows!": [{str: (str, float, None)}],
     "endpoints!": [str],
+    "margins!": {str: float},
     "runs!": {str: {str: {str: (float, None)}}},
 }
 ENTRY = {
@@ -187,9 +188,10 @@ def _regime(tables: list[Comparison]) -> str:
 
 
 def _table(table: Comparison) -> dict[str, Any]:
-    """A stratum: a row for each arm and endpoint, and each run's endpoints."""
+    """A stratum: a row for each arm and endpoint, the margins on the scale of differences, and each run's endpoints."""
     by_endpoint = [(table.endpoint, table.rows), *((other.endpoint, other.rows) for other in table.secondary)]
     names = [endpoint.name for endpoint, _ in by_endpoint]
+    margins = [table.delta_min, *(other.delta_min for other in table.secondary)]
     rows = [
         {
             "arm": row.arm,
@@ -205,7 +207,7 @@ def _table(table: Comparison) -> dict[str, Any]:
         row.arm: {str(seed): {name: _finite(arm.value(seed, name)) for name in names} for seed in row.seeds}
         for row, arm in zip(table.rows, table.arms, strict=True)
     }
-    return {"rows": rows, "endpoints": names, "runs": runs}
+    return {"rows": rows, "endpoints": names, "margins": dict(zip(names, margins, strict=True)), "runs": runs}
 
 
 def _finite(value: float) -> float | None:
