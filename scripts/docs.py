@@ -22,7 +22,7 @@ def with_measures(page: str) -> str:
 def with_outcomes(page: str, published: dict[str, Any]) -> str:
     """README.md with the outcomes of the published claims between its marks."""
     form = re.compile(r"(<!-- claims -->\n).*?(<!-- end -->)", re.DOTALL)
-    return form.sub(lambda match: f"{match[1]}{ledger_page.outcome_table(published)}\n{match[2]}", page)
+    return form.sub(lambda match: f"{match[1]}{ledger_page.decided(claims(), published)}\n{match[2]}", page)
 
 
 if __name__ == "__main__":

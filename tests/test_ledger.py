@@ -161,7 +161,9 @@ def test_a_claim_that_is_not_shown_says_what_would_decide_it(tmp_path, folder):
 
 
 def test_the_readme_has_the_published_outcomes():
-    assert ledger_page.outcome_table(ledger.entries()) in (ROOT / "README.md").read_text(encoding="utf-8")
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert ledger_page.decided(ledger.claims(), ledger.entries()) in readme, "python scripts/docs.py"
+    assert f"Of {len(ledger.claims())} claims" in readme and "[SUPPORTED](docs/claims.md#gqa)" in readme
 
 
 def test_what_is_not_finished_or_not_a_claim_is_not_published(tmp_path, folder, capsys):

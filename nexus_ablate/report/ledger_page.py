@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nexus_ablate.comparison.endpoint import Endpoint
@@ -57,10 +58,18 @@ def page(claims: Mapping[str, LedgerClaim], entries: Mapping[str, dict[str, Any]
     return "\n".join(lines) + "\n"
 
 
-def outcome_table(entries: Mapping[str, dict[str, Any]]) -> str:
-    """The published claims and their outcomes, for the README."""
-    rows = [f"| {entry['claim']} | [{entry['outcome']}](docs/claims.md#{name}) |" for name, entry in entries.items()]
-    return "\n".join(["| claim, in small models early in training | outcome |", "|---|---|", *rows])
+def decided(claims: Collection[str], entries: Mapping[str, dict[str, Any]]) -> str:
+    """How many claims have each outcome, and those that are decided, for the README."""
+    outcomes = Counter(entry["outcome"] for entry in entries.values())
+    counts = [f"{outcomes[outcome]} {outcome.lower()}" for outcome in COLOURS if outcomes[outcome]]
+    counts += [f"{left} not trained yet"] if (left := len(claims) - len(entries)) else []
+    rows = [
+        f"| {entry['claim']} | [{entry['outcome']}](docs/claims.md#{name}) |"
+        for name, entry in entries.items()
+        if entry["outcome"] in ("SUPPORTED", "CONTRADICTED")
+    ]
+    head = f"Of {len(claims)} claims of the field, in small models early in training: {', '.join(counts)}."
+    return "\n".join([head, "", "| decided | outcome |", "|---|---|", *rows])
 
 
 def _section(entry: dict[str, Any]) -> list[str]:
