@@ -399,12 +399,12 @@ def _plan(plan: Plan) -> Check:
     if not plan.name:
         return Check("plan", WARN, "no study.yaml: arms, seeds and endpoint were not fixed before the runs")
     if plan.amendments:
-        return Check("plan", WARN, f"the study was amended {len(plan.amendments)} times after its first run")
+        return Check("plan", WARN, f"amendments after the first run: {len(plan.amendments)}")
     return Check("plan", PASS, f"arms, seeds and endpoint ({plan.endpoint.name}) were fixed before the runs")
 
 
 def _excluded(excluded: list[Excluded]) -> Check:
-    text = f"{len(excluded)} runs excluded, listed below" if excluded else "no run is excluded"
+    text = f"excluded runs, listed below: {len(excluded)}" if excluded else "no run is excluded"
     return Check("excluded", WARN if excluded else PASS, text)
 
 
