@@ -79,6 +79,16 @@ def test_a_claim_that_was_changed_after_the_first_run_says_so(tmp_path, folder):
     assert "- amended 2020-01-02T00:00:00+00:00: claim: b -> c" in page
 
 
+def test_the_page_defines_the_measures_beside_the_loss():
+    page = ledger_page.page(ledger.claims(), ledger.entries())
+    sections = dict(section.split("\n", 1) for section in page.split("\n## ")[1:])
+    assert (
+        "- `attn/max_logit`: largest magnitude of a scaled score with its position bias, before the cap"
+        in (sections["softmax_stability"])
+    )
+    assert "- `val_loss`:" not in page
+
+
 def test_code_that_changed_since_marks_the_entry_and_undoing_the_change_unmarks_it(
     tmp_path, folder, capsys, checkout, monkeypatch
 ):

@@ -1,6 +1,7 @@
 """Every number that a run writes is in the table of measures, and every row of the table is written by some run."""
 
 import csv
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -100,6 +101,12 @@ def test_a_statistic_and_its_row_agree_on_the_level(statistic):
         name = SITES[site].format(block="block_000", matrix="block_000/query")
         measure = find(f"{name}/{last}")
         assert ("full" in measure.where) == (statistic.full or site == "matrix")
+
+
+def test_a_definition_is_understood_without_the_row_before_it():
+    """Reports show one definition alone, under the pointer or below a table."""
+    relative = [measure.name for measure in MEASURES if re.match(r"(the same|that|these|its) ", measure.definition)]
+    assert not relative
 
 
 def test_names_and_units_of_the_table_are_in_order():

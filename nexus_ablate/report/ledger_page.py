@@ -96,7 +96,14 @@ def _section(entry: dict[str, Any]) -> list[str]:
     ]
     for stratum, table in entry["strata"].items():
         lines += ["", *([f"Stratum {stratum}:", ""] if stratum else []), *_table(table)]
-    return lines
+    return [*lines, *_definitions(entry)]
+
+
+def _definitions(entry: dict[str, Any]) -> list[str]:
+    """What the endpoints other than the loss measure."""
+    names = dict.fromkeys(name for table in entry["strata"].values() for name in table["endpoints"])
+    lines = [f"- `{name}`: {Endpoint(name).measure.definition}" for name in names if name != "val_loss"]
+    return ["", *lines] if lines else []
 
 
 def _expectation(one: dict[str, Any]) -> str:
@@ -161,6 +168,7 @@ def figure(entries: Mapping[str, dict[str, Any]]) -> Figure:
     names = [f"{name}: {one['arm']}, {one['endpoint']} {one['expected']}" for name, one, _ in rows]
     axes.set_yticks(range(len(rows)), names[::-1], fontsize=7)
     axes.set_xlim(-1.1 * WIDEST, 1.1 * WIDEST)
+    axes.set_ylim(-1, len(rows))
     axes.set(xlabel=f"difference to the baseline, in margins (arrows: beyond {WIDEST:g})")
     for outcome, colour in COLOURS.items():
         axes.plot([], [], "o", color=colour, label=outcome.lower(), markersize=4)
