@@ -19,31 +19,33 @@ from nexus_ablate.study import plan
 from nexus_ablate.training.checkpoint import load_newest
 
 GROUPS = "optim.groups=[embedding:lr:0.1,head:weight_decay:0,ffn_out:lr:3:weight_decay:0.5]"
-LR, DECAY, STEPS = 0.01, 0.5, 3
+LR, DECAY, STEPS = 0.01, 10.0, 3
 FACTORS = {"embedding": (0.1, 0.0), "head": (1.0, 0.0), "down": (3.0, 0.5)}
 """Of the tensors by a piece of their name: on the learning rate, and on weight decay where matrices decay."""
 
 
-def by_hand(named: dict[str, torch.Tensor], keep) -> list[dict]:
+def by_hand(named: dict[str, torch.Tensor], keep, factors: dict) -> list[dict]:
     """A group for each tensor, with rate and decay written out."""
     groups = []
     for name, tensor in named.items():
-        lr, decay = next((f for piece, f in FACTORS.items() if piece in name), (1.0, float(tensor.ndim > 1)))
+        lr, decay = next((f for piece, f in factors.items() if piece in name), (1.0, float(tensor.ndim > 1)))
         groups += [{"params": [tensor], "lr": LR * lr, "weight_decay": DECAY * decay}] if keep(name, tensor) else []
     return groups
 
 
-def references(optimizer: str, named: dict[str, torch.Tensor]) -> list[torch.optim.Optimizer]:
+def references(optimizer: str, named: dict[str, torch.Tensor], factors: dict) -> list[torch.optim.Optimizer]:
     """PyTorch's own optimizers, with groups by hand."""
     adamw = {"betas": (0.9, 0.95), "eps": 1e-8}
     if optimizer == "adamw":
-        return [torch.optim.AdamW(by_hand(named, lambda *_: True), **adamw)]
+        return [torch.optim.AdamW(by_hand(named, lambda *_: True, factors), **adamw)]
     if optimizer == "adafactor":
         keys = {"beta2_decay": -0.8, "eps": (1e-15, 1e-3), "d": 1.0}
-        return [torch.optim.Adafactor(by_hand(named, lambda *_: True), **keys)]
+        return [torch.optim.Adafactor(by_hand(named, lambda *_: True, factors), **keys)]
     in_block = lambda name, tensor: name.startswith("blocks") and tensor.ndim == 2  # noqa: E731
-    muon = torch.optim.Muon(by_hand(named, in_block), momentum=0.95, ns_steps=5, adjust_lr_fn="match_rms_adamw")
-    return [muon, torch.optim.AdamW(by_hand(named, lambda *of: not in_block(*of)), **adamw)]
+    muon = torch.optim.Muon(
+        by_hand(named, in_block, factors), momentum=0.95, ns_steps=5, adjust_lr_fn="match_rms_adamw"
+    )
+    return [muon, torch.optim.AdamW(by_hand(named, lambda *of: not in_block(*of), factors), **adamw)]
 
 
 @pytest.mark.parametrize("optimizer", sorted(option_files("optim")))
@@ -54,22 +56,33 @@ def test_a_run_equals_pytorch_s_optimizer_with_groups_by_hand(optimizer, tiny_ru
     (run,) = tmp_path.glob("runs/scratch/*/s0-*")
     checkpoint = load_newest(run / "checkpoints")
     assert checkpoint is not None
+    trained = checkpoint.tensors["model"]
 
     config = compose(overrides)
     data = prepare(config.data, context=8)
-    model, batches = build_model(config, data.vocab_size), Batches(data.train, 0, 4, 8, data.period)
-    named = dict(model.named_parameters())
-    steppers = references(optimizer, named)
-    for step in range(STEPS):
-        rows = torch.from_numpy(batches.batch(step))
-        model.zero_grad()
-        torch.nn.functional.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten()).backward()
-        for stepper in steppers:
-            stepper.step()
-    assert checkpoint.tensors["model"].keys() == named.keys()
-    for name, tensor in named.items():
-        # Muon multiplies in bfloat16, where a last digit of a gradient is seen
-        torch.testing.assert_close(checkpoint.tensors["model"][name], tensor.detach(), rtol=1e-4, atol=1e-5, msg=name)
+    batches = Batches(data.train, 0, 4, 8, data.period)
+
+    def distance(factors: dict) -> float:
+        """The largest distance of a tensor from its reference, in units of the reference's way from its start."""
+        model = build_model(config, data.vocab_size)
+        named: dict[str, torch.Tensor] = dict(model.named_parameters())
+        start = {name: tensor.detach().clone() for name, tensor in named.items()}
+        steppers = references(optimizer, named, factors)
+        for step in range(STEPS):
+            rows = torch.from_numpy(batches.batch(step))
+            model.zero_grad()
+            torch.nn.functional.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten()).backward()
+            for stepper in steppers:
+                stepper.step()
+        assert trained.keys() == named.keys()
+        away = [(trained[n] - named[n].detach()).norm() / (named[n].detach() - start[n]).norm() for n in named]
+        return max(map(float, away))
+
+    # Muon multiplies in bfloat16: noise in the last digit of the gradients moved a tensor by up to 0.054 of its way
+    # in 300 trials (a processor's order of adding is such noise), and AdamW's by 3e-5
+    assert distance(FACTORS) < (0.12 if optimizer == "muon" else 1e-3)
+    for without in FACTORS:
+        assert distance(FACTORS | {without: (1.0, 1.0)}) > 0.2, f"control: a missing factor of {without} shows"
 
 
 @pytest.mark.parametrize("factor", ["embedding:lr", "ffn_out:weight_decay"])
