@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import signal
+import subprocess
+import time
+from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: parallel tests of several threads starve each other
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell's job in the background hands this on to its children
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import pytest
 import torch
@@ -15,6 +22,8 @@ from nexus_ablate.config.compose import compose
 from nexus_ablate.provenance import source_hashes
 
 torch.set_num_threads(1)
+
+OUTSIDE_SAMPLE = "not in this sample: its minutes are over"
 
 TINY = ("model.n_layers=2", "model.d_model=16", "model.n_heads=2", "model.context=8")
 """Overrides of a model that trains a step in a millisecond."""
@@ -90,9 +99,29 @@ def counted(record_property, request):
     return lambda line: record_property("counted", f"{request.node.name}: {line}")
 
 
+def pytest_addoption(parser):
+    parser.addoption("--minutes", type=float, help="a sample: tests in an order of the commit's own, as time allows")
+
+
+def pytest_collection_modifyitems(config, items):
+    if config.getoption("minutes") is not None:
+        head = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+        commit = subprocess.run(head, capture_output=True, check=False).stdout  # outside of git, one order for all
+        items.sort(key=lambda item: hashlib.sha256(commit + item.nodeid.encode()).digest())
+        config.sample_ends = time.monotonic() + 60 * config.getoption("minutes")
+
+
+def pytest_runtest_setup(item):
+    if time.monotonic() > getattr(item.config, "sample_ends", float("inf")):
+        pytest.skip(OUTSIDE_SAMPLE)
+
+
 def pytest_terminal_summary(terminalreporter):
     reports = [report for reports in terminalreporter.stats.values() for report in reports]
     calls = [report for report in reports if getattr(report, "when", "") == "call"]
+    skipped = [str(report.longrepr) for report in terminalreporter.stats.get("skipped", [])]
+    if outside := sum(OUTSIDE_SAMPLE in reason for reason in skipped):
+        terminalreporter.section(f"a sample of the tests: {outside} were left out")
     lines = [text for report in calls for name, text in report.user_properties if name == "counted"]
     if lines:
         terminalreporter.section("counted")

@@ -4,6 +4,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -68,3 +69,26 @@ def test_the_worked_examples_train_one_run_as_they_are_written(tmp_path):
     assert "max_channel_mean" in printed("list", "measures")
     assert printed("my-verb", "runs", "--best", "5") == f"{record.summary['val_loss']:.4f}  {path}\n"
     assert "my-verb" in printed("--help") and "number of runs (1)" in printed("my-verb", "--help")
+
+
+def pytest_in_the_background(*arguments: str) -> str:
+    """What pytest says of a few fast tests where SIGINT is ignored, as in a shell's background job."""
+    command = [sys.executable, "-m", "pytest", "-n0", "-p", "no:cacheprovider", *arguments]
+    ignored = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        return subprocess.run(command, cwd=ROOT, text=True, capture_output=True, check=False).stdout
+    finally:
+        signal.signal(signal.SIGINT, ignored)
+
+
+@pytest.mark.slow
+def test_a_sample_of_the_tests_ends_in_time_and_says_how_many_it_left_out():
+    complete, none = (pytest_in_the_background("tests/test_regime.py", "--minutes", at) for at in ("5", "0"))
+    (passed,) = re.findall(r"(\d+) passed", complete)
+    assert "sample" not in complete and f"a sample of the tests: {passed} were left out" in none
+
+
+@pytest.mark.slow
+def test_tests_of_ctrl_c_pass_in_a_job_in_the_background_too():
+    case = "tests/faults/test_signals.py::test_signals_after_the_save_leave_the_exit_status_at_75"
+    assert "2 passed" in pytest_in_the_background(case)
