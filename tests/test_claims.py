@@ -398,6 +398,7 @@ def test_runs_on_another_validation_text_do_not_say_what_a_difference_is_worth(t
     assert "validation text" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_margin_in_training_tokens_is_read_from_the_baseline_with_other_budgets(tmp_path, tiny_run, capsys):
     words = ["delta_min=30% tokens", "vary.norm=layer", "seeds=0", "--workers", "1"]
     tiny = tiny_run("optim.lr=1e-2")
@@ -428,6 +429,7 @@ def test_a_margin_in_training_tokens_is_read_from_the_baseline_with_other_budget
     assert main([*command[:2], "delta_min=200% tokens", *command[3:], "--amend"]) == errors.CONFIG
 
 
+@pytest.mark.slow
 def test_a_margin_in_training_tokens_reaches_no_further_than_the_budgets(tmp_path, tiny_run, capsys):
     tiny = ["seeds=0", "--workers", "1", *tiny_run("optim.lr=1e-2")]
     assert main(["study", "tokens_mine", "vary.train.steps=10,40", *tiny]) == 0
@@ -633,7 +635,7 @@ def test_a_real_study_with_strata_trains_each_and_judges_the_claim(tmp_path, tin
     assert "mine@deep, mine@shallow" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("required", [">= 2", ">= 0"])
+@pytest.mark.parametrize("required", [">= 2", pytest.param(">= 0", marks=pytest.mark.slow)])
 def test_no_arm_is_trained_where_the_baseline_lacks_what_the_claim_is_about(
     tmp_path, tiny_run, monkeypatch, capsys, required
 ):

@@ -84,6 +84,7 @@ def test_a_run_in_a_worker_has_the_programs_of_a_run_alone(traced, arm):
     assert facts == [ONCE, ONCE]
 
 
+@pytest.mark.slow
 def test_control_without_forgetting_the_programs_of_other_arms_take_its_place(traced, arm, monkeypatch):
     step.forget_programs()
     monkeypatch.setattr(trainer, "forget_programs", torch._dynamo.utils.counters.clear)

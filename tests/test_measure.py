@@ -586,7 +586,7 @@ def test_a_compiled_model_is_probed_as_an_eager_one(tiny_run):
             np.testing.assert_allclose(a[name], b[name], rtol=2e-3, atol=1e-4, err_msg=name)
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_without_weight_decay_the_matrices_of_a_model_of_text_end_larger(tiny_run, seed):
     def ended(weight_decay):
         overrides = ["train.steps=120", "optim.lr=1e-2", f"seed={seed}", f"weight_decay={weight_decay}"]
