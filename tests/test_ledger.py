@@ -67,6 +67,22 @@ def test_the_hours_of_an_entry_do_not_count_that_a_run_had_to_wait(tmp_path, fol
     assert hours > 0 and published(folder, tmp_path / "rms_vs_layer")["hours"] == hours
 
 
+def test_every_run_of_a_tuned_study_counts_once(tmp_path, folder):
+    writer, seeds = Writer(tmp_path, "rms_vs_layer"), (1001, *range(5))
+    for arm, best in (((), 0.003), (("norm=layer",), 0.006)):
+        for lr in (0.001, 0.003, 0.006):
+            rate = () if lr == 0.003 else (f"optim.lr={lr}",)
+            for seed in seeds if lr in (0.003, best) else seeds[:1]:
+                writer.run(*arm, *rate, seed=seed, loss=2.0 + abs(lr - best), env={"source": source_hashes()})
+    plan = {"lr_grid": [0.001, 0.003, 0.006], "tuning_seeds": [1001], "claim": "c", "expects": EXPECTS}
+    writer.plan(("norm=layer",), endpoints={"val_loss": {"delta_min": 0.02}}, **plan)
+    entry = published(folder, tmp_path / "rms_vs_layer")
+    assert entry["runs"] == len(writer.paths) == 21
+    assert entry["hours"] * 3600 == pytest.approx(
+        sum(json.loads((p / "summary.json").read_text())["seconds"] for p in writer.paths)
+    )
+
+
 def test_a_claim_that_was_changed_after_the_first_run_says_so(tmp_path, folder):
     runs = runs_of_a_claim(tmp_path)
     published(folder, runs)

@@ -19,7 +19,7 @@ from nexus_ablate.study.match import FAIL_SHARE, WARN_SHARE
 from nexus_ablate.study.overrides import merged
 from nexus_ablate.study.record import solved_before, write_record
 
-CLAIMS = """rms_vs_layer rms_low_precision norms norm_speedup placement depth final_norm biases qk_norm
+CLAIMS = """rms_vs_layer rms_low_precision norms dyt_vs_rms norm_speedup placement depth final_norm biases qk_norm
 softmax_stability weight_decay ffn aspect positions attention_scores sinks gates""".split()
 MEASURED = {
     "positions": ("extrapolation/sliding_gap/2", "extrapolation/non_overlapping/8", "attn/score_at/64-127"),

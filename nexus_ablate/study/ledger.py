@@ -163,7 +163,7 @@ def entry_of(findings: Findings) -> dict[str, Any]:
 
 
 def _all_runs(arm: Arm) -> list[Any]:
-    return [*arm.runs.values(), *arm.tuning, *(_all_runs(arm.shared) if arm.shared else [])]
+    return [*arm.runs.values(), *arm.tuning, *(arm.shared.runs.values() if arm.shared else [])]
 
 
 def _seconds(arm: Arm) -> float:
