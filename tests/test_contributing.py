@@ -72,7 +72,7 @@ def test_the_worked_examples_train_one_run_as_they_are_written(tmp_path):
 
 
 def pytest_in_the_background(*arguments: str) -> str:
-    """What pytest says of a few fast tests where SIGINT is ignored, as in a shell's background job."""
+    """The output of pytest while SIGINT is ignored, as in a shell's background job."""
     command = [sys.executable, "-m", "pytest", "-n0", "-p", "no:cacheprovider", *arguments]
     ignored = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:

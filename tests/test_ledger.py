@@ -78,9 +78,8 @@ def test_every_run_of_a_tuned_study_counts_once(tmp_path, folder):
     writer.plan(("norm=layer",), endpoints={"val_loss": {"delta_min": 0.02}}, **plan)
     entry = published(folder, tmp_path / "rms_vs_layer")
     assert entry["runs"] == len(writer.paths) == 21
-    assert entry["hours"] * 3600 == pytest.approx(
-        sum(json.loads((p / "summary.json").read_text())["seconds"] for p in writer.paths)
-    )
+    seconds = [json.loads((path / "summary.json").read_text())["seconds"] for path in writer.paths]
+    assert entry["hours"] * 3600 == pytest.approx(sum(seconds))
 
 
 def test_a_claim_that_was_changed_after_the_first_run_says_so(tmp_path, folder):
@@ -98,10 +97,8 @@ def test_a_claim_that_was_changed_after_the_first_run_says_so(tmp_path, folder):
 def test_the_page_defines_the_measures_beside_the_loss():
     page = ledger_page.page(ledger.claims(), ledger.entries())
     sections = dict(section.split("\n", 1) for section in page.split("\n## ")[1:])
-    assert (
-        "- `attn/max_logit`: largest magnitude of a scaled score with its position bias, before the cap"
-        in (sections["softmax_stability"])
-    )
+    definition = "- `attn/max_logit`: largest magnitude of a scaled score with its position bias, before the cap"
+    assert definition in sections["softmax_stability"]
     assert "- `val_loss`:" not in page
 
 
