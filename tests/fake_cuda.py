@@ -26,9 +26,14 @@ static c10::impl::DeviceGuardImplRegistrar registered(
 
 
 def register_guard(folder: Path) -> None:
-    """Register a device guard that does nothing, where PyTorch was built without CUDA."""
+    """Register a device guard that does nothing, where PyTorch was built without CUDA.
+
+    A backward pass comes first: the first one in a process starts a thread for each device with a guard, and a process
+    with such threads has no children that can train.
+    """
     if torch.version.cuda:
         return
+    torch.ones(1, requires_grad=True).backward()
     if not shutil.which("g++"):
         pytest.skip("PyTorch is built without CUDA, and there is no g++ to build a device guard with")
     source, library = folder / "guard.cpp", folder / "guard.so"

@@ -1,5 +1,9 @@
 """Every option on the tensors of a GPU, without one: devices agree, nothing waits, and lower precision is applied."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -52,6 +56,21 @@ def on_gpu(guard, tiny, monkeypatch):
         return numbers
 
     return take
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a process that has used a GPU cannot be forked")
+def test_a_process_with_the_guard_still_has_children_that_can_train(guard, tmp_path):
+    """Tests of several processes fork their own, and may run after these in the same process."""
+    program = (
+        "import os, pathlib, sys, fake_cuda, torch\n"
+        "train = lambda: torch.ones(1, requires_grad=True).backward()\n"
+        "fake_cuda.register_guard(pathlib.Path(sys.argv[1])); train()\n"
+        "if child := os.fork(): sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+        "train()"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("override", FEW)
