@@ -26,6 +26,7 @@ class Instant:
         decided: The look after which each arm is decided; others never are.
         word: What is said of a decided arm.
         failing: (folder, seed) of runs that fail.
+        exploding: Folders of arms whose training loss explodes on the way to their final loss.
         stop_after: Runs until a signal stops the queue.
         losses: The final loss by folder of the arm, 1 where it is not named.
         trained: (folder, seed) of every run that was trained, in order.
@@ -34,6 +35,7 @@ class Instant:
     decided: dict[str, int] = field(default_factory=dict)
     word: str = WORSE
     failing: set[tuple[str, int]] = field(default_factory=set)
+    exploding: set[str] = field(default_factory=set)
     stop_after: float = float("inf")
     losses: dict[str, float] = field(default_factory=dict)
     trained: list[tuple[str, int]] = field(default_factory=list)
@@ -57,6 +59,12 @@ class Instant:
         (job.path / "status.json").write_text(json.dumps(status | {"host": "h", "pid": 1, "heartbeat": NOW}))
         summary = {"val_loss": self.losses.get(job.arm, 1.0), "tokens_per_second": 1000.0}
         (job.path / "summary.json").write_text(json.dumps(summary))
+        losses = [3.0, 2.0, 90.0, 1.0] if job.arm in self.exploding else [3.0, 2.0, 1.5, 1.0]
+        rows = [
+            {"step": step, "tokens": step, "flops": step, "seconds": step, "train/loss": loss}
+            for step, loss in enumerate(losses, 1)
+        ]
+        (job.path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
     def compare(self, directory: Path) -> Any:
         """What a comparison says of the study: its complete looks, who is undecided, and a word for each arm."""

@@ -183,9 +183,10 @@ def test_a_slow_arm_is_worse_and_has_not_stalled(writer):
 def test_a_long_excursion_is_an_explosion_and_a_noisy_loss_is_not():
     rng = np.random.default_rng(0)
     noisy = rng.normal(2, 0.5, 400)
-    assert failure(trained(noisy)) == ""
+    run = trained(noisy)
+    assert failure(run.record, run.curves) == ""
     noisy[100:140] += 2
-    assert failure(trained(noisy)) == "exploded"
+    assert failure(run.record, run.curves) == "exploded"
 
 
 def test_one_seed_is_never_better_or_worse(writer):
@@ -515,6 +516,18 @@ def test_tuning_runs_choose_the_rate_and_stay_out_of_the_table(writer):
     assert comparison.tuning_runs == 6 and comparison.rows[0].seeds == [0, 1, 2, 3, 4]
     assert [r.best_lr for r in comparison.rows] == [0.003, 0.003]
     assert check(comparison, "learning_rate").status == PASS
+
+
+def test_a_rate_at_which_a_tuning_run_exploded_and_recovered_is_not_chosen(writer):
+    tuned_study(writer)
+    assert compare(writer.root).rows[0].best_lr == 0.003
+    log = next(writer.root.rglob("baseline/s1001-*/metrics.jsonl"))
+    rows = read_jsonl(log)
+    for line in rows[len(rows) // 3 : len(rows) // 2]:
+        line["train/loss"] += 5
+    log.write_text("".join(json.dumps(line) + "\n" for line in rows))
+    with pytest.raises(ConfigError, match="no result at its own best learning rate"):
+        compare(writer.root)
 
 
 def test_a_best_rate_at_the_edge_of_the_grid_fails(writer):

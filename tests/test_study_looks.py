@@ -122,6 +122,15 @@ def test_with_a_grid_only_the_runs_at_each_arm_s_best_rate_are_extended(study, i
     assert {seed for arm, seed in instant.trained if arm == "norm=layer,optim.lr=0.001"} == {0, 1, 2, 3, 4, 7}
 
 
+def test_an_arm_is_not_trained_at_a_rate_at_which_its_tuning_run_exploded(study, instant):
+    """Although the run recovered to the lowest loss: its pairs would be lost to the verdict."""
+    instant.losses = {"norm=layer,optim.lr=0.001": 0.5, "norm=layer": 0.9}
+    instant.exploding = {"norm=layer,optim.lr=0.001"}
+    assert main(study("vary.norm=layer", "lr_grid=1e-3,3e-3", "tuning_seeds=7", "optim.lr=3e-3")) == 0
+    assert {seed for arm, seed in instant.trained if arm == "norm=layer,optim.lr=0.001"} == {7}
+    assert {seed for arm, seed in instant.trained if arm == "norm=layer"} == {0, 1, 2, 3, 4, 7}
+
+
 # ------------------------------------------------------------------------------------------------- study.yaml and files
 
 

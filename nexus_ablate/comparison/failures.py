@@ -6,8 +6,10 @@ import math
 
 import numpy as np
 
+from nexus_ablate.comparison.curves import Curves
 from nexus_ablate.comparison.load import Trained
 from nexus_ablate.comparison.statistics import Array
+from nexus_ablate.runs import RunRecord
 
 STALLED = 0.02
 """Relative. At a unigram model's bits per byte a run has learned no more than how frequent each token is."""
@@ -20,25 +22,25 @@ def failed_seeds(runs: dict[int, Trained], baseline: dict[int, Trained]) -> dict
     """
     failed = {}
     for seed, run in runs.items():
-        how = failure(run)
+        how = failure(run.record, run.curves)
         twin = baseline.get(seed)
         if not how and runs is not baseline and twin is not None and stalled(run):
-            how = "" if failure(twin) or stalled(twin) else "stalled"
+            how = "" if failure(twin.record, twin.curves) or stalled(twin) else "stalled"
         if how:
             failed[seed] = how
     return failed
 
 
-def failure(run: Trained) -> str:
+def failure(record: RunRecord, curves: Curves) -> str:
     """How a run failed to train whatever the others did, or ''.
 
     non-finite: the loss or a gradient. exploded: it ended above its first loss, or its training loss (a mean over 2%
     of the rows) was for 5% of them a nat above its best so far.
     """
-    val, train = run.curves.val, run.curves.train
-    if run.record.state == "failed":  # only a table made elsewhere has such a run
+    val, train = curves.val, curves.train
+    if record.state == "failed":  # only a table made elsewhere has such a run
         return "as its source says"
-    if run.record.state == "diverged" or np.isnan(val[-1:]).any():
+    if record.state == "diverged" or np.isnan(val[-1:]).any():
         return "non-finite"
     if len(val) > 1 and val[-1] > val[0]:
         return "exploded"

@@ -98,7 +98,8 @@ def noise(dirs: Iterable[str | Path], deltas: Iterable[float] = (), family: int 
 
 
 def _losses(arm: Arm) -> dict[int, float]:
-    losses = {seed: arm.value(seed, "val_loss") for seed, run in arm.runs.items() if not failure(run)}
+    trained = [seed for seed, run in arm.runs.items() if not failure(run.record, run.curves)]
+    losses = {seed: arm.value(seed, "val_loss") for seed in trained}
     return {seed: loss for seed, loss in losses.items() if np.isfinite(loss)}
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from nexus_ablate.comparison.arms import Arm
 from nexus_ablate.comparison.differences import science_key
 from nexus_ablate.comparison.endpoint import Endpoint
+from nexus_ablate.comparison.failures import failure
 from nexus_ablate.comparison.load import Plan
 from nexus_ablate.comparison.statistics import Interval, mean_interval
 from nexus_ablate.errors import ConfigError
@@ -47,10 +48,10 @@ def attach(baseline: Arm, others: list[Arm], plan: Plan) -> list[Arm]:
 
 
 def lr_points(arm: Arm) -> dict[float, list[float]]:
-    """Learning rate to the final losses of its tuning runs; a diverged one is infinite."""
+    """Learning rate to the final losses of its tuning runs; infinite where the run failed to train."""
     points: dict[float, list[float]] = {}
     for run in arm.tuning:
-        loss = run.figure(CRITERION) if run.record.state == "finished" else float("nan")
+        loss = float("nan") if failure(run.record, run.curves) else run.figure(CRITERION)
         points.setdefault(run.config["optim"]["lr"], []).append(loss if np.isfinite(loss) else float("inf"))
     return dict(sorted(points.items()))
 

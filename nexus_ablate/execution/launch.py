@@ -93,7 +93,8 @@ def _run_arms(runs: Runs, run: Callable[[list[Job]], str], progress: StudyProgre
     if not stopped and study.definition.lr_grid:
         for arm in study.all_arms:
             if runs.best_rate(arm) is None:
-                progress.say(f"{arm.name}: no best learning rate, because a tuning run failed or all diverged")
+                why = "a tuning run is missing, or at every rate one failed to train"
+                progress.say(f"{arm.name}: no best learning rate, because {why}")
         stopped = run(runs.tuned())
     if not stopped and study.definition.looks:
         stopped = _run_looks(runs, run, progress)

@@ -152,7 +152,7 @@ def _at_best(runs: Runs, arm: StudyArm) -> list[str]:
         return arm.requested
     rate = runs.best_rate(arm)
     if rate is None:
-        problem = f"{arm.name} has no best learning rate: a tuning run is missing, failed, or all diverged"
+        problem = f"{arm.name} has no best learning rate: a tuning run is missing, or at every rate one failed to train"
         raise ConfigError(problem, f"lr_grid {show(study.lr_grid)}", f"nexus-ablate study {study.name}")
     return merged([*arm.requested, f"optim.lr={show(rate)}"])
 

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
+from nexus_ablate.comparison.curves import read_curves
+from nexus_ablate.comparison.failures import failure
 from nexus_ablate.config.compose import differences
 from nexus_ablate.config.grammar import show
 from nexus_ablate.config.options import Option
@@ -132,14 +133,14 @@ class Runs:
     def best_rate(self, arm: StudyArm) -> float | None:
         """The rate with the lowest mean validation loss over the tuning seeds; None until all of them have ended.
 
-        Rates at which a run diverged are excluded.
+        Rates at which a run failed to train are excluded: a verdict would lose the pairs of such runs.
         """
         means = self._tuning_losses(arm) or {}
         best = min(means, key=lambda lr: means[lr], default=None)
         return best if best is not None and math.isfinite(means[best]) else None
 
     def _tuning_losses(self, arm: StudyArm) -> dict[float, float] | None:
-        """The mean validation loss per rate of the grid, infinite if a run diverged; None until all runs have ended."""
+        """Mean validation loss by rate, infinite where a run failed to train; None until all have ended."""
         definition = self.study.definition
         means = {}
         for lr in definition.lr_grid:
@@ -188,7 +189,9 @@ class Runs:
 
 
 def final_loss(job: Job) -> float:
-    """The validation loss of a run that has ended; infinite if it diverged."""
-    summary: dict[str, Any] = read_run(job.path).summary or {}
-    value = summary.get("val_loss")
+    """The validation loss of a run that has ended; infinite if it failed to train."""
+    record = read_run(job.path)
+    if failure(record, read_curves(job.path / "metrics.jsonl")):
+        return math.inf
+    value = (record.summary or {}).get("val_loss")
     return math.inf if value is None else value
