@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 from test_claims import NOISE, around
 from written_runs import Writer
 
@@ -199,6 +200,28 @@ def test_what_is_not_finished_or_not_a_claim_is_not_published(tmp_path, folder, 
         writer.run("norm=layer", seed=seed, loss=2.1)
     assert main(["claims", "--publish", str(tmp_path / "mine")]) == errors.CONFIG
     assert "only a shipped study" in capsys.readouterr().err
+    assert not list(folder.iterdir())
+
+
+def test_a_claim_whose_pairs_were_lost_to_failed_runs_is_preliminary_and_not_published(tmp_path, folder, capsys):
+    runs = runs_of_a_claim(tmp_path, shift=1.0)
+    for status in (runs / "baseline").glob("s[34]-*/status.json"):
+        status.write_text(json.dumps(json.loads(status.read_text()) | {"state": "diverged"}))
+    assert main(["claims", "--publish", str(runs)]) == errors.CONFIG
+    problem = capsys.readouterr().err
+    assert (
+        "got: preliminary: CONTRADICTED" in problem and "try: more seeds in the definition of rms_vs_layer" in problem
+    )
+    assert not list(folder.iterdir())
+
+
+def test_seeds_that_were_added_after_a_look_make_a_claim_exploratory_and_it_is_not_published(tmp_path, folder, capsys):
+    runs = runs_of_a_claim(tmp_path, shift=1.0)
+    record = yaml.safe_load((runs / "study.yaml").read_text())
+    (runs / "study.yaml").write_text(yaml.safe_dump(record | {"added": [{"when": "2020-01-01", "seeds": [4]}]}))
+    assert main(["claims", "--publish", str(runs)]) == errors.CONFIG
+    problem = capsys.readouterr().err
+    assert "an exploratory result is not published" in problem and "a look at the others: 4" in problem
     assert not list(folder.iterdir())
 
 

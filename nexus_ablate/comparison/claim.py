@@ -15,6 +15,7 @@ from nexus_ablate.comparison.verdict import (
     DIVERGED,
     INCOMPLETE,
     NOT_COMPARABLE,
+    PRELIMINARY,
     UNSTABLE,
     Verdict,
     interval_name,
@@ -59,8 +60,8 @@ class Claim:
     """The claim of a study and its outcome over all strata.
 
     Attributes:
-        preliminary: Runs that the outcome needs are missing, or there are fewer seeds than a claim needs. Where the
-            baseline lacks what the claim is about, it needs no other arm.
+        preliminary: Runs that the outcome needs are missing, or there are fewer seeds than a claim needs, or fewer
+            pairs of them because runs failed. Where the baseline lacks what the claim is about, it needs no other arm.
     """
 
     text: str
@@ -89,12 +90,8 @@ def judge_claim(tables: list[Comparison], incomplete: bool = False) -> Claim | N
         return None
     requirements = [one for table in claims for one in requirements_of(table)]
     unmet = {requirement.stratum for requirement in requirements if not requirement.met}
-    results = [
-        _result(table, expectation)
-        for table in claims
-        if table.plan.stratum not in unmet
-        for expectation in table.plan.expects
-    ]
+    judged = [(table, one) for table in claims if table.plan.stratum not in unmet for one in table.plan.expects]
+    results = [_result(table, expectation) for table, expectation in judged]
     outcomes = {one.outcome for one in results}
     outcome = next((one for one in (CONTRADICTED, NOT_SHOWN, SUPPORTED) if one in outcomes), NOT_TESTABLE)
     sentence = _joined([one for one in results if one.outcome == outcome])
@@ -103,8 +100,17 @@ def judge_claim(tables: list[Comparison], incomplete: bool = False) -> Claim | N
         sentence = "; ".join(lacking) or "the study expects nothing of its arms"
     needed = [row for table in claims for row in (table.rows[:1] if table.plan.stratum in unmet else table.rows)]
     few = any(len(table.rows[0].seeds) < CLAIM_SEEDS for table in claims)
+    few |= any(_lost_pairs(*one) for one, result in zip(judged, results, strict=True) if result.outcome != NOT_SHOWN)
     preliminary = incomplete or few or any(row.waiting for row in needed)
     return Claim(claims[0].plan.claim, outcome, sentence, results, requirements, preliminary)
+
+
+def _lost_pairs(comparison: Comparison, expectation: Expectation) -> bool:
+    """Whether a measured difference has fewer pairs than a claim needs, for instance because baseline runs failed."""
+    index = next(i for i, arm in enumerate(comparison.arms) if i and arm.name == expectation.arm)
+    verdict = comparison.rows[index].verdict
+    measured = expectation.expected not in ("trains", "fails")
+    return measured and verdict is not None and verdict.prefix.startswith(PRELIMINARY)
 
 
 def _joined(results: list[Result]) -> str:

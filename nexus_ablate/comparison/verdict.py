@@ -37,6 +37,8 @@ DIFFERENT = (BETTER, WORSE, LOWER, HIGHER)
 UNDECIDED = (INCONCLUSIVE, INCOMPLETE)
 CLAIM_SEEDS = 5
 """With fewer a verdict is called preliminary."""
+
+PRELIMINARY = "preliminary: "
 TOO_SMALL = "below the threshold that matters"
 
 
@@ -148,7 +150,7 @@ def decide(evidence: Evidence) -> Verdict:
     if e.waiting and chosen not in (NOT_COMPARABLE, INCOMPLETE):
         qualifiers.append("incomplete")
     seeds = e.runs if e.trains_where_the_baseline_fails else e.pairs
-    prefix = "preliminary: " if weighed and seeds < CLAIM_SEEDS else ""
+    prefix = PRELIMINARY if weighed and seeds < CLAIM_SEEDS else ""
     if weighed and e.exploratory:
         prefix += "exploratory: "
     return Verdict(chosen, _sentence(chosen, e), prefix, tuple(qualifiers))

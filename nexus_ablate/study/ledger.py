@@ -110,18 +110,24 @@ def entry_of(findings: Findings) -> dict[str, Any]:
     """What is published of a study's findings.
 
     Raises:
-        ConfigError: The study has no claim, is not finished, or its runs are by more than one version of the code.
+        ConfigError: The study has no claim, is not finished or exploratory, or its runs are by more than one version of
+            the code.
     """
     claim, tables, name, known = findings.claim, findings.tables, findings.name, claims()
     if claim is None or name not in known:
         raise ConfigError(
             "only a shipped study with a claim is published", name, f"nexus-ablate claims {next(iter(known))}"
         )
+    fresh = f"more seeds in the definition of {name}, none of them trained so far"
     if claim.preliminary:
         waiting = ", ".join(
             f"{row.arm}: {row.waiting} missing" for table in tables for row in table.rows if row.waiting
         )
-        raise ConfigError("this study has too few runs to be published", waiting or name, f"nexus-ablate study {name}")
+        more = f"nexus-ablate study {name}" if waiting else fresh
+        raise ConfigError("this study has too few runs to be published", waiting or str(claim), more)
+    if added := sorted({seed for table in tables for seed in table.added}):
+        got = f"seeds added after a look at the others: {', '.join(map(str, added))}"
+        raise ConfigError("an exploratory result is not published", got, fresh)
     runs = [run for table in tables for arm in table.arms for run in _all_runs(arm)]
     sources = {run.source: run.code for run in runs}
     if len(sources) > 1 or None in sources.values():
