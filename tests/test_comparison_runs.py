@@ -519,15 +519,19 @@ def test_tuning_runs_choose_the_rate_and_stay_out_of_the_table(writer):
 
 
 def test_a_rate_at_which_a_tuning_run_exploded_and_recovered_is_not_chosen(writer):
-    tuned_study(writer)
-    assert compare(writer.root).rows[0].best_lr == 0.003
-    log = next(writer.root.rglob("baseline/s1001-*/metrics.jsonl"))
+    tuned_study(writer, best=0.009)
+    for arm in ((), ("norm=layer",)):
+        writer.run(*arm, "optim.lr=0.027", seed=1001, loss=3.0)
+    writer.arm("norm=layer", "optim.lr=0.009", losses=HIGHER, train_noise="fast")
+    log = next(writer.root.glob("*/optim.lr=0.009/s1001-*/metrics.jsonl"))
     rows = read_jsonl(log)
     for line in rows[len(rows) // 3 : len(rows) // 2]:
         line["train/loss"] += 5
     log.write_text("".join(json.dumps(line) + "\n" for line in rows))
-    with pytest.raises(ConfigError, match="no result at its own best learning rate"):
-        compare(writer.root)
+    comparison = compare(writer.root)
+    assert [r.best_lr for r in comparison.rows] == [0.003, 0.009]
+    checked = check(comparison, "learning_rate")
+    assert checked.status == PASS and checked.text.endswith("a tuning run failed to train: baseline at 0.009")
 
 
 def test_a_best_rate_at_the_edge_of_the_grid_fails(writer):

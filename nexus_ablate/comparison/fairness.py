@@ -18,7 +18,7 @@ from nexus_ablate.comparison.arms import Arm
 from nexus_ablate.comparison.failures import failed_seeds
 from nexus_ablate.comparison.load import Excluded, Plan, Trained
 from nexus_ablate.comparison.pairs import shared_init, unlike_batches, unlike_code, unlike_init, unlike_plugins
-from nexus_ablate.comparison.tuning import best_lr
+from nexus_ablate.comparison.tuning import best_lr, failed_rates
 from nexus_ablate.comparison.windows import text_error
 from nexus_ablate.console import several
 from nexus_ablate.errors import UserError, unknown
@@ -328,7 +328,12 @@ def _learning_rate(baseline: Arm, arms: list[Arm], plan: Plan) -> Check:
     if not any(trials.values()):
         return Check(TUNING, WARN, "the study's learning-rate runs are missing")
     count = len(trials[baseline.label])
-    return Check(TUNING, PASS, f"{count} trials for each arm at the same rates, best ones inside the grid")
+    failed = {arm.label: failed_rates(arm) for arm in everyone}
+    named = ", ".join(
+        f"{label} at {' and '.join(map('{:g}'.format, rates))}" for label, rates in failed.items() if rates
+    )
+    left_out = f"; left out, because a tuning run failed to train: {named}" if named else ""
+    return Check(TUNING, PASS, f"{count} trials for each arm at the same rates, best ones inside the grid{left_out}")
 
 
 def _rates(arm: Arm) -> list[float]:

@@ -48,20 +48,29 @@ def attach(baseline: Arm, others: list[Arm], plan: Plan) -> list[Arm]:
 
 
 def lr_points(arm: Arm) -> dict[float, list[float]]:
-    """Learning rate to the final losses of its tuning runs; infinite where the run failed to train."""
+    """Learning rate to the final losses of its tuning runs; a diverged one is infinite."""
     points: dict[float, list[float]] = {}
     for run in arm.tuning:
-        loss = float("nan") if failure(run.record, run.curves) else run.figure(CRITERION)
+        loss = run.figure(CRITERION) if run.record.state == "finished" else float("nan")
         points.setdefault(run.config["optim"]["lr"], []).append(loss if np.isfinite(loss) else float("inf"))
     return dict(sorted(points.items()))
 
 
+def failed_rates(arm: Arm) -> list[float]:
+    """The learning rates at which a tuning run failed to train, whatever it ended at."""
+    return sorted({run.config["optim"]["lr"] for run in arm.tuning if failure(run.record, run.curves)})
+
+
 def best_lr(arm: Arm) -> tuple[float | None, bool]:
-    """The learning rate of the lowest mean tuning loss, and whether it lies at the edge of those tried."""
-    points = {lr: float(np.mean(losses)) for lr, losses in lr_points(arm).items()}
-    if not points or not np.isfinite(min(points.values())):
+    """The learning rate of the lowest mean tuning loss, and whether it lies at the edge of those tried.
+
+    Rates at which a run failed to train are no candidates: a verdict would lose the pairs of such runs.
+    """
+    points, failed = lr_points(arm), failed_rates(arm)
+    means = {lr: float(np.mean(losses)) for lr, losses in points.items() if lr not in failed}
+    if not means or not np.isfinite(min(means.values())):
         return None, False
-    best = min(points, key=lambda lr: points[lr])
+    best = min(means, key=lambda lr: means[lr])
     return best, best in (min(points), max(points))
 
 
