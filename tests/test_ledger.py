@@ -13,6 +13,7 @@ from written_runs import Writer
 
 from nexus_ablate import errors
 from nexus_ablate.cli import main
+from nexus_ablate.comparison.claim import NOT_SHOWN
 from nexus_ablate.provenance import source_hashes
 from nexus_ablate.report import ledger_page
 from nexus_ablate.study import ledger
@@ -247,3 +248,16 @@ def test_the_page_and_its_figure_are_made_of_the_entries(tmp_path, folder):
 def test_the_published_page_is_that_of_the_published_numbers():
     page = (ROOT / "docs/claims.md").read_text(encoding="utf-8")
     assert page == ledger_page.page(ledger.claims(), ledger.entries()), "python scripts/docs.py"
+
+
+def test_no_published_outcome_rests_on_a_preliminary_or_exploratory_verdict():
+    for name, entry in ledger.entries().items():
+        rows = {
+            (row["arm"], row["endpoint"], label): row
+            for label, table in entry["strata"].items()
+            for row in table["rows"]
+        }
+        for one in entry["expectations"]:
+            verdict = rows[one["arm"], one["endpoint"], one["stratum"]]["verdict"]
+            decided = one["outcome"] != NOT_SHOWN
+            assert not (decided and verdict.startswith(("preliminary", "exploratory"))), name
