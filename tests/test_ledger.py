@@ -242,7 +242,22 @@ def test_the_page_and_its_figure_are_made_of_the_entries(tmp_path, folder):
     assert "**SUPPORTED**" in page and "| `sinks` |" in page.replace("[`sinks`](#sinks)", "`sinks`")
     assert "`nexus-ablate claims rms_vs_layer`" in page
     assert "- WARN learning_rate: one learning rate for all (0.003)" in page, "what a comparison warns of"
-    assert ledger_page.figure(ledger.entries()).axes
+
+
+def test_the_figure_marks_each_outcome_in_a_shape_of_its_own(tmp_path, folder):
+    published(folder, runs_of_a_claim(tmp_path))
+    figure = ledger_page.figure(ledger.entries())
+    shapes = {
+        text.get_text(): handle.get_marker() for text, handle in _legend(figure) if "matter" not in text.get_text()
+    }
+    assert len(set(shapes.values())) == len(shapes) == 3
+    drawn = [line.get_marker() for line in figure.axes[0].lines if len(line.get_xdata()) == 1]
+    assert set(drawn) == {shapes["supported"]}
+
+
+def _legend(figure):
+    legend = figure.legends[0]
+    return zip(legend.get_texts(), legend.legend_handles, strict=True)
 
 
 def test_the_published_page_is_that_of_the_published_numbers():

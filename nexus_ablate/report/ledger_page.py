@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NOT_TRAINED = "not trained yet"
-COLOURS = {"SUPPORTED": "C2", "CONTRADICTED": "C3", "NOT SHOWN": "C7", "NOT TESTABLE HERE": "C8"}
+OUTCOMES = ("SUPPORTED", "CONTRADICTED", "NOT SHOWN", "NOT TESTABLE HERE")
+MARKS = {"SUPPORTED": ("C2", "o"), "CONTRADICTED": ("C3", "X"), "NOT SHOWN": ("C7", "|")}
+"""Colour and mark by outcome: the mark for readers who can't tell the colours apart."""
 WIDEST = 6.0
 """Margins up to which the figure is drawn."""
 HEAD = """# Claims
@@ -61,7 +63,7 @@ def page(claims: Mapping[str, LedgerClaim], entries: Mapping[str, dict[str, Any]
 def decided(claims: Collection[str], entries: Mapping[str, dict[str, Any]]) -> str:
     """How many claims have each outcome, and those that are decided, for the README."""
     outcomes = Counter(entry["outcome"] for entry in entries.values())
-    counts = [f"{outcomes[outcome]} {outcome.lower()}" for outcome in COLOURS if outcomes[outcome]]
+    counts = [f"{outcomes[outcome]} {outcome.lower()}" for outcome in OUTCOMES if outcomes[outcome]]
     counts += [f"{left} not trained yet"] if (left := len(claims) - len(entries)) else []
     rows = [
         f"| {entry['claim']} | [{entry['outcome']}](docs/claims.md#{name}) |"
@@ -146,7 +148,7 @@ def _difference(endpoint: Endpoint, row: dict[str, Any]) -> str:
 
 
 def figure(entries: Mapping[str, dict[str, Any]]) -> Figure:
-    """Each expectation's difference with its interval, in units of the margin, coloured by outcome."""
+    """Each expectation's difference with its interval, in units of the margin, marked by outcome."""
     from matplotlib.figure import Figure
 
     rows = [
@@ -160,19 +162,21 @@ def figure(entries: Mapping[str, dict[str, Any]]) -> Figure:
     axes.axvspan(-1, 1, color="0.9", linewidth=0, label="too small to matter")
     axes.axvline(0, color="0.4", linewidth=0.8)
     for at, (_, one, (low, middle, high)) in enumerate(reversed(rows)):
-        colour = COLOURS[one["outcome"]]
-        low, at_most, high = (max(-WIDEST, min(WIDEST, bound)) for bound in (low, middle, high))
-        axes.plot([low, high], [at, at], color=colour, linewidth=2)
-        mark = "<" if middle < -WIDEST else ">" if middle > WIDEST else "o"
-        axes.plot(at_most, at, mark, color=colour, markersize=4 if mark == "o" else 7)
+        colour, mark = MARKS[one["outcome"]]
+        inside = [max(-WIDEST, min(WIDEST, bound)) for bound in (low, middle, high)]
+        axes.plot(inside[::2], [at, at], color=colour, linewidth=2)
+        axes.plot(inside[1], at, mark, color=colour, markersize=6)
+        for beyond, side, arrow in ((low < -WIDEST, -1, "<"), (high > WIDEST, 1, ">")):
+            if beyond:
+                axes.plot(side * 1.05 * WIDEST, at, arrow, color=colour, markersize=4)
     names = [f"{name}: {one['arm']}, {one['endpoint']} {one['expected']}" for name, one, _ in rows]
     axes.set_yticks(range(len(rows)), names[::-1], fontsize=7)
     axes.set_xlim(-1.1 * WIDEST, 1.1 * WIDEST)
     axes.set_ylim(-1, len(rows))
     axes.set(xlabel=f"difference to the baseline, in margins (arrows: beyond {WIDEST:g})")
-    for outcome, colour in COLOURS.items():
-        axes.plot([], [], "o", color=colour, label=outcome.lower(), markersize=4)
-    drawn.legend(frameon=False, fontsize=7, loc="outside upper right", ncols=5)
+    for outcome, (colour, mark) in MARKS.items():
+        axes.plot([], [], mark, color=colour, label=outcome.lower(), markersize=6)
+    drawn.legend(frameon=False, fontsize=7, loc="outside upper right", ncols=4)
     axes.spines[["top", "right"]].set_visible(False)
     return drawn
 
