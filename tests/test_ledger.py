@@ -131,14 +131,14 @@ def test_a_replication_says_what_else_was_different(tmp_path, folder, capsys):
     entry = published(folder, runs_of_a_claim(tmp_path))
     assert main(["claims", "--check", str(tmp_path / "rms_vs_layer")]) == 0
     assert "a replication with" not in capsys.readouterr().out, "the same text, setting and code"
-    made = entry["made"] | {"validation_text": "another", "torch": "1.0"}
+    made = entry["made"] | {"validation_text": "another", "torch": "1.0", "processor": "abacus"}
     changed = {"made": made, "regime": "n_layers 96", "source": entry["source"] | {"axes/norm.py": "former"}}
     (folder / "rms_vs_layer.json").write_text(json.dumps(entry | changed))
     assert main(["claims", "--check", str(tmp_path / "rms_vs_layer")]) == 0
     shown = capsys.readouterr().out
     lines = ("setting: n_layers 2, ", "validation text", "code: axes/norm.py differs", "torch: 2; published: 1.0")
     assert all(re.search(rf"a replication with (another|other) {line}", shown) for line in lines), shown
-    assert "; published: n_layers 96" in shown
+    assert "; published: n_layers 96" in shown and re.search("with another processor: .+; published: abacus", shown)
 
 
 @pytest.mark.slow
@@ -227,12 +227,19 @@ def test_seeds_that_were_added_after_a_look_make_a_claim_exploratory_and_it_is_n
 
 
 @pytest.mark.parametrize(
-    "words", [["claims", "nrms"], ["claims", "norms", "--check", "runs"], ["claims", "--check", "runs"]]
+    ("words", "fix"),
+    [
+        (["claims", "nrms"], "nexus-ablate claims norms"),
+        (["claims", "norms", "--check", "runs/norms"], "nexus-ablate claims --check runs/norms"),
+        (["claims", "norms", "--publish", "runs/norms"], "nexus-ablate claims norms"),
+        (["claims", "--check", "runs"], ""),
+    ],
 )
-def test_a_mistake_is_three_lines(capsys, tmp_path, monkeypatch, words):
+def test_a_mistake_is_three_lines(capsys, tmp_path, monkeypatch, words, fix):
     monkeypatch.chdir(tmp_path)
     assert main(words) == errors.CONFIG
-    assert len(capsys.readouterr().err.splitlines()) == 3
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 3 and lines[2].startswith(f"  try: {fix}")
     assert not list(tmp_path.iterdir())
 
 

@@ -39,7 +39,8 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
     """List, check, publish, or train and judge."""
     if sum(bool(mode) for mode in (words, "check" in flags, "publish" in flags)) > 1:
         named = " ".join([*words, *(f"--{mode}" for mode in ("check", "publish") if mode in flags)])
-        raise ConfigError("claims does one thing at a time", named, "nexus-ablate claims")
+        fix = f"nexus-ablate claims --check {flags['check']}" if "check" in flags else f"nexus-ablate claims {words[0]}"
+        raise ConfigError("claims does one thing at a time", named, fix)
     if "check" in flags:
         from nexus_ablate.study.ledger import entries
 

@@ -159,13 +159,17 @@ def entry_of(findings: Findings) -> dict[str, Any]:
             "python": env.get("python"),
             "torch": (env.get("packages") or {}).get("torch"),
             "threads": summary.get("threads"),
-            "processor": str(summary.get("processor") or summary.get("device")),
+            "processor": _processor(summary),
             "when": max(run.begun for run in runs)[:10],
             "validation_text": summary.get("eval_hash"),
         },
         "source": dict(source or {}),
         "strata": {stratum: _table(table) for stratum, table in zip(findings.strata, tables, strict=True)},
     }
+
+
+def _processor(summary: Mapping[str, Any]) -> str:
+    return str(summary.get("processor") or summary.get("device"))
 
 
 def _all_runs(arm: Arm) -> list[Any]:
@@ -235,18 +239,21 @@ def publish(findings: Findings) -> Path:
 
 
 def other_circumstances(entry: dict[str, Any], findings: Findings) -> list[str]:
-    """In what other runs of a study differ from the published ones, besides their seeds and machine."""
+    """In what other runs of a study differ from the published ones, besides their seeds."""
     run, made = next(iter(findings.tables[0].arms[0].runs.values())), entry["made"]
+    summary = run.record.summary or {}
     lines = []
     if (regime := _regime(findings.tables)) != entry["regime"]:
         lines.append(f"another setting: {regime}; published: {entry['regime']}")
-    if (run.record.summary or {}).get("eval_hash") != made["validation_text"]:
+    if summary.get("eval_hash") != made["validation_text"]:
         lines.append("another validation text")
     if files := differing_files(entry["source"], run.code):
         lines.append(f"other code: {differ(files)}")
     torch = (run.env.get("packages") or {}).get("torch")
     if torch != made["torch"]:
         lines.append(f"another torch: {torch}; published: {made['torch']}")
+    if (processor := _processor(summary)) != made["processor"]:
+        lines.append(f"another processor: {processor}; published: {made['processor']}")
     return lines
 
 
