@@ -103,9 +103,10 @@ def desk(request, tmp_path, monkeypatch):
     for study in {"norms", *(name for name in (*studies, *published) if name in request.node.name)}:
         writer = Writer(tmp_path / "runs", study)
         writer.arm(losses=[2.0, 2.01, 1.99])
-        writer.arm("norm=layer", losses=[2.1, 2.12, 2.09])
-        if study == "mine":
-            writer.plan(("norm=layer",))
+        arm = "model.dropout=0.1" if study == "dropout" else "norm=layer"
+        writer.arm(arm, losses=[2.1, 2.12, 2.09])
+        if study in ("mine", "dropout"):
+            writer.plan((arm,))
     return trained
 
 

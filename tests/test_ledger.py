@@ -141,6 +141,15 @@ def test_a_replication_says_what_else_was_different(tmp_path, folder, capsys):
     assert "; published: n_layers 96" in shown and re.search("with another processor: .+; published: abacus", shown)
 
 
+def test_runs_without_a_study_are_named_by_their_folder(tmp_path, folder, capsys):
+    writer = Writer(tmp_path, "mine")
+    for seed in range(2):
+        writer.run(seed=seed)
+        writer.run("norm=layer", seed=seed, loss=2.1)
+    assert main(["claims", "--check", str(tmp_path / "mine")]) == errors.CONFIG
+    assert f"got: {tmp_path / 'mine'}" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_a_baseline_run_trained_again_ends_where_the_published_one_did(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

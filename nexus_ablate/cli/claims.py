@@ -127,7 +127,7 @@ def _check(directory: str, published: dict[str, dict[str, Any]]) -> int:
     study_findings = findings(directory)
     entry = published.get(study_findings.name)
     if entry is None:
-        raise ConfigError("nothing is published of this study", study_findings.name, "nexus-ablate claims")
+        raise ConfigError("nothing is published of this study", study_findings.name or directory, "nexus-ablate claims")
     compared = replications(entry, study_findings)
     if not compared:
         raise ConfigError("these runs share no arm with the published ones", directory, f"{entry['command']}")
