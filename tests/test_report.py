@@ -211,14 +211,41 @@ def test_a_page_of_ten_arms_and_five_seeds_is_under_a_megabyte(tmp_path):
 
 # ------------------------------------------------------------------------------------------------- command line
 
+REPORTS = ("--html", "--md", "--latex", "--csv", "--json", "--runs")
+
 
 def test_the_command_writes_every_format_and_prints_the_table(comparison, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
-    files = {flag: tmp_path / f"out{flag}" for flag in ("--html", "--md", "--latex", "--csv", "--json")}
+    files = {flag: tmp_path / f"out{flag}" for flag in REPORTS}
     flags = [part for flag, path in files.items() for part in (flag, str(path))]
     assert main(["compare", str(tmp_path / "runs"), *flags]) == 0
     assert "WORSE" in capsys.readouterr().out
     assert all(path.stat().st_size > 500 for path in files.values())
+    assert main(["compare", str(tmp_path / "runs"), *flags]) == 0, "reports are replaced by newer ones"
+
+
+@pytest.mark.parametrize("flag", REPORTS)
+def test_a_report_replaces_no_file_but_an_older_report(comparison, tmp_path, capsys, flag):
+    mine = tmp_path / "mine"
+    mine.write_text("arm,seed,val_loss\nbaseline,0,2.0\n")
+    assert main(["compare", str(tmp_path / "runs"), flag, str(mine)]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        f"error: {flag} would replace a file that it has not written",
+        f"  got: {mine}",
+        f"  try: {flag} mine_{flag[2:]}",
+    ]
+    assert mine.read_text() == "arm,seed,val_loss\nbaseline,0,2.0\n"
+
+
+def test_two_reports_are_not_written_to_one_file_nor_over_the_table_that_is_judged(comparison, tmp_path, capsys):
+    out, table = tmp_path / "out", tmp_path / "table.csv"
+    assert main(["compare", str(tmp_path / "runs"), "--html", str(out), "--csv", str(out)]) == 2
+    assert "--csv names a file that this command reads or writes" in capsys.readouterr().err
+    assert not out.exists()
+    assert main(["compare", str(tmp_path / "runs"), "--runs", str(table)]) == 0
+    before = table.read_text()
+    assert main(["judge", str(table), "--runs", str(table)]) == 2
+    assert table.read_text() == before
 
 
 def test_json_on_standard_output_is_json_alone(comparison, tmp_path, capsys):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 import time
@@ -68,6 +69,7 @@ VERB = Verb(
 
 def run(dirs: list[str], flags: dict[str, Any]) -> int:
     """Compare, print, and save the requested files."""
+    check_reports(flags)
     if "watch" in flags:
         _watch(dirs, flags)
     study_findings = _findings(dirs, flags)
@@ -109,6 +111,28 @@ def _watch(dirs: list[str], flags: dict[str, Any]) -> None:
             print(f"saved to {errors.printable(str(path), 4096)}: {summary(lines)}", file=sys.stderr, flush=True)
         before = states
         time.sleep(WATCH_SECONDS)
+
+
+def check_reports(flags: dict[str, Any], source: str = "") -> None:
+    """Check that the requested files replace nothing but reports of the same format.
+
+    Args:
+        source: The table that is judged.
+
+    Raises:
+        ConfigError: Two of them are one file, or one exists that is not an older report.
+    """
+    from nexus_ablate.report.findings import WRITTEN
+
+    taken = {Path(source).resolve()}
+    for name in (name for name in FORMATS if flags.get(name, Path("-")) != Path("-")):
+        path = flags[name]
+        fix = f"--{name} {path.stem[:100]}_{name}{path.suffix[:10]}"
+        if path.resolve() in taken:
+            raise errors.ConfigError(f"--{name} names a file that this command reads or writes", str(path), fix)
+        if path.is_file() and not re.search(WRITTEN[name], path.read_text("utf-8", "replace")):
+            raise errors.ConfigError(f"--{name} would replace a file that it has not written", str(path), fix)
+        taken.add(path.resolve())
 
 
 def deliver(study_findings: Findings, flags: dict[str, Any]) -> None:

@@ -81,6 +81,16 @@ def _times(interval: Interval) -> str:
     return f"x{interval.mean:.3g} [x{interval.low:.3g}, x{interval.high:.3g}]"
 
 
+WRITTEN = {
+    "html": r"(?s)\A<!doctype html>.*nexus-ablate",
+    "md": r"(?s)\n## Fairness\n.*\n## Left out\n",
+    "latex": r"\A% \\usepackage\{booktabs\}\n",
+    "csv": r"\A(stratum,)?arm,verdict,sentence,",
+    "json": r'(?s)"answer": .*"basis": ',
+    "runs": r"\A(stratum,)?arm,seed,[^\n]*,rate,tokens,seconds\n",
+}
+"""What every file of a format has that this module wrote."""
+
 SCALING_NOTE = (
     "x1.2: the arm reaches its loss where the baseline needs 1.2 times the compute, at equal training tokens. "
     "Intervals hold all arms and sizes, with the noise of the fit. By time: at equal training time, by the measured "
