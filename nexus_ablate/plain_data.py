@@ -40,7 +40,19 @@ def _refuse_constant(constant: str) -> None:
 
 
 class _Bounded:
-    """Extra limits of a YAML loader: no merge keys (nine short lines can make a billion items), no endless numbers."""
+    """Extra limits of a YAML loader.
+
+    No merge keys (nine short lines can make a billion items), no endless numbers, and no key twice in one mapping: YAML
+    forbids it, and PyYAML drops the first.
+    """
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        keys: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key.value, str) and key.value in keys:
+                raise yaml.constructor.ConstructorError(problem=f"{key.value} twice", problem_mark=key.start_mark)
+            keys |= {key.value} if isinstance(key.value, str) else set()
+        return super().construct_mapping(node, deep)  # type: ignore[misc]
 
     def flatten_mapping(self, node: Any) -> None:
         if any(key.tag == "tag:yaml.org,2002:merge" for key, _ in node.value):

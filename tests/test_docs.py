@@ -77,7 +77,9 @@ def desk(request, tmp_path, monkeypatch):
     (tmp_path / "muon.yaml").write_text(TUTORIAL_STUDY)
     (tmp_path / "records.csv").write_text(RECORDS)
     for name in ("runs.csv", "norms.csv"):
-        (tmp_path / name).write_text("arm,seed,val_loss\nbaseline,0,2.0\nbaseline,1,2.1\nnew,0,1.9\nnew,1,1.95\n")
+        rows = (("baseline", 0, 2.0), ("baseline", 1, 2.1), ("new", 0, 1.9), ("new", 1, 1.95))
+        lines = [f"{arm},{seed},{loss},3e-3,100,1" for arm, seed, loss in rows]
+        (tmp_path / name).write_text("\n".join(["arm,seed,val_loss,rate,tokens,seconds", *lines, ""]))
     for name, config in PUBLISHED.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(json.dumps(config))

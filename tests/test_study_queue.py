@@ -399,12 +399,14 @@ def leases_of(folder):
 def test_plan_shows_everything_and_writes_nothing(study, tmp_path):
     (tmp_path / "text.txt").touch()
     before = photograph(tmp_path)
-    requested = study("vary.norm=layer,rms,layr", "vary.placement=deepnorm", "seeds=0,1", "lr_grid=1e-3,2e-3")
+    requested = study(
+        "vary.norm=layer,rms", "vary.n_kv_heads=3", "vary.placement=deepnorm", "seeds=0,1", "lr_grid=1e-3,2e-3"
+    )
     done = nexus(["plan", *requested[1:]], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     for shown in (
         "norm=layer",
-        "try norm=layer",
+        "try n_kv_heads=1",
         "norm=rms is baseline",
         "also changes init",
         "at the best rates",

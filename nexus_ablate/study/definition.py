@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import math
 import os
+import re
+import shlex
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -33,6 +35,7 @@ from nexus_ablate.study.question import (
     arm_name_from,
     endpoints_from,
     expects_from,
+    number,
     requires_from,
     rungs_from,
     share_of,
@@ -40,6 +43,8 @@ from nexus_ablate.study.question import (
     strata_from,
 )
 
+_FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]*")
+"""The names that `experiment`, the folder of a study's runs, can have."""
 SEEDS = [0, 1, 2, 3, 4]
 TUNING_SEEDS = [1001]
 MAX_SEEDS = 1000
@@ -116,8 +121,9 @@ class Definition:
 
     def __post_init__(self) -> None:
         if bool(self.factors) == bool(self.arms):
-            got = "both" if self.factors else "neither"
-            raise ConfigError(f"study {self.name} needs factors or arms", got, "factors: {norm: [layer, rms]}")
+            got = f"factors {show(self.factors)} beside {len(self.arms)} arms" if self.arms else "neither"
+            fix = "a study of its own for vary.KEY" if self.arms else "factors: {norm: [layer, rms]}"
+            raise ConfigError(f"study {self.name} needs factors or arms", got, fix)
         if self.arms and self.design != "list":
             problem = f"study {self.name} has arms, but design={self.design} builds arms from factors"
             raise ConfigError(problem, f"design={self.design}", "design=list")
@@ -193,14 +199,18 @@ def read_request(words: list[str]) -> Request:
     """
     source, *rest = words or [""]
     if is_override(source) or not source:
-        raise ConfigError("the name of the study comes first", source, f"nexus-ablate study norms {source}".rstrip())
+        name, _, value = source.partition("=")
+        command = f"nexus-ablate study {value if name in ('experiment', 'name') else f'norms {source}'}".rstrip()
+        raise ConfigError("the name of the study comes first", source, command)
     values, looks, factors, overrides, launch = {}, {}, {}, [], []
     for text in rest:
         name, _, value = text.partition("=")
         if name.startswith("vary."):
+            if name.removeprefix("vary.") in factors:
+                raise ConfigError(f"{name} is given twice", text, f"{name}=A,B")
             factors[name.removeprefix("vary.")] = _items(name, value)
         elif name in KEYS and name != "baseline":
-            values[name] = _flat(_items(name, value)) if KEYS[name].text.startswith("list") else _number(value)
+            values[name] = _flat(_items(name, value)) if KEYS[name].text.startswith("list") else number(value)
         elif name in ("seeds.looks", "seeds.weights"):
             looks[name.removeprefix("seeds.")] = _flat(_items(name, value))
         elif name in ("seed", "rerun", "experiment"):
@@ -216,7 +226,11 @@ def read_request(words: list[str]) -> Request:
     values |= {"seeds": looks} if looks else {}
     launch = merged(launch)
     runs_dir = runs_dir_of(launch)
-    definition = _definition(source, values, factors, runs_dir)
+    definition = _definition(source, values, factors, overrides, runs_dir)
+    if not _FOLDER.fullmatch(definition.name):
+        safe = re.sub("[^A-Za-z0-9]+", "_", definition.name).strip("_") or "mine"
+        command = f"nexus-ablate study {shlex.quote(source)} name={safe}" if source.endswith(YAML) else safe
+        raise ConfigError("a study's name is that of a folder: letters, digits, . _ @ -", definition.name, command)
     return Request(replace(definition, baseline=merged([*definition.baseline, *overrides])), launch, runs_dir)
 
 
@@ -225,7 +239,9 @@ def runs_dir_of(launch: list[str]) -> Path:
     return Path(next((text.partition("=")[2] for text in launch if key_of(text) == "runs_dir"), "runs"))
 
 
-def _definition(source: str, overriding: dict[str, Any], factors: dict[str, list[Any]], runs_dir: Path) -> Definition:
+def _definition(
+    source: str, overriding: dict[str, Any], factors: dict[str, list[Any]], overrides: list[str], runs_dir: Path
+) -> Definition:
     values: dict[str, Any]
     shipped = shipped_studies()
     stored = runs_dir / source / "study.yaml"
@@ -238,6 +254,9 @@ def _definition(source: str, overriding: dict[str, Any], factors: dict[str, list
         values = {"name": source, "question": f"What does it change: {varied}?"}
     elif source and os.path.isfile(stored):
         values = stored_definition(read_study(stored.parent) or {})
+    elif choices := [text for text in overrides if "," in text and "[" not in text]:
+        problem = "a key with several values in a study is written vary.KEY"
+        raise ConfigError(problem, choices[0], f"nexus-ablate study {source} vary.{choices[0]}")
     else:
         raise unknown_study(source, runs_dir, "nexus-ablate study {}")
     if "delta_min" in overriding:
@@ -305,24 +324,28 @@ def define(values: dict[str, Any]) -> Definition:
     complete = defaults | {k: v for k, v in values.items() if k in KEYS}
     worth = share_of_tokens(endpoints[endpoint])
     complete |= {"endpoint": endpoint, "delta_min": "auto" if worth else endpoints[endpoint]}
-    complete["baseline"] = overrides_of(complete["baseline"])
+    complete["baseline"] = overrides_of(complete["baseline"], "the baseline")
     if "question" not in complete:
         raise ConfigError(
             f"study {complete['name']} has no question", "no `question` key", "question: what the study should decide"
         )
     for name, levels in factors.items():
         overrides_of([f"{name}={show(level)}" for level in levels])  # raises where the key cannot be part of an arm
+    if type(seeds := complete["seeds"]) is int:
+        example = f"seeds: {show(list(range(min(max(seeds, 1), 20))))}"
+        raise ConfigError("seeds is a list of seeds, not their number", f"seeds: {seeds}", example)
     looks, weights = _looks(complete["seeds"]) if isinstance(complete["seeds"], dict) else ([], [])
     if looks:
         complete["seeds"] = list(range(looks[-1]))
+    complete["tokens_per_parameter"] = number(complete["tokens_per_parameter"])
     for name in ("lr_grid", "seeds", "tuning_seeds", "rungs"):
         if isinstance(complete[name], list):
-            complete[name] = [_number(item) for item in complete[name]]
+            complete[name] = [number(item) for item in complete[name]]
     accepted: dict[str, Any] = {name: KEYS[name].accept(name, complete[name]) for name in KEYS}
     strata: dict[str, Any] = strata_from(values.get("strata"))
     if accepted["rungs"]:
         strata = rungs_from(accepted["rungs"], accepted["tokens_per_parameter"], strata, endpoint)
-    strata = {name: overrides_of(overrides) for name, overrides in strata.items()}
+    strata = {name: overrides_of(overrides, f"stratum {name}") for name, overrides in strata.items()}
     expects = expects_from(values.get("expects") or [], endpoints, strata)
     return Definition(
         **accepted,
@@ -401,7 +424,8 @@ def _looks(seeds: dict[str, Any]) -> tuple[list[int], list[float]]:
 def _numbers(name: str, value: Any) -> list[Any]:
     """A list of numbers, checked as `_LOOKS` says; empty if invalid."""
     try:
-        accepted: Any = Constraint(_LOOKS[name]).accept(name, value)
+        numbers = [number(item) for item in value] if isinstance(value, list) else value
+        accepted: Any = Constraint(_LOOKS[name]).accept(name, numbers)
         return accepted
     except ConfigError:
         return []
@@ -443,14 +467,6 @@ def _items(name: str, text: str) -> list[Any]:
 def _flat(items: list[Any]) -> Any:
     """`seeds=[0,1]` is `seeds=0,1`."""
     return items[0] if len(items) == 1 and isinstance(items[0], list | dict) else items
-
-
-def _number(value: Any) -> Any:
-    """A number for a string such as `1e-3`, which YAML reads as text; other values unchanged."""
-    try:
-        return float(value) if isinstance(value, str) else value
-    except ValueError:
-        return value
 
 
 def read_file(path: Path) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nexus_ablate.config.compose import compose, differences
+from nexus_ablate.config.overrides import check_overrides
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.errors import ConfigError, unknown
 from nexus_ablate.runs import arm_name
@@ -117,7 +118,8 @@ def expand(
         launch: Overrides for how runs are carried out.
 
     Raises:
-        ConfigError: The baseline or every other arm cannot be composed.
+        ConfigError: The baseline or every other arm cannot be composed, or an arm names a key, an option or a value
+            that does not exist.
     """
     whole = [f"{k}={v[0]}" for k, v in definition.factors.items()] if definition.design == "leave_one_out" else []
     definition = replace(definition, baseline=merged([*definition.baseline, *whole]))
@@ -130,6 +132,7 @@ def expand(
         # What `auto` means on this machine holds for the whole study, whichever machine resumes it.
         pinned = f"train.precision={base.train.precision}"
         definition = replace(definition, baseline=merged([*definition.baseline, pinned]))
+    _check_names(definition)
     baseline = StudyArm(BASELINE, [], [], base)
     study = Study(definition, baseline, [], [], [])
     names = {science_key(base): BASELINE}
@@ -158,6 +161,19 @@ def expand(
     for expectation in definition.expects:
         study.expected(expectation.arm)
     return study
+
+
+def _check_names(definition: Definition) -> None:
+    """Check that arms are written correctly: a typing error is no contradiction, for which an arm is left out.
+
+    Keys of an option are not checked in factors, since they exist only beside that option.
+
+    Raises:
+        ConfigError: A key, an option or a value does not exist.
+    """
+    levels = [[f"{name}={value}"] for name, values in definition.factors.items() for value in values if "." not in name]
+    for overrides in [*definition.arms, *levels]:
+        check_overrides(merged([*definition.baseline, *overrides]), sweeps=False)
 
 
 def _add_arms(definition: Definition, add: Any) -> None:

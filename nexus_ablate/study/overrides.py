@@ -17,8 +17,12 @@ _LAUNCH = ("runs_dir", *(f"train.{f.name}" for f in fields(TrainConfig) if not f
 """Keys that say how runs are carried out: they belong to a launch and never to a study."""
 
 
-def overrides_of(value: Any) -> list[str]:
+def overrides_of(value: Any, name: str = "an arm") -> list[str]:
     """Overrides from a list, or from one string as typed on a command line.
+
+    Args:
+        value: The list or the string.
+        name: What they are of.
 
     Raises:
         ConfigError: The value is neither, or has a key that does not belong in an arm.
@@ -26,14 +30,14 @@ def overrides_of(value: Any) -> list[str]:
     try:
         texts = shlex.split(value) if isinstance(value, str) else value
     except ValueError as error:
-        problem = f"an arm cannot be read: {str(error).lower()}"
+        problem = f"{name} cannot be read: {str(error).lower()}"
         raise ConfigError(problem, show(value), "norm=layer, or [norm=rms, bias=on]") from error
     if not isinstance(texts, list) or not all(isinstance(text, str) and "=" in text for text in texts):
-        raise ConfigError("an arm is a list of overrides", show(value), "norm=layer, or [norm=rms, bias=on]")
+        raise ConfigError(f"{name} is a list of overrides", show(value), "norm=layer, or [norm=rms, bias=on]")
     for text in texts:
         if key_of(text) in ("seed", "experiment", "rerun") or says_how(key_of(text)):
             raise ConfigError(
-                f"{key_of(text)} cannot be part of an arm", text, "pass it on the command line of a launch"
+                f"{key_of(text)} cannot be part of {name}", text, "pass it on the command line of a launch"
             )
     return texts
 

@@ -67,13 +67,21 @@ def endpoints_from(values: dict[str, Any]) -> dict[str, Any]:
             raise ConfigError(f"endpoint {name} has keys", show(keys), f"{{{name}: {{delta_min: 0.01}}}}")
         if wrong := next((key for key in keys if key != "delta_min"), None):
             raise unknown(f"endpoint {name} has no key of this name", str(wrong), ["delta_min"])
-        margin = keys.get("delta_min", "auto")
+        margin = number(keys.get("delta_min", "auto"))
         if share_of_tokens(margin) and (margins or name != "val_loss"):
             raise ConfigError(
                 "a margin in training tokens is about val_loss, as the primary endpoint", name, "a number"
             )
         margins[str(name)] = margin if share_of_tokens(margin) else _MARGIN.accept("delta_min", margin)
     return margins
+
+
+def number(value: Any) -> Any:
+    """A number for a string such as `1e-3`, which YAML reads as text; other values unchanged."""
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
 
 
 def share_of_tokens(margin: Any) -> float:
