@@ -638,7 +638,8 @@ def test_seeds_that_were_added_after_a_look_make_the_verdict_exploratory(study):
     assert str(row(comparison, "norm=layer").verdict) == "exploratory: WORSE"
 
 
-def test_an_inconclusive_row_names_the_command_that_would_decide_it(writer):
+def test_an_inconclusive_row_names_the_command_that_would_decide_it(writer, monkeypatch):
+    monkeypatch.chdir(writer.root.parent)
     writer.arm(losses=BASE)
     writer.arm("norm=layer", losses=[2.02, 1.99, 2.02, 2.0, 2.03], train_noise="x")
     writer.plan(("norm=layer",), delta_min=0.0001)

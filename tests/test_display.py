@@ -76,6 +76,8 @@ def test_the_result_names_loss_baseline_and_the_next_command(tmp_path):
     assert "60% lower than a unigram model" in stream.getvalue()
     assert "25% higher than" in result_facts(SUMMARY | {"val_bpb": SUMMARY["unigram_bpb"] * 1.25})["val bits/byte"]
     assert f"nexus-ablate show {tmp_path}" in stream.getvalue()
+    Display(stream).after(tmp_path / "my run", SUMMARY)
+    assert f"nexus-ablate show '{tmp_path}/my run'" in stream.getvalue(), "as a shell reads it"
     assert "outliers" not in result_facts(SUMMARY)  # not probed: absent, not zero
 
 

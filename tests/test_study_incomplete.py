@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -44,6 +45,48 @@ def test_a_stratum_without_a_result_is_named_and_the_claim_is_preliminary(tmp_pa
     assert line in (tmp_path / "page.html").read_text() and line in (tmp_path / "page.md").read_text()
     assert cli.main(["compare", "runs/depth", "--json", "-"]) == 0
     assert json.loads(capsys.readouterr().out)["missing"] == {"deep": "1 lost"}
+
+
+def test_an_arm_without_a_result_is_no_pass_of_the_seeds(tmp_path, capsys):
+    writer = Writer(tmp_path / "runs", "mine")
+    writer.arm(losses=LOSSES)
+    writer.plan(("norm=layer",))
+    assert cli.main(["compare", str(tmp_path / "runs/mine"), "--details"]) == 0
+    printed = capsys.readouterr().out
+    assert "WARN seeds: norm=layer lacks seeds 0, 1, 2, 3, 4" in printed
+    assert "PASS baseline: no run of the baseline failed to train" in printed
+
+
+def test_commands_in_a_report_work_outside_of_runs_and_with_spaces(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for root, place in (("my runs", "'my runs/mine'"), ("runs", "mine")):
+        writer = Writer(tmp_path / root, "mine")
+        writer.arm(losses=LOSSES)
+        writer.arm(
+            "norm=layer", losses=[loss + shift for loss, shift in zip(LOSSES, (0.1, -0.05, 0.1, 0, 0.05), strict=True)]
+        )
+        writer.plan(("norm=layer",), added=[{"when": "2020-01-01", "seeds": [4]}])
+        assert cli.main(["compare", f"{root}/mine"]) == 0
+        printed = capsys.readouterr().out
+        assert f"nexus-ablate add-seeds {place} " in printed and f"nexus-ablate confirm {place} " in printed
+
+
+def test_a_terminal_of_another_encoding_gets_the_table_without_some_characters(tmp_path):
+    strata(tmp_path, "shallow", "deep")
+    command = [sys.executable, "-m", "nexus_ablate", "compare", "runs/depth"]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, check=True)
+    assert b"SUPPORTED" in done.stdout and b"?" in done.stdout
+
+
+def test_a_run_that_has_not_ended_is_not_sampled_and_its_text_is_not_blamed(tmp_path, capsys):
+    path = Writer(tmp_path / "runs").run(state="preempted")
+    assert cli.main(["sample", str(path)]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "error: this run has not ended, so it has no record of the text that it was validated on",
+        f"  got: {path}: preempted",
+        "  try: run its command again, which resumes it",
+    ]
 
 
 def test_with_all_strata_nothing_is_missing(tmp_path, capsys, monkeypatch):

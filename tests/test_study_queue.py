@@ -429,6 +429,8 @@ def test_plan_shows_everything_and_writes_nothing(study, tmp_path):
         ["study", "norms", "--time", "4h"],
         ["study", "norms", "train.steps=abc"],
         ["study", "norms", "data=files", "data.files=[nosuch.txt]"],
+        ["study", "norms", "train.device=cuda:99"],
+        ["study", "depth", "train.device=cuda:99"],
         ["plan", "norm=rms"],
         ["status", "nosuch"],
         ["status", "--wach"],

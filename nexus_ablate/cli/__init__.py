@@ -6,6 +6,7 @@ This module imports almost nothing at its top, so that `main` handles Ctrl-C fro
 from __future__ import annotations
 
 import gc
+import io
 import os
 import signal
 import sys
@@ -50,6 +51,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     from nexus_ablate.training import signals
 
     signals.ends_with_this_command = argv is None
+    for stream in (sys.stdout, sys.stderr):
+        if argv is None and isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal of another encoding lacks some of our characters
     with masked_streams():
         try:
             status = _run([*(sys.argv[1:] if argv is None else argv)])

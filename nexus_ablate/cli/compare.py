@@ -97,7 +97,7 @@ def _watch(dirs: list[str], flags: dict[str, Any]) -> None:
 
     path = flags.get("html", Path("-"))
     if path == Path("-"):
-        fix = f"nexus-ablate compare {dirs[0]} --html report.html --watch"
+        fix = f"nexus-ablate compare {shlex.quote(dirs[0])} --html report.html --watch"
         raise errors.ConfigError("--watch needs a page to save", "no --html FILE", fix)
     watcher, before = Watcher(), None
     while True:

@@ -47,7 +47,11 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
     from nexus_ablate.runs import read_run
     from nexus_ablate.training.evaluation import restore
 
-    config, data, model = restore(read_run(path))
+    record = read_run(path)
+    if "eval_hash" not in (record.summary or {}):
+        problem = "this run has not ended, so it has no record of the text that it was validated on"
+        raise errors.ConfigError(problem, f"{path}: {record.state}", "run its command again, which resumes it")
+    config, data, model = restore(record)
     prompt = flags.get("prompt", "")
     tokens = torch.tensor([*(data.tokenizer.encode(prompt) if prompt else data.tokenizer.separator)], dtype=torch.long)
     generator = torch.Generator().manual_seed(flags.get("seed", 1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -86,7 +87,7 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
         if statuses[-1] == errors.PREEMPTED:
             break
     if len(requests) > 1:
-        print(f"\nall strata: nexus-ablate compare {whole_request.directory}", file=sys.stderr)
+        print(f"\nall strata: nexus-ablate compare {shlex.quote(str(whole_request.directory))}", file=sys.stderr)
     return max(statuses, key=lambda status: (status == errors.PREEMPTED, status != errors.OK))
 
 
@@ -104,7 +105,7 @@ def starter(flags: dict[str, Any], overrides: list[str], settings: list[str]) ->
         settings: Of the launcher.
 
     Raises:
-        ConfigError: The flags contradict each other.
+        ConfigError: The flags contradict each other, or this machine lacks the device.
     """
     from nexus_ablate.gpus import on_gpu
     from nexus_ablate.training.distributed import require_one_process
@@ -147,6 +148,10 @@ def starter(flags: dict[str, Any], overrides: list[str], settings: list[str]) ->
         launcher = Launcher(flags["launcher"], tuple(settings))
         launcher.check()
         return partial(launch, launcher=launcher, retry_failed=retry, retrain=retrain)
+    if device not in ("auto", "cpu"):
+        from nexus_ablate.training.device import choose_device
+
+        choose_device(device)  # raises where this machine lacks it, before a folder is made
     limit = 60 * flags["time"] if "time" in flags else math.inf
     return partial(
         launch,

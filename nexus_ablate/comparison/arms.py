@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -216,8 +217,9 @@ def _baseline(arms: list[Arm], plans: dict[str, Plan], requested: str | None) ->
         candidates = [arm for arm in arms if names(arm) & wanted] or _plainest(arms)
     within = [arm for arm in candidates if arm.studies & candidates[0].studies]
     if len(within) < len(candidates) or not candidates:
-        listed = ", ".join(arm.label for arm in candidates or arms)
-        raise ConfigError("several arms could be the baseline", listed, "name one with --baseline ARM")
+        listed = [arm.label for arm in candidates or arms]
+        fix = f"name one: --baseline {shlex.quote(listed[0])}"
+        raise ConfigError("several arms could be the baseline", ", ".join(listed), fix)
     return max(candidates, key=lambda arm: len(arm.runs))  # of two identities under one name, that with more seeds
 
 

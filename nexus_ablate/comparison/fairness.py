@@ -61,7 +61,7 @@ def checks(
         _budget("params", "params", arms, baseline, plan, breaks=plan.match == "params"),
         _budget("flops", "flops", arms, baseline, plan, breaks=plan.match == "flops"),
         *([_budget("seconds", "seconds", arms, baseline, plan, breaks=True)] if plan.match == "seconds" else []),
-        _seeds(baseline, arms, plan),
+        _seeds(baseline, others, plan),
         _stable(baseline),
         _learning_rate(baseline, arms, plan),
         _code(baseline, arms, excluded),
@@ -102,7 +102,7 @@ def checks_of_listed(
         else:
             results.append(Check(figure, UNKNOWN, f"the source does not have {figure} for every arm"))
     if plan.paired:
-        results.append(_seeds(baseline, arms, plan))
+        results.append(_seeds(baseline, others, plan))
     else:
         counts = ", ".join(f"{arm.label} {len(arm.runs)}" for arm in (baseline, *arms))
         results.append(Check("seeds", WARN, f"arms and baseline do not share their seeds: unpaired; runs: {counts}"))
@@ -254,10 +254,11 @@ def _budget(name: str, figure: str, arms: list[Arm], baseline: Arm, plan: Plan, 
     return Check(name, FAIL if broken else WARN if reported else PASS, text or "within 1% of the baseline", broken)
 
 
-def _seeds(baseline: Arm, arms: list[Arm], plan: Plan) -> Check:
+def _seeds(baseline: Arm, others: list[Arm], plan: Plan) -> Check:
     planned = plan.seeds[: plan.looks[0]] if plan.looks else plan.seeds  # later looks are for undecided arms
+    arms = [arm for arm in others if arm.runs]
     wanted = set(planned) or set(baseline.runs).union(*(arm.runs for arm in arms))
-    missing = {arm.label: sorted(wanted - arm.runs.keys()) for arm in (baseline, *arms)}
+    missing = {arm.label: sorted(wanted - arm.runs.keys()) for arm in (baseline, *others)}
     reported = [f"{name} lacks {_seed_list(seeds)}" for name, seeds in missing.items() if seeds]
     alone = [arm.label for arm in arms if not arm.runs.keys() & baseline.runs.keys()]
     if alone:
@@ -297,7 +298,7 @@ def _copies(arm: Arm) -> str:
 def _stable(baseline: Arm) -> Check:
     lost = failed_seeds(baseline.runs, baseline.runs)
     if not lost:
-        return Check("baseline", PASS, "the baseline trained at every seed")
+        return Check("baseline", PASS, "no run of the baseline failed to train")
     hows = ", ".join(sorted(set(lost.values())))
     return Check("baseline", WARN, f"the baseline failed to train at {_seed_list(lost)} ({hows}): those pairs are lost")
 

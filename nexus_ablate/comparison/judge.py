@@ -237,7 +237,7 @@ def _at(
             single=float(differences[0]) if plan.paired and len(differences) else None,
             shared_rate_delta=table.shared_rate[a],
             endpoint=plan.endpoint,
-            more_seeds=f"nexus-ablate add-seeds {plan.name} {{}}" if plan.name and not plan.looks else "",
+            more_seeds=f"nexus-ablate add-seeds {plan.place}" if plan.place and not plan.looks else "",
             exploratory=bool(plan.added),
         )
         one.verdict = decide(one.evidence)

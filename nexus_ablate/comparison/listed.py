@@ -7,6 +7,7 @@ import io
 import json
 import math
 import re
+import shlex
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
@@ -88,7 +89,7 @@ def read_source(path: Path) -> Source:
         ".parquet": _parquet,
     }
     if path.is_dir():
-        fix = f"nexus-ablate compare {path} for runs of nexus-ablate, or name a file in it"
+        fix = f"nexus-ablate compare {shlex.quote(str(path))} for runs of nexus-ablate, or name a file in it"
         raise ConfigError("judge takes one table of results, not a directory", str(path), fix)
     if path.suffix.lower() not in readers:
         fix = f"a file that ends in {', '.join(readers)}, or wandb:ENTITY/PROJECT"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -127,6 +128,8 @@ class Plan:
     """A study as it was fixed before its runs (study.yaml)."""
 
     name: str
+    place: str = ""
+    """The study as one types it after a verb: its name, or its directory where that is not in runs/."""
     question: str = ""
     baseline: str = "baseline"
     arms: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -312,6 +315,7 @@ def read_plan(path: Path) -> Plan:
     endpoint, *secondary = endpoints_of(values)
     return Plan(
         name=path.parent.name,
+        place=_place(directory),
         question=values.get("question", ""),
         baseline=values["baseline"]["arm"],
         arms={arm["arm"]: arm for arm in values["arms"]},
@@ -337,6 +341,13 @@ def read_plan(path: Path) -> Plan:
         equal=tuple((" ".join(e["overrides"]), e["arm"]) for e in values.get("equal", ())),
         refused=tuple((" ".join(r["overrides"]), r["reason"]) for r in values.get("refused", ())),
     )
+
+
+def _place(directory: Path) -> str:
+    here = Path.cwd().resolve()
+    if directory.parent == here / "runs":
+        return shlex.quote(directory.name)
+    return shlex.quote(str(directory.relative_to(here) if directory.is_relative_to(here) else directory))
 
 
 def endpoints_of(values: dict[str, Any]) -> list[Endpoint]:

@@ -57,7 +57,7 @@ class Evidence:
         family: Arms judged together.
         single: The difference, where there is only one pair.
         shared_rate_delta: The difference at the shared learning rate, where each arm is judged at its own.
-        more_seeds: The command that adds `{}` seeds, if there is one.
+        more_seeds: The command that adds as many seeds as follow it, if there is one.
         exploratory: Seeds were added after their predecessors had been looked at.
     """
 
@@ -205,7 +205,7 @@ def _seeds_sentence(effect: Effect, e: Evidence) -> str:
     margin = f"{_margin(e)} needs " + (f"about {for_margin}" if for_margin else "more than 1000")
     if needed is None:
         return f"more than 1000 seeds would be needed to decide an effect of this size; {margin}"
-    command = f" ({e.more_seeds.format(max(needed - effect.n, 1))})" if e.more_seeds else ""
+    command = f" ({e.more_seeds} {max(needed - effect.n, 1)})" if e.more_seeds else ""
     return f"about {needed} seeds would decide an effect of this size{command}; {margin}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -147,7 +148,7 @@ class StudyProgress:
         if stopped:
             self.say(f"stopped ({stopped}); every run is saved. Run the same command to resume.")
         else:
-            self.say(f"next  nexus-ablate compare {nearer(self.directory)}")
+            self.say(f"next  nexus-ablate compare {shlex.quote(nearer(self.directory))}")
 
     def handed_over(self, more: bool) -> None:
         """Print which runs failed before, and the next command, after a submission to a cluster.
@@ -157,8 +158,8 @@ class StudyProgress:
         """
         self._say_failures()
         if more:
-            self.say(f"next  nexus-ablate status {nearer(self.directory)}")
-        self.say(f"{'then' if more else 'next'}  nexus-ablate compare {nearer(self.directory)}")
+            self.say(f"next  nexus-ablate status {shlex.quote(nearer(self.directory))}")
+        self.say(f"{'then' if more else 'next'}  nexus-ablate compare {shlex.quote(nearer(self.directory))}")
 
     def _say_failures(self) -> None:
         for job, state, reason in self.failures:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 from nexus_ablate.comparison.findings import Across, Findings
@@ -20,7 +21,7 @@ def claim_lines(findings: Findings) -> list[str]:
     """The claim with its outcome, what it requires, and each expectation."""
     claim = findings.claim
     if claim is None:
-        judged = f"the claim is judged over all strata: nexus-ablate compare {findings.whole}"
+        judged = f"the claim is judged over all strata: nexus-ablate compare {shlex.quote(str(findings.whole))}"
         return [judged] if findings.whole and findings.tables[0].plan.claim else []
     lines = [str(claim), *(requirement.sentence for requirement in claim.requirements)]
     for one in claim.results:

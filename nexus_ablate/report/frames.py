@@ -19,8 +19,9 @@ _BLOCK = re.compile(r"(?P<area>[^/]+)/block_(?P<block>\d{1,5})(?:/(?P<rest>.+))?
 def arms_frame(comparison: Comparison) -> pandas.DataFrame:
     """One row per arm, the baseline first. Differences are to the baseline, negative is better; NaN: there is none.
 
-    `low` and `high` are the interval that decided, simultaneous over the arms; `p` is adjusted for their number.
-    Diagnostics and evaluations follow under their names, means over seeds.
+    `verdict` has its words of caution, as in `preliminary: BETTER`. `low` and `high` are the interval that decided,
+    simultaneous over the arms; `p` is adjusted for their number. Diagnostics and evaluations follow under their names,
+    means over seeds.
     """
     import pandas
 
@@ -30,7 +31,7 @@ def arms_frame(comparison: Comparison) -> pandas.DataFrame:
         lines.append(
             {
                 "arm": row.arm,
-                "verdict": row.verdict.word if row.verdict else "baseline",
+                "verdict": str(row.verdict) if row.verdict else "baseline",
                 "seeds": sum(value is not None for value in row.values),
                 "loss": row.mean,
                 "sd": row.sd,

@@ -9,6 +9,7 @@ from nexus_ablate.comparison.endpoint import Endpoint
 from nexus_ablate.comparison.result import Comparison, Row, Together
 from nexus_ablate.comparison.statistics import LEVEL, Effect, Interval
 from nexus_ablate.comparison.verdict import CLAIM_SEEDS, DIVERGED, MEANINGS, NOT_COMPARABLE, UNSTABLE, interval_name
+from nexus_ablate.console import several
 from nexus_ablate.measure.measures import measure_of
 
 NOTHING = "–"
@@ -322,8 +323,8 @@ def basis(comparison: Comparison) -> list[str]:
         lines.append(f"{comparison.baseline} is {name}")
     if comparison.added:
         lines.append(
-            f"exploratory: {len(comparison.added)} seeds were added after the others had been looked at; "
-            f"nexus-ablate confirm {comparison.study} judges fresh seeds alone"
+            f"exploratory: {several(len(comparison.added), 'seed')} added after the others had been looked at; "
+            f"nexus-ablate confirm {comparison.plan.place} judges fresh seeds alone"
         )
     if seeds < CLAIM_SEEDS:
         lines.append(f"preliminary: fewer than {CLAIM_SEEDS} seeds; treat as a hint")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,7 +99,7 @@ def read_status(path: Path) -> dict[str, Any]:
     """
     status = read_document(path / "status.json", formats.STATUS)
     if status is None:
-        raise UserError(f"{path} is not a run", "no status.json", f"nexus-ablate status {path}")
+        raise UserError(f"{path} is not a run", "no status.json", f"nexus-ablate status {shlex.quote(str(path))}")
     return status
 
 

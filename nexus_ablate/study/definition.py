@@ -486,7 +486,7 @@ def _read(path: Path) -> dict[str, Any]:
     except OSError as error:
         here = sorted(other.name for other in path.parent.glob("*.y*ml"))
         near = did_you_mean(path.name, here) or next(iter(here), "")
-        fix = f"nexus-ablate study {path.with_name(near)}" if near else "nexus-ablate list studies"
+        fix = f"nexus-ablate study {shlex.quote(str(path.with_name(near)))}" if near else "nexus-ablate list studies"
         problem = f"{path.name} in {path.parent.absolute()} cannot be read"
         raise ConfigError(problem, f"{path}: {error}", fix) from error
     except UNREADABLE as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import math
+import shlex
 import shutil
 import sys
 import time
@@ -120,10 +121,10 @@ class Display:
             if name == "val bits/byte" and (curve := loss_curve(path)):
                 facts["curve"] = curve
         self.console.print(table(facts))
-        where = escape(printable(str(path), 4096))
-        self.console.print(f"[dim]saved to[/dim]   {where}", soft_wrap=True)
+        where = printable(str(path), 4096)
+        self.console.print(f"[dim]saved to[/dim]   {escape(where)}", soft_wrap=True)
         run = id_of(path) if path.absolute().is_relative_to(DEFAULT.absolute()) else where
-        self.console.print(f"[dim]next[/dim]       nexus-ablate show {run}", soft_wrap=True)
+        self.console.print(f"[dim]next[/dim]       nexus-ablate show {escape(shlex.quote(run))}", soft_wrap=True)
 
 
 def table(facts: dict[str, str]):
