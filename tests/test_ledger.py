@@ -90,7 +90,7 @@ def test_a_claim_that_was_changed_after_the_first_run_says_so(tmp_path, folder):
     assert "amended" not in ledger_page.page(ledger.claims(), ledger.entries())
     record = runs / "study.yaml"
     change = {"when": "2020-01-02T00:00:00+00:00", "changes": ["claim: b -> c"]}
-    record.write_text(record.read_text() + f"amendments: [{json.dumps(change)}]\n")
+    record.write_text(yaml.safe_dump(yaml.safe_load(record.read_text()) | {"amendments": [change]}))
     published(folder, runs)
     page = ledger_page.page(ledger.claims(), ledger.entries())
     assert "- amended 2020-01-02T00:00:00+00:00: claim: b -> c" in page

@@ -58,6 +58,7 @@ def test_an_arm_without_a_result_is_no_pass_of_the_seeds(tmp_path, capsys):
 
 
 def test_commands_in_a_report_work_outside_of_runs_and_with_spaces(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.chdir(tmp_path)
     for root, place in (("my runs", "'my runs/mine'"), ("runs", "mine")):
         writer = Writer(tmp_path / root, "mine")
