@@ -56,6 +56,8 @@ def answer(capsys, *words):
         "-m hydra/launcher=nosuch seed=0,1",
         "-m hydra/sweeper=nosuch seed=0,1",
         "-m norm=${nope}",
+        "-m seed=0,1 train.device=cuda:99",
+        "-m seed=0,1 data=files data.files=[nope.txt]",
     ],
 )
 def test_a_command_line_that_cannot_be_run_is_three_lines_and_makes_nothing(command, capsys, tmp_path, monkeypatch):

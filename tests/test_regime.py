@@ -141,3 +141,8 @@ def test_a_table_made_elsewhere_has_no_regime(tmp_path, capsys):
     assert main(["judge", str(tmp_path / "runs.csv")]) == 0
     shown = capsys.readouterr().out
     assert "regime" not in shown and "tokens per parameter" not in shown
+
+
+def test_many_epochs_are_a_number_without_an_exponent(text, capsys):
+    assert main(["explain", *SMALL, *text, "train.steps=60000"]) == 0
+    assert "530 epochs" in " ".join(capsys.readouterr().out.split())

@@ -130,3 +130,11 @@ def test_a_reader_who_closes_the_pipe_has_the_saved_files(tmp_path):
     command = f"{sys.executable} -m nexus_ablate compare runs/depth --html page.html --csv table.csv | true"
     subprocess.run(command, shell=True, cwd=tmp_path, check=True, timeout=60)
     assert "SUPPORTED" in (tmp_path / "page.html").read_text() and (tmp_path / "table.csv").stat().st_size
+
+
+def test_an_empty_record_of_a_study_is_called_empty(tmp_path, capsys):
+    writer = Writer(tmp_path, "mine")
+    writer.arm(losses=LOSSES)
+    (tmp_path / "mine/study.yaml").write_text("")
+    assert cli.main(["compare", str(tmp_path / "mine")]) == 2
+    assert "got: the file is empty" in capsys.readouterr().err

@@ -34,7 +34,7 @@ VERB = Verb(
 
 def run(words: list[str], flags: dict[str, Any]) -> int:
     """Print one line per run."""
-    from nexus_ablate.console import UNLIMITED, grid, open_console, print_table
+    from nexus_ablate.console import UNLIMITED, grid, open_console, print_table, several
     from nexus_ablate.execution.status import COLOURS, Line, Watcher, duration, names_of
     from nexus_ablate.runs import find_runs
     from nexus_ablate.runs.lookup import DEFAULT, id_of
@@ -74,7 +74,7 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
         ]
         width = UNLIMITED if full else console.width
         print_table(console, grid(heads, rows, width, ("id", "experiment", "state"), (), ("state", COLOURS)), full)
-    console.print(f"{len(chosen)} runs, {size_text(sum(size for *_, size in chosen))}")
+    console.print(f"{several(len(chosen), 'run')}, {size_text(sum(size for *_, size in chosen))}")
     return errors.OK
 
 

@@ -20,6 +20,7 @@ from nexus_ablate.comparison.verdict import (
     Verdict,
     interval_name,
 )
+from nexus_ablate.console import several
 from nexus_ablate.runs.formats import CONDITION
 
 SUPPORTED = "SUPPORTED"
@@ -180,7 +181,7 @@ def _cell(comparison: Comparison, name: str, index: int) -> tuple[Endpoint, floa
 def _training(expected: str, trained: int, failed: int, verdict: Verdict | None) -> tuple[str, str]:
     fails = verdict is not None and verdict.word in (DIVERGED, UNSTABLE)
     trains = not failed and trained >= CLAIM_SEEDS
-    counts = f"fails to train at {failed} of {failed + trained} seeds, expected: {expected}"
+    counts = f"fails to train at {failed} of {several(failed + trained, 'seed')}, expected: {expected}"
     if not fails and not trains:
         return NOT_SHOWN, counts
     return (SUPPORTED if fails == (expected == "fails") else CONTRADICTED), counts

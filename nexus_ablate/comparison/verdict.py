@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from nexus_ablate.comparison.endpoint import Endpoint
 from nexus_ablate.comparison.statistics import LEVEL, Effect, failure_p, seeds_needed
+from nexus_ablate.console import several
 
 NOT_COMPARABLE = "NOT COMPARABLE"
 INCOMPLETE = "INCOMPLETE"
@@ -160,9 +161,9 @@ def _sentence(chosen: str, e: Evidence) -> str:
     if chosen == NOT_COMPARABLE:
         return f"fairness fails on {', '.join(e.unfair)}; --allow {','.join(e.unfair)} compares anyway"
     if chosen == INCOMPLETE:
-        return f"{e.waiting} runs without a result" if e.waiting else "no run yet"
+        return f"{several(e.waiting, 'run')} without a result" if e.waiting else "no run yet"
     if chosen == IDENTICAL:
-        return f"every loss equals the baseline's to the last bit, at {e.runs} of {e.runs} seeds"
+        return f"every loss equals the baseline's to the last bit, at {e.runs} of {several(e.runs, 'seed')}"
     if chosen in (DIVERGED, UNSTABLE) or (chosen == BETTER and e.trains_where_the_baseline_fails):
         return _failures(e)
     effect, signed = e.effect, e.endpoint.signed
@@ -179,7 +180,7 @@ def _sentence(chosen: str, e: Evidence) -> str:
         side = "lower" if effect.delta < 0 else "higher"
         agree = ""
         if effect.wins is not None:
-            agree = f", in {effect.wins if effect.delta < 0 else effect.n - effect.wins} of {effect.n} seeds"
+            agree = f", in {effect.wins if effect.delta < 0 else effect.n - effect.wins} of {several(effect.n, 'seed')}"
         return f"{e.endpoint.size(effect.delta)} {side} ({interval}){agree}{also}"
     if chosen == EQUIVALENT:
         return f"within {e.endpoint.within(e.delta_min)} ({interval}){also}"
@@ -190,7 +191,7 @@ def _sentence(chosen: str, e: Evidence) -> str:
 def _failures(e: Evidence) -> str:
     how = f" ({e.failures})" if e.failures else ""
     return (
-        f"fails to train at {e.failed} of {e.runs} seeds{how}, the baseline at {e.baseline_failed} of "
+        f"fails to train at {e.failed} of {several(e.runs, 'seed')}{how}, the baseline at {e.baseline_failed} of "
         f"{e.baseline_runs} (Barnard's exact test, p = {e.failure_p:.2g})"
     )
 

@@ -75,6 +75,8 @@ def multirun(overrides: list[str]) -> int:
             combinations = _combinations(overrides, hydra.config_loader)
             _try_out(combinations)
             train = compose_values(combinations[0])["train"]
+            if launcher == "basic" and not searching:
+                _refuse_what_every_run_lacks(combinations)
             if launcher != "basic" and train["precision"] == "auto":  # which could mean something else on a node
                 pinned = f"train.precision={precision_on(train['device'])}"
                 overrides, combinations = [*overrides, pinned], [[*each, pinned] for each in combinations]
@@ -264,6 +266,28 @@ def _try_out(combinations: list[list[str]]) -> None:
     except OSError as error:
         got, fix = f"{existing}: {error.strerror}", "runs_dir=/tmp/runs"
         raise ConfigError("runs_dir cannot be written", got, fix) from error
+
+
+def _refuse_what_every_run_lacks(combinations: list[list[str]]) -> None:
+    """Say once what this machine has for none of the combinations: a device, a text, a checkpoint.
+
+    Raises:
+        UserError: The refusal of the first combination, if each is refused.
+    """
+    from nexus_ablate.training.device import choose_device
+
+    first: UserError | None = None
+    for overrides in combinations:
+        try:
+            config = from_values(compose_values(overrides))
+            if config.train.device != "auto":  # which would lease a GPU to this process
+                choose_device(config.train.device)
+            path_of(config)
+            return
+        except UserError as error:
+            first = first or error
+    if first is not None:
+        raise first
 
 
 def _submitit_folder(overrides: list[str], hydra: Any) -> Path:

@@ -42,11 +42,11 @@ class Regime:
     def __str__(self) -> str:
         epochs = "epochs unknown (the text's tokens are not counted)"
         if self.epochs is not None:
-            epochs = f"{self.epochs:.2g} epochs"
+            epochs = f"{_short(self.epochs)} epochs"
         decay = "no weight decay"
         if math.isfinite(self.decay_steps):
             decay = f"decay timescale 1/(lr x weight_decay) {self.decay_steps:,.0f} steps, the run {self.steps:,}"
-        return f"{self.tokens / self.params:.2g} tokens per parameter, {epochs}; {decay}"
+        return f"{_short(self.tokens / self.params)} tokens per parameter, {epochs}; {decay}"
 
     @property
     def decay_matters(self) -> bool:
@@ -64,9 +64,14 @@ class Regime:
         lines = [] if self.decay_matters or math.isinf(self.decay_steps) else [self.idle_decay]
         if self.epochs is not None and self.epochs > EPOCHS:
             lines.append(
-                f"the run reads the text {self.epochs:.2g} times: it measures memorization too (from {EPOCHS} on)"
+                f"the run reads the text {_short(self.epochs)} times: it measures memorization too (from {EPOCHS} on)"
             )
         return lines
+
+
+def _short(number: float) -> str:
+    """Two digits, and never an exponent above 1: `0.0012`, `540`."""
+    return f"{float(f'{number:.2g}'):,.12g}"
 
 
 def regime_of(config: RunConfig, params: int, steps: int, text_tokens: int | None) -> Regime:

@@ -14,6 +14,7 @@ from nexus_ablate.comparison.findings import Across
 from nexus_ablate.comparison.result import Comparison
 from nexus_ablate.comparison.scaling import Scaling
 from nexus_ablate.comparison.verdict import BETTER, DIVERGED, EQUIVALENT, IDENTICAL, MEANINGS, UNSTABLE, WORSE
+from nexus_ablate.console import several
 from nexus_ablate.provenance import source_hash
 from nexus_ablate.report import plots
 from nexus_ablate.report.layers import by_layer
@@ -110,9 +111,8 @@ def _so_far(comparisons: Sequence[Comparison]) -> str:
     """How much of a running study the verdicts rest on."""
     used = sum(value is not None for table in comparisons for row in table.rows for value in row.values)
     waiting = sum(row.waiting for table in comparisons for row in table.rows)
-    return (
-        f"Live: {used} runs so far, {waiting} without a result yet. The verdicts are preliminary until all have ended."
-    )
+    counts = f"{several(used, 'run')} so far, {waiting} without a result yet"
+    return f"Live: {counts}. The verdicts are preliminary until all have ended."
 
 
 def _foot(comparisons: Sequence[Comparison], command: str) -> str:

@@ -299,7 +299,7 @@ def basis(comparison: Comparison) -> list[str]:
     matters = endpoint.within(comparison.delta_min) if endpoint.log else endpoint.value(comparison.delta_min)
     lines = [
         f"{endpoint.name}{f' in {endpoint.unit}' if endpoint.unit else ''}, against {comparison.baseline} "
-        f"({seeds} seeds{sd}){f'; {endpoint.good()}' if endpoint.good() else ''}",
+        f"({several(seeds, 'seed')}{sd}){f'; {endpoint.good()}' if endpoint.good() else ''}",
         f"smallest difference that matters: {matters} ({comparison.delta_min_source})",
         *comparison.regime,
     ]
@@ -374,7 +374,7 @@ def left_out(comparison: Comparison) -> list[str]:
     lines += [f"{overrides}: refused, {why}" for overrides, why in comparison.refused]
     lines += [f"{overrides}: the same configuration as {arm}, not trained twice" for overrides, arm in comparison.equal]
     if comparison.tuning_runs:
-        lines.append(f"{comparison.tuning_runs} runs chose learning rates")
+        lines.append(f"{several(comparison.tuning_runs, 'run')} chose learning rates")
     if comparison.shared_runs:
-        lines.append(f"{comparison.shared_runs} runs at the study's learning rate are under `at shared LR`")
+        lines.append(f"under `at shared LR`: {several(comparison.shared_runs, 'run')} at the study's learning rate")
     return lines

@@ -295,6 +295,8 @@ def read_document(path: Path, form: Any, parse: Callable[[str], Any] = strict_lo
     text = read_text(path)
     if text is None:
         return None
+    if not text.strip():
+        raise damaged(path, "the file is empty")
     try:
         value = parse(text)
         if problem := misfit(value, form):
