@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -106,6 +106,7 @@ def gather(collection: Collection, requested: str | None = None) -> tuple[Arm, l
         raise NoResult("no run here has a result yet", states, "nexus-ablate status DIR shows what they do")
     baseline = _baseline(arms, collection.plans, requested)
     plan = next((collection.plans[study] for study in sorted(baseline.studies) if study in collection.plans), Plan(""))
+    plan = replace(plan, exploratory=tuple(_chosen_late(plan, collection.plans.values())))
     others = [arm for arm in arms if arm is not baseline]
     if baseline.name != "baseline" or any(CUT.search(arm.name) for arm in arms):
         _relabel(baseline, others, {name for name, arm in plan.arms.items() if arm.get("named")})
@@ -113,6 +114,14 @@ def gather(collection: Collection, requested: str | None = None) -> tuple[Arm, l
     others.sort(key=lambda arm: (order.get(arm.name, len(order)), arm.label))
     others += _not_begun([*collection.excluded, *excluded], plan, {arm.name for arm in arms})
     return baseline, others, excluded, plan
+
+
+def _chosen_late(plan: Plan, plans: Iterable[Plan]) -> Iterable[str]:
+    """What any of the studies chose when results had been seen."""
+    for each in plans:
+        yield from (f"{reason}{f' in {each.name}' * (each is not plan)}" for reason in each.exploratory)
+        if each.looks and each is not plan:
+            yield f"the looks of {each.name} chose its seeds"
 
 
 def group(collection: Collection) -> tuple[list[Arm], list[Excluded]]:

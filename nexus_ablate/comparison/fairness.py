@@ -65,7 +65,7 @@ def checks(
         _stable(baseline),
         _learning_rate(baseline, arms, plan),
         _code(baseline, arms, excluded),
-        _plan(plan),
+        _plan(plan, [baseline, *arms]),
         _excluded(excluded),
     ]
     return _waived(results, [*(check.name for check in results), TEXT], allow)
@@ -257,7 +257,8 @@ def _budget(name: str, figure: str, arms: list[Arm], baseline: Arm, plan: Plan, 
 def _seeds(baseline: Arm, others: list[Arm], plan: Plan) -> Check:
     planned = plan.seeds[: plan.looks[0]] if plan.looks else plan.seeds  # later looks are for undecided arms
     arms = [arm for arm in others if arm.runs]
-    wanted = set(planned) or set(baseline.runs).union(*(arm.runs for arm in arms))
+    wanted = {*planned, *(() if plan.looks else baseline.runs)}
+    wanted = wanted if planned else wanted.union(*(arm.runs for arm in arms))
     missing = {arm.label: sorted(wanted - arm.runs.keys()) for arm in (baseline, *others)}
     reported = [f"{name} lacks {_seed_list(seeds)}" for name, seeds in missing.items() if seeds]
     alone = [arm.label for arm in arms if not arm.runs.keys() & baseline.runs.keys()]
@@ -401,11 +402,14 @@ def _environments(runs: list[Trained]) -> list[str]:
     return reported
 
 
-def _plan(plan: Plan) -> Check:
+def _plan(plan: Plan, arms: list[Arm]) -> Check:
     if not plan.name:
         return Check("plan", WARN, "no study.yaml: arms, seeds and endpoint were not fixed before the runs")
-    if plan.amendments:
-        return Check("plan", WARN, f"amendments after the first run: {len(plan.amendments)}")
+    reported = [f"amendments after the first run: {len(plan.amendments)}"] if plan.amendments else []
+    if strangers := [arm.label for arm in arms if arm.name not in {plan.baseline, *plan.arms}]:
+        reported.append(f"not an arm of the study: {', '.join(strangers)}")
+    if reported := [*plan.exploratory, *reported]:
+        return Check("plan", WARN, "; ".join(reported))
     return Check("plan", PASS, f"arms, seeds and endpoint ({plan.endpoint.name}) were fixed before the runs")
 
 

@@ -201,9 +201,10 @@ def _at(
     tested = [0, *(a for a in range(1, len(losses)) if ended[a].any() and not table.unfair[a] and not identical[a])]
     test = effects if plan.paired else unpaired_effects
     step = 0.0 if plan.endpoint.log else plan.step
-    tests = dict(zip(tested, test(losses[tested], level, family, step), strict=True))
+    absent = len(plan.arms.keys() - {name for name, has in zip(table.names, ended.any(1), strict=True) if has})
+    tests = dict(zip(tested, test(losses[tested], level, family, step, absent), strict=True))
     rows = [0, *{losses[a].tobytes(): a for a in reversed(tested) if tests[a] is not None}.values()]
-    family = max(len(rows) - 1, family, 1)
+    family = max(len(rows) - 1 + absent, family, 1)
     delta_min, source = margin or smallest(plan, losses[rows])
     judged = []
     for a in range(len(losses)):
@@ -238,7 +239,7 @@ def _at(
             shared_rate_delta=table.shared_rate[a],
             endpoint=plan.endpoint,
             more_seeds=f"nexus-ablate add-seeds {plan.place}" if plan.place and not plan.looks else "",
-            exploratory=bool(plan.added),
+            exploratory=bool(plan.exploratory),
         )
         one.verdict = decide(one.evidence)
     noisy = [rows[row] for row in unlike_noise(losses[rows])] if plan.paired else []

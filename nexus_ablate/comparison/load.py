@@ -16,6 +16,7 @@ import numpy as np
 from nexus_ablate.comparison.curves import Curves, read_curves
 from nexus_ablate.comparison.endpoint import Endpoint
 from nexus_ablate.comparison.windows import WindowLosses, read_windows
+from nexus_ablate.console import several
 from nexus_ablate.errors import ConfigError, UserError, printable
 from nexus_ablate.provenance import code_of, source_hash
 from nexus_ablate.runs import SETTLED, RunRecord, find_runs, read_run
@@ -159,8 +160,8 @@ class Plan:
     """How many seeds each look has; the arms that are undecided get those of the next one."""
     look_weights: tuple[float, ...] = ()
     """Each look's share of the 5%."""
-    added: tuple[int, ...] = ()
-    """Seeds that were added after the others had been looked at."""
+    exploratory: tuple[str, ...] = ()
+    """What was chosen when results had been seen, which an interval takes no account of; () where nothing was."""
     amendments: tuple[str, ...] = ()
     source: str = ""
     """Hash of the code of the last launch."""
@@ -335,12 +336,22 @@ def read_plan(path: Path) -> Plan:
         tuning_seeds=tuple(values.get("tuning_seeds", ())),
         looks=tuple(values.get("looks", ())),
         look_weights=tuple(values.get("look_weights", ())),
-        added=tuple(seed for entry in values.get("added", ()) for seed in entry["seeds"]),
+        exploratory=tuple(_chosen_late(values)),
         amendments=tuple(f"{a['when']}: {'; '.join(a['changes'])}" for a in values.get("amendments", ())),
         source=values.get("source", ""),
         equal=tuple((" ".join(e["overrides"]), e["arm"]) for e in values.get("equal", ())),
         refused=tuple((" ".join(r["overrides"]), r["reason"]) for r in values.get("refused", ())),
     )
+
+
+def _chosen_late(values: dict[str, Any]) -> Iterable[str]:
+    """What a study.yaml says of seeds, looks and their weights that were chosen after the first run."""
+    added = [seed for entry in values.get("added", ()) for seed in entry["seeds"]]
+    if added:
+        yield f"{several(len(added), 'seed')} added after the others had been looked at ({', '.join(map(str, added))})"
+    changed = {change.partition(":")[0] for each in values.get("amendments", ()) for change in each["changes"]}
+    if late := sorted(changed & {"looks", "look_weights", "share", *(() if added else ("seeds",))}):
+        yield f"{', '.join(late)} amended after the first run"
 
 
 def _place(directory: Path) -> str:

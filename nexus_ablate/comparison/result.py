@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from nexus_ablate.comparison.pairs import at_equal, log_token_ratio
 from nexus_ablate.comparison.statistics import Array, Effect, Interval, interaction, mean_interval
 from nexus_ablate.comparison.tuning import at_own_rates, attach, best_lr, lr_points, lr_sensitivity, shared_difference
 from nexus_ablate.comparison.verdict import Verdict, seeds_for_margin, seeds_to_decide
+from nexus_ablate.console import several
 from nexus_ablate.errors import ConfigError, did_you_mean, unknown
 
 SHOWN = ("train_loss", "generalization_gap")
@@ -134,7 +135,7 @@ class Comparison:
         noisy: Arms that are noisier than the rest, for which each arm is judged by its own paired differences.
         looks: Seeds at each look of the study, if it has any; `look` of them are complete.
         undecided: The folders of the arms that the next look is for.
-        added: Seeds that were added after the others had been looked at.
+        exploratory: What was chosen when results had been seen.
         tuning_runs: Runs that chose learning rates.
         shared_runs: Runs at the study's learning rate of arms that are judged at their own.
         arms: The arms behind the rows, in the same order, for the curves.
@@ -155,7 +156,7 @@ class Comparison:
     looks: tuple[int, ...]
     look: int
     undecided: list[str]
-    added: tuple[int, ...]
+    exploratory: tuple[str, ...]
     checks: list[Check]
     rows: list[Row]
     together: list[Together]
@@ -187,8 +188,10 @@ def compare(
         dirs: Runs, arms, studies or a runs_dir, in any mixture, also while runs are training.
         baseline: The arm to compare with. Default: the study's, or the one called `baseline`.
         allow: Fairness conditions whose FAIL is waived.
-        arm: Compare this arm alone with `baseline`. The interval is that of all pairs of arms together, since any of
-            them could have been picked after seeing the table.
+        arm: Show this arm alone, against `baseline`.
+
+    The intervals of a direct comparison, of one arm or against another baseline than the study's, are those of all
+    pairs of arms together, since any of them could have been picked after seeing the table.
 
     Raises:
         ConfigError: There is nothing to compare, or a name does not exist.
@@ -200,34 +203,61 @@ def compare(
     if plan.lr_grid:
         others = attach(base, others, plan)
         base, *others = at_own_rates([base, *others])
-    if arm is not None:
-        pairs = len(others) * (len(others) + 1) // 2
-        others = [one for one in others if arm in (one.name, one.label)]
-        if not others:
-            raise unknown("there is no other arm of this name", arm, [one.label for one in everyone])
-        plan = replace(plan, family=pairs, looks=(), secondary=(), claim="", equal=(), refused=())
-    if base.name != plan.baseline:
-        plan = replace(plan, claim="", expects=())  # expectations are about differences to the study's own baseline
+    shown = [one for one in others if arm in (None, one.name, one.label)]
+    if arm is not None and not shown:
+        raise unknown("there is no other arm of this name", arm, [one.label for one in everyone])
+    unshown = [one for one in others if one not in shown]
+    if arm is not None or (plan.name and base.name != plan.baseline):
+        plan = _direct(plan, len(others), arm is not None)
+    plan = replace(plan, exploratory=(*plan.exploratory, *_unplanned(base, plan)))
     if not base.runs:
         raise ConfigError("the baseline has no result yet", base.label, "nexus-ablate status DIR shows what it does")
-    excluded = collection.excluded + duplicates + unpaired(base, others)
-    conditions = checks(base, others, plan, excluded, tuple(allow))
-    arms = [base, *others, *_copies(base, plan)]
+    excluded = collection.excluded + duplicates + unpaired(base, shown)
+    conditions, of_unshown = (checks(base, some, plan, excluded, tuple(allow)) for some in (shown, unshown))
+    arms = [base, *shown, *_copies(base, plan)]
     _require_endpoint(arms, plan.endpoint)
-    return compared(arms, plan, excluded, conditions)
+    return compared(arms, plan, excluded, conditions, [(one, unfair(one, of_unshown)) for one in unshown])
 
 
-def compared(arms: list[Arm], plan: Plan, excluded: list[Excluded], conditions: list[Check]) -> Comparison:
+def _direct(plan: Plan, others: int, alone: bool) -> Plan:
+    """The plan of a comparison that the study did not plan: of one arm, or against another baseline."""
+    count = max(others, len(plan.arms))
+    looked = ("arms were compared directly whose seeds the looks of the study chose",) if plan.looks else ()
+    return replace(
+        plan,
+        family=count * (count + 1) // 2,
+        looks=(),
+        exploratory=(*plan.exploratory, *looked),
+        claim="",
+        expects=(),  # they are about differences to the study's own baseline
+        **({"secondary": (), "equal": (), "refused": ()} if alone else {}),
+    )
+
+
+def _unplanned(base: Arm, plan: Plan) -> list[str]:
+    """Seeds of the baseline that the study did not plan: more of them could have been trained until one liked it."""
+    seeds = sorted(base.runs.keys() - {*plan.seeds}) if plan.seeds and not plan.looks else []
+    return [f"{several(len(seeds), 'seed')} that the study does not have ({', '.join(map(str, seeds))})"] * bool(seeds)
+
+
+def compared(
+    arms: list[Arm],
+    plan: Plan,
+    excluded: list[Excluded],
+    conditions: list[Check],
+    unshown: Sequence[tuple[Arm, list[str]]] = (),
+) -> Comparison:
     """The comparison of some arms, the baseline first.
 
     Args:
         conditions: Of fairness, to which the one on the evaluation text is added where the runs are our own.
+        unshown: Arms that have no row but say how noisy a run is, each with the conditions that it breaks.
     """
-    base = arms[0]
-    broken = [unfair(arm, conditions) for arm in arms]
-    judgement = judge(arms, broken, plan)
-    rows = [_row(arm, base, one, judgement.arms[0], plan) for arm, one in zip(arms, judgement.arms, strict=True)]
-    on_text = _beside_baseline(rows, arms, broken, plan)
+    base, everyone = arms[0], [*arms, *(arm for arm, _ in unshown)]
+    broken = [*(unfair(arm, conditions) for arm in arms), *(conditions for _, conditions in unshown)]
+    judgement = judge(everyone, broken, plan)
+    rows = [_row(arm, base, one, judgement.arms[0], plan) for arm, one in zip(arms, judgement.arms, strict=False)]
+    on_text = _beside_baseline(rows, arms, broken[: len(arms)], plan)
     conditions += [] if plan.listed else [on_text]
     return Comparison(
         question=plan.question,
@@ -239,15 +269,15 @@ def compared(arms: list[Arm], plan: Plan, excluded: list[Excluded], conditions: 
         delta_min_source=judgement.delta_min_source,
         seed_sd=rows[0].sd,
         family=judgement.family,
-        noisy=[arms[i].label for i in judgement.noisy],
+        noisy=[everyone[i].label for i in judgement.noisy],
         looks=plan.looks,
         look=judgement.look,
         undecided=judgement.undecided,
-        added=plan.added,
+        exploratory=plan.exploratory,
         checks=conditions,
         rows=rows,
-        together=_interactions(arms, judgement.arms),
-        secondary=[_secondary(endpoint, arms, broken, plan) for endpoint in plan.secondary],
+        together=_interactions(arms, judgement.arms[: len(arms)]),
+        secondary=[_secondary(endpoint, arms, broken[: len(arms)], plan) for endpoint in plan.secondary],
         tuning_runs=sum(len(arm.tuning) for arm in arms),
         shared_runs=sum(len(arm.shared.runs) for arm in arms if arm.shared),
         excluded=excluded,

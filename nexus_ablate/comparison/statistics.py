@@ -78,13 +78,20 @@ class Effect:
         return noncentrality(self.critical, self.df) * self.se
 
 
-def effects(losses: Array, level: float = LEVEL, family: int | None = None, step: float = 0.0) -> list[Effect | None]:
+def effects(
+    losses: Array, level: float = LEVEL, family: int = 0, step: float = 0.0, absent: int = 0
+) -> list[Effect | None]:
     """Every arm against the first row.
+
+    Comparisons that share the level but are not in the table have their own baselines or come later. What is known of
+    their correlation is nothing, so none is assumed; and where the table has one arm alone, its few runs say nothing
+    about the noise of theirs, so it is judged at the Sidak level.
 
     Args:
         losses: (arms, seeds), the baseline first; NaN where there is no result.
         level: Chance of any false claim in the whole table.
-        family: Arms that share the level, if they are more than the table holds.
+        family: Comparisons that share the level, if they are more than the arms of the table.
+        absent: Further arms of the table, without a result so far.
         step: To which the losses were rounded: they are no less noisy than rounding made them, step^2 / 12.
 
     Returns:
@@ -98,9 +105,10 @@ def effects(losses: Array, level: float = LEVEL, family: int | None = None, step
         return result
     # A copy of an arm is the same arm: it adds nothing to what is known about the noise.
     distinct = list({differences[a].tobytes(): a for a in reversed(tested)}.values())[::-1]
-    k, rho = max(len(distinct), family or 0), common_correlation(pairs[distinct])
+    k = max(len(distinct) + absent, family)
+    rho = common_correlation(pairs[distinct]) if k == len(distinct) else 0.0
     table = losses[[0, *distinct]]
-    alone = bool(unlike_noise(table))
+    alone = bool(unlike_noise(table)) or len(distinct) == 1 < k
     pooled, pooled_df = residual_variance(table)
     for a in tested:
         d = differences[a][pairs[a]]
@@ -130,7 +138,7 @@ def effects(losses: Array, level: float = LEVEL, family: int | None = None, step
 
 
 def unpaired_effects(
-    losses: Array, level: float = LEVEL, family: int | None = None, step: float = 0.0
+    losses: Array, level: float = LEVEL, family: int = 0, step: float = 0.0, absent: int = 0
 ) -> list[Effect | None]:
     """Every arm against the first row, for runs that share no seeds: Welch's t-test (1947), simultaneous by Sidak.
 
@@ -139,7 +147,7 @@ def unpaired_effects(
     Brown, 1966).
 
     Args:
-        losses, level, family, step: As for `effects`; which column a loss is in has no meaning.
+        losses, level, family, step, absent: As for `effects`; which column a loss is in has no meaning.
 
     Returns:
         By arm; None for the baseline, where arm or baseline has fewer than two runs, and where no loss varies.
@@ -149,7 +157,7 @@ def unpaired_effects(
     tested = [a for a in range(1, len(groups)) if min(len(groups[a]), len(base)) > 1]
     result: list[Effect | None] = [None] * len(groups)
     distinct = {groups[a].tobytes() for a in tested}
-    k = max(len(distinct), family or 0)
+    k = max(len(distinct) + absent, family)
     for a in tested:
         runs = groups[a]
         delta, n = float(runs.mean() - base.mean()), min(len(runs), len(base))

@@ -321,11 +321,9 @@ def basis(comparison: Comparison) -> list[str]:
     name = comparison.arms[0].name if comparison.arms else comparison.baseline
     if name != comparison.baseline:
         lines.append(f"{comparison.baseline} is {name}")
-    if comparison.added:
-        lines.append(
-            f"exploratory: {several(len(comparison.added), 'seed')} added after the others had been looked at; "
-            f"nexus-ablate confirm {comparison.plan.place} judges fresh seeds alone"
-        )
+    if comparison.exploratory:
+        fresh = f"; nexus-ablate confirm {comparison.plan.place} judges fresh seeds alone" * bool(comparison.plan.place)
+        lines.append(f"exploratory: {'; '.join(comparison.exploratory)}{fresh}")
     if seeds < CLAIM_SEEDS:
         lines.append(f"preliminary: fewer than {CLAIM_SEEDS} seeds; treat as a hint")
     if any(row.verdict and row.verdict.word == UNSTABLE for row in comparison.rows):

@@ -125,9 +125,8 @@ def entry_of(findings: Findings) -> dict[str, Any]:
         )
         more = f"nexus-ablate study {name}" if waiting else fresh
         raise ConfigError("this study has too few runs to be published", waiting or str(claim), more)
-    if added := sorted({seed for table in tables for seed in table.added}):
-        got = f"seeds added after a look at the others: {', '.join(map(str, added))}"
-        raise ConfigError("an exploratory result is not published", got, fresh)
+    if reasons := dict.fromkeys(reason for table in tables for reason in table.exploratory):
+        raise ConfigError("an exploratory result is not published", "; ".join(reasons), fresh)
     runs = [run for table in tables for arm in table.arms for run in _all_runs(arm)]
     sources = {run.source: run.code for run in runs}
     if len(sources) > 1 or None in sources.values():
