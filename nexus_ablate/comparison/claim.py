@@ -9,15 +9,12 @@ import numpy as np
 from nexus_ablate.comparison.endpoint import Endpoint
 from nexus_ablate.comparison.load import Expectation
 from nexus_ablate.comparison.result import Comparison, Row, SecondaryRow
-from nexus_ablate.comparison.statistics import LEVEL, Effect, t_quantile
+from nexus_ablate.comparison.statistics import LEVEL, t_quantile
 from nexus_ablate.comparison.verdict import (
     CLAIM_SEEDS,
-    DIVERGED,
+    FAILS,
     INCOMPLETE,
     NOT_COMPARABLE,
-    PRELIMINARY,
-    UNSTABLE,
-    Verdict,
     interval_name,
 )
 from nexus_ablate.console import several
@@ -49,11 +46,12 @@ class Result:
 
 @dataclass(frozen=True)
 class Requirement:
-    """A condition on the baseline's runs: whether the 95% bound of their mean meets it."""
+    """A condition on the baseline's runs: whether the 95% bound of their mean over some seeds meets it."""
 
     stratum: str
     sentence: str
     met: bool
+    seeds: int
 
 
 @dataclass(frozen=True)
@@ -63,6 +61,8 @@ class Claim:
     Attributes:
         preliminary: Runs that the outcome needs are missing, or there are fewer seeds than a claim needs, or fewer
             pairs of them because runs failed. Where the baseline lacks what the claim is about, it needs no other arm.
+        exploratory: Something was chosen when results had been seen.
+        amended: The claim, or what decides it, was changed after the first run.
     """
 
     text: str
@@ -71,9 +71,12 @@ class Claim:
     results: list[Result]
     requirements: list[Requirement]
     preliminary: bool
+    exploratory: bool = False
+    amended: bool = False
 
     def __str__(self) -> str:
-        return f"{'preliminary: ' if self.preliminary else ''}{self.outcome}: {self.text}"
+        words = [word for word in ("preliminary", "exploratory", "amended") if getattr(self, word)]
+        return ": ".join([*words, self.outcome, self.text])
 
 
 def judge_claim(tables: list[Comparison], incomplete: bool = False) -> Claim | None:
@@ -102,16 +105,25 @@ def judge_claim(tables: list[Comparison], incomplete: bool = False) -> Claim | N
     needed = [row for table in claims for row in (table.rows[:1] if table.plan.stratum in unmet else table.rows)]
     few = any(len(table.rows[0].seeds) < CLAIM_SEEDS for table in claims)
     few |= any(_lost_pairs(*one) for one, result in zip(judged, results, strict=True) if result.outcome != NOT_SHOWN)
+    few |= any(requirement.seeds < CLAIM_SEEDS for requirement in requirements)
     preliminary = incomplete or few or any(row.waiting for row in needed)
-    return Claim(claims[0].plan.claim, outcome, sentence, results, requirements, preliminary)
+    return Claim(
+        claims[0].plan.claim,
+        outcome,
+        sentence,
+        results,
+        requirements,
+        preliminary,
+        exploratory=any(table.exploratory for table in claims),
+        amended=any(table.plan.claim_amended for table in claims),
+    )
 
 
 def _lost_pairs(comparison: Comparison, expectation: Expectation) -> bool:
     """Whether a measured difference has fewer pairs than a claim needs, for instance because baseline runs failed."""
     index = next(i for i, arm in enumerate(comparison.arms) if i and arm.name == expectation.arm)
-    verdict = comparison.rows[index].verdict
-    measured = expectation.expected not in ("trains", "fails")
-    return measured and verdict is not None and verdict.prefix.startswith(PRELIMINARY)
+    effect = _cell(comparison, expectation.endpoint, index)[2].effect
+    return expectation.expected not in ("trains", "fails") and effect is not None and effect.n < CLAIM_SEEDS
 
 
 def _joined(results: list[Result]) -> str:
@@ -135,7 +147,7 @@ def _requirement(comparison: Comparison, name: str, condition: str) -> Requireme
     text = f"{where}the baseline's {name}"
     endpoint = Endpoint(name)
     if len(values) < 2:
-        return Requirement(stratum, f"{text} is not measured at two seeds", False)
+        return Requirement(stratum, f"{text} is not measured at two seeds", False, len(values))
     half = t_quantile(1 - LEVEL, len(values) - 1) * float(values.std(ddof=1)) / len(values) ** 0.5
     mean = float(values.mean())
     limit = mean - sign * half
@@ -143,7 +155,7 @@ def _requirement(comparison: Comparison, name: str, condition: str) -> Requireme
     side = "at least" if sign > 0 else "at most"
     verb = "as required" if met else "and the claim requires"
     sentence = f"{text} is {endpoint.value(mean)} ({side} {endpoint.value(limit)} with 95% confidence), {verb}"
-    return Requirement(stratum, f"{sentence} {condition}", met)
+    return Requirement(stratum, f"{sentence} {condition}", met, len(values))
 
 
 def _result(comparison: Comparison, expectation: Expectation) -> Result:
@@ -154,11 +166,10 @@ def _result(comparison: Comparison, expectation: Expectation) -> Result:
     else:
         label = comparison.rows[index].arm
         endpoint, margin, cell = _cell(comparison, expectation.endpoint, index)
-        trained, failed = (sum(v is not None for v in comparison.rows[index].values), comparison.rows[index].failed)
         if expectation.expected in ("trains", "fails"):
-            outcome, sentence = _training(expectation.expected, trained, len(failed), cell.verdict)
+            outcome, sentence = _training(expectation.expected, comparison.rows[index])
         else:
-            outcome, sentence = _measured(expectation.expected, endpoint, cell.effect, cell.verdict, margin)
+            outcome, sentence = _measured(expectation.expected, endpoint, cell, margin)
         seeds = cell.seeds_to_decide if outcome == NOT_SHOWN else None
     return Result(comparison.plan.stratum, label, expectation.endpoint, expectation.expected, outcome, sentence, seeds)
 
@@ -178,25 +189,30 @@ def _cell(comparison: Comparison, name: str, index: int) -> tuple[Endpoint, floa
     return other.endpoint, other.delta_min, other.rows[index]
 
 
-def _training(expected: str, trained: int, failed: int, verdict: Verdict | None) -> tuple[str, str]:
-    fails = verdict is not None and verdict.word in (DIVERGED, UNSTABLE)
-    trains = not failed and trained >= CLAIM_SEEDS
+def _training(expected: str, row: Row) -> tuple[str, str]:
+    trained, failed = sum(value is not None for value in row.values), len(row.failed)
+    word = row.verdict.word if row.verdict else ""
+    fails, trains = word in FAILS, not failed and trained >= CLAIM_SEEDS
+    if word in (NOT_COMPARABLE, INCOMPLETE):
+        return NOT_SHOWN, f"{word}, expected: {expected}"
     counts = f"fails to train at {failed} of {several(failed + trained, 'seed')}, expected: {expected}"
     if not fails and not trains:
         return NOT_SHOWN, counts
     return (SUPPORTED if fails == (expected == "fails") else CONTRADICTED), counts
 
 
-def _measured(
-    expected: str, endpoint: Endpoint, effect: Effect | None, verdict: Verdict | None, margin: float
-) -> tuple[str, str]:
+def _measured(expected: str, endpoint: Endpoint, cell: Row | SecondaryRow, margin: float) -> tuple[str, str]:
     """By the interval and not by the word: a failure to train, or an unfair pair, shows nothing about the measure.
 
-    A difference that is shown to lie inside the margin contradicts `lower` and `higher` even on their side of 0, so no
-    two of the three can be supported together.
+    A difference that is shown to lie inside a declared margin contradicts `lower` and `higher` even on their side of 0,
+    so no two of the three can be supported together. A margin that was estimated from the noise contradicts neither.
+    Where runs that trained lack the measure, those that have it are a selection, which shows nothing.
     """
-    word = "" if verdict is None else verdict.word
-    if effect is None or word in (NOT_COMPARABLE, INCOMPLETE, DIVERGED, UNSTABLE):
+    effect, word = cell.effect, cell.verdict.word if cell.verdict else ""
+    if cell.unmeasured:
+        where = f"not measured at {several(cell.unmeasured, 'seed')} at which it and the baseline trained"
+        return NOT_SHOWN, f"{where}, {endpoint.name} expected: {expected}"
+    if effect is None or word in (NOT_COMPARABLE, INCOMPLETE, *FAILS):
         return NOT_SHOWN, f"{word or 'has no interval'} in {endpoint.name}, expected: {expected}"
     low, high = effect.low, effect.high
     text = f"{endpoint.signed(effect.delta)} in {endpoint.name}"
@@ -206,7 +222,7 @@ def _measured(
         outside = low > margin or high < -margin
         text += f" within {endpoint.within(margin)}"
         return (SUPPORTED if inside else CONTRADICTED if outside else NOT_SHOWN), text
-    if inside:
+    if inside and endpoint.margin is not None:
         return CONTRADICTED, f"{text}, but within {endpoint.within(margin)}, which is too small to matter"
     if not effect.excludes_zero:
         return NOT_SHOWN, text

@@ -53,6 +53,11 @@ class Endpoint:
         return self.measure.unit
 
     @property
+    def timed(self) -> bool:
+        """Whether it depends on the machine, not on what was computed: time, speed or memory."""
+        return self.unit in ("s", "tokens/s", "bytes") or self.name == "mfu"
+
+    @property
     def margin(self) -> float | None:
         """`delta_min` on the scale of differences."""
         return math.log1p(self.delta_min) if self.log and self.delta_min is not None else self.delta_min

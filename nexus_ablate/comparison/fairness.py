@@ -65,6 +65,11 @@ def checks(
         _stable(baseline),
         _learning_rate(baseline, arms, plan),
         _code(baseline, arms, excluded),
+        *(
+            [_each("machine", arms, lambda arm: other_machine(arm, baseline), "same machine")]
+            if plan.endpoint.timed
+            else []
+        ),
         _plan(plan, [baseline, *arms]),
         _excluded(excluded),
     ]
@@ -381,13 +386,10 @@ def _environments(runs: list[Trained]) -> list[str]:
         return {
             "python": str(run.env.get("python") or ""),
             **{name: str(packages.get(name) or "") for name in LIBRARIES},
-            "device": str(summary.get("device", "")).split(":")[0],
-            "processor": str(summary.get("processor", "")),
-            "threads": str(summary.get("threads", "")),
+            **_machine(run),
             "compiled programs": str(summary.get("programs", "")),
             "graph breaks": str(summary.get("graph_breaks", "")),
             "host": str(run.env.get("host")),
-            "runs on a device": str(run.env.get("runs_per_device", 1)),
         }
 
     finished = [run for run in runs if run.record.state == "finished"]
@@ -400,6 +402,31 @@ def _environments(runs: list[Trained]) -> list[str]:
     if any(run.env.get("git_dirty") for run in finished):
         reported.append("uncommitted changes in the code")
     return reported
+
+
+def _machine(run: Trained) -> dict[str, str]:
+    """What makes a run fast or slow whatever it computes."""
+    summary = run.record.summary or {}
+    return {
+        "device": str(summary.get("device", "")).split(":")[0],
+        "processor": str(summary.get("processor", "")),
+        "threads": str(summary.get("threads", "")),
+        "runs on a device": str(run.env.get("runs_per_device", 1)),
+    }
+
+
+def other_machine(arm: Arm, baseline: Arm) -> str:
+    """How the machines of an arm and of the baseline differ, so that neither speed nor memory compares; or ''."""
+
+    def seen(runs: Iterable[Trained]) -> dict[str, set[str]]:
+        facts = [_machine(run) for run in runs if run.record.state == "finished"]
+        return {name: {each[name] for each in facts} for name in (facts[0] if facts else ())}
+
+    theirs, ours = seen(arm.runs.values()), seen(baseline.runs.values())
+    unlike = [name for name in theirs if name in ours and theirs[name] != ours[name]]
+    return ", ".join(
+        f"{name} {' and '.join(sorted(theirs[name]))}, not {' and '.join(sorted(ours[name]))}" for name in unlike
+    )
 
 
 def _plan(plan: Plan, arms: list[Arm]) -> Check:

@@ -79,16 +79,17 @@ def findings(
     """
     paths = [path for name in ([dirs] if isinstance(dirs, str | Path) else dirs) for path in with_strata(Path(name))]
     plans = [_plan(path) for path in paths]
-    missing: dict[str, str] = {}
+    missing, named = dict[str, str](), {plan.stratum for plan in plans}
     if len(paths) > 1 and all(plan.stratum for plan in plans) and len({plan.of for plan in plans}) == 1:
         study, strata, tables = plans[0].of, [], []
+        missing = {name: "no folder" for plan in plans for name in plan.all_strata if name not in named}
         for plan, path in zip(plans, paths, strict=True):
             try:
                 tables.append(compare(path, baseline, allow, arm))
                 strata.append(plan.stratum)
             except NoResult as error:
                 missing[plan.stratum] = error.got
-                if len(missing) == len(paths):
+                if not tables and plan is plans[-1]:
                     raise
     else:
         tables = [compare(paths, baseline, allow, arm)]

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nexus_ablate.comparison.arms import Arm
+from nexus_ablate.comparison.endpoint import Endpoint
 from nexus_ablate.comparison.failures import failed_seeds
 from nexus_ablate.comparison.load import Plan
 from nexus_ablate.comparison.pairs import same_curves
@@ -68,6 +69,7 @@ class Judged:
         losses: The endpoint at each of them, on its scale; NaN where there is no result or the run failed to train.
         failed: Seeds at which it failed to train, and how.
         evidence: What decided; None for the baseline.
+        unmeasured: Seeds at which it and the baseline trained and one of them lacks the endpoint.
         look: The look that the verdict is of, from 1; 0 in a study without looks.
     """
 
@@ -78,6 +80,7 @@ class Judged:
     effect: Effect | None = None
     evidence: Evidence | None = None
     verdict: Verdict | None = None
+    unmeasured: int = 0
     look: int = 0
 
 
@@ -200,11 +203,13 @@ def _at(
     identical = both.any(1) & (table.same[:, :seeds] & equal | ~both).all(1)
     tested = [0, *(a for a in range(1, len(losses)) if ended[a].any() and not table.unfair[a] and not identical[a])]
     test = effects if plan.paired else unpaired_effects
-    step = 0.0 if plan.endpoint.log else plan.step
-    absent = len(plan.arms.keys() - {name for name, has in zip(table.names, ended.any(1), strict=True) if has})
+    step = 0.0 if plan.endpoint.log else plan.step or _spacing(losses, plan.endpoint)
+    absent = len(plan.arms.keys() - {name for name, row in zip(table.names, ended, strict=True) if row.any()})
     tests = dict(zip(tested, test(losses[tested], level, family, step, absent), strict=True))
     rows = [0, *{losses[a].tobytes(): a for a in reversed(tested) if tests[a] is not None}.values()]
+    arms = sum(bool(ended[a].any() and not table.unfair[a]) for a in range(1, len(losses))) + absent
     family = max(len(rows) - 1 + absent, family, 1)
+    trained = ended & [[seed not in lost for seed in counted] for lost in failed]
     delta_min, source = margin or smallest(plan, losses[rows])
     judged = []
     for a in range(len(losses)):
@@ -222,6 +227,8 @@ def _at(
         differences = losses[a] - losses[0]
         differences = differences[np.isfinite(differences)]
         runs = min(np.isfinite(losses[row]).sum() for row in (0, a))
+        measured = np.isfinite(losses[a]) & (np.isfinite(losses[0]) | (not plan.paired))
+        one.unmeasured = int((trained[a] & (trained[0] | (not plan.paired)) & ~measured).sum())
         one.evidence = Evidence(
             effect=one.effect,
             delta_min=delta_min,
@@ -235,6 +242,8 @@ def _at(
             identical=bool(identical[a]),
             waiting=waiting,
             family=family,
+            arms=arms,
+            unmeasured=one.unmeasured,
             single=float(differences[0]) if plan.paired and len(differences) else None,
             shared_rate_delta=table.shared_rate[a],
             endpoint=plan.endpoint,
@@ -244,6 +253,14 @@ def _at(
         one.verdict = decide(one.evidence)
     noisy = [rows[row] for row in unlike_noise(losses[rows])] if plan.paired else []
     return Judgement(judged, delta_min, source, family, noisy)
+
+
+def _spacing(losses: Array, endpoint: Endpoint) -> float:
+    """Of an onset, the step between measurements, which it cannot be known better than; else 0."""
+    if not endpoint.name.startswith("onsets/"):
+        return 0.0
+    gaps = np.diff(np.unique(losses[np.isfinite(losses)]))
+    return float(gaps.min()) if len(gaps) else 0.0
 
 
 def smallest(plan: Plan, losses: Array) -> tuple[float, str]:

@@ -148,9 +148,13 @@ class Plan:
     requires: tuple[tuple[str, str], ...] = ()
     """What the baseline's runs must show for the claim to be testable: a measure and a condition, `>= 0.2`."""
     claim: str = ""
+    claim_amended: bool = False
+    """Whether the claim, or what decides it, was changed after the first run."""
     stratum: str = ""
     """The stratum that this study is, of the study `of`."""
     of: str = ""
+    all_strata: tuple[str, ...] = ()
+    """The strata of the study `of`."""
     rung: int = 0
     """Of a stratum that is a size of a ladder: its n_layers."""
     match: str = "none"
@@ -328,8 +332,10 @@ def read_plan(path: Path) -> Plan:
         expects=tuple(Expectation(row["arm"], row["endpoint"], row["expected"]) for row in values.get("expects", ())),
         requires=tuple(values.get("requires", {}).items()),
         claim=values.get("claim", ""),
+        claim_amended=not _amended(values).isdisjoint(("claim", "expects", "requires", "endpoints")),
         stratum=values.get("stratum", ""),
         of=values.get("of", ""),
+        all_strata=tuple(values.get("all_strata", ())),
         rung=values.get("rung", 0),
         match=values.get("match", "none"),
         lr_grid=tuple(values.get("lr_grid", ())),
@@ -344,13 +350,17 @@ def read_plan(path: Path) -> Plan:
     )
 
 
+def _amended(values: dict[str, Any]) -> set[str]:
+    """What of a study.yaml was amended."""
+    return {change.partition(":")[0] for each in values.get("amendments", ()) for change in each["changes"]}
+
+
 def _chosen_late(values: dict[str, Any]) -> Iterable[str]:
     """What a study.yaml says of seeds, looks and their weights that were chosen after the first run."""
     added = [seed for entry in values.get("added", ()) for seed in entry["seeds"]]
     if added:
         yield f"{several(len(added), 'seed')} added after the others had been looked at ({', '.join(map(str, added))})"
-    changed = {change.partition(":")[0] for each in values.get("amendments", ()) for change in each["changes"]}
-    if late := sorted(changed & {"looks", "look_weights", "share", *(() if added else ("seeds",))}):
+    if late := sorted(_amended(values) & {"looks", "look_weights", "share", *(() if added else ("seeds",))}):
         yield f"{', '.join(late)} amended after the first run"
 
 

@@ -14,7 +14,7 @@ from nexus_ablate.comparison.curves import AXES
 from nexus_ablate.comparison.differences import consequences, differing
 from nexus_ablate.comparison.endpoint import Endpoint
 from nexus_ablate.comparison.failures import rising
-from nexus_ablate.comparison.fairness import FAIL, Check, checks, error_over_text, text, unfair
+from nexus_ablate.comparison.fairness import FAIL, Check, checks, error_over_text, other_machine, text, unfair
 from nexus_ablate.comparison.judge import Judged, judge
 from nexus_ablate.comparison.load import Excluded, Plan, Trained, collect
 from nexus_ablate.comparison.pairs import at_equal, log_token_ratio
@@ -46,6 +46,7 @@ class Row:
 
     Attributes:
         effect: With the interval that decided.
+        unmeasured: Seeds at which the arm and the baseline trained and one of them lacks the endpoint.
         look: The look that the verdict is of, from 1; 0 in a study without looks.
         seeds_to_decide: Seeds that would decide an effect of the measured size with 80% power.
         seeds_for_margin: Seeds that would show a difference of `delta_min`.
@@ -61,6 +62,7 @@ class Row:
     differences: list[float | None]
     waiting: int = 0
     failed: dict[int, str] = field(default_factory=dict)
+    unmeasured: int = 0
     mean: float | None = None
     sd: float | None = None
     effect: Effect | None = None
@@ -114,6 +116,7 @@ class SecondaryRow:
     effect: Effect | None
     verdict: Verdict | None
     seeds_to_decide: int | None
+    unmeasured: int = 0
 
 
 @dataclass
@@ -292,6 +295,7 @@ def compared(
 
 def _beside_baseline(rows: list[Row], arms: list[Arm], broken: list[list[str]], plan: Plan) -> Check:
     """Fill in the figures that relate each row to the baseline's. Returns the condition on the evaluation text."""
+    sd = _spread(plan.endpoint.on_scale(np.array(rows[0].values, dtype=float)))
     no_text = {}
     for row, arm, conditions_broken in zip(rows[1:], arms[1:], broken[1:], strict=True):
         if not conditions_broken:
@@ -300,7 +304,7 @@ def _beside_baseline(rows: list[Row], arms: list[Arm], broken: list[list[str]], 
             row.text_se, no_text[row.arm] = error_over_text(arm, arms[0], paired, plan.endpoint.name)
         # three times the baseline's spikes, and more than one in a thousand rows
         row.spiky = (row.spike_score or 0.0) > 3 * max(rows[0].spike_score or 0.0, 0.001)
-        row.delta_over_sd = row.effect.delta / rows[0].sd if row.effect and rows[0].sd else None
+        row.delta_over_sd = row.effect.delta / sd if row.effect and sd else None
     errors = {r.arm: (r.text_se, r.effect.se) for r in rows if r.text_se is not None and r.effect}
     return text(arms[0], errors, no_text)
 
@@ -334,7 +338,10 @@ def _require_endpoint(arms: list[Arm], endpoint: Endpoint) -> None:
 
 def _secondary(endpoint: Endpoint, arms: list[Arm], broken: list[list[str]], plan: Plan) -> Secondary:
     """An endpoint judged like the primary one. Arms of which the study expects nothing have no verdict."""
-    expected = {expectation.arm for expectation in plan.expects if expectation.endpoint == endpoint.name}
+    expected = {e.arm for e in plan.expects if e.endpoint == endpoint.name and e.expected not in ("trains", "fails")}
+    if endpoint.timed:
+        elsewhere = [arm is not arms[0] and bool(other_machine(arm, arms[0])) for arm in arms]
+        broken = [[*names, *["machine"] * other] for names, other in zip(broken, elsewhere, strict=True)]
     own = replace(plan, endpoint=endpoint, share=plan.share if expected else 1.0)
     judgement = judge(arms, broken, own)
     rows = []
@@ -343,7 +350,8 @@ def _secondary(endpoint: Endpoint, arms: list[Arm], broken: list[list[str]], pla
         finite = values[np.isfinite(values)]
         mean = float(finite.mean()) if len(finite) else None
         verdict = judged.verdict if arm.name in expected else None
-        rows.append(SecondaryRow(arm.label, mean, _spread(values), judged.effect, verdict, _to_decide(judged)))
+        more = _to_decide(judged)
+        rows.append(SecondaryRow(arm.label, mean, _spread(values), judged.effect, verdict, more, judged.unmeasured))
     return Secondary(endpoint, judgement.delta_min, rows)
 
 
@@ -384,6 +392,7 @@ def _row(arm: Arm, base: Arm, judged: Judged, baseline: Judged, plan: Plan) -> R
         seeds_for_margin=seeds_for_margin(effect, evidence) if effect and evidence else None,
         failed=judged.failed,
         waiting=judged.waiting,
+        unmeasured=judged.unmeasured,
         tokens_per_second=arm.mean("tokens_per_second"),
         peak_memory_bytes=arm.mean("peak_memory_bytes"),
         params=params,

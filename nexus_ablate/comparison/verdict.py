@@ -36,6 +36,8 @@ MEANINGS = {
 DIFFERENT = (BETTER, WORSE, LOWER, HIGHER)
 """Words of an interval that excludes 0."""
 UNDECIDED = (INCONCLUSIVE, INCOMPLETE)
+FAILS = (DIVERGED, UNSTABLE)
+"""Words of an arm that fails to train."""
 CLAIM_SEEDS = 5
 """With fewer a verdict is called preliminary."""
 
@@ -56,6 +58,8 @@ class Evidence:
         identical: All losses equal the baseline's to the last bit.
         waiting: Runs without a result yet.
         family: Arms judged together.
+        arms: Arms whose failures to train are tested together, if they are more.
+        unmeasured: Seeds at which arm and baseline trained and one of them lacks the endpoint.
         single: The difference, where there is only one pair.
         shared_rate_delta: The difference at the shared learning rate, where each arm is judged at its own.
         more_seeds: The command that adds as many seeds as follow it, if there is one.
@@ -74,6 +78,8 @@ class Evidence:
     identical: bool = False
     waiting: int = 0
     family: int = 1
+    arms: int = 1
+    unmeasured: int = 0
     single: float | None = None
     shared_rate_delta: float | None = None
     endpoint: Endpoint = Endpoint()
@@ -91,7 +97,7 @@ class Evidence:
 
     @property
     def trains_where_the_baseline_fails(self) -> bool:
-        return not self.fails_more and self.failure_p < LEVEL / self.family
+        return not self.fails_more and self.failure_p < LEVEL / max(self.family, self.arms)
 
 
 @dataclass(frozen=True)
@@ -120,7 +126,7 @@ def word(evidence: Evidence) -> str:
         return DIVERGED
     if e.fails_more and e.failure_p < LEVEL:
         return UNSTABLE
-    if e.trains_where_the_baseline_fails:
+    if e.trains_where_the_baseline_fails and e.endpoint.better:
         return BETTER
     if effect is None:
         return INCOMPLETE if e.waiting and not e.pairs else INCONCLUSIVE
@@ -146,12 +152,17 @@ def decide(evidence: Evidence) -> Verdict:
             qualifiers.append(TOO_SMALL)
         if e.shared_rate_delta is not None and e.shared_rate_delta * effect.delta < 0:
             qualifiers.append("depends on LR")
+    by_failures = _by_failures(chosen, e)
+    if chosen == BETTER and by_failures and effect and effect.excludes_zero and _direction(effect, e.endpoint) == WORSE:
+        qualifiers.append("worse where both train")
     if weighed and e.failed:
         qualifiers.append(f"{e.failed} of {e.runs} failed")
+    if weighed and e.unmeasured:
+        qualifiers.append(f"{e.unmeasured} not measured")
     if e.waiting and chosen not in (NOT_COMPARABLE, INCOMPLETE):
         qualifiers.append("incomplete")
-    seeds = e.runs if e.trains_where_the_baseline_fails else e.pairs
-    prefix = PRELIMINARY if weighed and seeds < CLAIM_SEEDS else ""
+    counted = min(e.runs, e.baseline_runs) if by_failures else e.pairs
+    prefix = PRELIMINARY if (weighed or chosen in FAILS) and counted < CLAIM_SEEDS else ""
     if weighed and e.exploratory:
         prefix += "exploratory: "
     return Verdict(chosen, _sentence(chosen, e), prefix, tuple(qualifiers))
@@ -164,12 +175,14 @@ def _sentence(chosen: str, e: Evidence) -> str:
         return f"{several(e.waiting, 'run')} without a result" if e.waiting else "no run yet"
     if chosen == IDENTICAL:
         return f"every loss equals the baseline's to the last bit, at {e.runs} of {several(e.runs, 'seed')}"
-    if chosen in (DIVERGED, UNSTABLE) or (chosen == BETTER and e.trains_where_the_baseline_fails):
-        return _failures(e)
     effect, signed = e.effect, e.endpoint.signed
+    if _by_failures(chosen, e):
+        return _failures(e) + (f"; where both train, {signed(effect.delta)}" if effect and chosen == BETTER else "")
     if effect is None:
         if e.failed == e.runs:
             return f"{_failures(e)}: neither trains"
+        if e.unmeasured:
+            return f"not measured at {several(e.unmeasured, 'seed')} at which arm and baseline trained"
         if e.single is None:
             return "fewer than two runs that trained, or no difference between them"
         difference = f"{signed(e.single)} {e.endpoint.unit}".rstrip()
@@ -186,6 +199,11 @@ def _sentence(chosen: str, e: Evidence) -> str:
         return f"within {e.endpoint.within(e.delta_min)} ({interval}){also}"
     difference = f"{signed(effect.delta)} {'' if e.endpoint.log else e.endpoint.unit}".rstrip()
     return f"{difference} ({interval}); {_seeds_sentence(effect, e)}{also}"
+
+
+def _by_failures(chosen: str, e: Evidence) -> bool:
+    """Whether the counts of failures to train decided."""
+    return chosen in FAILS or (chosen == BETTER and e.trains_where_the_baseline_fails)
 
 
 def _failures(e: Evidence) -> str:

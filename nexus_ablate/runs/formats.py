@@ -115,6 +115,7 @@ STUDY = {
         "stratum": str,
         "rung": _is_count,
         "of": str,
+        "all_strata": [str],
         "requires": {str: _is_condition},
     },
     "expects": [{"arm!": str, "endpoint!": str, "expected!": _one_of(*EXPECTED)}],

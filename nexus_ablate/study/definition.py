@@ -106,6 +106,8 @@ class Definition:
     """Of a stratum that is a size of a ladder: its n_layers."""
     of: str = ""
     """The study that this stratum belongs to."""
+    all_strata: list[str] = field(default_factory=list)
+    """The names of the strata of that study."""
     confirms: str = ""
     """The study whose claims this one judges on fresh seeds."""
 
@@ -168,8 +170,9 @@ _QUESTION = (
     "stratum",
     "rung",
     "of",
+    "all_strata",
 )
-"""Further keys of a study's file; study/question.py reads them. The last five are only those of a study.yaml."""
+"""Further keys of a study's file; study/question.py reads them. The last six are only those of a study.yaml."""
 
 
 @dataclass(frozen=True)
@@ -365,6 +368,7 @@ def define(values: dict[str, Any]) -> Definition:
         stratum=values.get("stratum", ""),
         rung=values.get("rung", 0),
         of=values.get("of", ""),
+        all_strata=values.get("all_strata", []),
         looks=looks,
         look_weights=weights,
     )
@@ -387,6 +391,7 @@ def strata_of(request: Request) -> list[Request]:
                 stratum=stratum,
                 rung=rungs.get(stratum, 0),
                 of=definition.name,
+                all_strata=[*definition.strata],
             ),
         )
         for stratum, overrides in definition.strata.items()

@@ -8,7 +8,7 @@ refused: [{overrides: [...], reason: ...}]
 seeds, match, lr_grid, tuning_seeds
 endpoints: {val_loss: {delta_min: auto}}      the primary one first; older versions wrote `endpoint` and `delta_min`
 delta_min_tokens: 0.02                        the share of training tokens that gave the margin, if it was given so
-claim, requires, share, stratum, rung, of     where the study has them; see study/question.py
+claim, requires, share, stratum, rung, of, all_strata    where the study has them; see study/question.py
 expects: [{arm: ..., endpoint: ..., expected: lower}]
 looks: [5, 8, 12, 20], look_weights: [...]    if later seeds are only for undecided arms; `seeds` then lists all
 confirms: NAME                                the study whose claims are judged on fresh seeds
@@ -172,6 +172,7 @@ def _values(study: Study) -> dict[str, Any]:
         "stratum": definition.stratum,
         "rung": definition.rung,
         "of": definition.of,
+        "all_strata": definition.all_strata,
         "confirms": definition.confirms,
     }
     return values | {name: value for name, value in optional.items() if value}
