@@ -188,7 +188,9 @@ def test_rounded_losses_are_no_less_noisy_than_rounding_made_them(tmp_path, caps
     assert "INCONCLUSIVE" in words["new"]
     for name in ("effects", "unpaired_effects"):  # the control: without the rounding, no noise at all
         test = getattr(statistics, name)
-        monkeypatch.setattr(judge, name, lambda losses, level, family, step, test=test: test(losses, level, family))
+        monkeypatch.setattr(
+            judge, name, lambda losses, level, family, step, absent, test=test: test(losses, level, family)
+        )
     words, _ = judged(capsys, path)
     assert "WORSE" in words["new"]
 

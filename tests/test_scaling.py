@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -131,19 +132,21 @@ def test_the_outcome_is_read_off_the_intervals(multipliers, outcome):
     assert read(ladder(1, multipliers, noise=0.001)).outcome == outcome
 
 
-def written_ladder(root: Path, worth: float) -> Path:
+def written_ladder(root: Path, worth: float, seeds: int = 5, **of_one_size: Any) -> Path:
     """Runs of a ladder of four sizes with one arm, as they would lie after they were trained."""
     random = np.random.default_rng(3)
     for layers, compute in zip((2, 3, 4, 6), COMPUTE, strict=True):
         writer = Writer(root, f"deep@layers-{layers}")
         per_token = compute / (400 * 32)
-        for seed in range(5):
+        for seed in range(seeds):
             base, arm = loss_at(np.array([compute, worth * compute])) + random.normal(0, 0.001, 2)
             own = {"flops_per_token": per_token, "tokens_per_second": 1000.0}
             writer.run(seed=seed, loss=float(base), summary=own)
             slower = own | {"tokens_per_second": 1000 * (1 - layers / 20)}
-            writer.run("norm=layer", seed=seed, loss=float(arm), summary=slower)
-        writer.plan(("norm=layer",), stratum=f"layers-{layers}", of="deep", rung=layers, share=0.25)
+            writer.run("norm=layer", seed=seed, loss=float(arm), summary=slower, **(of_one_size if layers == 3 else {}))
+        writer.plan(
+            ("norm=layer",), seeds=list(range(seeds)), stratum=f"layers-{layers}", of="deep", rung=layers, share=0.25
+        )
     return root / "deep"
 
 
@@ -168,6 +171,20 @@ def test_compare_says_what_a_difference_is_worth_at_each_size(tmp_path, capsys):
     picture = page[page.index('aria-label="compute multipliers against compute"') :].partition("</svg>")[0]
     shown = [float(text) for text in re.findall(r"norm=layer at [^:]+ FLOPs: x([\d.]+)", picture)]
     assert shown[::2] == shown[1::2] == [float(f"{cell['mean']:.3g}") for cell in one["multipliers"]]
+
+
+@pytest.mark.parametrize("unfair", [{"evaluation": "another"}, {"state": "diverged"}])
+def test_an_arm_without_a_fair_result_at_a_size_has_no_multiplier(tmp_path, capsys, unfair):
+    runs = written_ladder(tmp_path, 1.3, **unfair)
+    assert main(["compare", str(runs)]) == 0
+    shown = capsys.readouterr().out
+    assert "HOLDS" not in shown and "no compute multiplier" in shown
+
+
+def test_a_ladder_of_three_seeds_is_preliminary(tmp_path, capsys):
+    runs = written_ladder(tmp_path, 1.3, seeds=3)
+    assert main(["compare", str(runs)]) == 0
+    assert "norm=layer preliminary: HOLDS" in " ".join(capsys.readouterr().out.split())
 
 
 def test_strata_that_are_no_sizes_have_no_multipliers(tmp_path, capsys):
@@ -211,10 +228,10 @@ def test_a_real_ladder_trains_each_size_and_reads_the_multipliers(tmp_path, tiny
     shape = ("model.n_layers", "model.d_model", "model.n_heads", "train.steps", "runs_dir", "train.batch_size")
     base = [o for o in tiny_run("probe=off", "train.eval_every=100", "optim.warmup=0") if not o.startswith(shape)]
     sizes = ["rungs=1,2,3,4", "tokens_per_parameter=0.05", "seeds=0,1,2", "delta_min=10"]
-    overrides = ["runs_dir=runs", "vary.norm=rms,none", "question=x", *sizes, *base, "train.batch_size=8"]
+    overrides = ["runs_dir=runs", "vary.norm=rms,layer", "question=x", *sizes, *base, "train.batch_size=8"]
     assert main(["study", "mine", *overrides, "--workers", "1"]) == 0
     capsys.readouterr()
     assert main(["compare", "runs/mine", "--json", "-"]) == 0
     (one,) = json.loads(capsys.readouterr().out)["scaling"]
-    assert one["arm"] == "norm=none" and len(one["multipliers"]) == 4
+    assert one["arm"] == "norm=layer" and len(one["multipliers"]) == 4
     assert one["compute"] == sorted(one["compute"])

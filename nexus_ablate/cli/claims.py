@@ -129,10 +129,13 @@ def _check(directory: str, published: dict[str, dict[str, Any]]) -> int:
     if entry is None:
         raise ConfigError("nothing is published of this study", study_findings.name or directory, "nexus-ablate claims")
     compared = replications(entry, study_findings)
-    if not compared:
+    if all(one.lacking for one in compared):
         raise ConfigError("these runs share no arm with the published ones", directory, f"{entry['command']}")
     for one in compared:
         where = f"{one.stratum}: " if one.stratum else ""
+        if one.lacking:
+            print(f"not compared  {where}{one.arm}: {one.lacking}")
+            continue
         word = "agrees" if one.agrees else "DIFFERS"
         interval = f"95% interval {one.low:+.4f} to {one.high:+.4f}"
         print(f"{word}  {where}{one.arm}: {one.difference:+.4f} from the published difference ({interval})")

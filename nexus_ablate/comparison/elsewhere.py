@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -13,10 +14,11 @@ from nexus_ablate.comparison.curves import Curves
 from nexus_ablate.comparison.endpoint import Endpoint
 from nexus_ablate.comparison.fairness import checks_of_listed
 from nexus_ablate.comparison.findings import Findings, across
-from nexus_ablate.comparison.listed import Listed, Source, step_of
+from nexus_ablate.comparison.listed import FAILED, Listed, Source, step_of
 from nexus_ablate.comparison.load import Excluded, Plan, Trained
 from nexus_ablate.comparison.result import Comparison, compared, unpaired
 from nexus_ablate.comparison.tuning import CRITERION, best_lr
+from nexus_ablate.console import several
 from nexus_ablate.errors import ConfigError, unknown
 from nexus_ablate.measure.measures import Measure, measure_of
 from nexus_ablate.runs import RunRecord
@@ -69,6 +71,9 @@ def judged(
     chosen_by = set(tuning_seeds)
     if chosen_by:
         _require_tuning(runs, endpoint, chosen_by)
+    if endpoint.log and (bad := next((run for run in runs if run.value is not None and run.value <= 0), None)):
+        fix = f"values above 0; `{FAILED[0]}` if the run failed to train, which counts"
+        raise ConfigError(f"{bad.where}: {endpoint.name} is compared by ratios", f"{bad.value:g}", fix)
     strata = list(dict.fromkeys(run.stratum for run in runs))
     out = [Excluded(Path(where), reason) for where, reason in source.left_out]
     tables = []
@@ -89,12 +94,16 @@ def _table(
     out: list[Excluded],
 ) -> Comparison:
     where = f"{source.name}{f', stratum {stratum}' if stratum else ''}"
+    excluded = [*out, *(Excluded(Path(run.where), run.caution, run.arm, run.seed) for run in runs if run.unfair)]
+    runs = [run for run in runs if not run.unfair]
     names = list(dict.fromkeys(run.arm for run in runs))
     name = _baseline(names, baseline, where)
     arms = [_arm(arm, [run for run in runs if run.arm == arm], endpoint, tuning_seeds) for arm in names]
     base = arms.pop(names.index(name))
     _require_two_runs(base, arms, where)
-    excluded = list(out)
+    used = Counter({arm.name: len(arm.runs) + len(arm.tuning) for arm in (base, *arms)})
+    for arm, unused in (Counter(run.arm for run in runs) - used).items():
+        excluded.append(Excluded(Path(arm), f"{several(unused, 'run')} at other learning rates than its best", arm))
     paired = all(_shares_seeds(arm, base) for arm in arms)
     if paired:
         excluded += unpaired(base, arms)
@@ -107,6 +116,7 @@ def _table(
         stratum=stratum,
         lr_grid=tuple(sorted(rates)),
         tuning_seeds=tuple(sorted(tuning_seeds)),
+        exploratory=tuple(dict.fromkeys(run.caution for run in runs if run.caution)),
         listed=True,
         paired=paired,
         step=step_of(runs),
@@ -153,6 +163,11 @@ def _arm(name: str, runs: list[Listed], endpoint: Endpoint, tuning_seeds: set[in
         if not rest:
             fix = f"rows of {name} at the rate {best:g} with seeds that did not choose it"
             raise ConfigError("an arm has no run at its own best learning rate", f"{name}: {best:g}", fix)
+    met: dict[int, Listed] = {}
+    for run in rest:
+        if met.setdefault(run.seed, run) is not run:
+            got = f"{met[run.seed].where} and {run.where}: {name}, seed {run.seed}"
+            raise ConfigError("two rows are of one arm and one seed", got, "one row per run: its final result")
     rates = sorted({run.rate for run in rest if run.rate is not None})
     if len(rates) > 1:
         got = f"{name}: {', '.join(map('{:g}'.format, rates))}"

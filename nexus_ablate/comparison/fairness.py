@@ -422,10 +422,10 @@ def other_machine(arm: Arm, baseline: Arm) -> str:
         facts = [_machine(run) for run in runs if run.record.state == "finished"]
         return {name: {each[name] for each in facts} for name in (facts[0] if facts else ())}
 
-    theirs, ours = seen(arm.runs.values()), seen(baseline.runs.values())
-    unlike = [name for name in theirs if name in ours and theirs[name] != ours[name]]
+    own, other = seen(arm.runs.values()), seen(baseline.runs.values())
+    unlike = [name for name in own if name in other and own[name] != other[name]]
     return ", ".join(
-        f"{name} {' and '.join(sorted(theirs[name]))}, not {' and '.join(sorted(ours[name]))}" for name in unlike
+        f"{name} {' and '.join(sorted(own[name]))}, not {' and '.join(sorted(other[name]))}" for name in unlike
     )
 
 

@@ -14,11 +14,12 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from nexus_ablate.comparison.verdict import NOT_COMPARABLE
 from nexus_ablate.errors import ConfigError, did_you_mean, printable
 from nexus_ablate.plain_data import LARGEST, UNREADABLE, strict_loads
 from nexus_ablate.runs.files import read_regular
 
-REQUIRED, OPTIONAL = ("arm", "seed"), ("stratum", "rate", "tokens", "seconds", "unit")
+REQUIRED, OPTIONAL = ("arm", "seed"), ("stratum", "rate", "tokens", "seconds", "unit", "caution")
 """Columns beside the endpoint."""
 FAILED = ("failed", "diverged")
 """Words in the endpoint's column for a run that failed to train."""
@@ -40,6 +41,7 @@ class Listed:
         value: The endpoint; None for a run that failed to train.
         rate: Its learning rate.
         unit: Of the endpoint, as the source has it; '' where it does not.
+        caution: What qualifies verdicts about the run, as `compare --runs` wrote it; '' where nothing does.
     """
 
     where: str
@@ -51,6 +53,12 @@ class Listed:
     tokens: float | None
     seconds: float | None
     unit: str
+    caution: str = ""
+
+    @property
+    def unfair(self) -> bool:
+        """Whether it was not comparable where it was trained."""
+        return self.caution.startswith(NOT_COMPARABLE)
 
 
 @dataclass(frozen=True)
@@ -196,6 +204,7 @@ def runs_of(source: Source, endpoint: str, columns: Mapping[str, str]) -> list[L
                 tokens=tokens,
                 seconds=seconds,
                 unit=_text(cells.get(names["unit"])),
+                caution=_text(cells.get(names["caution"])),
             )
         )
     _refuse_duplicates(runs)

@@ -20,6 +20,7 @@ import numpy as np
 from nexus_ablate.comparison.arms import Arm
 from nexus_ablate.comparison.result import Comparison
 from nexus_ablate.comparison.statistics import LEVEL, Array, Interval
+from nexus_ablate.comparison.verdict import CLAIM_SEEDS, NOT_COMPARABLE, PRELIMINARY
 
 HOLDS, SHRINKS, REVERSES, NEEDS = "HOLDS", "SHRINKS", "REVERSES", "NEEDS RUNG"
 FEWEST_SEEDS = 3
@@ -51,7 +52,7 @@ class Scaling:
         speeds: The arm's tokens per second over the baseline's, by rung; None where not measured.
         predicted: The multiplier of the largest rung as the rungs below it predict it, from a law and a line that are
             fitted to them alone; None where they are fewer than three.
-        outcome: HOLDS, SHRINKS, REVERSES or NEEDS RUNG n.
+        outcome: HOLDS, SHRINKS, REVERSES or NEEDS RUNG n; preliminary below five seeds.
     """
 
     arm: str
@@ -71,7 +72,7 @@ class Scaling:
 
 
 def over_rungs(tables: Sequence[Comparison]) -> list[Scaling]:
-    """The arms of a ladder over its rungs. Arms without a loss at every seed of each rung are left out.
+    """The arms of a ladder over its rungs. Arms that lack a fair loss at a seed of a rung are left out.
 
     Args:
         tables: A comparison for each rung; [] is returned if there are fewer than two rungs or three seeds.
@@ -89,14 +90,26 @@ def over_rungs(tables: Sequence[Comparison]) -> list[Scaling]:
         ]
         for name in by_name[0]
     }
-    names = [name for name, rungs in losses.items() if all(np.isfinite(values).all() for values in rungs)]
+    names = [
+        name
+        for name, rungs in losses.items()
+        if all(np.isfinite(values).all() for values in rungs) and all(_fair(name, table) for table in tables)
+    ]
     compute = [(base.mean("flops_per_token") or 0) * (base.mean("tokens") or 0) for base in bases]
-    if min(map(len, seeds)) < FEWEST_SEEDS or names[:1] != [bases[0].name] or not all(compute):
+    if min(map(len, seeds)) < FEWEST_SEEDS or names[:1] != [bases[0].name] or len(names) < 2 or not all(compute):
         return []
     stacked = [np.stack([losses[name][r] for name in names]) for r in range(len(tables))]
     labels = [by_name[0][name].label for name in names[1:]]
     results = scaling(labels, compute, stacked)
+    if min(map(len, seeds)) < CLAIM_SEEDS:
+        results = [replace(one, outcome=f"{PRELIMINARY}{one.outcome}") for one in results]
     return [replace(one, speeds=_speeds(name, by_name)) for one, name in zip(results, names[1:], strict=True)]
+
+
+def _fair(name: str, table: Comparison) -> bool:
+    """Whether an arm is comparable in a rung, and all of its runs trained."""
+    row = next(row for row, arm in zip(table.rows, table.arms, strict=True) if arm.name == name)
+    return not row.failed and (row.verdict is None or row.verdict.word != NOT_COMPARABLE)
 
 
 def _speeds(name: str, by_name: Sequence[Mapping[str, Arm]]) -> tuple[float | None, ...]:

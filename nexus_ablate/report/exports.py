@@ -10,6 +10,7 @@ from typing import Any
 
 from nexus_ablate.comparison.result import Comparison, Row
 from nexus_ablate.comparison.statistics import Interval
+from nexus_ablate.comparison.verdict import NOT_COMPARABLE
 from nexus_ablate.errors import printable
 from nexus_ablate.report.table import (
     ARM,
@@ -75,7 +76,9 @@ def csv_text(comparison: Comparison) -> str:
 
 
 def run_records(comparison: Comparison) -> list[dict[str, Any]]:
-    """A record per run that counts, without those that only one of a pair has."""
+    """A record per run that counts, without those that only one of a pair has; `caution` is what a verdict needs."""
+    looks = ("the looks of the study chose its seeds",) if comparison.looks else ()
+    late = "; ".join([*comparison.exploratory, *looks])
     return [
         {
             "arm": row.arm,
@@ -84,11 +87,17 @@ def run_records(comparison: Comparison) -> list[dict[str, Any]]:
             "rate": row.lr,
             "tokens": arm.runs[seed].figures.get("tokens"),
             "seconds": arm.runs[seed].figures.get("seconds"),
+            **({"caution": caution} if (caution := _unfair(row) or late) else {}),
         }
         for row, arm in zip(comparison.rows, comparison.arms, strict=True)
         for seed, value in zip(row.seeds, row.values, strict=True)
         if value is not None or seed in row.failed
     ]
+
+
+def _unfair(row: Row) -> str:
+    verdict = row.verdict
+    return f"{NOT_COMPARABLE}: {verdict.sentence}" if verdict and verdict.word == NOT_COMPARABLE else ""
 
 
 def csv_of(records: list[dict[str, Any]]) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from nexus_ablate.comparison.findings import Across, Findings
 from nexus_ablate.comparison.scaling import Scaling
 from nexus_ablate.comparison.statistics import Interval
+from nexus_ablate.comparison.verdict import IDENTICAL
 from nexus_ablate.errors import printable
 from nexus_ablate.report import exports, page, terminal
 from nexus_ablate.report.table import NOTHING, bounds
@@ -34,7 +35,15 @@ def missing_lines(findings: Findings) -> list[str]:
     """The strata without a result."""
     lines = [f"stratum {name}: no result yet ({states})" for name, states in findings.missing.items()]
     of_ladder = any(table.plan.rung for table in findings.tables)
-    return [*lines, "compute multipliers are read when every size has results"] if lines and of_ladder else lines
+    if not of_ladder:
+        return lines
+    if findings.missing:
+        return [*lines, "compute multipliers are read when every size has results"]
+    scaled = {one.arm for one in findings.scaling}
+    rows = [row for row in findings.tables[0].rows if row.verdict and row.verdict.word != IDENTICAL]
+    without = [row.arm for row in rows if row.arm not in scaled]
+    reason = "a size lacks a fair result at one of at least three seeds"
+    return [f"no compute multiplier, since {reason}: {', '.join(without)}"] if without else []
 
 
 def across_table(findings: Findings) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
@@ -88,7 +97,7 @@ WRITTEN = {
     "latex": r"\A% \\usepackage\{booktabs\}\n",
     "csv": r"\A(stratum,)?arm,verdict,sentence,",
     "json": r'(?s)"answer": .*"basis": ',
-    "runs": r"\A(stratum,)?arm,seed,[^\n]*,rate,tokens,seconds\n",
+    "runs": r"\A(stratum,)?arm,seed,[^\n]*,rate,tokens,seconds(,caution)?\n",
 }
 """What every file of a format has that this module wrote."""
 
@@ -161,8 +170,11 @@ def html(findings: Findings, command: str = "", reload_seconds: int = 0) -> str:
 
 
 def latex(findings: Findings) -> str:
-    """A table for each stratum."""
-    return "\n".join(exports.latex(table) for table in findings.tables)
+    """A table for each stratum, below the claim."""
+    tables = [exports.latex(table) for table in findings.tables]
+    if any(findings.strata):
+        tables = [f"% stratum {printable(name)}\n{text}" for name, text in zip(findings.strata, tables, strict=True)]
+    return "\n".join([*(f"% {printable(line, 1000)}" for line in claim_lines(findings)), *tables])
 
 
 def csv_text(findings: Findings) -> str:

@@ -107,6 +107,20 @@ def lr_text(row: Row) -> str:
     return f"{row.best_lr:g}" + (" (edge)" if row.lr_edge else "")
 
 
+def detectable_text(row: Row) -> str:
+    if row.effect is None:
+        return NOTHING
+    return (row.endpoint.signed if row.endpoint.log else row.endpoint.value)(row.effect.detectable)
+
+
+def wins_text(row: Row) -> str:
+    """`4/5`: the seeds in which the arm was better, or lower where neither side is better."""
+    effect = row.effect
+    if effect is None or effect.wins is None:
+        return NOTHING
+    return f"{effect.n - effect.wins if row.endpoint.better == 'higher' else effect.wins}/{effect.n}"
+
+
 def errors_text(row: Row) -> str:
     """Both standard errors of the difference: `0.0021 / 0.0034`."""
     errors = (row.effect.se if row.effect else None, row.text_se)
@@ -146,14 +160,14 @@ MORE = (
     ),
     Column(
         "wins",
-        "seeds in which the arm was lower",
-        lambda r: f"{r.effect.wins}/{r.effect.n}" if r.effect and r.effect.wins is not None else NOTHING,
+        "seeds in which the arm was better; lower, where neither side is",
+        wins_text,
         _effect("wins"),
     ),
     Column(
         "detectable",
         "difference that these seeds show with 80% power",
-        lambda r: r.endpoint.value(r.effect.detectable) if r.effect else NOTHING,
+        detectable_text,
         _effect("detectable"),
     ),
     Column(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +19,16 @@ from nexus_ablate.comparison.arms import Arm
 from nexus_ablate.comparison.endpoint import Endpoint
 from nexus_ablate.comparison.fairness import PASS
 from nexus_ablate.comparison.findings import Findings
-from nexus_ablate.comparison.result import Comparison
+from nexus_ablate.comparison.result import Comparison, Row
 from nexus_ablate.comparison.statistics import LEVEL, Array, t_quantile
+from nexus_ablate.comparison.verdict import NOT_COMPARABLE
 from nexus_ablate.config.options import conf_dir
-from nexus_ablate.errors import ConfigError
+from nexus_ablate.errors import ConfigError, printable
 from nexus_ablate.masking import mask
 from nexus_ablate.plain_data import misfit, strict_loads
 from nexus_ablate.provenance import differ, differing_files, source_hashes
-from nexus_ablate.study.definition import Definition, read_request, shipped_studies
+from nexus_ablate.study.definition import Definition, read_request, shipped_studies, strata_of
+from nexus_ablate.study.record import departures
 
 _TABLE = {
     "rows!": [{str: (str, float, None)}],
@@ -56,13 +58,15 @@ class Replication:
     Attributes:
         difference: Theirs minus the published one, of the differences to the baseline.
         low, high: Its 95% interval (Welch).
+        lacking: Why there is no such difference; '' where there is.
     """
 
     stratum: str
     arm: str
-    difference: float
-    low: float
-    high: float
+    difference: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+    lacking: str = ""
 
     @property
     def agrees(self) -> bool:
@@ -110,8 +114,8 @@ def entry_of(findings: Findings) -> dict[str, Any]:
     """What is published of a study's findings.
 
     Raises:
-        ConfigError: The study has no claim, is not finished or exploratory, or its runs are by more than one version of
-            the code.
+        ConfigError: The study has no claim, is not finished or exploratory, differs from its definition, or its runs
+            are by more than one version of the code.
     """
     claim, tables, name, known = findings.claim, findings.tables, findings.name, claims()
     if claim is None or name not in known:
@@ -128,6 +132,12 @@ def entry_of(findings: Findings) -> dict[str, Any]:
     if reasons := dict.fromkeys(reason for table in tables for reason in table.exploratory):
         raise ConfigError("an exploratory result is not published", "; ".join(reasons), fresh)
     runs = [run for table in tables for arm in table.arms for run in _all_runs(arm)]
+    request = replace(read_request([name]), runs_dir=runs[0].record.path.parents[2])
+    if changes := [text for stratum in strata_of(request) for text in departures(stratum)]:
+        fix = f"nexus-ablate claims {name} in another runs_dir"
+        raise ConfigError(
+            "this is not the study whose claim would be published", printable("; ".join(changes), 300), fix
+        )
     sources = {run.source: run.code for run in runs}
     if len(sources) > 1 or None in sources.values():
         raise ConfigError("the runs are by several versions of the code", name, f"nexus-ablate study {name} --retrain")
@@ -258,23 +268,38 @@ def other_circumstances(entry: dict[str, Any], findings: Findings) -> list[str]:
 
 def replications(entry: dict[str, Any], findings: Findings) -> list[Replication]:
     """The published differences to the baseline beside those of other runs, arm by arm and stratum by stratum."""
-    compared = []
-    for stratum, table in zip(findings.strata, findings.tables, strict=True):
-        if published := entry["strata"].get(stratum):
-            endpoint = Endpoint(published["endpoints"][0])
-            new = {
-                row.arm: {str(s): arm.value(s, endpoint.name) for s in arm.runs}
-                for row, arm in zip(table.rows, table.arms, strict=True)
-            }
-            former = {
-                arm: {seed: numbers[endpoint.name] for seed, numbers in runs.items()}
-                for arm, runs in published["runs"].items()
-            }
-            before, now = _differences(former, endpoint), _differences(new, endpoint)
-            for arm in (arm for arm in before if arm in now):
-                if min(len(before[arm]), len(now[arm])) > 1:
-                    compared.append(Replication(stratum, arm, *_welch(now[arm], before[arm])))
+    compared, tables = [], dict(zip(findings.strata, findings.tables, strict=True))
+    for stratum, published in entry["strata"].items():
+        endpoint = Endpoint(published["endpoints"][0])
+        former = {
+            arm: {seed: numbers[endpoint.name] for seed, numbers in runs.items()}
+            for arm, runs in published["runs"].items()
+        }
+        table = tables.get(stratum)
+        pairs = list(zip(table.rows, table.arms, strict=True)) if table else []
+        rows = {row.arm: row for row, _ in pairs}
+        new = {row.arm: {str(s): arm.value(s, endpoint.name) for s in arm.runs} for row, arm in pairs}
+        now = _differences(new, endpoint) if new else {}
+        for arm, before in _differences(former, endpoint).items():
+            if len(before) > 1:
+                lacking = _lacking(rows.get(arm), now.get(arm))
+                compared.append(
+                    Replication(stratum, arm, lacking=lacking)
+                    if lacking
+                    else Replication(stratum, arm, *_welch(now[arm], before))
+                )
     return compared
+
+
+def _lacking(row: Row | None, differences: Array | None) -> str:
+    """Why an arm's differences cannot be held against the published ones, or ''."""
+    if row is None or differences is None:
+        return "no result"
+    if row.verdict is not None and row.verdict.word == NOT_COMPARABLE:
+        return f"{NOT_COMPARABLE}: {row.verdict.sentence}"
+    if len(differences) < 2:
+        return f"fewer than two pairs: {row.verdict.sentence if row.verdict else 'no verdict'}"
+    return ""
 
 
 def _differences(runs: Mapping[str, Mapping[str, float | None]], endpoint: Endpoint) -> dict[str, Array]:

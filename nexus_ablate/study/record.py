@@ -59,6 +59,14 @@ def expanded(request: Request) -> Study:
     return with_margin(study, request.runs_dir, record)
 
 
+def departures(request: Request) -> list[str]:
+    """How the study that was trained differs from its definition, a text for each part."""
+    record = read_study(request.directory)
+    if record is None:
+        return [f"{request.definition.name} has not been trained"]
+    return differences_between(record, _values(expanded(request)))
+
+
 def solved_before(record: dict[str, Any] | None) -> dict[str, dict[str, Any]]:
     """The `match` of each arm by its requested overrides."""
     if record is None:
