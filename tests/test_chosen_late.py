@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +27,7 @@ def study(tmp_path, monkeypatch):
     return two_arms(tmp_path / "runs", "mine")
 
 
-def two_arms(root, name, trained=range(5), **plan):
+def two_arms(root, name, trained: Iterable[int] = range(5), **plan: Any):
     writer = Writer(root, name)
     more_seeds(writer, trained)
     writer.plan(("norm=layer",), **plan)

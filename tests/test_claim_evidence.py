@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 import yaml
@@ -110,7 +111,7 @@ def test_a_margin_that_was_estimated_contradicts_nothing(tmp_path, capsys):
 
 
 def test_an_expected_failure_gives_a_secondary_endpoint_no_verdict(tmp_path, capsys):
-    sinks = {
+    sinks: dict[str, Any] = {
         "arm": lambda s: {"summary": {SINK: 0.1 + QUIET[s]}},
         "base": lambda s: {"summary": {SINK: 0.5 + QUIET[-s]}},
     }

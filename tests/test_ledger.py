@@ -94,7 +94,8 @@ def test_a_claim_that_was_changed_after_the_first_run_says_so(tmp_path, folder):
     record.write_text(yaml.safe_dump(yaml.safe_load(record.read_text()) | {"amendments": [change]}))
     published(folder, runs)
     page = ledger_page.page(ledger.claims(), ledger.entries())
-    assert "- amended 2020-01-02T00:00:00+00:00: claim: b -> c" in page
+    assert "- amended 2020-01-02T00:00:00+00:00: claim: b -> c" in page and "| **SUPPORTED, amended** |" in page
+    assert "[SUPPORTED, amended]" in ledger_page.decided(ledger.claims(), ledger.entries())
 
 
 def test_the_page_defines_the_measures_beside_the_loss():

@@ -59,6 +59,7 @@ def _list() -> int:
 
     from nexus_ablate.console import open_console
     from nexus_ablate.provenance import differ
+    from nexus_ablate.report.ledger_page import outcome_of
     from nexus_ablate.study.ledger import claims, entries, older_code
 
     published, console = entries(), open_console()
@@ -67,10 +68,10 @@ def _list() -> int:
         table.add_column(head, overflow="fold", no_wrap=head in ("study", "tier"))
     for name, definition in claims().items():
         entry = published.get(name)
-        outcome = entry["outcome"] if entry else f"not trained yet\n{definition.cost.removesuffix(' on two CPU cores')}"
+        shown = outcome_of(entry) if entry else f"not trained yet\n{definition.cost.removesuffix(' on two CPU cores')}"
         if entry and (files := older_code(entry)):
-            outcome += f"\nolder code: {differ(files)}"
-        table.add_row(name, definition.tier, escape(outcome), escape(definition.claim))
+            shown += f"\nolder code: {differ(files)}"
+        table.add_row(name, definition.tier, escape(shown), escape(definition.claim))
     console.print(table)
     return errors.OK
 

@@ -163,16 +163,16 @@ def _arm(name: str, runs: list[Listed], endpoint: Endpoint, tuning_seeds: set[in
         if not rest:
             fix = f"rows of {name} at the rate {best:g} with seeds that did not choose it"
             raise ConfigError("an arm has no run at its own best learning rate", f"{name}: {best:g}", fix)
-    met: dict[int, Listed] = {}
-    for run in rest:
-        if met.setdefault(run.seed, run) is not run:
-            got = f"{met[run.seed].where} and {run.where}: {name}, seed {run.seed}"
-            raise ConfigError("two rows are of one arm and one seed", got, "one row per run: its final result")
     rates = sorted({run.rate for run in rest if run.rate is not None})
     if len(rates) > 1:
         got = f"{name}: {', '.join(map('{:g}'.format, rates))}"
         fix = "--tuning-seeds with the seeds that chose the rate; or one rate for each arm"
         raise ConfigError("an arm has several learning rates; the best on the same seeds would flatter it", got, fix)
+    met: dict[int, Listed] = {}
+    for run in rest:
+        if met.setdefault(run.seed, run) is not run:
+            got = f"{met[run.seed].where} and {run.where}: {name}, seed {run.seed}"
+            raise ConfigError("two rows are of one arm and one seed", got, "one row per run: its final result")
     arm.runs = {run.seed: _trained(run, endpoint) for run in sorted(rest, key=lambda run: run.seed)}
     return arm
 

@@ -49,7 +49,7 @@ def page(claims: Mapping[str, LedgerClaim], entries: Mapping[str, dict[str, Any]
     """
     lines = [HEAD, "| as it is made | as it is tested | outcome | runs and time | study |", "|---|---|---|---|---|"]
     for name, study in claims.items():
-        outcome = f"**{entries[name]['outcome']}**" if name in entries else NOT_TRAINED
+        outcome = f"**{outcome_of(entries[name])}**" if name in entries else NOT_TRAINED
         link = f"[`{name}`](#{name})" if name in entries else f"`{name}`"
         lines.append(f"| {study.stated} | {study.claim} | {outcome} | {study.cost} | {link} |")
     if entries:
@@ -66,7 +66,7 @@ def decided(claims: Collection[str], entries: Mapping[str, dict[str, Any]]) -> s
     counts = [f"{outcomes[outcome]} {outcome.lower()}" for outcome in OUTCOMES if outcomes[outcome]]
     counts += [f"{left} not trained yet"] if (left := len(claims) - len(entries)) else []
     rows = [
-        f"| {entry['claim']} | [{entry['outcome']}](docs/claims.md#{name}) |"
+        f"| {entry['claim']} | [{outcome_of(entry)}](docs/claims.md#{name}) |"
         for name, entry in entries.items()
         if entry["outcome"] in ("SUPPORTED", "CONTRADICTED")
     ]
@@ -81,7 +81,7 @@ def _section(entry: dict[str, Any]) -> list[str]:
         "",
         f"Stated as: {entry['stated']}",
         "",
-        f"Tested as: {entry['claim']}. **{entry['outcome']}**",
+        f"Tested as: {entry['claim']}. **{outcome_of(entry)}**",
         "",
         *(f"- {requirement}" for requirement in entry["requirements"]),
         *(f"- {_expectation(one)}" for one in entry["expectations"]),
@@ -99,6 +99,13 @@ def _section(entry: dict[str, Any]) -> list[str]:
     for stratum, table in entry["strata"].items():
         lines += ["", *([f"Stratum {stratum}:", ""] if stratum else []), *_table(table)]
     return [*lines, *_definitions(entry)]
+
+
+def outcome_of(entry: Mapping[str, Any]) -> str:
+    """The outcome as lists show it: `SUPPORTED`, or `SUPPORTED, amended` if the claim changed after its first run."""
+    changes = [change for line in entry["amendments"] for change in line.partition(": ")[2].split("; ")]
+    turned = any(change.startswith(("claim: ", "expects: ", "requires: ", "endpoints: ")) for change in changes)
+    return f"{entry['outcome']}, amended" if turned else entry["outcome"]
 
 
 def _definitions(entry: dict[str, Any]) -> list[str]:
