@@ -6,6 +6,7 @@ import csv
 import json
 
 import pytest
+import yaml
 from written_runs import Writer
 
 from nexus_ablate.cli import main
@@ -115,6 +116,15 @@ def test_what_was_chosen_late_stays_exploratory_in_a_table_of_runs(capsys, late)
     assert "exploratory: BETTER: norm=dyt" in capsys.readouterr().out
 
 
+def test_two_arms_that_were_picked_stay_exploratory_in_a_table_of_runs(capsys):
+    study()
+    assert main(["compare", "runs/mine", "--arm", "norm=dyt", "--baseline", "baseline", "--runs", "runs.csv"]) == 0
+    capsys.readouterr()
+    assert main(["judge", "runs.csv"]) == 0
+    printed = capsys.readouterr().out
+    assert "exploratory: BETTER: norm=dyt" in printed and "3 pairs of arms share the 5%" in printed
+
+
 def test_latex_of_strata_names_each_and_the_claim(capsys):
     for stratum, shift in (("shallow", -0.1), ("deep", 0.1)):
         plan = {"stratum": stratum, "of": "s", "claim": "it is so", "share": 0.5}
@@ -123,9 +133,14 @@ def test_latex_of_strata_names_each_and_the_claim(capsys):
             {**plan, "expects": [{"arm": "norm=dyt", "endpoint": "val_loss", "expected": "lower"}]},
             shift,
         )
+    for _ in range(2):  # the second replaces its own report
+        assert main(["compare", "runs/s", "--latex", "s.tex"]) == 0
+    capsys.readouterr()
     assert main(["compare", "runs/s", "--latex", "-"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert "% stratum shallow" in lines and "% stratum deep" in lines and "% CONTRADICTED: it is so" in lines
+    printed = capsys.readouterr().out
+    shallow, deep = printed.index("{l}{shallow} \\\\"), printed.index("{l}{deep} \\\\")
+    tables = [printed.index("\\toprule"), printed.rindex("\\toprule")]
+    assert sorted((shallow, deep, *tables))[::2] == tables and printed.startswith("% CONTRADICTED: it is so\n")
 
 
 # ------------------------------------------------------------------------------------------------------- the ledger
@@ -164,6 +179,15 @@ def test_a_study_in_another_setting_is_not_published_as_the_claim(claims, capsys
     shown = refused(capsys, "claims", "--publish", "runs/rms_vs_layer")
     assert "this is not the study whose claim would be published" in shown
     assert not list(claims.iterdir())
+
+
+def test_a_precision_that_another_machine_chose_is_no_other_study(claims, capsys, tmp_path):
+    trained("rms_vs_layer")
+    record = tmp_path / "runs/rms_vs_layer/study.yaml"
+    values = yaml.safe_load(record.read_text())
+    values["baseline"]["overrides"].append("train.precision=bf16")  # as on a GPU
+    record.write_text(yaml.safe_dump(values, sort_keys=False))
+    assert main(["claims", "--publish", "runs/rms_vs_layer"]) == 0
 
 
 def test_a_study_that_lacks_a_stratum_is_not_published(claims, capsys, tmp_path):

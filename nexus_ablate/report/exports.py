@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import io
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +53,8 @@ def markdown(comparison: Comparison) -> str:
     return "\n".join(lines)
 
 
-def latex(comparison: Comparison) -> str:
-    """The main table for a paper; needs the booktabs package."""
+def latex(comparison: Comparison, stratum: str = "") -> str:
+    """The main table for a paper, headed by its stratum; needs the booktabs package."""
     columns = [column for column in named(comparison, MAIN) if column.title not in ("seeds", "wins")]
     align = "".join("l" if column.order is None else "r" for column in columns)
     lines = [
@@ -61,6 +62,7 @@ def latex(comparison: Comparison) -> str:
         *(f"% {printable(line)}" for line in (title(comparison), answer(comparison), *basis(comparison))),
         f"\\begin{{tabular}}{{{align}}}",
         "\\toprule",
+        *([f"\\multicolumn{{{len(columns)}}}{{l}}{{{_tex(stratum)}}} \\\\\n\\midrule"] if stratum else []),
         " & ".join(_tex(column.title) for column in columns) + " \\\\",
         "\\midrule",
         *(" & ".join(_tex(column.cell(row)) for column in columns) + " \\\\" for row in comparison.rows),
@@ -77,8 +79,7 @@ def csv_text(comparison: Comparison) -> str:
 
 def run_records(comparison: Comparison) -> list[dict[str, Any]]:
     """A record per run that counts, without those that only one of a pair has; `caution` is what a verdict needs."""
-    looks = ("the looks of the study chose its seeds",) if comparison.looks else ()
-    late = "; ".join([*comparison.exploratory, *looks])
+    late = "; ".join(_beyond_rows(comparison))
     return [
         {
             "arm": row.arm,
@@ -93,6 +94,17 @@ def run_records(comparison: Comparison) -> list[dict[str, Any]]:
         for seed, value in zip(row.seeds, row.values, strict=True)
         if value is not None or seed in row.failed
     ]
+
+
+def _beyond_rows(comparison: Comparison) -> Iterator[str]:
+    """What verdicts rest on that rows don't show, so that a table of them would claim more."""
+    yield from comparison.exploratory
+    if comparison.looks:
+        yield "the looks of the study chose its seeds"
+    if comparison.plan.family >= len(comparison.rows):
+        yield f"{comparison.plan.family} pairs of arms share the 5%"
+    if comparison.plan.share < 1:
+        yield "other endpoints or strata share the 5%"
 
 
 def _unfair(row: Row) -> str:

@@ -94,7 +94,7 @@ def _times(interval: Interval) -> str:
 WRITTEN = {
     "html": r"(?s)\A<!doctype html>.*nexus-ablate",
     "md": r"(?s)\n## Fairness\n.*\n## Left out\n",
-    "latex": r"\A% \\usepackage\{booktabs\}\n",
+    "latex": r"\A(% .*\n)*% \\usepackage\{booktabs\}\n",
     "csv": r"\A(stratum,)?arm,verdict,sentence,",
     "json": r'(?s)"answer": .*"basis": ',
     "runs": r"\A(stratum,)?arm,seed,[^\n]*,rate,tokens,seconds(,caution)?\n",
@@ -171,9 +171,7 @@ def html(findings: Findings, command: str = "", reload_seconds: int = 0) -> str:
 
 def latex(findings: Findings) -> str:
     """A table for each stratum, below the claim."""
-    tables = [exports.latex(table) for table in findings.tables]
-    if any(findings.strata):
-        tables = [f"% stratum {printable(name)}\n{text}" for name, text in zip(findings.strata, tables, strict=True)]
+    tables = [exports.latex(table, name) for name, table in zip(findings.strata, findings.tables, strict=True)]
     return "\n".join([*(f"% {printable(line, 1000)}" for line in claim_lines(findings)), *tables])
 
 

@@ -21,7 +21,7 @@ from nexus_ablate.comparison.fairness import PASS
 from nexus_ablate.comparison.findings import Findings
 from nexus_ablate.comparison.result import Comparison, Row
 from nexus_ablate.comparison.statistics import LEVEL, Array, t_quantile
-from nexus_ablate.comparison.verdict import NOT_COMPARABLE
+from nexus_ablate.comparison.verdict import FAILS, NOT_COMPARABLE
 from nexus_ablate.config.options import conf_dir
 from nexus_ablate.errors import ConfigError, printable
 from nexus_ablate.masking import mask
@@ -275,6 +275,7 @@ def replications(entry: dict[str, Any], findings: Findings) -> list[Replication]
             arm: {seed: numbers[endpoint.name] for seed, numbers in runs.items()}
             for arm, runs in published["runs"].items()
         }
+        verdicts = {row["arm"]: row["verdict"] for row in published["rows"] if row["endpoint"] == endpoint.name}
         table = tables.get(stratum)
         pairs = list(zip(table.rows, table.arms, strict=True)) if table else []
         rows = {row.arm: row for row, _ in pairs}
@@ -282,7 +283,7 @@ def replications(entry: dict[str, Any], findings: Findings) -> list[Replication]
         now = _differences(new, endpoint) if new else {}
         for arm, before in _differences(former, endpoint).items():
             if len(before) > 1:
-                lacking = _lacking(rows.get(arm), now.get(arm))
+                lacking = _lacking(rows.get(arm), now.get(arm), verdicts[arm])
                 compared.append(
                     Replication(stratum, arm, lacking=lacking)
                     if lacking
@@ -291,12 +292,15 @@ def replications(entry: dict[str, Any], findings: Findings) -> list[Replication]
     return compared
 
 
-def _lacking(row: Row | None, differences: Array | None) -> str:
-    """Why an arm's differences cannot be held against the published ones, or ''."""
+def _lacking(row: Row | None, differences: Array | None, published: str) -> str:
+    """Why an arm's differences cannot be held against those of the published verdict, or ''.
+
+    Where an arm fails to train as it did not before, the seeds that trained are a selection.
+    """
     if row is None or differences is None:
         return "no result"
-    if row.verdict is not None and row.verdict.word == NOT_COMPARABLE:
-        return f"{NOT_COMPARABLE}: {row.verdict.sentence}"
+    if (verdict := row.verdict) and verdict.word in (NOT_COMPARABLE, *FAILS) and verdict.word not in published:
+        return f"{verdict.word}: {verdict.sentence}"
     if len(differences) < 2:
         return f"fewer than two pairs: {row.verdict.sentence if row.verdict else 'no verdict'}"
     return ""

@@ -35,6 +35,7 @@ from nexus_ablate.runs.record import read_study
 from nexus_ablate.study.definition import Definition, Request, stored_definition
 from nexus_ablate.study.design import Study, expand, label
 from nexus_ablate.study.margin import with_margin
+from nexus_ablate.study.overrides import key_of
 
 FIXED = (
     "question",
@@ -51,6 +52,9 @@ FIXED = (
 )
 
 
+_PRECISION = "train.precision"
+
+
 def expanded(request: Request) -> Study:
     """The study with its arms; what an earlier launch matched or measured stays."""
     record = read_study(request.directory)
@@ -64,7 +68,12 @@ def departures(request: Request) -> list[str]:
     record = read_study(request.directory)
     if record is None:
         return [f"{request.definition.name} has not been trained"]
-    return differences_between(record, _values(expanded(request)))
+    launch = request.launch
+    if not any(key_of(text) == _PRECISION for text in request.definition.baseline):
+        # `auto` meant that of the machine that trained the study, which need not be this one
+        bf16 = f"{_PRECISION}=bf16" in record["baseline"]["overrides"]
+        launch = [*launch, f"{_PRECISION}={'bf16' if bf16 else 'fp32'}"]
+    return differences_between(record, _values(expanded(replace(request, launch=launch))))
 
 
 def solved_before(record: dict[str, Any] | None) -> dict[str, dict[str, Any]]:
