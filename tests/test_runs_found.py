@@ -60,7 +60,7 @@ def test_runs_are_filtered_by_every_text_and_sorted(desk, capsys):
     ]
     assert printed(capsys, "runs --filter mine --filter finished")[-1].startswith("2 runs")
     assert printed(capsys, "runs --sort disk")[1].startswith("norm=layer")
-    assert printed(capsys, "runs runs/other --sort arm")[-1].startswith("1 runs")
+    assert printed(capsys, "runs runs/other --sort arm")[-1].startswith("1 run,")
     assert printed(capsys, "runs --filter nothing") == ["0 runs, 0 B"]
 
 

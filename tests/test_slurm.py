@@ -356,7 +356,7 @@ def test_the_arms_are_submitted_when_the_baseline_has_shown_what_the_claim_requi
     assert "2 runs submitted" in said and "run the same command to submit the other arms" in said
     for job in runs.premise:
         instant.end(job, "finished")
-    requirement = Requirement("", f"the baseline's rate is {rate}", rate > 0.2)
+    requirement = Requirement("", f"the baseline's rate is {rate}", rate > 0.2, seeds=5)
     monkeypatch.setattr(claim, "requirements_of", lambda comparison: [requirement])
     assert submit(requested, Resources()) == 0
     said = " ".join(capsys.readouterr().err.split())
