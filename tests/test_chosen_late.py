@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -109,6 +111,21 @@ def test_arms_of_a_study_that_are_left_out_still_share_its_5_percent(tmp_path, m
     differences = np.array([d for d in row["differences"] if d is not None])
     half = statistics.t_quantile(1 - statistics.sidak(0.05, 4) / 2, 4) * differences.std(ddof=1) / 5**0.5
     assert row["high"] - row["low"] == pytest.approx(2 * half)
+
+
+def test_the_noise_of_an_arm_that_is_not_comparable_is_not_that_of_two_others(study, capsys):
+    rng = np.random.default_rng(0)
+    for seed in range(5):
+        study.run("norm=dyt", seed=seed, loss=2.2 + rng.normal(0, 0.004))
+        study.run("bias=on", seed=seed, loss=2.2 + rng.normal(0, 0.006), evaluation="another")
+    study.plan(("norm=layer",), ("norm=dyt",), ("bias=on",))
+    picked = ["runs/mine", "--arm", "norm=dyt", "--baseline", "norm=layer", "--json", "-"]
+    with_it = json.loads(answer(capsys, *picked))["rows"][1]
+    for path in Path("runs/mine/bias=on").iterdir():
+        shutil.rmtree(path)
+    assert {key: json.loads(answer(capsys, *picked))["rows"][1][key] for key in ("low", "high")} == {
+        key: with_it[key] for key in ("low", "high")
+    }
 
 
 def any_pair(rng, arms=7, seeds=5):

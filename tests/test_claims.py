@@ -20,6 +20,7 @@ from nexus_ablate.comparison.findings import findings
 from nexus_ablate.comparison.judge import judge_losses
 from nexus_ablate.comparison.load import Plan
 from nexus_ablate.comparison.result import compare
+from nexus_ablate.comparison.statistics import max_t_quantile
 from nexus_ablate.comparison.verdict import BETTER, DIFFERENT, EQUIVALENT, HIGHER, LOWER, WORSE
 from nexus_ablate.runs import read_run
 from nexus_ablate.study import plan
@@ -330,6 +331,8 @@ def test_two_arms_are_compared_directly_at_the_level_of_all_pairs(tmp_path, caps
     assert table["family"] == 6
     keys = ("delta", "low", "high", "verdict")
     (same,) = [row for row in table["rows"] if row["arm"] == "norm=dyt"]
+    # Nothing is assumed of how the pairs are correlated.
+    assert same["critical"] == pytest.approx(max_t_quantile(0.05, 6, same["df"], 0.0))
     assert {key: read["rows"][1][key] for key in keys} == {key: same[key] for key in keys}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 
 import pytest
 import yaml
@@ -225,3 +226,8 @@ def test_a_replication_counts_the_published_differences_that_it_lacks(claims, ca
         assert "replicates 1 of 2 differences" in printed
         line = next(line for line in printed.splitlines() if line.startswith("not compared"))
         assert "norm=dyt" in line and why in line
+    shutil.rmtree(claims.parent / "other/rms_vs_layer/norm=layer")  # nothing is left that could be compared
+    assert main(["claims", "--check", str(claims.parent / "other/rms_vs_layer")]) == 0
+    printed = capsys.readouterr().out
+    assert "replicates 0 of 2 differences" in printed and "NOT COMPARABLE" in printed
+    assert "norm=layer: fewer than two pairs: 5 runs without a result" in printed

@@ -123,14 +123,14 @@ def _train_again(entry: dict[str, Any]) -> int:
 
 def _check(directory: str, published: dict[str, dict[str, Any]]) -> int:
     from nexus_ablate.comparison.findings import findings
-    from nexus_ablate.study.ledger import other_circumstances, replications
+    from nexus_ablate.study.ledger import NO_RESULT, other_circumstances, replications
 
     study_findings = findings(directory)
     entry = published.get(study_findings.name)
     if entry is None:
         raise ConfigError("nothing is published of this study", study_findings.name or directory, "nexus-ablate claims")
     compared = replications(entry, study_findings)
-    if all(one.lacking for one in compared):
+    if all(one.lacking == NO_RESULT for one in compared):
         raise ConfigError("these runs share no arm with the published ones", directory, f"{entry['command']}")
     for one in compared:
         where = f"{one.stratum}: " if one.stratum else ""

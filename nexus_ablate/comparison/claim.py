@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nexus_ablate.comparison.endpoint import Endpoint
-from nexus_ablate.comparison.load import Expectation
+from nexus_ablate.comparison.load import Expectation, amends_claim
 from nexus_ablate.comparison.result import Comparison, Row, SecondaryRow
 from nexus_ablate.comparison.statistics import LEVEL, t_quantile
 from nexus_ablate.comparison.verdict import (
@@ -115,7 +115,7 @@ def judge_claim(tables: list[Comparison], incomplete: bool = False) -> Claim | N
         requirements,
         preliminary,
         exploratory=any(table.exploratory for table in claims),
-        amended=any(table.plan.claim_amended for table in claims),
+        amended=any(amends_claim(table.amendments) for table in claims),
     )
 
 

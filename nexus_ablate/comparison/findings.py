@@ -79,9 +79,10 @@ def findings(
     """
     paths = [path for name in ([dirs] if isinstance(dirs, str | Path) else dirs) for path in with_strata(Path(name))]
     plans = [_plan(path) for path in paths]
-    missing, named = dict[str, str](), {plan.stratum for plan in plans}
+    missing: dict[str, str] = {}
     if len(paths) > 1 and all(plan.stratum for plan in plans) and len({plan.of for plan in plans}) == 1:
         study, strata, tables = plans[0].of, [], []
+        named = {plan.stratum for plan in plans}
         missing = {name: "no folder" for plan in plans for name in plan.all_strata if name not in named}
         for plan, path in zip(plans, paths, strict=True):
             try:

@@ -148,8 +148,6 @@ class Plan:
     requires: tuple[tuple[str, str], ...] = ()
     """What the baseline's runs must show for the claim to be testable: a measure and a condition, `>= 0.2`."""
     claim: str = ""
-    claim_amended: bool = False
-    """Whether the claim, or what decides it, was changed after the first run."""
     stratum: str = ""
     """The stratum that this study is, of the study `of`."""
     of: str = ""
@@ -179,6 +177,12 @@ class Plan:
     """Whether arms share seeds with the baseline."""
     step: float = 0.0
     """To which a table made elsewhere rounded the endpoint."""
+
+
+def amends_claim(amendments: Iterable[str]) -> bool:
+    """Whether a claim, or what decides it, was among what `Plan.amendments` lists."""
+    changes = [change for line in amendments for change in line.partition(": ")[2].split("; ")]
+    return any(change.startswith(("claim: ", "expects: ", "requires: ", "endpoints: ")) for change in changes)
 
 
 @dataclass
@@ -332,7 +336,6 @@ def read_plan(path: Path) -> Plan:
         expects=tuple(Expectation(row["arm"], row["endpoint"], row["expected"]) for row in values.get("expects", ())),
         requires=tuple(values.get("requires", {}).items()),
         claim=values.get("claim", ""),
-        claim_amended=not _amended(values).isdisjoint(("claim", "expects", "requires", "endpoints")),
         stratum=values.get("stratum", ""),
         of=values.get("of", ""),
         all_strata=tuple(values.get("all_strata", ())),
@@ -350,17 +353,13 @@ def read_plan(path: Path) -> Plan:
     )
 
 
-def _amended(values: dict[str, Any]) -> set[str]:
-    """What of a study.yaml was amended."""
-    return {change.partition(":")[0] for each in values.get("amendments", ()) for change in each["changes"]}
-
-
 def _chosen_late(values: dict[str, Any]) -> Iterable[str]:
     """What a study.yaml says of seeds, looks and their weights that were chosen after the first run."""
     added = [seed for entry in values.get("added", ()) for seed in entry["seeds"]]
     if added:
         yield f"{several(len(added), 'seed')} added after the others had been looked at ({', '.join(map(str, added))})"
-    if late := sorted(_amended(values) & {"looks", "look_weights", "share", *(() if added else ("seeds",))}):
+    amended = {change.partition(":")[0] for each in values.get("amendments", ()) for change in each["changes"]}
+    if late := sorted(amended & {"looks", "look_weights", "share", *(() if added else ("seeds",))}):
         yield f"{', '.join(late)} amended after the first run"
 
 

@@ -216,7 +216,8 @@ def compare(
     if not base.runs:
         raise ConfigError("the baseline has no result yet", base.label, "nexus-ablate status DIR shows what it does")
     excluded = collection.excluded + duplicates + unpaired(base, shown)
-    conditions, of_unshown = (checks(base, some, plan, excluded, tuple(allow)) for some in (shown, unshown))
+    conditions = checks(base, shown, plan, excluded, tuple(allow))
+    of_unshown = checks(base, unshown, plan, excluded, tuple(allow)) if unshown else []
     arms = [base, *shown, *_copies(base, plan)]
     _require_endpoint(arms, plan.endpoint)
     return compared(arms, plan, excluded, conditions, [(one, unfair(one, of_unshown)) for one in unshown])
@@ -257,7 +258,7 @@ def compared(
         unshown: Arms that have no row but say how noisy a run is, each with the conditions that it breaks.
     """
     base, everyone = arms[0], [*arms, *(arm for arm, _ in unshown)]
-    broken = [*(unfair(arm, conditions) for arm in arms), *(conditions for _, conditions in unshown)]
+    broken = [*(unfair(arm, conditions) for arm in arms), *(breaks for _, breaks in unshown)]
     judgement = judge(everyone, broken, plan)
     rows = [_row(arm, base, one, judgement.arms[0], plan) for arm, one in zip(arms, judgement.arms, strict=False)]
     on_text = _beside_baseline(rows, arms, broken[: len(arms)], plan)

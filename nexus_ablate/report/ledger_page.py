@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nexus_ablate.comparison.endpoint import Endpoint
+from nexus_ablate.comparison.load import amends_claim
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -103,9 +104,7 @@ def _section(entry: dict[str, Any]) -> list[str]:
 
 def outcome_of(entry: Mapping[str, Any]) -> str:
     """The outcome as lists show it: `SUPPORTED`, or `SUPPORTED, amended` if the claim changed after its first run."""
-    changes = [change for line in entry["amendments"] for change in line.partition(": ")[2].split("; ")]
-    turned = any(change.startswith(("claim: ", "expects: ", "requires: ", "endpoints: ")) for change in changes)
-    return f"{entry['outcome']}, amended" if turned else entry["outcome"]
+    return f"{entry['outcome']}, amended" if amends_claim(entry["amendments"]) else entry["outcome"]
 
 
 def _definitions(entry: dict[str, Any]) -> list[str]:

@@ -51,6 +51,9 @@ ENTRY = {
 """The form of an entry, in the notation of `plain_data.misfit`."""
 
 
+NO_RESULT = "no result"
+
+
 @dataclass(frozen=True)
 class Replication:
     """One arm of an entry beside the same arm of other runs, by the primary endpoint.
@@ -134,7 +137,7 @@ def entry_of(findings: Findings) -> dict[str, Any]:
     runs = [run for table in tables for arm in table.arms for run in _all_runs(arm)]
     request = replace(read_request([name]), runs_dir=runs[0].record.path.parents[2])
     if changes := [text for stratum in strata_of(request) for text in departures(stratum)]:
-        fix = f"nexus-ablate claims {name} in another runs_dir"
+        fix = f"nexus-ablate claims {name} runs_dir=elsewhere"
         raise ConfigError(
             "this is not the study whose claim would be published", printable("; ".join(changes), 300), fix
         )
@@ -284,11 +287,8 @@ def replications(entry: dict[str, Any], findings: Findings) -> list[Replication]
         for arm, before in _differences(former, endpoint).items():
             if len(before) > 1:
                 lacking = _lacking(rows.get(arm), now.get(arm), verdicts[arm])
-                compared.append(
-                    Replication(stratum, arm, lacking=lacking)
-                    if lacking
-                    else Replication(stratum, arm, *_welch(now[arm], before))
-                )
+                welch = () if lacking else _welch(now[arm], before)
+                compared.append(Replication(stratum, arm, *welch, lacking=lacking))
     return compared
 
 
@@ -298,7 +298,7 @@ def _lacking(row: Row | None, differences: Array | None, published: str) -> str:
     Where an arm fails to train as it did not before, the seeds that trained are a selection.
     """
     if row is None or differences is None:
-        return "no result"
+        return NO_RESULT
     if (verdict := row.verdict) and verdict.word in (NOT_COMPARABLE, *FAILS) and verdict.word not in published:
         return f"{verdict.word}: {verdict.sentence}"
     if len(differences) < 2:
