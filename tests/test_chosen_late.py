@@ -57,6 +57,9 @@ def test_seeds_that_a_study_does_not_have_make_its_verdicts_exploratory(study, c
     assert "exploratory: WORSE" in answer(capsys, "runs/mine")
     plan = conditions(capsys, "runs/mine")["plan"]
     assert plan["status"] == "WARN" and "2 seeds that the study does not have (5, 6)" in plan["text"]
+    for path in Path("runs/mine/norm=layer").glob("s[56]*"):
+        shutil.rmtree(path)
+    assert conditions(capsys, "runs/mine")["seeds"]["text"] == "norm=layer lacks seeds 5, 6"
 
 
 def test_a_study_and_its_confirmation_together_are_exploratory(study, tmp_path, capsys):

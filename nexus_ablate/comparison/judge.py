@@ -207,7 +207,7 @@ def _at(
     absent = len(plan.arms.keys() - {name for name, row in zip(table.names, ended, strict=True) if row.any()})
     tests = dict(zip(tested, test(losses[tested], level, family, step, absent), strict=True))
     rows = [0, *{losses[a].tobytes(): a for a in reversed(tested) if tests[a] is not None}.values()]
-    arms = sum(bool(ended[a].any() and not table.unfair[a]) for a in range(1, len(losses))) + absent
+    arms = int(ended[1:].any(1).sum()) + absent
     family = max(len(rows) - 1 + absent, family, 1)
     trained = ended & [[seed not in lost for seed in counted] for lost in failed]
     delta_min, source = margin or smallest(plan, losses[rows])
