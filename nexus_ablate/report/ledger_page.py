@@ -89,6 +89,7 @@ def _section(entry: dict[str, Any]) -> list[str]:
         *_lacking(entry),
         *(f"- amended {line}" for line in entry["amendments"]),
         *(f"- {warning}" for warning in entry["warnings"]),
+        f"- baseline and arms: [conf/studies/{entry['study']}.yaml](../conf/studies/{entry['study']}.yaml)",
         f"- regime: {entry['regime']}",
         f"- {entry['runs']} runs, {entry['hours']:.1f} core hours: `{entry['command']}`",
         f"- trained {made['when']} by version {made['version']}, commit {str(made['commit'])[:7]}, "
