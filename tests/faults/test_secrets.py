@@ -94,9 +94,7 @@ def test_a_run_its_repetition_and_its_reports_hold_no_secret(folder, leaking, fa
     assert "token=_secret_" in str(only(folder / "runs"))
     said += nexus(folder, *offline, "tracker=wandb_offline")[1] + reported(folder, "runs")
     said += nexus(folder, *offline, "seed=1", f"data.path={TYPED['in a URL']}")[1]
-    copies = list((folder / "runs").rglob("wandb/offline-run-*"))
-    # A loaded machine may start W&B too late: the run must then have said that it goes on without.
-    assert copies or "W&B did not answer" in said, said
+    assert list((folder / "runs").rglob("wandb/offline-run-*")), said
     assert traces(folder, said) == []
     counted(f"{len(ENVIRONMENT) + len(TYPED)} secrets, {sum(1 for _ in (folder / 'runs').rglob('*'))} files, 0 found")
 
