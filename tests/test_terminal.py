@@ -166,6 +166,21 @@ def test_each_job_of_a_multirun_has_its_number_arm_and_seed_and_the_end_ranks_th
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("norms", "reference"), [("layer,batch", "layer"), ("layer,rms", "")])
+def test_the_last_line_of_a_multirun_compares_its_arms_even_if_none_is_the_baseline(
+    tiny_run, tmp_path, capfd, monkeypatch, norms, reference
+):
+    monkeypatch.chdir(tmp_path)
+    assert main(["-m", *tiny_run("train.steps=4"), f"norm={norms}", "seed=0,1"]) == 0
+    start, command = capfd.readouterr().err.splitlines()[-1].split("nexus-ablate ")
+    assert start == "next  "
+    words = shlex.split(command)
+    assert [word for word in words if word.startswith("--")] == (["--baseline"] if reference else [])
+    assert f"norm={reference}" in words[-1] if reference else True
+    assert main([*words, "--csv", "-"]) == 0, capfd.readouterr().err
+
+
+@pytest.mark.slow
 def test_a_study_names_each_job_and_ends_with_a_ranking_and_the_next_command(tiny_run, tmp_path, capfd, monkeypatch):
     monkeypatch.chdir(tmp_path)
     base = [text for text in tiny_run("train.steps=4") if not text.startswith("train.threads")]

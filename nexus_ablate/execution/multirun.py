@@ -217,6 +217,7 @@ def _refused(overrides: list[str], error: UserError) -> dict[str, Any]:
 def _row(config: RunConfig, overrides: list[str], path: Path) -> dict[str, Any]:
     """A row of the result table, from a run's directory."""
     row: dict[str, Any] = {"name": _distinct(overrides, _sweep()[1]), "seed": config.seed, "why": ""}
+    row["changes"] = [f"{key}={value}" for key, value in differences(config).items()]
     if not has_status(path):
         return row | {"status": errors.BUG, "why": NEVER}
     try:
@@ -363,7 +364,9 @@ def _summary(results: Sequence[dict[str, Any]]) -> None:
         console.print()
     finished = [result for result in results if result["status"] == errors.OK]
     print(f"{len(finished)} of {len(results)} runs finished", file=sys.stderr)
-    arms = sorted({nearer(Path(result["path"]).parent) for result in finished if "path" in result})
+    arms = {Path(result["path"]).parent: set(result["changes"]) for result in finished if "path" in result}
     if arms:
-        command = shlex.join(["nexus-ablate", "compare" if len(arms) > 1 else "status", *arms])
-        print(f"next  {errors.printable(command, 4096)}", file=sys.stderr)
+        words = ["compare" if len(arms) > 1 else "status", *sorted(map(nearer, arms))]
+        if not any(all(plain <= other for other in arms.values()) for plain in arms.values()):
+            words += ["--baseline", next(iter(arms)).name]  # none is the others without their changes
+        print(f"next  {errors.printable(shlex.join(['nexus-ablate', *words]), 4096)}", file=sys.stderr)
