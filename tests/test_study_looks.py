@@ -112,6 +112,20 @@ def test_the_exit_status_is_that_of_the_runs_of_all_looks(study, instant):
     assert main(study("vary.norm=layer")) == errors.DIVERGED
 
 
+@pytest.mark.parametrize("text", ["", '{"val_l', None])
+def test_a_finished_run_without_a_readable_summary_is_named_and_not_trained_again(study, instant, capsys, text):
+    assert main(study("vary.norm=layer")) == 0
+    folder = read_request(study()[1:]).directory
+    summary = next((folder / "norm=layer").glob("s4-*")) / "summary.json"
+    summary.unlink() if text is None else summary.write_text(text)
+    before, trained = photograph(folder), len(instant.trained)
+    capsys.readouterr()
+    assert main(study("vary.norm=layer")) == errors.BUG
+    assert f"norm=layer s4 failed: {summary}" in said(capsys)
+    assert photograph(folder) == before
+    assert len(instant.trained) == trained
+
+
 def test_with_a_grid_only_the_runs_at_each_arm_s_best_rate_are_extended(study, instant):
     """The shared rate is 3e-3, the best one of the baseline; norm=layer is better at 1e-3."""
     instant.decided = {"bias=on": 1}

@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import pairwise, product
 from pathlib import Path
+from typing import Any
 
 from nexus_ablate.console import UNLIMITED, grid, without_shared
 from nexus_ablate.errors import UserError
 from nexus_ablate.execution.cluster_queue import FOLDER, Entry, Queue
-from nexus_ablate.runs import SETTLED, effective_state, find_runs, read_rows, read_status
-from nexus_ablate.runs.record import last_row, read_config, read_study, read_summary
+from nexus_ablate.runs import SETTLED, effective_state, find_runs, read_rows, read_status, read_summary
+from nexus_ablate.runs.record import last_row, read_config, read_study
 
 QUEUE_SECONDS = 10.0
 """Shortest time between two queries to SLURM."""
@@ -90,7 +91,7 @@ class Watcher:
             status = read_status(path)
             row = last_row(path / "metrics.jsonl")
             measured = row if LOSS in row else last_row(path / "metrics.jsonl", LOSS)
-            steps = self._steps_of(path)
+            steps = self._steps_of(path, status)
             baseline = {} if arm == "baseline" else self._baseline_of(path, seed)
         except UserError as error:
             return Line(study, arm, seed, "damaged", reason=f"{error.problem}: {error.got}", log=log)
@@ -134,10 +135,10 @@ class Watcher:
         shown = [_with_job(line, entries.get(_run_of(line, directory))) for line in lines]
         return shown + [_not_begun(directory.name, run, entries[run]) for run in entries if run not in named]
 
-    def _steps_of(self, path: Path) -> int | None:
+    def _steps_of(self, path: Path, status: dict[str, Any]) -> int | None:
         if self._steps.get(path) is None:
             resolved = (read_config(path) or {}).get("resolved", {})
-            self._steps[path] = (read_summary(path) or {}).get("steps") or resolved.get("steps")
+            self._steps[path] = (read_summary(path, status) or {}).get("steps") or resolved.get("steps")
         return self._steps[path]
 
     def _baseline_of(self, path: Path, seed: int | None) -> dict[int, float]:

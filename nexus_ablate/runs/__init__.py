@@ -14,7 +14,16 @@ from nexus_ablate.runs.files import (
 from nexus_ablate.runs.naming import Identity, arm_name, identity, run_path
 from nexus_ablate.runs.other_code import OtherCode, made_by_other_code
 from nexus_ablate.runs.ownership import SETTLED, STATES, effective_state
-from nexus_ablate.runs.record import RunRecord, find_runs, has_status, read_jsonl, read_rows, read_run, read_status
+from nexus_ablate.runs.record import (
+    RunRecord,
+    find_runs,
+    has_status,
+    read_jsonl,
+    read_rows,
+    read_run,
+    read_status,
+    read_summary,
+)
 
 __all__ = [
     "SETTLED",
@@ -42,6 +51,7 @@ __all__ = [
     "read_rows",
     "read_run",
     "read_status",
+    "read_summary",
     "run_path",
     "strict_json",
     "truncate",

@@ -68,9 +68,6 @@ def read_run(path: Path) -> RunRecord:
     status = read_status(path)
     named = _RUN_NAME.fullmatch(path.name)
     overrides = read_text(path / "overrides.txt")
-    summary = read_summary(path)
-    if summary is None and status["state"] == "finished":
-        raise damaged(path / "summary.json", "the file is missing, but status.json has the state finished")
     return RunRecord(
         path=path,
         study=path.parent.parent.name,
@@ -79,7 +76,7 @@ def read_run(path: Path) -> RunRecord:
         rerun=int(named[2] or 1) if named else 1,
         state=effective_state(status, path),
         status=status,
-        summary=summary,
+        summary=read_summary(path, status),
         config=read_config(path),
         overrides=None if overrides is None else overrides.splitlines(),
         env=read_env(path),
@@ -103,13 +100,16 @@ def read_status(path: Path) -> dict[str, Any]:
     return status
 
 
-def read_summary(path: Path) -> dict[str, Any] | None:
-    """The summary.json of a run directory; None if there is none.
+def read_summary(path: Path, status: dict[str, Any]) -> dict[str, Any] | None:
+    """The summary.json of a run directory with this status.json; None if the run has not finished and has none.
 
     Raises:
-        UserError: It is damaged.
+        UserError: It is damaged, or missing although the run has finished.
     """
-    return read_document(path / "summary.json", formats.SUMMARY)
+    summary = read_document(path / "summary.json", formats.SUMMARY)
+    if summary is None and status["state"] == "finished":
+        raise damaged(path / "summary.json", "the file is missing, but status.json has the state finished")
+    return summary
 
 
 def read_config(path: Path) -> dict[str, Any] | None:

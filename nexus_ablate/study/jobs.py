@@ -31,6 +31,7 @@ from nexus_ablate.runs import (
     made_by_other_code,
     read_run,
     read_status,
+    read_summary,
     run_path,
 )
 from nexus_ablate.study.definition import Request
@@ -66,8 +67,9 @@ class Job:
             return "missing", ""
         try:
             status = read_status(self.path)
+            read_summary(self.path, status)
         except UserError as error:
-            return "failed", error.problem
+            return "failed", f"{error.problem}: {error.got}"
         return effective_state(status, self.path), status.get("reason") or ""
 
     def made_by_other_code(self) -> list[OtherCode]:

@@ -49,8 +49,8 @@ def next_look(runs: Runs, comparison: Comparison) -> list[Job]:
 
 
 def ended_later(runs: Runs) -> list[Job]:
-    """The runs of later looks that have a result."""
-    return [job for job in runs.later() if job.state()[0] in SETTLED]
+    """The runs of later looks that have a result or failed."""
+    return [job for job in runs.later() if job.state()[0] in (*SETTLED, "failed")]
 
 
 def title(runs: Runs, jobs: list[Job]) -> str:
