@@ -196,6 +196,27 @@ def test_a_claim_that_is_not_shown_says_what_would_decide_it(tmp_path, folder):
     assert re.search(r"to decide it at differences of this size: about \d+ seeds, [\d.]+ core hours", page)
 
 
+UNKNOWN = "how many seeds would decide this cannot be estimated"
+
+
+@pytest.mark.parametrize(
+    ("verdict", "expected", "said"),
+    [
+        ("NOT COMPARABLE", "equivalent", "more seeds would not decide this, but a fair design might"),
+        ("UNSTABLE", "equivalent", UNKNOWN),
+        ("INCONCLUSIVE", "fails", UNKNOWN),
+        ("INCONCLUSIVE", "equivalent", "to decide this, more than 1000 seeds, or a design with larger differences"),
+    ],
+)
+def test_a_claim_that_no_number_of_seeds_is_known_to_decide_says_so(tmp_path, folder, verdict, expected, said):
+    entry = published(folder, runs_of_a_claim(tmp_path, 0.015, NOISE))
+    (one,), (_, row) = entry["expectations"], entry["strata"][""]["rows"]
+    one |= {"seeds": None, "expected": expected}
+    row |= {"verdict": verdict} if verdict == "INCONCLUSIVE" else {"verdict": verdict, "delta": None}
+    page = ledger_page.page(ledger.claims(), {entry["study"]: entry})
+    assert [line for line in page.splitlines() if " decide " in line][1:] == [f"- {said}: norm=layer"]
+
+
 def test_the_readme_has_the_published_outcomes():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert ledger_page.decided(ledger.claims(), ledger.entries()) in readme, "python scripts/docs.py"
@@ -258,7 +279,7 @@ def test_the_page_and_its_figure_are_made_of_the_entries(tmp_path, folder):
     published(folder, runs_of_a_claim(tmp_path))
     page = ledger_page.page(ledger.claims(), ledger.entries())
     assert "**SUPPORTED**" in page and "| `sinks` |" in page.replace("[`sinks`](#sinks)", "`sinks`")
-    assert "`nexus-ablate claims rms_vs_layer`" in page
+    assert re.search(r"- 5 seeds, 10 runs, [\d.]+ core hours: `nexus-ablate claims rms_vs_layer`", page)
     assert "- WARN learning_rate: one learning rate for all (0.003)" in page, "what a comparison warns of"
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from nexus_ablate.comparison.endpoint import Endpoint
 from nexus_ablate.comparison.load import amends_claim
+from nexus_ablate.console import several
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,6 +26,9 @@ study can decide it, and each outcome holds for the regime that is given with it
 row can be trained again with its command; `claims --check` compares your runs with those published here. Speed is
 measured by the paired `bench` instead: [what a norm costs](performance.md#what-a-norm-costs). To judge a difference in
 loss: in runs of 800 steps of the default model, 0.01 nats are worth about 4% of the training tokens.
+
+Tables show the baseline's means, and below them each arm's difference. Its interval covers all arms of the column, at
+95% or, where endpoints and strata share the 5%, at more. Verdicts are given where the claim expects something.
 
 The words are those of [studies](studies.md#claims). This page is written by `python scripts/docs.py` from conf/claims.
 """
@@ -91,12 +95,10 @@ def _section(entry: dict[str, Any]) -> list[str]:
         *(f"- {warning}" for warning in entry["warnings"]),
         f"- baseline and arms: [conf/studies/{entry['study']}.yaml](../conf/studies/{entry['study']}.yaml)",
         f"- regime: {entry['regime']}",
-        f"- {entry['runs']} runs, {entry['hours']:.1f} core hours: `{entry['command']}`",
+        f"- {several(_seeds(entry), 'seed')}, {entry['runs']} runs, {entry['hours']:.1f} core hours: "
+        f"`{entry['command']}`",
         f"- trained {made['when']} by version {made['version']}, commit {str(made['commit'])[:7]}, "
         f"torch {made['torch']}",
-        "",
-        "The baseline's means, and below them each arm's difference. Its interval covers all arms of the column, at 95%"
-        " or, where endpoints and strata share the 5%, at more. Verdicts are given where the claim expects something.",
     ]
     for stratum, table in entry["strata"].items():
         lines += ["", *([f"Stratum {stratum}:", ""] if stratum else []), *_table(table)]
@@ -116,20 +118,36 @@ def _definitions(entry: dict[str, Any]) -> list[str]:
 
 
 def _expectation(one: dict[str, Any]) -> str:
-    where = f"{one['stratum']}: " if one["stratum"] else ""
-    return f"{one['outcome']}: {where}{one['arm']} {one['sentence']}"
+    return f"{one['outcome']}: {_named(one)} {one['sentence']}"
+
+
+def _named(one: dict[str, Any]) -> str:
+    return f"{one['stratum']}: {one['arm']}" if one["stratum"] else one["arm"]
 
 
 def _lacking(entry: dict[str, Any]) -> list[str]:
     """What it would take to decide the expectations that are not shown."""
     if entry["outcome"] != "NOT SHOWN":
         return []
-    seeds = [one["seeds"] for one in entry["expectations"] if one["outcome"] == "NOT SHOWN"]
-    if None in seeds:
-        return ["- to decide it, more than 1000 seeds, or a design with larger differences"]
-    per_seed = entry["hours"] / max(len(runs) for table in entry["strata"].values() for runs in table["runs"].values())
-    needed = max(seeds)
-    return [f"- to decide it at differences of this size: about {needed} seeds, {needed * per_seed:.1f} core hours"]
+    undecided = [one for one in entry["expectations"] if one["outcome"] == "NOT SHOWN"]
+    lines = []
+    for one in undecided:
+        row = _row(entry, one)
+        if row is not None and row["verdict"] == "NOT COMPARABLE":
+            lines.append(f"- more seeds would not decide this, but a fair design might: {_named(one)}")
+        elif row is None or row["delta"] is None or one["expected"] in ("trains", "fails"):
+            lines.append(f"- how many seeds would decide this cannot be estimated: {_named(one)}")
+        elif one["seeds"] is None:
+            lines.append(f"- to decide this, more than 1000 seeds, or a design with larger differences: {_named(one)}")
+    if needed := max((one["seeds"] or 0 for one in undecided), default=0):
+        hours = needed * entry["hours"] / _seeds(entry)
+        rest = "the rest" if lines else "it"
+        lines.append(f"- to decide {rest} at differences of this size: about {needed} seeds, {hours:.1f} core hours")
+    return lines
+
+
+def _seeds(entry: dict[str, Any]) -> int:
+    return max(len(runs) for table in entry["strata"].values() for runs in table["runs"].values())
 
 
 def _table(table: dict[str, Any]) -> list[str]:
@@ -190,10 +208,15 @@ def figure(entries: Mapping[str, dict[str, Any]]) -> Figure:
 
 def _in_margins(entry: dict[str, Any], one: dict[str, str]) -> tuple[float, float, float] | None:
     """The lower end, the difference and the upper end of an expectation's interval; None where there is none."""
-    table = entry["strata"].get(one["stratum"])
-    cell = (one["arm"], one["endpoint"])
-    row = next((row for row in table["rows"] if (row["arm"], row["endpoint"]) == cell), None) if table else None
+    row = _row(entry, one)
     if row is None or row["delta"] is None:
         return None
-    margin = table["margins"][one["endpoint"]]
+    margin = entry["strata"][one["stratum"]]["margins"][one["endpoint"]]
     return row["low"] / margin, row["delta"] / margin, row["high"] / margin
+
+
+def _row(entry: dict[str, Any], one: dict[str, Any]) -> dict[str, Any] | None:
+    """The numbers of an expectation's arm and endpoint; None if the arm has none."""
+    table = entry["strata"].get(one["stratum"])
+    cell = (one["arm"], one["endpoint"])
+    return next((row for row in table["rows"] if (row["arm"], row["endpoint"]) == cell), None) if table else None
