@@ -8,7 +8,7 @@ from typing import Any
 from nexus_ablate.cli.list import catalogue, markdown
 from nexus_ablate.measure.measures import table
 from nexus_ablate.report import ledger_page
-from nexus_ablate.study.ledger import claims, entries
+from nexus_ablate.study.ledger import claims, designs, entries
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -30,7 +30,7 @@ if __name__ == "__main__":
     metrics.write_text(with_measures(metrics.read_text(encoding="utf-8")), encoding="utf-8")
     (ROOT / "docs/options.md").write_text(markdown(catalogue()) + "\n", encoding="utf-8")
     published = entries()
-    (ROOT / "docs/claims.md").write_text(ledger_page.page(claims(), published), encoding="utf-8")
+    (ROOT / "docs/claims.md").write_text(ledger_page.page(claims(), published, designs()), encoding="utf-8")
     if published:
         ledger_page.figure(published).savefig(ROOT / "docs/claims.png", dpi=110)
         readme = ROOT / "README.md"

@@ -84,22 +84,28 @@ def test_every_run_of_a_tuned_study_counts_once(tmp_path, folder):
     seconds = [json.loads((path / "summary.json").read_text())["seconds"] for path in writer.paths]
     assert entry["hours"] * 3600 == pytest.approx(sum(seconds))
 
+    (path,) = (tmp_path / "rms_vs_layer").glob("norm=layer,optim.lr=0.001/s1001-*")  # it breaks off early
+    for name, change in (("status", {"state": "diverged", "reason": "loss"}), ("summary", {"seconds": 1e-3})):
+        file = path / f"{name}.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    assert published(folder, tmp_path / "rms_vs_layer")["hours"] == entry["hours"]
+
 
 def test_a_claim_that_was_changed_after_the_first_run_says_so(tmp_path, folder):
     runs = runs_of_a_claim(tmp_path)
     published(folder, runs)
-    assert "amended" not in ledger_page.page(ledger.claims(), ledger.entries())
+    assert "amended" not in ledger_page.page(ledger.claims(), ledger.entries(), ledger.designs())
     record = runs / "study.yaml"
     change = {"when": "2020-01-02T00:00:00+00:00", "changes": ["claim: b -> c"]}
     record.write_text(yaml.safe_dump(yaml.safe_load(record.read_text()) | {"amendments": [change]}))
     published(folder, runs)
-    page = ledger_page.page(ledger.claims(), ledger.entries())
+    page = ledger_page.page(ledger.claims(), ledger.entries(), ledger.designs())
     assert "- amended 2020-01-02T00:00:00+00:00: claim: b -> c" in page and "| **SUPPORTED, amended** |" in page
     assert "[SUPPORTED, amended]" in ledger_page.decided(ledger.claims(), ledger.entries())
 
 
 def test_the_page_defines_the_measures_beside_the_loss():
-    page = ledger_page.page(ledger.claims(), ledger.entries())
+    page = ledger_page.page(ledger.claims(), ledger.entries(), ledger.designs())
     sections = dict(section.split("\n", 1) for section in page.split("\n## ")[1:])
     definition = "- `attn/max_logit`: largest magnitude of a scaled score with its position bias, before the cap"
     assert definition in sections["softmax_stability"]
@@ -192,7 +198,7 @@ def test_a_claim_is_trained_and_judged_by_one_command(tmp_path, tiny_run, monkey
 def test_a_claim_that_is_not_shown_says_what_would_decide_it(tmp_path, folder):
     noisy = runs_of_a_claim(tmp_path, 0.015, NOISE)
     assert published(folder, noisy)["outcome"] == "NOT SHOWN"
-    page = ledger_page.page(ledger.claims(), ledger.entries())
+    page = ledger_page.page(ledger.claims(), ledger.entries(), ledger.designs())
     assert re.search(r"to decide it at differences of this size: about \d+ seeds, [\d.]+ core hours", page)
 
 
@@ -213,14 +219,16 @@ def test_a_claim_that_no_number_of_seeds_is_known_to_decide_says_so(tmp_path, fo
     (one,), (_, row) = entry["expectations"], entry["strata"][""]["rows"]
     one |= {"seeds": None, "expected": expected}
     row |= {"verdict": verdict} if verdict == "INCONCLUSIVE" else {"verdict": verdict, "delta": None}
-    page = ledger_page.page(ledger.claims(), {entry["study"]: entry})
+    page = ledger_page.page(ledger.claims(), {entry["study"]: entry}, {})
     assert [line for line in page.splitlines() if " decide " in line][1:] == [f"- {said}: norm=layer"]
 
 
 def test_the_readme_has_the_published_outcomes():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert ledger_page.decided(ledger.claims(), ledger.entries()) in readme, "python scripts/docs.py"
-    assert f"Of {len(ledger.claims())} claims" in readme and "[SUPPORTED](docs/claims.md#gqa)" in readme
+    stated = {claim.stated for claim in ledger.claims().values()}
+    assert f"{len(ledger.claims())} studies of {len(stated)} claims" in readme
+    assert "[SUPPORTED](docs/claims.md#gqa): d_ff_ratio=3,n_kv_heads=2 -0.0008 in val_loss" in readme
 
 
 def test_what_is_not_finished_or_not_a_claim_is_not_published(tmp_path, folder, capsys):
@@ -277,7 +285,7 @@ def test_a_mistake_is_three_lines(capsys, tmp_path, monkeypatch, words, fix):
 
 def test_the_page_and_its_figure_are_made_of_the_entries(tmp_path, folder):
     published(folder, runs_of_a_claim(tmp_path))
-    page = ledger_page.page(ledger.claims(), ledger.entries())
+    page = ledger_page.page(ledger.claims(), ledger.entries(), ledger.designs())
     assert "**SUPPORTED**" in page and "| `sinks` |" in page.replace("[`sinks`](#sinks)", "`sinks`")
     assert re.search(r"- 5 seeds, 10 runs, [\d.]+ core hours: `nexus-ablate claims rms_vs_layer`", page)
     assert "- WARN learning_rate: one learning rate for all (0.003)" in page, "what a comparison warns of"
@@ -299,9 +307,27 @@ def _legend(figure):
     return zip(legend.get_texts(), legend.legend_handles, strict=True)
 
 
+def test_the_page_has_each_study_s_design_and_no_verdicts_where_the_claim_could_not_be_tested():
+    page = (ROOT / "docs/claims.md").read_text(encoding="utf-8")
+    sections = {text.partition("\n")[0]: text for text in page.split("\n## ")[1:]}
+    assert "Design: Statistics in bfloat16: every intermediate of the norm is rounded." in sections["rms_low_precision"]
+    assert (
+        {name for name, text in sections.items() if "| baseline |" not in text}
+        == {name for name, entry in ledger.entries().items() if entry["outcome"] == "NOT TESTABLE HERE"}
+        == {"sinks"}
+    )
+
+
+def test_more_seeds_of_a_tuned_study_are_not_tuned_again(tmp_path, folder):
+    entry = published(folder, runs_of_a_claim(tmp_path, 0.015, NOISE)) | {"runs": 30, "hours": 3.0}  # 20 of them tuned
+    entry["expectations"][0]["seeds"] = 10
+    page = ledger_page.page(ledger.claims(), {entry["study"]: entry}, {})
+    assert "about 10 seeds, 4.0 core hours" in page
+
+
 def test_the_published_page_is_that_of_the_published_numbers():
     page = (ROOT / "docs/claims.md").read_text(encoding="utf-8")
-    assert page == ledger_page.page(ledger.claims(), ledger.entries()), "python scripts/docs.py"
+    assert page == ledger_page.page(ledger.claims(), ledger.entries(), ledger.designs()), "python scripts/docs.py"
 
 
 def test_no_published_outcome_rests_on_a_preliminary_or_exploratory_verdict():

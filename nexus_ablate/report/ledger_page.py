@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nexus_ablate.comparison.endpoint import Endpoint
@@ -22,13 +22,16 @@ WIDEST = 6.0
 HEAD = """# Claims
 
 Claims that are often made about transformer architectures, tested with runs of this project. Each is restated so that a
-study can decide it, and each outcome holds for the regime that is given with it: small models, early in training. Every
-row can be trained again with its command; `claims --check` compares your runs with those published here. Speed is
-measured by the paired `bench` instead: [what a norm costs](performance.md#what-a-norm-costs). To judge a difference in
-loss: in runs of 800 steps of the default model, 0.01 nats are worth about 4% of the training tokens.
+study can decide it. The outcome is that of the restated sentence, in the regime that is given with it: small models,
+early in training. Every row can be trained again with its command; `claims --check` compares your runs with those
+published here. Speed is measured by the paired `bench` instead: [what a norm costs](performance.md#what-a-norm-costs).
+To judge a difference in loss: in runs of 800 steps of the default model, 0.01 nats are worth about 4% of the training
+tokens.
 
 Tables show the baseline's means, and below them each arm's difference. Its interval covers all arms of the column, at
-95% or, where endpoints and strata share the 5%, at more. Verdicts are given where the claim expects something.
+95% or, where endpoints and strata share the 5%, at more. The primary endpoint has a verdict for every arm; another one
+has it where the claim expects something. An option brings what its paper prescribes, such as an initialization or a
+scale of the embedding; `nexus-ablate plan NAME` lists what else each arm changes.
 
 The words are those of [studies](studies.md#claims). This page is written by `python scripts/docs.py` from conf/claims.
 """
@@ -45,14 +48,15 @@ class LedgerClaim(Protocol):
     def cost(self) -> str: ...
 
 
-def page(claims: Mapping[str, LedgerClaim], entries: Mapping[str, dict[str, Any]]) -> str:
+def page(claims: Mapping[str, LedgerClaim], entries: Mapping[str, dict[str, Any]], designs: Mapping[str, str]) -> str:
     """The page: a table of all claims, then each published one with its differences.
 
     Args:
         claims: The shipped studies that decide a claim, by name.
         entries: What is published, by study.
+        designs: What the files of the studies say of their designs.
     """
-    lines = [HEAD, "| as it is made | as it is tested | outcome | runs and time | study |", "|---|---|---|---|---|"]
+    lines = [HEAD, "| as it is made | as it is tested | outcome | planned, at most | study |", "|---|---|---|---|---|"]
     for name, study in claims.items():
         outcome = f"**{outcome_of(entries[name])}**" if name in entries else NOT_TRAINED
         link = f"[`{name}`](#{name})" if name in entries else f"`{name}`"
@@ -61,25 +65,34 @@ def page(claims: Mapping[str, LedgerClaim], entries: Mapping[str, dict[str, Any]
         lines += ["", "![Outcomes and differences by claim](claims.png)"]
     for name in claims:
         if name in entries:
-            lines += ["", *_section(entries[name])]
+            lines += ["", *_section(entries[name], designs.get(name, ""))]
     return "\n".join(lines) + "\n"
 
 
-def decided(claims: Collection[str], entries: Mapping[str, dict[str, Any]]) -> str:
-    """How many claims have each outcome, and those that are decided, for the README."""
+def decided(claims: Mapping[str, LedgerClaim], entries: Mapping[str, dict[str, Any]]) -> str:
+    """For the README: how many claims have each outcome, and what decided those that are decided."""
     outcomes = Counter(entry["outcome"] for entry in entries.values())
     counts = [f"{outcomes[outcome]} {outcome.lower()}" for outcome in OUTCOMES if outcomes[outcome]]
     counts += [f"{left} not trained yet"] if (left := len(claims) - len(entries)) else []
     rows = [
-        f"| {entry['claim']} | [{outcome_of(entry)}](docs/claims.md#{name}) |"
+        f"| {entry['claim']} | [{outcome_of(entry)}](docs/claims.md#{name}): {_because(entry)} |"
         for name, entry in entries.items()
         if entry["outcome"] in ("SUPPORTED", "CONTRADICTED")
     ]
-    head = f"Of {len(claims)} claims of the field, in small models early in training: {', '.join(counts)}."
+    head = (
+        f"{len(claims)} studies of {len({study.stated for study in claims.values()})} claims of the field, in small "
+        f"models early in training: {', '.join(counts)}."
+    )
     return "\n".join([head, "", "| decided | outcome |", "|---|---|", *rows])
 
 
-def _section(entry: dict[str, Any]) -> list[str]:
+def _because(entry: dict[str, Any]) -> str:
+    """What decided a claim: the expectations that have its outcome."""
+    deciding = [one for one in entry["expectations"] if one["outcome"] == entry["outcome"]]
+    return "; ".join(f"{_named(one)} {one['sentence'].partition(', expected')[0]}" for one in deciding)
+
+
+def _section(entry: dict[str, Any], design: str) -> list[str]:
     made = entry["made"]
     lines = [
         f"## {entry['study']}",
@@ -87,6 +100,7 @@ def _section(entry: dict[str, Any]) -> list[str]:
         f"Stated as: {entry['stated']}",
         "",
         f"Tested as: {entry['claim']}. **{outcome_of(entry)}**",
+        *(["", f"Design: {design}"] if design else []),
         "",
         *(f"- {requirement}" for requirement in entry["requirements"]),
         *(f"- {_expectation(one)}" for one in entry["expectations"]),
@@ -100,6 +114,8 @@ def _section(entry: dict[str, Any]) -> list[str]:
         f"- trained {made['when']} by version {made['version']}, commit {str(made['commit'])[:7]}, "
         f"torch {made['torch']}",
     ]
+    if entry["outcome"] == "NOT TESTABLE HERE":  # what was measured does not bear on the claim
+        return lines
     for stratum, table in entry["strata"].items():
         lines += ["", *([f"Stratum {stratum}:", ""] if stratum else []), *_table(table)]
     return [*lines, *_definitions(entry)]
@@ -140,7 +156,9 @@ def _lacking(entry: dict[str, Any]) -> list[str]:
         elif one["seeds"] is None:
             lines.append(f"- to decide this, more than 1000 seeds, or a design with larger differences: {_named(one)}")
     if needed := max((one["seeds"] or 0 for one in undecided), default=0):
-        hours = needed * entry["hours"] / _seeds(entry)
+        groups = [runs for table in entry["strata"].values() for runs in table["runs"].values()]
+        more = (needed - _seeds(entry)) * len(groups)  # each arm at one rate: tuning is done
+        hours = entry["hours"] * (1 + more / entry["runs"])
         rest = "the rest" if lines else "it"
         lines.append(f"- to decide {rest} at differences of this size: about {needed} seeds, {hours:.1f} core hours")
     return lines

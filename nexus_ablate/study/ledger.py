@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,15 @@ def claims() -> dict[str, Definition]:
     """The shipped studies that decide a claim, by name."""
     definitions = {name: read_request([name]).definition for name in shipped_studies()}
     return {name: definition for name, definition in definitions.items() if definition.claim}
+
+
+def designs() -> dict[str, str]:
+    """What the file of each shipped study says of its design: the comment that it begins with, after the question."""
+    said = {}
+    for path in sorted((conf_dir() / "studies").glob("*.yaml")):
+        comment = takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines())
+        said[path.stem] = " ".join(line.lstrip("# ") for line in comment).partition("? ")[2]
+    return said
 
 
 def entries() -> dict[str, dict[str, Any]]:
@@ -189,10 +199,11 @@ def _all_runs(arm: Arm) -> list[Any]:
 
 
 def _seconds(arm: Arm) -> float:
-    """Training time of an arm's runs, each counted as the fastest: the others waited for a busy machine."""
+    """Training time of an arm's runs, each counted as the fastest that finished: others waited for a busy machine."""
     spent = ("seconds", "seconds_eval", "seconds_probe")
-    each = [math.fsum(run.figures.get(name, 0.0) for name in spent) for run in _all_runs(arm)]
-    return len(each) * min(each, default=0.0)
+    runs = _all_runs(arm)
+    finished = [run for run in runs if run.record.state == "finished"] or runs
+    return len(runs) * min(math.fsum(run.figures.get(name, 0.0) for name in spent) for run in finished) if runs else 0.0
 
 
 def _regime(tables: list[Comparison]) -> str:
