@@ -84,6 +84,9 @@ def test_every_run_of_a_tuned_study_counts_once(tmp_path, folder):
     seconds = [json.loads((path / "summary.json").read_text())["seconds"] for path in writer.paths]
     assert entry["hours"] * 3600 == pytest.approx(sum(seconds))
 
+    page = ledger_page.page(ledger.claims(), {entry["study"]: entry}, {})
+    assert "Best learning rates: baseline 0.003, norm=layer 0.006" in page
+
     (path,) = (tmp_path / "rms_vs_layer").glob("norm=layer,optim.lr=0.001/s1001-*")  # it breaks off early
     for name, change in (("status", {"state": "diverged", "reason": "loss"}), ("summary", {"seconds": 1e-3})):
         file = path / f"{name}.json"

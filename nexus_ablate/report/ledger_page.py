@@ -118,6 +118,8 @@ def _section(entry: dict[str, Any], design: str) -> list[str]:
         return lines
     for stratum, table in entry["strata"].items():
         lines += ["", *([f"Stratum {stratum}:", ""] if stratum else []), *_table(table)]
+        if rates := ", ".join(f"{arm} {rate:g}" for arm, rate in table.get("rates", {}).items()):
+            lines += ["", f"Best learning rates: {rates}"]
     return [*lines, *_definitions(entry)]
 
 

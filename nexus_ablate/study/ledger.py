@@ -36,6 +36,7 @@ _TABLE = {
     "endpoints!": [str],
     "margins!": {str: float},
     "runs!": {str: {str: {str: (float, None)}}},
+    "rates": {str: float},
 }
 ENTRY = {
     **dict.fromkeys(("study!", "claim!", "stated!", "outcome!", "regime!", "command!"), str),
@@ -221,7 +222,11 @@ def _regime(tables: list[Comparison]) -> str:
 
 
 def _table(table: Comparison) -> dict[str, Any]:
-    """A stratum: a row for each arm and endpoint, the margins on the scale of differences, and each run's endpoints."""
+    """A stratum.
+
+    It has a row for each arm and endpoint, the margins on the scale of differences, each run's endpoints, and the arms'
+    learning rates if they were tuned.
+    """
     by_endpoint = [(table.endpoint, table.rows), *((other.endpoint, other.rows) for other in table.secondary)]
     names = [endpoint.name for endpoint, _ in by_endpoint]
     margins = [table.delta_min, *(other.delta_min for other in table.secondary)]
@@ -240,7 +245,10 @@ def _table(table: Comparison) -> dict[str, Any]:
         row.arm: {str(seed): {name: _finite(arm.value(seed, name)) for name in names} for seed in row.seeds}
         for row, arm in zip(table.rows, table.arms, strict=True)
     }
-    return {"rows": rows, "endpoints": names, "margins": dict(zip(names, margins, strict=True)), "runs": runs}
+    entry = {"rows": rows, "endpoints": names, "margins": dict(zip(names, margins, strict=True)), "runs": runs}
+    if any(arm.tuning for arm in table.arms):
+        entry["rates"] = {row.arm: arm.lr for row, arm in zip(table.rows, table.arms, strict=True)}
+    return entry
 
 
 def _finite(value: float) -> float | None:
