@@ -26,7 +26,8 @@ from nexus_ablate.measure.architecture import architecture
 from nexus_ablate.measure.counts import flops_per_token, parameters
 from nexus_ablate.model import build_model, countable_model
 from nexus_ablate.optimizers import decay_groups
-from nexus_ablate.runs.record import read_document, read_summary
+from nexus_ablate.runs import read_run
+from nexus_ablate.runs.record import read_document
 from nexus_ablate.training import checkpoint, trainer
 from nexus_ablate.training.step import Step
 
@@ -41,7 +42,7 @@ CONSTANT_INPUT = "position=transformer_xl"
 
 def terms(path) -> tuple[list[Any], dict[str, str], dict[str, torch.Size]]:
     """The chain of batches up to each row and the validation tokens; the z and the shape of each parameter."""
-    summary = read_summary(path) or {}
+    summary = read_run(path).summary or {}
     chain = [row.get("batch_hash") for row in logged(path)]
     z = read_document(path / "init.json", {}) or {}
     return [*chain, summary["eval_hash"]], z, {name: tensor.shape for name, tensor in weights(path).items()}
