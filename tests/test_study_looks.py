@@ -121,7 +121,8 @@ def test_a_finished_run_without_a_readable_summary_is_named_and_not_trained_agai
     before, trained = photograph(folder), len(instant.trained)
     capsys.readouterr()
     assert main(study("vary.norm=layer")) == errors.BUG
-    assert f"norm=layer s4 failed: {summary}" in said(capsys)
+    text = said(capsys)
+    assert f"norm=layer s4 failed: {summary}" in text and "move the run directory away" in text
     assert photograph(folder) == before
     assert len(instant.trained) == trained
 

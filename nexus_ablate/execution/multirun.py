@@ -368,5 +368,5 @@ def _summary(results: Sequence[dict[str, Any]]) -> None:
     if arms:
         words = ["compare" if len(arms) > 1 else "status", *sorted(map(nearer, arms))]
         if not any(all(plain <= other for other in arms.values()) for plain in arms.values()):
-            words += ["--baseline", next(iter(arms)).name]  # none is the others without their changes
+            words += ["--baseline", next(iter(arms)).name]  # every arm makes a change that some other arm lacks
         print(f"next  {errors.printable(shlex.join(['nexus-ablate', *words]), 4096)}", file=sys.stderr)

@@ -69,7 +69,7 @@ class Job:
             status = read_status(self.path)
             read_summary(self.path, status)
         except UserError as error:
-            return "failed", f"{error.problem}: {error.got}"
+            return "failed", f"{error.problem}: {error.got}; {error.fix}"
         return effective_state(status, self.path), status.get("reason") or ""
 
     def made_by_other_code(self) -> list[OtherCode]:
