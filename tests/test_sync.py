@@ -110,6 +110,15 @@ def test_whatever_is_wrong_with_wandb_the_run_is_the_same_and_complete(tiny_run,
 
 
 @pytest.mark.slow
+def test_a_run_reaches_wandb_where_the_environment_names_a_service_that_has_ended(tiny_run, server, monkeypatch):
+    """As W&B leaves it to the child processes of a notebook; W&B alone then fails to connect."""
+    monkeypatch.setenv("WANDB_SERVICE", "3-1-unix-/nowhere")
+    command = [sys.executable, "-m", "nexus_ablate", *tiny_run("tracker=wandb")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and f"W&B: {server.url}" in done.stderr, done.stderr
+
+
+@pytest.mark.slow
 def test_evaluations_reach_the_summary_with_the_run_and_afterwards(tiny_run, server, command):
     path = train(compose([*tiny_run("evals=[extrapolation]"), "tracker=wandb"]), quiet=True).path
     (run,) = server.runs.values()

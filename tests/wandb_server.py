@@ -102,6 +102,7 @@ def serving(behaviour: Behaviour = "ok") -> Iterator[WandbServer]:
 @contextmanager
 def serving_alone(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WandbServer]:
     """A server, and an environment and a working directory in which it is the only W&B."""
+    _forget_wandb()  # what an earlier test of this process has set up knows another address
     for name in os.environ:
         if name.startswith("WANDB_"):
             monkeypatch.delenv(name)
@@ -110,7 +111,6 @@ def serving_alone(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Wandb
         for name, value in {**folders, "WANDB_BASE_URL": server.url, "WANDB_API_KEY": "k3y" * 14}.items():
             monkeypatch.setenv(name, str(value))
         monkeypatch.chdir(home)
-        _forget_wandb()  # what an earlier test of this process has set up knows another address
         yield server
         _forget_wandb()  # else the next test's server would not be found
 

@@ -21,6 +21,7 @@ NO_KEY = "W&B has no key on this machine"
 LOG_IN = "set WANDB_API_KEY or run `wandb login`"
 
 _HOSTS = ("api.forge.coreweave.com", "api.wandb.ai")  # W&B's default hosts: since 0.31, and before
+_SERVICE = "WANDB_SERVICE"  # "3-PID-unix-PATH", with the pid of the process that started the service
 _SECRETS = ("WANDB_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 
 
@@ -67,9 +68,20 @@ def credentials(environ: Mapping[str, str]) -> str:
 
 def quiet_client() -> None:
     """Let W&B's client print nothing, and give up on a server after two more tries."""
+    set_up(x_graphql_retry_max=2, x_graphql_retry_wait_max_seconds=2)
+
+
+def set_up(**settings: Any) -> None:
+    """Set up W&B's client, silent and with a service process of its own.
+
+    W&B leaves the address of its service process in the environment (WANDB_SERVICE) for child processes. The service
+    ends with the process that started it, or earlier; a process that then inherits the address can't use W&B.
+    """
     import wandb
 
-    wandb.setup(wandb.Settings(silent=True, x_graphql_retry_max=2, x_graphql_retry_wait_max_seconds=2))
+    if str(os.getpid()) not in os.environ.get(_SERVICE, "").split("-"):
+        os.environ.pop(_SERVICE, None)
+    wandb.setup(wandb.Settings(silent=True, **settings))
 
 
 def redactor(environ: Mapping[str, str]) -> Callable[[Any], Any]:

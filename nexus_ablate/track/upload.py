@@ -13,6 +13,7 @@ from nexus_ablate.measure.measures import BITS, NATS, measure_of
 from nexus_ablate.report.run_picture import HEAT_MAPS, heat_map, heat_values
 from nexus_ablate.runs import SETTLED, read_jsonl
 from nexus_ablate.runs.record import parse_row, read_lines
+from nexus_ablate.track.account import set_up
 from nexus_ablate.track.described import WandbPlace
 
 X_AXIS = "tokens"
@@ -122,7 +123,7 @@ def begin(settings: Mapping[str, Any], config: Mapping[str, Any]) -> Any:
     # W&B's telemetry logs warnings through this logger, which `silent` doesn't cover.
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
     # Without the mode here, even an offline run sends telemetry.
-    wandb.setup(wandb.Settings(silent=True, mode=settings["mode"]))
+    set_up(mode=settings["mode"])
     known = {key: value for key, value in settings.items() if key in wandb.Settings.model_fields}
     return wandb.init(config=dict(config), settings=wandb.Settings(**known))
 
