@@ -466,7 +466,8 @@ def flex_case(tiny, overrides, T=40):
 
 
 @pytest.mark.filterwarnings("ignore")  # of the compiler's own import
-@pytest.mark.parametrize("overrides", [*[pytest.param(c, marks=pytest.mark.slow) for c in FLEXED[:-1]], FLEXED[-1]])
+@pytest.mark.slow
+@pytest.mark.parametrize("overrides", FLEXED)
 def test_flex_attention_is_the_plain_path_in_outputs_and_gradients(tiny, monkeypatch, overrides):
     flex_attention = pytest.importorskip("torch.nn.attention.flex_attention")
     # It refuses gradients on a CPU, for which it has no fused kernel. Unfused they are there, from the same functions.

@@ -135,6 +135,7 @@ def test_eager_rms_norm_is_distinguished_from_layer_norm(tmp_path):
     assert "norm=rms is slower than norm=layer" in json.loads(file.read_text())["verdicts"][0]
 
 
+@pytest.mark.slow
 def test_the_step_is_timed_and_its_parts_sum_to_it(tiny_run, tmp_path):
     file = tmp_path / "found.json"
     assert main(["bench", "step", "--seconds=0.2", f"--json={file}", *tiny_run()]) == 0

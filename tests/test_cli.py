@@ -90,6 +90,7 @@ def test_a_multirun_runs_every_combination_and_a_contradiction_costs_only_itself
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_multirun_may_compare_a_preset_with_none(tiny_run, tmp_path):
     done = nexus("-m", *tiny_run("train.steps=2"), "preset=none,gpt2", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -97,6 +98,7 @@ def test_a_multirun_may_compare_a_preset_with_none(tiny_run, tmp_path):
     assert sorted((run["preset"], run["norm"]["name"]) for run in runs) == [("gpt2", "layer"), ("none", "rms")]
 
 
+@pytest.mark.slow
 def test_a_diverged_run_of_a_multirun_is_reported_and_the_others_finish(tiny_run, tmp_path):
     extreme = ["norm=none", "optim.clip=off", "train.steps=20", "optim.lr=1e-3,1e30"]
     done = nexus("-m", *tiny_run(*extreme), cwd=tmp_path)

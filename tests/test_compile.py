@@ -77,6 +77,7 @@ def trained(arms, folder, overrides):
     return result
 
 
+@pytest.mark.slow
 def test_a_run_in_a_worker_has_the_programs_of_a_run_alone(traced, arm):
     """Dynamo keeps 8 programs per function, which eight arms use up; here it keeps 1, and one arm uses it up."""
     with torch._dynamo.config.patch(recompile_limit=1):

@@ -67,7 +67,8 @@ def test_a_configuration_is_what_hydra_composes(overrides):
     assert from_values(compose_values(overrides)) == from_values(composed_by_hydra(overrides))
 
 
-@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, 8))])
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(8))
 def test_each_option_model_and_preset_is_what_hydra_composes(part):
     assert len(EACH) > 140
     for overrides in EACH[part::8]:

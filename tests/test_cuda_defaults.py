@@ -135,6 +135,7 @@ def test_a_gpu_that_pytorch_cannot_use_is_an_error_and_not_a_run_on_the_cpu(mach
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_explain_says_whether_a_gpu_would_compile_and_hold_all_logits(machine, capsys):
     gpt2 = "preset=gpt2", "model=base", "vocab_size=50304", "data.tokenizer=bytes"
     machine(H100)

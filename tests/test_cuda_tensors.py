@@ -58,6 +58,7 @@ def on_gpu(guard, tiny, monkeypatch):
     return take
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a process that has used a GPU cannot be forked")
 def test_a_process_with_the_guard_still_has_children_that_can_train(guard, tmp_path):
     """Tests of several processes fork their own, and may run after these in the same process."""

@@ -368,7 +368,13 @@ def test_auto_leaves_the_loss_whole_in_a_compiled_step_whose_gpu_has_the_memory(
     assert loss.chunks_losses("chunked", *gpt2[1:], compiled_memory=80 * 2**30)
 
 
-@pytest.mark.parametrize("more", [[], ["z_loss=0.01", "final_softcap=5", "tie_embeddings=off", "train.precision=bf16"]])
+@pytest.mark.parametrize(
+    "more",
+    [
+        pytest.param([], marks=pytest.mark.slow),
+        ["z_loss=0.01", "final_softcap=5", "tie_embeddings=off", "train.precision=bf16"],
+    ],
+)
 def test_a_run_of_a_hundred_steps_with_a_chunked_loss_is_the_same_run(tiny_run, tmp_path, monkeypatch, more):
     monkeypatch.setattr(step, "LOGIT_BYTES", 5 * 256 * 4)
     length = ["train.steps=100", "train.checkpoint_every=1000", "train.eval_every=1000", "probe=off", *more]
@@ -477,6 +483,7 @@ def test_without_the_flag_the_weights_would_become_non_finite(tiny_run, monkeypa
 # --------------------------------------------------------------------------------------------------------- memory
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "mallopt"), reason="glibc alone")
 def test_freed_memory_is_kept_so_that_steps_cause_no_page_faults_unless_the_user_set_glibc_s_own_variables():
     import os

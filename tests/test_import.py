@@ -87,6 +87,7 @@ def test_an_imported_model_writes_what_the_library_that_saved_it_would(capsys):
     assert text == visible(byte_tokenizer().decode(written.tolist())).rstrip("\n")
 
 
+@pytest.mark.slow
 def test_a_run_that_continues_from_an_imported_one_starts_where_that_is(capsys):
     saved("llama3")
     first = imported()

@@ -54,6 +54,7 @@ def test_every_number_of_a_run_is_in_the_table_and_every_row_of_the_table_in_a_r
     assert {measure.name for measure in MEASURES} - result == ELSEWHERE.keys()
 
 
+@pytest.mark.slow
 def test_what_a_study_may_judge_is_shown_of_a_run_and_compared_between_arms(tiny_run, tmp_path, capsys):
     for norm in ("rms", "layer"):
         assert main([*tiny_run(f"norm={norm}", "probe=full", "evals=[extrapolation]")]) == 0

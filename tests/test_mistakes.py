@@ -186,6 +186,7 @@ def test_show_of_a_folder_names_a_run_in_it(capsys, tmp_path, monkeypatch):
     assert (tmp_path / fix.removeprefix("nexus-ablate show ") / "status.json").is_file()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [["doctor", "--json"], ["list"], ["list", "--json"], ["--help"], ["explain"]])
 def test_a_reader_that_leaves_early_is_no_error(arguments):
     command = [sys.executable, "-m", "nexus_ablate", *arguments]

@@ -16,7 +16,7 @@ from nexus_ablate.measure.counts import flops_per_token, parameters
 from nexus_ablate.model import build_model, countable_model
 
 TOKENS = torch.randint(0, 11, (2, 8), generator=torch.Generator().manual_seed(0))
-PAIRS = option_pairs()
+PAIRS = [pytest.param(pair, marks=[pytest.mark.slow] * (i % 4 > 0)) for i, pair in enumerate(option_pairs())]
 
 
 def build(tiny, *overrides):

@@ -195,6 +195,7 @@ def test_strata_that_are_no_sizes_have_no_multipliers(tmp_path, capsys):
     assert "scaling" not in json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.slow
 def test_any_study_becomes_a_ladder_with_one_override(capsys):
     assert main(["plan", "dropout", "rungs=1,2,3,4", "name=ladder", "tokens_per_parameter=1"]) == 0
     shown = " ".join(capsys.readouterr().out.split())

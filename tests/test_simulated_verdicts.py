@@ -32,6 +32,7 @@ def case_named(start, arms):
     return next(case for case in CASES.values() if case.name.startswith(start) and case.arms == arms)
 
 
+@pytest.mark.slow
 def test_without_the_guard_a_noisy_baseline_makes_twice_the_false_claims(monkeypatch):
     case = case_named("baseline 3x", 8)
     guarded, _ = simulation.simulate(case, FAST)

@@ -137,7 +137,10 @@ def test_watching_a_run_does_not_change_it(tiny_run, tmp_path, toggle):
 
 @pytest.mark.parametrize(
     ("step", "optimizer"),
-    [*((step, "adamw") for step in (0, 1, 5, 7, 10, 19)), *((7, name) for name in OPTIMIZERS if name != "adamw")],
+    [
+        *((7, name) for name in OPTIMIZERS),
+        *(pytest.param(step, "adamw", marks=pytest.mark.slow) for step in (0, 1, 5, 10, 19)),
+    ],
 )
 def test_resume_equals_uninterrupted_bit_by_bit(tiny_run, tmp_path, monkeypatch, step, optimizer):
     science = ("model.dropout=0.1", f"optim={optimizer}")
@@ -274,7 +277,9 @@ def test_a_diverged_run_asked_for_again_says_so_and_is_not_trained(tiny_run):
         run(overrides)
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2"])
+@pytest.mark.parametrize(
+    "name", ["SIGTERM", "SIGINT", *(pytest.param(n, marks=pytest.mark.slow) for n in ("SIGHUP", "SIGUSR1", "SIGUSR2"))]
+)
 def test_a_signal_saves_the_step_and_the_run_resumes_later(tiny_run, tmp_path, monkeypatch, name):
     if signal.getsignal(getattr(signal, name)) is signal.SIG_IGN:  # as under nohup, or in the background
         signal.signal(getattr(signal, name), signal.SIG_DFL)

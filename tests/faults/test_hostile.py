@@ -115,7 +115,9 @@ def test_a_hostile_command_is_a_configuration_error(tmp_path, monkeypatch, capfd
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "an escape")) for name in TEXTS]
+)
 def test_a_hostile_text_in_a_run_is_shown_as_text(planted, tmp_path, name, capfd):
     text = TEXTS[name]
     status = json.loads((planted / "status.json").read_text()) | {"state": "failed", "reason": text, "host": text}

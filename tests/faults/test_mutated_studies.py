@@ -304,6 +304,7 @@ def test_no_verb_fails_on_the_study_before_it_is_mutated(template, tmp_path):
         assert "Traceback" not in said
 
 
+@pytest.mark.slow
 def test_twelve_mutated_studies_end_no_reading_verb_in_a_traceback(template, tmp_path):
     bad, _ = failures(template, tmp_path / "mutated", range(12), ("status", "compare", "noise"))
     assert not bad, "\n".join(bad)

@@ -54,7 +54,9 @@ def agree(plain: Path, watched: Path) -> bool:
     return all(actual[step] == expected[step] for step in both) and all(torch.equal(first[n], second[n]) for n in first)
 
 
-@pytest.mark.parametrize("toggle", WATCHING)
+@pytest.mark.parametrize(
+    "toggle", [pytest.param(toggle, marks=[pytest.mark.slow] * (toggle != "probe full")) for toggle in WATCHING]
+)
 def test_watching_otherwise_leaves_the_weights_the_gradients_and_the_batches_as_they_were(tiny_run, tmp_path, toggle):
     plain = run(tiny_run("model.dropout=0.1"))
     watched = run([*tiny_run("model.dropout=0.1"), *WATCHING[toggle], f"runs_dir={tmp_path / 'other'}"])
