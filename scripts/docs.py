@@ -7,8 +7,8 @@ from typing import Any
 
 from nexus_ablate.cli.list import catalogue, markdown
 from nexus_ablate.measure.measures import table
+from nexus_ablate.planning.ledger import claims, designs, entries
 from nexus_ablate.report import ledger_page
-from nexus_ablate.study.ledger import claims, designs, entries
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -28,12 +28,13 @@ LAYERS = (
     "attention",
     "model optimizers",
     "measure",
+    "study",
     "comparison",
     "report",
     "track",
     "pretrained",
     "training",
-    "study",
+    "planning",
     "execution",
     "bench",
     "api",
@@ -156,6 +157,7 @@ def test_slow_libraries_are_imported_inside_functions(path):
         "comparison",
         "report",
         "study",
+        "planning",
         "api",
     ):
         slow |= {"torch"}
@@ -237,8 +239,8 @@ def test_a_class_has_a_name_of_its_own():
 
 def test_a_second_class_of_a_name_would_be_found():
     sources = package_sources()
-    sources["nexus_ablate.study.plan"] += "\nclass Verdict: ...\n"
-    assert shared_class_names(sources)["Verdict"] == ["comparison.verdict", "study.plan"]
+    sources["nexus_ablate.planning.plan"] += "\nclass Verdict: ...\n"
+    assert shared_class_names(sources)["Verdict"] == ["comparison.verdict", "planning.plan"]
 
 
 def test_no_module_is_called_after_nothing():

@@ -10,8 +10,8 @@ import yaml
 from written_runs import Writer
 
 from nexus_ablate.cli import main
+from nexus_ablate.planning.record import expanded, write_record
 from nexus_ablate.study.definition import read_request, strata_of
-from nexus_ablate.study.record import expanded, write_record
 
 QUIET = (0.004, -0.003, 0.001, -0.005, 0.003, 0.002, -0.001, 0.0045, -0.0035, 0.0005)
 SINK, ONSET, PEAK = "attn/sink_rate", "onsets/attn/sink_rate/step", "act/resid/max_over_median"

@@ -22,12 +22,12 @@ from nexus_ablate.comparison.load import Plan
 from nexus_ablate.comparison.result import compare
 from nexus_ablate.comparison.statistics import max_t_quantile
 from nexus_ablate.comparison.verdict import BETTER, DIFFERENT, EQUIVALENT, HIGHER, LOWER, WORSE
+from nexus_ablate.planning import plan
+from nexus_ablate.planning.jobs import Runs
+from nexus_ablate.planning.record import expanded, write_record
 from nexus_ablate.runs import read_run
-from nexus_ablate.study import plan
 from nexus_ablate.study.definition import define, read_request, strata_of
-from nexus_ablate.study.jobs import Runs
 from nexus_ablate.study.question import needed
-from nexus_ablate.study.record import expanded, write_record
 
 KURTOSIS, SINK, SPEED = "act/resid/kurtosis_token", "attn/sink_rate", "tokens_per_second"
 NOISE = (0.0, 0.01, -0.01, 0.005, -0.004)

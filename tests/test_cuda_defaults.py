@@ -12,10 +12,10 @@ from nexus_ablate.cli import main
 from nexus_ablate.config.compose import compose, differences
 from nexus_ablate.config.resolve import from_values
 from nexus_ablate.gpus import described_gpus
+from nexus_ablate.planning.jobs import Runs
+from nexus_ablate.planning.record import expanded, write_record
 from nexus_ablate.runs import arm_name, find_runs, identity, read_run
 from nexus_ablate.study.definition import read_request
-from nexus_ablate.study.jobs import Runs
-from nexus_ablate.study.record import expanded, write_record
 from nexus_ablate.training.session import train
 
 H100, A100, V100 = "NVIDIA H100 80GB HBM3, 9.0, 81559", "NVIDIA A100-SXM4-40GB, 8.0, 40960", "Tesla V100, 7.0, 16384"

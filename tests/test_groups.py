@@ -15,7 +15,7 @@ from nexus_ablate.config.resolve import from_values
 from nexus_ablate.data import Batches, prepare
 from nexus_ablate.model import build_model
 from nexus_ablate.optimizers import build_optimizer
-from nexus_ablate.study import plan
+from nexus_ablate.planning import plan
 from nexus_ablate.training.checkpoint import load_newest
 
 GROUPS = "optim.groups=[embedding:lr:0.1,head:weight_decay:0,ffn_out:lr:3:weight_decay:0.5]"

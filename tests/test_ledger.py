@@ -14,9 +14,9 @@ from written_runs import Writer
 from nexus_ablate import errors
 from nexus_ablate.cli import main
 from nexus_ablate.comparison.claim import NOT_SHOWN
+from nexus_ablate.planning import ledger
 from nexus_ablate.provenance import source_hashes
 from nexus_ablate.report import ledger_page
-from nexus_ablate.study import ledger
 
 ROOT = Path(__file__).resolve().parents[1]
 EXPECTS = [{"arm": "norm=layer", "endpoint": "val_loss", "expected": "equivalent"}]

@@ -23,11 +23,11 @@ from nexus_ablate.cli import main
 from nexus_ablate.config.compose import compose
 from nexus_ablate.config.plugins import VARIABLE, add_plugins
 from nexus_ablate.execution.worker import Order, _train
+from nexus_ablate.planning.jobs import Runs
+from nexus_ablate.planning.record import expanded
 from nexus_ablate.provenance import COMPUTES_NOTHING, PACKAGE, computes, differ, source_hash, source_hashes, text_hash
 from nexus_ablate.runs import find_runs, read_run
 from nexus_ablate.study.definition import read_request
-from nexus_ablate.study.jobs import Runs
-from nexus_ablate.study.record import expanded
 from nexus_ablate.training.session import train
 from tests.trial_norm import write_plugin
 

@@ -10,7 +10,7 @@ from written_runs import Writer
 from nexus_ablate.cli import main
 from nexus_ablate.config.compose import compose
 from nexus_ablate.measure.regime import regime_of
-from nexus_ablate.study import plan
+from nexus_ablate.planning import plan
 
 SMALL = ("model.n_layers=1", "model.d_model=16", "model.n_heads=2", "model.context=8", "train.batch_size=4")
 

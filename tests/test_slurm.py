@@ -31,11 +31,11 @@ from nexus_ablate.execution.cluster import Resources, submit
 from nexus_ablate.execution.cluster_job import REQUEUES, Task
 from nexus_ablate.execution.cluster_queue import ENDED
 from nexus_ablate.execution.status import Watcher, summary
+from nexus_ablate.planning.jobs import Runs
+from nexus_ablate.planning.record import expanded
 from nexus_ablate.provenance import source_hash
 from nexus_ablate.runs import find_runs, read_run
 from nexus_ablate.study.definition import read_request
-from nexus_ablate.study.jobs import Runs
-from nexus_ablate.study.record import expanded
 from nexus_ablate.training import session
 from nexus_ablate.training.session import train
 from tests.faults.test_secrets import ENVIRONMENT, TYPED, traces

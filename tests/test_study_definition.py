@@ -13,14 +13,14 @@ from nexus_ablate.config.compose import compose, differences
 from nexus_ablate.errors import ConfigError, UserError
 from nexus_ablate.measure.measures import find
 from nexus_ablate.plain_data import load_yaml
+from nexus_ablate.planning.cost import cost_of, seconds_of
+from nexus_ablate.planning.design import compose_arm, expand, science_key
+from nexus_ablate.planning.match import FAIL_SHARE, WARN_SHARE
+from nexus_ablate.planning.record import solved_before, write_record
 from nexus_ablate.runs import arm_name
 from nexus_ablate.runs.record import read_study
-from nexus_ablate.study.cost import cost_of, seconds_of
 from nexus_ablate.study.definition import define, read_request, shipped_studies, strata_of
-from nexus_ablate.study.design import compose_arm, expand, science_key
-from nexus_ablate.study.match import FAIL_SHARE, WARN_SHARE
 from nexus_ablate.study.overrides import merged
-from nexus_ablate.study.record import solved_before, write_record
 
 CLAIMS = """rms_vs_layer rms_low_precision norms dyt_vs_rms norm_speedup placement depth final_norm biases qk_norm
 softmax_stability weight_decay ffn aspect positions attention_scores sinks gates""".split()

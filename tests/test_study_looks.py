@@ -15,12 +15,12 @@ from nexus_ablate import errors
 from nexus_ablate.cli import main
 from nexus_ablate.comparison.result import compare
 from nexus_ablate.errors import ConfigError
+from nexus_ablate.planning.jobs import Runs
+from nexus_ablate.planning.places import Places
+from nexus_ablate.planning.plan import make_plan
+from nexus_ablate.planning.record import expanded
 from nexus_ablate.runs import find_runs, read_run
 from nexus_ablate.study.definition import read_request
-from nexus_ablate.study.jobs import Runs
-from nexus_ablate.study.places import Places
-from nexus_ablate.study.plan import make_plan
-from nexus_ablate.study.record import expanded
 from tests.test_study_queue import nexus, photograph
 
 ARMS = ("vary.norm=layer,rms", "vary.bias=on", "vary.placement=post")

@@ -18,12 +18,12 @@ import pytest
 from nexus_ablate import errors
 from nexus_ablate.config.compose import compose
 from nexus_ablate.execution.queue import Worker, mark_failed
+from nexus_ablate.planning.jobs import Runs
+from nexus_ablate.planning.places import Places, places
+from nexus_ablate.planning.record import expanded
 from nexus_ablate.runs import find_runs, read_jsonl, read_run
 from nexus_ablate.runs.record import read_study
 from nexus_ablate.study.definition import read_request
-from nexus_ablate.study.jobs import Runs
-from nexus_ablate.study.places import Places, places
-from nexus_ablate.study.record import expanded
 from nexus_ablate.training import device
 from nexus_ablate.training.device import IdleCores
 from nexus_ablate.training.session import train

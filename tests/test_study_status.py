@@ -13,15 +13,15 @@ from rich.console import Console
 from nexus_ablate import cli
 from nexus_ablate.config.compose import compose
 from nexus_ablate.execution.status import LOSS, Watcher, duration, last_row, summary, table, troubles
+from nexus_ablate.planning import cost
+from nexus_ablate.planning.cost import cost_of
+from nexus_ablate.planning.design import expand
+from nexus_ablate.planning.jobs import Runs
+from nexus_ablate.planning.places import Places
+from nexus_ablate.planning.plan import fairness, make_plan
+from nexus_ablate.planning.record import write_record
 from nexus_ablate.runs import read_run
-from nexus_ablate.study import cost
-from nexus_ablate.study.cost import cost_of
 from nexus_ablate.study.definition import define, read_request
-from nexus_ablate.study.design import expand
-from nexus_ablate.study.jobs import Runs
-from nexus_ablate.study.places import Places
-from nexus_ablate.study.plan import fairness, make_plan
-from nexus_ablate.study.record import write_record
 from nexus_ablate.training.session import train
 
 

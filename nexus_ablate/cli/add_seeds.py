@@ -40,7 +40,7 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
     start = starter(flags, launch, settings)
     number = whole("add-seeds STUDY", 3, most=MAX_SEEDS)(names[1])
 
-    from nexus_ablate.study.fresh import find_launched, with_more_seeds
+    from nexus_ablate.planning.fresh import find_launched, with_more_seeds
 
     before = find_launched(names[0], launch)
     after = with_more_seeds(before, number)

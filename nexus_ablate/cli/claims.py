@@ -42,7 +42,7 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
         fix = f"nexus-ablate claims --check {flags['check']}" if "check" in flags else f"nexus-ablate claims {words[0]}"
         raise ConfigError("claims does one thing at a time", named, fix)
     if "check" in flags:
-        from nexus_ablate.study.ledger import entries
+        from nexus_ablate.planning.ledger import entries
 
         name, published = flags["check"], entries()
         return _train_again(published[name]) if name in published else _check(name, published)
@@ -58,9 +58,9 @@ def _list() -> int:
     from rich.table import Table
 
     from nexus_ablate.console import open_console
+    from nexus_ablate.planning.ledger import claims, entries, older_code
     from nexus_ablate.provenance import differ
     from nexus_ablate.report.ledger_page import outcome_of
-    from nexus_ablate.study.ledger import claims, entries, older_code
 
     published, console = entries(), open_console()
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
@@ -78,8 +78,8 @@ def _list() -> int:
 
 def _train(words: list[str], flags: dict[str, Any]) -> int:
     from nexus_ablate.cli import compare, study
+    from nexus_ablate.planning.ledger import claims
     from nexus_ablate.study.definition import read_request
-    from nexus_ablate.study.ledger import claims
 
     if words[0] not in claims():
         raise unknown("there is no claim of this name", words[0], claims(), "nexus-ablate claims {}")
@@ -96,9 +96,9 @@ def _train_again(entry: dict[str, Any]) -> int:
     from nexus_ablate.comparison.arms import group
     from nexus_ablate.comparison.load import collect
     from nexus_ablate.config.compose import compose
+    from nexus_ablate.planning.design import expand
+    from nexus_ablate.planning.jobs import Runs
     from nexus_ablate.study.definition import read_request, strata_of
-    from nexus_ablate.study.design import expand
-    from nexus_ablate.study.jobs import Runs
     from nexus_ablate.training.device import share_cores_politely
 
     share_cores_politely()
@@ -123,7 +123,7 @@ def _train_again(entry: dict[str, Any]) -> int:
 
 def _check(directory: str, published: dict[str, dict[str, Any]]) -> int:
     from nexus_ablate.comparison.findings import findings
-    from nexus_ablate.study.ledger import NO_RESULT, other_circumstances, replications
+    from nexus_ablate.planning.ledger import NO_RESULT, other_circumstances, replications
 
     study_findings = findings(directory)
     entry = published.get(study_findings.name)
@@ -150,7 +150,7 @@ def _check(directory: str, published: dict[str, dict[str, Any]]) -> int:
 
 def _publish(directory: str) -> int:
     from nexus_ablate.comparison.findings import findings
-    from nexus_ablate.study.ledger import publish
+    from nexus_ablate.planning.ledger import publish
 
     print(f"saved to {publish(findings(directory))}; python scripts/docs.py writes docs/claims.md", file=sys.stderr)
     return errors.OK

@@ -40,7 +40,7 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
     name, *arms = [word for word in words if not is_launch(word)] or [""]
     start = starter(flags, launch, settings)
 
-    from nexus_ablate.study.fresh import confirmation, find_launched
+    from nexus_ablate.planning.fresh import confirmation, find_launched
 
     request = confirmation(find_launched(name, launch), arms, flags.get("seeds"))
     seeds, arms = request.definition.seeds, "; ".join(map(" ".join, request.definition.arms))

@@ -67,7 +67,7 @@ def _explain(overrides: list[str], flags: dict[str, Any]) -> int:
 def _regime(config: RunConfig, params: int) -> dict[str, Any]:
     """What the budget lets a run show; of a budget in FLOPs the steps depend on the vocabulary of the data."""
     from nexus_ablate.measure.regime import regime_of
-    from nexus_ablate.study.cost import cost_of, text_tokens
+    from nexus_ablate.planning.cost import cost_of, text_tokens
 
     steps = config.resolved.steps
     regime = regime_of(config, params, cost_of(config).steps if steps is None else steps, text_tokens(config))

@@ -14,7 +14,7 @@ from nexus_ablate.errors import printable
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from nexus_ablate.study.plan import StudyPlan
+    from nexus_ablate.planning.plan import StudyPlan
 
 VERB = Verb(
     "plan",
@@ -39,11 +39,11 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
     """Print the plan of a study."""
     from nexus_ablate.console import open_console
     from nexus_ablate.execution.status import duration
+    from nexus_ablate.planning.jobs import Runs
+    from nexus_ablate.planning.places import places_for
+    from nexus_ablate.planning.plan import make_plan
+    from nexus_ablate.planning.record import expanded
     from nexus_ablate.study.definition import read_request, strata_of
-    from nexus_ablate.study.jobs import Runs
-    from nexus_ablate.study.places import places_for
-    from nexus_ablate.study.plan import make_plan
-    from nexus_ablate.study.record import expanded
 
     console, plans = open_console(), []
     for request in strata_of(read_request(words)):
@@ -67,7 +67,7 @@ def show(plan: StudyPlan, console: Console, full: bool = False) -> None:
     from rich.markup import escape
 
     from nexus_ablate.execution.status import duration
-    from nexus_ablate.study.design import label
+    from nexus_ablate.planning.design import label
 
     definition = plan.study.definition
     console.print(f"[bold]{escape(printable(definition.name))}[/bold]  {escape(printable(definition.question))}")

@@ -73,8 +73,8 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
     words, settings = launcher_settings(words)
     start = starter(flags, words, settings)
 
+    from nexus_ablate.planning.record import expanded, write_record
     from nexus_ablate.study.definition import read_request, strata_of
-    from nexus_ablate.study.record import expanded, write_record
 
     whole_request = read_request(words)
     requests = strata_of(whole_request)

@@ -20,16 +20,16 @@ from nexus_ablate.execution.launch import SETTLED_STATUS
 from nexus_ablate.execution.progress import StudyProgress
 from nexus_ablate.execution.queue import mark_failed
 from nexus_ablate.masking import mask
+from nexus_ablate.planning.design import Study
+from nexus_ablate.planning.jobs import Job, Runs
+from nexus_ablate.planning.looks import ended_later, judge, lacking, next_look, outcomes, title
+from nexus_ablate.planning.other_code import check_code
+from nexus_ablate.planning.record import expanded, write_record
 from nexus_ablate.provenance import git_state, source_hash
 from nexus_ablate.runs import atomic_write_json, make_directory
 from nexus_ablate.runs.files import storage
 from nexus_ablate.runs.ownership import release, take_lock
 from nexus_ablate.study.definition import Request
-from nexus_ablate.study.design import Study
-from nexus_ablate.study.jobs import Job, Runs
-from nexus_ablate.study.looks import ended_later, judge, lacking, next_look, outcomes, title
-from nexus_ablate.study.other_code import check_code
-from nexus_ablate.study.record import expanded, write_record
 
 if TYPE_CHECKING:
     from nexus_ablate.comparison.result import Comparison

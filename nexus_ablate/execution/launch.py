@@ -13,13 +13,13 @@ from nexus_ablate.execution.launcher import Launcher
 from nexus_ablate.execution.progress import StudyProgress
 from nexus_ablate.execution.queue import run_queue
 from nexus_ablate.execution.worker import Answer
+from nexus_ablate.planning.jobs import Job, Runs
+from nexus_ablate.planning.looks import ended_later, judge, lacking, next_look, outcomes, title
+from nexus_ablate.planning.other_code import check_code
+from nexus_ablate.planning.places import places_for
+from nexus_ablate.planning.record import expanded, write_record
 from nexus_ablate.provenance import source_hash
 from nexus_ablate.study.definition import Request
-from nexus_ablate.study.jobs import Job, Runs
-from nexus_ablate.study.looks import ended_later, judge, lacking, next_look, outcomes, title
-from nexus_ablate.study.other_code import check_code
-from nexus_ablate.study.places import places_for
-from nexus_ablate.study.record import expanded, write_record
 
 SETTLED_STATUS = {"finished": errors.OK, "diverged": errors.DIVERGED}
 

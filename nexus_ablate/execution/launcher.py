@@ -28,8 +28,8 @@ from nexus_ablate.errors import ConfigError
 from nexus_ablate.execution.apart import APART
 from nexus_ablate.execution.cluster_job import in_job, train_in_job
 from nexus_ablate.execution.worker import Answer, Order
+from nexus_ablate.planning.jobs import Job
 from nexus_ablate.provenance import source_hash
-from nexus_ablate.study.jobs import Job
 from nexus_ablate.study.overrides import key_of
 
 if TYPE_CHECKING:

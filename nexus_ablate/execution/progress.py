@@ -17,9 +17,9 @@ from nexus_ablate.errors import printable
 from nexus_ablate.execution.ranking import RANKING, ranked
 from nexus_ablate.execution.status import Line, Watcher, duration, nearer, table
 from nexus_ablate.execution.worker import Answer
+from nexus_ablate.planning.design import Study, label
+from nexus_ablate.planning.jobs import Job
 from nexus_ablate.runs import has_status
-from nexus_ablate.study.design import Study, label
-from nexus_ablate.study.jobs import Job
 
 REFRESH_SECONDS = 0.5
 STATES = {errors.OK: "finished", errors.DIVERGED: "diverged", errors.PREEMPTED: "preempted", errors.ALIVE: "elsewhere"}

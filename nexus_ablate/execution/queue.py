@@ -21,12 +21,12 @@ from nexus_ablate import errors
 from nexus_ablate.errors import AlreadyRunning
 from nexus_ablate.execution.worker import STOPPING, Answer, Order, work
 from nexus_ablate.masking import mask
+from nexus_ablate.planning.jobs import Job
+from nexus_ablate.planning.places import Places
 from nexus_ablate.provenance import source_hash
 from nexus_ablate.runs import append_log, atomic_write_json, has_status, make_directory, open_regular, read_status
 from nexus_ablate.runs.files import storage
 from nexus_ablate.runs.ownership import now, release, take_lock
-from nexus_ablate.study.jobs import Job
-from nexus_ablate.study.places import Places
 from nexus_ablate.training.signals import StopRequest
 
 POLL_SECONDS = 0.25

@@ -1,1 +1,1 @@
-"""Studies: a question, a baseline, its arms and seeds; what they cost; and the queue that runs what is missing."""
+"""What a study is: its question, its arms as they are written down, and the words of overrides."""

@@ -24,9 +24,9 @@ from written_runs import Writer
 from faults.payloads import PICKLE, YAML
 from nexus_ablate import errors
 from nexus_ablate.cli import main
+from nexus_ablate.planning.jobs import Runs
+from nexus_ablate.planning.record import expanded
 from nexus_ablate.study.definition import read_request
-from nexus_ablate.study.jobs import Runs
-from nexus_ablate.study.record import expanded
 
 LIMIT_SECONDS = 10.0
 """Of CPU time for a verb; it may wait for the CPU six times as long."""

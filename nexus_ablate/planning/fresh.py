@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from nexus_ablate.config.grammar import show
 from nexus_ablate.errors import ConfigError, unknown
+from nexus_ablate.planning.design import StudyArm
+from nexus_ablate.planning.jobs import Runs
+from nexus_ablate.planning.record import expanded, write_record
 from nexus_ablate.runs import SETTLED
 from nexus_ablate.runs.record import find_runs, read_study
 from nexus_ablate.study.definition import (
@@ -23,10 +26,7 @@ from nexus_ablate.study.definition import (
     stored_definition,
     unknown_study,
 )
-from nexus_ablate.study.design import StudyArm
-from nexus_ablate.study.jobs import Runs
 from nexus_ablate.study.overrides import key_of, merged
-from nexus_ablate.study.record import expanded, write_record
 
 if TYPE_CHECKING:
     from nexus_ablate.comparison.result import Comparison

@@ -14,7 +14,7 @@ from typing import Any
 from nexus_ablate.config.resolve import changed
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.errors import ConfigError
-from nexus_ablate.study.cost import cost_of, measured_speed, vocabulary
+from nexus_ablate.planning.cost import cost_of, measured_speed, vocabulary
 from nexus_ablate.study.definition import Definition
 from nexus_ablate.study.overrides import key_of
 

@@ -27,9 +27,9 @@ from nexus_ablate.config.options import conf_dir
 from nexus_ablate.errors import ConfigError, printable
 from nexus_ablate.masking import mask
 from nexus_ablate.plain_data import misfit, strict_loads
+from nexus_ablate.planning.record import departures
 from nexus_ablate.provenance import differ, differing_files, source_hashes
 from nexus_ablate.study.definition import Definition, read_request, shipped_studies, strata_of
-from nexus_ablate.study.record import departures
 
 _TABLE = {
     "rows!": [{str: (str, float, None)}],

@@ -16,9 +16,9 @@ from nexus_ablate.config.compose import compose, differences
 from nexus_ablate.config.overrides import check_overrides
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.errors import ConfigError, unknown
+from nexus_ablate.planning.match import solve
 from nexus_ablate.runs import arm_name
 from nexus_ablate.study.definition import Definition
-from nexus_ablate.study.match import solve
 from nexus_ablate.study.overrides import key_of, merged
 from nexus_ablate.study.question import measuring
 from nexus_ablate.training.start import check_groups

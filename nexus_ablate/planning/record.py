@@ -30,11 +30,11 @@ from nexus_ablate.comparison.load import endpoints_of
 from nexus_ablate.config.grammar import show
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.masking import mask
+from nexus_ablate.planning.design import Study, expand, label
+from nexus_ablate.planning.margin import with_margin
 from nexus_ablate.runs import atomic_write_text, make_directory
 from nexus_ablate.runs.record import read_study
 from nexus_ablate.study.definition import Definition, Request, stored_definition
-from nexus_ablate.study.design import Study, expand, label
-from nexus_ablate.study.margin import with_margin
 from nexus_ablate.study.overrides import key_of
 
 FIXED = (

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from nexus_ablate.errors import ConfigError
+from nexus_ablate.planning.jobs import Job
 from nexus_ablate.provenance import differ
 from nexus_ablate.runs import OtherCode
-from nexus_ablate.study.jobs import Job
 
 
 def by_other_code(jobs: Iterable[Job]) -> list[tuple[Job, OtherCode]]:

@@ -22,6 +22,7 @@ from nexus_ablate.config.resolve import changed
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.data import fingerprint_of
 from nexus_ablate.errors import UserError
+from nexus_ablate.planning.design import Study, StudyArm
 from nexus_ablate.runs import (
     SETTLED,
     OtherCode,
@@ -35,7 +36,6 @@ from nexus_ablate.runs import (
     run_path,
 )
 from nexus_ablate.study.definition import Request
-from nexus_ablate.study.design import Study, StudyArm
 from nexus_ablate.study.overrides import merged
 from nexus_ablate.training.session import code_for, identity_of
 

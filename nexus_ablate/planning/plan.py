@@ -10,14 +10,14 @@ from nexus_ablate.config.grammar import show
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.console import several
 from nexus_ablate.measure.regime import Regime, regime_of, too_short_to_vary_decay
+from nexus_ablate.planning.cost import Cost, cost_of, measured_speed, seconds_of, text_tokens
+from nexus_ablate.planning.design import Study, StudyArm
+from nexus_ablate.planning.jobs import Job, Runs
+from nexus_ablate.planning.looks import ended_later
+from nexus_ablate.planning.match import FAIL_SHARE, UNITS, WARN_SHARE
+from nexus_ablate.planning.other_code import by_other_code, files_of
+from nexus_ablate.planning.places import Places
 from nexus_ablate.runs import read_run
-from nexus_ablate.study.cost import Cost, cost_of, measured_speed, seconds_of, text_tokens
-from nexus_ablate.study.design import Study, StudyArm
-from nexus_ablate.study.jobs import Job, Runs
-from nexus_ablate.study.looks import ended_later
-from nexus_ablate.study.match import FAIL_SHARE, UNITS, WARN_SHARE
-from nexus_ablate.study.other_code import by_other_code, files_of
-from nexus_ablate.study.places import Places
 
 CLAIM_SEEDS = 5
 GRID_POINTS = 5

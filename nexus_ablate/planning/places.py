@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.console import several
 from nexus_ablate.gpus import visible_gpus
-from nexus_ablate.study.cost import PROCESS_BYTES, cost_of, free_memory
-from nexus_ablate.study.jobs import Job
+from nexus_ablate.planning.cost import PROCESS_BYTES, cost_of, free_memory
+from nexus_ablate.planning.jobs import Job
 from nexus_ablate.training.device import IdleCores, free_gpus
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from nexus_ablate.planning.jobs import Job, Runs
 from nexus_ablate.runs import SETTLED
-from nexus_ablate.study.jobs import Job, Runs
 
 if TYPE_CHECKING:
     from nexus_ablate.comparison.result import Comparison

@@ -9,7 +9,7 @@ from typing import Any
 from nexus_ablate.comparison.differences import science_key
 from nexus_ablate.comparison.ladder import BUDGETS, Ladder, read_ladder
 from nexus_ablate.errors import ConfigError
-from nexus_ablate.study.design import Study, label
+from nexus_ablate.planning.design import Study, label
 
 LADDERS = "tokens*"
 """Names of the studies that vary only the baseline's budget."""
