@@ -47,8 +47,14 @@ class Processes:
             os.dup2(descriptor, 1)
             os.dup2(descriptor, 2)
             sys.stderr = sys.stdout = os.fdopen(2, "w", buffering=1, closefd=False)
-            os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank),
-                           "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}  # fmt: skip
+            os.environ |= {
+                "RANK": str(rank),
+                "WORLD_SIZE": str(size),
+                "LOCAL_RANK": str(rank),
+                "LOCAL_WORLD_SIZE": str(size),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+            }
             before(rank)
             status = main(overrides)
         except BaseException:

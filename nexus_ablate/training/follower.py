@@ -8,7 +8,7 @@ from nexus_ablate.errors import AGAIN, Preempted
 from nexus_ablate.training.distributed import World
 from nexus_ablate.training.signals import StopRequest
 from nexus_ablate.training.start import initial_model
-from nexus_ablate.training.step import Step, forget_programs, share_state, steps_of
+from nexus_ablate.training.step import Step, forget_programs, steps_of
 
 
 def follow(config: RunConfig, data: TokenizedData, world: World) -> None:
@@ -17,7 +17,6 @@ def follow(config: RunConfig, data: TokenizedData, world: World) -> None:
     Raises:
         Diverged: A loss or a gradient was not finite, as in the first process.
         Preempted: All processes stop after this step.
-        Lost: Another process ended.
     """
     train = config.train
     with StopRequest() as stop:
@@ -27,7 +26,7 @@ def follow(config: RunConfig, data: TokenizedData, world: World) -> None:
         batches = Batches(data.train, config.seed, tokens, config.model.context, data.period)
         steps = steps_of(config, data.vocab_size)
         step = Step(config, model, steps, batches.batch, world)
-        number = share_state(step, 0, world)
+        number = step.distribute(0)
         model.train()
         if step.compiled:
             forget_programs()

@@ -6,17 +6,17 @@ gradient changes no weight, and neither does any step after it; `read` reports w
 
 from __future__ import annotations
 
-import json
 import math
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
 
 from nexus_ablate.axes.init import stream
 from nexus_ablate.config.run_config import RunConfig
@@ -35,7 +35,7 @@ from nexus_ablate.model import GPT
 from nexus_ablate.optimizers import build_optimizer
 from nexus_ablate.training.choices import choices
 from nexus_ablate.training.device import hardware_of, precision_context
-from nexus_ablate.training.distributed import Place, Reduction, World
+from nexus_ablate.training.distributed import Place, World
 from nexus_ablate.training.gradients import ROLE, GradientNorms
 from nexus_ablate.training.memory import out_of_memory
 from nexus_ablate.training.nonfinite import first_nonfinite
@@ -81,7 +81,7 @@ class Step:
         fused = config.train.optimizer == "fused"
         self.optimizer = build_optimizer(model, config.optim, config.weight_decay, fused)
         self.gradients = GradientNorms(model)
-        self.reduction = Reduction(self.world, [p for p in model.parameters() if p.requires_grad])
+        self.parallel: DistributedDataParallel | None = None  # of several processes, see `distribute`
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.train.precision == "fp16")
         size = sum(p.numel() for p in model.parameters()), model.geometry.vocab_size
         self.choices = choices(config, *size, steps, hardware_of(self.device), self.world.size)
@@ -113,15 +113,14 @@ class Step:
         self._seed_dropout(number)
         loss = z_loss = self._zero
         for number_of_part, rows in enumerate(np.split(batch, train.grad_accum), 1):
-            part, z_part = self.loss(self.world.rows(rows))
-            if number_of_part == train.grad_accum:
-                self.reduction.begin()
-            if train.grad_accum > 1:
-                part, z_part = part / train.grad_accum, z_part / train.grad_accum
-            self.scaler.scale(part + z_part if self.config.z_loss else part).backward()
+            with self._exchange(number_of_part == train.grad_accum):
+                part, z_part = self.loss(self.world.rows(rows))
+                if train.grad_accum > 1:
+                    part, z_part = part / train.grad_accum, z_part / train.grad_accum
+                self.scaler.scale(part + z_part if self.config.z_loss else part).backward()
             loss, z_loss = loss + part.detach(), z_loss + z_part.detach()
-        self.reduction.finish()
-        self.world.average([loss, z_loss])
+        if self.world.size > 1:
+            loss, z_loss = self.world.average(torch.stack((loss, z_loss)))
         self.scaler.unscale_(self.optimizer)  # type: ignore[reportArgumentType]
         norm, norms = self.gradients.measure()
         seen = torch.cat((torch.stack((loss, z_loss, norm)), norms))
@@ -199,7 +198,8 @@ class Step:
         section 5.
         """
         with self._forward_context():
-            loss, z_loss, *known = self.compute(*self._inputs_and_targets(rows))
+            objective = self.parallel or self.compute
+            loss, z_loss, *known = objective(*self._inputs_and_targets(rows))
         if known:
             x_ND, *gradients = known
             loss = attach_gradients(loss, x_ND, self.model.head_weight, *gradients)
@@ -237,6 +237,31 @@ class Step:
             return chunked_nats(x_ND, model.head_weight, targets, model.product, model.softcap, most_bytes)
 
         self.compute, self.compute_nats = (chunked, chunked_nats_) if most_bytes else (whole, whole_nats)
+
+    def distribute(self, number: int) -> int:
+        """Give every process the first one's weights and optimizer state; from now on average the gradients.
+
+        Args:
+            number: Steps taken; only the first process's value counts.
+
+        Returns:
+            The steps taken.
+        """
+        if self.world.size == 1:
+            return number
+        state = {name: tensor.cpu() for name, tensor in self.optimizer.tensors().items()}
+        number, scaler, state = self.world.share((number, self.scaler.state_dict(), state))
+        self.scaler.load_state_dict(scaler)
+        if not self.world.leads:
+            self.optimizer.load(state)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "`broadcast_buffers`")  # its successor is missing in older versions
+            self.parallel = DistributedDataParallel(Objective(self), broadcast_buffers=False)  # broadcasts the weights
+        return number
+
+    def _exchange(self, last: bool) -> AbstractContextManager:
+        """The context of a backward pass: only the last one of a step averages the gradients over the processes."""
+        return nullcontext() if last or self.parallel is None else self.parallel.no_sync()
 
     def precision_context(self) -> AbstractContextManager:
         """The context manager for forward passes."""
@@ -297,6 +322,18 @@ class Step:
         return reason
 
 
+class Objective(nn.Module):
+    """The losses of a step as a module, which is what DistributedDataParallel wraps."""
+
+    def __init__(self, step: Step) -> None:
+        super().__init__()
+        self.model = step.model
+        self._losses = lambda inputs, targets: step.compute(inputs, targets)  # which `compile` replaces
+
+    def forward(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
+        return self._losses(inputs, targets)
+
+
 def forget_programs() -> None:
     """Reset Dynamo, so that a run that compiles starts as in a new process.
 
@@ -323,30 +360,3 @@ def steps_of(config: RunConfig, vocab_size: int) -> int:
     if config.resolved.steps is not None:
         return config.resolved.steps
     return math.ceil(config.train.flops / (flops_per_token(config, vocab_size) * config.resolved.tokens_per_step))
-
-
-def share_state(step: Step, number: int, world: World) -> int:
-    """Broadcast the first process's weights, optimizer state and loss scale to all.
-
-    Args:
-        number: Steps taken; only the first process's value counts.
-
-    Returns:
-        The steps taken.
-    """
-    if world.size == 1:
-        return number
-    held = {name: [list(t.shape), str(t.dtype).removeprefix("torch.")] for name, t in step.optimizer.tensors().items()}
-    text = json.dumps(held).encode()
-    number, scale, length = (int(n) for n in world.share([number, step.scaler.get_scale(), len(text)], []))
-    if step.scaler.is_enabled():
-        step.scaler.load_state_dict(step.scaler.state_dict() | {"scale": float(scale)})
-    described = torch.zeros(length, dtype=torch.uint8, device=step.device)
-    if world.leads:
-        described.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
-    world.share([], [described])
-    if not world.leads:
-        held = json.loads(bytes(described.tolist()))
-        step.optimizer.load({n: torch.zeros(shape, dtype=getattr(torch, kind)) for n, (shape, kind) in held.items()})
-    world.share([], [*step.model.state_dict().values(), *step.optimizer.tensors().values()])
-    return number

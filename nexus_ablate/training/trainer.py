@@ -33,7 +33,7 @@ from nexus_ablate.training.memory import TrainingPeak
 from nexus_ablate.training.progress import Progress
 from nexus_ablate.training.schedule import warmup_steps
 from nexus_ablate.training.signals import StopRequest
-from nexus_ablate.training.step import Seen, Step, compiled_programs, forget_programs, share_state, steps_of
+from nexus_ablate.training.step import Seen, Step, compiled_programs, forget_programs, steps_of
 
 EVAL_TOKENS = 8192
 """Tokens per forward pass of the evaluation, unless one window is longer."""
@@ -103,7 +103,7 @@ class Trainer:
             Preempted: A signal requested a stop; everything is saved.
         """
         self._restore()
-        share_state(self.step, self.progress.step, self.world)
+        self.step.distribute(self.progress.step)
         checkpoint.require_space(self.run.checkpoints, 3 * sum(p.nbytes for p in self.model.parameters()))
         self._mark = time.monotonic()
         self.model.train()
