@@ -102,6 +102,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 def _run(arguments: list[str]) -> int:
     from nexus_ablate import errors
+    from nexus_ablate.cli.removed import refuse_removed
     from nexus_ablate.cli.verb import verb_module, verb_names
 
     arguments = _without_plugins(arguments)
@@ -113,7 +114,8 @@ def _run(arguments: list[str]) -> int:
 
         print(__version__)
         return errors.OK
-    named = arguments and arguments[0] in verb_names()
+    refuse_removed(arguments[0], arguments[1:])
+    named = arguments[0] in verb_names()
     module = verb_module(arguments.pop(0) if named else "train")
     if {"-h", "--help"} & set(arguments):
         print(module.VERB.help())

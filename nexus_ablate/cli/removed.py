@@ -1,0 +1,27 @@
+"""Verbs of the previous version, and the command that replaces each. They answer for one release."""
+
+from __future__ import annotations
+
+import shlex
+
+from nexus_ablate.errors import ConfigError
+
+REMOVED = {
+    "verify-resume": "pytest -m slow tests/test_interrupted.py",
+}
+"""The removed verb, and the command that replaces it. `{words}` stands for the arguments without flags, `{first}` and
+`{rest}` for the first of them and the others."""
+
+
+def refuse_removed(verb: str, arguments: list[str]) -> None:
+    """Refuse a removed verb.
+
+    Raises:
+        ConfigError: It was a verb; `try:` has the command that replaces it, with the same arguments.
+    """
+    if verb not in REMOVED:
+        return
+    words = [word for word in arguments if not word.startswith("-")]
+    first, rest = shlex.join(words[:1]), shlex.join(words[1:])
+    command = REMOVED[verb].format(words=shlex.join(words), first=first, rest=rest)
+    raise ConfigError(f"{verb} is no longer a verb", shlex.join([verb, *arguments]), command.strip())
