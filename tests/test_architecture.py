@@ -182,42 +182,6 @@ def test_no_module_outside_the_axes_branches_on_an_option_s_name():
                 assert (room(path), node.value) in allowed, f"{path.name} asks for the option {node.value!r}"
 
 
-VAGUE_NAMES = {"told", "found", "asked", "given", "came", "ours", "theirs", "what", "who"}
-
-
-def vague_names(source: str) -> set[str]:
-    """Variables, parameters, attributes and functions that do not say what they hold."""
-    names = set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            names.add(node.id)
-        elif isinstance(node, ast.Attribute):
-            names.add(node.attr)
-        elif isinstance(node, ast.arg | ast.keyword):
-            names.add(node.arg or "")
-        elif isinstance(node, ast.ExceptHandler | ast.FunctionDef):
-            names.add(node.name or "")
-    return {name for name in names if name.strip("_") in VAGUE_NAMES}
-
-
-@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_names_say_what_they_hold(path):
-    assert vague_names(path.read_text()) == set()
-
-
-def test_names_in_tests_and_scripts_say_what_they_hold():
-    files = [path for folder in ("tests", "scripts") for path in (PACKAGE.parent / folder).rglob("*.py")]
-    assert len(files) > 100
-    assert {path.name: names for path in files if (names := vague_names(path.read_text()))} == {}
-
-
-@pytest.mark.parametrize(
-    "line", ["told = 1", "def f(asked): ...", "self.found = 1", "for who in (): ...", "f(what=1)", "x = stop.asked"]
-)
-def test_a_vague_name_would_be_found(line):
-    assert vague_names(line)
-
-
 def shared_class_names(sources: dict[str, str]) -> dict[str, list[str]]:
     """Classes of one name in several modules."""
     owners: dict[str, list[str]] = {}

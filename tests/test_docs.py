@@ -45,14 +45,6 @@ PUBLISHED = {
     "pythia-70m": {"model_type": "gpt_neox", "max_position_embeddings": 8, **SIZES},
 }
 """Models that a page imports: their configuration, small and without weights."""
-CODE = [path for folder in ("nexus_ablate", "conf", "tests", "scripts") for path in sorted((ROOT / folder).rglob("*"))]
-LISTS = [ROOT / "tests/test_docs.py", ROOT / "tests/test_architecture.py"]
-"""The tests that list the words."""
-WRITTEN = [*PAGES, *(path for path in CODE if path.is_file() and path.suffix in ("", ".py", ".yaml", ".md"))]
-DIALECT = re.compile(
-    r"\b(?:told|grief|mends?|mended|circumstances?|company|in\s+plain\s+sight|came\s+to|a\s+line\s+an\s+arm)\b", re.I
-)
-"""Words that have a plainer or more usual one."""
 
 
 def commands() -> list[str]:
@@ -160,23 +152,6 @@ def test_the_documentation_has_every_exit_status():
     table = (ROOT / "docs/command_line.md").read_text().partition("## Exit status")[2]
     documented = {int(number) for number in re.findall(r"^\| (\d+) \|", table, re.M)}
     assert documented == {value for name, value in vars(errors).items() if name.isupper() and isinstance(value, int)}
-
-
-def test_pages_options_code_tests_and_scripts_use_plain_words():
-    texts = {path.relative_to(ROOT): path.read_text(encoding="utf-8") for path in WRITTEN if path not in LISTS}
-    assert {path.parts[0] for path in texts} >= {"README.md", "docs", "nexus_ablate", "conf", "tests", "scripts"}
-    words = {str(path): sorted(set(DIALECT.findall(text))) for path, text in texts.items() if DIALECT.search(text)}
-    assert not words
-
-
-def test_a_word_of_the_private_dialect_is_seen():
-    assert DIALECT.findall("It is Told what CAME\nto grief: a line an arm.") == [
-        "Told",
-        "CAME\nto",
-        "grief",
-        "a line an arm",
-    ]
-    assert not DIALECT.search("recommend, accompany, became to")
 
 
 @pytest.mark.slow

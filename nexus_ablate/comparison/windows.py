@@ -71,14 +71,13 @@ def text_error(arm_windows: Sequence[WindowLosses], base_windows: Sequence[Windo
     """Standard error over blocks of text of the mean paired difference, in nats per token.
 
     Args:
-        ours, theirs: Of an arm and of the baseline at the same seeds, all with the same windows.
+        arm_windows, base_windows: One for each seed that both have, all with the same windows.
 
     Returns:
         None for fewer than two blocks.
     """
-    difference = np.mean(
-        [our.losses - their.losses for our, their in zip(arm_windows, base_windows, strict=True)], axis=0
-    )
+    pairs = zip(arm_windows, base_windows, strict=True)
+    difference = np.mean([arm.losses - base.losses for arm, base in pairs], axis=0)
     places = arm_windows[0].places
     return block_error(difference, places[:, 0], places[:, 2])
 

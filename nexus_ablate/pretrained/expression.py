@@ -77,7 +77,7 @@ def express(values: dict[str, Any]) -> Expression:
     if fields.refused:
         problem = f"this {kind} cannot be expressed"
         raise ConfigError(
-            problem, "; ".join(dict.fromkeys(fields.refused)), "`nexus-ablate list` names problem there is"
+            problem, "; ".join(dict.fromkeys(fields.refused)), "`nexus-ablate list` shows the options that exist"
         )
     preset = settings.pop("preset", family.preset)
     return Expression(family, kind, overrides_of(settings, preset), settings["model.context"])
