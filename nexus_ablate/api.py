@@ -28,7 +28,7 @@ class Comparison(result.Comparison):
 
     def figure(self) -> Figure:
         """Losses by arm with their spread over seeds, and the paired differences with intervals."""
-        from nexus_ablate.report.figure import comparison_figure
+        from nexus_ablate.report.charts import comparison_figure
 
         return comparison_figure(self)
 

@@ -23,7 +23,7 @@ from nexus_ablate.comparison.noise import noise
 from nexus_ablate.comparison.result import compare
 from nexus_ablate.errors import ConfigError, UserError
 from nexus_ablate.measure.history import spike_score
-from nexus_ablate.report.exports import flat_row
+from nexus_ablate.report.frames import arms_frame
 from nexus_ablate.runs import RunRecord, read_jsonl
 
 BASE = [2.00, 2.02, 1.98, 2.01, 1.99]
@@ -60,7 +60,8 @@ def trained(losses):
 
 def numbers(comparison):
     """Every number of every row."""
-    return {r.arm: flat_row(r) for r in comparison.rows}
+    frame = arms_frame(comparison).astype(object)
+    return frame.where(frame.notna(), None).set_index("arm").to_dict("index")
 
 
 # --------------------------------------------------------------------------------------------------- the verdicts

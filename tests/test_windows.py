@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 from pathlib import Path
@@ -24,8 +22,8 @@ from nexus_ablate.data import batches, corpus, eval_places, hash_tokens, prepare
 from nexus_ablate.errors import UserError
 from nexus_ablate.model import build_model
 from nexus_ablate.plain_data import strict_loads
-from nexus_ablate.report.exports import csv_text
-from nexus_ablate.report.table import side_columns
+from nexus_ablate.report.frames import arms_frame
+from nexus_ablate.report.tables import side_columns
 from nexus_ablate.runs import find_runs, read_run
 from nexus_ablate.training import trainer
 from nexus_ablate.training.step import Step
@@ -337,12 +335,12 @@ def test_every_output_has_the_error_over_text(study):
     judged = next(row for row in comparison.rows if row.arm == "uneven")
     expected = 0.05 * math.sqrt(8 / 7) / math.sqrt(8)  # eight blocks at +-0.05
     assert judged.text_se == pytest.approx(expected)
-    table = {row["arm"]: row for row in csv.DictReader(io.StringIO(csv_text(comparison)))}
-    assert table["uneven"]["text_se"] == repr(judged.text_se) and table["baseline"]["text_se"] == ""
+    errors = arms_frame(comparison).set_index("arm")["text_se"]
+    assert errors["uneven"] == judged.text_se and math.isnan(errors["baseline"])
     (column,) = [column for column in side_columns(comparison) if "text" in column.title]
     assert judged.effect is not None
-    assert column.cell(judged) == f"{judged.effect.se:.4f} / {expected:.4f}"
-    assert column.cell(comparison.rows[0]) == "– / –"
+    assert column.text(judged) == f"{judged.effect.se:.4f} / {expected:.4f}"
+    assert column.text(comparison.rows[0]) == "– / –"
 
 
 def test_where_text_is_the_larger_error_more_of_it_is_asked_for(tmp_path):

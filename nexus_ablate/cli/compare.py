@@ -7,7 +7,6 @@ import shlex
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -92,7 +91,7 @@ def _watch(dirs: list[str], flags: dict[str, Any]) -> None:
         ConfigError: There is no file to save the page to.
     """
     from nexus_ablate.execution.status import COMING, Watcher, summary
-    from nexus_ablate.report.findings import html
+    from nexus_ablate.report.page import html
     from nexus_ablate.runs.files import atomic_write_text
 
     path = flags.get("html", Path("-"))
@@ -122,7 +121,7 @@ def check_reports(flags: dict[str, Any], source: str = "") -> None:
     Raises:
         ConfigError: Two of them are one file, or one exists that is not an older report.
     """
-    from nexus_ablate.report.findings import WRITTEN
+    from nexus_ablate.report.exports import WRITTEN
 
     taken = {Path(source).resolve()}
     for name in (name for name in FORMATS if flags.get(name, Path("-")) != Path("-")):
@@ -138,39 +137,56 @@ def check_reports(flags: dict[str, Any], source: str = "") -> None:
 def deliver(study_findings: Findings, flags: dict[str, Any]) -> None:
     """Print, and save the files that `OUTPUTS` ask for."""
     from nexus_ablate.console import open_console
-    from nexus_ablate.report.findings import csv_text, html, json_text, latex, markdown, runs_text, show
+    from nexus_ablate.report.terminal import show_findings
     from nexus_ablate.runs.files import atomic_write_text
 
-    page = partial(html, command=shlex.join(["nexus-ablate", *sys.argv[1:]]))
-    writers: dict[str, Callable[[Findings], str]] = dict(
-        zip(FORMATS, (page, markdown, latex, csv_text, json_text, runs_text), strict=True)
-    )
-    targets = {name: flags[name] for name in FORMATS if name in flags}
-    printed = [name for name, path in targets.items() if path == Path("-")]
-    saved = {name: path for name, path in targets.items() if name not in printed}
-    for name, path in saved.items():  # first, so that a reader who closes the pipe (`| head`) has the files
-        atomic_write_text(path, mask(writers[name](study_findings)))
+    printed, saved = [], []
+    for name in FORMATS:
+        path = flags.get(name)
+        if path == Path("-"):
+            printed.append(name)
+        elif path is not None:  # first, so that a reader who closes the pipe (`| head`) has the files
+            atomic_write_text(path, mask(_written(name, study_findings)))
+            saved.append(path)
     if not printed:
-        show(study_findings, open_console(), "details" in flags, "full" in flags)
+        show_findings(study_findings, open_console(), "details" in flags, "full" in flags)
     for name in printed:
-        sys.stdout.write(writers[name](study_findings))
-    for path in saved.values():
+        sys.stdout.write(_written(name, study_findings))
+    for path in saved:
         print(f"saved to {errors.printable(str(path), 4096)}", file=sys.stderr)
+
+
+def _written(name: str, study_findings: Findings) -> str:
+    """The findings in one of `FORMATS`."""
+    from nexus_ablate.report import exports
+    from nexus_ablate.report.page import html
+
+    if name == "html":
+        return html(study_findings, shlex.join(["nexus-ablate", *sys.argv[1:]]))
+    writers: dict[str, Callable[[Findings], str]] = {
+        "md": exports.markdown,
+        "latex": exports.latex,
+        "csv": exports.csv_text,
+        "json": exports.json_text,
+        "runs": exports.runs_text,
+    }
+    return writers[name](study_findings)
 
 
 def _publish(study_findings: Findings, project: str) -> str:
     """Send the comparison to W&B; returns its URL."""
-    from nexus_ablate.report.findings import csv_text, html, json_text, markdown
-    from nexus_ablate.report.table import MAIN, answer, named, title
+    from nexus_ablate.report.page import html
+    from nexus_ablate.report.sentences import answer, title
+    from nexus_ablate.report.tables import arm_table, main_columns
     from nexus_ablate.track import publish
 
     comparison = study_findings.tables[0]
-    columns = named(comparison, MAIN)
-    table = [column.title for column in columns], [[column.cell(row) for column in columns] for row in comparison.rows]
+    table = arm_table(comparison, main_columns(comparison))
     files = {
         "report.html": html(study_findings),
-        "report.md": markdown(study_findings),
-        "table.csv": csv_text(study_findings),
-        "comparison.json": json_text(study_findings),
+        "report.md": _written("md", study_findings),
+        "table.csv": _written("csv", study_findings),
+        "comparison.json": _written("json", study_findings),
     }
-    return publish(project, *mask((comparison.study or title(comparison), answer(comparison), table, files)))
+    name = comparison.study or title(comparison)
+    return publish(project, *mask((name, answer(comparison), (table.heads, table.rows), files)))

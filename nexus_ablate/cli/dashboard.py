@@ -99,10 +99,10 @@ def _question(name: str, report: bool) -> Question:
 def _verdict(folder: Path) -> str:
     """The comparison in Markdown; '' if nothing can be compared yet."""
     from nexus_ablate.comparison.result import compare
-    from nexus_ablate.report.exports import markdown
+    from nexus_ablate.report.exports import comparison_markdown
 
     try:
-        return markdown(compare(folder))
+        return comparison_markdown(compare(folder))
     except errors.ConfigError as error:
         print(f"no verdict in the report: {error.problem}", file=sys.stderr)
         return ""

@@ -23,12 +23,15 @@ addEventListener('beforeprint', () => document.querySelectorAll('details').forEa
 
 // A table that doesn't fit the page becomes one block per row, each number below its head.
 const fit = () => {
+  const closed = document.querySelectorAll('details:not([open])');  // what is hidden has no width
+  for (const box of closed) box.open = true;
   for (const box of document.querySelectorAll('.scroll')) {
     const table = box.querySelector('table');
     if (!table) continue;
     table.classList.remove('stacked');
     if (table.scrollWidth > box.clientWidth) table.classList.add('stacked');
   }
+  for (const box of closed) box.open = false;
 };
 fit();
 addEventListener('resize', fit);

@@ -1,31 +1,18 @@
-"""The comparison in a terminal, from 80 columns on."""
+"""A study's findings in a terminal, from 80 columns on."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from nexus_ablate.comparison.fairness import FAIL, PASS, STATUSES, UNKNOWN, WAIVED, WARN
+from nexus_ablate.comparison.findings import Findings
 from nexus_ablate.comparison.result import Comparison
 from nexus_ablate.comparison.verdict import BETTER, DIVERGED, EQUIVALENT, IDENTICAL, NOT_COMPARABLE, UNSTABLE, WORSE
 from nexus_ablate.console import SHORTEST_NAME, UNLIMITED, grid, print_table
 from nexus_ablate.errors import printable
-from nexus_ablate.report.table import (
-    ARM,
-    MAIN,
-    NARROW,
-    SECONDARY,
-    Column,
-    answer,
-    basis,
-    figure_columns,
-    left_out,
-    named,
-    secondary_lines,
-    side_columns,
-    title,
-    together_text,
-    worth_text,
-)
+from nexus_ablate.report import sentences, tables
+from nexus_ablate.report.tables import ARM, Column, TextTable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -45,107 +32,140 @@ COLOURS = {
     UNKNOWN: "yellow",
 }
 WIDE = 120
+NARROW = ("interval", "p", "delta/SD", "wins", "detectable")
+"""Columns that a terminal narrower than `WIDE` leaves out."""
 
 
-def show(comparison: Comparison, console: Console, details: bool = False, full: bool = False) -> None:
-    """Print it: the answer first, then the table, a sentence for each arm, fairness, and what was left out.
+def show_findings(findings: Findings, console: Console, details: bool = False, full: bool = False) -> None:
+    """Print the claim, the strata side by side, then each comparison.
 
     Args:
         details: Costs, stability, diagnostics and every fairness line too.
         full: The arms' whole names in tables, however long.
     """
+    for number, line in enumerate(sentences.claim_lines(findings)):
+        _say(console, line, "" if number else "bold")
+    for line in sentences.missing_lines(findings):
+        _say(console, line, "yellow")
+    if findings.across:
+        console.print(f"\n{sentences.CHANGE_NOTE}", style="dim")
+        table = tables.across_table(findings)
+        if _width(table) > console.width:
+            table = tables.one_cell_per_row(table, ("arm", "stratum", "difference"))
+        _print(table, console, full)
+    if findings.scaling:
+        console.print(f"\n{sentences.SCALING_NOTE}", style="dim")
+        multipliers = tables.scaling_table(findings.scaling)
+        _print(tables.one_cell_per_row(multipliers, ("arm", "", "compute multiplier")), console, full)
+        for arm in findings.scaling:
+            _say(console, f"{arm.arm} {arm.outcome}: {arm.sentence}")
+    for stratum, comparison in zip(findings.strata, findings.tables, strict=True):
+        if findings.claim or stratum:
+            console.print("")
+        if stratum:
+            _say(console, f"── stratum {stratum} ──", "bold")
+        show(comparison, console, details, full)
+
+
+def show(comparison: Comparison, console: Console, details: bool = False, full: bool = False) -> None:
+    """Print the answer first, then the table, a sentence for each arm, fairness, and what was left out."""
     show_table(comparison, console, full)
     console.print("")
-    for row in comparison.rows[1:]:
+    for row in comparison.rows:
         if row.verdict is not None:
-            notes = "".join(f"; {note}" for note in row.notes)
-            notes += f"; worth {worth_text(row)} of the baseline's training tokens" if row.worth else ""
-            console.print(f"{_safe(row.arm)}: {_safe(row.verdict.sentence + notes)}")
+            worth = f"; worth {tables.worth_text(row)} of the baseline's training tokens" if row.worth else ""
+            _say(console, f"{row.arm}: {sentences.reason(row)}{worth}")
     for two in comparison.together:
-        console.print(_safe(together_text(two)))
-    for heading, rows in secondary_lines(comparison):
+        _say(console, sentences.together_text(two))
+    for other in comparison.secondary:
         console.print("")
-        console.print(f"[dim]{_safe(heading)}[/dim]")
-        lines(SECONDARY, rows, console, full)
+        _say(console, tables.secondary_heading(other), "dim")
+        _print(tables.secondary_table(other), console, full)
     if details:
-        for columns in _by_width(comparison, (*side_columns(comparison), *figure_columns(comparison)), console.width):
+        columns = [*tables.side_columns(comparison), *tables.figure_columns(comparison)]
+        for fitting in _by_width(comparison, columns, console.width):
             console.print("")
-            _grid(comparison, columns, console, full)
-    _fairness(comparison, console, details)
-    _left_out(comparison, console)
+            _print_arms(comparison, fitting, console, full)
+    _show_fairness(comparison, console, details)
+    left_out = sentences.left_out(comparison)
+    if left_out:
+        console.print("")
+        _say(console, f"left out: {len(left_out)}", "dim")
+    for line in left_out:
+        console.print(f"  {printable(line, 2000)}", soft_wrap=True, markup=False, emoji=False)
 
 
 def show_table(comparison: Comparison, console: Console, full: bool = False) -> None:
     """Print the question, the answer, the conditions and the table."""
-    console.print(f"[bold]{_safe(title(comparison))}[/bold]")
-    console.print(_safe(answer(comparison)))
-    for line in basis(comparison):
-        style = COLOURS[WARN] if line.startswith(WARN) else "dim"
-        console.print(f"[{style}]{_safe(line)}[/{style}]")
+    _say(console, sentences.title(comparison), "bold")
+    _say(console, sentences.answer(comparison))
+    for line in sentences.basis(comparison):
+        _say(console, line, COLOURS[WARN] if line.startswith(WARN) else "dim")
     console.print("")
-    columns = named(comparison, MAIN if console.width >= WIDE or full else NARROW)
-    while not full and len(columns) > len(NARROW) and _width(comparison, columns) > console.width:
-        columns = columns[:-1]
-    _grid(comparison, columns, console, full)
+    columns = tables.main_columns(comparison)
+    narrow = [column for column in columns if column.title not in NARROW]
+    if not full:
+        columns = columns if console.width >= WIDE else narrow
+        longest = max(len(row.arm) for row in comparison.rows)
+        shortened = max(longest - SHORTEST_NAME, 0)
+        while len(columns) > len(narrow) and _width(tables.arm_table(comparison, columns)) - shortened > console.width:
+            columns = columns[:-1]
+    _print_arms(comparison, columns, console, full)
 
 
-def _width(comparison: Comparison, columns: tuple[Column, ...]) -> int:
-    """Characters of a table whose arms' names are shortened as far as they can be."""
-    needed = (max(len(column.title), *(len(column.cell(row)) for row in comparison.rows)) + 2 for column in columns)
-    arm = max(len(row.arm) for row in comparison.rows)
-    return sum(needed) - max(arm - SHORTEST_NAME, 0)
+def _say(console: Console, text: str, style: str = "") -> None:
+    """Print text as it is, without control characters and markup."""
+    from rich.text import Text
+
+    console.print(Text(printable(text, 2000), style))
 
 
-def _grid(comparison: Comparison, columns: tuple[Column, ...], console: Console, full: bool) -> None:
-    rows = [[column.cell(row) for column in columns] for row in comparison.rows]
+def _width(table: TextTable) -> int:
+    """The characters of a row, with two between columns."""
+    columns = zip(table.heads, *table.rows, strict=True)
+    return sum(max(map(len, cells)) + 2 for cells in columns)
+
+
+def _print_arms(comparison: Comparison, columns: list[Column], console: Console, full: bool) -> None:
+    """Print a table of arms, each in the colour of its verdict."""
     styles = [COLOURS.get(row.verdict.word, "") if row.verdict else "dim" for row in comparison.rows]
-    left = [column.title for column in columns if column.order is None]
+    _print(tables.arm_table(comparison, columns), console, full, styles)
+
+
+def _print(table: TextTable, console: Console, full: bool, styles: Sequence[str] = ()) -> None:
+    """Print a table; with `full` without cutting the names of its rows."""
     width = UNLIMITED if full else console.width
-    print_table(console, grid([column.title for column in columns], rows, width, left, styles), full)
+    print_table(console, grid(table.heads, table.rows, width, table.words, styles), full)
 
 
-def lines(heads: tuple[str, ...], rows: list[tuple[str, ...]], console: Console, full: bool = False) -> None:
-    """A small table of texts, the first and the last column to the left."""
-    width = UNLIMITED if full else console.width
-    print_table(console, grid(heads, rows, width, (heads[0], heads[-1])), full)
-
-
-def _by_width(comparison: Comparison, columns: tuple[Column, ...], width: int) -> list[tuple[Column, ...]]:
+def _by_width(comparison: Comparison, columns: list[Column], width: int) -> list[list[Column]]:
     """The columns in as many tables as the width asks for, each with the arm in front."""
-    tables: list[tuple[Column, ...]] = []
+    arm = min(_width(tables.arm_table(comparison, [ARM])), width // 2)
+    fitting: list[list[Column]] = []
     left = 0
     for column in columns:
-        needed = max(len(column.title), *(len(column.cell(row)) for row in comparison.rows)) + 2
+        needed = _width(tables.arm_table(comparison, [column]))
         if needed > left:
-            tables.append((ARM,))
-            left = width - min(max(len(row.arm) for row in comparison.rows) + 2, width // 2)
-        tables[-1] += (column,)
+            fitting.append([ARM])
+            left = width - arm
+        fitting[-1].append(column)
         left -= needed
-    return tables
+    return fitting
 
 
-def _fairness(comparison: Comparison, console: Console, everything: bool) -> None:
-    count = {status: sum(c.status == status for c in comparison.checks) for status in STATUSES}
-    counted = ", ".join(f"{n} {status}" for status, n in count.items() if n)
-    console.print(f"\n[dim]fairness:[/dim] {counted}")
+def _show_fairness(comparison: Comparison, console: Console, details: bool) -> None:
+    statuses = [check.status for check in comparison.checks]
+    counts = ", ".join(f"{statuses.count(status)} {status}" for status in STATUSES if status in statuses)
+    console.print(f"\n[dim]fairness:[/dim] {counts}")
     for check in comparison.checks:
-        if everything or check.status not in (PASS, UNKNOWN):
-            colour = COLOURS[check.status]
-            console.print(f"  [{colour}]{check.status}[/{colour}] {check.name}: {_safe(check.text)}")
-    if count[UNKNOWN] and not everything:
-        names = ", ".join(check.name for check in comparison.checks if check.status == UNKNOWN)
-        console.print(f"  [{COLOURS[UNKNOWN]}]{UNKNOWN}[/{COLOURS[UNKNOWN]}] the source does not prove: {names}")
+        if details or check.status not in (PASS, UNKNOWN):
+            _say_status(console, check.status, f"{check.name}: {check.text}")
+    unknown = [check.name for check in comparison.checks if check.status == UNKNOWN]
+    if unknown and not details:
+        _say_status(console, UNKNOWN, f"the source does not prove: {', '.join(unknown)}")
 
 
-def _left_out(comparison: Comparison, console: Console) -> None:
-    out = left_out(comparison)
-    if out:
-        console.print(f"\n[dim]left out: {len(out)}[/dim]")
-    for line in out:
-        console.print(f"  {_safe(line)}", soft_wrap=True)
+def _say_status(console: Console, status: str, text: str) -> None:
+    from rich.text import Text
 
-
-def _safe(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(printable(text, 2000))
+    console.print(Text.assemble("  ", (status, COLOURS[status]), f" {printable(text, 2000)}"))

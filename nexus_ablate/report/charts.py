@@ -1,0 +1,546 @@
+"""The pictures of a comparison, drawn by matplotlib. They show the numbers of the comparison and compute no new ones.
+
+A report holds them as SVG: the page's variables take the place of the colours, so that they follow its light and dark
+theme, and what an artist says under the pointer stands in its gid, which becomes a `<title>`.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nexus_ablate.comparison.arms import Arm
+from nexus_ablate.comparison.curves import spikes
+from nexus_ablate.comparison.endpoint import Endpoint
+from nexus_ablate.comparison.findings import Across
+from nexus_ablate.comparison.load import Trained
+from nexus_ablate.comparison.result import Comparison, Row, Secondary
+from nexus_ablate.comparison.scaling import Scaling
+from nexus_ablate.comparison.statistics import Array, Effect
+from nexus_ablate.console import middle
+from nexus_ablate.errors import printable
+from nexus_ablate.report.sentences import direction
+from nexus_ablate.report.tables import bounds, compact, delta, interval_text
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PALETTE = {
+    "ink": ("#1b1f24", "#e6e8eb"),
+    "muted": ("#5f6672", "#9aa3ad"),
+    "line": ("#e3e6ea", "#2c3238"),
+    "bad": ("#b3261e", "#ff8a80"),
+    "c0": ("#6b7280", "#9aa3ae"),
+    "c1": ("#0072b2", "#56a8e8"),
+    "c2": ("#d55e00", "#ff8f4d"),
+    "c3": ("#009e73", "#2fd3a5"),
+    "c4": ("#cc4b97", "#f08cc4"),
+    "c5": ("#b58900", "#e6c14a"),
+    "c6": ("#3fa7e0", "#8fd0ff"),
+    "c7": ("#7b52c7", "#b79bff"),
+    "c8": ("#8c564b", "#d3a394"),
+    "c9": ("#5b8c00", "#a4d04a"),
+}
+"""Each colour in the light and in the dark theme. Pictures are drawn in the light one."""
+INK, MUTED, LINE, BAD = (PALETTE[name][0] for name in ("ink", "muted", "line", "bad"))
+ARM_COLOURS = 10
+
+WIDTH, HEIGHT = 460, 260
+"""Points of a picture. At this width its letters are readable on a phone of 390 pixels."""
+STYLE: dict[Any, Any] = {
+    "font.size": 13,
+    "font.sans-serif": ["DejaVu Sans"],
+    "text.color": INK,
+    "text.parse_math": False,
+    "axes.labelcolor": MUTED,
+    "axes.labelsize": 13,
+    "axes.edgecolor": LINE,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": LINE,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "legend.frameon": False,
+    "legend.fontsize": 13,
+    "svg.fonttype": "none",
+}
+LINE_POINTS = 4000
+"""Points of all lines of a picture together: a report of a thousand runs must still open."""
+NAME_LETTERS = 32
+MOST_FACTOR = 64.0
+"""Compute multipliers beyond this, or below its inverse, are drawn at the edge."""
+BUDGETS = {"tokens": "training tokens", "flops": "training FLOPs", "seconds": "seconds of training"}
+LOSS = "loss, nats per token"
+
+
+@dataclass
+class Picture:
+    """A figure that is being drawn, and its SVG when it is done."""
+
+    figure: Figure
+    axes: Any
+    svg: str = ""
+
+
+@contextmanager
+def picture(title: str, height: float = HEIGHT) -> Iterator[Picture]:
+    """A picture of one plot; its SVG is there when the block has ended.
+
+    Args:
+        title: For screen readers.
+    """
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context({**STYLE, "svg.hashsalt": title}):
+        figure = Figure(figsize=(WIDTH / 72, height / 72), layout="constrained")
+        drawn = Picture(figure, figure.subplots())
+        yield drawn
+        drawn.svg = _svg(figure, title)
+
+
+def _svg(figure: Figure, title: str) -> str:
+    """The figure as an SVG element that the page's style applies to."""
+    from html import escape
+
+    out = io.StringIO()
+    no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    figure.savefig(out, format="svg", transparent=True, metadata=no_metadata)
+    text = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>", "", out.getvalue(), flags=re.S)
+    text = re.sub(r' id="\w+_\d+"| xmlns(:xlink)?="[^"]*"', "", text[text.index("<svg") :])
+    text = re.sub(r'<g id="title:([^"]*)">', r"<g><title>\1</title>", text)
+    text = re.sub(r' (d|x|y|transform)="[^"]*"', lambda place: re.sub(r"(\.\d)\d+", r"\1", place[0]), text)
+    for name, (light, _) in PALETTE.items():
+        text = text.replace(light, f"var(--{name})")
+    text = re.sub(r"\s*\n\s*", "\n", text.replace("'DejaVu Sans', ", ""))
+    return re.sub(r'width="\S+" height="\S+"', f'role="img" aria-label="{escape(printable(title))}"', text, count=1)
+
+
+def hover(text: str) -> str:
+    """The gid of an artist that shows this text when the pointer rests on it."""
+    return f"title:{printable(text, 2000)}"
+
+
+def colour(index: int) -> str:
+    """The colour of the arm at a place of the table."""
+    return PALETTE[f"c{index % ARM_COLOURS}"][0]
+
+
+# ------------------------------------------------------------------------------------------------------- intervals
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One interval of a picture of intervals: a name over it, its ends, the mean, and a dot per seed.
+
+    Attributes:
+        text: What is shown when the pointer rests on the bar.
+        note: Words to the right of the name, such as the verdict.
+        dots: Value and hover text per seed.
+    """
+
+    name: str
+    low: float
+    mean: float
+    high: float
+    colour: str
+    text: str
+    note: str = ""
+    dots: tuple[tuple[float, str], ...] = ()
+
+
+def intervals(bars: Sequence[Bar], axis: str, title: str, band: float = 0.0) -> str:
+    """Intervals below one another as SVG; '' without any. See `draw_intervals`."""
+    if not bars:
+        return ""
+    with picture(title, height=62 + 44 * len(bars)) as drawn:
+        draw_intervals(drawn.axes, bars, axis, band)
+    return drawn.svg
+
+
+def draw_intervals(axes: Any, bars: Sequence[Bar], axis: str, band: float) -> None:
+    """Intervals below one another, each under its name, with zero and the band in which a difference doesn't matter.
+
+    A mean that is too far from the others becomes an arrow.
+
+    Args:
+        axis: The label of the x axis.
+        band: Half the width of the band; 0: none.
+    """
+    limit, ends = _limit(bars, band), [band, -band]
+    for bar in bars:
+        values = (bar.low, bar.mean, bar.high, *(value for value, _ in bar.dots))
+        ends += [value for value in values if abs(value) <= limit]
+    pad = 0.04 * (max(ends) - min(ends)) or 1e-6
+    axes.set(xlim=(min(ends) - pad, max(ends) + pad), ylim=(-0.4, len(bars) - 0.3), yticks=[])
+    axes.set_xlabel(middle(axis, 56))
+    axes.locator_params(axis="x", nbins=5)
+    axes.spines["left"].set_visible(False)
+    axes.axvspan(-band, band, color=MUTED, alpha=0.15, linewidth=0)
+    axes.axvline(0, color=MUTED, linewidth=1, linestyle="--")
+    beside = axes.get_yaxis_transform()
+    for y, bar in enumerate(reversed(bars)):
+        axes.text(0, y + 0.3, middle(bar.name, NAME_LETTERS), transform=beside, weight="bold")
+        axes.text(1, y + 0.3, bar.note, transform=beside, weight="bold", ha="right")
+        for value, text in bar.dots:
+            axes.plot(value, y - 0.22, ".", color=bar.colour, alpha=0.55, markersize=7, mew=0, gid=hover(text))
+        if abs(bar.mean) > limit:
+            arrow = f"{bar.mean:+.3f} →" if bar.mean > 0 else f"← {bar.mean:+.3f}"
+            axes.text(float(bar.mean > 0), y - 0.1, arrow, transform=beside, ha="right" if bar.mean > 0 else "left")
+            continue
+        axes.plot([bar.low, bar.high], [y, y], color=bar.colour, linewidth=2.5, gid=hover(bar.text))
+        axes.plot(bar.mean, y, "o", color=bar.colour, markersize=8, gid=hover(bar.text))
+
+
+def _forest_bars(comparison: Comparison) -> list[Bar]:
+    bars = []
+    for index, row in enumerate(comparison.rows):
+        mean = delta(row)
+        if index == 0 or mean is None:
+            continue
+        low, high = (row.effect.low, row.effect.high) if row.effect else (mean, mean)
+        pairs = [(s, d) for s, d in zip(row.seeds, row.differences, strict=True) if d is not None]
+        dots = tuple((d, f"{row.arm}, seed {seed}: {row.endpoint.signed(d)}") for seed, d in pairs)
+        text = f"{row.arm}: {row.endpoint.signed(mean)} {bounds(row.endpoint, row.effect)}"
+        bars.append(Bar(row.arm, low, mean, high, colour(index), text, row.verdict.word if row.verdict else "", dots))
+    return bars
+
+
+def forest(comparison: Comparison) -> str:
+    """Each arm's mean difference with its simultaneous interval, a dot for each seed, the equivalence band."""
+    title = "differences to the baseline with intervals"
+    return intervals(_forest_bars(comparison), _difference_label(comparison), title, comparison.delta_min)
+
+
+def _difference_label(comparison: Comparison) -> str:
+    return f"difference to {middle(comparison.baseline, 20)}, {direction(comparison)}"
+
+
+def secondary(other: Secondary) -> str:
+    """Each arm's difference in a secondary endpoint with its interval; on a logarithmic scale, as its logarithm."""
+    endpoint, bars = other.endpoint, []
+    for index, row in enumerate(other.rows):
+        if row.effect:
+            bars.append(_effect_bar(row.arm, endpoint, row.effect, index, endpoint.signed(row.effect.delta)))
+    unit = "natural logarithm of the ratio" if endpoint.log else endpoint.axis()
+    return intervals(bars, f"difference, {unit}", f"differences in {endpoint.name} with intervals")
+
+
+def strata(names: Sequence[str], across: Sequence[Across]) -> str:
+    """Each arm's difference in each stratum with its interval."""
+    bars = []
+    for index, arm in enumerate(across, start=1):
+        for name, row in zip(names, arm.rows, strict=True):
+            if row is not None and row.effect:
+                word = row.verdict.word if row.verdict else ""
+                bars.append(_effect_bar(f"{arm.arm} in {name}", row.endpoint, row.effect, index, word))
+    return intervals(bars, "difference to the baseline", "differences by stratum with intervals")
+
+
+def _effect_bar(name: str, endpoint: Endpoint, effect: Effect, index: int, note: str) -> Bar:
+    text = f"{name}: {endpoint.signed(effect.delta)} {bounds(endpoint, effect)}"
+    return Bar(name, effect.low, effect.delta, effect.high, colour(index), text, note)
+
+
+def _limit(bars: Sequence[Bar], band: float) -> float:
+    """The largest difference that is drawn, so that one distant arm does not squeeze all others together."""
+    ends = [max(abs(bar.low), abs(bar.high)) for bar in bars if bar.low < bar.high]
+    return max(8 * float(np.median(ends or [0])), 3 * band)
+
+
+# ---------------------------------------------------------------------------------------------------------- curves
+
+
+def losses(comparison: Comparison, axis: str, whole: bool = False) -> str:
+    """Validation loss against tokens, FLOPs or seconds: one thin line per run; '' without two validations of a run.
+
+    The first validations are far above all others. Without `whole` the picture starts after them.
+    """
+    runs = _runs_with_curves(comparison)
+    ends = [run.curves.val[-1] for *_, run in runs if np.isfinite(run.curves.val[-1])]
+    if not ends:
+        return ""
+    points = _points(len(runs))
+    lines = [_thinned(getattr(run.curves, axis), run.curves.val, points) for *_, run in runs]
+    seen = np.concatenate([values for _, values in lines])
+    seen = seen[np.isfinite(seen)]
+    top = float(seen.max())
+    first = 0.0
+    if not whole:
+        top = min(top, max(float(np.quantile(seen, 0.75)), max(_inner(ends))))
+        first = min(float(budgets[values <= top][0]) for budgets, values in lines if (values <= top).any())
+    last = max(float(budgets[-1]) for budgets, _ in lines)
+    with picture(f"validation loss against {axis}{' from the start' * whole}") as drawn:
+        _against(drawn.axes, axis, f"validation {LOSS}", (first, last), (float(seen.min()), top))
+        for (index, arm, run), (budgets, values) in zip(runs, lines, strict=True):
+            name = hover(f"{arm.label}, seed {run.seed}")
+            drawn.axes.plot(budgets, values, color=colour(index), linewidth=1.1, alpha=0.75, gid=name)
+    return drawn.svg
+
+
+def paired_differences(comparison: Comparison, axis: str) -> str:
+    """Arm minus baseline at the same budget: one thin line per seed, a thick mean. Before the end both still learn."""
+    base = comparison.arms[0]
+    points = _points(max(1, sum(len(arm.runs) for arm in comparison.arms[1:])))
+    lines: list[tuple[int, Arm, Array, dict[int, Array]]] = []
+    for index, arm in enumerate(comparison.arms):
+        if delta(comparison.rows[index]) is None:
+            continue
+        pairs = [(run, base.runs[seed]) for seed, run in arm.runs.items() if seed in base.runs]
+        pairs = [pair for pair in pairs if min(len(run.curves.val) for run in pair) > 1]
+        if pairs:
+            end = min(float(getattr(run.curves, axis)[-1]) for pair in pairs for run in pair)
+            grid = np.linspace(0.1 * end, end, points)
+            lines.append((index, arm, grid, {run.seed: _gap(run, twin, axis, grid) for run, twin in pairs}))
+    if not lines:
+        return ""
+    last = [float(gap[-1]) for *_, gaps in lines for gap in gaps.values()]
+    is_loss = comparison.endpoint.name == "val_loss"
+    limit = _limit(_forest_bars(comparison), comparison.delta_min) if is_loss else 8 * float(np.median(np.abs(last)))
+    ends = [end for end in last if abs(end) <= limit]
+    ends += [comparison.delta_min, -comparison.delta_min] if is_loss else [0.0]
+    pad = 0.15 * (max(ends) - min(ends)) or 1e-6
+    budgets = [float(end) for _, _, grid, _ in lines for end in (grid[0], grid[-1])]
+    with picture(f"difference to the baseline against {axis}") as drawn:
+        axes = drawn.axes
+        limits = (min(ends) - pad, max(ends) + pad)
+        _against(axes, axis, "difference, nats per token", (min(budgets), max(budgets)), limits)
+        axes.axhline(0, color=MUTED, linewidth=1, linestyle="--")
+        for index, arm, grid, gaps in lines:
+            for seed, gap in gaps.items():
+                name = hover(f"{arm.label}, seed {seed}")
+                axes.plot(grid, gap, color=colour(index), linewidth=0.8, alpha=0.35, gid=name)
+            mean = np.mean([*gaps.values()], axis=0)
+            axes.plot(grid, mean, color=colour(index), linewidth=2.2, gid=hover(arm.label))
+    return drawn.svg
+
+
+def slopes(comparison: Comparison) -> str:
+    """The baseline's loss and the arm's at each seed, joined: lines that all lean one way show an effect."""
+    base = comparison.rows[0]
+    rows = [(index, row) for index, row in enumerate(comparison.rows) if index and delta(row) is not None]
+    if not rows or base.mean is None:
+        return ""
+    with picture("losses of each pair of runs") as drawn:
+        drawn.axes.set(xticks=[], ylabel=comparison.endpoint.unit or comparison.endpoint.name)
+        for at, (index, row) in enumerate(rows):
+            for seed, value, base_value in zip(row.seeds, row.values, base.values, strict=True):
+                if value is None or base_value is None:
+                    continue
+                ends = f"{row.endpoint.value(base_value)} to {row.endpoint.value(value)}"
+                text = hover(f"{row.arm}, seed {seed}: {ends}")
+                drawn.axes.plot([at, at + 0.5], [base_value, value], ".-", color=colour(index), linewidth=1.1, gid=text)
+                drawn.axes.plot(at, base_value, ".", color=MUTED)
+    return drawn.svg
+
+
+def _runs_with_curves(comparison: Comparison) -> list[tuple[int, Arm, Trained]]:
+    """The runs of two validations or more, each with its arm and the arm's place."""
+    runs = [(index, arm, run) for index, arm in enumerate(comparison.arms) for run in arm.runs.values()]
+    return [(index, arm, run) for index, arm, run in runs if len(run.curves.val) > 1]
+
+
+def _against(axes: Any, axis: str, label: str, x: tuple[float, float], y: tuple[float, float]) -> None:
+    """Set up axes of a budget and a loss. A range without width is left to matplotlib."""
+    from matplotlib.ticker import EngFormatter
+
+    axes.set(xlabel=BUDGETS[axis], ylabel=label)
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.locator_params(nbins=6)
+    if x[1] > x[0]:
+        axes.set_xlim(*x)
+    if y[1] > y[0]:
+        margin = 0.03 * (y[1] - y[0])
+        axes.set_ylim(y[0] - margin, y[1] + margin)
+
+
+def _gap(run: Trained, base_run: Trained, axis: str, grid: Array) -> Array:
+    """The difference of two runs' validation losses at equal budgets."""
+    values = np.interp(grid, getattr(run.curves, axis), run.curves.val)
+    return values - np.interp(grid, getattr(base_run.curves, axis), base_run.curves.val)
+
+
+def _points(lines: int) -> int:
+    return min(80, max(12, LINE_POINTS // lines))
+
+
+def _thinned(x: Array, y: Array, points: int) -> tuple[Array, Array]:
+    """At most about `points` of a line, the first and the last among them."""
+    keep = np.unique(np.linspace(0, len(x) - 1, min(len(x), points)).astype(int))
+    return x[keep], y[keep]
+
+
+def _inner(values: Iterable[float]) -> list[float]:
+    """The values without outliers, which lie further from the median than ten times the interquartile range."""
+    values = list(values)
+    low, median, high = np.quantile(values, (0.25, 0.5, 0.75))
+    reach = 10 * (high - low) or math.inf
+    return [value for value in values if abs(value - median) <= reach]
+
+
+# ---------------------------------------------------------------------------------- rates, costs, stability, scaling
+
+
+def learning_rates(comparison: Comparison) -> str:
+    """Mean tuning loss over the learning rate; the best rate ringed, in red where it lies at the edge."""
+    rows = [(index, row) for index, row in enumerate(comparison.rows) if _finite_tuning(row)]
+    if not rows:
+        return ""
+    with picture("tuning loss over the learning rate") as drawn:
+        axes = drawn.axes
+        axes.set(xscale="log", xlabel="learning rate", ylabel=f"validation {LOSS}")
+        rates = sorted({rate for _, row in rows for rate in row.lr_curve})
+        axes.set_xticks(rates, [f"{rate:g}" for rate in rates])
+        axes.minorticks_off()
+        for index, row in rows:
+            means = {rate: float(np.mean(values)) for rate, values in row.lr_curve.items()}
+            axes.plot(list(means), list(means.values()), color=colour(index), linewidth=2.2, gid=hover(row.arm))
+            for rate, value in _finite_tuning(row):
+                axes.plot(rate, value, ".", color=colour(index), gid=hover(f"{row.arm}, {rate:g}: {value:.4f}"))
+            if row.best_lr is not None:
+                place, ring = ("edge", BAD) if row.lr_edge else ("best", INK)
+                text = hover(f"{row.arm}: best {row.best_lr:g}, {place}")
+                axes.plot(row.best_lr, means[row.best_lr], "o", mfc="none", mec=ring, markersize=14, gid=text)
+    return drawn.svg
+
+
+def _finite_tuning(row: Row) -> list[tuple[float, float]]:
+    """The learning rates and losses of the tuning runs that trained."""
+    points = [(rate, value) for rate, values in row.lr_curve.items() for value in values]
+    return [(rate, value) for rate, value in points if math.isfinite(value)]
+
+
+def pareto(comparison: Comparison) -> str:
+    """Loss against speed; lower right is better. '' without two arms whose speed was measured."""
+    from matplotlib.ticker import EngFormatter
+
+    rows = [(index, row) for index, row in enumerate(comparison.rows) if row.mean is not None and row.tokens_per_second]
+    if len(rows) < 2:
+        return ""
+    with picture("loss against speed", height=300 + 18 * len(rows)) as drawn:
+        drawn.axes.set(xlabel="tokens per second", ylabel=comparison.endpoint.unit or comparison.endpoint.name)
+        drawn.axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+        drawn.axes.locator_params(nbins=6)
+        drawn.axes.margins(0.08)
+        for index, row in rows:
+            speed, mean, sd, shade = row.tokens_per_second, row.mean or 0.0, row.sd or 0.0, colour(index)
+            text = hover(f"{row.arm}: {mean:.4f} at {compact(speed)} tokens/s")
+            name = middle(row.arm, NAME_LETTERS)
+            drawn.axes.plot([speed, speed], [mean - sd, mean + sd], color=shade, linewidth=1.1)
+            drawn.axes.plot(speed, mean, "o", color=shade, markersize=8, gid=text, label=name)
+        drawn.figure.legend(loc="outside lower left")
+    return drawn.svg
+
+
+def stability(comparison: Comparison) -> str:
+    """One line per run, with a tick at each spike of the training loss and a cross where it failed to train.
+
+    '' where there is neither.
+    """
+    strips: list[tuple[int, Row, Trained, Any]] = []
+    for index, (row, arm) in enumerate(zip(comparison.rows, comparison.arms, strict=True)):
+        runs = [run for run in arm.runs.values() if len(run.curves.train)]
+        strips += [(index, row, run, np.nonzero(spikes(run.curves.train))[0]) for run in runs]
+    if not any(len(steps) or run.seed in row.failed for _, row, run, steps in strips):
+        return ""
+    arms = dict.fromkeys(index for index, *_ in strips)
+    strip_height = 7 if len(strips) < 200 else 2
+    title = "spikes and divergences of each run"
+    with picture(title, height=50 + strip_height * len(strips) + 30 * len(arms)) as drawn:
+        axes, y = drawn.axes, 0.0
+        for index, row, run, steps in strips:
+            if index in arms:
+                y -= 26
+                axes.text(0, y + strip_height, middle(row.arm, NAME_LETTERS))
+                del arms[index]
+            end = len(run.curves.train)
+            axes.plot([0, end], [y, y], color=colour(index), linewidth=1.4, alpha=0.6)
+            axes.plot(steps, np.full(len(steps), y), "|", color=BAD, markersize=7)
+            if run.seed in row.failed:
+                text = hover(f"{row.arm}, seed {run.seed}: {row.failed[run.seed]}")
+                axes.plot(end, y, "x", color=BAD, markersize=7, gid=text)
+            y -= strip_height
+        axes.set(yticks=[], xlabel="logged steps", ylim=(y - 4, 4))
+        axes.spines["left"].set_visible(False)
+    return drawn.svg
+
+
+def multipliers(scaling: Sequence[Scaling], across: Sequence[Across]) -> str:
+    """Each arm's compute multiplier with its interval against the compute of the baseline, both logarithmic."""
+    from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator
+
+    numbers = {arm.arm: index for index, arm in enumerate(across, start=1)}
+    with picture("compute multipliers against compute", height=320 + 18 * len(scaling)) as drawn:
+        axes = drawn.axes
+        axes.set(xscale="log", xlabel="training FLOPs of the baseline", ylabel="compute multiplier")
+        axes.set_yscale("log", base=2)
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+        axes.yaxis.set_major_locator(LogLocator(2))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda factor, _: f"x{factor:.4g}"))
+        axes.axhline(1, color=MUTED, linewidth=1, linestyle="--")
+        for place, arm in enumerate(scaling):
+            shade = colour(numbers[arm.arm])
+            compute = np.array(arm.compute) * 1.06 ** (place - (len(scaling) - 1) / 2)  # intervals side by side
+            means = [_drawable(cell.mean) for cell in arm.multipliers]
+            name, outcome = middle(arm.arm, NAME_LETTERS), hover(f"{arm.arm}: {arm.outcome}")
+            axes.plot(compute, means, "o-", color=shade, linewidth=2.2, label=name, gid=outcome)
+            for at, budget, cell in zip(compute, arm.compute, arm.multipliers, strict=True):
+                text = f"{arm.arm} at {compact(budget)} FLOPs: {interval_text(cell, 'x{:.3g}')}"
+                ends = [_drawable(cell.low), _drawable(cell.high)]
+                axes.plot([at, at], ends, color=shade, linewidth=2.2, gid=hover(text))
+        low, high = axes.get_ylim()
+        axes.set_ylim(max(min(low, 0.9), 1 / MOST_FACTOR), min(max(high, 1.1), MOST_FACTOR))
+        drawn.figure.legend(loc="outside lower left")
+    return drawn.svg
+
+
+def _drawable(factor: float | None) -> float:
+    """A compute multiplier inside the picture; NaN where there is none."""
+    return math.nan if factor is None else min(max(factor, 1 / MOST_FACTOR), MOST_FACTOR)
+
+
+# -------------------------------------------------------------------------------------------------------- notebooks
+
+
+def comparison_figure(comparison: Comparison) -> Figure:
+    """Validation losses by arm, the band from the lowest seed to the highest, beside differences with intervals."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    bars = _forest_bars(comparison)
+    with matplotlib.rc_context({**STYLE, "font.size": 10, "axes.labelsize": 10, "legend.fontsize": 9}):
+        figure = Figure(figsize=(12, max(3.6, 1.2 + 0.5 * len(bars))), layout="constrained")
+        curves, differences = figure.subplots(1, 2)
+        _mean_losses(curves, comparison)
+        if bars:
+            label = _difference_label(comparison)
+            draw_intervals(differences, bars, label, comparison.delta_min)
+    return figure
+
+
+def _mean_losses(axes: Any, comparison: Comparison) -> None:
+    """A line and a band per arm, from where the arms come apart."""
+    tops, last = [0.0], [0.0]
+    for index, arm in enumerate(comparison.arms):
+        curves = [run.curves for run in arm.runs.values() if len(run.curves.val) > 1]
+        if not curves:
+            continue
+        tokens = min((curve.tokens for curve in curves), key=lambda budgets: budgets[-1])
+        values = np.array([np.interp(tokens, curve.tokens, curve.val) for curve in curves])
+        axes.plot(tokens, values.mean(0), color=colour(index), linewidth=1.4, label=middle(arm.label, NAME_LETTERS))
+        axes.fill_between(tokens, values.min(0), values.max(0), color=colour(index), alpha=0.2, linewidth=0)
+        tops.append(float(np.nanquantile(values, 0.9)))
+        last.append(float(tokens[-1]))
+    low = axes.dataLim.y0
+    _against(axes, "tokens", f"validation {LOSS}", (0.0, max(last)), (low, max(tops)))
+    if axes.lines:
+        axes.legend()
