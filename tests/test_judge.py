@@ -88,7 +88,7 @@ def test_a_study_s_strata_become_a_column_and_come_back(tmp_path, capsys):
         writer = Writer(tmp_path / "runs", study=f"depth@{depth}")
         writer.arm(losses=[loss - shift for loss in BASE])
         writer.arm("norm=layer", losses=[loss - shift for loss in LOWER])
-        writer.plan(("norm=layer",), stratum=depth, of="depth", strata={depth: []})
+        writer.plan(("norm=layer",), stratum=depth, of="depth")
     exported = tmp_path / "runs.csv"
     assert main(["compare", str(tmp_path / "runs/depth"), "--json", "-", "--runs", str(exported)]) == 0
     compared = json.loads(capsys.readouterr().out)

@@ -107,7 +107,11 @@ def test_an_arm_that_was_not_comparable_stays_so_in_a_table_of_runs(capsys):
 
 
 @pytest.mark.parametrize(
-    "late", [{"added": [{"when": "2020-01-01", "seeds": [4]}]}, {"looks": [5, 10], "look_weights": [0.5, 0.5]}]
+    "late",
+    [
+        {"added": [{"when": "2020-01-01", "seeds": [4]}]},
+        {"looks": [5, 10], "look_weights": [0.5, 0.5], "seeds": [*range(10)]},
+    ],
 )
 def test_what_was_chosen_late_stays_exploratory_in_a_table_of_runs(capsys, late):
     study(other=late)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import to_builtins
 
 from nexus_ablate.comparison.curves import Curves, read_curves
 from nexus_ablate.comparison.endpoint import Endpoint
@@ -21,7 +22,9 @@ from nexus_ablate.errors import ConfigError, UserError, printable
 from nexus_ablate.provenance import code_of, source_hash
 from nexus_ablate.runs import SETTLED, RunRecord, find_runs, read_run
 from nexus_ablate.runs.formats import INIT
-from nexus_ablate.runs.record import last_row, read_document, read_study
+from nexus_ablate.runs.record import last_row, read_document
+from nexus_ablate.study.decoding import read_study
+from nexus_ablate.study.schema import Expectation, Study
 
 RUN_NAME = re.compile(r"s\d+-[0-9a-f]{8}(-r\d+)?")
 CLAIMED = {"val_loss": "val/loss", "tokens": "tokens", "steps": "step"}
@@ -113,15 +116,6 @@ class Excluded:
     seed: int | None = None
     state: str = ""
     newer_code: str = ""
-
-
-@dataclass(frozen=True)
-class Expectation:
-    """What a claim expects of an arm by an endpoint: one of `runs.formats.EXPECTED`."""
-
-    arm: str
-    endpoint: str
-    expected: str
 
 
 @dataclass(frozen=True)
@@ -320,45 +314,46 @@ def read_plan(path: Path) -> Plan:
         UserError: It is damaged or a value in it has no meaning.
     """
     directory = Path(os.path.realpath(path.parent))  # a directory that the user names may be a link
-    values = read_study(directory) or {"baseline": {"arm": "baseline"}, "arms": [], "seeds": []}
-    endpoint, *secondary = endpoints_of(values)
+    study = read_study(directory)
+    if study is None:
+        return Plan(path.parent.name, place=_place(directory))
+    endpoint, *secondary = endpoints_of(study)
     return Plan(
         name=path.parent.name,
         place=_place(directory),
-        question=values.get("question", ""),
-        baseline=values["baseline"]["arm"],
-        arms={arm["arm"]: arm for arm in values["arms"]},
-        seeds=tuple(values["seeds"]),
+        question=study.question,
+        arms={arm.name: to_builtins(arm) for arm in study.arms},
+        seeds=tuple(study.seeds),
         endpoint=endpoint,
         secondary=tuple(secondary),
-        delta_min_tokens=values.get("delta_min_tokens", 0.0),
-        share=values.get("share", 1.0),
-        expects=tuple(Expectation(row["arm"], row["endpoint"], row["expected"]) for row in values.get("expects", ())),
-        requires=tuple(values.get("requires", {}).items()),
-        claim=values.get("claim", ""),
-        stratum=values.get("stratum", ""),
-        of=values.get("of", ""),
-        all_strata=tuple(values.get("all_strata", ())),
-        rung=values.get("rung", 0),
-        match=values.get("match", "none"),
-        lr_grid=tuple(values.get("lr_grid", ())),
-        tuning_seeds=tuple(values.get("tuning_seeds", ())),
-        looks=tuple(values.get("looks", ())),
-        look_weights=tuple(values.get("look_weights", ())),
-        exploratory=tuple(_chosen_late(values)),
-        amendments=tuple(f"{a['when']}: {'; '.join(a['changes'])}" for a in values.get("amendments", ())),
-        source=values.get("source", ""),
-        equal=tuple((" ".join(e["overrides"]), e["arm"]) for e in values.get("equal", ())),
-        refused=tuple((" ".join(r["overrides"]), r["reason"]) for r in values.get("refused", ())),
+        delta_min_tokens=study.primary.tokens,
+        share=study.share,
+        expects=tuple(study.expects),
+        requires=tuple(study.requires.items()),
+        claim=study.claim,
+        stratum=study.stratum,
+        of=study.of,
+        all_strata=tuple(study.all_strata),
+        rung=study.rung,
+        match=study.match,
+        lr_grid=tuple(study.lr_grid),
+        tuning_seeds=tuple(study.tuning_seeds),
+        looks=tuple(study.looks),
+        look_weights=tuple(study.look_weights),
+        exploratory=tuple(_chosen_late(study)),
+        amendments=tuple(f"{a.when}: {'; '.join(a.changes)}" for a in study.amendments),
+        source=study.source,
+        equal=tuple((" ".join(e.overrides), e.arm) for e in study.equal),
+        refused=tuple((" ".join(r.overrides), r.reason) for r in study.refused),
     )
 
 
-def _chosen_late(values: dict[str, Any]) -> Iterable[str]:
+def _chosen_late(study: Study) -> Iterable[str]:
     """What a study.yaml says of seeds, looks and their weights that were chosen after the first run."""
-    added = [seed for entry in values.get("added", ()) for seed in entry["seeds"]]
+    added = [seed for entry in study.added for seed in entry.seeds]
     if added:
         yield f"{several(len(added), 'seed')} added after the others had been looked at ({', '.join(map(str, added))})"
-    amended = {change.partition(":")[0] for each in values.get("amendments", ()) for change in each["changes"]}
+    amended = {change.partition(":")[0] for each in study.amendments for change in each.changes}
     if late := sorted(amended & {"looks", "look_weights", "share", *(() if added else ("seeds",))}):
         yield f"{', '.join(late)} amended after the first run"
 
@@ -370,9 +365,6 @@ def _place(directory: Path) -> str:
     return shlex.quote(str(directory.relative_to(here) if directory.is_relative_to(here) else directory))
 
 
-def endpoints_of(values: dict[str, Any]) -> list[Endpoint]:
-    """The endpoints in a study.yaml, the primary first; older versions wrote `endpoint` and `delta_min` for one."""
-    former = {values.get("endpoint", "val_loss"): {"delta_min": values.get("delta_min")}}
-    endpoints = values.get("endpoints") or former
-    margins = {name: keys.get("delta_min") for name, keys in endpoints.items()}
-    return [Endpoint(name, None if margin == "auto" else margin) for name, margin in margins.items()]
+def endpoints_of(study: Study) -> list[Endpoint]:
+    """The endpoints of a study, the primary first."""
+    return [Endpoint(e.name, None if e.delta_min == "auto" else e.delta_min) for e in study.endpoints]

@@ -20,7 +20,7 @@ from nexus_ablate.execution.launch import SETTLED_STATUS
 from nexus_ablate.execution.progress import StudyProgress
 from nexus_ablate.execution.queue import mark_failed
 from nexus_ablate.masking import mask
-from nexus_ablate.planning.design import Study
+from nexus_ablate.planning.design import ComposedStudy
 from nexus_ablate.planning.jobs import Job, Runs
 from nexus_ablate.planning.looks import ended_later, judge, lacking, next_look, outcomes, title
 from nexus_ablate.planning.other_code import check_code
@@ -105,7 +105,13 @@ def submit(
 
 
 def _submit_missing(
-    study: Study, runs: Runs, request: Request, resources: Resources, retry_failed: bool, amend: bool, retrain: bool
+    study: ComposedStudy,
+    runs: Runs,
+    request: Request,
+    resources: Resources,
+    retry_failed: bool,
+    amend: bool,
+    retrain: bool,
 ) -> int:
     first_round = [*runs.claims, *runs.tuning]
     tuned = runs.tuned() if study.definition.lr_grid else []

@@ -17,7 +17,7 @@ from nexus_ablate.errors import printable
 from nexus_ablate.execution.ranking import RANKING, ranked
 from nexus_ablate.execution.status import Line, Watcher, duration, nearer, table
 from nexus_ablate.execution.worker import Answer
-from nexus_ablate.planning.design import Study, label
+from nexus_ablate.planning.design import ComposedStudy, label
 from nexus_ablate.planning.jobs import Job
 from nexus_ablate.runs import has_status
 
@@ -33,7 +33,7 @@ class StudyProgress:
         directory: The folder of its runs.
     """
 
-    def __init__(self, study: Study, directory: Path) -> None:
+    def __init__(self, study: ComposedStudy, directory: Path) -> None:
         self.study, self.directory = study, directory
         self.console = open_console(stderr=True)
         self.failures: list[tuple[Job, str, str]] = []

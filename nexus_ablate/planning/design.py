@@ -27,7 +27,7 @@ BASELINE = "baseline"
 
 
 @dataclass(frozen=True)
-class StudyArm:
+class ComposedArm:
     """One configuration of a study.
 
     Attributes:
@@ -56,16 +56,16 @@ class LeftOut:
 
 
 @dataclass(frozen=True)
-class Study:
+class ComposedStudy:
     """A definition with its arms; `baseline` is not among `arms`."""
 
     definition: Definition
-    baseline: StudyArm
-    arms: list[StudyArm]
+    baseline: ComposedArm
+    arms: list[ComposedArm]
     equal: list[LeftOut]
     refused: list[LeftOut]
 
-    def arm(self, words: str) -> StudyArm:
+    def arm(self, words: str) -> ComposedArm:
         """The arm of this name or with these overrides.
 
         Raises:
@@ -100,7 +100,7 @@ class Study:
         return [name for name in dict.fromkeys(names) if name not in arms]
 
     @property
-    def all_arms(self) -> list[StudyArm]:
+    def all_arms(self) -> list[ComposedArm]:
         return [self.baseline, *self.arms]
 
 
@@ -108,7 +108,7 @@ def expand(
     definition: Definition,
     solved_before: dict[str, dict[str, Any]] | None = None,
     launch: Sequence[str] = (),
-) -> Study:
+) -> ComposedStudy:
     """Compose every arm.
 
     Args:
@@ -133,8 +133,8 @@ def expand(
         pinned = f"train.precision={base.train.precision}"
         definition = replace(definition, baseline=merged([*definition.baseline, pinned]))
     _check_names(definition)
-    baseline = StudyArm(BASELINE, [], [], base)
-    study = Study(definition, baseline, [], [], [])
+    baseline = ComposedArm(BASELINE, [], [], base)
+    study = ComposedStudy(definition, baseline, [], [], [])
     names = {science_key(base): BASELINE}
 
     def add(overrides: list[str]) -> bool:
@@ -209,12 +209,12 @@ def science_key(config: RunConfig) -> str:
 
 
 def _matched(
-    study: Study,
+    study: ComposedStudy,
     requested: list[str],
     config: RunConfig,
     launch: Sequence[str],
     solved_before: dict[str, dict[str, Any]],
-) -> StudyArm:
+) -> ComposedArm:
     base = study.baseline.config
     notes = [note for note in config.resolved.notes if note not in base.resolved.notes]
     also = [note for note in notes if " also changes " in note]
@@ -225,7 +225,7 @@ def _matched(
             overrides = [*requested, *match["solved"]]
             config = compose_arm(study.definition, overrides, launch)
     name = study.definition.names.get(" ".join(requested)) or arm_name(differences(config, base))
-    return StudyArm(name, requested, overrides, config, also, match)
+    return ComposedArm(name, requested, overrides, config, also, match)
 
 
 def label(overrides: list[str]) -> str:

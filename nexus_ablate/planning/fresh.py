@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from nexus_ablate.config.grammar import show
 from nexus_ablate.errors import ConfigError, unknown
-from nexus_ablate.planning.design import StudyArm
+from nexus_ablate.planning.design import ComposedArm
 from nexus_ablate.planning.jobs import Runs
 from nexus_ablate.planning.record import expanded, write_record
 from nexus_ablate.runs import SETTLED
@@ -145,7 +145,7 @@ def confirmation(request: Request, names: Sequence[str], number: int | None) -> 
     return Request(replace(definition, confirms=study.name), request.launch, request.runs_dir, solved)
 
 
-def _at_best(runs: Runs, arm: StudyArm) -> list[str]:
+def _at_best(runs: Runs, arm: ComposedArm) -> list[str]:
     """An arm's requested overrides, with its best learning rate if it was tuned."""
     study = runs.study.definition
     if not study.lr_grid:
@@ -157,7 +157,7 @@ def _at_best(runs: Runs, arm: StudyArm) -> list[str]:
     return merged([*arm.requested, f"optim.lr={show(rate)}"])
 
 
-def _claimed(study: str, arms: dict[str, StudyArm], comparison: Comparison) -> list[str]:
+def _claimed(study: str, arms: dict[str, ComposedArm], comparison: Comparison) -> list[str]:
     """The arms with a claim, in the order of the study."""
     from nexus_ablate.comparison.verdict import BETTER, EQUIVALENT, WORSE
 

@@ -22,7 +22,7 @@ from nexus_ablate.config.resolve import changed
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.data import fingerprint_of
 from nexus_ablate.errors import UserError
-from nexus_ablate.planning.design import Study, StudyArm
+from nexus_ablate.planning.design import ComposedArm, ComposedStudy
 from nexus_ablate.runs import (
     SETTLED,
     OtherCode,
@@ -85,7 +85,7 @@ class Runs:
         request: Says how its runs are carried out.
     """
 
-    def __init__(self, study: Study, request: Request) -> None:
+    def __init__(self, study: ComposedStudy, request: Request) -> None:
         self.study, self.request = study, request
         self._fingerprints: dict[str, str] = {}
 
@@ -127,12 +127,12 @@ class Runs:
         definition = self.study.definition
         return self.deciding(self.study.all_arms, definition.seeds[len(definition.first_seeds) :])
 
-    def deciding(self, arms: Sequence[StudyArm], seeds: Sequence[int]) -> list[Job]:
+    def deciding(self, arms: Sequence[ComposedArm], seeds: Sequence[int]) -> list[Job]:
         """The runs that a verdict is based on. With a learning-rate grid: each arm at its best rate, once known."""
         rates = {arm.name: self.best_rate(arm) for arm in arms if self._tuning_losses(arm) is not None}
         return [self._job(arm, seed, rates[arm.name]) for seed in seeds for arm in arms if arm.name in rates]
 
-    def best_rate(self, arm: StudyArm) -> float | None:
+    def best_rate(self, arm: ComposedArm) -> float | None:
         """The rate with the lowest mean validation loss over the tuning seeds; None until all of them have ended.
 
         Rates at which a run failed to train are excluded: a verdict would lose the pairs of such runs.
@@ -141,7 +141,7 @@ class Runs:
         best = min(means, key=lambda lr: means[lr], default=None)
         return best if best is not None and math.isfinite(means[best]) else None
 
-    def _tuning_losses(self, arm: StudyArm) -> dict[float, float] | None:
+    def _tuning_losses(self, arm: ComposedArm) -> dict[float, float] | None:
         """Mean validation loss by rate, infinite where a run failed to train; None until all have ended."""
         definition = self.study.definition
         means = {}
@@ -153,7 +153,7 @@ class Runs:
             means[lr] = math.fsum(ends) / len(ends)
         return means
 
-    def _job(self, arm: StudyArm, seed: int, lr: float | None = None) -> Job:
+    def _job(self, arm: ComposedArm, seed: int, lr: float | None = None) -> Job:
         definition = self.study.definition
         config, name, extra = arm.config, arm.name, []
         if lr is not None and lr != config.schedule.lr:

@@ -9,13 +9,13 @@ from typing import Any
 from nexus_ablate.comparison.differences import science_key
 from nexus_ablate.comparison.ladder import BUDGETS, Ladder, read_ladder
 from nexus_ablate.errors import ConfigError
-from nexus_ablate.planning.design import Study, label
+from nexus_ablate.planning.design import ComposedStudy, label
 
 LADDERS = "tokens*"
 """Names of the studies that vary only the baseline's budget."""
 
 
-def with_margin(study: Study, runs_dir: Path, record: dict[str, Any] | None) -> Study:
+def with_margin(study: ComposedStudy, runs_dir: Path, record: dict[str, Any] | None) -> ComposedStudy:
     """The study with its margin in nats. One that was launched before keeps the number of its first launch.
 
     Args:
@@ -37,7 +37,7 @@ def with_margin(study: Study, runs_dir: Path, record: dict[str, Any] | None) -> 
     return replace(study, definition=replace(definition, delta_min=nats))
 
 
-def _worth(study: Study, share: float, runs_dir: Path) -> float:
+def _worth(study: ComposedStudy, share: float, runs_dir: Path) -> float:
     """How much lower the baseline's loss is after this share of tokens more."""
     config, definition = study.baseline.config, study.definition
     key = science_key(config.nested(), without=BUDGETS)

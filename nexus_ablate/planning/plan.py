@@ -11,7 +11,7 @@ from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.console import several
 from nexus_ablate.measure.regime import Regime, regime_of, too_short_to_vary_decay
 from nexus_ablate.planning.cost import Cost, cost_of, measured_speed, seconds_of, text_tokens
-from nexus_ablate.planning.design import Study, StudyArm
+from nexus_ablate.planning.design import ComposedArm, ComposedStudy
 from nexus_ablate.planning.jobs import Job, Runs
 from nexus_ablate.planning.looks import ended_later
 from nexus_ablate.planning.match import FAIL_SHARE, UNITS, WARN_SHARE
@@ -33,7 +33,7 @@ class ArmPlan:
         recorded: The speed was measured in finished runs of this arm, not estimated.
     """
 
-    arm: StudyArm
+    arm: ComposedArm
     cost: Cost
     params_share: float
     flops_share: float
@@ -62,7 +62,7 @@ class StudyPlan:
         later_runs, later_seconds: What later looks add if no arm is decided before the last one.
     """
 
-    study: Study
+    study: ComposedStudy
     arms: list[ArmPlan]
     states: dict[str, int]
     runs: int
@@ -75,7 +75,7 @@ class StudyPlan:
     later_seconds: float | None = 0.0
 
 
-def make_plan(study: Study, runs: Runs, where: Places) -> StudyPlan:
+def make_plan(study: ComposedStudy, runs: Runs, where: Places) -> StudyPlan:
     """Count runs and costs, and measure a speed if none is recorded. Writes nothing."""
     jobs = [*runs.claims, *runs.tuning]
     costs = {arm.name: cost_of(arm.config) for arm in study.all_arms}
@@ -118,7 +118,7 @@ def make_plan(study: Study, runs: Runs, where: Places) -> StudyPlan:
     return StudyPlan(study, arms, states, len(jobs), tuned, total, where, lines, regimes[study.baseline.name], *more)
 
 
-def _idle(study: Study, regimes: dict[str, Regime]) -> list[PlanCheck]:
+def _idle(study: ComposedStudy, regimes: dict[str, Regime]) -> list[PlanCheck]:
     """A WARN for each knob that cannot matter in this budget, above all one that the study varies."""
     base = regimes[study.baseline.name]
     lines = [PlanCheck("WARN", "regime", why) for why in base.warnings()]
@@ -149,7 +149,7 @@ def recorded_speed(jobs: list[Job]) -> float | None:
     return math.fsum(speeds) / len(speeds) if speeds else None
 
 
-def fairness(study: Study, costs: dict[str, Cost]) -> list[PlanCheck]:
+def fairness(study: ComposedStudy, costs: dict[str, Cost]) -> list[PlanCheck]:
     """The lines of a comparison's fairness header that are known before anything runs."""
     definition, base = study.definition, study.baseline
     lines = [
@@ -182,7 +182,7 @@ def fairness(study: Study, costs: dict[str, Cost]) -> list[PlanCheck]:
     return lines
 
 
-def _same(study: Study, condition: str, facts, why: str) -> PlanCheck:
+def _same(study: ComposedStudy, condition: str, facts, why: str) -> PlanCheck:
     wanted = facts(study.baseline.config)
     others = [arm.name for arm in study.arms if facts(arm.config) != wanted]
     return (

@@ -26,11 +26,11 @@ from typing import Any
 
 import yaml
 
-from nexus_ablate.comparison.load import endpoints_of
+from nexus_ablate.comparison.endpoint import Endpoint
 from nexus_ablate.config.grammar import show
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.masking import mask
-from nexus_ablate.planning.design import Study, expand, label
+from nexus_ablate.planning.design import ComposedStudy, expand, label
 from nexus_ablate.planning.margin import with_margin
 from nexus_ablate.runs import atomic_write_text, make_directory
 from nexus_ablate.runs.record import read_study
@@ -55,7 +55,7 @@ FIXED = (
 _PRECISION = "train.precision"
 
 
-def expanded(request: Request) -> Study:
+def expanded(request: Request) -> ComposedStudy:
     """The study with its arms; what an earlier launch matched or measured stays."""
     record = read_study(request.directory)
     definition = with_added_seeds(request.definition, record)
@@ -100,7 +100,7 @@ def added_seeds(record: dict[str, Any]) -> list[int]:
     return [seed for entry in record.get("added", ()) for seed in entry["seeds"]]
 
 
-def write_record(study: Study, directory: Path, amend: bool = False, source: str = "") -> None:
+def write_record(study: ComposedStudy, directory: Path, amend: bool = False, source: str = "") -> None:
     """Write study.yaml at the first launch; later, check that the study is still the same, and note the code.
 
     Args:
@@ -138,7 +138,7 @@ def write_record(study: Study, directory: Path, amend: bool = False, source: str
 def differences_between(record: dict[str, Any], new: dict[str, Any]) -> list[str]:
     """The changes, one text per part: `seeds: [0,1] -> [0,1,2]`."""
     changes = [f"{k}: {show(record.get(k))} -> {show(new.get(k))}" for k in FIXED if record.get(k) != new.get(k)]
-    before, after = (endpoints_of(values) for values in (record, new))
+    before, after = (_endpoints(values) for values in (record, new))
     if before != after:
         changes.append(f"endpoints: {show([*map(str, before)])} -> {show([*map(str, after)])}")
     before, after = record["baseline"]["overrides"], new["baseline"]["overrides"]
@@ -152,7 +152,7 @@ def differences_between(record: dict[str, Any], new: dict[str, Any]) -> list[str
     return changes + [f"arm {n}: {label(former[n])} -> {label(current[n])}" for n in both if former[n] != current[n]]
 
 
-def _values(study: Study) -> dict[str, Any]:
+def _values(study: ComposedStudy) -> dict[str, Any]:
     definition = study.definition
     arms = [
         {"arm": a.name, "overrides": mask(a.overrides), "also_changes": mask(a.also_changes)}
@@ -193,3 +193,10 @@ def _values(study: Study) -> dict[str, Any]:
         "confirms": definition.confirms,
     }
     return values | {name: value for name, value in optional.items() if value}
+
+
+def _endpoints(values: dict[str, Any]) -> list[Endpoint]:
+    former = {values.get("endpoint", "val_loss"): {"delta_min": values.get("delta_min")}}
+    endpoints = values.get("endpoints") or former
+    margins = {name: keys.get("delta_min") for name, keys in endpoints.items()}
+    return [Endpoint(name, None if margin == "auto" else margin) for name, margin in margins.items()]

@@ -1,0 +1,356 @@
+"""From the values of a YAML to a `Study`: the short forms that people write, and messages about what is wrong."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+import yaml
+
+from nexus_ablate.config.grammar import show
+from nexus_ablate.config.overrides import respelled, synonyms
+from nexus_ablate.errors import ConfigError, did_you_mean
+from nexus_ablate.plain_data import UNREADABLE, load_yaml
+from nexus_ablate.runs.files import LINK
+from nexus_ablate.runs.record import damaged, read_text
+from nexus_ablate.study.overrides import overrides_of
+from nexus_ablate.study.schema import (
+    FIRST_SEEDS,
+    FIRST_TUNING_SEED,
+    KEYS,
+    WRITTEN_BY_A_LAUNCH,
+    Outcome,
+    Study,
+    takes,
+)
+
+LOOK_WEIGHTS = [0.15, 0.20, 0.25, 0.40]
+"""Of four looks; another number of looks is weighted by their seeds."""
+HEAD_DIM = 32
+_TOKENS = re.compile(r"(\d+(?:\.\d+)?) ?% tokens")
+_FORMER = ("endpoint", "delta_min", "delta_min_tokens")
+"""Keys for a single endpoint; the command line and older versions have them."""
+
+
+def decode(values: Mapping[str, Any], typed: Collection[str] = ()) -> Study:
+    """A checked study from the values of its file and of its command line, defaults filled in.
+
+    Args:
+        values: By key.
+        typed: The keys that come from the command line, for the form of a suggestion.
+
+    Raises:
+        ConfigError: A key is unknown (all of them are named), or a value is invalid.
+    """
+    _check_keys(values)
+    try:
+        written = _written_out(values)
+        study = msgspec.convert(written, Study, strict=False)
+    except msgspec.ValidationError as error:
+        raise _misfit(str(error), values, typed) from None
+    if not values.get("share"):
+        study = msgspec.structs.replace(study, share=share_of(study))
+    return study
+
+
+def decode_file(values: Mapping[str, Any], typed: Collection[str] = ()) -> Study:
+    """`decode` of what a user wrote, which has no keys that a launch writes, and has either factors or arms."""
+    if written := [name for name in WRITTEN_BY_A_LAUNCH if name in values]:
+        problem = f"a launch writes {' and '.join(written)} into study.yaml; a study's file cannot set it"
+        got = ", ".join(f"{name}: {in_yaml(values[name])}" for name in written)
+        raise ConfigError(problem, got, f"leave {' and '.join(written)} out")
+    factors, arms = values.get("factors"), values.get("arms")
+    if not factors and not arms:
+        raise ConfigError(
+            f"study {values.get('name')} needs factors or arms", "neither", "factors: {norm: [layer, rms]}"
+        )
+    if factors and arms:
+        got = f"factors {in_yaml(factors)} beside {len(arms)} arms"
+        raise ConfigError(f"study {values.get('name')} needs factors or arms", got, "a study of its own for vary.KEY")
+    study = decode(values, typed)
+    named = [msgspec.structs.replace(arm, named=bool(arm.name)) for arm in study.arms]
+    return msgspec.structs.replace(study, arms=named)
+
+
+def read_study(directory: Path) -> Study | None:
+    """The study.yaml of a study's directory, with the directory's name; None if there is none.
+
+    Raises:
+        UserError: It is damaged or not a study, or the directory is a link, which could lead out of runs_dir.
+    """
+    if directory.is_symlink():
+        raise damaged(directory, LINK)
+    path = directory / "study.yaml"
+    if (text := read_text(path)) is None:
+        return None
+    try:
+        values = load_yaml(text)
+        if not isinstance(values, dict):
+            raise ValueError("not a mapping")
+        return decode(_of_a_launch(values) | {"name": directory.name})
+    except ConfigError as error:
+        raise damaged(path, f"{error.problem}: {error.got}") from None
+    except UNREADABLE as error:
+        raise damaged(path, str(error)) from None
+
+
+def _of_a_launch(values: dict[str, Any]) -> dict[str, Any]:
+    """A study.yaml of any version in the form of this one."""
+    for name in ("baseline", "arms", "seeds"):
+        if name not in values:
+            raise ValueError(f"{name} is missing")
+    if values.get("endpoints"):
+        values = {name: value for name, value in values.items() if name not in ("endpoint", "delta_min")}
+    if not values.get("factors"):
+        values = values | {"design": "list"}  # earlier versions kept of the factors only the arms that they made
+    return values
+
+
+# ------------------------------------------------------------------------------------------------------- short forms
+
+
+def _written_out(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values in the form of `Study`, wherever a short or an earlier form stands."""
+    full = {name: value for name, value in values.items() if value is not None and name not in _FORMER}
+    for name in ("seeds", "tuning_seeds", "lr_grid", "rungs"):
+        full |= {name: [full[name]]} if isinstance(full.get(name), float) else {}
+    if isinstance(seeds := full.get("seeds"), dict):
+        full |= _looks(seeds)
+    baseline = full.get("baseline", [])
+    if isinstance(baseline, dict) and "overrides" in baseline:
+        baseline = baseline["overrides"]  # {arm: baseline, overrides: [...]} of earlier versions
+    full["baseline"] = overrides_of(baseline, "the baseline")
+    if isinstance(factors := full.get("factors"), dict):
+        full["factors"] = {name: _levels(name, levels) for name, levels in factors.items()}
+    if isinstance(arms := full.get("arms"), list):
+        full["arms"] = [_arm(entry) for entry in arms]
+    full.setdefault("design", "one_at_a_time" if full.get("factors") else "list")
+    full["endpoints"] = _endpoints(values)
+    if full.get("rungs"):
+        full |= _ladder(full)
+    elif isinstance(strata := full.get("strata"), dict):
+        full["strata"] = _strata(strata)
+    if isinstance(expects := full.get("expects"), list):
+        full["expects"] = [expectation for entry in expects for expectation in _expectations(entry)]
+    if full.get("lr_grid"):
+        full.setdefault("tuning_seeds", [FIRST_TUNING_SEED])
+    full.setdefault("seeds", [*FIRST_SEEDS])
+    return full
+
+
+def _looks(seeds: dict[str, Any]) -> dict[str, Any]:
+    """`{looks: [5, 8, 12, 20], weights: [...]}` as `looks`, `look_weights` and `seeds`."""
+    if wrong := [str(name) for name in seeds if name not in ("looks", "weights")]:
+        raise ConfigError("seeds has no key of this name", ", ".join(wrong), "seeds: {looks: [5, 8, 12, 20]}")
+    looks, weights = seeds.get("looks"), seeds.get("weights")
+    if not isinstance(looks, list) or not all(type(look) is int and look > 0 for look in looks):
+        raise ConfigError(f"seeds.looks takes {takes('looks')[0]}", in_yaml(looks), "seeds.looks=5,8,12,20")
+    if weights is None and len(looks) == len(LOOK_WEIGHTS):
+        weights = LOOK_WEIGHTS
+    elif weights is None:
+        weights = [look / sum(looks) for look in looks]
+    last = min(looks[-1], 1001) if looks else 0
+    return {"looks": looks, "look_weights": weights, "seeds": list(range(last))}
+
+
+def _levels(name: str, levels: Any) -> Any:
+    if not isinstance(levels, list):
+        raise ConfigError(
+            f"factors is {takes('factors')[0]}", f"{name}: {in_yaml(levels)}", "factors: {norm: [layer, rms]}"
+        )
+    overrides_of([f"{name}={show(level)}" for level in levels])  # raises where the key cannot be part of an arm
+    return [show(level) for level in levels]
+
+
+def _arm(entry: Any) -> dict[str, Any]:
+    """An arm of a file (overrides, or `{name: swiglu, overrides: ffn=swiglu}`) or of an earlier study.yaml."""
+    if not isinstance(entry, dict):
+        return {"overrides": overrides_of(entry)}
+    former = {"set": "overrides", "arm": "name"}
+    arm: dict[Any, Any] = {former.get(name, name): value for name, value in entry.items()}
+    if "overrides" not in arm:
+        raise ConfigError(
+            "a named arm has a name and overrides", in_yaml(entry), "{name: swiglu, overrides: ffn=swiglu}"
+        )
+    arm["overrides"] = overrides_of(arm["overrides"])
+    return {name: value for name, value in arm.items() if value is not None}
+
+
+def _endpoints(values: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Endpoints as a list, from `[val_loss]`, `{val_loss: {delta_min: 0.1}}`, or `endpoint` and `delta_min`."""
+    endpoints = values.get("endpoints")
+    if endpoints is None:
+        endpoints = [{"name": values.get("endpoint") or "val_loss", "delta_min": values.get("delta_min")}]
+    elif given := [name for name in ("endpoint", "delta_min") if name in values]:
+        raise ConfigError(
+            f"{given[0]} and endpoints say the same", f"{given[0]}: {values[given[0]]}", "endpoints alone"
+        )
+    if isinstance(endpoints, dict):
+        endpoints = [{"name": name} | (keys or {}) for name, keys in endpoints.items()]
+    if not isinstance(endpoints, list) or not endpoints:
+        raise ConfigError(f"endpoints takes {takes('endpoints')[0]}", in_yaml(endpoints), "endpoints: [val_loss]")
+    written = []
+    for endpoint in endpoints:
+        keys: dict[str, Any] = {"name": endpoint} if isinstance(endpoint, str) else dict(endpoint)
+        delta_min = keys.pop("delta_min", None)
+        share = _TOKENS.fullmatch(delta_min) if isinstance(delta_min, str) else None
+        if share:
+            keys["tokens"] = float(share[1]) / 100
+        elif delta_min is not None:
+            keys["delta_min"] = delta_min
+        written.append(keys)
+    if worth := values.get("delta_min_tokens"):  # of earlier versions
+        written[0]["tokens"] = worth
+    return written
+
+
+def _strata(strata: dict[str, Any]) -> dict[str, Any]:
+    """Overrides by name; `{model.n_layers: [4, 24]}` is `{n_layers-4: [model.n_layers=4], ...}`."""
+    written: dict[str, Any] = {}
+    for name, overrides in strata.items():
+        if isinstance(overrides, list) and not any("=" in str(item) for item in overrides):
+            last = str(name).rpartition(".")[2]
+            written |= {f"{last}-{show(item)}": [f"{name}={show(item)}"] for item in overrides}
+        else:
+            written[str(name)] = overrides_of(overrides, f"stratum {name}")
+    return written
+
+
+def _ladder(values: dict[str, Any]) -> dict[str, Any]:
+    """The strata that are the sizes of a ladder: all of one shape, and all trained equally long for it.
+
+    A block of width d has about 12 d^2 parameters, whatever its kind.
+    """
+    fields = {name: values[name] for name in ("rungs", "tokens_per_parameter") if name in values}
+    sizes = msgspec.convert({"name": "ladder", "question": "?", "design": "list"} | fields, Study, strict=False)
+    strata = {}
+    for layers in sizes.rungs:
+        width = HEAD_DIM * layers
+        tokens = round(sizes.tokens_per_parameter * 12 * layers * width**2)
+        shape = [f"model.n_layers={layers}", f"model.d_model={width}", f"model.n_heads={layers}"]
+        strata[f"layers-{layers}"] = [*shape, f"train.tokens={tokens}"]
+    if values.get("strata") not in (None, {}, strata):
+        raise ConfigError("rungs are strata of their own", "strata and rungs", "a study for each")
+    return {"strata": strata}
+
+
+def _expectations(entry: Any) -> list[dict[str, Any]]:
+    """`{arm: norm=layer, val_loss: lower, attn/sink_rate: lower}` as one expectation per endpoint."""
+    if not isinstance(entry, dict) or not isinstance(entry.get("arm"), str) or len(entry) < 2:
+        example = "expects: [{arm: norm=layer, val_loss: equivalent}]"
+        raise ConfigError("an expectation has an arm and an endpoint", in_yaml(entry), example)
+    if "expected" in entry:
+        return [entry]
+    of = {name: value for name, value in entry.items() if name in ("arm", "stratum")}
+    return [of | {"endpoint": name, "expected": value} for name, value in entry.items() if name not in of]
+
+
+def share_of(study: Study) -> float:
+    """The share of the 5% that each cell has: a cell is the primary endpoint, or one that is expected, in a stratum."""
+    cells = 0
+    for stratum in study.strata or [""]:
+        judged = {study.primary.name}
+        for expectation in study.expects:
+            if expectation.stratum in ("", stratum) and expectation.expected not in ("trains", "fails"):
+                judged.add(expectation.endpoint)
+        cells += len(judged)
+    return 1 / cells
+
+
+# ---------------------------------------------------------------------------------------------------------- messages
+
+
+def in_yaml(value: Any) -> str:
+    """A value as one writes it in a YAML: `[0, 1]`, `{norm: [layer, rms]}`."""
+    if value is None:
+        return "nothing"
+    text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, allow_unicode=True, width=10**6)
+    return text.strip().removesuffix("...").strip()
+
+
+def _check_keys(values: Mapping[str, Any]) -> None:
+    known = (*Study.__struct_fields__, *_FORMER)
+    wrong = {str(name): value for name, value in values.items() if name not in known}
+    if not wrong:
+        return
+    baseline, others = [], []
+    for name, value in wrong.items():
+        suggestion = _suggestion(name, value)
+        (baseline if "=" in suggestion and ":" not in suggestion else others).append(suggestion)
+    fixes = [f"baseline: [{', '.join(baseline)}]"] if baseline else []
+    fixes += filter(None, others)
+    problem = "a study has no key of this name" if len(wrong) == 1 else "a study has no keys of these names"
+    got = ", ".join(f"{name}: {in_yaml(value)}" for name, value in wrong.items())
+    raise ConfigError(problem, got, ", ".join(fixes) or f"one of {', '.join(KEYS)}")
+
+
+def _suggestion(name: str, value: Any) -> str:
+    """What a key that a study does not have probably means: an override, `key: value`, or ''."""
+    plain = re.sub(r"[^a-z]", "", name.lower())
+    meant = synonyms()["study"].get(plain)
+    if not meant:
+        typed = "" if isinstance(value, dict) else respelled(f"{name}={show(value)}")
+        meant = did_you_mean(name, KEYS)
+        if typed or not meant:
+            return typed
+    if meant == "seeds" and type(value) is int:
+        value = [value] if plain == "seed" else list(range(min(max(value, 1), 20)))
+    elif meant in ("lr_grid", "arms", "endpoints") and not isinstance(value, list | dict):
+        value = [value]
+    return f"{meant}: {in_yaml(value)}"
+
+
+def _misfit(message: str, values: Mapping[str, Any], typed: Collection[str]) -> ConfigError:
+    """The error for a value that msgspec refused: `Expected `int`, got `str` - at `$.seeds[1]``."""
+    text, _, place = message.partition(" - at `$")
+    steps = re.findall(r"\.([\w]+)|\[(\d+|\.\.\.)\]", place.rstrip("`"))
+    if not steps or steps[0][0] not in values:
+        missing = re.search(r"required field `(\w+)`", text)
+        name = missing[1] if missing else "name"
+        description, example = takes(name)
+        return ConfigError(f"a study has no {name}: {description}", f"no {name}", f"{name}: {in_yaml(example)}")
+    key = steps[0][0]
+    description, example = takes(key)
+    value = values[key]
+    if key == "seeds":
+        example = _seeds_meant(value) or example
+    elif isinstance(value, str) and (near := did_you_mean(value, description.split(" | "))):
+        example = near
+    place = "/".join(name or number for name, number in steps)
+    inner = steps[-1][0]
+    where = "" if len(steps) == 1 else f" ({place}: {_MEANING.get(inner) or _lowercase(text)})"
+    on_command_line = key in typed
+    got = f"{key}={_on_command_line(value)}" if on_command_line else f"{key}: {in_yaml(value)}"
+    fix = f"{key}={_on_command_line(example)}" if on_command_line else f"{key}: {in_yaml(example)}"
+    return ConfigError(f"{key} takes {description}{where}", got, fix)
+
+
+_MEANING = {
+    "expected": f"one of {', '.join(get_args(Outcome))}",
+    "delta_min": "auto, a number above 0, or as in `2% tokens`",
+    "name": "letters, digits, _ . + - = and commas",
+}
+"""What a key inside another one takes."""
+
+
+def _lowercase(text: str) -> str:
+    text = re.sub(r" matching regex .*", " of another form", text)
+    return (text[:1].lower() + text[1:]).replace("`", "")
+
+
+def _seeds_meant(value: Any) -> list[int]:
+    """The seeds that `5` or `0-4` probably means; [] for anything else."""
+    if type(value) is int:
+        return list(range(min(max(value, 1), 20)))
+    first_and_last = re.fullmatch(r"\s*(\d{1,9})\s*(?:-|\.\.|to|:)\s*(\d{1,9})\s*", str(value))
+    if first_and_last is None:
+        return []
+    first, last = int(first_and_last[1]), int(first_and_last[2])
+    return list(range(first, min(last, first + 19) + 1))
+
+
+def _on_command_line(value: Any) -> str:
+    return ",".join(show(item) for item in value) if isinstance(value, list) else show(value)

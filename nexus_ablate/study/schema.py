@@ -1,0 +1,360 @@
+"""A study: one class, decoded from a study's file and from study.yaml, encoded to study.yaml.
+
+    question: Does RMSNorm lose anything against LayerNorm?
+    baseline: [train.steps=400]           overrides of every arm, on top of the default configuration
+    design: one_at_a_time                 or leave_one_out, grid, pairwise_interactions, list
+    factors: {norm: [layer, rms]}         a key and its values; not with `arms`
+    arms: [norm=layer, {name: rms+bias, overrides: [norm=rms, bias=on]}]      design: list
+    seeds: [0, 1, 2, 3, 4]                or {looks: [5, 8, 12, 20]}: more seeds only for arms that are undecided
+    endpoints:                            the first is the primary one
+      - {name: attn/sink_rate, delta_min: 0.05}
+      - {name: val_loss, delta_min: 2% tokens}       what 2% more training tokens are worth; see planning/margin.py
+    strata: {shallow: model.n_layers=4, deep: [model.n_layers=24, optim.lr=5e-4]}
+    strata: {model.n_layers: [4, 24]}     the same for one key
+    rungs: [2, 3, 4, 6]                   strata that are sizes: a ladder
+    claim: Without a sink there are no massive activations
+    expects:
+      - {arm: gate=headwise, attn/sink_rate: lower}
+      - {arm: placement=post, stratum: deep, val_loss: fails}        without `stratum`: in each
+    requires: {attn/sink_rate: ">= 0.1"}  of the baseline, or the claim is not testable here
+
+A launch adds to study.yaml what the design made of this: named arms, what matching solved, arms that equal another or
+cannot be run; and its history. The file's order of strata, arms and endpoints is kept.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Annotated, Any, Literal, get_args, get_type_hints
+
+from msgspec import Meta, Struct, field, to_builtins
+
+from nexus_ablate.config.grammar import show
+from nexus_ablate.errors import ConfigError, unknown
+from nexus_ablate.measure.measures import find
+from nexus_ablate.plain_data import LARGEST
+
+FIRST_SEEDS = (0, 1, 2, 3, 4)
+FIRST_TUNING_SEED = 1001
+MAX_SEEDS = 1000
+TOKENS_PER_PARAMETER = 2.0
+"""About that of the default run. 20 is near the best use of compute (arXiv:2203.15556), ten times as long."""
+FEWEST_RUNGS = 4
+"""With three, every line of three parameters passes through all of them."""
+
+Positive = Annotated[float, Meta(gt=0, lt=LARGEST)]
+Share = Annotated[float, Meta(gt=0, le=1)]
+Seed = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Count = Annotated[int, Meta(ge=2, le=MAX_SEEDS)]
+Rung = Annotated[int, Meta(ge=1, le=64)]
+Override = Annotated[str, Meta(pattern="=")]
+ArmName = Annotated[str, Meta(pattern=r"\A([A-Za-z0-9=,_+-][A-Za-z0-9=,.@_+-]*)?\Z", max_length=120)]
+StratumName = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9_.-]{0,59}\Z")]
+StudyName = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._@-]*\Z")]
+"""The folder of a study's runs."""
+Condition = Annotated[str, Meta(pattern=r"\A(>=|<=) *-?\d+(\.\d+)?(e-?\d+)?\Z")]
+Outcome = Literal["lower", "higher", "equivalent", "trains", "fails"]
+"""What a study can expect of an arm."""
+Design = Literal["one_at_a_time", "leave_one_out", "grid", "pairwise_interactions", "list"]
+Match = Literal["none", "params", "flops", "tokens", "seconds"]
+
+
+class Part(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A part of a study: unknown keys are refused."""
+
+
+class ArmMatch(Part, frozen=True, kw_only=True):
+    """How an arm was made equal to the baseline.
+
+    Attributes:
+        target: What the baseline has of `kind`.
+        got: What the arm has of it.
+        residual: What is left, as a share.
+        solved: The overrides that matching added.
+    """
+
+    kind: Match
+    target: float = math.nan
+    got: float = math.nan
+    residual: float = 0.0
+    solved: list[Override] = []
+
+
+class StudyArm(Part, frozen=True, kw_only=True):
+    """One configuration beside the baseline.
+
+    Attributes:
+        name: The folder of its runs: given, or how it differs from the baseline; '' until a launch names it.
+        overrides: Those of the baseline not included, what matching added included.
+        also_changes: What its options change besides the overrides.
+        named: The name was given.
+    """
+
+    name: ArmName = ""
+    overrides: list[Override]
+    also_changes: list[str] = []
+    match: ArmMatch | None = None
+    named: bool = False
+
+    @property
+    def requested(self) -> list[str]:
+        """The overrides that were asked for, without those that matching added."""
+        solved = self.match.solved if self.match else []
+        return [text for text in self.overrides if text not in solved]
+
+
+class StudyEndpoint(Part, frozen=True, kw_only=True):
+    """A measure that arms are compared by at the end of training.
+
+    Attributes:
+        delta_min: The smallest difference that matters, in the measure's unit; auto: from the noise.
+        tokens: The share of training tokens that `delta_min` is worth, where it was given as `2% tokens`.
+    """
+
+    name: str
+    delta_min: Positive | Literal["auto"] = "auto"
+    tokens: Annotated[float, Meta(ge=0, lt=LARGEST)] = 0.0
+
+    def __post_init__(self) -> None:
+        measure = find(self.name)
+        if measure.unit in ("text", "hash", "index") or "{" in self.name:
+            raise ConfigError("an endpoint is one number", self.name, "endpoints: [val_loss]")
+
+    def __str__(self) -> str:
+        return self.name if self.delta_min == "auto" else f"{self.name} ({self.delta_min:g})"
+
+
+class Expectation(Part, frozen=True, kw_only=True):
+    """What a claim expects of an arm, given by its name or its overrides; `stratum` '' means each."""
+
+    arm: str
+    endpoint: str
+    expected: Outcome
+    stratum: str = ""
+
+
+class Amendment(Part, frozen=True, kw_only=True):
+    """What changed in a study after its first launch."""
+
+    when: str
+    changes: list[str]
+
+
+class AddedSeeds(Part, frozen=True, kw_only=True):
+    """Seeds that were added after results had been seen."""
+
+    when: str
+    seeds: list[Seed]
+
+
+class EqualArm(Part, frozen=True, kw_only=True):
+    """Requested overrides that give the same configuration as another arm."""
+
+    overrides: list[Override]
+    arm: str
+
+
+class RefusedArm(Part, frozen=True, kw_only=True):
+    """Requested overrides that cannot be run."""
+
+    overrides: list[Override]
+    reason: str
+
+
+class Study(Part, frozen=True, kw_only=True, omit_defaults=False):
+    """A question, a baseline, its arms and seeds.
+
+    Attributes:
+        baseline: Overrides of every arm.
+        stated: The claim as it is usually made, before it was restated so that it can be tested.
+        looks: Rising numbers of seeds, up to that of `seeds`. After each look only undecided arms get the seeds of the
+            next.
+        look_weights: Each look's share of the error rate; they add up to 1.
+        requires: Conditions on the baseline, by measure.
+        share: Of the 5%, for each endpoint that gets a verdict.
+        stratum: Of a study that is one stratum of the study `of`, whose strata are `all_strata`; `rung` is its n_layers
+            where the strata are sizes.
+        confirms: The study whose claims this one judges on fresh seeds.
+        source: Hash of the code of the last launch.
+    """
+
+    name: Annotated[StudyName, Meta(description="letters, digits, . _ @ -", examples=["mine"])]
+    question: Annotated[str, Meta(min_length=1, description="what it is to decide", examples=["is it better?"])]
+    claim: Annotated[str, Meta(description="a sentence", examples=["RMSNorm loses nothing"])] = ""
+    stated: Annotated[str, Meta(description="a sentence", examples=["RMSNorm is as good"])] = ""
+    tier: Annotated[Literal["C", "G"], Meta(description="C (a CPU will do) or G (needs a GPU)")] = "C"
+    cost: Annotated[str, Meta(description="runs and time, in words", examples=["30 runs, about 8 minutes"])] = ""
+    baseline: Annotated[list[Override], Meta(description="a list of overrides", examples=[["train.steps=400"]])] = []
+    design: Annotated[Design, Meta(description=" | ".join(get_args(Design)))] = "one_at_a_time"
+    factors: Annotated[
+        dict[str, Annotated[list[str], Meta(min_length=1)]],
+        Meta(description="a mapping of keys to lists of values", examples=[{"norm": ["layer", "rms"]}]),
+    ] = {}
+    arms: Annotated[list[StudyArm], Meta(description="a list of overrides", examples=[["norm=layer", "bias=on"]])] = []
+    strata: Annotated[
+        dict[StratumName, list[Override]],
+        Meta(
+            description="a mapping of names (letters, digits, . _ -) to overrides",
+            examples=[{"shallow": "model.n_layers=4", "deep": "model.n_layers=24"}],
+        ),
+    ] = {}
+    rungs: Annotated[list[Rung], Meta(description="a list of n_layers, from 1 to 64", examples=[[2, 3, 4, 6]])] = []
+    tokens_per_parameter: Annotated[Positive, Meta(description="a number above 0", examples=[2])] = TOKENS_PER_PARAMETER
+    seeds: Annotated[
+        list[Seed],
+        Meta(min_length=1, max_length=MAX_SEEDS, description="a list of seeds, 1 to 1000", examples=[[0, 1, 2, 3, 4]]),
+    ] = field(default_factory=lambda: [*FIRST_SEEDS])
+    looks: Annotated[
+        list[Count],
+        Meta(description="two or more increasing numbers of seeds, from 2 to 1000", examples=[[5, 8, 12, 20]]),
+    ] = []
+    look_weights: Annotated[
+        list[Positive], Meta(description="one positive number per look", examples=[[0.15, 0.2, 0.25, 0.4]])
+    ] = []
+    endpoints: Annotated[
+        list[StudyEndpoint], Meta(min_length=1, description="a list of measures", examples=[["val_loss"]])
+    ] = field(default_factory=lambda: [StudyEndpoint(name="val_loss")])
+    expects: Annotated[
+        list[Expectation],
+        Meta(description="a list of mappings", examples=[[{"arm": "norm=layer", "val_loss": "equivalent"}]]),
+    ] = []
+    requires: Annotated[
+        dict[str, Condition],
+        Meta(description="bounds on the baseline, by measure", examples=[{"attn/sink_rate": ">= 0.1"}]),
+    ] = {}
+    match: Annotated[Match, Meta(description=" | ".join(get_args(Match)))] = "none"
+    lr_grid: Annotated[list[Positive], Meta(description="a list of rates", examples=[[3e-4, 1e-3, 3e-3]])] = []
+    tuning_seeds: Annotated[list[Seed], Meta(description="a list of seeds", examples=[[FIRST_TUNING_SEED]])] = []
+    share: Annotated[Share, Meta(description="a share of the 5%, above 0 and at most 1", examples=[1])] = 1.0
+    stratum: str = ""
+    of: str = ""
+    all_strata: list[StratumName] = []
+    rung: Annotated[int, Meta(ge=0, le=64)] = 0
+    confirms: str = ""
+    amendments: list[Amendment] = []
+    added: list[AddedSeeds] = []
+    source: str = ""
+    equal: list[EqualArm] = []
+    refused: list[RefusedArm] = []
+
+    @property
+    def primary(self) -> StudyEndpoint:
+        """The endpoint that decides."""
+        return self.endpoints[0]
+
+    @property
+    def first_seeds(self) -> list[int]:
+        """The seeds that every arm is trained with: those of the first look, or all."""
+        return self.seeds[: self.looks[0]] if self.looks else self.seeds
+
+    def __post_init__(self) -> None:
+        _check_arms(self)
+        _check_seeds(self)
+        _check_endpoints(self)
+        _check_strata(self)
+
+
+def _check_arms(study: Study) -> None:
+    if study.factors and study.design == "list":
+        problem = f"study {study.name} has factors, but design=list does not use them"
+        raise ConfigError(problem, "design=list", "design=grid")
+    if not study.factors and study.design != "list":
+        problem = f"study {study.name} has no factors, from which design={study.design} builds arms"
+        raise ConfigError(problem, f"design={study.design}", "design=list" if study.arms else "vary.norm=layer,rms")
+    short = [name for name, values in study.factors.items() if len(values) < 2]
+    if study.design == "leave_one_out" and short:
+        fix = "the value in the full configuration, then its replacements: {qk_norm: [rms, none]}"
+        raise ConfigError("leave_one_out needs two values of each factor", ", ".join(short), fix)
+    names = [arm.name for arm in study.arms if arm.name]
+    if "baseline" in names:
+        fix = "another name, such as control"
+        raise ConfigError("no other arm can have the baseline's name", "baseline", fix)
+    if len(set(names)) < len(names):
+        raise ConfigError("two arms have one name", ", ".join(names), "a name for each")
+
+
+def _check_seeds(study: Study) -> None:
+    for name in ("seeds", "tuning_seeds", "lr_grid"):
+        values = getattr(study, name)
+        once = list(dict.fromkeys(values))
+        if len(once) < len(values):
+            raise ConfigError(f"{name} has duplicates", show(values), f"{name}={','.join(map(show, once))}")
+    if shared := set(study.seeds) & set(study.tuning_seeds):
+        problem = "tuning_seeds and seeds overlap: a seed that chose the learning rate favours its arm"
+        raise ConfigError(problem, show(sorted(shared)), f"tuning_seeds={max(study.seeds) + FIRST_TUNING_SEED}")
+    if bool(study.lr_grid) != bool(study.tuning_seeds):
+        got = f"lr_grid={show(study.lr_grid)} and tuning_seeds={show(study.tuning_seeds)}"
+        fix = f"lr_grid=3e-4,1e-3,3e-3 tuning_seeds={FIRST_TUNING_SEED}"
+        raise ConfigError("lr_grid and tuning_seeds require each other", got, fix)
+    if study.looks:
+        if len(study.looks) < 2 or any(after <= before for before, after in pairwise(study.looks)):
+            problem = f"seeds.looks takes two or more increasing numbers of seeds, from 2 to {MAX_SEEDS}"
+            raise ConfigError(problem, show(study.looks), "seeds.looks=5,8,12,20")
+        if study.looks[-1] != len(study.seeds):
+            got = f"{study.looks[-1]} seeds at the last look, {len(study.seeds)} seeds"
+            raise ConfigError("the last look has all seeds", got, "seeds.looks=5,8,12,20 without seeds")
+    weights = study.look_weights
+    if len(weights) != len(study.looks) or (weights and not math.isclose(math.fsum(weights), 1, abs_tol=1e-6)):
+        problem = f"seeds.weights takes {len(study.looks)} positive numbers that add up to 1, one per look"
+        raise ConfigError(problem, show(weights), "leave seeds.weights out")
+
+
+def _check_endpoints(study: Study) -> None:
+    names = [endpoint.name for endpoint in study.endpoints]
+    if len(set(names)) < len(names):
+        raise ConfigError(
+            "two endpoints have one name", ", ".join(names), f"endpoints: {show(list(dict.fromkeys(names)))}"
+        )
+    for place, endpoint in enumerate(study.endpoints):
+        if endpoint.tokens and (place or endpoint.name != "val_loss"):
+            problem = "a margin in training tokens is about val_loss, as the primary endpoint"
+            raise ConfigError(problem, endpoint.name, "a number")
+    for expectation in study.expects:
+        if expectation.endpoint not in names:
+            raise unknown("the study has no endpoint of this name", expectation.endpoint, names)
+        if expectation.stratum and expectation.stratum not in study.strata:
+            raise unknown("the study has no stratum of this name", expectation.stratum, study.strata)
+    for name in study.requires:
+        find(name)
+
+
+def _check_strata(study: Study) -> None:
+    if len(study.strata) == 1:
+        raise ConfigError(
+            "strata are two or more",
+            show([*study.strata]),
+            "strata: {shallow: model.n_layers=4, deep: model.n_layers=24}",
+        )
+    if study.rungs and study.primary.name != "val_loss":
+        raise ConfigError("a ladder is about val_loss", study.primary.name, "endpoints: [val_loss]")
+    if study.rungs and (len(study.rungs) < FEWEST_RUNGS or sorted(set(study.rungs)) != study.rungs):
+        raise ConfigError(f"a ladder has {FEWEST_RUNGS} rising sizes or more", show(study.rungs), "rungs=2,3,4,6")
+    if bool(study.stratum) != bool(study.of) or (study.all_strata and study.stratum not in study.all_strata):
+        got = f"stratum {study.stratum or 'missing'}, of {study.of or 'missing'}, all_strata {show(study.all_strata)}"
+        fix = "stratum: shallow, of: mine, all_strata: [shallow, deep]"
+        raise ConfigError("stratum, of and all_strata say together which stratum a study is", got, fix)
+
+
+def encode(study: Study) -> dict[str, Any]:
+    """The study as plain data without what is empty; defaults are written out, as another version may have others."""
+    return {name: value for name, value in to_builtins(study).items() if value not in ("", [], {}, 0)}
+
+
+WRITTEN_BY_A_LAUNCH = (
+    *("share", "stratum", "of", "all_strata", "rung", "confirms"),
+    *("amendments", "added", "source", "equal", "refused"),
+)
+"""Keys of study.yaml that nobody types."""
+KEYS = tuple(name for name in Study.__struct_fields__ if name not in WRITTEN_BY_A_LAUNCH)
+"""Keys of a study's file."""
+
+
+def takes(name: str) -> tuple[str, Any]:
+    """What a key takes, in words, and a value that it accepts."""
+    annotation = get_type_hints(Study, include_extras=True)[name]
+    for meta in getattr(annotation, "__metadata__", ())[::-1]:
+        if meta.description:
+            first = (meta.examples or get_args(annotation.__origin__))[0]
+            return meta.description, first
+    return "what a launch writes", ""
