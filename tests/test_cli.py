@@ -49,6 +49,7 @@ def test_a_mistake_is_three_lines_and_status_2_and_makes_no_directory(tmp_path, 
 
 REPLACED = [
     (["verify-resume", "norm=layer"], "pytest -m slow tests/test_interrupted.py"),
+    (["diff", "1a2b", "last", "--full"], "nexus-ablate show 1a2b last"),
 ]
 """What was typed with a verb of the previous version, and the command that it answers."""
 

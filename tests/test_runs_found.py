@@ -81,24 +81,25 @@ def test_the_same_run_in_two_experiments_has_one_id(desk, tmp_path):
 
 
 def test_a_word_that_names_no_run_is_refused_with_a_command_that_lists_them(desk, capsys, monkeypatch, tmp_path):
-    for verb in ("show", "sample", "diff last"):
+    for verb in ("show", "sample", "show last"):
         assert "nexus-ablate runs" in refused(capsys, f"{verb} nothing")[2]
         assert "nexus-ablate runs" in refused(capsys, f"{verb} 0123abc")[2]
     assert "a folder of 3 runs" in refused(capsys, "sample runs/mine")[1]
-    assert "diff" in refused(capsys, "diff last")[2]
+    assert "nexus-ablate show last last" in refused(capsys, "show last last last")[2]
+    assert "--out run.png" in refused(capsys, "show last last --out both.png")[2]
     monkeypatch.chdir(tmp_path / "runs")
     assert "nexus-ablate train" in refused(capsys, "runs")[2]
 
 
-def test_diff_lists_configuration_consequences_and_results_that_differ(desk, capsys):
+def test_show_lists_configuration_consequences_and_results_that_differ(desk, capsys):
     one, other = (id_of(desk[name]) for name in ("baseline", "norm=layer"))
-    lines = [line.split() for line in printed(capsys, f"diff {one} {other}")]
+    lines = [line.split() for line in printed(capsys, f"show {one} {other}")]
     assert lines[0] == ["key", "part", one, other]
     assert ["norm", "config", "rms", "layer"] in lines
     assert ["norm_bias", "follows", "off", "on"] in lines
     assert ["val_loss", "result", "2", "1.5"] in lines
     assert not any(line[0] == "placement" for line in lines)
-    (line,) = printed(capsys, f"diff {one} {one}")
+    (line,) = printed(capsys, f"show {one} {one}")
     assert line.startswith("the two runs have the same configuration")
 
 

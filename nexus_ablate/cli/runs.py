@@ -26,8 +26,7 @@ VERB = Verb(
         Flag("--sort", "|".join(SORTS), "by what (age)", one_of("--sort", *SORTS)),
         FULL,
     ),
-    "An id names its run in `show`, `diff` and `sample`, which also take its first letters, the run's directory, or "
-    "`last`.",
+    "An id names its run in `show` and `sample`, which also take its first letters, the run's directory, or `last`.",
     kind="results",
 )
 

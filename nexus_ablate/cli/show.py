@@ -1,43 +1,68 @@
-"""`nexus-ablate show RUN`: one run in the terminal and as a picture."""
+"""`nexus-ablate show RUN [RUN]`: one run in the terminal and as a picture, or how two runs differ."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from nexus_ablate import errors
-from nexus_ablate.cli.verb import Flag, Verb, target
+from nexus_ablate.cli.verb import FULL, Flag, Verb, target
+
+if TYPE_CHECKING:
+    from nexus_ablate.runs import RunRecord
 
 VERB = Verb(
     "show",
-    "one run: its result and a picture",
-    "RUN",
+    "one run: its result and a picture; two: how they differ",
+    "RUN [RUN]",
     (
         ("show last", "the run that changed last; saves picture.png in its directory"),
         ("show 1a2b3c4d", "a run by its id (nexus-ablate runs), or by its directory"),
         ("show runs/scratch/baseline/s0-1a2b3c4d --out loss.pdf", ""),
+        ("show 1a2b3c4d 5e6f7a8b", "how two runs differ: configuration, code, machine, result"),
     ),
-    (Flag("--out", "FILE", "where to save the picture (.png, .pdf or .svg)", target("--out", picture=True)),),
-    needed="one run",
+    (
+        Flag("--out", "FILE", "where to save the picture (.png, .pdf or .svg)", target("--out", picture=True)),
+        FULL,
+    ),
+    "Of two runs the keys that are equal are left out. `follows` lists the values that an `auto` took in one run and "
+    "not in the other.",
+    needed="one run or two",
     kind="results",
 )
 
+MACHINE = ("version", "git_commit", "python", "host", "world_size")
+RESULTS = ("val_loss", "val_bpb", "params", "tokens", "flops_per_token", "seconds", "device", "threads")
+NOTHING = "-"
+
 
 def run(words: list[str], flags: dict[str, Any]) -> int:
-    """Print a run's state and result and draw its picture."""
-    if len(words) != 1:
-        raise errors.ConfigError("show takes one run", " ".join(words), f"nexus-ablate show {words[0]}")
-
-    from rich.markup import escape
-
+    """Print a run's state and result and draw its picture, or print what differs between two runs."""
     from nexus_ablate.api import load_run
+    from nexus_ablate.runs.lookup import run_at
+
+    if len(words) > 2:
+        fix = f"nexus-ablate show {words[0]} {words[1]}"
+        raise errors.ConfigError("show takes one run or two", " ".join(words), fix)
+    if len(words) == 2 and "out" in flags:
+        raise errors.ConfigError("--out draws one run", " ".join(words), f"nexus-ablate show {words[0]} --out run.png")
+    records = [load_run(run_at(word, "show")) for word in words]
+    if len(records) == 2:
+        _show_differences(*records, full="full" in flags)
+    else:
+        _show_run(records[0], flags)
+    return errors.OK
+
+
+def _show_run(record: RunRecord, flags: dict[str, Any]) -> None:
+    from rich.text import Text
+
     from nexus_ablate.cli.evaluate import results
     from nexus_ablate.console import grid, open_console
     from nexus_ablate.execution.status import nearer
     from nexus_ablate.report.run_picture import draw, run_lines
-    from nexus_ablate.runs.lookup import run_at
     from nexus_ablate.training.display import result_facts, table
 
-    record = load_run(run_at(words[0], "show"))
     facts = {"run": f"{record.study} / {record.arm} / seed {record.seed}", "state": record.state}
     if record.status.get("reason"):
         facts["reason"] = record.status["reason"]
@@ -47,9 +72,59 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
     console = open_console()
     console.print(table(facts))
     console.print()
-    lines = run_lines(record)
-    console.print(grid(("curve", "first, by step, last"), lines, console.width, ("curve", "first, by step, last")))
+    heads = ("curve", "first, by step, last")
+    console.print(grid(heads, run_lines(record), console.width, heads))
     console.print()
     picture = draw(record, flags.get("out") or record.path / "picture.png")
-    console.print("[dim]picture[/dim]", escape(errors.printable(nearer(picture), 4096)), soft_wrap=True)
-    return errors.OK
+    place = errors.printable(nearer(picture), 4096)
+    console.print(Text.assemble(("picture ", "dim"), place), soft_wrap=True)
+
+
+def _show_differences(one: RunRecord, other: RunRecord, full: bool) -> None:
+    from nexus_ablate.console import UNLIMITED, grid, middle, open_console, print_table
+    from nexus_ablate.runs.lookup import id_of
+
+    console = open_console()
+    width = UNLIMITED if full else console.width
+    longest = width if full else max(12, (width - 30) // 2 - 4)
+    rows = []
+    for part, key, *values in differences(one, other):
+        rows.append((key, part, *(middle(text, longest) for text in values)))
+    if not rows:
+        console.print("the two runs have the same configuration, code, machine and result")
+        return
+    heads = ("key", "part", id_of(one.path), id_of(other.path))
+    print_table(console, grid(heads, rows, width, heads), full)
+
+
+def differences(one: RunRecord, other: RunRecord) -> list[tuple[str, str, str, str]]:
+    """Part, key and the values of both runs, for everything that differs."""
+    from nexus_ablate.comparison.differences import consequences, differing
+    from nexus_ablate.provenance import code_of, differing_files
+
+    config, other_config = one.config or {}, other.config or {}
+    env, other_env = one.env or {}, other.env or {}
+    code, other_code = code_of(env), code_of(other_env)
+    rows = [("run", "arm", one.arm, other.arm), ("run", "seed", str(one.seed), str(other.seed))]
+    rows += [("config", key, *values) for key, values in differing(other_config, config).items()]
+    rows += [("follows", key, *values) for key, values in consequences(other_config, config).items()]
+    for name in differing_files(code, other_code):
+        rows.append(("code", name, (code or {}).get(name, "")[:8], (other_code or {}).get(name, "")[:8]))
+    packages, other_packages = env.get("packages") or {}, other_env.get("packages") or {}
+    rows += _side_by_side("machine", MACHINE, env, other_env)
+    rows += _side_by_side("machine", [*(packages | other_packages)], packages, other_packages)
+    rows += _side_by_side("result", RESULTS, one.summary or {}, other.summary or {})
+    different = [row for row in rows if row[2] != row[3]]
+    return [(part, key, value or NOTHING, other_value or NOTHING) for part, key, value, other_value in different]
+
+
+def _side_by_side(
+    part: str, keys: tuple[str, ...] | list[str], values: Mapping[str, Any], other_values: Mapping[str, Any]
+) -> list[tuple[str, str, str, str]]:
+    return [(part, key, _text(values.get(key)), _text(other_values.get(key))) for key in keys]
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
