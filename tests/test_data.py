@@ -119,6 +119,49 @@ def test_an_unusable_file_is_refused_before_anything_is_written(tmp_path: Path, 
     assert not (tmp_path / "cache").exists()
 
 
+DOCUMENTS = ["One document\nof two lines, with a comma", "NA", "1.0", '{"text": "not parsed"}', "naïve \u2028 end"]
+
+
+def write_table(path: Path, documents: list[str]) -> Path:
+    import pandas as pd
+
+    table = pd.DataFrame({"id": range(len(documents)), "text": documents})
+    if path.suffix.lower() == ".parquet":
+        table.to_parquet(path)
+    elif path.suffix.lower() == ".jsonl":
+        table.to_json(path, orient="records", lines=True)
+    else:
+        table.to_csv(path, index=False, sep="\t" if path.suffix.lower() == ".tsv" else ",")
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".PARQUET", ".jsonl", ".csv", ".tsv"])
+def test_a_table_is_read_by_its_text_column_and_never_as_raw_text(tmp_path: Path, suffix: str):
+    path = write_table(tmp_path / f"mine{suffix}", DOCUMENTS * 30)
+    data = prepare(option("files", files=[str(path)]), tmp_path / "cache")
+    assert text_of(data, data.train).startswith("\n".join(DOCUMENTS))
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".jsonl", ".csv", ".tsv"])
+@pytest.mark.parametrize(
+    ("column", "content", "words"),
+    [
+        ("txet", None, "try: data.column=text"),
+        ("id", None, "data.column holds no text"),
+        ("text", b"\x00\xff\x00", "cannot be read as"),
+    ],
+)
+def test_a_table_without_the_column_or_damaged_is_refused(
+    tmp_path: Path, suffix: str, column: str, content: bytes | None, words: str
+):
+    if column == "id" and suffix in (".csv", ".tsv"):
+        pytest.skip("every cell of these is text")
+    path = write_table(tmp_path / f"mine{suffix}", DOCUMENTS)
+    if content is not None:
+        path.write_bytes(content)
+    assert words in refusal(option("files", files=[str(path)], column=column))
+
+
 def test_a_file_named_twice_is_refused_because_it_would_validate_on_itself(text_file: Path):
     assert "names a file twice" in refusal(files(text_file, text_file.parent / "." / text_file.name))
 
@@ -274,6 +317,47 @@ def test_a_local_directory_is_known_by_its_content_not_by_its_place(parquet: Pat
     assert fingerprint_of(option("hub", path=str(moved))) != before
 
 
+def test_a_directory_named_like_a_reader_of_datasets_is_read_alone(parquet: Path, tmp_path: Path, monkeypatch):
+    """`datasets` takes the word `parquet` for its own reader, and would read the whole working directory."""
+    (tmp_path / "other").mkdir()
+    write_table(tmp_path / "other" / "train.parquet", ["zzz"] * 99)
+    monkeypatch.chdir(tmp_path)
+    texts = [
+        text_of(data, data.train)
+        for path in ("parquet", str(parquet))
+        for data in [prepare(option("hub", path=path, val_split="validation"), tmp_path / f"cache-{path[:1] == '/'}")]
+    ]
+    assert texts[0] == texts[1] and "zzz" not in texts[0]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_files_replaced_with_the_same_modification_time_are_read_again(parquet: Path, tmp_path: Path, streaming: bool):
+    for number, word in enumerate(("apple", "grape")):
+        for split in ("train-0", "train-1", "validation"):
+            path = write_table(parquet / f"{split}.parquet", [f"document {i} has the word {word}" for i in range(99)])
+            os.utime(path, (1.7e9, 1.7e9))
+        chosen = option("hub", path=str(parquet), val_split="validation", streaming=streaming)
+        data = prepare(chosen, tmp_path / f"cache{number}")
+        assert text_of(data, data.train).count(word) == 198
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_shards_may_have_no_rows_or_other_columns_besides_the_text(parquet: Path, tmp_path: Path, streaming: bool):
+    import pandas as pd
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    chosen = option("hub", path=str(parquet), val_split="validation", streaming=streaming)
+    before = prepare(chosen, tmp_path / "before")
+    pq.write_table(pa.table({"text": pa.array([], pa.string())}), parquet / "train-2.parquet")
+    pd.DataFrame({"text": ["the last"], "url": ["x"]}).to_parquet(parquet / "train-3.parquet")
+    after = prepare(chosen, tmp_path / "after")
+    assert text_of(after, after.train) == text_of(before, before.train) + "\nthe last"
+    pd.DataFrame({"body": ["no text"]}).to_parquet(parquet / "train-4.parquet")
+    with pytest.raises(ConfigError, match=r"train-4.parquet has no column text, but body"):
+        prepare(chosen, tmp_path / "refused")
+
+
 def test_a_hub_data_set_is_known_by_name_revision_and_limit_without_the_network():
     base = fingerprint_of(option("tinystories"))
     assert fingerprint_of(option("tinystories", streaming=True)) == base
@@ -281,7 +365,7 @@ def test_a_hub_data_set_is_known_by_name_revision_and_limit_without_the_network(
         {"revision": "abc"},
         {"token_limit": 9},
         {"split": "validation[:1%]"},
-        {"text_column": "x"},
+        {"column": "x"},
         {"config": "y"},
     )
     assert len({base, *(fingerprint_of(option("tinystories", **change)) for change in changes)}) == 6
@@ -291,8 +375,8 @@ def test_a_hub_data_set_is_known_by_name_revision_and_limit_without_the_network(
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
-        ({"text_column": "txet"}, "try: data.text_column=text"),
-        ({"text_column": "id"}, "data.text_column holds no text"),
+        ({"column": "txet"}, "try: data.column=text"),
+        ({"column": "id"}, "data.column holds no text"),
         ({"split": "trian"}, "check data.config, data.split"),
         ({"config": "nope"}, "check data.config, data.split"),
         ({"val_split": "none"}, "shorter than the 1000000 characters of validation"),

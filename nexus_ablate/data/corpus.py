@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import final
 
 from nexus_ablate.config.options import Registry
+from nexus_ablate.data.tables import column_texts, is_table
 from nexus_ablate.errors import ConfigError, did_you_mean
 from nexus_ablate.runs.files import open_regular
 
@@ -138,13 +139,15 @@ def _prose() -> Iterator[str]:
 @final
 @DATA.register("files")
 class FilesCorpus(Corpus):
-    """The user's UTF-8 files, one document each, with every line end read as `\\n`. The last characters are validation.
+    """The user's files in their order; the last characters are validation.
 
-    A single file is split as in nanoGPT: `text[:int(n * 0.9)]` and `text[int(n * 0.9):]`.
+    A UTF-8 file is one document, with every line end read as `\\n`; of a table, each row of `column` is one. A single
+    text is split as in nanoGPT: `text[:int(n * 0.9)]` and `text[int(n * 0.9):]`.
     """
 
-    def __init__(self, *, files: list[str], val_fraction: float) -> None:
+    def __init__(self, *, files: list[str], column: str, val_fraction: float) -> None:
         self._paths = [Path(os.path.expanduser(name)) for name in files]
+        self._column = column
         self._val_fraction = val_fraction
 
     def check(self, context: int) -> None:
@@ -182,7 +185,10 @@ class FilesCorpus(Corpus):
             if place in seen:  # validation would contain text that was trained on
                 raise ConfigError("data.files names a file twice", str(path), "name each file once")
             seen.add(place)
-        return [_read_text(path) for path in self._paths]
+        documents = []
+        for path in self._paths:
+            documents += _read_documents(path, self._column)
+        return documents
 
     @cached_property
     def _split(self) -> tuple[list[str], list[str]]:
@@ -203,6 +209,15 @@ def head(texts: Iterable[str], characters: int) -> Iterator[str]:
         total += len(text)
         if total >= characters:
             return
+
+
+def _read_documents(path: Path, column: str) -> list[str]:
+    if is_table(path) and path.is_file():
+        documents = column_texts(path, column)
+        if not documents:
+            raise ConfigError("data.files names a table without text", f"{path}, column {column}", "leave it out")
+        return documents
+    return [_read_text(path)]
 
 
 def _read_text(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""Text from the Hugging Face Hub or a local directory of parquet files, through `datasets`."""
+"""Text from the Hugging Face Hub or a local directory of tables, through `datasets`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,12 @@ from pathlib import Path
 from typing import Any, final
 
 from nexus_ablate.data.corpus import DATA, Corpus, head
-from nexus_ablate.errors import ConfigError, StorageError, did_you_mean
+from nexus_ablate.data.tables import is_table, no_column
+from nexus_ablate.errors import ConfigError, StorageError
 
 VAL_CHARACTERS = 1_000_000
+PARQUET_ROWS = 10_000
+"""Rows of a parquet file that are read at a time."""
 _DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS}
 
 
@@ -38,13 +41,13 @@ class HubCorpus(Corpus):
         config: str,
         revision: str,
         split: str,
-        text_column: str,
+        column: str,
         val_split: str,
         streaming: bool,
         token_limit: int | str,
     ) -> None:
         self._path, self._config, self._revision = path, config, revision
-        self._split, self._val_split, self._column = split, val_split, text_column
+        self._split, self._val_split, self._column = split, val_split, column
         self._streaming = streaming
         self.token_limit = None if token_limit == "off" else int(token_limit)
 
@@ -65,13 +68,17 @@ class HubCorpus(Corpus):
         facts = [self._config, self._split, self._val_split, self._column, self.token_limit, VAL_CHARACTERS]
         if not self._local.is_dir():
             return _hash_json([self._path, self._revision, *facts])
+        return _hash_json([self._content, *facts])
+
+    @cached_property
+    def _content(self) -> list[list[str]]:
+        """Name and sha256 of each file of a local directory."""
         content = []
         for path in self._local_files:
             with open(path, "rb") as file:
-                content.append(
-                    [path.relative_to(self._local).as_posix(), hashlib.file_digest(file, "sha256").hexdigest()]
-                )
-        return _hash_json([content, *facts])
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            content.append([path.relative_to(self._local).as_posix(), digest])
+        return content
 
     def train_texts(self) -> Iterator[str]:
         texts = self._texts(self._split)
@@ -104,28 +111,53 @@ class HubCorpus(Corpus):
             rows: Any = self._load(split)
             names = rows.column_names or list(next(iter(rows), {}))
             if self._column not in names:
-                near = did_you_mean(self._column, names)
-                fix = f"data.text_column={near}" if near else f"one of {', '.join(names)}"
-                raise ConfigError(f"data.text_column is not a column of {self._path}", self._column, fix)
+                raise no_column(self._column, names, self._path)
             for batch in rows.select_columns([self._column]).iter(batch_size=1000):
                 for text in batch[self._column]:
                     if text is not None and not isinstance(text, str):
                         got = f"{self._column}: {type(text).__name__}"
-                        raise ConfigError("data.text_column holds no text", got, "choose a column of strings")
+                        raise ConfigError("data.column holds no text", got, "choose a column of strings")
                     if text:
                         yield text
 
     def _load(self, split: str) -> object:
         from datasets import load_dataset
 
-        local = self._local.is_dir()
-        return load_dataset(
-            str(self._local) if local else self._path,
-            name=None if self._config == "none" else self._config,
-            revision=None if self._revision == "none" or local else self._revision,
-            split=split,
-            streaming=self._streaming,
-        )
+        name = None if self._config == "none" else self._config
+        if self._local.is_dir():
+            return self._load_local(split, name)
+        revision = None if self._revision == "none" else self._revision
+        return load_dataset(self._path, name=name, revision=revision, split=split, streaming=self._streaming)
+
+    def _load_local(self, split: str, name: str | None) -> object:
+        """The rows of a local directory.
+
+        The path is absolute, since `datasets` takes a word such as `parquet` for its own reader of that name. The copy
+        that it keeps is named by the content, since it would recognize changed files by their modification time alone.
+        """
+        import datasets
+
+        path = str(self._local.resolve())
+        copy = Path(datasets.config.HF_DATASETS_CACHE) / f"content-{_hash_json(self._content)[:32]}"
+        keys: dict[str, Any] = {"name": name, "cache_dir": str(copy)}
+        shards = [file for file in self._local_files if file.suffix.lower() == ".parquet"]
+        if shards and len(shards) == len([file for file in self._local_files if is_table(file)]):
+            self._require_column(shards)
+            # Shards may differ in their other columns, and the default size of a batch is that of a file's first group
+            # of rows, which is 0 in a shard without rows.
+            keys |= {"columns": [self._column], "batch_size": PARQUET_ROWS}
+        return datasets.load_dataset(path, split=split, streaming=self._streaming, **keys)
+
+    def _require_column(self, shards: list[Path]) -> None:
+        """Raises:
+        ConfigError: A shard lacks the column of the documents.
+        """
+        import pyarrow.parquet
+
+        for shard in shards:
+            names = pyarrow.parquet.read_schema(shard).names
+            if self._column not in names:
+                raise no_column(self._column, names, str(shard))
 
     @contextmanager
     def _hub_errors(self) -> Iterator[None]:

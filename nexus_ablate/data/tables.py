@@ -1,0 +1,70 @@
+"""Documents in a column of a table: .parquet, .jsonl, .csv and .tsv files, read by pandas."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nexus_ablate.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SUFFIXES = (".parquet", ".jsonl", ".csv", ".tsv")
+
+
+def is_table(path: Path) -> bool:
+    """Whether the name of a file says that it is a table, which is never trained on as raw text."""
+    return path.suffix.lower() in SUFFIXES
+
+
+def column_texts(path: Path, column: str) -> list[str]:
+    """The documents of a table's column in their order, without missing and empty ones.
+
+    Raises:
+        ConfigError: The file is damaged, or it has no such column, or one that holds no text.
+    """
+    try:
+        table = _read(path)
+    except (ValueError, TypeError, OSError) as error:  # pandas' and Arrow's errors about content are ValueErrors
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"{path.name} cannot be read as {path.suffix[1:]}", reason, "name a whole file") from error
+    columns = [str(name) for name in table.columns]
+    if column not in columns:
+        raise no_column(column, columns, str(path))
+    return list(_texts(table[column], path, column))
+
+
+def no_column(column: str, columns: list[str], place: str) -> ConfigError:
+    """The error for a column that a table or a data set doesn't have."""
+    problem = f"{place} has no column {column}, but {', '.join(columns) or 'none at all'}"
+    near = did_you_mean(column, columns) or next(iter(columns), "text")
+    return ConfigError(problem, f"data.column={column}", f"data.column={near}")
+
+
+def _read(path: Path) -> pd.DataFrame:
+    import pandas as pd
+
+    kind = path.suffix.lower()
+    if kind == ".parquet":
+        return pd.read_parquet(path)
+    if kind == ".jsonl":
+        # pandas would read a text that looks like a date or a number as one.
+        with open(path, encoding="utf-8-sig") as lines:
+            rows = [json.loads(line) for line in lines if line.strip()]
+        return pd.DataFrame.from_records(rows)
+    separator = "\t" if kind == ".tsv" else ","
+    # Every cell is text: "NA" and "1.0" in a document must not become a missing value or a number.
+    return pd.read_csv(path, sep=separator, dtype=str, keep_default_na=False, encoding="utf-8-sig")
+
+
+def _texts(values: pd.Series, path: Path, column: str) -> Iterator[str]:
+    for value in values.tolist():
+        if isinstance(value, str):
+            if value:
+                yield value
+        elif value is not None and value == value:  # a missing value is None or NaN, which differs from itself
+            got = f"data.column={column}: {type(value).__name__} in {path}"
+            raise ConfigError("data.column holds no text", got, "choose a column of strings")
