@@ -57,15 +57,16 @@ def page(claims: Mapping[str, LedgerClaim], entries: Mapping[str, dict[str, Any]
         designs: What the files of the studies say of their designs.
     """
     lines = [HEAD, "| as it is made | as it is tested | outcome | planned, at most | study |", "|---|---|---|---|---|"]
+    published = [name for name in claims if name in entries]
     for name, study in claims.items():
-        outcome = f"**{outcome_of(entries[name])}**" if name in entries else NOT_TRAINED
-        link = f"[`{name}`](#{name})" if name in entries else f"`{name}`"
-        lines.append(f"| {study.stated} | {study.claim} | {outcome} | {study.cost} | {link} |")
-    if entries:
-        lines += ["", "![Outcomes and differences by claim](claims.png)"]
-    for name in claims:
+        outcome, link = NOT_TRAINED, f"`{name}`"
         if name in entries:
-            lines += ["", *_section(entries[name], designs.get(name, ""))]
+            outcome, link = f"**{outcome_of(entries[name])}**", f"[`{name}`](#{name})"
+        lines.append(f"| {study.stated} | {study.claim} | {outcome} | {study.cost} | {link} |")
+    if published:
+        lines += ["", "![Outcomes and differences by claim](claims.png)"]
+    for name in published:
+        lines += ["", *_section(entries[name], designs.get(name, ""))]
     return "\n".join(lines) + "\n"
 
 
@@ -73,54 +74,21 @@ def decided(claims: Mapping[str, LedgerClaim], entries: Mapping[str, dict[str, A
     """For the README: how many claims have each outcome, and what decided those that are decided."""
     outcomes = Counter(entry["outcome"] for entry in entries.values())
     counts = [f"{outcomes[outcome]} {outcome.lower()}" for outcome in OUTCOMES if outcomes[outcome]]
-    counts += [f"{left} not trained yet"] if (left := len(claims) - len(entries)) else []
-    rows = [
-        f"| {entry['claim']} | [{outcome_of(entry)}](docs/claims.md#{name}): {_because(entry)} |"
-        for name, entry in entries.items()
-        if entry["outcome"] in ("SUPPORTED", "CONTRADICTED")
-    ]
-    head = (
-        f"{len(claims)} studies of {len({study.stated for study in claims.values()})} claims of the field, in small "
-        f"models early in training: {', '.join(counts)}."
-    )
-    return "\n".join([head, "", "| decided | outcome |", "|---|---|", *rows])
-
-
-def _because(entry: dict[str, Any]) -> str:
-    """What decided a claim: the expectations that have its outcome."""
-    deciding = [one for one in entry["expectations"] if one["outcome"] == entry["outcome"]]
-    return "; ".join(f"{_named(one)} {one['sentence'].partition(', expected')[0]}" for one in deciding)
-
-
-def _section(entry: dict[str, Any], design: str) -> list[str]:
-    made = entry["made"]
+    if len(claims) > len(entries):
+        counts.append(f"{len(claims) - len(entries)} not trained yet")
+    stated = {study.stated for study in claims.values()}
     lines = [
-        f"## {entry['study']}",
+        f"{len(claims)} studies of {len(stated)} claims of the field, in small models early in training: "
+        f"{', '.join(counts)}.",
         "",
-        f"Stated as: {entry['stated']}",
-        "",
-        f"Tested as: {entry['claim']}. **{outcome_of(entry)}**",
-        *(["", f"Design: {design}"] if design else []),
-        "",
-        *(f"- {requirement}" for requirement in entry["requirements"]),
-        *(f"- {_expectation(one)}" for one in entry["expectations"]),
-        *_lacking(entry),
-        *(f"- amended {line}" for line in entry["amendments"]),
-        *(f"- {warning}" for warning in entry["warnings"]),
-        f"- baseline and arms: [conf/studies/{entry['study']}.yaml](../conf/studies/{entry['study']}.yaml)",
-        f"- regime: {entry['regime']}",
-        f"- {several(_seeds(entry), 'seed')}, {entry['runs']} runs, {entry['hours']:.1f} core hours: "
-        f"`{entry['command']}`",
-        f"- trained {made['when']} by version {made['version']}, commit {str(made['commit'])[:7]}, "
-        f"torch {made['torch']}",
+        "| decided | outcome |",
+        "|---|---|",
     ]
-    if entry["outcome"] == "NOT TESTABLE HERE":  # what was measured does not bear on the claim
-        return lines
-    for stratum, table in entry["strata"].items():
-        lines += ["", *([f"Stratum {stratum}:", ""] if stratum else []), *_table(table)]
-        if rates := ", ".join(f"{arm} {rate:g}" for arm, rate in table.get("rates", {}).items()):
-            lines += ["", f"Best learning rates: {rates}"]
-    return [*lines, *_definitions(entry)]
+    for name, entry in entries.items():
+        if entry["outcome"] in ("SUPPORTED", "CONTRADICTED"):
+            outcome = f"[{outcome_of(entry)}](docs/claims.md#{name}): {_because(entry)}"
+            lines.append(f"| {entry['claim']} | {outcome} |")
+    return "\n".join(lines)
 
 
 def outcome_of(entry: Mapping[str, Any]) -> str:
@@ -128,38 +96,69 @@ def outcome_of(entry: Mapping[str, Any]) -> str:
     return f"{entry['outcome']}, amended" if amends_claim(entry["amendments"]) else entry["outcome"]
 
 
-def _definitions(entry: dict[str, Any]) -> list[str]:
-    """What the endpoints other than the loss measure."""
-    names = dict.fromkeys(name for table in entry["strata"].values() for name in table["endpoints"])
-    lines = [f"- `{name}`: {Endpoint(name).measure.definition}" for name in names if name != "val_loss"]
-    return ["", *lines] if lines else []
+def _because(entry: dict[str, Any]) -> str:
+    """What decided a claim: the expectations that have its outcome."""
+    deciding = [expected for expected in entry["expectations"] if expected["outcome"] == entry["outcome"]]
+    return "; ".join(f"{_place(expected)} {expected['sentence'].partition(', expected')[0]}" for expected in deciding)
 
 
-def _expectation(one: dict[str, Any]) -> str:
-    return f"{one['outcome']}: {_named(one)} {one['sentence']}"
+def _place(expected: dict[str, Any]) -> str:
+    """The arm of an expectation, after its stratum if it has one."""
+    return f"{expected['stratum']}: {expected['arm']}" if expected["stratum"] else expected["arm"]
 
 
-def _named(one: dict[str, Any]) -> str:
-    return f"{one['stratum']}: {one['arm']}" if one["stratum"] else one["arm"]
+def _section(entry: dict[str, Any], design: str) -> list[str]:
+    """What is published of one claim."""
+    made, study = entry["made"], entry["study"]
+    lines = [f"## {study}", "", f"Stated as: {entry['stated']}", ""]
+    lines += [f"Tested as: {entry['claim']}. **{outcome_of(entry)}**", ""]
+    lines += [f"Design: {design}", ""] if design else []
+    lines += [f"- {requirement}" for requirement in entry["requirements"]]
+    for expected in entry["expectations"]:
+        lines.append(f"- {expected['outcome']}: {_place(expected)} {expected['sentence']}")
+    lines += _lacking(entry)
+    lines += [f"- amended {amendment}" for amendment in entry["amendments"]]
+    lines += [f"- {warning}" for warning in entry["warnings"]]
+    cost = f"{several(_seeds(entry), 'seed')}, {entry['runs']} runs, {entry['hours']:.1f} core hours"
+    lines += [
+        f"- baseline and arms: [conf/studies/{study}.yaml](../conf/studies/{study}.yaml)",
+        f"- regime: {entry['regime']}",
+        f"- {cost}: `{entry['command']}`",
+        f"- trained {made['when']} by version {made['version']}, commit {str(made['commit'])[:7]}, "
+        f"torch {made['torch']}",
+    ]
+    if entry["outcome"] == "NOT TESTABLE HERE":  # what was measured does not bear on the claim
+        return lines
+    for stratum, table in entry["strata"].items():
+        lines += ["", f"Stratum {stratum}:"] if stratum else []
+        lines += ["", *_table(table)]
+        rates = ", ".join(f"{arm} {rate:g}" for arm, rate in table.get("rates", {}).items())
+        lines += ["", f"Best learning rates: {rates}"] if rates else []
+    endpoints = dict.fromkeys(name for table in entry["strata"].values() for name in table["endpoints"])
+    endpoints.pop("val_loss", None)
+    definitions = [f"- `{name}`: {Endpoint(name).measure.definition}" for name in endpoints]
+    return [*lines, "", *definitions] if definitions else lines
 
 
 def _lacking(entry: dict[str, Any]) -> list[str]:
     """What it would take to decide the expectations that are not shown."""
     if entry["outcome"] != "NOT SHOWN":
         return []
-    undecided = [one for one in entry["expectations"] if one["outcome"] == "NOT SHOWN"]
-    lines = []
-    for one in undecided:
-        row = _row(entry, one)
+    lines, needed = [], 0
+    for expected in entry["expectations"]:
+        if expected["outcome"] != "NOT SHOWN":
+            continue
+        needed = max(needed, expected["seeds"] or 0)
+        row, place = _row(entry, expected), _place(expected)
         if row is not None and row["verdict"] == "NOT COMPARABLE":
-            lines.append(f"- more seeds would not decide this, but a fair design might: {_named(one)}")
-        elif row is None or row["delta"] is None or one["expected"] in ("trains", "fails"):
-            lines.append(f"- how many seeds would decide this cannot be estimated: {_named(one)}")
-        elif one["seeds"] is None:
-            lines.append(f"- to decide this, more than 1000 seeds, or a design with larger differences: {_named(one)}")
-    if needed := max((one["seeds"] or 0 for one in undecided), default=0):
-        groups = [runs for table in entry["strata"].values() for runs in table["runs"].values()]
-        more = (needed - _seeds(entry)) * len(groups)  # each arm at one rate: tuning is done
+            lines.append(f"- more seeds would not decide this, but a fair design might: {place}")
+        elif row is None or row["delta"] is None or expected["expected"] in ("trains", "fails"):
+            lines.append(f"- how many seeds would decide this cannot be estimated: {place}")
+        elif expected["seeds"] is None:
+            lines.append(f"- to decide this, more than 1000 seeds, or a design with larger differences: {place}")
+    if needed:
+        groups = sum(len(table["runs"]) for table in entry["strata"].values())
+        more = (needed - _seeds(entry)) * groups  # each arm at one rate: tuning is done
         hours = entry["hours"] * (1 + more / entry["runs"])
         rest = "the rest" if lines else "it"
         lines.append(f"- to decide {rest} at differences of this size: about {needed} seeds, {hours:.1f} core hours")
@@ -172,53 +171,60 @@ def _seeds(entry: dict[str, Any]) -> int:
 
 def _table(table: dict[str, Any]) -> list[str]:
     """A row for each arm and a column for each endpoint."""
-    cells = {(row["arm"], row["endpoint"]): row for row in table["rows"]}
-    lines = ["| arm | " + " | ".join(f"`{name}`" for name in table["endpoints"]) + " |"]
-    lines.append("|---|" + "---:|" * len(table["endpoints"]))
+    rows = {(row["arm"], row["endpoint"]): row for row in table["rows"]}
+    heads = [f"`{name}`" for name in table["endpoints"]]
+    lines = [f"| arm | {' | '.join(heads)} |", f"|---|{'---:|' * len(heads)}"]
     for arm in table["runs"]:
-        texts = [_cell(Endpoint(name), cells[arm, name]) for name in table["endpoints"]]
-        lines.append(f"| {arm} | " + " | ".join(texts) + " |")
+        cells = [_cell(Endpoint(name), rows[arm, name]) for name in table["endpoints"]]
+        lines.append(f"| {arm} | {' | '.join(cells)} |")
     return lines
 
 
 def _cell(endpoint: Endpoint, row: dict[str, Any]) -> str:
+    """The verdict with the difference and its interval; of the baseline the mean."""
     if row["delta"] is not None:
+        delta, low, high = (endpoint.signed(row[name]) for name in ("delta", "low", "high"))
         word = f"**{row['verdict']}** " if row["verdict"] else ""
-        return f"{word}{_difference(endpoint, row)}"
-    return row["verdict"] or ("–" if row["mean"] is None else endpoint.value(row["mean"]))
+        return f"{word}{delta} [{low}, {high}]"
+    if row["verdict"]:
+        return row["verdict"]
+    return "–" if row["mean"] is None else endpoint.value(row["mean"])
 
 
-def _difference(endpoint: Endpoint, row: dict[str, Any]) -> str:
-    return f"{endpoint.signed(row['delta'])} [{endpoint.signed(row['low'])}, {endpoint.signed(row['high'])}]"
+def _row(entry: dict[str, Any], expected: dict[str, Any]) -> dict[str, Any] | None:
+    """The numbers of an expectation's arm and endpoint; None if the arm has none."""
+    table = entry["strata"].get(expected["stratum"], {"rows": []})
+    for row in table["rows"]:
+        if (row["arm"], row["endpoint"]) == (expected["arm"], expected["endpoint"]):
+            return row
+    return None
+
+
+# ---------------------------------------------------------------------------------------------------------- figure
 
 
 def figure(entries: Mapping[str, dict[str, Any]]) -> Figure:
     """Each expectation's difference with its interval, in units of the margin, marked by outcome."""
     from matplotlib.figure import Figure
 
-    rows = [
-        (f"{entry['study']}{' ' + one['stratum'] if one['stratum'] else ''}", one, bounds)
-        for entry in entries.values()
-        for one in entry["expectations"]
-        if one["expected"] not in ("trains", "fails") and (bounds := _in_margins(entry, one))
-    ]
+    rows = [row for entry in entries.values() for row in _rows_in_margins(entry)]
     drawn = Figure(figsize=(9, 1.2 + 0.28 * len(rows)), layout="constrained")
     axes = drawn.subplots()
     axes.axvspan(-1, 1, color="0.9", linewidth=0, label="too small to matter")
     axes.axvline(0, color="0.4", linewidth=0.8)
-    for at, (_, one, (low, middle, high)) in enumerate(reversed(rows)):
-        colour, mark = MARKS[one["outcome"]]
-        inside = [max(-WIDEST, min(WIDEST, bound)) for bound in (low, middle, high)]
-        axes.plot(inside[::2], [at, at], color=colour, linewidth=2)
-        axes.plot(inside[1], at, mark, color=colour, markersize=6)
-        for beyond, side, arrow in ((low < -WIDEST, -1, "<"), (high > WIDEST, 1, ">")):
-            if beyond:
-                axes.plot(side * 1.05 * WIDEST, at, arrow, color=colour, markersize=4)
-    names = [f"{name}: {one['arm']}, {one['endpoint']} {one['expected']}" for name, one, _ in rows]
-    axes.set_yticks(range(len(rows)), names[::-1], fontsize=7)
+    for y, (_, outcome, bounds) in enumerate(reversed(rows)):
+        colour, mark = MARKS[outcome]
+        low, middle, high = (max(-WIDEST, min(WIDEST, bound)) for bound in bounds)
+        axes.plot([low, high], [y, y], color=colour, linewidth=2)
+        axes.plot(middle, y, mark, color=colour, markersize=6)
+        if low == -WIDEST:
+            axes.plot(-1.05 * WIDEST, y, "<", color=colour, markersize=4)
+        if high == WIDEST:
+            axes.plot(1.05 * WIDEST, y, ">", color=colour, markersize=4)
+    axes.set_yticks(range(len(rows)), [name for name, *_ in reversed(rows)], fontsize=7)
     axes.set_xlim(-1.1 * WIDEST, 1.1 * WIDEST)
     axes.set_ylim(-1, len(rows))
-    axes.set(xlabel=f"difference to the baseline, in margins (arrows: beyond {WIDEST:g})")
+    axes.set_xlabel(f"difference to the baseline, in margins (arrows: beyond {WIDEST:g})")
     for outcome, (colour, mark) in MARKS.items():
         axes.plot([], [], mark, color=colour, label=outcome.lower(), markersize=6)
     drawn.legend(frameon=False, fontsize=7, loc="outside upper right", ncols=4)
@@ -226,17 +232,16 @@ def figure(entries: Mapping[str, dict[str, Any]]) -> Figure:
     return drawn
 
 
-def _in_margins(entry: dict[str, Any], one: dict[str, str]) -> tuple[float, float, float] | None:
-    """The lower end, the difference and the upper end of an expectation's interval; None where there is none."""
-    row = _row(entry, one)
-    if row is None or row["delta"] is None:
-        return None
-    margin = entry["strata"][one["stratum"]]["margins"][one["endpoint"]]
-    return row["low"] / margin, row["delta"] / margin, row["high"] / margin
-
-
-def _row(entry: dict[str, Any], one: dict[str, Any]) -> dict[str, Any] | None:
-    """The numbers of an expectation's arm and endpoint; None if the arm has none."""
-    table = entry["strata"].get(one["stratum"])
-    cell = (one["arm"], one["endpoint"])
-    return next((row for row in table["rows"] if (row["arm"], row["endpoint"]) == cell), None) if table else None
+def _rows_in_margins(entry: dict[str, Any]) -> list[tuple[str, str, tuple[float, float, float]]]:
+    """By expectation with an interval: its name, its outcome, and lower end, difference and upper end in margins."""
+    rows = []
+    for expected in entry["expectations"]:
+        row = _row(entry, expected)
+        if expected["expected"] in ("trains", "fails") or row is None or row["delta"] is None:
+            continue
+        margin = entry["strata"][expected["stratum"]]["margins"][expected["endpoint"]]
+        study = " ".join(filter(None, (entry["study"], expected["stratum"])))
+        name = f"{study}: {expected['arm']}, {expected['endpoint']} {expected['expected']}"
+        bounds = (row["low"] / margin, row["delta"] / margin, row["high"] / margin)
+        rows.append((name, expected["outcome"], bounds))
+    return rows

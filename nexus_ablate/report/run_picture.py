@@ -72,11 +72,11 @@ def run_figure(record: RunRecord) -> Figure:
     parts: Any = figure.subfigures(2, 1)
     upper, maps = parts
     loss, gradients, weights = upper.subplots(1, 3)
-    _loss(loss, curves)
-    _gradients(gradients, curves)
-    _weights(weights, curves)
+    _draw_loss(loss, curves)
+    _draw_gradients(gradients, curves)
+    _draw_weights(weights, curves)
     for axes, (name, title, top) in zip(maps.subplots(1, len(HEAT_MAPS)), HEAT_MAPS, strict=True):
-        _heat_map(maps, axes, probes, name, title, top)
+        _draw_heat_map(maps, axes, probes, name, title, top)
     return figure
 
 
@@ -87,7 +87,7 @@ def heat_map(probes: Rows, name: str, title: str, top: float | None) -> Figure |
     if not heat_values(probes, name):
         return None
     figure = Figure(figsize=(5, 3.75), layout="constrained")
-    _heat_map(figure, figure.subplots(), probes, name, title, top)
+    _draw_heat_map(figure, figure.subplots(), probes, name, title, top)
     return figure
 
 
@@ -98,10 +98,17 @@ def heat_values(probes: Rows, name: str) -> list[list[float]]:
         probes: Rows of probes.jsonl.
         name: Area and statistic, `attn/entropy`.
     """
-    area, _, rest = name.partition("/")
-    start = f"{area}/block_"
-    names = sorted(n for n in (probes[-1] if probes else {}) if n.startswith(start) and n.split("/", 2)[2:] == [rest])
-    return [[_number(row.get(n)) for row in probes] for n in names]
+    area, _, statistic = name.partition("/")
+    form = re.compile(rf"{re.escape(area)}/block_\d+/{re.escape(statistic)}")
+    names = sorted(filter(form.fullmatch, probes[-1])) if probes else []
+    return [[_number(row.get(block)) for row in probes] for block in names]
+
+
+def _number(value: float | list[float | None] | None) -> float:
+    """A value, or the mean over heads; nan where it is missing."""
+    if isinstance(value, list):
+        return sum(map(_number, value)) / len(value)
+    return math.nan if value is None else value
 
 
 def _curves(log: Path) -> Curves:
@@ -116,47 +123,40 @@ def _curves(log: Path) -> Curves:
     return curves
 
 
-def _loss(axes: Any, curves: Curves) -> None:
-    axes.plot(*curves.get("train/loss", _NOTHING), color="0.65", linewidth=1, label="training")
+def _draw_loss(axes: Any, curves: Curves) -> None:
     tokens, losses = curves.get("val/loss", _NOTHING)
+    axes.plot(*curves.get("train/loss", _NOTHING), color="0.65", linewidth=1, label="training")
     axes.plot(tokens, losses, color="C0", marker="o", markersize=4, label="validation")
     if losses:
-        axes.annotate(
-            f"{losses[-1]:.3f}", (tokens[-1], losses[-1]), textcoords="offset points", xytext=(0, 8), ha="right"
-        )
-    axes.set(xlabel="tokens", ylabel="nats per token", title="loss")
-    axes.legend(frameon=False)
-    _plain(axes)
+        place = (tokens[-1], losses[-1])
+        axes.annotate(f"{losses[-1]:.3f}", place, textcoords="offset points", xytext=(0, 8), ha="right")
+    _finish(axes, "loss", "nats per token")
 
 
-def _gradients(axes: Any, curves: Curves) -> None:
+def _draw_gradients(axes: Any, curves: Curves) -> None:
+    blocks, selection = _some_blocks(curves, "grad_norm/")
     axes.plot(*curves.get("grad_norm/global", _NOTHING), color="black", linewidth=1.2, label="global")
-    names = [name for name in curves if name.startswith("grad_norm/")]
-    for colour, layer in enumerate(_some_layers(names)):
+    for colour, block in enumerate(blocks):
         for part, style in (("attn", "-"), ("ffn", "--")):
-            line = curves.get(f"grad_norm/block_{layer:03d}/{part}", _NOTHING)
-            axes.plot(*line, style, color=f"C{colour}", linewidth=0.9, label=f"block {layer} {part}")
-    title = f"gradients{_selection(names)}"
-    axes.set(xlabel="tokens", ylabel="norm before clipping", title=title, yscale="log")
-    axes.legend(frameon=False, fontsize=8, ncols=2)
-    _plain(axes)
+            line = curves.get(f"grad_norm/block_{block:03d}/{part}", _NOTHING)
+            axes.plot(*line, style, color=f"C{colour}", linewidth=0.9, label=f"block {block} {part}")
+    axes.set_yscale("log")
+    _finish(axes, f"gradients{selection}", "norm before clipping")
 
 
-def _weights(axes: Any, curves: Curves) -> None:
-    names = [name for name in curves if name.startswith("weight_rms/block_")]
-    axes.set(xlabel="tokens", ylabel="RMS over its first value", title=f"weights{_selection(names)}")
-    for layer in _some_layers(names):
-        tokens, values = curves.get(f"weight_rms/block_{layer:03d}", _NOTHING)
+def _draw_weights(axes: Any, curves: Curves) -> None:
+    blocks, selection = _some_blocks(curves, "weight_rms/block_")
+    for block in blocks:
+        tokens, values = curves.get(f"weight_rms/block_{block:03d}", _NOTHING)
         if values and values[0]:  # a weight that began at 0 has no ratio to that
-            axes.plot(tokens, [value / values[0] for value in values], linewidth=1.2, label=f"block {layer}")
+            ratios = [value / values[0] for value in values]
+            axes.plot(tokens, ratios, linewidth=1.2, label=f"block {block}")
     if not axes.lines:
-        _not_probed(axes)
-        return
-    axes.legend(frameon=False, fontsize=8)
-    _plain(axes)
+        _say_not_probed(axes)
+    _finish(axes, f"weights{selection}", "RMS over its first value")
 
 
-def _heat_map(figure: Any, axes: Any, probes: Rows, name: str, title: str, top: float | None) -> None:
+def _draw_heat_map(figure: Any, axes: Any, probes: Rows, name: str, title: str, top: float | None) -> None:
     """Block by probed step of a statistic; of one with a value for each head, their mean."""
     from matplotlib.colors import LogNorm, Normalize
 
@@ -164,50 +164,44 @@ def _heat_map(figure: Any, axes: Any, probes: Rows, name: str, title: str, top: 
     axes.set(xlabel="step", ylabel="block")
     grid = heat_values(probes, name)
     if not grid:
-        _not_probed(axes)
+        _say_not_probed(axes)
         return
-    seen = [value for row in grid for value in row if value == value]
-    low, high = (min(seen), max(seen)) if seen else (0.0, 1.0)
-    wide = top is None and low > 0 and high > 30 * low
-    norm = LogNorm(low, high) if wide else Normalize(low, high)
-    steps = _edges([row["step"] for row in probes])
-    mesh = axes.pcolormesh(steps, range(len(grid) + 1), grid, norm=norm, cmap="viridis")
+    seen = [value for row in grid for value in row if not math.isnan(value)] or [0.0, 1.0]
+    low, high = min(seen), max(seen)
+    spans_decades = top is None and low > 0 and high > 30 * low
+    norm = LogNorm(low, high) if spans_decades else Normalize(low, high)
+    steps = [row["step"] for row in probes]
+    edges = [steps[0], *((a + b) / 2 for a, b in pairwise(steps)), max(steps[-1], steps[0] + 1)]
+    mesh = axes.pcolormesh(edges, range(len(grid) + 1), grid, norm=norm, cmap="viridis")
     blocks = range(0, len(grid), max(1, len(grid) // 8))
-    axes.set_yticks([i + 0.5 for i in blocks], [str(i) for i in blocks])
+    axes.set_yticks([block + 0.5 for block in blocks], [str(block) for block in blocks])
     figure.colorbar(mesh, ax=axes)
 
 
-def _edges(steps: Sequence[float]) -> list[float]:
-    """Where the cells of probed steps begin and end on an axis of steps: halfway between neighbours."""
-    inner = [(a + b) / 2 for a, b in pairwise(steps)]
-    return [steps[0], *inner, steps[-1] if len(steps) > 1 else steps[0] + 1]
+def _some_blocks(curves: Curves, start: str) -> tuple[list[int], str]:
+    """The blocks of a metric, of more than four the first, the middle and the last, and then which, for a title."""
+    names = (_BLOCK.fullmatch(name) for name in curves if name.startswith(start))
+    blocks = sorted({int(match["block"]) for match in names if match})
+    if len(blocks) <= 4:
+        return blocks, ""
+    some = [blocks[0], blocks[len(blocks) // 2], blocks[-1]]
+    return some, f" (blocks {', '.join(map(str, some))} of {len(blocks)})"
 
 
-def _number(value: float | list[float | None] | None) -> float:
-    """A value, or the mean over heads; nan where it is missing."""
-    if isinstance(value, list):
-        return sum(_number(head) for head in value) / len(value)
-    return math.nan if value is None else value
-
-
-def _not_probed(axes: Any) -> None:
+def _say_not_probed(axes: Any) -> None:
     axes.text(0.5, 0.5, "not probed", ha="center", va="center", transform=axes.transAxes, color="0.5")
 
 
-def _some_layers(names: list[str]) -> list[int]:
-    """The blocks among metrics that name one; of more than four the first, the middle and the last."""
-    layers = _layers(names)
-    return layers if len(layers) <= 4 else [layers[0], layers[len(layers) // 2], layers[-1]]
+def _finish(axes: Any, title: str, label: str) -> None:
+    """Title, labels, grid and, where lines have names, a legend of a plot over tokens."""
+    from matplotlib.ticker import EngFormatter
 
-
-def _layers(names: list[str]) -> list[int]:
-    return sorted({int(match["block"]) for name in names if (match := _BLOCK.fullmatch(name))})
-
-
-def _selection(names: list[str]) -> str:
-    """Which of how many blocks `_some_layers` shows, for a title; '' where it shows all."""
-    shown, all_layers = _some_layers(names), _layers(names)
-    return "" if shown == all_layers else f" (blocks {', '.join(map(str, shown))} of {len(all_layers)})"
+    axes.set(title=title, xlabel="tokens", ylabel=label)
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25)
+    if axes.lines:
+        axes.legend(frameon=False, fontsize=8, ncols=1 + len(axes.lines) // 6)
 
 
 def run_lines(record: RunRecord) -> list[tuple[str, str]]:
@@ -221,9 +215,10 @@ def run_lines(record: RunRecord) -> list[tuple[str, str]]:
     for name, *_ in HEAT_MAPS:
         grid = heat_values(probes, name)
         count = min(len(grid), MOST_LINES)
-        for i in range(count):
-            block = round(i * (len(grid) - 1) / max(count - 1, 1))
-            lines.append((f"{name}, block {block}" if not i else f"  block {block}", curve_text(grid[block])))
+        for number in range(count):
+            block = round(number * (len(grid) - 1) / max(count - 1, 1))
+            title = f"  block {block}" if number else f"{name}, block {block}"
+            lines.append((title, curve_text(grid[block])))
         if count < len(grid):
             lines.append((f"  {count} of {len(grid)} blocks", ""))
     return lines
@@ -232,12 +227,5 @@ def run_lines(record: RunRecord) -> list[tuple[str, str]]:
 def curve_text(values: Sequence[float]) -> str:
     """`2.31 █▅▃▁ 1.87`; '' without two finite values."""
     finite = [value for value in values if math.isfinite(value)]
-    return f"{finite[0]:.3g} {curve} {finite[-1]:.3g}" if (curve := sparkline(finite)) else ""
-
-
-def _plain(axes: Any) -> None:
-    from matplotlib.ticker import EngFormatter
-
-    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.25)
+    curve = sparkline(finite)
+    return f"{finite[0]:.3g} {curve} {finite[-1]:.3g}" if curve else ""
