@@ -97,7 +97,7 @@ def test_the_last_line_of_a_mistake_is_an_override_that_can_be_composed(typed, c
 @pytest.mark.parametrize(
     ("typed", "override"),
     [
-        ("lr=2e-3", "optim.lr=0.002"),
+        ("lr=2e-3", "optim.lr=2e-3"),
         ("heads=8", "model.n_heads=8"),
         ("placement=post_ln", "placement=post"),
         ("qk_norm=true", "qk_norm=rms"),
@@ -118,6 +118,27 @@ def test_the_last_line_of_a_mistake_is_an_override_that_can_be_composed(typed, c
         ("train.device=GPU", "train.device=cuda"),
         ("train.precision=bfloat16", "train.precision=bf16"),
         ("-m seed=range(0,3),5", "seed=0,1,2,5"),
+        ("rope=false", "position=none"),
+        ("rotary=true", "position=rope"),
+        ("swiglu=true", "ffn=swiglu"),
+        ("wandb=off", "tracker=files"),
+        ("wandb=true", "tracker=wandb"),
+        ("model=124M", "model=base"),
+        ("model=gpt2", "model=base"),
+        ("gpt2", "nexus-ablate preset=gpt2"),
+        ("swiglu", "nexus-ablate ffn=swiglu"),
+        ("data=mine.parquet", "data=files data.files=[mine.parquet]"),
+        ("data.path=foo.txt", "data=files data.files=[foo.txt]"),
+        ("data.path=owner/name", "data=hub data.path=owner/name"),
+        ("data.files=notes.txt", "data=files data.files=[notes.txt]"),
+        ("data=files data.files=notes.txt", "data.files=[notes.txt]"),
+        ("seed=[0,1]", "nexus-ablate -m seed=0,1"),
+        ("seed=0..4", "nexus-ablate -m seed=0,1,2,3,4"),
+        ("norm=rms,layer bias=on", "nexus-ablate -m norm=rms,layer bias=on"),
+        ("train.steps=20k", "train.steps=20000"),
+        ("train.tokens=1.5M", "train.tokens=1500000"),
+        ("-m norm=all", "nexus-ablate -m 'norm=glob(*)'"),
+        ("-m norm=rms,layer norm=dyt,none", "norm=rms,layer,dyt,none"),
         ("-m hydra/launcher=bsic seed=0,1", "hydra/launcher=basic"),
     ],
 )
@@ -130,7 +151,7 @@ def test_a_word_that_resembles_nothing_is_answered_with_all_names(typed, capsys)
     assert answer(capsys, typed)[2].startswith("one of ")
 
 
-@pytest.mark.parametrize("typed", ["qk_norm=true", "--norm rms", "norm:rms"])
+@pytest.mark.parametrize("typed", ["qk_norm=true", "swiglu=true", "--norm rms", "norm:rms"])
 def test_an_error_repeats_what_was_typed(typed, capsys):
     assert answer(capsys, *shlex.split(typed))[1] == typed
 

@@ -145,10 +145,10 @@ class Verb:
 
 def _unknown_verb(word: str) -> ConfigError:
     """The error for a word that is neither a verb nor an override."""
-    from nexus_ablate.config.overrides import synonyms
+    from nexus_ablate.config.overrides import option_named, synonyms
 
     problem, form = f"this is neither a verb nor {OVERRIDES}", "nexus-ablate {}"
-    if meant := synonyms()["verbs"].get(word.lower()):
+    if meant := synonyms()["verbs"].get(word.lower()) or option_named(word):
         return ConfigError(problem, form.format(word), form.format(meant))
     return unknown(problem, word, verb_names(), form, otherwise=form.format("--help"))
 

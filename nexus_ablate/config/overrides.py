@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+import shlex
 from collections.abc import Iterable
 from functools import cache
 from typing import Any
@@ -42,6 +43,7 @@ def check_overrides(overrides: list[str], sweeps: bool) -> None:
 
     chosen, intervals = default_choices(), searches(overrides)
     parsed, swept = [], []
+    typed = {}
     for text in overrides:
         if "_target_" in text:
             raise ConfigError("_target_ is not accepted: it could run any code", text, "choose an option by its name")
@@ -55,6 +57,9 @@ def check_overrides(overrides: list[str], sweeps: bool) -> None:
             fix = f"nexus-ablate study {text.partition('=')[2]}"
             raise ConfigError("study is a verb; the folder of a run is experiment=NAME", text, fix)
         if override.is_sweep_override():
+            if before := [other for other in swept if other.partition("=")[0] == text.partition("=")[0]]:
+                together = f"{before[0]},{text.partition('=')[2]}"  # Hydra's sweeper would drop the first one
+                raise ConfigError(f"{name} is swept twice", f"{before[0]} {text}", together)
             swept.append(text)
         if override.is_delete():
             raise ConfigError("nothing can be removed from the configuration", text, f"choose another {name}")
@@ -65,15 +70,16 @@ def check_overrides(overrides: list[str], sweeps: bool) -> None:
         if override.is_add() and not override.is_force_add():
             if name in _known_keys(chosen):
                 raise ConfigError("the key already exists", text, text.lstrip("+"))
-            raise _unknown_key(name, values, chosen)
+            raise _unknown_key(name, values, chosen, text.partition("=")[2])
         parsed.append((name, values))
+        typed[name] = text.partition("=")[2]
         if name in GROUPS:
             chosen[name] = _check_choices(name, values, "" if override.is_sweep_override() else text.partition("=")[2])
             if name == "preset":
                 chosen |= {g: c for g, c in preset_choices(chosen[name]).items() if g not in dict(parsed)}
     for name, values in parsed:
         if name not in GROUPS:
-            _check_values(name, values, chosen)
+            _check_values(name, values, chosen, typed[name])
     if (runs := math.prod(len(values) or 1 for _, values in parsed)) > MOST_RUNS:
         raise ConfigError(f"a multirun has at most {MOST_RUNS} runs", f"{runs} runs", "nexus-ablate -m seed=0,1,2")
     names = dict(parsed)
@@ -81,8 +87,7 @@ def check_overrides(overrides: list[str], sweeps: bool) -> None:
     if len(budget) > 1:
         raise ConfigError("a run has one budget", " and ".join(budget), "give one of them")
     if swept and not sweeps:
-        fix = "give one value, or use nexus-ablate -m KEY=A,B to train one run per value"
-        raise ConfigError("a run takes one value per key", " ".join(swept), fix)
+        raise ConfigError("a run takes one value per key", " ".join(swept), _multirun_of(overrides))
 
 
 def typed_values(overrides: Iterable[str]) -> list[tuple[str, Any]]:
@@ -155,6 +160,8 @@ def _check_choices(group: str, values: list[Any], typed: str = "") -> list[str]:
             problem, word = f"{group} has no option of this name", meant.get(_plain(name), name)
             if word == name and (path := _meant_path(group, name)):
                 raise ConfigError(problem, f"{group}={name}", path)
+            if word in ("all", "any", "every"):
+                raise ConfigError(problem, f"{group}={name}", f"nexus-ablate -m '{group}=glob(*)'")
             raise unknown(problem, word, names, f"{group}={{}}", typed or name)
         chosen.append(name)
     return chosen
@@ -195,13 +202,65 @@ def _meant_word(key: str, value: Any) -> str:
     return synonyms()["values"].get(key, {}).get(_plain(show(value)), "")
 
 
-def _unknown_key(name: str, values: list[Any], chosen: dict[str, list[str]]) -> ConfigError:
+def _unknown_key(name: str, values: list[Any], chosen: dict[str, list[str]], typed: str) -> ConfigError:
     """The error for a key that doesn't exist, with an override that works."""
-    known, typed = _known_keys(chosen), ",".join(map(show, values))
-    fix = _meant_key(name, known) or did_you_mean(name, known)
-    if fix and "=" not in fix:
+    known = _known_keys(chosen)
+    fix = _meant_switch(name, values) or _meant_key(name, known) or did_you_mean(name, known)
+    if fix in known:
         fix = f"{fix}={_meant_value(fix, known[fix], typed, values)}"
     return ConfigError("there is no key of this name", f"{name}={typed}", fix or "nexus-ablate list")
+
+
+def _meant_switch(name: str, values: list[Any]) -> str:
+    """The override for an option that is switched on or off by its name, as in `swiglu=true`; '' for any other key."""
+    words = [show(value) for value in values]
+    override = option_named(name) if words in (["on"], ["off"]) else ""
+    if words == ["on"] or not override:
+        return override
+    group = override.partition("=")[0]
+    off = synonyms()["options"].get(group, {}).get("off", "none")
+    return f"{group}={off}" if off in option_names(group) else f"nexus-ablate list {group}"
+
+
+def option_named(word: str) -> str:
+    """`ffn=swiglu` for `swiglu`, or `preset=gpt2` for `gpt2`; '' for a word that names no option, or several."""
+    overrides = []
+    for group in ("preset", *OPTION_GROUPS):
+        meant = {_plain(other): option for other, option in synonyms()["options"].get(group, {}).items()}
+        meant |= {_plain(option): option for option in option_names(group)}
+        if _plain(word) in meant:
+            overrides.append(f"{group}={meant[_plain(word)]}")
+        if overrides and group == "preset":
+            return overrides[0]
+    return overrides[0] if len(overrides) == 1 and _plain(word) not in ("none", "off", "on", "auto") else ""
+
+
+def _multirun_of(overrides: list[str]) -> str:
+    return shlex.join(["nexus-ablate", "-m", *overrides])
+
+
+def _meant_seeds(typed: str) -> str:
+    """`0,1,2` for `[0,1,2]`, `0..2` or `0-2`; '' for anything else."""
+    if re.fullmatch(r"\[\d+(,\s*\d+)*\]", typed):
+        return typed.strip("[]").replace(" ", "")
+    ends = re.fullmatch(r"(\d{1,9})(?:\.\.|-|:)(\d{1,9})", typed)
+    if ends is None or not 0 < int(ends[2]) - int(ends[1]) < MOST_RUNS:
+        return ""
+    return ",".join(str(seed) for seed in range(int(ends[1]), int(ends[2]) + 1))
+
+
+def _meant_number(typed: str) -> str:
+    """`20000` for `20k` and `20_000`, `1500000` for `1.5M`; '' for anything else."""
+    number = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)([kKmMbB])", typed.replace("_", ""))
+    if number is None:
+        return ""
+    value = float(number[1]) * {"k": 1e3, "m": 1e6, "b": 1e9}[number[2].lower()]
+    return f"{value:.0f}" if value == int(value) else ""
+
+
+def _meant_list(typed: str) -> str:
+    """`[a.txt]` for `a.txt`."""
+    return f"[{typed}]" if typed and not typed.startswith("[") else ""
 
 
 def _meant_value(key: str, constraint: Any, typed: str, values: list[Any]) -> str:
@@ -282,25 +341,65 @@ def option_names(group: str) -> set[str]:
     return {path.stem for path in conf_dir().joinpath(group).glob("*.yaml")}
 
 
-def _check_values(name: str, values: list[Any], chosen: dict[str, list[str]]) -> None:
+def _check_values(name: str, values: list[Any], chosen: dict[str, list[str]], typed: str) -> None:
     known = _known_keys(chosen)
     if name not in known:
         group, _, rest = name.partition(".")
         if rest and group in OPTION_GROUPS and group in chosen:
-            owners = [o for o in option_files(group).values() if rest in o.keys]
-            option = f"{group}={','.join(chosen[group])}"
-            keys = [k for k in known if k.startswith(f"{group}.")]
-            if owners:
-                raise ConfigError(f"{option} has no key {rest}", name, f"{group}={owners[0].name}, which has it")
-            if not keys:
-                raise ConfigError(f"{option} has no keys", name, "leave it out")
-            raise unknown(f"{option} has no key of this name", name, keys, f"{{}}={','.join(map(show, values))}")
-        raise _unknown_key(name, values, chosen)
+            raise _unknown_option_key(group, rest, values, chosen, typed)
+        raise _unknown_key(name, values, chosen, typed)
     for value in values:
         if word := _meant_word(name, value):
             raise ConfigError(f"{name} has another name for this value", f"{name}={show(value)}", f"{name}={word}")
-        if known[name] is not None and not (isinstance(value, str) and "${" in value):
+        if known[name] is None or (isinstance(value, str) and "${" in value):
+            continue
+        try:
             known[name].accept(name, value)
+        except ConfigError as error:
+            raise _with_meant_value(error, name, known[name], typed) from None
+
+
+def _with_meant_value(error: ConfigError, name: str, constraint: Constraint, typed: str) -> ConfigError:
+    """The error for a value that a key doesn't accept, with what was probably meant if the key accepts that."""
+    if name == "seed" and (seeds := _meant_seeds(typed)):
+        return ConfigError(error.problem, typed, f"nexus-ablate -m seed={seeds}")
+    for meant in (_meant_number(typed), _meant_list(typed)):
+        if meant and _accepts(constraint, meant):
+            return ConfigError(error.problem, typed, f"{name}={meant}")
+    return error
+
+
+def _accepts(constraint: Constraint, typed: str) -> bool:
+    """Whether a constraint accepts a value as it would be typed."""
+    value = _values(_parser().parse_override(f"key={typed}"), intervals=False)[0]
+    try:
+        constraint.accept("key", value)
+    except ConfigError:
+        return False
+    return True
+
+
+def _unknown_option_key(
+    group: str, rest: str, values: list[Any], chosen: dict[str, list[str]], typed: str
+) -> ConfigError:
+    """The error for a key that the chosen option doesn't have, with the option that has it."""
+    name, option = f"{group}.{rest}", f"{group}={','.join(chosen[group])}"
+    path = _meant_path(group, show(values[0])) if rest in ("path", "file", "files") else ""
+    if path:
+        return ConfigError(f"{option} has no key {rest}", f"{name}={typed}", path)
+    owners = [owner for owner in option_files(group).values() if rest in owner.keys]
+    for owner in owners:
+        for meant in (typed, _meant_list(typed)):
+            if meant and _accepts(owner.keys[rest].constraint, meant):
+                fix = f"{group}={owner.name} {name}={meant}"
+                return ConfigError(f"{option} has no key {rest}", f"{name}={typed}", fix)
+    if owners:
+        fix = f"{group}={owners[0].name} {name}={show(owners[0].keys[rest].default)}"
+        return ConfigError(f"{option} has no key {rest}", f"{name}={typed}", fix)
+    keys = [key for key in _known_keys(chosen) if key.startswith(f"{group}.")]
+    if not keys:
+        return ConfigError(f"{option} has no keys", name, "leave it out")
+    return unknown(f"{option} has no key of this name", name, keys, f"{{}}={typed}")
 
 
 def _check_hydra_key(name: str, values: list[Any]) -> None:
