@@ -23,7 +23,8 @@ _NAMES = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 # Not every *_token: sink_token is an option.
 _KEY = r"(?:\w+_)?(?:api_?key|access_key|secret|password)|(?:\w*(?:hf|api|auth|access|github|gitlab|bot)_)?token"
 _TYPED = (
-    (re.compile(r"(?<=://)[^/\s'\"]+@"), f"{HIDDEN}@"),
+    # With one slash too: a URL that was taken for a path is `https:/user:password@host`.
+    (re.compile(r"(?P<key>\b[A-Za-z][A-Za-z0-9+.-]+:/{1,2})[^/\s'\"]+@"), rf"\g<key>{HIDDEN}@"),
     (re.compile(rf"(?i)(?P<key>(?<!\w)(?:{_KEY})=)[^\s'\"]+"), rf"\g<key>{HIDDEN}"),
     (re.compile(rf"(?i)(?P<key>--(?:{_KEY.replace('_', '[_-]')})\s)\s*\S+"), rf"\g<key>{HIDDEN}"),
     (re.compile(r"(?i)(?P<key>\bbearer\s+)\S+"), rf"\g<key>{HIDDEN}"),

@@ -15,6 +15,7 @@ from written_runs import Writer
 from nexus_ablate.cli import main
 from nexus_ablate.cli.verb import all_verbs, verb_names
 from nexus_ablate.config.compose import compose
+from nexus_ablate.masking import mask
 
 
 def answer(capsys, *words):
@@ -224,3 +225,29 @@ def test_every_verb_answers_a_wrong_flag_and_shows_its_help(capsys):
         assert main([verb.name, "--help"]) == 0
         shown = capsys.readouterr().out
         assert shown.startswith(f"nexus-ablate {verb.name}") and all(flag.name in shown for flag in verb.flags)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "data=files data.files=[{}]",
+        "data.tokenizer={}",
+        "runs_dir={}",
+        "compare {}",
+        "compare runs --html {}",
+        "judge {}",
+        "study {}",
+        "import {}",
+        "status {}",
+    ],
+)
+def test_a_url_is_refused_as_a_path_and_its_password_is_not_repeated(command, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    problem, got, _ = answer(capsys, *shlex.split(command.format("s3://user:hunter22@bucket/x.txt")))
+    assert "a URL is not a path" in problem and "s3://<secret>@bucket" in got
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("url", ["https://user:hunter22@host/x", "https:/user:hunter22@host/x"])
+def test_a_password_in_a_url_is_masked_also_where_it_was_taken_for_a_path(url):
+    assert "hunter22" not in mask(f"cannot read {url}") and "host/x" in mask(url)

@@ -115,12 +115,38 @@ def _run(arguments: list[str]) -> int:
         print(__version__)
         return errors.OK
     refuse_removed(arguments[0], arguments[1:])
+    _refuse_urls(arguments)
     named = arguments[0] in verb_names()
     module = verb_module(arguments.pop(0) if named else "train")
     if {"-h", "--help"} & set(arguments):
         print(module.VERB.help())
         return errors.OK
     return module.run(*module.VERB.parse(arguments))
+
+
+_NOT_PATHS = ("--prompt", "hydra", "question", "claim", "stated")
+"""Flags and keys, or what they begin with, whose values may hold a URL."""
+
+
+def _refuse_urls(arguments: list[str]) -> None:
+    """Raises:
+    ConfigError: A URL where a path belongs, which would become a folder of that name.
+    """
+    import re
+
+    from nexus_ablate import errors
+
+    before = ""
+    for argument in arguments:
+        key, _, value = argument.lstrip("+").partition("=")
+        url = re.search(r"[A-Za-z][A-Za-z0-9+.-]+://[^\s,\]'\"]*", argument)
+        if url and not f"{before} {key}".strip().startswith(_NOT_PATHS):
+            name = url[0].rstrip("/").rpartition("/")[2].rpartition("@")[2] or "FILE"
+            copy = argument.replace(url[0], name) if value else name
+            raise errors.ConfigError(
+                "a URL is not a path on this machine; download it, or mount what it names", argument, copy
+            )
+        before = argument if argument.startswith("--") and "=" not in argument else ""
 
 
 def _without_plugins(arguments: list[str]) -> list[str]:
