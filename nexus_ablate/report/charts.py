@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -261,30 +261,39 @@ def _limit(bars: Sequence[Bar], band: float) -> float:
 
 
 def losses(comparison: Comparison, axis: str, whole: bool = False) -> str:
-    """Validation loss against tokens, FLOPs or seconds: one thin line per run; '' without two validations of a run.
+    """Validation loss against a budget as SVG, see `draw_losses`; '' where no run has two validations."""
+    if not any(len(run.curves.val) > 1 for arm in comparison.arms for run in arm.runs.values()):
+        return ""
+    with picture(f"validation loss against {axis}{' from the start' * whole}") as drawn:
+        draw_losses(drawn.axes, comparison, axis, whole)
+    return drawn.svg
+
+
+def draw_losses(axes: Any, comparison: Comparison, axis: str, whole: bool = False) -> None:
+    """Validation loss against tokens, FLOPs or seconds: one thin line per run.
 
     The first validations are far above all others. Without `whole` the picture starts after them.
     """
-    runs = _runs_with_curves(comparison)
-    ends = [run.curves.val[-1] for *_, run in runs if np.isfinite(run.curves.val[-1])]
-    if not ends:
-        return ""
-    points = _points(len(runs))
-    lines = [_thinned(getattr(run.curves, axis), run.curves.val, points) for *_, run in runs]
-    seen = np.concatenate([values for _, values in lines])
-    seen = seen[np.isfinite(seen)]
-    top = float(seen.max())
-    first = 0.0
-    if not whole:
-        top = min(top, max(float(np.quantile(seen, 0.75)), max(_inner(ends))))
-        first = min(float(budgets[values <= top][0]) for budgets, values in lines if (values <= top).any())
-    last = max(float(budgets[-1]) for budgets, _ in lines)
-    with picture(f"validation loss against {axis}{' from the start' * whole}") as drawn:
-        _against(drawn.axes, axis, f"validation {LOSS}", (first, last), (float(seen.min()), top))
-        for (index, arm, run), (budgets, values) in zip(runs, lines, strict=True):
-            name = hover(f"{arm.label}, seed {run.seed}")
-            drawn.axes.plot(budgets, values, color=colour(index), linewidth=1.1, alpha=0.75, gid=name)
-    return drawn.svg
+    runs = [(index, arm, run) for index, arm in enumerate(comparison.arms) for run in arm.runs.values()]
+    runs = [(index, arm, run) for index, arm, run in runs if len(run.curves.val) > 1]
+    points, named, lines = _points(len(runs)), set(), []
+    for index, arm, run in runs:
+        budgets, values = _thinned(getattr(run.curves, axis), run.curves.val, points)
+        label = None if index in named else middle(arm.label, NAME_LETTERS)
+        text = hover(f"{arm.label}, seed {run.seed}")
+        axes.plot(budgets, values, color=colour(index), linewidth=1.1, alpha=0.75, gid=text, label=label)
+        named.add(index)
+        lines.append((budgets, values))
+    _label_budget(axes, axis, f"validation {LOSS}")
+    seen = np.concatenate([values[np.isfinite(values)] for _, values in lines])
+    ends = [values[-1] for _, values in lines if np.isfinite(values[-1])]
+    if whole or not ends:
+        return
+    typical = [end for end in ends if end < 2 * np.median(ends)]
+    low, top = float(seen.min()), max(float(np.quantile(seen, 0.75)), max(typical))
+    starts = [float(budgets[values <= top][0]) for budgets, values in lines if (values <= top).any()]
+    axes.set_xlim(left=min(starts))
+    axes.set_ylim(low - 0.03 * (top - low or 1), top + 0.03 * (top - low or 1))
 
 
 def paired_differences(comparison: Comparison, axis: str) -> str:
@@ -309,11 +318,10 @@ def paired_differences(comparison: Comparison, axis: str) -> str:
     ends = [end for end in last if abs(end) <= limit]
     ends += [comparison.delta_min, -comparison.delta_min] if is_loss else [0.0]
     pad = 0.15 * (max(ends) - min(ends)) or 1e-6
-    budgets = [float(end) for _, _, grid, _ in lines for end in (grid[0], grid[-1])]
     with picture(f"difference to the baseline against {axis}") as drawn:
         axes = drawn.axes
-        limits = (min(ends) - pad, max(ends) + pad)
-        _against(axes, axis, "difference, nats per token", (min(budgets), max(budgets)), limits)
+        _label_budget(axes, axis, "difference, nats per token")
+        axes.set_ylim(min(ends) - pad, max(ends) + pad)
         axes.axhline(0, color=MUTED, linewidth=1, linestyle="--")
         for index, arm, grid, gaps in lines:
             for seed, gap in gaps.items():
@@ -343,24 +351,13 @@ def slopes(comparison: Comparison) -> str:
     return drawn.svg
 
 
-def _runs_with_curves(comparison: Comparison) -> list[tuple[int, Arm, Trained]]:
-    """The runs of two validations or more, each with its arm and the arm's place."""
-    runs = [(index, arm, run) for index, arm in enumerate(comparison.arms) for run in arm.runs.values()]
-    return [(index, arm, run) for index, arm, run in runs if len(run.curves.val) > 1]
-
-
-def _against(axes: Any, axis: str, label: str, x: tuple[float, float], y: tuple[float, float]) -> None:
-    """Set up axes of a budget and a loss. A range without width is left to matplotlib."""
+def _label_budget(axes: Any, axis: str, label: str) -> None:
     from matplotlib.ticker import EngFormatter
 
     axes.set(xlabel=BUDGETS[axis], ylabel=label)
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.locator_params(nbins=6)
-    if x[1] > x[0]:
-        axes.set_xlim(*x)
-    if y[1] > y[0]:
-        margin = 0.03 * (y[1] - y[0])
-        axes.set_ylim(y[0] - margin, y[1] + margin)
+    axes.margins(x=0)
 
 
 def _gap(run: Trained, base_run: Trained, axis: str, grid: Array) -> Array:
@@ -377,14 +374,6 @@ def _thinned(x: Array, y: Array, points: int) -> tuple[Array, Array]:
     """At most about `points` of a line, the first and the last among them."""
     keep = np.unique(np.linspace(0, len(x) - 1, min(len(x), points)).astype(int))
     return x[keep], y[keep]
-
-
-def _inner(values: Iterable[float]) -> list[float]:
-    """The values without outliers, which lie further from the median than ten times the interquartile range."""
-    values = list(values)
-    low, median, high = np.quantile(values, (0.25, 0.5, 0.75))
-    reach = 10 * (high - low) or math.inf
-    return [value for value in values if abs(value - median) <= reach]
 
 
 # ---------------------------------------------------------------------------------- rates, costs, stability, scaling
@@ -512,7 +501,7 @@ def _drawable(factor: float | None) -> float:
 
 
 def comparison_figure(comparison: Comparison) -> Figure:
-    """Validation losses by arm, the band from the lowest seed to the highest, beside differences with intervals."""
+    """Validation losses, a line per run, beside the differences to the baseline with intervals."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -520,27 +509,8 @@ def comparison_figure(comparison: Comparison) -> Figure:
     with matplotlib.rc_context({**STYLE, "font.size": 10, "axes.labelsize": 10, "legend.fontsize": 9}):
         figure = Figure(figsize=(12, max(3.6, 1.2 + 0.5 * len(bars))), layout="constrained")
         curves, differences = figure.subplots(1, 2)
-        _mean_losses(curves, comparison)
+        draw_losses(curves, comparison, "tokens")
+        curves.legend()
         if bars:
-            label = _difference_label(comparison)
-            draw_intervals(differences, bars, label, comparison.delta_min)
+            draw_intervals(differences, bars, _difference_label(comparison), comparison.delta_min)
     return figure
-
-
-def _mean_losses(axes: Any, comparison: Comparison) -> None:
-    """A line and a band per arm, from where the arms come apart."""
-    tops, last = [0.0], [0.0]
-    for index, arm in enumerate(comparison.arms):
-        curves = [run.curves for run in arm.runs.values() if len(run.curves.val) > 1]
-        if not curves:
-            continue
-        tokens = min((curve.tokens for curve in curves), key=lambda budgets: budgets[-1])
-        values = np.array([np.interp(tokens, curve.tokens, curve.val) for curve in curves])
-        axes.plot(tokens, values.mean(0), color=colour(index), linewidth=1.4, label=middle(arm.label, NAME_LETTERS))
-        axes.fill_between(tokens, values.min(0), values.max(0), color=colour(index), alpha=0.2, linewidth=0)
-        tops.append(float(np.nanquantile(values, 0.9)))
-        last.append(float(tokens[-1]))
-    low = axes.dataLim.y0
-    _against(axes, "tokens", f"validation {LOSS}", (0.0, max(last)), (low, max(tops)))
-    if axes.lines:
-        axes.legend()
