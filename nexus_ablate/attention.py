@@ -1,10 +1,9 @@
-"""Causal self-attention: the same order of steps for all options.
+"""The core of causal self-attention: the same order of steps for all options.
 
-Project, clip, norm q, k (and v), gate them, apply positions, score, scale, add the position bias, cap, mask, normalize,
-drop out, mix values, gate, inner norm, output projection, gate. No option is named here.
+Apply positions, score, scale, add the position bias, cap, mask, normalize, drop out, mix values. No option is named.
 
-Shape letters: B batch, T queries, S keys, D d_model, H query heads, G key/value heads, d head width. Each key/value
-head serves H / G query heads. The keys of the `Prefix` come before the keys of the text.
+Shape letters: B batch, T queries, S keys, H query heads, G key/value heads, d head width. Each key/value head serves
+H / G query heads. The keys of the `Prefix` come before the keys of the text.
 """
 
 from __future__ import annotations
@@ -18,14 +17,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nexus_ablate.axes.attention import ATTENTION
-from nexus_ablate.axes.gate import GATE
 from nexus_ablate.axes.normalizer import NORMALIZER
 from nexus_ablate.axes.position import Position, by_distance
-from nexus_ablate.axes.qk_norm import QK_NORM
-from nexus_ablate.axes.roles import Geometry, Linear
+from nexus_ablate.axes.roles import Geometry
 from nexus_ablate.config.run_config import RunConfig
-from nexus_ablate.kernels.blockwise import blockwise_attention, pays
-from nexus_ablate.kernels.linear import shared
+from nexus_ablate.kernels.softmax_attention import flex_attention, softmax_attention, spread
 
 SHORTEST_FLEX = 128
 """Fewest queries for which FlexAttention has a block to skip."""
@@ -74,15 +70,15 @@ class AttentionCore(nn.Module):
     """Queries, keys and values to head outputs. The plain path is the reference; the fused path must equal it.
 
     Args:
-        layer: The index of its block, from 0.
+        geometry: With the index of its block.
         scale: Replaces the score's published factor unless None.
         more: The parametrization's factor on the scores, if it has one.
     """
 
-    def __init__(
-        self, config: RunConfig, geometry: Geometry, layer: int, scale: float | None, more: float | None
-    ) -> None:
+    def __init__(self, config: RunConfig, geometry: Geometry, scale: float | None, more: float | None) -> None:
         super().__init__()
+        assert geometry.layer is not None
+        self.layer = geometry.layer
         self.score = ATTENTION.build(config.attention, geometry)
         self.normalizer = NORMALIZER.build(config.normalizer, geometry)
         published = self.score.scale if scale is None else scale
@@ -90,10 +86,9 @@ class AttentionCore(nn.Module):
         if more is not None:
             self.scale *= more
         self.softcap = None if config.attn_softcap == "off" else config.attn_softcap
-        self.window = config.resolved.windows[layer]
+        self.window = config.resolved.windows[self.layer]
         own = self.normalizer.own_key() is not None
         self.prefix = Prefix(int(own), int(config.kv_bias != "off"), int(config.sink_token))
-        self.layer = layer
         self.norm_placed: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]] | None = None
         """The norm that follows the positions of queries and keys, if there is one. Attention owns it."""
         self.substitute: Attend | None = None
@@ -148,7 +143,7 @@ class AttentionCore(nn.Module):
         if q_BHTd.is_cuda and torch.compiler.is_compiling() and self.flexes(q_BHTd.shape[2], bias):
             return self.flex(q_BHTd, k_BGSd, v_BGSd, bias)
         if self.fused:
-            return self._fused(self.score.query(q_BHTd), k_BGSd, v_BGSd, bias)
+            return self._fused(q_BHTd, k_BGSd, v_BGSd, bias)
         return self.mixed(F.dropout(self.weights(q_BHTd, k_BGSd, bias), self.dropout, self.training), v_BGSd)
 
     def weights(self, q_BHTd: Tensor, k_BGSd: Tensor, bias: Tensor | None) -> Tensor:
@@ -183,7 +178,7 @@ class AttentionCore(nn.Module):
             # Add one query for each key without one: the fastest kernels need the square causal form.
             added = own + self.prefix.learned
             q_BHSd = F.pad(q_BHTd, (0, 0, added, 0)) if added else q_BHTd
-            out_BHSd = self._softmax(q_BHSd, k_BGSd, v_BGSd, None)
+            out_BHSd = self._kernel(q_BHSd, k_BGSd, v_BGSd, None)
             return out_BHSd[:, :, added:] if added else out_BHSd
         columns = own + self.prefix.columns
         mask = q_BHTd.new_zeros(1, 1, T, S) if bias is None else fitted(bias, columns, self.prefix.sink)
@@ -191,17 +186,11 @@ class AttentionCore(nn.Module):
             column = own_score.to(mask.dtype).view(1, H, 1, 1).expand(len(mask), H, T, 1)
             mask = torch.cat((column, mask[..., 1:].expand(-1, H, -1, -1)), -1)
         mask = mask.masked_fill(~self.seen(T, q_BHTd.device, own), -torch.inf).to(q_BHTd.dtype)
-        return self._softmax(q_BHTd, k_BGSd, v_BGSd, mask)
+        return self._kernel(q_BHTd, k_BGSd, v_BGSd, mask)
 
-    def _softmax(self, q_BHTd: Tensor, k_BGSd: Tensor, v_BGSd: Tensor, mask: Tensor | None) -> Tensor:
-        dropout, H = self.dropout if self.training else 0.0, q_BHTd.shape[1]
-        settings = {"dropout_p": dropout, "scale": self.scale, "is_causal": mask is None}
-        if q_BHTd.is_cuda and mask is None and k_BGSd.shape[1] != H:  # flash attention shares keys by itself
-            return F.scaled_dot_product_attention(q_BHTd, k_BGSd, v_BGSd, enable_gqa=True, **settings)
-        k_BHSd, v_BHSd = spread(k_BGSd, H), spread(v_BGSd, H)
-        if self.chooses and not dropout and pays(q_BHTd, k_BHSd):
-            return blockwise_attention(q_BHTd, k_BHSd, v_BHSd, mask, self.scale)
-        return F.scaled_dot_product_attention(q_BHTd, k_BHSd, v_BHSd, attn_mask=mask, **settings)
+    def _kernel(self, q_BHTd: Tensor, k_BGSd: Tensor, v_BGSd: Tensor, mask: Tensor | None) -> Tensor:
+        dropout = self.dropout if self.training else 0.0
+        return softmax_attention(q_BHTd, k_BGSd, v_BGSd, mask, self.scale, dropout, self.chooses)
 
     def flexes(self, T: int, bias: Tensor | None) -> bool:
         """Whether FlexAttention replaces a full T x T mask in a compiled step on a GPU.
@@ -214,38 +203,21 @@ class AttentionCore(nn.Module):
         return self.flexible and T >= SHORTEST_FLEX and not dropout and (fixed or (masked and bias is None))
 
     def flex(self, q_BHTd: Tensor, k_BGSd: Tensor, v_BGSd: Tensor, bias: Tensor | None) -> Tensor:
-        """The plain path's result by FlexAttention, without any (T, S) tensor.
-
-        The window and the sink token become a block mask, soft-cap and bias change the scores inside the kernel, and
-        the weight of the normalizer's own key follows from each row's log-sum-exp.
-        """
-        from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
-
-        T, S = q_BHTd.shape[2], k_BGSd.shape[2]
+        """The plain path's result by FlexAttention. Soft-cap and bias change the scores inside the kernel."""
         learned, sink, columns = self.prefix.learned, self.prefix.sink, self.prefix.columns
-        t = T if bias is None else bias.shape[-1]  # the prefix has no position
+        t = q_BHTd.shape[2] if bias is None else bias.shape[-1]  # the prefix has no position
 
-        def seen(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        def sees(i: Tensor, j: Tensor) -> Tensor:
             return self.sees(i, j - learned)
 
-        def score(value: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        def change(value: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             if bias is not None:
                 i, j = i - sink, j - columns
                 added = bias[h, (i - j).clamp(0, t - 1)]
                 value = value + (torch.where((i >= 0) & (j >= 0), added, 0.0) if columns else added)
             return value if self.softcap is None else self.softcap * torch.tanh(value / self.softcap)
 
-        q_BHTd, own_score = self.score.query(q_BHTd).to(v_BGSd.dtype), self.normalizer.own_key()
-        mask = create_block_mask(seen, None, None, T, S, device=q_BHTd.device)
-        heads = {"scale": self.scale, "enable_gqa": k_BGSd.shape[1] != q_BHTd.shape[1]}
-        tensors = q_BHTd, k_BGSd.to(v_BGSd.dtype), v_BGSd, score, mask
-        if own_score is None:
-            return flex_attention(*tensors, **heads)
-        out_BHTd, more = flex_attention(*tensors, **heads, return_aux=AuxRequest(lse=True))
-        assert more.lse is not None
-        own_score = own_score.float()[:, None] if isinstance(own_score, Tensor) else own_score
-        share_BHT = torch.sigmoid(more.lse - own_score)
-        return (out_BHTd * share_BHT[..., None]).to(v_BGSd.dtype)
+        return flex_attention(q_BHTd, k_BGSd, v_BGSd, self.scale, sees, change, self.normalizer.own_key())
 
     def seen(self, T: int, device: torch.device, own: int = 0) -> Tensor:
         """(T, S), true where query i may see key j: i - window < j <= i, or j is in the prefix.
@@ -279,12 +251,6 @@ class AttentionCore(nn.Module):
         return text_q, text_k, bias
 
 
-def spread(x_BGSd: Tensor, n_heads: int) -> Tensor:
-    """Keys or values of all heads, (B, H, S, d): each of the G is repeated for the query heads that share it."""
-    groups = x_BGSd.shape[1]
-    return x_BGSd if groups == n_heads else x_BGSd.repeat_interleave(n_heads // groups, 1)
-
-
 def fitted(bias: Tensor, columns: int, rows: int) -> Tensor:
     """A position bias of the text, (H, t) or (..., t, t), as (B or 1, H, T, S).
 
@@ -295,80 +261,3 @@ def fitted(bias: Tensor, columns: int, rows: int) -> Tensor:
     bias = by_distance(bias) if bias.ndim == 2 else bias
     bias = bias.reshape(-1, *bias.shape[-3:])
     return F.pad(bias, (columns, 0, rows, 0)) if columns else bias
-
-
-class Attention(nn.Module):
-    """Multi-head causal self-attention. q, k and v are separate projections: placements scale and norm them separately.
-
-    `kv_bias` adds one learned key per key head, with a learned value or the value 0. Every query sees it, and no norm,
-    gate or position acts on it (Sun et al. 2024, arXiv:2402.17762; Gu et al. 2024, arXiv:2410.10781; the authors' code
-    of both). Its initial values and weight decay are those of the key and value projections. The sink token is the
-    first of the sequence: its query and key are not rotated, it has no position bias, and every query sees it, even
-    outside its window. The text's positions count from 0 with and without it.
-    """
-
-    def __init__(
-        self,
-        config: RunConfig,
-        geometry: Geometry,
-        layer: int,
-        rotates: bool,
-        inner_norm: nn.Module,
-        score_factor: float | None = None,
-    ) -> None:
-        super().__init__()
-        resolved, d = config.resolved, geometry.head_dim
-        D, HD, GD = geometry.d_model, geometry.n_heads * d, geometry.n_kv_heads * d
-        self.head_dim = d
-        self.qk_norm = QK_NORM.build(resolved.qk_norm, geometry)
-        self.core = AttentionCore(config, geometry, layer, self.qk_norm.scale, score_factor)
-        self.core.norm_placed = self.qk_norm.forward if self.qk_norm.after_rotation else None
-        self.gate = GATE.build(config.gate, geometry)
-        self.gated = self.gate.site != "none"
-        # A key bias b adds q.b to every score of a query. Softmax ignores that unless it differs between keys.
-        key_bias = (
-            rotates
-            or self.qk_norm.norms_keys
-            or self.gate.site == "key"
-            or config.kv_bias != "off"
-            or config.clip_qkv != "off"
-            or not self.core.score.dot
-            or self.core.softcap is not None
-            or not self.core.normalizer.shift_invariant
-        )
-        self.query = Linear(D, HD, resolved.qkv_bias, role="query")
-        self.key = Linear(D, GD, resolved.qkv_bias and key_bias, role="key")
-        self.value = Linear(D, GD, resolved.qkv_bias, role="value")
-        self.inner_norm = inner_norm
-        self.out = Linear(HD, D, resolved.attn_out_bias, role="attn_out")
-        self.dropout = nn.Dropout(config.model.dropout)
-        self.clip = None if config.clip_qkv == "off" else config.clip_qkv
-        shape = geometry.n_kv_heads, d
-        self.learned_key_Gd = nn.Parameter(torch.empty(shape)) if config.kv_bias != "off" else None
-        self.learned_value_Gd = nn.Parameter(torch.empty(shape)) if config.kv_bias == "key_value" else None
-        self.roles = {"learned_key_Gd": "key", "learned_value_Gd": "value"}
-
-    def forward(self, x_BTD: Tensor, position: Position) -> Tensor:
-        B, T, _ = x_BTD.shape
-        projections = zip((self.query, self.key, self.value), shared(x_BTD, 3), strict=True)
-        q, k, v = (project(x).view(B, T, -1, self.head_dim) for project, x in projections)
-        if self.clip is not None:
-            q, k, v = (x.clamp(-self.clip, self.clip) for x in (q, k, v))
-        if not self.qk_norm.after_rotation:
-            q, k, v = self.qk_norm(q, k, v)
-        if self.gated:
-            q, k, v = self.gate("query", q, x_BTD), self.gate("key", k, x_BTD), self.gate("value", v, x_BTD)
-        q_BHTd, k_BGTd, v_BGTd = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-        q_BHTd, k_BGTd, bias = self.core.place(q_BHTd, k_BGTd, position)
-        k_BGSd, v_BGSd = self._keys(k_BGTd, self.learned_key_Gd), self._keys(v_BGTd, self.learned_value_Gd)
-        out_BTHd = self.core(q_BHTd, k_BGSd, v_BGSd, bias).transpose(1, 2)
-        out_BTHd = self.gate("sdpa", out_BTHd, x_BTD) if self.gated else out_BTHd
-        out_BTD = self.out(self.inner_norm(out_BTHd.flatten(2)))
-        return self.dropout(self.gate("output", out_BTD, x_BTD) if self.gated else out_BTD)
-
-    def _keys(self, k_BGTd: Tensor, learned_Gd: Tensor | None) -> Tensor:
-        """Keys (or values), (B, G, S, d), with the learned one first."""
-        if self.learned_key_Gd is None:
-            return k_BGTd
-        first_Gd = torch.zeros_like(k_BGTd[0, :, 0]) if learned_Gd is None else learned_Gd.to(k_BGTd.dtype)
-        return torch.cat((first_Gd[None, :, None].expand(len(k_BGTd), -1, 1, -1), k_BGTd), 2)

@@ -6,19 +6,23 @@ Shape letters: B batch, T time, D d_model, V vocabulary.
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from nexus_ablate.attention import Attention
-from nexus_ablate.axes.ffn import FFN
+from nexus_ablate import mixers as mixers  # registers its options
+from nexus_ablate.axes.context import Context
+from nexus_ablate.axes.ffn import FFN, FFNParts
+from nexus_ablate.axes.head import HEAD
 from nexus_ablate.axes.init import BRANCH_OUTPUTS, INIT, initialise
+from nexus_ablate.axes.mixer import MIXER, MixerParts
 from nexus_ablate.axes.norm import NORM
 from nexus_ablate.axes.param import PARAM
 from nexus_ablate.axes.placement import PLACEMENT, Parts
 from nexus_ablate.axes.position import POSITION, Position
-from nexus_ablate.axes.roles import Geometry, Linear, Table
+from nexus_ablate.axes.roles import Geometry, Linear, Site, Table
 from nexus_ablate.config.roles import SMALL_MAP
 from nexus_ablate.config.run_config import Option, RunConfig
 from nexus_ablate.kernels.linear import chosen_product, products
@@ -47,22 +51,22 @@ class GPT(nn.Module):
             nope_layers=nope_layers(config),
         )
 
-        def norm(site: str, width: int = model.d_model) -> nn.Module:
+        def norm(site: str, width: int = model.d_model, layer: int | None = None) -> nn.Module:
             option, sites = config.norm, config.norm_gain_sites
             if "gain_init" in option.keys and not (site not in AROUND if sites == "blocks" else site in sites):
                 option = Option(option.name, option.keys | {"gain_init": 1.0})
-            return NORM.build(option, width, resolved.norm_bias, site)
+            return NORM.build(option, width, resolved.norm_bias, Site.at(site, layer))
 
-        def attention(layer: int, inner_norm: bool) -> nn.Module:
-            width = geometry.n_heads * geometry.head_dim
-            inner = norm("attn_inner", width) if inner_norm else nn.Identity()
-            return Attention(
-                config, geometry, layer, self.position_at(layer).turns_keys(layer), inner, self.param.scores
-            )
+        def mixer(layer: int, inner_norm: bool) -> nn.Module:
+            inner = norm("attn_inner", geometry.n_heads * geometry.head_dim, layer) if inner_norm else nn.Identity()
+            rotates = self.position_at(layer).turns_keys(layer)
+            site_norm = partial(norm, layer=layer)
+            parts = MixerParts(config, geometry.at(layer), rotates, inner, self.param.scores, site_norm)
+            return MIXER.build(config.mixer, parts)
 
-        def ffn(inner_norm: bool) -> nn.Module:
-            inner = norm("ffn_inner", geometry.d_ff) if inner_norm else nn.Identity()
-            return FFN.build(config.ffn, geometry, resolved.ffn_bias, model.dropout, inner)
+        def ffn(layer: int, inner_norm: bool) -> nn.Module:
+            inner = norm("ffn_inner", geometry.d_ff, layer) if inner_norm else nn.Identity()
+            return FFN.build(config.ffn, FFNParts(geometry.at(layer), resolved.ffn_bias, model.dropout, inner))
 
         self.geometry = geometry
         self.param = param = PARAM.build(config.param, geometry)
@@ -81,14 +85,15 @@ class GPT(nn.Module):
         self.dropout = nn.Dropout(model.dropout)
         self.blocks = nn.ModuleList()
         for layer in range(model.n_layers):
-            parts = Parts(partial(attention, layer), ffn, norm, model.d_model, layer, model.n_layers)
+            branches = partial(mixer, layer), partial(ffn, layer)
+            parts = Parts(*branches, partial(norm, layer=layer), model.d_model, layer, model.n_layers)
             self.blocks.append(PLACEMENT.build(config.placement, parts))
         self.final_norm = norm("final") if resolved.final_norm else nn.Identity()
-        self.head = None if config.tie_embeddings else Linear(resolved.d_embed, vocab_size, bias=False, role="head")
-        self.head_bias = nn.Parameter(torch.zeros(vocab_size)) if config.head_bias else None
-        self.logit_scale = None if config.logit_scale == "off" else config.logit_scale
+        scale = None if config.logit_scale == "off" else config.logit_scale
         if param.logits is not None:
-            self.logit_scale = param.logits * (self.logit_scale or 1.0)
+            scale = param.logits * (scale or 1.0)
+        tied, width = config.tie_embeddings, resolved.d_embed
+        self.head = HEAD.build(config.head, geometry, width, tied, config.head_bias, scale)
         for linear in self.blocks.modules():
             if isinstance(linear, Linear) and linear.roles["weight"] in BRANCH_OUTPUTS:
                 linear.multiplier = param.branches
@@ -101,9 +106,13 @@ class GPT(nn.Module):
 
     @property
     def head_weight(self) -> Tensor:
-        """(V, D), the embedding if the head is tied to it. A bias is one more column, for which `hidden` has a 1."""
-        weight = self.embedding.weight if self.head is None else self.head.weight
-        return weight if self.head_bias is None else torch.cat((weight, self.head_bias[:, None]), 1)
+        """The matrix that the head multiplies `hidden` by, (V, D), or (V, D + 1) with a bias."""
+        return self.head.matrix(self.embedding.weight)
+
+    def context(self, tokens_BT: Tensor) -> Context:
+        """The context of a forward pass over these tokens."""
+        positions = [self.position_at(layer) for layer in range(len(self.blocks))]
+        return Context(tokens_BT, positions, int(self.sink is not None))
 
     def position_at(self, layer: int) -> Position:
         """The position scheme of a layer."""
@@ -119,23 +128,25 @@ class GPT(nn.Module):
         logits_BTV = self.product(x_BTD, weight_VD)
         return logits_BTV if self.softcap is None else self.softcap * torch.tanh(logits_BTV / self.softcap)
 
-    def hidden(self, tokens_BT: Tensor) -> Tensor:
-        """The residual stream (B, T, D) that the head reads. Inside the blocks the sink token precedes the text."""
+    def hidden(self, tokens_BT: Tensor, context: Context | None = None) -> Tensor:
+        """The rows (B, T, D) that the head multiplies. Inside the blocks the sink token precedes the text.
+
+        Args:
+            context: Receives the losses and figures of options. By default they are dropped.
+        """
+        context = self.context(tokens_BT) if context is None else context
         x_BTD = self.position.embed(self.project_in(self._scaled(self.embedding(tokens_BT))))
         if self.sink is not None:
             x_BTD = torch.cat((self._scaled(self.sink.weight).expand(len(x_BTD), 1, -1), x_BTD), 1)
         stream = self.blocks[0].enter(self.dropout(self.embed_norm(x_BTD)))  # type: ignore[reportCallIssue]
-        for layer, block in enumerate(self.blocks):
-            position = self.position_at(layer)
+        for block in self.blocks:
             if self.recompute and torch.is_grad_enabled():
-                stream = checkpoint(block, stream, position, use_reentrant=False)
+                stream, *added = checkpoint(_recomputed, block, stream, context, use_reentrant=False)  # type: ignore[reportGeneralTypeIssues]
+                context.take(*added)
             else:
-                stream = block(stream, position)
+                stream = block(stream, context)
         x_BTD = self.blocks[-1].leave(stream, self.final_norm)  # type: ignore[reportCallIssue]
-        x_BTD = self.project_out(x_BTD if self.sink is None else x_BTD[:, 1:])
-        if self.logit_scale is not None:
-            x_BTD = self.logit_scale * x_BTD
-        return x_BTD if self.head_bias is None else nn.functional.pad(x_BTD, (0, 1), value=1.0)
+        return self.head.rows(self.project_out(x_BTD if self.sink is None else x_BTD[:, 1:]))
 
     def _scaled(self, x_BTD: Tensor) -> Tensor:
         if self.embed_scale is not None:
@@ -143,10 +154,19 @@ class GPT(nn.Module):
         return x_BTD if self.fixed_embed_scale is None else x_BTD * self.fixed_embed_scale
 
 
+def _recomputed(block: nn.Module, stream: Any, context: Context) -> tuple[Any, ...]:
+    """A block's stream, and what it added to the context: a recomputation must not add it a second time."""
+    context = context.for_one_block()
+    stream = block(stream, context)
+    return stream, context.store, context.losses, context.figures
+
+
 def nope_layers(config: RunConfig) -> frozenset[int]:
     """The layers without positions, from 0."""
-    every = config.resolved.nope_every
-    return frozenset() if isinstance(every, str) else frozenset(range(every - 1, config.model.n_layers, every))
+    every, n_layers = config.resolved.nope_every, config.model.n_layers
+    if isinstance(every, list):
+        return frozenset(every)
+    return frozenset() if isinstance(every, str) else frozenset(range(every - 1, n_layers, every))
 
 
 def build_model(config: RunConfig, vocab_size: int = 256) -> GPT:

@@ -26,6 +26,7 @@ LAYERS = (
     "runs",
     "data",
     "attention",
+    "mixers",
     "model optimizers",
     "measure",
     "study",
@@ -170,6 +171,8 @@ def test_no_module_outside_the_axes_branches_on_an_option_s_name():
         ("config", "rope"),  # an even head width, checked before torch is there
         ("model", "learned"),  # embed_scale=learned, not position=learned
         ("bench", "norm"),  # the axis, not gate=norm
+        ("measure", "attention"),  # the component, not mixer=attention
+        ("pretrained", "linear"),  # a scaling of RoPE, not head=linear
     }
     for path in MODULES:
         if room(path) in ("axes", "cli"):

@@ -71,7 +71,7 @@ def pairwise_score(name, score, q, k):
 def test_a_score_is_its_published_definition_for_every_query_and_key(name):
     score = build_score(name)
     q, k = (torch.randn(2, H, T, D, generator=torch.Generator().manual_seed(i)) for i in range(2))
-    actual = score.scale * score(q, k)
+    actual = score.scale * score(score.query(q), k)
     for b, h, i, j in itertools.product(range(2), range(H), range(T), range(T)):
         expected = pairwise_score(name, score, q[b, h, i], k[b, h, j])(h)
         torch.testing.assert_close(actual[b, h, i, j], expected, rtol=0, atol=1e-5)
@@ -95,7 +95,7 @@ def test_luong_general_with_the_identity_is_luong_dot():
         for head in general.map.maps:
             head.weight.copy_(torch.eye(D))
     q, k = torch.randn(2, 2, H, T, D).unbind()
-    torch.testing.assert_close(general(q, k), dot(q, k))
+    torch.testing.assert_close(general(general.query(q), k), dot(q, k))
 
 
 @pytest.mark.parametrize("name", ["luong_concat", "additive"])
@@ -330,10 +330,10 @@ def test_a_learned_key_takes_the_mass_that_its_score_asks_for(tiny, qkv):
 
 def test_a_learned_key_is_not_rotated_normed_or_biased_by_position(tiny):
     for position in ("rope", "alibi"):
-        attn = build(tiny, "kv_bias=key", f"position={position}", "qk_norm=rms").blocks[0].attn
-        seen = []
+        model = build(tiny, "kv_bias=key", f"position={position}", "qk_norm=rms")
+        attn, seen = model.blocks[0].attn, []
         attn.core.register_forward_pre_hook(lambda m, args, kept=seen: kept.append(args))
-        attn(torch.randn(1, T, 16), build(tiny, f"position={position}").position)
+        attn(torch.randn(1, T, 16), model.context(TOKENS))
         assert torch.equal(seen[0][1][0, :, 0], attn.learned_key_Gd)
 
 

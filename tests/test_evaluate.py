@@ -131,7 +131,7 @@ def read_token_by_token(model, tokens_T, window, kept):
     """Logits (T, V) of a reader that holds a cache: each token joins it, the oldest unkept one leaves it."""
 
     def cached(attn, keys, values, front):
-        def forward(x_B1D, position):
+        def forward(x_B1D, context):
             heads = (-1, attn.head_dim)
             q, k, v = (project(x_B1D).unflatten(-1, heads) for project in (attn.query, attn.key, attn.value))
             q, k, v = (q, k, v) if attn.qk_norm.after_rotation else attn.qk_norm(q, k, v)
@@ -144,7 +144,7 @@ def read_token_by_token(model, tokens_T, window, kept):
             q_full[:, :, -1] = q.transpose(1, 2)[:, :, 0]
             q_placed, k_placed, bias = q_full, torch.cat(keys, 2), None
             if len(keys) > front:  # a sink token alone has no position
-                q_placed, k_placed, bias = attn.core.place(q_full, k_placed, position)
+                q_placed, k_placed, bias = attn.core.place(q_full, k_placed, context.positions[attn.layer])
             k_all = attn._keys(k_placed, attn.learned_key_Gd)
             v_all = attn._keys(torch.cat(values, 2), attn.learned_value_Gd)
             out = (attn.core.weights(q_placed, k_all, bias) @ v_all)[:, :, -1:].transpose(1, 2)
@@ -158,13 +158,12 @@ def read_token_by_token(model, tokens_T, window, kept):
         block.attn.forward = cached(block.attn, [], [], front)
     embedded = [model._scaled(model.embedding(tokens_T[None, t : t + 1])) for t in range(len(tokens_T))]
     start = [] if model.sink is None else [model._scaled(model.sink.weight)[None]]
-    head = model.embedding.weight if model.head is None else model.head.weight
     logits = []
     for x in start + embedded:
         stream = model.blocks[0].enter(x)
-        for layer, block in enumerate(model.blocks):
-            stream = block(stream, model.position_at(layer))
-        logits.append(F.linear(model.blocks[-1].leave(stream, model.final_norm), head)[0, 0])
+        for block in model.blocks:
+            stream = block(stream, model.context(tokens_T[None]))
+        logits.append(F.linear(model.blocks[-1].leave(stream, model.final_norm), model.head_weight)[0, 0])
     for block in model.blocks:
         del block.attn.forward
     return torch.stack(logits[front:])
@@ -293,12 +292,12 @@ def test_a_block_computes_with_rounded_weights_and_inputs_while_it_is_quantized_
     maps = linear_maps(m)
     ranges = calibrate(made, 16)
     x = torch.randn(2, 3, 16, generator=torch.Generator().manual_seed(0))
-    before, weights = m(x), [a.weight.clone() for a in maps]
+    before, weights = m(x, None), [a.weight.clone() for a in maps]
     for name, scheme in SCHEMES.items():
         first = maps[0]
         with quantized(maps, scheme, ranges, 32):
             inside = first(x)
-            assert not torch.equal(m(x), before)
+            assert not torch.equal(m(x, None), before)
         entered = (
             round_asymmetric(x, *ranges[first])
             if scheme.static
@@ -307,7 +306,7 @@ def test_a_block_computes_with_rounded_weights_and_inputs_while_it_is_quantized_
         entered = x if scheme.weights_only else entered
         expected = entered @ round_symmetric(first.weight, scheme.bits, scheme.scale_of, 32).T
         torch.testing.assert_close(inside, expected, msg=name)
-        assert torch.equal(m(x), before)
+        assert torch.equal(m(x, None), before)
         assert all(torch.equal(a.weight, w) for a, w in zip(maps, weights, strict=True))
 
 

@@ -11,10 +11,9 @@ import torch
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nexus_ablate import attention
 from nexus_ablate.config.compose import compose
 from nexus_ablate.errors import ConfigError, Diverged
-from nexus_ablate.kernels import blockwise, linear, loss
+from nexus_ablate.kernels import blockwise, linear, loss, softmax_attention
 from nexus_ablate.kernels.norm import rms_norm
 from nexus_ablate.measure.counts import flops_by_module
 from nexus_ablate.model import build_model
@@ -180,7 +179,8 @@ def test_a_block_keeps_one_low_precision_copy_for_q_k_and_v_and_one_for_the_ffn(
             return out
 
     with Casts(), torch.autocast("cpu", torch.bfloat16):
-        model.blocks[0](torch.randn(shape), model.position)
+        x = torch.randn(shape)
+        model.blocks[0](x, model.context(x))
     assert made[torch.bfloat16] == 2
 
 
@@ -253,7 +253,7 @@ def by_blocks(small_blocks, tiny, monkeypatch):
         taken.append(args)
         return blockwise.blockwise_attention(*args)
 
-    monkeypatch.setattr(attention, "blockwise_attention", counting)
+    monkeypatch.setattr(softmax_attention, "blockwise_attention", counting)
 
     def count(*overrides, training=True):
         taken.clear()
@@ -444,17 +444,17 @@ def test_a_number_that_is_not_finite_leaves_the_weights_alone_until_it_is_read_a
     loss_of = Step.loss
 
     def poison(self, rows):
-        value, z_value = loss_of(self, rows)
+        value, *others = loss_of(self, rows)
         if self.model.training:
             calls.append(1)
             if len(calls) == 4:
                 models.append(self.model)
                 before.append({n: p.detach().clone() for n, p in self.model.named_parameters()})
                 if place == "loss":
-                    return value * math.nan, z_value
+                    return value * math.nan, *others
                 handle = self.model.blocks[1].ffn.up.weight.register_hook(lambda g: g * math.inf)
                 calls.append(handle)
-        return value, z_value
+        return value, *others
 
     monkeypatch.setattr(Step, "loss", poison)
     with pytest.raises(Diverged, match="at step 4"):
@@ -471,8 +471,8 @@ def test_without_the_flag_the_weights_would_become_non_finite(tiny_run, monkeypa
 
     def poison(self, rows):
         models.append(self.model)
-        value, z_value = loss_of(self, rows)
-        return (value * math.nan if self.model.training else value), z_value
+        value, *others = loss_of(self, rows)
+        return (value * math.nan if self.model.training else value), *others
 
     monkeypatch.setattr(Step, "loss", poison)
     with pytest.raises(Diverged):

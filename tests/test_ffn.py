@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssConfig, GptOssExperts
 
-from nexus_ablate.axes.ffn import FFN
+from nexus_ablate.axes.ffn import FFN, FFNParts
 from nexus_ablate.axes.roles import Geometry
 from nexus_ablate.config.grammar import ratio
 from nexus_ablate.config.options import default_option, option_files
@@ -16,7 +16,7 @@ D, F = 6, 10
 def build(name, bias=True, inner_norm=None, **keys):
     option = default_option("ffn", name)
     option.keys |= keys
-    ffn = FFN.build(option, Geometry(2, D, 2, 2, 3, F, 8, 11), bias, 0.0, inner_norm or nn.Identity())
+    ffn = FFN.build(option, FFNParts(Geometry(2, D, 2, 2, 3, F, 8, 11), bias, 0.0, inner_norm or nn.Identity()))
     with torch.no_grad():
         for i, p in enumerate(ffn.parameters()):
             p.copy_(torch.randn(p.shape, generator=torch.Generator().manual_seed(i)))
@@ -68,7 +68,7 @@ def test_every_ffn_is_plain_or_gated_and_has_a_reference_here():
 def test_a_plain_ffn_is_two_linear_layers_around_its_nonlinearity(name, bias, x):
     ffn = build(name, bias)
     hidden = PLAIN[name](nn.functional.linear(x, ffn.up.weight, ffn.up.bias))
-    torch.testing.assert_close(ffn(x), nn.functional.linear(hidden, ffn.down.weight, ffn.down.bias))
+    torch.testing.assert_close(ffn(x, None), nn.functional.linear(hidden, ffn.down.weight, ffn.down.bias))
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -77,7 +77,7 @@ def test_a_gated_ffn_is_a_product_of_two_projections_one_through_the_nonlinearit
     ffn = build(name, bias)
     gate = GATED[name](nn.functional.linear(x, ffn.gate.weight, ffn.gate.bias))
     hidden = gate * nn.functional.linear(x, ffn.up.weight, ffn.up.bias)
-    torch.testing.assert_close(ffn(x), nn.functional.linear(hidden, ffn.down.weight, ffn.down.bias))
+    torch.testing.assert_close(ffn(x, None), nn.functional.linear(hidden, ffn.down.weight, ffn.down.bias))
 
 
 def test_the_tanh_form_of_gelu_is_near_the_exact_one_and_not_it():
@@ -91,24 +91,26 @@ def test_clamped_swiglu_is_the_expert_of_gpt_oss(x):
     maps = [nn.functional.linear(x, m.weight, m.bias) for m in (actual.gate, actual.up)]
     hidden = expected._apply_gate(torch.stack(maps, -1).flatten(-2))
     assert (maps[0] > 0.8).any() and (maps[1] < -0.8).any()
-    torch.testing.assert_close(actual(x), nn.functional.linear(hidden, actual.down.weight, actual.down.bias))
+    torch.testing.assert_close(actual(x, None), nn.functional.linear(hidden, actual.down.weight, actual.down.bias))
 
 
 def test_clamped_swiglu_without_clamp_shift_and_slope_is_swiglu(x):
     plain, clamped = build("swiglu"), build("swiglu_clamped", alpha=1.0, limit=1e9, up_shift=0.0)
-    torch.testing.assert_close(clamped(x), plain(x))
+    torch.testing.assert_close(clamped(x, None), plain(x, None))
 
 
 def test_geglu_takes_the_tanh_form_when_asked(x):
     ffn = build("geglu", bias=False, tanh=True)
-    torch.testing.assert_close(ffn(x), (gelu_tanh(x @ ffn.gate.weight.T) * (x @ ffn.up.weight.T)) @ ffn.down.weight.T)
-    assert not torch.equal(ffn(x), build("geglu", bias=False)(x))
+    torch.testing.assert_close(
+        ffn(x, None), (gelu_tanh(x @ ffn.gate.weight.T) * (x @ ffn.up.weight.T)) @ ffn.down.weight.T
+    )
+    assert not torch.equal(ffn(x, None), build("geglu", bias=False)(x, None))
 
 
 @pytest.mark.parametrize("name", FFN.names())
 def test_the_inner_norm_is_before_the_output_projection(name, x):
     ffn = build(name, bias=False, inner_norm=nn.Hardtanh(-0.1, 0.1))
-    torch.testing.assert_close(ffn(x), ffn.hidden(x).clamp(-0.1, 0.1) @ ffn.down.weight.T)
+    torch.testing.assert_close(ffn(x, None), ffn.hidden(x).clamp(-0.1, 0.1) @ ffn.down.weight.T)
 
 
 @pytest.mark.parametrize("name", FFN.names())

@@ -212,7 +212,7 @@ def test_attention_is_gated_at_the_site_as_published(tiny, name, site):
     out = out.transpose(1, 2)
     out = attn.out((out * factor if site == "sdpa" else out).flatten(2))
     expected = out * factor if site == "output" else out
-    torch.testing.assert_close(attn(x, model.position), expected, rtol=0, atol=1e-6)
+    torch.testing.assert_close(attn(x, model.context(x)), expected, rtol=0, atol=1e-6)
 
 
 def test_an_identity_gate_without_input_at_one_is_no_gate(tiny):

@@ -304,9 +304,10 @@ def test_a_probe_reports_every_block_site_and_statistic(tiny):
     probed = probe(model, TOKENS)
     assert len(probed) == 2 * (3 * 3 + 3 + 4 + 3) + 2
     x = model.embedding(TOKENS)
-    attn = model.blocks[0].attn(model.blocks[0].norm_attn(x), model.position)
+    context = model.context(TOKENS)
+    attn = model.blocks[0].attn(model.blocks[0].norm_attn(x), context)
     assert probed["act/block_000/attn/rms"] == pytest.approx(rms(attn).item(), rel=1e-5)
-    stream = model.blocks[0](x, model.position)
+    stream = model.blocks[0](x, context)
     assert probed["act/block_000/resid/max_abs"] == pytest.approx(max_abs(stream).item(), rel=1e-5)
     assert probed["logits/max_abs"] == pytest.approx(max_abs(model(TOKENS)).item(), rel=1e-5)
     figures = model_figures(probed)
@@ -414,6 +415,9 @@ def test_the_kind_of_the_token_with_the_largest_entry_with_a_sink_token_in_front
 
 class PlantedScore(nn.Module):
     """Head 1 gives token 0 eight tenths of every later query's attention, the other heads are uniform."""
+
+    def query(self, q_BHTd):
+        return q_BHTd
 
     def forward(self, q_BHTd, k_BHSd):
         B, H, T, _ = q_BHTd.shape

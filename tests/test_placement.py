@@ -24,7 +24,7 @@ class Times(nn.Module):
         super().__init__()
         self.weight = torch.randn(6, 6, generator=torch.Generator().manual_seed(seed))
 
-    def forward(self, x, position=None):
+    def forward(self, x, context=None):
         return torch.tanh(x @ self.weight)
 
 
@@ -468,8 +468,8 @@ def test_the_two_streams_of_dual_do_not_feed_back_and_the_head_sees_their_sum(ti
     x = model.embedding(TOKENS)
     post, total = x, x
     for b in model.blocks:
-        for norm_of, branch in ((b.norm_attn, lambda h, b=b: b.attn(h, model.position)), (b.norm_ffn, b.ffn)):
-            total = total + (f := branch(post))
+        for norm_of, branch in ((b.norm_attn, b.attn), (b.norm_ffn, b.ffn)):
+            total = total + (f := branch(post, model.context(TOKENS)))
             post = norm_of(post + f)
     torch.testing.assert_close(model.hidden(TOKENS), post + model.final_norm(total))
 

@@ -270,8 +270,8 @@ def test_a_layer_of_nope_every_is_a_layer_without_positions(tiny, name):
     plain = build_model(tiny("position=none", "init=xavier"), 11)
     x = torch.randn(1, 8, 16, generator=torch.Generator().manual_seed(0))
     same = [
-        torch.equal(model.attn(x, actual.position_at(layer)), other.attn(x, plain.position))
-        for layer, (model, other) in enumerate(zip(actual.blocks, plain.blocks, strict=True))
+        torch.equal(model.attn(x, actual.context(x)), other.attn(x, plain.context(x)))
+        for model, other in zip(actual.blocks, plain.blocks, strict=True)
     ]
     assert same == [False, True]
 

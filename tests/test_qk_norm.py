@@ -133,7 +133,7 @@ def test_the_norm_comes_before_rotation(tiny):
         attn.qk_norm.query.gain.copy_(torch.arange(1.0, 9))
     attn.core.register_forward_pre_hook(lambda m, args: seen.append(args[0]))
     x = torch.randn(1, 8, 16)
-    attn(x, model.position)
+    attn(x, model.context(x))
     q = attn.query(x).unflatten(-1, (2, 8))
     expected = nn.RMSNorm(8, eps=1e-6)
     expected.weight = attn.qk_norm.query.gain

@@ -6,8 +6,9 @@ import pytest
 from nexus_ablate.config.options import AXES, Option, Registry, check_option, option_files, read_option_file
 from nexus_ablate.config.run_config import OPTION_GROUPS
 from nexus_ablate.errors import ConfigError
+from nexus_ablate.mixers import MIXER
 
-REGISTRIES: dict[str, Registry[Any]] = {
+REGISTRIES: dict[str, Registry[Any]] = {"mixer": MIXER} | {
     axis: getattr(import_module(f"nexus_ablate.axes.{axis}"), axis.upper()) for axis in AXES
 }
 

@@ -27,20 +27,20 @@ class Score(nn.Module):
     scale: float = 1.0
     """The published factor on the scores. Position schemes that add to q.k scale their part by it too."""
     dot = False
-    """Whether the score is the product of `query(q)` and k: linear in the key, as fused kernels require."""
+    """Whether the score is the product of q and k: linear in the key, as fused kernels require."""
 
     def query(self, q_BHTd: Tensor) -> Tensor:
-        """The factor of the keys, if `dot` is true."""
-        raise NotImplementedError
+        """The queries, changed before the position scheme acts on them."""
+        return q_BHTd
 
 
 class DotProduct(Score):
-    """Abstract: query(q).k."""
+    """Abstract: q.k."""
 
     dot = True
 
     def forward(self, q_BHTd: Tensor, k_BHSd: Tensor) -> Tensor:
-        return self.query(q_BHTd) @ k_BHSd.transpose(-1, -2)
+        return q_BHTd @ k_BHSd.transpose(-1, -2)
 
 
 ATTENTION: Registry[Score] = Registry("attention")
@@ -54,9 +54,6 @@ class Dot(DotProduct):
         super().__init__()
         self.scale = geometry.head_dim**-0.5
 
-    def query(self, q_BHTd: Tensor) -> Tensor:
-        return q_BHTd
-
 
 @ATTENTION.register("luong_dot")
 class LuongDot(DotProduct):
@@ -65,15 +62,13 @@ class LuongDot(DotProduct):
     def __init__(self, geometry: Geometry) -> None:
         super().__init__()
 
-    def query(self, q_BHTd: Tensor) -> Tensor:
-        return q_BHTd
-
 
 @ATTENTION.register("luong_general")
 class LuongGeneral(DotProduct):
     """q W k, unscaled, a square W for each head. Luong et al. 2015, arXiv:1508.04025, section 3.1 (general).
 
-    W adds depth but no new functions: the query projection could absorb it.
+    W acts before rotation, so that rotated scores depend on i - j. It adds depth but no new functions: the query
+    projection could absorb it.
     """
 
     def __init__(self, geometry: Geometry) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nexus_ablate.axes.position import Position
+from nexus_ablate.axes.context import Context
 from nexus_ablate.config.options import Registry
 
 
@@ -36,7 +36,7 @@ class Parts:
 
 
 class Block(nn.Module):
-    """Abstract block. `forward` takes and returns the residual stream; it passes `position` on to attention.
+    """Abstract block. `forward` takes and returns the residual stream; it passes `context` on to both branches.
 
     The residual stream is one tensor (B, T, D) unless the placement's `enter` returns something else.
     """
@@ -62,7 +62,7 @@ class Block(nn.Module):
         """The input of the head, (B, T, D)."""
         return final_norm(stream)
 
-    def forward(self, x_BTD: Any, position: Position) -> Any:
+    def forward(self, x_BTD: Any, context: Context) -> Any:
         raise NotImplementedError
 
 
@@ -79,9 +79,9 @@ class PreNorm(Block):
         super().__init__(parts)
         self.norm_attn, self.norm_ffn = parts.norm("attn"), parts.norm("ffn")
 
-    def forward(self, x_BTD: Tensor, position: Position) -> Tensor:
-        x_BTD = x_BTD + self.attn(self.norm_attn(x_BTD), position)
-        return x_BTD + self.ffn(self.norm_ffn(x_BTD))
+    def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
+        x_BTD = x_BTD + self.attn(self.norm_attn(x_BTD), context)
+        return x_BTD + self.ffn(self.norm_ffn(x_BTD), context)
 
 
 @PLACEMENT.register("post")
@@ -94,9 +94,9 @@ class PostNorm(Block):
         super().__init__(parts)
         self.norm_attn, self.norm_ffn = parts.norm("attn"), parts.norm("ffn")
 
-    def forward(self, x_BTD: Tensor, position: Position) -> Tensor:
-        x_BTD = self.norm_attn(x_BTD + self.attn(x_BTD, position))
-        return self.norm_ffn(x_BTD + self.ffn(x_BTD))
+    def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
+        x_BTD = self.norm_attn(x_BTD + self.attn(x_BTD, context))
+        return self.norm_ffn(x_BTD + self.ffn(x_BTD, context))
 
 
 @PLACEMENT.register("hybrid")
@@ -112,9 +112,9 @@ class Hybrid(Block):
         super().__init__(parts)
         self.norm_attn, self.norm_ffn = parts.norm("attn"), parts.norm("ffn")
 
-    def forward(self, x_BTD: Tensor, position: Position) -> Tensor:
-        x_BTD = x_BTD + self.attn(self.norm_attn(x_BTD), position)
-        return self.norm_ffn(x_BTD + self.ffn(x_BTD))
+    def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
+        x_BTD = x_BTD + self.attn(self.norm_attn(x_BTD), context)
+        return self.norm_ffn(x_BTD + self.ffn(x_BTD, context))
 
 
 @PLACEMENT.register("hybridnorm")
@@ -130,9 +130,9 @@ class HybridNorm(Block):
         super().__init__(parts)
         self.norm_ffn = parts.norm("ffn")
 
-    def forward(self, x_BTD: Tensor, position: Position) -> Tensor:
-        x_BTD = self.norm_ffn(x_BTD + self.attn(x_BTD, position))
-        return x_BTD + self.ffn(x_BTD)
+    def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
+        x_BTD = self.norm_ffn(x_BTD + self.attn(x_BTD, context))
+        return x_BTD + self.ffn(x_BTD, context)
 
 
 @PLACEMENT.register("hybridnorm_star")
@@ -145,12 +145,12 @@ class HybridNormStar(Block):
         self.norm_ffn = parts.norm("ffn")
         self.norm_ffn_after_sum = parts.layer > 0
 
-    def forward(self, x_BTD: Tensor, position: Position) -> Tensor:
+    def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
         if self.norm_attn is None:
-            x_BTD = self.norm_ffn(x_BTD + self.attn(x_BTD, position))
-            return x_BTD + self.ffn(x_BTD)
-        x_BTD = x_BTD + self.attn(self.norm_attn(x_BTD), position)
-        return x_BTD + self.ffn(self.norm_ffn(x_BTD))
+            x_BTD = self.norm_ffn(x_BTD + self.attn(x_BTD, context))
+            return x_BTD + self.ffn(x_BTD, context)
+        x_BTD = x_BTD + self.attn(self.norm_attn(x_BTD), context)
+        return x_BTD + self.ffn(self.norm_ffn(x_BTD), context)
 
 
 @PLACEMENT.register("deepnorm")
@@ -170,9 +170,9 @@ class DeepNorm(Block):
         gain = (8 * parts.n_layers) ** -0.25 if init_gain == "auto" else float(init_gain)
         self.init_gains = dict.fromkeys(BRANCH_MAPS, gain)
 
-    def forward(self, x_BTD: Tensor, position: Position) -> Tensor:
-        x_BTD = self.norm_attn(self.residual_scale * x_BTD + self.attn(x_BTD, position))
-        return self.norm_ffn(self.residual_scale * x_BTD + self.ffn(x_BTD))
+    def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
+        x_BTD = self.norm_attn(self.residual_scale * x_BTD + self.attn(x_BTD, context))
+        return self.norm_ffn(self.residual_scale * x_BTD + self.ffn(x_BTD, context))
 
 
 @PLACEMENT.register("sandwich")
@@ -184,9 +184,9 @@ class Sandwich(Block):
         self.norm_attn, self.norm_ffn = parts.norm("attn"), parts.norm("ffn")
         self.norm_attn_out, self.norm_ffn_out = parts.norm("attn_out"), parts.norm("ffn_out")
 
-    def forward(self, x_BTD: Tensor, position: Position) -> Tensor:
-        x_BTD = x_BTD + self.norm_attn_out(self.attn(self.norm_attn(x_BTD), position))
-        return x_BTD + self.norm_ffn_out(self.ffn(self.norm_ffn(x_BTD)))
+    def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
+        x_BTD = x_BTD + self.norm_attn_out(self.attn(self.norm_attn(x_BTD), context))
+        return x_BTD + self.norm_ffn_out(self.ffn(self.norm_ffn(x_BTD), context))
 
 
 @PLACEMENT.register("output")
@@ -197,9 +197,9 @@ class OutputNorm(Block):
         super().__init__(parts)
         self.norm_attn, self.norm_ffn = parts.norm("attn_out"), parts.norm("ffn_out")
 
-    def forward(self, x_BTD: Tensor, position: Position) -> Tensor:
-        x_BTD = x_BTD + self.norm_attn(self.attn(x_BTD, position))
-        return x_BTD + self.norm_ffn(self.ffn(x_BTD))
+    def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
+        x_BTD = x_BTD + self.norm_attn(self.attn(x_BTD, context))
+        return x_BTD + self.norm_ffn(self.ffn(x_BTD, context))
 
 
 @PLACEMENT.register("subln")
@@ -217,9 +217,9 @@ class SubLN(Block):
         self.norm_attn, self.norm_ffn = parts.norm("attn"), parts.norm("ffn")
         self.init_gains = dict.fromkeys(BRANCH_MAPS, math.sqrt(math.log(2 * parts.n_layers)))
 
-    def forward(self, x_BTD: Tensor, position: Position) -> Tensor:
-        x_BTD = x_BTD + self.attn(self.norm_attn(x_BTD), position)
-        return x_BTD + self.ffn(self.norm_ffn(x_BTD))
+    def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
+        x_BTD = x_BTD + self.attn(self.norm_attn(x_BTD), context)
+        return x_BTD + self.ffn(self.norm_ffn(x_BTD), context)
 
 
 @PLACEMENT.register("mixln")
@@ -236,12 +236,12 @@ class MixLN(Block):
         self.post = parts.layer < max(1, math.floor(round(post_fraction * parts.n_layers, 6)))
         self.norm_ffn_after_sum = self.post
 
-    def forward(self, x_BTD: Tensor, position: Position) -> Tensor:
+    def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
         if self.post:
-            x_BTD = self.norm_attn(x_BTD + self.attn(x_BTD, position))
-            return self.norm_ffn(x_BTD + self.ffn(x_BTD))
-        x_BTD = x_BTD + self.attn(self.norm_attn(x_BTD), position)
-        return x_BTD + self.ffn(self.norm_ffn(x_BTD))
+            x_BTD = self.norm_attn(x_BTD + self.attn(x_BTD, context))
+            return self.norm_ffn(x_BTD + self.ffn(x_BTD, context))
+        x_BTD = x_BTD + self.attn(self.norm_attn(x_BTD), context)
+        return x_BTD + self.ffn(self.norm_ffn(x_BTD), context)
 
 
 @PLACEMENT.register("lns")
@@ -253,9 +253,9 @@ class LayerNormScaling(Block):
         self.norm_attn, self.norm_ffn = parts.norm("attn"), parts.norm("ffn")
         self.input_scale = (parts.layer + 1) ** -0.5
 
-    def forward(self, x_BTD: Tensor, position: Position) -> Tensor:
-        x_BTD = x_BTD + self.attn(self.input_scale * self.norm_attn(x_BTD), position)
-        return x_BTD + self.ffn(self.input_scale * self.norm_ffn(x_BTD))
+    def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
+        x_BTD = x_BTD + self.attn(self.input_scale * self.norm_attn(x_BTD), context)
+        return x_BTD + self.ffn(self.input_scale * self.norm_ffn(x_BTD), context)
 
 
 @PLACEMENT.register("residual_scale")
@@ -272,9 +272,9 @@ class ResidualScale(Block):
         self.norm_attn, self.norm_ffn = parts.norm("attn"), parts.norm("ffn")
         self.branch_scale = (2 * parts.n_layers) ** -0.5 if branch_scale == "auto" else float(branch_scale)
 
-    def forward(self, x_BTD: Tensor, position: Position) -> Tensor:
-        x_BTD = x_BTD + self.branch_scale * self.attn(self.norm_attn(x_BTD), position)
-        return x_BTD + self.branch_scale * self.ffn(self.norm_ffn(x_BTD))
+    def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
+        x_BTD = x_BTD + self.branch_scale * self.attn(self.norm_attn(x_BTD), context)
+        return x_BTD + self.branch_scale * self.ffn(self.norm_ffn(x_BTD), context)
 
 
 @PLACEMENT.register("layerscale")
@@ -291,9 +291,9 @@ class LayerScale(Block):
         first = torch.full((parts.d_model,), published if start == "auto" else float(start))
         self.scale_attn, self.scale_ffn = nn.Parameter(first), nn.Parameter(first.clone())
 
-    def forward(self, x_BTD: Tensor, position: Position) -> Tensor:
-        x_BTD = x_BTD + self.scale_attn * self.attn(self.norm_attn(x_BTD), position)
-        return x_BTD + self.scale_ffn * self.ffn(self.norm_ffn(x_BTD))
+    def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
+        x_BTD = x_BTD + self.scale_attn * self.attn(self.norm_attn(x_BTD), context)
+        return x_BTD + self.scale_ffn * self.ffn(self.norm_ffn(x_BTD), context)
 
 
 @PLACEMENT.register("rezero")
@@ -309,9 +309,9 @@ class ReZero(Block):
         self.norm_ffn = parts.norm("ffn") if norm else nn.Identity()
         self.scale = nn.Parameter(torch.tensor(0.0))
 
-    def forward(self, x_BTD: Tensor, position: Position) -> Tensor:
-        x_BTD = x_BTD + self.scale * self.attn(self.norm_attn(x_BTD), position)
-        return x_BTD + self.scale * self.ffn(self.norm_ffn(x_BTD))
+    def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
+        x_BTD = x_BTD + self.scale * self.attn(self.norm_attn(x_BTD), context)
+        return x_BTD + self.scale * self.ffn(self.norm_ffn(x_BTD), context)
 
 
 @PLACEMENT.register("dual")
@@ -337,11 +337,11 @@ class ResiDual(Block):
         post_BTD, pre_BTD = stream
         return post_BTD + final_norm(pre_BTD)
 
-    def forward(self, x_BTD: tuple[Tensor, Tensor], position: Position) -> tuple[Tensor, Tensor]:
+    def forward(self, x_BTD: tuple[Tensor, Tensor], context: Context) -> tuple[Tensor, Tensor]:
         post_BTD, pre_BTD = x_BTD
-        branch_BTD = self.attn(post_BTD, position)
+        branch_BTD = self.attn(post_BTD, context)
         post_BTD, pre_BTD = self.norm_attn(post_BTD + branch_BTD), pre_BTD + branch_BTD
-        branch_BTD = self.ffn(post_BTD)
+        branch_BTD = self.ffn(post_BTD, context)
         return self.norm_ffn(post_BTD + branch_BTD), pre_BTD + branch_BTD
 
 
@@ -357,7 +357,7 @@ class Parallel(Block):
         self.norm_attn = parts.norm("attn")
         self.norm_ffn = parts.norm("ffn") if norms == 2 else None
 
-    def forward(self, x_BTD: Tensor, position: Position) -> Tensor:
+    def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
         attn_in_BTD = self.norm_attn(x_BTD)
         ffn_in_BTD = attn_in_BTD if self.norm_ffn is None else self.norm_ffn(x_BTD)
-        return x_BTD + self.attn(attn_in_BTD, position) + self.ffn(ffn_in_BTD)
+        return x_BTD + self.attn(attn_in_BTD, context) + self.ffn(ffn_in_BTD, context)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import torch
@@ -25,6 +26,25 @@ class Geometry:
     vocab_size: int
     nope_layers: frozenset[int] = frozenset()
     """Layers without positions, from 0."""
+    layer: int | None = None
+    """The block that an option is made for, from 0; None outside the blocks."""
+
+    def at(self, layer: int) -> Geometry:
+        """The same sizes for an option of this block."""
+        return dataclasses.replace(self, layer=layer)
+
+
+class Site(str):
+    """The name of a norm's place, such as `attn`, with the index of its block in `layer` (None outside the blocks)."""
+
+    layer: int | None = None
+
+    @classmethod
+    def at(cls, name: str, layer: int | None) -> Site:
+        """The site of this name in this block."""
+        site = cls(name)
+        site.layer = layer
+        return site
 
 
 class Linear(nn.Linear):

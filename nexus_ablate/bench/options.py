@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nexus_ablate.axes.context import Context
 from nexus_ablate.axes.norm import NORM
+from nexus_ablate.axes.roles import Site
 from nexus_ablate.bench.timing import MOST_PROGRAMS, Clock, Spread, clock_of, in_turn, ratios, spread
 from nexus_ablate.bench.traffic import Traffic, counted, device_rates, seconds_at_best
 from nexus_ablate.config.run_config import RunConfig
@@ -109,12 +111,12 @@ def bench_axis(axis: str, configs: dict[str, RunConfig], baseline: str, seconds:
     works: dict[tuple[str, str, str], _Work] = {}
     sites: dict[str, int] = {}
     for option, chosen in configs.items():
-        block, position, layer = _parts(axis, chosen, device)
-        calls: dict[str, Callable[..., Any]] = {"block": lambda x, b=block, p=position: b(b.enter(x), p)}
-        modules: dict[str, list[nn.Module]] = {"block": [block, position]}
+        block, layer, context = _parts(axis, chosen, size[:2], device)
+        calls: dict[str, Callable[..., Any]] = {"block": lambda x, b=block, c=context: b(b.enter(x), c.for_one_block())}
+        modules: dict[str, list[nn.Module]] = {"block": [block, context.positions[-1]]}
         if layer is not None:
-            calls["alone"] = (lambda x, m=layer, p=position: m(x, p)) if layer is block.attn else layer
-            modules["alone"] = [layer, position] if layer is block.attn else [layer]
+            calls["alone"] = layer if axis == "norm" else lambda x, m=layer, c=context: m(x, c.for_one_block())
+            modules["alone"] = [layer, context.positions[-1]] if layer is block.attn else [layer]
             sites[option] = sum(isinstance(m, type(layer)) for m in block.modules())
         for place, call in calls.items():
             weights = list({id(p): p for m in modules[place] for p in m.parameters()}.values())
@@ -146,15 +148,18 @@ def bench_axis(axis: str, configs: dict[str, RunConfig], baseline: str, seconds:
     )
 
 
-def _parts(axis: str, config: RunConfig, device: torch.device) -> tuple[Any, Any, Any]:
-    """The last block, the position scheme, and the module in which the option acts (None: the block)."""
+def _parts(axis: str, config: RunConfig, size: tuple[int, int], device: torch.device) -> tuple[Any, Any, Context]:
+    """The last block, the module in which the option acts (None: the block), and what earlier blocks left for it."""
     model = build_model(config).to(device).train()
     block = model.blocks[-1]
+    context = model.context(torch.zeros(size, dtype=torch.long, device=device))
+    with torch.no_grad(), precision_context(config.train.precision, device.type):
+        model.hidden(context.tokens_BT, context)
     if axis == "norm":
-        norm = NORM.build(config.norm, config.model.d_model, config.resolved.norm_bias, "attn").to(device)
-        return block, model.position, norm
+        norm = NORM.build(config.norm, config.model.d_model, config.resolved.norm_bias, Site("attn")).to(device)
+        return block, norm, context
     layer = {"placement": None, "ffn": block.ffn}.get(axis, block.attn)  # type: ignore[reportArgumentType]
-    return block, model.position, layer
+    return block, layer, context
 
 
 def _compiled(call: Callable[..., Any], weights: list[nn.Parameter], x_BTD: Tensor, precision: str) -> _Work:

@@ -19,7 +19,7 @@ from nexus_ablate.runs.files import atomic_write_text
 if TYPE_CHECKING:
     from nexus_ablate.bench.options import Bench
 
-BENCHED = tuple(axis for axis in AXES if axis not in ("init", "param"))
+BENCHED = tuple(axis for axis in AXES if axis not in ("init", "param", "head"))
 SUBJECTS = (*BENCHED, "step", "sweep")
 TABLE_WIDTH = 124  # characters; a narrower terminal wraps
 

@@ -38,8 +38,11 @@ from nexus_ablate.errors import ConfigError, unknown
 from nexus_ablate.plain_data import UNREADABLE, load_yaml
 
 T = TypeVar("T")
-AXES = ("norm", "placement", "position", "attention", "normalizer", "qk_norm", "gate", "ffn", "init", "param")
-"""The groups whose options are the architecture; every option is a class in axes/ or in a plugin."""
+AXES = (
+    *("norm", "placement", "position", "mixer", "attention", "normalizer", "qk_norm", "gate", "ffn", "head"),
+    *("init", "param"),
+)
+"""The groups whose options are the architecture; every option is a class in axes/, in mixers.py or in a plugin."""
 
 OPTIONS = (*AXES, "optim")
 """The groups whose options are classes: the axes, and the optimizer."""
@@ -68,7 +71,12 @@ COMMON_KEYS = {
 }
 """Keys that every option of a group has, with constraint and meaning; the YAML only has their values."""
 
-LATER: dict[str, dict[str, Any]] = {"optim": {"decay_mode": "coupled", "groups": []}, "param": {"name": "sp"}}
+LATER: dict[str, dict[str, Any]] = {
+    "optim": {"decay_mode": "coupled", "groups": []},
+    "param": {"name": "sp"},
+    "mixer": {"name": "attention"},
+    "head": {"name": "linear"},
+}
 """What configurations mean that were written before a key or a group existed. A run's identity leaves these out."""
 
 RESERVED = ("name", "equation", "prescribes", "refuses", "only", "warns", "equals", "norm_sites")

@@ -270,8 +270,24 @@ def resolve(config: RunConfig) -> Resolved:
     if isinstance(resolved.nope_every, int) and resolved.nope_every > model.n_layers:
         note = f"nope_every={resolved.nope_every}: with {model.n_layers} layers all have positions"
         resolved.notes.append(note)
+    check_layers(resolved.nope_every, model.n_layers)
     resolved.notes += apply_rules(config, resolved, prescriptions.chosen)
     return resolved
+
+
+def check_layers(layers: object, n_layers: int) -> None:
+    """Check that a list of layers names each layer of the model at most once.
+
+    Raises:
+        ConfigError: It is empty, or names a layer twice, or one that doesn't exist.
+    """
+    if not isinstance(layers, list):
+        return
+    got = f"nope_every={show(layers)} model.n_layers={n_layers}"
+    if not layers or len(set(layers)) < len(layers):
+        raise ConfigError("nope_every lists layers without positions, each once", got, "nope_every=off")
+    if max(layers) >= n_layers:
+        raise ConfigError(f"there is no layer {max(layers)}", got, f"layers from 0 to {n_layers - 1}")
 
 
 def apply_rules(config: RunConfig, resolved: Resolved, chosen: dict[str, OptionFile]) -> list[str]:

@@ -137,7 +137,7 @@ class Resolved:
     final_norm: bool
     embed_scale: float | str
     d_embed: int
-    nope_every: int | str
+    nope_every: int | str | list[int]
     init: Option
     qk_norm: Option
     qkv_bias: bool
@@ -165,11 +165,13 @@ class RunConfig:
     norm: Option
     placement: Option
     position: Option
+    mixer: Option
     attention: Option
     normalizer: Option
     qk_norm: Option
     gate: Option
     ffn: Option
+    head: Option
     init: Option
     param: Option
     data: Option
@@ -207,8 +209,9 @@ class RunConfig:
     ffn_bias: str = key("auto | on | off", "bias of the FFN's projections; auto: as bias")
     n_kv_heads: Any = key("auto | int [1, 1024]", "key and value heads, shared by groups of query heads; auto: n_heads")
     nope_every: Any = key(
-        "auto | off | int [2, 1e9]",
-        "each n-th layer, counted from 1, has no positions; auto: as the position is published",
+        "auto | off | int [2, 1e9] | list of int [0, 1e9]",
+        "layers without positions: each n-th, counted from 1, or a list of layers, counted from 0; auto: as the "
+        "position is published",
     )
     clip_qkv: Any = key("off | float (0, inf)", "largest magnitude of projected queries, keys and values")
     window: Any = key(

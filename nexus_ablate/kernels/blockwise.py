@@ -24,13 +24,14 @@ KEPT_BYTES = 2**25
 """Largest attention map of a layer, which is kept for the backward pass. The fused kernel keeps none."""
 
 
-def pays(q_BHTd: Tensor, k_BHSd: Tensor) -> bool:
+def pays(q_BHTd: Tensor, k_BHSd: Tensor, v_BHSd: Tensor) -> bool:
     """Whether `blockwise_attention` can replace the fused kernel and is faster."""
     B, H, T, d = q_BHTd.shape
     map_size = B * H * T * k_BHSd.shape[2]
     return (
         q_BHTd.device.type == "cpu"
         and q_BHTd.dtype == torch.float32
+        and v_BHSd.shape[3] == d
         and not torch.compiler.is_compiling()
         and T >= SHORTEST
         and map_size * d >= WORTH_MULTIPLYING

@@ -13,11 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nexus_ablate.attention import Attention, AttentionCore
+from nexus_ablate.attention import AttentionCore
 from nexus_ablate.axes.attention import ATTENTION
 from nexus_ablate.axes.ffn import FFN
 from nexus_ablate.axes.gate import GATE
+from nexus_ablate.axes.head import HEAD
 from nexus_ablate.axes.init import INIT, Weight, first_std, layer_of
+from nexus_ablate.axes.mixer import MIXER
 from nexus_ablate.axes.norm import NORM
 from nexus_ablate.axes.normalizer import NORMALIZER
 from nexus_ablate.axes.placement import PLACEMENT
@@ -136,9 +138,10 @@ def equations(config: RunConfig, model: GPT) -> list[dict[str, Any]]:
 def component_of(config: RunConfig, model: GPT) -> Callable[[str], str]:
     """A function that returns the component of a parameter or module, by its full name."""
     options = {axis: option for axis, (option, _) in chosen_options(config).items()}
-    registries = (NORM, PLACEMENT, POSITION, ATTENTION, NORMALIZER, QK_NORM, GATE, FFN)
+    registries = (NORM, PLACEMENT, POSITION, NORMALIZER, QK_NORM, GATE, FFN, HEAD)
     kinds: dict[Any, str] = {registry.get(options[registry.axis].name): registry.axis for registry in registries}
-    kinds |= {Attention: "attention", AttentionCore: "scores", ATTENTION.get(config.attention.name): "scores"}
+    kinds |= {AttentionCore: "scores", ATTENTION.get(config.attention.name): "scores"}
+    kinds |= {MIXER.get(config.mixer.name): "attention"}
     modules = dict(model.named_modules())
 
     def component(name: str) -> str:
@@ -231,16 +234,14 @@ def kernels(model: GPT) -> list[dict[str, Any]]:
     """How each layer computes attention and why, and the kernel on a GPU."""
     layers: dict[tuple[str, str, str], list[int]] = {}
     context = model.geometry.context
-    for name, module in model.named_modules():
-        if isinstance(module, Attention):
-            layer = layer_of(name) or 0
-            position = model.position_at(layer)
-            query_BHTd = torch.empty(
-                1, model.geometry.n_heads, context, module.head_dim, device=model.embedding.weight.device
-            )
-            bias = position.query_bias(query_BHTd, layer, module.core.scale)
-            bias = position.score_bias(context, layer) if bias is None else bias
-            layers.setdefault((*module.core.kernel, module.core.gpu_kernel(context, bias)), []).append(layer)
+    geometry, device = model.geometry, model.embedding.weight.device
+    query_BHTd = torch.empty(1, geometry.n_heads, context, geometry.head_dim, device=device)
+    for core in model.modules():
+        if isinstance(core, AttentionCore):
+            position = model.position_at(core.layer)
+            bias = position.query_bias(query_BHTd, core.layer, core.scale)
+            bias = position.score_bias(context, core.layer) if bias is None else bias
+            layers.setdefault((*core.kernel, core.gpu_kernel(context, bias)), []).append(core.layer)
     return [{"layers": at, "kernel": kernel, "reason": why, "gpu": gpu} for (kernel, why, gpu), at in layers.items()]
 
 
@@ -261,9 +262,9 @@ def automatic(config: RunConfig, model: GPT) -> list[dict[str, Any]]:
     ]
 
 
-def attn_scale(model: GPT) -> float:
-    """The factor on the scores, the same in all layers."""
-    return next(module.scale for module in model.modules() if isinstance(module, AttentionCore))
+def attn_scale(model: GPT) -> float | None:
+    """The factor on the scores, the same in all layers; None if the mixer has no scores."""
+    return next((module.scale for module in model.modules() if isinstance(module, AttentionCore)), None)
 
 
 def equivalent(config: RunConfig) -> list[dict[str, str]]:

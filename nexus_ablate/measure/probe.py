@@ -108,8 +108,9 @@ class _Block:
             self.block.attn.register_forward_hook(self._branch("attn")),
             self.block.ffn.register_forward_hook(self._branch("ffn")),
             self.block.register_forward_hook(self._leaving),
-            self.block.attn.core.register_forward_pre_hook(self._attention),
         ]
+        if core := getattr(self.block.attn, "core", None):
+            handles.append(core.register_forward_pre_hook(self._attention))
         if self.full:
             handles.append(self.block.register_forward_pre_hook(self._entering))
         gates = [m for m in self.block.attn.modules() if isinstance(m, Gate) and m.multiplies]
@@ -126,7 +127,7 @@ class _Block:
 
     def _leaving(self, module: nn.Module, inputs: Any, output: Any) -> None:
         tokens_BT, kinds = self.text
-        sink, entering, self.entering = self.block.attn.core.prefix.sink, self.entering, None
+        sink, entering, self.entering = inputs[1].sink, self.entering, None
         text = {"tokens_BT": tokens_BT, "kinds": kinds, "sink": sink, "first": 0}
         self._take("resid", self.block.residual(output), stream_BTD=entering, **text)
 

@@ -692,7 +692,7 @@ def modules(prefix: str, block: str, head: str, ends: dict[str, Source], names: 
         return f"{prefix}{source}" if isinstance(source, str) else (f"{prefix}{source[0]}", source[1])
 
     table = {name: prefixed(f"{prefix}.", source) for name, source in ends.items()}
-    table |= {"head": head, "head_bias": f"{head}.bias"}
+    table |= {"head": head}
     return table | {f"blocks.{{}}.{o}": prefixed(f"{prefix}.{block}.{{}}.", s) for o, s in names.items()}
 
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-MEASURED = ("last_val", "probed")
+MEASURED = ("last_val", "probed", "interval_figures")
 """Fields whose values can be infinite or NaN (a ratio to a median of 0); JSON stores such a number as text."""
 
 
@@ -21,7 +21,7 @@ class Progress:
     )
     batch_hash: str = ""
     interval_loss: float = 0.0
-    interval_z_loss: float = 0.0
+    interval_figures: dict[str, float] = field(default_factory=dict)
     interval_steps: int = 0
     best_val_loss: float | None = None
     last_val: dict[str, float] = field(default_factory=dict)

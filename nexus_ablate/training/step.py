@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -47,12 +48,16 @@ SMALLEST_LOSS_SCALE = 1.0
 
 @dataclass(frozen=True)
 class Seen:
-    """The numbers of one step: losses in nats per token, gradient norms before clipping."""
+    """The numbers of one step: the loss in nats per token, gradient norms before clipping, and further figures.
+
+    `figures` has the z-loss, if there is one, and what options contribute (`option/...`), by the names they are logged
+    under.
+    """
 
     loss: float
-    z_loss: float
     norm: float
     norms: list[float]
+    figures: dict[str, float]
 
 
 class Step:
@@ -94,6 +99,7 @@ class Step:
         waits = self.device.type == "cpu" or self.scaler.is_enabled()
         self.checks_at_once = waits or not self.optimizer.skips_nonfinite
         self._unread: list[tuple[int, Tensor]] = []
+        self.figures: list[str] = []  # the names of what a row has after the gradient norms
         self._zero = torch.zeros((), device=self.device)
         self._spoilt = torch.zeros((), device=self.device)  # 1 from the first non-finite step on
 
@@ -111,19 +117,23 @@ class Step:
         self.optimizer.set_learning_rate(self.lr)
         self._before = [p.detach().clone() for _, p in block_matrices(self.model)] if watched else []
         self._seed_dropout(number)
-        loss = z_loss = self._zero
+        loss, figures = self._zero, dict[str, Tensor]()
         for number_of_part, rows in enumerate(np.split(batch, train.grad_accum), 1):
             with self._exchange(number_of_part == train.grad_accum):
-                part, z_part = self.loss(self.world.rows(rows))
+                part, more, figures_of_part = self.loss(self.world.rows(rows))
                 if train.grad_accum > 1:
-                    part, z_part = part / train.grad_accum, z_part / train.grad_accum
-                self.scaler.scale(part + z_part if self.config.z_loss else part).backward()
-            loss, z_loss = loss + part.detach(), z_loss + z_part.detach()
+                    part, more = part / train.grad_accum, None if more is None else more / train.grad_accum
+                self.scaler.scale(part if more is None else part + more).backward()
+            loss = loss + part.detach()
+            for name, figure in figures_of_part.items():
+                figures[name] = figures.get(name, self._zero) + figure / train.grad_accum
+        self.figures, numbers = list(figures), torch.stack((loss, *figures.values()))
         if self.world.size > 1:
-            loss, z_loss = self.world.average(torch.stack((loss, z_loss)))
+            numbers = self.world.average(numbers)
+        loss = numbers[0]
         self.scaler.unscale_(self.optimizer)  # type: ignore[reportArgumentType]
         norm, norms = self.gradients.measure()
-        seen = torch.cat((torch.stack((loss, z_loss, norm)), norms))
+        seen = torch.cat((torch.stack((loss, norm)), norms, numbers[1:]))
         self._unread.append((number + 1, seen))
         if self.checks_at_once:
             self._check(number + 1, seen.tolist())
@@ -162,10 +172,11 @@ class Step:
         if not self.checks_at_once:
             for number, row in zip(numbers, rows, strict=True):
                 self._check(number, row)
-        return [Seen(loss, z_loss, norm, norms) for loss, z_loss, norm, *norms in rows]
+        end = 2 + len(self.parts)
+        return [Seen(row[0], row[1], row[2:end], dict(zip(self.figures, row[end:], strict=True))) for row in rows]
 
     def _check(self, step: int, row: list[float]) -> None:
-        loss, _, norm, *norms = row
+        loss, norm, *norms = row[: 2 + len(self.parts)]
         if math.isfinite(loss) and math.isfinite(norm):
             return
         overflowed = self.scaler.is_enabled() and self.scaler.get_scale() > SMALLEST_LOSS_SCALE
@@ -191,19 +202,23 @@ class Step:
             mine = (self.world.place.rank,) if self.world.place.rank else ()
             torch.manual_seed(stream(self.config.seed, "dropout", number, *mine))
 
-    def loss(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Mean cross-entropy of (B, T + 1) tokens in nats per token, and the z-loss, which is only trained on.
+    def loss(self, rows: np.ndarray) -> tuple[Tensor, Tensor | None, dict[str, Tensor]]:
+        """Mean cross-entropy of (B, T + 1) tokens in nats per token, and what is trained on besides it, if anything.
 
-        The z-loss is `z_loss` times the mean square of log sum exp(logits). Chowdhery et al. 2022, arXiv:2204.02311,
-        section 5.
+        That is the z-loss, `z_loss` times the mean square of log sum exp(logits) (Chowdhery et al. 2022,
+        arXiv:2204.02311, section 5), and the losses of options. The third value has all of these and the options'
+        figures, by the names they are logged under.
         """
         with self._forward_context():
             objective = self.parallel or self.compute
-            loss, z_loss, *known = objective(*self._inputs_and_targets(rows))
+            loss, z_loss, option_losses, figures, *known = objective(*self._inputs_and_targets(rows))
         if known:
             x_ND, *gradients = known
             loss = attach_gradients(loss, x_ND, self.model.head_weight, *gradients)
-        return loss, z_loss
+        more = [z_loss] if self.config.z_loss else []
+        figures = {"train/z_loss": z_loss.detach()} | figures if more else figures
+        more += option_losses
+        return loss, torch.stack(more).sum() if len(more) > 1 else next(iter(more), None), figures
 
     @torch.no_grad()
     def window_losses(self, rows: np.ndarray) -> Tensor:
@@ -214,23 +229,28 @@ class Step:
     def chunk(self, most_bytes: int) -> None:
         """Compute the logits in chunks of at most `most_bytes` in float32; 0: all at once.
 
-        Sets the two functions that get compiled. `compute` maps inputs and targets to the losses; with chunked logits,
-        also to the head's input and the gradients of the summed losses with respect to that input and the head's
-        weight. `compute_nats` maps them to the cross-entropy of each target.
+        Sets the two functions that get compiled. `compute` maps inputs and targets to the cross-entropy, the z-loss,
+        and the losses and figures of options; with chunked logits, also to the head's input and the gradients of the
+        first two losses with respect to that input and the head's weight. `compute_nats` maps them to the
+        cross-entropy of each target.
         """
         model, factor = self.model, self.config.z_loss
 
-        def whole(inputs: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
-            return losses(model(inputs).flatten(0, 1), targets, factor)
+        def whole(inputs: Tensor, targets: Tensor) -> tuple[Any, ...]:
+            context = model.context(inputs)
+            logits_BTV = model.logits(model.hidden(inputs, context), model.head_weight)
+            loss, z_loss = losses(logits_BTV.flatten(0, 1), targets, factor)
+            return loss, z_loss, [*context.losses.values()], context.contributed()
 
         def whole_nats(inputs: Tensor, targets: Tensor) -> Tensor:
             return F.cross_entropy(model(inputs).flatten(0, 1).float(), targets, reduction="none")
 
-        def chunked(inputs: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
-            x_ND = model.hidden(inputs).flatten(0, 1)
+        def chunked(inputs: Tensor, targets: Tensor) -> tuple[Any, ...]:
+            context = model.context(inputs)
+            x_ND = model.hidden(inputs, context).flatten(0, 1)
             head = x_ND.detach(), model.head_weight.detach()
             loss, z_loss, *gradients = chunked_losses(*head, targets, factor, model.product, model.softcap, most_bytes)
-            return loss, z_loss, x_ND, *gradients
+            return loss, z_loss, [*context.losses.values()], context.contributed(), x_ND, *gradients
 
         def chunked_nats_(inputs: Tensor, targets: Tensor) -> Tensor:
             x_ND = model.hidden(inputs).flatten(0, 1)
@@ -308,7 +328,8 @@ class Step:
         try:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "TensorFloat32 tensor cores")  # the compiler recommends TF32
-                sum(self.loss(self.world.rows(batch[: self.config.train.batch_size]))).backward()  # type: ignore[reportAttributeAccessIssue]
+                loss, more, _ = self.loss(self.world.rows(batch[: self.config.train.batch_size]))
+                (loss if more is None else loss + more).backward()
         except RuntimeError as error:  # the base class of all compiler errors
             if out_of_memory(error):
                 raise

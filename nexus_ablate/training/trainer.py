@@ -158,7 +158,8 @@ class Trainer:
         for seen in self.step.read():
             self.seen = seen
             self.progress.interval_loss += seen.loss
-            self.progress.interval_z_loss += seen.z_loss
+            for name, figure in seen.figures.items():
+                self.progress.interval_figures[name] = self.progress.interval_figures.get(name, 0.0) + figure
             self.progress.interval_steps += 1
 
     # ---------------------------------------------------------------------------------------------- measurements
@@ -205,8 +206,8 @@ class Trainer:
     def _training_figures(self) -> dict[str, Any]:
         progress = self.progress
         loss = progress.interval_loss / progress.interval_steps
-        z_loss = progress.interval_z_loss / progress.interval_steps
-        progress.interval_loss, progress.interval_z_loss, progress.interval_steps = 0.0, 0.0, 0
+        more = {name: total / progress.interval_steps for name, total in progress.interval_figures.items()}
+        progress.interval_loss, progress.interval_figures, progress.interval_steps = 0.0, {}, 0
         speed = self._speed()
         figures = {
             "train/loss": loss,
@@ -220,8 +221,7 @@ class Trainer:
         norms = dict(zip(self.step.parts, self.seen.norms, strict=True))
         figures |= {f"grad_norm/{part}": norm for part, norm in norms.items()}
         figures["grad_norm/first_over_last"] = first_over_last(norms)
-        if self.config.z_loss:
-            figures["train/z_loss"] = z_loss
+        figures |= more
         if self.step.scaler.is_enabled():
             figures["loss_scale"] = self.step.scaler.get_scale()
         if self.device.type == "cuda":

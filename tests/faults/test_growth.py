@@ -50,7 +50,7 @@ class FakeStep:
     def read(self, step: Step) -> list[Seen]:
         unread, step._unread = step._unread, []
         noisy = [math.pi + 1 / (number + 3) for number, _ in unread]
-        return [Seen(loss, 0.0, loss / 7, [loss / (i + 7) for i in range(len(step.parts))]) for loss in noisy]
+        return [Seen(loss, loss / 7, [loss / (i + 7) for i in range(len(step.parts))], {}) for loss in noisy]
 
 
 def default_rows(tiny_run, steps: int, *overrides: str) -> list[str]:

@@ -1,0 +1,49 @@
+"""The mixer axis: the branch of a block that mixes tokens. Attention is one of its options.
+
+The classes are in `nexus_ablate/mixers.py`, above the core of attention, on which most of them are built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from nexus_ablate.axes.context import Context
+from nexus_ablate.axes.roles import Geometry
+from nexus_ablate.config.options import Registry
+from nexus_ablate.config.run_config import RunConfig
+
+
+@dataclass(frozen=True)
+class MixerParts:
+    """What a mixer is made from.
+
+    Attributes:
+        geometry: With the index of the block, `geometry.layer`.
+        rotates: Whether the position scheme of the layer changes keys by position.
+        inner_norm: Comes before the output projection; the identity except in Sub-LN.
+        score_factor: The parametrization's factor on scores, if it has one.
+        norm: Makes a norm of the norm axis from a site and a width.
+    """
+
+    config: RunConfig
+    geometry: Geometry
+    rotates: bool
+    inner_norm: nn.Module
+    score_factor: float | None
+    norm: Callable[[str, int], nn.Module]
+
+
+class Mixer(nn.Module):
+    """Abstract: (B, T, D) to (B, T, D), where no token sees a later one.
+
+    A mixer made of queries, keys and values has its `AttentionCore` in `core`, where probes and evaluations find it.
+    """
+
+    def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
+        raise NotImplementedError
+
+
+MIXER: Registry[Mixer] = Registry("mixer")
