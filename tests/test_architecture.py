@@ -197,7 +197,7 @@ def shared_class_names(sources: dict[str, str]) -> dict[str, list[str]]:
 
 def test_a_class_has_a_name_of_its_own():
     assert shared_class_names(package_sources()) == {
-        "Comparison": ["api", "comparison.result"],  # the public form, with frames and figures
+        "Comparison": ["api", "comparison.results"],  # the public form, with frames and figures
         "RunRecord": ["api", "runs.record"],
         "Additive": ["axes.attention", "axes.gate"],  # an option of each axis
         "AdamW": ["kernels.adamw", "optimizers"],  # the fast form, and the option

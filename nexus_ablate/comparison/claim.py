@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from nexus_ablate.comparison.endpoint import Endpoint
 from nexus_ablate.comparison.load import Expectation, amends_claim
-from nexus_ablate.comparison.result import Comparison, Row, SecondaryRow
+from nexus_ablate.comparison.results import ArmResult, Claim, Finding, Requirement, Stratum
 from nexus_ablate.comparison.statistics import LEVEL, t_quantile
 from nexus_ablate.comparison.verdict import (
     CLAIM_SEEDS,
@@ -26,60 +24,7 @@ NOT_SHOWN = "NOT SHOWN"
 NOT_TESTABLE = "NOT TESTABLE HERE"
 
 
-@dataclass(frozen=True)
-class Result:
-    """The outcome of one expectation, in a sentence.
-
-    Attributes:
-        seeds: Of one that is not shown: with how many seeds it would be decided, if the difference were the measured
-            one; None beyond 1000.
-    """
-
-    stratum: str
-    arm: str
-    endpoint: str
-    expected: str
-    outcome: str
-    sentence: str
-    seeds: int | None = None
-
-
-@dataclass(frozen=True)
-class Requirement:
-    """A condition on the baseline's runs: whether the 95% bound of their mean over some seeds meets it."""
-
-    stratum: str
-    sentence: str
-    met: bool
-    seeds: int
-
-
-@dataclass(frozen=True)
-class Claim:
-    """The claim of a study and its outcome over all strata.
-
-    Attributes:
-        preliminary: Runs that the outcome needs are missing, or there are fewer seeds than a claim needs, or fewer
-            pairs of them because runs failed. Where the baseline lacks what the claim is about, it needs no other arm.
-        exploratory: Something was chosen when results had been seen.
-        amended: The claim, or what decides it, was changed after the first run.
-    """
-
-    text: str
-    outcome: str
-    sentence: str
-    results: list[Result]
-    requirements: list[Requirement]
-    preliminary: bool
-    exploratory: bool = False
-    amended: bool = False
-
-    def __str__(self) -> str:
-        words = [word for word in ("preliminary", "exploratory", "amended") if getattr(self, word)]
-        return ": ".join([*words, self.outcome, self.text])
-
-
-def judge_claim(tables: list[Comparison], incomplete: bool = False) -> Claim | None:
+def judge_claim(tables: list[Stratum], incomplete: bool = False) -> Claim | None:
     """The outcome of the claim that the strata of a study share; None where there is no claim.
 
     All expectations must hold for SUPPORTED, and any one of them can contradict it. A stratum whose baseline lacks what
@@ -119,23 +64,23 @@ def judge_claim(tables: list[Comparison], incomplete: bool = False) -> Claim | N
     )
 
 
-def _lost_pairs(comparison: Comparison, expectation: Expectation) -> bool:
+def _lost_pairs(comparison: Stratum, expectation: Expectation) -> bool:
     """Whether a measured difference has fewer pairs than a claim needs, for instance because baseline runs failed."""
     index = next(i for i, arm in enumerate(comparison.arms) if i and arm.name == expectation.arm)
     effect = _cell(comparison, expectation.endpoint, index)[2].effect
     return expectation.expected not in ("trains", "fails") and effect is not None and effect.n < CLAIM_SEEDS
 
 
-def _joined(results: list[Result]) -> str:
+def _joined(results: list[Finding]) -> str:
     return "; ".join(f"{f'{one.stratum}: ' if one.stratum else ''}{one.arm} {one.sentence}" for one in results)
 
 
-def requirements_of(comparison: Comparison) -> list[Requirement]:
+def requirements_of(comparison: Stratum) -> list[Requirement]:
     """What the claim requires of the baseline, and whether its runs meet it."""
     return [_requirement(comparison, *condition) for condition in comparison.plan.requires]
 
 
-def _requirement(comparison: Comparison, name: str, condition: str) -> Requirement:
+def _requirement(comparison: Stratum, name: str, condition: str) -> Requirement:
     """Whether the one-sided 95% bound of the baseline's mean, at the end of its runs, meets a condition."""
     match = CONDITION.fullmatch(condition)
     assert match is not None
@@ -158,7 +103,7 @@ def _requirement(comparison: Comparison, name: str, condition: str) -> Requireme
     return Requirement(stratum, f"{sentence} {condition}", met, len(values))
 
 
-def _result(comparison: Comparison, expectation: Expectation) -> Result:
+def _result(comparison: Stratum, expectation: Expectation) -> Finding:
     seeds = None
     index = next((i for i, arm in enumerate(comparison.arms) if i and arm.name == expectation.arm), None)
     if index is None:
@@ -171,17 +116,17 @@ def _result(comparison: Comparison, expectation: Expectation) -> Result:
         else:
             outcome, sentence = _measured(expectation.expected, endpoint, cell, margin)
         seeds = cell.seeds_to_decide if outcome == NOT_SHOWN else None
-    return Result(comparison.plan.stratum, label, expectation.endpoint, expectation.expected, outcome, sentence, seeds)
+    return Finding(comparison.plan.stratum, label, expectation.endpoint, expectation.expected, outcome, sentence, seeds)
 
 
-def _why_absent(comparison: Comparison, arm: str) -> str:
+def _why_absent(comparison: Stratum, arm: str) -> str:
     """Why an arm has no row."""
     if arm in (reasons := dict(comparison.plan.refused)):
         return f"is refused in this setting: {reasons[arm]}"
     return "is the baseline in this setting" if arm in dict(comparison.plan.equal) else "has no result"
 
 
-def _cell(comparison: Comparison, name: str, index: int) -> tuple[Endpoint, float, Row | SecondaryRow]:
+def _cell(comparison: Stratum, name: str, index: int) -> tuple[Endpoint, float, ArmResult]:
     """An endpoint, its margin, and an arm by it."""
     if name == comparison.endpoint.name:
         return comparison.endpoint, comparison.delta_min, comparison.rows[index]
@@ -189,7 +134,7 @@ def _cell(comparison: Comparison, name: str, index: int) -> tuple[Endpoint, floa
     return other.endpoint, other.delta_min, other.rows[index]
 
 
-def _training(expected: str, row: Row) -> tuple[str, str]:
+def _training(expected: str, row: ArmResult) -> tuple[str, str]:
     trained, failed = sum(value is not None for value in row.values), len(row.failed)
     word = row.verdict.word if row.verdict else ""
     fails, trains = word in FAILS, not failed and trained >= CLAIM_SEEDS
@@ -201,7 +146,7 @@ def _training(expected: str, row: Row) -> tuple[str, str]:
     return (SUPPORTED if fails == (expected == "fails") else CONTRADICTED), counts
 
 
-def _measured(expected: str, endpoint: Endpoint, cell: Row | SecondaryRow, margin: float) -> tuple[str, str]:
+def _measured(expected: str, endpoint: Endpoint, cell: ArmResult, margin: float) -> tuple[str, str]:
     """By the interval and not by the word: a failure to train, or an unfair pair, shows nothing about the measure.
 
     A difference that is shown to lie inside a declared margin contradicts `lower` and `higher` even on their side of 0,

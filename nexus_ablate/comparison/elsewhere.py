@@ -9,14 +9,16 @@ from pathlib import Path
 
 import numpy as np
 
+from nexus_ablate.comparison.across_strata import changes
 from nexus_ablate.comparison.arms import Arm
 from nexus_ablate.comparison.curves import Curves
 from nexus_ablate.comparison.endpoint import Endpoint
 from nexus_ablate.comparison.fairness import checks_of_listed
-from nexus_ablate.comparison.findings import Findings, across
+from nexus_ablate.comparison.findings import Findings, of
 from nexus_ablate.comparison.listed import FAILED, Listed, Source, step_of
 from nexus_ablate.comparison.load import Excluded, Plan, Trained
-from nexus_ablate.comparison.result import Comparison, compared, unpaired
+from nexus_ablate.comparison.result import compared, unpaired
+from nexus_ablate.comparison.results import Comparison, Stratum
 from nexus_ablate.comparison.tuning import CRITERION, best_lr
 from nexus_ablate.console import several
 from nexus_ablate.errors import ConfigError, unknown
@@ -80,7 +82,7 @@ def judged(
     for stratum in strata:
         inside = [run for run in runs if run.stratum == stratum]
         tables.append(_table(source, stratum, inside, endpoint, baseline, tuple(allow), chosen_by, out))
-    return Findings(source.name, strata, tables, across(tables) if len(tables) > 1 else [], None)
+    return of(Comparison(source.name, tables, changes(tables), None))
 
 
 def _table(
@@ -92,7 +94,7 @@ def _table(
     allow: tuple[str, ...],
     tuning_seeds: set[int],
     out: list[Excluded],
-) -> Comparison:
+) -> Stratum:
     where = f"{source.name}{f', stratum {stratum}' if stratum else ''}"
     excluded = [*out, *(Excluded(Path(run.where), run.caution, run.arm, run.seed) for run in runs if run.unfair)]
     runs = [run for run in runs if not run.unfair]

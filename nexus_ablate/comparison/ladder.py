@@ -16,7 +16,7 @@ import numpy as np
 from nexus_ablate.comparison.arms import Arm, group
 from nexus_ablate.comparison.differences import science_key
 from nexus_ablate.comparison.load import collect
-from nexus_ablate.comparison.result import Comparison, Worth
+from nexus_ablate.comparison.results import Stratum, Worth
 from nexus_ablate.comparison.statistics import Array
 from nexus_ablate.errors import ConfigError
 
@@ -88,7 +88,7 @@ def _point(arm: Arm) -> tuple[float, float] | None:
     return None if tokens is None or loss is None else (tokens, loss)
 
 
-def with_worth(comparison: Comparison, ladder: Ladder) -> None:
+def with_worth(comparison: Stratum, ladder: Ladder) -> None:
     """Fill in what each difference is worth.
 
     Raises:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,169 +14,22 @@ from nexus_ablate.comparison.curves import AXES
 from nexus_ablate.comparison.differences import consequences, differing
 from nexus_ablate.comparison.endpoint import Endpoint
 from nexus_ablate.comparison.failures import rising
-from nexus_ablate.comparison.fairness import FAIL, Check, checks, error_over_text, other_machine, text, unfair
-from nexus_ablate.comparison.judge import Judged, judge
+from nexus_ablate.comparison.fairness import Check, checks, error_over_text, other_machine, text, unfair
+from nexus_ablate.comparison.judge import Judged, Judgement, judge
 from nexus_ablate.comparison.load import Excluded, Plan, Trained, collect
 from nexus_ablate.comparison.pairs import at_equal, log_token_ratio
-from nexus_ablate.comparison.statistics import Array, Effect, Interval, interaction, mean_interval
+from nexus_ablate.comparison.results import ArmResult, Interaction, Secondary, Stratum
+from nexus_ablate.comparison.statistics import Array, Interval, interaction, mean_interval
 from nexus_ablate.comparison.tuning import at_own_rates, attach, best_lr, lr_points, lr_sensitivity, shared_difference
-from nexus_ablate.comparison.verdict import Verdict, seeds_for_margin, seeds_to_decide
+from nexus_ablate.comparison.verdict import seeds_for_margin, seeds_to_decide
 from nexus_ablate.console import several
 from nexus_ablate.errors import ConfigError, did_you_mean, unknown
 
+Comparison = Stratum
+Row = ArmResult
+Together = Interaction
 SHOWN = ("train_loss", "generalization_gap")
 """Figures that are shown beside diagnostics and evaluations, whose names have a slash."""
-
-
-@dataclass(frozen=True)
-class Worth:
-    """A difference in loss as the share of training tokens that the baseline would need more for it; -0.1: 10% fewer.
-
-    An end is None where the runs of `compare --tokens` do not reach so far.
-    """
-
-    share: float | None
-    low: float | None
-    high: float | None
-
-
-@dataclass
-class Row:
-    """One arm in the table. Differences are arm minus baseline, on the endpoint's scale. None: not measured.
-
-    Attributes:
-        effect: With the interval that decided.
-        unmeasured: Seeds at which the arm and the baseline trained and one of them lacks the endpoint.
-        look: The look that the verdict is of, from 1; 0 in a study without looks.
-        seeds_to_decide: Seeds that would decide an effect of the measured size with 80% power.
-        seeds_for_margin: Seeds that would show a difference of `delta_min`.
-        worth: What the difference is worth in tokens, where `compare` was given runs that say so.
-        at_shared_lr: The difference at the study's learning rate, where each arm is judged at its own best one.
-    """
-
-    arm: str
-    endpoint: Endpoint
-    verdict: Verdict | None
-    seeds: list[int]
-    values: list[float | None]
-    differences: list[float | None]
-    waiting: int = 0
-    failed: dict[int, str] = field(default_factory=dict)
-    unmeasured: int = 0
-    mean: float | None = None
-    sd: float | None = None
-    effect: Effect | None = None
-    text_se: float | None = None
-    look: int = 0
-    seeds_to_decide: int | None = None
-    seeds_for_margin: int | None = None
-    delta_over_sd: float | None = None
-    at_flops: Interval | None = None
-    at_seconds: Interval | None = None
-    at_tokens: Interval | None = None
-    token_ratio: Interval | None = None
-    tokens_per_second: float | None = None
-    peak_memory_bytes: float | None = None
-    params: float | None = None
-    params_share: float | None = None
-    flops_share: float | None = None
-    spike_score: float | None = None
-    spiky: bool = False
-    rising: int = 0
-    lr: float | None = None
-    best_lr: float | None = None
-    lr_edge: bool = False
-    lr_sensitivity: float | None = None
-    lr_curve: dict[float, list[float]] = field(default_factory=dict)
-    at_shared_lr: Interval | None = None
-    worth: Worth | None = None
-    figures: dict[str, tuple[float, float | None]] = field(default_factory=dict)
-    requested: dict[str, tuple[str, str]] = field(default_factory=dict)
-    followed: dict[str, tuple[str, str]] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-
-
-@dataclass
-class Together:
-    """How far two changes together differ from the sum of each; negative: they help one another."""
-
-    both: str
-    one: str
-    other: str
-    interval: Interval
-
-
-@dataclass
-class SecondaryRow:
-    """One arm by an endpoint beside the primary one; the verdict is None unless the study expects something of it."""
-
-    arm: str
-    mean: float | None
-    sd: float | None
-    effect: Effect | None
-    verdict: Verdict | None
-    seeds_to_decide: int | None
-    unmeasured: int = 0
-
-
-@dataclass
-class Secondary:
-    """An endpoint beside the primary one: the baseline's row first."""
-
-    endpoint: Endpoint
-    delta_min: float
-    rows: list[SecondaryRow]
-
-
-@dataclass
-class Comparison:
-    """Everything a report shows.
-
-    Attributes:
-        rows: The baseline first.
-        family: Arms that share the 5% of the table.
-        noisy: Arms that are noisier than the rest, for which each arm is judged by its own paired differences.
-        looks: Seeds at each look of the study, if it has any; `look` of them are complete.
-        undecided: The folders of the arms that the next look is for.
-        exploratory: What was chosen when results had been seen.
-        tuning_runs: Runs that chose learning rates.
-        shared_runs: Runs at the study's learning rate of arms that are judged at their own.
-        arms: The arms behind the rows, in the same order, for the curves.
-        regime: The baseline's regime, then what it rules out, one line each.
-        plan: The study.yaml behind it.
-    """
-
-    question: str
-    study: str
-    baseline: str
-    endpoint: Endpoint
-    match: str
-    delta_min: float
-    delta_min_source: str
-    seed_sd: float | None
-    family: int
-    noisy: list[str]
-    looks: tuple[int, ...]
-    look: int
-    undecided: list[str]
-    exploratory: tuple[str, ...]
-    checks: list[Check]
-    rows: list[Row]
-    together: list[Together]
-    secondary: list[Secondary]
-    tuning_runs: int
-    shared_runs: int
-    excluded: list[Excluded]
-    amendments: list[str]
-    equal: list[tuple[str, str]]
-    refused: list[tuple[str, str]]
-    regime: list[str]
-    arms: list[Arm] = field(repr=False, default_factory=list)
-    plan: Plan = field(repr=False, default_factory=lambda: Plan(""))
-
-    @property
-    def failed(self) -> list[Check]:
-        return [check for check in self.checks if check.status == FAIL]
 
 
 def compare(
@@ -184,7 +37,7 @@ def compare(
     baseline: str | None = None,
     allow: Iterable[str] = (),
     arm: str | None = None,
-) -> Comparison:
+) -> Stratum:
     """Compare every run in the given directories with a baseline.
 
     Args:
@@ -250,7 +103,7 @@ def compared(
     excluded: list[Excluded],
     conditions: list[Check],
     unshown: Sequence[tuple[Arm, list[str]]] = (),
-) -> Comparison:
+) -> Stratum:
     """The comparison of some arms, the baseline first.
 
     Args:
@@ -260,10 +113,12 @@ def compared(
     base, everyone = arms[0], [*arms, *(arm for arm, _ in unshown)]
     broken = [*(unfair(arm, conditions) for arm in arms), *(breaks for _, breaks in unshown)]
     judgement = judge(everyone, broken, plan)
-    rows = [_row(arm, base, one, judgement.arms[0], plan) for arm, one in zip(arms, judgement.arms, strict=False)]
+    rows = [_result(arm, judged, judgement, plan) for arm, judged in zip(arms, judgement.arms, strict=False)]
+    for row, arm in zip(rows, arms, strict=True):
+        _measure_once(row, arm, base, plan)
     on_text = _beside_baseline(rows, arms, broken[: len(arms)], plan)
     conditions += [] if plan.listed else [on_text]
-    return Comparison(
+    return Stratum(
         question=plan.question,
         study=plan.name,
         baseline=base.label,
@@ -294,7 +149,7 @@ def compared(
     )
 
 
-def _beside_baseline(rows: list[Row], arms: list[Arm], broken: list[list[str]], plan: Plan) -> Check:
+def _beside_baseline(rows: list[ArmResult], arms: list[Arm], broken: list[list[str]], plan: Plan) -> Check:
     """Fill in the figures that relate each row to the baseline's. Returns the condition on the evaluation text."""
     sd = _spread(plan.endpoint.on_scale(np.array(rows[0].values, dtype=float)))
     no_text = {}
@@ -345,14 +200,11 @@ def _secondary(endpoint: Endpoint, arms: list[Arm], broken: list[list[str]], pla
         broken = [[*names, *["machine"] * other] for names, other in zip(broken, elsewhere, strict=True)]
     own = replace(plan, endpoint=endpoint, share=plan.share if expected else 1.0)
     judgement = judge(arms, broken, own)
-    rows = []
-    for arm, judged in zip(arms, judgement.arms, strict=True):
-        values = arm.values(endpoint.name, [seed for seed in judged.seeds if seed not in judged.failed])
-        finite = values[np.isfinite(values)]
-        mean = float(finite.mean()) if len(finite) else None
-        verdict = judged.verdict if arm.name in expected else None
-        more = _to_decide(judged)
-        rows.append(SecondaryRow(arm.label, mean, _spread(values), judged.effect, verdict, more, judged.unmeasured))
+    rows = [_result(arm, judged, judgement, own) for arm, judged in zip(arms, judgement.arms, strict=True)]
+    for row in rows:
+        row.is_primary = False
+        if row.name not in expected:
+            row.verdict = None
     return Secondary(endpoint, judgement.delta_min, rows)
 
 
@@ -361,57 +213,67 @@ def _spread(values: Array) -> float | None:
     return float(values.std(ddof=1)) if len(values) > 1 else None
 
 
-def _to_decide(judged: Judged) -> int | None:
-    return seeds_to_decide(judged.effect, judged.evidence) if judged.effect and judged.evidence else None
-
-
-def _row(arm: Arm, base: Arm, judged: Judged, baseline: Judged, plan: Plan) -> Row:
-    endpoint, seeds = plan.endpoint, judged.seeds
+def _result(arm: Arm, judged: Judged, judgement: Judgement, plan: Plan) -> ArmResult:
+    """The result of one arm on the plan's endpoint."""
+    seeds, baseline = judged.seeds, judgement.arms[0]
     base_losses = dict(zip(baseline.seeds, baseline.losses, strict=True))
     differences = judged.losses - np.array([base_losses.get(seed, np.nan) for seed in seeds])
     if not plan.paired:
         differences[:] = np.nan
-    values = np.where(np.isfinite(judged.losses), arm.values(endpoint.name, seeds), np.nan)
+    values = np.where(np.isfinite(judged.losses), arm.values(plan.endpoint.name, seeds), np.nan)
     finite = values[np.isfinite(values)]
-    own_lr, at_edge = best_lr(arm)
-    params, base_params = arm.mean("params"), base.mean("params")
-    flops, base_flops = arm.mean("flops_per_token"), base.mean("flops_per_token")
-    names = [n for n in arm.figure_names if "/" in n or n in SHOWN]
-    effect, evidence = judged.effect, judged.evidence
-    return Row(
+    result = ArmResult(
         arm=arm.label,
-        endpoint=endpoint,
+        endpoint=plan.endpoint,
         verdict=judged.verdict,
         seeds=list(seeds),
         values=_numbers(values),
         differences=_numbers(differences),
+        stratum=plan.stratum,
+        name=arm.name,
+        is_baseline=judged is baseline,
+        delta_min=judgement.delta_min,
+        waiting=judged.waiting,
+        failed=judged.failed,
+        unmeasured=judged.unmeasured,
         mean=float(finite.mean()) if len(finite) else None,
         sd=_spread(values),
-        effect=effect,
+        effect=judged.effect,
         look=judged.look,
-        seeds_to_decide=_to_decide(judged),
-        seeds_for_margin=seeds_for_margin(effect, evidence) if effect and evidence else None,
-        failed=judged.failed,
-        waiting=judged.waiting,
-        unmeasured=judged.unmeasured,
-        tokens_per_second=arm.mean("tokens_per_second"),
-        peak_memory_bytes=arm.mean("peak_memory_bytes"),
-        params=params,
-        params_share=params / base_params - 1 if params and base_params else None,
-        flops_share=flops / base_flops - 1 if flops and base_flops else None,
-        spike_score=arm.spike_score,
-        rising=int(sum(rising(run) for run in arm.runs.values())),
-        lr=arm.lr if arm.runs else None,
-        best_lr=own_lr,
-        lr_edge=at_edge,
-        lr_sensitivity=lr_sensitivity(arm),
-        lr_curve=lr_points(arm),
-        at_shared_lr=shared_difference(arm, base, endpoint) if arm is not base else None,
-        figures={n: (m, _spread(arm.values(n, seeds))) for n in names if (m := arm.mean(n)) is not None},
-        requested=differing(arm.config, base.config) if arm.runs else {},
-        followed=consequences(arm.config, base.config) if arm.runs else {},
-        notes=_notes(arm, base, plan),
     )
+    if judged.effect and judged.evidence:
+        result.seeds_to_decide = seeds_to_decide(judged.effect, judged.evidence)
+        result.seeds_for_margin = seeds_for_margin(judged.effect, judged.evidence)
+    return result
+
+
+def _measure_once(result: ArmResult, arm: Arm, base: Arm, plan: Plan) -> None:
+    """Fill in what does not depend on the endpoint: costs, stability, learning rates and diagnostics."""
+    result.tokens_per_second = arm.mean("tokens_per_second")
+    result.peak_memory_bytes = arm.mean("peak_memory_bytes")
+    result.params = arm.mean("params")
+    result.params_share = _share(result.params, base.mean("params"))
+    result.flops_share = _share(arm.mean("flops_per_token"), base.mean("flops_per_token"))
+    result.spike_score = arm.spike_score
+    result.rising = sum(rising(run) for run in arm.runs.values())
+    result.lr = arm.lr if arm.runs else None
+    result.best_lr, result.lr_edge = best_lr(arm)
+    result.lr_sensitivity = lr_sensitivity(arm)
+    result.lr_curve = lr_points(arm)
+    if arm is not base:
+        result.at_shared_lr = shared_difference(arm, base, plan.endpoint)
+    for name in arm.figure_names:
+        mean = arm.mean(name)
+        if mean is not None and ("/" in name or name in SHOWN):
+            result.figures[name] = mean, _spread(arm.values(name, result.seeds))
+    if arm.runs:
+        result.requested = differing(arm.config, base.config)
+        result.followed = consequences(arm.config, base.config)
+    result.notes = _notes(arm, base, plan)
+
+
+def _share(value: float | None, baseline: float | None) -> float | None:
+    return value / baseline - 1 if value and baseline else None
 
 
 def _numbers(values: Array) -> list[float | None]:
@@ -429,7 +291,7 @@ def _notes(arm: Arm, base: Arm, plan: Plan) -> list[str]:
     return notes
 
 
-def _descriptive(row: Row, arm: Arm, base: Arm, failed: set[int]) -> None:
+def _descriptive(row: ArmResult, arm: Arm, base: Arm, failed: set[int]) -> None:
     """Figures from the curves, over the seeds at which both runs trained to the end."""
     pairs = [(run, base.runs[seed]) for seed, run in arm.runs.items() if seed in base.runs and seed not in failed]
     pairs = [pair for pair in pairs if all(run.record.state == "finished" for run in pair)]
@@ -449,7 +311,7 @@ def _exponential(interval: Interval | None) -> Interval | None:
     return Interval(mean, low, high, interval.n)
 
 
-def _interactions(everyone: list[Arm], judged: list[Judged]) -> list[Together]:
+def _interactions(everyone: list[Arm], judged: list[Judged]) -> list[Interaction]:
     """Arms that combine exactly the changes of two other arms, neither of which is such a combination itself."""
     compared = [0, *(i for i, one in enumerate(judged) if one.effect is not None)]
     arms, tables = [everyone[i] for i in compared], [judged[i] for i in compared]
@@ -475,5 +337,5 @@ def _interactions(everyone: list[Arm], judged: list[Judged]) -> list[Together]:
         both, one, other, base = (tables[i].losses[: len(seeds)] for i in (c, a, b, 0))
         interval = interaction(both, one, other, base, len(sums_of_two))
         if interval is not None:
-            together.append(Together(arms[c].label, arms[a].label, arms[b].label, interval))
+            together.append(Interaction(arms[c].label, arms[a].label, arms[b].label, interval))
     return together

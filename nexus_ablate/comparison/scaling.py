@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from nexus_ablate.comparison.arms import Arm
-from nexus_ablate.comparison.result import Comparison
+from nexus_ablate.comparison.results import Scaling, Stratum
 from nexus_ablate.comparison.statistics import LEVEL, Array, Interval
 from nexus_ablate.comparison.verdict import CLAIM_SEEDS, NOT_COMPARABLE, PRELIMINARY
 
@@ -40,38 +40,7 @@ class Law:
     alpha: Array
 
 
-@dataclass(frozen=True)
-class Scaling:
-    """One arm over the rungs of a ladder.
-
-    Attributes:
-        compute: Training FLOPs of the baseline by rung.
-        multipliers: Compute multiplier by rung, at equal training tokens; its interval covers all arms and rungs at
-            95%.
-        trend: Factor on the multiplier for ten times the compute; its interval covers all arms at 95%.
-        speeds: The arm's tokens per second over the baseline's, by rung; None where not measured.
-        predicted: The multiplier of the largest rung as the rungs below it predict it, from a law and a line that are
-            fitted to them alone; None where they are fewer than three.
-        outcome: HOLDS, SHRINKS, REVERSES or NEEDS RUNG n; preliminary below five seeds.
-    """
-
-    arm: str
-    compute: list[float]
-    multipliers: list[Interval]
-    trend: Interval
-    predicted: float | None
-    outcome: str
-    sentence: str
-    speeds: tuple[float | None, ...] = ()
-
-    @property
-    def by_time(self) -> list[Interval | None]:
-        """The multipliers at equal training time: times the speed, whose own noise the intervals do not hold."""
-        speeds = self.speeds or (None,) * len(self.multipliers)
-        return [_times(cell, speed) if speed else None for cell, speed in zip(self.multipliers, speeds, strict=True)]
-
-
-def over_rungs(tables: Sequence[Comparison]) -> list[Scaling]:
+def over_rungs(tables: Sequence[Stratum]) -> list[Scaling]:
     """The arms of a ladder over its rungs. Arms that lack a fair loss at a seed of a rung are left out.
 
     Args:
@@ -106,7 +75,7 @@ def over_rungs(tables: Sequence[Comparison]) -> list[Scaling]:
     return [replace(one, speeds=_speeds(name, by_name)) for one, name in zip(results, names[1:], strict=True)]
 
 
-def _fair(name: str, table: Comparison) -> bool:
+def _fair(name: str, table: Stratum) -> bool:
     """Whether an arm is comparable in a rung, and all of its runs trained."""
     row = next(row for row, arm in zip(table.rows, table.arms, strict=True) if arm.name == name)
     return not row.failed and (row.verdict is None or row.verdict.word != NOT_COMPARABLE)
@@ -187,11 +156,6 @@ def scaling(names: Sequence[str], compute: Sequence[float], losses: Sequence[Arr
         predicted = None if below is None else float(np.exp(_line(logs[:-1], below[k], logs[-1])))
         results.append(Scaling(name, list(compute), cells, trend, predicted, *_outcome(cells, trend)))
     return results
-
-
-def _times(interval: Interval, factor: float) -> Interval:
-    assert interval.low is not None and interval.high is not None
-    return Interval(interval.mean * factor, interval.low * factor, interval.high * factor, interval.n)
 
 
 def _factor(middle: float, low: float, high: float, seeds: int) -> Interval:

@@ -412,6 +412,12 @@ class Interval:
     high: float | None
     n: int
 
+    def times(self, factor: float) -> Interval:
+        """The interval of the mean times a factor above 0."""
+        low = None if self.low is None else self.low * factor
+        high = None if self.high is None else self.high * factor
+        return Interval(self.mean * factor, low, high, self.n)
+
 
 def mean_interval(values: Array, level: float = LEVEL) -> Interval | None:
     """Student's interval of the finite values' mean; None without any."""

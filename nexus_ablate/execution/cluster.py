@@ -32,7 +32,7 @@ from nexus_ablate.runs.ownership import release, take_lock
 from nexus_ablate.study.definition import Request
 
 if TYPE_CHECKING:
-    from nexus_ablate.comparison.result import Comparison
+    from nexus_ablate.comparison.results import Stratum as Comparison
 
 LONGEST_ARRAY = 1000
 """Jobs: SLURM's own limit (MaxArraySize) is 1001 unless the cluster says otherwise."""

@@ -29,7 +29,7 @@ from nexus_ablate.study.definition import (
 from nexus_ablate.study.overrides import key_of, merged
 
 if TYPE_CHECKING:
-    from nexus_ablate.comparison.result import Comparison
+    from nexus_ablate.comparison.results import Stratum as Comparison
 
 
 def find_launched(text: str, launch: list[str]) -> Request:

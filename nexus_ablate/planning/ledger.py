@@ -20,7 +20,8 @@ from nexus_ablate.comparison.arms import Arm
 from nexus_ablate.comparison.endpoint import Endpoint
 from nexus_ablate.comparison.fairness import PASS
 from nexus_ablate.comparison.findings import Findings
-from nexus_ablate.comparison.result import Comparison, Row
+from nexus_ablate.comparison.results import ArmResult as Row
+from nexus_ablate.comparison.results import Stratum as Comparison
 from nexus_ablate.comparison.statistics import LEVEL, Array, t_quantile
 from nexus_ablate.comparison.verdict import FAILS, NOT_COMPARABLE
 from nexus_ablate.config.options import conf_dir

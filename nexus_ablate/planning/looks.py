@@ -8,7 +8,7 @@ from nexus_ablate.planning.jobs import Job, Runs
 from nexus_ablate.runs import SETTLED
 
 if TYPE_CHECKING:
-    from nexus_ablate.comparison.result import Comparison
+    from nexus_ablate.comparison.results import Stratum as Comparison
 
 
 def judge(runs: Runs) -> Comparison | None:

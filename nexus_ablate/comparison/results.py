@@ -1,0 +1,427 @@
+"""What a comparison says: an `ArmResult` for each arm, endpoint and stratum, and the `Comparison` that holds them.
+
+Differences are arm minus baseline, on the endpoint's scale. None: not measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from nexus_ablate.comparison.arms import Arm
+from nexus_ablate.comparison.endpoint import Endpoint
+from nexus_ablate.comparison.fairness import FAIL, Check
+from nexus_ablate.comparison.load import Excluded, Plan
+from nexus_ablate.comparison.statistics import Effect, Interval
+from nexus_ablate.comparison.verdict import DIVERGED, NOT_COMPARABLE, UNSTABLE, Verdict
+
+if TYPE_CHECKING:
+    import pandas
+
+
+@dataclass(frozen=True)
+class Worth:
+    """A difference in loss as the share of training tokens that the baseline would need more for it; -0.1: 10% fewer.
+
+    An end is None where the runs of `compare --tokens` do not reach so far.
+    """
+
+    share: float | None
+    low: float | None
+    high: float | None
+
+
+@dataclass
+class ArmResult:
+    """One arm against its baseline on one endpoint, in one stratum.
+
+    Figures below `delta_over_sd` are measured once for each arm, and stand with the primary endpoint.
+
+    Attributes:
+        arm: Its name in tables.
+        name: The name of its directory.
+        delta_min: The smallest difference that matters.
+        verdict: The word and its reason; None for the baseline, and on an endpoint that the study expects nothing of.
+        values: The endpoint at each seed.
+        differences: The difference at each seed; None without a pair.
+        effect: The difference with the interval that decided.
+        unmeasured: Seeds at which the arm and the baseline trained and one of them lacks the endpoint.
+        text_se: Standard error of the difference over blocks of validation text.
+        look: The look that the verdict is of, from 1; 0 in a study without looks.
+        seeds_to_decide: Seeds that would decide an effect of the measured size with 80% power.
+        seeds_for_margin: Seeds that would show a difference of `delta_min`.
+        worth: What the difference is worth in tokens, where `compare` was given runs that say so.
+        at_shared_lr: The difference at the study's learning rate, where each arm is judged at its own best one.
+        figures: Mean and standard deviation over seeds of diagnostics and evaluations.
+        requested: Keys that were set differently: (baseline's value, arm's value).
+        followed: What the arm changes besides, by `auto`.
+    """
+
+    arm: str
+    endpoint: Endpoint
+    verdict: Verdict | None
+    seeds: list[int]
+    values: list[float | None]
+    differences: list[float | None]
+    stratum: str = ""
+    name: str = ""
+    is_baseline: bool = False
+    is_primary: bool = True
+    delta_min: float = 0.0
+    waiting: int = 0
+    failed: dict[int, str] = field(default_factory=dict)
+    unmeasured: int = 0
+    mean: float | None = None
+    sd: float | None = None
+    effect: Effect | None = None
+    text_se: float | None = None
+    look: int = 0
+    seeds_to_decide: int | None = None
+    seeds_for_margin: int | None = None
+    delta_over_sd: float | None = None
+    at_flops: Interval | None = None
+    at_seconds: Interval | None = None
+    at_tokens: Interval | None = None
+    token_ratio: Interval | None = None
+    tokens_per_second: float | None = None
+    peak_memory_bytes: float | None = None
+    params: float | None = None
+    params_share: float | None = None
+    flops_share: float | None = None
+    spike_score: float | None = None
+    spiky: bool = False
+    rising: int = 0
+    lr: float | None = None
+    best_lr: float | None = None
+    lr_edge: bool = False
+    lr_sensitivity: float | None = None
+    lr_curve: dict[float, list[float]] = field(default_factory=dict)
+    at_shared_lr: Interval | None = None
+    worth: Worth | None = None
+    figures: dict[str, tuple[float, float | None]] = field(default_factory=dict)
+    requested: dict[str, tuple[str, str]] = field(default_factory=dict)
+    followed: dict[str, tuple[str, str]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def word(self) -> str:
+        """The verdict's word; '' without a verdict."""
+        return self.verdict.word if self.verdict else ""
+
+    @property
+    def reason(self) -> str:
+        """The verdict's sentence; '' without a verdict."""
+        return self.verdict.sentence if self.verdict else ""
+
+    @property
+    def trained(self) -> int:
+        """Runs that have a value."""
+        return sum(value is not None for value in self.values)
+
+    @property
+    def pairs(self) -> list[float]:
+        """The differences of the seeds at which both trained."""
+        return [difference for difference in self.differences if difference is not None]
+
+    @property
+    def difference(self) -> float | None:
+        """The mean difference; None for an arm that cannot be compared, or whose failures to train decided."""
+        if self.is_baseline or self.word in (NOT_COMPARABLE, DIVERGED, UNSTABLE):
+            return None
+        if self.effect is not None:
+            return self.effect.delta
+        return sum(self.pairs) / len(self.pairs) if self.pairs else None
+
+    def record(self) -> dict[str, Any]:
+        """Its row of the frame: words and numbers by name, without nesting."""
+        row: dict[str, Any] = {
+            "stratum": self.stratum,
+            "endpoint": self.endpoint.name,
+            "unit": self.endpoint.unit,
+            "arm": self.arm,
+            "is_primary": self.is_primary,
+            "is_baseline": self.is_baseline,
+            "verdict": str(self.verdict or ""),
+            "word": self.word,
+            "reason": self.reason,
+            "trained": self.trained,
+            "failed": len(self.failed),
+            "waiting": self.waiting,
+            "pairs": len(self.pairs),
+            "mean": self.mean,
+            "sd": self.sd,
+            "difference": self.difference,
+        }
+        for name in EFFECT_COLUMNS:
+            row[name] = getattr(self.effect, name, None)
+        for name in NUMBER_COLUMNS:
+            row[name] = getattr(self, name)
+        for name in INTERVAL_COLUMNS:
+            interval = getattr(self, name)
+            row[name] = getattr(interval, "mean", None)
+            row[f"{name}_low"] = getattr(interval, "low", None)
+            row[f"{name}_high"] = getattr(interval, "high", None)
+        if self.worth is not None:
+            row |= {"worth": self.worth.share, "worth_low": self.worth.low, "worth_high": self.worth.high}
+        for name, (mean, _) in self.figures.items():
+            row[name] = mean
+        for seed, value in zip(self.seeds, self.values, strict=True):
+            row[f"seed {seed}"] = value
+        return row
+
+
+EFFECT_COLUMNS = ("low", "high", "level", "p", "se", "df", "critical", "wins", "rho", "spread", "detectable", "alone")
+NUMBER_COLUMNS = (
+    "text_se",
+    "delta_min",
+    "delta_over_sd",
+    "seeds_to_decide",
+    "seeds_for_margin",
+    "unmeasured",
+    "look",
+    "tokens_per_second",
+    "peak_memory_bytes",
+    "params",
+    "params_share",
+    "flops_share",
+    "spike_score",
+    "spiky",
+    "rising",
+    "lr",
+    "best_lr",
+    "lr_edge",
+    "lr_sensitivity",
+)
+INTERVAL_COLUMNS = ("at_tokens", "at_flops", "at_seconds", "token_ratio", "at_shared_lr")
+
+
+@dataclass
+class Interaction:
+    """How far two changes together differ from the sum of each; negative: they help one another."""
+
+    both: str
+    one: str
+    other: str
+    interval: Interval
+
+
+@dataclass
+class Secondary:
+    """An endpoint beside the primary one: the baseline's result first."""
+
+    endpoint: Endpoint
+    delta_min: float
+    rows: list[ArmResult]
+
+
+@dataclass
+class Stratum:
+    """The arms of one stratum, and the conditions under which they are compared. Most studies have one stratum.
+
+    Attributes:
+        rows: The results on the primary endpoint, the baseline first.
+        family: Arms that share the 5% of the table.
+        noisy: Arms that are noisier than the rest, for which each arm is judged by its own paired differences.
+        looks: Seeds at each look of the study, if it has any; `look` of them are complete.
+        undecided: The folders of the arms that the next look is for.
+        exploratory: What was chosen when results had been seen.
+        tuning_runs: Runs that chose learning rates.
+        shared_runs: Runs at the study's learning rate of arms that are judged at their own.
+        arms: The arms behind the rows, in the same order, for the curves.
+        regime: The baseline's regime, then what it rules out, one line each.
+        plan: The study.yaml behind it.
+    """
+
+    question: str
+    study: str
+    baseline: str
+    endpoint: Endpoint
+    match: str
+    delta_min: float
+    delta_min_source: str
+    seed_sd: float | None
+    family: int
+    noisy: list[str]
+    looks: tuple[int, ...]
+    look: int
+    undecided: list[str]
+    exploratory: tuple[str, ...]
+    checks: list[Check]
+    rows: list[ArmResult]
+    together: list[Interaction]
+    secondary: list[Secondary]
+    tuning_runs: int
+    shared_runs: int
+    excluded: list[Excluded]
+    amendments: list[str]
+    equal: list[tuple[str, str]]
+    refused: list[tuple[str, str]]
+    regime: list[str]
+    arms: list[Arm] = field(repr=False, default_factory=list)
+    plan: Plan = field(repr=False, default_factory=lambda: Plan(""))
+
+    @property
+    def name(self) -> str:
+        """The stratum's name; '' in a study without strata."""
+        return self.plan.stratum
+
+    @property
+    def failed(self) -> list[Check]:
+        return [check for check in self.checks if check.status == FAIL]
+
+    @property
+    def results(self) -> Iterator[ArmResult]:
+        """Every result, by endpoint in the study's order and then by arm, the baseline first."""
+        yield from self.rows
+        for secondary in self.secondary:
+            yield from secondary.rows
+
+    def result(self, arm: str, endpoint: str) -> ArmResult | None:
+        """The result of an arm, by the name of its directory; None where it has none."""
+        for result in self.results:
+            if result.name == arm and result.endpoint.name == endpoint and not result.is_baseline:
+                return result
+        return None
+
+
+@dataclass(frozen=True)
+class Change:
+    """An arm's difference in each stratum, and how it changes from one stratum to another.
+
+    Attributes:
+        rows: By stratum; None where it has no difference.
+        first, last: The strata, in the study's order, from and to which it changes: those that have a difference.
+        change: Paired by seed, with its own 95% interval; descriptive.
+        agree: Whether all differences have the same sign; None below two.
+    """
+
+    arm: str
+    rows: list[ArmResult | None]
+    first: str
+    last: str
+    change: Interval | None
+    agree: bool | None
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The outcome of one expectation, in a sentence.
+
+    Attributes:
+        seeds: Of one that is not shown: with how many seeds it would be decided, if the difference were the measured
+            one; None beyond 1000.
+    """
+
+    stratum: str
+    arm: str
+    endpoint: str
+    expected: str
+    outcome: str
+    sentence: str
+    seeds: int | None = None
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """A condition on the baseline's runs: whether the 95% bound of their mean over some seeds meets it."""
+
+    stratum: str
+    sentence: str
+    met: bool
+    seeds: int
+
+
+@dataclass(frozen=True)
+class Claim:
+    """The claim of a study and its outcome over all strata.
+
+    Attributes:
+        preliminary: Runs that the outcome needs are missing, or there are fewer seeds than a claim needs, or fewer
+            pairs of them because runs failed. Where the baseline lacks what the claim is about, it needs no other arm.
+        exploratory: Something was chosen when results had been seen.
+        amended: The claim, or what decides it, was changed after the first run.
+    """
+
+    text: str
+    outcome: str
+    sentence: str
+    results: list[Finding]
+    requirements: list[Requirement]
+    preliminary: bool
+    exploratory: bool = False
+    amended: bool = False
+
+    def __str__(self) -> str:
+        words = [word for word in ("preliminary", "exploratory", "amended") if getattr(self, word)]
+        return ": ".join([*words, self.outcome, self.text])
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """One arm over the rungs of a ladder.
+
+    Attributes:
+        compute: Training FLOPs of the baseline by rung.
+        multipliers: Compute multiplier by rung, at equal training tokens; its interval covers all arms and rungs at
+            95%.
+        trend: Factor on the multiplier for ten times the compute; its interval covers all arms at 95%.
+        speeds: The arm's tokens per second over the baseline's, by rung; None where not measured.
+        predicted: The multiplier of the largest rung as the rungs below it predict it, from a law and a line that are
+            fitted to them alone; None where they are fewer than three.
+        outcome: HOLDS, SHRINKS, REVERSES or NEEDS RUNG n; preliminary below five seeds.
+    """
+
+    arm: str
+    compute: list[float]
+    multipliers: list[Interval]
+    trend: Interval
+    predicted: float | None
+    outcome: str
+    sentence: str
+    speeds: tuple[float | None, ...] = ()
+
+    @property
+    def by_time(self) -> list[Interval | None]:
+        """The multipliers at equal training time: times the speed, whose own noise the intervals do not hold."""
+        speeds = self.speeds or (None,) * len(self.multipliers)
+        pairs = zip(self.multipliers, speeds, strict=True)
+        return [multiplier.times(speed) if speed else None for multiplier, speed in pairs]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Everything that a report of a study shows.
+
+    Attributes:
+        name: The study, the runs' directory, or the table that was judged.
+        strata: In the study's order.
+        changes: How differences change over the strata; [] for one stratum.
+        claim: The claim's outcome; None without a claim, or if `whole` is set.
+        scaling: Of a ladder: each arm's compute multiplier over the sizes.
+        missing: The strata without a result so far, and the states of their runs.
+        whole: The study, if only some of its strata are compared; its claim is about all.
+    """
+
+    name: str
+    strata: list[Stratum]
+    changes: list[Change]
+    claim: Claim | None
+    scaling: list[Scaling] = field(default_factory=list)
+    missing: dict[str, str] = field(default_factory=dict)
+    whole: str = ""
+
+    @property
+    def results(self) -> list[ArmResult]:
+        """By stratum, endpoint and arm, each in the study's order, the baseline first."""
+        return [result for stratum in self.strata for result in stratum.results]
+
+    def frame(self) -> pandas.DataFrame:
+        """One row per stratum, endpoint and arm with a column per number and word; NaN: not measured.
+
+        Figures that are measured once for each arm stand with the primary endpoint, diagnostics and evaluations (means
+        over seeds) under their own names, and each run's value under `seed N`.
+        """
+        import pandas
+
+        return pandas.DataFrame([result.record() for result in self.results])
