@@ -27,6 +27,8 @@ ELSEWHERE = {
     "{set}/bpb": "data=stdlib",
 }
 """Rows that no run of this test can have, and what it would take."""
+EVALUATIONS = ("extrapolation", "streaming", "quantization", "intervention")
+EVALUATIONS += ("induction", "recall:pairs:2", "copy", "minimal_pairs")
 
 
 def flat(values, before=""):
@@ -44,7 +46,7 @@ def written(path):
 
 
 def test_every_number_of_a_run_is_in_the_table_and_every_row_of_the_table_in_a_run(tiny_run):
-    everything = ["probe=full", "evals=[extrapolation,streaming,quantization,intervention]", "z_loss=1e-4"]
+    everything = ["probe=full", f"evals=[{','.join(EVALUATIONS)}]", "z_loss=1e-4"]
     everything += ["kv_bias=key", "gate=elementwise", "norm=batch", "tie_embeddings=off", "norm_bias=on"]
     long = ["train.steps=140", "train.precision=fp16", "probe.every=1000", "train.checkpoint_every=1000"]
     names = written(train(compose(tiny_run(*everything)), quiet=True).path)

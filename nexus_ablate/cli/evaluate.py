@@ -18,7 +18,7 @@ def evaluations(text: str) -> list[str]:
 
 VERB = Verb(
     "evaluate",
-    "evaluate finished runs: longer text, quantization, removals",
+    "evaluate finished runs: longer text, quantization, removals, recall, induction, copying",
     "DIR...",
     (
         ("evaluate runs/scratch/baseline/s0-1a2b3c4d", "all evaluations of one run"),
@@ -113,5 +113,17 @@ def lines(name: str, result: dict[str, Any]) -> Iterator[tuple[str, str]]:
                     f"loss {shown(loss, '.4f')} ({shown(gap, '+.4f')})  "
                     f"first token {mass}  max/median {shown(after['act/resid/max_over_median'], '.1f')}",
                 )
+    elif "accuracy" in result:
+        names = ("accuracy", "chance", "ngram_accuracy")
+        yield (
+            name,
+            "  ".join(f"{figure} {shown(result[figure], '.3f')}" for figure in names) + f"  of {result['items']}",
+        )
+        for by in ("distance", "pairs", "length", "tokens_read"):
+            if parts := result.get(by):
+                accuracies = (f"{part} {shown(figures['accuracy'], '.3f')}" for part, figures in parts.items())
+                yield f"{name}, by {by.replace('_', ' ')}", "  ".join(accuracies)
+        for part, why in result.get("not_defined", {}).items():
+            yield f"{name}, {part}", f"not defined: {why}"
     else:
         yield name, "  ".join(f"{measure} {shown(number, '.4f')}" for measure, number in result.items())

@@ -12,6 +12,7 @@ import numpy as np
 
 from nexus_ablate.comparison.curves import SPIKE_WINDOW, spikes
 from nexus_ablate.comparison.differences import CUT, changes, differing, label, meaning, science_key
+from nexus_ablate.comparison.endpoint import Endpoint
 from nexus_ablate.comparison.load import Collection, Excluded, Plan, Trained
 from nexus_ablate.comparison.pairs import same_curves, unlike_code
 from nexus_ablate.comparison.statistics import Array
@@ -59,6 +60,10 @@ class Arm:
 
     def values(self, name: str, seeds: Sequence[int]) -> Array:
         return np.array([self.value(seed, name) for seed in seeds])
+
+    def on_scale(self, endpoint: Endpoint, seeds: Sequence[int]) -> Array:
+        """An endpoint's values on its scale."""
+        return endpoint.on_scale(lambda name: self.values(name, seeds))
 
     def mean(self, name: str) -> float | None:
         """The mean of a figure over the runs that have it."""

@@ -13,6 +13,7 @@ from nexus_ablate.comparison.verdict import (
     FAILS,
     INCOMPLETE,
     NOT_COMPARABLE,
+    SATURATED,
     interval_name,
 )
 from nexus_ablate.console import several
@@ -157,7 +158,7 @@ def _measured(expected: str, endpoint: Endpoint, cell: ArmResult, margin: float)
     if cell.unmeasured:
         where = f"not measured at {several(cell.unmeasured, 'seed')} at which it and the baseline trained"
         return NOT_SHOWN, f"{where}, {endpoint.name} expected: {expected}"
-    if effect is None or word in (NOT_COMPARABLE, INCOMPLETE, *FAILS):
+    if effect is None or word in (NOT_COMPARABLE, INCOMPLETE, *SATURATED, *FAILS):
         return NOT_SHOWN, f"{word or 'has no interval'} in {endpoint.name}, expected: {expected}"
     low, high = effect.low, effect.high
     text = f"{endpoint.signed(effect.delta)} in {endpoint.name}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -46,7 +47,7 @@ def endpoint_of(name: str, delta_min: float | None, better: str, runs: list[List
     if unit and known.unit and _first_word(unit) != _first_word(known.unit):
         fix = "--endpoint val_bpb for bits per byte, or convert the column"
         raise ConfigError(f"{name} is in {known.unit}", f"{unit} ({runs[0].where})", fix)
-    return Endpoint(name, delta_min)
+    return Endpoint(name, delta_min, replace(known, floor=""))  # a table has no numbers of answers
 
 
 def _first_word(text: str) -> str:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-from nexus_ablate.comparison.statistics import Array
+from nexus_ablate.comparison.statistics import Array, mean_interval
 from nexus_ablate.measure.measures import BITS, NATS, Measure, find
+
+AT_CHANCE = "AT CHANCE"
+AT_CEILING = "AT CEILING"
 
 
 @dataclass(frozen=True)
@@ -17,7 +21,9 @@ class Endpoint:
     """A measure that arms are compared by.
 
     Measures that are read on a logarithmic scale, such as a kurtosis, are compared by the difference of their natural
-    logarithms, which is shown as a ratio: `x1.25` is a quarter more.
+    logarithms, which is shown as a ratio: `x1.25` is a quarter more. Shares of right answers are compared by the
+    difference of their empirical logits, ln((k + 0.5) / (n - k + 0.5)) for k of n answers, which is shown as the ratio
+    of their odds.
 
     Attributes:
         name: A name of the measures table, as runs write it.
@@ -40,8 +46,17 @@ class Endpoint:
 
     @property
     def log(self) -> bool:
-        """Whether differences are ratios."""
-        return self.measure.log
+        """Whether differences are ratios, of the values or of their odds."""
+        return self.measure.log or self.is_share
+
+    @property
+    def is_share(self) -> bool:
+        """Whether it is a share of right answers."""
+        return bool(self.measure.floor)
+
+    def beside(self, name: str) -> str:
+        """The name of a figure of the same evaluation: `recall/items` beside `recall/accuracy`."""
+        return self.name.rpartition("/")[0] + "/" + name
 
     @property
     def better(self) -> str:
@@ -62,11 +77,36 @@ class Endpoint:
         """`delta_min` on the scale of differences."""
         return math.log1p(self.delta_min) if self.log and self.delta_min is not None else self.delta_min
 
-    def on_scale(self, values: Array) -> Array:
-        """The values whose differences are taken; NaN where a logarithm does not exist."""
+    def on_scale(self, figures: Callable[[str], Array]) -> Array:
+        """The values whose differences are taken; NaN where a logarithm does not exist.
+
+        Args:
+            figures: The values of a figure by its name.
+        """
+        values = figures(self.name)
+        if self.is_share:
+            return _logits(values, figures(self.beside("items")))
         if not self.log:
             return values
         return np.log(np.where(values > 0, values, np.nan))
+
+    def saturation(self, figures: Callable[[str], Array]) -> str:
+        """AT_CHANCE or AT_CEILING where no mean is above guessing, or below the largest value, with 95% confidence.
+
+        Args:
+            figures: As for `on_scale`; each row is an arm, each column a run.
+        """
+        if not self.is_share:
+            return ""
+        items = figures(self.beside("items"))
+        scaled = self.on_scale(figures)
+        above_floor = scaled - _logits(figures(self.beside(self.measure.floor)), items)
+        below_ceiling = _logits(np.full(items.shape, self.measure.most), items) - scaled
+        for name, distances in ((AT_CHANCE, above_floor), (AT_CEILING, below_ceiling)):
+            lows = [interval.low for row in distances if (interval := mean_interval(row)) and interval.low is not None]
+            if lows and max(lows) <= 0:
+                return name
+        return ""
 
     def value(self, value: float) -> str:
         """A value as text."""
@@ -85,7 +125,8 @@ class Endpoint:
     def size(self, difference: float) -> str:
         """How large a difference is, whatever its sign, with the unit: `0.0123 nats per token`, `a factor of 1.23`."""
         if self.log:
-            return f"a factor of {_ratio(abs(difference)):.3g}"
+            odds = "in the odds of a right answer" if self.is_share else ""
+            return f"a factor of {_ratio(abs(difference)):.3g} {odds}".rstrip()
         return f"{self.value(abs(difference))} {self.unit}".rstrip()
 
     def within(self, margin: float) -> str:
@@ -94,6 +135,8 @@ class Endpoint:
 
     def axis(self) -> str:
         """What an axis of differences shows."""
+        if self.is_share:
+            return f"natural logarithm of the odds ratio of {self.name}"
         return f"natural logarithm of the ratio of {self.name}" if self.log else self.unit or self.name
 
     def good(self) -> str:
@@ -106,6 +149,12 @@ class Endpoint:
     @property
     def _is_loss(self) -> bool:
         return self.unit in (NATS, BITS)
+
+
+def _logits(shares: Array, items: Array) -> Array:
+    """Empirical logits of shares of some numbers of answers; exists for 0 and 1 too."""
+    right = shares * items
+    return np.log((right + 0.5) / (items - right + 0.5))
 
 
 def _ratio(difference: float) -> float:

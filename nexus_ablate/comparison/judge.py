@@ -47,6 +47,7 @@ class ResultTable:
         unfair: By arm, the fairness conditions that it breaks.
         begun: By arm, seeds of runs without a result.
         shared_rate: By arm, the difference at the study's learning rate, where arms are judged at their own.
+        saturated: By arm, the word for it and the baseline where both are at chance or at the ceiling.
     """
 
     names: list[str]
@@ -58,6 +59,7 @@ class ResultTable:
     unfair: list[list[str]]
     begun: list[set[int]]
     shared_rate: list[float | None]
+    saturated: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -111,7 +113,7 @@ def table_of(arms: list[Arm], unfair: list[list[str]], plan: Plan) -> ResultTabl
         list(plan.seeds) if plan.looks else sorted(base.runs if plan.paired else set().union(*(a.runs for a in arms)))
     )
     failed = [failed_seeds(arm.runs, base.runs) for arm in arms]
-    losses = np.array([plan.endpoint.on_scale(arm.values(plan.endpoint.name, seeds)) for arm in arms])
+    losses = np.array([arm.on_scale(plan.endpoint, seeds) for arm in arms])
     for row, lost in enumerate(failed):
         losses[row][[seed in lost for seed in seeds]] = np.nan
     shared = [shared_difference(arm, base, plan.endpoint) for arm in arms]
@@ -125,7 +127,12 @@ def table_of(arms: list[Arm], unfair: list[list[str]], plan: Plan) -> ResultTabl
         unfair=unfair,
         begun=[{out.seed for out in arm.waiting if out.seed is not None} for arm in arms],
         shared_rate=[interval.mean if interval else None for interval in shared],
+        saturated=[_saturation(arm, base, seeds, plan.endpoint) for arm in arms],
     )
+
+
+def _saturation(arm: Arm, base: Arm, seeds: list[int], endpoint: Endpoint) -> str:
+    return endpoint.saturation(lambda name: np.array([base.values(name, seeds), arm.values(name, seeds)]))
 
 
 def _same(arm: Arm, base: Arm, seed: int, plan: Plan) -> bool:
@@ -247,6 +254,7 @@ def _at(
             single=float(differences[0]) if plan.paired and len(differences) else None,
             shared_rate_delta=table.shared_rate[a],
             endpoint=plan.endpoint,
+            saturated=table.saturated[a] if table.saturated else "",
             more_seeds=f"nexus-ablate add-seeds {plan.place}" if plan.place and not plan.looks else "",
             exploratory=bool(plan.exploratory),
         )

@@ -151,7 +151,8 @@ def compared(
 
 def _beside_baseline(rows: list[ArmResult], arms: list[Arm], broken: list[list[str]], plan: Plan) -> Check:
     """Fill in the figures that relate each row to the baseline's. Returns the condition on the evaluation text."""
-    sd = _spread(plan.endpoint.on_scale(np.array(rows[0].values, dtype=float)))
+    counted = np.isfinite(np.array(rows[0].values, dtype=float))
+    sd = _spread(np.where(counted, arms[0].on_scale(plan.endpoint, rows[0].seeds), np.nan))
     no_text = {}
     for row, arm, conditions_broken in zip(rows[1:], arms[1:], broken[1:], strict=True):
         if not conditions_broken:

@@ -112,6 +112,4 @@ def shared_difference(arm: Arm, baseline: Arm, endpoint: Endpoint) -> Interval |
         return None
     one, other = arm.shared or arm, baseline.shared or baseline
     seeds = sorted(one.runs.keys() & other.runs.keys())
-    return mean_interval(
-        endpoint.on_scale(one.values(endpoint.name, seeds)) - endpoint.on_scale(other.values(endpoint.name, seeds))
-    )
+    return mean_interval(one.on_scale(endpoint, seeds) - other.on_scale(endpoint, seeds))

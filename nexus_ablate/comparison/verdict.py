@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from nexus_ablate.comparison.endpoint import Endpoint
+from nexus_ablate.comparison.endpoint import AT_CEILING, AT_CHANCE, Endpoint
 from nexus_ablate.comparison.statistics import LEVEL, Effect, failure_p, seeds_needed
 from nexus_ablate.console import several
 
@@ -31,10 +31,14 @@ MEANINGS = {
     UNSTABLE: "fails to train at some seeds, more often than the baseline",
     DIVERGED: "fails to train at every seed, and the baseline does not",
     NOT_COMPARABLE: "a fairness condition fails",
+    AT_CHANCE: "neither the arm nor the baseline is shown to answer better than guessing",
+    AT_CEILING: "neither the arm nor the baseline is shown to make a mistake",
     INCOMPLETE: "no pair of runs has a result yet",
 }
 DIFFERENT = (BETTER, WORSE, LOWER, HIGHER)
 """Words of an interval that excludes 0."""
+SATURATED = (AT_CHANCE, AT_CEILING)
+"""Words of a share of right answers that differences can't be read from."""
 UNDECIDED = (INCONCLUSIVE, INCOMPLETE)
 FAILS = (DIVERGED, UNSTABLE)
 """Words of an arm that fails to train."""
@@ -62,6 +66,7 @@ class Evidence:
         unmeasured: Seeds at which arm and baseline trained and one of them lacks the endpoint.
         single: The difference, where there is only one pair.
         shared_rate_delta: The difference at the shared learning rate, where each arm is judged at its own.
+        saturated: The word of SATURATED that holds, if one does.
         more_seeds: The command that adds as many seeds as follow it, if there is one.
         exploratory: Seeds were added after their predecessors had been looked at.
     """
@@ -83,6 +88,7 @@ class Evidence:
     single: float | None = None
     shared_rate_delta: float | None = None
     endpoint: Endpoint = Endpoint()
+    saturated: str = ""
     more_seeds: str = ""
     exploratory: bool = False
 
@@ -130,6 +136,8 @@ def word(evidence: Evidence) -> str:
         return BETTER
     if effect is None:
         return INCOMPLETE if e.waiting and not e.pairs else INCONCLUSIVE
+    if e.saturated:
+        return e.saturated
     if effect.excludes_zero:
         return _direction(effect, e.endpoint)
     return EQUIVALENT if effect.within(e.delta_min) else INCONCLUSIVE
@@ -145,7 +153,7 @@ def decide(evidence: Evidence) -> Verdict:
     """The whole verdict."""
     e, effect = evidence, evidence.effect
     chosen = word(e)
-    weighed = chosen in (*DIFFERENT, EQUIVALENT, INCONCLUSIVE)
+    weighed = chosen in (*DIFFERENT, EQUIVALENT, INCONCLUSIVE, *SATURATED)
     qualifiers = []
     if chosen in DIFFERENT and effect is not None:
         if effect.within(e.delta_min):
@@ -187,6 +195,8 @@ def _sentence(chosen: str, e: Evidence) -> str:
             return "fewer than two runs that trained, or no difference between them"
         difference = f"{signed(e.single)} {e.endpoint.unit}".rstrip()
         return f"one pair differs by {difference}; without a second seed its noise is unknown"
+    if chosen in SATURATED:
+        return f"{MEANINGS[chosen]}, at {several(effect.n, 'seed')} and 95% confidence"
     interval = f"{interval_name(effect.level)} {signed(effect.low)} to {signed(effect.high)}"
     also = f"; {_failures(e)}" if e.failed else ""
     if chosen in DIFFERENT:

@@ -50,6 +50,9 @@ OPTIONS = (*AXES, "optim")
 CLASSES = (*OPTIONS, "data", "evaluation")
 """The groups to which a plugin may add an option (a class and its YAML)."""
 
+SHIPPED = "shipped"
+"""The value of an evaluation's key `file` that means the one in conf/evaluation."""
+
 COMMON_KEYS = {
     "optim": {
         "lr": ("float (0, inf)", "peak learning rate"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from nexus_ablate.config.grammar import compare_numbers, factors_by_role, is_comparison, names_in, ratio, show
@@ -12,6 +13,7 @@ from nexus_ablate.config.options import (
     LATER,
     OPTIONS,
     OTHER_VERSION,
+    SHIPPED,
     Option,
     OptionFile,
     check_option,
@@ -142,8 +144,13 @@ def check_rules(config: RunConfig) -> None:
     if train.compile == "graphs" and train.grad_accum > 1:
         got = f"train.compile=graphs train.grad_accum={train.grad_accum}"
         raise ConfigError("a CUDA graph's gradients do not outlive its next replay", got, "train.compile=on")
-    for evaluation in config.evals:
-        evaluation_of(evaluation)
+    for evaluation in map(evaluation_of, config.evals):
+        file = evaluation.keys.get("file", SHIPPED)
+        if file != SHIPPED and not Path(file).expanduser().is_file():
+            name = f"evals=[{evaluation.name}:file:{file}]"
+            raise ConfigError(
+                f"{evaluation.name} has no such file", name, f"evals=[{evaluation.name}], the shipped one"
+            )
     for role, factors in factors_by_role(config.schedule.groups).items():
         if "weight_decay" in factors and role not in DECAYED[config.schedule.decay]:
             problem = f"optim.decay={config.schedule.decay} does not decay the role {role}"
@@ -291,15 +298,20 @@ def check_layers(layers: object, n_layers: int) -> None:
 
 
 def apply_rules(config: RunConfig, resolved: Resolved, chosen: dict[str, OptionFile]) -> list[str]:
-    """The warnings of the chosen options.
+    """The warnings of the chosen options, the data set and the evaluations.
 
     Raises:
         ConfigError: An option refuses this configuration.
     """
     settings, warnings = settings_of(config, resolved, chosen), []
     sizes = {n: v for n, v in vars(config.model).items() if isinstance(v, int)} | {"head_dim": resolved.head_dim}
-    for axis, option in chosen.items():
-        name, numbers = f"{axis}={option.name}", {**sizes, **getattr(config, axis).keys}
+    options = [(f"{axis}={option.name}", getattr(config, axis).keys, option) for axis, option in chosen.items()]
+    options.append((f"data={config.data.name}", config.data.keys, option_files("data")[config.data.name]))
+    for evaluation in map(evaluation_of, config.evals):
+        file = option_files("evaluation")[evaluation.name]
+        options.append((f"evals=[{evaluation.name}]", evaluation.keys, file))
+    for name, keys, option in options:
+        axis, numbers = option.axis, {**sizes, **keys}
         for rule, text in option.refuses.items():
             if holds(rule, settings, numbers):
                 reason, _, fix = text.partition("; try: ")
@@ -328,7 +340,8 @@ def settings_of(config: RunConfig, resolved: Resolved, chosen: dict[str, OptionF
     settings = {f"{axis}={option.name}" for axis, option in chosen.items()} | {f"init={resolved.init.name}"}
     settings |= {f"{name}={show(getattr(resolved, name))}" for name in MEANT}
     settings |= set() if resolved.nope_every == "off" else {"nope_every=on"}
-    options = {axis: getattr(config, axis) for axis in OPTIONS} | {"init": resolved.init}
+    options = {axis: getattr(config, axis) for axis in (*OPTIONS, "data")} | {"init": resolved.init}
+    settings |= {f"data={config.data.name}"}
     settings |= {f"{axis}.{k}={show(v)}" for axis, option in options.items() for k, v in option.keys.items()}
     settings |= {f"{name}={show(value)}" for name, value in vars(config).items() if not isinstance(value, Option)}
     for group in CLOSED_GROUPS:

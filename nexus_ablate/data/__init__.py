@@ -5,14 +5,19 @@ from nexus_ablate.data.batches import Batches, chain, eval_places, eval_windows,
 from nexus_ablate.data.cache import TokenizedData, default_cache_dir, fingerprint_of, prepare, vocabulary_size
 from nexus_ablate.data.corpus import DATA, Corpus
 from nexus_ablate.data.hub import HubCorpus
+from nexus_ablate.data.tasks import CopyCorpus, InductionCorpus, RecallCorpus, TaskCorpus
 from nexus_ablate.data.tokenizer import Tokenizer, load_tokenizer, token_kinds
 
 __all__ = [
     "DATA",
     "BackCopyCorpus",
     "Batches",
+    "CopyCorpus",
     "Corpus",
     "HubCorpus",
+    "InductionCorpus",
+    "RecallCorpus",
+    "TaskCorpus",
     "TokenizedData",
     "Tokenizer",
     "chain",

@@ -15,7 +15,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from nexus_ablate.config.options import Option
+from nexus_ablate.data.batches import eval_windows
 from nexus_ablate.data.corpus import DATA, Corpus, head
 from nexus_ablate.data.tokenizer import (
     BPE_TRAINING_CHARACTERS,
@@ -43,6 +44,7 @@ TOKENIZER_KEYS = ("tokenizer", "bpe_vocab")
 
 _HASHED_BYTES = 64 * 2**20  # of larger files only the size is checked
 _CHUNK = 2**20
+_ANSWERED = 4096  # windows of a split whose answers are counted
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,7 @@ class TokenizedData:
         unigram_bpb: Bits per byte of "val" under the add-one frequencies of the training tokens.
         bytes_per_token: Mean over "val".
         period: Tokens from the start of a sequence to the start of the next. Windows begin at multiples of it.
+        corpus: Where the tokens come from.
     """
 
     name: str
@@ -68,10 +71,16 @@ class TokenizedData:
     unigram_bpb: float
     bytes_per_token: float
     period: int = 1
+    corpus: Corpus | None = None
 
     @property
     def vocab_size(self) -> int:
         return self.tokenizer.vocab_size
+
+    @property
+    def answers(self) -> Callable[[np.ndarray], np.ndarray] | None:
+        """The function that says which targets of windows the loss counts (`Corpus.answers`); None: all of them."""
+        return self.corpus.answers if self.corpus and self.corpus.scores_answers else None
 
     @property
     def token_bytes(self) -> np.ndarray:
@@ -102,7 +111,30 @@ def prepare(option: Option, cache_dir: Path | None = None, context: int = 128) -
     if data.vocab_size < 2:
         got, fix = f"a vocabulary of {data.vocab_size}", "give a text of several characters, or data.tokenizer=bytes"
         raise ConfigError(f"data={option.name} has one distinct token: there is nothing to predict", got, fix)
-    return dataclasses.replace(data, period=corpus.period)
+    data = dataclasses.replace(data, period=corpus.period, corpus=corpus)
+    return _of_answers(data, context) if data.answers else data
+
+
+def _of_answers(data: TokenizedData, context: int) -> TokenizedData:
+    """The same data, with the unigram loss and the bytes per token of the answers alone."""
+    assert data.answers is not None
+    counts = []
+    for tokens in (data.train, data.val["val"]):
+        windows = eval_windows(tokens, context, _ANSWERED * context, data.period)
+        counts.append(np.bincount(windows[:, 1:][data.answers(windows)], minlength=data.vocab_size))
+    unigram_bpb, bytes_per_token = _unigram(*counts, data.token_bytes)
+    return dataclasses.replace(data, unigram_bpb=unigram_bpb, bytes_per_token=bytes_per_token)
+
+
+def _unigram(train: np.ndarray, val: np.ndarray, token_bytes: np.ndarray) -> tuple[float, float]:
+    """Bits per byte of validation tokens under the add-one frequencies of training tokens, and bytes per token.
+
+    Args:
+        train, val: (V,) counts of the tokens.
+    """
+    n_bytes = val @ token_bytes
+    bits = -(val @ np.log2((train + 1) / (train.sum() + len(train))))
+    return float(bits / n_bytes), float(n_bytes / val.sum())
 
 
 def fingerprint_of(option: Option, context: int = 128) -> str:
@@ -154,6 +186,8 @@ def _make_tokenizer(option: Option, corpus: Corpus) -> Tokenizer:
     kind = option.keys["tokenizer"]
     if kind == "bytes":
         return ByteTokenizer()
+    if kind == "char" and corpus.characters:
+        return CharTokenizer(corpus.characters)
     if kind == "char":
         limit = corpus.token_limit  # one token is one character
         train = corpus.train_texts() if limit is None else head(corpus.train_texts(), limit)
@@ -182,13 +216,12 @@ def _build(final: Path, option: Option, corpus: Corpus, fingerprint: str, contex
             name: _write_tokens(aside / _val_file(name), texts, tokenizer) for name, texts in _val_sets(corpus).items()
         }
         _require_length(option.name, {"train": train.sum(), **{k: v.sum() for k, v in val.items()}}, context)
-        n_bytes = val["val"] @ tokenizer.token_bytes
-        bits = -(val["val"] @ np.log2((train + 1) / (train.sum() + len(train))))
+        unigram_bpb, bytes_per_token = _unigram(train, val["val"], tokenizer.token_bytes)
         body = {
             "fingerprint": fingerprint,
             "val": list(val),
-            "unigram_bpb": float(bits / n_bytes),
-            "bytes_per_token": float(n_bytes / val["val"].sum()),
+            "unigram_bpb": unigram_bpb,
+            "bytes_per_token": bytes_per_token,
             "files": {path.name: _file_facts(path) for path in sorted(aside.iterdir())},
         }
         aside.joinpath("manifest.json").write_text(json.dumps({"sha256": _hash(body), "body": body}, indent=1))

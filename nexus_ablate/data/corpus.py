@@ -14,6 +14,8 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import final
 
+import numpy as np
+
 from nexus_ablate.config.options import Registry
 from nexus_ablate.data.tables import column_texts, is_table
 from nexus_ablate.errors import ConfigError, did_you_mean
@@ -31,6 +33,10 @@ class Corpus(ABC):
     """How many training tokens are kept, from the start; None keeps all."""
     period: int = 1
     """Tokens from the start of a sequence to the start of the next. Training windows begin at multiples of it."""
+    characters: str = ""
+    """The vocabulary of `tokenizer=char`, sorted by code point; "": the characters that the text has."""
+    scores_answers: bool = False
+    """Whether the loss counts only some targets, the `answers`."""
 
     @abstractmethod
     def check(self, context: int) -> None:
@@ -62,6 +68,10 @@ class Corpus(ABC):
     def extra_val(self) -> dict[str, Iterator[str]]:
         """Further validation sets by name."""
         return {}
+
+    def answers(self, windows: np.ndarray) -> np.ndarray:
+        """(N, T) bool: which targets of (N, T + 1) windows are answers; without a task, all of them."""
+        return np.ones((len(windows), windows.shape[1] - 1), dtype=bool)
 
 
 @final

@@ -6,8 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-ONSETS = {"attn/sink_rate": 0.1, "act/resid/max_over_median": 1000.0}
-"""Thresholds of onsets: a tenth of all (sequence, layer, head) are sinks; the residual stream has a massive entry."""
+ONSETS = {"attn/sink_rate": 0.1, "act/resid/max_over_median": 1000.0, "repeats/accuracy": 0.5}
+"""Thresholds of onsets: a tenth of all (sequence, layer, head) are sinks; the residual stream has a massive entry; half
+of a repeated segment is predicted right."""
 
 SCORED = ("train/loss", "grad_norm/global")
 FINAL = {

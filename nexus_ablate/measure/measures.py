@@ -29,12 +29,14 @@ PLACEHOLDERS = {
     "set": (r"(?!train\b|val\b)[a-z]\w*", "a further validation set"),
     "task": (r"compile|eval|probe|checkpoint", "`compile`, `eval`, `probe` or `checkpoint`"),
     "metric": (r"train/loss|grad_norm/global", "`train/loss` or `grad_norm/global`"),
-    "onset": (r"attn/sink_rate|act/resid/max_over_median", "`attn/sink_rate` or `act/resid/max_over_median`"),
+    "onset": (r"attn/sink_rate|act/resid/max_over_median|repeats/accuracy", "`attn/sink_rate`, `act/resid/max_over_median` or `repeats/accuracy`"),
     "kind": (r"newline|full_stop", "`newline` or `full_stop`"),
     "factor": (r"\d+", "the factor of the training context"),
     "distance": (r"\d+(?:-\d+)?", "`0`, `1`, `2-3`, `4-7` ..."),
     "tokens_read": (r"\d+(?:-\d+)?", "`1`, `2`, `3-4`, `5-8` ..."),
     "scheme": (r"[a-z]\w*", "a scheme of the table below"),
+    "pairs": (r"\d+", "a number of pairs"),
+    "length": (r"\d+", "the length of a string"),
     "change": (r"before|(?:massive|sink)_\w+", "`before`, or a change of the list below"),
 }  # fmt: skip
 """The regular expression and the meaning of each placeholder."""
@@ -59,7 +61,10 @@ class Measure:
         title: A few words for a panel or a picture.
         panel: The section of the W&B workspace that plots the whole model's figure over training.
         heat_map: Whether pictures show it by block and step.
-        most: The end of a picture's scale, if the measure has a largest possible value.
+        most: The largest possible value, if there is one: the end of a picture's scale, and the ceiling of a share.
+        floor: Of a share of right answers, the figure beside it that guessing would reach. The number of answers is
+            beside it too, as `items`. Such shares are compared by their logits, and above the floor and below the
+            ceiling only.
     """
 
     name: str
@@ -75,6 +80,7 @@ class Measure:
     panel: str = ""
     heat_map: bool = False
     most: float | None = None
+    floor: str = ""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -85,6 +91,31 @@ class Measure:
 
 NATS, BITS, HASH = "nats per token", "bits per byte", "hash"
 STEP, SUMMARY, STANDARD, FULL = ("step",), ("summary",), ("standard",), ("full",)
+
+
+# fmt: off
+def _answers(name: str, which: str = "", source: str = "") -> tuple[Measure, ...]:
+    """The figures of an evaluation that counts right answers; for `minimal_pairs` an answer is a pair."""
+    where = (name.partition("/")[0],)
+    return (
+        Measure(f"{name}/accuracy", "", f"share of right answers{which}", where, "higher", source=source, most=1.0, floor="chance"),
+        Measure(f"{name}/margin", "nats", f"log-probability of the right answer minus that of the most likely other one, mean over answers{which}", where, "higher", source=source),
+        Measure(f"{name}/items", "answers", f"number of answers{which}", where),
+        Measure(f"{name}/chance", "", f"the accuracy of guessing{which}", where),
+        Measure(f"{name}/ngram_accuracy", "", f"the accuracy of a trigram model of the training tokens{which}", where, most=1.0),
+        Measure(f"{name}/ngram_margin", "nats", f"the margin of a trigram model of the training tokens{which}", where),
+    )
+
+
+def _losses(name: str, which: str = "") -> tuple[Measure, ...]:
+    """The losses of a repeated segment."""
+    where = (name.partition("/")[0],)
+    return (
+        Measure(f"{name}/loss_first", NATS, f"loss of a segment's first occurrence, without its first token{which}", where),
+        Measure(f"{name}/loss_second", NATS, f"loss of its second occurrence, without its first token{which}", where, "lower"),
+        Measure(f"{name}/gain", NATS, f"`loss_first` minus `loss_second`{which}", where, "higher"),
+    )
+# fmt: on
 
 SECTIONS: dict[str, tuple[Measure, ...]] = {
     "training": (
@@ -142,7 +173,7 @@ SECTIONS: dict[str, tuple[Measure, ...]] = {
         Measure("init_hash", HASH, "over the standard normal numbers behind the initial values", SUMMARY),
         Measure("spike_score/{metric}", "", "share of logged values after warm-up above mean + 6 standard deviations of the 128 before them", SUMMARY, "lower", source="OLMo-core's stability monitor", only="more than 128 logged values after warm-up"),
         Measure("spike_score_olmo2/{metric}", "", "share 7 standard deviations or more from the mean of the last 1000, either side; the deviation is taken over the same 1000", SUMMARY, "lower", source="arXiv:2501.00656, section 3.2", only="1000 logged values after warm-up"),
-        Measure("onsets/{onset}/step", "steps", "first step at which `attn/sink_rate` reached 0.1, or `act/resid/max_over_median` 1000", SUMMARY, only="a run that reached it"),
+        Measure("onsets/{onset}/step", "steps", "first step at which `attn/sink_rate` reached 0.1, `act/resid/max_over_median` 1000, or `repeats/accuracy` 0.5", SUMMARY, only="a run that reached it"),
         Measure("onsets/{onset}/tokens", "tokens", "training tokens up to `onsets/{onset}/step`", SUMMARY, only="a run that reached it"),
     ),
     "activations": (
@@ -181,6 +212,10 @@ SECTIONS: dict[str, tuple[Measure, ...]] = {
         Measure("attn/{block}/max_logit", "", "largest magnitude of a scaled score with its position bias, before the cap, over visible keys", STANDARD, source="arXiv:2302.05442", whole="largest", title="largest attention logit", panel="outliers"),
         Measure("attn/{block}/score_at/{distance}", "", "mean scaled score with its position bias, before the cap, of a query and a key so many tokens before it; token 0 and keys that a window hides left out", FULL, whole="mean"),
         Measure("attn/{block}/{vector}/first_norm_ratio", "", "norm of the first token's vector, with its position, over the mean norm of the others', mean over sequences", STANDARD, log=True, source="arXiv:2410.10781", whole="mean", title="norm of the first token's query, key and value over the others'", panel="sinks"),
+    ),
+    "repeats": (
+        Measure("repeats/accuracy", "", "share of tokens predicted right in the second occurrence of a random segment of up to 16 tokens, 16 segments, the same at every probe", (*STEP, *SUMMARY), "higher", source="arXiv:2209.11895", only="probe=standard or full, and room for two segments of 4 tokens", title="accuracy on repeated random tokens", panel="capabilities", most=1.0),
+        Measure("repeats/gain", NATS, "loss of the first occurrence minus that of the second", (*STEP, *SUMMARY), "higher", source="arXiv:2209.11895", only="as `repeats/accuracy`", title="gain from repetition", panel="capabilities"),
     ),
     "gates and output": (
         Measure("gate/{block}/mean", "", "mean gate score", STANDARD, whole="mean", only="gates that multiply"),
@@ -226,6 +261,27 @@ SECTIONS: dict[str, tuple[Measure, ...]] = {
         Measure("intervention/{change}/attn/sink_rate", "", "as `attn/sink_rate`", ("intervention",)),
         Measure("intervention/{change}/act/resid/max_over_median", "", "as `act/resid/max_over_median`", ("intervention",), log=True),
         Measure("intervention/{change}/act/resid/kurtosis_token", "", "as `act/resid/kurtosis_token`", ("intervention",), log=True),
+    ),
+    "induction": (
+        *_answers("induction", source="arXiv:2209.11895"),
+        *_losses("induction"),
+        *_answers("induction/distance/{distance}", ", at a distance"),
+        *_losses("induction/distance/{distance}", ", at a distance"),
+    ),
+    "recall": (
+        *_answers("recall", source="arXiv:2312.04927"),
+        *_answers("recall/distance/{distance}", ", at a distance from the key, with all places asked for equally often"),
+        *_answers("recall/pairs/{pairs}", ", with a number of pairs"),
+    ),
+    "copy": (
+        *_answers("copy", source="arXiv:2402.01032"),
+        *_answers("copy/length/{length}", ", in strings of a length"),
+        Measure("copy/length/{length}/whole", "", "share of strings of a length without an error", ("copy",), "higher", most=1.0),
+    ),
+    "minimal_pairs": (
+        *_answers("minimal_pairs", source="arXiv:1912.00582"),
+        *_answers("minimal_pairs/tokens_read/{tokens_read}", ", by the number of tokens that the sentences of a pair share at their start"),
+        Measure("minimal_pairs/left_out", "pairs", "pairs that are longer than the position scheme's table", ("minimal_pairs",)),
     ),
 }  # fmt: skip
 

@@ -331,7 +331,10 @@ def _differences(runs: Mapping[str, Mapping[str, float | None]], endpoint: Endpo
     base, *arms = runs
 
     def values(arm: str, seeds: list[str]) -> Array:
-        return endpoint.on_scale(np.array([runs[arm][seed] for seed in seeds], dtype=float))
+        numbers = np.array([runs[arm][seed] for seed in seeds], dtype=float)
+        if endpoint.is_share:  # published without the number of answers, so on its own scale
+            return numbers
+        return endpoint.on_scale(lambda name: numbers)
 
     shared = {arm: [seed for seed in runs[arm] if seed in runs[base]] for arm in arms}
     differences = {arm: values(arm, seeds) - values(base, seeds) for arm, seeds in shared.items()}

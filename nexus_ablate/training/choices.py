@@ -54,7 +54,8 @@ def choices(
         compiled, compile_why = compiling_pays(config, steps, step_flops, hardware)
     rows = train.batch_size // processes * config.model.context
     memory = hardware.memory if compiled else 0
-    chunked = chunks_losses(train.loss, rows, vocab_size, train.precision, memory)
+    loss = "whole" if config.data.keys.get("score") == "answers" else train.loss  # chunks count every target
+    chunked = chunks_losses(loss, rows, vocab_size, train.precision, memory)
     size = f"{rows * vocab_size * 4 / 2**20:,.0f} MiB in float32"
     return Choices(
         compiled,

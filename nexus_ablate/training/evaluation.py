@@ -55,6 +55,7 @@ def evaluate(path: Path, names: Sequence[str]) -> dict[str, Any]:
         eval_tokens=config.train.eval_tokens,
         period=data.period,
         precision=partial(precision_context, config.train.precision, device.type),
+        data=data,
     )
     answers: dict[str, Any] = {}
     for name in filter(missing.__contains__, wanted):

@@ -25,7 +25,7 @@ def follow(config: RunConfig, data: TokenizedData, world: World) -> None:
         tokens = train.batch_size * train.grad_accum
         batches = Batches(data.train, config.seed, tokens, config.model.context, data.period)
         steps = steps_of(config, data.vocab_size)
-        step = Step(config, model, steps, batches.batch, world)
+        step = Step(config, model, steps, batches.batch, world, data.answers)
         number = step.distribute(0)
         model.train()
         if step.compiled:

@@ -42,6 +42,8 @@ from nexus_ablate.training.memory import out_of_memory
 from nexus_ablate.training.nonfinite import first_nonfinite
 from nexus_ablate.training.schedule import learning_rate
 
+IGNORED = -100
+"""A target that PyTorch's cross-entropy doesn't count."""
 SMALLEST_LOSS_SCALE = 1.0
 """float16: gradients that are non-finite even at this loss scale come from the model, not from the precision."""
 
@@ -69,6 +71,7 @@ class Step:
         steps: Length of the run, for the learning rate.
         batch_of: Returns the (B, T + 1) tokens of a step.
         world: The processes that share the step. Default: this one alone.
+        answers: Which targets of windows the loss counts. Default: all of them.
     """
 
     def __init__(
@@ -78,8 +81,10 @@ class Step:
         steps: int,
         batch_of: Callable[[int], np.ndarray],
         world: World | None = None,
+        answers: Callable[[np.ndarray], np.ndarray] | None = None,
     ) -> None:
         self.config, self.model, self.steps, self.batch_of = config, model, steps, batch_of
+        self.answers = answers
         self.device = next(model.parameters()).device
         self.world = world or World(Place(), self.device)
         torch.set_float32_matmul_precision("highest")  # float32 is float32: no TF32, whatever the environment says
@@ -224,7 +229,11 @@ class Step:
     def window_losses(self, rows: np.ndarray) -> Tensor:
         """Mean cross-entropy in nats per token of each of (B, T + 1) windows: (B,) float32 on the device."""
         with self._forward_context():
-            return self.compute_nats(*self._inputs_and_targets(rows)).view(len(rows), -1).mean(1)
+            inputs, targets = self._inputs_and_targets(rows)
+            nats_BT = self.compute_nats(inputs, targets).view(len(rows), -1)
+        if self.answers is None:
+            return nats_BT.mean(1)
+        return nats_BT.sum(1) / (targets.view(len(rows), -1) != IGNORED).sum(1)
 
     def chunk(self, most_bytes: int) -> None:
         """Compute the logits in chunks of at most `most_bytes` in float32; 0: all at once.
@@ -295,9 +304,12 @@ class Step:
             yield
 
     def _inputs_and_targets(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
-        """(B, T) and (B * T,) on the device."""
+        """(B, T) and (B * T,) on the device; targets that the loss doesn't count are IGNORED."""
         tokens = self._on_device(rows)
-        return tokens[:, :-1], tokens[:, 1:].flatten()
+        if self.answers is None:
+            return tokens[:, :-1], tokens[:, 1:].flatten()
+        targets = np.where(self.answers(rows), rows[:, 1:], IGNORED)
+        return tokens[:, :-1], self._on_device(targets).flatten()
 
     def _on_device(self, rows: np.ndarray) -> Tensor:
         """Tokens on the device; a GPU copies them from pinned memory while the CPU continues."""

@@ -21,6 +21,7 @@ from nexus_ablate.errors import AGAIN, CheckpointError, Preempted
 from nexus_ablate.measure.counts import flops_per_token, parameters, peak_flops
 from nexus_ablate.measure.history import KEPT, final_means, onsets, spike_scores
 from nexus_ablate.measure.probe import due, evaluation_mode, matrix_probe, model_figures, probe
+from nexus_ablate.measure.repeats import repeat_figures, repeated_segments
 from nexus_ablate.measure.weight_statistics import weight_rms
 from nexus_ablate.model import GPT
 from nexus_ablate.runs import Run, read_rows
@@ -84,9 +85,11 @@ class Trainer:
         probe_tokens = np.ascontiguousarray(self.windows["val"][: config.probe.sequences, :-1])
         self.probe_hash = hash_tokens(probe_tokens)  # equal hashes: probed on the same tokens
         self.probe_tokens = torch.from_numpy(probe_tokens).to(self.device)
+        segments = None if config.probe.name == "off" else repeated_segments(data.train, context)
+        self.segments = None if segments is None else torch.from_numpy(segments).to(self.device)
         self.full_probe = config.probe.name == "full"
         self.token_kinds = token_kinds(data.tokenizer) if self.full_probe else {}
-        self.step = Step(config, model, self.steps, self.batches.batch, self.world)
+        self.step = Step(config, model, self.steps, self.batches.batch, self.world, data.answers)
         self.progress = Progress()
         self.seen: Seen
         self._peak = TrainingPeak(self.device)
@@ -180,6 +183,8 @@ class Trainer:
                     probed |= matrix_probe(self.model, self.step.update_ratios())
                 weights = weight_rms(self.model)
                 progress.probed = model_figures(probed | weights)
+                if self.segments is not None:
+                    progress.probed |= repeat_figures(self.model, self.segments, self.step.precision_context)
                 self.run.log_probes(row_start(row) | probed)
                 row |= progress.probed | weights
         if self._validates_at(progress.step):
@@ -233,12 +238,12 @@ class Trainer:
         """Loss in nats per token and bits per byte on the fixed tokens of each validation set."""
         figures = {}
         for name, tokens in windows.items():
-            losses_N, targets_NT = self._window_losses(tokens), tokens[:, 1:]
+            losses_N, targets = self._window_losses(tokens), tokens[:, 1:]
+            if self.data.answers is not None:
+                targets = targets[self.data.answers(tokens)]
             nats = float(losses_N.mean())
             figures[f"{name}/loss"] = nats
-            figures[f"{name}/bpb"] = (
-                nats * targets_NT.size / math.log(2) / float(self.data.token_bytes[targets_NT].sum())
-            )
+            figures[f"{name}/bpb"] = nats * targets.size / math.log(2) / float(self.data.token_bytes[targets].sum())
             if name == "val" and self.progress.step == self.steps:
                 self._write_evaluation(losses_N)
         progress = self.progress

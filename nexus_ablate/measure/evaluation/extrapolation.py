@@ -41,10 +41,9 @@ class Extrapolation(Evaluation):
             except NotDefined as reason:
                 results["not_defined"][name] = str(reason)
                 continue
-            losses = subject.losses(
-                eval_windows(subject.val, subject.context, subject.eval_tokens, subject.period, factor)
-            )
-            results["non_overlapping"][name] = float(losses.double().mean())
+            windows = eval_windows(subject.val, subject.context, subject.eval_tokens, subject.period, factor)
+            losses = subject.losses(windows)
+            results["non_overlapping"][name] = subject.mean(losses, windows)
             results["by_position"][name] = by_position(losses)
             if len(targets):
                 stride = len(targets[0])

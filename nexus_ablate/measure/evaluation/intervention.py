@@ -64,7 +64,7 @@ class Intervention(Evaluation):
 def _seen(subject: Subject, windows: np.ndarray, change: Callable[[], Any] | None = None) -> dict[str, float]:
     with change() if change else hooks():
         figures = model_figures(probe(subject.model, subject.on_device(windows[:, :-1])))
-        return {"loss": float(subject.losses(windows).double().mean())} | {name: figures[name] for name in SEEN}
+        return {"loss": subject.loss(windows)} | {name: figures[name] for name in SEEN}
 
 
 # --------------------------------------------------------------------------------------------- massive activations

@@ -72,9 +72,9 @@ class Quantization(Evaluation):
 
         def loss(scheme: Scheme, maps: list[nn.Linear]) -> float:
             with quantized(maps, scheme, ranges, self.group):
-                return float(subject.losses(windows).double().mean())
+                return subject.loss(windows)
 
-        before = float(subject.losses(windows).double().mean())
+        before = subject.loss(windows)
         after = {name: loss(scheme, linear_maps(model.blocks)) for name, scheme in SCHEMES.items()}
         gaps = [loss(SCHEMES[BY_BLOCK], linear_maps(block)) - before for block in model.blocks]
         return {

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nexus_ablate.config.options import Registry
-from nexus_ablate.data import Batches, eval_windows
+from nexus_ablate.data import Batches, TokenizedData, eval_windows
 from nexus_ablate.measure.probe import evaluation_mode
 from nexus_ablate.model import GPT
 
@@ -53,6 +53,7 @@ class Subject:
         eval_tokens: Number of validation tokens that the run used.
         period: Sequences begin at multiples of it; see TokenizedData.
         precision: The context manager for forward passes, as in the run's own validation.
+        data: What the run was trained on.
     """
 
     model: GPT
@@ -62,6 +63,17 @@ class Subject:
     eval_tokens: int
     period: int = 1
     precision: Callable[[], AbstractContextManager] = contextlib.nullcontext
+    data: TokenizedData | None = None
+
+    def loss(self, windows: np.ndarray) -> float:
+        """Mean cross-entropy in nats of the targets of (N, T + 1) windows that the run's loss counts."""
+        return self.mean(self.losses(windows), windows)
+
+    def mean(self, losses_NT: Tensor, windows: np.ndarray) -> float:
+        """The mean of the `losses` of windows over the targets that the run's loss counts."""
+        if self.data is None or self.data.answers is None:
+            return float(losses_NT.double().mean())
+        return float(losses_NT.double()[torch.from_numpy(self.data.answers(windows))].mean())
 
     def losses(self, windows: np.ndarray) -> Tensor:
         """Cross-entropy in nats of each target of (N, T + 1) windows: (N, T), float32, on the CPU."""

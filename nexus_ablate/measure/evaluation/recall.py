@@ -1,0 +1,56 @@
+"""Multi-query associative recall: the value of a key that was seen before (Arora et al. 2023, arXiv:2312.04927)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from nexus_ablate.data import RecallCorpus
+from nexus_ablate.measure.evaluation.answers import Scores, score, task_of
+from nexus_ablate.measure.evaluation.ngram import NGram
+from nexus_ablate.measure.evaluation.subject import EVALUATION, Evaluation, NotDefined, Subject
+
+
+@EVALUATION.register("recall")
+class Recall(Evaluation):
+    """Accuracy and margin of the right value, by distance and by number of pairs.
+
+    The figures over all queries are those of fresh sequences of the run's own task; a model of text gets sequences of
+    its frequent tokens, with the first of `pairs`. `distance` counts tokens from the key to its query; these sequences
+    ask for keys at all places equally often. Chance is one over the number of pairs: a guess among the values seen.
+    """
+
+    def __init__(self, *, sequences: int, pairs: list[int]) -> None:
+        self.sequences, self.pairs = sequences, pairs
+
+    def __call__(self, subject: Subject) -> dict[str, Any]:
+        """
+        Raises:
+            NotDefined: The model was trained on another task, or its context is too short.
+        """
+        keys: dict[str, Any] = {"length": subject.context}
+        if subject.period == 1:
+            keys |= {"pairs": self.pairs[0], "power": 1.0, "filler": "random"}
+        task, tokens = task_of(subject, RecallCorpus, **keys)
+        if problem := task.problem():
+            raise NotDefined(f"{problem[0]}: {problem[1]}")
+        ngram = NGram(subject.train, subject.model.geometry.vocab_size)
+
+        def asked(task: RecallCorpus) -> tuple[Scores, np.ndarray]:
+            """The scores of some sequences, and the tokens between each answered query and its key."""
+            x = task.draw(f"evaluation {task.pairs} {task.power}", self.sequences)
+            source = task.sources(x)
+            distance = (np.arange(task.length) - 2 * source)[source >= 0]
+            return score(subject, ngram, tokens[x], source >= 0, 1 / task.pairs), distance
+
+        everywhere, distance = asked(task.changed(power=1.0))
+        by_pairs, undefined = {}, {}
+        for pairs in self.pairs:
+            other = task.changed(pairs=pairs)
+            if problem := other.problem():
+                undefined[str(pairs)] = f"{problem[0]}: {problem[1]}"
+            else:
+                by_pairs[str(pairs)] = asked(other)[0].figures()
+        results: dict[str, Any] = asked(task)[0].figures()
+        return results | {"distance": everywhere.by(distance), "pairs": by_pairs, "not_defined": undefined}

@@ -1,0 +1,208 @@
+"""Evaluations that count right answers, of models whose abilities are known by construction."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from nexus_ablate.cli import main
+from nexus_ablate.config.compose import compose
+from nexus_ablate.config.options import evaluation_of, option_files
+from nexus_ablate.data import prepare
+from nexus_ablate.errors import ConfigError
+from nexus_ablate.measure.evaluation import EVALUATION, NotDefined, Subject
+from nexus_ablate.measure.evaluation.minimal_pairs import read_pairs
+from nexus_ablate.measure.evaluation.ngram import NGram
+from nexus_ablate.measure.repeats import repeat_figures, repeated_segments
+from nexus_ablate.runs import read_run
+from nexus_ablate.training.session import train
+
+LENGTH = ["data.length=64", "model.context=64", "data.sequences=512"]
+DATA = {
+    "recall": ["data=recall", "data.symbols=64", "data.pairs=8", *LENGTH],
+    "induction": ["data=induction", "data.symbols=64", "data.least=4", "data.most=32", *LENGTH],
+    "copy": ["data=copy", "data.symbols=64", "data.least=4", "data.most=32", *LENGTH],
+}
+
+
+class Known(nn.Module):
+    """A model that does what its name says, without training.
+
+    `lookup` predicts the token after the last occurrence of the current one among the last `window` tokens, `copier`
+    the token after the separator that the string has there, `guess` a random one.
+    """
+
+    def __init__(self, way, vocab_size, window=10**6, longest=None):
+        super().__init__()
+        self.way, self.window = way, window
+        self.geometry = SimpleNamespace(vocab_size=vocab_size)
+        self.position = SimpleNamespace(longest=longest)
+        self.weight = nn.Parameter(torch.zeros(1))
+
+    def forward(self, tokens_BT):
+        B, T = tokens_BT.shape
+        generator = torch.Generator().manual_seed(int(tokens_BT.sum()))
+        logits = torch.rand(B, T, self.geometry.vocab_size, generator=generator)
+        for row, line in enumerate(tokens_BT.tolist()):
+            for place in range(T):
+                earlier = [i for i in range(max(0, place - self.window + 1), place) if line[i] == line[place]]
+                if self.way == "lookup" and earlier:
+                    logits[row, place, line[earlier[-1] + 1]] = 2.0
+                if self.way == "copier" and 0 in line[: place + 1] and place - line.index(0) < T:
+                    logits[row, place, line[place - line.index(0)]] = 2.0
+        return logits
+
+
+@pytest.fixture(scope="module")
+def data_of(tmp_path_factory):
+    cache = tmp_path_factory.mktemp("cache")
+    made = {}
+
+    def make(name):
+        if name not in made:
+            overrides = DATA.get(name, ["data=files", f"data.files=[{cache / 'text.txt'}]", "model.context=64"])
+            if name not in DATA:
+                cache.joinpath("text.txt").write_text("the quick brown fox jumps over the lazy dog.\n" * 400)
+            made[name] = prepare(compose(overrides).data, cache, context=64)
+        return made[name]
+
+    return make
+
+
+def subject(data, way, **keys):
+    return Subject(Known(way, data.vocab_size, **keys), data.train, data.val["val"], 64, 512, data.period, data=data)
+
+
+def evaluation(text):
+    return EVALUATION.build(evaluation_of(text))
+
+
+ABLE = {
+    "recall:sequences:8": ("recall", "lookup"),
+    "induction:sequences:8": ("induction", "lookup"),
+    "copy:sequences:8:lengths:4+16": ("copy", "copier"),
+}
+
+
+@pytest.mark.parametrize(("text", "able"), ABLE.items(), ids=ABLE)
+def test_a_model_that_can_is_right_and_one_that_guesses_is_at_chance(data_of, text, able):
+    data = data_of(able[0])
+    result, guess = evaluation(text)(subject(data, able[1])), evaluation(text)(subject(data, "guess"))
+    assert result["accuracy"] == 1 and result["margin"] > 0.9
+    assert 0 < result["chance"] < 0.2
+    noise = 4 * np.sqrt(1 / 64 / guess["items"])
+    assert guess["accuracy"] < 1 / 64 + noise and guess["margin"] < 0
+    assert result["ngram_accuracy"] == guess["ngram_accuracy"] < result["chance"]
+    assert evaluation(text)(subject(data, able[1])) == result
+
+
+def test_recall_of_a_window_falls_once_the_distance_exceeds_it(data_of):
+    seen = evaluation("recall:sequences:32")(subject(data_of("recall"), "lookup", window=32))["distance"]
+    assert all(seen[distance]["accuracy"] == 1 for distance in ("4-7", "8-15", "16-31"))
+    assert seen["32-63"]["accuracy"] < 0.2
+    assert sum(result["items"] for result in seen.values()) == 32 * 8
+
+
+def test_other_numbers_of_pairs_fit_or_say_why_not(data_of):
+    result = evaluation("recall:sequences:8:pairs:4+8+32")(subject(data_of("recall"), "lookup"))
+    assert {pairs: found["chance"] for pairs, found in result["pairs"].items()} == {"4": 1 / 4, "8": 1 / 8}
+    assert "4 * 32 > 64" in result["not_defined"]["32"]
+
+
+def test_a_string_beyond_the_position_table_is_not_defined_and_one_beyond_the_trained_length_stands_apart(data_of):
+    result = evaluation("copy:sequences:4:lengths:8+40+64")(subject(data_of("copy"), "copier", longest=100))
+    assert result["length"].keys() == {"8", "40"} and "100 positions" in result["not_defined"]["64"]
+    assert result["items"] == 4 * 8 and result["length"]["40"]["whole"] == 1
+
+
+@pytest.mark.parametrize(
+    "text", ["recall:sequences:8", "induction:sequences:8:distances:8", "copy:sequences:8:lengths:8"]
+)
+def test_a_model_of_text_is_asked_with_its_frequent_tokens(data_of, text):
+    data = data_of("text")
+    asked = subject(data, "lookup")
+    result = evaluation(text)(asked)
+    assert result["accuracy"] > (0.9 if "induction" in text else 0.5)
+    assert result["chance"] < 0.3
+
+
+def test_a_model_of_one_task_is_not_asked_about_another(data_of):
+    with pytest.raises(NotDefined, match="trained on data=induction, not on data=recall or text"):
+        evaluation("recall")(subject(data_of("induction"), "lookup"))
+    with pytest.raises(NotDefined, match="doesn't read text"):
+        evaluation("minimal_pairs")(subject(data_of("copy"), "lookup"))
+
+
+def test_an_ngram_model_knows_text_and_its_probabilities_sum_to_1(data_of):
+    data = data_of("text")
+    windows = data.val["val"][:66][None].astype(np.int64)
+    chosen = np.arange(65)[None] > 0
+    log_p = NGram(data.train, data.vocab_size).log_probabilities(windows[:, :-1], chosen)
+    np.testing.assert_allclose(np.exp(log_p).sum(1), 1)
+    assert (log_p.argmax(1) == windows[0, 2:]).mean() > 0.8
+
+
+def test_minimal_pairs_prefer_the_more_probable_sentence(data_of, tmp_path):
+    path = tmp_path / "pairs.jsonl"
+    path.write_text(
+        '{"good": "the quick brown fox", "bad": "the quick brown xof"}\n\n'
+        '{"sentence_good": "over the lazy dog.", "sentence_bad": "over the lazy gdo.", "UID": "x"}\n'
+    )
+    result = evaluation(f"minimal_pairs:file:{path}")(subject(data_of("text"), "guess"))
+    assert result["items"] == 2 and result["chance"] == 0.5 and result["left_out"] == 0
+    assert result["ngram_accuracy"] == 1 and result["ngram_margin"] > 1
+    assert set(result["tokens_read"]) == {"8-15", "16-31"}
+
+
+def test_minimal_pairs_longer_than_the_position_table_are_counted(data_of):
+    result = evaluation("minimal_pairs")(subject(data_of("text"), "guess", longest=22))
+    assert 0 < result["left_out"] < 36 and result["items"] + result["left_out"] == 36
+    with pytest.raises(NotDefined, match="longer than the 3 positions"):
+        evaluation("minimal_pairs")(subject(data_of("text"), "guess", longest=3))
+
+
+BAD_PAIRS = [
+    ('{"good": "a", "bad": "a"}', "two different sentences"),
+    ('{"good": "a"}', "two different sentences"),
+    ("a,b", "two different sentences"),
+    ("", "no pair"),
+]
+
+
+@pytest.mark.parametrize(("text", "problem"), BAD_PAIRS)
+def test_a_file_without_pairs_is_refused(tmp_path, text, problem):
+    path = tmp_path / "pairs.jsonl"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=problem):
+        read_pairs(path)
+
+
+def test_repeated_tokens_are_measured_at_probes_and_leave_an_onset(data_of):
+    data = data_of("text")
+    tokens = repeated_segments(data.train, 64)
+    assert tokens is not None and tokens.shape == (16, 32)
+    assert (tokens[:, :16] == tokens[:, 16:]).all() and set(tokens.ravel()) <= set(data.train.tolist())
+    able = repeat_figures(Known("lookup", data.vocab_size), torch.from_numpy(tokens))
+    assert able["repeats/accuracy"] == 1 and able["repeats/gain"] > 0.5
+    assert repeat_figures(Known("guess", data.vocab_size), torch.from_numpy(tokens))["repeats/accuracy"] < 0.1
+    assert repeated_segments(data.train, 6) is None
+
+
+SMALL = ["model.d_model=16", "model.n_layers=1", "model.n_heads=2", "train.steps=4", "train.eval_tokens=512"]
+
+
+def test_a_run_has_the_figures_and_evaluate_adds_them_later(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    run = [*DATA["recall"], *SMALL, "tracker=files", "train.device=cpu"]
+    path = train(compose(run), quiet=True).path
+    summary = read_run(path).summary
+    assert summary["repeats/accuracy"] < 0.5 and "repeats/accuracy" not in summary["onsets"]
+    assert main(["evaluate", str(path), "--evals", "recall,copy"]) == 0
+    shown = capsys.readouterr().out
+    assert "accuracy" in shown and "not defined: the model was trained on data=recall" in shown
+    assert read_run(path).summary["recall"]["items"] == 128 * 8
+    assert set(option_files("evaluation")) >= {"recall", "copy", "induction", "minimal_pairs"}

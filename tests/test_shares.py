@@ -1,0 +1,102 @@
+"""Shares of right answers as endpoints: compared by logits, and not at all at chance or at the ceiling."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from nexus_ablate.comparison.endpoint import AT_CEILING, AT_CHANCE, Endpoint
+from nexus_ablate.comparison.judge import ResultTable, judge_table
+from nexus_ablate.comparison.load import Plan
+from nexus_ablate.comparison.verdict import BETTER, DIFFERENT, SATURATED, WORSE
+from nexus_ablate.measure.measures import MEASURES, find
+
+ACCURACY = Endpoint("recall/accuracy")
+ITEMS, CHANCE, SEEDS = 512, 0.125, 5
+
+
+def judged(shares, items=ITEMS, chance=CHANCE, endpoint=ACCURACY):
+    """The verdicts of arms against the first, from (arms, seeds) shares of right answers."""
+    shares = np.asarray(shares)
+    table = {
+        "recall/accuracy": shares,
+        "recall/items": np.full(shares.shape, float(items)),
+        "recall/chance": np.full(shares.shape, chance),
+    }
+    arms, seeds = shares.shape
+    saturated = [endpoint.saturation(lambda name, a=a: table[name][[0, a]]) for a in range(arms)]
+    results = ResultTable(
+        names=["baseline", *(f"arm {i}" for i in range(1, arms))],
+        seeds=list(range(seeds)),
+        losses=endpoint.on_scale(table.__getitem__),
+        ended=np.ones(shares.shape, dtype=bool),
+        failed=[{} for _ in range(arms)],
+        same=np.zeros(shares.shape, dtype=bool),
+        unfair=[[] for _ in range(arms)],
+        begun=[set() for _ in range(arms)],
+        shared_rate=[None] * arms,
+        saturated=saturated,
+    )
+    return [arm.verdict for arm in judge_table(results, Plan("null", endpoint=endpoint)).arms[1:]]
+
+
+SHARES = [0.002, CHANCE, 0.5, 0.98, 0.999]
+SPREADS = {0.5: "seeds differ", 0.0: "one ability", 2.0: "some seeds learn it"}
+NULLS = [
+    pytest.param(share, spread, id=f"{share}, {name}", marks=[pytest.mark.slow] * (spread != 0.5))
+    for spread, name in SPREADS.items()
+    for share in SHARES
+]
+
+
+@pytest.mark.parametrize(("share", "spread"), NULLS)
+def test_null_tables_make_a_false_claim_in_at_most_5_percent(share, spread):
+    """1,000 tables of a baseline and three arms; 6.4% is 5% and two standard errors of 1,000 tables."""
+    random = np.random.default_rng(0)
+    logits = np.log(share / (1 - share)) + spread * random.standard_normal((1000, 4, SEEDS))
+    right = random.binomial(ITEMS, 1 / (1 + np.exp(-logits)))
+    claims = sum(any(verdict.word in DIFFERENT for verdict in judged(table / ITEMS)) for table in right)
+    assert claims <= 64
+
+
+def test_the_logit_of_a_run_is_the_empirical_one_and_exists_at_0_and_1():
+    figures = {"recall/accuracy": np.array([0.0, 0.25, 1.0]), "recall/items": np.array([8.0, 8.0, 8.0])}
+    expected = [np.log(0.5 / 8.5), np.log(2.5 / 6.5), np.log(8.5 / 0.5)]
+    np.testing.assert_allclose(ACCURACY.on_scale(figures.__getitem__), expected)
+
+
+WORDS = [
+    ([0.13, 0.12, 0.125, 0.13, 0.12], [0.125, 0.13, 0.12, 0.12, 0.13], AT_CHANCE, "both guess"),
+    ([0.02, 0.03, 0.02, 0.01, 0.02], [0.05, 0.06, 0.05, 0.06, 0.05], AT_CHANCE, "both are worse than guessing"),
+    ([1, 1, 1, 1, 1], [1, 1, 1, 511 / 512, 1], AT_CEILING, "one mistake in all runs"),
+    ([0.12, 0.13, 0.12, 0.13, 0.12], [0.5, 0.6, 0.55, 0.52, 0.6], BETTER, "only the arm recalls"),
+    ([1, 1, 1, 1, 1], [0.9, 0.91, 0.92, 0.9, 0.93], WORSE, "only the arm makes mistakes"),
+    ([0.5, 0.55, 0.52, 0.5, 0.6], [0.8, 0.85, 0.82, 0.79, 0.9], BETTER, "both in between"),
+]
+
+
+@pytest.mark.parametrize(("baseline", "arm", "word", "reason"), WORDS, ids=[row[-1] for row in WORDS])
+def test_words(baseline, arm, word, reason):
+    assert judged([baseline, arm])[0].word == word
+
+
+def test_the_sentence_of_a_saturated_share_says_so():
+    assert "guessing" in judged([WORDS[0][0], WORDS[0][1]])[0].sentence
+    assert "a factor of" in judged([WORDS[5][0], WORDS[5][1]])[0].sentence
+    assert "odds of a right answer" in judged([WORDS[5][0], WORDS[5][1]])[0].sentence
+
+
+def test_without_the_floor_guessing_arms_would_get_a_word():
+    """The negative control: two arms below chance, one of them less."""
+    baseline, arm = WORDS[1][:2]
+    assert judged([baseline, arm], chance=1e-6)[0].word == BETTER
+
+
+def test_every_share_of_right_answers_has_its_number_of_answers_and_its_floor_beside_it():
+    shares = [measure for measure in MEASURES if measure.floor]
+    assert len(shares) >= 8
+    for measure in shares:
+        assert find(Endpoint(measure.name).beside("items")).unit == "answers"
+        assert find(Endpoint(measure.name).beside(measure.floor))
+        assert measure.most == 1.0
+    assert not set(SATURATED) & set(DIFFERENT)

@@ -1,0 +1,181 @@
+"""Generated tasks with known answers: recall, induction and copying."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from nexus_ablate.cli import main
+from nexus_ablate.config.compose import compose
+from nexus_ablate.data import Batches, CopyCorpus, InductionCorpus, RecallCorpus, prepare
+from nexus_ablate.data.tasks import BLANK
+from nexus_ablate.errors import ConfigError
+from nexus_ablate.model import build_model
+from nexus_ablate.runs import read_run
+from nexus_ablate.training.session import train
+from nexus_ablate.training.step import Step
+
+COMMON = {"symbols": 32, "length": 32, "sequences": 64, "score": "answers"}
+RECALL = RecallCorpus(pairs=4, power=0.01, filler="blank", **COMMON)
+NOISY = RECALL.changed(filler="random")
+INDUCTION = InductionCorpus(least=4, most=12, **COMMON)
+COPY = CopyCorpus(least=2, most=12, **COMMON)
+TASKS = {"recall": RECALL, "recall with random filler": NOISY, "induction": INDUCTION, "copy": COPY}
+SMALL = ["model.d_model=16", "model.n_layers=1", "model.n_heads=2", "model.context=32", "data.length=32"]
+RUN = [*SMALL, "data.symbols=32", "train.steps=3", "train.eval_tokens=512", "tracker=files", "train.device=cpu"]
+KEYS = {"recall": ["data.pairs=4"], "induction": ["data.most=12"], "copy": ["data.most=12"]}
+
+
+@pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
+def test_a_reader_of_the_sequence_knows_every_answer_and_nothing_else_is_scored(task):
+    windows = task.draw("test", 200)
+    answers = task.answers(windows)
+    assert windows.shape == (200, 33)
+    assert ((windows >= 0) & (windows < 32)).all()
+    assert answers.any(1).all()
+    for row, scored in zip(windows.tolist(), answers, strict=True):
+        for place in np.flatnonzero(scored):
+            before = row[: place + 1]
+            if task is COPY:
+                expected = row[place - row.index(BLANK)]
+            else:  # the token after the last occurrence of the one before
+                last = max(i for i, token in enumerate(before[:-1]) if token == before[-1])
+                expected = before[last + 1]
+            assert row[place + 1] == expected
+
+
+def zoology(vocab_size, num_examples, input_seq_len, power_a, num_kv_pairs, random):
+    """The authors' generator, without filler: HazyResearch/zoology, zoology/data/multiquery_ar.py, multiquery_ar."""
+    context_size = num_kv_pairs * 2
+    key_choices, value_choices = np.arange(1, vocab_size // 2), np.arange(vocab_size // 2, vocab_size)
+    space = (input_seq_len - context_size) // 2
+    p = power_a * np.arange(1, space + 1) ** (power_a - 1)
+    p = p / p.sum()
+    keys, values, gaps = (np.empty((num_examples, num_kv_pairs), dtype=np.int64) for _ in range(3))
+    for i in range(num_examples):
+        keys[i] = random.choice(key_choices, replace=False, size=num_kv_pairs)
+        values[i] = random.choice(value_choices, replace=False, size=num_kv_pairs)
+        gaps[i] = random.choice(np.arange(space), replace=False, p=p, size=num_kv_pairs)
+    pairs = np.stack((keys, values), 2).reshape(num_examples, -1)
+    queries = np.zeros((num_examples, input_seq_len - context_size + 1), dtype=np.int64)
+    np.put_along_axis(queries, gaps * 2, values=keys, axis=1)
+    labels = np.full((num_examples, input_seq_len + 1), -100)
+    np.put_along_axis(labels, gaps * 2 + context_size + 1, values=values, axis=1)
+    return np.concatenate((pairs, queries), 1)[:, :-1], labels[:, 1:]
+
+
+@pytest.mark.parametrize("power", [0.01, 1.0])
+def test_recall_is_distributed_as_in_zoology(power):
+    """Lengths, number of pairs, where keys and values are, how often each comes, and the gaps of each pair."""
+    n, pairs = 4000, 4
+    inputs, labels = zoology(32, n, 32, power, pairs, np.random.RandomState(0))
+    x = RECALL.changed(power=power).draw("test", n)
+    answers = RECALL.answers(x)
+    ours = np.where(answers, x[:, 1:], -100)  # a label per input, as there
+    assert x[:, :-1].shape == inputs.shape and ours.shape == labels.shape
+    assert (answers.sum(1) == pairs).all() and ((labels >= 0).sum(1) == pairs).all()
+    shown = np.where(np.roll(answers, 1, 1), BLANK, x[:, :-1])  # without the values after queries
+    for place in (0, 1, 6, 7):  # a key, a value, a key, a value
+        assert set(shown[:, place]) == set(inputs[:, place])
+        gap = np.bincount(shown[:, place], minlength=32) - np.bincount(inputs[:, place], minlength=32)
+        assert np.abs(gap).max() < 6 * np.sqrt(2 * n / 15)
+    for pair in range(pairs):
+        where_ours = (shown[:, 8:] == shown[:, 2 * pair, None]).argmax(1)
+        where_theirs = (inputs[:, 8:] == inputs[:, 2 * pair, None]).argmax(1)
+        shares = [np.bincount(where, minlength=24) / n for where in (where_ours, where_theirs)]
+        assert shares[0][1::2].sum() == shares[1][1::2].sum() == 0
+        np.testing.assert_allclose(*shares, atol=5 * np.sqrt(0.5 / n))
+    assert (np.sort(ours[ours >= 0]) >= 16).all()
+
+
+def test_another_process_draws_the_same_and_uses_differ():
+    code = (
+        "from nexus_ablate.data import RecallCorpus; "
+        f"print(RecallCorpus(pairs=4, power=0.01, filler='blank', **{COMMON}).draw('val', 3).tolist())"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert shown.strip() == str(RECALL.draw("val", 3).tolist())
+    assert not np.array_equal(RECALL.draw("val", 3), RECALL.draw("train", 3))
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_a_batch_is_whole_sequences_and_a_function_of_seed_and_step(name, tmp_path):
+    option = compose([f"data={name}", *SMALL, "data.symbols=32", *KEYS[name]]).data
+    data = prepare(option, tmp_path, context=32)
+    batch = Batches(data.train, 3, 8, 32, data.period).batch(5)
+    again = Batches(data.train, 3, 8, 32, data.period).batch(5)
+    assert np.array_equal(batch, again)
+    whole = {tuple(row) for row in data.corpus.draw("train", data.corpus.sequences).tolist()}
+    assert all(tuple(row) in whole for row in batch.tolist())
+    assert data.vocab_size == 32
+    assert data.answers is not None
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_the_loss_counts_the_answers_alone_and_score_all_every_target(name, tmp_path):
+    losses = {}
+    for score in ("answers", "all"):
+        config = compose([f"data={name}", *RUN, *KEYS[name], f"data.score={score}"])
+        data = prepare(config.data, tmp_path, context=32)
+        rows = Batches(data.train, 0, 4, 32, data.period).batch(0)
+        model = build_model(config, data.vocab_size)
+        step = Step(config, model, 3, lambda number, rows=rows: rows, answers=data.answers)
+        losses[score] = float(step.loss(rows)[0].detach())
+        logits = model(step._on_device(rows[:, :-1])).log_softmax(-1).detach().numpy()
+        nats = -np.take_along_axis(logits, rows[:, 1:, None], 2)[..., 0]
+        counted = data.corpus.answers(rows) if score == "answers" else np.ones_like(nats, dtype=bool)
+        assert losses[score] == pytest.approx(nats[counted].mean(), rel=1e-5)
+        by_window = [row[chosen].mean() for row, chosen in zip(nats, counted, strict=True)]
+        np.testing.assert_allclose(step.window_losses(rows).numpy(), by_window, rtol=1e-5)
+    assert losses["answers"] != losses["all"]
+
+
+def test_a_run_reports_the_unigram_loss_of_the_answers(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    outcome = train(compose(["data=recall", *RUN, *KEYS["recall"]]), quiet=True)
+    summary = read_run(outcome.path).summary
+    assert summary["unigram_bpb"] * np.log(2) * 1.0 == pytest.approx(
+        np.log(16) / 1.0, rel=0.02
+    )  # 16 values, 1 byte each
+    assert summary["val_bpb"] == pytest.approx(summary["val_loss"] / np.log(2), rel=1e-6)
+
+
+REFUSED = [
+    (["data=recall", "model.context=64"], "data.length=64"),
+    (["data=recall", "data.pairs=40"], "data.pairs=32"),
+    (["data=recall", "data.symbols=16"], "data.symbols=18"),
+    (["data=recall", "train.loss=chunked"], "train.loss=auto"),
+    (["data=induction", "data.most=65", "data.symbols=80"], "data.most=64"),
+    (["data=induction", "data.least=20", "data.most=10"], "data.least=10"),
+    (["data=copy", "data.most=65"], "data.most=64"),
+    (["data=copy", "evals=[recall]"], "evals=[copy]"),
+    (["data=recall", "evals=[minimal_pairs]"], "evals=[recall]"),
+    (["evals=[minimal_pairs:file:nowhere.jsonl]"], "minimal_pairs"),
+]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "fix"), REFUSED, ids=lambda value: " ".join(value) if isinstance(value, list) else ""
+)
+def test_what_cannot_be_is_refused_in_three_lines_before_a_folder_is_made(
+    overrides, fix, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    assert main([*overrides, "train.steps=1", "tracker=files"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 3 and fix in error.splitlines()[2]
+    assert not any(tmp_path.iterdir())
+
+
+def test_random_filler_holds_no_key_of_its_sequence():
+    x = NOISY.draw("test", 500)
+    assert (NOISY.answers(x).sum(1) == 4).all()
+    assert len(set(x[:, 8:].ravel())) == 32
+
+
+def test_the_corpus_names_what_is_wrong():
+    with pytest.raises(ConfigError, match="no room"):
+        RECALL.changed(pairs=9).check(32)
