@@ -69,7 +69,7 @@ class Instant:
     def compare(self, directory: Path) -> Any:
         """What a comparison says of the study: its complete looks, who is undecided, and a word for each arm."""
         record = yaml.safe_load((directory / "study.yaml").read_text())
-        arms = [arm["arm"] for arm in record["arms"]]
+        arms = [arm["name"] for arm in record["arms"]]
         looks = record.get("looks") or [len(record["seeds"])]
         undecided, number = arms, 0
         while number < len(looks) and self.complete(directory, looks[number], undecided):

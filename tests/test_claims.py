@@ -23,11 +23,12 @@ from nexus_ablate.comparison.result import compare
 from nexus_ablate.comparison.statistics import max_t_quantile
 from nexus_ablate.comparison.verdict import BETTER, DIFFERENT, EQUIVALENT, HIGHER, LOWER, WORSE
 from nexus_ablate.planning import plan
+from nexus_ablate.planning.design import needed
 from nexus_ablate.planning.jobs import Runs
 from nexus_ablate.planning.record import expanded, write_record
 from nexus_ablate.runs import read_run
-from nexus_ablate.study.definition import define, read_request, strata_of
-from nexus_ablate.study.question import needed
+from nexus_ablate.study.decoding import decode_file
+from nexus_ablate.study.definition import read_request, strata_of
 
 KURTOSIS, SINK, SPEED = "act/resid/kurtosis_token", "attn/sink_rate", "tokens_per_second"
 NOISE = (0.0, 0.01, -0.01, 0.005, -0.004)
@@ -153,19 +154,22 @@ def test_an_endpoint_that_no_run_has_is_refused(tmp_path, capsys):
         ({"endpoints": {"sink_rate": {}}}, "no measure of this name"),
         ({"endpoints": {"eval_hash": {}}}, "one number"),
         ({"endpoints": {"val_loss": {"margin": 1}}}, "no key of this name"),
-        ({"endpoints": {"val_loss": {"delta_min": -1}}}, "delta_min takes"),
-        ({"endpoints": "val_loss"}, "maps measures"),
+        ({"endpoints": {"val_loss": {"delta_min": -1}}}, "delta_min: auto, a number above 0"),
+        ({"endpoints": "val_loss"}, "a list of measures"),
         ({"endpoints": {"val_loss": {}}, "delta_min": 0.1}, "say the same"),
-        ({"strata": [1]}, "maps names to overrides"),
+        ({"strata": [1]}, "names (letters, digits, . _ -) to overrides"),
         ({"strata": {"only": "model.n_layers=2"}}, "two or more"),
-        ({"strata": {"a/b": "model.n_layers=2", "c": "model.n_layers=3"}}, "name is part of a folder"),
+        (
+            {"strata": {"a/b": "model.n_layers=2", "c": "model.n_layers=3"}},
+            "names (letters, digits, . _ -) to overrides",
+        ),
         ({"expects": [{"arm": "norm=layer", "val_bpb": "lower"}]}, "no endpoint of this name"),
-        ({"expects": [{"arm": "norm=layer", "val_loss": "worse"}]}, "expected to be one of"),
+        ({"expects": [{"arm": "norm=layer", "val_loss": "worse"}]}, "expected: one of"),
         ({"expects": [{"arm": "norm=dyt", "val_loss": "lower"}]}, "no such arm"),
         ({"expects": [{"arm": "norm=layer", "stratum": "deep", "val_loss": "lower"}]}, "no stratum of this name"),
-        ({"requires": {"val_loss": "< 3"}}, "a bound on the baseline"),
+        ({"requires": {"val_loss": "< 3"}}, "bounds on the baseline"),
         ({"requires": {"val_lss": ">= 3"}}, "no measure of this name"),
-        ({"arms": [{"name": "a b", "set": "norm=layer"}]}, "a named arm"),
+        ({"arms": [{"name": "a b", "set": "norm=layer"}]}, "arms/0/name: letters, digits"),
         ({"arms": [{"name": "baseline", "set": "norm=layer"}]}, "baseline's name"),
     ],
 )
@@ -241,7 +245,7 @@ def test_strata_are_studies_of_their_own_with_a_share_of_the_five_percent(tmp_pa
 
 
 def test_the_values_of_one_key_are_strata_too():
-    definition = define(
+    definition = decode_file(
         {
             "name": "x",
             "question": "?",

@@ -16,10 +16,10 @@ from nexus_ablate.plain_data import load_yaml
 from nexus_ablate.planning.cost import cost_of, seconds_of
 from nexus_ablate.planning.design import compose_arm, expand, science_key
 from nexus_ablate.planning.match import FAIL_SHARE, WARN_SHARE
-from nexus_ablate.planning.record import solved_before, write_record
+from nexus_ablate.planning.record import write_record
 from nexus_ablate.runs import arm_name
-from nexus_ablate.runs.record import read_study
-from nexus_ablate.study.definition import define, read_request, shipped_studies, strata_of
+from nexus_ablate.study.decoding import decode_file, read_study
+from nexus_ablate.study.definition import read_request, shipped_studies, strata_of
 from nexus_ablate.study.overrides import merged
 
 CLAIMS = """rms_vs_layer rms_low_precision norms dyt_vs_rms norm_speedup placement depth final_norm biases qk_norm
@@ -96,7 +96,7 @@ def test_another_option_removes_the_keys_of_the_one_before():
         ("mine vary.norm=layer design=gird", "try: design=grid"),
         ("mine vary.norm=layer design=list", "design=grid"),
         ("mine vary.norm=layer seeds=0,0", "duplicates"),
-        ("mine vary.norm=layer seeds=", "needs seeds"),
+        ("mine vary.norm=layer seeds=", "seeds takes a list of seeds"),
         ("mine vary.norm=layer seeds=a", "seeds takes"),
         ("mine vary.norm=layer match=param", "try: match=params"),
         ("mine vary.norm=layer lr_grid=1e-3 tuning_seeds=0", "overlap"),
@@ -129,13 +129,13 @@ def test_a_mistake_is_named_with_its_fix(arguments, said):
         ({"arms": ["norm=layer seed=3"]}, "cannot be part of an arm"),
         ({"arms": ["norm=layer"], "baseline": ["train.device=cpu"]}, "cannot be part of the baseline"),
         ({"arms": ["norm=layer"], "baseline": {"norm": "rms"}}, "the baseline is a list of overrides"),
-        ({"arms": ["norm=layer"], "seeds": 3}, "try: seeds: [0,1,2]"),
+        ({"arms": ["norm=layer"], "seeds": 3}, "try: seeds: [0, 1, 2]"),
         ({"arms": ["norm=layer"], "question": None}, "question"),
     ],
 )
 def test_a_study_file_is_held_against_its_schema(values, said):
     with pytest.raises(ConfigError) as caught:
-        define({"name": "mine", "question": "which?"} | values)
+        decode_file({"name": "mine", "question": "which?"} | values)
     assert said in str(caught.value)
 
 
@@ -154,7 +154,7 @@ def test_each_design_makes_its_arms():
 
 def test_an_arm_that_is_the_baseline_under_another_name_is_recognised():
     study = expand(read_request(["x", "vary.norm=rms,t5", "vary.norm_bias=off,auto,on"]).definition)
-    assert [(left.requested, left.why) for left in study.equal] == [
+    assert [(copy.overrides, copy.arm) for copy in study.study.equal] == [
         (["norm=rms"], "baseline"),
         (["norm_bias=off"], "baseline"),
         (["norm_bias=auto"], "baseline"),
@@ -164,9 +164,9 @@ def test_an_arm_that_is_the_baseline_under_another_name_is_recognised():
 
 
 def test_a_refused_arm_is_listed_with_its_reason_and_stops_no_other():
-    study = expand(define({"name": "x", "question": "?", "arms": ["norm=t5 norm_bias=on", "norm=layer"]}))
+    study = expand(decode_file({"name": "x", "question": "?", "arms": ["norm=t5 norm_bias=on", "norm=layer"]}))
     assert [arm.name for arm in study.arms] == ["norm=layer"]
-    assert "has no bias" in study.refused[0].why
+    assert "has no bias" in study.study.refused[0].reason
 
 
 @pytest.mark.parametrize(("mistake", "fix"), [("norm=rmss", "norm=rms"), ("optim.lr=fast", "optim.lr=1")])
@@ -195,8 +195,8 @@ def test_a_key_twice_in_a_file_is_a_mistake_and_not_a_choice_of_the_last(tmp_pat
     ],
 )
 def test_numbers_with_exponents_are_numbers_everywhere_in_a_file(line):
-    definition = define({"name": "mine", "question": "?", "arms": ["norm=layer"]} | load_yaml(line))
-    assert definition.delta_min == 0.01
+    definition = decode_file({"name": "mine", "question": "?", "arms": ["norm=layer"]} | load_yaml(line))
+    assert definition.primary.delta_min == 0.01
     assert definition.tokens_per_parameter == (0.5 if "tokens" in line else 2.0)
     assert definition.look_weights == ([0.5, 0.5] if "looks" in line else [])
 
@@ -205,7 +205,7 @@ def test_arms_are_named_by_their_difference_from_the_study_s_baseline():
     study = expand(read_request(["x", "norm=layer", "norm.eps=1e-3", "vary.norm=rms,layer", *SMALL]).definition)
     assert [arm.name for arm in study.arms] == ["norm=rms"]
     assert study.arms[0].config.norm.keys["eps"] == 1e-6, "the eps of layer is not that of rms"
-    assert [left.requested for left in study.equal] == [["norm=layer"]]
+    assert [copy.overrides for copy in study.study.equal] == [["norm=layer"]]
     base = compose(["norm=layer", "train.steps=7"])
     assert differences(compose(["train.steps=7"]), base) == {"norm": "rms"}
     assert arm_name(differences(base, base)) == "baseline"
@@ -214,7 +214,7 @@ def test_arms_are_named_by_their_difference_from_the_study_s_baseline():
 
 def test_what_an_option_changes_besides_is_kept():
     study = expand(read_request(["x", "vary.placement=deepnorm"]).definition)
-    assert study.arms[0].also_changes == ["placement=deepnorm also changes init to xavier"]
+    assert study.arms[0].arm.also_changes == ["placement=deepnorm also changes init to xavier"]
 
 
 # --------------------------------------------------------------------------------------------------------- matching
@@ -228,10 +228,11 @@ def test_a_gate_is_paid_for_with_the_ffn_s_width(kind):
     base, arm = cost_of(study.baseline.config), study.arms[0]
     amount = "params" if kind == "params" else "flops_per_token"
     residual = getattr(cost_of(arm.config), amount) / getattr(base, amount) - 1
-    assert arm.match is not None
-    assert residual == pytest.approx(arm.match["residual"])
+    match = arm.arm.match
+    assert match is not None
+    assert residual == pytest.approx(match.residual)
     assert abs(residual) < WARN_SHARE < getattr(free, amount) / getattr(base, amount) - 1
-    assert arm.match["solved"] == [arm.overrides[-1]]
+    assert match.solved == [arm.overrides[-1]]
     assert arm.name.startswith("d_ff_ratio=")
 
 
@@ -250,16 +251,16 @@ def test_a_match_that_cannot_be_met_is_refused_with_its_residual():
     said = refused("x", "vary.d_ff_ratio=1,3", "match=params", *SMALL)
     assert "no arm" in said
     assert "parameters" in said
-    one = define(
+    one = decode_file(
         {"name": "x", "question": "?", "match": "params", "baseline": SMALL, "arms": ["d_ff_ratio=1", "norm=layer"]}
     )
     study = expand(one)
     assert [arm.name for arm in study.arms] == ["norm=layer"]
-    assert "the nearest is" in study.refused[0].why
+    assert "the nearest is" in study.study.refused[0].reason
 
 
 def test_depth_is_solved_where_the_arm_sets_the_width():
-    definition = define(
+    definition = decode_file(
         {
             "name": "x",
             "question": "?",
@@ -269,10 +270,11 @@ def test_depth_is_solved_where_the_arm_sets_the_width():
         }
     )
     arm = expand(definition).arms[0]
-    assert arm.match is not None
-    assert arm.match["solved"] == [f"model.n_layers={arm.config.model.n_layers}"]
+    match = arm.arm.match
+    assert match is not None
+    assert match.solved == [f"model.n_layers={arm.config.model.n_layers}"]
     assert arm.config.model.n_layers < 24
-    assert abs(arm.match["residual"]) <= FAIL_SHARE
+    assert abs(match.residual) <= FAIL_SHARE
 
 
 def test_equal_tokens_are_given_to_another_batch_size():
@@ -291,8 +293,8 @@ def test_equal_seconds_are_measured_once_and_kept(tmp_path):
     (arm,) = study.arms
     assert arm.config.resolved.steps > 50, "half the depth is faster"
     write_record(study, request.directory)
-    again = expand(request.definition, solved_before(read_study(request.directory)))
-    assert again.arms[0].match == arm.match
+    again = expand(request.definition, read_study(request.directory))
+    assert again.arms[0].arm.match == arm.arm.match
 
 
 # ------------------------------------------------------------------------------------------------- what stays fixed
@@ -314,8 +316,8 @@ def test_a_launched_study_is_fixed_until_it_is_amended(tmp_path):
     write_record(changed, first.directory, amend=True)
     record = read_study(first.directory)
     assert record is not None
-    assert [len(entry["changes"]) for entry in record["amendments"]] == [3], "question, seeds, arm"
-    assert record["seeds"] == [0, 1]
+    assert [len(entry.changes) for entry in record.amendments] == [3], "question, seeds, arm"
+    assert record.seeds == [0, 1]
 
 
 def test_a_launched_study_is_found_again_by_its_name_alone(tmp_path):
@@ -333,7 +335,7 @@ def test_a_launched_study_is_found_again_by_its_name_alone(tmp_path):
     study = expand(request.definition)
     write_record(study, request.directory)
     again = read_request(["x", f"runs_dir={tmp_path}"])
-    result = expand(again.definition, solved_before(read_study(again.directory)))
+    result = expand(again.definition, read_study(again.directory))
     assert [(a.name, a.overrides) for a in result.all_arms] == [(a.name, a.overrides) for a in study.all_arms]
     write_record(result, again.directory)
     with pytest.raises(ConfigError, match="no study of this name"):
@@ -343,25 +345,20 @@ def test_a_launched_study_is_found_again_by_its_name_alone(tmp_path):
 def test_the_record_has_the_agreed_form(tmp_path):
     request = read_request(["x", "vary.placement=deepnorm", "vary.norm=rms", f"runs_dir={tmp_path}", *SMALL])
     write_record(expand(request.definition), request.directory)
-    record = yaml.safe_load((request.directory / "study.yaml").read_text())
-    assert record["baseline"] == {"arm": "baseline", "overrides": SMALL}
-    assert record["arms"] == [
-        {
-            "arm": "placement=deepnorm",
-            "overrides": ["placement=deepnorm"],
-            "also_changes": ["placement=deepnorm also changes init to xavier"],
-        }
+    written = yaml.safe_load((request.directory / "study.yaml").read_text())
+    assert list(written) == [
+        *("name", "question", "tier", "baseline", "design", "factors", "arms", "tokens_per_parameter", "seeds"),
+        *("endpoints", "match", "share", "equal"),
     ]
-    assert record["equal"] == [{"overrides": ["norm=rms"], "arm": "baseline"}]
-    rest = {k: record[k] for k in ("seeds", "endpoints", "match", "lr_grid", "tuning_seeds", "amendments")}
-    assert rest == {
-        "seeds": [0, 1, 2, 3, 4],
-        "endpoints": {"val_loss": {"delta_min": "auto"}},
-        "match": "none",
-        "lr_grid": [],
-        "tuning_seeds": [],
-        "amendments": [],
-    }
+    assert written["baseline"] == SMALL
+    assert written["factors"] == {"placement": ["deepnorm"], "norm": ["rms"]}
+    also = "placement=deepnorm also changes init to xavier"
+    assert written["arms"] == [
+        {"name": "placement=deepnorm", "overrides": ["placement=deepnorm"], "also_changes": [also]}
+    ]
+    assert written["equal"] == [{"overrides": ["norm=rms"], "arm": "baseline"}]
+    assert written["seeds"] == [0, 1, 2, 3, 4]
+    assert written["endpoints"] == [{"name": "val_loss"}]
 
 
 @pytest.mark.parametrize("text", ["", "a: [", "{}", "name: x", "arms: 3"])

@@ -220,7 +220,7 @@ def test_looks_in_a_study_file_are_a_mapping_of_two_keys(tmp_path):
     (tmp_path / "mine.yaml").write_text("question: which?\narms: [norm=layer]\nseeds: {look: [5, 8]}\n")
     with pytest.raises(ConfigError, match="no key of this name") as caught:
         read_request([f"{tmp_path / 'mine.yaml'}"])
-    assert "try: looks" in str(caught.value)
+    assert "try: seeds: {looks:" in str(caught.value)
 
 
 # ---------------------------------------------------------------------------------------------------- plan and status

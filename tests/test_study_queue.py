@@ -22,7 +22,7 @@ from nexus_ablate.planning.jobs import Runs
 from nexus_ablate.planning.places import Places, places
 from nexus_ablate.planning.record import expanded
 from nexus_ablate.runs import find_runs, read_jsonl, read_run
-from nexus_ablate.runs.record import read_study
+from nexus_ablate.study.decoding import read_study
 from nexus_ablate.study.definition import read_request
 from nexus_ablate.training import device
 from nexus_ablate.training.device import IdleCores

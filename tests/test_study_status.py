@@ -21,7 +21,8 @@ from nexus_ablate.planning.places import Places
 from nexus_ablate.planning.plan import fairness, make_plan
 from nexus_ablate.planning.record import write_record
 from nexus_ablate.runs import read_run
-from nexus_ablate.study.definition import define, read_request
+from nexus_ablate.study.decoding import decode_file
+from nexus_ablate.study.definition import read_request
 from nexus_ablate.training.session import train
 
 
@@ -153,7 +154,7 @@ def test_plan_goes_by_finished_runs_where_there_are_any(launched):
 
 
 def levels(**options):
-    study = expand(define({"name": "x", "question": "?"} | options))
+    study = expand(decode_file({"name": "x", "question": "?"} | options))
     costs = {arm.name: cost_of(arm.config) for arm in study.all_arms}
     return {verdict.condition: verdict.level for verdict in fairness(study, costs)}
 

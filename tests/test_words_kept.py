@@ -190,7 +190,7 @@ def test_a_precision_that_another_machine_chose_is_no_other_study(claims, capsys
     trained("rms_vs_layer")
     record = tmp_path / "runs/rms_vs_layer/study.yaml"
     values = yaml.safe_load(record.read_text())
-    values["baseline"]["overrides"].append("train.precision=bf16")  # as on a GPU
+    values["baseline"].append("train.precision=bf16")  # as on a GPU
     record.write_text(yaml.safe_dump(values, sort_keys=False))
     assert main(["claims", "--publish", "runs/rms_vs_layer"]) == 0
 

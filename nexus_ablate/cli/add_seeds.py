@@ -29,8 +29,8 @@ VERB = Verb(
 
 def run(words: list[str], flags: dict[str, Any]) -> int:
     """Add the seeds and run what is missing."""
-    from nexus_ablate.study.definition import MAX_SEEDS
     from nexus_ablate.study.overrides import is_launch
+    from nexus_ablate.study.schema import MAX_SEEDS
 
     words, settings = launcher_settings(words)
     launch = [word for word in words if is_launch(word)]

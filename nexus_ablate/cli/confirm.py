@@ -43,6 +43,6 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
     from nexus_ablate.planning.fresh import confirmation, find_launched
 
     request = confirmation(find_launched(name, launch), arms, flags.get("seeds"))
-    seeds, arms = request.definition.seeds, "; ".join(map(" ".join, request.definition.arms))
+    seeds, arms = request.definition.seeds, "; ".join(" ".join(arm.overrides) for arm in request.study.arms)
     print(f"confirming on seeds {seeds[0]}-{seeds[-1]}: {errors.printable(arms, 1000)}", file=sys.stderr)
     return start(request)

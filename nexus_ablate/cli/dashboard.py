@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from nexus_ablate import errors
 from nexus_ablate.cli.verb import Flag, Verb, comma_separated, target
 from nexus_ablate.masking import mask
-from nexus_ablate.plain_data import load_yaml
 from nexus_ablate.runs.files import atomic_write_text
 
 if TYPE_CHECKING:
@@ -79,7 +78,7 @@ def _question(name: str, report: bool) -> Question:
         ConfigError: It is none of these.
     """
     from nexus_ablate.comparison.load import read_plan
-    from nexus_ablate.study.definition import define, shipped_studies
+    from nexus_ablate.study.definition import shipped_studies, shipped_study
     from nexus_ablate.track.dashboard import Question
 
     folder = next((path for path in (Path(name), Path("runs", name)) if path.is_dir()), None)
@@ -92,8 +91,8 @@ def _question(name: str, report: bool) -> Question:
         return Question(folder.resolve().name, table=mask(table))
     if name not in shipped_studies():
         raise errors.unknown("there is no study of this name, and no directory", name, shipped_studies())
-    definition = define({"name": name} | load_yaml(shipped_studies()[name].read_text(encoding="utf-8")))
-    return Question(name, definition.question, endpoints=tuple(definition.endpoints))
+    study = shipped_study(name)
+    return Question(name, study.question, endpoints=tuple(endpoint.name for endpoint in study.endpoints))
 
 
 def _verdict(folder: Path) -> str:

@@ -69,26 +69,27 @@ def show(plan: StudyPlan, console: Console, full: bool = False) -> None:
     from nexus_ablate.execution.status import duration
     from nexus_ablate.planning.design import label
 
-    definition = plan.study.definition
-    console.print(f"[bold]{escape(printable(definition.name))}[/bold]  {escape(printable(definition.question))}")
-    if definition.baseline:
-        console.print(f"[dim]baseline[/dim]  {escape(printable(label(definition.baseline), 2000))}")
+    study = plan.study.study
+    console.print(f"[bold]{escape(printable(study.name))}[/bold]  {escape(printable(study.question))}")
+    if study.baseline:
+        console.print(f"[dim]baseline[/dim]  {escape(printable(label(study.baseline), 2000))}")
     console.print()
     print_table(console, _arms(plan, UNLIMITED if full else console.width), full)
     for arm in plan.study.arms:
-        for note in arm.also_changes:
+        for note in arm.arm.also_changes:
             console.print(f"[dim]note[/dim]     {escape(printable(note))}")
-    for left in plan.study.equal:
+    for copy in study.equal:
         console.print(
-            f"[dim]equal[/dim]    {escape(printable(label(left.requested)))} is {escape(printable(left.why))}"
+            f"[dim]equal[/dim]    {escape(printable(label(copy.overrides)))} is {escape(printable(copy.arm))}"
         )
-    for left in plan.study.refused:
-        console.print(f"[red]refused[/red]  {escape(printable(label(left.requested)))}: {escape(printable(left.why))}")
+    for refused in study.refused:
+        reason = escape(printable(refused.reason))
+        console.print(f"[red]refused[/red]  {escape(printable(label(refused.overrides)))}: {reason}")
     if lacking := plan.study.unshowable:
         why = f"cannot be shown in this setting, where these are no arms: {', '.join(lacking)}"
         console.print(f"[yellow]claim[/yellow]    {escape(printable(why))}")
-    if definition.requires and not definition.lr_grid:
-        conditions = ", ".join(f"{name} {bound}" for name, bound in definition.requires.items())
+    if study.requires and not study.lr_grid:
+        conditions = ", ".join(f"{name} {bound}" for name, bound in study.requires.items())
         first = f"{conditions} of the baseline, which is trained first; if not, no other arm is trained"
         console.print(f"[dim]requires[/dim]  {escape(printable(first))}")
     console.print()
@@ -96,15 +97,15 @@ def show(plan: StudyPlan, console: Console, full: bool = False) -> None:
     for verdict in plan.fairness:
         colour = COLOURS[verdict.level]
         console.print(f"[{colour}]{verdict.level}[/{colour}]  {verdict.condition}: {escape(printable(verdict.why))}")
-    seeds = ",".join(map(str, definition.first_seeds))
+    seeds = ",".join(map(str, study.first_seeds))
     tuning = ""
-    if definition.lr_grid:
-        per_arm = f"{len(definition.lr_grid)} rates x {several(len(definition.tuning_seeds), 'seed')}"
+    if study.lr_grid:
+        per_arm = f"{len(study.lr_grid)} rates x {several(len(study.tuning_seeds), 'seed')}"
         tuning = f", and {per_arm} of tuning each, then up to {plan.tuned_runs} runs at the best rates"
     count, time = str(plan.runs), duration(plan.seconds)
-    if definition.looks:
+    if study.looks:
         count += f" to {plan.runs + plan.tuned_runs + plan.later_runs}"
-        tuning += f", then {', '.join(map(str, definition.looks[1:]))} seeds for undecided arms"
+        tuning += f", then {', '.join(map(str, study.looks[1:]))} seeds for undecided arms"
         if plan.seconds is not None and plan.later_seconds is not None:
             time += f" to {duration(plan.seconds + plan.later_seconds)}"
     states = ", ".join(f"{n} {state}" for state, n in plan.states.items())

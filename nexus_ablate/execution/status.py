@@ -15,7 +15,8 @@ from nexus_ablate.console import UNLIMITED, grid, without_shared
 from nexus_ablate.errors import UserError
 from nexus_ablate.execution.cluster_queue import FOLDER, Entry, Queue
 from nexus_ablate.runs import SETTLED, effective_state, find_runs, read_rows, read_status, read_summary
-from nexus_ablate.runs.record import last_row, read_config, read_study
+from nexus_ablate.runs.record import last_row, read_config
+from nexus_ablate.study.decoding import read_study
 
 QUEUE_SECONDS = 10.0
 """Shortest time between two queries to SLURM."""
@@ -163,25 +164,25 @@ def _expected(directory: Path, seen: set[tuple[str, str, int | None]]) -> list[L
         seen: Study, arm and seed of the existing runs. An arm with a run in a look has reached that look.
     """
     try:
-        record = read_study(directory)
+        study = read_study(directory)
     except UserError as error:
         return [Line(directory.name, "study.yaml", None, "damaged", reason=error.got, log=directory / "study.yaml")]
-    if record is None:
+    if study is None:
         return []
-    arms = [record["baseline"]["arm"], *(arm["arm"] for arm in record["arms"])]
-    seeds, looks = record["seeds"], record.get("looks") or []
-    begun = {(study, arm) for study, arm, _ in seen}
-    baseline_first = record.get("requires") and not any((directory.name, arm) in begun for arm in arms[1:])
+    arms = ["baseline", *(arm.name for arm in study.arms)]
+    begun = {(name, arm) for name, arm, _ in seen}
+    baseline_first = study.requires and not any((directory.name, arm) in begun for arm in arms[1:])
     lines = [
         Line(directory.name, arm, seed, LATER if baseline_first and arm != arms[0] else "waiting")
         for arm in arms
-        for seed in seeds[: looks[0] if looks else None]
+        for seed in study.first_seeds
     ]
-    if record.get("lr_grid"):  # later looks run at the tuned rates, in other folders
+    if study.lr_grid:  # later looks run at the tuned rates, in other folders
         return lines
-    for arm, (start, end) in product(arms, pairwise(looks)):
-        is_reached = any((directory.name, arm, seed) in seen for seed in seeds[start:end])
-        lines += [Line(directory.name, arm, seed, "waiting" if is_reached else LATER) for seed in seeds[start:end]]
+    for arm, (start, end) in product(arms, pairwise(study.looks)):
+        seeds = study.seeds[start:end]
+        is_reached = any((directory.name, arm, seed) in seen for seed in seeds)
+        lines += [Line(directory.name, arm, seed, "waiting" if is_reached else LATER) for seed in seeds]
     return lines
 
 

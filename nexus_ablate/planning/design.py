@@ -1,4 +1,4 @@
-"""Expands a definition into arms by its design, composes them and names them by their difference from the baseline.
+"""Turns a study into arms by its design, composes them and names them by their difference from the baseline.
 
 An arm that cannot be composed is refused with a reason and doesn't stop the others. An arm with the same configuration
 as an earlier one is listed as equal to it and not trained twice.
@@ -9,161 +9,125 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from nexus_ablate.config.compose import compose, differences
 from nexus_ablate.config.overrides import check_overrides
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.errors import ConfigError, unknown
+from nexus_ablate.measure.measures import find
 from nexus_ablate.planning.match import solve
 from nexus_ablate.runs import arm_name
-from nexus_ablate.study.definition import Definition
 from nexus_ablate.study.overrides import key_of, merged
-from nexus_ablate.study.question import measuring
+from nexus_ablate.study.schema import ArmMatch, EqualArm, RefusedArm, Study, StudyArm
 from nexus_ablate.training.start import check_groups
 
 BASELINE = "baseline"
+_PROBE_LEVELS = ("off", "standard", "full")
 
 
 @dataclass(frozen=True)
 class ComposedArm:
-    """One configuration of a study.
+    """An arm and its configuration with seed 0."""
 
-    Attributes:
-        name: How it differs from the study's baseline; the folder of its runs.
-        requested: Its overrides besides the baseline's.
-        overrides: `requested` plus what matching added.
-        config: Composed with seed 0.
-        also_changes: What its options change besides the requested overrides.
-        match: How it was made equal to the baseline, as study.yaml keeps it.
-    """
-
-    name: str
-    requested: list[str]
-    overrides: list[str]
+    arm: StudyArm
     config: RunConfig
-    also_changes: list[str] = field(default_factory=list)
-    match: dict[str, Any] | None = None
 
+    @property
+    def name(self) -> str:
+        return self.arm.name
 
-@dataclass(frozen=True)
-class LeftOut:
-    """Overrides that make no arm of their own: equal to arm `why`, or refused because of `why`."""
+    @property
+    def overrides(self) -> list[str]:
+        return self.arm.overrides
 
-    requested: list[str]
-    why: str
+    @property
+    def requested(self) -> list[str]:
+        return self.arm.requested
 
 
 @dataclass(frozen=True)
 class ComposedStudy:
-    """A definition with its arms; `baseline` is not among `arms`."""
+    """A study whose arms are named, matched and composed; `baseline` is not among `arms`."""
 
-    definition: Definition
+    study: Study
     baseline: ComposedArm
     arms: list[ComposedArm]
-    equal: list[LeftOut]
-    refused: list[LeftOut]
-
-    def arm(self, words: str) -> ComposedArm:
-        """The arm of this name or with these overrides.
-
-        Raises:
-            ConfigError: There is none.
-        """
-        for arm in self.arms:
-            if words in (arm.name, label(arm.requested)):
-                return arm
-        raise unknown("the study has no such arm", words, [label(arm.requested) for arm in self.arms])
-
-    def expected(self, words: str) -> str:
-        """The name of the arm that a claim expects something of; its overrides if it is no arm in this setting.
-
-        Raises:
-            ConfigError: The study doesn't ask for such an arm.
-        """
-        left_out = {text: left for left in self.equal for text in self._names(left)}
-        if words in left_out and left_out[words].why != BASELINE:
-            return left_out[words].why
-        left_out |= {text: left for left in self.refused for text in self._names(left)}
-        return label(left_out[words].requested) if words in left_out else self.arm(words).name
-
-    def _names(self, left: LeftOut) -> set[str]:
-        words = label(left.requested)
-        return {words, self.definition.names.get(words, words)}
-
-    @property
-    def unshowable(self) -> list[str]:
-        """What the claim expects something of although it is no arm in this setting."""
-        arms = {arm.name for arm in self.arms}
-        names = (self.expected(expectation.arm) for expectation in self.definition.expects)
-        return [name for name in dict.fromkeys(names) if name not in arms]
 
     @property
     def all_arms(self) -> list[ComposedArm]:
         return [self.baseline, *self.arms]
 
+    @property
+    def unshowable(self) -> list[str]:
+        """What the claim expects something of although it is no arm in this setting."""
+        arms = {arm.name for arm in self.arms}
+        return list(dict.fromkeys(e.arm for e in self.study.expects if e.arm not in arms))
 
-def expand(
-    definition: Definition,
-    solved_before: dict[str, dict[str, Any]] | None = None,
-    launch: Sequence[str] = (),
-) -> ComposedStudy:
-    """Compose every arm.
+    @property
+    def definition(self) -> Study:
+        return self.study
+
+    @property
+    def equal(self) -> list[EqualArm]:
+        return self.study.equal
+
+    @property
+    def refused(self) -> list[RefusedArm]:
+        return self.study.refused
+
+
+def expand(study: Study, launched: Study | None = None, launch: Sequence[str] = ()) -> ComposedStudy:
+    """Name, match and compose every arm.
 
     Args:
-        definition: From `read_request`.
-        solved_before: The `match` of each arm of study.yaml by its overrides, so that a figure measured at the first
-            launch (match=seconds) is not measured again.
+        study: From a command or a study.yaml.
+        launched: Its study.yaml, if it was launched before: a figure measured then (match=seconds) is not measured
+            again.
         launch: Overrides for how runs are carried out.
 
     Raises:
         ConfigError: The baseline or every other arm cannot be composed, or an arm names a key, an option or a value
             that does not exist.
     """
-    whole = [f"{k}={v[0]}" for k, v in definition.factors.items()] if definition.design == "leave_one_out" else []
-    definition = replace(definition, baseline=merged([*definition.baseline, *whole]))
-    base = compose_arm(definition, [], launch)
-    measured = [*definition.endpoints, *definition.requires]
-    if more := measuring(base.probe.name, base.evals, measured):
-        definition = replace(definition, baseline=merged([*definition.baseline, *more]))
-        base = compose_arm(definition, [], launch)
-    if base.train.precision != "fp32" and not any(key_of(text) == "train.precision" for text in definition.baseline):
-        # What `auto` means on this machine holds for the whole study, whichever machine resumes it.
-        pinned = f"train.precision={base.train.precision}"
-        definition = replace(definition, baseline=merged([*definition.baseline, pinned]))
-    _check_names(definition)
-    baseline = ComposedArm(BASELINE, [], [], base)
-    study = ComposedStudy(definition, baseline, [], [], [])
-    names = {science_key(base): BASELINE}
-
-    def add(overrides: list[str]) -> bool:
-        """Add an arm with these overrides. Returns whether it is new and can be composed."""
-        try:
-            config = compose_arm(definition, overrides, launch)
-            if same := names.get(science_key(config)):
-                study.equal.append(LeftOut(overrides, same))
-                return False
-            arm = _matched(study, overrides, config, launch, solved_before or {})
-        except ConfigError as error:
-            study.refused.append(LeftOut(overrides, f"{error.problem}; got {error.got}; try {error.fix}"))
-            return False
-        names[science_key(config)] = arm.name
-        study.arms.append(arm)
-        return True
-
-    _add_arms(definition, add)
-    if not study.arms:
-        reasons = [f"{label(left.requested)}: {left.why}" for left in study.refused]
-        reasons += [f"{label(left.requested)} is equal to it" for left in study.equal]
+    study, base = _with_baseline(study, launch)
+    _check_names(study)
+    expansion = _Expansion(study, base, launch)
+    for arms in (launched.arms if launched else [], study.arms):
+        expansion.matched |= {" ".join(arm.requested): arm.match for arm in arms if arm.match}
+    expansion.add_all()
+    if not expansion.arms:
+        reasons = [f"{label(arm.overrides)}: {arm.reason}" for arm in expansion.refused]
+        reasons += [f"{label(arm.overrides)} is equal to it" for arm in expansion.equal]
         fix = "arms that differ from the baseline: vary.norm=layer,rms"
-        raise ConfigError(f"study {definition.name} has no arm other than its baseline", "; ".join(reasons), fix)
-    for expectation in definition.expects:
-        study.expected(expectation.arm)
-    return study
+        raise ConfigError(f"study {study.name} has no arm other than its baseline", "; ".join(reasons), fix)
+    expects = [replace(e, arm=expansion.name_of(e.arm)) for e in study.expects]
+    arms = [composed.arm for composed in expansion.arms]
+    study = replace(study, arms=arms, equal=expansion.equal, refused=expansion.refused, expects=expects)
+    baseline = ComposedArm(StudyArm(name=BASELINE, overrides=[]), base)
+    return ComposedStudy(study, baseline, expansion.arms)
 
 
-def _check_names(definition: Definition) -> None:
+def _with_baseline(study: Study, launch: Sequence[str]) -> tuple[Study, RunConfig]:
+    """The study with its whole baseline: what the design, the endpoints and the machine add; and its configuration."""
+    whole = []
+    if study.design == "leave_one_out":
+        whole = [f"{name}={values[0]}" for name, values in study.factors.items()]
+    study = replace(study, baseline=merged([*study.baseline, *whole]))
+    base = compose_arm(study, [], launch)
+    measured = [*(endpoint.name for endpoint in study.endpoints), *study.requires]
+    if more := measuring(base.probe.name, base.evals, measured):
+        study = replace(study, baseline=merged([*study.baseline, *more]))
+        base = compose_arm(study, [], launch)
+    if base.train.precision != "fp32" and not any(key_of(text) == "train.precision" for text in study.baseline):
+        # What `auto` means on this machine holds for the whole study, whichever machine resumes it.
+        study = replace(study, baseline=merged([*study.baseline, f"train.precision={base.train.precision}"]))
+    return study, base
+
+
+def _check_names(study: Study) -> None:
     """Check that arms are written correctly: a typing error is no contradiction, for which an arm is left out.
 
     Keys of an option are not checked in factors, since they exist only beside that option.
@@ -171,34 +135,108 @@ def _check_names(definition: Definition) -> None:
     Raises:
         ConfigError: A key, an option or a value does not exist.
     """
-    levels = [[f"{name}={value}"] for name, values in definition.factors.items() for value in values if "." not in name]
-    for overrides in [*definition.arms, *levels]:
-        check_overrides(merged([*definition.baseline, *overrides]), sweeps=False)
+    levels = [[f"{name}={value}"] for name, values in study.factors.items() for value in values if "." not in name]
+    for overrides in [*(arm.requested for arm in study.arms), *levels]:
+        check_overrides(merged([*study.baseline, *overrides]), sweeps=False)
 
 
-def _add_arms(definition: Definition, add: Any) -> None:
-    factors = {name: [f"{name}={value}" for value in values] for name, values in definition.factors.items()}
-    if definition.arms:
-        for requested in definition.arms:
-            add(requested)
-    elif definition.design == "grid":
-        for requested in itertools.product(*factors.values()):
-            add(list(requested))
-    else:
-        made = {name: [level for level in levels if add([level])] for name, levels in factors.items()}
-        if definition.design == "pairwise_interactions":
-            for one, other in itertools.combinations(made.values(), 2):
+@dataclass
+class _Expansion:
+    """The arms of a study while they are being made.
+
+    Attributes:
+        matched: How arms were matched before, by their requested overrides.
+        names: The name of each configuration, by `science_key`.
+    """
+
+    study: Study
+    base: RunConfig
+    launch: Sequence[str]
+    arms: list[ComposedArm] = field(default_factory=list)
+    equal: list[EqualArm] = field(default_factory=list)
+    refused: list[RefusedArm] = field(default_factory=list)
+    matched: dict[str, ArmMatch] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)
+
+    def add_all(self) -> None:
+        """Add the arms of the study, or those that its design makes from its factors."""
+        study = self.study
+        self.names = {science_key(self.base): BASELINE}
+        if study.arms:
+            for arm in study.arms:
+                self.add(arm.requested, arm.name if arm.named else "")
+            for left_out in (*study.equal, *study.refused):
+                self.add(left_out.overrides)
+            return
+        factors = {name: [f"{name}={value}" for value in values] for name, values in study.factors.items()}
+        if study.design == "grid":
+            for requested in itertools.product(*factors.values()):
+                self.add(list(requested))
+            return
+        made = [[level for level in levels if self.add([level])] for levels in factors.values()]
+        if study.design == "pairwise_interactions":
+            for one, other in itertools.combinations(made, 2):
                 for pair in itertools.product(one, other):
-                    add(list(pair))
+                    self.add(list(pair))
+
+    def add(self, requested: list[str], name: str = "") -> bool:
+        """Add an arm with these overrides. Returns whether it is new and can be composed."""
+        try:
+            config = compose_arm(self.study, requested, self.launch)
+            key = science_key(config)
+            if key in self.names:
+                self.equal.append(EqualArm(overrides=requested, arm=self.names[key]))
+                return False
+            composed = self._matched(requested, config, name)
+        except ConfigError as error:
+            reason = f"{error.problem}; got {error.got}; try {error.fix}"
+            self.refused.append(RefusedArm(overrides=requested, reason=reason))
+            return False
+        self.names[key] = composed.name
+        self.arms.append(composed)
+        return True
+
+    def _matched(self, requested: list[str], config: RunConfig, name: str) -> ComposedArm:
+        notes = [note for note in config.resolved.notes if note not in self.base.resolved.notes]
+        also = [note for note in notes if " also changes " in note]
+        match, overrides = None, requested
+        if self.study.match != "none":
+            match = self.matched.get(" ".join(requested)) or solve(self.study.match, self.base, requested, config)
+            if match.solved:
+                overrides = [*requested, *match.solved]
+                config = compose_arm(self.study, overrides, self.launch)
+        named = bool(name)
+        name = name or arm_name(differences(config, self.base))
+        return ComposedArm(
+            StudyArm(name=name, overrides=overrides, also_changes=also, match=match, named=named), config
+        )
+
+    def name_of(self, words: str) -> str:
+        """The name of the arm that a claim expects something of; its overrides if it is no arm in this setting.
+
+        Raises:
+            ConfigError: The study doesn't ask for such an arm.
+        """
+        given = {arm.name: label(arm.requested) for arm in self.study.arms if arm.named}
+        overrides = given.get(words, words)
+        for arm in self.equal:
+            if overrides == label(arm.overrides):
+                return overrides if arm.arm == BASELINE else arm.arm
+        if overrides in [label(arm.overrides) for arm in self.refused]:
+            return overrides
+        for composed in self.arms:
+            if words == composed.name or overrides == label(composed.requested):
+                return composed.name
+        raise unknown("the study has no such arm", words, [label(arm.requested) for arm in self.arms])
 
 
-def compose_arm(definition: Definition, overrides: list[str], launch: Sequence[str] = ()) -> RunConfig:
+def compose_arm(study: Study, overrides: list[str], launch: Sequence[str] = ()) -> RunConfig:
     """The configuration of an arm with seed 0.
 
     Raises:
         ConfigError: It cannot be run.
     """
-    config = compose([*merged([*definition.baseline, *overrides, *launch]), f"experiment={definition.name}"])
+    config = compose([*merged([*study.baseline, *overrides, *launch]), f"experiment={study.name}"])
     check_groups(config)
     return config
 
@@ -208,26 +246,29 @@ def science_key(config: RunConfig) -> str:
     return json.dumps({**config.science(), "seed": None, "data": config.data.flat()}, sort_keys=True)
 
 
-def _matched(
-    study: ComposedStudy,
-    requested: list[str],
-    config: RunConfig,
-    launch: Sequence[str],
-    solved_before: dict[str, dict[str, Any]],
-) -> ComposedArm:
-    base = study.baseline.config
-    notes = [note for note in config.resolved.notes if note not in base.resolved.notes]
-    also = [note for note in notes if " also changes " in note]
-    match, overrides = None, requested
-    if study.definition.match != "none":
-        match = solved_before.get(" ".join(requested)) or solve(study.definition, base, requested, config)
-        if match["solved"]:
-            overrides = [*requested, *match["solved"]]
-            config = compose_arm(study.definition, overrides, launch)
-    name = study.definition.names.get(" ".join(requested)) or arm_name(differences(config, base))
-    return ComposedArm(name, requested, overrides, config, also, match)
-
-
 def label(overrides: list[str]) -> str:
     """Overrides as one line of text; `baseline` if there are none."""
     return " ".join(overrides) or BASELINE
+
+
+def needed(names: list[str]) -> tuple[str, list[str]]:
+    """The probe level and the evaluations that measure these numbers."""
+    level, evaluations = "off", []
+    for name in names:
+        where = find(name).where
+        if any(place in _PROBE_LEVELS for place in where):
+            lowest = next(place for place in _PROBE_LEVELS if place in where)
+            level = max(level, lowest, key=_PROBE_LEVELS.index)
+        elif not {"step", "summary"} & {*where}:
+            evaluations.append(name.partition("/")[0])
+        elif "probe=standard" in find(name).only:
+            level = max(level, "standard", key=_PROBE_LEVELS.index)
+    return level, list(dict.fromkeys(evaluations))
+
+
+def measuring(probe: str, evals: list[str], names: list[str]) -> list[str]:
+    """The overrides with which runs of a configuration with this probe and these evaluations measure the numbers."""
+    level, evaluations = needed(names)
+    more = [name for name in evaluations if name not in evals]
+    overrides = [f"probe={level}"] if _PROBE_LEVELS.index(level) > _PROBE_LEVELS.index(probe) else []
+    return overrides + ([f"evals=[{','.join([*evals, *more])}]"] if more else [])

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import count, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from msgspec import to_builtins
 
 from nexus_ablate.config.grammar import show
 from nexus_ablate.errors import ConfigError, unknown
@@ -15,18 +17,11 @@ from nexus_ablate.planning.design import ComposedArm
 from nexus_ablate.planning.jobs import Runs
 from nexus_ablate.planning.record import expanded, write_record
 from nexus_ablate.runs import SETTLED
-from nexus_ablate.runs.record import find_runs, read_study
-from nexus_ablate.study.definition import (
-    KEYS,
-    Request,
-    define,
-    read_file,
-    runs_dir_of,
-    shipped_studies,
-    stored_definition,
-    unknown_study,
-)
+from nexus_ablate.runs.record import find_runs
+from nexus_ablate.study.decoding import decode, read_study
+from nexus_ablate.study.definition import Request, read_file, runs_dir_of, shipped_studies, unknown_study
 from nexus_ablate.study.overrides import key_of, merged
+from nexus_ablate.study.schema import Study, encode
 
 if TYPE_CHECKING:
     from nexus_ablate.comparison.results import Stratum as Comparison
@@ -51,22 +46,13 @@ def find_launched(text: str, launch: list[str]) -> Request:
         launch = [*launch, f"runs_dir={directory.parent}"]
     elif text.endswith((".yaml", ".yml")):
         directory, is_known = runs_dir_of(launch) / str(read_file(Path(text).expanduser())["name"]), True
-    is_launched = read_study(directory) is not None
-    if not is_launched and not is_known:
+    study = read_study(directory)
+    if study is None and not is_known:
         raise unknown_study(text, runs_dir_of(launch))
-    if not is_launched or not find_runs([directory]):
+    if study is None or not find_runs([directory]):
         name = text if is_known else directory.name
         raise ConfigError("this study has no runs yet", str(directory), f"nexus-ablate study {name}")
-    return _request(directory, launch)
-
-
-def _request(directory: Path, launch: list[str]) -> Request:
-    values = stored_definition(_record(directory)) | {"name": directory.name}
-    return Request(define(values), launch, directory.parent)
-
-
-def _record(directory: Path) -> dict[str, Any]:
-    return read_study(directory) or {}
+    return Request(study, launch)
 
 
 def with_more_seeds(request: Request, number: int) -> Request:
@@ -77,18 +63,17 @@ def with_more_seeds(request: Request, number: int) -> Request:
     Raises:
         ConfigError: It has looks, or no more seeds are left.
     """
-    study, record = request.definition, _record(request.directory)
+    study = request.study
     if study.looks:
         problem = f"study {study.name} has looks, which give undecided arms more seeds"
         raise ConfigError(problem, f"looks {show(study.looks)}", f"nexus-ablate study {study.name}")
-    last = record["added"][-1]["seeds"] if record.get("added") else []
+    last = study.added[-1].seeds if study.added else []
     if len(last) == number and _unsettled(request, last, but=("failed",)):
         return request
     write_record(expanded(request), request.directory)  # refuses a study that has changed
     used = _used(request.directory)
     fresh = islice((seed for seed in count(max(study.seeds) + 1) if seed not in used), number)
-    seeds: Any = KEYS["seeds"].accept("seeds", [*study.seeds, *fresh])
-    return replace(request, definition=replace(study, seeds=seeds))
+    return replace(request, study=decode(encode(study) | {"seeds": [*study.seeds, *fresh]}))
 
 
 def confirmation(request: Request, names: Sequence[str], number: int | None) -> Request:
@@ -102,24 +87,25 @@ def confirmation(request: Request, names: Sequence[str], number: int | None) -> 
     Raises:
         ConfigError: An arm does not exist, no arm has a claim, or another confirmation has not ended.
     """
-    study, directory = request.definition, request.directory
-    if original := _record(directory).get("confirms"):
-        fix = f"nexus-ablate confirm {original}, for other fresh seeds"
-        raise ConfigError(f"study {study.name} is a confirmation itself", f"confirms: {original}", fix)
+    study, directory = request.study, request.directory
+    if study.confirms:
+        fix = f"nexus-ablate confirm {study.confirms}, for other fresh seeds"
+        raise ConfigError(f"study {study.name} is a confirmation itself", f"confirms: {study.confirms}", fix)
     runs = Runs(expanded(request), request)
     arms = {arm.name: arm for arm in runs.study.arms}
     for name in names:
         if name not in arms:
             raise unknown(f"study {study.name} has no arm of this name", name, arms)
     earlier = _confirmations(directory)
-    last = _request(earlier[-1], request.launch) if earlier else None
-    if last and _unsettled(last, last.definition.seeds):
-        same = not names or _texts(last.definition.arms) == _texts([_at_best(runs, arms[name]) for name in names])
-        if same and number in (None, len(last.definition.seeds)):
+    last = Request(earlier[-1], request.launch) if earlier else None
+    if last and _unsettled(last, last.study.seeds):
+        arms_of_last = _texts(arm.requested for arm in last.study.arms)
+        same = not names or arms_of_last == _texts(_at_best(runs, arms[name]) for name in names)
+        if same and number in (None, len(last.study.seeds)):
             return last
-        got = f"{len(last.definition.arms)} arms x {len(last.definition.seeds)} seeds"
+        got = f"{len(last.study.arms)} arms x {len(last.study.seeds)} seeds"
         fix = f"nexus-ablate confirm {study.name}, which resumes it"
-        raise ConfigError(f"{last.definition.name} has not ended", got, fix)
+        raise ConfigError(f"{last.study.name} has not ended", got, fix)
 
     from nexus_ablate.comparison.result import compare
 
@@ -129,20 +115,21 @@ def confirmation(request: Request, names: Sequence[str], number: int | None) -> 
         settled = [[j for j in runs.deciding([arm], study.seeds) if j.state()[0] in SETTLED] for arm in chosen]
         number = max(map(len, settled))
     first = max(_used(directory)) + 1
-    confirmed = {tuple(_at_best(runs, arm)): arm.match for arm in chosen}
-    definition = define(
+    confirmed = {tuple(_at_best(runs, arm)): arm.arm.match for arm in chosen}
+    confirming = [{"overrides": list(overrides), "match": match} for overrides, match in confirmed.items()]
+    study = decode(
         {
             "name": _free_name(directory),
             "question": f"On fresh seeds: {study.question}",
             "baseline": merged([*study.baseline, *_at_best(runs, runs.study.baseline)]),
-            "arms": [list(overrides) for overrides in confirmed],
+            "arms": to_builtins(confirming),
             "seeds": list(range(first, first + (number or len(study.seeds)))),
-            "endpoints": {name: {"delta_min": margin} for name, margin in study.endpoints.items()},
+            "endpoints": to_builtins(study.endpoints),
             "match": study.match,
+            "confirms": study.name,
         }
     )
-    solved = {" ".join(overrides): match for overrides, match in confirmed.items() if match}
-    return Request(replace(definition, confirms=study.name), request.launch, request.runs_dir, solved)
+    return Request(study, request.launch)
 
 
 def _at_best(runs: Runs, arm: ComposedArm) -> list[str]:
@@ -171,7 +158,7 @@ def _claimed(study: str, arms: dict[str, ComposedArm], comparison: Comparison) -
     return claimed
 
 
-def _texts(arms: Sequence[Sequence[str]]) -> set[str]:
+def _texts(arms: Iterable[Sequence[str]]) -> set[str]:
     return {" ".join(overrides) for overrides in arms}
 
 
@@ -185,20 +172,22 @@ def _unsettled(request: Request, seeds: Sequence[int], but: Sequence[str] = ()) 
 def _used(directory: Path) -> set[int]:
     """All seeds used by a study, its tuning, its runs and its confirmations."""
     used: set[int] = set()
-    for place in (directory, *_confirmations(directory)):
-        record = _record(place)
-        used |= {*record.get("seeds", []), *record.get("tuning_seeds", [])}
-        arms = [path for path in place.glob("*") if not path.is_symlink()]
+    for study in (read_study(directory), *_confirmations(directory)):
+        if study is None:
+            continue
+        used |= {*study.seeds, *study.tuning_seeds}
+        arms = [path for path in directory.with_name(study.name).glob("*") if not path.is_symlink()]
         names = (path.name.removeprefix("s").partition("-")[0] for arm in arms for path in arm.glob("s*-*"))
         used |= {int(name) for name in names if name.isdecimal()}
     return used
 
 
-def _confirmations(directory: Path) -> list[Path]:
+def _confirmations(directory: Path) -> list[Study]:
     """The studies that confirm this one, in their order."""
     files = directory.parent.glob(f"{glob.escape(directory.name)}-confirm*/study.yaml")
-    places = [path.parent for path in files if _record(path.parent).get("confirms") == directory.name]
-    return sorted(places, key=lambda place: (len(place.name), place.name))
+    studies = [study for path in files if (study := read_study(path.parent))]
+    confirming = [study for study in studies if study.confirms == directory.name]
+    return sorted(confirming, key=lambda study: (len(study.name), study.name))
 
 
 def _free_name(directory: Path) -> str:

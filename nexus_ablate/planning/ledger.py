@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,8 @@ from nexus_ablate.masking import mask
 from nexus_ablate.plain_data import misfit, strict_loads
 from nexus_ablate.planning.record import departures
 from nexus_ablate.provenance import differ, differing_files, source_hashes
-from nexus_ablate.study.definition import Definition, read_request, shipped_studies, strata_of
+from nexus_ablate.study.definition import Request, shipped_studies, shipped_study, strata_of
+from nexus_ablate.study.schema import Study
 
 _TABLE = {
     "rows!": [{str: (str, float, None)}],
@@ -84,10 +85,10 @@ def folder() -> Path:
     return conf_dir() / "claims"
 
 
-def claims() -> dict[str, Definition]:
+def claims() -> dict[str, Study]:
     """The shipped studies that decide a claim, by name."""
-    definitions = {name: read_request([name]).definition for name in shipped_studies()}
-    return {name: definition for name, definition in definitions.items() if definition.claim}
+    studies = {name: shipped_study(name) for name in shipped_studies()}
+    return {name: study for name, study in studies.items() if study.claim}
 
 
 def designs() -> dict[str, str]:
@@ -147,7 +148,7 @@ def entry_of(findings: Findings) -> dict[str, Any]:
     if reasons := dict.fromkeys(reason for table in tables for reason in table.exploratory):
         raise ConfigError("an exploratory result is not published", "; ".join(reasons), fresh)
     runs = [run for table in tables for arm in table.arms for run in _all_runs(arm)]
-    request = replace(read_request([name]), runs_dir=runs[0].record.path.parents[2])
+    request = Request(known[name], [f"runs_dir={runs[0].record.path.parents[2]}"])
     if changes := [text for stratum in strata_of(request) for text in departures(stratum)]:
         fix = f"nexus-ablate claims {name} runs_dir=elsewhere"
         raise ConfigError(

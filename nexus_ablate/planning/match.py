@@ -9,27 +9,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
-from typing import Any
 
 from nexus_ablate.config.resolve import changed
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.planning.cost import cost_of, measured_speed, vocabulary
-from nexus_ablate.study.definition import Definition
 from nexus_ablate.study.overrides import key_of
+from nexus_ablate.study.schema import ArmMatch, Match
 
 WARN_SHARE = 0.01
 FAIL_SHARE = 0.05
 UNITS = {"params": "parameters", "flops": "FLOPs per token", "tokens": "tokens", "seconds": "seconds of training"}
 
 
-def solve(definition: Definition, baseline: RunConfig, overrides: list[str], config: RunConfig) -> dict[str, Any]:
-    """The match entry of an arm in study.yaml: `kind`, `target`, `got`, `residual` (a share), `solved` (overrides).
+def solve(kind: Match, baseline: RunConfig, overrides: list[str], config: RunConfig) -> ArmMatch:
+    """How an arm with these overrides and this configuration is made equal to the baseline.
 
     Raises:
         ConfigError: The baseline's amount cannot be matched within 5%.
     """
-    kind = definition.match
     if kind in ("params", "flops"):
         target, got, solved = _size(kind, baseline, overrides, config)
     else:
@@ -38,7 +36,7 @@ def solve(definition: Definition, baseline: RunConfig, overrides: list[str], con
     if abs(residual) > FAIL_SHARE:
         problem = f"the arm cannot match the baseline's {UNITS[kind]}: the nearest is {residual:+.1%}"
         raise ConfigError(problem, f"{got:,.0f} against {target:,.0f}", "match=none, or leave d_ff_ratio to be solved")
-    return {"kind": kind, "target": target, "got": got, "residual": residual, "solved": solved}
+    return ArmMatch(kind=kind, target=target, got=got, residual=residual, solved=solved)
 
 
 def _size(kind: str, baseline: RunConfig, overrides: list[str], config: RunConfig) -> tuple[float, float, list[str]]:

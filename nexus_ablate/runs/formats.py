@@ -33,10 +33,6 @@ def _one_of(*words: str) -> Callable[[Any], bool]:
     return lambda value: type(value) is str and value in words
 
 
-def _is_condition(value: Any) -> bool:
-    return type(value) is str and CONDITION.fullmatch(value) is not None
-
-
 def _is_by_head(value: Any) -> bool:
     return type(value) is list and bool(value) and not misfit(value, [_MEASURED])
 
@@ -45,8 +41,6 @@ _MEASURED = (float, None)
 _TEXT = (str, None)
 _CHANGED = {"loss!": _MEASURED, "attn/first_token_mass!": _MEASURED, "act/resid/max_over_median!": _MEASURED}
 
-EXPECTED = ("lower", "higher", "equivalent", "trains", "fails")
-"""What a study can expect of an arm."""
 CONDITION = re.compile(r"(>=|<=) *(-?\d+(?:\.\d+)?(?:e-?\d+)?)")
 """What a study can require of its baseline."""
 
@@ -93,35 +87,5 @@ ROW = {
 }
 INIT = {str: ({"z!": str, "shape!": [_is_count]}, str)}
 PLACE = {"id!": str, "project!": str, "entity": _TEXT}
-STUDY = {
-    **{"question": str, "endpoint": str, "match": str, "confirms": str, "source": str},
-    "baseline!": {"arm!": str, "overrides!": [str]},
-    "arms!": [
-        {
-            "arm!": str,
-            "overrides!": [str],
-            "named": bool,
-            "match": ({"kind": str, "solved": [str], "residual": float}, None),
-        }
-    ],
-    "equal": [{"overrides!": [str], "arm!": str}],
-    "refused": [{"overrides!": [str], "reason!": str}],
-    **{"seeds!": [_is_count], "tuning_seeds": [_is_count], "looks": [_is_count]},
-    "endpoints": {str: {"delta_min": (_is_positive, _one_of("auto"), None)}},
-    **{
-        "share": _is_positive,
-        "delta_min_tokens": _is_positive,
-        "claim": str,
-        "stratum": str,
-        "rung": _is_count,
-        "of": str,
-        "all_strata": [str],
-        "requires": {str: _is_condition},
-    },
-    "expects": [{"arm!": str, "endpoint!": str, "expected!": _one_of(*EXPECTED)}],
-    **{"lr_grid": [_is_positive], "look_weights": [_is_positive], "delta_min": (_is_positive, _one_of("auto"), None)},
-    "amendments": [{"when!": str, "changes!": [str]}],
-    "added": [{"when!": str, "seeds!": [_is_count]}],
-}
 SUBMISSION = {"jobs!": {str: str}}
 JOB_ANSWER = {"reason": str}

@@ -14,7 +14,7 @@ from typing import Any
 from nexus_ablate.errors import RESTORE, UserError
 from nexus_ablate.plain_data import LARGEST, UNREADABLE, load_yaml, misfit, strict_loads
 from nexus_ablate.runs import formats
-from nexus_ablate.runs.files import LINK, open_regular, read_regular
+from nexus_ablate.runs.files import open_regular, read_regular
 from nexus_ablate.runs.ownership import effective_state
 
 LOGS = ("metrics.jsonl", "probes.jsonl")
@@ -129,17 +129,6 @@ def read_env(path: Path) -> dict[str, Any] | None:
         UserError: It is damaged.
     """
     return read_document(path / "env.json", formats.ENV)
-
-
-def read_study(directory: Path) -> dict[str, Any] | None:
-    """The study.yaml of a study's directory; None if there is none.
-
-    Raises:
-        UserError: It is damaged, or the directory is a link, which could lead out of runs_dir.
-    """
-    if directory.is_symlink():
-        raise damaged(directory, LINK)
-    return read_document(directory / "study.yaml", formats.STUDY, load_yaml)
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:

@@ -89,7 +89,7 @@ def read_study(directory: Path) -> Study | None:
     try:
         values = load_yaml(text)
         if not isinstance(values, dict):
-            raise ValueError("not a mapping")
+            raise ValueError("not a mapping" if text.strip() else "the file is empty")
         return decode(_of_a_launch(values) | {"name": directory.name})
     except ConfigError as error:
         raise damaged(path, f"{error.problem}: {error.got}") from None
@@ -305,8 +305,9 @@ def _suggestion(name: str, value: Any) -> str:
 
 def _misfit(message: str, values: Mapping[str, Any], typed: Collection[str]) -> ConfigError:
     """The error for a value that msgspec refused: `Expected `int`, got `str` - at `$.seeds[1]``."""
-    text, _, place = message.partition(" - at `$")
-    steps = re.findall(r"\.([\w]+)|\[(\d+|\.\.\.)\]", place.rstrip("`"))
+    text = message.partition(" - at ")[0]
+    place = message.rpartition("`$")[2]
+    steps = re.findall(r"\.([\w]+)|\[(\d+|\.\.\.)\]", place)
     if not steps or steps[0][0] not in values:
         missing = re.search(r"required field `(\w+)`", text)
         name = missing[1] if missing else "name"
@@ -338,6 +339,7 @@ _MEANING = {
 
 def _lowercase(text: str) -> str:
     text = re.sub(r" matching regex .*", " of another form", text)
+    text = re.sub(r"Object contains unknown field", "no key of this name:", text)
     return (text[:1].lower() + text[1:]).replace("`", "")
 
 

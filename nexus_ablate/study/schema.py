@@ -154,12 +154,28 @@ class EqualArm(Part, frozen=True, kw_only=True):
     overrides: list[Override]
     arm: str
 
+    @property
+    def requested(self) -> list[str]:
+        return self.overrides
+
+    @property
+    def why(self) -> str:
+        return self.arm
+
 
 class RefusedArm(Part, frozen=True, kw_only=True):
     """Requested overrides that cannot be run."""
 
     overrides: list[Override]
     reason: str
+
+    @property
+    def requested(self) -> list[str]:
+        return self.overrides
+
+    @property
+    def why(self) -> str:
+        return self.reason
 
 
 class Study(Part, frozen=True, kw_only=True, omit_defaults=False):
@@ -203,7 +219,7 @@ class Study(Part, frozen=True, kw_only=True, omit_defaults=False):
     tokens_per_parameter: Annotated[Positive, Meta(description="a number above 0", examples=[2])] = TOKENS_PER_PARAMETER
     seeds: Annotated[
         list[Seed],
-        Meta(min_length=1, max_length=MAX_SEEDS, description="a list of seeds, 1 to 1000", examples=[[0, 1, 2, 3, 4]]),
+        Meta(min_length=1, description="a list of seeds", examples=[[0, 1, 2, 3, 4]]),
     ] = field(default_factory=lambda: [*FIRST_SEEDS])
     looks: Annotated[
         list[Count],
@@ -280,6 +296,8 @@ def _check_seeds(study: Study) -> None:
         once = list(dict.fromkeys(values))
         if len(once) < len(values):
             raise ConfigError(f"{name} has duplicates", show(values), f"{name}={','.join(map(show, once))}")
+    if len(study.seeds) > MAX_SEEDS:
+        raise ConfigError(f"a study has at most {MAX_SEEDS} seeds", str(len(study.seeds)), "seeds=0,1,2,3,4")
     if shared := set(study.seeds) & set(study.tuning_seeds):
         problem = "tuning_seeds and seeds overlap: a seed that chose the learning rate favours its arm"
         raise ConfigError(problem, show(sorted(shared)), f"tuning_seeds={max(study.seeds) + FIRST_TUNING_SEED}")
