@@ -143,20 +143,20 @@ def test_a_config_alone_is_printed_as_overrides(capsys):
 
 
 CONFIGS = {
-    "another architecture": ({"model_type": "mamba"}, "model_type=mamba"),
+    "another architecture": ({"model_type": "mamba"}, "a recurrent state"),
     "no architecture": ({"model_type": None}, "model_type=None"),
+    "an unknown architecture": ({"model_type": "bananas"}, "does not know this architecture"),
     "an unknown scaling": ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "dynamic"),
-    "an unknown activation": ({"hidden_act": "xielu"}, "xielu"),
-    "an unknown key": ({"attention_bananas": 3}, "attention_bananas=3: its effect is not known here"),
+    "an unknown activation": ({"hidden_act": "quick_gelu"}, "quick_gelu"),
     "quantized weights": ({"quantization_config": {"bits": 4}}, "the weights are quantized"),
-    "contradictory heads": ({"num_key_value_heads": 3}, "num_key_value_heads=3 does not divide num_attention_heads=4"),
-    "a size that is a text": ({"hidden_size": "many"}, "hidden_size='many' is not a whole number above 0"),
-    "a list as rope": ({"rope_parameters": [1]}, "of the wrong type"),
-    "another size": ({"intermediate_size": 64}, "(48, 32) in the weights, (64, 32) by config.json"),
-    "another depth": ({"num_hidden_layers": 5}, "the weights lack a tensor"),
+    "contradictory heads": ({"num_key_value_heads": 3}, "n_kv_heads must divide model.n_heads"),
+    "a size that is a text": ({"hidden_size": "many"}, "transformers refuses this config.json"),
+    "a list as rope": ({"rope_parameters": [1]}, "transformers refuses this config.json"),
+    "another size": ({"intermediate_size": 64}, "of different sizes"),
+    "another depth": ({"num_hidden_layers": 5}, "the weights lack tensors"),
     "fewer layers": ({"num_hidden_layers": 3}, "model.layers.3."),
-    "a bias that is not there": ({"attention_bias": True}, "the weights lack a tensor"),
-    "fewer rows than tokens": ({"vocab_size": 100}, "the embedding is smaller than the tokenizer"),
+    "a bias that is not there": ({"attention_bias": True}, "the weights lack tensors"),
+    "fewer rows than tokens": ({"vocab_size": 100}, "of different sizes"),
 }
 
 
@@ -196,11 +196,11 @@ def pickled(folder):
 
 
 FILES = {
-    "weights cut off": (truncated, "the weights cannot be read"),
+    "weights cut off": (truncated, "cannot be read as safetensors"),
     "a pickle instead of weights": (pickled, "pickled weights are not read"),
     "a pickle under their name": (
         lambda folder: (folder / "model.safetensors").write_bytes(pickle.dumps({})),
-        "a pickle and not safetensors",
+        "cannot be read as safetensors",
     ),
     "no tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), "no tokenizer"),
     "a broken tokenizer": (lambda folder: (folder / "tokenizer.json").write_text("{"), "tokenizer.json"),

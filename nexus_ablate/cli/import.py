@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,9 @@ VERB = Verb(
     ),
     (Flag("--overrides", "", "only print the overrides, even if there are weights"),),
     "PATH is a config.json, or a directory with one, model.safetensors (one file or several with an index) and "
-    "tokenizer.json. Nothing is approximated: what cannot be expressed is listed. No code or pickle is loaded. "
+    "tokenizer.json. The transformers library reads it, and it is accepted only if its logits are equal to that "
+    "library's: a small model of the same configuration in float64, and the weights in float32. No code of a model and "
+    "no pickle is loaded. "
     "The run is saved in runs_dir/imported, or in the experiment that you name. It has no seeds, so comparisons with "
     "it have measures but no verdict.",
     "a config.json or a directory",
@@ -33,24 +36,35 @@ VERB = Verb(
 
 
 def run(words: list[str], flags: dict[str, Any]) -> int:
-    """Print the overrides; with weights, measure the model and save it as a run."""
-    from nexus_ablate.pretrained.expression import express, read_config
+    """Print the overrides and prove them; with weights, prove those, measure the model and save it as a run."""
+    from nexus_ablate.pretrained.library import check_library
+
+    check_library()
+    path, further = Path(words[0]), words[1:]
+    from nexus_ablate.pretrained.expression import express
+    from nexus_ablate.pretrained.library import outline, read_config
+    from nexus_ablate.pretrained.proof import memory_of, structure, weights
     from nexus_ablate.pretrained.weights import weight_files
 
-    path, further = Path(words[0]), words[1:]
-    expression = express(read_config(path))
-    weights = weight_files(path) if path.is_dir() and "overrides" not in flags else []
+    files = weight_files(path) if path.is_dir() and "overrides" not in flags else {}
+    if further and not files:
+        raise ConfigError("a run needs weights, but there are none", shlex.join(further), f"import {words[0]}")
+    config = read_config(path)
+    expression = express(config, outline(config))
+    shape = structure(config).check(f"this {config.model_type} is not what its overrides say")
     print(shlex.join(["nexus-ablate", *expression.overrides]))
-    if not weights:
-        if further:
-            raise ConfigError("a run needs weights, but there are none", shlex.join(further), f"import {words[0]}")
+    print(
+        f"structure   a small model's logits differ from transformers' by {shape.difference:.1e} of the largest, in "
+        f"float64 ({shape.allowed:.0e} is allowed)"
+    )
+    if not files:
         return errors.OK
+    chosen = {"experiment": "imported", "train.steps": "0", "init": "checkpoint", "init.run": quoted(path)}
     keys = {text.partition("=")[0] for text in further}
     tokenizer = path / "tokenizer.json"
     if "data.tokenizer" not in keys and not tokenizer.is_file():
         fix = "put the model's tokenizer.json next to its weights, or name it: data.tokenizer=PATH"
         raise ConfigError("the directory has weights but no tokenizer", str(path), fix)
-    chosen = {"experiment": "imported", "train.steps": "0", "init": "checkpoint", "init.run": quoted(path)}
     chosen["data.tokenizer"] = quoted(tokenizer)
     if expression.context > LONGEST:
         chosen["model.context"] = str(LONGEST)
@@ -58,10 +72,28 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
             print(f"model.context={LONGEST} of {expression.context}; set model.context=N for longer texts")
     added = [f"{key}={value}" for key, value in chosen.items() if key not in keys]
     overrides = [text for text in expression.overrides if text.partition("=")[0] not in {*chosen, *keys}]
+    overrides += [*added, *further]
 
-    from nexus_ablate.cli.train import single
+    from nexus_ablate.config.compose import compose
+    from nexus_ablate.training.device import share_cores_politely
+    from nexus_ablate.training.memory import check_memory, machine_bytes
+    from nexus_ablate.training.session import train
 
-    return single([*overrides, *added, *further])
+    run_config = compose(overrides)
+    check_memory(run_config, machine_bytes())
+    needed, available = memory_of(config), machine_bytes()
+    print(f"memory      the proof of the weights takes {needed / 2**30:.2f} GiB")
+    if available is not None and needed > available:
+        got = f"{needed / 2**30:.1f} GiB of {available / 2**30:.1f}"
+        raise ConfigError("the model does not fit in this machine's memory", got, "a smaller model of the family")
+    proof = weights(config, files).check("the weights do not give the logits of transformers")
+    print(
+        f"weights     logits over {proof.tokens} tokens differ by {proof.difference:.1e}, in float32 "
+        f"({proof.allowed:.1e} is allowed, ten times what two kernels of transformers differ by)"
+    )
+    share_cores_politely()
+    conditions = {"imported": {"structure": dataclasses.asdict(shape), "weights": dataclasses.asdict(proof)}}
+    return train(run_config, overrides, run_conditions=conditions).status
 
 
 def quoted(path: Path) -> str:

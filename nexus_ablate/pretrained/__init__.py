@@ -1,1 +1,1 @@
-"""Import published decoders: a Hugging Face config.json as overrides, and weights. Doesn't need `transformers`."""
+"""Published decoders: what the `transformers` library reads, as overrides, with the proof that it is the same."""

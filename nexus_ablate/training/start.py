@@ -53,13 +53,10 @@ def weights_of(config: RunConfig) -> Weights | None:
     """
     if "run" not in config.init.keys:
         return None
-    return _weights_at(str(config.init.keys["run"]))
-
-
-def _weights_at(name: str) -> Weights:
     from nexus_ablate.pretrained.weights import content_hash, weight_files
     from nexus_ablate.runs import has_status
 
+    name = str(config.init.keys["run"])
     path = Path(name)
     if name == "none" or not path.is_dir():
         raise ConfigError("init=checkpoint needs a run, but there is none here", f"init.run={name}", FROM_RUN)
@@ -68,7 +65,7 @@ def _weights_at(name: str) -> Weights:
     files = weight_files(path)
     if not files:
         raise ConfigError("init.run is neither a run nor a directory with weights", f"init.run={name}", FROM_RUN)
-    return Weights(path, content_hash(files), lambda model: _of_decoder(path, files, model))
+    return Weights(path, content_hash(files), lambda model: _of_decoder(config, files, path, model))
 
 
 def checkpoint_hash(run: Path) -> str:
@@ -97,11 +94,16 @@ def _of_run(run: Path) -> dict[str, Tensor]:
     return loaded.tensors["model"]
 
 
-def _of_decoder(path: Path, files: list[Path], model: GPT) -> dict[str, Tensor]:
-    from nexus_ablate.pretrained.expression import express, read_config
-    from nexus_ablate.pretrained.weights import read_tensors, translate
+def _of_decoder(config: RunConfig, files: Any, path: Path, model: GPT) -> dict[str, Tensor]:
+    from nexus_ablate.pretrained.expression import check_architecture, express
+    from nexus_ablate.pretrained.library import check_library, read_config
+    from nexus_ablate.pretrained.weights import load
 
-    return translate(express(read_config(path)).family, read_tensors(files), model)
+    check_library()
+    published = read_config(path)
+    expression = express(published, load(published, files).state_dict())
+    check_architecture(config, expression)
+    return expression.state(model)
 
 
 def check_start(config: RunConfig, vocab_size: int) -> None:
