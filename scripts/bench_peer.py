@@ -2,15 +2,10 @@
 
     python scripts/bench_peer.py path/to/nanoGPT/model.py [KEY=VALUE ...]    its model, optimizer and loop body
     python scripts/bench_peer.py x-transformers [KEY=VALUE ...]              pip install x-transformers
-    python scripts/bench_peer.py path/to/nanoGPT/model.py --memory           bytes of both, counted, of a GPT-2 step
 
 Separate processes and page faults mislead by ten per cent: both live in one process, which keeps its memory, and take
 blocks of steps in turn. Ours is the step of a real run, with its default logging, gradient norms and probe. The peer's
 code is not part of this repository. With one thread the clock is the process's: what others do meanwhile stands still.
-
---memory computes nothing: it counts the tensors of uncompiled steps of 16 x 1024 tokens in bfloat16 (KEY=VALUE changes
-that, --vocabulary the 50304 tokens), ours as asked, with whole logits, and with activation checkpointing. With
-train.device=cuda the steps are taken, and the bytes are those of PyTorch's allocator.
 """
 
 from __future__ import annotations
@@ -23,22 +18,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 RECIPE = ["preset=nanogpt_shakespeare", "data=stdlib", "data.tokenizer=bytes", "train.device=cpu"]
-GPT2 = [
-    "preset=gpt2",
-    "bias=off",
-    "norm_bias=off",
-    "ffn=gelu",
-    "model=base",
-    "train.batch_size=16",
-    "train.precision=bf16",
-]
-GPT2_VOCABULARY = 50304  # nanoGPT's: 50257 tokens, padded
-FORMS = {
-    "ours": [],
-    "ours, whole logits": ["train.loss=whole"],
-    "ours, activation checkpointing": ["train.activation_checkpointing=on"],
-}
-
 
 Peer = tuple[Callable[..., Any], Any, Any]
 """Loss of inputs and targets, model, optimizer."""
@@ -114,42 +93,6 @@ def drawn(config: Any, train: Any) -> Iterator[Any]:
         yield rows(starts, 0), rows(starts, 1)
 
 
-def memory(arguments: Any) -> None:
-    """Print the bytes of both: counted, or on a GPU allocated."""
-    import itertools
-
-    import torch
-
-    from nexus_ablate.bench.memory import StepMemory, allocated_memory, counted_memory, step_of
-    from nexus_ablate.config.compose import compose
-
-    vocab_size = arguments.vocabulary or GPT2_VOCABULARY
-
-    def config_of(*form: str) -> Any:
-        return compose([*GPT2, "train.device=cpu", *arguments.overrides, *form])
-
-    config = config_of()
-    device = config.train.device
-    taken = counted_memory if device == "cpu" else allocated_memory
-
-    def make_peer_step() -> Callable[[], None]:
-        tokens = torch.zeros(config.train.batch_size, config.model.context, dtype=torch.long, device=device)
-        loss_of, model, optimizer = made(arguments.peer, config, vocab_size, "cuda")
-        loss_of = torch.compile(loss_of) if arguments.compile_peer else loss_of
-        return peer_step((loss_of, model, optimizer), config, itertools.repeat((tokens, tokens)))
-
-    def show(name: str, bytes_taken: StepMemory) -> None:
-        sizes = f"{bytes_taken.peak / 2**30:6.2f} GiB at most, {bytes_taken.between / 2**30:5.2f} GiB between steps"
-        moved = f"; {bytes_taken.moved / 1e9:.0f} GB moved" if bytes_taken.moved else ""
-        print(f"{name:32}{sizes}, {bytes_taken.peak / peer.peak:.2f} of the peer's{moved}", flush=True)
-
-    peer = taken(make_peer_step)
-    show("peer", peer)
-    for name, form in FORMS.items():
-        formed = config_of(*form)
-        show(name, taken(lambda formed=formed: step_of(formed, vocab_size, device)))
-
-
 def made(peer: str, config: Any, vocab_size: int, optimizer_device: str) -> Peer:
     """The peer that was asked for."""
     if peer == "x-transformers":
@@ -165,12 +108,8 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=120, help="measured at each number of threads")
     parser.add_argument("--steps", type=int, default=50, help="steps in a block: as many as lie between two probes")
     parser.add_argument("--compile-peer", action="store_true")
-    parser.add_argument("--memory", action="store_true", help="count what a step holds, and time nothing")
     parser.add_argument("--vocabulary", type=int, help="tokens of both models; at least the data's")
     arguments = parser.parse_intermixed_args()
-    if arguments.memory:
-        memory(arguments)
-        return 0
 
     from nexus_ablate.training.device import share_cores_politely
     from nexus_ablate.training.memory import keep_freed_memory
@@ -179,7 +118,7 @@ def main() -> int:
     keep_freed_memory()
     import torch
 
-    from nexus_ablate.bench.step import endless, running
+    from nexus_ablate.bench.step_cost import endless, running
     from nexus_ablate.bench.timing import clock_of, in_turn, ratios, spread
     from nexus_ablate.config.compose import compose
 

@@ -48,6 +48,7 @@ def test_a_mistake_is_three_lines_and_status_2_and_makes_no_directory(tmp_path, 
 
 
 REPLACED = [
+    (["coordcheck", "param=mup", "--steps=5"], "nexus-ablate bench coordinates param=mup"),
     (["verify-resume", "norm=layer"], "pytest -m slow tests/test_interrupted.py"),
     (["diff", "1a2b", "last", "--full"], "nexus-ablate show 1a2b last"),
 ]

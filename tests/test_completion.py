@@ -48,7 +48,7 @@ def desk(tmp_path, monkeypatch):
         ("compare ru", ["runs/"]),
         ("show runs/mine/", ["runs/mine/norm=layer/"]),
         ("list qk", ["qk_norm"]),
-        ("bench sw", ["sweep"]),
+        ("bench co", ["coordinates"]),
         ("completion z", ["zsh"]),
         ("compare --nonsense", []),
         ("show /no/such/", []),

@@ -11,7 +11,7 @@ from fake_cuda import fake_cuda, register_guard
 from options import EVERY_OPTION
 from torch._subclasses.fake_tensor import DataDependentOutputException
 
-from nexus_ablate.bench.step import part_of
+from nexus_ablate.bench.step_cost import part_of
 from nexus_ablate.measure import probe as probes
 from nexus_ablate.measure.counts import peak_flops
 from nexus_ablate.measure.probe import evaluation_mode, probe

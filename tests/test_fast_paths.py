@@ -398,17 +398,6 @@ def test_activation_checkpointing_changes_nothing_but_memory(tiny_run, tmp_path)
     assert rows(again.path) == rows(plain.path)
 
 
-def test_activation_checkpointing_holds_less(tiny):
-    from nexus_ablate.bench.traffic import counted
-
-    tokens = torch.randint(0, 256, (4, 8))
-    held = []
-    for on in ("off", "on"):
-        model = build_model(tiny("model.n_layers=6", f"train.activation_checkpointing={on}"))
-        held.append(counted(lambda model=model: model.hidden(tokens).sum()).peak_bytes)
-    assert held[1] < held[0] / 2
-
-
 def test_statistics_that_would_be_updated_twice_are_refused():
     with pytest.raises(ConfigError, match="twice"):
         compose(["norm=batch", "train.activation_checkpointing=on"])

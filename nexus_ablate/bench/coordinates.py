@@ -6,8 +6,8 @@ arXiv:2203.03466, section D.1 and Figure 5).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -65,20 +65,16 @@ def configurations(overrides: list[str], widths: list[int]) -> list[RunConfig]:
     return [compose([*overrides, f"model.d_model={w}", f"model.n_heads={w // head_dim}"]) for w in widths]
 
 
-def check_coordinates(
-    configs: list[RunConfig], steps: int, seeds: int, say: Callable[[str], None] = lambda line: None
-) -> Coordinates:
+def check_coordinates(configs: list[RunConfig], steps: int, seeds: int) -> Coordinates:
     """Train each width for some steps on one batch of random tokens, without warm-up and clipping.
 
     Args:
         seeds: Over which the changes are averaged.
-        say: Called with a line after each width.
     """
     rows = []
     for config in configs:
         runs = [_changes(config, seed, steps) for seed in range(seeds)]
         rows.append({name: np.mean([run[name] for run in runs], axis=0) for name in runs[0]})
-        say(f"d_model {config.model.d_model}: logits change by {rows[-1]['logits'][-1]:.3g}")
     changes = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
     return Coordinates([config.model.d_model for config in configs], changes)
 
@@ -105,47 +101,37 @@ def _changes(config: RunConfig, seed: int, steps: int) -> dict[str, np.ndarray]:
 def _outputs(model: GPT, tokens: Tensor) -> dict[str, Tensor]:
     """The logits and the output of each branch."""
     outputs: dict[str, Tensor] = {}
-
-    def keep(name: str) -> Callable[[torch.nn.Module, object, Tensor], None]:
-        return lambda module, inputs, output: outputs.update({name: output})
-
-    branches = [
-        (f"block {i} {part}", getattr(block, part))
-        for i, block in enumerate(model.blocks)
-        for part in ("attn", "ffn")
-        if hasattr(block, part)
-    ]
-    handles = [module.register_forward_hook(keep(name)) for name, module in branches]
-    logits = model(tokens)
+    handles = []
+    for number, block in enumerate(model.blocks):
+        for part in ("attn", "ffn"):
+            name = f"block {number} {part}"
+            if hasattr(block, part):
+                keep = partial(_keep, outputs, name)
+                handles.append(getattr(block, part).register_forward_hook(keep))
+    outputs["logits"] = model(tokens)
     for handle in handles:
         handle.remove()
-    return {"logits": logits, **outputs}
+    return outputs
+
+
+def _keep(outputs: dict[str, Tensor], name: str, module: torch.nn.Module, inputs: object, output: Tensor) -> None:
+    outputs[name] = output
 
 
 def draw(checked: Coordinates, title: str, path: Path) -> None:
-    """The change of each quantity after the last step against the width, and of the logits after each step."""
+    """The change of each quantity after the last step against the width, with its slope."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    slopes, steps = checked.slopes, checked.changes["logits"].shape[1]
-    for name, values in checked.changes.items():
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.subplots()
+    for name, slope in checked.slopes.items():
         thick = 2.5 if name == "logits" else 1.0
-        left.plot(checked.widths, values[:, -1], marker="o", ms=3, lw=thick, label=f"{name} {slopes[name]:+.2f}")
-    left.set_title(f"after {steps} steps, with slopes", fontsize=9, loc="left")
-    left.legend(fontsize=6, frameon=False, ncols=2)
-    for step, values in enumerate(checked.changes["logits"].T, 1):
-        right.plot(
-            checked.widths, values, marker="o", ms=3, lw=1, color="#1a3380", alpha=min(1.0, 0.2 + 0.8 * step / steps)
-        )
-    right.set_title("logits, after each step (darker is later)", fontsize=9, loc="left")
-    for axes in (left, right):
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
-        axes.set_xticks(checked.widths, [str(width) for width in checked.widths])
-        axes.set_xlabel("d_model", fontsize=8)
-        axes.set_ylabel("RMS change", fontsize=8)
-        axes.tick_params(labelsize=8)
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(title, fontsize=9)
+        axes.plot(checked.widths, checked.changes[name][:, -1], marker="o", lw=thick, label=f"{name} {slope:+.2f}")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks(checked.widths, [str(width) for width in checked.widths])
+    axes.set_xlabel("d_model")
+    axes.set_ylabel("RMS change since the start")
+    axes.legend(fontsize=7, frameon=False, ncols=2, title="slope")
+    axes.set_title(title, fontsize=9, loc="left")
     save_figure(figure, path)

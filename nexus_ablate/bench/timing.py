@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     import torch
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 BLOCK_SECONDS = 0.004
 """Seconds for which a block repeats its work, unless one call takes longer: far above the clock's resolution."""
 LEAST_ROUNDS = 5
+
+Name = TypeVar("Name", bound=Hashable)
 
 MOST_PROGRAMS = 1000
 """Most compiled programs per function. With PyTorch's limit of 8 further candidates would run eagerly, with only a
@@ -65,7 +67,7 @@ def clock_of(device: torch.device) -> Clock:
     return Clock(time.process_time if alone else time.perf_counter, lambda: None)
 
 
-def in_turn(works: Mapping[str, Callable[[], object]], seconds: float, clock: Clock) -> dict[str, list[float]]:
+def in_turn(works: Mapping[Name, Callable[[], object]], seconds: float, clock: Clock) -> dict[Name, list[float]]:
     """Seconds per call of each work, by round. Each round has one block per work; every other round runs backwards.
 
     Args:
@@ -82,10 +84,21 @@ def in_turn(works: Mapping[str, Callable[[], object]], seconds: float, clock: Cl
         return (clock.now() - start) / calls
 
     calls = {name: max(1, round(BLOCK_SECONDS / max(block(work, 1), 1e-7))) for name, work in works.items()}
-    times: dict[str, list[float]] = {name: [] for name in works}
+    times: dict[Name, list[float]] = {name: [] for name in works}
     order, end = list(works), time.perf_counter() + seconds
     while time.perf_counter() < end or len(times[order[0]]) < LEAST_ROUNDS:
         for name in order:
             times[name].append(block(works[name], calls[name]))
         order.reverse()
     return times
+
+
+def product_rate(device: torch.device, dtype: torch.dtype) -> float:
+    """Measured FLOPs per second of a square matrix product."""
+    import torch
+
+    size = 8192 if device.type == "cuda" else 1024
+    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    a @ b  # the first call sets up the library
+    taken = in_turn({"product": lambda: a @ b}, 0.25, clock_of(device))["product"]
+    return 2 * size**3 / spread(taken).low

@@ -9,6 +9,7 @@ from nexus_ablate.errors import ConfigError
 REMOVED = {
     "verify-resume": "pytest -m slow tests/test_interrupted.py",
     "diff": "nexus-ablate show {words}",
+    "coordcheck": "nexus-ablate bench coordinates {words}",
 }
 """The removed verb, and the command that replaces it. `{words}` stands for the arguments without flags, `{first}` and
 `{rest}` for the first of them and the others."""

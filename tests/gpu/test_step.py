@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from nexus_ablate.bench import memory
 from nexus_ablate.config.compose import compose
 from nexus_ablate.errors import Diverged
 from nexus_ablate.model import build_model
@@ -99,10 +98,3 @@ def test_the_fused_attention_of_a_gpu_is_the_plain_one(tiny):
         for block in blocks:
             block.attn.core.fused = False
         torch.testing.assert_close(fused, model(tokens), rtol=1e-3, atol=1e-4)
-
-
-def test_counted_memory_is_what_the_allocator_of_a_gpu_gives_out(tiny):
-    sizes = "model.d_model=256", "model.n_heads=4", "model.context=256", "train.batch_size=32"
-    config = tiny("train.device=cuda", "train.precision=bf16", *sizes)
-    counted = memory.allocated_memory(lambda: memory.step_of(config, 4096, "cuda"))
-    assert counted.peak == pytest.approx(memory.step_memory(config, 4096).peak, rel=0.1)

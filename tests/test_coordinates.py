@@ -12,12 +12,12 @@ MUP = ("param=mup", "param.base_width=64", "param.base_head_dim=16")
 
 
 def checked(capsys, *arguments):
-    status = main(["coordcheck", *TINY, "--widths", "64,128,256", "--seeds", "1", "--steps", "6", *arguments])
+    status = main(["bench", "coordinates", *TINY, "--widths", "64,128,256", "--seeds", "1", "--steps", "6", *arguments])
     return status, capsys.readouterr().out
 
 
 def test_mup_passes_and_draws_a_picture(capsys, tmp_path):
-    status, shown = checked(capsys, *MUP, "--png", str(tmp_path / "a.png"))
+    status, shown = checked(capsys, *MUP, "--picture", str(tmp_path / "a.png"))
     assert status == 0 and "param=mup passes" in shown and "not flat" not in shown
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
@@ -37,7 +37,7 @@ def test_mup_without_its_learning_rates_fails(capsys, monkeypatch):
 @pytest.mark.long
 @pytest.mark.parametrize(("param", "status"), [("mup", 0), ("sp", 1)])
 def test_the_check_at_its_defaults(param, status):
-    assert main(["coordcheck", f"param={param}"]) == status
+    assert main(["bench", "coordinates", f"param={param}"]) == status
 
 
 @pytest.mark.parametrize(
@@ -49,10 +49,10 @@ def test_the_check_at_its_defaults(param, status):
         (["--widths", "64,128,200"], "multiples of the width of a head, 16"),
         (["--steps", "0"], "--steps takes"),
         (["param=mup", "gate=headwise"], "param=mup cannot have gate=headwise"),
-        (["--png", "a.txt"], "--png takes a file that ends in"),
+        (["--picture", "a.txt"], "--picture takes a file that ends in"),
     ],
 )
 def test_what_cannot_be_checked_is_three_lines(arguments, problem, capsys):
-    assert main(["coordcheck", *TINY, *arguments]) == 2
+    assert main(["bench", "coordinates", *TINY, *arguments]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert problem in lines[0] and len(lines) == 3

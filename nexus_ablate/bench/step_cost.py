@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from nexus_ablate.bench.timing import MOST_PROGRAMS, Spread, clock_of, in_turn, ratios, spread
-from nexus_ablate.bench.traffic import device_rates
+from nexus_ablate.bench.timing import MOST_PROGRAMS, Spread, clock_of, in_turn, product_rate, ratios, spread
 from nexus_ablate.config.compose import compose
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.data import prepare
@@ -135,19 +134,21 @@ parts (`pytorch_flash::flash_fwd_kernel<cutlass::bfloat16_t>`) belongs to the fi
 
 @dataclass(frozen=True)
 class StepCost:
-    """The cost of a step.
+    """The cost of a configuration's step, with everything that a run does in it.
 
     Attributes:
-        seconds: Seconds per step with everything that a run does in it, over blocks of `log_every` steps.
-        matrix_share: Model FLOPs per second divided by the measured rate of matrix products.
+        name: The override by which the configuration differs from the first; empty for the first.
+        seconds: Seconds per step.
+        ratio: Its time divided by the first one's, over blocks of the same round.
+        rate_share: Model FLOPs per second divided by the measured rate of matrix products.
         parts: Seconds per step by part of the profile; `Python` (on a GPU `idle`) is the time outside all operations.
     """
 
+    name: str
     seconds: Spread
+    ratio: Spread
     tokens_per_second: float
-    flops_per_step: float
-    product_rate: float
-    matrix_share: float
+    rate_share: float
     peak_memory_bytes: int
     parts: dict[str, float]
 
@@ -185,26 +186,11 @@ def running(config: RunConfig, vocab_size: int | None = None) -> Iterator[Traine
         yield trainer
 
 
-@dataclass(frozen=True)
-class Compared:
-    """A configuration's step compared with that of the first.
-
-    Attributes:
-        name: The override by which it differs; empty for the first.
-        seconds: Seconds per step with everything that a run does in it.
-        ratio: Its time divided by the first one's, over blocks of the same round.
-    """
-
-    name: str
-    seconds: Spread
-    ratio: Spread
-
-
-def compare_steps(overrides: list[str], others: list[str], seconds: float) -> list[Compared]:
-    """Time the steps of a configuration and of variants that differ by one override, in turn in one process.
+def bench_steps(overrides: list[str], others: list[str], seconds: float) -> list[StepCost]:
+    """Time and profile the steps of a configuration and of variants that differ by one override, in turn.
 
     Args:
-        overrides: The configuration; already checked, alone and with each variant.
+        overrides: The configuration; already checked, alone and with each variant. The length of the run is ignored.
         others: The override of each variant.
         seconds: Approximate total time, without building and compiling; at least five blocks of each are measured.
     """
@@ -213,7 +199,7 @@ def compare_steps(overrides: list[str], others: list[str], seconds: float) -> li
     if first.train.threads != "auto":
         torch.set_num_threads(first.train.threads)
     keep_freed_memory()
-    every = max(config.probe.every for config in configs.values())  # each block has a probe, if there are any
+    every = max(first.train.log_every, *(config.probe.every for config in configs.values()))  # a block has a probe
 
     def steps_of(trainer: Trainer) -> Callable[[], None]:
         def some_steps() -> None:
@@ -228,52 +214,27 @@ def compare_steps(overrides: list[str], others: list[str], seconds: float) -> li
         for trainer in trainers.values():
             for _ in range(WARM_STEPS):
                 trainer.step_and_record()
-        clock = clock_of(trainers[""].device)
-        taken = in_turn({name: steps_of(trainer) for name, trainer in trainers.items()}, seconds, clock)
-    return [
-        Compared(name, spread([s / every for s in blocks]), ratios(blocks, taken[""])) for name, blocks in taken.items()
-    ]
-
-
-def bench_step(overrides: list[str], seconds: float) -> StepCost:
-    """Time and profile the step of a configuration.
-
-    Args:
-        overrides: The configuration, already checked; the length of the run is ignored.
-        seconds: Approximate total time, without building and compiling.
-    """
-    config = compose(endless(overrides))
-    if config.train.threads != "auto":
-        torch.set_num_threads(config.train.threads)
-    keep_freed_memory()
-    with running(config) as trainer:
-        return _measured(trainer, seconds)
-
-
-def _measured(trainer: Trainer, seconds: float) -> StepCost:
-    config, device = trainer.config, trainer.device
-    for _ in range(WARM_STEPS):
-        trainer.step_and_record()
-    every = min(config.train.log_every, 10)
-
-    def some_steps() -> None:
-        for _ in range(every):
-            trainer.step_and_record()
-
-    taken = in_turn({"step": some_steps}, seconds, clock_of(device))["step"]
-    step = spread([s / every for s in taken])
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(config.train.precision, torch.float32)
-    rate, _ = device_rates(device, dtype, 2**20)
-    flops = trainer.flops_per_token * trainer.tokens_per_step
-    return StepCost(
-        seconds=step,
-        tokens_per_second=trainer.tokens_per_step / step.median,
-        flops_per_step=flops,
-        product_rate=rate,
-        matrix_share=flops / step.median / rate,
-        peak_memory_bytes=trainer.peak_memory(),
-        parts=profiled(trainer, step.median),
-    )
+        device = trainers[""].device
+        blocks = {name: steps_of(trainer) for name, trainer in trainers.items()}
+        taken = in_turn(blocks, seconds, clock_of(device))
+        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(first.train.precision, torch.float32)
+        rate = product_rate(device, dtype)
+        costs = []
+        for name, trainer in trainers.items():
+            step = spread([block / every for block in taken[name]])
+            tokens_per_second = trainer.tokens_per_step / step.median
+            costs.append(
+                StepCost(
+                    name=name,
+                    seconds=step,
+                    ratio=ratios(taken[name], taken[""]),
+                    tokens_per_second=tokens_per_second,
+                    rate_share=trainer.flops_per_token * tokens_per_second / rate,
+                    peak_memory_bytes=trainer.peak_memory(),
+                    parts=profiled(trainer, step.median),
+                )
+            )
+    return costs
 
 
 def profiled(trainer: Trainer, step_seconds: float) -> dict[str, float]:

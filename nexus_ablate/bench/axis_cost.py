@@ -1,0 +1,255 @@
+"""Benchmark the options of an axis: the layer in which they act, and the block around it, forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nexus_ablate.axes.context import Context
+from nexus_ablate.axes.norm import NORM
+from nexus_ablate.axes.roles import Site
+from nexus_ablate.bench.timing import MOST_PROGRAMS, Clock, Spread, clock_of, in_turn, ratios, spread
+from nexus_ablate.config.run_config import RunConfig
+from nexus_ablate.errors import ConfigError
+from nexus_ablate.model import GPT, build_model
+from nexus_ablate.report.run_picture import save_figure
+from nexus_ablate.training.device import device_of, precision_context
+
+LAYERS = {"norm": "one norm", "ffn": "the FFN"}
+"""What is measured `alone`, by axis; for all other axes but placement it is attention with its four projections."""
+
+
+@dataclass(frozen=True)
+class OptionCost:
+    """The cost of one option in one place.
+
+    Attributes:
+        place: `alone` (see LAYERS) or `block`.
+        mode: `eager` or `compiled`.
+        forward, backward, both: Seconds per pass.
+        ratio: Time of both passes over that of the baseline option at the same place and mode.
+        kept_bytes: Bytes that the forward pass keeps for the backward pass, without weights and input.
+    """
+
+    option: str
+    place: str
+    mode: str
+    forward: Spread
+    backward: Spread
+    both: Spread
+    ratio: Spread
+    kept_bytes: int
+
+
+@dataclass(frozen=True)
+class Bench:
+    """The costs of all options, and the conditions of the measurement.
+
+    Attributes:
+        conditions: Shape, precision and machine in a few words.
+        sites: How many layers of the measured kind the block has, by option; empty if the layer is the block.
+    """
+
+    axis: str
+    baseline: str
+    conditions: str
+    costs: list[OptionCost]
+    sites: dict[str, int]
+
+    def share_of_block(self, cost: OptionCost) -> float | None:
+        """The share of the block's time that all its layers of the measured kind take; None for the block itself."""
+        if cost.place == "block":
+            return None
+        for other in self.costs:
+            if (other.option, other.place, other.mode) == (cost.option, "block", cost.mode):
+                return self.sites[cost.option] * cost.both.median / other.both.median
+        return None
+
+    def verdicts(self) -> list[str]:
+        """A sentence per option: it differs from the baseline if both quartiles are on the same side of 1."""
+        place = "alone" if self.sites else "block"
+        lines = []
+        for cost in self.costs:
+            if cost.place != place or cost.option == self.baseline:
+                continue
+            word = "no different from"
+            if cost.ratio.low > 1:
+                word = "slower than"
+            elif cost.ratio.high < 1:
+                word = "faster than"
+            lines.append(
+                f"{cost.mode}, {self.axis}={cost.option} is {word} {self.axis}={self.baseline} here: "
+                f"{cost.ratio.median:.2f} times its time ({cost.ratio.low:.2f} to {cost.ratio.high:.2f})"
+            )
+        return lines
+
+    def as_data(self) -> dict[str, Any]:
+        """Plain data for --json; seconds and bytes."""
+        return asdict(self) | {"verdicts": self.verdicts()}
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Forward and backward of one module on a fixed input."""
+
+    option: str
+    place: str
+    mode: str
+    call: Callable[[Tensor], Any]
+    weights: list[nn.Parameter]
+    x_BTD: Tensor
+    precision: str
+
+    def forward(self) -> list[Tensor]:
+        with precision_context(self.precision, self.x_BTD.device.type):
+            out = self.call(self.x_BTD)
+        return list(out) if isinstance(out, tuple) else [out]
+
+    def both(self) -> object:
+        outs = self.forward()
+        ones = [torch.ones_like(out) for out in outs]
+        return torch.autograd.grad(outs, [self.x_BTD, *self.weights], ones, allow_unused=True)
+
+    def kept_bytes(self) -> int:
+        """Bytes of the tensors that autograd keeps after the forward pass, without weights and input."""
+        given = {tensor.untyped_storage().data_ptr() for tensor in (self.x_BTD, *self.weights)}
+        kept: dict[int, int] = {}
+
+        def pack(tensor: Tensor) -> Tensor:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in given:
+                kept[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            outs = self.forward()
+        del outs
+        return sum(kept.values())
+
+
+def bench_axis(axis: str, configs: dict[str, RunConfig], baseline: str, seconds: float, compiled: bool) -> Bench:
+    """Measure every option of an axis.
+
+    Args:
+        configs: The configuration of each option; the last block of its model is measured.
+        baseline: The option in `configs` that the ratios compare with.
+        seconds: Approximate total time, without building and compiling.
+        compiled: Whether to measure torch.compile too.
+
+    Raises:
+        ConfigError: torch.compile does not work on this machine.
+    """
+    config = configs[baseline]
+    device = device_of(config.train)
+    if config.train.threads != "auto":
+        torch.set_num_threads(config.train.threads)
+    size = config.train.batch_size, config.model.context, config.model.d_model
+    x_BTD = torch.randn(size, generator=torch.Generator().manual_seed(0)).to(device).requires_grad_()
+    candidates: list[Candidate] = []
+    sites: dict[str, int] = {}
+    for option, chosen in configs.items():
+        model = build_model(chosen).to(device).train()
+        block = model.blocks[-1]
+        context = _context(model, chosen, x_BTD)
+        position = context.positions[-1]
+        places = {"block": (lambda x, b=block, c=context: b(b.enter(x), c.for_one_block()), [block, position])}
+        layer = _layer(axis, chosen, block)
+        if axis == "norm":
+            places["alone"] = (layer.to(device), [layer])
+        elif layer is not None:
+            modules = [layer, position] if layer is block.attn else [layer]
+            places["alone"] = (lambda x, m=layer, c=context: m(x, c.for_one_block()), modules)
+        if layer is not None:
+            sites[option] = sum(isinstance(module, type(layer)) for module in block.modules())
+        for place, (call, modules) in places.items():
+            weights = list(nn.ModuleList(modules).parameters())
+            candidate = Candidate(option, place, "eager", call, weights, x_BTD, chosen.train.precision)
+            candidates.append(candidate)
+            if compiled:
+                candidates.append(_compiled(candidate))
+    costs = _timed(candidates, baseline, seconds, clock_of(device))
+    machine = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    conditions = (
+        f"{size[0]} x {size[1]} tokens, d_model {size[2]}, {config.train.precision}, {machine}, "
+        f"CPU threads: {torch.get_num_threads()}"
+    )
+    return Bench(axis, baseline, conditions, costs, sites)
+
+
+def _context(model: GPT, config: RunConfig, x_BTD: Tensor) -> Context:
+    """What the earlier blocks leave for the last one, for tokens of the shape of the input."""
+    tokens_BT = torch.zeros(x_BTD.shape[:2], dtype=torch.long, device=x_BTD.device)
+    context = model.context(tokens_BT)
+    with torch.no_grad(), precision_context(config.train.precision, x_BTD.device.type):
+        model.hidden(tokens_BT, context)
+    return context
+
+
+def _layer(axis: str, config: RunConfig, block: Any) -> Any:
+    """The smallest module in which the axis's option acts; None if it is the block."""
+    if axis == "placement":
+        return None
+    if axis == "norm":
+        return NORM.build(config.norm, config.model.d_model, config.resolved.norm_bias, Site("attn"))
+    return block.ffn if axis == "ffn" else block.attn
+
+
+def _compiled(candidate: Candidate) -> Candidate:
+    compiled = replace(candidate, mode="compiled", call=torch.compile(candidate.call, dynamic=False))
+    try:
+        with torch._dynamo.config.patch(recompile_limit=MOST_PROGRAMS):
+            compiled.both()
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError("torch.compile does not work here", reason, "leave out --compile") from error
+    return compiled
+
+
+def _timed(candidates: list[Candidate], baseline: str, seconds: float, clock: Clock) -> list[OptionCost]:
+    """Time forward and both passes of all candidates in turn; the backward pass is their difference."""
+    works: dict[tuple[str, str, str, str], Callable[[], object]] = {}
+    for candidate in candidates:
+        key = candidate.option, candidate.place, candidate.mode
+        works[(*key, "forward")] = candidate.forward
+        works[(*key, "both")] = candidate.both
+    for work in works.values():
+        work()
+    taken = in_turn(works, seconds, clock)
+    costs = []
+    for candidate in candidates:
+        key = candidate.option, candidate.place, candidate.mode
+        forward, both = taken[(*key, "forward")], taken[(*key, "both")]
+        backward = [max(whole - part, 1e-9) for part, whole in zip(forward, both, strict=True)]
+        ratio = ratios(both, taken[baseline, candidate.place, candidate.mode, "both"])
+        kept = candidate.kept_bytes()
+        costs.append(OptionCost(*key, spread(forward), spread(backward), spread(both), ratio, kept))
+    return costs
+
+
+def draw(bench: Bench, path: Path) -> None:
+    """One panel per place: forward and backward time of each option as stacked bars, and its ratio with quartiles."""
+    from matplotlib.figure import Figure
+
+    places = ["alone", "block"] if bench.sites else ["block"]
+    rows = len(bench.costs) // len(places)
+    figure = Figure(figsize=(4.6 * len(places), 1.2 + 0.24 * rows), layout="constrained")
+    for axes, place in zip(figure.subplots(1, len(places), squeeze=False)[0], places, strict=True):
+        for row, cost in enumerate(cost for cost in bench.costs if cost.place == place):
+            forward, backward = 1000 * cost.forward.median, 1000 * cost.backward.median
+            axes.barh(row, forward, color="#4477aa")
+            axes.barh(row, backward, left=forward, color="#88bbdd")
+            text = f" {cost.ratio.median:.2f} ({cost.ratio.low:.2f}-{cost.ratio.high:.2f})"
+            axes.text(forward + backward, row, text, va="center", fontsize=7)
+        names = [f"{cost.option}, {cost.mode}" for cost in bench.costs if cost.place == place]
+        axes.set_yticks(range(rows), names, fontsize=8)
+        axes.invert_yaxis()
+        axes.margins(x=0.3)
+        axes.set_xlabel("ms: forward (dark), backward (light)", fontsize=8)
+        axes.set_title(place, fontsize=9, loc="left")
+    figure.suptitle(f"{bench.axis}: time, and times {bench.baseline} (quartiles); {bench.conditions}", fontsize=8)
+    save_figure(figure, path)
