@@ -49,6 +49,8 @@ def test_a_mistake_is_three_lines_and_status_2_and_makes_no_directory(tmp_path, 
 
 REPLACED = [
     (["coordcheck", "param=mup", "--steps=5"], "nexus-ablate bench coordinates param=mup"),
+    (["noise", "runs/my norms", "--delta=0.01"], "nexus-ablate compare 'runs/my norms' --details"),
+    (["completion", "bash"], "nexus-ablate --help"),
     (["verify-resume", "norm=layer"], "pytest -m slow tests/test_interrupted.py"),
     (["diff", "1a2b", "last", "--full"], "nexus-ablate show 1a2b last"),
 ]

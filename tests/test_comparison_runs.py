@@ -19,7 +19,6 @@ from nexus_ablate.comparison.curves import Curves, read_curves, spikes
 from nexus_ablate.comparison.failures import failure
 from nexus_ablate.comparison.fairness import FAIL, PASS, WAIVED, WARN
 from nexus_ablate.comparison.load import Trained, collect
-from nexus_ablate.comparison.noise import noise
 from nexus_ablate.comparison.result import compare
 from nexus_ablate.errors import ConfigError, UserError
 from nexus_ablate.measure.history import spike_score
@@ -760,32 +759,3 @@ def test_the_written_runs_look_like_trained_ones(tiny_run):
 def test_gather_names_the_plan_of_the_baseline(study):
     study.plan(("norm=layer",), question="why?")
     assert gather(collect([study.root]))[3].question == "why?"
-
-
-# --------------------------------------------------------------------------------------------------------- noise
-
-
-def test_noise_is_the_spread_over_seeds_with_the_common_part_removed(writer):
-    writer.arm(losses=BASE)
-    writer.arm("norm=layer", losses=[x + 0.1 for x in BASE[:4]] + [BASE[4] + 0.11])
-    estimates = noise([writer.root], [0.01, 1e-9])
-    assert (
-        estimates.measured
-        and estimates.residual == pytest.approx(0.0032, abs=0.0002)
-        and estimates.residual_bound > estimates.residual
-    )
-    assert estimates.arms[0].sd == pytest.approx(0.0158, abs=0.0001)
-    assert estimates.needed[0.01] is not None and estimates.needed[1e-9] is None
-
-
-def test_one_arm_alone_assumes_nothing_of_pairing(writer):
-    writer.arm(losses=BASE)
-    estimates = noise([writer.root])
-    assert not estimates.measured and estimates.residual == pytest.approx(estimates.arms[0].sd)
-    assert sorted(estimates.detectable.values(), reverse=True) == list(estimates.detectable.values())
-
-
-def test_noise_without_two_seeds_is_refused(writer):
-    writer.run()
-    with pytest.raises(ConfigError, match="two seeds"):
-        noise([writer.root])

@@ -13,19 +13,8 @@ from pathlib import Path
 import pytest
 
 from nexus_ablate import errors
-from nexus_ablate.cli import doctor_checks, main
-from nexus_ablate.cli.doctor_checks import (
-    MachineCheck,
-    checks,
-    compiler,
-    device,
-    directory,
-    packages,
-    reachable,
-    shared,
-    slurm,
-    wandb,
-)
+from nexus_ablate.cli import doctor, main
+from nexus_ablate.cli.doctor import Check, checks, device, directory, packages, reachable, shared, slurm, wandb
 
 
 def tool(folder: Path, name: str, script: str) -> None:
@@ -86,9 +75,7 @@ def test_a_directory_that_cannot_hold_runs_is_what_stops_everything(capsys, tmp_
     blocked.write_text("")
     assert directory("runs", tmp_path / "new" / "runs", "").ready, "it need not be there yet"
     assert not (tmp_path / "new").exists()
-    monkeypatch.setattr(
-        doctor_checks.tempfile, "TemporaryFile", lambda **_: (_ for _ in ()).throw(PermissionError(13, "no"))
-    )
+    monkeypatch.setattr(doctor.tempfile, "TemporaryFile", lambda **_: (_ for _ in ()).throw(PermissionError(13, "no")))
     assert main(["doctor", str(tmp_path)]) == errors.CONFIG
     said = capsys.readouterr().out
     assert "runs_dir=DIR" in said
@@ -98,7 +85,7 @@ def test_a_directory_that_cannot_hold_runs_is_what_stops_everything(capsys, tmp_
 def test_little_space_is_missing_space(tmp_path, monkeypatch):
     usage = os.statvfs(tmp_path)
     free = usage.f_bavail * usage.f_frsize
-    monkeypatch.setattr(doctor_checks, "LITTLE_SPACE", free * 2)
+    monkeypatch.setattr(doctor, "LITTLE_SPACE", free * 2)
     check = directory("runs", tmp_path, "runs_dir=DIR")
     assert not check.ready
     assert check.need
@@ -107,7 +94,7 @@ def test_little_space_is_missing_space(tmp_path, monkeypatch):
 def test_a_package_out_of_bounds_is_named_with_the_command_that_fixes_it(monkeypatch):
     versions = {"torch": "2.4.0"}
     real = metadata.version
-    monkeypatch.setattr(doctor_checks.metadata, "version", lambda name: versions.get(name) or real(name))
+    monkeypatch.setattr(doctor.metadata, "version", lambda name: versions.get(name) or real(name))
     (bad,) = packages()
     assert (bad.name, bad.detail, bad.ready, bad.need) == ("torch", "2.4.0", False, True)
     assert bad.fix.startswith("pip install 'torch")
@@ -115,23 +102,23 @@ def test_a_package_out_of_bounds_is_named_with_the_command_that_fixes_it(monkeyp
 
 def test_gpus_that_torch_cannot_use_are_reported(tools, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    monkeypatch.setattr(doctor_checks.metadata, "version", lambda name: "2.13.0+cpu")
-    (check,) = device()
+    monkeypatch.setattr(doctor.metadata, "version", lambda name: "2.13.0+cpu")
+    check = device()
     assert not check.ready
     assert "built for the CPU" in check.detail
-    monkeypatch.setattr(doctor_checks.metadata, "version", lambda name: "2.13.0")
+    monkeypatch.setattr(doctor.metadata, "version", lambda name: "2.13.0")
     tools("nvidia-smi", "printf 'Some GPU, 80 GiB\\nSome GPU, 80 GiB\\n'")
-    (check,) = device()
+    check = device()
     assert check.ready
     assert check.detail == "2 GPUs (Some GPU, 80 GiB; Some GPU, 80 GiB)"
 
 
-def test_without_a_compiler_torch_compile_is_reported_as_unavailable(tools, monkeypatch):
+def test_without_a_compiler_torch_compile_is_reported_as_unavailable(tools, tmp_path, monkeypatch):
     monkeypatch.delenv("CXX", raising=False)
-    assert not compiler().ready
-    assert "train.compile=off" in compiler().fix
+    compiler = by_name(checks(tmp_path))["C++ compiler"]
+    assert not compiler.ready and "train.compile=off" in compiler.fix
     tools("clang++")
-    assert compiler().detail == "clang++"
+    assert by_name(checks(tmp_path))["C++ compiler"].detail == "clang++"
 
 
 def test_nothing_is_asked_of_the_network_unless_asked_to(tmp_path, monkeypatch):
@@ -165,11 +152,11 @@ def test_a_chosen_mode_is_reported(monkeypatch, tmp_path):
 def cluster(tools, parameters="preempt_send_user_signal", accounting=True):
     for name in ("sbatch", "squeue", *(["sacct"] if accounting else [])):
         tools(name)
-    tools("sinfo", "echo 'low up infinite 2 gpu:2'; echo 'high up infinite 2 (null)'")
+    tools("sinfo", "echo 'low|up|2|gpu:2'; echo 'high|up|2|(null)'")
     tools("scontrol", f"echo 'PreemptMode             = REQUEUE'; echo 'SlurmctldParameters     = {parameters}'")
 
 
-def by_name(described) -> dict[str, MachineCheck]:
+def by_name(described) -> dict[str, Check]:
     return {check.name: check for check in described}
 
 

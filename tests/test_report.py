@@ -285,8 +285,6 @@ def test_json_on_standard_output_is_json_alone(comparison, tmp_path, capsys):
         (["compare", "--details"], "compare needs at least one directory"),
         (["compare", "nowhere"], "does not exist"),
         (["compare", "RUNS", "--html", "no/such/folder/x.html"], "names a folder that does not exist"),
-        (["noise", "RUNS", "--delta", "tiny"], "--delta takes a number above 0"),
-        (["noise", "RUNS", "--arms", "1.5"], "--arms takes a whole number"),
     ],
 )
 def test_a_mistake_is_three_lines_and_status_two(comparison, tmp_path, capsys, arguments, said):
@@ -294,15 +292,6 @@ def test_a_mistake_is_three_lines_and_status_two(comparison, tmp_path, capsys, a
     assert main(arguments) == 2
     printed = capsys.readouterr().err
     assert said in printed and len(printed.strip().split("\n")) <= 3
-
-
-def test_noise_tells_spread_detectable_difference_and_seeds(comparison, tmp_path, capsys):
-    assert main(["noise", str(tmp_path / "runs"), "--delta", "0.01,0.000001", "--arms", "3"]) == 0
-    printed = capsys.readouterr().out
-    assert "0.0158" in printed and "5 seeds" in printed
-    assert "a difference of 0.01 needs" in printed and "more than 1000 seeds" in printed
-    assert main(["noise", str(tmp_path / "runs"), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["measured"] is True
 
 
 # ------------------------------------------------------------------------------------------------------ drawing

@@ -1,11 +1,24 @@
-"""`nexus-ablate doctor`: checks whether this machine is ready, and how to fix what isn't."""
+"""`nexus-ablate doctor`: checks whether this machine is ready, and says how to fix what isn't.
+
+Each check reports one thing. None imports torch, and the network is used on request only. Credentials are reported as
+present or absent, and never shown.
+"""
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
+import importlib.util
+import os
+import platform
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from nexus_ablate import errors
 from nexus_ablate.cli.verb import Flag, Verb
@@ -28,33 +41,283 @@ VERB = Verb(
     "Keys are never shown. The exit status is 2 if something is missing that every run needs, otherwise 0.",
 )
 
+LITTLE_SPACE = 2 * 2**30
+"""Fewest free bytes: enough for a study of small runs with checkpoints, token files and logs."""
+
+SHARED_FILE_SYSTEMS = "nfs nfs4 lustre gpfs beegfs ceph wekafs panfs pvfs2 glusterfs afs".split()
+
+EXTRAS = {
+    "submitit": "nexus-ablate[slurm]",
+    "hydra_plugins.hydra_submitit_launcher": "nexus-ablate[slurm]",
+    "hydra_plugins.hydra_joblib_launcher": "hydra-joblib-launcher",
+    "hydra_plugins.hydra_ray_launcher": "hydra-ray-launcher",
+    "transformers": "nexus-ablate[import]",
+    "wandb_workspaces": "nexus-ablate[dashboard]",
+}
+"""Optional modules, and the packages that install them."""
+
+
+class Check(NamedTuple):
+    """What was checked, whether it can be used, what was found, and how to fix it ('' if nothing is missing).
+
+    `need` says whether runs are impossible without it.
+    """
+
+    name: str
+    ready: bool
+    detail: str
+    fix: str = ""
+    need: bool = False
+
 
 def run(words: list[str], flags: dict[str, Any]) -> int:
     """Print a line for each check."""
     if len(words) > 1 or any("=" in word for word in words):
         raise errors.ConfigError("doctor takes one directory", " ".join(words), "nexus-ablate doctor runs")
-
-    from nexus_ablate.cli.doctor_checks import MachineCheck, checks
-
-    results: list[MachineCheck] = []
-    console = None
-    if "json" not in flags:
-        from rich.console import Console
-        from rich.text import Text
-
-        console = Console(highlight=False, soft_wrap=True)
-    for check in checks(Path(words[0] if words else "runs"), "online" in flags, "submit" in flags):
+    runs_dir = Path(words[0] if words else "runs")
+    results = []
+    for check in checks(runs_dir, "online" in flags, "submit" in flags):
         results.append(check)
-        if console is not None:
-            word, colour = ("ready", "green") if check.ready else ("missing", "red" if check.need else "yellow")
-            line = Text(f"{word:<8}", colour)
-            line.append(f"{check.name:<24}", "bold").append(printable(check.detail))
-            if check.fix:
-                line.append(f"  -> {printable(check.fix)}", "dim")
-            console.print(line)
+        if "json" not in flags:
+            _show(check)
     broken = [check.name for check in results if check.need and not check.ready]
-    if console is None:
-        print(json.dumps({"ready": not broken, "checks": [asdict(check) for check in results]}, indent=2))
+    if "json" in flags:
+        from nexus_ablate.runs import strict_json
+
+        print(strict_json({"ready": not broken, "checks": [check._asdict() for check in results]}, indent=2))
     elif broken:
-        console.print(f"fix this before training any run: {', '.join(broken)}", style="red")
+        print(f"fix this before training any run: {', '.join(broken)}")
     return errors.CONFIG if broken else errors.OK
+
+
+def _show(check: Check) -> None:
+    from rich.text import Text
+
+    from nexus_ablate.console import open_console
+
+    colour = "green" if check.ready else "yellow"
+    if check.need and not check.ready:
+        colour = "red"
+    line = Text(f"{'ready' if check.ready else 'missing':<8}", colour)
+    line.append(f"{check.name:<24}", "bold").append(printable(check.detail))
+    if check.fix:
+        line.append(f"  -> {printable(check.fix)}", "dim")
+    open_console().print(line, soft_wrap=True)
+
+
+def checks(runs_dir: Path, online: bool = False, submit: bool = False) -> Iterator[Check]:
+    """Every check, one after the other.
+
+    Args:
+        runs_dir: The folder for runs.
+        online: Whether to connect to W&B and the Hugging Face Hub.
+        submit: Whether to let a SLURM job look for a file in `runs_dir`.
+    """
+    from nexus_ablate.data.cache import default_cache_dir
+    from nexus_ablate.training.device import IdleCores, cxx_compiler
+
+    python = (3, 11) <= sys.version_info < (3, 14)
+    yield Check("python", python, platform.python_version(), "" if python else "Python 3.11, 3.12 or 3.13", need=True)
+    yield from packages()
+    yield device()
+    yield Check("cores", True, f"{IdleCores.cores()} of {os.cpu_count()} for a process")
+    yield directory("runs", runs_dir, "runs_dir=DIR")
+    yield directory("cache", default_cache_dir(), "NEXUS_ABLATE_CACHE=DIR")
+    yield wandb()
+    yield hugging_face()
+    if online:
+        yield reachable("W&B's server", os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai")
+        yield reachable("Hugging Face's hub", os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
+    found = cxx_compiler()
+    none = "none: torch.compile cannot be used on the CPU"
+    yield Check("C++ compiler", bool(found), found or none, "" if found else "train.compile=off, or install g++")
+    for module, package in EXTRAS.items():
+        name = module.rpartition(".")[2].replace("_", " ")
+        if _installed(module):
+            yield Check(name, True, "installed")
+        else:
+            yield Check(name, False, "not installed", f"pip install '{package}'")
+    yield from slurm(runs_dir, submit)
+
+
+def packages() -> Iterator[Check]:
+    """The installed packages that don't satisfy this package's requirements, or that all do."""
+    from packaging.requirements import Requirement
+
+    try:
+        required = [Requirement(text) for text in metadata.requires("nexus-ablate") or []]
+    except metadata.PackageNotFoundError:
+        yield Check("packages", False, "nexus-ablate is not installed: versions are unknown", "pip install -e .")
+        return
+    required = [each for each in required if each.marker is None or each.marker.evaluate({"extra": ""})]
+    wrong = 0
+    for each in required:
+        version = _version(each.name)
+        if not version or not each.specifier.contains(version, prereleases=True):
+            wrong += 1
+            fix = f"pip install '{each.name}{each.specifier}'"
+            yield Check(each.name, False, version or "not installed", fix, need=True)
+    if not wrong:
+        yield Check("packages", True, f"{len(required)} within their bounds, torch {_version('torch')}", need=True)
+
+
+def device() -> Check:
+    """The accelerator that `train.device=auto` would use, as far as it is known without torch."""
+    from nexus_ablate.gpus import visible_gpus
+
+    gpus = visible_gpus()
+    if not gpus:
+        mac = sys.platform == "darwin" and platform.machine() == "arm64"
+        return Check("device", True, "Apple GPU (mps)" if mac else "CPU; no NVIDIA GPU is visible")
+    torch = _version("torch")
+    if "+cpu" in torch:
+        fix = "install torch for CUDA: https://pytorch.org/get-started"
+        return Check("device", False, f"{len(gpus)} GPUs, but torch {torch} is built for the CPU", fix)
+    names = _output("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader").splitlines()
+    return Check("device", True, f"{len(gpus)} GPUs ({'; '.join(names) or 'nvidia-smi reports no names'})")
+
+
+def directory(name: str, path: Path, other: str) -> Check:
+    """Whether files can be created and locked in a directory, and its free space."""
+    import fcntl
+
+    there = _existing(path)
+    try:
+        with tempfile.TemporaryFile(dir=there) as file:
+            try:
+                fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+                locks = ""
+            except OSError:
+                locks = "; no file locks there: a killed run is taken over after two minutes"
+        free = shutil.disk_usage(there).free
+    except OSError as error:
+        return Check(name, False, f"{path}: {error.strerror}", f"make it writable, or {other}", need=True)
+    unit, size = ("GiB", 2**30) if free >= 2**30 else ("MiB", 2**20)
+    detail = f"{path}: {free / size:,.0f} {unit} free"
+    if free < LITTLE_SPACE:
+        return Check(name, False, detail, f"free some space, or {other}", need=True)
+    return Check(name, True, detail + locks, need=True)
+
+
+def wandb() -> Check:
+    """The meaning of `tracker=auto` on this machine."""
+    from nexus_ablate.config.options import Option
+    from nexus_ablate.track.account import credentials, resolve_mode
+
+    mode = resolve_mode(Option("auto"), os.environ)
+    key = "a key is present" if credentials(os.environ) else "no key"
+    meaning = {"files": "runs are saved in files only", "wandb": "runs are mirrored", "wandb_offline": "offline copies"}
+    fix = "" if mode == "wandb" else "for a mirror: set WANDB_API_KEY or run `wandb login`"
+    return Check("W&B", mode != "files", f"{key}: {meaning[mode]}", fix)
+
+
+def hugging_face() -> Check:
+    """The Hub's token and cache, which data=hub uses."""
+    home = Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser()
+    has_token = bool(os.environ.get("HF_TOKEN")) or (home / "token").is_file()
+    has_cache = (home / "hub").is_dir() or (home / "datasets").is_dir()
+    detail = f"{'a token' if has_token else 'no token'}, {'a cache' if has_cache else 'no cache yet'} in {home}"
+    if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0"):
+        detail += ", HF_HUB_OFFLINE is set"
+    fix = "" if has_token else "only private data needs a token: `hf auth login`"
+    return Check("Hugging Face", True, detail, fix)
+
+
+def reachable(name: str, url: str) -> Check:
+    """Whether a connection to a server can be made; nothing is sent."""
+    from urllib.parse import urlsplit
+
+    parts = urlsplit(url)
+    default = 80 if parts.scheme == "http" else 443
+    host, port = parts.hostname or url, parts.port or default
+    try:
+        with socket.create_connection((host, port), timeout=5):
+            return Check(name, True, f"{host}:{port} answers")
+    except OSError as error:
+        return Check(name, False, f"{host}:{port}: {error}", "train with tracker=files and local data meanwhile")
+
+
+def slurm(runs_dir: Path, submit: bool) -> Iterator[Check]:
+    """The cluster, if this machine belongs to one."""
+    absent = [command for command in ("sbatch", "squeue", "scontrol") if shutil.which(command) is None]
+    if absent:
+        fix = "studies run on this machine; or log in to a cluster"
+        yield Check("SLURM", False, f"no {', '.join(absent)} here", fix)
+        return
+    rows = _output("sinfo", "--noheader", "--format=%R|%a|%D|%G").splitlines()
+    if not rows:
+        yield Check("SLURM", False, "sinfo does not answer", "is SLURM's controller running?")
+        return
+    partitions = []
+    for row in rows:
+        partition, state, nodes, gpus = row.split("|")
+        partitions.append(f"{partition} ({nodes} nodes, {gpus.replace('(null)', 'no GPUs')}, {state})")
+    yield Check("SLURM", True, f"partitions {', '.join(partitions)}")
+    answers = _succeeds("sacct", "--noheader", "-j", "1")
+    fix = "" if answers else "`study NAME --launcher slurm` needs none; -m hydra/launcher=slurm would wait forever"
+    yield Check("sacct", answers, "answers" if answers else "absent, or without a database", fix)
+    settings = dict(re.findall(r"^(\w+)\s*=\s*(.*)$", _output("scontrol", "show", "config"), flags=re.MULTILINE))
+    if settings.get("PreemptMode", "OFF") != "OFF":
+        if "preempt_send_user_signal" in settings.get("SlurmctldParameters", ""):
+            yield Check("preemption", True, "runs are signalled before preemption")
+        else:
+            fix = "a preempted run resumes from its last checkpoint: set train.checkpoint_every"
+            yield Check("preemption", False, "no preempt_send_user_signal in SlurmctldParameters", fix)
+    yield shared(runs_dir, submit)
+
+
+def shared(runs_dir: Path, submit: bool) -> Check:
+    """Whether compute nodes see the runs."""
+    path = _existing(runs_dir)
+    if submit:
+        job = ["srun", "--ntasks=1", "--time=1", "--mem=100", "--immediate=60", "test", "-e"]
+        with tempfile.NamedTemporaryFile(dir=path, prefix=".doctor") as file:
+            done = subprocess.run([*job, file.name], capture_output=True, text=True, timeout=120, check=False)
+        if done.returncode == 0:
+            return Check("runs on nodes", True, f"a job saw a file in {path}")
+        why = (done.stderr.strip().splitlines() or ["it is not there"])[0]
+        detail = f"a job saw no file in {path}: {why}"
+        return Check("runs on nodes", False, detail, "runs_dir on a shared file system")
+    kind = _output("stat", "--file-system", "--format=%T", str(path)).strip()
+    if kind in SHARED_FILE_SYSTEMS:
+        return Check("runs on nodes", True, f"{path} is on {kind}")
+    detail = f"{path} is on {kind or 'an unknown file system'}, maybe a local one"
+    return Check("runs on nodes", False, detail, "nexus-ablate doctor --submit checks it with a job")
+
+
+def _existing(path: Path) -> Path:
+    """The path, or its nearest parent that exists."""
+    there = path.absolute()
+    while not there.is_dir() and there != there.parent:
+        there = there.parent
+    return there
+
+
+def _succeeds(*command: str) -> bool:
+    try:
+        return subprocess.run(command, capture_output=True, timeout=60, check=False).returncode == 0
+    except (OSError, subprocess.SubprocessError):
+        return False
+
+
+def _output(*command: str) -> str:
+    """The output of a command; '' if it doesn't exist or fails."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def _installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def _version(package: str) -> str:
+    """The installed version of a package; '' if it isn't installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""

@@ -108,67 +108,85 @@ def _print(facts: dict[str, Any]) -> None:
         if not rows:
             continue
         console.print(f"\n[bold]{escape(title)}[/bold]")
-        grid = Table.grid(padding=(0, 2))
+        table = Table.grid(padding=(0, 2))
         for column in range(max(map(len, rows))):
-            grid.add_column(overflow="fold", no_wrap=column == 0, style="dim" if column == 0 else "")
+            table.add_column(overflow="fold", no_wrap=column == 0, style="" if column else "dim")
         for row in rows:
-            grid.add_row(*(escape(printable(cell)) for cell in row))
-        console.print(grid)
+            table.add_row(*(escape(printable(cell, 2000)) for cell in row))
+        console.print(table)
 
 
 def sections(facts: dict[str, Any]) -> dict[str, list[tuple[str, ...]]]:
     """Rows of cells by title, in reading order."""
-    size, parameters, initial, decay = facts["size"], facts["parameters"], facts["initial_values"], facts["decay"]
-    total, blocks = parameters["total"], size["n_layers"]
-    forward = facts["flops_per_token"]["forward"]
-    shape = f"{blocks} blocks, d_model {size['d_model']}, {size['n_heads']} heads of {size['head_dim']}"
-    ffn = facts["ffn"]
+    parameters, flops = facts["parameters"], facts["flops_per_token"]
+    total = f"{parameters['total']:,} parameters ({parameters['without_embeddings']:,} without embeddings)"
+    decay = facts["decay"]
+    which = decay["which"].replace("_", " and ")
+    tensors = f"initial values (init={facts['initial_values']['init']}), peak learning rate"
     return {
-        facts["arm"].replace(",", ", "): [
-            ("model", f"{size['name']}: {shape}, context {size['context']}, vocabulary {facts['vocab_size']:,}"),
-            ("d_ff", f"{ffn['d_ff']}, {ffn['d_ff_ratio']:.4g} d_model, a multiple of {ffn['multiple_of']}"),
-            *(("note", note) for note in facts["notes"]),
-            ("regime", facts["regime"]["summary"]),
-            *(("warning", warning) for warning in facts["regime"]["warnings"]),
-        ],
-        "equations: x is the residual stream, A attention, F the FFN, N the norm": [
-            row for part in facts["equations"] for row in _equation(part)
-        ],
-        "norms": [(n["site"], f"{n['width']} wide", _which(n["blocks"], blocks)) for n in facts["norms"]]
-        or [("none",)],
-        f"parameters: {total:,} ({parameters['without_embeddings']:,} without embeddings)": [
-            (name, f"{count:>13,}", f"{count / total:6.1%}") for name, count in parameters["by_component"].items()
-        ],
-        _init_title(initial): [
-            (role, _std(spec["std"]), f"gain {spec['gain']:.4g}" if spec["gain"] != 1 else "", _times(spec["tensors"]))
-            for role, spec in initial["by_role"].items()
-        ]
-        + [("vector", "as set by its option", "", "")],
-        "tensors at the start: learning rate and decay per step are those at the peak of the schedule": [
-            (t["tensor"], *_rates(t), _which(t["blocks"], blocks) if t["blocks"] else "") for t in facts["tensors"]
-        ],
-        f"weight decay {decay['weight_decay']:g} on {decay['which'].replace('_', ' and ')}": [
-            (word, ", ".join(f"{role} {count:,}" for role, count in decay[group].items()) or "nothing")
-            for word, group in (("decays", "decayed"), ("free", "free"))
-        ],
-        f"FLOPs per token: {_flops(facts['flops_per_token']['training'])} in training, three times the forward pass": [
-            (name, f"{_flops(flops):>9}", f"{flops / sum(forward.values()):6.1%}") for name, flops in forward.items()
-        ],
-        "attention kernel": [
-            row
-            for k in facts["kernels"]
-            for row in ((k["kernel"], k["reason"], _which(k["layers"], blocks)), ("on a GPU", k["gpu"], ""))
-        ],
-        "execution on this machine": [*facts["execution"].items()],
-        "auto": [(a["key"], "" if a["means"] is None else _short(a["means"]), a["by"]) for a in facts["auto"]],
-        "the same function": [(e["option"], f"{e['same_as']}: {e['when']}") for e in facts["equivalent"]],
+        facts["arm"].replace(",", ", "): _summary(facts),
+        "equations: x is the residual stream, A attention, F the FFN, N the norm": _equations(facts["equations"]),
+        f"{total}; FLOPs per token: {_flops(flops['training'])} in training, a third in the forward pass": _components(
+            parameters["by_component"], flops["forward"]
+        ),
+        f"{tensors}, and weight decay {decay['weight_decay']:g} on {which}, per step": _tensors(facts),
+        "the same function": [(each["option"], f"{each['same_as']}: {each['when']}") for each in facts["equivalent"]],
     }
 
 
-def _equation(part: dict[str, Any]) -> list[tuple[str, str]]:
-    keys = " ".join(f"{key}={_short(value)}" for key, value in part["keys"].items())
-    lines = [*part["lines"], *([keys] if keys else [])]
-    return [("" if number else part["of"], line) for number, line in enumerate(lines)]
+def _summary(facts: dict[str, Any]) -> list[tuple[str, ...]]:
+    size, ffn, n_layers = facts["size"], facts["ffn"], facts["size"]["n_layers"]
+    shape = f"{n_layers} blocks, d_model {size['d_model']}, {size['n_heads']} heads of {size['head_dim']}"
+    width = f"d_ff {ffn['d_ff']} = {ffn['d_ff_ratio']:.4g} d_model"
+    text = f"{size['name']}: {shape}, {width}, context {size['context']}, vocabulary {facts['vocab_size']:,}"
+    rows = [("model", text)]
+    rows += [("note", note) for note in facts["notes"]]
+    rows.append(("regime", facts["regime"]["summary"]))
+    rows += [("warning", warning) for warning in facts["regime"]["warnings"]]
+    sites = [f"{site['site']} ({site['width']} wide, {_which(site['blocks'], n_layers)})" for site in facts["norms"]]
+    rows.append(("norms", ", ".join(sites) or "none"))
+    for kernel in facts["kernels"]:
+        where = _which(kernel["layers"], n_layers)
+        rows.append(("attention", f"{kernel['kernel']} ({kernel['reason']}) in {where}; on a GPU {kernel['gpu']}"))
+    rows += facts["execution"].items()
+    autos = []
+    for each in facts["auto"]:
+        value = "" if each["means"] is None else f"={_short(each['means'])}"
+        autos.append(f"{each['key']}{value} ({each['by']})")
+    rows.append(("auto", ", ".join(autos) or "nothing"))
+    return rows
+
+
+def _equations(parts: list[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """The lines of each part, then its keys without those that are off."""
+    rows = []
+    for part in parts:
+        keys = [f"{key}={_short(value)}" for key, value in part["keys"].items() if value not in (False, "off")]
+        lines = [*part["lines"], " ".join(keys)]
+        for number, line in enumerate(filter(None, lines)):
+            rows.append(("" if number else part["of"], line))
+    return rows
+
+
+def _components(parameters: dict[str, int], forward: dict[str, float]) -> list[tuple[str, ...]]:
+    """Parameters and forward FLOPs of each component, with their shares."""
+    rows = []
+    for name in dict.fromkeys([*parameters, *forward]):
+        count, flops = parameters.get(name, 0), forward.get(name, 0.0)
+        count_share = f"{count / sum(parameters.values()):.1%}" if count else ""
+        flops_share = f"{flops / sum(forward.values()):.1%}" if flops else ""
+        rows.append((name, f"{count:>13,}", f"{count_share:>6}", f"{_flops(flops):>9} FLOPs", f"{flops_share:>6}"))
+    return rows
+
+
+def _tensors(facts: dict[str, Any]) -> list[tuple[str, ...]]:
+    rows = []
+    for tensor in facts["tensors"]:
+        std = "set by its option" if tensor["std"] is None else f"std {tensor['std']:.4g}"
+        decay = f"decay {tensor['decay']:.3g}" if tensor["decay"] else "no decay"
+        blocks = _which(tensor["blocks"], facts["size"]["n_layers"]) if tensor["blocks"] else ""
+        rows.append((tensor["tensor"], std, f"lr {tensor['lr']:.4g}", decay, blocks))
+    return rows
 
 
 def _short(value: Any) -> str:
@@ -181,29 +199,10 @@ def _which(layers: list[int], n_layers: int) -> str:
     if not layers:
         return "outside the blocks"
     if len(layers) == n_layers:
-        return f"all {n_layers} blocks" if n_layers > 1 else "the block"
+        return "every block"
     if len(layers) > 2 and layers == list(range(layers[0], layers[-1] + 1)):
         return f"blocks {layers[0]} to {layers[-1]}"
     return f"block{'s' if len(layers) > 1 else ''} {', '.join(map(str, layers))}"
-
-
-def _init_title(initial: dict[str, Any]) -> str:
-    cut = f", cut off at {initial['cut_off_at_std']:g} std" if initial["cut_off_at_std"] else ""
-    return f"initial values: init={initial['init']}, normal{cut}"
-
-
-def _rates(tensor: dict[str, Any]) -> tuple[str, str, str]:
-    std = "set by its option" if tensor["std"] is None else f"std {tensor['std']:.4g}"
-    return std, f"lr {tensor['lr']:.4g}", f"decay {tensor['decay']:.3g}" if tensor["decay"] else "no decay"
-
-
-def _std(std: list[float]) -> str:
-    low, high = (f"{value:.4g}" for value in std)
-    return f"std {low}" if low == high else f"std {low} to {high}"
-
-
-def _times(count: int) -> str:
-    return f"{count} tensors" if count > 1 else "1 tensor"
 
 
 def _flops(flops: float) -> str:

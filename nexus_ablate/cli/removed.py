@@ -7,6 +7,8 @@ import shlex
 from nexus_ablate.errors import ConfigError
 
 REMOVED = {
+    "noise": "nexus-ablate compare {words} --details",
+    "completion": "nexus-ablate --help",
     "verify-resume": "pytest -m slow tests/test_interrupted.py",
     "diff": "nexus-ablate show {words}",
     "coordcheck": "nexus-ablate bench coordinates {words}",

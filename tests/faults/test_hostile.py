@@ -125,7 +125,7 @@ def test_a_hostile_text_in_a_run_is_shown_as_text(planted, tmp_path, name, capfd
     shutil.copytree(planted.parent, arm)
     other = next(arm.glob("s*"))
     (other / "status.json").write_text(json.dumps(status))
-    verbs = (["status", "runs"], ["compare", "runs", "--html", "page.html"], ["show", str(other)], ["noise", "runs"])
+    verbs = (["status", "runs"], ["compare", "runs", "--html", "page.html"], ["show", str(other)])
     for verb in verbs:
         main(verb)
         said = capfd.readouterr()

@@ -68,7 +68,6 @@ def test_a_link_in_the_place_of_the_lock_is_not_followed_by_any_verb(tiny_run, o
         ["show", str(path)],
         ["status", str(path)],
         ["compare", str(path)],
-        ["noise", str(path)],
         ["evaluate", str(path), "--evals", "quantization"],
     ):
         assert main(verb) in (0, 2, 4, 5), verb
@@ -179,7 +178,7 @@ def trespasses(monkeypatch, capfd):
 def reading(directory: Path, out: Path) -> list[list[str]]:
     """Every verb that takes a run or a directory of runs, those that write to it last."""
     return [
-        *([verb, str(directory)] for verb in ("status", "compare", "noise")),
+        *([verb, str(directory)] for verb in ("status", "compare")),
         ["compare", str(directory), "--html", str(out / "report.html"), "--json", str(out / "report.json")],
         *(["show", str(directory)] for _ in range((directory / "status.json").exists())),
         ["evaluate", str(directory), "--evals", "quantization"],

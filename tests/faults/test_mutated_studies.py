@@ -209,7 +209,6 @@ def commands(study: Path) -> dict[str, list[str]]:
     return {
         "status": ["status", str(study.parent)],
         "compare": ["compare", str(study), "--html", f"{out}/report.html", "--json", f"{out}/report.json"],
-        "noise": ["noise", str(study)],
         "show": ["show", str(run), "--out", f"{out}/picture.svg"],
         "evaluate": ["evaluate", str(study)],
         "sync": ["sync", str(study)],
@@ -290,7 +289,7 @@ def uncounted(study: Path, mutation: str) -> list[str]:
     return []
 
 
-READING = ("status", "compare", "noise", "show")
+READING = ("status", "compare", "show")
 WORKING = ("evaluate", "sync", "plan", "study", "confirm", "add-seeds")
 
 
@@ -306,7 +305,7 @@ def test_no_verb_fails_on_the_study_before_it_is_mutated(template, tmp_path):
 
 @pytest.mark.slow
 def test_twelve_mutated_studies_end_no_reading_verb_in_a_traceback(template, tmp_path):
-    bad, _ = failures(template, tmp_path / "mutated", range(12), ("status", "compare", "noise"))
+    bad, _ = failures(template, tmp_path / "mutated", range(12), ("status", "compare"))
     assert not bad, "\n".join(bad)
 
 

@@ -77,7 +77,6 @@ def reported(cwd: Path, runs: str) -> str:
         ["compare", runs, "--html", "runs/page.html", "--json", "runs/page.json", "--md", "runs/page.md"],
         ["compare", runs, "--csv", "-"],
         ["status", runs],
-        ["noise", runs],
         *(["show", str(path)] for path in sorted((cwd / "runs").glob("*/*/s0*"))),
     ):
         said += nexus(cwd, *verb)[1]
