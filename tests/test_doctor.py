@@ -14,7 +14,7 @@ import pytest
 
 from nexus_ablate import errors
 from nexus_ablate.cli import doctor, main
-from nexus_ablate.cli.doctor import Check, checks, device, directory, packages, reachable, shared, slurm, wandb
+from nexus_ablate.cli.doctor import MachineCheck, checks, device, directory, packages, reachable, shared, slurm, wandb
 
 
 def tool(folder: Path, name: str, script: str) -> None:
@@ -156,7 +156,7 @@ def cluster(tools, parameters="preempt_send_user_signal", accounting=True):
     tools("scontrol", f"echo 'PreemptMode             = REQUEUE'; echo 'SlurmctldParameters     = {parameters}'")
 
 
-def by_name(described) -> dict[str, Check]:
+def by_name(described) -> dict[str, MachineCheck]:
     return {check.name: check for check in described}
 
 

@@ -57,7 +57,7 @@ EXTRAS = {
 """Optional modules, and the packages that install them."""
 
 
-class Check(NamedTuple):
+class MachineCheck(NamedTuple):
     """What was checked, whether it can be used, what was found, and how to fix it ('' if nothing is missing).
 
     `need` says whether runs are impossible without it.
@@ -90,7 +90,7 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
     return errors.CONFIG if broken else errors.OK
 
 
-def _show(check: Check) -> None:
+def _show(check: MachineCheck) -> None:
     from rich.text import Text
 
     from nexus_ablate.console import open_console
@@ -105,7 +105,7 @@ def _show(check: Check) -> None:
     open_console().print(line, soft_wrap=True)
 
 
-def checks(runs_dir: Path, online: bool = False, submit: bool = False) -> Iterator[Check]:
+def checks(runs_dir: Path, online: bool = False, submit: bool = False) -> Iterator[MachineCheck]:
     """Every check, one after the other.
 
     Args:
@@ -117,10 +117,12 @@ def checks(runs_dir: Path, online: bool = False, submit: bool = False) -> Iterat
     from nexus_ablate.training.device import IdleCores, cxx_compiler
 
     python = (3, 11) <= sys.version_info < (3, 14)
-    yield Check("python", python, platform.python_version(), "" if python else "Python 3.11, 3.12 or 3.13", need=True)
+    yield MachineCheck(
+        "python", python, platform.python_version(), "" if python else "Python 3.11, 3.12 or 3.13", need=True
+    )
     yield from packages()
     yield device()
-    yield Check("cores", True, f"{IdleCores.cores()} of {os.cpu_count()} for a process")
+    yield MachineCheck("cores", True, f"{IdleCores.cores()} of {os.cpu_count()} for a process")
     yield directory("runs", runs_dir, "runs_dir=DIR")
     yield directory("cache", default_cache_dir(), "NEXUS_ABLATE_CACHE=DIR")
     yield wandb()
@@ -130,24 +132,24 @@ def checks(runs_dir: Path, online: bool = False, submit: bool = False) -> Iterat
         yield reachable("Hugging Face's hub", os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
     found = cxx_compiler()
     none = "none: torch.compile cannot be used on the CPU"
-    yield Check("C++ compiler", bool(found), found or none, "" if found else "train.compile=off, or install g++")
+    yield MachineCheck("C++ compiler", bool(found), found or none, "" if found else "train.compile=off, or install g++")
     for module, package in EXTRAS.items():
         name = module.rpartition(".")[2].replace("_", " ")
         if _installed(module):
-            yield Check(name, True, "installed")
+            yield MachineCheck(name, True, "installed")
         else:
-            yield Check(name, False, "not installed", f"pip install '{package}'")
+            yield MachineCheck(name, False, "not installed", f"pip install '{package}'")
     yield from slurm(runs_dir, submit)
 
 
-def packages() -> Iterator[Check]:
+def packages() -> Iterator[MachineCheck]:
     """The installed packages that don't satisfy this package's requirements, or that all do."""
     from packaging.requirements import Requirement
 
     try:
         required = [Requirement(text) for text in metadata.requires("nexus-ablate") or []]
     except metadata.PackageNotFoundError:
-        yield Check("packages", False, "nexus-ablate is not installed: versions are unknown", "pip install -e .")
+        yield MachineCheck("packages", False, "nexus-ablate is not installed: versions are unknown", "pip install -e .")
         return
     required = [each for each in required if each.marker is None or each.marker.evaluate({"extra": ""})]
     wrong = 0
@@ -156,28 +158,30 @@ def packages() -> Iterator[Check]:
         if not version or not each.specifier.contains(version, prereleases=True):
             wrong += 1
             fix = f"pip install '{each.name}{each.specifier}'"
-            yield Check(each.name, False, version or "not installed", fix, need=True)
+            yield MachineCheck(each.name, False, version or "not installed", fix, need=True)
     if not wrong:
-        yield Check("packages", True, f"{len(required)} within their bounds, torch {_version('torch')}", need=True)
+        yield MachineCheck(
+            "packages", True, f"{len(required)} within their bounds, torch {_version('torch')}", need=True
+        )
 
 
-def device() -> Check:
+def device() -> MachineCheck:
     """The accelerator that `train.device=auto` would use, as far as it is known without torch."""
     from nexus_ablate.gpus import visible_gpus
 
     gpus = visible_gpus()
     if not gpus:
         mac = sys.platform == "darwin" and platform.machine() == "arm64"
-        return Check("device", True, "Apple GPU (mps)" if mac else "CPU; no NVIDIA GPU is visible")
+        return MachineCheck("device", True, "Apple GPU (mps)" if mac else "CPU; no NVIDIA GPU is visible")
     torch = _version("torch")
     if "+cpu" in torch:
         fix = "install torch for CUDA: https://pytorch.org/get-started"
-        return Check("device", False, f"{len(gpus)} GPUs, but torch {torch} is built for the CPU", fix)
+        return MachineCheck("device", False, f"{len(gpus)} GPUs, but torch {torch} is built for the CPU", fix)
     names = _output("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader").splitlines()
-    return Check("device", True, f"{len(gpus)} GPUs ({'; '.join(names) or 'nvidia-smi reports no names'})")
+    return MachineCheck("device", True, f"{len(gpus)} GPUs ({'; '.join(names) or 'nvidia-smi reports no names'})")
 
 
-def directory(name: str, path: Path, other: str) -> Check:
+def directory(name: str, path: Path, other: str) -> MachineCheck:
     """Whether files can be created and locked in a directory, and its free space."""
     import fcntl
 
@@ -191,15 +195,15 @@ def directory(name: str, path: Path, other: str) -> Check:
                 locks = "; no file locks there: a killed run is taken over after two minutes"
         free = shutil.disk_usage(there).free
     except OSError as error:
-        return Check(name, False, f"{path}: {error.strerror}", f"make it writable, or {other}", need=True)
+        return MachineCheck(name, False, f"{path}: {error.strerror}", f"make it writable, or {other}", need=True)
     unit, size = ("GiB", 2**30) if free >= 2**30 else ("MiB", 2**20)
     detail = f"{path}: {free / size:,.0f} {unit} free"
     if free < LITTLE_SPACE:
-        return Check(name, False, detail, f"free some space, or {other}", need=True)
-    return Check(name, True, detail + locks, need=True)
+        return MachineCheck(name, False, detail, f"free some space, or {other}", need=True)
+    return MachineCheck(name, True, detail + locks, need=True)
 
 
-def wandb() -> Check:
+def wandb() -> MachineCheck:
     """The meaning of `tracker=auto` on this machine."""
     from nexus_ablate.config.options import Option
     from nexus_ablate.track.account import credentials, resolve_mode
@@ -208,10 +212,10 @@ def wandb() -> Check:
     key = "a key is present" if credentials(os.environ) else "no key"
     meaning = {"files": "runs are saved in files only", "wandb": "runs are mirrored", "wandb_offline": "offline copies"}
     fix = "" if mode == "wandb" else "for a mirror: set WANDB_API_KEY or run `wandb login`"
-    return Check("W&B", mode != "files", f"{key}: {meaning[mode]}", fix)
+    return MachineCheck("W&B", mode != "files", f"{key}: {meaning[mode]}", fix)
 
 
-def hugging_face() -> Check:
+def hugging_face() -> MachineCheck:
     """The Hub's token and cache, which data=hub uses."""
     home = Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser()
     has_token = bool(os.environ.get("HF_TOKEN")) or (home / "token").is_file()
@@ -220,10 +224,10 @@ def hugging_face() -> Check:
     if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0"):
         detail += ", HF_HUB_OFFLINE is set"
     fix = "" if has_token else "only private data needs a token: `hf auth login`"
-    return Check("Hugging Face", True, detail, fix)
+    return MachineCheck("Hugging Face", True, detail, fix)
 
 
-def reachable(name: str, url: str) -> Check:
+def reachable(name: str, url: str) -> MachineCheck:
     """Whether a connection to a server can be made; nothing is sent."""
     from urllib.parse import urlsplit
 
@@ -232,41 +236,41 @@ def reachable(name: str, url: str) -> Check:
     host, port = parts.hostname or url, parts.port or default
     try:
         with socket.create_connection((host, port), timeout=5):
-            return Check(name, True, f"{host}:{port} answers")
+            return MachineCheck(name, True, f"{host}:{port} answers")
     except OSError as error:
-        return Check(name, False, f"{host}:{port}: {error}", "train with tracker=files and local data meanwhile")
+        return MachineCheck(name, False, f"{host}:{port}: {error}", "train with tracker=files and local data meanwhile")
 
 
-def slurm(runs_dir: Path, submit: bool) -> Iterator[Check]:
+def slurm(runs_dir: Path, submit: bool) -> Iterator[MachineCheck]:
     """The cluster, if this machine belongs to one."""
     absent = [command for command in ("sbatch", "squeue", "scontrol") if shutil.which(command) is None]
     if absent:
         fix = "studies run on this machine; or log in to a cluster"
-        yield Check("SLURM", False, f"no {', '.join(absent)} here", fix)
+        yield MachineCheck("SLURM", False, f"no {', '.join(absent)} here", fix)
         return
     rows = _output("sinfo", "--noheader", "--format=%R|%a|%D|%G").splitlines()
     if not rows:
-        yield Check("SLURM", False, "sinfo does not answer", "is SLURM's controller running?")
+        yield MachineCheck("SLURM", False, "sinfo does not answer", "is SLURM's controller running?")
         return
     partitions = []
     for row in rows:
         partition, state, nodes, gpus = row.split("|")
         partitions.append(f"{partition} ({nodes} nodes, {gpus.replace('(null)', 'no GPUs')}, {state})")
-    yield Check("SLURM", True, f"partitions {', '.join(partitions)}")
+    yield MachineCheck("SLURM", True, f"partitions {', '.join(partitions)}")
     answers = _succeeds("sacct", "--noheader", "-j", "1")
     fix = "" if answers else "`study NAME --launcher slurm` needs none; -m hydra/launcher=slurm would wait forever"
-    yield Check("sacct", answers, "answers" if answers else "absent, or without a database", fix)
+    yield MachineCheck("sacct", answers, "answers" if answers else "absent, or without a database", fix)
     settings = dict(re.findall(r"^(\w+)\s*=\s*(.*)$", _output("scontrol", "show", "config"), flags=re.MULTILINE))
     if settings.get("PreemptMode", "OFF") != "OFF":
         if "preempt_send_user_signal" in settings.get("SlurmctldParameters", ""):
-            yield Check("preemption", True, "runs are signalled before preemption")
+            yield MachineCheck("preemption", True, "runs are signalled before preemption")
         else:
             fix = "a preempted run resumes from its last checkpoint: set train.checkpoint_every"
-            yield Check("preemption", False, "no preempt_send_user_signal in SlurmctldParameters", fix)
+            yield MachineCheck("preemption", False, "no preempt_send_user_signal in SlurmctldParameters", fix)
     yield shared(runs_dir, submit)
 
 
-def shared(runs_dir: Path, submit: bool) -> Check:
+def shared(runs_dir: Path, submit: bool) -> MachineCheck:
     """Whether compute nodes see the runs."""
     path = _existing(runs_dir)
     if submit:
@@ -274,15 +278,15 @@ def shared(runs_dir: Path, submit: bool) -> Check:
         with tempfile.NamedTemporaryFile(dir=path, prefix=".doctor") as file:
             done = subprocess.run([*job, file.name], capture_output=True, text=True, timeout=120, check=False)
         if done.returncode == 0:
-            return Check("runs on nodes", True, f"a job saw a file in {path}")
+            return MachineCheck("runs on nodes", True, f"a job saw a file in {path}")
         why = (done.stderr.strip().splitlines() or ["it is not there"])[0]
         detail = f"a job saw no file in {path}: {why}"
-        return Check("runs on nodes", False, detail, "runs_dir on a shared file system")
+        return MachineCheck("runs on nodes", False, detail, "runs_dir on a shared file system")
     kind = _output("stat", "--file-system", "--format=%T", str(path)).strip()
     if kind in SHARED_FILE_SYSTEMS:
-        return Check("runs on nodes", True, f"{path} is on {kind}")
+        return MachineCheck("runs on nodes", True, f"{path} is on {kind}")
     detail = f"{path} is on {kind or 'an unknown file system'}, maybe a local one"
-    return Check("runs on nodes", False, detail, "nexus-ablate doctor --submit checks it with a job")
+    return MachineCheck("runs on nodes", False, detail, "nexus-ablate doctor --submit checks it with a job")
 
 
 def _existing(path: Path) -> Path:

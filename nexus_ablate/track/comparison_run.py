@@ -1,0 +1,83 @@
+"""A comparison on W&B: a separate W&B run with the verdict table, the report, and both as an artifact."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from nexus_ablate.errors import UserError, printable
+from nexus_ablate.track.account import failure, redactor, require_key
+from nexus_ablate.track.push import SYNC_FINISH, SYNC_INIT
+from nexus_ablate.track.upload import begin
+from nexus_ablate.track.wandb_run import MAX_NAME, quiet
+
+
+def publish(
+    project: str,
+    study: str,
+    answer: str,
+    table: tuple[Sequence[str], Sequence[Sequence[str]]],
+    files: Mapping[str, str],
+    environ: Mapping[str, str] = os.environ,
+) -> str:
+    """Send a comparison. Later comparisons of a study continue its W&B run; unchanged files make no new version.
+
+    Args:
+        project: `project` or `entity/project`.
+        study: The name of the study.
+        answer: The verdict in a sentence.
+        table: Titles, and rows of strings.
+        files: Content of the artifact by file name; `report.html` is also shown as a page.
+        environ: The environment with the credentials.
+
+    Returns:
+        The URL of the W&B run.
+
+    Raises:
+        ConfigError: There is no key.
+        UserError: W&B failed.
+    """
+    require_key(environ)
+    entity, _, name = project.rpartition("/")
+    try:
+        import wandb
+
+        with tempfile.TemporaryDirectory() as scratch:
+            settings = {
+                **quiet(Path(scratch), SYNC_INIT, SYNC_FINISH),
+                "mode": "online",
+                "project": name,
+                "entity": entity or None,
+                "run_id": "compare-" + hashlib.blake2b(study.encode(), digest_size=8).hexdigest(),
+                "resume": "allow",
+                "run_name": printable(f"compare {study}", MAX_NAME),
+                "run_group": printable(study, MAX_NAME),
+                "run_job_type": "compare",  # the dashboard's panels of training runs exclude this type
+            }
+            run = begin(settings, {"study": study})
+            columns, rows = table
+            shown: dict[str, Any] = {"verdict": wandb.Table(columns=list(columns), data=[list(row) for row in rows])}
+            if "report.html" in files:
+                shown["report"] = wandb.Html(files["report.html"], inject=False)
+            run.log(shown)
+            artifact = wandb.Artifact(f"comparison-{_artifact_name(study)}", type="comparison", description=answer)
+            for file, text in files.items():
+                with artifact.new_file(file, encoding="utf-8") as target:
+                    target.write(text)
+            run.log_artifact(artifact)
+            run.summary["answer"] = answer
+            run.finish()
+            return run.url or ""
+    except Exception as error:  # W&B may raise anything
+        raise UserError(
+            "W&B did not take the comparison", failure(error, redactor(environ)), "the same command again"
+        ) from error
+
+
+def _artifact_name(study: str) -> str:
+    """W&B takes letters, digits, dashes, underscores and dots."""
+    return "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else "_" for c in study)[:100]

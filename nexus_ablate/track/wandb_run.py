@@ -1,0 +1,121 @@
+"""A run's project, name, config and tags on W&B, all read from the run directory."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nexus_ablate.config.options import AXES, Option, option_files
+from nexus_ablate.runs import RunRecord, atomic_write_json
+from nexus_ablate.runs.formats import PLACE
+from nexus_ablate.runs.record import read_document
+
+PLACE_FILE = "wandb.json"
+MAX_TAG, MAX_NAME = 64, 128  # characters; W&B refuses a run with longer ones
+
+
+@dataclass(frozen=True)
+class WandbPlace:
+    """A run's place on W&B. The entity None is the account's default."""
+
+    id: str
+    project: str
+    entity: str | None
+
+    def write(self, run_dir: Path) -> None:
+        """Save it with the run, so that later uploads resume the same W&B run."""
+        atomic_write_json(run_dir / PLACE_FILE, vars(self))
+
+
+def kept_place(run_dir: Path) -> WandbPlace | None:
+    """Where the run was sent before; None if it never was.
+
+    Raises:
+        UserError: The file is damaged.
+    """
+    values = read_document(run_dir / PLACE_FILE, PLACE)
+    return None if values is None else WandbPlace(values["id"], values["project"], values.get("entity"))
+
+
+def place_of(run_dir: Path, option: Option, project: str | None = None, entity: str | None = None) -> WandbPlace:
+    """Where a run goes: to the given project, else where it was before, else to the project of its `tracker` option.
+
+    The id is made once per destination. It is random, because equal runs of two people are two runs.
+    """
+    kept = kept_place(run_dir)
+    chosen = option.keys.get("entity", "none")
+    default = option.keys.get("project", option_files("tracker")["wandb"].keys["project"].default)
+    place = WandbPlace(
+        id=secrets.token_hex(8),
+        project=project or (kept.project if kept else str(default)),
+        entity=entity or (kept.entity if kept else None if chosen == "none" else str(chosen)),
+    )
+    return kept if kept and (kept.project, kept.entity) == (place.project, place.entity) else place
+
+
+def config_of(record: RunRecord) -> dict[str, Any]:
+    """The nested configuration, the resolved values of `auto`, and flat `axis/norm: rms` entries to group by."""
+    flat = {f"axis/{axis}": name for axis, name in _axes(record).items()}
+    return {"study": record.study, "arm": record.arm, "seed": record.seed, **(record.config or {}), **flat}
+
+
+def settings_of(
+    record: RunRecord, place: WandbPlace, mode: str, root: Path, init: float, finish: float
+) -> dict[str, Any]:
+    """Arguments of `wandb.Settings`.
+
+    Args:
+        record: The run.
+        place: From `place_of`.
+        mode: `online` or `offline`.
+        root: W&B's own files go under it.
+        init: Seconds until W&B must have accepted the run.
+        finish: Seconds until it must have taken the remaining rows at the end.
+    """
+    tags = [f"{axis}={name}"[:MAX_TAG] for axis, name in _axes(record).items()]
+    return {
+        "run_id": place.id,
+        "project": place.project,
+        "entity": place.entity,
+        "resume": "allow",
+        "mode": mode,
+        "run_group": ((record.env or {}).get("multirun") or record.study)[:MAX_NAME],
+        "run_job_type": "train",
+        "run_name": f"{record.arm}/s{record.seed}"[:MAX_NAME],
+        "run_tags": tuple(dict.fromkeys(tags)),
+        **quiet(root, init, finish),
+    }
+
+
+def quiet(root: Path, init: float, finish: float) -> dict[str, Any]:
+    """Settings under which W&B records nothing but the rows it is given."""
+    return {
+        "root_dir": str(root),
+        # The run must neither end nor replace a W&B run of the calling program.
+        "reinit": "create_new",
+        # By default the Stop button in the browser interrupts this process.
+        "stop_fn": lambda: None,
+        "silent": True,
+        "quiet": True,
+        "console": "off",
+        "disable_code": True,
+        "disable_git": True,
+        "disable_job_creation": True,
+        "x_disable_meta": True,
+        "x_disable_stats": True,
+        "x_save_requirements": False,
+        # By default, a killed run would lose its last 15 s.
+        "x_transaction_log_flush_interval": 1.0,
+        "init_timeout": init,
+        "finish_timeout": finish,
+        "finish_timeout_raises": True,
+    }
+
+
+def _axes(record: RunRecord) -> dict[str, str]:
+    """The option chosen on each axis."""
+    config = record.config or {}
+    return {axis: str(config[axis]["name"]) for axis in AXES if isinstance(config.get(axis), Mapping)}

@@ -1,0 +1,295 @@
+"""Pages on W&B about the runs: a saved workspace of the project, one per study, and a report per study.
+
+W&B can filter a whole workspace, but not a section of it. So each study has its own workspace, filtered to its runs,
+and the project's workspace has a section with the study's question and a link to it. Names and ids follow from the
+project and the study: saving again updates the same workspace at the same URL.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from nexus_ablate.config.options import AXES
+from nexus_ablate.errors import ConfigError, UserError
+from nexus_ablate.measure.measures import MEASURES, Measure, expression, find
+from nexus_ablate.report.run_picture import HEAT_MAPS
+from nexus_ablate.study.schema import Study
+from nexus_ablate.track.account import LOG_IN, failure, quiet_client, redactor, require_key
+
+if TYPE_CHECKING:
+    from wandb_workspaces.workspaces import Section, Workspace
+
+TITLE = "nexus-ablate"
+BUDGETS = {"tokens": "tokens", "flops": "training FLOPs", "seconds": "seconds of training"}
+
+
+def described(study: Study) -> str:
+    """The question, the baseline and the arms of a study, in Markdown."""
+    lines = [f"**{_plain(study.question)}**", ""]
+    if study.baseline:
+        lines += [f"Baseline: {_plain(', '.join(study.baseline))}", ""]
+    for arm in study.arms:
+        lines.append(f"- {_plain(arm.name or ', '.join(arm.overrides))}")
+    for key, levels in study.factors.items():
+        lines.append(f"- {_plain(key)}: {_plain(', '.join(levels))}")
+    return "\n".join(lines)
+
+
+def workspaces(project: str, entity: str, studies: Sequence[Study]) -> list[Workspace]:
+    """The project's workspace first, then one per study. Needs no network.
+
+    Raises:
+        ConfigError: The package is missing.
+    """
+    ws, wr = _package()
+    about = []
+    boards = []
+    for study in studies:
+        link = f"[Its runs alone](?nw={view_id(project, study.name)})"
+        text = wr.MarkdownPanel(markdown=f"{described(study)}\n\n{link}")
+        about.append(ws.Section(name=f"study {study.name}", panels=[text], is_open=True))
+        panels = [wr.MarkdownPanel(markdown=described(study))]
+        for endpoint in study.endpoints:
+            panels.append(_bars(endpoint.name, find(endpoint.name).title or endpoint.name))
+        question = ws.Section(name="question", panels=panels, is_open=True)
+        boards.append(_workspace(project, entity, study.name, [question]))
+    return [_workspace(project, entity, None, about), *boards]
+
+
+def specification(views: Sequence[Workspace]) -> dict[str, Any]:
+    """The workspaces as they are sent to W&B, in JSON types."""
+    return {
+        "project": views[0].project,
+        "entity": views[0].entity,
+        "views": [_sent(view) for view in views],
+    }
+
+
+def save(views: Sequence[Workspace]) -> list[str]:
+    """Create or update the workspaces.
+
+    Returns:
+        Their URLs.
+
+    Raises:
+        ConfigError: There is no key, or no such project.
+        UserError: W&B refused.
+    """
+    from wandb_workspaces.workspaces import internal
+
+    require_key()
+    quiet_client()
+    addresses = []
+    for view in views:
+        name = view._internal_name.removeprefix("nw-").removesuffix("-v")
+        try:
+            try:
+                view._internal_id = internal.get_view_dict(view.entity, view.project, name)["id"]
+            except ValueError as error:  # no such view, or no such project
+                if "Project" in str(error):
+                    fix = "train or sync a run there first, or choose --project and --entity"
+                    raise ConfigError("W&B has no such project", f"{view.entity}/{view.project}", fix) from error
+            addresses.append(view.save().url)
+        except ConfigError:
+            raise
+        except Exception as error:  # W&B may raise anything
+            raise _refused(error) from error
+    return addresses
+
+
+def save_report(project: str, entity: str, study: Study, verdict: str) -> str:
+    """Create or update the report of a study: question or verdict, and the panels of its runs.
+
+    Args:
+        verdict: The comparison in Markdown; '' if nothing can be compared yet.
+
+    Returns:
+        Its URL.
+
+    Raises:
+        ConfigError: There is no key.
+        UserError: W&B refused, or its server doesn't support reports.
+    """
+    import wandb
+
+    _, wr = _package()
+    require_key()
+    quiet_client()
+    title = f"{TITLE}: {study.name}"
+    try:
+        runs = wr.Runset(
+            entity=entity,
+            project=project,
+            name=study.name,
+            filters=f"Config('study') = '{study.name}' and JobType = 'train'",
+            groupby=["config.arm"],
+        )
+        blocks = [wr.MarkdownBlock(text=verdict or described(study))]
+        for section in sections():
+            blocks += [wr.H2(text=section.name), wr.PanelGrid(runsets=[runs], panels=section.panels)]
+        report = wr.Report(project=project, entity=entity, title=title, blocks=blocks, width="fluid")
+        for saved in wandb.Api().reports(f"{entity}/{project}"):
+            if saved.display_name == title:
+                report.id = saved.id
+        report.save()
+        return report.url
+    except Exception as error:  # W&B may raise anything
+        raise _refused(error) from error
+
+
+def default_entity() -> str:
+    """The account's default user or team on W&B.
+
+    Raises:
+        ConfigError: There is no key.
+        UserError: W&B failed.
+    """
+    import wandb
+
+    require_key()
+    quiet_client()
+    try:
+        return str(wandb.Api().default_entity)
+    except Exception as error:  # W&B may raise anything
+        raise _refused(error) from error
+
+
+def view_id(project: str, study: str | None) -> str:
+    """The part of a workspace's URL that identifies it: `?nw=<id>`."""
+    return _digest(project, study or "")
+
+
+def _workspace(project: str, entity: str, study: str | None, first: list[Section]) -> Workspace:
+    from wandb_workspaces import expr
+
+    ws, _ = _package()
+    filters = [expr.Metric("JobType") == "train"]
+    keys = ["study", "arm"]
+    if study:
+        filters.append(expr.Config("study") == study)
+        keys = ["arm"]
+    view = ws.Workspace(
+        entity=entity,
+        project=project,
+        name=f"{TITLE}: {study}" if study else TITLE,
+        sections=[*first, *sections()],
+        settings=ws.WorkspaceSettings(x_axis="tokens", max_runs=100),
+        runset_settings=ws.RunsetSettings(
+            filters=filters,
+            groupby=[expr.Config(key) for key in keys],
+            pinned_columns=["run:displayName", "summary:val_loss", *(f"config:axis/{axis}.value" for axis in AXES)],
+        ),
+    )
+    view._internal_name = f"nw-{view_id(project, study)}-v"
+    view._internal_runset_id = _digest(project, study or "", "runs")
+    for section in view.sections:
+        for number, panel in enumerate(section.panels):  # W&B keeps a user's changes to a panel by its id
+            panel._id = _digest(section.name, str(number))
+    return view
+
+
+def sections() -> list[Section]:
+    """The panels, by subject."""
+    ws, wr = _package()
+    loss = [_lines(f"validation loss by {title}", "val/loss", budget) for budget, title in BUDGETS.items()]
+    loss += [
+        _lines("training loss", "train/loss", smoothing_type="exponentialTimeWeighted", smoothing_factor=0.5),
+        _bars("val_loss", "final validation loss"),
+        _bars("tokens_per_second", "tokens per second"),
+    ]
+    panels = {"loss": loss}
+    for name in ("gradients", "outliers", "sinks", "weights"):
+        panels[name] = [_measured(measure) for measure in MEASURES if measure.panel == name]
+    for part, title in (("attn", "attention"), ("ffn", "FFN")):
+        by_block = rf"grad_norm/block_\d+/{part}"
+        panels["gradients"].append(_lines(f"gradient norm by block: {title}", by_block, regex=True, log_y=True))
+    heat_maps = [f"heat_map/{name}" for name, _, _ in HEAT_MAPS]
+    panels["outliers"].append(wr.MediaBrowser(title="blocks over training", media_keys=heat_maps))
+    axes = [wr.ParallelCoordinatesPlotColumn(metric=wr.Config(f"axis/{axis}")) for axis in AXES]
+    final_loss = wr.SummaryMetric("val_loss")
+    kurtosis = wr.SummaryMetric("act/resid/kurtosis_token")
+    panels["choices"] = [
+        wr.ParallelCoordinatesPlot(
+            title="axes and final loss", columns=[*axes, wr.ParallelCoordinatesPlotColumn(metric=final_loss)]
+        ),
+        wr.ScatterPlot(title="final loss against kurtosis", x=kurtosis, y=final_loss, log_x=True),
+        wr.RunComparer(diff_only="split"),
+    ]
+    return [ws.Section(name=name, panels=drawn, is_open=True) for name, drawn in panels.items()]
+
+
+def _lines(title: str, metric: str, budget: str = "tokens", regex: bool = False, **settings: Any) -> Any:
+    """A measure over training: the mean over an arm's seeds, in a band from the lowest to the highest."""
+    _, wr = _package()
+    chosen = {"metric_regex": metric} if regex else {"y": [metric]}
+    return wr.LinePlot(
+        title=title,
+        x=budget,
+        title_x=BUDGETS[budget],
+        groupby=wr.Config("arm"),
+        groupby_aggfunc="mean",
+        groupby_rangefunc="minmax",
+        max_runs_to_show=100,
+        **chosen,
+        **settings,
+    )
+
+
+def _measured(measure: Measure) -> Any:
+    """A measure of the table; one with a placeholder in its name is one line per block."""
+    name = measure.names[-1]
+    settings: dict[str, Any] = {"log_y": True} if measure.log else {}
+    if "{" in name:
+        return _lines(measure.title, expression(name), regex=True, **settings)
+    return _lines(measure.title, name, **settings)
+
+
+def _bars(metric: str, title: str) -> Any:
+    """A measure at the end of training, as the mean and the standard deviation over an arm's seeds."""
+    _, wr = _package()
+    return wr.BarPlot(
+        title=f"{title} by arm",
+        metrics=[metric],
+        groupby=wr.Config("arm"),
+        groupby_aggfunc="mean",
+        groupby_rangefunc="stddev",
+    )
+
+
+def _package() -> tuple[Any, Any]:
+    """The modules of workspaces and of reports. They are untyped here: a type checker can't see what they export.
+
+    Raises:
+        ConfigError: The package is missing.
+    """
+    try:
+        from wandb_workspaces import workspaces
+        from wandb_workspaces.reports import v2
+    except ImportError as error:
+        fix = "pip install 'nexus-ablate[dashboard]'"
+        raise ConfigError("the package wandb-workspaces is missing", str(error), fix) from error
+    return workspaces, v2
+
+
+def _sent(view: Workspace) -> dict[str, Any]:
+    model = view._to_model()
+    spec = json.loads(model.spec.model_dump_json(by_alias=True, exclude_none=True))
+    return {"name": model.name, "displayName": model.display_name, "spec": spec}
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.blake2b("\n".join(parts).encode(), digest_size=6).hexdigest()
+
+
+def _plain(text: str) -> str:
+    """A user's text with Markdown's special characters escaped."""
+    return "".join(f"&#{ord(c)};" if c in "<>&`[]*_|\\" else c for c in " ".join(text.split()))
+
+
+def _refused(error: Exception) -> UserError:
+    fix = f"{LOG_IN}, and check that the server can be reached; --dry-run needs no server"
+    return UserError("W&B refused the dashboard", failure(error, redactor(os.environ)), fix)
