@@ -17,11 +17,21 @@ from written_runs import Writer
 from nexus_ablate import cli
 from nexus_ablate.config.options import AXES
 from nexus_ablate.errors import ConfigError
-from nexus_ablate.track import dashboard
-from nexus_ablate.track.dashboard import Question, specification, workspaces
+from nexus_ablate.study.decoding import decode
+from nexus_ablate.study.schema import Study, StudyArm
+from nexus_ablate.track import workspaces as workspaces_module
+from nexus_ablate.track.workspaces import described, specification, workspaces
 
 ENDPOINTS = ("val_loss", "attn/sink_rate")
-NORMS = Question("norms", "Is RMSNorm worse?", "baseline", ("norm=layer", "norm=none"), endpoints=ENDPOINTS)
+NORMS = decode(
+    {
+        "name": "norms",
+        "question": "Is RMSNorm worse?",
+        "baseline": ["train.steps=9"],
+        "arms": [["norm=layer"], ["norm=none"]],
+        "endpoints": [*ENDPOINTS],
+    }
+)
 
 
 def panels(view: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
@@ -41,7 +51,7 @@ def views() -> list[dict[str, Any]]:
 
 def test_losses_are_means_over_seeds_by_arm_with_a_band_at_equal_tokens_flops_and_seconds(views):
     plots = titled(views[0])
-    for budget, title in dashboard.BUDGETS.items():
+    for budget, title in workspaces_module.BUDGETS.items():
         plot = plots[f"validation loss by {title}"]
         assert (plot["xAxis"], plot["metrics"]) == (budget, ["val/loss"])
         assert (plot["groupBy"], plot["groupAgg"], plot["groupArea"]) == ("arm.value", "mean", "minmax")
@@ -92,7 +102,7 @@ def test_every_metric_of_a_panel_is_one_that_a_run_logs(views, tiny_run):
 def test_a_study_has_a_section_that_asks_its_question_and_a_workspace_of_its_runs_alone(views):
     project, study = views
     (panel,) = panels(project)["study norms"]
-    assert panel["value"].startswith("**Is RMSNorm worse?**\n\nBaseline: baseline\n\n- norm=layer\n- norm=none\n")
+    assert panel["value"].startswith("**Is RMSNorm worse?**\n\nBaseline: train.steps=9\n\n- norm=layer\n- norm=none\n")
     (link,) = re.findall(r"\(\?nw=(\w+)\)", panel["value"])
     assert study["name"] == f"nw-{link}-v" and study["displayName"] == "nexus-ablate: norms"
     assert titled(study).keys() - titled(project).keys() == {"val_loss by arm", "sink rate by arm"}
@@ -102,7 +112,8 @@ def test_a_study_has_a_section_that_asks_its_question_and_a_workspace_of_its_run
 
 
 def test_what_a_user_named_is_text_and_not_markup():
-    text = Question("<b>", "[a](http://evil) <script>", "`x`", ("*y*",)).markdown()
+    arm = StudyArm(name="*y*", overrides=["norm=layer"])
+    text = described(Study(name="a", design="list", question="[a](http://evil) <script>", baseline=["`x`"], arms=[arm]))
     assert not set("<>[]`") & set(text) and text.count("*") == 4
 
 
@@ -143,7 +154,7 @@ def test_a_workspace_is_created_once_then_updated_at_the_same_address(server: Wa
 
 
 def test_control_with_names_of_chance_each_saving_makes_another_workspace(server: WandbServer, capsys, monkeypatch):
-    monkeypatch.setattr(dashboard, "view_id", lambda *_: secrets.token_hex(6))
+    monkeypatch.setattr(workspaces_module, "view_id", lambda *_: secrets.token_hex(6))
     assert addresses(capsys) != addresses(capsys)
     assert len(server.views) == 2
 

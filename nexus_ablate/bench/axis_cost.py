@@ -154,10 +154,12 @@ def bench_axis(axis: str, configs: dict[str, RunConfig], baseline: str, seconds:
     sites: dict[str, int] = {}
     for option, chosen in configs.items():
         model = build_model(chosen).to(device).train()
-        block = model.blocks[-1]
+        block: Any = model.blocks[-1]
         context = _context(model, chosen, x_BTD)
         position = context.positions[-1]
-        places = {"block": (lambda x, b=block, c=context: b(b.enter(x), c.for_one_block()), [block, position])}
+        places: dict[str, tuple[Callable[[Tensor], Any], list[nn.Module]]] = {
+            "block": (lambda x, b=block, c=context: b(b.enter(x), c.for_one_block()), [block, position])
+        }
         layer = _layer(axis, chosen, block)
         if axis == "norm":
             places["alone"] = (layer.to(device), [layer])

@@ -178,7 +178,7 @@ def _publish(study_findings: Findings, project: str) -> str:
     from nexus_ablate.report.page import html
     from nexus_ablate.report.sentences import answer, title
     from nexus_ablate.report.tables import arm_table, main_columns
-    from nexus_ablate.track import publish
+    from nexus_ablate.track.comparison_run import publish
 
     comparison = study_findings.tables[0]
     table = arm_table(comparison, main_columns(comparison))

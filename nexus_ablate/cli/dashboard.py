@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 from nexus_ablate import errors
 from nexus_ablate.cli.verb import Flag, Verb, comma_separated, target
 from nexus_ablate.masking import mask
-from nexus_ablate.runs.files import atomic_write_text
 
 if TYPE_CHECKING:
-    from nexus_ablate.track.dashboard import Question
+    from nexus_ablate.study.schema import Study
 
 VERB = Verb(
     "dashboard",
@@ -41,67 +40,74 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
         raise errors.ConfigError("dashboard takes flags only", words[0], f"nexus-ablate dashboard --study {words[0]}")
 
     from nexus_ablate.config.options import option_files
-    from nexus_ablate.track import dashboard
+    from nexus_ablate.track import workspaces
 
     project = flags.get("project") or str(option_files("tracker")["wandb"].keys["project"].default)
-    report = "report" in flags
-    questions = [_question(name, report) for name in flags.get("study", ())]
-    if report and not questions:
+    studies = {name: _study(name) for name in flags.get("study", ())}
+    if "report" in flags and not studies:
         raise errors.ConfigError("a report is about a study", "--report", "--study runs/norms --report")
     if "dry_run" in flags:
-        views = dashboard.workspaces(project, flags.get("entity", ""), questions)
-        return _write(dashboard.specification(views), flags["dry_run"])
-    entity = flags.get("entity") or dashboard.default_entity()
-    for address in dashboard.save(dashboard.workspaces(project, entity, questions)):
+        views = workspaces.workspaces(project, flags.get("entity", ""), [*studies.values()])
+        return _write(workspaces.specification(views), flags["dry_run"])
+    entity = flags.get("entity") or workspaces.default_entity()
+    for address in workspaces.save(workspaces.workspaces(project, entity, [*studies.values()])):
         print(f"workspace {address}")
-    for question in questions if report else []:
-        print(f"report    {dashboard.save_report(project, entity, question)}")
+    if "report" in flags:
+        for name, study in studies.items():
+            print(f"report    {workspaces.save_report(project, entity, study, _verdict(name))}")
     return errors.OK
 
 
 def _write(specification: dict, path: Path) -> int:
     from nexus_ablate.runs import strict_json
+    from nexus_ablate.runs.files import atomic_write_text
 
-    text = strict_json(specification, indent=2) + "\n"
+    text = mask(strict_json(specification, indent=2)) + "\n"
     if path == Path("-"):
         sys.stdout.write(text)
     else:
-        atomic_write_text(path, mask(text))
+        atomic_write_text(path, text)
         print(f"saved to {path}", file=sys.stderr)
     return errors.OK
 
 
-def _question(name: str, report: bool) -> Question:
+def _folder(name: str) -> Path | None:
+    """A study's directory, or the directory of this name under runs/."""
+    for path in (Path(name), Path("runs", name)):
+        if path.is_dir():
+            return path
+    return None
+
+
+def _study(name: str) -> Study:
     """A study by its directory, its name under runs/, or its name in conf/studies.
 
     Raises:
         ConfigError: It is none of these.
     """
-    from nexus_ablate.comparison.load import read_plan
+    from nexus_ablate.study.decoding import read_study
     from nexus_ablate.study.definition import shipped_studies, shipped_study
-    from nexus_ablate.track.dashboard import Question
+    from nexus_ablate.study.schema import Study
 
-    folder = next((path for path in (Path(name), Path("runs", name)) if path.is_dir()), None)
-    table = _verdict(folder) if folder and report else ""
-    if folder and (folder / "study.yaml").is_file():
-        plan = read_plan(folder / "study.yaml")
-        endpoints = tuple(endpoint.name for endpoint in (plan.endpoint, *plan.secondary))
-        return Question(plan.name, mask(plan.question), plan.baseline, tuple(plan.arms), mask(table), endpoints)
+    folder = _folder(name)
     if folder:
-        return Question(folder.resolve().name, table=mask(table))
+        experiment = folder.resolve().name
+        return read_study(folder) or Study(name=experiment, design="list", question=f"the runs of {experiment}")
     if name not in shipped_studies():
         raise errors.unknown("there is no study of this name, and no directory", name, shipped_studies())
-    study = shipped_study(name)
-    return Question(name, study.question, endpoints=tuple(endpoint.name for endpoint in study.endpoints))
+    return shipped_study(name)
 
 
-def _verdict(folder: Path) -> str:
+def _verdict(name: str) -> str:
     """The comparison in Markdown; '' if nothing can be compared yet."""
     from nexus_ablate.comparison.result import compare
     from nexus_ablate.report.exports import comparison_markdown
 
+    folder = _folder(name)
+    if folder is None:
+        return ""
     try:
-        return comparison_markdown(compare(folder))
+        return mask(comparison_markdown(compare(folder)))
     except errors.ConfigError as error:
         print(f"no verdict in the report: {error.problem}", file=sys.stderr)
         return ""

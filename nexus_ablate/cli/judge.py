@@ -81,7 +81,7 @@ def run(sources: list[str], flags: dict[str, Any]) -> int:
     check_reports(flags, sources[0])
     name, columns = flags.get("endpoint", "val_loss"), flags.get("columns", {})
     if sources[0].startswith(WANDB):
-        from nexus_ablate.track import runs_on_wandb
+        from nexus_ablate.track.project_runs import runs_on_wandb
 
         source, columns = runs_on_wandb(sources[0].removeprefix(WANDB), flags.get("filters", {}), name, columns)
     elif "filters" in flags:

@@ -47,7 +47,6 @@ class Flag:
 COLUMNS, WIDEST_TERM = 80, 46
 KINDS = ("runs", "studies", "results", "this machine and W&B")
 OVERRIDES = "KEY=VALUE"
-HELP_FLAG = Flag("--help", "", "show this help")
 FULL = Flag("--full", "", "whole names of the arms, also where a line then wraps")
 
 
@@ -76,7 +75,7 @@ class Verb:
 
     def help(self) -> str:
         """The text of `nexus-ablate NAME --help`, wrapped at 80 columns."""
-        usage = " ".join(filter(None, ("nexus-ablate", self.name, self.takes, "[flags]" if self.flags else "")))
+        usage = f"nexus-ablate {self.name} {self.takes}".rstrip() + (" [flags]" if self.flags else "")
         examples = _columns([(f"nexus-ablate {line}", meaning) for line, meaning in self.examples])
         flags = _columns([(flag.usage, flag.meaning) for flag in self.flags])
         notes = [part for line in self.notes.splitlines() for part in (textwrap.wrap(line, COLUMNS) or [""])]
@@ -89,44 +88,55 @@ class Verb:
         Raises:
             ConfigError: An unknown flag, a flag given twice or without its value, or an invalid value.
         """
-        flags = {name: flag for flag in self.flags for name in (flag.name, flag.short) if name}
         words: list[str] = []
         values: dict[str, Any] = {}
         rest = list(arguments)
         while rest:
             argument = rest.pop(0)
-            name, equals, text = argument.partition("=")
-            if not argument.startswith("-") or argument[1:].isdecimal() or argument == "-":
+            if not argument.startswith("-") or argument == "-" or argument[1:].isdecimal():
                 words.append(argument)
                 continue
-            if name not in flags:
-                self._refuse_override(argument, rest)
-                problem, fix = f"{self.name} has no flag of this name", f"nexus-ablate {self.name} --help"
-                raise unknown(problem, name, [flag.name for flag in (*self.flags, HELP_FLAG)], otherwise=fix)
-            flag = flags[name]
-            name = flag.name
-            if not flag.takes and equals:
-                raise ConfigError(f"{name} takes no value", argument, name)
-            if flag.takes and not equals:
-                if rest and not (rest[0].startswith("--") or (flag.takes.startswith("[") and "=" in rest[0])):
-                    text = rest.pop(0)
-                elif not flag.takes.startswith("["):
-                    text = ""
-            if flag.takes and not text and not flag.takes.startswith("["):
-                raise ConfigError(f"{name} needs a value", argument, flag.example or f"{name} {flag.takes}")
-            if flag.key in values and not flag.repeated:
-                raise ConfigError(f"{name} is given twice", f"{values[flag.key]} and {text}", f"give {name} once")
+            flag, text = self._read_flag(argument, rest)
             value = flag.read(text) if flag.takes else True
-            values[flag.key] = [*values.get(flag.key, []), value] if flag.repeated else value
-        if self.needed and not words:
-            example = next((f"nexus-ablate {line}" for line, _ in self.examples), f"nexus-ablate {self.name} --help")
-            raise ConfigError(f"{self.name} needs {self.needed}", "nothing", example)
-        if self.takes == f"[{OVERRIDES} ...]":
-            for at, word in enumerate(words):
-                if "=" not in word[1:] and word[:1] not in ("~", "+"):
-                    self._refuse_override(word, words[at + 1 :])
-                    raise _unknown_verb(word)
+            if flag.repeated:
+                values.setdefault(flag.key, []).append(value)
+            elif flag.key in values:
+                got = f"{values[flag.key]} and {text}"
+                raise ConfigError(f"{flag.name} is given twice", got, f"give {flag.name} once")
+            else:
+                values[flag.key] = value
+        self._check_words(words)
         return words, values
+
+    def _read_flag(self, argument: str, rest: list[str]) -> tuple[Flag, str]:
+        """The flag that an argument names, and the text of its value: after `=`, or taken from `rest`."""
+        name, equals, text = argument.partition("=")
+        flag = next((flag for flag in self.flags if name in (flag.name, flag.short)), None)
+        if flag is None:
+            self._refuse_override(argument, rest)
+            names = [flag.name for flag in self.flags] + ["--help"]
+            fix = f"nexus-ablate {self.name} --help"
+            raise unknown(f"{self.name} has no flag of this name", name, names, otherwise=fix)
+        if equals and not flag.takes:
+            raise ConfigError(f"{flag.name} takes no value", argument, flag.name)
+        may_be_left_out = flag.takes.startswith("[")
+        is_value = bool(rest) and not rest[0].startswith("--") and not (may_be_left_out and "=" in rest[0])
+        if flag.takes and not equals and is_value:
+            text = rest.pop(0)
+        if flag.takes and not text and not may_be_left_out:
+            raise ConfigError(f"{flag.name} needs a value", argument, flag.example or f"{flag.name} {flag.takes}")
+        return flag, text
+
+    def _check_words(self, words: list[str]) -> None:
+        """Check that required arguments are given, and that overrides are overrides."""
+        if self.needed and not words:
+            example = self.examples[0][0] if self.examples else f"{self.name} --help"
+            raise ConfigError(f"{self.name} needs {self.needed}", "nothing", f"nexus-ablate {example}")
+        if self.takes == f"[{OVERRIDES} ...]":
+            for number, word in enumerate(words):
+                if "=" not in word[1:] and word[:1] not in ("~", "+"):
+                    self._refuse_override(word, words[number + 1 :])
+                    raise _unknown_verb(word)
 
     def _refuse_override(self, word: str, after: list[str]) -> None:
         """Refuse an override in another spelling.
@@ -139,7 +149,8 @@ class Verb:
         from nexus_ablate.config.overrides import respelled
 
         if override := respelled(" ".join([word.lstrip("-"), *after[:2]])):
-            command = " ".join(filter(None, ("nexus-ablate", self.name.replace("train", ""), override)))
+            verb = "" if self.name == "train" else f"{self.name} "
+            command = f"nexus-ablate {verb}{override}"
             raise ConfigError("an option is typed KEY=VALUE", " ".join([word, *after[:2]]), command)
 
 
@@ -198,8 +209,8 @@ def whole(
         if text in also:
             return text
         if not text.isdecimal() or len(text) > 10 or not 1 <= int(text) <= most:
-            number = "a whole number" if most == 10**9 else f"a whole number from 1 to {most}"
-            kind = " ".join(filter(None, (number, unit))) + "".join(f" or {word}" for word in also)
+            kind = "a whole number" if most == 10**9 else f"a whole number from 1 to {most}"
+            kind = f"{kind} {unit}".rstrip() + "".join(f" or {word}" for word in also)
             raise ConfigError(f"{flag} takes {kind}", text or "nothing", f"{flag} {example}")
         return int(text)
 

@@ -5,20 +5,7 @@ Both send what W&B doesn't have yet with the same code, so they can be combined 
 """
 
 from nexus_ablate.track.account import resolve_mode
-from nexus_ablate.track.compared import publish
-from nexus_ablate.track.fetched import runs_on_wandb
 from nexus_ablate.track.mirror import FilesTracker, Tracker, WandbTracker, start_tracker
 from nexus_ablate.track.push import Synced, refresh, sync
 
-__all__ = [
-    "FilesTracker",
-    "Synced",
-    "Tracker",
-    "WandbTracker",
-    "publish",
-    "refresh",
-    "resolve_mode",
-    "runs_on_wandb",
-    "start_tracker",
-    "sync",
-]
+__all__ = ["FilesTracker", "Synced", "Tracker", "WandbTracker", "refresh", "resolve_mode", "start_tracker", "sync"]

@@ -12,8 +12,8 @@ from typing import Any
 from nexus_ablate.errors import UserError, printable
 from nexus_ablate.track.account import failure, redactor, require_key
 from nexus_ablate.track.push import SYNC_FINISH, SYNC_INIT
+from nexus_ablate.track.run_on_wandb import MAX_NAME, quiet
 from nexus_ablate.track.upload import begin
-from nexus_ablate.track.wandb_run import MAX_NAME, quiet
 
 
 def publish(

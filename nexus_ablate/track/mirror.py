@@ -15,7 +15,7 @@ from nexus_ablate.config.options import Option
 from nexus_ablate.runs import read_run
 from nexus_ablate.runs.files import refuse_link
 from nexus_ablate.track.account import LOG_IN, NO_KEY, credentials, failure, redactor, resolve_mode
-from nexus_ablate.track.described import config_of, place_of, settings_of
+from nexus_ablate.track.run_on_wandb import config_of, place_of, settings_of
 from nexus_ablate.track.upload import Upload
 
 PATIENCE = 20.0  # seconds that finish() waits for W&B

@@ -12,8 +12,8 @@ from nexus_ablate.config.options import Option
 from nexus_ablate.errors import UserError
 from nexus_ablate.runs import RunRecord, read_run
 from nexus_ablate.track.account import failure, redactor, require_key, resolve_mode
-from nexus_ablate.track.described import PLACE_FILE, config_of, place_of, settings_of
 from nexus_ablate.track.mirror import INIT_TIMEOUT, PATIENCE
+from nexus_ablate.track.run_on_wandb import PLACE_FILE, config_of, place_of, settings_of
 from nexus_ablate.track.upload import Upload
 
 SYNC_INIT, SYNC_FINISH = 30.0, 600.0  # seconds; long, since the command has nothing else to do

@@ -14,7 +14,7 @@ from nexus_ablate.report.run_picture import HEAT_MAPS, heat_map, heat_values
 from nexus_ablate.runs import SETTLED, read_jsonl
 from nexus_ablate.runs.record import parse_row, read_lines
 from nexus_ablate.track.account import set_up
-from nexus_ablate.track.described import WandbPlace
+from nexus_ablate.track.run_on_wandb import WandbPlace
 
 X_AXIS = "tokens"
 BLOCK_TABLE = "probes/by_block"

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from nexus_ablate.config.options import AXES
 from nexus_ablate.errors import ConfigError, UserError
+from nexus_ablate.masking import mask
 from nexus_ablate.measure.measures import MEASURES, Measure, expression, find
 from nexus_ablate.report.run_picture import HEAT_MAPS
 from nexus_ablate.study.schema import Study
@@ -286,8 +287,8 @@ def _digest(*parts: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """A user's text with Markdown's special characters escaped."""
-    return "".join(f"&#{ord(c)};" if c in "<>&`[]*_|\\" else c for c in " ".join(text.split()))
+    """A user's text without secrets, with Markdown's special characters escaped."""
+    return "".join(f"&#{ord(c)};" if c in "<>&`[]*_|\\" else c for c in " ".join(mask(text).split()))
 
 
 def _refused(error: Exception) -> UserError:
