@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from nexus_ablate import errors
+from nexus_ablate import errors, gpus
 from nexus_ablate.cli import doctor, main
 from nexus_ablate.cli.doctor import MachineCheck, checks, device, directory, packages, reachable, shared, slurm, wandb
 
@@ -107,10 +107,12 @@ def test_gpus_that_torch_cannot_use_are_reported(tools, monkeypatch):
     assert not check.ready
     assert "built for the CPU" in check.detail
     monkeypatch.setattr(doctor.metadata, "version", lambda name: "2.13.0")
-    tools("nvidia-smi", "printf 'Some GPU, 80 GiB\\nSome GPU, 80 GiB\\n'")
+    gpus.described_gpus.cache_clear()
+    tools("nvidia-smi", "printf 'Some GPU, 9.0, 81920\\nSome GPU, 9.0, 81920\\n'")
     check = device()
+    gpus.described_gpus.cache_clear()
     assert check.ready
-    assert check.detail == "2 GPUs (Some GPU, 80 GiB; Some GPU, 80 GiB)"
+    assert check.detail == "2 GPUs (Some GPU, 80 GiB, Some GPU, 80 GiB)"
 
 
 def test_without_a_compiler_torch_compile_is_reported_as_unavailable(tools, tmp_path, monkeypatch):
@@ -149,39 +151,27 @@ def test_a_chosen_mode_is_reported(monkeypatch, tmp_path):
     assert wandb().detail == "no key: offline copies"
 
 
-def cluster(tools, parameters="preempt_send_user_signal", accounting=True):
-    for name in ("sbatch", "squeue", *(["sacct"] if accounting else [])):
-        tools(name)
-    tools("sinfo", "echo 'low|up|2|gpu:2'; echo 'high|up|2|(null)'")
-    tools("scontrol", f"echo 'PreemptMode             = REQUEUE'; echo 'SlurmctldParameters     = {parameters}'")
-
-
 def by_name(described) -> dict[str, MachineCheck]:
     return {check.name: check for check in described}
 
 
-def test_a_cluster_is_described(tools, tmp_path):
-    cluster(tools)
+def test_a_cluster_is_described_and_what_it_lacks_has_its_consequence(tools, tmp_path):
+    for name in ("sbatch", "squeue", "scontrol"):
+        tools(name)
+    tools("sinfo", "echo 'low (2 nodes, gpu:2, up)'; echo 'high (2 nodes, (null), up)'")
     described = by_name(slurm(tmp_path, submit=False))
     assert described["SLURM"].detail == "partitions low (2 nodes, gpu:2, up), high (2 nodes, no GPUs, up)"
-    assert described["sacct"].ready
-    assert described["preemption"].ready
-    assert not any(check.need for check in described.values()), "runs are possible without it"
-
-
-def test_what_a_cluster_lacks_is_reported_with_its_consequence(tools, tmp_path):
-    cluster(tools, parameters="(null)", accounting=False)
-    described = by_name(slurm(tmp_path, submit=False))
     assert "wait forever" in described["sacct"].fix
-    assert "checkpoint_every" in described["preemption"].fix
-    assert "--submit" in described["runs on nodes"].fix
+    assert not any(check.need for check in described.values()), "runs are possible without it"
+    tools("sacct")
+    assert by_name(slurm(tmp_path, submit=False))["sacct"].ready
 
 
 def test_a_job_looks_for_a_file(tools, tmp_path):
     tools("srun", 'for last; do :; done; test "$1" = --ntasks=1 -a -e "$last"')
-    assert shared(tmp_path, submit=True).ready
+    assert shared(tmp_path).ready
     tools("srun", "echo 'srun: error: Unable to allocate resources' >&2; exit 1")
-    assert "Unable to allocate" in shared(tmp_path, submit=True).detail
+    assert "Unable to allocate" in shared(tmp_path).detail
     assert not list(tmp_path.glob(".doctor*"))
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import platform
-import re
 import shutil
 import socket
 import subprocess
@@ -43,8 +42,6 @@ VERB = Verb(
 
 LITTLE_SPACE = 2 * 2**30
 """Fewest free bytes: enough for a study of small runs with checkpoints, token files and logs."""
-
-SHARED_FILE_SYSTEMS = "nfs nfs4 lustre gpfs beegfs ceph wekafs panfs pvfs2 glusterfs afs".split()
 
 EXTRAS = {
     "submitit": "nexus-ablate[slurm]",
@@ -151,23 +148,22 @@ def packages() -> Iterator[MachineCheck]:
     except metadata.PackageNotFoundError:
         yield MachineCheck("packages", False, "nexus-ablate is not installed: versions are unknown", "pip install -e .")
         return
-    required = [each for each in required if each.marker is None or each.marker.evaluate({"extra": ""})]
-    wrong = 0
+    all_fit = True
     for each in required:
+        if each.marker and not each.marker.evaluate({"extra": ""}):
+            continue
         version = _version(each.name)
         if not version or not each.specifier.contains(version, prereleases=True):
-            wrong += 1
+            all_fit = False
             fix = f"pip install '{each.name}{each.specifier}'"
             yield MachineCheck(each.name, False, version or "not installed", fix, need=True)
-    if not wrong:
-        yield MachineCheck(
-            "packages", True, f"{len(required)} within their bounds, torch {_version('torch')}", need=True
-        )
+    if all_fit:
+        yield MachineCheck("packages", True, f"within their bounds, torch {_version('torch')}", need=True)
 
 
 def device() -> MachineCheck:
     """The accelerator that `train.device=auto` would use, as far as it is known without torch."""
-    from nexus_ablate.gpus import visible_gpus
+    from nexus_ablate.gpus import described_gpus, visible_gpus
 
     gpus = visible_gpus()
     if not gpus:
@@ -177,8 +173,8 @@ def device() -> MachineCheck:
     if "+cpu" in torch:
         fix = "install torch for CUDA: https://pytorch.org/get-started"
         return MachineCheck("device", False, f"{len(gpus)} GPUs, but torch {torch} is built for the CPU", fix)
-    names = _output("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader").splitlines()
-    return MachineCheck("device", True, f"{len(gpus)} GPUs ({'; '.join(names) or 'nvidia-smi reports no names'})")
+    names = ", ".join(f"{gpu.name}, {gpu.memory / 2**30:.0f} GiB" for gpu in described_gpus())
+    return MachineCheck("device", True, f"{len(gpus)} GPUs ({names or 'nvidia-smi reports no names'})")
 
 
 def directory(name: str, path: Path, other: str) -> MachineCheck:
@@ -196,8 +192,7 @@ def directory(name: str, path: Path, other: str) -> MachineCheck:
         free = shutil.disk_usage(there).free
     except OSError as error:
         return MachineCheck(name, False, f"{path}: {error.strerror}", f"make it writable, or {other}", need=True)
-    unit, size = ("GiB", 2**30) if free >= 2**30 else ("MiB", 2**20)
-    detail = f"{path}: {free / size:,.0f} {unit} free"
+    detail = f"{path}: {free / 2**30:,.1f} GiB free"
     if free < LITTLE_SPACE:
         return MachineCheck(name, False, detail, f"free some space, or {other}", need=True)
     return MachineCheck(name, True, detail + locks, need=True)
@@ -216,15 +211,11 @@ def wandb() -> MachineCheck:
 
 
 def hugging_face() -> MachineCheck:
-    """The Hub's token and cache, which data=hub uses."""
+    """The Hub's token, which private data of data=hub need."""
     home = Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser()
-    has_token = bool(os.environ.get("HF_TOKEN")) or (home / "token").is_file()
-    has_cache = (home / "hub").is_dir() or (home / "datasets").is_dir()
-    detail = f"{'a token' if has_token else 'no token'}, {'a cache' if has_cache else 'no cache yet'} in {home}"
-    if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0"):
-        detail += ", HF_HUB_OFFLINE is set"
-    fix = "" if has_token else "only private data needs a token: `hf auth login`"
-    return MachineCheck("Hugging Face", True, detail, fix)
+    if os.environ.get("HF_TOKEN") or (home / "token").is_file():
+        return MachineCheck("Hugging Face", True, f"a token, caches in {home}")
+    return MachineCheck("Hugging Face", True, f"no token, caches in {home}", "for private data: `hf auth login`")
 
 
 def reachable(name: str, url: str) -> MachineCheck:
@@ -248,45 +239,31 @@ def slurm(runs_dir: Path, submit: bool) -> Iterator[MachineCheck]:
         fix = "studies run on this machine; or log in to a cluster"
         yield MachineCheck("SLURM", False, f"no {', '.join(absent)} here", fix)
         return
-    rows = _output("sinfo", "--noheader", "--format=%R|%a|%D|%G").splitlines()
-    if not rows:
+    partitions = (_output("sinfo", "--noheader", "--format=%R (%D nodes, %G, %a)") or "").splitlines()
+    if not partitions:
         yield MachineCheck("SLURM", False, "sinfo does not answer", "is SLURM's controller running?")
         return
-    partitions = []
-    for row in rows:
-        partition, state, nodes, gpus = row.split("|")
-        partitions.append(f"{partition} ({nodes} nodes, {gpus.replace('(null)', 'no GPUs')}, {state})")
-    yield MachineCheck("SLURM", True, f"partitions {', '.join(partitions)}")
-    answers = _succeeds("sacct", "--noheader", "-j", "1")
-    fix = "" if answers else "`study NAME --launcher slurm` needs none; -m hydra/launcher=slurm would wait forever"
-    yield MachineCheck("sacct", answers, "answers" if answers else "absent, or without a database", fix)
-    settings = dict(re.findall(r"^(\w+)\s*=\s*(.*)$", _output("scontrol", "show", "config"), flags=re.MULTILINE))
-    if settings.get("PreemptMode", "OFF") != "OFF":
-        if "preempt_send_user_signal" in settings.get("SlurmctldParameters", ""):
-            yield MachineCheck("preemption", True, "runs are signalled before preemption")
-        else:
-            fix = "a preempted run resumes from its last checkpoint: set train.checkpoint_every"
-            yield MachineCheck("preemption", False, "no preempt_send_user_signal in SlurmctldParameters", fix)
-    yield shared(runs_dir, submit)
-
-
-def shared(runs_dir: Path, submit: bool) -> MachineCheck:
-    """Whether compute nodes see the runs."""
-    path = _existing(runs_dir)
+    yield MachineCheck("SLURM", True, f"partitions {', '.join(partitions)}".replace("(null)", "no GPUs"))
+    if _output("sacct", "--noheader", "-j", "1") is None:
+        fix = "`study NAME --launcher slurm` needs none; -m hydra/launcher=slurm would wait forever"
+        yield MachineCheck("sacct", False, "absent, or without a database", fix)
+    else:
+        yield MachineCheck("sacct", True, "answers")
     if submit:
-        job = ["srun", "--ntasks=1", "--time=1", "--mem=100", "--immediate=60", "test", "-e"]
-        with tempfile.NamedTemporaryFile(dir=path, prefix=".doctor") as file:
-            done = subprocess.run([*job, file.name], capture_output=True, text=True, timeout=120, check=False)
-        if done.returncode == 0:
-            return MachineCheck("runs on nodes", True, f"a job saw a file in {path}")
-        why = (done.stderr.strip().splitlines() or ["it is not there"])[0]
-        detail = f"a job saw no file in {path}: {why}"
-        return MachineCheck("runs on nodes", False, detail, "runs_dir on a shared file system")
-    kind = _output("stat", "--file-system", "--format=%T", str(path)).strip()
-    if kind in SHARED_FILE_SYSTEMS:
-        return MachineCheck("runs on nodes", True, f"{path} is on {kind}")
-    detail = f"{path} is on {kind or 'an unknown file system'}, maybe a local one"
-    return MachineCheck("runs on nodes", False, detail, "nexus-ablate doctor --submit checks it with a job")
+        yield shared(runs_dir)
+
+
+def shared(runs_dir: Path) -> MachineCheck:
+    """Whether a job on a compute node sees a file in the folder for runs."""
+    path = _existing(runs_dir)
+    job = ["srun", "--ntasks=1", "--time=1", "--mem=100", "--immediate=60", "test", "-e"]
+    with tempfile.NamedTemporaryFile(dir=path, prefix=".doctor") as file:
+        done = subprocess.run([*job, file.name], capture_output=True, text=True, timeout=120, check=False)
+    if done.returncode == 0:
+        return MachineCheck("runs on nodes", True, f"a job saw a file in {path}")
+    why = (done.stderr.strip().splitlines() or ["it is not there"])[0]
+    detail = f"a job saw no file in {path}: {why}"
+    return MachineCheck("runs on nodes", False, detail, "runs_dir on a shared file system")
 
 
 def _existing(path: Path) -> Path:
@@ -297,19 +274,12 @@ def _existing(path: Path) -> Path:
     return there
 
 
-def _succeeds(*command: str) -> bool:
-    try:
-        return subprocess.run(command, capture_output=True, timeout=60, check=False).returncode == 0
-    except (OSError, subprocess.SubprocessError):
-        return False
-
-
-def _output(*command: str) -> str:
-    """The output of a command; '' if it doesn't exist or fails."""
+def _output(*command: str) -> str | None:
+    """The output of a command; None if it doesn't exist or fails."""
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
     except (OSError, subprocess.SubprocessError):
-        return ""
+        return None
 
 
 def _installed(module: str) -> bool:
