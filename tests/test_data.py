@@ -16,7 +16,7 @@ import pytest
 
 from nexus_ablate.config.options import Option, check_option, option_files
 from nexus_ablate.data import DATA, cache, corpus, fingerprint_of, hub, load_tokenizer, prepare
-from nexus_ablate.data.tokenizer import _PROBE, BpeTokenizer, ByteTokenizer, CharTokenizer
+from nexus_ablate.data.tokenizer import _PROBES, BpeTokenizer, ByteTokenizer, CharTokenizer, parse_tokenizer
 from nexus_ablate.errors import ConfigError, StorageError
 
 TEXT = "".join(f"Line {i}: naïve 漢字 🙂, the quick brown fox.\n" for i in range(60))
@@ -547,23 +547,69 @@ def lowercasing() -> str:
     return json.dumps(source | {"normalizer": {"type": "Lowercase"}})
 
 
-def spelling_characters_instead_of_bytes() -> str:
+def without_a_word_for_most_characters() -> str:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    characters = sorted(set(_PROBE.replace(" ", "▁")))
+    characters = sorted(set(_PROBES[0].replace(" ", "▁")))
     backend = Tokenizer(models.BPE({character: i for i, character in enumerate(characters)}, []))
     backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
     backend.decoder = decoders.Metaspace(prepend_scheme="never")
-    ids = backend.encode(_PROBE).ids
-    assert backend.decode(ids) == _PROBE  # it loses nothing, but the length of its tokens is not in bytes
+    assert backend.decode(backend.encode(_PROBES[0]).ids) == _PROBES[0]
     return backend.to_str()
 
 
-@pytest.mark.parametrize("make", [lowercasing, spelling_characters_instead_of_bytes])
+def with_a_space_in_front() -> str:
+    source = json.loads(tokenizers()["bpe"].to_json())
+    source["pre_tokenizer"]["add_prefix_space"] = True
+    return json.dumps(source)
+
+
+@pytest.mark.parametrize("make", [lowercasing, without_a_word_for_most_characters, with_a_space_in_front])
 def test_a_tokenizer_that_loses_text_or_hides_its_bytes_is_refused(text_file: Path, make: Callable[[], str]):
     path = text_file.with_name("t.json")
     path.write_text(make())
     assert "does not reproduce the bytes of a text" in refusal(files(text_file, tokenizer=str(path)))
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFKC"])
+def test_a_tokenizer_that_changes_some_characters_refuses_texts_with_them(form: str, tmp_path: Path):
+    source = json.loads(tokenizers()["bpe"].to_json()) | {"normalizer": {"type": form}}
+    tokenizer = parse_tokenizer(json.dumps(source), "t.json")
+    plain = "Caf\u00e9 and na\u00efve, 漢字"
+    assert tokenizer.decode(tokenizer.encode(plain)) == plain
+    assert tokenizer.token_bytes[tokenizer.encode(plain)].sum() == len(plain.encode())
+    with pytest.raises(ConfigError, match="changes this text") as refused:
+        tokenizer.encode("plain Cafe\u0301")
+    assert "e\u0301' becomes '\u00e9'" in refused.value.got
+
+
+def byte_fallback(prefix: bool) -> str:
+    """A tokenizer as Llama 2's (with a space in front of each text) or Gemma's."""
+    from tokenizers import Tokenizer, decoders, models, normalizers
+
+    words = ["<unk>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "t", "h", "e", "th", "the", "▁the"]
+    merges = [("t", "h"), ("th", "e"), ("▁", "the")]
+    vocabulary = {word: i for i, word in enumerate(words)}
+    backend = Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    spaces = [normalizers.Prepend("▁")] if prefix else []
+    backend.normalizer = normalizers.Sequence([*spaces, normalizers.Replace(" ", "▁")])
+    end = [decoders.Strip(" ", 1, 0)] if prefix else []
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *end]
+    backend.decoder = decoders.Sequence(steps)
+    return backend.to_str()
+
+
+@pytest.mark.parametrize("prefix", [True, False])
+def test_byte_fallback_gives_text_back_and_counts_the_bytes_of_documents(prefix: bool):
+    tokenizer = parse_tokenizer(byte_fallback(prefix), "t.json")
+    documents = [TEXT, ODD, "the cat\n", "\n\n", "  the"]
+    ids = [tokenizer.encode(text) for text in documents]
+    assert [tokenizer.decode(document) for document in ids] == documents
+    tokens = np.concatenate([*(part for document in ids for part in (document, tokenizer.separator))])
+    joined = sum(len(text.encode()) + 1 for text in documents)
+    assert tokenizer.token_bytes[tokens].sum() == joined
+    with pytest.raises(ConfigError, match="changes this text"):
+        tokenizer.encode("a \u2581 in the text")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -19,7 +20,11 @@ TRAINED = ("bytes", "char", "bpe")
 BPE_TRAINING_CHARACTERS = 50_000_000
 _ENDS_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>")
 _OTHERS = "data.tokenizer=bytes, char or bpe, or another file"
-_PROBE = "  Two  Words,\n\tTabs — naïve 漢字 🙂 <|endoftext|>\n"
+_PROBES = ("Two  Words,\n\tTabs — naïve 漢字 🙂 <|endoftext|>\n", "  spaces", "x")
+"""Texts that a tokenizer must give back."""
+_OTHER_FORMS = "Cafe\u0301 \u2460 \ufb01ve \u2026 \u212bngstro\u0308m \uff46ull 10\u00bd \u2581"
+"""Characters that Unicode's normal forms replace (letters with a separate accent, ligatures, wide letters), and ▁."""
+_BYTE = re.compile("<0x[0-9A-F]{2}>")
 
 
 class Tokenizer(ABC):
@@ -119,7 +124,11 @@ class CharTokenizer(Tokenizer):
 
 
 class FileTokenizer(Tokenizer):
-    """A byte-level tokenizer in the format of the `tokenizers` library (GPT-2, Llama 3, Qwen, ...).
+    """A tokenizer in the format of the `tokenizers` library: byte-level (GPT-2, Llama 3, Qwen), or with byte fallback
+    (Llama 2, Mistral, Gemma).
+
+    A space that it puts in front of every document counts as the newline that joins documents in other tokenizers, and
+    the token between two documents as nothing. One that changes some characters refuses texts that hold any.
 
     Args:
         source: The content of a tokenizer.json.
@@ -139,23 +148,33 @@ class FileTokenizer(Tokenizer):
         self._backend.encode_special_tokens = True  # "<|endoftext|>" in a document is ordinary text
         self._backend.no_truncation()
         self._backend.no_padding()
+        self._changes_text = False
         vocabulary = self._backend.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocabulary.values(), default=-1) + 1
         self.token_bytes = np.zeros(self.vocab_size)
         added = {token.content for token in self._backend.get_added_tokens_decoder().values()}
-        for token, index in vocabulary.items():  # a byte-level token has one character per byte
-            self.token_bytes[index] = len(token.encode()) if token in added else len(token)
-        probe = self.encode(_PROBE)
-        if self.decode(probe) != _PROBE or self.token_bytes[probe].sum() != len(_PROBE.encode()):
-            fix = "use a byte-level one, such as GPT-2's, or data.tokenizer=bpe"
-            raise ConfigError("data.tokenizer does not reproduce the bytes of a text", name, fix)
+        byte_level = "ByteLevel" in str(json.loads(self._backend.to_str())["decoder"])
+        for token, index in vocabulary.items():
+            self.token_bytes[index] = _bytes_of(token, byte_level and token not in added)
+        more = {self.token_bytes[self.encode(probe)].sum() - len(probe.encode()) for probe in _PROBES}
         end = next((vocabulary[token] for token in _ENDS_OF_TEXT if token in vocabulary), None)
+        lost = any(self.decode(self.encode(probe)) != probe for probe in _PROBES)
+        if lost or more not in ({0}, {1}) or (more == {1} and end is None):
+            fix = "use one that does, such as GPT-2's, or data.tokenizer=bpe"
+            raise ConfigError("data.tokenizer does not reproduce the bytes of a text", name, fix)
+        self._changes_text = self.decode(self.encode(_OTHER_FORMS)) != _OTHER_FORMS
         self.separator = self.encode("\n") if end is None else np.array([end])
         if end is not None:
-            self.token_bytes[end] = 1
+            self.token_bytes[end] = 1 - more.pop()
 
     def encode(self, text: str) -> np.ndarray:
-        return np.array(self._backend.encode(text, add_special_tokens=False).ids, dtype=np.int64)
+        ids = np.array(self._backend.encode(text, add_special_tokens=False).ids, dtype=np.int64)
+        if self._changes_text and (decoded := self.decode(ids)) != text:
+            place = next((i for i, (a, b) in enumerate(zip(text, decoded, strict=False)) if a != b), len(decoded))
+            got = f"{text[place : place + 20]!r} becomes {decoded[place : place + 20]!r}"
+            fix = "data.tokenizer=bytes or bpe, or the text in Unicode's normal form C"
+            raise ConfigError("the tokenizer changes this text, so bits per byte would be wrong", got, fix)
+        return ids
 
     def decode(self, ids: Iterable[int] | np.ndarray) -> str:
         return self._backend.decode([int(i) for i in ids], skip_special_tokens=False)
@@ -190,6 +209,13 @@ class BpeTokenizer(FileTokenizer):
         )
         backend.train_from_iterator(head(texts, BPE_TRAINING_CHARACTERS), trainer)
         return cls(backend.to_str())
+
+
+def _bytes_of(token: str, byte_level: bool) -> int:
+    """Bytes of text in a token: one per character if byte-level; else a space is written as ▁ and a byte as <0x0A>."""
+    if byte_level:
+        return len(token)
+    return 1 if _BYTE.fullmatch(token) else len(token.replace("▁", " ").encode())
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
