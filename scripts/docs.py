@@ -5,7 +5,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from nexus_ablate.cli.list import catalogue, markdown
+from nexus_ablate.cli.list import catalogue, typed_default, typed_key, typed_option
+from nexus_ablate.config.grammar import show
+from nexus_ablate.config.run_config import CLOSED_GROUPS
 from nexus_ablate.measure.measures import table
 from nexus_ablate.planning.ledger import claims, designs, entries
 from nexus_ablate.report import ledger_page
@@ -25,10 +27,53 @@ def with_outcomes(page: str, published: dict[str, Any]) -> str:
     return form.sub(lambda match: f"{match[1]}{ledger_page.decided(claims(), published)}\n{match[2]}", page)
 
 
+def options_page(groups: dict[str, Any]) -> str:
+    """docs/options.md: every option of `catalogue` with its equations, its keys and its source."""
+    about = "Every option with its equation, keys and source. `*` is the baseline. Made by `scripts/docs.py`."
+    lines = ["# Options", "", about, "", "| group | options |", "|---|---|"]
+    for group, options in groups.items():
+        names = [f"`{name}`" for name in options]
+        if group != "switches":
+            first = sorted(options, key=lambda name: not options[name]["default"])
+            names = [f"`{name}`" + "*" * options[name]["default"] for name in first]
+        lines.append(f"| `{'study' if group == 'studies' else group}` | {' '.join(names)} |")
+    for group, options in groups.items():
+        lines += ["", f"## {group}"]
+        if group == "switches":
+            rows = {f"{name}={show(key['default'])}": key for name, key in options.items()}
+            lines += key_table(rows)
+            continue
+        for name, option in options.items():
+            lines += ["", f"**`{typed_option(group, name)}`**{' *' if option['default'] else ''} {option['summary']}"]
+            if option.get("equation"):
+                lines += ["", *("    " + equation for equation in option["equation"])]
+            if option.get("prescribes"):
+                lines += ["", f"Prescribes {', '.join(f'`{override}`' for override in option['prescribes'])}."]
+            if group not in CLOSED_GROUPS:
+                lines += key_table(option_keys(group, name, option))
+        if group in CLOSED_GROUPS:  # all options of the group have the same keys
+            name = next((name for name, option in options.items() if option["default"]), next(iter(options)))
+            lines += key_table(option_keys(group, name, options[name]))
+    return "\n".join(lines) + "\n"
+
+
+def option_keys(group: str, name: str, option: dict[str, Any]) -> dict[str, Any]:
+    """The keys of an option by how they are typed with their default."""
+    return {typed_key(group, name, key) + typed_default(group, spec): spec for key, spec in option["keys"].items()}
+
+
+def key_table(keys: dict[str, Any]) -> list[str]:
+    rows = ["", "| key | takes | meaning |", "|---|---|---|"] if keys else []
+    for typed, key in keys.items():
+        takes, meaning = (key[name].replace("|", "\\|") for name in ("takes", "meaning"))
+        rows.append(f"| `{typed}` | {takes} | {meaning} |")
+    return rows
+
+
 if __name__ == "__main__":
     metrics = ROOT / "docs/metrics.md"
     metrics.write_text(with_measures(metrics.read_text(encoding="utf-8")), encoding="utf-8")
-    (ROOT / "docs/options.md").write_text(markdown(catalogue()) + "\n", encoding="utf-8")
+    (ROOT / "docs/options.md").write_text(options_page(catalogue()), encoding="utf-8")
     published = entries()
     (ROOT / "docs/claims.md").write_text(ledger_page.page(claims(), published, designs()), encoding="utf-8")
     if published:
