@@ -67,18 +67,20 @@ def grid(
     from nexus_ablate.errors import printable
 
     heads = [printable(head) for head in heads]
-    left = {heads[0], *map(printable, left)}
     cells = [[printable(cell, 2000) for cell in row] for row in rows]
-    others = [max(map(len, (head, *(row[i] for row in cells)))) + 2 for i, head in enumerate(heads)][1:]
-    names = short_names([row[0] for row in cells], max(SHORTEST_NAME, width - sum(others)))
+    taken = 0
+    for column, head in enumerate(heads[1:], 1):
+        taken += 2 + max(len(head), *(len(row[column]) for row in cells), 0)
+    names = short_names([row[0] for row in cells], max(SHORTEST_NAME, width - taken))
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0), collapse_padding=True)
-    for head in heads:
-        table.add_column(Text(head), justify="left" if head in left else "right", no_wrap=True, overflow="ellipsis")
+    for column, head in enumerate(heads):
+        side = "left" if column == 0 or head in left else "right"
+        table.add_column(Text(head), justify=side, no_wrap=True, overflow="ellipsis")
+    coloured_head, colours = coloured
     for number, row in enumerate(cells):
-        texts = [Text(names[row[0]]), *map(Text, row[1:])]
-        for i, head in enumerate(heads):
-            if head == coloured[0]:
-                texts[i].stylize(coloured[1].get(row[i], "dim"))
+        texts = [Text(names[row[0]])]
+        for head, cell in zip(heads[1:], row[1:], strict=True):
+            texts.append(Text(cell, colours.get(cell, "dim") if head == coloured_head else ""))
         table.add_row(*texts, style=styles[number] if styles else None)
     return table
 
@@ -86,35 +88,34 @@ def grid(
 def short_names(names: Iterable[str], width: int) -> dict[str, str]:
     """Each name in at most `width` letters, `…` in its middle. Different names stay different.
 
-    Names that would look alike lose the overrides that others have too instead, and are numbered if that isn't enough.
+    Names that would look alike lose the overrides that others have too, and are numbered if that isn't enough.
     """
-    parts = {name: name.split(",") for name in dict.fromkeys(names)}
-    common = Counter(part for values in parts.values() for part in set(values))
-    short = {name: middle(name, width) for name in parts}
+    short = {name: middle(name, width) for name in names}
     for name in _alike(short):
-        short[name] = middle(_without_common(parts[name], common, width), width)
-    numbers = {name: number for number, name in enumerate(short, 1)}
-    for name in _alike(short):
-        ending = f"~{numbers[name]}"
-        short[name] = middle(name, width - len(ending)) + ending
+        short[name] = middle(_without_common(name, short, width), width)
+    for number, name in enumerate(short, 1):
+        if name in _alike(short):
+            ending = f"~{number}"
+            short[name] = middle(name, width - len(ending)) + ending
     return short
 
 
 def _alike(short: dict[str, str]) -> list[str]:
+    """The names whose short form is that of another name."""
     counts = Counter(short.values())
     return [name for name, text in short.items() if counts[text] > 1]
 
 
-def _without_common(parts: list[str], common: Counter[str], width: int) -> str:
-    """The overrides of a name, `…` for those that others have too, as many as must go."""
-    kept: list[str | None] = list(parts)
-    text = ",".join(parts)
-    for index in sorted(range(len(parts)), key=lambda i: -common[parts[i]]):
-        if len(text) <= width or common[parts[index]] < 2:
+def _without_common(name: str, names: Iterable[str], width: int) -> str:
+    """The name with `…` in place of overrides that other names have too, the most common first, until it fits."""
+    common = Counter(part for other in names for part in dict.fromkeys(other.split(",")))
+    parts = name.split(",")
+    for part, count in common.most_common():
+        if len(name) <= width or count < 2:
             break
-        kept[index] = None
-        text = re.sub(r"(^|,)0(,0)*(,|$)", "…", ",".join("0" if part is None else part for part in kept))
-    return text
+        parts = ["…" if each == part else each for each in parts]
+        name = re.sub(r",?…(,…)*,?", "…", ",".join(parts))
+    return name
 
 
 def middle(text: str, width: int) -> str:

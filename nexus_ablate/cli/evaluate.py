@@ -18,7 +18,7 @@ def evaluations(text: str) -> list[str]:
 
 VERB = Verb(
     "evaluate",
-    "evaluate finished runs: longer text, quantization, removals, recall, induction, copying",
+    "evaluate finished runs: longer text, quantization, recall",
     "DIR...",
     (
         ("evaluate runs/scratch/baseline/s0-1a2b3c4d", "all evaluations of one run"),
