@@ -71,7 +71,8 @@ def grid(
     taken = 0
     for column, head in enumerate(heads[1:], 1):
         taken += 2 + max(len(head), *(len(row[column]) for row in cells), 0)
-    names = short_names([row[0] for row in cells], max(SHORTEST_NAME, width - taken))
+    first_column = [row[0] for row in cells]
+    names = short_names(first_column, max(SHORTEST_NAME, width - taken))
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0), collapse_padding=True)
     for column, head in enumerate(heads):
         side = "left" if column == 0 or head in left else "right"
@@ -128,10 +129,13 @@ def middle(text: str, width: int) -> str:
 
 def without_shared(names: Iterable[str]) -> dict[str, str]:
     """Each arm's name without the `key=value` that all names have in common; `baseline` where nothing is left."""
-    parts = {name: name.split(",") for name in dict.fromkeys(names)}
-    shared = set.intersection(*(set(values) for values in parts.values())) if len(parts) > 1 else set()
-    short = {name: ",".join(part for part in values if part not in shared) for name, values in parts.items()}
-    return {name: text or "baseline" for name, text in short.items()}
+    parts = {name: name.split(",") for name in names}
+    counts = Counter(part for values in parts.values() for part in set(values))
+    short = {}
+    for name, values in parts.items():
+        own = [part for part in values if counts[part] < len(parts) or len(parts) == 1]
+        short[name] = ",".join(own) or "baseline"
+    return short
 
 
 def sparkline(values: Sequence[Any], width: int = 32) -> str:
@@ -140,6 +144,8 @@ def sparkline(values: Sequence[Any], width: int = 32) -> str:
     if len(finite) < 2:
         return ""
     count = min(width, len(finite))
-    picked = [finite[round(i * (len(finite) - 1) / (count - 1))] for i in range(count)]
-    low, span = min(picked), max(picked) - min(picked)
-    return "".join(BLOCKS[round((v - low) / span * (len(BLOCKS) - 1))] if span else BLOCKS[0] for v in picked)
+    last = len(finite) - 1
+    picked = [finite[round(i * last / (count - 1))] for i in range(count)]
+    low, span = min(picked), (max(picked) - min(picked)) or 1.0
+    heights = [round((value - low) / span * (len(BLOCKS) - 1)) for value in picked]
+    return "".join(BLOCKS[height] for height in heights)

@@ -71,12 +71,13 @@ def check_coordinates(configs: list[RunConfig], steps: int, seeds: int) -> Coord
     Args:
         seeds: Over which the changes are averaged.
     """
-    rows = []
-    for config in configs:
-        runs = [_changes(config, seed, steps) for seed in range(seeds)]
-        rows.append({name: np.mean([run[name] for run in runs], axis=0) for name in runs[0]})
-    changes = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
-    return Coordinates([config.model.d_model for config in configs], changes)
+    widths = [config.model.d_model for config in configs]
+    sums: dict[str, np.ndarray] = {}
+    for number, config in enumerate(configs):
+        for seed in range(seeds):
+            for name, changes in _changes(config, seed, steps).items():
+                sums.setdefault(name, np.zeros((len(widths), steps)))[number] += changes
+    return Coordinates(widths, {name: total / seeds for name, total in sums.items()})
 
 
 def _changes(config: RunConfig, seed: int, steps: int) -> dict[str, np.ndarray]:

@@ -46,14 +46,16 @@ def place_of(run_dir: Path, option: Option, project: str | None = None, entity: 
     The id is made once per destination. It is random, because equal runs of two people are two runs.
     """
     kept = kept_place(run_dir)
-    chosen = option.keys.get("entity", "none")
-    default = option.keys.get("project", option_files("tracker")["wandb"].keys["project"].default)
-    place = WandbPlace(
-        id=secrets.token_hex(8),
-        project=project or (kept.project if kept else str(default)),
-        entity=entity or (kept.entity if kept else None if chosen == "none" else str(chosen)),
-    )
-    return kept if kept and (kept.project, kept.entity) == (place.project, place.entity) else place
+    if kept is None:
+        default = option_files("tracker")["wandb"].keys["project"].default
+        option_entity = option.keys.get("entity", "none")
+        project = project or str(option.keys.get("project", default))
+        entity = entity or (None if option_entity == "none" else str(option_entity))
+    elif (project or kept.project, entity or kept.entity) == (kept.project, kept.entity):
+        return kept
+    else:
+        project, entity = project or kept.project, entity or kept.entity
+    return WandbPlace(secrets.token_hex(8), project, entity)
 
 
 def config_of(record: RunRecord) -> dict[str, Any]:

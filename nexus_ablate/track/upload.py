@@ -141,12 +141,14 @@ def _pixels(figure: Any) -> Any:
 def block_table(probes: Sequence[Mapping[str, Any]]) -> tuple[list[Any], list[Any]]:
     """Columns and rows of a table with one row per probed step and block; statistics of heads are averaged."""
     kept = list(probes[:: -(-len(probes) // TABLE_PROBES)])
-    grids = {name: grid for name, _, _ in HEAT_MAPS if (grid := heat_values(kept, name))}
-    rows = [
-        [row["step"], row["tokens"], block, *(_finite(grid[block][i]) for grid in grids.values())]
-        for i, row in enumerate(kept)
-        for block in range(min(map(len, grids.values()), default=0))
-    ]
+    grids = {name: heat_values(kept, name) for name, _, _ in HEAT_MAPS}
+    grids = {name: grid for name, grid in grids.items() if grid}
+    blocks = min((len(grid) for grid in grids.values()), default=0)
+    rows = []
+    for number, row in enumerate(kept):
+        for block in range(blocks):
+            values = [_finite(grid[block][number]) for grid in grids.values()]
+            rows.append([row["step"], row["tokens"], block, *values])
     return ["step", "tokens", "block", *grids], rows
 
 

@@ -168,21 +168,24 @@ def _workspace(project: str, entity: str, study: str | None, first: list[Section
     from wandb_workspaces import expr
 
     ws, _ = _package()
+    title = TITLE
     filters = [expr.Metric("JobType") == "train"]
-    keys = ["study", "arm"]
+    grouping = [expr.Config("study"), expr.Config("arm")]
     if study:
+        title = f"{TITLE}: {study}"
         filters.append(expr.Config("study") == study)
-        keys = ["arm"]
+        grouping = [expr.Config("arm")]
+    axes = [f"config:axis/{axis}.value" for axis in AXES]
     view = ws.Workspace(
         entity=entity,
         project=project,
-        name=f"{TITLE}: {study}" if study else TITLE,
+        name=title,
         sections=[*first, *sections()],
         settings=ws.WorkspaceSettings(x_axis="tokens", max_runs=100),
         runset_settings=ws.RunsetSettings(
             filters=filters,
-            groupby=[expr.Config(key) for key in keys],
-            pinned_columns=["run:displayName", "summary:val_loss", *(f"config:axis/{axis}.value" for axis in AXES)],
+            groupby=grouping,
+            pinned_columns=["run:displayName", "summary:val_loss", *axes],
         ),
     )
     view._internal_name = f"nw-{view_id(project, study)}-v"
