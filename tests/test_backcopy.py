@@ -33,6 +33,15 @@ def test_after_a_trigger_the_token_before_it_comes_again():
     assert (x[:, 0] >= 2).all()  # a copy needs a token before the trigger
 
 
+def test_the_answers_are_the_copies(tmp_path):
+    data = prepare(option("data.sequences=200"), tmp_path, context=16)
+    windows = eval_windows(data.val["val"], 16, 160, data.period)
+    answers = data.corpus.answers(windows)
+    assert 0.1 < answers.mean() < 0.9 and data.answers is None  # the loss counts every target
+    rows, places = np.nonzero(answers)
+    assert (windows[rows, places + 1] == windows[rows, places - 1]).all()
+
+
 def test_elsewhere_tokens_follow_the_transition_matrix():
     made = corpus(sequences=20000)
     x, weights = made.draw("train", 20000), made.transitions()

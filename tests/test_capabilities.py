@@ -93,7 +93,7 @@ def test_a_model_that_can_is_right_and_one_that_guesses_is_at_chance(data_of, te
     data = data_of(able[0])
     result, guess = evaluation(text)(subject(data, able[1])), evaluation(text)(subject(data, "guess"))
     assert result["accuracy"] == 1 and result["margin"] > 0.9
-    assert 0 < result["chance"] < 0.2
+    assert 0 < result["chance"] < 0.3
     noise = 4 * np.sqrt(1 / 64 / guess["items"])
     assert guess["accuracy"] < 1 / 64 + noise and guess["margin"] < 0
     assert result["ngram_accuracy"] == guess["ngram_accuracy"] < result["chance"]
@@ -105,11 +105,12 @@ def test_recall_of_a_window_falls_once_the_distance_exceeds_it(data_of):
     assert all(seen[distance]["accuracy"] == 1 for distance in ("4-7", "8-15", "16-31"))
     assert seen["32-63"]["accuracy"] < 0.2
     assert sum(result["items"] for result in seen.values()) == 32 * 8
+    assert all(1 / 8 < result["chance"] < 0.2 for result in seen.values()), "all places are asked equally often"
 
 
 def test_other_numbers_of_pairs_fit_or_say_why_not(data_of):
     result = evaluation("recall:sequences:8:pairs:4+8+32")(subject(data_of("recall"), "lookup"))
-    assert {pairs: found["chance"] for pairs, found in result["pairs"].items()} == {"4": 1 / 4, "8": 1 / 8}
+    assert 1 / 4 < result["pairs"]["4"]["chance"] < 0.5 and 1 / 8 < result["pairs"]["8"]["chance"] < 0.4
     assert "4 * 32 > 64" in result["not_defined"]["32"]
 
 

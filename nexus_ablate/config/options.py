@@ -38,6 +38,7 @@ from nexus_ablate.errors import ConfigError, unknown
 from nexus_ablate.plain_data import UNREADABLE, load_yaml
 
 T = TypeVar("T")
+Class = TypeVar("Class", bound=type)
 AXES = (
     *("norm", "placement", "position", "mixer", "attention", "normalizer", "qk_norm", "gate", "ffn", "head"),
     *("init", "param"),
@@ -311,14 +312,14 @@ class Registry(Generic[T]):
         self.axis = axis
         self._classes: dict[str, Callable[..., T]] = {}
 
-    def register(self, name: str) -> Callable[[type[T]], type[T]]:
+    def register(self, name: str) -> Callable[[Class], Class]:
         """Class decorator.
 
         Raises:
             ValueError: The name is taken.
         """
 
-        def add(cls: type[T]) -> type[T]:
+        def add(cls: Class) -> Class:
             if name in self._classes:
                 raise ValueError(f"{self.axis}={name} is registered twice")
             self._classes[name] = cls

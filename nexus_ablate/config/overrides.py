@@ -320,7 +320,7 @@ def _known_keys(chosen: dict[str, list[str]]) -> dict[str, Any]:
 
 
 def values_of_keys(words: Iterable[str] = ()) -> dict[str, list[str]]:
-    """Every key of the chosen options with its named values.
+    """Every key of the chosen options with its named values, for shell completion.
 
     Args:
         words: Of a command line. Other options are those of its preset, or the default ones.

@@ -34,6 +34,7 @@ class BackCopyCorpus(Corpus):
         self._symbols, self._triggers, self._length = symbols, triggers, length
         self._sequences, self._chain = sequences, chain
         self.period = length + 1
+        self.characters = BEGIN + _SYMBOLS[:symbols]
 
     def check(self, context: int) -> None:
         if self._triggers >= self._symbols:
@@ -55,6 +56,12 @@ class BackCopyCorpus(Corpus):
 
     def val_texts(self) -> Iterator[str]:
         yield self._text("val", max(1, self._sequences // 16))
+
+    def answers(self, windows: np.ndarray) -> np.ndarray:
+        """(N, T) bool: the targets after a trigger, which repeat the token before it."""
+        answers = (windows[:, :-1] >= 1) & (windows[:, :-1] <= self._triggers)  # token 0 begins the sequence
+        answers[:, :2] = False
+        return answers
 
     def transitions(self) -> np.ndarray:
         """(V, V) integer weights of the next token (columns) after each token (rows), the most frequent token first."""

@@ -118,11 +118,11 @@ def prepare(option: Option, cache_dir: Path | None = None, context: int = 128) -
 def _of_answers(data: TokenizedData, context: int) -> TokenizedData:
     """The same data, with the unigram loss and the bytes per token of the answers alone."""
     assert data.answers is not None
-    counts = []
-    for tokens in (data.train, data.val["val"]):
+    counts = {}
+    for split, tokens in (("train", data.train), ("val", data.val["val"])):
         windows = eval_windows(tokens, context, _ANSWERED * context, data.period)
-        counts.append(np.bincount(windows[:, 1:][data.answers(windows)], minlength=data.vocab_size))
-    unigram_bpb, bytes_per_token = _unigram(*counts, data.token_bytes)
+        counts[split] = np.bincount(windows[:, 1:][data.answers(windows)], minlength=data.vocab_size)
+    unigram_bpb, bytes_per_token = _unigram(counts["train"], counts["val"], data.token_bytes)
     return dataclasses.replace(data, unigram_bpb=unigram_bpb, bytes_per_token=bytes_per_token)
 
 

@@ -79,8 +79,8 @@ def task_of(subject: Subject, kind: type[Task], **keys: Any) -> tuple[Task, np.n
     """
     if subject.data is None:
         raise NotDefined("the data of the run isn't known")
-    if isinstance(subject.data.corpus, kind):
-        return subject.data.corpus.changed(**keys), np.arange(subject.data.vocab_size)
+    if isinstance(subject.corpus, kind):
+        return subject.corpus.changed(**keys), np.arange(subject.data.vocab_size)
     if subject.period > 1:
         raise NotDefined(f"the model was trained on data={subject.data.name}, not on data={kind.name} or text")
     tokens, separator = frequent_tokens(subject.train), subject.data.tokenizer.separator[-1:]
@@ -88,18 +88,20 @@ def task_of(subject: Subject, kind: type[Task], **keys: Any) -> tuple[Task, np.n
     return kind(symbols=len(tokens), sequences=2, score="answers", **keys), tokens
 
 
-def score(subject: Subject, ngram: NGram, windows: np.ndarray, answers: np.ndarray, chance: float) -> Scores:
+def score(
+    subject: Subject, ngram: NGram, windows: np.ndarray, answers: np.ndarray, chance: float | np.ndarray
+) -> Scores:
     """The scores of the answers.
 
     Args:
         windows: (N, T + 1) tokens.
         answers: (N, T) bool, the targets that are answers.
-        chance: To be right by guessing.
+        chance: To be right by guessing, of all answers or (A,) of each.
     """
     right_A = torch.from_numpy(windows[:, 1:][answers])
     baseline = _margins(torch.from_numpy(ngram.log_probabilities(windows[:, :-1], answers)), right_A)
     model = margins(subject, windows, answers)
-    return Scores(model, baseline.numpy(), np.full(len(model), chance))
+    return Scores(model, baseline.numpy(), np.broadcast_to(chance, model.shape))
 
 
 def margins(subject: Subject, windows: np.ndarray, answers: np.ndarray) -> np.ndarray:

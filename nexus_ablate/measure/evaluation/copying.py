@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from nexus_ablate.data import CopyCorpus
+from nexus_ablate.data import BackCopyCorpus, CopyCorpus
 from nexus_ablate.measure.evaluation.answers import pooled, score, task_of
 from nexus_ablate.measure.evaluation.ngram import NGram
 from nexus_ablate.measure.evaluation.subject import EVALUATION, Evaluation, NotDefined, Subject
+
+TARGETS = 8192
 
 
 @EVALUATION.register("copy")
@@ -17,7 +19,8 @@ class Copy(Evaluation):
     A token and its copy are the string's length plus one apart. `whole` is the share of strings without an error. The
     figures over all answers are those of lengths that fit twice into the training context and, of a model of
     data=copy, are at most its longest string. Chance is a guess among the string's tokens. A model of text copies its
-    frequent tokens, and the token between two documents is the separator.
+    frequent tokens, and the token between two documents is the separator. A model of data=bigram_backcopy is asked for
+    the tokens after triggers of its validation sequences, which a trigram model knows too; chance is one symbol of all.
     """
 
     def __init__(self, *, sequences: int, lengths: list[int]) -> None:
@@ -28,11 +31,16 @@ class Copy(Evaluation):
         Raises:
             NotDefined: The model was trained on another task, or on shorter strings than all `lengths`.
         """
+        ngram = NGram(subject.train, subject.model.geometry.vocab_size)
+        corpus = subject.corpus
+        if isinstance(corpus, BackCopyCorpus):
+            windows = subject.windows(TARGETS)
+            chance = 1 / (subject.model.geometry.vocab_size - 1)
+            return score(subject, ngram, windows, corpus.answers(windows), chance).figures()
         own, tokens = task_of(subject, CopyCorpus, least=1, most=1, length=2)
         longest = subject.context // 2
-        if isinstance(subject.data and subject.data.corpus, CopyCorpus):
-            longest = min(longest, subject.data.corpus.most)  # type: ignore[union-attr]
-        ngram = NGram(subject.train, subject.model.geometry.vocab_size)
+        if isinstance(corpus, CopyCorpus):
+            longest = min(longest, corpus.most)
         table = subject.model.position.longest
         results, undefined, trained = {}, {}, []
         for length in self.lengths:

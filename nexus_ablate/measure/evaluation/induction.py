@@ -59,7 +59,7 @@ class Induction(Evaluation):
 
 
 def _is_trained(subject: Subject, distance: int) -> bool:
-    corpus = subject.data.corpus if subject.data else None
+    corpus = subject.corpus
     return not isinstance(corpus, InductionCorpus) or corpus.least <= distance <= corpus.most
 
 

@@ -11,6 +11,9 @@ from nexus_ablate.measure.evaluation.answers import Scores, score, task_of
 from nexus_ablate.measure.evaluation.ngram import NGram
 from nexus_ablate.measure.evaluation.subject import EVALUATION, Evaluation, NotDefined, Subject
 
+GUESSED = 4096
+"""Sequences that the best guess is counted over."""
+
 
 @EVALUATION.register("recall")
 class Recall(Evaluation):
@@ -18,7 +21,8 @@ class Recall(Evaluation):
 
     The figures over all queries are those of fresh sequences of the run's own task; a model of text gets sequences of
     its frequent tokens, with the first of `pairs`. `distance` counts tokens from the key to its query; these sequences
-    ask for keys at all places equally often. Chance is one over the number of pairs: a guess among the values seen.
+    ask for keys at all places equally often. Chance is the best guess without reading the query: the value of the pair
+    that is asked for most often at this place, which is more than one over the number of pairs where gaps are unequal.
     """
 
     def __init__(self, *, sequences: int, pairs: list[int]) -> None:
@@ -41,8 +45,10 @@ class Recall(Evaluation):
             """The scores of some sequences, and the tokens between each answered query and its key."""
             x = task.draw(f"evaluation {task.pairs} {task.power}", self.sequences)
             source = task.sources(x)
-            distance = (np.arange(task.length) - 2 * source)[source >= 0]
-            return score(subject, ngram, tokens[x], source >= 0, 1 / task.pairs), distance
+            answers = source >= 0
+            distance = (np.arange(task.length) - 2 * source)[answers]
+            chance = _best_guess(task)[np.nonzero(answers)[1]]
+            return score(subject, ngram, tokens[x], answers, chance), distance
 
         everywhere, distance = asked(task.changed(power=1.0))
         by_pairs, undefined = {}, {}
@@ -54,3 +60,10 @@ class Recall(Evaluation):
                 by_pairs[str(pairs)] = asked(other)[0].figures()
         results: dict[str, Any] = asked(task)[0].figures()
         return results | {"distance": everywhere.by(distance), "pairs": by_pairs, "not_defined": undefined}
+
+
+def _best_guess(task: RecallCorpus) -> np.ndarray:
+    """(T,) by place: the largest share of one pair among the answers there, over many sequences."""
+    source = task.sources(task.draw("evaluation chance", GUESSED))
+    asked = np.stack([(source == pair).sum(0) for pair in range(task.pairs)])
+    return asked.max(0) / np.maximum(asked.sum(0), 1)

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nexus_ablate.config.options import Registry
-from nexus_ablate.data import Batches, TokenizedData, eval_windows
+from nexus_ablate.data import Batches, Corpus, TokenizedData, eval_windows
 from nexus_ablate.measure.probe import evaluation_mode
 from nexus_ablate.model import GPT
 
@@ -64,6 +64,11 @@ class Subject:
     period: int = 1
     precision: Callable[[], AbstractContextManager] = contextlib.nullcontext
     data: TokenizedData | None = None
+
+    @property
+    def corpus(self) -> Corpus | None:
+        """Where the tokens come from, if that is known."""
+        return self.data.corpus if self.data else None
 
     def loss(self, windows: np.ndarray) -> float:
         """Mean cross-entropy in nats of the targets of (N, T + 1) windows that the run's loss counts."""
