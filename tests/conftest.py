@@ -85,10 +85,10 @@ def instant(monkeypatch):
     from instant_runs import Instant
 
     from nexus_ablate.comparison import result
-    from nexus_ablate.execution import launch
+    from nexus_ablate.execution.local_pool import LocalPool
 
     made = Instant()
-    monkeypatch.setattr(launch, "run_queue", made.run_queue)
+    monkeypatch.setattr(LocalPool, "run", lambda _, jobs, progress: made.run(jobs, progress))
     monkeypatch.setattr(result, "compare", made.compare)
     return made
 

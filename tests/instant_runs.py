@@ -12,7 +12,7 @@ import yaml
 
 from nexus_ablate import errors
 from nexus_ablate.comparison.verdict import IDENTICAL, INCONCLUSIVE, WORSE, Verdict
-from nexus_ablate.execution.worker import Answer
+from nexus_ablate.execution.worker import JobResult
 from nexus_ablate.runs import SETTLED
 
 NOW = "2020-01-01T00:00:00+00:00"
@@ -20,14 +20,14 @@ NOW = "2020-01-01T00:00:00+00:00"
 
 @dataclass
 class Instant:
-    """Takes the place of the queue and of the comparison.
+    """Takes the place of the workers and of the comparison.
 
     Attributes:
         decided: The look after which each arm is decided; others never are.
         word: What is said of a decided arm.
         failing: (folder, seed) of runs that fail.
         exploding: Folders of arms whose training loss explodes on the way to their final loss.
-        stop_after: Runs until a signal stops the queue.
+        stop_after: Runs until a signal stops the study.
         losses: The final loss by folder of the arm, 1 where it is not named.
         trained: (folder, seed) of every run that was trained, in order.
     """
@@ -40,16 +40,17 @@ class Instant:
     losses: dict[str, float] = field(default_factory=dict)
     trained: list[tuple[str, int]] = field(default_factory=list)
 
-    def run_queue(self, jobs, where, log_dir, began, ended, tick, limit) -> str:
+    def run(self, jobs, progress) -> str:
+        progress.queued(len(jobs), "at once")
         for job in jobs:
             if self.stop_after <= 0:
                 return "SIGTERM"
             self.stop_after -= 1
             self.trained.append((job.arm, job.seed))
             failed = (job.arm, job.seed) in self.failing
-            began(job)
+            progress.began(job)
             self.end(job, "failed" if failed else "finished")
-            ended(job, Answer(errors.BUG, "made to fail") if failed else Answer(errors.OK))
+            progress.ended(job, JobResult(errors.BUG, "made to fail") if failed else JobResult(errors.OK))
         return ""
 
     def end(self, job, state: str) -> None:

@@ -642,7 +642,7 @@ def test_a_real_study_with_strata_trains_each_and_judges_the_claim(tmp_path, tin
     capsys.readouterr()
     assert main(["status", "runs/mine"]) == 0
     assert "8 finished" in capsys.readouterr().out
-    assert main(["add-seeds", "mine", "1"]) == errors.CONFIG
+    assert main(["study", "mine", "--add-seeds", "1"]) == errors.CONFIG
     assert "mine@deep, mine@shallow" in capsys.readouterr().err
 
 

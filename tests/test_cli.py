@@ -51,6 +51,10 @@ REPLACED = [
     (["coordcheck", "param=mup", "--steps=5"], "nexus-ablate bench coordinates param=mup"),
     (["noise", "runs/my norms", "--delta=0.01"], "nexus-ablate compare 'runs/my norms' --details"),
     (["completion", "bash"], "nexus-ablate --help"),
+    (["add-seeds", "mine", "3"], "nexus-ablate study mine --add-seeds 3"),
+    (["confirm", "mine", "norm=layer"], "nexus-ablate study mine norm=layer --confirm"),
+    (["runs"], "nexus-ablate status"),
+    (["runs", "runs/norms"], "nexus-ablate status runs/norms"),
     (["verify-resume", "norm=layer"], "pytest -m slow tests/test_interrupted.py"),
     (["diff", "1a2b", "last", "--full"], "nexus-ablate show 1a2b last"),
 ]

@@ -644,7 +644,7 @@ def test_an_inconclusive_row_names_the_command_that_would_decide_it(writer, monk
     writer.plan(("norm=layer",), delta_min=0.0001)
     result = row(compare(writer.root), "norm=layer")
     assert result.verdict is not None and result.seeds_to_decide is not None
-    assert f"nexus-ablate add-seeds study {result.seeds_to_decide - 5}" in result.verdict.sentence
+    assert f"nexus-ablate study study --add-seeds {result.seeds_to_decide - 5}" in result.verdict.sentence
 
 
 def test_an_arm_that_came_out_as_the_baseline_is_a_row_and_identical_and_counts_as_no_arm(writer):

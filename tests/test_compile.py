@@ -10,8 +10,9 @@ import torch._dynamo
 from options import EVERY_OPTION
 
 from nexus_ablate.config.compose import compose
-from nexus_ablate.execution.queue import Worker
-from nexus_ablate.execution.worker import Order
+from nexus_ablate.execution.local_pool import Worker
+from nexus_ablate.execution.multirun import job_of
+from nexus_ablate.execution.worker import Task
 from nexus_ablate.measure.probe import evaluation_mode
 from nexus_ablate.model import build_model
 from nexus_ablate.runs import read_jsonl, read_run
@@ -62,8 +63,7 @@ def trained(arms, folder, overrides):
     """Rows of each arm, all trained by one worker process in this order; nothing that a clock says."""
     worker, result = Worker(1, False, folder / "worker.log"), {}
     for name in arms:
-        worker.send(Order([*overrides, name], name, {}))
-        answer = worker.pipe.recv()
+        answer = worker.train(Task.of(job_of([*overrides, name], name, ""), {}), lambda: False)
         assert answer.status == 0, answer.reason
         record = read_run(answer.path)
         rows = [
@@ -72,8 +72,7 @@ def trained(arms, folder, overrides):
             for row in read_jsonl(answer.path / log)
         ]
         result[name] = rows, {key: record.summary[key] for key in ONCE}
-    worker.pipe.close()
-    worker.process.join()
+    worker.close()
     return result
 
 

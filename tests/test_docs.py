@@ -13,14 +13,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from omegaconf import OmegaConf
 from wandb_server import serving_alone
 from written_runs import Writer
 
 from nexus_ablate import errors
 from nexus_ablate.cli import main
 from nexus_ablate.cli.list import catalogue
-from nexus_ablate.config.resolve import from_values
 from nexus_ablate.measure.measures import SECTIONS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -59,7 +57,9 @@ def commands() -> list[str]:
 def desk(request, tmp_path, monkeypatch):
     """A folder with the texts, runs and studies that the pages speak of; nothing is trained."""
     from nexus_ablate.bench import coordinates
-    from nexus_ablate.execution import cluster, launch, multirun
+    from nexus_ablate.execution import launch
+    from nexus_ablate.execution.local_pool import LocalPool
+    from nexus_ablate.execution.slurm import Slurm
     from nexus_ablate.training import evaluation, session
 
     monkeypatch.chdir(tmp_path)
@@ -81,16 +81,17 @@ def desk(request, tmp_path, monkeypatch):
         trained.append(config)
         return session.Outcome(0, tmp_path, {"val_loss": 1.0})
 
-    def job(composed):
-        trained.append(from_values(OmegaConf.to_container(composed, resolve=True)))
-        return {"name": "a", "status": 0, "why": ""}
+    def run(_, jobs, progress):
+        trained.extend(job.config for job in jobs)
+        return progress.statuses.update({job.path: 0 for job in jobs}) or ""
 
     monkeypatch.setattr(session, "train", train)
     flat = coordinates.Coordinates([1, 2, 3], {"logits": np.ones((3, 2))})
     monkeypatch.setattr(coordinates, "check_coordinates", lambda *_: flat)
-    monkeypatch.setattr(multirun, "job", job)
+    monkeypatch.setattr(LocalPool, "run", run)
+    monkeypatch.setattr(Slurm, "check", lambda _: None)
+    monkeypatch.setattr(Slurm, "run", run)
     monkeypatch.setattr(evaluation, "evaluate", lambda path, names: {name: {"not_defined": "here"} for name in names})
-    monkeypatch.setattr(cluster, "submit", lambda request, *_, **__: trained.append(launch.expanded(request)) or 0)
     monkeypatch.setattr(launch, "launch", lambda request, *_, **__: trained.append(launch.expanded(request)) or 0)
     studies = "scratch rates mine notebook first_look muon imported dropout_ladder sizes rms_vs_layer".split()
     published = [path.stem for path in (ROOT / "conf/claims").glob("*.json")]
@@ -112,7 +113,7 @@ def test_the_pages_have_commands():
 @pytest.mark.parametrize("command", commands())
 def test_a_command_of_the_documentation_runs(command, desk, capsys, monkeypatch, tmp_path):
     # Hydra's launchers are plugins that a user installs; the runs are the same
-    command = re.sub(r" (--launcher|\+?hydra[/.]launcher)[ =.]\S+", "", command)
+    command = re.sub(r" (--launcher (joblib|ray)|\+?hydra[/.]launcher[=.]\S+)", "", command)
     words = shlex.split(command)[1:]
     if {"sync", "dashboard", "--wandb"} & set(words):
         with serving_alone(tmp_path, monkeypatch):

@@ -161,7 +161,7 @@ def test_a_cluster_is_described_and_what_it_lacks_has_its_consequence(tools, tmp
     tools("sinfo", "echo 'low (2 nodes, gpu:2, up)'; echo 'high (2 nodes, (null), up)'")
     described = by_name(slurm(tmp_path, submit=False))
     assert described["SLURM"].detail == "partitions low (2 nodes, gpu:2, up), high (2 nodes, no GPUs, up)"
-    assert "wait forever" in described["sacct"].fix
+    assert "nothing needs it" in described["sacct"].fix
     assert not any(check.need for check in described.values()), "runs are possible without it"
     tools("sacct")
     assert by_name(slurm(tmp_path, submit=False))["sacct"].ready

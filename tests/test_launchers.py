@@ -15,10 +15,9 @@ from types import SimpleNamespace
 import pytest
 
 from nexus_ablate import errors, gpus
-from nexus_ablate.errors import ConfigError
-from nexus_ablate.execution import apart, cluster_queue, multirun, queue
-from nexus_ablate.execution import launcher as launcher_module
-from nexus_ablate.execution import worker as worker_module
+from nexus_ablate.cli import main
+from nexus_ablate.execution import hydra_launcher, local_pool
+from nexus_ablate.execution.worker import JobResult
 from nexus_ablate.runs import find_runs, read_run
 from tests.test_study_queue import nexus, rows, start
 from tests.trial_norm import BAD, WORDS, write_plugin
@@ -91,11 +90,11 @@ def test_of_twenty_jobs_the_good_ones_finish_and_the_bad_ones_are_listed(
 @pytest.mark.slow
 def test_without_a_process_apart_a_bad_run_takes_the_launcher_with_it(tiny_run, plugin, tmp_path):
     code = (
-        "import sys\nfrom nexus_ablate.execution import apart, worker\n"
-        "apart.Apart.train = lambda self, order, path: worker._train(order)\n"
+        "import sys\nfrom nexus_ablate.execution import local_pool\n"
+        "local_pool.Worker.train = lambda self, task, *_: task.train()\n"
         "from nexus_ablate.cli import main\nsys.exit(main(sys.argv[1:]))"
     )
-    arguments = ["--plugin", plugin, "-m", *tiny_run("norm=trial", "train.steps=4"), "norm.part=11,0"]
+    arguments = ["--plugin", plugin, "-m", *tiny_run("norm=trial", "train.steps=4"), "norm.part=11,0", "--workers", "1"]
     done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, timeout=100, cwd=tmp_path)
     assert done.returncode == 7
     assert 0 not in parts(tmp_path / "runs")
@@ -111,12 +110,10 @@ def test_joblib_trains_as_basic_does_and_two_at_a_time(tiny_run, tmp_path):
     assert len({run.status["pid"] for run in both}) == 2
 
 
-def test_after_a_signal_a_multirun_begins_no_further_run(tmp_path):
-    alone = apart.Apart()
-    alone.stopped = "SIGTERM"
-    answer = alone.train(apart.Order([], "", {}), tmp_path)
-    assert answer.status == errors.PREEMPTED
-    assert "SIGTERM" in answer.reason
+def test_after_a_signal_a_launcher_begins_no_further_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(hydra_launcher, "_stopped_by", "SIGTERM")
+    result = hydra_launcher.train_apart(SimpleNamespace())
+    assert result == JobResult(errors.PREEMPTED, "not started, because of SIGTERM")
 
 
 @pytest.mark.slow
@@ -134,13 +131,15 @@ def test_a_signal_saves_the_run_of_a_multirun_and_the_same_command_resumes(tiny_
     assert "not started" in " ".join(said.split())
 
 
-def test_a_worker_that_leaves_after_a_run_is_given_no_other(monkeypatch):
+def test_a_worker_whose_peak_memory_cannot_be_reset_trains_one_run(monkeypatch):
     left = []
-    worker = object.__new__(queue.Worker)
-    worker.pipe = SimpleNamespace(poll=lambda: True, recv=lambda: worker_module.Answer(0, leaves=True))
-    worker.process = SimpleNamespace(join=lambda: left.append(True))
-    assert worker.receive().status == 0
-    assert left, "only then is it known to be gone"
+    monkeypatch.setattr(local_pool, "reset_peak_memory", lambda: False)
+    monkeypatch.setattr(local_pool.connection, "wait", lambda *_: True)
+    worker = local_pool.Worker()
+    worker._process = SimpleNamespace(is_alive=lambda: True, sentinel=None, join=lambda: left.append("joined"))
+    worker._pipe = SimpleNamespace(send=lambda _: 0, poll=lambda: True, recv=lambda: JobResult(0), close=lambda: 0)
+    assert worker.train(SimpleNamespace(), lambda: False).status == 0
+    assert left == ["joined"]
 
 
 # ------------------------------------------------------------------------------------------------ studies by launchers
@@ -211,9 +210,9 @@ def test_a_run_that_its_launcher_could_not_start_says_why():
     job = SimpleNamespace(state=lambda: ("missing", ""))
     failed = JobReturn(status=JobStatus.FAILED)
     failed.return_value = ValueError("no such node")
-    answer = launcher_module._answer(job, failed)
-    assert answer.status == errors.BUG and "never started: ValueError: no such node" in answer.reason
-    assert launcher_module._answer(job, None) == worker_module.Answer(errors.PREEMPTED, "not started")
+    result = hydra_launcher.result_from(job, failed)
+    assert result.status == errors.BUG and "never started: ValueError: no such node" in result.reason
+    assert hydra_launcher.result_from(job, None) == JobResult(errors.PREEMPTED, "not started")
 
 
 # ------------------------------------------------------------------------------------------------ killed drivers (R9)
@@ -258,36 +257,38 @@ def test_a_driver_that_is_killed_again_and_again_ends_with_the_table_of_an_undis
 # ------------------------------------------------------------------------------------------ launchers that are not here
 
 
-@pytest.mark.parametrize(("launcher", "package"), [("slurm", "nexus-ablate[slurm]"), ("ray", "hydra-ray-launcher")])
-def test_a_launcher_that_is_not_installed_is_named_with_its_package(launcher, package, monkeypatch):
+@pytest.mark.parametrize("words", [["hydra/launcher=ray"], ["--launcher", "ray"]])
+@pytest.mark.parametrize("command", [["-m", "norm=layer,rms"], ["study", "norms"]])
+def test_a_launcher_that_is_not_installed_is_named_with_its_package(command, words, monkeypatch, capsys):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError) as refused:
-        multirun.multirun(["norm=layer,rms", f"hydra/launcher={launcher}"])
-    assert package in refused.value.fix
-
-
-def test_a_cluster_that_cannot_report_killed_jobs_is_refused_with_the_way_that_needs_no_sacct(monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
-    monkeypatch.setattr(launcher_module.shutil, "which", lambda name: f"/bin/{name}")
-    monkeypatch.setattr(cluster_queue, "accounting", lambda: False)
-    with pytest.raises(ConfigError, match="wait forever") as refused:
-        launcher_module.require("slurm")
-    assert "--cluster slurm" in refused.value.fix
+    assert main([*command, *words]) == errors.CONFIG
+    assert "try: pip install 'hydra-ray-launcher'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     "bad",
     [
         ["study", "norms", "--cluster", "kubernetes"],
-        ["study", "norms", "--cluster", "slurm", "--workers", "2"],
+        ["study", "norms", "--cluster", "slurm"],
+        ["study", "norms", "--launcher", "slurm", "--workers", "2"],
+        ["study", "norms", "--launcher", "joblib", "hydra/launcher=local"],
+        ["-m", "norm=rms,layer", "--partition", "gpu"],
+        ["norm=rms", "--launcher", "joblib"],
+        ["-m", "norm=rms,layer", "--cfg", "job"],
+        ["norm=rms,layer", "--cfg", "job"],
+        ["-m", "norm=rms,layer", "hydra.sweeper.params={norm:rms}"],
+        ["-m", "norm=rms,layer", "hydra/sweeper=optuna"],
+        ["-m", "norm=rms,layer", "hydra.sweep.dir=elsewhere"],
+        ["-m", "norm=rms,layer", "hydra.verbose=true"],
+        ["-m", "optim.lr=interval(0,1)"],
+        ["-m", "norm=glob(nothing*)"],
         ["study", "norms", "--partition", "gpu"],
-        ["study", "norms", "--cluster", "slurm", "--time", "4h"],
-        ["study", "norms", "--cluster", "slurm", "--sbatch", "account"],
-        ["study", "norms", "--cluster", "slurm", "--cluster", "slurm"],
-        ["study", "norms", "--cluster", "slurm", "--time"],
+        ["study", "norms", "--launcher", "slurm", "--time", "4h"],
+        ["study", "norms", "--launcher", "slurm", "--sbatch", "account"],
+        ["study", "norms", "--launcher", "slurm", "--launcher", "slurm"],
+        ["study", "norms", "--launcher", "slurm", "--time"],
         ["-m", "norm=rms,layer", "hydra/launcher=slrum"],
         ["study", "norms", "--launcher", "jobli"],
-        ["study", "norms", "--launcher", "slurm"],
         ["study", "norms", "--launcher", "joblib", "--workers", "2"],
         ["study", "norms", "hydra.launcher.n_jobs=2"],
         ["study", "norms", "--workers-per-gpu", "2", "--workers", "2"],

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tokenize
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,8 @@ from nexus_ablate.axes.norm import NORM
 from nexus_ablate.cli import main
 from nexus_ablate.config.compose import compose
 from nexus_ablate.config.plugins import VARIABLE, add_plugins
-from nexus_ablate.execution.worker import Order, _train
+from nexus_ablate.execution.multirun import job_of
+from nexus_ablate.execution.worker import Task
 from nexus_ablate.planning.jobs import Runs
 from nexus_ablate.planning.record import expanded
 from nexus_ablate.provenance import COMPUTES_NOTHING, PACKAGE, computes, differ, source_hash, source_hashes, text_hash
@@ -258,8 +260,9 @@ def test_a_study_with_finished_runs_of_other_code_is_refused_before_anything_is_
 
 def test_a_worker_that_finds_other_code_than_its_driver_trains_nothing(tiny_run, tmp_path):
     """The code may be edited while a study runs, and a worker be started after that."""
-    answer = _train(Order(tiny_run(), "", {}, source="0" * 64))
-    assert answer.status == errors.CONFIG and "the code changed" in answer.reason
+    task = replace(Task.of(job_of(tiny_run(), "baseline", ""), {}), source="0" * 64)
+    with pytest.raises(errors.ConfigError, match="the code changed"):
+        task.train()
     assert not (tmp_path / "runs").exists()
 
 

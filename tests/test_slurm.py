@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,16 +22,20 @@ import pytest
 import yaml
 
 from nexus_ablate import errors
+from nexus_ablate.cli import main
 from nexus_ablate.comparison import claim
 from nexus_ablate.comparison.claim import Requirement
 from nexus_ablate.config.compose import compose
 from nexus_ablate.config.plugins import VARIABLE as PLUGINS
-from nexus_ablate.execution import cluster as cluster_module
-from nexus_ablate.execution import cluster_job
-from nexus_ablate.execution.cluster import Resources, submit
-from nexus_ablate.execution.cluster_job import REQUEUES, Task
-from nexus_ablate.execution.cluster_queue import ENDED
+from nexus_ablate.execution import slurm as slurm_module
+from nexus_ablate.execution import slurm_job
+from nexus_ablate.execution.launch import launch
+from nexus_ablate.execution.multirun import job_of
+from nexus_ablate.execution.slurm import Slurm
+from nexus_ablate.execution.slurm_job import REQUEUES, SlurmTask
+from nexus_ablate.execution.slurm_queue import ENDED
 from nexus_ablate.execution.status import Watcher, summary
+from nexus_ablate.execution.worker import Task
 from nexus_ablate.planning.jobs import Runs
 from nexus_ablate.planning.record import expanded
 from nexus_ablate.provenance import source_hash
@@ -82,8 +87,9 @@ def job(tiny_run, tmp_path, monkeypatch):
 
         def submit(self, *overrides, minutes=60, time_outs=REQUEUES, source=None):
             self.overrides = tiny_run(*overrides)
-            task = Task(self.overrides, "mine", "", source or source_hash(), "", folder)
-            delayed = DelayedSubmission(task)
+            task = Task.of(job_of(self.overrides, "mine", ""), {})
+            task = replace(task, arm="mine", source=source or task.source)
+            delayed = DelayedSubmission(SlurmTask(task, folder))
             delayed.set_timeout(minutes, time_outs)
             delayed.dump(folder / "7_3_submitted.pkl")
 
@@ -161,7 +167,7 @@ def test_preemptions_requeue_the_job_each_time_once_and_change_nothing(job, slow
 
 
 def test_without_our_part_a_preempted_job_would_count_as_done(job, slowly, monkeypatch):
-    monkeypatch.setattr(cluster_job, "put_back", lambda: "")
+    monkeypatch.setattr(slurm_job, "put_back", lambda: "")
     job.submit("train.steps=200")
     assert job.start(0, signal.SIGUSR2, after=5) == errors.PREEMPTED
     assert job.requeues == []
@@ -223,8 +229,8 @@ def test_a_queued_run_refuses_code_that_it_was_not_submitted_with(job):
 
 def test_a_queued_run_refuses_data_that_it_was_not_submitted_with(job, tmp_path):
     job.submit()
-    task = Task(job.overrides, "mine", "00000000", source_hash(), "", tmp_path / "submitit")
-    answer = cluster_job.train_in_job(cluster_job.Order(task.overrides, "", {}, source=task.source), task.hash8)
+    task = replace(Task.of(job_of(job.overrides, "mine", ""), {}), path=tmp_path / "runs" / "s0-00000000")
+    answer = slurm_job.train_in_job(task)
     assert answer.status == errors.CONFIG
     assert "options, data or plugin changed" in answer.reason
     assert not job.run.exists()
@@ -258,23 +264,24 @@ def request(tiny_run, *more):
 
 
 def test_what_slurm_is_asked_for(tiny_run, fake_slurm):
-    resources = Resources("gpu", time=30, mem_gb=3, cpus=2, parallel=5, sbatch={"account": "mine"})
-    assert submit(request(tiny_run, "seeds=0,1"), resources) == 0
+    backend = Slurm("gpu", time=30, mem_gb=3, cpus=2, parallel=5, sbatch={"account": "mine"})
+    backend.check()
+    assert launch(request(tiny_run, "seeds=0,1"), backend) == 0
     lines = {line for line in fake_slurm.scripts.read_text().splitlines() if line.startswith("#SBATCH")}
     for setting in ("partition=gpu", "gres=gpu:1", "time=30", "mem=3GB", "cpus-per-task=2", "account=mine"):
         assert f"#SBATCH --{setting}" in lines
     assert "#SBATCH --array=0-3%4" in lines
     assert "#SBATCH --signal=USR2@120" in lines
-    assert "--partition=gpu" in fake_slurm.tried.read_text(), "tried out before anything was written"
+    assert "--partition=gpu" in fake_slurm.tried.read_text(), "tried out without a job"
 
 
 def test_nothing_that_is_queued_or_done_is_submitted_again_and_what_slurm_forgot_is(tiny_run, fake_slurm, capsys):
     requested = request(tiny_run, "seeds=0,1")
-    assert submit(requested, Resources()) == 0
+    assert launch(requested, Slurm()) == 0
     states = ["1_0|PENDING|Priority", "1_1|RUNNING|None", "1_2|CANCELLED|None"]
     fake_slurm.queue.write_text("\n".join(states) + "\n")
     capsys.readouterr()
-    assert submit(requested, Resources()) == 0
+    assert launch(requested, Slurm()) == 0
     said = capsys.readouterr().err
     assert "2 runs submitted as SLURM job 2 (array of 2), 2 already in the queue" in said, said
     lines = {(line.arm, line.seed): line for line in Watcher().lines([requested.directory])}
@@ -290,11 +297,11 @@ def test_runs_of_other_code_are_submitted_again_only_when_asked_for(tiny_run, fa
         train(compose([*job.overrides, "train.threads=1"]), quiet=True, arm=job.arm)
     checkout.edit("nexus_ablate/axes/norm.py", "from __future__", "import math\nfrom __future__")
     with pytest.raises(errors.ConfigError, match=r"other code: axes/norm\.py differs") as refused:
-        submit(requested, Resources())
+        launch(requested, Slurm())
     assert "--retrain" in refused.value.fix
     assert not fake_slurm.scripts.exists() and not (requested.directory / "study.yaml").exists()
     capsys.readouterr()
-    assert submit(requested, Resources(), retrain=True) == 0
+    assert launch(requested, Slurm(), retrain=True) == 0
     said = " ".join(capsys.readouterr().err.split())
     assert "2 runs by other code are kept and trained again: axes/norm.py differs" in said
     assert "2 runs submitted" in said
@@ -305,21 +312,21 @@ def test_runs_of_other_code_are_submitted_again_only_when_asked_for(tiny_run, fa
 def test_of_two_submissions_at_the_same_instant_one_submits_each_run_once(tiny_run, fake_slurm, monkeypatch, locked):
     """The second one begins while the first one has looked and not yet written down what it submitted."""
     requested, statuses = request(tiny_run, "seeds=0"), []
-    kept = cluster_module._submit
+    kept = Slurm._submit
 
     def overtaken(*arguments):
-        monkeypatch.setattr(cluster_module, "_submit", kept)
+        monkeypatch.setattr(Slurm, "_submit", kept)
         try:
-            statuses.append(submit(requested, Resources()))
+            statuses.append(launch(requested, Slurm()))
         except errors.AlreadyRunning as error:
             statuses.append(error.status)
             assert "is being submitted" in error.problem
         return kept(*arguments)
 
-    monkeypatch.setattr(cluster_module, "_submit", overtaken)
+    monkeypatch.setattr(Slurm, "_submit", overtaken)
     if not locked:
-        monkeypatch.setattr(cluster_module, "take_lock", lambda *arguments: None)
-    statuses.append(submit(requested, Resources()))
+        monkeypatch.setattr(slurm_module, "take_lock", lambda *arguments: None)
+    statuses.append(launch(requested, Slurm()))
     assert statuses == ([errors.ALIVE, errors.OK] if locked else [errors.OK, errors.OK])
     assert fake_slurm.scripts.read_text().count("#!") == (1 if locked else 2)
 
@@ -330,13 +337,13 @@ def test_jobs_are_not_submitted_through_a_link(tiny_run, fake_slurm, tmp_path):
     requested.directory.mkdir(parents=True)
     (requested.directory / ".slurm").symlink_to(tmp_path / "outside")
     with pytest.raises(errors.StorageError, match=r"\.slurm"):
-        submit(requested, Resources())
+        launch(requested, Slurm())
     assert list((tmp_path / "outside").iterdir()) == []
     assert not fake_slurm.scripts.exists()
 
 
 def test_tuning_comes_first_and_the_command_says_when_to_come_again(tiny_run, fake_slurm, capsys):
-    assert submit(request(tiny_run, "seeds=0", "lr_grid=1e-3,2e-3", "tuning_seeds=7"), Resources()) == 0
+    assert launch(request(tiny_run, "seeds=0", "lr_grid=1e-3,2e-3", "tuning_seeds=7"), Slurm()) == 0
     said = " ".join(capsys.readouterr().err.split())
     assert "6 runs submitted" in said, "two arms, and each at two rates"
     assert "run the same command to submit every arm at its best learning rate" in said
@@ -351,14 +358,14 @@ def test_the_arms_are_submitted_when_the_baseline_has_shown_what_the_claim_requi
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(values | {"requires": {"attn/sink_rate": ">= 0.2"}}))
     requested = read_request([str(tmp_path / "mine.yaml"), *tiny_run()])
     runs = Runs(expanded(requested), requested)
-    assert submit(requested, Resources()) == 0
+    assert launch(requested, Slurm()) == 0
     said = " ".join(capsys.readouterr().err.split())
-    assert "2 runs submitted" in said and "run the same command to submit the other arms" in said
+    assert "2 runs submitted" in said and "run the same command for the other arms" in said
     for job in runs.premise:
         instant.end(job, "finished")
     requirement = Requirement("", f"the baseline's rate is {rate}", rate > 0.2, seeds=5)
     monkeypatch.setattr(claim, "requirements_of", lambda comparison: [requirement])
-    assert submit(requested, Resources()) == 0
+    assert launch(requested, Slurm()) == 0
     said = " ".join(capsys.readouterr().err.split())
     assert ("2 runs submitted" in said) == requirement.met
     assert ("no other arm is trained: the baseline's rate is 0.1" in said) != requirement.met
@@ -372,7 +379,7 @@ def test_a_command_submits_one_look_and_the_next_one_when_its_runs_have_ended(ti
 
     def submitted():
         before = set(requested.directory.glob(".slurm/*"))
-        assert submit(requested, Resources()) == 0
+        assert launch(requested, Slurm()) == 0
         for folder in set(requested.directory.glob(".slurm/*")) - before:
             submitted = json.loads((folder / "submission.json").read_text())["jobs"].values()
             return [jobs[requested.directory / run] for run in submitted], " ".join(capsys.readouterr().err.split())
@@ -399,29 +406,29 @@ def test_a_command_submits_one_look_and_the_next_one_when_its_runs_have_ended(ti
     assert not nothing
     assert "norm=layer: 2 of at most 4 seeds, WORSE bias=on: 4 of at most 4 seeds, INCONCLUSIVE" in said
     instant.end(further[0], "diverged")
-    assert submit(requested, Resources()) == errors.DIVERGED
+    assert launch(requested, Slurm()) == errors.DIVERGED
 
 
 def test_more_runs_than_an_array_holds_become_several(tiny_run, fake_slurm, capsys, monkeypatch):
-    monkeypatch.setattr(cluster_module, "LONGEST_ARRAY", 3)
-    assert submit(request(tiny_run, "seeds=0,1"), Resources()) == 0
+    monkeypatch.setattr(slurm_module, "LONGEST_ARRAY", 3)
+    assert launch(request(tiny_run, "seeds=0,1"), Slurm()) == 0
     assert "4 runs submitted as SLURM job 1 (array of 3) and 2" in capsys.readouterr().err
 
 
 def test_status_works_while_slurm_does_not_answer(tiny_run, fake_slurm):
     requested = request(tiny_run, "seeds=0")
-    submit(requested, Resources())
+    launch(requested, Slurm())
     (fake_slurm.queue).unlink()
     lines = Watcher().lines([requested.directory])
     (line,) = [line for line in lines if line.state == "unknown"]
     assert "squeue does not answer" in line.reason
     with pytest.raises(errors.UserError, match="squeue"):
-        submit(requested, Resources())
+        launch(requested, Slurm())
 
 
 def test_status_asks_slurm_nothing_about_runs_that_have_ended(tiny_run, fake_slurm):
     requested = request(tiny_run, "seeds=0")
-    submit(requested, Resources())
+    launch(requested, Slurm())
     for job in Runs(expanded(requested), requested).claims:
         train(compose([*job.overrides, "train.threads=1"]), quiet=True, arm=job.arm)
     (fake_slurm.queue).unlink()
@@ -537,7 +544,7 @@ def trials(cluster, tiny_run, tmp_path, monkeypatch):
     return Trials()
 
 
-SUBMIT = ("--cluster", "slurm", "--gres", "gpu:1", "--mem-gb", "1", "--cpus", "1")
+SUBMIT = ("--launcher", "slurm", "--gres", "gpu:1", "--mem-gb", "1", "--cpus", "1")
 
 
 @pytest.mark.slow
@@ -607,39 +614,11 @@ def test_jobs_that_leak_and_fail_leave_no_secret_in_any_file(cluster, tiny_run, 
     assert {"status.json", "log.txt"} <= leaks and any(name.endswith("_log.out") for name in leaks)
 
 
-@pytest.mark.slow
-@WITH_SLURM
-@pytest.mark.parametrize("masked", [True, False])
-def test_a_multirun_of_jobs_that_leak_leaves_no_secret_in_any_file(cluster, tiny_run, tmp_path, monkeypatch, masked):
-    """With the mask; and without it, as a control."""
-    monkeypatch.setenv(PLUGINS, "")
-    for name, secret in ENVIRONMENT.items():
-        monkeypatch.setenv(name, secret)
-    if not masked:
-        monkeypatch.setenv("PYTHONPATH", f"{write_control(tmp_path / 'control')}:{os.environ['PYTHONPATH']}")
-    resources = ["mem_gb=1", "cpus_per_task=1", "timeout_min=5"]
-    sweep = ["-m", *tiny_run("norm=leak", "train.steps=4", "norm.fails=on,off"), "hydra/launcher=slurm"]
-    sweep += [f"hydra.launcher.{text}" for text in resources]
-    plugin = ["--plugin", str(write_leaking_plugin(tmp_path / "leaks"))]
-    driver = subprocess.Popen([*cluster.command, *plugin, *sweep], stderr=subprocess.PIPE, text=True, cwd=cluster.root)
-    cluster.settle(driver=driver)
-    printed = driver.communicate()[1]
-    assert driver.returncode == errors.BUG, printed
-    leaks = traces(tmp_path / "runs", printed)
-    if not masked:
-        assert {"status.json", "log.txt"} <= {Path(place).name for place in leaks}
-    else:
-        assert "login refused: <secret>" in printed
-        assert leaks == []
-        typed = cluster.nexus(*plugin, *sweep, "tracker=auto", f"tracker.entity='{TYPED['with a prefix']}'")
-        assert typed.returncode == errors.CONFIG and "contains a secret" in typed.stderr
-        assert traces(tmp_path / "runs", typed.stdout + typed.stderr) == []
-
-
-def test_a_typed_secret_is_not_handed_to_a_job_which_would_keep_it_in_a_file(tiny_run, fake_slurm, tmp_path):
-    with pytest.raises(errors.ConfigError, match="contains a secret") as refused:
-        submit(request(tiny_run, "seeds=0", "tracker=auto", f"tracker.entity='{TYPED['with a prefix']}'"), Resources())
-    assert "canary" not in str(refused.value)
+def test_a_typed_secret_is_not_handed_to_a_job_which_would_keep_it_in_a_file(tiny_run, fake_slurm, tmp_path, capsys):
+    words = [*tiny_run(), "vary.norm=layer", "tracker=auto", f"tracker.entity='{TYPED['with a prefix']}'"]
+    assert main(["study", "mine", *words, "--launcher", "slurm"]) == errors.CONFIG
+    said = capsys.readouterr().err
+    assert "contains a secret" in said and "canary" not in said
     assert not (tmp_path / "runs").exists()
     assert not fake_slurm.scripts.exists()
 
@@ -686,43 +665,24 @@ def test_twelve_submitted_runs_survive_every_failure(cluster, trials):
     assert compared.returncode == 0, compared.stderr
 
 
+BY_SLURM = ("--launcher slurm --time 5", "hydra/launcher=submitit_slurm hydra.launcher.timeout_min=5")
+
+
 @pytest.mark.slow
-@pytest.mark.long
 @WITH_SLURM
-def test_a_multirun_of_twelve_survives_every_failure_and_its_driver_ends_with_the_table(cluster, trials):
-    resources = ["mem_gb=1", "cpus_per_task=1", "timeout_min=1", "signal_delay_s=15"]
-    arguments = ["-m", *trials.overrides, f"norm.part={','.join(map(str, ALL))}", "hydra/launcher=slurm"]
-    arguments += [f"hydra.launcher.{text}" for text in resources]
-
-    def drive():
-        return subprocess.Popen(
-            [*cluster.command, *arguments],
-            stderr=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            text=True,
-            cwd=cluster.root,
-        )
-
+@pytest.mark.parametrize("launcher", BY_SLURM)
+def test_a_multirun_is_submitted_and_ends_with_the_losses_of_runs_on_this_machine(cluster, trials, launcher):
+    resources = ["--gres", "gpu:1", "--mem-gb", "1", "--cpus", "1"]
+    words = ["-m", *trials.overrides, "norm.part=0,1", *resources, *launcher.split()]
+    done = cluster.nexus(*words)
+    assert done.returncode == 0, done.stderr
+    assert "2 runs submitted" in done.stderr
+    again = cluster.nexus(*words)
+    assert "2 already in the queue" in again.stderr
+    cluster.settle()
     scratch = trials.directory.parent / "scratch"
-    driver = drive()
-    cluster.disturb(scratch)
-    cluster.settle(driver=driver)
-    said = driver.communicate()[1]
-    assert driver.returncode == errors.PREEMPTED, said
-    assert trials.states() == TRUE_ENDS, said
-    shown = " ".join(said.split())
-    for word in ("the launcher gave up", "made to fail", "ended as", "stopped by SIGTERM"):
-        assert word in shown, said
-    gpus_are_shared_out(scratch)
-    for part in (7, 8):
-        run = cluster.run_of(scratch, part)
-        assert run.env["slurm_restarts"] >= 1
-        assert rows(run.path) == trials.undisturbed(part)
-
-    before = trials.finished()
-    driver = drive()
-    cluster.settle(driver=driver)
-    driver.communicate()
-    assert driver.returncode == errors.BUG
-    assert trials.states() == TRUE_ENDS | {9: "finished"}
-    assert {file: state for file, state in trials.finished().items() if file in before} == before
+    assert trials.states() == {0: "finished", 1: "finished"}
+    for part in (0, 1):
+        assert rows(cluster.run_of(scratch, part).path) == trials.undisturbed(part)
+    nothing = cluster.nexus(*words)
+    assert nothing.returncode == 0 and "nothing to run: all 2 runs have ended" in nothing.stderr

@@ -36,7 +36,7 @@ def record(tmp_path, name="mine"):
 
 
 def test_seeds_are_added_to_every_arm_and_kept_as_an_amendment(study, instant, tmp_path, capsys):
-    assert main(study("add-seeds", "mine", "2")) == 0
+    assert main(study("study", "mine", "--add-seeds", "2")) == 0
     arms = ("baseline", "norm=layer", "bias=on")
     assert instant.trained == [(arm, seed) for seed in (3, 4) for arm in arms]
     assert "adding seeds 3, 4; verdicts of this study are exploratory" in said(capsys)
@@ -46,7 +46,9 @@ def test_seeds_are_added_to_every_arm_and_kept_as_an_amendment(study, instant, t
     assert [entry["changes"] for entry in kept["amendments"]] == [["seeds: [0,1,2] -> [0,1,2,3,4]"]]
     assert kept["added"][0]["when"] == kept["amendments"][0]["when"]
 
-    directory = [text for text in study("add-seeds", str(tmp_path / "runs/mine"), "1") if "runs_dir" not in text]
+    directory = [
+        text for text in study("study", str(tmp_path / "runs/mine"), "--add-seeds", "1") if "runs_dir" not in text
+    ]
     assert main(directory) == 0
     assert [entry["seeds"] for entry in record(tmp_path)["added"]] == [[3, 4], [5]]
     assert main([*study("study", "mine", "delta_min=0.1", "--amend")]) == 0
@@ -54,7 +56,7 @@ def test_seeds_are_added_to_every_arm_and_kept_as_an_amendment(study, instant, t
 
 
 def test_the_study_as_it_was_asked_for_first_is_still_the_same_study(study, instant, tiny_run, tmp_path, capsys):
-    assert main(study("add-seeds", "mine", "1")) == 0
+    assert main(study("study", "mine", "--add-seeds", "1")) == 0
     before = photograph(tmp_path / "runs")
     first = ["study", "mine", "vary.norm=layer", "vary.bias=on", "seeds=0,1,2", "--workers", "1", *tiny_run()]
     for again in (first, study("study", "mine")):
@@ -65,17 +67,17 @@ def test_the_study_as_it_was_asked_for_first_is_still_the_same_study(study, inst
 
 def test_an_interrupted_addition_continues_with_the_same_command(study, instant, tmp_path):
     instant.stop_after = 1
-    assert main(study("add-seeds", "mine", "2")) == errors.PREEMPTED
+    assert main(study("study", "mine", "--add-seeds", "2")) == errors.PREEMPTED
     instant.stop_after = float("inf")
-    assert main(study("add-seeds", "mine", "2")) == 0
+    assert main(study("study", "mine", "--add-seeds", "2")) == 0
     assert sorted(instant.trained) == sorted(
         {(arm, s) for s in (3, 4) for arm in ("baseline", "norm=layer", "bias=on")}
     )
     assert record(tmp_path)["seeds"] == [0, 1, 2, 3, 4]
     instant.failing = {("bias=on", 6)}
-    assert main(study("add-seeds", "mine", "2")) == errors.BUG
+    assert main(study("study", "mine", "--add-seeds", "2")) == errors.BUG
     assert record(tmp_path)["seeds"] == [0, 1, 2, 3, 4, 5, 6], "what has ended is not gone on with"
-    assert main(study("add-seeds", "mine", "2")) == errors.BUG
+    assert main(study("study", "mine", "--add-seeds", "2")) == errors.BUG
     assert record(tmp_path)["seeds"][-2:] == [7, 8], "to have failed is to have ended"
 
 
@@ -84,16 +86,16 @@ def test_no_seed_of_the_tuning_or_of_a_confirmation_is_added(tiny_run, instant, 
     grid = ["seeds=0,1", "lr_grid=1e-3", "tuning_seeds=2"]
     assert main(["study", "mine", "vary.norm=layer", *grid, *how]) == 0
     launch = [text for text in how if "runs_dir" in text or text in ("--workers", "1")]
-    assert main(["confirm", "mine", "norm=layer", "--seeds", "2", *launch]) == 0
+    assert main(["study", "mine", "norm=layer", "--seeds", "2", "--confirm", *launch]) == 0
     assert record(tmp_path, "mine-confirm")["seeds"] == [3, 4]
     for path in tmp_path.glob("runs/mine/*/s2-*"):
         shutil.rmtree(path)  # its tuning is still to come
-    assert main(["add-seeds", "mine", "2", *launch]) == 0
+    assert main(["study", "mine", "--add-seeds", "2", *launch]) == 0
     assert record(tmp_path)["seeds"] == [0, 1, 5, 6]
     (tmp_path / "runs/mine/norm=scale/s9-01234567").mkdir(parents=True)
-    assert main(["confirm", "mine", "norm=layer", "--seeds", "1", *launch]) == 0
+    assert main(["study", "mine", "norm=layer", "--seeds", "1", "--confirm", *launch]) == 0
     assert record(tmp_path, "mine-confirm2")["seeds"] == [10], "above a run that is no part of the plan, too"
-    assert main(["add-seeds", "mine-confirm2", "1", *launch]) == 0
+    assert main(["study", "mine-confirm2", "--add-seeds", "1", *launch]) == 0
     assert record(tmp_path, "mine-confirm2")["confirms"] == "mine"
 
 
@@ -101,7 +103,7 @@ def test_a_study_that_is_not_what_it_was_gets_no_seeds(study, tmp_path, capsys):
     path = tmp_path / "runs/mine/study.yaml"
     path.write_text(path.read_text().replace("name: norm=layer", "name: norm=another"))
     before = path.read_text()
-    assert main(study("add-seeds", "mine", "2")) == errors.CONFIG
+    assert main(study("study", "mine", "--add-seeds", "2")) == errors.CONFIG
     assert "changed since its first launch" in said(capsys)
     assert path.read_text() == before
 
@@ -112,7 +114,7 @@ def test_a_study_that_is_not_what_it_was_gets_no_seeds(study, tmp_path, capsys):
 def test_claims_are_judged_on_fresh_seeds_in_a_study_of_their_own(study, instant, tmp_path, capsys):
     instant.decided, instant.word = {"norm=layer": 1}, BETTER
     before = photograph(tmp_path / "runs/mine")
-    assert main(study("confirm", "mine")) == 0
+    assert main(study("study", "mine", "--confirm")) == 0
     assert instant.trained == [(arm, seed) for seed in (3, 4, 5) for arm in ("baseline", "norm=layer")]
     assert photograph(tmp_path / "runs/mine") == before
     first, kept = record(tmp_path), record(tmp_path, "mine-confirm")
@@ -124,20 +126,20 @@ def test_claims_are_judged_on_fresh_seeds_in_a_study_of_their_own(study, instant
     text = said(capsys)
     assert f"next nexus-ablate compare {tmp_path}/runs/mine-confirm" in text
 
-    assert main(study("confirm", "mine", "bias=on", "--seeds", "2")) == 0
+    assert main(study("study", "mine", "bias=on", "--seeds", "2", "--confirm")) == 0
     assert record(tmp_path, "mine-confirm2")["seeds"] == [6, 7], "above those of the confirmation before"
     assert instant.trained[-4:] == [(arm, seed) for seed in (6, 7) for arm in ("baseline", "bias=on")]
 
 
 def test_an_interrupted_confirmation_continues_instead_of_another_one(study, instant, tmp_path, capsys):
     instant.stop_after = 2
-    assert main(study("confirm", "mine", "norm=layer", "--seeds", "2")) == errors.PREEMPTED
+    assert main(study("study", "mine", "norm=layer", "--seeds", "2", "--confirm")) == errors.PREEMPTED
     instant.stop_after = float("inf")
     capsys.readouterr()
     for other in (["bias=on"], ["norm=layer", "--seeds", "3"]):
-        assert main(study("confirm", "mine", *other)) == errors.CONFIG
+        assert main(study("study", "mine", *other, "--confirm")) == errors.CONFIG
         assert "mine-confirm has not ended" in said(capsys)
-    assert main(study("confirm", "mine", "norm=layer", "--seeds", "2")) == 0
+    assert main(study("study", "mine", "norm=layer", "--seeds", "2", "--confirm")) == 0
     assert instant.trained == [(arm, seed) for seed in (3, 4) for arm in ("baseline", "norm=layer")]
     assert not (tmp_path / "runs/mine-confirm2").exists()
 
@@ -147,12 +149,12 @@ def test_a_failed_confirmation_is_not_replaced_and_a_folder_of_another_kind_is_l
     other.mkdir()
     (other / "notes.txt").write_text("my own")
     instant.failing = {("norm=layer", 4)}
-    assert main(study("confirm", "mine", "norm=layer")) == errors.BUG
+    assert main(study("study", "mine", "norm=layer", "--confirm")) == errors.BUG
     assert [path.name for path in other.iterdir()] == ["notes.txt"]
     assert record(tmp_path, "mine-confirm2")["confirms"] == "mine"
-    assert main(study("confirm", "mine")) == errors.BUG
+    assert main(study("study", "mine", "--confirm")) == errors.BUG
     instant.failing = set()
-    assert main(study("confirm", "mine", "--retry", "failed")) == 0
+    assert main(study("study", "mine", "--retry", "failed", "--confirm")) == 0
     assert not (tmp_path / "runs/mine-confirm3").exists()
 
 
@@ -162,7 +164,20 @@ def test_tuned_arms_are_confirmed_each_at_its_best_rate(tiny_run, instant, tmp_p
     grid = ["seeds=0,1", "lr_grid=1e-3,3e-3", "optim.lr=3e-3"]
     assert main(["study", "mine", "vary.norm=layer", "vary.bias=on", *grid, *how]) == 0
     instant.trained.clear()
-    assert main(["confirm", "mine", "norm=layer", *(text for text in how if "runs_dir" in text), "--workers", "1"]) == 0
+    assert (
+        main(
+            [
+                "study",
+                "mine",
+                "norm=layer",
+                "--confirm",
+                *(text for text in how if "runs_dir" in text),
+                "--workers",
+                "1",
+            ]
+        )
+        == 0
+    )
     kept = record(tmp_path, "mine-confirm")
     assert kept["seeds"] == [1002, 1003], "above the tuning seed"
     assert kept["baseline"][-1] == "optim.lr=0.003"
@@ -181,7 +196,7 @@ def test_a_match_is_taken_over_and_not_solved_anew(tiny_run, instant, tmp_path):
     launch = [text for text in how if "runs_dir" in text or text in ("--workers", "1")]
     (arm,) = record(tmp_path)["arms"]
     assert arm["match"]["solved"] == ["train.steps=41"]
-    assert main(["confirm", "mine", arm["name"], *launch]) == 0
+    assert main(["study", "mine", arm["name"], "--confirm", *launch]) == 0
     assert record(tmp_path, "mine-confirm")["arms"] == [arm]
     assert main(["study", "mine-confirm", *launch]) == 0
 
@@ -191,7 +206,7 @@ def test_an_arm_of_a_study_with_looks_is_confirmed_on_as_many_seeds_as_decided_i
     how = ["--workers", "1", *tiny_run()]
     assert main(["study", "mine", "vary.norm=layer", "vary.bias=on", "seeds.looks=2,3,5", *how]) == 0
     launch = [text for text in how if "runs_dir" in text or text in ("--workers", "1")]
-    assert main(["confirm", "mine", *launch]) == 0
+    assert main(["study", "mine", "--confirm", *launch]) == 0
     kept = record(tmp_path, "mine-confirm")
     assert kept["seeds"] == [5, 6, 7], "3 of them, above all that a later look may take"
     assert [arm["name"] for arm in kept["arms"]] == ["norm=layer", "bias=on"]
@@ -201,21 +216,36 @@ def test_an_arm_of_a_study_with_looks_is_confirmed_on_as_many_seeds_as_decided_i
 # ------------------------------------------------------------------------------------------------ what is not possible
 
 BAD = {
-    "add-seeds mine 0": "from 1 to 1000", "add-seeds mine -1": "from 1 to 1000", "add-seeds mine x": "from 1 to 1000",
-    "add-seeds mine 1e6": "from 1 to 1000", "add-seeds mine 1000000": "from 1 to 1000",
-    "add-seeds mine 999": "at most 1000 seeds", "add-seeds mine": "a study and a number", "add-seeds 3": "a study and",
-    "add-seeds mine 3 train.steps=4": "a study and a number", "add-seeds mine 3 --amend": "no flag of this name",
-    "add-seeds nrms 3": "try: norms", "add-seeds runs/mine 3 runs_dir=runs": "leave runs_dir=runs out",
-    "add-seeds norms 3": "no runs yet", "add-seeds mine.yaml 3": "no runs yet", "add-seeds empty 3": "no runs yet",
-    "add-seeds looks 3": "nexus-ablate study looks", "add-seeds mine 1 --partition gpu": "--cluster slurm",
-    "confirm --seeds 3": "needs a study", "confirm mine --seeds 0": "from 1 to 1000",
-    "confirm mine --seeds x": "from 1 to 1000", "confirm nrms": "try: norms", "confirm norms": "no runs yet",
-    "confirm mine.yaml": "no runs yet", "confirm runs/empty": "no runs yet",
-    "confirm waiting": "no run here has a result",
-    "confirm mine norm=layr": "try: norm=layer",
-    "add-seeds mine " + "9" * 5000: "from 1 to 1000", "confirm mine": "no claim to confirm",
-    "confirm again": "nexus-ablate confirm mine",
-}  # fmt: skip
+    "study mine --add-seeds 0": "from 1 to 1000",
+    "study mine --add-seeds -1": "from 1 to 1000",
+    "study mine --add-seeds x": "from 1 to 1000",
+    "study mine --add-seeds 1e6": "from 1 to 1000",
+    "study mine --add-seeds 1000000": "from 1 to 1000",
+    "study mine --add-seeds 999": "at most 1000 seeds",
+    "study mine --add-seeds": "needs a value",
+    "study --add-seeds 3": "needs a study",
+    "study mine --add-seeds 3 train.steps=4": "takes one launched study",
+    "study mine --add-seeds 3 --amend": "exclude each other",
+    "study nrms --add-seeds 3": "try: norms",
+    "study runs/mine --add-seeds 3 runs_dir=runs": "leave runs_dir=runs out",
+    "study norms --add-seeds 3": "no runs yet",
+    "study mine.yaml --add-seeds 3": "no runs yet",
+    "study empty --add-seeds 3": "no runs yet",
+    "study looks --add-seeds 3": "nexus-ablate study looks",
+    "study mine --add-seeds 1 --partition gpu": "--launcher slurm",
+    "study --seeds 3 --confirm": "needs a study",
+    "study mine --seeds 0 --confirm": "from 1 to 1000",
+    "study mine --seeds x --confirm": "from 1 to 1000",
+    "study nrms --confirm": "try: norms",
+    "study norms --confirm": "no runs yet",
+    "study mine.yaml --confirm": "no runs yet",
+    "study runs/empty --confirm": "no runs yet",
+    "study waiting --confirm": "no run here has a result",
+    "study mine norm=layr --confirm": "try: norm=layer",
+    "study mine --add-seeds " + "9" * 5000: "from 1 to 1000",
+    "study mine --confirm": "no claim to confirm",
+    "study again --confirm": "nexus-ablate study mine --confirm",
+}
 
 
 def test_what_cannot_be_is_three_lines_before_torch_is_there_and_makes_nothing(tmp_path):
@@ -246,7 +276,7 @@ def test_a_claim_of_trained_runs_is_confirmed_and_compared(tiny_run, tmp_path):
     arguments = tiny_run("train.steps=80", "train.eval_tokens=1024")
     typed = ["study", "mine", "vary.optim.lr=1e-3", "seeds=0,1,2", *arguments, "--workers", "2"]
     how = [text for text in arguments if text.split("=")[0] in ("runs_dir", "tracker", "train.device", "train.threads")]
-    for command in (typed, ["confirm", "mine", *how], ["add-seeds", "mine", "1", *how]):
+    for command in (typed, ["study", "mine", "--confirm", *how], ["study", "mine", "--add-seeds", "1", *how]):
         done = nexus(command)
         assert done.returncode == 0, done.stderr
     seeds = {(run.path.parent.parent.name, run.arm): set() for run in map(read_run, find_runs([tmp_path / "runs"]))}

@@ -69,7 +69,10 @@ def test_commands_in_a_report_work_outside_of_runs_and_with_spaces(tmp_path, cap
         writer.plan(("norm=layer",), added=[{"when": "2020-01-01", "seeds": [4]}])
         assert cli.main(["compare", f"{root}/mine"]) == 0
         printed = capsys.readouterr().out
-        assert f"nexus-ablate add-seeds {place} " in printed and f"nexus-ablate confirm {place} " in printed
+        assert (
+            f"nexus-ablate study {place} --add-seeds " in printed
+            and f"nexus-ablate study {place} --confirm " in printed
+        )
 
 
 def test_a_terminal_of_another_encoding_gets_the_table_without_some_characters(tmp_path):

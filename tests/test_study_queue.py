@@ -17,7 +17,7 @@ import pytest
 
 from nexus_ablate import errors
 from nexus_ablate.config.compose import compose
-from nexus_ablate.execution.queue import Worker, mark_failed
+from nexus_ablate.execution.local_pool import Worker, mark_failed
 from nexus_ablate.planning.jobs import Runs
 from nexus_ablate.planning.places import Places, places
 from nexus_ablate.planning.record import expanded
@@ -233,11 +233,11 @@ def test_a_run_whose_time_is_over_is_saved_and_one_that_hangs_does_not_hold_the_
     )
     arguments = ["study", f"{path}", *study()[2:]]
     code = (
-        "import sys; from nexus_ablate.execution import queue; from nexus_ablate.execution.launch import launch\n"
+        "import sys; from nexus_ablate.execution import local_pool; from nexus_ablate.execution.launch import launch\n"
         "from nexus_ablate.study.definition import read_request\n"
         "if __name__ == '__main__':\n"
-        "    queue.GRACE_SECONDS = 1\n"
-        "    sys.exit(launch(read_request(sys.argv[2:]), workers=2, limit=12))"
+        "    local_pool.GRACE_SECONDS = 1\n"
+        "    sys.exit(launch(read_request(sys.argv[2:]), local_pool.LocalPool(workers=2, limit=12)))"
     )
     (tmp_path / "limited.py").write_text(code)
     done = subprocess.run(
@@ -372,16 +372,17 @@ def test_the_workers_of_two_studies_hold_different_gpus(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
     workers = [Worker(1, True, None) for _ in range(3)]
+    for worker in workers:
+        worker._started()
     until(lambda: len(leases_of(tmp_path)) == 3)
     assert leases_of(tmp_path) == {"gpu-0.0", "gpu-1.0", "gpu-2.0"}
     for worker in workers:
-        worker.pipe.close()
-        worker.process.join()
+        worker.close()
     alone = Worker(1, False, None)  # without a reservation
+    alone._started()
     time.sleep(1)
     assert leases_of(tmp_path) == set()
-    alone.pipe.close()
-    alone.process.join()
+    alone.close()
 
 
 def leases_of(folder):

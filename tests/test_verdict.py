@@ -80,11 +80,11 @@ def test_an_arm_with_unfinished_runs_is_marked():
 
 def test_what_is_inconclusive_says_how_many_seeds_this_effect_and_the_margin_need_and_the_command():
     estimate = effect(0.1, noise=1.0)
-    decided = v.decide(evidence(effect=estimate, more_seeds="nexus-ablate add-seeds mine"))
+    decided = v.decide(evidence(effect=estimate, more_seeds="nexus-ablate study mine --add-seeds"))
     needed = v.seeds_to_decide(estimate, evidence(effect=estimate))
     assert needed is not None
     assert f"about {needed} seeds would decide an effect of this size" in decided.sentence
-    assert f"(nexus-ablate add-seeds mine {needed - 5})" in decided.sentence
+    assert f"(nexus-ablate study mine --add-seeds {needed - 5})" in decided.sentence
     assert "±0.3000 needs about" in decided.sentence
 
 

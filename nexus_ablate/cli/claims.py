@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 from nexus_ablate import errors
+from nexus_ablate.cli.backend import split_launcher
 from nexus_ablate.cli.study import RUN_FLAGS
 from nexus_ablate.cli.verb import Flag, Verb
 from nexus_ablate.errors import ConfigError, unknown
@@ -84,9 +85,9 @@ def _train(words: list[str], flags: dict[str, Any]) -> int:
     if words[0] not in claims():
         raise unknown("there is no claim of this name", words[0], claims(), "nexus-ablate claims {}")
     status = study.run(words, flags)
-    if "cluster" in flags or status == errors.PREEMPTED:
+    words, launcher, _ = split_launcher(words, flags, "nexus-ablate claims")
+    if launcher == "slurm" or status == errors.PREEMPTED:
         return status
-    words, _ = study.launcher_settings(words)
     compared = compare.run([str(read_request(words).directory)], {})
     return status or compared
 

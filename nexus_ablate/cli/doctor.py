@@ -245,7 +245,7 @@ def slurm(runs_dir: Path, submit: bool) -> Iterator[MachineCheck]:
         return
     yield MachineCheck("SLURM", True, f"partitions {', '.join(partitions)}".replace("(null)", "no GPUs"))
     if _output("sacct", "--noheader", "-j", "1") is None:
-        fix = "`study NAME --launcher slurm` needs none; -m hydra/launcher=slurm would wait forever"
+        fix = "nothing needs it; it lets `status` say how a job ended that SLURM's queue has forgotten"
         yield MachineCheck("sacct", False, "absent, or without a database", fix)
     else:
         yield MachineCheck("sacct", True, "answers")

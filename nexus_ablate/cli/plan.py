@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from nexus_ablate import errors
-from nexus_ablate.cli.study import WORKERS
+from nexus_ablate.cli.backend import WORKERS
 from nexus_ablate.cli.verb import FULL, Verb
 from nexus_ablate.console import UNLIMITED, grid, print_table, several
 from nexus_ablate.errors import printable

@@ -9,6 +9,9 @@ from nexus_ablate.errors import ConfigError
 REMOVED = {
     "noise": "nexus-ablate compare {words} --details",
     "completion": "nexus-ablate --help",
+    "add-seeds": "nexus-ablate study {first} --add-seeds {rest}",
+    "confirm": "nexus-ablate study {words} --confirm",
+    "runs": "nexus-ablate status {words}",
     "verify-resume": "pytest -m slow tests/test_interrupted.py",
     "diff": "nexus-ablate show {words}",
     "coordcheck": "nexus-ablate bench coordinates {words}",

@@ -17,7 +17,7 @@ VERB = Verb(
     "RUN [RUN]",
     (
         ("show last", "the run that changed last; saves picture.png in its directory"),
-        ("show 1a2b3c4d", "a run by its id (nexus-ablate runs), or by its directory"),
+        ("show 1a2b3c4d", "a run by its id (nexus-ablate status), or by its directory"),
         ("show runs/scratch/baseline/s0-1a2b3c4d --out loss.pdf", ""),
         ("show 1a2b3c4d 5e6f7a8b", "how two runs differ: configuration, code, machine, result"),
     ),

@@ -1,50 +1,73 @@
-"""`nexus-ablate status DIR...`: one line per run, once or repeatedly."""
+"""`nexus-ablate status [DIR|STUDY...]`: every run's state and why, once or repeatedly."""
 
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nexus_ablate import errors
-from nexus_ablate.cli.verb import FULL, Flag, Verb
-from nexus_ablate.errors import printable
+from nexus_ablate.cli.verb import FULL, Flag, Verb, one_of
+from nexus_ablate.errors import ConfigError, printable
 
+if TYPE_CHECKING:
+    from nexus_ablate.execution.status import Line
+
+SORTS = ("age", "loss", "arm", "disk")
 VERB = Verb(
     "status",
-    "every run of some directories: progress, loss, failures",
-    "DIR...",
+    "the state of every run and why; without arguments, all runs",
+    "[DIR|STUDY ...]",
     (
-        ("status runs/norms", "a study: every run, also those that have not started"),
+        ("status", "every run in runs/ with its id, loss and disk use, the newest first"),
+        ("status norms", "a study: every run, also those that have not started"),
         ("status runs --watch", "all runs, refreshed until the last one has ended (or Ctrl-C)"),
+        ("status runs/norms --sort loss", "the lowest loss first, with ids"),
+        ("status --filter norm=layer --filter finished", "only runs with both texts in their line"),
     ),
-    (Flag("--watch", "", "refresh the table until the last run has ended"), FULL),
+    (
+        Flag("--watch", "", "refresh the table until the last run has ended"),
+        Flag("--filter", "TEXT", "runs whose experiment, arm, seed or state contains it", repeated=True),
+        Flag("--sort", "|".join(SORTS), "by what (age, without arguments)", one_of("--sort", *SORTS)),
+        FULL,
+    ),
     "Prints state, step, validation loss, delta (its difference from the baseline's with the same seed at the same "
     "number of tokens), time since the last heartbeat, time left, and for failed runs the reason and the log. `lost`: "
     "the process ended without reporting why; the same command resumes such a run. `not needed so far`: seeds of later "
-    "looks, which only undecided arms need.",
-    "at least one directory",
+    "looks, which only undecided arms need. An id names its run in `show` and `sample`, which also take its first "
+    "letters, the run's directory, or `last`.",
     kind="results",
 )
-
 WATCH_SECONDS = 1.0
 
 
 def run(words: list[str], flags: dict[str, Any]) -> int:
     """Print the state of every run."""
-    dirs = [Path(word) for word in words]
-
     from nexus_ablate.console import UNLIMITED, open_console, print_table
-    from nexus_ablate.execution.status import COMING, Watcher, summary, table, troubles
+    from nexus_ablate.execution.status import COMING, Watcher, size_text, summary, table, troubles
+    from nexus_ablate.runs.lookup import DEFAULT
 
+    if not words and not DEFAULT.is_dir():
+        raise ConfigError("there are no runs here", f"no folder {DEFAULT}", "nexus-ablate train")
+    dirs = [path if path.is_dir() or not (DEFAULT / path).is_dir() else DEFAULT / path for path in map(Path, words)]
+    with_ids = not words or "filter" in flags or "sort" in flags
     console, watcher, full = open_console(), Watcher(), "full" in flags
-    lines = watcher.lines(dirs)
+
+    def lines() -> list[Line]:
+        chosen = watcher.lines(dirs or [DEFAULT])
+        for part in flags.get("filter", ()):
+            chosen = [line for line in chosen if part in line.text]
+        return _sorted(chosen, flags.get("sort", "age")) if with_ids else chosen
+
     if "watch" not in flags:
-        if lines:
-            print_table(console, table(lines, UNLIMITED if full else console.width, full=full), full)
-        for trouble in troubles(lines):
+        shown = lines()
+        if shown:
+            print_table(console, table(shown, UNLIMITED if full else console.width, full=full, ids=with_ids), full)
+        for trouble in troubles(shown):
             console.print(printable(trouble, 1000), markup=False, soft_wrap=True)
-        console.print(summary(lines) or "no runs here")
+        size = f", {size_text(sum(line.bytes() for line in shown))}" if with_ids else ""
+        console.print(f"{summary(shown) or 'no runs here'}{size}")
         return errors.OK
 
     from rich.console import Group
@@ -53,10 +76,20 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
 
     with Live(console=console, auto_refresh=False) as live:
         while True:
-            shown = [Text(printable(trouble)) for trouble in troubles(lines)[-3:]]
-            rows = max(4, console.size.height - 6 - 2 * len(shown))
-            live.update(Group(table(lines, console.width, rows, full), *shown, Text(summary(lines))), refresh=True)
-            if not any(line.state in COMING for line in lines):
+            shown = lines()
+            bad = [Text(printable(trouble)) for trouble in troubles(shown)[-3:]]
+            rows = max(4, console.size.height - 6 - 2 * len(bad))
+            live.update(Group(table(shown, console.width, rows, full), *bad, Text(summary(shown))), refresh=True)
+            if not any(line.state in COMING for line in shown):
                 return errors.OK
             time.sleep(WATCH_SECONDS)
-            lines = watcher.lines(dirs)
+
+
+def _sorted(lines: list[Line], by: str) -> list[Line]:
+    keys = {
+        "age": lambda line: math.inf if line.age_seconds is None else line.age_seconds,
+        "loss": lambda line: math.inf if line.loss is None else line.loss,
+        "arm": lambda line: (line.study, line.arm, line.seed or 0),
+        "disk": lambda line: -line.bytes(),
+    }
+    return sorted(lines, key=keys[by])

@@ -1,49 +1,24 @@
-"""`nexus-ablate study NAME ...`: run a study, or its missing runs, on this machine or on a cluster."""
+"""`nexus-ablate study NAME ...`: run a study, or its missing runs; with more seeds, or its claims on fresh seeds."""
 
 from __future__ import annotations
 
-import math
 import shlex
 import sys
-from collections.abc import Callable
-from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nexus_ablate import errors
+from nexus_ablate.cli.backend import BACKEND_FLAGS, backend_of
 from nexus_ablate.cli.verb import Flag, Verb, one_of, whole
 from nexus_ablate.errors import ConfigError
 
+if TYPE_CHECKING:
+    from nexus_ablate.study.definition import Request
 
-def _sbatch(text: str) -> tuple[str, str]:
-    name, equals, value = text.removeprefix("--").partition("=")
-    if not equals or not name:
-        raise ConfigError("--sbatch takes NAME=VALUE", text, "--sbatch account=mine")
-    return name, value
-
-
-WORKERS = Flag(
-    "--workers", "N", "runs at the same time (auto: one per GPU, or per core)", whole("--workers", 2, also=("auto",))
-)
-JOB_FLAGS = (
-    Flag("--partition", "NAME", "SLURM partition"),
-    Flag("--mem-gb", "N", "memory of a job (16)", whole("--mem-gb", 16)),
-    Flag("--cpus", "N", "cores of a job (4)", whole("--cpus", 4)),
-    Flag("--gres", "TEXT", "devices of a job (gpu:1; none with train.device=cpu)"),
-    Flag("--parallel", "N", "most jobs at the same time (256)", whole("--parallel", 256)),
-    Flag("--sbatch", "K=V", "any other option of sbatch; may be repeated", _sbatch, repeated=True),
-)
 RUN_FLAGS = (
-    WORKERS,
-    Flag("--workers-per-gpu", "N", "concurrent runs on each free GPU (1)", whole("--workers-per-gpu", 2, most=64)),
-    Flag("--time", "MINUTES", "per run (240 in a job); the next launch resumes it", whole("--time", 240, "of minutes")),
     Flag("--retry", "failed", "run failed runs again (diverged runs have a result)", one_of("--retry", "failed")),
     Flag("--retrain", "", "train again, with the current code, runs finished by other code"),
-    Flag("--cluster", "slurm", "submit the runs and return (docs/clusters.md)", one_of("--cluster", "slurm")),
-    *JOB_FLAGS,
-    Flag("--launcher", "NAME", "run them by an installed Hydra launcher: joblib, ray ... (docs/clusters.md)"),
+    *BACKEND_FLAGS,
 )
-"""Flags of every verb that runs a study."""
-
 VERB = Verb(
     "study",
     "run a study, or its missing runs (docs/studies.md)",
@@ -54,110 +29,93 @@ VERB = Verb(
         ("study mine vary.norm=layer,rms vary.bias=on,off seeds=0,1,2", ""),
         ("study mine vary.norm=layer seeds.looks=5,8,12,20", "more seeds only for undecided arms"),
         ("study mine", "resume: train only the missing runs"),
+        ("study mine --add-seeds 3", "the next three seeds for every arm"),
+        ("study mine --confirm", "its claims, judged on fresh seeds only"),
         ("study norms name=norms_mini model=mini", "another baseline is another study"),
-        ("study norms --cluster slurm --partition gpu", "one array of jobs; returns at once"),
+        ("study norms --launcher slurm --partition gpu", "one array of jobs; returns at once"),
         ("study norms --launcher joblib hydra.launcher.n_jobs=4", "by a Hydra launcher"),
     ),
     (
+        Flag("--add-seeds", "N", "more seeds for a launched study; its verdicts become exploratory",
+             whole("--add-seeds", 3, most=1000)),
+        Flag("--confirm", "", "a new study of its claims, or of the ARMs named, on fresh seeds only"),
+        Flag("--seeds", "N", "with --confirm: fresh seeds (as many as the claims rest on)",
+             whole("--seeds", 5, most=1000)),
         Flag("--amend", "", "accept a change of the study since its first launch; study.yaml records it"),
         *RUN_FLAGS,
     ),
-    "`nexus-ablate plan STUDY` shows arms and costs and runs nothing.",
+    "`nexus-ablate plan STUDY` shows arms and costs and runs nothing.\n\n"
+    "`--confirm` runs a new study next to the first one, mine-confirm, with the same baseline and settings, on seeds "
+    "above all seeds of the study, its tuning and earlier confirmations; tuned arms are trained at their best rates. "
+    "`study mine norm=layer --confirm` names an arm, with any verdict.",
     "a study",
     kind="studies",
-)
+)  # fmt: skip
 
 
 def run(words: list[str], flags: dict[str, Any]) -> int:
     """Run the study."""
-    words, settings = launcher_settings(words)
-    start = starter(flags, words, settings)
+    clash = [f"--{name.replace('_', '-')}" for name in ("add_seeds", "confirm", "amend") if name in flags]
+    if len(clash) > 1:
+        raise ConfigError("these flags exclude each other", " and ".join(clash), f"{clash[0]} alone")
+    if "seeds" in flags and "confirm" not in flags:
+        raise ConfigError("--seeds is for --confirm", f"--seeds {flags['seeds']}", "seeds=0,1,2, or --add-seeds 3")
+    words, backend = backend_of(words, flags, shlex.join(["nexus-ablate", "study", *words[:1]]))
+    amend = "amend" in flags
+    if "add_seeds" in flags:
+        request, amend = _with_more_seeds(words, flags["add_seeds"])
+    elif "confirm" in flags:
+        request = _confirmation(words, flags.get("seeds"))
+    else:
+        from nexus_ablate.study.definition import read_request
 
+        request = read_request(words)
+
+    from nexus_ablate.execution.launch import launch
     from nexus_ablate.planning.record import expanded, write_record
-    from nexus_ablate.study.definition import read_request, strata_of
+    from nexus_ablate.study.definition import strata_of
 
-    whole_request = read_request(words)
-    requests = strata_of(whole_request)
+    requests = strata_of(request)
     if len(requests) > 1:
-        for request, study in [(request, expanded(request)) for request in requests]:
-            write_record(study, request.directory, "amend" in flags)  # so that `compare` knows what is to come
+        for stratum, study in [(stratum, expanded(stratum)) for stratum in requests]:
+            write_record(study, stratum.directory, amend)  # so that `compare` knows what is to come
     statuses = []
-    for request in requests:
-        statuses.append(start(request, amend="amend" in flags))
+    for stratum in requests:
+        statuses.append(launch(stratum, backend, "retry" in flags, amend, "retrain" in flags))
         if statuses[-1] == errors.PREEMPTED:
             break
     if len(requests) > 1:
-        print(f"\nall strata: nexus-ablate compare {shlex.quote(str(whole_request.directory))}", file=sys.stderr)
+        print(f"\nall strata: nexus-ablate compare {shlex.quote(str(request.directory))}", file=sys.stderr)
     return max(statuses, key=lambda status: (status == errors.PREEMPTED, status != errors.OK))
 
 
-def launcher_settings(words: list[str]) -> tuple[list[str], list[str]]:
-    """The words of a command without the settings of its launcher, and those: `hydra.launcher.KEY=VALUE`."""
-    settings = [word for word in words if word.lstrip("+").startswith("hydra.launcher.")]
-    return [word for word in words if word not in settings], settings
+def _with_more_seeds(words: list[str], number: int) -> tuple[Request, bool]:
+    """The launched study with more seeds, and whether any are new rather than those that were added last."""
+    from nexus_ablate.planning.fresh import find_launched, with_more_seeds
+    from nexus_ablate.study.overrides import is_launch
+
+    launch = [word for word in words if is_launch(word)]
+    names = [word for word in words if not is_launch(word)]
+    if len(names) != 1:
+        raise ConfigError(
+            "--add-seeds takes one launched study", " ".join(names), "nexus-ablate study mine --add-seeds 3"
+        )
+    before = find_launched(names[0], launch)
+    after = with_more_seeds(before, number)
+    new = after.study.seeds[len(before.study.seeds) :]
+    message = f"adding seeds {', '.join(map(str, new))}" if new else "resuming with the seeds that were added last"
+    print(f"{message}; verdicts of this study are exploratory", file=sys.stderr)
+    return after, bool(new)
 
 
-def starter(flags: dict[str, Any], overrides: list[str], settings: list[str]) -> Callable[..., int]:
-    """`launch` or `submit` with these flags; takes a request, and `amend` if the study may change.
+def _confirmation(words: list[str], number: int | None) -> Request:
+    """The study that judges the claims of a launched study, or the arms named, on fresh seeds."""
+    from nexus_ablate.planning.fresh import confirmation, find_launched
+    from nexus_ablate.study.overrides import is_launch
 
-    Args:
-        overrides: Those that say how the runs are carried out.
-        settings: Of the launcher.
-
-    Raises:
-        ConfigError: The flags contradict each other, or this machine lacks the device.
-    """
-    from nexus_ablate.gpus import on_gpu
-    from nexus_ablate.training.distributed import require_one_process
-
-    require_one_process("a study")
-    if settings and "launcher" not in flags:
-        raise ConfigError("only a launcher has these settings", settings[0], f"--launcher joblib {settings[0]}")
-    if "launcher" in flags and (
-        other := next((name for name in ("cluster", "workers", "workers_per_gpu", "time") if name in flags), "")
-    ):
-        other = f"--{other.replace('_', '-')}"
-        problem = f"--launcher runs the study in its own way, without {other}"
-        raise ConfigError(problem, f"--launcher {flags['launcher']} {other}", f"--launcher {flags['launcher']}")
-    if "workers_per_gpu" in flags and (clash := next((name for name in ("workers", "cluster") if name in flags), "")):
-        fix = "--workers-per-gpu alone" if clash == "workers" else "several runs in one job: docs/clusters.md"
-        raise ConfigError(f"--workers-per-gpu and --{clash} contradict each other", "both", fix)
-    device = next((text.partition("=")[2] for text in reversed(overrides) if text.startswith("train.device=")), "auto")
-    if "workers_per_gpu" in flags and not on_gpu(device):
-        got = f"--workers-per-gpu {flags['workers_per_gpu']}, train.device={device}"
-        raise ConfigError("there is no GPU to share", got, "--workers 2")
-    retry, retrain = "retry" in flags, "retrain" in flags
-    jobs = {flag.key: flags[flag.key] for flag in JOB_FLAGS if flag.key in flags}
-    if "cluster" in flags:
-        if "workers" in flags:
-            raise ConfigError("--workers is for this machine", f"--workers {flags['workers']}", "--parallel 8")
-        from nexus_ablate.execution.cluster import Resources, submit
-
-        own = {"gres": ""} if "train.device=cpu" in overrides else {}
-        jobs |= {"time": flags["time"]} if "time" in flags else {}
-        resources = Resources(**{**own, **jobs, "sbatch": dict(jobs.get("sbatch", ()))})
-        return partial(submit, resources=resources, retry_failed=retry, retrain=retrain)
-    if jobs:
-        name = next(flag.name for flag in JOB_FLAGS if flag.key in jobs)
-        raise ConfigError(f"{name} is for a cluster", f"{name} without --cluster", f"--cluster slurm {name} ...")
-    from nexus_ablate.execution.launch import launch
-
-    if "launcher" in flags:
-        from nexus_ablate.execution.launcher import Launcher
-
-        launcher = Launcher(flags["launcher"], tuple(settings))
-        launcher.check()
-        return partial(launch, launcher=launcher, retry_failed=retry, retrain=retrain)
-    if device not in ("auto", "cpu"):
-        from nexus_ablate.training.device import choose_device
-
-        choose_device(device)  # raises where this machine lacks it, before a folder is made
-    limit = 60 * flags["time"] if "time" in flags else math.inf
-    return partial(
-        launch,
-        workers=flags.get("workers", "auto"),
-        retry_failed=retry,
-        limit=limit,
-        retrain=retrain,
-        per_gpu=flags.get("workers_per_gpu", 1),
-    )
+    launch = [word for word in words if is_launch(word)]
+    name, *arms = [word for word in words if not is_launch(word)] or [""]
+    request = confirmation(find_launched(name, launch), arms, number)
+    seeds, arms = request.study.seeds, "; ".join(" ".join(arm.overrides) for arm in request.study.arms)
+    print(f"confirming on seeds {seeds[0]}-{seeds[-1]}: {errors.printable(arms, 1000)}", file=sys.stderr)
+    return request

@@ -1,16 +1,19 @@
-"""`nexus-ablate KEY=VALUE ...`: one run; with -m, every combination through Hydra's sweeper and launcher."""
+"""`nexus-ablate KEY=VALUE ...`: one run; with -m, every combination of values."""
 
 from __future__ import annotations
 
+import shlex
 import sys
 from typing import Any
 
 from nexus_ablate import errors
+from nexus_ablate.cli.backend import BACKEND_FLAGS, backend_of
 from nexus_ablate.cli.verb import OVERRIDES, Flag, Verb, one_of
+from nexus_ablate.errors import ConfigError
 
 VERB = Verb(
     "train",
-    "train one run, or a Hydra multirun with -m; the default verb",
+    "train one run, or every combination with -m; the default verb",
     f"[{OVERRIDES} ...]",
     (
         ("train", "the default run, with the baseline's options"),
@@ -18,10 +21,10 @@ VERB = Verb(
         ("norm=layer placement=post bias=on position=alibi", ""),
         ("model=mini train.device=cuda:1 data=files data.files=[book.txt]", ""),
         ("-m norm=layer,rms placement=pre,post seed=0,1,2", "every combination"),
-        ("-m norm=layer,rms seed=0,1,2 hydra/launcher=joblib", "or slurm (docs/clusters.md)"),
+        ("-m norm=layer,rms seed=0,1,2 --launcher joblib", "or slurm (docs/clusters.md)"),
     ),
     (
-        Flag("--multirun", "", "train every combination of values, through Hydra", short="-m"),
+        Flag("--multirun", "", "train every combination of values", short="-m"),
         Flag("--verbose", "", "also print decay, memory, outliers and attention of a run", short="-v"),
         Flag(
             "--cfg",
@@ -40,6 +43,7 @@ VERB = Verb(
             short="-i",
         ),
         Flag("--hydra-help", "", "Hydra's own help"),
+        *BACKEND_FLAGS,
     ),
     "`torchrun --nproc-per-node 4 -m nexus_ablate model=base` trains one run on four GPUs with the same global batch. "
     "`nexus-ablate list` names every key and option. The same command again shows the result of a finished run and "
@@ -52,14 +56,18 @@ VERB = Verb(
 
 def run(overrides: list[str], flags: dict[str, Any]) -> int:
     """Train the run, or the runs, that the overrides describe."""
-    if flags.keys() - {"multirun", "verbose"}:
-        return _hydra(overrides, flags)
     if "multirun" in flags:
+        others = [f"--{name}" for name in ("cfg", "resolve", "package", "info", "hydra_help") if name in flags]
+        if others:
+            fix = "nexus-ablate norm=layer --cfg job"
+            raise ConfigError(f"{others[0]} is for one configuration, without -m", f"-m {others[0]}", fix)
         from nexus_ablate.execution.multirun import multirun
-        from nexus_ablate.training.distributed import require_one_process
 
-        require_one_process("a multirun")
-        return multirun(overrides)
+        return multirun(*backend_of(overrides, flags, shlex.join(["nexus-ablate", "-m", *overrides])))
+    if one_run := [flag.name for flag in BACKEND_FLAGS if flag.key in flags]:
+        raise ConfigError(f"{one_run[0]} is for many runs", one_run[0], f"nexus-ablate -m seed=0,1,2 {one_run[0]} ...")
+    if flags.keys() - {"verbose"}:
+        return _hydra(overrides, flags)
     return single(overrides, "verbose" in flags)
 
 
@@ -88,7 +96,7 @@ def _hydra(overrides: list[str], flags: dict[str, Any]) -> int:
     from nexus_ablate.config.options import conf_dir
     from nexus_ablate.config.overrides import check_overrides
 
-    check_overrides(overrides, sweeps=True)
+    check_overrides(overrides, sweeps=False)
     search_plugins()
     names = {key: f"--{key.replace('_', '-')}" for key in flags}
     arguments = [names[key] if value is True else f"{names[key]}={value}" for key, value in flags.items()]

@@ -255,7 +255,7 @@ def _at(
             shared_rate_delta=table.shared_rate[a],
             endpoint=plan.endpoint,
             saturated=table.saturated[a] if table.saturated else "",
-            more_seeds=f"nexus-ablate add-seeds {plan.place}" if plan.place and not plan.looks else "",
+            more_seeds=f"nexus-ablate study {plan.place} --add-seeds" if plan.place and not plan.looks else "",
             exploratory=bool(plan.exploratory),
         )
         one.verdict = decide(one.evidence)

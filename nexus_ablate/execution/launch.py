@@ -1,53 +1,46 @@
-"""Launches a study on this machine: runs what is missing, keeps what has ended, returns the exit status."""
+"""Launches a study: runs what is missing by a backend, keeps what has ended, returns the exit status."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from functools import partial
-from pathlib import Path
+from collections.abc import Iterator
+from typing import Protocol
 
 from nexus_ablate import errors
 from nexus_ablate.data import prepare
-from nexus_ablate.execution.launcher import Launcher
-from nexus_ablate.execution.progress import StudyProgress
-from nexus_ablate.execution.queue import run_queue
-from nexus_ablate.execution.worker import Answer
-from nexus_ablate.planning.jobs import Job, Runs
+from nexus_ablate.execution.progress import JobProgress
+from nexus_ablate.planning.design import label
+from nexus_ablate.planning.jobs import Job, Runs, data_of
 from nexus_ablate.planning.looks import ended_later, judge, lacking, next_look, outcomes, title
 from nexus_ablate.planning.other_code import check_code
-from nexus_ablate.planning.places import places_for
 from nexus_ablate.planning.record import expanded, write_record
 from nexus_ablate.provenance import source_hash
+from nexus_ablate.runs import SETTLED
 from nexus_ablate.study.definition import Request
 
-SETTLED_STATUS = {"finished": errors.OK, "diverged": errors.DIVERGED}
+
+class Backend(Protocol):
+    """Runs jobs: `LocalPool`, `Slurm` or `HydraLauncher`. What became of a run is in its directory."""
+
+    def run(self, jobs: list[Job], progress: JobProgress) -> str:
+        """Run the jobs, or hand them over to a queue, and report each one. Returns the stop signal, or ''."""
+        ...
 
 
 def launch(
-    request: Request,
-    workers: int | str = "auto",
-    retry_failed: bool = False,
-    amend: bool = False,
-    limit: float = math.inf,
-    retrain: bool = False,
-    launcher: Launcher | None = None,
-    per_gpu: int = 1,
+    request: Request, backend: Backend, retry_failed: bool = False, amend: bool = False, retrain: bool = False
 ) -> int:
-    """Run what is missing of a study on this machine, or by one of Hydra's launchers.
+    """Run what is missing of a study.
 
     Args:
         request: From `read_request`.
-        workers: Number of concurrent processes; `auto`: one per GPU, or one per CPU core.
+        backend: Runs the jobs.
         retry_failed: Run failed runs again. A diverged run has a result and is never repeated.
         amend: Accept that the study changed since its first launch.
-        limit: Seconds per run in this launch.
         retrain: Train again, with the current code, the runs that other code has finished.
-        launcher: Runs the jobs instead of `workers`.
-        per_gpu: Concurrent processes per GPU, where `workers` is `auto`.
 
     Returns:
-        The exit status: the first nonzero status of a run, after all have run; 75 after a stop signal.
+        The exit status: the first nonzero status of a run, after all have run; 75 after a stop signal; 0 if a cluster
+        has jobs of the study in its queue.
 
     Raises:
         ConfigError: The study cannot be run, or has changed since its first launch.
@@ -57,53 +50,48 @@ def launch(
     first = [*runs.claims, *runs.tuning]
     by_other_code = check_code(study.definition.name, [*first, *runs.tuned(), *runs.later()], retrain)
     if any(job.state()[0] == "missing" for job in first):
-        for option, context in runs.data():
+        for option, context in data_of(arm.config for arm in study.all_arms):
             prepare(option, context=context)  # once, before starting workers and before writing anything
     write_record(study, request.directory, amend, source_hash())
-    progress = StudyProgress(study, request.directory)
+    progress = JobProgress(request.directory)
+    progress.say(f"study {study.definition.name}: {study.definition.question}")
+    for left in study.equal:
+        progress.say(f"  {label(left.requested)} equals {left.why} and is not trained twice")
+    for left in study.refused:
+        progress.say(f"  {label(left.requested)} is refused: {left.why}")
     if by_other_code:
         progress.say(by_other_code)
-    statuses: dict[Path, int] = {}
-    run = partial(
-        _run,
-        request=request,
-        workers=workers,
-        retry_failed=retry_failed,
-        progress=progress,
-        statuses=statuses,
-        limit=limit,
-        launcher=launcher,
-        per_gpu=per_gpu,
-    )
-    stopped = run(runs.premise)
-    if not stopped and (why := lacking(runs)):
-        progress.say(why)
-    elif not stopped:
-        stopped = _run_arms(runs, run, progress)
-    progress.end(stopped, runs.deciding(study.all_arms, study.definition.seeds))
-    if stopped:
-        return errors.PREEMPTED
-    return next((status for status in statuses.values() if status != errors.OK), errors.OK)
+    stopped = ""
+    for jobs in rounds(runs, progress):
+        if stopped := run_missing(jobs, backend, progress, retry_failed):
+            break
+    progress.end(stopped, runs.deciding(study.all_arms, study.definition.seeds), study.baseline.name)
+    return errors.PREEMPTED if stopped else progress.status
 
 
-def _run_arms(runs: Runs, run: Callable[[list[Job]], str], progress: StudyProgress) -> str:
-    """Run every arm, tune it first where there is a grid, then the looks. Returns the stop signal, or ''."""
+def rounds(runs: Runs, progress: JobProgress) -> Iterator[list[Job]]:
+    """The jobs of a study, round by round; each round may depend on the results of those before."""
     study = runs.study
-    stopped = run([*runs.claims, *runs.tuning])
-    if not stopped and study.definition.lr_grid:
-        for arm in study.all_arms:
-            if runs.best_rate(arm) is None:
-                why = "a tuning run is missing, or at every rate one failed to train"
-                progress.say(f"{arm.name}: no best learning rate, because {why}")
-        stopped = run(runs.tuned())
-    if not stopped and study.definition.looks:
-        stopped = _run_looks(runs, run, progress)
-    return stopped
-
-
-def _run_looks(runs: Runs, run: Callable[[list[Job]], str], progress: StudyProgress) -> str:
-    """Judge after each look and run the next one until every arm is decided. Returns the stop signal, or ''."""
-    run(ended_later(runs))
+    yield runs.premise
+    if any(job.state()[0] not in (*SETTLED, "failed") for job in runs.premise):
+        progress.say("after the baseline's runs, run the same command for the other arms")
+        return
+    if unmet := lacking(runs):
+        progress.say(unmet)
+        return
+    yield [*runs.claims, *runs.tuning]
+    if study.definition.lr_grid:
+        yield runs.tuned()
+        if progress.pending:
+            progress.say("after the tuning runs, run the same command to submit every arm at its best learning rate")
+        else:
+            for arm in study.all_arms:
+                if runs.best_rate(arm) is None:
+                    why = "a tuning run is missing, or at every rate one failed to train"
+                    progress.say(f"{arm.name}: no best learning rate, because {why}")
+    if not study.definition.looks:
+        return
+    yield ended_later(runs)
     judged = 0
     while (comparison := judge(runs)) is not None and comparison.look > judged:
         judged = comparison.look
@@ -111,51 +99,25 @@ def _run_looks(runs: Runs, run: Callable[[list[Job]], str], progress: StudyProgr
         if not jobs:
             for line in outcomes(runs, comparison):
                 progress.say(line)
-            return ""
+            return
         progress.say(title(runs, jobs))
-        if stopped := run(jobs):
-            return stopped
-    progress.say(f"look {judged + 1} is incomplete, so no arm gets more seeds")
-    return ""
+        yield jobs
+    if progress.pending:
+        progress.say("after these runs, run the same command to judge the arms and submit the next look")
+    else:
+        progress.say(f"look {judged + 1} is incomplete, so no arm gets more seeds")
 
 
-def _run(
-    jobs: list[Job],
-    request: Request,
-    workers: int | str,
-    retry_failed: bool,
-    progress: StudyProgress,
-    statuses: dict[Path, int],
-    limit: float,
-    launcher: Launcher | None,
-    per_gpu: int,
-) -> str:
-    """Run the jobs that have not ended and are not in `statuses`, and fill it in their order.
-
-    Returns the stop signal, or ''.
-    """
+def run_missing(jobs: list[Job], backend: Backend, progress: JobProgress, retry_failed: bool) -> str:
+    """Run the jobs that have not ended and were not run by this command. Returns the stop signal, or ''."""
     waiting = []
-    for job in (job for job in jobs if job.path not in statuses):
+    for job in jobs:
+        if job.path in progress.statuses:
+            continue
         state, reason = job.state()
-        statuses[job.path] = SETTLED_STATUS.get(state, errors.BUG)
-        if state in SETTLED_STATUS or (state == "failed" and not retry_failed):
+        if not job.again and (state in SETTLED or (state == "failed" and not retry_failed)):
             progress.already_ended(job, state, reason)
         else:
+            progress.statuses[job.path] = errors.PREEMPTED
             waiting.append(job)
-    if not waiting:
-        return ""
-
-    def ended(job: Job, answer: Answer) -> None:
-        statuses[job.path] = answer.status
-        progress.ended(job, answer)
-
-    if launcher:
-        progress.queued(len(waiting), f"hydra/launcher={launcher.name}", paced=False)
-        for job in waiting:
-            progress.began(job)
-        return launcher.run(waiting, ended, progress.say)
-    where = places_for(waiting, workers, per_gpu)
-    progress.queued(len(waiting), where.description)
-    with progress.live():
-        log_dir = request.directory / ".workers"
-        return run_queue(waiting, where, log_dir, progress.began, ended, progress.tick, limit)
+    return backend.run(waiting, progress) if waiting else ""

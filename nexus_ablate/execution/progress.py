@@ -1,11 +1,15 @@
-"""Output while a study runs: one line per run that ends, on a terminal also what is running; then a summary."""
+"""Output while jobs run: one line per job that ends, on a terminal also what is running; then a summary.
+
+The same for a study and for a multirun, whatever runs the jobs.
+"""
 
 from __future__ import annotations
 
+import math
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,52 +18,61 @@ from typing import Any
 from nexus_ablate import errors
 from nexus_ablate.console import SHORTEST_NAME, grid, middle, open_console
 from nexus_ablate.errors import printable
-from nexus_ablate.execution.ranking import RANKING, ranked
 from nexus_ablate.execution.status import Line, Watcher, duration, nearer, table
-from nexus_ablate.execution.worker import Answer
-from nexus_ablate.planning.design import ComposedStudy, label
+from nexus_ablate.execution.worker import JobResult
 from nexus_ablate.planning.jobs import Job
 from nexus_ablate.runs import has_status
 
 REFRESH_SECONDS = 0.5
 STATES = {errors.OK: "finished", errors.DIVERGED: "diverged", errors.PREEMPTED: "preempted", errors.ALIVE: "elsewhere"}
+RANKING = ("arm", "runs", "val loss", "delta")
 
 
-class StudyProgress:
-    """Writes to standard error.
+class JobProgress:
+    """What has become of the jobs of a command; writes to standard error.
 
     Args:
-        study: The study that runs.
-        directory: The folder of its runs.
+        directory: The folder of the experiment that the runs belong to.
+
+    Attributes:
+        statuses: The exit status of each job that was given to a backend or had ended before, by run directory.
+        pending: Number of jobs that wait or run in a cluster's queue.
     """
 
-    def __init__(self, study: ComposedStudy, directory: Path) -> None:
-        self.study, self.directory = study, directory
-        self.console = open_console(stderr=True)
-        self.failures: list[tuple[Job, str, str]] = []
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.statuses: dict[Path, int] = {}
+        self.pending = 0
+        self._console = open_console(stderr=True)
+        self._failures: list[tuple[Job, str, str]] = []
         self._watcher = Watcher()
         self._running: dict[Path, tuple[int, Job]] = {}
+        self._paths: dict[Path, Path] = {}
         self._live: Any = None
         self._total = self._done = self._started = self._ended_before = 0
         self._began = self._drawn = 0.0
         self._start = time.monotonic()
-        self._ended: set[Path] = set()
         self._paced = True
-        self.say(f"study {study.definition.name}: {study.definition.question}")
-        for left in study.equal:
-            self.say(f"  {label(left.requested)} equals {left.why} and is not trained twice")
-        for left in study.refused:
-            self.say(f"  {label(left.requested)} is refused: {left.why}")
+
+    @property
+    def status(self) -> int:
+        """The exit status of the command: the first nonzero one of a run; 0 while jobs wait in a cluster's queue."""
+        return 0 if self.pending else next(filter(None, self.statuses.values()), errors.OK)
 
     def say(self, text: str) -> None:
-        self.console.print(printable(text, 1000), markup=False, soft_wrap=True)
+        self._console.print(printable(text, 4096), markup=False, soft_wrap=True)
 
     def already_ended(self, job: Job, state: str, reason: str) -> None:
-        """A run that ended before this launch."""
+        """A run that ended before this command."""
         self._ended_before += 1
-        self._ended.add(job.path)
+        self.statuses[job.path] = {"finished": errors.OK, "diverged": errors.DIVERGED}.get(state, errors.BUG)
         if state != "finished":
-            self.failures.append((job, state, reason))
+            self._failures.append((job, state, reason))
+
+    def refused(self, name: str, error: errors.UserError) -> None:
+        """A combination that is no run."""
+        self.statuses[Path(name)] = error.status
+        self.say(f"  {name} is refused: {error.problem}; got {error.got}; try {error.fix}")
 
     def queued(self, total: int, by: str, paced: bool = True) -> None:
         """Print how many jobs run now, and by which workers or launcher.
@@ -71,15 +84,21 @@ class StudyProgress:
         before = f"{self._ended_before} already ended, " if self._ended_before else ""
         self.say(f"{before}{total} runs queued, {by}; {nearer(self.directory)}")
 
+    def submitted(self, number: int, in_queue: int, arrays: Sequence[str]) -> None:
+        """Print how many jobs a cluster has taken, and how many it had already."""
+        self.pending += number + in_queue
+        text = f"{number} runs submitted" + (f" as SLURM job {' and '.join(arrays)}" if arrays else "")
+        self.say(text + (f", {in_queue} already in the queue" if in_queue else ""))
+
     @contextmanager
     def live(self) -> Iterator[None]:
-        """While the queue runs."""
+        """While the jobs run; on a terminal, `tick` then shows them."""
         if not sys.stderr.isatty():
             yield
             return
         from rich.live import Live
 
-        with Live(console=self.console, auto_refresh=False, transient=True) as self._live:
+        with Live(console=self._console, auto_refresh=False, transient=True) as self._live:
             try:
                 yield
             finally:
@@ -90,24 +109,29 @@ class StudyProgress:
             self._started += 1
             self._running[job.path] = (self._started, job)
 
-    def ended(self, job: Job, answer: Answer) -> None:
+    def ended(self, job: Job, result: JobResult) -> None:
         self.began(job)  # a launcher does not say when
         number, _ = self._running.pop(job.path)
         self._done += 1
-        self._ended.add(job.path)
-        state = STATES.get(answer.status, "failed")
+        self.statuses[job.path] = result.status
+        state = STATES.get(result.status, "failed")
         if state != "finished":
-            self.failures.append((job, state, answer.reason))
+            self._failures.append((job, state, result.reason))
+        self._paths[job.path] = result.path or job.path
         line = self._line(job, state)
         parts = [f"seed {job.seed}"]
-        parts += [state] if state != "finished" or line.loss is None else [f"val loss {line.loss:.4f}"]
-        parts += [] if line.against_baseline is None else [f"{line.against_baseline:+.4f}"]
-        parts += [] if state == "finished" else [answer.reason]
-        left = self._left()
-        if self._live is None and left and self._done < self._total:
+        if state != "finished" or line.loss is None:
+            parts.append(state)
+        else:
+            parts.append(f"val loss {line.loss:.4f}")
+        if line.against_baseline is not None:
+            parts.append(f"{line.against_baseline:+.4f}")
+        if state != "finished":
+            parts.append(result.reason)
+        if self._live is None and self._done < self._total and (left := self._left()):
             parts.append(f"{duration(left)} left")
         before, after = f"job {number}/{self._total}", "  ".join(filter(None, parts))
-        room = max(SHORTEST_NAME, self.console.width - len(before) - len(after) - 4)
+        room = max(SHORTEST_NAME, self._console.width - len(before) - len(after) - 4)
         self.say(f"{before}  {middle(job.arm, room)}  {after}")
 
     def tick(self) -> None:
@@ -118,59 +142,50 @@ class StudyProgress:
         from rich.console import Group
         from rich.text import Text
 
-        lines = [
-            replace(self._line(job, "created"), job=f"{number}/{self._total}") for number, job in self._running.values()
-        ]
+        running = self._running.values()
+        lines = [replace(self._line(job, "created"), job=f"{number}/{self._total}") for number, job in running]
         left = self._left()
         head = f"{self._done} of {self._total} runs" + (f", about {duration(left)} left" if left else "")
-        self._live.update(Group(Text(head), table(lines, self.console.width)), refresh=True)
+        self._live.update(Group(Text(head), table(lines, self._console.width)), refresh=True)
 
-    def end(self, stopped: str, deciding: Sequence[Job] = ()) -> None:
+    def end(self, stopped: str, deciding: Sequence[Job], baseline: str = "", compare: Sequence[str] = ()) -> None:
         """Print which runs failed and why, the arms by loss, and the next command.
 
         Args:
             stopped: The stop signal, or ''.
             deciding: The runs that a verdict is based on.
+            baseline: The arm that the others are compared with.
+            compare: The words of the comparison to do next. Default: of the directory.
         """
-        self._say_failures()
-        if not self._total:
+        for job, state, reason in self._failures:
+            self.say(f"{job.arm} s{job.seed} {state}: {reason or 'see its log'}  {nearer(job.path / 'log.txt')}")
+        if any(state == "failed" for _, state, _ in self._failures):
+            self.say("--retry failed runs the failed ones again")
+        if not self._total and not self.pending:
             self.say(f"nothing to run: all {self._ended_before} runs have ended")
         lines = {(job.of, job.seed): self._line(job, "") for job in deciding}
         losses = {run: line.loss for run, line in lines.items() if line.state == "finished"}
-        if ranking := ranked(losses, self.study.baseline.name):
-            self.console.print()
-            self.console.print(grid(RANKING, ranking, self.console.width))
-            self.console.print()
+        if not self.pending and (ranking := ranked(losses, baseline)):
+            self._console.print()
+            self._console.print(grid(RANKING, ranking, self._console.width))
+            self._console.print()
         if self._total:
             time_spent = duration(time.monotonic() - self._start)
-            finished = len(self._ended - {job.path for job, _, _ in self.failures})
-            self.say(f"{finished} of {len(self._ended)} runs finished; this launch took {time_spent}")
+            finished = list(self.statuses.values()).count(errors.OK)
+            self.say(f"{finished} of {len(self.statuses)} runs finished; this launch took {time_spent}")
         if stopped:
             self.say(f"stopped ({stopped}); every run is saved. Run the same command to resume.")
-        else:
-            self.say(f"next  nexus-ablate compare {shlex.quote(nearer(self.directory))}")
-
-    def handed_over(self, more: bool) -> None:
-        """Print which runs failed before, and the next command, after a submission to a cluster.
-
-        Args:
-            more: Runs are queued or running.
-        """
-        self._say_failures()
-        if more:
+            return
+        if self.pending:
             self.say(f"next  nexus-ablate status {shlex.quote(nearer(self.directory))}")
-        self.say(f"{'then' if more else 'next'}  nexus-ablate compare {shlex.quote(nearer(self.directory))}")
-
-    def _say_failures(self) -> None:
-        for job, state, reason in self.failures:
-            self.say(f"{job.arm} s{job.seed} {state}: {reason or 'see its log'}  {nearer(job.path / 'log.txt')}")
-        if any(state == "failed" for _, state, _ in self.failures):
-            self.say("--retry failed runs the failed ones again")
+        words = compare or ("compare", nearer(self.directory))
+        self.say(f"{'then' if self.pending else 'next'}  {shlex.join(['nexus-ablate', *words])}")
 
     def _line(self, job: Job, otherwise: str) -> Line:
         """The status line of a run from its files; with the state `otherwise` if it has no status yet."""
-        if has_status(job.path):
-            return self._watcher.line(job.path)
+        path = self._paths.get(job.path, job.path)
+        if has_status(path):
+            return self._watcher.line(path)
         return Line(job.path.parent.parent.name, job.arm, job.seed, otherwise)
 
     def _left(self) -> float | None:
@@ -179,3 +194,25 @@ class StudyProgress:
             return None
         done = self._done + len(self._running) / 2
         return (time.monotonic() - self._began) / done * (self._total - done)
+
+
+def ranked(losses: Mapping[tuple[str, int], float | None], reference: str = "") -> list[tuple[str, str, str, str]]:
+    """One row of `RANKING` per arm, the lowest mean loss first, without any verdict.
+
+    Args:
+        losses: Final validation loss by arm and seed.
+        reference: The arm that delta is the mean difference to, over the seeds of both. Default: the best arm.
+    """
+    arms: dict[str, dict[int, float]] = {}
+    for (arm, seed), loss in losses.items():
+        if loss is not None and math.isfinite(loss):
+            arms.setdefault(arm, {})[seed] = loss
+    means = {arm: math.fsum(values.values()) / len(values) for arm, values in arms.items()}
+    order = sorted(arms, key=lambda arm: means[arm])
+    base = reference if reference in arms else next(iter(order), "")
+    rows = []
+    for arm in order:
+        pairs = [loss - arms[base][seed] for seed, loss in arms[arm].items() if seed in arms[base]]
+        delta = f"{math.fsum(pairs) / len(pairs):+.4f}" if pairs and arm != base else ""
+        rows.append((arm, str(len(arms[arm])), f"{means[arm]:.4f}", delta))
+    return rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
 from collections.abc import Iterable
@@ -9,14 +10,18 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import pairwise, product
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nexus_ablate.console import UNLIMITED, grid, without_shared
 from nexus_ablate.errors import UserError
-from nexus_ablate.execution.cluster_queue import FOLDER, Entry, Queue
+from nexus_ablate.execution.slurm_queue import FOLDER, Entry, Queue
 from nexus_ablate.runs import SETTLED, effective_state, find_runs, read_rows, read_status, read_summary
+from nexus_ablate.runs.lookup import id_of
 from nexus_ablate.runs.record import last_row, read_config
 from nexus_ablate.study.decoding import read_study
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 QUEUE_SECONDS = 10.0
 """Shortest time between two queries to SLURM."""
@@ -42,6 +47,7 @@ class Line:
         left_seconds: Until the end, at the pace so far.
         log: The file with details.
         job: Its job number on a cluster.
+        path: The run directory.
     """
 
     study: str
@@ -57,6 +63,21 @@ class Line:
     reason: str = ""
     log: Path | None = None
     job: str = ""
+    path: Path | None = None
+
+    @property
+    def id(self) -> str:
+        return id_of(self.path) if self.path else ""
+
+    @property
+    def text(self) -> str:
+        """What `--filter` searches."""
+        return f"{self.id} {self.study}/{self.arm} seed {self.seed} {self.state}"
+
+    def bytes(self) -> int:
+        """The bytes of all files in the run directory; links are not followed."""
+        folders = os.walk(self.path) if self.path else ()
+        return sum(os.lstat(os.path.join(folder, name)).st_size for folder, _, files in folders for name in files)
 
 
 class Watcher:
@@ -95,7 +116,7 @@ class Watcher:
             steps = self._steps_of(path, status)
             baseline = {} if arm == "baseline" else self._baseline_of(path, seed)
         except UserError as error:
-            return Line(study, arm, seed, "damaged", reason=f"{error.problem}: {error.got}", log=log)
+            return Line(study, arm, seed, "damaged", reason=f"{error.problem}: {error.got}", log=log, path=path)
         state = effective_state(status, path)
         step = row.get("step", status.get("step"))
         loss = measured.get(LOSS)
@@ -117,6 +138,7 @@ class Watcher:
             left,
             status.get("reason") or "",
             log,
+            path=path,
         )
 
     def _with_jobs(self, directory: Path, lines: list[Line]) -> list[Line]:
@@ -188,9 +210,9 @@ def _expected(directory: Path, seen: set[tuple[str, str, int | None]]) -> list[L
 
 def _run_of(line: Line, directory: Path) -> str:
     """The run's path relative to its study's directory; '' if it belongs to another study."""
-    if line.log is None or not line.log.is_relative_to(directory):
+    if line.path is None or not line.path.is_relative_to(directory):
         return ""
-    return str(line.log.parent.relative_to(directory))
+    return str(line.path.relative_to(directory))
 
 
 def _with_job(line: Line, entry: Entry | None) -> Line:
@@ -238,7 +260,9 @@ COLOURS = {
 }
 
 
-def table(lines: list[Line], width: int = UNLIMITED, limit: int | None = None, full: bool = False):
+def table(
+    lines: list[Line], width: int = UNLIMITED, limit: int | None = None, full: bool = False, ids: bool = False
+) -> Table:
     """The lines as a rich table.
 
     Args:
@@ -246,6 +270,7 @@ def table(lines: list[Line], width: int = UNLIMITED, limit: int | None = None, f
         width: Columns of the terminal; arms' names are shortened to fit.
         limit: Most rows: running runs come first, then failed ones, then the last to end.
         full: Show the arms' whole names.
+        ids: Show the runs' ids and disk use.
     """
     shown = lines = [line for line in lines if line.state != LATER]
     if limit is not None and len(lines) > limit:
@@ -259,6 +284,7 @@ def table(lines: list[Line], width: int = UNLIMITED, limit: int | None = None, f
     several = len({line.study for line in lines}) > 1
     columns = {
         "arm": [names[line.study, line.arm] for line in shown],
+        "id": [line.id if ids else "" for line in shown],
         "study": [line.study if several else "" for line in shown],
         "seed": ["" if line.seed is None else str(line.seed) for line in shown],
         "state": [line.state for line in shown],
@@ -268,10 +294,11 @@ def table(lines: list[Line], width: int = UNLIMITED, limit: int | None = None, f
         "age": [duration(line.age_seconds) for line in shown],
         "left": [duration(line.left_seconds) for line in shown],
         "job": [line.job for line in shown],
+        "disk": [size_text(line.bytes()) if ids and line.path else "" for line in shown],
     }
     columns = {head: cells for head, cells in columns.items() if any(cells)}
     rows = list(zip(*columns.values(), strict=True))
-    return grid(list(columns), rows, width, ("study", "state", "job"), (), ("state", COLOURS))
+    return grid(list(columns), rows, width, ("id", "study", "state", "job"), (), ("state", COLOURS))
 
 
 def names_of(lines: Iterable[Line], full: bool = False) -> dict[tuple[str, str], str]:
@@ -318,6 +345,14 @@ def duration(seconds: float | None) -> str:
             digits = 1 if size > 60 and seconds < 10 * size else 0
             return f"{seconds / size:.{digits}f} {unit}"
     return f"{max(seconds, 0):.0f} s"
+
+
+def size_text(count: int) -> str:
+    """Bytes in a readable unit: `3.4 MB`."""
+    for factor, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if count >= factor:
+            return f"{count / factor:.3g} {unit}"
+    return f"{count} B"
 
 
 def _steps(line: Line) -> str:

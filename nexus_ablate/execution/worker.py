@@ -1,7 +1,4 @@
-"""A worker process: imports torch once, then trains one job after another as the driver sends them.
-
-torch is imported with the first job, after this worker's threads and GPU are set.
-"""
+"""The worker's side of an execution backend: a process that imports torch once and trains one run after another."""
 
 from __future__ import annotations
 
@@ -11,67 +8,107 @@ import signal
 import sys
 import threading
 import traceback
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing import connection, parent_process
 from pathlib import Path
 from typing import Any
 
 from nexus_ablate import errors
+from nexus_ablate.config.plugins import VARIABLE as PLUGINS
+from nexus_ablate.errors import AGAIN, ConfigError
 from nexus_ablate.masking import masked_streams
+from nexus_ablate.planning.jobs import Job
+from nexus_ablate.provenance import refuse_other_source, source_hash
 from nexus_ablate.runs import open_regular
-
-STOPPING = signal.SIGTERM
-"""The signal that makes a worker save and stop."""
-
-
-@dataclass(frozen=True)
-class Order:
-    """A run that the driver sends to a worker.
-
-    Attributes:
-        overrides: What composes its configuration.
-        arm: The folder of its runs.
-        run_conditions: Saved in env.json.
-        brief: Print messages and progress; otherwise nothing.
-        source: `provenance.source_hash` of the driver. A worker with other code refuses to train.
-    """
-
-    overrides: list[str]
-    arm: str
-    run_conditions: dict[str, Any]
-    brief: bool = False
-    source: str = ""
+from nexus_ablate.runs.lookup import id_of
+from nexus_ablate.study.overrides import merged
 
 
 @dataclass(frozen=True)
-class Answer:
-    """The result that a worker sends back.
+class JobResult:
+    """How a job ended.
 
     Attributes:
         status: The exit status that the run would have on its own.
         reason: Why the status is not 0.
-        path: The run directory, if the run succeeded.
-        leaves: The worker ends now.
+        path: The run directory, if it is not the job's (`rerun=on` makes a new one).
     """
 
     status: int
     reason: str = ""
     path: Path | None = None
-    leaves: bool = False
+
+
+@dataclass(frozen=True)
+class Task:
+    """A job on its way to the process that trains it, with what that process must have in common with this one.
+
+    Attributes:
+        overrides, arm, path: Of the job.
+        conditions: Saved in env.json: who runs the job, and what else runs on the machine.
+        source: `provenance.source_hash` of the process that made the job.
+        plugins: The plugins' directories there.
+    """
+
+    overrides: list[str]
+    arm: str
+    path: Path
+    conditions: dict[str, Any]
+    source: str
+    plugins: str
+
+    @classmethod
+    def of(cls, job: Job, conditions: dict[str, Any], settings: tuple[str, ...] = ()) -> Task:
+        """The task of a job; `settings` are further overrides, for how it is carried out."""
+        overrides = merged([*job.overrides, *settings])
+        plugins = os.environ.get(PLUGINS, "")
+        return cls(overrides, job.arm, job.path, job.conditions | conditions, source_hash(), plugins)
+
+    def train(self, brief: bool = True) -> JobResult:
+        """Train the run in this process; `brief`: print messages and progress, otherwise nothing.
+
+        Raises:
+            UserError: The run ended with a status other than 0.
+        """
+        from nexus_ablate.config.compose import compose
+        from nexus_ablate.data import fingerprint_of
+        from nexus_ablate.training.session import identity_of, train
+
+        if self.plugins:
+            os.environ[PLUGINS] = self.plugins
+        refuse_other_source(self.source)
+        config = compose(self.overrides)
+        identity = identity_of(config, fingerprint_of(config.data, config.model.context))
+        if identity.hash8 != id_of(self.path):
+            got = f"{id_of(self.path)} then, {identity.hash8} now"
+            raise ConfigError("the run's options, data or plugin changed while it was queued", got, AGAIN)
+        outcome = train(
+            config, self.overrides, quiet=not brief, brief=brief, arm=self.arm, run_conditions=self.conditions
+        )
+        return JobResult(outcome.status, path=outcome.path)
+
+
+def result_of(error: Exception) -> JobResult:
+    """The result of a job that raised an error, which is printed: a bug in one run must not stop the others."""
+    if isinstance(error, errors.UserError):
+        print(error, file=sys.stderr)
+        return JobResult(error.status, error.problem)
+    traceback.print_exception(error)  # it is also in the run's status.json
+    return JobResult(errors.BUG, errors.described(error))
 
 
 def work(pipe: connection.Connection, threads: int | None, leases: bool, log: Path | None) -> None:
-    """Train the orders from the pipe until the driver closes it or dies.
+    """Train the tasks that come through the pipe, until the driver closes it or dies.
 
-    Returns after one run where the peak memory cannot be reset, so that the next run gets its own measurement.
+    torch is imported with the first task, after this process's threads and GPU are set.
 
     Args:
         threads: Number of CPU threads; None: each run decides.
         leases: Whether it reserves a GPU before its first run, and until it ends.
-        log: The file for its output; None: the driver's output.
+        log: The file for its output; None: the driver's output, with the progress of each run.
     """
-    for name in ("SIGINT", "SIGHUP"):  # they reach the whole process group; the driver handles them
-        signal.signal(getattr(signal, name), signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGHUP):  # they reach the whole process group; the driver handles them
+        signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_stop_with_driver, daemon=True).start()
     if log is not None:
         descriptor = open_regular(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -88,52 +125,27 @@ def work(pipe: connection.Connection, threads: int | None, leases: bool, log: Pa
         lease_gpu()
     while True:
         try:
-            order = pipe.recv()
+            task: Task = pipe.recv()
         except EOFError:
             return
         with masked_streams():
-            answer = _train(order)
+            try:
+                result = task.train(brief=log is None)
+            except Exception as error:
+                result = result_of(error)
         gc.collect()
-        leaves = not _forget_peaks()
-        pipe.send(replace(answer, leaves=leaves))
-        if leaves:
-            return
+        reset_peak_memory()
+        pipe.send(result)
 
 
-def _train(order: Order) -> Answer:
-    from nexus_ablate.config.compose import compose
-    from nexus_ablate.provenance import refuse_other_source
-    from nexus_ablate.training.session import train
-
-    try:
-        refuse_other_source(order.source)
-        outcome = train(
-            compose(order.overrides),
-            order.overrides,
-            quiet=not order.brief,
-            brief=order.brief,
-            arm=order.arm,
-            run_conditions=order.run_conditions,
-        )
-    except errors.UserError as error:
-        if order.brief:
-            print(error, file=sys.stderr)
-        return Answer(error.status, error.problem)
-    except Exception as error:  # a bug in one run must not stop the others; its traceback is in its status.json
-        traceback.print_exc()
-        return Answer(errors.BUG, errors.described(error))
-    return Answer(outcome.status, path=outcome.path)
-
-
-def _forget_peaks() -> bool:
-    """Reset the peak memory counters before the next run. Returns whether that worked."""
+def reset_peak_memory() -> bool:
+    """Reset this process's peak memory counters, so that the next run gets its own. Returns whether that worked."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     try:
-        with open("/proc/self/clear_refs", "w") as file:  # Linux: 5 resets the peak resident size, see proc(5)
-            file.write("5")
+        Path("/proc/self/clear_refs").write_text("5")  # Linux: 5 resets the peak resident size, see proc(5)
     except OSError:
         return False
     return True
@@ -144,4 +156,4 @@ def _stop_with_driver() -> None:
     parent = parent_process()
     assert parent is not None
     connection.wait([parent.sentinel])
-    os.kill(os.getpid(), STOPPING)
+    os.kill(os.getpid(), signal.SIGTERM)

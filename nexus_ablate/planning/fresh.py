@@ -89,7 +89,7 @@ def confirmation(request: Request, names: Sequence[str], number: int | None) -> 
     """
     study, directory = request.study, request.directory
     if study.confirms:
-        fix = f"nexus-ablate confirm {study.confirms}, for other fresh seeds"
+        fix = f"nexus-ablate study {study.confirms} --confirm, for other fresh seeds"
         raise ConfigError(f"study {study.name} is a confirmation itself", f"confirms: {study.confirms}", fix)
     runs = Runs(expanded(request), request)
     arms = {arm.name: arm for arm in runs.study.arms}
@@ -104,7 +104,7 @@ def confirmation(request: Request, names: Sequence[str], number: int | None) -> 
         if same and number in (None, len(last.study.seeds)):
             return last
         got = f"{len(last.study.arms)} arms x {len(last.study.seeds)} seeds"
-        fix = f"nexus-ablate confirm {study.name}, which resumes it"
+        fix = f"nexus-ablate study {study.name} --confirm, which resumes it"
         raise ConfigError(f"{last.study.name} has not ended", got, fix)
 
     from nexus_ablate.comparison.result import compare
@@ -153,7 +153,7 @@ def _claimed(study: str, arms: dict[str, ComposedArm], comparison: Comparison) -
     claimed = [name for name in arms if words.get(name) in (BETTER, WORSE, EQUIVALENT)]
     if not claimed:
         got = ", ".join(f"{name} {word}" for name, word in words.items())
-        fix = f"name the arms: nexus-ablate confirm {study} {next(iter(arms))}"
+        fix = f"name the arms: nexus-ablate study {study} {next(iter(arms))} --confirm"
         raise ConfigError(f"study {study} has no claim to confirm", got or "no verdict", fix)
     return claimed
 

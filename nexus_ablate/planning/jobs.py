@@ -8,10 +8,11 @@ look; later looks only train the undecided arms, at the rate that they are judge
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from nexus_ablate.comparison.curves import read_curves
 from nexus_ablate.comparison.failures import failure
@@ -51,6 +52,8 @@ class Job:
         overrides: Everything that composes it, machine settings included.
         config: The composed configuration, without machine settings.
         config_hash: Equal for runs of the same configuration by other code.
+        conditions: What env.json says besides about how the run was carried out.
+        again: Carry it out even if it has ended: for a rerun, or for further evaluations.
     """
 
     of: str
@@ -60,6 +63,8 @@ class Job:
     overrides: list[str]
     config: RunConfig
     config_hash: str
+    conditions: dict[str, Any] = field(default_factory=dict)
+    again: bool = False
 
     def state(self) -> tuple[str, str]:
         """The run's effective state and its reason; `missing` if there is no run."""
@@ -180,14 +185,15 @@ class Runs:
             self._fingerprints[key] = fingerprint_of(config.data, config.model.context)
         return self._fingerprints[key]
 
-    def data(self) -> list[tuple[Option, int]]:
-        """Each distinct data option of the arms, with the longest context that needs it."""
-        longest: dict[str, tuple[Option, int]] = {}
-        for arm in self.study.all_arms:
-            option, context = arm.config.data, arm.config.model.context
-            key = str(option.flat())
-            longest[key] = (option, max(context, longest.get(key, (option, 0))[1]))
-        return list(longest.values())
+
+def data_of(configs: Iterable[RunConfig]) -> list[tuple[Option, int]]:
+    """Each distinct data option, with the longest context that needs it."""
+    longest: dict[str, tuple[Option, int]] = {}
+    for config in configs:
+        key = str(config.data.flat())
+        _, context = longest.get(key, (config.data, 0))
+        longest[key] = (config.data, max(context, config.model.context))
+    return list(longest.values())
 
 
 def final_loss(job: Job) -> float:

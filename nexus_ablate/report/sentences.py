@@ -68,7 +68,7 @@ def basis(comparison: Comparison) -> list[str]:
         lines.append(f"{comparison.baseline} is {name}")
     if comparison.exploratory:
         place = comparison.plan.place
-        fresh = f"; nexus-ablate confirm {place} judges fresh seeds alone" if place else ""
+        fresh = f"; nexus-ablate study {place} --confirm judges fresh seeds alone" if place else ""
         lines.append(f"exploratory: {'; '.join(comparison.exploratory)}{fresh}")
     if seeds < CLAIM_SEEDS:
         lines.append(f"preliminary: fewer than {CLAIM_SEEDS} seeds; treat as a hint")

@@ -47,11 +47,11 @@ def run_at(word: str, verb: str) -> Path:
     if path.is_dir():
         inside = find_runs([path])
         got = f"{word}, a folder of {len(inside)} runs"
-        fix = f"nexus-ablate {verb} {os.path.relpath(inside[-1])}" if inside else "nexus-ablate runs"
+        fix = f"nexus-ablate {verb} {os.path.relpath(inside[-1])}" if inside else "nexus-ablate status"
         raise ConfigError(f"{verb} takes one run", got, fix)
     is_id = _ID.fullmatch(word)
     if not is_id and word != LAST:
-        raise UserError(f"{word} is not a run", "no such directory", "nexus-ablate runs")
+        raise UserError(f"{word} is not a run", "no such directory", "nexus-ablate status")
     runs = find_runs([DEFAULT]) if DEFAULT.is_dir() else []
     matches = [run for run in runs if word in (LAST, id_of(run))] or [r for r in runs if id_of(r).startswith(word)]
     ids = sorted({id_of(run) for run in matches})
@@ -60,4 +60,4 @@ def run_at(word: str, verb: str) -> Path:
     if matches:  # two experiments can have the same run
         return max(matches, key=lambda run: os.lstat(run / "status.json").st_mtime)
     got = f"{word}, among {len(runs)} runs in {DEFAULT}/"
-    raise ConfigError("there is no such run", got, "nexus-ablate runs")
+    raise ConfigError("there is no such run", got, "nexus-ablate status")

@@ -249,7 +249,7 @@ def find_runs(dirs: Iterable[Path]) -> list[Path]:
 
     for path in (folder for directory in dirs for folder in with_strata(directory)):
         if not os.path.isdir(path):
-            raise UserError("this directory does not exist", str(path), "nexus-ablate runs")
+            raise UserError("this directory does not exist", str(path), "nexus-ablate status")
         try:
             search(Path(os.path.abspath(path)), depth=3)
         except OSError as error:

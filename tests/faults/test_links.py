@@ -14,7 +14,7 @@ from faults.test_mutated_studies import Mirror
 from nexus_ablate import errors
 from nexus_ablate.cli import main
 from nexus_ablate.errors import Preempted
-from nexus_ablate.execution import launch
+from nexus_ablate.execution.local_pool import LocalPool
 from nexus_ablate.runs import files, find_runs
 from nexus_ablate.runs.files import make_directory, open_regular
 
@@ -225,15 +225,18 @@ def test_a_link_in_the_place_of_anything_that_a_study_writes_is_followed_by_no_v
     assert main([*study, f"runs_dir={runs}"]) == 0
     names = [".", *(name for name in listing(runs / "mine") if name.count("/") < 2)]
     assert {".", "study.yaml", ".workers", ".workers/worker0.log", "baseline", "norm=layer"} <= {*names}
-    bad, copy, run_queue = [], tmp_path / "case" / "runs", launch.run_queue
+    bad, copy, run = [], tmp_path / "case" / "runs", LocalPool.run
     for name in names:
-        monkeypatch.setattr(launch, "run_queue", run_queue if name.startswith(".workers") else lambda *_, **__: "")
+        monkeypatch.setattr(LocalPool, "run", run if name.startswith(".workers") else lambda *_: "")
         for fresh in (False, True):
             outside = planted(runs, copy, f"mine/{name}", runs / "mine" / name, fresh)
             where = f"runs_dir={copy}"
             commands = [["plan", *study[1:-2], where], [*study, where]]
             if not fresh:
-                commands += [["confirm", "mine", "norm=layer", where], ["add-seeds", "mine", "1", where]]
+                commands += [
+                    ["study", "mine", "norm=layer", "--confirm", where],
+                    ["study", "mine", "--add-seeds", "1", where],
+                ]
                 commands += reading(copy, tmp_path)
                 commands += reading(copy / "mine", tmp_path) if name != "." else []  # which the user names
             for command in commands:
@@ -265,7 +268,7 @@ def test_a_study_whose_directory_is_a_link_is_not_even_read(tmp_path, capfd):
         ["plan", "mine"],
         ["plan", "mine", "vary.norm=layer"],
         ["confirm", "mine"],
-        ["add-seeds", "mine", "1"],
+        ["study", "mine", "--add-seeds", "1"],
     ):
         assert main([*verb, f"runs_dir={tmp_path / 'runs'}"]) == 2
         said = capfd.readouterr().err

@@ -24,6 +24,7 @@ from written_runs import Writer
 from faults.payloads import PICKLE, YAML
 from nexus_ablate import errors
 from nexus_ablate.cli import main
+from nexus_ablate.execution.local_pool import LocalPool
 from nexus_ablate.planning.jobs import Runs
 from nexus_ablate.planning.record import expanded
 from nexus_ablate.study.definition import read_request
@@ -77,7 +78,7 @@ def template(tmp_path, monkeypatch) -> Path:
     monkeypatch.setattr(written_runs, "TINY", (*written_runs.TINY, *data))
     monkeypatch.setenv("NEXUS_ABLATE_CACHE", str(tmp_path / "cache"))
     written_runs.config_of.cache_clear()
-    monkeypatch.setattr("nexus_ablate.execution.launch.run_queue", lambda *_, **__: "")
+    monkeypatch.setattr(LocalPool, "run", lambda *_: "")
     monkeypatch.setattr("nexus_ablate.track.upload.begin", lambda settings, config: Mirror())
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
     writer = Writer(tmp_path / "template", STUDY, steps=40)
@@ -214,8 +215,8 @@ def commands(study: Path) -> dict[str, list[str]]:
         "sync": ["sync", str(study)],
         "plan": ["plan", STUDY, place],
         "study": ["study", STUDY, place, "--workers", "1"],
-        "confirm": ["confirm", STUDY, "norm=layer", place, "--workers", "1"],
-        "add-seeds": ["add-seeds", STUDY, "1", place, "--workers", "1"],
+        "confirm": ["study", STUDY, "norm=layer", "--confirm", place, "--workers", "1"],
+        "add-seeds": ["study", STUDY, "--add-seeds", "1", place, "--workers", "1"],
     }
 
 

@@ -6,11 +6,9 @@ the jobs' output, and an answer file from each job that ended by itself. Results
 
 from __future__ import annotations
 
-import itertools
 import os
 import shutil
 import subprocess
-import time
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -25,10 +23,6 @@ ENDED = (
     *("OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT"),
 )
 """States of ended jobs, as squeue and sacct name them."""
-
-POLL_SECONDS = 5.0
-CRASHED = ("FAILED", "OUT_OF_MEMORY")
-"""States of jobs that would most likely fail the same way again."""
 
 
 @dataclass(frozen=True)
@@ -50,15 +44,19 @@ class Entry:
     def live(self) -> bool:
         return bool(self.state) and self.state not in ENDED
 
+    @property
+    def has_crashed(self) -> bool:
+        """Whether it would most likely fail the same way again."""
+        return self.state in ("FAILED", "OUT_OF_MEMORY")
+
     def description(self) -> str:
         """How the job ended, or what it waits for, as text."""
         if self.live:
             why = f" ({self.why})" if self.why else ""
             return f"SLURM job {self.job} is {self.state.lower()}{why}"
+        state = f" as {self.state}" if self.state else ""
         reason = f": {self.why}" if self.why else ""
-        return (
-            f"SLURM job {self.job} ended{f' as {self.state}' if self.state else ''}{reason}; its output is {self.log}"
-        )
+        return f"SLURM job {self.job} ended{state}{reason}; its output is {self.log}"
 
 
 class Queue:
@@ -73,16 +71,6 @@ class Queue:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-
-    def live(self, run: Path) -> bool:
-        """Whether a job of this run is waiting or running."""
-        entry = self.entries.get(str(run.relative_to(self.directory)))
-        return entry is not None and entry.live
-
-    def crash(self, run: Path) -> str:
-        """How the latest job of this run crashed; '' where it did not."""
-        entry = self.entries.get(str(run.relative_to(self.directory)))
-        return entry.description() if entry is not None and entry.state in CRASHED else ""
 
     @cached_property
     def submitted(self) -> dict[str, tuple[str, Path]]:
@@ -107,23 +95,6 @@ class Queue:
             answer = read_document(folder / f"{job}.json", JOB_ANSWER) or {}
             entries[run] = Entry(job, state, answer.get("reason") or why, folder / f"{job}_0_log.out")
         return entries
-
-
-def sweep_entries(folder: Path) -> list[Entry]:
-    """The jobs of a multirun in their order, after all of them have left the queue.
-
-    Args:
-        folder: submitit's folder, which may contain `%j` for the job number.
-    """
-    fixed = Path(*itertools.takewhile(lambda part: "%" not in part, folder.parts))
-    pickles = {path.name.removesuffix("_submitted.pkl"): path.parent for path in fixed.rglob("*_submitted.pkl")}
-    jobs = sorted(pickles, key=lambda job: [int(number) for number in job.split("_")])
-    while True:
-        states = job_states(jobs)
-        entries = [Entry(job, *states.get(job, ("", "")), pickles[job] / f"{job}_0_log.out") for job in jobs]
-        if not any(entry.live for entry in entries):
-            return entries
-        time.sleep(POLL_SECONDS)
 
 
 def job_states(jobs: list[str]) -> dict[str, tuple[str, str]]:

@@ -1,0 +1,143 @@
+"""The flags that say what runs the jobs of a study or multirun: this machine, a SLURM cluster or a Hydra launcher."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from nexus_ablate.cli.verb import Flag, one_of, whole
+from nexus_ablate.errors import ConfigError
+
+
+def _sbatch(text: str) -> tuple[str, str]:
+    name, equals, value = text.removeprefix("--").partition("=")
+    if not equals or not name:
+        raise ConfigError("--sbatch takes NAME=VALUE", text, "--sbatch account=mine")
+    return name, value
+
+
+LAUNCHER = Flag("--launcher", "NAME", "what runs the jobs: local, slurm, joblib, ray ... (docs/clusters.md)")
+CLUSTER = Flag("--cluster", "slurm", "replaced by --launcher slurm", one_of("--cluster", "slurm"))
+WORKERS = Flag(
+    "--workers", "N", "runs at the same time (auto: one per GPU, or per core)", whole("--workers", 2, also=("auto",))
+)
+PER_GPU = Flag("--workers-per-gpu", "N", "concurrent runs on each free GPU (1)", whole("--workers-per-gpu", 2, most=64))
+TIME = Flag(
+    "--time", "MINUTES", "per run (240 in a job); the next launch resumes it", whole("--time", 240, "of minutes")
+)
+SLURM_FLAGS = (
+    Flag("--partition", "NAME", "SLURM partition"),
+    Flag("--mem-gb", "N", "memory of a job (16)", whole("--mem-gb", 16)),
+    Flag("--cpus", "N", "cores of a job (4)", whole("--cpus", 4)),
+    Flag("--gres", "TEXT", "devices of a job (gpu:1; none with train.device=cpu)"),
+    Flag("--parallel", "N", "most jobs at the same time (256)", whole("--parallel", 256)),
+    Flag("--sbatch", "K=V", "any other option of sbatch; may be repeated", _sbatch, repeated=True),
+)
+BACKEND_FLAGS = (LAUNCHER, WORKERS, PER_GPU, TIME, *SLURM_FLAGS, CLUSTER)
+ACCEPTED = {
+    "local": (WORKERS, PER_GPU, TIME),
+    "slurm": (TIME, *SLURM_FLAGS),
+}
+"""The flags that each backend takes; Hydra's launchers take none, but settings: hydra.launcher.KEY=VALUE."""
+SAME = {"basic": "local", "submitit_slurm": "slurm"}
+"""Hydra's names of our own backends."""
+SUBMITIT_KEYS = {
+    "partition": "--partition",
+    "timeout_min": "--time",
+    "mem_gb": "--mem-gb",
+    "cpus_per_task": "--cpus",
+    "gres": "--gres",
+    "array_parallelism": "--parallel",
+}
+"""The flag for each setting of Hydra's submitit launcher."""
+
+
+def split_launcher(words: list[str], flags: dict[str, Any], command: str) -> tuple[list[str], str, list[str]]:
+    """The words without those for a launcher, the launcher's name, and its settings: `hydra.launcher.KEY=VALUE`.
+
+    Args:
+        command: What the user typed before the words, for the error.
+
+    Raises:
+        ConfigError: Two launchers, `--cluster`, or settings without a launcher.
+    """
+    if "cluster" in flags:
+        raise ConfigError("--cluster is now --launcher", "--cluster slurm", f"{command} --launcher slurm")
+    settings = [word for word in words if word.lstrip("+").startswith("hydra.launcher.")]
+    chosen = [word.partition("=")[2] for word in words if word.startswith("hydra/launcher=")]
+    chosen += [flags["launcher"]] if "launcher" in flags else []
+    names = {SAME.get(name, name) for name in chosen}
+    if len(names) > 1:
+        raise ConfigError("the jobs are run by one launcher", " and ".join(chosen), f"--launcher {chosen[-1]}")
+    if settings and not names:
+        raise ConfigError("only a launcher has these settings", settings[0], f"--launcher joblib {settings[0]}")
+    rest = [word for word in words if word not in settings and not word.startswith("hydra/launcher=")]
+    return rest, names.pop() if names else "local", settings
+
+
+def backend_of(words: list[str], flags: dict[str, Any], command: str) -> tuple[list[str], Any]:
+    """The words without those for a launcher, and the backend that runs the jobs, checked.
+
+    Raises:
+        ConfigError: The flags contradict each other, or the backend is not available here.
+    """
+    from nexus_ablate.training.distributed import require_one_process
+
+    require_one_process("a study" if "study" in command else "a multirun")
+    words, name, settings = split_launcher(words, flags, command)
+    accepted = ACCEPTED.get(name, ())
+    for flag in BACKEND_FLAGS[1:]:
+        if flag.key in flags and flag not in accepted:
+            owner = next(backend for backend, own in ACCEPTED.items() if flag in own)
+            got = f"--launcher {name} {flag.name} {flags[flag.key]}"
+            raise ConfigError(f"{flag.name} is for --launcher {owner}", got, f"--launcher {owner} {flag.name} ...")
+    device = next((word.partition("=")[2] for word in reversed(words) if word.startswith("train.device=")), "auto")
+    if name == "local":
+        return words, _local(flags, device, settings)
+    if name == "slurm":
+        return words, _slurm(words, flags, device, settings)
+    from nexus_ablate.execution.hydra_launcher import HydraLauncher
+
+    launcher = HydraLauncher(name, tuple(settings))
+    launcher.check()
+    return words, launcher
+
+
+def _local(flags: dict[str, Any], device: str, settings: list[str]) -> Any:
+    from nexus_ablate.execution.local_pool import LocalPool
+    from nexus_ablate.gpus import on_gpu
+
+    if settings:
+        raise ConfigError("the launcher of this machine has other settings", settings[0], "--workers 2")
+    if "workers_per_gpu" in flags and "workers" in flags:
+        problem = "--workers-per-gpu and --workers contradict each other"
+        raise ConfigError(problem, "both", "--workers-per-gpu alone")
+    if "workers_per_gpu" in flags and not on_gpu(device):
+        got = f"--workers-per-gpu {flags['workers_per_gpu']}, train.device={device}"
+        raise ConfigError("there is no GPU to share", got, "--workers 2")
+    if device not in ("auto", "cpu") and "," not in device:
+        from nexus_ablate.training.device import choose_device
+
+        choose_device(device)  # raises where this machine lacks it, before a folder is made
+    limit = 60 * flags["time"] if "time" in flags else math.inf
+    return LocalPool(flags.get("workers", "auto"), flags.get("workers_per_gpu", 1), limit)
+
+
+def _slurm(words: list[str], flags: dict[str, Any], device: str, settings: list[str]) -> Any:
+    from nexus_ablate.execution.slurm import Slurm, refuse_secrets
+
+    refuse_secrets(words)
+    readers = {flag.name: flag for flag in (TIME, *SLURM_FLAGS)}
+    resources: dict[str, Any] = {flag.key: flags[flag.key] for flag in readers.values() if flag.key in flags}
+    for setting in settings:
+        key, _, value = setting.lstrip("+").removeprefix("hydra.launcher.").partition("=")
+        if key not in SUBMITIT_KEYS:
+            raise ConfigError("the SLURM launcher has no such setting", setting, "--sbatch NAME=VALUE, as of sbatch")
+        flag = readers[SUBMITIT_KEYS[key]]
+        resources[flag.key] = "" if value == "null" else flag.read(value)
+    if device == "cpu":
+        resources = {"gres": ""} | resources
+    resources["sbatch"] = dict(resources.get("sbatch", ()))
+    slurm = Slurm(**resources, retry_failed="retry" in flags)
+    slurm.check()
+    return slurm

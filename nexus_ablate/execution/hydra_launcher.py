@@ -1,0 +1,223 @@
+"""The jobs of a study or multirun by one of Hydra's launchers: joblib, ray, rq, submitit_local and any other plugin.
+
+A launcher takes an explicit list of overrides. It collects the return values of its jobs and gives up if one of them is
+gone, so the state of a run is then read from its directory, and the same command launches what is missing.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing import get_all_start_methods, get_start_method, set_start_method, util
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from nexus_ablate import errors
+from nexus_ablate.config.compose import search_plugins
+from nexus_ablate.config.options import conf_dir
+from nexus_ablate.config.overrides import check_overrides
+from nexus_ablate.errors import ConfigError
+from nexus_ablate.execution.local_pool import Worker
+from nexus_ablate.execution.progress import JobProgress
+from nexus_ablate.execution.slurm import refuse_secrets
+from nexus_ablate.execution.worker import JobResult, Task
+from nexus_ablate.planning.jobs import Job
+from nexus_ablate.training.signals import StopRequest
+
+if TYPE_CHECKING:
+    from hydra._internal.hydra import Hydra
+
+PACKAGES = {
+    "joblib": "hydra-joblib-launcher",
+    "ray": "hydra-ray-launcher",
+    "rq": "hydra-rq-launcher",
+    "submitit_local": "nexus-ablate[slurm]",
+}
+"""The package to install for each of Hydra's launchers."""
+
+STATUS = {"finished": errors.OK, "diverged": errors.DIVERGED, "failed": errors.BUG, "running": errors.ALIVE}
+"""The exit status of each state; any other run can be resumed, or has not begun."""
+NO_REASON = {"missing": "not started", "lost": "its process is gone"}
+SETTLING_SECONDS = 10.0
+"""Time that runs have to save themselves after their launcher has given up."""
+
+
+@dataclass(frozen=True)
+class HydraLauncher:
+    """One of Hydra's launchers.
+
+    Attributes:
+        name: As in `hydra/launcher=NAME`.
+        settings: Its `hydra.launcher.KEY=VALUE`, as typed.
+    """
+
+    name: str
+    settings: tuple[str, ...] = ()
+
+    def check(self) -> None:
+        """Check that the launcher is installed and its settings can be read.
+
+        Raises:
+            ConfigError: It isn't, or they can't.
+        """
+        plugin = f"hydra_plugins.hydra_{self.name.partition('_')[0]}_launcher"
+        if self.name in PACKAGES and importlib.util.find_spec(plugin) is None:
+            package = PACKAGES[self.name]
+            fix = f"pip install '{package}'"
+            raise ConfigError(f"hydra/launcher={self.name} is not installed", f"no package {package}", fix)
+        check_overrides([f"hydra/launcher={self.name}", *self.settings], sweeps=False)
+        with self._created(lambda composed: None):
+            pass
+
+    def run(self, jobs: list[Job], progress: JobProgress) -> str:
+        """Let the launcher run the jobs, and report all of them when it has returned. Returns the stop signal, or ''.
+
+        Raises:
+            ConfigError: A job's overrides contain a secret, and the launcher would save them in files.
+        """
+        if "submitit" in self.name:
+            refuse_secrets(text for job in jobs for text in job.overrides)
+        progress.queued(len(jobs), f"hydra/launcher={self.name}", paced=False)
+        tasks = {}
+        for job in jobs:
+            progress.began(job)
+            runs_dir = f"runs_dir='{job.path.absolute().parents[2]}'"  # jobs may have another working directory
+            task = Task.of(job, {"launcher": self.name}, (runs_dir,))
+            tasks[tuple(task.overrides)] = task
+        returned: list[Any] = []
+        with stops_at_signals() as stopped, self._created(LauncherTask(tasks)) as launcher:
+            try:
+                returned = list(launcher.launch([list(overrides) for overrides in tasks], initial_job_idx=0))
+            except KeyboardInterrupt:
+                stopped[:] = stopped or ["SIGINT"]
+            except Exception as error:  # a launcher can raise anything if a job is gone
+                first = next((line for line in str(error).splitlines() if line.strip()), "")
+                why = f"{type(error).__name__}: {first}"
+                progress.say(f"{self.name} gave up ({why}); the same command launches what is missing")
+        if not returned:
+            end = time.monotonic() + SETTLING_SECONDS
+            while time.monotonic() < end and any(job.state()[0] == "running" for job in jobs):
+                time.sleep(0.1)
+        for number, job in enumerate(jobs):
+            progress.ended(job, result_from(job, returned[number] if returned else None))
+        return stopped[0] if stopped else ""
+
+    @contextmanager
+    def _created(self, task: Callable[[Any], Any]) -> Iterator[Any]:
+        """Hydra's launcher, set up for a task; its own files are removed at the end.
+
+        Raises:
+            ConfigError: Hydra can't create it.
+        """
+        from hydra._internal.callbacks import Callbacks
+        from hydra.core.plugins import Plugins
+        from hydra.errors import HydraException
+        from hydra.types import HydraContext, RunMode
+        from omegaconf.errors import OmegaConfBaseException
+
+        words = [f"hydra/launcher={self.name}", *self.settings]
+        with open_hydra() as (hydra, scratch):
+            everything = [*words, f"hydra.sweep.dir='{scratch}'"]
+            try:
+                config = hydra.compose_config("config", everything, RunMode.MULTIRUN, with_log_configuration=False)
+                context = HydraContext(hydra.config_loader, Callbacks())
+                launcher = Plugins.instance().instantiate_launcher(
+                    hydra_context=context, task_function=task, config=config
+                )
+            except (HydraException, OmegaConfBaseException, ImportError) as error:
+                problem = str(error).strip().splitlines()[0]
+                fix = f"--launcher {self.name}, without settings" if self.settings else "--launcher joblib"
+                raise ConfigError(problem, " ".join(words), fix) from error
+            yield launcher
+
+
+@contextmanager
+def open_hydra() -> Iterator[tuple[Hydra, str]]:
+    """Hydra, and a folder for its own files that is removed at the end. Processes it launches share the cores."""
+    from hydra import initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+
+    from nexus_ablate.training.device import share_cores_politely
+
+    share_cores_politely()  # launched processes inherit the environment
+    search_plugins()
+    with (
+        tempfile.TemporaryDirectory(prefix="nexus_ablate-") as scratch,
+        initialize_config_dir(config_dir=str(conf_dir()), version_base="1.3"),
+    ):
+        hydra = GlobalHydra.instance().hydra
+        assert hydra is not None
+        yield hydra, scratch
+
+
+@dataclass(frozen=True)
+class LauncherTask:
+    """The work of a launcher's job, which launchers pickle: the tasks by their overrides."""
+
+    tasks: dict[tuple[str, ...], Task]
+
+    def __call__(self, composed: Any) -> JobResult:
+        """Train the run of the current job; `composed` is Hydra's composition of the same overrides."""
+        from hydra.core.hydra_config import HydraConfig
+
+        return train_apart(self.tasks[tuple(HydraConfig.get().overrides.task)])
+
+
+_worker = Worker()
+_stopped_by = ""
+
+
+def train_apart(task: Task) -> JobResult:
+    """Train a run in a child of this process, which must outlive it. After a stop signal no further run starts.
+
+    The child imports torch once, as long as no run takes it down.
+    """
+    global _stopped_by
+    if _stopped_by:
+        return JobResult(errors.PREEMPTED, f"not started, because of {_stopped_by}")
+    if get_start_method() not in get_all_start_methods():  # joblib's own, which a child cannot import
+        set_start_method("spawn", force=True)
+    util.Finalize(None, _worker.close, exitpriority=1)  # Python waits for its children at exit
+    with StopRequest() as stop:
+        result = _worker.train(task, lambda: bool(stop.signal_name))
+        _stopped_by = stop.signal_name
+        stop.obeyed = bool(_stopped_by)
+    return result
+
+
+def result_from(job: Job, returned: Any) -> JobResult:
+    """What became of a run: its job's result, or its state if the launcher has none.
+
+    Args:
+        returned: Hydra's `JobReturn` of the job; None if the launcher gave up.
+    """
+    from hydra.core.utils import JobStatus
+
+    if returned is not None and returned.status == JobStatus.COMPLETED:
+        return returned.return_value
+    state, reason = job.state()
+    if returned is not None and state == "missing":
+        return JobResult(errors.BUG, f"it never started: {errors.described(returned._return_value)}")
+    return JobResult(STATUS.get(state, errors.PREEMPTED), reason or NO_REASON.get(state, ""))
+
+
+@contextmanager
+def stops_at_signals() -> Iterator[list[str]]:
+    """End a launcher at a signal as Ctrl-C does; yields a list that then holds the signal's name."""
+    stopped: list[str] = []
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        stopped.append(signal.Signals(number).name)
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield stopped
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,202 @@
+"""The jobs of a study or multirun on this machine: worker processes that keep torch imported between runs."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import signal
+import time
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
+from multiprocessing import connection, get_context
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+from queue import SimpleQueue
+
+from nexus_ablate import errors
+from nexus_ablate.errors import AlreadyRunning
+from nexus_ablate.execution.progress import JobProgress
+from nexus_ablate.execution.worker import JobResult, Task, reset_peak_memory, work
+from nexus_ablate.masking import mask
+from nexus_ablate.planning.jobs import Job
+from nexus_ablate.planning.places import places_for
+from nexus_ablate.runs import append_log, atomic_write_json, has_status, make_directory, open_regular, read_status
+from nexus_ablate.runs.files import storage
+from nexus_ablate.runs.ownership import now, release, take_lock
+from nexus_ablate.training.signals import StopRequest
+
+POLL_SECONDS = 0.25
+GRACE_SECONDS = 60.0
+"""Time that a run has to save and stop after its limit; then its process is killed."""
+TIME_OVER = "its time limit was reached"
+
+
+class Worker:
+    """A worker process. It starts with its first job, and again after a job took it down. Arguments: as `work`."""
+
+    def __init__(self, threads: int | None = None, leases: bool = False, log: Path | None = None) -> None:
+        self.threads, self.leases, self.log = threads, leases, log
+        self._process: SpawnProcess | None = None
+        self._pipe: connection.Connection
+
+    def _started(self) -> SpawnProcess:
+        """The process, started if it is not alive."""
+        if self._process is not None and self._process.is_alive():
+            return self._process
+        if self.log is not None:
+            with storage(self.log):  # opened here: an error in the worker itself would have nowhere to go
+                os.close(open_regular(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND))
+        context = get_context("spawn")
+        self._pipe, end = context.Pipe()
+        arguments = (end, self.threads, self.leases, self.log)
+        self._process = context.Process(target=work, args=arguments, name="worker")
+        self._process.start()
+        end.close()
+        return self._process
+
+    def close(self) -> None:
+        """Let the process end after its current job, and wait for it."""
+        if self._process is not None:
+            self._pipe.close()
+            self._process.join()
+            self._process = None
+
+    def train(self, task: Task, must_stop: Callable[[], bool], limit: float = math.inf) -> JobResult:
+        """Train a run and wait for it. If it takes the process down, the run is marked failed.
+
+        Args:
+            must_stop: Asked a few times per second; from the first True on, the run saves and stops.
+            limit: Seconds until the run saves and stops. A run that doesn't is killed GRACE_SECONDS later.
+        """
+        process = self._started()
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # a dead worker's sentinel says so below
+            self._pipe.send(task)
+        began, is_late, is_stopping = time.monotonic(), False, False
+        while not connection.wait([self._pipe, process.sentinel], POLL_SECONDS):
+            overtime = time.monotonic() - began - limit
+            if not is_stopping and (overtime > 0 or must_stop()):
+                is_late, is_stopping = overtime > 0, True
+                process.terminate()
+            elif is_late and overtime > GRACE_SECONDS:
+                process.kill()
+        result = None
+        with contextlib.suppress(EOFError, ConnectionResetError):
+            result = self._pipe.recv() if self._pipe.poll() else None
+        if result is None:
+            process.join()
+            result = self._died(process.exitcode or 0, task.path, is_late, is_stopping)
+        elif is_late and result.status == errors.PREEMPTED:
+            result = replace(result, reason=f"{TIME_OVER}; {result.reason}")
+        if is_stopping or not reset_peak_memory():
+            self.close()  # its SIGTERM must not hit the next run, and each run needs a peak of its own
+        return result
+
+    def _died(self, code: int, path: Path, is_late: bool, is_stopping: bool) -> JobResult:
+        """The result of a run whose process ended without one, with the exit code `code`."""
+        if is_stopping and code == -signal.SIGTERM:
+            return JobResult(errors.PREEMPTED, f"{TIME_OVER if is_late else 'stopped'} before its first step")
+        if code >= 0:
+            reason = f"its process ended with exit status {code}"
+        else:
+            hint = ", possibly out of memory" if code == -signal.SIGKILL else ""
+            reason = f"its process was ended by {signal.Signals(-code).name}{hint}"
+        if is_late:
+            reason = f"{TIME_OVER}, and it did not stop: {reason}"
+        if self.log is not None:
+            reason = f"{reason}; its output is in {self.log}"
+        mark_failed(path, reason)
+        return JobResult(errors.BUG, reason)
+
+
+@dataclass
+class LocalPool:
+    """Worker processes on this machine.
+
+    Attributes:
+        workers: Number of concurrent runs; `auto`: one per GPU, or one per CPU core as far as memory allows.
+        per_gpu: Concurrent runs per GPU, where `workers` is `auto`.
+        limit: Seconds per run in this launch. A run that takes longer is saved; the same command resumes it.
+    """
+
+    workers: int | str = "auto"
+    per_gpu: int = 1
+    limit: float = math.inf
+
+    def run(self, jobs: list[Job], progress: JobProgress) -> str:
+        """Run every job. One that another process is training is tried once more after all others.
+
+        Returns:
+            The stop signal, or ''. After a stop signal every running job was saved, with the status 75.
+        """
+        where = places_for(jobs, self.workers, self.per_gpu)
+        progress.queued(len(jobs), where.description)
+        logs = progress.directory / ".workers"
+        make_directory(logs, logs.parents[1])
+        workers = [Worker(where.threads, bool(where.gpus), logs / f"worker{n}.log") for n in range(where.workers)]
+        idle: SimpleQueue[Worker] = SimpleQueue()
+        for worker in workers:
+            idle.put(worker)
+        settings = (f"train.threads={where.threads}",)
+        is_over = False
+
+        def train(job: Job) -> JobResult | None:
+            """Train a job by an idle worker; None if a signal came before it began."""
+            worker = idle.get()
+            try:
+                if is_over or stop.signal_name:
+                    return None
+                task = Task.of(job, where.run_conditions, settings)
+                return worker.train(task, lambda: is_over or bool(stop.signal_name), self.limit)
+            finally:
+                idle.put(worker)
+
+        with StopRequest() as stop, progress.live(), ThreadPoolExecutor(where.workers) as threads:
+            try:
+                elsewhere = _report({threads.submit(train, job): job for job in jobs}, progress, errors.ALIVE)
+                _report({threads.submit(train, job): job for job in elsewhere}, progress)
+            finally:
+                is_over = True
+            for worker in workers:
+                worker.close()
+            stop.obeyed = bool(stop.signal_name)
+            return stop.signal_name
+
+
+def _report(futures: dict[Future[JobResult | None], Job], progress: JobProgress, again: int | None = None) -> list[Job]:
+    """Report each job when it begins and ends. Returns those with the exit status `again`, which are not reported."""
+    kept = []
+    while futures:
+        done, _ = wait(futures, POLL_SECONDS, FIRST_COMPLETED)
+        for future, job in list(futures.items()):
+            if future.running():
+                progress.began(job)
+            if future not in done:
+                continue
+            del futures[future]
+            result = future.result()
+            if result is not None and result.status == again:
+                kept.append(job)
+            elif result is not None:
+                progress.ended(job, result)
+        progress.tick()
+    return kept
+
+
+def mark_failed(path: Path, reason: str) -> None:
+    """Set the status of a run whose process is gone to failed; does nothing if the run never started."""
+    if not has_status(path):
+        return
+    try:
+        lock = take_lock(path)
+    except AlreadyRunning:  # another process has taken the run over, and will set its status
+        return
+    try:
+        status = read_status(path)
+        if status["state"] in ("created", "running"):
+            reason = mask(reason)
+            atomic_write_json(path / "status.json", status | {"state": "failed", "reason": reason, "updated": now()})
+            append_log(path, f"failed: {reason}")
+    finally:
+        release(lock)

@@ -1,0 +1,132 @@
+"""A run inside a SLURM job. The run outlives the job, and trains only with the code that it was submitted with.
+
+submitit starts the job and requeues it on the signal that announces preemption or the time limit (USR2). While a run
+trains, the run handles that signal first: it saves its current step and releases its directory. Then submitit requeues
+the job. So no progress is lost, and only submitit requeues.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from nexus_ablate import errors
+from nexus_ablate.errors import AGAIN, AlreadyRunning, Preempted
+from nexus_ablate.execution.worker import JobResult, Task, result_of
+from nexus_ablate.masking import masked_streams
+from nexus_ablate.runs import atomic_write_json
+from nexus_ablate.runs.ownership import LOST_SECONDS, now
+
+REQUEUES = 100
+"""A run that was requeued this often makes no progress. submitit itself only counts time-outs."""
+
+
+@dataclass(frozen=True)
+class SlurmTask:
+    """The work of one SLURM job. submitit calls it, and calls `checkpoint` to requeue it.
+
+    Attributes:
+        task: The run.
+        folder: The folder for the job's result, which `status` reads if the run has no directory.
+    """
+
+    task: Task
+    folder: Path
+
+    def __call__(self) -> None:
+        print(f"{self.task.arm}: {' '.join(self.task.overrides)}", flush=True)
+        array = os.environ.get("SLURM_ARRAY_JOB_ID")
+        job = f"{array}_{os.environ['SLURM_ARRAY_TASK_ID']}" if array else os.environ["SLURM_JOB_ID"]
+        facts = {"slurm_job": job, "slurm_node": os.environ.get("SLURMD_NODENAME"), "slurm_restarts": restarts()}
+        result = train_in_job(replace(self.task, conditions=self.task.conditions | facts))
+        record = {"status": result.status, "reason": result.reason, "when": now()}
+        atomic_write_json(self.folder / f"{job}.json", record)
+        if result.status != errors.OK:
+            sys.exit(result.status)  # SLURM then calls the job failed
+
+    def checkpoint(self) -> Any:
+        """The same task again: the run finds its directory and resumes."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self)
+
+
+def restarts() -> int:
+    return int(os.environ.get("SLURM_RESTART_COUNT") or 0)
+
+
+@masked_streams()
+def train_in_job(task: Task) -> JobResult:
+    """Train in this process. If the cluster preempts the job, it is requeued and this function never returns."""
+    try:
+        with stops_outside_of_training():
+            try:
+                return task.train()
+            except AlreadyRunning:
+                if not restarts():
+                    raise
+                time.sleep(LOST_SECONDS + 10)  # the node failed, and this job's last heartbeat is still recent
+                return task.train()
+    except Exception as error:
+        result = result_of(error)
+        if result.status == errors.PREEMPTED:
+            return replace(result, reason=f"{result.reason}; {put_back()}")
+        return result
+
+
+@contextmanager
+def stops_outside_of_training() -> Iterator[None]:
+    """End a run at once, as preempted, on a signal before its first or after its last step: there is nothing to save.
+
+    During training, the handlers of training/signals.py are active. submitit's handlers are restored at the end.
+    """
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        name = signal.Signals(number).name
+        raise Preempted(f"stopped by {name} before or after training", name, AGAIN)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, announcement())}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def announcement() -> signal.Signals:
+    """The signal that SLURM sends, on submitit's request, before preemption or the time limit."""
+    from submitit.core.job_environment import JobEnvironment
+
+    return JobEnvironment._usr_sig()
+
+
+def put_back() -> str:
+    """Let submitit requeue this job, which ends the process. Returns why the job was not requeued."""
+    from submitit.core.utils import UncompletedJobError
+
+    number = announcement()
+    if not callable(signal.getsignal(number)):  # without submitit's handler the signal would only end this process
+        return "not requeued, because submitit did not start this process"
+    command = ["scontrol", "--oneliner", "show", "job", os.environ["SLURM_JOB_ID"]]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    state = re.search(r"\bJobState=(\w+)", answer.stdout)
+    shown = state[1] if state else f"unknown to scontrol ({answer.stderr.strip()})"
+    if shown != "RUNNING":  # a cancelled job must not be requeued
+        return f"not requeued, because SLURM reports its job as {shown.lower()}"
+    if restarts() >= REQUEUES:
+        return f"not requeued, because it was requeued {REQUEUES} times already; run the same command to resume"
+    try:
+        signal.raise_signal(number)
+    except UncompletedJobError as error:
+        return str(error)
+    return "not requeued: submitit gave no reason"
