@@ -1,13 +1,17 @@
-"""Read untrusted JSON and YAML as plain data of a bounded size, and check that a value has its required form."""
+"""Read untrusted JSON and YAML as plain data of a bounded size."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
+import msgspec
 import yaml
 
-UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, yaml.YAMLError)
+UNREADABLE = (
+    *(ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError),
+    *(yaml.YAMLError, msgspec.MsgspecError),
+)
 """What parsing damaged text can raise: PyYAML lets KeyError and IndexError through for tags such as `!!bool x`."""
 
 LARGEST = 1e100
@@ -104,48 +108,24 @@ def _items_written_out(value: Any, known: dict[int, int]) -> int:
     return known[id(value)]
 
 
-# ------------------------------------------------------------------------------------------------------------ checking
+def check_plain(value: Any, depth: int = 0) -> None:
+    """Check that a value is plain data of a bounded depth, with numbers whose squares are finite.
 
-
-def misfit(value: Any, form: Any, name: str = "", depth: int = 0) -> str:
-    """The first place where a value doesn't have its required form, as `seeds/0: 'text'`; '' if there is none.
-
-    Args:
-        value: The value that was read.
-        form: One of: bool; str; int or float (ints are floats too), with a magnitude below `LARGEST`; `None`; `Any`
-            (plain data); a tuple of forms, any of which is accepted; a function that returns whether the value is
-            valid; `[form]` for every item of a list; `{str: form}` for every value of a mapping; `{"key": form}` for
-            the values of these keys, where `"key!"` is required and other keys hold plain data.
-        name: The name of the value.
-        depth: Its depth inside a document.
+    Raises:
+        ValueError: It is not.
     """
     if depth > _DEPTH:
-        return f"{name[:100]}: more than {_DEPTH} levels"
-    if form is Any:
-        form = {dict: {}, list: [Any]}.get(type(value), (None, bool, int, float, str))
-    if isinstance(form, tuple):
-        fits = any(not misfit(value, each, name, depth + 1) for each in form)
-    elif isinstance(form, list | dict):
-        fits = type(value) is type(form)
-        if fits and (inner := _misfit_inside(value, form, name, depth)):
-            return inner
-    elif form in (int, float):
-        fits = type(value) in (int, form) and -LARGEST < value < LARGEST
-    else:
-        fits = type(value) is form if isinstance(form, type) else value is None if form is None else form(value)
-    return "" if fits else f"{name}: {value!r:.60}".removeprefix(": ")
-
-
-def _misfit_inside(value: Any, form: Any, name: str, depth: int) -> str:
-    """`misfit` of the items of a list or a mapping."""
-    if isinstance(form, list):
-        forms = ((str(index), item, form[0]) for index, item in enumerate(value))
-    else:
-        if missing := [key[:-1] for key in form if key is not str and key[-1] == "!" and key[:-1] not in value]:
-            return f"{name}/{missing[0]} is missing".lstrip("/")
-        if any(type(key) is not str for key in value):
-            return f"{name}: a key that is not a string".removeprefix(": ")
-        rest = form.get(str, Any)
-        forms = ((key, item, form.get(key, form.get(f"{key}!", rest))) for key, item in value.items())
-    misfits = (misfit(item, inner, f"{name}/{key}".lstrip("/"), depth + 1) for key, item, inner in forms)
-    return next(filter(None, misfits), "")
+        raise ValueError(f"more than {_DEPTH} levels")
+    if isinstance(value, dict):
+        for name, item in value.items():
+            if not isinstance(name, str):
+                raise ValueError(f"a key that is not a string: {name!r:.60}")
+            check_plain(item, depth + 1)
+    elif isinstance(value, list):
+        for item in value:
+            check_plain(item, depth + 1)
+    elif isinstance(value, int | float):
+        if not -LARGEST < value < LARGEST:
+            raise ValueError(f"{value!r:.60} is too large")
+    elif value is not None and not isinstance(value, str):
+        raise ValueError(f"{value!r:.60} is not plain data")

@@ -1,91 +1,207 @@
-"""The required form of the files of a run and a study, in the notation of `plain_data.misfit`.
+"""The files of a run as typed records, which msgspec checks when a file is read.
 
-A key may be missing unless it ends in `!`, since older versions didn't write it. A non-finite number is null.
+A key with a default may be missing, since older versions didn't write it, and keys that are not listed hold plain data.
+A non-finite number is null.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from nexus_ablate.plain_data import LARGEST, misfit
-from nexus_ablate.runs.ownership import STATES
+from msgspec import Meta, Struct
 
-
-def _is_time(value: Any) -> bool:
-    try:
-        return type(value) is str and datetime.fromisoformat(value).tzinfo is not None
-    except ValueError:
-        return False
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 2**63
-
-
-def _is_positive(value: Any) -> bool:
-    return type(value) in (int, float) and 0 < value < LARGEST
-
-
-def _one_of(*words: str) -> Callable[[Any], bool]:
-    return lambda value: type(value) is str and value in words
-
-
-def _is_by_head(value: Any) -> bool:
-    return type(value) is list and bool(value) and not misfit(value, [_MEASURED])
-
-
-_MEASURED = (float, None)
-_TEXT = (str, None)
-_CHANGED = {"loss!": _MEASURED, "attn/first_token_mass!": _MEASURED, "act/resid/max_over_median!": _MEASURED}
+from nexus_ablate.plain_data import LARGEST
 
 CONDITION = re.compile(r"(>=|<=) *(-?\d+(?:\.\d+)?(?:e-?\d+)?)")
 """What a study can require of its baseline."""
 
-STATUS = {
-    **{"state!": _one_of(*STATES), "host!": str, "pid!": int, "heartbeat!": _is_time},
-    **{"reason": str, "traceback": str, "step": (_is_count, None)},
-    **{"started": (_is_time, None), "updated": _is_time},
-}
-CONFIG = {
-    "seed": _is_count,
-    "model": {"d_model": _is_count},
-    "optim": {"lr": _is_positive},
-    "tracker": {"name": str},
-    "resolved": {"steps": (_is_count, None), "notes": [str]},
-}
-ENV = {
-    **{"git_commit": _TEXT, "arm_hash": _TEXT, "config_hash": _TEXT, "packages": {str: _TEXT}},
-    **{"source": ({str: str}, None), "plugins": ({str: {"sha256": str}}, None), "earlier": [{}]},
-}
-SUMMARY = {
-    **dict.fromkeys(("val_loss", "val_bpb", "best_val_loss", "train_loss", "generalization_gap"), _MEASURED),
-    **dict.fromkeys(("weight_rms/global", "act/resid/mean_over_rms", "act/resid/first_norm_ratio"), _MEASURED),
-    **{f"attn/{vector}/first_norm_ratio": _MEASURED for vector in ("query", "key", "value")},
-    **dict.fromkeys(("act/resid/kurtosis_token", "act/resid/max_over_median", "act/resid/max_abs"), _MEASURED),
-    **dict.fromkeys(("attn/sink_rate", "attn/first_token_mass", "attn/entropy"), _MEASURED),
-    **dict.fromkeys(("seconds", "seconds_eval", "seconds_probe", "seconds_checkpoint", "flops"), float),
-    **dict.fromkeys(("tokens_per_second", "flops_per_token", "peak_memory_bytes"), float),
-    **dict.fromkeys(("steps", "tokens", "params", "params_non_embedding", "train_tokens"), _is_count),
-    **dict.fromkeys(("batch_hash", "eval_hash", "arm_hash"), _TEXT),
-    "unigram_bpb": _is_positive,
-    "onsets": {str: {"step!": _is_count, "tokens": _is_count}},
-    "extrapolation": {
-        "non_overlapping": {str: _MEASURED},
-        "sliding": {str: _MEASURED},
-        "not_defined": ({str: str}, str),
-    },
-    "streaming": {"kept_tokens": int, **dict.fromkeys(("loss_kept", "loss_dropped", "difference"), _MEASURED)},
-    "quantization": {"loss": _MEASURED, "schemes": {str: {"gap!": _MEASURED}}, "worst_block": int},
-    "intervention": {str: (_CHANGED, float, bool, str)},
-}
-ROW = {
-    **{"step!": _is_count, "tokens!": _is_count, "flops!": float, "seconds!": float},
-    **{"batch_hash": str, "nonfinite": [str], str: (float, None, _is_by_head)},
-}
-INIT = {str: ({"z!": str, "shape!": [_is_count]}, str)}
-PLACE = {"id!": str, "project!": str, "entity": _TEXT}
-SUBMISSION = {"jobs!": {str: str}}
-JOB_ANSWER = {"reason": str}
+Number = Annotated[float, Meta(gt=-LARGEST, lt=LARGEST)]
+Positive = Annotated[float, Meta(gt=0, lt=LARGEST)]
+Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Time = Annotated[datetime, Meta(tz=True)]
+Measured = Number | None
+ByHead = Measured | Annotated[list[Measured], Meta(min_length=1)]
+"""A number, or a number for each head."""
+
+
+class Status(Struct):
+    """status.json."""
+
+    state: Literal["created", "running", "preempted", "finished", "diverged", "failed"]
+    host: str
+    pid: int
+    heartbeat: Time
+    reason: str = ""
+    traceback: str = ""
+    step: Count | None = None
+    started: Time | None = None
+    updated: Time | None = None
+
+
+class ModelSize(Struct):
+    """`model` in config.yaml."""
+
+    d_model: Count = 0
+
+
+class Rate(Struct):
+    """`optim` in config.yaml."""
+
+    lr: Positive | None = None
+
+
+class Named(Struct):
+    """A choice in config.yaml."""
+
+    name: str = ""
+
+
+class Resolved(Struct):
+    """`resolved` in config.yaml."""
+
+    steps: Count | None = None
+    notes: list[str] = []
+
+
+class Config(Struct):
+    """config.yaml."""
+
+    seed: Count = 0
+    model: ModelSize | None = None
+    optim: Rate | None = None
+    tracker: Named | None = None
+    resolved: Resolved | None = None
+
+
+class Plugin(Struct):
+    """A plugin in env.json."""
+
+    sha256: str = ""
+
+
+class Environment(Struct):
+    """env.json: what a run ran in."""
+
+    git_commit: str | None = None
+    arm_hash: str | None = None
+    config_hash: str | None = None
+    packages: dict[str, str | None] = {}
+    source: dict[str, str] | None = None
+    plugins: dict[str, Plugin] | None = None
+    earlier: list[dict[str, Any]] = []
+
+
+class Onset(Struct):
+    """Where a capability appeared."""
+
+    step: Count
+    tokens: Count = 0
+
+
+class Extrapolation(Struct):
+    """Losses by length, of windows that overlap or not."""
+
+    non_overlapping: dict[str, Measured] = {}
+    sliding: dict[str, Measured] = {}
+    not_defined: dict[str, str] | str = ""
+
+
+class Streaming(Struct):
+    """Losses of a stream with and without its first tokens."""
+
+    kept_tokens: int = 0
+    loss_kept: Measured = None
+    loss_dropped: Measured = None
+    difference: Measured = None
+
+
+class Scheme(Struct):
+    """A quantization scheme."""
+
+    gap: Measured
+
+
+class Quantization(Struct):
+    """Losses of the quantized model."""
+
+    loss: Measured = None
+    schemes: dict[str, Scheme] = {}
+    worst_block: int = 0
+
+
+class Summary(Struct):
+    """summary.json without its measures, whose names have a `/`."""
+
+    val_loss: Measured = None
+    val_bpb: Measured = None
+    best_val_loss: Measured = None
+    train_loss: Measured = None
+    generalization_gap: Measured = None
+    seconds: Number = 0.0
+    seconds_eval: Number = 0.0
+    seconds_probe: Number = 0.0
+    seconds_checkpoint: Number = 0.0
+    flops: Number = 0.0
+    tokens_per_second: Number = 0.0
+    flops_per_token: Number = 0.0
+    peak_memory_bytes: Number = 0.0
+    steps: Count = 0
+    tokens: Count = 0
+    params: Count = 0
+    params_non_embedding: Count = 0
+    train_tokens: Count = 0
+    batch_hash: str | None = None
+    eval_hash: str | None = None
+    arm_hash: str | None = None
+    unigram_bpb: Positive | None = None
+    onsets: dict[str, Onset] = {}
+    extrapolation: Extrapolation | None = None
+    streaming: Streaming | None = None
+    quantization: Quantization | None = None
+    intervention: dict[str, dict[str, Measured] | float | bool | str] = {}
+
+
+class Row(Struct):
+    """A row of metrics.jsonl or probes.jsonl without its measures."""
+
+    step: Count
+    tokens: Count
+    flops: Number
+    seconds: Number
+    batch_hash: str = ""
+    nonfinite: list[str] = []
+
+
+class Initial(Struct):
+    """One parameter in init.json: the hash of the normal numbers behind its first values."""
+
+    z: str
+    shape: list[Count]
+
+
+class Place(Struct):
+    """Where a run was sent in W&B."""
+
+    id: str
+    project: str
+    entity: str | None = None
+
+
+class Submission(Struct):
+    """Jobs that were submitted to a cluster, by run."""
+
+    jobs: dict[str, str]
+
+
+class JobAnswer(Struct):
+    """What a job of a cluster said when it ended."""
+
+    reason: str = ""
+
+
+INIT = dict[str, Initial | str]
+PLACE = Place
+SUBMISSION = Submission
+JOB_ANSWER = JobAnswer

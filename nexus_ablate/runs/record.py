@@ -6,15 +6,18 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
 from typing import Any
 
+import msgspec
+
 from nexus_ablate.errors import RESTORE, UserError
-from nexus_ablate.plain_data import LARGEST, UNREADABLE, load_yaml, misfit, strict_loads
-from nexus_ablate.runs import formats
+from nexus_ablate.plain_data import LARGEST, UNREADABLE, check_plain, load_yaml, strict_loads
 from nexus_ablate.runs.files import open_regular, read_regular
+from nexus_ablate.runs.formats import ByHead, Config, Environment, Row, Status, Summary
 from nexus_ablate.runs.ownership import effective_state
 
 LOGS = ("metrics.jsonl", "probes.jsonl")
@@ -94,7 +97,7 @@ def read_status(path: Path) -> dict[str, Any]:
     Raises:
         UserError: It is missing or damaged.
     """
-    status = read_document(path / "status.json", formats.STATUS)
+    status = read_document(path / "status.json", Status)
     if status is None:
         raise UserError(f"{path} is not a run", "no status.json", f"nexus-ablate status {shlex.quote(str(path))}")
     return status
@@ -106,7 +109,11 @@ def read_summary(path: Path, status: dict[str, Any]) -> dict[str, Any] | None:
     Raises:
         UserError: It is damaged, or missing although the run has finished.
     """
-    summary = read_document(path / "summary.json", formats.SUMMARY)
+    summary = read_document(path / "summary.json", Summary)
+    if summary:
+        measures = {name: value for name, value in summary.items() if "/" in name}
+        with _named(path / "summary.json"):
+            msgspec.convert(measures, dict[str, ByHead])
     if summary is None and status["state"] == "finished":
         raise damaged(path / "summary.json", "the file is missing, but status.json has the state finished")
     return summary
@@ -118,7 +125,7 @@ def read_config(path: Path) -> dict[str, Any] | None:
     Raises:
         UserError: It is damaged.
     """
-    config = read_document(path / "config.yaml", formats.CONFIG, load_yaml)
+    config = read_document(path / "config.yaml", Config, load_yaml)
     return None if config is None else {"experiment" if key == "study" else key: value for key, value in config.items()}
 
 
@@ -128,7 +135,7 @@ def read_env(path: Path) -> dict[str, Any] | None:
     Raises:
         UserError: It is damaged.
     """
-    return read_document(path / "env.json", formats.ENV)
+    return read_document(path / "env.json", Environment)
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
@@ -203,14 +210,12 @@ def parse_row(path: Path, line: bytes, place: str = "a line") -> dict[str, Any]:
     """
     try:
         row = strict_loads(line.decode())
-        if type(row) is not dict:
-            raise ValueError(f"{row!r:.60} is not a row")
-        usual = (float, int, NoneType)  # `misfit` alone is too slow for all numbers of a log
-        rest = {
-            k: v for k, v in row.items() if type(v) not in usual or k in FIRST_KEYS or not -LARGEST < (v or 0) < LARGEST
-        }
-        if problem := misfit(rest, formats.ROW):
-            raise ValueError(problem)
+        msgspec.convert(row, Row)
+        usual = (float, int, NoneType)  # converting every number of a log would take longer than reading it
+        rest = {k: v for k, v in row.items() if type(v) not in usual or not -LARGEST < (v or 0) < LARGEST}
+        for name in ("batch_hash", "nonfinite"):
+            rest.pop(name, None)
+        msgspec.convert(rest, dict[str, ByHead])
     except UNREADABLE as error:
         raise damaged(path, f"{place}: {error}") from None
     return row
@@ -270,12 +275,14 @@ def read_text(path: Path, limit: int = DOCUMENT_BYTES) -> str | None:
         raise damaged(path, getattr(error, "strerror", None) or str(error)) from None
 
 
-def read_document(path: Path, form: Any, parse: Callable[[str], Any] = strict_loads) -> dict[str, Any] | None:
+def read_document(
+    path: Path, form: Any = dict[str, Any], parse: Callable[[str], Any] = strict_loads
+) -> dict[str, Any] | None:
     """The mapping in a file; None if there is no file.
 
     Args:
         path: The file.
-        form: Its required form, from `formats`.
+        form: Its required form: a type of `formats`.
         parse: Turns its text into plain data.
 
     Raises:
@@ -284,15 +291,22 @@ def read_document(path: Path, form: Any, parse: Callable[[str], Any] = strict_lo
     text = read_text(path)
     if text is None:
         return None
-    if not text.strip():
-        raise damaged(path, "the file is empty")
-    try:
+    with _named(path):
+        if not text.strip():
+            raise ValueError("the file is empty")
         value = parse(text)
-        if problem := misfit(value, form):
-            raise ValueError(problem)
+        check_plain(value)
+        msgspec.convert(value, form)
+    return value
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Say which file cannot be read."""
+    try:
+        yield
     except UNREADABLE as error:
         raise damaged(path, str(error)) from None
-    return value
 
 
 def damaged(path: Path, got: str) -> UserError:
