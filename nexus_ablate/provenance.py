@@ -1,15 +1,14 @@
 """Which code made a run: one hash per source file that computes, and the git commit of the checkout.
 
-Comments, docstrings, blank lines, spaces, line breaks inside brackets and trailing commas don't change a hash, and the
-Python version doesn't either. Anything else does.
+A hash is over the syntax tree without docstrings: comments and layout don't change it, and the Python version doesn't
+either. Anything else does.
 """
 
 from __future__ import annotations
 
+import ast
 import hashlib
-import keyword
 import os
-import re
 import subprocess
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -51,24 +50,6 @@ The option files in conf/ aren't hashed either: all their values are in the conf
 
 NOT_RECORDED = "source hashes not recorded"
 
-_TOKEN = re.compile(
-    r"""
-    (?:[bBfFrRuU]{1,2}(?=["']))?
-    (?: '''[^\\']*(?:(?:\\.|'(?!''))[^\\']*)*'''
-      | \"\"\"[^\\"]*(?:(?:\\.|"(?!""))[^\\"]*)*\"\"\"
-      | '[^\\'\n]*(?:\\.[^\\'\n]*)*'
-      | "[^\\"\n]*(?:\\.[^\\"\n]*)*" )
-    | \#[^\n]*
-    | \\\n
-    | \n[^\S\n]*
-    | \d[\w.]*(?:(?<=[eE])[+-]\d\w*)?
-    | \w+
-    | [^\s\w]
-    """,
-    re.VERBOSE | re.DOTALL,
-)
-"""Strings, comments, line continuations, line ends with the next indentation, numbers, names, single operator signs."""
-
 
 @cache
 def source_hashes() -> dict[str, str]:
@@ -91,53 +72,28 @@ def computes(name: str) -> bool:
 
 def text_hash(python: str) -> str:
     """The hash of a Python source without what can't change its results (16 hex digits)."""
-    return hashlib.sha256(_tokens(python).encode()).hexdigest()[:16]
+    return hashlib.sha256(repr(_meaning(ast.parse(python))).encode("utf-8", "backslashreplace")).hexdigest()[:16]
 
 
-def _tokens(python: str) -> str:
-    """The tokens of a Python source, one statement per line, without comments, docstrings and trailing commas."""
-    lines: list[str] = []
-    statement: list[str] = []
-    indents, indent = [0], 0
-    brackets: list[list[int]] = []  # per open bracket: whether it means the same with one more comma, and its commas
-    for token in _TOKEN.findall(python + "\n"):
-        first = token[0]
-        if first not in "\n#\\([{,)]}":  # most of them
-            statement.append(token)
-            continue
-        if first == "\n":
-            if not brackets:
-                if statement and not _is_docstring(statement):
-                    while indents[-1] > indent:
-                        indents.pop()
-                    if indents[-1] < indent:
-                        indents.append(indent)
-                    lines.append("\0".join((str(len(indents)), *statement)))
-                statement, indent = [], len(token) - 1
-            continue
-        if first == "#" or token == "\\\n":
-            continue
-        if first in "([{":
-            follows_value = bool(statement) and _ends_value(statement[-1])
-            brackets.append([first == "{" or follows_value == (first == "("), 0])
-        elif first == "," and brackets:
-            brackets[-1][1] += 1
-        elif first in ")]}" and brackets:
-            neutral, commas = brackets.pop()
-            if statement[-1] == "," and (neutral or commas > 1):
-                statement.pop()
-        statement.append(token)
-    return "\n".join(lines)
+def _meaning(node: Any) -> Any:
+    """A syntax tree as nested lists, without positions, docstrings and what only some Python versions have."""
+    if isinstance(node, list):
+        return [_meaning(item) for item in node if not _is_docstring(item)]
+    if not isinstance(node, ast.AST):
+        return node
+    if isinstance(node, ast.JoinedStr):  # Python 3.12 adds empty strings
+        node.values = [value for value in node.values if not isinstance(value, ast.Constant) or value.value]
+    parts: list[Any] = [type(node).__name__]
+    for name, value in ast.iter_fields(node):
+        meaning = _meaning(value)
+        if name not in ("ctx", "kind", "type_comment") and meaning is not None and meaning != []:
+            parts.append((name, meaning))
+    return parts
 
 
-def _is_docstring(statement: list[str]) -> bool:
-    """Whether a statement is nothing but strings. An f-string may call something."""
-    return all(token[-1] in "\"'" and "f" not in re.split("[\"']", token, maxsplit=1)[0].lower() for token in statement)
-
-
-def _ends_value(token: str) -> bool:
-    """Whether a bracket after this token is a call or an index, and not a tuple or a list."""
-    return token in ")]}" or (token.isidentifier() and not keyword.iskeyword(token) and token not in ("case", "match"))
+def _is_docstring(node: Any) -> bool:
+    """Whether a statement is nothing but a string. An f-string may call something."""
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
 # ----------------------------------------------------------------------------------------- code of two runs compared

@@ -60,7 +60,6 @@ def _list() -> int:
 
     from nexus_ablate.console import open_console
     from nexus_ablate.planning.ledger import claims, entries, older_code
-    from nexus_ablate.provenance import differ
     from nexus_ablate.report.ledger_page import outcome_of
 
     published, console = entries(), open_console()
@@ -70,8 +69,8 @@ def _list() -> int:
     for name, definition in claims().items():
         entry = published.get(name)
         shown = outcome_of(entry) if entry else f"not trained yet\n{definition.cost.removesuffix(' on two CPU cores')}"
-        if entry and (files := older_code(entry)):
-            shown += f"\nolder code: {differ(files)}"
+        if entry and (commit := older_code(entry)):
+            shown += f"\nolder code: commit {commit}"
         table.add_row(name, definition.tier, escape(shown), escape(definition.claim))
     console.print(table)
     return errors.OK

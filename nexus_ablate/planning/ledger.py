@@ -1,8 +1,8 @@
 """The claims ledger: the outcome of each claim in this project's own runs, one JSON file per study in conf/claims.
 
-An entry has the outcome, the table of each stratum, the endpoints of each run, and what made them: hashes of the source
-and of the validation text, versions, machine. It has no logs. `nexus-ablate claims` lists the entries and marks those
-whose source has changed since.
+An entry has the outcome, the table of each stratum, the endpoints of each run, and what made them: the commit, hashes
+of the source and of the validation text, versions, machine. It has no logs. `nexus-ablate claims` lists the entries and
+marks those whose source has changed since.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from nexus_ablate.comparison.arms import Arm
@@ -27,32 +28,41 @@ from nexus_ablate.comparison.verdict import FAILS, NOT_COMPARABLE
 from nexus_ablate.config.options import conf_dir
 from nexus_ablate.errors import ConfigError, printable
 from nexus_ablate.masking import mask
-from nexus_ablate.plain_data import misfit, strict_loads
+from nexus_ablate.plain_data import UNREADABLE, strict_loads
 from nexus_ablate.planning.record import departures
-from nexus_ablate.provenance import differ, differing_files, source_hashes
+from nexus_ablate.provenance import source_hash
 from nexus_ablate.study.definition import Request, shipped_studies, shipped_study, strata_of
 from nexus_ablate.study.schema import Study
 
-_TABLE = {
-    "rows!": [{str: (str, float, None)}],
-    "endpoints!": [str],
-    "margins!": {str: float},
-    "runs!": {str: {str: {str: (float, None)}}},
-    "rates": {str: float},
-}
-ENTRY = {
-    **dict.fromkeys(("study!", "claim!", "stated!", "outcome!", "regime!", "command!"), str),
-    "source!": {str: str},
-    "runs!": int,
-    "hours!": float,
-    "made!": {str: (str, int, None)},
-    "expectations!": [{str: (str, int, None)}],
-    "requirements!": [str],
-    "warnings!": [str],
-    "amendments!": [str],
-    "strata!": {str: _TABLE},
-}
-"""The form of an entry, in the notation of `plain_data.misfit`."""
+
+class Table(msgspec.Struct):
+    """A stratum of an entry; see `_table`."""
+
+    rows: list[dict[str, str | float | None]]
+    endpoints: list[str]
+    margins: dict[str, float]
+    runs: dict[str, dict[str, dict[str, float | None]]]
+    rates: dict[str, float] = {}
+
+
+class Entry(msgspec.Struct):
+    """The form of an entry."""
+
+    study: str
+    claim: str
+    stated: str
+    outcome: str
+    regime: str
+    command: str
+    source: str
+    runs: int
+    hours: float
+    made: dict[str, str | int | None]
+    expectations: list[dict[str, str | int | None]]
+    requirements: list[str]
+    warnings: list[str]
+    amendments: list[str]
+    strata: dict[str, Table]
 
 
 NO_RESULT = "no result"
@@ -115,15 +125,18 @@ def read_entry(path: Path) -> dict[str, Any]:
     Raises:
         ConfigError: It is damaged.
     """
-    entry = strict_loads(path.read_text(encoding="utf-8"))
-    if problem := misfit(entry, ENTRY):
-        raise ConfigError(f"{path.name} is no entry of the ledger", problem, "git checkout conf/claims")
+    try:
+        entry = strict_loads(path.read_text(encoding="utf-8"))
+        msgspec.convert(entry, Entry)
+    except UNREADABLE as error:
+        raise ConfigError(f"{path.name} is no entry of the ledger", str(error), "git checkout conf/claims") from None
     return entry
 
 
-def older_code(entry: dict[str, Any]) -> list[str]:
-    """The files that compute and have changed since the entry was trained."""
-    return differing_files(entry["source"], source_hashes())
+def older_code(entry: dict[str, Any]) -> str:
+    """The commit that trained the entry, if code that computes has changed since; '' if not."""
+    commit = entry["made"].get("commit")
+    return "" if entry["source"] == source_hash() else str(commit or "unknown")[:12]
 
 
 def entry_of(findings: Findings) -> dict[str, Any]:
@@ -188,7 +201,7 @@ def entry_of(findings: Findings) -> dict[str, Any]:
             "when": max(run.begun for run in runs)[:10],
             "validation_text": summary.get("eval_hash"),
         },
-        "source": dict(source or {}),
+        "source": source_hash(source),
         "strata": {stratum: _table(table) for stratum, table in zip(findings.strata, tables, strict=True)},
     }
 
@@ -280,8 +293,8 @@ def other_circumstances(entry: dict[str, Any], findings: Findings) -> list[str]:
         lines.append(f"another setting: {regime}; published: {entry['regime']}")
     if summary.get("eval_hash") != made["validation_text"]:
         lines.append("another validation text")
-    if files := differing_files(entry["source"], run.code):
-        lines.append(f"other code: {differ(files)}")
+    if entry["source"] != source_hash(run.code):
+        lines.append(f"other code: commit {run.env.get('git_commit')}; published: {made.get('commit')}")
     torch = (run.env.get("packages") or {}).get("torch")
     if torch != made["torch"]:
         lines.append(f"another torch: {torch}; published: {made['torch']}")
