@@ -35,7 +35,7 @@ from nexus_ablate.study.definition import Request, shipped_studies, shipped_stud
 from nexus_ablate.study.schema import Study
 
 
-class Table(msgspec.Struct):
+class LedgerTable(msgspec.Struct):
     """A stratum of an entry; see `_table`."""
 
     rows: list[dict[str, str | float | None]]
@@ -45,7 +45,7 @@ class Table(msgspec.Struct):
     rates: dict[str, float] = {}
 
 
-class Entry(msgspec.Struct):
+class LedgerEntry(msgspec.Struct):
     """The form of an entry."""
 
     study: str
@@ -62,7 +62,7 @@ class Entry(msgspec.Struct):
     requirements: list[str]
     warnings: list[str]
     amendments: list[str]
-    strata: dict[str, Table]
+    strata: dict[str, LedgerTable]
 
 
 NO_RESULT = "no result"
@@ -127,7 +127,7 @@ def read_entry(path: Path) -> dict[str, Any]:
     """
     try:
         entry = strict_loads(path.read_text(encoding="utf-8"))
-        msgspec.convert(entry, Entry)
+        msgspec.convert(entry, LedgerEntry)
     except UNREADABLE as error:
         raise ConfigError(f"{path.name} is no entry of the ledger", str(error), "git checkout conf/claims") from None
     return entry

@@ -26,7 +26,7 @@ ByHead = Measured | Annotated[list[Measured], Meta(min_length=1)]
 """A number, or a number for each head."""
 
 
-class Status(Struct):
+class StatusRecord(Struct):
     """status.json."""
 
     state: Literal["created", "running", "preempted", "finished", "diverged", "failed"]
@@ -46,42 +46,42 @@ class ModelSize(Struct):
     d_model: Count = 0
 
 
-class Rate(Struct):
+class LearningRate(Struct):
     """`optim` in config.yaml."""
 
     lr: Positive | None = None
 
 
-class Named(Struct):
+class NamedChoice(Struct):
     """A choice in config.yaml."""
 
     name: str = ""
 
 
-class Resolved(Struct):
+class ResolvedConfig(Struct):
     """`resolved` in config.yaml."""
 
     steps: Count | None = None
     notes: list[str] = []
 
 
-class Config(Struct):
+class ConfigRecord(Struct):
     """config.yaml."""
 
     seed: Count = 0
     model: ModelSize | None = None
-    optim: Rate | None = None
-    tracker: Named | None = None
-    resolved: Resolved | None = None
+    optim: LearningRate | None = None
+    tracker: NamedChoice | None = None
+    resolved: ResolvedConfig | None = None
 
 
-class Plugin(Struct):
+class PluginSource(Struct):
     """A plugin in env.json."""
 
     sha256: str = ""
 
 
-class Environment(Struct):
+class EnvironmentRecord(Struct):
     """env.json: what a run ran in."""
 
     git_commit: str | None = None
@@ -89,18 +89,18 @@ class Environment(Struct):
     config_hash: str | None = None
     packages: dict[str, str | None] = {}
     source: dict[str, str] | None = None
-    plugins: dict[str, Plugin] | None = None
+    plugins: dict[str, PluginSource] | None = None
     earlier: list[dict[str, Any]] = []
 
 
-class Onset(Struct):
+class OnsetRecord(Struct):
     """Where a capability appeared."""
 
     step: Count
     tokens: Count = 0
 
 
-class Extrapolation(Struct):
+class ExtrapolationFigures(Struct):
     """Losses by length, of windows that overlap or not."""
 
     non_overlapping: dict[str, Measured] = {}
@@ -108,7 +108,7 @@ class Extrapolation(Struct):
     not_defined: dict[str, str] | str = ""
 
 
-class Streaming(Struct):
+class StreamingFigures(Struct):
     """Losses of a stream with and without its first tokens."""
 
     kept_tokens: int = 0
@@ -117,21 +117,21 @@ class Streaming(Struct):
     difference: Measured = None
 
 
-class Scheme(Struct):
+class SchemeFigures(Struct):
     """A quantization scheme."""
 
     gap: Measured
 
 
-class Quantization(Struct):
+class QuantizationFigures(Struct):
     """Losses of the quantized model."""
 
     loss: Measured = None
-    schemes: dict[str, Scheme] = {}
+    schemes: dict[str, SchemeFigures] = {}
     worst_block: int = 0
 
 
-class Summary(Struct):
+class SummaryRecord(Struct):
     """summary.json without its measures, whose names have a `/`."""
 
     val_loss: Measured = None
@@ -156,14 +156,14 @@ class Summary(Struct):
     eval_hash: str | None = None
     arm_hash: str | None = None
     unigram_bpb: Positive | None = None
-    onsets: dict[str, Onset] = {}
-    extrapolation: Extrapolation | None = None
-    streaming: Streaming | None = None
-    quantization: Quantization | None = None
+    onsets: dict[str, OnsetRecord] = {}
+    extrapolation: ExtrapolationFigures | None = None
+    streaming: StreamingFigures | None = None
+    quantization: QuantizationFigures | None = None
     intervention: dict[str, dict[str, Measured] | float | bool | str] = {}
 
 
-class Row(Struct):
+class RowRecord(Struct):
     """A row of metrics.jsonl or probes.jsonl without its measures."""
 
     step: Count
@@ -174,14 +174,14 @@ class Row(Struct):
     nonfinite: list[str] = []
 
 
-class Initial(Struct):
+class InitialValues(Struct):
     """One parameter in init.json: the hash of the normal numbers behind its first values."""
 
     z: str
     shape: list[Count]
 
 
-class Place(Struct):
+class WandbRun(Struct):
     """Where a run was sent in W&B."""
 
     id: str
@@ -189,7 +189,7 @@ class Place(Struct):
     entity: str | None = None
 
 
-class Submission(Struct):
+class SubmissionRecord(Struct):
     """Jobs that were submitted to a cluster, by run."""
 
     jobs: dict[str, str]
@@ -201,7 +201,7 @@ class JobAnswer(Struct):
     reason: str = ""
 
 
-INIT = dict[str, Initial | str]
-PLACE = Place
-SUBMISSION = Submission
+INIT = dict[str, InitialValues | str]
+PLACE = WandbRun
+SUBMISSION = SubmissionRecord
 JOB_ANSWER = JobAnswer

@@ -17,7 +17,7 @@ import msgspec
 from nexus_ablate.errors import RESTORE, UserError
 from nexus_ablate.plain_data import LARGEST, UNREADABLE, check_plain, load_yaml, strict_loads
 from nexus_ablate.runs.files import open_regular, read_regular
-from nexus_ablate.runs.formats import ByHead, Config, Environment, Row, Status, Summary
+from nexus_ablate.runs.formats import ByHead, ConfigRecord, EnvironmentRecord, RowRecord, StatusRecord, SummaryRecord
 from nexus_ablate.runs.ownership import effective_state
 
 LOGS = ("metrics.jsonl", "probes.jsonl")
@@ -97,7 +97,7 @@ def read_status(path: Path) -> dict[str, Any]:
     Raises:
         UserError: It is missing or damaged.
     """
-    status = read_document(path / "status.json", Status)
+    status = read_document(path / "status.json", StatusRecord)
     if status is None:
         raise UserError(f"{path} is not a run", "no status.json", f"nexus-ablate status {shlex.quote(str(path))}")
     return status
@@ -109,7 +109,7 @@ def read_summary(path: Path, status: dict[str, Any]) -> dict[str, Any] | None:
     Raises:
         UserError: It is damaged, or missing although the run has finished.
     """
-    summary = read_document(path / "summary.json", Summary)
+    summary = read_document(path / "summary.json", SummaryRecord)
     if summary:
         measures = {name: value for name, value in summary.items() if "/" in name}
         with _named(path / "summary.json"):
@@ -125,7 +125,7 @@ def read_config(path: Path) -> dict[str, Any] | None:
     Raises:
         UserError: It is damaged.
     """
-    config = read_document(path / "config.yaml", Config, load_yaml)
+    config = read_document(path / "config.yaml", ConfigRecord, load_yaml)
     return None if config is None else {"experiment" if key == "study" else key: value for key, value in config.items()}
 
 
@@ -135,7 +135,7 @@ def read_env(path: Path) -> dict[str, Any] | None:
     Raises:
         UserError: It is damaged.
     """
-    return read_document(path / "env.json", Environment)
+    return read_document(path / "env.json", EnvironmentRecord)
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
@@ -210,7 +210,7 @@ def parse_row(path: Path, line: bytes, place: str = "a line") -> dict[str, Any]:
     """
     try:
         row = strict_loads(line.decode())
-        msgspec.convert(row, Row)
+        msgspec.convert(row, RowRecord)
         usual = (float, int, NoneType)  # converting every number of a log would take longer than reading it
         rest = {k: v for k, v in row.items() if type(v) not in usual or not -LARGEST < (v or 0) < LARGEST}
         for name in ("batch_hash", "nonfinite"):
