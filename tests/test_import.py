@@ -236,3 +236,132 @@ def test_a_comparison_of_an_imported_model_gives_no_verdict():
     rows = compare(Path("runs/imported"), baseline=arms[0], allow=["tokens", "params", "flops", "schedule"]).rows
     (verdict,) = [row.verdict for row in rows if row.verdict is not None]
     assert verdict.word in (*UNDECIDED, NOT_COMPARABLE), verdict
+
+
+# ------------------------------------------------------------------------------------------------------------- weights
+
+
+def loss() -> float:
+    (path,) = find_runs([Path("runs/imported")])
+    return read_run(path).summary["val_loss"]
+
+
+def sharded(folder: Path, stale: bool) -> None:
+    """Two files with an index; `stale`: the second also has an old copy of a tensor that the index has in the first."""
+    state = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    names = sorted(state)
+    files = {"a.safetensors": names[:12], "b.safetensors": names[12:]}
+    index = {name: file for file, there in files.items() for name in there}
+    for file, there in files.items():
+        kept = {name: state[name] for name in there}
+        if stale and file == "b.safetensors":
+            kept[names[0]] = 3 * torch.randn_like(state[names[0]])
+        save_file(kept, folder / file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
+
+
+def test_the_index_says_which_file_a_tensor_is_read_from(copied):
+    import shutil
+
+    imported()
+    expected = loss()
+    for stale in (False, True):
+        shutil.rmtree("runs")
+        shutil.copytree(copied, Path("whole"), dirs_exist_ok=True)
+        sharded(Path("whole"), stale)
+        assert main(["import", "whole", *QUICK]) == 0
+        assert loss() == expected
+        shutil.rmtree("whole")
+
+
+def test_a_safetensors_file_is_read_whatever_its_first_byte_is(tmp_path):
+    from nexus_ablate.pretrained.weights import read_tensors
+
+    first = set()
+    for n in range(256):
+        path = tmp_path / f"{n}.safetensors"
+        save_file({"w": torch.zeros(2)}, path, {"note": "x" * (8 * n)})
+        first.add(path.read_bytes()[0])
+        assert read_tensors({path: None}).keys() == {"w"}
+    assert 0x80 in first  # the byte that a pickle begins with
+
+
+def changed_weights(change):
+    def damage(folder: Path) -> None:
+        state = load_file(folder / "model.safetensors")
+        save_file({name: change(name, tensor) for name, tensor in state.items()}, folder / "model.safetensors")
+
+    return damage
+
+
+DAMAGES = {
+    "a NaN": (lambda name, w: w * float("nan") if name == "model.norm.weight" else w, "model.norm.weight has NaN"),
+    "an infinity": (lambda name, w: w / 0 if "layers.2.mlp.up" in name else w, "has NaN or infinite values"),
+    "whole numbers": (lambda name, w: (100 * w).to(torch.int8), "is int8"),
+    "one matrix of whole numbers": (lambda name, w: (9 * w).to(torch.int32) if "k_proj" in name else w, "is int32"),
+    "eight-bit floats": (lambda name, w: w.to(torch.float8_e4m3fn) if "q_proj" in name else w, "is float8_e4m3fn"),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGES)
+def test_weights_that_are_not_finite_or_lack_their_scales_are_refused(case, copied, capsys):
+    change, reason = DAMAGES[case]
+    changed_weights(change)(copied)
+    assert reason in refusal(capsys, "import", "model", *QUICK)
+
+
+@pytest.mark.parametrize("type_", [torch.bfloat16, torch.float16, torch.float64])
+def test_weights_of_any_float_are_read(type_, copied):
+    changed_weights(lambda name, w: w.to(type_))(copied)
+    assert imported()
+
+
+def test_the_figures_of_the_proof_are_printed_and_recorded(copied, capsys):
+    path = imported()
+    printed = capsys.readouterr().out
+    saved_figures = json.loads((path / "env.json").read_text())["imported"]
+    assert "a small model's logits differ" in printed and "logits over 24 tokens differ" in printed
+    assert saved_figures["structure"]["difference"] < 1e-9 == saved_figures["structure"]["allowed"]
+    assert 0 < saved_figures["weights"]["difference"] < saved_figures["weights"]["allowed"] < 1e-3
+
+
+def test_weights_that_give_other_logits_than_the_library_are_refused_with_the_block(copied, capsys, monkeypatch):
+    from nexus_ablate.pretrained.names import Tensors
+
+    whole = Tensors.tensor
+
+    def off(self, name, shape):
+        tensor = whole(self, name, shape)
+        return tensor * 1.01 if name == "blocks.2.ffn.up.weight" and tensor.dtype == torch.float32 else tensor
+
+    monkeypatch.setattr(Tensors, "tensor", off)
+    said = refusal(capsys, "import", "model", *QUICK)
+    assert "the weights do not give the logits of transformers" in said and "first in block 2" in said
+
+
+def test_a_structure_that_differs_is_refused_with_the_figure_and_the_block(copied, capsys):
+    saved("gpt2")
+    config = json.loads(Path("model/config.json").read_text())
+    Path("model/config.json").write_text(json.dumps(config | {"scale_attn_by_inverse_layer_idx": True}))
+    capsys.readouterr()
+    said = refusal(capsys, "import", "model", *QUICK)
+    assert "first in block 1" in said and "1e-09 are allowed" in said
+
+
+def test_a_key_without_effect_is_accepted_whatever_its_name(copied):
+    config = json.loads((copied / "config.json").read_text())
+    (copied / "config.json").write_text(json.dumps(config | {"attention_bananas": 3, "use_cache": False}))
+    assert imported()
+
+
+def test_a_model_that_does_not_fit_in_memory_is_refused(copied, capsys, monkeypatch):
+    from nexus_ablate.pretrained import proof
+
+    monkeypatch.setattr(proof, "memory_of", lambda config: 2**60)
+    assert "does not fit in this machine's memory" in refusal(capsys, "import", "model", *QUICK)
+
+
+def test_a_change_of_the_architecture_is_refused_at_the_import(copied, capsys):
+    said = refusal(capsys, "import", "model", *QUICK, "position.theta=7")
+    assert "another architecture" in said and "position=" in said

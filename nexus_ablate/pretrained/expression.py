@@ -290,6 +290,7 @@ def scaling(config: Any, rope: Mapping[str, Any], whole: Mapping[str, Any]) -> d
     original = whole.get("original_max_position_embeddings") or config.max_position_embeddings
     plain = rope["rope_type"] == "default"
     factor = whole.get("alpha") or whole.get("factor") or config.max_position_embeddings / original
+    length = yarn_length(whole, factor)
     return {
         "factor": 1.0 if plain else float(factor),
         "method": "ntk" if "alpha" in whole else "linear",
@@ -299,18 +300,18 @@ def scaling(config: Any, rope: Mapping[str, Any], whole: Mapping[str, Any]) -> d
         "beta_slow": whole.get("beta_slow") or 1.0,
         "truncate": whole.get("truncate", True),
         "original_context": int(original),
-        "attention_factor": 1.0 if plain else yarn_length(whole, factor),
+        "attention_factor": "auto" if math.isclose(length, yarn_length({}, factor)) else length,
     }
 
 
-def yarn_length(rope: Mapping[str, Any], factor: float) -> float | str:
-    """YaRN's factor on rotated q and k, or `auto` if it is the paper's."""
+def yarn_length(rope: Mapping[str, Any], factor: float) -> float:
+    """YaRN's factor on rotated q and k; without keys of its own, the paper's."""
     if rope.get("attention_factor"):
         return float(rope["attention_factor"])
+    log = 0.1 * math.log(max(1.0, factor))
     if rope.get("mscale") and rope.get("mscale_all_dim"):
-        log = 0.1 * math.log(max(1.0, factor))
         return (log * rope["mscale"] + 1) / (log * rope["mscale_all_dim"] + 1)
-    return "auto"
+    return log + 1
 
 
 def overrides_of(settings: Settings, preset: str) -> list[str]:

@@ -112,7 +112,7 @@ def built(config: Any, kernel: str = "eager", **settings: Any) -> nn.Module:
     with quiet() as transformers:
         try:
             model = transformers.AutoModelForCausalLM.from_config(
-                copy.deepcopy(config), attn_implementation=kernel, **settings
+                copy.deepcopy(config), attn_implementation=kernel, experts_implementation="eager", **settings
             )
         except Exception as error:  # whatever the library's own checks raise
             got = f"{config.model_type}: {type(error).__name__}: {error}".replace("\n", " ")[:300]

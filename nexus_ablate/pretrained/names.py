@@ -183,12 +183,12 @@ class Tensors:
         """Whether a parameter, in the last block if it is in any, has a published tensor."""
         return bool(self.find(name.format(self.last)))
 
-    def scores(self, layer: int) -> list[str]:
-        """The published tensors whose common factor is a factor on a block's scores, to the power of their number."""
+    def scores(self, layer: int) -> tuple[list[str], float]:
+        """The published tensors that scale a block's scores, and the power of a factor on scores that they need."""
         sides = [f"blocks.{layer}.attn.{{}}{side}" for side in ("query", "key")]
         norms = [name for side in sides for name in self.find(side.format("qk_norm.") + ".gain")]
-        query, key = (self.find(side.format("") + ".weight")[0] for side in sides)
-        return norms or ([query] if query != key else [query] * 2)
+        query, key = (self.find(side.format("") + ".weight") for side in sides)
+        return (norms, 0.5) if norms else (query, 0.5 if query == key else 1.0)
 
     def tensor(self, name: str, shape: Shape) -> Tensor | None:
         """The published tensor of a parameter, split and transposed; None if there is none."""

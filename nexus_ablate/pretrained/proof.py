@@ -29,8 +29,8 @@ STRUCTURE = 1e-9
 """Largest difference of a logit of the shrunk model, relative to the largest logit."""
 MARGIN = 10.0
 """Largest difference of a checkpoint's logit, in differences between two kernels of the library or in roundings."""
-SCORES = 3.0
-"""The standard deviation of the shrunk model's attention scores."""
+SCORES, ROUNDS = 3.0, 4
+"""The standard deviation of the shrunk model's attention scores, and how often it is corrected."""
 KERNELS = ("eager", "sdpa")
 """The library's kernels. The second is asked where the first differs: Falcon's eager one adds ALiBi twice."""
 LONGEST, CHUNK = 1024, 2**26
@@ -138,15 +138,15 @@ def sharpen(library: nn.Module, expression: Expression, model: GPT, tokens: Tens
         return core.mixed(core.weights(q, k, bias), v)
 
     weights = library.state_dict()
-    for _ in range(2):
+    for _ in range(ROUNDS):
         model.load_state_dict(expression.state(model))
         deviations.clear()
         with substituted(model, attend):
             model(tokens)
         for layer, deviation in enumerate(deviations):
-            names = expression.source.scores(layer)
+            names, power = expression.source.scores(layer)
             for name in names:
-                weights[name] *= (SCORES / deviation) ** (1 / len(names))
+                weights[name] *= (SCORES / deviation) ** power
     model.load_state_dict(expression.state(model))
 
 
