@@ -15,12 +15,13 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
+import msgspec
 import numpy as np
 
 from nexus_ablate.comparison.endpoint import Endpoint
-from nexus_ablate.comparison.judge import judge_losses
-from nexus_ablate.comparison.load import Plan
+from nexus_ablate.comparison.judging import judge_losses
 from nexus_ablate.comparison.statistics import Array
+from nexus_ablate.comparison.terms import NO_STUDY, Terms
 from nexus_ablate.comparison.verdict import BETTER, EQUIVALENT, WORSE
 
 CLAIMS = (BETTER, WORSE)
@@ -55,7 +56,7 @@ class Case:
     shared: float = 0.0
     shift: dict[int, float] = field(default_factory=dict)
     outlier: float = 0.0
-    plan: Plan = field(default_factory=lambda: Plan("", endpoint=Endpoint(delta_min=MARGIN)))
+    terms: Terms = field(default_factory=lambda: Terms(endpoint=Endpoint(delta_min=MARGIN)))
 
     @property
     def must_be(self) -> str:
@@ -83,14 +84,10 @@ def everywhere(shift: float, arms: int) -> dict[int, float]:
 
 
 ALL = range(1, 9)
-LOOKS = Plan(
-    "",
-    endpoint=Endpoint(delta_min=MARGIN),
-    seeds=tuple(range(20)),
-    looks=(5, 8, 12, 20),
-    look_weights=(0.15, 0.20, 0.25, 0.40),
-)
-EVERY_LOOK = replace(LOOKS, looks=tuple(range(5, 21)), look_weights=(1.0,) * 16)
+LOOK_SEEDS = dict(seeds=list(range(20)), looks=[5, 8, 12, 20], look_weights=[0.15, 0.20, 0.25, 0.40])
+LOOKS = Terms(msgspec.structs.replace(NO_STUDY, **LOOK_SEEDS), endpoint=Endpoint(delta_min=MARGIN))
+EVERY_SEED = dict(looks=list(range(5, 21)), look_weights=[1 / 16] * 16)
+EVERY_LOOK = replace(LOOKS, study=msgspec.structs.replace(LOOKS.study, **EVERY_SEED), share=16)
 """What adding seeds until it is decided amounts to: each look at the whole 5%."""
 
 
@@ -122,25 +119,25 @@ def cases() -> list[Case]:
         Case("2 SD of a quiet arm found, 2 of 8 5x", 8, 8, "34%", 0.85, share_worse(3), True, {1: 5, 2: 5}, 0, {3: 2}),
         Case("wrong sign at 2 SD", 8, 5, "0%", 0.005, lambda w: BETTER in w, shift=everywhere(2, 8)),
         Case("EQUIVALENT, truth +2 SD, a baseline seed at +8 SD, automatic margin", 3, 5, "68%", 0.05, any_equivalent,
-             shift=everywhere(2, 3), outlier=8, plan=Plan("")),
+             shift=everywhere(2, 3), outlier=8, terms=Terms()),
         Case("EQUIVALENT at the border (2 SD), any of 8", 8, 5, "18-21%", 0.05, any_equivalent,
-             shift=everywhere(2, 8), plan=Plan("", endpoint=Endpoint(delta_min=2.0))),
+             shift=everywhere(2, 8), terms=Terms(endpoint=Endpoint(delta_min=2.0))),
         Case("EQUIVALENT at the border (2 SD), any of 8", 8, 20, "18-21%", 0.05, any_equivalent,
-             shift=everywhere(2, 8), plan=Plan("", endpoint=Endpoint(delta_min=2.0))),
+             shift=everywhere(2, 8), terms=Terms(endpoint=Endpoint(delta_min=2.0))),
         Case("any false word: null, margin 1 SD (EQUIVALENT is true)", 8, 5, "", 0.055, any_claim,
-             plan=Plan("", endpoint=Endpoint(delta_min=1.0))),
-        Case("looks at 5, 8, 12, 20 seeds", 1, 20, "18.7%", 0.05, any_claim, plan=LOOKS),
-        Case("looks at 5, 8, 12, 20 seeds", 4, 20, "", 0.055, any_claim, plan=LOOKS),
-        Case("looks, baseline 3x as noisy", 4, 20, "", 0.06, any_claim, noise={0: 3}, plan=LOOKS),
-        Case("2 SD found by looks", 1, 20, "", 0.99, share_worse(1), True, shift={1: 2}, plan=LOOKS),
-        Case("1 SD found by looks", 1, 20, "", 0.50, share_worse(1), True, shift={1: 1}, plan=LOOKS),
+             terms=Terms(endpoint=Endpoint(delta_min=1.0))),
+        Case("looks at 5, 8, 12, 20 seeds", 1, 20, "18.7%", 0.05, any_claim, terms=LOOKS),
+        Case("looks at 5, 8, 12, 20 seeds", 4, 20, "", 0.055, any_claim, terms=LOOKS),
+        Case("looks, baseline 3x as noisy", 4, 20, "", 0.06, any_claim, noise={0: 3}, terms=LOOKS),
+        Case("2 SD found by looks", 1, 20, "", 0.99, share_worse(1), True, shift={1: 2}, terms=LOOKS),
+        Case("1 SD found by looks", 1, 20, "", 0.50, share_worse(1), True, shift={1: 1}, terms=LOOKS),
     ]  # fmt: skip
     return rows
 
 
 def control() -> Case:
     """What looks protect from: the same seeds, each look at the whole 5%."""
-    return Case("seeds added until it is decided (not offered)", 1, 20, "18.7%", 0.05, any_claim, plan=EVERY_LOOK)
+    return Case("seeds added until it is decided (not offered)", 1, 20, "18.7%", 0.05, any_claim, terms=EVERY_LOOK)
 
 
 def tables(case: Case, count: int, seed: int) -> Iterator[Array]:
@@ -163,7 +160,7 @@ def simulate(case: Case, count: int, seed: int = 0) -> tuple[float, float]:
     """The share of tables that count, and the mean number of seeds that the arms used."""
     total, used = 0.0, 0.0
     for losses in tables(case, count, seed):
-        judged = judge_losses(losses, case.plan).arms[1:]
+        judged = judge_losses(losses, case.terms).results[1:]
         total += case.share([one.verdict.word for one in judged if one.verdict is not None])
         used += float(np.mean([len(one.seeds) for one in judged]))
     return total / count, used / count
@@ -189,10 +186,10 @@ def main() -> None:
         print("|---|---:|---:|---:|---:|---:|")
     for case in (*cases(), control()):
         figure, used = simulate(case, arguments.tables)
-        good = case.holds(figure) or case.plan is EVERY_LOOK
+        good = case.holds(figure) or case.terms is EVERY_LOOK
         missed += not good
-        seeds = f"{used:.1f}" if case.plan.looks else str(case.seeds)
-        must = case.must_be if case.plan is not EVERY_LOOK else "control"
+        seeds = f"{used:.1f}" if case.terms.study.looks else str(case.seeds)
+        must = case.must_be if case.terms is not EVERY_LOOK else "control"
         line((case.name, str(case.arms), seeds, case.before, f"{figure:.1%}", must, "" if good else "MISSED"))
     if not arguments.markdown:
         print(

@@ -14,8 +14,8 @@ from written_runs import Writer
 
 from nexus_ablate.cli import main
 from nexus_ablate.comparison import statistics
-from nexus_ablate.comparison.judge import judge_losses
-from nexus_ablate.comparison.load import Plan
+from nexus_ablate.comparison.judging import judge_losses
+from nexus_ablate.comparison.terms import Terms
 
 QUIET = (0.004, -0.003, 0.001, -0.005, 0.003, 0.002, -0.001, 0.0045, -0.0035, 0.0005)
 LOOKS = {"looks": [5, 10], "look_weights": [0.15, 0.85], "seeds": list(range(10))}
@@ -134,9 +134,9 @@ def test_the_noise_of_an_arm_that_is_not_comparable_is_not_that_of_two_others(st
 def any_pair(rng, arms=7, seeds=5):
     """Whether a table without effects shows a difference against any of its rows."""
     losses = rng.normal(size=(arms, seeds)) + rng.normal(size=seeds)
-    plan = Plan("", family=arms * (arms - 1) // 2)
+    plan = Terms(family=arms * (arms - 1) // 2)
     tables = (losses[[first, *(i for i in range(arms) if i != first)]] for first in range(arms))
-    return any(arm.effect and arm.effect.excludes_zero for table in tables for arm in judge_losses(table, plan).arms)
+    return any(arm.effect and arm.effect.excludes_zero for table in tables for arm in judge_losses(table, plan).results)
 
 
 @pytest.mark.slow

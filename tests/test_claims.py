@@ -17,10 +17,10 @@ from nexus_ablate.cli import main
 from nexus_ablate.comparison.claim import CONTRADICTED, NOT_SHOWN, NOT_TESTABLE, SUPPORTED
 from nexus_ablate.comparison.endpoint import Endpoint
 from nexus_ablate.comparison.findings import findings
-from nexus_ablate.comparison.judge import judge_losses
-from nexus_ablate.comparison.load import Plan
+from nexus_ablate.comparison.judging import judge_losses
 from nexus_ablate.comparison.result import compare
 from nexus_ablate.comparison.statistics import max_t_quantile
+from nexus_ablate.comparison.terms import Terms
 from nexus_ablate.comparison.verdict import BETTER, DIFFERENT, EQUIVALENT, HIGHER, LOWER, WORSE
 from nexus_ablate.planning import plan
 from nexus_ablate.planning.design import needed
@@ -77,7 +77,7 @@ def test_control_in_plain_units_the_same_ratio_is_not_found():
     levels = np.array([3.0, 5.0, 9.0, 20.0, 40.0])
     table = np.stack([levels, 2 * levels * (1 + np.array(NOISE))])
     plain, on_scale = (
-        judge_losses(values, Plan("", endpoint=Endpoint(KURTOSIS))).arms[1].verdict for values in (table, np.log(table))
+        judge_losses(values, Terms(endpoint=Endpoint(KURTOSIS))).results[1].verdict for values in (table, np.log(table))
     )
     assert plain is not None and on_scale is not None
     assert plain.word not in DIFFERENT and on_scale.word == HIGHER
@@ -694,8 +694,8 @@ def simulated(tmp_seed: int, effect: float = 0.0) -> bool:
     for _ in range(9):
         table = random.normal(0, 1, (4, 5)) + random.normal(0, 1, 5)
         table[1] += effect
-        judged = judge_losses(table, Plan("", endpoint=Endpoint(delta_min=0.1), share=1 / 9))
-        if any(arm.verdict and arm.verdict.word in (*DIFFERENT, EQUIVALENT) for arm in judged.arms[1:]):
+        judged = judge_losses(table, Terms(endpoint=Endpoint(delta_min=0.1), share=1 / 9))
+        if any(arm.verdict and arm.verdict.word in (*DIFFERENT, EQUIVALENT) for arm in judged.results[1:]):
             return True
     return False
 
@@ -712,9 +712,9 @@ def test_control_without_shares_nine_cells_claim_far_more_often(monkeypatch):
     def whole(seed: int) -> bool:
         random = np.random.default_rng(seed)
         tables = [random.normal(0, 1, (4, 5)) for _ in range(9)]
-        plan = Plan("", endpoint=Endpoint(delta_min=0.1))
+        plan = Terms(endpoint=Endpoint(delta_min=0.1))
         judged = [judge_losses(table, plan) for table in tables]
-        return any(arm.verdict and arm.verdict.word in DIFFERENT for one in judged for arm in one.arms[1:])
+        return any(arm.verdict and arm.verdict.word in DIFFERENT for one in judged for arm in one.results[1:])
 
     assert sum(whole(seed) for seed in range(100)) > 20
 
@@ -726,7 +726,7 @@ def test_a_planted_ratio_is_found_with_its_sign(counted):
         random = np.random.default_rng(seed)
         table = random.normal(0, math.log(1.5), (4, 5)) + random.normal(0, 1, 5)
         table[1] += math.log(3)
-        word = judge_losses(table, Plan("", endpoint=Endpoint(KURTOSIS), share=1 / 3)).arms[1].verdict
+        word = judge_losses(table, Terms(endpoint=Endpoint(KURTOSIS), share=1 / 3)).results[1].verdict
         right += word is not None and word.word == HIGHER
         wrong += word is not None and word.word == LOWER
     counted(f"{right} of 200 found, {wrong} with the wrong sign")

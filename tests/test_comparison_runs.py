@@ -756,6 +756,6 @@ def test_the_written_runs_look_like_trained_ones(tiny_run):
     assert comparison.rows[0].mean == trained.figures["val_loss"]
 
 
-def test_gather_names_the_plan_of_the_baseline(study):
+def test_gather_names_the_study_of_the_baseline(study):
     study.plan(("norm=layer",), question="why?")
-    assert gather(collect([study.root]))[3].question == "why?"
+    assert gather(collect([study.root]))[3].study.question == "why?"

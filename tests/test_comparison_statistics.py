@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from nexus_ablate.comparison.decision import word
+from nexus_ablate.comparison.results import ArmResult
 from nexus_ablate.comparison.statistics import (
     detectable_difference,
     effects,
@@ -20,7 +22,7 @@ from nexus_ablate.comparison.statistics import (
     spread_interval,
     unlike_noise,
 )
-from nexus_ablate.comparison.verdict import BETTER, WORSE, Evidence, word
+from nexus_ablate.comparison.verdict import BETTER, WORSE
 
 ARMS = 8
 
@@ -36,7 +38,8 @@ def table(rng, seeds, shift=0.0, noise=1.0, rho=0.5, arms=ARMS):
 
 def words(losses, delta_min=1.0):
     estimates = effects(losses)[1:]
-    return [word(Evidence(e, delta_min, pairs=losses.shape[1], runs=losses.shape[1])) for e in estimates]
+    seeds = losses.shape[1]
+    return [word(ArmResult("arm", effect=e, delta_min=delta_min, compared=seeds, runs=seeds)) for e in estimates]
 
 
 def false_claims(tables):

@@ -14,11 +14,11 @@ from wandb_server import ServedRun, serving_alone
 from written_runs import Writer
 
 from nexus_ablate.cli import main
-from nexus_ablate.comparison import judge, statistics
+from nexus_ablate.comparison import cell, statistics
 from nexus_ablate.comparison.endpoint import Endpoint
-from nexus_ablate.comparison.judge import judge_losses
-from nexus_ablate.comparison.load import Plan
+from nexus_ablate.comparison.judging import judge_losses
 from nexus_ablate.comparison.statistics import unpaired_effects
+from nexus_ablate.comparison.terms import Terms
 
 BASE = [2.0012, 2.0231, 1.9824, 2.0133, 1.9911]
 LOWER = [1.9017, 1.9242, 1.8809, 1.9141, 1.8902]
@@ -189,7 +189,7 @@ def test_rounded_losses_are_no_less_noisy_than_rounding_made_them(tmp_path, caps
     for name in ("effects", "unpaired_effects"):  # the control: without the rounding, no noise at all
         test = getattr(statistics, name)
         monkeypatch.setattr(
-            judge, name, lambda losses, level, family, step, absent, test=test: test(losses, level, family)
+            cell, name, lambda losses, level, family, step, absent, test=test: test(losses, level, family)
         )
     words, _ = judged(capsys, path)
     assert "WORSE" in words["new"]
@@ -204,9 +204,9 @@ def false_claims(k, noise, tables):
     scale = np.ones((k + 1, 1))
     for row, factor in (dict.fromkeys(range(1, (k + 1) // 2 + 1), 5.0) if noise is None else noise).items():
         scale[row] = factor
-    plan = Plan("", endpoint=Endpoint(delta_min=1e-9), listed=True, paired=False)
+    plan = Terms(endpoint=Endpoint(delta_min=1e-9), is_listed=True, is_paired=False)
     losses = 100 + scale * rng.normal(size=(tables, k + 1, 5))
-    words = ({one.verdict.word for one in judge_losses(each, plan).arms[1:] if one.verdict} for each in losses)
+    words = ({one.verdict.word for one in judge_losses(each, plan).results[1:] if one.verdict} for each in losses)
     return sum(bool(each & {"BETTER", "WORSE"}) for each in words) / tables
 
 

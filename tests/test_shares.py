@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from nexus_ablate.comparison.endpoint import AT_CEILING, AT_CHANCE, Endpoint
-from nexus_ablate.comparison.judge import ResultTable, judge_table
-from nexus_ablate.comparison.load import Plan
+from nexus_ablate.comparison.judging import ResultTable, judge_table
+from nexus_ablate.comparison.terms import Terms
 from nexus_ablate.comparison.verdict import BETTER, DIFFERENT, SATURATED, WORSE
 from nexus_ablate.measure.measures import MEASURES, find
 
@@ -27,17 +27,19 @@ def judged(shares, items=ITEMS, chance=CHANCE, endpoint=ACCURACY):
     saturated = [endpoint.saturation(lambda name, a=a: table[name][[0, a]]) for a in range(arms)]
     results = ResultTable(
         names=["baseline", *(f"arm {i}" for i in range(1, arms))],
+        labels=["baseline", *(f"arm {i}" for i in range(1, arms))],
         seeds=list(range(seeds)),
+        values=shares,
         losses=endpoint.on_scale(table.__getitem__),
         ended=np.ones(shares.shape, dtype=bool),
         failed=[{} for _ in range(arms)],
         same=np.zeros(shares.shape, dtype=bool),
         unfair=[[] for _ in range(arms)],
         begun=[set() for _ in range(arms)],
-        shared_rate=[None] * arms,
+        at_shared_lr=[None] * arms,
         saturated=saturated,
     )
-    return [arm.verdict for arm in judge_table(results, Plan("null", endpoint=endpoint)).arms[1:]]
+    return [arm.verdict for arm in judge_table(results, Terms(endpoint=endpoint)).results[1:]]
 
 
 SHARES = [0.002, CHANCE, 0.5, 0.98, 0.999]

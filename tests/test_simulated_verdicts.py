@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nexus_ablate.comparison import judge, statistics
+from nexus_ablate.comparison import cell, statistics
 
 SCRIPT = Path(__file__).parent.parent / "scripts/simulate_verdicts.py"
 spec = importlib.util.spec_from_file_location("simulate_verdicts", SCRIPT)
@@ -45,7 +45,7 @@ def test_a_margin_from_the_baseline_s_own_spread_would_call_two_deviations_equiv
     """One seed of the baseline at +8 deviations: its spread is 3.6, and the arms at +2 would be lost inside it."""
     case = case_named("EQUIVALENT, truth", 3)
     assert simulation.simulate(case, FAST)[0] <= 0.05
-    monkeypatch.setattr(judge, "robust_spread", lambda losses: float(losses[0].std(ddof=1)))
+    monkeypatch.setattr(cell, "robust_spread", lambda losses: float(losses[0].std(ddof=1)))
     monkeypatch.setattr(statistics, "unlike_noise", lambda losses: {})
     assert simulation.simulate(case, FAST)[0] > 0.05
 

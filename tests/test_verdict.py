@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 
 from nexus_ablate.comparison import verdict as v
-from nexus_ablate.comparison.statistics import effects
+from nexus_ablate.comparison.decision import decide, seeds_to_decide
+from nexus_ablate.comparison.results import ArmResult
+from nexus_ablate.comparison.statistics import Interval, effects
+from nexus_ablate.comparison.terms import Terms
 
 
 def effect(shift, seeds=5, noise=0.1):
@@ -16,95 +19,93 @@ def effect(shift, seeds=5, noise=0.1):
     return effects(np.vstack([np.zeros(seeds), shift + noise * rng.normal(size=seeds)]) + rng.normal(size=seeds))[1]
 
 
-def evidence(**arguments):
-    return v.Evidence(
-        **{"effect": effect(-1.0), "delta_min": 0.3, "pairs": 5, "runs": 5, "baseline_runs": 5, **arguments}
-    )
+def result(failed=0, how="exploded", **values):
+    """An arm that is a nat better in each of five pairs, but for what is given."""
+    failures = dict.fromkeys(range(failed), how)
+    plain = {"effect": effect(-1.0), "delta_min": 0.3, "compared": 5, "runs": 5, "baseline_runs": 5}
+    return ArmResult("arm", failed=failures, **(plain | values))
 
 
-@pytest.mark.parametrize(
-    ("values", "word"),
-    [
-        ({"unfair": ["evaluation"], "identical": True, "failed": 5}, v.NOT_COMPARABLE),
-        ({"effect": None, "pairs": 0, "runs": 0, "waiting": 3}, v.INCOMPLETE),
-        ({"identical": True, "failed": 5}, v.IDENTICAL),
-        ({"effect": None, "failed": 5, "pairs": 0}, v.DIVERGED),
-        ({"effect": None, "failed": 5, "baseline_failed": 5, "pairs": 0}, v.INCONCLUSIVE),
-        ({"failed": 4, "pairs": 1}, v.UNSTABLE),
-        ({"failed": 1, "pairs": 4}, v.BETTER),
-        ({"effect": None, "baseline_failed": 5, "pairs": 0}, v.BETTER),
-        ({}, v.BETTER),
-        ({"effect": effect(1.0)}, v.WORSE),
-        ({"effect": effect(0.0, noise=0.01)}, v.EQUIVALENT),
-        ({"effect": effect(0.3, noise=1.0)}, v.INCONCLUSIVE),
-        ({"effect": None, "pairs": 1, "runs": 1, "single": -3.0}, v.INCONCLUSIVE),
-    ],
-)
-def test_the_first_word_that_fits_is_the_verdict(values, word):
-    assert v.decide(evidence(**values)).word == word
+def verdict(terms=Terms(), **values):  # noqa: B008
+    return decide(result(**values), terms)
 
 
-def test_one_interval_decides_and_is_the_one_that_is_shown():
-    """An interval that reaches beyond the margin by a hair is not EQUIVALENT, though a 90% interval lies inside."""
-    estimate = effect(0.0, noise=0.1)
-    assert estimate is not None
-    reach = max(-estimate.low, estimate.high)
-    assert v.decide(evidence(effect=estimate, delta_min=1.01 * reach)).word == v.EQUIVALENT
-    inside = v.decide(evidence(effect=estimate, delta_min=0.99 * reach))
-    assert inside.word == v.INCONCLUSIVE and f"{estimate.low:+.4f} to {estimate.high:+.4f}" in inside.sentence
+NARROW, WIDE = effect(0.0, noise=0.1), effect(0.1, noise=1.0)
+REACH = max(-NARROW.low, NARROW.high)
+WORDS = [
+    ({"unfair": ["evaluation"], "is_identical": True, "failed": 5}, v.NOT_COMPARABLE, "an unfair pair says nothing"),
+    ({"effect": None, "compared": 0, "runs": 0, "waiting": 3}, v.INCOMPLETE, "no run has ended"),
+    ({"is_identical": True, "failed": 5}, v.IDENTICAL, "equal runs are equal, also where they fail"),
+    ({"effect": None, "failed": 5, "compared": 0}, v.DIVERGED, "all fail, the baseline trains"),
+    ({"effect": None, "failed": 5, "baseline_failed": 5, "compared": 0}, v.INCONCLUSIVE, "neither trains"),
+    ({"failed": 4, "compared": 1}, v.UNSTABLE, "four of five fail: p = 0.02"),
+    ({"failed": 1, "compared": 4}, v.BETTER, "one of five fails: p = 0.5"),
+    ({"effect": None, "baseline_failed": 5, "compared": 0}, v.BETTER, "trains where the baseline fails"),
+    ({}, v.BETTER, "the interval lies below 0"),
+    ({"effect": effect(1.0)}, v.WORSE, "the interval lies above 0"),
+    ({"effect": effect(0.0, noise=0.01)}, v.EQUIVALENT, "the interval lies inside the margin"),
+    ({"effect": NARROW, "delta_min": 1.01 * REACH}, v.EQUIVALENT, "inside by a hair"),
+    ({"effect": NARROW, "delta_min": 0.99 * REACH}, v.INCONCLUSIVE, "beyond by a hair, though a 90% interval is not"),
+    ({"effect": effect(0.3, noise=1.0)}, v.INCONCLUSIVE, "the interval holds 0"),
+    ({"effect": None, "compared": 1, "runs": 1, "differences": [-3.0]}, v.INCONCLUSIVE, "one pair has no noise"),
+]
 
 
-def test_one_seed_never_claims():
-    decided = v.decide(evidence(effect=None, pairs=1, runs=1, single=-3.0))
-    assert str(decided) == "preliminary: INCONCLUSIVE"
-    assert "-3.0000" in decided.sentence and "one pair" in decided.sentence
+@pytest.mark.parametrize(("values", "word", "reason"), WORDS, ids=[row[-1] for row in WORDS])
+def test_the_first_word_that_fits_is_the_verdict(values, word, reason):
+    assert verdict(**values).word == word
 
 
-@pytest.mark.parametrize(("seeds", "prefix"), [(3, "preliminary: "), (4, "preliminary: "), (5, "")])
-def test_below_five_seeds_a_verdict_is_preliminary(seeds, prefix):
-    assert str(v.decide(evidence(effect=effect(-1.0, seeds), pairs=seeds))) == f"{prefix}BETTER"
+WHOLE = [
+    ({"effect": None, "compared": 1, "runs": 1, "differences": [-3.0]}, "preliminary: INCONCLUSIVE", "one seed"),
+    ({"effect": effect(-1.0, 3), "compared": 3}, "preliminary: BETTER", "three seeds"),
+    ({"effect": effect(-1.0, 4), "compared": 4}, "preliminary: BETTER", "four seeds"),
+    ({}, "BETTER", "five seeds"),
+    ({"delta_min": 5.0}, "BETTER (below the threshold that matters)", "shown, but too small to matter"),
+    ({"at_shared_lr": Interval(0.5, None, None, 5)}, "BETTER (depends on LR)", "the other sign at the shared rate"),
+    ({"at_shared_lr": Interval(-0.5, None, None, 5)}, "BETTER", "the same sign at the shared rate"),
+    ({"waiting": 2}, "BETTER (incomplete)", "runs without a result"),
+    ({"unmeasured": 2}, "BETTER (2 not measured)", "runs that lack the endpoint"),
+    ({"terms": Terms(exploratory=("seeds",))}, "exploratory: BETTER", "something was chosen late"),
+]
 
 
-def test_a_difference_that_is_shown_but_too_small_to_matter_says_so():
-    assert str(v.decide(evidence(delta_min=5.0))) == "BETTER (below the threshold that matters)"
+@pytest.mark.parametrize(("values", "text", "reason"), WHOLE, ids=[row[-1] for row in WHOLE])
+def test_a_verdict_says_what_qualifies_it(values, text, reason):
+    assert str(verdict(**values)) == text
 
 
-def test_a_difference_that_has_the_other_sign_at_the_shared_rate_says_so():
-    assert "depends on LR" in str(v.decide(evidence(shared_rate_delta=0.5)))
-    assert "depends on LR" not in str(v.decide(evidence(shared_rate_delta=-0.5)))
+NEEDED = seeds_to_decide(WIDE, result(effect=WIDE))
+SENTENCES = [
+    ({"effect": NARROW, "delta_min": 0.99 * REACH}, f"{NARROW.low:+.4f} to {NARROW.high:+.4f}", "the interval shown"),
+    ({"effect": None, "compared": 1, "runs": 1, "differences": [-3.0]}, "one pair differs by -3.0000", "one pair"),
+    ({"effect": WIDE}, f"about {NEEDED} seeds would decide an effect of this size", "seeds that this effect needs"),
+    ({"effect": WIDE}, "±0.3000 needs about", "seeds that the margin needs"),
+    (
+        {"effect": WIDE, "terms": Terms(place="mine")},
+        f"(nexus-ablate study mine --add-seeds {NEEDED - 5})",
+        "the command",
+    ),
+    (
+        {"failed": 4, "how": "non-finite", "compared": 1},
+        "fails to train at 4 of 5 seeds (non-finite), the baseline at 0 of 5 (Barnard's exact test, p = 0.021)",
+        "failures come with their test",
+    ),
+]
 
 
-def test_an_arm_with_unfinished_runs_is_marked():
-    assert "incomplete" in v.decide(evidence(waiting=2)).qualifiers
-
-
-def test_what_is_inconclusive_says_how_many_seeds_this_effect_and_the_margin_need_and_the_command():
-    estimate = effect(0.1, noise=1.0)
-    decided = v.decide(evidence(effect=estimate, more_seeds="nexus-ablate study mine --add-seeds"))
-    needed = v.seeds_to_decide(estimate, evidence(effect=estimate))
-    assert needed is not None
-    assert f"about {needed} seeds would decide an effect of this size" in decided.sentence
-    assert f"(nexus-ablate study mine --add-seeds {needed - 5})" in decided.sentence
-    assert "±0.3000 needs about" in decided.sentence
+@pytest.mark.parametrize(("values", "part", "reason"), SENTENCES, ids=[row[-1] for row in SENTENCES])
+def test_a_sentence_says_what_decided(values, part, reason):
+    assert part in verdict(**values).sentence
 
 
 def test_a_smaller_effect_needs_more_seeds_and_one_close_to_zero_is_decided_as_equivalent():
-    few, many = (
-        v.seeds_to_decide(estimate, evidence()) for estimate in (effect(0.9, noise=0.8), effect(0.5, noise=0.8))
-    )
+    few = seeds_to_decide(effect(0.9, noise=0.8), result())
+    many = seeds_to_decide(effect(0.5, noise=0.8), result())
     assert few is not None and many is not None and few < many
     zero = dataclasses.replace(effect(0.2, noise=0.3), delta=0.0)
-    assert v.seeds_to_decide(zero, evidence()) is not None
-
-
-def test_failures_come_with_barnard_s_test():
-    decided = v.decide(evidence(failed=4, failures="non-finite", pairs=1))
-    assert decided.word == v.UNSTABLE
-    assert (
-        "fails to train at 4 of 5 seeds (non-finite), the baseline at 0 of 5 (Barnard's exact test, p = 0.021)"
-        in decided.sentence
-    )
+    assert seeds_to_decide(zero, result()) is not None
 
 
 def test_every_word_has_a_meaning():
-    assert len(v.MEANINGS) == 13
+    assert {word for _, word, _ in WORDS} <= v.MEANINGS.keys()

@@ -11,12 +11,13 @@ import numpy as np
 from nexus_ablate.comparison.arms import NoResult
 from nexus_ablate.comparison.claim import judge_claim
 from nexus_ablate.comparison.ladder import read_ladder, with_worth
-from nexus_ablate.comparison.load import Plan, read_plan
-from nexus_ablate.comparison.result import compare as compare_stratum
 from nexus_ablate.comparison.results import ArmResult, Change, Comparison, Stratum
 from nexus_ablate.comparison.scaling import over_rungs
 from nexus_ablate.comparison.statistics import Interval, mean_interval
+from nexus_ablate.comparison.terms import read_terms
+from nexus_ablate.comparison.within_stratum import compare_stratum
 from nexus_ablate.runs.record import with_strata
+from nexus_ablate.study.schema import Study
 
 
 def compare(
@@ -40,47 +41,44 @@ def compare(
     """
     names = [dirs] if isinstance(dirs, str | Path) else dirs
     paths = [path for name in names for path in with_strata(Path(name))]
-    plans = [_plan(path) for path in paths]
+    studies = [read_terms(path).study for path in paths]
     missing: dict[str, str] = {}
-    if len(paths) > 1 and all(plan.stratum for plan in plans) and len({plan.of for plan in plans}) == 1:
-        study, strata = plans[0].of, []
-        order = [*plans[0].all_strata, *(plan.stratum for plan in plans)]
-        in_order = sorted(zip(plans, paths, strict=True), key=lambda pair: order.index(pair[0].stratum))
-        present = {plan.stratum for plan in plans}
-        missing = {name: "no folder" for name in order if name not in present}
-        for plan, path in in_order:
+    if len(paths) > 1 and all(study.stratum for study in studies) and len({study.of for study in studies}) == 1:
+        name, strata, no_result = studies[0].of, [], None
+        folders = {study.stratum: path for study, path in zip(studies, paths, strict=True)}
+        for stratum in dict.fromkeys([*studies[0].all_strata, *folders]):
+            if stratum not in folders:
+                missing[stratum] = "no folder"
+                continue
             try:
-                strata.append(compare_stratum(path, baseline, allow, arm))
+                strata.append(compare_stratum(folders[stratum], baseline, allow, arm))
             except NoResult as error:
-                missing[plan.stratum] = error.got
-                if not strata and plan is in_order[-1][0]:
-                    raise
+                missing[stratum] = error.got
+                no_result = error
+        if no_result is not None and not strata:
+            raise no_result
     else:
         strata = [compare_stratum(paths, baseline, allow, arm)]
-        study = strata[0].study
+        name = strata[0].study
     if tokens is not None:
         ladder = read_ladder([tokens])
         for stratum in strata:
             with_worth(stratum, ladder)
     scaling = [] if missing else over_rungs(strata)
-    whole = _study_left_out(paths, plans[0])
+    whole = _study_left_out(paths, studies[0])
     claim = None if whole else judge_claim(strata, bool(missing))
-    return Comparison(study, strata, changes(strata), claim, scaling, missing, whole)
+    return Comparison(name, strata, changes(strata), claim, scaling, missing, whole)
 
 
-def _plan(path: Path) -> Plan:
-    return read_plan(path / "study.yaml") if (path / "study.yaml").exists() else Plan("")
-
-
-def _study_left_out(paths: list[Path], plan: Plan) -> str:
+def _study_left_out(paths: list[Path], study: Study) -> str:
     """The study of the first path, if the paths leave out one of its strata; else ''."""
-    if not plan.stratum:
+    if not study.stratum:
         return ""
     folders = [Path(os.path.abspath(path)) for path in paths]  # `.` has no name
-    study = folders[0].with_name(plan.of)
+    whole = folders[0].with_name(study.of)
     names = {folder.name for folder in folders}
-    strata = {folder.name for folder in with_strata(study)}
-    return "" if len(names) > 1 and strata <= names else str(study)
+    strata = {folder.name for folder in with_strata(whole)}
+    return "" if len(names) > 1 and strata <= names else str(whole)
 
 
 def changes(strata: list[Stratum]) -> list[Change]:

@@ -13,9 +13,10 @@ import numpy as np
 from nexus_ablate.comparison.curves import SPIKE_WINDOW, spikes
 from nexus_ablate.comparison.differences import CUT, changes, differing, label, meaning, science_key
 from nexus_ablate.comparison.endpoint import Endpoint
-from nexus_ablate.comparison.load import Collection, Excluded, Plan, Trained
+from nexus_ablate.comparison.load import Collection, Excluded, Trained
 from nexus_ablate.comparison.pairs import same_curves, unlike_code
 from nexus_ablate.comparison.statistics import Array
+from nexus_ablate.comparison.terms import Terms
 from nexus_ablate.errors import ConfigError, printable, unknown
 
 
@@ -93,8 +94,8 @@ class NoResult(ConfigError):
     """Runs that have not ended, or none."""
 
 
-def gather(collection: Collection, requested: str | None = None) -> tuple[Arm, list[Arm], list[Excluded], Plan]:
-    """The baseline, the other arms, further exclusions, and the plan that holds for the comparison.
+def gather(collection: Collection, requested: str | None = None) -> tuple[Arm, list[Arm], list[Excluded], Terms]:
+    """The baseline, the other arms, further exclusions, and the terms that hold for the comparison.
 
     Args:
         collection: From `collect`.
@@ -109,24 +110,27 @@ def gather(collection: Collection, requested: str | None = None) -> tuple[Arm, l
         left_out = Counter(e.state for e in (*collection.excluded, *excluded))
         states = ", ".join(f"{n} {s or 'no run'}" for s, n in left_out.items()) or "no run has started"
         raise NoResult("no run here has a result yet", states, "nexus-ablate status DIR shows what they do")
-    baseline = _baseline(arms, collection.plans, requested)
-    plan = next((collection.plans[study] for study in sorted(baseline.studies) if study in collection.plans), Plan(""))
-    plan = replace(plan, exploratory=tuple(_chosen_late(plan, collection.plans.values())))
+    baseline = _baseline(arms, collection.terms, requested)
+    studies = sorted(baseline.studies & collection.terms.keys())
+    terms = collection.terms[studies[0]] if studies else Terms()
+    terms = replace(terms, exploratory=tuple(_chosen_late(terms, collection.terms.values())))
     others = [arm for arm in arms if arm is not baseline]
     if baseline.name != "baseline" or any(CUT.search(arm.name) for arm in arms):
-        _relabel(baseline, others, {name for name, arm in plan.arms.items() if arm.get("named")})
-    order = {name: i for i, name in enumerate(plan.arms)}
+        _relabel(baseline, others, {arm.name for arm in terms.study.arms if arm.named})
+    order = {name: place for place, name in enumerate(terms.arm_names)}
     others.sort(key=lambda arm: (order.get(arm.name, len(order)), arm.label))
-    others += _not_begun([*collection.excluded, *excluded], plan, {arm.name for arm in arms})
-    return baseline, others, excluded, plan
+    others += _not_begun([*collection.excluded, *excluded], terms, {arm.name for arm in arms})
+    return baseline, others, excluded, terms
 
 
-def _chosen_late(plan: Plan, plans: Iterable[Plan]) -> Iterable[str]:
+def _chosen_late(terms: Terms, everyone: Iterable[Terms]) -> Iterable[str]:
     """What any of the studies chose when results had been seen."""
-    for each in plans:
-        yield from (f"{reason}{f' in {each.name}' * (each is not plan)}" for reason in each.exploratory)
-        if each.looks and each is not plan:
-            yield f"the looks of {each.name} chose its seeds"
+    yield from terms.exploratory
+    for other in everyone:
+        if other.name != terms.name:
+            yield from (f"{reason} in {other.name}" for reason in other.exploratory)
+            if other.study.looks:
+                yield f"the looks of {other.name} chose its seeds"
 
 
 def group(collection: Collection) -> tuple[list[Arm], list[Excluded]]:
@@ -141,10 +145,10 @@ def group(collection: Collection) -> tuple[list[Arm], list[Excluded]]:
         excluded += waiting
         if not runs:
             continue
-        plans = {run.record.study: collection.plans.get(run.record.study, Plan("")) for run in runs}
-        launched = [run for run in runs if run.source == plans[run.record.study].source]
+        studies = {run.record.study: collection.terms.get(run.record.study, Terms()).study for run in runs}
+        launched = [run for run in runs if run.source == studies[run.record.study].source]
         last = max(launched or runs, key=lambda run: run.begun)
-        arm = Arm(name, name, {}, waiting, studies=set(plans))
+        arm = Arm(name, name, {}, waiting, studies=set(studies))
         for run in runs:
             if (run.source, run.plugins) == (last.source, last.plugins):
                 arm.runs.setdefault(run.seed, run)
@@ -218,7 +222,7 @@ def _left_out(run: Trained, kept: Trained) -> Excluded:
     return Excluded(run.record.path, f"duplicate: same arm and seed as {where}, {same}", *place)
 
 
-def _baseline(arms: list[Arm], plans: dict[str, Plan], requested: str | None) -> Arm:
+def _baseline(arms: list[Arm], terms: dict[str, Terms], requested: str | None) -> Arm:
     def names(arm: Arm) -> set[str]:
         return {arm.name, arm.label, *(f"{study}/{arm.name}" for study in arm.studies)}
 
@@ -227,7 +231,7 @@ def _baseline(arms: list[Arm], plans: dict[str, Plan], requested: str | None) ->
         if not candidates:
             raise unknown("there is no arm of this name", requested, [arm.label for arm in arms])
     else:
-        wanted = {f"{study}/{plan.baseline}" for study, plan in plans.items()} or {"baseline"}
+        wanted = {f"{study}/{of_study.baseline}" for study, of_study in terms.items()} or {"baseline"}
         candidates = [arm for arm in arms if names(arm) & wanted] or _plainest(arms)
     within = [arm for arm in candidates if arm.studies & candidates[0].studies]
     if len(within) < len(candidates) or not candidates:
@@ -254,9 +258,9 @@ def _relabel(baseline: Arm, others: list[Arm], named: set[str]) -> None:
             baseline.label = "baseline"
 
 
-def _not_begun(excluded: list[Excluded], plan: Plan, present: set[str]) -> list[Arm]:
-    """Arms without a result: declared by the plan or met only as excluded runs."""
-    without_result = {name: Arm(name, name, {}) for name in plan.arms if name not in present}
+def _not_begun(excluded: list[Excluded], terms: Terms, present: set[str]) -> list[Arm]:
+    """Arms without a result: declared by the study or met only as excluded runs."""
+    without_result = {name: Arm(name, name, {}) for name in terms.arm_names if name not in present}
     for out in excluded:
         if out.arm and out.arm not in present:
             without_result.setdefault(out.arm, Arm(out.arm, out.arm, {})).waiting.append(out)

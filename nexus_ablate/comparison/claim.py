@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from nexus_ablate.comparison.endpoint import Endpoint
-from nexus_ablate.comparison.load import Expectation, amends_claim
 from nexus_ablate.comparison.results import ArmResult, Claim, Finding, Requirement, Stratum
 from nexus_ablate.comparison.statistics import LEVEL, t_quantile
+from nexus_ablate.comparison.terms import amends_claim
 from nexus_ablate.comparison.verdict import (
     CLAIM_SEEDS,
     FAILS,
@@ -18,6 +18,7 @@ from nexus_ablate.comparison.verdict import (
 )
 from nexus_ablate.console import several
 from nexus_ablate.runs.formats import CONDITION
+from nexus_ablate.study.schema import Expectation
 
 SUPPORTED = "SUPPORTED"
 CONTRADICTED = "CONTRADICTED"
@@ -25,60 +26,69 @@ NOT_SHOWN = "NOT SHOWN"
 NOT_TESTABLE = "NOT TESTABLE HERE"
 
 
-def judge_claim(tables: list[Stratum], incomplete: bool = False) -> Claim | None:
+def judge_claim(strata: list[Stratum], is_incomplete: bool = False) -> Claim | None:
     """The outcome of the claim that the strata of a study share; None where there is no claim.
 
     All expectations must hold for SUPPORTED, and any one of them can contradict it. A stratum whose baseline lacks what
     the claim is about says nothing; where none is left, the claim is not testable here.
 
     Args:
-        tables: The strata with a result.
-        incomplete: Others have none yet.
+        strata: Those with a result.
+        is_incomplete: Others have none yet.
     """
-    claims = [table for table in tables if table.plan.claim]
-    if not claims:
+    claiming = [stratum for stratum in strata if stratum.terms.study.claim]
+    if not claiming:
         return None
-    requirements = [one for table in claims for one in requirements_of(table)]
-    unmet = {requirement.stratum for requirement in requirements if not requirement.met}
-    judged = [(table, one) for table in claims if table.plan.stratum not in unmet for one in table.plan.expects]
-    results = [_result(table, expectation) for table, expectation in judged]
-    outcomes = {one.outcome for one in results}
-    outcome = next((one for one in (CONTRADICTED, NOT_SHOWN, SUPPORTED) if one in outcomes), NOT_TESTABLE)
-    sentence = _joined([one for one in results if one.outcome == outcome])
-    if not results:
+    requirements, findings = [], []
+    is_preliminary = is_incomplete
+    for stratum in claiming:
+        required = requirements_of(stratum)
+        requirements += required
+        rows = stratum.rows
+        if all(requirement.met for requirement in required):
+            for expectation in stratum.terms.study.expects:
+                finding = _finding(stratum, expectation)
+                findings.append(finding)
+                is_preliminary |= finding.outcome != NOT_SHOWN and _lost_pairs(stratum, expectation)
+        else:
+            rows = rows[:1]
+        is_preliminary |= any(row.waiting for row in rows) or len(rows[0].seeds) < CLAIM_SEEDS
+    is_preliminary |= any(requirement.seeds < CLAIM_SEEDS for requirement in requirements)
+    outcomes = {finding.outcome for finding in findings}
+    outcome = next((word for word in (CONTRADICTED, NOT_SHOWN, SUPPORTED) if word in outcomes), NOT_TESTABLE)
+    sentence = _joined([finding for finding in findings if finding.outcome == outcome])
+    if not findings:
         lacking = [requirement.sentence for requirement in requirements if not requirement.met]
         sentence = "; ".join(lacking) or "the study expects nothing of its arms"
-    needed = [row for table in claims for row in (table.rows[:1] if table.plan.stratum in unmet else table.rows)]
-    few = any(len(table.rows[0].seeds) < CLAIM_SEEDS for table in claims)
-    few |= any(_lost_pairs(*one) for one, result in zip(judged, results, strict=True) if result.outcome != NOT_SHOWN)
-    few |= any(requirement.seeds < CLAIM_SEEDS for requirement in requirements)
-    preliminary = incomplete or few or any(row.waiting for row in needed)
     return Claim(
-        claims[0].plan.claim,
+        claiming[0].terms.study.claim,
         outcome,
         sentence,
-        results,
+        findings,
         requirements,
-        preliminary,
-        exploratory=any(table.exploratory for table in claims),
-        amended=any(amends_claim(table.amendments) for table in claims),
+        is_preliminary,
+        exploratory=any(stratum.exploratory for stratum in claiming),
+        amended=any(amends_claim(stratum.amendments) for stratum in claiming),
     )
 
 
-def _lost_pairs(comparison: Stratum, expectation: Expectation) -> bool:
+def _lost_pairs(stratum: Stratum, expectation: Expectation) -> bool:
     """Whether a measured difference has fewer pairs than a claim needs, for instance because baseline runs failed."""
-    index = next(i for i, arm in enumerate(comparison.arms) if i and arm.name == expectation.arm)
-    effect = _cell(comparison, expectation.endpoint, index)[2].effect
-    return expectation.expected not in ("trains", "fails") and effect is not None and effect.n < CLAIM_SEEDS
+    result = stratum.result(expectation.arm, expectation.endpoint)
+    if result is None or result.effect is None or expectation.expected in ("trains", "fails"):
+        return False
+    return result.effect.n < CLAIM_SEEDS
 
 
-def _joined(results: list[Finding]) -> str:
-    return "; ".join(f"{f'{one.stratum}: ' if one.stratum else ''}{one.arm} {one.sentence}" for one in results)
+def _joined(findings: list[Finding]) -> str:
+    sentences = [f"{finding.arm} {finding.sentence}" for finding in findings]
+    where = [f"{finding.stratum}: " if finding.stratum else "" for finding in findings]
+    return "; ".join(map("".join, zip(where, sentences, strict=True)))
 
 
 def requirements_of(comparison: Stratum) -> list[Requirement]:
     """What the claim requires of the baseline, and whether its runs meet it."""
-    return [_requirement(comparison, *condition) for condition in comparison.plan.requires]
+    return [_requirement(comparison, *condition) for condition in comparison.terms.study.requires.items()]
 
 
 def _requirement(comparison: Stratum, name: str, condition: str) -> Requirement:
@@ -86,7 +96,7 @@ def _requirement(comparison: Stratum, name: str, condition: str) -> Requirement:
     match = CONDITION.fullmatch(condition)
     assert match is not None
     sign, bound = (1 if match[1] == ">=" else -1), float(match[2])
-    base, stratum = comparison.arms[0], comparison.plan.stratum
+    base, stratum = comparison.arms[0], comparison.name
     values = base.values(name, list(base.runs))
     values = values[np.isfinite(values)]
     where = f"{stratum}: " if stratum else ""
@@ -104,40 +114,29 @@ def _requirement(comparison: Stratum, name: str, condition: str) -> Requirement:
     return Requirement(stratum, f"{sentence} {condition}", met, len(values))
 
 
-def _result(comparison: Stratum, expectation: Expectation) -> Finding:
-    seeds = None
-    index = next((i for i, arm in enumerate(comparison.arms) if i and arm.name == expectation.arm), None)
-    if index is None:
-        outcome, sentence, label = NOT_SHOWN, _why_absent(comparison, expectation.arm), expectation.arm
+def _finding(stratum: Stratum, expectation: Expectation) -> Finding:
+    primary = stratum.result(expectation.arm, stratum.endpoint.name)
+    result = stratum.result(expectation.arm, expectation.endpoint)
+    place = stratum.name, primary.arm if primary else expectation.arm, expectation.endpoint, expectation.expected
+    if primary is None or result is None:
+        return Finding(*place, NOT_SHOWN, _why_absent(stratum, expectation.arm))
+    if expectation.expected in ("trains", "fails"):
+        outcome, sentence = _training(expectation.expected, primary)
     else:
-        label = comparison.rows[index].arm
-        endpoint, margin, cell = _cell(comparison, expectation.endpoint, index)
-        if expectation.expected in ("trains", "fails"):
-            outcome, sentence = _training(expectation.expected, comparison.rows[index])
-        else:
-            outcome, sentence = _measured(expectation.expected, endpoint, cell, margin)
-        seeds = cell.seeds_to_decide if outcome == NOT_SHOWN else None
-    return Finding(comparison.plan.stratum, label, expectation.endpoint, expectation.expected, outcome, sentence, seeds)
+        outcome, sentence = _measured(expectation.expected, result)
+    return Finding(*place, outcome, sentence, result.seeds_to_decide if outcome == NOT_SHOWN else None)
 
 
-def _why_absent(comparison: Stratum, arm: str) -> str:
+def _why_absent(stratum: Stratum, arm: str) -> str:
     """Why an arm has no row."""
-    if arm in (reasons := dict(comparison.plan.refused)):
-        return f"is refused in this setting: {reasons[arm]}"
-    return "is the baseline in this setting" if arm in dict(comparison.plan.equal) else "has no result"
-
-
-def _cell(comparison: Stratum, name: str, index: int) -> tuple[Endpoint, float, ArmResult]:
-    """An endpoint, its margin, and an arm by it."""
-    if name == comparison.endpoint.name:
-        return comparison.endpoint, comparison.delta_min, comparison.rows[index]
-    other = next(other for other in comparison.secondary if other.endpoint.name == name)
-    return other.endpoint, other.delta_min, other.rows[index]
+    refused = dict(stratum.refused)
+    if arm in refused:
+        return f"is refused in this setting: {refused[arm]}"
+    return "is the baseline in this setting" if arm in dict(stratum.equal) else "has no result"
 
 
 def _training(expected: str, row: ArmResult) -> tuple[str, str]:
-    trained, failed = sum(value is not None for value in row.values), len(row.failed)
-    word = row.verdict.word if row.verdict else ""
+    trained, failed, word = row.trained, len(row.failed), row.word
     fails, trains = word in FAILS, not failed and trained >= CLAIM_SEEDS
     if word in (NOT_COMPARABLE, INCOMPLETE):
         return NOT_SHOWN, f"{word}, expected: {expected}"
@@ -147,14 +146,15 @@ def _training(expected: str, row: ArmResult) -> tuple[str, str]:
     return (SUPPORTED if fails == (expected == "fails") else CONTRADICTED), counts
 
 
-def _measured(expected: str, endpoint: Endpoint, cell: ArmResult, margin: float) -> tuple[str, str]:
+def _measured(expected: str, cell: ArmResult) -> tuple[str, str]:
     """By the interval and not by the word: a failure to train, or an unfair pair, shows nothing about the measure.
 
     A difference that is shown to lie inside a declared margin contradicts `lower` and `higher` even on their side of 0,
     so no two of the three can be supported together. A margin that was estimated from the noise contradicts neither.
     Where runs that trained lack the measure, those that have it are a selection, which shows nothing.
     """
-    effect, word = cell.effect, cell.verdict.word if cell.verdict else ""
+    endpoint, margin = cell.endpoint, cell.delta_min
+    effect, word = cell.effect, cell.word
     if cell.unmeasured:
         where = f"not measured at {several(cell.unmeasured, 'seed')} at which it and the baseline trained"
         return NOT_SHOWN, f"{where}, {endpoint.name} expected: {expected}"

@@ -8,19 +8,21 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from nexus_ablate.comparison.across_strata import changes
 from nexus_ablate.comparison.arms import Arm
 from nexus_ablate.comparison.curves import Curves
 from nexus_ablate.comparison.endpoint import Endpoint
-from nexus_ablate.comparison.fairness import checks_of_listed
+from nexus_ablate.comparison.fairness import checks
 from nexus_ablate.comparison.findings import Findings, of
+from nexus_ablate.comparison.learning_rates import CRITERION, best_lr
 from nexus_ablate.comparison.listed import FAILED, Listed, Source, step_of
-from nexus_ablate.comparison.load import Excluded, Plan, Trained
-from nexus_ablate.comparison.result import compared, unpaired
+from nexus_ablate.comparison.load import Excluded, Trained
 from nexus_ablate.comparison.results import Comparison, Stratum
-from nexus_ablate.comparison.tuning import CRITERION, best_lr
+from nexus_ablate.comparison.terms import NO_STUDY, Terms
+from nexus_ablate.comparison.within_stratum import compared, unpaired
 from nexus_ablate.console import several
 from nexus_ablate.errors import ConfigError, unknown
 from nexus_ablate.measure.measures import Measure, measure_of
@@ -111,20 +113,24 @@ def _table(
     if paired:
         excluded += unpaired(base, arms)
     rates = {rate for arm in (base, *arms) for run in arm.tuning if (rate := run.config["optim"]["lr"]) is not None}
-    plan = Plan(
-        "",
+    study = msgspec.structs.replace(
+        NO_STUDY,
         question=where,
+        stratum=stratum,
+        of=source.name if stratum else "",
+        lr_grid=sorted(rates),
+        tuning_seeds=sorted(tuning_seeds) if rates else [],
+    )
+    terms = Terms(
+        study=study,
         baseline=base.name,
         endpoint=endpoint,
-        stratum=stratum,
-        lr_grid=tuple(sorted(rates)),
-        tuning_seeds=tuple(sorted(tuning_seeds)),
         exploratory=tuple(dict.fromkeys(run.caution for run in runs if run.caution)),
-        listed=True,
-        paired=paired,
+        is_listed=True,
+        is_paired=paired,
         step=step_of(runs),
     )
-    return compared([base, *arms], plan, excluded, checks_of_listed(base, arms, plan, excluded, allow))
+    return compared([base, *arms], terms, excluded, checks(base, arms, terms, excluded, allow))
 
 
 def _require_tuning(runs: list[Listed], endpoint: Endpoint, tuning_seeds: set[int]) -> None:

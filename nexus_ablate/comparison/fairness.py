@@ -7,18 +7,20 @@ are UNKNOWN: nothing there proves them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import combinations, product, starmap
+from functools import partial
+from itertools import combinations, product
 from typing import Any
 
 import numpy as np
 
 from nexus_ablate.comparison.arms import Arm
 from nexus_ablate.comparison.failures import failed_seeds
-from nexus_ablate.comparison.load import Excluded, Plan, Trained
+from nexus_ablate.comparison.learning_rates import best_lr, failed_rates
+from nexus_ablate.comparison.load import Excluded, Trained
 from nexus_ablate.comparison.pairs import shared_init, unlike_batches, unlike_code, unlike_init, unlike_plugins
-from nexus_ablate.comparison.tuning import best_lr, failed_rates
+from nexus_ablate.comparison.terms import Terms
 from nexus_ablate.comparison.windows import text_error
 from nexus_ablate.console import several
 from nexus_ablate.errors import UserError, unknown
@@ -43,101 +45,49 @@ class Check:
     arms: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class _Table:
+    """What conditions are checked of: `arms` have runs, `others` are all beside the baseline."""
+
+    baseline: Arm
+    others: list[Arm]
+    terms: Terms
+    excluded: list[Excluded]
+
+    @property
+    def arms(self) -> list[Arm]:
+        return [arm for arm in self.others if arm.runs]
+
+    @property
+    def everyone(self) -> list[Arm]:
+        return [self.baseline, *self.arms]
+
+
 def checks(
-    baseline: Arm, others: list[Arm], plan: Plan, excluded: list[Excluded], allow: Iterable[str] = ()
+    baseline: Arm, others: list[Arm], terms: Terms, excluded: list[Excluded], allow: Iterable[str] = ()
 ) -> list[Check]:
     """The fairness header.
 
+    Of a table that was made elsewhere, a condition that it does not prove is UNKNOWN, never PASS.
+
     Raises:
         ConfigError: `allow` names a condition that does not exist.
     """
-    arms = [arm for arm in others if arm.runs]
-    results = [
-        _each("evaluation", arms, lambda arm: _pairwise(arm, baseline, _other_eval), "same validation tokens"),
-        _each("batches", arms, lambda arm: _pairwise(arm, baseline, _batches), "same batches in the same order"),
-        _init(arms, baseline),
-        _schedule(baseline, arms),
-        _budget("tokens", "tokens", arms, baseline, plan, breaks=plan.match in ("none", "params", "tokens")),
-        _budget("params", "params", arms, baseline, plan, breaks=plan.match == "params"),
-        _budget("flops", "flops", arms, baseline, plan, breaks=plan.match == "flops"),
-        *([_budget("seconds", "seconds", arms, baseline, plan, breaks=True)] if plan.match == "seconds" else []),
-        _seeds(baseline, others, plan),
-        _stable(baseline),
-        _learning_rate(baseline, arms, plan),
-        _code(baseline, arms, excluded),
-        *(
-            [_each("machine", arms, lambda arm: other_machine(arm, baseline), "same machine")]
-            if plan.endpoint.timed
-            else []
-        ),
-        _plan(plan, [baseline, *arms]),
-        _excluded(excluded),
-    ]
-    return _waived(results, [*(check.name for check in results), TEXT], allow)
-
-
-def _waived(results: list[Check], names: list[str], allow: Iterable[str]) -> list[Check]:
-    """The conditions with those that were allowed to fail marked.
-
-    Raises:
-        ConfigError: `allow` names none of `names`.
-    """
+    table = _Table(baseline, others, terms, excluded)
+    results = []
+    for name, check, question in CONDITIONS:
+        if terms.is_listed and question:
+            results.append(Check(name, UNKNOWN, f"the source does not say whether {question}"))
+        elif (result := check(table)) is not None:
+            results.append(result)
+    names = list(dict.fromkeys([*(result.name for result in results), TEXT]))
     for name in allow:
         if name not in names:
             raise unknown("there is no fairness condition of this name", name, names)
-    for check in results:
-        if check.name in allow and check.status == FAIL:
-            check.status = WAIVED
+    for result in results:
+        if result.name in allow and result.status == FAIL:
+            result.status = WAIVED
     return results
-
-
-def checks_of_listed(
-    baseline: Arm, others: list[Arm], plan: Plan, excluded: list[Excluded], allow: Iterable[str] = ()
-) -> list[Check]:
-    """The fairness header of a table that was made elsewhere: what it doesn't prove is UNKNOWN, never PASS.
-
-    Raises:
-        ConfigError: `allow` names a condition that does not exist.
-    """
-    arms = [arm for arm in others if arm.runs]
-    results = [Check(name, UNKNOWN, f"the source does not say whether {question}") for name, question in _UNPROVED]
-    for figure in ("tokens", "seconds"):
-        if all(arm.mean(figure) for arm in (baseline, *arms)):
-            results.append(_budget(figure, figure, arms, baseline, plan, breaks=figure == "tokens"))
-        else:
-            results.append(Check(figure, UNKNOWN, f"the source does not have {figure} for every arm"))
-    if plan.paired:
-        results.append(_seeds(baseline, others, plan))
-    else:
-        counts = ", ".join(f"{arm.label} {len(arm.runs)}" for arm in (baseline, *arms))
-        results.append(Check("seeds", WARN, f"arms and baseline do not share their seeds: unpaired; runs: {counts}"))
-    stable = _stable(baseline)
-    results.append(stable if stable.status == WARN else Check(stable.name, UNKNOWN, "no failure is listed"))
-    rates = {arm.lr for arm in (baseline, *arms)}
-    if plan.lr_grid or (len(rates) == 1 and None not in rates):
-        results.append(_learning_rate(baseline, arms, plan))
-    else:
-        how = "has no learning rates" if None in rates else "does not say how each arm's learning rate was chosen"
-        results.append(Check(TUNING, UNKNOWN, f"the source {how}"))
-    if excluded:
-        results.append(_excluded(excluded))
-    else:
-        results.append(Check("excluded", UNKNOWN, "the source does not say whether runs were left out of it"))
-    return _waived(results, [check.name for check in results], allow)
-
-
-_UNPROVED = (
-    ("evaluation", "the validation tokens are the same"),
-    ("batches", "runs of one seed saw the same batches"),
-    ("init", "runs of one seed began with the same numbers"),
-    ("schedule", "every schedule ran to its end"),
-    ("params", "the arms have the same number of parameters"),
-    ("flops", "the arms cost the same"),
-    ("code", "the code and the environment were the same"),
-    ("plan", "arms, seeds and endpoint were fixed before the runs"),
-    (TEXT, "more validation text would help more than more seeds"),
-)
-"""Conditions that no table of results proves, and the question of each."""
 
 
 def unfair(arm: Arm, results: list[Check]) -> list[str]:
@@ -145,138 +95,184 @@ def unfair(arm: Arm, results: list[Check]) -> list[str]:
     return [check.name for check in results if check.status == FAIL and arm.label in check.arms]
 
 
-def _each(name: str, arms: list[Arm], why: Callable[[Arm], str], good: str, status: str = FAIL) -> Check:
-    """PASS if `why` returns no reason for any arm, else `status` with the reason for each arm."""
-    reasons = {arm.label: reason for arm in arms if (reason := why(arm))}
-    if not reasons:
+def _by_arm(name: str, reasons: dict[str, str], good: str) -> Check:
+    """FAIL with the reason of each arm that has one."""
+    broken = {label: reason for label, reason in reasons.items() if reason}
+    if not broken:
         return Check(name, PASS, good)
-    return Check(name, status, "; ".join(f"{label}: {reason}" for label, reason in reasons.items()), list(reasons))
+    return Check(name, FAIL, "; ".join(f"{label}: {reason}" for label, reason in broken.items()), list(broken))
 
 
-def _pairwise(arm: Arm, baseline: Arm, unlike: Callable[[Trained, Trained], str]) -> str:
-    """How the pairs of an arm differ: the first reason, and the seeds that have one."""
-    reasons = {s: unlike(run, baseline.runs[s]) for s, run in arm.runs.items() if s in baseline.runs}
+def _pairs(arm: Arm, baseline: Arm) -> Iterator[tuple[int, Trained, Trained]]:
+    for seed, run in arm.runs.items():
+        if seed in baseline.runs:
+            yield seed, run, baseline.runs[seed]
+
+
+def _pairwise(table: _Table, unlike: Callable[[Trained, Trained], str]) -> dict[str, str]:
+    """How the pairs of each arm differ: the first reason, and the seeds that have one. A diverged pair has no loss."""
+    by_arm = {}
+    for arm in table.arms:
+        reasons = {}
+        for seed, run, base_run in _pairs(arm, table.baseline):
+            if "diverged" not in (run.record.state, base_run.record.state):
+                reasons[seed] = unlike(run, base_run)
+        by_arm[arm.label] = _at_seeds(reasons)
+    return by_arm
+
+
+def _at_seeds(reasons: dict[int, str]) -> str:
+    """The first reason, and the seeds that have one."""
     reasons = {seed: reason for seed, reason in reasons.items() if reason}
     return f"{next(iter(reasons.values()))} ({_seed_list(reasons)})" if reasons else ""
 
 
-def _other_eval(run: Trained, twin: Trained) -> str:
-    a, b = ((each.record.summary or {}).get("eval_hash") for each in (run, twin))
-    if "diverged" in (run.record.state, twin.record.state):
-        return ""  # no loss of this pair enters the table
-    return "" if a == b and a else "other validation tokens" if a and b else "validation tokens not recorded"
+# ------------------------------------------------------------------------------------------------------ the conditions
 
 
-def _batches(run: Trained, twin: Trained) -> str:
-    if "diverged" in (run.record.state, twin.record.state):
-        return ""
+def _evaluation(table: _Table) -> Check:
+    return _by_arm("evaluation", _pairwise(table, _other_evaluation), "same validation tokens")
+
+
+def _other_evaluation(run: Trained, base_run: Trained) -> str:
+    hashes = [(each.record.summary or {}).get("eval_hash") for each in (run, base_run)]
+    if not all(hashes):
+        return "validation tokens not recorded"
+    return "" if hashes[0] == hashes[1] else "other validation tokens"
+
+
+def _batches(table: _Table) -> Check:
+    return _by_arm("batches", _pairwise(table, _other_batches), "same batches in the same order")
+
+
+def _other_batches(run: Trained, base_run: Trained) -> str:
     try:
-        return unlike_batches(run, twin)
+        return unlike_batches(run, base_run)
     except UserError as error:
         return error.problem
 
 
-def _init(arms: list[Arm], baseline: Arm) -> Check:
+def _init(table: _Table) -> Check:
     """Parameters of the same name and shape must have the same initial numbers in both arms."""
-    shares: dict[str, tuple[int, int]] = {}
-    unlike: dict[str, dict[int, str]] = {}
-    reshaped = []
-    for arm in arms:
-        for seed, run in arm.runs.items():
-            if seed not in baseline.runs:
-                continue
-            twin = baseline.runs[seed]
-            shared, of = shared_init(run, twin)
-            shares[arm.label] = min(shares.get(arm.label, (shared, of)), (shared, of))
-            recorded = all(shape is not None for one in (run, twin) for _, shape in one.init.values())
-            if names := unlike_init(run, twin):
-                unlike.setdefault(arm.label, {})[seed] = " of " + ", ".join(names[:2]) + " ..." * (len(names) > 2)
-            elif shared == 0 and (of == 0 or not recorded) and _width(arm) == _width(baseline):
-                unlike.setdefault(arm.label, {})[seed] = ""
-            elif shared == 0:
+    unlike: dict[str, str] = {}
+    partly, reshaped = [], []
+    for arm in table.arms:
+        reasons, shares = {}, []
+        for seed, run, base_run in _pairs(arm, table.baseline):
+            shared, of = shared_init(run, base_run)
+            shares.append((shared, of))
+            shapes = [shape for each in (run, base_run) for _, shape in each.init.values()]
+            if names := unlike_init(run, base_run):
+                reasons[seed] = f"other initial values of {', '.join(names[:2])}{' ...' * (len(names) > 2)}"
+            elif not shared and (not of or None in shapes) and _width(arm) == _width(table.baseline):
+                reasons[seed] = "other initial values"
+            elif not shared:
                 reshaped.append(arm.label)
-    if unlike:
-        text = "; ".join(
-            f"{name}: other initial values{next(iter(seeds.values()))} ({_seed_list(seeds)})"
-            for name, seeds in unlike.items()
-        )
-        return Check("init", FAIL, text, list(unlike))
-    if reshaped:
-        return Check("init", WARN, "no parameter has the baseline's shape: " + ", ".join(dict.fromkeys(reshaped)))
-    partly = [f"{name} {shared} of {of}" for name, (shared, of) in shares.items() if shared < of]
-    note = f"; other shapes leave {', '.join(partly)}" if partly else ""
-    return Check("init", PASS, f"same initial normal numbers wherever name and shape agree{note}")
+        unlike[arm.label] = _at_seeds(reasons)
+        shared, of = min(shares, default=(0, 0))
+        if shared < of:
+            partly.append(f"{arm.label} {shared} of {of}")
+    if any(unlike.values()) or not reshaped:
+        note = f"; other shapes leave {', '.join(partly)}" if partly else ""
+        return _by_arm("init", unlike, f"same initial normal numbers wherever name and shape agree{note}")
+    return Check("init", WARN, "no parameter has the baseline's shape: " + ", ".join(dict.fromkeys(reshaped)))
 
 
 def _width(arm: Arm) -> Any:
     return (arm.config.get("model") or {}).get("d_model")
 
 
-def _schedule(baseline: Arm, arms: list[Arm]) -> Check:
+def _schedule(table: _Table) -> Check:
     """A baseline that did not end its schedule makes every arm incomparable."""
-    check = _each("schedule", [baseline, *arms], _unfinished, "every schedule ran to its end")
-    if baseline.label in check.arms:
-        check.arms = [arm.label for arm in arms]
+    reasons = {}
+    for arm in table.everyone:
+        short = {}
+        for seed, run in arm.runs.items():
+            steps = (run.config.get("resolved") or {}).get("steps")
+            done = run.figures.get("steps")
+            if run.record.state == "finished" and steps and done is not None and done < steps:
+                short[seed] = f"ended at step {done:.0f} of {steps}"
+        reasons[arm.label] = _at_seeds(short)
+    check = _by_arm("schedule", reasons, "every schedule ran to its end")
+    if table.baseline.label in check.arms:
+        check.arms = [arm.label for arm in table.arms]
     return check
 
 
-def _unfinished(arm: Arm) -> str:
-    """Finished runs that stopped before the end of their schedule."""
-    short = {}
-    for seed, run in arm.runs.items():
-        steps = ((run.config.get("resolved")) or {}).get("steps")
-        done = run.figures.get("steps")
-        if run.record.state == "finished" and steps and done is not None and done < steps:
-            short[seed] = f"ended at step {done:.0f} of {steps}"
-    return f"{next(iter(short.values()))} ({_seed_list(short)})" if short else ""
-
-
-def _budget(name: str, figure: str, arms: list[Arm], baseline: Arm, plan: Plan, breaks: bool) -> Check:
-    """Check a relative difference to the baseline: reported above 1%; above 5% it breaks a declared match.
+def _budget(figure: str, table: _Table) -> Check | None:
+    """A relative difference to the baseline: reported above 1%; above 5% it breaks a declared match.
 
     The difference is that of the pair that differs most. Seconds vary between runs, so their means are compared.
     """
-    base = baseline.mean(figure)
-    if not base:
-        return Check(name, WARN, "not recorded")
-    off: dict[str, tuple[float, str]] = {}
-    for arm in arms:
-        arm_mean, base_mean = arm.mean(figure), base
-        pairs = [(arm.value(s, figure), baseline.value(s, figure), s) for s in arm.runs if s in baseline.runs]
-        shares = {s: a / b - 1 for a, b, s in pairs if math.isfinite(a) and math.isfinite(b) and b}
-        if name == "seconds" and arm_mean is not None:
-            off[arm.label] = arm_mean / base_mean - 1, ""
+    match, baseline = table.terms.study.match, table.baseline
+    breaks = match == figure
+    if figure == "tokens":
+        breaks = match in ("none", "params", "tokens")
+    if table.terms.is_listed:
+        breaks = figure == "tokens"
+        if not all(arm.mean(figure) for arm in table.everyone):
+            return Check(figure, UNKNOWN, f"the source does not have {figure} for every arm")
+    elif figure == "seconds" and match != "seconds":
+        return None
+    base_mean = baseline.mean(figure)
+    if not base_mean:
+        return Check(figure, WARN, "not recorded")
+    limit = MISMATCH_WARN if figure == "tokens" else MISMATCH_FAIL
+    reported, broken = [], []
+    for arm in table.arms:
+        shares = {}
+        for seed in arm.runs:
+            ratio = arm.value(seed, figure) / (baseline.value(seed, figure) or math.nan)
+            if math.isfinite(ratio):
+                shares[seed] = ratio - 1
+        mean = arm.mean(figure)
+        where = ""
+        if figure == "seconds" and mean is not None:
+            share = mean / base_mean - 1
         elif shares:
             worst = max(shares, key=lambda seed: abs(shares[seed]))
-            alike = max(shares.values()) - min(shares.values()) < 1e-9
-            off[arm.label] = shares[worst], "" if alike else f" at seed {worst}"
-    reported = {label: share for label, (share, _) in off.items() if abs(share) > MISMATCH_WARN}
-    limit = MISMATCH_WARN if name == "tokens" else MISMATCH_FAIL
-    broken = [label for label, (share, _) in off.items() if breaks and abs(share) > limit]
-    text = ", ".join(f"{label} {share:+.1%}{off[label][1]}" for label, share in reported.items())
-    if reported and plan.match == name:
-        text += f" (match={name} was declared)"
-    return Check(name, FAIL if broken else WARN if reported else PASS, text or "within 1% of the baseline", broken)
+            share = shares[worst]
+            if max(shares.values()) - min(shares.values()) >= 1e-9:
+                where = f" at seed {worst}"
+        else:
+            continue
+        if abs(share) > MISMATCH_WARN:
+            reported.append(f"{arm.label} {share:+.1%}{where}")
+        if breaks and abs(share) > limit:
+            broken.append(arm.label)
+    if not reported:
+        return Check(figure, PASS, "within 1% of the baseline")
+    declared = f" (match={figure} was declared)" if match == figure else ""
+    return Check(figure, FAIL if broken else WARN, ", ".join(reported) + declared, broken)
 
 
-def _seeds(baseline: Arm, others: list[Arm], plan: Plan) -> Check:
-    planned = plan.seeds[: plan.looks[0]] if plan.looks else plan.seeds  # later looks are for undecided arms
-    arms = [arm for arm in others if arm.runs]
-    wanted = {*planned, *(() if plan.looks else baseline.runs)}
-    wanted = wanted if planned else wanted.union(*(arm.runs for arm in arms))
-    missing = {arm.label: sorted(wanted - arm.runs.keys()) for arm in (baseline, *others)}
-    reported = [f"{name} lacks {_seed_list(seeds)}" for name, seeds in missing.items() if seeds]
+def _seeds(table: _Table) -> Check:
+    terms, baseline, arms = table.terms, table.baseline, table.arms
+    if not terms.is_paired:
+        counts = ", ".join(f"{arm.label} {len(arm.runs)}" for arm in table.everyone)
+        return Check("seeds", WARN, f"arms and baseline do not share their seeds: unpaired; runs: {counts}")
     alone = [arm.label for arm in arms if not arm.runs.keys() & baseline.runs.keys()]
     if alone:
         return Check("seeds", FAIL, "no seed in common with the baseline: " + ", ".join(alone), alone)
-    copied = {arm.label: text for arm in (baseline, *arms) if (text := _copies(arm))}
+    copied = {arm.label: text for arm in table.everyone if (text := _copies(arm))}
     if copied:
         broken = [arm.label for arm in arms] if baseline.label in copied else list(copied)
         return Check("seeds", FAIL, "; ".join(f"{label}: {text}" for label, text in copied.items()), broken)
-    continued = [arm.label for arm in (baseline, *arms) if any(starts_from_weights(run) for run in arm.runs.values())]
-    started = f"; seeds differ in data order and dropout alone, not in the first weights: {', '.join(continued)}"
-    detail = "; ".join(reported) or f"{several(len(wanted), 'seed')}, complete and paired"
-    return Check("seeds", WARN if reported or continued else PASS, detail + (started if continued else ""))
+    wanted = {*terms.study.first_seeds}  # later looks are for undecided arms
+    if not terms.study.looks:
+        wanted |= baseline.runs.keys()
+    if not terms.study.seeds:
+        wanted = wanted.union(*(arm.runs for arm in arms))
+    lacking = []
+    for arm in (baseline, *table.others):
+        missing = sorted(wanted - arm.runs.keys())
+        if missing:
+            lacking.append(f"{arm.label} lacks {_seed_list(missing)}")
+    text = "; ".join(lacking) or f"{several(len(wanted), 'seed')}, complete and paired"
+    continued = [arm.label for arm in table.everyone if any(starts_from_weights(run) for run in arm.runs.values())]
+    if continued:
+        text += f"; seeds differ in data order and dropout alone, not in the first weights: {', '.join(continued)}"
+    return Check("seeds", WARN if lacking or continued else PASS, text)
 
 
 def starts_from_weights(run: Trained) -> bool:
@@ -289,119 +285,131 @@ def _copies(arm: Arm) -> str:
 
     Runs that start from a checkpoint begin with the same numbers: there only the batches distinguish seeds.
     """
-    met: dict[object, int] = {}
+    first_seeds: dict[object, int] = {}
     for seed, run in arm.runs.items():
-        begun = tuple(sorted((name, z) for name, (z, _) in run.init.items()))
-        batches = (run.record.summary or {}).get("batch_hash")
-        drawn = not starts_from_weights(run)
-        for kind, mark in (("initial values", begun if drawn else ()), ("batches", str(batches or ""))):
-            if mark and met.setdefault((kind, mark), seed) != seed:
-                one, other = arm.runs[met[kind, mark]].record.path.name, run.record.path.name
-                return f"the same {kind} at seeds {met[kind, mark]} and {seed} ({one} and {other})"
+        hashes: dict[str, object] = {}
+        if not starts_from_weights(run):
+            hashes["initial values"] = tuple(sorted((name, z) for name, (z, _) in run.init.items()))
+        hashes["batches"] = (run.record.summary or {}).get("batch_hash")
+        for kind, value in hashes.items():
+            first = first_seeds.setdefault((kind, value), seed) if value else seed
+            if first != seed:
+                names = f"{arm.runs[first].record.path.name} and {run.record.path.name}"
+                return f"the same {kind} at seeds {first} and {seed} ({names})"
     return ""
 
 
-def _stable(baseline: Arm) -> Check:
-    lost = failed_seeds(baseline.runs, baseline.runs)
-    if not lost:
-        return Check("baseline", PASS, "no run of the baseline failed to train")
-    hows = ", ".join(sorted(set(lost.values())))
-    return Check("baseline", WARN, f"the baseline failed to train at {_seed_list(lost)} ({hows}): those pairs are lost")
+def _stable(table: _Table) -> Check:
+    failed = failed_seeds(table.baseline.runs, table.baseline.runs)
+    if failed:
+        how = ", ".join(sorted(set(failed.values())))
+        text = f"the baseline failed to train at {_seed_list(failed)} ({how}): those pairs are lost"
+        return Check("baseline", WARN, text)
+    if table.terms.is_listed:
+        return Check("baseline", UNKNOWN, "no failure is listed")
+    return Check("baseline", PASS, "no run of the baseline failed to train")
 
 
-def _learning_rate(baseline: Arm, arms: list[Arm], plan: Plan) -> Check:
-    if not plan.lr_grid:
-        rates = sorted({arm.lr for arm in (baseline, *arms) if arm.lr is not None})
-        shared = f"one learning rate for all ({rates[0]:g})" if len(rates) == 1 else "no learning rate was tuned"
+def _learning_rate(table: _Table) -> Check:
+    study, baseline, everyone = table.terms.study, table.baseline, table.everyone
+    if not study.lr_grid:
+        rates = {arm.lr for arm in everyone}
+        if table.terms.is_listed and (len(rates) > 1 or None in rates):
+            how = "has no learning rates" if None in rates else "does not say how each arm's learning rate was chosen"
+            return Check(TUNING, UNKNOWN, f"the source {how}")
+        known = [rate for rate in rates if rate is not None]
+        shared = f"one learning rate for all ({known[0]:g})" if len(known) == 1 else "no learning rate was tuned"
         return Check(TUNING, WARN, f"{shared}: an arm whose best learning rate differs is penalized")
-    everyone = [baseline, *arms]
-    overlap = sorted(set(plan.tuning_seeds) & set(plan.seeds))
-    trials = {arm.label: _rates(arm) for arm in everyone}
+    trials = {arm.label: sorted(run.config["optim"]["lr"] for run in arm.tuning) for arm in everyone}
+    overlap = sorted(set(study.tuning_seeds) & set(study.seeds))
     unequal = [label for label, rates in trials.items() if rates != trials[baseline.label]]
     edge = [arm.label for arm in everyone if best_lr(arm)[1]]
     reported = []
     if overlap:
         reported.append(f"tuned on the seeds of the claim ({_seed_list(overlap)})")
     if unequal:
-        rates = (
-            f"{label} {', '.join(map('{:g}'.format, trials[label])) or 'none'}" for label in (baseline.label, *unequal)
-        )
-        reported.append("trials at other rates: " + "; ".join(rates))
+        listed = [f"{label} {_rate_list(trials[label], ', ') or 'none'}" for label in (baseline.label, *unequal)]
+        reported.append("trials at other rates: " + "; ".join(listed))
     if edge:
         reported.append("best at the edge of the grid: " + ", ".join(edge))
-    broken = [a.label for a in arms] if overlap or baseline.label in edge else list(dict.fromkeys([*unequal, *edge]))
     if reported:
+        broken = list(dict.fromkeys([*unequal, *edge]))
+        if overlap or baseline.label in edge:
+            broken = [arm.label for arm in table.arms]
         return Check(TUNING, FAIL, "; ".join(reported), broken)
     if not any(trials.values()):
         return Check(TUNING, WARN, "the study's learning-rate runs are missing")
-    count = len(trials[baseline.label])
-    failed = {arm.label: failed_rates(arm) for arm in everyone}
-    named = ", ".join(
-        f"{label} at {' and '.join(map('{:g}'.format, rates))}" for label, rates in failed.items() if rates
-    )
-    left_out = f"; left out, because a tuning run failed to train: {named}" if named else ""
-    return Check(TUNING, PASS, f"{count} trials for each arm at the same rates, best ones inside the grid{left_out}")
+    text = f"{len(trials[baseline.label])} trials for each arm at the same rates, best ones inside the grid"
+    failed = [f"{arm.label} at {_rate_list(rates, ' and ')}" for arm in everyone if (rates := failed_rates(arm))]
+    if failed:
+        text += f"; left out, because a tuning run failed to train: {', '.join(failed)}"
+    return Check(TUNING, PASS, text)
 
 
-def _rates(arm: Arm) -> list[float]:
-    """The learning rate of each tuning run."""
-    return sorted(run.config["optim"]["lr"] for run in arm.tuning)
+def _rate_list(rates: list[float], between: str) -> str:
+    return between.join(f"{rate:g}" for rate in rates)
 
 
-def _code(baseline: Arm, arms: list[Arm], excluded: list[Excluded]) -> Check:
+def _code(table: _Table) -> Check:
     """Runs made by different code are not a pair. Libraries, machine and uncommitted changes only give a WARN."""
-    made = {arm.label: _runs_by_code(arm) for arm in (baseline, *arms)}
+    made = {arm.label: _runs_by_code(arm) for arm in table.everyone}
+    base_made = made[table.baseline.label]
     unlike: dict[str, list[str]] = {}
-    for arm in arms:
-        pairs = combinations((made[baseline.label] | made[arm.label]).values(), 2)
-        others = [run for label, runs in made.items() if label != arm.label for run in runs.values() if run.plugins]
-        reasons = [*starmap(unlike_code, pairs), *starmap(unlike_plugins, product(made[arm.label].values(), others))]
-        if reason := ", ".join(dict.fromkeys(filter(None, reasons))):
+    for arm in table.arms:
+        own = made[arm.label]
+        reasons = [unlike_code(run, other) for run, other in combinations((base_made | own).values(), 2)]
+        for label, runs in made.items():
+            if label != arm.label:
+                reasons += [unlike_plugins(run, other) for run, other in product(own.values(), runs.values())]
+        reason = ", ".join(dict.fromkeys(filter(None, reasons)))
+        if reason:
             unlike.setdefault(reason, []).append(arm.label)
     if unlike:
-        texts = [f"{reason} between the baseline and {', '.join(names)}" for reason, names in unlike.items()]
-        return Check("code", FAIL, "; ".join(texts), [name for names in unlike.values() for name in names])
-    everyone = [run for runs in made.values() for run in runs.values()]
-    commits = sorted({str(run.env["git_commit"])[:8] for run in everyone if run.env.get("git_commit")})
-    same = f"same code (commit {', '.join(commits[:3]) or 'not recorded'})"
-    notes = _environments([run for arm in (baseline, *arms) for run in arm.runs.values()])
-    if newer := [out.newer_code for out in excluded if out.newer_code]:
+        texts = [f"{reason} between the baseline and {', '.join(labels)}" for reason, labels in unlike.items()]
+        return Check("code", FAIL, "; ".join(texts), [label for labels in unlike.values() for label in labels])
+    runs = [run for by_code in made.values() for run in by_code.values()]
+    notes = _environments([run for arm in table.everyone for run in arm.runs.values()])
+    newer = [run.newer_code for run in table.excluded if run.newer_code]
+    if newer:
         notes.insert(0, f"{len(newer)} newer runs are left out: the study was launched last by other code ({newer[0]})")
-    if any(run.code is None for run in everyone):
-        return Check("code", WARN, "; ".join([f"{NOT_RECORDED}; all by {everyone[0].source}", *notes]))
+    if any(run.code is None for run in runs):
+        return Check("code", WARN, "; ".join([f"{NOT_RECORDED}; all by {runs[0].source}", *notes]))
+    commits = sorted({str(run.env["git_commit"])[:8] for run in runs if run.env.get("git_commit")})
+    same = f"same code (commit {', '.join(commits[:3]) or 'not recorded'})"
     return Check("code", WARN, "; ".join([same, *notes])) if notes else Check("code", PASS, f"{same} and environment")
 
 
 def _runs_by_code(arm: Arm) -> dict[object, Trained]:
     """One run for each version of the code that made runs of the arm, at any learning rate."""
-    runs = [*arm.tuning, *(run for each in (arm, arm.tuned, arm.shared) if each for run in each.runs.values())]
+    runs = list(arm.tuning)
+    for variant in (arm, arm.tuned, arm.shared):
+        runs += variant.runs.values() if variant else []
     return {(run.source, run.plugins): run for run in runs}
 
 
 def _environments(runs: list[Trained]) -> list[str]:
     """The conditions under which the finished runs were not trained alike."""
-
-    def facts(run: Trained) -> dict[str, str]:
-        summary, packages = run.record.summary or {}, run.env.get("packages") or {}
-        return {
-            "python": str(run.env.get("python") or ""),
-            **{name: str(packages.get(name) or "") for name in LIBRARIES},
-            **_machine(run),
-            "compiled programs": str(summary.get("programs", "")),
-            "graph breaks": str(summary.get("graph_breaks", "")),
-            "host": str(run.env.get("host")),
-        }
-
     finished = [run for run in runs if run.record.state == "finished"]
-    seen: dict[str, set[str]] = {}
+    values: dict[str, set[str]] = {}
     for run in finished:
-        for name, value in facts(run).items():
+        for name, value in _environment(run).items():
             if value:
-                seen.setdefault(name, set()).add(value)
-    reported = [f"{name} {' and '.join(sorted(values))}" for name, values in seen.items() if len(values) > 1]
+                values.setdefault(name, set()).add(value)
+    reported = [f"{name} {' and '.join(sorted(texts))}" for name, texts in values.items() if len(texts) > 1]
     if any(run.env.get("git_dirty") for run in finished):
         reported.append("uncommitted changes in the code")
     return reported
+
+
+def _environment(run: Trained) -> dict[str, str]:
+    summary, packages = run.record.summary or {}, run.env.get("packages") or {}
+    facts = {"python": str(run.env.get("python") or "")}
+    facts |= {name: str(packages.get(name) or "") for name in LIBRARIES}
+    facts |= _machine(run)
+    facts["compiled programs"] = str(summary.get("programs", ""))
+    facts["graph breaks"] = str(summary.get("graph_breaks", ""))
+    facts["host"] = str(run.env.get("host"))
+    return facts
 
 
 def _machine(run: Trained) -> dict[str, str]:
@@ -415,34 +423,77 @@ def _machine(run: Trained) -> dict[str, str]:
     }
 
 
+def _same_machine(table: _Table) -> Check | None:
+    if not table.terms.endpoint.timed:
+        return None
+    return _by_arm("machine", {arm.label: other_machine(arm, table.baseline) for arm in table.arms}, "same machine")
+
+
 def other_machine(arm: Arm, baseline: Arm) -> str:
     """How the machines of an arm and of the baseline differ, so that neither speed nor memory compares; or ''."""
-
-    def seen(runs: Iterable[Trained]) -> dict[str, set[str]]:
-        facts = [_machine(run) for run in runs if run.record.state == "finished"]
-        return {name: {each[name] for each in facts} for name in (facts[0] if facts else ())}
-
-    own, other = seen(arm.runs.values()), seen(baseline.runs.values())
-    unlike = [name for name in own if name in other and own[name] != other[name]]
-    return ", ".join(
-        f"{name} {' and '.join(sorted(own[name]))}, not {' and '.join(sorted(other[name]))}" for name in unlike
+    machines, base_machines = (
+        [_machine(run) for run in each.runs.values() if run.record.state == "finished"] for each in (arm, baseline)
     )
+    unlike = []
+    if machines and base_machines:
+        for name in machines[0]:
+            values = {machine[name] for machine in machines}
+            base_values = {machine[name] for machine in base_machines}
+            if values != base_values:
+                unlike.append(f"{name} {' and '.join(sorted(values))}, not {' and '.join(sorted(base_values))}")
+    return ", ".join(unlike)
 
 
-def _plan(plan: Plan, arms: list[Arm]) -> Check:
-    if not plan.name:
+def _plan(table: _Table) -> Check:
+    terms = table.terms
+    if not terms.name:
         return Check("plan", WARN, "no study.yaml: arms, seeds and endpoint were not fixed before the runs")
-    reported = [f"amendments after the first run: {len(plan.amendments)}"] if plan.amendments else []
-    if strangers := [arm.label for arm in arms if arm.name not in {plan.baseline, *plan.arms}]:
+    reported = list(terms.exploratory)
+    if terms.study.amendments:
+        reported.append(f"amendments after the first run: {len(terms.study.amendments)}")
+    strangers = [arm.label for arm in table.everyone if arm.name not in (terms.baseline, *terms.arm_names)]
+    if strangers:
         reported.append(f"not an arm of the study: {', '.join(strangers)}")
-    if reported := [*plan.exploratory, *reported]:
+    if reported:
         return Check("plan", WARN, "; ".join(reported))
-    return Check("plan", PASS, f"arms, seeds and endpoint ({plan.endpoint.name}) were fixed before the runs")
+    return Check("plan", PASS, f"arms, seeds and endpoint ({terms.endpoint.name}) were fixed before the runs")
 
 
-def _excluded(excluded: list[Excluded]) -> Check:
-    text = f"excluded runs, listed below: {len(excluded)}" if excluded else "no run is excluded"
-    return Check("excluded", WARN if excluded else PASS, text)
+def _excluded(table: _Table) -> Check:
+    if table.excluded:
+        return Check("excluded", WARN, f"excluded runs, listed below: {len(table.excluded)}")
+    if table.terms.is_listed:
+        return Check("excluded", UNKNOWN, "the source does not say whether runs were left out of it")
+    return Check("excluded", PASS, "no run is excluded")
+
+
+def _text(table: _Table) -> Check | None:
+    """Of our own runs it is checked by `text`, when the differences are known."""
+    return None
+
+
+CONDITIONS: tuple[tuple[str, Callable[[_Table], Check | None], str], ...] = (
+    ("evaluation", _evaluation, "the validation tokens are the same"),
+    ("batches", _batches, "runs of one seed saw the same batches"),
+    ("init", _init, "runs of one seed began with the same numbers"),
+    ("schedule", _schedule, "every schedule ran to its end"),
+    ("tokens", partial(_budget, "tokens"), ""),
+    ("params", partial(_budget, "params"), "the arms have the same number of parameters"),
+    ("flops", partial(_budget, "flops"), "the arms cost the same"),
+    ("seconds", partial(_budget, "seconds"), ""),
+    ("seeds", _seeds, ""),
+    ("baseline", _stable, ""),
+    (TUNING, _learning_rate, ""),
+    ("code", _code, "the code and the environment were the same"),
+    ("machine", _same_machine, ""),
+    ("plan", _plan, "arms, seeds and endpoint were fixed before the runs"),
+    ("excluded", _excluded, ""),
+    (TEXT, _text, "more validation text would help more than more seeds"),
+)
+"""Each condition, how it is checked, and its question where no table of results can prove it."""
+
+
+# ------------------------------------------------------------------------------------------------- text and its sample
 
 
 def error_over_text(arm: Arm, baseline: Arm, seeds: list[int], endpoint: str) -> tuple[float | None, str]:
@@ -455,12 +506,12 @@ def error_over_text(arm: Arm, baseline: Arm, seeds: list[int], endpoint: str) ->
         return None, ""
     if endpoint not in ("val_loss", "val_bpb"):
         return None, f"{endpoint} is not recorded by window of text"
-    reasons = {seed: reason for seed in seeds if (reason := _other_windows(arm.runs[seed], baseline.runs[seed]))}
-    if reasons:
-        return None, f"{next(iter(reasons.values()))} ({_seed_list(reasons)})"
-    arm_windows, base_windows = (
-        [run.windows for seed in seeds if (run := each.runs[seed]).windows] for each in (arm, baseline)
-    )
+    reason = _at_seeds({seed: _other_windows(arm.runs[seed], baseline.runs[seed]) for seed in seeds})
+    if reason:
+        return None, reason
+    windows = [(arm.runs[seed].windows, baseline.runs[seed].windows) for seed in seeds]
+    arm_windows = [of_arm for of_arm, _ in windows if of_arm]
+    base_windows = [of_baseline for _, of_baseline in windows if of_baseline]
     error = text_error(arm_windows, base_windows)
     if error is None:
         return None, f"all {base_windows[0].tokens} validation tokens are one block; raise train.eval_tokens"
@@ -470,13 +521,13 @@ def error_over_text(arm: Arm, baseline: Arm, seeds: list[int], endpoint: str) ->
     return error, ""
 
 
-def _other_windows(arm_run: Trained, twin: Trained) -> str:
-    if arm_run.windows is None or twin.windows is None:
+def _other_windows(run: Trained, base_run: Trained) -> str:
+    if run.windows is None or base_run.windows is None:
         return "losses by window of text not recorded"
-    for run in (arm_run, twin):
-        if run.windows and not math.isclose(run.windows.mean, run.figures.get("val_loss", math.nan), rel_tol=1e-6):
+    for each in (run, base_run):
+        if each.windows and not math.isclose(each.windows.mean, each.figures.get("val_loss", math.nan), rel_tol=1e-6):
             return "losses by window do not average to val_loss"
-    return "" if np.array_equal(arm_run.windows.places, twin.windows.places) else "other windows of text"
+    return "" if np.array_equal(run.windows.places, base_run.windows.places) else "other windows of text"
 
 
 def text(baseline: Arm, errors: Mapping[str, tuple[float, float]], lacking: Mapping[str, str]) -> Check:

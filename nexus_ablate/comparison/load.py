@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,19 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from msgspec import to_builtins
 
 from nexus_ablate.comparison.curves import Curves, read_curves
-from nexus_ablate.comparison.endpoint import Endpoint
+from nexus_ablate.comparison.terms import Terms, read_terms
 from nexus_ablate.comparison.windows import WindowLosses, read_windows
-from nexus_ablate.console import several
 from nexus_ablate.errors import ConfigError, UserError, printable
 from nexus_ablate.provenance import code_of, source_hash
 from nexus_ablate.runs import SETTLED, RunRecord, find_runs, read_run
 from nexus_ablate.runs.formats import INIT
 from nexus_ablate.runs.record import last_row, read_document
-from nexus_ablate.study.decoding import read_study
-from nexus_ablate.study.schema import Expectation, Study
 
 RUN_NAME = re.compile(r"s\d+-[0-9a-f]{8}(-r\d+)?")
 CLAIMED = {"val_loss": "val/loss", "tokens": "tokens", "steps": "step"}
@@ -118,74 +113,13 @@ class Excluded:
     newer_code: str = ""
 
 
-@dataclass(frozen=True)
-class Plan:
-    """A study as it was fixed before its runs (study.yaml)."""
-
-    name: str
-    place: str = ""
-    """The study as one types it after a verb: its name, or its directory where that is not in runs/."""
-    question: str = ""
-    baseline: str = "baseline"
-    arms: dict[str, dict[str, Any]] = field(default_factory=dict)
-    seeds: tuple[int, ...] = ()
-    endpoint: Endpoint = Endpoint()
-    """What decides: the primary endpoint."""
-    secondary: tuple[Endpoint, ...] = ()
-    family: int = 0
-    """Comparisons that share the 5% of the table at the least, where it shows fewer of them."""
-    delta_min_tokens: float = 0.0
-    """The share of training tokens that the margin of the primary endpoint is worth, if it was given so."""
-    share: float = 1.0
-    """Of the 5%, for the table of the endpoint: less where other endpoints or strata get a verdict too."""
-    expects: tuple[Expectation, ...] = ()
-    requires: tuple[tuple[str, str], ...] = ()
-    """What the baseline's runs must show for the claim to be testable: a measure and a condition, `>= 0.2`."""
-    claim: str = ""
-    stratum: str = ""
-    """The stratum that this study is, of the study `of`."""
-    of: str = ""
-    all_strata: tuple[str, ...] = ()
-    """The strata of the study `of`."""
-    rung: int = 0
-    """Of a stratum that is a size of a ladder: its n_layers."""
-    match: str = "none"
-    lr_grid: tuple[float, ...] = ()
-    tuning_seeds: tuple[int, ...] = ()
-    looks: tuple[int, ...] = ()
-    """How many seeds each look has; the arms that are undecided get those of the next one."""
-    look_weights: tuple[float, ...] = ()
-    """Each look's share of the 5%."""
-    exploratory: tuple[str, ...] = ()
-    """What was chosen when results had been seen, which an interval takes no account of; () where nothing was."""
-    amendments: tuple[str, ...] = ()
-    source: str = ""
-    """Hash of the code of the last launch."""
-    equal: tuple[tuple[str, str], ...] = ()
-    """Requested overrides that give the same configuration as another arm, and that arm."""
-    refused: tuple[tuple[str, str], ...] = ()
-    """Overrides that cannot be run, and why."""
-    listed: bool = False
-    """The runs are rows of a table that was made elsewhere, with nothing but their results."""
-    paired: bool = True
-    """Whether arms share seeds with the baseline."""
-    step: float = 0.0
-    """To which a table made elsewhere rounded the endpoint."""
-
-
-def amends_claim(amendments: Iterable[str]) -> bool:
-    """Whether a claim, or what decides it, was among what `Plan.amendments` lists."""
-    changes = [change for line in amendments for change in line.partition(": ")[2].split("; ")]
-    return any(change.startswith(("claim: ", "expects: ", "requires: ", "endpoints: ")) for change in changes)
-
-
 @dataclass
 class Collection:
-    """Everything in scope of a comparison: what can be used, what cannot, and the studies' plans by study."""
+    """Everything in scope of a comparison: what can be used, what cannot, and the terms of each study."""
 
     runs: list[Trained]
     excluded: list[Excluded]
-    plans: dict[str, Plan]
+    terms: dict[str, Terms]
 
 
 def collect(dirs: Iterable[Path]) -> Collection:
@@ -215,7 +149,7 @@ def collect(dirs: Iterable[Path]) -> Collection:
         )
     for folder in sorted({p.parent.parent for p in paths}):
         if os.path.lexists(folder / "study.yaml"):
-            collection.plans[folder.name] = read_plan(folder / "study.yaml")
+            collection.terms[folder.name] = read_terms(folder)
     return collection
 
 
@@ -305,66 +239,3 @@ def _strangers(dirs: list[Path], runs: set[Path]) -> list[tuple[Path, str]]:
                 elif path.resolve() not in runs and (RUN_NAME.fullmatch(name) or here in arms):
                     reasons[path] = "not a run: no status.json"
     return sorted(reasons.items())
-
-
-def read_plan(path: Path) -> Plan:
-    """A study.yaml.
-
-    Raises:
-        UserError: It is damaged or a value in it has no meaning.
-    """
-    directory = Path(os.path.realpath(path.parent))  # a directory that the user names may be a link
-    study = read_study(directory)
-    if study is None:
-        return Plan(path.parent.name, place=_place(directory))
-    endpoint, *secondary = endpoints_of(study)
-    return Plan(
-        name=path.parent.name,
-        place=_place(directory),
-        question=study.question,
-        arms={arm.name: to_builtins(arm) for arm in study.arms},
-        seeds=tuple(study.seeds),
-        endpoint=endpoint,
-        secondary=tuple(secondary),
-        delta_min_tokens=study.primary.tokens,
-        share=study.share,
-        expects=tuple(study.expects),
-        requires=tuple(study.requires.items()),
-        claim=study.claim,
-        stratum=study.stratum,
-        of=study.of,
-        all_strata=tuple(study.all_strata),
-        rung=study.rung,
-        match=study.match,
-        lr_grid=tuple(study.lr_grid),
-        tuning_seeds=tuple(study.tuning_seeds),
-        looks=tuple(study.looks),
-        look_weights=tuple(study.look_weights),
-        exploratory=tuple(_chosen_late(study)),
-        amendments=tuple(f"{a.when}: {'; '.join(a.changes)}" for a in study.amendments),
-        source=study.source,
-        equal=tuple((" ".join(e.overrides), e.arm) for e in study.equal),
-        refused=tuple((" ".join(r.overrides), r.reason) for r in study.refused),
-    )
-
-
-def _chosen_late(study: Study) -> Iterable[str]:
-    """What a study.yaml says of seeds, looks and their weights that were chosen after the first run."""
-    added = [seed for entry in study.added for seed in entry.seeds]
-    if added:
-        yield f"{several(len(added), 'seed')} added after the others had been looked at ({', '.join(map(str, added))})"
-    amended = {change.partition(":")[0] for each in study.amendments for change in each.changes}
-    if late := sorted(amended & {"looks", "look_weights", "share", *(() if added else ("seeds",))}):
-        yield f"{', '.join(late)} amended after the first run"
-
-
-def _place(directory: Path) -> str:
-    here = Path.cwd().resolve()
-    if directory.parent == here / "runs":
-        return shlex.quote(directory.name)
-    return shlex.quote(str(directory.relative_to(here) if directory.is_relative_to(here) else directory))
-
-
-def endpoints_of(study: Study) -> list[Endpoint]:
-    """The endpoints of a study, the primary first."""
-    return [Endpoint(e.name, None if e.delta_min == "auto" else e.delta_min) for e in study.endpoints]

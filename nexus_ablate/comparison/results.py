@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from nexus_ablate.comparison.arms import Arm
 from nexus_ablate.comparison.endpoint import Endpoint
 from nexus_ablate.comparison.fairness import FAIL, Check
-from nexus_ablate.comparison.load import Excluded, Plan
+from nexus_ablate.comparison.load import Excluded
 from nexus_ablate.comparison.statistics import Effect, Interval
+from nexus_ablate.comparison.terms import Terms
 from nexus_ablate.comparison.verdict import DIVERGED, NOT_COMPARABLE, UNSTABLE, Verdict
 
 if TYPE_CHECKING:
@@ -46,7 +47,15 @@ class ArmResult:
         values: The endpoint at each seed.
         differences: The difference at each seed; None without a pair.
         effect: The difference with the interval that decided.
+        runs: Runs with a result, of which `failed` failed to train, each with how.
+        waiting: Runs without a result yet.
         unmeasured: Seeds at which the arm and the baseline trained and one of them lacks the endpoint.
+        compared: Seeds at which both have a value; of unpaired runs, the smaller number of the two.
+        unfair: Fairness conditions that the arm breaks.
+        is_identical: All losses equal the baseline's to the last bit.
+        saturated: The word of AT_CHANCE and AT_CEILING that holds, if one does.
+        family: Arms that share the 5%.
+        arms: Arms whose failures to train are tested together.
         text_se: Standard error of the difference over blocks of validation text.
         look: The look that the verdict is of, from 1; 0 in a study without looks.
         seeds_to_decide: Seeds that would decide an effect of the measured size with 80% power.
@@ -59,19 +68,28 @@ class ArmResult:
     """
 
     arm: str
-    endpoint: Endpoint
-    verdict: Verdict | None
-    seeds: list[int]
-    values: list[float | None]
-    differences: list[float | None]
+    endpoint: Endpoint = Endpoint()
+    verdict: Verdict | None = None
+    seeds: list[int] = field(default_factory=list)
+    values: list[float | None] = field(default_factory=list)
+    differences: list[float | None] = field(default_factory=list)
     stratum: str = ""
     name: str = ""
     is_baseline: bool = False
     is_primary: bool = True
     delta_min: float = 0.0
-    waiting: int = 0
+    runs: int = 0
     failed: dict[int, str] = field(default_factory=dict)
+    waiting: int = 0
     unmeasured: int = 0
+    compared: int = 0
+    baseline_runs: int = 0
+    baseline_failed: int = 0
+    unfair: list[str] = field(default_factory=list)
+    is_identical: bool = False
+    saturated: str = ""
+    family: int = 1
+    arms: int = 1
     mean: float | None = None
     sd: float | None = None
     effect: Effect | None = None
@@ -230,7 +248,7 @@ class Stratum:
         shared_runs: Runs at the study's learning rate of arms that are judged at their own.
         arms: The arms behind the rows, in the same order, for the curves.
         regime: The baseline's regime, then what it rules out, one line each.
-        plan: The study.yaml behind it.
+        terms: What the study fixed before its runs, and what was chosen later.
     """
 
     question: str
@@ -259,12 +277,12 @@ class Stratum:
     refused: list[tuple[str, str]]
     regime: list[str]
     arms: list[Arm] = field(repr=False, default_factory=list)
-    plan: Plan = field(repr=False, default_factory=lambda: Plan(""))
+    terms: Terms = field(repr=False, default=Terms())
 
     @property
     def name(self) -> str:
         """The stratum's name; '' in a study without strata."""
-        return self.plan.stratum
+        return self.terms.stratum
 
     @property
     def failed(self) -> list[Check]:

@@ -46,8 +46,8 @@ def over_rungs(tables: Sequence[Stratum]) -> list[Scaling]:
     Args:
         tables: A comparison for each rung; [] is returned if there are fewer than two rungs or three seeds.
     """
-    tables = sorted(tables, key=lambda table: table.plan.rung)
-    if len(tables) < 2 or not all(table.plan.rung for table in tables):
+    tables = sorted(tables, key=lambda table: table.terms.study.rung)
+    if len(tables) < 2 or not all(table.terms.study.rung for table in tables):
         return []
     by_name = [{arm.name: arm for arm in table.arms} for table in tables]
     bases = [table.arms[0] for table in tables]

@@ -200,13 +200,13 @@ def run_records(comparison: Comparison) -> list[dict[str, Any]]:
 
 def _beyond_rows(comparison: Comparison) -> list[str]:
     """What verdicts rest on that rows don't show, so that a table of them would claim more."""
-    plan = comparison.plan
+    terms = comparison.terms
     reasons = list(comparison.exploratory)
     if comparison.looks:
         reasons.append("the looks of the study chose its seeds")
-    if plan.family >= len(comparison.rows):
-        reasons.append(f"{plan.family} pairs of arms share the 5%")
-    if plan.share < 1:
+    if terms.family >= len(comparison.rows):
+        reasons.append(f"{terms.family} pairs of arms share the 5%")
+    if terms.share < 1:
         reasons.append("other endpoints or strata share the 5%")
     return reasons
 
@@ -229,7 +229,7 @@ def json_text(findings: Findings) -> str:
 
 def _json_values(comparison: Comparison) -> dict[str, Any]:
     """Everything that a comparison holds; its rows with every column of the CSV."""
-    values = {name: value for name, value in vars(comparison).items() if name not in ("arms", "plan")}
+    values = {name: value for name, value in vars(comparison).items() if name not in ("arms", "terms")}
     frame = arms_frame(comparison).astype(object)
     columns = frame.where(frame.notna(), None).to_dict("records")
     rows = [{**column, **vars(row)} for column, row in zip(columns, comparison.rows, strict=True)]

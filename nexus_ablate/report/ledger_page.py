@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nexus_ablate.comparison.endpoint import Endpoint
-from nexus_ablate.comparison.load import amends_claim
+from nexus_ablate.comparison.terms import amends_claim
 from nexus_ablate.console import several
 
 if TYPE_CHECKING:

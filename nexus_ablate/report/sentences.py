@@ -51,7 +51,7 @@ def basis(comparison: Comparison) -> list[str]:
     if comparison.looks:
         looks = ", ".join(map(str, comparison.looks))
         lines.append(f"looks at {looks} seeds share the 5%; {comparison.look} of {len(comparison.looks)} are complete")
-    if not comparison.plan.paired:
+    if not comparison.terms.is_paired:
         lines.append(
             "unpaired, since the arms share no seeds: each is judged by Welch's t-test against the baseline, with "
             "intervals that are simultaneous over all arms (Sidak)"
@@ -67,7 +67,7 @@ def basis(comparison: Comparison) -> list[str]:
     if name != comparison.baseline:
         lines.append(f"{comparison.baseline} is {name}")
     if comparison.exploratory:
-        place = comparison.plan.place
+        place = comparison.terms.place
         fresh = f"; nexus-ablate study {place} --confirm judges fresh seeds alone" if place else ""
         lines.append(f"exploratory: {'; '.join(comparison.exploratory)}{fresh}")
     if seeds < CLAIM_SEEDS:
@@ -110,7 +110,7 @@ def claim_lines(findings: Findings) -> list[str]:
     claim = findings.claim
     if claim is None:
         judged = f"the claim is judged over all strata: nexus-ablate compare {shlex.quote(str(findings.whole))}"
-        return [judged] if findings.whole and findings.tables[0].plan.claim else []
+        return [judged] if findings.whole and findings.tables[0].terms.study.claim else []
     lines = [requirement.sentence for requirement in claim.requirements]
     for expected in claim.results:
         stratum = f"{expected.stratum}: " if expected.stratum else ""
@@ -121,7 +121,7 @@ def claim_lines(findings: Findings) -> list[str]:
 def missing_lines(findings: Findings) -> list[str]:
     """The strata without a result, and the arms of a ladder without a compute multiplier."""
     lines = [f"stratum {name}: no result yet ({states})" for name, states in findings.missing.items()]
-    if not any(table.plan.rung for table in findings.tables):
+    if not any(table.terms.study.rung for table in findings.tables):
         return lines
     if findings.missing:
         return [*lines, "compute multipliers are read when every size has results"]

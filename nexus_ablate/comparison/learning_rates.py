@@ -10,35 +10,36 @@ from nexus_ablate.comparison.arms import Arm
 from nexus_ablate.comparison.differences import science_key
 from nexus_ablate.comparison.endpoint import Endpoint
 from nexus_ablate.comparison.failures import failure
-from nexus_ablate.comparison.load import Plan
 from nexus_ablate.comparison.statistics import Interval, mean_interval
 from nexus_ablate.errors import ConfigError
+from nexus_ablate.study.schema import Study
 
 CRITERION = "val_loss"
 """What learning rates are chosen by, whatever the endpoint: a rate for the largest sink rate would answer nothing."""
 
 
-def attach(baseline: Arm, others: list[Arm], plan: Plan) -> list[Arm]:
+def attach(baseline: Arm, others: list[Arm], study: Study) -> list[Arm]:
     """Move tuning runs, and copies of an arm at its own best learning rate, to the arm that they belong to.
 
     The arm of the table is the one at the learning rate that the study gives it; the rest of its grid differs from it
     in nothing but the rate.
     """
     everyone = [baseline, *others]
+    planned = {arm.name for arm in study.arms}
     keys = {id(arm): science_key(arm.config, without=("optim.lr",)) for arm in everyone}
     owners: dict[str, Arm] = {}
     for arm in everyone:
-        if arm is baseline or arm.name in plan.arms or arm.lr == baseline.lr:
+        if arm is baseline or arm.name in planned or arm.lr == baseline.lr:
             owners.setdefault(keys[id(arm)], arm)
-    only_tuning = set(plan.tuning_seeds) - set(plan.seeds)
+    only_tuning = set(study.tuning_seeds) - set(study.seeds)
     kept = []
     for arm in everyone:
         owner = owners.get(keys[id(arm)], arm)
-        owner.tuning += [run for seed, run in arm.runs.items() if seed in plan.tuning_seeds]
+        owner.tuning += [run for seed, run in arm.runs.items() if seed in study.tuning_seeds]
         arm.runs = {seed: run for seed, run in arm.runs.items() if seed not in only_tuning}
     for arm in others:
         owner = owners.get(keys[id(arm)], arm)
-        if arm is owner or arm.name in plan.arms:
+        if arm is owner or arm.name in planned:
             kept.append(arm)
         elif arm.runs and arm.lr == best_lr(owner)[0]:
             owner.tuned = arm

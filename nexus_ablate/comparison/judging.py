@@ -1,0 +1,322 @@
+"""Arms against their baseline on one endpoint: which seeds count, what each arm is judged by, and its verdict.
+
+A study of fixed seeds is judged once, over all of them. A study with looks is judged at each look whose runs are
+complete, at a share of the 5% that is fixed beforehand; an arm keeps the verdict of the look that decided it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nexus_ablate.comparison.arms import Arm
+from nexus_ablate.comparison.cell import CellResult, Pairs, judge_cell
+from nexus_ablate.comparison.decision import decide, seeds_for_margin, seeds_to_decide
+from nexus_ablate.comparison.endpoint import Endpoint
+from nexus_ablate.comparison.failures import failed_seeds
+from nexus_ablate.comparison.learning_rates import shared_difference
+from nexus_ablate.comparison.pairs import same_curves
+from nexus_ablate.comparison.results import ArmResult
+from nexus_ablate.comparison.statistics import LEVEL, Array, Interval
+from nexus_ablate.comparison.terms import Terms
+from nexus_ablate.comparison.verdict import UNDECIDED
+
+SHARE_THAT_MATTERS = 0.002
+"""Of the baseline's loss: the smallest difference that matters unless a study declares it, or the noise if larger."""
+EXACT = 1e-9
+"""Numbers with fewer decimals than this step were rounded."""
+
+
+@dataclass
+class ResultTable:
+    """The results of the runs, arms x seeds, the baseline first.
+
+    Attributes:
+        names: The arms' directories, and `labels` their names in tables.
+        values: The endpoint; `losses` is on its scale; NaN where there is no result or the run failed to train.
+        ended: Whether a run has a result, a failure to train included.
+        failed: By arm, the seeds at which it failed to train, and how.
+        same: Whether a run's losses equal the baseline's to the last bit.
+        unfair: By arm, the fairness conditions that it breaks.
+        begun: By arm, seeds of runs without a result.
+        at_shared_lr: By arm, the difference at the study's learning rate, where arms are judged at their own.
+        saturated: By arm, the word for it and the baseline where both are at chance or at the ceiling.
+    """
+
+    names: list[str]
+    labels: list[str]
+    seeds: list[int]
+    values: Array
+    losses: Array
+    ended: NDArray[np.bool_]
+    failed: list[dict[int, str]]
+    same: NDArray[np.bool_]
+    unfair: list[list[str]]
+    begun: list[set[int]]
+    at_shared_lr: list[Interval | None]
+    saturated: list[str]
+
+
+@dataclass
+class Judgement:
+    """All arms on one endpoint, the baseline first.
+
+    Attributes:
+        delta_min_source: Where the smallest difference that matters comes from.
+        family: Arms that share the 5%.
+        noisy: The rows that are noisier than the rest, for which every arm is judged alone.
+        look: Looks that are complete; 0 in a study without looks.
+        undecided: Names of the arms that the next look is for.
+    """
+
+    results: list[ArmResult]
+    delta_min: float
+    delta_min_source: str
+    family: int
+    noisy: list[int]
+    look: int = 0
+    undecided: list[str] = field(default_factory=list)
+
+
+def table_of(arms: list[Arm], unfair: list[list[str]], terms: Terms) -> ResultTable:
+    """The table of some arms, the baseline first."""
+    base, endpoint = arms[0], terms.endpoint
+    if terms.study.looks:
+        seeds = list(terms.study.seeds)
+    elif terms.is_paired:
+        seeds = sorted(base.runs)
+    else:
+        seeds = sorted(set().union(*(arm.runs for arm in arms)))
+    failed = [failed_seeds(arm.runs, base.runs) for arm in arms]
+    values = np.array([arm.values(endpoint.name, seeds) for arm in arms])
+    for row, failures in zip(values, failed, strict=True):
+        row[[seed in failures for seed in seeds]] = np.nan
+    losses = np.array([arm.on_scale(endpoint, seeds) for arm in arms])
+    losses[~np.isfinite(values)] = np.nan
+    return ResultTable(
+        names=[arm.name for arm in arms],
+        labels=[arm.label for arm in arms],
+        seeds=seeds,
+        values=np.where(np.isfinite(losses), values, np.nan),
+        losses=losses,
+        ended=np.array([[seed in arm.runs for seed in seeds] for arm in arms]),
+        failed=failed,
+        same=np.array([[_is_same(arm, base, seed, terms) for seed in seeds] for arm in arms]),
+        unfair=unfair,
+        begun=[{run.seed for run in arm.waiting if run.seed is not None} for arm in arms],
+        at_shared_lr=[shared_difference(arm, base, endpoint) if arm is not base else None for arm in arms],
+        saturated=[_saturation(arm, base, seeds, endpoint) for arm in arms],
+    )
+
+
+def _is_same(arm: Arm, base: Arm, seed: int, terms: Terms) -> bool:
+    if seed not in arm.runs or seed not in base.runs or not terms.is_paired:
+        return False
+    if terms.is_listed:  # a row has nothing but its endpoint; rounded ones may be equal by chance
+        return terms.step < EXACT
+    return same_curves(arm.runs[seed], base.runs[seed])
+
+
+def _saturation(arm: Arm, base: Arm, seeds: list[int], endpoint: Endpoint) -> str:
+    return endpoint.saturation(lambda name: np.array([base.values(name, seeds), arm.values(name, seeds)]))
+
+
+def judge(arms: list[Arm], unfair: list[list[str]], terms: Terms) -> Judgement:
+    """Every arm against the first.
+
+    Args:
+        unfair: By arm, the fairness conditions that it breaks.
+    """
+    return judge_table(table_of(arms, unfair, terms), terms)
+
+
+def judge_losses(losses: Array, terms: Terms) -> Judgement:
+    """The judgement of bare losses.
+
+    Args:
+        losses: (arms, seeds) on the endpoint's scale, the baseline first; NaN where there is no result.
+    """
+    arms, seeds = losses.shape
+    names = ["baseline", *(f"arm {i}" for i in range(1, arms))]
+    table = ResultTable(
+        names=names,
+        labels=names,
+        seeds=list(range(seeds)),
+        values=losses,
+        losses=losses,
+        ended=np.isfinite(losses),
+        failed=[{} for _ in range(arms)],
+        same=np.zeros(losses.shape, dtype=bool),
+        unfair=[[] for _ in range(arms)],
+        begun=[set() for _ in range(arms)],
+        at_shared_lr=[None] * arms,
+        saturated=[""] * arms,
+    )
+    return judge_table(table, terms)
+
+
+def judge_table(table: ResultTable, terms: Terms) -> Judgement:
+    """The judgement over all seeds, or look by look as far as the looks are complete."""
+    looks, level = terms.study.looks, LEVEL * terms.share
+    if not looks:
+        return _judge_at(table, terms, len(table.seeds), level, terms.family)
+    judgement = _judge_at(table, terms, looks[0], level * terms.study.look_weights[0], terms.family)
+    margin, family = (judgement.delta_min, judgement.delta_min_source), judgement.family  # those of the first look
+    planned = terms.arm_names or table.names  # simulated losses have no plan
+    undecided = list(range(1, len(table.names)))
+    for look, (seeds, weight) in enumerate(zip(looks, terms.study.look_weights, strict=True), 1):
+        waited_for = [arm for arm in undecided if table.names[arm] in planned]
+        if (look > 1 and not waited_for) or not table.ended[[0, *waited_for], :seeds].all():
+            break
+        now = judgement
+        if look > 1:
+            now = _judge_at(table, terms, seeds, level * weight, family, margin)
+        now.look = look
+        for arm in range(len(table.names)):
+            if arm and arm not in undecided:
+                now.results[arm] = judgement.results[arm]
+            else:
+                now.results[arm].look = look
+        judgement = now
+        undecided = [arm for arm in undecided if judgement.results[arm].word in UNDECIDED]
+    if judgement.look < len(looks):
+        judgement.undecided = [table.names[arm] for arm in undecided if table.names[arm] in planned]
+    return judgement
+
+
+def _judge_at(
+    table: ResultTable,
+    terms: Terms,
+    seed_count: int,
+    level: float,
+    family: int = 0,
+    margin: tuple[float, str] | None = None,
+) -> Judgement:
+    """The judgement over the first seeds, at some level."""
+    losses, ended = table.losses[:, :seed_count], table.ended[:, :seed_count]
+    identical = _identical(table, seed_count)
+    present = {name for name, runs in zip(table.names, ended, strict=True) if runs.any()}
+    absent = len({*terms.arm_names} - present)
+    arms = range(1, len(losses))
+    tested = [0, *(arm for arm in arms if ended[arm].any() and not table.unfair[arm] and not identical[arm])]
+    step = 0.0 if terms.endpoint.log else terms.step or _spacing(losses, terms.endpoint)
+    cell = judge_cell(Pairs(losses[tested], terms.is_paired, family, absent, step), level)
+    delta_min, source = margin or smallest(terms, losses[0], cell)
+    effects = dict(zip(tested, cell.effects, strict=True))
+    results = [_measured(table, terms, arm, seed_count) for arm in range(len(losses))]
+    for arm, result in enumerate(results):
+        result.delta_min = delta_min
+        result.effect = effects.get(arm)
+        result.family = cell.family
+        result.arms = len(present - {table.names[0]}) + absent
+        result.is_identical = bool(identical[arm])
+        if not result.is_baseline:
+            result.verdict = decide(result, terms)
+        if result.effect is not None:
+            result.seeds_to_decide = seeds_to_decide(result.effect, result)
+            result.seeds_for_margin = seeds_for_margin(result.effect, result)
+    noisy = [tested[row] for row in cell.noisy]
+    return Judgement(results, delta_min, source, cell.family, noisy)
+
+
+def _identical(table: ResultTable, seed_count: int) -> NDArray[np.bool_]:
+    """The arms of which every pair of runs is equal to the last bit."""
+    losses, ended, same = (array[:, :seed_count] for array in (table.losses, table.ended, table.same))
+    both = ended & ended[0]
+    equal = same & ((losses == losses[0]) | ~np.isfinite(losses))
+    return both.any(1) & (equal | ~both).all(1)
+
+
+def _measured(table: ResultTable, terms: Terms, arm: int, seed_count: int) -> ArmResult:
+    """An arm's runs at the first seeds, without what depends on the other arms."""
+    seeds = table.seeds[:seed_count]
+    ended, base_ended = table.ended[arm, :seed_count], table.ended[0, :seed_count]
+    values, losses, base_losses = table.values[arm], table.losses[arm, :seed_count], table.losses[0, :seed_count]
+    failed = {seed: how for seed, how in table.failed[arm].items() if seed in seeds}
+    base_failed = [seed for seed in table.failed[0] if seed in seeds]
+    differences = losses - base_losses
+    measured, base_measured = np.isfinite(losses), np.isfinite(base_losses)
+    shown = np.ones(len(seeds), dtype=bool)
+    compared = int((measured & base_measured).sum())
+    trained = ended & [seed not in failed for seed in seeds]
+    unmeasured = trained & ~measured
+    if terms.is_paired:
+        base_trained = base_ended & [seed not in base_failed for seed in seeds]
+        unmeasured = trained & base_trained & ~(measured & base_measured)
+    else:
+        differences[:] = np.nan
+        shown = ended
+        compared = int(min(measured.sum(), base_measured.sum()))
+    planned = table.begun[arm]
+    if table.names[arm] in (terms.baseline, *terms.arm_names):
+        planned = set(seeds if terms.study.looks else terms.study.seeds)
+    with_result = {seed for seed, has_result in zip(table.seeds, table.ended[arm], strict=True) if has_result}
+    finite = values[:seed_count][measured]
+    return ArmResult(
+        arm=table.labels[arm],
+        endpoint=terms.endpoint,
+        verdict=None,
+        seeds=[seed for seed, is_shown in zip(seeds, shown, strict=True) if is_shown],
+        values=numbers(values[:seed_count][shown]),
+        differences=numbers(differences[shown]),
+        stratum=terms.stratum,
+        name=table.names[arm],
+        is_baseline=arm == 0,
+        runs=int(ended.sum()),
+        failed=failed,
+        waiting=len(planned - with_result),
+        unmeasured=int(unmeasured.sum()) if arm else 0,
+        compared=compared,
+        baseline_runs=int(base_ended.sum()),
+        baseline_failed=len(base_failed),
+        unfair=table.unfair[arm],
+        mean=float(finite.mean()) if len(finite) else None,
+        sd=spread(finite),
+        at_shared_lr=table.at_shared_lr[arm],
+        saturated=table.saturated[arm],
+    )
+
+
+def numbers(values: Array) -> list[float | None]:
+    """The values, None for what is not finite."""
+    return [float(value) if np.isfinite(value) else None for value in values]
+
+
+def spread(values: Array) -> float | None:
+    """The standard deviation of the finite values; None below two."""
+    values = values[np.isfinite(values)]
+    return float(values.std(ddof=1)) if len(values) > 1 else None
+
+
+def _spacing(losses: Array, endpoint: Endpoint) -> float:
+    """Of an onset, the step between measurements, which it cannot be known better than; else 0."""
+    if not endpoint.name.startswith("onsets/"):
+        return 0.0
+    gaps = np.diff(np.unique(losses[np.isfinite(losses)]))
+    return float(gaps.min()) if len(gaps) else 0.0
+
+
+def smallest(terms: Terms, baseline: Array, cell: CellResult) -> tuple[float, str]:
+    """The smallest difference that matters, and where it comes from.
+
+    Never the baseline's own spread over seeds: one outlying seed would make everything equivalent.
+
+    Args:
+        baseline: Its losses.
+    """
+    endpoint = terms.endpoint
+    if endpoint.margin is not None:
+        if terms.is_listed:
+            return endpoint.margin, "declared with --delta-min"
+        tokens = terms.study.primary.tokens
+        worth = f", as what {100 * tokens:.3g}% of the training tokens are worth" if tokens else ""
+        return endpoint.margin, f"declared by the study{worth}"
+    baseline = baseline[np.isfinite(baseline)]
+    mean = 1.0 if endpoint.log else abs(float(baseline.mean())) if len(baseline) else 0.0
+    share = SHARE_THAT_MATTERS * mean
+    if cell.noise is not None and cell.noise > share:
+        return cell.noise, "the noise of one run, estimated robustly over all arms"
+    name = "loss" if endpoint.name == "val_loss" else endpoint.name
+    return share, f"0.2% of the baseline's {name}"

@@ -1,0 +1,301 @@
+"""The comparison of the arms of one stratum: directories of runs become a `Stratum` with every number."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from nexus_ablate.comparison.arms import Arm, gather
+from nexus_ablate.comparison.budget import regime_lines
+from nexus_ablate.comparison.curves import AXES
+from nexus_ablate.comparison.differences import consequences, differing
+from nexus_ablate.comparison.endpoint import Endpoint
+from nexus_ablate.comparison.failures import rising
+from nexus_ablate.comparison.fairness import Check, checks, error_over_text, other_machine, text, unfair
+from nexus_ablate.comparison.judging import judge, spread
+from nexus_ablate.comparison.learning_rates import at_own_rates, attach, best_lr, lr_points, lr_sensitivity
+from nexus_ablate.comparison.load import Excluded, collect
+from nexus_ablate.comparison.pairs import at_equal, log_token_ratio
+from nexus_ablate.comparison.results import ArmResult, Interaction, Secondary, Stratum
+from nexus_ablate.comparison.statistics import Array, Interval, interaction, mean_interval
+from nexus_ablate.comparison.terms import Terms, amendment_lines
+from nexus_ablate.console import several
+from nexus_ablate.errors import ConfigError, did_you_mean, unknown
+
+SHOWN = ("train_loss", "generalization_gap")
+"""Figures that are shown beside diagnostics and evaluations, whose names have a slash."""
+
+
+def compare_stratum(
+    dirs: str | Path | Iterable[str | Path],
+    baseline: str | None = None,
+    allow: Iterable[str] = (),
+    arm: str | None = None,
+) -> Stratum:
+    """Compare every run in the given directories with a baseline.
+
+    Args:
+        dirs: Runs, arms, studies or a runs_dir, in any mixture, also while runs are training.
+        baseline: The arm to compare with. Default: the study's, or the one called `baseline`.
+        allow: Fairness conditions whose FAIL is waived.
+        arm: Show this arm alone, against `baseline`.
+
+    The intervals of a direct comparison, of one arm or against another baseline than the study's, are those of all
+    pairs of arms together, since any of them could have been picked after seeing the table.
+
+    Raises:
+        ConfigError: There is nothing to compare, or a name does not exist.
+    """
+    paths = [dirs] if isinstance(dirs, str | Path) else list(dirs)
+    collection = collect(Path(path) for path in paths)
+    base, others, duplicates, terms = gather(collection, baseline)
+    labels = [other.label for other in others]
+    if terms.study.lr_grid:
+        others = attach(base, others, terms.study)
+        base, *others = at_own_rates([base, *others])
+    shown = [other for other in others if arm in (None, other.name, other.label)]
+    if arm is not None and not shown:
+        raise unknown("there is no other arm of this name", arm, labels)
+    unshown = [other for other in others if other not in shown]
+    if arm is not None or (terms.name and base.name != terms.baseline):
+        terms = _direct(terms, len(others), arm is not None)
+    unplanned = sorted(base.runs.keys() - {*terms.study.seeds})
+    if terms.name and unplanned and not terms.study.looks:  # more could have been trained until one liked the result
+        reason = f"{several(len(unplanned), 'seed')} that the study does not have ({', '.join(map(str, unplanned))})"
+        terms = replace(terms, exploratory=(*terms.exploratory, reason))
+    if not base.runs:
+        raise ConfigError("the baseline has no result yet", base.label, "nexus-ablate status DIR shows what it does")
+    excluded = collection.excluded + duplicates + unpaired(base, shown)
+    conditions = checks(base, shown, terms, excluded, tuple(allow))
+    of_unshown = checks(base, unshown, terms, excluded, tuple(allow)) if unshown else []
+    copies = [
+        replace(base, label=" ".join(equal.overrides), waiting=[], tuning=[], tuned=None)
+        for equal in terms.study.equal
+        if equal.arm == base.name
+    ]
+    arms = [base, *shown, *copies]
+    _require_endpoint(arms, terms.endpoint)
+    return compared(arms, terms, excluded, conditions, [(other, unfair(other, of_unshown)) for other in unshown])
+
+
+def _direct(terms: Terms, others: int, is_alone: bool) -> Terms:
+    """The terms of a comparison that the study did not plan: of one arm, or against another baseline."""
+    count = max(others, len(terms.study.arms))
+    reasons = list(terms.exploratory)
+    if terms.study.looks:
+        reasons.append("arms were compared directly whose seeds the looks of the study chose")
+    # what the study expects is about differences to its own baseline
+    changes = {"looks": [], "look_weights": [], "claim": "", "expects": []}
+    if is_alone:
+        changes |= {"endpoints": terms.study.endpoints[:1], "equal": [], "refused": []}
+    study = msgspec.structs.replace(terms.study, **changes)
+    return replace(terms, study=study, family=count * (count + 1) // 2, exploratory=tuple(reasons))
+
+
+def compared(
+    arms: list[Arm],
+    terms: Terms,
+    excluded: list[Excluded],
+    conditions: list[Check],
+    unshown: Sequence[tuple[Arm, list[str]]] = (),
+) -> Stratum:
+    """The comparison of some arms, the baseline first.
+
+    Args:
+        conditions: Of fairness, to which the one on the evaluation text is added where the runs are our own.
+        unshown: Arms that have no row but say how noisy a run is, each with the conditions that it breaks.
+    """
+    base, study = arms[0], terms.study
+    everyone = [*arms, *(arm for arm, _ in unshown)]
+    broken = [unfair(arm, conditions) for arm in arms]
+    judgement = judge(everyone, [*broken, *(conditions for _, conditions in unshown)], terms)
+    rows = judgement.results[: len(arms)]
+    for row, arm in zip(rows, arms, strict=True):
+        _measure_once(row, arm, base, terms)
+    on_text = _beside_baseline(rows, arms, terms)
+    if not terms.is_listed:
+        conditions.append(on_text)
+    return Stratum(
+        question=study.question,
+        study=terms.name,
+        baseline=base.label,
+        endpoint=terms.endpoint,
+        match=study.match,
+        delta_min=judgement.delta_min,
+        delta_min_source=judgement.delta_min_source,
+        seed_sd=rows[0].sd,
+        family=judgement.family,
+        noisy=[everyone[i].label for i in judgement.noisy],
+        looks=tuple(study.looks),
+        look=judgement.look,
+        undecided=judgement.undecided,
+        exploratory=terms.exploratory,
+        checks=conditions,
+        rows=rows,
+        together=_interactions(arms, rows) if terms.is_paired else [],
+        secondary=[_secondary(endpoint, arms, broken, terms) for endpoint in terms.secondary],
+        tuning_runs=sum(len(arm.tuning) for arm in arms),
+        shared_runs=sum(len(arm.shared.runs) for arm in arms if arm.shared),
+        excluded=excluded,
+        amendments=amendment_lines(study),
+        equal=[(" ".join(equal.overrides), equal.arm) for equal in study.equal],
+        refused=[(" ".join(refused.overrides), refused.reason) for refused in study.refused],
+        regime=[] if terms.is_listed else regime_lines(arms),
+        arms=arms,
+        terms=terms,
+    )
+
+
+def _beside_baseline(rows: list[ArmResult], arms: list[Arm], terms: Terms) -> Check:
+    """Fill in the figures that relate each row to the baseline's. Returns the condition on the evaluation text."""
+    base, base_row = arms[0], rows[0]
+    sd = spread(_counted_losses(base, base_row))
+    errors, no_text = {}, {}
+    for row, arm in zip(rows[1:], arms[1:], strict=True):
+        if not row.unfair:
+            _descriptive(row, arm, base, {*row.failed, *base_row.failed})
+            paired = [seed for seed, d in zip(row.seeds, row.differences, strict=True) if d is not None]
+            row.text_se, no_text[row.arm] = error_over_text(arm, base, paired, terms.endpoint.name)
+        # three times the baseline's spikes, and more than one in a thousand rows
+        row.spiky = (row.spike_score or 0.0) > 3 * max(base_row.spike_score or 0.0, 0.001)
+        if row.effect is not None and sd:
+            row.delta_over_sd = row.effect.delta / sd
+        if row.effect is not None and row.text_se is not None:
+            errors[row.arm] = row.text_se, row.effect.se
+    return text(base, errors, no_text)
+
+
+def unpaired(base: Arm, others: list[Arm]) -> list[Excluded]:
+    """The runs at seeds at which the baseline has none."""
+    return [
+        Excluded(run.record.path, f"the baseline has no result at seed {seed}", arm.name, seed, run.record.state)
+        for arm in others
+        for seed, run in arm.runs.items()
+        if seed not in base.runs
+    ]
+
+
+def _require_endpoint(arms: list[Arm], endpoint: Endpoint) -> None:
+    names = {name for arm in arms for name in arm.figure_names}
+    finished = [seed for arm in arms for seed, run in arm.runs.items() if run.record.state == "finished"]
+    if finished and not any(np.isfinite(arm.values(endpoint.name, list(arm.runs))).any() for arm in arms):
+        near = did_you_mean(endpoint.name, names) or "val_loss"
+        raise ConfigError("no run has the endpoint of the study", endpoint.name, f"endpoints: {{{near}: {{}}}}")
+
+
+def _secondary(endpoint: Endpoint, arms: list[Arm], broken: list[list[str]], terms: Terms) -> Secondary:
+    """An endpoint judged like the primary one. Arms of which the study expects nothing have no verdict."""
+    expected = set()
+    for expectation in terms.study.expects:
+        if expectation.endpoint == endpoint.name and expectation.expected not in ("trains", "fails"):
+            expected.add(expectation.arm)
+    if endpoint.timed:
+        broken = [
+            [*names, "machine"] if arm is not arms[0] and other_machine(arm, arms[0]) else names
+            for arm, names in zip(arms, broken, strict=True)
+        ]
+    share = terms.share if expected else 1.0
+    judgement = judge(arms, broken, replace(terms, endpoint=endpoint, share=share))
+    for result in judgement.results:
+        result.is_primary = False
+        if result.name not in expected:
+            result.verdict = None
+    return Secondary(endpoint, judgement.delta_min, judgement.results)
+
+
+def _measure_once(result: ArmResult, arm: Arm, base: Arm, terms: Terms) -> None:
+    """Fill in what does not depend on the endpoint: costs, stability, learning rates and diagnostics."""
+    result.tokens_per_second = arm.mean("tokens_per_second")
+    result.peak_memory_bytes = arm.mean("peak_memory_bytes")
+    result.params = arm.mean("params")
+    result.params_share = _share(result.params, base.mean("params"))
+    result.flops_share = _share(arm.mean("flops_per_token"), base.mean("flops_per_token"))
+    result.spike_score = arm.spike_score
+    result.rising = sum(rising(run) for run in arm.runs.values())
+    result.lr = arm.lr if arm.runs else None
+    result.best_lr, result.lr_edge = best_lr(arm)
+    result.lr_sensitivity = lr_sensitivity(arm)
+    result.lr_curve = lr_points(arm)
+    for name in arm.figure_names:
+        mean = arm.mean(name)
+        if mean is not None and ("/" in name or name in SHOWN):
+            result.figures[name] = mean, spread(arm.values(name, result.seeds))
+    if arm.runs:
+        result.requested = differing(arm.config, base.config)
+        result.followed = consequences(arm.config, base.config)
+    result.notes = _notes(arm, base, terms)
+
+
+def _share(value: float | None, baseline: float | None) -> float | None:
+    return value / baseline - 1 if value and baseline else None
+
+
+def _notes(arm: Arm, base: Arm, terms: Terms) -> list[str]:
+    """What an arm changes besides the requested overrides, and how it was matched."""
+    base_notes = (base.config.get("resolved") or {}).get("notes") or []
+    notes = [note for note in (arm.config.get("resolved") or {}).get("notes") or [] if note not in base_notes]
+    for planned in terms.study.arms:
+        if planned.name == arm.name and planned.match:
+            solved = " ".join(planned.match.solved) or "nothing to change"
+            notes.append(f"matched {planned.match.kind} by {solved}, {planned.match.residual:+.2%} left")
+    return notes
+
+
+def _descriptive(row: ArmResult, arm: Arm, base: Arm, failed: set[int]) -> None:
+    """Figures from the curves, over the seeds at which both runs trained to the end."""
+    pairs = []
+    for seed, run in arm.runs.items():
+        if seed not in base.runs or seed in failed:
+            continue
+        base_run = base.runs[seed]
+        if run.record.state == base_run.record.state == "finished":
+            pairs.append((run, base_run))
+    at = {axis: mean_interval(np.array([at_equal(axis)(*pair) for pair in pairs])) for axis in AXES}
+    row.at_tokens, row.at_flops, row.at_seconds = at["tokens"], at["flops"], at["seconds"]
+    row.token_ratio = _exponential(mean_interval(np.array([log_token_ratio(*pair) for pair in pairs])))
+
+
+def _exponential(interval: Interval | None) -> Interval | None:
+    """From logarithms back to ratios: the mean becomes a geometric one."""
+    if interval is None:
+        return None
+    low = None if interval.low is None else float(np.exp(interval.low))
+    high = None if interval.high is None else float(np.exp(interval.high))
+    return Interval(float(np.exp(interval.mean)), low, high, interval.n)
+
+
+def _interactions(arms: list[Arm], rows: list[ArmResult]) -> list[Interaction]:
+    """Arms that combine exactly the changes of two other arms, neither of which is such a combination itself."""
+    changes = {}
+    for arm, row in zip(arms, rows, strict=True):
+        if row.effect is not None and arm.runs:
+            differences = differing(arm.config, arms[0].config)
+            changes[row.arm] = {key: value for key, (_, value) in differences.items()}
+    sums = []
+    for first, second in combinations([arm for arm in changes if changes[arm]], 2):
+        if not changes[first].keys() & changes[second].keys():
+            union = changes[first] | changes[second]
+            sums += [(both, first, second) for both in changes if changes[both] == union]
+    combined = {both for both, _, _ in sums}
+    sums = sorted((both, first, second) for both, first, second in sums if not combined & {first, second})
+    sums.sort(key=lambda names: list(changes).index(names[0]))
+    losses = {row.arm: _counted_losses(arm, row) for arm, row in zip(arms, rows, strict=True)}
+    together = []
+    for names in sums:
+        shortest = min(len(losses[name]) for name in names)  # with looks, arms differ in their seeds
+        both, first, second, base = (losses[name][:shortest] for name in (*names, rows[0].arm))
+        interval = interaction(both, first, second, base, len(sums))
+        if interval is not None:
+            together.append(Interaction(*names, interval))
+    return together
+
+
+def _counted_losses(arm: Arm, row: ArmResult) -> Array:
+    """The endpoint on its scale at each seed of a row; NaN where the row has no value."""
+    counted = np.isfinite(np.array(row.values, dtype=float))
+    return np.where(counted, arm.on_scale(row.endpoint, row.seeds), np.nan)
