@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from nexus_ablate import errors
@@ -79,51 +79,21 @@ def results(summary: dict[str, Any]) -> dict[str, str]:
     return {title: line for name, result in done.items() for title, line in lines(name, result)}
 
 
-def lines(name: str, result: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """The results of one evaluation, for the terminal."""
+def lines(name: str, result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The figures of one evaluation for the terminal: those of each part on a line."""
     from nexus_ablate.training.display import shown
 
-    if isinstance(reason := result.get("not_defined"), str):
-        yield name, f"not defined: {reason}"
-    elif (kind := name.partition(":")[0]) == "extrapolation":
-        for way in ("non_overlapping", "sliding"):
-            losses = result.get(way, {}).items()
-            yield f"{name}, {way}", "  ".join(f"{f}x {shown(loss, '.4f')}" for f, loss in losses)
-        for factor, why in result.get("not_defined", {}).items():
-            yield f"{name}, {factor}x", f"not defined: {why}"
-    elif kind == "streaming":
-        kept, dropped = (shown(result.get(f"loss_{way}"), ".4f") for way in ("kept", "dropped"))
-        difference = shown(result.get("difference"), "+.4f")
-        yield name, f"{kept} with the first {result.get('kept_tokens')} tokens kept, {dropped} without ({difference})"
-    elif kind == "quantization":
-        schemes = result.get("schemes", {})
-        gaps = {scheme: f"{scheme} {shown(after['gap'], '+.4f')}" for scheme, after in schemes.items()}
-        eight = "  ".join(gap for scheme, gap in gaps.items() if not scheme.startswith("int4"))
-        worst = result.get("worst_block")
-        yield f"{name}, 8 bits", f"{shown(result.get('loss'), '.4f')}  {eight}  (worst block {worst})"
-        yield f"{name}, 4 bits", "  ".join(gap for scheme, gap in gaps.items() if scheme.startswith("int4"))
-    elif kind == "intervention":
-        before = result.get("before", {}).get("loss")
-        for change, after in result.items():
-            if isinstance(after, dict):
-                loss, mass = after["loss"], shown(after["attn/first_token_mass"], ".3f")
-                gap = None if loss is None or before is None else loss - before
-                yield (
-                    f"{name}, {change}",
-                    f"loss {shown(loss, '.4f')} ({shown(gap, '+.4f')})  "
-                    f"first token {mass}  max/median {shown(after['act/resid/max_over_median'], '.1f')}",
-                )
-    elif "accuracy" in result:
-        names = ("accuracy", "chance", "ngram_accuracy")
-        yield (
-            name,
-            "  ".join(f"{figure} {shown(result[figure], '.3f')}" for figure in names) + f"  of {result['items']}",
-        )
-        for by in ("distance", "pairs", "length", "tokens_read"):
-            if parts := result.get(by):
-                accuracies = (f"{part} {shown(figures['accuracy'], '.3f')}" for part, figures in parts.items())
-                yield f"{name}, by {by.replace('_', ' ')}", "  ".join(accuracies)
-        for part, why in result.get("not_defined", {}).items():
-            yield f"{name}, {part}", f"not defined: {why}"
-    else:
-        yield name, "  ".join(f"{measure} {shown(number, '.4f')}" for measure, number in result.items())
+    figures, parts = [], {}
+    for key, value in result.items():
+        if isinstance(value, Mapping):
+            parts[key] = value
+        elif isinstance(value, str):
+            figures.append(f"{key.replace('_', ' ')}: {value}")
+        elif isinstance(value, int):
+            figures.append(f"{key} {value:,}")
+        elif isinstance(value, float) or value is None:
+            figures.append(f"{key} {shown(value, '.4f')}")
+    if figures:
+        yield name, "  ".join(figures)
+    for part, values in parts.items():
+        yield from lines(f"{name}, {part}", values)
