@@ -19,6 +19,7 @@ from written_runs import Writer
 from nexus_ablate import errors
 from nexus_ablate.cli import main
 from nexus_ablate.cli.list import catalogue
+from nexus_ablate.cli.verb import verb_names
 from nexus_ablate.measure.measures import SECTIONS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -108,6 +109,12 @@ def desk(request, tmp_path, monkeypatch):
 def test_the_pages_have_commands():
     assert len(commands()) > 20
     assert {c.split()[1] for c in commands()} >= {"compare", "explain", "plan", "evaluate", "-m"}
+
+
+def test_the_page_of_the_command_line_shows_the_17_verbs():
+    page = (ROOT / "docs/command_line.md").read_text()
+    assert len(verb_names()) == 17 and "17 verbs" in page
+    assert {name for name in verb_names() if f"`nexus-ablate {name}" not in page} == set()
 
 
 @pytest.mark.parametrize("command", commands())
