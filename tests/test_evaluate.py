@@ -550,7 +550,7 @@ def test_results_with_other_keys_stand_beside_those_with_the_defaults(tiny_run, 
     assert set(summary["extrapolation:factors:1+2"]["non_overlapping"]) == {"1", "2"}
     assert "extrapolation" not in summary
     assert main(["show", str(path)]) == 0
-    assert "quantization:group:4, 4 bits" in capsys.readouterr().out
+    assert "quantization:group:4, schemes, int4_group" in capsys.readouterr().out
 
 
 @pytest.fixture
