@@ -125,7 +125,7 @@ class AttentionCore(nn.Module):
             parts += ["soft-cap"] if self.softcap is not None else []
             parts += ["own key by log-sum-exp"] if self.normalizer.own_key() is not None else []
             return f"FlexAttention: {', '.join(parts)}; uncompiled as above"
-        if not self.fused:
+        if not self.fused or (self.normalizer.sharpens and bias is not None):
             return "plain"
         masked = bias is not None or 0 < self.window < T or isinstance(self.normalizer.own_key(), Tensor)
         return f"scaled_dot_product_attention, {'with a full T x T mask' if masked else 'flash or cuDNN'}"
@@ -140,10 +140,13 @@ class AttentionCore(nn.Module):
         """
         if self.substitute is not None:
             return self.substitute(self, q_BHTd, k_BGSd, v_BGSd, bias)
-        if q_BHTd.is_cuda and torch.compiler.is_compiling() and self.flexes(q_BHTd.shape[2], bias):
-            return self.flex(q_BHTd, k_BGSd, v_BGSd, bias)
-        if self.fused:
-            return self._fused(q_BHTd, k_BGSd, v_BGSd, bias)
+        sharpens = self.normalizer.sharpens
+        flexes = q_BHTd.is_cuda and torch.compiler.is_compiling() and self.flexes(q_BHTd.shape[2], bias)
+        if (flexes or self.fused) and not (sharpens and bias is not None):
+            if sharpens:  # neither bias nor cap comes between, so it is a factor on the queries
+                seen_T = self.seen(q_BHTd.shape[2], q_BHTd.device).sum(-1)
+                q_BHTd = (q_BHTd * self.normalizer.sharpness(seen_T)).to(q_BHTd.dtype)
+            return (self.flex if flexes else self._fused)(q_BHTd, k_BGSd, v_BGSd, bias)
         return self.mixed(F.dropout(self.weights(q_BHTd, k_BGSd, bias), self.dropout, self.training), v_BGSd)
 
     def weights(self, q_BHTd: Tensor, k_BGSd: Tensor, bias: Tensor | None) -> Tensor:
@@ -166,6 +169,8 @@ class AttentionCore(nn.Module):
         """The attention map of scores: capped, masked, normalized."""
         if self.softcap is not None:
             score_BHTS = self.softcap * torch.tanh(score_BHTS / self.softcap)
+        if self.normalizer.sharpens:
+            score_BHTS = score_BHTS * self.normalizer.sharpness(seen_TS.sum(-1))
         return self.normalizer(score_BHTS.masked_fill(~seen_TS, -torch.inf))  # masked before the cap it would be -c
 
     def _fused(self, q_BHTd: Tensor, k_BGSd: Tensor, v_BGSd: Tensor, bias: Tensor | None) -> Tensor:
@@ -197,6 +202,8 @@ class AttentionCore(nn.Module):
 
         A learned bias keeps the mask: FlexAttention would sum its gradient by atomic additions (pytorch issue 137452).
         """
+        if self.normalizer.sharpens and (bias is not None or self.softcap is not None):
+            return False
         fixed = bias is not None and bias.ndim == 2 and not bias.requires_grad
         masked = 0 < self.window < T or self.softcap is not None or isinstance(self.normalizer.own_key(), Tensor)
         dropout = self.dropout and self.training

@@ -8,8 +8,12 @@ Shape letters: B batch, T queries, S keys, D d_model, H query heads, G key/value
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from nexus_ablate.attention import AttentionCore
 from nexus_ablate.axes.context import Context
@@ -17,6 +21,7 @@ from nexus_ablate.axes.gate import GATE
 from nexus_ablate.axes.mixer import MIXER, Mixer, MixerParts
 from nexus_ablate.axes.qk_norm import QK_NORM
 from nexus_ablate.axes.roles import Linear
+from nexus_ablate.axes.value import VALUE
 from nexus_ablate.kernels.linear import shared
 
 
@@ -44,6 +49,9 @@ class MultiHead(Mixer):
         self.core.norm_placed = self.qk_norm.forward if self.qk_norm.after_rotation else None
         self.gate = GATE.build(config.gate, geometry)
         self.gated = self.gate.site != "none"
+        self.values = VALUE.build(config.value, geometry)
+        self.conv_in, self.conv_query = parts.conv("attn_in", D), parts.conv("qkv", HD)
+        self.conv_key, self.conv_value = parts.conv("qkv", GD), parts.conv("qkv", GD)
         # A key bias b adds q.b to every score of a query. Softmax ignores that unless it differs between keys.
         key_bias = (
             parts.rotates
@@ -69,21 +77,30 @@ class MultiHead(Mixer):
 
     def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
         B, T, _ = x_BTD.shape
+        x_BTD = self.conv_in(x_BTD) if self.conv_in.acts else x_BTD
         projections = zip((self.query, self.key, self.value), shared(x_BTD, 3), strict=True)
         q, k, v = (project(x).view(B, T, -1, self.head_dim) for project, x in projections)
         if self.clip is not None:
             q, k, v = (x.clamp(-self.clip, self.clip) for x in (q, k, v))
         if not self.qk_norm.after_rotation:
             q, k, v = self.qk_norm(q, k, v)
+        if self.conv_query.acts:
+            convolutions = zip((self.conv_query, self.conv_key, self.conv_value), (q, k, v), strict=True)
+            q, k, v = (conv(x.flatten(2)).view_as(x) for conv, x in convolutions)
         if self.gated:
             q, k, v = self.gate("query", q, x_BTD), self.gate("key", k, x_BTD), self.gate("value", v, x_BTD)
+        v = self.values(v, context)
         q_BHTd, k_BGTd = self.core.score.query(q.transpose(1, 2)), k.transpose(1, 2)
         q_BHTd, k_BGTd, bias = self.core.place(q_BHTd, k_BGTd, context.positions[self.layer])
-        k_BGSd, v_BGSw = self._keys(k_BGTd, self.learned_key_Gd), self._keys(v.transpose(1, 2), self.learned_value_Gd)
-        out_BTHd = self.core(q_BHTd, k_BGSd, v_BGSw, bias).transpose(1, 2)
+        k_BGSd, v_BGSd = self._keys(k_BGTd, self.learned_key_Gd), self._keys(v.transpose(1, 2), self.learned_value_Gd)
+        out_BTHd = self.attended(q_BHTd, k_BGSd, v_BGSd, bias)
         out_BTHd = self.gate("sdpa", out_BTHd, x_BTD) if self.gated else out_BTHd
         out_BTD = self.out(self.inner_norm(out_BTHd.flatten(2)))
         return self.dropout(self.gate("output", out_BTD, x_BTD) if self.gated else out_BTD)
+
+    def attended(self, q_BHTd: Tensor, k_BGSd: Tensor, v_BGSd: Tensor, bias: Tensor | None) -> Tensor:
+        """The outputs of the heads, (B, T, heads, width), of H d channels together."""
+        raise NotImplementedError
 
     def _keys(self, k_BGTd: Tensor, learned_Gd: Tensor | None) -> Tensor:
         """Keys (or values), (B, G, S, d), with the learned one first."""
@@ -96,3 +113,42 @@ class MultiHead(Mixer):
 @MIXER.register("attention")
 class Attention(MultiHead):
     """Every head attends by itself, and the output projection sums them. Vaswani et al. 2017, arXiv:1706.03762, 3.2."""
+
+    def attended(self, q_BHTd: Tensor, k_BGSd: Tensor, v_BGSd: Tensor, bias: Tensor | None) -> Tensor:
+        return self.core(q_BHTd, k_BGSd, v_BGSd, bias).transpose(1, 2)
+
+
+@MIXER.register("differential")
+class DifferentialAttention(MultiHead):
+    """(1 - lambda_0) N((map_1 - lambda map_2) v) for each pair of heads, whose values are twice as wide.
+
+    lambda = exp(q_1.k_1) - exp(q_2.k_2) + lambda_0, with learned vectors shared by the heads of a layer and
+    lambda_0 = 0.8 - 0.6 exp(-0.3 l) in layer l, from 0. N is an RMSNorm with one gain for all pairs. Ye et al. 2024,
+    arXiv:2410.05258, Eq. 1 to 3, as in the authors' code (microsoft/unilm, Diff-Transformer/multihead_diffattn.py). The
+    projections have the sizes of those of ordinary attention with the same heads. The vectors start at N(0, 0.1^2).
+    """
+
+    def __init__(self, parts: MixerParts, *, eps: float, lambda_start: float | str) -> None:
+        super().__init__(parts)
+        geometry = parts.geometry
+        pairs = replace(geometry, n_heads=geometry.n_heads // 2, head_dim=2 * geometry.head_dim)
+        if self.gate.site == "sdpa":
+            self.gate = GATE.build(parts.config.gate, pairs)
+        published = 0.8 - 0.6 * math.exp(-0.3 * self.layer)
+        self.lambda_start = published if lambda_start == "auto" else float(lambda_start)
+        vectors = [nn.Parameter(torch.empty(geometry.head_dim)) for _ in range(4)]
+        self.lambda_q1, self.lambda_k1, self.lambda_q2, self.lambda_k2 = vectors
+        self.stds = dict.fromkeys(("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2"), 0.1)
+        self.eps, self.pair_gain = eps, nn.Parameter(torch.ones(2 * geometry.head_dim))
+
+    def difference(self) -> Tensor:
+        """lambda, a scalar."""
+        first = torch.exp((self.lambda_q1 * self.lambda_k1).sum())
+        return first - torch.exp((self.lambda_q2 * self.lambda_k2).sum()) + self.lambda_start
+
+    def attended(self, q_BHTd: Tensor, k_BGSd: Tensor, v_BGSd: Tensor, bias: Tensor | None) -> Tensor:
+        v_BPSw = torch.cat((v_BGSd[:, ::2], v_BGSd[:, 1::2]), -1)
+        out_BHTw = self.core(q_BHTd, k_BGSd, v_BPSw.repeat_interleave(2, 1), bias)
+        out_BPTw = out_BHTw[:, ::2] - self.difference().to(out_BHTw.dtype) * out_BHTw[:, 1::2]
+        normed_BPTw = F.rms_norm(out_BPTw.float(), out_BPTw.shape[-1:], self.pair_gain, self.eps)
+        return ((1 - self.lambda_start) * normed_BPTw).to(out_BHTw.dtype).transpose(1, 2)

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from nexus_ablate import mixers as mixers  # registers its options
 from nexus_ablate.axes.context import Context
+from nexus_ablate.axes.conv import CONV
 from nexus_ablate.axes.ffn import FFN, FFNParts
 from nexus_ablate.axes.head import HEAD
 from nexus_ablate.axes.init import BRANCH_OUTPUTS, INIT, initialise
@@ -22,7 +23,7 @@ from nexus_ablate.axes.norm import NORM
 from nexus_ablate.axes.param import PARAM
 from nexus_ablate.axes.placement import PLACEMENT, Parts
 from nexus_ablate.axes.position import POSITION, Position
-from nexus_ablate.axes.roles import Geometry, Linear, Site, Table
+from nexus_ablate.axes.roles import Geometry, Linear, Site, Table, parameter_roles
 from nexus_ablate.config.roles import SMALL_MAP
 from nexus_ablate.config.run_config import Option, RunConfig
 from nexus_ablate.kernels.linear import chosen_product, products
@@ -61,12 +62,16 @@ class GPT(nn.Module):
             inner = norm("attn_inner", geometry.n_heads * geometry.head_dim, layer) if inner_norm else nn.Identity()
             rotates = self.position_at(layer).turns_keys(layer)
             site_norm = partial(norm, layer=layer)
-            parts = MixerParts(config, geometry.at(layer), rotates, inner, self.param.scores, site_norm)
+            sizes = geometry.at(layer)
+            conv = partial(CONV.build, config.conv, sizes)
+            parts = MixerParts(config, sizes, rotates, inner, self.param.scores, site_norm, conv)
             return MIXER.build(config.mixer, parts)
 
         def ffn(layer: int, inner_norm: bool) -> nn.Module:
             inner = norm("ffn_inner", geometry.d_ff, layer) if inner_norm else nn.Identity()
-            return FFN.build(config.ffn, FFNParts(geometry.at(layer), resolved.ffn_bias, model.dropout, inner))
+            sizes = geometry.at(layer)
+            conv = partial(CONV.build, config.conv, sizes)
+            return FFN.build(config.ffn, FFNParts(sizes, resolved.ffn_bias, model.dropout, inner, conv))
 
         self.geometry = geometry
         self.param = param = PARAM.build(config.param, geometry)
@@ -103,6 +108,12 @@ class GPT(nn.Module):
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
         return self.logits(self.hidden(tokens_BT), self.head_weight)
+
+    def constrain(self) -> None:
+        """Apply the parametrization's constraint on the weights, if it has one."""
+        if self.param.constrains:
+            roles = parameter_roles(self)
+            self.param.constrain((roles[name], weight.data) for name, weight in self.named_parameters())
 
     @property
     def head_weight(self) -> Tensor:
@@ -178,6 +189,7 @@ def build_model(config: RunConfig, vocab_size: int = 256) -> GPT:
         model = GPT(config, vocab_size)
     init = INIT.build(config.resolved.init, model.geometry)
     model.z_hashes = initialise(model, config.seed, init, model.init_gains, model.param)
+    model.constrain()
     return model
 
 

@@ -11,7 +11,12 @@ STARTS = (("init", "auto"), ("init", "checkpoint"))
 """A meaning taken from other options, and weights read from a run: they draw nothing by themselves."""
 
 ALL = {axis: [name for name in option_files(axis) if (axis, name) not in STARTS] for axis in AXES}
-EVERY_OPTION = [f"{axis}={name}" for axis, names in ALL.items() for name in names]
+NEEDS = {"attention=additive": " position=alibi", "attention=luong_concat": " position=alibi"}
+"""What the default refuses, and the further override with which it is accepted."""
+
+SINGLE = [f"{axis}={name}" for axis, names in ALL.items() for name in names]
+EVERY_OPTION = [option + NEEDS.get(option, "") for option in SINGLE]
+"""Every option as overrides, separated by spaces."""
 
 
 def refused(one: tuple[str, str], other: tuple[str, str]) -> bool:

@@ -103,7 +103,7 @@ def test_twelve_arms_in_one_process_have_two_programs_each_and_no_graph_break(tr
 @pytest.mark.parametrize("override", EVERY_OPTION)
 def test_every_option_is_one_program_for_training_and_one_for_evaluation(traced, tiny, override):
     rows = np.random.default_rng(0).integers(0, 256, (4, 9))
-    config = tiny("train.compile=on", "train.batch_size=4", "train.device=cpu", override)
+    config = tiny("train.compile=on", "train.batch_size=4", "train.device=cpu", *override.split())
     stepper = Step(config, build_model(config).train(), 3, lambda number: rows)
     step.forget_programs()
     stepper.compile(rows)

@@ -82,7 +82,7 @@ def test_a_step_an_evaluation_and_a_probe_stay_on_the_gpu_and_wait_for_nothing(o
 @pytest.mark.slow
 @pytest.mark.parametrize("override", sorted({*EVERY_OPTION, *KEYS} - {*FEW}))
 def test_every_option_stays_on_the_gpu_and_waits_for_nothing(on_gpu, override):
-    assert on_gpu(override).device.type == "cuda"
+    assert on_gpu(*override.split()).device.type == "cuda"
 
 
 @pytest.mark.parametrize("optimizer", ["muon", "adafactor"])

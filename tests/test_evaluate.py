@@ -486,7 +486,7 @@ def settled(tiny, overrides):
         return None
 
 
-@pytest.mark.parametrize("overrides", [(o,) for o in EVERY_OPTION[::6]], ids=str)
+@pytest.mark.parametrize("overrides", [tuple(o.split()) for o in EVERY_OPTION[::6]], ids=str)
 def test_every_evaluation_answers_or_says_why_not(tiny, overrides):
     if config := settled(tiny, overrides):
         answers(config)
@@ -496,7 +496,7 @@ def test_every_evaluation_answers_or_says_why_not(tiny, overrides):
 @pytest.mark.long
 def test_every_evaluation_answers_or_says_why_not_in_every_pair_of_options(tiny):
     done = 0
-    for row in itertools.chain([(o,) for o in EVERY_OPTION], option_pairs()):
+    for row in itertools.chain([tuple(o.split()) for o in EVERY_OPTION], option_pairs()):
         if config := settled(tiny, row):
             answers(config)
             done += 1

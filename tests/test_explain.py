@@ -43,7 +43,7 @@ def explained(config):
     return architecture(config, model, decay_groups(model, config.schedule.decay))
 
 
-@pytest.mark.parametrize("overrides", [[], RICH, *([option] for option in EVERY_OPTION)], ids=",".join)
+@pytest.mark.parametrize("overrides", [[], RICH, *(option.split() for option in EVERY_OPTION)], ids=",".join)
 def test_components_roles_and_decay_groups_add_up_to_the_real_number_of_parameters(tiny, overrides):
     config = tiny(*overrides)
     facts = explained(config)
@@ -261,7 +261,7 @@ def test_explain_imports_no_compiler():
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("overrides", [[], RICH, *([option] for option in EVERY_OPTION)], ids=",".join)
+@pytest.mark.parametrize("overrides", [[], RICH, *(option.split() for option in EVERY_OPTION)], ids=",".join)
 def test_flops_counted_with_few_sequences_are_those_of_all_of_them(tiny, overrides):
     model = countable_model(tiny(*overrides), 11)
     assert counts.flops_by_module(model, 8, 3) == counts._forward_flops(model, 8, 3)

@@ -93,15 +93,45 @@ SWITCHES = {
     "final_softcap": ["off", "0.1"],
     "kv_bias": ["off", "key", "key_value"],
     "sink_token": ["off", "on"],
-    "attention=luong_concat attention.width": ["auto", "3"],
-    "attention=additive attention.width": ["auto", "3"],
-    "attention=additive attention.bias": ["off", "on"],
+    "position=alibi attention=luong_concat attention.width": ["auto", "3"],
+    "position=alibi attention=additive attention.width": ["auto", "3"],
+    "position=alibi attention=additive attention.bias": ["off", "on"],
     "normalizer=sink normalizer.start": ["0", "1"],
     "normalizer=clipped normalizer.zeta": ["1", "1.1"],
     "normalizer=clipped normalizer.gamma": ["auto", "-0.1"],
     "normalizer=clipped normalizer.alpha": ["2", "4"],
     "normalizer=sigmoid normalizer.normalized": ["off", "on"],
-    **{f"qk_norm={name} qk_norm.eps": ["1e-6", "1e-2"] for name in ALL["qk_norm"] if name not in ("none", "l2")},
+    "normalizer=sigmoid normalizer.bias": ["off", "auto", "-1"],
+    "normalizer=ssmax normalizer.start": ["0.43", "1"],
+    "value=residual value.own": ["0.5", "1"],
+    "value=residual value.first": ["0.5", "1"],
+    "value=residual value.learned": ["off", "on"],
+    "value=embedding value.own": ["0.5", "1"],
+    "value=embedding value.embedding": ["0.5", "1"],
+    "value=embedding value.learned": ["off", "on"],
+    "mixer=differential mixer.eps": ["1e-5", "1e-2"],
+    "mixer=differential mixer.lambda_start": ["auto", "0.5"],
+    **{f"conv=canon conv.{site}": ["off", "on"] for site in ("attn_in", "qkv", "ffn_in", "ffn_hidden")},
+    "conv=canon conv.kernel": ["2", "4"],
+    "placement=hyper placement.streams": ["2", "4"],
+    "placement=hyper placement.dynamic": ["off", "on"],
+    "placement=ngpt placement.alpha": ["0.05", "0.1"],
+    "placement=ngpt placement.scale": ["auto", "1"],
+    "qk_norm=ngpt qk_norm.start": ["1", "2"],
+    "qk_norm=ngpt qk_norm.scale": ["auto", "1"],
+    "ffn=ngpt ffn.start": ["1", "2"],
+    "head=scaled head.start": ["1", "2"],
+    "head=scaled head.scale_start": ["auto", "1"],
+    "ffn=moe ffn.experts": ["4", "8"],
+    "ffn=moe ffn.active": ["1", "2"],
+    "ffn=xielu ffn.alpha_p": ["0.8", "1"],
+    "ffn=xielu ffn.alpha_n": ["0.8", "1"],
+    "ffn=xielu ffn.beta": ["0.3", "0.5"],
+    "ffn=polynorm ffn.eps": ["1e-6", "1e-1"],
+    "position=rope_yarn position.beta_slow=0.01 position.factor": ["2", "[1,2]"],
+    **{
+        f"qk_norm={name} qk_norm.eps": ["1e-6", "1e-2"] for name in ALL["qk_norm"] if name not in ("none", "l2", "ngpt")
+    },
     "qk_norm=rms qk_norm.gain": ["shared", "per_head", "off"],
     "qk_norm=rms qk_norm.after_rotation": ["off", "on"],
     "qk_norm=layer qk_norm.gain": ["shared", "per_head"],
@@ -177,6 +207,7 @@ ELSEWHERE = {
     "norm.momentum": "acts on running statistics: test_norm.py",
     "position.form": "two ways to compute one rotation: test_equivalences.py",
     "qk_norm.zero_centred": "acts on what weight decay draws the gain to: test_qk_norm.py",
+    "ffn.balance": "acts on the training loss alone: test_recent_options.py",
     "init.run": "weights from a run: test_import.py",
 }
 """Keys whose effect is tested in another way."""
@@ -191,6 +222,7 @@ def test_every_option_changes_the_model(axis, a, b):
     large = (
         [] if axis in ("init", "param") else ["init=xavier"]
     )  # GPT-2's small values hide what differs in curvature alone
+    large += ["position=alibi"] if axis == "attention" else []  # additive scores refuse rotary positions
     first, second = (learned((*large, f"{axis}={name}")) for name in (a, b))
     assert (first - second).abs().max() > 1e-5
 
@@ -289,7 +321,7 @@ def test_weights_read_back_give_the_same_logits(tiny, overrides):
 def test_arms_share_z_wherever_name_and_shape_agree(tiny):
     base = build(tiny)
     for option in EVERY_OPTION:
-        arm = buildable(tiny, [option])
+        arm = buildable(tiny, option.split())
         if arm is None:
             continue
         shared = base.z_hashes.keys() & arm.z_hashes.keys()

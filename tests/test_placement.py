@@ -94,7 +94,7 @@ REFERENCES = {  # the residual stream after block `layer` of 4; `dual` with its 
 
 
 @pytest.mark.parametrize("layer", [0, 1, 3])
-@pytest.mark.parametrize("name", PLACEMENT.names())
+@pytest.mark.parametrize("name", REFERENCES)  # test_recent_options.py has the others
 def test_a_placement_is_its_published_equation(name, layer, x):
     placement = block(name, layer)
     if name == "rezero":
@@ -319,7 +319,7 @@ def test_subln_norms_the_concatenated_heads_and_the_hidden_layer(tiny):
         torch.testing.assert_close(seen[name][0].square().mean(-1), torch.ones(2, 8), rtol=0.1, atol=0)
 
 
-FINAL = dict.fromkeys(PLACEMENT.names(), True) | dict.fromkeys(("post", "hybrid", "deepnorm", "rezero"), False)
+FINAL = dict.fromkeys(PLACEMENT.names(), True) | dict.fromkeys(("post", "hybrid", "deepnorm", "rezero", "ngpt"), False)
 
 
 @pytest.mark.parametrize(("name", "final"), FINAL.items())
@@ -511,9 +511,9 @@ def test_lns_refuses_an_init_that_scales_the_branches_too(tiny, init):
         tiny("placement=lns", *init)
 
 
-def test_lns_takes_the_authors_init_and_prescribes_one_without_depth_scaling(tiny):
-    assert tiny("placement=lns").resolved.init.name == "small"
-    assert tiny("placement=lns", "init=gpt2", "init.branch_scale=off").resolved.init.keys["std"] == 0.02
+def test_lns_takes_the_authors_init_without_depth_scaling(tiny):
+    init = tiny("placement=lns").resolved.init
+    assert init.flat() == {"name": "gpt2", "std": 0.02, "branch_scale": False}
 
 
 def test_output_norm_warns_where_nothing_bounds_the_scores(tiny):

@@ -53,3 +53,30 @@ HEAD: Registry[Head] = Registry("head")
 @HEAD.register("linear")
 class LinearHead(Head):
     """x W', W the embedding or a matrix of its own. Press & Wolf 2017, arXiv:1608.05859."""
+
+
+@HEAD.register("scaled")
+class ScaledHead(Head):
+    """s_v times the logit of token v, s learned and initially `start`. Loshchilov et al. 2024 (nGPT), arXiv:2410.01131.
+
+    Eq. 3. As in the authors' code (NVIDIA/ngpt, model.py), the parameter is s times `scale` / `start`.
+    """
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        width: int,
+        tied: bool,
+        bias: bool,
+        scale: float | None,
+        *,
+        start: float,
+        scale_start: float | str,
+    ) -> None:
+        super().__init__(geometry, width, tied, bias, scale)
+        first = geometry.d_model**-0.5 if scale_start == "auto" else float(scale_start)
+        self.factor = start / first
+        self.logit_scale_V = nn.Parameter(torch.full((geometry.vocab_size,), first))
+
+    def scaled(self, weight_VD: Tensor) -> Tensor:
+        return weight_VD * (self.factor * self.logit_scale_V)[:, None]

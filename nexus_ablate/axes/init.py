@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from nexus_ablate.axes.param import Parametrization
-from nexus_ablate.axes.roles import Geometry, parameter_roles
+from nexus_ablate.axes.roles import Geometry, own_stds, parameter_roles
 from nexus_ablate.config.options import Registry
 from nexus_ablate.config.roles import EMBEDDINGS, SMALL_MAP, VECTOR
 from nexus_ablate.errors import ConfigError
@@ -22,12 +22,18 @@ from nexus_ablate.errors import ConfigError
 
 @dataclass(frozen=True)
 class Weight:
-    """What an initial standard deviation may depend on. Matrices are (d_out, d_in), tables (rows, width)."""
+    """What an initial standard deviation may depend on.
+
+    Attributes:
+        shape: (d_out, d_in) of a matrix, or of each of a stack of matrices; (rows, width) of a table.
+        layer: The index of its block, from 0; None outside the blocks.
+        own: The standard deviation that its module prescribes under every init, if it does.
+    """
 
     role: str
     shape: torch.Size
     layer: int | None
-    """The index of its block, from 0; None outside the blocks."""
+    own: float | None = None
 
 
 class Init:
@@ -166,10 +172,22 @@ def standard_normal(seed: int, name: str, shape: torch.Size) -> Tensor:
 
 def first_std(weight: Weight, init: Init, gains: dict[str, float], param: Parametrization) -> float:
     """The initial standard deviation of a weight: the init's, times the factors of placement and parametrization."""
+    if weight.own is not None:
+        return weight.own
     if weight.role == SMALL_MAP:
         return weight.shape[1] ** -0.5
     std = init.std(weight) * gains.get(weight.role, 1.0)
     return std * param.factors(weight.role, weight.layer is not None).init
+
+
+def drawn_weights(model: nn.Module) -> dict[str, Weight]:
+    """The parameters whose initial values are drawn, by name. Modules set the others, the vectors without a `stds`."""
+    roles, stds = parameter_roles(model), own_stds(model)
+    return {
+        name: Weight(roles[name], parameter.shape[-2:], layer_of(name), stds.get(name))
+        for name, parameter in model.named_parameters()
+        if roles[name] != VECTOR or name in stds
+    }
 
 
 @torch.no_grad()
@@ -182,13 +200,12 @@ def initialise(
         The hash of each z by parameter name. Equal hashes: two arms share these values.
     """
     hashes = {}
-    roles = parameter_roles(model)
+    weights = drawn_weights(model)
     for name, parameter in model.named_parameters():
-        if roles[name] == VECTOR:
+        if name not in weights:
             continue  # set by its module
         z = standard_normal(seed, name, parameter.shape)
         hashes[name] = hashlib.blake2b(z.numpy().data, digest_size=8).hexdigest()
-        weight = Weight(roles[name], parameter.shape, layer_of(name))
         shaped = z if init.cutoff is None else truncated(z, init.cutoff)
-        parameter.copy_(shaped * first_std(weight, init, gains, param))
+        parameter.copy_(shaped * first_std(weights[name], init, gains, param))
     return hashes

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from nexus_ablate.axes.context import Context
+from nexus_ablate.axes.conv import Conv, no_conv
 from nexus_ablate.axes.roles import Geometry
 from nexus_ablate.config.options import Registry
 from nexus_ablate.config.run_config import RunConfig
@@ -26,6 +27,7 @@ class MixerParts:
         inner_norm: Comes before the output projection; the identity except in Sub-LN.
         score_factor: The parametrization's factor on scores, if it has one.
         norm: Makes a norm of the norm axis from a site and a width.
+        conv: Makes a convolution of the conv axis from a site and a width.
     """
 
     config: RunConfig
@@ -34,6 +36,7 @@ class MixerParts:
     inner_norm: nn.Module
     score_factor: float | None
     norm: Callable[[str, int], nn.Module]
+    conv: Callable[[str, int], Conv] = no_conv
 
 
 class Mixer(nn.Module):

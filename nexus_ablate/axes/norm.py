@@ -113,6 +113,19 @@ class RMSNorm(_Affine):
         return rms_norm(x, self.eps, self.gain.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
 
 
+@NORM.register("rms_nonparam")
+class RMSNormNonparametric(nn.Module):
+    """x / sqrt(mean(x^2) + eps), nothing learned: RMSNorm with a gain of 1. Zhang & Sennrich 2019, arXiv:1910.07467."""
+
+    def __init__(self, width: int, bias: bool, site: str, *, eps: float, fp32: bool) -> None:
+        super().__init__()
+        self.eps, self.fp32 = eps, fp32
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.to(statistics_dtype(x, self.fp32))
+        return rms_norm(x, self.eps, torch.ones(x.shape[-1], dtype=x.dtype, device=x.device))
+
+
 @NORM.register("rms_zero")
 class RMSNormZero(_ZeroCentred):
     """(1 + excess) x / sqrt(mean(x^2) + eps), excess initially 0. Gemma Team 2024, arXiv:2403.08295; modeling_gemma2.
@@ -209,8 +222,9 @@ class ScaleNorm(nn.Module):
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
 
-DYT_ALPHA = {1024: (1.0, 1.0), 2048: (1.0, 0.5), 4096: (0.8, 0.2), 8192: (0.2, 0.05)}
-"""Initial alpha of DyT before attention and elsewhere, by width: Table 11 of the paper. The nearest width is used."""
+DYT_ALPHA = {1024: (1.0, 1.0), 2048: (1.0, 0.5), 4096: (0.8, 0.2), 5120: (0.6, 0.15), 8192: (0.2, 0.05)}
+"""Initial alpha of DyT before attention and elsewhere, by width: Table 11 of the paper, and for 5120 that of LLaMA 13B
+in Table 10. The nearest width is used."""
 
 
 @NORM.register("dyt")

@@ -5,6 +5,8 @@ A normalizer never puts weight on a key that may not be seen. Rows need not sum 
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -19,6 +21,12 @@ class Normalizer(nn.Module):
     """Whether the weights are a softmax over the keys and the normalizer's own key, if it has one."""
     shift_invariant = False
     """Whether adding the same number to all scores of a query leaves the weights unchanged."""
+    sharpens = False
+    """Whether `sharpness` multiplies the scores of each query, capped and with their bias, before the normalizer."""
+
+    def sharpness(self, seen_T: Tensor) -> Tensor:
+        """The factor on the scores of each query, (H, T, 1), from the number of keys that it sees."""
+        raise NotImplementedError
 
     def own_key(self) -> float | Tensor | None:
         """The score (one number or (H,)) of an extra key with value 0 that every query sees; None if there is none."""
@@ -81,6 +89,28 @@ class Sink(Normalizer):
         return torch.softmax(torch.cat((sink_BHT1, score_BHTS.float()), -1), -1)[..., 1:]
 
 
+@NORMALIZER.register("ssmax")
+class ScalableSoftmax(Normalizer):
+    """exp(s ln(n) z) over its sum, n the number of visible keys, s learned for each head in every layer.
+
+    Nakanishi 2025 (SSMax), arXiv:2501.19399, Eq. 3. The initial value is our choice, that of the paper's figure 1.
+    """
+
+    fused = True
+    shift_invariant = True
+    sharpens = True
+
+    def __init__(self, geometry: Geometry, *, start: float) -> None:
+        super().__init__()
+        self.s_H = nn.Parameter(torch.full((geometry.n_heads,), start))
+
+    def sharpness(self, seen_T: Tensor) -> Tensor:
+        return self.s_H.float()[:, None, None] * seen_T.float().log()[:, None]
+
+    def forward(self, score_BHTS: Tensor) -> Tensor:
+        return torch.softmax(score_BHTS.float(), -1)
+
+
 @NORMALIZER.register("clipped")
 class ClippedSoftmax(Normalizer):
     """clip((zeta - gamma) softmax(z) + gamma, 0, 1), gamma = -alpha / T. Bondarenko et al. 2023, arXiv:2306.12929.
@@ -103,15 +133,19 @@ class ClippedSoftmax(Normalizer):
 
 @NORMALIZER.register("sigmoid")
 class Sigmoid(Normalizer):
-    """sigmoid(z) of each score by itself, no bias. Gu et al. 2024, arXiv:2410.10781.
+    """sigmoid(z + b) of each score by itself. Gu et al. 2024, arXiv:2410.10781, without b.
 
     `normalized` divides a row by its sum + 1e-8, as in the authors' code (sail-sg/Attention-Sink, model_attn_sim.py).
+    b = -ln(context) is that of Ramapuram et al. 2024, arXiv:2409.04431: the weights of a row then start with a sum of
+    about 1, as those of softmax.
     """
 
-    def __init__(self, geometry: Geometry, *, normalized: bool) -> None:
+    def __init__(self, geometry: Geometry, *, normalized: bool, bias: float | str) -> None:
         super().__init__()
         self.normalized = normalized
+        known = {"off": 0.0, "auto": -math.log(geometry.context)}
+        self.bias = known[bias] if isinstance(bias, str) else bias
 
     def forward(self, score_BHTS: Tensor) -> Tensor:
-        weight_BHTS = torch.sigmoid(score_BHTS.float())
+        weight_BHTS = torch.sigmoid(score_BHTS.float() + self.bias if self.bias else score_BHTS.float())
         return weight_BHTS / (weight_BHTS.sum(-1, keepdim=True) + 1e-8) if self.normalized else weight_BHTS

@@ -6,7 +6,11 @@ relative to a base model, at which every factor is 1.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+
+import torch
+from torch import Tensor
 
 from nexus_ablate.axes.roles import Geometry
 from nexus_ablate.config.options import Registry
@@ -35,9 +39,19 @@ class Parametrization:
     scores: float | None = None
     """On the scores, besides their published factor."""
 
+    constrains = False
+    """Whether `constrain` changes anything."""
+
     def factors(self, role: str, in_block: bool) -> Factors:
         """Of a parameter, by its role and whether it is in a block."""
         raise NotImplementedError
+
+    def constrain(self, parameters: Iterable[tuple[str, Tensor]]) -> None:
+        """Change weights in place, at the start and after every optimizer step.
+
+        Args:
+            parameters: The role and the tensor of every parameter.
+        """
 
 
 PARAM: Registry[Parametrization] = Registry("param")
@@ -52,6 +66,24 @@ class Standard(Parametrization):
 
     def factors(self, role: str, in_block: bool) -> Factors:
         return Factors()
+
+
+@PARAM.register("ngpt")
+class UnitWeights(Standard):
+    """Every matrix and table has vectors of length 1 along d_model, at the start and after every step.
+
+    Loshchilov et al. 2024 (nGPT), arXiv:2410.01131, section 2.6; `normalize_matrices` in the authors' code
+    (NVIDIA/ngpt, train.py). Output projections are normed by column, all others by row.
+    """
+
+    constrains = True
+
+    @torch.no_grad()
+    def constrain(self, parameters: Iterable[tuple[str, Tensor]]) -> None:
+        for role, weight in parameters:
+            if role in (*HIDDEN, "head", "embedding"):
+                axis = -2 if role in ("attn_out", "ffn_out") else -1
+                weight.div_(weight.norm(dim=axis, keepdim=True).clamp(min=1e-12))
 
 
 class _Width(Parametrization):

@@ -15,9 +15,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from nexus_ablate.axes.context import Context
 from nexus_ablate.config.options import Registry
+from nexus_ablate.config.roles import VECTOR
 
 
 @dataclass(frozen=True)
@@ -246,7 +248,11 @@ class MixLN(Block):
 
 @PLACEMENT.register("lns")
 class LayerNormScaling(Block):
-    """x + f(N(x) / sqrt(l)), l the block from 1, the same in both branches. Sun et al. 2025, arXiv:2502.05795."""
+    """x + f(N(x) / sqrt(l)), l the block from 1, the same in both branches. Sun et al. 2025, arXiv:2502.05795.
+
+    In the authors' code (lmsdss/LayerNorm-Scaling) every linear layer starts at N(0, 0.02^2), without GPT-2's
+    1/sqrt(2L).
+    """
 
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
@@ -345,6 +351,31 @@ class ResiDual(Block):
         return self.norm_ffn(post_BTD + branch_BTD), pre_BTD + branch_BTD
 
 
+@PLACEMENT.register("ngpt")
+class NormalizedSteps(Block):
+    """h <- N(h + |a| (N(f(h)) - h)), N(x) = x / |x|, a learned vector a for each branch. Loshchilov et al. 2024 (nGPT).
+
+    arXiv:2410.01131, section 2.2.2. As in the authors' code (NVIDIA/ngpt, model.py), the parameter is a times
+    `scale` / `alpha`, so that it starts at `scale`, and N has no eps; here lengths below 1e-12 are replaced by 1e-12.
+    """
+
+    def __init__(self, parts: Parts, *, alpha: float, scale: float | str) -> None:
+        super().__init__(parts)
+        first = parts.d_model**-0.5 if scale == "auto" else float(scale)
+        self.factor = alpha / first
+        self.step_attn = nn.Parameter(torch.full((parts.d_model,), first))
+        self.step_ffn = nn.Parameter(torch.full((parts.d_model,), first))
+
+    def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
+        x_BTD = self.stepped(x_BTD, self.attn(x_BTD, context), self.step_attn)
+        return self.stepped(x_BTD, self.ffn(x_BTD, context), self.step_ffn)
+
+    def stepped(self, x_BTD: Tensor, branch_BTD: Tensor, step_D: Tensor) -> Tensor:
+        """The stream after a step towards the branch's output on the unit sphere, in float32."""
+        start_BTD, end_BTD = F.normalize(x_BTD.float(), dim=-1), F.normalize(branch_BTD.float(), dim=-1)
+        return F.normalize(start_BTD + (self.factor * step_D).abs() * (end_BTD - start_BTD), dim=-1)
+
+
 @PLACEMENT.register("parallel")
 class Parallel(Block):
     """x + A(N(x)) + F(N(x)), one norm for both (GPT-J; Chowdhery et al. 2022, PaLM, arXiv:2204.02311, section 2).
@@ -361,3 +392,68 @@ class Parallel(Block):
         attn_in_BTD = self.norm_attn(x_BTD)
         ffn_in_BTD = attn_in_BTD if self.norm_ffn is None else self.norm_ffn(x_BTD)
         return x_BTD + self.attn(attn_in_BTD, context) + self.ffn(ffn_in_BTD, context)
+
+
+class Connection(nn.Module):
+    """The hyper-connection of one branch: what it reads from n streams, how they mix, and what each receives.
+
+    Shape letters: n streams, m = n + 1 mixtures, the first of which the branch reads.
+
+    Args:
+        index: The index of the branch, from 0; at the start it reads stream index mod n.
+        dynamic: Whether the weights depend on the streams too.
+    """
+
+    def __init__(self, d_model: int, streams: int, index: int, dynamic: bool) -> None:
+        super().__init__()
+        read_n1 = F.one_hot(torch.tensor([index % streams]), streams).float().T
+        self.alpha_nm = nn.Parameter(torch.cat((read_n1, torch.eye(streams)), 1))
+        self.beta_n = nn.Parameter(torch.ones(streams))
+        self.roles = {"alpha_nm": VECTOR, "alpha_map_Dm": VECTOR}
+        self.norm = None
+        if dynamic:
+            self.norm = nn.LayerNorm(d_model)
+            self.alpha_map_Dm = nn.Parameter(torch.zeros(d_model, streams + 1))
+            self.beta_map_D = nn.Parameter(torch.zeros(d_model))
+            self.alpha_scale, self.beta_scale = nn.Parameter(torch.tensor(0.01)), nn.Parameter(torch.tensor(0.01))
+
+    def forward(self, x_BTnD: Tensor, branch: Callable[[Tensor], Tensor]) -> Tensor:
+        """The streams after the branch."""
+        alpha_nm, beta_n = self.alpha_nm, self.beta_n
+        if self.norm is not None:
+            normed_BTnD = self.norm(x_BTnD)
+            alpha_nm = alpha_nm + self.alpha_scale * torch.tanh(normed_BTnD @ self.alpha_map_Dm)
+            beta_n = beta_n + self.beta_scale * torch.tanh(normed_BTnD @ self.beta_map_D)
+        mixed_BTmD = alpha_nm.transpose(-1, -2) @ x_BTnD
+        out_BTD = branch(mixed_BTmD[..., 0, :])
+        return mixed_BTmD[..., 1:, :] + beta_n[..., None] * out_BTD[..., None, :]
+
+
+@PLACEMENT.register("hyper")
+class HyperConnections(Block):
+    """n streams: f reads a mixture of them, they mix, and each receives a share of f. Zhu et al., arXiv:2409.19606.
+
+    H <- A_r' H + beta f(N(A_m' H)): Eq. 2 to 5, with dynamic weights as in Algorithm 2 of its appendix, tanh of a
+    projection of the normed streams times 0.01. All streams start as the embedding; the head reads their sum. At the
+    start the sum is n times that of pre-norm.
+    """
+
+    def __init__(self, parts: Parts, *, streams: int, dynamic: bool) -> None:
+        super().__init__(parts)
+        self.streams = streams
+        self.norm_attn, self.norm_ffn = parts.norm("attn"), parts.norm("ffn")
+        self.connect_attn = Connection(parts.d_model, streams, 2 * parts.layer, dynamic)
+        self.connect_ffn = Connection(parts.d_model, streams, 2 * parts.layer + 1, dynamic)
+
+    def enter(self, x_BTD: Tensor) -> Tensor:
+        return x_BTD[:, :, None].expand(-1, -1, self.streams, -1)
+
+    def residual(self, stream: Tensor) -> Tensor:
+        return stream.sum(2)
+
+    def leave(self, stream: Tensor, final_norm: nn.Module) -> Tensor:
+        return final_norm(stream.sum(2))
+
+    def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
+        x_BTnD = self.connect_attn(x_BTD, lambda h: self.attn(self.norm_attn(h), context))
+        return self.connect_ffn(x_BTnD, lambda h: self.ffn(self.norm_ffn(h), context))

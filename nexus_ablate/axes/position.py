@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
@@ -200,9 +201,11 @@ class RotaryPosition(Position):
         return self.rotations[layer % len(self.rotations)](q_BHTd, k_BHSd)
 
 
-def by_layer(value: float | list[float]) -> list[float]:
-    """The values that layers use in turn."""
-    return value if isinstance(value, list) else [value]
+def by_layer(*values: float | list[float]) -> Iterator[tuple[float, ...]]:
+    """The values of each layer in turn, until they repeat: an item of each list, and every single value."""
+    lists = [value if isinstance(value, list) else [value] for value in values]
+    for layer in range(math.lcm(*map(len, lists))):
+        yield tuple(items[layer % len(items)] for items in lists)
 
 
 def rotated_frequencies(geometry: Geometry, theta: float, fraction: float) -> Tensor:
@@ -221,9 +224,11 @@ class Rope(RotaryPosition):
     def __init__(
         self, geometry: Geometry, *, theta: float | list[float], fraction: float, pairing: str, form: str
     ) -> None:
-        bases = by_layer(theta)
         super().__init__(
-            [Rotation(geometry, rotated_frequencies(geometry, base, fraction), pairing, form) for base in bases]
+            [
+                Rotation(geometry, rotated_frequencies(geometry, base, fraction), pairing, form)
+                for (base,) in by_layer(theta)
+            ]
         )
 
 
@@ -246,10 +251,8 @@ class InterpolatedRope(RotaryPosition):
         method: str,
         factor: float | list[float],
     ) -> None:
-        thetas, factors = by_layer(theta), by_layer(factor)
         rotations = []
-        for layer in range(math.lcm(len(thetas), len(factors))):
-            base, divisor = thetas[layer % len(thetas)], factors[layer % len(factors)]
+        for base, divisor in by_layer(theta, factor):
             if method == "ntk":
                 width = 2 * len(rotated_frequencies(geometry, base, fraction))
                 base, divisor = base * divisor ** (width / max(1, width - 2)), 1.0
@@ -270,18 +273,21 @@ class Llama3Rope(RotaryPosition):
         self,
         geometry: Geometry,
         *,
-        theta: float,
+        theta: float | list[float],
         fraction: float,
         pairing: str,
-        factor: float,
+        factor: float | list[float],
         low_freq_factor: float,
         high_freq_factor: float,
         original_context: int | str,
     ) -> None:
-        frequency = rotated_frequencies(geometry, theta, fraction)
-        turns = context_of(geometry, original_context) * frequency / (2 * math.pi)
-        kept = ((turns - low_freq_factor) / (high_freq_factor - low_freq_factor)).clamp(0, 1)
-        super().__init__([Rotation(geometry, (1 - kept) * frequency / factor + kept * frequency, pairing)])
+        rotations = []
+        for base, divisor in by_layer(theta, factor):
+            frequency = rotated_frequencies(geometry, base, fraction)
+            turns = context_of(geometry, original_context) * frequency / (2 * math.pi)
+            kept = ((turns - low_freq_factor) / (high_freq_factor - low_freq_factor)).clamp(0, 1)
+            rotations.append(Rotation(geometry, (1 - kept) * frequency / divisor + kept * frequency, pairing))
+        super().__init__(rotations)
 
 
 @POSITION.register("rope_yarn")
@@ -298,30 +304,31 @@ class YarnRope(RotaryPosition):
         self,
         geometry: Geometry,
         *,
-        theta: float,
+        theta: float | list[float],
         fraction: float,
         pairing: str,
-        factor: float,
+        factor: float | list[float],
         beta_fast: float,
         beta_slow: float,
         original_context: int | str,
         attention_factor: float | str,
         truncate: bool,
     ) -> None:
-        frequency = rotated_frequencies(geometry, theta, fraction)
-        pairs, context = len(frequency), context_of(geometry, original_context)
-
-        def pair_of(turns: float) -> float:
-            return pairs * math.log(context / (turns * 2 * math.pi)) / math.log(theta)
-
-        first, last = pair_of(beta_fast), pair_of(beta_slow)
-        first, last = (math.floor(first), math.ceil(last)) if truncate else (first, last)
-        first = max(first, 0)
-        last = max(min(last, 2 * pairs - 1), first + 0.001)
-        divided = ((torch.arange(pairs, dtype=torch.float32) - first) / (last - first)).clamp(0, 1)
-        length = 0.1 * math.log(factor) + 1 if attention_factor == "auto" else float(attention_factor)
-        mixed = divided * frequency / factor + (1 - divided) * frequency
-        super().__init__([Rotation(geometry, mixed, pairing, length=length)])
+        context, rotations = context_of(geometry, original_context), []
+        for base, divisor in by_layer(theta, factor):
+            frequency = rotated_frequencies(geometry, base, fraction)
+            pairs = len(frequency)
+            first, last = (
+                pairs * math.log(context / (turns * 2 * math.pi)) / math.log(base) for turns in (beta_fast, beta_slow)
+            )
+            first, last = (math.floor(first), math.ceil(last)) if truncate else (first, last)
+            first = max(first, 0)
+            last = max(min(last, 2 * pairs - 1), first + 0.001)
+            divided = ((torch.arange(pairs, dtype=torch.float32) - first) / (last - first)).clamp(0, 1)
+            length = 0.1 * math.log(divisor) + 1 if attention_factor == "auto" else float(attention_factor)
+            mixed = divided * frequency / divisor + (1 - divided) * frequency
+            rotations.append(Rotation(geometry, mixed, pairing, length=length))
+        super().__init__(rotations)
 
 
 def context_of(geometry: Geometry, original_context: int | str) -> int:

@@ -166,6 +166,29 @@ class L2QKNorm(QKNorm):
         return self.g * F.normalize(q_BTHd.float(), dim=-1), F.normalize(k_BTGd.float(), dim=-1), v_BTGd
 
 
+@QK_NORM.register("ngpt")
+class NormalizedQK(QKNorm):
+    """s q/|q| and s k/|k| after rotation, one learned s for each channel of each head; scores times sqrt(head_dim).
+
+    Loshchilov et al. 2024 (nGPT), arXiv:2410.01131, Eq. 15 and 16. As in the authors' code (NVIDIA/ngpt, model.py), the
+    parameter is s times `scale` / `start`.
+    """
+
+    after_rotation = True
+
+    def __init__(self, geometry: Geometry, *, start: float, scale: float | str) -> None:
+        super().__init__()
+        first = geometry.d_model**-0.5 if scale == "auto" else float(scale)
+        self.factor, self.scale = start / first, geometry.head_dim**0.5
+        self.length_Hd = nn.Parameter(torch.full((geometry.n_heads, geometry.head_dim), first))
+        self.roles = {"length_Hd": VECTOR}
+
+    def forward(self, q_BTHd: Tensor, k_BTGd: Tensor, v_BTGd: Tensor) -> QKV:
+        length_Hd = self.factor * self.length_Hd
+        q_BTHd, k_BTGd = F.normalize(q_BTHd.float(), dim=-1), F.normalize(k_BTGd.float(), dim=-1)
+        return length_Hd * q_BTHd, length_Hd * k_BTGd, v_BTGd
+
+
 @QK_NORM.register("q_only")
 class QueryNorm(QKNorm):
     """RMSNorm of q in each head, keys unchanged: scores stay linear in the length of the key. A control."""

@@ -96,6 +96,15 @@ class Table(nn.Module):
         return nn.functional.embedding(index, self.weight)
 
 
+def own_stds(model: nn.Module) -> dict[str, float]:
+    """The initial standard deviations that modules give in `stds`, by the full names of the parameters."""
+    stds: dict[str, float] = {}
+    for module_name, module in model.named_modules():
+        for name, std in getattr(module, "stds", {}).items():
+            stds[f"{module_name}.{name}" if module_name else name] = std
+    return stds
+
+
 def parameter_roles(model: nn.Module) -> dict[str, str]:
     """The role of every parameter by its full name, each parameter once.
 

@@ -40,7 +40,20 @@ from nexus_ablate.plain_data import UNREADABLE, load_yaml
 T = TypeVar("T")
 Class = TypeVar("Class", bound=type)
 AXES = (
-    *("norm", "placement", "position", "mixer", "attention", "normalizer", "qk_norm", "gate", "ffn", "head"),
+    *(
+        "norm",
+        "placement",
+        "position",
+        "mixer",
+        "attention",
+        "normalizer",
+        "qk_norm",
+        "gate",
+        "value",
+        "conv",
+        "ffn",
+        "head",
+    ),
     *("init", "param"),
 )
 """The groups whose options are the architecture; every option is a class in axes/, in mixers.py or in a plugin."""
@@ -79,6 +92,8 @@ LATER: dict[str, dict[str, Any]] = {
     "optim": {"decay_mode": "coupled", "groups": []},
     "param": {"name": "sp"},
     "mixer": {"name": "attention"},
+    "value": {"name": "none"},
+    "conv": {"name": "none"},
     "head": {"name": "linear"},
 }
 """What configurations mean that were written before a key or a group existed. A run's identity leaves these out."""

@@ -304,7 +304,8 @@ def apply_rules(config: RunConfig, resolved: Resolved, chosen: dict[str, OptionF
         ConfigError: An option refuses this configuration.
     """
     settings, warnings = settings_of(config, resolved, chosen), []
-    sizes = {n: v for n, v in vars(config.model).items() if isinstance(v, int)} | {"head_dim": resolved.head_dim}
+    sizes = {n: v for n, v in vars(config.model).items() if isinstance(v, int)}
+    sizes |= {"head_dim": resolved.head_dim, "n_kv_heads": resolved.n_kv_heads}
     options = [(f"{axis}={option.name}", getattr(config, axis).keys, option) for axis, option in chosen.items()]
     options.append((f"data={config.data.name}", config.data.keys, option_files("data")[config.data.name]))
     for evaluation in map(evaluation_of, config.evals):

@@ -170,6 +170,8 @@ class RunConfig:
     normalizer: Option
     qk_norm: Option
     gate: Option
+    value: Option
+    conv: Option
     ffn: Option
     head: Option
     init: Option

@@ -18,7 +18,7 @@ from nexus_ablate.axes.attention import ATTENTION
 from nexus_ablate.axes.ffn import FFN
 from nexus_ablate.axes.gate import GATE
 from nexus_ablate.axes.head import HEAD
-from nexus_ablate.axes.init import INIT, Weight, first_std, layer_of
+from nexus_ablate.axes.init import INIT, drawn_weights, first_std, layer_of
 from nexus_ablate.axes.mixer import MIXER
 from nexus_ablate.axes.norm import NORM
 from nexus_ablate.axes.normalizer import NORMALIZER
@@ -28,7 +28,6 @@ from nexus_ablate.axes.qk_norm import QK_NORM
 from nexus_ablate.axes.roles import parameter_roles
 from nexus_ablate.config.compose import differences
 from nexus_ablate.config.options import AXES, Option, OptionFile, option_files
-from nexus_ablate.config.roles import VECTOR
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.measure.counts import flops_by_module, parameters
 from nexus_ablate.model import GPT
@@ -194,11 +193,9 @@ def initial_values(config: RunConfig, model: GPT) -> dict[str, Any]:
     """Smallest and largest standard deviation by role, including the placement's gain."""
     init = INIT.build(config.resolved.init, model.geometry)
     gains = model.init_gains
-    roles, stds = parameter_roles(model), {}
-    for name, parameter in model.named_parameters():
-        if roles[name] != VECTOR:
-            std = first_std(Weight(roles[name], parameter.shape, layer_of(name)), init, gains, model.param)
-            stds.setdefault(roles[name], []).append(std)
+    stds: dict[str, list[float]] = {}
+    for weight in drawn_weights(model).values():
+        stds.setdefault(weight.role, []).append(first_std(weight, init, gains, model.param))
     return {
         "init": config.resolved.init.name,
         "cut_off_at_std": init.cutoff,
@@ -216,10 +213,11 @@ def tensors(config: RunConfig, model: GPT) -> list[dict[str, Any]]:
     module sets the values, and `eps` where the optimizer is not AdamW.
     """
     init, gains = INIT.build(config.resolved.init, model.geometry), model.init_gains
+    weights = drawn_weights(model)
     rows: dict[tuple[Any, ...], dict[str, Any]] = {}
     for p in parameters_of(model, config.optim, config.weight_decay):
         layer, shape = layer_of(p.name), p.tensor.shape
-        std = None if p.role == VECTOR else first_std(Weight(p.role, shape, layer), init, gains, model.param)
+        std = first_std(weights[p.name], init, gains, model.param) if p.name in weights else None
         lr = config.schedule.lr * p.lr_factor
         name = p.name if layer is None else p.name.replace(f"blocks.{layer}.", "blocks.*.", 1)
         eps = config.optim.keys.get("eps", 0.0) * p.eps_factor if config.optim.keys.get("beta2") else None

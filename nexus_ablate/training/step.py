@@ -150,6 +150,7 @@ class Step:
             self.gradients.clip(norm, float(schedule.clip))
         self.scaler.step(self.optimizer)  # type: ignore[reportArgumentType]
         self.scaler.update()
+        self.model.constrain()
         self.optimizer.zero_grad()
 
     @torch.no_grad()

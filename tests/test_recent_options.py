@@ -1,0 +1,532 @@
+"""The options of 2024 to 2026 against independent references: the authors' equations written out, or another library.
+
+Each has a control: with which keys it is the baseline, exactly.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from transformers import MixtralConfig
+from transformers.activations import XIELUActivation
+from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock, load_balancing_loss_func
+
+from nexus_ablate.axes.ffn import FFN, FFNParts
+from nexus_ablate.axes.norm import NORM
+from nexus_ablate.axes.roles import Geometry, Site
+from nexus_ablate.config.options import default_option
+from nexus_ablate.errors import ConfigError
+from nexus_ablate.model import build_model
+from nexus_ablate.training.step import Step
+
+TOKENS = torch.randint(0, 11, (2, 8), generator=torch.Generator().manual_seed(0))
+D, F_WIDTH = 8, 20
+GEOMETRY = Geometry(2, D, 2, 2, 4, F_WIDTH, 8, 11, layer=0)
+
+
+def close(actual, expected):
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
+
+
+def draw(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@torch.no_grad()
+def randomise(module, scale=0.3):
+    for number, parameter in enumerate(module.parameters()):
+        parameter.copy_(scale * draw(*parameter.shape, seed=number))
+    return module
+
+
+def ffn(name, **keys):
+    option = default_option("ffn", name)
+    option.keys |= keys
+    return FFN.build(option, FFNParts(GEOMETRY, False, 0.0, nn.Identity()))
+
+
+def model_of(tiny, *overrides):
+    return randomise(build_model(tiny("init=gpt2", *overrides), 11)).eval()
+
+
+def same(tiny, first, second):
+    """Whether two configurations compute the same logits and gradients from the same seed, bit by bit."""
+    results = []
+    for overrides in (first, second):
+        model = build_model(tiny("init=xavier", *overrides), 11)
+        logits = model(TOKENS)
+        logits.square().sum().backward()
+        shared = ("embedding.weight", "blocks.1.attn.query.weight", "blocks.0.attn.out.weight")
+        results.append([logits, *(dict(model.named_parameters())[name].grad for name in shared)])
+    return all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+# ------------------------------------------------------------------------------------------------- norms and FFNs
+
+
+def test_rms_without_gain_is_the_root_mean_square_divided_out():
+    norm = NORM.build(default_option("norm", "rms_nonparam"), D, False, Site("attn"))
+    x = draw(2, 3, D)
+    close(norm(x), x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt())
+    assert not list(norm.parameters())
+
+
+@pytest.mark.parametrize("keys", [{}, {"alpha_p": 1.3, "alpha_n": 0.9, "beta": 0.2}])
+def test_xielu_is_that_of_transformers(keys):
+    module = ffn("xielu", **keys)
+    names = {"alpha_p": "alpha_p_init", "alpha_n": "alpha_n_init", "beta": "beta"}
+    reference = XIELUActivation(**{names[key]: value for key, value in keys.items()}, dtype=torch.float32)
+    z = 3 * draw(4, 5)
+    close(module.activation(z), reference._xielu_python(z))
+    assert sum(p.numel() for n, p in module.named_parameters() if "raw" in n) == 2
+
+
+def test_polynorm_is_its_published_code():
+    module, z = ffn("polynorm"), draw(3, 4, F_WIDTH)
+    with torch.no_grad():
+        module.weight.copy_(torch.tensor([0.2, -0.5, 0.7]))
+        module.bias.fill_(0.1)
+
+    def norm(x):
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+
+    close(module.activation(z), 0.2 * norm(z**3) - 0.5 * norm(z**2) + 0.7 * norm(z) + 0.1)
+    assert torch.equal(ffn("polynorm").weight, torch.full((3,), 1 / 3)) and ffn("polynorm").bias == 0
+
+
+# ---------------------------------------------------------------------------------------------- mixture of experts
+
+
+def mixture(**keys):
+    module = ffn("moe", **keys)
+    return randomise(module)
+
+
+def mixtral(module):
+    """The block of transformers with the same weights."""
+    sizes = {"hidden_size": D, "intermediate_size": F_WIDTH, "num_local_experts": module.experts}
+    block = MixtralSparseMoeBlock(MixtralConfig(**sizes, num_experts_per_tok=module.active))
+    with torch.no_grad():
+        block.gate.weight.copy_(module.router.weight)
+        block.experts.gate_up_proj.copy_(torch.cat((module.gate, module.up), 1))
+        block.experts.down_proj.copy_(module.down)
+    return block
+
+
+class Added:
+    """The losses and figures that a module adds."""
+
+    def __init__(self):
+        self.losses, self.figures = {}, {}
+
+    def add_loss(self, name, loss):
+        self.losses[name] = loss
+
+    def add_figure(self, name, figure):
+        self.figures[name] = figure
+
+
+@pytest.mark.parametrize(("experts", "active"), [(8, 2), (4, 1), (3, 3)])
+def test_a_mixture_of_experts_is_mixtral_s_in_output_gradients_and_balance_loss(experts, active):
+    module, added = mixture(experts=experts, active=active), Added()
+    block, x = mixtral(module), draw(2, 6, D, seed=9)
+    actual, expected = module(x, added), block(x)
+    close(actual, expected[0] if isinstance(expected, tuple) else expected)
+    logits = F.linear(x.flatten(0, 1), block.gate.weight)
+    close(added.losses["balance_loss"], 0.01 * load_balancing_loss_func((logits,), experts, active))
+    actual.square().sum().backward()
+    (expected[0] if isinstance(expected, tuple) else expected).square().sum().backward()
+    close(module.down.grad, block.experts.down_proj.grad)
+    close(module.router.weight.grad, block.gate.weight.grad)
+    p = logits.softmax(-1)
+    close(added.figures["router_entropy"], -(p * p.log()).sum(-1).mean())
+    assert 1 <= added.figures["largest_load"] <= experts / active + 1e-5
+
+
+def test_a_mixture_of_one_expert_is_swiglu_exactly():
+    module, plain, added = mixture(experts=1, active=1, balance=0.0), ffn("swiglu"), Added()
+    with torch.no_grad():
+        for name in ("gate", "up", "down"):
+            getattr(plain, name).weight.copy_(getattr(module, name)[0])
+    x = draw(2, 5, D)
+    close(module(x, added), plain(x, added))
+    assert added.losses == {}
+
+
+@pytest.mark.parametrize("width", [3, 5, 18, 21])
+def test_experts_of_every_width_and_precision_compute(width):
+    """grouped_mm takes rows of whole 16 bytes; others are filled up with zeros."""
+    sizes = Geometry(2, 6, 2, 2, 3, width, 8, 11, layer=0)
+    module = randomise(FFN.build(default_option("ffn", "moe"), FFNParts(sizes, False, 0.0, nn.Identity())))
+    x = draw(1, 7, 6)
+    exact = module(x, Added())
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = module(x, Added())
+    assert rounded.dtype == torch.bfloat16
+    torch.testing.assert_close(rounded.float(), exact, rtol=0.1, atol=0.05)
+
+
+def test_the_balance_loss_is_trained_on_once_and_logged_with_the_figures(tiny):
+    rows = np.random.default_rng(0).integers(0, 11, (2, 9))
+    gradients = {}
+    for balance, recomputed in itertools.product(("0", "1"), ("off", "on")):
+        keys = [f"ffn.balance={balance}", f"train.activation_checkpointing={recomputed}", "train.compile=off"]
+        config = tiny("ffn=moe", *keys, "train.batch_size=2", "train.device=cpu")
+        step = Step(config, build_model(config, 11).train(), 3, lambda number: rows)
+        loss, more, figures = step.loss(rows)
+        assert (more is None) == (balance == "0")
+        assert set(figures) == {"option/router_entropy", "option/largest_load"} | (
+            {"option/balance_loss"} if balance == "1" else set()
+        )
+        if more is not None:
+            assert more.item() == pytest.approx(figures["option/balance_loss"].item())
+        (loss if more is None else loss + more).backward()
+        gradients[balance, recomputed] = step.model.blocks[0].ffn.router.weight.grad
+    close(gradients["1", "on"], gradients["1", "off"])
+    assert (gradients["1", "off"] - gradients["0", "off"]).abs().max() > 1e-4
+
+
+# -------------------------------------------------------------------------------------------- values and normalizers
+
+
+def values_of(model):
+    """The values that each layer attends to, and their projections."""
+    attended, projected, handles = [], [], []
+    for block in model.blocks:
+        core, value = block.attn.core, block.attn.value
+        handles.append(core.register_forward_pre_hook(lambda m, args: attended.append(args[2].transpose(1, 2))))
+        handles.append(value.register_forward_hook(lambda m, args, out: projected.append(out)))
+    with torch.no_grad():
+        model(TOKENS)
+    return attended, [v.view_as(a) for v, a in zip(projected, attended, strict=True)]
+
+
+@pytest.mark.parametrize("placement", ["pre", "post"])
+def test_value_residuals_are_half_of_the_first_layer_s_values(tiny, placement):
+    model = model_of(tiny, "model.n_layers=3", "value=residual", f"placement={placement}")
+    attended, projected = values_of(model)
+    close(attended[0], projected[0])
+    for layer in (1, 2):
+        close(attended[layer], 0.5 * projected[layer] + 0.5 * projected[0])
+
+
+def test_value_embeddings_are_looked_up_by_token_and_not_for_the_sink(tiny):
+    model = model_of(tiny, "value=embedding", "sink_token=on")
+    attended, projected = values_of(model)
+    for layer, block in enumerate(model.blocks):
+        own, other = block.attn.values.factors
+        looked_up = block.attn.values.table.weight[TOKENS].view(2, 8, 2, 8)
+        close(attended[layer][:, 1:], own * projected[layer][:, 1:] + other * looked_up)
+        close(attended[layer][:, :1], own * projected[layer][:, :1])
+
+
+@pytest.mark.parametrize("window", ["off", "3"])
+@pytest.mark.parametrize("position", ["none", "alibi"])
+def test_ssmax_multiplies_scores_by_the_logarithm_of_the_number_of_visible_keys(tiny, position, window):
+    model = model_of(tiny, "normalizer=ssmax", f"position={position}", f"window={window}")
+    core = model.blocks[0].attn.core
+    q, k, v = (draw(2, 2, 8, 8, seed=seed) for seed in range(3))
+    bias = model.position.score_bias(8, 0)
+    expected = torch.zeros_like(q)
+    for h, i in itertools.product(range(2), range(8)):
+        seen = list(range(0 if window == "off" else max(0, i - 2), i + 1))
+        z = q[:, h, i : i + 1] @ k[:, h, seen].transpose(1, 2) / math.sqrt(8)
+        z = z if bias is None else z + bias[h, [i - j for j in seen]]
+        weights = torch.softmax(core.normalizer.s_H[h] * math.log(len(seen)) * z, -1)
+        expected[:, h, i] = (weights @ v[:, h, seen])[:, 0]
+    close(core(q, k, v, bias), expected)
+    core.fused = False
+    close(core(q, k, v, bias), expected)
+
+
+def test_sigmoid_attention_with_a_bias_starts_with_rows_like_softmax(tiny):
+    core = model_of(tiny, "normalizer=sigmoid", "normalizer.bias=auto", "position=none").blocks[0].attn.core
+    q, k = draw(1, 2, 8, 8), draw(1, 2, 8, 8, seed=1)
+    expected = torch.sigmoid(q @ k.transpose(-1, -2) / math.sqrt(8) - math.log(8)).tril()
+    close(core.weights(q, k, None), expected)
+    close(core.weights(0 * q, k, None)[0, 0, -1].sum(), torch.tensor(8 / 9))
+
+
+# ------------------------------------------------------------------------------------------ differential attention
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_differential_attention_is_the_authors_equation_in_every_layer(tiny, kv_heads):
+    model = model_of(tiny, "mixer=differential", "position=none", "model.n_heads=4", f"n_kv_heads={kv_heads}")
+    x, causal = draw(2, 8, 16), torch.ones(8, 8).tril().bool()
+    for layer, block in enumerate(model.blocks):
+        attn = block.attn
+        q = attn.query(x).view(2, 8, 4, 4).transpose(1, 2)
+        k = attn.key(x).view(2, 8, kv_heads, 4).transpose(1, 2).repeat_interleave(4 // kv_heads, 1)
+        v = attn.value(x).view(2, 8, kv_heads // 2, 8).transpose(1, 2).repeat_interleave(4 // kv_heads, 1)
+        maps = torch.softmax((q @ k.transpose(-1, -2) / 2).masked_fill(~causal, -torch.inf), -1).view(2, 2, 2, 8, 8)
+        start = 0.8 - 0.6 * math.exp(-0.3 * layer)
+        weight = torch.exp(attn.lambda_q1 @ attn.lambda_k1) - torch.exp(attn.lambda_q2 @ attn.lambda_k2) + start
+        heads = (maps[:, :, 0] - weight * maps[:, :, 1]) @ v
+        normed = heads * torch.rsqrt(heads.square().mean(-1, keepdim=True) + 1e-5) * attn.pair_gain
+        expected = attn.out(((1 - start) * normed).transpose(1, 2).flatten(2))
+        close(attn(x, model.context(TOKENS)), expected)
+
+
+def test_the_vectors_of_lambda_start_at_a_tenth_under_every_init_and_are_drawn_by_seed(tiny):
+    wide = ("mixer=differential", "model.d_model=512", "model.n_heads=2")
+    for init in ("gpt2", "xavier", "megatron"):
+        vector = build_model(tiny(*wide, f"init={init}"), 11).blocks[0].attn.lambda_q1
+        assert vector.std().item() == pytest.approx(0.1, rel=0.15)
+    first, second = (build_model(tiny(*wide, f"seed={seed}"), 11) for seed in (0, 1))
+    assert not torch.equal(first.blocks[0].attn.lambda_q1, second.blocks[0].attn.lambda_q1)
+
+
+# --------------------------------------------------------------------------------- convolutions and residual streams
+
+
+def test_a_canon_layer_is_a_causal_depthwise_convolution_added_to_its_input(tiny):
+    model = model_of(tiny, "conv=canon")
+    for module in (model.blocks[0].attn.conv_in, model.blocks[0].ffn.conv_gate):
+        width, kernel = module.weight.shape
+        reference = nn.Conv1d(width, width, kernel, groups=width, padding=kernel - 1, bias=False)
+        reference.weight.data = module.weight.data.flip(1)[:, None].flip(2)
+        x = draw(2, 8, width)
+        close(module(x), x + reference(x.transpose(1, 2))[..., :8].transpose(1, 2))
+
+
+def test_every_canon_site_is_where_the_authors_code_has_it(tiny):
+    model = model_of(tiny, "conv=canon", "position=none", "ffn=swiglu")
+    attn, mlp, x = model.blocks[0].attn, model.blocks[0].ffn, draw(2, 8, 16)
+    h = attn.conv_in(x)
+    q, k, v = (
+        conv(m(h))
+        for conv, m in zip(
+            (attn.conv_query, attn.conv_key, attn.conv_value), (attn.query, attn.key, attn.value), strict=True
+        )
+    )
+    q, k, v = (y.view(2, 8, 2, 8).transpose(1, 2) for y in (q, k, v))
+    out = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+    close(attn(x, model.context(TOKENS)), attn.out(out))
+    h = mlp.conv_in(x)
+    close(mlp(x, None), mlp.down(F.silu(mlp.conv_gate(mlp.gate(h))) * mlp.conv_up(mlp.up(h))))
+
+
+@pytest.mark.parametrize("dynamic", ["off", "on"])
+def test_hyper_connections_are_their_published_equations(tiny, dynamic):
+    model = model_of(tiny, "placement=hyper", "placement.streams=3", f"placement.dynamic={dynamic}")
+    stream = draw(2, 8, 3, 16)
+    for block in model.blocks:
+        expected = stream
+        for connect, norm, branch in (
+            (block.connect_attn, block.norm_attn, block.attn),
+            (block.connect_ffn, block.norm_ffn, block.ffn),
+        ):
+            alpha, beta = connect.alpha_nm.expand(2, 8, 3, 4), connect.beta_n.expand(2, 8, 3)
+            if dynamic == "on":
+                normed = connect.norm(expected)
+                alpha = alpha + connect.alpha_scale * torch.tanh(normed @ connect.alpha_map_Dm)
+                beta = beta + connect.beta_scale * torch.tanh(normed @ connect.beta_map_D)
+            mixed = torch.einsum("btnm,btnd->btmd", alpha, expected)
+            out = branch(norm(mixed[:, :, 0]), model.context(TOKENS))
+            expected = mixed[:, :, 1:] + torch.einsum("btd,btn->btnd", out, beta)
+        close(block(stream, model.context(TOKENS)), expected)
+
+
+def test_hyper_connections_start_as_pre_norm_whatever_the_number_of_streams(tiny):
+    plain = build_model(tiny("init=xavier"), 11)(TOKENS)
+    for streams in ("1", "2", "4"):
+        model = build_model(tiny("init=xavier", "placement=hyper", f"placement.streams={streams}"), 11)
+        close(model(TOKENS), plain)
+    reads = [block.connect_ffn.alpha_nm[:, 0].argmax().item() for block in model.blocks]
+    assert reads == [1, 3]
+
+
+# ------------------------------------------------------------------------------------------------------------- nGPT
+
+
+def unit(x, axis=-1):
+    return x / x.norm(dim=axis, keepdim=True)
+
+
+def ngpt_logits(model, tokens):
+    """The authors' model (NVIDIA/ngpt, model.py) with these weights."""
+    d_model, heads, d = 16, 2, 8
+    base = d_model**-0.5
+    h, T = model.embedding.weight[tokens], tokens.shape[1]
+    angle = torch.arange(T)[:, None] * 10000.0 ** (-torch.arange(0, d, 2) / d)
+
+    def rotated(x):
+        even, odd = x[..., ::2], x[..., 1::2]
+        pairs = even * angle.cos() - odd * angle.sin(), odd * angle.cos() + even * angle.sin()
+        return torch.stack(pairs, -1).flatten(-2)
+
+    def step(h, branch, parameter):
+        return unit(unit(h) + (parameter * 0.05 / base).abs() * (unit(branch) - unit(h)))
+
+    for block in model.blocks:
+        attn, mlp = block.attn, block.ffn
+        q, k, v = (m(h).view(2, T, heads, d).transpose(1, 2) for m in (attn.query, attn.key, attn.value))
+        length = (attn.qk_norm.length_Hd / base)[:, None]
+        q, k = length * unit(rotated(q)), length * unit(rotated(k))
+        scores = (q @ k.transpose(-1, -2) * d**0.5).masked_fill(~torch.ones(T, T).tril().bool(), -torch.inf)
+        h = step(h, attn.out((scores.softmax(-1) @ v).transpose(1, 2).flatten(2)), block.step_attn)
+        u, gate = mlp.scale_up * d_model**0.5 * mlp.up(h), mlp.scale_gate * d_model**0.5 * mlp.gate(h)
+        h = step(h, mlp.down(u * F.silu(gate)), block.step_ffn)
+    return h @ model.head.weight.T * (model.head.logit_scale_V / base)
+
+
+def test_ngpt_is_the_authors_model(tiny):
+    model = build_model(tiny("preset=ngpt"), 11)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter.mul_(1 + 0.3 * draw(*parameter.shape))
+    close(model(TOKENS), ngpt_logits(model, TOKENS))
+
+
+def test_ngpt_s_weights_have_length_1_at_the_start_and_after_a_step(tiny):
+    config = tiny("preset=ngpt", "train.batch_size=2", "train.device=cpu", "train.compile=off", "optim.lr=0.1")
+    rows = np.random.default_rng(0).integers(0, 11, (2, 9))
+    step = Step(config, build_model(config, 11).train(), 3, lambda number: rows)
+    before = {name: p.detach().clone() for name, p in step.model.named_parameters()}
+    for _ in range(2):
+        for name, weight in step.model.named_parameters():
+            if weight.ndim == 2 and "length" not in name:
+                axis = 0 if name.endswith(("out.weight", "down.weight")) else 1
+                close(weight.norm(dim=axis), torch.ones_like(weight.norm(dim=axis)))
+        step.take(0, rows)
+    assert not torch.equal(before["head.weight"], step.model.head.weight)
+    assert config.weight_decay == 0 and config.schedule.warmup == 0 and not config.tie_embeddings
+
+
+# ------------------------------------------------------------------------------------------------- values by layer
+
+
+def test_rope_is_scaled_in_the_layers_that_a_list_says(tiny):
+    """OLMo 3: YaRN in the layers without a window, plain RoPE in the others."""
+    mixed = tiny("model.n_layers=4", "position=rope_yarn", "position.factor=[1,1,1,8]", "window=[4,4,4,0]")
+    model = build_model(mixed, 11)
+    yarn = build_model(tiny("position=rope_yarn", "position.factor=8"), 11)
+    plain, q = build_model(tiny(), 11), draw(1, 2, 8, 8)
+    for layer in range(4):
+        expected = (yarn if layer == 3 else plain).position.rotate(q, q, 0)[0]
+        close(model.position.rotate(q, q, layer)[0], expected)
+    llama = build_model(tiny("position=rope_llama3", "position.factor=[1,8]", "position.theta=10000"), 11)
+    close(llama.position.rotate(q, q, 0)[0], plain.position.rotate(q, q, 0)[0])
+    assert not torch.allclose(llama.position.rotate(q, q, 1)[0], plain.position.rotate(q, q, 1)[0], atol=1e-3)
+
+
+def test_positions_are_missing_in_the_listed_layers(tiny):
+    model = build_model(tiny("model.n_layers=4", "nope_every=[0,2]"), 11)
+    assert [model.position_at(layer) is model.position for layer in range(4)] == [False, True, False, True]
+    assert same(tiny, ["nope_every=[1]"], ["nope_every=2"])
+    for listed, got in (("[]", "each once"), ("[0,0]", "each once"), ("[2]", "there is no layer 2")):
+        with pytest.raises(ConfigError, match=got):
+            tiny(f"nope_every={listed}")
+
+
+# ------------------------------------------------------------------------------------------------ prescriptions
+
+
+@pytest.mark.parametrize(("width", "alphas"), [(5120, (0.6, 0.15)), (4096, (0.8, 0.2)), (512, (1.0, 1.0))])
+def test_dyt_starts_with_the_authors_alpha_of_the_nearest_size(width, alphas):
+    option = default_option("norm", "dyt")
+    built = [NORM.build(option, width, False, Site(site)).alpha.item() for site in ("attn", "ffn")]
+    assert built == pytest.approx(alphas)
+
+
+ROTARY = ("rope", "irope", "rope_interpolated", "rope_llama3", "rope_yarn")
+
+
+@pytest.mark.parametrize(("score", "position"), [*itertools.product(("additive", "luong_concat"), ROTARY)])
+def test_scores_that_are_no_product_refuse_rotary_positions_with_a_fix_that_works(tiny, score, position):
+    with pytest.raises(ConfigError, match="not a function of i - j") as refused:
+        tiny(f"attention={score}", f"position={position}")
+    assert str(refused.value).splitlines()[-1].strip() == "try: position=alibi"
+    tiny(f"attention={score}", "position=alibi")
+
+
+def test_the_general_score_with_rotary_positions_is_a_function_of_the_distance(tiny):
+    """Equal tokens everywhere: each score depends on i - j alone. With the map after the rotation it does not."""
+    model = model_of(tiny, "attention=luong_general")
+    attn, x = model.blocks[0].attn, draw(1, 1, 16).expand(1, 8, 16)
+    q, k = (m(x).view(1, 8, 2, 8).transpose(1, 2) for m in (attn.query, attn.key))
+    scores = []
+    for before in (True, False):
+        placed = attn.core.score.query(q) if before else q
+        placed, keys = model.position.rotate(placed, k, 0)
+        placed = placed if before else attn.core.score.query(placed)
+        scores.append(placed @ keys.transpose(-1, -2))
+    spread = [max(s.diagonal(-n, 2, 3).std(-1).max().item() for n in range(6)) for s in scores]
+    assert spread[0] < 1e-5 < 1e-2 < spread[1]
+
+
+# ------------------------------------------------------------------------------------------ refusals and controls
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["mixer=differential", "ffn=moe", "placement=hyper", "placement=ngpt", "qk_norm=ngpt", "ffn=ngpt", "head=scaled"],
+)
+def test_an_option_without_a_rule_under_mup_refuses_it(tiny, option):
+    tiny(option)
+    with pytest.raises(ConfigError, match="no muP rule"):
+        tiny(option, "param=mup")
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("mixer=differential", "model.n_heads=1"),
+        ("mixer=differential", "n_kv_heads=1"),
+        ("ffn=moe", "ffn.active=9"),
+        ("ffn=moe", "bias=on"),
+        ("ffn=moe", "conv=canon"),
+        ("qk_norm=ngpt", "n_kv_heads=1"),
+        ("ffn=xielu", "ffn.alpha_n=0.4"),
+    ],
+    ids=" ".join,
+)
+def test_what_an_option_cannot_be_combined_with_is_refused_in_three_lines(tiny, overrides):
+    with pytest.raises(ConfigError) as refused:
+        tiny(*overrides)
+    assert len(str(refused.value).splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("overrides", "plain"),
+    [
+        (["value=residual", "value.own=1", "value.first=0"], []),
+        (["value=embedding", "value.own=1", "value.embedding=0"], []),
+        (["normalizer=sigmoid", "normalizer.bias=0"], ["normalizer=sigmoid"]),
+        (
+            ["conv=canon", *(f"conv.{site}=off" for site in ("attn_in", "qkv", "ffn_in", "ffn_hidden"))],
+            [],
+        ),
+        (["placement=hyper", "placement.streams=1", "placement.dynamic=off"], []),
+        (["head=scaled", "head.scale_start=1"], []),
+        (["position=rope_yarn", "position.factor=1"], ["position=rope"]),
+        (["norm=rms_nonparam"], ["norm=rms"]),
+    ],
+    ids=lambda x: " ".join(x)[:60] or "baseline",
+)
+def test_an_option_can_be_turned_off_exactly(tiny, overrides, plain):
+    assert same(tiny, overrides, plain)
+
+
+@pytest.mark.parametrize("option", ["value=residual", "value=embedding", "ffn=moe", "placement=hyper", "conv=canon"])
+def test_recomputed_blocks_give_the_same_gradients(tiny, option):
+    assert same(tiny, [option, "train.activation_checkpointing=on"], [option])
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("option", ["value=residual", "ffn=moe", "mixer=differential", "preset=ngpt"])
+def test_a_step_with_recomputed_blocks_is_one_graph(tiny, option):
+    config = tiny(option, "train.activation_checkpointing=on", "train.batch_size=2", "train.device=cpu")
+    rows = np.random.default_rng(0).integers(0, 11, (2, 9))
+    step = Step(config, build_model(config, 11).train(), 3, lambda number: rows)
+    torch._dynamo.reset()
+    tokens = torch.from_numpy(rows)
+    torch.compile(step.compute, backend="eager", fullgraph=True)(tokens[:, :-1], tokens[:, 1:].flatten())
