@@ -12,7 +12,7 @@ from rich.console import Console
 
 from nexus_ablate import cli
 from nexus_ablate.config.compose import compose
-from nexus_ablate.execution.status import LOSS, Watcher, duration, last_row, summary, table, troubles
+from nexus_ablate.execution.run_states import LOSS, Watcher, duration, last_row, summary, table, troubles
 from nexus_ablate.planning import cost
 from nexus_ablate.planning.cost import cost_of
 from nexus_ablate.planning.design import expand

@@ -12,7 +12,7 @@ from written_runs import Writer
 from nexus_ablate.cli import main
 from nexus_ablate.cli.verb import verb_names
 from nexus_ablate.console import grid, middle, short_names, sparkline, without_shared
-from nexus_ablate.execution.progress import ranked
+from nexus_ablate.execution.job_progress import ranked
 from nexus_ablate.training import display
 from nexus_ablate.training.display import Display
 

@@ -90,7 +90,7 @@ def _watch(dirs: list[str], flags: dict[str, Any]) -> None:
     Raises:
         ConfigError: There is no file to save the page to.
     """
-    from nexus_ablate.execution.status import COMING, Watcher, summary
+    from nexus_ablate.execution.run_states import COMING, Watcher, summary
     from nexus_ablate.report.page import html
     from nexus_ablate.runs.files import atomic_write_text
 

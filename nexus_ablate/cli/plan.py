@@ -38,7 +38,7 @@ COLOURS = {"PASS": "green", "WARN": "yellow", "FAIL": "red"}
 def run(words: list[str], flags: dict[str, Any]) -> int:
     """Print the plan of a study."""
     from nexus_ablate.console import open_console
-    from nexus_ablate.execution.status import duration
+    from nexus_ablate.execution.run_states import duration
     from nexus_ablate.planning.jobs import Runs
     from nexus_ablate.planning.places import places_for
     from nexus_ablate.planning.plan import make_plan
@@ -66,7 +66,7 @@ def show(plan: StudyPlan, console: Console, full: bool = False) -> None:
     """Print the plan; `full`: with the arms' whole names."""
     from rich.markup import escape
 
-    from nexus_ablate.execution.status import duration
+    from nexus_ablate.execution.run_states import duration
     from nexus_ablate.planning.design import label
 
     study = plan.study.study
@@ -119,7 +119,7 @@ def show(plan: StudyPlan, console: Console, full: bool = False) -> None:
 
 
 def _arms(plan: StudyPlan, width: int):
-    from nexus_ablate.execution.status import duration
+    from nexus_ablate.execution.run_states import duration
 
     rows = []
     for arm in plan.arms:

@@ -59,7 +59,7 @@ def _show_run(record: RunRecord, flags: dict[str, Any]) -> None:
 
     from nexus_ablate.cli.evaluate import results
     from nexus_ablate.console import grid, open_console
-    from nexus_ablate.execution.status import nearer
+    from nexus_ablate.execution.run_states import nearer
     from nexus_ablate.report.run_picture import draw, run_lines
     from nexus_ablate.training.display import result_facts, table
 

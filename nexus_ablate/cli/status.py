@@ -12,7 +12,7 @@ from nexus_ablate.cli.verb import FULL, Flag, Verb, one_of
 from nexus_ablate.errors import ConfigError, printable
 
 if TYPE_CHECKING:
-    from nexus_ablate.execution.status import Line
+    from nexus_ablate.execution.run_states import Line
 
 SORTS = ("age", "loss", "arm", "disk")
 VERB = Verb(
@@ -45,7 +45,7 @@ WATCH_SECONDS = 1.0
 def run(words: list[str], flags: dict[str, Any]) -> int:
     """Print the state of every run."""
     from nexus_ablate.console import UNLIMITED, open_console, print_table
-    from nexus_ablate.execution.status import COMING, Watcher, size_text, summary, table, troubles
+    from nexus_ablate.execution.run_states import COMING, Watcher, size_text, summary, table, troubles
     from nexus_ablate.runs.lookup import DEFAULT
 
     if not words and not DEFAULT.is_dir():

@@ -22,8 +22,8 @@ from nexus_ablate.config.compose import search_plugins
 from nexus_ablate.config.options import conf_dir
 from nexus_ablate.config.overrides import check_overrides
 from nexus_ablate.errors import ConfigError
+from nexus_ablate.execution.job_progress import JobProgress
 from nexus_ablate.execution.local_pool import Worker
-from nexus_ablate.execution.progress import JobProgress
 from nexus_ablate.execution.slurm import refuse_secrets
 from nexus_ablate.execution.worker import JobResult, Task
 from nexus_ablate.planning.jobs import Job

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from nexus_ablate import errors
 from nexus_ablate.data import prepare
-from nexus_ablate.execution.progress import JobProgress
+from nexus_ablate.execution.job_progress import JobProgress
 from nexus_ablate.planning.design import label
 from nexus_ablate.planning.jobs import Job, Runs, data_of
 from nexus_ablate.planning.looks import ended_later, judge, lacking, next_look, outcomes, title

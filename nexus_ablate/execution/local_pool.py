@@ -17,7 +17,7 @@ from queue import SimpleQueue
 
 from nexus_ablate import errors
 from nexus_ablate.errors import AlreadyRunning
-from nexus_ablate.execution.progress import JobProgress
+from nexus_ablate.execution.job_progress import JobProgress
 from nexus_ablate.execution.worker import JobResult, Task, reset_peak_memory, work
 from nexus_ablate.masking import mask
 from nexus_ablate.planning.jobs import Job

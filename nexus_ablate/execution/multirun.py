@@ -14,9 +14,9 @@ from nexus_ablate.config.overrides import check_overrides
 from nexus_ablate.data import fingerprint_of, prepare
 from nexus_ablate.errors import ConfigError, UserError
 from nexus_ablate.execution.hydra_launcher import open_hydra
+from nexus_ablate.execution.job_progress import JobProgress
 from nexus_ablate.execution.launch import Backend, run_missing
-from nexus_ablate.execution.progress import JobProgress
-from nexus_ablate.execution.status import nearer
+from nexus_ablate.execution.run_states import nearer
 from nexus_ablate.planning.jobs import Job, data_of
 from nexus_ablate.runs import arm_name, run_path
 from nexus_ablate.study.overrides import key_of

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from nexus_ablate import errors
 from nexus_ablate.errors import ConfigError
+from nexus_ablate.execution.job_progress import JobProgress
 from nexus_ablate.execution.local_pool import mark_failed
-from nexus_ablate.execution.progress import JobProgress
 from nexus_ablate.execution.slurm_job import REQUEUES, SlurmTask
 from nexus_ablate.execution.slurm_queue import FOLDER, Queue
 from nexus_ablate.execution.worker import JobResult, Task

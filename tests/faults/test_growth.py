@@ -15,7 +15,7 @@ from faults.bench import at_step, only, run, sizes
 from nexus_ablate.comparison import load
 from nexus_ablate.comparison.result import compare
 from nexus_ablate.config.compose import compose
-from nexus_ablate.execution.status import Watcher, summary, table, troubles
+from nexus_ablate.execution.run_states import Watcher, summary, table, troubles
 from nexus_ablate.training import checkpoint, trainer
 from nexus_ablate.training import display as display_module
 from nexus_ablate.training.display import LINE_SECONDS, Display

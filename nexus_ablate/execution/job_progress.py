@@ -18,7 +18,7 @@ from typing import Any
 from nexus_ablate import errors
 from nexus_ablate.console import SHORTEST_NAME, grid, middle, open_console
 from nexus_ablate.errors import printable
-from nexus_ablate.execution.status import Line, Watcher, duration, nearer, table
+from nexus_ablate.execution.run_states import Line, Watcher, duration, nearer, table
 from nexus_ablate.execution.worker import JobResult
 from nexus_ablate.planning.jobs import Job
 from nexus_ablate.runs import has_status
