@@ -18,13 +18,12 @@ from rich.console import Console
 from written_runs import Writer
 
 from nexus_ablate.cli import main
-from nexus_ablate.comparison.findings import Findings
 from nexus_ablate.comparison.result import compare
+from nexus_ablate.comparison.results import Comparison
 from nexus_ablate.report import exports, page
 from nexus_ablate.report.charts import forest
-from nexus_ablate.report.frames import arms_frame
 from nexus_ablate.report.sentences import answer
-from nexus_ablate.report.tables import arm_table, loss_text, main_columns, signed
+from nexus_ablate.report.tables import arm_table, main_columns, mean_text, signed
 from nexus_ablate.report.terminal import show
 
 BASE = [2.00, 2.02, 1.98, 2.01, 1.99]
@@ -58,7 +57,7 @@ def hostile(comparison):
 
 
 def whole(comparison):
-    return Findings("study", [""], [comparison], [], None)
+    return Comparison("study", [comparison], [], None)
 
 
 def html(comparison):
@@ -115,7 +114,7 @@ class Page(HTMLParser):
 
 
 def test_every_output_shows_the_same_numbers(comparison):
-    cells = arm_table(comparison, main_columns(comparison)).rows
+    cells = arm_table(comparison.rows, main_columns(comparison)).rows
     shown_rows = Page(html(comparison)).rows
     wide = terminal(comparison, 200, details=False)
     page_md = re.sub(" +", " ", markdown(comparison).replace("\\", "").replace("&lt;", "<"))
@@ -126,7 +125,7 @@ def test_every_output_shows_the_same_numbers(comparison):
         assert shown in shown_rows
         assert f"| {' | '.join(shown)} |" in page_md
         assert all(cell in wide for cell in shown)
-        assert row.arm in tex and loss_text(row) in tex
+        assert row.arm in tex and mean_text(row) in tex
         assert in_json["arm"] == in_csv["arm"] == row.arm
         assert in_json["mean"] == row.mean
         assert in_csv["mean"] == ("" if row.mean is None else repr(row.mean))
@@ -156,7 +155,7 @@ def test_every_output_shows_the_interval_that_decided(kind, tmp_path):
     assert f"{effect.low:+.4f} to {effect.high:+.4f}" in terminal(comparison, 80).replace("\n", " ")
     in_json = next(r for r in json_values(comparison)["rows"] if r["arm"] == row.arm)
     in_csv = next(r for r in csv_rows(comparison) if r["arm"] == row.arm)
-    frame = arms_frame(comparison).set_index("arm").loc[row.arm]
+    frame = whole(comparison).frame().set_index("arm").loc[row.arm]
     for low, high in (
         (in_json["low"], in_json["high"]),
         (in_csv["low"], in_csv["high"]),
@@ -182,7 +181,7 @@ def test_a_terminal_is_never_overrun_and_no_number_is_cut(comparison, width):
     text = terminal(comparison, width)
     table = text[: text.index("left out")]  # paths of what was left out may be longer
     assert max(map(len, table.split("\n"))) <= width
-    assert all(loss_text(row) in text for row in comparison.rows)
+    assert all(mean_text(row) in text for row in comparison.rows)
     assert "…" not in table
 
 
@@ -298,7 +297,7 @@ def test_a_mistake_is_three_lines_and_status_two(comparison, tmp_path, capsys, a
 
 
 def test_a_number_that_rounds_to_zero_has_no_sign():
-    assert [signed(value, 1) for value in (-0.04, 0.04, -0.06, None)] == ["0.0", "0.0", "-0.1", "–"]
+    assert [signed(value, 1) for value in (-0.04, 0.04, -0.06)] == ["0.0", "0.0", "-0.1"]
 
 
 def test_a_cell_that_a_spreadsheet_would_execute_is_text_and_numbers_stay_numbers(comparison):

@@ -16,7 +16,7 @@ from written_runs import Writer
 
 import nexus_ablate
 from nexus_ablate.cli import main
-from nexus_ablate.comparison.findings import findings
+from nexus_ablate.comparison.across_strata import compare
 from nexus_ablate.report import charts
 from nexus_ablate.report.page import html
 
@@ -70,7 +70,7 @@ def study(tmp_path_factory):
     writer.arm(*LONG, losses=list(2.1 + rng.normal(0, 0.01, 5)))
     writer.arm("norm=dyt", losses=[2.05, 2.06, 2.04, 2.05])
     writer.run("norm=dyt", seed=4, state="diverged")
-    return findings(writer.root)
+    return compare(writer.root)
 
 
 def measured(page, width, dark, folder):
@@ -177,7 +177,7 @@ def test_every_section_opens_with_a_sentence(study):
 
 
 def test_the_losses_start_where_the_arms_come_apart_unless_the_whole_run_is_asked_for(study):
-    late, whole = (charts.losses(study.tables[0], "tokens", whole) for whole in (False, True))
+    late, whole = (charts.losses(study.strata[0], "tokens", whole) for whole in (False, True))
     assert ">0</text>" in whole and ">0</text>" not in late
 
 

@@ -15,7 +15,7 @@ from nexus_ablate.cli.verb import FULL, Flag, Verb, comma_separated, target
 from nexus_ablate.masking import mask
 
 if TYPE_CHECKING:
-    from nexus_ablate.comparison.findings import Findings
+    from nexus_ablate.comparison.results import Comparison
 
 FORMATS = ("html", "md", "latex", "csv", "json", "runs")
 WATCH_SECONDS = 2.0  # between looks at the runs
@@ -71,17 +71,17 @@ def run(dirs: list[str], flags: dict[str, Any]) -> int:
     check_reports(flags)
     if "watch" in flags:
         _watch(dirs, flags)
-    study_findings = _findings(dirs, flags)
-    deliver(study_findings, flags)
+    comparison = _compare(dirs, flags)
+    deliver(comparison, flags)
     if "wandb" in flags:
-        print(f"W&B: {_publish(study_findings, flags['wandb'])}", file=sys.stderr)
+        print(f"W&B: {_publish(comparison, flags['wandb'])}", file=sys.stderr)
     return errors.OK
 
 
-def _findings(dirs: list[str], flags: dict[str, Any]) -> Findings:
-    from nexus_ablate.comparison.findings import findings
+def _compare(dirs: list[str], flags: dict[str, Any]) -> Comparison:
+    from nexus_ablate.comparison.across_strata import compare
 
-    return findings(dirs, flags.get("baseline"), flags.get("allow", ()), flags.get("arm"), flags.get("tokens"))
+    return compare(dirs, flags.get("baseline"), flags.get("allow", ()), flags.get("arm"), flags.get("tokens"))
 
 
 def _watch(dirs: list[str], flags: dict[str, Any]) -> None:
@@ -105,7 +105,7 @@ def _watch(dirs: list[str], flags: dict[str, Any]) -> None:
         if not any(line.state in COMING for line in lines):
             return
         if states != before and any(line.state in ("finished", "diverged") for line in lines):
-            text = html(_findings(dirs, flags), shlex.join(["nexus-ablate", *sys.argv[1:]]), RELOAD_SECONDS)
+            text = html(_compare(dirs, flags), shlex.join(["nexus-ablate", *sys.argv[1:]]), RELOAD_SECONDS)
             atomic_write_text(path, mask(text))
             print(f"saved to {errors.printable(str(path), 4096)}: {summary(lines)}", file=sys.stderr, flush=True)
         before = states
@@ -134,10 +134,10 @@ def check_reports(flags: dict[str, Any], source: str = "") -> None:
         taken.add(path.resolve())
 
 
-def deliver(study_findings: Findings, flags: dict[str, Any]) -> None:
+def deliver(comparison: Comparison, flags: dict[str, Any]) -> None:
     """Print, and save the files that `OUTPUTS` ask for."""
     from nexus_ablate.console import open_console
-    from nexus_ablate.report.terminal import show_findings
+    from nexus_ablate.report.terminal import show_comparison
     from nexus_ablate.runs.files import atomic_write_text
 
     printed, saved = [], []
@@ -146,47 +146,47 @@ def deliver(study_findings: Findings, flags: dict[str, Any]) -> None:
         if path == Path("-"):
             printed.append(name)
         elif path is not None:  # first, so that a reader who closes the pipe (`| head`) has the files
-            atomic_write_text(path, mask(_written(name, study_findings)))
+            atomic_write_text(path, mask(_written(name, comparison)))
             saved.append(path)
     if not printed:
-        show_findings(study_findings, open_console(), "details" in flags, "full" in flags)
+        show_comparison(comparison, open_console(), "details" in flags, "full" in flags)
     for name in printed:
-        sys.stdout.write(_written(name, study_findings))
+        sys.stdout.write(_written(name, comparison))
     for path in saved:
         print(f"saved to {errors.printable(str(path), 4096)}", file=sys.stderr)
 
 
-def _written(name: str, study_findings: Findings) -> str:
-    """The findings in one of `FORMATS`."""
+def _written(name: str, comparison: Comparison) -> str:
+    """The comparison in one of `FORMATS`."""
     from nexus_ablate.report import exports
     from nexus_ablate.report.page import html
 
     if name == "html":
-        return html(study_findings, shlex.join(["nexus-ablate", *sys.argv[1:]]))
-    writers: dict[str, Callable[[Findings], str]] = {
+        return html(comparison, shlex.join(["nexus-ablate", *sys.argv[1:]]))
+    writers: dict[str, Callable[[Comparison], str]] = {
         "md": exports.markdown,
         "latex": exports.latex,
         "csv": exports.csv_text,
         "json": exports.json_text,
         "runs": exports.runs_text,
     }
-    return writers[name](study_findings)
+    return writers[name](comparison)
 
 
-def _publish(study_findings: Findings, project: str) -> str:
+def _publish(comparison: Comparison, project: str) -> str:
     """Send the comparison to W&B; returns its URL."""
     from nexus_ablate.report.page import html
     from nexus_ablate.report.sentences import answer, title
     from nexus_ablate.report.tables import arm_table, main_columns
     from nexus_ablate.track.comparison_run import publish
 
-    comparison = study_findings.tables[0]
-    table = arm_table(comparison, main_columns(comparison))
+    first = comparison.strata[0]
+    table = arm_table(first.rows, main_columns(first))
     files = {
-        "report.html": html(study_findings),
-        "report.md": _written("md", study_findings),
-        "table.csv": _written("csv", study_findings),
-        "comparison.json": _written("json", study_findings),
+        "report.html": html(comparison),
+        "report.md": _written("md", comparison),
+        "table.csv": _written("csv", comparison),
+        "comparison.json": _written("json", comparison),
     }
-    name = comparison.study or title(comparison)
-    return publish(project, *mask((name, answer(comparison), (table.heads, table.rows), files)))
+    name = first.study or title(first)
+    return publish(project, *mask((name, answer(first), (table.heads, table.rows), files)))

@@ -100,14 +100,14 @@ def _study(name: str) -> Study:
 
 def _verdict(name: str) -> str:
     """The comparison in Markdown; '' if nothing can be compared yet."""
-    from nexus_ablate.comparison.result import compare
-    from nexus_ablate.report.exports import comparison_markdown
+    from nexus_ablate.comparison.across_strata import compare
+    from nexus_ablate.report.exports import markdown
 
     folder = _folder(name)
     if folder is None:
         return ""
     try:
-        return mask(comparison_markdown(compare(folder)))
+        return mask(markdown(compare(folder)))
     except errors.ConfigError as error:
         print(f"no verdict in the report: {error.problem}", file=sys.stderr)
         return ""

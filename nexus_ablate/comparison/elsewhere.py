@@ -16,7 +16,6 @@ from nexus_ablate.comparison.arms import Arm
 from nexus_ablate.comparison.curves import Curves
 from nexus_ablate.comparison.endpoint import Endpoint
 from nexus_ablate.comparison.fairness import checks
-from nexus_ablate.comparison.findings import Findings, of
 from nexus_ablate.comparison.learning_rates import CRITERION, best_lr
 from nexus_ablate.comparison.listed import FAILED, Listed, Source, step_of
 from nexus_ablate.comparison.load import Excluded, Trained
@@ -63,7 +62,7 @@ def judged(
     baseline: str | None = None,
     allow: Iterable[str] = (),
     tuning_seeds: Iterable[int] = (),
-) -> Findings:
+) -> Comparison:
     """The comparison of runs that were trained elsewhere, in each stratum by itself.
 
     Args:
@@ -85,7 +84,7 @@ def judged(
     for stratum in strata:
         inside = [run for run in runs if run.stratum == stratum]
         tables.append(_table(source, stratum, inside, endpoint, baseline, tuple(allow), chosen_by, out))
-    return of(Comparison(source.name, tables, changes(tables), None))
+    return Comparison(source.name, tables, changes(tables), None)
 
 
 def _table(

@@ -162,14 +162,14 @@ class ArmResult:
             "is_baseline": self.is_baseline,
             "verdict": str(self.verdict or ""),
             "word": self.word,
-            "reason": self.reason,
+            "sentence": self.reason,
             "trained": self.trained,
             "failed": len(self.failed),
             "waiting": self.waiting,
             "pairs": len(self.pairs),
             "mean": self.mean,
             "sd": self.sd,
-            "difference": self.difference,
+            "delta": self.difference,
         }
         for name in EFFECT_COLUMNS:
             row[name] = getattr(self.effect, name, None)
@@ -189,7 +189,22 @@ class ArmResult:
         return row
 
 
-EFFECT_COLUMNS = ("low", "high", "level", "p", "se", "df", "critical", "wins", "rho", "spread", "detectable", "alone")
+EFFECT_COLUMNS = (
+    "low",
+    "high",
+    "level",
+    "p",
+    "n",
+    "se",
+    "df",
+    "critical",
+    "wins",
+    "rho",
+    "spread",
+    "spread_bound",
+    "detectable",
+    "alone",
+)
 NUMBER_COLUMNS = (
     "text_se",
     "delta_min",

@@ -18,16 +18,13 @@ import numpy as np
 
 from nexus_ablate.comparison.arms import Arm
 from nexus_ablate.comparison.curves import spikes
-from nexus_ablate.comparison.endpoint import Endpoint
-from nexus_ablate.comparison.findings import Across
 from nexus_ablate.comparison.load import Trained
-from nexus_ablate.comparison.result import Comparison, Row, Secondary
-from nexus_ablate.comparison.scaling import Scaling
-from nexus_ablate.comparison.statistics import Array, Effect
+from nexus_ablate.comparison.results import ArmResult, Comparison, Secondary, Stratum
+from nexus_ablate.comparison.statistics import Array
 from nexus_ablate.console import middle
 from nexus_ablate.errors import printable
 from nexus_ablate.report.sentences import direction
-from nexus_ablate.report.tables import bounds, compact, delta, interval_text
+from nexus_ablate.report.tables import bounds, compact, difference_text, interval_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -140,22 +137,54 @@ def colour(index: int) -> str:
 
 @dataclass(frozen=True)
 class Bar:
-    """One interval of a picture of intervals: a name over it, its ends, the mean, and a dot per seed.
+    """One arm's difference in a picture of differences.
 
     Attributes:
-        text: What is shown when the pointer rests on the bar.
+        index: The place of the arm in the table, for its colour.
         note: Words to the right of the name, such as the verdict.
-        dots: Value and hover text per seed.
     """
 
     name: str
-    low: float
-    mean: float
-    high: float
-    colour: str
-    text: str
-    note: str = ""
-    dots: tuple[tuple[float, str], ...] = ()
+    row: ArmResult
+    index: int
+    note: str
+
+    @property
+    def ends(self) -> tuple[float, float, float]:
+        """The lower end of the interval, the mean and the upper end; the mean alone of one pair."""
+        mean = self.row.difference or 0.0
+        return (self.row.effect.low, mean, self.row.effect.high) if self.row.effect else (mean, mean, mean)
+
+
+def _bars(rows: Sequence[ArmResult]) -> list[Bar]:
+    return [Bar(row.arm, row, index, row.word) for index, row in enumerate(rows) if row.difference is not None]
+
+
+def forest(stratum: Stratum) -> str:
+    """Each arm's mean difference with its simultaneous interval, a dot for each seed, the equivalence band."""
+    title = "differences to the baseline with intervals"
+    return intervals(_bars(stratum.rows), _difference_label(stratum), title, stratum.delta_min)
+
+
+def _difference_label(stratum: Stratum) -> str:
+    return f"difference to {middle(stratum.baseline, 20)}, {direction(stratum)}"
+
+
+def secondary(other: Secondary) -> str:
+    """Each arm's difference in a secondary endpoint with its interval; on a logarithmic scale, as its logarithm."""
+    endpoint = other.endpoint
+    bars = [Bar(bar.name, bar.row, bar.index, difference_text(bar.row)) for bar in _bars(other.rows)]
+    unit = "natural logarithm of the ratio" if endpoint.log else endpoint.axis()
+    return intervals(bars, f"difference, {unit}", f"differences in {endpoint.name} with intervals")
+
+
+def strata(comparison: Comparison) -> str:
+    """Each arm's difference in each stratum with its interval."""
+    bars = []
+    for index, change in enumerate(comparison.changes, start=1):
+        rows = [row for row in change.rows if row is not None and row.difference is not None]
+        bars += [Bar(f"{row.arm} in {row.stratum}", row, index, row.word) for row in rows]
+    return intervals(bars, "difference to the baseline", "differences by stratum with intervals")
 
 
 def intervals(bars: Sequence[Bar], axis: str, title: str, band: float = 0.0) -> str:
@@ -176,12 +205,12 @@ def draw_intervals(axes: Any, bars: Sequence[Bar], axis: str, band: float) -> No
         axis: The label of the x axis.
         band: Half the width of the band; 0: none.
     """
-    limit, ends = _limit(bars, band), [band, -band]
+    limit = _limit(bars, band)
+    seen = [band, -band]
     for bar in bars:
-        values = (bar.low, bar.mean, bar.high, *(value for value, _ in bar.dots))
-        ends += [value for value in values if abs(value) <= limit]
-    pad = 0.04 * (max(ends) - min(ends)) or 1e-6
-    axes.set(xlim=(min(ends) - pad, max(ends) + pad), ylim=(-0.4, len(bars) - 0.3), yticks=[])
+        seen += [value for value in (*bar.ends, *bar.row.pairs) if abs(value) <= limit]
+    pad = 0.04 * (max(seen) - min(seen)) or 1e-6
+    axes.set(xlim=(min(seen) - pad, max(seen) + pad), ylim=(-0.4, len(bars) - 0.3), yticks=[])
     axes.set_xlabel(middle(axis, 56))
     axes.locator_params(axis="x", nbins=5)
     axes.spines["left"].set_visible(False)
@@ -189,92 +218,46 @@ def draw_intervals(axes: Any, bars: Sequence[Bar], axis: str, band: float) -> No
     axes.axvline(0, color=MUTED, linewidth=1, linestyle="--")
     beside = axes.get_yaxis_transform()
     for y, bar in enumerate(reversed(bars)):
+        row, shade, (low, mean, high) = bar.row, colour(bar.index), bar.ends
         axes.text(0, y + 0.3, middle(bar.name, NAME_LETTERS), transform=beside, weight="bold")
         axes.text(1, y + 0.3, bar.note, transform=beside, weight="bold", ha="right")
-        for value, text in bar.dots:
-            axes.plot(value, y - 0.22, ".", color=bar.colour, alpha=0.55, markersize=7, mew=0, gid=hover(text))
-        if abs(bar.mean) > limit:
-            arrow = f"{bar.mean:+.3f} →" if bar.mean > 0 else f"← {bar.mean:+.3f}"
-            axes.text(float(bar.mean > 0), y - 0.1, arrow, transform=beside, ha="right" if bar.mean > 0 else "left")
+        for seed, difference in zip(row.seeds, row.differences, strict=True):
+            if difference is not None:
+                text = hover(f"{bar.name}, seed {seed}: {row.endpoint.signed(difference)}")
+                axes.plot(difference, y - 0.22, ".", color=shade, alpha=0.55, markersize=7, mew=0, gid=text)
+        if abs(mean) > limit:
+            place, side, arrow = (1, "right", f"{mean:+.3f} →") if mean > 0 else (0, "left", f"← {mean:+.3f}")
+            axes.text(place, y - 0.1, arrow, transform=beside, ha=side)
             continue
-        axes.plot([bar.low, bar.high], [y, y], color=bar.colour, linewidth=2.5, gid=hover(bar.text))
-        axes.plot(bar.mean, y, "o", color=bar.colour, markersize=8, gid=hover(bar.text))
-
-
-def _forest_bars(comparison: Comparison) -> list[Bar]:
-    bars = []
-    for index, row in enumerate(comparison.rows):
-        mean = delta(row)
-        if index == 0 or mean is None:
-            continue
-        low, high = (row.effect.low, row.effect.high) if row.effect else (mean, mean)
-        pairs = [(s, d) for s, d in zip(row.seeds, row.differences, strict=True) if d is not None]
-        dots = tuple((d, f"{row.arm}, seed {seed}: {row.endpoint.signed(d)}") for seed, d in pairs)
-        text = f"{row.arm}: {row.endpoint.signed(mean)} {bounds(row.endpoint, row.effect)}"
-        bars.append(Bar(row.arm, low, mean, high, colour(index), text, row.verdict.word if row.verdict else "", dots))
-    return bars
-
-
-def forest(comparison: Comparison) -> str:
-    """Each arm's mean difference with its simultaneous interval, a dot for each seed, the equivalence band."""
-    title = "differences to the baseline with intervals"
-    return intervals(_forest_bars(comparison), _difference_label(comparison), title, comparison.delta_min)
-
-
-def _difference_label(comparison: Comparison) -> str:
-    return f"difference to {middle(comparison.baseline, 20)}, {direction(comparison)}"
-
-
-def secondary(other: Secondary) -> str:
-    """Each arm's difference in a secondary endpoint with its interval; on a logarithmic scale, as its logarithm."""
-    endpoint, bars = other.endpoint, []
-    for index, row in enumerate(other.rows):
-        if row.effect:
-            bars.append(_effect_bar(row.arm, endpoint, row.effect, index, endpoint.signed(row.effect.delta)))
-    unit = "natural logarithm of the ratio" if endpoint.log else endpoint.axis()
-    return intervals(bars, f"difference, {unit}", f"differences in {endpoint.name} with intervals")
-
-
-def strata(names: Sequence[str], across: Sequence[Across]) -> str:
-    """Each arm's difference in each stratum with its interval."""
-    bars = []
-    for index, arm in enumerate(across, start=1):
-        for name, row in zip(names, arm.rows, strict=True):
-            if row is not None and row.effect:
-                word = row.verdict.word if row.verdict else ""
-                bars.append(_effect_bar(f"{arm.arm} in {name}", row.endpoint, row.effect, index, word))
-    return intervals(bars, "difference to the baseline", "differences by stratum with intervals")
-
-
-def _effect_bar(name: str, endpoint: Endpoint, effect: Effect, index: int, note: str) -> Bar:
-    text = f"{name}: {endpoint.signed(effect.delta)} {bounds(endpoint, effect)}"
-    return Bar(name, effect.low, effect.delta, effect.high, colour(index), text, note)
+        text = hover(f"{bar.name}: {difference_text(row)} {bounds(row)}")
+        axes.plot([low, high], [y, y], color=shade, linewidth=2.5, gid=text)
+        axes.plot(mean, y, "o", color=shade, markersize=8, gid=text)
 
 
 def _limit(bars: Sequence[Bar], band: float) -> float:
     """The largest difference that is drawn, so that one distant arm does not squeeze all others together."""
-    ends = [max(abs(bar.low), abs(bar.high)) for bar in bars if bar.low < bar.high]
-    return max(8 * float(np.median(ends or [0])), 3 * band)
+    farthest = [max(abs(bar.ends[0]), abs(bar.ends[2])) for bar in bars if bar.row.effect]
+    return max(8 * float(np.median(farthest or [0])), 3 * band)
 
 
 # ---------------------------------------------------------------------------------------------------------- curves
 
 
-def losses(comparison: Comparison, axis: str, whole: bool = False) -> str:
+def losses(stratum: Stratum, axis: str, whole: bool = False) -> str:
     """Validation loss against a budget as SVG, see `draw_losses`; '' where no run has two validations."""
-    if not any(len(run.curves.val) > 1 for arm in comparison.arms for run in arm.runs.values()):
+    if not any(len(run.curves.val) > 1 for arm in stratum.arms for run in arm.runs.values()):
         return ""
     with picture(f"validation loss against {axis}{' from the start' * whole}") as drawn:
-        draw_losses(drawn.axes, comparison, axis, whole)
+        draw_losses(drawn.axes, stratum, axis, whole)
     return drawn.svg
 
 
-def draw_losses(axes: Any, comparison: Comparison, axis: str, whole: bool = False) -> None:
+def draw_losses(axes: Any, stratum: Stratum, axis: str, whole: bool = False) -> None:
     """Validation loss against tokens, FLOPs or seconds: one thin line per run.
 
     The first validations are far above all others. Without `whole` the picture starts after them.
     """
-    runs = [(index, arm, run) for index, arm in enumerate(comparison.arms) for run in arm.runs.values()]
+    runs = [(index, arm, run) for index, arm in enumerate(stratum.arms) for run in arm.runs.values()]
     runs = [(index, arm, run) for index, arm, run in runs if len(run.curves.val) > 1]
     points, named, lines = _points(len(runs)), set(), []
     for index, arm, run in runs:
@@ -296,13 +279,13 @@ def draw_losses(axes: Any, comparison: Comparison, axis: str, whole: bool = Fals
     axes.set_ylim(low - 0.03 * (top - low or 1), top + 0.03 * (top - low or 1))
 
 
-def paired_differences(comparison: Comparison, axis: str) -> str:
+def paired_differences(stratum: Stratum, axis: str) -> str:
     """Arm minus baseline at the same budget: one thin line per seed, a thick mean. Before the end both still learn."""
-    base = comparison.arms[0]
-    points = _points(max(1, sum(len(arm.runs) for arm in comparison.arms[1:])))
+    base = stratum.arms[0]
+    points = _points(max(1, sum(len(arm.runs) for arm in stratum.arms[1:])))
     lines: list[tuple[int, Arm, Array, dict[int, Array]]] = []
-    for index, arm in enumerate(comparison.arms):
-        if delta(comparison.rows[index]) is None:
+    for index, arm in enumerate(stratum.arms):
+        if stratum.rows[index].difference is None:
             continue
         pairs = [(run, base.runs[seed]) for seed, run in arm.runs.items() if seed in base.runs]
         pairs = [pair for pair in pairs if min(len(run.curves.val) for run in pair) > 1]
@@ -313,10 +296,10 @@ def paired_differences(comparison: Comparison, axis: str) -> str:
     if not lines:
         return ""
     last = [float(gap[-1]) for *_, gaps in lines for gap in gaps.values()]
-    is_loss = comparison.endpoint.name == "val_loss"
-    limit = _limit(_forest_bars(comparison), comparison.delta_min) if is_loss else 8 * float(np.median(np.abs(last)))
+    is_loss = stratum.endpoint.name == "val_loss"
+    limit = _limit(_bars(stratum.rows), stratum.delta_min) if is_loss else 8 * float(np.median(np.abs(last)))
     ends = [end for end in last if abs(end) <= limit]
-    ends += [comparison.delta_min, -comparison.delta_min] if is_loss else [0.0]
+    ends += [stratum.delta_min, -stratum.delta_min] if is_loss else [0.0]
     pad = 0.15 * (max(ends) - min(ends)) or 1e-6
     with picture(f"difference to the baseline against {axis}") as drawn:
         axes = drawn.axes
@@ -332,14 +315,14 @@ def paired_differences(comparison: Comparison, axis: str) -> str:
     return drawn.svg
 
 
-def slopes(comparison: Comparison) -> str:
+def slopes(stratum: Stratum) -> str:
     """The baseline's loss and the arm's at each seed, joined: lines that all lean one way show an effect."""
-    base = comparison.rows[0]
-    rows = [(index, row) for index, row in enumerate(comparison.rows) if index and delta(row) is not None]
+    base = stratum.rows[0]
+    rows = [(index, row) for index, row in enumerate(stratum.rows) if index and row.difference is not None]
     if not rows or base.mean is None:
         return ""
     with picture("losses of each pair of runs") as drawn:
-        drawn.axes.set(xticks=[], ylabel=comparison.endpoint.unit or comparison.endpoint.name)
+        drawn.axes.set(xticks=[], ylabel=stratum.endpoint.unit or stratum.endpoint.name)
         for at, (index, row) in enumerate(rows):
             for seed, value, base_value in zip(row.seeds, row.values, base.values, strict=True):
                 if value is None or base_value is None:
@@ -379,9 +362,9 @@ def _thinned(x: Array, y: Array, points: int) -> tuple[Array, Array]:
 # ---------------------------------------------------------------------------------- rates, costs, stability, scaling
 
 
-def learning_rates(comparison: Comparison) -> str:
+def learning_rates(stratum: Stratum) -> str:
     """Mean tuning loss over the learning rate; the best rate ringed, in red where it lies at the edge."""
-    rows = [(index, row) for index, row in enumerate(comparison.rows) if _finite_tuning(row)]
+    rows = [(index, row) for index, row in enumerate(stratum.rows) if _finite_tuning(row)]
     if not rows:
         return ""
     with picture("tuning loss over the learning rate") as drawn:
@@ -402,26 +385,27 @@ def learning_rates(comparison: Comparison) -> str:
     return drawn.svg
 
 
-def _finite_tuning(row: Row) -> list[tuple[float, float]]:
+def _finite_tuning(row: ArmResult) -> list[tuple[float, float]]:
     """The learning rates and losses of the tuning runs that trained."""
     points = [(rate, value) for rate, values in row.lr_curve.items() for value in values]
     return [(rate, value) for rate, value in points if math.isfinite(value)]
 
 
-def pareto(comparison: Comparison) -> str:
+def pareto(stratum: Stratum) -> str:
     """Loss against speed; lower right is better. '' without two arms whose speed was measured."""
     from matplotlib.ticker import EngFormatter
 
-    rows = [(index, row) for index, row in enumerate(comparison.rows) if row.mean is not None and row.tokens_per_second]
+    rows = [(index, row) for index, row in enumerate(stratum.rows) if row.mean is not None and row.tokens_per_second]
     if len(rows) < 2:
         return ""
     with picture("loss against speed", height=300 + 18 * len(rows)) as drawn:
-        drawn.axes.set(xlabel="tokens per second", ylabel=comparison.endpoint.unit or comparison.endpoint.name)
+        drawn.axes.set(xlabel="tokens per second", ylabel=stratum.endpoint.unit or stratum.endpoint.name)
         drawn.axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         drawn.axes.locator_params(nbins=6)
         drawn.axes.margins(0.08)
         for index, row in rows:
-            speed, mean, sd, shade = row.tokens_per_second, row.mean or 0.0, row.sd or 0.0, colour(index)
+            speed, mean, sd = (value or 0.0 for value in (row.tokens_per_second, row.mean, row.sd))
+            shade = colour(index)
             text = hover(f"{row.arm}: {mean:.4f} at {compact(speed)} tokens/s")
             name = middle(row.arm, NAME_LETTERS)
             drawn.axes.plot([speed, speed], [mean - sd, mean + sd], color=shade, linewidth=1.1)
@@ -430,13 +414,13 @@ def pareto(comparison: Comparison) -> str:
     return drawn.svg
 
 
-def stability(comparison: Comparison) -> str:
+def stability(stratum: Stratum) -> str:
     """One line per run, with a tick at each spike of the training loss and a cross where it failed to train.
 
     '' where there is neither.
     """
-    strips: list[tuple[int, Row, Trained, Any]] = []
-    for index, (row, arm) in enumerate(zip(comparison.rows, comparison.arms, strict=True)):
+    strips: list[tuple[int, ArmResult, Trained, Any]] = []
+    for index, (row, arm) in enumerate(zip(stratum.rows, stratum.arms, strict=True)):
         runs = [run for run in arm.runs.values() if len(run.curves.train)]
         strips += [(index, row, run, np.nonzero(spikes(run.curves.train))[0]) for run in runs]
     if not any(len(steps) or run.seed in row.failed for _, row, run, steps in strips):
@@ -463,11 +447,12 @@ def stability(comparison: Comparison) -> str:
     return drawn.svg
 
 
-def multipliers(scaling: Sequence[Scaling], across: Sequence[Across]) -> str:
+def multipliers(comparison: Comparison) -> str:
     """Each arm's compute multiplier with its interval against the compute of the baseline, both logarithmic."""
     from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator
 
-    numbers = {arm.arm: index for index, arm in enumerate(across, start=1)}
+    scaling = comparison.scaling
+    numbers = {change.arm: index for index, change in enumerate(comparison.changes, start=1)}
     with picture("compute multipliers against compute", height=320 + 18 * len(scaling)) as drawn:
         axes = drawn.axes
         axes.set(xscale="log", xlabel="training FLOPs of the baseline", ylabel="compute multiplier")
@@ -483,7 +468,7 @@ def multipliers(scaling: Sequence[Scaling], across: Sequence[Across]) -> str:
             name, outcome = middle(arm.arm, NAME_LETTERS), hover(f"{arm.arm}: {arm.outcome}")
             axes.plot(compute, means, "o-", color=shade, linewidth=2.2, label=name, gid=outcome)
             for at, budget, cell in zip(compute, arm.compute, arm.multipliers, strict=True):
-                text = f"{arm.arm} at {compact(budget)} FLOPs: {interval_text(cell, 'x{:.3g}')}"
+                text = f"{arm.arm} at {compact(budget)} FLOPs: {interval_text(cell, 'x{:.3g}'.format)}"
                 ends = [_drawable(cell.low), _drawable(cell.high)]
                 axes.plot([at, at], ends, color=shade, linewidth=2.2, gid=hover(text))
         low, high = axes.get_ylim()
@@ -500,17 +485,17 @@ def _drawable(factor: float | None) -> float:
 # -------------------------------------------------------------------------------------------------------- notebooks
 
 
-def comparison_figure(comparison: Comparison) -> Figure:
+def comparison_figure(stratum: Stratum) -> Figure:
     """Validation losses, a line per run, beside the differences to the baseline with intervals."""
     import matplotlib
     from matplotlib.figure import Figure
 
-    bars = _forest_bars(comparison)
+    bars = _bars(stratum.rows)
     with matplotlib.rc_context({**STYLE, "font.size": 10, "axes.labelsize": 10, "legend.fontsize": 9}):
         figure = Figure(figsize=(12, max(3.6, 1.2 + 0.5 * len(bars))), layout="constrained")
         curves, differences = figure.subplots(1, 2)
-        draw_losses(curves, comparison, "tokens")
+        draw_losses(curves, stratum, "tokens")
         curves.legend()
         if bars:
-            draw_intervals(differences, bars, _difference_label(comparison), comparison.delta_min)
+            draw_intervals(differences, bars, _difference_label(stratum), stratum.delta_min)
     return figure

@@ -1,4 +1,4 @@
-"""A study's findings as Markdown, LaTeX (booktabs), CSV and JSON: pandas writes the frame of every table."""
+"""A comparison as Markdown, LaTeX (booktabs), CSV and JSON: pandas writes the frame of every table."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nexus_ablate.comparison.findings import Findings
-from nexus_ablate.comparison.result import Comparison
+from nexus_ablate.comparison.results import Comparison, Stratum
 from nexus_ablate.comparison.verdict import NOT_COMPARABLE
 from nexus_ablate.errors import printable
 from nexus_ablate.report import sentences, tables
-from nexus_ablate.report.frames import arms_frame
 from nexus_ablate.report.tables import ARM, TextTable
 from nexus_ablate.runs import strict_json
 
@@ -22,7 +20,7 @@ WRITTEN = {
     "html": r"(?s)\A<!doctype html>.*nexus-ablate",
     "md": r"(?s)\n## Fairness\n.*\n## Left out\n",
     "latex": r"\A(% .*\n)*% \\usepackage\{booktabs\}\n",
-    "csv": r"\A(stratum,)?arm,verdict,sentence,",
+    "csv": r"\Astratum,endpoint,|\A(stratum,)?arm,verdict,sentence,",
     "json": r'(?s)"answer": .*"basis": ',
     "runs": r"\A(stratum,)?arm,seed,[^\n]*,rate,tokens,seconds(,caution)?\n",
 }
@@ -51,51 +49,41 @@ _TEX = str.maketrans(
 # -------------------------------------------------------------------------------------------------------- markdown
 
 
-def markdown(findings: Findings) -> str:
-    """One page: the claim, the strata side by side, then each comparison."""
-    lines = [f"- {md(line)}" for line in (*sentences.claim_lines(findings), *sentences.missing_lines(findings))]
-    if sentences.claim_lines(findings):
+def markdown(comparison: Comparison) -> str:
+    """One page: the claim, the strata side by side, then each of them."""
+    lines = [f"- {md(line)}" for line in (*sentences.claim_lines(comparison), *sentences.missing_lines(comparison))]
+    if sentences.claim_lines(comparison):
         lines[0] = f"**{lines[0].removeprefix('- ')}**\n"
-    if findings.across:
-        lines += ["", md_table(tables.across_table(findings)), ""]
-    if findings.scaling:
-        lines += ["", sentences.SCALING_NOTE, "", md_table(tables.scaling_table(findings.scaling)), ""]
+    if comparison.changes:
+        lines += ["", md_table(tables.changes_over_strata(comparison)), ""]
+    if comparison.scaling:
+        lines += ["", sentences.SCALING_NOTE, "", md_table(tables.scaling_table(comparison.scaling)), ""]
     if lines:
         lines.append("")
-    for stratum, comparison in zip(findings.strata, findings.tables, strict=True):
-        lines += [f"# Stratum {md(stratum)}", ""] if stratum else []
-        lines.append(comparison_markdown(comparison))
+    for stratum in comparison.strata:
+        lines += [f"# Stratum {md(stratum.name)}", ""] if stratum.name else []
+        lines.append(_stratum_markdown(stratum))
     return "\n".join(lines)
 
 
-def comparison_markdown(comparison: Comparison) -> str:
-    """The table, the sentences, fairness and what was left out of one comparison."""
-    lines = [f"# {md(sentences.title(comparison))}", "", md(sentences.answer(comparison)), ""]
-    lines += [f"- {md(line)}" for line in sentences.basis(comparison)]
-    lines += ["", md_table(tables.arm_table(comparison, tables.main_columns(comparison))), ""]
-    lines += [f"- {md(row.arm)}: {md(sentences.reason(row))}" for row in comparison.rows if row.verdict]
-    lines += [f"- {md(sentences.together_text(two))}" for two in comparison.together]
-    costs = tables.arm_table(comparison, [ARM, *tables.side_columns(comparison)])
+def _stratum_markdown(stratum: Stratum) -> str:
+    """The table, the sentences, fairness and what was left out."""
+    lines = [f"# {md(sentences.title(stratum))}", "", md(sentences.answer(stratum)), ""]
+    lines += [f"- {md(line)}" for line in sentences.basis(stratum)]
+    lines += ["", md_table(tables.arm_table(stratum.rows, tables.main_columns(stratum))), ""]
+    lines += [f"- {md(row.arm)}: {md(sentences.reason(row))}" for row in stratum.rows if row.verdict]
+    lines += [f"- {md(sentences.together_text(two))}" for two in stratum.together]
+    costs = tables.arm_table(stratum.rows, [ARM, *tables.side_columns(stratum)])
     lines += ["", "## Costs and stability", "", md_table(costs)]
-    for other in comparison.secondary:
+    for other in stratum.secondary:
         lines += ["", f"## {md(tables.secondary_heading(other))}", "", md_table(tables.secondary_table(other))]
-    figures = tables.figure_columns(comparison)
+    figures = tables.figure_columns(stratum)
     if figures:
-        diagnostics = tables.arm_table(comparison, [ARM, *figures])
+        diagnostics = tables.arm_table(stratum.rows, [ARM, *figures])
         lines += ["", "## Diagnostics and evaluations", "", md_table(diagnostics)]
-    left_out = [f"- {md(line)}" for line in sentences.left_out(comparison)]
-    lines += [
-        "",
-        "## Fairness",
-        "",
-        md_table(tables.checks_table(comparison)),
-        "",
-        "## Left out",
-        "",
-        *(left_out or ["nothing"]),
-        "",
-    ]
-    return "\n".join(lines)
+    lines += ["", "## Fairness", "", md_table(tables.checks_table(stratum)), "", "## Left out", ""]
+    lines += [f"- {md(line)}" for line in sentences.left_out(stratum)] or ["nothing"]
+    return "\n".join([*lines, ""])
 
 
 def md_table(table: TextTable) -> str:
@@ -120,24 +108,22 @@ def _text_frame(table: TextTable) -> pandas.DataFrame:
 # ----------------------------------------------------------------------------------------------------------- latex
 
 
-def latex(findings: Findings) -> str:
+def latex(comparison: Comparison) -> str:
     """A table for each stratum, below the claim, for a paper; needs the booktabs package."""
-    lines = [f"% {printable(line, 1000)}" for line in sentences.claim_lines(findings)]
-    for stratum, comparison in zip(findings.strata, findings.tables, strict=True):
-        lines.append(_latex_table(comparison, stratum))
-    return "\n".join(lines)
+    lines = [f"% {printable(line, 1000)}" for line in sentences.claim_lines(comparison)]
+    return "\n".join([*lines, *map(_latex_table, comparison.strata)])
 
 
-def _latex_table(comparison: Comparison, stratum: str) -> str:
-    columns = [column for column in tables.main_columns(comparison) if column.title not in ("seeds", "wins")]
-    frame = _text_frame(tables.arm_table(comparison, columns)).map(tex)
+def _latex_table(stratum: Stratum) -> str:
+    columns = [column for column in tables.main_columns(stratum) if column.title not in ("seeds", "wins")]
+    frame = _text_frame(tables.arm_table(stratum.rows, columns)).map(tex)
     frame.columns = [tex(name) for name in frame.columns]
     align = "".join("r" if column.number else "l" for column in columns)
     text = frame.to_latex(index=False, column_format=align)
-    if stratum:
-        heading = f"\\multicolumn{{{len(columns)}}}{{l}}{{{tex(stratum)}}} \\\\\n\\midrule\n"
+    if stratum.name:
+        heading = f"\\multicolumn{{{len(columns)}}}{{l}}{{{tex(stratum.name)}}} \\\\\n\\midrule\n"
         text = text.replace("\\toprule\n", f"\\toprule\n{heading}")
-    notes = [sentences.title(comparison), sentences.answer(comparison), *sentences.basis(comparison)]
+    notes = [sentences.title(stratum), sentences.answer(stratum), *sentences.basis(stratum)]
     return "\n".join(["% \\usepackage{booktabs}", *(f"% {printable(note)}" for note in notes), text])
 
 
@@ -149,62 +135,53 @@ def tex(text: str) -> str:
 # ------------------------------------------------------------------------------------------------------------- csv
 
 
-def csv_text(findings: Findings) -> str:
-    """A row per arm with raw numbers, its stratum first where there are several; an empty cell was not measured."""
-    import pandas
-
-    frames = [arms_frame(comparison) for comparison in findings.tables]
-    if len(frames) > 1:
-        for stratum, frame in zip(findings.strata, frames, strict=True):
-            frame.insert(0, "stratum", stratum)
-    return _csv(pandas.concat([frame.astype(object) for frame in frames]))
+def csv_text(comparison: Comparison) -> str:
+    """The rows of `Comparison.frame()`, counts as whole numbers; an empty cell was not measured."""
+    return _csv([result.record() for result in comparison.results])
 
 
-def runs_text(findings: Findings) -> str:
+def runs_text(comparison: Comparison) -> str:
     """A row per run of the tables, as `nexus-ablate judge` reads it: the endpoint, or `failed`."""
+    return _csv([record for stratum in comparison.strata for record in run_records(stratum)])
+
+
+def _csv(records: list[dict[str, Any]]) -> str:
+    """CSV in which a text that a spreadsheet would execute begins with an apostrophe."""
     import pandas
 
-    records = []
-    for stratum, comparison in zip(findings.strata, findings.tables, strict=True):
-        for record in run_records(comparison):
-            records.append({"stratum": stratum, **record} if stratum else record)
-    return _csv(pandas.DataFrame(records, dtype=object))
-
-
-def _csv(frame: pandas.DataFrame) -> str:
-    """CSV in which a text that a spreadsheet would execute begins with an apostrophe."""
-    frame = frame.map(_spreadsheet_safe).rename(columns=_spreadsheet_safe)
-    return frame.to_csv(index=False, lineterminator="\n")
+    safe = [{_spreadsheet_safe(name): _spreadsheet_safe(cell) for name, cell in record.items()} for record in records]
+    return pandas.DataFrame(safe, dtype=object).to_csv(index=False, lineterminator="\n")
 
 
 def _spreadsheet_safe(cell: Any) -> Any:
     return f"'{cell}" if isinstance(cell, str) and cell.startswith(FORMULA_STARTS) else cell
 
 
-def run_records(comparison: Comparison) -> list[dict[str, Any]]:
+def run_records(stratum: Stratum) -> list[dict[str, Any]]:
     """A record per run that counts, without those that only one of a pair has; `caution` is what a verdict needs."""
     records = []
-    for row, arm in zip(comparison.rows, comparison.arms, strict=True):
-        caution = "; ".join(_beyond_rows(comparison))
-        if row.verdict and row.verdict.word == NOT_COMPARABLE:
-            caution = f"{NOT_COMPARABLE}: {row.verdict.sentence}"
+    for row, arm in zip(stratum.rows, stratum.arms, strict=True):
+        caution = "; ".join(_beyond_rows(stratum))
+        if row.word == NOT_COMPARABLE:
+            caution = f"{NOT_COMPARABLE}: {row.reason}"
         for seed, value in zip(row.seeds, row.values, strict=True):
             if value is None and seed not in row.failed:
                 continue
             figures = arm.runs[seed].figures
-            record = {"arm": row.arm, "seed": seed, comparison.endpoint.name: "failed" if value is None else value}
+            record = {"stratum": stratum.name} if stratum.name else {}
+            record |= {"arm": row.arm, "seed": seed, row.endpoint.name: "failed" if value is None else value}
             record |= {"rate": row.lr, "tokens": figures.get("tokens"), "seconds": figures.get("seconds")}
             records.append(record | ({"caution": caution} if caution else {}))
     return records
 
 
-def _beyond_rows(comparison: Comparison) -> list[str]:
+def _beyond_rows(stratum: Stratum) -> list[str]:
     """What verdicts rest on that rows don't show, so that a table of them would claim more."""
-    terms = comparison.terms
-    reasons = list(comparison.exploratory)
-    if comparison.looks:
+    terms = stratum.terms
+    reasons = list(stratum.exploratory)
+    if stratum.looks:
         reasons.append("the looks of the study chose its seeds")
-    if terms.family >= len(comparison.rows):
+    if terms.family >= len(stratum.rows):
         reasons.append(f"{terms.family} pairs of arms share the 5%")
     if terms.share < 1:
         reasons.append("other endpoints or strata share the 5%")
@@ -214,28 +191,24 @@ def _beyond_rows(comparison: Comparison) -> list[str]:
 # ------------------------------------------------------------------------------------------------------------ json
 
 
-def json_text(findings: Findings) -> str:
+def json_text(comparison: Comparison) -> str:
     """Strict JSON: the comparison, with the claim; of several strata a list of them."""
-    values = [_json_values(comparison) for comparison in findings.tables]
-    more = {"claim": findings.claim, "missing": findings.missing}
-    more = {name: value for name, value in more.items() if value}
-    if len(values) == 1:
-        return _json(values[0] | more)
-    across = _text_frame(tables.across_table(findings)).to_dict("records")
-    more |= {"scaling": findings.scaling} if findings.scaling else {}
-    strata = dict(zip(findings.strata, values, strict=True))
-    return _json({"study": findings.name, **more, "across": across, "strata": strata})
+    more: dict[str, Any] = {"claim": comparison.claim} if comparison.claim else {}
+    more |= {"missing": comparison.missing} if comparison.missing else {}
+    strata = {stratum.name: _json_values(stratum) for stratum in comparison.strata}
+    if len(comparison.strata) == 1:
+        return _json(strata.popitem()[1] | more)
+    more |= {"across": _text_frame(tables.changes_over_strata(comparison)).to_dict("records")}
+    more |= {"scaling": comparison.scaling} if comparison.scaling else {}
+    return _json({"study": comparison.name, **more, "strata": strata})
 
 
-def _json_values(comparison: Comparison) -> dict[str, Any]:
-    """Everything that a comparison holds; its rows with every column of the CSV."""
-    values = {name: value for name, value in vars(comparison).items() if name not in ("arms", "terms")}
-    frame = arms_frame(comparison).astype(object)
-    columns = frame.where(frame.notna(), None).to_dict("records")
-    rows = [{**column, **vars(row)} for column, row in zip(columns, comparison.rows, strict=True)]
-    endpoint = {"endpoint": comparison.endpoint.name, "unit": comparison.endpoint.unit}
-    opening = {"answer": sentences.answer(comparison), "basis": sentences.basis(comparison)}
-    return opening | values | endpoint | {"rows": rows}
+def _json_values(stratum: Stratum) -> dict[str, Any]:
+    """Everything that a stratum holds; its rows with every column of the CSV."""
+    values = {name: value for name, value in vars(stratum).items() if name not in ("arms", "terms")}
+    values |= {"endpoint": stratum.endpoint.name, "unit": stratum.endpoint.unit}
+    values |= {"rows": [row.record() | vars(row) for row in stratum.rows]}
+    return {"answer": sentences.answer(stratum), "basis": sentences.basis(stratum), **values}
 
 
 def _json(values: dict[str, Any]) -> str:

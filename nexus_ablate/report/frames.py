@@ -6,9 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from nexus_ablate.comparison.result import Comparison, Row
-from nexus_ablate.comparison.statistics import Interval
-from nexus_ablate.report.tables import delta
+from nexus_ablate.comparison.results import Stratum
 from nexus_ablate.runs.record import FIRST_KEYS
 
 if TYPE_CHECKING:
@@ -17,73 +15,39 @@ if TYPE_CHECKING:
 _BLOCK = re.compile(r"(?P<area>[^/]+)/block_(?P<block>\d{1,5})(?:/(?P<rest>.+))?")
 
 
-def arms_frame(comparison: Comparison) -> pandas.DataFrame:
-    """One row per arm, the baseline first, with every number of the comparison; missing where there is none.
+def arms_frame(stratum: Stratum) -> pandas.DataFrame:
+    """One row per arm, the baseline first, with its numbers on the primary endpoint; NaN: there is none.
 
     `verdict` has its words of caution, as in `preliminary: BETTER`. `low` and `high` are the interval that decided,
     simultaneous over the arms; `p` is adjusted for their number. Diagnostics and evaluations follow under their names,
-    means over seeds, then the endpoint at each seed.
+    means over seeds.
     """
     import pandas
 
-    records = [_arm_record(row) for row in comparison.rows]
-    frame = pandas.DataFrame(records)
-    for name in frame.columns:
-        values = [record.get(name) for record in records]
-        if all(value is None or type(value) is int for value in values):
-            frame[name] = pandas.array(values, dtype="Int64")
-    return frame
+    frame = pandas.DataFrame([row.record() for row in stratum.rows])
+    return frame.rename(columns={"trained": "seeds", "mean": "loss"})
 
 
-def _arm_record(row: Row) -> dict[str, Any]:
-    """One arm's numbers by name, without nesting."""
-    effect = row.effect
-    values: dict[str, Any] = {
-        "arm": row.arm,
-        "verdict": str(row.verdict) if row.verdict else "baseline",
-        "sentence": row.verdict.sentence if row.verdict else "",
-        "seeds": sum(value is not None for value in row.values),
-        "pairs": sum(difference is not None for difference in row.differences),
-        "failed": len(row.failed),
-        "waiting": row.waiting,
-        "loss": row.mean,
-        "sd": row.sd,
-        "delta": effect.delta if effect else delta(row),
-        "low": effect.low if effect else None,
-        "high": effect.high if effect else None,
-        "p": effect.p if effect else None,
-    }
-    for name, value in vars(row).items():
-        if isinstance(value, Interval):
-            values |= {name: value.mean, f"{name}_low": value.low, f"{name}_high": value.high}
-        elif isinstance(value, int | float) or (value is None and name not in ("effect", "verdict")):
-            values.setdefault(name, value)
-    if effect is not None:
-        values |= vars(effect) | {"detectable": effect.detectable}
-    values |= {name: mean for name, (mean, _) in row.figures.items()}
-    return values | {f"seed {seed}": value for seed, value in zip(row.seeds, row.values, strict=True)}
-
-
-def runs_frame(comparison: Comparison) -> pandas.DataFrame:
+def runs_frame(stratum: Stratum) -> pandas.DataFrame:
     """A line for each arm and seed of the baseline: `arm seed loss difference`; NaN: no result."""
     import pandas
 
     lines = [
         (row.arm, seed, loss, difference)
-        for row in comparison.rows
+        for row in stratum.rows
         for seed, loss, difference in zip(row.seeds, row.values, row.differences, strict=True)
     ]
     frame = pandas.DataFrame(lines, columns=["arm", "seed", "loss", "difference"])
     return frame.astype({"loss": "float64", "difference": "float64"})
 
 
-def curves_frame(comparison: Comparison) -> pandas.DataFrame:
+def curves_frame(stratum: Stratum) -> pandas.DataFrame:
     """A line for each validation of each run: `arm seed tokens flops seconds val_loss`."""
     import pandas
 
     lines = [
         (arm.label, seed, *point)
-        for arm in comparison.arms
+        for arm in stratum.arms
         for seed, run in arm.runs.items()
         for point in zip(run.curves.tokens, run.curves.flops, run.curves.seconds, run.curves.val, strict=True)
     ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,7 @@ from nexus_ablate import __version__
 from nexus_ablate.comparison.arms import Arm
 from nexus_ablate.comparison.curves import AXES
 from nexus_ablate.comparison.fairness import FAIL, PASS, STATUSES, UNKNOWN, WAIVED, WARN
-from nexus_ablate.comparison.findings import Findings
-from nexus_ablate.comparison.result import Comparison
+from nexus_ablate.comparison.results import Comparison, Stratum
 from nexus_ablate.comparison.verdict import BETTER, DIVERGED, EQUIVALENT, IDENTICAL, MEANINGS, UNSTABLE, WORSE
 from nexus_ablate.console import several
 from nexus_ablate.errors import printable
@@ -41,42 +39,36 @@ CLASSES = dict.fromkeys((*MEANINGS, *STATUSES), "") | {
 _BLOCK = re.compile(r"(?P<before>.+)/block_(?P<block>\d{1,5})(?P<after>/.+)?")
 
 
-def html(findings: Findings, command: str = "", reload_seconds: int = 0) -> str:
+def html(comparison: Comparison, command: str = "", reload_seconds: int = 0) -> str:
     """The whole page.
 
     Args:
         command: The command that made the page, for its foot.
         reload_seconds: The page reloads itself this often; 0: never.
     """
-    views = [_whole_view(table) for table in findings.tables]
-    for view, stratum in zip(views, findings.strata, strict=True):
-        view["stratum"] = stratum
     parts: dict[str, Any] = {
-        "findings": findings,
-        "views": views,
+        "comparison": comparison,
+        "views": [_whole_view(stratum) for stratum in comparison.strata],
         "reload_seconds": reload_seconds,
-        "so_far": _so_far(findings.tables),
-        "claim": sentences.claim_lines(findings),
-        "missing": sentences.missing_lines(findings),
-        "origin": _origin(findings.tables, command),
+        "so_far": _so_far(comparison),
+        "claim": sentences.claim_lines(comparison),
+        "missing": sentences.missing_lines(comparison),
+        "origin": _origin(comparison, command),
+        "scaling_note": sentences.SCALING_NOTE,
     }
-    if findings.across:
-        parts |= {
-            "across": tables.across_table(findings),
-            "strata": _drawing(charts.strata(findings.strata, findings.across)),
-        }
-    if findings.scaling:
-        parts |= {
-            "scaling": tables.scaling_table(findings.scaling),
-            "scaling_note": sentences.SCALING_NOTE,
-            "multipliers": _drawing(charts.multipliers(findings.scaling, findings.across)),
-        }
+    if comparison.changes:
+        parts["change_note"] = sentences.change_note(comparison)
+        parts["changes"] = tables.changes_over_strata(comparison)
+        parts["strata"] = _drawing(charts.strata(comparison))
+    if comparison.scaling:
+        parts["scaling"] = tables.scaling_table(comparison.scaling)
+        parts["multipliers"] = _drawing(charts.multipliers(comparison))
     return _filled(parts)
 
 
-def summary(comparison: Comparison) -> str:
+def summary(stratum: Stratum) -> str:
     """A page with the answer, the table and the intervals alone, for a notebook."""
-    return _filled({"views": [_opening_view(comparison)]})
+    return _filled({"views": [_opening_view(stratum)]})
 
 
 def _filled(parts: dict[str, Any]) -> str:
@@ -90,7 +82,7 @@ def _filled(parts: dict[str, Any]) -> str:
         trim_blocks=True,
     )
     environment.globals |= {
-        "findings": None,
+        "comparison": None,
         "reload_seconds": 0,
         "palette": charts.PALETTE,
         "arm_colours": charts.ARM_COLOURS,
@@ -116,49 +108,49 @@ def _drawing(svg: str) -> Any:
     return Markup(svg)
 
 
-def _opening_view(comparison: Comparison) -> dict[str, Any]:
+def _opening_view(stratum: Stratum) -> dict[str, Any]:
     """What the template shows of a comparison at the top of a page, and in a notebook."""
-    statuses = [check.status for check in comparison.checks]
+    statuses = [check.status for check in stratum.checks]
     return {
-        "comparison": comparison,
-        "title": sentences.title(comparison),
-        "answer": sentences.answer(comparison),
-        "basis": sentences.basis(comparison),
+        "stratum": stratum,
+        "title": sentences.title(stratum),
+        "answer": sentences.answer(stratum),
+        "basis": sentences.basis(stratum),
         "counts": {status: statuses.count(status) for status in STATUSES if status in statuses},
-        "main_columns": tables.main_columns(comparison),
-        "learning_rates": _drawing(charts.learning_rates(comparison)),
-        "forest": _drawing(charts.forest(comparison)),
+        "main_columns": tables.main_columns(stratum),
+        "learning_rates": _drawing(charts.learning_rates(stratum)),
+        "forest": _drawing(charts.forest(stratum)),
     }
 
 
-def _whole_view(comparison: Comparison) -> dict[str, Any]:
-    """All that the template shows of a comparison."""
-    return _opening_view(comparison) | {
+def _whole_view(stratum: Stratum) -> dict[str, Any]:
+    """All that the template shows of a stratum."""
+    return _opening_view(stratum) | {
         "secondary": [
             (tables.secondary_heading(other), tables.secondary_table(other), _drawing(charts.secondary(other)))
-            for other in comparison.secondary
+            for other in stratum.secondary
         ],
-        "curves": _curves(comparison),
-        "slopes": _drawing(charts.slopes(comparison)),
-        "measures": [*tables.side_columns(comparison), *tables.figure_columns(comparison)],
-        "maps": {name: _shaded(comparison, grid) for name, grid in by_layer(comparison.arms).items()},
-        "pareto": _drawing(charts.pareto(comparison)),
-        "stability": _drawing(charts.stability(comparison)),
-        "passed": [check for check in comparison.checks if check.status == PASS],
-        "others": [check for check in comparison.checks if check.status != PASS],
-        "changes": tables.changes_table(comparison),
-        "left_out": sentences.left_out(comparison),
-        "words": {row.verdict.word for row in comparison.rows if row.verdict},
+        "curves": _curves(stratum),
+        "slopes": _drawing(charts.slopes(stratum)),
+        "measures": [*tables.side_columns(stratum), *tables.figure_columns(stratum)],
+        "maps": {name: _shaded(stratum, grid) for name, grid in by_layer(stratum.arms).items()},
+        "pareto": _drawing(charts.pareto(stratum)),
+        "stability": _drawing(charts.stability(stratum)),
+        "passed": [check for check in stratum.checks if check.status == PASS],
+        "others": [check for check in stratum.checks if check.status != PASS],
+        "changes": tables.changed_keys(stratum),
+        "left_out": sentences.left_out(stratum),
+        "words": {row.word for row in stratum.rows},
     }
 
 
-def _curves(comparison: Comparison) -> list[dict[str, Any]]:
+def _curves(stratum: Stratum) -> list[dict[str, Any]]:
     """The losses and their differences against each budget; the losses late, and from the start."""
     curves = []
     for axis, word in zip(AXES, ("tokens", "FLOPs", "seconds"), strict=True):
-        late = charts.losses(comparison, axis)
+        late = charts.losses(stratum, axis)
         if late:
-            whole, gap = charts.losses(comparison, axis, whole=True), charts.paired_differences(comparison, axis)
+            whole, gap = charts.losses(stratum, axis, whole=True), charts.paired_differences(stratum, axis)
             pictures = {"late": _drawing(late), "whole": _drawing(whole), "gap": _drawing(gap)}
             curves.append({"axis": axis, "word": word, "budget": charts.BUDGETS[axis], **pictures})
     return curves
@@ -185,7 +177,7 @@ def by_layer(arms: list[Arm]) -> dict[str, list[list[float | None]]]:
     return grids
 
 
-def _shaded(comparison: Comparison, grid: list[list[float | None]]) -> list[tuple[str, list[tuple[str | None, int]]]]:
+def _shaded(stratum: Stratum, grid: list[list[float | None]]) -> list[tuple[str, list[tuple[str | None, int]]]]:
     """By arm the text of each block's value and its shade in percent, by logarithm where the values span a decade."""
     seen = [value for values in grid for value in values if value is not None]
     low, high = min(seen), max(seen)
@@ -193,7 +185,7 @@ def _shaded(comparison: Comparison, grid: list[list[float | None]]) -> list[tupl
     span = scale(high) - scale(low)
     depth = max(map(len, grid))
     rows = []
-    for row, values in zip(comparison.rows, grid, strict=True):
+    for row, values in zip(stratum.rows, grid, strict=True):
         cells: list[tuple[str | None, int]] = []
         for value in [*values, *[None] * (depth - len(values))]:
             shade = 0 if value is None or not span else round(45 * (scale(value) - scale(low)) / span)
@@ -203,18 +195,18 @@ def _shaded(comparison: Comparison, grid: list[list[float | None]]) -> list[tupl
     return rows
 
 
-def _so_far(comparisons: Sequence[Comparison]) -> str:
+def _so_far(comparison: Comparison) -> str:
     """How much of a running study the verdicts rest on."""
-    rows = [row for table in comparisons for row in table.rows]
-    used = sum(value is not None for row in rows for value in row.values)
-    waiting = sum(row.waiting for row in rows)
+    rows = [row for stratum in comparison.strata for row in stratum.rows]
+    used, waiting = sum(row.trained for row in rows), sum(row.waiting for row in rows)
     counts = f"{several(used, 'run')} so far, {waiting} without a result yet"
     return f"Live: {counts}. The verdicts are preliminary until all have ended."
 
 
-def _origin(comparisons: Sequence[Comparison], command: str) -> dict[str, str]:
+def _origin(comparison: Comparison, command: str) -> dict[str, str]:
     """Date, version, code, command and machine: where the page and its runs come from."""
-    records = [run.record for table in comparisons for arm in table.arms for run in arm.runs.values()]
+    arms = [arm for stratum in comparison.strata for arm in stratum.arms]
+    records = [run.record for arm in arms for run in arm.runs.values()]
     versions, sources, places, devices = set(), set(), set(), set()
     for record in records:
         env, result = record.env or {}, record.summary or {}

@@ -1,4 +1,4 @@
-"""A study's findings in a terminal, from 80 columns on."""
+"""A comparison in a terminal, from 80 columns on."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from nexus_ablate.comparison.fairness import FAIL, PASS, STATUSES, UNKNOWN, WAIVED, WARN
-from nexus_ablate.comparison.findings import Findings
-from nexus_ablate.comparison.result import Comparison
+from nexus_ablate.comparison.results import Comparison, Stratum
 from nexus_ablate.comparison.verdict import BETTER, DIVERGED, EQUIVALENT, IDENTICAL, NOT_COMPARABLE, UNSTABLE, WORSE
 from nexus_ablate.console import SHORTEST_NAME, UNLIMITED, grid, print_table
 from nexus_ablate.errors import printable
@@ -36,58 +35,59 @@ NARROW = ("interval", "p", "delta/SD", "wins", "detectable")
 """Columns that a terminal narrower than `WIDE` leaves out."""
 
 
-def show_findings(findings: Findings, console: Console, details: bool = False, full: bool = False) -> None:
-    """Print the claim, the strata side by side, then each comparison.
+def show_comparison(comparison: Comparison, console: Console, details: bool = False, full: bool = False) -> None:
+    """Print the claim, the strata side by side, then each of them.
 
     Args:
         details: Costs, stability, diagnostics and every fairness line too.
         full: The arms' whole names in tables, however long.
     """
-    for number, line in enumerate(sentences.claim_lines(findings)):
+    for number, line in enumerate(sentences.claim_lines(comparison)):
         _say(console, line, "" if number else "bold")
-    for line in sentences.missing_lines(findings):
+    for line in sentences.missing_lines(comparison):
         _say(console, line, "yellow")
-    if findings.across:
-        console.print(f"\n{sentences.CHANGE_NOTE}", style="dim")
-        table = tables.across_table(findings)
+    if comparison.changes:
+        console.print("")
+        _say(console, sentences.change_note(comparison), "dim")
+        table = tables.changes_over_strata(comparison)
         if _width(table) > console.width:
             table = tables.one_cell_per_row(table, ("arm", "stratum", "difference"))
         _print(table, console, full)
-    if findings.scaling:
+    if comparison.scaling:
         console.print(f"\n{sentences.SCALING_NOTE}", style="dim")
-        multipliers = tables.scaling_table(findings.scaling)
+        multipliers = tables.scaling_table(comparison.scaling)
         _print(tables.one_cell_per_row(multipliers, ("arm", "", "compute multiplier")), console, full)
-        for arm in findings.scaling:
+        for arm in comparison.scaling:
             _say(console, f"{arm.arm} {arm.outcome}: {arm.sentence}")
-    for stratum, comparison in zip(findings.strata, findings.tables, strict=True):
-        if findings.claim or stratum:
+    for stratum in comparison.strata:
+        if comparison.claim or stratum.name:
             console.print("")
-        if stratum:
-            _say(console, f"── stratum {stratum} ──", "bold")
-        show(comparison, console, details, full)
+        if stratum.name:
+            _say(console, f"── stratum {stratum.name} ──", "bold")
+        show(stratum, console, details, full)
 
 
-def show(comparison: Comparison, console: Console, details: bool = False, full: bool = False) -> None:
+def show(stratum: Stratum, console: Console, details: bool = False, full: bool = False) -> None:
     """Print the answer first, then the table, a sentence for each arm, fairness, and what was left out."""
-    show_table(comparison, console, full)
+    show_table(stratum, console, full)
     console.print("")
-    for row in comparison.rows:
+    for row in stratum.rows:
         if row.verdict is not None:
             worth = f"; worth {tables.worth_text(row)} of the baseline's training tokens" if row.worth else ""
             _say(console, f"{row.arm}: {sentences.reason(row)}{worth}")
-    for two in comparison.together:
+    for two in stratum.together:
         _say(console, sentences.together_text(two))
-    for other in comparison.secondary:
+    for other in stratum.secondary:
         console.print("")
         _say(console, tables.secondary_heading(other), "dim")
         _print(tables.secondary_table(other), console, full)
     if details:
-        columns = [*tables.side_columns(comparison), *tables.figure_columns(comparison)]
-        for fitting in _by_width(comparison, columns, console.width):
+        columns = [*tables.side_columns(stratum), *tables.figure_columns(stratum)]
+        for fitting in _by_width(stratum, columns, console.width):
             console.print("")
-            _print_arms(comparison, fitting, console, full)
-    _show_fairness(comparison, console, details)
-    left_out = sentences.left_out(comparison)
+            _print_arms(stratum, fitting, console, full)
+    _show_fairness(stratum, console, details)
+    left_out = sentences.left_out(stratum)
     if left_out:
         console.print("")
         _say(console, f"left out: {len(left_out)}", "dim")
@@ -95,22 +95,24 @@ def show(comparison: Comparison, console: Console, details: bool = False, full: 
         console.print(f"  {printable(line, 2000)}", soft_wrap=True, markup=False, emoji=False)
 
 
-def show_table(comparison: Comparison, console: Console, full: bool = False) -> None:
+def show_table(stratum: Stratum, console: Console, full: bool = False) -> None:
     """Print the question, the answer, the conditions and the table."""
-    _say(console, sentences.title(comparison), "bold")
-    _say(console, sentences.answer(comparison))
-    for line in sentences.basis(comparison):
+    _say(console, sentences.title(stratum), "bold")
+    _say(console, sentences.answer(stratum))
+    for line in sentences.basis(stratum):
         _say(console, line, COLOURS[WARN] if line.startswith(WARN) else "dim")
     console.print("")
-    columns = tables.main_columns(comparison)
+    columns = tables.main_columns(stratum)
     narrow = [column for column in columns if column.title not in NARROW]
     if not full:
         columns = columns if console.width >= WIDE else narrow
-        longest = max(len(row.arm) for row in comparison.rows)
+        longest = max(len(row.arm) for row in stratum.rows)
         shortened = max(longest - SHORTEST_NAME, 0)
-        while len(columns) > len(narrow) and _width(tables.arm_table(comparison, columns)) - shortened > console.width:
+        while (
+            len(columns) > len(narrow) and _width(tables.arm_table(stratum.rows, columns)) - shortened > console.width
+        ):
             columns = columns[:-1]
-    _print_arms(comparison, columns, console, full)
+    _print_arms(stratum, columns, console, full)
 
 
 def _say(console: Console, text: str, style: str = "") -> None:
@@ -126,10 +128,10 @@ def _width(table: TextTable) -> int:
     return sum(max(map(len, cells)) + 2 for cells in columns)
 
 
-def _print_arms(comparison: Comparison, columns: list[Column], console: Console, full: bool) -> None:
+def _print_arms(stratum: Stratum, columns: list[Column], console: Console, full: bool) -> None:
     """Print a table of arms, each in the colour of its verdict."""
-    styles = [COLOURS.get(row.verdict.word, "") if row.verdict else "dim" for row in comparison.rows]
-    _print(tables.arm_table(comparison, columns), console, full, styles)
+    styles = ["dim" if row.is_baseline else COLOURS.get(row.word, "") for row in stratum.rows]
+    _print(tables.arm_table(stratum.rows, columns), console, full, styles)
 
 
 def _print(table: TextTable, console: Console, full: bool, styles: Sequence[str] = ()) -> None:
@@ -138,13 +140,13 @@ def _print(table: TextTable, console: Console, full: bool, styles: Sequence[str]
     print_table(console, grid(table.heads, table.rows, width, table.words, styles), full)
 
 
-def _by_width(comparison: Comparison, columns: list[Column], width: int) -> list[list[Column]]:
+def _by_width(stratum: Stratum, columns: list[Column], width: int) -> list[list[Column]]:
     """The columns in as many tables as the width asks for, each with the arm in front."""
-    arm = min(_width(tables.arm_table(comparison, [ARM])), width // 2)
+    arm = min(_width(tables.arm_table(stratum.rows, [ARM])), width // 2)
     fitting: list[list[Column]] = []
     left = 0
     for column in columns:
-        needed = _width(tables.arm_table(comparison, [column]))
+        needed = _width(tables.arm_table(stratum.rows, [column]))
         if needed > left:
             fitting.append([ARM])
             left = width - arm
@@ -153,14 +155,14 @@ def _by_width(comparison: Comparison, columns: list[Column], width: int) -> list
     return fitting
 
 
-def _show_fairness(comparison: Comparison, console: Console, details: bool) -> None:
-    statuses = [check.status for check in comparison.checks]
+def _show_fairness(stratum: Stratum, console: Console, details: bool) -> None:
+    statuses = [check.status for check in stratum.checks]
     counts = ", ".join(f"{statuses.count(status)} {status}" for status in STATUSES if status in statuses)
     console.print(f"\n[dim]fairness:[/dim] {counts}")
-    for check in comparison.checks:
+    for check in stratum.checks:
         if details or check.status not in (PASS, UNKNOWN):
             _say_status(console, check.status, f"{check.name}: {check.text}")
-    unknown = [check.name for check in comparison.checks if check.status == UNKNOWN]
+    unknown = [check.name for check in stratum.checks if check.status == UNKNOWN]
     if unknown and not details:
         _say_status(console, UNKNOWN, f"the source does not prove: {', '.join(unknown)}")
 
