@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 import json
+import math
 import re
 import sys
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -266,21 +267,59 @@ def test_another_endpoint_needs_its_direction(tmp_path, capsys):
 # ------------------------------------------------------------------------------------------------------ other files
 
 
-def test_every_kind_of_file_gives_the_same_words(tmp_path, capsys):
-    pytest.importorskip("pyarrow")
-    import pyarrow
-    import pyarrow.parquet
+RECORDS = [
+    {"arm": arm, "seed": seed, "val_loss": value}
+    for arm, values in (("baseline", BASE), ("new", LOWER))
+    for seed, value in enumerate(values)
+]
+LINES = [f"{row['arm']},{row['seed']},{row['val_loss']}" for row in RECORDS]
+PLAIN = "\n".join(["arm,seed,val_loss", *LINES])
+NOTES = [json.dumps(row | {"note": "two\u2028parts"}, ensure_ascii=False) for row in RECORDS]
+READABLE = [
+    ("a.csv", PLAIN, "as this page shows it"),
+    ("a.tsv", PLAIN.replace(",", "\t"), "tabs"),
+    ("A.TSV", PLAIN.replace(",", "\t"), "a suffix in capitals"),
+    ("a.csv", f"\ufeff{PLAIN}", "a byte order mark"),
+    ("a.csv", PLAIN.replace(",", ", "), "blanks after commas"),
+    ("a.csv", PLAIN.replace("\n", "\n\n"), "empty lines"),
+    ("a.csv", PLAIN.replace(",", ";"), "semicolons"),
+    ("a.csv", PLAIN.replace(",", ";").replace(".", ","), "decimal commas"),
+    ("a.json", json.dumps(RECORDS), "objects"),
+    ("a.json", f"\ufeff{json.dumps(RECORDS)}", "objects after a byte order mark"),
+    ("a.json", json.dumps({k: {str(i): r[k] for i, r in enumerate(RECORDS)} for k in RECORDS[0]}), "pandas' default"),
+    ("a.jsonl", "\n".join(map(json.dumps, RECORDS)), "an object per line"),
+    ("a.jsonl", "\n".join(NOTES), "a line separator in a text"),
+    ("a.jsonl", "\n".join(json.dumps(row | {"accuracy": math.nan}) for row in RECORDS), "NaN in another column"),
+]
 
-    first = table(tmp_path / "a.csv", baseline=BASE, new=LOWER)
-    rows = [{**row, "seed": int(row["seed"]), "val_loss": float(row["val_loss"])}
-            for row in csv.DictReader((tmp_path / "a.csv").read_text().splitlines())]  # fmt: skip
-    (tmp_path / "a.tsv").write_text((tmp_path / "a.csv").read_text().replace(",", "\t"))
-    (tmp_path / "a.json").write_text(json.dumps(rows))
-    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
-    expected = judged(capsys, first)[0]
-    for ending in ("tsv", "json", "jsonl", "parquet"):
-        assert judged(capsys, str(tmp_path / f"a.{ending}"))[0] == expected
+
+@pytest.mark.parametrize(("name", "text", "reason"), READABLE, ids=[row[-1] for row in READABLE])
+def test_a_table_is_read_as_common_tools_write_it(name, text, reason, tmp_path, capsys):
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    words, values = judged(capsys, str(tmp_path / name))
+    assert words == {"new": "BETTER"} and values["rows"][1]["values"] == list(LOWER)
+
+
+@pytest.mark.parametrize("kind", [float, lambda value: Decimal(str(value))])
+def test_parquet_holds_numbers_or_decimals(kind, tmp_path, capsys):
+    pyarrow = pytest.importorskip("pyarrow")
+    rows = [row | {"val_loss": kind(row["val_loss"])} for row in RECORDS]
+    pytest.importorskip("pyarrow.parquet").write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
+    assert judged(capsys, str(tmp_path / "a.parquet"))[0] == {"new": "BETTER"}
+
+
+EQUAL = [
+    (BASE, "0.01", "EQUIVALENT", "five equal pairs"),
+    (BASE[:2], "0.01", "preliminary: EQUIVALENT", "two equal pairs"),
+    (BASE, "0.00001", "INCONCLUSIVE", "rounded more coarsely than the margin"),
+]
+
+
+@pytest.mark.parametrize(("values", "margin", "word", "reason"), EQUAL, ids=[row[-1] for row in EQUAL])
+def test_equal_rounded_pairs_are_equivalent(values, margin, word, reason, tmp_path, capsys):
+    rounded = [round(value, 3) for value in values]
+    words, _ = judged(capsys, table(tmp_path / "a.csv", baseline=rounded, new=rounded), "--delta-min", margin)
+    assert words == {"new": word}
 
 
 def test_parquet_without_its_package_names_the_package(tmp_path, capsys, monkeypatch):
@@ -313,7 +352,8 @@ GOOD = "arm,seed,val_loss\n" + "".join(f"baseline,{s},2.0{s}\nnew,{s},1.9{s}\n" 
         ("arm,seed,val_loss\n", [], "the table has no rows", "one row per run"),
         ("", [], "the table has no rows", "one row per run"),
         ("arm,seed,seed\na,1,2\n", [], "is not a table", "one row per run"),
-        (GOOD + "new,9\n", [], "is not a table", "one row per run"),
+        (GOOD + "new,9\n", [], "line 12: val_loss is not a finite number", "`failed`"),
+        (GOOD + "new,9,1.9,7\n", [], "is not a table", "one row per run"),
         (GOOD, ["--columns", "arms=x"], "--columns names what judge does not read", "--columns arm=x"),
         (GOOD, ["--columns", "arm"], "--columns takes NAME=COLUMN", "--columns arm="),
         (GOOD, ["--endpoint", "val_los"], "no column val_los", "--columns val_los=val_loss"),
@@ -354,8 +394,8 @@ def test_units_that_are_mixed_are_three_lines(column, first, second, problem, tm
 
 def test_a_source_that_is_no_table_is_three_lines(tmp_path, capsys):
     (tmp_path / "a.txt").write_text("x")
-    (tmp_path / "a.json").write_text('{"baseline": [1, 2]}')
-    (tmp_path / "n.json").write_text('[{"arm": "baseline", "seed": 0, "val_loss": NaN}]')
+    (tmp_path / "a.json").write_text('{"baseline": [1, 2], "new": [1]}')
+    (tmp_path / "n.json").write_text('[{"arm": "baseline", "seed": 0}, 1]')
     (tmp_path / "b.csv").write_bytes(b"arm,seed,val_loss\n\xff\xfe,1,2\n")
     (tmp_path / "a.parquet").write_bytes(b"no parquet")
     assert "a table of this kind" in refused(capsys, str(tmp_path / "a.txt"))[0]

@@ -79,6 +79,8 @@ def word(result: ArmResult) -> str:
         return UNSTABLE
     if _trains_where_the_baseline_fails(result) and result.endpoint.better:
         return BETTER
+    if result.is_equal:
+        return EQUIVALENT
     if effect is None:
         return INCOMPLETE if result.waiting and not result.compared else INCONCLUSIVE
     if result.saturated:
@@ -147,6 +149,8 @@ def _sentence(word: str, result: ArmResult, terms: Terms) -> str:
 
 
 def _without_interval(result: ArmResult) -> str:
+    if result.is_equal:
+        return f"all {result.compared} pairs have equal values, within {result.endpoint.within(result.delta_min)}"
     if len(result.failed) == result.runs:
         return f"{_failures(result)}: neither trains"
     if result.unmeasured:

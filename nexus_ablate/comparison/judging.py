@@ -212,6 +212,7 @@ def _judge_at(
         result.family = cell.family
         result.arms = len(present - {table.names[0]}) + absent
         result.is_identical = bool(identical[arm])
+        result.is_equal = len(result.pairs) > 1 and not any(result.pairs) and step < delta_min
         if not result.is_baseline:
             result.verdict = decide(result, terms)
         if result.effect is not None:

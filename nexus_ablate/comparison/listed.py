@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import math
 import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nexus_ablate.comparison.verdict import NOT_COMPARABLE
 from nexus_ablate.errors import ConfigError, did_you_mean, printable
-from nexus_ablate.plain_data import LARGEST, UNREADABLE, strict_loads
+from nexus_ablate.plain_data import LARGEST, UNREADABLE
 from nexus_ablate.runs.files import read_regular
+
+if TYPE_CHECKING:
+    import pandas
 
 REQUIRED, OPTIONAL = ("arm", "seed"), ("stratum", "rate", "tokens", "seconds", "unit", "caution")
 """Columns beside the endpoint."""
@@ -84,22 +86,17 @@ class Source:
 
 
 def read_source(path: Path) -> Source:
-    """The rows of a file: .csv, .tsv, .json (a list of objects), .jsonl or .parquet.
+    """The rows of a file: .csv, .tsv, .json, .jsonl or .parquet.
 
     Raises:
         ConfigError: There is no such file, it cannot be read as a table, or it has no rows.
     """
-    readers: dict[str, Callable[[Path, bytes], Iterable[tuple[str, Cells]]]] = {
-        ".csv": _csv,
-        ".tsv": _csv,
-        ".json": _json,
-        ".jsonl": _jsonl,
-        ".parquet": _parquet,
-    }
+    readers = {".csv": _csv, ".tsv": _csv, ".json": _json, ".jsonl": _jsonl, ".parquet": _parquet}
+    kind = path.suffix.lower()
     if path.is_dir():
         fix = f"nexus-ablate compare {shlex.quote(str(path))} for runs of nexus-ablate, or name a file in it"
         raise ConfigError("judge takes one table of results, not a directory", str(path), fix)
-    if path.suffix.lower() not in readers:
+    if kind not in readers:
         fix = f"a file that ends in {', '.join(readers)}, or wandb:ENTITY/PROJECT"
         raise ConfigError("judge cannot read a table of this kind", str(path), fix)
     try:
@@ -108,59 +105,70 @@ def read_source(path: Path) -> Source:
         raise ConfigError("the table cannot be read", f"{path}: {error.strerror}", "name a readable file") from None
     if data is None:
         raise ConfigError("there is no file of this name", str(path), f"ls {path.parent}")
+    fix = "one row per run, with the columns arm, seed and val_loss"
     try:
-        rows = list(readers[path.suffix.lower()](path, data))
-    except (*UNREADABLE, csv.Error) as error:
-        fix = "one row per run, with the columns arm, seed and val_loss"
-        raise ConfigError(f"{path} is not a table", printable(str(error), 200), fix) from None
-    if not rows:
-        raise ConfigError(
-            "the table has no rows", str(path), "one row per run, with the columns arm, seed and val_loss"
-        )
-    return Source(str(path), rows)
+        frame = readers[kind](data, kind)
+    except (*UNREADABLE, TypeError, OSError) as error:
+        got = printable(str(error).splitlines()[0], 200)
+        raise ConfigError(f"{path} is not a table", got, fix) from None
+    if frame.empty:
+        raise ConfigError("the table has no rows", str(path), fix)
+    unit = "row" if kind in (".json", ".parquet") else "line"
+    places = [f"{path.name}, {unit} {number}" for number in frame.index]
+    return Source(str(path), list(zip(places, frame.to_dict("records"), strict=True)))
 
 
-def _csv(path: Path, data: bytes) -> Iterable[tuple[str, Cells]]:
-    lines = csv.reader(io.StringIO(data.decode("utf-8-sig")), delimiter="\t" if path.suffix == ".tsv" else ",")
-    heads = [head.strip() for head in next(lines, [])]
+def _csv(data: bytes, kind: str) -> pandas.DataFrame:
+    """Cells as text, by line. Where semicolons separate them, a comma in a number is its decimal point."""
+    import pandas
+
+    first_line = data.partition(b"\n")[0]
+    separator = "\t" if kind == ".tsv" else ";" if b";" in first_line and b"," not in first_line else ","
+    reading = {"sep": separator, "header": None, "dtype": str, "keep_default_na": False, "skip_blank_lines": False}
+    try:
+        table = pandas.read_csv(io.BytesIO(data), encoding="utf-8-sig", skipinitialspace=True, **reading)
+    except pandas.errors.EmptyDataError:
+        return pandas.DataFrame()
+    table.index += 1
+    heads = [str(head).strip() for head in table.iloc[0]]
     if len(set(heads)) < len(heads):
         raise ValueError(f"two columns have one name: {', '.join(heads)}")
-    for row in lines:
-        if len(row) not in (0, len(heads)):
-            raise ValueError(f"line {lines.line_num} has {len(row)} cells, and the first line {len(heads)}")
-        if row:
-            yield f"{path.name}, line {lines.line_num}", dict(zip(heads, row, strict=True))
+    rows = table.iloc[1:].set_axis(heads, axis=1)
+    rows = rows[(rows != "").any(axis=1)]
+    if separator == ";":
+        rows = rows.replace(r"^\s*([+-]?\d+),(\d+(?:[eE][+-]?\d+)?)\s*$", r"\1.\2", regex=True)
+    return rows
 
 
-def _json(path: Path, data: bytes) -> Iterable[tuple[str, Cells]]:
-    rows = strict_loads(data.decode())
-    if not isinstance(rows, list):
-        raise ValueError(f"it holds a {type(rows).__name__}, not a list of objects")
-    yield from _objects(path, "row", rows)
+def _json(data: bytes, kind: str) -> pandas.DataFrame:
+    """A list of objects, or columns as pandas writes them."""
+    import pandas
 
-
-def _jsonl(path: Path, data: bytes) -> Iterable[tuple[str, Cells]]:
-    yield from _objects(path, "line", [strict_loads(line) for line in data.decode().splitlines() if line.strip()])
-
-
-def _parquet(path: Path, data: bytes) -> Iterable[tuple[str, Cells]]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise ConfigError("reading Parquet needs the package pyarrow", str(path), "pip install pyarrow") from None
-    try:
-        rows = pyarrow.parquet.read_table(io.BytesIO(data)).to_pylist()
-    except (pyarrow.ArrowException, OSError) as error:
-        raise ValueError(str(error).splitlines()[0]) from None
-    yield from _objects(path, "row", rows)
-
-
-def _objects(path: Path, kind: str, rows: list[Any]) -> Iterable[tuple[str, Cells]]:
+    values = json.loads(data.decode("utf-8-sig"))
+    rows = values if isinstance(values, list) else [values]
     for number, row in enumerate(rows, 1):
         if not isinstance(row, dict):
-            raise ValueError(f"{kind} {number} is not an object: {json.dumps(row, default=str)[:60]}")
-        yield f"{path.name}, {kind} {number}", row
+            raise ValueError(f"row {number} is not an object: {json.dumps(row)[:60]}")
+    frame = pandas.DataFrame(values, dtype=object).reset_index(drop=True)
+    frame.index += 1
+    return frame
+
+
+def _jsonl(data: bytes, kind: str) -> pandas.DataFrame:
+    lines = [line for line in data.decode("utf-8-sig").split("\n") if line.strip()]
+    return _json(f"[{','.join(lines)}]".encode(), kind)
+
+
+def _parquet(data: bytes, kind: str) -> pandas.DataFrame:
+    import pandas
+
+    try:
+        frame = pandas.read_parquet(io.BytesIO(data), engine="pyarrow").reset_index(drop=True)
+    except ImportError:
+        got = "a file that ends in .parquet"
+        raise ConfigError("reading Parquet needs the package pyarrow", got, "pip install pyarrow") from None
+    frame.index += 1
+    return frame
 
 
 # ------------------------------------------------------------------------------------------------------------ checking
@@ -234,22 +242,16 @@ def _arm(where: str, column: str, cell: object) -> str:
 
 
 def _seed(where: str, column: str, cell: object) -> int:
-    number = None
-    if (
-        not isinstance(cell, bool)
-        and isinstance(cell, int | float | str)
-        and re.fullmatch(r"\d{1,15}(\.0)?", str(cell))
-    ):
-        number = int(float(cell))
-    if number is None:
+    text = _text(cell)
+    if isinstance(cell, bool) or not re.fullmatch(r"\d{1,15}(\.0)?", text):
         fix = f"whole numbers from 0; --columns seed={NO_SEED} for runs without seeds"
-        raise ConfigError(f"{where}: {column} is not a whole number", _text(cell) or "nothing", fix)
-    return number
+        raise ConfigError(f"{where}: {column} is not a whole number", text or "nothing", fix)
+    return int(float(text))
 
 
 def _finite(cell: object) -> float | None:
     try:
-        number = float(cell) if isinstance(cell, str | int | float) and not isinstance(cell, bool) else math.nan
+        number = math.nan if isinstance(cell, bool) else float(str(cell))
     except ValueError:
         return None
     return number if abs(number) < LARGEST else None

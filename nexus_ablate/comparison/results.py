@@ -53,6 +53,7 @@ class ArmResult:
         compared: Seeds at which both have a value; of unpaired runs, the smaller number of the two.
         unfair: Fairness conditions that the arm breaks.
         is_identical: All losses equal the baseline's to the last bit.
+        is_equal: All pairs, two at least, have the same value, which is known more exactly than `delta_min`.
         saturated: The word of AT_CHANCE and AT_CEILING that holds, if one does.
         family: Arms that share the 5%.
         arms: Arms whose failures to train are tested together.
@@ -87,6 +88,7 @@ class ArmResult:
     baseline_failed: int = 0
     unfair: list[str] = field(default_factory=list)
     is_identical: bool = False
+    is_equal: bool = False
     saturated: str = ""
     family: int = 1
     arms: int = 1
