@@ -17,7 +17,7 @@ from nexus_ablate.runs import find_runs, read_jsonl, read_run
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs/worked_examples.md").read_text(encoding="utf-8")
 FILES = dict(re.findall(r"^`(my_options/\S+)`\n\n```\w+\n(.*?)^```$", PAGE, flags=re.M | re.S))
-GROUPS = ("placement", "position", "optim", "data", "evaluation")
+GROUPS = ("placement", "position", "value", "ffn", "mixer", "head", "optim", "data", "evaluation")
 
 
 def snippet(before: str) -> str:
@@ -61,6 +61,8 @@ def test_the_worked_examples_train_one_run_as_they_are_written(tmp_path):
     assert [record.config[group]["name"] for group in options] == [f"my_{group}" for group in options]
     assert set(record.summary["my_evaluation:targets:256"]) == {"loss", "backwards"}
     assert record.summary["act/resid/max_channel_mean"] > 0
+    rows = [row for row in read_jsonl(path / "metrics.jsonl") if "option/router_entropy" in row]
+    assert rows and all(row["option/balance_loss"] > 0 for row in rows)
     assert "act/block_001/resid/max_channel_mean" in read_jsonl(path / "probes.jsonl")[-1]
 
     def printed(*arguments: str) -> str:
