@@ -86,9 +86,12 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
 
 
 def _sorted(lines: list[Line], by: str) -> list[Line]:
+    def last(number: float | None) -> float:
+        return math.inf if number is None else number
+
     keys = {
-        "age": lambda line: math.inf if line.age_seconds is None else line.age_seconds,
-        "loss": lambda line: math.inf if line.loss is None else line.loss,
+        "age": lambda line: last(line.age_seconds),
+        "loss": lambda line: last(line.loss),
         "arm": lambda line: (line.study, line.arm, line.seed or 0),
         "disk": lambda line: -line.bytes(),
     }

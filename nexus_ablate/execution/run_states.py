@@ -272,33 +272,47 @@ def table(
         full: Show the arms' whole names.
         ids: Show the runs' ids and disk use.
     """
-    shown = lines = [line for line in lines if line.state != LATER]
-    if limit is not None and len(lines) > limit:
-        order = {"running": 0, "created": 0} | dict.fromkeys(TROUBLED, 1)
-        ranked = sorted(
-            lines, key=lambda line: (order.get(line.state, 2 if line.state == "finished" else 3), _age(line))
-        )
-        kept = {id(line) for line in ranked[:limit]}
-        shown = [line for line in lines if id(line) in kept]
+    lines = [line for line in lines if line.state != LATER]
+    shown = lines if limit is None else _most_urgent(lines, limit)
     names = names_of(lines, full)
     several = len({line.study for line in lines}) > 1
-    columns = {
-        "arm": [names[line.study, line.arm] for line in shown],
-        "id": [line.id if ids else "" for line in shown],
-        "study": [line.study if several else "" for line in shown],
-        "seed": ["" if line.seed is None else str(line.seed) for line in shown],
-        "state": [line.state for line in shown],
-        "step": [_steps(line) for line in shown],
-        "val loss": ["" if line.loss is None else f"{line.loss:.4f}" for line in shown],
-        "delta": ["" if line.against_baseline is None else f"{line.against_baseline:+.4f}" for line in shown],
-        "age": [duration(line.age_seconds) for line in shown],
-        "left": [duration(line.left_seconds) for line in shown],
-        "job": [line.job for line in shown],
-        "disk": [size_text(line.bytes()) if ids and line.path else "" for line in shown],
-    }
-    columns = {head: cells for head, cells in columns.items() if any(cells)}
-    rows = list(zip(*columns.values(), strict=True))
-    return grid(list(columns), rows, width, ("id", "study", "state", "job"), (), ("state", COLOURS))
+    heads = ("arm", "id", "study", "seed", "state", "step", "val loss", "delta", "age", "left", "job", "disk")
+    rows = [_cells(line, names[line.study, line.arm], several, ids) for line in shown]
+    used = [column for column in range(len(heads)) if any(row[column] for row in rows)]
+    rows = [[row[column] for column in used] for row in rows]
+    left = ("id", "study", "state", "job")
+    return grid([heads[column] for column in used], rows, width, left, (), ("state", COLOURS))
+
+
+def _most_urgent(lines: list[Line], limit: int) -> list[Line]:
+    """The lines to show of too many, in their order: running runs, then failed ones, then the last to end."""
+    ranks = {"running": 0, "created": 0} | dict.fromkeys(TROUBLED, 1) | {"finished": 2}
+    ranked = sorted(lines, key=lambda line: (ranks.get(line.state, 3), _age(line)))
+    kept = {id(line) for line in ranked[:limit]}
+    return [line for line in lines if id(line) in kept]
+
+
+def _cells(line: Line, name: str, several: bool, ids: bool) -> list[str]:
+    """A line's texts; '' for what it doesn't have or what is not shown."""
+    disk = ids and line.path is not None
+    return [
+        name,
+        line.id if ids else "",
+        line.study if several else "",
+        _text(line.seed, "d"),
+        line.state,
+        _steps(line),
+        _text(line.loss, ".4f"),
+        _text(line.against_baseline, "+.4f"),
+        duration(line.age_seconds),
+        duration(line.left_seconds),
+        line.job,
+        size_text(line.bytes()) if disk else "",
+    ]
+
+
+def _text(number: float | None, form: str) -> str:
+    return "" if number is None else format(number, form)
 
 
 def names_of(lines: Iterable[Line], full: bool = False) -> dict[tuple[str, str], str]:
@@ -306,8 +320,11 @@ def names_of(lines: Iterable[Line], full: bool = False) -> dict[tuple[str, str],
     arms: dict[str, list[str]] = {}
     for line in lines:
         arms.setdefault(line.study, []).append(line.arm)
-    short = {study: without_shared(names) for study, names in arms.items()}
-    return {(study, arm): arm if full else name for study, names in short.items() for arm, name in names.items()}
+    named = {}
+    for study, names in arms.items():
+        for arm, short in without_shared(names).items():
+            named[study, arm] = arm if full else short
+    return named
 
 
 TROUBLED = ("failed", "damaged", "diverged", "lost", "preempted", "unknown")
