@@ -346,7 +346,7 @@ def test_a_structure_that_differs_is_refused_with_the_figure_and_the_block(copie
     Path("model/config.json").write_text(json.dumps(config | {"scale_attn_by_inverse_layer_idx": True}))
     capsys.readouterr()
     said = refusal(capsys, "import", "model", *QUICK)
-    assert "first in block 1" in said and "1e-09 are allowed" in said
+    assert "first in block 1" in said and "1.0e-09 are allowed" in said
 
 
 def test_a_key_without_effect_is_accepted_whatever_its_name(copied):
