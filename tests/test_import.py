@@ -75,18 +75,6 @@ def test_an_imported_checkpoint_gives_the_logits_of_the_library_that_saved_it(na
         torch.testing.assert_close(actual(tokens()), expected(tokens()).logits, rtol=0, atol=1e-5)
 
 
-def test_an_imported_model_writes_what_the_library_that_saved_it_would(capsys):
-    expected = saved("llama3")
-    imported()
-    capsys.readouterr()
-    greedy = ["--tokens", "5", "--temperature", "1e-6"]
-    assert main(["sample", "last", "--prompt", "to be", *greedy]) == 0
-    text = capsys.readouterr().out.rstrip("\n")
-    prompt = torch.tensor([byte_tokenizer().encode("to be").ids])
-    written = expected.generate(prompt, max_new_tokens=5, min_new_tokens=5, do_sample=False)[0]
-    assert text == visible(byte_tokenizer().decode(written.tolist())).rstrip("\n")
-
-
 @pytest.mark.slow
 def test_a_run_that_continues_from_an_imported_one_starts_where_that_is(capsys):
     saved("llama3")
@@ -365,3 +353,93 @@ def test_a_model_that_does_not_fit_in_memory_is_refused(copied, capsys, monkeypa
 def test_a_change_of_the_architecture_is_refused_at_the_import(copied, capsys):
     said = refusal(capsys, "import", "model", *QUICK, "position.theta=7")
     assert "another architecture" in said and "position=" in said
+
+
+# ------------------------------------------------------------------------------------------ measures of the library
+
+
+def nats(library: torch.nn.Module, windows, **more) -> torch.Tensor:
+    """The library's loss on each target of the windows."""
+    rows = torch.as_tensor(windows)
+    with torch.no_grad():
+        logits = library(input_ids=rows[:, :-1], use_cache=False, **more).logits.float()
+    return torch.nn.functional.cross_entropy(logits.mT, rows[:, 1:], reduction="none").double()
+
+
+def blocks_of(library: torch.nn.Module) -> torch.nn.ModuleList:
+    layers = library.config.num_hidden_layers
+    return next(m for m in library.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == layers)
+
+
+def with_four_bit_weights(library: torch.nn.Module, windows) -> float:
+    """The loss with the matrices of the blocks rounded to 15 levels for each output channel."""
+    from transformers.pytorch_utils import Conv1D
+
+    with torch.no_grad():
+        for module in blocks_of(library).modules():
+            if isinstance(module, torch.nn.Linear | Conv1D):
+                weight = module.weight
+                step = weight.abs().amax(0 if isinstance(module, Conv1D) else 1, keepdim=True) / 7
+                weight.copy_((weight / step).round().clamp(-8, 7) * step)
+    return float(nats(library, windows).mean())
+
+
+def without_massive_activations(library: torch.nn.Module, windows, threshold: float) -> float:
+    """The loss with entries of the residual stream after each block set to 0, where they reach the threshold."""
+
+    def zero(block, inputs, output):
+        stream = output[0] if isinstance(output, tuple) else output
+        size = stream.abs()
+        stream.masked_fill_(size >= threshold * size.flatten(1).median(1).values[:, None, None], 0)
+
+    handles = [block.register_forward_hook(zero) for block in blocks_of(library)]
+    loss = float(nats(library, windows).mean())
+    for handle in handles:
+        handle.remove()
+    return loss
+
+
+def in_a_window(library: torch.nn.Module, windows, width: int) -> float:
+    """The loss of the targets after the window is full, where each query sees `width` keys: positions are relative."""
+    length = windows.shape[1] - 1
+    query, key = torch.arange(length)[:, None], torch.arange(length)
+    hidden = (key > query) | (key <= query - width)
+    mask = torch.zeros(1, 1, length, length).masked_fill(hidden, -torch.inf)
+    return float(nats(library, windows, attention_mask=mask)[:, width:].mean())
+
+
+RELATIVE = {"gpt_neox", "llama3", "olmo2", "phi", "qwen3"}
+"""Decoders whose positions are relative and that have no window of their own."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", IMPORTED)
+def test_losses_evaluations_and_samples_are_the_librarys(name, capsys):
+    from nexus_ablate.data import eval_windows
+
+    library = saved(name)
+    path = imported()
+    assert main(["evaluate", str(path), "--evals", "extrapolation,streaming,quantization,intervention"]) == 0
+    run = read_run(path)
+    summary, (config, data, _) = run.summary, restore(run)
+    context, tokens = config.model.context, data.val["val"]
+    windows = eval_windows(tokens, context, config.train.eval_tokens)
+    near = {"rel": 0, "abs": 1e-5}
+    assert summary["val_loss"] == pytest.approx(float(nats(library, windows).mean()), **near)
+    for factor, loss in summary["extrapolation"]["non_overlapping"].items():
+        longer = eval_windows(tokens, context, config.train.eval_tokens, 1, int(factor))
+        assert loss == pytest.approx(float(nats(library, longer).mean()), **near)
+    assert ("2" in summary["extrapolation"]["non_overlapping"]) == (name not in {"gpt2", "opt"})
+    if name in RELATIVE:
+        texts = eval_windows(tokens, 8 * context, 4 * 8 * context)
+        assert summary["streaming"]["loss_dropped"] == pytest.approx(in_a_window(library, texts, context), **near)
+    massive = summary["intervention"]
+    expected = without_massive_activations(library, windows, massive["threshold"])
+    assert massive["massive_zero"]["loss"] == pytest.approx(expected, **near)
+    prompt = torch.tensor([byte_tokenizer().encode("to be").ids])
+    written = library.generate(prompt, max_new_tokens=5, do_sample=False, eos_token_id=None)[0]
+    capsys.readouterr()
+    assert main(["sample", str(path), "--prompt", "to be", "--tokens", "5", "--temperature", "1e-6"]) == 0
+    assert capsys.readouterr().out.rstrip("\n") == visible(byte_tokenizer().decode(written.tolist())).rstrip("\n")
+    rounded = summary["quantization"]["schemes"]["int4_weights_channel"]["loss"]
+    assert rounded == pytest.approx(with_four_bit_weights(library, windows), **near)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from nexus_ablate.config.compose import compose, compose_values
@@ -94,7 +95,7 @@ def express(config: Any, published: Mapping[str, Tensor]) -> Expression:
     if settings.get("qk_norm.gain") != "off" and not source.has("blocks.{}.attn.qk_norm.query.gain"):
         settings["qk_norm"] = "none"
     preset = "llama3" if family.preset == "llama" and "position.low_freq_factor" in settings else family.preset
-    norm = settings.get("norm", compose_values([f"preset={preset}"])["norm"]["name"])
+    norm = settings.get("norm", preset_values(preset)["norm"]["name"])
     if norm in BIASED:
         settings["norm_bias"] = "auto" if source.has("blocks.{}.norm_attn.bias") else "off"
     scale = settings.get("attn_scale")
@@ -314,9 +315,15 @@ def yarn_length(rope: Mapping[str, Any], factor: float) -> float:
     return log + 1
 
 
+@cache
+def preset_values(preset: str) -> dict[str, Any]:
+    """The values of all keys under a preset."""
+    return compose_values([f"preset={preset}"])
+
+
 def overrides_of(settings: Settings, preset: str) -> list[str]:
     """The overrides that turn a preset into the settings; other keys are as in the preset."""
-    start = compose_values([f"preset={preset}"])
+    start = preset_values(preset)
     overrides = [f"preset={preset}"]
     for axis in AXES:
         values = start[axis]

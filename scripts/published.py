@@ -1,0 +1,265 @@
+#!/usr/bin/env python
+"""Try every causal language model of the installed `transformers` library, and write docs/published_decoders_table.md.
+
+    scripts/published.py                    all types, and every key of the families, changed and removed
+    scripts/published.py gpt2 llama         some of them, printed
+    scripts/published.py --keys gpt2        only the keys, printed
+
+A type is exact, refused with a reason, or wrong: accepted by the proof of `nexus-ablate import` though another
+comparison differs. The other comparison has other lengths, weights and precision than the proof. A key is inert if
+changing it leaves the library's own logits as they were.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nexus_ablate.errors import UserError
+from nexus_ablate.pretrained import proof, shrink
+from nexus_ablate.pretrained.expression import express
+from nexus_ablate.pretrained.families import FAMILIES
+from nexus_ablate.pretrained.library import built, outline, parse_config, quiet
+from nexus_ablate.pretrained.proof import KERNELS, counterpart, drawn, in_double, structure
+
+TABLE = Path(__file__).parent.parent / "docs" / "published_decoders_table.md"
+LAYERS = 4
+ROUNDING = 1e-3
+"""Largest difference of a logit in float32, relative to the largest logit."""
+NEEDED: dict[str, dict[str, Any]] = {
+    "gpt_oss": {"num_local_experts": 1, "num_experts_per_tok": 1},
+    "hunyuan_v1_dense": {"head_dim": 128},
+    "ministral": {"head_dim": 128},
+    "nemotron": {"head_dim": 128, "num_key_value_heads": 8},
+    "reformer": {"is_decoder": True},
+}
+"""Values without which the library can't build a model, or without which a family isn't dense."""
+NO_CHOICE = {"model_type", "architectures", "transformers_version", "dtype", "id2label", "label2id", "problem_type"}
+"""Keys that don't choose anything of a model."""
+OTHER_WORDS = {"gelu": "silu", "silu": "gelu", "relu2": "relu", "relu": "gelu", "gelu_new": "relu",
+               "gelu_pytorch_tanh": "silu", "default": "linear"}  # fmt: skip
+
+
+@dataclass
+class Result:
+    """What becomes of a configuration: `exact`, `refused` or `wrong`, with the reason."""
+
+    word: str
+    reason: str = ""
+
+
+@dataclass
+class Keys:
+    """What becomes of a family when one key differs."""
+
+    words: Counter[str] = field(default_factory=Counter)
+    refused: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+    inert: list[str] = field(default_factory=list)
+
+
+def types() -> list[str]:
+    """The `model_type` of every causal language model of the library."""
+    with quiet():
+        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    return list(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+
+
+def tried(values: dict[str, Any]) -> Result:
+    """Import a configuration, and compare it in another way if it is accepted."""
+    try:
+        config = parse_config(values)
+        express(config, outline(config))
+        found = structure(config)
+    except UserError as error:
+        return Result("refused", f"{error.problem}: {error.got}")
+    if found.part:
+        return Result("refused", f"the proof differs by {found.difference:.0e}, first in {found.part}")
+    difference = compared(config, KERNELS[0])
+    if difference > ROUNDING:
+        difference = compared(config, KERNELS[1])
+    return Result("exact") if difference <= ROUNDING else Result("wrong", f"differs by {difference:.0e}")
+
+
+def compared(config: Any, kernel: str) -> float:
+    """The largest difference of a logit in float32, with weights as the library draws them and noise on all."""
+    shrink.WINDOW, before = 37, shrink.WINDOW
+    try:
+        small, length = shrink.shrunk(config)
+        library = built(small, kernel, dtype=torch.float32)
+    except UserError:
+        return float("inf")
+    finally:
+        shrink.WINDOW = before
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for parameter in library.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
+        expression = express(small, library.state_dict())
+        model = counterpart(expression, length)
+        model.load_state_dict(expression.state(model))
+        tokens = torch.randint(0, shrink.VOCAB, (2, length), generator=generator)
+        expected = library(input_ids=tokens, use_cache=False).logits
+        return float((model(tokens) - expected).abs().max() / expected.abs().max())
+
+
+def few_layers(kind: str) -> dict[str, Any]:
+    """A family's default configuration at small sizes, with few layers."""
+    values = parse_config({"model_type": kind} | NEEDED.get(kind, {})).to_dict()
+    config = parse_config(values)
+    layers = config.num_hidden_layers
+    for key, value in list(values.items()):
+        if isinstance(value, list) and len(value) == layers:
+            starts = range(layers - LAYERS + 1)
+            values[key] = max((value[i : i + LAYERS] for i in starts), key=lambda part: len(set(part)))
+        if key == "attention_types":
+            values[key] = [[["global", "local"], LAYERS // 2]]
+    names = config.attribute_map
+    values[names.get("num_hidden_layers", "num_hidden_layers")] = LAYERS
+    return shrink.shrunk(parse_config(values))[0].to_dict()
+
+
+def departures(values: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Configurations with one key changed or removed, each with `changed` or `removed` and the key."""
+    for key, value in values.items():
+        if key.startswith("_") or key in NO_CHOICE:
+            continue
+        if isinstance(value, dict):
+            for how, name, inner in departures(value, (*path, key)):
+                yield how, name, values | {key: inner}
+            continue
+        name = ".".join((*path, key))
+        yield "removed", name, {other: v for other, v in values.items() if other != key}
+        for other in changed(key, value):
+            yield "changed", name, values | {key: other}
+
+
+def changed(key: str, value: Any) -> list[Any]:
+    """Other values of a key; none for lists and free text."""
+    if isinstance(value, bool):
+        return [not value]
+    if isinstance(value, int):
+        return [value + (-1 if key.endswith("_token_id") and value else 1)]
+    if isinstance(value, float):
+        return [value * 0.5 if value else 0.25]
+    if isinstance(value, str):
+        return [OTHER_WORDS[value]] if value in OTHER_WORDS else []
+    return [3.0, 3, True] if value is None else []
+
+
+def library_logits(values: dict[str, Any], tokens: torch.Tensor) -> torch.Tensor | None:
+    """The library's logits with the proof's weights; None if it can't build the model."""
+    try:
+        with in_double(), torch.no_grad():
+            library = drawn(built(parse_config(values), dtype=torch.float64))
+            return library(input_ids=tokens, use_cache=False).logits
+    except Exception:  # whatever the library raises for a value that it can't use
+        return None
+
+
+def overrides_of(values: dict[str, Any]) -> list[str]:
+    """The overrides of a configuration; none if it is refused."""
+    try:
+        config = parse_config(values)
+        return express(config, outline(config)).overrides
+    except UserError:
+        return []
+
+
+def keys_of(kind: str) -> Keys:
+    """What becomes of a family with each key changed and removed."""
+    values, found = few_layers(kind), Keys()
+    length = shrink.shrunk(parse_config(values))[1]
+    tokens = torch.randint(0, shrink.VOCAB, (2, length), generator=torch.Generator().manual_seed(1))
+    base, overrides = library_logits(values, tokens), overrides_of(values)
+    effects: dict[str, set[bool]] = {}
+    for how, name, departure in departures(values):
+        logits = library_logits(departure, tokens)
+        if logits is None:
+            found.words["refused by transformers"] += 1
+            continue
+        same = logits.shape == base.shape and bool((logits - base).abs().max() <= 1e-6)
+        if how == "changed":
+            effects.setdefault(name, set()).add(same)
+        result = Result("exact") if same and overrides_of(departure) == overrides else tried(departure)
+        found.words[result.word] += 1
+        if result.word != "exact":
+            getattr(found, result.word).append(f"{name} {how}: {result.reason}")
+    found.inert = [name for name, effect in effects.items() if effect == {True}]
+    return found
+
+
+def types_table(kinds: list[str]) -> Iterator[str]:
+    """Lines about every type, and at the end their counts."""
+    counts: Counter[str] = Counter()
+    yield from ["## Types", "", "| model_type | outcome | reason |", "|---|---|---|"]
+    for kind in kinds:
+        result = tried({"model_type": kind} | NEEDED.get(kind, {}))
+        counts[result.word] += 1
+        yield f"| {kind} | {result.word} | {plain(result.reason)} |"
+    yield from ["", f"{len(kinds)} types: {', '.join(f'{counts[word]} {word}' for word in ORDER)}.", ""]
+
+
+def keys_table(kinds: list[str]) -> Iterator[str]:
+    """Lines about the keys of the families, and at the end their counts and everything wrong."""
+    total: Counter[str] = Counter()
+    wrong = []
+    yield from ["## Keys", "", "| model_type | exact | refused | wrong | refused keys | inert keys, measured |"]
+    yield "|---|---|---|---|---|---|"
+    for kind in kinds:
+        if tried({"model_type": kind} | NEEDED.get(kind, {})).word != "exact":
+            continue
+        found = keys_of(kind)
+        total += found.words
+        wrong += [f"- {kind}: {text}" for text in found.wrong]
+        refused = ", ".join(dict.fromkeys(text.partition(" ")[0] for text in found.refused))
+        words = " | ".join(str(found.words[word]) for word in ORDER)
+        yield f"| {kind} | {words} | {refused} | {', '.join(found.inert)} |"
+    counts = ", ".join(f"{total[word]} {word}" for word in [*ORDER, *EXTRA])
+    yield from ["", f"One key changed or removed: {counts}.", *wrong]
+
+
+ORDER, EXTRA = ("exact", "refused", "wrong"), ("refused by transformers",)
+
+
+def plain(reason: str) -> str:
+    """A reason in one cell of a table."""
+    return " ".join(reason.replace("|", "/").split())[:160]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("types", nargs="*", help="only these types, printed")
+    parser.add_argument("--keys", action="store_true", help="only the keys, printed")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    proof.ROUNDS = 1  # the table needs the precision of float64, and not scores of one size
+    chosen = arguments.types or types()
+    families = [kind for kind in chosen if kind in FAMILIES]
+    parts = [keys_table(families)] if arguments.keys else [types_table(chosen), keys_table(families)]
+    lines = []
+    for line in itertools.chain(*parts):
+        print(line, flush=True)
+        lines.append(line)
+    if not arguments.types and not arguments.keys:
+        TABLE.write_text("\n".join([HEAD, *lines, ""]))
+    return 0
+
+
+HEAD = """# Published decoders, tried
+
+Written by `scripts/published.py`; see [published decoders](published_decoders.md).
+"""
+
+
+if __name__ == "__main__":
+    sys.exit(main())
