@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nexus_ablate.data import InductionCorpus
+from nexus_ablate.data import Corpus, InductionCorpus
 from nexus_ablate.measure.probe import evaluation_mode
 
 SEQUENCES, LONGEST, SHORTEST = 16, 16, 4
@@ -28,10 +28,17 @@ def frequent_tokens(train: np.ndarray) -> np.ndarray:
     return np.flatnonzero(counts * _RARE >= counts.sum())
 
 
-def repeated_segments(train: np.ndarray, context: int) -> np.ndarray | None:
-    """(N, 2S) frequent training tokens, S distinct ones twice; None where two segments of 4 tokens don't fit."""
+def repeated_segments(train: np.ndarray, context: int, corpus: Corpus | None = None) -> np.ndarray | None:
+    """(N, 2S) frequent training tokens, S distinct ones twice; None where two segments of 4 tokens don't fit.
+
+    Args:
+        train: Training tokens.
+        context: Tokens per sequence in training.
+        corpus: Where they come from; the segments of data=induction are no longer than its own.
+    """
     tokens = frequent_tokens(train)
-    length = min(LONGEST, (context + 1) // 2, len(tokens))
+    longest = corpus.most if isinstance(corpus, InductionCorpus) else LONGEST
+    length = min(longest, LONGEST, (context + 1) // 2, len(tokens))
     if length < SHORTEST:
         return None
     task = InductionCorpus(

@@ -202,4 +202,6 @@ class JobAnswer(Struct):
 
 
 INIT = dict[str, InitialValues | str]
-"""init.json; an older version recorded the hash alone."""
+PLACE = WandbRun
+SUBMISSION = SubmissionRecord
+JOB_ANSWER = JobAnswer

@@ -85,7 +85,7 @@ class Trainer:
         probe_tokens = np.ascontiguousarray(self.windows["val"][: config.probe.sequences, :-1])
         self.probe_hash = hash_tokens(probe_tokens)  # equal hashes: probed on the same tokens
         self.probe_tokens = torch.from_numpy(probe_tokens).to(self.device)
-        segments = None if config.probe.name == "off" else repeated_segments(data.train, context)
+        segments = None if config.probe.name == "off" else repeated_segments(data.train, context, data.corpus)
         self.segments = None if segments is None else torch.from_numpy(segments).to(self.device)
         self.full_probe = config.probe.name == "full"
         self.token_kinds = token_kinds(data.tokenizer) if self.full_probe else {}
