@@ -319,22 +319,6 @@ def _known_keys(chosen: dict[str, list[str]]) -> dict[str, Any]:
     return known
 
 
-def values_of_keys(words: Iterable[str] = ()) -> dict[str, list[str]]:
-    """Every key of the chosen options with its named values, for shell completion.
-
-    Args:
-        words: Of a command line. Other options are those of its preset, or the default ones.
-    """
-    named = {group: sorted(option_names(group)) for group in GROUPS}
-    typed = [word.partition("=") for word in words]
-    picked = {
-        group: [name for name in text.split(",") if name in named[group]] for group, _, text in typed if group in named
-    }
-    chosen = default_choices() | preset_choices(picked.get("preset", [])) | picked
-    keys = {k: constraint.words for k, constraint in _known_keys(chosen).items() if constraint is not None}
-    return keys | named
-
-
 def option_names(group: str) -> set[str]:
     if group in OPTION_GROUPS:
         return set(option_files(group))
