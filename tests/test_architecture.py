@@ -206,8 +206,8 @@ def test_a_class_has_a_name_of_its_own():
 
 def test_a_second_class_of_a_name_would_be_found():
     sources = package_sources()
-    sources["nexus_ablate.planning.plan"] += "\nclass Verdict: ...\n"
-    assert shared_class_names(sources)["Verdict"] == ["comparison.verdict", "planning.plan"]
+    sources["nexus_ablate.planning.preview"] += "\nclass Verdict: ...\n"
+    assert shared_class_names(sources)["Verdict"] == ["comparison.verdict", "planning.preview"]
 
 
 def test_no_module_is_called_after_nothing():

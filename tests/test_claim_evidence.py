@@ -10,7 +10,7 @@ import yaml
 from written_runs import Writer
 
 from nexus_ablate.cli import main
-from nexus_ablate.planning.record import expanded, write_record
+from nexus_ablate.planning.study_yaml import expanded, write_record
 from nexus_ablate.study.definition import read_request, strata_of
 
 QUIET = (0.004, -0.003, 0.001, -0.005, 0.003, 0.002, -0.001, 0.0045, -0.0035, 0.0005)

@@ -22,10 +22,10 @@ from nexus_ablate.comparison.result import compare
 from nexus_ablate.comparison.statistics import max_t_quantile
 from nexus_ablate.comparison.terms import Terms
 from nexus_ablate.comparison.verdict import BETTER, DIFFERENT, EQUIVALENT, HIGHER, LOWER, WORSE
-from nexus_ablate.planning import plan
+from nexus_ablate.planning import preview
 from nexus_ablate.planning.design import needed
 from nexus_ablate.planning.jobs import Runs
-from nexus_ablate.planning.record import expanded, write_record
+from nexus_ablate.planning.study_yaml import expanded, write_record
 from nexus_ablate.runs import read_run
 from nexus_ablate.study.decoding import decode_file
 from nexus_ablate.study.definition import read_request, strata_of
@@ -214,7 +214,7 @@ def test_a_probe_that_measures_more_than_is_needed_stays(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     values = {"question": "is it so?", "arms": ["norm=layer"], "baseline": "probe=full", "endpoints": {SINK: {}}}
     Path("mine.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
-    assert expanded(read_request(["mine.yaml"])).definition.baseline == ["probe=full"]
+    assert expanded(read_request(["mine.yaml"])).study.baseline == ["probe=full"]
 
 
 # ------------------------------------------------------------------------------------------------------------ strata
@@ -236,12 +236,12 @@ def test_strata_are_studies_of_their_own_with_a_share_of_the_five_percent(tmp_pa
     }
     Path("mine.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
     shallow, deep = (expanded(request) for request in strata_of(read_request(["mine.yaml"])))
-    assert [s.definition.name for s in (shallow, deep)] == ["mine@shallow", "mine@deep"]
+    assert [s.study.name for s in (shallow, deep)] == ["mine@shallow", "mine@deep"]
     assert [s.baseline.config.model.n_layers for s in (shallow, deep)] == [2, 3]
     assert deep.arms[0].config.schedule.lr == 5e-4
     assert [arm.name for arm in deep.arms] == ["norm=layer", "tanh"]
-    assert [len(s.definition.expects) for s in (shallow, deep)] == [1, 2]
-    assert shallow.definition.share == deep.definition.share == 1 / 3  # loss and sinks deep, loss shallow
+    assert [len(s.study.expects) for s in (shallow, deep)] == [1, 2]
+    assert shallow.study.share == deep.study.share == 1 / 3  # loss and sinks deep, loss shallow
 
 
 def test_the_values_of_one_key_are_strata_too():
@@ -525,7 +525,7 @@ def asked_elsewhere(tmp_path: Path, *setting: str) -> list[str]:
     ],
 )
 def test_a_claim_about_what_is_no_arm_in_another_setting_is_not_shown(tmp_path, capsys, monkeypatch, setting, why):
-    monkeypatch.setattr(plan, "measured_speed", lambda config, threads: None)
+    monkeypatch.setattr(preview, "measured_speed", lambda config, threads: None)
     words = asked_elsewhere(tmp_path, setting)
     assert main(["plan", *words]) == 0
     shown = " ".join(capsys.readouterr().out.split())

@@ -13,7 +13,7 @@ from nexus_ablate.config.compose import compose, differences
 from nexus_ablate.config.resolve import from_values
 from nexus_ablate.gpus import described_gpus
 from nexus_ablate.planning.jobs import Runs
-from nexus_ablate.planning.record import expanded, write_record
+from nexus_ablate.planning.study_yaml import expanded, write_record
 from nexus_ablate.runs import arm_name, find_runs, identity, read_run
 from nexus_ablate.study.definition import read_request
 from nexus_ablate.training.session import train

@@ -15,7 +15,7 @@ from nexus_ablate.config.resolve import from_values
 from nexus_ablate.data import Batches, prepare
 from nexus_ablate.model import build_model
 from nexus_ablate.optimizers import build_optimizer
-from nexus_ablate.planning import plan
+from nexus_ablate.planning import preview
 from nexus_ablate.training.checkpoint import load_newest
 
 GROUPS = "optim.groups=[embedding:lr:0.1,head:weight_decay:0,ffn_out:lr:3:weight_decay:0.5]"
@@ -128,7 +128,7 @@ def test_without_factors_an_identity_is_what_it_was_and_equal_factors_are_one_ar
 
 
 def test_a_study_varies_factors_and_refuses_those_of_a_role_that_an_arm_lacks(capsys, monkeypatch):
-    monkeypatch.setattr(plan, "measured_speed", lambda config, threads: None)
+    monkeypatch.setattr(preview, "measured_speed", lambda config, threads: None)
     words = ["vary.optim.groups=[],[embedding:lr:0.1],[embedding:lr:10],[gate:lr:2]", "train.steps=2"]
     assert main(["plan", "mine", *words, "--full"]) == 0
     shown = " ".join(capsys.readouterr().out.split())

@@ -27,7 +27,7 @@ from nexus_ablate.config.plugins import VARIABLE, add_plugins
 from nexus_ablate.execution.multirun import job_of
 from nexus_ablate.execution.worker import Task
 from nexus_ablate.planning.jobs import Runs
-from nexus_ablate.planning.record import expanded
+from nexus_ablate.planning.study_yaml import expanded
 from nexus_ablate.provenance import COMPUTES_NOTHING, PACKAGE, computes, differ, source_hash, source_hashes, text_hash
 from nexus_ablate.runs import find_runs, read_run
 from nexus_ablate.study.definition import read_request

@@ -10,7 +10,7 @@ from written_runs import Writer
 from nexus_ablate.cli import main
 from nexus_ablate.config.compose import compose
 from nexus_ablate.measure.regime import regime_of
-from nexus_ablate.planning import plan
+from nexus_ablate.planning import preview
 
 SMALL = ("model.n_layers=1", "model.d_model=16", "model.n_heads=2", "model.context=8", "train.batch_size=4")
 
@@ -73,7 +73,7 @@ def planned(capsys, *words):
 
 
 def test_plan_states_the_regime_and_warns_where_a_varied_knob_cannot_matter(text, capsys, monkeypatch):
-    monkeypatch.setattr(plan, "measured_speed", lambda config, threads: None)
+    monkeypatch.setattr(preview, "measured_speed", lambda config, threads: None)
     shown = planned(capsys, *text, "vary.weight_decay=0,0.2", "train.steps=100")
     assert "tokens per parameter, 0.89 epochs" in shown
     assert "WARN weight decay is varied: weight_decay=0, weight_decay=0.2: even at the strongest decay" in shown

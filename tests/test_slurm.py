@@ -37,7 +37,7 @@ from nexus_ablate.execution.slurm_job import REQUEUES, SlurmTask
 from nexus_ablate.execution.slurm_queue import ENDED
 from nexus_ablate.execution.worker import Task
 from nexus_ablate.planning.jobs import Runs
-from nexus_ablate.planning.record import expanded
+from nexus_ablate.planning.study_yaml import expanded
 from nexus_ablate.provenance import source_hash
 from nexus_ablate.runs import find_runs, read_run
 from nexus_ablate.study.definition import read_request

@@ -16,11 +16,11 @@ from nexus_ablate.plain_data import load_yaml
 from nexus_ablate.planning.cost import cost_of, seconds_of
 from nexus_ablate.planning.design import compose_arm, expand, science_key
 from nexus_ablate.planning.match import FAIL_SHARE, WARN_SHARE
-from nexus_ablate.planning.record import write_record
+from nexus_ablate.planning.study_yaml import write_record
 from nexus_ablate.runs import arm_name
+from nexus_ablate.study.arm_overrides import merged
 from nexus_ablate.study.decoding import decode_file, read_study
 from nexus_ablate.study.definition import read_request, shipped_studies, strata_of
-from nexus_ablate.study.overrides import merged
 
 CLAIMS = """rms_vs_layer rms_low_precision norms dyt_vs_rms norm_speedup placement depth final_norm biases qk_norm
 softmax_stability weight_decay ffn aspect positions attention_scores sinks gates""".split()
@@ -43,12 +43,12 @@ SMALL = ["model.n_layers=2", "model.d_model=64", "model.n_heads=2", "model.conte
 
 
 def arms(*arguments):
-    return [arm.name for arm in expand(read_request(["mine", *arguments]).definition).arms]
+    return [arm.name for arm in expand(read_request(["mine", *arguments]).study).arms]
 
 
 def refused(*arguments):
     with pytest.raises(ConfigError) as caught:
-        expand(read_request(list(arguments)).definition)
+        expand(read_request(list(arguments)).study)
     return str(caught.value)
 
 
@@ -57,9 +57,9 @@ def refused(*arguments):
 
 def test_the_command_line_alone_makes_a_study():
     request = read_request("mine vary.norm=layer,rms vary.bias=on,off seeds=0,1 train.steps=9 runs_dir=r".split())
-    assert request.definition.factors == {"norm": ["layer", "rms"], "bias": ["on", "off"]}
-    assert request.definition.seeds == [0, 1]
-    assert request.definition.baseline == ["train.steps=9"]
+    assert request.study.factors == {"norm": ["layer", "rms"], "bias": ["on", "off"]}
+    assert request.study.seeds == [0, 1]
+    assert request.study.baseline == ["train.steps=9"]
     assert request.launch == ["runs_dir=r"]
     assert request.directory == Path("r/mine")
 
@@ -69,7 +69,7 @@ def test_a_file_of_ones_own_is_changed_by_what_stands_beside_it(tmp_path):
     path.write_text(
         "question: which?\nbaseline: [train.steps=9]\nfactors: {norm: [layer, rms]}\nlr_grid: [1e-3, 2e-3]\n"
     )
-    definition = read_request([f"{path}", "train.tokens=100", "name=other", "lr_grid=1e-3,4e-3"]).definition
+    definition = read_request([f"{path}", "train.tokens=100", "name=other", "lr_grid=1e-3,4e-3"]).study
     assert (definition.name, definition.question, definition.lr_grid) == ("other", "which?", [1e-3, 4e-3])
     assert definition.baseline == ["train.tokens=100"], "one budget replaces the other"
     assert definition.tuning_seeds == [1001]
@@ -78,7 +78,7 @@ def test_a_file_of_ones_own_is_changed_by_what_stands_beside_it(tmp_path):
 def test_how_runs_are_carried_out_is_no_part_of_a_study():
     launch = ["runs_dir=x", "tracker=files", "train.device=cpu", "train.threads=2", "train.keep=3"]
     assert read_request(["norms", *launch]).launch == launch
-    assert read_request(["norms", *launch]).definition == read_request(["norms"]).definition
+    assert read_request(["norms", *launch]).study == read_request(["norms"]).study
 
 
 def test_another_option_removes_the_keys_of_the_one_before():
@@ -147,13 +147,13 @@ def test_each_design_makes_its_arms():
     assert arms(*two) == ["norm=layer", "bias=on"]
     assert arms(*two, "design=grid") == ["bias=on", "norm=layer", "bias=on,norm=layer"]
     assert arms(*two, "design=pairwise_interactions") == ["norm=layer", "bias=on", "bias=on,norm=layer"]
-    whole = expand(read_request(["x", "vary.norm=layer,rms", "vary.bias=on,off", "design=leave_one_out"]).definition)
-    assert whole.definition.baseline == ["norm=layer", "bias=on"]
+    whole = expand(read_request(["x", "vary.norm=layer,rms", "vary.bias=on,off", "design=leave_one_out"]).study)
+    assert whole.study.baseline == ["norm=layer", "bias=on"]
     assert [arm.name for arm in whole.arms] == ["norm=rms", "bias=off"]
 
 
 def test_an_arm_that_is_the_baseline_under_another_name_is_recognised():
-    study = expand(read_request(["x", "vary.norm=rms,t5", "vary.norm_bias=off,auto,on"]).definition)
+    study = expand(read_request(["x", "vary.norm=rms,t5", "vary.norm_bias=off,auto,on"]).study)
     assert [(copy.overrides, copy.arm) for copy in study.study.equal] == [
         (["norm=rms"], "baseline"),
         (["norm_bias=off"], "baseline"),
@@ -202,7 +202,7 @@ def test_numbers_with_exponents_are_numbers_everywhere_in_a_file(line):
 
 
 def test_arms_are_named_by_their_difference_from_the_study_s_baseline():
-    study = expand(read_request(["x", "norm=layer", "norm.eps=1e-3", "vary.norm=rms,layer", *SMALL]).definition)
+    study = expand(read_request(["x", "norm=layer", "norm.eps=1e-3", "vary.norm=rms,layer", *SMALL]).study)
     assert [arm.name for arm in study.arms] == ["norm=rms"]
     assert study.arms[0].config.norm.keys["eps"] == 1e-6, "the eps of layer is not that of rms"
     assert [copy.overrides for copy in study.study.equal] == [["norm=layer"]]
@@ -213,7 +213,7 @@ def test_arms_are_named_by_their_difference_from_the_study_s_baseline():
 
 
 def test_what_an_option_changes_besides_is_kept():
-    study = expand(read_request(["x", "vary.placement=deepnorm"]).definition)
+    study = expand(read_request(["x", "vary.placement=deepnorm"]).study)
     assert study.arms[0].arm.also_changes == ["placement=deepnorm also changes init to xavier"]
 
 
@@ -223,8 +223,8 @@ def test_what_an_option_changes_besides_is_kept():
 @pytest.mark.parametrize("kind", ["params", "flops"])
 def test_a_gate_is_paid_for_with_the_ffn_s_width(kind):
     command = ["x", "vary.gate=elementwise", *SMALL, "model.d_ff_multiple=1"]
-    free = cost_of(expand(read_request(command).definition).arms[0].config)
-    study = expand(read_request([*command, f"match={kind}"]).definition)
+    free = cost_of(expand(read_request(command).study).arms[0].config)
+    study = expand(read_request([*command, f"match={kind}"]).study)
     base, arm = cost_of(study.baseline.config), study.arms[0]
     amount = "params" if kind == "params" else "flops_per_token"
     residual = getattr(cost_of(arm.config), amount) / getattr(base, amount) - 1
@@ -237,12 +237,11 @@ def test_a_gate_is_paid_for_with_the_ffn_s_width(kind):
 
 
 def test_no_nearer_width_exists():
-    study = expand(read_request(["x", "vary.gate=elementwise", "match=params", *SMALL]).definition)
+    study = expand(read_request(["x", "vary.gate=elementwise", "match=params", *SMALL]).study)
     arm, width = study.arms[0], study.arms[0].config.resolved.d_ff
     target = cost_of(study.baseline.config).params
     around = [
-        cost_of(compose_arm(study.definition, [*arm.requested, f"d_ff_ratio={w}/64"])).params
-        for w in (width - 8, width + 8)
+        cost_of(compose_arm(study.study, [*arm.requested, f"d_ff_ratio={w}/64"])).params for w in (width - 8, width + 8)
     ]
     assert all(abs(cost_of(arm.config).params - target) <= abs(other - target) for other in around)
 
@@ -279,7 +278,7 @@ def test_depth_is_solved_where_the_arm_sets_the_width():
 
 def test_equal_tokens_are_given_to_another_batch_size():
     command = ["x", "vary.train.batch_size=16,8", "train.steps=50", "match=tokens", *SMALL]
-    arm = expand(read_request(command).definition).arms[0]
+    arm = expand(read_request(command).study).arms[0]
     assert arm.overrides == ["train.batch_size=8", "train.steps=100"]
 
 
@@ -289,11 +288,11 @@ def test_equal_seconds_are_measured_once_and_kept(tmp_path):
     request = read_request(
         ["x", "vary.model.n_layers=1", "match=seconds", "train.steps=50", f"runs_dir={tmp_path}", *SMALL]
     )
-    study = expand(request.definition)
+    study = expand(request.study)
     (arm,) = study.arms
     assert arm.config.resolved.steps > 50, "half the depth is faster"
     write_record(study, request.directory)
-    again = expand(request.definition, read_study(request.directory))
+    again = expand(request.study, read_study(request.directory))
     assert again.arms[0].arm.match == arm.arm.match
 
 
@@ -303,11 +302,11 @@ def test_equal_seconds_are_measured_once_and_kept(tmp_path):
 def test_a_launched_study_is_fixed_until_it_is_amended(tmp_path):
     command = ["x", "vary.norm=layer", f"runs_dir={tmp_path}", *SMALL]
     first = read_request(command)
-    write_record(expand(first.definition), first.directory)
+    write_record(expand(first.study), first.directory)
     written = (first.directory / "study.yaml").read_bytes()
-    write_record(expand(first.definition), first.directory)
+    write_record(expand(first.study), first.directory)
     assert (first.directory / "study.yaml").read_bytes() == written
-    changed = expand(read_request([*command, "seeds=0,1", "vary.bias=on"]).definition)
+    changed = expand(read_request([*command, "seeds=0,1", "vary.bias=on"]).study)
     with pytest.raises(ConfigError) as caught:
         write_record(changed, first.directory)
     assert "seeds: [0,1,2,3,4] -> [0,1]" in str(caught.value)
@@ -332,10 +331,10 @@ def test_a_launched_study_is_found_again_by_its_name_alone(tmp_path):
             *SMALL,
         ]
     )
-    study = expand(request.definition)
+    study = expand(request.study)
     write_record(study, request.directory)
     again = read_request(["x", f"runs_dir={tmp_path}"])
-    result = expand(again.definition, read_study(again.directory))
+    result = expand(again.study, read_study(again.directory))
     assert [(a.name, a.overrides) for a in result.all_arms] == [(a.name, a.overrides) for a in study.all_arms]
     write_record(result, again.directory)
     with pytest.raises(ConfigError, match="no study of this name"):
@@ -344,7 +343,7 @@ def test_a_launched_study_is_found_again_by_its_name_alone(tmp_path):
 
 def test_the_record_has_the_agreed_form(tmp_path):
     request = read_request(["x", "vary.placement=deepnorm", "vary.norm=rms", f"runs_dir={tmp_path}", *SMALL])
-    write_record(expand(request.definition), request.directory)
+    write_record(expand(request.study), request.directory)
     written = yaml.safe_load((request.directory / "study.yaml").read_text())
     assert list(written) == [
         *("name", "question", "tier", "baseline", "design", "factors", "arms", "tokens_per_parameter", "seeds"),
@@ -378,25 +377,25 @@ def test_every_claim_is_a_study_with_question_and_cost():
     for path in shipped_studies().values():
         head = [line for line in path.read_text().splitlines() if line.startswith("#")]
         assert head[0].endswith(("?", "."))
-        assert read_request([path.stem]).definition.cost.endswith((" on two CPU cores", "(estimated, not measured)"))
+        assert read_request([path.stem]).study.cost.endswith((" on two CPU cores", "(estimated, not measured)"))
 
 
 @pytest.mark.parametrize("name", sorted(shipped_studies().keys() - {"first_look"}))
 def test_every_arm_of_every_shipped_study_composes_and_its_runs_are_as_many_as_it_says(name):
     runs = 0
     for request in strata_of(read_request([name])):
-        study = expand(request.definition)
-        rates, tuning_seeds = len(study.definition.lr_grid), len(study.definition.tuning_seeds)
-        runs += len(study.all_arms) * (len(study.definition.seeds) * (2 if rates else 1) + rates * tuning_seeds)
-        assert not study.refused
-        assert not study.equal
-        assert len(study.definition.seeds) >= 5
-    assert read_request([name]).definition.cost.startswith(f"{runs} runs, ")
+        study = expand(request.study)
+        rates, tuning_seeds = len(study.study.lr_grid), len(study.study.tuning_seeds)
+        runs += len(study.all_arms) * (len(study.study.seeds) * (2 if rates else 1) + rates * tuning_seeds)
+        assert not study.study.refused
+        assert not study.study.equal
+        assert len(study.study.seeds) >= 5
+    assert read_request([name]).study.cost.startswith(f"{runs} runs, ")
 
 
 @pytest.mark.parametrize("name", MEASURED)
 def test_a_shipped_study_measures_what_its_claim_is_about(name):
-    config = expand(strata_of(read_request([name]))[0].definition).baseline.config
+    config = expand(strata_of(read_request([name]))[0].study).baseline.config
     levels = {"off": (), "standard": ("standard",), "full": ("standard", "full")}[config.probe.name]
     measured = {"step", "summary", *levels, *config.evals}
     assert not [measure for measure in MEASURED[name] if not measured & set(find(measure).where)]

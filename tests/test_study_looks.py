@@ -15,10 +15,10 @@ from nexus_ablate import errors
 from nexus_ablate.cli import main
 from nexus_ablate.comparison.result import compare
 from nexus_ablate.errors import ConfigError
+from nexus_ablate.planning.cores_and_gpus import Places
 from nexus_ablate.planning.jobs import Runs
-from nexus_ablate.planning.places import Places
-from nexus_ablate.planning.plan import make_plan
-from nexus_ablate.planning.record import expanded
+from nexus_ablate.planning.preview import make_plan
+from nexus_ablate.planning.study_yaml import expanded
 from nexus_ablate.runs import find_runs, read_run
 from nexus_ablate.study.definition import read_request
 from tests.test_study_queue import nexus, photograph
@@ -154,7 +154,7 @@ def test_the_record_has_seeds_looks_and_weights_and_the_study_is_found_by_its_na
     record = yaml.safe_load((tmp_path / "runs/mine/study.yaml").read_text())
     assert (record["seeds"], record["looks"]) == ([0, 1, 2, 3, 4], [2, 3, 5])
     assert record["look_weights"] == pytest.approx([0.2, 0.3, 0.5])
-    again = read_request(["mine", f"runs_dir={tmp_path / 'runs'}"]).definition
+    again = read_request(["mine", f"runs_dir={tmp_path / 'runs'}"]).study
     assert (again.looks, again.look_weights, again.seeds) == ([2, 3, 5], record["look_weights"], [0, 1, 2, 3, 4])
 
 
@@ -176,11 +176,11 @@ def test_looks_are_fixed_like_the_rest_of_a_launched_study(study, instant, capsy
 )
 def test_a_study_file_has_looks_with_weights_by_default_or_of_its_own(tmp_path, text, weights):
     (tmp_path / "mine.yaml").write_text(f"question: which?\narms: [norm=layer]\nseeds: {text}\n")
-    definition = read_request([f"{tmp_path / 'mine.yaml'}"]).definition
+    definition = read_request([f"{tmp_path / 'mine.yaml'}"]).study
     assert definition.look_weights == pytest.approx(weights)
     assert definition.seeds == list(range(definition.looks[-1]))
     assert definition.first_seeds == list(range(definition.looks[0]))
-    assert read_request([f"{tmp_path / 'mine.yaml'}", "seeds=0,1"]).definition.looks == []
+    assert read_request([f"{tmp_path / 'mine.yaml'}", "seeds=0,1"]).study.looks == []
 
 
 BAD = (

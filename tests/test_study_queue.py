@@ -18,9 +18,9 @@ import pytest
 from nexus_ablate import errors
 from nexus_ablate.config.compose import compose
 from nexus_ablate.execution.local_pool import Worker, mark_failed
+from nexus_ablate.planning.cores_and_gpus import Places, places
 from nexus_ablate.planning.jobs import Runs
-from nexus_ablate.planning.places import Places, places
-from nexus_ablate.planning.record import expanded
+from nexus_ablate.planning.study_yaml import expanded
 from nexus_ablate.runs import find_runs, read_jsonl, read_run
 from nexus_ablate.study.decoding import read_study
 from nexus_ablate.study.definition import read_request

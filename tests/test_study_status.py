@@ -14,12 +14,12 @@ from nexus_ablate import cli
 from nexus_ablate.config.compose import compose
 from nexus_ablate.execution.run_states import LOSS, Watcher, duration, last_row, summary, table, troubles
 from nexus_ablate.planning import cost
+from nexus_ablate.planning.cores_and_gpus import Places
 from nexus_ablate.planning.cost import cost_of
 from nexus_ablate.planning.design import expand
 from nexus_ablate.planning.jobs import Runs
-from nexus_ablate.planning.places import Places
-from nexus_ablate.planning.plan import fairness, make_plan
-from nexus_ablate.planning.record import write_record
+from nexus_ablate.planning.preview import fairness, make_plan
+from nexus_ablate.planning.study_yaml import write_record
 from nexus_ablate.runs import read_run
 from nexus_ablate.study.decoding import decode_file
 from nexus_ablate.study.definition import read_request
@@ -31,7 +31,7 @@ def launched(tiny_run, tmp_path):
     """A study with its record, one run of each of two arms finished, and the rest to come."""
     requested = [text for text in tiny_run() if text != "train.threads=1"]
     request = read_request(["mine", "vary.norm=layer", "vary.bias=on", "seeds=0,1", *requested])
-    study = expand(request.definition)
+    study = expand(request.study)
     write_record(study, request.directory)
     runs = Runs(study, request)
     for job in runs.claims[:2]:

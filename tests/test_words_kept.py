@@ -12,7 +12,7 @@ from written_runs import Writer
 
 from nexus_ablate.cli import main
 from nexus_ablate.planning import ledger
-from nexus_ablate.planning.record import expanded, write_record
+from nexus_ablate.planning.study_yaml import expanded, write_record
 from nexus_ablate.provenance import source_hashes
 from nexus_ablate.study.definition import read_request, strata_of
 

@@ -141,6 +141,7 @@ class StepCost:
         seconds: Seconds per step.
         ratio: Its time divided by the first one's, over blocks of the same round.
         rate_share: Model FLOPs per second divided by the measured rate of matrix products.
+        peak_memory_bytes: Of the process; None where it holds several configurations.
         parts: Seconds per step by part of the profile; `Python` (on a GPU `idle`) is the time outside all operations.
     """
 
@@ -149,7 +150,7 @@ class StepCost:
     ratio: Spread
     tokens_per_second: float
     rate_share: float
-    peak_memory_bytes: int
+    peak_memory_bytes: int | None
     parts: dict[str, float]
 
 
@@ -230,7 +231,7 @@ def bench_steps(overrides: list[str], others: list[str], seconds: float) -> list
                     ratio=ratios(taken[name], taken[""]),
                     tokens_per_second=tokens_per_second,
                     rate_share=trainer.flops_per_token * tokens_per_second / rate,
-                    peak_memory_bytes=trainer.peak_memory(),
+                    peak_memory_bytes=None if others else trainer.peak_memory(),
                     parts=profiled(trainer, step.median),
                 )
             )

@@ -194,10 +194,11 @@ def _print_steps(costs: list[StepCost]) -> None:
     for cost in costs:
         milliseconds = f"{1000 * cost.seconds.median:.2f}"
         ratio = f"{cost.ratio.median:.3f} ({cost.ratio.low:.3f}-{cost.ratio.high:.3f})"
-        memory = f"{cost.peak_memory_bytes / 2**20:,.0f} MiB"
         speed = f"{cost.tokens_per_second:,.0f}"
-        rows.append((cost.name or "as given", milliseconds, ratio, speed, f"{cost.rate_share:.0%}", memory))
-    _print_table(("", "step ms", "times as given", "tokens/s", "of the rate of products", "memory"), rows)
+        rows.append((cost.name or "as given", milliseconds, ratio, speed, f"{cost.rate_share:.0%}"))
+    _print_table(("", "step ms", "times as given", "tokens/s", "of the rate of products"), rows)
+    if costs[0].peak_memory_bytes is not None:
+        print(f"the process took {costs[0].peak_memory_bytes / 2**20:,.0f} MiB at most")
     print("\nwhere the time goes, as given; steps include logging and probes")
     first = costs[0]
     parts = [(name, f"{1000 * s:.2f}", f"{s / first.seconds.median:.1%}") for name, s in first.parts.items()]

@@ -106,8 +106,8 @@ def _train_again(entry: dict[str, Any]) -> int:
 
     name, made = entry["study"], entry["made"]
     request = strata_of(read_request([name, f"name=check_{name}", f"train.threads={made['threads']}"]))[0]
-    table = entry["strata"][request.definition.stratum]
-    job = Runs(expand(request.definition), request).claims[0]
+    table = entry["strata"][request.study.stratum]
+    job = Runs(expand(request.study), request).claims[0]
     train(compose(job.overrides), job.overrides, arm=job.arm)
     (arm,), _ = group(collect([job.path]))
     moved = False

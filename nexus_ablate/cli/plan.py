@@ -14,7 +14,7 @@ from nexus_ablate.errors import printable
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from nexus_ablate.planning.plan import StudyPlan
+    from nexus_ablate.planning.preview import StudyPlan
 
 VERB = Verb(
     "plan",
@@ -39,10 +39,10 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
     """Print the plan of a study."""
     from nexus_ablate.console import open_console
     from nexus_ablate.execution.run_states import duration
+    from nexus_ablate.planning.cores_and_gpus import places_for
     from nexus_ablate.planning.jobs import Runs
-    from nexus_ablate.planning.places import places_for
-    from nexus_ablate.planning.plan import make_plan
-    from nexus_ablate.planning.record import expanded
+    from nexus_ablate.planning.preview import make_plan
+    from nexus_ablate.planning.study_yaml import expanded
     from nexus_ablate.study.definition import read_request, strata_of
 
     console, plans = open_console(), []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shlex
 
 from nexus_ablate.errors import ConfigError
@@ -16,8 +17,8 @@ REMOVED = {
     "diff": "nexus-ablate show {words}",
     "coordcheck": "nexus-ablate bench coordinates {words}",
 }
-"""The removed verb, and the command that replaces it. `{words}` stands for the arguments without flags, `{first}` and
-`{rest}` for the first of them and the others."""
+"""The removed verb, and the command that replaces it. `{words}` stands for the arguments without flags and their
+values, `{first}` and `{rest}` for the first of them and the others."""
 
 
 def refuse_removed(verb: str, arguments: list[str]) -> None:
@@ -28,7 +29,9 @@ def refuse_removed(verb: str, arguments: list[str]) -> None:
     """
     if verb not in REMOVED:
         return
-    words = [word for word in arguments if not word.startswith("-")]
+    named = list(itertools.takewhile(lambda word: not word.startswith("-"), arguments))
+    overrides = [word for word in arguments[len(named) :] if "=" in word and not word.startswith("-")]
+    words = named + overrides  # another word behind a flag is its value
     first, rest = shlex.join(words[:1]), shlex.join(words[1:])
     command = REMOVED[verb].format(words=shlex.join(words), first=first, rest=rest)
     raise ConfigError(f"{verb} is no longer a verb", shlex.join([verb, *arguments]), command.strip())

@@ -72,7 +72,7 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
         request = read_request(words)
 
     from nexus_ablate.execution.launch import launch
-    from nexus_ablate.planning.record import expanded, write_record
+    from nexus_ablate.planning.study_yaml import expanded, write_record
     from nexus_ablate.study.definition import strata_of
 
     requests = strata_of(request)
@@ -91,8 +91,8 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
 
 def _with_more_seeds(words: list[str], number: int) -> tuple[Request, bool]:
     """The launched study with more seeds, and whether any are new rather than those that were added last."""
-    from nexus_ablate.planning.fresh import find_launched, with_more_seeds
-    from nexus_ablate.study.overrides import is_launch
+    from nexus_ablate.planning.fresh_seeds import find_launched, with_more_seeds
+    from nexus_ablate.study.arm_overrides import is_launch
 
     launch = [word for word in words if is_launch(word)]
     names = [word for word in words if not is_launch(word)]
@@ -110,8 +110,8 @@ def _with_more_seeds(words: list[str], number: int) -> tuple[Request, bool]:
 
 def _confirmation(words: list[str], number: int | None) -> Request:
     """The study that judges the claims of a launched study, or the arms named, on fresh seeds."""
-    from nexus_ablate.planning.fresh import confirmation, find_launched
-    from nexus_ablate.study.overrides import is_launch
+    from nexus_ablate.planning.fresh_seeds import confirmation, find_launched
+    from nexus_ablate.study.arm_overrides import is_launch
 
     launch = [word for word in words if is_launch(word)]
     name, *arms = [word for word in words if not is_launch(word)] or [""]

@@ -11,8 +11,8 @@ from nexus_ablate.execution.job_progress import JobProgress
 from nexus_ablate.planning.design import label
 from nexus_ablate.planning.jobs import Job, Runs, data_of
 from nexus_ablate.planning.looks import ended_later, judge, lacking, next_look, outcomes, title
-from nexus_ablate.planning.other_code import check_code
-from nexus_ablate.planning.record import expanded, write_record
+from nexus_ablate.planning.stale_code import check_code
+from nexus_ablate.planning.study_yaml import expanded, write_record
 from nexus_ablate.provenance import source_hash
 from nexus_ablate.runs import SETTLED
 from nexus_ablate.study.definition import Request
@@ -48,24 +48,24 @@ def launch(
     study = expanded(request)
     runs = Runs(study, request)
     first = [*runs.claims, *runs.tuning]
-    by_other_code = check_code(study.definition.name, [*first, *runs.tuned(), *runs.later()], retrain)
+    by_other_code = check_code(study.study.name, [*first, *runs.tuned(), *runs.later()], retrain)
     if any(job.state()[0] == "missing" for job in first):
         for option, context in data_of(arm.config for arm in study.all_arms):
             prepare(option, context=context)  # once, before starting workers and before writing anything
     write_record(study, request.directory, amend, source_hash())
     progress = JobProgress(request.directory)
-    progress.say(f"study {study.definition.name}: {study.definition.question}")
-    for left in study.equal:
-        progress.say(f"  {label(left.requested)} equals {left.why} and is not trained twice")
-    for left in study.refused:
-        progress.say(f"  {label(left.requested)} is refused: {left.why}")
+    progress.say(f"study {study.study.name}: {study.study.question}")
+    for left in study.study.equal:
+        progress.say(f"  {label(left.overrides)} equals {left.arm} and is not trained twice")
+    for left in study.study.refused:
+        progress.say(f"  {label(left.overrides)} is refused: {left.reason}")
     if by_other_code:
         progress.say(by_other_code)
     stopped = ""
     for jobs in rounds(runs, progress):
         if stopped := run_missing(jobs, backend, progress, retry_failed):
             break
-    progress.end(stopped, runs.deciding(study.all_arms, study.definition.seeds), study.baseline.name)
+    progress.end(stopped, runs.deciding(study.all_arms, study.study.seeds), study.baseline.name)
     return errors.PREEMPTED if stopped else progress.status
 
 
@@ -80,7 +80,7 @@ def rounds(runs: Runs, progress: JobProgress) -> Iterator[list[Job]]:
         progress.say(unmet)
         return
     yield [*runs.claims, *runs.tuning]
-    if study.definition.lr_grid:
+    if study.study.lr_grid:
         yield runs.tuned()
         if progress.pending:
             progress.say("after the tuning runs, run the same command to submit every arm at its best learning rate")
@@ -89,7 +89,7 @@ def rounds(runs: Runs, progress: JobProgress) -> Iterator[list[Job]]:
                 if runs.best_rate(arm) is None:
                     why = "a tuning run is missing, or at every rate one failed to train"
                     progress.say(f"{arm.name}: no best learning rate, because {why}")
-    if not study.definition.looks:
+    if not study.study.looks:
         return
     yield ended_later(runs)
     judged = 0

@@ -20,8 +20,8 @@ from nexus_ablate.errors import AlreadyRunning
 from nexus_ablate.execution.job_progress import JobProgress
 from nexus_ablate.execution.worker import JobResult, Task, reset_peak_memory, work
 from nexus_ablate.masking import mask
+from nexus_ablate.planning.cores_and_gpus import places_for
 from nexus_ablate.planning.jobs import Job
-from nexus_ablate.planning.places import places_for
 from nexus_ablate.runs import append_log, atomic_write_json, has_status, make_directory, open_regular, read_status
 from nexus_ablate.runs.files import storage
 from nexus_ablate.runs.ownership import now, release, take_lock

@@ -19,7 +19,7 @@ from nexus_ablate.execution.launch import Backend, run_missing
 from nexus_ablate.execution.run_states import nearer
 from nexus_ablate.planning.jobs import Job, data_of
 from nexus_ablate.runs import arm_name, run_path
-from nexus_ablate.study.overrides import key_of
+from nexus_ablate.study.arm_overrides import key_of
 from nexus_ablate.training.session import identity_of
 
 EXAMPLE = "nexus-ablate -m norm=layer,rms seed=0,1,2"

@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 
 from nexus_ablate.errors import UserError
-from nexus_ablate.runs.formats import JOB_ANSWER, SUBMISSION
+from nexus_ablate.runs.formats import JobAnswer, SubmissionRecord
 from nexus_ablate.runs.record import read_document
 
 FOLDER = ".slurm"
@@ -79,7 +79,7 @@ class Queue:
         for file in sorted(self.directory.glob(f"{FOLDER}/*/submission.json")):
             if file.parent.is_symlink() or file.parents[1].is_symlink():  # which could lead anywhere
                 continue
-            submission = read_document(file, SUBMISSION) or {"jobs": {}}
+            submission = read_document(file, SubmissionRecord) or {"jobs": {}}
             jobs |= {run: (job, file.parent) for job, run in submission["jobs"].items()}
         return jobs
 
@@ -92,7 +92,7 @@ class Queue:
         entries = {}
         for run, (job, folder) in self.submitted.items():
             state, why = states.get(job, ("", ""))
-            answer = read_document(folder / f"{job}.json", JOB_ANSWER) or {}
+            answer = read_document(folder / f"{job}.json", JobAnswer) or {}
             entries[run] = Entry(job, state, answer.get("reason") or why, folder / f"{job}_0_log.out")
         return entries
 

@@ -21,7 +21,7 @@ from nexus_ablate.planning.jobs import Job
 from nexus_ablate.provenance import refuse_other_source, source_hash
 from nexus_ablate.runs import open_regular
 from nexus_ablate.runs.lookup import id_of
-from nexus_ablate.study.overrides import merged
+from nexus_ablate.study.arm_overrides import merged
 
 
 @dataclass(frozen=True)

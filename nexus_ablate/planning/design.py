@@ -20,7 +20,7 @@ from nexus_ablate.errors import ConfigError, unknown
 from nexus_ablate.measure.measures import find
 from nexus_ablate.planning.match import solve
 from nexus_ablate.runs import arm_name
-from nexus_ablate.study.overrides import key_of, merged
+from nexus_ablate.study.arm_overrides import key_of, merged
 from nexus_ablate.study.schema import ArmMatch, EqualArm, RefusedArm, Study, StudyArm
 from nexus_ablate.training.start import check_groups
 
@@ -65,18 +65,6 @@ class ComposedStudy:
         """What the claim expects something of although it is no arm in this setting."""
         arms = {arm.name for arm in self.arms}
         return list(dict.fromkeys(e.arm for e in self.study.expects if e.arm not in arms))
-
-    @property
-    def definition(self) -> Study:
-        return self.study
-
-    @property
-    def equal(self) -> list[EqualArm]:
-        return self.study.equal
-
-    @property
-    def refused(self) -> list[RefusedArm]:
-        return self.study.refused
 
 
 def expand(study: Study, launched: Study | None = None, launch: Sequence[str] = ()) -> ComposedStudy:

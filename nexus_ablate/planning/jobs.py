@@ -36,8 +36,8 @@ from nexus_ablate.runs import (
     read_summary,
     run_path,
 )
+from nexus_ablate.study.arm_overrides import merged
 from nexus_ablate.study.definition import Request
-from nexus_ablate.study.overrides import merged
 from nexus_ablate.training.session import code_for, identity_of
 
 
@@ -97,7 +97,7 @@ class Runs:
     @cached_property
     def claims(self) -> list[Job]:
         """Every arm with every seed (of the first look), ordered by seed so that partial results can be compared."""
-        return [self._job(arm, seed) for seed in self.study.definition.first_seeds for arm in self.study.all_arms]
+        return [self._job(arm, seed) for seed in self.study.study.first_seeds for arm in self.study.all_arms]
 
     @cached_property
     def premise(self) -> list[Job]:
@@ -105,7 +105,7 @@ class Runs:
 
         A learning-rate grid has none, because the rate at which the baseline is judged is not known yet.
         """
-        definition = self.study.definition
+        definition = self.study.study
         if not definition.requires or definition.lr_grid:
             return []
         return [job for job in self.claims if job.of == self.study.baseline.name]
@@ -113,7 +113,7 @@ class Runs:
     @cached_property
     def tuning(self) -> list[Job]:
         """Every arm at every rate of the grid with every tuning seed."""
-        definition = self.study.definition
+        definition = self.study.study
         return [
             self._job(arm, seed, lr)
             for seed in definition.tuning_seeds
@@ -124,12 +124,12 @@ class Runs:
     def tuned(self) -> list[Job]:
         """Every tuned arm at its best rate with every seed of `claims`, without the runs that `claims` already has."""
         known = {job.path for job in self.claims}
-        jobs = self.deciding(self.study.all_arms, self.study.definition.first_seeds)
+        jobs = self.deciding(self.study.all_arms, self.study.study.first_seeds)
         return [job for job in jobs if job.path not in known]
 
     def later(self) -> list[Job]:
         """The runs that looks after the first can need: every arm with every later seed."""
-        definition = self.study.definition
+        definition = self.study.study
         return self.deciding(self.study.all_arms, definition.seeds[len(definition.first_seeds) :])
 
     def deciding(self, arms: Sequence[ComposedArm], seeds: Sequence[int]) -> list[Job]:
@@ -148,7 +148,7 @@ class Runs:
 
     def _tuning_losses(self, arm: ComposedArm) -> dict[float, float] | None:
         """Mean validation loss by rate, infinite where a run failed to train; None until all have ended."""
-        definition = self.study.definition
+        definition = self.study.study
         means = {}
         for lr in definition.lr_grid:
             jobs = [self._job(arm, seed, lr) for seed in definition.tuning_seeds]
@@ -159,7 +159,7 @@ class Runs:
         return means
 
     def _job(self, arm: ComposedArm, seed: int, lr: float | None = None) -> Job:
-        definition = self.study.definition
+        definition = self.study.study
         config, name, extra = arm.config, arm.name, []
         if lr is not None and lr != config.schedule.lr:
             config = changed(config, optim=Option(config.optim.name, config.optim.keys | {"lr": lr}))

@@ -29,7 +29,7 @@ from nexus_ablate.config.options import conf_dir
 from nexus_ablate.errors import ConfigError, printable
 from nexus_ablate.masking import mask
 from nexus_ablate.plain_data import UNREADABLE, strict_loads
-from nexus_ablate.planning.record import departures
+from nexus_ablate.planning.study_yaml import departures
 from nexus_ablate.provenance import source_hash
 from nexus_ablate.study.definition import Request, shipped_studies, shipped_study, strata_of
 from nexus_ablate.study.schema import Study

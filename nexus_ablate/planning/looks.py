@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def judge(runs: Runs) -> Comparison | None:
     """The comparison of the runs so far; None until the baseline has every run of the first look."""
-    baseline = runs.deciding([runs.study.baseline], runs.study.definition.first_seeds)
+    baseline = runs.deciding([runs.study.baseline], runs.study.study.first_seeds)
     if not baseline or any(job.state()[0] not in SETTLED for job in baseline):
         return None
     from nexus_ablate.comparison.result import compare
@@ -40,7 +40,7 @@ def next_look(runs: Runs, comparison: Comparison) -> list[Job]:
 
     Empty if no look is complete, no arm is undecided, or no look is left.
     """
-    definition = runs.study.definition
+    definition = runs.study.study
     undecided = [arm for arm in runs.study.arms if arm.name in comparison.undecided]
     if not undecided or not 0 < comparison.look < len(definition.looks):
         return []
@@ -55,7 +55,7 @@ def ended_later(runs: Runs) -> list[Job]:
 
 def title(runs: Runs, jobs: list[Job]) -> str:
     """One line for the jobs of `next_look`: the look, its seeds and its arms."""
-    definition = runs.study.definition
+    definition = runs.study.study
     seeds = sorted({job.seed for job in jobs})
     arms = dict.fromkeys(job.of for job in jobs if job.of != runs.study.baseline.name)
     number = definition.looks.index(seeds[-1] + 1) + 1
@@ -65,7 +65,7 @@ def title(runs: Runs, jobs: list[Job]) -> str:
 
 def outcomes(runs: Runs, comparison: Comparison) -> list[str]:
     """One line per arm: the number of seeds used and the verdict."""
-    definition = runs.study.definition
+    definition = runs.study.study
     verdicts = {}
     for arm, row in zip(comparison.arms, comparison.rows, strict=True):
         verdicts.setdefault(arm.name, row.verdict)  # the baseline's name may come again, for an arm that equals it

@@ -14,7 +14,7 @@ from nexus_ablate.config.resolve import changed
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.planning.cost import cost_of, measured_speed, vocabulary
-from nexus_ablate.study.overrides import key_of
+from nexus_ablate.study.arm_overrides import key_of
 from nexus_ablate.study.schema import ArmMatch, Match
 
 WARN_SHARE = 0.01

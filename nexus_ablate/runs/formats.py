@@ -202,6 +202,4 @@ class JobAnswer(Struct):
 
 
 INIT = dict[str, InitialValues | str]
-PLACE = WandbRun
-SUBMISSION = SubmissionRecord
-JOB_ANSWER = JobAnswer
+"""init.json; an older version recorded the hash alone."""

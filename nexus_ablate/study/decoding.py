@@ -16,7 +16,7 @@ from nexus_ablate.errors import ConfigError, did_you_mean
 from nexus_ablate.plain_data import UNREADABLE, load_yaml
 from nexus_ablate.runs.files import LINK
 from nexus_ablate.runs.record import damaged, read_text
-from nexus_ablate.study.overrides import overrides_of
+from nexus_ablate.study.arm_overrides import overrides_of
 from nexus_ablate.study.schema import (
     FIRST_SEEDS,
     FIRST_TUNING_SEED,

@@ -22,8 +22,8 @@ from nexus_ablate.errors import ConfigError, did_you_mean
 from nexus_ablate.plain_data import UNREADABLE, load_yaml
 from nexus_ablate.runs.files import read_regular
 from nexus_ablate.runs.record import DOCUMENT_BYTES
+from nexus_ablate.study.arm_overrides import YAML, is_override, key_of, merged, says_how
 from nexus_ablate.study.decoding import decode, decode_file, in_yaml, read_study
-from nexus_ablate.study.overrides import YAML, is_override, key_of, merged, says_how
 from nexus_ablate.study.schema import Study
 
 _FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]*")
@@ -46,10 +46,6 @@ class Request:
     @property
     def directory(self) -> Path:
         return self.runs_dir / self.study.name
-
-    @property
-    def definition(self) -> Study:
-        return self.study
 
 
 def read_request(words: list[str]) -> Request:

@@ -154,28 +154,12 @@ class EqualArm(Part, frozen=True, kw_only=True):
     overrides: list[Override]
     arm: str
 
-    @property
-    def requested(self) -> list[str]:
-        return self.overrides
-
-    @property
-    def why(self) -> str:
-        return self.arm
-
 
 class RefusedArm(Part, frozen=True, kw_only=True):
     """Requested overrides that cannot be run."""
 
     overrides: list[Override]
     reason: str
-
-    @property
-    def requested(self) -> list[str]:
-        return self.overrides
-
-    @property
-    def why(self) -> str:
-        return self.reason
 
 
 class Study(Part, frozen=True, kw_only=True, omit_defaults=False):

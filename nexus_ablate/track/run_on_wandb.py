@@ -10,7 +10,7 @@ from typing import Any
 
 from nexus_ablate.config.options import AXES, Option, option_files
 from nexus_ablate.runs import RunRecord, atomic_write_json
-from nexus_ablate.runs.formats import PLACE
+from nexus_ablate.runs.formats import WandbRun
 from nexus_ablate.runs.record import read_document
 
 PLACE_FILE = "wandb.json"
@@ -36,7 +36,7 @@ def kept_place(run_dir: Path) -> WandbPlace | None:
     Raises:
         UserError: The file is damaged.
     """
-    values = read_document(run_dir / PLACE_FILE, PLACE)
+    values = read_document(run_dir / PLACE_FILE, WandbRun)
     return None if values is None else WandbPlace(values["id"], values["project"], values.get("entity"))
 
 

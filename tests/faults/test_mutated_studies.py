@@ -26,7 +26,7 @@ from nexus_ablate import errors
 from nexus_ablate.cli import main
 from nexus_ablate.execution.local_pool import LocalPool
 from nexus_ablate.planning.jobs import Runs
-from nexus_ablate.planning.record import expanded
+from nexus_ablate.planning.study_yaml import expanded
 from nexus_ablate.study.definition import read_request
 
 LIMIT_SECONDS = 10.0

@@ -15,9 +15,9 @@ from nexus_ablate.masking import mask
 from nexus_ablate.planning.design import ComposedStudy, expand, label
 from nexus_ablate.planning.margin import with_margin
 from nexus_ablate.runs import atomic_write_text, make_directory
+from nexus_ablate.study.arm_overrides import key_of
 from nexus_ablate.study.decoding import decode, read_study
 from nexus_ablate.study.definition import Request
-from nexus_ablate.study.overrides import key_of
 from nexus_ablate.study.schema import AddedSeeds, Amendment, Study, encode
 
 FIXED = (

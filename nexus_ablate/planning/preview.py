@@ -10,13 +10,13 @@ from nexus_ablate.config.grammar import show
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.console import several
 from nexus_ablate.measure.regime import Regime, regime_of, too_short_to_vary_decay
+from nexus_ablate.planning.cores_and_gpus import Places
 from nexus_ablate.planning.cost import Cost, cost_of, measured_speed, seconds_of, text_tokens
 from nexus_ablate.planning.design import ComposedArm, ComposedStudy
 from nexus_ablate.planning.jobs import Job, Runs
 from nexus_ablate.planning.looks import ended_later
 from nexus_ablate.planning.match import FAIL_SHARE, UNITS, WARN_SHARE
-from nexus_ablate.planning.other_code import by_other_code, files_of
-from nexus_ablate.planning.places import Places
+from nexus_ablate.planning.stale_code import by_other_code, files_of
 from nexus_ablate.runs import read_run
 
 CLAIM_SEEDS = 5
@@ -100,7 +100,7 @@ def make_plan(study: ComposedStudy, runs: Runs, where: Places) -> StudyPlan:
         states[state] = states.get(state, 0) + 1
         if state not in ("finished", "diverged", "failed"):
             left.append(per_run[job.of])
-    definition = study.definition
+    definition = study.study
     tuned = len(study.all_arms) * len(definition.first_seeds) if definition.lr_grid else 0
     later = len(definition.seeds) - len(definition.first_seeds)
     left_later = [per_run[arm.name] for arm in study.all_arms for _ in range(later)]
@@ -151,7 +151,7 @@ def recorded_speed(jobs: list[Job]) -> float | None:
 
 def fairness(study: ComposedStudy, costs: dict[str, Cost]) -> list[PlanCheck]:
     """The lines of a comparison's fairness header that are known before anything runs."""
-    definition, base = study.definition, study.baseline
+    definition, base = study.study, study.baseline
     lines = [
         _same(study, "training data and order", _stream, "every arm sees the same batches at the same step"),
         _same(study, "validation tokens", _validation, "measured on the same tokens"),

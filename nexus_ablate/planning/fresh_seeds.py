@@ -15,12 +15,12 @@ from nexus_ablate.config.grammar import show
 from nexus_ablate.errors import ConfigError, unknown
 from nexus_ablate.planning.design import ComposedArm
 from nexus_ablate.planning.jobs import Runs
-from nexus_ablate.planning.record import expanded, write_record
+from nexus_ablate.planning.study_yaml import expanded, write_record
 from nexus_ablate.runs import SETTLED
 from nexus_ablate.runs.record import find_runs
+from nexus_ablate.study.arm_overrides import key_of, merged
 from nexus_ablate.study.decoding import decode, read_study
 from nexus_ablate.study.definition import Request, read_file, runs_dir_of, shipped_studies, unknown_study
-from nexus_ablate.study.overrides import key_of, merged
 from nexus_ablate.study.schema import Study, encode
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def confirmation(request: Request, names: Sequence[str], number: int | None) -> 
 
 def _at_best(runs: Runs, arm: ComposedArm) -> list[str]:
     """An arm's requested overrides, with its best learning rate if it was tuned."""
-    study = runs.study.definition
+    study = runs.study.study
     if not study.lr_grid:
         return arm.requested
     rate = runs.best_rate(arm)
