@@ -9,13 +9,13 @@ import yaml
 
 from nexus_ablate import errors
 from nexus_ablate.cli import main
+from nexus_ablate.comparison.fairness import MISMATCH_FAIL, MISMATCH_WARN
 from nexus_ablate.config.compose import compose, differences
 from nexus_ablate.errors import ConfigError, UserError
 from nexus_ablate.measure.measures import find
 from nexus_ablate.plain_data import load_yaml
 from nexus_ablate.planning.cost import cost_of, seconds_of
 from nexus_ablate.planning.design import compose_arm, expand, science_key
-from nexus_ablate.planning.match import FAIL_SHARE, WARN_SHARE
 from nexus_ablate.planning.study_yaml import write_record
 from nexus_ablate.runs import arm_name
 from nexus_ablate.study.arm_overrides import merged
@@ -231,7 +231,7 @@ def test_a_gate_is_paid_for_with_the_ffn_s_width(kind):
     match = arm.arm.match
     assert match is not None
     assert residual == pytest.approx(match.residual)
-    assert abs(residual) < WARN_SHARE < getattr(free, amount) / getattr(base, amount) - 1
+    assert abs(residual) < MISMATCH_WARN < getattr(free, amount) / getattr(base, amount) - 1
     assert match.solved == [arm.overrides[-1]]
     assert arm.name.startswith("d_ff_ratio=")
 
@@ -273,7 +273,7 @@ def test_depth_is_solved_where_the_arm_sets_the_width():
     assert match is not None
     assert match.solved == [f"model.n_layers={arm.config.model.n_layers}"]
     assert arm.config.model.n_layers < 24
-    assert abs(match.residual) <= FAIL_SHARE
+    assert abs(match.residual) <= MISMATCH_FAIL
 
 
 def test_equal_tokens_are_given_to_another_batch_size():

@@ -94,9 +94,9 @@ def show(plan: StudyPlan, console: Console, full: bool = False) -> None:
         console.print(f"[dim]requires[/dim]  {escape(printable(first))}")
     console.print()
     console.print(f"[dim]regime[/dim]  {plan.regime}")
-    for verdict in plan.fairness:
-        colour = COLOURS[verdict.level]
-        console.print(f"[{colour}]{verdict.level}[/{colour}]  {verdict.condition}: {escape(printable(verdict.why))}")
+    for check in plan.fairness:
+        colour = COLOURS[check.status]
+        console.print(f"[{colour}]{check.status}[/{colour}]  {check.name}: {escape(printable(check.text))}")
     seeds = ",".join(map(str, study.first_seeds))
     tuning = ""
     if study.lr_grid:

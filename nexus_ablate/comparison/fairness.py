@@ -95,7 +95,7 @@ def unfair(arm: Arm, results: list[Check]) -> list[str]:
     return [check.name for check in results if check.status == FAIL and arm.label in check.arms]
 
 
-def _by_arm(name: str, reasons: dict[str, str], good: str) -> Check:
+def by_arm(name: str, reasons: dict[str, str], good: str) -> Check:
     """FAIL with the reason of each arm that has one."""
     broken = {label: reason for label, reason in reasons.items() if reason}
     if not broken:
@@ -131,7 +131,7 @@ def _at_seeds(reasons: dict[int, str]) -> str:
 
 
 def _evaluation(table: _Table) -> Check:
-    return _by_arm("evaluation", _pairwise(table, _other_evaluation), "same validation tokens")
+    return by_arm("evaluation", _pairwise(table, _other_evaluation), "same validation tokens")
 
 
 def _other_evaluation(run: Trained, base_run: Trained) -> str:
@@ -142,7 +142,7 @@ def _other_evaluation(run: Trained, base_run: Trained) -> str:
 
 
 def _batches(table: _Table) -> Check:
-    return _by_arm("batches", _pairwise(table, _other_batches), "same batches in the same order")
+    return by_arm("batches", _pairwise(table, _other_batches), "same batches in the same order")
 
 
 def _other_batches(run: Trained, base_run: Trained) -> str:
@@ -174,7 +174,7 @@ def _init(table: _Table) -> Check:
             partly.append(f"{arm.label} {shared} of {of}")
     if any(unlike.values()) or not reshaped:
         note = f"; other shapes leave {', '.join(partly)}" if partly else ""
-        return _by_arm("init", unlike, f"same initial normal numbers wherever name and shape agree{note}")
+        return by_arm("init", unlike, f"same initial normal numbers wherever name and shape agree{note}")
     return Check("init", WARN, "no parameter has the baseline's shape: " + ", ".join(dict.fromkeys(reshaped)))
 
 
@@ -193,7 +193,7 @@ def _schedule(table: _Table) -> Check:
             if run.record.state == "finished" and steps and done is not None and done < steps:
                 short[seed] = f"ended at step {done:.0f} of {steps}"
         reasons[arm.label] = _at_seeds(short)
-    check = _by_arm("schedule", reasons, "every schedule ran to its end")
+    check = by_arm("schedule", reasons, "every schedule ran to its end")
     if table.baseline.label in check.arms:
         check.arms = [arm.label for arm in table.arms]
     return check
@@ -205,11 +205,7 @@ def _budget(figure: str, table: _Table) -> Check | None:
     The difference is that of the pair that differs most. Seconds vary between runs, so their means are compared.
     """
     match, baseline = table.terms.study.match, table.baseline
-    breaks = match == figure
-    if figure == "tokens":
-        breaks = match in ("none", "params", "tokens")
     if table.terms.is_listed:
-        breaks = figure == "tokens"
         if not all(arm.mean(figure) for arm in table.everyone):
             return Check(figure, UNKNOWN, f"the source does not have {figure} for every arm")
     elif figure == "seconds" and match != "seconds":
@@ -217,8 +213,7 @@ def _budget(figure: str, table: _Table) -> Check | None:
     base_mean = baseline.mean(figure)
     if not base_mean:
         return Check(figure, WARN, "not recorded")
-    limit = MISMATCH_WARN if figure == "tokens" else MISMATCH_FAIL
-    reported, broken = [], []
+    mismatches, places = {}, {}
     for arm in table.arms:
         shares = {}
         for seed in arm.runs:
@@ -226,20 +221,35 @@ def _budget(figure: str, table: _Table) -> Check | None:
             if math.isfinite(ratio):
                 shares[seed] = ratio - 1
         mean = arm.mean(figure)
-        where = ""
         if figure == "seconds" and mean is not None:
-            share = mean / base_mean - 1
+            mismatches[arm.label] = mean / base_mean - 1
         elif shares:
             worst = max(shares, key=lambda seed: abs(shares[seed]))
-            share = shares[worst]
+            mismatches[arm.label] = shares[worst]
             if max(shares.values()) - min(shares.values()) >= 1e-9:
-                where = f" at seed {worst}"
-        else:
-            continue
+                places[arm.label] = f" at seed {worst}"
+    return mismatch(figure, mismatches, "tokens" if table.terms.is_listed else match, places)
+
+
+def mismatch(figure: str, shares: dict[str, float], match: str, places: Mapping[str, str] | None = None) -> Check:
+    """Relative differences to the baseline: reported above 1%; above 5% (tokens: 1%) they break a declared match.
+
+    Args:
+        figure: tokens, params, flops or seconds.
+        shares: By arm.
+        match: What the study matches.
+        places: Where the difference of an arm is, for the text.
+    """
+    breaks = match == figure
+    if figure == "tokens":
+        breaks = match in ("none", "params", "tokens")
+    limit = MISMATCH_WARN if figure == "tokens" else MISMATCH_FAIL
+    reported, broken = [], []
+    for label, share in shares.items():
         if abs(share) > MISMATCH_WARN:
-            reported.append(f"{arm.label} {share:+.1%}{where}")
+            reported.append(f"{label} {share:+.1%}{(places or {}).get(label, '')}")
         if breaks and abs(share) > limit:
-            broken.append(arm.label)
+            broken.append(label)
     if not reported:
         return Check(figure, PASS, "within 1% of the baseline")
     declared = f" (match={figure} was declared)" if match == figure else ""
@@ -317,9 +327,7 @@ def _learning_rate(table: _Table) -> Check:
         if table.terms.is_listed and (len(rates) > 1 or None in rates):
             how = "has no learning rates" if None in rates else "does not say how each arm's learning rate was chosen"
             return Check(TUNING, UNKNOWN, f"the source {how}")
-        known = [rate for rate in rates if rate is not None]
-        shared = f"one learning rate for all ({known[0]:g})" if len(known) == 1 else "no learning rate was tuned"
-        return Check(TUNING, WARN, f"{shared}: an arm whose best learning rate differs is penalized")
+        return untuned({rate for rate in rates if rate is not None})
     trials = {arm.label: sorted(run.config["optim"]["lr"] for run in arm.tuning) for arm in everyone}
     overlap = sorted(set(study.tuning_seeds) & set(study.seeds))
     unequal = [label for label, rates in trials.items() if rates != trials[baseline.label]]
@@ -344,6 +352,12 @@ def _learning_rate(table: _Table) -> Check:
     if failed:
         text += f"; left out, because a tuning run failed to train: {', '.join(failed)}"
     return Check(TUNING, PASS, text)
+
+
+def untuned(rates: set[float]) -> Check:
+    """The condition of a study whose learning rates were not tuned."""
+    shared = f"one learning rate for all ({min(rates):g})" if len(rates) == 1 else "no learning rate was tuned"
+    return Check(TUNING, WARN, f"{shared}: an arm whose best learning rate differs is penalized")
 
 
 def _rate_list(rates: list[float], between: str) -> str:
@@ -426,7 +440,7 @@ def _machine(run: Trained) -> dict[str, str]:
 def _same_machine(table: _Table) -> Check | None:
     if not table.terms.endpoint.timed:
         return None
-    return _by_arm("machine", {arm.label: other_machine(arm, table.baseline) for arm in table.arms}, "same machine")
+    return by_arm("machine", {arm.label: other_machine(arm, table.baseline) for arm in table.arms}, "same machine")
 
 
 def other_machine(arm: Arm, baseline: Arm) -> str:

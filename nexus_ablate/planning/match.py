@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 
+from nexus_ablate.comparison.fairness import MISMATCH_FAIL
 from nexus_ablate.config.resolve import changed
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.errors import ConfigError
@@ -17,8 +18,6 @@ from nexus_ablate.planning.cost import cost_of, measured_speed, vocabulary
 from nexus_ablate.study.arm_overrides import key_of
 from nexus_ablate.study.schema import ArmMatch, Match
 
-WARN_SHARE = 0.01
-FAIL_SHARE = 0.05
 UNITS = {"params": "parameters", "flops": "FLOPs per token", "tokens": "tokens", "seconds": "seconds of training"}
 
 
@@ -33,7 +32,7 @@ def solve(kind: Match, baseline: RunConfig, overrides: list[str], config: RunCon
     else:
         target, got, solved = _budget(kind, baseline, overrides, config)
     residual = got / target - 1
-    if abs(residual) > FAIL_SHARE:
+    if abs(residual) > MISMATCH_FAIL:
         problem = f"the arm cannot match the baseline's {UNITS[kind]}: the nearest is {residual:+.1%}"
         raise ConfigError(problem, f"{got:,.0f} against {target:,.0f}", "match=none, or leave d_ff_ratio to be solved")
     return ArmMatch(kind=kind, target=target, got=got, residual=residual, solved=solved)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from nexus_ablate.config.grammar import show
+from nexus_ablate.comparison.fairness import FAIL, PASS, WARN, Check, by_arm, mismatch, untuned
+from nexus_ablate.comparison.verdict import CLAIM_SEEDS
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.console import several
 from nexus_ablate.measure.regime import Regime, regime_of, too_short_to_vary_decay
@@ -15,11 +16,9 @@ from nexus_ablate.planning.cost import Cost, cost_of, measured_speed, seconds_of
 from nexus_ablate.planning.design import ComposedArm, ComposedStudy
 from nexus_ablate.planning.jobs import Job, Runs
 from nexus_ablate.planning.looks import ended_later
-from nexus_ablate.planning.match import FAIL_SHARE, UNITS, WARN_SHARE
 from nexus_ablate.planning.stale_code import by_other_code, files_of
 from nexus_ablate.runs import read_run
 
-CLAIM_SEEDS = 5
 GRID_POINTS = 5
 
 
@@ -42,15 +41,6 @@ class ArmPlan:
 
 
 @dataclass(frozen=True)
-class PlanCheck:
-    """One line of the fairness header: level (PASS, WARN or FAIL), condition and reason."""
-
-    level: str
-    condition: str
-    why: str
-
-
-@dataclass(frozen=True)
 class StudyPlan:
     """A study's costs.
 
@@ -69,7 +59,7 @@ class StudyPlan:
     tuned_runs: int
     seconds: float | None
     where: Places
-    fairness: list[PlanCheck]
+    fairness: list[Check]
     regime: Regime
     later_runs: int = 0
     later_seconds: float | None = 0.0
@@ -118,10 +108,10 @@ def make_plan(study: ComposedStudy, runs: Runs, where: Places) -> StudyPlan:
     return StudyPlan(study, arms, states, len(jobs), tuned, total, where, lines, regimes[study.baseline.name], *more)
 
 
-def _idle(study: ComposedStudy, regimes: dict[str, Regime]) -> list[PlanCheck]:
+def _idle(study: ComposedStudy, regimes: dict[str, Regime]) -> list[Check]:
     """A WARN for each knob that cannot matter in this budget, above all one that the study varies."""
     base = regimes[study.baseline.name]
-    lines = [PlanCheck("WARN", "regime", why) for why in base.warnings()]
+    lines = [Check("regime", WARN, why) for why in base.warnings()]
     config = study.baseline.config
     varied = [
         arm.name
@@ -129,17 +119,17 @@ def _idle(study: ComposedStudy, regimes: dict[str, Regime]) -> list[PlanCheck]:
         if (arm.config.weight_decay, arm.config.schedule.decay) != (config.weight_decay, config.schedule.decay)
     ]
     if varied and (why := too_short_to_vary_decay(base, [regimes[name] for name in varied])):
-        lines.append(PlanCheck("WARN", "weight decay is varied", f"{', '.join(varied)}: {why}"))
+        lines.append(Check("weight decay is varied", WARN, f"{', '.join(varied)}: {why}"))
     return lines
 
 
-def _code(jobs: list[Job]) -> list[PlanCheck]:
+def _code(jobs: list[Job]) -> list[Check]:
     """A FAIL if other code has finished runs of the study, which prevents a launch."""
     finished = [(job, run) for job, run in by_other_code(jobs) if run.has_result]
     if not finished:
         return []
     why = f"{len(finished)} runs were finished by other code ({files_of(finished)}); --retrain trains them again"
-    return [PlanCheck("FAIL", "code", why)]
+    return [Check("code", FAIL, why)]
 
 
 def recorded_speed(jobs: list[Job]) -> float | None:
@@ -149,47 +139,38 @@ def recorded_speed(jobs: list[Job]) -> float | None:
     return math.fsum(speeds) / len(speeds) if speeds else None
 
 
-def fairness(study: ComposedStudy, costs: dict[str, Cost]) -> list[PlanCheck]:
-    """The lines of a comparison's fairness header that are known before anything runs."""
-    definition, base = study.study, study.baseline
-    lines = [
-        _same(study, "training data and order", _stream, "every arm sees the same batches at the same step"),
-        _same(study, "validation tokens", _validation, "measured on the same tokens"),
-        _same(study, "schedule", _schedule, "the same for every arm, and run to its end"),
-        _same(study, "precision and device", _machine, "the same for every arm"),
+def fairness(composed: ComposedStudy, costs: dict[str, Cost]) -> list[Check]:
+    """The conditions of a comparison's fairness header that are known before anything runs."""
+    study, base = composed.study, composed.baseline
+    checks = [
+        _same(composed, "evaluation", _validation, "other validation tokens", "same validation tokens"),
+        _same(composed, "batches", _stream, "other batches", "same batches in the same order"),
+        _same(composed, "schedule", _schedule, "another schedule", "the same schedule for every arm"),
+        _same(composed, "machine", _machine, "another precision or device", "same precision and device"),
     ]
-    for kind, name in (("params", "params"), ("flops", "flops_per_token")):
-        amount = {arm.name: getattr(costs[arm.name], name) for arm in study.all_arms}
-        lines.append(_mismatch(kind, amount, base.name, declared=definition.match == kind))
-    tokens = {name: cost.tokens for name, cost in costs.items()}
-    lines.append(_mismatch("tokens", tokens, base.name, declared=definition.match != "seconds"))
-    if not definition.lr_grid:
-        lines.append(PlanCheck("WARN", "learning rate", f"{show(base.config.schedule.lr)} for every arm, not tuned"))
+    for figure, name in (("tokens", "tokens"), ("params", "params"), ("flops", "flops_per_token")):
+        base_amount = getattr(costs[base.name], name)
+        shares = {arm.name: getattr(costs[arm.name], name) / base_amount - 1 for arm in composed.arms}
+        checks.append(mismatch(figure, shares, study.match))
+    if not study.lr_grid:
+        checks.append(untuned({arm.config.schedule.lr for arm in composed.all_arms}))
     else:
-        few = len(definition.lr_grid) < GRID_POINTS
-        size = f"{len(definition.lr_grid)} rates x {several(len(definition.tuning_seeds), 'seed')}"
-        why = f"{size} for every arm, other seeds than the claims'"
-        lines.append(
-            PlanCheck(
-                "WARN" if few else "PASS", "learning rate", why + (f"; {GRID_POINTS} rates advised" if few else "")
-            )
-        )
-    few = len(definition.seeds) < CLAIM_SEEDS
-    why = f"{several(len(definition.seeds), 'seed')}, every arm with each"
-    if definition.looks:
-        why = f"{definition.looks[0]} for every arm, then up to {definition.looks[-1]} for those that are undecided"
-    lines.append(PlanCheck("WARN" if few else "PASS", "seeds", why + ("; preliminary, a claim needs 5" if few else "")))
-    return lines
+        text = f"{len(study.lr_grid)} rates x {several(len(study.tuning_seeds), 'seed')} for every arm, on other seeds"
+        few = len(study.lr_grid) < GRID_POINTS
+        advice = f"; {GRID_POINTS} rates advised" if few else ""
+        checks.append(Check("learning_rate", WARN if few else PASS, text + advice))
+    text = f"{several(len(study.seeds), 'seed')}, every arm with each"
+    if study.looks:
+        text = f"{study.looks[0]} for every arm, then up to {study.looks[-1]} for those that are undecided"
+    few = len(study.seeds) < CLAIM_SEEDS
+    checks.append(Check("seeds", WARN if few else PASS, text + ("; preliminary, a claim needs 5" if few else "")))
+    return checks
 
 
-def _same(study: ComposedStudy, condition: str, facts, why: str) -> PlanCheck:
-    wanted = facts(study.baseline.config)
-    others = [arm.name for arm in study.arms if facts(arm.config) != wanted]
-    return (
-        PlanCheck("FAIL", condition, f"differs from the baseline: {', '.join(others)}")
-        if others
-        else PlanCheck("PASS", condition, why)
-    )
+def _same(composed: ComposedStudy, name: str, facts: Callable[[RunConfig], object], reason: str, good: str) -> Check:
+    wanted = facts(composed.baseline.config)
+    reasons = {arm.name: reason for arm in composed.arms if facts(arm.config) != wanted}
+    return by_arm(name, reasons, good)
 
 
 def _stream(config: RunConfig) -> object:
@@ -208,15 +189,3 @@ def _schedule(config: RunConfig) -> object:
 
 def _machine(config: RunConfig) -> object:
     return config.train.precision, config.train.device
-
-
-def _mismatch(kind: str, amounts: Mapping[str, float], baseline: str, declared: bool) -> PlanCheck:
-    """The largest mismatch; FAIL only if a match was declared."""
-    shares = {name: amount / amounts[baseline] - 1 for name, amount in amounts.items()}
-    worst = max(shares, key=lambda name: abs(shares[name]))
-    share = abs(shares[worst])
-    level = "PASS" if share <= WARN_SHARE else "FAIL" if declared and share > FAIL_SHARE else "WARN"
-    why = "equal" if share == 0 else f"{shares[worst]:+.2%} at most, in {worst}"
-    return PlanCheck(
-        level, UNITS[kind], why + ("" if declared or level == "PASS" else f"; match={kind} would remove it")
-    )
