@@ -14,9 +14,9 @@ from written_runs import Writer
 
 from nexus_ablate import errors
 from nexus_ablate.cli import main
+from nexus_ablate.comparison.across_strata import compare as compare_study
 from nexus_ablate.comparison.claim import CONTRADICTED, NOT_SHOWN, NOT_TESTABLE, SUPPORTED
 from nexus_ablate.comparison.endpoint import Endpoint
-from nexus_ablate.comparison.findings import findings
 from nexus_ablate.comparison.judging import judge_losses
 from nexus_ablate.comparison.result import compare
 from nexus_ablate.comparison.statistics import max_t_quantile
@@ -267,15 +267,15 @@ def test_strata_are_compared_each_with_its_own_baseline_and_side_by_side(tmp_pat
     expects = [{"arm": "norm=layer", "endpoint": "val_loss", "expected": "higher"}]
     stratum(tmp_path, "n-4", {"baseline": around(2.0), "norm=layer": around(2.1)}, expects=expects)
     stratum(tmp_path, "n-24", {"baseline": around(3.0), "norm=layer": around(3.4)}, expects=expects)
-    study_findings = findings(tmp_path / "deep")
-    assert study_findings.strata == ["n-4", "n-24"]
-    (one,) = study_findings.across
+    comparison = compare_study(tmp_path / "deep")
+    assert [stratum.name for stratum in comparison.strata] == ["n-4", "n-24"]
+    (one,) = comparison.changes
     deltas = [np.mean(around(2.1)) - np.mean(around(2.0)), np.mean(around(3.4)) - np.mean(around(3.0))]
     assert [row.effect.delta for row in one.rows if row and row.effect] == pytest.approx(deltas)
     assert one.change is not None and one.change.mean == pytest.approx(deltas[1] - deltas[0])
     assert one.agree is True
     assert all(row is not None and row.effect is not None and row.effect.level == 0.025 for row in one.rows)
-    assert study_findings.claim is not None and study_findings.claim.outcome == SUPPORTED
+    assert comparison.claim is not None and comparison.claim.outcome == SUPPORTED
     page = tmp_path / "page.html"
     files = [
         part for name in ("html", "md", "csv", "json", "runs") for part in (f"--{name}", f"{tmp_path}/page.{name}")
@@ -311,7 +311,7 @@ def test_one_stratum_by_itself_does_not_decide_the_claim(tmp_path, capsys, monke
 def test_a_sign_that_changes_with_the_stratum_is_reported(tmp_path):
     stratum(tmp_path, "a", {"baseline": around(2.0), "norm=layer": around(2.1)})
     stratum(tmp_path, "b", {"baseline": around(3.0), "norm=layer": around(2.9)})
-    assert findings(tmp_path / "deep").across[0].agree is False
+    assert compare_study(tmp_path / "deep").changes[0].agree is False
 
 
 # ------------------------------------------------------------------------------------------------------- two arms
@@ -484,7 +484,7 @@ def test_a_claim_is_read_off_the_intervals(tmp_path, value, expected, outcome):
         claim="c",
         expects=[EXPECTS[0] | {"expected": expected}],
     )
-    claim = findings(writer.root).claim
+    claim = compare_study(writer.root).claim
     assert claim is not None and claim.outcome == outcome, claim
 
 
@@ -493,7 +493,7 @@ def test_an_interval_from_below_zero_to_beyond_the_margin_shows_nothing(tmp_path
     arms = {"baseline": {"val_loss": around(2.0)}, "norm=layer": {"val_loss": around(1.99, NOISE[::-1])}}
     expects = [EXPECTS[0] | {"expected": expected}]
     study(Writer(tmp_path), arms, endpoints={"val_loss": {"delta_min": 0.01}}, claim="c", expects=expects)
-    claim = findings(tmp_path).claim
+    claim = compare_study(tmp_path).claim
     assert claim is not None and claim.outcome == NOT_SHOWN, claim
 
 
@@ -539,7 +539,7 @@ def test_a_claim_about_what_is_no_arm_in_another_setting_is_not_shown(tmp_path, 
     for seed in range(5):
         for overrides, loss in (((), 2.0), (("norm=layer",), 1.5 + seed / 1000)):
             writer.run(*overrides, seed=seed, loss=loss)
-    claim = findings(writer.root / "mine").claim
+    claim = compare_study(writer.root / "mine").claim
     assert claim is not None and claim.outcome == NOT_SHOWN and f"norm=dyt {why}" in claim.sentence
     assert [one.outcome for one in claim.results] == [SUPPORTED, NOT_SHOWN]
 
@@ -556,7 +556,7 @@ def test_one_expectation_that_is_not_shown_leaves_the_claim_not_shown(tmp_path):
         claim="c",
         expects=[*EXPECTS, {"arm": "bias=on", "endpoint": "val_loss", "expected": "lower"}],
     )
-    claim = findings(writer.root).claim
+    claim = compare_study(writer.root).claim
     assert claim is not None and claim.outcome == NOT_SHOWN
     assert [one.outcome for one in claim.results] == [SUPPORTED, NOT_SHOWN]
 
@@ -597,7 +597,7 @@ def test_what_is_required_holds_by_the_bound_and_not_by_the_mean(tmp_path):
         expects=EXPECTS,
         requires={SINK: ">= 0.2"},
     )
-    claim = findings(writer.root).claim
+    claim = compare_study(writer.root).claim
     assert claim is not None and claim.outcome == NOT_TESTABLE
 
 
@@ -607,7 +607,7 @@ def test_a_stratum_that_lacks_what_is_required_leaves_the_others_their_share(tmp
         writer = Writer(tmp_path, f"deep@{name}")
         arms = {"baseline": {SINK: around(rate)}, "norm=layer": {"val_loss": around(1.5, NOISE[::-1])}}
         study(writer, arms, stratum=name, of="deep", share=0.5, claim="c", **more)
-    claim = findings(tmp_path / "deep").claim
+    claim = compare_study(tmp_path / "deep").claim
     assert claim is not None and claim.outcome == SUPPORTED
     assert [one.stratum for one in claim.results] == ["with"]
 

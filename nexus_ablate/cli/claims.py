@@ -122,35 +122,36 @@ def _train_again(entry: dict[str, Any]) -> int:
 
 
 def _check(directory: str, published: dict[str, dict[str, Any]]) -> int:
-    from nexus_ablate.comparison.findings import findings
+    """Hold the differences of finished runs against the published ones."""
+    from nexus_ablate.comparison.across_strata import compare
     from nexus_ablate.planning.ledger import NO_RESULT, other_circumstances, replications
 
-    study_findings = findings(directory)
-    entry = published.get(study_findings.name)
+    comparison = compare(directory)
+    entry = published.get(comparison.name)
     if entry is None:
-        raise ConfigError("nothing is published of this study", study_findings.name or directory, "nexus-ablate claims")
-    compared = replications(entry, study_findings)
-    if all(one.lacking == NO_RESULT for one in compared):
-        raise ConfigError("these runs share no arm with the published ones", directory, f"{entry['command']}")
-    for one in compared:
-        where = f"{one.stratum}: " if one.stratum else ""
-        if one.lacking:
-            print(f"not compared  {where}{one.arm}: {one.lacking}")
+        raise ConfigError("nothing is published of this study", comparison.name or directory, "nexus-ablate claims")
+    arms = replications(entry, comparison)
+    if all(arm.lacking == NO_RESULT for arm in arms):
+        raise ConfigError("these runs share no arm with the published ones", directory, entry["command"])
+    for arm in arms:
+        name = f"{arm.stratum}: {arm.arm}" if arm.stratum else arm.arm
+        if arm.lacking:
+            print(f"not compared  {name}: {arm.lacking}")
             continue
-        word = "agrees" if one.agrees else "DIFFERS"
-        interval = f"95% interval {one.low:+.4f} to {one.high:+.4f}"
-        print(f"{word}  {where}{one.arm}: {one.difference:+.4f} from the published difference ({interval})")
-    for line in other_circumstances(entry, study_findings):
+        word = "agrees" if arm.agrees else "DIFFERS"
+        interval = f"95% interval {arm.low:+.4f} to {arm.high:+.4f}"
+        print(f"{word}  {name}: {arm.difference:+.4f} from the published difference ({interval})")
+    for line in other_circumstances(entry, comparison):
         print(f"a replication with {line}")
-    outcome = study_findings.claim.outcome if study_findings.claim else "no outcome"
-    agree = sum(one.agrees for one in compared)
-    print(f"replicates {agree} of {len(compared)} differences; outcome {outcome}, published {entry['outcome']}")
+    outcome = comparison.claim.outcome if comparison.claim else "no outcome"
+    agree = sum(arm.agrees for arm in arms)
+    print(f"replicates {agree} of {len(arms)} differences; outcome {outcome}, published {entry['outcome']}")
     return errors.OK
 
 
 def _publish(directory: str) -> int:
-    from nexus_ablate.comparison.findings import findings
+    from nexus_ablate.comparison.across_strata import compare
     from nexus_ablate.planning.ledger import publish
 
-    print(f"saved to {publish(findings(directory))}; python scripts/docs.py writes docs/claims.md", file=sys.stderr)
+    print(f"saved to {publish(compare(directory))}; python scripts/docs.py writes docs/claims.md", file=sys.stderr)
     return errors.OK

@@ -20,9 +20,7 @@ import numpy as np
 from nexus_ablate.comparison.arms import Arm
 from nexus_ablate.comparison.endpoint import Endpoint
 from nexus_ablate.comparison.fairness import PASS
-from nexus_ablate.comparison.findings import Findings
-from nexus_ablate.comparison.results import ArmResult as Row
-from nexus_ablate.comparison.results import Stratum as Comparison
+from nexus_ablate.comparison.results import ArmResult, Comparison, Stratum
 from nexus_ablate.comparison.statistics import LEVEL, Array, t_quantile
 from nexus_ablate.comparison.verdict import FAILS, NOT_COMPARABLE
 from nexus_ablate.config.options import conf_dir
@@ -139,14 +137,14 @@ def older_code(entry: dict[str, Any]) -> str:
     return "" if entry["source"] == source_hash() else str(commit or "unknown")[:12]
 
 
-def entry_of(findings: Findings) -> dict[str, Any]:
-    """What is published of a study's findings.
+def entry_of(comparison: Comparison) -> dict[str, Any]:
+    """What is published of a study.
 
     Raises:
         ConfigError: The study has no claim, is not finished or exploratory, differs from its definition, or its runs
             are by more than one version of the code.
     """
-    claim, tables, name, known = findings.claim, findings.tables, findings.name, claims()
+    claim, tables, name, known = comparison.claim, comparison.strata, comparison.name, claims()
     if claim is None or name not in known:
         raise ConfigError(
             "only a shipped study with a claim is published", name, f"nexus-ablate claims {next(iter(known))}"
@@ -181,8 +179,8 @@ def entry_of(findings: Findings) -> dict[str, Any]:
         "expectations": [asdict(result) for result in claim.results],
         "requirements": [requirement.sentence for requirement in claim.requirements],
         "warnings": [
-            f"{check.status} {f'{stratum}: ' if stratum else ''}{check.name}: {check.text}"
-            for stratum, table in zip(findings.strata, tables, strict=True)
+            f"{check.status} {f'{table.name}: ' if table.name else ''}{check.name}: {check.text}"
+            for table in tables
             for check in table.checks
             if check.status != PASS
         ],
@@ -202,7 +200,7 @@ def entry_of(findings: Findings) -> dict[str, Any]:
             "validation_text": summary.get("eval_hash"),
         },
         "source": source_hash(source),
-        "strata": {stratum: _table(table) for stratum, table in zip(findings.strata, tables, strict=True)},
+        "strata": {table.name: _table(table) for table in tables},
     }
 
 
@@ -222,7 +220,7 @@ def _seconds(arm: Arm) -> float:
     return len(runs) * min(math.fsum(run.figures.get(name, 0.0) for name in spent) for run in finished) if runs else 0.0
 
 
-def _regime(tables: list[Comparison]) -> str:
+def _regime(tables: list[Stratum]) -> str:
     """The size, length and data of the baselines, in a line."""
     lines = []
     for table in tables:
@@ -236,7 +234,7 @@ def _regime(tables: list[Comparison]) -> str:
     return " / ".join(dict.fromkeys(lines))
 
 
-def _table(table: Comparison) -> dict[str, Any]:
+def _table(table: Stratum) -> dict[str, Any]:
     """A stratum.
 
     It has a row for each arm and endpoint, the margins on the scale of differences, each run's endpoints, and the arms'
@@ -270,26 +268,26 @@ def _finite(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def publish(findings: Findings) -> Path:
-    """Write the entry of a study's findings. Returns its path.
+def publish(comparison: Comparison) -> Path:
+    """Write the entry of a study. Returns its path.
 
     Raises:
         ConfigError: As `entry_of`.
     """
     from nexus_ablate.runs import atomic_write_text, strict_json
 
-    entry = mask(entry_of(findings))
+    entry = mask(entry_of(comparison))
     path = folder() / f"{entry['study']}.json"
     atomic_write_text(path, strict_json(entry, indent=1) + "\n")
     return path
 
 
-def other_circumstances(entry: dict[str, Any], findings: Findings) -> list[str]:
+def other_circumstances(entry: dict[str, Any], comparison: Comparison) -> list[str]:
     """In what other runs of a study differ from the published ones, besides their seeds."""
-    run, made = next(iter(findings.tables[0].arms[0].runs.values())), entry["made"]
+    run, made = next(iter(comparison.strata[0].arms[0].runs.values())), entry["made"]
     summary = run.record.summary or {}
     lines = []
-    if (regime := _regime(findings.tables)) != entry["regime"]:
+    if (regime := _regime(comparison.strata)) != entry["regime"]:
         lines.append(f"another setting: {regime}; published: {entry['regime']}")
     if summary.get("eval_hash") != made["validation_text"]:
         lines.append("another validation text")
@@ -303,9 +301,9 @@ def other_circumstances(entry: dict[str, Any], findings: Findings) -> list[str]:
     return lines
 
 
-def replications(entry: dict[str, Any], findings: Findings) -> list[Replication]:
+def replications(entry: dict[str, Any], comparison: Comparison) -> list[Replication]:
     """The published differences to the baseline beside those of other runs, arm by arm and stratum by stratum."""
-    compared, tables = [], dict(zip(findings.strata, findings.tables, strict=True))
+    compared, tables = [], {table.name: table for table in comparison.strata}
     for stratum, published in entry["strata"].items():
         endpoint = Endpoint(published["endpoints"][0])
         former = {
@@ -326,7 +324,7 @@ def replications(entry: dict[str, Any], findings: Findings) -> list[Replication]
     return compared
 
 
-def _lacking(row: Row | None, differences: Array | None, published: str) -> str:
+def _lacking(row: ArmResult | None, differences: Array | None, published: str) -> str:
     """Why an arm's differences cannot be held against those of the published verdict, or ''.
 
     Where an arm fails to train as it did not before, the seeds that trained are a selection.
