@@ -343,6 +343,21 @@ def test_hyper_connections_start_as_pre_norm_whatever_the_number_of_streams(tiny
     assert reads == [1, 3]
 
 
+def test_siamese_norm_is_the_authors_block_and_end(tiny):
+    model = model_of(tiny, "placement=siamese", "model.n_layers=3")
+    x = y = model.embedding(TOKENS)
+    context = model.context(TOKENS)
+    for layer, b in enumerate(model.blocks):
+        c = ((layer + 1) * 2) ** 0.5
+        x = b.norm_attn_x(x)
+        z = b.attn(b.norm_attn(x + b.norm_attn_y(y)), context)
+        x, y = x + z / c, y + z
+        x = b.norm_ffn_x(x)
+        z = b.ffn(b.norm_ffn(x + b.norm_ffn_y(y)), context)
+        x, y = x + z / c, y + z
+    close(model.hidden(TOKENS), model.final_norm(b.norm_end_x(x) + b.norm_end_y(y)))
+
+
 # ------------------------------------------------------------------------------------------------------------- nGPT
 
 

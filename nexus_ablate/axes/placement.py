@@ -376,6 +376,44 @@ class NormalizedSteps(Block):
         return F.normalize(start_BTD + (self.factor * step_D).abs() * (end_BTD - start_BTD), dim=-1)
 
 
+@PLACEMENT.register("siamese")
+class SiameseNorm(Block):
+    """Two streams: x is normed before each branch, y is not; f reads N(x + N(y)), and z = f(...) joins both.
+
+    x <- N(x), z = f(N(x + N(y))), x <- x + z / sqrt(2 l), y <- y + z in block l from 1; the head sees
+    N_final(N(x) + N(y)). Both streams start as the embedding. Li et al. 2026, arXiv:2602.08064, as in the authors' code
+    (Qwen-Applications/SiameseNorm, deit-model-siamesenorm.py; its OLMo file has the same end). Probes measure y.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        self.norm_attn, self.norm_ffn = parts.norm("attn"), parts.norm("ffn")
+        self.norm_attn_x, self.norm_attn_y = parts.norm("attn_out"), parts.norm("attn_out")
+        self.norm_ffn_x, self.norm_ffn_y = parts.norm("ffn_out"), parts.norm("ffn_out")
+        last = parts.layer == parts.n_layers - 1
+        self.norm_end_x = parts.norm("ffn_out") if last else None
+        self.norm_end_y = parts.norm("ffn_out") if last else None
+        self.share = (2 * (parts.layer + 1)) ** -0.5
+
+    def enter(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
+        return x_BTD, x_BTD
+
+    def residual(self, stream: tuple[Tensor, Tensor]) -> Tensor:
+        return stream[1]
+
+    def leave(self, stream: tuple[Tensor, Tensor], final_norm: nn.Module) -> Tensor:
+        assert self.norm_end_x is not None and self.norm_end_y is not None
+        return final_norm(self.norm_end_x(stream[0]) + self.norm_end_y(stream[1]))
+
+    def forward(self, x_BTD: tuple[Tensor, Tensor], context: Context) -> tuple[Tensor, Tensor]:
+        post_BTD, pre_BTD = x_BTD
+        post_BTD = self.norm_attn_x(post_BTD)
+        branch_BTD = self.attn(self.norm_attn(post_BTD + self.norm_attn_y(pre_BTD)), context)
+        post_BTD, pre_BTD = self.norm_ffn_x(post_BTD + self.share * branch_BTD), pre_BTD + branch_BTD
+        branch_BTD = self.ffn(self.norm_ffn(post_BTD + self.norm_ffn_y(pre_BTD)), context)
+        return post_BTD + self.share * branch_BTD, pre_BTD + branch_BTD
+
+
 @PLACEMENT.register("parallel")
 class Parallel(Block):
     """x + A(N(x)) + F(N(x)), one norm for both (GPT-J; Chowdhery et al. 2022, PaLM, arXiv:2204.02311, section 2).
