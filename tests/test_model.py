@@ -115,6 +115,7 @@ SWITCHES = {
     "conv=canon conv.kernel": ["2", "4"],
     "placement=hyper placement.streams": ["2", "4"],
     "placement=hyper placement.dynamic": ["off", "on"],
+    "placement=mhc placement.streams": ["2", "4"],
     "placement=ngpt placement.alpha": ["0.05", "0.1"],
     "placement=ngpt placement.scale": ["auto", "1"],
     "qk_norm=ngpt qk_norm.start": ["1", "2"],
@@ -208,6 +209,7 @@ ELSEWHERE = {
     "position.form": "two ways to compute one rotation: test_equivalences.py",
     "qk_norm.zero_centred": "acts on what weight decay draws the gain to: test_qk_norm.py",
     "ffn.balance": "acts on the training loss alone: test_recent_options.py",
+    "placement.iterations": "acts once the mixtures differ: test_recent_options.py",
     "init.run": "weights from a run: test_import.py",
 }
 """Keys whose effect is tested in another way."""

@@ -19,6 +19,7 @@ from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock, 
 
 from nexus_ablate.axes.ffn import FFN, FFNParts
 from nexus_ablate.axes.norm import NORM
+from nexus_ablate.axes.placement import doubly_stochastic
 from nexus_ablate.axes.roles import Geometry, Site
 from nexus_ablate.config.options import default_option
 from nexus_ablate.errors import ConfigError
@@ -336,11 +337,41 @@ def test_hyper_connections_are_their_published_equations(tiny, dynamic):
 
 def test_hyper_connections_start_as_pre_norm_whatever_the_number_of_streams(tiny):
     plain = build_model(tiny("init=xavier"), 11)(TOKENS)
-    for streams in ("1", "2", "4"):
-        model = build_model(tiny("init=xavier", "placement=hyper", f"placement.streams={streams}"), 11)
-        close(model(TOKENS), plain)
+    for streams, placement in itertools.product(("1", "2", "4"), ("mhc", "hyper")):
+        model = build_model(tiny("init=xavier", f"placement={placement}", f"placement.streams={streams}"), 11)
+        torch.testing.assert_close(model(TOKENS), plain, rtol=0, atol=1e-3)  # eps acts on other lengths
     reads = [block.connect_ffn.alpha_nm[:, 0].argmax().item() for block in model.blocks]
     assert reads == [1, 3]
+
+
+def test_manifold_constrained_hyper_connections_are_their_published_equations(tiny):
+    model = model_of(tiny, "placement=mhc", "placement.streams=3")
+    stream = draw(2, 8, 3, 16)
+    for block in model.blocks:
+        expected = stream
+        for connect, norm, branch in (
+            (block.connect_attn, block.norm_attn, block.attn),
+            (block.connect_ffn, block.norm_ffn, block.ffn),
+        ):
+            vector = expected.reshape(2, 8, 48)
+            normed = vector / (vector.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+            a, b = connect.factors, connect.constant
+            pre = torch.sigmoid(a[0] * (normed @ connect.map[:, :3]) + b[:3])
+            post = 2 * torch.sigmoid(a[1] * (normed @ connect.map[:, 3:6]) + b[3:6])
+            res = (a[2] * (normed @ connect.map[:, 6:]) + b[6:]).exp().view(2, 8, 3, 3)
+            for _ in range(20):
+                res = res / res.sum(-1, keepdim=True)
+                res = res / res.sum(-2, keepdim=True)
+            close(res.sum(-1), torch.ones(2, 8, 3))
+            out = branch(norm(torch.einsum("btn,btnd->btd", pre, expected)), model.context(TOKENS))
+            expected = torch.einsum("btij,btjd->btid", res, expected) + torch.einsum("btn,btd->btnd", post, out)
+        close(block(stream, model.context(TOKENS)), expected)
+
+
+def test_twenty_iterations_bring_the_mixtures_of_mhc_to_doubly_stochastic_matrices_and_one_does_not():
+    for iterations, reached in ((1, False), (20, True)):
+        sums = doubly_stochastic(2 * draw(5, 4, 4), iterations).sum(-1)
+        assert ((sums - 1).abs().max() < 1e-3) == reached
 
 
 def test_siamese_norm_is_the_authors_block_and_end(tiny):
@@ -483,7 +514,16 @@ def test_the_general_score_with_rotary_positions_is_a_function_of_the_distance(t
 
 @pytest.mark.parametrize(
     "option",
-    ["mixer=differential", "ffn=moe", "placement=hyper", "placement=ngpt", "qk_norm=ngpt", "ffn=ngpt", "head=scaled"],
+    [
+        "mixer=differential",
+        "ffn=moe",
+        "placement=hyper",
+        "placement=mhc",
+        "placement=ngpt",
+        "qk_norm=ngpt",
+        "ffn=ngpt",
+        "head=scaled",
+    ],
 )
 def test_an_option_without_a_rule_under_mup_refuses_it(tiny, option):
     tiny(option)

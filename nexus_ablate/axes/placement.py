@@ -467,21 +467,53 @@ class Connection(nn.Module):
         return mixed_BTmD[..., 1:, :] + beta_n[..., None] * out_BTD[..., None, :]
 
 
-@PLACEMENT.register("hyper")
-class HyperConnections(Block):
-    """n streams: f reads a mixture of them, they mix, and each receives a share of f. Zhu et al., arXiv:2409.19606.
+class ManifoldConnection(nn.Module):
+    """As `Connection`, with a doubly stochastic mixture of the streams, and what is read and received not negative.
 
-    H <- A_r' H + beta f(N(A_m' H)): Eq. 2 to 5, with dynamic weights as in Algorithm 2 of its appendix, tanh of a
-    projection of the normed streams times 0.01. All streams start as the embedding; the head reads their sum. At the
-    start the sum is n times that of pre-norm.
+    From the normed streams as one vector of n D channels: read sigmoid(.), received 2 sigmoid(.), mixed by `iterations`
+    of Sinkhorn and Knopp on exp(.), each of a constant plus a factor, initially 0.01, times a projection.
     """
 
-    def __init__(self, parts: Parts, *, streams: int, dynamic: bool) -> None:
+    def __init__(self, d_model: int, streams: int, iterations: int) -> None:
+        super().__init__()
+        self.streams, self.iterations = streams, iterations
+        outputs = 2 * streams + streams**2
+        self.map = nn.Parameter(torch.zeros(streams * d_model, outputs))
+        self.constant = nn.Parameter(torch.zeros(outputs))
+        self.factors = nn.Parameter(torch.full((3,), 0.01))
+        self.roles = {"map": VECTOR}
+
+    def forward(self, x_BTnD: Tensor, branch: Callable[[Tensor], Tensor]) -> Tensor:
+        """The streams after the branch."""
+        n, flat = self.streams, x_BTnD.flatten(2).float()
+        sizes = (n, n, n * n)
+        projected = F.rms_norm(flat, flat.shape[-1:], None, 1e-6) @ self.map
+        pieces = zip(projected.split(sizes, -1), self.constant.split(sizes), self.factors, strict=True)
+        read, received, mixed = (factor * part + constant for part, constant, factor in pieces)
+        mix_BTnn = doubly_stochastic(mixed.unflatten(-1, (n, n)), self.iterations)
+        out_BTD = branch((torch.sigmoid(read)[..., None] * x_BTnD).sum(-2))
+        return mix_BTnn @ x_BTnD.float() + 2 * torch.sigmoid(received)[..., None] * out_BTD[..., None, :]
+
+
+def doubly_stochastic(logit_nn: Tensor, iterations: int) -> Tensor:
+    """exp(logits), rows and columns divided by their sums in turn (Sinkhorn & Knopp 1967), (..., n, n)."""
+    matrix_nn = torch.exp(logit_nn - logit_nn.amax((-2, -1), keepdim=True))
+    for _ in range(iterations):
+        matrix_nn = matrix_nn / matrix_nn.sum(-1, keepdim=True)
+        matrix_nn = matrix_nn / matrix_nn.sum(-2, keepdim=True)
+    return matrix_nn
+
+
+class Streams(Block):
+    """Abstract pre-norm block of several residual streams, all the embedding at first; the head reads their sum."""
+
+    connect_attn: nn.Module
+    connect_ffn: nn.Module
+
+    def __init__(self, parts: Parts, streams: int) -> None:
         super().__init__(parts)
         self.streams = streams
         self.norm_attn, self.norm_ffn = parts.norm("attn"), parts.norm("ffn")
-        self.connect_attn = Connection(parts.d_model, streams, 2 * parts.layer, dynamic)
-        self.connect_ffn = Connection(parts.d_model, streams, 2 * parts.layer + 1, dynamic)
 
     def enter(self, x_BTD: Tensor) -> Tensor:
         return x_BTD[:, :, None].expand(-1, -1, self.streams, -1)
@@ -495,3 +527,32 @@ class HyperConnections(Block):
     def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
         x_BTnD = self.connect_attn(x_BTD, lambda h: self.attn(self.norm_attn(h), context))
         return self.connect_ffn(x_BTnD, lambda h: self.ffn(self.norm_ffn(h), context))
+
+
+@PLACEMENT.register("hyper")
+class HyperConnections(Streams):
+    """n streams: f reads a mixture of them, they mix, and each receives a share of f. Zhu et al., arXiv:2409.19606.
+
+    H <- A_r' H + beta f(N(A_m' H)): Eq. 2 to 5, with dynamic weights as in Algorithm 2 of its appendix, tanh of a
+    projection of the normed streams times 0.01. At the start the sum of the streams is n times that of pre-norm.
+    """
+
+    def __init__(self, parts: Parts, *, streams: int, dynamic: bool) -> None:
+        super().__init__(parts, streams)
+        self.connect_attn = Connection(parts.d_model, streams, 2 * parts.layer, dynamic)
+        self.connect_ffn = Connection(parts.d_model, streams, 2 * parts.layer + 1, dynamic)
+
+
+@PLACEMENT.register("mhc")
+class ManifoldHyperConnections(Streams):
+    """Hyper-connections whose streams mix by doubly stochastic matrices. Xie et al. 2025 (mHC), arXiv:2512.24880.
+
+    H <- H_res H + H_post f(N(H_pre H)), H_pre = sigmoid, H_post = 2 sigmoid, H_res = Sinkhorn-Knopp, all of projections
+    of the normed streams. The authors' code isn't public; the equations are those of two ports (MaxText, layers/mhc.py;
+    hyper-connections 0.4.9). Projections and constants start at 0, which is our choice: as pre-norm, times n.
+    """
+
+    def __init__(self, parts: Parts, *, streams: int, iterations: int) -> None:
+        super().__init__(parts, streams)
+        self.connect_attn = ManifoldConnection(parts.d_model, streams, iterations)
+        self.connect_ffn = ManifoldConnection(parts.d_model, streams, iterations)
