@@ -224,7 +224,7 @@ def draw_intervals(axes: Any, bars: Sequence[Bar], axis: str, band: float) -> No
         for seed, difference in zip(row.seeds, row.differences, strict=True):
             if difference is not None:
                 text = hover(f"{bar.name}, seed {seed}: {row.endpoint.signed(difference)}")
-                axes.plot(difference, y - 0.22, ".", color=shade, alpha=0.55, markersize=7, mew=0, gid=text)
+                axes.plot(difference, y - 0.22, ".", color=shade, alpha=0.55, markersize=9, mew=0, gid=text)
         if abs(mean) > limit:
             place, side, arrow = (1, "right", f"{mean:+.3f} →") if mean > 0 else (0, "left", f"← {mean:+.3f}")
             axes.text(place, y - 0.1, arrow, transform=beside, ha=side)
