@@ -110,7 +110,7 @@ def test_the_last_line_of_a_mistake_is_an_override_that_can_be_composed(typed, c
         ("report", "nexus-ablate compare"),
         ("study first_look --nope", "nexus-ablate study --help"),
         ("list nrom", "nexus-ablate list norm"),
-        ("show nope", "nexus-ablate runs"),
+        ("show nope", "nexus-ablate status"),
         ("data=book.txt", "data=files data.files=[book.txt]"),
         ("dataset=./my/book.txt", "data=files data.files=[./my/book.txt]"),
         ("data=roneneldan/TinyStories", "data=hub data.path=roneneldan/TinyStories"),
@@ -140,7 +140,7 @@ def test_the_last_line_of_a_mistake_is_an_override_that_can_be_composed(typed, c
         ("train.tokens=1.5M", "train.tokens=1500000"),
         ("-m norm=all", "nexus-ablate -m 'norm=glob(*)'"),
         ("-m norm=rms,layer norm=dyt,none", "norm=rms,layer,dyt,none"),
-        ("-m hydra/launcher=bsic seed=0,1", "hydra/launcher=basic"),
+        ("-m hydra/launcher=bsic seed=0,1", "--launcher basic"),
     ],
 )
 def test_a_suggestion_goes_by_meaning(typed, override, capsys):

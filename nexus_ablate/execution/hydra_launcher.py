@@ -21,7 +21,7 @@ from nexus_ablate import errors
 from nexus_ablate.config.compose import search_plugins
 from nexus_ablate.config.options import conf_dir
 from nexus_ablate.config.overrides import check_overrides
-from nexus_ablate.errors import ConfigError
+from nexus_ablate.errors import ConfigError, did_you_mean
 from nexus_ablate.execution.job_progress import JobProgress
 from nexus_ablate.execution.local_pool import Worker
 from nexus_ablate.execution.slurm import refuse_secrets
@@ -131,7 +131,10 @@ class HydraLauncher:
                 )
             except (HydraException, OmegaConfBaseException, ImportError) as error:
                 problem = str(error).strip().splitlines()[0]
-                fix = f"--launcher {self.name}, without settings" if self.settings else "--launcher joblib"
+                known = [*hydra.config_loader.get_group_options("hydra/launcher"), "local", "slurm"]
+                fix = f"--launcher {did_you_mean(self.name, known) or 'local'}"
+                if self.name in known:
+                    fix = f"--launcher {self.name}, without settings"
                 raise ConfigError(problem, " ".join(words), fix) from error
             yield launcher
 
