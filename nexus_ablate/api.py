@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from nexus_ablate.comparison import result
+from nexus_ablate.comparison import across_strata, results
+from nexus_ablate.errors import unknown
 from nexus_ablate.runs import read_run
 from nexus_ablate.runs import record as run_record
 
@@ -17,23 +18,45 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-class Comparison(result.Comparison):
-    """A comparison with its data frames and its figure."""
+class Comparison(results.Comparison):
+    """A comparison with its data frames and its figure; `frame()` has a row per stratum, endpoint and arm."""
 
-    def frame(self, rows: Literal["arms", "runs", "curves"] = "arms") -> pandas.DataFrame:
-        """One row per arm with verdict, difference and costs; or per arm and seed; or per validation of each run."""
-        from nexus_ablate.report.frames import arms_frame, curves_frame, runs_frame
+    def runs_frame(self) -> pandas.DataFrame:
+        """One row per stratum, arm and seed of the baseline: `stratum arm seed loss difference`; NaN: no result."""
+        from nexus_ablate.report.frames import runs_frame
 
-        return {"arms": arms_frame, "runs": runs_frame, "curves": curves_frame}[rows](self)
+        return self._by_stratum(runs_frame)
 
-    def figure(self) -> Figure:
-        """Losses by arm with their spread over seeds, and the paired differences with intervals."""
+    def curves_frame(self) -> pandas.DataFrame:
+        """One row per validation of each run: `stratum arm seed tokens flops seconds val_loss`."""
+        from nexus_ablate.report.frames import curves_frame
+
+        return self._by_stratum(curves_frame)
+
+    def _by_stratum(self, frame_of: Callable[[results.Stratum], pandas.DataFrame]) -> pandas.DataFrame:
+        import pandas
+
+        frames = {stratum.name: frame_of(stratum) for stratum in self.strata}
+        return pandas.concat(frames, names=["stratum"]).reset_index("stratum").reset_index(drop=True)
+
+    def figure(self, stratum: str | None = None) -> Figure:
+        """Losses by arm with their spread over seeds, and the paired differences with intervals, of one stratum.
+
+        Args:
+            stratum: Its name. Default: the first.
+
+        Raises:
+            ConfigError: There is no stratum of this name.
+        """
         from nexus_ablate.report.charts import comparison_figure
 
-        return comparison_figure(self)
+        strata = {one.name: one for one in self.strata}
+        if stratum is not None and stratum not in strata:
+            raise unknown("there is no stratum of this name", stratum, strata)
+        return comparison_figure(self.strata[0] if stratum is None else strata[stratum])
 
     def __repr__(self) -> str:
-        """The answer and the table, as `nexus-ablate compare` prints them."""
+        """The answer and the table of each stratum, as `nexus-ablate compare` prints them."""
         import io
 
         from rich.console import Console
@@ -41,17 +64,24 @@ class Comparison(result.Comparison):
         from nexus_ablate.report.terminal import show_table
 
         out = io.StringIO()
-        show_table(self, Console(file=out, width=NOTEBOOK_COLUMNS, highlight=False))
+        console = Console(file=out, width=NOTEBOOK_COLUMNS, highlight=False)
+        for stratum in self.strata:
+            if stratum.name:
+                console.print(f"stratum {stratum.name}", markup=False)
+            show_table(stratum, console)
         return out.getvalue().rstrip()
 
     def _repr_html_(self) -> str:
-        """The answer, the table and the intervals of the report, in a frame of its own."""
+        """The answer, the table and the intervals of each stratum, in a frame of its own."""
         from html import escape
 
         from nexus_ablate.report.page import summary
 
-        height = 330 + 75 * len(self.rows)
-        return f'<iframe srcdoc="{escape(summary(self))}" style="width:100%;height:{height}px;border:0"></iframe>'
+        frames = []
+        for stratum in self.strata:
+            style = f"width:100%;height:{330 + 75 * len(stratum.rows)}px;border:0"
+            frames.append(f'<iframe srcdoc="{escape(summary(stratum))}" style="{style}"></iframe>')
+        return "".join(frames)
 
 
 class RunRecord(run_record.RunRecord):
@@ -102,8 +132,8 @@ class RunRecord(run_record.RunRecord):
 def compare(
     dirs: str | Path | Iterable[str | Path], baseline: str | None = None, allow: Iterable[str] = ()
 ) -> Comparison:
-    """Compare every run in the given directories with a baseline; see `comparison.result.compare`."""
-    return Comparison(**vars(result.compare(dirs, baseline, allow)))
+    """Compare every run in the given directories with a baseline; see `comparison.across_strata.compare`."""
+    return Comparison(**vars(across_strata.compare(dirs, baseline, allow)))
 
 
 def load_run(path: str | Path) -> RunRecord:

@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from nexus_ablate.comparison.result import compare
+from nexus_ablate.comparison.within_stratum import compare_stratum as compare
 
 study = Path(sys.argv[1])
 losses = {row.arm: row.values for row in compare(study, allow=["tokens", "schedule"]).rows}

@@ -84,12 +84,12 @@ def instant(monkeypatch):
     """Studies whose runs end at once, and whose verdicts the test chooses."""
     from instant_runs import Instant
 
-    from nexus_ablate.comparison import result
+    from nexus_ablate.comparison import within_stratum
     from nexus_ablate.execution.local_pool import LocalPool
 
     made = Instant()
     monkeypatch.setattr(LocalPool, "run", lambda _, jobs, progress: made.run(jobs, progress))
-    monkeypatch.setattr(result, "compare", made.compare)
+    monkeypatch.setattr(within_stratum, "compare_stratum", made.compare)
     return made
 
 

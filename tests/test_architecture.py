@@ -120,7 +120,7 @@ def test_there_is_no_import_cycle():
         ("config.resolve", ""),
         ("config.run_config", "from nexus_ablate.config.resolve import resolve"),
         ("config.run_config", "if TYPE_CHECKING:\n    from nexus_ablate.config.resolve import resolve"),
-        ("comparison.verdict", "def show():\n    from nexus_ablate.comparison.result import compare"),
+        ("comparison.verdict", "def show():\n    from nexus_ablate.comparison.within_stratum import compared"),
     ],
 )
 def test_a_cycle_would_be_found(module, line):

@@ -11,7 +11,7 @@ from written_runs import SOURCE, Writer, write_json
 
 from nexus_ablate.cli import main
 from nexus_ablate.comparison.fairness import FAIL, PASS, WAIVED, WARN
-from nexus_ablate.comparison.result import compare
+from nexus_ablate.comparison.within_stratum import compare_stratum as compare
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.provenance import source_hash
 

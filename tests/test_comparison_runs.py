@@ -19,7 +19,7 @@ from nexus_ablate.comparison.curves import Curves, read_curves, spikes
 from nexus_ablate.comparison.failures import failure
 from nexus_ablate.comparison.fairness import FAIL, PASS, WAIVED, WARN
 from nexus_ablate.comparison.load import Trained, collect
-from nexus_ablate.comparison.result import compare
+from nexus_ablate.comparison.within_stratum import compare_stratum as compare
 from nexus_ablate.errors import ConfigError, UserError
 from nexus_ablate.measure.history import spike_score
 from nexus_ablate.report.frames import arms_frame

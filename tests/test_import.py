@@ -14,8 +14,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from nexus_ablate.cli import main
 from nexus_ablate.cli.sample import visible
-from nexus_ablate.comparison.result import compare
 from nexus_ablate.comparison.verdict import NOT_COMPARABLE, UNDECIDED
+from nexus_ablate.comparison.within_stratum import compare_stratum as compare
 from nexus_ablate.runs import find_runs, read_run
 from nexus_ablate.training.evaluation import restore
 

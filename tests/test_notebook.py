@@ -64,26 +64,26 @@ def test_a_run_without_rows_gives_empty_frames_and_says_why_it_has_no_figure(stu
 def test_arms_have_one_row_each_with_the_numbers_of_the_comparison(study: Writer):
     result = compare(study.root)
     frame = result.frame().set_index("arm")
-    assert list(frame.index) == [row.arm for row in result.rows] == ["baseline", "norm=layer", "norm=t5"]
-    effect = result.rows[1].effect
+    assert list(frame.index) == [row.arm for row in result.results] == ["baseline", "norm=layer", "norm=t5"]
+    effect = result.results[1].effect
     assert effect is not None and tuple(frame.loc["norm=layer", ["low", "high", "p"]]) == (
         effect.low,
         effect.high,
         effect.p,
     )
-    assert frame.loc["norm=layer", "delta"] == pytest.approx(-0.09)
-    assert frame.loc["norm=layer", "verdict"] == str(result.rows[1].verdict)
+    assert frame.loc["norm=layer", "difference"] == pytest.approx(-0.09)
+    assert frame.loc["norm=layer", "verdict"] == str(result.results[1].verdict)
     assert frame.loc["norm=t5", "verdict"].startswith("preliminary: ")
-    assert frame.loc["baseline", ["delta", "low", "p"]].isna().all()
+    assert frame.loc["baseline", ["difference", "low", "p"]].isna().all()
     assert frame.loc["norm=t5", "act/resid/kurtosis_token"] == pytest.approx(3 + 6.16 / 3)
 
 
 def test_runs_and_curves_are_tidy(study: Writer):
     result = compare(study.root)
-    runs = result.frame("runs")
-    assert list(runs.columns) == ["arm", "seed", "loss", "difference"] and len(runs) == 15
+    runs = result.runs_frame()
+    assert list(runs.columns) == ["stratum", "arm", "seed", "loss", "difference"] and len(runs) == 15
     assert runs.query("arm == 'norm=t5' and seed == 4")["loss"].isna().all()
-    last = result.frame("curves").groupby(["arm", "seed"])["val_loss"].last()
+    last = result.curves_frame().groupby(["arm", "seed"])["val_loss"].last()
     assert last["norm=layer", 1] == 2.02 and len(last) == 13
 
 
@@ -107,6 +107,6 @@ def test_the_notebook_of_the_docs_runs(tiny_run, monkeypatch, tmp_path):
     names: dict = {}
     for code in re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.S):
         exec(code, names)
-    assert list(names["table"]["arm"]) == ["baseline", "norm=layer"] and list(names["table"]["seeds"]) == [3, 3]
+    assert list(names["table"]["arm"]) == ["baseline", "norm=layer"] and list(names["table"]["trained"]) == [3, 3]
     assert names["loss"].index[-1] == 20 * 32 and names["kurtosis"].shape[1] == 2
     assert isinstance(names["figure"], Figure) and isinstance(names["picture"], Figure)

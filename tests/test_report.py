@@ -18,8 +18,8 @@ from rich.console import Console
 from written_runs import Writer
 
 from nexus_ablate.cli import main
-from nexus_ablate.comparison.result import compare
 from nexus_ablate.comparison.results import Comparison
+from nexus_ablate.comparison.within_stratum import compare_stratum as compare
 from nexus_ablate.report import exports, page
 from nexus_ablate.report.charts import forest
 from nexus_ablate.report.sentences import answer

@@ -13,7 +13,7 @@ from written_runs import Writer
 
 from nexus_ablate import errors
 from nexus_ablate.cli import main
-from nexus_ablate.comparison.result import compare
+from nexus_ablate.comparison.within_stratum import compare_stratum as compare
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.planning.cores_and_gpus import Places
 from nexus_ablate.planning.jobs import Runs

@@ -64,5 +64,5 @@ def test_a_renamed_copy_with_other_probes_is_identical_to_the_last_bit(tiny_run,
         train(compose([*tiny_run("probe=off"), f"seed={seed}"]), quiet=True, arm="baseline")
         train(compose([*tiny_run("probe=full", "probe.every=3"), f"seed={seed}"]), quiet=True, arm="renamed")
     comparison = compare(tmp_path / "runs")
-    assert [str(row.verdict) for row in comparison.rows[1:]] == ["IDENTICAL"]
-    assert comparison.rows[1].differences == [0.0, 0.0]
+    assert [str(row.verdict) for row in comparison.results[1:]] == ["IDENTICAL"]
+    assert comparison.results[1].differences == [0.0, 0.0]

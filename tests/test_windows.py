@@ -15,8 +15,8 @@ from written_runs import Writer
 from nexus_ablate.cli import main
 from nexus_ablate.comparison import windows as module
 from nexus_ablate.comparison.fairness import PASS, WARN
-from nexus_ablate.comparison.result import compare
 from nexus_ablate.comparison.windows import WindowLosses, block_error, read_windows, text_error
+from nexus_ablate.comparison.within_stratum import compare_stratum as compare
 from nexus_ablate.config.compose import compose
 from nexus_ablate.data import batches, corpus, eval_places, hash_tokens, prepare
 from nexus_ablate.errors import UserError

@@ -1,5 +1,6 @@
 """Comparing runs: from any set of run directories to verdicts, without torch.
 
-load curves windows -> arms tuning failures pairs -> fairness statistics -> judge verdict -> result -> findings claim
+terms curves windows -> load -> arms -> learning_rates failures pairs -> fairness -> results
+statistics -> cell -> decision -> judging -> within_stratum -> claim scaling ladder -> across_strata
 listed elsewhere: the same for runs of other tools, from a table of results
 """

@@ -24,7 +24,7 @@ from nexus_ablate.study.definition import Request, read_file, runs_dir_of, shipp
 from nexus_ablate.study.schema import Study, encode
 
 if TYPE_CHECKING:
-    from nexus_ablate.comparison.results import Stratum as Comparison
+    from nexus_ablate.comparison.results import Stratum
 
 
 def find_launched(text: str, launch: list[str]) -> Request:
@@ -107,9 +107,9 @@ def confirmation(request: Request, names: Sequence[str], number: int | None) -> 
         fix = f"nexus-ablate study {study.name} --confirm, which resumes it"
         raise ConfigError(f"{last.study.name} has not ended", got, fix)
 
-    from nexus_ablate.comparison.result import compare
+    from nexus_ablate.comparison.within_stratum import compare_stratum
 
-    comparison = compare(directory)
+    comparison = compare_stratum(directory)
     chosen = [arms[name] for name in names or _claimed(study.name, arms, comparison)]
     if number is None and study.looks:
         settled = [[j for j in runs.deciding([arm], study.seeds) if j.state()[0] in SETTLED] for arm in chosen]
@@ -144,7 +144,7 @@ def _at_best(runs: Runs, arm: ComposedArm) -> list[str]:
     return merged([*arm.requested, f"optim.lr={show(rate)}"])
 
 
-def _claimed(study: str, arms: dict[str, ComposedArm], comparison: Comparison) -> list[str]:
+def _claimed(study: str, arms: dict[str, ComposedArm], comparison: Stratum) -> list[str]:
     """The arms with a claim, in the order of the study."""
     from nexus_ablate.comparison.verdict import BETTER, EQUIVALENT, WORSE
 

@@ -8,17 +8,17 @@ from nexus_ablate.planning.jobs import Job, Runs
 from nexus_ablate.runs import SETTLED
 
 if TYPE_CHECKING:
-    from nexus_ablate.comparison.results import Stratum as Comparison
+    from nexus_ablate.comparison.results import Stratum
 
 
-def judge(runs: Runs) -> Comparison | None:
+def judge(runs: Runs) -> Stratum | None:
     """The comparison of the runs so far; None until the baseline has every run of the first look."""
     baseline = runs.deciding([runs.study.baseline], runs.study.study.first_seeds)
     if not baseline or any(job.state()[0] not in SETTLED for job in baseline):
         return None
-    from nexus_ablate.comparison.result import compare
+    from nexus_ablate.comparison.within_stratum import compare_stratum
 
-    return compare(runs.request.directory)
+    return compare_stratum(runs.request.directory)
 
 
 def lacking(runs: Runs) -> str:
@@ -35,7 +35,7 @@ def lacking(runs: Runs) -> str:
     return f"{NOT_TESTABLE}, so no other arm is trained: {'; '.join(unmet)}" if unmet else ""
 
 
-def next_look(runs: Runs, comparison: Comparison) -> list[Job]:
+def next_look(runs: Runs, comparison: Stratum) -> list[Job]:
     """The runs of the look after the last complete one, for the undecided arms and the baseline.
 
     Empty if no look is complete, no arm is undecided, or no look is left.
@@ -63,7 +63,7 @@ def title(runs: Runs, jobs: list[Job]) -> str:
     return f"look {number} of {len(definition.looks)}: {span} for the undecided {', '.join(arms)}"
 
 
-def outcomes(runs: Runs, comparison: Comparison) -> list[str]:
+def outcomes(runs: Runs, comparison: Stratum) -> list[str]:
     """One line per arm: the number of seeds used and the verdict."""
     definition = runs.study.study
     verdicts = {}

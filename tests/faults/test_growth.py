@@ -13,7 +13,7 @@ from written_runs import Writer, write_json
 
 from faults.bench import at_step, only, run, sizes
 from nexus_ablate.comparison import load
-from nexus_ablate.comparison.result import compare
+from nexus_ablate.comparison.within_stratum import compare_stratum as compare
 from nexus_ablate.config.compose import compose
 from nexus_ablate.execution.run_states import Watcher, summary, table, troubles
 from nexus_ablate.training import checkpoint, trainer

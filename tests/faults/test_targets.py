@@ -91,7 +91,7 @@ def test_a_target_that_cannot_be_written_is_refused_before_anything_is_read(tmp_
     monkeypatch.chdir(tmp_path)
     (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "folder").mkdir()
-    monkeypatch.setattr("nexus_ablate.comparison.result.compare", None)
+    monkeypatch.setattr("nexus_ablate.comparison.within_stratum.compare_stratum", None)
     refused(capsys, "compare", str(tmp_path), "--html", target)
     refused(capsys, "show", str(tmp_path), "--out", f"{target}.png" if target != "folder" else "nowhere/folder.png")
     assert sorted(os.listdir(tmp_path)) == ["folder", "loop"]
