@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -62,17 +63,24 @@ def failed_rates(arm: Arm) -> list[float]:
     return sorted({run.config["optim"]["lr"] for run in arm.tuning if failure(run.record, run.curves)})
 
 
-def best_lr(arm: Arm) -> tuple[float | None, bool]:
-    """The learning rate of the lowest mean tuning loss, and whether it lies at the edge of those tried.
+def best_rate(losses: Mapping[float, Sequence[float]]) -> float | None:
+    """The learning rate of the lowest mean loss; None where a run failed to train at each of them.
 
     Rates at which a run failed to train are no candidates: a verdict would lose the pairs of such runs.
+
+    Args:
+        losses: By rate, those of its tuning runs; infinite for a run that failed to train.
     """
+    means = {rate: float(np.mean(values)) for rate, values in losses.items()}
+    best = min(means, key=lambda rate: means[rate], default=None)
+    return best if best is not None and np.isfinite(means[best]) else None
+
+
+def best_lr(arm: Arm) -> tuple[float | None, bool]:
+    """The best rate of an arm's tuning runs, and whether it lies at the edge of those tried."""
     points, failed = lr_points(arm), failed_rates(arm)
-    means = {lr: float(np.mean(losses)) for lr, losses in points.items() if lr not in failed}
-    if not means or not np.isfinite(min(means.values())):
-        return None, False
-    best = min(means, key=lambda lr: means[lr])
-    return best, best in (min(points), max(points))
+    best = best_rate({rate: [float("inf")] if rate in failed else losses for rate, losses in points.items()})
+    return best, best is not None and best in (min(points), max(points))
 
 
 def lr_sensitivity(arm: Arm) -> float | None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from nexus_ablate.comparison.curves import read_curves
 from nexus_ablate.comparison.failures import failure
+from nexus_ablate.comparison.learning_rates import best_rate
 from nexus_ablate.config.compose import differences
 from nexus_ablate.config.grammar import show
 from nexus_ablate.config.options import Option
@@ -138,25 +139,19 @@ class Runs:
         return [self._job(arm, seed, rates[arm.name]) for seed in seeds for arm in arms if arm.name in rates]
 
     def best_rate(self, arm: ComposedArm) -> float | None:
-        """The rate with the lowest mean validation loss over the tuning seeds; None until all of them have ended.
+        """The best of the learning rates; None until all tuning runs have ended, or where none of them trained."""
+        return best_rate(self._tuning_losses(arm) or {})
 
-        Rates at which a run failed to train are excluded: a verdict would lose the pairs of such runs.
-        """
-        means = self._tuning_losses(arm) or {}
-        best = min(means, key=lambda lr: means[lr], default=None)
-        return best if best is not None and math.isfinite(means[best]) else None
-
-    def _tuning_losses(self, arm: ComposedArm) -> dict[float, float] | None:
-        """Mean validation loss by rate, infinite where a run failed to train; None until all have ended."""
+    def _tuning_losses(self, arm: ComposedArm) -> dict[float, list[float]] | None:
+        """Final losses by rate, infinite where a run failed to train; None until all have ended."""
         definition = self.study.study
-        means = {}
+        losses = {}
         for lr in definition.lr_grid:
             jobs = [self._job(arm, seed, lr) for seed in definition.tuning_seeds]
             if any(job.state()[0] not in SETTLED for job in jobs):
                 return None
-            ends = [final_loss(job) for job in jobs]
-            means[lr] = math.fsum(ends) / len(ends)
-        return means
+            losses[lr] = [final_loss(job) for job in jobs]
+        return losses
 
     def _job(self, arm: ComposedArm, seed: int, lr: float | None = None) -> Job:
         definition = self.study.study
