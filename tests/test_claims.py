@@ -18,10 +18,10 @@ from nexus_ablate.comparison.across_strata import compare as compare_study
 from nexus_ablate.comparison.claim import CONTRADICTED, NOT_SHOWN, NOT_TESTABLE, SUPPORTED
 from nexus_ablate.comparison.endpoint import Endpoint
 from nexus_ablate.comparison.judging import judge_losses
-from nexus_ablate.comparison.result import compare
 from nexus_ablate.comparison.statistics import max_t_quantile
 from nexus_ablate.comparison.terms import Terms
 from nexus_ablate.comparison.verdict import BETTER, DIFFERENT, EQUIVALENT, HIGHER, LOWER, WORSE
+from nexus_ablate.comparison.within_stratum import compare_stratum as compare
 from nexus_ablate.planning import preview
 from nexus_ablate.planning.design import needed
 from nexus_ablate.planning.jobs import Runs
@@ -270,6 +270,7 @@ def test_strata_are_compared_each_with_its_own_baseline_and_side_by_side(tmp_pat
     comparison = compare_study(tmp_path / "deep")
     assert [stratum.name for stratum in comparison.strata] == ["n-4", "n-24"]
     (one,) = comparison.changes
+    assert (one.first, one.last) == ("n-4", "n-24")
     deltas = [np.mean(around(2.1)) - np.mean(around(2.0)), np.mean(around(3.4)) - np.mean(around(3.0))]
     assert [row.effect.delta for row in one.rows if row and row.effect] == pytest.approx(deltas)
     assert one.change is not None and one.change.mean == pytest.approx(deltas[1] - deltas[0])
