@@ -62,6 +62,7 @@ def decode_file(values: Mapping[str, Any], typed: Collection[str] = ()) -> Study
         problem = f"a launch writes {' and '.join(written)} into study.yaml; a study's file cannot set it"
         got = ", ".join(f"{name}: {in_yaml(values[name])}" for name in written)
         raise ConfigError(problem, got, f"leave {' and '.join(written)} out")
+    _check_keys(values)
     factors, arms = values.get("factors"), values.get("arms")
     if not factors and not arms:
         raise ConfigError(

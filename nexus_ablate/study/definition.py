@@ -116,7 +116,8 @@ def _check_keys(overrides: list[str]) -> None:
             overrides = [text for text in overrides if text not in misspelt]
     if wrong:
         problem = "there is no key of this name" if len(wrong) == 1 else "there are no keys of these names"
-        raise ConfigError(problem, " ".join(wrong), " ".join(fixes))
+        overriding = [fix for fix in fixes if key_of(fix) != fix]
+        raise ConfigError(problem, " ".join(wrong), " ".join(overriding) or fixes[0])
 
 
 def runs_dir_of(launch: list[str]) -> Path:
