@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nexus_ablate.comparison.results import Comparison, Stratum
@@ -212,15 +210,7 @@ def _json_values(stratum: Stratum) -> dict[str, Any]:
 
 
 def _json(values: dict[str, Any]) -> str:
-    return strict_json(_plain(values), indent=1) + "\n"
+    import msgspec
 
-
-def _plain(value: Any) -> Any:
-    """Dataclasses as mappings, paths as texts."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _plain(vars(value)[field.name]) for field in dataclasses.fields(value)}
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return str(value) if isinstance(value, Path) else value
+    plain = msgspec.to_builtins(values, str_keys=True, enc_hook=str)  # dataclasses as mappings, paths as texts
+    return strict_json(plain, indent=1) + "\n"

@@ -59,10 +59,10 @@ def html(comparison: Comparison, command: str = "", reload_seconds: int = 0) -> 
     if comparison.changes:
         parts["change_note"] = sentences.change_note(comparison)
         parts["changes"] = tables.changes_over_strata(comparison)
-        parts["strata"] = _drawing(charts.strata(comparison))
+        parts["strata"] = charts.strata(comparison)
     if comparison.scaling:
         parts["scaling"] = tables.scaling_table(comparison.scaling)
-        parts["multipliers"] = _drawing(charts.multipliers(comparison))
+        parts["multipliers"] = charts.multipliers(comparison)
     return _filled(parts)
 
 
@@ -101,13 +101,6 @@ def _shown(value: Any) -> Any:
     return value if hasattr(value, "__html__") else printable(str(value), 2000)
 
 
-def _drawing(svg: str) -> Any:
-    """A picture as jinja2 takes it over unescaped."""
-    from markupsafe import Markup
-
-    return Markup(svg)
-
-
 def _opening_view(stratum: Stratum) -> dict[str, Any]:
     """What the template shows of a comparison at the top of a page, and in a notebook."""
     statuses = [check.status for check in stratum.checks]
@@ -118,8 +111,8 @@ def _opening_view(stratum: Stratum) -> dict[str, Any]:
         "basis": sentences.basis(stratum),
         "counts": {status: statuses.count(status) for status in STATUSES if status in statuses},
         "main_columns": tables.main_columns(stratum),
-        "learning_rates": _drawing(charts.learning_rates(stratum)),
-        "forest": _drawing(charts.forest(stratum)),
+        "learning_rates": charts.learning_rates(stratum),
+        "forest": charts.forest(stratum),
     }
 
 
@@ -127,15 +120,15 @@ def _whole_view(stratum: Stratum) -> dict[str, Any]:
     """All that the template shows of a stratum."""
     return _opening_view(stratum) | {
         "secondary": [
-            (tables.secondary_heading(other), tables.secondary_table(other), _drawing(charts.secondary(other)))
+            (tables.secondary_heading(other), tables.secondary_table(other), charts.secondary(other))
             for other in stratum.secondary
         ],
         "curves": _curves(stratum),
-        "slopes": _drawing(charts.slopes(stratum)),
+        "slopes": charts.slopes(stratum),
         "measures": [*tables.side_columns(stratum), *tables.figure_columns(stratum)],
         "maps": {name: _shaded(stratum, grid) for name, grid in by_layer(stratum.arms).items()},
-        "pareto": _drawing(charts.pareto(stratum)),
-        "stability": _drawing(charts.stability(stratum)),
+        "pareto": charts.pareto(stratum),
+        "stability": charts.stability(stratum),
         "passed": [check for check in stratum.checks if check.status == PASS],
         "others": [check for check in stratum.checks if check.status != PASS],
         "changes": tables.changed_keys(stratum),
@@ -151,7 +144,7 @@ def _curves(stratum: Stratum) -> list[dict[str, Any]]:
         late = charts.losses(stratum, axis)
         if late:
             whole, gap = charts.losses(stratum, axis, whole=True), charts.paired_differences(stratum, axis)
-            pictures = {"late": _drawing(late), "whole": _drawing(whole), "gap": _drawing(gap)}
+            pictures = {"late": late, "whole": whole, "gap": gap}
             curves.append({"axis": axis, "word": word, "budget": charts.BUDGETS[axis], **pictures})
     return curves
 
