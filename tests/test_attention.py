@@ -248,7 +248,7 @@ def test_fused_and_plain_agree_in_outputs_and_gradients(tiny, overrides):
         (("window=3",), "fused"),
         (("normalizer=sink",), "fused"),
         (("attention=luong_general",), "fused"),
-        (("attention=additive",), "plain"),
+        (("attention=additive", "position=alibi"), "plain"),
         (("normalizer=sigmoid",), "plain"),
         (("attn_softcap=50",), "plain"),
     ],
@@ -509,6 +509,8 @@ def test_flex_attention_takes_the_place_of_masks_of_all_pairs_and_of_nothing_els
     assert not flexes()  # flash attention
     assert not flexes("window=128") and not flexes("normalizer=softmax1")
     assert not flexes("position=t5") and not flexes("position=fire", "window=64")  # learned, or of all pairs itself
-    assert not flexes("normalizer=clipped", "window=64") and not flexes("attention=additive", "window=64")
+    assert not flexes("normalizer=clipped", "window=64") and not flexes(
+        "attention=additive", "position=alibi", "window=64"
+    )
     assert not flexes("window=64", "model.dropout=0.1") and not flexes("window=64", "train.attention=sdpa")
     assert not flexes("window=64", T=127) and not flexes("window=64", "model.n_heads=8")  # its kernels need 16 channels

@@ -187,7 +187,7 @@ STREAMED = [
     ("sink_token=on", "position=alibi"),
     ("window=3",),
     ("window=[3,0]", "sink_token=on", "kv_bias=key"),
-    ("attention=additive", "attn_softcap=5"),
+    ("attention=additive", "position=alibi", "attn_softcap=5"),
     ("placement=hybridnorm", "gate=headwise", "gate.site=value"),
 ]
 

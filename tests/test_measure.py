@@ -334,7 +334,8 @@ def test_a_full_probe_holds_all_of_a_standard_one(tiny):
 @pytest.mark.parametrize(
     "overrides",
     [("normalizer=softmax1",), ("normalizer=sink",), ("kv_bias=key_value",), ("sink_token=on", "window=3"),
-     ("normalizer=sigmoid",), ("attention=additive",), ("n_kv_heads=1",), ("placement=dual",), ("placement=parallel",)],
+     ("normalizer=sigmoid",), ("attention=additive", "position=alibi"), ("n_kv_heads=1",), ("placement=dual",),
+     ("placement=parallel",)],
     ids=str,
 )  # fmt: skip
 def test_a_full_probe_reads_any_attention_and_its_shares_are_shares(tiny, overrides):

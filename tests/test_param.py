@@ -164,7 +164,7 @@ def test_explain_states_initial_value_rate_and_decay_of_every_tensor(capsys):
 @pytest.mark.parametrize("rule", ["mup", "completep"])
 @pytest.mark.parametrize(
     "other",
-    ["optim=muon", "optim=adafactor", "init=xavier", "attention=additive", "qk_norm=rms", "gate=headwise",
+    ["optim=muon", "optim=adafactor", "init=xavier", "attention=luong_general", "qk_norm=rms", "gate=headwise",
      "embed_scale=sqrt_d", "attn_scale=0.1", "position=transformer_xl", "kv_bias=key", "d_embed=8"],
 )  # fmt: skip
 def test_what_has_no_rule_is_refused_with_the_reason(rule, other, capsys):
