@@ -17,7 +17,7 @@ from nexus_ablate.comparison.differences import consequences, differing
 from nexus_ablate.comparison.endpoint import Endpoint
 from nexus_ablate.comparison.failures import rising
 from nexus_ablate.comparison.fairness import Check, checks, error_over_text, other_machine, text, unfair
-from nexus_ablate.comparison.judging import judge, spread
+from nexus_ablate.comparison.judging import EXACT, judge, spread
 from nexus_ablate.comparison.learning_rates import at_own_rates, attach, best_lr, lr_points, lr_sensitivity
 from nexus_ablate.comparison.load import Excluded, collect
 from nexus_ablate.comparison.pairs import at_equal, log_token_ratio
@@ -163,7 +163,7 @@ def _beside_baseline(rows: list[ArmResult], arms: list[Arm], terms: Terms) -> Ch
             row.text_se, no_text[row.arm] = error_over_text(arm, base, paired, terms.endpoint.name)
         # three times the baseline's spikes, and more than one in a thousand rows
         row.spiky = (row.spike_score or 0.0) > 3 * max(base_row.spike_score or 0.0, 0.001)
-        if row.effect is not None and sd:
+        if row.effect is not None and sd and sd > EXACT:  # equal logits differ in their last bit
             row.delta_over_sd = row.effect.delta / sd
         if row.effect is not None and row.text_se is not None:
             errors[row.arm] = row.text_se, row.effect.se
