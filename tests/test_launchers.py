@@ -118,7 +118,7 @@ def test_after_a_signal_a_launcher_begins_no_further_run(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_a_signal_saves_the_run_of_a_multirun_and_the_same_command_resumes(tiny_run, plugin, tmp_path):
-    arguments = ["-m", *tiny_run("norm=trial", "train.steps=12"), "norm.part=9,0"]
+    arguments = ["-m", *tiny_run("norm=trial", "train.steps=12"), "norm.part=9,0", "--workers", "1"]
     driver = start(arguments, plugin)
     end = time.monotonic() + 60
     while not (logs := list((tmp_path / "runs").glob("*/*/*/metrics.jsonl"))) or len(logs[0].read_bytes()) < 2000:
@@ -128,7 +128,6 @@ def test_a_signal_saves_the_run_of_a_multirun_and_the_same_command_resumes(tiny_
     _, said = driver.communicate(timeout=60)
     assert driver.returncode == errors.PREEMPTED, said
     assert {part: run.state for part, run in parts(tmp_path / "runs").items()} == {9: "preempted"}, said
-    assert "not started" in " ".join(said.split())
 
 
 def test_a_worker_whose_peak_memory_cannot_be_reset_trains_one_run(monkeypatch):

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 QUEUE_SECONDS = 10.0
 """Shortest time between two queries to SLURM."""
 LOSS = "val/loss"
-COMING = ("created", "running", "queued", "starting", "waiting", "unknown")
+LIVE = ("created", "running")
+COMING = (*LIVE, "queued", "starting", "waiting", "unknown")
 """States of runs that have not ended."""
 LATER = "not needed so far"
 """The state of a run that is only trained if its arm is undecided after a look, or if the baseline has what the claim
@@ -70,9 +71,22 @@ class Line:
         return id_of(self.path) if self.path else ""
 
     @property
+    def steps_text(self) -> str:
+        """`120/400`; '' before the first step."""
+        if self.step is None:
+            return ""
+        return f"{self.step}/{self.steps}" if self.steps else str(self.step)
+
+    @property
     def text(self) -> str:
         """What `--filter` searches."""
         return f"{self.id} {self.study}/{self.arm} seed {self.seed} {self.state}"
+
+    def run_in(self, directory: Path) -> str:
+        """The run's path relative to an experiment's folder; '' if it belongs to another one."""
+        if self.path is None or not self.path.is_relative_to(directory):
+            return ""
+        return str(self.path.relative_to(directory))
 
     def bytes(self) -> int:
         """The bytes of all files in the run directory; links are not followed."""
@@ -97,10 +111,12 @@ class Watcher:
         dirs = list(dirs)
         lines = [self.line(path) for path in find_runs(dirs)]
         inside = {child for parent in dirs for child in parent.glob("*") if not child.is_symlink()}
-        for directory in sorted(path.absolute() for path in {*dirs, *inside} if _submitted(path)):
-            lines = self._with_jobs(directory, lines)
+        directories = sorted(path.absolute() for path in {*dirs, *inside})
+        for directory in directories:
+            if (directory / FOLDER).is_dir():
+                lines = self._with_jobs(directory, lines)
         seen = {(line.study, line.arm, line.seed) for line in lines}
-        for directory in sorted(path for path in {*dirs, *inside} if (path / "study.yaml").is_file()):
+        for directory in directories:
             lines += [line for line in _expected(directory, seen) if (line.study, line.arm, line.seed) not in seen]
         return sorted(lines, key=lambda line: (line.study, line.arm != "baseline", line.arm, line.seed or 0))
 
@@ -124,7 +140,7 @@ class Watcher:
         left = None
         if state == "running" and step and steps and row.get("seconds"):
             left = (steps - step) * row["seconds"] / step
-        ended = status.get("updated") if state not in ("created", "running") else None
+        ended = None if state in LIVE else status.get("updated")
         return Line(
             study,
             arm,
@@ -143,10 +159,11 @@ class Watcher:
 
     def _with_jobs(self, directory: Path, lines: list[Line]) -> list[Line]:
         """The lines of one study with SLURM's job states, plus one line per job whose run has no directory yet."""
-        named = {_run_of(line, directory): line for line in lines}
+        own = {run: line for line in lines if (run := line.run_in(directory))}
+        others = [line for line in lines if not line.run_in(directory)]
         try:
             queue = Queue(directory)
-            if all(run in named and named[run].state in (*SETTLED, "failed") for run in queue.submitted):
+            if all(run in own and own[run].state in (*SETTLED, "failed") for run in queue.submitted):
                 return lines
             queried_at, entries = self._queues.get(directory, (-QUEUE_SECONDS, {}))
             if time.monotonic() - queried_at >= QUEUE_SECONDS:
@@ -155,8 +172,16 @@ class Watcher:
         except UserError as error:
             reason = f"{error.problem}: {error.got}"
             return [*lines, Line(directory.name, "SLURM", None, "unknown", reason=reason, log=directory / FOLDER)]
-        shown = [_with_job(line, entries.get(_run_of(line, directory))) for line in lines]
-        return shown + [_not_begun(directory.name, run, entries[run]) for run in entries if run not in named]
+        for run, entry in entries.items():
+            line = own.get(run)
+            if line is None:
+                own[run] = _not_begun(directory.name, run, entry)
+            elif line.state in LIVE:
+                own[run] = replace(line, job=entry.job)
+            elif line.state in ("preempted", "lost"):
+                reason = f"{line.reason}; {entry.description()}" if entry.live and line.reason else entry.description()
+                own[run] = replace(line, job=entry.job, reason=reason)
+        return [*others, *own.values()]
 
     def _steps_of(self, path: Path, status: dict[str, Any]) -> int | None:
         if self._steps.get(path) is None:
@@ -186,7 +211,7 @@ def _expected(directory: Path, seen: set[tuple[str, str, int | None]]) -> list[L
         seen: Study, arm and seed of the existing runs. An arm with a run in a look has reached that look.
     """
     try:
-        study = read_study(directory)
+        study = read_study(directory) if (directory / "study.yaml").is_file() else None
     except UserError as error:
         return [Line(directory.name, "study.yaml", None, "damaged", reason=error.got, log=directory / "study.yaml")]
     if study is None:
@@ -208,41 +233,14 @@ def _expected(directory: Path, seen: set[tuple[str, str, int | None]]) -> list[L
     return lines
 
 
-def _run_of(line: Line, directory: Path) -> str:
-    """The run's path relative to its study's directory; '' if it belongs to another study."""
-    if line.path is None or not line.path.is_relative_to(directory):
-        return ""
-    return str(line.path.relative_to(directory))
-
-
-def _with_job(line: Line, entry: Entry | None) -> Line:
-    """The line of a run that has not ended, with its job number and, for a stopped run, SLURM's state."""
-    if entry is None or line.state not in ("created", "running", "preempted", "lost"):
-        return line
-    if line.state not in TROUBLED:
-        return replace(line, job=entry.job)
-    reason = f"{line.reason}; {entry.description()}" if entry.live and line.reason else entry.description()
-    return replace(line, job=entry.job, reason=reason)
-
-
 def _not_begun(study: str, run: str, entry: Entry) -> Line:
     """The line of a run that has a job but no directory."""
     arm, _, name = run.partition("/")
     seed = int(name.removeprefix("s").partition("-")[0])
-    state = "queued" if entry.state == "PENDING" else "starting" if entry.live else "lost"
-    return Line(
-        study,
-        arm,
-        seed,
-        state,
-        reason=entry.why if state == "queued" else entry.description(),
-        log=entry.log,
-        job=entry.job,
-    )
-
-
-def _submitted(directory: Path) -> bool:
-    return (directory / FOLDER).is_dir()
+    if entry.state == "PENDING":
+        return Line(study, arm, seed, "queued", reason=entry.why, log=entry.log, job=entry.job)
+    state = "starting" if entry.live else "lost"
+    return Line(study, arm, seed, state, reason=entry.description(), log=entry.log, job=entry.job)
 
 
 # ---------------------------------------------------------------------------------------------------- for a terminal
@@ -286,8 +284,8 @@ def table(
 
 def _most_urgent(lines: list[Line], limit: int) -> list[Line]:
     """The lines to show of too many, in their order: running runs, then failed ones, then the last to end."""
-    ranks = {"running": 0, "created": 0} | dict.fromkeys(TROUBLED, 1) | {"finished": 2}
-    ranked = sorted(lines, key=lambda line: (ranks.get(line.state, 3), _age(line)))
+    ranks = dict.fromkeys(LIVE, 0) | dict.fromkeys(TROUBLED, 1) | {"finished": 2}
+    ranked = sorted(lines, key=lambda line: (ranks.get(line.state, 3), line.age_seconds or 0.0))
     kept = {id(line) for line in ranked[:limit]}
     return [line for line in lines if id(line) in kept]
 
@@ -301,7 +299,7 @@ def _cells(line: Line, name: str, several: bool, ids: bool) -> list[str]:
         line.study if several else "",
         _text(line.seed, "d"),
         line.state,
-        _steps(line),
+        line.steps_text,
         _text(line.loss, ".4f"),
         _text(line.against_baseline, "+.4f"),
         duration(line.age_seconds),
@@ -370,13 +368,3 @@ def size_text(count: int) -> str:
         if count >= factor:
             return f"{count / factor:.3g} {unit}"
     return f"{count} B"
-
-
-def _steps(line: Line) -> str:
-    if line.step is None:
-        return ""
-    return f"{line.step}/{line.steps}" if line.steps else str(line.step)
-
-
-def _age(line: Line) -> float:
-    return line.age_seconds if line.age_seconds is not None else float("inf")
