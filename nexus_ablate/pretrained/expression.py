@@ -195,7 +195,7 @@ NUMBERS = {
 """Numbers by the names that they have in any family; None means off."""
 GELUS = {"gelu": False, "gelu_new": True, "gelu_pytorch_tanh": True, "gelu_fast": True}
 """Whether a GELU is the tanh approximation."""
-PLAIN = {"silu": "silu", "swish": "silu", "relu": "relu", "relu2": "relu2"}
+PLAIN = {"silu": "silu", "swish": "silu", "relu": "relu", "relu2": "relu2", "xielu": "xielu"}
 GATED = {"silu": "swiglu", "swish": "swiglu", "relu": "reglu", "relu2": "reglu2", "sigmoid": "glu"}
 
 

@@ -174,6 +174,8 @@ INTERLEAVED = {"position.pairing": "interleaved"}
 PER_HEAD = {"qk_norm": "layer", "qk_norm.gain": "per_head"}
 
 FAMILIES: dict[str, Family] = {
+    "apertus": Family(fixed={"qk_norm": "rms"}, unused=("act_fn.beta", "act_fn.eps")),
+    "apertus1p5_text": Family(fixed={"qk_norm": "rms"}, unused=("act_fn.beta", "act_fn.eps")),
     "arcee": Family(),
     "biogpt": Family("opt", {"norm.eps": 1e-5}, scaled),
     "bitnet": Family(fixed={"placement": "subln"}),

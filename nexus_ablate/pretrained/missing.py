@@ -8,20 +8,25 @@ from typing import Any
 from nexus_ablate.pretrained.names import Tensors
 
 SIGNS = {
-    "a mixture of experts": r"expert|router|\bmoe|e_score|mlp\.gate\.weight",
-    "layers with a recurrent state (state-space, convolution or linear attention)": r"conv|A_log|dt_(bias|proj)|ssm"
-    r"|mamba|linear_attn|time_mix|attention\.time|[xm]lstm|temporal_block|slope_rate",
+    "a mixture of experts (ffn=moe would do; only a mapping is missing)": (
+        r"expert|router|\bmoe|e_score|mlp\.gate\.weight"
+    ),
+    "layers with a recurrent state (state-space, convolution or linear attention)": (
+        r"conv|A_log|dt_(bias|proj)|ssm|mamba|linear_attn|time_mix|attention\.time|[xm]lstm|temporal_block|slope_rate"
+    ),
     "keys and values from a narrow projection (latent attention)": r"kv_[ab]_|q_[ab]_|kv_lora",
     "cross-attention to an encoder": r"encoder_attn|cross_attn|crossattention",
     "another modality than text": r"vision|image|audio|speech|visual|modal",
-    "differential attention": r"lambda_[qk]",
+    "differential attention (mixer=differential would do; only a mapping is missing)": r"lambda_[qk]",
     "an embedding for each layer": r"per_layer|altup",
     "an embedding of something other than tokens and positions": r"token_type|segment|lang_emb|z_L_init|pronunciation",
     "a head with layers of its own": r"predictions|generator_|lm_head\.(dense|layer_norm|norm)|pred_layer",
     "learned factors on branches, queries or channels": r"(_residual|layer_scalar|lambda_[12]|sqk|suv\w*|_scale)$",
     "these relative positions": r"rel_|relative|r_w_bias|position_bias",
     "an activation with learned parameters": r"act_fn",
-    "a gate on attention": r"attn\.(gate_proj|g_proj|s_gate|gate_bias)",
+    "a gate on attention (gate=elementwise or headwise would do; only a mapping is missing)": (
+        r"attn\.(gate_proj|g_proj|s_gate|gate_bias)"
+    ),
 }
 """Patterns in the names of tensors by what they are a part of."""
 NEEDED = ("embedding", "blocks.{}.attn.query", "blocks.{}.attn.key", "blocks.{}.attn.out", "blocks.{}.ffn.down")

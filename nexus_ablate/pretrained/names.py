@@ -47,9 +47,13 @@ NAMES = {
     "blocks.{}.ffn.down": "mlp.down_proj mlp.c_proj mlp.fc_out mlp.dense_4h_to_h fc2 mlp.fc2 ffn.down_proj "
     "output.dense ffn.2",
     "blocks.{}.ffn.inner_norm": "mlp.ffn_sub_norm",
+    "blocks.{}.ffn.raw_alpha_p": "mlp.act_fn.alpha_p",
+    "blocks.{}.ffn.raw_alpha_n": "mlp.act_fn.alpha_n",
     "blocks.{}.norm_attn": "input_layernorm ln_1 ln_attn norm_1 self_attn_layer_norm layernorm1 "
+    "attention_layernorm "
     "attention.output.LayerNorm",
     "blocks.{}.norm_ffn": "pre_feedforward_layernorm post_attention_layernorm ln_2 ln_mlp norm_2 final_layer_norm "
+    "feedforward_layernorm "
     "layernorm2 output.LayerNorm",
     "blocks.{}.norm_attn_out": "post_self_attn_layernorm post_norm1",
     "blocks.{}.norm_ffn_out": "post_mlp_layernorm post_norm2",
@@ -123,7 +127,14 @@ def alternating(w: Tensor, shape: Shape) -> Sequence[Tensor]:
     return [rows[0::2], rows[1::2]]
 
 
+def scalar(w: Tensor, shape: Shape) -> Sequence[Tensor]:
+    """A number that is stored as a list of one."""
+    return [w[0]]
+
+
 FUSED: dict[str, Layout] = {
+    "mlp.act_fn.alpha_p": scalar,
+    "mlp.act_fn.alpha_n": scalar,
     "self_attn.qkv_proj": by_kind,
     "attn.Wqkv": by_kind,
     "attn.c_attn": by_group,
