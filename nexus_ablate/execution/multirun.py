@@ -45,12 +45,17 @@ def multirun(overrides: list[str], backend: Backend) -> int:
     by_path: dict[Path, Job] = {}
     refused: dict[str, UserError] = {}
     for combination in combinations:
-        own = [text for text in combination if text not in shared and not text.startswith("seed=")]
+        varied = [text for text in combination if text not in shared]
+        own = [text for text in varied if not text.startswith("seed=")]
         name = re.sub(r"\\(.)", r"\1", ",".join(own)) or "baseline"  # without what Hydra escapes
         try:
             job = job_of(combination, name, group)
             by_path[job.path] = job
         except UserError as error:
+            if any(
+                "$" in text for text in varied
+            ):  # an interpolation that leads nowhere is no contradiction of options
+                raise
             refused[name] = error
     jobs = list(by_path.values())
     if not jobs:
