@@ -9,6 +9,7 @@ import sys
 
 import pytest
 from rich.console import Console
+from written_runs import Writer
 
 from nexus_ablate import cli
 from nexus_ablate.config.compose import compose
@@ -188,3 +189,14 @@ def test_plan_counts_each_arm_once(tmp_path, monkeypatch, capsys):
     assert cli.main(["plan", "x", "vary.norm=layer,dyt", f"runs_dir={tmp_path}", "seeds=0,1", "model.n_layers=1"]) == 0
     assert sorted(counted) == ["dyt", "layer", "rms"]
     assert "6 runs" in capsys.readouterr().out
+
+
+def test_a_study_is_found_by_its_name_and_one_with_strata_in_all_its_folders(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for stratum in ("small", "large"):
+        writer = Writer(tmp_path / "runs", f"mine@{stratum}")
+        writer.plan(("norm=layer",), of="mine", stratum=stratum)
+        writer.run(seed=0)
+    for word in ("mine", "runs/mine"):
+        assert cli.main(["status", word]) == 0
+        assert "2 finished, 18 waiting" in capsys.readouterr().out

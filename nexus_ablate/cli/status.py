@@ -50,7 +50,7 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
 
     if not words and not DEFAULT.is_dir():
         raise ConfigError("there are no runs here", f"no folder {DEFAULT}", "nexus-ablate train")
-    dirs = [path if path.is_dir() or not (DEFAULT / path).is_dir() else DEFAULT / path for path in map(Path, words)]
+    dirs = [folder for word in words for folder in _folders(word)]
     with_ids = not words or "filter" in flags or "sort" in flags
     console, watcher, full = open_console(), Watcher(), "full" in flags
 
@@ -83,6 +83,15 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
             if not any(line.state in COMING for line in shown):
                 return errors.OK
             time.sleep(WATCH_SECONDS)
+
+
+def _folders(word: str) -> list[Path]:
+    """The folders of a directory or of a study by its name; several where the study has strata."""
+    from nexus_ablate.runs.lookup import DEFAULT
+    from nexus_ablate.runs.record import with_strata
+
+    by_name = with_strata(DEFAULT / word)
+    return by_name if by_name[0].is_dir() and not Path(word).exists() else with_strata(Path(word))
 
 
 def _sorted(lines: list[Line], by: str) -> list[Line]:
