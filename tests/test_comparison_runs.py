@@ -22,7 +22,6 @@ from nexus_ablate.comparison.load import Trained, collect
 from nexus_ablate.comparison.within_stratum import compare_stratum as compare
 from nexus_ablate.errors import ConfigError, UserError
 from nexus_ablate.measure.history import spike_score
-from nexus_ablate.report.frames import arms_frame
 from nexus_ablate.runs import RunRecord, read_jsonl
 
 BASE = [2.00, 2.02, 1.98, 2.01, 1.99]
@@ -59,8 +58,7 @@ def trained(losses):
 
 def numbers(comparison):
     """Every number of every row."""
-    frame = arms_frame(comparison).astype(object)
-    return frame.where(frame.notna(), None).set_index("arm").to_dict("index")
+    return {r.arm: r.record() for r in comparison.rows}
 
 
 # --------------------------------------------------------------------------------------------------- the verdicts

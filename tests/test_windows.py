@@ -22,7 +22,6 @@ from nexus_ablate.data import batches, corpus, eval_places, hash_tokens, prepare
 from nexus_ablate.errors import UserError
 from nexus_ablate.model import build_model
 from nexus_ablate.plain_data import strict_loads
-from nexus_ablate.report.frames import arms_frame
 from nexus_ablate.report.tables import side_columns
 from nexus_ablate.runs import find_runs, read_run
 from nexus_ablate.training import trainer
@@ -335,8 +334,8 @@ def test_every_output_has_the_error_over_text(study):
     judged = next(row for row in comparison.rows if row.arm == "uneven")
     expected = 0.05 * math.sqrt(8 / 7) / math.sqrt(8)  # eight blocks at +-0.05
     assert judged.text_se == pytest.approx(expected)
-    errors = arms_frame(comparison).set_index("arm")["text_se"]
-    assert errors["uneven"] == judged.text_se and math.isnan(errors["baseline"])
+    errors = {row.arm: row.record()["text_se"] for row in comparison.rows}
+    assert errors["uneven"] == judged.text_se and errors["baseline"] is None
     (column,) = [column for column in side_columns(comparison) if "text" in column.title]
     assert judged.effect is not None
     assert column.text(judged) == f"{judged.effect.se:.4f} / {expected:.4f}"

@@ -15,19 +15,6 @@ if TYPE_CHECKING:
 _BLOCK = re.compile(r"(?P<area>[^/]+)/block_(?P<block>\d{1,5})(?:/(?P<rest>.+))?")
 
 
-def arms_frame(stratum: Stratum) -> pandas.DataFrame:
-    """One row per arm, the baseline first, with its numbers on the primary endpoint; NaN: there is none.
-
-    `verdict` has its words of caution, as in `preliminary: BETTER`. `low` and `high` are the interval that decided,
-    simultaneous over the arms; `p` is adjusted for their number. Diagnostics and evaluations follow under their names,
-    means over seeds.
-    """
-    import pandas
-
-    frame = pandas.DataFrame([row.record() for row in stratum.rows])
-    return frame.rename(columns={"trained": "seeds", "mean": "loss"})
-
-
 def runs_frame(stratum: Stratum) -> pandas.DataFrame:
     """A line for each arm and seed of the baseline: `arm seed loss difference`; NaN: no result."""
     import pandas
