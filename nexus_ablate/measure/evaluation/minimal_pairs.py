@@ -15,6 +15,7 @@ from nexus_ablate.measure.evaluation.ngram import NGram
 from nexus_ablate.measure.evaluation.subject import EVALUATION, Evaluation, NotDefined, Subject
 
 _NAMES = (("good", "bad"), ("sentence_good", "sentence_bad"))
+_SENTENCES = 128  # at a time
 _FORM = '{"good": "The cats sleep.", "bad": "The cats sleeps."} on every line'
 
 
@@ -55,14 +56,15 @@ class MinimalPairs(Evaluation):
         if not fitting:
             raise NotDefined(f"every pair is longer than the {table} positions of the position scheme")
         ngram = NGram(subject.train, subject.model.geometry.vocab_size)
-        model, baseline, shared = [], [], []
+        goods, bads = zip(*fitting, strict=True)
+        baseline = _ngram_log_probabilities(ngram, [*goods]) - _ngram_log_probabilities(ngram, [*bads])
+        model, shared = [], []
         for good, bad in fitting:
             model.append(_log_probability(subject, good) - _log_probability(subject, bad))
-            baseline.append(_ngram_log_probability(ngram, good) - _ngram_log_probability(ngram, bad))
             common = min(len(good), len(bad))
             differ = np.flatnonzero(good[:common] != bad[:common])
             shared.append(differ[0] if len(differ) else common)
-        scores = Scores(np.array(model), np.array(baseline), np.full(len(model), 0.5))
+        scores = Scores(np.array(model), baseline, np.full(len(model), 0.5))
         by = scores.by(np.array(shared))
         return scores.figures() | {"left_out": len(pairs) - len(fitting), "tokens_read": by}
 
@@ -111,10 +113,18 @@ def _log_probability(subject: Subject, tokens: np.ndarray) -> float:
     return -float(subject.losses(tokens[None].astype(np.int64)).double().sum())
 
 
-def _ngram_log_probability(ngram: NGram, tokens: np.ndarray) -> float:
-    """The same of an n-gram model, for which the first token comes twice."""
-    windows = np.concatenate((tokens[:1], tokens))[None].astype(np.int64)
-    chosen = np.ones((1, len(tokens)), dtype=bool)
-    chosen[0, 0] = False
-    log_p_AV = ngram.log_probabilities(windows[:, :-1], chosen)
-    return float(log_p_AV[np.arange(len(log_p_AV)), tokens[1:]].sum())
+def _ngram_log_probabilities(ngram: NGram, sentences: list[np.ndarray]) -> np.ndarray:
+    """The same of an n-gram model for each sentence, whose first token comes twice."""
+    sums = []
+    for start in range(0, len(sentences), _SENTENCES):
+        part = sentences[start : start + _SENTENCES]
+        windows = np.zeros((len(part), 1 + max(map(len, part))), dtype=np.int64)
+        chosen = np.zeros((len(part), windows.shape[1] - 1), dtype=bool)
+        for row, tokens in enumerate(part):
+            windows[row, 0] = tokens[0]
+            windows[row, 1 : 1 + len(tokens)] = tokens
+            chosen[row, 1 : len(tokens)] = True
+        log_p_AV = ngram.log_probabilities(windows[:, :-1], chosen)
+        log_p_A = log_p_AV[np.arange(len(log_p_AV)), windows[:, 1:][chosen]]
+        sums.append(np.bincount(np.nonzero(chosen)[0], log_p_A, minlength=len(part)))
+    return np.concatenate(sums)
