@@ -23,6 +23,7 @@ from nexus_ablate.training.session import train
 ELSEWHERE = {
     "mfu": "a GPU",
     "spike_score_olmo2/{metric}": "1000 logged steps",
+    "option/{figure}": "an option that adds one, as ffn=moe: test_plugin_architectures.py",
     "{set}/loss": "data=stdlib",
     "{set}/bpb": "data=stdlib",
 }

@@ -89,7 +89,7 @@ def test_the_comparison_sees_a_departure_in_one_key(name, departure):
 
 def test_every_preset_of_a_published_decoder_is_the_start_of_a_family():
     presets = {family.preset for family in FAMILIES.values()} | {"llama3"}
-    assert presets == {*PRESETS} - {"nanogpt_shakespeare"}
+    assert presets == {*PRESETS} - {*RECIPES}
 
 
 @pytest.mark.parametrize("name", ["bloom", "cohere", "gpt_oss", "granite", "llama3", "olmo2", "qwen3", "stablelm"])
@@ -100,6 +100,8 @@ def test_what_a_preset_leaves_to_say_are_sizes_and_released_constants(name):
     assert not [text for text in expression.overrides[1:] if text.partition("=")[0] in AXES]
 
 
+RECIPES = ("nanogpt_shakespeare", "ngpt")
+"""Presets that set training too: a whole recipe, and a method without warm-up and weight decay."""
 PRESETS = sorted({path.stem for path in conf_dir().joinpath("preset").glob("*.yaml")} - {"none"})
 
 
@@ -120,7 +122,7 @@ def test_a_key_that_the_user_sets_for_the_exchanged_option_stays():
         compose(["preset=olmo2", "position=alibi", "position.theta=7"])
 
 
-@pytest.mark.parametrize("preset", [preset for preset in PRESETS if preset != "nanogpt_shakespeare"])
+@pytest.mark.parametrize("preset", [preset for preset in PRESETS if preset not in RECIPES])
 def test_a_preset_sets_the_architecture_and_neither_size_nor_training(preset):
     chosen, base = compose([f"preset={preset}"]), compose([])
     for group in ("model", "optim", "train", "data", "init"):
