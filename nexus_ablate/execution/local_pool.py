@@ -100,7 +100,7 @@ class Worker:
         if code >= 0:
             reason = f"its process ended with exit status {code}"
         else:
-            hint = ", possibly out of memory" if code == -signal.SIGKILL else ""
+            hint = ", possibly out of memory" if code == -signal.SIGKILL and not is_late else ""
             reason = f"its process was ended by {signal.Signals(-code).name}{hint}"
         if is_late:
             reason = f"{TIME_OVER}, and it did not stop: {reason}"
