@@ -135,10 +135,10 @@ class HubCorpus(Corpus):
         The path is absolute, since `datasets` takes a word such as `parquet` for its own reader of that name. The copy
         that it keeps is named by the content, since it would recognize changed files by their modification time alone.
         """
-        import datasets
+        from datasets import config, load_dataset
 
         path = str(self._local.resolve())
-        copy = Path(datasets.config.HF_DATASETS_CACHE) / f"content-{_hash_json(self._content)[:32]}"
+        copy = Path(config.HF_DATASETS_CACHE) / f"content-{_hash_json(self._content)[:32]}"
         keys: dict[str, Any] = {"name": name, "cache_dir": str(copy)}
         shards = [file for file in self._local_files if file.suffix.lower() == ".parquet"]
         if shards and len(shards) == len([file for file in self._local_files if is_table(file)]):
@@ -146,7 +146,7 @@ class HubCorpus(Corpus):
             # Shards may differ in their other columns, and the default size of a batch is that of a file's first group
             # of rows, which is 0 in a shard without rows.
             keys |= {"columns": [self._column], "batch_size": PARQUET_ROWS}
-        return datasets.load_dataset(path, split=split, streaming=self._streaming, **keys)
+        return load_dataset(path, split=split, streaming=self._streaming, **keys)
 
     def _require_column(self, shards: list[Path]) -> None:
         """Raises:

@@ -34,7 +34,7 @@ def column_texts(path: Path, column: str) -> list[str]:
     columns = [str(name) for name in table.columns]
     if column not in columns:
         raise no_column(column, columns, str(path))
-    return list(_texts(table[column], path, column))
+    return list(_texts(table[column].tolist(), path, column))
 
 
 def no_column(column: str, columns: list[str], place: str) -> ConfigError:
@@ -60,8 +60,8 @@ def _read(path: Path) -> pd.DataFrame:
     return pd.read_csv(path, sep=separator, dtype=str, keep_default_na=False, encoding="utf-8-sig")
 
 
-def _texts(values: pd.Series, path: Path, column: str) -> Iterator[str]:
-    for value in values.tolist():
+def _texts(values: list[object], path: Path, column: str) -> Iterator[str]:
+    for value in values:
         if isinstance(value, str):
             if value:
                 yield value
