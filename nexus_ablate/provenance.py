@@ -72,7 +72,11 @@ def computes(name: str) -> bool:
 
 def text_hash(python: str) -> str:
     """The hash of a Python source without what can't change its results (16 hex digits)."""
-    return hashlib.sha256(repr(_meaning(ast.parse(python))).encode("utf-8", "backslashreplace")).hexdigest()[:16]
+    try:
+        meaning = repr(_meaning(ast.parse(python)))
+    except SyntaxError:  # of a plugin, which is refused with its line when it is loaded
+        meaning = python
+    return hashlib.sha256(meaning.encode("utf-8", "backslashreplace")).hexdigest()[:16]
 
 
 def _meaning(node: Any) -> Any:

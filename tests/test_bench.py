@@ -75,10 +75,23 @@ def test_two_options_of_every_axis_are_measured_with_ratio_memory_and_verdict(ax
     from nexus_ablate.config.options import option_files
 
     two = list(option_files(axis))[:2]
+    unrotated = ["position=alibi"] if axis == "attention" else []  # additive scores take no rotary positions
     file = tmp_path / "found.json"
     assert (
         main(
-            ["bench", axis, "--only", ",".join(two), "--against", two[0], "--seconds", "0.05", f"--json={file}", *SMALL]
+            [
+                "bench",
+                axis,
+                "--only",
+                ",".join(two),
+                "--against",
+                two[0],
+                "--seconds",
+                "0.05",
+                f"--json={file}",
+                *SMALL,
+                *unrotated,
+            ]
         )
         == 0
     )

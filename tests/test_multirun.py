@@ -14,7 +14,7 @@ EXPANDED = (
     ("norm=choice(rms,layer)", 2, "a choice"),
     ("seed=range(0,3)", 3, "a range without its end"),
     ("norm=glob(l*)", 3, "the options that match"),
-    ("norm=glob(*,exclude=[l*,d*,n*]) seed=1,2", 12, "all others, twice"),
+    ("norm=glob(*,exclude=[l*,d*,n*]) seed=1,2", 14, "all others, twice"),
     ("seed=sort(2,1)", 2, "sorted values"),
     ("norm=rms", 1, "one run"),
 )

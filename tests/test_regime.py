@@ -103,7 +103,7 @@ def test_compare_states_the_regime_that_plan_states(tmp_path, capsys):
     ]
     for expected in (line, *warnings):
         assert expected in shown and expected in page
-    assert f"<p class='warn'>{warnings[0]}</p>" in page and "weight decay is varied" not in shown
+    assert f'<p class="warn">{warnings[0]}</p>' in page and "weight decay is varied" not in shown
 
 
 def test_compare_warns_where_a_varied_knob_could_not_matter(tmp_path, capsys):

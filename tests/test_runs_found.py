@@ -45,23 +45,24 @@ def refused(capsys, command):
     return lines
 
 
-def test_runs_lists_every_run_with_id_loss_and_disk_use(desk, capsys):
-    lines = printed(capsys, "runs")
-    assert lines[0].split() == ["arm", "id", "experiment", "seed", "state", "val", "loss", "age", "disk"]
+def test_status_lists_every_run_with_id_loss_and_disk_use(desk, capsys):
+    lines = printed(capsys, "status")
+    columns = ["arm", "id", "study", "seed", "state", "step", "val", "loss", "delta", "age", "disk"]
+    assert lines[0].split() == columns
     (line,) = [line for line in lines if line.startswith("norm=layer ")]
     assert id_of(desk["norm=layer"]) in line.split() and "1.5000" in line and "5.0" in line and line.endswith("MB")
-    assert lines[-1].startswith("4 runs, 5.")
+    assert lines[-1].startswith("3 finished, 1 failed, 5.")
 
 
 def test_runs_are_filtered_by_every_text_and_sorted(desk, capsys):
-    assert [line.split()[0] for line in printed(capsys, "runs --filter mine --filter finished --sort loss")[1:3]] == [
+    assert [line.split()[0] for line in printed(capsys, "status --filter mine --filter finished --sort loss")[1:3]] == [
         "norm=layer",
         "baseline",
     ]
-    assert printed(capsys, "runs --filter mine --filter finished")[-1].startswith("2 runs")
-    assert printed(capsys, "runs --sort disk")[1].startswith("norm=layer")
-    assert printed(capsys, "runs runs/other --sort arm")[-1].startswith("1 run,")
-    assert printed(capsys, "runs --filter nothing") == ["0 runs, 0 B"]
+    assert printed(capsys, "status --filter mine --filter finished")[-1].startswith("2 finished")
+    assert printed(capsys, "status --sort disk")[1].startswith("norm=layer")
+    assert printed(capsys, "status runs/other --sort arm")[-1].startswith("1 finished")
+    assert printed(capsys, "status --filter nothing") == ["no runs here, 0 B"]
 
 
 def test_a_run_is_found_by_id_by_the_start_of_its_id_and_as_the_last(desk):
@@ -82,13 +83,13 @@ def test_the_same_run_in_two_experiments_has_one_id(desk, tmp_path):
 
 def test_a_word_that_names_no_run_is_refused_with_a_command_that_lists_them(desk, capsys, monkeypatch, tmp_path):
     for verb in ("show", "sample", "show last"):
-        assert "nexus-ablate runs" in refused(capsys, f"{verb} nothing")[2]
-        assert "nexus-ablate runs" in refused(capsys, f"{verb} 0123abc")[2]
+        assert "nexus-ablate status" in refused(capsys, f"{verb} nothing")[2]
+        assert "nexus-ablate status" in refused(capsys, f"{verb} 0123abc")[2]
     assert "a folder of 3 runs" in refused(capsys, "sample runs/mine")[1]
     assert "nexus-ablate show last last" in refused(capsys, "show last last last")[2]
     assert "--out run.png" in refused(capsys, "show last last --out both.png")[2]
     monkeypatch.chdir(tmp_path / "runs")
-    assert "nexus-ablate train" in refused(capsys, "runs")[2]
+    assert "nexus-ablate train" in refused(capsys, "status")[2]
 
 
 def test_show_lists_configuration_consequences_and_results_that_differ(desk, capsys):

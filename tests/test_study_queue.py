@@ -411,7 +411,7 @@ def test_plan_shows_everything_and_writes_nothing(study, tmp_path):
         "norm=rms is baseline",
         "also changes init",
         "at the best rates",
-        "FLOPs per",
+        "flops:",
     ):
         assert shown in " ".join(done.stdout.split()), shown
     assert "6 arms" not in done.stdout

@@ -62,8 +62,9 @@ class TaskCorpus(Corpus):
         return type(self)(**(self.keys | keys))
 
     def check(self, context: int) -> None:
-        if problem := self.problem():
-            raise ConfigError(*problem)
+        if mistake := self.problem():
+            problem, got, fix = mistake
+            raise ConfigError(problem, got, fix)
         if context != self.length:
             raise ConfigError(
                 f"data={self.name} has sequences of data.length tokens, and model.context differs",

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nexus_ablate.errors import ConfigError
 
@@ -85,15 +85,20 @@ class World:
     def leads(self) -> bool:
         return self.place.rank == 0
 
-    def share(self, value: Any) -> Any:
-        """The first process's value, in every process. Tensors in it must be on the CPU."""
+    def share(self, data: bytes) -> bytes:
+        """The first process's bytes, in every process. Nothing is pickled."""
         if self.size == 1:
-            return value
+            return data
+        import torch
         from torch import distributed
 
-        shared = [value]
-        distributed.broadcast_object_list(shared, src=0, device=self.device)
-        return shared[0]
+        length = torch.tensor(len(data), device=self.device)
+        distributed.broadcast(length, src=0)
+        shared = torch.zeros(int(length), dtype=torch.uint8, device=self.device)
+        if self.leads and data:
+            shared.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+        distributed.broadcast(shared, src=0)
+        return bytes(shared.tolist())
 
     def rows(self, batch: np.ndarray) -> np.ndarray:
         """This process's rows of the global batch."""

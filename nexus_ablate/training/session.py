@@ -105,7 +105,7 @@ def _follow(world: World, config: RunConfig) -> Outcome:
     from nexus_ablate.training.follower import follow
 
     runs_dir = Path(config.runs_dir)
-    if not world.share(None):
+    if not world.share(b""):
         return Outcome(errors.OK, runs_dir, {}, already_finished=True)
     data = prepare(config.data, context=config.model.context)
     _use_threads(config)
@@ -151,7 +151,7 @@ def _lead(
                 summary = evaluate(run.path, config.evals)
                 if summary != record.summary:
                     refresh(run.path, display.say)
-            world.share(False)
+            world.share(b"")
             display.after(run.path, summary, already_finished=True)
             return Outcome(errors.OK, run.path, summary, already_finished=True)
         others = made_by_other_code(run.path, ident.config_hash, code)
@@ -160,7 +160,7 @@ def _lead(
             display.say(reason)
             run.log(reason)
         try:
-            world.share(True)
+            world.share(b"train")
             summary, tracker = _train(config, data, run, arm, ident.arm_hash, display, world)
         except BaseException as error:
             known_error = error

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load, save
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
@@ -279,15 +280,18 @@ class Step:
         """
         if self.world.size == 1:
             return number
-        state = {name: tensor.cpu() for name, tensor in self.optimizer.tensors().items()}
-        number, scaler, state = self.world.share((number, self.scaler.state_dict(), state))
-        self.scaler.load_state_dict(scaler)
+        numbers = torch.tensor([number, self.scaler.get_scale()], dtype=torch.float64)
+        shared = self.world.share(save({"numbers": numbers} | self.optimizer.tensors()))
+        state = load(shared)
+        number, scale = state.pop("numbers").tolist()
+        if self.scaler.is_enabled():
+            self.scaler.load_state_dict(self.scaler.state_dict() | {"scale": scale})
         if not self.world.leads:
             self.optimizer.load(state)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "`broadcast_buffers`")  # its successor is missing in older versions
             self.parallel = DistributedDataParallel(Objective(self), broadcast_buffers=False)  # broadcasts the weights
-        return number
+        return int(number)
 
     def _exchange(self, last: bool) -> AbstractContextManager:
         """The context of a backward pass: only the last one of a step averages the gradients over the processes."""
