@@ -431,7 +431,7 @@ def test_a_margin_in_training_tokens_is_read_from_the_baseline_with_other_budget
     capsys.readouterr()
     assert main(command) == 0
     record = yaml.safe_load((tmp_path / "runs/mine/study.yaml").read_text())
-    assert record["endpoints"]["val_loss"]["delta_min"] == pytest.approx(nats)
+    assert record["endpoints"][0]["delta_min"] == pytest.approx(nats)
     assert main(["compare", str(tmp_path / "runs/mine")]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert f"matters: {nats:.4f} (declared by the study, as what 30% of the training tokens are worth)" in shown

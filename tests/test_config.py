@@ -59,7 +59,10 @@ MIXED = [
 ]
 NEEDS_FILES = "data=files", "preset=nanogpt_shakespeare"
 CHOICES = [f"{p.parent.name}={p.stem}" for p in sorted(conf_dir().glob("*/*.yaml")) if p.parent.name in GROUPS]
+UNROTATED = ("attention=additive", "attention=luong_concat")
+"""Scores that take no rotary positions."""
 EACH = [[choice, "data.files=[a.txt]"] if choice in NEEDS_FILES else [choice] for choice in CHOICES]
+EACH = [[*overrides, "position=alibi"] if overrides[0] in UNROTATED else overrides for overrides in EACH]
 
 
 @pytest.mark.parametrize("overrides", MIXED, ids=",".join)

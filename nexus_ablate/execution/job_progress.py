@@ -132,7 +132,7 @@ class JobProgress:
             parts.append(f"{duration(left)} left")
         before, after = f"job {number}/{self._total}", "  ".join(filter(None, parts))
         room = max(SHORTEST_NAME, self._console.width - len(before) - len(after) - 4)
-        self.say(f"{before}  {middle(job.arm, room)}  {after}")
+        self.say(f"{before}  {middle(job.name, room)}  {after}")
 
     def tick(self) -> None:
         """Redraw the running runs and the time left, if a redraw is due."""
@@ -158,7 +158,7 @@ class JobProgress:
             compare: The words of the comparison to do next. Default: of the directory.
         """
         for job, state, reason in self._failures:
-            self.say(f"{job.arm} s{job.seed} {state}: {reason or 'see its log'}  {nearer(job.path / 'log.txt')}")
+            self.say(f"{job.name} s{job.seed} {state}: {reason or 'see its log'}  {nearer(job.path / 'log.txt')}")
         if any(state == "failed" for _, state, _ in self._failures):
             self.say("--retry failed runs the failed ones again")
         if not self._total and not self.pending:

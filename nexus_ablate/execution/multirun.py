@@ -134,6 +134,7 @@ def job_of(overrides: list[str], name: str, group: str) -> Job:
         config_hash=identity.config_hash,
         conditions={"multirun": group},
         again=config.rerun or bool(config.evals),
+        shown=name,
     )
 
 

@@ -55,6 +55,7 @@ class Job:
         config_hash: Equal for runs of the same configuration by other code.
         conditions: What env.json says besides about how the run was carried out.
         again: Carry it out even if it has ended: for a rerun, or for further evaluations.
+        shown: What progress calls the arm, if not by its folder.
     """
 
     of: str
@@ -66,6 +67,12 @@ class Job:
     config_hash: str
     conditions: dict[str, Any] = field(default_factory=dict)
     again: bool = False
+    shown: str = ""
+
+    @property
+    def name(self) -> str:
+        """What progress calls the arm."""
+        return self.shown or self.arm
 
     def state(self) -> tuple[str, str]:
         """The run's effective state and its reason; `missing` if there is no run."""
