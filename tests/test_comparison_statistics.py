@@ -19,7 +19,6 @@ from nexus_ablate.comparison.statistics import (
     residual_variance,
     robust_spread,
     seeds_needed,
-    spread_interval,
     unlike_noise,
 )
 from nexus_ablate.comparison.verdict import BETTER, WORSE
@@ -262,10 +261,3 @@ def test_an_interval_of_one_value_has_no_ends():
     result = mean_interval(np.array([1.0, np.nan]))
     assert result is not None and (result.mean, result.low, result.n) == (1.0, None, 1)
     assert mean_interval(np.array([np.nan])) is None
-
-
-def test_the_spread_s_interval_is_the_chi_squared_one():
-    values = np.random.default_rng(15).normal(size=10)
-    sd, low, high = spread_interval(values)
-    assert low < sd < high
-    assert low == pytest.approx(sd * np.sqrt(9 / stats.chi2.ppf(0.975, 9)))

@@ -439,15 +439,6 @@ def interaction(both: Array, one: Array, other: Array, baseline: Array, family: 
     return mean_interval(both - one - other + baseline, LEVEL / max(family, 1))
 
 
-def spread_interval(values: Array, level: float = LEVEL) -> tuple[float, float, float]:
-    """Standard deviation over seeds and its interval (chi-squared)."""
-    from scipy.special import chdtri
-
-    df, sd = len(values) - 1, float(values.std(ddof=1))
-    low, high = (sd * math.sqrt(df / float(chdtri(df, tail))) for tail in (level / 2, 1 - level / 2))
-    return sd, low, high
-
-
 @cache
 def failure_p(failed: int, of: int, baseline_failed: int, baseline_of: int) -> float:
     """Barnard's exact test (1945), two-sided, of an arm's failures to train against the baseline's."""

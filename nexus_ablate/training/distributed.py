@@ -98,7 +98,7 @@ class World:
         if self.leads and data:
             shared.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
         distributed.broadcast(shared, src=0)
-        return bytes(shared.tolist())
+        return shared.cpu().numpy().tobytes()
 
     def rows(self, batch: np.ndarray) -> np.ndarray:
         """This process's rows of the global batch."""
