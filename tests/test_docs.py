@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from wandb_server import serving_alone
 from written_runs import Writer
@@ -67,6 +68,10 @@ def desk(request, tmp_path, monkeypatch):
     monkeypatch.setenv("NEXUS_ABLATE_CACHE", str(tmp_path / "cache"))
     for name in ("book.txt", "tinyshakespeare.txt"):
         (tmp_path / name).write_text("to be or not to be\n" * 500)
+    documents = pd.DataFrame({"text": ["to be or not to be\n" * 50] * 10, "review": ["it was good\n" * 50] * 10})
+    documents.to_json(tmp_path / "notes.jsonl", orient="records", lines=True)
+    documents.to_csv(tmp_path / "reviews.csv", index=False)
+    documents.to_parquet(tmp_path / "corpus.parquet")
     (tmp_path / "muon.yaml").write_text(TUTORIAL_STUDY)
     (tmp_path / "records.csv").write_text(RECORDS)
     for name in ("runs.csv", "norms.csv"):
@@ -122,8 +127,8 @@ MEASURING = [pytest.param(c, marks=pytest.mark.slow) if "bench step" in c else c
 
 @pytest.mark.parametrize("command", MEASURING)
 def test_a_command_of_the_documentation_runs(command, desk, capsys, monkeypatch, tmp_path):
-    # Hydra's launchers are plugins that a user installs; the runs are the same
-    command = re.sub(r" (--launcher (joblib|ray)|\+?hydra[/.]launcher[=.]\S+)", "", command)
+    # Hydra's launchers are plugins that a user installs, and GPUs are the user's; the runs are the same
+    command = re.sub(r" (--launcher (joblib|ray)|\+?hydra[/.]launcher[=.]\S+|--workers-per-gpu \d)", "", command)
     words = shlex.split(command)[1:]
     if {"sync", "dashboard", "--wandb"} & set(words):
         with serving_alone(tmp_path, monkeypatch):
@@ -167,6 +172,10 @@ def test_the_documentation_has_every_exit_status():
 
 @pytest.mark.slow
 def test_the_tutorial_ends_in_the_verdict_that_it_shows(tmp_path):
+    documents = pd.DataFrame({"text": ["to be or not to be\n" * 50] * 10, "review": ["it was good\n" * 50] * 10})
+    documents.to_json(tmp_path / "notes.jsonl", orient="records", lines=True)
+    documents.to_csv(tmp_path / "reviews.csv", index=False)
+    documents.to_parquet(tmp_path / "corpus.parquet")
     (tmp_path / "muon.yaml").write_text(TUTORIAL_STUDY)
     printed = ""
     environment = {**os.environ, "NEXUS_ABLATE_CACHE": str(tmp_path / "cache")}
