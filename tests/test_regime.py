@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 from written_runs import Writer
 
 from nexus_ablate.cli import main
 from nexus_ablate.config.compose import compose
-from nexus_ablate.measure.regime import regime_of
+from nexus_ablate.measure.regime import has_learned, regime_of
 from nexus_ablate.planning import preview
 
 SMALL = ("model.n_layers=1", "model.d_model=16", "model.n_heads=2", "model.context=8", "train.batch_size=4")
@@ -146,3 +147,22 @@ def test_a_table_made_elsewhere_has_no_regime(tmp_path, capsys):
 def test_many_epochs_are_a_number_without_an_exponent(text, capsys):
     assert main(["explain", *SMALL, *text, "train.steps=60000"]) == 0
     assert "530 epochs" in " ".join(capsys.readouterr().out.split())
+
+
+LEARNED = [
+    ([2.0, 2.1, 2.2], True, "all far below"),
+    ([3.09, 3.08, 3.07], True, "just below 0.9 of 3.437"),
+    ([3.10, 3.10, 3.10], False, "just above"),
+    ([3.30, 3.64, 3.44, 3.50, 3.41], False, "at a unigram model's loss, as after 60 steps"),
+    ([1.5, 1.5, 3.4, 3.4, 3.4], False, "the mean is below, most runs are not"),
+    ([2.9, 2.9, 2.9, 2.9, 9.0], False, "most are below, the mean is not"),
+    ([2.0, 2.0, 2.0, 2.0, 2.0, math.nan, math.nan, math.inf], True, "three of eight runs are dead"),
+    ([math.nan, math.inf], False, "none trained"),
+]
+
+
+@pytest.mark.parametrize(("losses", "learned", "reason"), LEARNED, ids=[row[-1] for row in LEARNED])
+def test_runs_have_learned_when_mean_and_half_of_them_end_below_nine_tenths_of_the_unigram_entropy(
+    losses, learned, reason
+):
+    assert has_learned(losses, 3.437) is learned

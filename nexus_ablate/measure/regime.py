@@ -15,6 +15,8 @@ SHORT = 1 / 5
 """A run that is a smaller share of the decay timescale ends before decay has taken a fifth of any weight."""
 EPOCHS = 4
 """Up to here repeated text is about as good as new text. Muennighoff et al. 2023, arXiv:2305.16264."""
+LEARNED = 0.1
+"""Of the way from the loss of a unigram model to 0 (in a synthetic task from guessing to perfect)."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,22 @@ class Regime:
                 f"the run reads the text {_short(self.epochs)} times: it measures memorization too (from {EPOCHS} on)"
             )
         return lines
+
+
+def has_learned(losses: Sequence[float], unigram: float) -> bool:
+    """Whether runs of one configuration learned more than how frequent each token is.
+
+    Their mean loss must lie below 0.9 of the unigram entropy, and at least half of them must.
+
+    Args:
+        losses: Final validation losses, of at least one run; one that is not finite counts as the unigram entropy.
+        unigram: The unigram entropy of the validation text in the same unit; of a synthetic task that of its answers,
+            which is the loss of guessing.
+    """
+    limit = (1 - LEARNED) * unigram
+    counted = [loss if math.isfinite(loss) else unigram for loss in losses]
+    below = [loss for loss in counted if loss < limit]
+    return math.fsum(counted) / len(counted) < limit and 2 * len(below) >= len(counted)
 
 
 def _short(number: float) -> str:
