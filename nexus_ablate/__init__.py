@@ -1,6 +1,6 @@
 """nexus-ablate: ablations of transformer architecture choices that end in a verdict you can trust.
 
-from nexus_ablate import compose, build_model, train, load_run
+from nexus_ablate import compose, build_model, train, run_study, load_run
 
 config = compose(["norm=layer", "train.steps=50"])
 logits_BTV = build_model(config, vocab_size=256)(tokens_BT)
@@ -18,6 +18,7 @@ _HOME = {  # imported on first use, so that `import nexus_ablate` is fast
     "compose": "nexus_ablate.config.compose",
     "build_model": "nexus_ablate.model",
     "train": "nexus_ablate.training.session",
+    "run_study": "nexus_ablate.api",
     "load_run": "nexus_ablate.api",
     "compare": "nexus_ablate.api",
 }

@@ -10,6 +10,7 @@ from nexus_ablate.comparison import across_strata, results
 from nexus_ablate.errors import unknown
 from nexus_ablate.runs import read_run
 from nexus_ablate.runs import record as run_record
+from nexus_ablate.runs.lookup import run_at
 
 NOTEBOOK_COLUMNS = 100
 
@@ -136,10 +137,35 @@ def compare(
     return Comparison(**vars(across_strata.compare(dirs, baseline, allow)))
 
 
-def load_run(path: str | Path) -> RunRecord:
-    """Load one run: its status, configuration, summary, rows and data frames, and `figure()`.
+def run_study(*words: str, workers: int | str = "auto") -> Comparison:
+    """Train what is missing of a study on this machine and compare its runs.
+
+    Args:
+        words: As after `nexus-ablate study`: a study's name or file, then KEY=VALUE.
+        workers: Runs at the same time. `auto`: one per GPU, or per core.
 
     Raises:
-        UserError: The path is not a run, or one of its files is damaged.
+        UserError: The study can't be run, or none of its runs has a result.
+        KeyboardInterrupt: A signal stopped it. The same call goes on.
     """
-    return RunRecord(**vars(read_run(Path(path))))
+    from nexus_ablate.errors import PREEMPTED
+    from nexus_ablate.execution.launch import launch_strata
+    from nexus_ablate.execution.local_pool import LocalPool
+    from nexus_ablate.study.definition import read_request
+
+    request = read_request(list(words))
+    if launch_strata(request, LocalPool(workers)) == PREEMPTED:
+        raise KeyboardInterrupt
+    return compare(request.directory)
+
+
+def load_run(run: str | Path) -> RunRecord:
+    """Load one run: its status, configuration, summary, rows and data frames, and `figure()`.
+
+    Args:
+        run: Its directory, the start of its id, or `last`, as after `nexus-ablate show`.
+
+    Raises:
+        UserError: There is no such run, or one of its files is damaged.
+    """
+    return RunRecord(**vars(read_run(run_at(str(run), "show"))))

@@ -71,22 +71,9 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
 
         request = read_request(words)
 
-    from nexus_ablate.execution.launch import launch
-    from nexus_ablate.planning.study_yaml import expanded, write_record
-    from nexus_ablate.study.definition import strata_of
+    from nexus_ablate.execution.launch import launch_strata
 
-    requests = strata_of(request)
-    if len(requests) > 1:
-        for stratum, study in [(stratum, expanded(stratum)) for stratum in requests]:
-            write_record(study, stratum.directory, amend)  # so that `compare` knows what is to come
-    statuses = []
-    for stratum in requests:
-        statuses.append(launch(stratum, backend, "retry" in flags, amend, "retrain" in flags))
-        if statuses[-1] == errors.PREEMPTED:
-            break
-    if len(requests) > 1:
-        print(f"\nall strata: nexus-ablate compare {shlex.quote(str(request.directory))}", file=sys.stderr)
-    return max(statuses, key=lambda status: (status == errors.PREEMPTED, status != errors.OK))
+    return launch_strata(request, backend, "retry" in flags, amend, "retrain" in flags)
 
 
 def _with_more_seeds(words: list[str], number: int) -> tuple[Request, bool]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Iterator
 from typing import Protocol
 
@@ -15,7 +17,7 @@ from nexus_ablate.planning.stale_code import check_code
 from nexus_ablate.planning.study_yaml import expanded, write_record
 from nexus_ablate.provenance import source_hash
 from nexus_ablate.runs import SETTLED
-from nexus_ablate.study.definition import Request
+from nexus_ablate.study.definition import Request, strata_of
 
 
 class Backend(Protocol):
@@ -24,6 +26,24 @@ class Backend(Protocol):
     def run(self, jobs: list[Job], progress: JobProgress) -> str:
         """Run the jobs, or hand them over to a queue, and report each one. Returns the stop signal, or ''."""
         ...
+
+
+def launch_strata(
+    request: Request, backend: Backend, retry_failed: bool = False, amend: bool = False, retrain: bool = False
+) -> int:
+    """`launch` for each stratum of a study, until a stop signal; its status is 75, else the first nonzero one."""
+    strata = strata_of(request)
+    if len(strata) > 1:
+        for stratum, study in [(stratum, expanded(stratum)) for stratum in strata]:
+            write_record(study, stratum.directory, amend)  # so that `compare` knows what is to come
+    statuses = []
+    for stratum in strata:
+        statuses.append(launch(stratum, backend, retry_failed, amend, retrain))
+        if statuses[-1] == errors.PREEMPTED:
+            break
+    if len(strata) > 1:
+        print(f"\nall strata: nexus-ablate compare {shlex.quote(str(request.directory))}", file=sys.stderr)
+    return max(statuses, key=lambda status: (status == errors.PREEMPTED, status != errors.OK))
 
 
 def launch(
