@@ -20,7 +20,19 @@ if TYPE_CHECKING:
 
 
 class Comparison(results.Comparison):
-    """A comparison with its data frames and its figure; `frame()` has a row per stratum, endpoint and arm."""
+    """A comparison with its data frames and its figure."""
+
+    def frame(self) -> pandas.DataFrame:
+        """One row per stratum, endpoint and arm with a column per number and word; NaN: not measured.
+
+        Figures that are measured once for each arm stand with the primary endpoint, diagnostics and evaluations (means
+        over seeds) under their own names, and each run's value under `seed N`.
+        """
+        import pandas
+
+        from nexus_ablate.report.arm_tables import records
+
+        return pandas.DataFrame([row for stratum in self.strata for row in records(stratum)])
 
     def runs_frame(self) -> pandas.DataFrame:
         """One row per stratum, arm and seed of the baseline: `stratum arm seed loss difference`; NaN: no result."""

@@ -17,13 +17,14 @@ from markupsafe import Markup
 from rich.console import Console
 from written_runs import Writer
 
+from nexus_ablate import api
 from nexus_ablate.cli import main
 from nexus_ablate.comparison.results import Comparison
 from nexus_ablate.comparison.within_stratum import compare_stratum as compare
-from nexus_ablate.report import exports, page
+from nexus_ablate.report import arm_tables, exports, page
+from nexus_ablate.report.arm_tables import Column, arm_table, main_columns, mean_text, signed
 from nexus_ablate.report.charts import forest
 from nexus_ablate.report.sentences import answer
-from nexus_ablate.report.tables import arm_table, main_columns, mean_text, signed
 from nexus_ablate.report.terminal import show
 
 BASE = [2.00, 2.02, 1.98, 2.01, 1.99]
@@ -134,6 +135,22 @@ def test_every_output_shows_the_same_numbers(comparison):
             assert in_json["effect"]["p"] == row.effect.p == float(in_csv["p"])
 
 
+@pytest.mark.parametrize("table", ["main_columns", "side_columns"])
+def test_one_entry_shows_another_column_in_every_output(comparison, monkeypatch, table):
+    columns = getattr(arm_tables, table)
+    added = Column(
+        "steepest", "largest difference", "steepest", lambda row: f"{max(row.pairs, default=0):.6f}", lambda row: 0.125
+    )
+    monkeypatch.setattr(arm_tables, table, lambda stratum: [*columns(stratum), added])
+    cell = f"{max(comparison.rows[1].pairs):.6f}"
+    for text in (html(comparison), markdown(comparison), terminal(comparison, 300)):
+        assert "steepest" in text and cell in text
+    assert (cell in latex(comparison)) == (table == "main_columns")  # a paper has the columns that decide
+    frame = api.Comparison(**vars(whole(comparison))).frame()
+    for rows in (csv_rows(comparison), json_values(comparison)["rows"], frame.to_dict("records")):
+        assert [float(row["steepest"]) for row in rows] == [0.125] * len(comparison.rows)
+
+
 @pytest.mark.parametrize("kind", ["pooled", "unlike noise", "a look"])
 def test_every_output_shows_the_interval_that_decided(kind, tmp_path):
     writer, rng = Writer(tmp_path / "runs"), np.random.default_rng(0)
@@ -155,7 +172,7 @@ def test_every_output_shows_the_interval_that_decided(kind, tmp_path):
     assert f"{effect.low:+.4f} to {effect.high:+.4f}" in terminal(comparison, 80).replace("\n", " ")
     in_json = next(r for r in json_values(comparison)["rows"] if r["arm"] == row.arm)
     in_csv = next(r for r in csv_rows(comparison) if r["arm"] == row.arm)
-    frame = whole(comparison).frame().set_index("arm").loc[row.arm]
+    frame = api.Comparison(**vars(whole(comparison))).frame().set_index("arm").loc[row.arm]
     for low, high in (
         (in_json["low"], in_json["high"]),
         (in_csv["low"], in_csv["high"]),

@@ -22,7 +22,7 @@ from nexus_ablate.data import batches, corpus, eval_places, hash_tokens, prepare
 from nexus_ablate.errors import UserError
 from nexus_ablate.model import build_model
 from nexus_ablate.plain_data import strict_loads
-from nexus_ablate.report.tables import side_columns
+from nexus_ablate.report.arm_tables import side_columns
 from nexus_ablate.runs import find_runs, read_run
 from nexus_ablate.training import trainer
 from nexus_ablate.training.step import Step

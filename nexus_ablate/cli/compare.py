@@ -175,9 +175,9 @@ def _written(name: str, comparison: Comparison) -> str:
 
 def _publish(comparison: Comparison, project: str) -> str:
     """Send the comparison to W&B; returns its URL."""
+    from nexus_ablate.report.arm_tables import arm_table, main_columns
     from nexus_ablate.report.page import html
     from nexus_ablate.report.sentences import answer, title
-    from nexus_ablate.report.tables import arm_table, main_columns
     from nexus_ablate.track.comparison_run import publish
 
     first = comparison.strata[0]

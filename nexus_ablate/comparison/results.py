@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nexus_ablate.comparison.arms import Arm
 from nexus_ablate.comparison.endpoint import Endpoint
@@ -16,9 +16,6 @@ from nexus_ablate.comparison.load import Excluded
 from nexus_ablate.comparison.statistics import Effect, Interval
 from nexus_ablate.comparison.terms import Terms
 from nexus_ablate.comparison.verdict import DIVERGED, NOT_COMPARABLE, UNSTABLE, Verdict
-
-if TYPE_CHECKING:
-    import pandas
 
 
 @dataclass(frozen=True)
@@ -450,13 +447,3 @@ class Comparison:
     def results(self) -> list[ArmResult]:
         """By stratum, endpoint and arm, each in the study's order, the baseline first."""
         return [result for stratum in self.strata for result in stratum.results]
-
-    def frame(self) -> pandas.DataFrame:
-        """One row per stratum, endpoint and arm with a column per number and word; NaN: not measured.
-
-        Figures that are measured once for each arm stand with the primary endpoint, diagnostics and evaluations (means
-        over seeds) under their own names, and each run's value under `seed N`.
-        """
-        import pandas
-
-        return pandas.DataFrame([result.record() for result in self.results])

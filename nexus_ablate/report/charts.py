@@ -23,8 +23,8 @@ from nexus_ablate.comparison.results import ArmResult, Comparison, Secondary, St
 from nexus_ablate.comparison.statistics import Array
 from nexus_ablate.console import middle
 from nexus_ablate.errors import printable
+from nexus_ablate.report.arm_tables import bounds, compact, difference_text, interval_text
 from nexus_ablate.report.sentences import direction
-from nexus_ablate.report.tables import bounds, compact, difference_text, interval_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -245,11 +245,19 @@ def _limit(bars: Sequence[Bar], band: float) -> float:
 
 def losses(stratum: Stratum, axis: str, whole: bool = False) -> str:
     """Validation loss against a budget as SVG, see `draw_losses`; '' where no run has two validations."""
-    if not any(len(run.curves.val) > 1 for arm in stratum.arms for run in arm.runs.values()):
+    if not _runs_with_curves(stratum):
         return ""
     with picture(f"validation loss against {axis}{' from the start' * whole}") as drawn:
         draw_losses(drawn.axes, stratum, axis, whole)
     return drawn.svg
+
+
+def _runs_with_curves(stratum: Stratum) -> list[tuple[int, Trained]]:
+    """The runs that have two validations or more, each with the place of its arm in the table."""
+    runs = []
+    for index, arm in enumerate(stratum.arms):
+        runs += [(index, run) for run in arm.runs.values() if len(run.curves.val) > 1]
+    return runs
 
 
 def draw_losses(axes: Any, stratum: Stratum, axis: str, whole: bool = False) -> None:
@@ -257,15 +265,13 @@ def draw_losses(axes: Any, stratum: Stratum, axis: str, whole: bool = False) -> 
 
     The first validations are far above all others. Without `whole` the picture starts after them.
     """
-    runs = [(index, arm, run) for index, arm in enumerate(stratum.arms) for run in arm.runs.values()]
-    runs = [(index, arm, run) for index, arm, run in runs if len(run.curves.val) > 1]
-    points, named, lines = _points(len(runs)), set(), []
-    for index, arm, run in runs:
+    runs = _runs_with_curves(stratum)
+    points = _points(len(runs))
+    lines = []
+    for index, run in runs:
         budgets, values = _thinned(getattr(run.curves, axis), run.curves.val, points)
-        label = None if index in named else middle(arm.label, NAME_LETTERS)
-        text = hover(f"{arm.label}, seed {run.seed}")
-        axes.plot(budgets, values, color=colour(index), linewidth=1.1, alpha=0.75, gid=text, label=label)
-        named.add(index)
+        text = hover(f"{stratum.arms[index].label}, seed {run.seed}")
+        axes.plot(budgets, values, color=colour(index), linewidth=1.1, alpha=0.75, gid=text)
         lines.append((budgets, values))
     _label_budget(axes, axis, f"validation {LOSS}")
     seen = np.concatenate([values[np.isfinite(values)] for _, values in lines])
@@ -273,33 +279,32 @@ def draw_losses(axes: Any, stratum: Stratum, axis: str, whole: bool = False) -> 
     if whole or not ends:
         return
     typical = [end for end in ends if end < 2 * np.median(ends)]
-    low, top = float(seen.min()), max(float(np.quantile(seen, 0.75)), max(typical))
+    low = float(seen.min())
+    top = max(float(np.quantile(seen, 0.75)), max(typical))
+    pad = 0.03 * (top - low or 1)
     starts = [float(budgets[values <= top][0]) for budgets, values in lines if (values <= top).any()]
     axes.set_xlim(left=min(starts))
-    axes.set_ylim(low - 0.03 * (top - low or 1), top + 0.03 * (top - low or 1))
+    axes.set_ylim(low - pad, top + pad)
 
 
 def paired_differences(stratum: Stratum, axis: str) -> str:
     """Arm minus baseline at the same budget: one thin line per seed, a thick mean. Before the end both still learn."""
-    base = stratum.arms[0]
     points = _points(max(1, sum(len(arm.runs) for arm in stratum.arms[1:])))
-    lines: list[tuple[int, Arm, Array, dict[int, Array]]] = []
-    for index, arm in enumerate(stratum.arms):
-        if stratum.rows[index].difference is None:
-            continue
-        pairs = [(run, base.runs[seed]) for seed, run in arm.runs.items() if seed in base.runs]
-        pairs = [pair for pair in pairs if min(len(run.curves.val) for run in pair) > 1]
+    lines = []
+    for index, (arm, row) in enumerate(zip(stratum.arms, stratum.rows, strict=True)):
+        pairs = _pairs_of_curves(arm, stratum.arms[0]) if row.difference is not None else []
         if pairs:
             end = min(float(getattr(run.curves, axis)[-1]) for pair in pairs for run in pair)
             grid = np.linspace(0.1 * end, end, points)
-            lines.append((index, arm, grid, {run.seed: _gap(run, twin, axis, grid) for run, twin in pairs}))
+            gaps = {run.seed: _loss_at(run, axis, grid) - _loss_at(base, axis, grid) for run, base in pairs}
+            lines.append((index, arm, grid, gaps))
     if not lines:
         return ""
     last = [float(gap[-1]) for *_, gaps in lines for gap in gaps.values()]
-    is_loss = stratum.endpoint.name == "val_loss"
-    limit = _limit(_bars(stratum.rows), stratum.delta_min) if is_loss else 8 * float(np.median(np.abs(last)))
-    ends = [end for end in last if abs(end) <= limit]
-    ends += [stratum.delta_min, -stratum.delta_min] if is_loss else [0.0]
+    band, limit = 0.0, 8 * float(np.median(np.abs(last)))
+    if stratum.endpoint.name == "val_loss":
+        band, limit = stratum.delta_min, _limit(_bars(stratum.rows), stratum.delta_min)
+    ends = [band, -band, *(end for end in last if abs(end) <= limit)]
     pad = 0.15 * (max(ends) - min(ends)) or 1e-6
     with picture(f"difference to the baseline against {axis}") as drawn:
         axes = drawn.axes
@@ -315,23 +320,10 @@ def paired_differences(stratum: Stratum, axis: str) -> str:
     return drawn.svg
 
 
-def slopes(stratum: Stratum) -> str:
-    """The baseline's loss and the arm's at each seed, joined: lines that all lean one way show an effect."""
-    base = stratum.rows[0]
-    rows = [(index, row) for index, row in enumerate(stratum.rows) if index and row.difference is not None]
-    if not rows or base.mean is None:
-        return ""
-    with picture("losses of each pair of runs") as drawn:
-        drawn.axes.set(xticks=[], ylabel=stratum.endpoint.unit or stratum.endpoint.name)
-        for at, (index, row) in enumerate(rows):
-            for seed, value, base_value in zip(row.seeds, row.values, base.values, strict=True):
-                if value is None or base_value is None:
-                    continue
-                ends = f"{row.endpoint.value(base_value)} to {row.endpoint.value(value)}"
-                text = hover(f"{row.arm}, seed {seed}: {ends}")
-                drawn.axes.plot([at, at + 0.5], [base_value, value], ".-", color=colour(index), linewidth=1.1, gid=text)
-                drawn.axes.plot(at, base_value, ".", color=MUTED)
-    return drawn.svg
+def _pairs_of_curves(arm: Arm, base: Arm) -> list[tuple[Trained, Trained]]:
+    """The runs of an arm with those of the baseline at the same seeds, where both have two validations or more."""
+    pairs = [(run, base.runs[seed]) for seed, run in arm.runs.items() if seed in base.runs]
+    return [pair for pair in pairs if min(len(run.curves.val) for run in pair) > 1]
 
 
 def _label_budget(axes: Any, axis: str, label: str) -> None:
@@ -343,10 +335,9 @@ def _label_budget(axes: Any, axis: str, label: str) -> None:
     axes.margins(x=0)
 
 
-def _gap(run: Trained, base_run: Trained, axis: str, grid: Array) -> Array:
-    """The difference of two runs' validation losses at equal budgets."""
-    values = np.interp(grid, getattr(run.curves, axis), run.curves.val)
-    return values - np.interp(grid, getattr(base_run.curves, axis), base_run.curves.val)
+def _loss_at(run: Trained, axis: str, budgets: Array) -> Array:
+    """A run's validation loss at some budgets, between its validations."""
+    return np.interp(budgets, getattr(run.curves, axis), run.curves.val)
 
 
 def _points(lines: int) -> int:
@@ -359,24 +350,28 @@ def _thinned(x: Array, y: Array, points: int) -> tuple[Array, Array]:
     return x[keep], y[keep]
 
 
-# ---------------------------------------------------------------------------------- rates, costs, stability, scaling
+# ----------------------------------------------------------------------------------------- rates, stability, scaling
 
 
 def learning_rates(stratum: Stratum) -> str:
     """Mean tuning loss over the learning rate; the best rate ringed, in red where it lies at the edge."""
-    rows = [(index, row) for index, row in enumerate(stratum.rows) if _finite_tuning(row)]
-    if not rows:
+    tuned = []
+    for index, row in enumerate(stratum.rows):
+        points = [(rate, value) for rate, values in row.lr_curve.items() for value in values if math.isfinite(value)]
+        if points:
+            tuned.append((index, row, points))
+    if not tuned:
         return ""
     with picture("tuning loss over the learning rate") as drawn:
         axes = drawn.axes
         axes.set(xscale="log", xlabel="learning rate", ylabel=f"validation {LOSS}")
-        rates = sorted({rate for _, row in rows for rate in row.lr_curve})
+        rates = sorted({rate for _, row, _ in tuned for rate in row.lr_curve})
         axes.set_xticks(rates, [f"{rate:g}" for rate in rates])
         axes.minorticks_off()
-        for index, row in rows:
+        for index, row, points in tuned:
             means = {rate: float(np.mean(values)) for rate, values in row.lr_curve.items()}
             axes.plot(list(means), list(means.values()), color=colour(index), linewidth=2.2, gid=hover(row.arm))
-            for rate, value in _finite_tuning(row):
+            for rate, value in points:
                 axes.plot(rate, value, ".", color=colour(index), gid=hover(f"{row.arm}, {rate:g}: {value:.4f}"))
             if row.best_lr is not None:
                 place, ring = ("edge", BAD) if row.lr_edge else ("best", INK)
@@ -385,63 +380,35 @@ def learning_rates(stratum: Stratum) -> str:
     return drawn.svg
 
 
-def _finite_tuning(row: ArmResult) -> list[tuple[float, float]]:
-    """The learning rates and losses of the tuning runs that trained."""
-    points = [(rate, value) for rate, values in row.lr_curve.items() for value in values]
-    return [(rate, value) for rate, value in points if math.isfinite(value)]
-
-
-def pareto(stratum: Stratum) -> str:
-    """Loss against speed; lower right is better. '' without two arms whose speed was measured."""
-    from matplotlib.ticker import EngFormatter
-
-    rows = [(index, row) for index, row in enumerate(stratum.rows) if row.mean is not None and row.tokens_per_second]
-    if len(rows) < 2:
-        return ""
-    with picture("loss against speed", height=300 + 18 * len(rows)) as drawn:
-        drawn.axes.set(xlabel="tokens per second", ylabel=stratum.endpoint.unit or stratum.endpoint.name)
-        drawn.axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-        drawn.axes.locator_params(nbins=6)
-        drawn.axes.margins(0.08)
-        for index, row in rows:
-            speed, mean, sd = (value or 0.0 for value in (row.tokens_per_second, row.mean, row.sd))
-            shade = colour(index)
-            text = hover(f"{row.arm}: {mean:.4f} at {compact(speed)} tokens/s")
-            name = middle(row.arm, NAME_LETTERS)
-            drawn.axes.plot([speed, speed], [mean - sd, mean + sd], color=shade, linewidth=1.1)
-            drawn.axes.plot(speed, mean, "o", color=shade, markersize=8, gid=text, label=name)
-        drawn.figure.legend(loc="outside lower left")
-    return drawn.svg
-
-
 def stability(stratum: Stratum) -> str:
     """One line per run, with a tick at each spike of the training loss and a cross where it failed to train.
 
     '' where there is neither.
     """
-    strips: list[tuple[int, ArmResult, Trained, Any]] = []
-    for index, (row, arm) in enumerate(zip(stratum.rows, stratum.arms, strict=True)):
+    groups = []
+    for index, arm in enumerate(stratum.arms):
         runs = [run for run in arm.runs.values() if len(run.curves.train)]
-        strips += [(index, row, run, np.nonzero(spikes(run.curves.train))[0]) for run in runs]
-    if not any(len(steps) or run.seed in row.failed for _, row, run, steps in strips):
+        if runs:
+            groups.append(
+                (index, stratum.rows[index], [(run, np.nonzero(spikes(run.curves.train))[0]) for run in runs])
+            )
+    strips = sum(len(runs) for *_, runs in groups)
+    if not any(len(steps) or run.seed in row.failed for _, row, runs in groups for run, steps in runs):
         return ""
-    arms = dict.fromkeys(index for index, *_ in strips)
-    strip_height = 7 if len(strips) < 200 else 2
-    title = "spikes and divergences of each run"
-    with picture(title, height=50 + strip_height * len(strips) + 30 * len(arms)) as drawn:
+    strip_height = 7 if strips < 200 else 2
+    with picture("spikes and divergences of each run", 50 + strip_height * strips + 30 * len(groups)) as drawn:
         axes, y = drawn.axes, 0.0
-        for index, row, run, steps in strips:
-            if index in arms:
-                y -= 26
-                axes.text(0, y + strip_height, middle(row.arm, NAME_LETTERS))
-                del arms[index]
-            end = len(run.curves.train)
-            axes.plot([0, end], [y, y], color=colour(index), linewidth=1.4, alpha=0.6)
-            axes.plot(steps, np.full(len(steps), y), "|", color=BAD, markersize=7)
-            if run.seed in row.failed:
-                text = hover(f"{row.arm}, seed {run.seed}: {row.failed[run.seed]}")
-                axes.plot(end, y, "x", color=BAD, markersize=7, gid=text)
-            y -= strip_height
+        for index, row, runs in groups:
+            y -= 26
+            axes.text(0, y + strip_height, middle(row.arm, NAME_LETTERS))
+            for run, steps in runs:
+                end = len(run.curves.train)
+                axes.plot([0, end], [y, y], color=colour(index), linewidth=1.4, alpha=0.6)
+                axes.plot(steps, np.full(len(steps), y), "|", color=BAD, markersize=7)
+                if run.seed in row.failed:
+                    text = hover(f"{row.arm}, seed {run.seed}: {row.failed[run.seed]}")
+                    axes.plot(end, y, "x", color=BAD, markersize=7, gid=text)
+                y -= strip_height
         axes.set(yticks=[], xlabel="logged steps", ylim=(y - 4, 4))
         axes.spines["left"].set_visible(False)
     return drawn.svg
@@ -489,13 +456,15 @@ def comparison_figure(stratum: Stratum) -> Figure:
     """Validation losses, a line per run, beside the differences to the baseline with intervals."""
     import matplotlib
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
     bars = _bars(stratum.rows)
     with matplotlib.rc_context({**STYLE, "font.size": 10, "axes.labelsize": 10, "legend.fontsize": 9}):
         figure = Figure(figsize=(12, max(3.6, 1.2 + 0.5 * len(bars))), layout="constrained")
         curves, differences = figure.subplots(1, 2)
         draw_losses(curves, stratum, "tokens")
-        curves.legend()
+        labels = [middle(arm.label, NAME_LETTERS) for arm in stratum.arms]
+        curves.legend([Line2D([], [], color=colour(index)) for index in range(len(labels))], labels)
         if bars:
             draw_intervals(differences, bars, _difference_label(stratum), stratum.delta_min)
     return figure

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from nexus_ablate.comparison.results import Comparison, Stratum
 from nexus_ablate.comparison.verdict import NOT_COMPARABLE
 from nexus_ablate.errors import printable
-from nexus_ablate.report import sentences, tables
-from nexus_ablate.report.tables import ARM, TextTable
+from nexus_ablate.report import arm_tables, sentences
+from nexus_ablate.report.arm_tables import ARM, TextTable
 from nexus_ablate.runs import strict_json
 
 if TYPE_CHECKING:
@@ -53,9 +53,9 @@ def markdown(comparison: Comparison) -> str:
     if sentences.claim_lines(comparison):
         lines[0] = f"**{lines[0].removeprefix('- ')}**\n"
     if comparison.changes:
-        lines += ["", md_table(tables.changes_over_strata(comparison)), ""]
+        lines += ["", md_table(arm_tables.changes_over_strata(comparison)), ""]
     if comparison.scaling:
-        lines += ["", sentences.SCALING_NOTE, "", md_table(tables.scaling_table(comparison.scaling)), ""]
+        lines += ["", sentences.SCALING_NOTE, "", md_table(arm_tables.scaling_table(comparison.scaling)), ""]
     if lines:
         lines.append("")
     for stratum in comparison.strata:
@@ -68,18 +68,18 @@ def _stratum_markdown(stratum: Stratum) -> str:
     """The table, the sentences, fairness and what was left out."""
     lines = [f"# {md(sentences.title(stratum))}", "", md(sentences.answer(stratum)), ""]
     lines += [f"- {md(line)}" for line in sentences.basis(stratum)]
-    lines += ["", md_table(tables.arm_table(stratum.rows, tables.main_columns(stratum))), ""]
+    lines += ["", md_table(arm_tables.arm_table(stratum.rows, arm_tables.main_columns(stratum))), ""]
     lines += [f"- {md(row.arm)}: {md(sentences.reason(row))}" for row in stratum.rows if row.verdict]
     lines += [f"- {md(sentences.together_text(two))}" for two in stratum.together]
-    costs = tables.arm_table(stratum.rows, [ARM, *tables.side_columns(stratum)])
+    costs = arm_tables.arm_table(stratum.rows, [ARM, *arm_tables.side_columns(stratum)])
     lines += ["", "## Costs and stability", "", md_table(costs)]
     for other in stratum.secondary:
-        lines += ["", f"## {md(tables.secondary_heading(other))}", "", md_table(tables.secondary_table(other))]
-    figures = tables.figure_columns(stratum)
+        lines += ["", f"## {md(arm_tables.secondary_heading(other))}", "", md_table(arm_tables.secondary_table(other))]
+    figures = arm_tables.figure_columns(stratum)
     if figures:
-        diagnostics = tables.arm_table(stratum.rows, [ARM, *figures])
+        diagnostics = arm_tables.arm_table(stratum.rows, [ARM, *figures])
         lines += ["", "## Diagnostics and evaluations", "", md_table(diagnostics)]
-    lines += ["", "## Fairness", "", md_table(tables.checks_table(stratum)), "", "## Left out", ""]
+    lines += ["", "## Fairness", "", md_table(arm_tables.checks_table(stratum)), "", "## Left out", ""]
     lines += [f"- {md(line)}" for line in sentences.left_out(stratum)] or ["nothing"]
     return "\n".join([*lines, ""])
 
@@ -113,8 +113,8 @@ def latex(comparison: Comparison) -> str:
 
 
 def _latex_table(stratum: Stratum) -> str:
-    columns = [column for column in tables.main_columns(stratum) if column.title not in ("seeds", "wins")]
-    frame = _text_frame(tables.arm_table(stratum.rows, columns)).map(tex)
+    columns = [column for column in arm_tables.main_columns(stratum) if column.title not in ("seeds", "wins")]
+    frame = _text_frame(arm_tables.arm_table(stratum.rows, columns)).map(tex)
     frame.columns = [tex(name) for name in frame.columns]
     align = "".join("r" if column.number else "l" for column in columns)
     text = frame.to_latex(index=False, column_format=align)
@@ -134,8 +134,8 @@ def tex(text: str) -> str:
 
 
 def csv_text(comparison: Comparison) -> str:
-    """The rows of `Comparison.frame()`, counts as whole numbers; an empty cell was not measured."""
-    return _csv([result.record() for result in comparison.results])
+    """The rows of `arm_tables.records`, counts as whole numbers; an empty cell was not measured."""
+    return _csv([row for stratum in comparison.strata for row in arm_tables.records(stratum)])
 
 
 def runs_text(comparison: Comparison) -> str:
@@ -196,7 +196,7 @@ def json_text(comparison: Comparison) -> str:
     strata = {stratum.name: _json_values(stratum) for stratum in comparison.strata}
     if len(comparison.strata) == 1:
         return _json(strata.popitem()[1] | more)
-    more |= {"across": _text_frame(tables.changes_over_strata(comparison)).to_dict("records")}
+    more |= {"across": _text_frame(arm_tables.changes_over_strata(comparison)).to_dict("records")}
     more |= {"scaling": comparison.scaling} if comparison.scaling else {}
     return _json({"study": comparison.name, **more, "strata": strata})
 
@@ -205,7 +205,8 @@ def _json_values(stratum: Stratum) -> dict[str, Any]:
     """Everything that a stratum holds; its rows with every column of the CSV."""
     values = {name: value for name, value in vars(stratum).items() if name not in ("arms", "terms")}
     values |= {"endpoint": stratum.endpoint.name, "unit": stratum.endpoint.unit}
-    values |= {"rows": [row.record() | vars(row) for row in stratum.rows]}
+    rows = zip(arm_tables.records(stratum), stratum.rows, strict=False)  # without secondary endpoints, which come after
+    values |= {"rows": [record | vars(row) for record, row in rows]}
     return {"answer": sentences.answer(stratum), "basis": sentences.basis(stratum), **values}
 
 

@@ -19,7 +19,7 @@ from nexus_ablate.comparison.verdict import BETTER, DIVERGED, EQUIVALENT, IDENTI
 from nexus_ablate.console import several
 from nexus_ablate.errors import printable
 from nexus_ablate.provenance import source_hash
-from nexus_ablate.report import charts, sentences, tables
+from nexus_ablate.report import arm_tables, charts, sentences
 
 CLASSES = dict.fromkeys((*MEANINGS, *STATUSES), "") | {
     BETTER: "good",
@@ -58,10 +58,10 @@ def html(comparison: Comparison, command: str = "", reload_seconds: int = 0) -> 
     }
     if comparison.changes:
         parts["change_note"] = sentences.change_note(comparison)
-        parts["changes"] = tables.changes_over_strata(comparison)
+        parts["changes"] = arm_tables.changes_over_strata(comparison)
         parts["strata"] = charts.strata(comparison)
     if comparison.scaling:
-        parts["scaling"] = tables.scaling_table(comparison.scaling)
+        parts["scaling"] = arm_tables.scaling_table(comparison.scaling)
         parts["multipliers"] = charts.multipliers(comparison)
     return _filled(parts)
 
@@ -110,7 +110,7 @@ def _opening_view(stratum: Stratum) -> dict[str, Any]:
         "answer": sentences.answer(stratum),
         "basis": sentences.basis(stratum),
         "counts": {status: statuses.count(status) for status in STATUSES if status in statuses},
-        "main_columns": tables.main_columns(stratum),
+        "main_columns": arm_tables.main_columns(stratum),
         "learning_rates": charts.learning_rates(stratum),
         "forest": charts.forest(stratum),
     }
@@ -120,18 +120,16 @@ def _whole_view(stratum: Stratum) -> dict[str, Any]:
     """All that the template shows of a stratum."""
     return _opening_view(stratum) | {
         "secondary": [
-            (tables.secondary_heading(other), tables.secondary_table(other), charts.secondary(other))
+            (arm_tables.secondary_heading(other), arm_tables.secondary_table(other), charts.secondary(other))
             for other in stratum.secondary
         ],
         "curves": _curves(stratum),
-        "slopes": charts.slopes(stratum),
-        "measures": [*tables.side_columns(stratum), *tables.figure_columns(stratum)],
+        "measures": [*arm_tables.side_columns(stratum), *arm_tables.figure_columns(stratum)],
         "maps": {name: _shaded(stratum, grid) for name, grid in by_layer(stratum.arms).items()},
-        "pareto": charts.pareto(stratum),
         "stability": charts.stability(stratum),
         "passed": [check for check in stratum.checks if check.status == PASS],
         "others": [check for check in stratum.checks if check.status != PASS],
-        "changes": tables.changed_keys(stratum),
+        "changes": arm_tables.changed_keys(stratum),
         "left_out": sentences.left_out(stratum),
         "words": {row.word for row in stratum.rows},
     }

@@ -7,7 +7,7 @@ import shlex
 from nexus_ablate.comparison.results import ArmResult, Comparison, Interaction, Stratum
 from nexus_ablate.comparison.verdict import CLAIM_SEEDS, IDENTICAL, MEANINGS, UNSTABLE
 from nexus_ablate.console import several
-from nexus_ablate.report.tables import interval_text
+from nexus_ablate.report.arm_tables import interval_text
 
 SCALING_NOTE = (
     "x1.2: the arm reaches its loss where the baseline needs 1.2 times the compute, at equal training tokens. "

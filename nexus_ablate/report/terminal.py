@@ -10,8 +10,8 @@ from nexus_ablate.comparison.results import Comparison, Stratum
 from nexus_ablate.comparison.verdict import BETTER, DIVERGED, EQUIVALENT, IDENTICAL, NOT_COMPARABLE, UNSTABLE, WORSE
 from nexus_ablate.console import SHORTEST_NAME, UNLIMITED, grid, print_table
 from nexus_ablate.errors import printable
-from nexus_ablate.report import sentences, tables
-from nexus_ablate.report.tables import ARM, Column, TextTable
+from nexus_ablate.report import arm_tables, sentences
+from nexus_ablate.report.arm_tables import ARM, Column, TextTable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -49,14 +49,14 @@ def show_comparison(comparison: Comparison, console: Console, details: bool = Fa
     if comparison.changes:
         console.print("")
         _say(console, sentences.change_note(comparison), "dim")
-        table = tables.changes_over_strata(comparison)
+        table = arm_tables.changes_over_strata(comparison)
         if _width(table) > console.width:
-            table = tables.one_cell_per_row(table, ("arm", "stratum", "difference"))
+            table = arm_tables.one_cell_per_row(table, ("arm", "stratum", "difference"))
         _print(table, console, full)
     if comparison.scaling:
         console.print(f"\n{sentences.SCALING_NOTE}", style="dim")
-        multipliers = tables.scaling_table(comparison.scaling)
-        _print(tables.one_cell_per_row(multipliers, ("arm", "", "compute multiplier")), console, full)
+        multipliers = arm_tables.scaling_table(comparison.scaling)
+        _print(arm_tables.one_cell_per_row(multipliers, ("arm", "", "compute multiplier")), console, full)
         for arm in comparison.scaling:
             _say(console, f"{arm.arm} {arm.outcome}: {arm.sentence}")
     for stratum in comparison.strata:
@@ -73,16 +73,16 @@ def show(stratum: Stratum, console: Console, details: bool = False, full: bool =
     console.print("")
     for row in stratum.rows:
         if row.verdict is not None:
-            worth = f"; worth {tables.worth_text(row)} of the baseline's training tokens" if row.worth else ""
+            worth = f"; worth {arm_tables.worth_text(row)} of the baseline's training tokens" if row.worth else ""
             _say(console, f"{row.arm}: {sentences.reason(row)}{worth}")
     for two in stratum.together:
         _say(console, sentences.together_text(two))
     for other in stratum.secondary:
         console.print("")
-        _say(console, tables.secondary_heading(other), "dim")
-        _print(tables.secondary_table(other), console, full)
+        _say(console, arm_tables.secondary_heading(other), "dim")
+        _print(arm_tables.secondary_table(other), console, full)
     if details:
-        columns = [*tables.side_columns(stratum), *tables.figure_columns(stratum)]
+        columns = [*arm_tables.side_columns(stratum), *arm_tables.figure_columns(stratum)]
         for fitting in _by_width(stratum, columns, console.width):
             console.print("")
             _print_arms(stratum, fitting, console, full)
@@ -102,17 +102,21 @@ def show_table(stratum: Stratum, console: Console, full: bool = False) -> None:
     for line in sentences.basis(stratum):
         _say(console, line, COLOURS[WARN] if line.startswith(WARN) else "dim")
     console.print("")
-    columns = tables.main_columns(stratum)
-    narrow = [column for column in columns if column.title not in NARROW]
+    columns = arm_tables.main_columns(stratum)
     if not full:
-        columns = columns if console.width >= WIDE else narrow
-        longest = max(len(row.arm) for row in stratum.rows)
-        shortened = max(longest - SHORTEST_NAME, 0)
-        while (
-            len(columns) > len(narrow) and _width(tables.arm_table(stratum.rows, columns)) - shortened > console.width
-        ):
-            columns = columns[:-1]
+        columns = _fitting(stratum, columns, console.width)
     _print_arms(stratum, columns, console, full)
+
+
+def _fitting(stratum: Stratum, columns: list[Column], width: int) -> list[Column]:
+    """The columns without those that a terminal of this width has no room for, the last first."""
+    fewest = [column for column in columns if column.title not in NARROW]
+    if width < WIDE:
+        return fewest
+    spared = max(0, max(len(row.arm) for row in stratum.rows) - SHORTEST_NAME)
+    while len(columns) > len(fewest) and _width(arm_tables.arm_table(stratum.rows, columns)) - spared > width:
+        columns = columns[:-1]
+    return columns
 
 
 def _say(console: Console, text: str, style: str = "") -> None:
@@ -131,7 +135,7 @@ def _width(table: TextTable) -> int:
 def _print_arms(stratum: Stratum, columns: list[Column], console: Console, full: bool) -> None:
     """Print a table of arms, each in the colour of its verdict."""
     styles = ["dim" if row.is_baseline else COLOURS.get(row.word, "") for row in stratum.rows]
-    _print(tables.arm_table(stratum.rows, columns), console, full, styles)
+    _print(arm_tables.arm_table(stratum.rows, columns), console, full, styles)
 
 
 def _print(table: TextTable, console: Console, full: bool, styles: Sequence[str] = ()) -> None:
@@ -142,11 +146,11 @@ def _print(table: TextTable, console: Console, full: bool, styles: Sequence[str]
 
 def _by_width(stratum: Stratum, columns: list[Column], width: int) -> list[list[Column]]:
     """The columns in as many tables as the width asks for, each with the arm in front."""
-    arm = min(_width(tables.arm_table(stratum.rows, [ARM])), width // 2)
+    arm = min(_width(arm_tables.arm_table(stratum.rows, [ARM])), width // 2)
     fitting: list[list[Column]] = []
     left = 0
     for column in columns:
-        needed = _width(tables.arm_table(stratum.rows, [column]))
+        needed = _width(arm_tables.arm_table(stratum.rows, [column]))
         if needed > left:
             fitting.append([ARM])
             left = width - arm

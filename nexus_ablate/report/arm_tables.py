@@ -1,6 +1,7 @@
 """The tables of a report as text: their columns, and how numbers are written. Every output shows these.
 
-To show another column in every output, add it to `main_columns`, or to `side_columns` if it does not decide.
+To show another number of each arm in every output, add a column to `main_columns`, or to `side_columns` if it does not
+decide. The terminal, the page, Markdown, LaTeX, CSV, JSON and `compare(...).frame()` have it then.
 """
 
 from __future__ import annotations
@@ -34,14 +35,22 @@ class Column:
     """A column of the tables of arms.
 
     Attributes:
-        number: The column of `Comparison.frame()` that rows are sorted by; '': the text, aligned to the left.
+        number: The column of CSV, JSON and frames by which rows are sorted; '': the text, aligned to the left.
         text: The cell of an arm.
+        value: The number of an arm, if it is none of `ArmResult.record`; None: not measured.
     """
 
     title: str
     meaning: str
     number: str
     text: Callable[[ArmResult], str]
+    value: Callable[[ArmResult], Any] | None = None
+
+    def sorted_by(self, row: ArmResult) -> Any:
+        """What the rows of a page are sorted by."""
+        if self.value:
+            return self.value(row)
+        return row.record()[self.number] if self.number else self.text(row)
 
 
 def arm_table(rows: Sequence[ArmResult], columns: Sequence[Column]) -> TextTable:
@@ -49,6 +58,13 @@ def arm_table(rows: Sequence[ArmResult], columns: Sequence[Column]) -> TextTable
     cells = [[column.text(row) for column in columns] for row in rows]
     words = [column.title for column in columns if not column.number]
     return TextTable([column.title for column in columns], cells, words)
+
+
+def records(stratum: Stratum) -> list[dict[str, Any]]:
+    """Every number and word of each result by name, with those that a column adds."""
+    columns = (*main_columns(stratum), *side_columns(stratum))
+    added = {column.number: column.value for column in columns if column.value}
+    return [row.record() | {name: value(row) for name, value in added.items()} for row in stratum.results]
 
 
 # --------------------------------------------------------------------------------------------------------- numbers
@@ -144,14 +160,17 @@ def _outcomes_text(row: ArmResult) -> str:
     return ", ".join(parts)
 
 
-def _number_column(title: str, meaning: str, number: str, write: Callable[[Any], str]) -> Column:
-    """A column of one of the numbers of an arm."""
+def _number_column(
+    title: str, meaning: str, number: str, write: Callable[[Any], str], value: Callable[[ArmResult], Any] | None = None
+) -> Column:
+    """A column of one of the numbers of an arm; without `value` of one that `ArmResult.record` has."""
+    value_of = value or (lambda row: row.record()[number])
 
     def text(row: ArmResult) -> str:
-        value = row.record()[number]
-        return NOTHING if value is None else write(value)
+        number_of_row = value_of(row)
+        return NOTHING if number_of_row is None else write(number_of_row)
 
-    return Column(title, meaning, number, text)
+    return Column(title, meaning, number, text, value)
 
 
 def _interval_column(title: str, meaning: str, name: str, write: Callable[[float], str] = "{:+.4f}".format) -> Column:
