@@ -588,16 +588,19 @@ def test_a_submitted_study_outlives_preemption_cancelling_and_a_failure(cluster,
 
 @pytest.mark.slow
 @WITH_SLURM
-def test_jobs_that_leak_and_fail_leave_no_secret_in_any_file(cluster, tiny_run, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "begins", [["study", "leaks", "vary.norm.fails=on", "seeds=0"], ["-m", "norm.fails=off,on"]], ids=["study", "-m"]
+)
+def test_jobs_that_leak_and_fail_leave_no_secret_in_any_file(cluster, tiny_run, tmp_path, monkeypatch, begins):
     monkeypatch.setenv(PLUGINS, "")
     for name, secret in ENVIRONMENT.items():
         monkeypatch.setenv(name, secret)  # SLURM gives it to the jobs
     plugin = ["--plugin", str(write_leaking_plugin(tmp_path / "leaks"))]
-    question = f"question=is it {' or '.join(TYPED.values())}?"
-    study = ["study", "leaks", "vary.norm.fails=on", "seeds=0", *tiny_run("norm=leak", "train.steps=4"), question]
-    done = cluster.nexus(*plugin, *study, *SUBMIT)
+    words = [*begins, *tiny_run("norm=leak", "train.steps=4")]
+    words += [f"question=is it {' or '.join(TYPED.values())}?"] if "study" in begins else []
+    done = cluster.nexus(*plugin, *words, *SUBMIT)
     assert done.returncode == 0, done.stderr
-    typed = cluster.nexus(*plugin, *study, "tracker=auto", f"tracker.entity='{TYPED['with a prefix']}'", *SUBMIT)
+    typed = cluster.nexus(*plugin, *words, "tracker=auto", f"tracker.entity='{TYPED['with a prefix']}'", *SUBMIT)
     assert typed.returncode == errors.CONFIG and "contains a secret" in typed.stderr
     cluster.settle()
     printed = cluster.nexus("status", str(tmp_path / "runs")).stdout
@@ -608,7 +611,7 @@ def test_jobs_that_leak_and_fail_leave_no_secret_in_any_file(cluster, tiny_run, 
     assert len(logs) == 2 and all("printed <secret>" in log for log in logs)
 
     monkeypatch.setenv("PYTHONPATH", f"{write_control(tmp_path / 'control')}:{os.environ['PYTHONPATH']}")
-    cluster.nexus(*plugin, *study, f"runs_dir={tmp_path / 'unmasked'}", *SUBMIT)
+    cluster.nexus(*plugin, *words, f"runs_dir={tmp_path / 'unmasked'}", *SUBMIT)
     cluster.settle()
     leaks = {Path(place).name for place in traces(tmp_path / "unmasked")}
     assert {"status.json", "log.txt"} <= leaks and any(name.endswith("_log.out") for name in leaks)

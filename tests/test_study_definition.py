@@ -17,7 +17,7 @@ from nexus_ablate.plain_data import load_yaml
 from nexus_ablate.planning.cost import cost_of, seconds_of
 from nexus_ablate.planning.design import compose_arm, expand, science_key
 from nexus_ablate.planning.study_yaml import write_record
-from nexus_ablate.runs import arm_name
+from nexus_ablate.runs import arm_name, find_runs, read_run
 from nexus_ablate.study.arm_overrides import merged
 from nexus_ablate.study.decoding import decode_file, read_study
 from nexus_ablate.study.definition import read_request, shipped_studies, strata_of
@@ -81,10 +81,26 @@ def test_how_runs_are_carried_out_is_no_part_of_a_study():
     assert read_request(["norms", *launch]).study == read_request(["norms"]).study
 
 
-def test_another_option_removes_the_keys_of_the_one_before():
-    assert merged(["norm=layer", "norm.eps=1e-3", "norm=rms"]) == ["norm=rms"]
-    assert merged(["norm=layer", "norm.eps=1e-3", "norm=layer"]) == ["norm.eps=1e-3", "norm=layer"]
-    assert merged(["model.n_layers=2", "model=micro"]) == ["model.n_layers=2", "model=micro"]
+@pytest.mark.parametrize(
+    ("layers", "expected"),
+    [
+        ((["norm=layer", "norm.eps=1e-3"], ["norm=rms"]), ["norm=rms"]),
+        ((["norm=layer", "norm.eps=1e-3"], ["norm=layer"]), ["norm.eps=1e-3", "norm=layer"]),
+        ((["norm.eps=1e-3"], ["norm=layer"]), ["norm=layer"]),
+        ((["norm.eps=1e-3", "norm=layer"],), ["norm.eps=1e-3", "norm=layer"]),
+        ((["train.tokens=9", "seed=1"], ["train.steps=3"]), ["seed=1", "train.steps=3"]),
+        ((["model.n_layers=2"], ["model=micro"]), ["model.n_layers=2", "model=micro"]),
+    ],
+)
+def test_another_option_removes_the_keys_of_the_one_before_and_none_typed_with_it(layers, expected):
+    assert merged(*layers) == expected
+
+
+@pytest.mark.slow
+def test_the_key_of_an_option_may_stand_before_it_in_a_multirun(tiny_run, tmp_path):
+    assert main(["-m", "norm.eps=1e-5,1e-2", *tiny_run("train.steps=2"), "norm=layer"]) == 0
+    runs = [read_run(path).config for path in find_runs([tmp_path / "runs"])]
+    assert sorted(config["norm"]["eps"] for config in runs if config) == [1e-5, 1e-2]
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ class Task:
     @classmethod
     def of(cls, job: Job, conditions: dict[str, Any], settings: tuple[str, ...] = ()) -> Task:
         """The task of a job; `settings` are further overrides, for how it is carried out."""
-        overrides = merged([*job.overrides, *settings])
+        overrides = merged(job.overrides, [*settings])
         plugins = os.environ.get(PLUGINS, "")
         return cls(overrides, job.arm, job.path, job.conditions | conditions, source_hash(), plugins)
 

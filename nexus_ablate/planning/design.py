@@ -103,15 +103,15 @@ def _with_baseline(study: Study, launch: Sequence[str]) -> tuple[Study, RunConfi
     whole = []
     if study.design == "leave_one_out":
         whole = [f"{name}={values[0]}" for name, values in study.factors.items()]
-    study = replace(study, baseline=merged([*study.baseline, *whole]))
+    study = replace(study, baseline=merged(study.baseline, whole))
     base = compose_arm(study, [], launch)
     measured = [*(endpoint.name for endpoint in study.endpoints), *study.requires]
     if more := measuring(base.probe.name, base.evals, measured):
-        study = replace(study, baseline=merged([*study.baseline, *more]))
+        study = replace(study, baseline=merged(study.baseline, more))
         base = compose_arm(study, [], launch)
     if base.train.precision != "fp32" and not any(key_of(text) == "train.precision" for text in study.baseline):
         # What `auto` means on this machine holds for the whole study, whichever machine resumes it.
-        study = replace(study, baseline=merged([*study.baseline, f"train.precision={base.train.precision}"]))
+        study = replace(study, baseline=merged(study.baseline, [f"train.precision={base.train.precision}"]))
     return study, base
 
 
@@ -125,7 +125,7 @@ def _check_names(study: Study) -> None:
     """
     levels = [[f"{name}={value}"] for name, values in study.factors.items() for value in values if "." not in name]
     for overrides in [*(arm.requested for arm in study.arms), *levels]:
-        check_overrides(merged([*study.baseline, *overrides]), sweeps=False)
+        check_overrides(merged(study.baseline, overrides), sweeps=False)
 
 
 @dataclass
@@ -224,7 +224,7 @@ def compose_arm(study: Study, overrides: list[str], launch: Sequence[str] = ()) 
     Raises:
         ConfigError: It cannot be run.
     """
-    config = compose([*merged([*study.baseline, *overrides, *launch]), f"experiment={study.name}"])
+    config = compose([*merged(study.baseline, overrides, [*launch]), f"experiment={study.name}"])
     check_groups(config)
     return config
 

@@ -121,7 +121,7 @@ def confirmation(request: Request, names: Sequence[str], number: int | None) -> 
         {
             "name": _free_name(directory),
             "question": f"On fresh seeds: {study.question}",
-            "baseline": merged([*study.baseline, *_at_best(runs, runs.study.baseline)]),
+            "baseline": merged(study.baseline, _at_best(runs, runs.study.baseline)),
             "arms": to_builtins(confirming),
             "seeds": list(range(first, first + (number or len(study.seeds)))),
             "endpoints": to_builtins(study.endpoints),
@@ -141,7 +141,7 @@ def _at_best(runs: Runs, arm: ComposedArm) -> list[str]:
     if rate is None:
         problem = f"{arm.name} has no best learning rate: a tuning run is missing, or at every rate one failed to train"
         raise ConfigError(problem, f"lr_grid {show(study.lr_grid)}", f"nexus-ablate study {study.name}")
-    return merged([*arm.requested, f"optim.lr={show(rate)}"])
+    return merged(arm.requested, [f"optim.lr={show(rate)}"])
 
 
 def _claimed(study: str, arms: dict[str, ComposedArm], comparison: Stratum) -> list[str]:

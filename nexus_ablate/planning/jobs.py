@@ -170,16 +170,10 @@ class Runs:
         config = changed(config, seed=seed)
         ident = identity_of(config, self._fingerprint(config))
         pinned = f"train.precision={config.train.precision}"  # `auto` could mean something else where the job runs
-        overrides = [
-            pinned,
-            *definition.baseline,
-            *arm.overrides,
-            *extra,
-            f"seed={seed}",
-            f"experiment={definition.name}",
-        ]
+        extra += [f"seed={seed}", f"experiment={definition.name}"]
+        overrides = merged([pinned], definition.baseline, arm.overrides, extra, self.request.launch)
         path = run_path(self.request.directory.parent, self.request.directory.name, name, seed, ident)
-        return Job(arm.name, name, seed, path, merged([*overrides, *self.request.launch]), config, ident.config_hash)
+        return Job(arm.name, name, seed, path, overrides, config, ident.config_hash)
 
     def _fingerprint(self, config: RunConfig) -> str:
         key = f"{sorted(config.data.flat().items(), key=str)} {config.model.context}"

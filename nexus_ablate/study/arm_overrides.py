@@ -42,17 +42,21 @@ def overrides_of(value: Any, name: str = "an arm") -> list[str]:
     return texts
 
 
-def merged(overrides: list[str]) -> list[str]:
-    """One override per key; later ones replace earlier ones. Choosing another option removes the old one's keys."""
+def merged(*layers: list[str]) -> list[str]:
+    """One override per key, those of a later list instead of those of an earlier one: a baseline, an arm, a launch.
+
+    A list that chooses another option or another budget than those before it also removes the former one's keys. Within
+    a list order does not matter, as on a command line.
+    """
     kept: dict[str, str] = {}
-    for text in overrides:
-        name = key_of(text)
-        gone = [k for k in kept if k == name or (name in _BUDGETS and k in _BUDGETS)]
-        if name in OPTION_GROUPS and kept.get(name) != text:
-            gone += [k for k in kept if k.startswith(f"{name}.")]
-        for old in gone:
-            del kept[old]
-        kept[name] = text
+    for overrides in layers:
+        chosen = {key_of(text): text for text in overrides}
+        exchanged = {group for group in OPTION_GROUPS if group in chosen and chosen[group] != kept.get(group)}
+        sets_budget = not chosen.keys().isdisjoint(_BUDGETS)
+        for name in [*kept]:
+            if name in chosen or name.partition(".")[0] in exchanged or (sets_budget and name in _BUDGETS):
+                del kept[name]
+        kept |= chosen
     return list(kept.values())
 
 

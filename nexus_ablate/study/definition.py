@@ -89,7 +89,7 @@ def read_request(words: list[str]) -> Request:
     values |= {"seeds": looks} if looks else {}
     launch = merged(launch)
     study = _study(source, values, factors, overrides, runs_dir_of(launch))
-    study = msgspec.structs.replace(study, baseline=merged([*study.baseline, *overrides]))
+    study = msgspec.structs.replace(study, baseline=merged(study.baseline, overrides))
     _check_keys(study.baseline)
     return Request(study, launch)
 
@@ -206,7 +206,7 @@ def strata_of(request: Request) -> list[Request]:
         of_stratum = msgspec.structs.replace(
             study,
             name=f"{study.name}@{stratum}",
-            baseline=merged([*study.baseline, *overrides]),
+            baseline=merged(study.baseline, overrides),
             strata={},
             rungs=[],
             expects=[msgspec.structs.replace(e, stratum="") for e in expects],
