@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 import yaml
+from written_runs import unsealed
 
 from nexus_ablate.errors import AlreadyRunning, CheckpointError, ConfigError, StorageError, UserError
 from nexus_ablate.masking import mask
@@ -301,7 +302,8 @@ def test_a_new_run_has_the_agreed_layout(tmp_path: Path):
     )
     assert {p.name for p in path.iterdir()} == {*agreed.split(), "LOCK"}
     status = json.loads((path / "status.json").read_text())
-    assert set(status) == {*["state", "host", "pid", "heartbeat", "step", "started", "updated", "reason", "traceback"]}
+    keys = ["state", "host", "pid", "heartbeat", "step", "started", "updated", "reason", "traceback", "files"]
+    assert set(status) == {*keys}
     assert status["step"] == 2
     assert (path / "status.json").read_text().count("\n") > 9
     assert (path / "log.txt").read_text().endswith("+00:00 done\n")
@@ -739,7 +741,9 @@ def test_what_is_missing_stays_missing(tmp_path: Path):
     path = settled_run(tmp_path)
     for name in ("config.yaml", "env.json", "overrides.txt", "metrics.jsonl"):
         (path / name).unlink()
-    record = read_run(path)
+    with pytest.raises(UserError, match=r"config\.yaml is damaged"):
+        read_run(path)
+    record = read_run(unsealed(path))
     assert (record.config, record.env, record.overrides) == (None, None, None)
     assert record.metrics() == []
 

@@ -14,6 +14,7 @@ import yaml
 
 from nexus_ablate.config.compose import compose, differences
 from nexus_ablate.runs import arm_name
+from nexus_ablate.runs.record import file_hashes, write_summary
 
 TINY = ("model.n_layers=2", "model.d_model=16", "model.n_heads=2", "model.context=8", "train.steps=400")
 NAMES = ("embedding.weight", "blocks.0.attn.query.weight", "blocks.0.ffn.up.weight", "blocks.1.ffn.down.weight")
@@ -113,7 +114,7 @@ class Writer:
             }  # fmt: skip
             write_json(path / "summary.json", figures | (summary or {}))
             if windows:
-                (path / "evaluation.jsonl").write_text(evaluation_rows(windows, loss, text))
+                (path / "evaluation.jsonl").write_text(evaluation_rows(windows, rows[-1]["val/loss"], text))
         self.paths.append(path)
         return path
 
@@ -151,6 +152,23 @@ class Writer:
             if step % 40 == 0 or step == done:
                 row["val/loss"] = value
             yield row
+
+
+def sealed(path: Path) -> Path:
+    """A run directory as a run of this version leaves it: with hashes of its files."""
+    summary = path / "summary.json"
+    if summary.exists():
+        write_summary(path, json.loads(summary.read_text()))
+    status = json.loads((path / "status.json").read_text())
+    write_json(path / "status.json", status | {"files": file_hashes(path)})
+    return path
+
+
+def unsealed(path: Path) -> Path:
+    """A run directory as an older version left it: without hashes of its files."""
+    status = json.loads((path / "status.json").read_text())
+    write_json(path / "status.json", {key: value for key, value in status.items() if key != "files"})
+    return path
 
 
 def evaluation_rows(windows: int, loss: float, text: tuple[float, ...]) -> str:

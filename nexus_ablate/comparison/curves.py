@@ -16,6 +16,7 @@ from nexus_ablate.plain_data import LARGEST
 from nexus_ablate.runs.record import parse_row, read_lines, read_rows
 
 _ROW, _VAL, _TRAIN = b'{"step": ', b'"val/loss": ', re.compile(rb'"train/loss": ([^,}\n]+)')
+_STEP = re.compile(rb'^\{"step": (\d+),', re.MULTILINE)
 AXES = ("tokens", "flops", "seconds")
 SPIKE_WINDOW, SPIKE_DEVIATIONS = 128, 6.0
 
@@ -28,6 +29,7 @@ class Curves:
         tokens, flops, seconds: Where each validation stood.
         val: Validation losses.
         train: Every logged training loss, in order.
+        steps: The step of every row, in order.
         last: The last row.
     """
 
@@ -36,6 +38,7 @@ class Curves:
     seconds: Array
     val: Array
     train: Array
+    steps: Array
     last: dict[str, Any] = field(default_factory=dict)
 
     def at(self, axis: str, budget: float) -> float:
@@ -67,7 +70,7 @@ def read_curves(path: Path) -> Curves:
     Raises:
         UserError: The file is damaged.
     """
-    rows, train, last = [], [], {}
+    rows, train, steps, last = [], [], [], {}
     try:
         for chunk in read_lines(path):
             if not (
@@ -78,16 +81,19 @@ def read_curves(path: Path) -> Curves:
             parsed = [parse_row(path, line) for line in lines]
             rows, last = rows + parsed[:-1], parsed[-1]
             train += [float(text) if text != b"null" else None for text in _TRAIN.findall(chunk)]
+            steps += map(float, _STEP.findall(chunk))
         if (np.abs(np.array(train, dtype=float)) >= LARGEST).any():
             raise ValueError("a number that no run computes")
     except (ValueError, UserError):  # the strict reader names the line
-        rows, train, last = [], [], {}
+        rows, train, steps, last = [], [], [], {}
         for last in read_rows(path):
+            steps.append(last["step"])
             rows += [last] if "val/loss" in last else []
             train += [last["train/loss"]] if "train/loss" in last else []
     columns = {axis: np.array([row[axis] for row in rows], dtype=float) for axis in AXES}
     val = np.array([row["val/loss"] for row in rows], dtype=float)  # None becomes NaN
-    return Curves(**columns, val=val, train=np.array(train, dtype=float), last=last)
+    logged = {"train": np.array(train, dtype=float), "steps": np.array(steps, dtype=float)}
+    return Curves(**columns, val=val, **logged, last=last)
 
 
 def common_batches(one: Path, other: Path) -> tuple[int, bool] | None:

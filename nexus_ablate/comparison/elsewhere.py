@@ -195,7 +195,7 @@ def _trained(run: Listed, endpoint: Endpoint) -> Trained:
     if run.tokens and run.seconds:
         figures["tokens_per_second"] = run.tokens / run.seconds
     empty = np.array([])
-    curves = Curves(empty, empty, empty, empty, empty)
+    curves = Curves(empty, empty, empty, empty, empty, empty)
     return Trained(record, curves, {}, {name: value for name, value in figures.items() if value is not None})
 
 

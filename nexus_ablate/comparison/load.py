@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -16,14 +17,19 @@ from nexus_ablate.comparison.curves import Curves, read_curves
 from nexus_ablate.comparison.terms import Terms, read_terms
 from nexus_ablate.comparison.windows import WindowLosses, read_windows
 from nexus_ablate.errors import ConfigError, UserError, printable
+from nexus_ablate.measure.history import FINAL
 from nexus_ablate.provenance import code_of, source_hash
 from nexus_ablate.runs import SETTLED, RunRecord, find_runs, read_run
 from nexus_ablate.runs.formats import INIT
+from nexus_ablate.runs.lookup import id_of
 from nexus_ablate.runs.record import last_row, read_document
 
-RUN_NAME = re.compile(r"s\d+-[0-9a-f]{8}(-r\d+)?")
-CLAIMED = {"val_loss": "val/loss", "tokens": "tokens", "steps": "step"}
+CLAIMED = {
+    **{"val_loss": "val/loss", "val_bpb": "val/bpb", "tokens": "tokens", "steps": "step", "flops": "flops"},
+    "batch_hash": "batch_hash",
+}
 """Figures of summary.json that the last row of metrics.jsonl repeats, and their names there."""
+RUN_NAME = re.compile(r"s\d+-[0-9a-f]{8}(-r\d+)?")
 
 
 @dataclass(frozen=True)
@@ -161,37 +167,56 @@ def _read(path: Path) -> Trained | Excluded:
             return Excluded(path, "not named like a run (s<seed>-<hash>)", **place)
         if record.state not in SETTLED:
             return Excluded(path, _why_unsettled(record), **place)
-        curves = read_curves(path / "metrics.jsonl")
-        if contradiction := _contradiction(record, curves.last):
-            return Excluded(path, f"contradicts itself: {contradiction}", record.arm, record.seed, "inconsistent")
-        return Trained(
+        run = Trained(
             record=record,
-            curves=curves,
+            curves=read_curves(path / "metrics.jsonl"),
             init=_initial_values(path / "init.json"),
             figures=dict(_figures(record.summary or {})),
             probed=last_row(path / "probes.jsonl"),
             windows=read_windows(path / "evaluation.jsonl"),
         )
+        if contradiction := next(contradictions(run), ""):
+            return Excluded(path, f"contradicts itself: {contradiction}", record.arm, record.seed, "inconsistent")
+        return run
     except UserError as error:
         reason = f"damaged: {error.problem.removeprefix(f'{path}/')}" + (f" ({error.got})" if error.got else "")
         return Excluded(path, printable(reason, 200), arm=path.parent.name, state="damaged")
 
 
-def _contradiction(record: RunRecord, last: dict[str, Any]) -> str:
-    """How a run's files contradict each other, or ''."""
-    seed = (record.config or {}).get("seed")
-    if seed != record.seed:
-        return f"the directory says seed {record.seed}, config.yaml says {seed}"
+def contradictions(run: Trained) -> Iterator[str]:
+    """How the files of a run contradict each other."""
+    record, curves, probed, env = run.record, run.curves, run.probed, run.env
+    if (seed := run.config.get("seed")) != record.seed:
+        yield f"the directory says seed {record.seed}, config.yaml says {seed}"
+    named, run_hash = id_of(record.path)[:8], env.get("run_hash")
+    if run_hash and not str(run_hash).startswith(named):
+        yield f"the directory is named {named}, env.json is of run {run_hash:.8}"
+    backwards = np.nonzero(np.diff(curves.steps) <= 0)[0]
+    if len(backwards):
+        before, after = curves.steps[backwards[0] : backwards[0] + 2]
+        yield f"step {after:.0f} comes after step {before:.0f} in metrics.jsonl"
     if record.state != "finished":
-        return ""
+        return
+    summary, last = record.summary or {}, curves.last
     if not last:
-        return "finished without a row in metrics.jsonl"
-    unlike = [
-        f"{name} is {value} in summary.json, and {last.get(key)} at the end of metrics.jsonl"
-        for name, key in CLAIMED.items()
-        if (value := (record.summary or {}).get(name)) != last.get(key)
-    ]
-    return "; ".join(unlike)
+        yield "finished without a row in metrics.jsonl"
+    every = (run.config.get("train") or {}).get("log_every")
+    if every and not env.get("earlier"):  # an earlier launch may have logged at other steps
+        due, logged = last["step"] // every + 1, np.count_nonzero(curves.steps % every == 0)
+        if logged < due:
+            yield f"metrics.jsonl has rows for {logged} of the {due} steps at which one is due"
+    if "arm_hash" in summary and summary["arm_hash"] != env.get("arm_hash"):
+        yield "summary.json and env.json are of different arms"
+    if probed.get("step", last["step"] if "probe_hash" not in summary else None) != last["step"]:
+        yield f"probes.jsonl ends at step {probed.get('step')}, metrics.jsonl at step {last['step']}"
+    repeated = {name: name for name in summary if "/" in name and name not in FINAL}
+    for source, rows in (("metrics.jsonl", last), ("probes.jsonl", probed)):
+        for name, key in (CLAIMED | repeated).items():
+            required = rows is last and name in ("val_loss", "tokens", "steps")
+            if (required or (key in rows and name in summary)) and summary.get(name) != rows.get(key):
+                yield f"{name} is {summary.get(name)} in summary.json, and {rows.get(key)} at the end of {source}"
+    if run.windows is not None and abs(run.windows.mean - run.figures.get("val_loss", math.nan)) > 1e-6:
+        yield f"val_loss is {summary['val_loss']} in summary.json, and {run.windows.mean} in evaluation.jsonl"
 
 
 def _initial_values(path: Path) -> dict[str, tuple[str, tuple[int, ...] | None]]:

@@ -30,7 +30,15 @@ from nexus_ablate.runs.files import (
 )
 from nexus_ablate.runs.naming import Identity
 from nexus_ablate.runs.ownership import LIVE, SETTLED, STATES, now, refuse_if_alive, release, take_lock
-from nexus_ablate.runs.record import FIRST_KEYS, LOGS, has_status, read_env, read_status
+from nexus_ablate.runs.record import (
+    FIRST_KEYS,
+    LOGS,
+    file_hashes,
+    has_status,
+    read_env,
+    read_status,
+    write_summary,
+)
 
 HEARTBEAT_SECONDS = 10.0
 _log = logging.getLogger(__name__)
@@ -101,8 +109,9 @@ class Run:
         if state not in STATES:
             raise ValueError(f"no state {state!r}")
         with self._writing:
+            files = file_hashes(self.path) if state in SETTLED else {}
             status = {"state": state, "reason": mask(reason), "traceback": mask(traceback), "updated": now()}
-            self._write_status(status)
+            self._write_status({**status, "files": files})
 
     def heartbeat(self) -> None:
         """Record that the process is alive; writes at most once in ten seconds."""
@@ -157,10 +166,9 @@ class Run:
                     self._logs[name] = open_regular(path, os.O_WRONLY | os.O_APPEND)
 
     def write_summary(self, summary: dict[str, Any]) -> None:
-        """Replace summary.json. Works for a finished run too: later evaluations add to it."""
-        if not self.finished:
-            self._require_open()
-        atomic_write_json(self.path / "summary.json", summary)
+        """Replace summary.json."""
+        self._require_open()
+        write_summary(self.path, summary)
 
     def write_evaluation(self, rows: Iterable[dict[str, Any]]) -> None:
         """Replace evaluation.jsonl atomically."""

@@ -27,7 +27,7 @@ ByHead = Measured | Annotated[list[Measured], Meta(min_length=1)]
 
 
 class StatusRecord(Struct):
-    """status.json."""
+    """status.json; `files` has the hashes of a run with a result."""
 
     state: Literal["created", "running", "preempted", "finished", "diverged", "failed"]
     host: str
@@ -38,6 +38,7 @@ class StatusRecord(Struct):
     step: Count | None = None
     started: Time | None = None
     updated: Time | None = None
+    files: dict[str, str] = {}
 
 
 class ModelSize(Struct):
@@ -58,6 +59,12 @@ class NamedChoice(Struct):
     name: str = ""
 
 
+class TrainingConfig(Struct):
+    """`train` in config.yaml."""
+
+    log_every: Annotated[int, Meta(ge=1)] | None = None
+
+
 class ResolvedConfig(Struct):
     """`resolved` in config.yaml."""
 
@@ -71,6 +78,7 @@ class ConfigRecord(Struct):
     seed: Count = 0
     model: ModelSize | None = None
     optim: LearningRate | None = None
+    train: TrainingConfig | None = None
     tracker: NamedChoice | None = None
     resolved: ResolvedConfig | None = None
 

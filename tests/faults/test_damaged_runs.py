@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
+import re
 import shutil
 from pathlib import Path
 
-from written_runs import Writer
+import pytest
+from written_runs import Writer, at, sealed
 
 from faults.bench import sizes
 from faults.payloads import PICKLE, YAML
@@ -92,6 +95,105 @@ def test_every_damaged_run_is_counted_and_no_intact_number_moves(tmp_path, count
         excluded += len(said.keys() & reasons.keys())
         read += len(said.keys() - reasons.keys())
     counted(f"{count} of {count} accounted for: {excluded} left out with a reason, {read} readable anyway")
+
+
+def edit_lines(name: str, change) -> object:
+    """A damage: the lines of a log are changed."""
+
+    def damage(run: Path, _: Path) -> None:
+        lines = (run / name).read_text().splitlines(keepends=True)
+        (run / name).write_text("".join(change(lines)))
+
+    return damage
+
+
+def edit_json(name: str, key: str, value: object) -> object:
+    """A damage: one value of a file is another."""
+
+    def damage(run: Path, _: Path) -> None:
+        file = run / name
+        file.write_text(json.dumps(json.loads(file.read_text()) | {key: value}))
+
+    return damage
+
+
+def exchange(name: str) -> object:
+    """A damage: two arms have each other's file."""
+
+    def damage(run: Path, other: Path) -> None:
+        texts = [(path / name).read_text() for path in (other, run)]
+        for path, text in zip((run, other), texts, strict=True):
+            (path / name).write_text(text)
+
+    return damage
+
+
+CONTRADICTIONS = {
+    "probes cut": (edit_lines("probes.jsonl", lambda lines: lines[:3]), "probes.jsonl ends at step 2"),
+    "probes gone": (lambda run, _: (run / "probes.jsonl").unlink(), "probes.jsonl"),
+    "a row missing": (edit_lines("metrics.jsonl", lambda lines: lines[:10] + lines[11:]), "rows for 4 of the 5 steps"),
+    "the last row missing": (
+        edit_lines("metrics.jsonl", lambda lines: lines[:-1]),
+        "ends at step 40, metrics.jsonl at step 38",
+    ),
+    "a row twice": (edit_lines("metrics.jsonl", lambda lines: lines[:5] + lines[4:]), "step 8 comes after step 8"),
+    "a row moved": (
+        edit_lines("metrics.jsonl", lambda lines: [*lines[:3], lines[9], *lines[3:9], *lines[10:]]),
+        "step 6 comes after step 18",
+    ),
+    "the last row moved": (edit_lines("metrics.jsonl", lambda lines: [lines[-1], *lines[:-1]]), "comes after step"),
+    "summaries exchanged": (exchange("summary.json"), "are of different arms"),
+    "metrics exchanged": (exchange("metrics.jsonl"), "at the end of metrics.jsonl"),
+    "evaluations exchanged": (exchange("evaluation.jsonl"), "in evaluation.jsonl"),
+    "environments exchanged": (exchange("env.json"), "env.json is of run"),
+    "another val_loss": (edit_json("summary.json", "val_loss", 1.0), "val_loss is 1.0 in summary.json"),
+    "another figure of the probes": (edit_json("summary.json", "logits/max_abs", 9.0), "at the end of probes.jsonl"),
+}
+UNNOTICED = {
+    "probes exchanged": exchange("probes.jsonl"),
+    "configurations exchanged": exchange("config.yaml"),
+    "overrides exchanged": exchange("overrides.txt"),
+    "a figure that one file has": edit_json("summary.json", "params", 7),
+}
+"""Damage that only a run with recorded hashes shows."""
+
+
+def trained(root: Path, recorded: bool) -> list[Path]:
+    """Runs of two arms, with probes of several steps."""
+    writer = Writer(root, steps=40)
+    writer.arm(losses=[2.00, 2.02, 1.98], summary={"probe_hash": "a", "logits/max_abs": 2.0})
+    writer.arm("norm=layer", losses=[1.90, 1.93, 1.87], summary={"probe_hash": "a", "logits/max_abs": 2.0})
+    for path in writer.paths:
+        env, summary = (json.loads((path / name).read_text()) for name in ("env.json", "summary.json"))
+        (path / "env.json").write_text(json.dumps(env | {"run_hash": path.name.partition("-")[2] * 8}))
+        (path / "summary.json").write_text(json.dumps(summary | {"arm_hash": env["arm_hash"]}))
+        rows = [{**at(step), "logits/max_abs": step / 20, "act/block_000/resid/max_abs": float(len(path.parent.name))}
+                for step in (0, 1, 2, 4, 8, 16, 32, 40)]  # fmt: skip
+        (path / "probes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        if recorded:
+            sealed(path)
+    return writer.paths
+
+
+@pytest.mark.parametrize("recorded", [False, True], ids=["by other figures", "by recorded hashes"])
+@pytest.mark.parametrize("name", [*CONTRADICTIONS, *UNNOTICED])
+def test_files_that_contradict_each_other_exclude_their_run(tmp_path, name, recorded):
+    paths = trained(tmp_path, recorded)
+    baseline, arm = paths[0], paths[3]
+    damage, reason = CONTRADICTIONS.get(name) or (UNNOTICED[name], "")
+    damage(arm, baseline)
+    excluded = {out.path: out.reason for out in compare(tmp_path).excluded}
+    assert excluded.keys() <= {arm, baseline}
+    if recorded and name != "summaries exchanged":
+        assert re.search("not the file that this run ended with|by its checksum", excluded[arm])
+    elif reason:
+        assert reason in excluded[arm]
+
+
+def test_control_runs_whose_files_agree_are_all_used(tmp_path):
+    for recorded in (False, True):
+        trained(tmp_path / str(recorded), recorded)
+        assert not compare(tmp_path / str(recorded)).excluded
 
 
 def test_control_without_the_check_of_what_is_read_damage_would_end_the_comparison(tmp_path, monkeypatch):
