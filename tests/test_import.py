@@ -192,8 +192,8 @@ FILES = {
     ),
     "no tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), "no tokenizer"),
     "a broken tokenizer": (lambda folder: (folder / "tokenizer.json").write_text("{"), "tokenizer.json"),
-    "a broken config": (lambda folder: (folder / "config.json").write_text("{"), "not valid JSON"),
-    "no config": (lambda folder: (folder / "config.json").unlink(), "no config.json here"),
+    "a broken config": (lambda folder: (folder / "config.json").write_text("{"), "config.json cannot be read"),
+    "no config": (lambda folder: (folder / "config.json").unlink(), "config.json cannot be read"),
 }
 
 
@@ -264,7 +264,7 @@ def test_the_index_says_which_file_a_tensor_is_read_from(copied):
 
 
 def test_a_safetensors_file_is_read_whatever_its_first_byte_is(tmp_path):
-    from nexus_ablate.pretrained.weights import read_tensors
+    from nexus_ablate.pretrained.library import read_tensors
 
     first = set()
     for n in range(256):
@@ -319,8 +319,8 @@ def test_weights_that_give_other_logits_than_the_library_are_refused_with_the_bl
 
     whole = Tensors.tensor
 
-    def off(self, name, shape):
-        tensor = whole(self, name, shape)
+    def off(self, name):
+        tensor = whole(self, name)
         return tensor * 1.01 if name == "blocks.2.ffn.up.weight" and tensor.dtype == torch.float32 else tensor
 
     monkeypatch.setattr(Tensors, "tensor", off)
@@ -352,7 +352,7 @@ def test_a_model_that_does_not_fit_in_memory_is_refused(copied, capsys, monkeypa
 
 def test_a_change_of_the_architecture_is_refused_at_the_import(copied, capsys):
     said = refusal(capsys, "import", "model", *QUICK, "position.theta=7")
-    assert "another architecture" in said and "position=" in said
+    assert "another architecture" in said and "position.theta=7" in said
 
 
 # ------------------------------------------------------------------------------------------ measures of the library

@@ -42,9 +42,8 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
     check_library()
     path, further = Path(words[0]), words[1:]
     from nexus_ablate.pretrained.expression import express
-    from nexus_ablate.pretrained.library import outline, read_config
+    from nexus_ablate.pretrained.library import outline, read_config, weight_files
     from nexus_ablate.pretrained.proof import memory_of, structure, weights
-    from nexus_ablate.pretrained.weights import weight_files
 
     files = weight_files(path) if path.is_dir() and "overrides" not in flags else {}
     if further and not files:

@@ -7,20 +7,12 @@ and names that mean something else. Nothing here is assumed to be right: every i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from nexus_ablate.errors import ConfigError
-from nexus_ablate.pretrained.names import (
-    Layout,
-    alternating,
-    by_core,
-    only_expert,
-    swapped,
-    transposed,
-    transposed_by_kind,
-)
+from nexus_ablate.pretrained.layouts import CONV1D, EXPERTS, Layout, swapped
 
 Settings = dict[str, Any]
 
@@ -41,39 +33,36 @@ class Family:
     preset: str = "llama"
     fixed: Settings = field(default_factory=dict)
     read: Callable[[Any], Settings] = lambda c: {}
-    names: Mapping[str, str] = field(default_factory=dict)
-    layouts: Mapping[str, Layout] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)
+    layouts: dict[str, Layout] = field(default_factory=dict)
     unused: tuple[str, ...] = ()
 
 
-def refuse(kind: str, key: str, reason: str) -> ConfigError:
-    """The error for a setting that no axis can express."""
-    return ConfigError(
-        f"this {kind} cannot be expressed", f"{key}: {reason}", "`nexus-ablate list` shows the options that exist"
-    )
+def refuse(config: Any, key: str, reason: str) -> ConfigError:
+    """The error for a part of a configuration that no axis can express."""
+    fix = "`nexus-ablate list` shows the options that exist"
+    return ConfigError(f"this {config.model_type} cannot be expressed", f"{key}: {reason}", fix)
 
 
-def pattern(values: list[Any]) -> list[Any]:
-    """The shortest list that gives the values when repeated."""
-    lengths = range(1, len(values) + 1)
-    return next(values[:n] for n in lengths if all(v == values[i % n] for i, v in enumerate(values)))
+def first(config: Any, *names: str, default: Any = None) -> Any:
+    """The value of the first attribute that exists and isn't None."""
+    return next((value for name in names if (value := getattr(config, name, None)) is not None), default)
 
 
 def by_layer(values: list[Any]) -> Any:
-    """A single value if all layers have the same, else the pattern."""
-    short = pattern(values)
-    return short[0] if len(short) == 1 else short
+    """A single value if all layers have the same, else the shortest list that gives the values when repeated."""
+    length = 1
+    while any(value != values[layer % length] for layer, value in enumerate(values)):
+        length += 1
+    return values[:length] if length > 1 else values[0]
 
 
 def positions_in(layers: list[Any]) -> Settings:
     """The layers without positions, from one truth value per layer."""
     without = [layer for layer, has_positions in enumerate(layers) if not has_positions]
-    if len(without) == len(layers):
-        return {"position": "none", "nope_every": "off"}
-    period = without[0] + 1 if without else 0
-    if without and without == list(range(period - 1, len(layers), period)):
-        return {"nope_every": period}
-    return {"nope_every": without or "off"}
+    period = without[0] + 1 if without else 1
+    is_periodic = period > 1 and without == list(range(period - 1, len(layers), period))
+    return {"nope_every": period if is_periodic else without or "off"}
 
 
 def positions_in_windows(c: Any) -> Settings:
@@ -96,7 +85,7 @@ def gpt_neo(c: Any) -> Settings:
 
 def gpt_oss(c: Any) -> Settings:
     if c.num_local_experts > 1:
-        raise refuse(c.model_type, f"num_local_experts={c.num_local_experts}", "there is no mixture of experts")
+        raise refuse(c, f"num_local_experts={c.num_local_experts}", "there is no mixture of experts")
     return {"ffn.alpha": getattr(c, "swiglu_alpha", 1.702), "ffn.limit": getattr(c, "swiglu_limit", 7.0)}
 
 
@@ -104,18 +93,27 @@ def gpt2(c: Any) -> Settings:
     return {} if c.scale_attn_weights else {"attn_scale": 1.0}
 
 
+def gptj(c: Any) -> Settings:
+    return {"position.fraction": c.rotary_dim * c.n_head / c.n_embd}
+
+
 def granite(c: Any) -> Settings:
     residual = {"placement": "residual_scale", "placement.branch_scale": c.residual_multiplier}
     return {
         **(residual if c.residual_multiplier != 1 else {"placement": "pre"}),
-        "embed_scale": float_or_off(c.embedding_multiplier),
-        "logit_scale": float_or_off(1 / c.logits_scaling),
+        "embed_scale": c.embedding_multiplier,
+        "logit_scale": 1 / c.logits_scaling,
         "attn_scale": c.attention_multiplier,
     }
 
 
 def granite_swa(c: Any) -> Settings:
     return granite(c) | {"position.theta": by_layer([float(theta) for theta in c.layer_rope_theta])}
+
+
+def hunyuan(c: Any) -> Settings:
+    alpha = c.rope_parameters.get("alpha")
+    return {"position": "rope_interpolated", "position.method": "ntk", "position.factor": alpha} if alpha else {}
 
 
 def hyperclovax(c: Any) -> Settings:
@@ -144,10 +142,6 @@ def smollm3(c: Any) -> Settings:
     return positions_in(c.no_rope_layers)
 
 
-def float_or_off(value: float) -> float | str:
-    return "off" if value == 1 else float(value)
-
-
 NORMED_OUTPUTS = {
     "blocks.{}.norm_attn": "post_attention_layernorm",
     "blocks.{}.norm_ffn": "post_feedforward_layernorm",
@@ -156,13 +150,7 @@ SANDWICH = {
     "blocks.{}.norm_attn_out": "post_attention_layernorm",
     "blocks.{}.norm_ffn_out": "post_feedforward_layernorm",
 }
-CONV1D: dict[str, Layout] = {
-    "attn.c_attn": transposed_by_kind,
-    "attn.c_proj": transposed,
-    "mlp.c_fc": transposed,
-    "mlp.c_proj": transposed,
-}
-EXPERTS = {
+EXPERT_NAMES = {
     "blocks.{}.ffn.gate.weight": "mlp.experts.gate_up_proj",
     "blocks.{}.ffn.gate.bias": "mlp.experts.gate_up_proj_bias",
     "blocks.{}.ffn.up.weight": "mlp.experts.gate_up_proj",
@@ -176,16 +164,14 @@ PER_HEAD = {"qk_norm": "layer", "qk_norm.gain": "per_head"}
 FAMILIES: dict[str, Family] = {
     "apertus": Family(fixed={"qk_norm": "rms"}, unused=("act_fn.beta", "act_fn.eps")),
     "apertus1p5_text": Family(fixed={"qk_norm": "rms"}, unused=("act_fn.beta", "act_fn.eps")),
-    "arcee": Family(),
     "biogpt": Family("opt", {"norm.eps": 1e-5}, scaled),
     "bitnet": Family(fixed={"placement": "subln"}),
     "bloom": Family("bloom"),
-    "codegen": Family("gptj", layouts={"attn.qkv_proj": by_core}),
+    "codegen": Family("gptj", read=gptj),
     "cohere": Family("cohere", PER_HEAD),
     "cohere2": Family("cohere2", read=positions_in_windows),
     "cwm": Family("llama3"),
     "ernie4_5": Family(fixed=INTERLEAVED),
-    "exaone": Family(),
     "exaone4": Family("olmo2", {"qk_norm": "rms"}, exaone4, NORMED_OUTPUTS),
     "falcon": Family("falcon", read=falcon),
     "gemma": Family("gemma"),
@@ -199,21 +185,14 @@ FAMILIES: dict[str, Family] = {
     "gpt_neo": Family("gpt2", {"attn_scale": 1.0}, gpt_neo),
     "gpt_neox": Family("pythia"),
     "gpt_neox_japanese": Family("pythia", {"placement": "pre"}),
-    "gpt_oss": Family(
-        "gpt_oss", {"ffn": "swiglu_clamped"}, gpt_oss, EXPERTS,
-        {"mlp.experts.gate_up_proj": alternating, "mlp.experts.gate_up_proj_bias": alternating,
-         "mlp.experts.down_proj": only_expert, "mlp.experts.down_proj_bias": only_expert}, ("mlp.router",),
-    ),
-    "gptj": Family("gptj"),
+    "gpt_oss": Family("gpt_oss", {"ffn": "swiglu_clamped"}, gpt_oss, EXPERT_NAMES, EXPERTS, ("mlp.router",)),
+    "gptj": Family("gptj", read=gptj),
     "granite": Family("granite", read=granite),
     "granite_swa": Family("granite", {"normalizer": "sink"}, granite_swa),
     "helium": Family(fixed=INTERLEAVED),
-    "hunyuan_v1_dense": Family(fixed={"qk_norm": "rms", "qk_norm.after_rotation": True}),
+    "hunyuan_v1_dense": Family(fixed={"qk_norm": "rms", "qk_norm.after_rotation": True}, read=hunyuan),
     "hyperclovax": Family("granite", read=hyperclovax),
-    "internlm3": Family(),
-    "iquestcoder": Family(),
     "jais2": Family(fixed={"norm": "layer"}),
-    "llama": Family(),
     "ministral": Family("mistral"),
     "ministral3": Family("mistral"),
     "mistral": Family("mistral"),
@@ -233,11 +212,10 @@ FAMILIES: dict[str, Family] = {
     "phi3": Family("phi3"),
     "qwen2": Family("qwen2"),
     "qwen3": Family("qwen3"),
-    "seed_oss": Family(),
     "smollm3": Family("smollm3", read=smollm3),
     "stablelm": Family("stablelm", PER_HEAD),
     "starcoder2": Family("starcoder2"),
     "vaultgemma": Family("gemma2", {"placement": "pre"}),
     "xglm": Family("xglm", read=scaled),
 }  # fmt: skip
-"""Families by the `model_type` of a config.json."""
+"""Families by the `model_type` of a config.json. Others are read as Llama is, by the rules alone."""

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import copy
+import hashlib
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nexus_ablate.errors import ConfigError
-from nexus_ablate.runs.files import read_regular
+from nexus_ablate.errors import ConfigError, described
+from nexus_ablate.plain_data import UNREADABLE
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
-CONFIG_BYTES = 2**24
+Files = dict[Path, list[str] | None]
+"""Files with the tensors to read from each; None for all."""
 COPY = "copy the directory again"
+FROM_ONE = "take config.json and weights from one model"
+SAFE = "save it as safetensors: model.save_pretrained(DIR)"
 
 
 def check_library() -> None:
@@ -26,31 +30,30 @@ def check_library() -> None:
         ConfigError: It isn't.
     """
     if find_spec("transformers") is None:
-        raise ConfigError(
-            "reading a published model needs the transformers library",
-            "it is not installed",
-            "pip install 'nexus-ablate[import]'",
-        )
+        problem = "reading a published model needs the transformers library"
+        raise ConfigError(problem, "it is not installed", "pip install 'nexus-ablate[import]'")
 
 
-@contextmanager
-def quiet() -> Iterator[Any]:
-    """The `transformers` library without warnings and progress bars."""
-    import warnings
-
+def quiet_library() -> Any:
+    """The `transformers` library, from now on without warnings and progress bars."""
     import transformers
 
-    level, bars = transformers.logging.get_verbosity(), transformers.logging.is_progress_bar_enabled()
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
+    return transformers
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """The mapping in a JSON file.
+
+    Raises:
+        ConfigError: There is none.
+    """
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield transformers
-    finally:
-        transformers.logging.set_verbosity(level)
-        if bars:
-            transformers.logging.enable_progress_bar()
+        return dict(json.loads(file.read_bytes()))
+    except (OSError, *UNREADABLE) as error:
+        fix = "give the directory of a model as transformers saves it, or its config.json"
+        raise ConfigError(f"{file.name} cannot be read", described(error), fix) from error
 
 
 def read_config(path: Path) -> Any:
@@ -59,22 +62,7 @@ def read_config(path: Path) -> Any:
     Raises:
         ConfigError: There is none, the library doesn't know its architecture, or refuses its values.
     """
-    file = path / "config.json" if path.is_dir() else path
-    try:
-        data = read_regular(file, CONFIG_BYTES, follow=True)
-    except OSError as error:
-        raise ConfigError("config.json cannot be read", f"{file}: {error.strerror}", COPY) from error
-    if data is None:
-        raise ConfigError(
-            "there is no config.json here", str(path), "give a config.json or the directory that holds it"
-        )
-    try:
-        values = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError("config.json is not valid JSON", f"{file}: {error}", COPY) from error
-    if not isinstance(values, dict):
-        raise ConfigError("config.json is not a mapping", str(file), COPY)
-    return parse_config(values)
+    return parse_config(read_json(path / "config.json" if path.is_dir() else path))
 
 
 def parse_config(values: dict[str, Any]) -> Any:
@@ -83,43 +71,39 @@ def parse_config(values: dict[str, Any]) -> Any:
     Raises:
         ConfigError: As in `read_config`.
     """
-    with quiet() as transformers:
-        kind = values.get("model_type")
-        known = transformers.CONFIG_MAPPING
-        if kind not in known:
-            problem = f"transformers {transformers.__version__} does not know this architecture"
-            fix = "a newer transformers; models that bring their own code are not run"
-            raise ConfigError(problem, f"model_type={kind!r}", fix)
-        if values.get("quantization_config"):
-            got = f"quantization_config={values['quantization_config']!r}"[:120]
-            raise ConfigError("the weights are quantized", got, "the model in float32, float16 or bfloat16")
-        try:
-            config = known[kind].from_dict(values)
-        except Exception as error:  # whatever the library's own checks raise
-            got = f"{kind}: {type(error).__name__}: {error}"[:300]
-            raise ConfigError("transformers refuses this config.json", got, COPY) from error
-        return config.get_text_config(decoder=True)
+    transformers = quiet_library()
+    kind = values.get("model_type")
+    if kind not in transformers.CONFIG_MAPPING:
+        problem = f"transformers {transformers.__version__} does not know this architecture"
+        fix = "a newer transformers; models that bring their own code are not run"
+        raise ConfigError(problem, f"model_type={kind!r}", fix)
+    if quantization := values.get("quantization_config"):
+        got = f"quantization_config={quantization!r}"
+        raise ConfigError("the weights are quantized", got, "the model in float32, float16 or bfloat16")
+    try:
+        config = transformers.CONFIG_MAPPING[kind].from_dict(values)
+    except Exception as error:  # whatever the library's own checks raise
+        raise ConfigError("transformers refuses this config.json", f"{kind}: {described(error)}", COPY) from error
+    return config.get_text_config(decoder=True)
 
 
-def built(config: Any, kernel: str = "eager", **settings: Any) -> nn.Module:
+def kernels(config: Any) -> list[str]:
+    """The library's kernels for attention, the exact one first: Falcon's eager one adds ALiBi twice."""
+    return ["sdpa", "eager"] if config.model_type == "falcon" else ["eager", "sdpa"]
+
+
+def built(config: Any, **settings: Any) -> nn.Module:
     """The library's model of a configuration, in evaluation, with its own initial values.
 
     Raises:
         ConfigError: It can't be built from these values, or isn't a causal language model.
     """
-    import copy
-
-    with quiet() as transformers:
-        try:
-            model = transformers.AutoModelForCausalLM.from_config(
-                copy.deepcopy(config), attn_implementation=kernel, experts_implementation="eager", **settings
-            )
-        except Exception as error:  # whatever the library's own checks raise
-            got = f"{config.model_type}: {type(error).__name__}: {error}".replace("\n", " ")[:300]
-            raise ConfigError(
-                "transformers cannot build a causal language model of this config.json", got, COPY
-            ) from error
-    return model.eval()
+    settings |= {"attn_implementation": kernels(config)[0], "experts_implementation": "eager"}
+    try:
+        return quiet_library().AutoModelForCausalLM.from_config(copy.deepcopy(config), **settings).eval()
+    except Exception as error:  # whatever the library's own checks raise
+        problem = "transformers cannot build a causal language model of this config.json"
+        raise ConfigError(problem, f"{config.model_type}: {described(error)}", COPY) from error
 
 
 def outline(config: Any) -> dict[str, Any]:
@@ -128,3 +112,107 @@ def outline(config: Any) -> dict[str, Any]:
 
     with torch.device("meta"):
         return dict(built(config).state_dict())
+
+
+# ------------------------------------------------------------------------------------------------------------- weights
+
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "model.pt", "consolidated.00.pth")
+
+
+def weight_files(directory: Path) -> Files:
+    """The safetensors files of a directory, each with its tensors by the index, or None for all; empty without weights.
+
+    Raises:
+        ConfigError: The weights are pickled, or the index names a missing file.
+    """
+    if (directory / WEIGHTS).is_file():
+        return {directory / WEIGHTS: None}
+    if (directory / INDEX).is_file():
+        files: dict[Path, list[str]] = {}
+        for tensor, name in read_json(directory / INDEX).get("weight_map", {}).items():
+            if not (directory / name).is_file():
+                raise ConfigError(f"{INDEX} names a file that is not there", name, "copy all of them")
+            files.setdefault(directory / name, []).append(tensor)
+        return {**files}
+    for name in PICKLES:
+        if (directory / name).is_file():
+            raise ConfigError("pickled weights are not read: they can run code", str(directory / name), SAFE)
+    return {}
+
+
+def content_hash(files: Files) -> str:
+    """sha256 over the contents of the files."""
+    hashes = [_hash_of(path, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    return hashlib.sha256(b"".join(hashes)).hexdigest()
+
+
+@cache
+def _hash_of(path: Path, size: int, modified: int) -> bytes:
+    """sha256 of a file, cached by its size and modification time."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
+
+
+def read_tensors(files: Files) -> dict[str, Tensor]:
+    """The tensors by their names; of one that several files have, the one in the file that the index names.
+
+    Raises:
+        ConfigError: A file isn't a safetensors file, is truncated, or lacks a tensor.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    tensors: dict[str, Any] = {}
+    for path, names in files.items():
+        try:
+            with safe_open(path, "pt") as file:
+                for name in names or file.keys():
+                    tensors[name] = file.get_tensor(name)
+        except (SafetensorError, OSError, ValueError) as error:
+            raise ConfigError("the weights cannot be read as safetensors", f"{path}: {error}", SAFE) from error
+    return tensors
+
+
+def load(config: Any, files: Files) -> nn.Module:
+    """The library's model with published weights, float32, on the CPU, in evaluation.
+
+    Raises:
+        ConfigError: Weights are missing, too many, of another size, not finite, or of a type that needs a scale.
+    """
+    import torch
+
+    tensors = read_tensors(files)
+    parameters = "\n".join(outline(config))
+    types = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+    for name, tensor in tensors.items():
+        if tensor.dtype not in types and name in parameters:
+            got, fix = f"{name} is {tensor.dtype}".replace("torch.", ""), "the model in float32 or bfloat16"
+            raise ConfigError("the weights are quantized, without their scales", got, fix)
+    settings = {"state_dict": tensors, "dtype": torch.float32, "attn_implementation": kernels(config)[0]}
+    settings |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
+    try:
+        model_class = quiet_library().MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+        model, report = model_class.from_pretrained(None, config=config, **settings)
+    except Exception as error:  # whatever the library raises for weights that do not fit
+        raise ConfigError("transformers cannot load the weights", described(error), FROM_ONE) from error
+    problems = {
+        "config.json and weights are of different sizes": report["mismatched_keys"],
+        "the weights lack tensors": report["missing_keys"],
+        "the weights have tensors that this architecture doesn't use": [
+            name for name in report["unexpected_keys"] if is_parameter(tensors[name])
+        ],
+    }
+    for problem, names in problems.items():
+        if names:
+            raise ConfigError(problem, ", ".join(sorted(map(str, names))[:3]), FROM_ONE)
+    for name, parameter in model.named_parameters():
+        if not parameter.isfinite().all():
+            got, fix = f"{name} has NaN or infinite values", "a checkpoint from before the divergence"
+            raise ConfigError("the weights are not finite", got, fix)
+    return model.eval()
+
+
+def is_parameter(tensor: Tensor) -> bool:
+    """Whether a tensor that the library doesn't read can be a weight, and not a mask or a constant of older files."""
+    return tensor.is_floating_point() and 0 < tensor.ndim < 4

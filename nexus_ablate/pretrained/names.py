@@ -6,15 +6,22 @@ every import is proved (proof.py).
 
 from __future__ import annotations
 
-import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from nexus_ablate.pretrained.layouts import FUSED, Shape
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from nexus_ablate.pretrained.families import Family
+
+QKV = (
+    " self_attn.qkv_proj attn.Wqkv attn.c_attn attn.qkv_proj attention.query_key_value "
+    "self_attention.query_key_value self_attn.query_key_value"
+)
 NAMES = {
     "embedding": "embed_tokens wte embed_in word_embeddings tokens_embed transformer.w",
     "position.table": "wpe embed_positions positions_embed position_embeddings",
@@ -24,14 +31,11 @@ NAMES = {
     "final_norm": "norm final_layernorm ln_f final_layer_norm layer_norm norm_f layernorm",
     "head": "lm_head embed_out output_projection lm_head.decoder",
     "blocks.{}.attn.query": "self_attn.q_proj attn.q_proj attn.attention.q_proj multi_head_attention.Wq "
-    "attention.self.query self_attn.qkv_proj attn.Wqkv attn.c_attn attn.qkv_proj attention.query_key_value "
-    "self_attention.query_key_value self_attn.query_key_value",
+    "attention.self.query" + QKV,
     "blocks.{}.attn.key": "self_attn.k_proj attn.k_proj attn.attention.k_proj multi_head_attention.Wk "
-    "attention.self.key self_attn.qkv_proj attn.Wqkv attn.c_attn attn.qkv_proj attention.query_key_value "
-    "self_attention.query_key_value self_attn.query_key_value",
+    "attention.self.key" + QKV,
     "blocks.{}.attn.value": "self_attn.v_proj attn.v_proj attn.attention.v_proj multi_head_attention.Wv "
-    "attention.self.value self_attn.qkv_proj attn.Wqkv attn.c_attn attn.qkv_proj attention.query_key_value "
-    "self_attention.query_key_value self_attn.query_key_value",
+    "attention.self.value" + QKV,
     "blocks.{}.attn.out": "self_attn.o_proj self_attn.out_proj self_attn.dense attn.out_proj attn.c_proj "
     "attn.attention.out_proj attention.dense self_attention.dense multi_head_attention.dense attention.output.dense",
     "blocks.{}.attn.out.bias": "attention.dense_bias",
@@ -49,170 +53,85 @@ NAMES = {
     "blocks.{}.ffn.inner_norm": "mlp.ffn_sub_norm",
     "blocks.{}.ffn.raw_alpha_p": "mlp.act_fn.alpha_p",
     "blocks.{}.ffn.raw_alpha_n": "mlp.act_fn.alpha_n",
-    "blocks.{}.norm_attn": "input_layernorm ln_1 ln_attn norm_1 self_attn_layer_norm layernorm1 "
-    "attention_layernorm "
+    "blocks.{}.norm_attn": "input_layernorm ln_1 ln_attn norm_1 self_attn_layer_norm layernorm1 attention_layernorm "
     "attention.output.LayerNorm",
     "blocks.{}.norm_ffn": "pre_feedforward_layernorm post_attention_layernorm ln_2 ln_mlp norm_2 final_layer_norm "
-    "feedforward_layernorm "
-    "layernorm2 output.LayerNorm",
+    "feedforward_layernorm layernorm2 output.LayerNorm",
     "blocks.{}.norm_attn_out": "post_self_attn_layernorm post_norm1",
     "blocks.{}.norm_ffn_out": "post_mlp_layernorm post_norm2",
 }
 """Published names by the names of modules and parameters here, the first one that exists. Those of a block are relative
 to it, those outside are the ends of whole names; `*` is the index of a head."""
-
 LEAVES = {"gain": "weight", "excess": "weight"}
 PARTS = {"query": 0, "key": 1, "value": 2, "gate": 0, "up": 1}
 """Which part of a fused matrix a module is."""
-_BLOCK = re.compile(r"^(.*?\b(?:layers|h|blocks|layer))\.(\d+)\.")
-
-
-@dataclass(frozen=True)
-class Shape:
-    """The sizes needed to split fused weights."""
-
-    n_heads: int
-    n_kv_heads: int
-    head_dim: int
-
-
-Layout = Callable[["Tensor", Shape], "Sequence[Tensor]"]
-"""Splits a published tensor into the parts that are modules of their own here."""
-
-
-def by_kind(w: Tensor, shape: Shape) -> Sequence[Tensor]:
-    """All queries, then all keys, then all values."""
-    return w.split([heads * shape.head_dim for heads in (shape.n_heads, shape.n_kv_heads, shape.n_kv_heads)])
-
-
-def by_group(w: Tensor, shape: Shape) -> Sequence[Tensor]:
-    """For each key head its queries, its key and its value."""
-    groups = w.unflatten(0, (shape.n_kv_heads, -1, shape.head_dim))
-    return [part.flatten(0, 2) for part in (groups[:, :-2], groups[:, -2:-1], groups[:, -1:])]
-
-
-def by_core(w: Tensor, shape: Shape) -> Sequence[Tensor]:
-    """CodeGen's order: for each of four cores the queries, values and keys of its heads."""
-    query, value, key = w.unflatten(0, (4, 3, -1)).unbind(1)
-    return [part.flatten(0, 1) for part in (query, key, value)]
-
-
-def halves(w: Tensor, shape: Shape) -> Sequence[Tensor]:
-    """The gate, then the other projection."""
-    return w.chunk(2)
-
-
-def transposed(w: Tensor, shape: Shape) -> Sequence[Tensor]:
-    """One matrix, stored as (d_in, d_out)."""
-    return [w.mT if w.ndim == 2 else w]
-
-
-def transposed_by_kind(w: Tensor, shape: Shape) -> Sequence[Tensor]:
-    return by_kind(transposed(w, shape)[0], shape)
-
-
-def swapped(w: Tensor, shape: Shape) -> Sequence[Tensor]:
-    """The halves of each head exchanged, for a rotation in the other direction."""
-    return [w.unflatten(0, (-1, 2, shape.head_dim // 2)).flip(1).flatten(0, 2)]
-
-
-def only_expert(w: Tensor, shape: Shape) -> Sequence[Tensor]:
-    """The matrix or bias of the only expert, stored as (1, d_in, d_out) or (1, d_out)."""
-    return [w[0].mT if w.ndim == 3 else w[0]]
-
-
-def alternating(w: Tensor, shape: Shape) -> Sequence[Tensor]:
-    """The rows of the gate and of the other projection in turn, of the only expert."""
-    rows = only_expert(w, shape)[0]
-    return [rows[0::2], rows[1::2]]
-
-
-def scalar(w: Tensor, shape: Shape) -> Sequence[Tensor]:
-    """A number that is stored as a list of one."""
-    return [w[0]]
-
-
-FUSED: dict[str, Layout] = {
-    "mlp.act_fn.alpha_p": scalar,
-    "mlp.act_fn.alpha_n": scalar,
-    "self_attn.qkv_proj": by_kind,
-    "attn.Wqkv": by_kind,
-    "attn.c_attn": by_group,
-    "attn.qkv_proj": by_core,
-    "attention.query_key_value": by_group,
-    "self_attention.query_key_value": by_group,
-    "self_attn.query_key_value": by_group,
-    "mlp.gate_up_proj": halves,
-}
-"""Layouts of tensors that hold several modules, by their published names."""
 
 
 class Tensors:
     """Where the parameters of a model are in published tensors.
 
     Args:
+        config: The library's configuration.
         published: The tensors by their names.
-        n_layers: The number of blocks.
-        names: Names that the family uses otherwise, as in `NAMES`.
-        layouts: Layouts that the family uses otherwise, as in `FUSED`.
+        family: Names and layouts that the family uses otherwise.
     """
 
-    def __init__(
-        self, published: Mapping[str, Tensor], n_layers: int, names: Mapping[str, str], layouts: Mapping[str, Layout]
-    ) -> None:
-        self.published, self.last = published, n_layers - 1
-        self.names, self.layouts = {**NAMES, **names}, {**FUSED, **layouts}
-        blocks = [match[1] for match in map(_BLOCK.match, published) if match]
-        self.blocks = blocks[0] if blocks else ""
+    def __init__(self, config: Any, published: Mapping[str, Tensor], family: Family) -> None:
+        self.config, self.published = config, published
+        self.names, self.layouts = NAMES | family.names, FUSED | family.layouts
+        stacks = re.findall(r"^(.*?\b(?:layers|h|blocks|layer))\.\d+\.", "\n".join(published), re.MULTILINE)
+        self.blocks = stacks[0] if stacks else "blocks"
         """The published name of the list of blocks."""
 
-    def find(self, name: str) -> list[str]:
-        """The published names of a parameter: none, one, or several that are stacked."""
-        match = re.match(r"blocks\.(\d+)\.", name)
-        general = f"blocks.{{}}.{name[match.end() :]}" if match else name
+    def find(self, name: str) -> tuple[str, list[str]]:
+        """The table's name for a parameter, and its published names: none, one, or several that are stacked."""
+        layer = re.match(r"blocks\.(\d+)", name)
+        start = rf"{self.blocks}\.{layer[1]}\." if layer else rf"(?!{self.blocks}\.\d)(?:.*\.)?"
+        general = re.sub(r"^blocks\.\d+", "blocks.{}", name)
         module, _, leaf = general.rpartition(".")
-        options = self.names.get(general, "").split()
-        options += [f"{option}.{LEAVES.get(leaf, leaf)}" for option in self.names.get(module, "").split()]
-        for option in options:
-            found = self._in_block(match[1], option) if match else self._outside(option)
+        endings = dict.fromkeys(self.names.get(general, "").split(), "")
+        endings |= dict.fromkeys(self.names.get(module, "").split(), f".{LEAVES.get(leaf, leaf)}")
+        for option, ending in endings.items():
+            pattern = re.compile(start + option.replace("*", r"\d+") + ending)
+            found = [published for published in self.published if pattern.fullmatch(published)]
             if found:
-                return found
-        return []
-
-    def _in_block(self, layer: str, option: str) -> list[str]:
-        name = f"{self.blocks}.{layer}.{option}"
-        if "*" not in name:
-            return [name] if name in self.published else []
-        heads = (name.replace("*", str(head)) for head in range(len(self.published)))
-        return list(itertools.takewhile(self.published.__contains__, heads))
-
-    def _outside(self, option: str) -> list[str]:
-        ends = (name for name in self.published if f".{name}".endswith(f".{option}"))
-        return [name for name in ends if not name.startswith(f"{self.blocks}.")][:1]
+                return option, found if layer else found[:1]
+        return "", []
 
     def has(self, name: str) -> bool:
         """Whether a parameter, in the last block if it is in any, has a published tensor."""
-        return bool(self.find(name.format(self.last)))
+        return bool(self.find(name.format(self.config.num_hidden_layers - 1))[1])
 
-    def scores(self, layer: int) -> tuple[list[str], float]:
-        """The published tensors that scale a block's scores, and the power of a factor on scores that they need."""
-        sides = [f"blocks.{layer}.attn.{{}}{side}" for side in ("query", "key")]
-        norms = [name for side in sides for name in self.find(side.format("qk_norm.") + ".gain")]
-        query, key = (self.find(side.format("") + ".weight") for side in sides)
-        return (norms, 0.5) if norms else (query, 0.5 if query == key else 1.0)
+    def unknown(self) -> list[str]:
+        """Published names that the table lacks, without the number of their block."""
+        options = " ".join(self.names.values()).replace("*", r"\d+").split()
+        known = re.compile(rf"(.*\.)?({'|'.join(options)})(\.\w+)?")
+        names = dict.fromkeys(re.sub(rf"^{self.blocks}\.\d+\.", "", name) for name in self.published)
+        return [name for name in names if not known.fullmatch(name)]
 
-    def tensor(self, name: str, shape: Shape) -> Tensor | None:
+    def size(self, name: str) -> int:
+        """The number of values of a parameter as it is stored, other parts of a fused one included."""
+        return self.published[self.find(name)[1][0]].numel()
+
+    @cached_property
+    def shape(self) -> Shape:
+        """The sizes of attention, from the shapes of its tensors."""
+        d_model, n_heads = self.config.hidden_size, self.config.num_attention_heads
+        head_dim = self.size("blocks.0.attn.out.weight") // d_model // n_heads
+        keys = self.size("blocks.0.attn.key.weight") // d_model // head_dim
+        is_fused = self.find("blocks.0.attn.key.weight") == self.find("blocks.0.attn.query.weight")
+        return Shape(n_heads, (keys - n_heads) // 2 if is_fused else keys, head_dim)
+
+    def tensor(self, name: str) -> Tensor | None:
         """The published tensor of a parameter, split and transposed; None if there is none."""
         import torch
 
-        found = self.find(name)
+        option, found = self.find(name)
         if not found:
             return None
         tensors = [self.published[published] for published in found]
-        tensor = tensors[0] if len(tensors) == 1 else torch.stack(tensors)
-        relative = re.sub(rf"^{re.escape(self.blocks)}\.\d+\.", "", found[0])
-        layout = self.layouts.get(relative) or self.layouts.get(relative.rpartition(".")[0])
-        if layout is None:
+        tensor = torch.stack(tensors) if len(tensors) > 1 else tensors[0]
+        if option not in self.layouts:
             return tensor
-        parts = layout(tensor, shape)
+        parts: Sequence[Tensor] = self.layouts[option](tensor, self.shape)
         return parts[PARTS[name.split(".")[-2]]] if len(parts) > 1 else parts[0]

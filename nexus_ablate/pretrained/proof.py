@@ -6,21 +6,16 @@ are proved on the checkpoint itself, in float32.
 
 from __future__ import annotations
 
-import inspect
-import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from nexus_ablate.config.compose import compose
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.pretrained.expression import Expression, express
-from nexus_ablate.pretrained.library import built, outline
+from nexus_ablate.pretrained.library import Files, built, kernels, load, outline
 from nexus_ablate.pretrained.shrink import VOCAB, shrunk
-from nexus_ablate.pretrained.weights import Files, load
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -29,16 +24,15 @@ if TYPE_CHECKING:
 
 STRUCTURE = 1e-9
 """Largest difference of a logit of the shrunk model, relative to the largest logit."""
-MARGIN = 10.0
-"""Largest difference of a checkpoint's logit, in differences between two kernels of the library or in roundings."""
-SCORES, ROUNDS = 3.0, 4
-"""The standard deviation of the shrunk model's attention scores, and how often it is corrected."""
-KERNELS = ("eager", "sdpa")
-"""The library's kernels. The second is asked where the first differs: Falcon's eager one adds ALiBi twice."""
-LONGEST, CHUNK = 1024, 2**26
-"""Most tokens of the proof of the weights, and most logits in memory at a time."""
-PREFIX = 16
-"""Tokens whose residual stream is kept in the proof of the weights, to find where a difference arises."""
+MARGIN, LARGEST = 10.0, 1e-3
+"""Largest difference of a checkpoint's logit, in differences between two kernels of the library or in roundings; and
+relative to the largest logit, where the library's own kernels differ by more."""
+SCORES = 3.0
+"""About the standard deviation of the shrunk model's attention scores."""
+LONGEST = 1024
+"""Most tokens of the proof of the weights."""
+PREFIX = 64
+"""Tokens whose residual stream is kept, to find where a difference arises."""
 
 
 @dataclass(frozen=True)
@@ -85,28 +79,17 @@ def structure(config: Any, changes: Sequence[str] = ()) -> Proof:
 
     small, length = shrunk(config)
     tokens = torch.randint(0, VOCAB, (2, length), generator=torch.Generator().manual_seed(1))
-    proofs: list[Proof] = []
-    for kernel in KERNELS:
-        with in_double(), torch.no_grad():
-            try:
-                library = drawn(built(small, kernel, dtype=torch.float64))
-            except ConfigError:  # a model without this kernel
-                if not proofs:
-                    raise
-                break
-            expression = express(small, library.state_dict())
-            model = counterpart(expression, length, changes)
-            sharpen(library, expression, model, tokens)
-            with outputs(library.get_submodule(expression.source.blocks)) as expected_blocks:
-                expected = library(input_ids=tokens, use_cache=False).logits
-            with outputs(model.blocks) as blocks:
-                logits = model(tokens)
-        difference = float((logits - expected).abs().max() / expected.abs().max())
-        part = "" if difference <= STRUCTURE else first_part(blocks, expected_blocks, STRUCTURE)
-        proofs.append(Proof(difference, STRUCTURE, length, part))
-        if not part:
-            break
-    return min(proofs, key=lambda proof: proof.difference)
+    with in_double(), torch.no_grad():
+        library = built(small, dtype=torch.float64)
+        expression = express(small, library.state_dict())
+        model = counterpart(expression, length, changes)
+        draw(library, expression, model)
+        expected_blocks = outputs(library.get_submodule(expression.source.blocks))
+        expected = library(input_ids=tokens, use_cache=False).logits
+        blocks = outputs(model.blocks)
+        difference = distance(model(tokens), expected) / float(expected.abs().max())
+    part = "" if difference <= STRUCTURE else first_part(blocks, expected_blocks, STRUCTURE)
+    return Proof(difference, STRUCTURE, length, part)
 
 
 def counterpart(expression: Expression, length: int, changes: Sequence[str] = ()) -> GPT:
@@ -118,37 +101,25 @@ def counterpart(expression: Expression, length: int, changes: Sequence[str] = ()
     return GPT(config, config.vocab_size).eval()
 
 
-def drawn(model: nn.Module) -> nn.Module:
-    """The model with all parameters drawn: matrices keep lengths, gains and biases are away from their start."""
+def draw(library: nn.Module, expression: Expression, model: GPT) -> None:
+    """Draw all parameters of the library's model, and give them to the other one.
+
+    Gains and biases are away from their start. Matrices, or gains where queries and keys are normalized, have the size
+    that gives attention scores about the standard deviation `SCORES`.
+    """
     import torch
 
     generator = torch.Generator().manual_seed(0)
-    for parameter in model.parameters():
+    attention: Any = model.get_submodule("blocks.0.attn")
+    size = (SCORES / (attention.core.scale * expression.source.shape.head_dim**0.5)) ** 0.5
+    is_normalized = expression.source.has("blocks.{}.attn.qk_norm.query.gain")
+    for name, parameter in library.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
-        parameter.copy_(noise * parameter.shape[-1] ** -0.5 if parameter.ndim > 1 else parameter + 0.3 * noise)
-    return model
-
-
-def sharpen(library: nn.Module, expression: Expression, model: GPT, tokens: Tensor) -> None:
-    """Scale the library's queries until each layer's scores have the standard deviation `SCORES`; load the result."""
-    from nexus_ablate.attention import spread, substituted
-
-    deviations: list[float] = []
-
-    def attend(core: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
-        deviations.append(float(core.score(q, spread(k, q.shape[1])).std() * core.scale))
-        return core.mixed(core.weights(q, k, bias), v)
-
-    weights = library.state_dict()
-    for _ in range(ROUNDS):
-        model.load_state_dict(expression.state(model))
-        deviations.clear()
-        with substituted(model, attend):
-            model(tokens)
-        for layer, deviation in enumerate(deviations):
-            names, power = expression.source.scores(layer)
-            for name in names:
-                weights[name] *= (SCORES / deviation) ** power
+        d_in = min(parameter.shape[-1], expression.source.config.hidden_size)  # also if stored as (d_in, d_out)
+        if parameter.ndim > 1:
+            parameter.copy_(noise * d_in**-0.5 * (1.0 if is_normalized else size))
+        else:
+            parameter += 0.3 * noise + (size - 1.0 if is_normalized and name.endswith("weight") else 0.0)
     model.load_state_dict(expression.state(model))
 
 
@@ -168,74 +139,54 @@ def weights(config: Any, files: Files) -> Proof:
     expression = express(config, library.state_dict())
     length = min(expression.context, LONGEST)
     tokens = torch.randint(0, config.vocab_size, (1, length), generator=torch.Generator().manual_seed(1))
-    ends = [*range(CHUNK // config.vocab_size, length, CHUNK // config.vocab_size), length]
-    chunks = [slice(first, end) for first, end in zip([0, *ends], ends, strict=False)]
-    own = scale = difference = 0.0
-    with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
-        saved = {f"{folder}/{chunk.stop}.npy": chunk for chunk in chunks}
-        with outputs(library.get_submodule(expression.source.blocks), PREFIX) as expected_blocks:
-            for path, chunk in saved.items():
-                np.save(path, library_logits(library, tokens, chunk).numpy())
-        again = tokens
-        try:
-            library.set_attn_implementation(KERNELS[1])  # type: ignore[reportCallIssue]
-        except ValueError:  # a model with one kernel: a larger batch is rounded otherwise
-            again = torch.cat((tokens, tokens.flip(1)))
-        for path, chunk in saved.items():
-            expected = torch.from_numpy(np.load(path))
-            own = max(own, float((library_logits(library, again, chunk)[:1] - expected).abs().max()))
-            scale = max(scale, float(expected.abs().max()))
+    with torch.inference_mode():
+        expected_blocks = outputs(library.get_submodule(expression.source.blocks))
+        expected = library(input_ids=tokens, use_cache=False).logits
+        with suppress(ValueError):  # a model with one kernel
+            library.set_attn_implementation(kernels(config)[1])  # type: ignore[reportCallIssue]
+        own = distance(library(input_ids=tokens, use_cache=False).logits, expected)
         del library
         model = counterpart(expression, length)
         model.load_state_dict(expression.state(model), assign=True)
-        with outputs(model.blocks, PREFIX) as blocks:
-            hidden = model.hidden(tokens)
-        for path, chunk in saved.items():
-            logits = model.logits(hidden[:, chunk], model.head_weight)
-            expected = torch.from_numpy(np.load(path))
-            difference = max(difference, float((logits - expected).abs().max()))
+        blocks = outputs(model.blocks)
+        difference = distance(model(tokens), expected)
+    scale = float(expected.abs().max())
     rounding = scale * torch.finfo(torch.float32).eps * len(model.blocks) ** 0.5  # one per block, as they add up
-    allowed = MARGIN * max(own, rounding)
-    part = "" if difference <= allowed else first_part(blocks, expected_blocks, 1e-3)
+    allowed = min(MARGIN * max(own, rounding), LARGEST * scale)
+    part = "" if difference <= allowed else first_part(blocks, expected_blocks, LARGEST)
     return Proof(difference, allowed, length, part)
 
 
-def library_logits(library: nn.Module, tokens: Tensor, chunk: slice) -> Tensor:
-    """The library's logits of a part of the tokens."""
-    kept = chunk.stop - chunk.start
-    limit = {"logits_to_keep": kept} if "logits_to_keep" in inspect.signature(library.forward).parameters else {}
-    return library(input_ids=tokens[:, : chunk.stop], use_cache=False, **limit).logits[:, -kept:]
-
-
 def memory_of(config: Any) -> int:
-    """Bytes that the proof of the weights takes: the model twice in float32, and three chunks of logits."""
+    """Bytes that the proof of the weights takes: the model twice in float32, and three times its logits."""
     parameters = sum(tensor.numel() for tensor in outline(config).values())
-    return 4 * (2 * parameters + 3 * min(CHUNK, config.vocab_size * LONGEST))
+    return 4 * (2 * parameters + 3 * config.vocab_size * LONGEST)
+
+
+def distance(actual: Tensor, expected: Tensor) -> float:
+    """The largest difference between two tensors."""
+    return float((actual - expected).abs().max())
 
 
 def first_part(blocks: list[Tensor], expected: list[Tensor], tolerance: float) -> str:
     """The first part of a model whose output differs."""
     for layer, (output, other) in enumerate(zip(blocks, expected, strict=False)):
-        if (output - other).abs().max() > tolerance * other.abs().max():
+        if distance(output, other) > tolerance * float(other.abs().max()):
             return f"block {layer}" if layer else "block 0 or the embedding"
     return "the final norm or the head"
 
 
-@contextmanager
-def outputs(blocks: Any, tokens: int | None = None) -> Iterator[list[Tensor]]:
-    """Collects the output of each block, for the first tokens or for all."""
+def outputs(blocks: Any) -> list[Tensor]:
+    """A list that collects the output of each block for the first tokens, from now on."""
     collected: list[Tensor] = []
 
     def keep(block: nn.Module, inputs: Any, output: Any) -> None:
         stream = output[0] if isinstance(output, (tuple, list)) else output
-        collected.append(stream[:, :tokens].clone())
+        collected.append(stream[:, :PREFIX].clone())
 
-    handles = [block.register_forward_hook(keep) for block in blocks]
-    try:
-        yield collected
-    finally:
-        for handle in handles:
-            handle.remove()
+    for block in blocks:
+        block.register_forward_hook(keep)
+    return collected
 
 
 @contextmanager
@@ -254,8 +205,7 @@ def in_double() -> Iterator[None]:
     class Double(TorchFunctionMode):
         def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             function = torch.Tensor.double if function is torch.Tensor.float else function
-            named = {name: widened(value) for name, value in (kwargs or {}).items()}
-            return function(*map(widened, args), **named)
+            return function(*map(widened, args), **{name: widened(value) for name, value in (kwargs or {}).items()})
 
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from nexus_ablate.pretrained.families import first
+from nexus_ablate.pretrained.library import parse_config
+
 VOCAB, WINDOW, MARGIN = 101, 24, 12
 """Rows of the embedding, tokens of the longest window, and tokens by which sequences are longer than that."""
 LENGTHS = ("sliding_window", "window_size", "original_max_position_embeddings")
 CONTEXTS = ("max_position_embeddings", "max_seq_len", "seq_length", "n_positions", "n_ctx")
-HEAD_DIMS = (16, 20, 24, 32, 40, 64)
+D_FFS = ("intermediate_size", "ffn_dim", "ffn_hidden_size", "n_inner", "dff")
 
 
 def shrunk(config: Any) -> tuple[Any, int]:
@@ -17,46 +20,50 @@ def shrunk(config: Any) -> tuple[Any, int]:
 
     Layers, layer types, scalings and factors stay. Heads keep whether keys are shared and whether their number is a
     power of two. Windows, original contexts and contexts are divided by one number.
+
+    Raises:
+        ConfigError: The library refuses the small configuration.
     """
     values = config.to_dict()
     lengths = [value for key, value in walked(values) if key in LENGTHS and value]
     contexts = [value for key, value in walked(values) if key in CONTEXTS and value]
-    divisor = max(lengths, default=max(contexts, default=WINDOW)) / WINDOW
-    divisor = max(1.0, min([divisor, *(length / 3 for length in lengths)]))
-    tokens = round(max(lengths, default=WINDOW * divisor) / divisor) + MARGIN
-    rotary = bool(getattr(config, "rope_parameters", None))
+    longest = max(lengths or contexts, default=WINDOW)
+    divisor = max(1.0, min([longest / WINDOW, *(length / 3 for length in lengths)]))
+    tokens = MARGIN + (round(longest / divisor) if lengths else WINDOW)
+    shortest_context = 1 if getattr(config, "rope_parameters", None) else tokens
+    names = getattr(config, "attribute_map", {})
+    sizes = {names.get(key, key): value for key, value in small_sizes(config).items()}
 
     def small(key: str, value: Any) -> Any:
-        if key in LENGTHS and value:
+        if isinstance(value, dict):
+            return {inner: small(inner, inner_value) for inner, inner_value in value.items()}
+        if not value:
+            return value
+        if key in LENGTHS:
             return max(2, round(value / divisor))
-        if key in CONTEXTS and value:
-            return round(value / divisor) if rotary else max(tokens, round(value / divisor))
-        if key.endswith("_token_id") and isinstance(value, int):
-            return min(value, VOCAB - 1)
-        return value
+        if key in CONTEXTS:
+            return max(shortest_context, round(value / divisor))
+        if str(key).endswith("_token_id"):
+            return min(value, VOCAB - 1) if isinstance(value, int) else VOCAB - 1
+        return sizes.get(key, value)
 
-    values = replaced(values, small)
-    names = getattr(config, "attribute_map", {})
-    for key, value in small_sizes(config).items():
-        if values.get(names.get(key, key)) is not None:
-            values[names.get(key, key)] = value
-    for key in ("pad_token_id", "bos_token_id", "eos_token_id"):
-        if isinstance(values.get(key), list):
-            values[key] = VOCAB - 1
-    return type(config).from_dict(values), tokens
+    return parse_config(small("", values)), tokens
 
 
 def small_sizes(config: Any) -> dict[str, int]:
     """Small values of the keys that hold sizes."""
     n_heads, d_model = config.num_attention_heads, config.hidden_size
-    n_kv = getattr(config, "num_key_value_heads", None) or getattr(config, "num_kv_heads", None) or n_heads
-    head_dim = getattr(config, "head_dim", None) or d_model // n_heads
-    heads = 4 if n_heads & (n_heads - 1) == 0 else 6
+    n_kv = first(config, "num_key_value_heads", "num_kv_heads", default=n_heads)
+    head_dim = first(config, "head_dim", default=d_model // n_heads)
+    fractions = [value for key, value in walked(config.to_dict()) if key == "partial_rotary_factor" and value]
+    fraction = min([first(config, "rotary_dim", default=head_dim) / head_dim, *fractions])
+    head_dims = (16, 20, 24, 32, 40, 64, head_dim)
+    small = next(size for size in head_dims if size * fraction >= 4 and int(size * fraction) % 2 == 0)
+    heads = 6 if n_heads & (n_heads - 1) else 4
     groups = heads if n_kv == n_heads else min(n_kv, 2)
-    fraction = rotated(config, head_dim)
-    small = next(size for size in (*HEAD_DIMS, head_dim) if int(size * fraction) % 2 == 0 and size * fraction >= 4)
-    width = heads * small if head_dim * n_heads == d_model else heads * small + 8
-    sizes = {
+    width = heads * (small if head_dim * n_heads == d_model else small + 2)
+    d_embed = width if first(config, "word_embed_proj_dim", default=d_model) == d_model else width // 2
+    return dict.fromkeys(D_FFS, 2 * width - 4) | {
         "hidden_size": width,
         "num_attention_heads": heads,
         "num_key_value_heads": groups,
@@ -64,20 +71,8 @@ def small_sizes(config: Any) -> dict[str, int]:
         "head_dim": small,
         "rotary_dim": int(small * fraction),
         "vocab_size": VOCAB,
-        "word_embed_proj_dim": width if getattr(config, "word_embed_proj_dim", d_model) == d_model else width // 2,
+        "word_embed_proj_dim": d_embed,
     }
-    for key in ("intermediate_size", "ffn_dim", "ffn_hidden_size", "n_inner", "dff"):
-        d_ff = getattr(config, key, None)
-        sizes[key] = width * d_ff // d_model if d_ff and d_ff % d_model == 0 else 2 * width - 4
-    return sizes
-
-
-def rotated(config: Any, head_dim: int) -> float:
-    """The share of a head's channels that is rotated."""
-    if getattr(config, "rotary_dim", None):
-        return config.rotary_dim / head_dim
-    fractions = [value for key, value in walked(config.to_dict()) if key == "partial_rotary_factor" and value]
-    return min(fractions, default=1.0)
 
 
 def walked(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -87,11 +82,3 @@ def walked(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
             yield from walked(value)
         else:
             yield key, value
-
-
-def replaced(values: dict[str, Any], change: Any) -> dict[str, Any]:
-    """The values with a change of each, also of mappings inside."""
-    changed = {}
-    for key, value in values.items():
-        changed[key] = replaced(value, change) if isinstance(value, dict) else change(str(key), value)
-    return changed

@@ -53,7 +53,7 @@ def weights_of(config: RunConfig) -> Weights | None:
     """
     if "run" not in config.init.keys:
         return None
-    from nexus_ablate.pretrained.weights import content_hash, weight_files
+    from nexus_ablate.pretrained.library import content_hash, weight_files
     from nexus_ablate.runs import has_status
 
     name = str(config.init.keys["run"])
@@ -96,8 +96,7 @@ def _of_run(run: Path) -> dict[str, Tensor]:
 
 def _of_decoder(config: RunConfig, files: Any, path: Path, model: GPT) -> dict[str, Tensor]:
     from nexus_ablate.pretrained.expression import check_architecture, express
-    from nexus_ablate.pretrained.library import check_library, read_config
-    from nexus_ablate.pretrained.weights import load
+    from nexus_ablate.pretrained.library import check_library, load, read_config
 
     check_library()
     published = read_config(path)
