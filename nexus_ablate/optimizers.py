@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from nexus_ablate.axes.init import layer_of
@@ -216,6 +217,93 @@ class Adafactor(Optimizer):
         super().__init__(
             parameters, TorchAdafactor(groups, lr, beta2_decay=beta2_decay, eps=(tiny, eps), d=clip_threshold)
         )
+
+
+@OPTIM.register("lion")
+class Lion(Optimizer):
+    """Lion: step lr sign(beta1 m + (1 - beta1) g), then m <- beta2 m + (1 - beta2) g, with decoupled decay.
+
+    Chen et al. 2023, arXiv:2302.06675, Alg. 2, as in the library pytorch_optimizer.
+    """
+
+    state_bytes = 4
+
+    def __init__(self, parameters: list[Parameter], lr: float, fused: bool, *, beta1: float, beta2: float) -> None:
+        from pytorch_optimizer import Lion as LionSteps  # type: ignore[reportMissingImports]
+
+        super().__init__(parameters, LionSteps([*groups_by_decay(parameters)], lr, (beta1, beta2)))
+
+
+@OPTIM.register("soap")
+class SOAP(Optimizer):
+    """SOAP: Adam in the eigenbasis of Shampoo's preconditioners, which is renewed every few steps.
+
+    Vyas et al. 2024, arXiv:2409.11321, Alg. 3, as in the library pytorch_optimizer and the authors' code: the first
+    step only begins the preconditioners, and a new basis is one power iteration and a QR decomposition from the last.
+    """
+
+    state_bytes = 8
+
+    def __init__(
+        self,
+        parameters: list[Parameter],
+        lr: float,
+        fused: bool,
+        *,
+        beta1: float,
+        beta2: float,
+        eps: float,
+        precondition_frequency: int,
+        max_precondition_dim: int,
+    ) -> None:
+        from pytorch_optimizer import SOAP as SOAPSteps  # type: ignore[reportMissingImports]
+
+        steps = SOAPSteps(
+            [*groups_by_decay(parameters)],
+            lr,
+            (beta1, beta2),
+            eps=eps,
+            precondition_frequency=precondition_frequency,
+            max_precondition_dim=max_precondition_dim,
+        )
+        super().__init__(parameters, steps)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """As of every optimizer; the matrices of each side of a parameter are `GG.SIDE` and `Q.SIDE`."""
+        results: dict[str, Tensor] = {}
+        for group in self.param_groups:
+            for parameter in self.parameters_in(group):
+                state = self.parts[0].state.get(parameter.tensor)
+                if not state:
+                    continue
+                results[f"{parameter.name}/step"] = torch.tensor(group["step"])
+                results[f"{parameter.name}/exp_avg"] = state["exp_avg"]
+                results[f"{parameter.name}/exp_avg_sq"] = state["exp_avg_sq"]
+                for kind in ("GG", "Q"):
+                    for side, matrix in enumerate(state[kind]):
+                        if len(matrix):  # a side that is not rotated has an empty list
+                            results[f"{parameter.name}/{kind}.{side}"] = matrix
+        return results
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        for group in self.param_groups:
+            for parameter in self.parameters_in(group):
+                tensor, prefix = parameter.tensor, f"{parameter.name}/"
+                if f"{prefix}step" not in tensors:
+                    continue
+                group["step"] = int(tensors[f"{prefix}step"])
+                state = {"precondition_frequency": group["precondition_frequency"], "shampoo_beta": group["betas"][1]}
+                for moment in ("exp_avg", "exp_avg_sq"):
+                    state[moment] = tensors[prefix + moment].to(tensor.device)
+                for kind in ("GG", "Q"):
+                    matrices = [tensors.get(f"{prefix}{kind}.{side}") for side in range(tensor.ndim)]
+                    state[kind] = [[] if matrix is None else matrix.to(tensor.device) for matrix in matrices]
+                self.parts[0].state[tensor] = state
+
+    def parameters_in(self, group: dict[str, Any]) -> list[Parameter]:
+        """The parameters of one group."""
+        members = {id(tensor) for tensor in group["params"]}
+        return [parameter for parameter in self.parameters if id(parameter.tensor) in members]
 
 
 def build_optimizer(model: nn.Module, option: Option, weight_decay: float, fused: bool = True) -> Optimizer:

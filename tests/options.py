@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from importlib.util import find_spec
 
 from nexus_ablate.config.grammar import show
 from nexus_ablate.config.options import AXES, option_files
@@ -13,6 +14,11 @@ STARTS = (("init", "auto"), ("init", "checkpoint"))
 ALL = {axis: [name for name in option_files(axis) if (axis, name) not in STARTS] for axis in AXES}
 NEEDS = {"attention=additive": " position=alibi", "attention=luong_concat": " position=alibi"}
 """What the default refuses, and the further override with which it is accepted."""
+
+OF_PYTORCH = [name for name, option in option_files("optim").items() if not option.needs]
+"""The optimizers that PyTorch has."""
+OPTIMIZERS = [name for name, option in option_files("optim").items() if all(map(find_spec, option.needs))]
+"""Those and what this installation has besides."""
 
 SINGLE = [f"{axis}={name}" for axis, names in ALL.items() for name in names]
 EVERY_OPTION = [option + NEEDS.get(option, "") for option in SINGLE]

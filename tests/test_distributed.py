@@ -10,12 +10,12 @@ import time
 
 import pytest
 import torch
+from options import OF_PYTORCH
 from processes import Processes
 
 from nexus_ablate import errors
 from nexus_ablate.cli import main
 from nexus_ablate.comparison.windows import read_windows
-from nexus_ablate.config.options import option_files
 from nexus_ablate.data import Batches
 from nexus_ablate.runs import find_runs, read_run
 from nexus_ablate.training.checkpoint import load_newest
@@ -61,7 +61,7 @@ def furthest(first, second):
 @pytest.mark.parametrize(
     ("size", "steps", "optimizer"),
     [
-        *((2, 10, name) for name in sorted(option_files("optim"))),
+        *((2, 10, name) for name in OF_PYTORCH),
         pytest.param(2, 100, "adamw", marks=[pytest.mark.slow, pytest.mark.long]),
         pytest.param(4, 100, "adamw", marks=[pytest.mark.slow, pytest.mark.long]),
     ],

@@ -6,11 +6,11 @@ import json
 
 import pytest
 import torch
+from options import OF_PYTORCH
 
 from nexus_ablate import errors
 from nexus_ablate.cli import main
 from nexus_ablate.config.compose import compose
-from nexus_ablate.config.options import option_files
 from nexus_ablate.config.resolve import from_values
 from nexus_ablate.data import Batches, prepare
 from nexus_ablate.model import build_model
@@ -48,7 +48,7 @@ def references(optimizer: str, named: dict[str, torch.Tensor], factors: dict) ->
     return [muon, torch.optim.AdamW(by_hand(named, lambda *of: not in_block(*of), factors), **adamw)]
 
 
-@pytest.mark.parametrize("optimizer", sorted(option_files("optim")))
+@pytest.mark.parametrize("optimizer", OF_PYTORCH)
 def test_a_run_equals_pytorch_s_optimizer_with_groups_by_hand(optimizer, tiny_run, tmp_path):
     plain = ("optim.schedule=constant", "optim.warmup=0", "optim.clip=off", f"optim.lr={LR}", f"weight_decay={DECAY}")
     overrides = tiny_run(f"optim={optimizer}", *plain, GROUPS, "tie_embeddings=off", f"train.steps={STEPS}")

@@ -4,10 +4,10 @@ import math
 import numpy as np
 import pytest
 import torch
+from options import OPTIMIZERS
 from torch import nn
 
 from nexus_ablate.config.compose import compose
-from nexus_ablate.config.options import option_files
 from nexus_ablate.measure import attention_statistics as attention
 from nexus_ablate.measure import statistics
 from nexus_ablate.measure.probe import (
@@ -249,7 +249,7 @@ def test_the_spectral_norm_is_that_of_the_exact_decomposition(shape):
     assert spectral_norm(torch.zeros(shape)).item() == 0.0
 
 
-@pytest.mark.parametrize("name", sorted(option_files("optim")))
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_the_update_ratio_is_what_the_step_changed(tiny, name):
     config = tiny(f"optim={name}", "train.batch_size=2")
     model = build_model(config, 11)

@@ -2,16 +2,16 @@ import math
 
 import pytest
 import torch
+from options import OPTIMIZERS
 
 from nexus_ablate.axes.roles import parameter_roles
 from nexus_ablate.config.compose import compose
 from nexus_ablate.config.options import option_files
 from nexus_ablate.model import build_model
-from nexus_ablate.optimizers import OPTIM, build_optimizer, decay_groups
+from nexus_ablate.optimizers import OPTIM, Parameter, build_optimizer, decay_groups
 from nexus_ablate.training.gradients import GradientNorms, part_of
 from nexus_ablate.training.schedule import learning_rate, warmup_steps
 
-OPTIMIZERS = sorted(option_files("optim"))
 TOKENS = torch.randint(0, 11, (2, 8), generator=torch.Generator().manual_seed(0))
 
 
@@ -239,7 +239,8 @@ def test_an_optimizer_shrinks_what_decays_and_nothing_else(tiny, name):
     before = {n: p.detach().clone() for n, p in model.named_parameters()}
     for p in model.parameters():
         p.grad = torch.zeros_like(p)
-    optimizer.step()
+    for _ in range(2 if name == "soap" else 1):  # whose first step begins the preconditioners alone
+        optimizer.step()
     decayed = set(decay_groups(model, "matrices")["decayed"])
     for n, p in model.named_parameters():
         torch.testing.assert_close(p.detach(), before[n] * (1 - 0.005 * (n in decayed)), msg=n)
@@ -256,8 +257,7 @@ KEYS = [
 @pytest.mark.parametrize(("name", "key", "default"), KEYS, ids=[f"{name}.{key}" for name, key, _ in KEYS])
 def test_every_key_of_an_optimizer_changes_its_steps(tiny, name, key, default):
     other = not default if isinstance(default, bool) else default + 1 if isinstance(default, int) else default * 0.5
-    if key == "clip_threshold":
-        other = 2.0
+    other = {"clip_threshold": 2.0, "precondition_frequency": 1, "max_precondition_dim": 8}.get(key, other)
     plain, changed = model_of(tiny), model_of(tiny)
     chosen = optim(f"optim={name}")
     altered = optim(f"optim={name}", f"optim.{key}={other}")
@@ -324,6 +324,66 @@ def test_adafactor_is_the_paper_s_algorithm(tiny):
         optimizer.step()
     for n, p in model.named_parameters():
         torch.testing.assert_close(p.detach().double(), expected[n], rtol=1e-3, atol=1e-5, msg=n)
+
+
+@pytest.mark.skipif("lion" not in OPTIMIZERS, reason="needs pytorch_optimizer")
+def test_lion_is_the_paper_s_algorithm(tiny):
+    """Chen et al. 2023, Alg. 2 written out, three steps with weight decay."""
+    model = model_of(tiny)
+    optimizer = build_optimizer(model, optim("optim=lion", "optim.lr=0.01"), 0.5)
+    decayed = set(decay_groups(model, "matrices")["decayed"])
+    expected = {n: p.detach().clone() for n, p in model.named_parameters()}
+    m = {n: torch.zeros_like(p) for n, p in expected.items()}
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(TOKENS).square().mean().backward()
+        for n, p in model.named_parameters():
+            direction = (0.9 * m[n] + 0.1 * p.grad).sign()
+            expected[n] = expected[n] - 0.01 * (direction + 0.5 * (n in decayed) * expected[n])
+            m[n] = 0.99 * m[n] + 0.01 * p.grad
+        optimizer.step()
+    for n, p in model.named_parameters():
+        torch.testing.assert_close(p.detach(), expected[n], rtol=0, atol=1e-6, msg=n)
+
+
+@pytest.mark.skipif("soap" not in OPTIMIZERS, reason="needs pytorch_optimizer")
+def test_soap_is_the_paper_s_algorithm():
+    """Vyas et al. 2024, Alg. 3 and 4 written out in float32, with decay, for a matrix of full rank."""
+    lr, b1, b2, eps, decay, steps = 0.01, 0.95, 0.95, 1e-8, 0.5, 8
+    random = torch.Generator().manual_seed(0)
+    weight = torch.nn.Parameter(torch.randn(6, 6, generator=random))
+    option = optim("optim=soap", f"optim.lr={lr}", "optim.precondition_frequency=3")
+    optimizer = OPTIM.build(option, [Parameter("w", weight, "query", decay)], lr, False)
+    w, m, v = weight.detach().clone(), torch.zeros(6, 6), torch.zeros(6, 6)
+    for t in range(steps):
+        g = torch.randn(6, 6, generator=random)
+        weight.grad = g.clone()
+        optimizer.step()
+        if t == 0:
+            left, right = (1 - b2) * g @ g.T, (1 - b2) * g.T @ g
+            q_left, q_right = (torch.linalg.eigh(side)[1].flip(1) for side in (left, right))
+            continue
+        m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * (q_left.T @ g @ q_right).square()
+        rotated = (q_left.T @ m @ q_right / (1 - b1**t)) / ((v / (1 - b2**t)).sqrt() + eps)
+        w = (w - lr * q_left @ rotated @ q_right.T) * (1 - lr * decay)
+        left, right = b2 * left + (1 - b2) * g @ g.T, b2 * right + (1 - b2) * g.T @ g
+        if t % 3 == 0:
+            order = [(q * (side @ q)).sum(0).argsort(descending=True) for side, q in ((left, q_left), (right, q_right))]
+            v = v[order[0]][:, order[1]]
+            q_left = torch.linalg.qr((left @ q_left)[:, order[0]])[0]
+            q_right = torch.linalg.qr((right @ q_right)[:, order[1]])[0]
+        torch.testing.assert_close(weight.detach(), w, rtol=0, atol=1e-5)
+
+
+def test_an_optimizer_of_a_missing_package_is_refused_with_the_command_that_installs_it(monkeypatch, tmp_path, capsys):
+    from nexus_ablate.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("nexus_ablate.config.options.find_spec", lambda module: None)
+    assert main(["optim=lion", "tracker=files"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 3 and "pip install 'nexus-ablate[optimizers]'" in lines[2]
+    assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nexus_ablate.config.grammar import show
-from nexus_ablate.config.options import OPTIONS, Option, conf_dir, default_option, option_files
+from nexus_ablate.config.options import OPTIONS, Option, check_installed, conf_dir, default_option, option_files
 from nexus_ablate.config.overrides import GROUPS, check_overrides, default_choices, preset_choices, typed_values
 from nexus_ablate.config.plugins import Plugin, add_plugins, plugins
 from nexus_ablate.config.resolve import changed, from_values
@@ -30,7 +30,9 @@ def compose(overrides: list[str] | tuple[str, ...] = (), plugins: Iterable[str |
     """
     add_plugins(plugins)
     check_overrides(list(overrides), sweeps=False)
-    return from_values(compose_values(list(overrides)))
+    config = from_values(compose_values(list(overrides)))
+    check_installed("optim", config.optim.name)
+    return config
 
 
 def compose_values(overrides: list[str]) -> dict[str, Any]:

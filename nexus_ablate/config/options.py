@@ -12,6 +12,7 @@ An option is a class in its axis file and `conf/<axis>/<name>.yaml`. The YAML is
     warns: {embed_scale=off: the reason} known traps
     equals: {norm=t5: at equal eps}      options that are the same function, and when
     norm_sites: [attn, ffn]              of a placement: where its norms are, or with the setting that a site needs
+    needs: {module: pip install ...}     a module that not every installation has, and the command that installs it
 
 A rule of `refuses` or `warns` names one setting, or several, separated by spaces, that must all hold. A norm's initial
 gain is named with its site: `norm.gain_init@ffn=0`. Or a rule compares numbers: the option's own keys, and the model's
@@ -29,6 +30,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -98,7 +100,7 @@ LATER: dict[str, dict[str, Any]] = {
 }
 """What configurations mean that were written before a key or a group existed. A run's identity leaves these out."""
 
-RESERVED = ("name", "equation", "prescribes", "refuses", "only", "warns", "equals", "norm_sites")
+RESERVED = ("name", "equation", "prescribes", "refuses", "only", "warns", "equals", "norm_sites", "needs")
 OTHER_VERSION = "read it with the version of the program that env.json names"
 _KEY_LINE = re.compile(r"^(?P<key>\w+):\s[^#]*#\s*(?P<comment>.+)$")
 
@@ -129,6 +131,7 @@ class OptionFile:
     equals: dict[str, str]
     norm_sites: dict[str, str]
     """Sites of a placement's norms in the blocks, and the setting that each needs, if any."""
+    needs: dict[str, str]
     plugin: Plugin | None = None
 
 
@@ -236,6 +239,7 @@ def read_option_file(axis: str, path: Path) -> OptionFile:
         warns=values.get("warns") or {},
         equals=values.get("equals") or {},
         norm_sites=sites if isinstance(sites, dict) else dict.fromkeys(sites, ""),
+        needs=values.get("needs") or {},
     )
 
 
@@ -273,6 +277,17 @@ def check_option(axis: str, values: dict[str, Any]) -> Option:
     if missing := option.keys.keys() - values.keys():  # as in the config.yaml of another version
         raise ConfigError(f"{axis}={name} is incomplete", f"no {', '.join(sorted(missing))}", OTHER_VERSION)
     return Option(name, {k: spec.constraint.accept(f"{axis}.{k}", values[k]) for k, spec in option.keys.items()})
+
+
+def check_installed(axis: str, name: str) -> None:
+    """Check that the modules that an option needs are installed, without importing them.
+
+    Raises:
+        ConfigError: One isn't.
+    """
+    for module, command in option_files(axis)[name].needs.items():
+        if find_spec(module) is None:
+            raise ConfigError(f"{axis}={name} needs the package {module}", "it is not installed", command)
 
 
 def default_option(group: str, name: str) -> Option:
