@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import json
@@ -302,7 +303,20 @@ def test_a_new_run_has_the_agreed_layout(tmp_path: Path):
     )
     assert {p.name for p in path.iterdir()} == {*agreed.split(), "LOCK"}
     status = json.loads((path / "status.json").read_text())
-    keys = ["state", "host", "pid", "heartbeat", "step", "started", "updated", "reason", "traceback", "files"]
+    keys = [
+        "state",
+        "host",
+        "pid",
+        "heartbeat",
+        "step",
+        "started",
+        "updated",
+        "reason",
+        "traceback",
+        "files",
+        "owner",
+        "beat",
+    ]
     assert set(status) == {*keys}
     assert status["step"] == 2
     assert (path / "status.json").read_text().count("\n") > 9
@@ -399,35 +413,108 @@ def test_a_forked_worker_that_outlives_its_killed_parent_does_not_keep_the_run_a
         os.close(until)
 
 
-@pytest.mark.parametrize(("age", "alive"), [(1, True), (110, True), (130, False), (-110, True), (-130, False)])
-def test_a_run_on_another_host_is_alive_by_its_heartbeat(tmp_path: Path, age: float, alive: bool):
+def no_locks(*_: object) -> None:
+    raise OSError(errno.ENOSYS, "no locks")
+
+
+@pytest.mark.parametrize(("age", "state"), [(1, "running"), (130, "lost"), (-110, "running"), (-130, "lost")])
+def test_status_shows_a_run_on_another_host_by_its_heartbeat(tmp_path: Path, age: float, state: str):
     """A negative age: the heartbeat is in the future, as after a clock was set back."""
     path = killed_while_running(tmp_path)
     edit_status(path, host="elsewhere", heartbeat=ago(age))
-    assert read_run(path).state == ("running" if alive else "lost")
-    if alive:
-        with pytest.raises(AlreadyRunning, match="being trained") as caught:
-            open_it(tmp_path)
-        assert "elsewhere" in caught.value.got
+    assert read_run(path).state == state
+
+
+@pytest.mark.parametrize("clock", [-600, 0, 600])
+@pytest.mark.parametrize("where", ["on another host", "without locks"])
+def test_a_run_is_taken_over_if_its_owner_stops_beating_whatever_the_clocks_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: float, where: str
+):
+    path = killed_while_running(tmp_path)
+    if where == "without locks":
+        monkeypatch.setattr(fcntl, "flock", no_locks)
     else:
-        open_it(tmp_path).close()
+        edit_status(path, host="elsewhere")
+    edit_status(path, heartbeat=ago(clock))
+    monkeypatch.setattr(directory, "LOST_SECONDS", 0.4)
+    status = json.loads((path / "status.json").read_text())
+    beat = threading.Timer(0.1, lambda: files.atomic_write_json(path / "status.json", status | {"beat": 7}))
+    beat.start()
+    with pytest.raises(AlreadyRunning, match="being trained") as caught:
+        open_it(tmp_path)
+    beat.join()
+    assert f"host {status['host']}" in caught.value.got
+    began = time.monotonic()
+    open_it(tmp_path).close()
+    assert time.monotonic() - began >= 0.4
 
 
-def test_without_locks_the_heartbeat_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def no_locks(*_: object) -> None:
-        raise OSError(errno.ENOSYS, "no locks")
+def test_without_locks_a_directory_without_a_status_belongs_to_who_made_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    monkeypatch.setattr(directory, "LOST_SECONDS", 0.4)
+    path = killed_while_running(tmp_path)
+    text = (path / "status.json").read_text()
+    (path / "status.json").unlink()
+    threading.Timer(0.1, lambda: (path / "status.json").write_text(text)).start()
+    with pytest.raises(AlreadyRunning):
+        open_it(tmp_path)
 
+
+def writes(run: Run) -> dict[str, Callable[[], object]]:
+    """Everything that an owner does to its directory."""
+    return {
+        "row": lambda: run.log_metrics(row(1)),
+        "probes": lambda: run.log_probes(row(1)),
+        "status": lambda: run.status("finished"),
+        "offsets of a checkpoint": run.offsets,
+        "summary": lambda: run.write_summary({"val_loss": 1.0}),
+        "evaluation": lambda: run.write_evaluation([]),
+        "initial values": lambda: run.write_json("init.json", {}),
+        "log": lambda: run.log("still here"),
+    }
+
+
+@pytest.mark.parametrize("protected", [True, False])
+def test_an_owner_that_was_suspended_stops_with_status_6_and_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protected: bool
+):
+    """Not protected: the control."""
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    monkeypatch.setattr(directory, "LOST_SECONDS", 0.2)
+    with open_it(tmp_path) as suspended:
+        suspended.log_metrics(row(0))
+        with open_it(tmp_path) as successor:
+            successor.restore({})
+            successor.log_metrics(row(0))
+            before = snapshot(successor.path)
+            if not protected:
+                monkeypatch.setattr(Run, "require_owner", lambda run: None)
+            stopped = []
+            for name, write in writes(suspended).items():
+                with contextlib.suppress(AlreadyRunning):
+                    write()
+                    stopped.append(name)
+            assert (snapshot(successor.path) == before) == protected
+            assert bool(stopped) != protected
+            assert AlreadyRunning.status == 6
+            successor.log_metrics(row(1))
+
+
+def test_an_owner_looks_again_right_before_it_replaces_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(fcntl, "flock", no_locks)
     with open_it(tmp_path) as run:
-        assert read_run(run.path).state == "created"
+        write_synced = files.write_synced
+
+        def taken_over_meanwhile(path: Path, data: bytes) -> None:
+            write_synced(path, data)
+            edit_status(run.path, owner="another")
+
+        monkeypatch.setattr(files, "write_synced", taken_over_meanwhile)
         with pytest.raises(AlreadyRunning):
-            open_it(tmp_path)
-        edit_status(run.path, heartbeat=ago(130))
-        assert read_run(run.path).state == "lost"
-        open_it(tmp_path).close()
-        (run.path / "status.json").unlink()  # as seen between making the directory and the first status
-        with pytest.raises(AlreadyRunning):
-            open_it(tmp_path)
+            run.write_summary({"val_loss": 1.0})
+        assert not (run.path / "summary.json").exists()
 
 
 def test_a_held_lock_outweighs_an_old_heartbeat(tmp_path: Path):
@@ -565,7 +652,7 @@ def test_a_signal_handler_that_interrupts_a_writing_can_write(tmp_path: Path, mo
     run = open_it(tmp_path)
     real = directory.atomic_write_json
 
-    def interrupted(path: Path, obj: dict[str, Any]) -> None:
+    def interrupted(path: Path, obj: dict[str, Any], *_: object) -> None:
         monkeypatch.setattr(directory, "atomic_write_json", real)
         run.status("preempted")
         real(path, run._status)
@@ -619,7 +706,7 @@ def test_a_refused_heartbeat_is_reported_and_tried_again(
     monkeypatch.setattr(directory, "HEARTBEAT_SECONDS", 0.01)
     beats = []
 
-    def refuse(path: Path, obj: object) -> None:
+    def refuse(path: Path, *_: object) -> None:
         beats.append(path)
         raise StorageError(f"cannot write {path}", "a full disk", "make room")
 

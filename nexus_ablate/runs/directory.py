@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import shutil
 import socket
 import threading
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nexus_ablate.errors import StorageError
+from nexus_ablate.errors import AlreadyRunning, StorageError, UserError
 from nexus_ablate.masking import mask
 from nexus_ablate.runs.files import (
     atomic_write_json,
@@ -29,7 +30,7 @@ from nexus_ablate.runs.files import (
     write_all,
 )
 from nexus_ablate.runs.naming import Identity
-from nexus_ablate.runs.ownership import LIVE, SETTLED, STATES, now, refuse_if_alive, release, take_lock
+from nexus_ablate.runs.ownership import LIVE, LOST_SECONDS, SETTLED, STATES, now, release, take_lock
 from nexus_ablate.runs.record import (
     FIRST_KEYS,
     LOGS,
@@ -60,6 +61,8 @@ class Run:
         self._status = status
         self._lock = lock
         self._place = None if finished else _place(path)
+        self._token = secrets.token_hex(8)
+        self._owns = False
         self._logs: dict[str, int] = {}
         self._closed = finished
         self._written = 0.0
@@ -135,6 +138,7 @@ class Run:
 
     def offsets(self) -> dict[str, int]:
         """The length of each log on disk in bytes. A checkpoint stores it for `restore`."""
+        self.require_owner()
         lengths = {}
         for name, descriptor in self._logs.items():
             with storage(self.path / name):
@@ -157,7 +161,7 @@ class Run:
         Raises:
             CheckpointError: A log is shorter than its offset.
         """
-        self._require_open()
+        self.require_owner()
         for name in LOGS:
             path = self.path / name
             truncate(path, offsets.get(name, 0))
@@ -167,23 +171,26 @@ class Run:
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Replace summary.json."""
-        self._require_open()
-        write_summary(self.path, summary)
+        write_summary(self.path, summary, self.require_owner)
+
+    def write_json(self, name: str, values: dict[str, Any]) -> None:
+        """Replace another JSON file of the directory atomically."""
+        atomic_write_json(self.path / name, values, self.require_owner)
 
     def write_evaluation(self, rows: Iterable[dict[str, Any]]) -> None:
         """Replace evaluation.jsonl atomically."""
-        self._require_open()
-        atomic_write_text(self.path / "evaluation.jsonl", "".join(strict_json(row) + "\n" for row in rows))
+        text = "".join(strict_json(row) + "\n" for row in rows)
+        atomic_write_text(self.path / "evaluation.jsonl", text, self.require_owner)
 
     def log(self, text: str) -> None:
         """Append to log.txt, with the time in UTC."""
-        self._require_open()
+        self.require_owner()
         append_log(self.path, text)
 
     def _append_row(self, name: str, row: dict[str, Any]) -> None:
         if name not in self._logs:
             raise RuntimeError("a log is written between restore() and close()")
-        self._require_open()
+        self.require_owner()
         ordered = {key: row[key] for key in FIRST_KEYS} | row
         line = (strict_json(ordered) + "\n").encode()
         descriptor = self._logs[name]
@@ -197,9 +204,10 @@ class Run:
         self._status["step"] = row["step"]
 
     def _write_status(self, changes: dict[str, Any]) -> None:
-        self._require_open()
-        self._status |= {**changes, "host": socket.gethostname(), "pid": os.getpid(), "heartbeat": now()}
-        atomic_write_json(self.path / "status.json", self._status)
+        now_owner = {"host": socket.gethostname(), "pid": os.getpid(), "owner": self._token, "heartbeat": now()}
+        self._status |= {**changes, **now_owner, "beat": self._status.get("beat", 0) + 1}
+        self.write_json("status.json", self._status)
+        self._owns = True
         self._written = time.monotonic()
 
     def _beat(self) -> None:
@@ -208,18 +216,30 @@ class Run:
                 self.heartbeat()
             except StorageError as error:  # the training stops at its next write to the same disk
                 _log.warning("no heartbeat: %s", error)
+            except AlreadyRunning:  # the training stops at its next write
+                return
 
-    def _require_open(self) -> None:
+    def require_owner(self) -> None:
         """Check that this process still owns the directory that it opened.
 
         Raises:
             StorageError: It was renamed, deleted or emptied; another process may own a new one of the same name.
+            AlreadyRunning: Another process has taken it over, because this one was suspended or its disk out of reach.
         """
         if self._closed:
             raise RuntimeError(f"{self.path} is not open for writing")
         if _place(self.path) != self._place:
             fix = "put the directory back and run the same command to resume, or train it again"
             raise StorageError(f"{self.path} was renamed, deleted or emptied during the run", "no LOCK", fix)
+        if not self._owns:
+            return
+        try:
+            status = read_status(self.path)
+        except UserError:  # who takes a run over replaces the file by a whole one
+            return
+        if status.get("owner", self._token) != self._token:
+            fix = "wait for it: the same command then shows its result"
+            raise AlreadyRunning(f"{self.path} was taken over while this process was suspended", _owner(status), fix)
 
 
 def _place(path: Path) -> tuple[int, int] | None:
@@ -229,6 +249,42 @@ def _place(path: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return lock.st_dev, lock.st_ino
+
+
+def _owner(status: dict[str, Any] | None) -> str:
+    return f"host {status['host']}, pid {status['pid']}" if status else "another process"
+
+
+def refuse_if_alive(path: Path, status: dict[str, Any] | None, made: bool, locked: bool) -> None:
+    """Refuse an owner that the lock doesn't show: one on another host, or on a file system without locks.
+
+    Clocks of two hosts differ, so none is compared with another: what this process sees change while it waits is alive.
+
+    Args:
+        path: The run directory.
+        status: Its status.json; None if there is none.
+        made: Whether this process has made the directory.
+        locked: Whether it holds the directory's lock.
+
+    Raises:
+        AlreadyRunning: The owner wrote during `LOST_SECONDS` of this process's clock.
+    """
+    shown_by_lock = locked and (status is None or status["host"] == socket.gethostname())
+    if made or shown_by_lock or (status is not None and status["state"] not in LIVE):
+        return
+    before, deadline = _beat_of(status), time.monotonic() + LOST_SECONDS
+    _log.warning("waiting up to %.0f s to see whether %s still trains %s", LOST_SECONDS, _owner(status), path)
+    while time.monotonic() < deadline:
+        time.sleep(min(LOST_SECONDS / 20, 1))
+        status = read_status(path) if has_status(path) else None
+        if _beat_of(status) != before:
+            fix = "wait for it, stop it, or use rerun=on"
+            raise AlreadyRunning(f"{path} is being trained", _owner(status), fix)
+
+
+def _beat_of(status: dict[str, Any] | None) -> tuple[Any, ...]:
+    """What every heartbeat changes; owners of older versions have no counter."""
+    return tuple((status or {}).get(name) for name in ("owner", "beat", "heartbeat", "state"))
 
 
 def append_log(path: Path, text: str) -> None:
@@ -309,14 +365,14 @@ def _begin(path: Path, lock: int | None, status: dict[str, Any] | None, launch: 
     if former is not None:
         changed = {key: value for key, value in former.items() if key != "earlier" and env.get(key) != value}
         env = {**env, "earlier": [*former.get("earlier", []), changed]}
-    atomic_write_text(path / "config.yaml", mask(launch.config_yaml))
-    atomic_write_text(path / "overrides.txt", "".join(mask(override) + "\n" for override in launch.overrides))
-    atomic_write_json(path / "env.json", mask(env))
-
     kept = {"started": now(), "step": None} if status is None else {key: status.get(key) for key in ("started", "step")}
     resuming = status is not None or any(os.path.lexists(path / name) for name in LOGS)
     run = Run(path, {"state": "created", "reason": "", **kept}, lock, finished=False, resuming=resuming)
-    run.status("created")
+    run.status("created")  # first: from here on, another owner notices
+    atomic_write_text(path / "config.yaml", mask(launch.config_yaml), run.require_owner)
+    overrides = "".join(mask(override) + "\n" for override in launch.overrides)
+    atomic_write_text(path / "overrides.txt", overrides, run.require_owner)
+    run.write_json("env.json", mask(env))
     if not resuming:
         run.restore({})
     run._heart.start()

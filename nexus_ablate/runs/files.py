@@ -9,7 +9,7 @@ import math
 import os
 import secrets
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -210,10 +210,15 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def atomic_write(path: Path, data: bytes) -> None:
+def atomic_write(path: Path, data: bytes, check: Callable[[], None] = lambda: None) -> None:
     """Replace a file atomically: a reader, or a restart, sees the old bytes or the new ones.
 
     A link is replaced, never followed.
+
+    Args:
+        path: The file.
+        data: Its new content.
+        check: Called last before the file is replaced; it raises where that must not happen.
 
     Raises:
         StorageError: The disk refused; the old file is untouched.
@@ -222,6 +227,7 @@ def atomic_write(path: Path, data: bytes) -> None:
     with storage(path, len(data)):
         try:
             write_synced(aside, data)
+            check()
             os.replace(aside, path)
             sync_directory(path.parent)
         except BaseException:
@@ -229,14 +235,14 @@ def atomic_write(path: Path, data: bytes) -> None:
             raise
 
 
-def atomic_write_text(path: Path, text: str) -> None:
+def atomic_write_text(path: Path, text: str, check: Callable[[], None] = lambda: None) -> None:
     """`atomic_write` of a text; characters that UTF-8 can't encode are escaped."""
-    atomic_write(path, text.encode("utf-8", "backslashreplace"))
+    atomic_write(path, text.encode("utf-8", "backslashreplace"), check)
 
 
-def atomic_write_json(path: Path, obj: Mapping[str, Any]) -> None:
-    """Replace a file by `strict_json(obj)`, indented."""
-    atomic_write_text(path, strict_json(obj, indent=2) + "\n")
+def atomic_write_json(path: Path, obj: Mapping[str, Any], check: Callable[[], None] = lambda: None) -> None:
+    """Replace a file by `strict_json(obj)`, indented, as `atomic_write` does."""
+    atomic_write_text(path, strict_json(obj, indent=2) + "\n", check)
 
 
 def strict_json(obj: Mapping[str, Any], indent: int | None = None) -> str:

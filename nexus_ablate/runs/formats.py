@@ -27,7 +27,7 @@ ByHead = Measured | Annotated[list[Measured], Meta(min_length=1)]
 
 
 class StatusRecord(Struct):
-    """status.json; `files` has the hashes of a run with a result."""
+    """status.json; `owner` and `beat` are of the process that trains, `files` has the hashes of a run with a result."""
 
     state: Literal["created", "running", "preempted", "finished", "diverged", "failed"]
     host: str
@@ -38,6 +38,8 @@ class StatusRecord(Struct):
     step: Count | None = None
     started: Time | None = None
     updated: Time | None = None
+    owner: str = ""
+    beat: Count = 0
     files: dict[str, str] = {}
 
 

@@ -1,14 +1,14 @@
 """Ownership of a run directory: at most one living process.
 
 The kernel holds the lock for the life of the process, so a killed owner is noticed at once, and a later process with
-the same pid is not mistaken for it. On other hosts, and on file systems without locks, the heartbeat decides.
+the same pid is not mistaken for it. On other hosts, and on file systems without locks, the owner's token and its count
+of beats in status.json decide: see `directory.refuse_if_alive`.
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
-import math
 import os
 import socket
 import time
@@ -23,6 +23,7 @@ LIVE = ("created", "running")
 SETTLED = ("finished", "diverged")  # both are results: divergence is one too
 STATES = (*LIVE, "preempted", *SETTLED, "failed")
 LOST_SECONDS = 120.0
+"""Twelve heartbeats, and twice as long as NFS may show an old directory (acdirmax)."""
 
 _NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 _held: set[int] = set()
@@ -96,23 +97,6 @@ def _owned(path: Path) -> bool | None:
     finally:
         os.close(descriptor)
     return False
-
-
-def refuse_if_alive(path: Path, status: dict[str, Any] | None, made: bool, locked: bool) -> None:
-    """Refuse an owner that the lock doesn't show: one on another host, or on a file system without locks."""
-    if locked and (status is None or status["host"] == socket.gethostname()):
-        return
-    if status is None:
-        if made or time.time() - path.stat().st_mtime > LOST_SECONDS:
-            return
-        owner, age = "another process", 0.0
-    elif status["state"] in LIVE and abs(age := heartbeat_age(status)) <= LOST_SECONDS:
-        owner = f"host {status['host']}, pid {status['pid']}"
-    else:
-        return
-    wait = math.ceil(LOST_SECONDS - age)
-    fix = f"wait for it; if that process is dead, run the same command in {wait} seconds"
-    raise AlreadyRunning(f"{path} is being trained", owner, fix)
 
 
 def effective_state(status: dict[str, Any], path: Path | None = None) -> str:

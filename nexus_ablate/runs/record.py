@@ -130,14 +130,14 @@ def read_summary(path: Path, status: dict[str, Any]) -> dict[str, Any] | None:
     return summary
 
 
-def write_summary(path: Path, summary: Mapping[str, Any]) -> None:
+def write_summary(path: Path, summary: Mapping[str, Any], check: Callable[[], None] = lambda: None) -> None:
     """Replace the summary.json of a run directory; its checksum shows a change that another program makes.
 
     Raises:
         StorageError: The disk refused; the old file is untouched.
     """
     written = strict_loads(strict_json(summary))
-    atomic_write_json(path / "summary.json", {**summary, "checksum": _checksum(written)})
+    atomic_write_json(path / "summary.json", {**summary, "checksum": _checksum(written)}, check)
 
 
 def _checksum(summary: Mapping[str, Any]) -> str:

@@ -48,7 +48,12 @@ class _Damaged(Exception):
 
 
 def save(
-    checkpoints: Path, step: int, tensors: dict[str, dict[str, Tensor]], state: dict[str, Any], keep: int = 2
+    checkpoints: Path,
+    step: int,
+    tensors: dict[str, dict[str, Tensor]],
+    state: dict[str, Any],
+    keep: int = 2,
+    check: Callable[[], None] = lambda: None,
 ) -> Path:
     """Save a checkpoint, then delete all but the newest `keep`.
 
@@ -59,6 +64,7 @@ def save(
         tensors: By group (`model`, `optimizer`) and name; no two tensors share memory.
         state: Plain JSON that survives a round trip unchanged.
         keep: At least 1.
+        check: Called last before the checkpoint gets its name; it raises where that must not happen.
 
     Raises:
         StorageError: The disk refused the write or has less than twice the space needed. Earlier checkpoints are kept.
@@ -81,7 +87,7 @@ def save(
             _delete(orphan)
         if not _is_whole(final):
             require_space(checkpoints, needed)
-            _write(final, step, tensors, state_json)
+            _write(final, step, tensors, state_json, check)
         _prune(checkpoints, step, keep)
     return final
 
@@ -148,7 +154,9 @@ def _checkpoint_point(name: str) -> None:
     """A point at which a test can end the process."""
 
 
-def _write(final: Path, step: int, tensors: dict[str, dict[str, Tensor]], state_json: bytes) -> None:
+def _write(
+    final: Path, step: int, tensors: dict[str, dict[str, Tensor]], state_json: bytes, check: Callable[[], None]
+) -> None:
     """Write a checkpoint under a temporary name, and rename it once every byte is on the disk."""
     from safetensors.torch import save as to_bytes
 
@@ -163,6 +171,7 @@ def _write(final: Path, step: int, tensors: dict[str, dict[str, Tensor]], state_
         _add(aside, MANIFEST, json.dumps({"step": step, "files": files}, indent=2).encode())
         sync_directory(aside)
         _checkpoint_point("before rename")
+        check()
         os.rename(aside, final)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)  # the next save deletes whatever remains

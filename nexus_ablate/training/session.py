@@ -15,7 +15,7 @@ from nexus_ablate.config.compose import differences, plugins_used
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.console import several
 from nexus_ablate.data import TokenizedData, prepare
-from nexus_ablate.errors import StorageError, UserError
+from nexus_ablate.errors import AlreadyRunning, StorageError, UserError
 from nexus_ablate.provenance import source_hash, source_hashes
 from nexus_ablate.runs import (
     Identity,
@@ -202,7 +202,8 @@ def _state_after(error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt):
         return "preempted"
     status = error.status if isinstance(error, UserError) else errors.BUG
-    return {errors.DIVERGED: "diverged", errors.PREEMPTED: "preempted"}.get(status, "failed")
+    known = {errors.DIVERGED: "diverged", errors.PREEMPTED: "preempted", errors.ALIVE: "preempted"}
+    return known.get(status, "failed")
 
 
 def _give_up(run: Run, display: Any, error: BaseException, trace: str) -> None:
@@ -216,8 +217,8 @@ def _give_up(run: Run, display: Any, error: BaseException, trace: str) -> None:
     try:
         run.status(state, reason=reason, traceback=trace)
         run.log(f"{state}: {reason}" + (f"\n{trace}" if trace else ""))
-    except StorageError:
-        if not isinstance(error, StorageError):  # the original error already reports the disk
+    except (StorageError, AlreadyRunning) as refused_write:
+        if not isinstance(error, type(refused_write)):  # the original error already reports it
             raise
 
 
@@ -229,7 +230,6 @@ def _train(
 
     from nexus_ablate.measure.counts import parameters
     from nexus_ablate.optimizers import decay_groups
-    from nexus_ablate.runs import atomic_write_json
     from nexus_ablate.training.display import run_facts
     from nexus_ablate.training.signals import StopRequest
     from nexus_ablate.training.trainer import Trainer
@@ -241,7 +241,7 @@ def _train(
     model = initial_model(config, data.vocab_size)
     shapes = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
     initial = {name: {"z": z, "shape": shapes[name]} for name, z in model.z_hashes.items()}
-    atomic_write_json(run.path / "init.json", initial)
+    run.write_json("init.json", initial)
     model.to(device)
     tracker = start_tracker(config.tracker, run.path, display.say)
     try:
@@ -263,7 +263,7 @@ def _train(
                 "execution": "; ".join(trainer.step.choices.why.values()),
             }
             display.before(run_facts(config, arm, facts))
-            atomic_write_json(run.path / "decay_groups.json", groups)
+            run.write_json("decay_groups.json", groups)
             run.status("running")
             run.log("; ".join(f"{name}: {value}" for name, value in run_facts(config, arm, facts).items()))
             summary = trainer.fit() | {

@@ -285,9 +285,9 @@ class Trainer:
                 {} if last else {"optimizer": self.step.optimizer.tensors()}
             )
             state = {"progress": self.progress.saved(), "logs": self.run.offsets()}
-            checkpoint.save(
-                self.run.checkpoints, self.progress.step, tensors, state, keep=1 if last else self.config.train.keep
-            )
+            keep = 1 if last else self.config.train.keep
+            owned = self.run.require_owner
+            checkpoint.save(self.run.checkpoints, self.progress.step, tensors, state, keep, owned)
 
     def _restore(self) -> None:
         """Resume from the newest valid checkpoint, or start from step 0 if there is none."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import shutil
@@ -10,6 +11,7 @@ import time
 
 import pytest
 import yaml
+from written_runs import unsealed
 
 from faults.bench import at_step, child, ended, only, run
 from nexus_ablate import errors
@@ -138,9 +140,27 @@ def test_a_folder_that_has_another_s_name_by_now_is_left_to_it(tiny_run, tmp_pat
     assert [file.name for file in path.iterdir()] == ["LOCK"]
 
 
+def test_a_run_that_another_host_took_over_ends_in_status_6_and_leaves_the_directory_alone(
+    tiny_run, tmp_path, monkeypatch
+):
+    contents = {}
+
+    def take_over(step: int) -> None:
+        if step == 7:
+            path = only(tmp_path / "runs")
+            status = json.loads((path / "status.json").read_text())
+            (path / "status.json").write_text(json.dumps(status | {"owner": "another", "host": "elsewhere"}))
+            contents.update({file: file.read_bytes() for file in path.rglob("*") if file.is_file()})
+
+    at_step(monkeypatch, take_over)
+    assert main(tiny_run()) == errors.ALIVE
+    path = only(tmp_path / "runs")
+    assert {file: file.read_bytes() for file in path.rglob("*") if file.is_file()} == contents
+
+
 @pytest.mark.slow
 def test_a_config_of_ten_thousand_layers_is_held_against_the_checkpoint_before_it_is_built(tiny_run, capsys):
-    path = run(tiny_run()).path
+    path = unsealed(run(tiny_run()).path)
     config = yaml.safe_load((path / "config.yaml").read_text())
     config["model"]["n_layers"] = 10_000
     config["resolved"]["windows"] = [0] * 10_000
