@@ -175,7 +175,7 @@ def test_operations_and_kernels_belong_to_one_part():
 
 
 def test_a_bench_runs_without_an_end_whatever_budget_was_asked_for():
-    assert endless(["norm=layer", "train.tokens=100"])[1] == "norm=layer"
+    assert "norm=layer" in endless(["norm=layer", "train.tokens=100"])
     assert not [o for o in endless(["train.tokens=100", "train.flops=1e9"]) if "tokens" in o or "flops" in o]
 
 

@@ -29,7 +29,7 @@ def test_the_baseline_is_the_one_of_the_contract():
         "ffn": "swiglu",
     }
     assert (config.bias, config.weight_decay, config.schedule.decay, config.seed) == (False, 0.1, "matrices", 0)
-    assert (config.model.name, config.data.name, config.tie_embeddings) == ("nano", "stdlib", True)
+    assert (config.model.name, config.data.name, config.tie_embeddings) == ("pico", "stdlib", True)
     assert (
         config.d_ff_ratio == config.final_norm == config.embed_scale == config.norm_bias == config.init.name == "auto"
     )
@@ -38,9 +38,9 @@ def test_the_baseline_is_the_one_of_the_contract():
         False,
         True,
         "off",
-        "gpt2",
+        "fan_in",
     )
-    assert resolved.d_ff == 344  # 8/3 of 128, to the nearest multiple of 8
+    assert resolved.d_ff == 168  # 8/3 of 64, to the nearest multiple of 8
 
 
 @pytest.mark.parametrize("group", CLOSED_GROUPS)
@@ -161,12 +161,12 @@ def test_auto_means_what_the_chosen_options_prescribe_and_says_so():
     assert any("also changes init to xavier" in note for note in deep.notes)
     assert compose(["norm=layer"]).resolved.norm_bias is True
     assert compose(["norm=dyt"]).resolved.embed_scale == "learned"
-    assert compose(["ffn=gelu"]).resolved.d_ff == 512
+    assert compose(["ffn=gelu"]).resolved.d_ff == 256
     assert compose(["norm=dyt", "embed_scale=off"]).resolved.notes
 
 
 def test_the_realised_ffn_ratio_is_kept():
-    assert compose().resolved.d_ff_ratio == 344 / 128
+    assert compose().resolved.d_ff_ratio == 168 / 64
 
 
 def test_tokens_give_the_steps():
@@ -176,7 +176,7 @@ def test_tokens_give_the_steps():
 
 
 def test_naming_what_auto_means_is_the_same_run_under_the_same_name():
-    base, named = compose(), compose(["d_ff_ratio=8/3", "norm_bias=off", "final_norm=on", "init=gpt2"])
+    base, named = compose(), compose(["d_ff_ratio=8/3", "norm_bias=off", "final_norm=on", "init=fan_in"])
     assert base.science() == named.science()
     assert differences(named) == {}
 

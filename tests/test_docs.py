@@ -107,7 +107,7 @@ def desk(request, tmp_path, monkeypatch):
         arm = "model.dropout=0.1" if study == "dropout" else "norm=layer"
         writer.arm(arm, losses=[2.1, 2.12, 2.09])
         if study in ("mine", "dropout"):
-            writer.plan((arm,))
+            writer.plan((arm,), baseline=["train.tokens=3932160"])
     return trained
 
 

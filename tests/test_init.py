@@ -31,6 +31,9 @@ def scaled(base, output):
 SMALL = math.sqrt(2 / (5 * D))
 PUBLISHED = {
     "gpt2": scaled(0.02, 0.02 / math.sqrt(2 * L)),
+    "fan_in": {r: 1 / math.sqrt(SHAPES[r][1]) for r in MATRICES}
+    | dict.fromkeys(EMBEDDINGS, 1 / math.sqrt(D))
+    | {r: 1 / math.sqrt(2 * L * SHAPES[r][1]) for r in ("attn_out", "ffn_out")},
     "small": scaled(SMALL, SMALL),
     "megatron": scaled(SMALL, SMALL / math.sqrt(2 * L)) | {"head": 1 / math.sqrt(D)},
     "mitchell": scaled(1 / math.sqrt(D), 1 / math.sqrt(2 * D * 4)) | {"ffn_out": 1 / math.sqrt(2 * F * 4)},
@@ -44,12 +47,11 @@ def test_an_init_has_the_published_standard_deviation_for_each_role(name, role):
     assert std(name, role) == pytest.approx(PUBLISHED[name][role])
 
 
-@pytest.mark.parametrize(("name", "base"), [("gpt2", 0.02), ("small", SMALL)])
-def test_branch_scale_divides_the_outputs_by_sqrt_2l_and_nothing_else(name, base):
+@pytest.mark.parametrize("name", ["gpt2", "small", "fan_in"])
+def test_branch_scale_divides_the_outputs_by_sqrt_2l_and_nothing_else(name):
     for role in SHAPES:
         divided = math.sqrt(2 * L) if role in ("attn_out", "ffn_out") else 1
-        assert std(name, role, branch_scale=False) == pytest.approx(base)
-        assert std(name, role, branch_scale=True) == pytest.approx(base / divided)
+        assert std(name, role, branch_scale=True) == pytest.approx(std(name, role, branch_scale=False) / divided)
 
 
 def test_megatron_is_hybridnorm_s_std_at_its_width():

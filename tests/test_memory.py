@@ -26,7 +26,7 @@ GIB = 2**30
         (["model.d_model=1024", "model.n_layers=10000"], r"train\.batch_size=1 model\.n_layers=\d+$"),
         (
             ["model.d_model=65536", "model.n_heads=512", "d_ff_ratio=400"],
-            r"model=nano train\.batch_size=1, without other sizes$",
+            r"model=femto train\.batch_size=1, without other sizes$",
         ),
     ],
 )

@@ -201,6 +201,7 @@ MORE = {
     "position=transformer_xl position.base": ["100", "10000"],
     "ffn=geglu ffn.tanh": ["off", "on"],
     "init=small init.branch_scale": ["off", "on"],
+    "init=fan_in init.branch_scale": ["off", "on"],
 }
 """The rest of the keys, in the slow tier."""
 ELSEWHERE = {
@@ -389,7 +390,7 @@ def test_the_sizes_have_the_parameters_that_the_list_shows_and_grow_in_its_order
         name: float(option["summary"].partition("M ")[0].split()[-1]) for name, option in catalogue()["model"].items()
     }
     sizes = {name: countable_model(compose([f"model={name}", "ffn=gelu", "position=learned"]), 50257) for name in shown}
-    assert list(shown) == ["nano", "micro", "mini", "tiny", "small", "base"]
+    assert list(shown) == ["femto", "pico", "nano", "micro", "mini", "tiny", "small", "base"]
     assert list(shown.values()) == sorted(shown.values())
     for name, model in sizes.items():
         assert parameters(model)[1] / 1e6 == pytest.approx(shown[name], rel=0.02), name

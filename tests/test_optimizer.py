@@ -10,7 +10,7 @@ from nexus_ablate.config.options import option_files
 from nexus_ablate.model import build_model
 from nexus_ablate.optimizers import OPTIM, Parameter, build_optimizer, decay_groups
 from nexus_ablate.training.gradients import GradientNorms, part_of
-from nexus_ablate.training.schedule import learning_rate, warmup_steps
+from nexus_ablate.training.schedule import learning_rate
 
 TOKENS = torch.randint(0, 11, (2, 8), generator=torch.Generator().manual_seed(0))
 
@@ -115,7 +115,7 @@ def test_wsd_holds_the_peak_and_then_cools_linearly():
 
 
 def test_automatic_warm_up_suits_short_and_long_runs():
-    assert [warmup_steps(schedule_of(), steps) for steps in (8, 80, 800, 2000, 100_000)] == [1, 10, 100, 100, 1000]
+    assert [schedule_of().warmup_steps(steps) for steps in (8, 80, 800, 2000, 100_000)] == [1, 10, 100, 100, 1000]
 
 
 def test_gradient_norms_are_torch_s_and_add_up(tiny):

@@ -226,7 +226,7 @@ def test_mixln_starts_every_matrix_of_its_blocks_at_two_hundredths_as_in_the_aut
 
 def test_residual_scale_starts_as_pre_norm_and_scales_its_branches_once(tiny):
     scaled = build_model(tiny("placement=residual_scale"), 11)
-    plain = build_model(tiny("placement=pre", "init=gpt2"), 11)
+    plain = build_model(tiny("placement=pre"), 11)
     torch.testing.assert_close(scaled(TOKENS), plain(TOKENS))
     assert not torch.equal(scaled.blocks[0].attn.out.weight, plain.blocks[0].attn.out.weight)
 
@@ -513,7 +513,7 @@ def test_lns_refuses_an_init_that_scales_the_branches_too(tiny, init):
 
 def test_lns_takes_the_authors_init_without_depth_scaling(tiny):
     init = tiny("placement=lns").resolved.init
-    assert init.flat() == {"name": "gpt2", "std": 0.02, "branch_scale": False}
+    assert init.flat() == {"name": "fan_in", "branch_scale": False}
 
 
 def test_output_norm_warns_where_nothing_bounds_the_scores(tiny):

@@ -10,10 +10,14 @@ from written_runs import Writer
 
 from nexus_ablate.cli import main
 from nexus_ablate.config.compose import compose
+from nexus_ablate.measure.counts import parameters
+from nexus_ablate.measure.initial import initial_of
 from nexus_ablate.measure.regime import has_learned, regime_of
+from nexus_ablate.model import countable_model
 from nexus_ablate.planning import preview
 
-SMALL = ("model.n_layers=1", "model.d_model=16", "model.n_heads=2", "model.context=8", "train.batch_size=4")
+SIZE = ("model.n_layers=1", "model.d_model=16", "model.n_heads=2", "model.context=8")
+SMALL = (*SIZE, "train.batch_size=4", "optim.lr=3e-3")
 
 
 @pytest.fixture
@@ -32,7 +36,7 @@ def text(tmp_path, monkeypatch):
 def explained(capsys, *overrides):
     assert main(["explain", *SMALL, *overrides, "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
-    return facts["regime"], facts["parameters"]["total"]
+    return facts["regime"], facts["parameters"]["without_embeddings"]
 
 
 def test_explain_states_the_regime(text, capsys):
@@ -48,17 +52,69 @@ def test_explain_states_the_regime(text, capsys):
     assert "warning the run is 0.03 of the decay timescale: weight decay can hardly matter" in shown
 
 
+LINEAR, UNHEARD = "the FFN starts nearly linear", "the embedding starts"
+EARLY, NEVER, FARTHEST = "is early training", "the warm-up of", "no scalar or table entry can move farther than"
+GUARDS = [  # what triggers it, how it begins, its value, and a neighbour that does not trigger it
+    ("init=gpt2", LINEAR, "an SD of 0.11, where 0.6% of its output is not linear", "init=gpt2 ffn=relu"),
+    ("init=gpt2", UNHEARD, "47 times as large as the first FFN's output", "init=gpt2 init.std=0.1"),
+    ("embed_scale=0.01", "the first FFN's output starts", "124 times as large as the embedding", "embed_scale=1"),
+    ("train.steps=239", EARLY, "where orders may reverse; try train.steps=250", "train.steps=250"),
+    ("optim.warmup=480", NEVER, "never reaches 0.012; try optim.warmup=auto", "optim.warmup=470"),
+    ("optim.lr=0.006", FARTHEST, "1.6, the sum of the learning rates", "optim=adafactor optim.lr=0.006"),
+    ("optim.lr=0.004 optim.schedule=constant", FARTHEST, "1.8,", "optim.lr=0.006 optim.schedule=constant"),
+]
+
+
+@pytest.mark.parametrize(("trigger", "begins", "value", "neighbour"), GUARDS)
+def test_each_guard_speaks_where_it_is_triggered_and_not_beside(trigger, begins, value, neighbour):
+    def warnings(overrides: str) -> str:
+        config = compose(["model=femto", *overrides.split()])
+        size = parameters(countable_model(config))[1]
+        return " / ".join(regime_of(config, size, config.resolved.steps, None, initial_of(config, 256)).warnings())
+
+    assert warnings("") == ""
+    assert begins in warnings(trigger) and value in warnings(trigger)
+    assert begins not in warnings(neighbour)
+
+
+def test_the_guards_stand_in_plan_header_and_comparison(text, capsys, monkeypatch):
+    monkeypatch.setattr(preview, "measured_speed", lambda config, threads: None)
+    long = ("optim.warmup=100", "init=gpt2", "train.steps=8", "train.eval_tokens=64")
+    warm, linear = "the warm-up of 100 steps is as long as the run (8 steps)", "the FFN starts nearly linear"
+    shown = planned(capsys, *text, "vary.norm=layer", *long)
+    assert f"WARN regime: {warm}" in shown and f"WARN regime: {linear}" in shown
+    for norm in ("rms", "layer"):
+        assert main([*SMALL, *text, *long, "tracker=files", "probe=off", "experiment=mine", f"norm={norm}"]) == 0
+    shown = " ".join(capsys.readouterr().err.split())
+    assert warm in shown and linear in shown
+    assert main(["compare", "runs/mine"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"WARN regime: {warm}" in shown and f"WARN regime: {linear}" in shown
+
+
+def test_a_text_that_is_too_short_for_the_default_budget_is_refused_before_anything_is_made(text, capsys, tmp_path):
+    assert main([*SMALL, *text, "tracker=files"]) == 2
+    shown = capsys.readouterr().err
+    assert "the run would read its text" in shown and "try: train.steps=450, or data=tinystories" in shown
+    assert not (tmp_path / "runs").exists()
+    assert main(["plan", "mine", *SMALL, *text, "vary.norm=layer"]) == 0
+    assert "FAIL text: the run would read its text" in " ".join(capsys.readouterr().out.split())
+    assert main(["study", "mine", *SMALL, *text, "vary.norm=layer", "seeds=0"]) == 2
+    assert not (tmp_path / "runs" / "mine").exists()
+    assert main([*SMALL, *text, "tracker=files", "train.steps=460", "train.eval_tokens=64", "probe=off"]) == 0
+
+
 def test_what_is_not_known_is_not_stated(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("NEXUS_ABLATE_CACHE", str(tmp_path))
     regime, _ = explained(capsys, "data=files", "data.files=[nowhere.txt]", "weight_decay=0", "train.steps=10")
-    assert regime["epochs"] is None and regime["decay_timescale_steps"] is None and regime["warnings"] == []
+    assert regime["epochs"] is None and regime["decay_timescale_steps"] is None
     assert "epochs unknown" in regime["summary"] and "no weight decay" in regime["summary"]
 
 
 @pytest.mark.parametrize(("steps", "warned"), [(660, True), (670, False)])
 def test_a_fifth_of_the_timescale_is_the_border(steps, warned):
     config = compose([*SMALL, "optim.lr=0.003", "weight_decay=0.1", f"train.steps={steps}"])
-    assert bool(regime_of(config, 1000, steps, None).warnings()) == warned
+    assert any("decay timescale" in line for line in regime_of(config, 1000, steps, None).warnings()) == warned
 
 
 def test_the_header_of_a_run_states_the_regime(tmp_path, monkeypatch, capsys, text):

@@ -146,7 +146,7 @@ def test_each_design_makes_its_arms():
     assert arms(*two, "design=grid") == ["bias=on", "norm=layer", "bias=on,norm=layer"]
     assert arms(*two, "design=pairwise_interactions") == ["norm=layer", "bias=on", "bias=on,norm=layer"]
     whole = expand(read_request(["x", "vary.norm=layer,rms", "vary.bias=on,off", "design=leave_one_out"]).study)
-    assert whole.study.baseline == ["norm=layer", "bias=on"]
+    assert whole.study.baseline == ["norm=layer", "bias=on", "train.tokens=3932160"]
     assert [arm.name for arm in whole.arms] == ["norm=rms", "bias=off"]
 
 
@@ -167,7 +167,7 @@ def test_a_refused_arm_is_listed_with_its_reason_and_stops_no_other():
     assert "has no bias" in study.study.refused[0].reason
 
 
-@pytest.mark.parametrize(("mistake", "fix"), [("norm=rmss", "norm=rms"), ("optim.lr=fast", "optim.lr=1")])
+@pytest.mark.parametrize(("mistake", "fix"), [("norm=rmss", "norm=rms"), ("optim.lr=fast", "optim.lr=auto")])
 def test_a_typing_error_in_an_arm_stops_the_study_before_it_has_a_folder(tmp_path, capsys, monkeypatch, mistake, fix):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.yaml").write_text(f"question: which?\narms: [norm=layer, {mistake}]\n")
@@ -347,7 +347,7 @@ def test_the_record_has_the_agreed_form(tmp_path):
         *("name", "question", "tier", "baseline", "design", "factors", "arms", "tokens_per_parameter", "seeds"),
         *("endpoints", "match", "share", "equal"),
     ]
-    assert written["baseline"] == SMALL
+    assert written["baseline"] == [*SMALL, "train.tokens=1966080"]  # 20 per parameter, at one layer fewer
     assert written["factors"] == {"placement": ["deepnorm"], "norm": ["rms"]}
     also = "placement=deepnorm also changes init to xavier"
     assert written["arms"] == [

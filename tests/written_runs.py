@@ -16,7 +16,14 @@ from nexus_ablate.config.compose import compose, differences
 from nexus_ablate.runs import arm_name
 from nexus_ablate.runs.record import file_hashes, write_summary
 
-TINY = ("model.n_layers=2", "model.d_model=16", "model.n_heads=2", "model.context=8", "train.steps=400")
+TINY = (
+    "model.n_layers=2",
+    "model.d_model=16",
+    "model.n_heads=2",
+    "model.context=8",
+    "train.steps=400",
+    "optim.lr=3e-3",
+)
 NAMES = ("embedding.weight", "blocks.0.attn.query.weight", "blocks.0.ffn.up.weight", "blocks.1.ffn.down.weight")
 SOURCE = {"axes/norm.py": "1a", "model.py": "1b", "optimizers.py": "1c"}
 DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)

@@ -23,6 +23,8 @@ from nexus_ablate.training.signals import StopRequest
 from nexus_ablate.training.trainer import Trainer
 
 BUDGET = ("train.steps", "train.tokens", "train.flops", "train.eval_every")
+PROBES = "probe.every=100"
+"""Of a run without an end, unless the user says otherwise: as often as in the default run, or more."""
 
 WARM_STEPS = 3
 PROFILED_STEPS = 10
@@ -160,7 +162,7 @@ def endless(overrides: list[str]) -> list[str]:
     It compiles only with `train.compile=on`: `auto` depends on the length of the run, which is unlimited here.
     """
     kept = [o for o in overrides if o.partition("=")[0] not in BUDGET]
-    return ["train.compile=off", *kept, "train.steps=1000000000", "train.eval_every=1000000000"]
+    return ["train.compile=off", PROBES, *kept, "train.steps=1000000000", "train.eval_every=1000000000"]
 
 
 @contextmanager

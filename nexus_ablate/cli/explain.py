@@ -54,7 +54,7 @@ def _explain(overrides: list[str], flags: dict[str, Any]) -> int:
 
     model = countable_model(config, flags.get("vocab", 256))
     facts = architecture(config, model, decay_groups(model, config.schedule.decay, config.schedule.groups))
-    facts["regime"] = _regime(config, facts["parameters"]["total"])
+    facts["regime"] = _regime(config, facts["parameters"]["without_embeddings"], facts["vocab_size"])
     facts["execution"] = execution(config, facts["parameters"]["total"], facts["vocab_size"])
     if "json" in flags:
         json.dump(facts, sys.stdout, indent=1, allow_nan=False)
@@ -64,19 +64,22 @@ def _explain(overrides: list[str], flags: dict[str, Any]) -> int:
     return errors.OK
 
 
-def _regime(config: RunConfig, params: int) -> dict[str, Any]:
+def _regime(config: RunConfig, params: int, vocab_size: int) -> dict[str, Any]:
     """What the budget lets a run show; of a budget in FLOPs the steps depend on the vocabulary of the data."""
+    from nexus_ablate.measure.initial import initial_of
     from nexus_ablate.measure.regime import regime_of
     from nexus_ablate.planning.cost import cost_of, text_tokens
 
     steps = config.resolved.steps
-    regime = regime_of(config, params, cost_of(config).steps if steps is None else steps, text_tokens(config))
+    initial = initial_of(config, vocab_size)
+    regime = regime_of(config, params, cost_of(config).steps if steps is None else steps, text_tokens(config), initial)
     return {
         "tokens_per_parameter": regime.tokens / regime.params,
         "epochs": regime.epochs,
         "steps": regime.steps,
         "decay_timescale_steps": regime.decay_steps if math.isfinite(regime.decay_steps) else None,
         "summary": str(regime),
+        "initial": "" if initial is None else str(initial),
         "warnings": regime.warnings(),
     }
 
@@ -142,6 +145,7 @@ def _summary(facts: dict[str, Any]) -> list[tuple[str, ...]]:
     rows = [("model", text)]
     rows += [("note", note) for note in facts["notes"]]
     rows.append(("regime", facts["regime"]["summary"]))
+    rows += [("initial", facts["regime"]["initial"])] if facts["regime"]["initial"] else []
     rows += [("warning", warning) for warning in facts["regime"]["warnings"]]
     sites = [f"{site['site']} ({site['width']} wide, {_which(site['blocks'], n_layers)})" for site in facts["norms"]]
     rows.append(("norms", ", ".join(sites) or "none"))

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from nexus_ablate.comparison.arms import Arm
 from nexus_ablate.comparison.differences import differing
-from nexus_ablate.config.options import LATER
-from nexus_ablate.measure.regime import Regime, regime_from, too_short_to_vary_decay
+from nexus_ablate.config.options import COMMON_KEYS, LATER
+from nexus_ablate.measure.regime import InitialSignal, Regime, regime_from, too_short_to_vary_decay
 
 VARY_DECAY = {"weight_decay", "optim.decay"}
 
@@ -35,9 +35,13 @@ def regime_lines(arms: Sequence[Arm]) -> list[str]:
 
 def _regime(arm: Arm) -> Regime | None:
     """Of an arm's finished runs; None where there is none, or an older version left out what it takes."""
-    params, tokens, steps, text = (arm.mean(name) for name in ("params", "tokens", "steps", "train_tokens"))
+    tokens, steps, text = (arm.mean(name) for name in ("tokens", "steps", "train_tokens"))
+    params = arm.mean("params_non_embedding") or arm.mean("params")
     optim = LATER["optim"] | (arm.config.get("optim") or {})
     weight_decay = arm.config.get("weight_decay")
-    if not params or tokens is None or steps is None or weight_decay is None or "lr" not in optim:
+    if not params or not tokens or not steps or weight_decay is None or COMMON_KEYS["optim"].keys() - optim.keys():
         return None
-    return regime_from(weight_decay, optim, int(params), int(tokens), int(steps), int(text) if text else None)
+    figures = next((run.record.summary or {} for run in arm.runs.values()), {}).get("initial")
+    initial = InitialSignal(**figures) if figures else None
+    text = int(text) if text else None
+    return regime_from(weight_decay, optim, int(params), int(tokens), int(steps), text, initial)

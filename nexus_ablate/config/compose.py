@@ -12,7 +12,7 @@ from nexus_ablate.config.grammar import show
 from nexus_ablate.config.options import OPTIONS, Option, check_installed, conf_dir, default_option, option_files
 from nexus_ablate.config.overrides import GROUPS, check_overrides, default_choices, preset_choices, typed_values
 from nexus_ablate.config.plugins import Plugin, add_plugins, plugins
-from nexus_ablate.config.resolve import changed, from_values
+from nexus_ablate.config.resolve import changed, default_rate, from_values
 from nexus_ablate.config.run_config import CLOSED_GROUPS, OPTION_GROUPS, RunConfig, keys_of
 from nexus_ablate.errors import ConfigError, printable
 from nexus_ablate.plain_data import load_yaml
@@ -134,6 +134,8 @@ def differences(config: RunConfig, baseline: RunConfig | None = None) -> dict[st
                     continue
                 differing[name] = own.name
                 base_value = default_option(name, own.name)
+            if name == "optim":
+                base_value = _at_this_size(base_value, base, config)
             differing |= {f"{name}.{k}": _text(v) for k, v in own.keys.items() if v != base_value.keys.get(k)}
         elif name in CLOSED_GROUPS and name != "probe":
             if own.name != base_value.name:
@@ -162,6 +164,13 @@ def _means_auto(config: RunConfig, name: str, base_value: Any) -> bool:
         return changed(config, **{name: auto}).science() == config.science()
     except ConfigError:  # auto has no meaning here
         return False
+
+
+def _at_this_size(optim: Option, base: RunConfig, config: RunConfig) -> Option:
+    """The base's optimizer at the size of `config`: with the rate of `optim.lr=auto`, if that is its rate."""
+    if optim.keys["lr"] not in ("auto", default_rate(base)):
+        return optim
+    return Option(optim.name, optim.keys | {"lr": default_rate(config)})
 
 
 def _text(value: Any) -> str:

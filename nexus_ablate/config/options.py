@@ -71,7 +71,7 @@ SHIPPED = "shipped"
 
 COMMON_KEYS = {
     "optim": {
-        "lr": ("float (0, inf)", "peak learning rate"),
+        "lr": ("auto | float (0, inf)", "peak learning rate; auto: 0.384 / d_model, of muP at its base width"),
         "decay": ("matrices | matrices_embeddings | all", "which parameters decay"),
         "schedule": ("cosine | linear | wsd | constant", "after warm-up: to final_lr, or held (wsd: then cooled)"),
         "warmup": (

@@ -26,6 +26,7 @@ from nexus_ablate.config.run_config import (
     CLOSED_GROUPS,
     MEANT,
     OPTION_GROUPS,
+    ModelConfig,
     Resolved,
     RunConfig,
     keys_of,
@@ -34,6 +35,11 @@ from nexus_ablate.errors import ConfigError, unknown
 from nexus_ablate.gpus import multiplies_bf16
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]*")
+
+TOKENS_PER_PARAMETER = 20
+"""Of the budget `train.steps=auto`: compute-optimal for large models. Hoffmann et al. 2022, arXiv:2203.15556."""
+RATE_TIMES_WIDTH = 0.384
+"""The best peak rate of Adam's updates falls as 1 / d_model (docs/baseline.md): 1.2e-2 at 32, 3e-3 at 128."""
 
 PRESCRIBABLE = ("norm_bias", "final_norm", "embed_scale", "d_ff_ratio", "nope_every", "init", "qk_norm")
 """The keys that an option may prescribe where they are `auto` (a placement may prescribe `qk_norm` where it is `none`).
@@ -71,15 +77,17 @@ def from_values(values: dict[str, Any]) -> RunConfig:
 
 
 def checked(config: RunConfig) -> RunConfig:
-    """The configuration with `resolved` filled in, and `train.precision=auto` replaced by its meaning on this machine.
+    """The configuration with `resolved` filled in, and the `auto` of `train.precision` and `optim.lr` replaced.
 
-    So config.yaml, identity and every other machine that reads the configuration have the precision itself.
+    So config.yaml, identity and every other machine that reads the configuration have precision and rate themselves.
 
     Raises:
         ConfigError: A rule between two keys is broken, or options contradict each other.
     """
     if config.train.precision == "auto":
         config.train = dataclasses.replace(config.train, precision=precision_on(config.train.device))
+    if config.optim.keys["lr"] == "auto":
+        config.optim = Option(config.optim.name, config.optim.keys | {"lr": default_rate(config)})
     check_rules(config)
     config.resolved = resolve(config)
     return config
@@ -88,6 +96,20 @@ def checked(config: RunConfig) -> RunConfig:
 def precision_on(device: str) -> str:
     """The meaning of `train.precision=auto` for a `train.device` on this machine."""
     return "bf16" if multiplies_bf16(device) else "fp32"
+
+
+def default_rate(config: RunConfig) -> float:
+    """The meaning of `optim.lr=auto`: by the width at which the rate applies, which is the base width under muP."""
+    width = config.param.keys.get("base_width", config.model.d_model)
+    return float(f"{RATE_TIMES_WIDTH / width:.3g}")
+
+
+def default_tokens(model: ModelConfig) -> int:
+    """The budget of `train.steps=auto`, in tokens: the same for every architecture of this size.
+
+    The default block has 4 d^2 parameters in attention and 8 d^2 in its FFN.
+    """
+    return TOKENS_PER_PARAMETER * 12 * model.n_layers * model.d_model**2
 
 
 def changed(config: RunConfig, **values: Any) -> RunConfig:
@@ -252,7 +274,9 @@ def resolve(config: RunConfig) -> Resolved:
     d_ff_ratio = ratio(meaning("d_ff_ratio", config.d_ff_ratio) or 4)
     d_ff = max(1, round(d_ff_ratio * model.d_model / model.d_ff_multiple)) * model.d_ff_multiple
     tokens_per_step = train.batch_size * train.grad_accum * model.context
-    steps = train.steps if train.tokens == "auto" else -(-train.tokens // tokens_per_step)
+    tokens = default_tokens(model) if train.tokens == "auto" else train.tokens
+    own_steps = train.tokens == "auto" and train.steps != "auto"
+    steps = train.steps if own_steps else -(-tokens // tokens_per_step)
     resolved = Resolved(
         norm_bias=meaning("norm_bias", config.norm_bias) in (True, "on"),
         final_norm=meaning("final_norm", config.final_norm) in (True, "on"),

@@ -65,14 +65,29 @@ class Schedule:
     decay_mode: str
     groups: list[str]
 
+    def warmup_steps(self, steps: int) -> int:
+        """The meaning of `warmup` in a run of so many steps.
+
+        `auto` is an eighth of the run up to 100 steps, or one step in a hundred where that is more.
+        """
+        return max(min(100, steps // 8), steps // 100) if self.warmup == "auto" else int(self.warmup)
+
+    def rate_sum(self, steps: int) -> float:
+        """The sum of the learning rates of all steps."""
+        warmup = min(self.warmup_steps(steps), steps)
+        mean = {"constant": 1.0, "wsd": 1 - self.cooldown * (1 - self.final_lr) / 2}
+        return self.lr * (warmup / 2 + (steps - warmup) * mean.get(self.schedule, (1 + self.final_lr) / 2))
+
 
 @dataclass
 class TrainConfig:
     """Budget, batches, precision, and how the run is executed, which doesn't change the result."""
 
     name: str = key("text", "name of the recipe")
-    steps: int = key(
-        "int [0, 1e9]", "optimizer steps, unless tokens or flops give the budget; 0: measure the untrained model"
+    steps: Any = key(
+        "auto | int [0, 1e9]",
+        "optimizer steps, unless tokens or flops give the budget; 0: measure the untrained model; auto: 20 tokens per "
+        "parameter of the default blocks at this size, 12 n_layers d_model^2",
     )
     tokens: Any = key("auto | int [1, 1e15]", "training tokens; auto: from steps")
     flops: Any = key("auto | float [1, inf)", "training FLOPs; auto: from steps")
@@ -83,13 +98,16 @@ class TrainConfig:
         "of matrix products; weights stay float32; auto: bf16 on GPUs that multiply in it, else fp32",
     )
     eval_every: Any = key(
-        "auto | int [1, 1e9]", "steps between validations; auto: an eighth of the run, at least 20 and at most 100"
+        "auto | int [1, 1e9]", "steps between validations; auto: 2 to 8 per run, at most 3% of its time if more than 2"
     )
     eval_tokens: int = key(
-        "int [1, 1e12]", "validation tokens, spread over the validation set; the same ones each time"
+        "int [1, 1e12]",
+        "validation tokens, spread over the validation set, the same ones each time; other sets: a quarter",
     )
     log_every: int = key("int [1, 1e9]", "steps between rows of metrics.jsonl", science=False)
-    checkpoint_every: int = key("int [1, 1e9]", "steps between checkpoints", science=False)
+    checkpoint_every: Any = key(
+        "auto | int [1, 1e9]", "steps between checkpoints; auto: a tenth of the run, at least 200", science=False
+    )
     keep: int = key("int [1, 1e9]", "checkpoints kept while training; one after the end", science=False)
     compile: str = key(
         "auto | on | off | graphs",
@@ -112,12 +130,9 @@ class TrainConfig:
     device: str = key("auto | cpu | cuda | mps | text", "where to train; cuda:1 names a GPU", science=False)
     threads: Any = key("auto | int [1, 1024]", "CPU threads; auto: the cores that are idle", science=False)
 
-    def validates_every(self, steps: int) -> int:
-        """The meaning of `eval_every` in a run of so many steps.
-
-        A validation takes as long as ten steps of the default run, so a trial of forty steps has only two.
-        """
-        return max(20, min(100, steps // 8)) if self.eval_every == "auto" else self.eval_every
+    def saves_every(self, steps: int) -> int:
+        """The meaning of `checkpoint_every` in a run of so many steps."""
+        return max(200, steps // 10) if self.checkpoint_every == "auto" else self.checkpoint_every
 
 
 @dataclass
@@ -125,8 +140,17 @@ class ProbeConfig:
     """The probe: the pass that takes measurements."""
 
     name: str = key("text", "off, standard or full")
-    every: int = key("int [1, 1e9]", "steps between probes, in addition to powers of two")
+    every: Any = key(
+        "auto | int [1, 1e9]", "steps between probes, besides powers of two; auto: an eighth of the run, at least 100"
+    )
     sequences: int = key("int [1, 1e6]", "validation sequences in the probe batch")
+
+    def due(self, step: int, steps: int) -> bool:
+        """Whether a run of so many steps probes after this one."""
+        if self.name == "off":
+            return False
+        every = max(100, steps // 8) if self.every == "auto" else self.every
+        return step in (0, steps) or step & (step - 1) == 0 or step % every == 0
 
 
 @dataclass
@@ -243,6 +267,14 @@ class RunConfig:
     def schedule(self) -> Schedule:
         """The learning-rate schedule, which parameters decay, and clipping."""
         return Schedule(**{key: self.optim.keys[key] for key in COMMON_KEYS["optim"]})
+
+    def validates_every(self, steps: int) -> int:
+        """The meaning of `train.eval_every` in a run of so many steps. A token takes a third of its training time."""
+        if self.train.eval_every != "auto":
+            return self.train.eval_every
+        affordable = 0.03 * 3 * steps * self.resolved.tokens_per_step / self.train.eval_tokens
+        validations = max(2, min(8, int(affordable)))
+        return max(1, -(-steps // validations))
 
     def nested(self) -> dict[str, Any]:
         """The configuration as the user would write it, with `auto`, for config.yaml."""

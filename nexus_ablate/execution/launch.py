@@ -10,6 +10,7 @@ from typing import Protocol
 from nexus_ablate import errors
 from nexus_ablate.data import prepare
 from nexus_ablate.execution.job_progress import JobProgress
+from nexus_ablate.measure.regime import check_passes
 from nexus_ablate.planning.design import label
 from nexus_ablate.planning.jobs import Job, Runs, data_of
 from nexus_ablate.planning.looks import ended_later, judge, lacking, next_look, outcomes, title
@@ -71,7 +72,10 @@ def launch(
     by_other_code = check_code(study.study.name, [*first, *runs.tuned(), *runs.later()], retrain)
     if any(job.state()[0] == "missing" for job in first):
         for option, context in data_of(arm.config for arm in study.all_arms):
-            prepare(option, context=context)  # once, before starting workers and before writing anything
+            text = prepare(option, context=context)  # once, before starting workers and before writing anything
+            for arm in study.all_arms:
+                if arm.config.data == option:
+                    check_passes(arm.config, len(text.train))
     write_record(study, request.directory, amend, source_hash())
     progress = JobProgress(request.directory)
     progress.say(f"study {study.study.name}: {study.study.question}")

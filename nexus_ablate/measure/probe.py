@@ -25,11 +25,6 @@ Found = dict[str, Any]
 """Figures by name: a number, or a list with one number per head."""
 
 
-def due(step: int, every: int) -> bool:
-    """Whether a probe is due at this step: at powers of two, and every `every` steps."""
-    return step > 0 and (step & (step - 1) == 0 or step % every == 0)
-
-
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
     """No dropout, no gradients, no update of running statistics inside the `with`; then the earlier mode again."""

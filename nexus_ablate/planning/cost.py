@@ -159,7 +159,7 @@ def measured_speed(config: RunConfig, threads: int) -> float | None:
 
 def seconds_of(config: RunConfig, cost: Cost, tokens_per_second: float) -> float:
     """Wall-clock seconds of a run: training, and validation at a third of the cost per token."""
-    validations = cost.steps / config.train.validates_every(cost.steps) + 1
+    validations = cost.steps / config.validates_every(cost.steps) + 1
     return START_SECONDS + (cost.tokens + validations * config.train.eval_tokens / 3) / tokens_per_second
 
 

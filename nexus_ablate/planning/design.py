@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from nexus_ablate.config.compose import compose, differences
 from nexus_ablate.config.overrides import check_overrides
+from nexus_ablate.config.resolve import default_tokens
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.errors import ConfigError, unknown
 from nexus_ablate.measure.measures import find
@@ -108,6 +109,10 @@ def _with_baseline(study: Study, launch: Sequence[str]) -> tuple[Study, RunConfi
     measured = [*(endpoint.name for endpoint in study.endpoints), *study.requires]
     if more := measuring(base.probe.name, base.evals, measured):
         study = replace(study, baseline=merged(study.baseline, more))
+        base = compose_arm(study, [], launch)
+    if base.train.steps == base.train.tokens == base.train.flops == "auto":
+        # What `auto` means at the baseline's size is the budget of every arm, whatever its size or batch.
+        study = replace(study, baseline=merged([*study.baseline, f"train.tokens={default_tokens(base.model)}"]))
         base = compose_arm(study, [], launch)
     if base.train.precision != "fp32" and not any(key_of(text) == "train.precision" for text in study.baseline):
         # What `auto` means on this machine holds for the whole study, whichever machine resumes it.

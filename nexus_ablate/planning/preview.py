@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nexus_ablate.comparison.fairness import FAIL, PASS, WARN, Check, by_arm, mismatch, untuned
 from nexus_ablate.comparison.verdict import CLAIM_SEEDS
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.console import several
-from nexus_ablate.measure.regime import Regime, regime_of, too_short_to_vary_decay
+from nexus_ablate.errors import ConfigError
+from nexus_ablate.measure.regime import Regime, check_passes, regime_of, too_short_to_vary_decay
 from nexus_ablate.planning.cores_and_gpus import Places
-from nexus_ablate.planning.cost import Cost, cost_of, measured_speed, seconds_of, text_tokens
+from nexus_ablate.planning.cost import Cost, cost_of, measured_speed, seconds_of, text_tokens, vocabulary
 from nexus_ablate.planning.design import ComposedArm, ComposedStudy
 from nexus_ablate.planning.jobs import Job, Runs
 from nexus_ablate.planning.looks import ended_later
@@ -67,6 +69,8 @@ class StudyPlan:
 
 def make_plan(study: ComposedStudy, runs: Runs, where: Places) -> StudyPlan:
     """Count runs and costs, and measure a speed if none is recorded. Writes nothing."""
+    from nexus_ablate.measure.initial import initial_of
+
     jobs = [*runs.claims, *runs.tuning]
     costs = {arm.name: cost_of(arm.config) for arm in study.all_arms}
     speeds = {arm.name: recorded_speed([j for j in runs.claims if j.arm == arm.name]) for arm in study.all_arms}
@@ -102,9 +106,13 @@ def make_plan(study: ComposedStudy, runs: Runs, where: Places) -> StudyPlan:
     more = (later * len(study.all_arms), total_later)
     text = text_tokens(study.baseline.config)
     regimes = {
-        arm.name: regime_of(arm.config, costs[arm.name].params, costs[arm.name].steps, text) for arm in study.all_arms
+        arm.name: regime_of(arm.config, costs[arm.name].params_non_embedding, costs[arm.name].steps, text)
+        for arm in study.all_arms
     }
-    lines = [*fairness(study, costs), *_idle(study, regimes), *_code(jobs)]
+    base_config = study.baseline.config
+    initial = initial_of(base_config, vocabulary(base_config))
+    regimes[study.baseline.name] = replace(regimes[study.baseline.name], initial=initial)
+    lines = [*fairness(study, costs), *_idle(study, regimes), *_passes(study, text), *_code(jobs)]
     return StudyPlan(study, arms, states, len(jobs), tuned, total, where, lines, regimes[study.baseline.name], *more)
 
 
@@ -121,6 +129,15 @@ def _idle(study: ComposedStudy, regimes: dict[str, Regime]) -> list[Check]:
     if varied and (why := too_short_to_vary_decay(base, [regimes[name] for name in varied])):
         lines.append(Check("weight decay is varied", WARN, f"{', '.join(varied)}: {why}"))
     return lines
+
+
+def _passes(study: ComposedStudy, text: int | None) -> list[Check]:
+    """A FAIL if the text is too short for the budget, which prevents a launch."""
+    try:
+        check_passes(study.baseline.config, text or sys.maxsize)
+    except ConfigError as error:
+        return [Check("text", FAIL, f"{error.problem}; try {error.fix}")]
+    return []
 
 
 def _code(jobs: list[Job]) -> list[Check]:

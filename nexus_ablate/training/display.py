@@ -143,7 +143,8 @@ def table(facts: dict[str, str]):
 def run_facts(config: RunConfig, arm: str, facts: dict[str, Any]) -> dict[str, str]:
     """The table before the first step: arm, notes, model size, data, training budget, regime, device."""
     resolved = config.resolved
-    regime = regime_of(config, facts["params"], facts["steps"], facts["train_tokens"])
+    initial = facts.get("initial")
+    regime = regime_of(config, facts["params_non_embedding"], facts["steps"], facts["train_tokens"], initial)
     return {
         "arm": arm.replace(",", ", "),
         **({"note": "; ".join(resolved.notes)} if resolved.notes else {}),

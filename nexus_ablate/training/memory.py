@@ -75,7 +75,7 @@ def check_memory(config: RunConfig, available: int | None, device: str = "cpu", 
 def too_large(config: RunConfig, why: str, available: int, **known: int) -> ConfigError:
     """The error for a run that doesn't fit, with values for which the lower bound fits."""
     batch, layers = config.train.batch_size, config.model.n_layers
-    fix = "model=nano train.batch_size=1, without other sizes"
+    fix = "model=femto train.batch_size=1, without other sizes"
     halves = [(batch >> n, layers) for n in range(1, batch.bit_length())]
     halves += [(1, layers >> n) for n in range(1, layers.bit_length())]
     for batch_size, n_layers in halves:

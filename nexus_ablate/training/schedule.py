@@ -7,14 +7,9 @@ import math
 from nexus_ablate.config.run_config import Schedule
 
 
-def warmup_steps(config: Schedule, steps: int) -> int:
-    """`auto` is an eighth of the run up to 100 steps, or one step in a hundred where that is more."""
-    return max(min(100, steps // 8), steps // 100) if config.warmup == "auto" else int(config.warmup)
-
-
 def learning_rate(config: Schedule, step: int, steps: int) -> float:
     """The learning rate of step 0 .. steps - 1: linear warm-up, then the schedule down to `final_lr` of the peak."""
-    warmup = warmup_steps(config, steps)
+    warmup = config.warmup_steps(steps)
     if step < warmup:
         return config.lr * (step + 1) / (warmup + 1)
     if config.schedule == "constant":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import traceback
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.console import several
 from nexus_ablate.data import TokenizedData, prepare
 from nexus_ablate.errors import AlreadyRunning, StorageError, UserError
+from nexus_ablate.measure.regime import check_passes
 from nexus_ablate.provenance import source_hash, source_hashes
 from nexus_ablate.runs import (
     Identity,
@@ -132,6 +133,7 @@ def _lead(
     launch = Launch(ident, config_yaml, overrides, env)
 
     def check() -> None:
+        check_passes(config, len(data.train))
         check_start(config, data.vocab_size)
         runs = run_conditions.get("runs_per_device", 1) if world.device.type == "cuda" else 1
         check_memory(config, *device_memory(world.device, runs), **_known(config, data, world))
@@ -229,6 +231,7 @@ def _train(
     import torch
 
     from nexus_ablate.measure.counts import parameters
+    from nexus_ablate.measure.initial import initial_signal
     from nexus_ablate.optimizers import decay_groups
     from nexus_ablate.training.display import run_facts
     from nexus_ablate.training.signals import StopRequest
@@ -243,6 +246,7 @@ def _train(
     initial = {name: {"z": z, "shape": shapes[name]} for name, z in model.z_hashes.items()}
     run.write_json("init.json", initial)
     model.to(device)
+    signal = None if "run" in config.init.keys else initial_signal(model)
     tracker = start_tracker(config.tracker, run.path, display.say)
     try:
         with StopRequest() as stop:
@@ -257,6 +261,7 @@ def _train(
                 "train_tokens": len(data.train),
                 "vocab_size": data.vocab_size,
                 "steps": trainer.steps,
+                "initial": signal,
                 "decay": f"{sum(sizes[n] for n in groups['decayed']):,} parameters at {config.weight_decay:g} "
                 f"({config.schedule.decay}), {sum(sizes[n] for n in groups['free']):,} free",
                 "device": (f"{world.size} x " if world.size > 1 else "") + f"{device}, {several(threads, 'thread')}",
@@ -267,6 +272,7 @@ def _train(
             run.status("running")
             run.log("; ".join(f"{name}: {value}" for name, value in run_facts(config, arm, facts).items()))
             summary = trainer.fit() | {
+                **({"initial": asdict(signal)} if signal else {}),
                 "arm_hash": arm_hash,
                 "init_hash": init_hash(model.z_hashes),
                 "train_tokens": len(data.train),

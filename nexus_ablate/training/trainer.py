@@ -20,7 +20,7 @@ from nexus_ablate.data import Batches, TokenizedData, chain, eval_places, eval_w
 from nexus_ablate.errors import AGAIN, CheckpointError, Preempted
 from nexus_ablate.measure.counts import flops_per_token, parameters, peak_flops
 from nexus_ablate.measure.history import KEPT, final_means, onsets, spike_scores
-from nexus_ablate.measure.probe import due, evaluation_mode, matrix_probe, model_figures, probe
+from nexus_ablate.measure.probe import evaluation_mode, matrix_probe, model_figures, probe
 from nexus_ablate.measure.repeats import repeat_figures, repeated_segments
 from nexus_ablate.measure.weight_statistics import weight_rms
 from nexus_ablate.model import GPT
@@ -32,7 +32,6 @@ from nexus_ablate.training.distributed import Place, World
 from nexus_ablate.training.gradients import first_over_last
 from nexus_ablate.training.memory import TrainingPeak
 from nexus_ablate.training.progress import Progress
-from nexus_ablate.training.schedule import warmup_steps
 from nexus_ablate.training.signals import StopRequest
 from nexus_ablate.training.step import Seen, Step, compiled_programs, forget_programs, steps_of
 
@@ -77,9 +76,8 @@ class Trainer:
         self.tokens_per_step = config.resolved.tokens_per_step
         self.steps = steps_of(config, data.vocab_size)
         self.batches = Batches(data.train, config.seed, train.batch_size * train.grad_accum, context, data.period)
-        self.windows = {
-            name: eval_windows(tokens, context, train.eval_tokens, data.period) for name, tokens in data.val.items()
-        }
+        shares = {name: train.eval_tokens if name == "val" else -(-train.eval_tokens // 4) for name in data.val}
+        self.windows = {name: eval_windows(data.val[name], context, shares[name], data.period) for name in data.val}
         count = len(self.windows["val"])  # split into as few batches of equal size as possible
         self.eval_rows = -(-count // -(-count // max(1, EVAL_TOKENS // context)))
         probe_tokens = np.ascontiguousarray(self.windows["val"][: config.probe.sequences, :-1])
@@ -130,7 +128,7 @@ class Trainer:
                 self._save()
                 requested = self.stop.signal_name or "a signal to another process"
                 raise Preempted(f"stopped by {requested}; saved at step {step} of {self.steps}", requested, AGAIN)
-            if step % self.config.train.checkpoint_every == 0:
+            if step % self.config.train.saves_every(self.steps) == 0:
                 self._save()
         self.display.stop()
         self._save()
@@ -194,10 +192,11 @@ class Trainer:
         self.tracker.row_written()
 
     def _validates_at(self, step: int) -> bool:
-        return step % self.config.train.validates_every(self.steps) == 0 or step == self.steps
+        every = self.config.validates_every(self.steps)
+        return step == self.steps or (step > 0 and step % every == 0)
 
     def _probes_at(self, step: int) -> bool:
-        return self.config.probe.name != "off" and (due(step, self.config.probe.every) or step in (0, self.steps))
+        return self.config.probe.due(step, self.steps)
 
     def _position(self) -> dict[str, Any]:
         tokens = self.progress.step * self.tokens_per_step
@@ -344,7 +343,7 @@ class Trainer:
             **(compiled_programs() if self.step.compiled else {"programs": 0, "graph_breaks": 0}),
             "batch_hash": progress.batch_hash,
             "eval_hash": hash_tokens(self.windows["val"]),
-            **spike_scores(rows, warmup_steps(self.config.schedule, self.steps)),
+            **spike_scores(rows, self.config.schedule.warmup_steps(self.steps)),
             **self.progress.probed,
             **probed,
         }
