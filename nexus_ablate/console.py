@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
@@ -87,36 +86,14 @@ def grid(
 
 
 def short_names(names: Iterable[str], width: int) -> dict[str, str]:
-    """Each name in at most `width` letters, `…` in its middle. Different names stay different.
-
-    Names that would look alike lose the overrides that others have too, and are numbered if that isn't enough.
-    """
+    """Each name in at most `width` letters, `…` in its middle. Those that would look alike are numbered."""
     short = {name: middle(name, width) for name in names}
-    for name in _alike(short):
-        short[name] = middle(_without_common(name, short, width), width)
-    for number, name in enumerate(short, 1):
-        if name in _alike(short):
+    counts = Counter(short.values())
+    for number, (name, text) in enumerate(short.items(), 1):
+        if counts[text] > 1:
             ending = f"~{number}"
             short[name] = middle(name, width - len(ending)) + ending
     return short
-
-
-def _alike(short: dict[str, str]) -> list[str]:
-    """The names whose short form is that of another name."""
-    counts = Counter(short.values())
-    return [name for name, text in short.items() if counts[text] > 1]
-
-
-def _without_common(name: str, names: Iterable[str], width: int) -> str:
-    """The name with `…` in place of overrides that other names have too, the most common first, until it fits."""
-    common = Counter(part for other in names for part in dict.fromkeys(other.split(",")))
-    parts = name.split(",")
-    for part, count in common.most_common():
-        if len(name) <= width or count < 2:
-            break
-        parts = ["…" if each == part else each for each in parts]
-        name = re.sub(r",?…(,…)*,?", "…", ",".join(parts))
-    return name
 
 
 def middle(text: str, width: int) -> str:

@@ -6,12 +6,9 @@ import json
 import re
 import secrets
 import sys
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
-from wandb_server import WandbServer, serving_alone
+from wandb_server import serving_alone
 from written_runs import Writer
 
 from nexus_ablate import cli
@@ -34,18 +31,18 @@ NORMS = decode(
 )
 
 
-def panels(view: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+def panels(view):
     """The panels' types and configs by section."""
     sections = view["spec"]["section"]["panelBankConfig"]["sections"]
     return {s["name"]: [{"type": p["viewType"], **p["config"]} for p in s["panels"]] for s in sections}
 
 
-def titled(view: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def titled(view):
     return {p["chartTitle"]: p for section in panels(view).values() for p in section if "chartTitle" in p}
 
 
 @pytest.fixture(scope="module")
-def views() -> list[dict[str, Any]]:
+def views():
     return specification(workspaces("p", "me", [NORMS]))["views"]
 
 
@@ -132,17 +129,17 @@ def test_the_specification_is_the_same_each_time_and_round_trips(views):
 
 
 @pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WandbServer]:
+def server(tmp_path, monkeypatch):
     with serving_alone(tmp_path, monkeypatch) as server:
         yield server
 
 
-def addresses(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
+def addresses(capsys, *arguments):
     assert cli.main(["dashboard", *arguments]) == 0
     return [line.split()[1] for line in capsys.readouterr().out.splitlines()]
 
 
-def test_a_workspace_is_created_once_then_updated_at_the_same_address(server: WandbServer, capsys):
+def test_a_workspace_is_created_once_then_updated_at_the_same_address(server, capsys):
     first = addresses(capsys, "--study", "norms")
     assert [url.partition("?")[0] for url in first] == [f"{server.url}/me/nexus-ablate"] * 2
     assert addresses(capsys, "--study", "norms") == first
@@ -153,20 +150,18 @@ def test_a_workspace_is_created_once_then_updated_at_the_same_address(server: Wa
     assert not server.unknown
 
 
-def test_control_with_names_of_chance_each_saving_makes_another_workspace(server: WandbServer, capsys, monkeypatch):
+def test_control_with_names_of_chance_each_saving_makes_another_workspace(server, capsys, monkeypatch):
     monkeypatch.setattr(workspaces_module, "view_id", lambda *_: secrets.token_hex(6))
     assert addresses(capsys) != addresses(capsys)
     assert len(server.views) == 2
 
 
-def test_a_project_that_does_not_exist_is_said(server: WandbServer, capsys):
+def test_a_project_that_does_not_exist_is_said(server, capsys):
     assert cli.main(["dashboard", "--project", "elsewhere"]) == 2
     assert "no such project" in capsys.readouterr().err and not server.views
 
 
-def test_a_report_has_the_question_the_verdict_and_panels_and_is_updated_in_place(
-    server: WandbServer, tmp_path: Path, capsys
-):
+def test_a_report_has_the_question_the_verdict_and_panels_and_is_updated_in_place(server, tmp_path, capsys):
     study = Writer(tmp_path / "runs", "norms")
     study.arm(losses=[2.0, 2.1, 2.05])
     study.arm("norm=layer", losses=[1.9, 2.0, 1.95])
@@ -180,14 +175,14 @@ def test_a_report_has_the_question_the_verdict_and_panels_and_is_updated_in_plac
     assert len(grids) == 6 and all("norms" in json.dumps(grid["metadata"]["runSets"]) for grid in grids)
 
 
-def test_a_server_that_refuses_is_said_in_three_lines(server: WandbServer, capsys):
+def test_a_server_that_refuses_is_said_in_three_lines(server, capsys):
     server.behaviour = "unauthorized"
     assert cli.main(["dashboard", "--entity", "me"]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: W&B refused the dashboard") and len(error.splitlines()) <= 3
 
 
-def test_a_dry_run_writes_the_specification_and_asks_nobody(server: WandbServer, tmp_path: Path, capsys):
+def test_a_dry_run_writes_the_specification_and_asks_nobody(server, tmp_path, capsys):
     assert cli.main(["dashboard", "--dry-run", "view.json", "--study", "sinks"]) == 0
     assert cli.main(["dashboard", "--study", "sinks", "--dry-run"]) == 0
     assert (tmp_path / "view.json").read_text() == capsys.readouterr().out
@@ -205,7 +200,7 @@ def test_a_dry_run_writes_the_specification_and_asks_nobody(server: WandbServer,
         (["--progect", "x"], "try: --project"),
     ],
 )
-def test_mistakes_are_said_before_anything_is_asked(server: WandbServer, arguments, problem, capsys):
+def test_mistakes_are_said_before_anything_is_asked(server, arguments, problem, capsys):
     assert cli.main(["dashboard", *arguments]) == 2
     assert problem in capsys.readouterr().err and server.requests == 0
 

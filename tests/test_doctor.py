@@ -155,16 +155,12 @@ def by_name(described) -> dict[str, MachineCheck]:
     return {check.name: check for check in described}
 
 
-def test_a_cluster_is_described_and_what_it_lacks_has_its_consequence(tools, tmp_path):
+def test_a_cluster_is_described_by_its_partitions(tools, tmp_path):
     for name in ("sbatch", "squeue", "scontrol"):
         tools(name)
     tools("sinfo", "echo 'low (2 nodes, gpu:2, up)'; echo 'high (2 nodes, (null), up)'")
-    described = by_name(slurm(tmp_path, submit=False))
-    assert described["SLURM"].detail == "partitions low (2 nodes, gpu:2, up), high (2 nodes, no GPUs, up)"
-    assert "nothing needs it" in described["sacct"].fix
-    assert not any(check.need for check in described.values()), "runs are possible without it"
-    tools("sacct")
-    assert by_name(slurm(tmp_path, submit=False))["sacct"].ready
+    (check,) = slurm(tmp_path, submit=False)
+    assert check.detail == "partitions low (2 nodes, gpu:2, up), high (2 nodes, no GPUs, up)" and not check.need
 
 
 def test_a_job_looks_for_a_file(tools, tmp_path):

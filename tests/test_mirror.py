@@ -9,10 +9,9 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
-from wandb_server import Behaviour, ServedRun, WandbServer, serving
+from wandb_server import serving
 from written_runs import Writer
 
 KEY = "k3y" * 14
@@ -52,28 +51,28 @@ print(json.dumps({"said": said, "logged": logged, "finished": time.perf_counter(
 
 
 @pytest.fixture
-def run_dir(tmp_path: Path) -> Path:
+def run_dir(tmp_path):
     path = Writer(tmp_path / "runs", "norms").run("norm=layer", seed=3, state="running")
     (path / "metrics.jsonl").write_text("")
     return path
 
 
-def environment(run_dir: Path, url: str) -> dict[str, str]:
+def environment(run_dir, url):
     clean = {key: value for key, value in os.environ.items() if not key.startswith("WANDB_")}
     home = run_dir.parents[2]
     return clean | {"HOME": str(home), "NETRC": str(home / "netrc"), "WANDB_BASE_URL": url, "WANDB_API_KEY": KEY}
 
 
 def run_leg(
-    run_dir: Path,
-    url: str,
+    run_dir,
+    url,
     *,
-    name: str = "wandb",
-    rows: tuple[int, int] = (0, 20),
-    status: str = "finished",
-    init_timeout: float = 15.0,
-    patience: float = 20.0,
-) -> tuple[dict[str, Any], float]:
+    name="wandb",
+    rows=(0, 20),
+    status="finished",
+    init_timeout=15.0,
+    patience=20.0,
+):
     """Write some rows and mirror them from a fresh process; what it reports, and its whole life in seconds."""
     arguments = json.dumps([str(run_dir), name, *rows, status, init_timeout, patience])
     command = [sys.executable, "-c", LEG, arguments]
@@ -86,12 +85,12 @@ def run_leg(
     return json.loads(done.stdout or "{}"), seconds
 
 
-def only_run(server: WandbServer) -> ServedRun:
+def only_run(server):
     (run,) = server.runs.values()
     return run
 
 
-def sync(run_dir: Path, url: str, status: int = 0) -> str:
+def sync(run_dir, url, status=0):
     """What `nexus-ablate sync` prints."""
     command = [sys.executable, "-m", "nexus_ablate", "sync", str(run_dir)]
     done = subprocess.run(command, cwd=ROOT, env=environment(run_dir, url), capture_output=True, text=True, timeout=120)
@@ -99,14 +98,14 @@ def sync(run_dir: Path, url: str, status: int = 0) -> str:
     return done.stdout + done.stderr
 
 
-def settle(run_dir: Path, state: str) -> None:
+def settle(run_dir, state):
     status = json.loads((run_dir / "status.json").read_text()) | {"state": state}
     (run_dir / "status.json").write_text(json.dumps(status))
     if state == "finished":
         (run_dir / "summary.json").write_text('{"val_loss": 1.5}')
 
 
-def offline_rows(run_dir: Path) -> list[dict[str, Any]]:
+def offline_rows(run_dir):
     (folder,) = (run_dir / "wandb").glob("offline-run-*")
     command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
@@ -114,7 +113,7 @@ def offline_rows(run_dir: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_the_server_gets_all_that_there_is(run_dir: Path):
+def test_the_server_gets_all_that_there_is(run_dir):
     with serving() as server:
         report, _ = run_leg(run_dir, server.url)
         (run_id,) = server.runs
@@ -139,7 +138,7 @@ def test_the_server_gets_all_that_there_is(run_dir: Path):
 
 
 @pytest.mark.slow
-def test_offline_no_server_is_asked_and_the_way_to_it_is_said(run_dir: Path):
+def test_offline_no_server_is_asked_and_the_way_to_it_is_said(run_dir):
     with serving() as server:
         report, _ = run_leg(run_dir, server.url, name="wandb_offline")
         assert server.requests == 0
@@ -147,14 +146,14 @@ def test_offline_no_server_is_asked_and_the_way_to_it_is_said(run_dir: Path):
         assert report["said"] == [f"W&B: offline; `nexus-ablate sync {run_dir}` sends the run later"]
 
 
-def test_a_server_that_rejects_the_key_is_said_at_once(run_dir: Path):
+def test_a_server_that_rejects_the_key_is_said_at_once(run_dir):
     with serving("unauthorized") as server:
         report, _ = run_leg(run_dir, server.url)
     assert len(report["said"]) == 1 and "401" in report["said"][0]
 
 
 @pytest.mark.slow
-def test_after_a_preemption_and_a_kill_wandb_has_every_step_once(run_dir: Path):
+def test_after_a_preemption_and_a_kill_wandb_has_every_step_once(run_dir):
     with serving() as server:
         run_leg(run_dir, server.url, rows=(0, 6), status="preempted")
         run = only_run(server)
@@ -167,7 +166,7 @@ def test_after_a_preemption_and_a_kill_wandb_has_every_step_once(run_dir: Path):
 
 
 @pytest.mark.slow
-def test_a_killed_offline_run_lost_at_most_its_last_second_and_a_sync_brings_the_rest(run_dir: Path):
+def test_a_killed_offline_run_lost_at_most_its_last_second_and_a_sync_brings_the_rest(run_dir):
     run_leg(run_dir, "http://127.0.0.1:9", name="wandb_offline", status="killed")
     assert len(offline_rows(run_dir)) == 19  # the row of the current step stays open
     with serving() as server:
@@ -179,7 +178,7 @@ def test_a_killed_offline_run_lost_at_most_its_last_second_and_a_sync_brings_the
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize("behaviour", ["refused", "error", "silent"])
-def test_a_server_out_of_order_costs_the_run_nothing_but_a_short_wait_at_the_end(run_dir: Path, behaviour: str):
+def test_a_server_out_of_order_costs_the_run_nothing_but_a_short_wait_at_the_end(run_dir, behaviour):
     with serving("silent" if behaviour == "refused" else behaviour) as server:  # type: ignore[arg-type]
         url = "http://127.0.0.1:9" if behaviour == "refused" else server.url
         report, seconds = run_leg(run_dir, url, rows=(0, 1000), init_timeout=2.0, patience=12.0)
@@ -191,7 +190,7 @@ def test_a_server_out_of_order_costs_the_run_nothing_but_a_short_wait_at_the_end
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize("behaviour", ["error", "silent"])
-def test_a_server_that_dies_in_the_middle_is_left_and_a_sync_sends_the_rest(run_dir: Path, behaviour: Behaviour):
+def test_a_server_that_dies_in_the_middle_is_left_and_a_sync_sends_the_rest(run_dir, behaviour):
     with serving() as server:
         server.die_after_rows = (1, behaviour)
         report, seconds = run_leg(run_dir, server.url, rows=(0, 1000), patience=6.0)
@@ -206,7 +205,7 @@ def test_a_server_that_dies_in_the_middle_is_left_and_a_sync_sends_the_rest(run_
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_a_slow_server_gets_every_row_and_holds_up_none(run_dir: Path):
+def test_a_slow_server_gets_every_row_and_holds_up_none(run_dir):
     with serving("slow") as server:
         server.slow_seconds = 0.3
         report, _ = run_leg(run_dir, server.url)

@@ -17,7 +17,7 @@ DOCS = Path(__file__).parents[1] / "docs" / "notebook.md"
 
 
 @pytest.fixture
-def study(tmp_path: Path) -> Writer:
+def study(tmp_path):
     writer = Writer(tmp_path, "norms")
     writer.arm(losses=[2.0, 2.1, 2.05, 2.02, 2.08])
     writer.arm("norm=layer", losses=[1.9, 2.02, 1.95, 1.93, 2.0])
@@ -26,7 +26,7 @@ def study(tmp_path: Path) -> Writer:
     return writer
 
 
-def test_metrics_have_one_row_per_step_and_what_was_not_measured_is_missing(study: Writer):
+def test_metrics_have_one_row_per_step_and_what_was_not_measured_is_missing(study):
     run = load_run(study.paths[0])
     frame = run.metrics_frame()
     assert list(frame["step"]) == [row["step"] for row in run.metrics()]
@@ -34,7 +34,7 @@ def test_metrics_have_one_row_per_step_and_what_was_not_measured_is_missing(stud
     assert frame["val/loss"].dropna().iloc[-1] == 2.0
 
 
-def test_probes_have_one_row_per_number_with_its_block_and_head(study: Writer):
+def test_probes_have_one_row_per_number_with_its_block_and_head(study):
     row = {"step": 8, "tokens": 256, "flops": 1.0, "seconds": 0.1, "act/block_011/resid/rms": 2.0, "attn/entropy": None}
     row |= {"attn/block_000/sink_rate": [0.5, 0.25], "weight_rms/block_001": 3.0, "nonfinite": ["attn/entropy"]}
     (study.paths[0] / "probes.jsonl").write_text(json.dumps(row) + "\n")
@@ -51,7 +51,7 @@ def test_probes_have_one_row_per_number_with_its_block_and_head(study: Writer):
     }
 
 
-def test_a_run_without_rows_gives_empty_frames_and_says_why_it_has_no_figure(study: Writer):
+def test_a_run_without_rows_gives_empty_frames_and_says_why_it_has_no_figure(study):
     for name in ("metrics.jsonl", "probes.jsonl"):
         (study.paths[0] / name).write_text("")
     run = load_run(study.paths[0])
@@ -61,7 +61,7 @@ def test_a_run_without_rows_gives_empty_frames_and_says_why_it_has_no_figure(stu
         run.figure()
 
 
-def test_arms_have_one_row_each_with_the_numbers_of_the_comparison(study: Writer):
+def test_arms_have_one_row_each_with_the_numbers_of_the_comparison(study):
     result = compare(study.root)
     frame = result.frame().set_index("arm")
     assert list(frame.index) == [row.arm for row in result.results] == ["baseline", "norm=layer", "norm=t5"]
@@ -78,7 +78,7 @@ def test_arms_have_one_row_each_with_the_numbers_of_the_comparison(study: Writer
     assert frame.loc["norm=t5", "act/resid/kurtosis_token"] == pytest.approx(3 + 6.16 / 3)
 
 
-def test_runs_and_curves_are_tidy(study: Writer):
+def test_runs_and_curves_are_tidy(study):
     result = compare(study.root)
     runs = result.runs_frame()
     assert list(runs.columns) == ["stratum", "arm", "seed", "loss", "difference"] and len(runs) == 15
@@ -87,7 +87,7 @@ def test_runs_and_curves_are_tidy(study: Writer):
     assert last["norm=layer", 1] == 2.02 and len(last) == 13
 
 
-def test_figures_are_matplotlib_s_and_show_every_arm(study: Writer, tmp_path: Path):
+def test_figures_are_matplotlib_s_and_show_every_arm(study, tmp_path):
     result = compare(study.root)
     losses, differences = result.figure().axes
     assert [t.get_text() for t in losses.get_legend().get_texts()] == ["baseline", "norm=layer", "norm=t5"]

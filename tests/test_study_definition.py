@@ -15,7 +15,7 @@ from nexus_ablate.errors import ConfigError, UserError
 from nexus_ablate.measure.measures import find
 from nexus_ablate.plain_data import load_yaml
 from nexus_ablate.planning.cost import cost_of, seconds_of
-from nexus_ablate.planning.design import compose_arm, expand, science_key
+from nexus_ablate.planning.design import arm_key, compose_arm, expand
 from nexus_ablate.planning.study_yaml import write_record
 from nexus_ablate.runs import arm_name, find_runs, read_run
 from nexus_ablate.study.arm_overrides import merged
@@ -158,7 +158,7 @@ def test_an_arm_that_is_the_baseline_under_another_name_is_recognised():
         (["norm_bias=auto"], "baseline"),
     ]
     assert [arm.name for arm in study.arms] == ["norm=t5", "norm_bias=on"]
-    assert len({science_key(arm.config) for arm in study.all_arms}) == 3
+    assert len({arm_key(arm.config) for arm in study.all_arms}) == 3
 
 
 def test_a_refused_arm_is_listed_with_its_reason_and_stops_no_other():
@@ -318,17 +318,8 @@ def test_a_launched_study_is_fixed_until_it_is_amended(tmp_path):
 
 
 def test_a_launched_study_is_found_again_by_its_name_alone(tmp_path):
-    request = read_request(
-        [
-            "x",
-            "vary.gate=elementwise",
-            "vary.norm=rms",
-            "vary.n_kv_heads=3",
-            "match=params",
-            f"runs_dir={tmp_path}",
-            *SMALL,
-        ]
-    )
+    varied = ["vary.gate=elementwise", "vary.norm=rms", "vary.n_kv_heads=3", "match=params"]
+    request = read_request(["x", *varied, f"runs_dir={tmp_path}", *SMALL])
     study = expand(request.study)
     write_record(study, request.directory)
     again = read_request(["x", f"runs_dir={tmp_path}"])

@@ -28,6 +28,13 @@ def study(tiny_run, tmp_path, instant):
     return lambda *arguments: [*arguments, "--workers", "1", *how]
 
 
+def launched(tiny_run, *arguments):
+    """Launch a study; returns the words with which a later command finds its runs."""
+    runs = tiny_run()
+    assert main(["study", "mine", *arguments, "--workers", "1", *runs]) == 0
+    return ["--workers", "1", *(text for text in runs if text.startswith("runs_dir"))]
+
+
 def record(tmp_path, name="mine"):
     return yaml.safe_load((tmp_path / "runs" / name / "study.yaml").read_text())
 
@@ -82,10 +89,7 @@ def test_an_interrupted_addition_continues_with_the_same_command(study, instant,
 
 
 def test_no_seed_of_the_tuning_or_of_a_confirmation_is_added(tiny_run, instant, tmp_path):
-    how = ["--workers", "1", *tiny_run()]
-    grid = ["seeds=0,1", "lr_grid=1e-3", "tuning_seeds=2"]
-    assert main(["study", "mine", "vary.norm=layer", *grid, *how]) == 0
-    launch = [text for text in how if "runs_dir" in text or text in ("--workers", "1")]
+    launch = launched(tiny_run, "vary.norm=layer", "seeds=0,1", "lr_grid=1e-3", "tuning_seeds=2")
     assert main(["study", "mine", "norm=layer", "--seeds", "2", "--confirm", *launch]) == 0
     assert record(tmp_path, "mine-confirm")["seeds"] == [3, 4]
     for path in tmp_path.glob("runs/mine/*/s2-*"):
@@ -120,9 +124,7 @@ def test_claims_are_judged_on_fresh_seeds_in_a_study_of_their_own(study, instant
     first, kept = record(tmp_path), record(tmp_path, "mine-confirm")
     assert (kept["confirms"], kept["seeds"]) == ("mine", [3, 4, 5])
     assert [arm["name"] for arm in kept["arms"]] == ["norm=layer"]
-    assert {k: kept[k] for k in ("baseline", "match", "endpoints")} == {
-        k: first[k] for k in ("baseline", "match", "endpoints")
-    }
+    assert all(kept[name] == first[name] for name in ("baseline", "match", "endpoints"))
     text = said(capsys)
     assert f"next nexus-ablate compare {tmp_path}/runs/mine-confirm" in text
 
@@ -160,24 +162,10 @@ def test_a_failed_confirmation_is_not_replaced_and_a_folder_of_another_kind_is_l
 
 def test_tuned_arms_are_confirmed_each_at_its_best_rate(tiny_run, instant, tmp_path):
     instant.losses = {"norm=layer,optim.lr=0.001": 0.5, "norm=layer": 0.9, "baseline": 0.8}
-    how = ["--workers", "1", *tiny_run()]
     grid = ["seeds=0,1", "lr_grid=1e-3,3e-3", "optim.lr=3e-3"]
-    assert main(["study", "mine", "vary.norm=layer", "vary.bias=on", *grid, *how]) == 0
+    launch = launched(tiny_run, "vary.norm=layer", "vary.bias=on", *grid)
     instant.trained.clear()
-    assert (
-        main(
-            [
-                "study",
-                "mine",
-                "norm=layer",
-                "--confirm",
-                *(text for text in how if "runs_dir" in text),
-                "--workers",
-                "1",
-            ]
-        )
-        == 0
-    )
+    assert main(["study", "mine", "norm=layer", "--confirm", *launch]) == 0
     kept = record(tmp_path, "mine-confirm")
     assert kept["seeds"] == [1002, 1003], "above the tuning seed"
     assert kept["baseline"][-1] == "optim.lr=0.003"
@@ -189,11 +177,9 @@ def test_tuned_arms_are_confirmed_each_at_its_best_rate(tiny_run, instant, tmp_p
 
 @pytest.mark.slow
 def test_a_match_is_taken_over_and_not_solved_anew(tiny_run, instant, tmp_path):
-    how = ["--workers", "1", *tiny_run()]
-    assert main(["study", "mine", "vary.train.batch_size=2", "match=tokens", "seeds=0,1", *how]) == 0
+    launch = launched(tiny_run, "vary.train.batch_size=2", "match=tokens", "seeds=0,1")
     path = tmp_path / "runs/mine/study.yaml"
     path.write_text(path.read_text().replace("train.steps=40", "train.steps=41"))  # as no solving gives it
-    launch = [text for text in how if "runs_dir" in text or text in ("--workers", "1")]
     (arm,) = record(tmp_path)["arms"]
     assert arm["match"]["solved"] == ["train.steps=41"]
     assert main(["study", "mine", arm["name"], "--confirm", *launch]) == 0
@@ -203,9 +189,7 @@ def test_a_match_is_taken_over_and_not_solved_anew(tiny_run, instant, tmp_path):
 
 def test_an_arm_of_a_study_with_looks_is_confirmed_on_as_many_seeds_as_decided_it(tiny_run, instant, tmp_path):
     instant.decided = {"norm=layer": 1, "bias=on": 2}
-    how = ["--workers", "1", *tiny_run()]
-    assert main(["study", "mine", "vary.norm=layer", "vary.bias=on", "seeds.looks=2,3,5", *how]) == 0
-    launch = [text for text in how if "runs_dir" in text or text in ("--workers", "1")]
+    launch = launched(tiny_run, "vary.norm=layer", "vary.bias=on", "seeds.looks=2,3,5")
     assert main(["study", "mine", "--confirm", *launch]) == 0
     kept = record(tmp_path, "mine-confirm")
     assert kept["seeds"] == [5, 6, 7], "3 of them, above all that a later look may take"
@@ -279,11 +263,9 @@ def test_a_claim_of_trained_runs_is_confirmed_and_compared(tiny_run, tmp_path):
     for command in (typed, ["study", "mine", "--confirm", *how], ["study", "mine", "--add-seeds", "1", *how]):
         done = nexus(command)
         assert done.returncode == 0, done.stderr
-    seeds = {(run.path.parent.parent.name, run.arm): set() for run in map(read_run, find_runs([tmp_path / "runs"]))}
-    for run in map(read_run, find_runs([tmp_path / "runs"])):
-        seeds[run.path.parent.parent.name, run.arm].add(run.seed)
-    arms = ("baseline", "optim.lr=0.001")
-    assert seeds == {("mine", arm): {0, 1, 2, 6} for arm in arms} | {("mine-confirm", arm): {3, 4, 5} for arm in arms}
+    seeds = {(run.path.parents[1].name, run.arm, run.seed) for run in map(read_run, find_runs([tmp_path / "runs"]))}
+    numbers = [("mine", seed) for seed in (0, 1, 2, 6)] + [("mine-confirm", seed) for seed in (3, 4, 5)]
+    assert seeds == {(name, arm, seed) for arm in ("baseline", "optim.lr=0.001") for name, seed in numbers}
     compared = nexus(["compare", str(tmp_path / "runs/mine-confirm")])
     assert "WORSE" in compared.stdout, compared.stdout + compared.stderr
     batches = [json.loads((p / "summary.json").read_text())["batch_hash"] for p in find_runs([tmp_path / "runs"])]

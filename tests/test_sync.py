@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
-from wandb_server import ServedRun, WandbServer, serving_alone
+from wandb_server import serving_alone
 from written_runs import Writer
 
 from nexus_ablate import cli, compose, train
@@ -22,16 +20,16 @@ CLOCK = {"seconds", "tokens_per_second", "peak_memory_bytes"}
 
 
 @pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WandbServer]:
+def server(tmp_path, monkeypatch):
     with serving_alone(tmp_path, monkeypatch) as server:
         yield server
 
 
 @pytest.fixture
-def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+def command(capsys):
     """What a command prints."""
 
-    def run(*arguments: str, status: int = 0) -> str:
+    def run(*arguments, status=0):
         code = cli.main(list(arguments))
         printed = capsys.readouterr()
         assert code == status, printed.err
@@ -54,7 +52,7 @@ print(train(compose(json.loads(sys.argv[1]))).path)
 """
 
 
-def trained(overrides: list[str]) -> tuple[Path, str]:
+def trained(overrides):
     """A run trained in a process of its own: its directory, and what was printed."""
     command = [sys.executable, "-c", TRAIN, json.dumps(overrides)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
@@ -62,16 +60,16 @@ def trained(overrides: list[str]) -> tuple[Path, str]:
     return Path(done.stdout.strip().splitlines()[-1]), done.stdout + done.stderr
 
 
-def measured(path: Path) -> list[dict[str, Any]]:
+def measured(path):
     """Every row without what the clock decides."""
     return [{k: v for k, v in row.items() if k not in CLOCK} for row in read_jsonl(path / "metrics.jsonl")]
 
 
-def long(*values: Any) -> Any:
+def long(*values):
     return pytest.param(*values, marks=pytest.mark.long)
 
 
-def assert_same(path: Path, tiny_run: Callable[..., list[str]]) -> None:
+def assert_same(path, tiny_run):
     """The run at `path` measured what the same one measures without W&B, to the last digit and in every row."""
     plain = train(compose(tiny_run("runs_dir=plain")), quiet=True)
     assert measured(path) == measured(plain.path) and len(measured(path)) == 21
@@ -134,11 +132,11 @@ def test_evaluations_reach_the_summary_with_the_run_and_afterwards(tiny_run, ser
 
 
 @pytest.fixture
-def study(tmp_path: Path) -> Writer:
+def study(tmp_path):
     return Writer(tmp_path / "runs", "norms")
 
 
-def by_name(server: WandbServer) -> dict[str, ServedRun]:
+def by_name(server):
     return {run.fields["displayName"]: run for run in server.runs.values()}
 
 
@@ -170,7 +168,7 @@ def test_runs_tracked_by_files_alone_arrive_whole_and_a_second_time_changes_noth
     assert not list(study.root.rglob("wandb/")), "nothing of W&B's own is left in a run directory"
 
 
-def tables(run: ServedRun) -> list[dict[str, Any]]:
+def tables(run):
     return [json.loads(data) for name, data in sorted(run.files.items()) if name.startswith("media/table/")]
 
 

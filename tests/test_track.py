@@ -8,21 +8,19 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
 
 import pytest
 from written_runs import Writer, config_of
 
-from nexus_ablate.config.options import Option, check_option, option_files
-from nexus_ablate.track import FilesTracker, Tracker, mirror, resolve_mode, start_tracker, upload
+from nexus_ablate.config.options import check_option, option_files
+from nexus_ablate.track import FilesTracker, mirror, resolve_mode, start_tracker, upload
 
 KEY = "k3y" * 14
 
 
-def option(name: str) -> Option:
+def option(name):
     return check_option(
         "tracker", {k.name: k.default for k in option_files("tracker")[name].keys.values()} | {"name": name}
     )
@@ -32,18 +30,16 @@ def option(name: str) -> Option:
 
 
 @pytest.fixture
-def bare(tmp_path: Path) -> dict[str, str]:
+def bare(tmp_path):
     """An environment without any trace of W&B."""
     return {"NETRC": str(tmp_path / "netrc"), "WANDB_CONFIG_DIR": str(tmp_path / "wandb-config")}
 
 
-def write_netrc(environ: dict[str, str], text: str) -> None:
-    Path(environ["NETRC"]).write_text(text)
-
-
-def write_settings(environ: dict[str, str], text: str) -> None:
-    Path(environ["WANDB_CONFIG_DIR"]).mkdir()
-    Path(environ["WANDB_CONFIG_DIR"], "settings").write_text(text)
+SERVER = "machine wandb.example:8080\n  login user\n  password k3y\n"
+DEFAULT_SERVERS = [
+    f"machine {host}\n  login user\n  password k3y\n" for host in ("api.wandb.ai", "api.forge.coreweave.com")
+]
+WITH_KEY = {"WANDB_API_KEY": KEY}
 
 
 def test_every_option_file_is_well_formed_and_files_has_no_key():
@@ -54,54 +50,38 @@ def test_every_option_file_is_well_formed_and_files_has_no_key():
         assert {k: v.default for k, v in files[name].keys.items()} == {"project": "nexus-ablate", "entity": "none"}
 
 
-def test_auto_is_files_alone_where_no_credentials_are(bare: dict[str, str]):
-    assert resolve_mode(option("auto"), bare) == "files"
-
-
-@pytest.mark.parametrize("variable", ["WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"])
-def test_auto_is_wandb_where_a_variable_gives_credentials(bare: dict[str, str], variable: str):
-    assert resolve_mode(option("auto"), bare | {variable: KEY}) == "wandb"
-
-
-@pytest.mark.parametrize("host", ["api.wandb.ai", "api.forge.coreweave.com"])
-def test_auto_is_wandb_where_the_netrc_file_knows_the_default_server(bare: dict[str, str], host: str):
-    write_netrc(bare, f"machine {host}\n  login user\n  password {KEY}\n")
-    assert resolve_mode(option("auto"), bare) == "wandb"
-
-
-def test_auto_looks_for_the_server_that_is_configured_and_no_other(bare: dict[str, str]):
-    write_netrc(bare, f"machine wandb.example:8080\n  login user\n  password {KEY}\n")
-    assert resolve_mode(option("auto"), bare) == "files"
-    assert resolve_mode(option("auto"), bare | {"WANDB_BASE_URL": "https://wandb.example:8080"}) == "wandb"
-    write_settings(bare, "[default]\nbase_url = https://wandb.example:8080\n")
-    assert resolve_mode(option("auto"), bare) == "wandb"
-
-
 @pytest.mark.parametrize(
-    "text", ["machine api.wandb.ai login", "default login user password x", "machine api.wandb.ai login user\n", "\xff"]
+    ("name", "variables", "netrc", "settings", "expected"),
+    [
+        ("auto", {}, "", "", "files"),
+        ("auto", WITH_KEY, "", "", "wandb"),
+        ("auto", {"WANDB_IDENTITY_TOKEN_FILE": KEY}, "", "", "wandb"),
+        *(("auto", {}, server, "", "wandb") for server in DEFAULT_SERVERS),
+        # the server that is configured, and no other
+        ("auto", {}, SERVER, "", "files"),
+        ("auto", {"WANDB_BASE_URL": "https://wandb.example:8080"}, SERVER, "", "wandb"),
+        ("auto", {}, SERVER, "[default]\nbase_url = https://wandb.example:8080\n", "wandb"),
+        # a netrc without a key, and files that cannot be read
+        ("auto", {}, "machine api.wandb.ai login", "", "files"),
+        ("auto", {}, "default login user password x", "", "files"),
+        ("auto", {}, "machine api.wandb.ai login user\n", "", "files"),
+        ("auto", {}, "\xff", "", "files"),
+        ("auto", WITH_KEY, "", "mode = offline\n", "wandb"),
+        # the mode that the user gave W&B
+        *(
+            ("auto", WITH_KEY | {"WANDB_MODE": mode}, "", "", expected)
+            for mode, expected in (("offline", "wandb_offline"), ("disabled", "files"), ("online", "wandb"))
+        ),
+        ("auto", WITH_KEY, "", "[default]\nmode = offline\n", "wandb_offline"),
+        # a chosen mode stands
+        *((name, {"WANDB_MODE": "disabled"}, "", "", name) for name in ("files", "wandb", "wandb_offline")),
+    ],
 )
-def test_auto_takes_a_netrc_file_without_a_key_for_no_credentials(bare: dict[str, str], text: str):
-    Path(bare["NETRC"]).write_bytes(text.encode("latin-1"))
-    assert resolve_mode(option("auto"), bare) == "files"
-
-
-@pytest.mark.parametrize(
-    ("mode", "expected"), [("offline", "wandb_offline"), ("disabled", "files"), ("online", "wandb")]
-)
-def test_auto_follows_the_mode_that_the_user_gave_wandb(bare: dict[str, str], mode: str, expected: str):
-    assert resolve_mode(option("auto"), bare | {"WANDB_API_KEY": KEY, "WANDB_MODE": mode}) == expected
-    write_settings(bare, f"[default]\nmode = {mode}\n")
-    assert resolve_mode(option("auto"), bare | {"WANDB_API_KEY": KEY}) == expected
-
-
-def test_auto_takes_a_broken_settings_file_for_an_empty_one(bare: dict[str, str]):
-    write_settings(bare, "mode = offline\n")
-    assert resolve_mode(option("auto"), bare | {"WANDB_API_KEY": KEY}) == "wandb"
-
-
-@pytest.mark.parametrize("name", ["files", "wandb", "wandb_offline"])
-def test_a_chosen_mode_stands_whatever_the_environment_says(bare: dict[str, str], name: str):
-    assert resolve_mode(option(name), bare | {"WANDB_MODE": "disabled"}) == name
+def test_auto_follows_credentials_and_the_mode_of_wandb(bare, name, variables, netrc, settings, expected):
+    Path(bare["NETRC"]).write_bytes(netrc.encode("latin-1"))
+    Path(bare["WANDB_CONFIG_DIR"]).mkdir()
+    Path(bare["WANDB_CONFIG_DIR"], "settings").write_text(settings)
+    assert resolve_mode(option(name), bare | variables) == expected
 
 
 # A stand-in for the package: what the mirror calls, and every way it can go wrong
@@ -110,31 +90,31 @@ def test_a_chosen_mode_stands_whatever_the_environment_says(bare: dict[str, str]
 class FakeRun:
     url, dir, entity, resumed = "http://wandb.example/run", "/run/files", "me", False
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.starting_step = 0
-        self.rows: list[tuple[dict[str, Any], int]] = []
-        self.media: list[dict[str, Any]] = []
-        self.metrics: list[tuple[str, str, str | None]] = []
-        self.summary: dict[str, Any] = {}
-        self.exit_code: int | None = None
+        self.rows = []
+        self.media = []
+        self.metrics = []
+        self.summary = {}
+        self.exit_code = None
         self.preempting = False
-        self.on_log: Callable[[], object] = lambda: None
-        self.on_finish: Callable[[], object] = lambda: None
+        self.on_log = lambda: None
+        self.on_finish = lambda: None
 
-    def define_metric(self, name: str, step_metric: str, summary: str | None = None) -> None:
+    def define_metric(self, name, step_metric, summary=None):
         self.metrics.append((name, step_metric, summary))
 
-    def log(self, row: dict[str, Any], step: int | None = None) -> None:
+    def log(self, row, step=None):
         self.on_log()
         if step is None:
             self.media.append(row)
         else:
             self.rows.append((row, step))
 
-    def mark_preempting(self) -> None:
+    def mark_preempting(self):
         self.preempting = True
 
-    def finish(self, exit_code: int) -> None:
+    def finish(self, exit_code):
         self.on_finish()
         self.exit_code = exit_code
 
@@ -142,30 +122,30 @@ class FakeRun:
 class FakeWandb(ModuleType):
     """`wandb` with one run, and a hook that runs inside `init`."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__("wandb")
         self.run = FakeRun()
-        self.on_init: Callable[[], object] = lambda: None
-        self.inits: list[tuple[dict[str, Any], dict[str, Any]]] = []
-        self.Settings: Any = type("Settings", (SimpleNamespace,), {"model_fields": AnyName()})
+        self.on_init = lambda: None
+        self.inits = []
+        self.Settings = type("Settings", (SimpleNamespace,), {"model_fields": AnyName()})
         self.Table = self.Image = lambda *arguments, **named: (*arguments, named)
 
-    def setup(self, settings: SimpleNamespace) -> None:
+    def setup(self, settings):
         assert settings.silent
 
-    def init(self, config: dict[str, Any], settings: SimpleNamespace) -> FakeRun:
+    def init(self, config, settings):
         self.on_init()
         self.inits.append((vars(settings), config))
         return self.run
 
 
 class AnyName:
-    def __contains__(self, name: str) -> bool:
+    def __contains__(self, name):
         return True
 
 
 @pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeWandb]:
+def fake(monkeypatch):
     module = FakeWandb()
     monkeypatch.setitem(sys.modules, "wandb", module)
     yield module
@@ -175,28 +155,28 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeWandb]:
 
 
 @pytest.fixture
-def lines() -> list[str]:
+def lines():
     return []
 
 
 class Training:
     """A run directory that is being written, and its tracker."""
 
-    def __init__(self, path: Path, environ: dict[str, str], say: Callable[[str], None]) -> None:
+    def __init__(self, path, environ, say):
         self.path, self.environ, self.say = path, environ, say
 
-    def start(self, name: str = "wandb", environ: dict[str, str] | None = None, patience: float = 5.0) -> Tracker:
+    def start(self, name="wandb", environ=None, patience=5.0):
         variables = self.environ | {"WANDB_API_KEY": KEY} if environ is None else environ
         return start_tracker(option(name), self.path, self.say, variables, patience)
 
-    def row(self, step: int, **more: Any) -> None:
+    def row(self, step, **more):
         with (self.path / "metrics.jsonl").open("a") as log:
             log.write(json.dumps(row(step) | more) + "\n")
 
 
 @pytest.fixture
-def training(tmp_path: Path, bare: dict[str, str], lines: list[str]) -> Training:
-    def say(line: str) -> None:
+def training(tmp_path, bare, lines):
+    def say(line):
         assert threading.current_thread() is threading.main_thread()
         lines.append(line)
 
@@ -205,11 +185,11 @@ def training(tmp_path: Path, bare: dict[str, str], lines: list[str]) -> Training
     return Training(path, bare, say)
 
 
-def row(step: int) -> dict[str, float | None]:
+def row(step):
     return {"step": step, "tokens": 100 * step, "flops": 1e6 * step, "seconds": step / 10, "train/loss": 1 / (step + 1)}
 
 
-def test_files_alone_is_no_thread_and_no_file(training: Training, fake: FakeWandb):
+def test_files_alone_is_no_thread_and_no_file(training, fake):
     threads, files = threading.active_count(), sorted(training.path.iterdir())
     with training.start("files") as tracker:
         tracker.row_written()
@@ -218,7 +198,7 @@ def test_files_alone_is_no_thread_and_no_file(training: Training, fake: FakeWand
     assert sorted(training.path.iterdir()) == files and fake.inits == []
 
 
-def test_the_run_is_described_to_wandb(training: Training, fake: FakeWandb, lines: list[str]):
+def test_the_run_is_described_to_wandb(training, fake, lines):
     training.start().finish("finished", {})
     settings, config = fake.inits[0]
     expected = {
@@ -240,6 +220,7 @@ def test_the_run_is_described_to_wandb(training: Training, fake: FakeWandb, line
         "x_transaction_log_flush_interval": 1.0,
     }
     assert settings.items() >= expected.items()
+    assert settings["stop_fn"]() is None, "the Stop button in the browser does not reach the run"
     assert settings["run_tags"][:2] == ("norm=layer", "placement=pre")
     flat = {"study": "norms", "arm": "norm=layer", "seed": 3, "axis/norm": "layer", "axis/placement": "pre"}
     assert config.items() >= flat.items()
@@ -249,7 +230,7 @@ def test_the_run_is_described_to_wandb(training: Training, fake: FakeWandb, line
     assert lines == [f"W&B: {fake.run.url}"]
 
 
-def test_names_and_tags_that_wandb_would_refuse_are_cut(tmp_path: Path, fake: FakeWandb, bare: dict[str, str]):
+def test_names_and_tags_that_wandb_would_refuse_are_cut(tmp_path, fake, bare):
     path = Writer(tmp_path, "s" * 200).run("norm=layer", folder="a" * 200, state="running")
     start_tracker(option("wandb"), path, print, bare | {"WANDB_API_KEY": KEY}, 5.0).finish("finished", {})
     settings, _ = fake.inits[0]
@@ -257,16 +238,7 @@ def test_names_and_tags_that_wandb_would_refuse_are_cut(tmp_path: Path, fake: Fa
     assert max(map(len, settings["run_tags"])) <= 64
 
 
-def test_settings_that_this_wandb_does_not_have_are_left_out(training: Training, fake: FakeWandb, lines: list[str]):
-    fake.Settings.model_fields = {"mode", "run_id"}
-    training.start().finish("finished", {})
-    assert set(fake.inits[0][0]) == {"mode", "run_id"}
-    assert lines == [f"W&B: {fake.run.url}"]
-
-
-def test_the_service_of_another_process_is_not_used_and_this_one_s_is_kept(
-    training: Training, fake: FakeWandb, monkeypatch: pytest.MonkeyPatch
-):
+def test_the_service_of_another_process_is_not_used_and_this_one_s_is_kept(training, fake, monkeypatch):
     """W&B passes its address on to child processes, and it ends with its own process."""
     seen = []
     fake.on_init = lambda: seen.append(os.environ.get("WANDB_SERVICE"))
@@ -276,12 +248,7 @@ def test_the_service_of_another_process_is_not_used_and_this_one_s_is_kept(
     assert seen == [None, address]
 
 
-def test_the_stop_button_in_the_browser_does_not_reach_the_run(training: Training, fake: FakeWandb):
-    training.start().finish("finished", {})
-    assert fake.inits[0][0]["stop_fn"]() is None
-
-
-def test_a_run_directory_keeps_its_place_on_wandb_and_two_directories_differ(training: Training, fake: FakeWandb):
+def test_a_run_directory_keeps_its_place_on_wandb_and_two_directories_differ(training, fake):
     training.start().finish("preempted", {})
     training.start().finish("finished", {})
     kept = json.loads((training.path / "wandb.json").read_text())
@@ -292,7 +259,7 @@ def test_a_run_directory_keeps_its_place_on_wandb_and_two_directories_differ(tra
     assert first == again != other
 
 
-def test_losses_keep_their_lowest_value_and_every_row_its_three_budgets(training: Training, fake: FakeWandb):
+def test_losses_keep_their_lowest_value_and_every_row_its_three_budgets(training, fake):
     tracker = training.start()
     training.row(0, **{"grad_norm/global": 1.0, "val/bpb": 3.0})
     tracker.finish("finished", {})
@@ -304,7 +271,7 @@ def test_losses_keep_their_lowest_value_and_every_row_its_three_budgets(training
     assert {"tokens", "flops", "seconds"} <= fake.run.rows[0][0].keys()
 
 
-def test_only_finite_numbers_are_sent(training: Training, fake: FakeWandb):
+def test_only_finite_numbers_are_sent(training, fake):
     tracker = training.start()
     training.row(7, zero=0.0, none=None, nonfinite=["none"], batch_hash="abc")
     tracker.finish(
@@ -315,9 +282,7 @@ def test_only_finite_numbers_are_sent(training: Training, fake: FakeWandb):
     assert fake.run.summary == {"val_loss": 2.0, "deep/k": "text", "deep/n/2": 1, "status": "finished"}
 
 
-def test_a_finished_run_shows_its_blocks_as_pictures_and_a_table_once(
-    training: Training, fake: FakeWandb, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_finished_run_shows_its_blocks_as_pictures_and_a_table_once(training, fake, monkeypatch):
     training.start().finish("preempted", {})
     assert fake.run.media == [], "rows are to come"
     training.start().finish("finished", {})
@@ -340,23 +305,19 @@ def test_a_long_run_s_table_is_thinned_evenly():
 @pytest.mark.parametrize(
     ("status", "exit_code", "preempting"), [("finished", 0, False), ("diverged", 1, False), ("preempted", 1, True)]
 )
-def test_wandb_is_told_how_the_run_ended(
-    training: Training, fake: FakeWandb, status: str, exit_code: int, preempting: bool
-):
-    training.start().finish(status, {})
-    assert (fake.run.exit_code, fake.run.preempting) == (exit_code, preempting)
-
-
-def test_leaving_the_block_finishes_once_and_an_error_makes_it_failed(training: Training, fake: FakeWandb):
+def test_wandb_is_told_once_how_the_run_ended(training, fake, status, exit_code, preempting):
     with training.start() as tracker:
-        tracker.finish("diverged", {})
-    assert fake.run.summary["status"] == "diverged"
+        tracker.finish(status, {})
+    assert (fake.run.summary["status"], fake.run.exit_code, fake.run.preempting) == (status, exit_code, preempting)
+
+
+def test_an_error_of_the_training_makes_the_copy_failed(training, fake):
     with pytest.raises(ZeroDivisionError), training.start():
         raise ZeroDivisionError
     assert fake.run.summary["status"] == "failed"
 
 
-def test_rows_go_as_they_are_written_and_a_half_written_one_waits(training: Training, fake: FakeWandb):
+def test_rows_go_as_they_are_written_and_a_half_written_one_waits(training, fake):
     tracker = training.start()
     training.row(0)
     log = (training.path / "metrics.jsonl").open("a")
@@ -371,7 +332,7 @@ def test_rows_go_as_they_are_written_and_a_half_written_one_waits(training: Trai
     assert fake.run.rows == [(row(0), 0), (row(1), 1)]
 
 
-def test_a_resumed_run_sends_what_wandb_lacks_and_nothing_twice(training: Training, fake: FakeWandb):
+def test_a_resumed_run_sends_what_wandb_lacks_and_nothing_twice(training, fake):
     for step in range(5):
         training.row(step)
     fake.run.starting_step = 2
@@ -379,14 +340,14 @@ def test_a_resumed_run_sends_what_wandb_lacks_and_nothing_twice(training: Traini
     assert fake.run.rows == [(row(step), step) for step in (2, 3, 4)]
 
 
-def test_control_a_wandb_that_does_not_say_what_it_has_gets_it_again(training: Training, fake: FakeWandb):
+def test_control_a_wandb_that_does_not_say_what_it_has_gets_it_again(training, fake):
     training.row(0)
     training.start().finish("preempted", {})
     training.start().finish("finished", {})
     assert fake.run.rows == [(row(0), 0)] * 2
 
 
-def test_the_log_is_not_read_before_the_run_has_cut_it_back_to_its_checkpoint(training: Training, fake: FakeWandb):
+def test_the_log_is_not_read_before_the_run_has_cut_it_back_to_its_checkpoint(training, fake):
     for step in range(6):
         training.row(step)
     tracker = training.start()
@@ -397,7 +358,7 @@ def test_the_log_is_not_read_before_the_run_has_cut_it_back_to_its_checkpoint(tr
     assert fake.run.rows == [(row(0), 0), ({**row(1), "later": 2.0}, 1)]
 
 
-def test_control_read_earlier_the_log_holds_rows_that_the_run_takes_back(training: Training, fake: FakeWandb):
+def test_control_read_earlier_the_log_holds_rows_that_the_run_takes_back(training, fake):
     for step in range(6):
         training.row(step)
     tracker = training.start()
@@ -409,14 +370,14 @@ def test_control_read_earlier_the_log_holds_rows_that_the_run_takes_back(trainin
 # Isolation
 
 
-def fails(error: Exception) -> Callable[[], None]:
-    def fail() -> None:
+def fails(error):
+    def fail():
         raise error
 
     return fail
 
 
-def until(reached: Callable[[], bool], tracker: Tracker, wake: bool = True) -> None:
+def until(reached, tracker, wake=True):
     deadline = time.monotonic() + 10
     while not reached() and time.monotonic() < deadline:
         if wake:
@@ -425,7 +386,7 @@ def until(reached: Callable[[], bool], tracker: Tracker, wake: bool = True) -> N
     assert reached()
 
 
-def seconds_for_1000_rows(training: Training) -> tuple[Tracker, float]:
+def seconds_for_1000_rows(training):
     training.row(0)
     begun = time.perf_counter()
     tracker = training.start(patience=0.2)
@@ -434,9 +395,7 @@ def seconds_for_1000_rows(training: Training) -> tuple[Tracker, float]:
     return tracker, time.perf_counter() - begun
 
 
-def test_a_wandb_that_never_answers_holds_up_neither_the_rows_nor_the_end(
-    training: Training, fake: FakeWandb, lines: list[str]
-):
+def test_a_wandb_that_never_answers_holds_up_neither_the_rows_nor_the_end(training, fake, lines):
     gate = threading.Event()
     fake.on_init = lambda: gate.wait(30)
     tracker, seconds = seconds_for_1000_rows(training)
@@ -449,14 +408,12 @@ def test_a_wandb_that_never_answers_holds_up_neither_the_rows_nor_the_end(
     gate.set()
 
 
-def test_control_without_the_thread_the_same_wandb_does_hold_up_the_rows(
-    training: Training, lines: list[str], monkeypatch: pytest.MonkeyPatch
-):
+def test_control_without_the_thread_the_same_wandb_does_hold_up_the_rows(training, lines, monkeypatch):
     class Inline(threading.Thread):
-        def start(self) -> None:
+        def start(self):
             self.run()
 
-    def answer_late(*_: object) -> None:
+    def answer_late(*_):
         time.sleep(1.1)
         raise TimeoutError
 
@@ -466,7 +423,7 @@ def test_control_without_the_thread_the_same_wandb_does_hold_up_the_rows(
     assert seconds > 1, lines
 
 
-def test_a_wandb_that_is_too_slow_for_the_rows_lags_behind_and_lacks_none(training: Training, fake: FakeWandb):
+def test_a_wandb_that_is_too_slow_for_the_rows_lags_behind_and_lacks_none(training, fake):
     fake.run.on_log = lambda: time.sleep(0.03)
     tracker = training.start(patience=30)
     begun = time.perf_counter()
@@ -479,28 +436,17 @@ def test_a_wandb_that_is_too_slow_for_the_rows_lags_behind_and_lacks_none(traini
     assert time.perf_counter() - begun > 3
 
 
-def test_a_wandb_that_hangs_at_the_end_is_left_behind(training: Training, fake: FakeWandb, lines: list[str]):
+@pytest.mark.parametrize(("status", "patience", "seconds"), [("failed", 0.5, "0.5"), ("preempted", 30.0, "0.1")])
+def test_a_wandb_that_hangs_at_the_end_is_left_behind(training, fake, lines, monkeypatch, status, patience, seconds):
+    monkeypatch.setattr(mirror, "PREEMPTED_PATIENCE", 0.1)  # a scheduler kills the process soon
     gate = threading.Event()
     fake.run.on_finish = lambda: gate.wait(30)
-    training.start(patience=0.5).finish("failed", {})
-    assert ["did not answer within 0.5 s" in line for line in lines] == [False, True]
+    training.start(patience=patience).finish(status, {})
+    assert [f"did not answer within {seconds} s" in line for line in lines] == [False, True]
     gate.set()
 
 
-def test_a_preempted_run_waits_for_wandb_no_longer_than_the_scheduler_allows(
-    training: Training, fake: FakeWandb, lines: list[str], monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(mirror, "PREEMPTED_PATIENCE", 0.1)
-    gate = threading.Event()
-    fake.run.on_finish = lambda: gate.wait(30)
-    training.start(patience=30.0).finish("preempted", {})
-    assert "did not answer within 0.1 s" in lines[-1]
-    gate.set()
-
-
-def test_a_missing_package_is_said_once_and_nothing_else_happens(
-    training: Training, lines: list[str], monkeypatch: pytest.MonkeyPatch
-):
+def test_a_missing_package_is_said_once_and_nothing_else_happens(training, lines, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     with training.start() as tracker:
         until(lambda: bool(lines), tracker)
@@ -510,7 +456,7 @@ def test_a_missing_package_is_said_once_and_nothing_else_happens(
     assert lines[0].endswith(f"nothing is lost: `nexus-ablate sync {training.path}` sends the rest")
 
 
-def test_an_error_in_the_middle_is_said_once_and_ends_the_copy(training: Training, fake: FakeWandb, lines: list[str]):
+def test_an_error_in_the_middle_is_said_once_and_ends_the_copy(training, fake, lines):
     fake.run.on_log = fails(ConnectionResetError("went\naway"))
     training.row(0)
     with training.start() as tracker:
@@ -521,21 +467,19 @@ def test_an_error_in_the_middle_is_said_once_and_ends_the_copy(training: Trainin
     assert len(lines) == 2 and fake.run.rows == []
 
 
-def test_a_run_directory_that_cannot_be_read_ends_the_copy_only(fake: FakeWandb, lines: list[str]):
+def test_a_run_directory_that_cannot_be_read_ends_the_copy_only(fake, lines):
     with start_tracker(option("wandb"), Path("/nowhere"), lines.append, {"WANDB_API_KEY": KEY}) as tracker:
         tracker.row_written()
     assert len(lines) == 1 and lines[0].startswith("W&B failed (UserError: ") and fake.inits == []
 
 
-def test_without_credentials_wandb_is_never_asked_since_it_would_ask_the_user(
-    training: Training, bare: dict[str, str], fake: FakeWandb, lines: list[str]
-):
+def test_without_credentials_wandb_is_never_asked_since_it_would_ask_the_user(training, bare, fake, lines):
     tracker = training.start("wandb", environ=bare)
     assert isinstance(tracker, FilesTracker) and fake.inits == []
     assert len(lines) == 1 and "wandb login" in lines[0]
 
 
-def leaks(training: Training, fake: FakeWandb, lines: list[str]) -> str:
+def leaks(training, fake, lines):
     (training.path / "config.yaml").write_text(f"data: {{path: ['https://me:passw0rd@host/x', {KEY}]}}\n")
     training.start().finish("failed", {})
     fake.on_init = fails(ValueError(f"key {KEY} refused by https://me:passw0rd@wandb.example"))
@@ -543,15 +487,13 @@ def leaks(training: Training, fake: FakeWandb, lines: list[str]) -> str:
     return " ".join(lines) + json.dumps(fake.inits[0][1])
 
 
-def test_no_secret_reaches_the_terminal_or_the_config(training: Training, fake: FakeWandb, lines: list[str]):
+def test_no_secret_reaches_the_terminal_or_the_config(training, fake, lines):
     text = leaks(training, fake, lines)
     assert KEY not in text and "passw0rd" not in text
     assert "https://<secret>@wandb.example" in text and "https://<secret>@host/x" in text
 
 
-def test_control_without_redaction_the_secrets_do_reach_them(
-    training: Training, fake: FakeWandb, lines: list[str], monkeypatch: pytest.MonkeyPatch
-):
+def test_control_without_redaction_the_secrets_do_reach_them(training, fake, lines, monkeypatch):
     monkeypatch.setattr(mirror, "redactor", lambda environ: lambda value: value)
     text = leaks(training, fake, lines)
     assert text.count(KEY) == 2

@@ -17,6 +17,7 @@ from nexus_ablate.bench.timing import MOST_PROGRAMS, Clock, Spread, clock_of, in
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.model import GPT, build_model
+from nexus_ablate.planning.cost import kept_bytes
 from nexus_ablate.report.run_picture import save_figure
 from nexus_ablate.training.device import device_of, precision_context
 
@@ -115,22 +116,6 @@ class Candidate:
         ones = [torch.ones_like(out) for out in outs]
         return torch.autograd.grad(outs, [self.x_BTD, *self.weights], ones, allow_unused=True)
 
-    def kept_bytes(self) -> int:
-        """Bytes of the tensors that autograd keeps after the forward pass, without weights and input."""
-        given = {tensor.untyped_storage().data_ptr() for tensor in (self.x_BTD, *self.weights)}
-        kept: dict[int, int] = {}
-
-        def pack(tensor: Tensor) -> Tensor:
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in given:
-                kept[storage.data_ptr()] = storage.nbytes()
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            outs = self.forward()
-        del outs
-        return sum(kept.values())
-
 
 def bench_axis(axis: str, configs: dict[str, RunConfig], baseline: str, seconds: float, compiled: bool) -> Bench:
     """Measure every option of an axis.
@@ -228,7 +213,7 @@ def _timed(candidates: list[Candidate], baseline: str, seconds: float, clock: Cl
         forward, both = taken[(*key, "forward")], taken[(*key, "both")]
         backward = [max(whole - part, 1e-9) for part, whole in zip(forward, both, strict=True)]
         ratio = ratios(both, taken[baseline, candidate.place, candidate.mode, "both"])
-        kept = candidate.kept_bytes()
+        kept = kept_bytes(candidate.forward, [candidate.x_BTD, *candidate.weights])
         costs.append(OptionCost(*key, spread(forward), spread(backward), spread(both), ratio, kept))
     return costs
 

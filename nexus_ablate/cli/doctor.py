@@ -6,7 +6,6 @@ present or absent, and never shown.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import platform
 import shutil
@@ -44,14 +43,13 @@ LITTLE_SPACE = 2 * 2**30
 """Fewest free bytes: enough for a study of small runs with checkpoints, token files and logs."""
 
 EXTRAS = {
-    "submitit": "nexus-ablate[slurm]",
-    "hydra_plugins.hydra_submitit_launcher": "nexus-ablate[slurm]",
-    "hydra_plugins.hydra_joblib_launcher": "hydra-joblib-launcher",
-    "hydra_plugins.hydra_ray_launcher": "hydra-ray-launcher",
-    "transformers": "nexus-ablate[import]",
-    "wandb_workspaces": "nexus-ablate[dashboard]",
+    "submitit": ("submitit", "nexus-ablate[slurm]"),
+    "hydra-joblib-launcher": ("hydra joblib launcher", "hydra-joblib-launcher"),
+    "hydra-ray-launcher": ("hydra ray launcher", "hydra-ray-launcher"),
+    "transformers": ("transformers", "nexus-ablate[import]"),
+    "wandb-workspaces": ("wandb workspaces", "nexus-ablate[dashboard]"),
 }
-"""Optional modules, and the packages that install them."""
+"""What optional packages are for, and what installs them."""
 
 
 class MachineCheck(NamedTuple):
@@ -71,9 +69,8 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
     """Print a line for each check."""
     if len(words) > 1 or any("=" in word for word in words):
         raise errors.ConfigError("doctor takes one directory", " ".join(words), "nexus-ablate doctor runs")
-    runs_dir = Path(words[0] if words else "runs")
     results = []
-    for check in checks(runs_dir, "online" in flags, "submit" in flags):
+    for check in checks(Path(*words or ["runs"]), "online" in flags, "submit" in flags):
         results.append(check)
         if "json" not in flags:
             _show(check)
@@ -92,10 +89,8 @@ def _show(check: MachineCheck) -> None:
 
     from nexus_ablate.console import open_console
 
-    colour = "green" if check.ready else "yellow"
-    if check.need and not check.ready:
-        colour = "red"
-    line = Text(f"{'ready' if check.ready else 'missing':<8}", colour)
+    colour = "red" if check.need else "yellow"
+    line = Text("ready   ", "green") if check.ready else Text("missing ", colour)
     line.append(f"{check.name:<24}", "bold").append(printable(check.detail))
     if check.fix:
         line.append(f"  -> {printable(check.fix)}", "dim")
@@ -114,9 +109,8 @@ def checks(runs_dir: Path, online: bool = False, submit: bool = False) -> Iterat
     from nexus_ablate.training.device import IdleCores, cxx_compiler
 
     python = (3, 11) <= sys.version_info < (3, 14)
-    yield MachineCheck(
-        "python", python, platform.python_version(), "" if python else "Python 3.11, 3.12 or 3.13", need=True
-    )
+    fix = "" if python else "Python 3.11, 3.12 or 3.13"
+    yield MachineCheck("python", python, platform.python_version(), fix, need=True)
     yield from packages()
     yield device()
     yield MachineCheck("cores", True, f"{IdleCores.cores()} of {os.cpu_count()} for a process")
@@ -127,15 +121,16 @@ def checks(runs_dir: Path, online: bool = False, submit: bool = False) -> Iterat
     if online:
         yield reachable("W&B's server", os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai")
         yield reachable("Hugging Face's hub", os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
-    found = cxx_compiler()
-    none = "none: torch.compile cannot be used on the CPU"
-    yield MachineCheck("C++ compiler", bool(found), found or none, "" if found else "train.compile=off, or install g++")
-    for module, package in EXTRAS.items():
-        name = module.rpartition(".")[2].replace("_", " ")
-        if _installed(module):
-            yield MachineCheck(name, True, "installed")
-        else:
-            yield MachineCheck(name, False, "not installed", f"pip install '{package}'")
+    if compiler := cxx_compiler():
+        yield MachineCheck("C++ compiler", True, compiler)
+    else:
+        none = "none: torch.compile cannot be used on the CPU"
+        yield MachineCheck("C++ compiler", False, none, "train.compile=off, or install g++")
+    for package, (name, install) in EXTRAS.items():
+        version = _version(package)
+        yield MachineCheck(
+            name, bool(version), version or "not installed", "" if version else f"pip install '{install}'"
+        )
     yield from slurm(runs_dir, submit)
 
 
@@ -148,17 +143,15 @@ def packages() -> Iterator[MachineCheck]:
     except metadata.PackageNotFoundError:
         yield MachineCheck("packages", False, "nexus-ablate is not installed: versions are unknown", "pip install -e .")
         return
-    all_fit = True
+    misfits = []
     for each in required:
-        if each.marker and not each.marker.evaluate({"extra": ""}):
-            continue
         version = _version(each.name)
-        if not version or not each.specifier.contains(version, prereleases=True):
-            all_fit = False
+        is_needed = each.marker is None or each.marker.evaluate({"extra": ""})
+        if is_needed and not (version and each.specifier.contains(version, prereleases=True)):
             fix = f"pip install '{each.name}{each.specifier}'"
-            yield MachineCheck(each.name, False, version or "not installed", fix, need=True)
-    if all_fit:
-        yield MachineCheck("packages", True, f"within their bounds, torch {_version('torch')}", need=True)
+            misfits.append(MachineCheck(each.name, False, version or "not installed", fix, need=True))
+    fitting = MachineCheck("packages", True, f"within their bounds, torch {_version('torch')}", need=True)
+    yield from misfits or [fitting]
 
 
 def device() -> MachineCheck:
@@ -182,20 +175,18 @@ def directory(name: str, path: Path, other: str) -> MachineCheck:
     import fcntl
 
     there = _existing(path)
+    locks = ""
     try:
+        free = shutil.disk_usage(there).free
         with tempfile.TemporaryFile(dir=there) as file:
             try:
                 fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-                locks = ""
             except OSError:
                 locks = "; no file locks there: a killed run is taken over after two minutes"
-        free = shutil.disk_usage(there).free
     except OSError as error:
         return MachineCheck(name, False, f"{path}: {error.strerror}", f"make it writable, or {other}", need=True)
-    detail = f"{path}: {free / 2**30:,.1f} GiB free"
-    if free < LITTLE_SPACE:
-        return MachineCheck(name, False, detail, f"free some space, or {other}", need=True)
-    return MachineCheck(name, True, detail + locks, need=True)
+    fix = f"free some space, or {other}" if free < LITTLE_SPACE else ""
+    return MachineCheck(name, not fix, f"{path}: {free / 2**30:,.1f} GiB free{locks}", fix, need=True)
 
 
 def wandb() -> MachineCheck:
@@ -223,8 +214,8 @@ def reachable(name: str, url: str) -> MachineCheck:
     from urllib.parse import urlsplit
 
     parts = urlsplit(url)
-    default = 80 if parts.scheme == "http" else 443
-    host, port = parts.hostname or url, parts.port or default
+    host = parts.hostname or url
+    port = parts.port or (80 if parts.scheme == "http" else 443)
     try:
         with socket.create_connection((host, port), timeout=5):
             return MachineCheck(name, True, f"{host}:{port} answers")
@@ -239,16 +230,11 @@ def slurm(runs_dir: Path, submit: bool) -> Iterator[MachineCheck]:
         fix = "studies run on this machine; or log in to a cluster"
         yield MachineCheck("SLURM", False, f"no {', '.join(absent)} here", fix)
         return
-    partitions = (_output("sinfo", "--noheader", "--format=%R (%D nodes, %G, %a)") or "").splitlines()
+    partitions = _output("sinfo", "--noheader", "--format=%R (%D nodes, %G, %a)").splitlines()
     if not partitions:
         yield MachineCheck("SLURM", False, "sinfo does not answer", "is SLURM's controller running?")
         return
     yield MachineCheck("SLURM", True, f"partitions {', '.join(partitions)}".replace("(null)", "no GPUs"))
-    if _output("sacct", "--noheader", "-j", "1") is None:
-        fix = "nothing needs it; it lets `status` say how a job ended that SLURM's queue has forgotten"
-        yield MachineCheck("sacct", False, "absent, or without a database", fix)
-    else:
-        yield MachineCheck("sacct", True, "answers")
     if submit:
         yield shared(runs_dir)
 
@@ -274,19 +260,12 @@ def _existing(path: Path) -> Path:
     return there
 
 
-def _output(*command: str) -> str | None:
-    """The output of a command; None if it doesn't exist or fails."""
+def _output(*command: str) -> str:
+    """The output of a command; '' if it doesn't exist or fails."""
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
     except (OSError, subprocess.SubprocessError):
-        return None
-
-
-def _installed(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:
-        return False
+        return ""
 
 
 def _version(package: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ from nexus_ablate.errors import ConfigError
 from nexus_ablate.plain_data import UNREADABLE, strict_loads
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 PROCESS_BYTES = 400 * 2**20  # of a process that has imported torch and holds no model
 BYTES_PER_PARAMETER = 16  # weight, gradient and two moments, float32 each
@@ -76,18 +77,28 @@ def _activation_bytes(model: nn.Module, config: RunConfig) -> int:
     import torch
     from torch.nn import functional as F
 
-    own = {p.untyped_storage()._cdata for p in model.parameters()}
-    kept: dict[int, torch.Tensor] = {}  # each storage counts once, and is held so that its address is not reused
+    tokens_BT = torch.zeros(config.train.batch_size, config.model.context, dtype=torch.long, device="meta")
+    return kept_bytes(
+        lambda: F.cross_entropy(model(tokens_BT).float().flatten(0, 1), tokens_BT.flatten()), model.parameters()
+    )
 
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
+
+def kept_bytes(forward: Callable[[], object], without: Iterable[Tensor]) -> int:
+    """Bytes of the tensors that autograd keeps after a forward pass, without some, such as weights."""
+    import torch
+
+    own = {tensor.untyped_storage()._cdata for tensor in without}
+    kept: dict[int, Tensor] = {}  # each storage counts once, and is held so that its address is not reused
+
+    def keep(tensor: Tensor) -> Tensor:
         address = tensor.untyped_storage()._cdata
         if address not in own:
             kept[address] = tensor
         return tensor
 
-    tokens_BT = torch.zeros(config.train.batch_size, config.model.context, dtype=torch.long, device="meta")
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        F.cross_entropy(model(tokens_BT).float().flatten(0, 1), tokens_BT.flatten())
+        outputs = forward()
+    del outputs
     return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
 
 

@@ -7,12 +7,12 @@ as an earlier one is listed as equal to it and not trained twice.
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
+from nexus_ablate.comparison.differences import science_key
 from nexus_ablate.config.compose import compose, differences
 from nexus_ablate.config.overrides import check_overrides
 from nexus_ablate.config.resolve import default_tokens
@@ -139,7 +139,7 @@ class _Expansion:
 
     Attributes:
         matched: How arms were matched before, by their requested overrides.
-        names: The name of each configuration, by `science_key`.
+        names: The name of each configuration, by `arm_key`.
     """
 
     study: Study
@@ -154,7 +154,7 @@ class _Expansion:
     def add_all(self) -> None:
         """Add the arms of the study, or those that its design makes from its factors."""
         study = self.study
-        self.names = {science_key(self.base): BASELINE}
+        self.names = {arm_key(self.base): BASELINE}
         if study.arms:
             for arm in study.arms:
                 self.add(arm.requested, arm.name if arm.named else "")
@@ -176,7 +176,7 @@ class _Expansion:
         """Add an arm with these overrides. Returns whether it is new and can be composed."""
         try:
             config = compose_arm(self.study, requested, self.launch)
-            key = science_key(config)
+            key = arm_key(config)
             if key in self.names:
                 self.equal.append(EqualArm(overrides=requested, arm=self.names[key]))
                 return False
@@ -234,9 +234,9 @@ def compose_arm(study: Study, overrides: list[str], launch: Sequence[str] = ()) 
     return config
 
 
-def science_key(config: RunConfig) -> str:
+def arm_key(config: RunConfig) -> str:
     """Everything that determines an arm's result except the seed, as text: arms with equal keys are equal."""
-    return json.dumps({**config.science(), "seed": None, "data": config.data.flat()}, sort_keys=True)
+    return science_key(config.science() | {"data": config.data.flat()}, without=("seed",))
 
 
 def label(overrides: list[str]) -> str:

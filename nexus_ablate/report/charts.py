@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nexus_ablate.comparison.arms import Arm
-from nexus_ablate.comparison.curves import spikes
 from nexus_ablate.comparison.load import Trained
 from nexus_ablate.comparison.results import ArmResult, Comparison, Secondary, Stratum
 from nexus_ablate.comparison.statistics import Array
@@ -350,7 +349,7 @@ def _thinned(x: Array, y: Array, points: int) -> tuple[Array, Array]:
     return x[keep], y[keep]
 
 
-# ----------------------------------------------------------------------------------------- rates, stability, scaling
+# ----------------------------------------------------------------------------------------- ---------- rates, scaling
 
 
 def learning_rates(stratum: Stratum) -> str:
@@ -377,40 +376,6 @@ def learning_rates(stratum: Stratum) -> str:
                 place, ring = ("edge", BAD) if row.lr_edge else ("best", INK)
                 text = hover(f"{row.arm}: best {row.best_lr:g}, {place}")
                 axes.plot(row.best_lr, means[row.best_lr], "o", mfc="none", mec=ring, markersize=14, gid=text)
-    return drawn.svg
-
-
-def stability(stratum: Stratum) -> str:
-    """One line per run, with a tick at each spike of the training loss and a cross where it failed to train.
-
-    '' where there is neither.
-    """
-    groups = []
-    for index, arm in enumerate(stratum.arms):
-        runs = [run for run in arm.runs.values() if len(run.curves.train)]
-        if runs:
-            groups.append(
-                (index, stratum.rows[index], [(run, np.nonzero(spikes(run.curves.train))[0]) for run in runs])
-            )
-    strips = sum(len(runs) for *_, runs in groups)
-    if not any(len(steps) or run.seed in row.failed for _, row, runs in groups for run, steps in runs):
-        return ""
-    strip_height = 7 if strips < 200 else 2
-    with picture("spikes and divergences of each run", 50 + strip_height * strips + 30 * len(groups)) as drawn:
-        axes, y = drawn.axes, 0.0
-        for index, row, runs in groups:
-            y -= 26
-            axes.text(0, y + strip_height, middle(row.arm, NAME_LETTERS))
-            for run, steps in runs:
-                end = len(run.curves.train)
-                axes.plot([0, end], [y, y], color=colour(index), linewidth=1.4, alpha=0.6)
-                axes.plot(steps, np.full(len(steps), y), "|", color=BAD, markersize=7)
-                if run.seed in row.failed:
-                    text = hover(f"{row.arm}, seed {run.seed}: {row.failed[run.seed]}")
-                    axes.plot(end, y, "x", color=BAD, markersize=7, gid=text)
-                y -= strip_height
-        axes.set(yticks=[], xlabel="logged steps", ylim=(y - 4, 4))
-        axes.spines["left"].set_visible(False)
     return drawn.svg
 
 

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import math
-import re
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from nexus_ablate import __version__
-from nexus_ablate.comparison.arms import Arm
 from nexus_ablate.comparison.curves import AXES
 from nexus_ablate.comparison.fairness import FAIL, PASS, STATUSES, UNKNOWN, WAIVED, WARN
 from nexus_ablate.comparison.results import Comparison, Stratum
@@ -35,8 +30,6 @@ CLASSES = dict.fromkeys((*MEANINGS, *STATUSES), "") | {
     UNKNOWN: "warn",
 }
 """The style of each word and status."""
-
-_BLOCK = re.compile(r"(?P<before>.+)/block_(?P<block>\d{1,5})(?P<after>/.+)?")
 
 
 def html(comparison: Comparison, command: str = "", reload_seconds: int = 0) -> str:
@@ -125,8 +118,7 @@ def _whole_view(stratum: Stratum) -> dict[str, Any]:
         ],
         "curves": _curves(stratum),
         "measures": [*arm_tables.side_columns(stratum), *arm_tables.figure_columns(stratum)],
-        "maps": {name: _shaded(stratum, grid) for name, grid in by_layer(stratum.arms).items()},
-        "stability": charts.stability(stratum),
+        "troubled": any(row.failed or row.spike_score for row in stratum.rows),
         "passed": [check for check in stratum.checks if check.status == PASS],
         "others": [check for check in stratum.checks if check.status != PASS],
         "changes": arm_tables.changed_keys(stratum),
@@ -145,45 +137,6 @@ def _curves(stratum: Stratum) -> list[dict[str, Any]]:
             pictures = {"late": late, "whole": whole, "gap": gap}
             curves.append({"axis": axis, "word": word, "budget": charts.BUDGETS[axis], **pictures})
     return curves
-
-
-def by_layer(arms: list[Arm]) -> dict[str, list[list[float | None]]]:
-    """Diagnostic to a list per arm of its mean over seeds in each block at the end of training; None: not measured."""
-    values: dict[str, dict[tuple[int, int], list[float]]] = {}
-    for index, arm in enumerate(arms):
-        for run in arm.runs.values():
-            for name, value in run.probed.items():
-                match = _BLOCK.fullmatch(name)
-                if match and isinstance(value, int | float):
-                    cells = values.setdefault(match["before"] + (match["after"] or ""), {})
-                    cells.setdefault((index, int(match["block"])), []).append(float(value))
-    grids = {}
-    for name, cells in sorted(values.items()):
-        grid: list[list[float | None]] = []
-        for index in range(len(arms)):
-            depth = 1 + max((block for place, block in cells if place == index), default=-1)
-            blocks = [cells.get((index, block)) for block in range(depth)]
-            grid.append([float(np.mean(seeds)) if seeds else None for seeds in blocks])
-        grids[name] = grid
-    return grids
-
-
-def _shaded(stratum: Stratum, grid: list[list[float | None]]) -> list[tuple[str, list[tuple[str | None, int]]]]:
-    """By arm the text of each block's value and its shade in percent, by logarithm where the values span a decade."""
-    seen = [value for values in grid for value in values if value is not None]
-    low, high = min(seen), max(seen)
-    scale = math.log if low > 0 and high > 10 * low else float
-    span = scale(high) - scale(low)
-    depth = max(map(len, grid))
-    rows = []
-    for row, values in zip(stratum.rows, grid, strict=True):
-        cells: list[tuple[str | None, int]] = []
-        for value in [*values, *[None] * (depth - len(values))]:
-            shade = 0 if value is None or not span else round(45 * (scale(value) - scale(low)) / span)
-            cells.append((None if value is None else f"{value:.3g}", shade))
-        if values:
-            rows.append((row.arm, cells))
-    return rows
 
 
 def _so_far(comparison: Comparison) -> str:

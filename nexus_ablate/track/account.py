@@ -5,14 +5,15 @@ from __future__ import annotations
 import configparser
 import netrc
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from nexus_ablate.config.options import Option
-from nexus_ablate.errors import ConfigError, printable
+from nexus_ablate.errors import ConfigError, UserError, printable
 from nexus_ablate.masking import mask
 
 Mode = Literal["files", "wandb", "wandb_offline"]
@@ -87,6 +88,23 @@ def set_up(**settings: Any) -> None:
 def redactor(environ: Mapping[str, str]) -> Callable[[Any], Any]:
     """`mask` that also hides the W&B key and those of the Hugging Face Hub."""
     return partial(mask, more=[credentials(environ), *(environ.get(name, "") for name in _SECRETS)])
+
+
+@contextmanager
+def asked(problem: str, fix: str, environ: Mapping[str, str] = os.environ) -> Iterator[None]:
+    """Ask W&B something, with a key. What it raises, which may be anything, becomes a UserError without secrets.
+
+    Raises:
+        ConfigError: There is no key.
+        UserError: W&B failed.
+    """
+    require_key(environ)
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(problem, failure(error, redactor(environ)), fix) from error
 
 
 def failure(error: BaseException, redact: Callable[[Any], Any]) -> str:

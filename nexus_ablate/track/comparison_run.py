@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
 
-from nexus_ablate.errors import UserError, printable
-from nexus_ablate.track.account import failure, redactor, require_key
+from nexus_ablate.errors import printable
+from nexus_ablate.track.account import asked
 from nexus_ablate.track.push import SYNC_FINISH, SYNC_INIT
 from nexus_ablate.track.run_on_wandb import MAX_NAME, quiet
 from nexus_ablate.track.upload import begin
@@ -41,41 +40,33 @@ def publish(
         ConfigError: There is no key.
         UserError: W&B failed.
     """
-    require_key(environ)
     entity, _, name = project.rpartition("/")
-    try:
+    with asked("W&B did not take the comparison", "the same command again", environ), TemporaryDirectory() as scratch:
         import wandb
 
-        with tempfile.TemporaryDirectory() as scratch:
-            settings = {
-                **quiet(Path(scratch), SYNC_INIT, SYNC_FINISH),
-                "mode": "online",
-                "project": name,
-                "entity": entity or None,
-                "run_id": "compare-" + hashlib.blake2b(study.encode(), digest_size=8).hexdigest(),
-                "resume": "allow",
-                "run_name": printable(f"compare {study}", MAX_NAME),
-                "run_group": printable(study, MAX_NAME),
-                "run_job_type": "compare",  # the dashboard's panels of training runs exclude this type
-            }
-            run = begin(settings, {"study": study})
-            columns, rows = table
-            shown: dict[str, Any] = {"verdict": wandb.Table(columns=list(columns), data=[list(row) for row in rows])}
-            if "report.html" in files:
-                shown["report"] = wandb.Html(files["report.html"], inject=False)
-            run.log(shown)
-            artifact = wandb.Artifact(f"comparison-{_artifact_name(study)}", type="comparison", description=answer)
-            for file, text in files.items():
-                with artifact.new_file(file, encoding="utf-8") as target:
-                    target.write(text)
-            run.log_artifact(artifact)
-            run.summary["answer"] = answer
-            run.finish()
-            return run.url or ""
-    except Exception as error:  # W&B may raise anything
-        raise UserError(
-            "W&B did not take the comparison", failure(error, redactor(environ)), "the same command again"
-        ) from error
+        settings = {
+            **quiet(Path(scratch), SYNC_INIT, SYNC_FINISH),
+            "mode": "online",
+            "project": name,
+            "entity": entity or None,
+            "run_id": "compare-" + hashlib.blake2b(study.encode(), digest_size=8).hexdigest(),
+            "resume": "allow",
+            "run_name": printable(f"compare {study}", MAX_NAME),
+            "run_group": printable(study, MAX_NAME),
+            "run_job_type": "compare",  # the dashboard's panels of training runs exclude this type
+        }
+        run = begin(settings, {"study": study})
+        columns, rows = table
+        verdict = wandb.Table(columns=list(columns), data=[list(row) for row in rows])
+        run.log({"verdict": verdict, "report": wandb.Html(files["report.html"], inject=False)})
+        artifact = wandb.Artifact(f"comparison-{_artifact_name(study)}", type="comparison", description=answer)
+        for file, text in files.items():
+            with artifact.new_file(file, encoding="utf-8") as target:
+                target.write(text)
+        run.log_artifact(artifact)
+        run.summary["answer"] = answer
+        run.finish()
+        return run.url or ""
 
 
 def _artifact_name(study: str) -> str:

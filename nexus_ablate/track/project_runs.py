@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from nexus_ablate.comparison.listed import NO_SEED, REQUIRED, Source
-from nexus_ablate.errors import ConfigError, UserError, printable
-from nexus_ablate.track.account import LOG_IN, failure, quiet_client, redactor, require_key
+from nexus_ablate.errors import ConfigError, printable
+from nexus_ablate.track.account import LOG_IN, asked, quiet_client
 
 TIMEOUT = 60
 """Seconds that a page of runs may take."""
@@ -79,16 +79,15 @@ def runs_on_wandb(
 def _runs(place: str, filters: Mapping[str, Any], environ: Mapping[str, str]) -> list[Any]:
     import wandb
 
-    require_key(environ)
     quiet_client()
-    try:
-        return list(wandb.Api(timeout=TIMEOUT).runs(place, filters=dict(filters), lazy=False))
-    except Exception as error:  # W&B may raise anything
-        reason = failure(error, redactor(environ))
-        if any(word in reason for word in REFUSALS):
+    with asked("W&B failed", "the same command again", environ):
+        try:
+            return list(wandb.Api(timeout=TIMEOUT).runs(place, filters=dict(filters), lazy=False))
+        except Exception as error:  # W&B may raise anything
+            if not any(word in str(error) for word in REFUSALS):
+                raise
             fix = f"check the name, and that your key may read it ({LOG_IN})"
             raise ConfigError("W&B has no such project, or your key may not read it", f"wandb:{place}", fix) from error
-        raise UserError("W&B failed", reason, "the same command again") from error
 
 
 def _cell(run: Any, column: str) -> Any:

@@ -11,7 +11,7 @@ from pathlib import Path
 from nexus_ablate.config.options import Option
 from nexus_ablate.errors import UserError
 from nexus_ablate.runs import RunRecord, read_run
-from nexus_ablate.track.account import failure, redactor, require_key, resolve_mode
+from nexus_ablate.track.account import asked, redactor, resolve_mode
 from nexus_ablate.track.mirror import INIT_TIMEOUT, PATIENCE
 from nexus_ablate.track.run_on_wandb import PLACE_FILE, config_of, place_of, settings_of
 from nexus_ablate.track.upload import Upload
@@ -50,23 +50,16 @@ def sync(
         ConfigError: There is no key.
         UserError: A file of the run is damaged, or W&B failed; rows already sent aren't sent again.
     """
-    require_key(environ)
-    redact = redactor(environ)
     place = place_of(record.path, _tracker(record), project, entity)
-    with tempfile.TemporaryDirectory() as scratch:
+    fix = "run the same command again; it resumes where this one stopped"
+    with asked("W&B failed", fix, environ), tempfile.TemporaryDirectory() as scratch:
         settings = settings_of(record, place, "online", Path(scratch), init, finish)
+        upload = Upload(record.path, place, settings, redactor(environ)(config_of(record)))
         try:
-            upload = Upload(record.path, place, settings, redact(config_of(record)))
-            try:
-                upload.close(record.state, record.summary or {})
-            except UserError:
-                upload.abandon()
-                raise
+            upload.close(record.state, record.summary or {})
         except UserError:
+            upload.abandon()
             raise
-        except Exception as error:  # W&B may raise anything
-            fix = "run the same command again; it resumes where this one stopped"
-            raise UserError("W&B failed", failure(error, redact), fix) from error
     return Synced(upload.before, upload.sent, upload.url)
 
 

@@ -9,22 +9,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from nexus_ablate.config.options import AXES
-from nexus_ablate.errors import ConfigError, UserError
+from nexus_ablate.errors import ConfigError
 from nexus_ablate.masking import mask
 from nexus_ablate.measure.measures import MEASURES, Measure, expression, find
 from nexus_ablate.report.run_picture import HEAT_MAPS
 from nexus_ablate.study.schema import Study
-from nexus_ablate.track.account import LOG_IN, failure, quiet_client, redactor, require_key
+from nexus_ablate.track.account import LOG_IN, asked, quiet_client
 
 if TYPE_CHECKING:
     from wandb_workspaces.workspaces import Section, Workspace
 
 TITLE = "nexus-ablate"
+REFUSED = "W&B refused the dashboard"
+FIX = f"{LOG_IN}, and check that the server can be reached; --dry-run needs no server"
 BUDGETS = {"tokens": "tokens", "flops": "training FLOPs", "seconds": "seconds of training"}
 
 
@@ -82,12 +83,11 @@ def save(views: Sequence[Workspace]) -> list[str]:
     """
     from wandb_workspaces.workspaces import internal
 
-    require_key()
     quiet_client()
     addresses = []
     for view in views:
         name = view._internal_name.removeprefix("nw-").removesuffix("-v")
-        try:
+        with asked(REFUSED, FIX):
             try:
                 view._internal_id = internal.get_view_dict(view.entity, view.project, name)["id"]
             except ValueError as error:  # no such view, or no such project
@@ -95,10 +95,6 @@ def save(views: Sequence[Workspace]) -> list[str]:
                     fix = "train or sync a run there first, or choose --project and --entity"
                     raise ConfigError("W&B has no such project", f"{view.entity}/{view.project}", fix) from error
             addresses.append(view.save().url)
-        except ConfigError:
-            raise
-        except Exception as error:  # W&B may raise anything
-            raise _refused(error) from error
     return addresses
 
 
@@ -118,10 +114,9 @@ def save_report(project: str, entity: str, study: Study, verdict: str) -> str:
     import wandb
 
     _, wr = _package()
-    require_key()
     quiet_client()
     title = f"{TITLE}: {study.name}"
-    try:
+    with asked(REFUSED, FIX):
         runs = wr.Runset(
             entity=entity,
             project=project,
@@ -138,8 +133,6 @@ def save_report(project: str, entity: str, study: Study, verdict: str) -> str:
                 report.id = saved.id
         report.save()
         return report.url
-    except Exception as error:  # W&B may raise anything
-        raise _refused(error) from error
 
 
 def default_entity() -> str:
@@ -151,12 +144,9 @@ def default_entity() -> str:
     """
     import wandb
 
-    require_key()
     quiet_client()
-    try:
+    with asked(REFUSED, FIX):
         return str(wandb.Api().default_entity)
-    except Exception as error:  # W&B may raise anything
-        raise _refused(error) from error
 
 
 def view_id(project: str, study: str | None) -> str:
@@ -292,8 +282,3 @@ def _digest(*parts: str) -> str:
 def _plain(text: str) -> str:
     """A user's text without secrets, with Markdown's special characters escaped."""
     return "".join(f"&#{ord(c)};" if c in "<>&`[]*_|\\" else c for c in " ".join(mask(text).split()))
-
-
-def _refused(error: Exception) -> UserError:
-    fix = f"{LOG_IN}, and check that the server can be reached; --dry-run needs no server"
-    return UserError("W&B refused the dashboard", failure(error, redactor(os.environ)), fix)
