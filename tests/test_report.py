@@ -265,16 +265,22 @@ def test_the_command_writes_every_format_and_prints_the_table(comparison, tmp_pa
 
 
 @pytest.mark.parametrize("flag", REPORTS)
-def test_a_report_replaces_no_file_but_an_older_report(comparison, tmp_path, capsys, flag):
+def test_a_report_replaces_no_file_but_its_own(comparison, tmp_path, capsys, flag):
     mine = tmp_path / "mine"
     mine.write_text("arm,seed,val_loss\nbaseline,0,2.0\n")
-    assert main(["compare", str(tmp_path / "runs"), flag, str(mine)]) == 2
-    assert capsys.readouterr().err.splitlines() == [
-        f"error: {flag} would replace a file that it has not written",
-        f"  got: {mine}",
-        f"  try: {flag} mine_{flag[2:]}",
-    ]
+    command = ["compare", str(tmp_path / "runs"), flag, str(mine)]
+    problem = f"error: {flag} would replace a file that nexus-ablate has not written, or that was changed since"
+    refusal = [problem, f"  got: {mine}", f"  try: {flag} mine_{flag[2:]} (or --force)"]
+    assert main(command) == 2
+    assert capsys.readouterr().err.splitlines() == refusal
     assert mine.read_text() == "arm,seed,val_loss\nbaseline,0,2.0\n"
+    assert main([*command, "--force"]) == 0
+    assert main(command) == 0, "it is now what this command wrote"
+    capsys.readouterr()
+    mine.write_text(mine.read_text() + "my own note\n")
+    assert main(command) == 2
+    assert capsys.readouterr().err.splitlines() == refusal
+    assert mine.read_text().endswith("my own note\n")
 
 
 def test_two_reports_are_not_written_to_one_file_nor_over_the_table_that_is_judged(comparison, tmp_path, capsys):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nexus_ablate import errors
-from nexus_ablate.cli.verb import Flag, Verb, comma_separated, positive, target, whole
+from nexus_ablate.cli.verb import FORCE, Flag, Verb, comma_separated, positive, target, whole
 from nexus_ablate.config.compose import compose
 from nexus_ablate.config.options import AXES, option_files
 from nexus_ablate.config.run_config import RunConfig
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 BENCHED = tuple(axis for axis in AXES if axis not in ("init", "param", "head"))
 SUBJECTS = (*BENCHED, "step", "coordinates")
 FLAGS_OF = {
-    "an axis": ("seconds", "only", "against", "compile", "picture", "json"),
-    "step": ("seconds", "against", "json"),
-    "coordinates": ("widths", "steps", "seeds", "picture"),
+    "an axis": ("seconds", "only", "against", "compile", "picture", "json", "force"),
+    "step": ("seconds", "against", "json", "force"),
+    "coordinates": ("widths", "steps", "seeds", "picture", "force"),
 }
 WIDTHS = [64, 128, 256, 512]
 SMALL = {"model.context": "64", "train.batch_size": "4"}
@@ -58,6 +58,7 @@ VERB = Verb(
         Flag("--compile", "", "for an axis: measure torch.compile too"),
         Flag("--picture", "FILE", "a chart (.png, .pdf or .svg)", target("--picture", picture=True)),
         Flag("--json", "FILE", "all measurements (- for the terminal)", target("--json")),
+        FORCE,
         Flag("--widths", "N,...", f"for coordinates: d_model ({','.join(map(str, WIDTHS))})", _widths),
         Flag("--steps", "N", "for coordinates: optimizer steps (10)", whole("--steps", 10, most=1000)),
         Flag("--seeds", "N", "for coordinates: seeds that are averaged (2)", whole("--seeds", 2, most=100)),
@@ -141,8 +142,8 @@ def _prepare_process() -> None:
 
 def _save_or_show(flags: dict[str, Any], data: Any, show: Any) -> None:
     """Print the tables, or with `--json -` the data; `--json FILE` saves the data too."""
+    from nexus_ablate.report.output_files import write_output
     from nexus_ablate.runs import strict_json
-    from nexus_ablate.runs.files import atomic_write_text
 
     file = flags.get("json")
     if file != Path("-"):
@@ -153,7 +154,7 @@ def _save_or_show(flags: dict[str, Any], data: Any, show: Any) -> None:
     if file == Path("-"):
         sys.stdout.write(text)
     else:
-        atomic_write_text(file, text)
+        write_output(file, text)
 
 
 def _print_table(titles: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:

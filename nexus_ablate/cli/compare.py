@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import sys
 import time
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nexus_ablate import errors
-from nexus_ablate.cli.verb import FULL, Flag, Verb, comma_separated, target
+from nexus_ablate.cli.verb import FORCE, FULL, Flag, Verb, comma_separated, target
 from nexus_ablate.masking import mask
 
 if TYPE_CHECKING:
@@ -33,6 +32,7 @@ OUTPUTS = (
         )
         for name in FORMATS
     ),
+    FORCE,
 )
 
 VERB = Verb(
@@ -68,7 +68,6 @@ VERB = Verb(
 
 def run(dirs: list[str], flags: dict[str, Any]) -> int:
     """Compare, print, and save the requested files."""
-    check_reports(flags)
     if "watch" in flags:
         _watch(dirs, flags)
     comparison = _compare(dirs, flags)
@@ -91,8 +90,8 @@ def _watch(dirs: list[str], flags: dict[str, Any]) -> None:
         ConfigError: There is no file to save the page to.
     """
     from nexus_ablate.execution.run_states import COMING, Watcher, summary
+    from nexus_ablate.report.output_files import write_output
     from nexus_ablate.report.page import html
-    from nexus_ablate.runs.files import atomic_write_text
 
     path = flags.get("html", Path("-"))
     if path == Path("-"):
@@ -106,39 +105,17 @@ def _watch(dirs: list[str], flags: dict[str, Any]) -> None:
             return
         if states != before and any(line.state in ("finished", "diverged") for line in lines):
             text = html(_compare(dirs, flags), shlex.join(["nexus-ablate", *sys.argv[1:]]), RELOAD_SECONDS)
-            atomic_write_text(path, mask(text))
+            write_output(path, mask(text))
             print(f"saved to {errors.printable(str(path), 4096)}: {summary(lines)}", file=sys.stderr, flush=True)
         before = states
         time.sleep(WATCH_SECONDS)
 
 
-def check_reports(flags: dict[str, Any], source: str = "") -> None:
-    """Check that the requested files replace nothing but reports of the same format.
-
-    Args:
-        source: The table that is judged.
-
-    Raises:
-        ConfigError: Two of them are one file, or one exists that is not an older report.
-    """
-    from nexus_ablate.report.exports import WRITTEN
-
-    taken = {Path(source).resolve()}
-    for name in (name for name in FORMATS if flags.get(name, Path("-")) != Path("-")):
-        path = flags[name]
-        fix = f"--{name} {path.stem[:100]}_{name}{path.suffix[:10]}"
-        if path.resolve() in taken:
-            raise errors.ConfigError(f"--{name} names a file that this command reads or writes", str(path), fix)
-        if path.is_file() and not re.search(WRITTEN[name], path.read_text("utf-8", "replace")):
-            raise errors.ConfigError(f"--{name} would replace a file that it has not written", str(path), fix)
-        taken.add(path.resolve())
-
-
 def deliver(comparison: Comparison, flags: dict[str, Any]) -> None:
     """Print, and save the files that `OUTPUTS` ask for."""
     from nexus_ablate.console import open_console
+    from nexus_ablate.report.output_files import write_output
     from nexus_ablate.report.terminal import show_comparison
-    from nexus_ablate.runs.files import atomic_write_text
 
     printed, saved = [], []
     for name in FORMATS:
@@ -146,7 +123,7 @@ def deliver(comparison: Comparison, flags: dict[str, Any]) -> None:
         if path == Path("-"):
             printed.append(name)
         elif path is not None:  # first, so that a reader who closes the pipe (`| head`) has the files
-            atomic_write_text(path, mask(_written(name, comparison)))
+            write_output(path, mask(_written(name, comparison)))
             saved.append(path)
     if not printed:
         show_comparison(comparison, open_console(), "details" in flags, "full" in flags)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nexus_ablate import errors
-from nexus_ablate.cli.verb import Flag, Verb, comma_separated, target
+from nexus_ablate.cli.verb import FORCE, Flag, Verb, comma_separated, target
 from nexus_ablate.masking import mask
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ VERB = Verb(
         Flag("--study", "NAME|DIR,...", "studies by name or directory", comma_separated),
         Flag("--report", "", "save a report of each study too"),
         Flag("--dry-run", "[FILE]", "print or write the specification", target("--dry-run")),
+        FORCE,
     ),
     "Saving a workspace again keeps its URL and overwrites manual changes: copy it first to keep them.",
 )
@@ -59,14 +60,14 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
 
 
 def _write(specification: dict, path: Path) -> int:
+    from nexus_ablate.report.output_files import write_output
     from nexus_ablate.runs import strict_json
-    from nexus_ablate.runs.files import atomic_write_text
 
     text = mask(strict_json(specification, indent=2)) + "\n"
     if path == Path("-"):
         sys.stdout.write(text)
     else:
-        atomic_write_text(path, text)
+        write_output(path, text)
         print(f"saved to {path}", file=sys.stderr)
     return errors.OK
 

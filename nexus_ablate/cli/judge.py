@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from nexus_ablate import errors
-from nexus_ablate.cli.compare import OUTPUTS, check_reports, deliver
+from nexus_ablate.cli.compare import OUTPUTS, deliver
 from nexus_ablate.cli.verb import Flag, Verb, comma_separated, one_of, positive
 
 WANDB = "wandb:"
@@ -78,7 +78,6 @@ def run(sources: list[str], flags: dict[str, Any]) -> int:
     if len(sources) > 1:
         fix = f"nexus-ablate judge {sources[0]}, with a column stratum for several tables in one file"
         raise errors.ConfigError("judge takes one source", " ".join(sources), fix)
-    check_reports(flags, sources[0])
     name, columns = flags.get("endpoint", "val_loss"), flags.get("columns", {})
     if sources[0].startswith(WANDB):
         from nexus_ablate.track.project_runs import runs_on_wandb

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from nexus_ablate import errors
-from nexus_ablate.cli.verb import FULL, Flag, Verb, target
+from nexus_ablate.cli.verb import FORCE, FULL, Flag, Verb, target
 
 if TYPE_CHECKING:
     from nexus_ablate.runs import RunRecord
@@ -23,6 +23,7 @@ VERB = Verb(
     ),
     (
         Flag("--out", "FILE", "where to save the picture (.png, .pdf or .svg)", target("--out", picture=True)),
+        FORCE,
         FULL,
     ),
     "Of two runs the keys that are equal are left out. `follows` lists the values that an `auto` took in one run and "

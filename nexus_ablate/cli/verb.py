@@ -47,6 +47,7 @@ class Flag:
 COLUMNS, WIDEST_TERM = 80, 46
 KINDS = ("runs", "studies", "results", "this machine and W&B")
 OVERRIDES = "KEY=VALUE"
+FORCE = Flag("--force", "", "replace the files that flags name, also those that nexus-ablate has not written")
 FULL = Flag("--full", "", "whole names of the arms, also where a line then wraps")
 
 
@@ -106,6 +107,12 @@ class Verb:
             else:
                 values[flag.key] = value
         self._check_words(words)
+        outputs = {flag.name: values[flag.key] for flag in self.flags if isinstance(values.get(flag.key), Path)}
+        outputs = {name: path for name, path in outputs.items() if path != Path("-")}
+        if outputs:
+            from nexus_ablate.report.output_files import check_outputs
+
+            check_outputs(outputs, words, "force" in values)
         return words, values
 
     def _read_flag(self, argument: str, rest: list[str]) -> tuple[Flag, str]:
@@ -247,7 +254,7 @@ def target(flag: str, picture: bool = False) -> Callable[[str], Path]:
     """A reader of writable files: a picture, or any file; `-`, or no value, is standard output."""
 
     def read(text: str) -> Path:
-        from nexus_ablate.runs.files import PICTURES, check_target
+        from nexus_ablate.report.output_files import PICTURES, check_target
 
         path = Path(text or "-")
         if path != Path("-") or picture:

@@ -14,16 +14,6 @@ from nexus_ablate.runs import strict_json
 if TYPE_CHECKING:
     import pandas
 
-WRITTEN = {
-    "html": r"(?s)\A<!doctype html>.*nexus-ablate",
-    "md": r"(?s)\n## Fairness\n.*\n## Left out\n",
-    "latex": r"\A(% .*\n)*% \\usepackage\{booktabs\}\n",
-    "csv": r"\Astratum,endpoint,|\A(stratum,)?arm,verdict,sentence,",
-    "json": r'(?s)"answer": .*"basis": ',
-    "runs": r"\A(stratum,)?arm,seed,[^\n]*,rate,tokens,seconds(,caution)?\n",
-}
-"""What every file of a format has that this package wrote."""
-
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 """What a spreadsheet takes for the start of a formula."""
 

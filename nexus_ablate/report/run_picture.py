@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from nexus_ablate.console import sparkline
 from nexus_ablate.errors import UserError, printable
 from nexus_ablate.measure.measures import MEASURES
-from nexus_ablate.runs.files import atomic_write
+from nexus_ablate.report.output_files import write_output
 from nexus_ablate.runs.record import RunRecord, read_rows
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def save_figure(figure: Figure, path: Path) -> None:
     """
     drawn = io.BytesIO()
     figure.savefig(drawn, format=path.suffix.removeprefix("."), dpi=130)
-    atomic_write(path, drawn.getvalue())
+    write_output(path, drawn.getvalue())
 
 
 def run_figure(record: RunRecord) -> Figure:

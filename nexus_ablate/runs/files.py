@@ -9,14 +9,13 @@ import math
 import os
 import secrets
 import stat
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from nexus_ablate.errors import CheckpointError, ConfigError, StorageError
 
-PICTURES = (".png", ".pdf", ".svg")
 _MAKE_ROOM = "free some space there or choose another runs_dir"
 _MAKE_WRITABLE = "make it writable or choose another runs_dir"
 _NO_DIRECTORY = "a file is where a directory is needed; choose another runs_dir"
@@ -55,32 +54,6 @@ def refused(error: OSError, problem: str = "", more: str = "") -> StorageError:
     why = LINK if error.errno == errno.ELOOP else error.strerror or type(error).__name__
     problem = problem or f"cannot use {error.filename or 'a file'}"
     return StorageError(problem, why + more, _DISK_FIXES.get(error.errno or 0, _OTHER_FIX))
-
-
-def check_target(flag: str, path: Path, endings: Sequence[str] = ()) -> None:
-    """Check that the file named by a flag can be written, before anything is computed for it.
-
-    Raises:
-        ConfigError: It can't be written.
-    """
-    if endings and path.suffix not in endings:
-        fix = f"{flag} {path.stem[:100] or 'picture'}{endings[0]}"
-        raise ConfigError(f"{flag} takes a file that ends in {', '.join(endings)}", str(path), fix)
-    folder = Path(os.path.realpath(path)).parent
-    if not os.path.isdir(folder):
-        raise ConfigError(f"{flag} names a folder that does not exist", str(path.parent), f"mkdir -p {path.parent}")
-    if os.path.isdir(path):
-        raise ConfigError(f"{flag} takes a file, but this is a directory", str(path), f"{flag} {path / 'NAME'}")
-    if os.path.lexists(path) and os.path.exists(path) and not os.path.isfile(path):
-        raise ConfigError(f"{flag} takes a file, but this is a device or a pipe", str(path), f"{flag} {path.name}.txt")
-    refuse_device_folder(folder)
-    try:
-        os.lstat(path)
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        shorter = f"{flag} {(path.stem[:40] or 'report') + path.suffix[:10]}"
-        raise ConfigError(f"{flag} names a file that cannot be written: {error.strerror}", str(path), shorter) from None
 
 
 def refuse_device_folder(folder: Path) -> None:
