@@ -23,7 +23,6 @@ from nexus_ablate.plain_data import load_yaml
 MOST_RUNS = 10_000
 """Most values of a sweep, and most runs of a multirun: more are a typing error."""
 _HYDRA_VALUES = {
-    "hydra.sweeper.max_batch_size": Constraint("int [1, inf)"),
     "hydra.launcher.n_jobs": Constraint("int (-inf, -1] | int [1, inf)"),
 }
 """Keys of Hydra's plugins for which a wrong value would end in a traceback."""
@@ -41,7 +40,7 @@ def check_overrides(overrides: list[str], sweeps: bool) -> None:
     """
     from hydra.errors import HydraException
 
-    chosen, intervals = default_choices(), searches(overrides)
+    chosen = default_choices()
     parsed, swept = [], []
     typed = {}
     for text in overrides:
@@ -64,9 +63,9 @@ def check_overrides(overrides: list[str], sweeps: bool) -> None:
         if override.is_delete():
             raise ConfigError("nothing can be removed from the configuration", text, f"choose another {name}")
         if name.split(".")[0].split("/")[0] == "hydra":
-            _check_hydra_key(name, _values(override, intervals))
+            _check_hydra_key(name, _values(override))
             continue
-        values = _values(override, intervals)
+        values = _values(override)
         if override.is_add() and not override.is_force_add():
             if name in _known_keys(chosen):
                 raise ConfigError("the key already exists", text, text.lstrip("+"))
@@ -93,7 +92,7 @@ def check_overrides(overrides: list[str], sweeps: bool) -> None:
 def typed_values(overrides: Iterable[str]) -> list[tuple[str, Any]]:
     """Key or group and value of each override without a sweep, in their order, without Hydra's own keys."""
     parsed = map(_parser().parse_override, overrides)
-    pairs = [(override.key_or_group, _values(override, intervals=False)[0]) for override in parsed]
+    pairs = [(override.key_or_group, _values(override)[0]) for override in parsed]
     return [(name, value) for name, value in pairs if re.split("[./]", name)[0] != "hydra"]
 
 
@@ -104,13 +103,8 @@ def _parser() -> Any:
     return OverridesParser.create()
 
 
-def searches(overrides: list[str]) -> bool:
-    """Whether a sweeper of a plugin, such as Optuna's, chooses the values of a multirun one after another."""
-    return any(text.startswith("hydra/sweeper=") and text != "hydra/sweeper=basic" for text in overrides)
-
-
-def _values(override: Any, intervals: bool) -> list[Any]:
-    """The values of an override: several if it is a sweep, and the ends of an interval where the sweeper takes one.
+def _values(override: Any) -> list[Any]:
+    """The values of an override: several if it is a sweep.
 
     Raises:
         ConfigError: A sweep that isn't a list of values, or has none or too many.
@@ -122,8 +116,6 @@ def _values(override: Any, intervals: bool) -> list[Any]:
         if isinstance(sweep, Glob):
             return []
         if isinstance(sweep, IntervalSweep):
-            if intervals:
-                return [sweep.start, sweep.end]
             got, fix = override.input_line, f"{key}={sweep.start},{sweep.end}"
             raise ConfigError("Hydra's basic sweeper takes a list of values, not an interval", got, fix)
         if isinstance(sweep, RangeSweep):
@@ -355,7 +347,7 @@ def _with_meant_value(error: ConfigError, name: str, constraint: Constraint, typ
 
 def _accepts(constraint: Constraint, typed: str) -> bool:
     """Whether a constraint accepts a value as it would be typed."""
-    value = _values(_parser().parse_override(f"key={typed}"), intervals=False)[0]
+    value = _values(_parser().parse_override(f"key={typed}"))[0]
     try:
         constraint.accept("key", value)
     except ConfigError:

@@ -27,6 +27,11 @@ UNEQUAL = 10
 """Factor between the embedding and a branch from which one of them hardly counts in the first block."""
 LEARNED = 0.1
 """Of the way from the loss of a unigram model to 0 (in a synthetic task from guessing to perfect)."""
+UNLEARNED = (
+    "has learned little more than how frequent each token is (its loss is above 0.9 of a unigram model's): nothing can "
+    "be compared with it; try train.steps=auto, and optim.lr=auto"
+)
+"""What to say of a configuration for which `has_learned` is false."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,14 @@ from nexus_ablate.comparison.verdict import CLAIM_SEEDS
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.console import several
 from nexus_ablate.errors import ConfigError
-from nexus_ablate.measure.regime import Regime, check_passes, regime_of, too_short_to_vary_decay
+from nexus_ablate.measure.regime import (
+    UNLEARNED,
+    Regime,
+    check_passes,
+    has_learned,
+    regime_of,
+    too_short_to_vary_decay,
+)
 from nexus_ablate.planning.cores_and_gpus import Places
 from nexus_ablate.planning.cost import Cost, cost_of, measured_speed, seconds_of, text_tokens, vocabulary
 from nexus_ablate.planning.design import ComposedArm, ComposedStudy
@@ -112,7 +119,8 @@ def make_plan(study: ComposedStudy, runs: Runs, where: Places) -> StudyPlan:
     base_config = study.baseline.config
     initial = initial_of(base_config, vocabulary(base_config))
     regimes[study.baseline.name] = replace(regimes[study.baseline.name], initial=initial)
-    lines = [*fairness(study, costs), *_idle(study, regimes), *_passes(study, text), *_code(jobs)]
+    base_jobs = [job for job in runs.claims if job.of == study.baseline.name]
+    lines = [*fairness(study, costs), *_idle(study, regimes), *_learned(base_jobs), *_passes(study, text), *_code(jobs)]
     return StudyPlan(study, arms, states, len(jobs), tuned, total, where, lines, regimes[study.baseline.name], *more)
 
 
@@ -129,6 +137,16 @@ def _idle(study: ComposedStudy, regimes: dict[str, Regime]) -> list[Check]:
     if varied and (why := too_short_to_vary_decay(base, [regimes[name] for name in varied])):
         lines.append(Check("weight decay is varied", WARN, f"{', '.join(varied)}: {why}"))
     return lines
+
+
+def _learned(jobs: list[Job]) -> list[Check]:
+    """A FAIL if the baseline's finished runs have learned nothing, which no arm can be compared with."""
+    summaries = [read_run(job.path).summary or {} for job in jobs if job.state()[0] == "finished"]
+    losses = [summary["val_bpb"] for summary in summaries if summary.get("val_bpb") is not None]
+    unigram = next((summary["unigram_bpb"] for summary in summaries if summary.get("unigram_bpb")), None)
+    if not losses or unigram is None or has_learned(losses, unigram):
+        return []
+    return [Check("baseline", FAIL, f"it {UNLEARNED}")]
 
 
 def _passes(study: ComposedStudy, text: int | None) -> list[Check]:

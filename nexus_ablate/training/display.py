@@ -15,7 +15,7 @@ from typing import Any, TextIO
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.console import open_console, sparkline
 from nexus_ablate.errors import printable
-from nexus_ablate.measure.regime import regime_of
+from nexus_ablate.measure.regime import UNLEARNED, has_learned, regime_of
 from nexus_ablate.runs import read_rows
 from nexus_ablate.runs.lookup import DEFAULT, id_of
 
@@ -232,4 +232,7 @@ def result_facts(summary: dict[str, Any]) -> dict[str, str]:
     for name, line in lines.items():
         with contextlib.suppress(KeyError):
             facts[name] = line()
+    bpb, unigram = summary.get("val_bpb"), summary.get("unigram_bpb")
+    if bpb is not None and unigram and not has_learned([bpb], unigram):
+        facts["warning"] = f"the run {UNLEARNED}"
     return facts
