@@ -1,4 +1,4 @@
-"""The statistics keep their promises: error rates, power, coverage, invariances, and agreement with other sources."""
+"""The statistics keep their promises: agreement with other sources, coverage, invariances, and plans of seeds."""
 
 from __future__ import annotations
 
@@ -6,227 +6,149 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from nexus_ablate.comparison.decision import word
-from nexus_ablate.comparison.results import ArmResult
+from nexus_ablate.comparison.cell import Pairs, judge_cell
 from nexus_ablate.comparison.statistics import (
     detectable_difference,
-    effects,
     failure_p,
+    fewest_failures,
+    half_width,
     interaction,
-    max_t_quantile,
-    max_t_tail,
     mean_interval,
-    residual_variance,
-    robust_spread,
+    seeds_and_text,
     seeds_needed,
-    unlike_noise,
+    sidak,
+    upper_bound,
 )
-from nexus_ablate.comparison.verdict import BETTER, WORSE
-
-ARMS = 8
 
 
-def table(rng, seeds, shift=0.0, noise=1.0, rho=0.5, arms=ARMS):
-    """Losses with standard deviation 1 over seeds; the first arm is `noise` times as noisy in its residual."""
-    scale = np.ones((arms + 1, 1))
-    scale[1] = noise
-    losses = rng.normal(size=(arms + 1, seeds)) * scale * np.sqrt(1 - rho) + rng.normal(size=seeds) * np.sqrt(rho)
-    losses[1:] += shift
-    return losses
+def pair(rng, seeds, shift=0.0, rho=0.5):
+    """Losses of an arm and of the baseline: standard deviation 1 over seeds, 1 of their difference."""
+    losses = rng.normal(size=(2, seeds)) * np.sqrt(1 - rho) + rng.normal(size=seeds) * np.sqrt(rho)
+    return Pairs(losses[1] + shift, losses[0])
 
 
-def words(losses, delta_min=1.0):
-    estimates = effects(losses)[1:]
-    seeds = losses.shape[1]
-    return [word(ArmResult("arm", effect=e, delta_min=delta_min, compared=seeds, runs=seeds)) for e in estimates]
+# ----------------------------------------------------------------------------------------------- the test of a cell
 
 
-def false_claims(tables):
-    return sum(any(w in (BETTER, WORSE) for w in words(losses)) for losses in tables)
-
-
-def samples(few, many):
-    """A small sample in the fast tier, a large one among the slow tests."""
-    return pytest.mark.parametrize("count", [few, pytest.param(many, marks=pytest.mark.slow)])
-
-
-@pytest.mark.parametrize("tails", ["normal", "heavy"])
-@samples((200, 18), (1000, 67))
-def test_null_arms_resampled_from_a_bank_of_seeds_are_rarely_called_different(count, tails):
-    rng = np.random.default_rng(2)
-    bank = rng.normal(3, 0.02, 60) if tails == "normal" else 3 + 0.02 * rng.standard_t(4, 60)
-    tables, accepted = count
-    drawn = (rng.choice(bank, (ARMS + 1, 5), replace=False) for _ in range(tables))
-    assert false_claims(drawn) <= accepted
-
-
-def test_without_the_correction_for_many_arms_the_bank_does_show_false_winners():
-    rng = np.random.default_rng(2)
-    claims = 0
-    for _ in range(200):
-        losses = table(rng, 5)
-        claims += any(stats.ttest_rel(losses[a], losses[0]).pvalue < 0.05 for a in range(1, ARMS + 1))
-    assert claims > 40
-
-
-def test_the_noise_guard_sees_a_noisy_baseline_and_a_noisy_arm_and_seldom_anything_else():
-    rng = np.random.default_rng(4)
-    calm = sum(bool(unlike_noise(table(rng, 5))) for _ in range(300))
-    assert calm <= 0.13 * 300  # two tests at 5%
-    noisy = [unlike_noise(table(rng, 8, noise=5.0)) for _ in range(50)]
-    assert sum(1 in rows for rows in noisy) >= 48
-    assert sum(0 in unlike_noise(table(rng, 8, noise=5.0)[[1, 0, *range(2, ARMS + 1)]]) for _ in range(50)) >= 48
-
-
-def test_the_noise_guard_is_the_f_test_of_what_a_row_adds_to_the_residual_sum_of_squares():
-    """In the complete table: an arm minus the mean of the others, against the others' residual."""
-    losses = table(np.random.default_rng(5), 6, noise=4.0)
-    others = np.delete(losses, 1, 0)
-    own = (losses[1] - others.mean(0)).var(ddof=1) / (1 + 1 / len(others))
-    p = stats.f.sf(own / residual_variance(others)[0], 5, 5 * (len(others) - 1))
-    assert unlike_noise(losses)[1] == pytest.approx(p)
-
-
-def test_under_unlike_noise_each_arm_is_its_own_paired_t_test_at_the_sidak_level():
-    losses = table(np.random.default_rng(6), 8, noise=6.0)
-    estimate = effects(losses)[2]
-    expected = stats.ttest_rel(losses[2], losses[0])
-    interval = expected.confidence_interval(0.95 ** (1 / ARMS))
-    assert estimate is not None and estimate.alone and estimate.df == 7
-    assert (estimate.low, estimate.high) == pytest.approx((interval.low, interval.high))
-    assert estimate.p == pytest.approx(1 - (1 - expected.pvalue) ** ARMS)
-
-
-def test_a_mean_difference_of_exactly_zero_is_the_least_surprising_of_all():
-    differences = np.array([[0.0, 0.0, 0.0, 0.0], [0.0, 0.001, 0.0, 0.001], [0.5, -0.5, 0.25, -0.25]])
-    _, _, effect = effects(2.0 + differences)
-    assert effect is not None
-    assert effect.alone
-    assert (effect.delta, effect.p) == (0.0, 1.0)
-
-
-def test_one_outlying_run_does_not_move_the_robust_spread_and_it_agrees_with_the_residual():
-    rng = np.random.default_rng(7)
-    calm, hit, plain = [], [], []
-    for _ in range(200):
-        losses = table(rng, 5, arms=3)
-        plain.append(np.sqrt(residual_variance(losses)[0]))
-        calm.append(robust_spread(losses))
-        losses[0, 0] += 8
-        hit.append(robust_spread(losses))
-    assert np.mean(calm) == pytest.approx(np.mean(plain), rel=0.1)
-    assert np.mean(hit) < 1.5 * np.mean(calm)
-    assert robust_spread(losses[:1]) is None and robust_spread(losses[:, :1]) is None
-
-
-@samples(200, 2000)
-def test_the_intervals_of_all_arms_hold_the_truth_together_in_94_percent(count):
-    rng = np.random.default_rng(6)
-    held = sum(
-        all(e is not None and e.low <= 0.7 <= e.high for e in effects(table(rng, 5, 0.7))[1:]) for _ in range(count)
-    )
-    assert held >= 0.94 * count
-
-
-# --------------------------------------------------------------------------------------------------- invariances
+@pytest.mark.parametrize("seeds", [2, 3, 5, 20])
+def test_a_cell_is_the_paired_t_test_at_its_level(seeds):
+    pairs = pair(np.random.default_rng(seeds), seeds, shift=0.8)
+    effect = judge_cell(pairs, 0.01)
+    expected = stats.ttest_rel(pairs.arm, pairs.baseline)
+    interval = expected.confidence_interval(0.99)
+    assert effect.p == pytest.approx(expected.pvalue, abs=1e-10)
+    assert (effect.low, effect.high) == pytest.approx((interval.low, interval.high), rel=1e-10)
+    assert (effect.n, effect.df, effect.level) == (seeds, seeds - 1, 0.01)
 
 
 def test_swapping_arm_and_baseline_negates_the_difference():
-    losses = table(np.random.default_rng(8), 6, arms=1)
-    (_, there), (_, back) = effects(losses), effects(losses[::-1])
-    assert there is not None and back is not None
+    pairs = pair(np.random.default_rng(8), 6)
+    there, back = judge_cell(pairs, 0.05), judge_cell(Pairs(pairs.baseline, pairs.arm), 0.05)
     assert there.delta == -back.delta and there.p == pytest.approx(back.p)
     assert there.low == pytest.approx(-back.high)
 
 
-def test_the_order_of_arms_and_seeds_changes_nothing():
-    rng = np.random.default_rng(9)
-    losses = table(rng, 5, shift=0.5)
-    arms, seeds = rng.permutation(ARMS) + 1, rng.permutation(5)
-    actual, expected = effects(losses), effects(losses[[0, *arms]][:, seeds])
-    for place, arm in enumerate(arms, 1):
-        a, b = actual[arm], expected[place]
-        assert a is not None and b is not None
-        assert (a.delta, a.low, a.high, a.p) == pytest.approx((b.delta, b.low, b.high, b.p), rel=1e-10)
+def test_missing_runs_leave_the_pairs_that_are_there():
+    pairs = pair(np.random.default_rng(12), 6)
+    arm = np.where(np.arange(6) == 4, np.nan, pairs.arm)
+    effect = judge_cell(Pairs(arm, pairs.baseline), 0.05)
+    assert effect.n == 5 and effect.delta == pytest.approx(np.delete(pairs.arm - pairs.baseline, 4).mean())
 
 
-def test_one_more_arm_changes_no_difference():
-    losses = table(np.random.default_rng(10), 5)
-    for fewer, more in zip(effects(losses[:-1]), effects(losses), strict=False):
-        assert fewer is None or (more is not None and fewer.delta == more.delta)
+NO_TEST = [
+    (np.ones(5), np.ones(5), "equal values"),
+    (np.array([1.0, np.nan]), np.array([2.0, 1.0]), "one pair"),
+    (np.full(3, np.nan), np.ones(3), "no pair"),
+]
 
 
-def test_a_copy_of_an_arm_is_no_further_arm():
-    losses = table(np.random.default_rng(11), 5)
-    assert effects(np.vstack([losses, losses[-1]]))[:-1] == effects(losses)
+@pytest.mark.parametrize(("arm", "baseline", "reason"), NO_TEST, ids=[row[-1] for row in NO_TEST])
+def test_nothing_is_tested_where_nothing_varies_or_one_pair_is_left(arm, baseline, reason):
+    assert judge_cell(Pairs(arm, baseline), 0.05) is None
 
 
-def test_equal_losses_are_no_test():
-    losses = np.ones((2, 5))
-    assert effects(losses) == [None, None]
+def test_rounded_values_are_no_less_noisy_than_rounding_made_them():
+    arm, baseline = np.array([1.1, 1.1, 1.1]), np.array([1.0, 1.0, 1.0])
+    assert judge_cell(Pairs(arm, baseline, step=0.1), 0.05).se == pytest.approx(0.1 / np.sqrt(6 * 3))
+    assert judge_cell(Pairs(arm, baseline), 0.05).se < 1e-15, "the control"
 
 
-def test_missing_cells_leave_the_pairs_that_are_there():
-    losses = table(np.random.default_rng(12), 6)
-    losses[2, 4] = np.nan
-    estimate = effects(losses)[2]
-    assert estimate is not None and estimate.n == 5
-    assert estimate.delta == pytest.approx(np.delete(losses[2] - losses[0], 4).mean())
-
-
-# --------------------------------------------------------------------------------------- agreement with others
-
-
-def test_one_arm_is_the_paired_t_test():
-    rng = np.random.default_rng(13)
-    for seeds in (2, 3, 5, 20):
-        losses = table(rng, seeds, shift=0.8, arms=1)
-        estimate = effects(losses)[1]
-        expected = stats.ttest_rel(losses[1], losses[0])
-        assert estimate is not None
-        assert estimate.p == pytest.approx(expected.pvalue, abs=1e-10)
-        interval = expected.confidence_interval(0.95)
-        assert (estimate.low, estimate.high) == pytest.approx((interval.low, interval.high), rel=1e-10)
-
-
-@pytest.mark.parametrize(
-    ("df", "published"),
-    [  # Dunnett 1964, Biometrics 20: two-sided, 5%, k = 1 to 9
-        (5, (2.57, 3.03, 3.29, 3.48, 3.62, 3.73, 3.82, 3.90, 3.97)),
-        (10, (2.23, 2.57, 2.76, 2.89, 2.99, 3.07, 3.14, 3.19, 3.24)),
-        (20, (2.09, 2.38, 2.54, 2.65, 2.73, 2.80, 2.86, 2.90, 2.95)),
-        (60, (2.00, 2.27, 2.41, 2.51, 2.58, 2.64, 2.69, 2.73, 2.77)),
-    ],
-)
-def test_quantiles_are_dunnett_s(df, published):
-    result = [max_t_quantile(0.05, k, df) for k in range(1, 10)]
-    assert result == pytest.approx(published, rel=0.005)
-
-
-def test_the_quadrature_agrees_with_the_multivariate_t():
-    k, df, t = 3, 9, 2.4
-    shape = np.full((k, k), 0.5) + 0.5 * np.eye(k)
-    inside = stats.multivariate_t(shape=shape, df=df, seed=0).cdf(np.full(k, t), lower_limit=np.full(k, -t))
-    assert max_t_tail(t, k, df) == pytest.approx(1 - inside, abs=2e-4)
-    assert max_t_tail(t, 1, df) == pytest.approx(2 * stats.t.sf(t, df), rel=1e-12)
-
-
-def test_detectable_differences_are_those_of_the_paired_t_test():
-    result = [detectable_difference(1 / np.sqrt(2), n) for n in (3, 4, 5, 6, 8, 10, 20)]
-    assert result == pytest.approx([3.3, 2.1, 1.7, 1.4, 1.2, 1.0, 0.67], abs=0.05)  # in SDs of the difference
-
-
-def test_the_seeds_that_are_named_do_show_the_difference_and_one_fewer_does_not():
-    needed = seeds_needed(0.5, 1.0, 8)
-    assert needed is not None
-    assert detectable_difference(1.0, needed, 8) <= 0.5 < detectable_difference(1.0, needed - 1, 8)
-    assert seeds_needed(1e-9, 1.0) is None
+def test_the_levels_of_all_comparisons_multiply_to_the_level_of_the_table():
+    for comparisons in (1, 8, 24):
+        assert 1 - (1 - sidak(0.04, comparisons)) ** comparisons == pytest.approx(0.04)
 
 
 def test_failures_are_counted_by_barnard_s_exact_test():
     result = [failure_p(n, 5, 0, 5) for n in (5, 4, 3)]
     assert result == pytest.approx([2 / 2**10, 0.0215, 0.058], abs=1e-3)
     assert failure_p(0, 5, 0, 5) == failure_p(5, 5, 5, 5) == 1.0
+    assert (fewest_failures(5, 0.01), fewest_failures(5, sidak(0.01, 8)), fewest_failures(8, 0.01)) == (5, None, 5)
+
+
+# --------------------------------------------------------------------------------------------------- seeds and text
+
+
+def crossed(rng, n, blocks, seed_sd, block_sd, rest_sd):
+    """Differences (n, blocks) whose truth is 0: a part of the seed, one of the block, and a rest."""
+    parts = rng.normal(0, seed_sd, (n, 1)), rng.normal(0, block_sd, blocks), rng.normal(0, rest_sd, (n, blocks))
+    return parts[0] + parts[1] + parts[2]
+
+
+@pytest.mark.parametrize("n", [5, 8, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("sds", [(1, 0, 1), (1, 1, 1), (0.1, 1, 1), (0.1, 3, 0.5)], ids=str)
+def test_intervals_over_seeds_and_text_hold_the_truth_and_those_over_seeds_alone_do_not(n, sds):
+    rng, shares, tables = np.random.default_rng(n), np.full(30, 1 / 30), 400
+    held = alone = 0
+    for _ in range(tables):
+        differences = crossed(rng, n, 30, *sds)
+        by_seed = differences @ shares
+        pairs = Pairs(by_seed, np.zeros(n), by_block=differences, shares=shares)
+        effect = judge_cell(pairs, 0.05)
+        held += effect.low <= 0 <= effect.high
+        interval = judge_cell(Pairs(by_seed, np.zeros(n)), 0.05)
+        alone += interval.low <= 0 <= interval.high
+    assert held >= 0.93 * tables - 2 * (0.05 * 0.95 * tables) ** 0.5
+    if sds[1] >= 10 * sds[0]:
+        assert alone < 0.75 * tables, "the control"
+
+
+def test_the_two_way_error_is_that_of_a_crossed_layout_by_hand():
+    rng = np.random.default_rng(3)
+    differences = crossed(rng, 6, 40, 1, 0.5, 2)
+    se, df, text_se = seeds_and_text(differences, np.full(40, 1 / 40))
+    rows, columns, mean = differences.mean(1), differences.mean(0), differences.mean()
+    residual = ((differences - rows[:, None] - columns + mean) ** 2).sum() / (5 * 39)
+    over_seeds, over_text = rows.var(ddof=1) / 6, columns.var(ddof=1) / 40
+    variance = max(over_seeds + over_text - residual / 240, over_seeds, over_text)
+    assert (se, text_se) == pytest.approx((variance**0.5, over_text**0.5))
+    assert df == pytest.approx(variance**2 / (over_seeds**2 / 5 + over_text**2 / 39))
+
+
+def test_below_thirty_blocks_the_error_over_text_is_shown_and_not_counted():
+    rng = np.random.default_rng(4)
+    for blocks, counted in ((29, False), (30, True)):
+        differences = crossed(rng, 5, blocks, 0.1, 3, 1)
+        shares = np.full(blocks, 1 / blocks)
+        effect = judge_cell(Pairs(differences @ shares, np.zeros(5), by_block=differences, shares=shares), 0.05)
+        assert effect.counts_text is counted and effect.text_se > effect.seed_se
+        assert (effect.se == effect.seed_se) is not counted
+
+
+# --------------------------------------------------------------------------------------------------- seed planning
+
+
+def test_detectable_differences_are_those_of_the_paired_t_test():
+    result = [detectable_difference(1.0, n, 0.05) for n in (3, 4, 5, 6, 8, 10, 20)]
+    assert result == pytest.approx([3.3, 2.1, 1.7, 1.4, 1.2, 1.0, 0.67], abs=0.05)  # in SDs of the difference
+    assert half_width(1.0, 5, 0.05) == pytest.approx(stats.t.ppf(0.975, 4) / 5**0.5)
+
+
+def test_the_seeds_that_are_named_do_show_the_difference_and_one_fewer_does_not():
+    needed = seeds_needed(0.5, 1.0, 0.005)
+    assert needed is not None
+    assert detectable_difference(1.0, needed, 0.005) <= 0.5 < detectable_difference(1.0, needed - 1, 0.005)
+    assert seeds_needed(1e-9, 1.0, 0.05) is None
+    assert seeds_needed(0.5, 0.1, 0.05, text_se=0.5) is None, "no seed makes the error over text smaller"
 
 
 def test_planning_with_the_upper_bound_reaches_its_power_where_the_point_estimate_falls_short():
@@ -236,9 +158,8 @@ def test_planning_with_the_upper_bound_reaches_its_power_where_the_point_estimat
     def reached(bound):
         powers = []
         for _ in range(200):
-            estimate = effects(table(rng, 5, arms=1))[1]
-            assert estimate is not None
-            seeds = seeds_needed(1.0, estimate.spread_bound if bound else estimate.spread) or 1000
+            spread = judge_cell(pair(rng, 5), 0.05).spread
+            seeds = seeds_needed(1.0, upper_bound(spread, 4) if bound else spread, 0.05) or 1000
             df, se = seeds - 1, 1 / np.sqrt(seeds)
             powers.append(stats.nct.sf(stats.t.ppf(0.975, df), df, 1 / se))
         return np.mean(powers)
@@ -246,9 +167,12 @@ def test_planning_with_the_upper_bound_reaches_its_power_where_the_point_estimat
     assert reached(bound=True) >= 0.8 > reached(bound=False) + 0.02
 
 
+# ------------------------------------------------------------------------------------------------ beside the test
+
+
 def test_an_interaction_is_found_where_two_changes_help_one_another():
     rng = np.random.default_rng(14)
-    losses = table(rng, 8, rho=0.9, arms=3)
+    losses = rng.normal(size=(4, 8)) * 0.3 + rng.normal(size=8)
     additive = losses + np.array([[0], [-1], [-1], [-2]])
     result = interaction(additive[3], additive[1], additive[2], additive[0], 1)
     assert result is not None and result.low < 0 < result.high

@@ -73,7 +73,7 @@ def test_arms_have_one_row_each_with_the_numbers_of_the_comparison(study):
     )
     assert frame.loc["norm=layer", "delta"] == pytest.approx(-0.09)
     assert frame.loc["norm=layer", "verdict"] == str(result.results[1].verdict)
-    assert frame.loc["norm=t5", "verdict"].startswith("preliminary: ")
+    assert frame.loc["norm=t5", "verdict"].startswith("TOO FEW SEEDS")
     assert frame.loc["baseline", ["delta", "low", "p"]].isna().all()
     assert frame.loc["norm=t5", "act/resid/kurtosis_token"] == pytest.approx(3 + 6.16 / 3)
 

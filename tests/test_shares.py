@@ -8,6 +8,7 @@ import pytest
 from nexus_ablate.comparison.endpoint import AT_CEILING, AT_CHANCE, Endpoint
 from nexus_ablate.comparison.judging import ResultTable, judge_table
 from nexus_ablate.comparison.terms import Terms
+from nexus_ablate.comparison.text_sample import TextDifferences
 from nexus_ablate.comparison.verdict import BETTER, DIFFERENT, SATURATED, WORSE
 from nexus_ablate.measure.measures import MEASURES, find
 
@@ -38,6 +39,8 @@ def judged(shares, items=ITEMS, chance=CHANCE, endpoint=ACCURACY):
         begun=[set() for _ in range(arms)],
         at_shared_lr=[None] * arms,
         saturated=saturated,
+        texts=[TextDifferences()] * arms,
+        is_early=[False] * arms,
     )
     return [arm.verdict for arm in judge_table(results, Terms(endpoint=endpoint)).results[1:]]
 

@@ -108,14 +108,6 @@ def test_a_study_without_any_result_is_refused(tmp_path, capsys, monkeypatch):
     assert "no run here has a result yet" in capsys.readouterr().err
 
 
-def test_a_ladder_without_all_its_sizes_has_no_multipliers(tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    strata(tmp_path, "shallow", rungs=(2, 3))
-    assert cli.main(["compare", "runs/depth"]) == 0
-    printed = capsys.readouterr().out
-    assert "compute multipliers are read when every size has results" in printed and "x1" not in printed
-
-
 def test_the_plan_of_every_stratum_is_on_disk_before_the_first_run(tiny_run, tmp_path, monkeypatch):
     from nexus_ablate.execution import launch
 

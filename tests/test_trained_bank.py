@@ -12,19 +12,15 @@ import numpy as np
 import pytest
 
 from nexus_ablate import compare, compose, train
-from nexus_ablate.comparison.decision import word
-from nexus_ablate.comparison.results import ArmResult
-from nexus_ablate.comparison.statistics import effects
+from nexus_ablate.comparison.judging import judge_losses
+from nexus_ablate.comparison.terms import Terms
 from nexus_ablate.comparison.verdict import BETTER, WORSE
 
 BANK = json.loads((Path(__file__).parent / "bank.json").read_text())
 
 
-def words(losses, delta_min=0.001):
-    seeds = losses.shape[1]
-    return [
-        word(ArmResult("arm", effect=e, delta_min=delta_min, compared=seeds, runs=seeds)) for e in effects(losses)[1:]
-    ]
+def words(losses):
+    return [result.word for result in judge_losses(losses, Terms()).results[1:]]
 
 
 @pytest.mark.parametrize(("tables", "accepted"), [(200, 18), pytest.param(1000, 67, marks=pytest.mark.slow)])

@@ -8,15 +8,18 @@ import numpy as np
 import pytest
 
 from nexus_ablate.comparison import verdict as v
-from nexus_ablate.comparison.decision import decide, seeds_to_decide
+from nexus_ablate.comparison.cell import Pairs, judge_cell
+from nexus_ablate.comparison.decision import decide, seeds_to_differ, seeds_to_equal
 from nexus_ablate.comparison.results import ArmResult
-from nexus_ablate.comparison.statistics import Interval, effects
+from nexus_ablate.comparison.statistics import Interval
 from nexus_ablate.comparison.terms import Terms
 
 
 def effect(shift, seeds=5, noise=0.1):
     rng = np.random.default_rng(0)
-    return effects(np.vstack([np.zeros(seeds), shift + noise * rng.normal(size=seeds)]) + rng.normal(size=seeds))[1]
+    differences = shift + noise * rng.normal(size=seeds)
+    baseline = rng.normal(size=seeds)
+    return judge_cell(Pairs(baseline + differences, baseline), 0.05)
 
 
 def result(failed=0, how="exploded", **values):
@@ -30,6 +33,7 @@ def verdict(terms=Terms(), **values):  # noqa: B008
     return decide(result(**values), terms)
 
 
+COUNTED = {"compared": 7, "runs": 8, "baseline_runs": 8}
 NARROW, WIDE = effect(0.0, noise=0.1), effect(0.1, noise=1.0)
 REACH = max(-NARROW.low, NARROW.high)
 WORDS = [
@@ -38,16 +42,26 @@ WORDS = [
     ({"is_identical": True, "failed": 5}, v.IDENTICAL, "equal runs are equal, also where they fail"),
     ({"effect": None, "failed": 5, "compared": 0}, v.DIVERGED, "all fail, the baseline trains"),
     ({"effect": None, "failed": 5, "baseline_failed": 5, "compared": 0}, v.INCONCLUSIVE, "neither trains"),
-    ({"failed": 4, "compared": 1}, v.UNSTABLE, "four of five fail: p = 0.02"),
-    ({"failed": 1, "compared": 4}, v.BETTER, "one of five fails: p = 0.5"),
+    ({"failed": 7, "compared": 1, "runs": 8, "baseline_runs": 8}, v.UNSTABLE, "seven of eight fail: p < 0.001"),
+    ({"failed": 4, "compared": 1}, v.TOO_FEW_SEEDS, "four of five fail: p = 0.02, and one pair is left"),
+    ({"failed": 1, "compared": 7, "runs": 8, "baseline_runs": 8}, v.INCONCLUSIVE, "better where it trains"),
+    ({"failed": 1, **COUNTED, "effect_with_failures": effect(-0.8)}, v.BETTER, "better also with the failure"),
+    ({"failed": 1, **COUNTED, "effect_with_failures": effect(0.0)}, v.INCONCLUSIVE, "not better with the failure"),
+    ({"failed": 1, **COUNTED, "effect": effect(1.0)}, v.WORSE, "worse where it trains is worse"),
+    ({"failed": 1, **COUNTED, "baseline_failed": 2}, v.BETTER, "the baseline fails more often"),
+    ({"unfair": ["learned"]}, v.NOT_COMPARABLE, "the baseline has learned nothing"),
+    ({"unfair": ["learned"], "effect": None, "baseline_failed": 5, "compared": 0}, v.BETTER, "it does not even train"),
     ({"effect": None, "baseline_failed": 5, "compared": 0}, v.BETTER, "trains where the baseline fails"),
     ({}, v.BETTER, "the interval lies below 0"),
     ({"effect": effect(1.0)}, v.WORSE, "the interval lies above 0"),
     ({"effect": effect(0.0, noise=0.01)}, v.EQUIVALENT, "the interval lies inside the margin"),
     ({"effect": NARROW, "delta_min": 1.01 * REACH}, v.EQUIVALENT, "inside by a hair"),
     ({"effect": NARROW, "delta_min": 0.99 * REACH}, v.INCONCLUSIVE, "beyond by a hair, though a 90% interval is not"),
+    ({"effect": NARROW, "delta_min": 0.0}, v.INCONCLUSIVE, "no margin is declared"),
     ({"effect": effect(0.3, noise=1.0)}, v.INCONCLUSIVE, "the interval holds 0"),
-    ({"effect": None, "compared": 1, "runs": 1, "differences": [-3.0]}, v.INCONCLUSIVE, "one pair has no noise"),
+    ({"effect": None, "compared": 1, "runs": 1, "differences": [-3.0]}, v.TOO_FEW_SEEDS, "one pair has no noise"),
+    ({"effect": effect(-1.0, 4), "compared": 4, "runs": 4}, v.TOO_FEW_SEEDS, "four pairs"),
+    ({"effect": None, "failed": 4, "runs": 4, "baseline_runs": 4, "compared": 0}, v.TOO_FEW_SEEDS, "p = 0.008 at four"),
 ]
 
 
@@ -57,10 +71,9 @@ def test_the_first_word_that_fits_is_the_verdict(values, word, reason):
 
 
 WHOLE = [
-    ({"effect": None, "compared": 1, "runs": 1, "differences": [-3.0]}, "preliminary: INCONCLUSIVE", "one seed"),
-    ({"effect": effect(-1.0, 3), "compared": 3}, "preliminary: BETTER", "three seeds"),
-    ({"effect": effect(-1.0, 4), "compared": 4}, "preliminary: BETTER", "four seeds"),
     ({}, "BETTER", "five seeds"),
+    ({"is_early": True}, "BETTER (early training)", "fewer than 10 tokens per parameter"),
+    ({"is_early": True, "failed": 5, "compared": 0, "effect": None}, "DIVERGED (early training)", "the same"),
     ({"delta_min": 5.0}, "BETTER (below the threshold that matters)", "shown, but too small to matter"),
     ({"at_shared_lr": Interval(0.5, None, None, 5)}, "BETTER (depends on LR)", "the other sign at the shared rate"),
     ({"at_shared_lr": Interval(-0.5, None, None, 5)}, "BETTER", "the same sign at the shared rate"),
@@ -75,20 +88,24 @@ def test_a_verdict_says_what_qualifies_it(values, text, reason):
     assert str(verdict(**values)) == text
 
 
-NEEDED = seeds_to_decide(WIDE, result(effect=WIDE))
+NEEDED = seeds_to_differ(WIDE), seeds_to_equal(WIDE, 0.6)
 SENTENCES = [
     ({"effect": NARROW, "delta_min": 0.99 * REACH}, f"{NARROW.low:+.4f} to {NARROW.high:+.4f}", "the interval shown"),
     ({"effect": None, "compared": 1, "runs": 1, "differences": [-3.0]}, "one pair differs by -3.0000", "one pair"),
-    ({"effect": WIDE}, f"about {NEEDED} seeds would decide an effect of this size", "seeds that this effect needs"),
-    ({"effect": WIDE}, "±0.3000 needs about", "seeds that the margin needs"),
+    ({}, "ends 0.9", "the difference in the unit of the loss"),
+    ({}, " nats per token lower (", "its side and interval"),
+    ({}, "), at 5 of 5 seeds", "the seeds that agree"),
+    ({"effect": WIDE, "delta_min": 0.6}, f"{NEEDED[0] - 5} decide whether it is better", "seeds for a difference"),
+    ({"effect": WIDE, "delta_min": 0.6}, f"{NEEDED[1] - 5} more seeds show that it is equivalent", "for equivalence"),
     (
-        {"effect": WIDE, "terms": Terms(place="mine")},
-        f"(nexus-ablate study mine --add-seeds {NEEDED - 5})",
+        {"effect": WIDE, "delta_min": 0.6, "terms": Terms(place="mine")},
+        f"(nexus-ablate study mine --add-seeds {min(NEEDED) - 5})",
         "the command",
     ),
     (
         {"failed": 4, "how": "non-finite", "compared": 1},
-        "fails to train at 4 of 5 seeds (non-finite), the baseline at 0 of 5 (Barnard's exact test, p = 0.021)",
+        "fails to train at 4 of 5 seeds (non-finite), the baseline at 0 of 5 (Barnard's exact test, p = 0.021; a word "
+        "needs p < 0.01)",
         "failures come with their test",
     ),
 ]
@@ -100,11 +117,11 @@ def test_a_sentence_says_what_decided(values, part, reason):
 
 
 def test_a_smaller_effect_needs_more_seeds_and_one_close_to_zero_is_decided_as_equivalent():
-    few = seeds_to_decide(effect(0.9, noise=0.8), result())
-    many = seeds_to_decide(effect(0.5, noise=0.8), result())
+    few = seeds_to_differ(effect(0.9, noise=0.8))
+    many = seeds_to_differ(effect(0.5, noise=0.8))
     assert few is not None and many is not None and few < many
     zero = dataclasses.replace(effect(0.2, noise=0.3), delta=0.0)
-    assert seeds_to_decide(zero, result()) is not None
+    assert seeds_to_equal(zero, 0.3) is not None and seeds_to_equal(zero, 0.0) is None
 
 
 def test_every_word_has_a_meaning():

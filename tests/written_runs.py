@@ -71,6 +71,7 @@ class Writer:
         env: dict[str, Any] | None = None,
         train_noise: str = "",
         windows: int = 16,
+        blocks: int = 8,
         text: tuple[float, ...] = (0.0,),
         started: str = NOW,
         batch: float = 1.0,
@@ -81,7 +82,7 @@ class Writer:
             loss: Final validation loss; every curve is a function of it and of `train_noise`.
             stream: Seed of batches and initial values where it is not the run's own.
             shape: Changes the hash of every initial value, as another width does.
-            windows: Rows of evaluation.jsonl, in 8 blocks of one length; 0: no such file.
+            windows: Rows of evaluation.jsonl, in blocks of one length; 0: no such file.
             text: What is added to the losses of the blocks in turn, less their mean.
             batch: Tokens of a step, relative to those of other runs.
         """
@@ -121,7 +122,7 @@ class Writer:
             }  # fmt: skip
             write_json(path / "summary.json", figures | (summary or {}))
             if windows:
-                (path / "evaluation.jsonl").write_text(evaluation_rows(windows, rows[-1]["val/loss"], text))
+                (path / "evaluation.jsonl").write_text(evaluation_rows(windows, rows[-1]["val/loss"], text, blocks))
         self.paths.append(path)
         return path
 
@@ -178,10 +179,10 @@ def unsealed(path: Path) -> Path:
     return path
 
 
-def evaluation_rows(windows: int, loss: float, text: tuple[float, ...]) -> str:
-    """evaluation.jsonl of 8 blocks with a gap of 1000 tokens before each: noise common to all runs, and `text`."""
-    block = np.arange(windows) * 8 // windows
-    losses = np.random.default_rng(0).normal(0, 0.3, windows) + np.resize(text, 8)[block]
+def evaluation_rows(windows: int, loss: float, text: tuple[float, ...], blocks: int = 8) -> str:
+    """evaluation.jsonl of some blocks with a gap of 1000 tokens before each: noise common to all runs, and `text`."""
+    block = np.arange(windows) * blocks // windows
+    losses = np.random.default_rng(0).normal(0, 0.3, windows) + np.resize(text, blocks)[block]
     losses += loss - losses.mean()
     rows = (
         {"block": int(b), "offset": 8 * i + 1000 * int(b), "tokens": 8, "loss": float(value)}

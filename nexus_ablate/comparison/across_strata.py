@@ -12,7 +12,6 @@ from nexus_ablate.comparison.arms import NoResult
 from nexus_ablate.comparison.claim import judge_claim
 from nexus_ablate.comparison.ladder import read_ladder, with_worth
 from nexus_ablate.comparison.results import ArmResult, Change, Comparison, Stratum
-from nexus_ablate.comparison.scaling import over_rungs
 from nexus_ablate.comparison.statistics import Interval, mean_interval
 from nexus_ablate.comparison.terms import read_terms
 from nexus_ablate.comparison.within_stratum import compare_stratum
@@ -64,10 +63,9 @@ def compare(
         ladder = read_ladder([tokens])
         for stratum in strata:
             with_worth(stratum, ladder)
-    scaling = [] if missing else over_rungs(strata)
     whole = _study_left_out(paths, studies[0])
     claim = None if whole else judge_claim(strata, bool(missing))
-    return Comparison(name, strata, changes(strata), claim, scaling, missing, whole)
+    return Comparison(name, strata, changes(strata), claim, missing, whole)
 
 
 def _study_left_out(paths: list[Path], study: Study) -> str:
@@ -91,11 +89,14 @@ def changes(strata: list[Stratum]) -> list[Change]:
         rows = [by_arm.get(arm) for by_arm in results]
         present = [row for row in rows if row is not None]
         first, last = present[0], present[-1]
-        change, agree = None, None
+        change, agree, order = None, None, ""
         if len(present) > 1:
             change = _change(first, last)
-            agree = len({row.effect.delta > 0 for row in present if row.effect}) == 1
-        across.append(Change(arm, rows, first.stratum, last.stratum, change, agree))
+            deltas = np.array([row.effect.delta for row in present if row.effect])
+            agree = len({*(deltas > 0)}) == 1
+            steps = np.diff(deltas)
+            order = "rises" if (steps > 0).all() else "falls" if (steps < 0).all() else ""
+        across.append(Change(arm, rows, first.stratum, last.stratum, change, agree, order))
     return across
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from nexus_ablate.comparison.arms import Arm
 from nexus_ablate.comparison.differences import differing
+from nexus_ablate.comparison.load import Trained
 from nexus_ablate.config.options import COMMON_KEYS, LATER
-from nexus_ablate.measure.regime import InitialSignal, Regime, regime_from, too_short_to_vary_decay
+from nexus_ablate.measure.regime import EARLY, InitialSignal, Regime, regime_from, too_short_to_vary_decay
 
 VARY_DECAY = {"weight_decay", "optim.decay"}
 
@@ -45,3 +47,22 @@ def _regime(arm: Arm) -> Regime | None:
     initial = InitialSignal(**figures) if figures else None
     text = int(text) if text else None
     return regime_from(weight_decay, optim, int(params), int(tokens), int(steps), text, initial)
+
+
+def is_early(arm: Arm, baseline: Arm) -> bool:
+    """Whether the baseline's budget is below EARLY for each parameter in the blocks of either."""
+    tokens = baseline.mean("tokens")
+    params = [block_parameters(run) for each in (arm, baseline) for run in list(each.runs.values())[:1]]
+    return tokens is not None and bool(params) and tokens < EARLY * max(params)
+
+
+def block_parameters(run: Trained) -> float:
+    """Parameters of a run's blocks that a token passes through: of a mixture of experts, its active ones."""
+    ffn = run.config.get("ffn") or {}
+    active = ffn["active"] / ffn["experts"] if ffn.get("active") and ffn.get("experts") else 1.0
+    total = 0.0
+    for name, (_, shape) in run.init.items():
+        if name.startswith("blocks.") and shape is not None:
+            is_experts = ".ffn." in name and len(shape) == 3
+            total += math.prod(shape) * (active if is_experts else 1.0)
+    return total

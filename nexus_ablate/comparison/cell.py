@@ -1,68 +1,161 @@
-"""The test of a cell: all arms against the baseline on one endpoint in one stratum.
+"""The test of a cell: one arm against the baseline on one endpoint in one stratum.
 
-The methods are in `statistics`. What they need of a table, and what they say of it, passes through `judge_cell` alone.
+What a test needs of two arms, and what it says of them, passes through `judge_cell` alone.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from nexus_ablate.comparison.statistics import (
     Array,
-    Effect,
-    effects,
-    robust_spread,
-    robust_spread_of_runs,
-    unlike_noise,
-    unpaired_effects,
+    correlation,
+    noncentrality,
+    seeds_and_text,
+    t_quantile,
+    t_tail,
+    upper_bound,
+    welch,
 )
+
+FEWEST_BLOCKS = 30
+"""Of evaluation text, below which its part of the error is too uncertain to be counted."""
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """The results that are tested together.
+    """The results of an arm and of the baseline.
 
     Attributes:
-        losses: (arms, seeds) on the endpoint's scale, the baseline first; NaN where there is no result.
-        are_paired: Whether a column is one seed; else its place has no meaning.
-        family: Comparisons that share the level, if they are more than the arms of the table.
-        absent: Further arms of the table, without a result so far.
-        step: To which the losses were rounded.
+        arm, baseline: (seeds,) on the endpoint's scale; NaN where there is no result.
+        are_paired: Whether a place in both is one seed; else it has no meaning.
+        step: To which the values were rounded: they are no less noisy than rounding made them, step^2 / 12.
+        by_block: (seeds, blocks) differences by block of evaluation text; None where they are not known.
+        shares: (blocks,) of the text in each block.
     """
 
-    losses: Array
+    arm: Array
+    baseline: Array
     are_paired: bool = True
-    family: int = 0
-    absent: int = 0
     step: float = 0.0
+    by_block: Array | None = None
+    shares: Array | None = None
 
 
 @dataclass(frozen=True)
-class CellResult:
-    """What a test says of a cell.
+class Effect:
+    """An arm against the baseline, over the seeds that both have.
 
     Attributes:
-        effects: By arm; None for the baseline, and where there is no interval.
-        family: Comparisons that share the level.
-        noise: Standard deviation of one run without the seed's part, taken robustly; None where nothing says it.
-        noisy: Arms that are noisier than the rest, for which each arm is judged by its own paired differences.
+        n: Pairs; of unpaired runs, the smaller number of the two.
+        delta: Mean difference, arm minus baseline.
+        se: Standard error of delta, over text too where that is known.
+        df: Degrees of freedom of `se`.
+        level: Chance that the interval misses the true difference.
+        critical: Student's quantile at that level.
+        p: Of the t-test of this cell alone.
+        low, high: The interval, the one that decides.
+        spread: Standard deviation of a pair's difference over seeds.
+        spread_bound: Its upper 80% bound, for planning seeds.
+        wins: Seeds in which the arm was lower; None of unpaired runs.
+        rho: Correlation of arm and baseline over the seeds; None below 3 pairs or without variation.
+        text_se: The standard error over evaluation text alone; None where losses by block of text are not known.
+        counts_text: Whether it is part of `se`.
     """
 
-    effects: list[Effect | None]
-    family: int
-    noise: float | None
-    noisy: list[int]
+    n: int
+    delta: float
+    se: float
+    df: float
+    level: float
+    critical: float
+    p: float
+    low: float
+    high: float
+    spread: float
+    spread_bound: float
+    wins: int | None = None
+    rho: float | None = None
+    text_se: float | None = None
+    counts_text: bool = False
+
+    @property
+    def seed_se(self) -> float:
+        """The standard error over seeds alone."""
+        return self.spread / math.sqrt(self.n)
+
+    @property
+    def excludes_zero(self) -> bool:
+        return self.low > 0 or self.high < 0
+
+    def within(self, margin: float) -> bool:
+        """Whether the whole interval lies inside +-margin."""
+        return -margin < self.low and self.high < margin
+
+    @property
+    def detectable(self) -> float:
+        """The smallest true difference that this comparison would have shown with 80% power."""
+        return noncentrality(self.critical, self.df) * self.se
 
 
-def judge_cell(pairs: Pairs, level: float) -> CellResult:
-    """Test every arm against the baseline, at a chance `level` of any false word in the cell."""
-    losses = pairs.losses
-    test = effects if pairs.are_paired else unpaired_effects
-    found = test(losses, level, pairs.family, pairs.step, pairs.absent)
-    distinct = {losses[arm].tobytes(): arm for arm in reversed(range(len(losses))) if found[arm] is not None}
-    rows = [0, *sorted(distinct.values())]  # a copy of an arm says nothing new about the noise
-    family = max(len(distinct) + pairs.absent, pairs.family, 1)
-    if not pairs.are_paired:
-        return CellResult(found, family, robust_spread_of_runs(losses[rows]), [])
-    noisy = [rows[row] for row in unlike_noise(losses[rows])]
-    return CellResult(found, family, robust_spread(losses[rows]), noisy)
+def judge_cell(pairs: Pairs, level: float) -> Effect | None:
+    """The arm's difference to the baseline with its interval: the paired t-test, or Welch's where no seeds are shared.
+
+    Args:
+        level: Of this cell: its share of what all cells that get a word may claim falsely.
+
+    Returns:
+        None for fewer than two pairs (of unpaired runs, fewer than two of either), and where no difference varies or is
+        other than 0.
+    """
+    return _paired(pairs, level) if pairs.are_paired else _unpaired(pairs, level)
+
+
+def _paired(pairs: Pairs, level: float) -> Effect | None:
+    differences = pairs.arm - pairs.baseline
+    both = np.isfinite(differences)
+    d = differences[both]
+    n = len(d)
+    if n < 2 or not d.any():
+        return None
+    spread = max(float(d.std(ddof=1)), pairs.step / math.sqrt(6))
+    effect = _effect(n, float(d.mean()), spread / math.sqrt(n), n - 1, level, spread)
+    text_se, counts_text = None, False
+    if pairs.by_block is not None and pairs.shares is not None:
+        se, df, text_se = seeds_and_text(pairs.by_block[both], pairs.shares)
+        counts_text = len(pairs.shares) >= FEWEST_BLOCKS
+        if counts_text:
+            effect = _effect(n, effect.delta, se, df, level, spread)
+    wins, rho = int((d < 0).sum()), correlation(pairs.baseline[both], pairs.arm[both])
+    return replace(effect, wins=wins, rho=rho, text_se=text_se, counts_text=counts_text)
+
+
+def _unpaired(pairs: Pairs, level: float) -> Effect | None:
+    arm, baseline = (runs[np.isfinite(runs)] for runs in (pairs.arm, pairs.baseline))
+    n = min(len(arm), len(baseline))
+    if n < 2:
+        return None
+    se, df = welch(arm, baseline, floor=pairs.step**2 / 12)
+    if not se:
+        return None
+    return _effect(n, float(arm.mean() - baseline.mean()), se, df, level, se * math.sqrt(n))
+
+
+def _effect(n: int, delta: float, se: float, df: float, level: float, spread: float) -> Effect:
+    critical = t_quantile(1 - level / 2, df)
+    return Effect(
+        n=n,
+        delta=delta,
+        se=se,
+        df=df,
+        level=level,
+        critical=critical,
+        p=t_tail(abs(delta) / se if se else math.inf, df),
+        low=delta - critical * se,
+        high=delta + critical * se,
+        spread=spread,
+        spread_bound=upper_bound(spread, n - 1),
+    )

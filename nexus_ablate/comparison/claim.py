@@ -12,8 +12,10 @@ from nexus_ablate.comparison.verdict import (
     CLAIM_SEEDS,
     FAILS,
     INCOMPLETE,
+    INCONCLUSIVE,
     NOT_COMPARABLE,
     SATURATED,
+    TOO_FEW_SEEDS,
     interval_name,
 )
 from nexus_ablate.console import several
@@ -47,9 +49,7 @@ def judge_claim(strata: list[Stratum], is_incomplete: bool = False) -> Claim | N
         rows = stratum.rows
         if all(requirement.met for requirement in required):
             for expectation in stratum.terms.study.expects:
-                finding = _finding(stratum, expectation)
-                findings.append(finding)
-                is_preliminary |= finding.outcome != NOT_SHOWN and _lost_pairs(stratum, expectation)
+                findings.append(_finding(stratum, expectation))
         else:
             rows = rows[:1]
         is_preliminary |= any(row.waiting for row in rows) or len(rows[0].seeds) < CLAIM_SEEDS
@@ -70,14 +70,6 @@ def judge_claim(strata: list[Stratum], is_incomplete: bool = False) -> Claim | N
         exploratory=any(stratum.exploratory for stratum in claiming),
         amended=any(amends_claim(stratum.amendments) for stratum in claiming),
     )
-
-
-def _lost_pairs(stratum: Stratum, expectation: Expectation) -> bool:
-    """Whether a measured difference has fewer pairs than a claim needs, for instance because baseline runs failed."""
-    result = stratum.result(expectation.arm, expectation.endpoint)
-    if result is None or result.effect is None or expectation.expected in ("trains", "fails"):
-        return False
-    return result.effect.n < CLAIM_SEEDS
 
 
 def _joined(findings: list[Finding]) -> str:
@@ -158,17 +150,23 @@ def _measured(expected: str, cell: ArmResult) -> tuple[str, str]:
     if cell.unmeasured:
         where = f"not measured at {several(cell.unmeasured, 'seed')} at which it and the baseline trained"
         return NOT_SHOWN, f"{where}, {endpoint.name} expected: {expected}"
-    if effect is None or word in (NOT_COMPARABLE, INCOMPLETE, *SATURATED, *FAILS):
+    if effect is None or word in (NOT_COMPARABLE, INCOMPLETE, TOO_FEW_SEEDS, *SATURATED, *FAILS):
         return NOT_SHOWN, f"{word or 'has no interval'} in {endpoint.name}, expected: {expected}"
     low, high = effect.low, effect.high
     text = f"{endpoint.signed(effect.delta)} in {endpoint.name}"
     text += f" ({interval_name(effect.level)} {endpoint.signed(low)} to {endpoint.signed(high)}), expected: {expected}"
     inside = effect.within(margin)
+    if effect.n < CLAIM_SEEDS:
+        return NOT_SHOWN, f"{text}, but only {several(effect.n, 'pair')} trained"
+    if word == INCONCLUSIVE and (inside or effect.excludes_zero):
+        return NOT_SHOWN, f"{text}, but the arm fails to train more often"
     if expected == "equivalent":
+        if not margin:
+            return NOT_SHOWN, f"{text}, but the study declares no delta_min for {endpoint.name}"
         outside = low > margin or high < -margin
         text += f" within {endpoint.within(margin)}"
         return (SUPPORTED if inside else CONTRADICTED if outside else NOT_SHOWN), text
-    if inside and endpoint.margin is not None:
+    if inside:
         return CONTRADICTED, f"{text}, but within {endpoint.within(margin)}, which is too small to matter"
     if not effect.excludes_zero:
         return NOT_SHOWN, text

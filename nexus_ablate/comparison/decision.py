@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from nexus_ablate.comparison.cell import Effect
 from nexus_ablate.comparison.endpoint import Endpoint
 from nexus_ablate.comparison.results import ArmResult
-from nexus_ablate.comparison.statistics import LEVEL, Effect, failure_p, seeds_needed
+from nexus_ablate.comparison.statistics import failure_p, seeds_needed
 from nexus_ablate.comparison.terms import Terms
 from nexus_ablate.comparison.verdict import (
     BETTER,
     CLAIM_SEEDS,
     DIFFERENT,
     DIVERGED,
+    EARLY,
     EQUIVALENT,
     FAILS,
     HIGHER,
@@ -20,13 +22,12 @@ from nexus_ablate.comparison.verdict import (
     LOWER,
     MEANINGS,
     NOT_COMPARABLE,
-    PRELIMINARY,
     SATURATED,
+    TOO_FEW_SEEDS,
     TOO_SMALL,
     UNSTABLE,
     WORSE,
     Verdict,
-    interval_name,
 )
 from nexus_ablate.console import several
 
@@ -36,7 +37,7 @@ def decide(result: ArmResult, terms: Terms) -> Verdict:
     chosen = word(result)
     effect = result.effect
     is_by_failures = _is_by_failures(chosen, result)
-    is_weighed = chosen in (*DIFFERENT, EQUIVALENT, INCONCLUSIVE, *SATURATED)
+    is_weighed = chosen in (*DIFFERENT, EQUIVALENT, INCONCLUSIVE, TOO_FEW_SEEDS, *SATURATED)
     qualifiers = []
     if chosen in DIFFERENT and effect is not None:
         if effect.within(result.delta_min):
@@ -52,12 +53,9 @@ def decide(result: ArmResult, terms: Terms) -> Verdict:
         qualifiers.append(f"{result.unmeasured} not measured")
     if result.waiting and chosen not in (NOT_COMPARABLE, INCOMPLETE):
         qualifiers.append("incomplete")
-    seeds = min(result.runs, result.baseline_runs) if is_by_failures else result.compared
-    prefix = ""
-    if seeds < CLAIM_SEEDS and (is_weighed or chosen in FAILS):
-        prefix = PRELIMINARY
-    if is_weighed and terms.exploratory:
-        prefix += "exploratory: "
+    if result.is_early and (is_weighed or chosen in FAILS):
+        qualifiers.append(EARLY)
+    prefix = "exploratory: " if is_weighed and terms.exploratory else ""
     return Verdict(chosen, _sentence(chosen, result, terms), prefix, tuple(qualifiers))
 
 
@@ -67,24 +65,39 @@ def decide(result: ArmResult, terms: Terms) -> Verdict:
 def word(result: ArmResult) -> str:
     """The word alone."""
     effect = result.effect
-    if result.unfair:
+    if result.unfair_runs:
         return NOT_COMPARABLE
     if not result.runs:
         return INCOMPLETE
     if result.is_identical:
         return IDENTICAL
-    if len(result.failed) == result.runs and _fails_more(result):
-        return DIVERGED
-    if _fails_more(result) and _failure_p(result) < LEVEL:
-        return UNSTABLE
+    if _fails_more(result) and _failures_decide(result):
+        return DIVERGED if len(result.failed) == result.runs else UNSTABLE
     if _trains_where_the_baseline_fails(result) and result.endpoint.better:
         return BETTER
+    if result.unfair:
+        return NOT_COMPARABLE
+    if result.waiting and not result.compared:
+        return INCOMPLETE
+    if len(result.failed) == result.runs >= CLAIM_SEEDS:
+        return INCONCLUSIVE
+    if result.compared < CLAIM_SEEDS:
+        return TOO_FEW_SEEDS
     if result.is_equal:
         return EQUIVALENT
     if effect is None:
-        return INCOMPLETE if result.waiting and not result.compared else INCONCLUSIVE
+        return INCONCLUSIVE
     if result.saturated:
         return result.saturated
+    chosen = _word_of_interval(effect, result)
+    if chosen == WORSE or not _fails_more(result):
+        return chosen
+    return chosen if _word_of_interval(result.effect_with_failures, result) == chosen else INCONCLUSIVE
+
+
+def _word_of_interval(effect: Effect | None, result: ArmResult) -> str:
+    if effect is None:
+        return INCONCLUSIVE
     if effect.excludes_zero:
         return _direction(effect, result.endpoint)
     return EQUIVALENT if effect.within(result.delta_min) else INCONCLUSIVE
@@ -101,12 +114,17 @@ def _failure_p(result: ArmResult) -> float:
     return failure_p(len(result.failed), result.runs, result.baseline_failed, result.baseline_runs)
 
 
+def _failures_decide(result: ArmResult) -> bool:
+    """Whether the counts of failures to train differ."""
+    return min(result.runs, result.baseline_runs) >= CLAIM_SEEDS and _failure_p(result) < result.failure_level
+
+
 def _fails_more(result: ArmResult) -> bool:
     return len(result.failed) * result.baseline_runs > result.baseline_failed * result.runs
 
 
 def _trains_where_the_baseline_fails(result: ArmResult) -> bool:
-    return not _fails_more(result) and _failure_p(result) < LEVEL / max(result.family, result.arms)
+    return not _fails_more(result) and _failures_decide(result)
 
 
 def _is_by_failures(word: str, result: ArmResult) -> bool:
@@ -118,7 +136,7 @@ def _is_by_failures(word: str, result: ArmResult) -> bool:
 
 
 def _sentence(word: str, result: ArmResult, terms: Terms) -> str:
-    effect, signed = result.effect, result.endpoint.signed
+    effect = result.effect
     if word == NOT_COMPARABLE:
         return f"fairness fails on {', '.join(result.unfair)}; --allow {','.join(result.unfair)} compares anyway"
     if word == INCOMPLETE:
@@ -126,37 +144,45 @@ def _sentence(word: str, result: ArmResult, terms: Terms) -> str:
     if word == IDENTICAL:
         return f"every loss equals the baseline's to the last bit, at {result.runs} of {several(result.runs, 'seed')}"
     if _is_by_failures(word, result):
-        where_both_train = f"; where both train, {signed(effect.delta)}" if effect and word == BETTER else ""
-        return _failures(result) + where_both_train
+        where_both_train = f"; where both train, {result.endpoint.signed(effect.delta)}" if effect else ""
+        return _failures(result) + (where_both_train if word == BETTER else "")
     if effect is None:
         return _without_interval(result)
+    failures = f"; {_failures(result)}" if result.failed else ""
+    return _difference(word, effect, result, terms) + failures
+
+
+def _difference(word: str, effect: Effect, result: ArmResult, terms: Terms) -> str:
+    """The difference, its interval and the seeds: `ends 0.54 nats per token lower (0.40 to 0.69), at 5 of 5 seeds`."""
+    endpoint = result.endpoint
     if word in SATURATED:
         return f"{MEANINGS[word]}, at {several(effect.n, 'seed')} and 95% confidence"
-    interval = f"{interval_name(effect.level)} {signed(effect.low)} to {signed(effect.high)}"
-    failures = f"; {_failures(result)}" if result.failed else ""
-    if word in DIFFERENT:
-        side = "lower" if effect.delta < 0 else "higher"
-        sentence = f"{result.endpoint.size(effect.delta)} {side} ({interval})"
-        if effect.wins is not None:
-            agreeing = effect.wins if effect.delta < 0 else effect.n - effect.wins
-            sentence += f", in {agreeing} of {several(effect.n, 'seed')}"
-        return sentence + failures
+    interval = f"{endpoint.signed(effect.low)} to {endpoint.signed(effect.high)}"
     if word == EQUIVALENT:
-        return f"within {result.endpoint.within(result.delta_min)} ({interval}){failures}"
-    unit = "" if result.endpoint.log else result.endpoint.unit
-    difference = f"{signed(effect.delta)} {unit}".rstrip()
-    return f"{difference} ({interval}); {_needed_seeds(effect, result, terms)}{failures}"
+        return f"ends within {endpoint.within(result.delta_min)} ({interval}), over {several(effect.n, 'seed')}"
+    is_lower = effect.delta < 0
+    if word in DIFFERENT and not endpoint.log:
+        ends = sorted((abs(effect.low), abs(effect.high)))
+        interval = " to ".join(map(endpoint.value, ends))
+    agreeing = effect.n if effect.wins is None else effect.wins if is_lower else effect.n - effect.wins
+    seeds = f"at {agreeing} of {several(effect.n, 'seed')}"
+    if effect.wins is None:
+        seeds = f"over {several(effect.n, 'run')} of each"
+    sentence = f"ends {endpoint.size(effect.delta)} {'lower' if is_lower else 'higher'} ({interval}), {seeds}"
+    return sentence if word in DIFFERENT else f"{sentence}; {_needed_seeds(word, effect, result, terms)}"
 
 
 def _without_interval(result: ArmResult) -> str:
     if result.is_equal:
         return f"all {result.compared} pairs have equal values, within {result.endpoint.within(result.delta_min)}"
     if len(result.failed) == result.runs:
-        return f"{_failures(result)}: neither trains"
+        return _failures(result)
     if result.unmeasured:
         return f"not measured at {several(result.unmeasured, 'seed')} at which arm and baseline trained"
     if not result.pairs:
         return "fewer than two runs that trained, or no difference between them"
+    if not any(result.pairs) and len(result.pairs) > 1:
+        return f"all {result.compared} pairs have equal values; declare a delta_min above their last decimal"
     difference = f"{result.endpoint.signed(result.pairs[0])} {result.endpoint.unit}".rstrip()
     return f"one pair differs by {difference}; without a second seed its noise is unknown"
 
@@ -166,41 +192,45 @@ def _failures(result: ArmResult) -> str:
     how = f" ({kinds})" if kinds else ""
     return (
         f"fails to train at {len(result.failed)} of {several(result.runs, 'seed')}{how}, the baseline at "
-        f"{result.baseline_failed} of {result.baseline_runs} (Barnard's exact test, p = {_failure_p(result):.2g})"
+        f"{result.baseline_failed} of {result.baseline_runs} (Barnard's exact test, p = {_failure_p(result):.2g}; "
+        f"a word needs p < {result.failure_level:.2g})"
     )
 
 
 # ------------------------------------------------------------------------------------------------------ planning seeds
 
 
-def _needed_seeds(effect: Effect, result: ArmResult, terms: Terms) -> str:
-    needed = seeds_to_decide(effect, result)
-    for_margin = seeds_for_margin(effect, result)
-    endpoint, delta_min = result.endpoint, result.delta_min
-    margin = endpoint.within(delta_min) if endpoint.log else f"±{endpoint.value(delta_min)}"
-    margin += f" needs about {for_margin}" if for_margin else " needs more than 1000"
-    if needed is None:
-        return f"more than 1000 seeds would be needed to decide an effect of this size; {margin}"
-    command = ""
+def _needed_seeds(word: str, effect: Effect, result: ArmResult, terms: Terms) -> str:
+    """How many more seeds reach which word, if the true difference is the measured one."""
+    if word == TOO_FEW_SEEDS:
+        return f"{CLAIM_SEEDS} pairs that trained are the fewest for a word"
+    if _word_of_interval(effect, result) != INCONCLUSIVE:
+        return "no word, since the arm fails more often and the failures counted as unlearned runs would change it"
+    sides = {"": "differs", "lower": "is better", "higher": "is better"}
+    needed = {f"decide whether it {sides[result.endpoint.better]}": seeds_to_differ(effect)}
+    needed["show that it is equivalent"] = seeds_to_equal(effect, result.delta_min)
+    reached = [(count - effect.n, text) for text, count in needed.items() if count is not None]
+    if not reached:
+        return "more than 1000 seeds would be needed to decide an effect of this size"
+    reached = [(max(more, 1), text) for more, text in sorted(reached)]
+    advice = "; ".join(f"{more} {text}" for more, text in reached)
+    first = reached[0][0]
+    advice = advice.replace(f"{first} ", f"{first} more {'seed' if first == 1 else 'seeds'} ", 1)
     if terms.place and not terms.study.looks:
-        command = f" (nexus-ablate study {terms.place} --add-seeds {max(needed - effect.n, 1)})"
-    return f"about {needed} seeds would decide an effect of this size{command}; {margin}"
+        advice += f" (nexus-ablate study {terms.place} --add-seeds {first})"
+    return advice
 
 
-def seeds_to_decide(effect: Effect, result: ArmResult) -> int | None:
-    """Seeds after which the verdict would be decided with 80% power if the true difference were the measured one.
+def seeds_to_differ(effect: Effect) -> int | None:
+    """Pairs after which the interval would exclude 0 with 80% power if the true difference were the measured one.
 
-    Either the interval excludes 0, or it lies inside the margin. Planned with the upper 80% bound of the spread, since
-    with the point estimate half of all plans fall short.
+    Planned with the upper 80% bound of the spread, since with the point estimate half of all plans fall short.
     """
-    spread, size = effect.spread_bound, abs(effect.delta)
-    counts = [seeds_needed(size, spread, result.family, alone=effect.alone)]
-    if size < result.delta_min:  # both ends of the interval must hold: 90% each
-        margin = result.delta_min - size
-        counts.append(seeds_needed(margin, spread, result.family, power=0.9, alone=effect.alone))
-    return min((count for count in counts if count is not None), default=None)
+    text_se = effect.text_se if effect.counts_text and effect.text_se else 0.0
+    return seeds_needed(abs(effect.delta), effect.spread_bound, effect.level, text_se=text_se)
 
 
-def seeds_for_margin(effect: Effect, result: ArmResult) -> int | None:
-    """Seeds after which a true difference of `delta_min` would be shown with 80% power."""
-    return seeds_needed(result.delta_min, effect.spread_bound, result.family, alone=effect.alone)
+def seeds_to_equal(effect: Effect, delta_min: float) -> int | None:
+    """Pairs after which it would lie inside the margin: both ends must, 90% each."""
+    text_se = effect.text_se if effect.counts_text and effect.text_se else 0.0
+    return seeds_needed(delta_min - abs(effect.delta), effect.spread_bound, effect.level, 0.9, text_se)

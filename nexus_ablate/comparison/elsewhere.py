@@ -83,7 +83,7 @@ def judged(
     tables = []
     for stratum in strata:
         inside = [run for run in runs if run.stratum == stratum]
-        tables.append(_table(source, stratum, inside, endpoint, baseline, tuple(allow), chosen_by, out))
+        tables.append(_table(source, stratum, inside, endpoint, baseline, tuple(allow), chosen_by, out, len(strata)))
     return Comparison(source.name, tables, changes(tables), None)
 
 
@@ -96,6 +96,7 @@ def _table(
     allow: tuple[str, ...],
     tuning_seeds: set[int],
     out: list[Excluded],
+    strata: int,
 ) -> Stratum:
     where = f"{source.name}{f', stratum {stratum}' if stratum else ''}"
     excluded = [*out, *(Excluded(Path(run.where), run.caution, run.arm, run.seed) for run in runs if run.unfair)]
@@ -124,6 +125,8 @@ def _table(
         study=study,
         baseline=base.name,
         endpoint=endpoint,
+        share=1 / strata,
+        strata=strata,
         exploratory=tuple(dict.fromkeys(run.caution for run in runs if run.caution)),
         is_listed=True,
         is_paired=paired,

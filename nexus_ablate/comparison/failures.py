@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
+from nexus_ablate.comparison.arms import Arm
 from nexus_ablate.comparison.curves import Curves
+from nexus_ablate.comparison.endpoint import Endpoint
 from nexus_ablate.comparison.load import Trained
 from nexus_ablate.comparison.statistics import Array
+from nexus_ablate.measure.regime import has_learned
 from nexus_ablate.runs import RunRecord
 
 STALLED = 0.02
@@ -49,6 +53,26 @@ def failure(record: RunRecord, curves: Curves) -> str:
     if len(smooth) and (smooth > np.minimum.accumulate(smooth) + 1).mean() >= 0.05:
         return "exploded"
     return ""
+
+
+def uninformed_loss(arms: Sequence[Arm], endpoint: Endpoint) -> float:
+    """The unigram entropy in the endpoint's unit; NaN for other endpoints, or where no run recorded it."""
+    if endpoint.name not in ("val_loss", "val_bpb"):
+        return math.nan
+    for run in (run for arm in arms for run in arm.runs.values()):
+        loss, bits, unigram = (run.figures.get(name, math.nan) for name in ("val_loss", "val_bpb", "unigram_bpb"))
+        in_unit = unigram * (loss / bits if endpoint.name == "val_loss" and bits else 1.0)
+        if math.isfinite(in_unit):
+            return in_unit
+    return math.nan
+
+
+def baseline_has_learned(baseline: Arm) -> bool | None:
+    """Whether the baseline's runs learned more than how frequent each token is; None where nothing says it."""
+    unigram = uninformed_loss([baseline], Endpoint("val_bpb"))
+    if not baseline.runs or not math.isfinite(unigram):
+        return None
+    return has_learned([baseline.value(seed, "val_bpb") for seed in baseline.runs], unigram)
 
 
 def stalled(run: Trained) -> bool:

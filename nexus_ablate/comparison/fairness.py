@@ -13,15 +13,13 @@ from functools import partial
 from itertools import combinations, product
 from typing import Any
 
-import numpy as np
-
 from nexus_ablate.comparison.arms import Arm
-from nexus_ablate.comparison.failures import failed_seeds
+from nexus_ablate.comparison.cell import Effect
+from nexus_ablate.comparison.failures import baseline_has_learned, failed_seeds
 from nexus_ablate.comparison.learning_rates import best_lr, failed_rates
 from nexus_ablate.comparison.load import Excluded, Trained
 from nexus_ablate.comparison.pairs import shared_init, unlike_batches, unlike_code, unlike_init, unlike_plugins
 from nexus_ablate.comparison.terms import Terms
-from nexus_ablate.comparison.windows import text_error
 from nexus_ablate.console import several
 from nexus_ablate.errors import UserError, unknown
 from nexus_ablate.provenance import NOT_RECORDED
@@ -30,7 +28,7 @@ PASS, WARN, FAIL, WAIVED, UNKNOWN = "PASS", "WARN", "FAIL", "WAIVED", "UNKNOWN"
 STATUSES = (PASS, WARN, FAIL, WAIVED, UNKNOWN)
 MISMATCH_WARN, MISMATCH_FAIL = 0.01, 0.05
 """Relative differences in parameters, FLOPs, tokens or seconds: the first is reported, the second breaks a match."""
-TUNING, TEXT = "learning_rate", "text"
+TUNING, TEXT, LEARNED = "learning_rate", "text", "learned"
 LIBRARIES = ("torch", "numpy", "tokenizers", "datasets", "safetensors")
 """Libraries whose version can change the numbers of a run. scipy is used in `compare` only, after the runs."""
 
@@ -320,6 +318,17 @@ def _stable(table: _Table) -> Check:
     return Check("baseline", PASS, "no run of the baseline failed to train")
 
 
+def _learned(table: _Table) -> Check:
+    """A baseline that has learned nothing is no baseline: what beats it may be what breaks least."""
+    learned = baseline_has_learned(table.baseline)
+    if learned is None:
+        return Check(LEARNED, UNKNOWN, "the unigram entropy of the text is not recorded")
+    if learned:
+        return Check(LEARNED, PASS, "the baseline ends below 0.9 of the unigram entropy")
+    text = "the baseline has not learned: its loss, or that of most of its runs, is above 0.9 of the unigram entropy"
+    return Check(LEARNED, FAIL, text, [arm.label for arm in table.arms])
+
+
 def _learning_rate(table: _Table) -> Check:
     study, baseline, everyone = table.terms.study, table.baseline, table.everyone
     if not study.lr_grid:
@@ -497,6 +506,7 @@ CONDITIONS: tuple[tuple[str, Callable[[_Table], Check | None], str], ...] = (
     ("seconds", partial(_budget, "seconds"), ""),
     ("seeds", _seeds, ""),
     ("baseline", _stable, ""),
+    (LEARNED, _learned, "the baseline has learned anything"),
     (TUNING, _learning_rate, ""),
     ("code", _code, "the code and the environment were the same"),
     ("machine", _same_machine, ""),
@@ -510,61 +520,31 @@ CONDITIONS: tuple[tuple[str, Callable[[_Table], Check | None], str], ...] = (
 # ------------------------------------------------------------------------------------------------- text and its sample
 
 
-def error_over_text(arm: Arm, baseline: Arm, seeds: list[int], endpoint: str) -> tuple[float | None, str]:
-    """Standard error over blocks of text of an arm's mean difference, in the endpoint's unit; or why there is none.
-
-    Args:
-        seeds: Those at which both have a result.
-    """
-    if not seeds:
-        return None, ""
-    if endpoint not in ("val_loss", "val_bpb"):
-        return None, f"{endpoint} is not recorded by window of text"
-    reason = _at_seeds({seed: _other_windows(arm.runs[seed], baseline.runs[seed]) for seed in seeds})
-    if reason:
-        return None, reason
-    windows = [(arm.runs[seed].windows, baseline.runs[seed].windows) for seed in seeds]
-    arm_windows = [of_arm for of_arm, _ in windows if of_arm]
-    base_windows = [of_baseline for _, of_baseline in windows if of_baseline]
-    error = text_error(arm_windows, base_windows)
-    if error is None:
-        return None, f"all {base_windows[0].tokens} validation tokens are one block; raise train.eval_tokens"
-    if endpoint == "val_bpb":  # the same tokens everywhere: a constant times the loss
-        loss, bits = baseline.mean("val_loss"), baseline.mean("val_bpb")
-        return (error * bits / loss, "") if loss and bits else (None, "val_bpb is not recorded")
-    return error, ""
-
-
-def _other_windows(run: Trained, base_run: Trained) -> str:
-    if run.windows is None or base_run.windows is None:
-        return "losses by window of text not recorded"
-    for each in (run, base_run):
-        if each.windows and not math.isclose(each.windows.mean, each.figures.get("val_loss", math.nan), rel_tol=1e-6):
-            return "losses by window do not average to val_loss"
-    return "" if np.array_equal(run.windows.places, base_run.windows.places) else "other windows of text"
-
-
-def text(baseline: Arm, errors: Mapping[str, tuple[float, float]], lacking: Mapping[str, str]) -> Check:
-    """Whether more validation text would help more than more seeds.
+def text(baseline: Arm, effects: Mapping[str, Effect], lacking: Mapping[str, str]) -> Check:
+    """Whether intervals hold the error over evaluation text, and whether more text would help more than more seeds.
 
     Args:
         baseline: Its runs say how much text there is.
-        errors: By arm, the standard error of its difference over blocks of text, and over seeds.
-        lacking: By arm, why there is none over text; "" where there is.
+        effects: By arm.
+        lacking: By arm, why its interval does not hold the error over text; "" where it does.
     """
-    larger = {label: pair for label, pair in errors.items() if pair[0] > pair[1]}
+    larger, ratios = [], []
+    for label, effect in effects.items():
+        if effect.text_se is not None and effect.text_se > effect.seed_se:
+            larger.append(f"{label} {effect.text_se:.2g} over text, {effect.seed_se:.2g} over seeds")
+            ratios.append((effect.text_se / effect.seed_se) ** 2 if effect.seed_se else math.inf)
     sentences = []
     if larger:
-        numbers = ", ".join(f"{label} {a:.2g} over text, {b:.2g} over seeds" for label, (a, b) in larger.items())
-        remedy = _more_text(baseline, max((a / b) ** 2 if b else math.inf for a, b in larger.values()))
-        sentences.append(f"{remedy} would help more than more seeds; standard errors: {numbers}")
+        remedy = _more_text(baseline, max(ratios))
+        sentences.append(f"{remedy} would help more than more seeds; standard errors: {', '.join(larger)}")
     for reason in dict.fromkeys(filter(None, lacking.values())):
-        sentences.append(f"{', '.join(label for label in lacking if lacking[label] == reason)}: {reason}")
+        arms = ", ".join(label for label in lacking if lacking[label] == reason)
+        sentences.append(f"intervals hold the error over seeds alone ({arms}): {reason}")
     if sentences:
-        return Check(TEXT, WARN, "; ".join(sentences), list(larger))
-    if not errors:
-        return Check(TEXT, PASS, "no arm has a standard error over seeds")
-    return Check(TEXT, PASS, "no standard error over text exceeds the one over seeds")
+        return Check(TEXT, WARN, "; ".join(sentences))
+    if not effects:
+        return Check(TEXT, PASS, "no arm has an interval")
+    return Check(TEXT, PASS, "intervals hold the error over seeds and over text; that over text is the smaller one")
 
 
 def _more_text(baseline: Arm, factor: float) -> str:

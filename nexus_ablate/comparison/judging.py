@@ -1,30 +1,32 @@
 """Arms against their baseline on one endpoint: which seeds count, what each arm is judged by, and its verdict.
 
 A study of fixed seeds is judged once, over all of them. A study with looks is judged at each look whose runs are
-complete, at a share of the 5% that is fixed beforehand; an arm keeps the verdict of the look that decided it.
+complete, at a share of what may be claimed falsely that is fixed beforehand; an arm keeps the verdict of the look that
+decided it.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nexus_ablate.comparison.arms import Arm
-from nexus_ablate.comparison.cell import CellResult, Pairs, judge_cell
-from nexus_ablate.comparison.decision import decide, seeds_for_margin, seeds_to_decide
+from nexus_ablate.comparison.budget import is_early
+from nexus_ablate.comparison.cell import Pairs, judge_cell
+from nexus_ablate.comparison.decision import decide, seeds_to_differ, seeds_to_equal
 from nexus_ablate.comparison.endpoint import Endpoint
-from nexus_ablate.comparison.failures import failed_seeds
+from nexus_ablate.comparison.failures import failed_seeds, uninformed_loss
 from nexus_ablate.comparison.learning_rates import shared_difference
 from nexus_ablate.comparison.pairs import same_curves
 from nexus_ablate.comparison.results import ArmResult
-from nexus_ablate.comparison.statistics import LEVEL, Array, Interval
+from nexus_ablate.comparison.statistics import Array, Interval
 from nexus_ablate.comparison.terms import Terms
+from nexus_ablate.comparison.text_sample import TextDifferences, differences_over_text
 from nexus_ablate.comparison.verdict import UNDECIDED
 
-SHARE_THAT_MATTERS = 0.002
-"""Of the baseline's loss: the smallest difference that matters unless a study declares it, or the noise if larger."""
 EXACT = 1e-9
 """Numbers with fewer decimals than this step were rounded."""
 
@@ -43,6 +45,9 @@ class ResultTable:
         begun: By arm, seeds of runs without a result.
         at_shared_lr: By arm, the difference at the study's learning rate, where arms are judged at their own.
         saturated: By arm, the word for it and the baseline where both are at chance or at the ceiling.
+        texts: By arm, its differences to the baseline by block of evaluation text.
+        uninformed: The endpoint of a run that has learned nothing; NaN where that is not known.
+        is_early: By arm, whether it or the baseline was trained for so few tokens that it is early in training.
     """
 
     names: list[str]
@@ -57,6 +62,23 @@ class ResultTable:
     begun: list[set[int]]
     at_shared_lr: list[Interval | None]
     saturated: list[str]
+    texts: list[TextDifferences]
+    uninformed: float = math.nan
+    is_early: list[bool] = field(default_factory=list)
+
+    def pairs(self, arm: int, terms: Terms, step: float, count: int) -> Pairs:
+        """The pairs of an arm at the first seeds."""
+        text = self.texts[arm]
+        by_block = None if text.by_block is None else text.by_block[:count]
+        losses, base_losses = self.losses[arm, :count], self.losses[0, :count]
+        return Pairs(losses, base_losses, terms.is_paired, step, by_block, text.shares)
+
+    def with_failures(self, arm: int, terms: Terms, count: int) -> Pairs:
+        """The same with every run that failed to train counted as one that has learned nothing."""
+        filled = self.losses[[0, arm], :count].copy()
+        for row, failures in zip(filled, (self.failed[0], self.failed[arm]), strict=True):
+            row[[seed in failures for seed in self.seeds[:count]]] = self.uninformed
+        return Pairs(filled[1], filled[0], terms.is_paired)
 
 
 @dataclass
@@ -65,8 +87,8 @@ class Judgement:
 
     Attributes:
         delta_min_source: Where the smallest difference that matters comes from.
-        family: Arms that share the 5%.
-        noisy: The rows that are noisier than the rest, for which every arm is judged alone.
+        comparisons: Cells that share what may be claimed falsely.
+        texts: By arm, its differences to the baseline by block of evaluation text.
         look: Looks that are complete; 0 in a study without looks.
         undecided: Names of the arms that the next look is for.
     """
@@ -74,8 +96,8 @@ class Judgement:
     results: list[ArmResult]
     delta_min: float
     delta_min_source: str
-    family: int
-    noisy: list[int]
+    comparisons: int
+    texts: list[TextDifferences]
     look: int = 0
     undecided: list[str] = field(default_factory=list)
 
@@ -108,6 +130,9 @@ def table_of(arms: list[Arm], unfair: list[list[str]], terms: Terms) -> ResultTa
         begun=[{run.seed for run in arm.waiting if run.seed is not None} for arm in arms],
         at_shared_lr=[shared_difference(arm, base, endpoint) if arm is not base else None for arm in arms],
         saturated=[_saturation(arm, base, seeds, endpoint) for arm in arms],
+        texts=[differences_over_text(arm, base, seeds, losses[[i, 0]], terms) for i, arm in enumerate(arms)],
+        uninformed=uninformed_loss(arms, endpoint),
+        is_early=[not terms.is_listed and is_early(arm, base) for arm in arms],
     )
 
 
@@ -153,26 +178,25 @@ def judge_losses(losses: Array, terms: Terms) -> Judgement:
         begun=[set() for _ in range(arms)],
         at_shared_lr=[None] * arms,
         saturated=[""] * arms,
+        texts=[TextDifferences()] * arms,
+        is_early=[False] * arms,
     )
     return judge_table(table, terms)
 
 
 def judge_table(table: ResultTable, terms: Terms) -> Judgement:
     """The judgement over all seeds, or look by look as far as the looks are complete."""
-    looks, level = terms.study.looks, LEVEL * terms.share
+    looks = terms.study.looks
     if not looks:
-        return _judge_at(table, terms, len(table.seeds), level, terms.family)
-    judgement = _judge_at(table, terms, looks[0], level * terms.study.look_weights[0], terms.family)
-    margin, family = (judgement.delta_min, judgement.delta_min_source), judgement.family  # those of the first look
+        return _judge_at(table, terms, len(table.seeds))
+    judgement = _judge_at(table, terms, looks[0], terms.study.look_weights[0])
     planned = terms.arm_names or table.names  # simulated losses have no plan
     undecided = list(range(1, len(table.names)))
     for look, (seeds, weight) in enumerate(zip(looks, terms.study.look_weights, strict=True), 1):
         waited_for = [arm for arm in undecided if table.names[arm] in planned]
         if (look > 1 and not waited_for) or not table.ended[[0, *waited_for], :seeds].all():
             break
-        now = judgement
-        if look > 1:
-            now = _judge_at(table, terms, seeds, level * weight, family, margin)
+        now = judgement if look == 1 else _judge_at(table, terms, seeds, weight)
         now.look = look
         for arm in range(len(table.names)):
             if arm and arm not in undecided:
@@ -186,40 +210,29 @@ def judge_table(table: ResultTable, terms: Terms) -> Judgement:
     return judgement
 
 
-def _judge_at(
-    table: ResultTable,
-    terms: Terms,
-    seed_count: int,
-    level: float,
-    family: int = 0,
-    margin: tuple[float, str] | None = None,
-) -> Judgement:
-    """The judgement over the first seeds, at some level."""
-    losses, ended = table.losses[:, :seed_count], table.ended[:, :seed_count]
+def _judge_at(table: ResultTable, terms: Terms, seed_count: int, weight: float = 1.0) -> Judgement:
+    """The judgement over the first seeds, at a look's share of what may be claimed falsely."""
     identical = _identical(table, seed_count)
-    present = {name for name, runs in zip(table.names, ended, strict=True) if runs.any()}
-    absent = len({*terms.arm_names} - present)
-    arms = range(1, len(losses))
-    tested = [0, *(arm for arm in arms if ended[arm].any() and not table.unfair[arm] and not identical[arm])]
-    step = 0.0 if terms.endpoint.log else terms.step or _spacing(losses, terms.endpoint)
-    cell = judge_cell(Pairs(losses[tested], terms.is_paired, family, absent, step), level)
-    delta_min, source = margin or smallest(terms, losses[0], cell)
-    effects = dict(zip(tested, cell.effects, strict=True))
-    results = [_measured(table, terms, arm, seed_count) for arm in range(len(losses))]
-    for arm, result in enumerate(results):
-        result.delta_min = delta_min
-        result.effect = effects.get(arm)
-        result.family = cell.family
-        result.arms = len(present - {table.names[0]}) + absent
+    step = 0.0 if terms.endpoint.log else terms.step or _spacing(table.losses[:, :seed_count], terms.endpoint)
+    arms = len({*terms.arm_names, *table.names} - {table.names[0]})
+    level, failure_level = terms.level(arms, weight), terms.failure_level(arms, weight)
+    delta_min, source = smallest(terms)
+    results = []
+    for arm in range(len(table.names)):
+        result = _measured(table, terms, arm, seed_count)
+        result.delta_min, result.failure_level = delta_min, failure_level
         result.is_identical = bool(identical[arm])
         result.is_equal = len(result.pairs) > 1 and not any(result.pairs) and step < delta_min
-        if not result.is_baseline:
+        if arm and not result.unfair_runs and not identical[arm]:
+            result.effect = judge_cell(table.pairs(arm, terms, step, seed_count), level)
+            result.effect_with_failures = judge_cell(table.with_failures(arm, terms, seed_count), level)
+        if arm:
             result.verdict = decide(result, terms)
         if result.effect is not None:
-            result.seeds_to_decide = seeds_to_decide(result.effect, result)
-            result.seeds_for_margin = seeds_for_margin(result.effect, result)
-    noisy = [tested[row] for row in cell.noisy]
-    return Judgement(results, delta_min, source, cell.family, noisy)
+            result.seeds_to_differ = seeds_to_differ(result.effect)
+            result.seeds_to_equal = seeds_to_equal(result.effect, delta_min)
+        results.append(result)
+    return Judgement(results, delta_min, source, terms.comparisons(arms), table.texts)
 
 
 def _identical(table: ResultTable, seed_count: int) -> NDArray[np.bool_]:
@@ -277,6 +290,7 @@ def _measured(table: ResultTable, terms: Terms, arm: int, seed_count: int) -> Ar
         sd=spread(finite),
         at_shared_lr=table.at_shared_lr[arm],
         saturated=table.saturated[arm],
+        is_early=table.is_early[arm],
     )
 
 
@@ -299,25 +313,13 @@ def _spacing(losses: Array, endpoint: Endpoint) -> float:
     return float(gaps.min()) if len(gaps) else 0.0
 
 
-def smallest(terms: Terms, baseline: Array, cell: CellResult) -> tuple[float, str]:
-    """The smallest difference that matters, and where it comes from.
-
-    Never the baseline's own spread over seeds: one outlying seed would make everything equivalent.
-
-    Args:
-        baseline: Its losses.
-    """
-    endpoint = terms.endpoint
-    if endpoint.margin is not None:
-        if terms.is_listed:
-            return endpoint.margin, "declared with --delta-min"
-        tokens = terms.study.primary.tokens
-        worth = f", as what {100 * tokens:.3g}% of the training tokens are worth" if tokens else ""
-        return endpoint.margin, f"declared by the study{worth}"
-    baseline = baseline[np.isfinite(baseline)]
-    mean = 1.0 if endpoint.log else abs(float(baseline.mean())) if len(baseline) else 0.0
-    share = SHARE_THAT_MATTERS * mean
-    if cell.noise is not None and cell.noise > share:
-        return cell.noise, "the noise of one run, estimated robustly over all arms"
-    name = "loss" if endpoint.name == "val_loss" else endpoint.name
-    return share, f"0.2% of the baseline's {name}"
+def smallest(terms: Terms) -> tuple[float, str]:
+    """The smallest difference that matters, and where it comes from; 0 where none is declared."""
+    margin = terms.endpoint.margin
+    if margin is None:
+        return 0.0, "not declared, so no arm can be EQUIVALENT"
+    if terms.is_listed:
+        return margin, "declared with --delta-min"
+    tokens = terms.study.primary.tokens
+    worth = f", as what {100 * tokens:.3g}% of the training tokens are worth" if tokens else ""
+    return margin, f"declared by the study{worth}"

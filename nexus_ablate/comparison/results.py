@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nexus_ablate.comparison.arms import Arm
+from nexus_ablate.comparison.cell import Effect
 from nexus_ablate.comparison.endpoint import Endpoint
-from nexus_ablate.comparison.fairness import FAIL, Check
+from nexus_ablate.comparison.fairness import FAIL, LEARNED, Check
 from nexus_ablate.comparison.load import Excluded
-from nexus_ablate.comparison.statistics import Effect, Interval
+from nexus_ablate.comparison.statistics import FAILURES, Interval
 from nexus_ablate.comparison.terms import Terms
 from nexus_ablate.comparison.verdict import DIVERGED, NOT_COMPARABLE, UNSTABLE, Verdict
 
@@ -51,13 +52,13 @@ class ArmResult:
         unfair: Fairness conditions that the arm breaks.
         is_identical: All losses equal the baseline's to the last bit.
         is_equal: All pairs, two at least, have the same value, which is known more exactly than `delta_min`.
+        is_early: It or the baseline saw fewer than 10 tokens per parameter of its blocks.
         saturated: The word of AT_CHANCE and AT_CEILING that holds, if one does.
-        family: Arms that share the 5%.
-        arms: Arms whose failures to train are tested together.
-        text_se: Standard error of the difference over blocks of validation text.
+        failure_level: Of the test of its failures to train.
+        effect_with_failures: The difference with each failed run counted as one that has learned nothing.
         look: The look that the verdict is of, from 1; 0 in a study without looks.
-        seeds_to_decide: Seeds that would decide an effect of the measured size with 80% power.
-        seeds_for_margin: Seeds that would show a difference of `delta_min`.
+        seeds_to_differ: Pairs that would show a difference of the measured size with 80% power.
+        seeds_to_equal: Pairs that would show that it is within `delta_min`.
         worth: What the difference is worth in tokens, where `compare` was given runs that say so.
         at_shared_lr: The difference at the study's learning rate, where each arm is judged at its own best one.
         figures: Mean and standard deviation over seeds of diagnostics and evaluations.
@@ -86,16 +87,16 @@ class ArmResult:
     unfair: list[str] = field(default_factory=list)
     is_identical: bool = False
     is_equal: bool = False
+    is_early: bool = False
     saturated: str = ""
-    family: int = 1
-    arms: int = 1
+    failure_level: float = FAILURES
     mean: float | None = None
     sd: float | None = None
     effect: Effect | None = None
-    text_se: float | None = None
+    effect_with_failures: Effect | None = None
     look: int = 0
-    seeds_to_decide: int | None = None
-    seeds_for_margin: int | None = None
+    seeds_to_differ: int | None = None
+    seeds_to_equal: int | None = None
     delta_over_sd: float | None = None
     at_flops: Interval | None = None
     at_seconds: Interval | None = None
@@ -130,6 +131,17 @@ class ArmResult:
     def reason(self) -> str:
         """The verdict's sentence; '' without a verdict."""
         return self.verdict.sentence if self.verdict else ""
+
+    @property
+    def unfair_runs(self) -> list[str]:
+        """The conditions that its own runs break, beside that of the baseline's having learned something."""
+        return [name for name in self.unfair if name != LEARNED]
+
+    @property
+    def seeds_to_decide(self) -> int | None:
+        """Pairs that would decide an effect of the measured size with 80% power."""
+        counts = (self.seeds_to_differ, self.seeds_to_equal)
+        return min((count for count in counts if count is not None), default=None)
 
     @property
     def trained(self) -> int:
@@ -201,15 +213,16 @@ EFFECT_COLUMNS = (
     "rho",
     "spread",
     "spread_bound",
+    "seed_se",
+    "text_se",
     "detectable",
-    "alone",
 )
 NUMBER_COLUMNS = (
-    "text_se",
     "delta_min",
     "delta_over_sd",
-    "seeds_to_decide",
-    "seeds_for_margin",
+    "seeds_to_differ",
+    "seeds_to_equal",
+    "is_early",
     "unmeasured",
     "look",
     "tokens_per_second",
@@ -253,8 +266,7 @@ class Stratum:
 
     Attributes:
         rows: The results on the primary endpoint, the baseline first.
-        family: Arms that share the 5% of the table.
-        noisy: Arms that are noisier than the rest, for which each arm is judged by its own paired differences.
+        comparisons: Cells that share what may be claimed falsely: arms x endpoints x strata.
         looks: Seeds at each look of the study, if it has any; `look` of them are complete.
         undecided: The folders of the arms that the next look is for.
         exploratory: What was chosen when results had been seen.
@@ -273,8 +285,7 @@ class Stratum:
     delta_min: float
     delta_min_source: str
     seed_sd: float | None
-    family: int
-    noisy: list[str]
+    comparisons: int
     looks: tuple[int, ...]
     look: int
     undecided: list[str]
@@ -326,6 +337,7 @@ class Change:
         first, last: The strata, in the study's order, from and to which it changes: those that have a difference.
         change: Paired by seed, with its own 95% interval; descriptive.
         agree: Whether all differences have the same sign; None below two.
+        order: `rises` or `falls` where the differences do from stratum to stratum, in the study's order; '' else.
     """
 
     arm: str
@@ -334,6 +346,7 @@ class Change:
     last: str
     change: Interval | None
     agree: bool | None
+    order: str = ""
 
 
 @dataclass(frozen=True)
@@ -390,38 +403,6 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Scaling:
-    """One arm over the rungs of a ladder.
-
-    Attributes:
-        compute: Training FLOPs of the baseline by rung.
-        multipliers: Compute multiplier by rung, at equal training tokens; its interval covers all arms and rungs at
-            95%.
-        trend: Factor on the multiplier for ten times the compute; its interval covers all arms at 95%.
-        speeds: The arm's tokens per second over the baseline's, by rung; None where not measured.
-        predicted: The multiplier of the largest rung as the rungs below it predict it, from a law and a line that are
-            fitted to them alone; None where they are fewer than three.
-        outcome: HOLDS, SHRINKS, REVERSES or NEEDS RUNG n; preliminary below five seeds.
-    """
-
-    arm: str
-    compute: list[float]
-    multipliers: list[Interval]
-    trend: Interval
-    predicted: float | None
-    outcome: str
-    sentence: str
-    speeds: tuple[float | None, ...] = ()
-
-    @property
-    def by_time(self) -> list[Interval | None]:
-        """The multipliers at equal training time: times the speed, whose own noise the intervals do not hold."""
-        speeds = self.speeds or (None,) * len(self.multipliers)
-        pairs = zip(self.multipliers, speeds, strict=True)
-        return [multiplier.times(speed) if speed else None for multiplier, speed in pairs]
-
-
-@dataclass(frozen=True)
 class Comparison:
     """Everything that a report of a study shows.
 
@@ -430,7 +411,6 @@ class Comparison:
         strata: In the study's order.
         changes: How differences change over the strata; [] for one stratum.
         claim: The claim's outcome; None without a claim, or if `whole` is set.
-        scaling: Of a ladder: each arm's compute multiplier over the sizes.
         missing: The strata without a result so far, and the states of their runs.
         whole: The study, if only some of its strata are compared; its claim is about all.
     """
@@ -439,7 +419,6 @@ class Comparison:
     strata: list[Stratum]
     changes: list[Change]
     claim: Claim | None
-    scaling: list[Scaling] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)
     whole: str = ""
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nexus_ablate.comparison.endpoint import Endpoint
+from nexus_ablate.comparison.statistics import DIFFERENCES, FAILURES, sidak
 from nexus_ablate.console import several
 from nexus_ablate.study.decoding import read_study
 from nexus_ablate.study.schema import Study
@@ -27,8 +28,9 @@ class Terms:
         name: The study's folder; '' where there is none.
         place: The study as one types it after a verb: its name, or its directory where that is not in runs/.
         baseline: The name of the baseline's directory.
-        share: Of the 5%, for this endpoint: less where other endpoints or strata get a verdict too.
-        family: Comparisons that share the 5% at the least, where the table shows fewer of them.
+        share: Of the words about differences, for one endpoint in one stratum.
+        strata: Number of strata, which share the words about failures.
+        family: Comparisons in a stratum at the least, where the table shows fewer of them.
         exploratory: What was chosen when results had been seen, which an interval takes no account of.
         is_listed: The runs are rows of a table that was made elsewhere, with nothing but their results.
         is_paired: Whether arms share seeds with the baseline.
@@ -41,6 +43,7 @@ class Terms:
     baseline: str = "baseline"
     endpoint: Endpoint = Endpoint()
     share: float = 1.0
+    strata: int = 1
     family: int = 0
     exploratory: tuple[str, ...] = ()
     is_listed: bool = False
@@ -56,6 +59,23 @@ class Terms:
     def arm_names(self) -> list[str]:
         """The directories of the arms that the study planned."""
         return [arm.name for arm in self.study.arms]
+
+    def comparisons(self, arms: int) -> int:
+        """Cells that get a word about a difference: arms x endpoints x strata."""
+        return round(max(arms, self.family) / self.share)
+
+    def level(self, arms: int, weight: float = 1.0) -> float:
+        """The level of each of these cells.
+
+        Args:
+            arms: Beside the baseline.
+            weight: Of the look.
+        """
+        return sidak(DIFFERENCES * weight, self.comparisons(arms))
+
+    def failure_level(self, arms: int, weight: float = 1.0) -> float:
+        """The level of each test of an arm's failures to train: arms x strata share them."""
+        return sidak(FAILURES * weight, max(arms, self.family) * self.strata)
 
     @property
     def secondary(self) -> list[Endpoint]:
@@ -84,6 +104,7 @@ def read_terms(folder: Path) -> Terms:
         place=_place(directory),
         endpoint=endpoints_of(study)[0],
         share=study.share,
+        strata=max(len(study.all_strata), 1),
         exploratory=tuple(chosen_late(study)),
     )
 

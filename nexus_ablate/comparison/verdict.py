@@ -11,6 +11,7 @@ INCOMPLETE = "INCOMPLETE"
 IDENTICAL = "IDENTICAL"
 DIVERGED = "DIVERGED"
 UNSTABLE = "UNSTABLE"
+TOO_FEW_SEEDS = "TOO FEW SEEDS"
 BETTER = "BETTER"
 WORSE = "WORSE"
 LOWER = "LOWER"
@@ -18,17 +19,21 @@ HIGHER = "HIGHER"
 EQUIVALENT = "EQUIVALENT"
 INCONCLUSIVE = "INCONCLUSIVE"
 
+CLAIM_SEEDS = 5
+"""Fewer give an interval and no word about it."""
+
 MEANINGS = {
     BETTER: "the whole interval lies on the better side of 0: below it for a loss",
     WORSE: "the whole interval lies on the worse side of 0: above it for a loss",
     LOWER: "the whole interval lies below 0, of a measure that is better neither lower nor higher",
     HIGHER: "the whole interval lies above 0, of a measure that is better neither lower nor higher",
-    EQUIVALENT: "the whole interval is closer to 0 than the smallest difference that matters",
+    EQUIVALENT: "the whole interval is closer to 0 than the declared smallest difference that matters",
     IDENTICAL: "every loss equals the baseline's to the last bit",
-    INCONCLUSIVE: "not enough seeds to decide; the sentence says how many would",
+    INCONCLUSIVE: "the seeds do not decide; the sentence says how many more would",
+    TOO_FEW_SEEDS: f"fewer than {CLAIM_SEEDS} pairs trained: an interval, and no word about it",
     UNSTABLE: "fails to train at some seeds, more often than the baseline",
     DIVERGED: "fails to train at every seed, and the baseline does not",
-    NOT_COMPARABLE: "a fairness condition fails",
+    NOT_COMPARABLE: "a fairness condition fails, or the baseline has learned nothing",
     AT_CHANCE: "neither the arm nor the baseline is shown to answer better than guessing",
     AT_CEILING: "neither the arm nor the baseline is shown to make a mistake",
     INCOMPLETE: "no pair of runs has a result yet",
@@ -37,14 +42,13 @@ DIFFERENT = (BETTER, WORSE, LOWER, HIGHER)
 """Words of an interval that excludes 0."""
 SATURATED = (AT_CHANCE, AT_CEILING)
 """Words of a share of right answers that differences can't be read from."""
-UNDECIDED = (INCONCLUSIVE, INCOMPLETE)
+UNDECIDED = (INCONCLUSIVE, INCOMPLETE, TOO_FEW_SEEDS)
+"""Words that further seeds can change."""
 FAILS = (DIVERGED, UNSTABLE)
 """Words of an arm that fails to train."""
-CLAIM_SEEDS = 5
-"""With fewer a verdict is called preliminary."""
 
-PRELIMINARY = "preliminary: "
 TOO_SMALL = "below the threshold that matters"
+EARLY = "early training"
 
 
 @dataclass(frozen=True)
@@ -61,5 +65,5 @@ class Verdict:
 
 
 def interval_name(level: float) -> str:
-    """`95% interval`; of a look, which spends a share of the 5%, `99.25% interval`."""
+    """`95% interval`; of one of many cells, each with its share of what may be claimed falsely, `99.5% interval`."""
     return f"{100 * (1 - level):.4g}% interval"

@@ -1,10 +1,9 @@
-"""Final validation losses by window, and the standard error of a difference over text: evaluation text is a sample."""
+"""Final validation losses by window of text: evaluation text is a sample."""
 
 from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -44,6 +43,21 @@ class WindowLosses:
         return int(self.places[:, 2].sum())
 
     @property
+    def by_block(self) -> Array:
+        """(blocks,) mean loss of each block of neighbouring windows."""
+        weighted = np.bincount(self._block, self.places[:, 2] * self.losses)
+        return weighted / np.bincount(self._block, self.places[:, 2])
+
+    @property
+    def shares(self) -> Array:
+        """(blocks,) of the tokens, in each block."""
+        return np.bincount(self._block, self.places[:, 2]) / self.tokens
+
+    @property
+    def _block(self) -> NDArray[np.int64]:
+        return np.unique(self.places[:, 0], return_inverse=True)[1]
+
+    @property
     def reach(self) -> int:
         """Tokens of the validation set up to the end of the last window."""
         return int(self.places[-1, 1] + self.places[-1, 2])
@@ -65,42 +79,6 @@ def read_windows(path: Path) -> WindowLosses | None:
         return None if text is None else _parse(text)
     except UNREADABLE as error:
         raise damaged(path, str(error)) from None
-
-
-def text_error(arm_windows: Sequence[WindowLosses], base_windows: Sequence[WindowLosses]) -> float | None:
-    """Standard error over blocks of text of the mean paired difference, in nats per token.
-
-    Args:
-        arm_windows, base_windows: One for each seed that both have, all with the same windows.
-
-    Returns:
-        None for fewer than two blocks.
-    """
-    pairs = zip(arm_windows, base_windows, strict=True)
-    difference = np.mean([arm.losses - base.losses for arm, base in pairs], axis=0)
-    places = arm_windows[0].places
-    return block_error(difference, places[:, 0], places[:, 2])
-
-
-def block_error(values: Array, block: NDArray[np.int64], weight: NDArray[np.int64]) -> float | None:
-    """Standard error of a weighted mean, taken over blocks of neighbouring values that may be alike.
-
-    Over B blocks with means m and shares w of the weight: SE^2 = B / (B - 1) sum (w (m - mean))^2. For equal shares it
-    is the standard deviation of the block means over sqrt(B).
-
-    Args:
-        values, block, weight: (N,) each value, the block that it is of, and its weight.
-
-    Returns:
-        None for fewer than two blocks.
-    """
-    _, index = np.unique(block, return_inverse=True)
-    total = np.bincount(index, weight)
-    if len(total) < 2:
-        return None
-    means, share = np.bincount(index, weight * values) / total, total / total.sum()
-    variance = ((share * (means - share @ means)) ** 2).sum() * len(total) / (len(total) - 1)
-    return float(np.sqrt(variance))
 
 
 def _parse(text: str) -> WindowLosses:

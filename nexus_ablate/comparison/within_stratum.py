@@ -16,7 +16,7 @@ from nexus_ablate.comparison.curves import AXES
 from nexus_ablate.comparison.differences import consequences, differing
 from nexus_ablate.comparison.endpoint import Endpoint
 from nexus_ablate.comparison.failures import rising
-from nexus_ablate.comparison.fairness import Check, checks, error_over_text, other_machine, text, unfair
+from nexus_ablate.comparison.fairness import Check, checks, other_machine, text, unfair
 from nexus_ablate.comparison.judging import EXACT, judge, spread
 from nexus_ablate.comparison.learning_rates import at_own_rates, attach, best_lr, lr_points, lr_sensitivity
 from nexus_ablate.comparison.load import Excluded, collect
@@ -117,9 +117,13 @@ def compared(
     rows = judgement.results[: len(arms)]
     for row, arm in zip(rows, arms, strict=True):
         _measure_once(row, arm, base, terms)
-    on_text = _beside_baseline(rows, arms, terms)
+    _beside_baseline(rows, arms)
     if not terms.is_listed:
-        conditions.append(on_text)
+        effects, lacking = {}, {}
+        for row, on_text in zip(rows, judgement.texts, strict=False):  # unshown arms have no row
+            if row.effect is not None:
+                effects[row.arm], lacking[row.arm] = row.effect, on_text.lacking
+        conditions.append(text(base, effects, lacking))
     return Stratum(
         question=study.question,
         study=terms.name,
@@ -129,8 +133,7 @@ def compared(
         delta_min=judgement.delta_min,
         delta_min_source=judgement.delta_min_source,
         seed_sd=rows[0].sd,
-        family=judgement.family,
-        noisy=[everyone[i].label for i in judgement.noisy],
+        comparisons=judgement.comparisons,
         looks=tuple(study.looks),
         look=judgement.look,
         undecided=judgement.undecided,
@@ -151,23 +154,17 @@ def compared(
     )
 
 
-def _beside_baseline(rows: list[ArmResult], arms: list[Arm], terms: Terms) -> Check:
-    """Fill in the figures that relate each row to the baseline's. Returns the condition on the evaluation text."""
+def _beside_baseline(rows: list[ArmResult], arms: list[Arm]) -> None:
+    """Fill in the figures that relate each row to the baseline's."""
     base, base_row = arms[0], rows[0]
     sd = spread(_counted_losses(base, base_row))
-    errors, no_text = {}, {}
     for row, arm in zip(rows[1:], arms[1:], strict=True):
-        if not row.unfair:
+        if not row.unfair_runs:
             _descriptive(row, arm, base, {*row.failed, *base_row.failed})
-            paired = [seed for seed, d in zip(row.seeds, row.differences, strict=True) if d is not None]
-            row.text_se, no_text[row.arm] = error_over_text(arm, base, paired, terms.endpoint.name)
         # three times the baseline's spikes, and more than one in a thousand rows
         row.spiky = (row.spike_score or 0.0) > 3 * max(base_row.spike_score or 0.0, 0.001)
         if row.effect is not None and sd and sd > EXACT:  # equal logits differ in their last bit
             row.delta_over_sd = row.effect.delta / sd
-        if row.effect is not None and row.text_se is not None:
-            errors[row.arm] = row.text_se, row.effect.se
-    return text(base, errors, no_text)
 
 
 def unpaired(base: Arm, others: list[Arm]) -> list[Excluded]:
@@ -199,8 +196,7 @@ def _secondary(endpoint: Endpoint, arms: list[Arm], broken: list[list[str]], ter
             [*names, "machine"] if arm is not arms[0] and other_machine(arm, arms[0]) else names
             for arm, names in zip(arms, broken, strict=True)
         ]
-    share = terms.share if expected else 1.0
-    judgement = judge(arms, broken, replace(terms, endpoint=endpoint, share=share))
+    judgement = judge(arms, broken, replace(terms, endpoint=endpoint))
     for result in judgement.results:
         result.is_primary = False
         if result.name not in expected:

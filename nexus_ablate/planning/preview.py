@@ -8,7 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from nexus_ablate.comparison.fairness import FAIL, PASS, WARN, Check, by_arm, mismatch, untuned
-from nexus_ablate.comparison.verdict import CLAIM_SEEDS
+from nexus_ablate.comparison.statistics import detectable_difference, fewest_failures, half_width
+from nexus_ablate.comparison.terms import Terms
+from nexus_ablate.comparison.verdict import CLAIM_SEEDS, interval_name
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.console import several
 from nexus_ablate.errors import ConfigError
@@ -197,9 +199,25 @@ def fairness(composed: ComposedStudy, costs: dict[str, Cost]) -> list[Check]:
     text = f"{several(len(study.seeds), 'seed')}, every arm with each"
     if study.looks:
         text = f"{study.looks[0]} for every arm, then up to {study.looks[-1]} for those that are undecided"
-    few = len(study.seeds) < CLAIM_SEEDS
-    checks.append(Check("seeds", WARN if few else PASS, text + ("; preliminary, a claim needs 5" if few else "")))
+    checks.append(_seeds(composed, text))
     return checks
+
+
+def _seeds(composed: ComposedStudy, text: str) -> Check:
+    """What the seeds can show: the intervals' width, the effect that is found, and whether failures can be told."""
+    study = composed.study
+    terms = Terms(study, share=study.share, strata=max(len(study.all_strata), 1))
+    arms, count, weight = len(composed.arms), len(study.first_seeds), (study.look_weights or [1.0])[0]
+    if len(study.seeds) < CLAIM_SEEDS:
+        return Check("seeds", WARN, f"{text}; screening: a word needs {CLAIM_SEEDS} seeds")
+    level = terms.level(arms, weight)
+    width, found = half_width(1.0, count, level), detectable_difference(1.0, count, level)
+    text += f"; at {count}: {interval_name(level)}s of ±{width:.2g} SD of a pair's difference, "
+    text += f"which find {found:.2g} SD with 80% power"
+    fewest = fewest_failures(count, terms.failure_level(arms, weight))
+    if fewest is None:
+        return Check("seeds", WARN, f"{text}; no number of failed runs can be told from chance")
+    return Check("seeds", PASS, f"{text}; {fewest} of {count} failed runs are told from none")
 
 
 def _same(composed: ComposedStudy, name: str, facts: Callable[[RunConfig], object], reason: str, good: str) -> Check:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from nexus_ablate.comparison.results import ArmResult, Change, Comparison, Scaling, Secondary, Stratum
+from nexus_ablate.comparison.results import ArmResult, Change, Comparison, Secondary, Stratum
 from nexus_ablate.comparison.statistics import LEVEL, Interval
 from nexus_ablate.comparison.verdict import DIVERGED, UNSTABLE, interval_name
 from nexus_ablate.measure.measures import measure_of
@@ -148,7 +148,7 @@ def _wins_text(row: ArmResult) -> str:
 
 def _errors_text(row: ArmResult) -> str:
     """Both standard errors of the difference: `0.0021 / 0.0034`."""
-    errors = (row.effect.se if row.effect else None, row.text_se)
+    errors = (row.effect.seed_se, row.effect.text_se) if row.effect else (None, None)
     return " / ".join(NOTHING if error is None else f"{error:.4f}" for error in errors)
 
 
@@ -188,7 +188,7 @@ DELTA = Column(
     "delta",
     difference_text,
 )
-INTERVAL = Column("interval", "the one that decides: simultaneous over all arms", "delta", bounds)
+INTERVAL = Column("interval", "the one that decides: all intervals of the page hold together", "delta", bounds)
 MEAN = "mean ± standard deviation over seeds; in brackets over surviving seeds only"
 
 
@@ -207,7 +207,7 @@ def main_columns(stratum: Stratum) -> list[Column]:
             "",
             lambda row: f"{row.trained}/{row.trained + len(row.failed) + row.waiting}",
         ),
-        _number_column("p", "adjusted for the number of arms", "p", p_text),
+        _number_column("p", "of this comparison alone, not adjusted for the others", "p", p_text),
         _number_column(
             "delta/SD",
             "in standard deviations of the baseline over seeds",
@@ -311,39 +311,28 @@ def secondary_heading(other: Secondary) -> str:
     level = next((row.effect.level for row in other.rows if row.effect), LEVEL)
     unit = f", {endpoint.unit}" if endpoint.unit else ""
     definition = endpoint.measure.definition.replace("`", "")
-    return f"{endpoint.name}{unit}: {definition} ({interval_name(level)} over all arms)"
+    return f"{endpoint.name}{unit}: {definition} ({interval_name(level)}s)"
 
 
 # --------------------------------------------------------------------------------------------------- other tables
 
 
 def changes_over_strata(comparison: Comparison) -> TextTable:
-    """Each arm's difference by stratum, its change from the first to the last, agreement of sign."""
+    """Each arm's difference by stratum, its change from the first to the last, agreement of sign, and order."""
     names = [stratum.name for stratum in comparison.strata]
-    rows = [_change_row(change) for change in comparison.changes]
-    return TextTable(["arm", *names, "change", "sign"], rows, ["arm", "sign"])
+    rows = [_change_row(change, names) for change in comparison.changes]
+    return TextTable(["arm", *names, "change", "sign", "order"], rows, ["arm", "sign", "order"])
 
 
-def _change_row(change: Change) -> list[str]:
+def _change_row(change: Change, strata: list[str]) -> list[str]:
     signs, cells = {True: "the same", False: "differs", None: NOTHING}, [change.arm]
     endpoint = next(row.endpoint for row in change.rows if row)
     for row in change.rows:
         cells.append(f"{difference_text(row)} {bounds(row)} {row.word}".rstrip() if row else NOTHING)
-    return [*cells, interval_text(change.change, endpoint.signed), signs[change.agree]]
-
-
-def scaling_table(scaling: Sequence[Scaling]) -> TextTable:
-    """Each arm's compute multiplier by size, how it changes with compute, and the outcome."""
-    heads, rows = ["arm"], []
-    for compute in scaling[0].compute:
-        heads += [f"at {compute:.1e} FLOPs", f"by time at {compute:.1e}"]
-    for arm in scaling:
-        cells = [arm.arm]
-        for multiplier, by_time in zip(arm.multipliers, arm.by_time, strict=True):
-            cells += [interval_text(multiplier, "x{:.3g}".format), interval_text(by_time, "x{:.3g}".format)]
-        predicted = NOTHING if arm.predicted is None else f"x{arm.predicted:.3g}"
-        rows.append([*cells, interval_text(arm.trend, "x{:.3g}".format), predicted, arm.outcome])
-    return TextTable([*heads, "per 10 times", "predicted", "outcome"], rows, ["arm", "outcome"])
+    moved = interval_text(change.change, endpoint.signed)
+    if change.change is not None and [change.first, change.last] != [strata[0], strata[-1]]:
+        moved += f" from {change.first} to {change.last}"
+    return [*cells, moved, signs[change.agree], change.order or NOTHING]
 
 
 def changed_keys(stratum: Stratum) -> TextTable:

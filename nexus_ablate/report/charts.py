@@ -22,7 +22,7 @@ from nexus_ablate.comparison.results import ArmResult, Comparison, Secondary, St
 from nexus_ablate.comparison.statistics import Array
 from nexus_ablate.console import middle
 from nexus_ablate.errors import printable
-from nexus_ablate.report.arm_tables import bounds, compact, difference_text, interval_text
+from nexus_ablate.report.arm_tables import bounds, difference_text
 from nexus_ablate.report.sentences import direction
 
 if TYPE_CHECKING:
@@ -72,8 +72,6 @@ STYLE: dict[Any, Any] = {
 LINE_POINTS = 4000
 """Points of all lines of a picture together: a report of a thousand runs must still open."""
 NAME_LETTERS = 32
-MOST_FACTOR = 64.0
-"""Compute multipliers beyond this, or below its inverse, are drawn at the edge."""
 BUDGETS = {"tokens": "training tokens", "flops": "training FLOPs", "seconds": "seconds of training"}
 LOSS = "loss, nats per token"
 
@@ -349,7 +347,7 @@ def _thinned(x: Array, y: Array, points: int) -> tuple[Array, Array]:
     return x[keep], y[keep]
 
 
-# ----------------------------------------------------------------------------------------- ---------- rates, scaling
+# ------------------------------------------------------------------------------------------------------------ rates
 
 
 def learning_rates(stratum: Stratum) -> str:
@@ -377,41 +375,6 @@ def learning_rates(stratum: Stratum) -> str:
                 text = hover(f"{row.arm}: best {row.best_lr:g}, {place}")
                 axes.plot(row.best_lr, means[row.best_lr], "o", mfc="none", mec=ring, markersize=14, gid=text)
     return drawn.svg
-
-
-def multipliers(comparison: Comparison) -> str:
-    """Each arm's compute multiplier with its interval against the compute of the baseline, both logarithmic."""
-    from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator
-
-    scaling = comparison.scaling
-    numbers = {change.arm: index for index, change in enumerate(comparison.changes, start=1)}
-    with picture("compute multipliers against compute", height=320 + 18 * len(scaling)) as drawn:
-        axes = drawn.axes
-        axes.set(xscale="log", xlabel="training FLOPs of the baseline", ylabel="compute multiplier")
-        axes.set_yscale("log", base=2)
-        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-        axes.yaxis.set_major_locator(LogLocator(2))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda factor, _: f"x{factor:.4g}"))
-        axes.axhline(1, color=MUTED, linewidth=1, linestyle="--")
-        for place, arm in enumerate(scaling):
-            shade = colour(numbers[arm.arm])
-            compute = np.array(arm.compute) * 1.06 ** (place - (len(scaling) - 1) / 2)  # intervals side by side
-            means = [_drawable(cell.mean) for cell in arm.multipliers]
-            name, outcome = middle(arm.arm, NAME_LETTERS), hover(f"{arm.arm}: {arm.outcome}")
-            axes.plot(compute, means, "o-", color=shade, linewidth=2.2, label=name, gid=outcome)
-            for at, budget, cell in zip(compute, arm.compute, arm.multipliers, strict=True):
-                text = f"{arm.arm} at {compact(budget)} FLOPs: {interval_text(cell, 'x{:.3g}'.format)}"
-                ends = [_drawable(cell.low), _drawable(cell.high)]
-                axes.plot([at, at], ends, color=shade, linewidth=2.2, gid=hover(text))
-        low, high = axes.get_ylim()
-        axes.set_ylim(max(min(low, 0.9), 1 / MOST_FACTOR), min(max(high, 1.1), MOST_FACTOR))
-        drawn.figure.legend(loc="outside lower left")
-    return drawn.svg
-
-
-def _drawable(factor: float | None) -> float:
-    """A compute multiplier inside the picture; NaN where there is none."""
-    return math.nan if factor is None else min(max(factor, 1 / MOST_FACTOR), MOST_FACTOR)
 
 
 # -------------------------------------------------------------------------------------------------------- notebooks

@@ -44,8 +44,6 @@ def markdown(comparison: Comparison) -> str:
         lines[0] = f"**{lines[0].removeprefix('- ')}**\n"
     if comparison.changes:
         lines += ["", md_table(arm_tables.changes_over_strata(comparison)), ""]
-    if comparison.scaling:
-        lines += ["", sentences.SCALING_NOTE, "", md_table(arm_tables.scaling_table(comparison.scaling)), ""]
     if lines:
         lines.append("")
     for stratum in comparison.strata:
@@ -171,8 +169,8 @@ def _beyond_rows(stratum: Stratum) -> list[str]:
         reasons.append("the looks of the study chose its seeds")
     if terms.family >= len(stratum.rows):
         reasons.append(f"{terms.family} pairs of arms share the 5%")
-    if terms.share < 1:
-        reasons.append("other endpoints or strata share the 5%")
+    if round(terms.share * terms.strata, 6) < 1:
+        reasons.append("other endpoints share the 5%")
     return reasons
 
 
@@ -187,7 +185,6 @@ def json_text(comparison: Comparison) -> str:
     if len(comparison.strata) == 1:
         return _json(strata.popitem()[1] | more)
     more |= {"across": _text_frame(arm_tables.changes_over_strata(comparison)).to_dict("records")}
-    more |= {"scaling": comparison.scaling} if comparison.scaling else {}
     return _json({"study": comparison.name, **more, "strata": strata})
 
 

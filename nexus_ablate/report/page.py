@@ -47,15 +47,11 @@ def html(comparison: Comparison, command: str = "", reload_seconds: int = 0) -> 
         "claim": sentences.claim_lines(comparison),
         "missing": sentences.missing_lines(comparison),
         "origin": _origin(comparison, command),
-        "scaling_note": sentences.SCALING_NOTE,
     }
     if comparison.changes:
         parts["change_note"] = sentences.change_note(comparison)
         parts["changes"] = arm_tables.changes_over_strata(comparison)
         parts["strata"] = charts.strata(comparison)
-    if comparison.scaling:
-        parts["scaling"] = arm_tables.scaling_table(comparison.scaling)
-        parts["multipliers"] = charts.multipliers(comparison)
     return _filled(parts)
 
 

@@ -5,15 +5,9 @@ from __future__ import annotations
 import shlex
 
 from nexus_ablate.comparison.results import ArmResult, Comparison, Interaction, Stratum
-from nexus_ablate.comparison.verdict import CLAIM_SEEDS, IDENTICAL, MEANINGS, UNSTABLE
+from nexus_ablate.comparison.verdict import CLAIM_SEEDS, MEANINGS, UNSTABLE, interval_name
 from nexus_ablate.console import several
 from nexus_ablate.report.arm_tables import interval_text
-
-SCALING_NOTE = (
-    "x1.2: the arm reaches its loss where the baseline needs 1.2 times the compute, at equal training tokens. "
-    "Intervals hold all arms and sizes, with the noise of the fit. By time: at equal training time, by the measured "
-    "speeds, whose own noise is not in the interval. Predicted: the largest size from the sizes below it alone."
-)
 
 
 def title(stratum: Stratum) -> str:
@@ -41,24 +35,18 @@ def basis(stratum: Stratum) -> list[str]:
     better = f"; {endpoint.good()}" if endpoint.good() else ""
     sd = "" if stratum.seed_sd is None else f", standard deviation over seeds {endpoint.spread(stratum.seed_sd)}"
     matters = endpoint.within(stratum.delta_min) if endpoint.log else endpoint.value(stratum.delta_min)
+    matters = f"{matters} ({stratum.delta_min_source})" if stratum.delta_min else stratum.delta_min_source
     lines = [
         f"{endpoint.name}{unit}, against {stratum.baseline} ({several(seeds, 'seed')}{sd}){better}",
-        f"smallest difference that matters: {matters} ({stratum.delta_min_source})",
+        f"smallest difference that matters: {matters}",
+        *_error_rate(stratum),
         *stratum.regime,
     ]
     if stratum.looks:
         looks = ", ".join(map(str, stratum.looks))
-        lines.append(f"looks at {looks} seeds share the 5%; {stratum.look} of {len(stratum.looks)} are complete")
+        lines.append(f"looks at {looks} seeds share it; {stratum.look} of {len(stratum.looks)} are complete")
     if not stratum.terms.is_paired:
-        lines.append(
-            "unpaired, since the arms share no seeds: each is judged by Welch's t-test against the baseline, with "
-            "intervals that are simultaneous over all arms (Sidak)"
-        )
-    if stratum.noisy:
-        lines.append(
-            f"unlike noise ({', '.join(stratum.noisy)}): every arm is judged by its own paired differences, because "
-            "a pooled spread would claim too much"
-        )
+        lines.append("unpaired, since the arms share no seeds: each is judged by Welch's t-test against the baseline")
     if any(row.at_shared_lr for row in stratum.rows):
         lines.append("each arm is judged at its own best learning rate")
     name = stratum.arms[0].name if stratum.arms else stratum.baseline
@@ -69,10 +57,19 @@ def basis(stratum: Stratum) -> list[str]:
         fresh = f"; nexus-ablate study {place} --confirm judges fresh seeds alone" if place else ""
         lines.append(f"exploratory: {'; '.join(stratum.exploratory)}{fresh}")
     if seeds < CLAIM_SEEDS:
-        lines.append(f"preliminary: fewer than {CLAIM_SEEDS} seeds; treat as a hint")
+        lines.append(f"fewer than {CLAIM_SEEDS} seeds: screening, with intervals and without words")
     if any(row.word == UNSTABLE for row in stratum.rows):
         lines.append("values in brackets are over the seeds that trained; do not compare them")
     return lines
+
+
+def _error_rate(stratum: Stratum) -> list[str]:
+    """What the intervals hold, where there are any."""
+    effect = next((row.effect for row in stratum.rows if row.effect is not None), None)
+    if effect is None:
+        return []
+    cells = several(stratum.comparisons, "comparison")
+    return [f"{interval_name(effect.level)}s: over {cells}, 5% is the chance of any false word"]
 
 
 def direction(stratum: Stratum) -> str:
@@ -106,7 +103,7 @@ def left_out(stratum: Stratum) -> list[str]:
 def change_note(comparison: Comparison) -> str:
     """What the column `change` of the table of strata says."""
     first, last = comparison.strata[0].name, comparison.strata[-1].name
-    return f"change: from {first} to {last}, paired by seed, descriptive"
+    return f"change: from {first} to {last} unless it says otherwise, paired by seed, descriptive"
 
 
 def claim_lines(comparison: Comparison) -> list[str]:
@@ -123,14 +120,5 @@ def claim_lines(comparison: Comparison) -> list[str]:
 
 
 def missing_lines(comparison: Comparison) -> list[str]:
-    """The strata without a result, and the arms of a ladder without a compute multiplier."""
-    lines = [f"stratum {name}: no result yet ({states})" for name, states in comparison.missing.items()]
-    if not any(stratum.terms.study.rung for stratum in comparison.strata):
-        return lines
-    if comparison.missing:
-        return [*lines, "compute multipliers are read when every size has results"]
-    scaled = {arm.arm for arm in comparison.scaling}
-    rows = [row for row in comparison.strata[0].rows if row.verdict and row.word != IDENTICAL]
-    without = ", ".join(row.arm for row in rows if row.arm not in scaled)
-    reason = "a size lacks a fair result at one of at least three seeds"
-    return [f"no compute multiplier, since {reason}: {without}"] if without else []
+    """The strata without a result."""
+    return [f"stratum {name}: no result yet ({states})" for name, states in comparison.missing.items()]

@@ -53,12 +53,6 @@ def show_comparison(comparison: Comparison, console: Console, details: bool = Fa
         if _width(table) > console.width:
             table = arm_tables.one_cell_per_row(table, ("arm", "stratum", "difference"))
         _print(table, console, full)
-    if comparison.scaling:
-        console.print(f"\n{sentences.SCALING_NOTE}", style="dim")
-        multipliers = arm_tables.scaling_table(comparison.scaling)
-        _print(arm_tables.one_cell_per_row(multipliers, ("arm", "", "compute multiplier")), console, full)
-        for arm in comparison.scaling:
-            _say(console, f"{arm.arm} {arm.outcome}: {arm.sentence}")
     for stratum in comparison.strata:
         if comparison.claim or stratum.name:
             console.print("")

@@ -1,0 +1,77 @@
+"""Differences by block of evaluation text, whose spread says how far other text of the kind would move a difference."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from nexus_ablate.comparison.arms import Arm
+from nexus_ablate.comparison.cell import FEWEST_BLOCKS
+from nexus_ablate.comparison.load import Trained
+from nexus_ablate.comparison.statistics import Array
+from nexus_ablate.comparison.terms import Terms
+
+BY_WINDOW = ("val_loss", "val_bpb")
+"""Endpoints that are recorded by window of text."""
+
+
+@dataclass(frozen=True)
+class TextDifferences:
+    """An arm's differences to the baseline by block of text.
+
+    Attributes:
+        by_block: (seeds, blocks) in the endpoint's unit, NaN where there is no pair; None where they are not known.
+        shares: (blocks,) of the tokens, in each block.
+        lacking: Why the error over text is not part of the interval; "" where it is, or where no pair has a result.
+    """
+
+    by_block: Array | None = None
+    shares: Array | None = None
+    lacking: str = ""
+
+
+def differences_over_text(arm: Arm, baseline: Arm, seeds: list[int], losses: Array, terms: Terms) -> TextDifferences:
+    """The differences of an arm by block of text.
+
+    Args:
+        losses: (2, seeds) of the arm and the baseline; those that are not finite have no pair.
+    """
+    has_both = np.isfinite(losses.sum(0))
+    pairs = [seed for seed, is_pair in zip(seeds, has_both, strict=True) if is_pair]
+    if arm is baseline or terms.is_listed or not pairs:
+        return TextDifferences()
+    endpoint = terms.endpoint.name
+    if endpoint not in BY_WINDOW:
+        return TextDifferences(lacking=f"{endpoint} is not recorded by window of text")
+    for seed in pairs:
+        if reason := _other_windows(arm.runs[seed], baseline.runs[seed]):
+            return TextDifferences(lacking=f"{reason} (seed {seed})")
+    unit = 1.0
+    if endpoint == "val_bpb":  # the same tokens everywhere: a constant times the loss
+        loss, bits = baseline.mean("val_loss"), baseline.mean("val_bpb")
+        if not loss or not bits:
+            return TextDifferences(lacking="val_bpb is not recorded")
+        unit = bits / loss
+    windows = baseline.runs[pairs[0]].windows
+    assert windows is not None
+    blocks = len(windows.shares)
+    if blocks < 2:
+        return TextDifferences(lacking=f"all {windows.tokens} validation tokens are one block; raise train.eval_tokens")
+    by_block = np.full((len(seeds), blocks), math.nan)
+    for place, seed in enumerate(seeds):
+        own, other = (each.runs[seed].windows if seed in pairs else None for each in (arm, baseline))
+        if own is not None and other is not None:
+            by_block[place] = unit * (own.by_block - other.by_block)
+    few = f"{blocks} blocks of validation text; its part of the error is counted from {FEWEST_BLOCKS} blocks on"
+    return TextDifferences(by_block, windows.shares, few if blocks < FEWEST_BLOCKS else "")
+
+
+def _other_windows(run: Trained, base_run: Trained) -> str:
+    if run.windows is None or base_run.windows is None:
+        return "losses by window of text not recorded"
+    for each in (run, base_run):
+        if each.windows and not math.isclose(each.windows.mean, each.figures.get("val_loss", math.nan), rel_tol=1e-6):
+            return "losses by window do not average to val_loss"
+    return "" if np.array_equal(run.windows.places, base_run.windows.places) else "other windows of text"
