@@ -1,16 +1,18 @@
 """Write what the documentation takes from elsewhere: docs/options.md and the tables of docs/metrics.md from the code,
-docs/claims.md and its figure from conf/claims."""
+docs/claims.md and its figure from conf/claims, docs/panel.md and its figure from conf/panel.yaml."""
 
 import re
 from pathlib import Path
 from typing import Any
 
 from nexus_ablate.cli.list import catalogue, typed_default, typed_key, typed_option
+from nexus_ablate.comparison.calibration import outcomes, recorded
 from nexus_ablate.config.grammar import show
 from nexus_ablate.config.run_config import CLOSED_GROUPS
 from nexus_ablate.measure.measures import table
 from nexus_ablate.planning.ledger import claims, designs, entries
-from nexus_ablate.report import ledger_page
+from nexus_ablate.report import ledger_page, panel_page
+from nexus_ablate.study.panel import read_panel
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -74,6 +76,11 @@ if __name__ == "__main__":
     metrics = ROOT / "docs/metrics.md"
     metrics.write_text(with_measures(metrics.read_text(encoding="utf-8")), encoding="utf-8")
     (ROOT / "docs/options.md").write_text(options_page(catalogue()), encoding="utf-8")
+    panel, trained = read_panel(), recorded()
+    found = outcomes(panel, trained.runs) if trained else []
+    (ROOT / "docs/panel.md").write_text(panel_page.page(panel, found), encoding="utf-8")
+    if found:
+        panel_page.figure(found).savefig(ROOT / "docs/panel.png", dpi=110)
     published = entries()
     (ROOT / "docs/claims.md").write_text(ledger_page.page(claims(), published, designs()), encoding="utf-8")
     if published:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import sys
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from nexus_ablate import errors
 from nexus_ablate.cli.backend import split_launcher
@@ -11,11 +13,15 @@ from nexus_ablate.cli.study import RUN_FLAGS
 from nexus_ablate.cli.verb import Flag, Verb
 from nexus_ablate.errors import ConfigError, unknown
 
+if TYPE_CHECKING:
+    from nexus_ablate.study.panel import Panel
+
 VERB = Verb(
     "claims",
     "claims of the field; NAME trains and judges one",
     "[NAME [KEY=VALUE ...]]",
     (
+        ("claims --panel", "how often small models agree with what is known of larger ones"),
         ("claims", "every claim: tier, outcome, and whether its code has changed since"),
         ("claims rms_vs_layer", "train its study and judge it"),
         ("claims --check runs/rms_vs_layer", "compare your runs with the published ones"),
@@ -28,16 +34,20 @@ VERB = Verb(
             "runs of a claim's study, compared with the published ones; of a claim: train one again",
         ),
         Flag("--publish", "DIR", "write the entry of finished runs into conf/claims (in a checkout)"),
+        Flag("--panel", "", "the calibration panel, of the runs in runs_dir=runs or the published ones"),
         *RUN_FLAGS,
     ),
     "docs/claims.md shows the outcomes with their differences and intervals. Overrides after NAME are those of "
-    "`nexus-ablate study NAME`; with others than how runs are carried out it is a replication in another setting.",
+    "`nexus-ablate study NAME`; with others than how runs are carried out it is a replication in another setting.\n\n"
+    "docs/panel.md has the calibration panel with its sources.",
     kind="studies",
 )
 
 
 def run(words: list[str], flags: dict[str, Any]) -> int:
     """List, check, publish, or train and judge."""
+    if "panel" in flags:
+        return _panel(words, flags)
     if sum(bool(mode) for mode in (words, "check" in flags, "publish" in flags)) > 1:
         named = " ".join([*words, *(f"--{mode}" for mode in ("check", "publish") if mode in flags)])
         fix = f"nexus-ablate claims --check {flags['check']}" if "check" in flags else f"nexus-ablate claims {words[0]}"
@@ -74,6 +84,67 @@ def _list() -> int:
         table.add_row(name, definition.tier, escape(shown), escape(definition.claim))
     console.print(table)
     return errors.OK
+
+
+def _panel(words: list[str], flags: dict[str, Any]) -> int:
+    """Print the calibration panel and its scores, or publish its runs."""
+    from nexus_ablate.comparison.calibration import outcomes, publish, read_runs, recorded
+    from nexus_ablate.console import grid, open_console
+    from nexus_ablate.report import panel_page
+    from nexus_ablate.study.arm_overrides import key_of
+    from nexus_ablate.study.definition import runs_dir_of
+    from nexus_ablate.study.panel import read_panel
+
+    unused = [word for word in words if key_of(word) != "runs_dir"]
+    unused += [f"--{name.replace('_', '-')}" for name in flags if name not in ("panel", "publish")]
+    if unused:
+        raise ConfigError(
+            "--panel takes runs_dir= alone", " ".join(unused), "nexus-ablate claims --panel runs_dir=runs"
+        )
+    panel = read_panel()
+    if "publish" in flags:
+        path = publish(panel, Path(flags["publish"]))
+        print(f"saved to {path}; python scripts/docs.py writes docs/panel.md", file=sys.stderr)
+        return errors.OK
+    runs, where = read_runs(panel, runs_dir_of(words))[0], f"runs in {runs_dir_of(words)}"
+    if not runs and (published := recorded()):
+        runs, where = published.runs, f"published runs, commit {published.commit[:12]}"
+    found, console = outcomes(panel, runs), open_console()
+    heads, rows = panel_page.short_table(panel, found)
+    console.print(grid(heads, rows, console.width, left=heads[1:]))
+    tables = [panel_page.score_table(found), panel_page.kind_table(found)] if found else []
+    for heads, rows in tables:
+        console.print()
+        console.print(grid(heads, rows, console.width, left=heads[1:]))
+    for line in [*[f"From the {where}."] * bool(found), *panel_page.sentences(panel, found)]:
+        console.print(f"\n{line}", highlight=False, markup=False)
+    if len(found) < len(panel.sizes) * len(panel.changes):
+        _print_cost(panel)
+    return errors.OK
+
+
+def _print_cost(panel: Panel) -> None:
+    """The commands that train the panel, with the core-hours of all their runs on this machine."""
+    from nexus_ablate.planning.cost import cost_of, measured_speed, seconds_of
+    from nexus_ablate.planning.design import expand
+    from nexus_ablate.study.definition import read_request, strata_of
+
+    print("\nTo train what is missing (core-hours of all runs, at the speed of this machine now):")
+    runs_per_arm, speeds = len(panel.rates) * len(panel.seeds), {}
+    for study in panel.studies():
+        hours, runs = 0.0, 0
+        for number, size in enumerate(panel.sizes):  # the strata of a size cost the same at each rate
+            request = strata_of(read_request([study]))[number * len(panel.rates)]
+            composed = expand(request.study)
+            base = composed.baseline.config
+            if size not in speeds:
+                speed = measured_speed(base, 1)
+                speeds[size] = (speed or math.nan) * cost_of(base).flops_per_token
+            for arm in composed.all_arms:
+                cost = cost_of(arm.config)
+                hours += runs_per_arm * seconds_of(arm.config, cost, speeds[size] / cost.flops_per_token) / 3600
+                runs += runs_per_arm
+        print(f"  nexus-ablate study {study}   {runs} runs, about {hours:.1f} core-hours")
 
 
 def _train(words: list[str], flags: dict[str, Any]) -> int:

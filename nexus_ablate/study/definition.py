@@ -24,6 +24,8 @@ from nexus_ablate.runs.files import read_regular
 from nexus_ablate.runs.record import DOCUMENT_BYTES
 from nexus_ablate.study.arm_overrides import YAML, is_override, key_of, merged, says_how
 from nexus_ablate.study.decoding import decode, decode_file, in_yaml, read_study
+from nexus_ablate.study.panel import STUDY as PANEL
+from nexus_ablate.study.panel import read_panel
 from nexus_ablate.study.schema import Study
 
 _FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]*")
@@ -136,6 +138,8 @@ def _study(
         values = read_file(Path(os.path.expanduser(source)))
     elif source in shipped:
         values = {"name": source} | _read(shipped[source])
+    elif source.startswith(f"{PANEL}_") and source in (studies := read_panel().studies()):
+        values = studies[source]
     elif factors:
         varied = "; ".join(f"{k}={','.join(map(show, v))}" for k, v in factors.items())
         values = {"name": source, "question": f"What does it change: {varied}?"}

@@ -1,0 +1,241 @@
+"""The calibration panel in words: its table, how often small models agree with it, and a figure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from nexus_ablate.comparison.calibration import ChangeOutcome, Share, fewest_right, newer_wins, no_difference, share
+from nexus_ablate.console import several
+from nexus_ablate.study.panel import Panel, PanelChange
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Row = list[str]
+COLOURS = {"right": "#009e73", "wrong": "#b58900", "reversed": "#b3261e", "not decided": "#6b7280"}
+FARTHEST = 0.1
+"""Nats per token: larger differences are drawn at the edge of the figure."""
+CHECKED = {
+    "source": "the numbers or words were read in the source",
+    "abstract": "the sign was read in the source's abstract, its numbers were not read",
+    "copy": "the numbers were read in a copy of the source's table or in a summary of it",
+    "unread": "not compared with the source, and not scored",
+}
+HEAD = """# The calibration panel
+
+How far can a model of 0.05 or 0.2 million parameters be believed? Each change below has a known outcome in models of
+about 124M parameters and more. The table was written before the changes were trained here.
+[conf/panel.yaml](../conf/panel.yaml) is its source, `python scripts/docs.py` writes this page, and
+`nexus-ablate claims --panel` prints it for your runs.
+
+- A *directional* change is right where the mean difference to its baseline has the published sign. It is a *reversal*
+  where the 95% interval over the seeds excludes 0 on the other side.
+- A *null* change is right only where the interval lies inside its margin. An interval that crosses the margin decides
+  nothing, and counts as not right.
+- Both are trained at each rate with each seed, and each is read at its own best rate over the seeds, `qk_norm` at the
+  largest rate for both. The intervals are over three seeds and know nothing of other texts.
+- A contested change is shown and not scored: a source of like weight disagrees.
+"""
+
+
+def page(panel: Panel, outcomes: Sequence[ChangeOutcome]) -> str:
+    """docs/panel.md."""
+    lines = [HEAD, "## How often small models agree", "", *(f"{line}\n" for line in sentences(panel, outcomes))]
+    if outcomes:
+        lines += _markdown(*score_table(outcomes)), "", _markdown(*kind_table(outcomes)), ""
+        lines += ["![Each difference, to the right where it agrees with what is published](panel.png)", ""]
+    else:
+        lines += [f"    nexus-ablate study {study}" for study in panel.studies()]
+        lines += ["    nexus-ablate claims --panel", ""]
+    groups = {
+        "Directional": [name for name, each in panel.changes.items() if each.is_scored and not each.is_null],
+        "Null": [name for name, each in panel.changes.items() if each.is_scored and each.is_null],
+        "Shown, not scored": [name for name, each in panel.changes.items() if not each.is_scored],
+    }
+    for title, names in groups.items():
+        lines += [f"## {title}", "", _markdown(*published_table(panel, names, outcomes)), ""]
+    lines += [f"- {word}: {meaning}" for word, meaning in CHECKED.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _markdown(heads: Row, rows: Iterable[Row]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines)
+
+
+# ------------------------------------------------------------------------------------------------------------ tables
+
+
+def published_table(panel: Panel, names: Iterable[str], outcomes: Sequence[ChangeOutcome]) -> tuple[Row, list[Row]]:
+    """What is published of the changes, in full, and what small models say of them."""
+    heads = ["change", "kind", "arm", "against", "published", "in models of", "matched", "source", "seen before"]
+    rows = []
+    for name in names:
+        change, source = panel.changes[name], panel.changes[name].source
+        arxiv = f", [arXiv:{source.arxiv}](https://arxiv.org/abs/{source.arxiv})" if source.arxiv else ""
+        against = " ".join(change.baseline) or "the default"
+        published = f"{expectation(change)}: {change.says}"
+        models = f"{source.params}; tokens: {source.tokens}"
+        where = f"{source.title}{arxiv}, {source.place}"
+        where += f" ({change.checked})" if change.checked != source.place else ""
+        seen = "yes" if change.seen_before else "no"
+        arm = f"`{' '.join(change.arm)}`"
+        rows.append([name, change.kind, arm, against, published, models, source.matched, where, seen])
+    sizes = list(dict.fromkeys(outcome.size for outcome in outcomes))
+    words = {(outcome.name, outcome.size): _shown(outcome) for outcome in outcomes}
+    return heads + sizes, [row + [words.get((row[0], size), "") for size in sizes] for row in rows]
+
+
+def short_table(panel: Panel, outcomes: Sequence[ChangeOutcome]) -> tuple[Row, list[Row]]:
+    """The panel in the width of a terminal."""
+    words = {(outcome.name, outcome.size): _shown(outcome) for outcome in outcomes}
+    rows = []
+    for name, change in panel.changes.items():
+        notes = [word for word, holds in (("contested", change.contested), ("seen", change.seen_before)) if holds]
+        found = [words.get((name, size), "") for size in panel.sizes]
+        rows.append([name, change.kind, expectation(change), change.source.params, " ".join(notes), *found])
+    return ["change", "kind", "published", "models", "", *panel.sizes], rows
+
+
+def expectation(change: PanelChange) -> str:
+    """`higher +0.043`, or `equivalent ±0.02`."""
+    if change.is_null:
+        return f"equivalent ±{change.margin:g}"
+    return change.expected if change.effect is None else f"{change.expected} {change.effect:+.3f}"
+
+
+def _shown(outcome: ChangeOutcome) -> str:
+    if math.isinf(outcome.difference):
+        return f"{outcome.agreement} ({'arm' if outcome.difference > 0 else 'baseline'} fails to train)"
+    return f"{outcome.agreement} {outcome.difference:+.3f} [{outcome.low:+.3f}, {outcome.high:+.3f}]"
+
+
+def score_table(outcomes: Sequence[ChangeOutcome]) -> tuple[Row, list[Row]]:
+    """By size: how many are right, beside two strategies that look at nothing."""
+    rows = []
+    for size in dict.fromkeys(outcome.size for outcome in outcomes):
+        here = [outcome for outcome in outcomes if outcome.size == size]
+        scored = [outcome for outcome in here if outcome.change.is_scored]
+        fresh = [outcome for outcome in scored if not outcome.change.seen_before]
+        contested = [outcome for outcome in here if not outcome.change.is_scored]
+        rows.append([size, *_shares(scored, share)])
+        rows.append([f"{size}, not seen before", *_shares(fresh, share)])
+        rows.append([f"{size}, contested", *_shares(contested, share)])
+        rows.append([f'always "no difference" ({size})', *_shares(scored, no_difference)])
+        rows.append([f'always "the newer one wins" ({size})', *_shares(scored, newer_wins)])
+    return ["", "directional", "null", "both"], rows
+
+
+def _shares(outcomes: Sequence[ChangeOutcome], score: Callable[[Sequence[ChangeOutcome]], Share]) -> Row:
+    directional = [outcome for outcome in outcomes if not outcome.change.is_null]
+    null = [outcome for outcome in outcomes if outcome.change.is_null]
+    return [share_text(score(each)) for each in (directional, null, outcomes)]
+
+
+def share_text(share: Share) -> str:
+    """`10 of 12, 83% (52% to 98%)`."""
+    if not share.of:
+        return "–"
+    low, high = share.interval
+    return f"{share.right} of {share.of}, {share.right / share.of:.0%} ({low:.0%} to {high:.0%})"
+
+
+def kind_table(outcomes: Sequence[ChangeOutcome]) -> tuple[Row, list[Row]]:
+    """By kind of change and size, how many of the scored ones are right, and the names of the others."""
+    sizes = list(dict.fromkeys(outcome.size for outcome in outcomes))
+    scored = [outcome for outcome in outcomes if outcome.change.is_scored]
+    rows = []
+    for kind in sorted({outcome.change.kind for outcome in scored}):
+        of_kind = [outcome for outcome in scored if outcome.change.kind == kind]
+        counts = []
+        for size in sizes:
+            found = share([outcome for outcome in of_kind if outcome.size == size])
+            counts.append(f"{found.right} of {found.of}")
+        missed = [f"{outcome.name} at {outcome.size}" for outcome in of_kind if outcome.agreement != "right"]
+        rows.append([kind, *counts, ", ".join(missed)])
+    return ["kind", *sizes, "not right"], rows
+
+
+# --------------------------------------------------------------------------------------------------------- sentences
+
+
+def sentences(panel: Panel, outcomes: Sequence[ChangeOutcome]) -> list[str]:
+    """What the panel shows, and what it cannot show."""
+    scored = [change for change in panel.changes.values() if change.is_scored]
+    directional = [change for change in scored if not change.is_null]
+    fresh = sum(not change.seen_before for change in directional)
+    lines = [
+        f"The panel has {several(len(directional), 'directional change')}, {len(scored) - len(directional)} null ones "
+        f"and {len(panel.changes) - len(scored)} that are not scored.",
+        f"{power(len(directional))} {power(fresh, ' that were not seen before')} Changes of one kind share baselines "
+        "and causes, so they count for less than as many independent ones.",
+    ]
+    if not outcomes:
+        return [*lines, "Nothing is trained yet."]
+    for size in dict.fromkeys(outcome.size for outcome in outcomes):
+        here = [each for each in outcomes if each.size == size and each.change.is_scored and not each.change.is_null]
+        reversed_ = [outcome.name for outcome in here if outcome.agreement == "reversed"]
+        names = f" ({', '.join(reversed_)})" if reversed_ else ""
+        agreement = f"{size}: {share_text(share(here))} of the directional changes have the published sign"
+        lines.append(f"{agreement}; {several(len(reversed_), 'reversal')}{names}.")
+    edges = [f"{outcome.name} at {outcome.size}" for outcome in outcomes if outcome.at_edge]
+    if edges:
+        lines.append(f"The best rate lies at the edge of the grid, a wider grid might change it: {', '.join(edges)}.")
+    lines.append(
+        "For a study of your own: the sign of a difference at this size holds in larger models about as often as this "
+        "table says of changes of its kind. Rely on no more than the lower end of the interval until you have trained "
+        "a larger size."
+    )
+    return lines
+
+
+def power(of: int, which: str = "") -> str:
+    """What an accuracy over this many changes can show."""
+    fewest = fewest_right(of)
+    if fewest > of:
+        return f"{several(of, 'change')}{which} cannot tell any accuracy from that of a coin."
+    told = "cannot be told" if fewest > 0.8 * of else "can be told"
+    return (
+        f"With {of} directional changes{which} the interval excludes a coin's 50% from {fewest} right on "
+        f"({fewest / of:.0%}): an accuracy of 80% {told} from it."
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------ figure
+
+
+def figure(outcomes: Sequence[ChangeOutcome]) -> Figure:
+    """Each scored difference with its interval, directed so that agreement with what is published lies to the right.
+
+    A null change has its margin as a band.
+    """
+    from nexus_ablate.report.charts import LINE, MUTED, picture
+
+    names = list(dict.fromkeys(outcome.name for outcome in outcomes if outcome.change.is_scored))
+    sizes = list(dict.fromkeys(outcome.size for outcome in outcomes))
+    with picture("agreement with published outcomes", 60 + 22 * len(names)) as drawn:
+        axes = drawn.axes
+        axes.axvline(0, color=MUTED, linewidth=1, linestyle="--")
+        for outcome in outcomes:
+            if outcome.name not in names:
+                continue
+            sign = -1 if outcome.change.expected == "lower" else 1
+            y = -names.index(outcome.name) - 0.3 * sizes.index(outcome.size)
+            ends = [
+                max(-FARTHEST, min(FARTHEST, sign * end)) for end in (outcome.low, outcome.difference, outcome.high)
+            ]
+            low, middle, high = sorted(ends)
+            colour, margin = COLOURS[outcome.agreement], outcome.change.margin
+            axes.plot([-margin, margin], [y, y], color=LINE, linewidth=6, solid_capstyle="butt")
+            axes.plot([low, high], [y, y], color=colour, linewidth=1.5)
+            axes.plot(middle, y, "os^D"[sizes.index(outcome.size) % 4], color=colour, markersize=5)
+        axes.set_yticks([-number for number in range(len(names))], names, fontsize=9)
+        axes.set(xlim=(-1.1 * FARTHEST, 1.1 * FARTHEST), xlabel="nats per token, agreement to the right")
+        for word, colour in COLOURS.items():
+            axes.plot([], [], "s", color=colour, label=word)
+        for number, size in enumerate(sizes):
+            axes.plot([], [], "os^D"[number % 4], color=MUTED, label=size)
+        drawn.figure.legend(loc="outside upper center", ncols=3, fontsize=9)
+    return drawn.figure

@@ -1,0 +1,217 @@
+"""The calibration panel: its table, the studies that train it, and how agreement is counted."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import yaml
+from written_runs import Writer
+
+from nexus_ablate import errors
+from nexus_ablate.cli import main
+from nexus_ablate.comparison import calibration
+from nexus_ablate.comparison.calibration import Share, fewest_right
+from nexus_ablate.config.compose import compose, differences
+from nexus_ablate.errors import ConfigError
+from nexus_ablate.report import panel_page
+from nexus_ablate.study import panel as panels
+from nexus_ablate.study.arm_overrides import key_of
+from nexus_ablate.study.definition import read_request, strata_of
+
+ROOT = Path(__file__).resolve().parents[1]
+PANEL = panels.read_panel()
+FEMTO = PANEL.sizes["femto"]
+RATES, SEEDS = (0.003, 0.006), (0, 1, 2)
+NOISE = (-0.001, 0.0, 0.001)
+
+
+# ------------------------------------------------------------------------------------------------------------- table
+
+
+def test_the_panel_has_enough_changes_of_both_kinds_and_new_ones_among_them():
+    scored = [change for change in PANEL.changes.values() if change.is_scored]
+    directional = [change for change in scored if not change.is_null]
+    assert len(directional) >= 12 and len(scored) - len(directional) >= 6
+    assert sum(not change.seen_before for change in directional) >= 6
+    assert {change.expected for change in directional} == {"lower", "higher"}
+
+
+@pytest.mark.parametrize("name", PANEL.changes)
+def test_a_change_is_accepted_and_changes_what_it_names(name, capsys):
+    change = PANEL.changes[name]
+    assert main(["explain", *FEMTO, *change.baseline, *change.arm, "--json"]) == errors.OK
+    assert json.loads(capsys.readouterr().out)["parameters"]["total"] > 0
+    former = differences(compose([*FEMTO, *change.baseline]))
+    changed = differences(compose([*FEMTO, *change.baseline, *change.arm]))
+    for override in change.arm:
+        key = key_of(override)
+        assert changed.get(key) != former.get(key), f"{override} is the baseline's"
+
+
+def test_each_study_trains_every_change_of_one_baseline_at_every_size_and_rate():
+    trained = []
+    for name in PANEL.studies():
+        study = read_request([name]).study
+        strata = strata_of(read_request([name]))
+        assert len(strata) == len(PANEL.sizes) * len(PANEL.rates) and study.seeds == PANEL.seeds
+        assert [text for text in strata[-1].study.baseline if key_of(text) == "optim.lr"] == ["optim.lr=0.024"]
+        for arm in study.arms:
+            change = PANEL.changes[arm.name]
+            assert (study.baseline, study.match, arm.overrides) == (change.baseline, change.match, change.arm)
+        trained += [arm.name for arm in study.arms]
+    assert sorted(trained) == sorted(PANEL.changes)
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        ({"kind": "norms"}, "the change gelu of the calibration panel is not valid.*'norms'"),
+        ({"wins": True}, "gelu.*unknown field `wins`"),
+        ({"contested": None}, "gelu.*`bool`.*`null`"),
+        ({"source": {"title": "A"}}, "gelu.*missing required field"),
+        ({"arm": ["gelu"]}, "gelu.*\\$.arm"),
+        ({"margin": 0.02}, "gelu.*`lower` and `higher` have none"),
+        ({"expected": "equivalent"}, "gelu.*`equivalent` has a margin above 0"),
+        ({"expected": "equivalent", "margin": 0.02}, "effect 0.043 lies outside the margin 0.02"),
+        ({"expected": "lower"}, "the published effect 0.043 is not lower"),
+    ],
+)
+def test_an_entry_that_is_not_valid_is_refused_by_name(edit, said):
+    values = msgspec.to_builtins(PANEL)
+    values["changes"] = {"gelu": values["changes"]["gelu"] | edit}
+    with pytest.raises(ConfigError) as refused:
+        panels.read_panel(yaml.safe_dump(values))
+    lines = refused.value.lines()
+    assert len(lines) == 3 and re.search(said, " ".join(lines)), lines
+
+
+# ------------------------------------------------------------------------------------------------- planted outcomes
+
+DIRECTIONAL = [name for name, change in PANEL.changes.items() if change.is_scored and not change.is_null]
+WRONG, REVERSED = DIRECTIONAL[8:10], DIRECTIONAL[10:12]
+FAILS = DIRECTIONAL[0]
+"""Expected to be higher: an arm that fails to train at every rate agrees."""
+
+
+@pytest.fixture
+def planted(tmp_path, monkeypatch):
+    """Runs of a panel of 12 directional and 3 null changes at one size; returns their folder.
+
+    Of the directional ones 8 agree, 2 have the other sign within the noise, 2 beyond it. Of the null ones the first
+    lies inside its margin, the second across it, the third outside.
+    """
+    null = ["geglu", "layer_norm", "adafactor"]
+    changes = {name: PANEL.changes[name] for name in [*DIRECTIONAL[:12], *null]}
+    small = msgspec.structs.replace(PANEL, rates=[*RATES], sizes={"femto": FEMTO}, changes=changes)
+    (tmp_path / "panel.yaml").write_text(yaml.safe_dump(msgspec.to_builtins(small), sort_keys=False))
+    for module in (panels, calibration):
+        monkeypatch.setattr(module, "conf_dir", lambda: tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    effects = {name: 0.05 if changes[name].expected == "higher" else -0.05 for name in DIRECTIONAL[:12]}
+    effects |= {name: -0.01 * np.sign(effects[name]) for name in WRONG}
+    effects |= {name: -effects[name] for name in REVERSED}
+    effects |= {"geglu": 0.001, "layer_norm": 0.019, "adafactor": 0.05}
+    for rate in RATES:
+        for study in small.studies():
+            writer = Writer(tmp_path / "runs", f"{study}@femto-{rate:g}", steps=40)
+            own = [name for name in changes if changes[name].study == study]
+            for name in ["baseline", *own]:
+                for seed in SEEDS:
+                    noise = NOISE[seed] * (30 if name in WRONG else 3 if name == "layer_norm" else 1)
+                    best = rate == (RATES[0] if name in null else RATES[1])  # each is read at its own
+                    loss = 2.0 + effects.get(name, 0.0) + noise + (0 if best else 0.2)
+                    state = "diverged" if name == FAILS else "finished"
+                    writer.run(f"optim.lr={rate}", seed=seed, loss=loss, folder=name, state=state)
+    return tmp_path / "runs"
+
+
+def shown(capsys, *words: str) -> str:
+    capsys.readouterr()
+    assert main(["claims", "--panel", *words]) == errors.OK
+    return capsys.readouterr().out
+
+
+def test_planted_outcomes_give_the_accuracy_computed_by_hand(planted, capsys):
+    out = shown(capsys, f"runs_dir={planted}")
+    rows = {line.split("  ")[0]: " ".join(line.split()) for line in out.splitlines()}
+    assert "8 of 12, 67% (35% to 90%) 1 of 3, 33% (1% to 91%) 9 of 15, 60% (32% to 84%)" in rows["femto"]
+    assert "0 of 12" in rows['always "no difference" (femto)'] and "3 of 3" in rows['always "no difference" (femto)']
+    newer = [name for name in DIRECTIONAL[:12] if (PANEL.changes[name].expected == "lower") == (
+        PANEL.changes[name].newer == "arm")]  # fmt: skip
+    assert f"{len(newer)} of 12" in rows['always "the newer one wins" (femto)']
+    fresh = [name for name in DIRECTIONAL[:12] if not PANEL.changes[name].seen_before]
+    right = set(fresh) - {*WRONG, *REVERSED}
+    assert f"{len(right)} of {len(fresh)}" in rows["femto, not seen before"]
+    assert f"2 reversals ({', '.join(REVERSED)})" in out
+    assert "right (arm fails to train)" in rows[FAILS]
+    for name, word in {
+        "geglu": "right +0.001",
+        "layer_norm": "not decided +0.019",
+        "adafactor": "wrong +0.050",
+    }.items():
+        assert word in rows[name]
+    assert "To train what is missing" not in out
+
+
+def test_twelve_changes_cannot_tell_four_fifths_from_a_coin_and_the_page_says_so(planted, capsys):
+    sentence = "from 10 right on (83%): an accuracy of 80% cannot be told from it"
+    assert sentence in shown(capsys, f"runs_dir={planted}").replace("\n", " ")
+    assert Share(9, 12).interval == pytest.approx((0.428, 0.945), abs=1e-3)  # Clopper-Pearson, from tables
+    assert Share(10, 12).interval[0] > 0.5
+    assert "can be told" in panel_page.power(20), "control: twenty can"
+    assert fewest_right(3) == 4 and "cannot tell" in panel_page.power(3)
+
+
+def test_a_change_without_all_its_runs_has_no_outcome(planted, capsys):
+    status = next(planted.glob("panel_default@femto-0.003/post_norm/s1-*/status.json"))
+    status.write_text(json.dumps(json.loads(status.read_text()) | {"state": "failed"}))
+    out = shown(capsys, f"runs_dir={planted}")
+    assert "7 of 11" in out and re.search(r"nexus-ablate study panel_default +\d+ runs, about [\d.]+ core-hours", out)
+
+
+def test_runs_by_two_versions_of_the_code_are_refused(planted, capsys):
+    for env in planted.glob("panel_default@femto-0.006/post_norm/*/env.json"):
+        env.write_text(json.dumps(json.loads(env.read_text()) | {"source": {"model.py": "other"}}))
+    assert main(["claims", "--panel", f"runs_dir={planted}"]) == errors.CONFIG
+    assert "several versions of the code" in capsys.readouterr().err
+
+
+def test_published_runs_show_the_same_where_there_are_no_others(planted, capsys, tmp_path, monkeypatch):
+    out = shown(capsys, f"runs_dir={planted}")
+    assert main(["claims", "--panel", "--publish", str(planted)]) == errors.OK
+    again = shown(capsys, f"runs_dir={tmp_path / 'nothing'}")
+    assert again == out.replace(f"From the runs in {planted}.", "From the published runs, commit abc.")
+    (tmp_path / "panel_runs.json").write_text("{}")
+    assert main(["claims", "--panel"]) == errors.CONFIG
+    assert "panel_runs.json has no runs of the panel" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["gelu"], ["--retry", "failed"], ["--check", "gates"]])
+def test_the_panel_takes_nothing_but_a_folder(words, capsys):
+    assert main(["claims", "--panel", *words]) == errors.CONFIG
+    assert "--panel takes runs_dir= alone" in capsys.readouterr().err
+
+
+def test_the_figure_has_each_scored_change_directed_by_what_is_published(planted):
+    panel = panels.read_panel()
+    found = calibration.outcomes(panel, calibration.read_runs(panel, planted)[0])
+    (axes,) = panel_page.figure(found).axes
+    names = [label.get_text() for label in axes.get_yticklabels()]
+    middles = {round(-line.get_ydata()[0]): line.get_xdata()[0] for line in axes.lines if line.get_marker() == "o"
+               and len(line.get_xdata()) == 1}  # fmt: skip
+    sides = {name: math.copysign(1, middles[number]) for number, name in enumerate(names)}
+    assert {name for name in DIRECTIONAL[:12] if sides[name] < 0} == {*WRONG, *REVERSED}
+    page = panel_page.page(panel, found)
+    assert "8 of 12, 67% (35% to 90%)" in page and "right +0.001" in page and "panel.png" in page
+
+
+def test_the_page_is_that_of_the_panel():
+    published = calibration.recorded()
+    found = calibration.outcomes(PANEL, published.runs) if published else []
+    assert (ROOT / "docs/panel.md").read_text() == panel_page.page(PANEL, found), "python scripts/docs.py"
