@@ -51,12 +51,12 @@ HOME = {"hydra": HYDRA, "omegaconf": HYDRA, "wandb": {"track"}, "submitit": {"ex
 HOME["wandb_workspaces"] = HOME["wandb"]
 
 
-def room(path: Path) -> str:
+def room(path):
     first = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
     return "" if first == "__init__" else first
 
 
-def imports(tree: ast.AST, top_level: bool = False) -> list[str]:
+def imports(tree, top_level=False):
     nodes = ast.iter_child_nodes(tree) if top_level else ast.walk(tree)
     imported = []
     for node in nodes:
@@ -67,7 +67,7 @@ def imports(tree: ast.AST, top_level: bool = False) -> list[str]:
     return imported
 
 
-def edges(sources: dict[str, str]) -> dict[str, set[str]]:
+def edges(sources):
     """Who imports whom, by dotted module name; imports in functions and under TYPE_CHECKING count."""
     arrows: dict[str, set[str]] = {}
     for module, source in sources.items():
@@ -80,12 +80,12 @@ def edges(sources: dict[str, str]) -> dict[str, set[str]]:
     return arrows
 
 
-def package_sources() -> dict[str, str]:
+def package_sources():
     names = [path.relative_to(PACKAGE.parent).with_suffix("").as_posix().replace("/", ".") for path in MODULES]
     return {name.removesuffix(".__init__"): p.read_text() for name, p in zip(names, MODULES, strict=True)}
 
 
-def cycle(arrows: dict[str, set[str]]) -> list[str]:
+def cycle(arrows):
     """The modules of one import cycle; empty where there is none."""
     try:
         list(TopologicalSorter(arrows).static_order())
@@ -94,7 +94,7 @@ def cycle(arrows: dict[str, set[str]]) -> list[str]:
     return []
 
 
-def upward(arrows: dict[str, set[str]]) -> list[str]:
+def upward(arrows):
     """Every import of a higher layer."""
     violations = []
     for module, others in arrows.items():
@@ -185,7 +185,7 @@ def test_no_module_outside_the_axes_branches_on_an_option_s_name():
                 assert (room(path), node.value) in allowed, f"{path.name} asks for the option {node.value!r}"
 
 
-def shared_class_names(sources: dict[str, str]) -> dict[str, list[str]]:
+def shared_class_names(sources):
     """Classes of one name in several modules."""
     owners: dict[str, list[str]] = {}
     for module, source in sources.items():

@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 
-from nexus_ablate import errors
 from nexus_ablate.bench import axis_cost, timing
 from nexus_ablate.bench.step_cost import KINDS, endless, part_of
 from nexus_ablate.bench.timing import Clock, in_turn, ratios, spread
@@ -161,34 +160,3 @@ def test_operations_and_kernels_belong_to_one_part():
 def test_a_bench_runs_without_an_end_whatever_budget_was_asked_for():
     assert "norm=layer" in endless(["norm=layer", "train.tokens=100"])
     assert not [o for o in endless(["train.tokens=100", "train.flops=1e9"]) if "tokens" in o or "flops" in o]
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["nrom"],
-        ["init"],
-        ["norm", "--only=rmss"],
-        ["norm", "--against=rmss"],
-        ["norm", "--only="],
-        ["norm", "--seconds=fast"],
-        ["norm", "--seconds=0"],
-        ["norm", "--flag"],
-        ["norm", "--picture=norm.exe"],
-        ["norm", "--json=/not/there/x.json"],
-        ["norm", "model.d_model=abc"],
-        ["step", "--only=rms"],
-        ["step", "norm=rmss"],
-        ["step", "--against=norm=rmss"],
-        ["sweep"],
-        ["step", "study=norms"],
-        ["norm", "--widths=64,128,256"],
-        ["coordinates", "--json=-"],
-        ["attention", "--only=additive", "train.device=cuda:7"],
-    ],
-)
-def test_a_mistake_is_three_lines_and_exit_2(arguments, capsys):
-    assert main(["bench", *arguments]) == errors.CONFIG
-    printed = capsys.readouterr().err
-    assert "Traceback" not in printed
-    assert 1 <= len(printed.strip().splitlines()) <= 3

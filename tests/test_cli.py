@@ -24,17 +24,9 @@ def nexus(*arguments, cwd=None):
     "bad",
     [
         ["norm=rmss"],
-        ["nrom=rms"],
-        ["norm.epz=1"],
-        ["+x=1"],
-        ["d_ff_ratio=-1"],
-        ["model.n_heads=3"],
-        ["train.steps=abc"],
         ["data=files"],
-        ["data=files", "data.files=[nosuch.txt]"],
         ["-m", "norm=rms,rmss"],
-        ["--nonsense"],
-        ["shwo", "x"],
+        ["study", "nosuch"],
     ],
     ids=" ".join,
 )

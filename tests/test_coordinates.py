@@ -38,21 +38,3 @@ def test_mup_without_its_learning_rates_fails(capsys, monkeypatch):
 @pytest.mark.parametrize(("param", "status"), [("mup", 0), ("sp", 1)])
 def test_the_check_at_its_defaults(param, status):
     assert main(["bench", "coordinates", f"param={param}"]) == status
-
-
-@pytest.mark.parametrize(
-    ("arguments", "problem"),
-    [
-        (["--widths", "64,128"], "--widths takes at least three widths"),
-        (["--widths", "64,32,128"], "--widths takes at least three widths"),
-        (["--widths", "64,x,128"], "--widths takes at least three widths"),
-        (["--widths", "64,128,200"], "multiples of the width of a head, 16"),
-        (["--steps", "0"], "--steps takes"),
-        (["param=mup", "gate=headwise"], "param=mup cannot have gate=headwise"),
-        (["--picture", "a.txt"], "--picture takes a file that ends in"),
-    ],
-)
-def test_what_cannot_be_checked_is_three_lines(arguments, problem, capsys):
-    assert main(["bench", "coordinates", *TINY, *arguments]) == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert problem in lines[0] and len(lines) == 3

@@ -169,9 +169,3 @@ def test_a_job_looks_for_a_file(tools, tmp_path):
     tools("srun", "echo 'srun: error: Unable to allocate resources' >&2; exit 1")
     assert "Unable to allocate" in shared(tmp_path).detail
     assert not list(tmp_path.glob(".doctor*"))
-
-
-@pytest.mark.parametrize("bad", [["--fix"], ["a", "b"], ["runs_dir=x"]], ids=" ".join)
-def test_a_mistake_is_a_configuration_error_in_three_lines(bad, capsys):
-    assert main(["doctor", *bad]) == errors.CONFIG
-    assert len(capsys.readouterr().err.splitlines()) == 3

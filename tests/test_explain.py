@@ -241,12 +241,6 @@ def test_json_is_one_object_with_the_vocabulary_that_was_asked_for(capsys):
     assert facts["arm"] == "model=micro"
 
 
-@pytest.mark.parametrize("arguments", [["--vocab"], ["--vocab", "0"], ["--vocab=x"], ["--jsno"], ["norm=rmss"]])
-def test_a_mistake_is_status_2_and_three_lines(capsys, arguments):
-    assert main(["explain", *arguments]) == 2
-    assert 1 <= len(capsys.readouterr().err.strip().splitlines()) <= 3
-
-
 def test_it_is_composed_like_a_run():
     config = compose(["norm=dyt"])
     assert explained(config)["notes"] == ["norm=dyt also changes embed_scale to learned"]

@@ -264,46 +264,6 @@ def test_a_launcher_that_is_not_installed_is_named_with_its_package(command, wor
     assert "try: pip install 'hydra-ray-launcher'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
-        ["study", "norms", "--cluster", "kubernetes"],
-        ["study", "norms", "--cluster", "slurm"],
-        ["study", "norms", "--launcher", "slurm", "--workers", "2"],
-        ["study", "norms", "--launcher", "joblib", "hydra/launcher=local"],
-        ["-m", "norm=rms,layer", "--partition", "gpu"],
-        ["norm=rms", "--launcher", "joblib"],
-        ["-m", "norm=rms,layer", "--cfg", "job"],
-        ["norm=rms,layer", "--cfg", "job"],
-        ["-m", "norm=rms,layer", "hydra.sweeper.params={norm:rms}"],
-        ["-m", "norm=rms,layer", "hydra/sweeper=optuna"],
-        ["-m", "norm=rms,layer", "hydra.sweep.dir=elsewhere"],
-        ["-m", "norm=rms,layer", "hydra.verbose=true"],
-        ["-m", "optim.lr=interval(0,1)"],
-        ["-m", "norm=glob(nothing*)"],
-        ["study", "norms", "--partition", "gpu"],
-        ["study", "norms", "--launcher", "slurm", "--time", "4h"],
-        ["study", "norms", "--launcher", "slurm", "--sbatch", "account"],
-        ["study", "norms", "--launcher", "slurm", "--launcher", "slurm"],
-        ["study", "norms", "--launcher", "slurm", "--time"],
-        ["-m", "norm=rms,layer", "hydra/launcher=slrum"],
-        ["study", "norms", "--launcher", "jobli"],
-        ["study", "norms", "--launcher", "joblib", "--workers", "2"],
-        ["study", "norms", "hydra.launcher.n_jobs=2"],
-        ["study", "norms", "--workers-per-gpu", "2", "--workers", "2"],
-        ["study", "norms", "--workers-per-gpu", "2", "train.device=cpu"],
-        ["study", "norms", "--launcher", "joblib", "hydra.launcher.n_job=2"],
-    ],
-    ids=" ".join,
-)
-def test_a_mistake_is_three_lines_and_makes_nothing(tmp_path, bad):
-    done = nexus(bad, cwd=tmp_path)
-    assert done.returncode == errors.CONFIG
-    assert 1 <= len(done.stderr.strip().splitlines()) <= 3, done.stderr
-    assert "Traceback" not in done.stderr
-    assert not list(tmp_path.iterdir())
-
-
 # ------------------------------------------------------------------------------------------------------ whose GPU it is
 
 LEASE = """

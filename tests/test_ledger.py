@@ -278,23 +278,6 @@ def test_what_does_not_stand_is_not_published(tmp_path, folder, capsys, spoil, r
     assert not list(folder.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("words", "fix"),
-    [
-        (["claims", "nrms"], "nexus-ablate claims norms"),
-        (["claims", "norms", "--check", "runs/norms"], "nexus-ablate claims --check runs/norms"),
-        (["claims", "norms", "--publish", "runs/norms"], "nexus-ablate claims norms"),
-        (["claims", "--check", "runs"], ""),
-    ],
-)
-def test_a_mistake_is_three_lines(capsys, tmp_path, monkeypatch, words, fix):
-    monkeypatch.chdir(tmp_path)
-    assert main(words) == errors.CONFIG
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 3 and lines[2].startswith(f"  try: {fix}")
-    assert not list(tmp_path.iterdir())
-
-
 def test_the_page_and_its_figure_are_made_of_the_entries(tmp_path, folder):
     published(folder, runs_of_a_claim(tmp_path))
     page = page_of()

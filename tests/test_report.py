@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -13,6 +12,7 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+from browser import NEEDS_CHROMIUM, title_after
 from markupsafe import Markup
 from rich.console import Console
 from written_runs import Writer
@@ -299,23 +299,6 @@ def test_json_on_standard_output_is_json_alone(comparison, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["baseline"] == "baseline"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["compare", "--html"], "--html needs a value"),
-        (["compare", "runs", "--htlm", "x"], "try: --html"),
-        (["compare", "--details"], "compare needs at least one directory"),
-        (["compare", "nowhere"], "does not exist"),
-        (["compare", "RUNS", "--html", "no/such/folder/x.html"], "names a folder that does not exist"),
-    ],
-)
-def test_a_mistake_is_three_lines_and_status_two(comparison, tmp_path, capsys, arguments, said):
-    arguments = [str(tmp_path / "runs") if a == "RUNS" else a for a in arguments]
-    assert main(arguments) == 2
-    printed = capsys.readouterr().err
-    assert said in printed and len(printed.strip().split("\n")) <= 3
-
-
 # ------------------------------------------------------------------------------------------------------ drawing
 
 
@@ -340,27 +323,15 @@ def test_a_picture_says_its_numbers_under_the_pointer_and_follows_the_page_s_col
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not shutil.which("chromium"), reason="needs chromium")
+@NEEDS_CHROMIUM
 def test_a_click_sorts_the_table_in_a_browser(comparison, tmp_path):
-    click = """<script>
+    click = """
       const head = [...document.querySelectorAll('th')].find(h => h.textContent === 'loss');
       const arms = () => [...head.closest('table').tBodies[0].rows].map(r => r.cells[0].textContent).join(' ');
       const before = arms(); head.click(); const up = arms(); head.click();
-      document.title = ['sorted', before, up, arms()].join('|');
-    </script>"""
-    path = tmp_path / "page.html"
-    path.write_text(html(comparison).replace("</body>", click + "</body>"))
-    done = subprocess.run(
-        ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", f"file://{path}"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "HOME": str(tmp_path)},
-        check=True,
-    )
-    match = re.search(r"<title>sorted\|(.*?)\|(.*?)\|(.*?)</title>", done.stdout)
-    assert match is not None
-    before, up, down = (text.split() for text in match.groups())
+      document.title = [before, up, arms()].join('|');
+    """
+    before, up, down = (text.split() for text in title_after(click, html(comparison), tmp_path).split("|"))
     assert before[0] == "baseline"
     assert up[:3] == ["norm=none", "norm=scale", "baseline"] and up[-1] == "norm=dyt"  # what has no loss stays last
     assert down[0] == "norm=layer" and down[-1] == "norm=dyt"

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
-import subprocess
 import sys
 from html import escape
 
 import numpy as np
 import pytest
+from browser import NEEDS_CHROMIUM, title_after
 from written_runs import Writer
 
 import nexus_ablate
@@ -23,7 +21,7 @@ from nexus_ablate.report.page import html
 LONG = ("norm=layer", "placement=sandwich", "position=learned", "qk_norm=rms", "weight_decay=0.3", "train.batch_size=2")
 WIDTHS = (390, 768, 1280, 1920)
 
-MEASURE = """<script>
+MEASURE = """
 const rgb = text => { const c = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
   c.clearRect(0, 0, 1, 1); c.fillStyle = text; c.fillRect(0, 0, 1, 1); return [...c.getImageData(0, 0, 1, 1).data]; };
 const light = ([r, g, b]) => { const f = [r, g, b].map(v => { v /= 255;
@@ -57,8 +55,8 @@ for (const svg of document.querySelectorAll('svg')) {
       report.overlapping.push(texts[i].textContent + ' | ' + texts[i + 1 + j].textContent);
   }));
 }
-parent.document.title = 'measured ' + JSON.stringify(report);
-</script>"""
+parent.document.title = JSON.stringify(report);
+"""
 
 
 @pytest.fixture(scope="module")
@@ -78,17 +76,10 @@ def measured(page, width, dark, folder):
 
     The page is in a frame, because a window of the browser is at least 500 pixels wide.
     """
-    path = folder / "page.html"
-    frame = escape(page.replace("</body>", MEASURE + "</body>"))
-    path.write_text(f'<iframe style="width:{width}px; height:900px; border:0" srcdoc="{frame}"></iframe>')
-    done = subprocess.run(
-        ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--window-size=2000,1000",
-         f"--blink-settings=preferredColorScheme={0 if dark else 1}", "--dump-dom", f"file://{path}"],
-        capture_output=True, text=True, timeout=120, env={**os.environ, "HOME": str(folder)}, check=True,
-    )  # fmt: skip
-    match = re.search(r"<title>measured (.*?)</title>", done.stdout)
-    assert match is not None, done.stdout[:500]
-    report = json.loads(match[1].replace("&amp;", "&").replace("&lt;", "<").replace("&gt;", ">"))
+    frame = escape(page.replace("</body>", f"<script>{MEASURE}</script></body>"))
+    whole = f'<body><iframe style="width:{width}px; height:900px; border:0" srcdoc="{frame}"></iframe></body>'
+    theme = f"--blink-settings=preferredColorScheme={0 if dark else 1}"
+    report = json.loads(title_after("", whole, folder, "--hide-scrollbars", "--window-size=2000,1000", theme))
     assert report.pop("width") == width
     return report
 
@@ -97,7 +88,7 @@ NOTHING = {"wide": [], "clipped": [], "faint": [], "overlapping": []}
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not shutil.which("chromium"), reason="needs chromium")
+@NEEDS_CHROMIUM
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", WIDTHS)
 def test_nothing_is_wider_than_the_page_clipped_too_faint_or_on_top_of_another(study, tmp_path, width, dark):
@@ -105,7 +96,7 @@ def test_nothing_is_wider_than_the_page_clipped_too_faint_or_on_top_of_another(s
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not shutil.which("chromium"), reason="needs chromium")
+@NEEDS_CHROMIUM
 @pytest.mark.parametrize(
     ("rule", "replacement", "problem"),
     [
@@ -123,23 +114,17 @@ def test_without_its_rules_the_page_fails_on_a_phone(study, tmp_path, rule, repl
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not shutil.which("chromium"), reason="needs chromium")
+@NEEDS_CHROMIUM
 def test_the_switch_shows_one_budget_at_a_time(study, tmp_path):
-    click = """<script>
+    click = """
       const shown = () => [...document.querySelectorAll('.panel')].filter(p => p.offsetWidth).map(p => p.dataset.axis)
         + ':' + [...document.querySelectorAll('.whole')].filter(p => p.offsetWidth).length;
       const states = [shown()];
       document.querySelector('.switch [data-axis=flops]').click(); states.push(shown());
       document.querySelector('.switch [data-whole]').click(); states.push(shown());
-      document.title = 'states ' + states.join(' ');
-    </script>"""
-    path = tmp_path / "page.html"
-    path.write_text(html(study).replace("</body>", click + "</body>"))
-    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", f"file://{path}"]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=120, env={**os.environ, "HOME": str(tmp_path)}, check=True
-    )
-    assert "<title>states tokens:0 flops:0 flops:1</title>" in done.stdout
+      document.title = states.join(' ');
+    """
+    assert title_after(click, html(study), tmp_path) == "tokens:0 flops:0 flops:1"
 
 
 def test_the_verdict_is_the_second_column(study):

@@ -420,32 +420,6 @@ def test_plan_shows_everything_and_writes_nothing(study, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
-        ["study", "nosuch"],
-        ["study", "norms", "--worker", "2"],
-        ["study", "norms", "--workers", "0"],
-        ["study", "norms", "--retry", "all"],
-        ["study", "norms", "--time", "4h"],
-        ["study", "norms", "train.steps=abc"],
-        ["study", "norms", "data=files", "data.files=[nosuch.txt]"],
-        ["study", "norms", "train.device=cuda:99"],
-        ["study", "depth", "train.device=cuda:99"],
-        ["plan", "norm=rms"],
-        ["status", "nosuch"],
-        ["status", "--wach"],
-    ],
-    ids=" ".join,
-)
-def test_a_mistake_is_three_lines_and_makes_nothing(tmp_path, bad):
-    done = nexus(bad, cwd=tmp_path)
-    assert done.returncode == errors.CONFIG
-    assert 1 <= len(done.stderr.strip().splitlines()) <= 3, done.stderr
-    assert "Traceback" not in done.stderr
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.slow
 def test_a_single_run_and_a_multirun_may_still_choose_their_folder(tiny_run, tmp_path):
     done = nexus(["train", *tiny_run("experiment=elsewhere", "train.steps=2")])

@@ -11,15 +11,11 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote, unquote
-
-import pytest
 
 Behaviour = Literal["ok", "error", "unauthorized", "silent", "slow"]
 SLOW_SECONDS = 1.0
@@ -38,11 +34,11 @@ class ServedRun:
     files: dict[str, bytes] = field(default_factory=dict)  # media and the rest, by name
 
     @property
-    def config(self) -> dict[str, Any]:
+    def config(self):
         return {key: entry["value"] for key, entry in json.loads(self.fields["config"]).items()}
 
     @property
-    def steps(self) -> list[int]:
+    def steps(self):
         """The steps of our rows, in the order in which they arrived; a row of pictures alone has none."""
         return [row["step"] for row in self.history if "step" in row]
 
@@ -62,7 +58,7 @@ class WandbServer(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.behaviour: Behaviour = "ok"
         self.die_after_start: Behaviour | None = None  # the behaviour once a run has been accepted
@@ -79,15 +75,15 @@ class WandbServer(ThreadingHTTPServer):
         self.closing = threading.Event()
 
     @property
-    def url(self) -> str:
+    def url(self):
         return f"http://127.0.0.1:{self.server_port}"
 
-    def handle_error(self, request: object, client_address: object) -> None:
+    def handle_error(self, request, client_address):
         """A client that went away is what these tests are about, not an error."""
 
 
 @contextmanager
-def serving(behaviour: Behaviour = "ok") -> Iterator[WandbServer]:
+def serving(behaviour="ok"):
     server = WandbServer()
     server.behaviour = behaviour
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
@@ -100,7 +96,7 @@ def serving(behaviour: Behaviour = "ok") -> Iterator[WandbServer]:
 
 
 @contextmanager
-def serving_alone(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WandbServer]:
+def serving_alone(home, monkeypatch):
     """A server, and an environment and a working directory in which it is the only W&B."""
     _forget_wandb()  # what an earlier test of this process has set up knows another address
     for name in os.environ:
@@ -115,7 +111,7 @@ def serving_alone(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Wandb
         _forget_wandb()  # else the next test's server would not be found
 
 
-def _forget_wandb() -> None:
+def _forget_wandb():
     if wandb := sys.modules.get("wandb"):
         wandb.teardown()
 
@@ -124,13 +120,13 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: WandbServer  # pyright: ignore[reportIncompatibleVariableOverride]
 
-    def log_message(self, format: str, *args: object) -> None:
+    def log_message(self, format, *args):
         pass
 
-    def do_GET(self) -> None:
+    def do_GET(self):
         self._serve({})
 
-    def do_PUT(self) -> None:
+    def do_PUT(self):
         body = self._body()
         if self.server.behaviour in ("ok", "slow"):
             kind, owner, name = self.path.split("?")[0].removeprefix("/upload/").split("/", 2)
@@ -139,7 +135,7 @@ class _Handler(BaseHTTPRequestHandler):
                 kept[unquote(name)] = body
         self._serve({})
 
-    def do_POST(self) -> None:
+    def do_POST(self):
         body = self._body()
         if self.path.endswith("/graphql"):
             call = json.loads(body)
@@ -154,11 +150,11 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._serve({})
 
-    def _body(self) -> bytes:
+    def _body(self):
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         return gzip.decompress(body) if self.headers.get("Content-Encoding") == "gzip" else body
 
-    def _serve(self, answer: dict[str, Any]) -> None:
+    def _serve(self, answer):
         self.server.requests += 1
         status = {"error": 500, "unauthorized": 401}.get(self.server.behaviour, 200)
         if self.server.behaviour == "silent":
@@ -173,7 +169,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(content)
 
-    def _file_stream(self, run_id: str, sent: dict[str, Any]) -> None:
+    def _file_stream(self, run_id, sent):
         with self.server.lock:
             run = self.server.runs.setdefault(run_id, ServedRun())
             files = sent.get("files") or {}
@@ -189,7 +185,7 @@ class _Handler(BaseHTTPRequestHandler):
             if "complete" in sent:
                 run.complete, run.exitcode = sent["complete"], sent.get("exitcode")
 
-    def _graphql(self, name: str, variables: dict[str, Any]) -> dict[str, Any]:
+    def _graphql(self, name, variables):
         project = {"id": "p", "name": variables.get("project"), "entity": {"id": "e", "name": "me"}}
         if name == "GetDefaultEntity":
             return {"viewer": {"id": "v", "entity": "me"}}
@@ -234,11 +230,11 @@ class _Handler(BaseHTTPRequestHandler):
             self.server.unknown.append(name)
         return {}
 
-    def _upload(self, kind: str, owner: str, name: str) -> dict[str, Any]:
+    def _upload(self, kind, owner, name):
         url = f"{self.server.url}/upload/{kind}/{owner}/{quote(name, safe='')}"
         return {"name": name, "uploadUrl": url, "uploadHeaders": []}
 
-    def _artifact(self, name: str, variables: dict[str, Any]) -> dict[str, Any]:
+    def _artifact(self, name, variables):
         artifacts = self.server.artifacts
         if name == "ArtifactType":
             return {"project": None}
@@ -267,7 +263,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.unknown.append(name)
         return {}
 
-    def _runs(self, variables: dict[str, Any]) -> dict[str, Any] | None:
+    def _runs(self, variables):
         """A page of the runs of a project; of the filters only `{"group": NAME}` is understood."""
         if variables["project"] not in self.server.projects:
             return None
@@ -281,13 +277,13 @@ class _Handler(BaseHTTPRequestHandler):
         counts = {"internalId": "p", "runCount": len(runs), "readOnly": False}
         return {**counts, "runs": {"edges": edges, "pageInfo": page}}
 
-    def _views(self, kind: str, name: str | None) -> dict[str, Any]:
+    def _views(self, kind, name):
         """The views of a kind: `project-view` is a workspace, `runs` a report."""
         result = [v for v in self.server.views.values() if v["type"] == kind and name in (None, v["name"])]
         page = {"endCursor": None, "hasNextPage": False}
         return {"edges": [{"node": view, "cursor": view["id"]} for view in result], "pageInfo": page}
 
-    def _upsert_view(self, variables: dict[str, Any]) -> dict[str, Any]:
+    def _upsert_view(self, variables):
         key = variables.get("id") or base64.b64encode(f"View:{len(self.server.views)}".encode()).decode()
         inserted = key not in self.server.views
         project = {"id": "p", "name": variables["projectName"], "entityName": variables["entityName"]}
@@ -295,7 +291,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.views[key] = view
         return {"upsertView": {"view": view, "inserted": inserted}}
 
-    def _resume(self, run_id: str) -> dict[str, Any] | None:
+    def _resume(self, run_id):
         run = self.server.runs.get(run_id)
         if run is None or not run.fields:
             return None
@@ -315,11 +311,11 @@ class _Handler(BaseHTTPRequestHandler):
         }
 
 
-def _group(run: ServedRun) -> str:
+def _group(run):
     return str(run.fields.get("groupName") or run.fields.get("group") or "")
 
 
-def _node(key: str, run: ServedRun) -> dict[str, Any]:
+def _node(key, run):
     """A run as the public API asks for it."""
     state = "running" if not run.complete else "crashed" if run.exitcode else "finished"
     created = "2026-01-01T00:00:00"
@@ -333,6 +329,6 @@ def _node(key: str, run: ServedRun) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _project(name: str) -> dict[str, Any]:
+def _project(name):
     created = "2026-01-01T00:00:00"
     return {"id": name, "name": name, "entityName": "me", "createdAt": created, "isBenchmark": False, "user": None}
