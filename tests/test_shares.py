@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from nexus_ablate.comparison.endpoint import AT_CEILING, AT_CHANCE, Endpoint
-from nexus_ablate.comparison.judging import ResultTable, judge_table
+from nexus_ablate.comparison.judging import judge_losses
 from nexus_ablate.comparison.terms import Terms
-from nexus_ablate.comparison.text_sample import TextDifferences
 from nexus_ablate.comparison.verdict import BETTER, DIFFERENT, SATURATED, WORSE
 from nexus_ablate.measure.measures import MEASURES, find
 
@@ -24,25 +23,10 @@ def judged(shares, items=ITEMS, chance=CHANCE, endpoint=ACCURACY):
         "recall/items": np.full(shares.shape, float(items)),
         "recall/chance": np.full(shares.shape, chance),
     }
-    arms, seeds = shares.shape
-    saturated = [endpoint.saturation(lambda name, a=a: table[name][[0, a]]) for a in range(arms)]
-    results = ResultTable(
-        names=["baseline", *(f"arm {i}" for i in range(1, arms))],
-        labels=["baseline", *(f"arm {i}" for i in range(1, arms))],
-        seeds=list(range(seeds)),
-        values=shares,
-        losses=endpoint.on_scale(table.__getitem__),
-        ended=np.ones(shares.shape, dtype=bool),
-        failed=[{} for _ in range(arms)],
-        same=np.zeros(shares.shape, dtype=bool),
-        unfair=[[] for _ in range(arms)],
-        begun=[set() for _ in range(arms)],
-        at_shared_lr=[None] * arms,
-        saturated=saturated,
-        texts=[TextDifferences()] * arms,
-        is_early=[False] * arms,
-    )
-    return [arm.verdict for arm in judge_table(results, Terms(endpoint=endpoint)).results[1:]]
+    saturated = [endpoint.saturation(lambda name, a=a: table[name][[0, a]]) for a in range(len(shares))]
+    losses = endpoint.on_scale(table.__getitem__)
+    judgement = judge_losses(losses, Terms(endpoint=endpoint), values=shares, saturated=saturated)
+    return [arm.verdict for arm in judgement.results[1:]]
 
 
 SHARES = [0.002, CHANCE, 0.5, 0.98, 0.999]

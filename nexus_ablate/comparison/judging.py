@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -157,31 +158,32 @@ def judge(arms: list[Arm], unfair: list[list[str]], terms: Terms) -> Judgement:
     return judge_table(table_of(arms, unfair, terms), terms)
 
 
-def judge_losses(losses: Array, terms: Terms) -> Judgement:
+def judge_losses(losses: Array, terms: Terms, **known: Any) -> Judgement:
     """The judgement of bare losses.
 
     Args:
         losses: (arms, seeds) on the endpoint's scale, the baseline first; NaN where there is no result.
+        known: What else is known of them: attributes of `ResultTable`.
     """
     arms, seeds = losses.shape
     names = ["baseline", *(f"arm {i}" for i in range(1, arms))]
-    table = ResultTable(
-        names=names,
-        labels=names,
-        seeds=list(range(seeds)),
-        values=losses,
-        losses=losses,
-        ended=np.isfinite(losses),
-        failed=[{} for _ in range(arms)],
-        same=np.zeros(losses.shape, dtype=bool),
-        unfair=[[] for _ in range(arms)],
-        begun=[set() for _ in range(arms)],
-        at_shared_lr=[None] * arms,
-        saturated=[""] * arms,
-        texts=[TextDifferences()] * arms,
-        is_early=[False] * arms,
-    )
-    return judge_table(table, terms)
+    plain = {
+        "names": names,
+        "labels": names,
+        "seeds": list(range(seeds)),
+        "values": losses,
+        "losses": losses,
+        "ended": np.isfinite(losses),
+        "failed": [{} for _ in range(arms)],
+        "same": np.zeros(losses.shape, dtype=bool),
+        "unfair": [[] for _ in range(arms)],
+        "begun": [set() for _ in range(arms)],
+        "at_shared_lr": [None] * arms,
+        "saturated": [""] * arms,
+        "texts": [TextDifferences()] * arms,
+        "is_early": [False] * arms,
+    }
+    return judge_table(ResultTable(**plain | known), terms)
 
 
 def judge_table(table: ResultTable, terms: Terms) -> Judgement:
@@ -225,7 +227,8 @@ def _judge_at(table: ResultTable, terms: Terms, seed_count: int, weight: float =
         result.is_equal = len(result.pairs) > 1 and not any(result.pairs) and step < delta_min
         if arm and not result.unfair_runs and not identical[arm]:
             result.effect = judge_cell(table.pairs(arm, terms, step, seed_count), level)
-            result.effect_with_failures = judge_cell(table.with_failures(arm, terms, seed_count), level)
+            if result.failed:
+                result.effect_with_failures = judge_cell(table.with_failures(arm, terms, seed_count), level)
         if arm:
             result.verdict = decide(result, terms)
         if result.effect is not None:
