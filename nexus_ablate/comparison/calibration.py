@@ -7,6 +7,7 @@ on the same seeds.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ import numpy as np
 
 from nexus_ablate.comparison.arms import group
 from nexus_ablate.comparison.failures import failure
-from nexus_ablate.comparison.load import Trained, collect
+from nexus_ablate.comparison.load import collect
 from nexus_ablate.comparison.statistics import LEVEL, Array, mean_interval
 from nexus_ablate.config.options import conf_dir
 from nexus_ablate.errors import ConfigError
@@ -29,7 +30,7 @@ from nexus_ablate.study.panel import BASELINE, STUDY, Panel, PanelChange, stratu
 Agreement = Literal["right", "wrong", "reversed", "not decided"]
 """wrong: the mean lies on the other side; of a null change, the interval lies outside the margin.
 reversed: the interval of a directional change excludes 0 on the other side.
-not decided: the interval of a null change crosses its margin."""
+not decided: the interval of a null change crosses its margin, or both arms fail to train."""
 
 
 class PanelRun(msgspec.Struct, frozen=True, array_like=True):
@@ -55,10 +56,10 @@ class ChangeOutcome:
     """One change at one size.
 
     Attributes:
-        difference: Mean of the paired differences in nats per token; infinite where one of the two failed to train.
+        difference: Mean of the paired differences in nats per token; infinite where one of the two failed to train, NaN
+            where both did.
         low, high: Its 95% interval over the seeds.
-        arm_rate, baseline_rate: The learning rates that are compared.
-        at_edge: One of the two is at its best at the edge of the grid.
+        at_edge: One of the two is at its best at the edge of the rates.
     """
 
     name: str
@@ -67,21 +68,21 @@ class ChangeOutcome:
     difference: float
     low: float
     high: float
-    arm_rate: float
-    baseline_rate: float
     at_edge: bool
 
     @property
     def agreement(self) -> Agreement:
-        low, high, margin = self.low, self.high, self.change.margin
+        if math.isnan(self.difference):
+            return "not decided"
         if self.change.is_null:
-            if -margin < low and high < margin:
+            margin = self.change.margin
+            if -margin < self.low and self.high < margin:
                 return "right"
-            return "wrong" if low > margin or high < -margin else "not decided"
-        is_higher = self.change.expected == "higher"
-        if self.difference > 0 if is_higher else self.difference < 0:
+            return "wrong" if self.low > margin or self.high < -margin else "not decided"
+        sign = 1 if self.change.expected == "higher" else -1
+        if sign * self.difference > 0:
             return "right"
-        return "reversed" if (high < 0 if is_higher else low > 0) else "wrong"
+        return "reversed" if max(sign * self.low, sign * self.high) < 0 else "wrong"
 
 
 @dataclass(frozen=True)
@@ -127,49 +128,38 @@ def fewest_right(of: int) -> int:
 
 def outcomes(panel: Panel, runs: Iterable[PanelRun]) -> list[ChangeOutcome]:
     """The changes whose runs have all ended, size by size, in the panel's order."""
-    losses: dict[tuple[str, str, str], dict[float, dict[int, float]]] = {}
+    rates, seeds = list(panel.rates), list(panel.seeds)
+    losses: dict[tuple[str, str, str], Array] = {}
     for run in runs:
-        by_rate = losses.setdefault((run.study, run.arm, run.size), {})
-        by_rate.setdefault(run.rate, {})[run.seed] = math.inf if run.loss is None else run.loss
-    found = []
+        if run.rate in rates and run.seed in seeds:
+            table = losses.setdefault((run.study, run.arm, run.size), np.full((len(rates), len(seeds)), np.nan))
+            table[rates.index(run.rate), seeds.index(run.seed)] = math.inf if run.loss is None else run.loss
+    missing, found = np.full(1, np.nan), []
     for size in panel.sizes:
         for name, change in panel.changes.items():
-            arm = _table(panel, losses.get((change.study, name, size), {}))
-            baseline = _table(panel, losses.get((change.study, BASELINE, size), {}))
-            if arm and baseline and (outcome := _outcome(name, change, size, arm, baseline)):
-                found.append(outcome)
+            arm = losses.get((change.study, name, size), missing)
+            baseline = losses.get((change.study, BASELINE, size), missing)
+            if not np.isnan(arm).any() and not np.isnan(baseline).any():
+                found.append(_outcome(name, change, size, arm, baseline))
     return found
 
 
-def _table(panel: Panel, losses: dict[float, dict[int, float]]) -> dict[float, Array]:
-    """By rate the losses in the order of the seeds; {} where a run is missing."""
-    if any(seed not in losses.get(rate, {}) for rate in panel.rates for seed in panel.seeds):
-        return {}
-    return {rate: np.array([losses[rate][seed] for seed in panel.seeds]) for rate in panel.rates}
+def _outcome(name: str, change: PanelChange, size: str, arm: Array, baseline: Array) -> ChangeOutcome:
+    """The difference at the rates that are compared.
 
-
-def _outcome(
-    name: str, change: PanelChange, size: str, arm: dict[float, Array], baseline: dict[float, Array]
-) -> ChangeOutcome | None:
-    """The difference at the rates that are compared; None where both fail to train."""
-    rates = [max(losses) if change.at == "largest" else _best(losses) for losses in (arm, baseline)]
-    arm_rate, baseline_rate = rates
-    arm_mean, baseline_mean = arm[arm_rate].mean(), baseline[baseline_rate].mean()
-    if math.isinf(arm_mean) and math.isinf(baseline_mean):
-        return None
-    edges = (min(arm), max(arm))
-    at_edge = change.at == "own" and not set(rates).isdisjoint(edges)
-    low = mean = high = float(arm_mean - baseline_mean)
+    Args:
+        arm, baseline: Losses by rate and seed, infinite for a run that failed to train.
+    """
+    last = len(arm) - 1
+    chosen = [last if change.at == "largest" else int(losses.mean(axis=1).argmin()) for losses in (arm, baseline)]
+    arm_losses, baseline_losses = arm[chosen[0]], baseline[chosen[1]]
+    at_edge = change.at == "own" and not {0, last}.isdisjoint(chosen)
+    low = mean = high = float(arm_losses.mean()) - float(baseline_losses.mean())
     if math.isfinite(mean):
-        interval = mean_interval(arm[arm_rate] - baseline[baseline_rate])
+        interval = mean_interval(arm_losses - baseline_losses)
         assert interval is not None and interval.low is not None and interval.high is not None
         low, high = interval.low, interval.high
-    return ChangeOutcome(name, change, size, mean, low, high, arm_rate, baseline_rate, at_edge)
-
-
-def _best(losses: dict[float, Array]) -> float:
-    """The rate of the lowest mean loss; one at which a run failed to train comes last."""
-    return min(losses, key=lambda rate: float(losses[rate].mean()))
+    return ChangeOutcome(name, change, size, mean, low, high, at_edge)
 
 
 # ----------------------------------------------------------------------------------------------- runs and their record
@@ -181,27 +171,23 @@ def read_runs(panel: Panel, runs_dir: Path) -> tuple[list[PanelRun], str]:
     Raises:
         ConfigError: They are by several versions of the code, or by other configurations than each other's.
     """
-    read, found, commits = [], {}, set()
-    for study in panel.studies():
-        for size in panel.sizes:
-            for rate in panel.rates:
-                folder = runs_dir / f"{study}@{stratum_of(size, rate)}"
-                if not folder.is_dir():
-                    continue
-                for arm in group(collect([folder]))[0]:
-                    for seed, run in arm.runs.items():
-                        found[run.source] = str(folder)
-                        commits.add(str(run.env.get("git_commit") or "unknown"))
-                        read.append(PanelRun(study, arm.name, size, rate, seed, _loss(run)))
-    if len(found) > 1:
-        fix = f"nexus-ablate study {Path(max(found.values())).name.partition('@')[0]} --retrain"
-        raise ConfigError("the panel's runs are by several versions of the code", ", ".join(found.values()), fix)
+    read, folders, commits = [], {}, set()
+    strata = itertools.product(panel.studies(), panel.sizes, panel.rates)
+    for study, size, rate in strata:
+        folder = runs_dir / f"{study}@{stratum_of(size, rate)}"
+        arms = group(collect([folder]))[0] if folder.is_dir() else []
+        for arm in arms:
+            for seed, run in arm.runs.items():
+                folders[run.source] = folder.name
+                commits.add(str(run.env.get("git_commit") or "unknown"))
+                loss = run.figure("val_loss")
+                failed = failure(run.record, run.curves) or not math.isfinite(loss)
+                read.append(PanelRun(study, arm.name, size, rate, seed, None if failed else loss))
+    if len(folders) > 1:
+        names = list(folders.values())
+        fix = f"nexus-ablate study {names[0].partition('@')[0]} --retrain"
+        raise ConfigError("the panel's runs are by several versions of the code", ", ".join(names), fix)
     return read, ", ".join(sorted(commits))
-
-
-def _loss(run: Trained) -> float | None:
-    loss = run.figure("val_loss")
-    return None if failure(run.record, run.curves) or not math.isfinite(loss) else loss
 
 
 def record_path() -> Path:

@@ -83,19 +83,17 @@ def published_table(panel: Panel, names: Iterable[str], outcomes: Sequence[Chang
         seen = "yes" if change.seen_before else "no"
         arm = f"`{' '.join(change.arm)}`"
         rows.append([name, change.kind, arm, against, published, models, source.matched, where, seen])
-    sizes = list(dict.fromkeys(outcome.size for outcome in outcomes))
-    words = {(outcome.name, outcome.size): _shown(outcome) for outcome in outcomes}
-    return heads + sizes, [row + [words.get((row[0], size), "") for size in sizes] for row in rows]
+        rows[-1] += _shown(panel, name, outcomes) * bool(outcomes)
+    return heads + list(panel.sizes) * bool(outcomes), rows
 
 
 def short_table(panel: Panel, outcomes: Sequence[ChangeOutcome]) -> tuple[Row, list[Row]]:
     """The panel in the width of a terminal."""
-    words = {(outcome.name, outcome.size): _shown(outcome) for outcome in outcomes}
     rows = []
     for name, change in panel.changes.items():
-        notes = [word for word, holds in (("contested", change.contested), ("seen", change.seen_before)) if holds]
-        found = [words.get((name, size), "") for size in panel.sizes]
-        rows.append([name, change.kind, expectation(change), change.source.params, " ".join(notes), *found])
+        notes = "contested " * change.contested + "seen" * change.seen_before
+        row = [name, change.kind, expectation(change), change.source.params, notes]
+        rows.append(row + _shown(panel, name, outcomes))
     return ["change", "kind", "published", "models", "", *panel.sizes], rows
 
 
@@ -106,10 +104,16 @@ def expectation(change: PanelChange) -> str:
     return change.expected if change.effect is None else f"{change.expected} {change.effect:+.3f}"
 
 
-def _shown(outcome: ChangeOutcome) -> str:
-    if math.isinf(outcome.difference):
-        return f"{outcome.agreement} ({'arm' if outcome.difference > 0 else 'baseline'} fails to train)"
-    return f"{outcome.agreement} {outcome.difference:+.3f} [{outcome.low:+.3f}, {outcome.high:+.3f}]"
+def _shown(panel: Panel, name: str, outcomes: Sequence[ChangeOutcome]) -> Row:
+    """What each size says of a change; '' where it is not trained."""
+    cells = dict.fromkeys(panel.sizes, "")
+    for outcome in outcomes:
+        if outcome.name == name:
+            interval = f"{outcome.difference:+.3f} [{outcome.low:+.3f}, {outcome.high:+.3f}]"
+            failed = {math.inf: "(arm fails to train)", -math.inf: "(baseline fails to train)"}
+            shown = interval if math.isfinite(outcome.difference) else failed.get(outcome.difference, "(both fail)")
+            cells[outcome.size] = f"{outcome.agreement} {shown}"
+    return list(cells.values())
 
 
 def score_table(outcomes: Sequence[ChangeOutcome]) -> tuple[Row, list[Row]]:
