@@ -234,20 +234,6 @@ def test_one_short_arm_among_complete_ones_is_not_comparable(study, condition, o
     assert word(comparison, checked.arms[0]) == "NOT COMPARABLE"
 
 
-def test_learning_rates_are_compared_by_their_values_and_not_by_their_number(study):
-    for lr, loss in ((0.001, 2.3), (0.002, 2.0), (0.004, 2.3)):
-        study.run(f"optim.lr={lr}", seed=1001, loss=loss)
-        study.run("norm=layer", f"optim.lr={2 * lr}", seed=1001, loss=loss)
-    study.arm("optim.lr=0.002", losses=BASE, train_noise="x")
-    study.arm("norm=layer", "optim.lr=0.004", losses=HIGHER, train_noise="x")
-    study.plan(("norm=layer",), lr_grid=[0.001, 0.002, 0.004], tuning_seeds=[1001])
-    comparison = compare(study.root)
-    checked = check(comparison, "learning_rate")
-    assert checked.status == FAIL and checked.arms == ["norm=layer"]
-    assert "baseline 0.001, 0.002, 0.004; norm=layer 0.002, 0.004, 0.008" in checked.text
-    assert word(comparison) == "NOT COMPARABLE"
-
-
 # ----------------------------------------------------------------------------------------------------------- code
 
 EDITED = SOURCE | {"optimizers.py": "2c"}
@@ -278,25 +264,17 @@ def test_a_file_that_only_one_code_has_is_a_difference(writer):
     assert "kernels/norm.py differs" in code(compare(writer.root))[1]
 
 
-def test_an_arm_tuned_by_other_code_is_not_comparable(study):
-    for lr, loss in ((0.001, 2.3), (0.003, 2.0), (0.009, 2.3)):
-        rate = () if lr == 0.003 else (f"optim.lr={lr}",)
-        study.run(*rate, seed=1001, loss=loss)
-        study.run("norm=layer", *rate, seed=1001, loss=loss, env={"source": EDITED if rate else SOURCE})
-    study.plan(("norm=layer",), lr_grid=[0.001, 0.003, 0.009], tuning_seeds=[1001])
-    assert code(compare(study.root))[0] == FAIL
-
-
-def test_an_arm_at_the_shared_rate_by_other_code_is_not_comparable(writer):
-    for arm, env in (((), {}), (("norm=layer",), {"env": {"source": EDITED}})):
-        writer.arm(*arm, losses=BASE, **env)
-        writer.arm(*arm, "optim.lr=0.009", losses=BASE, train_noise="x")
-        for lr, loss in ((0.001, 2.2), (0.009, 2.0)):
-            writer.run(*arm, f"optim.lr={lr}", seed=1001, loss=loss)
-    writer.plan(("norm=layer",), lr_grid=[0.001, 0.009], tuning_seeds=[1001])
+@pytest.mark.parametrize("folder", ["norm=layer,optim.lr=0.009", "norm=layer,optim.lr=0.00424"])
+def test_an_arm_of_which_a_run_at_another_rate_is_by_other_code_is_not_comparable(writer, folder):
+    for arm in ((), ("norm=layer",)):
+        for lr, seeds in ((0.001, 2), (0.003, 7), (0.009, 2), (0.00212, 5), (0.00424, 5)):
+            rate = () if lr == 0.003 else (f"optim.lr={lr}",)
+            edited = ",".join((*arm, *rate)) == folder
+            for seed in (1001, 1002, *range(5))[:seeds] if lr in (0.001, 0.003, 0.009) else range(5):
+                env = {"env": {"source": EDITED}} if edited else {}
+                writer.run(*arm, *rate, seed=seed, loss=2 + abs(lr - 0.003), train_noise=str(arm), **env)
+    writer.plan(("norm=layer",), lr_grid=[0.001, 0.003, 0.009], tuning_seeds=[1001, 1002])
     comparison = compare(writer.root)
-    result = row(comparison, "norm=layer")
-    assert result.lr == 0.009 and result.at_shared_lr is not None
     assert check(comparison, "code").arms == ["norm=layer"]
 
 

@@ -519,59 +519,129 @@ def test_a_baseline_that_diverged_is_reported_and_its_pairs_are_lost(writer):
 # ------------------------------------------------------------------------------------------------ learning rates
 
 RATES = (0.001, 0.003, 0.009)
+BESIDE = 0.02
+"""What the neighbours of the best rate lose: a parabola whose lowest point is the best rate."""
 
 
-def tuned_study(writer, arms=((), ("norm=layer",)), skip=(), best=0.003, seeds=(1001,)):
-    """Claims at the default rate of 0.003, tuning runs over RATES with a best one, claims at 0.009 for norm=layer."""
-    writer.arm(losses=BASE)
-    writer.arm("norm=layer", losses=HIGHER, train_noise="layer")
-    for arm in arms:
-        for lr in RATES:
-            if (arm, lr) in skip:
-                continue
-            rate = () if lr == 0.003 else (f"optim.lr={lr}",)
-            loss = 2 + abs(RATES.index(lr) - RATES.index(best)) / 10
-            for seed in seeds:
-                writer.run(*arm, *rate, seed=seed, loss=loss)
-    writer.plan(("norm=layer",), lr_grid=list(RATES), tuning_seeds=list(seeds))
+def beside(rate, step):
+    return float(f"{rate * 2 ** (step / 2):.3g}") if step else rate
+
+
+def at_rate(lr):
+    return () if lr == 0.003 else (f"optim.lr={lr}",)
+
+
+def tuned(writer, *arm, rates=RATES, best=0.003, seeds=(1001, 1002), **options):
+    """Tuning runs of an arm over some rates with a best one."""
+    for lr in rates:
+        loss = 2 + abs(rates.index(lr) - rates.index(best)) / 10
+        for seed in seeds:
+            writer.run(*arm, *at_rate(lr), seed=seed, loss=loss, **options)
+
+
+def around(writer, *arm, best=0.003, losses=BASE, steps=(-1, 0, 1), lowest=0.0, **options):
+    """Runs of the claim at the best rate and beside it; `lowest`: the step of the lowest point of the losses."""
+    for step in steps:
+        further = BESIDE * (step - lowest) ** 2
+        writer.arm(*arm, *at_rate(beside(best, step)), losses=[loss + further for loss in losses], **options)
+
+
+def planned(writer, *arms, rates=RATES, **values):
+    writer.plan(*arms or (("norm=layer",),), lr_grid=list(rates), tuning_seeds=[1001, 1002], **values)
 
 
 def test_tuning_runs_choose_the_rate_and_stay_out_of_the_table(writer):
-    tuned_study(writer)
+    for arm, losses in (((), BASE), (("norm=layer",), HIGHER)):
+        tuned(writer, *arm)
+        around(writer, *arm, losses=losses, train_noise=str(arm))
+    planned(writer)
     comparison = compare(writer.root)
     assert [r.arm for r in comparison.rows] == ["baseline", "norm=layer"]
-    assert comparison.tuning_runs == 6 and comparison.rows[0].seeds == [0, 1, 2, 3, 4]
+    assert comparison.tuning_runs == 12 and comparison.rows[0].seeds == [0, 1, 2, 3, 4]
     assert [r.best_lr for r in comparison.rows] == [0.003, 0.003]
     assert check(comparison, "learning_rate").status == PASS
+    assert comparison.rows[0].values == pytest.approx(BASE)
 
 
-def test_a_rate_at_which_a_tuning_run_exploded_and_recovered_is_not_chosen(writer):
-    tuned_study(writer, best=0.009)
+@pytest.mark.parametrize(
+    ("lowest", "steps", "best"),
+    [(0.0, (-1, 0, 1), 0.009), (0.4, (-1, 0, 1), 0.01), (-0.4, (-1, 0, 1), 0.0078), (1.3, (-1, 0, 1, 2), 0.014)],
+)
+def test_each_arm_is_judged_at_the_lowest_point_of_its_losses_around_its_best_rate(writer, lowest, steps, best):
+    """What its tuning runs mistook by a factor of sqrt(2) neither favours it nor counts against it."""
+    tuned(writer)
+    around(writer)
+    tuned(writer, "norm=layer", rates=(*RATES, 0.027), best=0.009)
+    losses = [loss - 0.1 for loss in BASE]
+    around(writer, "norm=layer", best=0.009, losses=losses, steps=steps, lowest=lowest, train_noise="x")
+    planned(writer)
+    comparison = compare(writer.root, allow=["learning_rate"])  # the arm has a rate more
+    result = row(comparison, "norm=layer")
+    assert result.effect is not None and result.effect.delta == pytest.approx(-0.1)
+    assert result.best_lr == best
+    assert str(result.verdict) == "BETTER" and result.values == pytest.approx(losses)
+    assert f"at its own best learning rate ({best:g} against 0.003)" in result.verdict.sentence
+    assert comparison.tuning_runs + 15 + 5 * len(steps) == len(writer.paths)
+
+
+def test_a_rate_that_lacks_runs_beside_it_gives_no_word(writer):
     for arm in ((), ("norm=layer",)):
-        writer.run(*arm, "optim.lr=0.027", seed=1001, loss=3.0)
-    writer.arm("norm=layer", "optim.lr=0.009", losses=HIGHER, train_noise="fast")
-    log = next(writer.root.glob("*/optim.lr=0.009/s1001-*/metrics.jsonl"))
-    rows = read_jsonl(log)
-    for line in rows[len(rows) // 3 : len(rows) // 2]:
-        line["train/loss"] += 5
-    log.write_text("".join(json.dumps(line) + "\n" for line in rows))
+        tuned(writer, *arm)
+        around(writer, *arm, steps=(-1, 0, 1) if not arm else (-1, 0))
+    planned(writer)
+    assert row(compare(writer.root), "norm=layer").word == "INCOMPLETE"
+
+
+def test_the_outermost_rate_is_not_judged_before_the_next_one_was_tried(writer):
+    for arm in ((), ("norm=layer",)):
+        tuned(writer, *arm)
+        around(writer, *arm, lowest=1.4 if arm else 0)
+    planned(writer)
+    assert row(compare(writer.root), "norm=layer").word == "INCOMPLETE"
+
+
+def test_a_rate_at_which_a_run_failed_to_train_is_neither_chosen_nor_a_neighbour(writer):
+    for arm in ((), ("norm=layer",)):
+        tuned(writer, *arm, rates=(*RATES, 0.027), best=0.009)
+        around(writer, *arm, best=0.003 if not arm else 0.009, lowest=0.3, train_noise=str(arm))
+    for path in (
+        next(writer.root.glob("*/optim.lr=0.009/s1001-*/metrics.jsonl")),
+        next(writer.root.glob("*/norm=layer,optim.lr=0.0127/s3-*/metrics.jsonl")),
+    ):
+        rows = read_jsonl(path)
+        for line in rows[len(rows) // 3 : len(rows) // 2]:
+            line["train/loss"] += 5
+        path.write_text("".join(json.dumps(line) + "\n" for line in rows))
+    planned(writer, rates=(*RATES, 0.027))
     comparison = compare(writer.root)
-    assert [r.best_lr for r in comparison.rows] == [0.003, 0.009]
+    assert [r.best_lr for r in comparison.rows] == [0.0033, 0.009]
+    assert row(comparison, "norm=layer").values == pytest.approx([loss + 0.09 * BESIDE for loss in BASE])
     checked = check(comparison, "learning_rate")
-    assert checked.status == PASS and checked.text.endswith("a tuning run failed to train: baseline at 0.009")
+    assert checked.status == PASS
+    assert checked.text.endswith("a run failed to train: baseline at 0.009, norm=layer at 0.0127")
 
 
-def test_a_best_rate_at_the_edge_of_the_grid_fails(writer):
-    tuned_study(writer, best=0.009)
+def test_an_arm_that_fails_to_train_at_every_rate_fails_at_the_study_s(writer):
+    tuned(writer)
+    around(writer)
+    tuned(writer, "norm=layer", state="diverged")
+    writer.arm("norm=layer", losses=BASE, state="diverged", train_noise="x")
+    planned(writer)
+    assert row(compare(writer.root), "norm=layer").word == "DIVERGED"
+
+
+@pytest.mark.parametrize("condition", ["edge", "trials"])
+def test_a_best_rate_at_the_edge_of_the_grid_and_unequal_trials_fail(writer, condition):
     for arm in ((), ("norm=layer",)):
-        writer.arm(*arm, "optim.lr=0.009", losses=BASE, train_noise=str(arm))
-    assert flagged(compare(writer.root), "learning_rate") == (FAIL, "NOT COMPARABLE")
-
-
-def test_unequal_trials_fail(writer):
-    tuned_study(writer, skip=((("norm=layer",), 0.001),))
-    status, word = flagged(compare(writer.root), "learning_rate")
-    assert (status, word) == (FAIL, "NOT COMPARABLE")
+        rates = RATES[1:] if condition == "trials" and arm else RATES
+        best = 0.009 if condition == "edge" else 0.003
+        tuned(writer, *arm, rates=rates, best=best)
+        around(writer, *arm, best=best, train_noise=str(arm))
+    planned(writer)
+    comparison = compare(writer.root)
+    assert flagged(comparison, "learning_rate") == (FAIL, "NOT COMPARABLE")
+    advised = "lr_grid=0.001,0.003,0.009,0.018,0.036" in check(comparison, "learning_rate").text
+    assert advised == (condition == "edge")
 
 
 def test_tuning_on_the_seeds_of_the_claim_fails(writer):
@@ -582,37 +652,12 @@ def test_tuning_on_the_seeds_of_the_claim_fails(writer):
         compare(writer.root)
 
 
-def test_an_arm_that_is_best_at_another_rate_is_judged_at_that_rate_and_the_shared_one_is_a_column(writer):
-    tuned_study(writer, arms=((),))
-    writer.run("optim.lr=0.027", seed=1001, loss=2.5)
-    for lr, loss in ((0.001, 2.4), (0.003, 2.2), (0.009, 2.0), (0.027, 2.3)):
-        writer.run("norm=layer", *(() if lr == 0.003 else (f"optim.lr={lr}",)), seed=1001, loss=loss)
-    writer.arm("norm=layer", "optim.lr=0.009", losses=[x - 0.1 for x in BASE])
-    comparison = compare(writer.root)
-    result = row(comparison, "norm=layer")
-    assert result.best_lr == 0.009 and result.lr == 0.009
-    assert result.effect is not None and result.effect.delta == pytest.approx(-0.1)
-    assert result.at_shared_lr is not None and result.at_shared_lr.mean == pytest.approx(0.102)
-    assert str(result.verdict) == "BETTER (depends on LR)"
-    assert len(comparison.rows) == 2
-    assert comparison.tuning_runs + comparison.shared_runs + 10 == len(writer.paths)  # every run is accounted for
-
-
-def test_an_arm_that_diverges_at_the_shared_rate_and_trains_at_its_own_is_judged_at_its_own(writer):
-    tuned_study(writer, arms=((),))
-    for seed in range(5):
-        writer.run("norm=none", seed=seed, state="diverged", steps=50)
-        writer.run("norm=none", "optim.lr=0.001", seed=seed, loss=BASE[seed] - 0.2, train_noise="none")
-    for lr, loss in ((0.0003, 2.2), (0.001, 2.0), (0.003, 2.3)):
-        writer.run("norm=none", *(() if lr == 0.003 else (f"optim.lr={lr}",)), seed=1001, loss=loss)
-    writer.plan(("norm=layer",), ("norm=none",), lr_grid=list(RATES), tuning_seeds=[1001])
-    result = row(compare(writer.root, allow=["learning_rate"]), "norm=none")
-    assert result.lr == 0.001 and result.verdict is not None and result.verdict.word == "BETTER"
-
-
 def test_before_the_baseline_has_runs_at_its_best_rate_there_is_no_verdict_and_the_message_says_why(writer):
-    tuned_study(writer, best=0.009)
-    with pytest.raises(ConfigError, match="own best learning rate"):
+    for arm in ((), ("norm=layer",)):
+        tuned(writer, *arm, rates=(*RATES, 0.027), best=0.009)
+    writer.arm(losses=BASE)
+    planned(writer)
+    with pytest.raises(ConfigError, match="at its best learning rate"):
         compare(writer.root)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 
@@ -77,16 +78,17 @@ def test_the_hours_of_an_entry_do_not_count_that_a_run_had_to_wait(tmp_path, fol
 
 
 def test_every_run_of_a_tuned_study_counts_once(tmp_path, folder):
-    writer, seeds = Writer(tmp_path, "rms_vs_layer"), (1001, *range(5))
-    for arm, best in (((), 0.003), (("norm=layer",), 0.006)):
-        for lr in (0.001, 0.003, 0.006):
+    writer, grid, tuning_seeds = Writer(tmp_path, "rms_vs_layer"), (0.001, 0.003, 0.006, 0.012), (1001, 1002)
+    for arm, best, beside in (((), 0.003, (0.00212, 0.00424)), (("norm=layer",), 0.006, (0.00424, 0.00849))):
+        for lr in {*grid, *beside}:
             rate = () if lr == 0.003 else (f"optim.lr={lr}",)
-            for seed in seeds if lr in (0.003, best) else seeds[:1]:
-                writer.run(*arm, *rate, seed=seed, loss=2.0 + abs(lr - best), env={"source": source_hashes()})
-    plan = {"lr_grid": [0.001, 0.003, 0.006], "tuning_seeds": [1001], "claim": "c", "expects": EXPECTS}
+            seeds = [*tuning_seeds] * (lr in grid) + [*range(5)] * (lr in (best, *beside))
+            for seed in seeds:
+                writer.run(*arm, *rate, seed=seed, loss=2 + math.log(lr / best) ** 2, env={"source": source_hashes()})
+    plan = {"lr_grid": [*grid], "tuning_seeds": [*tuning_seeds], "claim": "c", "expects": EXPECTS}
     writer.plan(("norm=layer",), endpoints={"val_loss": {"delta_min": 0.02}}, **plan)
     entry = published(folder, tmp_path / "rms_vs_layer")
-    assert entry["runs"] == len(writer.paths) == 21
+    assert entry["runs"] == len(writer.paths) == 2 * (8 + 15)
     seconds = [json.loads((path / "summary.json").read_text())["seconds"] for path in writer.paths]
     assert entry["hours"] * 3600 == pytest.approx(sum(seconds))
 

@@ -343,10 +343,10 @@ def test_jobs_are_not_submitted_through_a_link(tiny_run, fake_slurm, tmp_path):
 
 
 def test_tuning_comes_first_and_the_command_says_when_to_come_again(tiny_run, fake_slurm, capsys):
-    assert launch(request(tiny_run, "seeds=0", "lr_grid=1e-3,2e-3", "tuning_seeds=7"), Slurm()) == 0
+    assert launch(request(tiny_run, "seeds=0", "lr_grid=1e-3,2e-3", "tuning_seeds=7,8"), Slurm()) == 0
     said = " ".join(capsys.readouterr().err.split())
-    assert "6 runs submitted" in said, "two arms, and each at two rates"
-    assert "run the same command to submit every arm at its best learning rate" in said
+    assert "8 runs submitted" in said, "two arms, each at two rates with two seeds"
+    assert "run the same command to train every arm at its best learning rate" in said
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.3])

@@ -72,7 +72,7 @@ def test_a_file_of_ones_own_is_changed_by_what_stands_beside_it(tmp_path):
     definition = read_request([f"{path}", "train.tokens=100", "name=other", "lr_grid=1e-3,4e-3"]).study
     assert (definition.name, definition.question, definition.lr_grid) == ("other", "which?", [1e-3, 4e-3])
     assert definition.baseline == ["train.tokens=100"], "one budget replaces the other"
-    assert definition.tuning_seeds == [1001]
+    assert definition.tuning_seeds == [1001, 1002]
 
 
 def test_how_runs_are_carried_out_is_no_part_of_a_study():
@@ -116,8 +116,9 @@ def test_the_key_of_an_option_may_stand_before_it_in_a_multirun(tiny_run, tmp_pa
         ("mine vary.norm=layer seeds=", "seeds takes a list of seeds"),
         ("mine vary.norm=layer seeds=a", "seeds takes"),
         ("mine vary.norm=layer match=param", "try: match=params"),
-        ("mine vary.norm=layer lr_grid=1e-3 tuning_seeds=0", "overlap"),
-        ("mine vary.norm=layer tuning_seeds=1001", "require each other"),
+        ("mine vary.norm=layer lr_grid=1e-3 tuning_seeds=0,9", "overlap"),
+        ("mine vary.norm=layer tuning_seeds=1001,1002", "require each other"),
+        ("mine vary.norm=layer lr_grid=1e-3,2e-3 tuning_seeds=9", "try: tuning_seeds=9,10"),
         ("mine vary.norm=layer design=leave_one_out", "two values"),
         ("mine vary.norm=layr", "try: norm=layer"),
         ("mine vary.norm=layr,layer", "try: norm=layer"),
@@ -375,7 +376,7 @@ def test_every_arm_of_every_shipped_study_composes_and_its_runs_are_as_many_as_i
     for request in strata_of(read_request([name])):
         study = expand(request.study)
         rates, tuning_seeds = len(study.study.lr_grid), len(study.study.tuning_seeds)
-        runs += len(study.all_arms) * (len(study.study.seeds) * (2 if rates else 1) + rates * tuning_seeds)
+        runs += len(study.all_arms) * (len(study.study.seeds) * (3 if rates else 1) + rates * tuning_seeds)
         assert not study.study.refused
         assert not study.study.equal
         assert len(study.study.seeds) >= 5

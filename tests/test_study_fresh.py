@@ -89,16 +89,17 @@ def test_an_interrupted_addition_continues_with_the_same_command(study, instant,
 
 
 def test_no_seed_of_the_tuning_or_of_a_confirmation_is_added(tiny_run, instant, tmp_path):
-    launch = launched(tiny_run, "vary.norm=layer", "seeds=0,1", "lr_grid=1e-3", "tuning_seeds=2")
+    launch = launched(tiny_run, "vary.norm=layer", "seeds=0,1", "lr_grid=1e-3", "tuning_seeds=2,3")
     assert main(["study", "mine", "norm=layer", "--seeds", "2", "--confirm", *launch]) == 0
-    assert record(tmp_path, "mine-confirm")["seeds"] == [3, 4]
+    confirming = record(tmp_path, "mine-confirm")
+    assert (confirming["seeds"], confirming["tuning_seeds"]) == ([4, 5], [6, 7])
     for path in tmp_path.glob("runs/mine/*/s2-*"):
         shutil.rmtree(path)  # its tuning is still to come
     assert main(["study", "mine", "--add-seeds", "2", *launch]) == 0
-    assert record(tmp_path)["seeds"] == [0, 1, 5, 6]
-    (tmp_path / "runs/mine/norm=scale/s9-01234567").mkdir(parents=True)
+    assert record(tmp_path)["seeds"] == [0, 1, 8, 9]
+    (tmp_path / "runs/mine/norm=scale/s12-01234567").mkdir(parents=True)
     assert main(["study", "mine", "norm=layer", "--seeds", "1", "--confirm", *launch]) == 0
-    assert record(tmp_path, "mine-confirm2")["seeds"] == [10], "above a run that is no part of the plan, too"
+    assert record(tmp_path, "mine-confirm2")["seeds"] == [13], "above a run that is no part of the plan, too"
     assert main(["study", "mine-confirm2", "--add-seeds", "1", *launch]) == 0
     assert record(tmp_path, "mine-confirm2")["confirms"] == "mine"
 
@@ -160,19 +161,15 @@ def test_a_failed_confirmation_is_not_replaced_and_a_folder_of_another_kind_is_l
     assert not (tmp_path / "runs/mine-confirm3").exists()
 
 
-def test_tuned_arms_are_confirmed_each_at_its_best_rate(tiny_run, instant, tmp_path):
-    instant.losses = {"norm=layer,optim.lr=0.001": 0.5, "norm=layer": 0.9, "baseline": 0.8}
-    grid = ["seeds=0,1", "lr_grid=1e-3,3e-3", "optim.lr=3e-3"]
-    launch = launched(tiny_run, "vary.norm=layer", "vary.bias=on", *grid)
+def test_tuned_arms_are_tuned_again_on_fresh_seeds(tiny_run, instant, tmp_path):
+    launch = launched(tiny_run, "vary.norm=layer", "vary.bias=on", "seeds=0,1", "lr_grid=1e-3,3e-3")
     instant.trained.clear()
     assert main(["study", "mine", "norm=layer", "--confirm", *launch]) == 0
     kept = record(tmp_path, "mine-confirm")
-    assert kept["seeds"] == [1002, 1003], "above the tuning seed"
-    assert kept["baseline"][-1] == "optim.lr=0.003"
-    assert [arm["overrides"] for arm in kept["arms"]] == [["norm=layer", "optim.lr=0.001"]]
-    assert not {"lr_grid", "tuning_seeds"} & {*kept}
-    folders = ("baseline", "norm=layer,optim.lr=0.001")
-    assert instant.trained == [(arm, seed) for seed in (1002, 1003) for arm in folders]
+    assert (kept["seeds"], kept["tuning_seeds"]) == ([1003, 1004], [1005, 1006]), "above the tuning seeds"
+    assert [arm["overrides"] for arm in kept["arms"]] == [["norm=layer"]]
+    assert kept["lr_grid"] == [1e-3, 3e-3]
+    assert {seed for _, seed in instant.trained} == {1003, 1004, 1005, 1006}
 
 
 @pytest.mark.slow

@@ -127,23 +127,47 @@ def test_a_finished_run_without_a_readable_summary_is_named_and_not_trained_agai
     assert len(instant.trained) == trained
 
 
-def test_with_a_grid_only_the_runs_at_each_arm_s_best_rate_are_extended(study, instant):
-    """The shared rate is 3e-3, the best one of the baseline; norm=layer is better at 1e-3."""
+GRID = ("lr_grid=1e-3,3e-3", "tuning_seeds=7,8", "optim.lr=3e-3")
+
+
+def test_with_a_grid_only_the_runs_around_each_arm_s_best_rate_are_extended(study, instant):
+    """The best rate of the baseline is 3e-3, that of norm=layer 1e-3."""
     instant.decided = {"bias=on": 1}
     instant.losses = {"norm=layer,optim.lr=0.001": 0.5, "norm=layer": 0.9, "baseline": 0.8, "bias=on": 0.8}
-    assert main(study("vary.norm=layer", "vary.bias=on", "lr_grid=1e-3,3e-3", "tuning_seeds=7", "optim.lr=3e-3")) == 0
+    assert main(study("vary.norm=layer", "vary.bias=on", *GRID)) == 0
     later = [(arm, seed) for arm, seed in instant.trained if 2 <= seed < 5]
-    assert later == [(arm, seed) for seed in (2, 3, 4) for arm in ("baseline", "norm=layer,optim.lr=0.001")]
-    assert {seed for arm, seed in instant.trained if arm == "norm=layer,optim.lr=0.001"} == {0, 1, 2, 3, 4, 7}
+    beside = ("optim.lr=0.00212", "baseline", "optim.lr=0.00424")
+    beside += tuple(f"norm=layer,optim.lr={rate}" for rate in (0.000707, 0.001, 0.00141))
+    assert later == [(arm, seed) for seed in (2, 3, 4) for arm in beside]
+    assert {seed for arm, seed in instant.trained if arm == "norm=layer,optim.lr=0.001"} == {0, 1, 2, 3, 4, 7, 8}
+
+
+@pytest.mark.parametrize(
+    ("losses", "further"),
+    [
+        ({"optim.lr=0.00212": 0.85, "optim.lr=0.00424": 0.85}, []),
+        ({"optim.lr=0.00212": 0.85, "optim.lr=0.00424": 0.7}, [0.006]),
+        ({"optim.lr=0.00212": 0.85, "optim.lr=0.00424": 0.7, "optim.lr=0.006": 0.6}, [0.006, 0.00849]),
+        ({"optim.lr=0.00212": 0.7, "optim.lr=0.0015": 0.6, "optim.lr=0.00106": 0.5}, [0.0015, 0.00106]),
+    ],
+)
+def test_further_rates_are_trained_while_the_lowest_loss_is_at_the_outermost_twice_at_most(
+    study, instant, losses, further
+):
+    instant.decided = {"norm=layer": 1}
+    instant.losses = {"baseline": 0.8, "norm=layer": 0.8} | losses
+    assert main(study("vary.norm=layer", *GRID)) == 0
+    trained = dict.fromkeys(arm for arm, seed in instant.trained if seed < 2 and arm.startswith("optim.lr="))
+    assert list(trained)[2:] == [f"optim.lr={rate}" for rate in further]
 
 
 def test_an_arm_is_not_trained_at_a_rate_at_which_its_tuning_run_exploded(study, instant):
     """Although the run recovered to the lowest loss: its pairs would be lost to the verdict."""
     instant.losses = {"norm=layer,optim.lr=0.001": 0.5, "norm=layer": 0.9}
     instant.exploding = {"norm=layer,optim.lr=0.001"}
-    assert main(study("vary.norm=layer", "lr_grid=1e-3,3e-3", "tuning_seeds=7", "optim.lr=3e-3")) == 0
-    assert {seed for arm, seed in instant.trained if arm == "norm=layer,optim.lr=0.001"} == {7}
-    assert {seed for arm, seed in instant.trained if arm == "norm=layer"} == {0, 1, 2, 3, 4, 7}
+    assert main(study("vary.norm=layer", *GRID)) == 0
+    assert {seed for arm, seed in instant.trained if arm == "norm=layer,optim.lr=0.001"} == {7, 8}
+    assert {seed for arm, seed in instant.trained if arm == "norm=layer"} == {0, 1, 2, 3, 4, 7, 8}
 
 
 # ------------------------------------------------------------------------------------------------- study.yaml and files
@@ -188,7 +212,7 @@ BAD = (
     "seeds.looks=a,b", "seeds.looks=5,8,1000000000", "seeds.looks=5.5,8", "seeds.looks=5,8 seeds=0,1",
     "seeds.looks=5,8 seeds.weights=0.5", "seeds.looks=5,8 seeds.weights=0.5,0.6", "seeds.looks=5,8 seeds.weights=-1,2",
     "seeds.looks=5,8 seeds.weights=a,b", "seeds.weights=0.5,0.5", "seeds={look:[5,8]}",
-    "seeds.looks=2,8 lr_grid=1e-3 tuning_seeds=7",
+    "seeds.looks=2,8 lr_grid=1e-3 tuning_seeds=7,8", "lr_grid=1e-3,3e-3 tuning_seeds=7",
 )  # fmt: skip
 
 

@@ -11,7 +11,6 @@ from nexus_ablate.comparison import verdict as v
 from nexus_ablate.comparison.cell import Pairs, judge_cell
 from nexus_ablate.comparison.decision import decide, seeds_to_differ, seeds_to_equal
 from nexus_ablate.comparison.results import ArmResult
-from nexus_ablate.comparison.statistics import Interval
 from nexus_ablate.comparison.terms import Terms
 
 
@@ -75,8 +74,6 @@ WHOLE = [
     ({"is_early": True}, "BETTER (early training)", "fewer than 10 tokens per parameter"),
     ({"is_early": True, "failed": 5, "compared": 0, "effect": None}, "DIVERGED (early training)", "the same"),
     ({"delta_min": 5.0}, "BETTER (below the threshold that matters)", "shown, but too small to matter"),
-    ({"at_shared_lr": Interval(0.5, None, None, 5)}, "BETTER (depends on LR)", "the other sign at the shared rate"),
-    ({"at_shared_lr": Interval(-0.5, None, None, 5)}, "BETTER", "the same sign at the shared rate"),
     ({"waiting": 2}, "BETTER (incomplete)", "runs without a result"),
     ({"unmeasured": 2}, "BETTER (2 not measured)", "runs that lack the endpoint"),
     ({"terms": Terms(exploratory=("seeds",))}, "exploratory: BETTER", "something was chosen late"),

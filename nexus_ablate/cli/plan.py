@@ -50,7 +50,7 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
         study = expanded(request)
         runs = Runs(study, request)
         with open_console(stderr=True).status(f"counting the costs of {several(len(study.all_arms), 'arm')}"):
-            where = places_for([*runs.claims, *runs.tuning], flags.get("workers", "auto"))
+            where = places_for([*runs.tuning, *runs.claims], flags.get("workers", "auto"))
             plans.append(make_plan(study, runs, where))
         if len(plans) > 1:
             console.print()
@@ -66,6 +66,7 @@ def show(plan: StudyPlan, console: Console, full: bool = False) -> None:
     """Print the plan; `full`: with the arms' whole names."""
     from rich.markup import escape
 
+    from nexus_ablate.comparison.learning_rates import RATES
     from nexus_ablate.execution.run_states import duration
     from nexus_ablate.planning.design import label
 
@@ -97,21 +98,22 @@ def show(plan: StudyPlan, console: Console, full: bool = False) -> None:
     for check in plan.fairness:
         colour = COLOURS[check.status]
         console.print(f"[{colour}]{check.status}[/{colour}]  {check.name}: {escape(printable(check.text))}")
-    seeds = ",".join(map(str, study.first_seeds))
-    tuning = ""
+    what = f"{several(len(plan.study.all_arms), 'arm')} x seeds {','.join(map(str, study.first_seeds))}"
     if study.lr_grid:
-        per_arm = f"{len(study.lr_grid)} rates x {several(len(study.tuning_seeds), 'seed')}"
-        tuning = f", and {per_arm} of tuning each, then up to {plan.tuned_runs} runs at the best rates"
+        what += (
+            f" x {RATES} rates, and before that {len(study.lr_grid)} rates x {len(study.tuning_seeds)} tuning seeds "
+            f"per arm; up to {plan.further_runs} more where the best rate lies further out"
+        )
     count, time = str(plan.runs), duration(plan.seconds)
     if study.looks:
-        count += f" to {plan.runs + plan.tuned_runs + plan.later_runs}"
-        tuning += f", then {', '.join(map(str, study.looks[1:]))} seeds for undecided arms"
+        count += f" to {plan.runs + plan.later_runs}"
+        what += f", then {', '.join(map(str, study.looks[1:]))} seeds for undecided arms"
         if plan.seconds is not None and plan.later_seconds is not None:
             time += f" to {duration(plan.seconds + plan.later_seconds)}"
     states = ", ".join(f"{n} {state}" for state, n in plan.states.items())
     where = plan.where
     console.print(
-        f"\n{count} runs: {len(plan.study.all_arms)} arms x seeds {seeds}{tuning} ({states})\n"
+        f"\n{count} runs: {what} ({states})\n"
         f"about {time or 'an unknown time (there is no finished run)'} for what is missing, "
         f"{where.workers} at a time with {several(where.threads, 'CPU thread')}"
         + (f" on {several(len(where.gpus), 'GPU')}" if where.gpus else "")

@@ -46,7 +46,7 @@ VERB = Verb(
     ),
     "`nexus-ablate plan STUDY` shows arms and costs and runs nothing.\n\n"
     "`--confirm` runs a new study next to the first one, mine-confirm, with the same baseline and settings, on seeds "
-    "above all seeds of the study, its tuning and earlier confirmations; tuned arms are trained at their best rates. "
+    "above all seeds of the study, its tuning and earlier confirmations; with lr_grid, arms are tuned again. "
     "`study mine norm=layer --confirm` names an arm, with any verdict.",
     "a study",
     kind="studies",

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 
 from nexus_ablate.comparison.curves import SPIKE_WINDOW, spikes
-from nexus_ablate.comparison.differences import CUT, changes, differing, label, meaning, science_key
+from nexus_ablate.comparison.differences import CUT, changes, config_hash, differing, label, meaning, science_key
 from nexus_ablate.comparison.endpoint import Endpoint
 from nexus_ablate.comparison.load import Collection, Excluded, Trained
 from nexus_ablate.comparison.pairs import same_curves, unlike_code
@@ -31,8 +31,10 @@ class Arm:
         waiting: Runs of the arm without a result: running, failed, lost, damaged.
         studies: Where its runs lie.
         tuning: Runs at the tuning seeds of the study, over its learning rates.
-        tuned: The same configuration at its own best learning rate, where the study trained it.
-        shared: The same configuration at the study's learning rate, where this one is judged at its own.
+        rates: Runs at the other seeds by learning rate, in a study with a grid of them.
+        around: What each of these rates counts for in the arm's values, which are then those at its own best rate;
+            `runs` are those at the nearest one of them.
+        best_rate: Its own best learning rate.
     """
 
     name: str
@@ -41,8 +43,9 @@ class Arm:
     waiting: list[Excluded] = field(default_factory=list)
     studies: set[str] = field(default_factory=set)
     tuning: list[Trained] = field(default_factory=list)
-    tuned: Arm | None = None
-    shared: Arm | None = None
+    rates: dict[float | None, dict[int, Trained]] = field(default_factory=dict)
+    around: dict[float, float] = field(default_factory=dict)
+    best_rate: float | None = None
 
     @property
     def config(self) -> dict:
@@ -52,19 +55,39 @@ class Arm:
     def lr(self) -> float | None:
         return (self.config.get("optim") or {}).get("lr")
 
+    @property
+    def all_runs(self) -> list[Trained]:
+        """Every run of the arm, at any learning rate."""
+        by_rate = self.rates.values() or [self.runs]
+        return [*self.tuning, *(run for runs in by_rate for run in runs.values())]
+
     def value(self, seed: int, name: str) -> float:
         """A figure of a finished run; NaN where there is none."""
-        run = self.runs.get(seed)
-        if run is None or run.record.state == "diverged":
-            return float("nan")
-        return run.figure(name)
+        return float(self.values(name, [seed])[0])
 
     def values(self, name: str, seeds: Sequence[int]) -> Array:
-        return np.array([self.value(seed, name) for seed in seeds])
+        """A figure at each seed; at the arm's own best learning rate, where it has one."""
+        return self._at_best(lambda runs: _figures(runs, name, seeds))
 
     def on_scale(self, endpoint: Endpoint, seeds: Sequence[int]) -> Array:
         """An endpoint's values on its scale."""
-        return endpoint.on_scale(lambda name: self.values(name, seeds))
+        return self._at_best(lambda runs: endpoint.on_scale(lambda name: _figures(runs, name, seeds)))
+
+    def runs_at(self, seed: int) -> list[tuple[float, Trained]]:
+        """The runs that the arm's value at a seed is read from, each with what it counts for."""
+        if not self.around:
+            return [(1.0, self.runs[seed])]
+        return [(weight, self.rates[rate][seed]) for rate, weight in self.around.items()]
+
+    def _at_best(self, values: Callable[[dict[int, Trained]], Array]) -> Array:
+        """Values of runs at one rate, weighted over the rates around the arm's best one."""
+        if not self.around:
+            return values(self.runs)
+        parts = []
+        for rate, weight in self.around.items():
+            runs = self.rates.get(rate, {})
+            parts.append(weight * values({seed: runs[seed] for seed in self.runs}))
+        return np.sum(parts, axis=0)
 
     def mean(self, name: str) -> float | None:
         """The mean of a figure over the runs that have it."""
@@ -87,6 +110,11 @@ class Arm:
         return float(np.mean(shares)) if shares else None
 
 
+def _figures(runs: dict[int, Trained], name: str, seeds: Sequence[int]) -> Array:
+    finished = {seed: run for seed, run in runs.items() if run.record.state != "diverged"}
+    return np.array([finished[seed].figure(name) if seed in finished else np.nan for seed in seeds])
+
+
 # ----------------------------------------------------------------------------------------------- grouping of runs
 
 
@@ -94,7 +122,9 @@ class NoResult(ConfigError):
     """Runs that have not ended, or none."""
 
 
-def gather(collection: Collection, requested: str | None = None) -> tuple[Arm, list[Arm], list[Excluded], Terms]:
+def gather(
+    collection: Collection, requested: str | None = None, join: Callable[..., list[Arm]] = lambda arms, terms: arms
+) -> tuple[Arm, list[Arm], list[Excluded], Terms]:
     """The baseline, the other arms, further exclusions, and the terms that hold for the comparison.
 
     Args:
@@ -106,6 +136,7 @@ def gather(collection: Collection, requested: str | None = None) -> tuple[Arm, l
         ConfigError: An unknown baseline, or several that could be meant.
     """
     arms, excluded = group(collection)
+    arms = join(arms, collection.terms)
     if not arms:
         left_out = Counter(e.state for e in (*collection.excluded, *excluded))
         states = ", ".join(f"{n} {s or 'no run'}" for s, n in left_out.items()) or "no run has started"
@@ -139,8 +170,9 @@ def group(collection: Collection) -> tuple[list[Arm], list[Excluded]]:
     All runs of an arm are by one code: that of the study's last launch, or where it has made none (or there is no
     study) that of the run begun last. Of several runs by that code the first stands.
     """
-    arms, excluded, hashes = [], [], {}
-    for (name, config_hash), members in _by_configuration(collection.runs).items():
+    trained, excluded = _as_fixed(collection)
+    arms, hashes = [], {}
+    for (name, requested), members in _by_configuration(trained).items():
         runs, waiting = _of_one_configuration(members)
         excluded += waiting
         if not runs:
@@ -155,7 +187,7 @@ def group(collection: Collection) -> tuple[list[Arm], list[Excluded]]:
         excluded += [_left_out(run, arm.runs.get(run.seed, last)) for run in runs if arm.runs.get(run.seed) is not run]
         arm.runs = dict(sorted(arm.runs.items()))
         arms.append(arm)
-        hashes[id(arm)] = config_hash[:8]
+        hashes[id(arm)] = requested[:8]
     names = Counter(arm.name for arm in arms)
     for arm in arms:
         if names[arm.name] > 1:  # the same words for two configurations
@@ -167,6 +199,23 @@ def group(collection: Collection) -> tuple[list[Arm], list[Excluded]]:
         if namesakes:
             namesakes[0].waiting.append(out)
     return arms, excluded
+
+
+def _as_fixed(collection: Collection) -> tuple[list[Trained], list[Excluded]]:
+    """The runs whose configuration is the one that their study keeps for the arm, and those that have another."""
+    kept, excluded = [], []
+    for run in collection.runs:
+        study = collection.terms.get(run.record.study, Terms()).study
+        key = config_hash(run.config, study)
+        latest = {hashes[-1] for hashes in study.configs.values()}
+        known = {former for hashes in study.configs.values() for former in hashes}
+        if key in latest or (key not in known and run.record.arm not in study.configs):
+            kept.append(run)
+        else:
+            when = "was replaced" if key in known else "is not that of the study"
+            reason = f"its configuration {when}: defaults of options included, an arm is trained with one alone"
+            excluded.append(Excluded(run.record.path, reason, run.record.arm, run.seed, "inconsistent"))
+    return kept, excluded
 
 
 def _by_configuration(runs: list[Trained]) -> dict[tuple[str, str], list[Trained]]:

@@ -39,11 +39,8 @@ def decide(result: ArmResult, terms: Terms) -> Verdict:
     is_by_failures = _is_by_failures(chosen, result)
     is_weighed = chosen in (*DIFFERENT, EQUIVALENT, INCONCLUSIVE, TOO_FEW_SEEDS, *SATURATED)
     qualifiers = []
-    if chosen in DIFFERENT and effect is not None:
-        if effect.within(result.delta_min):
-            qualifiers.append(TOO_SMALL)
-        if result.at_shared_lr is not None and result.at_shared_lr.mean * effect.delta < 0:
-            qualifiers.append("depends on LR")
+    if chosen in DIFFERENT and effect is not None and effect.within(result.delta_min):
+        qualifiers.append(TOO_SMALL)
     is_worse = effect is not None and effect.excludes_zero and _direction(effect, result.endpoint) == WORSE
     if chosen == BETTER and is_by_failures and is_worse:
         qualifiers.append("worse where both train")
@@ -56,7 +53,11 @@ def decide(result: ArmResult, terms: Terms) -> Verdict:
     if result.is_early and (is_weighed or chosen in FAILS):
         qualifiers.append(EARLY)
     prefix = "exploratory: " if is_weighed and terms.exploratory else ""
-    return Verdict(chosen, _sentence(chosen, result, terms), prefix, tuple(qualifiers))
+    sentence = _sentence(chosen, result, terms)
+    if effect is not None and result.own_rates:
+        own, of_baseline = result.own_rates
+        sentence += f"; each at its own best learning rate ({own:g} against {of_baseline:g})"
+    return Verdict(chosen, sentence, prefix, tuple(qualifiers))
 
 
 # ------------------------------------------------------------------------------------------------------------ the word

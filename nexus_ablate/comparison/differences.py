@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import re
 from functools import cache
@@ -10,6 +11,7 @@ from typing import Any
 
 from nexus_ablate.config.grammar import show
 from nexus_ablate.config.run_config import CLOSED_GROUPS, RunConfig
+from nexus_ablate.study.schema import Study
 
 CUT = re.compile(r",\+[0-9a-f]{6}$")
 """The ending of an arm's name that was too long for a directory."""
@@ -87,6 +89,15 @@ def changes(name: str, config: dict[str, Any]) -> set[str]:
 def science_key(config: dict[str, Any], without: tuple[str, ...] = ()) -> str:
     """A text that is equal for configurations that differ only in the keys of `without`."""
     return json.dumps({k: v for k, v in flat(config).items() if k not in without}, sort_keys=True, default=str)
+
+
+def config_hash(config: dict[str, Any], study: Study) -> str:
+    """The hash that a study keeps of an arm's configuration: the defaults of its options included, without the seed.
+
+    With a learning-rate grid, without the rate.
+    """
+    key = science_key(config, without=("optim.lr",) if study.lr_grid else ())
+    return hashlib.sha256(key.encode()).hexdigest()[:16]
 
 
 def meaning(config: dict[str, Any]) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 from nexus_ablate.comparison.arms import Arm
 from nexus_ablate.comparison.cell import Effect
 from nexus_ablate.comparison.failures import baseline_has_learned, failed_seeds
-from nexus_ablate.comparison.learning_rates import best_lr, failed_rates
+from nexus_ablate.comparison.learning_rates import best_lr, beyond_edge, failed_rates
 from nexus_ablate.comparison.load import Excluded, Trained
 from nexus_ablate.comparison.pairs import shared_init, unlike_batches, unlike_code, unlike_init, unlike_plugins
 from nexus_ablate.comparison.terms import Terms
@@ -102,9 +102,11 @@ def by_arm(name: str, reasons: dict[str, str], good: str) -> Check:
 
 
 def _pairs(arm: Arm, baseline: Arm) -> Iterator[tuple[int, Trained, Trained]]:
-    for seed, run in arm.runs.items():
-        if seed in baseline.runs:
-            yield seed, run, baseline.runs[seed]
+    """The runs of an arm, at each of its learning rates, beside the baseline's of the same seed."""
+    for runs in arm.rates.values() or [arm.runs]:
+        for seed, run in runs.items():
+            if seed in baseline.runs:
+                yield seed, run, baseline.runs[seed]
 
 
 def _pairwise(table: _Table, unlike: Callable[[Trained, Trained], str]) -> dict[str, str]:
@@ -114,7 +116,7 @@ def _pairwise(table: _Table, unlike: Callable[[Trained, Trained], str]) -> dict[
         reasons = {}
         for seed, run, base_run in _pairs(arm, table.baseline):
             if "diverged" not in (run.record.state, base_run.record.state):
-                reasons[seed] = unlike(run, base_run)
+                reasons[seed] = reasons.get(seed) or unlike(run, base_run)
         by_arm[arm.label] = _at_seeds(reasons)
     return by_arm
 
@@ -348,7 +350,9 @@ def _learning_rate(table: _Table) -> Check:
         listed = [f"{label} {_rate_list(trials[label], ', ') or 'none'}" for label in (baseline.label, *unequal)]
         reported.append("trials at other rates: " + "; ".join(listed))
     if edge:
-        reported.append("best at the edge of the grid: " + ", ".join(edge))
+        rates = {*study.lr_grid, *(rate for arm in everyone if arm.label in edge for rate in beyond_edge(arm))}
+        wider = ",".join(f"{rate:.3g}" for rate in sorted(rates))
+        reported.append(f"best at the edge of the grid: {', '.join(edge)}; a grid that could do: lr_grid={wider}")
     if reported:
         broken = list(dict.fromkeys([*unequal, *edge]))
         if overlap or baseline.label in edge:
@@ -359,8 +363,13 @@ def _learning_rate(table: _Table) -> Check:
     text = f"{len(trials[baseline.label])} trials for each arm at the same rates, best ones inside the grid"
     failed = [f"{arm.label} at {_rate_list(rates, ' and ')}" for arm in everyone if (rates := failed_rates(arm))]
     if failed:
-        text += f"; left out, because a tuning run failed to train: {', '.join(failed)}"
-    return Check(TUNING, PASS, text)
+        text += f"; left out, because a run failed to train: {', '.join(failed)}"
+    if table.terms.is_listed:
+        text += "; judged at the best one alone: what the tuning runs mistook counts for an arm or against it"
+    if len(study.tuning_seeds) < 2:
+        text += "; one tuning seed"
+    few = table.terms.is_listed or len(study.tuning_seeds) < 2
+    return Check(TUNING, WARN if few else PASS, text)
 
 
 def untuned(rates: set[float]) -> Check:
@@ -404,10 +413,7 @@ def _code(table: _Table) -> Check:
 
 def _runs_by_code(arm: Arm) -> dict[object, Trained]:
     """One run for each version of the code that made runs of the arm, at any learning rate."""
-    runs = list(arm.tuning)
-    for variant in (arm, arm.tuned, arm.shared):
-        runs += variant.runs.values() if variant else []
-    return {(run.source, run.plugins): run for run in runs}
+    return {(run.source, run.plugins): run for run in arm.all_runs}
 
 
 def _environments(runs: list[Trained]) -> list[str]:

@@ -8,6 +8,7 @@ decided it.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,10 +21,10 @@ from nexus_ablate.comparison.cell import Pairs, judge_cell
 from nexus_ablate.comparison.decision import decide, seeds_to_differ, seeds_to_equal
 from nexus_ablate.comparison.endpoint import Endpoint
 from nexus_ablate.comparison.failures import failed_seeds, uninformed_loss
-from nexus_ablate.comparison.learning_rates import shared_difference
+from nexus_ablate.comparison.learning_rates import at_own_rate
 from nexus_ablate.comparison.pairs import same_curves
 from nexus_ablate.comparison.results import ArmResult
-from nexus_ablate.comparison.statistics import Array, Interval
+from nexus_ablate.comparison.statistics import Array
 from nexus_ablate.comparison.terms import Terms
 from nexus_ablate.comparison.text_sample import TextDifferences, differences_over_text
 from nexus_ablate.comparison.verdict import UNDECIDED
@@ -44,7 +45,7 @@ class ResultTable:
         same: Whether a run's losses equal the baseline's to the last bit.
         unfair: By arm, the fairness conditions that it breaks.
         begun: By arm, seeds of runs without a result.
-        at_shared_lr: By arm, the difference at the study's learning rate, where arms are judged at their own.
+        own_rates: By arm, its own best learning rate and the baseline's, where they are judged at those.
         saturated: By arm, the word for it and the baseline where both are at chance or at the ceiling.
         texts: By arm, its differences to the baseline by block of evaluation text.
         uninformed: The endpoint of a run that has learned nothing; NaN where that is not known.
@@ -61,7 +62,7 @@ class ResultTable:
     same: NDArray[np.bool_]
     unfair: list[list[str]]
     begun: list[set[int]]
-    at_shared_lr: list[Interval | None]
+    own_rates: list[tuple[float, float] | None]
     saturated: list[str]
     texts: list[TextDifferences]
     uninformed: float = math.nan
@@ -129,7 +130,7 @@ def table_of(arms: list[Arm], unfair: list[list[str]], terms: Terms) -> ResultTa
         same=np.array([[_is_same(arm, base, seed, terms) for seed in seeds] for arm in arms]),
         unfair=unfair,
         begun=[{run.seed for run in arm.waiting if run.seed is not None} for arm in arms],
-        at_shared_lr=[shared_difference(arm, base, endpoint) if arm is not base else None for arm in arms],
+        own_rates=[(arm.best_rate, base.best_rate) if arm.best_rate and base.best_rate else None for arm in arms],
         saturated=[_saturation(arm, base, seeds, endpoint) for arm in arms],
         texts=[differences_over_text(arm, base, seeds, losses[[i, 0]], terms) for i, arm in enumerate(arms)],
         uninformed=uninformed_loss(arms, endpoint),
@@ -155,7 +156,13 @@ def judge(arms: list[Arm], unfair: list[list[str]], terms: Terms) -> Judgement:
     Args:
         unfair: By arm, the fairness conditions that it breaks.
     """
-    return judge_table(table_of(arms, unfair, terms), terms)
+
+    def table_at(count: int) -> ResultTable:
+        """The table at a look: where an arm's best learning rate lies is read from the seeds of that look alone."""
+        return table_of([at_own_rate(arm, terms.study.seeds[:count]) for arm in arms], unfair, terms)
+
+    table = table_of(arms, unfair, terms)
+    return judge_table(table, terms, table_at if any(arm.rates for arm in arms) else lambda count: table)
 
 
 def judge_losses(losses: Array, terms: Terms, **known: Any) -> Judgement:
@@ -178,27 +185,33 @@ def judge_losses(losses: Array, terms: Terms, **known: Any) -> Judgement:
         "same": np.zeros(losses.shape, dtype=bool),
         "unfair": [[] for _ in range(arms)],
         "begun": [set() for _ in range(arms)],
-        "at_shared_lr": [None] * arms,
+        "own_rates": [None] * arms,
         "saturated": [""] * arms,
         "texts": [TextDifferences()] * arms,
         "is_early": [False] * arms,
     }
-    return judge_table(ResultTable(**plain | known), terms)
+    table = ResultTable(**plain | known)
+    return judge_table(table, terms, lambda count: table)
 
 
-def judge_table(table: ResultTable, terms: Terms) -> Judgement:
-    """The judgement over all seeds, or look by look as far as the looks are complete."""
+def judge_table(table: ResultTable, terms: Terms, table_at: Callable[[int], ResultTable]) -> Judgement:
+    """The judgement over all seeds, or look by look as far as the looks are complete.
+
+    Args:
+        table_at: From a look's number of seeds to its table.
+    """
     looks = terms.study.looks
     if not looks:
         return _judge_at(table, terms, len(table.seeds))
-    judgement = _judge_at(table, terms, looks[0], terms.study.look_weights[0])
+    judgement = _judge_at(table_at(looks[0]), terms, looks[0], terms.study.look_weights[0])
     planned = terms.arm_names or table.names  # simulated losses have no plan
     undecided = list(range(1, len(table.names)))
     for look, (seeds, weight) in enumerate(zip(looks, terms.study.look_weights, strict=True), 1):
         waited_for = [arm for arm in undecided if table.names[arm] in planned]
-        if (look > 1 and not waited_for) or not table.ended[[0, *waited_for], :seeds].all():
+        at_look = table_at(seeds)
+        if (look > 1 and not waited_for) or not at_look.ended[[0, *waited_for], :seeds].all():
             break
-        now = judgement if look == 1 else _judge_at(table, terms, seeds, weight)
+        now = judgement if look == 1 else _judge_at(at_look, terms, seeds, weight)
         now.look = look
         for arm in range(len(table.names)):
             if arm and arm not in undecided:
@@ -291,7 +304,7 @@ def _measured(table: ResultTable, terms: Terms, arm: int, seed_count: int) -> Ar
         unfair=table.unfair[arm],
         mean=float(finite.mean()) if len(finite) else None,
         sd=spread(finite),
-        at_shared_lr=table.at_shared_lr[arm],
+        own_rates=table.own_rates[arm],
         saturated=table.saturated[arm],
         is_early=table.is_early[arm],
     )

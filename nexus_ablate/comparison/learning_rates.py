@@ -1,66 +1,115 @@
-"""Learning rates: the tuning runs of each arm, its best rate, and the difference at the shared rate."""
+"""Learning rates: the tuning runs of each arm, its own best rate, and its losses there."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from nexus_ablate.comparison.arms import Arm
-from nexus_ablate.comparison.differences import science_key
-from nexus_ablate.comparison.endpoint import Endpoint
+from nexus_ablate.comparison.differences import config_hash
 from nexus_ablate.comparison.failures import failure
-from nexus_ablate.comparison.statistics import Interval, mean_interval
-from nexus_ablate.errors import ConfigError
-from nexus_ablate.study.schema import Study
+from nexus_ablate.comparison.load import Trained
+from nexus_ablate.comparison.terms import NO_STUDY, Terms
 
 CRITERION = "val_loss"
 """What learning rates are chosen by, whatever the endpoint: a rate for the largest sink rate would answer nothing."""
+RATES = 3
+"""Rates that claims are run at: the best one of an arm's tuning runs, and a factor of sqrt(2) below and above it."""
+FURTHER_RATES = 2
+"""Rates that are tried beyond these at the most, while the lowest mean loss is at the outermost."""
 
 
-def attach(baseline: Arm, others: list[Arm], study: Study) -> list[Arm]:
-    """Move tuning runs, and copies of an arm at its own best learning rate, to the arm that they belong to.
+def joined(arms: list[Arm], studies: Mapping[str, Terms]) -> list[Arm]:
+    """The arms of the studies, where one with a learning-rate grid has runs of each arm in a folder per rate.
 
-    The arm of the table is the one at the learning rate that the study gives it; the rest of its grid differs from it
-    in nothing but the rate.
+    Such an arm gets its tuning runs and the runs of the claim by rate; `at_own_rate` says which of these count.
     """
-    everyone = [baseline, *others]
-    planned = {arm.name for arm in study.arms}
-    keys = {id(arm): science_key(arm.config, without=("optim.lr",)) for arm in everyone}
-    owners: dict[str, Arm] = {}
-    for arm in everyone:
-        if arm is baseline or arm.name in planned or arm.lr == baseline.lr:
-            owners.setdefault(keys[id(arm)], arm)
-    only_tuning = set(study.tuning_seeds) - set(study.seeds)
-    kept = []
-    for arm in everyone:
-        owner = owners.get(keys[id(arm)], arm)
-        owner.tuning += [run for seed, run in arm.runs.items() if seed in study.tuning_seeds]
-        arm.runs = {seed: run for seed, run in arm.runs.items() if seed not in only_tuning}
-    for arm in others:
-        owner = owners.get(keys[id(arm)], arm)
-        if arm is owner or arm.name in planned:
-            kept.append(arm)
-        elif arm.runs and arm.lr == best_lr(owner)[0]:
-            owner.tuned = arm
-        elif arm.runs:
-            kept.append(arm)
-    return kept
+    tuned = {name: terms for name, terms in studies.items() if terms.study.lr_grid}
+    names = {name: _names_by_configuration(arms, terms) for name, terms in tuned.items()}
+    owned: dict[tuple[str, str], Arm] = {}
+    result = []
+    for arm in arms:
+        place = min(arm.studies & tuned.keys(), default="")
+        study = tuned[place].study if place else NO_STUDY
+        owner = names[place].get(config_hash(arm.config, study)) if place else None
+        if owner is None:
+            result.append(arm)
+            continue
+        if (place, owner) not in owned:
+            owned[place, owner] = Arm(owner, owner, {}, studies=arm.studies)
+            result.append(owned[place, owner])
+        whole = owned[place, owner]
+        whole.waiting += [run for run in arm.waiting if run.seed not in study.tuning_seeds]
+        whole.tuning += [run for seed, run in arm.runs.items() if seed in study.tuning_seeds]
+        claim_runs = {seed: run for seed, run in arm.runs.items() if seed not in study.tuning_seeds}
+        whole.rates.setdefault(arm.lr, {}).update(claim_runs)
+    return result
 
 
-def lr_points(arm: Arm) -> dict[float, list[float]]:
-    """Learning rate to the final losses of its tuning runs; a diverged one is infinite."""
+def _names_by_configuration(arms: list[Arm], terms: Terms) -> dict[str, str]:
+    """The names of a study's arms by the hash of their configuration; of earlier versions, by runs in their folders."""
+    study = terms.study
+    if study.configs:
+        return {hashes[-1]: name for name, hashes in study.configs.items()}
+    planned = (terms.baseline, *terms.arm_names)
+    return {config_hash(arm.config, study): arm.name for arm in arms if arm.name in planned}
+
+
+def at_own_rate(arm: Arm, seeds: Collection[int]) -> Arm:
+    """An arm as it is judged at some seeds: at its own best learning rate, by the runs at the rates around that.
+
+    Without a grid it is the arm itself. Where a run failed to train at each rate of the grid, it is judged at the
+    study's.
+    """
+    if not arm.rates:
+        return arm
+    best = best_lr(arm)[0]
+    if best is None:
+        everything = [run for runs in arm.rates.values() for run in runs.values() if arm.tuning]
+        return replace(arm, runs={run.seed: run for run in everything if run.record.arm == arm.name}, around={})
+    runs = {step: arm.rates.get(rate_at(best, step), {}) for step in range(-1 - FURTHER_RATES, 2 + FURTHER_RATES)}
+    counted = [seed for seed in sorted(runs[0]) if seed in seeds and seed in runs[-1] and seed in runs[1]]
+    steps = steps_around(lambda step: _mean_loss(runs[step], counted))
+    counted = [seed for seed in counted if all(seed in runs[step] for step in steps)]
+    means = {step: _mean_loss(runs[step], counted) for step in steps}
+    weights = weights_at_best({step: mean for step, mean in means.items() if mean is not None} or {0: math.inf})
+    lowest = max(weights, key=weights.__getitem__)
+    vertex = sum(step * weight for step, weight in weights.items())
+    return replace(
+        arm,
+        runs={seed: runs[lowest][seed] for seed in counted},
+        around={rate_at(best, step): weight for step, weight in weights.items()},
+        best_rate=float(f"{best * 2 ** (vertex / 2):.2g}"),
+    )
+
+
+def _mean_loss(runs: Mapping[int, Trained], seeds: Sequence[int]) -> float | None:
+    """Of the runs at some seeds: infinite where one failed to train; None where one is missing."""
+    if not seeds or any(seed not in runs for seed in seeds):
+        return None
+    return float(np.mean([_loss(runs[seed]) for seed in seeds]))
+
+
+def _loss(run: Trained) -> float:
+    """Its final validation loss; infinite if it failed to train."""
+    loss = math.inf if failure(run.record, run.curves) else run.figure(CRITERION)
+    return loss if math.isfinite(loss) else math.inf
+
+
+def lr_points(runs: Iterable[Trained]) -> dict[float, list[float]]:
+    """Learning rate to the final losses of its runs; of one that failed to train infinite."""
     points: dict[float, list[float]] = {}
-    for run in arm.tuning:
-        loss = run.figure(CRITERION) if run.record.state == "finished" else float("nan")
-        points.setdefault(run.config["optim"]["lr"], []).append(loss if np.isfinite(loss) else float("inf"))
+    for run in runs:
+        points.setdefault(run.config["optim"]["lr"], []).append(_loss(run))
     return dict(sorted(points.items()))
 
 
 def failed_rates(arm: Arm) -> list[float]:
-    """The learning rates at which a tuning run failed to train, whatever it ended at."""
-    return sorted({run.config["optim"]["lr"] for run in arm.tuning if failure(run.record, run.curves)})
+    """The learning rates at which a run failed to train, whatever it ended at."""
+    return sorted({run.config["optim"]["lr"] for run in arm.all_runs if failure(run.record, run.curves)})
 
 
 def best_rate(losses: Mapping[float, Sequence[float]]) -> float | None:
@@ -76,49 +125,77 @@ def best_rate(losses: Mapping[float, Sequence[float]]) -> float | None:
     return best if best is not None and np.isfinite(means[best]) else None
 
 
+def rate_at(best: float, step: int) -> float:
+    """The rate so many factors of sqrt(2) above the best one of the tuning runs, to three digits."""
+    return float(f"{best * 2 ** (step / 2):.3g}") if step else best
+
+
+def steps_around(mean: Callable[[int], float | None]) -> list[int]:
+    """The rates that an arm is judged at, as steps from the best one of its tuning runs, as far as `mean` knows.
+
+    They are the neighbours on both sides, and, while the lowest mean is that of an outermost rate, up to two more.
+
+    Args:
+        mean: From a step to the mean loss of the claim's runs; infinite where one failed to train, None where one is
+            missing.
+    """
+    steps = [-1, 0, 1]
+    for _ in range(FURTHER_RATES):
+        means = {step: mean(step) for step in steps}
+        known = {step: loss for step, loss in means.items() if loss is not None}
+        lowest = min(known, key=known.__getitem__, default=0)
+        if len(known) < len(steps) or not math.isfinite(known[lowest]) or steps[0] < lowest < steps[-1]:
+            break
+        steps = [lowest - 1, *steps] if lowest == steps[0] else [*steps, lowest + 1]
+    return steps
+
+
+def weights_at_best(means: Mapping[int, float]) -> dict[int, float]:
+    """What each rate counts for in the loss at an arm's best one: a parabola through the lowest mean and its sides.
+
+    The best rate is the parabola's lowest point, and each seed's loss there is that of its own parabola: a weighted sum
+    of its losses at the three rates. A claim at the tuned rate alone would confirm whatever a few tuning runs mistook.
+
+    Args:
+        means: From a step to the mean loss, as `steps_around` reached them.
+
+    Returns:
+        From a step to its weight; they add up to 1. The lowest rate alone if it lacks a neighbour at which every run
+        trained; the best one of the tuning runs if a run failed to train at each.
+    """
+    lowest = min(means, key=lambda step: (means[step], abs(step)))
+    below, at, above = (means.get(lowest + side, math.inf) for side in (-1, 0, 1))
+    curvature = below - 2 * at + above
+    if not math.isfinite(curvature) or curvature <= 0:
+        return {lowest: 1.0}
+    vertex = (below - above) / (2 * curvature)
+    return {
+        lowest - 1: vertex * (vertex - 1) / 2,
+        lowest: 1 - vertex**2,
+        lowest + 1: vertex * (vertex + 1) / 2,
+    }
+
+
 def best_lr(arm: Arm) -> tuple[float | None, bool]:
     """The best rate of an arm's tuning runs, and whether it lies at the edge of those tried."""
-    points, failed = lr_points(arm), failed_rates(arm)
-    best = best_rate({rate: [float("inf")] if rate in failed else losses for rate, losses in points.items()})
+    points = lr_points(arm.tuning)
+    best = best_rate(points)
     return best, best is not None and best in (min(points), max(points))
+
+
+def beyond_edge(arm: Arm) -> list[float]:
+    """Two more rates on the side of the grid at which an arm's best rate lies."""
+    points, (best, _) = lr_points(arm.tuning), best_lr(arm)
+    if best is None:
+        return []
+    factor = 2.0 if best == max(points) else 0.5
+    return [best * factor, best * factor**2]
 
 
 def lr_sensitivity(arm: Arm) -> float | None:
     """Mean over rates of min(loss, loss at the start) minus the best loss (Wortsman et al., arXiv:2309.14322)."""
-    points = {lr: float(np.mean(losses)) for lr, losses in lr_points(arm).items()}
+    points = {lr: float(np.mean(losses)) for lr, losses in lr_points(arm.tuning).items()}
     starts = [run.curves.val[0] for run in arm.tuning if len(run.curves.val)]
     if len(points) < 2 or not starts or not np.isfinite(min(points.values())):
         return None
     return float(np.mean(np.minimum(list(points.values()), np.mean(starts))) - min(points.values()))
-
-
-def at_own_rates(arms: list[Arm]) -> list[Arm]:
-    """The arms as they are judged: each at its own best learning rate, `shared` being what it is at the study's.
-
-    If no rate of an arm trained, the arm is judged at the study's rate. If its runs at the best rate are missing, it
-    has no runs.
-
-    Raises:
-        ConfigError: The baseline is such an arm.
-    """
-    judged = []
-    for arm in arms:
-        best = best_lr(arm)[0]
-        if best is None or best == arm.lr:
-            judged.append(arm)
-            continue
-        own = arm.tuned or Arm(arm.name, arm.label, {})
-        judged.append(replace(own, name=arm.name, label=arm.label, tuning=arm.tuning, tuned=None, shared=arm))
-    if not judged[0].runs:
-        fix = "run the study's command again: it trains every arm at its best learning rate"
-        raise ConfigError("the baseline has no result at its own best learning rate", judged[0].label, fix)
-    return judged
-
-
-def shared_difference(arm: Arm, baseline: Arm, endpoint: Endpoint) -> Interval | None:
-    """The paired difference at the study's learning rate; None where both are judged there."""
-    if arm.shared is None and baseline.shared is None:
-        return None
-    one, other = arm.shared or arm, baseline.shared or baseline
-    seeds = sorted(one.runs.keys() & other.runs.keys())
-    return mean_interval(one.on_scale(endpoint, seeds) - other.on_scale(endpoint, seeds))

@@ -60,7 +60,8 @@ class ArmResult:
         seeds_to_differ: Pairs that would show a difference of the measured size with 80% power.
         seeds_to_equal: Pairs that would show that it is within `delta_min`.
         worth: What the difference is worth in tokens, where `compare` was given runs that say so.
-        at_shared_lr: The difference at the study's learning rate, where each arm is judged at its own best one.
+        own_rates: Its own best learning rate and the baseline's, where each is judged at its own.
+        lr_curve, claim_curve: Final losses by learning rate, of the tuning runs and of those that are judged.
         figures: Mean and standard deviation over seeds of diagnostics and evaluations.
         requested: Keys that were set differently: (baseline's value, arm's value).
         followed: What the arm changes besides, by `auto`.
@@ -114,8 +115,9 @@ class ArmResult:
     best_lr: float | None = None
     lr_edge: bool = False
     lr_sensitivity: float | None = None
+    own_rates: tuple[float, float] | None = None
     lr_curve: dict[float, list[float]] = field(default_factory=dict)
-    at_shared_lr: Interval | None = None
+    claim_curve: dict[float, list[float]] = field(default_factory=dict)
     worth: Worth | None = None
     figures: dict[str, tuple[float, float | None]] = field(default_factory=dict)
     requested: dict[str, tuple[str, str]] = field(default_factory=dict)
@@ -238,7 +240,7 @@ NUMBER_COLUMNS = (
     "lr_edge",
     "lr_sensitivity",
 )
-INTERVAL_COLUMNS = ("at_tokens", "at_flops", "at_seconds", "token_ratio", "at_shared_lr")
+INTERVAL_COLUMNS = ("at_tokens", "at_flops", "at_seconds", "token_ratio")
 
 
 @dataclass
@@ -271,7 +273,6 @@ class Stratum:
         undecided: The folders of the arms that the next look is for.
         exploratory: What was chosen when results had been seen.
         tuning_runs: Runs that chose learning rates.
-        shared_runs: Runs at the study's learning rate of arms that are judged at their own.
         arms: The arms behind the rows, in the same order, for the curves.
         regime: The baseline's regime, then what it rules out, one line each.
         terms: What the study fixed before its runs, and what was chosen later.
@@ -295,7 +296,6 @@ class Stratum:
     together: list[Interaction]
     secondary: list[Secondary]
     tuning_runs: int
-    shared_runs: int
     excluded: list[Excluded]
     amendments: list[str]
     equal: list[tuple[str, str]]

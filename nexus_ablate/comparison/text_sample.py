@@ -46,8 +46,9 @@ def differences_over_text(arm: Arm, baseline: Arm, seeds: list[int], losses: Arr
     if endpoint not in BY_WINDOW:
         return TextDifferences(lacking=f"{endpoint} is not recorded by window of text")
     for seed in pairs:
-        if reason := _other_windows(arm.runs[seed], baseline.runs[seed]):
-            return TextDifferences(lacking=f"{reason} (seed {seed})")
+        for _, run in [*arm.runs_at(seed), *baseline.runs_at(seed)]:
+            if reason := _other_windows(run, baseline.runs[seed]):
+                return TextDifferences(lacking=f"{reason} (seed {seed})")
     unit = 1.0
     if endpoint == "val_bpb":  # the same tokens everywhere: a constant times the loss
         loss, bits = baseline.mean("val_loss"), baseline.mean("val_bpb")
@@ -61,11 +62,16 @@ def differences_over_text(arm: Arm, baseline: Arm, seeds: list[int], losses: Arr
         return TextDifferences(lacking=f"all {windows.tokens} validation tokens are one block; raise train.eval_tokens")
     by_block = np.full((len(seeds), blocks), math.nan)
     for place, seed in enumerate(seeds):
-        own, other = (each.runs[seed].windows if seed in pairs else None for each in (arm, baseline))
-        if own is not None and other is not None:
-            by_block[place] = unit * (own.by_block - other.by_block)
+        if seed in pairs:
+            by_block[place] = unit * (_by_block(arm, seed) - _by_block(baseline, seed))
     few = f"{blocks} blocks of validation text; its part of the error is counted from {FEWEST_BLOCKS} blocks on"
     return TextDifferences(by_block, windows.shares, few if blocks < FEWEST_BLOCKS else "")
+
+
+def _by_block(arm: Arm, seed: int) -> Array:
+    """Losses by block of text, at the arm's own best learning rate where it has one."""
+    losses = [weight * run.windows.by_block for weight, run in arm.runs_at(seed) if run.windows is not None]
+    return np.sum(losses, axis=0)
 
 
 def _other_windows(run: Trained, base_run: Trained) -> str:

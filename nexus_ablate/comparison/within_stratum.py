@@ -18,7 +18,7 @@ from nexus_ablate.comparison.endpoint import Endpoint
 from nexus_ablate.comparison.failures import rising
 from nexus_ablate.comparison.fairness import Check, checks, other_machine, text, unfair
 from nexus_ablate.comparison.judging import EXACT, judge, spread
-from nexus_ablate.comparison.learning_rates import at_own_rates, attach, best_lr, lr_points, lr_sensitivity
+from nexus_ablate.comparison.learning_rates import at_own_rate, best_lr, joined, lr_points, lr_sensitivity
 from nexus_ablate.comparison.load import Excluded, collect
 from nexus_ablate.comparison.pairs import at_equal, log_token_ratio
 from nexus_ablate.comparison.results import ArmResult, Interaction, Secondary, Stratum
@@ -53,11 +53,10 @@ def compare_stratum(
     """
     paths = [dirs] if isinstance(dirs, str | Path) else list(dirs)
     collection = collect(Path(path) for path in paths)
-    base, others, duplicates, terms = gather(collection, baseline)
+    base, others, duplicates, terms = gather(collection, baseline, joined)
     labels = [other.label for other in others]
-    if terms.study.lr_grid:
-        others = attach(base, others, terms.study)
-        base, *others = at_own_rates([base, *others])
+    everywhere = {seed for arm in (base, *others) for runs in arm.rates.values() for seed in runs}
+    base, *others = [at_own_rate(arm, everywhere) for arm in (base, *others)]
     shown = [other for other in others if arm in (None, other.name, other.label)]
     if arm is not None and not shown:
         raise unknown("there is no other arm of this name", arm, labels)
@@ -69,12 +68,15 @@ def compare_stratum(
         reason = f"{several(len(unplanned), 'seed')} that the study does not have ({', '.join(map(str, unplanned))})"
         terms = replace(terms, exploratory=(*terms.exploratory, reason))
     if not base.runs:
-        raise ConfigError("the baseline has no result yet", base.label, "nexus-ablate status DIR shows what it does")
+        fix = "nexus-ablate status DIR shows what it does"
+        if base.rates:
+            fix = "run the study's command again: it trains every arm at its best learning rate and beside it"
+        raise ConfigError("the baseline has no result yet", base.label, fix)
     excluded = collection.excluded + duplicates + unpaired(base, shown)
     conditions = checks(base, shown, terms, excluded, tuple(allow))
     of_unshown = checks(base, unshown, terms, excluded, tuple(allow)) if unshown else []
     copies = [
-        replace(base, label=" ".join(equal.overrides), waiting=[], tuning=[], tuned=None)
+        replace(base, label=" ".join(equal.overrides), waiting=[], tuning=[])
         for equal in terms.study.equal
         if equal.arm == base.name
     ]
@@ -143,7 +145,6 @@ def compared(
         together=_interactions(arms, rows) if terms.is_paired else [],
         secondary=[_secondary(endpoint, arms, broken, terms) for endpoint in terms.secondary],
         tuning_runs=sum(len(arm.tuning) for arm in arms),
-        shared_runs=sum(len(arm.shared.runs) for arm in arms if arm.shared),
         excluded=excluded,
         amendments=amendment_lines(study),
         equal=[(" ".join(equal.overrides), equal.arm) for equal in study.equal],
@@ -214,9 +215,11 @@ def _measure_once(result: ArmResult, arm: Arm, base: Arm, terms: Terms) -> None:
     result.spike_score = arm.spike_score
     result.rising = sum(rising(run) for run in arm.runs.values())
     result.lr = arm.lr if arm.runs else None
-    result.best_lr, result.lr_edge = best_lr(arm)
+    tuned, result.lr_edge = best_lr(arm)
+    result.best_lr = arm.best_rate or tuned
     result.lr_sensitivity = lr_sensitivity(arm)
-    result.lr_curve = lr_points(arm)
+    result.lr_curve = lr_points(arm.tuning)
+    result.claim_curve = lr_points(run for runs in arm.rates.values() for run in runs.values())
     for name in arm.figure_names:
         mean = arm.mean(name)
         if mean is not None and ("/" in name or name in SHOWN):

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from nexus_ablate import errors
+from nexus_ablate.comparison.learning_rates import FURTHER_RATES
 from nexus_ablate.data import prepare
 from nexus_ablate.execution.job_progress import JobProgress
 from nexus_ablate.measure.regime import check_passes
-from nexus_ablate.planning.design import label
+from nexus_ablate.planning.design import ComposedArm, label
 from nexus_ablate.planning.jobs import Job, Runs, data_of
 from nexus_ablate.planning.looks import ended_later, judge, lacking, next_look, outcomes, title
 from nexus_ablate.planning.stale_code import check_code
@@ -36,7 +37,7 @@ def launch_strata(
     strata = strata_of(request)
     if len(strata) > 1:
         for stratum, study in [(stratum, expanded(stratum)) for stratum in strata]:
-            write_record(study, stratum.directory, amend)  # so that `compare` knows what is to come
+            write_record(study, stratum.directory, amend, retrain=retrain)  # so that `compare` knows what is to come
     statuses = []
     for stratum in strata:
         statuses.append(launch(stratum, backend, retry_failed, amend, retrain))
@@ -68,15 +69,15 @@ def launch(
     """
     study = expanded(request)
     runs = Runs(study, request)
-    first = [*runs.claims, *runs.tuning]
-    by_other_code = check_code(study.study.name, [*first, *runs.tuned(), *runs.later()], retrain)
+    first = [*runs.tuning, *runs.claims]
+    by_other_code = check_code(study.study.name, [*first, *runs.later()], retrain)
     if any(job.state()[0] == "missing" for job in first):
         for option, context in data_of(arm.config for arm in study.all_arms):
             text = prepare(option, context=context)  # once, before starting workers and before writing anything
             for arm in study.all_arms:
                 if arm.config.data == option:
                     check_passes(arm.config, len(text.train))
-    write_record(study, request.directory, amend, source_hash())
+    write_record(study, request.directory, amend, source_hash(), retrain)
     progress = JobProgress(request.directory)
     progress.say(f"study {study.study.name}: {study.study.question}")
     for left in study.study.equal:
@@ -89,7 +90,8 @@ def launch(
     for jobs in rounds(runs, progress):
         if stopped := run_missing(jobs, backend, progress, retry_failed):
             break
-    progress.end(stopped, runs.deciding(study.all_arms, study.study.seeds), study.baseline.name)
+    shown = [job for arm in study.all_arms for job in runs.at_lowest_rate(arm)]
+    progress.end(stopped, shown, study.baseline.name)
     return errors.PREEMPTED if stopped else progress.status
 
 
@@ -103,16 +105,16 @@ def rounds(runs: Runs, progress: JobProgress) -> Iterator[list[Job]]:
     if unmet := lacking(runs):
         progress.say(unmet)
         return
-    yield [*runs.claims, *runs.tuning]
     if study.study.lr_grid:
-        yield runs.tuned()
-        if progress.pending:
-            progress.say("after the tuning runs, run the same command to submit every arm at its best learning rate")
-        else:
-            for arm in study.all_arms:
-                if runs.best_rate(arm) is None:
-                    why = "a tuning run is missing, or at every rate one failed to train"
-                    progress.say(f"{arm.name}: no best learning rate, because {why}")
+        yield runs.tuning
+        for arm in study.all_arms:
+            if not runs.rates(arm) and not progress.pending:
+                progress.say(f"{arm.name}: no best learning rate, because a tuning run is missing")
+    yield from at_own_rates(runs, study.all_arms, len(study.study.first_seeds))
+    if study.study.lr_grid and progress.pending:
+        progress.say(
+            "after these runs, run the same command to train every arm at its best learning rate and beside it"
+        )
     if not study.study.looks:
         return
     yield ended_later(runs)
@@ -126,10 +128,18 @@ def rounds(runs: Runs, progress: JobProgress) -> Iterator[list[Job]]:
             return
         progress.say(title(runs, jobs))
         yield jobs
+        continued = [arm for arm in study.all_arms if arm.name in {job.of for job in jobs}]
+        yield from at_own_rates(runs, continued, study.study.looks[judged])
     if progress.pending:
         progress.say("after these runs, run the same command to judge the arms and submit the next look")
     else:
         progress.say(f"look {judged + 1} is incomplete, so no arm gets more seeds")
+
+
+def at_own_rates(runs: Runs, arms: Sequence[ComposedArm], seeds: int) -> Iterator[list[Job]]:
+    """The runs of the first seeds: with a learning-rate grid in rounds, as results can call for further rates."""
+    for _ in range(1 + FURTHER_RATES if runs.study.study.lr_grid else 1):
+        yield runs.deciding(arms, runs.study.study.seeds[:seeds])
 
 
 def run_missing(jobs: list[Job], backend: Backend, progress: JobProgress, retry_failed: bool) -> str:

@@ -18,7 +18,7 @@ from nexus_ablate.planning.jobs import Runs
 from nexus_ablate.planning.study_yaml import expanded, write_record
 from nexus_ablate.runs import SETTLED
 from nexus_ablate.runs.record import find_runs
-from nexus_ablate.study.arm_overrides import key_of, merged
+from nexus_ablate.study.arm_overrides import key_of
 from nexus_ablate.study.decoding import decode, read_study
 from nexus_ablate.study.definition import Request, read_file, runs_dir_of, shipped_studies, unknown_study
 from nexus_ablate.study.schema import Study, encode
@@ -100,7 +100,7 @@ def confirmation(request: Request, names: Sequence[str], number: int | None) -> 
     last = Request(earlier[-1], request.launch) if earlier else None
     if last and _unsettled(last, last.study.seeds):
         arms_of_last = _texts(arm.requested for arm in last.study.arms)
-        same = not names or arms_of_last == _texts(_at_best(runs, arms[name]) for name in names)
+        same = not names or arms_of_last == _texts(arms[name].requested for name in names)
         if same and number in (None, len(last.study.seeds)):
             return last
         got = f"{len(last.study.arms)} arms x {len(last.study.seeds)} seeds"
@@ -112,36 +112,26 @@ def confirmation(request: Request, names: Sequence[str], number: int | None) -> 
     comparison = compare_stratum(directory)
     chosen = [arms[name] for name in names or _claimed(study.name, arms, comparison)]
     if number is None and study.looks:
-        settled = [[j for j in runs.deciding([arm], study.seeds) if j.state()[0] in SETTLED] for arm in chosen]
+        settled = [{j.seed for j in runs.deciding([arm], study.seeds) if j.state()[0] in SETTLED} for arm in chosen]
         number = max(map(len, settled))
+    number = number or len(study.seeds)
     first = max(_used(directory)) + 1
-    confirmed = {tuple(_at_best(runs, arm)): arm.arm.match for arm in chosen}
-    confirming = [{"overrides": list(overrides), "match": match} for overrides, match in confirmed.items()]
+    tuning_seeds = range(first + number, first + number + len(study.tuning_seeds))
     study = decode(
         {
             "name": _free_name(directory),
             "question": f"On fresh seeds: {study.question}",
-            "baseline": merged(study.baseline, _at_best(runs, runs.study.baseline)),
-            "arms": to_builtins(confirming),
-            "seeds": list(range(first, first + (number or len(study.seeds)))),
+            "baseline": study.baseline,
+            "arms": [{"overrides": arm.requested, "match": to_builtins(arm.arm.match)} for arm in chosen],
+            "seeds": list(range(first, first + number)),
+            "lr_grid": study.lr_grid,
+            "tuning_seeds": list(tuning_seeds),
             "endpoints": to_builtins(study.endpoints),
             "match": study.match,
             "confirms": study.name,
         }
     )
     return Request(study, request.launch)
-
-
-def _at_best(runs: Runs, arm: ComposedArm) -> list[str]:
-    """An arm's requested overrides, with its best learning rate if it was tuned."""
-    study = runs.study.study
-    if not study.lr_grid:
-        return arm.requested
-    rate = runs.best_rate(arm)
-    if rate is None:
-        problem = f"{arm.name} has no best learning rate: a tuning run is missing, or at every rate one failed to train"
-        raise ConfigError(problem, f"lr_grid {show(study.lr_grid)}", f"nexus-ablate study {study.name}")
-    return merged(arm.requested, [f"optim.lr={show(rate)}"])
 
 
 def _claimed(study: str, arms: dict[str, ComposedArm], comparison: Stratum) -> list[str]:
@@ -165,7 +155,9 @@ def _texts(arms: Iterable[Sequence[str]]) -> set[str]:
 def _unsettled(request: Request, seeds: Sequence[int], but: Sequence[str] = ()) -> bool:
     """Whether a run with these seeds has no result, ignoring runs in the states `but`."""
     runs = Runs(expanded(request), request)
-    states = {job.state()[0] for job in [*runs.claims, *runs.tuned()] if job.seed in seeds}
+    states = {
+        job.state()[0] for job in [*runs.tuning, *runs.claims] if job.seed in {*seeds, *request.study.tuning_seeds}
+    }
     return bool(states - {*SETTLED, *but})
 
 

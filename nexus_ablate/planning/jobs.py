@@ -1,8 +1,8 @@
 """The runs of a study: list, directories and states.
 
-Every arm is trained with every seed. With a learning-rate grid, every arm is also tuned over all rates with the tuning
-seeds, and then trained with every seed at its best rate. With looks, every arm is trained with the seeds of the first
-look; later looks only train the undecided arms, at the rate that they are judged at.
+Every arm is trained with every seed. With a learning-rate grid, every arm is first tuned over all rates with the tuning
+seeds, and then trained with every seed at its best rate and at those around it. With looks, every arm is trained with
+the seeds of the first look; later looks only train the undecided arms.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from nexus_ablate.comparison.curves import read_curves
 from nexus_ablate.comparison.failures import failure
-from nexus_ablate.comparison.learning_rates import best_rate
+from nexus_ablate.comparison.learning_rates import best_rate, rate_at, steps_around
 from nexus_ablate.config.compose import differences
 from nexus_ablate.config.grammar import show
 from nexus_ablate.config.options import Option
@@ -101,11 +101,13 @@ class Runs:
     def __init__(self, study: ComposedStudy, request: Request) -> None:
         self.study, self.request = study, request
         self._fingerprints: dict[str, str] = {}
+        self._jobs: dict[tuple[str, int, float | None], Job] = {}
+        self._losses: dict[Path, float] = {}
 
-    @cached_property
+    @property
     def claims(self) -> list[Job]:
-        """Every arm with every seed (of the first look), ordered by seed so that partial results can be compared."""
-        return [self._job(arm, seed) for seed in self.study.study.first_seeds for arm in self.study.all_arms]
+        """The runs of the first look, or all: every arm with every seed; with a grid, at the rates known so far."""
+        return self.deciding(self.study.all_arms, self.study.study.first_seeds)
 
     @cached_property
     def premise(self) -> list[Job]:
@@ -129,38 +131,70 @@ class Runs:
             for arm in self.study.all_arms
         ]
 
-    def tuned(self) -> list[Job]:
-        """Every tuned arm at its best rate with every seed of `claims`, without the runs that `claims` already has."""
-        known = {job.path for job in self.claims}
-        jobs = self.deciding(self.study.all_arms, self.study.study.first_seeds)
-        return [job for job in jobs if job.path not in known]
-
     def later(self) -> list[Job]:
         """The runs that looks after the first can need: every arm with every later seed."""
         definition = self.study.study
         return self.deciding(self.study.all_arms, definition.seeds[len(definition.first_seeds) :])
 
     def deciding(self, arms: Sequence[ComposedArm], seeds: Sequence[int]) -> list[Job]:
-        """The runs that a verdict is based on. With a learning-rate grid: each arm at its best rate, once known."""
-        rates = {arm.name: self.best_rate(arm) for arm in arms if self._tuning_losses(arm) is not None}
-        return [self._job(arm, seed, rates[arm.name]) for seed in seeds for arm in arms if arm.name in rates]
+        """The runs that a verdict is based on, ordered by seed so that partial results can be compared."""
+        rates = [(arm, rate) for arm in arms for rate in self.rates(arm)]
+        return [self._job(arm, seed, rate) for seed in seeds for arm, rate in rates]
 
-    def best_rate(self, arm: ComposedArm) -> float | None:
-        """The best of the learning rates; None until all tuning runs have ended, or where none of them trained."""
-        return best_rate(self._tuning_losses(arm) or {})
+    def rates(self, arm: ComposedArm) -> list[float | None]:
+        """The rates that an arm is judged at: None for that of the study; [] until all tuning runs have ended.
 
-    def _tuning_losses(self, arm: ComposedArm) -> dict[float, list[float]] | None:
-        """Final losses by rate, infinite where a run failed to train; None until all have ended."""
+        With a grid: the best one of the tuning runs and those around it, as far as the runs so far say. An arm of which
+        a run failed to train at each rate of the grid fails with the study's rate.
+        """
         definition = self.study.study
-        losses = {}
+        losses: dict[float, list[float]] = {}
         for lr in definition.lr_grid:
-            jobs = [self._job(arm, seed, lr) for seed in definition.tuning_seeds]
-            if any(job.state()[0] not in SETTLED for job in jobs):
-                return None
-            losses[lr] = [final_loss(job) for job in jobs]
-        return losses
+            found = [self._loss(arm, seed, lr) for seed in definition.tuning_seeds]
+            losses[lr] = [loss for loss in found if loss is not None]
+            if len(losses[lr]) < len(found):
+                return []
+        best = best_rate(losses)
+        if best is None:
+            return [None]
+        steps: set[int] = set()
+        for count in definition.looks or [len(definition.seeds)]:
+            steps |= self._steps(arm, best, definition.seeds[:count])
+        return [rate_at(best, step) for step in sorted(steps)]
+
+    def at_lowest_rate(self, arm: ComposedArm) -> list[Job]:
+        """The runs of an arm with each seed; with a grid, at the rate of the lowest mean loss so far."""
+        definition = self.study.study
+        means = {}
+        for rate in self.rates(arm):
+            mean = self._mean_loss(arm, definition.first_seeds, rate)
+            means[rate] = math.inf if mean is None else mean
+        lowest = sorted(means, key=means.__getitem__)[:1]
+        return [self._job(arm, seed, rate) for seed in definition.seeds for rate in lowest]
+
+    def _steps(self, arm: ComposedArm, best: float, seeds: Sequence[int]) -> set[int]:
+        return {*steps_around(lambda step: self._mean_loss(arm, seeds, rate_at(best, step)))}
+
+    def _mean_loss(self, arm: ComposedArm, seeds: Sequence[int], rate: float | None) -> float | None:
+        """Of an arm's runs at a rate; infinite where one failed to train, None until all have ended."""
+        losses = [self._loss(arm, seed, rate) for seed in seeds]
+        found = [loss for loss in losses if loss is not None]
+        return math.fsum(found) / len(found) if len(found) == len(losses) else None
+
+    def _loss(self, arm: ComposedArm, seed: int, rate: float | None) -> float | None:
+        """The validation loss of a run that has ended, infinite if it failed to train; None until then."""
+        job = self._job(arm, seed, rate)
+        if job.path not in self._losses and job.state()[0] in SETTLED:
+            self._losses[job.path] = final_loss(job)
+        return self._losses.get(job.path)
 
     def _job(self, arm: ComposedArm, seed: int, lr: float | None = None) -> Job:
+        place = (arm.name, seed, lr)
+        if place not in self._jobs:
+            self._jobs[place] = self._composed_job(arm, seed, lr)
+        return self._jobs[place]
+
+    def _composed_job(self, arm: ComposedArm, seed: int, lr: float | None) -> Job:
         definition = self.study.study
         config, name, extra = arm.config, arm.name, []
         if lr is not None and lr != config.schedule.lr:

@@ -158,7 +158,7 @@ def entry_of(comparison: Comparison) -> dict[str, Any]:
         raise ConfigError("this study has too few runs to be published", waiting or str(claim), more)
     if reasons := dict.fromkeys(reason for table in tables for reason in table.exploratory):
         raise ConfigError("an exploratory result is not published", "; ".join(reasons), fresh)
-    runs = [run for table in tables for arm in table.arms for run in _all_runs(arm)]
+    runs = [run for table in tables for arm in table.arms for run in arm.all_runs]
     request = Request(known[name], [f"runs_dir={runs[0].record.path.parents[2]}"])
     if changes := [text for stratum in strata_of(request) for text in departures(stratum)]:
         fix = f"nexus-ablate claims {name} runs_dir=elsewhere"
@@ -208,14 +208,10 @@ def _processor(summary: Mapping[str, Any]) -> str:
     return str(summary.get("processor") or summary.get("device"))
 
 
-def _all_runs(arm: Arm) -> list[Any]:
-    return [*arm.runs.values(), *arm.tuning, *(arm.shared.runs.values() if arm.shared else [])]
-
-
 def _seconds(arm: Arm) -> float:
     """Training time of an arm's runs, each counted as the fastest that finished: others waited for a busy machine."""
     spent = ("seconds", "seconds_eval", "seconds_probe")
-    runs = _all_runs(arm)
+    runs = arm.all_runs
     finished = [run for run in runs if run.record.state == "finished"] or runs
     return len(runs) * min(math.fsum(run.figures.get(name, 0.0) for name in spent) for run in finished) if runs else 0.0
 
@@ -260,7 +256,7 @@ def _table(table: Stratum) -> dict[str, Any]:
     }
     entry = {"rows": rows, "endpoints": names, "margins": dict(zip(names, margins, strict=True)), "runs": runs}
     if any(arm.tuning for arm in table.arms):
-        entry["rates"] = {row.arm: arm.lr for row, arm in zip(table.rows, table.arms, strict=True)}
+        entry["rates"] = {row.arm: arm.best_rate or arm.lr for row, arm in zip(table.rows, table.arms, strict=True)}
     return entry
 
 

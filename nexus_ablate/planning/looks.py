@@ -71,9 +71,9 @@ def outcomes(runs: Runs, comparison: Stratum) -> list[str]:
         verdicts.setdefault(arm.name, row.verdict)  # the baseline's name may come again, for an arm that equals it
     lines = []
     for arm in runs.study.all_arms:
-        used = sum(job.state()[0] in SETTLED for job in runs.deciding([arm], definition.seeds))
+        used = {job.seed for job in runs.deciding([arm], definition.seeds) if job.state()[0] in SETTLED}
         verdict = verdicts.get(arm.name)
         lines.append(
-            f"{arm.name}: {used} of at most {len(definition.seeds)} seeds" + (f", {verdict}" if verdict else "")
+            f"{arm.name}: {len(used)} of at most {len(definition.seeds)} seeds" + (f", {verdict}" if verdict else "")
         )
     return lines

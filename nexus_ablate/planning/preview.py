@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from nexus_ablate.comparison.fairness import FAIL, PASS, WARN, Check, by_arm, mismatch, untuned
+from nexus_ablate.comparison.learning_rates import FURTHER_RATES, RATES
 from nexus_ablate.comparison.statistics import detectable_difference, fewest_failures, half_width
 from nexus_ablate.comparison.terms import Terms
 from nexus_ablate.comparison.verdict import CLAIM_SEEDS, interval_name
@@ -56,8 +57,8 @@ class StudyPlan:
     """A study's costs.
 
     Attributes:
-        states: Number of runs by state, without those of tuned arms.
-        runs: Number of all runs; with a learning-rate grid up to `tuned_runs` more.
+        states: Number of runs by state.
+        runs: Number of all runs; with a learning-rate grid up to `further_runs` more.
         seconds: Time for the missing runs on `where`; None if no speed is known.
         regime: Of the baseline.
         later_runs, later_seconds: What later looks add if no arm is decided before the last one.
@@ -67,7 +68,7 @@ class StudyPlan:
     arms: list[ArmPlan]
     states: dict[str, int]
     runs: int
-    tuned_runs: int
+    further_runs: int
     seconds: float | None
     where: Places
     fairness: list[Check]
@@ -80,9 +81,9 @@ def make_plan(study: ComposedStudy, runs: Runs, where: Places) -> StudyPlan:
     """Count runs and costs, and measure a speed if none is recorded. Writes nothing."""
     from nexus_ablate.measure.initial import initial_of
 
-    jobs = [*runs.claims, *runs.tuning]
+    jobs = [*runs.tuning, *runs.claims]
     costs = {arm.name: cost_of(arm.config) for arm in study.all_arms}
-    speeds = {arm.name: recorded_speed([j for j in runs.claims if j.arm == arm.name]) for arm in study.all_arms}
+    speeds = {arm.name: recorded_speed([j for j in jobs if j.of == arm.name]) for arm in study.all_arms}
     base, speed = costs[study.baseline.name], speeds[study.baseline.name]
     if speed is None and any(value is None for value in speeds.values()):
         speed = measured_speed(study.baseline.config, where.threads)
@@ -104,10 +105,15 @@ def make_plan(study: ComposedStudy, runs: Runs, where: Places) -> StudyPlan:
         if state not in ("finished", "diverged", "failed"):
             left.append(per_run[job.of])
     definition = study.study
-    tuned = len(study.all_arms) * len(definition.first_seeds) if definition.lr_grid else 0
-    later = len(definition.seeds) - len(definition.first_seeds)
+    rates = RATES if definition.lr_grid else 1
+    unknown = [arm.name for arm in study.all_arms if not runs.rates(arm)] * (rates * len(definition.first_seeds))
+    if unknown:
+        states["after tuning"] = len(unknown)
+        left += [per_run[name] for name in unknown]
+    further = FURTHER_RATES * len(study.all_arms) * len(definition.first_seeds) if definition.lr_grid else 0
+    later = rates * (len(definition.seeds) - len(definition.first_seeds))
     left_later = [per_run[arm.name] for arm in study.all_arms for _ in range(later)]
-    for job in ended:
+    for job in ended[: len(left_later)]:
         left_later.remove(per_run[job.of])
     total, total_later = (
         None if None in seconds else math.fsum(seconds) / where.workers for seconds in (left, left_later)
@@ -123,7 +129,9 @@ def make_plan(study: ComposedStudy, runs: Runs, where: Places) -> StudyPlan:
     regimes[study.baseline.name] = replace(regimes[study.baseline.name], initial=initial)
     base_jobs = [job for job in runs.claims if job.of == study.baseline.name]
     lines = [*fairness(study, costs), *_idle(study, regimes), *_learned(base_jobs), *_passes(study, text), *_code(jobs)]
-    return StudyPlan(study, arms, states, len(jobs), tuned, total, where, lines, regimes[study.baseline.name], *more)
+    return StudyPlan(
+        study, arms, states, len(jobs) + len(unknown), further, total, where, lines, regimes[study.baseline.name], *more
+    )
 
 
 def _idle(study: ComposedStudy, regimes: dict[str, Regime]) -> list[Check]:
@@ -192,7 +200,10 @@ def fairness(composed: ComposedStudy, costs: dict[str, Cost]) -> list[Check]:
     if not study.lr_grid:
         checks.append(untuned({arm.config.schedule.lr for arm in composed.all_arms}))
     else:
-        text = f"{len(study.lr_grid)} rates x {several(len(study.tuning_seeds), 'seed')} for every arm, on other seeds"
+        text = (
+            f"{len(study.lr_grid)} rates x {several(len(study.tuning_seeds), 'seed')} for every arm, on other seeds; "
+            "then each at its best rate, from the losses there and beside it"
+        )
         few = len(study.lr_grid) < GRID_POINTS
         advice = f"; {GRID_POINTS} rates advised" if few else ""
         checks.append(Check("learning_rate", WARN if few else PASS, text + advice))

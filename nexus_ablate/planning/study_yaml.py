@@ -9,12 +9,14 @@ from pathlib import Path
 import yaml
 from msgspec import structs
 
+from nexus_ablate.comparison.differences import config_hash, differing
 from nexus_ablate.config.grammar import show
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.masking import mask
 from nexus_ablate.planning.design import ComposedStudy, expand, label
 from nexus_ablate.planning.margin import with_margin
 from nexus_ablate.runs import atomic_write_text, make_directory
+from nexus_ablate.runs.record import read_config
 from nexus_ablate.study.arm_overrides import key_of
 from nexus_ablate.study.decoding import decode, read_study
 from nexus_ablate.study.definition import Request
@@ -61,7 +63,9 @@ def masked(study: Study) -> Study:
     return decode(mask(encode(study)))
 
 
-def write_record(composed: ComposedStudy, directory: Path, amend: bool = False, source: str = "") -> None:
+def write_record(
+    composed: ComposedStudy, directory: Path, amend: bool = False, source: str = "", retrain: bool = False
+) -> None:
     """Write study.yaml at the first launch; later, check that the study is still the same, and note the code.
 
     Args:
@@ -69,27 +73,52 @@ def write_record(composed: ComposedStudy, directory: Path, amend: bool = False, 
         directory: `<runs_dir>/<study>`.
         amend: Accept what changed and append it to `amendments`.
         source: Hash of the code that trains it from now on; '' if nothing is trained.
+        retrain: Accept that arms resolve otherwise than at the first launch, as when an option's default was edited.
 
     Raises:
         ConfigError: The study has changed since its first launch.
     """
     study, launched = masked(composed.study), read_study(directory)
+    configs = {arm.name: [config_hash(arm.config.nested(), study)] for arm in composed.all_arms}
     if launched is not None:
         source = source or launched.source
         changes = differences_between(launched, study)
         if changes and not amend:
             fix = f"use a new name (name={study.name}_2), or --amend (shown in the report)"
             raise ConfigError(f"study {study.name} has changed since its first launch", "; ".join(changes), fix)
+        if not changes and not retrain and (resolved := resolved_otherwise(composed, directory)):
+            problem = f"the arms of study {study.name} resolve otherwise than at its first launch"
+            fix = "undo that, or add --retrain to train them again; the old runs are kept but not compared"
+            raise ConfigError(problem, "; ".join(resolved), fix)
+        for arm, former in launched.configs.items():
+            now = configs.get(arm, [])
+            configs[arm] = [*(old for old in former if old not in now), *now]
         if changes:
             study = _amended(study, launched, changes)
-        elif source == launched.source:
+        elif source == launched.source and launched.configs in (configs, {}):
             return
         else:
             study = launched
-    study = structs.replace(study, source=source)
+    study = structs.replace(study, source=source, configs=configs)
     make_directory(directory, directory.parent)
     text = yaml.safe_dump(encode(study), sort_keys=False, allow_unicode=True, width=120)
     atomic_write_text(directory / "study.yaml", text)
+
+
+def resolved_otherwise(composed: ComposedStudy, directory: Path) -> list[str]:
+    """The arms whose configuration is not that of the first launch although their overrides are, each in a text."""
+    launched = read_study(directory)
+    changed = []
+    for arm in composed.all_arms:
+        former = launched.configs.get(arm.name) if launched else None
+        config = arm.config.nested()
+        if launched is None or not former or former[-1] == config_hash(config, launched):
+            continue
+        runs = (read_config(path) or {} for path in sorted((directory / arm.name).glob("s*-*")))
+        trained = next((run for run in runs if config_hash(run, launched) == former[-1]), {})
+        keys = [f"{key} {before} -> {now}" for key, (before, now) in differing(config, trained).items()]
+        changed.append(f"{arm.name}: {', '.join(keys)}" if trained else arm.name)
+    return changed
 
 
 def _amended(study: Study, launched: Study, changes: list[str]) -> Study:

@@ -258,17 +258,14 @@ def side_columns(stratum: Stratum) -> list[Column]:
         _number_column("rising", "runs whose loss rises at the end", "rising", str),
         Column(
             "best LR",
-            "of the tuning runs; edge: the best one may lie outside the grid",
+            "the lowest point through the claim's losses; edge: the best one may lie outside the grid",
             "best_lr",
             lambda row: NOTHING if row.best_lr is None else f"{row.best_lr:g}{' (edge)' * row.lr_edge}",
         ),
         _number_column("LR sensitivity", "mean loss over the grid minus the best", "lr_sensitivity", "{:.4f}".format),
-        _interval_column(
-            "at shared LR", "difference at the study's learning rate; 95% interval of its own", "at_shared_lr"
-        ),
     ]
     hidden = [] if any(row.worth for row in stratum.rows) else ["worth in tokens"]
-    hidden += [] if stratum.tuning_runs else ["best LR", "LR sensitivity", "at shared LR"]
+    hidden += [] if stratum.tuning_runs else ["best LR", "LR sensitivity"]
     return [column for column in columns if column.title not in hidden]
 
 

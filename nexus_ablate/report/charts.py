@@ -351,30 +351,39 @@ def _thinned(x: Array, y: Array, points: int) -> tuple[Array, Array]:
 
 
 def learning_rates(stratum: Stratum) -> str:
-    """Mean tuning loss over the learning rate; the best rate ringed, in red where it lies at the edge."""
-    tuned = []
-    for index, row in enumerate(stratum.rows):
-        points = [(rate, value) for rate, values in row.lr_curve.items() for value in values if math.isfinite(value)]
-        if points:
-            tuned.append((index, row, points))
-    if not tuned:
+    """Mean loss over the learning rate; the best rate ringed, in red where it lies at the edge.
+
+    A thin line is of the tuning runs, a thick one of the runs that are judged.
+    """
+    rows = [(index, row) for index, row in enumerate(stratum.rows) if _finite(row.lr_curve)]
+    if not rows:
         return ""
-    with picture("tuning loss over the learning rate") as drawn:
+    with picture("loss over the learning rate") as drawn:
         axes = drawn.axes
         axes.set(xscale="log", xlabel="learning rate", ylabel=f"validation {LOSS}")
-        rates = sorted({rate for _, row, _ in tuned for rate in row.lr_curve})
+        rates = sorted({rate for _, row in rows for rate in row.lr_curve})
         axes.set_xticks(rates, [f"{rate:g}" for rate in rates])
         axes.minorticks_off()
-        for index, row, points in tuned:
-            means = {rate: float(np.mean(values)) for rate, values in row.lr_curve.items()}
-            axes.plot(list(means), list(means.values()), color=colour(index), linewidth=2.2, gid=hover(row.arm))
-            for rate, value in points:
-                axes.plot(rate, value, ".", color=colour(index), gid=hover(f"{row.arm}, {rate:g}: {value:.4f}"))
+        for index, row in rows:
+            for curve, width in ((row.lr_curve, 0.8 if row.claim_curve else 2.2), (row.claim_curve, 2.2)):
+                means = {rate: float(np.mean(values)) for rate, values in curve.items()}
+                axes.plot(list(means), list(means.values()), color=colour(index), linewidth=width, gid=hover(row.arm))
+                for rate, value in _finite(curve):
+                    axes.plot(rate, value, ".", color=colour(index), gid=hover(f"{row.arm}, {rate:g}: {value:.4f}"))
             if row.best_lr is not None:
                 place, ring = ("edge", BAD) if row.lr_edge else ("best", INK)
                 text = hover(f"{row.arm}: best {row.best_lr:g}, {place}")
-                axes.plot(row.best_lr, means[row.best_lr], "o", mfc="none", mec=ring, markersize=14, gid=text)
+                nearest = row.claim_curve or row.lr_curve
+                rate = min(nearest, key=lambda rate: abs(math.log(rate / row.best_lr)))
+                lowest = float(np.mean(nearest[rate]))
+                axes.plot(row.best_lr, lowest, "o", mfc="none", mec=ring, markersize=14, gid=text)
     return drawn.svg
+
+
+def _finite(curve: dict[float, list[float]]) -> list[tuple[float, float]]:
+    """The learning rates and losses of the runs that trained."""
+    points = [(rate, value) for rate, values in curve.items() for value in values]
+    return [(rate, value) for rate, value in points if math.isfinite(value)]
 
 
 # -------------------------------------------------------------------------------------------------------- notebooks

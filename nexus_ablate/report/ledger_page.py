@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nexus_ablate.comparison.endpoint import Endpoint
+from nexus_ablate.comparison.learning_rates import RATES
 from nexus_ablate.comparison.terms import amends_claim
 from nexus_ablate.console import several
 
@@ -157,8 +158,8 @@ def _lacking(entry: dict[str, Any]) -> list[str]:
         elif expected["seeds"] is None:
             lines.append(f"- to decide this, more than 1000 seeds, or a design with larger differences: {place}")
     if needed:
-        groups = sum(len(table["runs"]) for table in entry["strata"].values())
-        more = (needed - _seeds(entry)) * groups  # each arm at one rate: tuning is done
+        groups = sum(len(table["runs"]) * (RATES if table.get("rates") else 1) for table in entry["strata"].values())
+        more = (needed - _seeds(entry)) * groups  # tuning is done
         hours = entry["hours"] * (1 + more / entry["runs"])
         rest = "the rest" if lines else "it"
         lines.append(f"- to decide {rest} at differences of this size: about {needed} seeds, {hours:.1f} core hours")

@@ -47,8 +47,11 @@ def basis(stratum: Stratum) -> list[str]:
         lines.append(f"looks at {looks} seeds share it; {stratum.look} of {len(stratum.looks)} are complete")
     if not stratum.terms.is_paired:
         lines.append("unpaired, since the arms share no seeds: each is judged by Welch's t-test against the baseline")
-    if any(row.at_shared_lr for row in stratum.rows):
-        lines.append("each arm is judged at its own best learning rate")
+    if any(row.claim_curve for row in stratum.rows):
+        lines.append(
+            "each arm is judged at its own best learning rate: each seed's loss at the lowest point of a parabola "
+            "through its losses at three rates"
+        )
     name = stratum.arms[0].name if stratum.arms else stratum.baseline
     if name != stratum.baseline:
         lines.append(f"{stratum.baseline} is {name}")
@@ -95,8 +98,6 @@ def left_out(stratum: Stratum) -> list[str]:
     lines += [f"{overrides}: the same configuration as {arm}, not trained twice" for overrides, arm in stratum.equal]
     if stratum.tuning_runs:
         lines.append(f"{several(stratum.tuning_runs, 'run')} chose learning rates")
-    if stratum.shared_runs:
-        lines.append(f"under `at shared LR`: {several(stratum.shared_runs, 'run')} at the study's learning rate")
     return lines
 
 

@@ -19,7 +19,7 @@ from nexus_ablate.runs.record import damaged, read_text
 from nexus_ablate.study.arm_overrides import overrides_of
 from nexus_ablate.study.schema import (
     FIRST_SEEDS,
-    FIRST_TUNING_SEED,
+    FIRST_TUNING_SEEDS,
     KEYS,
     WRITTEN_BY_A_LAUNCH,
     Outcome,
@@ -72,6 +72,10 @@ def decode_file(values: Mapping[str, Any], typed: Collection[str] = ()) -> Study
         got = f"factors {in_yaml(factors)} beside {len(arms)} arms"
         raise ConfigError(f"study {values.get('name')} needs factors or arms", got, "a study of its own for vary.KEY")
     study = decode(values, typed)
+    if len(study.tuning_seeds) == 1:
+        problem = "one tuning seed takes noise for a better learning rate; two or more can choose it"
+        fix = f"tuning_seeds={study.tuning_seeds[0]},{max(*study.seeds, *study.tuning_seeds) + 1}"
+        raise ConfigError(problem, f"tuning_seeds={study.tuning_seeds[0]}", fix)
     named = [msgspec.structs.replace(arm, named=bool(arm.name)) for arm in study.arms]
     return msgspec.structs.replace(study, arms=named)
 
@@ -100,7 +104,7 @@ def read_study(directory: Path) -> Study | None:
 
 def _of_a_launch(values: dict[str, Any]) -> dict[str, Any]:
     """A study.yaml of any version in the form of this one."""
-    for name in ("baseline", "arms", "seeds"):
+    for name in ("arms", "seeds"):  # an empty baseline is left out
         if name not in values:
             raise ValueError(f"{name} is missing")
     if values.get("endpoints"):
@@ -137,7 +141,7 @@ def _written_out(values: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(expects := full.get("expects"), list):
         full["expects"] = [expectation for entry in expects for expectation in _expectations(entry)]
     if full.get("lr_grid"):
-        full.setdefault("tuning_seeds", [FIRST_TUNING_SEED])
+        full.setdefault("tuning_seeds", [*FIRST_TUNING_SEEDS])
     full.setdefault("seeds", [*FIRST_SEEDS])
     return full
 

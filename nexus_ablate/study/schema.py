@@ -36,7 +36,7 @@ from nexus_ablate.measure.measures import find
 from nexus_ablate.plain_data import LARGEST
 
 FIRST_SEEDS = (0, 1, 2, 3, 4)
-FIRST_TUNING_SEED = 1001
+FIRST_TUNING_SEEDS = (1001, 1002)
 MAX_SEEDS = 1000
 TOKENS_PER_PARAMETER = 2.0
 """About that of the default run. 20 is near the best use of compute (arXiv:2203.15556), ten times as long."""
@@ -177,6 +177,8 @@ class Study(Part, frozen=True, kw_only=True, omit_defaults=False):
             where the strata are sizes.
         confirms: The study whose claims this one judges on fresh seeds.
         source: Hash of the code of the last launch.
+        configs: By arm, hashes of its resolved configuration, defaults of option files included: the last is that of
+            its runs; earlier ones were replaced.
     """
 
     name: Annotated[StudyName, Meta(description="letters, digits, . _ @ -", examples=["mine"])]
@@ -225,7 +227,7 @@ class Study(Part, frozen=True, kw_only=True, omit_defaults=False):
     ] = {}
     match: Annotated[Match, Meta(description=" | ".join(get_args(Match)))] = "none"
     lr_grid: Annotated[list[Positive], Meta(description="a list of rates", examples=[[3e-4, 1e-3, 3e-3]])] = []
-    tuning_seeds: Annotated[list[Seed], Meta(description="a list of seeds", examples=[[FIRST_TUNING_SEED]])] = []
+    tuning_seeds: Annotated[list[Seed], Meta(description="a list of seeds", examples=[[*FIRST_TUNING_SEEDS]])] = []
     share: Annotated[Share, Meta(description="a share of the 5%, above 0 and at most 1", examples=[1])] = 1.0
     stratum: str = ""
     of: str = ""
@@ -235,6 +237,7 @@ class Study(Part, frozen=True, kw_only=True, omit_defaults=False):
     amendments: list[Amendment] = []
     added: list[AddedSeeds] = []
     source: str = ""
+    configs: dict[str, list[str]] = {}
     equal: list[EqualArm] = []
     refused: list[RefusedArm] = []
 
@@ -284,10 +287,11 @@ def _check_seeds(study: Study) -> None:
         raise ConfigError(f"a study has at most {MAX_SEEDS} seeds", str(len(study.seeds)), "seeds=0,1,2,3,4")
     if shared := set(study.seeds) & set(study.tuning_seeds):
         problem = "tuning_seeds and seeds overlap: a seed that chose the learning rate favours its arm"
-        raise ConfigError(problem, show(sorted(shared)), f"tuning_seeds={max(study.seeds) + FIRST_TUNING_SEED}")
+        after = max(study.seeds) + FIRST_TUNING_SEEDS[0]
+        raise ConfigError(problem, show(sorted(shared)), f"tuning_seeds={after},{after + 1}")
     if bool(study.lr_grid) != bool(study.tuning_seeds):
         got = f"lr_grid={show(study.lr_grid)} and tuning_seeds={show(study.tuning_seeds)}"
-        fix = f"lr_grid=3e-4,1e-3,3e-3 tuning_seeds={FIRST_TUNING_SEED}"
+        fix = f"lr_grid=3e-4,1e-3,3e-3 tuning_seeds={','.join(map(str, FIRST_TUNING_SEEDS))}"
         raise ConfigError("lr_grid and tuning_seeds require each other", got, fix)
     if study.looks:
         if len(study.looks) < 2 or any(after <= before for before, after in pairwise(study.looks)):
@@ -345,7 +349,7 @@ def encode(study: Study) -> dict[str, Any]:
 
 WRITTEN_BY_A_LAUNCH = (
     *("share", "stratum", "of", "all_strata", "rung", "confirms"),
-    *("amendments", "added", "source", "equal", "refused"),
+    *("amendments", "added", "source", "configs", "equal", "refused"),
 )
 """Keys of study.yaml that nobody types."""
 KEYS = tuple(name for name in Study.__struct_fields__ if name not in WRITTEN_BY_A_LAUNCH)
