@@ -21,7 +21,7 @@ from nexus_ablate.runs import read_jsonl
 from nexus_ablate.training import choices, device, memory, step
 from nexus_ablate.training.device import Hardware
 from nexus_ablate.training.session import train
-from nexus_ablate.training.step import Step
+from nexus_ablate.training.step import Step, steps_of
 
 CLOCK = {"seconds", "tokens_per_second", "peak_memory_bytes"}
 
@@ -32,6 +32,16 @@ def run(overrides):
 
 def rows(path):
     return [{k: v for k, v in row.items() if k not in CLOCK} for row in read_jsonl(path / "metrics.jsonl")]
+
+
+def assert_close(results, **tolerance):
+    """Check the tensors of two ways to compute the same against each other."""
+    for actual, expected in zip(*results, strict=True):
+        torch.testing.assert_close(actual, expected, **tolerance)
+
+
+def leaves_of(*tensors):
+    return [tensor.clone().requires_grad_() for tensor in tensors]
 
 
 def plain_rms(x, eps, gain):
@@ -74,10 +84,9 @@ def test_rms_norm_s_gradients_are_autograd_s_up_to_rounding():
     x, gain, grad = torch.randn(64, 32), torch.rand(32), torch.randn(64, 32)
     results = []
     for norm in (rms_norm, plain_rms):
-        leaves = x.clone().requires_grad_(), gain.clone().requires_grad_()
+        leaves = leaves_of(x, gain)
         results.append(torch.autograd.grad(norm(leaves[0], 1e-6, leaves[1]), leaves, grad))
-    for actual, expected in zip(*results, strict=True):
-        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+    assert_close(results, rtol=1e-5, atol=1e-5)
 
 
 # ------------------------------------------------------------------------------------------------ linear maps
@@ -107,16 +116,14 @@ def products(model, rows=1):
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("shape", [(6, 8), (2, 3, 8), (2, 1, 3, 8)])
 def test_onednn_s_linear_layer_and_its_gradients_are_blas_s_up_to_rounding(onednn_always, shape, biased):
-    x, weight, bias = torch.randn(shape), torch.randn(5, 8), torch.randn(5) if biased else None
+    tensors = [torch.randn(shape), torch.randn(5, 8), torch.randn(5)][: 2 + biased]
     grad = torch.randn(5).expand(*shape[:-1], 5)  # as a sum hands it on: not contiguous
     results = []
     for product in (linear.linear, F.linear):
-        leaves = [x.clone().requires_grad_(), weight.clone().requires_grad_()]
-        leaves += [bias.clone().requires_grad_()] if bias is not None else []
+        leaves = leaves_of(*tensors)
         y = product(*leaves)
         results.append((y.detach(), *torch.autograd.grad(y, leaves, grad)))
-    for actual, expected in zip(*results, strict=True):
-        torch.testing.assert_close(actual, expected)
+    assert_close(results)
 
 
 def test_onednn_takes_the_large_products_of_a_float32_run_on_a_cpu_and_no_others(onednn_always, tiny_run, monkeypatch):
@@ -134,15 +141,6 @@ def test_onednn_takes_the_large_products_of_a_float32_run_on_a_cpu_and_no_others
 
 def test_linear_blas_turns_onednn_off_in_every_linear_layer_and_in_the_head(onednn_always, tiny_run):
     assert products(build_model(compose(tiny_run("train.linear=blas", "qkv_bias=on"))))[0] == 0
-
-
-def test_a_run_of_a_hundred_steps_with_onednn_is_the_same_run(onednn_always, tiny_run, tmp_path):
-    length = ["train.steps=100", "train.checkpoint_every=1000", "train.eval_every=1000", "probe=off", "bias=on"]
-    fast = rows(run(tiny_run(*length)).path)
-    plain = rows(run(tiny_run(*length, "train.linear=blas", f"runs_dir={tmp_path / 'other'}")).path)
-    for a, b in zip(fast, plain, strict=True):
-        if "train/loss" in a:
-            assert a["train/loss"] == pytest.approx(b["train/loss"], rel=1e-4)
 
 
 def test_a_product_counts_the_same_flops_whichever_library_makes_it(onednn_always, tiny_run):
@@ -208,20 +206,21 @@ def causal_mask(T, S, *lead):
 def test_blockwise_attention_is_the_fused_kernel_s_in_outputs_and_all_gradients(small_blocks, T, lead, more):
     S = T + more
     q, k, v = (torch.randn(3, n, 2, 8, dtype=torch.float64).transpose(1, 2) for n in (T, S, S))
-    mask = None if lead is None else causal_mask(T, S, *lead)
+    masks = [] if lead is None else [causal_mask(T, S, *lead)]
+
+    def by_blocks(q, k, v, mask=None):
+        return blockwise.blockwise_attention(q, k, v, mask, 0.3)
+
+    def fused(q, k, v, mask=None):
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, scale=0.3)
+
     results = []
-    for attend in (
-        blockwise.blockwise_attention,
-        lambda q, k, v, mask, scale: F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale
-        ),
-    ):
-        leaves = [x.clone().requires_grad_() for x in (q, k, v, *([mask] if mask is not None else []))]
-        out = attend(*leaves, *([None] if mask is None else []), 0.3)
+    for attend in (by_blocks, fused):
+        leaves = leaves_of(q, k, v, *masks)
+        out = attend(*leaves)
         weight = torch.arange(out.numel(), dtype=torch.float64).view(out.shape).sin()
         results.append((out.detach(), *torch.autograd.grad((out * weight).sum(), leaves)))
-    for actual, expected in zip(*results, strict=True):
-        torch.testing.assert_close(actual, expected)
+    assert_close(results)
 
 
 def test_blockwise_attention_has_the_derivatives_of_finite_differences(small_blocks):
@@ -240,8 +239,7 @@ def test_a_model_with_blockwise_attention_is_the_plain_path_in_logits_and_gradie
             block.attn.core.fused = fused
         loss_of = F.cross_entropy(model(tokens).flatten(0, 1), tokens.roll(-1, 1).flatten())
         result.append((loss_of.detach(), *torch.autograd.grad(loss_of, list(model.parameters()))))
-    for blocks, plain in zip(*result, strict=True):
-        torch.testing.assert_close(blocks, plain, rtol=1e-4, atol=1e-6)
+    assert_close(result, rtol=1e-4, atol=1e-6)
 
 
 @pytest.fixture
@@ -284,28 +282,6 @@ def test_attention_is_blockwise_where_that_is_faster_and_keeps_no_large_map(by_b
     assert by_blocks("model.context=8") == layers and by_blocks("model.context=7") == 0
 
 
-def test_a_run_of_a_hundred_steps_with_blockwise_attention_is_the_same_run(small_blocks, tiny_run, tmp_path):
-    length = ["train.steps=100", "train.checkpoint_every=1000", "train.eval_every=1000", "probe=off"]
-    blocks = rows(run(tiny_run(*length)).path)
-    fused = rows(run(tiny_run(*length, "train.attention=sdpa", f"runs_dir={tmp_path / 'other'}")).path)
-    for a, b in zip(blocks, fused, strict=True):
-        if "train/loss" in a:
-            assert a["train/loss"] == pytest.approx(b["train/loss"], rel=1e-4)
-
-
-# -------------------------------------------------------------------------------------------------- the optimizer
-
-
-def test_a_run_of_a_hundred_steps_with_the_plain_optimizer_is_the_same_run(tiny_run, tmp_path, monkeypatch):
-    length = ["train.steps=100", "train.checkpoint_every=1000", "train.eval_every=1000", "probe=off"]
-    fused = rows(run(tiny_run(*length)).path)
-    monkeypatch.delattr(torch, "_fused_adamw_")
-    plain = rows(run(tiny_run(*length, "train.optimizer=plain", f"runs_dir={tmp_path / 'other'}")).path)
-    for a, b in zip(fused, plain, strict=True):
-        if "train/loss" in a:
-            assert a["train/loss"] == pytest.approx(b["train/loss"], rel=1e-4)
-
-
 # ------------------------------------------------------------------------------------------------------- the loss
 
 
@@ -325,7 +301,7 @@ def test_a_chunked_loss_and_its_gradients_are_the_whole_one_s(monkeypatch, z_fac
     weight, targets = torch.randn(16, 4, dtype=torch.float64), torch.randint(0, 16, (10,))
     results = []
     for chunked in (False, True):
-        leaves = x.clone().requires_grad_(), weight.clone().requires_grad_()
+        leaves = leaves_of(x, weight)
         if chunked:
             value, z_value = attached(*leaves, targets, z_factor, F.linear, softcap)
             total = 3 * value  # a factor from outside, as gradient accumulation has
@@ -334,9 +310,9 @@ def test_a_chunked_loss_and_its_gradients_are_the_whole_one_s(monkeypatch, z_fac
             logits = logits if softcap is None else softcap * torch.tanh(logits / softcap)
             value, z_value = loss.losses(logits, targets, z_factor)
             total = 3 * (value + z_value)
-        results.append((value.detach(), z_value.detach(), *torch.autograd.grad(total, leaves)))
-    for actual, expected in zip(*results, strict=True):
-        torch.testing.assert_close(actual.float(), expected.float(), rtol=1e-5, atol=1e-6)
+        tensors = value.detach(), z_value.detach(), *torch.autograd.grad(total, leaves)
+        results.append([tensor.float() for tensor in tensors])
+    assert_close(results, rtol=1e-5, atol=1e-6)
 
 
 def test_a_chunked_loss_forms_no_more_logits_than_a_chunk_at_a_time():
@@ -368,24 +344,44 @@ def test_auto_leaves_the_loss_whole_in_a_compiled_step_whose_gpu_has_the_memory(
     assert loss.chunks_losses("chunked", *gpt2[1:], compiled_memory=80 * 2**30)
 
 
-@pytest.mark.parametrize(
-    "more",
-    [
-        pytest.param([], marks=pytest.mark.slow),
-        ["z_loss=0.01", "final_softcap=5", "tie_embeddings=off", "train.precision=bf16"],
-    ],
-)
-def test_a_run_of_a_hundred_steps_with_a_chunked_loss_is_the_same_run(tiny_run, tmp_path, monkeypatch, more):
+# ------------------------------------------------------------------------------------------------------- whole runs
+
+
+@pytest.fixture
+def small_chunks(monkeypatch):
+    """Chunks of five rows of logits."""
     monkeypatch.setattr(step, "LOGIT_BYTES", 5 * 256 * 4)
-    length = ["train.steps=100", "train.checkpoint_every=1000", "train.eval_every=1000", "probe=off", *more]
-    whole = rows(run(tiny_run(*length, "train.loss=whole")).path)
-    chunked = rows(run(tiny_run(*length, "train.loss=chunked", f"runs_dir={tmp_path / 'other'}")).path)
-    for a, b in zip(whole, chunked, strict=True):
+
+
+LENGTH = ["train.steps=100", "train.checkpoint_every=1000", "train.eval_every=1000", "probe=off"]
+ALL_AT_ONCE = ["z_loss=0.01", "final_softcap=5", "tie_embeddings=off", "train.precision=bf16"]
+SAME_RUNS = {
+    "oneDNN": ("onednn_always", ["bias=on"], [], ["train.linear=blas"], 1e-4),
+    "blockwise attention": ("small_blocks", [], [], ["train.attention=sdpa"], 1e-4),
+    "the fused optimizer": (None, [], [], ["train.optimizer=plain"], 1e-4),
+    "a chunked loss": ("small_chunks", [], ["train.loss=chunked"], ["train.loss=whole"], 1e-3),
+    "a chunked loss, capped in bfloat16": (
+        "small_chunks", ALL_AT_ONCE, ["train.loss=chunked"], ["train.loss=whole"], 0.02,
+    ),
+}  # fmt: skip
+"""Fast paths with a fixture that makes a small run take them, what both runs have, and what each has."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "a chunked loss")) for name in SAME_RUNS]
+)
+def test_a_run_of_a_hundred_steps_on_a_fast_path_is_the_same_run(name, tiny_run, tmp_path, request, monkeypatch):
+    fixture, both, fast, plain, tolerance = SAME_RUNS[name]
+    if fixture is not None:
+        request.getfixturevalue(fixture)
+    fast_rows = rows(run(tiny_run(*LENGTH, *both, *fast)).path)
+    if name == "the fused optimizer":
+        monkeypatch.delattr(torch, "_fused_adamw_")
+    plain_rows = rows(run(tiny_run(*LENGTH, *both, *plain, f"runs_dir={tmp_path / 'other'}")).path)
+    for a, b in zip(fast_rows, plain_rows, strict=True):
         if "train/loss" in a:
-            assert b["train/loss"] == pytest.approx(
-                a["train/loss"], rel=0.02 if "train.precision=bf16" in more else 1e-3
-            )
-    assert whole[1]["train/loss"] == pytest.approx(chunked[1]["train/loss"], rel=1e-5)
+            assert a["train/loss"] == pytest.approx(b["train/loss"], rel=tolerance)
+    assert fast_rows[1]["train/loss"] == pytest.approx(plain_rows[1]["train/loss"], rel=1e-5)
 
 
 # ------------------------------------------------------------------------------------- activation checkpointing
@@ -555,10 +551,11 @@ def test_gradients_that_add_up_over_micro_batches_and_cuda_graphs_are_refused():
 
 
 def test_a_default_run_is_not_compiled_and_one_of_hours_is():
-    config = compose(["data=stdlib", "data.tokenizer=bytes", "train.device=cpu"])
-    assert not Step(config, build_model(config), config.train.steps, lambda n: None).compiled
-    long = compose(["data=stdlib", "data.tokenizer=bytes", "train.device=cpu", "train.steps=100000"])
-    assert Step(long, build_model(long), long.train.steps, lambda n: None).compiled == bool(device.cxx_compiler())
+    compiled = []
+    for length in ([], ["train.steps=1000000"]):
+        config = compose(["data=stdlib", "data.tokenizer=bytes", "train.device=cpu", *length])
+        compiled.append(Step(config, build_model(config), steps_of(config, 256), lambda n: None).compiled)
+    assert compiled == [False, bool(device.cxx_compiler())]
 
 
 def test_a_run_that_auto_cannot_compile_says_so_and_is_the_uncompiled_run(tiny_run, tmp_path, monkeypatch, capsys):
