@@ -20,7 +20,6 @@ from nexus_ablate.errors import AGAIN, ConfigError
 PACKAGE = Path(__file__).resolve().parent
 
 COMPUTES_NOTHING = {
-    "__init__.py": "names the public functions",
     "__main__.py": "calls the command line",
     "api.py": "gives runs and comparisons their frames and figures",
     "bench/": "measures speed outside of any run",
@@ -45,7 +44,8 @@ COMPUTES_NOTHING = {
 }
 """Files and folders that can't change a number of a run, with the reason. Every other .py file is hashed.
 
-The option files in conf/ aren't hashed either: all their values are in the configuration, which the identity covers.
+The option files in conf/ aren't hashed either: all their values are in the configuration, which the identity covers and
+whose hash a study keeps for each arm.
 """
 
 NOT_RECORDED = "source hashes not recorded"

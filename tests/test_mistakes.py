@@ -27,6 +27,18 @@ def answer(capsys, *words):
 
 
 @pytest.mark.parametrize(
+    ("command", "fix"),
+    [
+        (["tracker=wandb", "tracker.project=my/project"], "tracker.project=project tracker.entity=my"),
+        (["tracker=wandb", "tracker.project=a:b"], "tracker.project=a-b"),
+        (["sync", "runs", "--project", "my/project"], "--project project --entity my"),
+    ],
+)
+def test_a_project_that_w_and_b_refuses_is_named_before_anything_is_trained(capsys, command, fix):
+    assert answer(capsys, *command)[2] == fix
+
+
+@pytest.mark.parametrize(
     "command",
     [
         "train.attention=interval(0,1)",

@@ -393,6 +393,38 @@ def test_a_study_whose_code_was_edited_halfway_is_never_compared_in_silence(comm
 
 
 @pytest.mark.slow
+def test_a_study_whose_option_file_was_edited_halfway_is_never_compared_in_silence(committed, tiny_run, tmp_path):
+    study = [*STUDY, *tiny_run("train.steps=2")]
+    folder = tmp_path / "runs" / "tiny"
+    assert nexus(committed.root, *study).returncode == 0
+    first = find_runs([folder])
+    shutil.rmtree(folder / "norm=layer")
+    committed.edit("conf/norm/layer.yaml", "eps: 1.0e-5", "eps: 1.0e-1")
+    committed.edit("conf/norm/rms.yaml", "eps: 1.0e-6", "eps: 1.0e-2")
+    before = bytes_of(folder)
+    refused = nexus(committed.root, *study)
+    assert refused.returncode == errors.CONFIG
+    problem, got, fix = refused.stderr.splitlines()
+    assert "the arms of study tiny resolve otherwise than at its first launch" in problem
+    assert "baseline: norm.eps 1e-06 -> 0.01; norm=layer" in got and "--retrain" in fix
+    assert bytes_of(folder) == before
+    planned = " ".join(nexus(committed.root, "plan", *study[1:]).stdout.split())
+    assert "FAIL configuration: baseline: norm.eps 1e-06 -> 0.01; norm=layer; --retrain" in planned
+
+    assert nexus(committed.root, *study, "--retrain").returncode == 0
+    values = json.loads(nexus(committed.root, "compare", str(folder), "--json", "-").stdout)
+    assert [row["runs"] for row in values["rows"]] == [2, 2]
+    left_out = [Path(entry["path"]) for entry in values["excluded"]]
+    assert sorted(left_out) == sorted(path for path in first if path.parent.name == "baseline")
+
+    record = folder / "study.yaml"
+    text = yaml.safe_load(record.read_text())
+    record.write_text(yaml.safe_dump({name: value for name, value in text.items() if name != "configs"}))
+    unprotected = json.loads(nexus(committed.root, "compare", str(folder), "--json", "-").stdout)
+    assert not [entry for entry in unprotected["excluded"] if "configuration" in entry["reason"]]
+
+
+@pytest.mark.slow
 def test_a_run_of_an_edited_checkout_trains_again_and_says_why(committed, tiny_run, tmp_path):
     command = tiny_run("train.steps=2")
     assert nexus(committed.root, *command).returncode == 0

@@ -32,6 +32,7 @@ def run(dirs: list[str], flags: dict[str, Any]) -> int:
     from rich.markup import escape
     from rich.table import Table
 
+    from nexus_ablate.config.resolve import check_project
     from nexus_ablate.console import open_console
     from nexus_ablate.runs import read_run
     from nexus_ablate.runs.lookup import runs_at
@@ -39,6 +40,7 @@ def run(dirs: list[str], flags: dict[str, Any]) -> int:
     from nexus_ablate.track import sync
     from nexus_ablate.track.account import require_key
 
+    check_project(flags.get("project") or "", "--project {} --entity {}")
     require_key()
     paths = runs_at(dirs, "sync")
     if not paths:

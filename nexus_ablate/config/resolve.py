@@ -181,9 +181,29 @@ def check_rules(config: RunConfig) -> None:
             problem = "a tied head is the embedding and has no factors of its own"
             got = f"optim.groups={show(config.schedule.groups)} tie_embeddings=on"
             raise ConfigError(problem, got, "tie_embeddings=off")
+    check_project(str(config.tracker.keys.get("project", "")), "tracker.project={} tracker.entity={}")
     if not _SAFE_NAME.fullmatch(config.experiment):
         fix = f"experiment={re.sub('[^A-Za-z0-9]+', '_', config.experiment).strip('_') or 'mine'}"
         raise ConfigError("experiment is the name of a folder: letters, digits, . _ @ -", config.experiment, fix)
+
+
+def check_project(project: str, typed: str) -> None:
+    """Check that W&B takes a project's name.
+
+    Args:
+        typed: How a project and an entity are typed.
+
+    Raises:
+        ConfigError: The name has a character that W&B refuses.
+    """
+    if not re.search(r"[/\\#?%:]", project):
+        return
+    entity, _, name = project.rpartition("/")
+    plain = re.sub(r"[/\\#?%:]+", "-", name).strip("-") or "mine"
+    fix = typed.format(plain, re.sub(r"[^A-Za-z0-9_-]+", "-", entity))
+    if not entity:
+        fix = fix.partition(" ")[0] if "=" in fix else fix.partition(" --entity")[0]
+    raise ConfigError("a W&B project has none of / \\ # ? % : in its name", project, fix)
 
 
 def check_graphs(device: str) -> None:

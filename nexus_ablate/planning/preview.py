@@ -29,6 +29,7 @@ from nexus_ablate.planning.design import ComposedArm, ComposedStudy
 from nexus_ablate.planning.jobs import Job, Runs
 from nexus_ablate.planning.looks import ended_later
 from nexus_ablate.planning.stale_code import by_other_code, files_of
+from nexus_ablate.planning.study_yaml import resolved_otherwise
 from nexus_ablate.runs import read_run
 
 GRID_POINTS = 5
@@ -129,6 +130,8 @@ def make_plan(study: ComposedStudy, runs: Runs, where: Places) -> StudyPlan:
     regimes[study.baseline.name] = replace(regimes[study.baseline.name], initial=initial)
     base_jobs = [job for job in runs.claims if job.of == study.baseline.name]
     lines = [*fairness(study, costs), *_idle(study, regimes), *_learned(base_jobs), *_passes(study, text), *_code(jobs)]
+    if resolved := resolved_otherwise(study, runs.request.directory):
+        lines.append(Check("configuration", FAIL, f"{'; '.join(resolved)}; --retrain trains these arms again"))
     return StudyPlan(
         study, arms, states, len(jobs) + len(unknown), further, total, where, lines, regimes[study.baseline.name], *more
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import traceback
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -149,6 +150,9 @@ def _lead(
             probed = (record.config or {}).get("probe")
             if probed != config.nested()["probe"]:
                 display.say("this run has other probe settings than requested; rerun=on trains it again")
+            if unlike := carried_out_otherwise(config, summary):
+                problem = f"this run was trained with {', '.join(unlike)} than requested"
+                display.say(f"{problem}, so its last digits can differ; rerun=on trains it again, in a new folder")
             if config.evals:
                 summary = evaluate(run.path, config.evals)
                 if summary != record.summary:
@@ -179,6 +183,20 @@ def _lead(
         tracker.finish("finished", summary)
     display.after(run.path, summary)
     return Outcome(errors.OK, run.path, summary)
+
+
+def carried_out_otherwise(config: RunConfig, summary: Mapping[str, Any]) -> list[str]:
+    """How a finished run was carried out other than a configuration asks for, where it does not say auto."""
+    train, unlike = config.train, []
+    device = str(summary.get("device", train.device)).partition(":")[0]
+    if train.device not in ("auto", device) and train.device.partition(":")[0] != device:
+        unlike.append(f"another device ({device})")
+    if train.threads not in ("auto", summary.get("threads", train.threads)) and device == "cpu":
+        unlike.append(f"other threads ({summary['threads']})")
+    compiled = summary.get("compiled")
+    if compiled is not None and train.compile != "auto" and (train.compile != "off") != compiled:
+        unlike.append(f"another train.compile ({'on' if compiled else 'off'})")
+    return unlike
 
 
 def _known(config: RunConfig, data: TokenizedData, world: World) -> dict[str, int]:
