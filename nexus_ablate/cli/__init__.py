@@ -75,9 +75,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             print(refused(error), file=sys.stderr)
             return errors.STORAGE
-        except Exception:
+        except Exception as error:
             if _interrupted:  # some libraries turn a KeyboardInterrupt into another error
                 return INTERRUPTED
+            from nexus_ablate.training.memory import out_of_memory
+
+            if out_of_memory(error):
+                problem = "this configuration needs more memory than this machine has"
+                print(
+                    errors.ConfigError(problem, errors.described(error), "vocab_size=auto model=nano"), file=sys.stderr
+                )
+                return errors.CONFIG
             import traceback
 
             traceback.print_exc()  # Python itself would print it unmasked

@@ -93,8 +93,8 @@ class Constraint:
         interval = parse_interval(kind)
         if interval is None:
             shown = "NAME" if kind == "text" else kind
-        elif interval.low_inside:
-            shown = show(interval.low)
+        elif interval.low_inside or interval.low == -math.inf:
+            shown = show(max(interval.low, min(interval.high, 0)))
         else:
             shown = show(
                 interval.high if interval.high_inside else (interval.low + min(interval.high, interval.low + 2)) / 2

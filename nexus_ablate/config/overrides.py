@@ -116,7 +116,7 @@ def _values(override: Any) -> list[Any]:
         if isinstance(sweep, Glob):
             return []
         if isinstance(sweep, IntervalSweep):
-            got, fix = override.input_line, f"{key}={sweep.start},{sweep.end}"
+            got, fix = override.input_line, f"{key}={show((sweep.start + sweep.end) / 2)}"
             raise ConfigError("Hydra's basic sweeper takes a list of values, not an interval", got, fix)
         if isinstance(sweep, RangeSweep):
             start, stop = sweep.start or 0, sweep.stop or 0
@@ -332,7 +332,20 @@ def _check_values(name: str, values: list[Any], chosen: dict[str, list[str]], ty
         try:
             known[name].accept(name, value)
         except ConfigError as error:
+            if error.fix == f"{name}={known[name].example()}":
+                error.fix = f"{name}={_default(name, chosen) or known[name].example()}"
             raise _with_meant_value(error, name, known[name], typed) from None
+
+
+def _default(name: str, chosen: dict[str, list[str]]) -> str:
+    """The default of a key under the chosen options, as it is typed; '' where it is text that isn't given."""
+    group, _, key = name.rpartition(".")
+    if group in OPTION_GROUPS:
+        specs: dict[str, Key] = option_files(group)[chosen[group][-1]].keys
+        return show(specs[key].default)
+    file = f"{group}/{chosen[group][-1]}" if group else "config"
+    default = load_yaml(conf_dir().joinpath(f"{file}.yaml").read_text(encoding="utf-8")).get(key)
+    return "" if default is None else show(default)
 
 
 def _with_meant_value(error: ConfigError, name: str, constraint: Constraint, typed: str) -> ConfigError:
@@ -375,6 +388,10 @@ def _unknown_option_key(
     keys = [key for key in _known_keys(chosen) if key.startswith(f"{group}.")]
     if not keys:
         return ConfigError(f"{option} has no keys", name, "leave it out")
+    meant = did_you_mean(name, keys)
+    if meant:
+        value = _meant_value(meant, _known_keys(chosen)[meant], typed, values)
+        return ConfigError(f"{option} has no key of this name", f"{name}={typed}", f"{meant}={value}")
     return unknown(f"{option} has no key of this name", name, keys, f"{{}}={typed}")
 
 

@@ -123,6 +123,10 @@ class CharTokenizer(Tokenizer):
         return json.dumps({"type": "char", "characters": self._characters})
 
 
+_LARGEST_VOCABULARY = 2**24
+"""Sixty times the largest published one (262,144 of Gemma 3): arrays with an entry for each id must fit in memory."""
+
+
 class FileTokenizer(Tokenizer):
     """A tokenizer in the format of the `tokenizers` library: byte-level (GPT-2, Llama 3, Qwen), or with byte fallback
     (Llama 2, Mistral, Gemma).
@@ -151,6 +155,9 @@ class FileTokenizer(Tokenizer):
         self._changes_text = False
         vocabulary = self._backend.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocabulary.values(), default=-1) + 1
+        if self.vocab_size > _LARGEST_VOCABULARY:
+            got = f"{name}: an id of {self.vocab_size - 1}, and {len(vocabulary)} tokens"
+            raise ConfigError("data.tokenizer has an id that no vocabulary reaches", got, _OTHERS)
         self.token_bytes = np.zeros(self.vocab_size)
         added = {token.content for token in self._backend.get_added_tokens_decoder().values()}
         byte_level = "ByteLevel" in str(json.loads(self._backend.to_str())["decoder"])
@@ -259,7 +266,7 @@ def parse_tokenizer(source: str, name: str) -> Tokenizer:
     """
     try:
         facts: Any = json.loads(source)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError("data.tokenizer is not a valid tokenizer.json", f"{name}: {error}", _OTHERS) from error
     kind = facts.get("type") if isinstance(facts, dict) else None
     if kind == "bytes":

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 Files = dict[Path, list[str] | None]
 """Files with the tensors to read from each; None for all."""
 COPY = "copy the directory again"
+MOST_LAYERS = 10_000
 FROM_ONE = "take config.json and weights from one model"
 SAFE = "save it as safetensors: model.save_pretrained(DIR)"
 
@@ -80,11 +81,19 @@ def parse_config(values: dict[str, Any]) -> Any:
     if quantization := values.get("quantization_config"):
         got = f"quantization_config={quantization!r}"
         raise ConfigError("the weights are quantized", got, "the model in float32, float16 or bfloat16")
+    if deep := [f"{name}={value}" for name, value in values.items() if "layers" in name and _is_too_deep(value)]:
+        fix = f"{deep[0].partition('=')[0]}: 32"
+        raise ConfigError(f"no model has more than {MOST_LAYERS} layers", ", ".join(deep), fix)
     try:
         config = transformers.CONFIG_MAPPING[kind].from_dict(values)
     except Exception as error:  # whatever the library's own checks raise
         raise ConfigError("transformers refuses this config.json", f"{kind}: {described(error)}", COPY) from error
     return config.get_text_config(decoder=True)
+
+
+def _is_too_deep(layers: Any) -> bool:
+    """Whether the library would list so many layers that memory runs out."""
+    return isinstance(layers, int | float) and layers > MOST_LAYERS
 
 
 def kernels(config: Any) -> list[str]:

@@ -313,6 +313,8 @@ def _misfit(message: str, values: Mapping[str, Any], typed: Collection[str]) -> 
     text = message.partition(" - at ")[0]
     place = message.rpartition("`$")[2]
     steps = re.findall(r"\.([\w]+)|\[(\d+|\.\.\.)\]", place)
+    if "endpoint" in values and steps and steps[0][0] == "endpoints":
+        values = {**values, "endpoints": values["endpoint"]}
     if not steps or steps[0][0] not in values:
         missing = re.search(r"required field `(\w+)`", text)
         name = missing[1] if missing else "name"

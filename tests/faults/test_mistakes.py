@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
+import shlex
 import subprocess
 import sys
 from collections import Counter
@@ -13,6 +15,7 @@ from hydra_composition import composed_by_hydra
 
 from faults.bench import sizes
 from faults.mistakes import KINDS, Mistake, mistakes
+from nexus_ablate.cli import main
 from nexus_ablate.config.compose import compose
 from nexus_ablate.errors import ConfigError
 
@@ -48,6 +51,53 @@ def test_every_mistake_is_refused_in_three_lines_that_name_it(counted, count, tm
     assert list(tmp_path.iterdir()) == []
     assert rightly >= 0.95 * suggested
     counted(f"{count} of {count} refused with status 2, {rightly} of {suggested} suggestions right")
+
+
+def tried(mistake: Mistake, fix: str) -> ConfigError | None:
+    """What comes of a mistake's `try:` where it is overrides; None where it is advice in words, or works."""
+    words = shlex.split(fix.removeprefix("nexus-ablate ")) if fix.count("'") % 2 == 0 else [fix]
+    if not all(re.fullmatch(r"[\w./]+=\S*", word) for word in words):
+        return None
+    keys = {word.partition("=")[0] for word in words}
+    others = [word for word in mistake.overrides[:-1] if word.partition("=")[0] not in keys]
+    return refusal(Mistake("tried", (*others, *words), ()))
+
+
+@sizes(120, 1200)
+def test_what_a_refusal_says_to_try_is_not_refused_itself(counted, count, tmp_path, monkeypatch):
+    """Except where the option that was meant needs a package, or another choice, whose refusal names one that works."""
+    monkeypatch.chdir(tmp_path)
+    again = 0
+    for mistake in itertools.islice(mistakes(seed=count + 1), count):
+        error = refusal(mistake)
+        assert error is not None
+        second = tried(mistake, error.fix)
+        if second is None or "needs the package" in second.problem:
+            continue
+        again += 1
+        assert "contradict each other" in second.problem, (mistake, error.fix, second)
+        assert tried(Mistake("", (*mistake.overrides[:-1], error.fix, ""), ()), second.fix) is None
+    counted(f"{count} mistakes, {again} whose `try:` needs another choice")
+
+
+REFUSED = (
+    "norm.shift=''", "norm=derf norm.shift=''", "position=t5 position.max_distance=0", "optim.beta1=interval(0,1)",
+    "evals=''", "evals=", "model.d_model=On", "model.n_heads=-1", "value=embedding value.own=null",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("typed", REFUSED)
+def test_the_suggestion_for_a_value_can_be_typed(typed):
+    overrides = tuple(typed.replace("''", "").split())
+    error = refusal(Mistake("", overrides, ()))
+    assert error is not None
+    assert tried(Mistake("", overrides, ()), error.fix) is None, error.fix
+
+
+@pytest.mark.parametrize("verb", ["explain", "plan first_look", "bench step"])
+def test_a_model_that_fits_no_memory_is_three_lines(verb, capsys):
+    assert main([*verb.split(), "vocab_size=1000000000"]) == 2
+    assert len(capsys.readouterr().err.splitlines()[-3:]) == 3
 
 
 @pytest.mark.slow
