@@ -34,6 +34,24 @@ def test_mup_without_its_learning_rates_fails(capsys, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        "value=residual model.n_layers=2",
+        "value=embedding",
+        "normalizer=ssmax",
+        "normalizer=sigmoid normalizer.bias=auto",
+        "conv=canon",
+        "ffn=xielu",
+        "ffn=polynorm",
+        "norm=rms_nonparam",
+    ],
+)
+def test_an_option_of_recent_years_that_mup_does_not_refuse_passes(capsys, overrides):
+    assert checked(capsys, *MUP, *overrides.split())[0] == 0
+
+
+@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize(("param", "status"), [("mup", 0), ("sp", 1)])
 def test_the_check_at_its_defaults(param, status):

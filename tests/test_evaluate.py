@@ -9,6 +9,7 @@ import yaml
 from options import EVERY_OPTION, option_pairs
 from torch.nn import functional as F
 
+from nexus_ablate import errors
 from nexus_ablate.attention import substituted
 from nexus_ablate.cli import main
 from nexus_ablate.config.compose import compose
@@ -32,6 +33,7 @@ from nexus_ablate.measure.probe import probe
 from nexus_ablate.model import build_model
 from nexus_ablate.runs import read_run
 from nexus_ablate.runs.lookup import id_of
+from nexus_ablate.training.checkpoint import load_newest, save
 from nexus_ablate.training.evaluation import evaluate, restore
 from nexus_ablate.training.session import train
 
@@ -611,6 +613,20 @@ def test_a_run_whose_text_has_changed_is_not_evaluated(finished):
         file.write("something else altogether. " * 100)
     with pytest.raises(ConfigError, match="not the one that this run was validated on"):
         evaluate(finished, ["quantization"])
+
+
+def test_weights_under_another_version_s_names_are_refused_and_never_misread(tiny_run, capsys):
+    """The head's bias was `head_bias` before the head was an option."""
+    path = train(compose(tiny_run("train.steps=2", "head_bias=on")), quiet=True).path
+    loaded = load_newest(path / "checkpoints")
+    assert loaded is not None
+    old = {name.replace("head.bias", "head_bias"): weight for name, weight in loaded.tensors["model"].items()}
+    save(path / "checkpoints", 3, loaded.tensors | {"model": old}, loaded.state, keep=1)
+    init = tiny_run("train.steps=2", "head_bias=on", "init=checkpoint", f'init.run="{path}"')
+    for words in (["evaluate", str(path), "--evals", "quantization"], init):
+        assert main(words) in (errors.CONFIG, errors.CHECKPOINT)
+        lines = capsys.readouterr().err.splitlines()
+        assert len(lines) == 3 and "head.bias" in lines[1] + lines[0]
 
 
 @pytest.mark.parametrize(

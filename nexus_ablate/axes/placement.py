@@ -73,13 +73,17 @@ BRANCH_MAPS = ("value", "attn_out", "ffn_in", "ffn_out")
 """Roles of the matrices that scale a branch's output: all except queries and keys."""
 
 
-@PLACEMENT.register("pre")
-class PreNorm(Block):
-    """x + f(N(x)). Xiong et al. 2020, arXiv:2002.04745, Table 1."""
+class NormedBranches(Block):
+    """Abstract block with a norm for each branch."""
 
-    def __init__(self, parts: Parts) -> None:
-        super().__init__(parts)
+    def __init__(self, parts: Parts, inner_norms: bool = False) -> None:
+        super().__init__(parts, inner_norms)
         self.norm_attn, self.norm_ffn = parts.norm("attn"), parts.norm("ffn")
+
+
+@PLACEMENT.register("pre")
+class PreNorm(NormedBranches):
+    """x + f(N(x)). Xiong et al. 2020, arXiv:2002.04745, Table 1."""
 
     def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
         x_BTD = x_BTD + self.attn(self.norm_attn(x_BTD), context)
@@ -87,14 +91,10 @@ class PreNorm(Block):
 
 
 @PLACEMENT.register("post")
-class PostNorm(Block):
+class PostNorm(NormedBranches):
     """N(x + f(x)). Vaswani et al. 2017, arXiv:1706.03762, section 3.1."""
 
     norm_ffn_after_sum = True
-
-    def __init__(self, parts: Parts) -> None:
-        super().__init__(parts)
-        self.norm_attn, self.norm_ffn = parts.norm("attn"), parts.norm("ffn")
 
     def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
         x_BTD = self.norm_attn(x_BTD + self.attn(x_BTD, context))
@@ -102,17 +102,13 @@ class PostNorm(Block):
 
 
 @PLACEMENT.register("hybrid")
-class Hybrid(Block):
+class Hybrid(NormedBranches):
     """x + A(N(x)), then N(x + F(x)): pre-norm attention, post-norm FFN.
 
     Not the published HybridNorm (arXiv:2503.04598), which norms q, k and v and feeds the FFN a normed stream.
     """
 
     norm_ffn_after_sum = True
-
-    def __init__(self, parts: Parts) -> None:
-        super().__init__(parts)
-        self.norm_attn, self.norm_ffn = parts.norm("attn"), parts.norm("ffn")
 
     def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
         x_BTD = x_BTD + self.attn(self.norm_attn(x_BTD), context)
@@ -156,7 +152,7 @@ class HybridNormStar(Block):
 
 
 @PLACEMENT.register("deepnorm")
-class DeepNorm(Block):
+class DeepNorm(NormedBranches):
     """N(residual_scale x + f(x)), residual_scale (2L)^(1/4); init gain (8L)^(-1/4) on value, output and both FFN maps.
 
     Wang et al. 2022, arXiv:2203.00555, Fig. 2 (decoder-only), with Xavier init. The paper's FFN has two matrices; in a
@@ -167,7 +163,6 @@ class DeepNorm(Block):
 
     def __init__(self, parts: Parts, *, residual_scale: float | str, init_gain: float | str) -> None:
         super().__init__(parts)
-        self.norm_attn, self.norm_ffn = parts.norm("attn"), parts.norm("ffn")
         self.residual_scale = (2 * parts.n_layers) ** 0.25 if residual_scale == "auto" else float(residual_scale)
         gain = (8 * parts.n_layers) ** -0.25 if init_gain == "auto" else float(init_gain)
         self.init_gains = dict.fromkeys(BRANCH_MAPS, gain)
@@ -178,12 +173,11 @@ class DeepNorm(Block):
 
 
 @PLACEMENT.register("sandwich")
-class Sandwich(Block):
+class Sandwich(NormedBranches):
     """x + N(f(N(x))). Ding et al. 2021 (CogView), arXiv:2105.13290; Peri-LN, arXiv:2502.02732; Gemma-2."""
 
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
-        self.norm_attn, self.norm_ffn = parts.norm("attn"), parts.norm("ffn")
         self.norm_attn_out, self.norm_ffn_out = parts.norm("attn_out"), parts.norm("ffn_out")
 
     def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
@@ -205,7 +199,7 @@ class OutputNorm(Block):
 
 
 @PLACEMENT.register("subln")
-class SubLN(Block):
+class SubLN(NormedBranches):
     """x + W N(g(N(x))), f = W g: pre-norm with a second norm inside each branch, before its output projection.
 
     Xavier init with a gain of sqrt(ln 2L) on value, output and both FFN matrices. Wang et al. 2022 (Magneto),
@@ -216,7 +210,6 @@ class SubLN(Block):
 
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts, inner_norms=True)
-        self.norm_attn, self.norm_ffn = parts.norm("attn"), parts.norm("ffn")
         self.init_gains = dict.fromkeys(BRANCH_MAPS, math.sqrt(math.log(2 * parts.n_layers)))
 
     def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
@@ -225,7 +218,7 @@ class SubLN(Block):
 
 
 @PLACEMENT.register("mixln")
-class MixLN(Block):
+class MixLN(NormedBranches):
     """Post-norm in the first floor(post_fraction L) blocks, at least one; pre-norm in the others.
 
     Li et al. 2024, arXiv:2412.13795. The authors use a quarter: 3 of 12, 6 of 24 blocks. In their code every linear
@@ -234,7 +227,6 @@ class MixLN(Block):
 
     def __init__(self, parts: Parts, *, post_fraction: float) -> None:
         super().__init__(parts)
-        self.norm_attn, self.norm_ffn = parts.norm("attn"), parts.norm("ffn")
         self.post = parts.layer < max(1, math.floor(round(post_fraction * parts.n_layers, 6)))
         self.norm_ffn_after_sum = self.post
 
@@ -247,7 +239,7 @@ class MixLN(Block):
 
 
 @PLACEMENT.register("lns")
-class LayerNormScaling(Block):
+class LayerNormScaling(NormedBranches):
     """x + f(N(x) / sqrt(l)), l the block from 1, the same in both branches. Sun et al. 2025, arXiv:2502.05795.
 
     In the authors' code (lmsdss/LayerNorm-Scaling) every linear layer starts at N(0, 0.02^2), without GPT-2's
@@ -256,7 +248,6 @@ class LayerNormScaling(Block):
 
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
-        self.norm_attn, self.norm_ffn = parts.norm("attn"), parts.norm("ffn")
         self.input_scale = (parts.layer + 1) ** -0.5
 
     def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
@@ -265,7 +256,7 @@ class LayerNormScaling(Block):
 
 
 @PLACEMENT.register("residual_scale")
-class ResidualScale(Block):
+class ResidualScale(NormedBranches):
     """x + branch_scale f(N(x)) with a constant, by default 1 / sqrt(2L). Unlike a factor on the init, it doesn't train.
 
     The 1 / sqrt(additions) form of De & Smith 2020, arXiv:2002.10444, with a norm in the branch. It prescribes GPT-2's
@@ -275,7 +266,6 @@ class ResidualScale(Block):
 
     def __init__(self, parts: Parts, *, branch_scale: float | str) -> None:
         super().__init__(parts)
-        self.norm_attn, self.norm_ffn = parts.norm("attn"), parts.norm("ffn")
         self.branch_scale = (2 * parts.n_layers) ** -0.5 if branch_scale == "auto" else float(branch_scale)
 
     def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
@@ -284,7 +274,7 @@ class ResidualScale(Block):
 
 
 @PLACEMENT.register("layerscale")
-class LayerScale(Block):
+class LayerScale(NormedBranches):
     """x + scale * f(N(x)), a learned vector per branch. Touvron et al. 2021 (CaiT), arXiv:2103.17239.
 
     It starts at 0.1 up to 18 blocks, 1e-5 up to 24, 1e-6 beyond, as in the paper.
@@ -292,7 +282,6 @@ class LayerScale(Block):
 
     def __init__(self, parts: Parts, *, start: float | str) -> None:
         super().__init__(parts)
-        self.norm_attn, self.norm_ffn = parts.norm("attn"), parts.norm("ffn")
         published = 0.1 if parts.n_layers <= 18 else 1e-5 if parts.n_layers <= 24 else 1e-6
         first = torch.full((parts.d_model,), published if start == "auto" else float(start))
         self.scale_attn, self.scale_ffn = nn.Parameter(first), nn.Parameter(first.clone())
@@ -321,17 +310,13 @@ class ReZero(Block):
 
 
 @PLACEMENT.register("dual")
-class ResiDual(Block):
+class ResiDual(NormedBranches):
     """Two streams: x <- N(x + f(x)) and r <- r + f(x), both from the embedding; the head sees x + N_final(r).
 
     Xie et al. 2023 (ResiDual), arXiv:2304.14802; branches read x alone, so x is what probes measure.
     """
 
     norm_ffn_after_sum = True
-
-    def __init__(self, parts: Parts) -> None:
-        super().__init__(parts)
-        self.norm_attn, self.norm_ffn = parts.norm("attn"), parts.norm("ffn")
 
     def enter(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
         return x_BTD, x_BTD
@@ -377,7 +362,7 @@ class NormalizedSteps(Block):
 
 
 @PLACEMENT.register("siamese")
-class SiameseNorm(Block):
+class SiameseNorm(NormedBranches):
     """Two streams: x is normed before each branch, y is not; f reads N(x + N(y)), and z = f(...) joins both.
 
     x <- N(x), z = f(N(x + N(y))), x <- x + z / sqrt(2 l), y <- y + z in block l from 1; the head sees
@@ -387,7 +372,6 @@ class SiameseNorm(Block):
 
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
-        self.norm_attn, self.norm_ffn = parts.norm("attn"), parts.norm("ffn")
         self.norm_attn_x, self.norm_attn_y = parts.norm("attn_out"), parts.norm("attn_out")
         self.norm_ffn_x, self.norm_ffn_y = parts.norm("ffn_out"), parts.norm("ffn_out")
         last = parts.layer == parts.n_layers - 1
@@ -504,7 +488,7 @@ def doubly_stochastic(logit_nn: Tensor, iterations: int) -> Tensor:
     return matrix_nn
 
 
-class Streams(Block):
+class Streams(NormedBranches):
     """Abstract pre-norm block of several residual streams, all the embedding at first; the head reads their sum."""
 
     connect_attn: nn.Module
@@ -513,7 +497,6 @@ class Streams(Block):
     def __init__(self, parts: Parts, streams: int) -> None:
         super().__init__(parts)
         self.streams = streams
-        self.norm_attn, self.norm_ffn = parts.norm("attn"), parts.norm("ffn")
 
     def enter(self, x_BTD: Tensor) -> Tensor:
         return x_BTD[:, :, None].expand(-1, -1, self.streams, -1)
