@@ -34,6 +34,14 @@ def several(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' * (number != 1)}"
 
 
+def compact(value: float) -> str:
+    """`12.3k`, `4.5M`: three digits."""
+    for factor, letter in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= factor:
+            return f"{value / factor:.3g}{letter}"
+    return f"{value:.3g}"
+
+
 def print_table(console: Console, table: Table, full: bool = False) -> None:
     """Print a table; with `full` in lines as long as it needs, which the terminal then wraps."""
     width = console.width

@@ -13,6 +13,7 @@ from nexus_ablate.cli.verb import Flag, Verb, whole
 from nexus_ablate.config.compose import compose
 from nexus_ablate.config.grammar import show
 from nexus_ablate.config.run_config import RunConfig
+from nexus_ablate.console import compact
 from nexus_ablate.errors import printable
 from nexus_ablate.training import signals
 
@@ -129,7 +130,7 @@ def sections(facts: dict[str, Any]) -> dict[str, list[tuple[str, ...]]]:
     return {
         facts["arm"].replace(",", ", "): _summary(facts),
         "equations: x is the residual stream, A attention, F the FFN, N the norm": _equations(facts["equations"]),
-        f"{total}; FLOPs per token: {_flops(flops['training'])} in training, a third in the forward pass": _components(
+        f"{total}; FLOPs per token: {compact(flops['training'])} in training, a third in the forward pass": _components(
             parameters["by_component"], flops["forward"]
         ),
         f"{tensors}, and weight decay {decay['weight_decay']:g} on {which}, per step": _tensors(facts),
@@ -179,7 +180,7 @@ def _components(parameters: dict[str, int], forward: dict[str, float]) -> list[t
         count, flops = parameters.get(name, 0), forward.get(name, 0.0)
         count_share = f"{count / sum(parameters.values()):.1%}" if count else ""
         flops_share = f"{flops / sum(forward.values()):.1%}" if flops else ""
-        rows.append((name, f"{count:>13,}", f"{count_share:>6}", f"{_flops(flops):>9} FLOPs", f"{flops_share:>6}"))
+        rows.append((name, f"{count:>13,}", f"{count_share:>6}", f"{compact(flops):>9} FLOPs", f"{flops_share:>6}"))
     return rows
 
 
@@ -207,10 +208,3 @@ def _which(layers: list[int], n_layers: int) -> str:
     if len(layers) > 2 and layers == list(range(layers[0], layers[-1] + 1)):
         return f"blocks {layers[0]} to {layers[-1]}"
     return f"block{'s' if len(layers) > 1 else ''} {', '.join(map(str, layers))}"
-
-
-def _flops(flops: float) -> str:
-    for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if flops >= size:
-            return f"{flops / size:.4g} {unit}"
-    return f"{flops:.4g}"

@@ -21,7 +21,7 @@ from nexus_ablate.comparison.arms import Arm
 from nexus_ablate.comparison.endpoint import Endpoint
 from nexus_ablate.comparison.fairness import PASS
 from nexus_ablate.comparison.results import ArmResult, Comparison, Stratum
-from nexus_ablate.comparison.statistics import LEVEL, Array, t_quantile
+from nexus_ablate.comparison.statistics import LEVEL, Array
 from nexus_ablate.comparison.verdict import FAILS, NOT_COMPARABLE
 from nexus_ablate.config.options import conf_dir
 from nexus_ablate.errors import ConfigError, printable
@@ -351,10 +351,10 @@ def _differences(runs: Mapping[str, Mapping[str, float | None]], endpoint: Endpo
 
 def _welch(a: Array, b: Array) -> tuple[float, float, float]:
     """The difference of two means and its 95% interval, for unlike variances."""
+    from scipy.stats import ttest_ind
+
     difference = float(a.mean() - b.mean())
-    va, vb = float(a.var(ddof=1)) / len(a), float(b.var(ddof=1)) / len(b)
-    if not va + vb:
+    if not np.ptp(a) and not np.ptp(b):
         return difference, difference, difference
-    df = (va + vb) ** 2 / (va**2 / (len(a) - 1) + vb**2 / (len(b) - 1))
-    half = t_quantile(1 - LEVEL / 2, df) * math.sqrt(va + vb)
-    return difference, difference - half, difference + half
+    interval = ttest_ind(a, b, equal_var=False).confidence_interval(1 - LEVEL)
+    return difference, float(interval.low), float(interval.high)

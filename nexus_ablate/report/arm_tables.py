@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from nexus_ablate.comparison.results import ArmResult, Change, Comparison, Secondary, Stratum
 from nexus_ablate.comparison.statistics import LEVEL, Interval
 from nexus_ablate.comparison.verdict import DIVERGED, UNSTABLE, interval_name
+from nexus_ablate.console import compact
 from nexus_ablate.measure.measures import measure_of
 
 NOTHING = "–"
@@ -73,14 +74,6 @@ def records(stratum: Stratum) -> list[dict[str, Any]]:
 def signed(value: float, digits: int = 4) -> str:
     """A number with its sign; one that rounds to 0 has none."""
     return f"{value:+.{digits}f}" if round(value, digits) else f"{0:.{digits}f}"
-
-
-def compact(value: float) -> str:
-    """12.3k, 4.5M."""
-    for factor, letter in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= factor:
-            return f"{value / factor:.3g}{letter}"
-    return f"{value:.3g}"
 
 
 def p_text(p: float) -> str:
