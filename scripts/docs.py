@@ -1,6 +1,8 @@
 """Write what the documentation takes from elsewhere: docs/options.md and the tables of docs/metrics.md from the code,
-docs/claims.md and its figure from conf/claims, docs/panel.md and its figure from conf/panel.yaml."""
+docs/claims.md and its figure from conf/claims, docs/panel.md and its figure from conf/panel.yaml, the table of
+docs/baseline.md from docs/baseline.csv."""
 
+import csv
 import re
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,22 @@ def with_outcomes(page: str, published: dict[str, Any]) -> str:
     """README.md with the outcomes of the published claims between its marks."""
     form = re.compile(r"(<!-- claims -->\n).*?(<!-- end -->)", re.DOTALL)
     return form.sub(lambda match: f"{match[1]}{ledger_page.decided(claims(), published)}\n{match[2]}", page)
+
+
+def with_baseline(page: str) -> str:
+    """docs/baseline.md with the losses of docs/baseline.csv between its marks: initializations by rate."""
+    with open(ROOT / "docs/baseline.csv", encoding="utf-8", newline="") as file:
+        runs = list(csv.DictReader(file))
+    rates = sorted({run["lr"] for run in runs}, key=float)
+    losses: dict[tuple[str, str], list[str]] = {}
+    for run in runs:
+        losses.setdefault((run["init"], run["lr"]), []).append(f"{float(run['val_loss']):.3f}")
+    lines = [f"| `init=` | {' | '.join(rates)} |", "|---|" + "---|" * len(rates)]
+    for init in dict.fromkeys(run["init"] for run in runs):
+        cells = [" / ".join(losses.get((init, rate), ["–"])) for rate in rates]
+        lines.append(f"| `{init}` | {' | '.join(cells)} |")
+    form = re.compile(r"(<!-- baseline -->\n).*?(<!-- end -->)", re.DOTALL)
+    return form.sub(lambda match: f"{match[1]}\n{chr(10).join(lines)}\n\n{match[2]}", page)
 
 
 def options_page(groups: dict[str, Any]) -> str:
@@ -75,6 +93,8 @@ def key_table(keys: dict[str, Any]) -> list[str]:
 if __name__ == "__main__":
     metrics = ROOT / "docs/metrics.md"
     metrics.write_text(with_measures(metrics.read_text(encoding="utf-8")), encoding="utf-8")
+    baseline = ROOT / "docs/baseline.md"
+    baseline.write_text(with_baseline(baseline.read_text(encoding="utf-8")), encoding="utf-8")
     (ROOT / "docs/options.md").write_text(options_page(catalogue()), encoding="utf-8")
     panel, trained = read_panel(), recorded()
     found = outcomes(panel, trained.runs) if trained else []
