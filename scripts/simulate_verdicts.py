@@ -25,6 +25,7 @@ import numpy as np
 from nexus_ablate.comparison.endpoint import Endpoint
 from nexus_ablate.comparison.fairness import LEARNED
 from nexus_ablate.comparison.judging import judge_losses
+from nexus_ablate.comparison.learning_rates import best_rate, steps_around, weights_at_best
 from nexus_ablate.comparison.results import ArmResult
 from nexus_ablate.comparison.statistics import Array
 from nexus_ablate.comparison.terms import NO_STUDY, Terms
@@ -172,6 +173,59 @@ def on_text(
     return counted(words_of(judge_losses(losses, terms_of(), texts=texts).results))
 
 
+def tuned(
+    random: Random,
+    arms: int,
+    seeds: int,
+    counted: Counted,
+    steep: float,
+    optima: str,
+    skew: float = 0.0,
+    shift: float = 0.0,
+    is_alone: bool = False,
+) -> float:
+    """Arms that are equal, or `shift` apart, each at its own best learning rate, tuned and judged as a study does it.
+
+    Two tuning seeds choose one of seven rates a factor of two apart. Half of the residual is that of the arm at its
+    seed, half that of each run.
+
+    Args:
+        steep: What a rate a factor of two from the best one loses, in standard deviations.
+        optima: Where best rates lie: all at one place of the grid, arms half a step of it apart from the baseline, or
+            each anywhere.
+        skew: Above the best rate the loss rises so much faster, and faster with distance.
+        is_alone: Judge at the rate that one tuning seed chose.
+    """
+    seed_part, tuning_part = HALF * random.normal(size=seeds), HALF * random.normal(size=2)
+    losses, place = np.empty((arms + 1, seeds)), random.uniform(-0.5, 0.5)
+    for row in range(arms + 1):
+        best = {"equal": place, "apart": place + 0.5 * (row > 0), "anywhere": random.uniform(-0.5, 0.5)}[optima]
+        arm_part, arm_tuning_part = 0.5 * random.normal(size=seeds), 0.5 * random.normal(size=2)
+
+        def lost(octave: float, best: float = best) -> float:
+            away = octave - best
+            return steep * away**2 * (1 + skew * away if away > 0 else 1 / (1 + skew))
+
+        tuning = {}
+        for octave in range(-3, 4):
+            runs = lost(octave) + tuning_part + arm_tuning_part + 0.5 * random.normal(size=2)
+            tuning[float(octave)] = runs[: 1 if is_alone else 2].tolist()
+        chosen = best_rate(tuning)
+        assert chosen is not None
+        claim: dict[int, Array] = {}
+        while missing := [step for step in steps_around(partial(_mean, claim)) if step not in claim]:
+            for step in missing:
+                runs = seed_part + arm_part + 0.5 * random.normal(size=seeds)
+                claim[step] = lost(chosen + step / 2) + shift * (row > 0) + runs
+        weights = {0: 1.0} if is_alone else weights_at_best({step: float(runs.mean()) for step, runs in claim.items()})
+        losses[row] = sum(weight * claim[step] for step, weight in weights.items())
+    return counted(words_of(judge_losses(losses, terms_of()).results))
+
+
+def _mean(claim: dict[int, Array], step: int) -> float | None:
+    return float(claim[step].mean()) if step in claim else None
+
+
 def unlearned(random: Random, arms: int, seeds: int, counted: Counted, is_checked: bool = True) -> float:
     """A baseline at a unigram model's loss of 30 deviations, and arms that differ by 3."""
     losses = losses_of(random, arms, seeds, {}) + 30.0
@@ -246,6 +300,23 @@ def cases() -> Iterator[Case]:
         table = partial(failing, arms=arms, seeds=seeds, counted=any_of(*FAILS), rate=rate, strata=strata)
         yield Case(f"{rate:.0%} of all runs fail: DIVERGED or UNSTABLE", arms, strata, str(seeds), 0.01, table)
 
+    for arms, seeds in ((1, 5), (1, 20), (3, 8)):
+        for optima in ("equal", "apart", "anywhere"):
+            for steep in (1.0, 5.0, 10.0):
+                name = f"own learning rates, best ones {optima}, a factor of two loses {steep:g} SD"
+                table = partial(tuned, arms=arms, seeds=seeds, counted=any_claim, steep=steep, optima=optima)
+                yield Case(name, arms, 1, str(seeds), 0.05, table)
+    for steep in (1.0, 5.0):
+        name = f"the same, above the best rate 1.5 times {steep:g} SD and below it {steep / 1.5:.2g} SD"
+        table = partial(tuned, arms=1, seeds=8, counted=any_claim, steep=steep, optima="anywhere", skew=0.5)
+        yield Case(name, 1, 1, "8", 0.05 if steep == 1 else 0.10, table)
+    table = partial(tuned, arms=1, seeds=20, counted=any_claim, steep=10.0, optima="anywhere", skew=0.5)
+    yield Case("the same, 15 SD above and 6.7 SD below (the limit)", 1, 1, "20", None, table)
+    table = partial(tuned, arms=1, seeds=8, counted=share_worse(1), steep=5.0, optima="apart", shift=2.0)
+    yield Case("2 SD found at own learning rates", 1, 1, "8", 0.95, table, at_least=True)
+    table = partial(tuned, arms=1, seeds=20, counted=any_claim, steep=1.0, optima="equal", is_alone=True)
+    yield Case("the rate of one tuning seed alone (not offered)", 1, 1, "20", None, table)
+
     for seeds, blocks in ((5, 32), (8, 32), (20, 64)):
         table = partial(on_text, seeds=seeds, blocks=blocks, block_sd=10.0, counted=any_claim)
         yield Case(f"no effect over all text, {blocks} blocks at 10 SD", 2, 1, str(seeds), 0.05, table)
@@ -284,6 +355,8 @@ lines that say *found* the share of arms whose planted effect got its word. Cont
 NOTES = """
 **5% is the chance of any false word in a table.** It is split: 4% for words about differences, 1% for words about
 failed runs, each shared by all arms, endpoints and strata that get a word (Sidak), and by the looks with fixed weights.
+Arms at their own learning rates keep it where the loss rises like a parabola over the logarithm of the rate, or nearly
+so. Where it rises much more steeply above the best rate than below, at many seeds, it does not: the line *the limit*.
 The sentence does not cover what has no line here: texts of another kind, another size or another budget, and residuals
 far from normal at five seeds.
 """
