@@ -104,11 +104,14 @@ def test_a_study_s_strata_become_a_column_and_come_back(tmp_path, capsys):
 # ------------------------------------------------------------------------------------------- what cannot be proved
 
 
+CHECKED = {"seeds", "units", "repeats"}
+
+
 def test_what_a_table_cannot_prove_is_unknown_and_never_a_pass(tmp_path, capsys):
     _, values = judged(capsys, table(tmp_path / "a.csv", baseline=BASE, new=LOWER))
     result = statuses(values)
-    assert {name for name, status in result.items() if status == "PASS"} == {"seeds"}
-    assert {name for name, status in result.items() if status == "UNKNOWN"} == set(result) - {"seeds"}
+    assert {name for name, status in result.items() if status == "PASS"} == CHECKED
+    assert {name for name, status in result.items() if status == "UNKNOWN"} == set(result) - CHECKED
 
 
 def test_the_columns_that_a_table_has_are_checked(tmp_path, capsys):
@@ -298,6 +301,36 @@ def test_parquet_holds_numbers_or_decimals(kind, tmp_path, capsys):
     rows = [row | {"val_loss": kind(row["val_loss"])} for row in RECORDS]
     pytest.importorskip("pyarrow.parquet").write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
     assert judged(capsys, str(tmp_path / "a.parquet"))[0] == {"new": "BETTER"}
+
+
+UNLIKELY = [
+    ({"new": [value / 0.6931 for value in BASE]}, "units", "bits per token beside nats"),
+    ({"new": [value * 1000 for value in BASE]}, "units", "thousandths"),
+    ({"new": [2.01234, 2.01234, 1.98, 2.01, 1.99]}, "repeats", "two seeds with one loss of six digits"),
+    ({"new": LOWER}, "", "plain"),
+    ({"new": [2.01, 2.01, 1.98, 2.01, 1.99]}, "", "rounded losses that are equal by chance"),
+]
+
+
+@pytest.mark.parametrize(("arms", "name", "reason"), UNLIKELY, ids=[row[-1] for row in UNLIKELY])
+def test_what_looks_like_another_unit_or_a_copied_run_is_reported(arms, name, reason, tmp_path, capsys):
+    _, values = judged(capsys, table(tmp_path / "a.csv", baseline=BASE, **arms))
+    told = [check for check, status in statuses(values).items() if check in ("units", "repeats") and status == "WARN"]
+    assert told == [name] * bool(name)
+
+
+@pytest.mark.parametrize("value", ["3_05", "9" * 400, "1e400", "nan", "0x10"])
+@pytest.mark.parametrize("suffix", ["csv", "json"])
+def test_what_is_no_number_is_refused_in_three_lines(value, suffix, tmp_path, capsys):
+    path = tmp_path / f"a.{suffix}"
+    rows = [{"arm": arm, "seed": seed, "val_loss": "3.5"} for arm in ("baseline", "new") for seed in range(5)]
+    rows[7]["val_loss"] = value
+    if suffix == "json":
+        number = value.isdecimal() or value == "1e400"
+        path.write_text(json.dumps(rows).replace(f'"{value}"', value) if number else json.dumps(rows))
+    else:
+        path.write_text("arm,seed,val_loss\n" + "".join(",".join(map(str, row.values())) + "\n" for row in rows))
+    assert "val_loss is not a finite number" in refused(capsys, str(path))[0]
 
 
 EQUAL = [

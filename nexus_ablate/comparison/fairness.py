@@ -29,6 +29,10 @@ STATUSES = (PASS, WARN, FAIL, WAIVED, UNKNOWN)
 MISMATCH_WARN, MISMATCH_FAIL = 0.01, 0.05
 """Relative differences in parameters, FLOPs, tokens or seconds: the first is reported, the second breaks a match."""
 TUNING, TEXT, LEARNED = "learning_rate", "text", "learned"
+OTHER_UNIT = 50.0
+"""Times the baseline's mean: more likely another unit than another result."""
+MANY_DIGITS = 5
+"""Significant digits from which two runs are not equal by chance."""
 LIBRARIES = ("torch", "numpy", "tokenizers", "datasets", "safetensors")
 """Libraries whose version can change the numbers of a run. scipy is used in `compare` only, after the runs."""
 
@@ -309,6 +313,45 @@ def _copies(arm: Arm) -> str:
     return ""
 
 
+def _units(table: _Table) -> Check | None:
+    """A column of one arm that is so many times the baseline's is more likely in another unit than so different."""
+    if not table.terms.is_listed:
+        return None
+    endpoint, suspected = table.terms.endpoint.name, []
+    for arm, figure in product(table.arms, dict.fromkeys((endpoint, "tokens", "seconds"))):
+        mean, base_mean = arm.mean(figure), table.baseline.mean(figure)
+        if not mean or not base_mean:
+            continue
+        ratio = abs(mean / base_mean)
+        is_bits = figure == endpoint and min(abs(ratio * math.log(2) - 1), abs(ratio / math.log(2) - 1)) < 0.01
+        if is_bits:
+            suspected.append(f"{figure} of {arm.label} is {ratio:.3g} times the baseline's, as bits are of nats")
+        elif not 1 / OTHER_UNIT < ratio < OTHER_UNIT:
+            suspected.append(f"{figure} of {arm.label} is {ratio:.3g} times the baseline's")
+    if suspected:
+        return Check("units", WARN, f"another unit? {'; '.join(suspected)}")
+    return Check("units", PASS, "no column of an arm is in another unit by its size")
+
+
+def _repeats(table: _Table) -> Check | None:
+    """Runs of different seeds end at one number of many digits only if one was copied or the seed had no effect."""
+    if not table.terms.is_listed:
+        return None
+    repeated = []
+    for arm in table.everyone:
+        seeds_by_value: dict[float, list[int]] = {}
+        for seed in arm.runs:
+            value = arm.value(seed, table.terms.endpoint.name)
+            if len(f"{value!r}".strip("-0.").replace(".", "")) >= MANY_DIGITS:
+                seeds_by_value.setdefault(value, []).append(seed)
+        for value, seeds in seeds_by_value.items():
+            if len(seeds) > 1:
+                repeated.append(f"{arm.label} ends at {value!r} at {_seed_list(seeds)}")
+    if repeated:
+        return Check("repeats", WARN, f"runs of different seeds are equal to the last digit: {'; '.join(repeated)}")
+    return Check("repeats", PASS, "no arm has two runs that are equal to the last digit")
+
+
 def _stable(table: _Table) -> Check:
     failed = failed_seeds(table.baseline.runs, table.baseline.runs)
     if failed:
@@ -511,6 +554,8 @@ CONDITIONS: tuple[tuple[str, Callable[[_Table], Check | None], str], ...] = (
     ("flops", partial(_budget, "flops"), "the arms cost the same"),
     ("seconds", partial(_budget, "seconds"), ""),
     ("seeds", _seeds, ""),
+    ("units", _units, ""),
+    ("repeats", _repeats, ""),
     ("baseline", _stable, ""),
     (LEARNED, _learned, "the baseline has learned anything"),
     (TUNING, _learning_rate, ""),

@@ -245,13 +245,16 @@ def _seed(where: str, column: str, cell: object) -> int:
     text = _text(cell)
     if isinstance(cell, bool) or not re.fullmatch(r"\d{1,15}(\.0)?", text):
         fix = f"whole numbers from 0; --columns seed={NO_SEED} for runs without seeds"
-        raise ConfigError(f"{where}: {column} is not a whole number", text or "nothing", fix)
+        raise ConfigError(f"{where}: {column} is not a whole number", _shown(text), fix)
     return int(float(text))
 
 
 def _finite(cell: object) -> float | None:
+    text = str(cell)
+    if isinstance(cell, bool) or "_" in text:  # Python would read 3_05 as 305
+        return None
     try:
-        number = math.nan if isinstance(cell, bool) else float(str(cell))
+        number = float(text)
     except ValueError:
         return None
     return number if abs(number) < LARGEST else None
