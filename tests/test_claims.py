@@ -205,7 +205,7 @@ def test_a_probe_that_measures_more_than_is_needed_stays(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     values = {"question": "is it so?", "arms": ["norm=layer"], "baseline": "probe=full", "endpoints": {SINK: {}}}
     Path("mine.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
-    assert expanded(read_request(["mine.yaml"])).study.baseline == ["probe=full"]
+    assert expanded(read_request(["mine.yaml"])).study.baseline == ["probe=full", "train.tokens=3932160"]
 
 
 # ------------------------------------------------------------------------------------------------------------ strata

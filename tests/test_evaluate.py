@@ -338,7 +338,7 @@ def likeliest(model, length):
 
 def test_the_block_that_an_outlier_stands_in_loses_most(tiny):
     def gaps(gain):
-        made = subject(tiny("norm=layer"), eval_tokens=256)
+        made = subject(tiny("norm=layer", "init=gpt2"), eval_tokens=256)
         with torch.no_grad():
             spread(made.model, 4.0)
             made.model.embedding.weight.mul_(30)

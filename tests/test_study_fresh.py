@@ -231,11 +231,12 @@ BAD = {
 
 def test_what_cannot_be_is_three_lines_before_torch_is_there_and_makes_nothing(tmp_path):
     (tmp_path / "mine.yaml").write_text("name: elsewhere\nquestion: which?\narms: [norm=layer]\n")
+    budget = ["train.tokens=3932160"]
     plans = {"mine": {}, "waiting": {}, "empty": {}, "again": {"confirms": "mine"}}
     plans["looks"] = {"looks": [3, 5], "look_weights": [0.5, 0.5]}
     for name, values in plans.items():
         writer = Writer(tmp_path / "runs", name)
-        writer.plan(("norm=layer",), **values)
+        writer.plan(("norm=layer",), baseline=budget, **values)
         state = "running" if name == "waiting" else "finished"
         if name != "empty":
             writer.arm(losses=[2.0, 2.01, 1.99], state=state)

@@ -193,7 +193,7 @@ class Trainer:
 
     def _validates_at(self, step: int) -> bool:
         every = self.config.validates_every(self.steps)
-        return step == self.steps or (step > 0 and step % every == 0)
+        return step == self.steps or step % every == 0
 
     def _probes_at(self, step: int) -> bool:
         return self.config.probe.due(step, self.steps)
