@@ -152,7 +152,7 @@ def test_a_command_line_that_cannot_be_run_is_three_lines_and_makes_nothing(comm
         ("-m norm=rms,layer hydra.sweep.dir=elsewhere", "try: runs_dir=runs"),
         ("-m norm=rms,layer hydra.verbose=true", "of Hydra's keys, a multirun takes hydra/launcher"),
         ("-m norm=rms,layer hydra/launcher=slrum", "try: --launcher slurm"),
-        ("-m optim.lr=interval(0,1)", "try: optim.lr=0.0,1.0"),
+        ("-m optim.lr=interval(0,1)", "try: optim.lr=0.5"),
         ("-m norm=glob(nothing*)", "a multirun has no run"),
         ("study nosuch", "try: nexus-ablate list studies"),
         ("study norms --worker 2", "try: --workers"),

@@ -196,6 +196,8 @@ def contradictions(run: Trained) -> Iterator[str]:
         before, after = curves.steps[backwards[0] : backwards[0] + 2]
         yield f"step {after:.0f} comes after step {before:.0f} in metrics.jsonl"
     if record.state != "finished":
+        if record.summary is not None:
+            yield f"{record.state} by status.json, but a summary.json was written at the end"
         return
     summary, last = record.summary or {}, curves.last
     if not last:

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import written_runs
 import yaml
-from written_runs import Writer
+from written_runs import Writer, sealed
 
 from faults.payloads import PICKLE, YAML
 from nexus_ablate import errors
@@ -102,6 +102,7 @@ def template(tmp_path, monkeypatch) -> Path:
     for job in Runs(expanded(request), request).claims:  # under the names that these runs have in today's code
         (path,) = job.path.parent.glob(f"s{job.seed}-*")
         path.rename(job.path)
+        sealed(job.path)
     yield writer.root / STUDY
     written_runs.config_of.cache_clear()
 
@@ -256,6 +257,9 @@ def answer(command: list[str]) -> tuple[int, str]:
 def failures(template: Path, root: Path, numbers: range, verbs: tuple[str, ...]) -> tuple[list[str], int]:
     """What went wrong in any verb of any mutated study, and how many calls were made."""
     bad, calls = [], 0
+    whole = template.parent / "whole.json"
+    if "compare" in verbs and not whole.exists():
+        answer(["compare", str(template), "--json", str(whole)])
     for number in numbers:
         study, mutation = mutated(template, root, number)
         for verb, command in commands(study).items():
@@ -274,7 +278,7 @@ def failures(template: Path, root: Path, numbers: range, verbs: tuple[str, ...])
             ):
                 bad.append(f"{number} {verb} said more than three lines on {mutation}: {said}")
             elif verb == "compare" and status == errors.OK:
-                bad += uncounted(study, mutation)
+                bad += uncounted(study, mutation) + unnoticed(study, whole, mutation)
         shutil.rmtree(study.parent)
     return bad, calls
 
@@ -288,6 +292,18 @@ def uncounted(study: Path, mutation: str) -> list[str]:
     if used + len(excluded) < 4:
         return [f"{mutation}: {used} runs used and {len(excluded)} excluded of 4"]
     return []
+
+
+def unnoticed(study: Path, whole: Path, mutation: str) -> list[str]:
+    """A row of the comparison that is another than before the mutation of a run, which no exclusion explains.
+
+    A mutation of study.yaml may make it another study, which the report shows.
+    """
+    report, before = (json.loads(file.read_text()) for file in (study.parent / "report.json", whole))
+    of_the_study = "study.yaml" in mutation.partition(":")[2]
+    if report["excluded"] or report["rows"] == before["rows"] or of_the_study:
+        return []
+    return [f"a verdict or a number changed without a notice on {mutation}"]
 
 
 READING = ("status", "compare", "show")
