@@ -124,27 +124,20 @@ def _panel(words: list[str], flags: dict[str, Any]) -> int:
 
 
 def _print_cost(panel: Panel) -> None:
-    """The commands that train the panel, with the core-hours of all their runs on this machine."""
+    """The commands that train the panel, with core-hours: every arm as long as a baseline, at the speed of one core."""
+    from nexus_ablate.config.compose import compose
     from nexus_ablate.planning.cost import cost_of, measured_speed, seconds_of
-    from nexus_ablate.planning.design import expand
-    from nexus_ablate.study.definition import read_request, strata_of
 
-    print("\nTo train what is missing (core-hours of all runs, at the speed of this machine now):")
-    runs_per_arm, speeds = len(panel.rates) * len(panel.seeds), {}
-    for study in panel.studies():
-        hours, runs = 0.0, 0
-        for number, size in enumerate(panel.sizes):  # the strata of a size cost the same at each rate
-            request = strata_of(read_request([study]))[number * len(panel.rates)]
-            composed = expand(request.study)
-            base = composed.baseline.config
-            if size not in speeds:
-                speed = measured_speed(base, 1)
-                speeds[size] = (speed or math.nan) * cost_of(base).flops_per_token
-            for arm in composed.all_arms:
-                cost = cost_of(arm.config)
-                hours += runs_per_arm * seconds_of(arm.config, cost, speeds[size] / cost.flops_per_token) / 3600
-                runs += runs_per_arm
-        print(f"  nexus-ablate study {study}   {runs} runs, about {hours:.1f} core-hours")
+    seconds = 0.0  # of an arm, in all its runs
+    for overrides in panel.sizes.values():
+        config = compose(overrides)
+        speed = measured_speed(config, 1) or math.nan
+        seconds += len(panel.rates) * len(panel.seeds) * seconds_of(config, cost_of(config), speed)
+    print("\nTo train what is missing (core-hours of all runs at the speed of this machine now; details: plan STUDY):")
+    for study, values in panel.studies().items():
+        arms = len(values["arms"]) + 1
+        runs = arms * len(values["strata"]) * len(panel.seeds)
+        print(f"  nexus-ablate study {study}   {runs} runs, about {arms * seconds / 3600:.1f} core-hours")
 
 
 def _train(words: list[str], flags: dict[str, Any]) -> int:
