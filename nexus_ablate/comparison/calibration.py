@@ -175,7 +175,7 @@ def read_runs(panel: Panel, runs_dir: Path) -> tuple[list[PanelRun], str]:
     strata = itertools.product(panel.studies(), panel.sizes, panel.rates)
     for study, size, rate in strata:
         folder = runs_dir / f"{study}@{stratum_of(size, rate)}"
-        arms = group(collect([folder]))[0] if folder.is_dir() else []
+        arms = group(collect([folder]))[0] if any(folder.glob("*/s*")) else []  # a launch writes study.yaml first
         for arm in arms:
             for seed, run in arm.runs.items():
                 folders[run.source] = folder.name
