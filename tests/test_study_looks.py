@@ -161,6 +161,15 @@ def test_further_rates_are_trained_while_the_lowest_loss_is_at_the_outermost_twi
     assert list(trained)[2:] == [f"optim.lr={rate}" for rate in further]
 
 
+def test_status_counts_the_runs_of_a_grid_that_are_to_come(study, instant, tmp_path, capsys):
+    instant.stop_after = 3
+    assert main(study("vary.norm=layer", *GRID)) == errors.PREEMPTED
+    capsys.readouterr()
+    assert main(["status", str(tmp_path / "runs/mine")]) == 0
+    waiting = 2 * 2 * 2 - 3 + 2 * 3 * 2  # arms x rates x tuning seeds, and arms x rates x seeds of the first look
+    assert f"3 finished, {waiting} waiting" in capsys.readouterr().out
+
+
 def test_an_arm_is_not_trained_at_a_rate_at_which_its_tuning_run_exploded(study, instant):
     """Although the run recovered to the lowest loss: its pairs would be lost to the verdict."""
     instant.losses = {"norm=layer,optim.lr=0.001": 0.5, "norm=layer": 0.9}

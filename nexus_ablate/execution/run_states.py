@@ -12,6 +12,7 @@ from itertools import pairwise, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nexus_ablate.comparison.learning_rates import RATES
 from nexus_ablate.console import UNLIMITED, grid, without_shared
 from nexus_ablate.errors import UserError
 from nexus_ablate.execution.slurm_queue import FOLDER, Entry, Queue
@@ -205,7 +206,7 @@ class Watcher:
 
 
 def _expected(directory: Path, seen: set[tuple[str, str, int | None]]) -> list[Line]:
-    """The runs that a study.yaml requests at the arms' own learning rates.
+    """The runs that a study.yaml still requests; with a learning-rate grid, as many as are known to come.
 
     Args:
         seen: Study, arm and seed of the existing runs. An arm with a run in a look has reached that look.
@@ -217,6 +218,15 @@ def _expected(directory: Path, seen: set[tuple[str, str, int | None]]) -> list[L
     if study is None:
         return []
     arms = ["baseline", *(arm.name for arm in study.arms)]
+    if study.lr_grid:  # at which rates, only the runs so far can say
+        trained = Counter(seed for name, _, seed in seen if name == directory.name)
+        planned = dict.fromkeys(study.tuning_seeds, (len(study.lr_grid), "a rate of the grid"))
+        planned |= dict.fromkeys(study.first_seeds, (RATES, "a best rate or beside it"))
+        lines = []
+        for seed, (rates, place) in planned.items():
+            missing = rates * len(arms) - trained[seed]
+            lines += [Line(directory.name, place, seed, "waiting") for _ in range(missing)]
+        return lines
     begun = {(name, arm) for name, arm, _ in seen}
     baseline_first = study.requires and not any((directory.name, arm) in begun for arm in arms[1:])
     lines = [
@@ -224,8 +234,6 @@ def _expected(directory: Path, seen: set[tuple[str, str, int | None]]) -> list[L
         for arm in arms
         for seed in study.first_seeds
     ]
-    if study.lr_grid:  # later looks run at the tuned rates, in other folders
-        return lines
     for arm, (start, end) in product(arms, pairwise(study.looks)):
         seeds = study.seeds[start:end]
         is_reached = any((directory.name, arm, seed) in seen for seed in seeds)
