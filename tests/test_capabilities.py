@@ -18,11 +18,12 @@ from nexus_ablate.cli import main
 from nexus_ablate.config.compose import compose
 from nexus_ablate.config.options import evaluation_of, option_files
 from nexus_ablate.config.plugins import VARIABLE
-from nexus_ablate.data import prepare
+from nexus_ablate.data import RecallCorpus, prepare
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.measure.evaluation import EVALUATION, NotDefined, Subject
 from nexus_ablate.measure.evaluation.minimal_pairs import read_pairs
 from nexus_ablate.measure.evaluation.ngram import NGram
+from nexus_ablate.measure.evaluation.recall import best_guess
 from nexus_ablate.measure.repeats import repeat_figures, repeated_segments
 from nexus_ablate.runs import read_run
 from nexus_ablate.training.session import train
@@ -120,7 +121,7 @@ def test_a_model_that_can_is_right_and_one_that_guesses_is_at_chance(data_of, te
     data = data_of(able[0])
     result, guess = evaluation(text)(subject(data, able[1])), evaluation(text)(subject(data, "guess"))
     assert result["accuracy"] == 1 and result["margin"] > 0.9
-    assert 0 < result["chance"] < 0.3
+    assert 0 < result["chance"] < 0.5
     noise = 4 * np.sqrt(1 / 64 / guess["items"])
     assert guess["accuracy"] < 1 / 64 + noise and guess["margin"] < 0
     assert result["ngram_accuracy"] == guess["ngram_accuracy"] < result["chance"]
@@ -132,7 +133,7 @@ def test_recall_of_a_window_falls_once_the_distance_exceeds_it(data_of):
     assert all(seen[distance]["accuracy"] == 1 for distance in ("4-7", "8-15", "16-31"))
     assert seen["32-63"]["accuracy"] < 0.2
     assert sum(result["items"] for result in seen.values()) == 32 * 8
-    assert all(1 / 8 < result["chance"] < 0.2 for result in seen.values()), "all places are asked equally often"
+    assert all(1 / 8 < result["chance"] < 0.6 for result in seen.values())
 
 
 def test_recall_of_a_memory_of_fixed_size_falls_with_the_number_of_pairs_and_rises_with_its_width(data_of):
@@ -177,7 +178,7 @@ def test_recall_of_a_trained_gated_convolution_falls_with_the_number_of_pairs_an
 
 def test_other_numbers_of_pairs_fit_or_say_why_not(data_of):
     result = evaluation("recall:sequences:8:pairs:4+8+32")(subject(data_of("recall"), "lookup"))
-    assert 1 / 4 < result["pairs"]["4"]["chance"] < 0.5 and 1 / 8 < result["pairs"]["8"]["chance"] < 0.4
+    assert 1 / 4 < result["pairs"]["8"]["chance"] < result["pairs"]["4"]["chance"] < 0.7
     assert "4 * 32 > 64" in result["not_defined"]["32"]
 
 
@@ -195,7 +196,24 @@ def test_a_model_of_text_is_asked_with_its_frequent_tokens(data_of, text):
     asked = subject(data, "lookup")
     result = evaluation(text)(asked)
     assert result["accuracy"] > (0.9 if "induction" in text else 0.5)
-    assert result["chance"] < 0.3
+    assert result["chance"] < 0.6
+
+
+@pytest.mark.parametrize("power", [0.01, 1.0])
+def test_chance_in_recall_is_reached_by_excluding_the_pairs_that_were_asked_for(power):
+    """Every place is asked once, so the last of four answers is known; counted over 20,000 sequences."""
+    task = RecallCorpus(symbols=32, pairs=4, length=16, power=power, filler="blank", sequences=64, score="answers")
+    source = task.sources(task.draw("test", 20_000))
+    orders, best = source[:, 8:16:2], []
+    for place in range(4):
+        counts = {}
+        for order in orders.tolist():
+            following = counts.setdefault(frozenset(order[:place]), [0] * 4)
+            following[order[place]] += 1
+        best.append(sum(map(max, counts.values())) / len(orders))
+    chance = best_guess(task, source)[:, 8:16:2].mean(0)
+    np.testing.assert_allclose(chance, best, atol=0.02)
+    assert chance[-1] == pytest.approx(1)
 
 
 def test_a_model_of_one_task_is_not_asked_about_another(data_of):

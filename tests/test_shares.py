@@ -40,12 +40,12 @@ NULLS = [
 
 @pytest.mark.parametrize(("share", "spread"), NULLS)
 def test_null_tables_make_a_false_claim_in_at_most_5_percent(share, spread):
-    """1,000 tables of a baseline and three arms; 6.4% is 5% and two standard errors of 1,000 tables."""
+    """1,000 tables of a baseline and three arms."""
     random = np.random.default_rng(0)
     logits = np.log(share / (1 - share)) + spread * random.standard_normal((1000, 4, SEEDS))
     right = random.binomial(ITEMS, 1 / (1 + np.exp(-logits)))
     claims = sum(any(verdict.word in DIFFERENT for verdict in judged(table / ITEMS)) for table in right)
-    assert claims <= 64
+    assert claims <= 50
 
 
 def test_the_logit_of_a_run_is_the_empirical_one_and_exists_at_0_and_1():

@@ -126,7 +126,8 @@ class Endpoint:
         """How large a difference is, whatever its sign, with the unit: `0.0123 nats per token`, `a factor of 1.23`."""
         if self.log:
             odds = "in the odds of a right answer" if self.is_share else ""
-            return f"a factor of {_ratio(abs(difference)):.3g} {odds}".rstrip()
+            factor = _ratio(abs(difference))
+            return f"a factor of {factor:{'.3g' if factor < 1000 else ',.0f'}} {odds}".rstrip()
         return f"{self.value(abs(difference))} {self.unit}".rstrip()
 
     def within(self, margin: float) -> str:
@@ -136,7 +137,7 @@ class Endpoint:
     def axis(self) -> str:
         """What an axis of differences shows."""
         if self.is_share:
-            return f"natural logarithm of the odds ratio of {self.name}"
+            return "natural logarithm of the odds ratio"
         return f"natural logarithm of the ratio of {self.name}" if self.log else self.unit or self.name
 
     def good(self) -> str:

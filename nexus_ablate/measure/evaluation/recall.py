@@ -21,8 +21,8 @@ class Recall(Evaluation):
 
     The figures over all queries are those of fresh sequences of the run's own task; a model of text gets sequences of
     its frequent tokens, with the first of `pairs`. `distance` counts tokens from the key to its query; these sequences
-    ask for keys at all places equally often. Chance is the best guess without reading the query: the value of the pair
-    that is asked for most often at this place, which is more than one over the number of pairs where gaps are unequal.
+    ask for keys at all places equally often. Chance is the best guess without reading the query: of the pairs not yet
+    asked for, the one that is asked for most often at this place.
     """
 
     def __init__(self, *, sequences: int, pairs: list[int]) -> None:
@@ -47,8 +47,7 @@ class Recall(Evaluation):
             source = task.sources(x)
             answers = source >= 0
             distance = (np.arange(task.length) - 2 * source)[answers]
-            chance = _best_guess(task)[np.nonzero(answers)[1]]
-            return score(subject, ngram, tokens[x], answers, chance), distance
+            return score(subject, ngram, tokens[x], answers, best_guess(task, source)[answers]), distance
 
         everywhere, distance = asked(task.changed(power=1.0))
         by_pairs, undefined = {}, {}
@@ -62,8 +61,20 @@ class Recall(Evaluation):
         return results | {"distance": everywhere.by(distance), "pairs": by_pairs, "not_defined": undefined}
 
 
-def _best_guess(task: RecallCorpus) -> np.ndarray:
-    """(T,) by place: the largest share of one pair among the answers there, over many sequences."""
-    source = task.sources(task.draw("evaluation chance", GUESSED))
-    asked = np.stack([(source == pair).sum(0) for pair in range(task.pairs)])
-    return asked.max(0) / np.maximum(asked.sum(0), 1)
+def best_guess(task: RecallCorpus, source: np.ndarray) -> np.ndarray:
+    """(N, T): the chance of the likeliest pair to be asked for at each place, given the pairs asked for before it.
+
+    Args:
+        source: (N, T) of the sequences, see `RecallCorpus.sources`.
+    """
+    seen = task.sources(task.draw("evaluation chance", GUESSED))
+    asked_PT = np.stack([(seen == pair).sum(0) for pair in range(task.pairs)])
+    here_or_later_PT = asked_PT[:, ::-1].cumsum(1)[:, ::-1]
+    hazard_PT = asked_PT / np.maximum(here_or_later_PT, 1)
+    largest, total = np.zeros(source.shape), np.full(source.shape, 1e-9)
+    for pair, hazard_T in enumerate(hazard_PT):
+        asked_NT = source == pair
+        before_NT = asked_NT.cumsum(1) > asked_NT
+        weight_NT = np.where(before_NT, 0.0, hazard_T)
+        largest, total = np.maximum(largest, weight_NT), total + weight_NT
+    return largest / total
