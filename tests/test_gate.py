@@ -232,7 +232,7 @@ def test_gate_projections_are_matrices_with_a_role_of_their_own_and_constants_ar
 
 
 def test_a_fresh_gate_halves_the_heads_about(tiny):
-    gate = build_model(tiny("gate=elementwise", "model.d_model=64"), 11).blocks[0].attn.gate
+    gate = build_model(tiny("gate=elementwise", "model.d_model=64", "init=gpt2"), 11).blocks[0].attn.gate
     factor = gate.factor(torch.randn(4, 8, 64))
     assert factor.mean().item() == pytest.approx(0.5, abs=0.02)
     assert math.isclose(factor.std().item(), 0.25 * 0.02 * 8, rel_tol=0.2)

@@ -57,12 +57,13 @@ def configurations(overrides: list[str], widths: list[int]) -> list[RunConfig]:
     Raises:
         ConfigError: A width is not a multiple of the width of a head, or a configuration cannot be run.
     """
-    head_dim = compose(overrides).resolved.head_dim
+    base = compose(overrides)
+    head_dim, rate = base.resolved.head_dim, f"optim.lr={base.schedule.lr}"  # one rate for all widths
     for width in widths:
         if width % head_dim:
             fix = f"--widths {','.join(str(head_dim * n) for n in (2, 4, 8))}"
             raise ConfigError(f"the widths must be multiples of the width of a head, {head_dim}", str(width), fix)
-    return [compose([*overrides, f"model.d_model={w}", f"model.n_heads={w // head_dim}"]) for w in widths]
+    return [compose([rate, *overrides, f"model.d_model={w}", f"model.n_heads={w // head_dim}"]) for w in widths]
 
 
 def check_coordinates(configs: list[RunConfig], steps: int, seeds: int) -> Coordinates:

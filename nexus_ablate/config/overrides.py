@@ -116,7 +116,7 @@ def _values(override: Any) -> list[Any]:
         if isinstance(sweep, Glob):
             return []
         if isinstance(sweep, IntervalSweep):
-            got, fix = override.input_line, f"{key}={show((sweep.start + sweep.end) / 2)}"
+            got, fix = override.input_line, f"{key}={show(((sweep.start or 0) + (sweep.end or 0)) / 2)}"
             raise ConfigError("Hydra's basic sweeper takes a list of values, not an interval", got, fix)
         if isinstance(sweep, RangeSweep):
             start, stop = sweep.start or 0, sweep.stop or 0

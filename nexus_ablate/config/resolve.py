@@ -295,8 +295,9 @@ def resolve(config: RunConfig) -> Resolved:
     d_ff = max(1, round(d_ff_ratio * model.d_model / model.d_ff_multiple)) * model.d_ff_multiple
     tokens_per_step = train.batch_size * train.grad_accum * model.context
     tokens = default_tokens(model) if train.tokens == "auto" else train.tokens
-    own_steps = train.tokens == "auto" and train.steps != "auto"
-    steps = train.steps if own_steps else -(-tokens // tokens_per_step)
+    steps: int = -(-tokens // tokens_per_step)
+    if train.tokens == "auto" and train.steps != "auto":
+        steps = train.steps
     resolved = Resolved(
         norm_bias=meaning("norm_bias", config.norm_bias) in (True, "on"),
         final_norm=meaning("final_norm", config.final_norm) in (True, "on"),
