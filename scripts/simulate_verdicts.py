@@ -362,6 +362,12 @@ far from normal at five seeds.
 """
 
 
+def page_of(rows: list[tuple[str, ...]], tables: int) -> str:
+    """docs/error_rates.md."""
+    lines = ["| " + " | ".join(row) + " |" for row in (HEADS, ("---", *["---:"] * 4, "---"), *rows)]
+    return INTRODUCTION.format(tables=tables) + "\n".join(lines) + "\n" + NOTES
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tables", type=int, default=TABLES, help="tables per line")
@@ -379,9 +385,7 @@ def main() -> None:
         print("  ".join((*rows[-1], "" if good else "MISSED")), flush=True)
     print(f"{missed} of {len(rows)} missed; {arguments.tables} tables per line, {time.monotonic() - begun:.0f} s")
     if arguments.write:
-        lines = ["| " + " | ".join(row) + " |" for row in (HEADS, ("---", *["---:"] * 4, "---"), *rows)]
-        page = INTRODUCTION.format(tables=arguments.tables) + "\n".join(lines) + "\n" + NOTES
-        PAGE.write_text(page, encoding="utf-8")
+        PAGE.write_text(page_of(rows, arguments.tables), encoding="utf-8")
     sys.exit(1 if missed else 0)
 
 

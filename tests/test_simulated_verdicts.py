@@ -30,3 +30,13 @@ MANY = 5
 def test_a_line_is_at_its_promise_and_a_control_is_not(name, tables):
     figure = simulation.simulate(CASES[name], tables)
     assert CASES[name].holds(figure, tables), f"{figure:.1%}"
+
+
+def test_the_page_has_every_line_and_each_figure_holds():
+    page = (ROOT / "docs/error_rates.md").read_text(encoding="utf-8")
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line[:2] == "| "]
+    assert len(rows) == len(CASES) + 2
+    for case, row in zip(CASES.values(), rows[2:], strict=True):
+        figure = float(row[4].rstrip("%")) / 100
+        assert tuple(row) == simulation.row_of(case, figure)
+        assert case.holds(figure, simulation.TABLES)

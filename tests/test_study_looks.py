@@ -186,7 +186,7 @@ def test_the_record_has_seeds_looks_and_weights_and_the_study_is_found_by_its_na
     assert main(study("vary.norm=layer")) == 0
     record = yaml.safe_load((tmp_path / "runs/mine/study.yaml").read_text())
     assert (record["seeds"], record["looks"]) == ([0, 1, 2, 3, 4], [2, 3, 5])
-    assert record["look_weights"] == pytest.approx([0.2, 0.3, 0.5])
+    assert record["look_weights"] == pytest.approx([0.3, 0.3, 0.4])
     again = read_request(["mine", f"runs_dir={tmp_path / 'runs'}"]).study
     assert (again.looks, again.look_weights, again.seeds) == ([2, 3, 5], record["look_weights"], [0, 1, 2, 3, 4])
 
@@ -202,7 +202,7 @@ def test_looks_are_fixed_like_the_rest_of_a_launched_study(study, instant, capsy
 @pytest.mark.parametrize(
     ("text", "weights"),
     [
-        ("{looks: [5, 8, 12, 20]}", [0.15, 0.2, 0.25, 0.4]),
+        ("{looks: [8, 12, 20]}", [0.3, 0.3, 0.4]),
         ("{looks: [5, 15]}", [0.25, 0.75]),
         ("{looks: [2, 3, 4], weights: [0.2, 0.2, 0.6]}", [0.2, 0.2, 0.6]),
     ],

@@ -27,7 +27,7 @@ VERB = Verb(
         ("study norms", "a shipped study (nexus-ablate list studies)"),
         ("study path/to/mine.yaml", "your own"),
         ("study mine vary.norm=layer,rms vary.bias=on,off seeds=0,1,2", ""),
-        ("study mine vary.norm=layer seeds.looks=5,8,12,20", "more seeds only for undecided arms"),
+        ("study mine vary.norm=layer seeds.looks=8,12,20", "more seeds only for undecided arms"),
         ("study mine", "resume: train only the missing runs"),
         ("study mine --add-seeds 3", "the next three seeds for every arm"),
         ("study mine --confirm", "its claims, judged on fresh seeds only"),

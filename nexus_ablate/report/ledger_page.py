@@ -29,6 +29,10 @@ published here. Speed is measured by the paired `bench` instead: [what a norm co
 To judge a difference in loss: in runs of 800 steps of the default model, 0.01 nats are worth about 4% of the training
 tokens.
 
+Outcomes, verdicts and intervals are those of the rule by which these runs were judged, which pooled the noise of all
+arms (Dunnett) and called the result of fewer than five seeds preliminary. [Today's rule](reading_a_verdict.md) judges
+each arm by its own paired t-test and would be stricter at five seeds; the studies are trained again under it.
+
 Tables show the baseline's means, and below them each arm's difference. Its interval covers all arms of the column, at
 95% or, where endpoints and strata share the 5%, at more. The primary endpoint has a verdict for every arm; another one
 has it where the claim expects something. An option brings what its paper prescribes, such as an initialization or a

@@ -27,7 +27,7 @@ from nexus_ablate.study.schema import (
     takes,
 )
 
-LOOK_WEIGHTS = [0.15, 0.20, 0.25, 0.40]
+LOOK_WEIGHTS = [0.3, 0.3, 0.4]
 """Of four looks; another number of looks is weighted by their seeds."""
 HEAD_DIM = 32
 _TOKENS = re.compile(r"(\d+(?:\.\d+)?) ?% tokens")
@@ -147,12 +147,12 @@ def _written_out(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _looks(seeds: dict[str, Any]) -> dict[str, Any]:
-    """`{looks: [5, 8, 12, 20], weights: [...]}` as `looks`, `look_weights` and `seeds`."""
+    """`{looks: [8, 12, 20], weights: [...]}` as `looks`, `look_weights` and `seeds`."""
     if wrong := [str(name) for name in seeds if name not in ("looks", "weights")]:
-        raise ConfigError("seeds has no key of this name", ", ".join(wrong), "seeds: {looks: [5, 8, 12, 20]}")
+        raise ConfigError("seeds has no key of this name", ", ".join(wrong), "seeds: {looks: [8, 12, 20]}")
     looks, weights = seeds.get("looks"), seeds.get("weights")
     if not isinstance(looks, list) or not all(type(look) is int and look > 0 for look in looks):
-        raise ConfigError(f"seeds.looks takes {takes('looks')[0]}", in_yaml(looks), "seeds.looks=5,8,12,20")
+        raise ConfigError(f"seeds.looks takes {takes('looks')[0]}", in_yaml(looks), "seeds.looks=8,12,20")
     if weights is None and len(looks) == len(LOOK_WEIGHTS):
         weights = LOOK_WEIGHTS
     elif weights is None:

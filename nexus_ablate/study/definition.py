@@ -87,7 +87,7 @@ def read_request(words: list[str]) -> Request:
             overrides.append(text)
     if looks and "seeds" in values:
         got = f"seeds={show(values['seeds'])} beside seeds.{next(iter(looks))}"
-        raise ConfigError("looks already define the seeds", got, "seeds.looks=5,8,12,20 alone, or seeds=0,1,2,3,4")
+        raise ConfigError("looks already define the seeds", got, "seeds.looks=8,12,20 alone, or seeds=0,1,2,3,4")
     values |= {"seeds": looks} if looks else {}
     launch = merged(launch)
     study = _study(source, values, factors, overrides, runs_dir_of(launch))

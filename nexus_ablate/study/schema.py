@@ -5,7 +5,7 @@
     design: one_at_a_time                 or leave_one_out, grid, pairwise_interactions, list
     factors: {norm: [layer, rms]}         a key and its values; not with `arms`
     arms: [norm=layer, {name: rms+bias, overrides: [norm=rms, bias=on]}]      design: list
-    seeds: [0, 1, 2, 3, 4]                or {looks: [5, 8, 12, 20]}: more seeds only for arms that are undecided
+    seeds: [0, 1, 2, 3, 4]                or {looks: [8, 12, 20]}: more seeds only for arms that are undecided
     endpoints:                            the first is the primary one
       - {name: attn/sink_rate, delta_min: 0.05}
       - {name: val_loss, delta_min: 2% tokens}       what 2% more training tokens are worth; see planning/margin.py
@@ -35,13 +35,12 @@ from nexus_ablate.errors import ConfigError, unknown
 from nexus_ablate.measure.measures import find
 from nexus_ablate.plain_data import LARGEST
 
-FIRST_SEEDS = (0, 1, 2, 3, 4)
+FIRST_SEEDS = tuple(range(8))
 FIRST_TUNING_SEEDS = (1001, 1002)
 MAX_SEEDS = 1000
 TOKENS_PER_PARAMETER = 2.0
 """About that of the default run. 20 is near the best use of compute (arXiv:2203.15556), ten times as long."""
-FEWEST_RUNGS = 4
-"""With three, every line of three parameters passes through all of them."""
+FEWEST_RUNGS = 2
 
 Positive = Annotated[float, Meta(gt=0, lt=LARGEST)]
 Share = Annotated[float, Meta(gt=0, le=1)]
@@ -209,10 +208,10 @@ class Study(Part, frozen=True, kw_only=True, omit_defaults=False):
     ] = field(default_factory=lambda: [*FIRST_SEEDS])
     looks: Annotated[
         list[Count],
-        Meta(description="two or more increasing numbers of seeds, from 2 to 1000", examples=[[5, 8, 12, 20]]),
+        Meta(description="two or more increasing numbers of seeds, from 2 to 1000", examples=[[8, 12, 20]]),
     ] = []
     look_weights: Annotated[
-        list[Positive], Meta(description="one positive number per look", examples=[[0.15, 0.2, 0.25, 0.4]])
+        list[Positive], Meta(description="one positive number per look", examples=[[0.3, 0.3, 0.4]])
     ] = []
     endpoints: Annotated[
         list[StudyEndpoint], Meta(min_length=1, description="a list of measures", examples=[["val_loss"]])
@@ -296,10 +295,10 @@ def _check_seeds(study: Study) -> None:
     if study.looks:
         if len(study.looks) < 2 or any(after <= before for before, after in pairwise(study.looks)):
             problem = f"seeds.looks takes two or more increasing numbers of seeds, from 2 to {MAX_SEEDS}"
-            raise ConfigError(problem, show(study.looks), "seeds.looks=5,8,12,20")
+            raise ConfigError(problem, show(study.looks), "seeds.looks=8,12,20")
         if study.looks[-1] != len(study.seeds):
             got = f"{study.looks[-1]} seeds at the last look, {len(study.seeds)} seeds"
-            raise ConfigError("the last look has all seeds", got, "seeds.looks=5,8,12,20 without seeds")
+            raise ConfigError("the last look has all seeds", got, "seeds.looks=8,12,20 without seeds")
     weights = study.look_weights
     if len(weights) != len(study.looks) or (weights and not math.isclose(math.fsum(weights), 1, abs_tol=1e-6)):
         problem = f"seeds.weights takes {len(study.looks)} positive numbers that add up to 1, one per look"

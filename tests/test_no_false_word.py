@@ -1,0 +1,101 @@
+"""From run directories through the command line: where a word would be false there is none; each with its control."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+from written_runs import Writer, sealed
+
+from nexus_ablate.cli import main
+
+SEEDS = 8
+NOISE = [0.01, -0.008, 0.002, -0.011, 0.006, 0.003, -0.004, 0.0]
+
+
+def written(root, dead=(), budget=1.0):
+    """A baseline and an arm that ends 0.1 lower; at `dead` seeds the baseline ends at a unigram model's loss."""
+    writer = Writer(root / "runs", "mine")
+    for seed in range(SEEDS):
+        is_dead = seed in dead
+        loss = 4.15 if is_dead else 2.0 + NOISE[seed]
+        writer.run(seed=seed, loss=loss, summary={"val_bpb": loss / 0.7}, batch=budget)
+        arm = 1.9 + NOISE[-seed]
+        writer.run("norm=layer", seed=seed, loss=arm, summary={"val_bpb": arm / 0.7}, train_noise="x", batch=budget)
+    writer.plan(("norm=layer",), seeds=list(range(SEEDS)), delta_min=0.01)
+    return writer
+
+
+def run_of(writer, arm, seed):
+    return next((writer.root / writer.study / arm).glob(f"s{seed}-*"))
+
+
+def answer(capsys, *arguments):
+    """The arm's verdict as text, and all of the comparison."""
+    assert main(["compare", *arguments, "--json", "-"]) == 0
+    values = json.loads(capsys.readouterr().out)
+    verdict = values["rows"][1]["verdict"]
+    return verdict["prefix"] + ", ".join([verdict["word"], *verdict["qualifiers"]]), values
+
+
+def as_it_is(writer):
+    pass
+
+
+def copy_of_a_seed(writer):
+    """Seed 3 of the arm is a copy of its seed 2 under another name."""
+    source, target = run_of(writer, "norm=layer", 2), run_of(writer, "norm=layer", 3)
+    shutil.rmtree(target)
+    shutil.copytree(source, target)
+    config = target / "config.yaml"
+    config.write_text(config.read_text().replace("seed: 2", "seed: 3"))
+    sealed(target)
+
+
+def edited_configurations(writer):
+    """The arm's config.yaml says another width at half of its seeds."""
+    for seed in range(0, SEEDS, 2):
+        config = run_of(writer, "norm=layer", seed) / "config.yaml"
+        config.write_text(config.read_text().replace("d_model: 16", "d_model: 32"))
+
+
+CASES = [
+    ({}, as_it_is, (), "BETTER", "a plain study: the control of all others"),
+    ({"dead": range(SEEDS)}, as_it_is, (), "NOT COMPARABLE", "a baseline that has learned nothing"),
+    ({"dead": range(SEEDS)}, as_it_is, ("--allow", "learned"), "BETTER", "the same, waived"),
+    ({"dead": range(5)}, as_it_is, (), "NOT COMPARABLE", "a baseline with five dead seeds of eight"),
+    ({"dead": range(3)}, as_it_is, (), "INCONCLUSIVE", "with three: compared, and too noisy for a word"),
+    ({"budget": 0.4}, as_it_is, (), "BETTER, early training", "5,120 tokens for 768 parameters in blocks"),
+    ({}, copy_of_a_seed, (), "NOT COMPARABLE", "a copied seed"),
+    ({}, edited_configurations, (), "INCOMPLETE", "edited configurations, of which neither is the majority"),
+]
+
+
+@pytest.mark.parametrize(("runs", "spoil", "flags", "verdict", "reason"), CASES, ids=[row[-1] for row in CASES])
+def test_no_word_where_none_is_due(runs, spoil, flags, verdict, reason, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    spoil(written(tmp_path, **runs))
+    assert answer(capsys, "runs/mine", *flags)[0] == verdict
+
+
+def test_strata_are_in_the_order_of_the_file_and_change_says_from_which_to_which(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shifts = {"zebra": 0.1, "middle": 0.2, "ant": 0.4}
+    for stratum, shift in shifts.items():
+        writer = Writer(tmp_path / "runs", f"mine@{stratum}")
+        writer.arm(losses=[2 + noise for noise in NOISE])
+        writer.arm("norm=layer", losses=[2 + shift + noise for noise in NOISE[::-1]], train_noise="x")
+        names = {"stratum": stratum, "of": "mine", "all_strata": [*shifts], "share": 1 / 3}
+        writer.plan(("norm=layer",), seeds=list(range(SEEDS)), **names)
+    assert main(["compare", "runs/mine", "--json", "-"]) == 0
+    values = json.loads(capsys.readouterr().out)
+    assert list(values["strata"]) == [*shifts]
+    (row,) = values["across"]
+    assert row["change"].startswith("+0.3") and (row["sign"], row["order"]) == ("the same", "rises")
+    assert main(["compare", "runs/mine"]) == 0
+    assert "change: from zebra to ant" in capsys.readouterr().out
+    shutil.rmtree("runs/mine@ant/norm=layer")
+    assert main(["compare", "runs/mine", "--json", "-"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["across"]
+    assert row["change"].endswith("from zebra to middle")
