@@ -143,6 +143,11 @@ def test_an_unknown_type_is_refused_with_the_part_that_no_option_has(kind):
     assert MISSING[kind] in refused.value.got
 
 
+def test_a_model_that_transformers_cannot_run_is_refused():
+    with pytest.raises(ConfigError, match="cannot run a model"):
+        structure(config_of("phi", hidden_size=65, num_attention_heads=4, intermediate_size=64))
+
+
 @pytest.mark.parametrize("kind", ["arcee", "seed_oss"])
 def test_a_type_without_a_family_is_accepted_if_the_proof_accepts_it(kind):
     assert kind not in FAMILIES and structure(config_of(kind)).difference < 1e-9

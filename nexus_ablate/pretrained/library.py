@@ -98,7 +98,7 @@ def _is_too_deep(layers: Any) -> bool:
 
 def kernels(config: Any) -> list[str]:
     """The library's kernels for attention, the exact one first: Falcon's eager one adds ALiBi twice."""
-    return ["sdpa", "eager"] if config.model_type == "falcon" else ["eager", "sdpa"]
+    return ["sdpa", "eager"] if getattr(config, "alibi", False) else ["eager", "sdpa"]
 
 
 def built(config: Any, **settings: Any) -> nn.Module:
@@ -113,6 +113,18 @@ def built(config: Any, **settings: Any) -> nn.Module:
     except Exception as error:  # whatever the library's own checks raise
         problem = "transformers cannot build a causal language model of this config.json"
         raise ConfigError(problem, f"{config.model_type}: {described(error)}", COPY) from error
+
+
+def logits_of(library: nn.Module, tokens: Tensor) -> Tensor:
+    """The library's logits.
+
+    Raises:
+        ConfigError: Its model can't be run, as one of Phi that rotates an odd number of channels.
+    """
+    try:
+        return library(input_ids=tokens, use_cache=False).logits
+    except RuntimeError as error:
+        raise ConfigError("transformers cannot run a model of this config.json", described(error), COPY) from error
 
 
 def outline(config: Any) -> dict[str, Any]:

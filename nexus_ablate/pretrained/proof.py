@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from nexus_ablate.config.compose import compose
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.pretrained.expression import Expression, express
-from nexus_ablate.pretrained.library import Files, built, kernels, load, outline
+from nexus_ablate.pretrained.library import Files, built, kernels, load, logits_of, outline
 from nexus_ablate.pretrained.shrink import VOCAB, shrunk
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def structure(config: Any, changes: Sequence[str] = ()) -> Proof:
         model = counterpart(expression, length, changes)
         draw(library, expression, model)
         expected_blocks = outputs(library.get_submodule(expression.source.blocks))
-        expected = library(input_ids=tokens, use_cache=False).logits
+        expected = logits_of(library, tokens)
         blocks = outputs(model.blocks)
         difference = distance(model(tokens), expected) / float(expected.abs().max())
     part = "" if difference <= STRUCTURE else first_part(blocks, expected_blocks, STRUCTURE)
@@ -141,10 +141,10 @@ def weights(config: Any, files: Files) -> Proof:
     tokens = torch.randint(0, config.vocab_size, (1, length), generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
         expected_blocks = outputs(library.get_submodule(expression.source.blocks))
-        expected = library(input_ids=tokens, use_cache=False).logits
+        expected = logits_of(library, tokens)
         with suppress(ValueError):  # a model with one kernel
             library.set_attn_implementation(kernels(config)[1])  # type: ignore[reportCallIssue]
-        own = distance(library(input_ids=tokens, use_cache=False).logits, expected)
+        own = distance(logits_of(library, tokens), expected)
         del library
         model = counterpart(expression, length)
         model.load_state_dict(expression.state(model), assign=True)
