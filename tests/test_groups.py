@@ -100,7 +100,15 @@ def test_control_without_a_factor_the_weights_are_others(factor, tiny):
 
 
 def test_explain_prints_rate_and_decay_of_every_tensor_with_its_factors(capsys):
-    common = ["explain", "model.n_layers=1", "optim.lr=0.01", "weight_decay=0.5", "tie_embeddings=off", "--json"]
+    common = [
+        "explain",
+        "model=nano",
+        "model.n_layers=1",
+        "optim.lr=0.01",
+        "weight_decay=0.5",
+        "tie_embeddings=off",
+        "--json",
+    ]
     assert main([*common, GROUPS]) == 0
     facts = json.loads(capsys.readouterr().out)
     rows = {row["tensor"]: (row["lr"], row["decay"]) for row in facts["tensors"]}

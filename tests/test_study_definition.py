@@ -337,7 +337,7 @@ def test_the_record_has_the_agreed_form(tmp_path):
     written = yaml.safe_load((request.directory / "study.yaml").read_text())
     assert list(written) == [
         *("name", "question", "tier", "baseline", "design", "factors", "arms", "tokens_per_parameter", "seeds"),
-        *("endpoints", "match", "share", "equal"),
+        *("endpoints", "match", "share", "configs", "equal"),
     ]
     assert written["baseline"] == [*SMALL, "train.tokens=1966080"]  # 20 per parameter, at one layer fewer
     assert written["factors"] == {"placement": ["deepnorm"], "norm": ["rms"]}

@@ -110,13 +110,13 @@ def _with_baseline(study: Study, launch: Sequence[str]) -> tuple[Study, RunConfi
     if more := measuring(base.probe.name, base.evals, measured):
         study = replace(study, baseline=merged(study.baseline, more))
         base = compose_arm(study, [], launch)
-    if base.train.steps == base.train.tokens == base.train.flops == "auto":
-        # What `auto` means at the baseline's size is the budget of every arm, whatever its size or batch.
-        study = replace(study, baseline=merged([*study.baseline, f"train.tokens={default_tokens(base.model)}"]))
-        base = compose_arm(study, [], launch)
     if base.train.precision != "fp32" and not any(key_of(text) == "train.precision" for text in study.baseline):
         # What `auto` means on this machine holds for the whole study, whichever machine resumes it.
         study = replace(study, baseline=merged(study.baseline, [f"train.precision={base.train.precision}"]))
+    if base.train.steps == base.train.tokens == base.train.flops == "auto":
+        # What `auto` means at the baseline's size is the budget of every arm, whatever its size or batch.
+        study = replace(study, baseline=merged(study.baseline, [f"train.tokens={default_tokens(base.model)}"]))
+        base = compose_arm(study, [], launch)
     return study, base
 
 
