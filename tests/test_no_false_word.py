@@ -99,3 +99,22 @@ def test_strata_are_in_the_order_of_the_file_and_change_says_from_which_to_which
     assert main(["compare", "runs/mine", "--json", "-"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["across"]
     assert row["change"].endswith("from zebra to middle")
+
+
+def test_one_grid_answers_a_question_across_two_settings(tmp_path, capsys, monkeypatch):
+    """The recipe of docs/studies.md: three times the rate with QK-norm against once without."""
+    monkeypatch.chdir(tmp_path)
+    words = ["vary.qk_norm=none,rms", "vary.optim.lr=3e-3,9e-3", "design=grid", "qk_norm=none", "optim.lr=3e-3"]
+    assert main(["plan", "qk_rate", *words, "model=femto"]) == 0
+    assert "optim.lr=0.009,qk_norm=rms" in capsys.readouterr().out
+    writer = Writer(tmp_path / "runs", "qk_rate")
+    arms = {(): 2.0, ("optim.lr=0.009",): 2.3, ("qk_norm=rms",): 2.01, ("optim.lr=0.009", "qk_norm=rms"): 1.9}
+    for number, (arm, loss) in enumerate(arms.items()):
+        writer.arm(*arm, losses=[loss + noise for noise in NOISE[number:] + NOISE[:number]], train_noise=str(arm))
+    writer.plan(*[arm for arm in arms if arm], seeds=list(range(SEEDS)))
+    both = "optim.lr=0.009,qk_norm=rms"
+    assert main(["compare", "runs/qk_rate", "--json", "-"]) == 0
+    values = json.loads(capsys.readouterr().out)
+    assert {row["arm"]: row["word"] for row in values["rows"]}[both] == "BETTER" and values["together"]
+    assert main(["compare", "runs/qk_rate", "--arm", both, "--baseline", "optim.lr=0.009"]) == 0
+    assert "0.4000 nats per token lower" in " ".join(capsys.readouterr().out.split())
