@@ -114,9 +114,12 @@ def resolved_otherwise(composed: ComposedStudy, directory: Path) -> list[str]:
         config = arm.config.nested()
         if launched is None or not former or former[-1] == config_hash(config, launched):
             continue
-        runs = (read_config(path) or {} for path in sorted((directory / arm.name).glob("s*-*")))
+        runs = (read_config(path) or {} for path in sorted(directory.glob("*/s*-*")))
         trained = next((run for run in runs if config_hash(run, launched) == former[-1]), {})
-        keys = [f"{key} {before} -> {now}" for key, (before, now) in differing(config, trained).items()]
+        unlike = differing(config, trained)
+        keys = [
+            f"{key} {was} -> {now}" for key, (was, now) in unlike.items() if key != "optim.lr" or not launched.lr_grid
+        ]
         changed.append(f"{arm.name}: {', '.join(keys)}" if trained else arm.name)
     return changed
 
