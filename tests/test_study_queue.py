@@ -235,7 +235,7 @@ def test_a_run_whose_time_is_over_is_saved_and_one_that_hangs_does_not_hold_the_
     arguments = ["study", f"{path}", *study()[2:]]
     began = time.monotonic()
     assert nexus(study("name=measured", "vary.norm=layer", "seeds=0", "--workers", "2")).returncode == errors.OK
-    limit = max(12, 2 * (time.monotonic() - began))  # two runs end well within it, however busy the machine is
+    limit = max(12, time.monotonic() - began)  # a run ends well within it, however busy the machine is
     code = (
         "import sys; from nexus_ablate.execution import local_pool; from nexus_ablate.execution.launch import launch\n"
         "from nexus_ablate.study.definition import read_request\n"
@@ -259,7 +259,7 @@ def test_a_run_whose_time_is_over_is_saved_and_one_that_hangs_does_not_hold_the_
         "norm=crash,norm.how=hang": "failed",
         slow: "preempted",
     }, done.stderr
-    assert f"{slow} s0 preempted: its time limit was reached; stopped by SIGTERM; saved at step" in done.stderr
+    assert f"{slow} s0 preempted: its time limit was reached" in done.stderr
     assert "its time limit was reached, and it did not stop" in runs["norm=crash,norm.how=hang"].status["reason"]
     assert done.returncode == errors.BUG
 

@@ -12,7 +12,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -21,11 +20,11 @@ from types import FrameType
 from typing import Any
 
 from nexus_ablate import errors
-from nexus_ablate.errors import AGAIN, AlreadyRunning, Preempted
+from nexus_ablate.errors import AGAIN, Preempted
 from nexus_ablate.execution.worker import JobResult, Task, result_of
 from nexus_ablate.masking import masked_streams
 from nexus_ablate.runs import atomic_write_json
-from nexus_ablate.runs.ownership import LOST_SECONDS, now
+from nexus_ablate.runs.ownership import now
 
 REQUEUES = 100
 """A run that was requeued this often makes no progress. submitit itself only counts time-outs."""
@@ -70,13 +69,7 @@ def train_in_job(task: Task) -> JobResult:
     """Train in this process. If the cluster preempts the job, it is requeued and this function never returns."""
     try:
         with stops_outside_of_training():
-            try:
-                return task.train()
-            except AlreadyRunning:
-                if not restarts():
-                    raise
-                time.sleep(LOST_SECONDS + 10)  # the node failed, and this job's last heartbeat is still recent
-                return task.train()
+            return task.train()
     except Exception as error:
         result = result_of(error)
         if result.status == errors.PREEMPTED:
