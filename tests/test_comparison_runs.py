@@ -182,6 +182,14 @@ def test_only_a_declared_margin_makes_an_arm_equivalent(writer, declared, word):
     assert row(compare(writer.root), "norm=layer").verdict.word == word
 
 
+@pytest.mark.parametrize(("params", "told"), [(1060, True), (1040, False)])
+def test_beyond_five_percent_the_ratios_of_parameters_and_flops_stand_with_the_verdict(writer, params, told):
+    writer.arm(losses=BASE)
+    writer.arm("norm=layer", losses=HIGHER, summary={"params": params})
+    note = f"{params / 1000:.3g} times the baseline's parameters, 1 times its FLOPs per token"
+    assert (note in row(compare(writer.root), "norm=layer").notes) is told
+
+
 def test_every_arm_is_its_own_paired_t_test_at_its_share_of_four_percent(writer):
     rng = np.random.default_rng(3)
     base = 2 + rng.normal(0, 0.2, 8)

@@ -16,7 +16,7 @@ from nexus_ablate.comparison.curves import AXES
 from nexus_ablate.comparison.differences import consequences, differing
 from nexus_ablate.comparison.endpoint import Endpoint
 from nexus_ablate.comparison.failures import rising
-from nexus_ablate.comparison.fairness import Check, checks, other_machine, text, unfair
+from nexus_ablate.comparison.fairness import MISMATCH_FAIL, Check, checks, other_machine, text, unfair
 from nexus_ablate.comparison.judging import EXACT, judge, spread
 from nexus_ablate.comparison.learning_rates import at_own_rate, best_lr, joined, lr_points, lr_sensitivity
 from nexus_ablate.comparison.load import Excluded, collect
@@ -228,6 +228,10 @@ def _measure_once(result: ArmResult, arm: Arm, base: Arm, terms: Terms) -> None:
         result.requested = differing(arm.config, base.config)
         result.followed = consequences(arm.config, base.config)
     result.notes = _notes(arm, base, terms)
+    shares = result.params_share or 0.0, result.flops_share or 0.0
+    if max(map(abs, shares)) > MISMATCH_FAIL:
+        params, flops = (1 + share for share in shares)
+        result.notes.append(f"{params:.3g} times the baseline's parameters, {flops:.3g} times its FLOPs per token")
 
 
 def _share(value: float | None, baseline: float | None) -> float | None:
