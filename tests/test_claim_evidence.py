@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from written_runs import Writer
+from written_runs import Writer, unfixed
 
 from nexus_ablate.cli import main
 from nexus_ablate.planning.study_yaml import expanded, write_record
@@ -131,6 +131,7 @@ def test_a_stratum_whose_folder_is_gone_makes_the_claim_preliminary(tmp_path, mo
     )
     for request in strata_of(read_request(["deep.yaml"]))[:2]:
         write_record(expanded(request), request.directory)
+        unfixed(request.directory)
         writer = Writer(request.directory.parent, request.directory.name)
         for seed in range(5):
             writer.run(seed=seed, loss=2.0 + QUIET[seed])

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from written_runs import Writer
+from written_runs import Writer, unfixed
 
 from nexus_ablate import errors
 from nexus_ablate.cli import main
@@ -529,6 +529,7 @@ def test_a_claim_about_what_is_no_arm_in_another_setting_is_not_shown(tmp_path, 
     write_record(expanded(request), request.directory)
     again = read_request(["mine", *words[-2:-1]])
     write_record(expanded(again), again.directory)  # raises if the stored study read as another one
+    unfixed(again.directory)
     writer = Writer(tmp_path / "runs", "mine")
     for seed in range(5):
         for overrides, loss in (((), 2.0), (("norm=layer",), 1.5 + seed / 1000)):

@@ -250,6 +250,8 @@ def test_a_claim_whose_pairs_were_lost_to_failed_runs_is_not_shown(tmp_path, fol
     runs = runs_of_a_claim(tmp_path, shift=1.0)
     for status in (runs / "baseline").glob("s[34]-*/status.json"):
         status.write_text(json.dumps(json.loads(status.read_text()) | {"state": "diverged"}))
+        for name in ("summary.json", "evaluation.jsonl"):
+            (status.parent / name).unlink()
     assert published(folder, runs)["outcome"] == "NOT SHOWN"
 
 

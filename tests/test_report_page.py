@@ -191,8 +191,8 @@ def test_a_watched_page_reloads_itself_while_runs_are_to_come_and_not_after(tmp_
 
 def test_results_show_themselves_in_a_notebook(tmp_path):
     writer = Writer(tmp_path / "runs", "mine")
-    writer.arm(losses=[2.0, 2.01, 2.02])
-    writer.arm("norm=layer", losses=[2.1, 2.12, 2.11])
+    writer.arm(losses=[2.0, 2.01, 2.02, 2.0, 2.01])
+    writer.arm("norm=layer", losses=[2.1, 2.12, 2.11, 2.1, 2.12])
     result = nexus_ablate.compare(writer.root)
     assert "norm=layer" in repr(result) and "WORSE" in repr(result) and max(map(len, repr(result).split("\n"))) <= 100
     frame = result._repr_html_()

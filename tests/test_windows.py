@@ -349,14 +349,6 @@ def test_runs_without_the_file_are_named_and_compared(tmp_path):
     assert main(["compare", str(tmp_path), "--baseline", "baseline", "--allow", "text"]) == 0
 
 
-def test_rows_that_do_not_make_up_the_loss_are_not_used(study):
-    path = study.paths[7] / "evaluation.jsonl"
-    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))  # a row is gone
-    comparison = compare(study.root)
-    assert comparison.rows[1].effect.text_se is None
-    assert "losses by window do not average to val_loss (seed 2)" in text_check(comparison).text
-
-
 def test_other_windows_are_no_pair(tmp_path):
     writer = Writer(tmp_path)
     writer.arm(losses=BASE)

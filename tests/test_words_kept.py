@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 import yaml
-from written_runs import Writer
+from written_runs import Writer, unfixed
 
 from nexus_ablate.cli import main
 from nexus_ablate.planning import ledger
@@ -165,6 +165,7 @@ def trained(name, *overrides, strata=99):
     for request in strata_of(read_request([name, *overrides]))[:strata]:
         expansion = expanded(request)
         write_record(expansion, request.directory)
+        unfixed(request.directory)
         writer = Writer(request.directory.parent, request.directory.name)
         for number, arm in enumerate(expansion.all_arms):
             for seed in range(8):
@@ -190,7 +191,7 @@ def test_a_precision_that_another_machine_chose_is_no_other_study(claims, capsys
     trained("rms_vs_layer")
     record = tmp_path / "runs/rms_vs_layer/study.yaml"
     values = yaml.safe_load(record.read_text())
-    values["baseline"].append("train.precision=bf16")  # as on a GPU
+    values["baseline"].insert(-1, "train.precision=bf16")  # as on a GPU
     record.write_text(yaml.safe_dump(values, sort_keys=False))
     assert main(["claims", "--publish", "runs/rms_vs_layer"]) == 0
 

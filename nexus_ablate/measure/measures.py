@@ -156,7 +156,7 @@ SECTIONS: dict[str, tuple[Measure, ...]] = {
         Measure("params", "", "parameters", SUMMARY),
         Measure("initial/activation_sd", "", "standard deviation of what the first FFN's activation sees before the first step", SUMMARY, only="an FFN with one activation"),
         Measure("initial/nonlinear", "", "share of the activation's variance that no line through its input explains, at that deviation", SUMMARY, only="an FFN with one activation"),
-        Measure("initial/nonlinear_at_1", "", "the same at a standard deviation of 1", SUMMARY, only="an FFN with one activation"),
+        Measure("initial/nonlinear_at_1", "", "share of the activation's variance that no line through its input explains, at a standard deviation of 1", SUMMARY, only="an FFN with one activation"),
         Measure("initial/embedding_rms", "", "RMS of the residual stream before the first block and the first step", SUMMARY),
         Measure("initial/branch_rms", "", "RMS of the first FFN's output before the first step", SUMMARY),
         Measure("params_non_embedding", "", "parameters without tables of tokens and positions", SUMMARY),

@@ -370,13 +370,13 @@ def learning_rates(stratum: Stratum) -> str:
                 axes.plot(list(means), list(means.values()), color=colour(index), linewidth=width, gid=hover(row.arm))
                 for rate, value in _finite(curve):
                     axes.plot(rate, value, ".", color=colour(index), gid=hover(f"{row.arm}, {rate:g}: {value:.4f}"))
-            if row.best_lr is not None:
+            if (best := row.best_lr) is not None:
                 place, ring = ("edge", BAD) if row.lr_edge else ("best", INK)
-                text = hover(f"{row.arm}: best {row.best_lr:g}, {place}")
+                text = hover(f"{row.arm}: best {best:g}, {place}")
                 nearest = row.claim_curve or row.lr_curve
-                rate = min(nearest, key=lambda rate: abs(math.log(rate / row.best_lr)))
-                lowest = float(np.mean(nearest[rate]))
-                axes.plot(row.best_lr, lowest, "o", mfc="none", mec=ring, markersize=14, gid=text)
+                logs = {abs(math.log(rate) - math.log(best)): rate for rate in nearest}
+                lowest = float(np.mean(nearest[logs[min(logs)]]))
+                axes.plot(best, lowest, "o", mfc="none", mec=ring, markersize=14, gid=text)
     return drawn.svg
 
 
