@@ -70,11 +70,11 @@ class Case:
             return "control"
         return f"{'at least' if self.at_least else 'at most'} {100 * self.target:.3g}%"
 
-    def holds(self, figure: float, tables: int) -> bool:
-        """Whether a simulated share meets the target, up to two standard errors."""
+    def holds(self, figure: float, tables: int, errors: int = 2) -> bool:
+        """Whether a simulated share meets the target, up to some standard errors."""
         if self.target is None:
             return figure > 0.05
-        error = 2 * math.sqrt(self.target * (1 - self.target) / tables)
+        error = errors * math.sqrt(self.target * (1 - self.target) / tables)
         return figure >= self.target - error if self.at_least else figure <= self.target + error
 
 

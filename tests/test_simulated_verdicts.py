@@ -29,7 +29,8 @@ MANY = 5
 )
 def test_a_line_is_at_its_promise_and_a_control_is_not(name, tables):
     figure = simulation.simulate(CASES[name], tables)
-    assert CASES[name].holds(figure, tables), f"{figure:.1%}"
+    errors = 3 if tables == 60 else 2  # of 80 lines, one or two lie beyond two standard errors
+    assert CASES[name].holds(figure, tables, errors), f"{figure:.1%}"
 
 
 def test_the_page_has_every_line_and_each_figure_holds():

@@ -256,15 +256,15 @@ def test_what_cannot_be_is_three_lines_before_torch_is_there_and_makes_nothing(t
 @pytest.mark.slow
 def test_a_claim_of_trained_runs_is_confirmed_and_compared(tiny_run, tmp_path):
     arguments = tiny_run("train.steps=80", "train.eval_tokens=1024")
-    typed = ["study", "mine", "vary.optim.lr=1e-3", "seeds=0,1,2", *arguments, "--workers", "2"]
+    typed = ["study", "mine", "vary.optim.lr=1.5e-3", "seeds=0,1,2,3,4", *arguments, "--workers", "2"]
     how = [text for text in arguments if text.split("=")[0] in ("runs_dir", "tracker", "train.device", "train.threads")]
     for command in (typed, ["study", "mine", "--confirm", *how], ["study", "mine", "--add-seeds", "1", *how]):
         done = nexus(command)
         assert done.returncode == 0, done.stderr
     seeds = {(run.path.parents[1].name, run.arm, run.seed) for run in map(read_run, find_runs([tmp_path / "runs"]))}
-    numbers = [("mine", seed) for seed in (0, 1, 2, 6)] + [("mine-confirm", seed) for seed in (3, 4, 5)]
-    assert seeds == {(name, arm, seed) for arm in ("baseline", "optim.lr=0.001") for name, seed in numbers}
+    numbers = [("mine", seed) for seed in (0, 1, 2, 3, 4, 10)] + [("mine-confirm", seed) for seed in range(5, 10)]
+    assert seeds == {(name, arm, seed) for arm in ("baseline", "optim.lr=0.0015") for name, seed in numbers}
     compared = nexus(["compare", str(tmp_path / "runs/mine-confirm")])
     assert "WORSE" in compared.stdout, compared.stdout + compared.stderr
     batches = [json.loads((p / "summary.json").read_text())["batch_hash"] for p in find_runs([tmp_path / "runs"])]
-    assert len(set(batches)) == 7, "one stream of data per seed, fresh ones included"
+    assert len(set(batches)) == 11, "one stream of data per seed, fresh ones included"

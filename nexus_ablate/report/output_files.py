@@ -87,7 +87,7 @@ def write_output(path: Path, content: str | bytes) -> None:
     data = content if isinstance(content, bytes) else content.encode("utf-8", "backslashreplace")
     place = Path(os.path.realpath(path))
     before = _hash(place)
-    if before != _checked.get(place, before):
+    if before and before != _checked.get(place, before):
         raise StorageError(f"{path} was written by another program meanwhile", "it is left as it is", "another file")
     atomic_write(path, data)
     _checked[place] = hashlib.sha256(data).hexdigest()

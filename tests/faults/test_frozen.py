@@ -164,7 +164,7 @@ def test_whatever_key_a_run_of_another_version_lacks_each_verb_reads_it_or_refus
         for verb, *flags in VERBS:
             status = main([verb, "runs" if verb in ("status", "compare") else str(finished), *flags])
             said = capsys.readouterr().err
-            assert status in (0, 2, 4), (verb, name, place, new)
+            assert status in (0, 2, 4), (verb, name, place, new, said)
             assert status == 0 or 0 < len(said.splitlines()) <= 3, (verb, name, place, new, said)
             read, refused = read + (status == 0), refused + (status != 0)
         for file in [file for file in finished.iterdir() if file.is_file()]:
