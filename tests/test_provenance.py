@@ -379,7 +379,7 @@ def test_a_study_whose_code_was_edited_halfway_is_never_compared_in_silence(comm
     checks = {entry["name"]: entry for entry in compared["checks"]}
     assert checks["code"]["status"] == "WARN"
     assert checks["code"]["text"] == f"same code (commit {head[:8]}); uncommitted changes in the code"
-    assert not [entry for entry in checks.values() if entry["status"] == "FAIL"]
+    assert {name for name, entry in checks.items() if entry["status"] == "FAIL"} <= {"learned"}, "in two steps"
     assert nexus(committed.root, *study).returncode == 0, "nothing is missing, so nothing is asked"
     record = yaml.safe_load((folder / "study.yaml").read_text())
     assert record["source"] == source_hash(next(iter(new.values()))["source"]) and "amendments" not in record
