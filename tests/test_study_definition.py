@@ -370,6 +370,18 @@ def test_every_claim_is_a_study_with_question_and_cost():
         assert read_request([path.stem]).study.cost.endswith((" on two CPU cores", "(estimated, not measured)"))
 
 
+def test_every_shipped_study_that_expects_an_equivalent_arm_declares_its_margin():
+    declared = set()
+    for name in shipped_studies():
+        study = read_request([name]).study
+        margins = {endpoint.name: endpoint.delta_min for endpoint in study.endpoints}
+        for expectation in study.expects:
+            if expectation.expected == "equivalent":
+                assert margins[expectation.endpoint] != "auto", f"{name}: {expectation.endpoint}"
+                declared.add(name)
+    assert len(declared) >= 12
+
+
 @pytest.mark.parametrize("name", sorted(shipped_studies().keys() - {"first_look"}))
 def test_every_arm_of_every_shipped_study_composes_and_its_runs_are_as_many_as_it_says(name):
     runs = 0
