@@ -15,7 +15,14 @@ from written_runs import Writer, unfixed
 from nexus_ablate import errors
 from nexus_ablate.cli import main
 from nexus_ablate.comparison.across_strata import compare as compare_study
-from nexus_ablate.comparison.claim import CONTRADICTED, NOT_SHOWN, NOT_TESTABLE, SUPPORTED
+from nexus_ablate.comparison.claim import (
+    BETTER_THAN_EXPECTED,
+    CONTRADICTED,
+    NOT_SHOWN,
+    NOT_TESTABLE,
+    OPPOSITE,
+    SUPPORTED,
+)
 from nexus_ablate.comparison.endpoint import Endpoint
 from nexus_ablate.comparison.judging import judge_losses
 from nexus_ablate.comparison.statistics import sidak
@@ -300,7 +307,7 @@ def test_one_stratum_by_itself_does_not_decide_the_claim(tmp_path, capsys, monke
             said = "the claim is judged over all strata: nexus-ablate compare"
             assert "".join(f"{said} {tmp_path / 'deep'}".split()) in "".join(shown.split())
     assert main(["compare", one, str(tmp_path / "deep@n-24")]) == 0
-    assert "CONTRADICTED: LayerNorm is worse" in capsys.readouterr().out
+    assert "OPPOSITE: LayerNorm is worse" in capsys.readouterr().out
 
 
 def test_a_sign_that_changes_with_the_stratum_is_reported(tmp_path):
@@ -458,12 +465,15 @@ EXPECTS = [{"arm": "norm=layer", "endpoint": "val_loss", "expected": "lower"}]
     ("value", "expected", "outcome"),
     [
         (1.9, "lower", SUPPORTED),
-        (1.9, "higher", CONTRADICTED),
+        (1.9, "higher", OPPOSITE),
+        (2.3, "lower", CONTRADICTED),
+        (2.3, "higher", SUPPORTED),
         (1.99, "lower", CONTRADICTED),  # lower for certain, and by less than matters
         (2.0001, "lower", CONTRADICTED),
         (2.0001, "higher", CONTRADICTED),
         (2.0001, "equivalent", SUPPORTED),
         (2.3, "equivalent", CONTRADICTED),
+        (1.7, "equivalent", BETTER_THAN_EXPECTED),
         (2.3, "trains", SUPPORTED),
         (2.3, "fails", CONTRADICTED),
     ],

@@ -24,14 +24,20 @@ from nexus_ablate.study.schema import Expectation
 
 SUPPORTED = "SUPPORTED"
 CONTRADICTED = "CONTRADICTED"
+OPPOSITE = "OPPOSITE"
+BETTER_THAN_EXPECTED = "BETTER THAN EXPECTED"
 NOT_SHOWN = "NOT SHOWN"
 NOT_TESTABLE = "NOT TESTABLE HERE"
+OUTCOMES = (CONTRADICTED, OPPOSITE, BETTER_THAN_EXPECTED, NOT_SHOWN, SUPPORTED)
+"""Of an expectation; that of a claim is the first of these that one of its expectations has."""
 
 
 def judge_claim(strata: list[Stratum], is_incomplete: bool = False) -> Claim | None:
     """The outcome of the claim that the strata of a study share; None where there is no claim.
 
-    All expectations must hold for SUPPORTED, and any one of them can contradict it. A stratum whose baseline lacks what
+    All expectations must hold for SUPPORTED, and any one of them can contradict it: by a loss where the expectation is
+    missed on the bad side or by too small a difference, by a benefit (OPPOSITE, BETTER THAN EXPECTED) otherwise. A
+    stratum whose baseline lacks what
     the claim is about says nothing; where none is left, the claim is not testable here.
 
     Args:
@@ -55,7 +61,7 @@ def judge_claim(strata: list[Stratum], is_incomplete: bool = False) -> Claim | N
         is_preliminary |= any(row.waiting for row in rows) or len(rows[0].seeds) < CLAIM_SEEDS
     is_preliminary |= any(requirement.seeds < CLAIM_SEEDS for requirement in requirements)
     outcomes = {finding.outcome for finding in findings}
-    outcome = next((word for word in (CONTRADICTED, NOT_SHOWN, SUPPORTED) if word in outcomes), NOT_TESTABLE)
+    outcome = next((word for word in OUTCOMES if word in outcomes), NOT_TESTABLE)
     sentence = _joined([finding for finding in findings if finding.outcome == outcome])
     if not findings:
         lacking = [requirement.sentence for requirement in requirements if not requirement.met]
@@ -160,14 +166,20 @@ def _measured(expected: str, cell: ArmResult) -> tuple[str, str]:
         return NOT_SHOWN, f"{text}, but only {several(effect.n, 'pair')} trained"
     if word == INCONCLUSIVE and (inside or effect.excludes_zero):
         return NOT_SHOWN, f"{text}, but the arm fails to train more often"
+    is_benefit = endpoint.better == ("lower" if effect.delta < 0 else "higher")
     if expected == "equivalent":
         if not margin:
             return NOT_SHOWN, f"{text}, but the study declares no delta_min for {endpoint.name}"
-        outside = low > margin or high < -margin
         text += f" within {endpoint.within(margin)}"
-        return (SUPPORTED if inside else CONTRADICTED if outside else NOT_SHOWN), text
+        if inside:
+            return SUPPORTED, text
+        if low <= margin and high >= -margin:
+            return NOT_SHOWN, text
+        return (BETTER_THAN_EXPECTED if is_benefit else CONTRADICTED), text
     if inside:
         return CONTRADICTED, f"{text}, but within {endpoint.within(margin)}, which is too small to matter"
     if not effect.excludes_zero:
         return NOT_SHOWN, text
-    return (SUPPORTED if (effect.delta < 0) == (expected == "lower") else CONTRADICTED), text
+    if (effect.delta < 0) == (expected == "lower"):
+        return SUPPORTED, text
+    return (OPPOSITE if is_benefit else CONTRADICTED), text

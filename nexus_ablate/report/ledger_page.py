@@ -6,6 +6,14 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
+from nexus_ablate.comparison.claim import (
+    BETTER_THAN_EXPECTED,
+    CONTRADICTED,
+    NOT_SHOWN,
+    NOT_TESTABLE,
+    OPPOSITE,
+    SUPPORTED,
+)
 from nexus_ablate.comparison.endpoint import Endpoint
 from nexus_ablate.comparison.learning_rates import RATES
 from nexus_ablate.comparison.terms import amends_claim
@@ -15,8 +23,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NOT_TRAINED = "not trained yet"
-OUTCOMES = ("SUPPORTED", "CONTRADICTED", "NOT SHOWN", "NOT TESTABLE HERE")
-MARKS = {"SUPPORTED": ("C2", "o"), "CONTRADICTED": ("C3", "X"), "NOT SHOWN": ("C7", "|")}
+DECIDED = (SUPPORTED, CONTRADICTED, OPPOSITE, BETTER_THAN_EXPECTED)
+MARKS = {
+    SUPPORTED: ("C2", "o"),
+    CONTRADICTED: ("C3", "X"),
+    OPPOSITE: ("C0", "v"),
+    BETTER_THAN_EXPECTED: ("C0", "^"),
+    NOT_SHOWN: ("C7", "|"),
+}
 """Colour and mark by outcome: the mark for readers who can't tell the colours apart."""
 WIDEST = 6.0
 """Margins up to which the figure is drawn."""
@@ -78,7 +92,7 @@ def page(claims: Mapping[str, LedgerClaim], entries: Mapping[str, dict[str, Any]
 def decided(claims: Mapping[str, LedgerClaim], entries: Mapping[str, dict[str, Any]]) -> str:
     """For the README: how many claims have each outcome, and what decided those that are decided."""
     outcomes = Counter(entry["outcome"] for entry in entries.values())
-    counts = [f"{outcomes[outcome]} {outcome.lower()}" for outcome in OUTCOMES if outcomes[outcome]]
+    counts = [f"{outcomes[outcome]} {outcome.lower()}" for outcome in (*DECIDED, NOT_SHOWN, NOT_TESTABLE) if outcomes[outcome]]
     if len(claims) > len(entries):
         counts.append(f"{len(claims) - len(entries)} not trained yet")
     stated = {study.stated for study in claims.values()}
@@ -90,7 +104,7 @@ def decided(claims: Mapping[str, LedgerClaim], entries: Mapping[str, dict[str, A
         "|---|---|",
     ]
     for name, entry in entries.items():
-        if entry["outcome"] in ("SUPPORTED", "CONTRADICTED"):
+        if entry["outcome"] in DECIDED:
             outcome = f"[{outcome_of(entry)}](docs/claims.md#{name}): {_because(entry)}"
             lines.append(f"| {entry['claim']} | {outcome} |")
     return "\n".join(lines)
@@ -132,7 +146,7 @@ def _section(entry: dict[str, Any], design: str) -> list[str]:
         f"- trained {made['when']} by version {made['version']}, commit {str(made['commit'])[:7]}, "
         f"torch {made['torch']}",
     ]
-    if entry["outcome"] == "NOT TESTABLE HERE":  # what was measured does not bear on the claim
+    if entry["outcome"] == NOT_TESTABLE:  # what was measured does not bear on the claim
         return lines
     for stratum, table in entry["strata"].items():
         lines += ["", f"Stratum {stratum}:"] if stratum else []
@@ -147,11 +161,11 @@ def _section(entry: dict[str, Any], design: str) -> list[str]:
 
 def _lacking(entry: dict[str, Any]) -> list[str]:
     """What it would take to decide the expectations that are not shown."""
-    if entry["outcome"] != "NOT SHOWN":
+    if entry["outcome"] != NOT_SHOWN:
         return []
     lines, needed = [], 0
     for expected in entry["expectations"]:
-        if expected["outcome"] != "NOT SHOWN":
+        if expected["outcome"] != NOT_SHOWN:
             continue
         needed = max(needed, expected["seeds"] or 0)
         row, place = _row(entry, expected), _place(expected)
@@ -230,21 +244,25 @@ def figure(entries: Mapping[str, dict[str, Any]]) -> Figure:
     axes.set_xlim(-1.1 * WIDEST, 1.1 * WIDEST)
     axes.set_ylim(-1, len(rows))
     axes.set_xlabel(f"difference to the baseline, in margins (arrows: beyond {WIDEST:g})")
+    drawn_outcomes = {outcome for _, outcome, _ in rows}
     for outcome, (colour, mark) in MARKS.items():
-        axes.plot([], [], mark, color=colour, label=outcome.lower(), markersize=6)
+        if outcome in drawn_outcomes:
+            axes.plot([], [], mark, color=colour, label=outcome.lower(), markersize=6)
     drawn.legend(frameon=False, fontsize=7, loc="outside upper right", ncols=4)
     axes.spines[["top", "right"]].set_visible(False)
     return drawn
 
 
 def _rows_in_margins(entry: dict[str, Any]) -> list[tuple[str, str, tuple[float, float, float]]]:
-    """By expectation with an interval: its name, its outcome, and lower end, difference and upper end in margins."""
+    """By expectation with an interval and a margin: name, outcome, and lower end, difference and upper end in margins."""
     rows = []
     for expected in entry["expectations"]:
         row = _row(entry, expected)
         if expected["expected"] in ("trains", "fails") or row is None or row["delta"] is None:
             continue
         margin = entry["strata"][expected["stratum"]]["margins"][expected["endpoint"]]
+        if not margin:
+            continue
         study = " ".join(filter(None, (entry["study"], expected["stratum"])))
         name = f"{study}: {expected['arm']}, {expected['endpoint']} {expected['expected']}"
         bounds = (row["low"] / margin, row["delta"] / margin, row["high"] / margin)
