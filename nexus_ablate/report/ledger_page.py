@@ -92,7 +92,8 @@ def page(claims: Mapping[str, LedgerClaim], entries: Mapping[str, dict[str, Any]
 def decided(claims: Mapping[str, LedgerClaim], entries: Mapping[str, dict[str, Any]]) -> str:
     """For the README: how many claims have each outcome, and what decided those that are decided."""
     outcomes = Counter(entry["outcome"] for entry in entries.values())
-    counts = [f"{outcomes[outcome]} {outcome.lower()}" for outcome in (*DECIDED, NOT_SHOWN, NOT_TESTABLE) if outcomes[outcome]]
+    order = (*DECIDED, NOT_SHOWN, NOT_TESTABLE)
+    counts = [f"{outcomes[outcome]} {outcome.lower()}" for outcome in order if outcomes[outcome]]
     if len(claims) > len(entries):
         counts.append(f"{len(claims) - len(entries)} not trained yet")
     stated = {study.stated for study in claims.values()}
@@ -254,7 +255,7 @@ def figure(entries: Mapping[str, dict[str, Any]]) -> Figure:
 
 
 def _rows_in_margins(entry: dict[str, Any]) -> list[tuple[str, str, tuple[float, float, float]]]:
-    """By expectation with an interval and a margin: name, outcome, and lower end, difference and upper end in margins."""
+    """By expectation with an interval and a margin: name, outcome, and low end, difference and high end in margins."""
     rows = []
     for expected in entry["expectations"]:
         row = _row(entry, expected)
