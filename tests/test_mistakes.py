@@ -15,6 +15,7 @@ from written_runs import Writer
 from nexus_ablate.cli import main
 from nexus_ablate.cli.verb import all_verbs, verb_names
 from nexus_ablate.config.compose import compose
+from nexus_ablate.config.overrides import check_overrides
 from nexus_ablate.masking import mask
 
 
@@ -214,56 +215,93 @@ def test_the_last_line_of_a_mistake_is_an_override_that_can_be_composed(typed, c
     compose([override])
 
 
-@pytest.mark.parametrize(
-    ("typed", "override"),
-    [
-        ("lr=2e-3", "optim.lr=2e-3"),
-        ("heads=8", "model.n_heads=8"),
-        ("placement=post_ln", "placement=post"),
-        ("qk_norm=true", "qk_norm=rms"),
-        ("--steps 100", "nexus-ablate train.steps=100"),
-        ("study=norms", "nexus-ablate study norms"),
-        ("plan nrms", "nexus-ablate study norms"),
-        ("plan elsewhere", "nexus-ablate list studies"),
-        ("shwo", "nexus-ablate show"),
-        ("report", "nexus-ablate compare"),
-        ("study first_look --nope", "nexus-ablate study --help"),
-        ("list nrom", "nexus-ablate list norm"),
-        ("show nope", "nexus-ablate status"),
-        ("data=book.txt", "data=files data.files=[book.txt]"),
-        ("dataset=./my/book.txt", "data=files data.files=[./my/book.txt]"),
-        ("data=roneneldan/TinyStories", "data=hub data.path=roneneldan/TinyStories"),
-        ("device=gpu", "train.device=cuda"),
-        ("-m device=gpu,cpu", "train.device=cuda,cpu"),
-        ("train.device=GPU", "train.device=cuda"),
-        ("train.precision=bfloat16", "train.precision=bf16"),
-        ("-m seed=range(0,3),5", "seed=0,1,2,5"),
-        ("rope=false", "position=none"),
-        ("rotary=true", "position=rope"),
-        ("swiglu=true", "ffn=swiglu"),
-        ("wandb=off", "tracker=files"),
-        ("wandb=true", "tracker=wandb"),
-        ("model=124M", "model=base"),
-        ("model=gpt2", "model=base"),
-        ("gpt2", "nexus-ablate preset=gpt2"),
-        ("swiglu", "nexus-ablate ffn=swiglu"),
-        ("data=mine.parquet", "data=files data.files=[mine.parquet]"),
-        ("data.path=foo.txt", "data=files data.files=[foo.txt]"),
-        ("data.path=owner/name", "data=hub data.path=owner/name"),
-        ("data.files=notes.txt", "data=files data.files=[notes.txt]"),
-        ("data=files data.files=notes.txt", "data.files=[notes.txt]"),
-        ("seed=[0,1]", "nexus-ablate -m seed=0,1"),
-        ("seed=0..4", "nexus-ablate -m seed=0,1,2,3,4"),
-        ("norm=rms,layer bias=on", "nexus-ablate -m norm=rms,layer bias=on"),
-        ("train.steps=20k", "train.steps=20000"),
-        ("train.tokens=1.5M", "train.tokens=1500000"),
-        ("-m norm=all", "nexus-ablate -m 'norm=glob(*)'"),
-        ("-m norm=rms,layer norm=dyt,none", "norm=rms,layer,dyt,none"),
-        ("-m hydra/launcher=bsic seed=0,1", "--launcher basic"),
-    ],
-)
-def test_a_suggestion_goes_by_meaning(typed, override, capsys):
-    assert answer(capsys, *shlex.split(typed))[2] == override
+MEANT = [
+    ("lr=2e-3", "optim.lr=2e-3"),
+    ("heads=8", "model.n_heads=8"),
+    ("placement=post_ln", "placement=post"),
+    ("qk_norm=true", "qk_norm=rms"),
+    ("--steps 100", "nexus-ablate train.steps=100"),
+    ("study=norms", "nexus-ablate study norms"),
+    ("plan nrms", "nexus-ablate study norms"),
+    ("plan elsewhere", "nexus-ablate list studies"),
+    ("shwo", "nexus-ablate show"),
+    ("report", "nexus-ablate compare"),
+    ("study first_look --nope", "nexus-ablate study --help"),
+    ("list nrom", "nexus-ablate list norm"),
+    ("show nope", "nexus-ablate status"),
+    ("data=book.txt", "data=files data.files=[book.txt]"),
+    ("dataset=./my/book.txt", "data=files data.files=[./my/book.txt]"),
+    ("data=roneneldan/TinyStories", "data=hub data.path=roneneldan/TinyStories"),
+    ("device=gpu", "train.device=cuda"),
+    ("-m device=gpu,cpu", "train.device=cuda,cpu"),
+    ("train.device=GPU", "train.device=cuda"),
+    ("train.precision=bfloat16", "train.precision=bf16"),
+    ("-m seed=range(0,3),5", "seed=0,1,2,5"),
+    ("rope=false", "position=none"),
+    ("rotary=true", "position=rope"),
+    ("swiglu=true", "ffn=swiglu"),
+    ("wandb=off", "tracker=files"),
+    ("wandb=true", "tracker=wandb"),
+    ("model=124M", "model=base"),
+    ("model=gpt2", "model=base"),
+    ("gpt2", "nexus-ablate preset=gpt2"),
+    ("swiglu", "nexus-ablate ffn=swiglu"),
+    ("data=mine.parquet", "data=files data.files=[mine.parquet]"),
+    ("data.path=foo.txt", "data=files data.files=[foo.txt]"),
+    ("data.path=owner/name", "data=hub data.path=owner/name"),
+    ("data.files=notes.txt", "data=files data.files=[notes.txt]"),
+    ("data=files data.files=notes.txt", "data.files=[notes.txt]"),
+    ("seed=[0,1]", "nexus-ablate -m seed=0,1"),
+    ("seed=0..4", "nexus-ablate -m seed=0,1,2,3,4"),
+    ("norm=rms,layer bias=on", "nexus-ablate -m norm=rms,layer bias=on"),
+    ("train.steps=20k", "train.steps=20000"),
+    ("train.tokens=1.5M", "train.tokens=1500000"),
+    ("-m norm=all", "nexus-ablate -m 'norm=glob(*)'"),
+    ("-m norm=rms,layer norm=dyt,none", "norm=rms,layer,dyt,none"),
+    ("-m hydra/launcher=bsic seed=0,1", "--launcher basic"),
+]
+"""What people type, and the last line of the answer."""
+
+
+@pytest.mark.parametrize(("typed", "suggested"), MEANT)
+def test_a_suggestion_goes_by_meaning(typed, suggested, capsys):
+    assert answer(capsys, *shlex.split(typed))[2] == suggested
+
+
+@pytest.mark.parametrize("suggested", sorted({suggested for _, suggested in MEANT}))
+def test_a_suggestion_is_accepted_when_it_is_typed(suggested, tmp_path, monkeypatch):
+    """Without training: a study is planned, a run's configuration printed, and a multirun checked."""
+    monkeypatch.chdir(tmp_path)
+    words = shlex.split(suggested.removeprefix("nexus-ablate "))
+    if words[0] == "-m" or words[0].startswith("--launcher") or "," in suggested:
+        check_overrides([word for word in words if "=" in word], sweeps=True)
+    elif words[0] in verb_names():
+        words[0] = {"study": "plan"}.get(words[0], words[0])
+        needs_runs = words in (["show"], ["compare"], ["status"], ["plan", "--help"])
+        assert main([*words, "--help"] if needs_runs else words) == 0
+    else:
+        base = ["data=files"] if suggested.startswith("data.files") else []
+        assert main([*base, *words, "--cfg", "job"]) == 0
+
+
+def test_epochs_are_answered_with_their_steps_once_the_tokens_of_the_text_are_counted(
+    tiny_run, text_file, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    base = [word for word in tiny_run() if not word.startswith("train.steps=")]
+    tokens = int(0.9 * len(text_file.read_text()))
+    command = answer(capsys, *base, "epochs=3")[2]
+    assert command.startswith("nexus-ablate data=files") and command.endswith(" train.steps=1")
+    rest = [word for word in base if not word.startswith("data")]
+    assert main([*rest, *shlex.split(command)[1:]]) == 0
+    capsys.readouterr()
+    config = compose(base)
+    steps = round(3 * tokens / config.resolved.tokens_per_step)
+    for typed in (["epochs=3"], ["train.num_epochs=3"], ["--epochs", "3"], ["epochs=3", "norm=layer"]):
+        problem, _, fix = answer(capsys, *base, *typed)
+        assert fix == f"train.steps={steps}", typed
+    assert "(train.batch_size x train.grad_accum x model.context)" in problem
+    assert main([*base, fix, "--cfg", "job"]) == 0
 
 
 @pytest.mark.parametrize("typed", ["optim=sophia", "position=alibi+rope"])

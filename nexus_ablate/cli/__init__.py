@@ -110,8 +110,9 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 def _run(arguments: list[str]) -> int:
     from nexus_ablate import errors
+    from nexus_ablate.cli.epochs import refuse_epochs
     from nexus_ablate.cli.removed import refuse_removed
-    from nexus_ablate.cli.verb import verb_module, verb_names
+    from nexus_ablate.cli.verb import OVERRIDES, verb_module, verb_names
 
     arguments = _without_plugins(arguments)
     if arguments[:1] in ([], ["-h"], ["--help"], ["help"]):
@@ -129,6 +130,8 @@ def _run(arguments: list[str]) -> int:
     if {"-h", "--help"} & set(arguments):
         print(module.VERB.help())
         return errors.OK
+    if OVERRIDES in module.VERB.takes:
+        refuse_epochs(module.VERB.name, arguments)
     return module.run(*module.VERB.parse(arguments))
 
 
