@@ -10,16 +10,18 @@ from html import escape
 import numpy as np
 import pytest
 from browser import NEEDS_CHROMIUM, title_after
+from test_comparison_runs import BASE, around, planned, tuned
 from written_runs import Writer
 
 import nexus_ablate
 from nexus_ablate.cli import main
 from nexus_ablate.comparison.across_strata import compare
+from nexus_ablate.comparison.elsewhere import endpoint_of, judged
+from nexus_ablate.comparison.listed import read_source, runs_of
 from nexus_ablate.report import charts
 from nexus_ablate.report.page import html
 
 LONG = ("norm=layer", "placement=sandwich", "position=learned", "qk_norm=rms", "weight_decay=0.3", "train.batch_size=2")
-WIDTHS = (390, 768, 1280, 1920)
 
 MEASURE = """
 const rgb = text => { const c = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
@@ -31,7 +33,8 @@ const behind = element => { const layers = [];
   for (let e = element; e; e = e.parentElement) layers.push(rgb(getComputedStyle(e).backgroundColor));
   return layers.reverse().reduce((under, [r, g, b, a]) => under.map((u, i) => u + ([r, g, b][i] - u) * a / 255),
     [255, 255, 255]); };
-const report = {width: innerWidth, wide: [], clipped: [], faint: [], overlapping: []};
+const report = {width: innerWidth, height: document.documentElement.scrollHeight, cards: 0, wide: [], clipped: [],
+  faint: [], overlapping: [], on_zero: []};
 document.querySelectorAll('details').forEach(d => d.open = true);
 const name = e => e.tagName + '.' + (e.getAttribute('class') || '') + ' ' + e.textContent.trim().slice(0, 40);
 for (const e of document.body.querySelectorAll('*')) {
@@ -48,13 +51,21 @@ for (const e of document.body.querySelectorAll('*')) {
 }
 for (const svg of document.querySelectorAll('svg')) {
   const texts = [...svg.querySelectorAll('text')].filter(t => !t.matches('.upright,.broken'));
-  const boxes = texts.map(t => t.getBoundingClientRect());
+  const boxes = texts.map(t => t.getBoundingClientRect()), whole = svg.getBoundingClientRect();
+  const dashed = [...svg.querySelectorAll('path')].filter(p => !['', 'none'].includes(p.style.strokeDasharray));
+  const zeros = dashed.map(p => p.getBoundingClientRect());
+  boxes.forEach((a, i) => {
+    if (a.right > whole.right + 1 || a.left < whole.left - 1) report.clipped.push(texts[i].textContent);
+    if (zeros.some(z => z.left < a.right && a.left < z.right + 1 && z.top < a.bottom - 3 && a.top < z.bottom - 3))
+      report.on_zero.push(texts[i].textContent);
+  });
   boxes.forEach((a, i) => boxes.slice(i + 1).forEach((b, j) => {
     const beside = a.right < b.left + 1 || b.right < a.left + 1, above = a.bottom < b.top + 3 || b.bottom < a.top + 3;
     if (a.width && b.width && !beside && !above)
       report.overlapping.push(texts[i].textContent + ' | ' + texts[i + 1 + j].textContent);
   }));
 }
+report.cards = document.querySelectorAll('.stacked').length;
 parent.document.title = JSON.stringify(report);
 """
 
@@ -71,28 +82,103 @@ def study(tmp_path_factory):
     return compare(writer.root)
 
 
+@pytest.fixture(scope="module")
+def pages(study, tmp_path_factory):
+    """The page by kind of comparison."""
+    runs = tmp_path_factory.mktemp("pages") / "runs"
+    return {
+        "long names": html(study),
+        "six arms": html(compare(six_arms(runs))),
+        "strata": html(compare(strata(runs))),
+        "tuned": html(compare(tuned_arms(runs))),
+        "judged": html(judged_table(runs)),
+    }
+
+
+def six_arms(runs):
+    """Six arms with eight seeds, a margin, a second endpoint of ratios, and failures."""
+    writer, rng = Writer(runs, "six"), np.random.default_rng(1)
+    arms = [("norm=layer",), ("norm=dyt",), ("placement=sandwich", "qk_norm=rms"), ("position=learned",)]
+    arms += [("gate=headwise",), ("norm=none",)]
+    seeds = 2 + rng.normal(0, 0.012, 8)
+    for arm, shift in zip([(), *arms], (0, 0.003, 0.09, -0.03, 0.16, -0.004, 0.3), strict=True):
+        for seed, loss in enumerate(seeds + shift + rng.normal(0, 0.004, 8)):
+            fails = arm == ("norm=none",) and seed in (1, 4)
+            kurtosis = {"act/resid/kurtosis_token": 3 + 100 * abs(shift) + rng.normal(0, 0.1)}
+            state, steps = ("diverged", 60) if fails else ("finished", None)
+            writer.run(*arm, seed=seed, loss=loss, state=state, steps=steps, summary=kurtosis)
+    endpoints = {"val_loss": {"delta_min": 0.01}, "act/resid/kurtosis_token": {}}
+    writer.plan(*arms, seeds=list(range(8)), endpoints=endpoints, question="Which change to the block helps?")
+    return writer.root / "six"
+
+
+def strata(runs):
+    """Two arms at three depths."""
+    rng, names = np.random.default_rng(2), ["depth-2", "depth-4", "depth-8"]
+    for number, name in enumerate(names):
+        writer = Writer(runs, f"deep@{name}")
+        seeds = 2 - 0.2 * number + rng.normal(0, 0.01, 5)
+        writer.arm(losses=list(seeds))
+        writer.arm("placement=post", losses=list(seeds + 0.03 * number + rng.normal(0, 0.003, 5)), train_noise="x")
+        writer.arm("norm=layer", losses=list(seeds - 0.05 + rng.normal(0, 0.003, 5)), train_noise="y")
+        shared = {"of": "deep", "all_strata": names, "share": 1 / 3, "question": "Is it the depth?"}
+        writer.plan(("placement=post",), ("norm=layer",), stratum=name, **shared)
+    return runs / "deep"
+
+
+def tuned_arms(runs):
+    """Two arms, each tuned over a grid of rates."""
+    writer = Writer(runs, "tuned")
+    for arm, shift in (((), 0.0), (("norm=layer",), 0.05)):
+        tuned(writer, *arm, train_noise=str(arm))
+        around(writer, *arm, losses=[loss + shift for loss in BASE], train_noise=str(arm))
+    planned(writer, delta_min=0.01)
+    return writer.root / "tuned"
+
+
+def judged_table(runs):
+    """A table with an arm whose name is one long word."""
+    rows = ["arm,seed,val_loss"]
+    name = "adam_with_every_setting_of_a_sweep_in_its_name_lr0.02_wd0.1_beta0.95_warmup200_of_3000_steps"
+    for arm, shift in (("baseline", 0), ("muon", -0.03), (name, 0.02)):
+        rows += [f"{arm},{seed},{2 + shift + seed / 100 + 0.004 * (seed % 3) * bool(shift):.4f}" for seed in range(6)]
+    table = runs.parent / "runs.csv"
+    table.write_text("\n".join(rows) + "\n")
+    source = read_source(table)
+    listed = runs_of(source, "val_loss", {})
+    return judged(source, listed, endpoint_of("val_loss", None, "", listed))
+
+
 def measured(page, width, dark, folder):
     """What `MEASURE` finds in a page at a width, in the light or in the dark theme.
 
     The page is in a frame, because a window of the browser is at least 500 pixels wide.
     """
     frame = escape(page.replace("</body>", f"<script>{MEASURE}</script></body>"))
-    whole = f'<body><iframe style="width:{width}px; height:900px; border:0" srcdoc="{frame}"></iframe></body>'
+    whole = f'<body><iframe style="width:{width}px; height:500px; border:0" srcdoc="{frame}"></iframe></body>'
     theme = f"--blink-settings=preferredColorScheme={0 if dark else 1}"
     report = json.loads(title_after("", whole, folder, "--hide-scrollbars", "--window-size=2000,1000", theme))
     assert report.pop("width") == width
     return report
 
 
-NOTHING = {"wide": [], "clipped": [], "faint": [], "overlapping": []}
+SCREENS = {390: 8 * 844, 768: 4 * 1024, 1280: 3 * 900, 1920: 3 * 1080}
+"""Pixels of the longest page of one stratum, its details closed: eight screens of a phone, three of a laptop."""
+KINDS = ("long names", "six arms", "strata", "tuned", "judged")
 
 
 @pytest.mark.slow
 @NEEDS_CHROMIUM
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("width", WIDTHS)
-def test_nothing_is_wider_than_the_page_clipped_too_faint_or_on_top_of_another(study, tmp_path, width, dark):
-    assert measured(html(study), width, dark, tmp_path) == NOTHING
+@pytest.mark.parametrize("width", SCREENS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_page_is_short_and_nothing_in_it_is_wide_clipped_faint_or_on_top_of_another(
+    pages, tmp_path, kind, width, dark
+):
+    report = measured(pages[kind], width, dark, tmp_path)
+    assert report.pop("height") <= SCREENS[width]
+    assert report.pop("cards") == 0 or width < 1280
+    assert report == {"wide": [], "clipped": [], "faint": [], "overlapping": [], "on_zero": []}
 
 
 @pytest.mark.slow
@@ -104,13 +190,26 @@ def test_nothing_is_wider_than_the_page_clipped_too_faint_or_on_top_of_another(s
         ("--muted:light-dark(#5f6672,", "--muted:light-dark(#a0a6b2,", "faint"),
         ("13px", "9px", "faint"),
         ("13px", "40px", "overlapping"),
-        ("figure { margin:0; max-width:540px }", "figure { margin:0; width:640px }", "wide"),
+        ("13px", "40px", "clipped"),
+        ("figure { margin:0; max-width:620px }", "figure { margin:0; width:640px }", "wide"),
+        ("text-anchor: end", "text-anchor: start", "on_zero"),
     ],
 )
 def test_without_its_rules_the_page_fails_on_a_phone(study, tmp_path, rule, replacement, problem):
     text = html(study)
     assert rule in text
     assert measured(text.replace(rule, replacement), 390, False, tmp_path)[problem]
+
+
+@pytest.mark.slow
+@NEEDS_CHROMIUM
+@pytest.mark.parametrize(("rule", "problem"), [("overflow-wrap:anywhere", "cards"), ("<details", "height")])
+def test_without_its_rules_the_page_is_cards_or_long_on_a_laptop(pages, tmp_path, rule, problem):
+    page = pages["judged" if problem == "cards" else "six arms"].replace(
+        rule, {"<details": "<details open"}.get(rule, "")
+    )
+    limit = {"cards": 0, "height": SCREENS[1280]}
+    assert measured(page, 1280, False, tmp_path)[problem] > limit[problem]
 
 
 @pytest.mark.slow
@@ -147,20 +246,47 @@ def test_the_foot_names_date_version_source_command_and_machine(tmp_path, monkey
     assert re.search(r"<dt>source hash</dt><dd>[0-9a-f]{8}</dd>", foot)
 
 
-def test_a_chart_that_would_be_empty_is_a_sentence(study, tmp_path, monkeypatch):
-    assert "No run failed to train" not in html(study)  # one did
+def test_a_page_opens_with_its_question_once_and_the_answer_as_a_sentence(pages):
+    heads = {kind: re.search(r"<p class=muted>(.*?)</p>\s*<h1>(.*?)</h1>", pages[kind]) for kind in KINDS}
+    questions = {kind: head[1] for kind, head in heads.items() if head}
+    assert questions["six arms"] == "Which change to the block helps?" and questions["strata"] == "Is it the depth?"
+    assert all(pages[kind].partition("<body>")[2].count(questions[kind]) == 1 for kind in ("six arms", "strata"))
+    answers = {kind: head[2].replace("<wbr>", "") for kind, head in heads.items() if head}
+    sentence = r"placement=sandwich,qk_norm=rms ends 0\.03\d\d nats per token lower \(0\.02\d\d to 0\.03\d\d\), "
+    assert re.fullmatch(rf"{sentence}at 8 of 8 seeds\.", answers["six arms"])
+    assert "placement=post: INCONCLUSIVE in depth-2, WORSE in depth-4, depth-8." in answers["strata"]
+    assert answers["judged"].startswith("muon ends 0.0")
+
+
+def test_conditions_that_pass_and_measures_are_closed_and_differences_are_marked(pages):
+    page = pages["six arms"]
+    assert re.search(r"<details><summary>\d+ checks passed</summary>", page)
+    assert re.search(r"<details><summary>\d+ not proved by the source: evaluation, ", pages["judged"])
+    measures = page.partition("measures by arm")[2].partition("</details>")[0]
+    lines = {title: rest for title, rest in re.findall(r'title="[^"]*">([^<]+)</td>(.*?)</tr>', measures, re.S)}
+    assert lines["act/resid/kurtosis_token"].count("class=differs") == 5  # all but the arm that is 0.3 off
+    assert lines["outcome"].count("class=differs") == 0
+    assert "<details" not in page.partition("<table")[2].partition("</table>")[0]
+
+
+def test_pictures_name_their_axes_and_have_the_words_in_the_colours_of_the_table(pages):
+    axes = {
+        "six arms": ["difference, nats per token (left is better)", "validation loss, nats per token"],
+        "tuned": ["learning rate", "training tokens", "training FLOPs", "seconds of training"],
+    }
+    for kind, labels in axes.items():
+        assert all(f">{label}</text>" in pages[kind] for label in labels)
+    assert re.search(r"fill: var\(--good\)[^>]*>BETTER</text>", pages["six arms"])
+    assert re.search(r"fill: var\(--bad\)[^>]*>WORSE</text>", pages["six arms"])
+    assert re.search(r">x\d+</text>", pages["six arms"])  # ratios have ticks that are ratios
+
+
+def test_a_chart_that_would_be_empty_is_a_sentence(tmp_path, monkeypatch):
     writer = Writer(tmp_path, "calm")
     writer.arm(losses=[2.0, 2.01])
     writer.arm("norm=layer", losses=[2.1, 2.12])
     monkeypatch.setattr(charts, "losses", lambda *args, **kwargs: "")
-    text = html(compare(writer.root))
-    assert "No run failed to train" in text and "There is no curve" in text
-
-
-def test_every_section_opens_with_a_sentence(study):
-    sections = re.findall(r"<section><h2>(.*?)</h2>(.{20})", html(study))
-    assert len(sections) >= 5
-    assert all(re.match(r"<p>[A-Z]", start) for _, start in sections)
+    assert "There is no curve" in html(compare(writer.root))
 
 
 def test_the_losses_start_where_the_arms_come_apart_unless_the_whole_run_is_asked_for(study):

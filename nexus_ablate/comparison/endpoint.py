@@ -136,9 +136,9 @@ class Endpoint:
 
     def axis(self) -> str:
         """What an axis of differences shows."""
-        if self.is_share:
-            return "natural logarithm of the odds ratio"
-        return f"natural logarithm of the ratio of {self.name}" if self.log else self.unit or self.name
+        if self.log:
+            return f"{'odds' if self.is_share else 'values'} over the baseline's"
+        return f"difference, {self.unit or self.name}"
 
     def good(self) -> str:
         """Which differences are better, in words; '' where neither are."""

@@ -10,13 +10,30 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from nexus_ablate.comparison.fairness import FAIL, PASS, UNKNOWN, WAIVED, WARN
 from nexus_ablate.comparison.results import ArmResult, Change, Comparison, Secondary, Stratum
 from nexus_ablate.comparison.statistics import LEVEL, Interval
-from nexus_ablate.comparison.verdict import DIVERGED, UNSTABLE, interval_name
+from nexus_ablate.comparison.verdict import (
+    BETTER,
+    DIVERGED,
+    EQUIVALENT,
+    IDENTICAL,
+    NOT_COMPARABLE,
+    UNSTABLE,
+    WORSE,
+    interval_name,
+)
 from nexus_ablate.console import compact
 from nexus_ablate.measure.measures import measure_of
 
 NOTHING = "–"
+TONES = {
+    **dict.fromkeys((BETTER, PASS), "good"),
+    **dict.fromkeys((WORSE, DIVERGED, UNSTABLE, FAIL), "bad"),
+    **dict.fromkeys((EQUIVALENT, IDENTICAL), "same"),
+    **dict.fromkeys((NOT_COMPARABLE, WARN, WAIVED, UNKNOWN), "warn"),
+}
+"""How verdicts and statuses are coloured, in every output; other words are not."""
 
 
 class TextTable(NamedTuple):
@@ -51,7 +68,7 @@ class Column:
         """What the rows of a page are sorted by."""
         if self.value:
             return self.value(row)
-        return row.record()[self.number] if self.number else self.text(row)
+        return row.record().get(self.number) if self.number else self.text(row)
 
 
 def arm_table(rows: Sequence[ArmResult], columns: Sequence[Column]) -> TextTable:
@@ -281,27 +298,20 @@ def _figure_column(name: str) -> Column:
     return Column(name, "; ".join(parts), name, text)
 
 
-SECONDARY_COLUMNS = [
-    ARM,
-    Column("value", MEAN, "mean", mean_text),
-    DELTA,
-    INTERVAL,
-    Column("verdict", "where the study expects something", "", lambda row: str(row.verdict or "")),
-]
-
-
 def secondary_table(other: Secondary) -> TextTable:
-    """Of an endpoint beside the primary one a row per arm; a verdict where one was asked for."""
-    return arm_table(other.rows, SECONDARY_COLUMNS)
+    """Of an endpoint beside the primary one a row per arm; a verdict where the study expects something."""
+    columns = [ARM, Column("value", MEAN, "mean", mean_text), DELTA, INTERVAL]
+    if any(row.verdict for row in other.rows):
+        columns.append(VERDICT)
+    return arm_table(other.rows, columns)
 
 
-def secondary_heading(other: Secondary) -> str:
-    """The endpoint, its unit, definition and the level of its intervals."""
+def secondary_heading(other: Secondary) -> tuple[str, str]:
+    """The endpoint with its unit; its definition and the level of its intervals."""
     endpoint = other.endpoint
     level = next((row.effect.level for row in other.rows if row.effect), LEVEL)
-    unit = f", {endpoint.unit}" if endpoint.unit else ""
-    definition = endpoint.measure.definition.replace("`", "")
-    return f"{endpoint.name}{unit}: {definition} ({interval_name(level)}s)"
+    name = ", ".join(filter(None, (endpoint.name, endpoint.unit)))
+    return name, f"{endpoint.measure.definition.replace('`', '')} ({interval_name(level)}s)"
 
 
 # --------------------------------------------------------------------------------------------------- other tables
@@ -311,7 +321,8 @@ def changes_over_strata(comparison: Comparison) -> TextTable:
     """Each arm's difference by stratum, its change from the first to the last, agreement of sign, and order."""
     names = [stratum.name for stratum in comparison.strata]
     rows = [_change_row(change, names) for change in comparison.changes]
-    return TextTable(["arm", *names, "change", "sign", "order"], rows, ["arm", "sign", "order"])
+    heads = ["arm", *names, "change", "sign", "order"]
+    return TextTable(heads, rows, heads)
 
 
 def _change_row(change: Change, strata: list[str]) -> list[str]:
@@ -325,14 +336,49 @@ def _change_row(change: Change, strata: list[str]) -> list[str]:
     return [*cells, moved, signs[change.agree], change.order or NOTHING]
 
 
+class ByArms(NamedTuple):
+    """A line of a table of measures by arms, the baseline first, and which cells differ from the baseline's."""
+
+    title: str
+    meaning: str
+    cells: list[str]
+    differs: list[bool]
+
+
+def measures(stratum: Stratum) -> list[ByArms]:
+    """Costs, stability, diagnostics and evaluations of each arm."""
+    columns = [*side_columns(stratum), *figure_columns(stratum)]
+    return [
+        ByArms(
+            column.title,
+            column.meaning,
+            [column.text(row) for row in stratum.rows],
+            [_differs(column, row, stratum.rows[0]) for row in stratum.rows],
+        )
+        for column in columns
+    ]
+
+
+def _differs(column: Column, row: ArmResult, base: ArmResult) -> bool:
+    """Whether an arm's number is more than three standard deviations over seeds, or else 5%, off the baseline's."""
+    number, base_number = column.sorted_by(row), column.sorted_by(base)
+    if not isinstance(number, int | float) or not isinstance(base_number, int | float):
+        return False
+    spreads = [result.figures[column.number][1] for result in (row, base) if column.number in result.figures]
+    noise = max((spread or 0.0 for spread in spreads), default=0.0)
+    return abs(number - base_number) > (3 * noise or 0.05 * abs(base_number))
+
+
 def changed_keys(stratum: Stratum) -> TextTable:
-    """Each key of each arm that differs from the baseline's, asked for or following from it."""
-    heads, rows = ("arm", "", "key", "baseline", "arm's"), []
-    for row in stratum.rows:
-        for kind, differences in (("requested", row.requested), ("follows", row.followed)):
-            for key, (base_value, value) in differences.items():
-                rows.append((row.arm, kind, key, base_value or NOTHING, value or NOTHING))
+    """The keys of each arm that differ from the baseline's, and those that follow from them."""
+    heads = ("arm", "asked for", "follows from it")
+    rows = [(row.arm, _changes(row.requested), _changes(row.followed)) for row in stratum.rows[1:]]
     return TextTable(heads, rows, heads)
+
+
+def _changes(keys: dict[str, tuple[str, str]]) -> str:
+    """`norm: rms → layer, norm.eps: 1e-06 → 1e-05`."""
+    return ", ".join(f"{key}: {old or NOTHING} → {new or NOTHING}" for key, (old, new) in keys.items())
 
 
 def checks_table(stratum: Stratum) -> TextTable:

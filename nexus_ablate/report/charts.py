@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ from nexus_ablate.comparison.results import ArmResult, Comparison, Secondary, St
 from nexus_ablate.comparison.statistics import Array
 from nexus_ablate.console import middle
 from nexus_ablate.errors import printable
-from nexus_ablate.report.arm_tables import bounds, difference_text
+from nexus_ablate.report.arm_tables import TONES, bounds, difference_text
 from nexus_ablate.report.sentences import direction
 
 if TYPE_CHECKING:
@@ -32,7 +32,10 @@ PALETTE = {
     "ink": ("#1b1f24", "#e6e8eb"),
     "muted": ("#5f6672", "#9aa3ad"),
     "line": ("#e3e6ea", "#2c3238"),
+    "good": ("#11743a", "#5fd08a"),
     "bad": ("#b3261e", "#ff8a80"),
+    "same": ("#0b6b8a", "#6cc6e8"),
+    "warn": ("#8a5a00", "#e3b341"),
     "c0": ("#6b7280", "#9aa3ae"),
     "c1": ("#0072b2", "#56a8e8"),
     "c2": ("#d55e00", "#ff8f4d"),
@@ -48,7 +51,7 @@ PALETTE = {
 INK, MUTED, LINE, BAD = (PALETTE[name][0] for name in ("ink", "muted", "line", "bad"))
 ARM_COLOURS = 10
 
-WIDTH, HEIGHT = 460, 260
+WIDTH, HEIGHT = 470, 270
 """Points of a picture. At this width its letters are readable on a phone of 390 pixels."""
 STYLE: dict[Any, Any] = {
     "font.size": 13,
@@ -72,6 +75,9 @@ STYLE: dict[Any, Any] = {
 LINE_POINTS = 4000
 """Points of all lines of a picture together: a report of a thousand runs must still open."""
 NAME_LETTERS = 32
+RATIO_STEPS = (1.02, 1.05, 1.1, 1.25, 1.5, 2, 5, 10, 100, 1000, 1e6)
+LABEL_LETTERS = 20
+"""Letters of a line of a name beside intervals."""
 BUDGETS = {"tokens": "training tokens", "flops": "training FLOPs", "seconds": "seconds of training"}
 LOSS = "loss, nats per token"
 
@@ -137,11 +143,12 @@ class Bar:
     """One arm's difference in a picture of differences.
 
     Attributes:
+        label: To the left of the plot.
         index: The place of the arm in the table, for its colour.
-        note: Words to the right of the name, such as the verdict.
+        note: To the right of the plot, such as the verdict.
     """
 
-    name: str
+    label: str
     row: ArmResult
     index: int
     note: str
@@ -153,26 +160,22 @@ class Bar:
         return (self.row.effect.low, mean, self.row.effect.high) if self.row.effect else (mean, mean, mean)
 
 
-def _bars(rows: Sequence[ArmResult]) -> list[Bar]:
-    return [Bar(row.arm, row, index, row.word) for index, row in enumerate(rows) if row.difference is not None]
+def _bars(rows: Sequence[ArmResult], note: Callable[[ArmResult], str] = lambda row: row.word) -> list[Bar]:
+    return [Bar(row.arm, row, index, note(row)) for index, row in enumerate(rows) if row.difference is not None]
 
 
 def forest(stratum: Stratum) -> str:
     """Each arm's mean difference with its simultaneous interval, a dot for each seed, the equivalence band."""
     title = "differences to the baseline with intervals"
-    return intervals(_bars(stratum.rows), _difference_label(stratum), title, stratum.delta_min)
-
-
-def _difference_label(stratum: Stratum) -> str:
-    return f"difference to {middle(stratum.baseline, 20)}, {direction(stratum)}"
+    return intervals(_bars(stratum.rows), direction(stratum), title, stratum.delta_min)
 
 
 def secondary(other: Secondary) -> str:
     """Each arm's difference in a secondary endpoint with its interval; on a logarithmic scale, as its logarithm."""
     endpoint = other.endpoint
-    bars = [Bar(bar.name, bar.row, bar.index, difference_text(bar.row)) for bar in _bars(other.rows)]
-    unit = "natural logarithm of the ratio" if endpoint.log else endpoint.axis()
-    return intervals(bars, f"difference, {unit}", f"differences in {endpoint.name} with intervals")
+    return intervals(
+        _bars(other.rows, difference_text), endpoint.axis(), f"differences in {endpoint.name} with intervals"
+    )
 
 
 def strata(comparison: Comparison) -> str:
@@ -180,53 +183,76 @@ def strata(comparison: Comparison) -> str:
     bars = []
     for index, change in enumerate(comparison.changes, start=1):
         rows = [row for row in change.rows if row is not None and row.difference is not None]
-        bars += [Bar(f"{row.arm} in {row.stratum}", row, index, row.word) for row in rows]
-    return intervals(bars, "difference to the baseline", "differences by stratum with intervals")
+        bars += [Bar(f"{row.stratum}: {row.arm}", row, index, row.word) for row in rows]
+    return intervals(bars, direction(comparison.strata[0]), "differences by stratum with intervals")
 
 
 def intervals(bars: Sequence[Bar], axis: str, title: str, band: float = 0.0) -> str:
     """Intervals below one another as SVG; '' without any. See `draw_intervals`."""
     if not bars:
         return ""
-    with picture(title, height=62 + 44 * len(bars)) as drawn:
+    lines = sum(1 + _label(bar).count("\n") for bar in bars)
+    with picture(title, height=58 + 17 * lines + 8 * len(bars)) as drawn:
         draw_intervals(drawn.axes, bars, axis, band)
     return drawn.svg
 
 
-def draw_intervals(axes: Any, bars: Sequence[Bar], axis: str, band: float) -> None:
-    """Intervals below one another, each under its name, with zero and the band in which a difference doesn't matter.
+def _label(bar: Bar) -> str:
+    """The name of a bar in up to two lines, broken after a comma or a colon where it can be."""
+    name = bar.label
+    breaks = [place + 1 for place, letter in enumerate(name[:LABEL_LETTERS]) if letter in ",:"]
+    if len(name) <= LABEL_LETTERS or not breaks:
+        return middle(name, LABEL_LETTERS)
+    return f"{name[: breaks[-1]]}\n{middle(name[breaks[-1] :].strip(), LABEL_LETTERS)}"
 
-    A mean that is too far from the others becomes an arrow.
+
+def draw_intervals(axes: Any, bars: Sequence[Bar], axis: str, band: float) -> None:
+    """Intervals below one another, with zero and the band in which a difference doesn't matter.
+
+    Names are to the left of the plot and notes to its right, in the colours of the table. A mean that is too far from
+    the others becomes an arrow at the edge.
 
     Args:
         axis: The label of the x axis.
         band: Half the width of the band; 0: none.
     """
+    from matplotlib.ticker import MultipleLocator
+
     limit = _limit(bars, band)
     seen = [band, -band]
     for bar in bars:
         seen += [value for value in (*bar.ends, *bar.row.pairs) if abs(value) <= limit]
     pad = 0.04 * (max(seen) - min(seen)) or 1e-6
-    axes.set(xlim=(min(seen) - pad, max(seen) + pad), ylim=(-0.4, len(bars) - 0.3), yticks=[])
-    axes.set_xlabel(middle(axis, 56))
-    axes.locator_params(axis="x", nbins=5)
+    left, right = min(seen) - pad, max(seen) + pad
+    places = [len(bars) - 1 - place for place in range(len(bars))]
+    axes.set(xlim=(left, right), ylim=(-0.6, len(bars) - 0.4))
+    axes.set_yticks(places, [_label(bar) for bar in bars])
+    axes.tick_params(length=0)
+    axes.set_xlabel(middle(axis, 50))
+    axes.locator_params(axis="x", nbins=4)
+    endpoint = bars[0].row.endpoint
+    if endpoint.log:
+        step = next((math.log(ratio) for ratio in RATIO_STEPS if right - left < 5 * math.log(ratio)), right - left)
+        axes.xaxis.set_major_locator(MultipleLocator(step))
+        axes.xaxis.set_major_formatter(lambda place, _: endpoint.signed(place))
+    axes.grid(False, axis="y")
     axes.spines["left"].set_visible(False)
     axes.axvspan(-band, band, color=MUTED, alpha=0.15, linewidth=0)
     axes.axvline(0, color=MUTED, linewidth=1, linestyle="--")
-    beside = axes.get_yaxis_transform()
-    for y, bar in enumerate(reversed(bars)):
+    for y, bar in zip(places, bars, strict=True):
         row, shade, (low, mean, high) = bar.row, colour(bar.index), bar.ends
-        axes.text(0, y + 0.3, middle(bar.name, NAME_LETTERS), transform=beside, weight="bold")
-        axes.text(1, y + 0.3, bar.note, transform=beside, weight="bold", ha="right")
+        tone = PALETTE[TONES.get(row.word) or "ink"][0]
+        beside = {"xycoords": axes.get_yaxis_transform(), "textcoords": "offset points", "va": "center"}
+        axes.annotate(bar.note, (1, y), (6, 0), color=tone, weight="bold", **beside)
         for seed, difference in zip(row.seeds, row.differences, strict=True):
-            if difference is not None:
-                text = hover(f"{bar.name}, seed {seed}: {row.endpoint.signed(difference)}")
-                axes.plot(difference, y - 0.22, ".", color=shade, alpha=0.55, markersize=9, mew=0, gid=text)
+            if difference is not None and abs(difference) <= limit:
+                text = hover(f"{row.arm}, seed {seed}: {row.endpoint.signed(difference)}")
+                axes.plot(difference, y - 0.3, ".", color=shade, alpha=0.55, markersize=8, mew=0, gid=text)
+        text = hover(f"{row.arm}: {difference_text(row)} {bounds(row)}")
         if abs(mean) > limit:
-            place, side, arrow = (1, "right", f"{mean:+.3f} →") if mean > 0 else (0, "left", f"← {mean:+.3f}")
-            axes.text(place, y - 0.1, arrow, transform=beside, ha=side)
+            edge, arrow = (right, ">") if mean > 0 else (left, "<")
+            axes.plot(edge, y, arrow, color=shade, markersize=10, clip_on=False, gid=text)
             continue
-        text = hover(f"{bar.name}: {difference_text(row)} {bounds(row)}")
         axes.plot([low, high], [y, y], color=shade, linewidth=2.5, gid=text)
         axes.plot(mean, y, "o", color=shade, markersize=8, gid=text)
 
@@ -289,7 +315,7 @@ def paired_differences(stratum: Stratum, axis: str) -> str:
     points = _points(max(1, sum(len(arm.runs) for arm in stratum.arms[1:])))
     lines = []
     for index, (arm, row) in enumerate(zip(stratum.arms, stratum.rows, strict=True)):
-        pairs = _pairs_of_curves(arm, stratum.arms[0]) if row.difference is not None else []
+        pairs = _pairs_of_curves(row, arm, stratum.arms[0])
         if pairs:
             end = min(float(getattr(run.curves, axis)[-1]) for pair in pairs for run in pair)
             grid = np.linspace(0.1 * end, end, points)
@@ -317,10 +343,11 @@ def paired_differences(stratum: Stratum, axis: str) -> str:
     return drawn.svg
 
 
-def _pairs_of_curves(arm: Arm, base: Arm) -> list[tuple[Trained, Trained]]:
-    """The runs of an arm with those of the baseline at the same seeds, where both have two validations or more."""
-    pairs = [(run, base.runs[seed]) for seed, run in arm.runs.items() if seed in base.runs]
-    return [pair for pair in pairs if min(len(run.curves.val) for run in pair) > 1]
+def _pairs_of_curves(row: ArmResult, arm: Arm, base: Arm) -> list[tuple[Trained, Trained]]:
+    """The runs of an arm and the baseline at the seeds that have a difference, where both have two validations."""
+    seeds = [seed for seed, difference in zip(row.seeds, row.differences, strict=True) if difference is not None]
+    pairs = [(arm.runs[seed], base.runs[seed]) for seed in seeds if seed in arm.runs and seed in base.runs]
+    return [pair for pair in pairs if row.difference is not None and min(len(run.curves.val) for run in pair) > 1]
 
 
 def _label_budget(axes: Any, axis: str, label: str) -> None:
@@ -403,5 +430,5 @@ def comparison_figure(stratum: Stratum) -> Figure:
         labels = [middle(arm.label, NAME_LETTERS) for arm in stratum.arms]
         curves.legend([Line2D([], [], color=colour(index)) for index in range(len(labels))], labels)
         if bars:
-            draw_intervals(differences, bars, _difference_label(stratum), stratum.delta_min)
+            draw_intervals(differences, bars, direction(stratum), stratum.delta_min)
     return figure

@@ -8,7 +8,7 @@ from nexus_ablate.comparison.results import Comparison, Stratum
 from nexus_ablate.comparison.verdict import NOT_COMPARABLE
 from nexus_ablate.errors import printable
 from nexus_ablate.report import arm_tables, sentences
-from nexus_ablate.report.arm_tables import ARM, TextTable
+from nexus_ablate.report.arm_tables import TextTable
 from nexus_ablate.runs import strict_json
 
 if TYPE_CHECKING:
@@ -59,14 +59,16 @@ def _stratum_markdown(stratum: Stratum) -> str:
     lines += ["", md_table(arm_tables.arm_table(stratum.rows, arm_tables.main_columns(stratum))), ""]
     lines += [f"- {md(row.arm)}: {md(sentences.reason(row))}" for row in stratum.rows if row.verdict]
     lines += [f"- {md(sentences.together_text(two))}" for two in stratum.together]
-    costs = arm_tables.arm_table(stratum.rows, [ARM, *arm_tables.side_columns(stratum)])
-    lines += ["", "## Costs and stability", "", md_table(costs)]
     for other in stratum.secondary:
-        lines += ["", f"## {md(arm_tables.secondary_heading(other))}", "", md_table(arm_tables.secondary_table(other))]
-    figures = arm_tables.figure_columns(stratum)
-    if figures:
-        diagnostics = arm_tables.arm_table(stratum.rows, [ARM, *figures])
-        lines += ["", "## Diagnostics and evaluations", "", md_table(diagnostics)]
+        lines += [
+            "",
+            f"## {md(': '.join(arm_tables.secondary_heading(other)))}",
+            "",
+            md_table(arm_tables.secondary_table(other)),
+        ]
+    measures = [[line.title, *line.cells] for line in arm_tables.measures(stratum)]
+    heads = ["measure", *(row.arm for row in stratum.rows)]
+    lines += ["", "## Measures", "", md_table(TextTable(heads, measures, heads[:1]))]
     lines += ["", "## Fairness", "", md_table(arm_tables.checks_table(stratum)), "", "## Left out", ""]
     lines += [f"- {md(line)}" for line in sentences.left_out(stratum)] or ["nothing"]
     return "\n".join([*lines, ""])

@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from nexus_ablate import __version__
 from nexus_ablate.comparison.curves import AXES
-from nexus_ablate.comparison.fairness import FAIL, PASS, STATUSES, UNKNOWN, WAIVED, WARN
+from nexus_ablate.comparison.fairness import PASS, UNKNOWN, WARN, Check
 from nexus_ablate.comparison.results import Comparison, Stratum
-from nexus_ablate.comparison.verdict import BETTER, DIVERGED, EQUIVALENT, IDENTICAL, MEANINGS, UNSTABLE, WORSE
+from nexus_ablate.comparison.verdict import MEANINGS
 from nexus_ablate.console import several
 from nexus_ablate.errors import printable
 from nexus_ablate.provenance import source_hash
 from nexus_ablate.report import arm_tables, charts, sentences
-
-CLASSES = dict.fromkeys((*MEANINGS, *STATUSES), "") | {
-    BETTER: "good",
-    WORSE: "bad",
-    DIVERGED: "bad",
-    UNSTABLE: "bad",
-    EQUIVALENT: "same",
-    IDENTICAL: "same",
-    PASS: "good",
-    WARN: "warn",
-    FAIL: "bad",
-    WAIVED: "warn",
-    UNKNOWN: "warn",
-}
-"""The style of each word and status."""
 
 
 def html(comparison: Comparison, command: str = "", reload_seconds: int = 0) -> str:
@@ -40,14 +26,18 @@ def html(comparison: Comparison, command: str = "", reload_seconds: int = 0) -> 
         reload_seconds: The page reloads itself this often; 0: never.
     """
     parts: dict[str, Any] = {
-        "comparison": comparison,
+        "title": sentences.title(comparison.strata[0]),
+        "lead": sentences.lead_lines(comparison),
         "views": [_whole_view(stratum) for stratum in comparison.strata],
+        "words": {row.word for row in comparison.results},
         "reload_seconds": reload_seconds,
         "so_far": _so_far(comparison),
-        "claim": sentences.claim_lines(comparison),
         "missing": sentences.missing_lines(comparison),
         "origin": _origin(comparison, command),
     }
+    for view in parts["views"][1:]:  # what the first stratum says is not said again
+        for name in ("basis", "warnings"):
+            view[name] = [line for line in view[name] if line not in parts["views"][0][name]]
     if comparison.changes:
         parts["change_note"] = sentences.change_note(comparison)
         parts["changes"] = arm_tables.changes_over_strata(comparison)
@@ -57,7 +47,8 @@ def html(comparison: Comparison, command: str = "", reload_seconds: int = 0) -> 
 
 def summary(stratum: Stratum) -> str:
     """A page with the answer, the table and the intervals alone, for a notebook."""
-    return _filled({"views": [_opening_view(stratum)]})
+    lead = [sentences.headline(stratum)]
+    return _filled({"title": sentences.title(stratum), "lead": lead, "views": [_opening_view(stratum)]})
 
 
 def _filled(parts: dict[str, Any]) -> str:
@@ -71,11 +62,13 @@ def _filled(parts: dict[str, Any]) -> str:
         trim_blocks=True,
     )
     environment.globals |= {
-        "comparison": None,
+        "changes": None,
+        "missing": [],
+        "origin": {},
         "reload_seconds": 0,
         "palette": charts.PALETTE,
         "arm_colours": charts.ARM_COLOURS,
-        "classes": CLASSES,
+        "tones": defaultdict(str, arm_tables.TONES),
         "meanings": MEANINGS,
         "reason": sentences.reason,
         "together_text": sentences.together_text,
@@ -92,13 +85,12 @@ def _shown(value: Any) -> Any:
 
 def _opening_view(stratum: Stratum) -> dict[str, Any]:
     """What the template shows of a comparison at the top of a page, and in a notebook."""
-    statuses = [check.status for check in stratum.checks]
+    basis = sentences.basis(stratum)
     return {
         "stratum": stratum,
-        "title": sentences.title(stratum),
         "answer": sentences.answer(stratum),
-        "basis": sentences.basis(stratum),
-        "counts": {status: statuses.count(status) for status in STATUSES if status in statuses},
+        "basis": [line for line in basis if not line.startswith(WARN)],
+        "warnings": [line for line in basis if line.startswith(WARN)],
         "main_columns": arm_tables.main_columns(stratum),
         "learning_rates": charts.learning_rates(stratum),
         "forest": charts.forest(stratum),
@@ -109,18 +101,25 @@ def _whole_view(stratum: Stratum) -> dict[str, Any]:
     """All that the template shows of a stratum."""
     return _opening_view(stratum) | {
         "secondary": [
-            (arm_tables.secondary_heading(other), arm_tables.secondary_table(other), charts.secondary(other))
+            (*arm_tables.secondary_heading(other), arm_tables.secondary_table(other), charts.secondary(other))
             for other in stratum.secondary
         ],
         "curves": _curves(stratum),
-        "measures": [*arm_tables.side_columns(stratum), *arm_tables.figure_columns(stratum)],
-        "troubled": any(row.failed or row.spike_score for row in stratum.rows),
-        "passed": [check for check in stratum.checks if check.status == PASS],
-        "others": [check for check in stratum.checks if check.status != PASS],
+        "measures": arm_tables.measures(stratum),
+        "open_checks": [check for check in stratum.checks if check.status not in (PASS, UNKNOWN)],
+        "closed_checks": _closed_checks(stratum),
         "changes": arm_tables.changed_keys(stratum),
         "left_out": sentences.left_out(stratum),
-        "words": {row.word for row in stratum.rows},
     }
+
+
+def _closed_checks(stratum: Stratum) -> list[tuple[str, list[Check]]]:
+    """The checks that passed, and those that the source does not prove, each with a summary."""
+    passed = [check for check in stratum.checks if check.status == PASS]
+    unknown = [check for check in stratum.checks if check.status == UNKNOWN]
+    names = ", ".join(check.name for check in unknown)
+    summaries = [f"{several(len(passed), 'check')} passed", f"{len(unknown)} not proved by the source: {names}"]
+    return [(text, checks) for text, checks in zip(summaries, (passed, unknown), strict=True) if checks]
 
 
 def _curves(stratum: Stratum) -> list[dict[str, Any]]:

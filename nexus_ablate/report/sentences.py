@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shlex
 
-from nexus_ablate.comparison.results import ArmResult, Comparison, Interaction, Stratum
-from nexus_ablate.comparison.verdict import CLAIM_SEEDS, MEANINGS, UNSTABLE, interval_name
+from nexus_ablate.comparison.results import ArmResult, Change, Comparison, Interaction, Stratum
+from nexus_ablate.comparison.verdict import BETTER, CLAIM_SEEDS, DIFFERENT, MEANINGS, UNSTABLE, interval_name
 from nexus_ablate.console import several
 from nexus_ablate.report.arm_tables import interval_text
 
@@ -26,6 +26,38 @@ def answer(stratum: Stratum) -> str:
         return f"Only {stratum.baseline} has a result; there is nothing to compare it with."
     words = [f"{word}: {' · '.join(arms_by_word[word])}" for word in MEANINGS if word in arms_by_word]
     return f"{prefix}{'. '.join(words)}."
+
+
+def lead_lines(comparison: Comparison) -> list[str]:
+    """The claim with what decides it; without one, each arm over the strata, or the headline of the only stratum."""
+    over_strata = " ".join(map(_over_strata, comparison.changes))
+    return claim_lines(comparison) or [over_strata or headline(comparison.strata[0])]
+
+
+def headline(stratum: Stratum) -> str:
+    """The answer as a colleague would repeat it: the largest difference that is decided, better ones first."""
+    judged = [row for row in stratum.rows if row.verdict is not None]
+    decided = [row for row in judged if row.word in DIFFERENT and row.effect is not None]
+    better = [row for row in decided if row.word == BETTER]
+    if not judged:
+        return answer(stratum)
+    if not decided and len(judged) > 1:
+        return f"No arm is shown to differ from {stratum.baseline}."
+    lead = max(better or decided or judged, key=lambda row: abs(row.difference or 0.0))
+    clause, verdict = lead.reason.partition(";")[0], lead.verdict
+    joint = " " if clause.startswith(("ends ", "fails ")) else ": "
+    qualifiers = f" ({', '.join(verdict.qualifiers)})" if verdict and verdict.qualifiers else ""
+    return f"{verdict.prefix if verdict else ''}{lead.arm}{joint}{clause}{qualifiers}."
+
+
+def _over_strata(change: Change) -> str:
+    """`norm=none: WORSE in a and b, INCONCLUSIVE in c.`"""
+    places: dict[str, list[str]] = {}
+    for row in change.rows:
+        if row is not None and row.verdict is not None:
+            places.setdefault(row.verdict.prefix + row.word, []).append(row.stratum)
+    parts = [f"{word} in {', '.join(strata)}" for word, strata in places.items()]
+    return f"{change.arm}: {', '.join(parts) or 'no result yet'}."
 
 
 def basis(stratum: Stratum) -> list[str]:

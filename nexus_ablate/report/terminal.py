@@ -5,31 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from nexus_ablate.comparison.fairness import FAIL, PASS, STATUSES, UNKNOWN, WAIVED, WARN
+from nexus_ablate.comparison.fairness import PASS, STATUSES, UNKNOWN, WARN
 from nexus_ablate.comparison.results import Comparison, Stratum
-from nexus_ablate.comparison.verdict import BETTER, DIVERGED, EQUIVALENT, IDENTICAL, NOT_COMPARABLE, UNSTABLE, WORSE
 from nexus_ablate.console import SHORTEST_NAME, UNLIMITED, grid, print_table
 from nexus_ablate.errors import printable
 from nexus_ablate.report import arm_tables, sentences
-from nexus_ablate.report.arm_tables import ARM, Column, TextTable
+from nexus_ablate.report.arm_tables import ARM, TONES, Column, TextTable
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-COLOURS = {
-    BETTER: "green",
-    WORSE: "red",
-    EQUIVALENT: "cyan",
-    IDENTICAL: "cyan",
-    DIVERGED: "red",
-    UNSTABLE: "red",
-    NOT_COMPARABLE: "magenta",
-    PASS: "green",
-    WARN: "yellow",
-    FAIL: "red",
-    WAIVED: "magenta",
-    UNKNOWN: "yellow",
-}
+COLOURS = {"good": "green", "bad": "red", "same": "cyan", "warn": "yellow"}
+"""Of `TONES`."""
 WIDE = 120
 NARROW = ("interval", "p", "delta/SD", "wins", "detectable")
 """Columns that a terminal narrower than `WIDE` leaves out."""
@@ -73,7 +60,7 @@ def show(stratum: Stratum, console: Console, details: bool = False, full: bool =
         _say(console, sentences.together_text(two))
     for other in stratum.secondary:
         console.print("")
-        _say(console, arm_tables.secondary_heading(other), "dim")
+        _say(console, ": ".join(arm_tables.secondary_heading(other)), "dim")
         _print(arm_tables.secondary_table(other), console, full)
     if details:
         columns = [*arm_tables.side_columns(stratum), *arm_tables.figure_columns(stratum)]
@@ -94,7 +81,7 @@ def show_table(stratum: Stratum, console: Console, full: bool = False) -> None:
     _say(console, sentences.title(stratum), "bold")
     _say(console, sentences.answer(stratum))
     for line in sentences.basis(stratum):
-        _say(console, line, COLOURS[WARN] if line.startswith(WARN) else "dim")
+        _say(console, line, COLOURS["warn"] if line.startswith(WARN) else "dim")
     console.print("")
     columns = arm_tables.main_columns(stratum)
     if not full:
@@ -128,7 +115,7 @@ def _width(table: TextTable) -> int:
 
 def _print_arms(stratum: Stratum, columns: list[Column], console: Console, full: bool) -> None:
     """Print a table of arms, each in the colour of its verdict."""
-    styles = ["dim" if row.is_baseline else COLOURS.get(row.word, "") for row in stratum.rows]
+    styles = ["dim" if row.is_baseline else COLOURS.get(TONES.get(row.word, ""), "") for row in stratum.rows]
     _print(arm_tables.arm_table(stratum.rows, columns), console, full, styles)
 
 
@@ -168,4 +155,4 @@ def _show_fairness(stratum: Stratum, console: Console, details: bool) -> None:
 def _say_status(console: Console, status: str, text: str) -> None:
     from rich.text import Text
 
-    console.print(Text.assemble("  ", (status, COLOURS[status]), f" {printable(text, 2000)}"))
+    console.print(Text.assemble("  ", (status, COLOURS[TONES[status]]), f" {printable(text, 2000)}"))
