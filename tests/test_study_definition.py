@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -189,14 +190,14 @@ def test_a_key_twice_in_a_file_is_a_mistake_and_not_a_choice_of_the_last(tmp_pat
     [
         "delta_min: 1e-2",
         "endpoints: {val_loss: {delta_min: 1E-2}}",
-        "{delta_min: 1.0e-2, tokens_per_parameter: 5e-1}",
+        "{delta_min: 1.0e-2, lr_grid: [5e-1, 2e-1]}",
         "{delta_min: 0.01, seeds: {looks: [3, 5], weights: [5e-1, 0.5]}}",
     ],
 )
 def test_numbers_with_exponents_are_numbers_everywhere_in_a_file(line):
     definition = decode_file({"name": "mine", "question": "?", "arms": ["norm=layer"]} | load_yaml(line))
     assert definition.primary.delta_min == 0.01
-    assert definition.tokens_per_parameter == (0.5 if "tokens" in line else 2.0)
+    assert definition.lr_grid == ([0.5, 0.2] if "lr_grid" in line else [])
     assert definition.look_weights == ([0.5, 0.5] if "looks" in line else [])
 
 
@@ -336,7 +337,7 @@ def test_the_record_has_the_agreed_form(tmp_path):
     write_record(expand(request.study), request.directory)
     written = yaml.safe_load((request.directory / "study.yaml").read_text())
     assert list(written) == [
-        *("name", "question", "tier", "baseline", "design", "factors", "arms", "tokens_per_parameter", "seeds"),
+        *("name", "question", "tier", "baseline", "design", "factors", "arms", "seeds"),
         *("endpoints", "match", "share", "configs", "equal"),
     ]
     assert written["baseline"] == [*SMALL, "train.tokens=1966080"]  # 20 per parameter, at one layer fewer
@@ -357,6 +358,74 @@ def test_a_damaged_record_is_named(tmp_path, text):
         read_study(tmp_path)
     with pytest.raises(UserError, match=r"damaged|cannot be read|is not a study"):
         read_request([tmp_path.name, f"runs_dir={tmp_path.parent}"])
+
+
+# ------------------------------------------------------------------------------------------------------------- strata
+
+TWO = {"short": "train.steps=10", "long": ["train.steps=20", "norm=rms"]}
+
+
+@pytest.mark.parametrize(
+    ("strata", "words", "expected"),
+    [
+        (TWO, [], {"short": ["train.steps=10"], "long": ["train.steps=20", "norm=rms"]}),
+        ({"model.n_layers": [1, 2]}, [], {"n_layers-1": ["model.n_layers=1"], "n_layers-2": ["model.n_layers=2"]}),
+        ({"as_it_is": [], "bias": "bias=on"}, [], {"as_it_is": [], "bias": ["bias=on"]}),
+        ({}, ["strata.norm=rms,layer"], {"norm-rms": ["norm=rms"], "norm-layer": ["norm=layer"]}),
+        (TWO, ["strata.model=femto,pico"], {"model-femto": ["model=femto"], "model-pico": ["model=pico"]}),
+        (TWO, ["norm=rms"], {"short": ["norm=rms", "train.steps=10"], "long": ["train.steps=20", "norm=rms"]}),
+    ],
+)
+def test_each_stratum_is_a_study_whose_baseline_has_its_overrides(strata, words, expected, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_text(
+        yaml.safe_dump({"question": "q", "arms": ["bias=off"], "strata": strata}, sort_keys=False)
+    )
+    studies = [request.study for request in strata_of(read_request(["mine.yaml", *words]))]
+    assert {study.name: study.baseline for study in studies} == {f"mine@{name}": own for name, own in expected.items()}
+    assert all(study.share == 0.5 and study.all_strata == [*expected] for study in studies)
+
+
+@pytest.mark.parametrize(
+    ("strata", "words", "problem"),
+    [
+        (TWO, ["train.steps=10"], "stratum long of study mine sets this itself"),
+        (TWO, ["train.tokens=1000"], "stratum short of study mine sets this itself"),
+        (TWO, ["norm=layer", "norm.eps=1e-3"], "stratum long of study mine sets this itself"),
+        ({}, ["strata.model=femto"], "strata are two or more"),
+        ({}, ["strata.model="], "strata are two or more"),
+        ({}, ["strata.norm=rms,layer", "strata.norm=none"], "strata.norm is given twice"),
+        ({}, ["strata.seed=0,1"], "seed cannot be part of stratum seed-0"),
+        ({}, ["strata.norm=rms,lyer"], "norm has no option of this name"),
+        ({"a b": "norm=rms", "c": "norm=none"}, [], "strata takes a mapping of names"),
+        ({"a": "norm", "c": "norm=none"}, [], "stratum a is a list of overrides"),
+        ({}, ["rungs=2,3"], "there is no key of this name"),
+    ],
+)
+def test_strata_that_would_not_be_what_was_typed_are_refused(strata, words, problem, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_text(
+        yaml.safe_dump({"question": "q", "arms": ["bias=on"], "strata": strata}, sort_keys=False)
+    )
+    assert main(["study", "mine.yaml", *words]) == errors.CONFIG
+    said = capsys.readouterr().err
+    assert problem in said and len(said.splitlines()) == 3
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.yaml"]
+    if "sets this itself" in said:
+        fix = said.splitlines()[2].partition("try: nexus-ablate study ")[2]
+        assert main(["plan", *shlex.split(fix)]) == 0
+
+
+def test_sizes_are_trained_for_twenty_tokens_per_parameter_each():
+    words = ["dropout", "strata.model=femto,pico", "train.batch_size=4"]
+    tokens = {}
+    for request in strata_of(read_request(words)):
+        config = expand(request.study).baseline.config
+        model, resolved = config.model, config.resolved
+        parameters = 12 * model.n_layers * model.d_model**2
+        tokens[model.name] = (resolved.steps or 0) * resolved.tokens_per_step
+        assert tokens[model.name] == pytest.approx(20 * parameters, rel=0.01)
+    assert tokens["pico"] == pytest.approx(4 * tokens["femto"], rel=0.01)
 
 
 # ---------------------------------------------------------------------------------------------------- what is shipped

@@ -15,15 +15,14 @@ LOSSES = [2.0, 2.02, 1.98, 2.01, 1.99]
 LOWER = [loss - 0.5 for loss in LOSSES]
 
 
-def strata(tmp_path, *finished, rungs=(0, 0)):
+def strata(tmp_path, *finished):
     """A study of a shallow and a deep stratum, both planned."""
-    for name, rung in zip(("shallow", "deep"), rungs, strict=True):
+    for name in ("shallow", "deep"):
         writer = Writer(tmp_path / "runs", f"depth@{name}")
         writer.plan(
             ("norm=layer",),
             of="depth",
             stratum=name,
-            rung=rung,
             claim="LayerNorm ends lower",
             expects=[{"arm": "norm=layer", "endpoint": "val_loss", "expected": "lower"}],
         )

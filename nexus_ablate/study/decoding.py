@@ -29,8 +29,9 @@ from nexus_ablate.study.schema import (
 
 LOOK_WEIGHTS = [0.3, 0.3, 0.4]
 """Of four looks; another number of looks is weighted by their seeds."""
-HEAD_DIM = 32
 _TOKENS = re.compile(r"(\d+(?:\.\d+)?) ?% tokens")
+_OF_SIZES = ("rungs", "rung", "tokens_per_parameter")
+"""Keys from which earlier versions made strata of sizes; the strata are written out beside them."""
 _FORMER = ("endpoint", "delta_min", "delta_min_tokens")
 """Keys for a single endpoint; the command line and older versions have them."""
 
@@ -111,7 +112,7 @@ def _of_a_launch(values: dict[str, Any]) -> dict[str, Any]:
         values = {name: value for name, value in values.items() if name not in ("endpoint", "delta_min")}
     if not values.get("factors"):
         values = values | {"design": "list"}  # earlier versions kept of the factors only the arms that they made
-    return values
+    return {name: value for name, value in values.items() if name not in _OF_SIZES}
 
 
 # ------------------------------------------------------------------------------------------------------- short forms
@@ -120,7 +121,7 @@ def _of_a_launch(values: dict[str, Any]) -> dict[str, Any]:
 def _written_out(values: Mapping[str, Any]) -> dict[str, Any]:
     """The values in the form of `Study`, wherever a short or an earlier form stands."""
     full = {name: value for name, value in values.items() if value is not None and name not in _FORMER}
-    for name in ("seeds", "tuning_seeds", "lr_grid", "rungs"):
+    for name in ("seeds", "tuning_seeds", "lr_grid"):
         full |= {name: [full[name]]} if isinstance(full.get(name), float) else {}
     if isinstance(seeds := full.get("seeds"), dict):
         full |= _looks(seeds)
@@ -134,9 +135,7 @@ def _written_out(values: Mapping[str, Any]) -> dict[str, Any]:
         full["arms"] = [_arm(entry) for entry in arms]
     full.setdefault("design", "one_at_a_time" if full.get("factors") else "list")
     full["endpoints"] = _endpoints(values)
-    if full.get("rungs"):
-        full |= _ladder(full)
-    elif isinstance(strata := full.get("strata"), dict):
+    if isinstance(strata := full.get("strata"), dict):
         full["strata"] = _strata(strata)
     if isinstance(expects := full.get("expects"), list):
         full["expects"] = [expectation for entry in expects for expectation in _expectations(entry)]
@@ -216,30 +215,13 @@ def _strata(strata: dict[str, Any]) -> dict[str, Any]:
     """Overrides by name; `{model.n_layers: [4, 24]}` is `{n_layers-4: [model.n_layers=4], ...}`."""
     written: dict[str, Any] = {}
     for name, overrides in strata.items():
-        if isinstance(overrides, list) and not any("=" in str(item) for item in overrides):
+        if overrides and isinstance(overrides, list) and not any("=" in str(item) for item in overrides):
             last = str(name).rpartition(".")[2]
-            written |= {f"{last}-{show(item)}": [f"{name}={show(item)}"] for item in overrides}
+            of_values = {f"{last}-{show(item)}": [f"{name}={show(item)}"] for item in overrides}
         else:
-            written[str(name)] = overrides_of(overrides, f"stratum {name}")
+            of_values = {str(name): overrides}
+        written |= {stratum: overrides_of(texts, f"stratum {stratum}") for stratum, texts in of_values.items()}
     return written
-
-
-def _ladder(values: dict[str, Any]) -> dict[str, Any]:
-    """The strata that are the sizes of a ladder: all of one shape, and all trained equally long for it.
-
-    A block of width d has about 12 d^2 parameters, whatever its kind.
-    """
-    fields = {name: values[name] for name in ("rungs", "tokens_per_parameter") if name in values}
-    sizes = msgspec.convert({"name": "ladder", "question": "?", "design": "list"} | fields, Study, strict=False)
-    strata = {}
-    for layers in sizes.rungs:
-        width = HEAD_DIM * layers
-        tokens = round(sizes.tokens_per_parameter * 12 * layers * width**2)
-        shape = [f"model.n_layers={layers}", f"model.d_model={width}", f"model.n_heads={layers}"]
-        strata[f"layers-{layers}"] = [*shape, f"train.tokens={tokens}"]
-    if values.get("strata") not in (None, {}, strata):
-        raise ConfigError("rungs are strata of their own", "strata and rungs", "a study for each")
-    return {"strata": strata}
 
 
 def _expectations(entry: Any) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
 """The study that a command asks for: from a YAML file, `key=value` on the command line, or both.
 
-On the command line `vary.KEY=A,B` is a factor, the keys of a study are themselves (`seeds=0,1,2`), and every other
-override joins the baseline.
+On the command line `vary.KEY=A,B` is a factor, `strata.KEY=A,B` are strata, the keys of a study are themselves
+(`seeds=0,1,2`), and every other override joins the baseline.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from nexus_ablate.study.panel import read_panel
 from nexus_ablate.study.schema import Study
 
 _FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]*")
-_LISTS = ("seeds", "tuning_seeds", "lr_grid", "rungs", "endpoints")
-_TYPED = (*_LISTS, "name", "question", "design", "match", "endpoint", "delta_min", "tokens_per_parameter")
+_LISTS = ("seeds", "tuning_seeds", "lr_grid", "endpoints")
+_TYPED = (*_LISTS, "name", "question", "design", "match", "endpoint", "delta_min")
 """Keys of a study that can be typed on a command line."""
 
 
@@ -65,13 +65,16 @@ def read_request(words: list[str]) -> Request:
         name, _, value = source.partition("=")
         command = f"nexus-ablate study {value if name in ('experiment', 'name') else f'norms {source}'}".rstrip()
         raise ConfigError("the name of the study comes first", source, command)
-    values, looks, factors, overrides, launch = {}, {}, {}, [], []
+    values, looks, factors, strata, overrides, launch = {}, {}, {}, {}, [], []
     for text in rest:
         name, _, value = text.partition("=")
-        if name.startswith("vary."):
-            if name.removeprefix("vary.") in factors:
-                raise ConfigError(f"{name} is given twice", text, f"{name}=A,B")
-            factors[name.removeprefix("vary.")] = _items(name, value)
+        prefix, _, key = name.partition(".")
+        if prefix in ("vary", "strata"):
+            several = factors if prefix == "vary" else strata
+            if key in several:
+                once = dict.fromkeys(map(show, [*several[key], *_items(name, value)]))
+                raise ConfigError(f"{name} is given twice", text, f"{name}={','.join(once)}")
+            several[key] = _items(name, value)
         elif name in _LISTS:
             values[name] = _flat(_items(name, value))
         elif name in _TYPED:
@@ -89,11 +92,31 @@ def read_request(words: list[str]) -> Request:
         got = f"seeds={show(values['seeds'])} beside seeds.{next(iter(looks))}"
         raise ConfigError("looks already define the seeds", got, "seeds.looks=8,12,20 alone, or seeds=0,1,2,3,4")
     values |= {"seeds": looks} if looks else {}
+    values |= {"strata": strata} if strata else {}
     launch = merged(launch)
     study = _study(source, values, factors, overrides, runs_dir_of(launch))
     study = msgspec.structs.replace(study, baseline=merged(study.baseline, overrides))
     _check_keys(study.baseline)
+    _check_against_strata(study, overrides, words)
     return Request(study, launch)
+
+
+def _check_against_strata(study: Study, overrides: list[str], words: list[str]) -> None:
+    """Check that no stratum undoes an override that was typed after a study.
+
+    Args:
+        words: All that was typed.
+
+    Raises:
+        ConfigError: A stratum sets the key otherwise, or chooses another option or budget than the one it is about.
+    """
+    for stratum, own in study.strata.items():
+        kept = merged(study.baseline, own)
+        lost = [text for text in overrides if text in study.baseline and text not in kept]
+        if lost:
+            problem = f"stratum {stratum} of study {study.name} sets this itself, so it would change nothing there"
+            fix = shlex.join(["nexus-ablate", "study", *(word for word in words if word not in lost)])
+            raise ConfigError(problem, f"{' '.join(lost)} beside {' '.join(own)}", fix)
 
 
 def _check_keys(overrides: list[str]) -> None:
@@ -203,7 +226,6 @@ def shipped_study(name: str) -> Study:
 def strata_of(request: Request) -> list[Request]:
     """The study of each stratum, named STUDY@STRATUM; a study without strata alone."""
     study = request.study
-    rungs = dict(zip(study.strata, study.rungs, strict=False))
     requests = []
     for stratum, overrides in study.strata.items():
         expects = [e for e in study.expects if e.stratum in ("", stratum)]
@@ -212,10 +234,8 @@ def strata_of(request: Request) -> list[Request]:
             name=f"{study.name}@{stratum}",
             baseline=merged(study.baseline, overrides),
             strata={},
-            rungs=[],
             expects=[msgspec.structs.replace(e, stratum="") for e in expects],
             stratum=stratum,
-            rung=rungs.get(stratum, 0),
             of=study.name,
             all_strata=[*study.strata],
         )

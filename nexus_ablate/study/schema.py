@@ -11,7 +11,6 @@
       - {name: val_loss, delta_min: 2% tokens}       what 2% more training tokens are worth; see planning/margin.py
     strata: {shallow: model.n_layers=4, deep: [model.n_layers=24, optim.lr=5e-4]}
     strata: {model.n_layers: [4, 24]}     the same for one key
-    rungs: [2, 3, 4, 6]                   strata that are sizes: a ladder
     claim: Without a sink there are no massive activations
     expects:
       - {arm: gate=headwise, attn/sink_rate: lower}
@@ -38,15 +37,11 @@ from nexus_ablate.plain_data import LARGEST
 FIRST_SEEDS = tuple(range(8))
 FIRST_TUNING_SEEDS = (1001, 1002)
 MAX_SEEDS = 1000
-TOKENS_PER_PARAMETER = 2.0
-"""About that of the default run. 20 is near the best use of compute (arXiv:2203.15556), ten times as long."""
-FEWEST_RUNGS = 2
 
 Positive = Annotated[float, Meta(gt=0, lt=LARGEST)]
 Share = Annotated[float, Meta(gt=0, le=1)]
 Seed = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Count = Annotated[int, Meta(ge=2, le=MAX_SEEDS)]
-Rung = Annotated[int, Meta(ge=1, le=64)]
 Override = Annotated[str, Meta(pattern="=")]
 ArmName = Annotated[str, Meta(pattern=r"\A([A-Za-z0-9=,_+-][A-Za-z0-9=,.@_+-]*)?\Z", max_length=120)]
 StratumName = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9_.-]{0,59}\Z")]
@@ -172,7 +167,7 @@ class Study(Part, frozen=True, kw_only=True, omit_defaults=False):
         look_weights: Each look's share of the error rate; they add up to 1.
         requires: Conditions on the baseline, by measure.
         share: Of the 5%, for each endpoint that gets a verdict.
-        stratum: Of a study that is one stratum of the study `of`, whose strata are `all_strata`; `rung` is its n_layers
+        stratum: Of a study that is one stratum of the study `of`, whose strata are `all_strata`
             where the strata are sizes.
         confirms: The study whose claims this one judges on fresh seeds.
         source: Hash of the code of the last launch.
@@ -200,8 +195,6 @@ class Study(Part, frozen=True, kw_only=True, omit_defaults=False):
             examples=[{"shallow": "model.n_layers=4", "deep": "model.n_layers=24"}],
         ),
     ] = {}
-    rungs: Annotated[list[Rung], Meta(description="a list of n_layers, from 1 to 64", examples=[[2, 3, 4, 6]])] = []
-    tokens_per_parameter: Annotated[Positive, Meta(description="a number above 0", examples=[2])] = TOKENS_PER_PARAMETER
     seeds: Annotated[
         list[Seed],
         Meta(min_length=1, description="a list of seeds", examples=[[0, 1, 2, 3, 4]]),
@@ -231,7 +224,6 @@ class Study(Part, frozen=True, kw_only=True, omit_defaults=False):
     stratum: str = ""
     of: str = ""
     all_strata: list[StratumName] = []
-    rung: Annotated[int, Meta(ge=0, le=64)] = 0
     confirms: str = ""
     amendments: list[Amendment] = []
     added: list[AddedSeeds] = []
@@ -331,10 +323,6 @@ def _check_strata(study: Study) -> None:
             show([*study.strata]),
             "strata: {shallow: model.n_layers=4, deep: model.n_layers=24}",
         )
-    if study.rungs and study.primary.name != "val_loss":
-        raise ConfigError("a ladder is about val_loss", study.primary.name, "endpoints: [val_loss]")
-    if study.rungs and (len(study.rungs) < FEWEST_RUNGS or sorted(set(study.rungs)) != study.rungs):
-        raise ConfigError(f"a ladder has {FEWEST_RUNGS} rising sizes or more", show(study.rungs), "rungs=2,3,4,6")
     if bool(study.stratum) != bool(study.of) or (study.all_strata and study.stratum not in study.all_strata):
         got = f"stratum {study.stratum or 'missing'}, of {study.of or 'missing'}, all_strata {show(study.all_strata)}"
         fix = "stratum: shallow, of: mine, all_strata: [shallow, deep]"
@@ -347,7 +335,7 @@ def encode(study: Study) -> dict[str, Any]:
 
 
 WRITTEN_BY_A_LAUNCH = (
-    *("share", "stratum", "of", "all_strata", "rung", "confirms"),
+    *("share", "stratum", "of", "all_strata", "confirms"),
     *("amendments", "added", "source", "configs", "equal", "refused"),
 )
 """Keys of study.yaml that nobody types."""
