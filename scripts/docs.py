@@ -9,6 +9,7 @@ from typing import Any
 
 from nexus_ablate.cli.list import catalogue, typed_default, typed_key, typed_option
 from nexus_ablate.comparison.calibration import outcomes, recorded
+from nexus_ablate.comparison.verdict import MEANINGS
 from nexus_ablate.config.grammar import show
 from nexus_ablate.config.run_config import CLOSED_GROUPS
 from nexus_ablate.measure.measures import table
@@ -23,6 +24,13 @@ def with_measures(page: str) -> str:
     """docs/metrics.md with the tables of today between its marks."""
     form = re.compile(r"(<!-- measures: ([\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
     return form.sub(lambda match: f"{match[1]}{table(match[2])}\n{match[3]}", page)
+
+
+def with_words(page: str) -> str:
+    """docs/reading_a_verdict.md with the words of a verdict and their meanings between its marks."""
+    rows = [f"| {word} | {meaning} |" for word, meaning in MEANINGS.items()]
+    form = re.compile(r"(<!-- words -->\n).*?(<!-- end -->)", re.DOTALL)
+    return form.sub(lambda match: "\n".join([match[1] + "| word | meaning |", "|---|---|", *rows, match[2]]), page)
 
 
 def with_outcomes(page: str, published: dict[str, Any]) -> str:
@@ -93,6 +101,8 @@ def key_table(keys: dict[str, Any]) -> list[str]:
 if __name__ == "__main__":
     metrics = ROOT / "docs/metrics.md"
     metrics.write_text(with_measures(metrics.read_text(encoding="utf-8")), encoding="utf-8")
+    words = ROOT / "docs/reading_a_verdict.md"
+    words.write_text(with_words(words.read_text(encoding="utf-8")), encoding="utf-8")
     baseline = ROOT / "docs/baseline.md"
     baseline.write_text(with_baseline(baseline.read_text(encoding="utf-8")), encoding="utf-8")
     (ROOT / "docs/options.md").write_text(options_page(catalogue()), encoding="utf-8")

@@ -77,7 +77,7 @@ def test_a_ratio_is_judged_on_its_logarithm_and_shown_as_a_ratio(tmp_path, capsy
     assert main(["compare", str(tmp_path / "study")]) == 0
     shown = capsys.readouterr().out
     assert "HIGHER: norm=layer" in shown and "x2" in shown
-    assert "smallest difference that matters: a factor of 1.1 (declared by the study)" in " ".join(shown.split())
+    assert "smallest difference that matters: x1.1 (declared by the study)" in " ".join(shown.split())
 
 
 def test_control_in_plain_units_the_same_ratio_is_not_found():

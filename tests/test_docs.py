@@ -150,6 +150,9 @@ def test_the_page_of_options_and_the_tables_of_measures_are_those_of_the_code():
     metrics = (ROOT / "docs/metrics.md").read_text()
     assert docs.with_measures(metrics) == metrics, "python scripts/docs.py"
     assert docs.with_measures(metrics.replace("Eq. 3", "Eq. 4")) == metrics
+    words = (ROOT / "docs/reading_a_verdict.md").read_text()
+    assert docs.with_words(words) == words, "python scripts/docs.py"
+    assert docs.with_words(words.replace("to the last bit", "almost")) == words
     baseline = (ROOT / "docs/baseline.md").read_text()
     assert docs.with_baseline(baseline) == baseline, "python scripts/docs.py"
     assert docs.with_baseline(baseline.replace("1.478", "1.479")) == baseline

@@ -45,23 +45,27 @@ def test_explain_states_the_regime(text, capsys):
     assert regime["epochs"] == pytest.approx(1000 * 32 / 3600) and regime["decay_timescale_steps"] == pytest.approx(
         1000
     )
-    assert regime["warnings"] == ["the run reads the text 8.9 times: it measures memorization too (from 4 on)"]
+    assert regime["warnings"] == ["the run reads the text 8.9 times; above 4 it measures memorization too"]
     assert main(["explain", *SMALL, "train.steps=100", "weight_decay=0.1"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "decay timescale 1/(lr x weight_decay) 3,333 steps, the run 100" in shown
-    assert "warning the run is 0.03 of the decay timescale: weight decay can hardly matter" in shown
+    assert "weight decay: barely active (100 of 3,333 steps)" in shown
+    assert "warning weight decay is barely active (100 of 3,333 steps); it matters from 667 steps on" in shown
 
 
 LINEAR, UNHEARD = "the FFN starts nearly linear", "the embedding starts"
-EARLY, NEVER, FARTHEST = "is early training", "the warm-up of", "no scalar or table entry can move farther than"
+EARLY, NEVER, FARTHEST = (
+    "is early training",
+    "the warm-up of",
+    "learned scales, biases and table entries can move by at most",
+)
 GUARDS = [  # what triggers it, how it begins, its value, and a neighbour that does not trigger it
     ("init=gpt2", LINEAR, "an SD of 0.11, where 0.6% of its output is not linear", "init=gpt2 ffn=relu"),
     ("init=gpt2", UNHEARD, "47 times as large as the first FFN's output", "init=gpt2 init.std=0.1"),
     ("embed_scale=0.01", "the first FFN's output starts", "124 times as large as the embedding", "embed_scale=1"),
     ("train.steps=239", EARLY, "where orders may reverse; try train.steps=250", "train.steps=250"),
     ("optim.warmup=480", NEVER, "never reaches 0.012; try optim.warmup=auto", "optim.warmup=470"),
-    ("optim.lr=0.006", FARTHEST, "1.6, the sum of the learning rates", "optim=adafactor optim.lr=0.006"),
-    ("optim.lr=0.004 optim.schedule=constant", FARTHEST, "1.8,", "optim.lr=0.006 optim.schedule=constant"),
+    ("optim.lr=0.006", FARTHEST, "1.6 (the sum of the learning rates)", "optim=adafactor optim.lr=0.006"),
+    ("optim.lr=0.004 optim.schedule=constant", FARTHEST, "1.8 (", "optim.lr=0.006 optim.schedule=constant"),
 ]
 
 
@@ -114,14 +118,17 @@ def test_what_is_not_known_is_not_stated(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(("steps", "warned"), [(660, True), (670, False)])
 def test_a_fifth_of_the_timescale_is_the_border(steps, warned):
     config = compose([*SMALL, "optim.lr=0.003", "weight_decay=0.1", f"train.steps={steps}"])
-    assert any("decay timescale" in line for line in regime_of(config, 1000, steps, None).warnings()) == warned
+    assert (
+        any("weight decay is barely active" in line for line in regime_of(config, 1000, steps, None).warnings())
+        == warned
+    )
 
 
 def test_the_header_of_a_run_states_the_regime(tmp_path, monkeypatch, capsys, text):
     assert main([*SMALL, *text, "train.steps=2", "train.eval_tokens=64", "tracker=files", "probe=off"]) == 0
     shown = " ".join(capsys.readouterr().err.split())
-    assert "tokens per parameter, 0.018 epochs; decay timescale 1/(lr x weight_decay) 3,333 steps, the run 2" in shown
-    assert "warning the run is 0.0006 of the decay timescale" in shown
+    assert "tokens per parameter, 0.018 epochs; weight decay: barely active (2 of 3,333 steps)" in shown
+    assert "warning weight decay is barely active (2 of 3,333 steps)" in shown
 
 
 def planned(capsys, *words):
@@ -133,11 +140,11 @@ def test_plan_states_the_regime_and_warns_where_a_varied_knob_cannot_matter(text
     monkeypatch.setattr(preview, "measured_speed", lambda config, threads: None)
     shown = planned(capsys, *text, "vary.weight_decay=0,0.2", "train.steps=100")
     assert "tokens per parameter, 0.89 epochs" in shown
-    assert "WARN weight decay is varied: weight_decay=0, weight_decay=0.2: even at the strongest decay" in shown
+    assert "WARN weight decay is varied: weight_decay=0, weight_decay=0.2: at the strongest decay, weight" in shown
     shown = planned(capsys, *text, "vary.weight_decay=0,0.2", "train.steps=400")
     assert "weight decay is varied" not in shown
     shown = planned(capsys, *text, "vary.norm=layer", "train.steps=100")
-    assert "weight decay is varied" not in shown and "WARN regime: the run is 0.03 of the decay timescale" in shown
+    assert "weight decay is varied" not in shown and "WARN regime: weight decay is barely active (100 of" in shown
 
 
 def compared(capsys, tmp_path, *arms, **summary):
@@ -153,20 +160,20 @@ def compared(capsys, tmp_path, *arms, **summary):
 
 def test_compare_states_the_regime_that_plan_states(tmp_path, capsys):
     shown, page = compared(capsys, tmp_path, ("norm=layer",), train_tokens=1280)
-    line = "regime: 2 tokens per parameter, 10 epochs; decay timescale 1/(lr x weight_decay) 3,333 steps, the run 400"
+    line = "regime: 2 tokens per parameter, 10 epochs; weight decay: barely active (400 of 3,333 steps)"
     warnings = [
-        "WARN regime: the run is 0.12 of the decay timescale: weight decay can hardly matter (from 0.2 on)",
-        "WARN regime: the run reads the text 10 times: it measures memorization too (from 4 on)",
+        "WARN regime: weight decay is barely active (400 of 3,333 steps); it matters from 667 steps on",
+        "WARN regime: the run reads the text 10 times; above 4 it measures memorization too",
     ]
     for expected in (line, *warnings):
         assert expected in shown and expected in page
-    assert f'<p class="warn">{warnings[0]}</p>' in page and "weight decay is varied" not in shown
+    assert f"<p class=warn>{warnings[0]}</p>" in page and "weight decay is varied" not in shown
 
 
 def test_compare_warns_where_a_varied_knob_could_not_matter(tmp_path, capsys):
     shown, _ = compared(capsys, tmp_path, ("weight_decay=0",), ("weight_decay=0.01",))
     assert "epochs unknown" in shown, "older runs did not record the text's tokens"
-    assert "WARN weight decay is varied: weight_decay=0, weight_decay=0.01: even at the strongest decay" in shown
+    assert "WARN weight decay is varied: weight_decay=0, weight_decay=0.01: at the strongest decay" in shown
     shown, _ = compared(capsys, tmp_path / "more", ("weight_decay=0",), ("weight_decay=0.5",))
     assert "weight decay is varied" not in shown
 
@@ -189,7 +196,7 @@ def test_a_run_records_the_tokens_of_its_text(text, capsys, tmp_path):
         assert main([*SMALL, *text, "train.steps=225", *quiet, f"norm={norm}"]) == 0
     capsys.readouterr()
     assert main(["compare", "runs/mine"]) == 0
-    assert "2 epochs; decay timescale" in " ".join(capsys.readouterr().out.split())
+    assert "2 epochs; weight decay: " in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_table_made_elsewhere_has_no_regime(tmp_path, capsys):

@@ -169,7 +169,7 @@ def _difference(word: str, effect: Effect, result: ArmResult, terms: Terms) -> s
     seeds = f"at {agreeing} of {several(effect.n, 'seed')}"
     if effect.wins is None:
         seeds = f"over {several(effect.n, 'run')} of each"
-    sentence = f"ends {endpoint.size(effect.delta)} {'lower' if is_lower else 'higher'} ({interval}), {seeds}"
+    sentence = f"ends {endpoint.clause(effect.delta)} ({interval}), {seeds}"
     return sentence if word in DIFFERENT else f"{sentence}; {_needed_seeds(word, effect, result, terms)}"
 
 

@@ -119,19 +119,25 @@ class Endpoint:
     def signed(self, difference: float) -> str:
         """A difference as text: `+0.0123`, or as a ratio `x1.23`."""
         if self.log:
-            return f"x{_ratio(difference):.3g}"
+            return _times(difference)
         return f"{difference:+.4f}" if self._is_loss else f"{difference:+.4g}"
 
     def size(self, difference: float) -> str:
-        """How large a difference is, whatever its sign, with the unit: `0.0123 nats per token`, `a factor of 1.23`."""
+        """How large a difference is, whatever its sign, with the unit: `0.0123 nats per token`, `x1.23`."""
         if self.log:
-            odds = "in the odds of a right answer" if self.is_share else ""
-            factor = _ratio(abs(difference))
-            return f"a factor of {factor:{'.3g' if factor < 1000 else ',.0f'}} {odds}".rstrip()
+            return _times(abs(difference))
         return f"{self.value(abs(difference))} {self.unit}".rstrip()
 
+    def clause(self, difference: float) -> str:
+        """What a difference says of an arm that ends with it: `0.0123 nats per token lower`, `x1.23 as high`."""
+        if self.is_share:
+            return f"with {_times(difference)} the odds of a right answer"
+        if self.log:
+            return f"{_times(difference)} as high"
+        return f"{self.size(difference)} {'lower' if difference < 0 else 'higher'}"
+
     def within(self, margin: float) -> str:
-        """A margin as text: `±0.0100 nats per token`, `a factor of 1.1`."""
+        """A margin as text: `±0.0100 nats per token`, `x1.1`."""
         return self.size(margin) if self.log else f"±{self.size(margin)}"
 
     def axis(self) -> str:
@@ -158,5 +164,9 @@ def _logits(shares: Array, items: Array) -> Array:
     return np.log((right + 0.5) / (items - right + 0.5))
 
 
-def _ratio(difference: float) -> float:
-    return math.exp(min(difference, 700))
+def _times(difference: float) -> str:
+    """The ratio of a difference of logarithms, without an exponent: `x1.23`, `x0.0123`, `x12,300`, `x1/12,300`."""
+    ratio = math.exp(min(abs(difference), 700))
+    if ratio < 1000:
+        return f"x{math.exp(difference):.3g}"
+    return f"x{'1/' * (difference < 0)}{float(f'{ratio:.3g}'):,.0f}"

@@ -395,7 +395,7 @@ def _learning_rate(table: _Table) -> Check:
     if edge:
         rates = {*study.lr_grid, *(rate for arm in everyone if arm.label in edge for rate in beyond_edge(arm))}
         wider = ",".join(f"{rate:.3g}" for rate in sorted(rates))
-        reported.append(f"best at the edge of the grid: {', '.join(edge)}; a grid that could do: lr_grid={wider}")
+        reported.append(f"best at the edge of the grid: {', '.join(edge)}; try lr_grid={wider}")
     if reported:
         broken = list(dict.fromkeys([*unequal, *edge]))
         if overlap or baseline.label in edge:
@@ -408,7 +408,7 @@ def _learning_rate(table: _Table) -> Check:
     if failed:
         text += f"; left out, because a run failed to train: {', '.join(failed)}"
     if table.terms.is_listed:
-        text += "; judged at the best one alone: what the tuning runs mistook counts for an arm or against it"
+        text += "; judged at the best one alone: a wrong choice of the tuning runs counts for an arm or against it"
     if len(study.tuning_seeds) < 2:
         text += "; one tuning seed"
     few = table.terms.is_listed or len(study.tuning_seeds) < 2
@@ -533,7 +533,7 @@ def _plan(table: _Table) -> Check:
 
 def _excluded(table: _Table) -> Check:
     if table.excluded:
-        return Check("excluded", WARN, f"excluded runs, listed below: {len(table.excluded)}")
+        return Check("excluded", WARN, f"{several(len(table.excluded), 'run')} excluded, listed with the reason")
     if table.terms.is_listed:
         return Check("excluded", UNKNOWN, "the source does not say whether runs were left out of it")
     return Check("excluded", PASS, "no run is excluded")

@@ -112,7 +112,7 @@ class Regime:
             epochs = f"{_short(self.epochs)} epochs"
         decay = "no weight decay"
         if math.isfinite(self.decay_steps):
-            decay = f"decay timescale 1/(lr x weight_decay) {self.decay_steps:,.0f} steps, the run {self.steps:,}"
+            decay = f"weight decay: {'active' if self.decay_matters else 'barely active'} {self._share_of_decay}"
         return f"{_short(self.tokens / self.params)} tokens per parameter, {epochs}; {decay}"
 
     @property
@@ -122,16 +122,20 @@ class Regime:
 
     @property
     def idle_decay(self) -> str:
-        """Why weight decay can hardly matter."""
-        share = self.steps / self.decay_steps
-        return f"the run is {share:.2g} of the decay timescale: weight decay can hardly matter (from {SHORT:g} on)"
+        """Why weight decay can hardly matter, and from where on it does."""
+        enough = math.ceil(SHORT * self.decay_steps)
+        return f"weight decay is barely active {self._share_of_decay}; it matters from {enough:,} steps on"
+
+    @property
+    def _share_of_decay(self) -> str:
+        return f"({self.steps:,} of {self.decay_steps:,.0f} steps)"
 
     def warnings(self) -> list[str]:
         """What the budget rules out."""
         lines = [] if self.decay_matters or math.isinf(self.decay_steps) else [self.idle_decay]
         if self.epochs is not None and self.epochs > EPOCHS:
             lines.append(
-                f"the run reads the text {_short(self.epochs)} times: it measures memorization too (from {EPOCHS} on)"
+                f"the run reads the text {_short(self.epochs)} times; above {EPOCHS} it measures memorization too"
             )
         if self.steps:
             lines += [*self._budget(), *self._rates()]
@@ -157,8 +161,8 @@ class Regime:
             return []
         steps = math.ceil(self.steps * FARTHEST / total)
         return [
-            f"no scalar or table entry can move farther than {_short(total)}, the sum of the learning rates; learned "
-            f"biases and scales need about {FARTHEST:g}; try {_steps(steps)}"
+            f"learned scales, biases and table entries can move by at most {_short(total)} (the sum of the learning "
+            f"rates); they need about {FARTHEST:g}; try {_steps(steps)}"
         ]
 
 
@@ -246,4 +250,4 @@ def regime_from(
 def too_short_to_vary_decay(baseline: Regime, varied: Sequence[Regime]) -> str:
     """Why no difference between arms that vary weight decay can be large; '' where the strongest decay can matter."""
     strongest = min((*varied, baseline), key=lambda regime: regime.decay_steps)
-    return "" if strongest.decay_matters else f"even at the strongest decay {strongest.idle_decay}"
+    return "" if strongest.decay_matters else f"at the strongest decay, {strongest.idle_decay}"

@@ -223,7 +223,7 @@ def _seeds(composed: ComposedStudy, text: str) -> Check:
     terms = Terms(study, share=study.share, strata=max(len(study.all_strata), 1))
     arms, count, weight = len(composed.arms), len(study.first_seeds), (study.look_weights or [1.0])[0]
     if len(study.seeds) < CLAIM_SEEDS:
-        return Check("seeds", WARN, f"{text}; screening: a word needs {CLAIM_SEEDS} seeds")
+        return Check("seeds", WARN, f"{text}; a verdict needs {CLAIM_SEEDS} seeds")
     level = terms.level(arms, weight)
     width, found = half_width(1.0, count, level), detectable_difference(1.0, count, level)
     text += f"; at {count}: {interval_name(level)}s of ±{width:.2g} SD of a pair's difference, "

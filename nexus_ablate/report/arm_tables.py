@@ -268,7 +268,7 @@ def side_columns(stratum: Stratum) -> list[Column]:
         _number_column("rising", "runs whose loss rises at the end", "rising", str),
         Column(
             "best LR",
-            "the lowest point through the claim's losses; edge: the best one may lie outside the grid",
+            "at the lowest point of a parabola through the judged losses; edge: a better one may lie outside the grid",
             "best_lr",
             lambda row: NOTHING if row.best_lr is None else f"{row.best_lr:g}{' (edge)' * row.lr_edge}",
         ),

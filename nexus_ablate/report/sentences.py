@@ -76,7 +76,7 @@ def basis(stratum: Stratum) -> list[str]:
     ]
     if stratum.looks:
         looks = ", ".join(map(str, stratum.looks))
-        lines.append(f"looks at {looks} seeds share it; {stratum.look} of {len(stratum.looks)} are complete")
+        lines.append(f"the looks at {looks} seeds share these 5%; {stratum.look} of {len(stratum.looks)} are complete")
     if not stratum.terms.is_paired:
         lines.append("unpaired, since the arms share no seeds: each is judged by Welch's t-test against the baseline")
     if any(row.claim_curve for row in stratum.rows):
@@ -92,7 +92,7 @@ def basis(stratum: Stratum) -> list[str]:
         fresh = f"; nexus-ablate study {place} --confirm judges fresh seeds alone" if place else ""
         lines.append(f"exploratory: {'; '.join(stratum.exploratory)}{fresh}")
     if seeds < CLAIM_SEEDS:
-        lines.append(f"fewer than {CLAIM_SEEDS} seeds: screening, with intervals and without words")
+        lines.append(f"fewer than {CLAIM_SEEDS} seeds: intervals, but no verdict")
     if any(row.word == UNSTABLE for row in stratum.rows):
         lines.append("values in brackets are over the seeds that trained; do not compare them")
     return lines
@@ -104,7 +104,7 @@ def _error_rate(stratum: Stratum) -> list[str]:
     if effect is None:
         return []
     cells = several(stratum.comparisons, "comparison")
-    return [f"{interval_name(effect.level)}s: over {cells}, 5% is the chance of any false word"]
+    return [f"{interval_name(effect.level)}s: over {cells}, the chance of any false verdict is 5%"]
 
 
 def direction(stratum: Stratum) -> str:
@@ -129,14 +129,14 @@ def left_out(stratum: Stratum) -> list[str]:
     lines += [f"{overrides}: refused, {why}" for overrides, why in stratum.refused]
     lines += [f"{overrides}: the same configuration as {arm}, not trained twice" for overrides, arm in stratum.equal]
     if stratum.tuning_runs:
-        lines.append(f"{several(stratum.tuning_runs, 'run')} chose learning rates")
+        lines.append(f"{several(stratum.tuning_runs, 'tuning run')} chose the learning rates and are not judged")
     return lines
 
 
 def change_note(comparison: Comparison) -> str:
     """What the column `change` of the table of strata says."""
     first, last = comparison.strata[0].name, comparison.strata[-1].name
-    return f"change: from {first} to {last} unless it says otherwise, paired by seed, descriptive"
+    return f"change: from {first} to {last} unless the cell says otherwise; paired by seed; not a verdict"
 
 
 def claim_lines(comparison: Comparison) -> list[str]:

@@ -71,7 +71,7 @@ def show(stratum: Stratum, console: Console, details: bool = False, full: bool =
     left_out = sentences.left_out(stratum)
     if left_out:
         console.print("")
-        _say(console, f"left out: {len(left_out)}", "dim")
+        _say(console, "left out:", "dim")
     for line in left_out:
         console.print(f"  {printable(line, 2000)}", soft_wrap=True, markup=False, emoji=False)
 
