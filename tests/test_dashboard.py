@@ -209,3 +209,11 @@ def test_without_the_package_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb_workspaces", None)
     with pytest.raises(ConfigError, match="wandb-workspaces is missing"):
         workspaces("p", "me", [])
+
+
+def test_a_study_s_folder_may_have_symbols_that_w_b_refuses_in_the_name_of_a_workspace(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "lr=3e-4").mkdir(parents=True)
+    assert cli.main(["dashboard", "--study", "lr=3e-4", "--dry-run"]) == 0
+    view = json.loads(capsys.readouterr().out)["views"][1]
+    assert view["displayName"] == "nexus-ablate: lr_3e-4" and "lr=3e-4" in json.dumps(view["spec"])

@@ -158,7 +158,7 @@ def test_a_command_line_that_cannot_be_run_is_three_lines_and_makes_nothing(comm
         ("study nosuch", "try: nexus-ablate list studies"),
         ("study norms --worker 2", "try: --workers"),
         ("study norms --workers 0", "--workers takes a whole number or auto"),
-        ("study norms --retry all", "try: one of failed"),
+        ("study norms --retry all", "try: --retry failed"),
         ("study norms --time 4h", "try: --time 240"),
         ("study norms train.steps=abc", "try: train.steps=auto"),
         ("study norms data=files data.files=[nosuch.txt]", "names a file that does not exist"),

@@ -270,7 +270,7 @@ def test_a_report_replaces_no_file_but_its_own(comparison, tmp_path, capsys, fla
     mine.write_text("arm,seed,val_loss\nbaseline,0,2.0\n")
     command = ["compare", str(tmp_path / "runs"), flag, str(mine)]
     problem = f"error: {flag} would replace a file that nexus-ablate has not written, or that was changed since"
-    refusal = [problem, f"  got: {mine}", f"  try: {flag} mine_{flag[2:]} (or --force)"]
+    refusal = [problem, f"  got: {mine}", f"  try: {flag} mine_{flag[2:]}, or --force"]
     assert main(command) == 2
     assert capsys.readouterr().err.splitlines() == refusal
     assert mine.read_text() == "arm,seed,val_loss\nbaseline,0,2.0\n"
@@ -313,6 +313,30 @@ def test_a_cell_that_a_spreadsheet_would_execute_is_text_and_numbers_stay_number
     assert [row["arm"] for row in rows[:3]] == ["baseline", "'=HYPERLINK(1)", "'=HYPERLINK(1)"]
     assert rows[1]["'@act"] == "-1.5" and float(rows[2]["delta"]) < 0
     assert exports.runs_text(whole(comparison)).count("\n'=HYPERLINK(1),") == 10
+
+
+@pytest.mark.parametrize("output", ["--csv", "--runs"])
+@pytest.mark.parametrize("name", ["=HYPERLINK(1)", "+1", "-1", "@SUM(1)", "＝1"])
+def test_no_csv_of_judge_or_compare_holds_a_formula(name, output, tmp_path, monkeypatch, capsys):
+    """As a control, without the protection both do."""
+    writer = Writer(tmp_path / "runs")
+    writer.arm(losses=BASE)
+    writer.arm("norm=layer", losses=BASE, folder=name)
+    rows = [f"{arm},{seed},2.{seed}" for arm in ("baseline", name) for seed in range(5)]
+    (tmp_path / "table.csv").write_text("\n".join(["arm,seed,val_loss", *rows]))
+
+    def formulas() -> list[str]:
+        found = []
+        for command in (["judge", str(tmp_path / "table.csv")], ["compare", str(writer.root)]):
+            assert main([*command, output, "-"]) == 0
+            cells = [cell for row in csv.reader(io.StringIO(capsys.readouterr().out)) for cell in row]
+            assert [cell for cell in cells if name in cell]
+            found += {cell for cell in cells if cell.startswith(name)}
+        return found
+
+    assert not formulas()
+    monkeypatch.setattr(exports, "FORMULA_STARTS", ("no start",))
+    assert formulas() == [name, name]
 
 
 def test_a_picture_says_its_numbers_under_the_pointer_and_follows_the_page_s_colours(comparison):

@@ -147,8 +147,8 @@ def _refuse_urls(arguments: list[str]) -> None:
 
     from nexus_ablate import errors
 
-    before = ""
-    for argument in arguments:
+    before, cache = "", f"NEXUS_ABLATE_CACHE={os.environ.get('NEXUS_ABLATE_CACHE', '')}"
+    for argument in (cache, *arguments):
         key, _, value = argument.lstrip("+").partition("=")
         url = re.search(r"[A-Za-z][A-Za-z0-9+.-]+://[^\s,\]'\"]*", argument)
         if url and not f"{before} {key}".strip().startswith(_NOT_PATHS):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from typing import Any
 
 from nexus_ablate.cli.verb import Flag, one_of, whole
@@ -89,8 +90,10 @@ def backend_of(words: list[str], flags: dict[str, Any], command: str) -> tuple[l
     for flag in BACKEND_FLAGS[1:]:
         if flag.key in flags and flag not in accepted:
             owner = next(backend for backend, own in ACCEPTED.items() if flag in own)
-            got = f"--launcher {name} {flag.name} {flags[flag.key]}"
-            raise ConfigError(f"{flag.name} is for --launcher {owner}", got, f"--launcher {owner} {flag.name} ...")
+            given = flag.example if flag.repeated else shlex.join([flag.name, str(flags[flag.key])])
+            raise ConfigError(
+                f"{flag.name} is for --launcher {owner}", f"--launcher {name} {given}", f"--launcher {owner} {given}"
+            )
     device = next((word.partition("=")[2] for word in reversed(words) if word.startswith("train.device=")), "auto")
     if name == "local":
         return words, _local(flags, device, settings)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,7 +51,7 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
         return _panel(words, flags)
     if sum(bool(mode) for mode in (words, "check" in flags, "publish" in flags)) > 1:
         named = " ".join([*words, *(f"--{mode}" for mode in ("check", "publish") if mode in flags)])
-        fix = f"nexus-ablate claims --check {flags['check']}" if "check" in flags else f"nexus-ablate claims {words[0]}"
+        fix = shlex.join(["nexus-ablate", "claims", *(["--check", flags["check"]] if "check" in flags else words[:1])])
         raise ConfigError("claims does one thing at a time", named, fix)
     if "check" in flags:
         from nexus_ablate.planning.ledger import entries

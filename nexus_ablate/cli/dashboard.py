@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,7 +39,9 @@ VERB = Verb(
 def run(words: list[str], flags: dict[str, Any]) -> int:
     """Save the workspaces, or write their specification."""
     if words:
-        raise errors.ConfigError("dashboard takes flags only", words[0], f"nexus-ablate dashboard --study {words[0]}")
+        raise errors.ConfigError(
+            "dashboard takes flags only", words[0], f"nexus-ablate dashboard --study {shlex.quote(words[0])}"
+        )
 
     from nexus_ablate.config.options import option_files
     from nexus_ablate.track import workspaces

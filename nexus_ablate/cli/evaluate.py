@@ -13,7 +13,11 @@ from nexus_ablate.config.options import evaluation_name, evaluation_of, option_f
 
 def evaluations(text: str) -> list[str]:
     """Read a comma-separated list of evaluations, `streaming,quantization:group:16`."""
-    return [evaluation_name(evaluation_of(item)) for item in comma_separated(text)]
+    items = comma_separated(text)
+    if not items:
+        problem = "--evals takes names of evaluations"
+        raise errors.ConfigError(problem, text or "nothing", "--evals extrapolation,streaming")
+    return [evaluation_name(evaluation_of(item)) for item in items]
 
 
 VERB = Verb(
@@ -26,15 +30,7 @@ VERB = Verb(
         ("evaluate last", "of the run that changed last"),
         ("evaluate runs/norms --evals streaming:kept:8", "one with another value; the result has this name"),
     ),
-    (
-        Flag(
-            "--evals",
-            "NAME,...",
-            "these evaluations (all), as NAME or NAME:KEY:VALUE",
-            evaluations,
-            example="--evals extrapolation,streaming",
-        ),
-    ),
+    (Flag("--evals", "NAME,...", "these evaluations (all), as NAME or NAME:KEY:VALUE", evaluations),),
     "`nexus-ablate list evaluation` explains them and their keys. Evaluations that a run already has are not "
     "repeated. Results are saved in summary.json; docs/metrics.md defines them.",
     "at least one directory",

@@ -47,7 +47,11 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
 
     files = weight_files(path) if path.is_dir() and "overrides" not in flags else {}
     if further and not files:
-        raise ConfigError("a run needs weights, but there are none", shlex.join(further), f"import {words[0]}")
+        raise ConfigError(
+            "a run needs weights, but there are none",
+            shlex.join(further),
+            shlex.join(["nexus-ablate", "import", words[0]]),
+        )
     config = read_config(path)
     expression = express(config, outline(config))
     shape = structure(config).check(f"this {config.model_type} is not what its overrides say")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,7 @@ def run(sources: list[str], flags: dict[str, Any]) -> int:
     from nexus_ablate.comparison.listed import read_source, runs_of
 
     if len(sources) > 1:
-        fix = f"nexus-ablate judge {sources[0]}, with a column stratum for several tables in one file"
+        fix = f"nexus-ablate judge {shlex.quote(sources[0])}, with a column stratum for several tables in one file"
         raise errors.ConfigError("judge takes one source", " ".join(sources), fix)
     name, columns = flags.get("endpoint", "val_loss"), flags.get("columns", {})
     if sources[0].startswith(WANDB):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Any
 
 from nexus_ablate import errors
@@ -39,7 +40,9 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
     from nexus_ablate.runs.lookup import run_at
 
     if len(words) != 1:
-        raise errors.ConfigError("sample takes one run", " ".join(words), f"nexus-ablate sample {words[0]}")
+        raise errors.ConfigError(
+            "sample takes one run", " ".join(words), f"nexus-ablate sample {shlex.quote(words[0])}"
+        )
     path = run_at(words[0], "sample")
 
     import torch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -43,10 +44,12 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
     from nexus_ablate.runs.lookup import run_at
 
     if len(words) > 2:
-        fix = f"nexus-ablate show {words[0]} {words[1]}"
+        fix = shlex.join(["nexus-ablate", "show", *words[:2]])
         raise errors.ConfigError("show takes one run or two", " ".join(words), fix)
     if len(words) == 2 and "out" in flags:
-        raise errors.ConfigError("--out draws one run", " ".join(words), f"nexus-ablate show {words[0]} --out run.png")
+        raise errors.ConfigError(
+            "--out draws one run", " ".join(words), f"nexus-ablate show {shlex.quote(words[0])} --out run.png"
+        )
     records = [load_run(run_at(word, "show")) for word in words]
     if len(records) == 2:
         _show_differences(*records, full="full" in flags)

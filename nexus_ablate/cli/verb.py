@@ -23,7 +23,6 @@ class Flag:
         meaning: One line of help.
         read: Converts the text to the value; raises ConfigError.
         repeated: Whether it may be given several times; its value is then a list.
-        example: A working command line with it, for errors.
         short: A short name, such as `-m`.
     """
 
@@ -32,7 +31,6 @@ class Flag:
     meaning: str
     read: Callable[[str], Any] = str
     repeated: bool = False
-    example: str = ""
     short: str = ""
 
     @property
@@ -42,6 +40,15 @@ class Flag:
     @property
     def key(self) -> str:
         return self.name.lstrip("-").replace("-", "_")
+
+    @property
+    def example(self) -> str:
+        """The flag with a value that it takes, for errors; where any text will do, with what the help calls it."""
+        try:
+            self.read("")
+        except ConfigError as error:
+            return error.fix
+        return f"{self.name} {self.takes}"
 
 
 COLUMNS, WIDEST_TERM = 80, 46
@@ -131,7 +138,7 @@ class Verb:
         if flag.takes and not equals and is_value:
             text = rest.pop(0)
         if flag.takes and not text and not may_be_left_out:
-            raise ConfigError(f"{flag.name} needs a value", argument, flag.example or f"{flag.name} {flag.takes}")
+            raise ConfigError(f"{flag.name} needs a value", argument, flag.example)
         return flag, text
 
     def _check_words(self, words: list[str]) -> None:
@@ -244,7 +251,9 @@ def one_of(flag: str, *words: str) -> Callable[[str], str]:
 
     def read(text: str) -> str:
         if text not in words:
-            raise unknown(f"{flag} takes {' or '.join(words)}", text, words, f"{flag} {{}}")
+            raise unknown(
+                f"{flag} takes {' or '.join(words)}", text, words, f"{flag} {{}}", otherwise=f"{flag} {words[0]}"
+            )
         return text
 
     return read

@@ -104,7 +104,7 @@ def read_source(path: Path) -> Source:
     except OSError as error:
         raise ConfigError("the table cannot be read", f"{path}: {error.strerror}", "name a readable file") from None
     if data is None:
-        raise ConfigError("there is no file of this name", str(path), f"ls {path.parent}")
+        raise ConfigError("there is no file of this name", str(path), f"ls {shlex.quote(str(path.parent))}")
     fix = "one row per run, with the columns arm, seed and val_loss"
     try:
         frame = readers[kind](data, kind)
@@ -195,7 +195,7 @@ def runs_of(source: Source, endpoint: str, columns: Mapping[str, str]) -> list[L
     wanted = [name for name in (*REQUIRED, endpoint, *columns) if not (numbered and name == "seed")]
     for name in wanted:
         if names[name] not in present:
-            near = did_you_mean(names[name], present) or "COLUMN"
+            near = did_you_mean(names[name], present) or present[0]
             shown = printable(", ".join(present), 200)
             raise ConfigError(f"the source has no column {names[name]}", shown, f"--columns {name}={near}")
     runs = []

@@ -84,7 +84,7 @@ def write_record(
         source = source or launched.source
         changes = differences_between(launched, study)
         if changes and not amend:
-            fix = f"use a new name (name={study.name}_2), or --amend (shown in the report)"
+            fix = f"name={study.name}_2, or --amend, which the report shows"
             raise ConfigError(f"study {study.name} has changed since its first launch", "; ".join(changes), fix)
         if not changes and not retrain and (resolved := resolved_otherwise(composed, directory)):
             problem = f"the arms of study {study.name} resolve otherwise than at its first launch"

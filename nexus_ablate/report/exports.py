@@ -14,8 +14,8 @@ from nexus_ablate.runs import strict_json
 if TYPE_CHECKING:
     import pandas
 
-FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
-"""What a spreadsheet takes for the start of a formula."""
+FORMULA_STARTS = tuple("=+-@\t\r\n＝＋－＠")
+"""What a spreadsheet takes for the start of a formula (https://owasp.org/www-community/attacks/CSV_Injection)."""
 
 _MARKDOWN = str.maketrans({"&": "&amp;", "<": "&lt;"} | {character: f"\\{character}" for character in "\\`*_[]|#~"})
 _TEX = str.maketrans(

@@ -6,11 +6,12 @@ import hashlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from shlex import quote
 
 from nexus_ablate.data.cache import default_cache_dir
 from nexus_ablate.errors import ConfigError, StorageError
 from nexus_ablate.runs import atomic_write, has_status
-from nexus_ablate.runs.files import refuse_device_folder
+from nexus_ablate.runs.files import refuse_impossible_folder
 from nexus_ablate.runs.record import UNCHANGING
 
 PICTURES = (".png", ".pdf", ".svg")
@@ -28,22 +29,28 @@ def check_target(flag: str, path: Path, endings: Sequence[str] = ()) -> None:
         ConfigError: It can't be written.
     """
     if endings and path.suffix not in endings:
-        fix = f"{flag} {path.stem[:100] or 'picture'}{endings[0]}"
+        fix = f"{flag} {quote((path.stem[:100] or 'picture') + endings[0])}"
         raise ConfigError(f"{flag} takes a file that ends in {', '.join(endings)}", str(path), fix)
     folder = Path(os.path.realpath(path)).parent
     if not os.path.isdir(folder):
-        raise ConfigError(f"{flag} names a folder that does not exist", str(path.parent), f"mkdir -p {path.parent}")
+        raise ConfigError(
+            f"{flag} names a folder that does not exist", str(path.parent), f"mkdir -p {quote(str(path.parent))}"
+        )
     if os.path.isdir(path):
-        raise ConfigError(f"{flag} takes a file, but this is a directory", str(path), f"{flag} {path / 'NAME'}")
+        raise ConfigError(
+            f"{flag} takes a file, but this is a directory", str(path), f"{flag} {quote(str(path / 'NAME'))}"
+        )
     if os.path.lexists(path) and os.path.exists(path) and not os.path.isfile(path):
-        raise ConfigError(f"{flag} takes a file, but this is a device or a pipe", str(path), f"{flag} {path.name}.txt")
-    refuse_device_folder(folder)
+        raise ConfigError(
+            f"{flag} takes a file, but this is a device or a pipe", str(path), f"{flag} {quote(f'{path.name}.txt')}"
+        )
+    refuse_impossible_folder(folder)
     try:
         os.lstat(path)
     except FileNotFoundError:
         pass
     except OSError as error:
-        shorter = f"{flag} {(path.stem[:40] or 'report') + path.suffix[:10]}"
+        shorter = f"{flag} {quote((path.stem[:40] or 'report') + path.suffix[:10])}"
         raise ConfigError(f"{flag} names a file that cannot be written: {error.strerror}", str(path), shorter) from None
 
 
@@ -62,7 +69,8 @@ def check_outputs(outputs: Mapping[str, Path], inputs: Iterable[str], force: boo
     taken = {Path(os.path.realpath(word)) for word in inputs}
     for flag, path in outputs.items():
         place = Path(os.path.realpath(path))
-        other = f"{flag} {path.stem[:100]}_{flag.lstrip('-')}{path.suffix[:10]}"
+        name = f"{path.stem[:100]}_{flag.lstrip('-')}{path.suffix[:10]}"
+        other = f"{flag} {quote(name)}"
         if place in taken:
             raise ConfigError(f"{flag} names a file that this command reads or writes", str(path), other)
         in_a_run = any(has_status(folder) for folder in place.parents[1:3]) or (
@@ -70,11 +78,11 @@ def check_outputs(outputs: Mapping[str, Path], inputs: Iterable[str], force: boo
         )
         if in_a_run or place.name == OF_A_STUDY:
             problem = f"{flag} would replace a file of a {'run' if in_a_run else 'study'}"
-            raise ConfigError(problem, str(path), f"{flag} {Path(other).name}")
+            raise ConfigError(problem, str(path), other)
         _checked[place] = _hash(place)
         if _checked[place] and not force and _checked[place] != _recorded(place):
             problem = f"{flag} would replace a file that nexus-ablate has not written, or that was changed since"
-            raise ConfigError(problem, str(path), f"{other} (or --force)")
+            raise ConfigError(problem, str(path), f"{other}, or --force")
         taken.add(place)
 
 

@@ -7,6 +7,7 @@ import errno
 import json
 import math
 import os
+import re
 import secrets
 import stat
 from collections.abc import Callable, Iterator, Mapping
@@ -28,10 +29,11 @@ _DISK_FIXES = {
     errno.EROFS: _MAKE_WRITABLE,
     errno.ENOTDIR: _NO_DIRECTORY,
     errno.EEXIST: _NO_DIRECTORY,
-    errno.ENAMETOOLONG: "choose a shorter runs_dir",
+    errno.ENAMETOOLONG: "choose a shorter name or runs_dir",
     errno.ELOOP: "remove the link: nothing is written through one",
 }
 _OTHER_FIX = "check the disk or choose another runs_dir"
+_SCHEME = re.compile(r".*/[A-Za-z][A-Za-z0-9+.-]+:(?=/)")
 LINK = "it is a symbolic link"
 _write = os.write
 
@@ -56,13 +58,18 @@ def refused(error: OSError, problem: str = "", more: str = "") -> StorageError:
     return StorageError(problem, why + more, _DISK_FIXES.get(error.errno or 0, _OTHER_FIX))
 
 
-def refuse_device_folder(folder: Path) -> None:
-    """Refuse a folder of devices or of the kernel; memory that is mounted there counts as a disk.
+def refuse_impossible_folder(folder: Path) -> None:
+    """Refuse a URL, which would become folders called `s3:` and `user:password@bucket`, and a folder of devices.
+
+    Memory that is mounted among the devices counts as a disk.
 
     Raises:
         ConfigError: It is such a folder.
     """
     place = Path(os.path.realpath(folder))
+    scheme = _SCHEME.search(f"{place}/")
+    if scheme and not os.path.isdir(scheme[0]):
+        raise ConfigError("a URL is not a folder on this machine; mount what it names", str(folder), "runs_dir=runs")
     if place.is_relative_to("/dev/shm"):
         return
     if top := next((top for top in ("/dev", "/proc", "/sys") if place.is_relative_to(top)), ""):
@@ -127,7 +134,7 @@ def make_directory(path: Path, root: Path) -> list[Path]:
         ConfigError: `root` is in a folder of devices.
         StorageError: The disk refused, or a part is a link; the directories made so far are removed.
     """
-    refuse_device_folder(root)
+    refuse_impossible_folder(root)
     made: list[Path] = []
     try:
         for part in (*reversed(path.parents), path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from pathlib import Path
 
 from nexus_ablate.errors import ConfigError, UserError
@@ -47,7 +48,7 @@ def run_at(word: str, verb: str) -> Path:
     if path.is_dir():
         inside = find_runs([path])
         got = f"{word}, a folder of {len(inside)} runs"
-        fix = f"nexus-ablate {verb} {os.path.relpath(inside[-1])}" if inside else "nexus-ablate status"
+        fix = f"nexus-ablate {verb} {shlex.quote(os.path.relpath(inside[-1]))}" if inside else "nexus-ablate status"
         raise ConfigError(f"{verb} takes one run", got, fix)
     is_id = _ID.fullmatch(word)
     if not is_id and word != LAST:

@@ -301,7 +301,7 @@ def find_runs(dirs: Iterable[Path]) -> list[Path]:
         try:
             search(Path(os.path.abspath(path)), depth=3)
         except OSError as error:
-            raise UserError(f"{path} cannot be searched", str(error), f"chmod u+rx {path}") from None
+            raise UserError(f"{path} cannot be searched", str(error), f"chmod u+rx {shlex.quote(str(path))}") from None
     return sorted(runs.values())
 
 

@@ -63,7 +63,8 @@ def read_request(words: list[str]) -> Request:
     source, *rest = words or [""]
     if is_override(source) or not source:
         name, _, value = source.partition("=")
-        command = f"nexus-ablate study {value if name in ('experiment', 'name') else f'norms {source}'}".rstrip()
+        named = [value] if name in ("experiment", "name") else ["norms", source] if source else ["norms"]
+        command = shlex.join(["nexus-ablate", "study", *named])
         raise ConfigError("the name of the study comes first", source, command)
     values, looks, factors, strata, overrides, launch = {}, {}, {}, {}, [], []
     for text in rest:
@@ -82,7 +83,7 @@ def read_request(words: list[str]) -> Request:
         elif name in ("seeds.looks", "seeds.weights"):
             looks[name.removeprefix("seeds.")] = _flat(_items(name, value))
         elif name in ("seed", "rerun", "experiment"):
-            fix = f"name={value}" if name == "experiment" else "seeds=0,1,2"
+            fix = shlex.quote(f"name={value}") if name == "experiment" else "seeds=0,1,2"
             raise ConfigError(f"a study does not take {name}", text, fix)
         elif says_how(name):
             launch.append(text)
@@ -170,7 +171,7 @@ def _study(
         values = msgspec.to_builtins(launched)
     elif choices := [text for text in overrides if "," in text and "[" not in text]:
         problem = "a key with several values in a study is written vary.KEY"
-        raise ConfigError(problem, choices[0], f"nexus-ablate study {source} vary.{choices[0]}")
+        raise ConfigError(problem, choices[0], shlex.join(["nexus-ablate", "study", source, f"vary.{choices[0]}"]))
     else:
         raise unknown_study(source, runs_dir, "nexus-ablate study {}")
     name = str(typed.get("name", values["name"]))

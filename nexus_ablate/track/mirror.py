@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
+import shlex
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -105,12 +106,12 @@ class WandbTracker(Tracker):
             self._say(self._lines.get())
 
     def _where(self) -> str:
-        return f"nothing is lost: `nexus-ablate sync {self._run_dir}` sends the rest"
+        return f"nothing is lost: `nexus-ablate sync {shlex.quote(str(self._run_dir))}` sends the rest"
 
     def _mirror(self) -> None:
         try:
             upload = self._start()
-            place = upload.url or f"offline; `nexus-ablate sync {self._run_dir}` sends the run later"
+            place = upload.url or f"offline; `nexus-ablate sync {shlex.quote(str(self._run_dir))}` sends the run later"
             self._lines.put(f"W&B: {place}")
             while True:
                 self._news.wait()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -72,7 +73,7 @@ def refresh(path: Path, say: Callable[[str], None], environ: Mapping[str, str] =
         sync(record, environ=environ, init=INIT_TIMEOUT, finish=PATIENCE)
     except UserError as error:
         got = f" ({error.got})" if error.got else ""
-        say(f"{error.problem}{got}; nothing is lost: `nexus-ablate sync {path}` sends it")
+        say(f"{error.problem}{got}; nothing is lost: `nexus-ablate sync {shlex.quote(str(path))}` sends it")
 
 
 def _tracker(record: RunRecord) -> Option:

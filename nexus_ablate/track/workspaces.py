@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import unicodedata
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -162,7 +163,8 @@ def _workspace(project: str, entity: str, study: str | None, first: list[Section
     filters = [expr.Metric("JobType") == "train"]
     grouping = [expr.Config("study"), expr.Config("arm")]
     if study:
-        title = f"{TITLE}: {study}"
+        letters = ["_" if unicodedata.category(letter).startswith("S") else letter for letter in study]
+        title = f"{TITLE}: {''.join(letters)}"  # W&B refuses a workspace with symbols in its name
         filters.append(expr.Config("study") == study)
         grouping = [expr.Config("arm")]
     axes = [f"config:axis/{axis}.value" for axis in AXES]
