@@ -338,7 +338,7 @@ def test_the_record_has_the_agreed_form(tmp_path):
     written = yaml.safe_load((request.directory / "study.yaml").read_text())
     assert list(written) == [
         *("name", "question", "tier", "baseline", "design", "factors", "arms", "seeds"),
-        *("endpoints", "match", "share", "configs", "equal"),
+        *("endpoints", "match", "share", "configs", "equal", "checksum"),
     ]
     assert written["baseline"] == [*SMALL, "train.tokens=1966080"]  # 20 per parameter, at one layer fewer
     assert written["factors"] == {"placement": ["deepnorm"], "norm": ["rms"]}
@@ -358,6 +358,33 @@ def test_a_damaged_record_is_named(tmp_path, text):
         read_study(tmp_path)
     with pytest.raises(UserError, match=r"damaged|cannot be read|is not a study"):
         read_request([tmp_path.name, f"runs_dir={tmp_path.parent}"])
+
+
+EDITS = (
+    ("share: 1.0", "share: 0.2"), ("seeds:\n- 0\n- 1\n", "seeds:\n- 0\n"), ("name: val_loss", "name: train_loss"),
+    ("What does", "Why does"), ("- name: val_loss\n", "- name: val_loss\n  delta_min: 0.5\n"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("verb", ["compare", "study", "plan", "status"])
+@pytest.mark.parametrize(("before", "after"), EDITS)
+def test_an_edited_record_is_noticed_by_every_verb_that_reads_it(
+    before, after, verb, instant, tmp_path, monkeypatch, capsys
+):
+    """As a control, without its checksum it is taken for what was launched."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["study", "x", "vary.norm=layer", "seeds=0,1", *SMALL]) == 0
+    record = tmp_path / "runs" / "x" / "study.yaml"
+    text = record.read_text()
+    assert before in text
+    record.write_text(text.replace(before, after, 1))
+    command = [verb, *(["runs/x"] if verb in ("compare", "status") else ["x"])]
+    capsys.readouterr()
+    assert main(command) == (0 if verb == "status" else 2)
+    assert "it was changed after a launch wrote it" in " ".join("".join(capsys.readouterr()).split())
+    record.write_text("".join(line for line in record.read_text().splitlines(True) if "checksum" not in line))
+    main(command)
+    assert "it was changed after" not in " ".join("".join(capsys.readouterr()).split())
 
 
 # ------------------------------------------------------------------------------------------------------------- strata

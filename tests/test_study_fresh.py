@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 import yaml
-from written_runs import Writer
+from written_runs import Writer, without_checksum
 
 from nexus_ablate import errors
 from nexus_ablate.cli import main
@@ -106,7 +106,7 @@ def test_no_seed_of_the_tuning_or_of_a_confirmation_is_added(tiny_run, instant, 
 
 def test_a_study_that_is_not_what_it_was_gets_no_seeds(study, tmp_path, capsys):
     path = tmp_path / "runs/mine/study.yaml"
-    path.write_text(path.read_text().replace("name: norm=layer", "name: norm=another"))
+    path.write_text(without_checksum(path.read_text()).replace("name: norm=layer", "name: norm=another"))
     before = path.read_text()
     assert main(study("study", "mine", "--add-seeds", "2")) == errors.CONFIG
     assert "changed since its first launch" in said(capsys)
@@ -176,7 +176,9 @@ def test_tuned_arms_are_tuned_again_on_fresh_seeds(tiny_run, instant, tmp_path):
 def test_a_match_is_taken_over_and_not_solved_anew(tiny_run, instant, tmp_path):
     launch = launched(tiny_run, "vary.train.batch_size=2", "match=tokens", "seeds=0,1")
     path = tmp_path / "runs/mine/study.yaml"
-    path.write_text(path.read_text().replace("train.steps=40", "train.steps=41"))  # as no solving gives it
+    path.write_text(
+        without_checksum(path.read_text()).replace("train.steps=40", "train.steps=41")
+    )  # as no solving gives it
     (arm,) = record(tmp_path)["arms"]
     assert arm["match"]["solved"] == ["train.steps=41"]
     assert main(["study", "mine", arm["name"], "--confirm", *launch]) == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import yaml
 from msgspec import structs
@@ -13,12 +14,13 @@ from nexus_ablate.comparison.differences import config_hash, differing
 from nexus_ablate.config.grammar import show
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.masking import mask
+from nexus_ablate.plain_data import load_yaml
 from nexus_ablate.planning.design import ComposedStudy, expand, label
 from nexus_ablate.planning.margin import with_margin
 from nexus_ablate.runs import atomic_write_text, make_directory
 from nexus_ablate.runs.record import read_config
 from nexus_ablate.study.arm_overrides import key_of
-from nexus_ablate.study.decoding import decode, read_study
+from nexus_ablate.study.decoding import checksum, decode, read_study
 from nexus_ablate.study.definition import Request
 from nexus_ablate.study.schema import AddedSeeds, Amendment, Study, encode
 
@@ -101,8 +103,13 @@ def write_record(
             study = launched
     study = structs.replace(study, source=source, configs=configs)
     make_directory(directory, directory.parent)
-    text = yaml.safe_dump(encode(study), sort_keys=False, allow_unicode=True, width=120)
+    values = encode(study)
+    text = _dumped(values) + _dumped({"checksum": checksum(load_yaml(_dumped(values)))})
     atomic_write_text(directory / "study.yaml", text)
+
+
+def _dumped(values: dict[str, Any]) -> str:
+    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=120)
 
 
 def resolved_otherwise(composed: ComposedStudy, directory: Path) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -96,11 +98,18 @@ def read_study(directory: Path) -> Study | None:
         values = load_yaml(text)
         if not isinstance(values, dict):
             raise ValueError("not a mapping" if text.strip() else "the file is empty")
+        if values.pop("checksum", None) not in (None, checksum(values)):
+            raise ValueError("it was changed after a launch wrote it; a launch with --amend can change a study")
         return decode(_of_a_launch(values) | {"name": directory.name})
     except ConfigError as error:
         raise damaged(path, f"{error.problem}: {error.got}") from None
     except UNREADABLE as error:
         raise damaged(path, str(error)) from None
+
+
+def checksum(values: Mapping[str, Any]) -> str:
+    """sha256 of what a study.yaml says, without its checksum; earlier versions wrote none."""
+    return hashlib.sha256(json.dumps(values).encode()).hexdigest()
 
 
 def _of_a_launch(values: dict[str, Any]) -> dict[str, Any]:
