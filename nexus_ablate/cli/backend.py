@@ -69,7 +69,9 @@ def split_launcher(words: list[str], flags: dict[str, Any], command: str) -> tup
     chosen += [flags["launcher"]] if "launcher" in flags else []
     names = {SAME.get(name, name) for name in chosen}
     if len(names) > 1:
-        raise ConfigError("the jobs are run by one launcher", " and ".join(chosen), f"--launcher {chosen[-1]}")
+        raise ConfigError("the jobs are run by one launcher", " and ".join(chosen), f"--launcher {chosen[-1]} alone")
+    if wrong := [name for name in names if not name.isidentifier()]:
+        raise ConfigError("--launcher takes the name of a launcher", wrong[0], "--launcher local")
     if settings and not names:
         raise ConfigError("only a launcher has these settings", settings[0], f"--launcher joblib {settings[0]}")
     rest = [word for word in words if word not in settings and not word.startswith("hydra/launcher=")]

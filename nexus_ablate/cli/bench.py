@@ -75,7 +75,7 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
     """Measure what the arguments ask for."""
     subject, *overrides = words
     if subject not in SUBJECTS:
-        raise errors.unknown("bench measures an axis, step or coordinates", subject, SUBJECTS)
+        raise errors.unknown("bench measures an axis, step or coordinates", subject, SUBJECTS, "nexus-ablate bench {}")
     kind = "an axis" if subject in BENCHED else subject
     for flag in flags:
         if flag not in FLAGS_OF[kind]:

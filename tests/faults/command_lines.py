@@ -184,7 +184,10 @@ def only_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (cost, match):
         monkeypatch.setattr(module, "measured_speed", lambda config, threads: 1000.0)
     monkeypatch.setattr(doctor, "reachable", lambda name, url: doctor.MachineCheck(name, False, "not asked", "nothing"))
+    for verb in ("status", "compare"):  # --watch
+        monkeypatch.setattr(f"nexus_ablate.cli.{verb}.time.sleep", begin)
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
 
 
@@ -248,7 +251,8 @@ def overrides(draw: random.Random, wrong: Iterator[Any], is_study: bool) -> list
 def flag_words(draw: random.Random, flag: Flag) -> list[str]:
     """A flag as it is typed: with a value in one word or two, without one that it needs, or with one too many."""
     name = flag.short if flag.short and draw.random() < 0.3 else flag.name
-    value = draw.choice(FLAG_VALUES)
+    right = shlex.split(flag.example)[1:]
+    value = draw.choice(FLAG_VALUES) if draw.random() < 0.6 or not right else right[0]
     if draw.random() < 0.1:
         name = name[:-1] + draw.choice("abcx")
     if not flag.takes:
@@ -275,7 +279,8 @@ def suggested(command: list[str], error: list[str]) -> list[str] | None:
     words = shlex.split(fix)
     if words[:1] == ["nexus-ablate"]:
         return words[1:]
-    command = [word for word in command if word not in (got, got.strip("'"))]
+    refused = {got, got.strip("'"), *got.split(" ", 1)}  # `--seeds 5` is two words
+    command = [word for word in command if word not in refused and word.partition("=")[0] not in refused]
     if words and all(re.fullmatch(r"[~+]*[\w./@]+=.*", word) for word in words):
         keys = {word.partition("=")[0].lstrip("+~") for word in words}
         return [word for word in command if word.partition("=")[0].lstrip("+~") not in keys] + words

@@ -46,6 +46,7 @@ def faults(steps: list[tuple[list[str], Answer]]) -> list[str]:
     return wrong + [f"{steps[0][0]}: `try: {fix}` was refused" for fix in refused_again(steps)]
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of wandb's process, which ends late
 @sizes(120, 400)
 def test_every_command_line_is_answered_and_what_it_says_to_try_leads_on(counted, count, folder):
     written_folder(folder)
