@@ -489,13 +489,25 @@ class Cluster:
             self.release()
             time.sleep(0.1)
 
-    def disturb(self, runs_dir):
-        """Take the node of part 7 for a more important job, and cancel the job of part 9."""
+    def disturb(self, runs_dir, held):
+        """Take the node of part 7 for a more important job, and cancel the job of part 9.
+
+        Both wait in a step while the file `held` is there, so that neither ends before it is stopped.
+        """
         victim = self.run_of(runs_dir, 7, rows_at_least=4)
         flags = ["--partition=high", f"--nodelist={victim.env['slurm_node']}", "--gres=gpu:2", "--mem=100"]
         subprocess.run(["sbatch", *flags, "--output=/dev/null", "--wrap=sleep 1"], check=True, capture_output=True)
+        self.until_preempted(victim)
         cancelled = self.run_of(runs_dir, 9, rows_at_least=3)
         subprocess.run(["scancel", cancelled.env["slurm_job"]], check=True)
+        self.until_preempted(cancelled)
+        held.unlink()
+
+    def until_preempted(self, run, seconds=120.0):
+        end = time.monotonic() + seconds
+        while read_run(run.path).state != "preempted":
+            assert time.monotonic() < end, self.jobs()
+            time.sleep(0.1)
 
 
 @pytest.fixture(scope="module")
@@ -521,10 +533,16 @@ def trials(cluster, tiny_run, tmp_path, monkeypatch):
 
     class Trials:
         directory = runs_dir / "trials"
+        held = tmp_path / "held"
         overrides = tiny_run("norm=trial", "train.steps=30")
 
         def study(self, *parts):
             return ["study", "trials", f"vary.norm.part={','.join(map(str, parts))}", "seeds=0", *self.overrides]
+
+        def hold(self):
+            """Let slow runs wait in a step until `Cluster.disturb`."""
+            self.held.touch()
+            monkeypatch.setenv("TRIAL_HELD_BY", str(self.held))
 
         def undisturbed(self, part):
             monkeypatch.setenv("TRIAL_IN_A_HURRY", "1")
@@ -550,6 +568,7 @@ SUBMIT = ("--launcher", "slurm", "--gres", "gpu:1", "--mem-gb", "1", "--cpus", "
 @pytest.mark.slow
 @WITH_SLURM
 def test_a_submitted_study_outlives_preemption_cancelling_and_a_failure(cluster, trials):
+    trials.hold()
     done = cluster.nexus(*trials.study(0, 7, 9, 10), *SUBMIT)
     assert done.returncode == 0, done.stderr
     assert "4 runs submitted" in done.stderr
@@ -563,7 +582,7 @@ def test_a_submitted_study_outlives_preemption_cancelling_and_a_failure(cluster,
     )  # the two that wait for trouble; the others may be over by now
     assert re.search("[1-4] (created|running)", printed), printed
 
-    cluster.disturb(trials.directory)
+    cluster.disturb(trials.directory, trials.held)
     cluster.settle()
     assert trials.states() == {0: "finished", 7: "finished", 9: "preempted", 10: "failed"}
     preempted = cluster.run_of(trials.directory, 7)
@@ -642,10 +661,11 @@ def gpus_are_shared_out(directory):
 @WITH_SLURM
 def test_twelve_submitted_runs_survive_every_failure(cluster, trials):
     submit = [*SUBMIT, "--time", "1"]
+    trials.hold()
     done = cluster.nexus(*trials.study(*ALL), *submit)
     assert done.returncode == 0, done.stderr
     assert "12 runs submitted" in done.stderr
-    cluster.disturb(trials.directory)
+    cluster.disturb(trials.directory, trials.held)
     cluster.settle()
     lost = trials.states()
     assert lost == TRUE_ENDS | {11: "lost"}, "a process that is gone cannot say so; SLURM knows"

@@ -63,6 +63,7 @@ def rest():
     time.sleep(0.02)
 
 def hang():
+    open(os.path.join(os.environ["HANGS_IN"], "hangs"), "w").close()
     while True:
         time.sleep(1)
 '''
@@ -225,6 +226,29 @@ def test_a_crash_marks_its_run_and_the_others_have_their_turn(study, plugin, tmp
     assert (ended.count("finished"), ended.count("diverged")) == (5, 1), "from step 10 on they live long enough"
 
 
+LIMITED = """
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from nexus_ablate.execution import local_pool
+from nexus_ablate.execution.launch import launch
+from nexus_ablate.study.definition import read_request
+
+folder = Path(sys.argv[1])
+
+def clock():
+    '''Past the limit once one run hangs and one is slow; past the grace once the last run has the slow one's worker.'''
+    if list(folder.glob("runs/mine/norm=layer/s0-*/status.json")):
+        return 1002.0 + local_pool.GRACE_SECONDS
+    rows = [len(log.read_bytes().splitlines()) for log in folder.glob("runs/mine/*slow*/s0-*/metrics.jsonl")]
+    return 1001.0 if (folder / "hangs").exists() and max(rows, default=0) > 3 else 0.0
+
+if __name__ == "__main__":
+    local_pool.time = SimpleNamespace(monotonic=clock)
+    sys.exit(launch(read_request(sys.argv[2:]), local_pool.LocalPool(workers=2, limit=1000.0)))
+"""
+
+
 @pytest.mark.slow
 def test_a_run_whose_time_is_over_is_saved_and_one_that_hangs_does_not_hold_the_others(study, plugin, tmp_path):
     path = tmp_path / "mine.yaml"
@@ -232,24 +256,13 @@ def test_a_run_whose_time_is_over_is_saved_and_one_that_hangs_does_not_hold_the_
         "question: does one endless run stop the others?\nseeds: [0]\narms:\n- norm=crash norm.how=hang\n"
         "- norm=crash norm.how=slow norm.at=0 train.steps=2000\n- norm=layer\n"
     )
-    arguments = ["study", f"{path}", *study()[2:]]
-    began = time.monotonic()
-    assert nexus(study("name=measured", "vary.norm=layer", "seeds=0", "--workers", "2")).returncode == errors.OK
-    limit = max(12, time.monotonic() - began)  # a run ends well within it, however busy the machine is
-    code = (
-        "import sys; from nexus_ablate.execution import local_pool; from nexus_ablate.execution.launch import launch\n"
-        "from nexus_ablate.study.definition import read_request\n"
-        "if __name__ == '__main__':\n"
-        "    local_pool.GRACE_SECONDS = 1\n"
-        f"    sys.exit(launch(read_request(sys.argv[2:]), local_pool.LocalPool(workers=2, limit={limit})))"
-    )
-    (tmp_path / "limited.py").write_text(code)
+    (tmp_path / "limited.py").write_text(LIMITED)
     done = subprocess.run(
-        [sys.executable, tmp_path / "limited.py", *arguments],
+        [sys.executable, tmp_path / "limited.py", tmp_path, f"{path}", *study()[2:]],
         capture_output=True,
         text=True,
-        timeout=60 + 8 * limit,
-        env=os.environ | {"NEXUS_ABLATE_PLUGINS": plugin},
+        timeout=600,
+        env=os.environ | {"NEXUS_ABLATE_PLUGINS": plugin, "HANGS_IN": str(tmp_path)},
     )
     runs = {run.arm: run for run in map(read_run, find_runs([tmp_path / "runs" / "mine"]))}
     slow = "norm=crash,norm.at=0,norm.how=slow,train.steps=2000"
@@ -259,7 +272,7 @@ def test_a_run_whose_time_is_over_is_saved_and_one_that_hangs_does_not_hold_the_
         "norm=crash,norm.how=hang": "failed",
         slow: "preempted",
     }, done.stderr
-    assert f"{slow} s0 preempted: its time limit was reached" in done.stderr
+    assert f"{slow} s0 preempted: its time limit was reached; stopped by SIGTERM; saved at step" in done.stderr
     assert "its time limit was reached, and it did not stop" in runs["norm=crash,norm.how=hang"].status["reason"]
     assert done.returncode == errors.BUG
 

@@ -34,7 +34,17 @@ class Trial(RMSNorm):
                 os.kill(os.getpid(), signal.SIGKILL)
             if not os.environ.get("TRIAL_IN_A_HURRY"):
                 time.sleep({SLOW}.get(self.part, 0.0))
+            if self.part in {SLOW} and self.left < -5:
+                wait()
         return super().forward(x)
+
+def wait():
+    """Wait while the file in TRIAL_HELD_BY is there, and no signal has asked the run to stop."""
+    while os.path.exists(os.environ.get("TRIAL_HELD_BY", "")):
+        request = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
+        if getattr(request, "signal_name", ""):
+            return
+        time.sleep(0.05)
 '''
 
 
