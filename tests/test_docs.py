@@ -74,6 +74,9 @@ def desk(request, tmp_path, monkeypatch):
     documents.to_parquet(tmp_path / "corpus.parquet")
     (tmp_path / "muon.yaml").write_text(TUTORIAL_STUDY)
     (tmp_path / "records.csv").write_text(RECORDS)
+    logs = [(arm, seed, step, 3.4 - step / 1e5 - seed / 1e3) for arm in ("baseline", "muon") for seed in (0, 1)
+            for step in (0, 30_000)]  # fmt: skip
+    pd.DataFrame(logs, columns=["arm", "seed", "step", "val_loss"]).to_csv(tmp_path / "logs.csv", index=False)
     for name in ("runs.csv", *(["norms.csv"] if "judge norms.csv" in request.node.name else [])):
         rows = (("baseline", 0, 2.0), ("baseline", 1, 2.1), ("new", 0, 1.9), ("new", 1, 1.95))
         lines = [f"{arm},{seed},{loss},3e-3,100,1" for arm, seed, loss in rows]

@@ -500,3 +500,90 @@ def test_the_page_s_table_gets_the_answer_that_the_page_states(tmp_path, capsys)
     for name, statistic in (("Skylight-001", 0.0045), ("Muon-NSR", 0.0057)):
         losses = [float(row.split(",")[1]) for row in rows.splitlines() if row.startswith(name)]
         assert (3.28 - np.mean(losses)) * len(losses) ** 0.5 == pytest.approx(statistic, abs=5e-5)
+
+
+# ---------------------------------------------------------------------------------------------------- steps to a loss
+
+AUX = """3.27930 3.27891 3.27847|3.28004 3.27961 3.27924|3.27972 3.27934 3.27890|3.27911 3.27866 3.27831
+3.27991 3.27952 3.27912|3.27715 3.27679 3.27637|3.28010 3.27971 3.27932|3.27908 3.27867 3.27826
+3.27883 3.27842 3.27799|3.28055 3.28014 3.27972|3.27934 3.27892 3.27850|3.27929 3.27891 3.27850
+3.28025 3.27988 3.27946|3.27985 3.27946 3.27908|3.27824 3.27783 3.27741|3.28042 3.28001 3.27961
+3.27797 3.27760 3.27720|3.27887 3.27848 3.27806|3.27877 3.27839 3.27795|3.27830 3.27788 3.27751"""
+"""Losses of 20 seeds at steps 2745, 2750 and 2755: KellerJordan/modded-nanogpt, pull request #321."""
+
+
+def logs(path, **arms):
+    """A CSV with a row per run and step; arms are lists of runs, each the losses by step."""
+    rows = ["arm,seed,step,val_loss"]
+    for arm, runs in arms.items():
+        rows += [f"{arm},{seed},{step},{loss}" for seed, run in enumerate(runs) for step, loss in run.items()]
+    path.write_text("\n".join(rows) + "\n")
+    return str(path)
+
+
+def falling(steps, step=100):
+    """A log whose loss falls by 0.01 each `step` steps and reaches 3.28 after some."""
+    return {at: round(3.28 + (steps - at) / step / 100, 6) for at in range(0, 4001, step)}
+
+
+def test_the_rule_of_modded_nanogpt_is_computed_as_its_pull_request_321_has_it(tmp_path, capsys):
+    runs = [dict(zip((2745, 2750, 2755), run.split(), strict=True)) for run in re.split(r"[|\n]", AUX)]
+    assert len(runs) == 20
+    slower = [{step + 200: loss for step, loss in run.items()} for run in runs]
+    path = logs(tmp_path / "logs.csv", baseline=slower, aux=runs)
+    assert main(["judge", path, "--target", "3.28"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    rule = "(3.28 - mean) sqrt(20) is 0.0051 at step 2750, the first of 0.004 or more; 0.0033 at step 2745"
+    assert f"modded-nanogpt's rule, aux: {rule}" in shown
+    assert "modded-nanogpt's rule, baseline: (3.28 - mean) sqrt(20) is 0.0051 at step 2950" in shown
+    assert "exploratory: logs that begin at or below the target" in shown  # most runs are, at step 2745
+
+
+def test_steps_to_a_loss_are_judged_by_their_differences_with_an_interval(tmp_path, capsys):
+    base = [3000.0, 3040.0, 2980.0, 3010.0, 2990.0]
+    saved = [510.0, 495.0, 505.0, 490.0, 500.0]
+    arm = [falling(steps - less) for steps, less in zip(base, saved, strict=True)]
+    path = logs(tmp_path / "logs.csv", baseline=[falling(steps) for steps in base], muon=arm)
+    words, values = judged(capsys, path, "--target", "3.28")
+    row = values["rows"][1]
+    assert words == {"muon": "BETTER"} and values["endpoint"] == "steps to 3.28" and values["unit"] == "steps"
+    assert row["delta"] == pytest.approx(-500) and row["values"] == pytest.approx(np.subtract(base, saved))
+    assert row["low"] < -500 < row["high"] < 0 and row["high"] - row["low"] < 30
+    assert main(["judge", path, "--target", "3.28", "--html", str(tmp_path / "a.html")]) == 0
+    sentence = "muon: ends 500 steps earlier ("
+    assert sentence in " ".join(capsys.readouterr().out.split())
+    page = (tmp_path / "a.html").read_text()
+    assert "muon ends 500 steps earlier (" in page and "modded-nanogpt&#39;s rule, muon: " in page
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "problem", "got", "fix"),
+    [
+        ({}, "--target 2.5", "a run does not reach the loss 2.5", "seed 1: 3.184 at the lowest", "--target 3.184"),
+        ({1000: "low"}, "--target 3.28", "val_loss is not a finite number", "low", "a number without unit"),
+        ({}, "--target 3.28 --columns step=iter", "the source has no column iter", "arm, seed", "--columns step="),
+        ({}, "--target 3.28 --endpoint accuracy", "--target is for a loss", "accuracy", "--better lower"),
+        ({}, "--target nan", "--target takes a number above 0", "nan", "--target 3.28"),
+        ({"0.0": 4.0}, "--target 3.28", "two rows are of one run and one step", "step 0", "one row per run and step"),
+        ({-1: 4.0}, "--target 3.28", "step is not a training step", "-1", "a number from 0 in every row"),
+    ],
+)
+def test_a_log_that_has_no_steps_to_the_loss_is_refused(tmp_path, capsys, change, options, problem, got, fix):
+    path = logs(tmp_path / "logs.csv", baseline=[falling(3000), falling(3040)], muon=[falling(2500) | change] * 2)
+    lines = refused(capsys, path, *options.split())
+    assert problem in lines[0] and got in lines[1] and fix in lines[2]
+
+
+def test_a_target_that_the_message_names_is_reached(tmp_path, capsys):
+    path = logs(tmp_path / "logs.csv", baseline=[falling(3000)] * 2, muon=[falling(2500)] * 2)
+    fix = refused(capsys, path, "--target", "2.5")[2].partition("try: ")[2].split()
+    assert main(["judge", path, *fix]) == 0
+
+
+def test_a_run_that_failed_to_train_counts_as_a_failure(tmp_path, capsys):
+    muon = [falling(2500 + 10 * seed) for seed in range(6)]
+    muon[3] = {0: 4.0, 100: "failed"}
+    path = logs(tmp_path / "logs.csv", baseline=[falling(3000 + 13 * seed) for seed in range(6)], muon=muon)
+    _, values = judged(capsys, path, "--target", "3.28")
+    assert list(values["rows"][1]["failed"]) == ["3"]
+    assert values["rows"][1]["verdict"]["qualifiers"] == ["1 of 6 failed"]

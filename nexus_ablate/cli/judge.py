@@ -49,13 +49,15 @@ VERB = Verb(
         ("judge runs.csv", "columns arm, seed and val_loss; the baseline is the arm called baseline"),
         ("judge runs.csv --baseline adamw --columns arm=optimizer", "columns of other names"),
         ("judge runs.json --endpoint accuracy --better higher", "another endpoint"),
-        ("judge log.csv --columns seed=none", "runs without seeds: an unpaired test"),
+        ("judge runs.csv --columns seed=none", "runs without seeds: an unpaired test"),
+        ("judge logs.csv --target 3.28", "steps to a loss: a row per run and step, in the column step"),
         ("judge wandb:team/project --columns val_loss=summary.eval/loss", "the runs of a W&B project"),
     ),
     (
         Flag("--baseline", "ARM", "the arm that others are compared with (baseline)"),
         Flag("--endpoint", "NAME", "the measure to judge by (val_loss)"),
         Flag("--better", "WORD", "lower or higher, of an endpoint of your own", one_of("--better", "lower", "higher")),
+        Flag("--target", "LOSS", "judge the steps to this loss", positive("--target", 3.28, 1e9)),
         Flag("--delta-min", "D", "the smallest difference that matters", positive("--delta-min", 0.01, 1e9)),
         Flag("--columns", "NAME=COLUMN,...", "what the source calls arm, seed, ...", _mapping),
         Flag("--tuning-seeds", "S,...", "seeds whose runs chose the learning rates; not judged", _seeds),
@@ -88,8 +90,14 @@ def run(sources: list[str], flags: dict[str, Any]) -> int:
         raise errors.ConfigError("--filters is for W&B", sources[0], "nexus-ablate judge wandb:ENTITY/PROJECT")
     else:
         source = read_source(Path(sources[0]))
-    runs = runs_of(source, name, columns)
-    endpoint = endpoint_of(name, flags.get("delta_min"), flags.get("better", ""), runs)
+    delta_min, better, notes = flags.get("delta_min"), flags.get("better", ""), {}
+    if "target" in flags:
+        from nexus_ablate.comparison.target import steps_to_target
+
+        runs, endpoint, notes = steps_to_target(source, name, columns, flags["target"], better, delta_min)
+    else:
+        runs = runs_of(source, name, columns)
+        endpoint = endpoint_of(name, delta_min, better, runs)
     seeds = flags.get("tuning_seeds", ())
-    deliver(judged(source, runs, endpoint, flags.get("baseline"), flags.get("allow", ()), seeds), flags)
+    deliver(judged(source, runs, endpoint, flags.get("baseline"), flags.get("allow", ()), seeds, notes), flags)
     return errors.OK

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -62,12 +62,14 @@ def judged(
     baseline: str | None = None,
     allow: Iterable[str] = (),
     tuning_seeds: Iterable[int] = (),
+    notes: Mapping[str, list[str]] | None = None,
 ) -> Comparison:
     """The comparison of runs that were trained elsewhere, in each stratum by itself.
 
     Args:
         baseline: The arm that the others are compared with. Default: the one called `baseline`.
         tuning_seeds: Seeds whose runs chose the learning rate of each arm. They are not judged.
+        notes: Lines to show beside the verdicts, by stratum.
 
     Raises:
         ConfigError: There is no baseline, or nothing that could be judged.
@@ -84,6 +86,7 @@ def judged(
     for stratum in strata:
         inside = [run for run in runs if run.stratum == stratum]
         tables.append(_table(source, stratum, inside, endpoint, baseline, tuple(allow), chosen_by, out, len(strata)))
+        tables[-1].regime += (notes or {}).get(stratum, [])
     return Comparison(source.name, tables, changes(tables), None)
 
 

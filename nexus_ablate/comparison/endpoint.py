@@ -134,7 +134,8 @@ class Endpoint:
             return f"with {_times(difference)} the odds of a right answer"
         if self.log:
             return f"{_times(difference)} as high"
-        return f"{self.size(difference)} {'lower' if difference < 0 else 'higher'}"
+        lower, higher = ("earlier", "later") if self.unit == "steps" else ("lower", "higher")
+        return f"{self.size(difference)} {lower if difference < 0 else higher}"
 
     def within(self, margin: float) -> str:
         """A margin as text: `±0.0100 nats per token`, `x1.1`."""

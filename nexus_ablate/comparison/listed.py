@@ -7,7 +7,7 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -21,7 +21,7 @@ from nexus_ablate.runs.files import read_regular
 if TYPE_CHECKING:
     import pandas
 
-REQUIRED, OPTIONAL = ("arm", "seed"), ("stratum", "rate", "tokens", "seconds", "unit", "caution")
+REQUIRED, OPTIONAL = ("arm", "seed"), ("stratum", "rate", "tokens", "seconds", "unit", "caution", "step")
 """Columns beside the endpoint."""
 FAILED = ("failed", "diverged")
 """Words in the endpoint's column for a run that failed to train."""
@@ -44,6 +44,7 @@ class Listed:
         rate: Its learning rate.
         unit: Of the endpoint, as the source has it; '' where it does not.
         caution: What qualifies verdicts about the run, as `compare --runs` wrote it; '' where nothing does.
+        step: Of a log, the training step at which the value was measured.
     """
 
     where: str
@@ -56,6 +57,7 @@ class Listed:
     seconds: float | None
     unit: str
     caution: str = ""
+    step: float | None = None
 
     @property
     def unfair(self) -> bool:
@@ -175,7 +177,21 @@ def _parquet(data: bytes, kind: str) -> pandas.DataFrame:
 
 
 def runs_of(source: Source, endpoint: str, columns: Mapping[str, str]) -> list[Listed]:
-    """The runs in a table.
+    """The runs in a table, one per row, as `rows_of` reads them.
+
+    Raises:
+        ConfigError: As `rows_of`, and where two rows are of one run, or the units are mixed.
+    """
+    runs = rows_of(source, endpoint, columns)
+    _refuse_duplicates(runs)
+    _refuse_mixed_units(runs)
+    return runs
+
+
+def rows_of(
+    source: Source, endpoint: str, columns: Mapping[str, str], required: Sequence[str] = REQUIRED
+) -> list[Listed]:
+    """The rows of a table.
 
     Args:
         endpoint: The measure to judge by, which is also its column unless `columns` says otherwise.
@@ -183,8 +199,7 @@ def runs_of(source: Source, endpoint: str, columns: Mapping[str, str]) -> list[L
             are numbered.
 
     Raises:
-        ConfigError: A column is missing, a cell is not what its column holds, two rows are of one run, or the units
-            are mixed.
+        ConfigError: A column is missing, or a cell is not what its column holds.
     """
     names = {name: columns.get(name, name) for name in (*REQUIRED, endpoint, *OPTIONAL)}
     if stray := [name for name in columns if name not in names]:
@@ -192,7 +207,7 @@ def runs_of(source: Source, endpoint: str, columns: Mapping[str, str]) -> list[L
         raise ConfigError("--columns names what judge does not read", stray[0], f"--columns {near}={columns[stray[0]]}")
     present = source.columns
     numbered = names["seed"] == NO_SEED and NO_SEED not in present
-    wanted = [name for name in (*REQUIRED, endpoint, *columns) if not (numbered and name == "seed")]
+    wanted = [name for name in (*required, endpoint, *columns) if not (numbered and name == "seed")]
     for name in wanted:
         if names[name] not in present:
             near = did_you_mean(names[name], present) or present[0]
@@ -213,10 +228,9 @@ def runs_of(source: Source, endpoint: str, columns: Mapping[str, str]) -> list[L
                 seconds=seconds,
                 unit=_text(cells.get(names["unit"])),
                 caution=_text(cells.get(names["caution"])),
+                step=_step(where, names["step"], cells.get(names["step"])) if "step" in required else None,
             )
         )
-    _refuse_duplicates(runs)
-    _refuse_mixed_units(runs)
     return runs
 
 
@@ -276,6 +290,13 @@ def _number(where: str, column: str, cell: object) -> float | None:
     if number is None or number <= 0:
         fix = "a number above 0 without unit, or an empty cell"
         raise ConfigError(f"{where}: {column} is not a number above 0", _shown(cell), fix)
+    return number
+
+
+def _step(where: str, column: str, cell: object) -> float:
+    number = _finite(cell)
+    if number is None or number < 0:
+        raise ConfigError(f"{where}: {column} is not a training step", _shown(cell), "a number from 0 in every row")
     return number
 
 

@@ -274,7 +274,7 @@ class Stratum:
         exploratory: What was chosen when results had been seen.
         tuning_runs: Runs that chose learning rates.
         arms: The arms behind the rows, in the same order, for the curves.
-        regime: The baseline's regime, then what it rules out, one line each.
+        regime: The baseline's regime, then what it rules out, one line each; of logs, what another rule says.
         terms: What the study fixed before its runs, and what was chosen later.
     """
 

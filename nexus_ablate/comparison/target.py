@@ -1,0 +1,117 @@
+"""Steps to a target loss, as speedruns count them: the log of a run becomes one number.
+
+Beside the verdict stands the rule of the optimizer track of modded-nanogpt (github.com/KellerJordan/modded-nanogpt,
+records/track_3_optimization): an arm passes at the first step at which (target - mean loss) sqrt(n) is 0.004 or more,
+over its n runs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+
+from nexus_ablate.comparison.endpoint import Endpoint
+from nexus_ablate.comparison.listed import REQUIRED, Listed, Source, rows_of
+from nexus_ablate.console import several
+from nexus_ablate.errors import ConfigError
+from nexus_ablate.measure.measures import Measure, measure_of
+
+RULE = 0.004
+
+Logs = dict[tuple[str, str, int], list[Listed]]
+
+
+def steps_to_target(
+    source: Source, name: str, columns: Mapping[str, str], target: float, better: str, delta_min: float | None
+) -> tuple[list[Listed], Endpoint, dict[str, list[str]]]:
+    """Each run with its steps to the target, the endpoint that they are, and the rule for each arm by stratum.
+
+    Args:
+        name: The loss, of which every row has one at a step.
+        better: Of a loss that this package does not know: `lower`.
+        delta_min: In steps.
+
+    Raises:
+        ConfigError: A run does not reach the target, its log has a step twice, or lower is not better.
+    """
+    known = measure_of(name)
+    if (known.better if known else better) != "lower":
+        raise ConfigError("--target is for a loss, of which lower is better", name, f"--endpoint {name} --better lower")
+    logs: Logs = defaultdict(list)
+    for row in rows_of(source, name, columns, (*REQUIRED, "step")):
+        logs[row.stratum, row.arm, row.seed].append(row)
+    for log in logs.values():
+        log.sort(key=lambda row: row.step or 0.0)
+        for row, following in pairwise(log):
+            if row.step == following.step:
+                got = f"{row.where} and {following.where}: {row.arm}, seed {row.seed}, step {row.step:g}"
+                raise ConfigError("two rows are of one run and one step", got, "one row per run and step")
+    _require_target(logs, target)
+    measure = Measure(
+        f"steps to {target:g}", "steps", "training steps until the loss is reached", ("summary",), "lower"
+    )
+    return [_run(log, target) for log in logs.values()], Endpoint(measure.name, delta_min, measure), _rule(logs, target)
+
+
+def _require_target(logs: Logs, target: float) -> None:
+    """Refuse a run that does not reach the target: without its steps, a mean over the others would flatter the arm."""
+    lowest = {run: min(row.value for row in log if row.value is not None) for run, log in logs.items() if _trained(log)}
+    worst = max(lowest, key=lowest.__getitem__, default=None)
+    if worst is not None and lowest[worst] > target:
+        got = f"{worst[1]}, seed {worst[2]}: {lowest[worst]:g} at the lowest"
+        raise ConfigError(f"a run does not reach the loss {target:g}", got, f"--target {lowest[worst]:g}")
+
+
+def _trained(log: list[Listed]) -> bool:
+    return all(row.value is not None for row in log)
+
+
+def _run(log: list[Listed], target: float) -> Listed:
+    """The run with its steps to the target in place of a loss, between two rows by a straight line."""
+    first = replace(log[0], tokens=None, seconds=None, unit="steps")
+    if not _trained(log):
+        return replace(first, value=None)
+    points = [(row.step or 0.0, row.value or 0.0) for row in log]
+    if points[0][1] <= target:
+        return replace(first, value=points[0][0], caution="logs that begin at or below the target")
+    for (step, loss), (next_step, next_loss) in pairwise(points):
+        if next_loss <= target:
+            return replace(first, value=step + (next_step - step) * (loss - target) / (loss - next_loss))
+    raise AssertionError("every run reaches the target")
+
+
+def _rule(logs: Logs, target: float) -> dict[str, list[str]]:
+    """What the rule says of each arm, by stratum: a line each."""
+    arms: dict[tuple[str, str], list[list[Listed]]] = defaultdict(list)
+    for (stratum, arm, _), log in logs.items():
+        arms[stratum, arm].append(log)
+    lines: dict[str, list[str]] = defaultdict(list)
+    for (stratum, arm), runs in arms.items():
+        lines[stratum].append(f"modded-nanogpt's rule, {arm}: {_first_passing_step(runs, target)}")
+    return lines
+
+
+def _first_passing_step(runs: list[list[Listed]], target: float) -> str:
+    """`(3.28 - mean) sqrt(20) is 0.0051 at step 2750, the first of 0.004 or more; 0.0033 at step 2745`."""
+    losses: dict[float, list[float]] = defaultdict(list)
+    for row in (row for log in runs for row in log):
+        losses[row.step or 0.0].append(math.inf if row.value is None else row.value)
+    statistics = {
+        step: (target - float(np.mean(losses[step]))) * math.sqrt(len(runs))
+        for step in sorted(losses)
+        if len(losses[step]) == len(runs)
+    }
+    if not statistics:
+        return f"no step at which all of {several(len(runs), 'run')} have a loss"
+    form = f"({target:g} - mean) sqrt({len(runs)})"
+    before = ""
+    for step, statistic in statistics.items():
+        if statistic >= RULE:
+            return f"{form} is {statistic:.4f} at step {step:g}, the first of {RULE} or more{before}"
+        before = f"; {statistic:.4f} at step {step:g}"
+    return f"{form} is at no step {RULE} or more{before}"
