@@ -8,12 +8,14 @@ import sys
 
 import pytest
 import torch
+from written_runs import sealed
 
 from nexus_ablate import errors
+from nexus_ablate.cli import main
 from nexus_ablate.config.compose import compose
 from nexus_ablate.config.options import option_files
 from nexus_ablate.errors import Diverged, Preempted
-from nexus_ablate.runs import read_jsonl, read_run
+from nexus_ablate.runs import find_runs, read_jsonl, read_run
 from nexus_ablate.track import mirror
 from nexus_ablate.training import checkpoint, session
 from nexus_ablate.training.session import train
@@ -426,3 +428,54 @@ def test_peak_memory_is_this_process_s_and_not_its_parent_s():
     held = b"x" * 2**30  # which the other process has not
     peak = int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
     assert 2**20 < peak < len(held)
+
+
+# ---------------------------------------------------------------- carried out otherwise than a finished run
+
+
+def made_as(path, **facts):
+    """Let a finished run say that it was carried out otherwise."""
+    summary = path / "summary.json"
+    summary.write_text(json.dumps(json.loads(summary.read_text()) | facts))
+    sealed(path)
+
+
+@pytest.mark.parametrize(
+    ("made", "asked", "said", "trains"),
+    [
+        ({"compiled": True}, "train.compile=off", "another train.compile (on) than requested", True),
+        ({"device": "cuda:0"}, "train.device=cpu", "another device (cuda) than requested", True),
+        ({}, "train.threads=2", "other threads (1) than requested, which changed no digit", False),
+        ({"compiled": True}, "train.compile=auto", "already finished", False),
+        ({}, "train.compile=off", "already finished", False),
+    ],
+)
+def test_a_run_whose_numbers_would_differ_as_requested_is_trained_beside_the_finished_one(
+    made, asked, said, trains, tiny_run, tmp_path, capsys
+):
+    base = tiny_run("train.steps=2")
+    assert main(base) == 0
+    (first,) = find_runs([tmp_path / "runs"])
+    made_as(first, **made)
+    before = (first / "summary.json").read_text()
+    for expected in (said, said if not trains else "already finished"):  # the second time it finds what it made
+        capsys.readouterr()
+        assert main([*base, asked]) == 0
+        assert expected in " ".join(capsys.readouterr().err.split())
+    names = [first.name, f"{first.name}-r2"] if trains else [first.name]
+    assert [path.name for path in find_runs([tmp_path / "runs"])] == names
+    assert (first / "summary.json").read_text() == before
+    assert main(["-m", *base, asked, "seed=0,1"]) == 0
+    assert len(find_runs([tmp_path / "runs"])) == len(names) + 1, "a multirun finds it too"
+
+
+def test_a_study_keeps_what_was_carried_out_otherwise_and_says_so(tiny_run, tmp_path, capsys):
+    study = ["study", "mine", "vary.norm=layer", "seeds=0", "--workers", "1", *tiny_run("train.steps=2")]
+    assert main(study) == 0
+    for path in find_runs([tmp_path / "runs"]):
+        made_as(path, compiled=True)
+    capsys.readouterr()
+    assert main([*study, "train.compile=off"]) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert "2 finished runs trained with another train.compile (on) than requested, and kept" in said
+    assert len(find_runs([tmp_path / "runs"])) == 2

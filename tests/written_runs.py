@@ -167,7 +167,8 @@ def sealed(path: Path) -> Path:
     """A run directory as a run of this version leaves it: with hashes of its files."""
     summary = path / "summary.json"
     if summary.exists():
-        write_summary(path, json.loads(summary.read_text()))
+        values = json.loads(summary.read_text())
+        write_summary(path, {name: value for name, value in values.items() if name != "checksum"})
     status = json.loads((path / "status.json").read_text())
     write_json(path / "status.json", status | {"files": file_hashes(path)})
     return path

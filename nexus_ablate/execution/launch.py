@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from nexus_ablate import errors
 from nexus_ablate.comparison.learning_rates import FURTHER_RATES
+from nexus_ablate.config.compose import compose
+from nexus_ablate.console import several
 from nexus_ablate.data import prepare
 from nexus_ablate.execution.job_progress import JobProgress
 from nexus_ablate.measure.regime import check_passes
@@ -18,8 +21,9 @@ from nexus_ablate.planning.looks import ended_later, judge, lacking, next_look, 
 from nexus_ablate.planning.stale_code import check_code
 from nexus_ablate.planning.study_yaml import expanded, write_record
 from nexus_ablate.provenance import source_hash
-from nexus_ablate.runs import SETTLED
+from nexus_ablate.runs import SETTLED, read_run
 from nexus_ablate.study.definition import Request, strata_of
+from nexus_ablate.training.session import other_arithmetic
 
 
 class Backend(Protocol):
@@ -144,14 +148,20 @@ def at_own_rates(runs: Runs, arms: Sequence[ComposedArm], seeds: int) -> Iterato
 
 def run_missing(jobs: list[Job], backend: Backend, progress: JobProgress, retry_failed: bool) -> str:
     """Run the jobs that have not ended and were not run by this command. Returns the stop signal, or ''."""
-    waiting = []
+    waiting, otherwise = [], []
     for job in jobs:
         if job.path in progress.statuses:
             continue
         state, reason = job.state()
         if not job.again and (state in SETTLED or (state == "failed" and not retry_failed)):
             progress.already_ended(job, state, reason)
+            if any(text.startswith(("train.device=", "train.compile=")) for text in job.overrides):
+                unlike = other_arithmetic(compose(job.overrides), read_run(job.path).summary or {})
+                otherwise += [", ".join(unlike)] if unlike else []
         else:
             progress.statuses[job.path] = errors.PREEMPTED
             waiting.append(job)
+    for unlike, count in Counter(otherwise).items():
+        kept = f"{several(count, 'finished run')} trained with {unlike} than requested, and kept"
+        progress.say(f"{kept}; a study of another name (name=NAME) trains them as requested")
     return backend.run(waiting, progress) if waiting else ""

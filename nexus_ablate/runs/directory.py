@@ -315,22 +315,29 @@ class Launch:
     env: dict[str, Any]
 
 
-def open_run(path: Path, launch: Launch, rerun: bool = False, check: Callable[[], None] = lambda: None) -> Run:
+def open_run(
+    path: Path,
+    launch: Launch,
+    rerun: bool = False,
+    check: Callable[[], None] = lambda: None,
+    is_wanted: Callable[[Path], bool] = lambda path: True,
+) -> Run:
     """Open a run directory: create it, find its result, or take it over from a dead process.
 
     Args:
         path: From `run_path`.
         rerun: Leave a result untouched and use the sibling `-r2`, or the next one without a result.
         check: Called if there is no result yet, before anything is created; refuses runs that can't be trained here.
+        is_wanted: Whether the result in a directory is the one that is asked for; another is left untouched too.
 
     Raises:
         AlreadyRunning: Another process owns the directory.
         StorageError: The disk refused a write.
     """
-    if rerun:
-        first, number = path, 2
-        while _result(path := first.with_name(f"{first.name}-r{number}")):
-            number += 1
+    first, number = path, 1
+    while (rerun and number == 1) or (_result(path) and (rerun or not is_wanted(path))):
+        number += 1
+        path = first.with_name(f"{first.name}-r{number}")
     if result := _result(path):
         return Run(path, result, None, finished=True, resuming=False)
 

@@ -139,7 +139,10 @@ def _lead(
         runs = run_conditions.get("runs_per_device", 1) if world.device.type == "cuda" else 1
         check_memory(config, *device_memory(world.device, runs), **_known(config, data, world))
 
-    with open_run(path, launch, config.rerun, check) as run:
+    def is_wanted(result: Path) -> bool:
+        return not other_arithmetic(config, read_run(result).summary or {})
+
+    with open_run(path, launch, config.rerun, check, is_wanted) as run:
         if run.finished:
             record = read_run(run.path)
             if record.status["state"] == "diverged":
@@ -150,9 +153,10 @@ def _lead(
             probed = (record.config or {}).get("probe")
             if probed != config.nested()["probe"]:
                 display.say("this run has other probe settings than requested; rerun=on trains it again")
-            if unlike := carried_out_otherwise(config, summary):
-                problem = f"this run was trained with {', '.join(unlike)} than requested"
-                display.say(f"{problem}, so its last digits can differ; rerun=on trains it again, in a new folder")
+            threads = summary.get("threads", config.train.threads)
+            if config.train.threads not in ("auto", threads) and summary.get("device") == "cpu":
+                problem = f"this run was trained with other threads ({threads}) than requested"
+                display.say(f"{problem}, which changed no digit where it was tried; rerun=on trains it again")
             if config.evals:
                 summary = evaluate(run.path, config.evals)
                 if summary != record.summary:
@@ -160,6 +164,11 @@ def _lead(
             world.share(b"")
             display.after(run.path, summary, already_finished=True)
             return Outcome(errors.OK, run.path, summary, already_finished=True)
+        if run.path != path and not config.rerun and not run.resuming:
+            unlike = ", ".join(other_arithmetic(config, read_run(path).summary or {}))
+            reason = f"{path.name} was trained with {unlike} than requested, so its numbers differ; training again"
+            display.say(reason)
+            run.log(reason)
         others = made_by_other_code(run.path, ident.config_hash, code)
         if others and not (run.resuming or config.rerun):
             reason = f"an earlier run of this configuration, {others[-1]}; training again"
@@ -185,14 +194,15 @@ def _lead(
     return Outcome(errors.OK, run.path, summary)
 
 
-def carried_out_otherwise(config: RunConfig, summary: Mapping[str, Any]) -> list[str]:
-    """How a finished run was carried out other than a configuration asks for, where it does not say auto."""
+def other_arithmetic(config: RunConfig, summary: Mapping[str, Any]) -> list[str]:
+    """The device and train.compile of a finished run, where a configuration asks for others: its numbers would differ.
+
+    The number of CPU threads isn't among them: losses were equal to the last bit with one and with two.
+    """
     train, unlike = config.train, []
     device = str(summary.get("device", train.device)).partition(":")[0]
-    if train.device not in ("auto", device) and train.device.partition(":")[0] != device:
+    if train.device != "auto" and train.device.partition(":")[0] != device:
         unlike.append(f"another device ({device})")
-    if train.threads not in ("auto", summary.get("threads", train.threads)) and device == "cpu":
-        unlike.append(f"other threads ({summary['threads']})")
     compiled = summary.get("compiled")
     if compiled is not None and train.compile != "auto" and (train.compile != "off") != compiled:
         unlike.append(f"another train.compile ({'on' if compiled else 'off'})")
