@@ -131,7 +131,10 @@ def _vocabulary(data: tuple[tuple[str, object], ...]) -> int:
 
 
 def measured_speed(config: RunConfig, threads: int) -> float | None:
-    """Training tokens per second on this machine now, from one second of steps on random tokens; None if too slow."""
+    """Training tokens per second on this machine now, from one second of steps on random tokens; None if too slow.
+
+    Where one step takes a second, one is measured after one of warm-up; a step of more than 1e12 FLOPs on a CPU is not.
+    """
     import numpy as np
     import torch
 
@@ -143,8 +146,8 @@ def measured_speed(config: RunConfig, threads: int) -> float | None:
     device = device_of(config.train)
     vocab_size = vocabulary(config)
     shape = config.train.batch_size * config.train.grad_accum, config.model.context + 1
-    micro_batch = config.train.batch_size * config.model.context
-    if device.type == "cpu" and flops_per_token(config, vocab_size) * micro_batch > _LARGEST_MEASURED:
+    per_step = config.resolved.tokens_per_step
+    if device.type == "cpu" and flops_per_token(config, vocab_size) * per_step > _LARGEST_MEASURED:
         return None
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -158,12 +161,14 @@ def measured_speed(config: RunConfig, threads: int) -> float | None:
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
 
+        began = time.monotonic()
         take()
         start, steps = time.monotonic(), 0
-        while steps < 2 or time.monotonic() - start < MEASURED_SECONDS:
+        least = 1 if start - began > MEASURED_SECONDS else 2
+        while steps < least or time.monotonic() - start < MEASURED_SECONDS:
             take()
             steps += 1
-        return steps * config.resolved.tokens_per_step / (time.monotonic() - start)
+        return steps * per_step / (time.monotonic() - start)
     finally:
         torch.set_num_threads(before)
 

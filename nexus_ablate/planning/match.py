@@ -6,6 +6,7 @@ seconds by the budget. The remaining difference is recorded with the arm.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
@@ -13,7 +14,7 @@ from fractions import Fraction
 from nexus_ablate.comparison.fairness import MISMATCH_FAIL
 from nexus_ablate.config.resolve import changed
 from nexus_ablate.config.run_config import RunConfig
-from nexus_ablate.errors import ConfigError
+from nexus_ablate.errors import ConfigError, printable
 from nexus_ablate.planning.cost import cost_of, measured_speed, vocabulary
 from nexus_ablate.study.arm_overrides import key_of
 from nexus_ablate.study.schema import ArmMatch, Match
@@ -91,6 +92,8 @@ def _budget(kind: str, baseline: RunConfig, overrides: list[str], config: RunCon
         steps = cost.steps if own_budget else max(1, round(base_cost.tokens / per_step))
         target, got = base_cost.tokens, steps * per_step
     else:
+        arm = printable(" ".join(overrides))
+        print(f"match=seconds: measuring steps of the baseline and of {arm}", file=sys.stderr)
         speeds = [measured_speed(c, threads=1) for c in (baseline, config)]
         if None in speeds:
             problem = "match=seconds needs a speed, and one step takes too long to measure"

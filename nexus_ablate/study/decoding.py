@@ -201,13 +201,8 @@ def _endpoints(values: Mapping[str, Any]) -> list[dict[str, Any]]:
         raise ConfigError(
             f"{given[0]} and endpoints say the same", f"{given[0]}: {values[given[0]]}", "endpoints alone"
         )
-    if isinstance(endpoints, dict):
-        endpoints = [{"name": name} | (keys or {}) for name, keys in endpoints.items()]
-    if not isinstance(endpoints, list) or not endpoints:
-        raise ConfigError(f"endpoints takes {takes('endpoints')[0]}", in_yaml(endpoints), "endpoints: [val_loss]")
     written = []
-    for endpoint in endpoints:
-        keys: dict[str, Any] = {"name": endpoint} if isinstance(endpoint, str) else dict(endpoint)
+    for keys in listed_endpoints(endpoints):
         delta_min = keys.pop("delta_min", None)
         share = _TOKENS.fullmatch(delta_min) if isinstance(delta_min, str) else None
         if share:
@@ -218,6 +213,23 @@ def _endpoints(values: Mapping[str, Any]) -> list[dict[str, Any]]:
     if worth := values.get("delta_min_tokens"):  # of earlier versions
         written[0]["tokens"] = worth
     return written
+
+
+def listed_endpoints(endpoints: Any) -> list[dict[str, Any]]:
+    """Each endpoint as a mapping with its name, from `[val_loss]` or `{val_loss: {delta_min: 0.1}}`.
+
+    Raises:
+        ConfigError: It is none of these.
+    """
+    try:
+        if isinstance(endpoints, dict):
+            endpoints = [{"name": name, **(keys or {})} for name, keys in endpoints.items()]
+        listed = [{"name": entry} if isinstance(entry, str) else {**entry} for entry in endpoints]
+    except TypeError:  # a number or a list where a mapping belongs
+        listed = []
+    if not listed or not all("name" in keys for keys in listed):
+        raise ConfigError(f"endpoints takes {takes('endpoints')[0]}", in_yaml(endpoints), "endpoints: [val_loss]")
+    return listed
 
 
 def _strata(strata: dict[str, Any]) -> dict[str, Any]:

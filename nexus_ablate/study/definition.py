@@ -23,7 +23,7 @@ from nexus_ablate.plain_data import UNREADABLE, load_yaml
 from nexus_ablate.runs.files import read_regular
 from nexus_ablate.runs.record import DOCUMENT_BYTES
 from nexus_ablate.study.arm_overrides import YAML, is_override, key_of, merged, says_how
-from nexus_ablate.study.decoding import decode, decode_file, in_yaml, read_study
+from nexus_ablate.study.decoding import decode, decode_file, in_yaml, listed_endpoints, read_study
 from nexus_ablate.study.panel import STUDY as PANEL
 from nexus_ablate.study.panel import read_panel
 from nexus_ablate.study.schema import Study
@@ -193,10 +193,7 @@ def _with_typed(values: dict[str, Any], typed: dict[str, Any]) -> dict[str, Any]
         values = values | {"looks": [], "look_weights": []}
     if not primary or not values.get("endpoints"):
         return values | typed | primary
-    endpoints = values["endpoints"]
-    if isinstance(endpoints, dict):
-        endpoints = [{"name": name} | (keys or {}) for name, keys in endpoints.items()]
-    first, *others = [{"name": entry} if isinstance(entry, str) else entry for entry in endpoints]
+    first, *others = listed_endpoints(values["endpoints"])
     if "delta_min" in primary:
         first = {"name": first["name"], "delta_min": primary["delta_min"]}
     if "endpoint" in primary:

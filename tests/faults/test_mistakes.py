@@ -94,10 +94,25 @@ def test_the_suggestion_for_a_value_can_be_typed(typed):
     assert tried(Mistake("", overrides, ()), error.fix) is None, error.fix
 
 
-@pytest.mark.parametrize("verb", ["explain", "plan first_look", "bench step"])
-def test_a_model_that_fits_no_memory_is_three_lines(verb, capsys):
+@pytest.mark.parametrize(
+    "verb", ["explain", "plan first_look", "bench step", "bench norm", "bench coordinates", "train"]
+)
+def test_a_model_that_fits_no_memory_is_three_lines_and_no_folder(verb, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     assert main([*verb.split(), "vocab_size=1000000000"]) == 2
-    assert len(capsys.readouterr().err.splitlines()[-3:]) == 3
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(":")[0] for line in lines[-3:]] == ["error", "  got", "  try"] and "Traceback" not in lines
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("optimizer", ["adafactor", "muon", "lion"])
+def test_equal_seconds_are_measured_with_any_optimizer_and_said_to_be(optimizer, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("nexus_ablate.planning.cost.MEASURED_SECONDS", 0.01)
+    small = ["model=femto", "model.n_layers=1", "model.context=16", "train.batch_size=2", "train.steps=20"]
+    command = ["plan", "mine", "vary.norm=layer", "match=seconds", f"optim={optimizer}", *small]
+    assert main(command) == 0
+    assert "match=seconds: measuring steps of the baseline and of norm=layer" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -1,0 +1,115 @@
+"""Files that others made, or that were damaged on their way: a model's configuration, a tokenizer, a study's file."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from nexus_ablate.cli import main
+from nexus_ablate.pretrained import library
+
+LLAMA = {"model_type": "llama", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+LLAMA |= {"intermediate_size": 32, "vocab_size": 64}
+HUGE = 10**9
+CONFIGS: dict[str, Any] = {
+    "a billion layers": LLAMA | {"num_hidden_layers": HUGE},
+    "a billion wide": LLAMA | {"hidden_size": HUGE},
+    "a billion heads": LLAMA | {"hidden_size": 2 * HUGE, "num_attention_heads": HUGE},
+    "no heads": LLAMA | {"num_attention_heads": 0},
+    "a tenth of a layer": LLAMA | {"num_hidden_layers": 0.1},
+    "fewer layers than none": LLAMA | {"num_hidden_layers": -1},
+    "a word": LLAMA | {"hidden_size": "wide"},
+    "a tera of tokens": LLAMA | {"vocab_size": 10**12},
+    "no number": LLAMA | {"rms_norm_eps": float("nan")},
+    "an infinite number": LLAMA | {"rope_theta": float("inf")},
+    "a list": [LLAMA],
+    "a hundred thousand levels": '{"a":' * 100_000 + "1" + "}" * 100_000,
+    "no model_type": {"hidden_size": 16},
+    "nothing": "",
+}
+
+
+def bpe(vocab: Any = None, **more: Any) -> dict[str, Any]:
+    return {"model": {"type": "BPE", "vocab": {"a": 0, "b": 1} if vocab is None else vocab, "merges": []}} | more
+
+
+TOKENIZERS: dict[str, Any] = {
+    "nine hundred levels": '{"a":' * 900 + "1" + "}" * 900,
+    "a hundred thousand levels": '{"a":' * 100_000 + "1" + "}" * 100_000,
+    "nothing": "",
+    "an empty mapping": {},
+    "a list": [],
+    "half a character": bpe({"\ud800": 0, "a": 1}),
+    "an empty token": bpe({"": 0, "a": 1}),
+    "an id of 2^31": bpe({"a": 2**31, "b": 0}),
+    "an id of 2^63": bpe({"a": 2**63}),
+    "an id below 0": bpe({"a": -1}),
+    "half an id": bpe({"a": 0.5}),
+    "an id that is no number": bpe({"a": float("nan")}),
+    "an id twice": bpe({"a": 0, "b": 0}),
+    "a gap of a million": bpe({"a": 0, "b": 10**6}),
+    "a merge of three": bpe() | {"model": bpe()["model"] | {"merges": ["x y z", 3]}},
+    "an added id of 2^31": bpe(added_tokens=[{"id": 2**31, "content": "x"}]),
+    "no model": {"model": None},
+}
+STUDY_LINES = (
+    *("endpoint: [a]", "endpoint: {a: b}", "endpoint: 3", "endpoints: [a]", "endpoints: {a: b}", "endpoints: [[a]]"),
+    *("endpoints: 3", "endpoints: {val_loss: 3}", "endpoints: {val_loss: [1]}", "delta_min: [a]", "delta_min: {a: b}"),
+    *("strata: 3", "strata: {a: {b: c}}", "expects: [3]", "expects: {a: b}", "requires: [3]", "requires: {a: 3}"),
+    *("arms: 3", "arms: [3]", "arms: [[[a]]]", "arms: [{name: x}]", "baseline: {a: b}", "baseline: 3", "share: 12"),
+    *("seeds: {looks: 3}", "seeds: 1e400", "seeds: [x]", "lr_grid: x", "rungs: [x]", "match: [a]", "question: [a]"),
+    *("name: [a]", "claim: {a: b}", "tier: [1]", "factors: 3", "factors: {norm: 3}", "factors: {3: [a]}", "looks: [1]"),
+)
+
+
+def written(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def is_refused(capsys: pytest.CaptureFixture[str], *command: str) -> bool:
+    """Whether a command ends in three lines, with exit status 2."""
+    status = main([*command])
+    lines = capsys.readouterr().err.splitlines()
+    return status == 2 and [line.split(":")[0] for line in lines[-3:]] == ["error", "  got", "  try"]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_configuration_of_no_model_is_refused(name, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.json").write_text(written(CONFIGS[name]))
+    assert is_refused(capsys, "import", str(tmp_path))
+    assert is_refused(capsys, "import", str(tmp_path / "config.json"), "--overrides")
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_a_tokenizer_that_is_none_is_refused(name, capsys, tmp_path, text_file, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NEXUS_ABLATE_CACHE", str(tmp_path / "cache"))
+    path = tmp_path / "tokenizer.json"
+    path.write_text(written(TOKENIZERS[name]))
+    data = ["model=femto", "train.steps=1", "data=files", f"data.files=[{text_file}]", f"data.tokenizer={path}"]
+    assert is_refused(capsys, *data)
+    assert is_refused(capsys, "plan", "mine", "vary.norm=layer", *data)
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("line", STUDY_LINES)
+@pytest.mark.parametrize("typed", [[], ["delta_min=0.1"]], ids=["alone", "with delta_min"])
+def test_a_study_s_file_with_another_form_is_refused(line, typed, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lines = {"question": "question: is it?", "arms": "arms: [norm=layer]"} | {line.partition(":")[0]: line}
+    if line.startswith("factors"):
+        del lines["arms"]
+    (tmp_path / "mine.yaml").write_text("\n".join([*lines.values(), ""]))
+    replaced = bool(typed) and line.startswith("delta_min")
+    assert is_refused(capsys, "plan", "mine.yaml", *typed) or replaced
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.yaml"]
+
+
+def test_control_a_traceback_is_noticed(capsys, tmp_path, monkeypatch):
+    (tmp_path / "config.json").write_text(written(LLAMA))
+    monkeypatch.setattr(library, "read_config", lambda path: 1 / 0)
+    assert not is_refused(capsys, "import", str(tmp_path))
