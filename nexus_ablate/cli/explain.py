@@ -17,6 +17,11 @@ from nexus_ablate.console import compact
 from nexus_ablate.errors import printable
 from nexus_ablate.training import signals
 
+Rows = list[tuple[str, ...]]
+Sections = dict[str, Rows]
+"""Rows of cells by title."""
+EQUATIONS = "equations: x is the residual stream, A attention, F the FFN, N the norm"
+
 VERB = Verb(
     "explain",
     "the architecture of a configuration: equations, sizes, FLOPs",
@@ -28,10 +33,10 @@ VERB = Verb(
     ),
     (
         Flag("--vocab", "N", "tokens in the vocabulary (256)", whole("--vocab", 50257, "of tokens")),
-        Flag("--json", "", "for programs"),
+        Flag("--all", "", "also norms, kernels, what `auto` means, each tensor's start and rates, and equal options"),
+        Flag("--json", "", "for programs, everything"),
     ),
-    "Prints equations, norms, parameters, initial values, decay, FLOPs and the attention kernel. Trains nothing, and "
-    "the data need not exist.",
+    "Prints the shape, the regime, the equations and the parameters. Trains nothing, and the data need not exist.",
     kind="runs",
 )
 
@@ -61,7 +66,7 @@ def _explain(overrides: list[str], flags: dict[str, Any]) -> int:
         json.dump(facts, sys.stdout, indent=1, allow_nan=False)
         print()
     else:
-        _print(facts)
+        _print(sections(facts) if "all" in flags else first_screen(facts))
     return errors.OK
 
 
@@ -101,14 +106,14 @@ def execution(config: RunConfig, parameters: int, vocab_size: int) -> dict[str, 
     return {"device": hardware.name or kind, **chosen.why, "precision": precision}
 
 
-def _print(facts: dict[str, Any]) -> None:
+def _print(sections: Sections) -> None:
     from rich.markup import escape
     from rich.table import Table
 
     from nexus_ablate.console import open_console
 
     console = open_console()
-    for title, rows in sections(facts).items():
+    for title, rows in sections.items():
         if not rows:
             continue
         console.print(f"\n[bold]{escape(title)}[/bold]")
@@ -120,36 +125,57 @@ def _print(facts: dict[str, Any]) -> None:
         console.print(table)
 
 
-def sections(facts: dict[str, Any]) -> dict[str, list[tuple[str, ...]]]:
+def first_screen(facts: dict[str, Any]) -> Sections:
+    """What fits on a screen: the shape, the regime, the equations in force and the size."""
+    in_force = [part for part in facts["equations"] if not part["of"].endswith("=none")]
+    return {
+        facts["arm"].replace(",", ", "): [*_shape(facts), *_regime_rows(facts)],
+        EQUATIONS: _equations(in_force),
+        _size(facts): [("--all", "also norms, kernels, what `auto` means, each tensor's start and rates, equal options")],
+    }
+
+
+def sections(facts: dict[str, Any]) -> Sections:
     """Rows of cells by title, in reading order."""
-    parameters, flops = facts["parameters"], facts["flops_per_token"]
-    total = f"{parameters['total']:,} parameters ({parameters['without_embeddings']:,} without embeddings)"
     decay = facts["decay"]
     which = decay["which"].replace("_", " and ")
     tensors = f"initial values (init={facts['initial_values']['init']}), peak learning rate"
     return {
-        facts["arm"].replace(",", ", "): _summary(facts),
-        "equations: x is the residual stream, A attention, F the FFN, N the norm": _equations(facts["equations"]),
-        f"{total}; FLOPs per token: {compact(flops['training'])} in training, a third in the forward pass": _components(
-            parameters["by_component"], flops["forward"]
-        ),
+        facts["arm"].replace(",", ", "): [*_shape(facts), *_regime_rows(facts), *_resolved(facts)],
+        EQUATIONS: _equations(facts["equations"]),
+        _size(facts): _components(facts["parameters"]["by_component"], facts["flops_per_token"]["forward"]),
         f"{tensors}, and weight decay {decay['weight_decay']:g} on {which}, per step": _tensors(facts),
         "the same function": [(each["option"], f"{each['same_as']}: {each['when']}") for each in facts["equivalent"]],
     }
 
 
-def _summary(facts: dict[str, Any]) -> list[tuple[str, ...]]:
-    size, ffn, n_layers = facts["size"], facts["ffn"], facts["size"]["n_layers"]
-    shape = f"{n_layers} blocks, d_model {size['d_model']}, {size['n_heads']} heads of {size['head_dim']}"
+def _shape(facts: dict[str, Any]) -> Rows:
+    size, ffn = facts["size"], facts["ffn"]
+    shape = f"{size['n_layers']} blocks, d_model {size['d_model']}, {size['n_heads']} heads of {size['head_dim']}"
     width = f"d_ff {ffn['d_ff']} = {ffn['d_ff_ratio']:.4g} d_model"
     text = f"{size['name']}: {shape}, {width}, context {size['context']}, vocabulary {facts['vocab_size']:,}"
-    rows = [("model", text)]
-    rows += [("note", note) for note in facts["notes"]]
-    rows.append(("regime", facts["regime"]["summary"]))
-    rows += [("initial", facts["regime"]["initial"])] if facts["regime"]["initial"] else []
-    rows += [("warning", warning) for warning in facts["regime"]["warnings"]]
+    return [("model", text), *(("note", note) for note in facts["notes"])]
+
+
+def _size(facts: dict[str, Any]) -> str:
+    parameters = facts["parameters"]
+    total = f"{parameters['total']:,} parameters ({parameters['without_embeddings']:,} without embeddings)"
+    training = compact(facts["flops_per_token"]["training"])
+    return f"{total}; FLOPs per token: {training} in training, a third in the forward pass"
+
+
+def _regime_rows(facts: dict[str, Any]) -> Rows:
+    regime = facts["regime"]
+    rows = [("regime", regime["summary"]), ("initial", regime["initial"])]
+    rows += [("warning", warning) for warning in regime["warnings"]]
+    return [row for row in rows if row[1]]
+
+
+def _resolved(facts: dict[str, Any]) -> Rows:
+    """Where the norms are, which kernels a step uses, and what each `auto` became."""
+    n_layers = facts["size"]["n_layers"]
     sites = [f"{site['site']} ({site['width']} wide, {_which(site['blocks'], n_layers)})" for site in facts["norms"]]
-    rows.append(("norms", ", ".join(sites) or "none"))
+    rows = [("norms", ", ".join(sites) or "none")]
     for kernel in facts["kernels"]:
         where = _which(kernel["layers"], n_layers)
         rows.append(("attention", f"{kernel['kernel']} ({kernel['reason']}) in {where}; on a GPU {kernel['gpu']}"))
@@ -158,8 +184,7 @@ def _summary(facts: dict[str, Any]) -> list[tuple[str, ...]]:
     for each in facts["auto"]:
         value = "" if each["means"] is None else f"={_short(each['means'])}"
         autos.append(f"{each['key']}{value} ({each['by']})")
-    rows.append(("auto", ", ".join(autos) or "nothing"))
-    return rows
+    return [*rows, ("auto", ", ".join(autos) or "nothing")]
 
 
 def _equations(parts: list[dict[str, Any]]) -> list[tuple[str, ...]]:
