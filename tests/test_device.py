@@ -47,7 +47,8 @@ def test_automatic_threads_are_the_free_cores_and_say_so_when_they_are_fewer(mon
     assert choose_threads("auto", Machine(10, 0, 5)) == (4, "")
     threads, note = choose_threads("auto", Machine(10, 20, 5))
     assert threads == 2
-    assert "2 of 4 cores are idle" in note
+    assert note == "2 of 4 cores are idle: training with 2 threads"
+    assert choose_threads("auto", Machine(10, 30, 5))[1] == "1 of 4 cores is idle: training with 1 thread"
 
 
 def test_automatic_threads_keep_to_what_a_launcher_set(monkeypatch):

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from nexus_ablate.config.resolve import check_graphs
 from nexus_ablate.config.run_config import TrainConfig
+from nexus_ablate.console import several
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.gpus import multiplies_bf16, visible_gpus
 
@@ -85,21 +86,16 @@ def share_cores_politely() -> None:
 
 def choose_threads(requested: int | str, idle: IdleCores) -> tuple[int, str]:
     """The number of CPU threads, and a warning where it is more than the machine has free."""
-    free = idle.count()
+    free, cores = idle.count(), idle.cores()
+    busy = f"{free} of {cores} cores {'is' if free == 1 else 'are'} idle"
     if requested == "auto":
         bound = os.environ.get("OMP_NUM_THREADS", "")  # set by the user, or by a launcher that runs several processes
         if bound.isdecimal() and 1 <= int(bound) < free:
             return int(bound), ""
-        return (
-            free,
-            "" if free == idle.cores() else f"{free} of {idle.cores()} cores are idle: training with {free} threads",
-        )
+        return free, "" if free == cores else f"{busy}: training with {several(free, 'thread')}"
     threads = int(requested)
     if threads > free:
-        return (
-            threads,
-            f"train.threads={threads}, but {free} of {idle.cores()} cores are idle: steps can be much slower",
-        )
+        return threads, f"train.threads={threads}, but {busy}: steps can be much slower"
     return threads, ""
 
 

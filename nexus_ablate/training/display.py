@@ -136,7 +136,8 @@ def table(facts: dict[str, str]):
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
     for name, value in facts.items():
-        grid.add_row(name, escape(printable(value)))
+        for number, line in enumerate(value.split("\n")):
+            grid.add_row("" if number else name, escape(printable(line)))
     return grid
 
 
@@ -155,7 +156,7 @@ def run_facts(config: RunConfig, arm: str, facts: dict[str, Any]) -> dict[str, s
         "training": f"{facts['steps']:,} steps x {resolved.tokens_per_step:,} tokens, seed {config.seed}",
         "decay": facts["decay"],
         "regime": str(regime),
-        **({"warning": "; ".join(regime.warnings())} if regime.warnings() else {}),
+        **({"warning": "\n".join(regime.warnings())} if regime.warnings() else {}),
         "device": facts["device"],
         "execution": facts["execution"],
     }
@@ -187,6 +188,11 @@ def result_facts(summary: dict[str, Any]) -> dict[str, str]:
         share = shown(None if below is None else abs(below), ".0%")
         return f"{shown(bpb, '.4f')}, {share} {side} than a unigram model ({unigram:.3f})"
 
+    def train_loss() -> str:
+        gap = summary["generalization_gap"]
+        text = f"{figure('train_loss', '.4f')} over the last tenth, gap {shown(gap, '+.4f')}"
+        return f"{text}: the validation text is easier, or measured later" if gap is not None and gap < 0 else text
+
     def time_spent() -> str:
         aside = sum(summary[f"seconds_{activity}"] for activity in ("eval", "probe", "checkpoint"))
         speed = f"{summary['seconds']:.0f} s of training at {summary['tokens_per_second']:,.0f} tokens/s"
@@ -211,9 +217,7 @@ def result_facts(summary: dict[str, Any]) -> dict[str, str]:
     lines = {
         "val loss": lambda: f"{figure('val_loss', '.4f')} nats per token (best {figure('best_val_loss', '.4f')})",
         "val bits/byte": bits,
-        "train loss": lambda: (
-            f"{figure('train_loss', '.4f')} over the last tenth, gap {figure('generalization_gap', '+.4f')}"
-        ),
+        "train loss": train_loss,
         "time": time_spent,
         "memory": lambda: f"{summary['peak_memory_bytes'] / 2**20:,.0f} MiB at most",
         "outliers": lambda: (
