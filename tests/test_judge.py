@@ -361,7 +361,7 @@ GOOD = "arm,seed,val_loss\n" + "".join(f"baseline,{s},2.0{s}\nnew,{s},1.9{s}\n" 
 @pytest.mark.parametrize(
     ("text", "flags", "problem", "fix"),
     [
-        (GOOD.replace("val_loss", "val loss"), [], "no column val_loss", "--columns val_loss=val loss"),
+        (GOOD.replace("val_loss", "val loss"), [], "no column val_loss", "--columns 'val_loss=val loss'"),
         (GOOD.replace("seed", "rng"), [], "no column seed", "--columns seed="),
         ("arm,seed,val_loss\nbaseline,0,2.0\nnew,0,1.9\n", [], "with one run", "two seeds per arm"),
         (GOOD.replace("1.93", "1.93 nats"), [], "line 9: val_loss is not a finite number", "without unit"),

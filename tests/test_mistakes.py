@@ -85,9 +85,9 @@ def test_a_command_line_that_cannot_be_run_is_three_lines_and_makes_nothing(comm
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        ("bench nrom", "try: norm"),
+        ("bench nrom", "try: nexus-ablate bench norm"),
         ("bench init", "try: one of attention, conv, coordinates"),
-        ("bench sweep", "try: step"),
+        ("bench sweep", "try: nexus-ablate bench step"),
         ("bench norm --only=rmss", "try: rms"),
         ("bench norm --against=rmss", "try: rms"),
         ("bench norm --only=", "--only needs a value"),
@@ -146,6 +146,9 @@ def test_a_command_line_that_cannot_be_run_is_three_lines_and_makes_nothing(comm
         ("norm=rms --launcher joblib", "try: nexus-ablate -m seed=0,1,2 --launcher"),
         ("norm=rms,layer --cfg job", "try: nexus-ablate -m norm=rms,layer"),
         ("-m norm=rms,layer --cfg job", "try: nexus-ablate norm=layer --cfg job"),
+        ("norm=layer --resolve", "--resolve is for --cfg"),
+        ("norm=layer --package norm", "--package is for --cfg"),
+        ("norm=layer --cfg job --info all", "a command prints one of these"),
         ("-m norm=rms,rmss", "try: norm=rms"),
         ("-m norm=rms,layer --partition gpu", "try: --launcher slurm --partition"),
         ("-m norm=rms,layer hydra.sweeper.params={norm:rms}", "sweepers that search are not supported"),

@@ -66,6 +66,11 @@ def run(overrides: list[str], flags: dict[str, Any]) -> int:
         return multirun(*backend_of(overrides, flags, shlex.join(["nexus-ablate", "-m", *overrides])))
     if one_run := [flag.name for flag in BACKEND_FLAGS if flag.key in flags]:
         raise ConfigError(f"{one_run[0]} is for many runs", one_run[0], f"nexus-ablate -m seed=0,1,2 {one_run[0]} ...")
+    shown = [f"--{name.replace('_', '-')}" for name in ("cfg", "info", "hydra_help") if name in flags]
+    of_cfg = [f"--{name}" for name in ("resolve", "package") if name in flags and "cfg" not in flags]
+    if of_cfg or len(shown) > 1:
+        problem = f"{of_cfg[0]} is for --cfg" if of_cfg else "a command prints one of these"
+        raise ConfigError(problem, " ".join([*shown, *of_cfg]), "nexus-ablate norm=layer --cfg job --resolve")
     if flags.keys() - {"verbose"}:
         return _hydra(overrides, flags)
     return single(overrides, "verbose" in flags)

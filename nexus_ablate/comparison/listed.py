@@ -208,11 +208,15 @@ def rows_of(
     present = source.columns
     numbered = names["seed"] == NO_SEED and NO_SEED not in present
     wanted = [name for name in (*required, endpoint, *columns) if not (numbered and name == "seed")]
-    for name in wanted:
-        if names[name] not in present:
-            near = did_you_mean(names[name], present) or present[0]
-            shown = printable(", ".join(present), 200)
-            raise ConfigError(f"the source has no column {names[name]}", shown, f"--columns {name}={near}")
+    if missing := [name for name in wanted if names[name] not in present]:
+        chosen = dict(columns)
+        for name in missing:
+            unused = [column for column in present if column not in (*names.values(), *chosen.values())]
+            otherwise = NO_SEED if name == "seed" else (unused or present)[0]
+            chosen[name] = did_you_mean(names[name], present) or otherwise
+        mapping = ",".join(f"{name}={column}" for name, column in chosen.items())
+        problem, shown = f"the source has no column {names[missing[0]]}", printable(", ".join(present), 200)
+        raise ConfigError(problem, shown, f"--columns {shlex.quote(mapping)}")
     runs = []
     for number, (where, cells) in enumerate(source.rows):
         rate, tokens, seconds = (_number(where, names[n], cells.get(names[n])) for n in ("rate", "tokens", "seconds"))

@@ -334,7 +334,9 @@ def test_twelve_mutated_studies_end_no_reading_verb_in_a_traceback(template, tmp
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("start", range(0, 160, 20))
+@pytest.mark.parametrize(
+    "start", [*range(0, 160, 20), *(pytest.param(start, marks=pytest.mark.long) for start in range(160, 300, 20))]
+)
 def test_no_mutated_study_ends_or_stalls_a_verb_that_reads_it(template, tmp_path, counted, start):
     bad, calls = failures(template, tmp_path / "mutated", range(start, start + 20), READING)
     counted(f"{calls} calls on 20 mutated studies, {len(bad)} tracebacks or stalls")
