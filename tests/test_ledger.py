@@ -239,7 +239,7 @@ def test_the_readme_has_the_published_outcomes():
     assert ledger_page.decided(ledger.claims(), ledger.entries()) in readme, "python scripts/docs.py"
     stated = {claim.stated for claim in ledger.claims().values()}
     assert f"{len(ledger.claims())} studies of {len(stated)} claims" in readme
-    assert "[SUPPORTED](docs/claims.md#gqa): d_ff_ratio=3,n_kv_heads=2 -0.0008 in val_loss" in readme
+    assert "| [SUPPORTED](docs/claims.md#gqa) | -0.001 (-0.010 to +0.008) |" in readme
 
 
 def incomplete(runs):

@@ -32,6 +32,8 @@ MARKS = {
     NOT_SHOWN: ("C7", "|"),
 }
 """Colour and mark by outcome: the mark for readers who can't tell the colours apart."""
+HEADLINES = ("rms_vs_layer", "gqa", "parallel_blocks", "swiglu", "final_norm")
+"""Of the README: changes of today's models, judged by their loss alone and at one learning rate."""
 WIDEST = 6.0
 """Margins up to which the figure is drawn."""
 HEAD = """# Claims
@@ -90,7 +92,7 @@ def page(claims: Mapping[str, LedgerClaim], entries: Mapping[str, dict[str, Any]
 
 
 def decided(claims: Mapping[str, LedgerClaim], entries: Mapping[str, dict[str, Any]]) -> str:
-    """For the README: how many claims have each outcome, and what decided those that are decided."""
+    """For the README: how many claims have each outcome, and a row for each of the headlines."""
     outcomes = Counter(entry["outcome"] for entry in entries.values())
     order = (*DECIDED, NOT_SHOWN, NOT_TESTABLE)
     counts = [f"{outcomes[outcome]} {outcome.lower()}" for outcome in order if outcomes[outcome]]
@@ -99,15 +101,15 @@ def decided(claims: Mapping[str, LedgerClaim], entries: Mapping[str, dict[str, A
     stated = {study.stated for study in claims.values()}
     lines = [
         f"{len(claims)} studies of {len(stated)} claims of the field, in small models early in training: "
-        f"{', '.join(counts)}.",
+        f"{', '.join(counts)}. Five of them:",
         "",
-        "| decided | outcome |",
-        "|---|---|",
+        "| claim | outcome | difference in nats per token, with its interval |",
+        "|---|---|---|",
     ]
-    for name, entry in entries.items():
-        if entry["outcome"] in DECIDED:
-            outcome = f"[{outcome_of(entry)}](docs/claims.md#{name}): {_because(entry)}"
-            lines.append(f"| {entry['claim']} | {outcome} |")
+    for name in HEADLINES:
+        if name in entries:
+            entry = entries[name]
+            lines.append(f"| {entry['claim']} | [{outcome_of(entry)}](docs/claims.md#{name}) | {_deciding(entry)} |")
     return "\n".join(lines)
 
 
@@ -116,10 +118,10 @@ def outcome_of(entry: Mapping[str, Any]) -> str:
     return f"{entry['outcome']}, amended" if amends_claim(entry["amendments"]) else entry["outcome"]
 
 
-def _because(entry: dict[str, Any]) -> str:
-    """What decided a claim: the expectations that have its outcome."""
-    deciding = [expected for expected in entry["expectations"] if expected["outcome"] == entry["outcome"]]
-    return "; ".join(f"{_place(expected)} {expected['sentence'].partition(', expected')[0]}" for expected in deciding)
+def _deciding(entry: dict[str, Any]) -> str:
+    """The differences, with their intervals, of the expectations that decided a claim."""
+    rows = [_row(entry, each) for each in entry["expectations"] if each["outcome"] == entry["outcome"]]
+    return "; ".join(f"{row['delta']:+.3f} ({row['low']:+.3f} to {row['high']:+.3f})" for row in rows if row)
 
 
 def _place(expected: dict[str, Any]) -> str:
