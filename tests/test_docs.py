@@ -25,7 +25,7 @@ from nexus_ablate.measure.measures import SECTIONS
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "runs/README.md", *sorted((ROOT / "docs").glob("*.md"))]
-LINE = re.compile(r"^(?: {4}|\$ )(?P<command>(?:nexus-ablate|scripts/run) .*?)(?: {2,}.*)?$", re.M)
+LINE = re.compile(r"^(?: {4}|\$ )(?P<command>nexus-ablate .*?)(?: {2,}.*)?$", re.M)
 SPAN = re.compile(r"`(?P<command>nexus-ablate [^\s`]+ [^`\n]+)`")
 PLACEHOLDER = re.compile(r"(?<![\w/.])[A-Z][A-Z_]+(?![\w.])|\.\.\.|/path/|path/to")
 """`DIR`, `KEY=VALUE`, `...`: a form and no command."""
