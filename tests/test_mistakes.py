@@ -147,6 +147,8 @@ def test_a_command_line_that_cannot_be_run_is_three_lines_and_makes_nothing(comm
         ("norm=rms,layer --cfg job", "try: nexus-ablate -m norm=rms,layer"),
         ("-m norm=rms,layer --cfg job", "try: nexus-ablate norm=layer --cfg job"),
         ("norm=layer --resolve", "--resolve is for --cfg"),
+        ("plan mine vary.nrom=layer,rms", "try: vary.norm=layer"),
+        ("plan norms strata.mdoel=femto,pico", "try: strata.model=femto"),
         ("norm=layer --package norm", "--package is for --cfg"),
         ("norm=layer --cfg job --info all", "a command prints one of these"),
         ("-m norm=rms,rmss", "try: norm=rms"),

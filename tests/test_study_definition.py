@@ -123,7 +123,7 @@ def test_the_key_of_an_option_may_stand_before_it_in_a_multirun(tiny_run, tmp_pa
         ("mine vary.norm=layer design=leave_one_out", "two values"),
         ("mine vary.norm=layr", "try: norm=layer"),
         ("mine vary.norm=layr,layer", "try: norm=layer"),
-        ("mine vary.norm=layer vary.nrom=rms", "try: norm=rms"),
+        ("mine vary.norm=layer vary.nrom=rms", "try: vary.norm=rms"),
         ("mine vary.norm=layer vary.norm=none", "vary.norm is given twice"),
         ("mine norm=layer,none", "try: nexus-ablate study mine vary.norm=layer,none"),
         ("experiment=mine vary.norm=layer", "try: nexus-ablate study mine"),

@@ -103,6 +103,7 @@ def _hydra(overrides: list[str], flags: dict[str, Any]) -> int:
     from nexus_ablate.config.overrides import check_overrides
 
     check_overrides(overrides, sweeps=False)
+    overrides = [] if "hydra_help" in flags else overrides
     search_plugins()
     names = {key: f"--{key.replace('_', '-')}" for key in flags}
     arguments = [names[key] if value is True else f"{names[key]}={value}" for key, value in flags.items()]

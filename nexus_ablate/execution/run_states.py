@@ -18,6 +18,7 @@ from nexus_ablate.errors import UserError
 from nexus_ablate.execution.slurm_queue import FOLDER, Entry, Queue
 from nexus_ablate.runs import SETTLED, effective_state, find_runs, read_rows, read_status, read_summary
 from nexus_ablate.runs.lookup import id_of
+from nexus_ablate.runs.ownership import LIVE
 from nexus_ablate.runs.record import last_row, read_config
 from nexus_ablate.study.decoding import read_study
 
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 QUEUE_SECONDS = 10.0
 """Shortest time between two queries to SLURM."""
 LOSS = "val/loss"
-LIVE = ("created", "running")
 COMING = (*LIVE, "queued", "starting", "waiting", "unknown")
 """States of runs that have not ended."""
 LATER = "not needed so far"

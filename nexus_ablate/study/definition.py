@@ -29,6 +29,7 @@ from nexus_ablate.study.panel import read_panel
 from nexus_ablate.study.schema import Study
 
 _FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]*")
+NO_KEY = "there is no key of this name"
 _LISTS = ("seeds", "tuning_seeds", "lr_grid", "endpoints")
 _TYPED = (*_LISTS, "name", "question", "design", "match", "endpoint", "delta_min")
 """Keys of a study that can be typed on a command line."""
@@ -76,6 +77,7 @@ def read_request(words: list[str]) -> Request:
                 once = dict.fromkeys(map(show, [*several[key], *_items(name, value)]))
                 raise ConfigError(f"{name} is given twice", text, f"{name}={','.join(once)}")
             several[key] = _items(name, value)
+            _check_key(prefix, f"{key}={value}")
         elif name in _LISTS:
             values[name] = _flat(_items(name, value))
         elif name in _TYPED:
@@ -120,6 +122,20 @@ def _check_against_strata(study: Study, overrides: list[str], words: list[str]) 
             raise ConfigError(problem, f"{' '.join(lost)} beside {' '.join(own)}", fix)
 
 
+def _check_key(prefix: str, override: str) -> None:
+    """Refuse `vary.KEY=A,B` and `strata.KEY=A,B` where there is no such key, in the form that was typed.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    try:
+        check_overrides([override.partition(",")[0]], sweeps=False)
+    except ConfigError as error:
+        if error.problem == NO_KEY:
+            fix = f"{prefix}.{error.fix}" if is_override(error.fix) else error.fix
+            raise ConfigError(error.problem, f"{prefix}.{override}", fix) from error
+
+
 def _check_keys(overrides: list[str]) -> None:
     """Name all keys of a baseline that do not exist at once; `expand` checks the rest.
 
@@ -134,14 +150,14 @@ def _check_keys(overrides: list[str]) -> None:
         except ConfigError as error:
             key, _, value = error.got.partition("=")
             misspelt = [text for text in overrides if key_of(text) == key]
-            if error.problem != "there is no key of this name" or not misspelt:
+            if error.problem != NO_KEY or not misspelt:
                 break
             meant = did_you_mean(key, _TYPED)
             wrong.append(misspelt[0])
             fixes.append(f"{meant}={value}" if meant else error.fix)
             overrides = [text for text in overrides if text not in misspelt]
     if wrong:
-        problem = "there is no key of this name" if len(wrong) == 1 else "there are no keys of these names"
+        problem = NO_KEY if len(wrong) == 1 else "there are no keys of these names"
         overriding = [fix for fix in fixes if key_of(fix) != fix]
         raise ConfigError(problem, " ".join(wrong), " ".join(overriding) or fixes[0])
 

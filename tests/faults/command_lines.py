@@ -279,7 +279,7 @@ def suggested(command: list[str], error: list[str]) -> list[str] | None:
     words = shlex.split(fix)
     if words[:1] == ["nexus-ablate"]:
         return words[1:]
-    refused = {got, got.strip("'"), *got.split(" ", 1)}  # `--seeds 5` is two words
+    refused = {got, got.strip("'"), *(got.split(" ", 1) if got.startswith("--") else ())}  # `--seeds 5` is two words
     command = [word for word in command if word not in refused and word.partition("=")[0] not in refused]
     if words and all(re.fullmatch(r"[~+]*[\w./@]+=.*", word) for word in words):
         keys = {word.partition("=")[0].lstrip("+~") for word in words}

@@ -307,7 +307,8 @@ def unnoticed(study: Path, whole: Path, mutation: str) -> list[str]:
     A mutation of a study.yaml without a checksum may make it another study, which the report shows.
     """
     report, before = (json.loads(file.read_text()) for file in (study.parent / "report.json", whole))
-    is_another_study = "checksum" not in (study / "study.yaml").read_text()
+    record = study / "study.yaml"
+    is_another_study = not record.is_file() or "checksum" not in record.read_text()
     if report["excluded"] or report["rows"] == before["rows"] or is_another_study:
         return []
     return [f"a verdict or a number changed without a notice on {mutation}"]
