@@ -79,7 +79,10 @@ def test_the_result_names_loss_baseline_and_the_next_command(tmp_path):
     assert "has learned little more than how frequent each token is" in above and "try train.steps=auto" in above
     assert "25% higher than" in result_facts(SUMMARY | {"val_bpb": SUMMARY["unigram_bpb"] * 1.25})["val bits/byte"]
     assert f"nexus-ablate show {tmp_path}" in stream.getvalue()
-    gaps = {gap: result_facts(SUMMARY | {"train_loss": 1.4, "generalization_gap": gap})["train loss"] for gap in (-0.04, 0.04, None)}
+    gaps = {
+        gap: result_facts(SUMMARY | {"train_loss": 1.4, "generalization_gap": gap})["train loss"]
+        for gap in (-0.04, 0.04, None)
+    }
     assert [("validation text is easier" in text) for text in gaps.values()] == [True, False, False]
     Display(stream).after(tmp_path / "my run", SUMMARY)
     assert f"nexus-ablate show '{tmp_path}/my run'" in stream.getvalue(), "as a shell reads it"

@@ -131,7 +131,9 @@ def first_screen(facts: dict[str, Any]) -> Sections:
     return {
         facts["arm"].replace(",", ", "): [*_shape(facts), *_regime_rows(facts)],
         EQUATIONS: _equations(in_force),
-        _size(facts): [("--all", "also norms, kernels, what `auto` means, each tensor's start and rates, equal options")],
+        _size(facts): [
+            ("--all", "also norms, kernels, what `auto` means, each tensor's start and rates, equal options")
+        ],
     }
 
 
