@@ -74,14 +74,15 @@ class Comparison(results.Comparison):
 
         from rich.console import Console
 
-        from nexus_ablate.report.terminal import show_table
+        from nexus_ablate.report.parts import opening
+        from nexus_ablate.report.terminal import show
 
         out = io.StringIO()
         console = Console(file=out, width=NOTEBOOK_COLUMNS, highlight=False)
         for stratum in self.strata:
             if stratum.name:
                 console.print(f"stratum {stratum.name}", markup=False)
-            show_table(stratum, console)
+            show(opening(stratum), console)
         return out.getvalue().rstrip()
 
     def _repr_html_(self) -> str:

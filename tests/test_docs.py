@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from PIL import Image
 from wandb_server import serving_alone
 from written_runs import Writer
 
@@ -144,11 +145,16 @@ def test_a_command_that_is_wrong_is_seen(desk):
     assert main(shlex.split("nexus-ablate norm=rmss")[1:]) == 2
 
 
-def test_the_page_of_options_and_the_tables_of_measures_are_those_of_the_code():
+def scripts_docs():
     spec = importlib.util.spec_from_file_location("make_docs", ROOT / "scripts/docs.py")
     assert spec is not None and spec.loader is not None
     docs = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(docs)
+    return docs
+
+
+def test_the_page_of_options_and_the_tables_of_measures_are_those_of_the_code():
+    docs = scripts_docs()
     assert (ROOT / "docs/options.md").read_text() == docs.options_page(catalogue()), "python scripts/docs.py"
     metrics = (ROOT / "docs/metrics.md").read_text()
     assert docs.with_measures(metrics) == metrics, "python scripts/docs.py"
@@ -160,6 +166,36 @@ def test_the_page_of_options_and_the_tables_of_measures_are_those_of_the_code():
     assert docs.with_baseline(baseline) == baseline, "python scripts/docs.py"
     assert docs.with_baseline(baseline.replace("1.478", "1.479")) == baseline
     assert set(re.findall("<!-- measures: (.*) -->", metrics)) == SECTIONS.keys()
+
+
+NUMBERS = {
+    "default_run.png": ("tutorial.md", r"validation loss ([\d.]+)"),
+    "induction_layers.png": ("capabilities.md", r" (\d\.\d+)"),
+    "coordcheck_mup.png": ("learning_rate_transfer.md", r"([-+]\d\.\d+)"),
+    "coordcheck_sp.png": ("learning_rate_transfer.md", r"([-+]\d\.\d+)"),
+}
+"""The page that shows a picture, and the numbers in the picture's title that the page must say."""
+
+
+def data_of(name):
+    with Image.open(ROOT / "docs" / name) as picture:
+        return picture.info
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_a_picture_holds_the_numbers_that_its_page_says(name):
+    page, form = NUMBERS[name]
+    text = (ROOT / "docs" / page).read_text()
+    numbers = re.findall(form, data_of(name)["Title"])
+    assert numbers and name in text
+    assert not [number for number in numbers if number not in text], "python scripts/pictures.py"
+
+
+def test_the_picture_of_the_claims_is_drawn_from_what_is_published_and_there_is_no_other_picture():
+    docs = scripts_docs()
+    assert data_of("claims.png")["Source"] == docs.source_of_claims(), "python scripts/docs.py"
+    shown = {*NUMBERS, "claims.png", "first_look.png"}
+    assert {path.name for path in (ROOT / "docs").glob("*.png")} - {"panel.png"} == shown
 
 
 def test_links_between_pages_lead_somewhere():

@@ -288,7 +288,7 @@ def test_the_page_and_its_figure_are_made_of_the_entries(tmp_path, folder):
     assert "**SUPPORTED**" in page and "| `sinks` |" in page.replace("[`sinks`](#sinks)", "`sinks`")
     assert re.search(r"- 5 seeds, 10 runs, [\d.]+ core hours: `nexus-ablate claims rms_vs_layer`", page)
     assert "- WARN learning_rate: one learning rate for all (0.003)" in page, "what a comparison warns of"
-    for margin, drawn in ((0.02, ["rms_vs_layer: norm=layer, val_loss equivalent"]), (0.0, [])):
+    for margin, drawn in ((0.02, ["rms_vs_layer: norm=layer equivalent"]), (0.0, [])):
         (entry,) = ledger.entries().values()
         entry["strata"][""]["margins"]["val_loss"] = margin  # 0: the study declares none
         labels = ledger_page.figure({"rms_vs_layer": entry}).axes[0].get_yticklabels()

@@ -24,6 +24,7 @@ from nexus_ablate.comparison.within_stratum import compare_stratum as compare
 from nexus_ablate.report import arm_tables, exports, page
 from nexus_ablate.report.arm_tables import Column, arm_table, main_columns, mean_text, signed
 from nexus_ablate.report.charts import forest
+from nexus_ablate.report.parts import of_stratum
 from nexus_ablate.report.sentences import answer
 from nexus_ablate.report.terminal import show
 
@@ -83,7 +84,7 @@ def json_values(comparison):
 
 def terminal(comparison, width, details=True):
     console = Console(file=io.StringIO(), width=width, highlight=False)
-    show(comparison, console, details)
+    show(of_stratum(comparison, details), console)
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 

@@ -231,12 +231,12 @@ def draw(bench: Bench, path: Path) -> None:
             axes.barh(row, forward, color="#4477aa")
             axes.barh(row, backward, left=forward, color="#88bbdd")
             text = f" {cost.ratio.median:.2f} ({cost.ratio.low:.2f}-{cost.ratio.high:.2f})"
-            axes.text(forward + backward, row, text, va="center", fontsize=7)
+            axes.text(forward + backward, row, text, va="center", fontsize=9)
         names = [f"{cost.option}, {cost.mode}" for cost in bench.costs if cost.place == place]
-        axes.set_yticks(range(rows), names, fontsize=8)
+        axes.set_yticks(range(rows), names)
         axes.invert_yaxis()
-        axes.margins(x=0.3)
-        axes.set_xlabel("ms: forward (dark), backward (light)", fontsize=8)
-        axes.set_title(place, fontsize=9, loc="left")
-    figure.suptitle(f"{bench.axis}: time, and times {bench.baseline} (quartiles); {bench.conditions}", fontsize=8)
+        axes.margins(x=0.55)
+        axes.set_xlabel("ms: forward (dark), backward (light)")
+        axes.set_title(place, loc="left")
+    figure.suptitle(f"{bench.axis}: time, and times {bench.baseline} (quartiles); {bench.conditions}", fontsize=10)
     save_figure(figure, path)

@@ -123,8 +123,9 @@ def _keep(outputs: dict[str, Tensor], name: str, module: torch.nn.Module, inputs
 def draw(checked: Coordinates, title: str, path: Path) -> None:
     """The change of each quantity after the last step against the width, with its slope."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator
 
-    figure = Figure(figsize=(6, 4), layout="constrained")
+    figure = Figure(figsize=(7, 3.8), layout="constrained")
     axes = figure.subplots()
     for name, slope in checked.slopes.items():
         thick = 2.5 if name == "logits" else 1.0
@@ -134,6 +135,10 @@ def draw(checked: Coordinates, title: str, path: Path) -> None:
     axes.set_xticks(checked.widths, [str(width) for width in checked.widths])
     axes.set_xlabel("d_model")
     axes.set_ylabel("RMS change since the start")
-    axes.legend(fontsize=7, frameon=False, ncols=2, title="slope")
-    axes.set_title(title, fontsize=9, loc="left")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("")
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside right upper", frameon=False, title="slope")
+    figure.suptitle(title, fontsize=11)
     save_figure(figure, path)

@@ -225,5 +225,7 @@ def _coordinates(overrides: list[str], flags: dict[str, Any]) -> int:
     name = f"param={configs[0].param.name}"
     print(f"{name} {word}: a slope may be at most {FLAT:g} in size")
     if "picture" in flags:
-        draw(checked, f"{name} {word} the coordinate check (slopes at most {FLAT:g})", flags["picture"])
+        slopes = checked.slopes.values()
+        title = f"{name} {word} the coordinate check: slopes {min(slopes):+.2f} to {max(slopes):+.2f}"
+        draw(checked, title, flags["picture"])
     return errors.OK if checked.passes else errors.BUG

@@ -379,17 +379,3 @@ def changed_keys(stratum: Stratum) -> TextTable:
 def _changes(keys: dict[str, tuple[str, str]]) -> str:
     """`norm: rms → layer, norm.eps: 1e-06 → 1e-05`."""
     return ", ".join(f"{key}: {old or NOTHING} → {new or NOTHING}" for key, (old, new) in keys.items())
-
-
-def checks_table(stratum: Stratum) -> TextTable:
-    """The conditions of fairness."""
-    heads = ("condition", "", " ")
-    return TextTable(heads, [(check.name, check.status, check.text) for check in stratum.checks], heads)
-
-
-def one_cell_per_row(table: TextTable, heads: Sequence[str]) -> TextTable:
-    """The cells of a table below one another, each after the name of its row and its column, for narrow terminals."""
-    rows = []
-    for name, *cells in table.rows:
-        rows += [(name, title, cell) for title, cell in zip(table.heads[1:], cells, strict=True)]
-    return TextTable(heads, rows, (heads[0], heads[-1]))

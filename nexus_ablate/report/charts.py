@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -92,17 +93,18 @@ class Picture:
 
 
 @contextmanager
-def picture(title: str, height: float = HEIGHT) -> Iterator[Picture]:
+def picture(title: str, height: float = HEIGHT, width: float = WIDTH) -> Iterator[Picture]:
     """A picture of one plot; its SVG is there when the block has ended.
 
     Args:
         title: For screen readers.
+        height, width: Points.
     """
     import matplotlib
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context({**STYLE, "svg.hashsalt": title}):
-        figure = Figure(figsize=(WIDTH / 72, height / 72), layout="constrained")
+        figure = Figure(figsize=(width / 72, height / 72), layout="constrained")
         drawn = Picture(figure, figure.subplots())
         yield drawn
         drawn.svg = _svg(figure, title)
@@ -140,126 +142,133 @@ def colour(index: int) -> str:
 
 @dataclass(frozen=True)
 class Bar:
-    """One arm's difference in a picture of differences.
+    """A difference with its interval in a picture of such.
 
     Attributes:
         label: To the left of the plot.
-        index: The place of the arm in the table, for its colour.
+        ends: The lower end of the interval, the mean and the upper end; the mean alone of one pair.
         note: To the right of the plot, such as the verdict.
+        tone: Of the note, a name of `PALETTE`.
+        shade: Of the interval, a name of `PALETTE`.
+        dots: The difference of each seed, and what is under the pointer there; so is `hint` at the interval.
     """
 
     label: str
-    row: ArmResult
-    index: int
+    ends: tuple[float, float, float]
     note: str
-
-    @property
-    def ends(self) -> tuple[float, float, float]:
-        """The lower end of the interval, the mean and the upper end; the mean alone of one pair."""
-        mean = self.row.difference or 0.0
-        return (self.row.effect.low, mean, self.row.effect.high) if self.row.effect else (mean, mean, mean)
+    tone: str
+    shade: str
+    dots: Sequence[tuple[float, str]] = ()
+    hint: str = ""
 
 
 def _bars(rows: Sequence[ArmResult], note: Callable[[ArmResult], str] = lambda row: row.word) -> list[Bar]:
-    return [Bar(row.arm, row, index, note(row)) for index, row in enumerate(rows) if row.difference is not None]
+    return [_bar(row, row.arm, place, note(row)) for place, row in enumerate(rows) if row.difference is not None]
+
+
+def _bar(row: ArmResult, label: str, place: int, note: str) -> Bar:
+    mean = row.difference or 0.0
+    ends = (row.effect.low, mean, row.effect.high) if row.effect else (mean, mean, mean)
+    dots = []
+    for seed, difference in zip(row.seeds, row.differences, strict=True):
+        if difference is not None:
+            dots.append((difference, f"{row.arm}, seed {seed}: {row.endpoint.signed(difference)}"))
+    hint = f"{row.arm}: {difference_text(row)} {bounds(row)}"
+    return Bar(_in_lines(label), ends, note, TONES.get(row.word, "ink"), f"c{place % ARM_COLOURS}", dots, hint)
+
+
+def _in_lines(name: str) -> str:
+    """A name in up to two lines, without its middle if that is too long."""
+    return fill(
+        middle(printable(name), 2 * LABEL_LETTERS - 2).replace(",", ", "), LABEL_LETTERS, max_lines=2, placeholder="…"
+    )
 
 
 def forest(stratum: Stratum) -> str:
     """Each arm's mean difference with its simultaneous interval, a dot for each seed, the equivalence band."""
-    title = "differences to the baseline with intervals"
-    return intervals(_bars(stratum.rows), direction(stratum), title, stratum.delta_min)
+    write = stratum.endpoint.signed if stratum.endpoint.log else None
+    return intervals(_bars(stratum.rows), direction(stratum), stratum.delta_min, write)
 
 
 def secondary(other: Secondary) -> str:
-    """Each arm's difference in a secondary endpoint with its interval; on a logarithmic scale, as its logarithm."""
-    endpoint = other.endpoint
-    return intervals(
-        _bars(other.rows, difference_text), endpoint.axis(), f"differences in {endpoint.name} with intervals"
-    )
+    """Each arm's difference in a secondary endpoint with its interval."""
+    write = other.endpoint.signed if other.endpoint.log else None
+    return intervals(_bars(other.rows, difference_text), other.endpoint.axis(), write=write)
 
 
 def strata(comparison: Comparison) -> str:
     """Each arm's difference in each stratum with its interval."""
     bars = []
-    for index, change in enumerate(comparison.changes, start=1):
+    for place, change in enumerate(comparison.changes, start=1):
         rows = [row for row in change.rows if row is not None and row.difference is not None]
-        bars += [Bar(f"{row.stratum}: {row.arm}", row, index, row.word) for row in rows]
-    return intervals(bars, direction(comparison.strata[0]), "differences by stratum with intervals")
+        bars += [_bar(row, f"{row.stratum}: {row.arm}", place, row.word) for row in rows]
+    return intervals(bars, direction(comparison.strata[0]))
 
 
-def intervals(bars: Sequence[Bar], axis: str, title: str, band: float = 0.0) -> str:
+def intervals(bars: Sequence[Bar], axis: str, band: float = 0.0, write: Callable[[float], str] | None = None) -> str:
     """Intervals below one another as SVG; '' without any. See `draw_intervals`."""
     if not bars:
         return ""
-    lines = sum(1 + _label(bar).count("\n") for bar in bars)
-    with picture(title, height=58 + 17 * lines + 8 * len(bars)) as drawn:
-        draw_intervals(drawn.axes, bars, axis, band)
+    lines = sum(1 + bar.label.count("\n") for bar in bars)
+    with picture(f"{axis}, with intervals", height=58 + 17 * lines + 8 * len(bars)) as drawn:
+        draw_intervals(drawn.axes, bars, axis, band, _limit(bars, band), write)
     return drawn.svg
 
 
-def _label(bar: Bar) -> str:
-    """The name of a bar in up to two lines, broken after a comma or a colon where it can be."""
-    name = bar.label
-    breaks = [place + 1 for place, letter in enumerate(name[:LABEL_LETTERS]) if letter in ",:"]
-    if len(name) <= LABEL_LETTERS or not breaks:
-        return middle(name, LABEL_LETTERS)
-    return f"{name[: breaks[-1]]}\n{middle(name[breaks[-1] :].strip(), LABEL_LETTERS)}"
-
-
-def draw_intervals(axes: Any, bars: Sequence[Bar], axis: str, band: float) -> None:
+def draw_intervals(
+    axes: Any,
+    bars: Sequence[Bar],
+    axis: str,
+    band: float,
+    limit: float,
+    write: Callable[[float], str] | None = None,
+) -> None:
     """Intervals below one another, with zero and the band in which a difference doesn't matter.
 
-    Names are to the left of the plot and notes to its right, in the colours of the table. A mean that is too far from
-    the others becomes an arrow at the edge.
+    Labels are to the left of the plot and notes to its right. A mean beyond the limit becomes an arrow at the edge.
 
     Args:
         axis: The label of the x axis.
         band: Half the width of the band; 0: none.
+        write: Of ratios, how their logarithms are written at the axis.
     """
     from matplotlib.ticker import MultipleLocator
 
-    limit = _limit(bars, band)
     seen = [band, -band]
     for bar in bars:
-        seen += [value for value in (*bar.ends, *bar.row.pairs) if abs(value) <= limit]
+        seen += [value for value in (*bar.ends, *(value for value, _ in bar.dots)) if abs(value) <= limit]
     pad = 0.04 * (max(seen) - min(seen)) or 1e-6
     left, right = min(seen) - pad, max(seen) + pad
-    places = [len(bars) - 1 - place for place in range(len(bars))]
-    axes.set(xlim=(left, right), ylim=(-0.6, len(bars) - 0.4))
-    axes.set_yticks(places, [_label(bar) for bar in bars])
-    axes.tick_params(length=0)
-    axes.set_xlabel(middle(axis, 50))
+    axes.set(xlim=(left, right), ylim=(len(bars) - 0.4, -0.6), xlabel=middle(axis, 50))
+    axes.set_yticks(range(len(bars)), [bar.label for bar in bars])
+    axes.tick_params(length=0, pad=8)
     axes.locator_params(axis="x", nbins=4)
-    endpoint = bars[0].row.endpoint
-    if endpoint.log:
+    if write is not None:
         step = next((math.log(ratio) for ratio in RATIO_STEPS if right - left < 5 * math.log(ratio)), right - left)
         axes.xaxis.set_major_locator(MultipleLocator(step))
-        axes.xaxis.set_major_formatter(lambda place, _: endpoint.signed(place))
+        axes.xaxis.set_major_formatter(lambda place, _: write(place))
     axes.grid(False, axis="y")
     axes.spines["left"].set_visible(False)
     axes.axvspan(-band, band, color=MUTED, alpha=0.15, linewidth=0)
     axes.axvline(0, color=MUTED, linewidth=1, linestyle="--")
-    for y, bar in zip(places, bars, strict=True):
-        row, shade, (low, mean, high) = bar.row, colour(bar.index), bar.ends
-        tone = PALETTE[TONES.get(row.word) or "ink"][0]
-        beside = {"xycoords": axes.get_yaxis_transform(), "textcoords": "offset points", "va": "center"}
-        axes.annotate(bar.note, (1, y), (6, 0), color=tone, weight="bold", **beside)
-        for seed, difference in zip(row.seeds, row.differences, strict=True):
-            if difference is not None and abs(difference) <= limit:
-                text = hover(f"{row.arm}, seed {seed}: {row.endpoint.signed(difference)}")
-                axes.plot(difference, y - 0.3, ".", color=shade, alpha=0.55, markersize=8, mew=0, gid=text)
-        text = hover(f"{row.arm}: {difference_text(row)} {bounds(row)}")
+    beside = {"xycoords": axes.get_yaxis_transform(), "textcoords": "offset points", "va": "center"}
+    for y, bar in enumerate(bars):
+        shade, (low, mean, high), hint = PALETTE[bar.shade][0], bar.ends, hover(bar.hint)
+        axes.annotate(bar.note, (1, y), (10, 0), color=PALETTE[bar.tone][0], weight="bold", **beside)
+        for value, text in bar.dots:
+            if abs(value) <= limit:
+                axes.plot(value, y + 0.3, ".", color=shade, alpha=0.55, markersize=8, mew=0, gid=hover(text))
         if abs(mean) > limit:
             edge, arrow = (right, ">") if mean > 0 else (left, "<")
-            axes.plot(edge, y, arrow, color=shade, markersize=10, clip_on=False, gid=text)
+            axes.plot(edge, y, arrow, color=shade, markersize=10, clip_on=False, gid=hint)
             continue
-        axes.plot([low, high], [y, y], color=shade, linewidth=2.5, gid=text)
-        axes.plot(mean, y, "o", color=shade, markersize=8, gid=text)
+        axes.plot([low, high], [y, y], color=shade, linewidth=2.5, gid=hint)
+        axes.plot(mean, y, "o", color=shade, markersize=8, gid=hint)
 
 
 def _limit(bars: Sequence[Bar], band: float) -> float:
     """The largest difference that is drawn, so that one distant arm does not squeeze all others together."""
-    farthest = [max(abs(bar.ends[0]), abs(bar.ends[2])) for bar in bars if bar.row.effect]
+    farthest = [max(abs(bar.ends[0]), abs(bar.ends[2])) for bar in bars if bar.ends[0] < bar.ends[2]]
     return max(8 * float(np.median(farthest or [0])), 3 * band)
 
 
@@ -324,10 +333,7 @@ def paired_differences(stratum: Stratum, axis: str) -> str:
     if not lines:
         return ""
     last = [float(gap[-1]) for *_, gaps in lines for gap in gaps.values()]
-    band, limit = 0.0, 8 * float(np.median(np.abs(last)))
-    if stratum.endpoint.name == "val_loss":
-        band, limit = stratum.delta_min, _limit(_bars(stratum.rows), stratum.delta_min)
-    ends = [band, -band, *(end for end in last if abs(end) <= limit)]
+    ends = [0.0, *(end for end in last if abs(end) <= 8 * float(np.median(np.abs(last))))]
     pad = 0.15 * (max(ends) - min(ends)) or 1e-6
     with picture(f"difference to the baseline against {axis}") as drawn:
         axes = drawn.axes
@@ -400,9 +406,9 @@ def learning_rates(stratum: Stratum) -> str:
             if (best := row.best_lr) is not None:
                 place, ring = ("edge", BAD) if row.lr_edge else ("best", INK)
                 text = hover(f"{row.arm}: best {best:g}, {place}")
-                nearest = row.claim_curve or row.lr_curve
-                logs = {abs(math.log(rate) - math.log(best)): rate for rate in nearest}
-                lowest = float(np.mean(nearest[logs[min(logs)]]))
+                curve = row.claim_curve or row.lr_curve
+                distances = {abs(math.log(rate / best)): rate for rate in curve}
+                lowest = float(np.mean(curve[distances[min(distances)]]))
                 axes.plot(best, lowest, "o", mfc="none", mec=ring, markersize=14, gid=text)
     return drawn.svg
 
@@ -430,5 +436,7 @@ def comparison_figure(stratum: Stratum) -> Figure:
         labels = [middle(arm.label, NAME_LETTERS) for arm in stratum.arms]
         curves.legend([Line2D([], [], color=colour(index)) for index in range(len(labels))], labels)
         if bars:
-            draw_intervals(differences, bars, direction(stratum), stratum.delta_min)
+            band = stratum.delta_min
+            write = stratum.endpoint.signed if stratum.endpoint.log else None
+            draw_intervals(differences, bars, direction(stratum), band, _limit(bars, band), write)
     return figure

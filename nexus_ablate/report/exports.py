@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from nexus_ablate.comparison.results import Comparison, Stratum
 from nexus_ablate.comparison.verdict import NOT_COMPARABLE
 from nexus_ablate.errors import printable
-from nexus_ablate.report import arm_tables, sentences
+from nexus_ablate.report import arm_tables, parts, sentences
 from nexus_ablate.report.arm_tables import TextTable
 from nexus_ablate.runs import strict_json
 
@@ -39,39 +39,20 @@ _TEX = str.maketrans(
 
 def markdown(comparison: Comparison) -> str:
     """One page: the claim, the strata side by side, then each of them."""
-    lines = [f"- {md(line)}" for line in (*sentences.claim_lines(comparison), *sentences.missing_lines(comparison))]
-    if sentences.claim_lines(comparison):
-        lines[0] = f"**{lines[0].removeprefix('- ')}**\n"
-    if comparison.changes:
-        lines += ["", md_table(arm_tables.changes_over_strata(comparison)), ""]
-    if lines:
-        lines.append("")
-    for stratum in comparison.strata:
-        lines += [f"# Stratum {md(stratum.name)}", ""] if stratum.name else []
-        lines.append(_stratum_markdown(stratum))
-    return "\n".join(lines)
-
-
-def _stratum_markdown(stratum: Stratum) -> str:
-    """The table, the sentences, fairness and what was left out."""
-    lines = [f"# {md(sentences.title(stratum))}", "", md(sentences.answer(stratum)), ""]
-    lines += [f"- {md(line)}" for line in sentences.basis(stratum)]
-    lines += ["", md_table(arm_tables.arm_table(stratum.rows, arm_tables.main_columns(stratum))), ""]
-    lines += [f"- {md(row.arm)}: {md(sentences.reason(row))}" for row in stratum.rows if row.verdict]
-    lines += [f"- {md(sentences.together_text(two))}" for two in stratum.together]
-    for other in stratum.secondary:
-        lines += [
-            "",
-            f"## {md(': '.join(arm_tables.secondary_heading(other)))}",
-            "",
-            md_table(arm_tables.secondary_table(other)),
-        ]
-    measures = [[line.title, *line.cells] for line in arm_tables.measures(stratum)]
-    heads = ["measure", *(row.arm for row in stratum.rows)]
-    lines += ["", "## Measures", "", md_table(TextTable(heads, measures, heads[:1]))]
-    lines += ["", "## Fairness", "", md_table(arm_tables.checks_table(stratum)), "", "## Left out", ""]
-    lines += [f"- {md(line)}" for line in sentences.left_out(stratum)] or ["nothing"]
-    return "\n".join([*lines, ""])
+    starts = {"title": "\n# ", "heading": "\n## ", "text": "\n", "note": "- ", "item": "- ", "path": "- "}
+    lines, before = [], ""
+    for part in parts.of_comparison(comparison, details=True):
+        if part.kind == "table":
+            lines += ["", md_table(part.table)]
+        elif part.text:
+            gap = "\n" * (part.kind in ("note", "item", "path") and part.kind != before)
+            lines.append(
+                gap
+                + starts[part.kind]
+                + md(f"{part.word} {part.text}" if part.kind == "item" and part.word else part.text)
+            )
+        before = part.kind
+    return "\n".join(lines).lstrip() + "\n"
 
 
 def md_table(table: TextTable) -> str:

@@ -22,16 +22,12 @@ from nexus_ablate.console import several
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from nexus_ablate.report.charts import Bar
+
 NOT_TRAINED = "not trained yet"
 DECIDED = (SUPPORTED, CONTRADICTED, OPPOSITE, BETTER_THAN_EXPECTED)
-MARKS = {
-    SUPPORTED: ("C2", "o"),
-    CONTRADICTED: ("C3", "X"),
-    OPPOSITE: ("C0", "v"),
-    BETTER_THAN_EXPECTED: ("C0", "^"),
-    NOT_SHOWN: ("C7", "|"),
-}
-"""Colour and mark by outcome: the mark for readers who can't tell the colours apart."""
+TONES = {SUPPORTED: "good", CONTRADICTED: "bad", OPPOSITE: "warn", BETTER_THAN_EXPECTED: "warn", NOT_SHOWN: "muted"}
+"""The colour of each outcome in the figure."""
 HEADLINES = ("rms_vs_layer", "gqa", "parallel_blocks", "swiglu", "final_norm")
 """Of the README: changes of today's models, judged by their loss alone and at one learning rate."""
 WIDEST = 6.0
@@ -226,48 +222,30 @@ def _row(entry: dict[str, Any], expected: dict[str, Any]) -> dict[str, Any] | No
 
 
 def figure(entries: Mapping[str, dict[str, Any]]) -> Figure:
-    """Each expectation's difference with its interval, in units of the margin, marked by outcome."""
-    from matplotlib.figure import Figure
+    """Each expectation's difference with its interval, in units of the margin, and its outcome."""
+    from nexus_ablate.report.charts import draw_intervals, picture
 
-    rows = [row for entry in entries.values() for row in _rows_in_margins(entry)]
-    drawn = Figure(figsize=(9, 1.2 + 0.28 * len(rows)), layout="constrained")
-    axes = drawn.subplots()
-    axes.axvspan(-1, 1, color="0.9", linewidth=0, label="too small to matter")
-    axes.axvline(0, color="0.4", linewidth=0.8)
-    for y, (_, outcome, bounds) in enumerate(reversed(rows)):
-        colour, mark = MARKS[outcome]
-        low, middle, high = (max(-WIDEST, min(WIDEST, bound)) for bound in bounds)
-        axes.plot([low, high], [y, y], color=colour, linewidth=2)
-        axes.plot(middle, y, mark, color=colour, markersize=6)
-        if low == -WIDEST:
-            axes.plot(-1.05 * WIDEST, y, "<", color=colour, markersize=4)
-        if high == WIDEST:
-            axes.plot(1.05 * WIDEST, y, ">", color=colour, markersize=4)
-    axes.set_yticks(range(len(rows)), [name for name, *_ in reversed(rows)], fontsize=7)
-    axes.set_xlim(-1.1 * WIDEST, 1.1 * WIDEST)
-    axes.set_ylim(-1, len(rows))
-    axes.set_xlabel(f"difference to the baseline, in margins (arrows: beyond {WIDEST:g})")
-    drawn_outcomes = {outcome for _, outcome, _ in rows}
-    for outcome, (colour, mark) in MARKS.items():
-        if outcome in drawn_outcomes:
-            axes.plot([], [], mark, color=colour, label=outcome.lower(), markersize=6)
-    drawn.legend(frameon=False, fontsize=7, loc="outside upper right", ncols=4)
-    axes.spines[["top", "right"]].set_visible(False)
-    return drawn
+    bars = [bar for entry in entries.values() for bar in _bars(entry)]
+    with picture("outcomes by expectation", 60 + 21 * len(bars), 930) as drawn:
+        draw_intervals(drawn.axes, bars, f"difference to the baseline, in margins (cut at {WIDEST:g})", 1.0, WIDEST)
+    return drawn.figure
 
 
-def _rows_in_margins(entry: dict[str, Any]) -> list[tuple[str, str, tuple[float, float, float]]]:
-    """By expectation with an interval and a margin: name, outcome, and low end, difference and high end in margins."""
-    rows = []
+def _bars(entry: dict[str, Any]) -> list[Bar]:
+    """An interval for each expectation that has one and a margin."""
+    from nexus_ablate.report.charts import Bar
+
+    bars = []
     for expected in entry["expectations"]:
         row = _row(entry, expected)
         if expected["expected"] in ("trains", "fails") or row is None or row["delta"] is None:
             continue
         margin = entry["strata"][expected["stratum"]]["margins"][expected["endpoint"]]
-        if not margin:
-            continue
-        study = " ".join(filter(None, (entry["study"], expected["stratum"])))
-        name = f"{study}: {expected['arm']}, {expected['endpoint']} {expected['expected']}"
-        bounds = (row["low"] / margin, row["delta"] / margin, row["high"] / margin)
-        rows.append((name, expected["outcome"], bounds))
-    return rows
+        if margin:
+            study = " ".join(filter(None, (entry["study"], expected["stratum"])))
+            endpoint = "/".join(expected["endpoint"].replace("val_loss", "").split("/")[-2:])
+            label = f"{study}: {' '.join(filter(None, (expected['arm'], endpoint, expected['expected'])))}"
+            ends = (row["low"] / margin, row["delta"] / margin, row["high"] / margin)
+            tone = TONES[expected["outcome"]]
+            bars.append(Bar(label, ends, expected["outcome"].lower(), tone, tone))
+    return bars

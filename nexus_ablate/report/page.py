@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -146,18 +147,18 @@ def _origin(comparison: Comparison, command: str) -> dict[str, str]:
     """Date, version, code, command and machine: where the page and its runs come from."""
     arms = [arm for stratum in comparison.strata for arm in stratum.arms]
     records = [run.record for arm in arms for run in arm.runs.values()]
-    versions, sources, places, devices = set(), set(), set(), set()
-    for record in records:
-        env, result = record.env or {}, record.summary or {}
-        versions.add(f"version {env['version']}" if env.get("version") else "")
-        sources.add(source_hash(env["source"])[:8] if env.get("source") else "")
-        places.add(", ".join(str(env[key]) for key in ("host", "platform") if env.get(key)))
-        devices.add(str(result.get("processor") or result.get("device") or ""))
-    machines = [*sorted(places), *sorted(devices)]
+    envs, results = [record.env or {} for record in records], [record.summary or {} for record in records]
+    places = [", ".join(str(env[key]) for key in ("host", "platform") if env.get(key)) for env in envs]
+    devices = [result.get("processor") or result.get("device") for result in results]
     return {
         "made": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC by nexus-ablate {__version__}",
         "command": command,
-        "runs": ", ".join(sorted(filter(None, versions))),
-        "source hash": ", ".join(sorted(filter(None, sources))),
-        "machine": "; ".join(filter(None, machines)),
+        "version": _together(env.get("version") for env in envs),
+        "source hash": _together(source_hash(env["source"])[:8] for env in envs if env.get("source")),
+        "machine": _together([*places, *devices]),
     }
+
+
+def _together(values: Iterable[Any]) -> str:
+    """The different ones among some texts, in order."""
+    return ", ".join(dict.fromkeys(str(value) for value in values if value))

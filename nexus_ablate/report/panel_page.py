@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Row = list[str]
-COLOURS = {"right": "#009e73", "wrong": "#b58900", "reversed": "#b3261e", "not decided": "#6b7280"}
+TONES = {"right": "good", "wrong": "warn", "reversed": "bad", "not decided": "muted"}
 FARTHEST = 0.1
 """Nats per token: larger differences are drawn at the edge of the figure."""
 CHECKED = {
@@ -211,35 +211,18 @@ def power(of: int, which: str = "") -> str:
 
 
 def figure(outcomes: Sequence[ChangeOutcome]) -> Figure:
-    """Each scored difference with its interval, directed so that agreement with what is published lies to the right.
+    """Each scored difference with its interval, directed so that agreement with what is published lies to the right."""
+    from nexus_ablate.report.charts import Bar, draw_intervals, picture
 
-    A null change has its margin as a band.
-    """
-    from nexus_ablate.report.charts import LINE, MUTED, picture
-
-    names = list(dict.fromkeys(outcome.name for outcome in outcomes if outcome.change.is_scored))
-    sizes = list(dict.fromkeys(outcome.size for outcome in outcomes))
-    with picture("agreement with published outcomes", 60 + 22 * len(names)) as drawn:
-        axes = drawn.axes
-        axes.axvline(0, color=MUTED, linewidth=1, linestyle="--")
-        for outcome in outcomes:
-            if outcome.name not in names:
-                continue
+    bars = []
+    for outcome in outcomes:
+        if outcome.change.is_scored:
             sign = -1 if outcome.change.expected == "lower" else 1
-            y = -names.index(outcome.name) - 0.3 * sizes.index(outcome.size)
-            ends = [
-                max(-FARTHEST, min(FARTHEST, sign * end)) for end in (outcome.low, outcome.difference, outcome.high)
-            ]
-            low, middle, high = sorted(ends)
-            colour, margin = COLOURS[outcome.agreement], outcome.change.margin
-            axes.plot([-margin, margin], [y, y], color=LINE, linewidth=6, solid_capstyle="butt")
-            axes.plot([low, high], [y, y], color=colour, linewidth=1.5)
-            axes.plot(middle, y, "os^D"[sizes.index(outcome.size) % 4], color=colour, markersize=5)
-        axes.set_yticks([-number for number in range(len(names))], names, fontsize=9)
-        axes.set(xlim=(-1.1 * FARTHEST, 1.1 * FARTHEST), xlabel="nats per token, agreement to the right")
-        for word, colour in COLOURS.items():
-            axes.plot([], [], "s", color=colour, label=word)
-        for number, size in enumerate(sizes):
-            axes.plot([], [], "os^D"[number % 4], color=MUTED, label=size)
-        drawn.figure.legend(loc="outside upper center", ncols=3, fontsize=9)
+            low, middle, high = sorted(sign * end for end in (outcome.low, outcome.difference, outcome.high))
+            margin = f" (margin {outcome.change.margin:g})" if outcome.change.is_null else ""
+            tone = TONES[outcome.agreement]
+            label = f"{outcome.name}, {outcome.size}"
+            bars.append(Bar(label, (low, middle, high), outcome.agreement + margin, tone, tone))
+    with picture("agreement with published outcomes", 60 + 21 * len(bars), 800) as drawn:
+        draw_intervals(drawn.axes, bars, "nats per token, agreement to the right", 0.0, FARTHEST)
     return drawn.figure

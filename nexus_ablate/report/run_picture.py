@@ -9,6 +9,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from nexus_ablate.console import sparkline
@@ -46,13 +47,14 @@ def draw(record: RunRecord, path: Path) -> Path:
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """Write a figure whole or not at all, in the format of the file's ending.
+    """Write a figure whole or not at all, in the format of the file's ending, with its title in the file's data.
 
     Raises:
         StorageError: The disk refused.
     """
     drawn = io.BytesIO()
-    figure.savefig(drawn, format=path.suffix.removeprefix("."), dpi=130)
+    form = path.suffix.removeprefix(".")
+    figure.savefig(drawn, format=form, dpi=130, metadata={"Title": figure.get_suptitle()})
     write_output(path, drawn.getvalue())
 
 
@@ -67,16 +69,22 @@ def run_figure(record: RunRecord) -> Figure:
     curves, probes = _curves(record.path / "metrics.jsonl"), record.probes()
     if not curves:
         raise UserError("this run has no rows yet", str(record.path), "wait for its first steps")
-    figure = Figure(figsize=(15, 7.5), layout="constrained")
-    figure.suptitle(printable(f"{record.arm}  seed {record.seed}"), fontsize=13)
-    parts: Any = figure.subfigures(2, 1)
-    upper, maps = parts
-    loss, gradients, weights = upper.subplots(1, 3)
+    drawn_maps = [heat_map for heat_map in HEAT_MAPS if heat_values(probes, heat_map[0])]
+    figure = Figure(figsize=(13, 7 if drawn_maps else 3.6), layout="constrained")
+    tokens, losses = curves.get("val/loss", _NOTHING)
+    end = f": validation loss {losses[-1]:.4f} after {tokens[-1]:,.0f} tokens" if losses else ""
+    figure.suptitle(printable(f"{record.arm}, seed {record.seed}{end}"), fontsize=14)
+    parts: Any = figure.subfigures(2 if drawn_maps else 1, 1, squeeze=False)
+    loss, gradients, weights = parts[0, 0].subplots(1, 3)
     _draw_loss(loss, curves)
     _draw_gradients(gradients, curves)
     _draw_weights(weights, curves)
-    for axes, (name, title, top) in zip(maps.subplots(1, len(HEAT_MAPS)), HEAT_MAPS, strict=True):
-        _draw_heat_map(maps, axes, probes, name, title, top)
+    if drawn_maps:
+        maps = parts[1, 0]
+        for axes, (name, title, top) in zip(
+            maps.subplots(1, len(drawn_maps), squeeze=False)[0], drawn_maps, strict=True
+        ):
+            _draw_heat_map(maps, axes, probes, name, title, top)
     return figure
 
 
@@ -124,12 +132,8 @@ def _curves(log: Path) -> Curves:
 
 
 def _draw_loss(axes: Any, curves: Curves) -> None:
-    tokens, losses = curves.get("val/loss", _NOTHING)
     axes.plot(*curves.get("train/loss", _NOTHING), color="0.65", linewidth=1, label="training")
-    axes.plot(tokens, losses, color="C0", marker="o", markersize=4, label="validation")
-    if losses:
-        place = (tokens[-1], losses[-1])
-        axes.annotate(f"{losses[-1]:.3f}", place, textcoords="offset points", xytext=(0, 8), ha="right")
+    axes.plot(*curves.get("val/loss", _NOTHING), color="C0", marker="o", markersize=4, label="validation")
     _finish(axes, "loss", "nats per token")
 
 
@@ -160,12 +164,10 @@ def _draw_heat_map(figure: Any, axes: Any, probes: Rows, name: str, title: str, 
     """Block by probed step of a statistic; of one with a value for each head, their mean."""
     from matplotlib.colors import LogNorm, Normalize
 
-    axes.set_title(title, fontsize=10)
+    axes.set_title(fill(title, 24), fontsize=12)
     axes.set(xlabel="step", ylabel="block")
+    axes.locator_params(axis="x", nbins=4)
     grid = heat_values(probes, name)
-    if not grid:
-        _say_not_probed(axes)
-        return
     seen = [value for row in grid for value in row if not math.isnan(value)] or [0.0, 1.0]
     low, high = min(seen), max(seen)
     spans_decades = top is None and low > 0 and high > 30 * low
@@ -201,7 +203,7 @@ def _finish(axes: Any, title: str, label: str) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)
     if axes.lines:
-        axes.legend(frameon=False, fontsize=8, ncols=1 + len(axes.lines) // 6)
+        axes.legend(frameon=False, fontsize=9, ncols=1 + len(axes.lines) // 6)
 
 
 def run_lines(record: RunRecord) -> list[tuple[str, str]]:
