@@ -587,3 +587,54 @@ def test_a_run_that_failed_to_train_counts_as_a_failure(tmp_path, capsys):
     _, values = judged(capsys, path, "--target", "3.28")
     assert list(values["rows"][1]["failed"]) == ["3"]
     assert values["rows"][1]["verdict"]["qualifiers"] == ["1 of 6 failed"]
+
+
+# ------------------------------------------------------------------------------------------------- the first line
+
+EIGHT = [0.012, -0.008, 0.003, -0.011, 0.007, 0.001, -0.006, 0.002]
+
+
+def shifted(by, turn=0, spread=1.0):
+    """Eight losses `by` above the baseline's mean, whose noise is turned by some seeds."""
+    return [round(2.0 + by + spread * noise, 4) for noise in EIGHT[turn:] + EIGHT[:turn]]
+
+
+@pytest.mark.parametrize(
+    ("arms", "first", "advice"),
+    [
+        (
+            {"muon": shifted(-0.1, 1)},
+            r"muon ends 0\.1000 nats per token lower \(0\.0\d+ to 0\.1\d+\), at 8 of 8 seeds\.",
+            r"\Z",
+        ),
+        (
+            {"muon": shifted(-0.1, 1), "dyt": shifted(0.2, 2), "gelu": shifted(0.001, 3)},
+            r"muon ends 0\.1000 nats per token lower \(.* to .*\), at 8 of 8 seeds\. "
+            r"BETTER: muon\. WORSE: dyt\. EQUIVALENT: gelu\.",
+            r"\Z",
+        ),
+        (
+            {f"arm{i}": shifted(0.012 if i else 0.001, i + 1, 2) for i in range(6)},
+            r"No arm is shown to differ from baseline; the furthest, arm\d, ends 0\.0120 nats per token higher "
+            r"\(-0\.0\d+ to \+0\.0\d+\), at \d of 8 seeds\. EQUIVALENT: arm0\. INCONCLUSIVE: arm1 · .* · arm5\.",
+            r"; 23 more seeds show that it is equivalent; 45 decide whether it is worse arm2",
+        ),
+        (
+            {"muon": shifted(-0.1, 1)[:3]},
+            r"TOO FEW SEEDS: muon ends 0\.\d+ nats per token lower \(-.* to .*\), at 3 of 3 seeds\.",
+            "5 pairs that trained are the fewest for a word",
+        ),
+    ],
+    ids=["one", "three", "six", "screening"],
+)
+def test_the_first_line_is_a_sentence_and_advice_names_the_word_of_each_number(
+    arms, first, advice, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setenv("COLUMNS", "80")
+    path = table(tmp_path / "table.csv", baseline=shifted(0), **arms)
+    assert main(["judge", path, "--delta-min", "0.03"]) == 0
+    printed = capsys.readouterr().out
+    text = " ".join(printed.split())
+    assert re.search(rf"table\.csv {first}", text), printed
+    assert re.search(advice, text), printed
+    assert max(map(len, printed.splitlines()[1:])) <= 80 + len(str(tmp_path))

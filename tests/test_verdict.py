@@ -92,7 +92,7 @@ SENTENCES = [
     ({}, "ends 0.9", "the difference in the unit of the loss"),
     ({}, " nats per token lower (", "its side and interval"),
     ({}, "), at 5 of 5 seeds", "the seeds that agree"),
-    ({"effect": WIDE, "delta_min": 0.6}, f"{NEEDED[0] - 5} decide whether it is better", "seeds for a difference"),
+    ({"effect": WIDE, "delta_min": 0.6}, f"{NEEDED[0] - 5} decide whether it is worse", "seeds for a difference"),
     ({"effect": WIDE, "delta_min": 0.6}, f"{NEEDED[1] - 5} more seeds show that it is equivalent", "for equivalence"),
     (
         {"effect": WIDE, "delta_min": 0.6, "terms": Terms(place="mine")},

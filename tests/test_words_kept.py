@@ -80,7 +80,7 @@ def test_wins_are_of_the_better_side(capsys):
     _, printed = judged(capsys, "runs.csv", table, "--endpoint", "acc", "--better", "higher", "--json", "-")
     assert json.loads(printed)["rows"][1]["verdict"]["word"] == "BETTER"
     _, printed = judged(capsys, "runs.csv", table, "--endpoint", "acc", "--better", "higher")
-    assert next(line for line in printed.splitlines() if line.startswith("x ")).count("5/5") == 2  # seeds and wins
+    assert next(line for line in printed.splitlines() if line.startswith("x  ")).count("5/5") == 2  # seeds and wins
 
 
 # -------------------------------------------------------------------------------------------------- compare --runs

@@ -207,8 +207,9 @@ def _needed_seeds(word: str, effect: Effect, result: ArmResult, terms: Terms) ->
         return f"{CLAIM_SEEDS} pairs that trained are the fewest for a word"
     if _word_of_interval(effect, result) != INCONCLUSIVE:
         return "no word, since the arm fails more often and the failures counted as unlearned runs would change it"
-    sides = {"": "differs", "lower": "is better", "higher": "is better"}
-    needed = {f"decide whether it {sides[result.endpoint.better]}": seeds_to_differ(effect)}
+    sides = {BETTER: "is better", WORSE: "is worse"}
+    side = sides.get(_direction(effect, result.endpoint), "differs")
+    needed = {f"decide whether it {side}": seeds_to_differ(effect)}
     needed["show that it is equivalent"] = seeds_to_equal(effect, result.delta_min)
     reached = [(count - effect.n, text) for text, count in needed.items() if count is not None]
     if not reached:

@@ -92,7 +92,7 @@ def _latex_table(stratum: Stratum) -> str:
     if stratum.name:
         heading = f"\\multicolumn{{{len(columns)}}}{{l}}{{{tex(stratum.name)}}} \\\\\n\\midrule\n"
         text = text.replace("\\toprule\n", f"\\toprule\n{heading}")
-    notes = [sentences.title(stratum), sentences.answer(stratum), *sentences.basis(stratum)]
+    notes = [sentences.title(stratum), *sentences.opening(stratum), *sentences.basis(stratum)]
     return "\n".join(["% \\usepackage{booktabs}", *(f"% {printable(note)}" for note in notes), text])
 
 

@@ -45,7 +45,8 @@ def of_comparison(comparison: Comparison, details: bool) -> Iterator[ReportPart]
 def opening(stratum: Stratum) -> Iterator[ReportPart]:
     """The question, the answer, the conditions and the table."""
     yield ReportPart("title", sentences.title(stratum))
-    yield ReportPart("text", sentences.answer(stratum))
+    for line in sentences.opening(stratum):
+        yield ReportPart("text", line)
     for line in sentences.basis(stratum):
         yield ReportPart("note", line, WARN if line.startswith(WARN) else "")
     table = arm_tables.arm_table(stratum.rows, arm_tables.main_columns(stratum))

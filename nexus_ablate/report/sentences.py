@@ -5,7 +5,16 @@ from __future__ import annotations
 import shlex
 
 from nexus_ablate.comparison.results import ArmResult, Change, Comparison, Interaction, Stratum
-from nexus_ablate.comparison.verdict import BETTER, CLAIM_SEEDS, DIFFERENT, MEANINGS, UNSTABLE, interval_name
+from nexus_ablate.comparison.verdict import (
+    BETTER,
+    CLAIM_SEEDS,
+    DIFFERENT,
+    EQUIVALENT,
+    FAILS,
+    MEANINGS,
+    UNSTABLE,
+    interval_name,
+)
 from nexus_ablate.console import several
 from nexus_ablate.report.arm_tables import interval_text
 
@@ -41,13 +50,20 @@ def headline(stratum: Stratum) -> str:
     better = [row for row in decided if row.word == BETTER]
     if not judged:
         return answer(stratum)
-    if not decided and len(judged) > 1:
-        return f"No arm is shown to differ from {stratum.baseline}."
     lead = max(better or decided or judged, key=lambda row: abs(row.difference or 0.0))
     clause, verdict = lead.reason.partition(";")[0], lead.verdict
+    if not decided and len(judged) > 1:
+        furthest = f"; the furthest, {lead.arm}, {clause}" if clause.startswith("ends ") else ""
+        return f"No arm is shown to differ from {stratum.baseline}{furthest}."
     joint = " " if clause.startswith(("ends ", "fails ")) else ": "
     qualifiers = f" ({', '.join(verdict.qualifiers)})" if verdict and verdict.qualifiers else ""
-    return f"{verdict.prefix if verdict else ''}{lead.arm}{joint}{clause}{qualifiers}."
+    word = "" if lead.word in (*DIFFERENT, EQUIVALENT, *FAILS) else f"{lead.word}: "
+    return f"{verdict.prefix if verdict else ''}{word}{lead.arm}{joint}{clause}{qualifiers}."
+
+
+def opening(stratum: Stratum) -> list[str]:
+    """What a report of one stratum says first: the headline, and the words of all arms."""
+    return list(dict.fromkeys((headline(stratum), answer(stratum))))
 
 
 def _over_strata(change: Change) -> str:
