@@ -43,7 +43,7 @@ def first_look() -> None:
     with tempfile.TemporaryDirectory() as folder:
         page, shot = Path(folder) / "page.html", Path(folder) / "shot.png"
         nexus("compare", "runs/first_look", "--html", str(page))
-        chromium = ["chromium", "--headless", "--no-sandbox", "--hide-scrollbars", "--window-size=1180,640"]
+        chromium = ["chromium", "--headless", "--no-sandbox", "--hide-scrollbars", "--window-size=1180,590"]
         light = "--blink-settings=preferredColorScheme=1"
         subprocess.run([*chromium, light, f"--screenshot={shot}", f"file://{page}"], check=True, capture_output=True)
         (stratum,) = nexus_ablate.compare(RUNS / "first_look").strata
@@ -51,7 +51,7 @@ def first_look() -> None:
         info = PngInfo()
         info.add_text("Title", f"{answer(stratum)} {', '.join(differences)}")
         with Image.open(shot) as image:
-            image.quantize(64).save(ROOT / "docs/first_look.png", pnginfo=info, optimize=True)
+            image.convert("RGB").save(ROOT / "docs/first_look.png", pnginfo=info, optimize=True)
 
 
 def induction_layers() -> None:

@@ -372,7 +372,8 @@ def _differs(column: Column, row: ArmResult, base: ArmResult) -> bool:
 def changed_keys(stratum: Stratum) -> TextTable:
     """The keys of each arm that differ from the baseline's, and those that follow from them."""
     heads = ("arm", "asked for", "follows from it")
-    rows = [(row.arm, _changes(row.requested), _changes(row.followed)) for row in stratum.rows[1:]]
+    changed = [row for row in stratum.rows if row.requested or row.followed]
+    rows = [(row.arm, _changes(row.requested), _changes(row.followed)) for row in changed]
     return TextTable(heads, rows, heads)
 
 
