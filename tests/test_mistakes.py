@@ -182,7 +182,7 @@ def test_a_command_line_that_cannot_be_run_is_three_lines_and_makes_nothing(comm
         ("study norms --launcher joblib hydra/launcher=local", "the jobs are run by one launcher"),
         ("study norms --launcher joblib hydra.launcher.n_job=2", "try: --launcher joblib, without settings"),
         ("study norms hydra.launcher.n_jobs=2", "try: --launcher joblib hydra.launcher.n_jobs=2"),
-        ("study norms --workers-per-gpu 2 --workers 2", "try: --workers-per-gpu alone"),
+        ("study norms --workers-per-gpu 2 --workers 2", "try: leave --workers out"),
         ("study norms --workers-per-gpu 2 train.device=cpu", "there is no GPU to share"),
         ("plan norm=rms", "try: nexus-ablate study norms norm=rms"),
     ],

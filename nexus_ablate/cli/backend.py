@@ -69,7 +69,7 @@ def split_launcher(words: list[str], flags: dict[str, Any], command: str) -> tup
     chosen += [flags["launcher"]] if "launcher" in flags else []
     names = {SAME.get(name, name) for name in chosen}
     if len(names) > 1:
-        raise ConfigError("the jobs are run by one launcher", " and ".join(chosen), f"--launcher {chosen[-1]} alone")
+        raise ConfigError("the jobs are run by one launcher", " and ".join(chosen), f"leave {chosen[0]} out")
     if wrong := [name for name in names if not name.isidentifier()]:
         raise ConfigError("--launcher takes the name of a launcher", wrong[0], "--launcher local")
     if settings and not names:
@@ -116,7 +116,7 @@ def _local(flags: dict[str, Any], device: str, settings: list[str]) -> Any:
         raise ConfigError("the launcher of this machine has other settings", settings[0], "--workers 2")
     if "workers_per_gpu" in flags and "workers" in flags:
         problem = "--workers-per-gpu and --workers contradict each other"
-        raise ConfigError(problem, "both", "--workers-per-gpu alone")
+        raise ConfigError(problem, "both", "leave --workers out")
     if "workers_per_gpu" in flags and not on_gpu(device):
         got = f"--workers-per-gpu {flags['workers_per_gpu']}, train.device={device}"
         raise ConfigError("there is no GPU to share", got, "--workers 2")

@@ -57,7 +57,7 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
     """Run the study."""
     clash = [f"--{name.replace('_', '-')}" for name in ("add_seeds", "confirm", "amend") if name in flags]
     if len(clash) > 1:
-        raise ConfigError("these flags exclude each other", " and ".join(clash), f"{clash[0]} alone")
+        raise ConfigError("these flags exclude each other", " and ".join(clash), f"leave {clash[1]} out")
     if "seeds" in flags and "confirm" not in flags:
         raise ConfigError("--seeds is for --confirm", f"--seeds {flags['seeds']}", "seeds=0,1,2, or --add-seeds 3")
     words, backend = backend_of(words, flags, shlex.join(["nexus-ablate", "study", *words[:1]]))

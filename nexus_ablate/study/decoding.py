@@ -199,7 +199,7 @@ def _endpoints(values: Mapping[str, Any]) -> list[dict[str, Any]]:
         endpoints = [{"name": values.get("endpoint") or "val_loss", "delta_min": values.get("delta_min")}]
     elif given := [name for name in ("endpoint", "delta_min") if name in values]:
         raise ConfigError(
-            f"{given[0]} and endpoints say the same", f"{given[0]}: {values[given[0]]}", "endpoints alone"
+            f"{given[0]} and endpoints say the same", f"{given[0]}: {values[given[0]]}", f"leave {given[0]} out"
         )
     written = []
     for keys in listed_endpoints(endpoints):

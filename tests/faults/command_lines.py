@@ -283,10 +283,16 @@ def suggested(command: list[str], error: list[str]) -> list[str] | None:
     command = [word for word in command if word not in refused and word.partition("=")[0] not in refused]
     if words and all(re.fullmatch(r"[~+]*[\w./@]+=.*", word) for word in words):
         keys = {word.partition("=")[0].lstrip("+~") for word in words}
-        return [word for word in command if word.partition("=")[0].lstrip("+~") not in keys] + words
+        kept = [word for word in command if not is_replaced(word.partition("=")[0].lstrip("+~"), keys)]
+        return kept + words
     if words and re.fullmatch(r"--?[a-z][a-z-]*", words[0].partition("=")[0]) and len(words) <= 2:
         return with_flag(command, words)
     return None
+
+
+def is_replaced(key: str, by: set[str]) -> bool:
+    """Whether an override is replaced by those of some keys: an option takes those of the one before with it."""
+    return key in by or key.partition(".")[0] in by
 
 
 def with_flag(command: list[str], words: list[str]) -> list[str]:
