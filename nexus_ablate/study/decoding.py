@@ -224,7 +224,8 @@ def listed_endpoints(endpoints: Any) -> list[dict[str, Any]]:
     try:
         if isinstance(endpoints, dict):
             endpoints = [{"name": name, **(keys or {})} for name, keys in endpoints.items()]
-        listed = [{"name": entry} if isinstance(entry, str) else {**entry} for entry in endpoints]
+        entries = [] if isinstance(endpoints, str) else endpoints
+        listed = [{"name": entry} if isinstance(entry, str) else {**entry} for entry in entries]
     except TypeError:  # a number or a list where a mapping belongs
         listed = []
     if not listed or not all("name" in keys for keys in listed):
