@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from pathlib import Path
 
@@ -41,3 +42,13 @@ def test_the_page_has_every_line_and_each_figure_holds():
         figure = float(row[4].rstrip("%")) / 100
         assert tuple(row) == simulation.row_of(case, figure)
         assert case.holds(figure, simulation.TABLES)
+
+
+def test_every_line_that_the_documentation_names_is_in_the_table():
+    lines = [case.name for case in simulation.cases()]
+    named = {}
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        text = " ".join(page.read_text(encoding="utf-8").split())
+        named |= dict.fromkeys(re.findall(r"\bline \*([^*]+)\*", text), page.name)
+    assert not {name: page for name, page in named.items() if not any(name in line for line in lines)}
+    assert {*named.values()} >= {"README.md", "reading_a_verdict.md", "studies.md", "metrics.md"}
