@@ -19,6 +19,7 @@ from nexus_ablate.config.grammar import show
 from nexus_ablate.config.options import conf_dir
 from nexus_ablate.config.overrides import check_overrides
 from nexus_ablate.errors import ConfigError, did_you_mean
+from nexus_ablate.masking import mask
 from nexus_ablate.plain_data import UNREADABLE, load_yaml
 from nexus_ablate.runs.files import read_regular
 from nexus_ablate.runs.record import DOCUMENT_BYTES
@@ -192,7 +193,7 @@ def _study(
         raise unknown_study(source, runs_dir, "nexus-ablate study {}")
     name = str(typed.get("name", values["name"]))
     if not _FOLDER.fullmatch(name):
-        safe = re.sub("[^A-Za-z0-9]+", "_", name).strip("_") or "mine"
+        safe = re.sub("[^A-Za-z0-9]+", "_", mask(name)).strip("_") or "mine"
         command = f"nexus-ablate study {shlex.quote(source)} name={safe}" if source.endswith(YAML) else safe
         raise ConfigError("a study's name is that of a folder: letters, digits, . _ @ -", name, command)
     if factors:

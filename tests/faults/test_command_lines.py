@@ -104,6 +104,18 @@ def test_a_url_is_refused_wherever_a_path_is_taken_masked_and_without_a_folder(f
     counted(f"{len(commands)} commands with a URL refused")
 
 
+@pytest.mark.parametrize(
+    "line", [f"name: {URL}", f"runs_dir: {URL}", f"baseline: [data=files, 'data.files=[{URL}]']", f"arms: [{URL}]"]
+)
+@pytest.mark.parametrize("verb", ["plan", "study"])
+def test_a_url_in_a_study_s_file_is_masked(folder, verb, line):
+    lines = {"question": "question: is it?", "arms": "arms: [norm=layer]"} | {line.partition(":")[0]: line}
+    (folder / "mine.yaml").write_text("\n".join(lines.values()))
+    done = answer([verb, "mine.yaml"])
+    assert done.status == CONFIG and len(done.error) == 3 and "hunter22" not in done.said
+    assert [path.name for path in folder.iterdir()] == ["mine.yaml"]
+
+
 def test_a_url_in_the_environment_is_refused_as_the_cache(folder, monkeypatch):
     monkeypatch.setenv("NEXUS_ABLATE_CACHE", URL)
     done = answer(["plan", "first_look"])
