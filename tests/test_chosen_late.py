@@ -98,7 +98,7 @@ def test_a_second_study_with_looks_or_added_seeds_makes_both_exploratory(study, 
     for name, plan in (("with_looks", LOOKS), ("with_more", {"added": [{"when": "2020-01-01", "seeds": [4]}]})):
         two_arms(tmp_path / "runs", name, **plan)
         printed = answer(capsys, "runs/mine", f"runs/{name}", "--baseline", "mine/baseline")
-        assert "exploratory: WORSE" in printed and name in printed.split("exploratory: ")[2]
+        assert "exploratory: WORSE" in printed and name in printed.rpartition("exploratory: ")[2]
 
 
 def test_arms_of_a_study_that_are_left_out_still_share_its_5_percent(tmp_path, monkeypatch, capsys):

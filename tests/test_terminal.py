@@ -50,6 +50,17 @@ def test_a_table_fits_into_eighty_columns_with_one_line_per_row(study, capsys, m
     assert all("  norm=layer," in line and line.rstrip().endswith("=0.3") for line in shortened if line not in rows)
 
 
+def test_no_number_and_no_verdict_is_cut_beside_a_long_verdict(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    writer = Writer(tmp_path / "runs", "mine")
+    writer.arm(losses=[2.0, 2.01, 1.99, 2.02, 2.0])
+    writer.arm(*PARTS, losses=[2.002, 2.0125, 1.992, 2.0223, 2.0021], train_noise="x")
+    writer.plan(PARTS, delta_min=0.1)
+    lines = printed(capsys, f"compare {writer.root}/mine")
+    (row,) = [line for line in lines if "WORSE (below the threshold that matters)" in line]
+    assert "+0.0022" in row and row.count("…") == 1  # of the name
+
+
 def test_whole_names_are_one_flag_away(study, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     for command in ("status runs/mine", "compare runs/mine"):

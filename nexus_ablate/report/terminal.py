@@ -75,13 +75,14 @@ def _some_columns(table: TextTable, columns: list[int]) -> TextTable:
 
 
 def _fitting(table: TextTable, width: int) -> TextTable:
-    """A table of arms without the columns that a terminal of this width has no room for, the last first."""
+    """A table of arms without the columns that a terminal of this width has no room for, so that no number is cut."""
     columns, widths = list(range(len(table.heads))), _widths(table)
-    fewest = [column for column in columns if table.heads[column] not in NARROW]
+    if width < WIDE:
+        columns = [column for column in columns if table.heads[column] not in NARROW]
     widths[0] = min(widths[0], SHORTEST_NAME + 2)
-    while len(columns) > len(fewest) and sum(widths[column] for column in columns) > width:
+    while len(columns) > 3 and sum(widths[column] for column in columns) > width:
         columns.pop()
-    return _some_columns(table, fewest if width < WIDE else columns)
+    return _some_columns(table, columns)
 
 
 def _by_width(table: TextTable, width: int) -> Iterator[TextTable]:
