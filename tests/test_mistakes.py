@@ -263,6 +263,9 @@ MEANT = [
     ("train.tokens=1.5M", "train.tokens=1500000"),
     ("-m norm=all", "nexus-ablate -m 'norm=glob(*)'"),
     ("-m norm=rms,layer norm=dyt,none", "norm=rms,layer,dyt,none"),
+    ("-m norm=rms,layer seed=0,1 norm=dyt", "norm=rms,layer,dyt"),
+    ("-m norm=dyt seed=0,1 norm=rms,layer", "norm=dyt,rms,layer"),
+    ("-m norm=dyt norm=glob(*)", "norm=glob(*)"),
     ("-m hydra/launcher=bsic seed=0,1", "--launcher basic"),
 ]
 """What people type, and the last line of the answer."""
@@ -278,7 +281,7 @@ def test_a_suggestion_is_accepted_when_it_is_typed(suggested, tmp_path, monkeypa
     """Without training: a study is planned, a run's configuration printed, and a multirun checked."""
     monkeypatch.chdir(tmp_path)
     words = shlex.split(suggested.removeprefix("nexus-ablate "))
-    if words[0] == "-m" or words[0].startswith("--launcher") or "," in suggested:
+    if words[0] == "-m" or words[0].startswith("--launcher") or re.search("[,(]", suggested):
         check_overrides([word for word in words if "=" in word], sweeps=True)
     elif words[0] in verb_names():
         words[0] = {"study": "plan"}.get(words[0], words[0])

@@ -41,7 +41,7 @@ def check_overrides(overrides: list[str], sweeps: bool) -> None:
     from hydra.errors import HydraException
 
     chosen = default_choices()
-    parsed, swept = [], []
+    parsed, swept, given = [], [], {}
     typed = {}
     for text in overrides:
         if "_target_" in text:
@@ -55,10 +55,13 @@ def check_overrides(overrides: list[str], sweeps: bool) -> None:
         if name == "study":
             fix = f"nexus-ablate study {text.partition('=')[2]}"
             raise ConfigError("study is a verb; the folder of a run is experiment=NAME", text, fix)
+        before = given.get(name)
+        if before is not None and (override.is_sweep_override() or before in swept):
+            together = f"{before},{text.partition('=')[2]}"  # Hydra's sweeper would drop the first one
+            fix = next(sweep for sweep in (before, text) if "(" in sweep) if "(" in together else together
+            raise ConfigError(f"{name} is swept, and given twice", f"{before} {text}", fix)
+        given[name] = text
         if override.is_sweep_override():
-            if before := [other for other in swept if other.partition("=")[0] == text.partition("=")[0]]:
-                together = f"{before[0]},{text.partition('=')[2]}"  # Hydra's sweeper would drop the first one
-                raise ConfigError(f"{name} is swept twice", f"{before[0]} {text}", together)
             swept.append(text)
         if override.is_delete():
             raise ConfigError("nothing can be removed from the configuration", text, f"choose another {name}")
