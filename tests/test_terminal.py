@@ -61,6 +61,14 @@ def test_no_number_and_no_verdict_is_cut_beside_a_long_verdict(tmp_path, capsys,
     assert "+0.0022" in row and row.count("…") == 1  # of the name
 
 
+def test_details_show_the_columns_that_a_narrow_terminal_leaves_out(study, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = "\n".join(printed(capsys, "compare runs/mine"))
+    details = printed(capsys, "compare runs/mine --details")
+    for name in ("interval", "p", "delta/SD", "wins", "detectable"):
+        assert name not in shown.split() and any(line.startswith(f"{name} ") for line in details)
+
+
 def test_whole_names_are_one_flag_away(study, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     for command in ("status runs/mine", "compare runs/mine"):
