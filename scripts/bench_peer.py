@@ -104,7 +104,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("peer", help="path of nanoGPT's model.py, or x-transformers")
     parser.add_argument("overrides", nargs="*", help="of ours, such as norm=rms or probe=off")
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--threads", type=int, action="append", help="repeat it for several; 1 and 2 without it")
     parser.add_argument("--seconds", type=float, default=120, help="measured at each number of threads")
     parser.add_argument("--steps", type=int, default=50, help="steps in a block: as many as lie between two probes")
     parser.add_argument("--compile-peer", action="store_true")
@@ -139,7 +139,7 @@ def main() -> int:
 
             return steps
 
-        for threads in arguments.threads:
+        for threads in arguments.threads or (1, 2):
             torch.set_num_threads(threads)
             works = {"ours": block(trainer.step_and_record), "peer": block(peer_body)}
             for work in works.values():
