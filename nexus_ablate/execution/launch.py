@@ -21,7 +21,7 @@ from nexus_ablate.planning.looks import ended_later, judge, lacking, next_look, 
 from nexus_ablate.planning.stale_code import check_code
 from nexus_ablate.planning.study_yaml import expanded, write_record
 from nexus_ablate.provenance import source_hash
-from nexus_ablate.runs import SETTLED, read_run
+from nexus_ablate.runs import SETTLED
 from nexus_ablate.study.definition import Request, strata_of
 from nexus_ablate.training.session import other_arithmetic
 
@@ -156,7 +156,7 @@ def run_missing(jobs: list[Job], backend: Backend, progress: JobProgress, retry_
         if not job.again and (state in SETTLED or (state == "failed" and not retry_failed)):
             progress.already_ended(job, state, reason)
             if any(text.startswith(("train.device=", "train.compile=")) for text in job.overrides):
-                unlike = other_arithmetic(compose(job.overrides), read_run(job.path).summary or {})
+                unlike = other_arithmetic(compose(job.overrides), job.path)
                 otherwise += [", ".join(unlike)] if unlike else []
         else:
             progress.statuses[job.path] = errors.PREEMPTED

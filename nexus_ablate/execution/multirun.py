@@ -18,7 +18,7 @@ from nexus_ablate.execution.job_progress import JobProgress
 from nexus_ablate.execution.launch import Backend, run_missing
 from nexus_ablate.execution.run_states import nearer
 from nexus_ablate.planning.jobs import Job, data_of
-from nexus_ablate.runs import arm_name, has_status, read_run, run_path
+from nexus_ablate.runs import arm_name, has_status, run_path
 from nexus_ablate.runs.files import refuse_impossible_folder
 from nexus_ablate.study.arm_overrides import key_of
 from nexus_ablate.training.session import identity_of, other_arithmetic
@@ -123,7 +123,7 @@ def job_of(overrides: list[str], name: str, group: str) -> Job:
     identity = identity_of(config, fingerprint_of(config.data, config.model.context))
     arm = arm_name(differences(config))
     path = run_path(config.runs_dir, config.experiment, arm, config.seed, identity)
-    has_other_numbers = has_status(path) and bool(other_arithmetic(config, read_run(path).summary or {}))
+    has_other_numbers = has_status(path) and bool(other_arithmetic(config, path))
     pinned = f"train.precision={config.train.precision}"  # `auto` could mean something else where the job runs
     return Job(
         of=name,

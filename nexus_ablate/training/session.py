@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -140,7 +139,7 @@ def _lead(
         check_memory(config, *device_memory(world.device, runs), **_known(config, data, world))
 
     def is_wanted(result: Path) -> bool:
-        return not other_arithmetic(config, read_run(result).summary or {})
+        return not other_arithmetic(config, result)
 
     with open_run(path, launch, config.rerun, check, is_wanted) as run:
         if run.finished:
@@ -165,7 +164,7 @@ def _lead(
             display.after(run.path, summary, already_finished=True)
             return Outcome(errors.OK, run.path, summary, already_finished=True)
         if run.path != path and not config.rerun and not run.resuming:
-            unlike = ", ".join(other_arithmetic(config, read_run(path).summary or {}))
+            unlike = ", ".join(other_arithmetic(config, path))
             reason = f"{path.name} was trained with {unlike} than requested, so its numbers differ; training again"
             display.say(reason)
             run.log(reason)
@@ -194,11 +193,16 @@ def _lead(
     return Outcome(errors.OK, run.path, summary)
 
 
-def other_arithmetic(config: RunConfig, summary: Mapping[str, Any]) -> list[str]:
+def other_arithmetic(config: RunConfig, path: Path) -> list[str]:
     """The device and train.compile of a finished run, where a configuration asks for others: its numbers would differ.
 
-    The number of CPU threads isn't among them: losses were equal to the last bit with one and with two.
+    The number of CPU threads isn't among them: losses were equal to the last bit with one and with two. Of a damaged
+    run nothing is known; what reads its result says so.
     """
+    try:
+        summary = read_run(path).summary or {}
+    except UserError:
+        return []
     train, unlike = config.train, []
     device = str(summary.get("device", train.device)).partition(":")[0]
     if train.device != "auto" and train.device.partition(":")[0] != device:
