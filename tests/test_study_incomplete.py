@@ -107,6 +107,23 @@ def test_a_study_without_any_result_is_refused(tmp_path, capsys, monkeypatch):
     assert "no run here has a result yet" in capsys.readouterr().err
 
 
+def test_no_other_arm_takes_the_place_of_a_baseline_whose_runs_are_all_damaged(tmp_path, capsys):
+    writer = Writer(tmp_path / "runs", "mine")
+    writer.arm(losses=[2.0, 2.01, 1.99, 2.0, 2.02])
+    writer.arm("norm=layer", losses=[2.1, 2.12, 2.09, 2.11, 2.12])
+    writer.plan(("norm=layer",))
+    first, *others = sorted((tmp_path / "runs/mine/baseline").glob("s*"))
+    for path in others:
+        (path / "summary.json").write_text("{")
+    assert cli.main(["compare", str(tmp_path / "runs/mine")]) == 0
+    assert "TOO FEW SEEDS: norm=layer" in capsys.readouterr().out
+    (first / "summary.json").write_text("{")
+    assert cli.main(["compare", str(tmp_path / "runs/mine")]) == 2
+    problem, got, fix = capsys.readouterr().err.splitlines()
+    assert problem.endswith("no run of the study's baseline has a result that can be used") and "5 runs excluded" in got
+    assert cli.main(fix.split("nexus-ablate ")[1].split()) == 0
+
+
 def test_the_plan_of_every_stratum_is_on_disk_before_the_first_run(tiny_run, tmp_path, monkeypatch):
     from nexus_ablate.execution import launch
 

@@ -17,6 +17,7 @@ from nexus_ablate.comparison.load import Collection, Excluded, Trained
 from nexus_ablate.comparison.pairs import same_curves, unlike_code
 from nexus_ablate.comparison.statistics import Array
 from nexus_ablate.comparison.terms import Terms
+from nexus_ablate.console import several
 from nexus_ablate.errors import ConfigError, printable, unknown
 
 
@@ -141,7 +142,7 @@ def gather(
         left_out = Counter(e.state for e in (*collection.excluded, *excluded))
         states = ", ".join(f"{n} {s or 'no run'}" for s, n in left_out.items()) or "no run has started"
         raise NoResult("no run here has a result yet", states, "nexus-ablate status DIR shows what they do")
-    baseline = _baseline(arms, collection.terms, requested)
+    baseline = _baseline(arms, [*collection.excluded, *excluded], collection.terms, requested)
     studies = sorted(baseline.studies & collection.terms.keys())
     terms = collection.terms[studies[0]] if studies else Terms()
     terms = replace(terms, exploratory=tuple(_chosen_late(terms, collection.terms.values())))
@@ -271,7 +272,7 @@ def _left_out(run: Trained, kept: Trained) -> Excluded:
     return Excluded(run.record.path, f"duplicate: same arm and seed as {where}, {same}", *place)
 
 
-def _baseline(arms: list[Arm], terms: dict[str, Terms], requested: str | None) -> Arm:
+def _baseline(arms: list[Arm], excluded: list[Excluded], terms: dict[str, Terms], requested: str | None) -> Arm:
     def names(arm: Arm) -> set[str]:
         return {arm.name, arm.label, *(f"{study}/{arm.name}" for study in arm.studies)}
 
@@ -281,7 +282,13 @@ def _baseline(arms: list[Arm], terms: dict[str, Terms], requested: str | None) -
             raise unknown("there is no arm of this name", requested, [arm.label for arm in arms])
     else:
         wanted = {f"{study}/{of_study.baseline}" for study, of_study in terms.items()} or {"baseline"}
-        candidates = [arm for arm in arms if names(arm) & wanted] or _plainest(arms)
+        candidates = [arm for arm in arms if names(arm) & wanted]
+        lost = [run for run in excluded if run.arm in {of_study.baseline for of_study in terms.values()}]
+        if lost and not candidates:
+            got = f"{several(len(lost), 'run')} excluded, the first because: {lost[0].reason}"
+            fix = f"nexus-ablate status {shlex.quote(str(lost[0].path.parent))}"
+            raise NoResult("no run of the study's baseline has a result that can be used", got, fix)
+        candidates = candidates or _plainest(arms)
     within = [arm for arm in candidates if arm.studies & candidates[0].studies]
     if len(within) < len(candidates) or not candidates:
         listed = [arm.label for arm in candidates or arms]
