@@ -29,6 +29,21 @@ def judged(shares, items=ITEMS, chance=CHANCE, endpoint=ACCURACY):
     return [arm.verdict for arm in judgement.results[1:]]
 
 
+RATIOS = {
+    1.234: "x1.23",
+    0.0123: "x0.0123",
+    999.6: "x1,000",
+    12340: "x12,300",
+    1 / 296: "x1/296",
+    1 / 12340: "x1/12,300",
+}
+
+
+@pytest.mark.parametrize("number", [float, np.float64])
+def test_ratios_are_written_without_exponents(number):
+    assert [ACCURACY.signed(number(np.log(ratio))) for ratio in RATIOS] == list(RATIOS.values())
+
+
 SHARES = [0.002, CHANCE, 0.5, 0.98, 0.999]
 SPREADS = {0.5: "seeds differ", 0.0: "one ability", 2.0: "some seeds learn it"}
 NULLS = [

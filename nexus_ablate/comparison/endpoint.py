@@ -168,6 +168,7 @@ def _logits(shares: Array, items: Array) -> Array:
 def _times(difference: float) -> str:
     """The ratio of a difference of logarithms, without an exponent: `x1.23`, `x0.0123`, `x12,300`, `x1/12,300`."""
     ratio = math.exp(min(abs(difference), 700))
-    if ratio < 1000:
+    if ratio < (999.5 if difference > 0 else 100):
         return f"x{math.exp(difference):.3g}"
-    return f"x{'1/' * (difference < 0)}{float(f'{ratio:.3g}'):,.0f}"
+    side = "1/" if difference < 0 else ""
+    return f"x{side}{float(f'{ratio:.3g}'):,.0f}"

@@ -244,7 +244,7 @@ def draw_intervals(
     axes.tick_params(length=0, pad=8)
     axes.locator_params(axis="x", nbins=4)
     if write is not None:
-        step = next((math.log(ratio) for ratio in RATIO_STEPS if right - left < 5 * math.log(ratio)), right - left)
+        step = next((math.log(ratio) for ratio in RATIO_STEPS if right - left < 4 * math.log(ratio)), right - left)
         axes.xaxis.set_major_locator(MultipleLocator(step))
         axes.xaxis.set_major_formatter(lambda place, _: write(place))
     axes.grid(False, axis="y")
