@@ -317,10 +317,10 @@ def cases() -> Iterator[Case]:
     table = partial(tuned, arms=1, seeds=20, counted=any_claim, steep=1.0, optima="equal", is_alone=True)
     yield Case("the rate of one tuning seed alone (not offered)", 1, 1, "20", None, table)
 
-    for seeds, blocks in ((5, 32), (8, 32), (20, 64)):
+    for seeds, blocks in ((5, 16), (8, 16), (8, 32), (20, 64)):
         table = partial(on_text, seeds=seeds, blocks=blocks, block_sd=10.0, counted=any_claim)
         yield Case(f"no effect over all text, {blocks} blocks at 10 SD", 2, 1, str(seeds), 0.05, table)
-    table = partial(on_text, seeds=8, blocks=32, block_sd=10.0, counted=any_claim, is_told=False)
+    table = partial(on_text, seeds=8, blocks=16, block_sd=10.0, counted=any_claim, is_told=False)
     yield Case("the same by the error over seeds alone (not offered)", 2, 1, "8", None, table)
 
     table = partial(unlearned, arms=4, seeds=8, counted=any_of(*WORDS))

@@ -124,9 +124,9 @@ def test_the_two_way_error_is_that_of_a_crossed_layout_by_hand():
     assert df == pytest.approx(variance**2 / (over_seeds**2 / 5 + over_text**2 / 39))
 
 
-def test_below_thirty_blocks_the_error_over_text_is_shown_and_not_counted():
+def test_below_sixteen_blocks_the_error_over_text_is_shown_and_not_counted():
     rng = np.random.default_rng(4)
-    for blocks, counted in ((29, False), (30, True)):
+    for blocks, counted in ((15, False), (16, True)):
         differences = crossed(rng, 5, blocks, 0.1, 3, 1)
         shares = np.full(blocks, 1 / blocks)
         effect = judge_cell(Pairs(differences @ shares, np.zeros(5), by_block=differences, shares=shares), 0.05)

@@ -13,6 +13,7 @@ from written_runs import Writer
 
 from nexus_ablate.cli import main
 from nexus_ablate.comparison import windows as module
+from nexus_ablate.comparison.cell import FEWEST_BLOCKS
 from nexus_ablate.comparison.fairness import PASS, WARN
 from nexus_ablate.comparison.windows import WindowLosses, read_windows
 from nexus_ablate.comparison.within_stratum import compare_stratum as compare
@@ -265,6 +266,13 @@ def text_check(comparison):
 
 def uneven(writer: Writer, **options) -> None:
     writer.arm("norm=layer", losses=HIGHER, text=UNEVEN, **options)
+
+
+def test_a_default_run_has_text_enough_for_its_error_to_count():
+    for size in ("femto", "pico"):
+        config = compose([f"model={size}"])
+        windows = config.train.eval_tokens // config.model.context
+        assert windows // batches.BLOCK_WINDOWS >= FEWEST_BLOCKS
 
 
 def test_two_trained_arms_are_compared_with_their_error_over_text(tiny_run, tmp_path, capsys):

@@ -21,7 +21,7 @@ from nexus_ablate.comparison.statistics import (
     welch,
 )
 
-FEWEST_BLOCKS = 30
+FEWEST_BLOCKS = 16
 """Of evaluation text, below which its part of the error is too uncertain to be counted."""
 
 

@@ -31,6 +31,9 @@ from nexus_ablate.comparison.verdict import (
 )
 from nexus_ablate.console import several
 
+MOST_ADVISED = 200
+"""Seeds, beyond which nobody adds them; the condition `text` says where more validation text helps instead."""
+
 
 def decide(result: ArmResult, terms: Terms) -> Verdict:
     """The verdict of an arm whose pairs, failures and interval are known."""
@@ -211,9 +214,9 @@ def _needed_seeds(word: str, effect: Effect, result: ArmResult, terms: Terms) ->
     side = sides.get(_direction(effect, result.endpoint), "differs")
     needed = {f"decide whether it {side}": seeds_to_differ(effect)}
     needed["show that it is equivalent"] = seeds_to_equal(effect, result.delta_min)
-    reached = [(count - effect.n, text) for text, count in needed.items() if count is not None]
+    reached = [(count - effect.n, text) for text, count in needed.items() if count and count <= MOST_ADVISED]
     if not reached:
-        return "more than 1000 seeds would be needed to decide an effect of this size"
+        return f"more than {MOST_ADVISED} seeds would be needed to decide an effect of this size"
     reached = [(max(more, 1), text) for more, text in sorted(reached)]
     advice = "; ".join(f"{more} {text}" for more, text in reached)
     first = reached[0][0]
