@@ -264,8 +264,7 @@ MEANT = [
     ("-m norm=all", "nexus-ablate -m 'norm=glob(*)'"),
     ("-m norm=rms,layer norm=dyt,none", "norm=rms,layer,dyt,none"),
     ("-m norm=rms,layer seed=0,1 norm=dyt", "norm=rms,layer,dyt"),
-    ("-m norm=dyt seed=0,1 norm=rms,layer", "norm=dyt,rms,layer"),
-    ("-m norm=dyt norm=glob(*)", "norm=glob(*)"),
+    ("-m norm=glob(*) norm=dyt", "norm=glob(*)"),
     ("-m hydra/launcher=bsic seed=0,1", "--launcher basic"),
 ]
 """What people type, and the last line of the answer."""

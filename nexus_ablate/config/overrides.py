@@ -56,8 +56,8 @@ def check_overrides(overrides: list[str], sweeps: bool) -> None:
             fix = f"nexus-ablate study {text.partition('=')[2]}"
             raise ConfigError("study is a verb; the folder of a run is experiment=NAME", text, fix)
         before = given.get(name)
-        if before is not None and (override.is_sweep_override() or before in swept):
-            together = f"{before},{text.partition('=')[2]}"  # Hydra's sweeper would drop the first one
+        if before is not None and before in swept:
+            together = f"{before},{text.partition('=')[2]}"  # the last one counts, and the sweep would be lost
             fix = next(sweep for sweep in (before, text) if "(" in sweep) if "(" in together else together
             raise ConfigError(f"{name} is swept, and given twice", f"{before} {text}", fix)
         given[name] = text
