@@ -11,6 +11,7 @@ import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -168,7 +169,7 @@ def only_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     from nexus_ablate.cli import doctor
     from nexus_ablate.comparison import calibration
     from nexus_ablate.execution import local_pool
-    from nexus_ablate.planning import cost, ledger, match
+    from nexus_ablate.planning import cost, ledger, match, preview
     from nexus_ablate.training import session
 
     def begin(*_: Any, **__: Any) -> None:
@@ -181,11 +182,12 @@ def only_checks(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, name, begin)
     monkeypatch.setattr(local_pool.LocalPool, "run", begin)
     monkeypatch.setattr("nexus_ablate.execution.hydra_launcher.HydraLauncher.run", begin)
-    for module in (cost, match):
+    for module in (cost, match, preview):
         monkeypatch.setattr(module, "measured_speed", lambda config, threads: 1000.0)
     monkeypatch.setattr(doctor, "reachable", lambda name, url: doctor.MachineCheck(name, False, "not asked", "nothing"))
     for verb in ("status", "compare"):  # --watch
-        monkeypatch.setattr(f"nexus_ablate.cli.{verb}.time.sleep", begin)
+        # not time.sleep itself: a library that is first imported here would keep it
+        monkeypatch.setattr(f"nexus_ablate.cli.{verb}.time", SimpleNamespace(sleep=begin))
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
