@@ -620,12 +620,17 @@ def shifted(by, turn=0, spread=1.0):
             r"; 23 more seeds show that it is equivalent; 45 decide whether it is worse arm2",
         ),
         (
+            {"muon": shifted(0.0005, 1, 60)},
+            r"INCONCLUSIVE: muon ends 0\.0005 nats per token higher \(-[01]\.\d+ to \+[01]\.\d+\), at \d of 8 seeds\.",
+            "more than 200 seeds would be needed to decide an effect of this size",
+        ),
+        (
             {"muon": shifted(-0.1, 1)[:3]},
             r"TOO FEW SEEDS: muon ends 0\.\d+ nats per token lower \(-.* to .*\), at 3 of 3 seeds\.",
             "5 pairs that trained are the fewest for a word",
         ),
     ],
-    ids=["one", "three", "six", "screening"],
+    ids=["one", "three", "six", "noisy", "screening"],
 )
 def test_the_first_line_is_a_sentence_and_advice_names_the_word_of_each_number(
     arms, first, advice, tmp_path, capsys, monkeypatch

@@ -35,10 +35,9 @@ OUTCOMES = (CONTRADICTED, OPPOSITE, BETTER_THAN_EXPECTED, NOT_SHOWN, SUPPORTED)
 def judge_claim(strata: list[Stratum], is_incomplete: bool = False) -> Claim | None:
     """The outcome of the claim that the strata of a study share; None where there is no claim.
 
-    All expectations must hold for SUPPORTED, and any one of them can contradict it: by a loss where the expectation is
-    missed on the bad side or by too small a difference, by a benefit (OPPOSITE, BETTER THAN EXPECTED) otherwise. A
-    stratum whose baseline lacks what
-    the claim is about says nothing; where none is left, the claim is not testable here.
+    All expectations must hold for SUPPORTED. One that a worse arm or too small a difference misses makes the claim
+    CONTRADICTED; one that a benefit misses, OPPOSITE or BETTER THAN EXPECTED. A stratum whose baseline lacks what the
+    claim is about says nothing; where none is left, the claim is not testable here.
 
     Args:
         strata: Those with a result.

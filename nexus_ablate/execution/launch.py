@@ -156,7 +156,8 @@ def run_missing(jobs: list[Job], backend: Backend, progress: JobProgress, retry_
         if not job.again and (state in SETTLED or (state == "failed" and not retry_failed)):
             progress.already_ended(job, state, reason)
             if any(text.startswith(("train.device=", "train.compile=")) for text in job.overrides):
-                unlike = other_arithmetic(compose(job.overrides), job.path)
+                requested = compose(job.overrides)  # job.config is without settings of the machine
+                unlike = other_arithmetic(requested, job.path)
                 otherwise += [", ".join(unlike)] if unlike else []
         else:
             progress.statuses[job.path] = errors.PREEMPTED

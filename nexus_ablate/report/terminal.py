@@ -39,8 +39,8 @@ def show(shown: Iterable[ReportPart], console: Console, full: bool = False) -> N
 
     started = False
     for part in shown:
-        if part.kind in ("heading", "table") or (part.kind == "title" and started):
-            console.print("") if part.kind != "table" or part.arms else None
+        if part.kind == "heading" or part.arms or (part.kind == "title" and started):
+            console.print("")
         started = True
         text, colour = printable(part.text, 2000), COLOURS[TONES.get(part.word, "")]
         if part.kind == "table":

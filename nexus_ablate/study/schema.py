@@ -167,8 +167,7 @@ class Study(Part, frozen=True, kw_only=True, omit_defaults=False):
         look_weights: Each look's share of the error rate; they add up to 1.
         requires: Conditions on the baseline, by measure.
         share: Of the 5%, for each endpoint that gets a verdict.
-        stratum: Of a study that is one stratum of the study `of`, whose strata are `all_strata`
-            where the strata are sizes.
+        stratum: Of a study that is one stratum of the study `of`, whose strata are `all_strata`.
         confirms: The study whose claims this one judges on fresh seeds.
         source: Hash of the code of the last launch.
         configs: By arm, hashes of its resolved configuration, defaults of option files included: the last is that of
