@@ -408,7 +408,7 @@ def test_kill_9_at_any_time_loses_at_most_the_steps_since_the_last_checkpoint(ti
     kills = 0
     for delay in (0.0, 0.1, 0.25, 0.5, 0.2, 0.1, 0.4):
         process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-        while process.poll() is None and not list((tmp_path / "other").rglob("step_*")):
+        while process.poll() is None and not list((tmp_path / "other").glob("*/*/*/checkpoints/step_*")):
             time.sleep(0.01)
         time.sleep(delay)
         if process.poll() is None:

@@ -110,7 +110,7 @@ def test_control_without_the_handler_a_signal_loses_the_steps_since_the_checkpoi
 def test_a_process_that_receives_a_stop_signal_exits_with_75_and_resumes(tiny_run, tmp_path):
     overrides = tiny_run("train.steps=300000", "train.log_every=100", "train.eval_every=1000000", "probe=off")
     process = subprocess.Popen([sys.executable, "-m", "nexus_ablate", *overrides], stderr=subprocess.PIPE, text=True)
-    while not list((tmp_path / "runs").rglob("step_*")) and process.poll() is None:
+    while not list((tmp_path / "runs").glob("*/*/*/checkpoints/step_*")) and process.poll() is None:
         time.sleep(0.05)
     start = time.monotonic()
     process.send_signal(signal.SIGTERM)
