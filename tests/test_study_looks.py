@@ -316,25 +316,25 @@ def test_a_crippled_arm_is_decided_at_the_first_look_and_a_null_arm_gets_every_s
     """The null arm has one unit less in its FFNs and so other initial values: noise, and next to no effect."""
     (tmp_path / "mine.yaml").write_text(
         "question: which of two arms needs more seeds?\nbaseline: [model.d_ff_multiple=1, d_ff_ratio=49/16]\n"
-        "arms: [optim.lr=1e-3, d_ff_ratio=3]\nseeds: {looks: [3, 4, 6]}\ndelta_min: 0.001\n"
+        "arms: [optim.lr=1e-3, d_ff_ratio=3]\nseeds: {looks: [5, 6, 7]}\ndelta_min: 0.001\n"
     )
     arguments = ["study", f"{tmp_path / 'mine.yaml'}", *tiny_run("train.steps=80", "train.eval_tokens=1024")]
     done = nexus([*arguments, "--workers", "2"])
     assert done.returncode == 0, done.stderr
     used = Counter(run.arm for run in map(read_run, find_runs([tmp_path / "runs"])))
-    assert used == {"baseline": 6, "optim.lr=0.001": 3, "d_ff_ratio=3": 6}, done.stderr
+    assert used == {"baseline": 7, "optim.lr=0.001": 5, "d_ff_ratio=3": 7}, done.stderr
     lines = done.stderr.splitlines()
-    assert "look 2 of 3: seed 3 for the undecided d_ff_ratio=3" in lines
-    assert "look 3 of 3: seeds 4-5 for the undecided d_ff_ratio=3" in lines
+    assert "look 2 of 3: seed 5 for the undecided d_ff_ratio=3" in lines
+    assert "look 3 of 3: seed 6 for the undecided d_ff_ratio=3" in lines
     (crippled,) = (line for line in lines if line.startswith("optim.lr=0.001: "))
     (null,) = (line for line in lines if line.startswith("d_ff_ratio=3: "))
-    assert "3 of at most 6 seeds" in crippled
+    assert "5 of at most 7 seeds" in crippled
     assert "WORSE" in crippled
-    assert "6 of at most 6 seeds" in null
+    assert "7 of at most 7 seeds" in null
     assert "INCONCLUSIVE" in null
     before = photograph(tmp_path / "runs")
     again = nexus(arguments)
     assert again.returncode == 0, again.stderr
-    assert "nothing to run: all 15 runs have ended" in " ".join(again.stderr.split())
+    assert "nothing to run: all 19 runs have ended" in " ".join(again.stderr.split())
     assert crippled in again.stderr
     assert photograph(tmp_path / "runs") == before
