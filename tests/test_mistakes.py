@@ -311,6 +311,69 @@ def test_epochs_are_answered_with_their_steps_once_the_tokens_of_the_text_are_co
     assert main([*base, fix, "--cfg", "job"]) == 0
 
 
+HABITS = {
+    "norm=rmsnorm": "norm=rms",
+    "norm=LayerNorm": "norm=layer",
+    "--norm rms": "nexus-ablate norm=rms",
+    "norm rms": "nexus-ablate norm=rms",
+    "norm": "nexus-ablate list norm",
+    "explain norm": "nexus-ablate list norm",
+    "explain rope": "nexus-ablate explain position=rope",
+    "explain anything": "nexus-ablate explain --help",
+    "rope_theta=5e5": "position.theta=5e5",
+    "activation=gelu": "ffn=gelu",
+    "act=gelu": "ffn=gelu",
+    "attention=mqa": "n_kv_heads=1",
+    "mqa": "nexus-ablate n_kv_heads=1",
+    "tie=true": "tie_embeddings=true",
+    "lr=1e-3": "optim.lr=1e-3",
+    "--lr 1e-3": "nexus-ablate optim.lr=1e-3",
+    "learning_rate=3e-4": "optim.lr=3e-4",
+    "optimizer=adamw": "optim=adamw",
+    "steps=100": "train.steps=100",
+    "max_iters=100": "train.steps=100",
+    "batch_size=32": "train.batch_size=32",
+    "n_layer=6": "model.n_layers=6",
+    "heads=8": "model.n_heads=8",
+    "block_size=256": "model.context=256",
+    "model=gpt2": "model=base",
+    "data=my.txt": "data=files data.files=[my.txt]",
+    "data=tiny_shakespeare": "data=files data.files=[input.txt]",
+    "dataset=wikitext": "data=wikitext103",
+    "--gpu": "nexus-ablate train.device=cuda",
+    "--cpu": "nexus-ablate train.device=cpu",
+    "device=gpu": "train.device=cuda",
+    "bf16=true": "train.precision=bf16",
+    "--wandb": "nexus-ablate tracker=wandb",
+    "project=mine": "tracker.project=mine",
+    "seeds=3": "nexus-ablate -m seed=0,1,2",
+    "--seeds 3": "nexus-ablate -m seed=0,1,2",
+    "seed=1,2,3": "nexus-ablate -m seed=1,2,3",
+    "sweep norm=rms,layer": "nexus-ablate train -m norm=rms,layer",
+    "report runs/mine": "nexus-ablate compare runs/mine",
+    "diff last": "nexus-ablate show last",
+    "compare": "nexus-ablate study first_look",
+}
+"""What people type who know other tools, and what is printed behind `try:`."""
+
+
+@pytest.mark.parametrize(("typed", "fix"), HABITS.items(), ids=HABITS)
+def test_a_habit_is_answered_with_what_it_is_called_here(typed, fix, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my.txt").write_text("text " * 1000)
+    _, got, tried = answer(capsys, *shlex.split(typed))
+    assert tried == fix
+    assert typed == "compare" or typed in got
+
+
+def test_compare_without_a_directory_names_the_newest(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for number, name in enumerate(["new", "old"]):
+        Writer(tmp_path / "runs", name).arm(losses=[2.0, 2.1])
+        os.utime(tmp_path / "runs" / name, (1e9 - number, 1e9 - number))
+    assert answer(capsys, "compare")[2] == "nexus-ablate compare runs/new"
+
+
 @pytest.mark.parametrize("typed", ["optim=sophia", "position=alibi+rope"])
 def test_a_word_that_resembles_nothing_is_answered_with_all_names(typed, capsys):
     assert answer(capsys, typed)[2].startswith("one of ")
@@ -339,13 +402,17 @@ def test_every_synonym_leads_to_a_key_or_an_option(capsys):
     for group, options in groups.items():
         keys |= {f"{group}.{key}" for option in options.values() for key in option["keys"]}
     for word, meant in synonyms()["keys"].items():
-        assert meant.partition("=")[0] in keys, word
         assert word not in keys, word
-        if "=" in meant:
+        if meant.startswith("nexus-ablate -m "):
+            check_overrides(shlex.split(meant)[2:], sweeps=True)
+        elif "=" in meant:
             compose([meant])
+        else:
+            assert meant in keys, word
     for group, words in synonyms()["options"].items():
-        assert set(words.values()) <= option_names(group), group
         assert not words.keys() & option_names(group), group
+        for meant in words.values():
+            check_overrides(shlex.split(meant) if "=" in meant else [f"{group}={meant}"], sweeps=False)
     for key, words in synonyms()["values"].items():
         for word in words:
             with pytest.raises(ConfigError):

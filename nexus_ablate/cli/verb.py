@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import shlex
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from nexus_ablate.errors import ConfigError, unknown
+from nexus_ablate.errors import ConfigError, did_you_mean, unknown
 
 
 @dataclass(frozen=True)
@@ -144,13 +145,19 @@ class Verb:
     def _check_words(self, words: list[str]) -> None:
         """Check that required arguments are given, and that overrides are overrides."""
         if self.needed and not words:
-            example = self.examples[0][0] if self.examples else f"{self.name} --help"
-            raise ConfigError(f"{self.name} needs {self.needed}", "nothing", f"nexus-ablate {example}")
+            raise ConfigError(f"{self.name} needs {self.needed}", "nothing", f"nexus-ablate {self._example()}")
         if self.takes == f"[{OVERRIDES} ...]":
             for number, word in enumerate(words):
                 if "=" not in word[1:] and word[:1] not in ("~", "+"):
                     self._refuse_override(word, words[number + 1 :])
-                    raise _unknown_verb(word)
+                    raise self._unknown_word(word, words[number + 1 :])
+
+    def _example(self) -> str:
+        """A command line that works here: a directory of runs is the newest, or that of a study to begin with."""
+        if not self.takes.startswith("DIR"):
+            return self.examples[0][0]
+        newest = sorted(Path("runs").glob("*/"), key=lambda path: path.stat().st_mtime)[-1:]
+        return f"{self.name} {newest[0]}" if newest else "study first_look"
 
     def _refuse_override(self, word: str, after: list[str]) -> None:
         """Refuse an override in another spelling.
@@ -163,19 +170,31 @@ class Verb:
         from nexus_ablate.config.overrides import respelled
 
         if override := respelled(" ".join([word.lstrip("-"), *after[:2]])):
-            verb = "" if self.name == "train" else f"{self.name} "
-            command = f"nexus-ablate {verb}{override}"
-            raise ConfigError("an option is typed KEY=VALUE", " ".join([word, *after[:2]]), command)
+            typed = " ".join([word, *after[:2]])
+            raise ConfigError("an option is typed KEY=VALUE", typed, self._command(override))
 
+    def _unknown_word(self, word: str, after: list[str]) -> ConfigError:
+        """The error for a word that is no override and, after `nexus-ablate` itself, no verb."""
+        from nexus_ablate.config.overrides import option_named, synonyms
+        from nexus_ablate.config.run_config import OPTION_GROUPS
 
-def _unknown_verb(word: str) -> ConfigError:
-    """The error for a word that is neither a verb nor an override."""
-    from nexus_ablate.config.overrides import option_named, synonyms
+        is_first = self.name == "train"
+        problem = f"this is neither a verb nor {OVERRIDES}" if is_first else f"{self.name} takes {OVERRIDES}"
+        got = shlex.join(["nexus-ablate" if is_first else self.name, word, *after])
+        if word in OPTION_GROUPS:
+            return ConfigError(problem, got, f"nexus-ablate list {word}")
+        if is_first and (verb := synonyms()["verbs"].get(word.lower())):
+            return ConfigError(problem, got, f"nexus-ablate {verb.format(words=shlex.join(after))}".strip())
+        if override := option_named(word):
+            return ConfigError(problem, got, self._command(override))
+        if is_first and (verb := did_you_mean(word, verb_names())):
+            return ConfigError(problem, got, shlex.join(["nexus-ablate", verb, *after]))
+        return ConfigError(problem, got, "nexus-ablate --help" if is_first else f"nexus-ablate {self.name} --help")
 
-    problem, form = f"this is neither a verb nor {OVERRIDES}", "nexus-ablate {}"
-    if meant := synonyms()["verbs"].get(word.lower()) or option_named(word):
-        return ConfigError(problem, form.format(word), form.format(meant))
-    return unknown(problem, word, verb_names(), form, otherwise=form.format("--help"))
+    def _command(self, override: str) -> str:
+        if override.startswith("nexus-ablate"):
+            return override
+        return f"nexus-ablate {override}" if self.name == "train" else f"nexus-ablate {self.name} {override}"
 
 
 def verb_names() -> list[str]:

@@ -155,6 +155,8 @@ def _check_choices(group: str, values: list[Any], typed: str = "") -> list[str]:
             problem, word = f"{group} has no option of this name", meant.get(_plain(name), name)
             if word == name and (path := _meant_path(group, name)):
                 raise ConfigError(problem, f"{group}={name}", path)
+            if "=" in word:
+                raise ConfigError(problem, f"{group}={name}", word)
             if word in ("all", "any", "every"):
                 raise ConfigError(problem, f"{group}={name}", f"nexus-ablate -m '{group}=glob(*)'")
             raise unknown(problem, word, names, f"{group}={{}}", typed or name)
@@ -176,7 +178,7 @@ def _plain(word: str) -> str:
 
 
 def _meant_key(name: str, known: Iterable[str]) -> str:
-    """The key, or the whole override, that `name` means in other libraries; '' if there is none."""
+    """The key, or the whole override or command, that `name` means in other libraries; '' if there is none."""
     words, last = {_plain(word): key for word, key in synonyms()["keys"].items()}, name.rpartition(".")[2]
     owners = [key for key in known if key.rpartition(".")[2] == last]
     return words.get(_plain(name)) or (owners[0] if len(owners) == 1 else words.get(_plain(last), ""))
@@ -223,8 +225,8 @@ def option_named(word: str) -> str:
     for group in ("preset", *OPTION_GROUPS):
         meant = {_plain(other): option for other, option in synonyms()["options"].get(group, {}).items()}
         meant |= {_plain(option): option for option in option_names(group)}
-        if _plain(word) in meant:
-            overrides.append(f"{group}={meant[_plain(word)]}")
+        if option := meant.get(_plain(word)):
+            overrides.append(option if "=" in option else f"{group}={option}")
         if overrides and group == "preset":
             return overrides[0]
     return overrides[0] if len(overrides) == 1 and _plain(word) not in ("none", "off", "on", "auto") else ""
@@ -273,12 +275,16 @@ def _meant_value(key: str, constraint: Any, typed: str, values: list[Any]) -> st
 
 
 def respelled(text: str) -> str:
-    """`norm rms`, `norm = rms` and `norm:rms` as an override that works; '' for any other text."""
-    match = re.match(r"([A-Za-z_][\w.]*)\s*[=:\s]\s*([^\s=:]\S*)", text)
+    """`norm rms`, `norm = rms`, `norm:rms` and `gpu` as an override or command that works; '' for any other text."""
+    match = re.match(r"([A-Za-z_][\w.-]*)(?:\s*[=:\s]\s*([^\s=:]\S*))?", text)
     if match is None:
         return ""
     known = _known_keys(default_choices())
     key = match[1] if match[1] in known else _meant_key(match[1], known)
+    if key.startswith("nexus-ablate"):
+        return key
+    if "=" not in key and match[2] is None:
+        return ""
     override = key if "=" in key else f"{key}={match[2]}"
     try:
         check_overrides([override], sweeps=False)
