@@ -1,16 +1,20 @@
 """Write what the documentation takes from elsewhere: docs/options.md and the tables of docs/metrics.md from the code,
-docs/claims.md and its figure from conf/claims, docs/panel.md and its figure from conf/panel.yaml, the table of
+docs/claims.md and its figure from conf/claims, docs/panel.md and its figure from conf/panel.yaml, the tables of
 docs/baseline.md from docs/baseline.csv."""
 
 import csv
 import hashlib
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from nexus_ablate.cli.list import catalogue, typed_default, typed_key, typed_option
 from nexus_ablate.comparison.calibration import outcomes, recorded
+from nexus_ablate.comparison.statistics import mean_interval
 from nexus_ablate.comparison.verdict import MEANINGS
 from nexus_ablate.config.grammar import show
 from nexus_ablate.config.run_config import CLOSED_GROUPS
@@ -42,19 +46,81 @@ def with_outcomes(page: str, published: dict[str, Any]) -> str:
 
 
 def with_baseline(page: str) -> str:
-    """docs/baseline.md with the losses of docs/baseline.csv between its marks: initializations by rate."""
+    """docs/baseline.md with the losses of docs/baseline.csv between its marks, one table per stage."""
+    losses = baseline_losses()
+    for study, arms in losses.items():
+        table = {"baseline_init": _rates, "baseline_isoflop": _isoflop}.get(study, _differences)
+        form = re.compile(rf"(<!-- {study} -->\n).*?(<!-- end -->)", re.DOTALL)
+        lines = "\n".join(table(arms))
+        page = form.sub(lambda match, lines=lines: f"{match[1]}\n{lines}\n\n{match[2]}", page)
+    return page
+
+
+def baseline_losses() -> dict[str, dict[str, dict[int, tuple[int, float]]]]:
+    """Training tokens and final loss in docs/baseline.csv, by study, arm and seed."""
+    losses: dict[str, dict[str, dict[int, tuple[int, float]]]] = {}
     with open(ROOT / "docs/baseline.csv", encoding="utf-8", newline="") as file:
-        runs = list(csv.DictReader(file))
-    rates = sorted({run["lr"] for run in runs}, key=float)
-    losses: dict[tuple[str, str], list[str]] = {}
-    for run in runs:
-        losses.setdefault((run["init"], run["lr"]), []).append(f"{float(run['val_loss']):.3f}")
-    lines = [f"| `init=` | {' | '.join(rates)} |", "|---|" + "---|" * len(rates)]
-    for init in dict.fromkeys(run["init"] for run in runs):
-        cells = [" / ".join(losses.get((init, rate), ["–"])) for rate in rates]
-        lines.append(f"| `{init}` | {' | '.join(cells)} |")
-    form = re.compile(r"(<!-- baseline -->\n).*?(<!-- end -->)", re.DOTALL)
-    return form.sub(lambda match: f"{match[1]}\n{chr(10).join(lines)}\n\n{match[2]}", page)
+        for run in csv.DictReader(file):
+            arm = losses.setdefault(run["study"], {}).setdefault(run["arm"], {})
+            arm[int(run["seed"])] = int(run["tokens"]), float(run["val_loss"])
+    return losses
+
+
+def _rates(arms: dict[str, dict[int, tuple[int, float]]]) -> list[str]:
+    """Initializations by learning rate."""
+    cells: dict[str, dict[str, str]] = {}
+    for arm, runs in arms.items():
+        init, _, rate = arm.rpartition(" optim.lr=")
+        cells.setdefault(init, {})[rate] = " / ".join(f"{loss:.3f}" for _, loss in runs.values())
+    rates = sorted({rate for row in cells.values() for rate in row}, key=float)
+    lines = [f"| initialization | {' | '.join(rates)} |", "|---|" + "---|" * len(rates)]
+    return lines + [f"| `{init}` | {' | '.join(row.get(rate, '–') for rate in rates)} |" for init, row in cells.items()]
+
+
+def _differences(arms: dict[str, dict[int, tuple[int, float]]]) -> list[str]:
+    """Paired differences to the baseline by seed, each with its own 95% interval."""
+    lines = ["| arm | loss | difference, 95% interval | lower at |", "|---|---|---|---|"]
+    baseline = arms["baseline"]
+    for arm, runs in arms.items():
+        losses = np.array([loss for _, loss in runs.values()])
+        mean = f"{losses.mean():.4f} ± {losses.std(ddof=1):.4f}"
+        if arm == "baseline":
+            lines.append(f"| default | {mean} | – | – |")
+            continue
+        pairs = np.array([runs[seed][1] - baseline[seed][1] for seed in runs if seed in baseline])
+        found = mean_interval(pairs)
+        wins = f"{(pairs < 0).sum()} of {len(pairs)}"
+        lines.append(f"| `{arm}` | {mean} | {found.mean:+.4f} ({found.low:+.4f} to {found.high:+.4f}) | {wins} |")
+    return lines
+
+
+def _isoflop(arms: dict[str, dict[int, tuple[int, float]]]) -> list[str]:
+    """The loss of each width at its best rate, by tokens per parameter, and the lowest point of a parabola by seed."""
+    widths: dict[int, list[tuple[float, str, dict[int, tuple[int, float]]]]] = {}
+    for arm, runs in arms.items():
+        keys = dict(override.split("=") for override in arm.split(",") if "=" in override)
+        width = int(keys.get("model.d_model", 32))
+        rate = keys.get("optim.lr", f"{0.384 / width:.2g}")
+        mean = float(np.mean([loss for _, loss in runs.values()]))
+        widths.setdefault(width, []).append((mean, rate, runs))
+    lines = ["| d_model | parameters | tokens per parameter | best of three rates | loss |", "|---|---|---|---|---|"]
+    ratios, losses = [], []
+    for width, rates in sorted(widths.items()):
+        _, rate, runs = min(rates, key=lambda found: found[0])
+        parameters, tokens = 48 * width**2, next(iter(runs.values()))[0]
+        values = np.array([loss for _, loss in runs.values()])
+        ratios.append(tokens / parameters)
+        losses.append(values)
+        loss = f"{values.mean():.4f} ± {values.std(ddof=1):.4f}"
+        lines.append(f"| {width} | {parameters:,} | {tokens / parameters:.1f} | {rate} | {loss} |")
+    vertices = []
+    for by_width in np.array(losses).T:
+        square, slope, _ = np.polyfit(np.log(ratios), by_width, 2)
+        vertices.append(-slope / (2 * square))
+    best = mean_interval(np.array(vertices))
+    low, mean, high = (math.exp(value) for value in (best.low, best.mean, best.high))
+    lowest = f"A parabola through them is lowest at {mean:.0f} tokens per parameter ({low:.0f} to {high:.0f})."
+    return [*lines, "", lowest]
 
 
 def options_page(groups: dict[str, Any]) -> str:

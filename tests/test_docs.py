@@ -164,7 +164,7 @@ def test_the_page_of_options_and_the_tables_of_measures_are_those_of_the_code():
     assert docs.with_words(words.replace("to the last bit", "almost")) == words
     baseline = (ROOT / "docs/baseline.md").read_text()
     assert docs.with_baseline(baseline) == baseline, "python scripts/docs.py"
-    assert docs.with_baseline(baseline.replace("1.478", "1.479")) == baseline
+    assert docs.with_baseline(baseline.replace("1.478", "1.479").replace("1.5064", "1.5065")) == baseline
     assert set(re.findall("<!-- measures: (.*) -->", metrics)) == SECTIONS.keys()
 
 

@@ -35,7 +35,7 @@ def run(dirs: list[str], flags: dict[str, Any]) -> int:
     from nexus_ablate.config.resolve import check_project
     from nexus_ablate.console import open_console
     from nexus_ablate.runs import read_run
-    from nexus_ablate.runs.lookup import runs_at
+    from nexus_ablate.runs.lookup import id_of, runs_at
     from nexus_ablate.runs.ownership import LIVE
     from nexus_ablate.track import sync
     from nexus_ablate.track.account import require_key
@@ -46,8 +46,10 @@ def run(dirs: list[str], flags: dict[str, Any]) -> int:
     if not paths:
         raise errors.ConfigError("there is no run here", " ".join(dirs), "name a run directory or a folder of runs")
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for title in ("run", "state", "rows there", "rows sent"):
-        table.add_column(title, justify="right" if title.startswith("rows") else "left", overflow="fold")
+    for title in ("id", "arm", "seed", "state", "rows there", "rows sent"):
+        table.add_column(title, justify="right" if title in ("seed", "rows there", "rows sent") else "left")
+    for column in table.columns:
+        column.no_wrap, column.min_width = True, 0 if column.header == "arm" else 8
     status, pages = errors.OK, []
     try:
         for path in paths:
@@ -57,12 +59,12 @@ def run(dirs: list[str], flags: dict[str, Any]) -> int:
                 print(error, file=sys.stderr)
                 status = status or error.status
                 continue
-            name = escape(errors.printable(f"{record.arm}/{path.name}"))
+            run = (id_of(path), escape(errors.printable(record.arm)), f"{record.seed}")
             if record.state in LIVE:
-                table.add_row(name, f"{record.state}, skipped", "", "")
+                table.add_row(*run, f"{record.state}, skipped", "", "")
                 continue
             done = sync(record, flags.get("project"), flags.get("entity"))
-            table.add_row(name, record.state, f"{done.before:,}", f"{done.sent:,}")
+            table.add_row(*run, record.state, f"{done.before:,}", f"{done.sent:,}")
             pages.append(done.url)
     finally:  # after an error of W&B, this shows what was sent
         console = open_console()

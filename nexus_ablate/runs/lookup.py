@@ -21,6 +21,12 @@ def id_of(path: Path) -> str:
     return path.name.partition("-")[2]
 
 
+def name_to_type(path: Path) -> str:
+    """A run as a command line names it: by its id where ids are looked up, elsewhere by its directory."""
+    known = path.absolute().is_relative_to(DEFAULT.absolute())
+    return shlex.quote(id_of(path) if known else str(path))
+
+
 def runs_at(words: list[str], verb: str) -> list[Path]:
     """The runs that words name: those in each directory, a run by its id, or `last`.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import queue
-import shlex
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -15,6 +14,7 @@ from typing import Any, final
 from nexus_ablate.config.options import Option
 from nexus_ablate.runs import read_run
 from nexus_ablate.runs.files import refuse_link
+from nexus_ablate.runs.lookup import name_to_type
 from nexus_ablate.track.account import LOG_IN, NO_KEY, credentials, failure, redactor, resolve_mode
 from nexus_ablate.track.run_on_wandb import config_of, place_of, settings_of
 from nexus_ablate.track.upload import Upload
@@ -106,12 +106,12 @@ class WandbTracker(Tracker):
             self._say(self._lines.get())
 
     def _where(self) -> str:
-        return f"nothing is lost: `nexus-ablate sync {shlex.quote(str(self._run_dir))}` sends the rest"
+        return f"nothing is lost: `nexus-ablate sync {name_to_type(self._run_dir)}` sends the rest"
 
     def _mirror(self) -> None:
         try:
             upload = self._start()
-            place = upload.url or f"offline; `nexus-ablate sync {shlex.quote(str(self._run_dir))}` sends the run later"
+            place = upload.url or f"offline; `nexus-ablate sync {name_to_type(self._run_dir)}` sends the run later"
             self._lines.put(f"W&B: {place}")
             while True:
                 self._news.wait()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import math
-import shlex
 import shutil
 import sys
 import time
@@ -17,7 +16,7 @@ from nexus_ablate.console import open_console, sparkline
 from nexus_ablate.errors import printable
 from nexus_ablate.measure.regime import UNLEARNED, has_learned, regime_of
 from nexus_ablate.runs import read_rows
-from nexus_ablate.runs.lookup import DEFAULT, id_of
+from nexus_ablate.runs.lookup import name_to_type
 
 BAR_SECONDS = 0.2  # between drawings of the bar
 LINE_SECONDS = 30.0  # between lines where there is no terminal
@@ -123,8 +122,8 @@ class Display:
         self.console.print(table(facts))
         where = printable(str(path), 4096)
         self.console.print(f"[dim]saved to[/dim]   {escape(where)}", soft_wrap=True)
-        run = id_of(path) if path.absolute().is_relative_to(DEFAULT.absolute()) else where
-        self.console.print(f"[dim]next[/dim]       nexus-ablate show {escape(shlex.quote(run))}", soft_wrap=True)
+        run = escape(printable(name_to_type(path), 4096))
+        self.console.print(f"[dim]next[/dim]       nexus-ablate show {run}", soft_wrap=True)
 
 
 def table(facts: dict[str, str]):
