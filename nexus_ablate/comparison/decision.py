@@ -59,7 +59,10 @@ def decide(result: ArmResult, terms: Terms) -> Verdict:
     sentence = _sentence(chosen, result, terms)
     if effect is not None and result.own_rates:
         own, of_baseline = result.own_rates
-        sentence += f"; each at its own best learning rate ({own:g} against {of_baseline:g})"
+        if own == of_baseline:
+            sentence += f"; both are best at a learning rate of {own:g}"
+        else:
+            sentence += f"; each at its own best learning rate ({own:g} against {of_baseline:g})"
     return Verdict(chosen, sentence, prefix, tuple(qualifiers))
 
 

@@ -346,8 +346,11 @@ class ByArms(NamedTuple):
 
 
 def measures(stratum: Stratum) -> list[ByArms]:
-    """Costs, stability, diagnostics and evaluations of each arm."""
-    columns = [*side_columns(stratum), *figure_columns(stratum)]
+    """What decides, costs, stability, diagnostics and evaluations of each arm.
+
+    The columns that decide stand here too: a narrow page or terminal leaves some of them out of its first table.
+    """
+    columns = [*main_columns(stratum)[2:], *side_columns(stratum), *figure_columns(stratum)]
     return [
         ByArms(
             column.title,

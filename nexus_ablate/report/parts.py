@@ -72,9 +72,7 @@ def of_stratum(stratum: Stratum, details: bool) -> Iterator[ReportPart]:
         yield ReportPart("table", table=arm_tables.secondary_table(other))
     if details:
         heads = ["measure", *(row.arm for row in stratum.rows)]
-        deciding = arm_tables.main_columns(stratum)[2:]  # narrow terminals leave some of them out of the first table
-        columns = [*deciding, *arm_tables.side_columns(stratum), *arm_tables.figure_columns(stratum)]
-        measures = [[column.title, *map(column.text, stratum.rows)] for column in columns]
+        measures = [[line.title, *line.cells] for line in arm_tables.measures(stratum)]
         yield ReportPart("heading", "measures")
         yield ReportPart("table", table=TextTable(heads, measures, heads[:1]))
     statuses = [check.status for check in stratum.checks]
