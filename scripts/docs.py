@@ -113,14 +113,15 @@ def _isoflop(arms: dict[str, dict[int, tuple[int, float]]]) -> list[str]:
         losses.append(values)
         loss = f"{values.mean():.4f} ± {values.std(ddof=1):.4f}"
         lines.append(f"| {width} | {parameters:,} | {tokens / parameters:.1f} | {rate} | {loss} |")
-    vertices = []
+    vertices, excesses = [], []
     for by_width in np.array(losses).T:
-        square, slope, _ = np.polyfit(np.log(ratios), by_width, 2)
-        vertices.append(-slope / (2 * square))
+        curve = np.polynomial.Polynomial.fit(np.log(ratios), by_width, 2).convert()
+        vertices.append(float(curve.deriv().roots()[0]))
+        excesses.append(curve(math.log(20)) - curve(vertices[-1]))
     best = mean_interval(np.array(vertices))
     low, mean, high = (math.exp(value) for value in (best.low, best.mean, best.high))
-    lowest = f"A parabola through them is lowest at {mean:.0f} tokens per parameter ({low:.0f} to {high:.0f})."
-    return [*lines, "", lowest]
+    lowest = f"A parabola through them is lowest at {mean:.0f} tokens per parameter ({low:.0f} to {high:.0f})"
+    return [*lines, "", f"{lowest}; at 20 it lies {np.mean(excesses):.4f} nats higher."]
 
 
 def options_page(groups: dict[str, Any]) -> str:
