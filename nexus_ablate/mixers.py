@@ -1,7 +1,7 @@
 """The options of the mixer axis: multi-head causal self-attention in the same order of steps for all options.
 
-Project, clip, norm q, k (and v), gate them, apply the score's map and positions, attend (see attention.py), gate, inner
-norm, output projection, gate. No option of another axis is named here.
+Project, clip, norm q, k (and v), gate them, apply the score's map and positions, attend (attention_core.py), gate,
+inner norm, output projection, gate. No option of another axis is named here.
 
 Shape letters: B batch, T queries, S keys, D d_model, H query heads, G key/value heads, d head width, w value width.
 """
@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nexus_ablate.attention import AttentionCore
+from nexus_ablate.attention_core import AttentionCore
 from nexus_ablate.axes.context import Context
 from nexus_ablate.axes.gate import GATE
 from nexus_ablate.axes.mixer import MIXER, Mixer, MixerParts
+from nexus_ablate.axes.modules import Linear
 from nexus_ablate.axes.qk_norm import QK_NORM
-from nexus_ablate.axes.roles import Linear
 from nexus_ablate.axes.value import VALUE
 from nexus_ablate.kernels.linear import shared
 

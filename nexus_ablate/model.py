@@ -19,11 +19,11 @@ from nexus_ablate.axes.ffn import FFN, FFNParts
 from nexus_ablate.axes.head import HEAD
 from nexus_ablate.axes.init import BRANCH_OUTPUTS, INIT, initialise
 from nexus_ablate.axes.mixer import MIXER, MixerParts
+from nexus_ablate.axes.modules import Geometry, Linear, Site, Table, parameter_roles
 from nexus_ablate.axes.norm import NORM
 from nexus_ablate.axes.param import PARAM
 from nexus_ablate.axes.placement import PLACEMENT, Parts
 from nexus_ablate.axes.position import POSITION, Position
-from nexus_ablate.axes.roles import Geometry, Linear, Site, Table, parameter_roles
 from nexus_ablate.config.roles import SMALL_MAP
 from nexus_ablate.config.run_config import Option, RunConfig
 from nexus_ablate.kernels.linear import chosen_product, products

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from nexus_ablate.axes.init import layer_of
+from nexus_ablate.axes.modules import parameter_roles
 from nexus_ablate.axes.param import Standard
-from nexus_ablate.axes.roles import parameter_roles
 from nexus_ablate.config.grammar import factors_by_role, show
 from nexus_ablate.config.options import Option, Registry
 from nexus_ablate.config.roles import DECAYED, MATRICES, SMALL_MAP

@@ -25,7 +25,7 @@ LAYERS = (
     "axes",
     "runs",
     "data",
-    "attention",
+    "attention_core",
     "mixers",
     "model optimizers",
     "measure",

@@ -9,7 +9,7 @@ import torch
 
 from nexus_ablate.axes import attention as scores
 from nexus_ablate.axes.attention import ATTENTION
-from nexus_ablate.axes.roles import Geometry
+from nexus_ablate.axes.modules import Geometry
 from nexus_ablate.config.options import default_option
 from nexus_ablate.model import build_model
 
@@ -355,7 +355,7 @@ def test_a_sink_token_changes_no_shape_and_no_position_of_the_text(tiny, positio
 
 
 def test_sinks_start_and_decay_by_the_role_of_what_they_stand_for(tiny):
-    from nexus_ablate.axes.roles import parameter_roles
+    from nexus_ablate.axes.modules import parameter_roles
 
     roles = parameter_roles(build(tiny, "kv_bias=key_value", "sink_token=on"))
     assert roles["blocks.0.attn.learned_key_Gd"] == "key"

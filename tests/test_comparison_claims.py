@@ -262,8 +262,8 @@ def test_arms_by_other_code_are_not_comparable_and_the_files_are_named(writer, c
 
 def test_a_file_that_only_one_code_has_is_a_difference(writer):
     writer.arm(losses=BASE)
-    writer.arm("norm=layer", losses=HIGHER, env={"source": SOURCE | {"kernels/norm.py": "9"}})
-    assert "kernels/norm.py differs" in code(compare(writer.root))[1]
+    writer.arm("norm=layer", losses=HIGHER, env={"source": SOURCE | {"kernels/normalization.py": "9"}})
+    assert "kernels/normalization.py differs" in code(compare(writer.root))[1]
 
 
 @pytest.mark.parametrize("folder", ["norm=layer,optim.lr=0.009", "norm=layer,optim.lr=0.00424"])

@@ -40,8 +40,10 @@ def test_the_worked_examples_train_one_run_as_they_are_written(tmp_path):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
-    statistics, measures = (tmp_path / "nexus_ablate/measure" / name for name in ("statistics.py", "measures.py"))
-    function, row = snippet("`nexus_ablate/measure/statistics.py`"), snippet("`nexus_ablate/measure/measures.py`")
+    folder = tmp_path / "nexus_ablate/measure"
+    statistics, measures = folder / "activation_statistics.py", folder / "measures.py"
+    function = snippet("`nexus_ablate/measure/activation_statistics.py`")
+    row = snippet("`nexus_ablate/measure/measures.py`")
     statistics.write_text(f"{statistics.read_text()}\n\n{function}")
     head = '    "activations": (\n'
     assert measures.read_text().count(head) == 1

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from written_runs import unsealed
 
 from nexus_ablate import errors
-from nexus_ablate.attention import substituted
+from nexus_ablate.attention_core import substituted
 from nexus_ablate.cli import main
 from nexus_ablate.config.compose import compose
 from nexus_ablate.config.options import default_option, evaluation_name, evaluation_of, option_files

@@ -12,7 +12,7 @@ from equivalences import EQUIVALENT
 from options import EVERY_OPTION
 from rich.cells import cell_len
 
-from nexus_ablate.axes.roles import parameter_roles
+from nexus_ablate.axes.modules import parameter_roles
 from nexus_ablate.cli import main
 from nexus_ablate.config.compose import compose
 from nexus_ablate.config.options import AXES, option_files

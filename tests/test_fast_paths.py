@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from nexus_ablate.config.compose import compose
 from nexus_ablate.errors import ConfigError, Diverged
 from nexus_ablate.kernels import blockwise, linear, loss, softmax_attention
-from nexus_ablate.kernels.norm import rms_norm
+from nexus_ablate.kernels.normalization import rms_norm
 from nexus_ablate.measure.counts import flops_by_module
 from nexus_ablate.model import build_model
 from nexus_ablate.runs import read_jsonl

@@ -6,7 +6,7 @@ from torch import nn
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssConfig, GptOssExperts
 
 from nexus_ablate.axes.ffn import FFN, FFNParts
-from nexus_ablate.axes.roles import Geometry
+from nexus_ablate.axes.modules import Geometry
 from nexus_ablate.config.grammar import ratio
 from nexus_ablate.config.options import default_option, option_files
 

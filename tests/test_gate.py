@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from nexus_ablate.axes.gate import GATE
-from nexus_ablate.axes.roles import Geometry, parameter_roles
+from nexus_ablate.axes.modules import Geometry, parameter_roles
 from nexus_ablate.config.options import default_option
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.measure.probe import probe

@@ -5,7 +5,7 @@ import torch
 from scipy import stats
 
 from nexus_ablate.axes.init import INIT, Weight, layer_of, standard_normal, truncated
-from nexus_ablate.axes.roles import Geometry
+from nexus_ablate.axes.modules import Geometry
 from nexus_ablate.config.options import default_option
 from nexus_ablate.config.roles import EMBEDDINGS, MATRICES
 from nexus_ablate.model import build_model

@@ -8,8 +8,9 @@ from options import OPTIMIZERS
 from torch import nn
 
 from nexus_ablate.config.compose import compose
+from nexus_ablate.measure import activation_statistics as statistics
 from nexus_ablate.measure import attention_statistics as attention
-from nexus_ablate.measure import statistics
+from nexus_ablate.measure.activation_statistics import kurtosis_token, max_abs, max_over_median, rms
 from nexus_ablate.measure.probe import (
     evaluation_mode,
     matrix_probe,
@@ -17,7 +18,6 @@ from nexus_ablate.measure.probe import (
     over_blocks,
     probe,
 )
-from nexus_ablate.measure.statistics import kurtosis_token, max_abs, max_over_median, rms
 from nexus_ablate.measure.weight_statistics import block_matrices, spectral_norm, weight_rms
 from nexus_ablate.model import build_model
 from nexus_ablate.optimizers import build_optimizer

@@ -13,9 +13,9 @@ from nexus_ablate.cli import main
 from nexus_ablate.config.compose import compose
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.measure import statistics
+from nexus_ablate.measure.activation_statistics import SITES, STATISTICS
 from nexus_ablate.measure.measures import MEASURES, SECTIONS, find, measure_of
 from nexus_ablate.measure.probe import model_figures, probe
-from nexus_ablate.measure.statistics import SITES, STATISTICS
 from nexus_ablate.model import build_model
 from nexus_ablate.runs import read_jsonl, read_run
 from nexus_ablate.training.session import train

@@ -7,8 +7,8 @@ from conftest import TINY
 from equivalences import declared
 from options import ALL, EVERY_OPTION, option_pairs
 
-from nexus_ablate.attention import AttentionCore
-from nexus_ablate.axes.roles import parameter_roles
+from nexus_ablate.attention_core import AttentionCore
+from nexus_ablate.axes.modules import parameter_roles
 from nexus_ablate.config.compose import compose
 from nexus_ablate.config.options import default_option
 from nexus_ablate.errors import UserError

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
+from nexus_ablate.axes.modules import Geometry
 from nexus_ablate.axes.normalizer import NORMALIZER
-from nexus_ablate.axes.roles import Geometry
 from nexus_ablate.config.compose import compose
 from nexus_ablate.config.options import default_option
 from nexus_ablate.model import build_model

@@ -4,7 +4,7 @@ import pytest
 import torch
 from options import OPTIMIZERS
 
-from nexus_ablate.axes.roles import parameter_roles
+from nexus_ablate.axes.modules import parameter_roles
 from nexus_ablate.config.compose import compose
 from nexus_ablate.config.options import option_files
 from nexus_ablate.model import build_model

@@ -74,9 +74,9 @@ class Difference(MultiHead):
     "latent.py": '''
 import dataclasses, torch
 from torch import nn
-from nexus_ablate.attention import AttentionCore
+from nexus_ablate.attention_core import AttentionCore
 from nexus_ablate.axes.mixer import MIXER, Mixer
-from nexus_ablate.axes.roles import Linear
+from nexus_ablate.axes.modules import Linear
 
 @MIXER.register("latent")
 class Latent(Mixer):

@@ -10,9 +10,9 @@ from transformers.models.llama4 import modeling_llama4
 from transformers.models.t5 import modeling_t5
 from transformers.models.xglm.modeling_xglm import XGLMSinusoidalPositionalEmbedding
 
-from nexus_ablate.attention import fitted
+from nexus_ablate.attention_core import fitted
+from nexus_ablate.axes.modules import Geometry
 from nexus_ablate.axes.position import POSITION, slopes
-from nexus_ablate.axes.roles import Geometry
 from nexus_ablate.config.compose import compose
 from nexus_ablate.config.options import default_option
 from nexus_ablate.errors import ConfigError

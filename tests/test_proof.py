@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from nexus_ablate.attention import spread, substituted
+from nexus_ablate.attention_core import spread, substituted
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.pretrained import proof, shrink
 from nexus_ablate.pretrained.expression import express

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from nexus_ablate.axes.modules import Geometry
 from nexus_ablate.axes.qk_norm import QK_NORM
-from nexus_ablate.axes.roles import Geometry
 from nexus_ablate.config.options import default_option
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.model import build_model

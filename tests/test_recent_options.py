@@ -18,9 +18,9 @@ from transformers.activations import XIELUActivation
 from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock, load_balancing_loss_func
 
 from nexus_ablate.axes.ffn import FFN, FFNParts
+from nexus_ablate.axes.modules import Geometry, Site
 from nexus_ablate.axes.norm import NORM
 from nexus_ablate.axes.placement import doubly_stochastic
-from nexus_ablate.axes.roles import Geometry, Site
 from nexus_ablate.config.options import default_option
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.model import build_model

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from nexus_ablate.axes.roles import Geometry, HeadLinear
+from nexus_ablate.axes.modules import Geometry, HeadLinear
 from nexus_ablate.config.options import Registry
 from nexus_ablate.config.roles import SMALL_MAP
 

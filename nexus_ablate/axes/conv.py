@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nexus_ablate.axes.roles import Geometry
+from nexus_ablate.axes.modules import Geometry
 from nexus_ablate.config.options import Registry
 from nexus_ablate.config.roles import SMALL_MAP
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from nexus_ablate.axes.context import Context
 from nexus_ablate.axes.conv import Conv, no_conv
-from nexus_ablate.axes.roles import Geometry, Linear
+from nexus_ablate.axes.modules import Geometry, Linear
 from nexus_ablate.config.options import Registry
 from nexus_ablate.kernels.grouped import grouped_linear
 from nexus_ablate.kernels.linear import shared

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nexus_ablate.axes.roles import Geometry, HeadLinear, Linear
+from nexus_ablate.axes.modules import Geometry, HeadLinear, Linear
 from nexus_ablate.config.options import Registry
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from nexus_ablate.axes.roles import Geometry
+from nexus_ablate.axes.modules import Geometry
 from nexus_ablate.config.options import Registry
 
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from nexus_ablate.axes.modules import Geometry, own_stds, parameter_roles
 from nexus_ablate.axes.param import Parametrization
-from nexus_ablate.axes.roles import Geometry, own_stds, parameter_roles
 from nexus_ablate.config.options import Registry
 from nexus_ablate.config.roles import EMBEDDINGS, SMALL_MAP, VECTOR
 from nexus_ablate.errors import ConfigError

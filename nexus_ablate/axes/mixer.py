@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from nexus_ablate.axes.context import Context
 from nexus_ablate.axes.conv import Conv, no_conv
-from nexus_ablate.axes.roles import Geometry
+from nexus_ablate.axes.modules import Geometry
 from nexus_ablate.config.options import Registry
 from nexus_ablate.config.run_config import RunConfig
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from nexus_ablate.config.options import Registry
 from nexus_ablate.kernels.linear import autocasts
 from nexus_ablate.kernels.low_precision import uncast
-from nexus_ablate.kernels.norm import layer_norm, rms_norm
+from nexus_ablate.kernels.normalization import layer_norm, rms_norm
 
 NORM: Registry[nn.Module] = Registry("norm")
 

@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from nexus_ablate.axes.roles import Geometry
+from nexus_ablate.axes.modules import Geometry
 from nexus_ablate.config.options import Registry
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nexus_ablate.axes.roles import Geometry
+from nexus_ablate.axes.modules import Geometry
 from nexus_ablate.config.options import Registry
 from nexus_ablate.config.roles import MATRICES, SMALL_MAP
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from nexus_ablate.axes.modules import Geometry
 from nexus_ablate.axes.norm import LayerNorm, LayerNormNonparametric, RMSNorm, RMSNormZero
-from nexus_ablate.axes.roles import Geometry
 from nexus_ablate.config.options import Registry
 from nexus_ablate.config.roles import VECTOR
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nexus_ablate.axes.context import Context
-from nexus_ablate.axes.roles import Geometry, Table
+from nexus_ablate.axes.modules import Geometry, Table
 from nexus_ablate.config.options import Registry
 
 

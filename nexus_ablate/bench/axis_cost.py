@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from nexus_ablate.axes.context import Context
+from nexus_ablate.axes.modules import Site
 from nexus_ablate.axes.norm import NORM
-from nexus_ablate.axes.roles import Site
 from nexus_ablate.bench.timing import MOST_PROGRAMS, Clock, Spread, clock_of, in_turn, ratios, spread
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.errors import ConfigError

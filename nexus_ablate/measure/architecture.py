@@ -13,19 +13,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nexus_ablate.attention import AttentionCore
+from nexus_ablate.attention_core import AttentionCore
 from nexus_ablate.axes.attention import ATTENTION
 from nexus_ablate.axes.ffn import FFN
 from nexus_ablate.axes.gate import GATE
 from nexus_ablate.axes.head import HEAD
 from nexus_ablate.axes.init import INIT, drawn_weights, first_std, layer_of
 from nexus_ablate.axes.mixer import MIXER
+from nexus_ablate.axes.modules import parameter_roles
 from nexus_ablate.axes.norm import NORM
 from nexus_ablate.axes.normalizer import NORMALIZER
 from nexus_ablate.axes.placement import PLACEMENT
 from nexus_ablate.axes.position import POSITION
 from nexus_ablate.axes.qk_norm import QK_NORM
-from nexus_ablate.axes.roles import parameter_roles
 from nexus_ablate.config.compose import differences
 from nexus_ablate.config.options import AXES, Option, OptionFile, option_files
 from nexus_ablate.config.run_config import RunConfig

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nexus_ablate.measure.statistics import statistic
+from nexus_ablate.measure.activation_statistics import statistic
 
 SINK_THRESHOLD = 0.3
 """Share of attention above which a token is a sink. Gu et al. 2024, arXiv:2410.10781, section 3.1."""

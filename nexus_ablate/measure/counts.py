@@ -11,8 +11,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from nexus_ablate.attention import AttentionCore
-from nexus_ablate.axes.roles import parameter_roles
+from nexus_ablate.attention_core import AttentionCore
+from nexus_ablate.axes.modules import parameter_roles
 from nexus_ablate.config.roles import EMBEDDINGS
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.model import countable_model

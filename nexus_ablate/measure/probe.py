@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from nexus_ablate.axes.gate import Gate
-from nexus_ablate.measure import attention_statistics, statistics
+from nexus_ablate.measure import activation_statistics, attention_statistics
+from nexus_ablate.measure.activation_statistics import SITES, STATISTICS
 from nexus_ablate.measure.measures import whole_of
-from nexus_ablate.measure.statistics import SITES, STATISTICS
 from nexus_ablate.measure.weight_statistics import matrix_figures
 
 Found = dict[str, Any]
@@ -204,8 +204,8 @@ class _Bondarenko:
         self._take(output.flatten(0, -2))
 
     def _take(self, x_RN: Tensor) -> None:
-        self.kurtoses.append(statistics.bondarenko_kurtosis(x_RN))
-        self.norms.append(statistics.bondarenko_inf_norm(x_RN))
+        self.kurtoses.append(activation_statistics.bondarenko_kurtosis(x_RN))
+        self.norms.append(activation_statistics.bondarenko_inf_norm(x_RN))
 
     def figures(self) -> dict[str, Tensor]:
         if not self.norms:

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from nexus_ablate.axes.roles import parameter_roles
-from nexus_ablate.measure.statistics import STATISTICS, statistic
+from nexus_ablate.axes.modules import parameter_roles
+from nexus_ablate.measure.activation_statistics import STATISTICS, statistic
 
 LANCZOS_STEPS = 24
 

@@ -143,7 +143,7 @@ def initial_model(config: RunConfig, vocab_size: int) -> GPT:
     Raises:
         ConfigError: The weights to start from are of another architecture.
     """
-    from nexus_ablate.axes.roles import parameter_roles
+    from nexus_ablate.axes.modules import parameter_roles
     from nexus_ablate.config.roles import VECTOR
     from nexus_ablate.model import GPT, build_model
 

@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import nexus_ablate.model
 from faults.bench import logged, run, sizes, weights
-from nexus_ablate.attention import AttentionCore
+from nexus_ablate.attention_core import AttentionCore
 from nexus_ablate.axes import init
 from nexus_ablate.data import Batches
 from nexus_ablate.errors import ConfigError

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from nexus_ablate.attention import AttentionCore, substituted
+from nexus_ablate.attention_core import AttentionCore, substituted
+from nexus_ablate.measure.activation_statistics import MASSIVE_RATIO
 from nexus_ablate.measure.evaluation.subject import EVALUATION, Evaluation, Subject
 from nexus_ablate.measure.probe import evaluation_mode, hooks, model_figures, probe
-from nexus_ablate.measure.statistics import MASSIVE_RATIO
 
 TARGETS = 8192
 SEEN = ("attn/first_token_mass", "attn/sink_rate", "act/resid/max_over_median", "act/resid/kurtosis_token")

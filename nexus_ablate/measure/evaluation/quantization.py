@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nexus_ablate.axes.roles import HeadLinear
+from nexus_ablate.axes.modules import HeadLinear
 from nexus_ablate.measure.evaluation.subject import EVALUATION, Evaluation, Subject
 from nexus_ablate.measure.probe import evaluation_mode, hooks
 

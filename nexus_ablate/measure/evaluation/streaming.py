@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nexus_ablate.attention import Attend, AttentionCore, fitted, substituted
+from nexus_ablate.attention_core import Attend, AttentionCore, fitted, substituted
 from nexus_ablate.axes.position import Position
 from nexus_ablate.data import eval_windows
 from nexus_ablate.measure.evaluation.subject import EVALUATION, Evaluation, NotDefined, Subject

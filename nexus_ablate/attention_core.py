@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nexus_ablate.axes.attention import ATTENTION
+from nexus_ablate.axes.modules import Geometry
 from nexus_ablate.axes.normalizer import NORMALIZER
 from nexus_ablate.axes.position import Position, by_distance
-from nexus_ablate.axes.roles import Geometry
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.kernels.softmax_attention import flex_attention, softmax_attention, spread
 
