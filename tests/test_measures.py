@@ -12,7 +12,7 @@ import torch
 from nexus_ablate.cli import main
 from nexus_ablate.config.compose import compose
 from nexus_ablate.errors import ConfigError
-from nexus_ablate.measure import statistics
+from nexus_ablate.measure import activation_statistics as statistics
 from nexus_ablate.measure.activation_statistics import SITES, STATISTICS
 from nexus_ablate.measure.measures import MEASURES, SECTIONS, find, measure_of
 from nexus_ablate.measure.probe import model_figures, probe
