@@ -163,6 +163,7 @@ def _train_again(entry: dict[str, Any]) -> int:
     from nexus_ablate.config.compose import compose
     from nexus_ablate.planning.design import expand
     from nexus_ablate.planning.jobs import Runs
+    from nexus_ablate.planning.ledger import older_code
     from nexus_ablate.study.definition import read_request, strata_of
     from nexus_ablate.training.device import share_cores_politely
 
@@ -183,6 +184,8 @@ def _train_again(entry: dict[str, Any]) -> int:
         print(f"{word}  baseline s{job.seed} {endpoint}: {value!r}, published {former!r}")
     if moved:
         print(f"published with torch {made['torch']} on {made['processor']}; others round in other ways")
+        if commit := older_code(entry):
+            print(f"published by other code (commit {commit}), whose defaults may have been others")
     return errors.OK
 
 
