@@ -350,6 +350,9 @@ HABITS = {
     "--seeds 3": "nexus-ablate -m seed=0,1,2",
     "seed=1,2,3": "nexus-ablate -m seed=1,2,3",
     "sweep norm=rms,layer": "nexus-ablate train -m norm=rms,layer",
+    "resume last": "nexus-ablate train",
+    "run mine norm=layer": "nexus-ablate train norm=layer",
+    "plan first_look --gpu": "train.device=cuda",
     "report runs/mine": "nexus-ablate compare runs/mine",
     "diff last": "nexus-ablate show last",
     "compare": "nexus-ablate study first_look",
@@ -363,15 +366,15 @@ def test_a_habit_is_answered_with_what_it_is_called_here(typed, fix, capsys, tmp
     (tmp_path / "my.txt").write_text("text " * 1000)
     _, got, tried = answer(capsys, *shlex.split(typed))
     assert tried == fix
-    assert typed == "compare" or typed in got
+    assert typed in ("compare", "plan first_look --gpu") or typed in got
 
 
 def test_compare_without_a_directory_names_the_newest(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for number, name in enumerate(["new", "old"]):
+    for number, name in enumerate(["the new", "old"]):
         Writer(tmp_path / "runs", name).arm(losses=[2.0, 2.1])
         os.utime(tmp_path / "runs" / name, (1e9 - number, 1e9 - number))
-    assert answer(capsys, "compare")[2] == "nexus-ablate compare runs/new"
+    assert answer(capsys, "compare")[2] == "nexus-ablate compare 'runs/the new'"
 
 
 @pytest.mark.parametrize("typed", ["optim=sophia", "position=alibi+rope"])

@@ -261,6 +261,7 @@ def test_a_page_opens_with_its_question_once_and_the_answer_as_a_sentence(pages)
     assert re.fullmatch(rf"{sentence}at 8 of 8 seeds\.", answers["six arms"])
     assert "placement=post: INCONCLUSIVE in depth-2, WORSE in depth-4, depth-8." in answers["strata"]
     assert answers["judged"].startswith("muon ends 0.0")
+    assert "at 5 of 5 seeds; both are best at a learning rate of 0.003" in pages["tuned"]
 
 
 def test_conditions_that_pass_and_measures_are_closed_and_differences_are_marked(pages):

@@ -141,7 +141,9 @@ def by_name(server):
 
 
 @pytest.mark.slow
-def test_runs_tracked_by_files_alone_arrive_whole_and_a_second_time_changes_nothing(server, study, command):
+def test_runs_tracked_by_files_alone_arrive_whole_and_a_second_time_changes_nothing(
+    server, study, command, monkeypatch
+):
     study.run(seed=0, summary={"quantization": {"loss": 2.5}})
     study.run("norm=layer", seed=1, state="diverged")
     study.run("norm=t5", seed=0, state="preempted", steps=200)
@@ -149,11 +151,19 @@ def test_runs_tracked_by_files_alone_arrive_whole_and_a_second_time_changes_noth
     alive = study.run("norm=scale", state="running") / "status.json"
     status = json.loads(alive.read_text()) | {"heartbeat": datetime.now(UTC).isoformat(timespec="seconds")}
     alive.write_text(json.dumps(status))
+    monkeypatch.setenv("COLUMNS", "80")
+    study.run("placement=sandwich", "qk_norm=rms", "position=rope_yarn", state="running")
     for sent in (201, 0):
-        table = [line.split() for line in command("sync", "runs").splitlines()]
+        lines = command("sync", "runs").splitlines()
+        table = [line.split() for line in lines]
         assert [line[-1] for line in table if "baseline" in line] == [str(sent)]
+        assert any("…" in line and "lost" in line for line in lines), "a long name is cut, and nothing else"
+        assert all(len(line) <= 80 and line.count("…") <= 1 for line in lines if not line.startswith("W&B"))
         arrived = by_name(server)
-        assert arrived.keys() == {"baseline/s0", "norm=layer/s1", "norm=none/s0", "norm=t5/s0"}, "a live one waits"
+        long = "placement=sandwich,position=rope_yarn,qk_norm=rms/s0"
+        assert arrived.keys() == {"baseline/s0", "norm=layer/s1", "norm=none/s0", "norm=t5/s0", long}, (
+            "a live one waits"
+        )
         assert arrived["baseline/s0"].steps == list(range(0, 401, 2))
         assert arrived["norm=t5/s0"].steps == list(range(0, 201, 2)) and arrived["norm=t5/s0"].preempting
         assert arrived["baseline/s0"].summary["quantization/loss"] == 2.5
@@ -163,8 +173,9 @@ def test_runs_tracked_by_files_alone_arrive_whole_and_a_second_time_changes_noth
             "norm=layer/s1": ("diverged", 1),
             "norm=none/s0": ("lost", 1),
             "norm=t5/s0": ("preempted", 1),
+            long: ("lost", 1),
         }
-        assert len(tables(arrived["baseline/s0"])) == 1 and len(server.runs) == 4
+        assert len(tables(arrived["baseline/s0"])) == 1 and len(server.runs) == 5
     assert not list(study.root.rglob("wandb/")), "nothing of W&B's own is left in a run directory"
 
 

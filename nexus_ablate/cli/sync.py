@@ -47,9 +47,8 @@ def run(dirs: list[str], flags: dict[str, Any]) -> int:
         raise errors.ConfigError("there is no run here", " ".join(dirs), "name a run directory or a folder of runs")
     table = Table(box=None, pad_edge=False, header_style="dim")
     for title in ("id", "arm", "seed", "state", "rows there", "rows sent"):
-        table.add_column(title, justify="right" if title in ("seed", "rows there", "rows sent") else "left")
-    for column in table.columns:
-        column.no_wrap, column.min_width = True, 0 if column.header == "arm" else 8
+        justify = "right" if title in ("seed", "rows there", "rows sent") else "left"
+        table.add_column(title, justify=justify, no_wrap=title != "arm", overflow="ellipsis")  # a long name is cut
     status, pages = errors.OK, []
     try:
         for path in paths:

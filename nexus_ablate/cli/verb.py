@@ -153,11 +153,13 @@ class Verb:
                     raise self._unknown_word(word, words[number + 1 :])
 
     def _example(self) -> str:
-        """A command line that works here: a directory of runs is the newest, or that of a study to begin with."""
+        """A command line that works here. Where a directory is needed: the newest, or a study to begin with."""
         if not self.takes.startswith("DIR"):
             return self.examples[0][0]
-        newest = sorted(Path("runs").glob("*/"), key=lambda path: path.stat().st_mtime)[-1:]
-        return f"{self.name} {newest[0]}" if newest else "study first_look"
+        from nexus_ablate.runs.lookup import DEFAULT
+
+        newest = max(DEFAULT.glob("*/"), key=lambda path: path.stat().st_mtime, default=None)
+        return shlex.join([self.name, str(newest)]) if newest else "study first_look"
 
     def _refuse_override(self, word: str, after: list[str]) -> None:
         """Refuse an override in another spelling.
@@ -184,7 +186,9 @@ class Verb:
         if word in OPTION_GROUPS:
             return ConfigError(problem, got, f"nexus-ablate list {word}")
         if is_first and (verb := synonyms()["verbs"].get(word.lower())):
-            return ConfigError(problem, got, f"nexus-ablate {verb.format(words=shlex.join(after))}".strip())
+            overrides = shlex.join(other for other in after if "=" in other)
+            command = verb.format(words=shlex.join(after), overrides=overrides)
+            return ConfigError(problem, got, f"nexus-ablate {command}".strip())
         if override := option_named(word):
             return ConfigError(problem, got, self._command(override))
         if is_first and (verb := did_you_mean(word, verb_names())):
@@ -192,7 +196,8 @@ class Verb:
         return ConfigError(problem, got, "nexus-ablate --help" if is_first else f"nexus-ablate {self.name} --help")
 
     def _command(self, override: str) -> str:
-        if override.startswith("nexus-ablate"):
+        """An override as a command line; alone where this verb also needs other words, such as a study."""
+        if override.startswith("nexus-ablate") or self.takes != f"[{OVERRIDES} ...]":
             return override
         return f"nexus-ablate {override}" if self.name == "train" else f"nexus-ablate {self.name} {override}"
 

@@ -17,7 +17,7 @@ class GradientNorms:
     """Gradient norms (global, by part and by role) from one pass over all gradients, and clipping by the global norm.
 
     The parts of a block are `attn`, `ffn` and `norm` (everything else in it). Outside the blocks, a part is the name of
-    the top-level module. A role, such as `role/query`, is one of `axes.modules` over all blocks. Each parameter is in
+    the top-level module. A role, such as `role/query`, is one of `config.roles` over all blocks. Each parameter is in
     exactly one part and has exactly one role.
     """
 
