@@ -1,5 +1,5 @@
 """Write what the documentation takes from elsewhere: docs/options.md and the tables of docs/metrics.md from the code,
-docs/claims.md and its figure from conf/claims, docs/panel.md and its figure from conf/panel.yaml, the tables of
+docs/claims.md and its figures from conf/claims, docs/panel.md and its figure from conf/panel.yaml, the tables of
 docs/baseline.md from docs/baseline.csv."""
 
 import csv
@@ -167,15 +167,19 @@ def key_table(keys: dict[str, Any]) -> list[str]:
     return rows
 
 
-def source_of_claims() -> str:
-    """The hash of what docs/claims.png is drawn from."""
-    return hashlib.sha256(json.dumps(entries(), sort_keys=True).encode()).hexdigest()
+def source_of(entry: dict[str, Any]) -> str:
+    """The hash of what a claim's picture is drawn from."""
+    return hashlib.sha256(json.dumps(entry, sort_keys=True).encode()).hexdigest()
 
 
-def draw_claims() -> None:
-    """docs/claims.png, with the hash of its source."""
-    metadata = {"Title": "Outcomes and differences by claim", "Source": source_of_claims()}
-    ledger_page.figure(entries()).savefig(ROOT / "docs/claims.png", dpi=90, metadata=metadata)
+def draw_claims(published: dict[str, dict[str, Any]]) -> None:
+    """A picture of each published claim that has intervals, with the hash of its source."""
+    for path in (ROOT / "docs/claims").glob("*.png"):
+        path.unlink()
+    for name, entry in published.items():
+        metadata = {"Title": f"Differences of {name}", "Source": source_of(entry)}
+        if (figure := ledger_page.figure(entry)) is not None:
+            figure.savefig(ROOT / "docs" / ledger_page.picture_of(name), dpi=90, metadata=metadata)
 
 
 if __name__ == "__main__":
@@ -194,6 +198,6 @@ if __name__ == "__main__":
     published = entries()
     (ROOT / "docs/claims.md").write_text(ledger_page.page(claims(), published, designs()), encoding="utf-8")
     if published:
-        draw_claims()
+        draw_claims(published)
         readme = ROOT / "README.md"
         readme.write_text(with_outcomes(readme.read_text(encoding="utf-8"), published), encoding="utf-8")

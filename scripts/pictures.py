@@ -1,7 +1,7 @@
 """Draw every picture of the documentation: `python scripts/pictures.py [NAME...]`, about a quarter of an hour.
 
 Runs that a picture needs and runs/ lacks are trained. Each file holds its title and numbers as `Title`, which the tests
-compare with the page that shows it; docs/claims.png holds a hash of what is published.
+compare with the page that shows it; those of docs/claims hold a hash of what is published.
 """
 
 import subprocess

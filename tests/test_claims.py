@@ -285,8 +285,9 @@ def test_strata_are_compared_each_with_its_own_baseline_and_side_by_side(tmp_pat
     for _ in range(2):  # the second replaces the reports of the first
         assert main(["compare", str(tmp_path / "deep"), *files]) == 0
     shown = capsys.readouterr().out
-    assert "SUPPORTED: LayerNorm is worse" in shown and "stratum n-24" in shown and "the same" in shown
-    assert "SUPPORTED: LayerNorm is worse" in page.read_text() and page.read_text().count(">Stratum n-") == 2
+    words = "SUPPORTED IN 2 OF 2 SETTINGS: LayerNorm is worse"
+    assert words in shown and "stratum n-24" in shown and "the same" in shown
+    assert words in page.read_text() and page.read_text().count(">Stratum n-") == 2
     assert main(["compare", str(tmp_path / "deep"), "--json", "-"]) == 0
     assert [*json.loads(capsys.readouterr().out)["strata"]] == ["n-4", "n-24"]
     assert main(["compare", str(tmp_path / "deep"), "--csv", "-"]) == 0
@@ -307,7 +308,37 @@ def test_one_stratum_by_itself_does_not_decide_the_claim(tmp_path, capsys, monke
             said = "the claim is judged over all strata: nexus-ablate compare"
             assert "".join(f"{said} {tmp_path / 'deep'}".split()) in "".join(shown.split())
     assert main(["compare", one, str(tmp_path / "deep@n-24")]) == 0
-    assert "OPPOSITE: LayerNorm is worse" in capsys.readouterr().out
+    assert "OPPOSITE IN 1 OF 2 SETTINGS, supported in 1: LayerNorm is worse" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("losses", "words"),
+    [
+        ((2.1, 3.1), "SUPPORTED IN 2 OF 2 SETTINGS: "),
+        ((2.1, 3.4), "SUPPORTED IN 2 OF 2 SETTINGS, DEPENDS ON depth: "),
+        ((2.1, 3.0), "SUPPORTED IN 1 OF 2 SETTINGS, not shown in 1, DEPENDS ON depth: "),
+        # an interval that excludes 0 beside one that doesn't is no dependence
+        ((2.03, 3.01), "SUPPORTED IN 1 OF 2 SETTINGS, not shown in 1: "),
+    ],
+)
+def test_a_claim_depends_on_what_its_difference_is_shown_to_change_with(tmp_path, capsys, losses, words):
+    expects = [{"arm": "norm=layer", "endpoint": "val_loss", "expected": "higher"}]
+    noises = NOISE[::-1], (*NOISE[1:], NOISE[0])
+    for name, base, loss, noise in zip(("n-4", "n-24"), (2.0, 3.0), losses, noises, strict=True):
+        arms = {"baseline": around(base), "norm=layer": around(loss, noise)}
+        more = {"expects": expects, "all_strata": ["n-4", "n-24"], "depends_on": {"depth": ["n-4", "n-24"]}}
+        stratum(tmp_path, name, arms, **more)
+    assert main(["compare", str(tmp_path / "deep")]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"{words}LayerNorm is worse" in shown
+    said = "depends on depth: " if "DEPENDS" in words else "is not shown to depend on depth: "
+    assert f"{said}the difference of norm=layer changes by " in shown
+
+
+def test_a_change_between_strata_is_a_cell_of_the_five_percent():
+    values = {"name": "s", "question": "?", "arms": ["norm=layer"], "strata": {"model.n_layers": [4, 24]}}
+    assert decode_file(values).share == 1 / 2
+    assert decode_file(values | {"depends_on": {"depth": ["n_layers-4", "n_layers-24"]}}).share == 1 / 3
 
 
 def test_a_sign_that_changes_with_the_stratum_is_reported(tmp_path):
@@ -637,7 +668,7 @@ def test_a_real_study_with_strata_trains_each_and_judges_the_claim(tmp_path, tin
     assert "nexus-ablate compare runs/mine" in capsys.readouterr().err
     assert main(["compare", "runs/mine"]) == 0
     shown = capsys.readouterr().out
-    assert "preliminary: NOT SHOWN: it makes no difference" in shown  # two seeds
+    assert "preliminary: NOT SHOWN IN 2 OF 2 SETTINGS: it makes no difference" in shown  # two seeds
     assert (
         yaml.safe_load(Path("runs/mine@deep/study.yaml").read_text())["share"] == 0.5
     )  # two strata, one endpoint that is judged

@@ -11,8 +11,7 @@ import numpy as np
 from nexus_ablate.comparison.arms import NoResult
 from nexus_ablate.comparison.claim import judge_claim
 from nexus_ablate.comparison.ladder import read_ladder, with_worth
-from nexus_ablate.comparison.results import ArmResult, Change, Comparison, Stratum
-from nexus_ablate.comparison.statistics import Interval, mean_interval
+from nexus_ablate.comparison.results import Change, Comparison, Stratum
 from nexus_ablate.comparison.terms import read_terms
 from nexus_ablate.comparison.within_stratum import compare_stratum
 from nexus_ablate.runs.record import with_strata
@@ -91,18 +90,10 @@ def changes(strata: list[Stratum]) -> list[Change]:
         first, last = present[0], present[-1]
         change, agree, order = None, None, ""
         if len(present) > 1:
-            change = _change(first, last)
+            change = first.change_to(last)
             deltas = np.array([row.effect.delta for row in present if row.effect])
             agree = len({*(deltas > 0)}) == 1
             steps = np.diff(deltas)
             order = "rises" if (steps > 0).all() else "falls" if (steps < 0).all() else ""
         across.append(Change(arm, rows, first.stratum, last.stratum, change, agree, order))
     return across
-
-
-def _change(first: ArmResult, last: ArmResult) -> Interval | None:
-    """How much more the arm differs from its baseline in the last stratum than in the first, over the seeds of both."""
-    before = dict(zip(first.seeds, first.differences, strict=True))
-    after = dict(zip(last.seeds, last.differences, strict=True))
-    pairs = [(before[seed], after[seed]) for seed in before if seed in after]
-    return mean_interval(np.array([b - a for a, b in pairs if a is not None and b is not None]))

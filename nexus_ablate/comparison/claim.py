@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
+from nexus_ablate.comparison.cell import Effect
 from nexus_ablate.comparison.endpoint import Endpoint
-from nexus_ablate.comparison.results import ArmResult, Claim, Finding, Requirement, Stratum
-from nexus_ablate.comparison.statistics import LEVEL, t_quantile
+from nexus_ablate.comparison.results import ArmResult, Claim, Dependence, Finding, Requirement, Stratum
+from nexus_ablate.comparison.statistics import DIFFERENCES, LEVEL, sidak, t_quantile, t_tail
 from nexus_ablate.comparison.terms import amends_claim
 from nexus_ablate.comparison.verdict import (
     CLAIM_SEEDS,
@@ -29,15 +32,19 @@ BETTER_THAN_EXPECTED = "BETTER THAN EXPECTED"
 NOT_SHOWN = "NOT SHOWN"
 NOT_TESTABLE = "NOT TESTABLE HERE"
 OUTCOMES = (CONTRADICTED, OPPOSITE, BETTER_THAN_EXPECTED, NOT_SHOWN, SUPPORTED)
-"""Of an expectation; that of a claim is the first of these that one of its expectations has."""
+"""Of an expectation; that of a setting is the first of these that one of its expectations has."""
+DECIDED = (SUPPORTED, CONTRADICTED, OPPOSITE, BETTER_THAN_EXPECTED)
+OVER_SETTINGS = (CONTRADICTED, OPPOSITE, BETTER_THAN_EXPECTED, SUPPORTED, NOT_SHOWN, NOT_TESTABLE)
+"""That of a claim is the first of these that one of its settings has."""
 
 
 def judge_claim(strata: list[Stratum], is_incomplete: bool = False) -> Claim | None:
     """The outcome of the claim that the strata of a study share; None where there is no claim.
 
-    All expectations must hold for SUPPORTED. One that a worse arm or too small a difference misses makes the claim
+    Strata of which the same is expected are settings, each with an outcome; others are parts of one setting. In a
+    setting all expectations must hold for SUPPORTED. One that a worse arm or too small a difference misses makes it
     CONTRADICTED; one that a benefit misses, OPPOSITE or BETTER THAN EXPECTED. A stratum whose baseline lacks what the
-    claim is about says nothing; where none is left, the claim is not testable here.
+    claim is about says nothing; a setting where none is left is not testable.
 
     Args:
         strata: Those with a result.
@@ -46,21 +53,25 @@ def judge_claim(strata: list[Stratum], is_incomplete: bool = False) -> Claim | N
     claiming = [stratum for stratum in strata if stratum.terms.study.claim]
     if not claiming:
         return None
-    requirements, findings = [], []
+    requirements = []
+    settings: dict[str, list[Finding]] = {}
+    expected = claiming[0].terms.study.expects
+    are_settings = all(stratum.terms.study.expects == expected for stratum in claiming)
     is_preliminary = is_incomplete
     for stratum in claiming:
         required = requirements_of(stratum)
         requirements += required
         rows = stratum.rows
+        found = settings.setdefault(stratum.name if are_settings else "", [])
         if all(requirement.met for requirement in required):
-            for expectation in stratum.terms.study.expects:
-                findings.append(_finding(stratum, expectation))
+            found += [_finding(stratum, expectation) for expectation in stratum.terms.study.expects]
         else:
             rows = rows[:1]
         is_preliminary |= any(row.waiting for row in rows) or len(rows[0].seeds) < CLAIM_SEEDS
     is_preliminary |= any(requirement.seeds < CLAIM_SEEDS for requirement in requirements)
-    outcomes = {finding.outcome for finding in findings}
-    outcome = next((word for word in OUTCOMES if word in outcomes), NOT_TESTABLE)
+    findings = [finding for found in settings.values() for finding in found]
+    outcomes = {name: _first(OUTCOMES, (finding.outcome for finding in found)) for name, found in settings.items()}
+    outcome = _first(OVER_SETTINGS, outcomes.values())
     sentence = _joined([finding for finding in findings if finding.outcome == outcome])
     if not findings:
         lacking = [requirement.sentence for requirement in requirements if not requirement.met]
@@ -72,9 +83,43 @@ def judge_claim(strata: list[Stratum], is_incomplete: bool = False) -> Claim | N
         findings,
         requirements,
         is_preliminary,
+        outcomes,
+        dependences_of(claiming),
         exploratory=any(stratum.exploratory for stratum in claiming),
         amended=any(amends_claim(stratum.amendments) for stratum in claiming),
     )
+
+
+def _first(order: Iterable[str], words: Iterable[str]) -> str:
+    """The first word in this order that is among the words."""
+    found = {*words}
+    return next((word for word in order if word in found), NOT_TESTABLE)
+
+
+def dependences_of(strata: list[Stratum]) -> list[Dependence]:
+    """How each expected difference in the primary endpoint changes between the two strata of every `depends_on`.
+
+    The interval is a cell's: changes share what may be claimed falsely with the differences. It is over seeds; where
+    both strata are read on one text, what the text adds to a difference is largely in both.
+    """
+    by_name = {stratum.name: stratum for stratum in strata}
+    found = []
+    for on, (first, last) in strata[0].terms.study.depends_on.items():
+        if first not in by_name or last not in by_name:
+            continue
+        before, after = by_name[first], by_name[last]
+        level = sidak(DIFFERENCES, before.comparisons)
+        for arm in dict.fromkeys(expectation.arm for expectation in before.terms.study.expects):
+            rows = [stratum.result(arm, stratum.endpoint.name) for stratum in (before, after)]
+            change = rows[0].change_to(rows[1], level) if rows[0] and rows[1] else None
+            if change is None or change.low is None or change.high is None or change.n < CLAIM_SEEDS:
+                continue
+            is_shown = change.low > 0 or change.high < 0
+            mean, low, high = (before.endpoint.signed(value) for value in (change.mean, change.low, change.high))
+            word = "depends on" if is_shown else "is not shown to depend on"
+            by = f"changes by {mean} ({interval_name(level)} {low} to {high}) from {first} to {last}"
+            found.append(Dependence(on, is_shown, f"{word} {on}: the difference of {arm} {by}"))
+    return found
 
 
 def _joined(findings: list[Finding]) -> str:
@@ -119,9 +164,23 @@ def _finding(stratum: Stratum, expectation: Expectation) -> Finding:
         return Finding(*place, NOT_SHOWN, _why_absent(stratum, expectation.arm))
     if expectation.expected in ("trains", "fails"):
         outcome, sentence = _training(expectation.expected, primary)
-    else:
-        outcome, sentence = _measured(expectation.expected, result)
-    return Finding(*place, outcome, sentence, result.seeds_to_decide if outcome == NOT_SHOWN else None)
+        return Finding(*place, outcome, sentence)
+    outcome, sentence = _measured(expectation.expected, result)
+    p = _p(outcome, expectation.expected, result.effect, result.delta_min) if result.effect else None
+    return Finding(*place, outcome, sentence, result.seeds_to_decide if outcome == NOT_SHOWN else None, p)
+
+
+def _p(outcome: str, expected: str, effect: Effect, margin: float) -> float:
+    """Of the test that decided an expectation, or would: of a difference, or of its place inside or outside the margin.
+
+    The two one-sided tests say that it lies inside; a one-sided one that it lies outside.
+    """
+    if expected != "equivalent" and not (outcome == CONTRADICTED and effect.within(margin)):
+        return effect.p
+    beyond = abs(effect.delta) - margin
+    tail = t_tail(beyond / effect.se, effect.df) / 2 if effect.se else 0.0
+    is_outside = outcome in (CONTRADICTED, BETTER_THAN_EXPECTED) and not effect.within(margin)
+    return tail if (beyond < 0) != is_outside else 1 - tail
 
 
 def _why_absent(stratum: Stratum, arm: str) -> str:

@@ -5,16 +5,19 @@ Differences are arm minus baseline, on the endpoint's scale. None: not measured.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from nexus_ablate.comparison.arms import Arm
 from nexus_ablate.comparison.cell import Effect
 from nexus_ablate.comparison.endpoint import Endpoint
 from nexus_ablate.comparison.fairness import FAIL, LEARNED, Check
 from nexus_ablate.comparison.load import Excluded
-from nexus_ablate.comparison.statistics import FAILURES, Interval
+from nexus_ablate.comparison.statistics import FAILURES, LEVEL, Interval, mean_interval
 from nexus_ablate.comparison.terms import Terms
 from nexus_ablate.comparison.verdict import DIVERGED, NOT_COMPARABLE, UNSTABLE, Verdict
 
@@ -154,6 +157,13 @@ class ArmResult:
     def pairs(self) -> list[float]:
         """The differences of the seeds at which both trained."""
         return [difference for difference in self.differences if difference is not None]
+
+    def change_to(self, other: ArmResult, level: float = LEVEL) -> Interval | None:
+        """How much more the arm differs from its baseline in another stratum, over the seeds of both."""
+        before = dict(zip(self.seeds, self.differences, strict=True))
+        after = dict(zip(other.seeds, other.differences, strict=True))
+        pairs = [(before[seed], after[seed]) for seed in before if seed in after]
+        return mean_interval(np.array([b - a for a, b in pairs if a is not None and b is not None]), level)
 
     @property
     def difference(self) -> float | None:
@@ -356,6 +366,7 @@ class Finding:
     Attributes:
         seeds: Of one that is not shown: with how many seeds it would be decided, if the difference were the measured
             one; None beyond 1000.
+        p: Of the test that decided it, of this cell alone; None where no test of a difference did.
     """
 
     stratum: str
@@ -365,6 +376,21 @@ class Finding:
     outcome: str
     sentence: str
     seeds: int | None = None
+    p: float | None = None
+
+
+@dataclass(frozen=True)
+class Dependence:
+    """How much an arm's difference changes between two strata.
+
+    Attributes:
+        on: What is changed between them, in a word.
+        is_shown: The interval of the change excludes 0.
+    """
+
+    on: str
+    is_shown: bool
+    sentence: str
 
 
 @dataclass(frozen=True)
@@ -382,6 +408,8 @@ class Claim:
     """The claim of a study and its outcome over all strata.
 
     Attributes:
+        settings: The outcome in each setting.
+        dependences: How expected differences change between settings.
         preliminary: Runs that the outcome needs are missing, or there are fewer seeds than a claim needs, or fewer
             pairs of them because runs failed. Where the baseline lacks what the claim is about, it needs no other arm.
         exploratory: Something was chosen when results had been seen.
@@ -394,12 +422,34 @@ class Claim:
     results: list[Finding]
     requirements: list[Requirement]
     preliminary: bool
+    settings: dict[str, str]
+    dependences: list[Dependence]
     exploratory: bool = False
     amended: bool = False
 
     def __str__(self) -> str:
         words = [word for word in ("preliminary", "exploratory", "amended") if getattr(self, word)]
-        return ": ".join([*words, self.outcome, self.text])
+        return ": ".join([*words, self.words, self.text])
+
+    @property
+    def words(self) -> str:
+        """The outcome over all settings."""
+        return in_settings(self.outcome, self.settings, shown_in(self.dependences))
+
+
+def shown_in(dependences: Iterable[Dependence]) -> list[str]:
+    """On what differences are shown to depend."""
+    return list(dict.fromkeys(each.on for each in dependences if each.is_shown))
+
+
+def in_settings(outcome: str, settings: dict[str, str], depends_on: list[str]) -> str:
+    """`SUPPORTED IN 3 OF 4 SETTINGS, not shown in 1, DEPENDS ON text`; of one setting the outcome alone."""
+    text = outcome
+    if len(settings) > 1:
+        counts = Counter(settings.values())
+        text += f" IN {counts.pop(outcome)} OF {len(settings)} SETTINGS"
+        text += "".join(f", {word.lower()} in {count}" for word, count in counts.items())
+    return text + "".join(f", DEPENDS ON {on}" for on in depends_on)
 
 
 @dataclass(frozen=True)

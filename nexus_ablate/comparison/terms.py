@@ -15,7 +15,7 @@ from nexus_ablate.study.decoding import read_study
 from nexus_ablate.study.schema import Study
 
 NO_STUDY = Study(name="", question="", design="list", seeds=[])
-DECIDING = ("claim: ", "expects: ", "requires: ", "endpoints: ")
+DECIDING = ("claim: ", "expects: ", "requires: ", "depends_on: ", "endpoints: ")
 """How amendments begin that change a claim, or what decides it."""
 
 

@@ -56,11 +56,13 @@ class LedgerEntry(msgspec.Struct):
     runs: int
     hours: float
     made: dict[str, str | int | None]
-    expectations: list[dict[str, str | int | None]]
+    expectations: list[dict[str, str | int | float | None]]
     requirements: list[str]
     warnings: list[str]
     amendments: list[str]
     strata: dict[str, LedgerTable]
+    settings: dict[str, str] = {}
+    dependences: list[dict[str, str | bool]] = []
 
 
 NO_RESULT = "no result"
@@ -177,6 +179,8 @@ def entry_of(comparison: Comparison) -> dict[str, Any]:
         "stated": definition.stated,
         "outcome": claim.outcome,
         "expectations": [asdict(result) for result in claim.results],
+        "settings": claim.settings,
+        "dependences": [asdict(dependence) for dependence in claim.dependences],
         "requirements": [requirement.sentence for requirement in claim.requirements],
         "warnings": [
             f"{check.status} {f'{table.name}: ' if table.name else ''}{check.name}: {check.text}"

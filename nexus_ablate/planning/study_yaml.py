@@ -26,7 +26,7 @@ from nexus_ablate.study.schema import AddedSeeds, Amendment, Study, encode
 
 FIXED = (
     *("question", "seeds", "looks", "look_weights", "match", "lr_grid", "tuning_seeds"),
-    *("claim", "requires", "share"),
+    *("claim", "requires", "depends_on", "share"),
 )
 _PRECISION = "train.precision"
 

@@ -1,14 +1,16 @@
-"""docs/claims.md and its figure, from the published entries alone."""
+"""docs/claims.md and its figures, from the published entries alone."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any
 
 from nexus_ablate.comparison.claim import (
     BETTER_THAN_EXPECTED,
     CONTRADICTED,
+    DECIDED,
     NOT_SHOWN,
     NOT_TESTABLE,
     OPPOSITE,
@@ -16,6 +18,8 @@ from nexus_ablate.comparison.claim import (
 )
 from nexus_ablate.comparison.endpoint import Endpoint
 from nexus_ablate.comparison.learning_rates import RATES
+from nexus_ablate.comparison.results import in_settings
+from nexus_ablate.comparison.statistics import LEVEL
 from nexus_ablate.comparison.terms import amends_claim
 from nexus_ablate.console import several
 
@@ -23,71 +27,105 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from nexus_ablate.report.charts import Bar
+    from nexus_ablate.study.schema import Study
 
 NOT_TRAINED = "not trained yet"
-DECIDED = (SUPPORTED, CONTRADICTED, OPPOSITE, BETTER_THAN_EXPECTED)
 TONES = {SUPPORTED: "good", CONTRADICTED: "bad", OPPOSITE: "warn", BETTER_THAN_EXPECTED: "warn", NOT_SHOWN: "muted"}
-"""The colour of each outcome in the figure."""
+"""The colour of each outcome in the figures."""
 HEADLINES = ("rms_vs_layer", "gqa", "parallel_blocks", "swiglu", "final_norm")
 """Of the README: changes of today's models, judged by their loss alone and at one learning rate."""
 WIDEST = 6.0
-"""Margins up to which the figure is drawn."""
-HEAD = """# Claims
+"""Margins up to which a figure is drawn."""
+FIRST_EDITION = "†"
+HEAD = f"""# Claims
 
 Claims that are often made about transformer architectures, tested with runs of this project. Each is restated so that a
-study can decide it. The outcome is that of the restated sentence, in the regime that is given with it: small models,
-early in training. Every row can be trained again with its command; `claims --check` compares your runs with those
-published here. Speed is measured by the paired `bench` instead: [what a norm costs](performance.md#what-a-norm-costs).
-To judge a difference in loss: in runs of 800 steps of the default model, 0.01 nats are worth about 4% of the training
-tokens.
+study can decide it, and its fidelity says how near the tested sentence is to the stated one: the same, weaker or
+different. The outcome is that of the tested sentence, in the settings that are given with it: small models. Every row
+can be trained again with its command; `claims --check` compares your runs with those published here. How far models of
+this size can be believed: [the calibration panel](panel.md). Speed is measured by the paired `bench` instead: [what a
+norm costs](performance.md#what-a-norm-costs).
 
-Outcomes, verdicts and intervals are those of the rule by which these runs were judged, which pooled the noise of all
-arms (Dunnett) and called the result of fewer than five seeds preliminary. [Today's rule](reading_a_verdict.md) judges
-each arm by its own paired t-test and would be stricter at five seeds; the studies are trained again under it.
+An entry with {FIRST_EDITION} is of the first edition: its regime is below, mostly 2 tokens per parameter from initial
+values that are too small for the width, and its rule pooled the noise of all arms. Such an outcome says how training
+begins. These studies are trained again with [today's default](baseline.md) and [today's rule](reading_a_verdict.md).
 
-Tables show the baseline's means, and below them each arm's difference. Its interval covers all arms of the column, at
-95% or, where endpoints and strata share the 5%, at more. The primary endpoint has a verdict for every arm; another one
-has it where the claim expects something. An option brings what its paper prescribes, such as an initialization or a
-scale of the embedding; `nexus-ablate plan NAME` lists what else each arm changes.
-
-The words are those of [studies](studies.md#claims). This page is written by `python scripts/docs.py` from conf/claims.
+An option brings what its paper prescribes, such as an initialization or a scale of the embedding; `nexus-ablate plan
+NAME` lists what else each arm changes. The words are those of [studies](studies.md#claims). This page is written by
+`python scripts/docs.py` from conf/claims.
 """
 
 
-class LedgerClaim(Protocol):
-    """What the page says of a claim that may not be published yet: `nexus_ablate.study.definition.Definition`."""
-
-    @property
-    def stated(self) -> str: ...
-    @property
-    def claim(self) -> str: ...
-    @property
-    def cost(self) -> str: ...
-
-
-def page(claims: Mapping[str, LedgerClaim], entries: Mapping[str, dict[str, Any]], designs: Mapping[str, str]) -> str:
-    """The page: a table of all claims, then each published one with its differences.
+def page(claims: Mapping[str, Study], entries: Mapping[str, dict[str, Any]], designs: Mapping[str, str]) -> str:
+    """The page: a table of all claims, what holds over all of them, then each published one with its differences.
 
     Args:
         claims: The shipped studies that decide a claim, by name.
         entries: What is published, by study.
         designs: What the files of the studies say of their designs.
     """
-    lines = [HEAD, "| as it is made | as it is tested | outcome | planned, at most | study |", "|---|---|---|---|---|"]
+    lines = [HEAD, "| as it is tested | outcome | fidelity | study |", "|---|---|---|---|"]
     published = [name for name in claims if name in entries]
     for name, study in claims.items():
         outcome, link = NOT_TRAINED, f"`{name}`"
         if name in entries:
             outcome, link = f"**{outcome_of(entries[name])}**", f"[`{name}`](#{name})"
-        lines.append(f"| {study.stated} | {study.claim} | {outcome} | {study.cost} | {link} |")
-    if published:
-        lines += ["", "![Outcomes and differences by claim](claims.png)"]
+        lines.append(f"| {study.claim} | {outcome} | {' '.join(study.fidelity)} | {link} |")
+    lines += ["", *_over_the_ledger(entries)]
     for name in published:
-        lines += ["", *_section(entries[name], designs.get(name, ""))]
+        lines += ["", *_section(claims[name], entries[name], designs.get(name, ""))]
     return "\n".join(lines) + "\n"
 
 
-def decided(claims: Mapping[str, LedgerClaim], entries: Mapping[str, dict[str, Any]]) -> str:
+def _over_the_ledger(entries: Mapping[str, dict[str, Any]]) -> list[str]:
+    """What a correction over all entries leaves, and which of them share runs."""
+    decided, left = survivors(entries)
+    lines = []
+    if decided:
+        lost = [f"`{name}`" for name in decided if name not in left]
+        fallen = f"; the others are {', '.join(lost)}" if lost else ""
+        lines.append(
+            f"{len(left)} of {several(len(decided), 'outcome')} that tests of differences decided survive Holm's "
+            f"correction over all such tests of the ledger, entries with {FIRST_EDITION} not counted{fallen}."
+        )
+    for studies in sharing_a_baseline(entries):
+        lines.append(f"Runs of one baseline, so errors in common: {', '.join(f'`{name}`' for name in studies)}.")
+    return lines
+
+
+def survivors(entries: Mapping[str, dict[str, Any]]) -> tuple[list[str], list[str]]:
+    """The studies whose outcome was decided by tests, and those of them that survive a correction over all tests.
+
+    Holm's procedure holds the chance of one false word in the whole ledger at 5%. A study survives if each test that
+    decided its outcome does. Outcomes by counts of failures have no such test.
+    """
+    tests = [
+        (each["p"], name, each["outcome"] == entry["outcome"])
+        for name, entry in entries.items()
+        for each in entry["expectations"]
+        if each.get("p") is not None
+    ]
+    ranked = sorted(tests)
+    kept = list(takewhile(lambda test: test[1][0] <= LEVEL / (len(ranked) - test[0]), enumerate(ranked)))
+    decided = {name: 0 for _, name, decides in tests if decides and entries[name]["outcome"] in DECIDED}
+    lost = {name for _, (_, name, decides) in [*enumerate(ranked)][len(kept) :] if decides}
+    return [*decided], [name for name in decided if name not in lost]
+
+
+def sharing_a_baseline(entries: Mapping[str, dict[str, Any]]) -> list[list[str]]:
+    """Groups of studies that have runs of one baseline in common, so that their errors go together."""
+    users: dict[str, list[str]] = {}
+    for name, entry in entries.items():
+        for table in entry["strata"].values():
+            runs = next(iter(table["runs"].values()))
+            for number in (values.get("val_loss") for values in runs.values()):
+                if number is not None:
+                    users.setdefault(repr(number), []).append(name)
+    groups = {tuple(dict.fromkeys(names)) for names in users.values()}
+    return sorted([*group] for group in groups if len(group) > 1)
+
+
+def decided(claims: Mapping[str, Study], entries: Mapping[str, dict[str, Any]]) -> str:
     """For the README: how many claims have each outcome, and a row for each of the headlines."""
     outcomes = Counter(entry["outcome"] for entry in entries.values())
     order = (*DECIDED, NOT_SHOWN, NOT_TESTABLE)
@@ -96,7 +134,7 @@ def decided(claims: Mapping[str, LedgerClaim], entries: Mapping[str, dict[str, A
         counts.append(f"{len(claims) - len(entries)} not trained yet")
     stated = {study.stated for study in claims.values()}
     lines = [
-        f"{len(claims)} studies of {len(stated)} claims of the field, in small models early in training: "
+        f"{len(claims)} studies of {len(stated)} claims of the field, in small models: "
         f"{', '.join(counts)}. Five of them:",
         "",
         "| claim | outcome | difference in nats per token, with its interval |",
@@ -110,8 +148,11 @@ def decided(claims: Mapping[str, LedgerClaim], entries: Mapping[str, dict[str, A
 
 
 def outcome_of(entry: Mapping[str, Any]) -> str:
-    """The outcome as lists show it: `SUPPORTED`, or `SUPPORTED, amended` if the claim changed after its first run."""
-    return f"{entry['outcome']}, amended" if amends_claim(entry["amendments"]) else entry["outcome"]
+    """The outcome as lists show it: `SUPPORTED IN 3 OF 4 SETTINGS, not shown in 1`, and what must be known with it."""
+    depends_on = dict.fromkeys(each["on"] for each in entry.get("dependences", []) if each["is_shown"])
+    text = in_settings(entry["outcome"], entry.get("settings", {}), [*depends_on])
+    text += ", amended" if amends_claim(entry["amendments"]) else ""
+    return text if entry.get("settings") else f"{text} {FIRST_EDITION}"
 
 
 def _deciding(entry: dict[str, Any]) -> str:
@@ -125,37 +166,43 @@ def _place(expected: dict[str, Any]) -> str:
     return f"{expected['stratum']}: {expected['arm']}" if expected["stratum"] else expected["arm"]
 
 
-def _section(entry: dict[str, Any], design: str) -> list[str]:
+def _section(study: Study, entry: dict[str, Any], design: str) -> list[str]:
     """What is published of one claim."""
-    made, study = entry["made"], entry["study"]
-    lines = [f"## {study}", "", f"Stated as: {entry['stated']}", ""]
+    made, name = entry["made"], entry["study"]
+    lines = [f"## {name}", "", f"Stated as: {entry['stated']}", ""]
     lines += [f"Tested as: {entry['claim']}. **{outcome_of(entry)}**", ""]
+    for word, reason in study.fidelity.items():
+        lines += [f"Fidelity: {word}, {reason}.", ""]
     lines += [f"Design: {design}", ""] if design else []
+    if _bars(entry):
+        lines += [f"![Differences to the baseline]({picture_of(name)})", ""]
     lines += [f"- {requirement}" for requirement in entry["requirements"]]
     for expected in entry["expectations"]:
         lines.append(f"- {expected['outcome']}: {_place(expected)} {expected['sentence']}")
+    lines += [f"- {dependence['sentence']}" for dependence in entry.get("dependences", [])]
     lines += _lacking(entry)
+    for stratum, table in entry["strata"].items():
+        rates = ", ".join(f"{arm} {rate:g}" for arm, rate in table.get("rates", {}).items())
+        lines += [f"- best learning rates{f' in {stratum}' if stratum else ''}: {rates}"] if rates else []
     lines += [f"- amended {amendment}" for amendment in entry["amendments"]]
     lines += [f"- {warning}" for warning in entry["warnings"]]
     cost = f"{several(_seeds(entry), 'seed')}, {entry['runs']} runs, {entry['hours']:.1f} core hours"
-    lines += [
-        f"- baseline and arms: [conf/studies/{study}.yaml](../conf/studies/{study}.yaml)",
+    endpoints = dict.fromkeys(name for table in entry["strata"].values() for name in table["endpoints"])
+    endpoints.pop("val_loss", None)
+    return [
+        *lines,
+        f"- baseline and arms: [conf/studies/{name}.yaml](../conf/studies/{name}.yaml)",
         f"- regime: {entry['regime']}",
         f"- {cost}: `{entry['command']}`",
         f"- trained {made['when']} by version {made['version']}, commit {str(made['commit'])[:7]}, "
         f"torch {made['torch']}",
+        *(f"- `{endpoint}`: {Endpoint(endpoint).measure.definition}" for endpoint in endpoints),
     ]
-    if entry["outcome"] == NOT_TESTABLE:  # what was measured does not bear on the claim
-        return lines
-    for stratum, table in entry["strata"].items():
-        lines += ["", f"Stratum {stratum}:"] if stratum else []
-        lines += ["", *_table(table)]
-        rates = ", ".join(f"{arm} {rate:g}" for arm, rate in table.get("rates", {}).items())
-        lines += ["", f"Best learning rates: {rates}"] if rates else []
-    endpoints = dict.fromkeys(name for table in entry["strata"].values() for name in table["endpoints"])
-    endpoints.pop("val_loss", None)
-    definitions = [f"- `{name}`: {Endpoint(name).measure.definition}" for name in endpoints]
-    return [*lines, "", *definitions] if definitions else lines
+
+
+def picture_of(study: str) -> str:
+    """The path of a claim's figure from docs."""
+    return f"claims/{study}.png"
 
 
 def _lacking(entry: dict[str, Any]) -> list[str]:
@@ -187,28 +234,6 @@ def _seeds(entry: dict[str, Any]) -> int:
     return max(len(runs) for table in entry["strata"].values() for runs in table["runs"].values())
 
 
-def _table(table: dict[str, Any]) -> list[str]:
-    """A row for each arm and a column for each endpoint."""
-    rows = {(row["arm"], row["endpoint"]): row for row in table["rows"]}
-    heads = [f"`{name}`" for name in table["endpoints"]]
-    lines = [f"| arm | {' | '.join(heads)} |", f"|---|{'---:|' * len(heads)}"]
-    for arm in table["runs"]:
-        cells = [_cell(Endpoint(name), rows[arm, name]) for name in table["endpoints"]]
-        lines.append(f"| {arm} | {' | '.join(cells)} |")
-    return lines
-
-
-def _cell(endpoint: Endpoint, row: dict[str, Any]) -> str:
-    """The verdict with the difference and its interval; of the baseline the mean."""
-    if row["delta"] is not None:
-        delta, low, high = (endpoint.signed(row[name]) for name in ("delta", "low", "high"))
-        word = f"**{row['verdict']}** " if row["verdict"] else ""
-        return f"{word}{delta} [{low}, {high}]"
-    if row["verdict"]:
-        return row["verdict"]
-    return "–" if row["mean"] is None else endpoint.value(row["mean"])
-
-
 def _row(entry: dict[str, Any], expected: dict[str, Any]) -> dict[str, Any] | None:
     """The numbers of an expectation's arm and endpoint; None if the arm has none."""
     table = entry["strata"].get(expected["stratum"], {"rows": []})
@@ -221,14 +246,26 @@ def _row(entry: dict[str, Any], expected: dict[str, Any]) -> dict[str, Any] | No
 # ---------------------------------------------------------------------------------------------------------- figure
 
 
-def figure(entries: Mapping[str, dict[str, Any]]) -> Figure:
-    """Each expectation's difference with its interval, in units of the margin, and its outcome."""
+def figure(entry: dict[str, Any]) -> Figure | None:
+    """The difference of each expectation with its interval in margins, and its outcome; None without any."""
     from nexus_ablate.report.charts import draw_intervals, picture
 
-    bars = [bar for entry in entries.values() for bar in _bars(entry)]
-    with picture("outcomes by expectation", 60 + 21 * len(bars), 930) as drawn:
-        draw_intervals(drawn.axes, bars, f"difference to the baseline, in margins (cut at {WIDEST:g})", 1.0, WIDEST)
+    bars = _bars(entry)
+    if not bars:
+        return None
+    with picture(f"differences of {entry['study']}", 60 + 24 * len(bars), 640) as drawn:
+        draw_intervals(drawn.axes, bars, _unit(entry), 1.0, WIDEST)
     return drawn.figure
+
+
+def _unit(entry: dict[str, Any]) -> str:
+    """What the axis shows: margins, and what a margin is where all are the same."""
+    margins = {
+        Endpoint(each["endpoint"]).within(entry["strata"][each["stratum"]]["margins"][each["endpoint"]])
+        for each in entry["expectations"]
+    }
+    one = f" of {margins.pop().removeprefix('±')}" if len(margins) == 1 else ""
+    return f"difference, in margins{one}"
 
 
 def _bars(entry: dict[str, Any]) -> list[Bar]:
@@ -242,9 +279,8 @@ def _bars(entry: dict[str, Any]) -> list[Bar]:
             continue
         margin = entry["strata"][expected["stratum"]]["margins"][expected["endpoint"]]
         if margin:
-            study = " ".join(filter(None, (entry["study"], expected["stratum"])))
             endpoint = "/".join(expected["endpoint"].replace("val_loss", "").split("/")[-2:])
-            label = f"{study}: {' '.join(filter(None, (expected['arm'], endpoint, expected['expected'])))}"
+            label = " ".join(filter(None, (_place(expected), endpoint, expected["expected"])))
             ends = (row["low"] / margin, row["delta"] / margin, row["high"] / margin)
             tone = TONES[expected["outcome"]]
             bars.append(Bar(label, ends, expected["outcome"].lower(), tone, tone))

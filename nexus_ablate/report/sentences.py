@@ -165,6 +165,7 @@ def claim_lines(comparison: Comparison) -> list[str]:
     for expected in claim.results:
         place = f"{expected.stratum}: {expected.arm}" if expected.stratum else expected.arm
         lines.append(f"{expected.outcome}: {place} {expected.sentence}")
+    lines += [dependence.sentence for dependence in claim.dependences]
     return [str(claim), *(lines or [claim.sentence])]
 
 

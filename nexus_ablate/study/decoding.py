@@ -258,7 +258,7 @@ def _expectations(entry: Any) -> list[dict[str, Any]]:
 
 
 def share_of(study: Study) -> float:
-    """The share of the 5% that each cell has: a cell is the primary endpoint, or one that is expected, in a stratum."""
+    """The share of the 5% that a cell has: the primary endpoint or an expected one in a stratum, or a `depends_on`."""
     cells = 0
     for stratum in study.strata or [""]:
         judged = {study.primary.name}
@@ -266,7 +266,7 @@ def share_of(study: Study) -> float:
             if expectation.stratum in ("", stratum) and expectation.expected not in ("trains", "fails"):
                 judged.add(expectation.endpoint)
         cells += len(judged)
-    return 1 / cells
+    return 1 / (cells + len(study.depends_on))
 
 
 # ---------------------------------------------------------------------------------------------------------- messages

@@ -16,6 +16,9 @@
       - {arm: gate=headwise, attn/sink_rate: lower}
       - {arm: placement=post, stratum: deep, val_loss: fails}        without `stratum`: in each
     requires: {attn/sink_rate: ">= 0.1"}  of the baseline, or the claim is not testable here
+    stated: Massive activations and attention sinks are one phenomenon
+    fidelity: {weaker: one direction of it, in small models}      how near the claim is to what is stated
+    depends_on: {depth: [shallow, deep]}  does each expected difference change between these two strata?
 
 A launch adds to study.yaml what the design made of this: named arms, what matching solved, arms that equal another or
 cannot be run; and its history. The file's order of strata, arms and endpoints is kept.
@@ -52,6 +55,8 @@ Outcome = Literal["lower", "higher", "equivalent", "trains", "fails"]
 """What a study can expect of an arm."""
 Design = Literal["one_at_a_time", "leave_one_out", "grid", "pairwise_interactions", "list"]
 Match = Literal["none", "params", "flops", "tokens", "seconds"]
+Fidelity = Literal["same", "weaker", "different"]
+"""How near a claim is to the claim as it is usually made."""
 
 
 class Part(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -162,6 +167,8 @@ class Study(Part, frozen=True, kw_only=True, omit_defaults=False):
     Attributes:
         baseline: Overrides of every arm.
         stated: The claim as it is usually made, before it was restated so that it can be tested.
+        fidelity: How near the claim is to the stated one: one word and the reason.
+        depends_on: By what is changed, two strata between which each expected difference may change: each is a cell.
         looks: Rising numbers of seeds, up to that of `seeds`. After each look only undecided arms get the seeds of the
             next.
         look_weights: Each look's share of the error rate; they add up to 1.
@@ -178,6 +185,10 @@ class Study(Part, frozen=True, kw_only=True, omit_defaults=False):
     question: Annotated[str, Meta(min_length=1, description="what it is to decide", examples=["is it better?"])]
     claim: Annotated[str, Meta(description="a sentence", examples=["RMSNorm loses nothing"])] = ""
     stated: Annotated[str, Meta(description="a sentence", examples=["RMSNorm is as good"])] = ""
+    fidelity: Annotated[
+        dict[Fidelity, Annotated[str, Meta(min_length=1)]],
+        Meta(max_length=1, description="same, weaker or different with the reason", examples=[{"weaker": "at 0.2M"}]),
+    ] = {}
     tier: Annotated[Literal["C", "G"], Meta(description="C (a CPU will do) or G (needs a GPU)")] = "C"
     cost: Annotated[str, Meta(description="runs and time, in words", examples=["30 runs, about 8 minutes"])] = ""
     baseline: Annotated[list[Override], Meta(description="a list of overrides", examples=[["train.steps=400"]])] = []
@@ -215,6 +226,10 @@ class Study(Part, frozen=True, kw_only=True, omit_defaults=False):
     requires: Annotated[
         dict[str, Condition],
         Meta(description="bounds on the baseline, by measure", examples=[{"attn/sink_rate": ">= 0.1"}]),
+    ] = {}
+    depends_on: Annotated[
+        dict[str, Annotated[list[StratumName], Meta(min_length=2, max_length=2)]],
+        Meta(description="a mapping of names to two strata", examples=[{"depth": ["shallow", "deep"]}]),
     ] = {}
     match: Annotated[Match, Meta(description=" | ".join(get_args(Match)))] = "none"
     lr_grid: Annotated[list[Positive], Meta(description="a list of rates", examples=[[3e-4, 1e-3, 3e-3]])] = []
@@ -313,6 +328,13 @@ def _check_endpoints(study: Study) -> None:
             raise unknown("the study has no stratum of this name", expectation.stratum, study.strata)
     for name in study.requires:
         find(name)
+    if study.stated and not study.fidelity:
+        problem = f"study {study.name} restates a claim, and doesn't say how near it is to the stated one"
+        raise ConfigError(problem, f"stated: {study.stated}", "fidelity: {weaker: in small models}")
+    strata = study.all_strata or [*study.strata]
+    for stratum in (stratum for two in study.depends_on.values() for stratum in two):
+        if stratum not in strata:
+            raise unknown("the study has no stratum of this name", stratum, strata)
 
 
 def _check_strata(study: Study) -> None:
