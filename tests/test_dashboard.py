@@ -1,4 +1,4 @@
-"""The saved workspaces and reports: what they show, that they are the same at every saving, and what they refuse."""
+"""The saved workspaces: what they show, that they are the same at every saving, and what they refuse."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import sys
 
 import pytest
 from wandb_server import serving_alone
-from written_runs import Writer
 
 from nexus_ablate import cli
 from nexus_ablate.config.options import AXES
@@ -161,20 +160,6 @@ def test_a_project_that_does_not_exist_is_said(server, capsys):
     assert "no such project" in capsys.readouterr().err and not server.views
 
 
-def test_a_report_has_the_question_the_verdict_and_panels_and_is_updated_in_place(server, tmp_path, capsys):
-    study = Writer(tmp_path / "runs", "norms")
-    study.arm(losses=[2.0, 2.1, 2.05])
-    study.arm("norm=layer", losses=[1.9, 2.0, 1.95])
-    study.plan(("norm=layer",))
-    urls = addresses(capsys, "--study", "norms", "--report")
-    assert addresses(capsys, "--study", "norms", "--report") == urls
-    (report,) = [view for view in server.views.values() if view["type"] == "runs"]
-    assert report["displayName"] == "nexus-ablate: norms" and urls[-1].endswith(report["id"])
-    assert "is it so?" in report["spec"] and "norm=layer" in report["spec"]
-    grids = [block for block in json.loads(report["spec"])["blocks"] if block["type"] == "panel-grid"]
-    assert len(grids) == 6 and all("norms" in json.dumps(grid["metadata"]["runSets"]) for grid in grids)
-
-
 def test_a_server_that_refuses_is_said_in_three_lines(server, capsys):
     server.behaviour = "unauthorized"
     assert cli.main(["dashboard", "--entity", "me"]) == 2
@@ -196,7 +181,6 @@ def test_a_dry_run_writes_the_specification_and_asks_nobody(server, tmp_path, ca
     [
         (["--study", "nroms"], "try: norms"),
         (["runs"], "flags only"),
-        (["--report"], "a report is about a study"),
         (["--progect", "x"], "try: --project"),
     ],
 )

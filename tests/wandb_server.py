@@ -1,5 +1,5 @@
 """A loopback stand-in for a W&B server: enough of its protocol to start, resume, log and finish runs, to take media,
-artifacts, workspaces and reports, and to misbehave."""
+artifacts and workspaces, and to misbehave."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class WandbServer(ThreadingHTTPServer):
         self.die_after_rows: tuple[int, Behaviour] | None = None  # the behaviour once a run has as many rows
         self.slow_seconds = SLOW_SECONDS
         self.artifacts: dict[str, Artifact] = {}  # by id
-        self.views: dict[str, dict[str, Any]] = {}  # workspaces and reports by id
+        self.views: dict[str, dict[str, Any]] = {}  # workspaces by id
         self.projects = {"nexus-ablate"}
         self.unknown: list[str] = []  # operations without an answer
         self.filters: list[dict[str, Any]] = []  # of each request for runs
@@ -278,7 +278,7 @@ class _Handler(BaseHTTPRequestHandler):
         return {**counts, "runs": {"edges": edges, "pageInfo": page}}
 
     def _views(self, kind, name):
-        """The views of a kind: `project-view` is a workspace, `runs` a report."""
+        """The views of a kind: `project-view` is a workspace."""
         result = [v for v in self.server.views.values() if v["type"] == kind and name in (None, v["name"])]
         page = {"endCursor": None, "hasNextPage": False}
         return {"edges": [{"node": view, "cursor": view["id"]} for view in result], "pageInfo": page}

@@ -21,14 +21,12 @@ VERB = Verb(
     (
         ("dashboard", "the workspace of the project nexus-ablate"),
         ("dashboard --study norms,placement", "with a section and a workspace per study"),
-        ("dashboard --study runs/norms --report", "and a report: question, verdict so far, panels"),
         ("dashboard --dry-run view.json", "write what would be saved; contacts no server"),
     ),
     (
         Flag("--project", "NAME", "W&B project"),
         Flag("--entity", "NAME", "W&B entity"),
         Flag("--study", "NAME|DIR,...", "studies by name or directory", comma_separated),
-        Flag("--report", "", "save a report of each study too"),
         Flag("--dry-run", "[FILE]", "print or write the specification", target("--dry-run")),
         FORCE,
     ),
@@ -47,18 +45,13 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
     from nexus_ablate.track import workspaces
 
     project = flags.get("project") or str(option_files("tracker")["wandb"].keys["project"].default)
-    studies = {name: _study(name) for name in flags.get("study", ())}
-    if "report" in flags and not studies:
-        raise errors.ConfigError("a report is about a study", "--report", "--study runs/norms --report")
+    studies = [_study(name) for name in flags.get("study", ())]
     if "dry_run" in flags:
-        views = workspaces.workspaces(project, flags.get("entity", ""), [*studies.values()])
+        views = workspaces.workspaces(project, flags.get("entity", ""), studies)
         return _write(workspaces.specification(views), flags["dry_run"])
     entity = flags.get("entity") or workspaces.default_entity()
-    for address in workspaces.save(workspaces.workspaces(project, entity, [*studies.values()])):
+    for address in workspaces.save(workspaces.workspaces(project, entity, studies)):
         print(f"workspace {address}")
-    if "report" in flags:
-        for name, study in studies.items():
-            print(f"report    {workspaces.save_report(project, entity, study, _verdict(name))}")
     return errors.OK
 
 
@@ -75,14 +68,6 @@ def _write(specification: dict, path: Path) -> int:
     return errors.OK
 
 
-def _folder(name: str) -> Path | None:
-    """A study's directory, or the directory of this name under runs/."""
-    for path in (Path(name), Path("runs", name)):
-        if path.is_dir():
-            return path
-    return None
-
-
 def _study(name: str) -> Study:
     """A study by its directory, its name under runs/, or its name in conf/studies.
 
@@ -93,25 +78,10 @@ def _study(name: str) -> Study:
     from nexus_ablate.study.definition import shipped_studies, shipped_study
     from nexus_ablate.study.schema import Study
 
-    folder = _folder(name)
-    if folder:
-        experiment = folder.resolve().name
-        return read_study(folder) or Study(name=experiment, design="list", question=f"the runs of {experiment}")
+    for folder in (Path(name), Path("runs", name)):
+        if folder.is_dir():
+            experiment = folder.resolve().name
+            return read_study(folder) or Study(name=experiment, design="list", question=f"the runs of {experiment}")
     if name not in shipped_studies():
         raise errors.unknown("there is no study of this name, and no directory", name, shipped_studies())
     return shipped_study(name)
-
-
-def _verdict(name: str) -> str:
-    """The comparison in Markdown; '' if nothing can be compared yet."""
-    from nexus_ablate.comparison.across_strata import compare
-    from nexus_ablate.report.exports import markdown
-
-    folder = _folder(name)
-    if folder is None:
-        return ""
-    try:
-        return mask(markdown(compare(folder)))
-    except errors.ConfigError as error:
-        print(f"no verdict in the report: {error.problem}", file=sys.stderr)
-        return ""

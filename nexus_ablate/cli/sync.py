@@ -21,7 +21,7 @@ VERB = Verb(
         Flag("--project", "NAME", "W&B project"),
         Flag("--entity", "NAME", "W&B entity"),
     ),
-    "Sends what W&B does not have yet: rows, summary, and the probe's measurements by block. Reads only the run "
+    "Sends what W&B does not have yet: rows, summary, and heat maps of the probe. Reads only the run "
     "directory. A run keeps its place on W&B (wandb.json), and no step is sent twice. Skips runs in training.",
     "at least one directory",
 )

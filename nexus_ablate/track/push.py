@@ -37,7 +37,7 @@ def sync(
     init: float = SYNC_INIT,
     finish: float = SYNC_FINISH,
 ) -> Synced:
-    """Send what W&B doesn't have of a run: rows, the probe's measurements by block, summary, state.
+    """Send what W&B doesn't have of a run: rows, the heat maps of the probe, summary, state.
 
     Args:
         record: A run that isn't being trained.

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from nexus_ablate.measure.measures import BITS, NATS, measure_of
-from nexus_ablate.report.run_picture import HEAT_MAPS, heat_map, heat_values
+from nexus_ablate.report.run_picture import HEAT_MAPS, heat_map
 from nexus_ablate.runs import SETTLED, read_jsonl
 from nexus_ablate.runs.record import parse_row, read_lines
 from nexus_ablate.track.account import set_up
 from nexus_ablate.track.run_on_wandb import WandbPlace
 
 X_AXIS = "tokens"
-BLOCK_TABLE = "probes/by_block"
-TABLE_PROBES = 200  # probed steps in the table, evenly spread over the run: W&B shows at most 200,000 rows
 
 
 class Upload:
@@ -73,7 +71,7 @@ class Upload:
                 self._next, self.sent = row["step"] + 1, self.sent + 1
 
     def close(self, status: str, summary: Mapping[str, Any]) -> None:
-        """Send the remaining rows, the probe's measurements by block, and the summary; then end the W&B run.
+        """Send the remaining rows, the heat maps of the probe, and the summary; then end the W&B run.
 
         Raises:
             UserError: A log is damaged.
@@ -101,19 +99,17 @@ class Upload:
             self._losses[name] = {"min": min(lowest, numbers[name]), "last": numbers[name]}
 
     def _send_blocks(self) -> None:
-        """The heat maps, as pictures and as a table, unless W&B has them."""
+        """The heat maps as pictures, unless W&B has them."""
         import wandb
 
-        path = self._run_dir / "probes.jsonl"
-        probes = read_jsonl(path)
-        if not probes or BLOCK_TABLE in self._run.summary.keys():  # noqa: SIM118  (a summary has no __contains__)
-            return
-        media: dict[str, Any] = {BLOCK_TABLE: wandb.Table(*block_table(probes))}
+        probes = read_jsonl(self._run_dir / "probes.jsonl")
+        media = {}
         for name, title, top in HEAT_MAPS:
             figure = heat_map(probes, name, title, top)
             if figure is not None:
                 media[f"heat_map/{name}"] = wandb.Image(_pixels(figure), caption=title)
-        self._run.log(media)
+        if media.keys() - set(self._run.summary.keys()):
+            self._run.log(media)
 
 
 def begin(settings: Mapping[str, Any], config: Mapping[str, Any]) -> Any:
@@ -136,20 +132,6 @@ def _pixels(figure: Any) -> Any:
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     return numpy.asarray(canvas.buffer_rgba())
-
-
-def block_table(probes: Sequence[Mapping[str, Any]]) -> tuple[list[Any], list[Any]]:
-    """Columns and rows of a table with one row per probed step and block; statistics of heads are averaged."""
-    kept = list(probes[:: -(-len(probes) // TABLE_PROBES)])
-    grids = {name: heat_values(kept, name) for name, _, _ in HEAT_MAPS}
-    grids = {name: grid for name, grid in grids.items() if grid}
-    blocks = min((len(grid) for grid in grids.values()), default=0)
-    rows = []
-    for number, row in enumerate(kept):
-        for block in range(blocks):
-            values = [_finite(grid[block][number]) for grid in grids.values()]
-            rows.append([row["step"], row["tokens"], block, *values])
-    return ["step", "tokens", "block", *grids], rows
 
 
 def flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Pages on W&B about the runs: a saved workspace of the project, one per study, and a report per study.
+"""Saved workspaces on W&B: one of the project, and one per study.
 
 W&B can filter a whole workspace, but not a section of it. So each study has its own workspace, filtered to its runs,
 and the project's workspace has a section with the study's question and a link to it. Names and ids follow from the
@@ -97,43 +97,6 @@ def save(views: Sequence[Workspace]) -> list[str]:
                     raise ConfigError("W&B has no such project", f"{view.entity}/{view.project}", fix) from error
             addresses.append(view.save().url)
     return addresses
-
-
-def save_report(project: str, entity: str, study: Study, verdict: str) -> str:
-    """Create or update the report of a study: question or verdict, and the panels of its runs.
-
-    Args:
-        verdict: The comparison in Markdown; '' if nothing can be compared yet.
-
-    Returns:
-        Its URL.
-
-    Raises:
-        ConfigError: There is no key.
-        UserError: W&B refused, or its server doesn't support reports.
-    """
-    import wandb
-
-    _, wr = _package()
-    quiet_client()
-    title = f"{TITLE}: {study.name}"
-    with asked(REFUSED, FIX):
-        runs = wr.Runset(
-            entity=entity,
-            project=project,
-            name=study.name,
-            filters=f"Config('study') = '{study.name}' and JobType = 'train'",
-            groupby=["config.arm"],
-        )
-        blocks = [wr.MarkdownBlock(text=verdict or described(study))]
-        for section in sections():
-            blocks += [wr.H2(text=section.name), wr.PanelGrid(runsets=[runs], panels=section.panels)]
-        report = wr.Report(project=project, entity=entity, title=title, blocks=blocks, width="fluid")
-        for saved in wandb.Api().reports(f"{entity}/{project}"):
-            if saved.display_name == title:
-                report.id = saved.id
-        report.save()
-        return report.url
 
 
 def default_entity() -> str:
@@ -257,7 +220,7 @@ def _bars(metric: str, title: str) -> Any:
 
 
 def _package() -> tuple[Any, Any]:
-    """The modules of workspaces and of reports. They are untyped here: a type checker can't see what they export.
+    """The modules of workspaces and of their panels. They are untyped here: a type checker can't see what they export.
 
     Raises:
         ConfigError: The package is missing.
