@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +17,6 @@ from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.model import GPT, build_model
 from nexus_ablate.planning.cost import kept_bytes
-from nexus_ablate.report.run_picture import save_figure
 from nexus_ablate.training.device import device_of, precision_context
 
 LAYERS = {"norm": "one norm", "ffn": "the FFN"}
@@ -216,27 +214,3 @@ def _timed(candidates: list[Candidate], baseline: str, seconds: float, clock: Cl
         kept = kept_bytes(candidate.forward, [candidate.x_BTD, *candidate.weights])
         costs.append(OptionCost(*key, spread(forward), spread(backward), spread(both), ratio, kept))
     return costs
-
-
-def draw(bench: Bench, path: Path) -> None:
-    """One panel per place: forward and backward time of each option as stacked bars, and its ratio with quartiles."""
-    from matplotlib.figure import Figure
-
-    places = ["alone", "block"] if bench.sites else ["block"]
-    rows = len(bench.costs) // len(places)
-    figure = Figure(figsize=(4.6 * len(places), 1.2 + 0.24 * rows), layout="constrained")
-    for axes, place in zip(figure.subplots(1, len(places), squeeze=False)[0], places, strict=True):
-        for row, cost in enumerate(cost for cost in bench.costs if cost.place == place):
-            forward, backward = 1000 * cost.forward.median, 1000 * cost.backward.median
-            axes.barh(row, forward, color="#4477aa")
-            axes.barh(row, backward, left=forward, color="#88bbdd")
-            text = f" {cost.ratio.median:.2f} ({cost.ratio.low:.2f}-{cost.ratio.high:.2f})"
-            axes.text(forward + backward, row, text, va="center", fontsize=9)
-        names = [f"{cost.option}, {cost.mode}" for cost in bench.costs if cost.place == place]
-        axes.set_yticks(range(rows), names)
-        axes.invert_yaxis()
-        axes.margins(x=0.55)
-        axes.set_xlabel("ms: forward (dark), backward (light)")
-        axes.set_title(place, loc="left")
-    figure.suptitle(f"{bench.axis}: time, and times {bench.baseline} (quartiles); {bench.conditions}", fontsize=10)
-    save_figure(figure, path)

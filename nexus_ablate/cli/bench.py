@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 BENCHED = tuple(axis for axis in AXES if axis not in ("init", "param", "head"))
 SUBJECTS = (*BENCHED, "step", "coordinates")
 FLAGS_OF = {
-    "an axis": ("seconds", "only", "against", "compile", "picture", "json", "force"),
+    "an axis": ("seconds", "only", "against", "compile", "json", "force"),
     "step": ("seconds", "against", "json", "force"),
     "coordinates": ("widths", "steps", "seeds", "picture", "force"),
 }
@@ -46,7 +46,7 @@ VERB = Verb(
     (
         ("bench norm", "every norm: forward and backward, alone and in its block"),
         ("bench norm --only layer,rms --against layer --compile", ""),
-        ("bench ffn model=base train.batch_size=4 --picture ffn.png", ""),
+        ("bench ffn model=base train.batch_size=4 --json ffn.json", ""),
         ("bench step norm=layer", "the training step: its time, and where the time goes"),
         ("bench step norm=none --against norm=rms,norm=layer", "steps in turn, and their ratios"),
         ("bench coordinates param=mup", "do activations change alike at every width"),
@@ -56,12 +56,12 @@ VERB = Verb(
         Flag("--only", "A,B", "for an axis: these options and the baseline", comma_separated),
         Flag("--against", "A", "for an axis: the baseline of the ratios; for step: K=V,K=V to compare it with"),
         Flag("--compile", "", "for an axis: measure torch.compile too"),
-        Flag("--picture", "FILE", "a chart (.png, .pdf or .svg)", target("--picture", picture=True)),
         Flag("--json", "FILE", "all measurements (- for the terminal)", target("--json")),
         FORCE,
         Flag("--widths", "N,...", f"for coordinates: d_model ({','.join(map(str, WIDTHS))})", _widths),
         Flag("--steps", "N", "for coordinates: optimizer steps (10)", whole("--steps", 10, most=1000)),
         Flag("--seeds", "N", "for coordinates: seeds that are averaged (2)", whole("--seeds", 2, most=100)),
+        Flag("--picture", "FILE", "for coordinates: a chart (.png, .pdf or .svg)", target("--picture", picture=True)),
     ),
     "Candidates take turns block by block. A ratio is the median over neighbouring blocks, with quartiles.\n"
     "`coordinates` trains each width on one small batch of random tokens at optim.lr, without warm-up and clipping. It "
@@ -97,11 +97,9 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
         return errors.OK
     configs, baseline = _options(subject, overrides, flags, config)
     _prepare_process()
-    from nexus_ablate.bench.axis_cost import bench_axis, draw
+    from nexus_ablate.bench.axis_cost import bench_axis
 
     bench = bench_axis(subject, configs, baseline, seconds, "compile" in flags)
-    if "picture" in flags:
-        draw(bench, flags["picture"])
     _save_or_show(flags, bench.as_data(), lambda: _print_axis(bench))
     return errors.OK
 
