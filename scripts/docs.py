@@ -167,6 +167,12 @@ def key_table(keys: dict[str, Any]) -> list[str]:
     return rows
 
 
+def first_edition() -> list[dict[str, str]]:
+    """docs/first_edition.csv: each claim of the first edition with its outcome, and what was wrong."""
+    with open(ROOT / "docs/first_edition.csv", encoding="utf-8", newline="") as file:
+        return [*csv.DictReader(file)]
+
+
 def source_of(entry: dict[str, Any]) -> str:
     """The hash of what a claim's picture is drawn from."""
     return hashlib.sha256(json.dumps(entry, sort_keys=True).encode()).hexdigest()
@@ -196,7 +202,9 @@ if __name__ == "__main__":
     if found:
         panel_page.figure(found).savefig(ROOT / "docs/panel.png", dpi=110)
     published = entries()
-    (ROOT / "docs/claims.md").write_text(ledger_page.page(claims(), published, designs()), encoding="utf-8")
+    (ROOT / "docs/claims.md").write_text(
+        ledger_page.page(claims(), published, designs(), first_edition()), encoding="utf-8"
+    )
     if published:
         draw_claims(published)
         readme = ROOT / "README.md"

@@ -103,14 +103,14 @@ def desk(request, tmp_path, monkeypatch):
     monkeypatch.setattr(Slurm, "run", run)
     monkeypatch.setattr(evaluation, "evaluate", lambda path, names: {name: {"not_defined": "here"} for name in names})
     monkeypatch.setattr(launch, "launch", lambda request, *_, **__: trained.append(launch.expanded(request)) or 0)
-    studies = "scratch rates mine notebook first_look muon imported dropout_sizes qk_rate rms_vs_layer".split()
+    studies = "scratch rates mine notebook first_look muon imported gqa_sizes qk_rate rms_vs_layer".split()
     published = [path.stem for path in (ROOT / "conf/claims").glob("*.json")]
     for study in {"norms", *(name for name in (*studies, *published) if name in request.node.name)}:
         writer = Writer(tmp_path / "runs", study)
         writer.arm(losses=[2.0, 2.01, 1.99, 2.0, 2.02])
-        arm = "model.dropout=0.1" if study == "dropout" else "norm=layer"
+        arm = "gate=headwise" if study == "gates" else "norm=layer"
         writer.arm(arm, losses=[2.1, 2.12, 2.09, 2.11, 2.12])
-        if study in ("mine", "dropout"):
+        if study == "mine":
             writer.plan((arm,), baseline=["train.tokens=3932160"])
     return trained
 

@@ -120,7 +120,7 @@ def test_a_command_line_that_cannot_be_run_is_three_lines_and_makes_nothing(comm
         ("doctor --fix", "doctor has no flag of this name"),
         ("doctor a b", "doctor takes one directory"),
         ("doctor runs_dir=x", "doctor takes one directory"),
-        ("claims nrms", "try: nexus-ablate claims norms"),
+        ("claims gats", "try: nexus-ablate claims gates"),
         ("claims norms --check runs/norms", "try: nexus-ablate claims --check runs/norms"),
         ("claims norms --publish runs/norms", "try: nexus-ablate claims norms"),
         ("claims --check runs", "this directory does not exist"),

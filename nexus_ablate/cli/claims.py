@@ -172,12 +172,15 @@ def _train_again(entry: dict[str, Any]) -> int:
 
     name, made = entry["study"], entry["made"]
     request = strata_of(read_request([name, f"name=check_{name}", f"train.threads={made['threads']}"]))[0]
-    table = entry["strata"][request.study.stratum]
     job = Runs(expand(request.study), request).claims[0]
+    table = entry["strata"].get(request.study.stratum, {"runs": {"": {}}})
+    published = next(iter(table["runs"].values())).get(str(job.seed))
+    if published is None:
+        raise ConfigError("this study has changed since it was published", name, f"nexus-ablate claims {name}")
     train(compose(job.overrides), job.overrides, arm=job.arm)
     (arm,), _ = group(collect([job.path]))
     moved = False
-    for endpoint, former in next(iter(table["runs"].values()))[str(job.seed)].items():
+    for endpoint, former in published.items():
         value = arm.value(job.seed, endpoint)
         word = "equal" if value == former else "DIFFERS"
         moved |= value != former

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 NOT_TRAINED = "not trained yet"
 TONES = {SUPPORTED: "good", CONTRADICTED: "bad", OPPOSITE: "warn", BETTER_THAN_EXPECTED: "warn", NOT_SHOWN: "muted"}
 """The colour of each outcome in the figures."""
-HEADLINES = ("rms_vs_layer", "gqa", "parallel_blocks", "swiglu", "final_norm")
-"""Of the README: changes of today's models, judged by their loss alone and at one learning rate."""
+HEADLINES = ("rms_vs_layer", "ffn", "final_norm", "biases", "dyt_vs_rms")
+"""Of the README: changes of today's models, judged by their loss alone."""
 WIDEST = 6.0
 """Margins up to which a figure is drawn."""
 FIRST_EDITION = "†"
@@ -46,9 +46,8 @@ can be trained again with its command; `claims --check` compares your runs with 
 this size can be believed: [the calibration panel](panel.md). Speed is measured by the paired `bench` instead: [what a
 norm costs](performance.md#what-a-norm-costs).
 
-An entry with {FIRST_EDITION} is of the first edition: its regime is below, mostly 2 tokens per parameter from initial
-values that are too small for the width, and its rule pooled the noise of all arms. Such an outcome says how training
-begins. These studies are trained again with [today's default](baseline.md) and [today's rule](reading_a_verdict.md).
+An entry with {FIRST_EDITION} is of the [first edition](#the-first-edition), with the sentence that was tested then. The
+studies of today were written down before any of their runs, and are trained one after the other.
 
 An option brings what its paper prescribes, such as an initialization or a scale of the embedding; `nexus-ablate plan
 NAME` lists what else each arm changes. The words are those of [studies](studies.md#claims). This page is written by
@@ -56,25 +55,53 @@ NAME` lists what else each arm changes. The words are those of [studies](studies
 """
 
 
-def page(claims: Mapping[str, Study], entries: Mapping[str, dict[str, Any]], designs: Mapping[str, str]) -> str:
+def page(
+    claims: Mapping[str, Study],
+    entries: Mapping[str, dict[str, Any]],
+    designs: Mapping[str, str],
+    former: Sequence[Mapping[str, str]] = (),
+) -> str:
     """The page: a table of all claims, what holds over all of them, then each published one with its differences.
 
     Args:
         claims: The shipped studies that decide a claim, by name.
         entries: What is published, by study.
         designs: What the files of the studies say of their designs.
+        former: Claims of the first edition: study, claim, outcome, and what was wrong.
     """
     lines = [HEAD, "| as it is tested | outcome | fidelity | study |", "|---|---|---|---|"]
     published = [name for name in claims if name in entries]
     for name, study in claims.items():
-        outcome, link = NOT_TRAINED, f"`{name}`"
+        claim, outcome, link = study.claim, f"{NOT_TRAINED} ({study.cost})", f"`{name}`"
         if name in entries:
-            outcome, link = f"**{outcome_of(entries[name])}**", f"[`{name}`](#{name})"
-        lines.append(f"| {study.claim} | {outcome} | {' '.join(study.fidelity)} | {link} |")
+            claim, outcome, link = entries[name]["claim"], f"**{outcome_of(entries[name])}**", f"[`{name}`](#{name})"
+        lines.append(f"| {claim} | {outcome} | {' '.join(study.fidelity)} | {link} |")
     lines += ["", *_over_the_ledger(entries)]
     for name in published:
         lines += ["", *_section(claims[name], entries[name], designs.get(name, ""))]
+    if former:
+        lines += ["", *_first_edition(former, entries)]
     return "\n".join(lines) + "\n"
+
+
+def _first_edition(former: Sequence[Mapping[str, str]], entries: Mapping[str, dict[str, Any]]) -> list[str]:
+    """What became of each claim of the first edition."""
+    lines = [
+        "## The first edition",
+        "",
+        "Its runs had about 2 tokens per parameter, initial values of standard deviation 0.02, which is small for "
+        "their width, mostly one learning rate for all arms, and intervals that pooled the noise of all arms. So its "
+        "outcomes say how training begins. They are kept here with what was wrong or what became of them; the numbers "
+        "are in the history of this repository.",
+        "",
+        "| study | as it was tested | outcome then | outcome now | what was wrong, or what became of it |",
+        "|---|---|---|---|---|",
+    ]
+    for row in former:
+        entry = entries.get(row["study"], {})
+        now = outcome_of(entry).lower() if entry.get("settings") else "–"
+        lines.append(f"| `{row['study']}` | {row['claim']} | {row['outcome'].lower()} | {now} | {row['cause']} |")
+    return lines
 
 
 def _over_the_ledger(entries: Mapping[str, dict[str, Any]]) -> list[str]:
@@ -134,8 +161,8 @@ def decided(claims: Mapping[str, Study], entries: Mapping[str, dict[str, Any]]) 
         counts.append(f"{len(claims) - len(entries)} not trained yet")
     stated = {study.stated for study in claims.values()}
     lines = [
-        f"{len(claims)} studies of {len(stated)} claims of the field, in small models: "
-        f"{', '.join(counts)}. Five of them:",
+        f"{len(claims)} studies of {len(stated)} claims of the field, in small models: {', '.join(counts)}. "
+        f"Those with {FIRST_EDITION} saw a tenth of today's tokens. Five of them:",
         "",
         "| claim | outcome | difference in nats per token, with its interval |",
         "|---|---|---|",
@@ -171,9 +198,12 @@ def _section(study: Study, entry: dict[str, Any], design: str) -> list[str]:
     made, name = entry["made"], entry["study"]
     lines = [f"## {name}", "", f"Stated as: {entry['stated']}", ""]
     lines += [f"Tested as: {entry['claim']}. **{outcome_of(entry)}**", ""]
-    for word, reason in study.fidelity.items():
-        lines += [f"Fidelity: {word}, {reason}.", ""]
-    lines += [f"Design: {design}", ""] if design else []
+    if entry.get("settings"):
+        for word, reason in study.fidelity.items():
+            lines += [f"Fidelity: {word}, {reason}.", ""]
+        lines += [f"Design: {design}", ""] if design else []
+    else:
+        lines += [f"To be trained again as: {study.claim}. {study.cost[0].upper()}{study.cost[1:]}.", ""]
     if _bars(entry):
         lines += [f"![Differences to the baseline]({picture_of(name)})", ""]
     lines += [f"- {requirement}" for requirement in entry["requirements"]]
