@@ -110,7 +110,7 @@ def desk(request, tmp_path, monkeypatch):
         writer.arm(losses=[2.0, 2.01, 1.99, 2.0, 2.02])
         arm = "gate=headwise" if study == "gates" else "norm=layer"
         writer.arm(arm, losses=[2.1, 2.12, 2.09, 2.11, 2.12])
-        if study == "mine":
+        if study in ("mine", "gates"):
             writer.plan((arm,), baseline=["train.tokens=3932160"])
     return trained
 

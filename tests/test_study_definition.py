@@ -23,8 +23,8 @@ from nexus_ablate.study.arm_overrides import merged
 from nexus_ablate.study.decoding import decode_file, read_study
 from nexus_ablate.study.definition import read_request, shipped_studies, strata_of
 
-CLAIMS = """rms_vs_layer dyt_vs_rms norm_speedup placement depth final_norm biases qk_norm softmax_stability weight_decay ffn
-aspect positions sinks_one_layer gates""".split()
+CLAIMS = """rms_vs_layer dyt_vs_rms norm_speedup placement depth final_norm biases qk_norm softmax_stability
+weight_decay ffn aspect positions sinks_one_layer gates""".split()
 MEASURED = {
     "positions": ("extrapolation/sliding_gap/2", "extrapolation/non_overlapping/8", "attn/score_at/64-127"),
     "sinks_one_layer": (

@@ -158,12 +158,15 @@ def _train(words: list[str], flags: dict[str, Any]) -> int:
 
 def _train_again(entry: dict[str, Any]) -> int:
     """Train the first run of an entry's baseline with the present code and compare its endpoints."""
+    from msgspec import structs
+
     from nexus_ablate.comparison.arms import group
     from nexus_ablate.comparison.load import collect
     from nexus_ablate.config.compose import compose
     from nexus_ablate.planning.design import expand
     from nexus_ablate.planning.jobs import Runs
     from nexus_ablate.planning.ledger import older_code
+    from nexus_ablate.study.arm_overrides import merged
     from nexus_ablate.study.definition import read_request, strata_of
     from nexus_ablate.training.device import share_cores_politely
 
@@ -172,11 +175,14 @@ def _train_again(entry: dict[str, Any]) -> int:
 
     name, made = entry["study"], entry["made"]
     request = strata_of(read_request([name, f"name=check_{name}", f"train.threads={made['threads']}"]))[0]
-    job = Runs(expand(request.study), request).claims[0]
-    table = entry["strata"].get(request.study.stratum, {"runs": {"": {}}})
-    published = next(iter(table["runs"].values())).get(str(job.seed))
-    if published is None:
+    table, study = entry["strata"].get(request.study.stratum), request.study
+    if table is None or study.claim != entry["claim"] or str(study.seeds[0]) not in next(iter(table["runs"].values())):
         raise ConfigError("this study has changed since it was published", name, f"nexus-ablate claims {name}")
+    published = next(iter(table["runs"].values()))[str(study.seeds[0])]
+    if study.lr_grid:  # the baseline's own rate is known
+        baseline = merged(study.baseline, [f"optim.lr={next(iter(table['rates'].values())):g}"])
+        study = structs.replace(study, lr_grid=[], tuning_seeds=[], baseline=baseline)
+    job = Runs(expand(study), request).claims[0]
     train(compose(job.overrides), job.overrides, arm=job.arm)
     (arm,), _ = group(collect([job.path]))
     moved = False
