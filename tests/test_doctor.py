@@ -14,7 +14,7 @@ import pytest
 
 from nexus_ablate import errors, gpus
 from nexus_ablate.cli import doctor, main
-from nexus_ablate.cli.doctor import MachineCheck, checks, device, directory, packages, shared, slurm, wandb
+from nexus_ablate.cli.doctor import MachineCheck, checks, device, directory, packages, reachable, shared, slurm, wandb
 
 
 def tool(folder: Path, name: str, script: str) -> None:
@@ -62,7 +62,7 @@ def test_keys_are_never_shown(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef" * 2 + "01234567")
     monkeypatch.setenv("HF_TOKEN", "hf_canarycanarycanarycanary")
     monkeypatch.setenv("WANDB_BASE_URL", "https://user:canary@127.0.0.1:1")
-    for flags in ([], ["--json"]):
+    for flags in ([], ["--json"], ["--online"]):
         main(["doctor", *flags, str(tmp_path)])
     said = "".join(capsys.readouterr())
     assert "canary" not in said
@@ -123,7 +123,7 @@ def test_without_a_compiler_torch_compile_is_reported_as_unavailable(tools, tmp_
     assert by_name(checks(tmp_path))["C++ compiler"].detail == "clang++"
 
 
-def test_nothing_is_asked_of_the_network(tmp_path, monkeypatch):
+def test_nothing_is_asked_of_the_network_unless_asked_to(tmp_path, monkeypatch):
     def refuse(*where, **how):
         raise AssertionError(f"connected to {where}")
 
@@ -131,7 +131,14 @@ def test_nothing_is_asked_of_the_network(tmp_path, monkeypatch):
     monkeypatch.setattr(socket.socket, "connect", refuse)
     list(checks(tmp_path))
     with pytest.raises(AssertionError):
-        socket.create_connection(("127.0.0.1", 1))
+        list(checks(tmp_path, online=True))
+
+
+def test_a_server_answers_or_not():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert reachable("it", f"http://127.0.0.1:{port}").ready
+    assert not reachable("it", f"http://127.0.0.1:{port}").ready
 
 
 def test_a_chosen_mode_is_reported(monkeypatch, tmp_path):

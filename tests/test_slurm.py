@@ -688,14 +688,14 @@ def test_twelve_submitted_runs_survive_every_failure(cluster, trials):
     assert compared.returncode == 0, compared.stderr
 
 
-BY_SLURM = ("--launcher slurm", "hydra/launcher=submitit_slurm")
+BY_SLURM = ("--launcher slurm --time 5", "hydra/launcher=submitit_slurm hydra.launcher.timeout_min=5")
 
 
 @pytest.mark.slow
 @WITH_SLURM
 @pytest.mark.parametrize("launcher", BY_SLURM)
 def test_a_multirun_is_submitted_and_ends_with_the_losses_of_runs_on_this_machine(cluster, trials, launcher):
-    resources = ["--gres", "gpu:1", "--mem-gb", "1", "--cpus", "1", "--time", "5"]
+    resources = ["--gres", "gpu:1", "--mem-gb", "1", "--cpus", "1"]
     words = ["-m", *trials.overrides, "norm.part=7,9", *resources, *launcher.split()]
     done = cluster.nexus(*words)
     assert done.returncode == 0, done.stderr

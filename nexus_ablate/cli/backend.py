@@ -6,7 +6,7 @@ import math
 import shlex
 from typing import Any
 
-from nexus_ablate.cli.verb import Flag, whole
+from nexus_ablate.cli.verb import Flag, one_of, whole
 from nexus_ablate.errors import ConfigError
 
 
@@ -18,6 +18,7 @@ def _sbatch(text: str) -> tuple[str, str]:
 
 
 LAUNCHER = Flag("--launcher", "NAME", "what runs the jobs: local, slurm, joblib, ray ... (docs/clusters.md)")
+CLUSTER = Flag("--cluster", "slurm", "replaced by --launcher slurm", one_of("--cluster", "slurm"))
 WORKERS = Flag(
     "--workers", "N", "runs at the same time (auto: one per GPU, or per core)", whole("--workers", 2, also=("auto",))
 )
@@ -33,7 +34,7 @@ SLURM_FLAGS = (
     Flag("--parallel", "N", "most jobs at the same time (256)", whole("--parallel", 256)),
     Flag("--sbatch", "K=V", "any other option of sbatch; may be repeated", _sbatch, repeated=True),
 )
-BACKEND_FLAGS = (LAUNCHER, WORKERS, PER_GPU, TIME, *SLURM_FLAGS)
+BACKEND_FLAGS = (LAUNCHER, WORKERS, PER_GPU, TIME, *SLURM_FLAGS, CLUSTER)
 ACCEPTED = {
     "local": (WORKERS, PER_GPU, TIME),
     "slurm": (TIME, *SLURM_FLAGS),
@@ -41,14 +42,28 @@ ACCEPTED = {
 """The flags that each backend takes; Hydra's launchers take none, but settings: hydra.launcher.KEY=VALUE."""
 SAME = {"basic": "local", "submitit_slurm": "slurm"}
 """Hydra's names of our own backends."""
+SUBMITIT_KEYS = {
+    "partition": "--partition",
+    "timeout_min": "--time",
+    "mem_gb": "--mem-gb",
+    "cpus_per_task": "--cpus",
+    "gres": "--gres",
+    "array_parallelism": "--parallel",
+}
+"""The flag for each setting of Hydra's submitit launcher."""
 
 
-def split_launcher(words: list[str], flags: dict[str, Any]) -> tuple[list[str], str, list[str]]:
+def split_launcher(words: list[str], flags: dict[str, Any], command: str) -> tuple[list[str], str, list[str]]:
     """The words without those for a launcher, the launcher's name, and its settings: `hydra.launcher.KEY=VALUE`.
 
+    Args:
+        command: What the user typed before the words, for the error.
+
     Raises:
-        ConfigError: Two launchers, or settings where no launcher of Hydra takes them.
+        ConfigError: Two launchers, `--cluster`, or settings without a launcher.
     """
+    if "cluster" in flags:
+        raise ConfigError("--cluster is now --launcher", "--cluster slurm", f"{command} --launcher slurm")
     settings = [word for word in words if word.lstrip("+").startswith("hydra.launcher.")]
     chosen = [word.partition("=")[2] for word in words if word.startswith("hydra/launcher=")]
     chosen += [flags["launcher"]] if "launcher" in flags else []
@@ -57,26 +72,22 @@ def split_launcher(words: list[str], flags: dict[str, Any]) -> tuple[list[str], 
         raise ConfigError("the jobs are run by one launcher", " and ".join(chosen), f"leave {chosen[0]} out")
     if wrong := [name for name in names if not name.isidentifier()]:
         raise ConfigError("--launcher takes the name of a launcher", wrong[0], "--launcher local")
-    if settings and names <= {"local", "slurm"}:
-        problem = "only launchers of Hydra have these settings; ours have flags"
-        raise ConfigError(problem, settings[0], f"--launcher joblib {settings[0]}")
+    if settings and not names:
+        raise ConfigError("only a launcher has these settings", settings[0], f"--launcher joblib {settings[0]}")
     rest = [word for word in words if word not in settings and not word.startswith("hydra/launcher=")]
     return rest, names.pop() if names else "local", settings
 
 
-def backend_of(words: list[str], flags: dict[str, Any], what: str) -> tuple[list[str], Any]:
+def backend_of(words: list[str], flags: dict[str, Any], command: str) -> tuple[list[str], Any]:
     """The words without those for a launcher, and the backend that runs the jobs, checked.
-
-    Args:
-        what: `a study` or `a multirun`, for the error.
 
     Raises:
         ConfigError: The flags contradict each other, or the backend is not available here.
     """
     from nexus_ablate.training.distributed import require_one_process
 
-    require_one_process(what)
-    words, name, settings = split_launcher(words, flags)
+    require_one_process("a study" if "study" in command else "a multirun")
+    words, name, settings = split_launcher(words, flags, command)
     accepted = ACCEPTED.get(name, ())
     for flag in BACKEND_FLAGS[1:]:
         if flag.key in flags and flag not in accepted:
@@ -87,9 +98,9 @@ def backend_of(words: list[str], flags: dict[str, Any], what: str) -> tuple[list
             )
     device = next((word.partition("=")[2] for word in reversed(words) if word.startswith("train.device=")), "auto")
     if name == "local":
-        return words, _local(flags, device)
+        return words, _local(flags, device, settings)
     if name == "slurm":
-        return words, _slurm(words, flags, device)
+        return words, _slurm(words, flags, device, settings)
     from nexus_ablate.execution.hydra_launcher import HydraLauncher
 
     launcher = HydraLauncher(name, tuple(settings))
@@ -97,10 +108,12 @@ def backend_of(words: list[str], flags: dict[str, Any], what: str) -> tuple[list
     return words, launcher
 
 
-def _local(flags: dict[str, Any], device: str) -> Any:
+def _local(flags: dict[str, Any], device: str, settings: list[str]) -> Any:
     from nexus_ablate.execution.local_pool import LocalPool
     from nexus_ablate.gpus import on_gpu
 
+    if settings:
+        raise ConfigError("the launcher of this machine has other settings", settings[0], "--workers 2")
     if "workers_per_gpu" in flags and "workers" in flags:
         problem = "--workers-per-gpu and --workers contradict each other"
         raise ConfigError(problem, "both", "leave --workers out")
@@ -115,11 +128,18 @@ def _local(flags: dict[str, Any], device: str) -> Any:
     return LocalPool(flags.get("workers", "auto"), flags.get("workers_per_gpu", 1), limit)
 
 
-def _slurm(words: list[str], flags: dict[str, Any], device: str) -> Any:
+def _slurm(words: list[str], flags: dict[str, Any], device: str, settings: list[str]) -> Any:
     from nexus_ablate.execution.slurm import Slurm, refuse_secrets
 
     refuse_secrets(word for word in words if not word.startswith(("question=", "claim=", "stated=")))
-    resources: dict[str, Any] = {flag.key: flags[flag.key] for flag in ACCEPTED["slurm"] if flag.key in flags}
+    readers = {flag.name: flag for flag in (TIME, *SLURM_FLAGS)}
+    resources: dict[str, Any] = {flag.key: flags[flag.key] for flag in readers.values() if flag.key in flags}
+    for setting in settings:
+        key, _, value = setting.lstrip("+").removeprefix("hydra.launcher.").partition("=")
+        if key not in SUBMITIT_KEYS:
+            raise ConfigError("the SLURM launcher has no such setting", setting, "--sbatch NAME=VALUE, as of sbatch")
+        flag = readers[SUBMITIT_KEYS[key]]
+        resources[flag.key] = "" if value == "null" else flag.read(value)
     if device == "cpu":
         resources = {"gres": ""} | resources
     resources["sbatch"] = dict(resources.get("sbatch", ()))

@@ -149,7 +149,7 @@ def _train(words: list[str], flags: dict[str, Any]) -> int:
     if words[0] not in claims():
         raise unknown("there is no claim of this name", words[0], claims(), "nexus-ablate claims {}")
     status = study.run(words, flags)
-    words, launcher, _ = split_launcher(words, flags)
+    words, launcher, _ = split_launcher(words, flags, "nexus-ablate claims")
     if launcher == "slurm" or status == errors.PREEMPTED:
         return status
     compared = compare.run([str(read_request(words).directory)], {})

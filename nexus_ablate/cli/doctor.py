@@ -1,7 +1,7 @@
 """`nexus-ablate doctor`: checks whether this machine is ready, and says how to fix what isn't.
 
-Each check reports one thing. None imports torch or uses the network. Credentials are reported as present or absent, and
-never shown.
+Each check reports one thing. None imports torch, and the network is used on request only. Credentials are reported as
+present or absent, and never shown.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import platform
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -31,6 +32,7 @@ VERB = Verb(
         ("doctor /scratch/runs --submit", "a one-second SLURM job checks whether the nodes see it"),
     ),
     (
+        Flag("--online", "", "connect to W&B's and Hugging Face's servers; otherwise nothing leaves this machine"),
         Flag("--submit", "", "submit a one-second SLURM job"),
         Flag("--json", "", "for programs"),
     ),
@@ -68,7 +70,7 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
     if len(words) > 1 or any("=" in word for word in words):
         raise errors.ConfigError("doctor takes one directory", " ".join(words), "nexus-ablate doctor runs")
     results = []
-    for check in checks(Path(*words or ["runs"]), "submit" in flags):
+    for check in checks(Path(*words or ["runs"]), "online" in flags, "submit" in flags):
         results.append(check)
         if "json" not in flags:
             _show(check)
@@ -95,11 +97,12 @@ def _show(check: MachineCheck) -> None:
     open_console().print(line, soft_wrap=True)
 
 
-def checks(runs_dir: Path, submit: bool = False) -> Iterator[MachineCheck]:
+def checks(runs_dir: Path, online: bool = False, submit: bool = False) -> Iterator[MachineCheck]:
     """Every check, one after the other.
 
     Args:
         runs_dir: The folder for runs.
+        online: Whether to connect to W&B and the Hugging Face Hub.
         submit: Whether to let a SLURM job look for a file in `runs_dir`.
     """
     from nexus_ablate.data.cache import default_cache_dir
@@ -115,6 +118,9 @@ def checks(runs_dir: Path, submit: bool = False) -> Iterator[MachineCheck]:
     yield directory("cache", default_cache_dir(), "NEXUS_ABLATE_CACHE=DIR")
     yield wandb()
     yield hugging_face()
+    if online:
+        yield reachable("W&B's server", os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai")
+        yield reachable("Hugging Face's hub", os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
     if compiler := cxx_compiler():
         yield MachineCheck("C++ compiler", True, compiler)
     else:
@@ -201,6 +207,20 @@ def hugging_face() -> MachineCheck:
     if os.environ.get("HF_TOKEN") or (home / "token").is_file():
         return MachineCheck("Hugging Face", True, f"a token, caches in {home}")
     return MachineCheck("Hugging Face", True, f"no token, caches in {home}", "for private data: `hf auth login`")
+
+
+def reachable(name: str, url: str) -> MachineCheck:
+    """Whether a connection to a server can be made; nothing is sent."""
+    from urllib.parse import urlsplit
+
+    parts = urlsplit(url)
+    host = parts.hostname or url
+    port = parts.port or (80 if parts.scheme == "http" else 443)
+    try:
+        with socket.create_connection((host, port), timeout=5):
+            return MachineCheck(name, True, f"{host}:{port} answers")
+    except OSError as error:
+        return MachineCheck(name, False, f"{host}:{port}: {error}", "train with tracker=files and local data meanwhile")
 
 
 def slurm(runs_dir: Path, submit: bool) -> Iterator[MachineCheck]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +60,7 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
         raise ConfigError("these flags exclude each other", " and ".join(clash), f"leave {clash[1]} out")
     if "seeds" in flags and "confirm" not in flags:
         raise ConfigError("--seeds is for --confirm", f"--seeds {flags['seeds']}", "seeds=0,1,2, or --add-seeds 3")
-    words, backend = backend_of(words, flags, "a study")
+    words, backend = backend_of(words, flags, shlex.join(["nexus-ablate", "study", *words[:1]]))
     amend = "amend" in flags
     if "add_seeds" in flags:
         request, amend = _with_more_seeds(words, flags["add_seeds"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from typing import Any
 
 from nexus_ablate import errors
@@ -24,7 +26,23 @@ VERB = Verb(
     (
         Flag("--multirun", "", "train every combination of values", short="-m"),
         Flag("--verbose", "", "also print decay, memory, outliers and attention of a run", short="-v"),
-        Flag("--cfg", "job", "print the configuration; train nothing", one_of("--cfg", "job"), short="-c"),
+        Flag(
+            "--cfg",
+            "job|hydra|all",
+            "print the configuration; train nothing",
+            one_of("--cfg", "job", "hydra", "all"),
+            short="-c",
+        ),
+        Flag("--resolve", "", "with --cfg: replace interpolations"),
+        Flag("--package", "NAME", "with --cfg: only this part", short="-p"),
+        Flag(
+            "--info",
+            "TOPIC",
+            "what Hydra reads: all, config, defaults, defaults-tree, plugins, searchpath",
+            one_of("--info", "all", "config", "defaults", "defaults-tree", "plugins", "searchpath"),
+            short="-i",
+        ),
+        Flag("--hydra-help", "", "Hydra's own help"),
         *BACKEND_FLAGS,
     ),
     "`torchrun --nproc-per-node 4 -m nexus_ablate model=base` trains one run on four GPUs with the same global batch. "
@@ -39,29 +57,23 @@ VERB = Verb(
 def run(overrides: list[str], flags: dict[str, Any]) -> int:
     """Train the run, or the runs, that the overrides describe."""
     if "multirun" in flags:
-        if "cfg" in flags:
+        others = [f"--{name}" for name in ("cfg", "resolve", "package", "info", "hydra_help") if name in flags]
+        if others:
             fix = "nexus-ablate norm=layer --cfg job"
-            raise ConfigError("--cfg is for one configuration, without -m", "-m --cfg", fix)
+            raise ConfigError(f"{others[0]} is for one configuration, without -m", f"-m {others[0]}", fix)
         from nexus_ablate.execution.multirun import multirun
 
-        return multirun(*backend_of(overrides, flags, "a multirun"))
+        return multirun(*backend_of(overrides, flags, shlex.join(["nexus-ablate", "-m", *overrides])))
     if one_run := [flag.name for flag in BACKEND_FLAGS if flag.key in flags]:
         raise ConfigError(f"{one_run[0]} is for many runs", one_run[0], f"nexus-ablate -m seed=0,1,2 {one_run[0]} ...")
-    if "cfg" in flags:
-        return _print_configuration(overrides)
+    shown = [f"--{name.replace('_', '-')}" for name in ("cfg", "info", "hydra_help") if name in flags]
+    of_cfg = [f"--{name}" for name in ("resolve", "package") if name in flags and "cfg" not in flags]
+    if of_cfg or len(shown) > 1:
+        problem = f"{of_cfg[0]} is for --cfg" if of_cfg else "a command prints one of these"
+        raise ConfigError(problem, " ".join([*shown, *of_cfg]), "nexus-ablate norm=layer --cfg job --resolve")
+    if flags.keys() - {"verbose"}:
+        return _hydra(overrides, flags)
     return single(overrides, "verbose" in flags)
-
-
-def _print_configuration(overrides: list[str]) -> int:
-    """Print the values that the overrides choose, as YAML."""
-    import yaml
-
-    from nexus_ablate.config.compose import compose_values
-    from nexus_ablate.config.overrides import check_overrides
-
-    check_overrides(overrides, sweeps=False)
-    print(yaml.safe_dump(compose_values(overrides), sort_keys=False, allow_unicode=True), end="")
-    return errors.OK
 
 
 def single(overrides: list[str], verbose: bool = False) -> int:
@@ -80,3 +92,21 @@ def single(overrides: list[str], verbose: bool = False) -> int:
 
     display.verbose = verbose
     return train(config, overrides).status
+
+
+def _hydra(overrides: list[str], flags: dict[str, Any]) -> int:
+    """Let Hydra answer --cfg, --info and --hydra-help."""
+    import hydra
+
+    from nexus_ablate.config.compose import search_plugins
+    from nexus_ablate.config.options import conf_dir
+    from nexus_ablate.config.overrides import check_overrides
+
+    check_overrides(overrides, sweeps=False)
+    overrides = [] if "hydra_help" in flags else overrides
+    search_plugins()
+    names = {key: f"--{key.replace('_', '-')}" for key in flags}
+    arguments = [names[key] if value is True else f"{names[key]}={value}" for key, value in flags.items()]
+    sys.argv = [sys.argv[0], *overrides, *arguments]
+    hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")(lambda composed: None)()
+    return errors.OK
