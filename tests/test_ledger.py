@@ -66,8 +66,8 @@ def test_an_entry_has_the_outcome_the_numbers_and_what_made_them(tmp_path, folde
     assert main(["claims"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert (
-        "rms_vs_layer C SUPPORTED" in shown
-        and "sinks_one_layer C not trained yet" in shown
+        "rms_vs_layer weaker SUPPORTED" in shown
+        and "sinks_one_layer different not trained yet" in shown
         and "older code" not in shown
     )
 

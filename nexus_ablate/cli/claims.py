@@ -23,7 +23,7 @@ VERB = Verb(
     "[NAME [KEY=VALUE ...]]",
     (
         ("claims --panel", "how often small models agree with what is known of larger ones"),
-        ("claims", "every claim: tier, outcome, and whether its code has changed since"),
+        ("claims", "every claim: fidelity, outcome, and whether its code has changed since"),
         ("claims rms_vs_layer", "train its study and judge it"),
         ("claims --check runs/rms_vs_layer", "compare your runs with the published ones"),
         ("claims --check gates", "train a baseline run again: does the code of today end in the same place?"),
@@ -75,14 +75,15 @@ def _list() -> int:
 
     published, console = entries(), open_console()
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
-    for head in ("study", "tier", "outcome", "claim"):
-        table.add_column(head, overflow="fold", no_wrap=head in ("study", "tier"))
+    for head in ("study", "fidelity", "outcome", "claim"):
+        table.add_column(head, overflow="fold", no_wrap=head in ("study", "fidelity"))
     for name, definition in claims().items():
         entry = published.get(name)
         shown = outcome_of(entry) if entry else f"not trained yet\n{definition.cost.removesuffix(' on two CPU cores')}"
         if entry and (commit := older_code(entry)):
             shown += f"\nolder code: commit {commit}"
-        table.add_row(name, definition.tier, escape(shown), escape(definition.claim))
+        claim = entry["claim"] if entry else definition.claim
+        table.add_row(name, " ".join(definition.fidelity), escape(shown), escape(claim))
     console.print(table)
     return errors.OK
 
