@@ -30,7 +30,7 @@ from nexus_ablate.comparison.terms import Terms
 from nexus_ablate.comparison.verdict import BETTER, DIFFERENT, EQUIVALENT, HIGHER, LOWER, WORSE
 from nexus_ablate.comparison.within_stratum import compare_stratum as compare
 from nexus_ablate.planning import preview
-from nexus_ablate.planning.design import needed
+from nexus_ablate.planning.design import measuring
 from nexus_ablate.planning.jobs import Runs
 from nexus_ablate.planning.study_yaml import expanded, write_record
 from nexus_ablate.runs import read_run
@@ -187,10 +187,12 @@ def test_a_question_that_cannot_be_meant_is_three_lines_and_makes_nothing(
 
 
 def test_a_measure_says_what_measures_it():
-    assert needed(["val_loss"]) == ("off", [])
-    assert needed([SINK, "act/bondarenko_inf_norm"]) == ("full", [])
-    assert needed(["act/resid/growth"]) == ("standard", [])
-    assert needed(["streaming:kept:8/difference", "quantization/loss"]) == ("off", ["streaming:kept:8", "quantization"])
+    evaluated = ["streaming:kept:8/difference", "quantization/loss"]
+    assert measuring("off", [], ["val_loss"]) == []
+    assert measuring("off", [], [SINK, "act/bondarenko_inf_norm"]) == ["probe=full"]
+    assert measuring("off", [], ["act/resid/growth"]) == ["probe=standard"]
+    assert measuring("full", [], ["act/resid/growth"]) == [], "a richer probe stays"
+    assert measuring("off", ["recall"], evaluated) == ["evals=[recall,streaming:kept:8,quantization]"]
 
 
 def test_a_study_runs_the_probe_and_the_evaluations_that_its_endpoints_need(tmp_path, monkeypatch):

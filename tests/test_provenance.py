@@ -260,7 +260,7 @@ def test_a_study_with_finished_runs_of_other_code_is_refused_before_anything_is_
 
     assert main(["plan", *study[1:]]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "FAIL code: 4 runs were finished by other code (axes/norm.py and model.py differ)" in said
+    assert "has finished runs by other code: axes/norm.py and model.py differ; try add --retrain" in said
 
 
 def test_a_worker_that_finds_other_code_than_its_driver_trains_nothing(tiny_run, tmp_path):

@@ -19,7 +19,9 @@ from nexus_ablate import errors
 from nexus_ablate.comparison.learning_rates import rate_at
 from nexus_ablate.config.compose import compose
 from nexus_ablate.execution.local_pool import Worker, mark_failed
-from nexus_ablate.planning.cores_and_gpus import Places, places
+from nexus_ablate.planning import cores_and_gpus
+from nexus_ablate.planning.cores_and_gpus import Places, places_for
+from nexus_ablate.planning.cost import cost_of
 from nexus_ablate.planning.jobs import Runs
 from nexus_ablate.planning.study_yaml import expanded
 from nexus_ablate.runs import find_runs, read_jsonl, read_run
@@ -357,15 +359,20 @@ def test_cores_and_memory_are_shared(tiny, monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     request = read_request("x vary.norm=layer train.device=cpu model.d_model=64 seeds=0,1,2,3,4".split())
     jobs = Runs(expanded(request), request).claims
-    assert places("auto", jobs, 1, None) == Places(8, 1, [])
-    assert places("auto", jobs[:3], 1, None) == Places(3, 2, [])
-    assert places("auto", jobs, 10, 25) == Places(2, 4, []), "no more than fit into memory"
-    assert places("auto", jobs, 10, 5) == Places(1, 8, [])
-    assert places(3, jobs, 10, 25) == Places(3, 2, []), "who says a number gets it"
+    largest = max(cost_of(job.config).memory_bytes for job in jobs)
+    for available, chosen, requested, expected, why in (
+        (None, jobs, "auto", Places(8, 1, []), "one per core"),
+        (None, jobs[:3], "auto", Places(3, 2, []), "no more than there are jobs"),
+        (2.5 * largest, jobs, "auto", Places(2, 4, []), "no more than fit into memory"),
+        (0.5 * largest, jobs, "auto", Places(1, 8, []), "at least one"),
+        (2.5 * largest, jobs, 3, Places(3, 2, []), "who says a number gets it"),
+    ):
+        monkeypatch.setattr(cores_and_gpus, "free_memory", lambda available=available: available and int(available))
+        assert places_for(chosen, requested) == expected, why
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
-    assert places("auto", jobs, 1, None).gpus == [], "train.device=cpu was asked for"
+    assert places_for(jobs, "auto").gpus == [], "train.device=cpu was asked for"
     request = read_request("x vary.norm=layer train.device=auto model.d_model=64".split())
-    where = places("auto", Runs(expanded(request), request).claims, 1, None)
+    where = places_for(Runs(expanded(request), request).claims, "auto")
     assert (where.workers, where.gpus) == (2, ["2", "5"])
     assert where.run_conditions == {"workers": 2, "runs_per_device": 1}
 
@@ -375,15 +382,15 @@ def test_a_study_takes_the_gpus_that_no_other_study_holds_and_as_many_runs_on_ea
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
     jobs = [SimpleNamespace(config=compose(["train.threads=1"]))] * 9
     held = device._lease("1", 0)
-    where = places("auto", jobs, 1, None)
+    where = places_for(jobs, "auto")
     assert (where.workers, where.gpus) == (2, ["0", "2"])
-    assert places("auto", jobs, 1, None, per_gpu=2).run_conditions == {"workers": 4, "runs_per_device": 2}
+    assert places_for(jobs, "auto", per_gpu=2).run_conditions == {"workers": 4, "runs_per_device": 2}
     others = [device._lease(gpu, 0) for gpu in "02"]
-    where = places("auto", jobs, 1, None, per_gpu=2)
+    where = places_for(jobs, "auto", per_gpu=2)
     assert (where.workers, where.gpus) == (1, ["0", "1", "2"]), "every GPU is in use: one run shares the least used"
     for descriptor in (held, *others):
         os.close(descriptor)
-    assert places("auto", jobs, 1, None).workers == 3
+    assert places_for(jobs, "auto").workers == 3
 
 
 @pytest.mark.slow

@@ -57,29 +57,23 @@ def test_status_shows_what_is_there_and_what_is_to_come(launched):
         ("norm=layer", 0, "finished"),
         ("norm=layer", 1, "waiting"),
     ]
-    base, arm = (read_run(job.path).summary for job in runs.claims[:2])
-    assert base is not None
+    arm = read_run(runs.claims[1].path).summary
     assert arm is not None
     shown = lines[4]
     assert (shown.step, shown.steps) == (20, 20)
     assert shown.loss == arm["val_loss"]
-    assert shown.against_baseline == arm["val_loss"] - base["val_loss"]
-    assert lines[0].against_baseline is None
     assert summary(lines) == "2 finished, 4 waiting"
     assert "norm=layer" in drawn(lines)
 
 
-def test_the_difference_is_taken_at_the_same_tokens(launched):
+def test_the_loss_of_a_running_run_is_the_last_that_was_measured(launched):
     _, runs = launched
     log = runs.claims[1].path / "metrics.jsonl"
     rows = [json.loads(line) for line in log.read_text().splitlines()]
     log.write_text("".join(json.dumps(row) + "\n" for row in rows if row["step"] <= 13))
-    base = [json.loads(line) for line in (runs.claims[0].path / "metrics.jsonl").read_text().splitlines()]
     at_ten = {row["step"]: row[LOSS] for row in rows if LOSS in row}[10]
-    base_at_ten = {row["step"]: row[LOSS] for row in base if LOSS in row}[10]
     line = Watcher().line(runs.claims[1].path)
     assert (line.step, line.loss) == (13, at_ten)
-    assert line.against_baseline == at_ten - base_at_ten
 
 
 def test_a_failed_and_a_damaged_run_have_their_reason_and_stop_nothing(launched, tmp_path):
@@ -138,8 +132,8 @@ def test_status_imports_no_torch(launched):
 
 
 def test_plan_goes_by_finished_runs_where_there_are_any(launched):
-    study, runs = launched
-    plan = make_plan(study, runs, Places(2, 1, []))
+    _, runs = launched
+    plan = make_plan(runs, Places(2, 1, []))
     assert [(arm.arm.name, arm.recorded) for arm in plan.arms] == [
         ("baseline", True),
         ("norm=layer", True),

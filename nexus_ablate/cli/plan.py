@@ -51,7 +51,7 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
         runs = Runs(study, request)
         with open_console(stderr=True).status(f"counting the costs of {several(len(study.all_arms), 'arm')}"):
             where = places_for([*runs.tuning, *runs.claims], flags.get("workers", "auto"))
-            plans.append(make_plan(study, runs, where))
+            plans.append(make_plan(runs, where))
         if len(plans) > 1:
             console.print()
         show(plans[-1], console, "full" in flags)
@@ -66,38 +66,43 @@ def show(plan: StudyPlan, console: Console, full: bool = False) -> None:
     """Print the plan; `full`: with the arms' whole names."""
     from rich.markup import escape
 
-    from nexus_ablate.comparison.learning_rates import RATES
-    from nexus_ablate.execution.run_states import duration
     from nexus_ablate.planning.design import label
 
+    def say(style: str, head: str, text: str) -> None:
+        console.print(f"[{style}]{head}[/{style}]{escape(printable(text, 2000))}")
+
     study = plan.study.study
-    console.print(f"[bold]{escape(printable(study.name))}[/bold]  {escape(printable(study.question))}")
+    say("bold", escape(printable(study.name)), f"  {study.question}")
     if study.baseline:
-        console.print(f"[dim]baseline[/dim]  {escape(printable(label(study.baseline), 2000))}")
+        say("dim", "baseline", f"  {label(study.baseline)}")
     console.print()
     print_table(console, _arms(plan, UNLIMITED if full else console.width), full)
     for arm in plan.study.arms:
         for note in arm.arm.also_changes:
-            console.print(f"[dim]note[/dim]     {escape(printable(note))}")
+            say("dim", "note", f"     {note}")
     for copy in study.equal:
-        console.print(
-            f"[dim]equal[/dim]    {escape(printable(label(copy.overrides)))} is {escape(printable(copy.arm))}"
-        )
+        say("dim", "equal", f"    {label(copy.overrides)} is {copy.arm}")
     for refused in study.refused:
-        reason = escape(printable(refused.reason))
-        console.print(f"[red]refused[/red]  {escape(printable(label(refused.overrides)))}: {reason}")
+        say("red", "refused", f"  {label(refused.overrides)}: {refused.reason}")
     if lacking := plan.study.unshowable:
-        why = f"cannot be shown in this setting, where these are no arms: {', '.join(lacking)}"
-        console.print(f"[yellow]claim[/yellow]    {escape(printable(why))}")
+        say("yellow", "claim", f"    cannot be shown in this setting, where these are no arms: {', '.join(lacking)}")
     if study.requires and not study.lr_grid:
         conditions = ", ".join(f"{name} {bound}" for name, bound in study.requires.items())
         first = f"{conditions} of the baseline, which is trained first; if not, no other arm is trained"
-        console.print(f"[dim]requires[/dim]  {escape(printable(first))}")
+        say("dim", "requires", f"  {first}")
     console.print()
-    console.print(f"[dim]regime[/dim]  {plan.regime}")
+    say("dim", "regime", f"  {plan.regime}")
     for check in plan.fairness:
-        colour = COLOURS[check.status]
-        console.print(f"[{colour}]{check.status}[/{colour}]  {check.name}: {escape(printable(check.text))}")
+        say(COLOURS[check.status], check.status, f"  {check.name}: {check.text}")
+    console.print(f"\n{_runs(plan)}")
+
+
+def _runs(plan: StudyPlan) -> str:
+    """How many runs there are, of what, and how long the missing ones take here."""
+    from nexus_ablate.comparison.learning_rates import RATES
+    from nexus_ablate.execution.run_states import duration
+
+    study, where = plan.study.study, plan.where
     what = f"{several(len(plan.study.all_arms), 'arm')} x seeds {','.join(map(str, study.first_seeds))}"
     if study.lr_grid:
         what += (
@@ -111,12 +116,11 @@ def show(plan: StudyPlan, console: Console, full: bool = False) -> None:
         if plan.seconds is not None and plan.later_seconds is not None:
             time += f" to {duration(plan.seconds + plan.later_seconds)}"
     states = ", ".join(f"{n} {state}" for state, n in plan.states.items())
-    where = plan.where
-    console.print(
-        f"\n{count} runs: {what} ({states})\n"
+    place = f" on {several(len(where.gpus), 'GPU')}" if where.gpus else ""
+    return (
+        f"{count} runs: {what} ({states})\n"
         f"about {time or 'an unknown time (there is no finished run)'} for what is missing, "
-        f"{where.workers} at a time with {several(where.threads, 'CPU thread')}"
-        + (f" on {several(len(where.gpus), 'GPU')}" if where.gpus else "")
+        f"{where.workers} at a time with {several(where.threads, 'CPU thread')}{place}"
     )
 
 

@@ -61,28 +61,28 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
     if "seeds" in flags and "confirm" not in flags:
         raise ConfigError("--seeds is for --confirm", f"--seeds {flags['seeds']}", "seeds=0,1,2, or --add-seeds 3")
     words, backend = backend_of(words, flags, shlex.join(["nexus-ablate", "study", *words[:1]]))
-    amend = "amend" in flags
-    if "add_seeds" in flags:
-        request, amend = _with_more_seeds(words, flags["add_seeds"])
-    elif "confirm" in flags:
-        request = _confirmation(words, flags.get("seeds"))
-    else:
-        from nexus_ablate.study.definition import read_request
-
-        request = read_request(words)
 
     from nexus_ablate.execution.launch import launch_strata
+    from nexus_ablate.study.arm_overrides import is_launch
+    from nexus_ablate.study.definition import read_request
+
+    launch = [word for word in words if is_launch(word)]
+    names = [word for word in words if word not in launch]
+    amend = "amend" in flags
+    if "add_seeds" in flags:
+        request, amend = _with_more_seeds(names, launch, flags["add_seeds"])
+    elif "confirm" in flags:
+        request = _confirmation(names, launch, flags.get("seeds"))
+    else:
+        request = read_request(words)
 
     return launch_strata(request, backend, "retry" in flags, amend, "retrain" in flags)
 
 
-def _with_more_seeds(words: list[str], number: int) -> tuple[Request, bool]:
+def _with_more_seeds(names: list[str], launch: list[str], number: int) -> tuple[Request, bool]:
     """The launched study with more seeds, and whether any are new rather than those that were added last."""
     from nexus_ablate.planning.fresh_seeds import find_launched, with_more_seeds
-    from nexus_ablate.study.arm_overrides import is_launch
 
-    launch = [word for word in words if is_launch(word)]
-    names = [word for word in words if not is_launch(word)]
     if len(names) != 1:
         raise ConfigError(
             "--add-seeds takes one launched study", " ".join(names), "nexus-ablate study mine --add-seeds 3"
@@ -95,13 +95,11 @@ def _with_more_seeds(words: list[str], number: int) -> tuple[Request, bool]:
     return after, bool(new)
 
 
-def _confirmation(words: list[str], number: int | None) -> Request:
+def _confirmation(names: list[str], launch: list[str], number: int | None) -> Request:
     """The study that judges the claims of a launched study, or the arms named, on fresh seeds."""
     from nexus_ablate.planning.fresh_seeds import confirmation, find_launched
-    from nexus_ablate.study.arm_overrides import is_launch
 
-    launch = [word for word in words if is_launch(word)]
-    name, *arms = [word for word in words if not is_launch(word)] or [""]
+    name, *arms = names or [""]
     request = confirmation(find_launched(name, launch), arms, number)
     seeds, arms = request.study.seeds, "; ".join(" ".join(arm.overrides) for arm in request.study.arms)
     print(f"confirming on seeds {seeds[0]}-{seeds[-1]}: {errors.printable(arms, 1000)}", file=sys.stderr)

@@ -43,10 +43,6 @@ class Cost:
     steps: int
     tokens: int
 
-    @property
-    def flops(self) -> float:
-        return self.flops_per_token * self.tokens
-
 
 _COUNTED: dict[str, Cost] = {}
 

@@ -244,24 +244,19 @@ def label(overrides: list[str]) -> str:
     return " ".join(overrides) or BASELINE
 
 
-def needed(names: list[str]) -> tuple[str, list[str]]:
-    """The probe level and the evaluations that measure these numbers."""
-    level, evaluations = "off", []
-    for name in names:
-        where = find(name).where
-        if any(place in _PROBE_LEVELS for place in where):
-            lowest = next(place for place in _PROBE_LEVELS if place in where)
-            level = max(level, lowest, key=_PROBE_LEVELS.index)
-        elif not {"step", "summary"} & {*where}:
-            evaluations.append(name.partition("/")[0])
-        elif "probe=standard" in find(name).only:
-            level = max(level, "standard", key=_PROBE_LEVELS.index)
-    return level, list(dict.fromkeys(evaluations))
-
-
 def measuring(probe: str, evals: list[str], names: list[str]) -> list[str]:
     """The overrides with which runs of a configuration with this probe and these evaluations measure the numbers."""
-    level, evaluations = needed(names)
-    more = [name for name in evaluations if name not in evals]
-    overrides = [f"probe={level}"] if _PROBE_LEVELS.index(level) > _PROBE_LEVELS.index(probe) else []
-    return overrides + ([f"evals=[{','.join([*evals, *more])}]"] if more else [])
+    level, evaluations = probe, [*evals]
+    for name in names:
+        measure = find(name)
+        levels = [place for place in _PROBE_LEVELS if place in measure.where]
+        if "probe=standard" in measure.only:
+            levels.append("standard")
+        if levels:
+            level = max(level, levels[0], key=_PROBE_LEVELS.index)
+        elif not {"step", "summary"} & {*measure.where}:
+            evaluations.append(name.partition("/")[0])
+    overrides = [f"probe={level}"] if level != probe else []
+    if more := [name for name in evaluations if name not in evals]:
+        overrides.append(f"evals=[{','.join(dict.fromkeys([*evals, *more]))}]")
+    return overrides

@@ -17,6 +17,7 @@ from nexus_ablate.planning.design import ComposedArm
 from nexus_ablate.planning.jobs import Runs
 from nexus_ablate.planning.study_yaml import expanded, write_record
 from nexus_ablate.runs import SETTLED
+from nexus_ablate.runs.lookup import seed_of
 from nexus_ablate.runs.record import find_runs
 from nexus_ablate.study.arm_overrides import key_of
 from nexus_ablate.study.decoding import decode, read_study
@@ -168,9 +169,10 @@ def _used(directory: Path) -> set[int]:
         if study is None:
             continue
         used |= {*study.seeds, *study.tuning_seeds}
-        arms = [path for path in directory.with_name(study.name).glob("*") if not path.is_symlink()]
-        names = (path.name.removeprefix("s").partition("-")[0] for arm in arms for path in arm.glob("s*-*"))
-        used |= {int(name) for name in names if name.isdecimal()}
+        for run in directory.with_name(study.name).glob("*/s*-*"):
+            seed = seed_of(run)
+            if seed is not None and not run.parent.is_symlink():
+                used.add(seed)
     return used
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from nexus_ablate.comparison.curves import read_curves
@@ -27,11 +28,9 @@ from nexus_ablate.errors import UserError
 from nexus_ablate.planning.design import ComposedArm, ComposedStudy
 from nexus_ablate.runs import (
     SETTLED,
-    OtherCode,
     arm_name,
     effective_state,
     has_status,
-    made_by_other_code,
     read_run,
     read_status,
     read_summary,
@@ -39,7 +38,7 @@ from nexus_ablate.runs import (
 )
 from nexus_ablate.study.arm_overrides import merged
 from nexus_ablate.study.definition import Request
-from nexus_ablate.training.session import code_for, identity_of
+from nexus_ablate.training.session import identity_of
 
 
 @dataclass(frozen=True)
@@ -84,10 +83,6 @@ class Job:
         except UserError as error:
             return "failed", f"{error.problem}: {error.got}; {error.fix}"
         return effective_state(status, self.path), status.get("reason") or ""
-
-    def made_by_other_code(self) -> list[OtherCode]:
-        """Runs of the same configuration by other code, if this run does not exist yet."""
-        return [] if self.path.exists() else made_by_other_code(self.path, self.config_hash, code_for(self.config))
 
 
 class Runs:
@@ -179,7 +174,7 @@ class Runs:
         """Of an arm's runs at a rate; infinite where one failed to train, None until all have ended."""
         losses = [self._loss(arm, seed, rate) for seed in seeds]
         found = [loss for loss in losses if loss is not None]
-        return math.fsum(found) / len(found) if len(found) == len(losses) else None
+        return fmean(found) if len(found) == len(losses) else None
 
     def _loss(self, arm: ComposedArm, seed: int, rate: float | None) -> float | None:
         """The validation loss of a run that has ended, infinite if it failed to train; None until then."""

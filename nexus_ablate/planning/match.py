@@ -43,29 +43,26 @@ def _size(kind: str, baseline: RunConfig, overrides: list[str], config: RunConfi
     named = {key_of(text) for text in overrides}
     model = config.model
     if "d_ff_ratio" not in named:
-        start = config.resolved.d_ff // model.d_ff_multiple
+        key, start = "d_ff_ratio", config.resolved.d_ff // model.d_ff_multiple
 
-        def ratio(n: int) -> str:
+        def value(n: int) -> str:
             return str(Fraction(n * model.d_ff_multiple, model.d_model))
 
         def sized(n: int) -> RunConfig:
-            return changed(config, d_ff_ratio=ratio(n))
-
-        def override(n: int) -> str:
-            return f"d_ff_ratio={ratio(n)}"
+            return changed(config, d_ff_ratio=value(n))
     elif "model.n_layers" not in named:
-        start = model.n_layers
+        key, start = "model.n_layers", model.n_layers
+
+        def value(n: int) -> str:
+            return str(n)
 
         def sized(n: int) -> RunConfig:
             return changed(config, model=replace(model, n_layers=n))
-
-        def override(n: int) -> str:
-            return f"model.n_layers={n}"
     else:
         return _amount(kind, baseline), _amount(kind, config), []
     target = _amount(kind, baseline)
     best = _nearest(lambda n: _amount(kind, sized(n)), target, start)
-    return target, _amount(kind, sized(best)), [] if best == start else [override(best)]
+    return target, _amount(kind, sized(best)), [] if best == start else [f"{key}={value(best)}"]
 
 
 def _amount(kind: str, config: RunConfig) -> float:
@@ -94,11 +91,11 @@ def _budget(kind: str, baseline: RunConfig, overrides: list[str], config: RunCon
     else:
         arm = printable(" ".join(overrides))
         print(f"match=seconds: measuring steps of the baseline and of {arm}", file=sys.stderr)
-        speeds = [measured_speed(c, threads=1) for c in (baseline, config)]
-        if None in speeds:
+        base_speed, speed = measured_speed(baseline, threads=1), measured_speed(config, threads=1)
+        if base_speed is None or speed is None:
             problem = "match=seconds needs a speed, and one step takes too long to measure"
             raise ConfigError(problem, "match=seconds", "match=flops")
-        target = base_cost.tokens / speeds[0]  # type: ignore[operator]
-        steps = cost.steps if own_budget else max(1, round(target * speeds[1] / per_step))  # type: ignore[operator]
-        got = steps * per_step / speeds[1]  # type: ignore[operator]
+        target = base_cost.tokens / base_speed
+        steps = cost.steps if own_budget else max(1, round(target * speed / per_step))
+        got = steps * per_step / speed
     return target, got, [] if steps == cost.steps else [f"train.steps={steps}"]

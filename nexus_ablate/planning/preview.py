@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 import sys
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from operator import attrgetter
+from statistics import fmean
 
 from nexus_ablate.comparison.fairness import FAIL, PASS, WARN, Check, by_arm, mismatch, untuned
 from nexus_ablate.comparison.learning_rates import FURTHER_RATES, RATES
 from nexus_ablate.comparison.statistics import detectable_difference, fewest_failures, half_width
 from nexus_ablate.comparison.terms import Terms
 from nexus_ablate.comparison.verdict import CLAIM_SEEDS, interval_name
-from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.console import several
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.measure.regime import (
@@ -28,11 +30,38 @@ from nexus_ablate.planning.cost import Cost, cost_of, measured_speed, seconds_of
 from nexus_ablate.planning.design import ComposedArm, ComposedStudy
 from nexus_ablate.planning.jobs import Job, Runs
 from nexus_ablate.planning.looks import ended_later
-from nexus_ablate.planning.stale_code import by_other_code, files_of
+from nexus_ablate.planning.stale_code import check_code
 from nexus_ablate.planning.study_yaml import resolved_otherwise
-from nexus_ablate.runs import read_run
+from nexus_ablate.runs import SETTLED, read_run
 
 GRID_POINTS = 5
+SAME = (
+    (
+        "evaluation",
+        attrgetter("data", "model.context", "train.eval_tokens"),
+        "other validation tokens",
+        "same validation tokens",
+    ),
+    (
+        "batches",
+        attrgetter("data", "model.context", "resolved.tokens_per_step"),
+        "other batches",
+        "same batches in the same order",
+    ),
+    (
+        "schedule",
+        attrgetter("schedule.schedule", "schedule.warmup", "schedule.final_lr", "schedule.cooldown"),
+        "another schedule",
+        "the same schedule for every arm",
+    ),
+    (
+        "machine",
+        attrgetter("train.precision", "train.device"),
+        "another precision or device",
+        "same precision and device",
+    ),
+)
+"""What the configurations decide: a condition, the values that must be equal, and the words of FAIL and PASS."""
 
 
 @dataclass(frozen=True)
@@ -74,67 +103,85 @@ class StudyPlan:
     where: Places
     fairness: list[Check]
     regime: Regime
-    later_runs: int = 0
-    later_seconds: float | None = 0.0
+    later_runs: int
+    later_seconds: float | None
 
 
-def make_plan(study: ComposedStudy, runs: Runs, where: Places) -> StudyPlan:
+def make_plan(runs: Runs, where: Places) -> StudyPlan:
     """Count runs and costs, and measure a speed if none is recorded. Writes nothing."""
+    study, definition = runs.study, runs.study.study
+    jobs, ended = [*runs.tuning, *runs.claims], ended_later(runs)
+    costs = {arm.name: cost_of(arm.config) for arm in study.all_arms}
+    arms = _arm_plans(study, costs, jobs, where.threads)
+    per_run = {plan.arm.name: plan.seconds for plan in arms}
+    states = Counter(job.state()[0] for job in [*jobs, *ended])
+    left = [per_run[job.of] for job in jobs if job.state()[0] not in (*SETTLED, "failed")]
+    rates = RATES if definition.lr_grid else 1
+    untuned_arms = [arm.name for arm in study.all_arms if not runs.rates(arm)]
+    after_tuning = untuned_arms * rates * len(definition.first_seeds)
+    if after_tuning:
+        states["after tuning"] = len(after_tuning)
+        left += [per_run[name] for name in after_tuning]
+    later = [*per_run] * rates * (len(definition.seeds) - len(definition.first_seeds))
+    left_later = [*later]
+    for job in ended[: len(later)]:
+        left_later.remove(job.of)
+    text = text_tokens(study.baseline.config)
+    regimes = _regimes(study, costs, text)
+    checks = [*fairness(study, costs), *_idle(study, regimes)]
+    checks += [*_learned([job for job in runs.claims if job.of == study.baseline.name])]
+    checks += _refusal("text", lambda: check_passes(study.baseline.config, text or sys.maxsize))
+    checks += _refusal("code", lambda: check_code(definition.name, jobs, retrain=False))
+    if resolved := resolved_otherwise(study, runs.request.directory):
+        checks.append(Check("configuration", FAIL, f"{'; '.join(resolved)}; --retrain trains these arms again"))
+    return StudyPlan(
+        study=study,
+        arms=arms,
+        states=dict(states),
+        runs=len(jobs) + len(after_tuning),
+        further_runs=FURTHER_RATES * len(arms) * len(definition.first_seeds) if definition.lr_grid else 0,
+        seconds=_total(left, where),
+        where=where,
+        fairness=checks,
+        regime=regimes[study.baseline.name],
+        later_runs=len(later),
+        later_seconds=_total([per_run[name] for name in left_later], where),
+    )
+
+
+def _arm_plans(study: ComposedStudy, costs: dict[str, Cost], jobs: list[Job], threads: int) -> list[ArmPlan]:
+    """Each arm's costs. Its speed is that of its finished runs, else the baseline's by their FLOPs."""
+    speeds = {arm.name: recorded_speed([job for job in jobs if job.of == arm.name]) for arm in study.all_arms}
+    base, base_speed = costs[study.baseline.name], speeds[study.baseline.name]
+    if base_speed is None and None in speeds.values():
+        base_speed = measured_speed(study.baseline.config, threads)
+    plans = []
+    for arm in study.all_arms:
+        cost, recorded = costs[arm.name], speeds[arm.name]
+        flops_share = cost.flops_per_token / base.flops_per_token - 1
+        speed = recorded or (base_speed and base_speed / (1 + flops_share))
+        seconds = seconds_of(arm.config, cost, speed) if speed else None
+        plans.append(ArmPlan(arm, cost, cost.params / base.params - 1, flops_share, seconds, recorded is not None))
+    return plans
+
+
+def _total(seconds: list[float | None], where: Places) -> float | None:
+    """Seconds of these runs on the workers; None if one is unknown."""
+    known = [value for value in seconds if value is not None]
+    return math.fsum(known) / where.workers if len(known) == len(seconds) else None
+
+
+def _regimes(study: ComposedStudy, costs: dict[str, Cost], text: int | None) -> dict[str, Regime]:
+    """The regime of each arm; that of the baseline also has its initial signal."""
     from nexus_ablate.measure.initial import initial_of
 
-    jobs = [*runs.tuning, *runs.claims]
-    costs = {arm.name: cost_of(arm.config) for arm in study.all_arms}
-    speeds = {arm.name: recorded_speed([j for j in jobs if j.of == arm.name]) for arm in study.all_arms}
-    base, speed = costs[study.baseline.name], speeds[study.baseline.name]
-    if speed is None and any(value is None for value in speeds.values()):
-        speed = measured_speed(study.baseline.config, where.threads)
-    arms = []
+    config = study.baseline.config
+    regimes = {}
     for arm in study.all_arms:
-        cost, known = costs[arm.name], speeds[arm.name]
-        estimate = None if speed is None else speed * base.flops_per_token / cost.flops_per_token
-        pace = known or estimate
-        seconds = None if pace is None else seconds_of(arm.config, cost, pace)
-        more = (cost.params / base.params - 1, cost.flops_per_token / base.flops_per_token - 1)
-        arms.append(ArmPlan(arm, cost, *more, seconds, known is not None))
-    per_run = {plan.arm.name: plan.seconds for plan in arms}
-    ended = ended_later(runs)
-    states: dict[str, int] = {}
-    left = []
-    for job in [*jobs, *ended]:
-        state = job.state()[0]
-        states[state] = states.get(state, 0) + 1
-        if state not in ("finished", "diverged", "failed"):
-            left.append(per_run[job.of])
-    definition = study.study
-    rates = RATES if definition.lr_grid else 1
-    unknown = [arm.name for arm in study.all_arms if not runs.rates(arm)] * (rates * len(definition.first_seeds))
-    if unknown:
-        states["after tuning"] = len(unknown)
-        left += [per_run[name] for name in unknown]
-    further = FURTHER_RATES * len(study.all_arms) * len(definition.first_seeds) if definition.lr_grid else 0
-    later = rates * (len(definition.seeds) - len(definition.first_seeds))
-    left_later = [per_run[arm.name] for arm in study.all_arms for _ in range(later)]
-    for job in ended[: len(left_later)]:
-        left_later.remove(per_run[job.of])
-    total, total_later = (
-        None if None in seconds else math.fsum(seconds) / where.workers for seconds in (left, left_later)
-    )
-    more = (later * len(study.all_arms), total_later)
-    text = text_tokens(study.baseline.config)
-    regimes = {
-        arm.name: regime_of(arm.config, costs[arm.name].params_non_embedding, costs[arm.name].steps, text)
-        for arm in study.all_arms
-    }
-    base_config = study.baseline.config
-    initial = initial_of(base_config, vocabulary(base_config))
-    regimes[study.baseline.name] = replace(regimes[study.baseline.name], initial=initial)
-    base_jobs = [job for job in runs.claims if job.of == study.baseline.name]
-    lines = [*fairness(study, costs), *_idle(study, regimes), *_learned(base_jobs), *_passes(study, text), *_code(jobs)]
-    if resolved := resolved_otherwise(study, runs.request.directory):
-        lines.append(Check("configuration", FAIL, f"{'; '.join(resolved)}; --retrain trains these arms again"))
-    return StudyPlan(
-        study, arms, states, len(jobs) + len(unknown), further, total, where, lines, regimes[study.baseline.name], *more
-    )
+        initial = initial_of(config, vocabulary(config)) if arm is study.baseline else None
+        cost = costs[arm.name]
+        regimes[arm.name] = regime_of(arm.config, cost.params_non_embedding, cost.steps, text, initial)
+    return regimes
 
 
 def _idle(study: ComposedStudy, regimes: dict[str, Regime]) -> list[Check]:
@@ -162,40 +209,29 @@ def _learned(jobs: list[Job]) -> list[Check]:
     return [Check("baseline", FAIL, f"it {UNLEARNED}")]
 
 
-def _passes(study: ComposedStudy, text: int | None) -> list[Check]:
-    """A FAIL if the text is too short for the budget, which prevents a launch."""
+def _refusal(name: str, check: Callable[[], object]) -> list[Check]:
+    """A FAIL with the reason why a launch would be refused."""
     try:
-        check_passes(study.baseline.config, text or sys.maxsize)
+        check()
     except ConfigError as error:
-        return [Check("text", FAIL, f"{error.problem}; try {error.fix}")]
+        return [Check(name, FAIL, f"{error.problem}; try {error.fix}")]
     return []
-
-
-def _code(jobs: list[Job]) -> list[Check]:
-    """A FAIL if other code has finished runs of the study, which prevents a launch."""
-    finished = [(job, run) for job, run in by_other_code(jobs) if run.has_result]
-    if not finished:
-        return []
-    why = f"{len(finished)} runs were finished by other code ({files_of(finished)}); --retrain trains them again"
-    return [Check("code", FAIL, why)]
 
 
 def recorded_speed(jobs: list[Job]) -> float | None:
     """Mean tokens per second of the finished runs among the jobs; None if there are none."""
     finished = [read_run(job.path).summary or {} for job in jobs if job.state()[0] == "finished"]
     speeds = [summary["tokens_per_second"] for summary in finished if summary.get("tokens_per_second")]
-    return math.fsum(speeds) / len(speeds) if speeds else None
+    return fmean(speeds) if speeds else None
 
 
 def fairness(composed: ComposedStudy, costs: dict[str, Cost]) -> list[Check]:
     """The conditions of a comparison's fairness header that are known before anything runs."""
     study, base = composed.study, composed.baseline
-    checks = [
-        _same(composed, "evaluation", _validation, "other validation tokens", "same validation tokens"),
-        _same(composed, "batches", _stream, "other batches", "same batches in the same order"),
-        _same(composed, "schedule", _schedule, "another schedule", "the same schedule for every arm"),
-        _same(composed, "machine", _machine, "another precision or device", "same precision and device"),
-    ]
+    checks = []
+    for name, facts, reason, good in SAME:
+        unlike = [arm.name for arm in composed.arms if facts(arm.config) != facts(base.config)]
+        checks.append(by_arm(name, dict.fromkeys(unlike, reason), good))
     for figure, name in (("tokens", "tokens"), ("params", "params"), ("flops", "flops_per_token")):
         base_amount = getattr(costs[base.name], name)
         shares = {arm.name: getattr(costs[arm.name], name) / base_amount - 1 for arm in composed.arms}
@@ -232,27 +268,3 @@ def _seeds(composed: ComposedStudy, text: str) -> Check:
     if fewest is None:
         return Check("seeds", WARN, f"{text}; no number of failed runs can be told from chance")
     return Check("seeds", PASS, f"{text}; {fewest} of {count} failed runs are told from none")
-
-
-def _same(composed: ComposedStudy, name: str, facts: Callable[[RunConfig], object], reason: str, good: str) -> Check:
-    wanted = facts(composed.baseline.config)
-    reasons = {arm.name: reason for arm in composed.arms if facts(arm.config) != wanted}
-    return by_arm(name, reasons, good)
-
-
-def _stream(config: RunConfig) -> object:
-    train = config.train
-    return config.data.flat(), config.model.context, train.batch_size * train.grad_accum
-
-
-def _validation(config: RunConfig) -> object:
-    return config.data.flat(), config.model.context, config.train.eval_tokens
-
-
-def _schedule(config: RunConfig) -> object:
-    s = config.schedule
-    return s.schedule, s.warmup, s.final_lr, s.cooldown
-
-
-def _machine(config: RunConfig) -> object:
-    return config.train.precision, config.train.device

@@ -143,24 +143,19 @@ def _amended(study: Study, launched: Study, changes: list[str]) -> Study:
 
 def differences_between(launched: Study, study: Study) -> list[str]:
     """The changes, one text per part: `seeds: [0,1] -> [0,1,2]`."""
-    changes = []
-    for name in FIXED:
-        before, after = getattr(launched, name), getattr(study, name)
-        if before != after:
-            changes.append(f"{name}: {show(before)} -> {show(after)}")
-    before, after = ([f"{e.arm} {e.endpoint} {e.expected}" for e in each.expects] for each in (launched, study))
-    if before != after:
-        changes.append(f"expects: {show(before)} -> {show(after)}")
-    before, after = ([*map(str, each.endpoints)] for each in (launched, study))
-    if before != after:
-        changes.append(f"endpoints: {show(before)} -> {show(after)}")
-    if launched.baseline != study.baseline:
-        changes.append(f"baseline: {label(launched.baseline)} -> {label(study.baseline)}")
-    former = {arm.name: arm.overrides for arm in launched.arms}
-    current = {arm.name: arm.overrides for arm in study.arms}
-    changes += [f"arm {name} added" for name in current if name not in former]
-    changes += [f"arm {name} removed" for name in former if name not in current]
-    for name, overrides in former.items():
-        if current.get(name, overrides) != overrides:
-            changes.append(f"arm {name}: {label(overrides)} -> {label(current[name])}")
+    former, current = _parts(launched), _parts(study)
+    changes = [f"{part} added" for part in current if part not in former]
+    changes += [f"{part} removed" for part in former if part not in current]
+    for part, before in former.items():
+        if current.get(part, before) != before:
+            changes.append(f"{part}: {before} -> {current[part]}")
     return changes
+
+
+def _parts(study: Study) -> dict[str, str]:
+    """What a launch fixes, as text."""
+    parts = {name: show(getattr(study, name)) for name in FIXED}
+    parts["expects"] = show([f"{e.arm} {e.endpoint} {e.expected}" for e in study.expects])
+    parts["endpoints"] = show([str(endpoint) for endpoint in study.endpoints])
+    parts["baseline"] = label(study.baseline)
+    return parts | {f"arm {arm.name}": label(arm.overrides) for arm in study.arms}

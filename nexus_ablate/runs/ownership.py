@@ -109,15 +109,12 @@ def effective_state(status: dict[str, Any], path: Path | None = None) -> str:
     if status["state"] not in LIVE:
         return status["state"]
     owned = _owned(path) if path and status["host"] == socket.gethostname() else None
-    alive = abs(heartbeat_age(status)) <= LOST_SECONDS if owned is None else owned
-    return status["state"] if alive else "lost"
+    if owned is None:  # the age is negative after a clock was set back
+        age = datetime.now(UTC) - datetime.fromisoformat(status["heartbeat"])
+        owned = abs(age.total_seconds()) <= LOST_SECONDS
+    return status["state"] if owned else "lost"
 
 
 def now() -> str:
     """The time in UTC, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def heartbeat_age(status: dict[str, Any]) -> float:
-    """Seconds since the heartbeat; negative if it is in the future, as after a clock was set back."""
-    return (datetime.now(UTC) - datetime.fromisoformat(status["heartbeat"])).total_seconds()

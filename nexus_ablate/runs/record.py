@@ -305,14 +305,14 @@ def find_runs(dirs: Iterable[Path]) -> list[Path]:
     return sorted(runs.values())
 
 
-def read_text(path: Path, limit: int = DOCUMENT_BYTES) -> str | None:
+def read_text(path: Path) -> str | None:
     """A file's text; None if there is no file.
 
     Raises:
         UserError: It can't be read.
     """
     try:
-        data = read_regular(path, limit)
+        data = read_regular(path, DOCUMENT_BYTES)
         return None if data is None else data.decode()
     except (OSError, ValueError) as error:
         raise damaged(path, getattr(error, "strerror", None) or str(error)) from None
