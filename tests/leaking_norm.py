@@ -10,7 +10,7 @@ from nexus_ablate.axes.norm import NORM, RMSNorm
 from nexus_ablate.track import mirror
 
 # A loaded machine may start W&B later than a run waits for it, and then there is no copy to look at.
-mirror.INIT_TIMEOUT, mirror.start_tracker.__defaults__ = 100.0, (os.environ, 120.0)
+mirror.INIT_TIMEOUT, mirror.start_tracker.__defaults__ = 100.0, (120.0,)
 
 def secrets():
     return " and ".join(text for name, text in os.environ.items() if name.endswith("_CANARY_KEY"))

@@ -194,8 +194,8 @@ def wandb() -> MachineCheck:
     from nexus_ablate.config.options import Option
     from nexus_ablate.track.account import credentials, resolve_mode
 
-    mode = resolve_mode(Option("auto"), os.environ)
-    key = "a key is present" if credentials(os.environ) else "no key"
+    mode = resolve_mode(Option("auto"))
+    key = "a key is present" if credentials() else "no key"
     meaning = {"files": "runs are saved in files only", "wandb": "runs are mirrored", "wandb_offline": "offline copies"}
     fix = "" if mode == "wandb" else "for a mirror: set WANDB_API_KEY or run `wandb login`"
     return MachineCheck("W&B", mode != "files", f"{key}: {meaning[mode]}", fix)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import configparser
 import netrc
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
 from nexus_ablate.config.options import Option
@@ -23,10 +22,10 @@ LOG_IN = "set WANDB_API_KEY or run `wandb login`"
 
 _HOSTS = ("api.forge.coreweave.com", "api.wandb.ai")  # W&B's default hosts: since 0.31, and before
 _SERVICE = "WANDB_SERVICE"  # "3-PID-unix-PATH", with the pid of the process that started the service
-_SECRETS = ("WANDB_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+_Any = TypeVar("_Any")
 
 
-def resolve_mode(option: Option, environ: Mapping[str, str]) -> Mode:
+def resolve_mode(option: Option) -> Mode:
     """The mode that a `tracker` option means on this machine, without network.
 
     `auto` follows WANDB_MODE, then credentials: WANDB_API_KEY, WANDB_IDENTITY_TOKEN_FILE, or the server's entry in
@@ -34,31 +33,31 @@ def resolve_mode(option: Option, environ: Mapping[str, str]) -> Mode:
     """
     if option.name != "auto":
         return option.name  # type: ignore[return-value]
-    mode = _wandb_setting("mode", environ)
+    mode = _wandb_setting("mode")
     if mode == "disabled":
         return "files"
     if mode in ("offline", "dryrun"):
         return "wandb_offline"
-    return "wandb" if credentials(environ) else "files"
+    return "wandb" if credentials() else "files"
 
 
-def require_key(environ: Mapping[str, str] = os.environ) -> None:
+def require_key() -> None:
     """Check that there is a key: without one, W&B would ask at the terminal and wait.
 
     Raises:
         ConfigError: There is no key.
     """
-    if not credentials(environ):
+    if not credentials():
         raise ConfigError(NO_KEY, "no WANDB_API_KEY, no netrc", LOG_IN)
 
 
-def credentials(environ: Mapping[str, str]) -> str:
+def credentials() -> str:
     """The key that W&B would use, or the path of its identity token; '' if there is neither."""
-    environment_key = environ.get("WANDB_API_KEY") or environ.get("WANDB_IDENTITY_TOKEN_FILE")
+    environment_key = os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE")
     if environment_key:
         return environment_key
-    url = _wandb_setting("base_url", environ)
-    path = Path(environ.get("NETRC") or "~/.netrc").expanduser()
+    url = _wandb_setting("base_url")
+    path = Path(os.environ.get("NETRC") or "~/.netrc").expanduser()
     try:
         logins = netrc.netrc(path).hosts
     except (netrc.NetrcParseError, OSError, UnicodeDecodeError):  # like W&B, treat an unreadable file as empty
@@ -85,39 +84,39 @@ def set_up(**settings: Any) -> None:
     wandb.setup(wandb.Settings(silent=True, **settings))
 
 
-def redactor(environ: Mapping[str, str]) -> Callable[[Any], Any]:
-    """`mask` that also hides the W&B key and those of the Hugging Face Hub."""
-    return partial(mask, more=[credentials(environ), *(environ.get(name, "") for name in _SECRETS)])
+def redact(value: _Any) -> _Any:
+    """`mask`, also of a W&B key that is not in the environment."""
+    return mask(value, more=[credentials()])
 
 
 @contextmanager
-def asked(problem: str, fix: str, environ: Mapping[str, str] = os.environ) -> Iterator[None]:
+def asked(problem: str, fix: str) -> Iterator[None]:
     """Ask W&B something, with a key. What it raises, which may be anything, becomes a UserError without secrets.
 
     Raises:
         ConfigError: There is no key.
         UserError: W&B failed.
     """
-    require_key(environ)
+    require_key()
     try:
         yield
     except UserError:
         raise
     except Exception as error:
-        raise UserError(problem, failure(error, redactor(environ)), fix) from error
+        raise UserError(problem, failure(error), fix) from error
 
 
-def failure(error: BaseException, redact: Callable[[Any], Any]) -> str:
+def failure(error: BaseException) -> str:
     """An error from W&B on one line, without secrets."""
     return printable(redact(" ".join(f"{type(error).__name__}: {error}".split())), limit=300)
 
 
-def _wandb_setting(name: str, environ: Mapping[str, str]) -> str:
+def _wandb_setting(name: str) -> str:
     """A W&B setting: from its environment variable, else from the file that `wandb login` and `wandb offline` write."""
-    variable = environ.get(f"WANDB_{name.upper()}")
+    variable = os.environ.get(f"WANDB_{name.upper()}")
     if variable:
         return variable
-    directory = Path(environ.get("WANDB_CONFIG_DIR") or "~/.config/wandb").expanduser()
+    directory = Path(os.environ.get("WANDB_CONFIG_DIR") or "~/.config/wandb").expanduser()
     parser = configparser.ConfigParser(interpolation=None)
     try:
         parser.read(directory / "settings", encoding="utf-8")

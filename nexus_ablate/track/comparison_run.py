@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,7 +20,6 @@ def publish(
     answer: str,
     table: tuple[Sequence[str], Sequence[Sequence[str]]],
     files: Mapping[str, str],
-    environ: Mapping[str, str] = os.environ,
 ) -> str:
     """Send a comparison. Later comparisons of a study continue its W&B run; unchanged files make no new version.
 
@@ -31,7 +29,6 @@ def publish(
         answer: The verdict in a sentence.
         table: Titles, and rows of strings.
         files: Content of the artifact by file name; `report.html` is also shown as a page.
-        environ: The environment with the credentials.
 
     Returns:
         The URL of the W&B run.
@@ -41,7 +38,7 @@ def publish(
         UserError: W&B failed.
     """
     entity, _, name = project.rpartition("/")
-    with asked("W&B did not take the comparison", "the same command again", environ), TemporaryDirectory() as scratch:
+    with asked("W&B did not take the comparison", "the same command again"), TemporaryDirectory() as scratch:
         import wandb
 
         settings = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import queue
 import threading
 from abc import ABC, abstractmethod
@@ -15,7 +14,7 @@ from nexus_ablate.config.options import Option
 from nexus_ablate.runs import read_run
 from nexus_ablate.runs.files import refuse_link
 from nexus_ablate.runs.lookup import name_to_type
-from nexus_ablate.track.account import LOG_IN, NO_KEY, credentials, failure, redactor, resolve_mode
+from nexus_ablate.track.account import LOG_IN, NO_KEY, credentials, failure, redact, resolve_mode
 from nexus_ablate.track.run_on_wandb import config_of, place_of, settings_of
 from nexus_ablate.track.upload import Upload
 
@@ -67,7 +66,6 @@ class WandbTracker(Tracker):
         start: Opens the W&B run.
         run_dir: The run directory, for messages.
         say: Takes one line for the user; called on the caller's thread only.
-        redact: Masks the secrets in a text.
         patience: Seconds that `finish` waits.
     """
 
@@ -76,10 +74,9 @@ class WandbTracker(Tracker):
         start: Callable[[], Upload],
         run_dir: Path,
         say: Callable[[str], None],
-        redact: Callable[[Any], Any],
         patience: float = PATIENCE,
     ) -> None:
-        self._start, self._run_dir, self._say, self._redact, self._patience = start, run_dir, say, redact, patience
+        self._start, self._run_dir, self._say, self._patience = start, run_dir, say, patience
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._news = threading.Event()
         self._end: tuple[str, Mapping[str, Any]] | None = None
@@ -120,14 +117,13 @@ class WandbTracker(Tracker):
                     return upload.close(*self._end)
                 upload.bring()
         except Exception as error:
-            self._lines.put(f"W&B failed ({failure(error, self._redact)}); {self._where()}")
+            self._lines.put(f"W&B failed ({failure(error)}); {self._where()}")
 
 
 def start_tracker(
     option: Option,
     run_dir: Path,
     say: Callable[[str], None],
-    environ: Mapping[str, str] = os.environ,
     patience: float = PATIENCE,
 ) -> Tracker:
     """Start copying a run; returns at once.
@@ -136,16 +132,14 @@ def start_tracker(
         option: The chosen `tracker` option.
         run_dir: The run directory, from which the run's data for W&B is read.
         say: Takes one line for the user.
-        environ: The environment with the credentials.
         patience: Seconds that `finish` may wait for W&B.
     """
-    mode = resolve_mode(option, environ)
+    mode = resolve_mode(option)
     if mode == "files":
         return FilesTracker()
-    if mode == "wandb" and not credentials(environ):  # W&B would ask for a key, and the run would wait for it
+    if mode == "wandb" and not credentials():  # W&B would ask for a key, and the run would wait for it
         say(f"{NO_KEY}: {LOG_IN}; the run directory has every row")
         return FilesTracker()
-    redact = redactor(environ)
 
     def start() -> Upload:
         refuse_link(run_dir / "wandb")  # where W&B keeps its files
@@ -155,4 +149,4 @@ def start_tracker(
         settings = settings_of(record, place, online, run_dir, INIT_TIMEOUT, patience / 2)
         return Upload(run_dir, place, settings, redact(config_of(record)))
 
-    return WandbTracker(start, run_dir, say, redact, patience)
+    return WandbTracker(start, run_dir, say, patience)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,7 +23,6 @@ def runs_on_wandb(
     filters: Mapping[str, Any],
     endpoint: str,
     columns: Mapping[str, str],
-    environ: Mapping[str, str] = os.environ,
 ) -> tuple[Source, dict[str, str]]:
     """The finished runs of a project as rows.
 
@@ -54,7 +52,7 @@ def runs_on_wandb(
             raise ConfigError("W&B has no such column", f"{name}={column}", fix)
     required = [names[name] for name in (*REQUIRED, endpoint) if names[name] != NO_SEED]
     rows, left_out = [], []
-    for run in _runs(place, filters, environ):
+    for run in _runs(place, filters):
         cells = {column: _cell(run, column) for column in names.values()}
         cells = {column: value for column, value in cells.items() if value is not None}
         lacking = [column for column in required if column not in cells]
@@ -76,11 +74,11 @@ def runs_on_wandb(
     return Source(f"wandb:{place}", rows, tuple(left_out)), names
 
 
-def _runs(place: str, filters: Mapping[str, Any], environ: Mapping[str, str]) -> list[Any]:
+def _runs(place: str, filters: Mapping[str, Any]) -> list[Any]:
     import wandb
 
     quiet_client()
-    with asked("W&B failed", "the same command again", environ):
+    with asked("W&B failed", "the same command again"):
         try:
             return list(wandb.Api(timeout=TIMEOUT).runs(place, filters=dict(filters), lazy=False))
         except Exception as error:  # W&B may raise anything

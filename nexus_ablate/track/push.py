@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from nexus_ablate.config.options import Option
 from nexus_ablate.errors import UserError
 from nexus_ablate.runs import RunRecord, read_run
-from nexus_ablate.track.account import asked, redactor, resolve_mode
+from nexus_ablate.track.account import asked, redact, resolve_mode
 from nexus_ablate.track.mirror import INIT_TIMEOUT, PATIENCE
 from nexus_ablate.track.run_on_wandb import PLACE_FILE, config_of, place_of, settings_of
 from nexus_ablate.track.upload import Upload
@@ -33,7 +32,6 @@ def sync(
     record: RunRecord,
     project: str | None = None,
     entity: str | None = None,
-    environ: Mapping[str, str] = os.environ,
     init: float = SYNC_INIT,
     finish: float = SYNC_FINISH,
 ) -> Synced:
@@ -43,7 +41,6 @@ def sync(
         record: A run that isn't being trained.
         project: The W&B project. Default: where the run was before, or the project of its `tracker` option.
         entity: The W&B entity, with the same default.
-        environ: The environment with the credentials.
         init: Seconds until W&B must have accepted the run.
         finish: Seconds until it must have taken everything.
 
@@ -53,9 +50,9 @@ def sync(
     """
     place = place_of(record.path, _tracker(record), project, entity)
     fix = "run the same command again; it resumes where this one stopped"
-    with asked("W&B failed", fix, environ), tempfile.TemporaryDirectory() as scratch:
+    with asked("W&B failed", fix), tempfile.TemporaryDirectory() as scratch:
         settings = settings_of(record, place, "online", Path(scratch), init, finish)
-        upload = Upload(record.path, place, settings, redactor(environ)(config_of(record)))
+        upload = Upload(record.path, place, settings, redact(config_of(record)))
         try:
             upload.close(record.state, record.summary or {})
         except UserError:
@@ -64,13 +61,13 @@ def sync(
     return Synced(upload.before, upload.sent, upload.url)
 
 
-def refresh(path: Path, say: Callable[[str], None], environ: Mapping[str, str] = os.environ) -> None:
+def refresh(path: Path, say: Callable[[str], None]) -> None:
     """Send later results of a finished run, such as an evaluation, if the run is on W&B already."""
     record = read_run(path)
-    if not (path / PLACE_FILE).exists() or resolve_mode(_tracker(record), environ) != "wandb":
+    if not (path / PLACE_FILE).exists() or resolve_mode(_tracker(record)) != "wandb":
         return
     try:
-        sync(record, environ=environ, init=INIT_TIMEOUT, finish=PATIENCE)
+        sync(record, init=INIT_TIMEOUT, finish=PATIENCE)
     except UserError as error:
         got = f" ({error.got})" if error.got else ""
         say(f"{error.problem}{got}; nothing is lost: `nexus-ablate sync {shlex.quote(str(path))}` sends it")

@@ -30,32 +30,22 @@ class WandbPlace:
         atomic_write_json(run_dir / PLACE_FILE, vars(self))
 
 
-def kept_place(run_dir: Path) -> WandbPlace | None:
-    """Where the run was sent before; None if it never was.
-
-    Raises:
-        UserError: The file is damaged.
-    """
-    values = read_document(run_dir / PLACE_FILE, WandbRun)
-    return None if values is None else WandbPlace(values["id"], values["project"], values.get("entity"))
-
-
 def place_of(run_dir: Path, option: Option, project: str | None = None, entity: str | None = None) -> WandbPlace:
     """Where a run goes: to the given project, else where it was before, else to the project of its `tracker` option.
 
     The id is made once per destination. It is random, because equal runs of two people are two runs.
+
+    Raises:
+        UserError: The file that says where the run was is damaged.
     """
-    kept = kept_place(run_dir)
-    if kept is None:
-        default = option_files("tracker")["wandb"].keys["project"].default
-        option_entity = option.keys.get("entity", "none")
-        project = project or str(option.keys.get("project", default))
-        entity = entity or (None if option_entity == "none" else str(option_entity))
-    elif (project or kept.project, entity or kept.entity) == (kept.project, kept.entity):
-        return kept
-    else:
-        project, entity = project or kept.project, entity or kept.entity
-    return WandbPlace(secrets.token_hex(8), project, entity)
+    before = read_document(run_dir / PLACE_FILE, WandbRun)
+    if before is None:
+        keys = {key: part.default for key, part in option_files("tracker")["wandb"].keys.items()} | option.keys
+        before = {"project": str(keys["project"]), "entity": None if keys["entity"] == "none" else str(keys["entity"])}
+    project = project or str(before["project"])
+    entity = entity or before.get("entity")
+    is_same = (project, entity) == (before["project"], before.get("entity"))
+    return WandbPlace(before["id"] if is_same and "id" in before else secrets.token_hex(8), project, entity)
 
 
 def config_of(record: RunRecord) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from nexus_ablate.measure.measures import BITS, NATS, measure_of
 from nexus_ablate.report.run_picture import HEAT_MAPS, heat_map
 from nexus_ablate.runs import SETTLED, read_jsonl
 from nexus_ablate.runs.record import parse_row, read_lines
@@ -45,7 +44,6 @@ class Upload:
         if self.url:
             replace(place, entity=self._run.entity).write(run_dir)
         self._run.define_metric("*", step_metric=X_AXIS)
-        self._losses: dict[str, dict[str, float]] = {}  # lowest and last value of each loss
         self._read = 0  # bytes of metrics.jsonl that have been read
         self._next = self._run.starting_step  # the first step that W&B does not have
 
@@ -63,7 +61,6 @@ class Upload:
                 row = parse_row(path, line)
                 self._read += len(line)
                 numbers = {name: value for name, value in row.items() if isinstance(value, int | float)}
-                self._note(numbers)
                 if row["step"] < self._next:
                     self.before += 1
                     continue
@@ -78,9 +75,7 @@ class Upload:
             Exception: W&B did not take it in time.
         """
         self.bring()
-        for name in self._losses:  # W&B loses its own lowest values when a run is continued; these cover all rows
-            self._run.define_metric(name, step_metric=X_AXIS, summary="none")
-        self._run.summary.update({**flat(summary), **self._losses, "status": status})
+        self._run.summary.update({**flat(summary), "status": status})
         if status in SETTLED:  # pictures may take up a step, after which W&B would refuse rows
             self._send_blocks()
         if status == "preempted":
@@ -90,13 +85,6 @@ class Upload:
     def abandon(self) -> None:
         """End the W&B run of a run whose rows can't be read."""
         self._run.finish(exit_code=1)
-
-    def _note(self, numbers: Mapping[str, float]) -> None:
-        for name in filter(_is_loss, numbers):
-            if name not in self._losses:
-                self._run.define_metric(name, step_metric=X_AXIS, summary="min,last")
-            lowest = self._losses.get(name, {}).get("min", math.inf)
-            self._losses[name] = {"min": min(lowest, numbers[name]), "last": numbers[name]}
 
     def _send_blocks(self) -> None:
         """The heat maps as pictures, unless W&B has them."""
@@ -143,12 +131,6 @@ def flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
         elif _finite(value) is not None:
             flattened[f"{before}{name}"] = value
     return flattened
-
-
-def _is_loss(name: str) -> bool:
-    """Whether the lowest value of a metric is of interest besides the last one."""
-    measure = measure_of(name)
-    return measure is not None and measure.better == "lower" and measure.unit in (NATS, BITS)
 
 
 def _finite(value: Any) -> Any:
