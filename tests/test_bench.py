@@ -70,7 +70,7 @@ def test_kept_bytes_are_those_that_autograd_holds_without_weights_and_input():
 
 
 @pytest.mark.parametrize("axis", ["norm", "placement", "position", "normalizer", "qk_norm", "gate", "ffn", "attention"])
-def test_two_options_of_every_axis_are_measured_with_ratio_memory_and_verdict(axis, tmp_path, capsys):
+def test_two_options_of_every_axis_are_measured_with_ratio_and_memory(axis, tmp_path, capsys):
     from nexus_ablate.config.options import option_files
 
     two = list(option_files(axis))[:2]
@@ -85,8 +85,10 @@ def test_two_options_of_every_axis_are_measured_with_ratio_memory_and_verdict(ax
         assert cost["kept_bytes"] > 0 or cost["option"] == "none"
         assert cost["ratio"]["low"] <= cost["ratio"]["median"] <= cost["ratio"]["high"]
     assert costs[two[0], "block"]["ratio"]["median"] == 1.0
-    assert len(report["verdicts"]) == 1
-    assert report["verdicts"][0] in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    for option, place in costs:
+        ratio = costs[option, place]["ratio"]["median"]
+        assert f"{ratio:.2f} (" in shown and option in shown
 
 
 @pytest.mark.slow
@@ -95,7 +97,9 @@ def test_eager_rms_norm_is_distinguished_from_layer_norm(tmp_path):
     file = tmp_path / "found.json"
     command = ["bench", "norm", "--only=layer,rms", "--against=layer", "--seconds=3", f"--json={file}"]
     assert main([*command, "train.device=cpu", "train.threads=1"]) == 0
-    assert "norm=rms is slower than norm=layer" in json.loads(file.read_text())["verdicts"][0]
+    costs = json.loads(file.read_text())["costs"]
+    (rms,) = [cost for cost in costs if (cost["option"], cost["place"]) == ("rms", "alone")]
+    assert rms["ratio"]["low"] > 1, "both quartiles are above the other's time"
 
 
 @pytest.mark.slow

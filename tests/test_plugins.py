@@ -209,7 +209,6 @@ def test_a_broken_class_file_is_refused_with_its_line_when_it_is_built(plugin, t
     [
         ["--plugin"],
         ["--plugin", "nosuch", "list"],
-        ["list", "--plugin", "my_options"],
         ["--plugin", "my_options", "norm=my_nrom"],
         ["--plugin", "my_options", "norm=my_norm", "norm.eps=-1"],
         ["--plugin", "my_options", "norm=my_norm", "norm_bias=on"],

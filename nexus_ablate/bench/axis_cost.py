@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -68,28 +68,6 @@ class Bench:
             if (other.option, other.place, other.mode) == (cost.option, "block", cost.mode):
                 return self.sites[cost.option] * cost.both.median / other.both.median
         return None
-
-    def verdicts(self) -> list[str]:
-        """A sentence per option: it differs from the baseline if both quartiles are on the same side of 1."""
-        place = "alone" if self.sites else "block"
-        lines = []
-        for cost in self.costs:
-            if cost.place != place or cost.option == self.baseline:
-                continue
-            word = "no different from"
-            if cost.ratio.low > 1:
-                word = "slower than"
-            elif cost.ratio.high < 1:
-                word = "faster than"
-            lines.append(
-                f"{cost.mode}, {self.axis}={cost.option} is {word} {self.axis}={self.baseline} here: "
-                f"{cost.ratio.median:.2f} times its time ({cost.ratio.low:.2f} to {cost.ratio.high:.2f})"
-            )
-        return lines
-
-    def as_data(self) -> dict[str, Any]:
-        """Plain data for --json; seconds and bytes."""
-        return asdict(self) | {"verdicts": self.verdicts()}
 
 
 @dataclass(frozen=True)

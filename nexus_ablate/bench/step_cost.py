@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -204,12 +205,9 @@ def bench_steps(overrides: list[str], others: list[str], seconds: float) -> list
     keep_freed_memory()
     every = max(first.train.log_every, *(config.probe.every for config in configs.values()))  # a block has a probe
 
-    def steps_of(trainer: Trainer) -> Callable[[], None]:
-        def some_steps() -> None:
-            for _ in range(every):
-                trainer.step_and_record()
-
-        return some_steps
+    def some_steps(trainer: Trainer) -> None:
+        for _ in range(every):
+            trainer.step_and_record()
 
     with ExitStack() as stack:
         stack.enter_context(torch._dynamo.config.patch(recompile_limit=MOST_PROGRAMS))
@@ -218,7 +216,7 @@ def bench_steps(overrides: list[str], others: list[str], seconds: float) -> list
             for _ in range(WARM_STEPS):
                 trainer.step_and_record()
         device = trainers[""].device
-        blocks = {name: steps_of(trainer) for name, trainer in trainers.items()}
+        blocks = {name: partial(some_steps, trainer) for name, trainer in trainers.items()}
         taken = in_turn(blocks, seconds, clock_of(device))
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(first.train.precision, torch.float32)
         rate = product_rate(device, dtype)

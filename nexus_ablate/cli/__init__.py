@@ -130,8 +130,8 @@ def _run(arguments: list[str]) -> int:
     if {"-h", "--help"} & set(arguments):
         print(module.VERB.help())
         return errors.OK
-    if OVERRIDES in module.VERB.takes:
-        refuse_epochs(module.VERB.name, arguments)
+    if module.VERB.takes == f"[{OVERRIDES} ...]":
+        refuse_epochs(arguments)
     return module.run(*module.VERB.parse(arguments))
 
 
@@ -161,20 +161,19 @@ def _refuse_urls(arguments: list[str]) -> None:
 
 
 def _without_plugins(arguments: list[str]) -> list[str]:
-    """The arguments after the leading `--plugin DIR`, whose options are added."""
-    import shlex
-
+    """The arguments without `--plugin DIR`, whose options are added."""
     from nexus_ablate import errors
     from nexus_ablate.config.plugins import add_plugins
 
-    directories = []
-    while arguments and arguments[0].split("=")[0] == "--plugin":
-        _, has_value, directory = arguments.pop(0).partition("=")
-        if not has_value and not arguments:
+    rest, directories = [], []
+    words = iter(arguments)
+    for word in words:
+        name, has_value, directory = word.partition("=")
+        if name != "--plugin":
+            rest.append(word)
+            continue
+        directories.append(directory if has_value else next(words, ""))
+        if not directories[-1]:
             raise errors.ConfigError("--plugin needs a directory", "--plugin", "nexus-ablate --plugin DIR norm=my_norm")
-        directories.append(directory if has_value else arguments.pop(0))
-    if any(argument.split("=")[0] == "--plugin" for argument in arguments):
-        got, fix = shlex.join(["nexus-ablate", *arguments]), "nexus-ablate --plugin DIR VERB ..."
-        raise errors.ConfigError("--plugin comes before everything else", got, fix)
     add_plugins(directories)
-    return arguments
+    return rest

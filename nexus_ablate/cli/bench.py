@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nexus_ablate import errors
-from nexus_ablate.cli.verb import FORCE, Flag, Verb, comma_separated, positive, target, whole
+from nexus_ablate.cli.verb import FORCE, Flag, Verb, comma_separated, positive, put, target, whole
 from nexus_ablate.config.compose import compose
 from nexus_ablate.config.options import AXES, option_files
 from nexus_ablate.config.run_config import RunConfig
@@ -100,7 +101,7 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
     from nexus_ablate.bench.axis_cost import bench_axis
 
     bench = bench_axis(subject, configs, baseline, seconds, "compile" in flags)
-    _save_or_show(flags, bench.as_data(), lambda: _print_axis(bench))
+    _save_or_show(flags, asdict(bench), lambda: _print_axis(bench))
     return errors.OK
 
 
@@ -138,21 +139,15 @@ def _prepare_process() -> None:
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # silences the profiler's messages
 
 
-def _save_or_show(flags: dict[str, Any], data: Any, show: Any) -> None:
+def _save_or_show(flags: dict[str, Any], data: Any, show: Callable[[], None]) -> None:
     """Print the tables, or with `--json -` the data; `--json FILE` saves the data too."""
-    from nexus_ablate.report.output_files import write_output
     from nexus_ablate.runs import strict_json
 
     file = flags.get("json")
     if file != Path("-"):
         show()
-    if file is None:
-        return
-    text = strict_json(data, indent=1) + "\n"
-    if file == Path("-"):
-        sys.stdout.write(text)
-    else:
-        write_output(file, text)
+    if file is not None:
+        put(file, strict_json(data, indent=1) + "\n")
 
 
 def _print_table(titles: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
@@ -175,9 +170,6 @@ def _print_axis(bench: Bench) -> None:
     for title, rows in tables.items():
         print(f"\n{title}")
         _print_table((*titles, "of the block's time") if len(rows[0]) > len(titles) else titles, rows)
-    print()
-    for line in bench.verdicts():
-        print(line)
 
 
 def _cells(bench: Bench, cost: OptionCost) -> tuple[str, ...]:

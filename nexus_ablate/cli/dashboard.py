@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nexus_ablate import errors
-from nexus_ablate.cli.verb import FORCE, Flag, Verb, comma_separated, target
+from nexus_ablate.cli.verb import FORCE, Flag, Verb, comma_separated, put, target
 from nexus_ablate.masking import mask
 
 if TYPE_CHECKING:
@@ -42,29 +41,18 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
         )
 
     from nexus_ablate.config.options import option_files
+    from nexus_ablate.runs import strict_json
     from nexus_ablate.track import workspaces
 
     project = flags.get("project") or str(option_files("tracker")["wandb"].keys["project"].default)
     studies = [_study(name) for name in flags.get("study", ())]
     if "dry_run" in flags:
         views = workspaces.workspaces(project, flags.get("entity", ""), studies)
-        return _write(workspaces.specification(views), flags["dry_run"])
+        put(flags["dry_run"], mask(strict_json(workspaces.specification(views), indent=2)) + "\n")
+        return errors.OK
     entity = flags.get("entity") or workspaces.default_entity()
     for address in workspaces.save(workspaces.workspaces(project, entity, studies)):
         print(f"workspace {address}")
-    return errors.OK
-
-
-def _write(specification: dict, path: Path) -> int:
-    from nexus_ablate.report.output_files import write_output
-    from nexus_ablate.runs import strict_json
-
-    text = mask(strict_json(specification, indent=2)) + "\n"
-    if path == Path("-"):
-        sys.stdout.write(text)
-    else:
-        write_output(path, text)
-        print(f"saved to {path}", file=sys.stderr)
     return errors.OK
 
 

@@ -10,8 +10,8 @@ from nexus_ablate.errors import ConfigError
 _KEY = re.compile(r"(--)?(train\.)?(num_?)?(train_?)?epochs")
 
 
-def refuse_epochs(verb: str, arguments: list[str]) -> None:
-    """Refuse a budget in epochs.
+def refuse_epochs(arguments: list[str]) -> None:
+    """Refuse a budget in epochs, typed for one run.
 
     Raises:
         ConfigError: A word is `epochs=3` or another spelling; `try:` has the steps that three epochs of the text are,
@@ -22,41 +22,27 @@ def refuse_epochs(verb: str, arguments: list[str]) -> None:
         return
     length = 1 if "=" in arguments[place] else 2
     typed = arguments[place : place + length]
-    number = typed[-1].rpartition("=")[2]
-    overrides = _overrides(verb, arguments[:place] + arguments[place + length :])
+    rest = arguments[:place] + arguments[place + length :]
+    overrides = [word for word in rest if "=" in word and not word.startswith("-")]
+    overrides = [word for word in overrides if "," not in word or "[" in word]  # without what a multirun sweeps
     problem = (
         "a run's budget is in steps; an epoch has the text's training tokens / "
         "(train.batch_size x train.grad_accum x model.context) of them"
     )
-    steps = _steps(number, overrides)
-    if steps is not None:
-        raise ConfigError(problem, " ".join(typed), f"train.steps={steps}")
-    data = [text for text in overrides if text.startswith("data")]
-    raise ConfigError(
-        f"{problem}; a run counts its text's tokens once, and this text's are not counted yet",
-        " ".join(typed),
-        shlex.join(["nexus-ablate", *data, "train.steps=1"]),
-    )
 
-
-def _overrides(verb: str, words: list[str]) -> list[str]:
-    """The overrides of one run that the words describe."""
-    if verb in ("study", "plan"):
-        from nexus_ablate.study.definition import read_request
-
-        return read_request([word for word in words if not word.startswith("-")]).study.baseline
-    given = [word for word in words if "=" in word and not word.startswith("-")]
-    return [word for word in given if "," not in word or "[" in word]  # without what a multirun sweeps
-
-
-def _steps(number: str, overrides: list[str]) -> int | None:
-    """Steps of so many epochs, of one if `number` is none; None if the text's tokens are not counted."""
     from nexus_ablate.config.compose import compose
     from nexus_ablate.planning.cost import text_tokens
 
     config = compose(overrides)
     tokens = text_tokens(config)
     if tokens is None:
-        return None
+        data = [text for text in overrides if text.startswith("data")]
+        raise ConfigError(
+            f"{problem}; a run counts its text's tokens once, and this text's are not counted yet",
+            " ".join(typed),
+            shlex.join(["nexus-ablate", *data, "train.steps=1"]),
+        )
+    number = typed[-1].rpartition("=")[2]
     epochs = float(number) if re.fullmatch(r"\d{1,6}(\.\d{1,6})?", number) else 1.0
-    return max(1, round(epochs * tokens / config.resolved.tokens_per_step))
+    steps = max(1, round(epochs * tokens / config.resolved.tokens_per_step))
+    raise ConfigError(problem, " ".join(typed), f"train.steps={steps}")

@@ -31,13 +31,12 @@ def _seeds(text: str) -> list[int]:
 def _filters(text: str) -> dict[str, Any]:
     from nexus_ablate.plain_data import UNREADABLE, strict_loads
 
-    example = '--filters \'{"group": "norms"}\''
     try:
         value = strict_loads(text)
     except UNREADABLE:
-        raise errors.ConfigError("--filters takes a JSON object", text, example) from None
+        value = None
     if not isinstance(value, dict):
-        raise errors.ConfigError("--filters takes a JSON object", text, example)
+        raise errors.ConfigError("--filters takes a JSON object", text, '--filters \'{"group": "norms"}\'')
     return value
 
 

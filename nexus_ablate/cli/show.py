@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from nexus_ablate import errors
@@ -35,7 +34,6 @@ VERB = Verb(
 
 MACHINE = ("version", "git_commit", "python", "host", "world_size")
 RESULTS = ("val_loss", "val_bpb", "params", "tokens", "flops_per_token", "seconds", "device", "threads")
-NOTHING = "-"
 
 
 def run(words: list[str], flags: dict[str, Any]) -> int:
@@ -109,23 +107,22 @@ def differences(one: RunRecord, other: RunRecord) -> list[tuple[str, str, str, s
     config, other_config = one.config or {}, other.config or {}
     env, other_env = one.env or {}, other.env or {}
     code, other_code = code_of(env), code_of(other_env)
+    hashes = {name: value[:8] for name, value in (code or {}).items()}
+    other_hashes = {name: value[:8] for name, value in (other_code or {}).items()}
+    packages, other_packages = env.get("packages") or {}, other_env.get("packages") or {}
     rows = [("run", "arm", one.arm, other.arm), ("run", "seed", str(one.seed), str(other.seed))]
     rows += [("config", key, *values) for key, values in differing(other_config, config).items()]
     rows += [("follows", key, *values) for key, values in consequences(other_config, config).items()]
-    for name in differing_files(code, other_code):
-        rows.append(("code", name, (code or {}).get(name, "")[:8], (other_code or {}).get(name, "")[:8]))
-    packages, other_packages = env.get("packages") or {}, other_env.get("packages") or {}
-    rows += _side_by_side("machine", MACHINE, env, other_env)
-    rows += _side_by_side("machine", [*(packages | other_packages)], packages, other_packages)
-    rows += _side_by_side("result", RESULTS, one.summary or {}, other.summary or {})
-    different = [row for row in rows if row[2] != row[3]]
-    return [(part, key, value or NOTHING, other_value or NOTHING) for part, key, value, other_value in different]
-
-
-def _side_by_side(
-    part: str, keys: tuple[str, ...] | list[str], values: Mapping[str, Any], other_values: Mapping[str, Any]
-) -> list[tuple[str, str, str, str]]:
-    return [(part, key, _text(values.get(key)), _text(other_values.get(key))) for key in keys]
+    for part, keys, values, other_values in (
+        ("code", differing_files(code, other_code), hashes, other_hashes),
+        ("machine", MACHINE, env, other_env),
+        ("machine", packages | other_packages, packages, other_packages),
+        ("result", RESULTS, one.summary or {}, other.summary or {}),
+    ):
+        rows += [(part, key, _text(values.get(key)), _text(other_values.get(key))) for key in keys]
+    return [
+        (part, key, value or "-", other_value or "-") for part, key, value, other_value in rows if value != other_value
+    ]
 
 
 def _text(value: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import shlex
+import sys
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -115,8 +116,8 @@ class Verb:
             else:
                 values[flag.key] = value
         self._check_words(words)
-        outputs = {flag.name: values[flag.key] for flag in self.flags if isinstance(values.get(flag.key), Path)}
-        outputs = {name: path for name, path in outputs.items() if path != Path("-")}
+        paths = {flag.name: values.get(flag.key) for flag in self.flags}
+        outputs = {name: path for name, path in paths.items() if isinstance(path, Path) and path != Path("-")}
         if outputs:
             from nexus_ablate.report.output_files import check_outputs
 
@@ -295,3 +296,13 @@ def target(flag: str, picture: bool = False) -> Callable[[str], Path]:
         return path
 
     return read
+
+
+def put(path: Path, text: str) -> None:
+    """Write a text to the file that a flag names, or to standard output."""
+    from nexus_ablate.report.output_files import write_output
+
+    if path == Path("-"):
+        sys.stdout.write(text)
+    else:
+        write_output(path, text)
