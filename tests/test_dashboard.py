@@ -168,8 +168,8 @@ def test_a_server_that_refuses_is_said_in_three_lines(server, capsys):
 
 
 def test_a_dry_run_writes_the_specification_and_asks_nobody(server, tmp_path, capsys):
-    assert cli.main(["dashboard", "--dry-run", "view.json", "--study", "sinks"]) == 0
-    assert cli.main(["dashboard", "--study", "sinks", "--dry-run"]) == 0
+    assert cli.main(["dashboard", "--dry-run", "view.json", "--study", "gates"]) == 0
+    assert cli.main(["dashboard", "--study", "gates", "--dry-run"]) == 0
     assert (tmp_path / "view.json").read_text() == capsys.readouterr().out
     views = json.loads((tmp_path / "view.json").read_text())["views"]
     assert len(views) == 2 and "attention to the first token by arm" in titled(views[1])
