@@ -106,11 +106,15 @@ def desk(request, tmp_path, monkeypatch):
     studies = "scratch rates mine notebook first_look muon imported gqa_sizes qk_rate rms_vs_layer".split()
     published = [path.stem for path in (ROOT / "conf/claims").glob("*.json")]
     for study in {"norms", *(name for name in (*studies, *published) if name in request.node.name)}:
-        writer = Writer(tmp_path / "runs", study)
-        writer.arm(losses=[2.0, 2.01, 1.99, 2.0, 2.02])
-        arm = "gate=headwise" if study == "gates" else "norm=layer"
-        writer.arm(arm, losses=[2.1, 2.12, 2.09, 2.11, 2.12])
-        if study in ("mine", "gates"):
+        strata = ["narrow", "wide"] if study == "qk_norm" else []
+        arm = "qk_norm=rms" if strata else "norm=layer"
+        for stratum in strata or [""]:
+            writer = Writer(tmp_path / "runs", f"{study}@{stratum}" if stratum else study)
+            writer.arm(losses=[2.0, 2.01, 1.99, 2.0, 2.02])
+            writer.arm(arm, losses=[2.1, 2.12, 2.09, 2.11, 2.12])
+            if stratum:
+                writer.plan((arm,), stratum=stratum, of=study, all_strata=strata)
+        if study == "mine":
             writer.plan((arm,), baseline=["train.tokens=3932160"])
     return trained
 

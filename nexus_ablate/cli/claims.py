@@ -26,7 +26,7 @@ VERB = Verb(
         ("claims", "every claim: fidelity, outcome, and whether its code has changed since"),
         ("claims rms_vs_layer", "train its study and judge it"),
         ("claims --check runs/rms_vs_layer", "compare your runs with the published ones"),
-        ("claims --check gates", "train a baseline run again: does the code of today end in the same place?"),
+        ("claims --check qk_norm", "train a baseline run again: does the code of today end in the same place?"),
     ),
     (
         Flag(
