@@ -106,7 +106,7 @@ def desk(request, tmp_path, monkeypatch):
     studies = "scratch rates mine notebook first_look muon imported gqa_sizes qk_rate rms_vs_layer".split()
     published = [path.stem for path in (ROOT / "conf/claims").glob("*.json")]
     for study in {"norms", *(name for name in (*studies, *published) if name in request.node.name)}:
-        strata = ["narrow", "wide"] if study == "qk_norm" else []
+        strata = ["narrow", "wide"] if "claims --check runs/qk_norm" in request.node.name else []
         arm = "qk_norm=rms" if strata else "norm=layer"
         for stratum in strata or [""]:
             writer = Writer(tmp_path / "runs", f"{study}@{stratum}" if stratum else study)
