@@ -7,8 +7,10 @@ import math
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
+from scipy.stats import ttest_1samp
 from test_claims import NOISE, around
 from written_runs import Writer
 
@@ -34,14 +36,17 @@ def folder(tmp_path, monkeypatch):
     return path
 
 
-def runs_of_a_claim(root: Path, shift: float = 0.0, noise: tuple[float, ...] = SMALL) -> Path:
+def runs_of_a_claim(
+    root: Path, shift: float = 0.0, noise: tuple[float, ...] = SMALL, expected: str = "equivalent"
+) -> Path:
     """Runs of the shipped study `rms_vs_layer`, as they would lie after it was trained."""
     writer = Writer(root, "rms_vs_layer")
     env = {"source": source_hashes()}
     for seed in range(5):
         writer.run(seed=seed, loss=around(2.0, noise)[seed], env=env)
         writer.run("norm=layer", seed=seed, loss=around(2.0 + shift, noise[::-1])[seed], env=env)
-    writer.plan(("norm=layer",), claim="c", expects=EXPECTS, endpoints={"val_loss": {"delta_min": 0.02}})
+    margin = {"val_loss": {"delta_min": 0.02}}
+    writer.plan(("norm=layer",), claim="c", expects=[EXPECTS[0] | {"expected": expected}], endpoints=margin)
     return root / "rms_vs_layer"
 
 
@@ -145,6 +150,63 @@ def test_a_published_claim_has_its_fidelity_and_the_p_of_each_test(tmp_path, fol
     assert "1 of 1 outcome that tests of differences decided survive" in page
     again = {**entry, "study": "other"}
     assert ledger_page.sharing_a_baseline({"a": entry, "b": again}) == [["a", "b"]]
+
+
+@pytest.mark.parametrize(
+    ("expected", "shift", "outcome"),
+    [
+        ("equivalent", 0.0, "SUPPORTED"),
+        ("equivalent", 0.1, "CONTRADICTED"),
+        ("higher", 0.05, "SUPPORTED"),
+        ("higher", 0.0, "CONTRADICTED"),  # it lies inside the margin
+    ],
+)
+def test_the_published_p_is_that_of_the_test_that_decided(tmp_path, folder, expected, shift, outcome):
+    runs = runs_of_a_claim(tmp_path, shift, expected=expected)
+    (found,) = published(folder, runs)["expectations"]
+    differences = np.array(around(2.0 + shift, SMALL[::-1])) - np.array(around(2.0, SMALL))
+    if expected == "higher" and shift:
+        p = ttest_1samp(differences, 0).pvalue
+    elif shift:
+        p = ttest_1samp(differences, 0.02, alternative="greater").pvalue
+    else:
+        sides = ((-0.02, "greater"), (0.02, "less"))
+        p = max(ttest_1samp(differences, margin, alternative=side).pvalue for margin, side in sides)
+    assert found["outcome"] == outcome and found["p"] == pytest.approx(p)
+
+
+@pytest.mark.parametrize(
+    ("line", "refused"),
+    [
+        ("stated: It is as good", "restates a claim, and doesn't say how near it is to the stated one"),
+        ("fidelity: {nearer: it is}", "fidelity takes same, weaker or different with the reason"),
+        ("depends_on: {depth: [n_layers-2, n_layers-9]}", "the study has no stratum of this name"),
+    ],
+)
+def test_a_claim_without_its_fidelity_or_about_a_stratum_that_is_none_is_refused(tmp_path, capsys, line, refused):
+    text = (
+        "question: is it?\nclaim: it is\nbaseline: model=femto\nstrata: {model.n_layers: [2, 4]}\narms: [norm=layer]\n"
+    )
+    study = tmp_path / "mine.yaml"
+    study.write_text(f"{text}stated: It is\nfidelity: {{same: it is}}\n")
+    assert main(["plan", str(study)]) == 0
+    study.write_text(f"{text}{line}\n")
+    capsys.readouterr()
+    assert main(["plan", str(study)]) == errors.CONFIG
+    shown = capsys.readouterr().err
+    assert refused in shown and "  try: " in shown
+
+
+@pytest.mark.slow
+def test_the_baseline_of_a_tuned_study_is_trained_again_at_its_own_rate(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    entry = ledger.entries()["qk_norm"] | {"study": "aspect", "claim": ledger.claims()["aspect"].claim}
+    table = {"runs": {"baseline": {"0": {"val_loss": 1.5}}}, "rates": {"baseline": 0.006}}
+    monkeypatch.setattr(ledger, "entries", lambda: {"aspect": entry | {"strata": {"": table}}})
+    assert main(["claims", "--check", "aspect"]) == 0
+    assert "DIFFERS  baseline s0 val_loss" in capsys.readouterr().out
+    (config,) = tmp_path.rglob("config.yaml")
+    assert "lr: 0.006" in config.read_text()
 
 
 def test_the_page_defines_the_measures_beside_the_loss():

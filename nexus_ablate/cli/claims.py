@@ -176,10 +176,11 @@ def _train_again(entry: dict[str, Any]) -> int:
 
     name, made = entry["study"], entry["made"]
     request = strata_of(read_request([name, f"name=check_{name}", f"train.threads={made['threads']}"]))[0]
-    table, study = entry["strata"].get(request.study.stratum), request.study
-    if table is None or study.claim != entry["claim"] or str(study.seeds[0]) not in next(iter(table["runs"].values())):
+    study = request.study
+    table = entry["strata"].get(study.stratum, {"runs": {"baseline": {}}})
+    published = next(iter(table["runs"].values())).get(str(study.seeds[0]))
+    if published is None or study.claim != entry["claim"]:
         raise ConfigError("this study has changed since it was published", name, f"nexus-ablate claims {name}")
-    published = next(iter(table["runs"].values()))[str(study.seeds[0])]
     if study.lr_grid:  # the baseline's own rate is known
         baseline = merged(study.baseline, [f"optim.lr={next(iter(table['rates'].values())):g}"])
         study = structs.replace(study, lr_grid=[], tuning_seeds=[], baseline=baseline)

@@ -162,7 +162,7 @@ def decided(claims: Mapping[str, Study], entries: Mapping[str, dict[str, Any]]) 
     stated = {study.stated for study in claims.values()}
     lines = [
         f"{len(claims)} studies of {len(stated)} claims of the field, in small models: {', '.join(counts)}. "
-        f"Those with {FIRST_EDITION} saw a tenth of today's tokens. Five of them:",
+        f"Those with {FIRST_EDITION} are of the first edition, with about 2 tokens per parameter. Five of them:",
         "",
         "| claim | outcome | difference in nats per token, with its interval |",
         "|---|---|---|",
