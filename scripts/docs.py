@@ -7,6 +7,7 @@ import hashlib
 import json
 import math
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +48,13 @@ def with_outcomes(page: str, published: dict[str, Any]) -> str:
 
 def with_baseline(page: str) -> str:
     """docs/baseline.md with the losses of docs/baseline.csv between its marks, one table per stage."""
-    losses = baseline_losses()
-    for study, arms in losses.items():
-        table = {"baseline_init": _rates, "baseline_isoflop": _isoflop}.get(study, _differences)
+    tables = {
+        "baseline_init": _rates,
+        "baseline_isoflop": partial(_isoflop, width_of_baseline=32),
+        "baseline_isoflop_pico": partial(_isoflop, width_of_baseline=64),
+    }
+    for study, arms in baseline_losses().items():
+        table = tables.get(study, _differences)
         form = re.compile(rf"(<!-- {study} -->\n).*?(<!-- end -->)", re.DOTALL)
         lines = "\n".join(table(arms))
         page = form.sub(lambda match, lines=lines: f"{match[1]}\n{lines}\n\n{match[2]}", page)
@@ -82,24 +87,32 @@ def _differences(arms: dict[str, dict[int, tuple[int, float]]]) -> list[str]:
     lines = ["| arm | loss | difference, 95% interval | lower at |", "|---|---|---|---|"]
     baseline = arms["baseline"]
     for arm, runs in arms.items():
-        losses = np.array([loss for _, loss in runs.values()])
-        mean = f"{losses.mean():.4f} ± {losses.std(ddof=1):.4f}"
+        loss = _loss(runs)
         if arm == "baseline":
-            lines.append(f"| default | {mean} | – | – |")
+            lines.append(f"| default | {loss} | – | – |")
             continue
         pairs = np.array([runs[seed][1] - baseline[seed][1] for seed in runs if seed in baseline])
-        found = mean_interval(pairs)
-        wins = f"{(pairs < 0).sum()} of {len(pairs)}"
-        lines.append(f"| `{arm}` | {mean} | {found.mean:+.4f} ({found.low:+.4f} to {found.high:+.4f}) | {wins} |")
+        difference = f"{pairs.mean():+.4f}"
+        if len(pairs) > 1:
+            found = mean_interval(pairs)
+            difference += f" ({found.low:+.4f} to {found.high:+.4f})"
+        lines.append(f"| `{arm}` | {loss} | {difference} | {(pairs < 0).sum()} of {len(pairs)} |")
     return lines
 
 
-def _isoflop(arms: dict[str, dict[int, tuple[int, float]]]) -> list[str]:
+def _loss(runs: dict[int, tuple[int, float]]) -> str:
+    """The mean loss over the seeds and, with more than one, its standard deviation between them."""
+    losses = np.array([loss for _, loss in runs.values()])
+    deviation = f" ± {losses.std(ddof=1):.4f}" if len(losses) > 1 else ""
+    return f"{losses.mean():.4f}{deviation}"
+
+
+def _isoflop(arms: dict[str, dict[int, tuple[int, float]]], width_of_baseline: int) -> list[str]:
     """The loss of each width at its best rate, by tokens per parameter, and the lowest point of a parabola by seed."""
     widths: dict[int, list[tuple[float, str, dict[int, tuple[int, float]]]]] = {}
     for arm, runs in arms.items():
         keys = dict(override.split("=") for override in arm.split(",") if "=" in override)
-        width = int(keys.get("model.d_model", 32))
+        width = int(keys.get("model.d_model", width_of_baseline))
         rate = keys.get("optim.lr", f"{0.384 / width:.2g}")
         mean = float(np.mean([loss for _, loss in runs.values()]))
         widths.setdefault(width, []).append((mean, rate, runs))
@@ -108,11 +121,9 @@ def _isoflop(arms: dict[str, dict[int, tuple[int, float]]]) -> list[str]:
     for width, rates in sorted(widths.items()):
         _, rate, runs = min(rates, key=lambda found: found[0])
         parameters, tokens = 48 * width**2, next(iter(runs.values()))[0]
-        values = np.array([loss for _, loss in runs.values()])
         ratios.append(tokens / parameters)
-        losses.append(values)
-        loss = f"{values.mean():.4f} ± {values.std(ddof=1):.4f}"
-        lines.append(f"| {width} | {parameters:,} | {tokens / parameters:.1f} | {rate} | {loss} |")
+        losses.append([loss for _, loss in runs.values()])
+        lines.append(f"| {width} | {parameters:,} | {tokens / parameters:.1f} | {rate} | {_loss(runs)} |")
     vertices, excesses = [], []
     for by_width in np.array(losses).T:
         curve = np.polynomial.Polynomial.fit(np.log(ratios), by_width, 2).convert()
@@ -196,10 +207,9 @@ if __name__ == "__main__":
     baseline = ROOT / "docs/baseline.md"
     baseline.write_text(with_baseline(baseline.read_text(encoding="utf-8")), encoding="utf-8")
     (ROOT / "docs/options.md").write_text(options_page(catalogue()), encoding="utf-8")
-    panel, trained = read_panel(), recorded()
-    found = outcomes(panel, trained.runs) if trained else []
-    (ROOT / "docs/panel.md").write_text(panel_page.page(panel, found), encoding="utf-8")
-    if found:
+    panel, runs = read_panel(), recorded().runs
+    (ROOT / "docs/panel.md").write_text(panel_page.page(panel, runs), encoding="utf-8")
+    if found := outcomes(panel, runs):
         panel_page.figure(found).savefig(ROOT / "docs/panel.png", dpi=110)
     published = entries()
     (ROOT / "docs/claims.md").write_text(

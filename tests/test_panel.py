@@ -194,6 +194,24 @@ def test_published_runs_show_the_same_where_there_are_no_others(planted, capsys,
     assert "panel_runs.json has no runs of the panel" in capsys.readouterr().err
 
 
+def test_publishing_adds_the_runs_of_another_rate_and_refuses_those_of_other_code(planted, capsys, tmp_path):
+    out, others = shown(capsys, f"runs_dir={planted}"), tmp_path / "others"
+    others.mkdir()
+    for folder in planted.glob("*@femto-0.006"):
+        folder.rename(others / folder.name)
+    for folder in (planted, others):
+        ended = sum(1 for _ in folder.glob("*/*/s*"))
+        assert main(["claims", "--panel", "--publish", str(folder)]) == errors.OK
+        partly = shown(capsys, f"runs_dir={folder}")
+        assert f"Trained: {ended} of " in partly and "8 of 12" not in partly
+    assert "8 of 12" in shown(capsys, f"runs_dir={tmp_path / 'nothing'}")
+    assert "Trained:" not in out
+    for env in others.glob("*/*/*/env.json"):
+        env.write_text(json.dumps(json.loads(env.read_text()) | {"source": {"model.py": "other"}}))
+    assert main(["claims", "--panel", "--publish", str(others)]) == errors.CONFIG
+    assert "the published runs of the panel are by other code" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("words", [["gelu"], ["--retry", "failed"], ["--check", "gates"]])
 def test_the_panel_takes_nothing_but_a_folder(words, capsys):
     assert main(["claims", "--panel", *words]) == errors.CONFIG
@@ -202,7 +220,7 @@ def test_the_panel_takes_nothing_but_a_folder(words, capsys):
 
 def test_the_figure_has_each_scored_change_directed_by_what_is_published(planted):
     panel = panels.read_panel()
-    found = calibration.outcomes(panel, calibration.read_runs(panel, planted)[0])
+    found = calibration.outcomes(panel, runs := calibration.read_runs(panel, planted).runs)
     (axes,) = panel_page.figure(found).axes
     names = [label.get_text() for label in axes.get_yticklabels()]
     sides = {}
@@ -211,11 +229,11 @@ def test_the_figure_has_each_scored_change_directed_by_what_is_published(planted
             x, y = np.asarray(line.get_xydata())[0]
             sides[names[round(y)].partition(",")[0]] = x
     assert {name for name in DIRECTIONAL[:12] if sides[name] < 0} == {*WRONG, *REVERSED}
-    page = panel_page.page(panel, found)
+    page = panel_page.page(panel, runs)
     assert "8 of 12, 67% (35% to 90%)" in page and "right +0.001" in page and "panel.png" in page
 
 
 def test_the_page_is_that_of_the_panel():
-    published = calibration.recorded()
-    found = calibration.outcomes(PANEL, published.runs) if published else []
-    assert (ROOT / "docs/panel.md").read_text() == panel_page.page(PANEL, found), "python scripts/docs.py"
+    assert (ROOT / "docs/panel.md").read_text() == panel_page.page(PANEL, calibration.recorded().runs), (
+        "python scripts/docs.py"
+    )

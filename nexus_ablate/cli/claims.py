@@ -108,9 +108,10 @@ def _panel(words: list[str], flags: dict[str, Any]) -> int:
         path = publish(panel, Path(flags["publish"]))
         print(f"saved to {path}; python scripts/docs.py writes docs/panel.md", file=sys.stderr)
         return errors.OK
-    runs, where = read_runs(panel, runs_dir_of(words))[0], f"runs in {runs_dir_of(words)}"
-    if not runs and (published := recorded()):
-        runs, where = published.runs, f"published runs, commit {published.commit[:12]}"
+    runs, where = read_runs(panel, runs_dir_of(words)).runs, f"runs in {runs_dir_of(words)}"
+    if not runs:
+        published = recorded()
+        runs, where = published.runs, f"published runs, commit {', '.join(commit[:12] for commit in published.commits)}"
     found, console = outcomes(panel, runs), open_console()
     heads, rows = panel_page.short_table(panel, found)
     console.print(grid(heads, rows, console.width, left=heads[1:]))
@@ -118,7 +119,7 @@ def _panel(words: list[str], flags: dict[str, Any]) -> int:
     for heads, rows in tables:
         console.print()
         console.print(grid(heads, rows, console.width, left=heads[1:]))
-    for line in [*[f"From the {where}."] * bool(found), *panel_page.sentences(panel, found)]:
+    for line in [*[f"From the {where}."] * bool(runs), *panel_page.sentences(panel, runs)]:
         console.print(f"\n{line}", highlight=False, markup=False)
     if len(found) < len(panel.sizes) * len(panel.changes):
         _print_cost(panel)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,10 +45,11 @@ class PanelRun(msgspec.Struct, frozen=True, array_like=True):
     loss: float | None
 
 
-class Recorded(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The published runs of the panel, and the commit of the code that trained them."""
+class PanelRuns(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Ended runs of the panel, the hash of the code that trained them, and its commits."""
 
-    commit: str
+    source: str
+    commits: list[str]
     runs: list[PanelRun]
 
 
@@ -162,16 +164,23 @@ def _outcome(name: str, change: PanelChange, size: str, arm: Array, baseline: Ar
     return ChangeOutcome(name, change, size, mean, low, high, at_edge)
 
 
+def trained(panel: Panel, runs: Iterable[PanelRun]) -> dict[str, tuple[int, int]]:
+    """How many runs of each size have ended, and how many there are."""
+    arms = sum(len(study["arms"]) + 1 for study in panel.studies().values())
+    ended = Counter(run.size for run in runs)
+    return {size: (ended[size], arms * len(panel.rates) * len(panel.seeds)) for size in panel.sizes}
+
+
 # ----------------------------------------------------------------------------------------------- runs and their record
 
 
-def read_runs(panel: Panel, runs_dir: Path) -> tuple[list[PanelRun], str]:
-    """The ended runs of the panel's studies in a folder, and the commit of their code; [] and '' without any.
+def read_runs(panel: Panel, runs_dir: Path) -> PanelRuns:
+    """The ended runs of the panel's studies in a folder.
 
     Raises:
         ConfigError: They are by several versions of the code, or by other configurations than each other's.
     """
-    read, folders, commits = [], {}, set()
+    read, folders, commits = [], {"": ""}, set()
     strata = itertools.product(panel.studies(), panel.sizes, panel.rates)
     for study, size, rate in strata:
         folder = runs_dir / f"{study}@{stratum_of(size, rate)}"
@@ -183,11 +192,11 @@ def read_runs(panel: Panel, runs_dir: Path) -> tuple[list[PanelRun], str]:
                 loss = run.figure("val_loss")
                 failed = failure(run.record, run.curves) or not math.isfinite(loss)
                 read.append(PanelRun(study, arm.name, size, rate, seed, None if failed else loss))
-    if len(folders) > 1:
-        names = list(folders.values())
+    if len(folders) > 2:
+        names = list(folders.values())[1:]
         fix = f"nexus-ablate study {names[0].partition('@')[0]} --retrain"
         raise ConfigError("the panel's runs are by several versions of the code", ", ".join(names), fix)
-    return read, ", ".join(sorted(commits))
+    return PanelRuns(list(folders)[-1], sorted(commits), read)
 
 
 def record_path() -> Path:
@@ -195,33 +204,36 @@ def record_path() -> Path:
     return conf_dir() / "panel_runs.json"
 
 
-def recorded() -> Recorded | None:
-    """The published runs; None where nothing is published.
+def recorded() -> PanelRuns:
+    """The published runs, none at first.
 
     Raises:
         ConfigError: The file is damaged.
     """
     path = record_path()
     if not path.exists():
-        return None
+        return PanelRuns("", [], [])
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Recorded)
+        return msgspec.json.decode(path.read_bytes(), type=PanelRuns)
     except UNREADABLE as error:
         fix = f"git checkout conf/{path.name}"
         raise ConfigError(f"{path.name} has no runs of the panel", str(error), fix) from None
 
 
 def publish(panel: Panel, runs_dir: Path) -> Path:
-    """Write the runs of a folder to the record, one per line. Returns its path.
+    """Add the ended runs of a folder to the record, one per line. Returns its path.
 
     Raises:
-        ConfigError: The folder has no outcome of the panel.
+        ConfigError: The folder has no run of the panel, or other code than that of the record trained them.
     """
-    runs, commit = read_runs(panel, runs_dir)
-    if not outcomes(panel, runs):
-        raise ConfigError(
-            "no change of the panel has all its runs", str(runs_dir), f"nexus-ablate study {STUDY}_default"
-        )
-    text = msgspec.json.encode(Recorded(commit, runs)).decode()
+    ended, before = read_runs(panel, runs_dir), recorded()
+    if not ended.runs:
+        raise ConfigError("no run of the panel has ended", str(runs_dir), f"nexus-ablate study {STUDY}_default")
+    if before.runs and before.source != ended.source:
+        got = f"{', '.join(ended.commits)}; published: {', '.join(before.commits)}"
+        raise ConfigError("the published runs of the panel are by other code", got, f"rm conf/{record_path().name}")
+    runs = {(run.study, run.arm, run.size, run.rate, run.seed): run for run in [*before.runs, *ended.runs]}
+    commits = sorted({*before.commits, *ended.commits})
+    text = msgspec.json.encode(PanelRuns(ended.source, commits, [runs[key] for key in sorted(runs)])).decode()
     atomic_write_text(record_path(), text.replace("],[", "],\n[") + "\n")
     return record_path()

@@ -38,9 +38,9 @@ def launch_strata(
     request: Request, backend: Backend, retry_failed: bool = False, amend: bool = False, retrain: bool = False
 ) -> int:
     """`launch` for each stratum of a study, until a stop signal; its status is 75, else the first nonzero one."""
-    strata = strata_of(request)
-    if len(strata) > 1:
-        for stratum, study in [(stratum, expanded(stratum)) for stratum in strata]:
+    strata, whole = strata_of(request), strata_of(request.whole or request)
+    if len(whole) > 1:
+        for stratum, study in [(stratum, expanded(stratum)) for stratum in whole]:
             write_record(study, stratum.directory, amend, retrain=retrain)  # so that `compare` knows what is to come
     statuses = []
     for stratum in strata:

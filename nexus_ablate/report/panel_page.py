@@ -6,7 +6,17 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from nexus_ablate.comparison.calibration import ChangeOutcome, Share, fewest_right, newer_wins, no_difference, share
+from nexus_ablate.comparison.calibration import (
+    ChangeOutcome,
+    PanelRun,
+    Share,
+    fewest_right,
+    newer_wins,
+    no_difference,
+    outcomes,
+    share,
+    trained,
+)
 from nexus_ablate.console import several
 from nexus_ablate.study.panel import Panel, PanelChange
 
@@ -40,11 +50,12 @@ about 124M parameters and more. The table was written before the changes were tr
 """
 
 
-def page(panel: Panel, outcomes: Sequence[ChangeOutcome]) -> str:
+def page(panel: Panel, runs: Sequence[PanelRun]) -> str:
     """docs/panel.md."""
-    lines = [HEAD, "## How often small models agree", "", *(f"{line}\n" for line in sentences(panel, outcomes))]
-    if outcomes:
-        lines += _markdown(*score_table(outcomes)), "", _markdown(*kind_table(outcomes)), ""
+    lines = [HEAD, "## How often small models agree", "", *(f"{line}\n" for line in sentences(panel, runs))]
+    found = outcomes(panel, runs)
+    if found:
+        lines += _markdown(*score_table(found)), "", _markdown(*kind_table(found)), ""
         lines += ["![Each difference, to the right where it agrees with what is published](panel.png)", ""]
     else:
         lines += [f"    nexus-ablate study {study}" for study in panel.studies()]
@@ -55,7 +66,7 @@ def page(panel: Panel, outcomes: Sequence[ChangeOutcome]) -> str:
         "Shown, not scored": [name for name, each in panel.changes.items() if not each.is_scored],
     }
     for title, names in groups.items():
-        lines += [f"## {title}", "", _markdown(*published_table(panel, names, outcomes)), ""]
+        lines += [f"## {title}", "", _markdown(*published_table(panel, names, found)), ""]
     lines += [f"- {word}: {meaning}" for word, meaning in CHECKED.items()]
     return "\n".join(lines) + "\n"
 
@@ -165,8 +176,9 @@ def kind_table(outcomes: Sequence[ChangeOutcome]) -> tuple[Row, list[Row]]:
 # --------------------------------------------------------------------------------------------------------- sentences
 
 
-def sentences(panel: Panel, outcomes: Sequence[ChangeOutcome]) -> list[str]:
+def sentences(panel: Panel, runs: Sequence[PanelRun]) -> list[str]:
     """What the panel shows, and what it cannot show."""
+    found = outcomes(panel, runs)
     scored = [change for change in panel.changes.values() if change.is_scored]
     directional = [change for change in scored if not change.is_null]
     fresh = sum(not change.seen_before for change in directional)
@@ -176,15 +188,20 @@ def sentences(panel: Panel, outcomes: Sequence[ChangeOutcome]) -> list[str]:
         f"{power(len(directional))} {power(fresh, ' that were not seen before')} Changes of one kind share baselines "
         "and causes, so they count for less than as many independent ones.",
     ]
-    if not outcomes:
-        return [*lines, "Nothing is trained yet."]
-    for size in dict.fromkeys(outcome.size for outcome in outcomes):
-        here = [each for each in outcomes if each.size == size and each.change.is_scored and not each.change.is_null]
+    counts = trained(panel, runs)
+    if any(ended < of for ended, of in counts.values()):
+        lines.append(
+            f"Trained: {', '.join(f'{ended} of {of} runs at {size}' for size, (ended, of) in counts.items())}."
+        )
+    if not found:
+        return lines
+    for size in dict.fromkeys(outcome.size for outcome in found):
+        here = [each for each in found if each.size == size and each.change.is_scored and not each.change.is_null]
         reversed_ = [outcome.name for outcome in here if outcome.agreement == "reversed"]
         names = f" ({', '.join(reversed_)})" if reversed_ else ""
         agreement = f"{size}: {share_text(share(here))} of the directional changes have the published sign"
         lines.append(f"{agreement}; {several(len(reversed_), 'reversal')}{names}.")
-    edges = [f"{outcome.name} at {outcome.size}" for outcome in outcomes if outcome.at_edge]
+    edges = [f"{outcome.name} at {outcome.size}" for outcome in found if outcome.at_edge]
     if edges:
         lines.append(f"The best rate lies at the edge of the grid, a wider grid might change it: {', '.join(edges)}.")
     lines.append(

@@ -38,10 +38,15 @@ _TYPED = (*_LISTS, "name", "question", "design", "match", "endpoint", "delta_min
 
 @dataclass(frozen=True)
 class Request:
-    """A study, and the overrides for how its runs are carried out."""
+    """A study, and the overrides for how its runs are carried out.
+
+    Attributes:
+        whole: For a stratum that was asked for by its name before its study was launched: that study.
+    """
 
     study: Study
     launch: list[str]
+    whole: Request | None = None
 
     @property
     def runs_dir(self) -> Path:
@@ -56,8 +61,8 @@ def read_request(words: list[str]) -> Request:
     """The study requested by `nexus-ablate study NAME KEY=VALUE ...`.
 
     Args:
-        words: NAME, then the overrides. NAME is the path of a YAML file, a shipped study, a study launched before, or a
-            new name together with `vary.KEY=`.
+        words: NAME, then the overrides. NAME is the path of a YAML file, a shipped study or STUDY@STRATUM of one, a
+            study launched before, or a new name together with `vary.KEY=`.
 
     Raises:
         ConfigError: The study does not exist, or its definition is invalid.
@@ -98,11 +103,29 @@ def read_request(words: list[str]) -> Request:
     values |= {"seeds": looks} if looks else {}
     values |= {"strata": strata} if strata else {}
     launch = merged(launch)
+    study_name, _, stratum = source.partition("@")
+    if stratum and _shipped(study_name) and not read_study(runs_dir_of(launch) / source):
+        return _stratum(read_request([study_name, *rest]), stratum)
     study = _study(source, values, factors, overrides, runs_dir_of(launch))
     study = msgspec.structs.replace(study, baseline=merged(study.baseline, overrides))
     _check_keys(study.baseline)
     _check_against_strata(study, overrides, words)
     return Request(study, launch)
+
+
+def _stratum(whole: Request, stratum: str) -> Request:
+    """A stratum of a study that was not launched.
+
+    Raises:
+        ConfigError: The study has no such stratum.
+    """
+    strata = {request.study.stratum: request for request in strata_of(whole)}
+    if stratum not in strata:
+        study = whole.study.name
+        near = did_you_mean(stratum, whole.study.strata)
+        fix = f"{study}@{near}" if near else study
+        raise ConfigError(f"study {study} has no such stratum", stratum, shlex.join(["nexus-ablate", "plan", fix]))
+    return replace(strata[stratum], whole=whole)
 
 
 def _check_against_strata(study: Study, overrides: list[str], words: list[str]) -> None:
@@ -172,15 +195,12 @@ def _study(
     source: str, typed: dict[str, Any], factors: dict[str, list[Any]], overrides: list[str], runs_dir: Path
 ) -> Study:
     """The study of this name, file or earlier launch, with what was typed on the command line."""
-    shipped = shipped_studies()
     launched = None
     values: dict[str, Any]
     if source.endswith(YAML):
         values = read_file(Path(os.path.expanduser(source)))
-    elif source in shipped:
-        values = {"name": source} | _read(shipped[source])
-    elif source.startswith(f"{PANEL}_") and source in (studies := read_panel().studies()):
-        values = studies[source]
+    elif shipped := _shipped(source):
+        values = shipped
     elif factors:
         varied = "; ".join(f"{k}={','.join(map(show, v))}" for k, v in factors.items())
         values = {"name": source, "question": f"What does it change: {varied}?"}
@@ -231,6 +251,13 @@ def unknown_study(name: str, runs_dir: Path, form: str = "{}") -> ConfigError:
 def shipped_studies() -> dict[str, Path]:
     """The studies of conf/studies by name."""
     return {path.stem: path for path in sorted(conf_dir().joinpath("studies").glob("*.yaml"))}
+
+
+def _shipped(name: str) -> dict[str, Any]:
+    """The values of a study of conf/studies or of the calibration panel; none where there is no such study."""
+    if path := shipped_studies().get(name):
+        return {"name": name} | _read(path)
+    return read_panel().studies().get(name, {}) if name.startswith(f"{PANEL}_") else {}
 
 
 def shipped_study(name: str) -> Study:
