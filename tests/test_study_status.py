@@ -63,7 +63,10 @@ def test_status_shows_what_is_there_and_what_is_to_come(launched):
     assert (shown.step, shown.steps) == (20, 20)
     assert shown.loss == arm["val_loss"]
     assert summary(lines) == "2 finished, 4 waiting"
-    assert "norm=layer" in drawn(lines)
+    base = read_run(runs.claims[0].path).summary
+    assert base is not None
+    row = next(line for line in drawn(lines).splitlines() if "norm=layer" in line)
+    assert f" {arm['val_loss'] - base['val_loss']:+.4f} " in row, "its difference to the baseline's run with this seed"
 
 
 def test_the_loss_of_a_running_run_is_the_last_that_was_measured(launched):

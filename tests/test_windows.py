@@ -313,7 +313,7 @@ def test_where_text_is_the_larger_error_more_of_it_is_asked_for(tmp_path):
     assert "would help more than more seeds" in check.text
 
 
-def test_from_thirty_blocks_on_the_interval_holds_the_error_over_text_and_the_text_passes(tmp_path):
+def test_from_sixteen_blocks_on_the_interval_holds_the_error_over_text_and_the_text_passes(tmp_path):
     writer = Writer(tmp_path)
     writer.arm(losses=BASE, windows=64, blocks=32)
     writer.arm("norm=layer", losses=HIGHER, windows=64, blocks=32, text=tuple(0.01 * (-1) ** i for i in range(8)))

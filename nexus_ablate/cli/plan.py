@@ -32,8 +32,6 @@ VERB = Verb(
     kind="studies",
 )
 
-COLOURS = {"PASS": "green", "WARN": "yellow", "FAIL": "red"}
-
 
 def run(words: list[str], flags: dict[str, Any]) -> int:
     """Print the plan of a study."""
@@ -67,6 +65,8 @@ def show(plan: StudyPlan, console: Console, full: bool = False) -> None:
     from rich.markup import escape
 
     from nexus_ablate.planning.design import label
+    from nexus_ablate.report.arm_tables import TONES
+    from nexus_ablate.report.terminal import COLOURS
 
     def say(style: str, head: str, text: str) -> None:
         console.print(f"[{style}]{head}[/{style}]{escape(printable(text, 2000))}")
@@ -93,7 +93,7 @@ def show(plan: StudyPlan, console: Console, full: bool = False) -> None:
     console.print()
     say("dim", "regime", f"  {plan.regime}")
     for check in plan.fairness:
-        say(COLOURS[check.status], check.status, f"  {check.name}: {check.text}")
+        say(COLOURS[TONES[check.status]], check.status, f"  {check.name}: {check.text}")
     console.print(f"\n{_runs(plan)}")
 
 

@@ -215,5 +215,5 @@ def _require_two_runs(base: Arm, arms: list[Arm], where: str) -> None:
     """Refuse a table of single runs: nothing in it says how large the noise is."""
     if len(base.runs) < 2 or max(len(arm.runs) for arm in arms) < 2:
         counts = ", ".join(f"{arm.label} {len(arm.runs)}" for arm in (base, *arms))
-        fix = "at least two seeds per arm, and five for a verdict that is not preliminary"
+        fix = "at least two seeds per arm; below five there are intervals and no verdict"
         raise ConfigError(f"{where}: with one run the noise between seeds is unknown", f"runs: {counts}", fix)

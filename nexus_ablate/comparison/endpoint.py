@@ -28,7 +28,7 @@ class Endpoint:
     Attributes:
         name: A name of the measures table, as runs write it.
         delta_min: The smallest difference that matters, in the measure's unit, or for ratios as a share: 0.1 is 10%.
-            None: from the noise (see `judge.smallest`).
+            None: not declared, and no arm can be EQUIVALENT.
         own: Of a measure that the table lacks, what it would say.
     """
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from statistics import fmean
 
 import numpy as np
 
@@ -86,11 +87,14 @@ def at_own_rate(arm: Arm, seeds: Collection[int]) -> Arm:
     )
 
 
+def mean_loss(losses: Sequence[float | None]) -> float | None:
+    """Of runs: infinite where one failed to train; None where one is missing or there is none."""
+    found = [loss for loss in losses if loss is not None]
+    return fmean(found) if losses and len(found) == len(losses) else None
+
+
 def _mean_loss(runs: Mapping[int, Trained], seeds: Sequence[int]) -> float | None:
-    """Of the runs at some seeds: infinite where one failed to train; None where one is missing."""
-    if not seeds or any(seed not in runs for seed in seeds):
-        return None
-    return float(np.mean([_loss(runs[seed]) for seed in seeds]))
+    return mean_loss([_loss(runs[seed]) if seed in runs else None for seed in seeds])
 
 
 def _loss(run: Trained) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -60,7 +60,6 @@ def compare_stratum(
     shown = [other for other in others if arm in (None, other.name, other.label)]
     if arm is not None and not shown:
         raise unknown("there is no other arm of this name", arm, labels)
-    unshown = [other for other in others if other not in shown]
     if arm is not None or (terms.name and base.name != terms.baseline):
         terms = _direct(terms, len(others), arm is not None)
     unplanned = sorted(base.runs.keys() - {*terms.study.seeds})
@@ -74,7 +73,6 @@ def compare_stratum(
         raise ConfigError("the baseline has no result yet", base.label, fix)
     excluded = collection.excluded + duplicates + unpaired(base, shown)
     conditions = checks(base, shown, terms, excluded, tuple(allow))
-    of_unshown = checks(base, unshown, terms, excluded, tuple(allow)) if unshown else []
     copies = [
         replace(base, label=" ".join(equal.overrides), waiting=[], tuning=[])
         for equal in terms.study.equal
@@ -82,7 +80,7 @@ def compare_stratum(
     ]
     arms = [base, *shown, *copies]
     _require_endpoint(arms, terms.endpoint)
-    return compared(arms, terms, excluded, conditions, [(other, unfair(other, of_unshown)) for other in unshown])
+    return compared(arms, terms, excluded, conditions)
 
 
 def _direct(terms: Terms, others: int, is_alone: bool) -> Terms:
@@ -99,30 +97,22 @@ def _direct(terms: Terms, others: int, is_alone: bool) -> Terms:
     return replace(terms, study=study, family=count * (count + 1) // 2, exploratory=tuple(reasons))
 
 
-def compared(
-    arms: list[Arm],
-    terms: Terms,
-    excluded: list[Excluded],
-    conditions: list[Check],
-    unshown: Sequence[tuple[Arm, list[str]]] = (),
-) -> Stratum:
+def compared(arms: list[Arm], terms: Terms, excluded: list[Excluded], conditions: list[Check]) -> Stratum:
     """The comparison of some arms, the baseline first.
 
     Args:
         conditions: Of fairness, to which the one on the evaluation text is added where the runs are our own.
-        unshown: Arms that have no row but say how noisy a run is, each with the conditions that it breaks.
     """
     base, study = arms[0], terms.study
-    everyone = [*arms, *(arm for arm, _ in unshown)]
     broken = [unfair(arm, conditions) for arm in arms]
-    judgement = judge(everyone, [*broken, *(conditions for _, conditions in unshown)], terms)
-    rows = judgement.results[: len(arms)]
+    judgement = judge(arms, broken, terms)
+    rows = judgement.results
     for row, arm in zip(rows, arms, strict=True):
         _measure_once(row, arm, base, terms)
     _beside_baseline(rows, arms)
     if not terms.is_listed:
         effects, lacking = {}, {}
-        for row, on_text in zip(rows, judgement.texts, strict=False):  # unshown arms have no row
+        for row, on_text in zip(rows, judgement.texts, strict=True):
             if row.effect is not None:
                 effects[row.arm], lacking[row.arm] = row.effect, on_text.lacking
         conditions.append(text(base, effects, lacking))

@@ -12,12 +12,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from nexus_ablate.comparison.curves import read_curves
 from nexus_ablate.comparison.failures import failure
-from nexus_ablate.comparison.learning_rates import best_rate, rate_at, steps_around
+from nexus_ablate.comparison.learning_rates import best_rate, mean_loss, rate_at, steps_around
 from nexus_ablate.config.compose import differences
 from nexus_ablate.config.grammar import show
 from nexus_ablate.config.options import Option
@@ -110,26 +109,26 @@ class Runs:
 
         A learning-rate grid has none, because the rate at which the baseline is judged is not known yet.
         """
-        definition = self.study.study
-        if not definition.requires or definition.lr_grid:
+        study = self.study.study
+        if not study.requires or study.lr_grid:
             return []
         return [job for job in self.claims if job.of == self.study.baseline.name]
 
     @cached_property
     def tuning(self) -> list[Job]:
         """Every arm at every rate of the grid with every tuning seed."""
-        definition = self.study.study
+        study = self.study.study
         return [
             self._job(arm, seed, lr)
-            for seed in definition.tuning_seeds
-            for lr in definition.lr_grid
+            for seed in study.tuning_seeds
+            for lr in study.lr_grid
             for arm in self.study.all_arms
         ]
 
     def later(self) -> list[Job]:
         """The runs that looks after the first can need: every arm with every later seed."""
-        definition = self.study.study
-        return self.deciding(self.study.all_arms, definition.seeds[len(definition.first_seeds) :])
+        study = self.study.study
+        return self.deciding(self.study.all_arms, study.seeds[len(study.first_seeds) :])
 
     def deciding(self, arms: Sequence[ComposedArm], seeds: Sequence[int]) -> list[Job]:
         """The runs that a verdict is based on, ordered by seed so that partial results can be compared."""
@@ -142,10 +141,10 @@ class Runs:
         With a grid: the best one of the tuning runs and those around it, as far as the runs so far say. An arm of which
         a run failed to train at each rate of the grid fails with the study's rate.
         """
-        definition = self.study.study
+        study = self.study.study
         losses: dict[float, list[float]] = {}
-        for lr in definition.lr_grid:
-            found = [self._loss(arm, seed, lr) for seed in definition.tuning_seeds]
+        for lr in study.lr_grid:
+            found = [self._loss(arm, seed, lr) for seed in study.tuning_seeds]
             losses[lr] = [loss for loss in found if loss is not None]
             if len(losses[lr]) < len(found):
                 return []
@@ -153,28 +152,26 @@ class Runs:
         if best is None:
             return [None]
         steps: set[int] = set()
-        for count in definition.looks or [len(definition.seeds)]:
-            steps |= self._steps(arm, best, definition.seeds[:count])
+        for count in study.looks or [len(study.seeds)]:
+            steps |= self._steps(arm, best, study.seeds[:count])
         return [rate_at(best, step) for step in sorted(steps)]
 
     def at_lowest_rate(self, arm: ComposedArm) -> list[Job]:
         """The runs of an arm with each seed; with a grid, at the rate of the lowest mean loss so far."""
-        definition = self.study.study
+        study = self.study.study
         means = {}
         for rate in self.rates(arm):
-            mean = self._mean_loss(arm, definition.first_seeds, rate)
+            mean = self._mean_loss(arm, study.first_seeds, rate)
             means[rate] = math.inf if mean is None else mean
         lowest = sorted(means, key=means.__getitem__)[:1]
-        return [self._job(arm, seed, rate) for seed in definition.seeds for rate in lowest]
+        return [self._job(arm, seed, rate) for seed in study.seeds for rate in lowest]
 
     def _steps(self, arm: ComposedArm, best: float, seeds: Sequence[int]) -> set[int]:
         return {*steps_around(lambda step: self._mean_loss(arm, seeds, rate_at(best, step)))}
 
     def _mean_loss(self, arm: ComposedArm, seeds: Sequence[int], rate: float | None) -> float | None:
         """Of an arm's runs at a rate; infinite where one failed to train, None until all have ended."""
-        losses = [self._loss(arm, seed, rate) for seed in seeds]
-        found = [loss for loss in losses if loss is not None]
-        return fmean(found) if len(found) == len(losses) else None
+        return mean_loss([self._loss(arm, seed, rate) for seed in seeds])
 
     def _loss(self, arm: ComposedArm, seed: int, rate: float | None) -> float | None:
         """The validation loss of a run that has ended, infinite if it failed to train; None until then."""
@@ -190,7 +187,7 @@ class Runs:
         return self._jobs[place]
 
     def _composed_job(self, arm: ComposedArm, seed: int, lr: float | None) -> Job:
-        definition = self.study.study
+        study = self.study.study
         config, name, extra = arm.config, arm.name, []
         if lr is not None and lr != config.schedule.lr:
             config = changed(config, optim=Option(config.optim.name, config.optim.keys | {"lr": lr}))
@@ -199,8 +196,8 @@ class Runs:
         config = changed(config, seed=seed)
         ident = identity_of(config, self._fingerprint(config))
         pinned = f"train.precision={config.train.precision}"  # `auto` could mean something else where the job runs
-        extra += [f"seed={seed}", f"experiment={definition.name}"]
-        overrides = merged([pinned], definition.baseline, arm.overrides, extra, self.request.launch)
+        extra += [f"seed={seed}", f"experiment={study.name}"]
+        overrides = merged([pinned], study.baseline, arm.overrides, extra, self.request.launch)
         path = run_path(self.request.directory.parent, self.request.directory.name, name, seed, ident)
         return Job(arm.name, name, seed, path, overrides, config, ident.config_hash)
 

@@ -21,7 +21,7 @@ from nexus_ablate.comparison.arms import Arm
 from nexus_ablate.comparison.endpoint import Endpoint
 from nexus_ablate.comparison.fairness import PASS
 from nexus_ablate.comparison.results import ArmResult, Comparison, Stratum
-from nexus_ablate.comparison.statistics import LEVEL, Array
+from nexus_ablate.comparison.statistics import LEVEL, Array, t_quantile, welch
 from nexus_ablate.comparison.verdict import FAILS, NOT_COMPARABLE
 from nexus_ablate.config.options import conf_dir
 from nexus_ablate.errors import ConfigError, printable
@@ -319,8 +319,8 @@ def replications(entry: dict[str, Any], comparison: Comparison) -> list[Replicat
         for arm, before in _differences(former, endpoint).items():
             if len(before) > 1:
                 lacking = _lacking(rows.get(arm), now.get(arm), verdicts[arm])
-                welch = () if lacking else _welch(now[arm], before)
-                compared.append(Replication(stratum, arm, *welch, lacking=lacking))
+                difference = () if lacking else _difference(now[arm], before)
+                compared.append(Replication(stratum, arm, *difference, lacking=lacking))
     return compared
 
 
@@ -353,12 +353,9 @@ def _differences(runs: Mapping[str, Mapping[str, float | None]], endpoint: Endpo
     return {arm: numbers[np.isfinite(numbers)] for arm, numbers in differences.items()}
 
 
-def _welch(a: Array, b: Array) -> tuple[float, float, float]:
+def _difference(a: Array, b: Array) -> tuple[float, float, float]:
     """The difference of two means and its 95% interval, for unlike variances."""
-    from scipy.stats import ttest_ind
-
-    difference = float(a.mean() - b.mean())
-    if not np.ptp(a) and not np.ptp(b):
-        return difference, difference, difference
-    interval = ttest_ind(a, b, equal_var=False).confidence_interval(1 - LEVEL)
-    return difference, float(interval.low), float(interval.high)
+    mean = float(a.mean() - b.mean())
+    error, df = welch(a, b)
+    half = t_quantile(1 - LEVEL / 2, df) * error
+    return mean, mean - half, mean + half

@@ -40,12 +40,12 @@ def next_look(runs: Runs, comparison: Stratum) -> list[Job]:
 
     Empty if no look is complete, no arm is undecided, or no look is left.
     """
-    definition = runs.study.study
+    study = runs.study.study
     undecided = [arm for arm in runs.study.arms if arm.name in comparison.undecided]
-    if not undecided or not 0 < comparison.look < len(definition.looks):
+    if not undecided or not 0 < comparison.look < len(study.looks):
         return []
-    before, after = definition.looks[comparison.look - 1 : comparison.look + 1]
-    return runs.deciding([runs.study.baseline, *undecided], definition.seeds[before:after])
+    before, after = study.looks[comparison.look - 1 : comparison.look + 1]
+    return runs.deciding([runs.study.baseline, *undecided], study.seeds[before:after])
 
 
 def ended_later(runs: Runs) -> list[Job]:
@@ -55,25 +55,25 @@ def ended_later(runs: Runs) -> list[Job]:
 
 def title(runs: Runs, jobs: list[Job]) -> str:
     """One line for the jobs of `next_look`: the look, its seeds and its arms."""
-    definition = runs.study.study
+    study = runs.study.study
     seeds = sorted({job.seed for job in jobs})
     arms = dict.fromkeys(job.of for job in jobs if job.of != runs.study.baseline.name)
-    number = definition.looks.index(seeds[-1] + 1) + 1
+    number = study.looks.index(seeds[-1] + 1) + 1
     span = f"seeds {seeds[0]}-{seeds[-1]}" if len(seeds) > 1 else f"seed {seeds[0]}"
-    return f"look {number} of {len(definition.looks)}: {span} for the undecided {', '.join(arms)}"
+    return f"look {number} of {len(study.looks)}: {span} for the undecided {', '.join(arms)}"
 
 
 def outcomes(runs: Runs, comparison: Stratum) -> list[str]:
     """One line per arm: the number of seeds used and the verdict."""
-    definition = runs.study.study
+    study = runs.study.study
     verdicts = {}
     for arm, row in zip(comparison.arms, comparison.rows, strict=True):
         verdicts.setdefault(arm.name, row.verdict)  # the baseline's name may come again, for an arm that equals it
     lines = []
     for arm in runs.study.all_arms:
-        used = {job.seed for job in runs.deciding([arm], definition.seeds) if job.state()[0] in SETTLED}
+        used = {job.seed for job in runs.deciding([arm], study.seeds) if job.state()[0] in SETTLED}
         verdict = verdicts.get(arm.name)
         lines.append(
-            f"{arm.name}: {len(used)} of at most {len(definition.seeds)} seeds" + (f", {verdict}" if verdict else "")
+            f"{arm.name}: {len(used)} of at most {len(study.seeds)} seeds" + (f", {verdict}" if verdict else "")
         )
     return lines

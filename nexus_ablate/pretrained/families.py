@@ -85,7 +85,9 @@ def gpt_neo(c: Any) -> Settings:
 
 def gpt_oss(c: Any) -> Settings:
     if c.num_local_experts > 1:
-        raise refuse(c, f"num_local_experts={c.num_local_experts}", "there is no mixture of experts")
+        raise refuse(
+            c, f"num_local_experts={c.num_local_experts}", "only ffn=moe would hold it, and a mapping is missing"
+        )
     return {"ffn.alpha": getattr(c, "swiglu_alpha", 1.702), "ffn.limit": getattr(c, "swiglu_limit", 7.0)}
 
 

@@ -1,7 +1,7 @@
 """The tables of a report as text: their columns, and how numbers are written. Every output shows these.
 
 To show another number of each arm in every output, add a column to `main_columns`, or to `side_columns` if it does not
-decide. The terminal, the page, Markdown, LaTeX, CSV, JSON and `compare(...).frame()` have it then.
+decide. The terminal, the page, Markdown, CSV, JSON and `compare(...).frame()` have it then; LaTeX has the main columns.
 """
 
 from __future__ import annotations
@@ -170,17 +170,14 @@ def _outcomes_text(row: ArmResult) -> str:
     return ", ".join(parts)
 
 
-def _number_column(
-    title: str, meaning: str, number: str, write: Callable[[Any], str], value: Callable[[ArmResult], Any] | None = None
-) -> Column:
-    """A column of one of the numbers of an arm; without `value` of one that `ArmResult.record` has."""
-    value_of = value or (lambda row: row.record()[number])
+def _number_column(title: str, meaning: str, number: str, write: Callable[[Any], str]) -> Column:
+    """A column of one of the numbers of `ArmResult.record`."""
 
     def text(row: ArmResult) -> str:
-        number_of_row = value_of(row)
-        return NOTHING if number_of_row is None else write(number_of_row)
+        value = row.record()[number]
+        return NOTHING if value is None else write(value)
 
-    return Column(title, meaning, number, text, value)
+    return Column(title, meaning, number, text)
 
 
 def _interval_column(title: str, meaning: str, name: str, write: Callable[[float], str] = "{:+.4f}".format) -> Column:

@@ -107,7 +107,7 @@ class StudyEndpoint(Part, frozen=True, kw_only=True):
     """A measure that arms are compared by at the end of training.
 
     Attributes:
-        delta_min: The smallest difference that matters, in the measure's unit; auto: from the noise.
+        delta_min: The smallest difference that matters, in the measure's unit; auto: none is declared.
         tokens: The share of training tokens that `delta_min` is worth, where it was given as `2% tokens`.
     """
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from faults.bench import only, run
 from nexus_ablate import errors
 from nexus_ablate.cli import main
 from nexus_ablate.runs import files, find_runs
 from nexus_ablate.runs.files import make_directory, open_regular
+from nexus_ablate.training.checkpoint import save
 
 SHORT = ("train.steps=8", "train.checkpoint_every=2", "model.n_layers=1")
 
@@ -52,6 +55,26 @@ def test_a_run_below_a_link_is_refused(tiny_run, tmp_path, outside, level):
     with pytest.raises(errors.StorageError, match=re.escape(str(place))) as refused:
         run(tiny_run(*SHORT))
     assert "symbolic link" in refused.value.got
+    assert snapshot(outside) == before
+
+
+@pytest.mark.parametrize("state", ["failed", "preempted"])
+def test_a_run_whose_checkpoints_are_a_link_is_not_resumed(tiny_run, tmp_path, outside, state):
+    path = run(tiny_run(*SHORT)).path
+    status = json.loads((path / "status.json").read_text())
+    (path / "status.json").write_text(json.dumps(status | {"state": state}))
+    plant(path / "checkpoints", outside / "folder")
+    before = snapshot(outside)
+    with pytest.raises(errors.StorageError, match="checkpoints"):
+        run(tiny_run(*SHORT))
+    assert snapshot(outside) == before
+
+
+def test_a_checkpoint_is_not_written_through_a_link_that_was_made_during_the_run(tmp_path, outside):
+    plant(tmp_path / "checkpoints", outside / "folder")
+    before = snapshot(outside)
+    with pytest.raises(errors.StorageError, match="checkpoints"):
+        save(tmp_path / "checkpoints", 7, {"model": {"w": torch.ones(2)}}, {"step": 7})
     assert snapshot(outside) == before
 
 
