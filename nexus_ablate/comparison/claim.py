@@ -166,7 +166,7 @@ def _finding(stratum: Stratum, expectation: Expectation) -> Finding:
         outcome, sentence = _training(expectation.expected, primary)
         return Finding(*place, outcome, sentence)
     outcome, sentence = _measured(expectation.expected, result)
-    p = _p(outcome, expectation.expected, result.effect, result.delta_min) if result.effect else None
+    p = _p(outcome, expectation.expected, result.effect, result.endpoint.margin) if result.effect else None
     return Finding(*place, outcome, sentence, result.seeds_to_decide if outcome == NOT_SHOWN else None, p)
 
 
@@ -209,7 +209,8 @@ def _measured(expected: str, cell: ArmResult) -> tuple[str, str]:
     so no two of the three can be supported together.
     Where runs that trained lack the measure, those that have it are a selection, which shows nothing.
     """
-    endpoint, margin = cell.endpoint, cell.delta_min
+    endpoint = cell.endpoint
+    margin = endpoint.margin
     effect, word = cell.effect, cell.word
     if cell.unmeasured:
         where = f"not measured at {several(cell.unmeasured, 'seed')} at which it and the baseline trained"

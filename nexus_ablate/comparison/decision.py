@@ -42,7 +42,7 @@ def decide(result: ArmResult, terms: Terms) -> Verdict:
     is_by_failures = _is_by_failures(chosen, result)
     is_weighed = chosen in (*DIFFERENT, EQUIVALENT, INCONCLUSIVE, TOO_FEW_SEEDS, *SATURATED)
     qualifiers = []
-    if chosen in DIFFERENT and effect is not None and effect.within(result.delta_min):
+    if chosen in DIFFERENT and effect is not None and effect.within(result.endpoint.margin):
         qualifiers.append(TOO_SMALL)
     is_worse = effect is not None and effect.excludes_zero and _direction(effect, result.endpoint) == WORSE
     if chosen == BETTER and is_by_failures and is_worse:
@@ -107,7 +107,7 @@ def _word_of_interval(effect: Effect | None, result: ArmResult) -> str:
         return INCONCLUSIVE
     if effect.excludes_zero:
         return _direction(effect, result.endpoint)
-    return EQUIVALENT if effect.within(result.delta_min) else INCONCLUSIVE
+    return EQUIVALENT if effect.within(result.endpoint.margin) else INCONCLUSIVE
 
 
 def _direction(effect: Effect, endpoint: Endpoint) -> str:
@@ -166,7 +166,7 @@ def _difference(word: str, effect: Effect, result: ArmResult, terms: Terms) -> s
         return f"{MEANINGS[word]}, at {several(effect.n, 'seed')} and 95% confidence"
     interval = f"{endpoint.signed(effect.low)} to {endpoint.signed(effect.high)}"
     if word == EQUIVALENT:
-        return f"ends within {endpoint.within(result.delta_min)} ({interval}), over {several(effect.n, 'seed')}"
+        return f"ends within {endpoint.within(result.endpoint.margin)} ({interval}), over {several(effect.n, 'seed')}"
     is_lower = effect.delta < 0
     if word in DIFFERENT and not endpoint.log:
         ends = sorted((abs(effect.low), abs(effect.high)))
@@ -181,7 +181,7 @@ def _difference(word: str, effect: Effect, result: ArmResult, terms: Terms) -> s
 
 def _without_interval(result: ArmResult) -> str:
     if result.is_equal:
-        return f"all {result.compared} pairs have equal values, within {result.endpoint.within(result.delta_min)}"
+        return f"all {result.compared} pairs have equal values, within {result.endpoint.within(result.endpoint.margin)}"
     if len(result.failed) == result.runs:
         return _failures(result)
     if result.unmeasured:
@@ -216,7 +216,7 @@ def _needed_seeds(word: str, effect: Effect, result: ArmResult, terms: Terms) ->
     sides = {BETTER: "is better", WORSE: "is worse"}
     side = sides.get(_direction(effect, result.endpoint), "differs")
     needed = {f"decide whether it {side}": seeds_to_differ(effect)}
-    needed["show that it is equivalent"] = seeds_to_equal(effect, result.delta_min)
+    needed["show that it is equivalent"] = seeds_to_equal(effect, result.endpoint.margin)
     reached = [(count - effect.n, text) for text, count in needed.items() if count and count <= MOST_ADVISED]
     if not reached:
         return f"more than {MOST_ADVISED} seeds would be needed to decide an effect of this size"

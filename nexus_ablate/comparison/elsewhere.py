@@ -14,7 +14,7 @@ import numpy as np
 from nexus_ablate.comparison.across_strata import changes
 from nexus_ablate.comparison.arms import Arm
 from nexus_ablate.comparison.curves import Curves
-from nexus_ablate.comparison.endpoint import Endpoint
+from nexus_ablate.comparison.endpoint import BY_FLAG, Endpoint
 from nexus_ablate.comparison.fairness import checks
 from nexus_ablate.comparison.learning_rates import CRITERION, best_lr
 from nexus_ablate.comparison.listed import FAILED, Listed, Source, step_of
@@ -40,7 +40,7 @@ def endpoint_of(name: str, delta_min: float | None, better: str, runs: list[List
             raise ConfigError(
                 "judge does not know this endpoint", name, f"--endpoint {name} --better lower (or higher)"
             )
-        return Endpoint(name, delta_min, Measure(name, unit, "as the source has it", ("summary",), better))
+        return Endpoint(name, delta_min, Measure(name, unit, "as the source has it", ("summary",), better), BY_FLAG)
     if better and better != known.better:
         raise ConfigError(
             f"{name} is better {known.better or 'neither lower nor higher'}", better, "leave --better out"
@@ -48,7 +48,7 @@ def endpoint_of(name: str, delta_min: float | None, better: str, runs: list[List
     if unit and known.unit and _first_word(unit) != _first_word(known.unit):
         fix = "--endpoint val_bpb for bits per byte, or convert the column"
         raise ConfigError(f"{name} is in {known.unit}", f"{unit} ({runs[0].where})", fix)
-    return Endpoint(name, delta_min, replace(known, floor=""))  # a table has no numbers of answers
+    return Endpoint(name, delta_min, replace(known, floor=""), BY_FLAG)  # a table has no numbers of answers
 
 
 def _first_word(text: str) -> str:

@@ -14,6 +14,7 @@ from nexus_ablate.measure.measures import BITS, NATS, Measure, find
 
 AT_CHANCE = "AT CHANCE"
 AT_CEILING = "AT CEILING"
+BY_FLAG = "declared with --delta-min"
 
 
 @dataclass(frozen=True)
@@ -30,11 +31,13 @@ class Endpoint:
         delta_min: The smallest difference that matters, in the measure's unit, or for ratios as a share: 0.1 is 10%.
             None: not declared, and no arm can be EQUIVALENT.
         own: Of a measure that the table lacks, what it would say.
+        origin: Where `delta_min` comes from, in words.
     """
 
     name: str = "val_loss"
     delta_min: float | None = None
     own: Measure | None = None
+    origin: str = "declared by the study"
 
     def __str__(self) -> str:
         return self.name if self.delta_min is None else f"{self.name} ({self.delta_min:g})"
@@ -73,9 +76,10 @@ class Endpoint:
         return self.unit in ("s", "tokens/s", "bytes") or self.name == "mfu"
 
     @property
-    def margin(self) -> float | None:
-        """`delta_min` on the scale of differences."""
-        return math.log1p(self.delta_min) if self.log and self.delta_min is not None else self.delta_min
+    def margin(self) -> float:
+        """`delta_min` on the scale of differences; 0 where none is declared."""
+        delta_min = self.delta_min or 0.0
+        return math.log1p(delta_min) if self.log else delta_min
 
     def on_scale(self, figures: Callable[[str], Array]) -> Array:
         """The values whose differences are taken; NaN where a logarithm does not exist.
@@ -140,6 +144,13 @@ class Endpoint:
     def within(self, margin: float) -> str:
         """A margin as text: `±0.0100 nats per token`, `x1.1`."""
         return self.size(margin) if self.log else f"±{self.size(margin)}"
+
+    @property
+    def matters(self) -> str:
+        """The smallest difference that matters and where it comes from, as text."""
+        if not self.margin:
+            return "not declared, so no arm can be EQUIVALENT"
+        return f"{self.within(self.margin) if self.log else self.value(self.margin)} ({self.origin})"
 
     def axis(self) -> str:
         """What an axis of differences shows."""

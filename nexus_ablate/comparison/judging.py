@@ -88,7 +88,6 @@ class Judgement:
     """All arms on one endpoint, the baseline first.
 
     Attributes:
-        delta_min_source: Where the smallest difference that matters comes from.
         comparisons: Cells that share what may be claimed falsely.
         texts: By arm, its differences to the baseline by block of evaluation text.
         look: Looks that are complete; 0 in a study without looks.
@@ -96,8 +95,6 @@ class Judgement:
     """
 
     results: list[ArmResult]
-    delta_min: float
-    delta_min_source: str
     comparisons: int
     texts: list[TextDifferences]
     look: int = 0
@@ -231,13 +228,13 @@ def _judge_at(table: ResultTable, terms: Terms, seed_count: int, weight: float =
     step = 0.0 if terms.endpoint.log else terms.step or _spacing(table.losses[:, :seed_count], terms.endpoint)
     arms = len({*terms.arm_names, *table.names} - {table.names[0]})
     level, failure_level = terms.level(arms, weight), terms.failure_level(arms, weight)
-    delta_min, source = smallest(terms)
+    margin = terms.endpoint.margin
     results = []
     for arm in range(len(table.names)):
         result = _measured(table, terms, arm, seed_count)
-        result.delta_min, result.failure_level = delta_min, failure_level
+        result.failure_level = failure_level
         result.is_identical = bool(identical[arm])
-        result.is_equal = len(result.pairs) > 1 and not any(result.pairs) and step < delta_min
+        result.is_equal = len(result.pairs) > 1 and not any(result.pairs) and step < margin
         if arm and not result.unfair_runs and not identical[arm]:
             result.effect = judge_cell(table.pairs(arm, terms, step, seed_count), level)
             if result.failed:
@@ -246,9 +243,9 @@ def _judge_at(table: ResultTable, terms: Terms, seed_count: int, weight: float =
             result.verdict = decide(result, terms)
         if result.effect is not None:
             result.seeds_to_differ = seeds_to_differ(result.effect)
-            result.seeds_to_equal = seeds_to_equal(result.effect, delta_min)
+            result.seeds_to_equal = seeds_to_equal(result.effect, margin)
         results.append(result)
-    return Judgement(results, delta_min, source, terms.comparisons(arms), table.texts)
+    return Judgement(results, terms.comparisons(arms), table.texts)
 
 
 def _identical(table: ResultTable, seed_count: int) -> NDArray[np.bool_]:
@@ -327,15 +324,3 @@ def _spacing(losses: Array, endpoint: Endpoint) -> float:
         return 0.0
     gaps = np.diff(np.unique(losses[np.isfinite(losses)]))
     return float(gaps.min()) if len(gaps) else 0.0
-
-
-def smallest(terms: Terms) -> tuple[float, str]:
-    """The smallest difference that matters, and where it comes from; 0 where none is declared."""
-    margin = terms.endpoint.margin
-    if margin is None:
-        return 0.0, "not declared, so no arm can be EQUIVALENT"
-    if terms.is_listed:
-        return margin, "declared with --delta-min"
-    tokens = terms.study.primary.tokens
-    worth = f", as what {100 * tokens:.3g}% of the training tokens are worth" if tokens else ""
-    return margin, f"declared by the study{worth}"

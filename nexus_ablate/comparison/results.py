@@ -43,7 +43,6 @@ class ArmResult:
     Attributes:
         arm: Its name in tables.
         name: The name of its directory.
-        delta_min: The smallest difference that matters.
         verdict: The word and its reason; None for the baseline, and on an endpoint that the study expects nothing of.
         values: The endpoint at each seed.
         differences: The difference at each seed; None without a pair.
@@ -80,7 +79,6 @@ class ArmResult:
     name: str = ""
     is_baseline: bool = False
     is_primary: bool = True
-    delta_min: float = 0.0
     runs: int = 0
     failed: dict[int, str] = field(default_factory=dict)
     waiting: int = 0
@@ -196,6 +194,7 @@ class ArmResult:
         }
         for name in EFFECT_COLUMNS:
             row[name] = getattr(self.effect, name, None)
+        row["delta_min"] = self.endpoint.margin
         for name in NUMBER_COLUMNS:
             row[name] = getattr(self, name)
         for name in INTERVAL_COLUMNS:
@@ -230,7 +229,6 @@ EFFECT_COLUMNS = (
     "detectable",
 )
 NUMBER_COLUMNS = (
-    "delta_min",
     "delta_over_sd",
     "seeds_to_differ",
     "seeds_to_equal",
@@ -268,7 +266,6 @@ class Secondary:
     """An endpoint beside the primary one: the baseline's result first."""
 
     endpoint: Endpoint
-    delta_min: float
     rows: list[ArmResult]
 
 
@@ -293,8 +290,6 @@ class Stratum:
     baseline: str
     endpoint: Endpoint
     match: str
-    delta_min: float
-    delta_min_source: str
     seed_sd: float | None
     comparisons: int
     looks: tuple[int, ...]

@@ -15,7 +15,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from nexus_ablate.comparison.endpoint import Endpoint
+from nexus_ablate.comparison.endpoint import BY_FLAG, Endpoint
 from nexus_ablate.comparison.listed import REQUIRED, Listed, Source, rows_of
 from nexus_ablate.console import several
 from nexus_ablate.errors import ConfigError
@@ -55,7 +55,11 @@ def steps_to_target(
     measure = Measure(
         f"steps to {target:g}", "steps", "training steps until the loss is reached", ("summary",), "lower"
     )
-    return [_run(log, target) for log in logs.values()], Endpoint(measure.name, delta_min, measure), _rule(logs, target)
+    return (
+        [_run(log, target) for log in logs.values()],
+        Endpoint(measure.name, delta_min, measure, BY_FLAG),
+        _rule(logs, target),
+    )
 
 
 def _require_target(logs: Logs, target: float) -> None:

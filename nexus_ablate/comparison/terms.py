@@ -85,7 +85,12 @@ class Terms:
 
 def endpoints_of(study: Study) -> list[Endpoint]:
     """The endpoints of a study, the primary first."""
-    return [Endpoint(e.name, None if e.delta_min == "auto" else e.delta_min) for e in study.endpoints]
+    endpoints = []
+    for endpoint in study.endpoints:
+        worth = f", as what {100 * endpoint.tokens:.3g}% of the training tokens are worth" if endpoint.tokens else ""
+        delta_min = None if endpoint.delta_min == "auto" else endpoint.delta_min
+        endpoints.append(Endpoint(endpoint.name, delta_min, origin=f"declared by the study{worth}"))
+    return endpoints
 
 
 def read_terms(folder: Path) -> Terms:

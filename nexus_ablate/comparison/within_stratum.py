@@ -122,8 +122,6 @@ def compared(arms: list[Arm], terms: Terms, excluded: list[Excluded], conditions
         baseline=base.label,
         endpoint=terms.endpoint,
         match=study.match,
-        delta_min=judgement.delta_min,
-        delta_min_source=judgement.delta_min_source,
         seed_sd=rows[0].sd,
         comparisons=judgement.comparisons,
         looks=tuple(study.looks),
@@ -192,7 +190,7 @@ def _secondary(endpoint: Endpoint, arms: list[Arm], broken: list[list[str]], ter
         result.is_primary = False
         if result.name not in expected:
             result.verdict = None
-    return Secondary(endpoint, judgement.delta_min, judgement.results)
+    return Secondary(endpoint, judgement.results)
 
 
 def _measure_once(result: ArmResult, arm: Arm, base: Arm, terms: Terms) -> None:

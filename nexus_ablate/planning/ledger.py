@@ -242,7 +242,7 @@ def _table(table: Stratum) -> dict[str, Any]:
     """
     by_endpoint = [(table.endpoint, table.rows), *((other.endpoint, other.rows) for other in table.secondary)]
     names = [endpoint.name for endpoint, _ in by_endpoint]
-    margins = [table.delta_min, *(other.delta_min for other in table.secondary)]
+    margins = {endpoint.name: endpoint.margin for endpoint, _ in by_endpoint}
     rows = [
         {
             "arm": row.arm,
@@ -258,7 +258,7 @@ def _table(table: Stratum) -> dict[str, Any]:
         row.arm: {str(seed): {name: _finite(arm.value(seed, name)) for name in names} for seed in row.seeds}
         for row, arm in zip(table.rows, table.arms, strict=True)
     }
-    entry = {"rows": rows, "endpoints": names, "margins": dict(zip(names, margins, strict=True)), "runs": runs}
+    entry = {"rows": rows, "endpoints": names, "margins": margins, "runs": runs}
     if any(arm.tuning for arm in table.arms):
         entry["rates"] = {row.arm: arm.best_rate or arm.lr for row, arm in zip(table.rows, table.arms, strict=True)}
     return entry

@@ -187,7 +187,7 @@ def _in_lines(name: str) -> str:
 def forest(stratum: Stratum) -> str:
     """Each arm's mean difference with its simultaneous interval, a dot for each seed, the equivalence band."""
     write = stratum.endpoint.signed if stratum.endpoint.log else None
-    return intervals(_bars(stratum.rows), direction(stratum), stratum.delta_min, write)
+    return intervals(_bars(stratum.rows), direction(stratum), stratum.endpoint.margin, write)
 
 
 def secondary(other: Secondary) -> str:
@@ -436,7 +436,7 @@ def comparison_figure(stratum: Stratum) -> Figure:
         labels = [middle(arm.label, NAME_LETTERS) for arm in stratum.arms]
         curves.legend([Line2D([], [], color=colour(index)) for index in range(len(labels))], labels)
         if bars:
-            band = stratum.delta_min
+            band = stratum.endpoint.margin
             write = stratum.endpoint.signed if stratum.endpoint.log else None
             draw_intervals(differences, bars, direction(stratum), band, _limit(bars, band), write)
     return figure

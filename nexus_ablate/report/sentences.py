@@ -82,11 +82,9 @@ def basis(stratum: Stratum) -> list[str]:
     unit = f" in {endpoint.unit}" if endpoint.unit else ""
     better = f"; {endpoint.good()}" if endpoint.good() else ""
     sd = "" if stratum.seed_sd is None else f", standard deviation over seeds {endpoint.spread(stratum.seed_sd)}"
-    matters = endpoint.within(stratum.delta_min) if endpoint.log else endpoint.value(stratum.delta_min)
-    matters = f"{matters} ({stratum.delta_min_source})" if stratum.delta_min else stratum.delta_min_source
     lines = [
         f"{endpoint.name}{unit}, against {stratum.baseline} ({several(seeds, 'seed')}{sd}){better}",
-        f"smallest difference that matters: {matters}",
+        f"smallest difference that matters: {endpoint.matters}",
         *_error_rate(stratum),
         *stratum.regime,
     ]
