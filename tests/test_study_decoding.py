@@ -27,6 +27,7 @@ refused: [{overrides: [n_kv_heads=3], reason: 3 heads}]
 seeds: [0, 1, 2]
 endpoints: {val_loss: {delta_min: 0.02}, attn/sink_rate: {delta_min: auto}}
 delta_min_tokens: 0.05
+tier: C
 match: params
 lr_grid: [0.001, 0.002]
 tuning_seeds: [1001]
@@ -130,7 +131,6 @@ SEEDS = "seeds: [0, 1, 2, 3, 4]"
         ({"seed": 3}, "seeds: [3]"),
         ({"desing": "grid"}, "design: grid"),
         ({"match": "param"}, "match: params"),
-        ({"tier": "D"}, "tier: C"),
         ({"norm": "rms", "n_layers": 3}, "baseline: [norm=rms, model.n_layers=3]"),
         ({"steps": 9, "lr": 1, "desing": "grid"}, "baseline: [train.steps=9], lr_grid: [1], design: grid"),
         ({"requires": {"attn/sink_rate": "big"}}, "requires: {attn/sink_rate: '>= 0.1'}"),

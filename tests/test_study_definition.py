@@ -337,7 +337,7 @@ def test_the_record_has_the_agreed_form(tmp_path):
     write_record(expand(request.study), request.directory)
     written = yaml.safe_load((request.directory / "study.yaml").read_text())
     assert list(written) == [
-        *("name", "question", "tier", "baseline", "design", "factors", "arms", "seeds"),
+        *("name", "question", "baseline", "design", "factors", "arms", "seeds"),
         *("endpoints", "match", "share", "configs", "equal", "checksum"),
     ]
     assert written["baseline"] == [*SMALL, "train.tokens=1966080"]  # 20 per parameter, at one layer fewer

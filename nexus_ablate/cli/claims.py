@@ -132,10 +132,10 @@ def _print_cost(panel: Panel) -> None:
     from nexus_ablate.planning.cost import cost_of, measured_speed, seconds_of
 
     seconds = 0.0  # of an arm, in all its runs
-    for overrides in panel.sizes.values():
-        config = compose(overrides)
+    for size in panel.sizes.values():
+        config = compose(size.overrides)
         speed = measured_speed(config, 1) or math.nan
-        seconds += len(panel.rates) * len(panel.seeds) * seconds_of(config, cost_of(config), speed)
+        seconds += len(size.rates) * len(panel.seeds) * seconds_of(config, cost_of(config), speed)
     print("\nTo train what is missing (core-hours of all runs at the speed of this machine now; details: plan STUDY):")
     for study, values in panel.studies().items():
         arms = len(values["arms"]) + 1

@@ -36,7 +36,8 @@ CHECKED = {
 HEAD = """# The calibration panel
 
 How far can a model of 0.05 or 0.2 million parameters be believed? Each change below has a known outcome in models of
-about 124M parameters and more. The table was written before the changes were trained here.
+about 124M parameters and more. The table was written before the changes were trained here; that optimizers are not
+scored, and the rates of `femto`, were changed when part of its runs were known.
 [conf/panel.yaml](../conf/panel.yaml) is its source, `python scripts/docs.py` writes this page, and
 `nexus-ablate claims --panel` prints it for your runs.
 
@@ -46,7 +47,8 @@ about 124M parameters and more. The table was written before the changes were tr
   nothing, and counts as not right.
 - Both are trained at each rate with each seed, and each is read at its own best rate over the seeds, `qk_norm` at the
   largest rate for both. The intervals are over three seeds and know nothing of other texts.
-- A contested change is shown and not scored: a source of like weight disagrees.
+- A contested change is shown and not scored: a source of like weight disagrees. Nor is another optimizer scored: it is
+  trained at its default rate alone.
 """
 
 
@@ -134,7 +136,7 @@ def score_table(outcomes: Sequence[ChangeOutcome]) -> tuple[Row, list[Row]]:
         here = [outcome for outcome in outcomes if outcome.size == size]
         scored = [outcome for outcome in here if outcome.change.is_scored]
         fresh = [outcome for outcome in scored if not outcome.change.seen_before]
-        contested = [outcome for outcome in here if not outcome.change.is_scored]
+        contested = [outcome for outcome in here if outcome.change.contested]
         rows.append([size, *_shares(scored, share)])
         rows.append([f"{size}, not seen before", *_shares(fresh, share)])
         rows.append([f"{size}, contested", *_shares(contested, share)])

@@ -32,8 +32,8 @@ from nexus_ablate.study.schema import (
 LOOK_WEIGHTS = [0.3, 0.3, 0.4]
 """Of four looks; another number of looks is weighted by their seeds."""
 _TOKENS = re.compile(r"(\d+(?:\.\d+)?) ?% tokens")
-_OF_SIZES = ("rungs", "rung", "tokens_per_parameter")
-"""Keys from which earlier versions made strata of sizes; the strata are written out beside them."""
+_DROPPED = ("rungs", "rung", "tokens_per_parameter", "tier")
+"""Keys of earlier versions: strata of sizes, which are written out beside them, and whether a GPU is needed."""
 _FORMER = ("endpoint", "delta_min", "delta_min_tokens")
 """Keys for a single endpoint; the command line and older versions have them."""
 
@@ -121,7 +121,7 @@ def _of_a_launch(values: dict[str, Any]) -> dict[str, Any]:
         values = {name: value for name, value in values.items() if name not in ("endpoint", "delta_min")}
     if not values.get("factors"):
         values = values | {"design": "list"}  # earlier versions kept of the factors only the arms that they made
-    return {name: value for name, value in values.items() if name not in _OF_SIZES}
+    return {name: value for name, value in values.items() if name not in _DROPPED}
 
 
 # ------------------------------------------------------------------------------------------------------- short forms

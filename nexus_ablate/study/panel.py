@@ -50,7 +50,8 @@ class PanelChange(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         contested: A source of like weight disagrees.
         seen_before: An earlier study of this project had trained it.
         checked: How the entry was compared with its source.
-        at: Each of the two at its own best rate, or both at the largest.
+        at: Each of the two at its own best rate, or both at the largest; or the arm at its default, because an arm with
+            another optimizer does not take the rate of its stratum.
     """
 
     kind: Kind
@@ -66,7 +67,7 @@ class PanelChange(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     contested: bool
     seen_before: bool
     checked: Literal["source", "abstract", "copy", "unread"]
-    at: Literal["own", "largest"] = "own"
+    at: Literal["own", "largest", "default"] = "own"
 
     def __post_init__(self) -> None:
         effect = self.effect
@@ -83,8 +84,8 @@ class PanelChange(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     @property
     def is_scored(self) -> bool:
-        """A contested outcome, or one that was not compared with its source, is shown and not scored."""
-        return not self.contested and self.checked != "unread"
+        """What is contested, was not compared with its source or was not tuned is shown and not scored."""
+        return not self.contested and self.checked != "unread" and self.at != "default"
 
     @property
     def study(self) -> str:
@@ -94,19 +95,25 @@ class PanelChange(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         return "_".join([STUDY, *baseline, *matched])
 
 
-class Panel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The changes by name, and how they are trained: each at every size, rate and seed."""
+class PanelSize(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A size of models, and the learning rates that each change is trained at."""
 
-    sizes: dict[StratumName, list[Override]]
+    overrides: list[Override]
     rates: Annotated[list[Positive], Meta(min_length=2)]
+
+
+class Panel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The changes by name, and how they are trained: each at every size and rate with every seed."""
+
+    sizes: dict[StratumName, PanelSize]
     seeds: Annotated[list[Seed], Meta(min_length=2)]
     changes: dict[ArmName, PanelChange]
 
     def studies(self) -> dict[str, dict[str, Any]]:
         """The values of each study's file, by its name."""
         strata = {}
-        for size, overrides in self.sizes.items():
-            strata |= {stratum_of(size, rate): [*overrides, f"optim.lr={rate:g}"] for rate in self.rates}
+        for name, size in self.sizes.items():
+            strata |= {stratum_of(name, rate): [*size.overrides, f"optim.lr={rate:g}"] for rate in size.rates}
         studies: dict[str, dict[str, Any]] = {}
         for name, change in self.changes.items():
             values = studies.setdefault(change.study, {

@@ -189,7 +189,6 @@ class Study(Part, frozen=True, kw_only=True, omit_defaults=False):
         dict[Fidelity, Annotated[str, Meta(min_length=1)]],
         Meta(max_length=1, description="same, weaker or different with the reason", examples=[{"weaker": "at 0.2M"}]),
     ] = {}
-    tier: Annotated[Literal["C", "G"], Meta(description="C (a CPU will do) or G (needs a GPU)")] = "C"
     cost: Annotated[str, Meta(description="runs and time, in words", examples=["30 runs, about 8 minutes"])] = ""
     baseline: Annotated[list[Override], Meta(description="a list of overrides", examples=[["train.steps=400"]])] = []
     design: Annotated[Design, Meta(description=" | ".join(get_args(Design)))] = "one_at_a_time"

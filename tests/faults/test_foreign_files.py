@@ -60,7 +60,7 @@ STUDY_LINES = (
     *("strata: 3", "strata: {a: {b: c}}", "expects: [3]", "expects: {a: b}", "requires: [3]", "requires: {a: 3}"),
     *("arms: 3", "arms: [3]", "arms: [[[a]]]", "arms: [{name: x}]", "baseline: {a: b}", "baseline: 3", "share: 12"),
     *("seeds: {looks: 3}", "seeds: 1e400", "seeds: [x]", "lr_grid: x", "rungs: [x]", "match: [a]", "question: [a]"),
-    *("name: [a]", "claim: {a: b}", "tier: [1]", "factors: 3", "factors: {norm: 3}", "factors: {3: [a]}", "looks: [1]"),
+    *("name: [a]", "claim: {a: b}", "factors: 3", "factors: {norm: 3}", "factors: {3: [a]}", "looks: [1]"),
 )
 
 
