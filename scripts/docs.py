@@ -41,9 +41,12 @@ def with_words(page: str) -> str:
 
 
 def with_outcomes(page: str, published: dict[str, Any]) -> str:
-    """README.md with the outcomes of the published claims between its marks."""
-    form = re.compile(r"(<!-- claims -->\n).*?(<!-- end -->)", re.DOTALL)
-    return form.sub(lambda match: f"{match[1]}{ledger_page.decided(claims(), published)}\n{match[2]}", page)
+    """README.md with the outcomes of the published claims, and of the panel, between its marks."""
+    agreements = panel_page.agreements(outcomes(read_panel(), recorded().runs))
+    for mark, text in (("claims", ledger_page.decided(claims(), published)), ("panel", "\n".join(agreements))):
+        form = re.compile(rf"(<!-- {mark} -->\n).*?(<!-- end -->)", re.DOTALL)
+        page = form.sub(lambda match, text=text: f"{match[1]}{text}\n{match[2]}", page)
+    return page
 
 
 def with_baseline(page: str) -> str:

@@ -152,7 +152,7 @@ def test_planted_outcomes_give_the_accuracy_computed_by_hand(planted, capsys):
     fresh = [name for name in DIRECTIONAL[:12] if not PANEL.changes[name].seen_before]
     right = set(fresh) - {*WRONG, *REVERSED}
     assert f"{len(right)} of {len(fresh)}" in rows["femto, not seen before"]
-    assert f"2 reversals ({', '.join(REVERSED)})" in out
+    assert f"and 8 of the 10 whose interval excludes 0; 2 reversals ({', '.join(REVERSED)})" in out
     assert "right (arm fails to train)" in rows[FAILS]
     for name, word in {
         "geglu": "right +0.001",
@@ -241,3 +241,5 @@ def test_the_page_is_that_of_the_panel():
     assert (ROOT / "docs/panel.md").read_text() == panel_page.page(PANEL, calibration.recorded().runs), (
         "python scripts/docs.py"
     )
+    for agreement in panel_page.agreements(calibration.outcomes(PANEL, calibration.recorded().runs)):
+        assert agreement in (ROOT / "README.md").read_text(), "python scripts/docs.py"

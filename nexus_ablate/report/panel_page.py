@@ -197,12 +197,7 @@ def sentences(panel: Panel, runs: Sequence[PanelRun]) -> list[str]:
         )
     if not found:
         return lines
-    for size in dict.fromkeys(outcome.size for outcome in found):
-        here = [each for each in found if each.size == size and each.change.is_scored and not each.change.is_null]
-        reversed_ = [outcome.name for outcome in here if outcome.agreement == "reversed"]
-        names = f" ({', '.join(reversed_)})" if reversed_ else ""
-        agreement = f"{size}: {share_text(share(here))} of the directional changes have the published sign"
-        lines.append(f"{agreement}; {several(len(reversed_), 'reversal')}{names}.")
+    lines += agreements(found)
     edges = [f"{outcome.name} at {outcome.size}" for outcome in found if outcome.at_edge]
     if edges:
         lines.append(f"The best rate lies at the edge of the grid, a wider grid might change it: {', '.join(edges)}.")
@@ -211,6 +206,20 @@ def sentences(panel: Panel, runs: Sequence[PanelRun]) -> list[str]:
         "table says of changes of its kind. Rely on no more than the lower end of the interval until you have trained "
         "a larger size."
     )
+    return lines
+
+
+def agreements(outcomes: Sequence[ChangeOutcome]) -> list[str]:
+    """By size, how many of the scored directional changes have the published sign."""
+    lines = []
+    for size in dict.fromkeys(outcome.size for outcome in outcomes):
+        here = [each for each in outcomes if each.size == size and each.change.is_scored and not each.change.is_null]
+        reversed_ = [outcome.name for outcome in here if outcome.agreement == "reversed"]
+        names = f" ({', '.join(reversed_)})" if reversed_ else ""
+        shown = [outcome for outcome in here if outcome.low * outcome.high > 0]
+        agreement = f"{size}: {share_text(share(here))} of the directional changes have the published sign"
+        of_shown = f"{share(shown).right} of the {len(shown)} whose interval excludes 0"
+        lines.append(f"{agreement}, and {of_shown}; {several(len(reversed_), 'reversal')}{names}.")
     return lines
 
 
