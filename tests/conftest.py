@@ -84,7 +84,7 @@ def instant(monkeypatch):
     """Studies whose runs end at once, and whose verdicts the test chooses."""
     from instant_runs import Instant
 
-    from nexus_ablate.comparison import within_stratum
+    from nexus_ablate.comparison import across_strata, within_stratum  # noqa: F401  or it would keep the replacement
     from nexus_ablate.execution.local_pool import LocalPool
 
     made = Instant()

@@ -52,8 +52,14 @@ def test_a_change_is_accepted_and_changes_what_it_names(name, capsys):
     for override in change.arm:
         key = key_of(override)
         assert changed.get(key) != former.get(key), f"{override} is the baseline's"
+
+
+@pytest.mark.parametrize("name", PANEL.changes)
+def test_a_change_that_does_not_take_the_rate_of_its_stratum_is_not_scored(name):
+    change = PANEL.changes[name]
     arm = compose(merged(["optim.lr=0.048"], change.baseline, change.arm))
-    assert (change.at == "default") == (arm.schedule.lr != 0.048), "whether the arm takes the rate of a stratum"
+    assert (change.at == "default") == (arm.schedule.lr != 0.048)
+    assert change.at != "default" or not change.is_scored
 
 
 def test_each_study_trains_every_change_of_one_baseline_at_every_size_and_rate():
@@ -152,7 +158,10 @@ def test_planted_outcomes_give_the_accuracy_computed_by_hand(planted, capsys):
     fresh = [name for name in DIRECTIONAL[:12] if not PANEL.changes[name].seen_before]
     right = set(fresh) - {*WRONG, *REVERSED}
     assert f"{len(right)} of {len(fresh)}" in rows["femto, not seen before"]
-    assert f"and 8 of the 10 whose interval excludes 0; 2 reversals ({', '.join(REVERSED)})" in out
+    assert (
+        f"Among them are 8 of the 10 whose own interval excludes 0; there are 2 reversals ({', '.join(REVERSED)})"
+        in out
+    )
     assert "right (arm fails to train)" in rows[FAILS]
     for name, word in {
         "geglu": "right +0.001",

@@ -447,6 +447,18 @@ def test_plan_shows_everything_and_writes_nothing(study, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize(
+    ("arm", "drops"), [("optim=muon", True), ("optim=muon optim.lr=5e-3", False), ("norm=layer", False)]
+)
+def test_plan_names_what_an_arm_loses_with_another_optimizer(tmp_path, arm, drops):
+    text = f"question: is it?\nbaseline: [model=femto, optim.lr=5e-3]\narms: [{arm}]\n"
+    (tmp_path / "mine.yaml").write_text(text)
+    done = nexus(["plan", "mine.yaml"], cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    note = "optim=muon drops optim.lr=5e-3 of the baseline; write it in the arm to keep it"
+    assert (note in " ".join(done.stdout.split())) == drops
+
+
 @pytest.mark.slow
 def test_a_single_run_and_a_multirun_may_still_choose_their_folder(tiny_run, tmp_path):
     done = nexus(["train", *tiny_run("experiment=elsewhere", "train.steps=2")])

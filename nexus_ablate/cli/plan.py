@@ -67,6 +67,7 @@ def show(plan: StudyPlan, console: Console, full: bool = False) -> None:
     from nexus_ablate.planning.design import label
     from nexus_ablate.report.arm_tables import TONES
     from nexus_ablate.report.terminal import COLOURS
+    from nexus_ablate.study.arm_overrides import lost
 
     def say(style: str, head: str, text: str) -> None:
         console.print(f"[{style}]{head}[/{style}]{escape(printable(text, 2000))}")
@@ -80,6 +81,12 @@ def show(plan: StudyPlan, console: Console, full: bool = False) -> None:
     for arm in plan.study.arms:
         for note in arm.arm.also_changes:
             say("dim", "note", f"     {note}")
+        if texts := lost(study.baseline, arm.overrides):
+            say(
+                "dim",
+                "note",
+                f"     {arm.name} drops {', '.join(texts)} of the baseline; write it in the arm to keep it",
+            )
     for copy in study.equal:
         say("dim", "equal", f"    {label(copy.overrides)} is {copy.arm}")
     for refused in study.refused:

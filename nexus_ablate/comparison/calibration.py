@@ -132,9 +132,8 @@ def outcomes(panel: Panel, runs: Iterable[PanelRun]) -> list[ChangeOutcome]:
     """The changes whose runs have all ended, size by size, in the panel's order."""
     losses: dict[tuple[str, str, str], Array] = {}
     for run in runs:
-        rates = panel.sizes[run.size].rates if run.size in panel.sizes else []
-        if run.rate in rates and run.seed in panel.seeds:
-            place = run.study, run.arm, run.size
+        if (run.size, run.rate) in panel.strata and run.seed in panel.seeds:
+            rates, place = panel.sizes[run.size].rates, (run.study, run.arm, run.size)
             table = losses.setdefault(place, np.full((len(rates), len(panel.seeds)), np.nan))
             table[rates.index(run.rate), panel.seeds.index(run.seed)] = math.inf if run.loss is None else run.loss
     missing, found = np.full(1, np.nan), []
@@ -168,7 +167,7 @@ def _outcome(name: str, change: PanelChange, size: str, arm: Array, baseline: Ar
 def trained(panel: Panel, runs: Iterable[PanelRun]) -> dict[str, tuple[int, int]]:
     """How many runs of each size have ended, and how many there are."""
     arms = sum(len(study["arms"]) + 1 for study in panel.studies().values())
-    ended = Counter(run.size for run in runs if run.size in panel.sizes and run.rate in panel.sizes[run.size].rates)
+    ended = Counter(run.size for run in runs if (run.size, run.rate) in panel.strata)
     return {name: (ended[name], arms * len(size.rates) * len(panel.seeds)) for name, size in panel.sizes.items()}
 
 
@@ -182,8 +181,7 @@ def read_runs(panel: Panel, runs_dir: Path) -> PanelRuns:
         ConfigError: They are by several versions of the code, or by other configurations than each other's.
     """
     read, folders, commits = [], {"": ""}, set()
-    rates = [(name, rate) for name, size in panel.sizes.items() for rate in size.rates]
-    for study, (size, rate) in itertools.product(panel.studies(), rates):
+    for study, (size, rate) in itertools.product(panel.studies(), panel.strata):
         folder = runs_dir / f"{study}@{stratum_of(size, rate)}"
         arms = group(collect([folder]))[0] if any(folder.glob("*/s*")) else []  # a launch writes study.yaml first
         for arm in arms:

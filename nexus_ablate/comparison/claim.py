@@ -206,8 +206,8 @@ def _measured(expected: str, cell: ArmResult) -> tuple[str, str]:
     """By the interval and not by the word: a failure to train, or an unfair pair, shows nothing about the measure.
 
     A difference that is shown to lie inside a declared margin contradicts `lower` and `higher` even on their side of 0,
-    so no two of the three can be supported together.
-    Where runs that trained lack the measure, those that have it are a selection, which shows nothing.
+    so no two of the three can be supported together. Where runs that trained lack the measure, those that have it are a
+    selection, which shows nothing.
     """
     endpoint = cell.endpoint
     margin = endpoint.margin

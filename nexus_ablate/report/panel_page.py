@@ -36,8 +36,8 @@ CHECKED = {
 HEAD = """# The calibration panel
 
 How far can a model of 0.05 or 0.2 million parameters be believed? Each change below has a known outcome in models of
-about 124M parameters and more. The table was written before the changes were trained here; that optimizers are not
-scored, and the rates of `femto`, were changed when part of its runs were known.
+about 124M parameters and more. The table was written before the changes were trained here. Two things were changed when
+part of the runs was known: optimizers are no longer scored, and the rates of `femto` end at 0.048 instead of 0.024.
 [conf/panel.yaml](../conf/panel.yaml) is its source, `python scripts/docs.py` writes this page, and
 `nexus-ablate claims --panel` prints it for your runs.
 
@@ -217,9 +217,13 @@ def agreements(outcomes: Sequence[ChangeOutcome]) -> list[str]:
         reversed_ = [outcome.name for outcome in here if outcome.agreement == "reversed"]
         names = f" ({', '.join(reversed_)})" if reversed_ else ""
         shown = [outcome for outcome in here if outcome.low * outcome.high > 0]
-        agreement = f"{size}: {share_text(share(here))} of the directional changes have the published sign"
-        of_shown = f"{share(shown).right} of the {len(shown)} whose interval excludes 0"
-        lines.append(f"{agreement}, and {of_shown}; {several(len(reversed_), 'reversal')}{names}.")
+        count, _, rest = share_text(share(here)).partition(", ")
+        of_shown = f"{share(shown).right} of the {len(shown)} whose own interval excludes 0"
+        lines.append(
+            f"{size}: {count} directional changes have the published sign, {rest}. Among them are {of_shown}; there are"
+            f" {several(len(reversed_), 'reversal')}{names}. Expecting the newer one to win each time is right for"
+            f" {newer_wins(here).right}."
+        )
     return lines
 
 

@@ -60,6 +60,12 @@ def merged(*layers: list[str]) -> list[str]:
     return list(kept.values())
 
 
+def lost(baseline: list[str], arm: list[str]) -> list[str]:
+    """The baseline's overrides that an arm doesn't take over, because it chooses another option that they are of."""
+    kept = {key_of(text) for text in merged(baseline, arm)}
+    return [text for text in baseline if key_of(text) not in kept and key_of(text) not in _BUDGETS]
+
+
 def is_override(word: str) -> bool:
     """Whether a word of a command is KEY=VALUE rather than a path that contains `=`."""
     return bool(re.fullmatch(r"[+\w./@-]+", word.partition("=")[0])) and "=" in word and not word.endswith(YAML)

@@ -109,11 +109,16 @@ class Panel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     seeds: Annotated[list[Seed], Meta(min_length=2)]
     changes: dict[ArmName, PanelChange]
 
+    @property
+    def strata(self) -> list[tuple[str, float]]:
+        """Each size with each of its rates."""
+        return [(name, rate) for name, size in self.sizes.items() for rate in size.rates]
+
     def studies(self) -> dict[str, dict[str, Any]]:
         """The values of each study's file, by its name."""
         strata = {}
-        for name, size in self.sizes.items():
-            strata |= {stratum_of(name, rate): [*size.overrides, f"optim.lr={rate:g}"] for rate in size.rates}
+        for size, rate in self.strata:
+            strata[stratum_of(size, rate)] = [*self.sizes[size].overrides, f"optim.lr={rate:g}"]
         studies: dict[str, dict[str, Any]] = {}
         for name, change in self.changes.items():
             values = studies.setdefault(change.study, {

@@ -64,10 +64,11 @@ def test_a_run_whose_checkpoints_are_a_link_is_not_resumed(tiny_run, tmp_path, o
     status = json.loads((path / "status.json").read_text())
     (path / "status.json").write_text(json.dumps(status | {"state": state}))
     plant(path / "checkpoints", outside / "folder")
-    before = snapshot(outside)
+    before, rows = snapshot(outside), (path / "metrics.jsonl").read_bytes()
     with pytest.raises(errors.StorageError, match="checkpoints"):
         run(tiny_run(*SHORT))
     assert snapshot(outside) == before
+    assert (path / "metrics.jsonl").read_bytes() == rows, "no step was trained"
 
 
 def test_a_checkpoint_is_not_written_through_a_link_that_was_made_during_the_run(tmp_path, outside):
