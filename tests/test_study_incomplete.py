@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from written_runs import Writer
 
 from nexus_ablate import cli
@@ -158,6 +159,17 @@ def test_one_stratum_of_a_shipped_study_is_trained_by_its_name_and_the_others_st
     problem, _, fix = capsys.readouterr().err.splitlines()
     assert "no such stratum" in problem and fix == "  try: nexus-ablate plan rms_vs_layer@pico"
     assert cli.main(fix.split()[2:]) == 0
+
+
+@pytest.mark.parametrize("name", ["depth", "depth@deep"])
+def test_a_study_in_runs_is_compared_by_its_name(tmp_path, monkeypatch, capsys, name):
+    strata(tmp_path, "shallow", "deep")
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["compare", name]) == 0
+    by_name = capsys.readouterr().out
+    assert cli.main(["compare", f"runs/{name}"]) == 0
+    assert capsys.readouterr().out == by_name and "BETTER" in by_name
+    assert cli.main(["compare", "dept"]) == 2 and "got: dept" in capsys.readouterr().err, "control"
 
 
 def test_a_reader_who_closes_the_pipe_has_the_saved_files(tmp_path):

@@ -1,4 +1,4 @@
-"""`nexus-ablate compare DIR...`: is the difference real? Table and verdict in the terminal, and reports as files."""
+"""`nexus-ablate compare DIR|STUDY...`: is the difference real? A table in the terminal, and reports as files."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ OUTPUTS = (
 VERB = Verb(
     "compare",
     "is a difference real: paired seeds, intervals, a verdict",
-    "DIR...",
+    "DIR|STUDY...",
     (
-        ("compare runs/norms", "every arm of a study against its baseline"),
+        ("compare runs/norms", "every arm of a study against its baseline; `compare norms` is the same"),
         ("compare runs/norms --html norms.html", "one file with pictures; needs no network"),
         ("compare runs/norms --html norms.html --watch", "again and again while the study runs"),
         ("compare runs/depth", "the strata runs/depth@... of a study, side by side"),
@@ -68,6 +68,9 @@ VERB = Verb(
 
 def run(dirs: list[str], flags: dict[str, Any]) -> int:
     """Compare, print, and save the requested files."""
+    from nexus_ablate.runs.lookup import place_of
+
+    dirs = [str(place_of(word)) for word in dirs]
     if "watch" in flags:
         _watch(dirs, flags)
     comparison = _compare(dirs, flags)

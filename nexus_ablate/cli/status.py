@@ -87,11 +87,10 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
 
 def _folders(word: str) -> list[Path]:
     """The folders of a directory or of a study by its name; several where the study has strata."""
-    from nexus_ablate.runs.lookup import DEFAULT
+    from nexus_ablate.runs.lookup import place_of
     from nexus_ablate.runs.record import with_strata
 
-    by_name = with_strata(DEFAULT / word)
-    return by_name if by_name[0].is_dir() and not Path(word).exists() else with_strata(Path(word))
+    return with_strata(place_of(word))
 
 
 def _sorted(lines: list[Line], by: str) -> list[Line]:

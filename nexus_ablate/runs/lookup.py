@@ -8,7 +8,7 @@ import shlex
 from pathlib import Path
 
 from nexus_ablate.errors import ConfigError, UserError
-from nexus_ablate.runs.record import find_runs, has_status
+from nexus_ablate.runs.record import find_runs, has_status, with_strata
 
 DEFAULT = Path("runs")
 """Where ids and `last` are looked up: the default `runs_dir`."""
@@ -31,6 +31,13 @@ def name_to_type(path: Path) -> str:
     """A run as a command line names it: by its id where ids are looked up, elsewhere by its directory."""
     known = path.absolute().is_relative_to(DEFAULT.absolute())
     return shlex.quote(id_of(path) if known else str(path))
+
+
+def place_of(word: str) -> Path:
+    """The directory that a word names: itself, or that of a study in runs/, which has strata beside it or instead."""
+    path, named = Path(word), DEFAULT / word
+    is_name = path.name == word and not os.path.lexists(path)
+    return named if is_name and with_strata(named)[0].is_dir() else path
 
 
 def runs_at(words: list[str], verb: str) -> list[Path]:
