@@ -164,13 +164,14 @@ def decided(claims: Mapping[str, Study], entries: Mapping[str, dict[str, Any]]) 
         f"{len(claims)} studies of {len(stated)} claims of the field, in small models: {', '.join(counts)}. "
         f"Those with {FIRST_EDITION} are of the first edition, with about 2 tokens per parameter. Five of them:",
         "",
-        "| claim | outcome | difference in nats per token, with its interval |",
-        "|---|---|---|",
+        "| what is said | what small models show |",
+        "|---|---|",
     ]
     for name in HEADLINES:
         if name in entries:
             entry = entries[name]
-            lines.append(f"| {entry['claim']} | [{outcome_of(entry)}](docs/claims.md#{name}) | {_deciding(entry)} |")
+            outcome = f"[{outcome_of(entry)}](docs/claims.md#{name})"
+            lines.append(f"| {entry['stated']} | {outcome}: {entry['claim']} |")
     return "\n".join(lines)
 
 
@@ -180,12 +181,6 @@ def outcome_of(entry: Mapping[str, Any]) -> str:
     text = in_settings(entry["outcome"], entry.get("settings", {}), [*depends_on])
     text += ", amended" if amends_claim(entry["amendments"]) else ""
     return text if entry.get("settings") else f"{text} {FIRST_EDITION}"
-
-
-def _deciding(entry: dict[str, Any]) -> str:
-    """The differences, with their intervals, of the expectations that decided a claim."""
-    rows = [_row(entry, each) for each in entry["expectations"] if each["outcome"] == entry["outcome"]]
-    return "; ".join(f"{row['delta']:+.3f} ({row['low']:+.3f} to {row['high']:+.3f})" for row in rows if row)
 
 
 def _place(expected: dict[str, Any]) -> str:
