@@ -66,11 +66,12 @@ def consequences(config: dict[str, Any], base: dict[str, Any]) -> dict[str, tupl
 def label(config: dict[str, Any], base: dict[str, Any]) -> str:
     """An arm in words: `norm=layer, bias=on`. If the option itself differs, its keys are left out."""
     differences = differing(config, base)
-    return ",".join(
-        f"{key}={value}"
-        for key, (_, value) in differences.items()
-        if value and not ("." in key and key.split(".")[0] in differences)
-    )
+    words = []
+    for key, (_, value) in differences.items():
+        option = key.partition(".")[0]
+        if value and (option == key or option not in differences):
+            words.append(f"{key}={value}")
+    return ",".join(words)
 
 
 def changes(name: str, config: dict[str, Any]) -> set[str]:

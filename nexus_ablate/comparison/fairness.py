@@ -92,9 +92,9 @@ def checks(
     return results
 
 
-def unfair(arm: Arm, results: list[Check]) -> list[str]:
+def unfair(arm: Arm, conditions: list[Check]) -> list[str]:
     """The names of the conditions that an arm breaks, unless they were waived."""
-    return [check.name for check in results if check.status == FAIL and arm.label in check.arms]
+    return [check.name for check in conditions if check.status == FAIL and arm.label in check.arms]
 
 
 def by_arm(name: str, reasons: dict[str, str], good: str) -> Check:
@@ -373,19 +373,14 @@ def _learning_rate(table: _Table) -> Check:
             how = "has no learning rates" if None in rates else "does not say how each arm's learning rate was chosen"
             return Check(TUNING, UNKNOWN, f"the source {how}")
         return untuned({rate for rate in rates if rate is not None})
-    trials = {}
+    trials, edge, wider = {}, [], set(study.lr_grid)
     for arm in everyone:
         trials[arm.label] = sorted(run.config["optim"]["lr"] for run in arm.tuning)
-    overlap = sorted(set(study.tuning_seeds) & set(study.seeds))
-    unequal = [label for label, rates in trials.items() if rates != trials[baseline.label]]
-    edge, wider = [], set(study.lr_grid)
-    for arm in everyone:
         if best_lr(arm)[1]:
             edge.append(arm.label)
             wider.update(beyond_edge(arm))
+    unequal = [label for label, rates in trials.items() if rates != trials[baseline.label]]
     reported = []
-    if overlap:
-        reported.append(f"tuned on the seeds of the claim ({_seed_list(overlap)})")
     if unequal:
         listed = [f"{label} {_rate_list(trials[label], ', ') or 'none'}" for label in (baseline.label, *unequal)]
         reported.append("trials at other rates: " + "; ".join(listed))
@@ -394,9 +389,7 @@ def _learning_rate(table: _Table) -> Check:
         reported.append(f"best at the edge of the grid: {', '.join(edge)}; try lr_grid={grid}")
     if reported:
         broken = list(dict.fromkeys([*unequal, *edge]))
-        if overlap or baseline.label in edge:
-            broken = [arm.label for arm in table.arms]
-        return Check(TUNING, FAIL, "; ".join(reported), broken)
+        return _widened(Check(TUNING, FAIL, "; ".join(reported), broken), table)
     if not any(trials.values()):
         return Check(TUNING, WARN, "the study's learning-rate runs are missing")
     text = f"{len(trials[baseline.label])} trials for each arm at the same rates, best ones inside the grid"
@@ -442,7 +435,7 @@ def _code(table: _Table) -> Check:
         return Check("code", FAIL, "; ".join(texts), [label for labels in unlike.values() for label in labels])
     runs = [run for by_code in made.values() for run in by_code.values()]
     notes = _environments([run for arm in table.everyone for run in arm.runs.values()])
-    newer = [run.newer_code for run in table.excluded if run.newer_code]
+    newer = [out.newer_code for out in table.excluded if out.newer_code]
     if newer:
         notes.insert(0, f"{len(newer)} newer runs are left out: the study was launched last by other code ({newer[0]})")
     if any(run.code is None for run in runs):
