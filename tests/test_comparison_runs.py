@@ -19,6 +19,7 @@ from nexus_ablate.comparison.arms import gather
 from nexus_ablate.comparison.curves import Curves, read_curves, spikes
 from nexus_ablate.comparison.failures import failure
 from nexus_ablate.comparison.fairness import FAIL, PASS, WAIVED, WARN
+from nexus_ablate.comparison.learning_rates import joined
 from nexus_ablate.comparison.load import Trained, collect
 from nexus_ablate.comparison.within_stratum import compare_stratum as compare
 from nexus_ablate.errors import ConfigError, UserError
@@ -843,4 +844,4 @@ def test_the_written_runs_look_like_trained_ones(tiny_run):
 
 def test_gather_names_the_study_of_the_baseline(study):
     study.plan(("norm=layer",), question="why?")
-    assert gather(collect([study.root]))[3].study.question == "why?"
+    assert gather(collect([study.root]), None, joined)[3].study.question == "why?"

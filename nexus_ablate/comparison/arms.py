@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -57,10 +57,15 @@ class Arm:
         return (self.config.get("optim") or {}).get("lr")
 
     @property
+    def claim_runs(self) -> list[Trained]:
+        """Every run of the arm at other seeds than the tuning ones, at any learning rate."""
+        by_rate = self.rates.values() or [self.runs]
+        return [run for runs in by_rate for run in runs.values()]
+
+    @property
     def all_runs(self) -> list[Trained]:
         """Every run of the arm, at any learning rate."""
-        by_rate = self.rates.values() or [self.runs]
-        return [*self.tuning, *(run for runs in by_rate for run in runs.values())]
+        return [*self.tuning, *self.claim_runs]
 
     def value(self, seed: int, name: str) -> float:
         """A figure of a finished run; NaN where there is none."""
@@ -92,9 +97,9 @@ class Arm:
 
     def mean(self, name: str) -> float | None:
         """The mean of a figure over the runs that have it."""
-        values = [self.value(seed, name) for seed in self.runs]
-        values = [v for v in values if np.isfinite(v)]
-        return float(np.mean(values)) if values else None
+        values = self.values(name, list(self.runs))
+        values = values[np.isfinite(values)]
+        return float(np.mean(values)) if len(values) else None
 
     @cached_property
     def figure_names(self) -> list[str]:
@@ -103,17 +108,22 @@ class Arm:
     @cached_property
     def spike_score(self) -> float | None:
         """Mean share of spikes among the logged training losses: as the run counted them, else counted here."""
-        shares = [
-            run.figures.get("spike_score/train/loss", float(spikes(run.curves.train)[SPIKE_WINDOW:].mean()))
-            for run in self.runs.values()
-            if len(run.curves.train) > SPIKE_WINDOW
-        ]
+        shares = []
+        for run in self.runs.values():
+            losses = run.curves.train
+            if len(losses) > SPIKE_WINDOW:
+                counted = float(spikes(losses)[SPIKE_WINDOW:].mean())
+                shares.append(run.figures.get("spike_score/train/loss", counted))
         return float(np.mean(shares)) if shares else None
 
 
 def _figures(runs: dict[int, Trained], name: str, seeds: Sequence[int]) -> Array:
-    finished = {seed: run for seed, run in runs.items() if run.record.state != "diverged"}
-    return np.array([finished[seed].figure(name) if seed in finished else np.nan for seed in seeds])
+    values = np.full(len(seeds), np.nan)
+    for place, seed in enumerate(seeds):
+        run = runs.get(seed)
+        if run is not None and run.record.state != "diverged":
+            values[place] = run.figure(name)
+    return values
 
 
 # ----------------------------------------------------------------------------------------------- grouping of runs
@@ -124,13 +134,14 @@ class NoResult(ConfigError):
 
 
 def gather(
-    collection: Collection, requested: str | None = None, join: Callable[..., list[Arm]] = lambda arms, terms: arms
+    collection: Collection, requested: str | None, join: Callable[[list[Arm], Mapping[str, Terms]], list[Arm]]
 ) -> tuple[Arm, list[Arm], list[Excluded], Terms]:
     """The baseline, the other arms, further exclusions, and the terms that hold for the comparison.
 
     Args:
         collection: From `collect`.
         requested: The baseline's name, where the user gave one.
+        join: Makes one arm of those that differ in a tuned learning rate alone.
 
     Raises:
         NoResult: No run has ended.
@@ -138,11 +149,12 @@ def gather(
     """
     arms, excluded = group(collection)
     arms = join(arms, collection.terms)
+    left_out = [*collection.excluded, *excluded]
     if not arms:
-        left_out = Counter(e.state for e in (*collection.excluded, *excluded))
-        states = ", ".join(f"{n} {s or 'no run'}" for s, n in left_out.items()) or "no run has started"
-        raise NoResult("no run here has a result yet", states, "nexus-ablate status DIR shows what they do")
-    baseline = _baseline(arms, [*collection.excluded, *excluded], collection.terms, requested)
+        states = Counter(out.state or "no run" for out in left_out)
+        counts = ", ".join(f"{count} {state}" for state, count in states.items()) or "no run has started"
+        raise NoResult("no run here has a result yet", counts, "nexus-ablate status DIR shows what they do")
+    baseline = _baseline(arms, left_out, collection.terms, requested)
     studies = sorted(baseline.studies & collection.terms.keys())
     terms = collection.terms[studies[0]] if studies else Terms()
     terms = replace(terms, exploratory=tuple(_chosen_late(terms, collection.terms.values())))
@@ -151,7 +163,7 @@ def gather(
         _relabel(baseline, others, {arm.name for arm in terms.study.arms if arm.named})
     order = {name: place for place, name in enumerate(terms.arm_names)}
     others.sort(key=lambda arm: (order.get(arm.name, len(order)), arm.label))
-    others += _not_begun([*collection.excluded, *excluded], terms, {arm.name for arm in arms})
+    others += _not_begun(left_out, terms, {arm.name for arm in arms})
     return baseline, others, excluded, terms
 
 
@@ -172,29 +184,31 @@ def group(collection: Collection) -> tuple[list[Arm], list[Excluded]]:
     study) that of the run begun last. Of several runs by that code the first stands.
     """
     trained, excluded = _as_fixed(collection)
-    arms, hashes = [], {}
+    arms, hashes = [], []
     for (name, requested), members in _by_configuration(trained).items():
         runs, waiting = _of_one_configuration(members)
         excluded += waiting
         if not runs:
             continue
-        studies = {run.record.study: collection.terms.get(run.record.study, Terms()).study for run in runs}
-        launched = [run for run in runs if run.source == studies[run.record.study].source]
+        launched = [run for run in runs if run.source == collection.study_of(run).source]
         last = max(launched or runs, key=lambda run: run.begun)
-        arm = Arm(name, name, {}, waiting, studies=set(studies))
+        kept: dict[int, Trained] = {}
         for run in runs:
             if (run.source, run.plugins) == (last.source, last.plugins):
-                arm.runs.setdefault(run.seed, run)
-        excluded += [_left_out(run, arm.runs.get(run.seed, last)) for run in runs if arm.runs.get(run.seed) is not run]
-        arm.runs = dict(sorted(arm.runs.items()))
-        arms.append(arm)
-        hashes[id(arm)] = requested[:8]
+                kept.setdefault(run.seed, run)
+        for run in runs:
+            counted = kept.get(run.seed, last)
+            if counted is not run:
+                excluded.append(_left_out(run, counted))
+        studies = {run.record.study for run in runs}
+        arms.append(Arm(name, name, dict(sorted(kept.items())), waiting, studies))
+        hashes.append(requested[:8])
     names = Counter(arm.name for arm in arms)
-    for arm in arms:
+    for arm, requested in zip(arms, hashes, strict=True):
         if names[arm.name] > 1:  # the same words for two configurations
             study = "+".join(sorted(arm.studies))
-            twins = [a for a in arms if a.name == arm.name and a.studies & arm.studies]
-            arm.label = f"{arm.name} ({study})" if len(twins) == 1 else f"{arm.name} (#{hashes[id(arm)]})"
+            twins = [other for other in arms if other.name == arm.name and other.studies & arm.studies]
+            arm.label = f"{arm.name} ({study})" if len(twins) == 1 else f"{arm.name} (#{requested})"
     for out in collection.excluded:
         namesakes = [arm for arm in arms if arm.name == out.arm and out.path.parent.parent.name in arm.studies]
         if namesakes:
@@ -206,7 +220,7 @@ def _as_fixed(collection: Collection) -> tuple[list[Trained], list[Excluded]]:
     """The runs whose configuration is the one that their study keeps for the arm, and those that have another."""
     kept, excluded = [], []
     for run in collection.runs:
-        study = collection.terms.get(run.record.study, Terms()).study
+        study = collection.study_of(run)
         key = config_hash(run.config, study)
         latest = {hashes[-1] for hashes in study.configs.values()}
         known = {former for hashes in study.configs.values() for former in hashes}
@@ -243,21 +257,26 @@ def _of_one_configuration(runs: list[Trained]) -> tuple[list[Trained], list[Excl
     texts = [science_key(run.config) for run in runs]
     if len(set(texts)) == 1:
         return runs, []
-    meanings = {text: meaning(run.config) or text for text, run in dict(zip(texts, runs, strict=True)).items()}
-    first = {meanings[text]: run for text, run in zip(reversed(texts), reversed(runs), strict=True)}
-    ordered = Counter(meanings[text] for text in texts).most_common()
-    usual = ordered[0][0] if len(ordered) == 1 or ordered[0][1] > ordered[1][1] else None
+    configs = {text: run.config for text, run in zip(texts, runs, strict=True)}
+    meanings = {text: meaning(config) or text for text, config in configs.items()}
+    by_meaning: dict[str, list[Trained]] = {}
+    for text, run in zip(texts, runs, strict=True):
+        by_meaning.setdefault(meanings[text], []).append(run)
+    groups = sorted(by_meaning.values(), key=len, reverse=True)
+    has_majority = len(groups) == 1 or len(groups[0]) > len(groups[1])
+    kept = groups[0] if has_majority else []
     excluded = []
     for text, run in zip(texts, runs, strict=True):
-        if meanings[text] != usual:
-            other = first[usual or next(m for m, _ in ordered if m != meanings[text])]
-            keys = differing(run.config, other.config).items()
-            said = ", ".join(
-                f"{key} is {value}, and {other_value} at seed {other.seed}" for key, (other_value, value) in keys
-            )
-            reason = printable(f"contradicts its arm: in config.yaml {said}", 200)
-            excluded.append(Excluded(run.record.path, reason, run.record.arm, run.seed, "inconsistent"))
-    return [run for text, run in zip(texts, runs, strict=True) if meanings[text] == usual], excluded
+        group = by_meaning[meanings[text]]
+        if group is kept:
+            continue
+        other = next(members[0] for members in groups if members is not group)
+        said = []
+        for key, (other_value, value) in differing(run.config, other.config).items():
+            said.append(f"{key} is {value}, and {other_value} at seed {other.seed}")
+        reason = printable(f"contradicts its arm: in config.yaml {', '.join(said)}", 200)
+        excluded.append(Excluded(run.record.path, reason, run.record.arm, run.seed, "inconsistent"))
+    return kept, excluded
 
 
 def _left_out(run: Trained, kept: Trained) -> Excluded:
@@ -283,7 +302,8 @@ def _baseline(arms: list[Arm], excluded: list[Excluded], terms: dict[str, Terms]
     else:
         wanted = {f"{study}/{of_study.baseline}" for study, of_study in terms.items()} or {"baseline"}
         candidates = [arm for arm in arms if names(arm) & wanted]
-        lost = [run for run in excluded if run.arm in {of_study.baseline for of_study in terms.values()}]
+        baselines = {of_study.baseline for of_study in terms.values()}
+        lost = [run for run in excluded if run.arm in baselines]
         if lost and not candidates:
             got = f"{several(len(lost), 'run')} excluded, the first because: {lost[0].reason}"
             fix = f"nexus-ablate status {shlex.quote(str(lost[0].path.parent))}"
@@ -299,14 +319,16 @@ def _baseline(arms: list[Arm], excluded: list[Excluded], terms: dict[str, Terms]
 
 def _plainest(arms: list[Arm]) -> list[Arm]:
     """The arm that makes no change which another does not make too, where there is one."""
-    parts = {id(arm): changes(arm.name, arm.config) for arm in arms}
-    return [arm for arm in arms if all(parts[id(arm)] <= parts[id(other)] for other in arms)]
+    parts = [changes(arm.name, arm.config) for arm in arms]
+    shared = set.intersection(*parts)
+    return [arm for arm, own in zip(arms, parts, strict=True) if own == shared]
 
 
 def _relabel(baseline: Arm, others: list[Arm], named: set[str]) -> None:
     """Name arms by how they differ from this baseline, where that is a name for each of them."""
-    labels = [label(arm.config, baseline.config) for arm in others]
-    labels = [arm.name if arm.name in named else text for arm, text in zip(others, labels, strict=True)]
+    labels = []
+    for arm in others:
+        labels.append(arm.name if arm.name in named else label(arm.config, baseline.config))
     if all(labels) and len(set(labels)) == len(labels) and baseline.label not in labels:
         for arm, text in zip(others, labels, strict=True):
             arm.label = text

@@ -20,19 +20,18 @@ def regime_lines(arms: Sequence[Arm]) -> list[str]:
     Args:
         arms: The baseline first.
     """
-    regimes = {arm.label: regime for arm in arms if (regime := _regime(arm)) is not None}
-    base = arms[0]
-    if base.label not in regimes:
+    base, *others = arms
+    regime = _regime(base)
+    if regime is None:
         return []
-    own = regimes[base.label]
-    varied = [arm.label for arm in arms[1:] if arm.runs and VARY_DECAY & differing(arm.config, base.config).keys()]
-    why = too_short_to_vary_decay(own, [regimes[label] for label in varied if label in regimes])
-    warnings = [f"WARN regime: {line}" for line in own.warnings()]
-    return [
-        f"regime: {own}",
-        *warnings,
-        *([f"WARN weight decay is varied: {', '.join(varied)}: {why}"] if varied and why else []),
-    ]
+    lines = [f"regime: {regime}"]
+    for warning in regime.warnings():
+        lines.append(f"WARN regime: {warning}")
+    varied = [arm for arm in others if arm.runs and VARY_DECAY & differing(arm.config, base.config).keys()]
+    why = too_short_to_vary_decay(regime, list(filter(None, map(_regime, varied))))
+    if varied and why:
+        lines.append(f"WARN weight decay is varied: {', '.join(arm.label for arm in varied)}: {why}")
+    return lines
 
 
 def _regime(arm: Arm) -> Regime | None:
@@ -43,7 +42,7 @@ def _regime(arm: Arm) -> Regime | None:
     weight_decay = arm.config.get("weight_decay")
     if not params or not tokens or not steps or weight_decay is None or COMMON_KEYS["optim"].keys() - optim.keys():
         return None
-    figures = next((run.record.summary or {} for run in arm.runs.values()), {}).get("initial")
+    figures = next((run.summary for run in arm.runs.values()), {}).get("initial")
     initial = InitialSignal(**figures) if figures else None
     text = int(text) if text else None
     return regime_from(weight_decay, optim, int(params), int(tokens), int(steps), text, initial)

@@ -73,14 +73,13 @@ def read_curves(path: Path) -> Curves:
     rows, train, steps, last = [], [], [], {}
     try:
         for chunk in read_lines(path):
-            if not (
-                chunk.startswith(_ROW) and chunk.count(b"\n" + _ROW) + 1 == chunk.count(b"\n") == chunk.count(b"}\n")
-            ):
+            lines = chunk.removesuffix(b"\n").split(b"\n")
+            if not all(line.startswith(_ROW) and line.endswith(b"}") for line in lines):
                 raise ValueError("not as this package writes it")
-            lines = [*_lines_with(chunk, _VAL), chunk[chunk.rfind(b"\n", 0, -1) + 1 :]]
-            parsed = [parse_row(path, line) for line in lines]
-            rows, last = rows + parsed[:-1], parsed[-1]
-            train += [float(text) if text != b"null" else None for text in _TRAIN.findall(chunk)]
+            rows += [parse_row(path, line) for line in lines if _VAL in line]
+            last = parse_row(path, lines[-1])
+            for loss in _TRAIN.findall(chunk):
+                train.append(None if loss == b"null" else float(loss))
             steps += map(float, _STEP.findall(chunk))
         if (np.abs(np.array(train, dtype=float)) >= LARGEST).any():
             raise ValueError("a number that no run computes")
@@ -88,27 +87,23 @@ def read_curves(path: Path) -> Curves:
         rows, train, steps, last = [], [], [], {}
         for last in read_rows(path):
             steps.append(last["step"])
-            rows += [last] if "val/loss" in last else []
-            train += [last["train/loss"]] if "train/loss" in last else []
-    columns = {axis: np.array([row[axis] for row in rows], dtype=float) for axis in AXES}
-    val = np.array([row["val/loss"] for row in rows], dtype=float)  # None becomes NaN
-    logged = {"train": np.array(train, dtype=float), "steps": np.array(steps, dtype=float)}
-    return Curves(**columns, val=val, **logged, last=last)
+            if "val/loss" in last:
+                rows.append(last)
+            if "train/loss" in last:
+                train.append(last["train/loss"])
 
+    def column(name: str) -> Array:
+        return np.array([row[name] for row in rows], dtype=float)  # None becomes NaN
 
-def common_batches(one: Path, other: Path) -> tuple[int, bool] | None:
-    """The last step at which both logs have a batch hash, and whether the hashes agree; None if there is no such step.
-
-    The hash is a chain: if it agrees at a step, all batches before that step agree.
-
-    Raises:
-        UserError: A log is damaged.
-    """
-    hashes, other_hashes = (
-        {r["step"]: r["batch_hash"] for r in read_rows(p) if r.get("batch_hash")} for p in (one, other)
+    return Curves(
+        tokens=column("tokens"),
+        flops=column("flops"),
+        seconds=column("seconds"),
+        val=column("val/loss"),
+        train=np.array(train, dtype=float),
+        steps=np.array(steps, dtype=float),
+        last=last,
     )
-    shared = hashes.keys() & other_hashes.keys()
-    return (max(shared), hashes[max(shared)] == other_hashes[max(shared)]) if shared else None
 
 
 def spikes(losses: Array) -> NDArray[np.bool_]:
@@ -123,12 +118,3 @@ def spikes(losses: Array) -> NDArray[np.bool_]:
         above = losses[SPIKE_WINDOW:] - before.mean(1)
         is_spike[SPIKE_WINDOW:] = (deviation >= 1e-10) & (above > SPIKE_DEVIATIONS * deviation)
     return is_spike
-
-
-def _lines_with(data: bytes, key: bytes) -> list[bytes]:
-    lines, at = [], data.find(key)
-    while at >= 0:
-        end = data.find(b"\n", at)
-        lines.append(data[data.rfind(b"\n", 0, at) + 1 : end])
-        at = data.find(key, end)
-    return lines

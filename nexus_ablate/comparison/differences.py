@@ -45,45 +45,54 @@ def flat(config: dict[str, Any]) -> dict[str, Any]:
 def differing(config: dict[str, Any], base: dict[str, Any]) -> dict[str, tuple[str, str]]:
     """Keys that were set differently: key to (baseline's value, arm's value); '' for a key that does not exist."""
     values, base_values = flat(config), flat(base)
-    keys = list(dict.fromkeys([*base_values, *values]))
-    return {
-        key: (_text(base_values, key), _text(values, key))
-        for key in keys
-        if values.get(key, _text) != base_values.get(key, _text)
-    }
+    differences = {}
+    for key in base_values | values:
+        if key not in values or key not in base_values or values[key] != base_values[key]:
+            differences[key] = (_text(base_values, key), _text(values, key))
+    return differences
 
 
 def consequences(config: dict[str, Any], base: dict[str, Any]) -> dict[str, tuple[str, str]]:
     """The same for the resolved values of `auto`: what an arm changes besides the requested overrides."""
-    values, base_values = ({k: v for k, v in (c.get("resolved") or {}).items() if k != "notes"} for c in (config, base))
-    requested = {key.split(".")[-1] for key in differing(config, base)} | {"prescribed"}
-    changed = [key for key in values if key in base_values and values[key] != base_values[key] and key not in requested]
-    return {key: (_text(base_values, key), _text(values, key)) for key in changed}
+    values, base_values = config.get("resolved") or {}, base.get("resolved") or {}
+    left_out = {key.split(".")[-1] for key in differing(config, base)} | {"prescribed", "notes"}
+    changed = {}
+    for key, value in values.items():
+        if key in base_values and value != base_values[key] and key not in left_out:
+            changed[key] = (_text(base_values, key), _text(values, key))
+    return changed
 
 
 def label(config: dict[str, Any], base: dict[str, Any]) -> str:
     """An arm in words: `norm=layer, bias=on`. If the option itself differs, its keys are left out."""
     differences = differing(config, base)
-    return ",".join(
-        f"{key}={value}"
-        for key, (_, value) in differences.items()
-        if value and not ("." in key and key.split(".")[0] in differences)
-    )
+    words = []
+    for key, (_, value) in differences.items():
+        option = key.partition(".")[0]
+        if value and (option == key or option not in differences):
+            words.append(f"{key}={value}")
+    return ",".join(words)
 
 
 def changes(name: str, config: dict[str, Any]) -> set[str]:
     """How an arm differs from the default configuration, from its name or, if that was cut, its configuration."""
-    if CUT.search(name):
-        from nexus_ablate.config.compose import differences
-        from nexus_ablate.config.resolve import from_values
-        from nexus_ablate.errors import ConfigError
+    understood = _understood(config) if CUT.search(name) else None
+    if understood is None:  # where it was cut, the name is all there is
+        return set(name.split(",")) - {"baseline"}
+    from nexus_ablate.config.compose import differences
 
-        try:
-            values = {key: value for key, value in config.items() if key != "resolved"}
-            return {f"{key}={value}" for key, value in differences(from_values(values)).items()}
-        except ConfigError:
-            pass  # written by another version, or with an option of a plugin: the name is all there is
-    return set(name.split(",")) - {"baseline"}
+    return {f"{key}={value}" for key, value in differences(understood).items()}
+
+
+def _understood(config: dict[str, Any]) -> RunConfig | None:
+    """A config.yaml as this version reads it; None where it was written by another one or with a plugin's option."""
+    from nexus_ablate.config.resolve import from_values
+    from nexus_ablate.errors import ConfigError
+
+    try:
+        return from_values({key: value for key, value in config.items() if key != "resolved"})
+    except ConfigError:
+        return None
 
 
 def science_key(config: dict[str, Any], without: tuple[str, ...] = ()) -> str:
@@ -102,14 +111,12 @@ def config_hash(config: dict[str, Any], study: Study) -> str:
 
 def meaning(config: dict[str, Any]) -> str:
     """The same for a config.yaml with every `auto` replaced; '' where this version cannot read it."""
-    from nexus_ablate.config.resolve import from_values
-    from nexus_ablate.errors import ConfigError
-
-    try:
-        values = from_values({key: value for key, value in config.items() if key != "resolved"}).science()
-    except ConfigError:
+    understood = _understood(config)
+    if understood is None:
         return ""
-    return json.dumps({key: value for key, value in values.items() if key != "seed"}, sort_keys=True, default=str)
+    values = understood.science()
+    values.pop("seed", None)
+    return json.dumps(values, sort_keys=True, default=str)
 
 
 def _text(keys: dict[str, Any], key: str) -> str:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,8 +15,8 @@ from nexus_ablate.comparison.arms import Arm
 from nexus_ablate.comparison.curves import Curves
 from nexus_ablate.comparison.endpoint import BY_FLAG, Endpoint
 from nexus_ablate.comparison.fairness import checks
-from nexus_ablate.comparison.learning_rates import CRITERION, best_lr
-from nexus_ablate.comparison.listed import FAILED, Listed, Source, step_of
+from nexus_ablate.comparison.learning_rates import CRITERION, best_lr, lr_points
+from nexus_ablate.comparison.listed import FAILED, Listed, Source, refuse_duplicates, step_of
 from nexus_ablate.comparison.load import Excluded, Trained
 from nexus_ablate.comparison.results import Comparison, Stratum
 from nexus_ablate.comparison.terms import NO_STUDY, Terms
@@ -59,15 +58,16 @@ def judged(
     source: Source,
     runs: list[Listed],
     endpoint: Endpoint,
-    baseline: str | None = None,
-    allow: Iterable[str] = (),
-    tuning_seeds: Iterable[int] = (),
-    notes: Mapping[str, list[str]] | None = None,
+    baseline: str | None,
+    allow: Collection[str],
+    tuning_seeds: Iterable[int],
+    notes: Mapping[str, list[str]],
 ) -> Comparison:
     """The comparison of runs that were trained elsewhere, in each stratum by itself.
 
     Args:
-        baseline: The arm that the others are compared with. Default: the one called `baseline`.
+        baseline: The arm that the others are compared with. None: the one called `baseline`.
+        allow: Fairness conditions whose FAIL is waived.
         tuning_seeds: Seeds whose runs chose the learning rate of each arm. They are not judged.
         notes: Lines to show beside the verdicts, by stratum.
 
@@ -77,16 +77,19 @@ def judged(
     chosen_by = set(tuning_seeds)
     if chosen_by:
         _require_tuning(runs, endpoint, chosen_by)
-    if endpoint.log and (bad := next((run for run in runs if run.value is not None and run.value <= 0), None)):
-        fix = f"values above 0; `{FAILED[0]}` if the run failed to train, which counts"
-        raise ConfigError(f"{bad.where}: {endpoint.name} is compared by ratios", f"{bad.value:g}", fix)
-    strata = list(dict.fromkeys(run.stratum for run in runs))
-    out = [Excluded(Path(where), reason) for where, reason in source.left_out]
+    if endpoint.log:
+        for run in runs:
+            if run.value is not None and run.value <= 0:
+                fix = f"values above 0; `{FAILED[0]}` if the run failed to train, which counts"
+                raise ConfigError(f"{run.where}: {endpoint.name} is compared by ratios", f"{run.value:g}", fix)
+    strata: dict[str, list[Listed]] = {}
+    for run in runs:
+        strata.setdefault(run.stratum, []).append(run)
     tables = []
-    for stratum in strata:
-        inside = [run for run in runs if run.stratum == stratum]
-        tables.append(_table(source, stratum, inside, endpoint, baseline, tuple(allow), chosen_by, out, len(strata)))
-        tables[-1].regime += (notes or {}).get(stratum, [])
+    for stratum, inside in strata.items():
+        table = _table(source, stratum, inside, endpoint, baseline, allow, chosen_by, len(strata))
+        table.regime += notes.get(stratum, [])
+        tables.append(table)
     return Comparison(source.name, tables, changes(tables), None)
 
 
@@ -96,33 +99,39 @@ def _table(
     runs: list[Listed],
     endpoint: Endpoint,
     baseline: str | None,
-    allow: tuple[str, ...],
+    allow: Collection[str],
     tuning_seeds: set[int],
-    out: list[Excluded],
     strata: int,
 ) -> Stratum:
-    where = f"{source.name}{f', stratum {stratum}' if stratum else ''}"
-    excluded = [*out, *(Excluded(Path(run.where), run.caution, run.arm, run.seed) for run in runs if run.unfair)]
+    where, of = source.name, ""
+    if stratum:
+        where, of = f"{source.name}, stratum {stratum}", source.name
+    excluded = [Excluded(Path(place), reason) for place, reason in source.left_out]
+    by_arm: dict[str, list[Listed]] = {}
+    for run in runs:
+        if run.unfair:
+            excluded.append(Excluded(Path(run.where), run.caution, run.arm, run.seed))
+        else:
+            by_arm.setdefault(run.arm, []).append(run)
     runs = [run for run in runs if not run.unfair]
-    names = list(dict.fromkeys(run.arm for run in runs))
-    name = _baseline(names, baseline, where)
-    arms = [_arm(arm, [run for run in runs if run.arm == arm], endpoint, tuning_seeds) for arm in names]
-    base = arms.pop(names.index(name))
+    base_name = _baseline(list(by_arm), baseline, where)
+    arms = []
+    for name, members in by_arm.items():
+        arm = _arm(name, members, endpoint, tuning_seeds)
+        arms.append(arm)
+        unused = len(members) - len(arm.runs) - len(arm.tuning)
+        if unused:
+            reason = f"{several(unused, 'run')} at other learning rates than its best"
+            excluded.append(Excluded(Path(name), reason, name))
+    base = arms.pop(list(by_arm).index(base_name))
     _require_two_runs(base, arms, where)
-    used = Counter({arm.name: len(arm.runs) + len(arm.tuning) for arm in (base, *arms)})
-    for arm, unused in (Counter(run.arm for run in runs) - used).items():
-        excluded.append(Excluded(Path(arm), f"{several(unused, 'run')} at other learning rates than its best", arm))
     paired = all(_shares_seeds(arm, base) for arm in arms)
     if paired:
         excluded += unpaired(base, arms)
-    rates = {rate for arm in (base, *arms) for run in arm.tuning if (rate := run.config["optim"]["lr"]) is not None}
+    rates = {rate for arm in (base, *arms) for rate in lr_points(arm.tuning)}
+    tuned_on = sorted(tuning_seeds) if rates else []
     study = msgspec.structs.replace(
-        NO_STUDY,
-        question=where,
-        stratum=stratum,
-        of=source.name if stratum else "",
-        lr_grid=sorted(rates),
-        tuning_seeds=sorted(tuning_seeds) if rates else [],
+        NO_STUDY, question=where, stratum=stratum, of=of, lr_grid=sorted(rates), tuning_seeds=tuned_on
     )
     terms = Terms(
         study=study,
@@ -182,12 +191,9 @@ def _arm(name: str, runs: list[Listed], endpoint: Endpoint, tuning_seeds: set[in
         got = f"{name}: {', '.join(map('{:g}'.format, rates))}"
         fix = "--tuning-seeds with the seeds that chose the rate; or one rate for each arm"
         raise ConfigError("an arm has several learning rates; the best on the same seeds would flatter it", got, fix)
-    met: dict[int, Listed] = {}
-    for run in rest:
-        if met.setdefault(run.seed, run) is not run:
-            got = f"{met[run.seed].where} and {run.where}: {name}, seed {run.seed}"
-            raise ConfigError("two rows are of one arm and one seed", got, "one row per run: its final result")
-    arm.runs = {run.seed: _trained(run, endpoint) for run in sorted(rest, key=lambda run: run.seed)}
+    refuse_duplicates(rest, lambda run: run.seed)
+    rest.sort(key=lambda run: run.seed)
+    arm.runs = {run.seed: _trained(run, endpoint) for run in rest}
     return arm
 
 

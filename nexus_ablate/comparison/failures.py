@@ -28,8 +28,8 @@ def failed_seeds(runs: dict[int, Trained], baseline: dict[int, Trained]) -> dict
     for seed, run in runs.items():
         how = failure(run.record, run.curves)
         twin = baseline.get(seed)
-        if not how and runs is not baseline and twin is not None and stalled(run):
-            how = "" if failure(twin.record, twin.curves) or stalled(twin) else "stalled"
+        if not how and stalled(run) and twin is not None and not stalled(twin):
+            how = "" if failure(twin.record, twin.curves) else "stalled"
         if how:
             failed[seed] = how
     return failed
@@ -59,11 +59,13 @@ def uninformed_loss(arms: Sequence[Arm], endpoint: Endpoint) -> float:
     """The unigram entropy in the endpoint's unit; NaN for other endpoints, or where no run recorded it."""
     if endpoint.name not in ("val_loss", "val_bpb"):
         return math.nan
-    for run in (run for arm in arms for run in arm.runs.values()):
-        loss, bits, unigram = (run.figures.get(name, math.nan) for name in ("val_loss", "val_bpb", "unigram_bpb"))
-        in_unit = unigram * (loss / bits if endpoint.name == "val_loss" and bits else 1.0)
-        if math.isfinite(in_unit):
-            return in_unit
+    for arm in arms:
+        for run in arm.runs.values():
+            unigram, bits = run.figures.get("unigram_bpb", math.nan), run.figures.get("val_bpb", math.nan)
+            if endpoint.name == "val_loss" and bits:
+                unigram *= run.figures.get("val_loss", math.nan) / bits
+            if math.isfinite(unigram):
+                return unigram
     return math.nan
 
 

@@ -7,7 +7,7 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -93,7 +93,7 @@ def read_source(path: Path) -> Source:
     Raises:
         ConfigError: There is no such file, it cannot be read as a table, or it has no rows.
     """
-    readers = {".csv": _csv, ".tsv": _csv, ".json": _json, ".jsonl": _jsonl, ".parquet": _parquet}
+    readers = {".csv": _csv, ".tsv": _tsv, ".json": _json, ".jsonl": _jsonl, ".parquet": _parquet}
     kind = path.suffix.lower()
     if path.is_dir():
         fix = f"nexus-ablate compare {shlex.quote(str(path))} for runs of nexus-ablate, or name a file in it"
@@ -109,7 +109,7 @@ def read_source(path: Path) -> Source:
         raise ConfigError("there is no file of this name", str(path), f"ls {shlex.quote(str(path.parent))}")
     fix = "one row per run, with the columns arm, seed and val_loss"
     try:
-        frame = readers[kind](data, kind)
+        frame = readers[kind](data)
     except (*UNREADABLE, TypeError, OSError) as error:
         got = printable(str(error).splitlines()[0], 200)
         raise ConfigError(f"{path} is not a table", got, fix) from None
@@ -120,12 +120,22 @@ def read_source(path: Path) -> Source:
     return Source(str(path), list(zip(places, frame.to_dict("records"), strict=True)))
 
 
-def _csv(data: bytes, kind: str) -> pandas.DataFrame:
-    """Cells as text, by line. Where semicolons separate them, a comma in a number is its decimal point."""
+def _csv(data: bytes) -> pandas.DataFrame:
+    """Where semicolons separate cells, a comma in a number is its decimal point."""
+    first_line = data.partition(b"\n")[0]
+    if b";" not in first_line or b"," in first_line:
+        return _separated(data, ",")
+    return _separated(data, ";").replace(r"^\s*([+-]?\d+),(\d+(?:[eE][+-]?\d+)?)\s*$", r"\1.\2", regex=True)
+
+
+def _tsv(data: bytes) -> pandas.DataFrame:
+    return _separated(data, "\t")
+
+
+def _separated(data: bytes, separator: str) -> pandas.DataFrame:
+    """Cells as text, by line."""
     import pandas
 
-    first_line = data.partition(b"\n")[0]
-    separator = "\t" if kind == ".tsv" else ";" if b";" in first_line and b"," not in first_line else ","
     reading = {"sep": separator, "header": None, "dtype": str, "keep_default_na": False, "skip_blank_lines": False}
     try:
         table = pandas.read_csv(io.BytesIO(data), encoding="utf-8-sig", skipinitialspace=True, **reading)
@@ -136,13 +146,10 @@ def _csv(data: bytes, kind: str) -> pandas.DataFrame:
     if len(set(heads)) < len(heads):
         raise ValueError(f"two columns have one name: {', '.join(heads)}")
     rows = table.iloc[1:].set_axis(heads, axis=1)
-    rows = rows[(rows != "").any(axis=1)]
-    if separator == ";":
-        rows = rows.replace(r"^\s*([+-]?\d+),(\d+(?:[eE][+-]?\d+)?)\s*$", r"\1.\2", regex=True)
-    return rows
+    return rows[(rows != "").any(axis=1)]
 
 
-def _json(data: bytes, kind: str) -> pandas.DataFrame:
+def _json(data: bytes) -> pandas.DataFrame:
     """A list of objects, or columns as pandas writes them."""
     import pandas
 
@@ -156,12 +163,12 @@ def _json(data: bytes, kind: str) -> pandas.DataFrame:
     return frame
 
 
-def _jsonl(data: bytes, kind: str) -> pandas.DataFrame:
+def _jsonl(data: bytes) -> pandas.DataFrame:
     lines = [line for line in data.decode("utf-8-sig").split("\n") if line.strip()]
-    return _json(f"[{','.join(lines)}]".encode(), kind)
+    return _json(f"[{','.join(lines)}]".encode())
 
 
-def _parquet(data: bytes, kind: str) -> pandas.DataFrame:
+def _parquet(data: bytes) -> pandas.DataFrame:
     import pandas
 
     try:
@@ -183,7 +190,7 @@ def runs_of(source: Source, endpoint: str, columns: Mapping[str, str]) -> list[L
         ConfigError: As `rows_of`, and where two rows are of one run, or the units are mixed.
     """
     runs = rows_of(source, endpoint, columns)
-    _refuse_duplicates(runs)
+    refuse_duplicates(runs, lambda run: (run.stratum, run.arm, run.seed, run.rate))
     _refuse_mixed_units(runs)
     return runs
 
@@ -219,22 +226,14 @@ def rows_of(
         raise ConfigError(problem, shown, f"--columns {shlex.quote(mapping)}")
     runs = []
     for number, (where, cells) in enumerate(source.rows):
-        rate, tokens, seconds = (_number(where, names[n], cells.get(names[n])) for n in ("rate", "tokens", "seconds"))
-        runs.append(
-            Listed(
-                where=where,
-                stratum=_text(cells.get(names["stratum"])),
-                arm=_arm(where, names["arm"], cells.get(names["arm"])),
-                seed=number if numbered else _seed(where, names["seed"], cells.get(names["seed"])),
-                value=_value(where, names[endpoint], cells.get(names[endpoint])),
-                rate=rate,
-                tokens=tokens,
-                seconds=seconds,
-                unit=_text(cells.get(names["unit"])),
-                caution=_text(cells.get(names["caution"])),
-                step=_step(where, names["step"], cells.get(names["step"])) if "step" in required else None,
-            )
-        )
+        row = {name: (f"{where}: {column}", cells.get(column)) for name, column in names.items()}
+        rate, tokens, seconds = _number(*row["rate"]), _number(*row["tokens"]), _number(*row["seconds"])
+        arm = _arm(*row["arm"])
+        seed = number if numbered else _seed(*row["seed"])
+        value = _value(*row[endpoint])
+        step = _step(*row["step"]) if "step" in required else None
+        stratum, unit, caution = (_text(cells.get(names[name])) for name in ("stratum", "unit", "caution"))
+        runs.append(Listed(where, stratum, arm, seed, value, rate, tokens, seconds, unit, caution, step))
     return runs
 
 
@@ -246,24 +245,21 @@ def step_of(runs: Iterable[Listed]) -> float:
 
 
 def _text(cell: object) -> str:
-    return "" if cell is None or _missing(cell) else str(cell).strip()
+    is_missing = cell is None or (isinstance(cell, float) and math.isnan(cell))
+    return "" if is_missing else str(cell).strip()
 
 
-def _missing(cell: object) -> bool:
-    return isinstance(cell, float) and math.isnan(cell)
-
-
-def _arm(where: str, column: str, cell: object) -> str:
+def _arm(place: str, cell: object) -> str:
     if not (arm := _text(cell)):
-        raise ConfigError(f"{where}: {column} is empty", "nothing", "name the arm of every run, or remove the row")
+        raise ConfigError(f"{place} is empty", "nothing", "name the arm of every run, or remove the row")
     return arm
 
 
-def _seed(where: str, column: str, cell: object) -> int:
+def _seed(place: str, cell: object) -> int:
     text = _text(cell)
     if isinstance(cell, bool) or not re.fullmatch(r"\d{1,15}(\.0)?", text):
         fix = f"whole numbers from 0; --columns seed={NO_SEED} for runs without seeds"
-        raise ConfigError(f"{where}: {column} is not a whole number", _shown(text), fix)
+        raise ConfigError(f"{place} is not a whole number", _shown(text), fix)
     return int(float(text))
 
 
@@ -278,29 +274,29 @@ def _finite(cell: object) -> float | None:
     return number if abs(number) < LARGEST else None
 
 
-def _value(where: str, column: str, cell: object) -> float | None:
+def _value(place: str, cell: object) -> float | None:
     if _text(cell).lower() in FAILED:
         return None
     if (number := _finite(cell)) is None:
         fix = f"a number without unit; `{FAILED[0]}` if the run failed to train, which counts; or remove the row"
-        raise ConfigError(f"{where}: {column} is not a finite number", _shown(cell), fix)
+        raise ConfigError(f"{place} is not a finite number", _shown(cell), fix)
     return number
 
 
-def _number(where: str, column: str, cell: object) -> float | None:
+def _number(place: str, cell: object) -> float | None:
     if not _text(cell):
         return None
     number = _finite(cell)
     if number is None or number <= 0:
         fix = "a number above 0 without unit, or an empty cell"
-        raise ConfigError(f"{where}: {column} is not a number above 0", _shown(cell), fix)
+        raise ConfigError(f"{place} is not a number above 0", _shown(cell), fix)
     return number
 
 
-def _step(where: str, column: str, cell: object) -> float:
+def _step(place: str, cell: object) -> float:
     number = _finite(cell)
     if number is None or number < 0:
-        raise ConfigError(f"{where}: {column} is not a training step", _shown(cell), "a number from 0 in every row")
+        raise ConfigError(f"{place} is not a training step", _shown(cell), "a number from 0 in every row")
     return number
 
 
@@ -308,10 +304,18 @@ def _shown(cell: object) -> str:
     return printable("nothing" if cell is None or cell == "" else str(cell), 80)
 
 
-def _refuse_duplicates(runs: list[Listed]) -> None:
-    met: dict[tuple[Any, ...], str] = {}
+def refuse_duplicates(runs: list[Listed], identity: Callable[[Listed], object]) -> None:
+    """Refuse rows that are of one run.
+
+    Args:
+        identity: What no two rows share.
+
+    Raises:
+        ConfigError: Two rows share it.
+    """
+    met: dict[object, str] = {}
     for run in runs:
-        key = (run.stratum, run.arm, run.seed, run.rate)
+        key = identity(run)
         if key in met:
             got = f"{met[key]} and {run.where}: {run.arm}, seed {run.seed}"
             raise ConfigError("two rows are of one arm and one seed", got, "one row per run: its final result")
@@ -323,8 +327,8 @@ def _refuse_mixed_units(runs: list[Listed]) -> None:
     for run in runs:
         units.setdefault(run.unit, run.where)
     if len(units) > 1:
-        got = ", ".join(f"{unit or 'no unit'} ({where})" for unit, where in list(units.items())[:3])
-        raise ConfigError("the endpoint is in mixed units", got, "the same unit in every row")
+        met = [f"{unit or 'no unit'} ({where})" for unit, where in units.items()]
+        raise ConfigError("the endpoint is in mixed units", ", ".join(met[:3]), "the same unit in every row")
     for name in ("tokens", "seconds"):
         extremes: dict[tuple[str, str], list[tuple[float, str]]] = {}
         for run in runs:

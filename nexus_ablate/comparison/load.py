@@ -23,9 +23,14 @@ from nexus_ablate.runs import SETTLED, RunRecord, find_runs, read_run
 from nexus_ablate.runs.formats import INIT
 from nexus_ablate.runs.lookup import id_of
 from nexus_ablate.runs.record import last_row, read_document
+from nexus_ablate.study.schema import Study
 
 CLAIMED = {
-    **{"val_loss": "val/loss", "val_bpb": "val/bpb", "tokens": "tokens", "steps": "step", "flops": "flops"},
+    "val_loss": "val/loss",
+    "val_bpb": "val/bpb",
+    "tokens": "tokens",
+    "steps": "step",
+    "flops": "flops",
     "batch_hash": "batch_hash",
 }
 """Figures of summary.json that the last row of metrics.jsonl repeats, and their names there."""
@@ -65,7 +70,7 @@ class Trained:
 
     @property
     def arm_hash(self) -> str:
-        return str(self.env.get("arm_hash") or (self.record.summary or {}).get("arm_hash") or "")
+        return str(self.env.get("arm_hash") or self.summary.get("arm_hash") or "")
 
     @property
     def config_hash(self) -> str:
@@ -102,6 +107,10 @@ class Trained:
     def config(self) -> dict[str, Any]:
         return self.record.config or {}
 
+    @property
+    def summary(self) -> dict[str, Any]:
+        return self.record.summary or {}
+
 
 @dataclass(frozen=True)
 class Excluded:
@@ -127,6 +136,9 @@ class Collection:
     excluded: list[Excluded]
     terms: dict[str, Terms]
 
+    def study_of(self, run: Trained) -> Study:
+        return self.terms.get(run.record.study, Terms()).study
+
 
 def collect(dirs: Iterable[Path]) -> Collection:
     """Read every run in the given directories: runs, arms, studies or a runs_dir.
@@ -141,19 +153,18 @@ def collect(dirs: Iterable[Path]) -> Collection:
     sources: dict[str, Any] = {}
     for path in paths:
         result = _read(path)
-        if isinstance(result, Trained) and result.code:  # the hashes of a thousand runs by one code are kept once
-            result.env["source"] = sources.setdefault(result.source, result.env["source"])
-        if isinstance(result, Trained):
-            collection.runs.append(result)
-        else:
+        if isinstance(result, Excluded):
             collection.excluded.append(result)
-    for path, reason in _strangers(dirs, {p.resolve() for p in paths}):
-        collection.excluded.append(Excluded(path, reason))
+            continue
+        if result.code:  # the hashes of a thousand runs by one code are kept once
+            result.env["source"] = sources.setdefault(result.source, result.env["source"])
+        collection.runs.append(result)
+    collection.excluded += _strangers(dirs, {path.resolve() for path in paths})
     if not paths and not collection.excluded:
         raise ConfigError(
             "there are no runs here", " ".join(map(str, dirs)), "give a run, an arm, a study or a runs_dir"
         )
-    for folder in sorted({p.parent.parent for p in paths}):
+    for folder in sorted({path.parent.parent for path in paths}):
         if os.path.lexists(folder / "study.yaml"):
             collection.terms[folder.name] = read_terms(folder)
     return collection
@@ -179,7 +190,9 @@ def _read(path: Path) -> Trained | Excluded:
             return Excluded(path, f"contradicts itself: {contradiction}", record.arm, record.seed, "inconsistent")
         return run
     except UserError as error:
-        reason = f"damaged: {error.problem.removeprefix(f'{path}/')}" + (f" ({error.got})" if error.got else "")
+        reason = f"damaged: {error.problem.removeprefix(f'{path}/')}"
+        if error.got:
+            reason += f" ({error.got})"
         return Excluded(path, printable(reason, 200), arm=path.parent.name, state="damaged")
 
 
@@ -199,7 +212,7 @@ def contradictions(run: Trained) -> Iterator[str]:
         if record.summary is not None:
             yield f"{record.state} by status.json, but a summary.json was written at the end"
         return
-    summary, last = record.summary or {}, curves.last
+    summary, last = run.summary, curves.last
     if not last:
         yield "finished without a row in metrics.jsonl"
     every = (run.config.get("train") or {}).get("log_every")
@@ -227,16 +240,26 @@ def _initial_values(path: Path) -> dict[str, tuple[str, tuple[int, ...] | None]]
     Raises:
         UserError: It has another form.
     """
-    values = read_document(path, INIT) or {}
-    return {k: (v, None) if isinstance(v, str) else (v["z"], tuple(v["shape"])) for k, v in values.items()}
+    values = {}
+    for name, recorded in (read_document(path, INIT) or {}).items():
+        if isinstance(recorded, str):
+            values[name] = (recorded, None)
+        else:
+            values[name] = (recorded["z"], tuple(recorded["shape"]))
+    return values
 
 
 def _why_unsettled(record: RunRecord) -> str:
     steps = ((record.config or {}).get("resolved") or {}).get("steps")
-    reached = "" if record.status.get("step") is None else f" at step {record.status['step']}"
-    reached += f" of {steps}" if reached and steps else ""
-    reason = record.status.get("reason")
-    return printable(f"{record.state}{reached}" + (f": {reason}" if reason else ""), 200)
+    step, reason = record.status.get("step"), record.status.get("reason")
+    text = record.state
+    if step is not None:
+        text += f" at step {step}"
+        if steps:
+            text += f" of {steps}"
+    if reason:
+        text += f": {reason}"
+    return printable(text, 200)
 
 
 def _figures(values: dict[str, Any], before: str = "") -> Iterable[tuple[str, float]]:
@@ -247,8 +270,8 @@ def _figures(values: dict[str, Any], before: str = "") -> Iterable[tuple[str, fl
             yield f"{before}{name}", float(value)
 
 
-def _strangers(dirs: list[Path], runs: set[Path]) -> list[tuple[Path, str]]:
-    """Links, and directories that look like runs but are not, each with the reason."""
+def _strangers(dirs: list[Path], runs: set[Path]) -> list[Excluded]:
+    """Links, and directories that look like runs but are not."""
     arms = {run.parent for run in runs}
     reasons: dict[Path, str] = {}
     for top in dirs:
@@ -265,4 +288,4 @@ def _strangers(dirs: list[Path], runs: set[Path]) -> list[tuple[Path, str]]:
                     reasons[path] = "a link, which is not followed; name what it leads to"
                 elif path.resolve() not in runs and (RUN_NAME.fullmatch(name) or here in arms):
                     reasons[path] = "not a run: no status.json"
-    return sorted(reasons.items())
+    return [Excluded(path, reason) for path, reason in sorted(reasons.items())]

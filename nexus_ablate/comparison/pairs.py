@@ -2,33 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
-from nexus_ablate.comparison.curves import AXES, common_batches
 from nexus_ablate.comparison.load import Trained
+from nexus_ablate.errors import UserError
 from nexus_ablate.provenance import differ, differing_files
+from nexus_ablate.runs.record import read_rows
 
 
 def same_curves(one: Trained, other: Trained) -> bool:
     """Whether two runs have the same losses to the last bit."""
     a, b = one.curves, other.curves
-    return len(a.val) > 0 and all(np.array_equal(x, y, equal_nan=True) for x, y in ((a.val, b.val), (a.train, b.train)))
+    if not len(a.val) or not np.array_equal(a.val, b.val, equal_nan=True):
+        return False
+    return np.array_equal(a.train, b.train, equal_nan=True)
 
 
 def unlike_batches(run: Trained, twin: Trained) -> str:
     """Why two runs did not see the same batches, or ''. Runs are compared up to the end of the shorter one."""
-    a, b = (each.record.summary or {} for each in (run, twin))
-    if a.get("batch_hash") and a.get("batch_hash") == b.get("batch_hash"):
+    last, twin_last = run.summary.get("batch_hash"), twin.summary.get("batch_hash")
+    if last and last == twin_last:
         return ""
-    if a.get("batch_hash") and b.get("batch_hash") and a.get("steps") == b.get("steps"):
+    if last and twin_last and run.summary.get("steps") == twin.summary.get("steps"):
         return "other batches"
-    common = common_batches(run.record.path / "metrics.jsonl", twin.record.path / "metrics.jsonl")
-    if common is None:
+    try:
+        hashes, twin_hashes = _batch_hashes(run), _batch_hashes(twin)
+    except UserError as error:
+        return error.problem
+    shared = hashes.keys() & twin_hashes.keys()
+    if not shared:
         return "no batch hash in common"
-    step, agree = common
-    return "" if agree else f"other batches before step {step}"
+    step = max(shared)
+    return "" if hashes[step] == twin_hashes[step] else f"other batches before step {step}"
+
+
+def _batch_hashes(run: Trained) -> dict[int, str]:
+    """The logged batch hashes by step. The hash is a chain: if it agrees at a step, all batches before that agree.
+
+    Raises:
+        UserError: The log is damaged.
+    """
+    rows = read_rows(run.record.path / "metrics.jsonl")
+    return {row["step"]: row["batch_hash"] for row in rows if row.get("batch_hash")}
 
 
 def unlike_code(run: Trained, twin: Trained) -> str:
@@ -56,22 +71,24 @@ def shared_init(run: Trained, twin: Trained) -> tuple[int, int]:
 
 def unlike_init(run: Trained, twin: Trained) -> list[str]:
     """Parameters of the same name and shape that began with other numbers; an unknown shape is not the same."""
-    names = [name for name in twin.init if name in run.init]
-    pairs = [(name, run.init[name], twin.init[name]) for name in names]
-    return [name for name, (z, shape), other in pairs if shape is not None and shape == other[1] and z != other[0]]
+    unlike = []
+    for name, (twin_z, twin_shape) in twin.init.items():
+        z, shape = run.init.get(name, (twin_z, None))
+        if shape is not None and shape == twin_shape and z != twin_z:
+            unlike.append(name)
+    return unlike
 
 
-def at_equal(axis: str) -> Callable[[Trained, Trained], float]:
-    """The difference of two runs' validation losses at the largest budget that both reached."""
-    assert axis in AXES
+def at_equal(axis: str, run: Trained, twin: Trained) -> float:
+    """The difference of two runs' validation losses at the largest budget that both reached.
 
-    def difference(run: Trained, twin: Trained) -> float:
-        if not len(run.curves.val) or not len(twin.curves.val):
-            return float("nan")
-        budget = min(getattr(each.curves, axis)[-1] for each in (run, twin))
-        return run.curves.at(axis, budget) - twin.curves.at(axis, budget)
-
-    return difference
+    Args:
+        axis: One of `AXES`.
+    """
+    if not len(run.curves.val) or not len(twin.curves.val):
+        return float("nan")
+    budget = min(getattr(each.curves, axis)[-1] for each in (run, twin))
+    return run.curves.at(axis, budget) - twin.curves.at(axis, budget)
 
 
 def log_token_ratio(run: Trained, twin: Trained) -> float:
@@ -79,5 +96,5 @@ def log_token_ratio(run: Trained, twin: Trained) -> float:
     if not len(run.curves.val) or not len(twin.curves.val):
         return float("nan")
     target = max(run.curves.val[-1], twin.curves.val[-1])
-    tokens = run.curves.tokens_to(target), twin.curves.tokens_to(target)
-    return float(np.log(tokens[0] / tokens[1])) if min(tokens) > 0 else float("nan")
+    tokens, twin_tokens = run.curves.tokens_to(target), twin.curves.tokens_to(target)
+    return float(np.log(tokens / twin_tokens)) if min(tokens, twin_tokens) > 0 else float("nan")

@@ -64,26 +64,30 @@ def steps_to_target(
 
 def _require_target(logs: Logs, target: float) -> None:
     """Refuse a run that does not reach the target: without its steps, a mean over the others would flatter the arm."""
-    lowest = {run: min(row.value for row in log if row.value is not None) for run, log in logs.items() if _trained(log)}
-    worst = max(lowest, key=lowest.__getitem__, default=None)
-    if worst is not None and lowest[worst] > target:
-        got = f"{worst[1]}, seed {worst[2]}: {lowest[worst]:g} at the lowest"
-        raise ConfigError(f"a run does not reach the loss {target:g}", got, f"--target {lowest[worst]:g}")
+    worst, highest = None, target
+    for log in logs.values():
+        losses = _losses(log)
+        if len(losses) == len(log) and min(losses) > highest:
+            worst, highest = log[0], min(losses)
+    if worst is not None:
+        got = f"{worst.arm}, seed {worst.seed}: {highest:g} at the lowest"
+        raise ConfigError(f"a run does not reach the loss {target:g}", got, f"--target {highest:g}")
 
 
-def _trained(log: list[Listed]) -> bool:
-    return all(row.value is not None for row in log)
+def _losses(log: list[Listed]) -> list[float]:
+    """The losses of a log; of a run that failed to train fewer than it has rows."""
+    return [row.value for row in log if row.value is not None]
 
 
 def _run(log: list[Listed], target: float) -> Listed:
     """The run with its steps to the target in place of a loss, between two rows by a straight line."""
     first = replace(log[0], tokens=None, seconds=None, unit="steps")
-    if not _trained(log):
+    steps, losses = [row.step or 0.0 for row in log], _losses(log)
+    if len(losses) < len(log):
         return replace(first, value=None)
-    points = [(row.step or 0.0, row.value or 0.0) for row in log]
-    if points[0][1] <= target:
-        return replace(first, value=points[0][0], caution="logs that begin at or below the target")
-    for (step, loss), (next_step, next_loss) in pairwise(points):
+    if losses[0] <= target:
+        return replace(first, value=steps[0], caution="logs that begin at or below the target")
+    for (step, loss), (next_step, next_loss) in pairwise(zip(steps, losses, strict=True)):
         if next_loss <= target:
             return replace(first, value=step + (next_step - step) * (loss - target) / (loss - next_loss))
     raise AssertionError("every run reaches the target")
@@ -103,18 +107,16 @@ def _rule(logs: Logs, target: float) -> dict[str, list[str]]:
 def _first_passing_step(runs: list[list[Listed]], target: float) -> str:
     """`(3.28 - mean) sqrt(20) is 0.0051 at step 2750, the first of 0.004 or more; 0.0033 at step 2745`."""
     losses: dict[float, list[float]] = defaultdict(list)
-    for row in (row for log in runs for row in log):
-        losses[row.step or 0.0].append(math.inf if row.value is None else row.value)
-    statistics = {
-        step: (target - float(np.mean(losses[step]))) * math.sqrt(len(runs))
-        for step in sorted(losses)
-        if len(losses[step]) == len(runs)
-    }
-    if not statistics:
+    for log in runs:
+        for row in log:
+            losses[row.step or 0.0].append(math.inf if row.value is None else row.value)
+    steps = [step for step in sorted(losses) if len(losses[step]) == len(runs)]
+    if not steps:
         return f"no step at which all of {several(len(runs), 'run')} have a loss"
     form = f"({target:g} - mean) sqrt({len(runs)})"
     before = ""
-    for step, statistic in statistics.items():
+    for step in steps:
+        statistic = (target - float(np.mean(losses[step]))) * math.sqrt(len(runs))
         if statistic >= RULE:
             return f"{form} is {statistic:.4f} at step {step:g}, the first of {RULE} or more{before}"
         before = f"; {statistic:.4f} at step {step:g}"

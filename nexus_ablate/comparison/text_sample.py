@@ -64,8 +64,10 @@ def differences_over_text(arm: Arm, baseline: Arm, seeds: list[int], losses: Arr
     for place, seed in enumerate(seeds):
         if seed in pairs:
             by_block[place] = unit * (_by_block(arm, seed) - _by_block(baseline, seed))
-    few = f"{blocks} blocks of validation text; its part of the error is counted from {FEWEST_BLOCKS} blocks on"
-    return TextDifferences(by_block, windows.shares, few if blocks < FEWEST_BLOCKS else "")
+    few = ""
+    if blocks < FEWEST_BLOCKS:
+        few = f"{blocks} blocks of validation text; its part of the error is counted from {FEWEST_BLOCKS} blocks on"
+    return TextDifferences(by_block, windows.shares, few)
 
 
 def _by_block(arm: Arm, seed: int) -> Array:

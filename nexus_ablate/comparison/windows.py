@@ -90,7 +90,8 @@ def _parse(text: str) -> WindowLosses:
         rows = [_row(number, line) for number, line in enumerate(text.removesuffix("\n").split("\n"), 1)]
         places = np.array([place for place, _ in rows], dtype=np.int64)
         losses = np.array([loss for _, loss in rows], dtype=float)  # None becomes NaN
-    if not ((np.diff(places[:, 0]) >= 0).all() and (np.diff(places[:, 1]) > 0).all() and places[:, 2].all()):
+    is_ordered = (np.diff(places[:, 0]) >= 0).all() and (np.diff(places[:, 1]) > 0).all()
+    if not is_ordered or not places[:, 2].all():
         raise ValueError("the windows are not in order")
     return WindowLosses(places, losses)
 

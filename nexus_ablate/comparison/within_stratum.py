@@ -246,7 +246,7 @@ def _descriptive(row: ArmResult, arm: Arm, base: Arm, failed: set[int]) -> None:
         base_run = base.runs[seed]
         if run.record.state == base_run.record.state == "finished":
             pairs.append((run, base_run))
-    at = {axis: mean_interval(np.array([at_equal(axis)(*pair) for pair in pairs])) for axis in AXES}
+    at = {axis: mean_interval(np.array([at_equal(axis, *pair) for pair in pairs])) for axis in AXES}
     row.at_tokens, row.at_flops, row.at_seconds = at["tokens"], at["flops"], at["seconds"]
     row.token_ratio = _exponential(mean_interval(np.array([log_token_ratio(*pair) for pair in pairs])))
 
