@@ -356,6 +356,7 @@ def test_parquet_without_its_package_names_the_package(tmp_path, capsys, monkeyp
 
 ROW = "baseline,{},2.{}\n"
 GOOD = "arm,seed,val_loss\n" + "".join(f"baseline,{s},2.0{s}\nnew,{s},1.9{s}\n" for s in range(5))
+UNFAIR = "arm,seed,val_loss,caution\nbaseline,0,2.0,NOT COMPARABLE: tokens\nnew,0,1.9,NOT COMPARABLE: tokens\n"
 
 
 @pytest.mark.parametrize(
@@ -377,6 +378,7 @@ GOOD = "arm,seed,val_loss\n" + "".join(f"baseline,{s},2.0{s}\nnew,{s},1.9{s}\n" 
         ("arm,seed,val_loss\n", [], "the table has no rows", "one row per run"),
         ("", [], "the table has no rows", "one row per run"),
         ("arm,seed,seed\na,1,2\n", [], "is not a table", "one row per run"),
+        (UNFAIR, [], "may be compared", "what the caution names"),
         (GOOD + "new,9\n", [], "line 12: val_loss is not a finite number", "`failed`"),
         (GOOD + "new,9,1.9,7\n", [], "is not a table", "one row per run"),
         (GOOD, ["--columns", "arms=x"], "--columns names what judge does not read", "--columns arm=x"),

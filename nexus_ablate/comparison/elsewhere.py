@@ -113,6 +113,9 @@ def _table(
             excluded.append(Excluded(Path(run.where), run.caution, run.arm, run.seed))
         else:
             by_arm.setdefault(run.arm, []).append(run)
+    if not by_arm:
+        fix = "runs that are alike in what the caution names"
+        raise ConfigError(f"no row of {where} may be compared", runs[0].caution, fix)
     runs = [run for run in runs if not run.unfair]
     base_name = _baseline(list(by_arm), baseline, where)
     arms = []
