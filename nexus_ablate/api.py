@@ -63,10 +63,11 @@ class Comparison(results.Comparison):
         """
         from nexus_ablate.report.charts import comparison_figure
 
-        strata = {one.name: one for one in self.strata}
-        if stratum is not None and stratum not in strata:
-            raise unknown("there is no stratum of this name", stratum, strata)
-        return comparison_figure(self.strata[0] if stratum is None else strata[stratum])
+        strata = {each.name: each for each in self.strata}
+        name = self.strata[0].name if stratum is None else stratum
+        if name not in strata:
+            raise unknown("there is no stratum of this name", name, strata)
+        return comparison_figure(strata[name])
 
     def __repr__(self) -> str:
         """The answer and the table of each stratum, as `nexus-ablate compare` prints them."""
@@ -129,7 +130,8 @@ class RunRecord(run_record.RunRecord):
         from nexus_ablate.training.display import result_facts
 
         facts = {"run": f"{self.study} / {self.arm} / seed {self.seed}", "state": self.state, "path": str(self.path)}
-        facts |= result_facts(self.summary) if self.summary is not None else {}
+        if self.summary is not None:
+            facts |= result_facts(self.summary)
         return {name: printable(fact, 4096) for name, fact in facts.items()}
 
     def figure(self) -> Figure:

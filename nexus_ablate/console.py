@@ -74,12 +74,12 @@ def grid(
     from nexus_ablate.errors import printable
 
     heads = [printable(head) for head in heads]
-    cells = [[printable(cell, 2000) for cell in row] for row in rows]
-    taken = 0
-    for column, head in enumerate(heads[1:], 1):
-        taken += 2 + max(len(head), *(len(row[column]) for row in cells), 0)
-    first_column = [row[0] for row in cells]
-    names = short_names(first_column, max(SHORTEST_NAME, width - taken))
+    cells = []
+    for row in rows:
+        cells.append([printable(cell, 2000) for cell in row])
+    first, *others = zip(heads, *cells, strict=True)
+    taken = sum(2 + max(map(len, column)) for column in others)
+    names = short_names(first[1:], max(SHORTEST_NAME, width - taken))
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0), collapse_padding=True)
     for column, head in enumerate(heads):
         side = "left" if column == 0 or head in left else "right"

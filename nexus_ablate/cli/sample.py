@@ -60,7 +60,8 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
     generator = torch.Generator().manual_seed(flags.get("seed", 1))
     wanted, temperature = flags.get("tokens", 200), flags.get("temperature", 1.0)
     written = generate(model, tokens, wanted, temperature, config.model.context, data.vocab_size, generator)
-    print(prompt + visible(data.tokenizer.decode(written.numpy())))
+    text = data.tokenizer.decode(written.numpy())
+    print(prompt + errors.escaped(text, kept="\n\t"))
     return errors.OK
 
 
@@ -92,8 +93,3 @@ def generate(
             token = torch.multinomial(torch.softmax(logits_V / temperature, 0), 1, generator=generator)
             tokens_T = torch.cat((tokens_T, token))
     return tokens_T[len(tokens_T) - count :]
-
-
-def visible(text: str) -> str:
-    """A model's text without the control characters that would act on a terminal."""
-    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
