@@ -95,10 +95,7 @@ class _Masking:
 def masked_streams() -> Iterator[None]:
     """Mask everything this process prints inside the `with`: tables, tracebacks, warnings and library logs."""
     before = sys.stdout, sys.stderr
-    for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
-        if stream is not None and not isinstance(stream, _Masking):
-            setattr(sys, name, _Masking(stream))
+    sys.stdout, sys.stderr = (s if s is None or isinstance(s, _Masking) else _Masking(s) for s in before)
     try:
         yield
     finally:

@@ -205,6 +205,7 @@ def _check(directory: str, published: dict[str, dict[str, Any]]) -> int:
     """Hold the differences of finished runs against the published ones."""
     from nexus_ablate.comparison.across_strata import compare
     from nexus_ablate.planning.ledger import NO_RESULT, other_circumstances, replications
+    from nexus_ablate.report.sentences import arm_of
 
     comparison = compare(directory)
     entry = published.get(comparison.name)
@@ -214,7 +215,7 @@ def _check(directory: str, published: dict[str, dict[str, Any]]) -> int:
     if all(arm.lacking == NO_RESULT for arm in arms):
         raise ConfigError("these runs share no arm with the published ones", directory, entry["command"])
     for arm in arms:
-        name = f"{arm.stratum}: {arm.arm}" if arm.stratum else arm.arm
+        name = arm_of(arm.stratum, arm.arm)
         if arm.lacking:
             print(f"not compared  {name}: {arm.lacking}")
             continue

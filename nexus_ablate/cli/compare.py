@@ -118,7 +118,8 @@ def deliver(comparison: Comparison, flags: dict[str, Any]) -> None:
     """Print, and save the files that `OUTPUTS` ask for."""
     from nexus_ablate.console import open_console
     from nexus_ablate.report.output_files import write_output
-    from nexus_ablate.report.terminal import show_comparison
+    from nexus_ablate.report.parts import of_comparison
+    from nexus_ablate.report.terminal import show
 
     printed, saved = [], []
     for name in FORMATS:
@@ -129,7 +130,7 @@ def deliver(comparison: Comparison, flags: dict[str, Any]) -> None:
             write_output(path, mask(_written(name, comparison)))
             saved.append(path)
     if not printed:
-        show_comparison(comparison, open_console(), "details" in flags, "full" in flags)
+        show(of_comparison(comparison, "details" in flags), open_console(), "full" in flags)
     for name in printed:
         sys.stdout.write(_written(name, comparison))
     for path in saved:
