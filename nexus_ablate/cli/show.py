@@ -62,7 +62,7 @@ def _show_run(record: RunRecord, flags: dict[str, Any]) -> None:
     from nexus_ablate.cli.evaluate import results
     from nexus_ablate.console import grid, open_console
     from nexus_ablate.execution.run_states import nearer
-    from nexus_ablate.report.run_picture import draw, run_lines
+    from nexus_ablate.report.run_picture import run_figure, run_lines, save_figure
     from nexus_ablate.training.display import result_facts, table
 
     facts = {"run": f"{record.study} / {record.arm} / seed {record.seed}", "state": record.state}
@@ -77,7 +77,8 @@ def _show_run(record: RunRecord, flags: dict[str, Any]) -> None:
     heads = ("curve", "first, by step, last")
     console.print(grid(heads, run_lines(record), console.width, heads))
     console.print()
-    picture = draw(record, flags.get("out") or record.path / "picture.png")
+    picture = flags.get("out") or record.path / "picture.png"
+    save_figure(run_figure(record), picture)
     place = errors.printable(nearer(picture), 4096)
     console.print(Text.assemble(("picture ", "dim"), place), soft_wrap=True)
 

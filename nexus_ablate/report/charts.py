@@ -236,7 +236,8 @@ def draw_intervals(
 
     seen = [band, -band]
     for bar in bars:
-        seen += [value for value in (*bar.ends, *(value for value, _ in bar.dots)) if abs(value) <= limit]
+        values = [*bar.ends, *(value for value, _ in bar.dots)]
+        seen += [value for value in values if abs(value) <= limit]
     pad = 0.04 * (max(seen) - min(seen)) or 1e-6
     left, right = min(seen) - pad, max(seen) + pad
     axes.set(xlim=(left, right), ylim=(len(bars) - 0.4, -0.6), xlabel=middle(axis, 50))
@@ -351,9 +352,14 @@ def paired_differences(stratum: Stratum, axis: str) -> str:
 
 def _pairs_of_curves(row: ArmResult, arm: Arm, base: Arm) -> list[tuple[Trained, Trained]]:
     """The runs of an arm and the baseline at the seeds that have a difference, where both have two validations."""
-    seeds = [seed for seed, difference in zip(row.seeds, row.differences, strict=True) if difference is not None]
-    pairs = [(arm.runs[seed], base.runs[seed]) for seed in seeds if seed in arm.runs and seed in base.runs]
-    return [pair for pair in pairs if row.difference is not None and min(len(run.curves.val) for run in pair) > 1]
+    pairs = []
+    for seed, difference in zip(row.seeds, row.differences, strict=True):
+        if None in (difference, row.difference) or seed not in arm.runs or seed not in base.runs:
+            continue
+        run, base_run = arm.runs[seed], base.runs[seed]
+        if min(len(run.curves.val), len(base_run.curves.val)) > 1:
+            pairs.append((run, base_run))
+    return pairs
 
 
 def _label_budget(axes: Any, axis: str, label: str) -> None:

@@ -40,7 +40,7 @@ def check_target(flag: str, path: Path, endings: Sequence[str] = ()) -> None:
         raise ConfigError(
             f"{flag} takes a file, but this is a directory", str(path), f"{flag} {quote(str(path / 'NAME'))}"
         )
-    if os.path.lexists(path) and os.path.exists(path) and not os.path.isfile(path):
+    if os.path.exists(path) and not os.path.isfile(path):
         raise ConfigError(
             f"{flag} takes a file, but this is a device or a pipe", str(path), f"{flag} {quote(f'{path.name}.txt')}"
         )
