@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from nexus_ablate import errors
 from nexus_ablate.cli.backend import split_launcher
 from nexus_ablate.cli.study import RUN_FLAGS
-from nexus_ablate.cli.verb import Flag, Verb
+from nexus_ablate.cli.verb import Flag, Verb, typed
 from nexus_ablate.errors import ConfigError, unknown
 
 if TYPE_CHECKING:
@@ -49,9 +49,10 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
     """List, check, publish, or train and judge."""
     if "panel" in flags:
         return _panel(words, flags)
-    if sum(bool(mode) for mode in (words, "check" in flags, "publish" in flags)) > 1:
-        named = " ".join([*words, *(f"--{mode}" for mode in ("check", "publish") if mode in flags)])
-        fix = shlex.join(["nexus-ablate", "claims", *(["--check", flags["check"]] if "check" in flags else words[:1])])
+    if bool(words) + ("check" in flags) + ("publish" in flags) > 1:
+        one = ["--check", flags["check"]] if "check" in flags else words[:1]
+        fix = shlex.join(["nexus-ablate", "claims", *one])
+        named = " ".join([*words, *typed(flags, "check", "publish")])
         raise ConfigError("claims does one thing at a time", named, fix)
     if "check" in flags:
         from nexus_ablate.planning.ledger import entries
@@ -61,7 +62,7 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
     if "publish" in flags:
         return _publish(flags["publish"])
     if words:
-        return _train(words, {key: value for key, value in flags.items() if key not in ("check", "publish")})
+        return _train(words, flags)
     return _list()
 
 
@@ -98,7 +99,7 @@ def _panel(words: list[str], flags: dict[str, Any]) -> int:
     from nexus_ablate.study.panel import read_panel
 
     unused = [word for word in words if key_of(word) != "runs_dir"]
-    unused += [f"--{name.replace('_', '-')}" for name in flags if name not in ("panel", "publish")]
+    unused += typed(flags, *(name for name in flags if name not in ("panel", "publish")))
     if unused:
         raise ConfigError(
             "--panel takes runs_dir= alone", " ".join(unused), "nexus-ablate claims --panel runs_dir=runs"
@@ -113,13 +114,17 @@ def _panel(words: list[str], flags: dict[str, Any]) -> int:
         published = recorded()
         runs, where = published.runs, f"published runs, commit {', '.join(commit[:12] for commit in published.commits)}"
     found, console = outcomes(panel, runs), open_console()
-    heads, rows = panel_page.short_table(panel, found)
-    console.print(grid(heads, rows, console.width, left=heads[1:]))
-    tables = [panel_page.score_table(found), panel_page.kind_table(found)] if found else []
-    for heads, rows in tables:
-        console.print()
+    tables = [panel_page.short_table(panel, found)]
+    if found:
+        tables += panel_page.score_table(found), panel_page.kind_table(found)
+    for number, (heads, rows) in enumerate(tables):
+        if number:
+            console.print()
         console.print(grid(heads, rows, console.width, left=heads[1:]))
-    for line in [*[f"From the {where}."] * bool(runs), *panel_page.sentences(panel, runs)]:
+    lines = panel_page.sentences(panel, runs)
+    if runs:
+        lines.insert(0, f"From the {where}.")
+    for line in lines:
         console.print(f"\n{line}", highlight=False, markup=False)
     if len(found) < len(panel.sizes) * len(panel.changes):
         _print_cost(panel)

@@ -19,19 +19,12 @@ if TYPE_CHECKING:
 FORMATS = ("html", "md", "latex", "csv", "json", "runs")
 WATCH_SECONDS = 2.0  # between looks at the runs
 RELOAD_SECONDS = 10  # between reloads of a page that --watch saves
-_SHOWN = {"runs": "one row per run as CSV, which `judge` reads"}
+_MEANINGS = {name: f"the comparison as {name} (- for the terminal)" for name in FORMATS}
+_MEANINGS["runs"] = "one row per run as CSV, which `judge` reads"
 OUTPUTS = (
     Flag("--details", "", "all columns and conditions"),
     FULL,
-    *(
-        Flag(
-            f"--{name}",
-            "FILE",
-            _SHOWN.get(name, f"the comparison as {name} (- for the terminal)"),
-            target(f"--{name}"),
-        )
-        for name in FORMATS
-    ),
+    *(Flag(f"--{name}", "FILE", meaning, target(f"--{name}")) for name, meaning in _MEANINGS.items()),
     FORCE,
 )
 

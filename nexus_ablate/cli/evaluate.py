@@ -71,8 +71,11 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
 
 def results(summary: dict[str, Any]) -> dict[str, str]:
     """The results of a run's evaluations, for the terminal."""
-    done = {name: result for name, result in summary.items() if name.partition(":")[0] in option_files("evaluation")}
-    return {title: line for name, result in done.items() for title, line in lines(name, result)}
+    done: dict[str, str] = {}
+    for name, result in summary.items():
+        if name.partition(":")[0] in option_files("evaluation"):
+            done |= lines(name, result)
+    return done
 
 
 def lines(name: str, result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -78,12 +78,15 @@ def _regime(config: RunConfig, params: int, vocab_size: int) -> dict[str, Any]:
 
     steps = config.resolved.steps
     initial = initial_of(config, vocab_size)
-    regime = regime_of(config, params, cost_of(config).steps if steps is None else steps, text_tokens(config), initial)
+    if steps is None:
+        steps = cost_of(config).steps
+    regime = regime_of(config, params, steps, text_tokens(config), initial)
+    decay = regime.decay_steps if math.isfinite(regime.decay_steps) else None
     return {
         "tokens_per_parameter": regime.tokens / regime.params,
         "epochs": regime.epochs,
         "steps": regime.steps,
-        "decay_timescale_steps": regime.decay_steps if math.isfinite(regime.decay_steps) else None,
+        "decay_timescale_steps": decay,
         "summary": str(regime),
         "initial": "" if initial is None else str(initial),
         "warnings": regime.warnings(),

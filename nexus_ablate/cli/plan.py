@@ -136,16 +136,13 @@ def _arms(plan: StudyPlan, width: int):
 
     rows = []
     for arm in plan.arms:
-        first = arm.arm is plan.study.baseline
-        rows.append(
-            [
-                arm.arm.name,
-                f"{arm.cost.params:,}",
-                "" if first else f"{arm.params_share:+.1%}",
-                f"{arm.cost.flops_per_token / 1e6:,.2f}M",
-                "" if first else f"{arm.flops_share:+.1%}",
-                f"{arm.cost.memory_bytes / 2**20:,.0f} MiB",
-                (duration(arm.seconds) or "?") + ("" if arm.recorded else " ~"),
-            ]
-        )
+        more_params, more_flops = f"{arm.params_share:+.1%}", f"{arm.flops_share:+.1%}"
+        if arm.arm is plan.study.baseline:
+            more_params = more_flops = ""
+        params, flops = f"{arm.cost.params:,}", f"{arm.cost.flops_per_token / 1e6:,.2f}M"
+        memory = f"{arm.cost.memory_bytes / 2**20:,.0f} MiB"
+        time = duration(arm.seconds) or "?"
+        if not arm.recorded:
+            time += " ~"
+        rows.append([arm.arm.name, params, more_params, flops, more_flops, memory, time])
     return grid(("arm", "params", "", "FLOPs/token", "", "memory", "per run"), rows, width)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nexus_ablate import errors
@@ -46,11 +45,12 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
     """Print the state of every run."""
     from nexus_ablate.console import UNLIMITED, open_console, print_table
     from nexus_ablate.execution.run_states import COMING, Watcher, size_text, summary, table, troubles
-    from nexus_ablate.runs.lookup import DEFAULT
+    from nexus_ablate.runs.lookup import DEFAULT, place_of
+    from nexus_ablate.runs.record import with_strata
 
     if not words and not DEFAULT.is_dir():
         raise ConfigError("there are no runs here", f"no folder {DEFAULT}", "nexus-ablate train")
-    dirs = [folder for word in words for folder in _folders(word)]
+    dirs = [folder for word in words for folder in with_strata(place_of(word))]
     with_ids = not words or "filter" in flags or "sort" in flags
     console, watcher, full = open_console(), Watcher(), "full" in flags
 
@@ -66,8 +66,10 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
             print_table(console, table(shown, UNLIMITED if full else console.width, full=full, ids=with_ids), full)
         for trouble in troubles(shown):
             console.print(printable(trouble, 1000), markup=False, soft_wrap=True)
-        size = f", {size_text(sum(line.bytes() for line in shown))}" if with_ids else ""
-        console.print(f"{summary(shown) or 'no runs here'}{size}")
+        text = summary(shown) or "no runs here"
+        if with_ids:
+            text += f", {size_text(sum(line.bytes() for line in shown))}"
+        console.print(text)
         return errors.OK
 
     from rich.console import Group
@@ -83,14 +85,6 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
             if not any(line.state in COMING for line in shown):
                 return errors.OK
             time.sleep(WATCH_SECONDS)
-
-
-def _folders(word: str) -> list[Path]:
-    """The folders of a directory or of a study by its name; several where the study has strata."""
-    from nexus_ablate.runs.lookup import place_of
-    from nexus_ablate.runs.record import with_strata
-
-    return with_strata(place_of(word))
 
 
 def _sorted(lines: list[Line], by: str) -> list[Line]:

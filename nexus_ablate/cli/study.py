@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from nexus_ablate import errors
 from nexus_ablate.cli.backend import BACKEND_FLAGS, backend_of
-from nexus_ablate.cli.verb import Flag, Verb, one_of, whole
+from nexus_ablate.cli.verb import Flag, Verb, one_of, typed, whole
 from nexus_ablate.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ VERB = Verb(
 
 def run(words: list[str], flags: dict[str, Any]) -> int:
     """Run the study."""
-    clash = [f"--{name.replace('_', '-')}" for name in ("add_seeds", "confirm", "amend") if name in flags]
+    clash = typed(flags, "add_seeds", "confirm", "amend")
     if len(clash) > 1:
         raise ConfigError("these flags exclude each other", " and ".join(clash), f"leave {clash[1]} out")
     if "seeds" in flags and "confirm" not in flags:

@@ -69,6 +69,8 @@ def run(dirs: list[str], flags: dict[str, Any]) -> int:
         console = open_console()
         if table.row_count:
             console.print(table)
-        for page in pages if len(pages) == 1 else sorted({page.partition("/runs/")[0] for page in pages}):
+        if len(pages) > 1:
+            pages = sorted({page.partition("/runs/")[0] for page in pages})
+        for page in pages:
             console.print(f"W&B: {page}", markup=False, soft_wrap=True)
     return status

@@ -55,8 +55,10 @@ def markdown(comparison: Comparison) -> str:
 
 def md_table(table: TextTable) -> str:
     """The table in Markdown, numbers to the right."""
-    align = ["left" if head in table.words else "right" for head in table.heads]
-    heads = [md(head) for head in table.heads]
+    heads, align = [], []
+    for head in table.heads:
+        heads.append(md(head))
+        align.append("left" if head in table.words else "right")
     frame = _text_frame(table).map(md)
     return frame.to_markdown(index=False, headers=heads, colalign=align, disable_numparse=True)
 
@@ -85,7 +87,9 @@ def _latex_table(stratum: Stratum) -> str:
     columns = [column for column in arm_tables.main_columns(stratum) if column.title not in ("seeds", "wins")]
     frame = _text_frame(arm_tables.arm_table(stratum.rows, columns)).map(tex)
     frame.columns = [tex(name) for name in frame.columns]
-    align = "".join("r" if column.number else "l" for column in columns)
+    align = ""
+    for column in columns:
+        align += "r" if column.number else "l"
     text = frame.to_latex(index=False, column_format=align)
     if stratum.name:
         heading = f"\\multicolumn{{{len(columns)}}}{{l}}{{{tex(stratum.name)}}} \\\\\n\\midrule\n"

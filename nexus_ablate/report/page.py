@@ -145,9 +145,9 @@ def _curves(stratum: Stratum) -> list[dict[str, Any]]:
 def _so_far(comparison: Comparison) -> str:
     """How much of a running study the verdicts rest on."""
     rows = [row for stratum in comparison.strata for row in stratum.rows]
-    used, waiting = sum(row.trained for row in rows), sum(row.waiting for row in rows)
-    counts = f"{several(used, 'run')} so far, {waiting} without a result yet"
-    return f"Live: {counts}. The verdicts are preliminary until all have ended."
+    used = several(sum(row.trained for row in rows), "run")
+    waiting = sum(row.waiting for row in rows)
+    return f"Live: {used} so far, {waiting} without a result yet. The verdicts are preliminary until all have ended."
 
 
 def _origin(comparison: Comparison, command: str) -> dict[str, str]:

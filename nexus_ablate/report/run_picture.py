@@ -168,7 +168,7 @@ def _draw_heat_map(figure: Any, axes: Any, probes: Rows, name: str, title: str, 
     edges = [steps[0], *middles, max(steps[-1], steps[0] + 1)]
     mesh = axes.pcolormesh(edges, range(len(grid) + 1), grid, norm=norm, cmap="viridis")
     blocks = range(0, len(grid), max(1, len(grid) // 8))
-    axes.set_yticks([block + 0.5 for block in blocks], [str(block) for block in blocks])
+    axes.set_yticks([block + 0.5 for block in blocks], list(map(str, blocks)))
     figure.colorbar(mesh, ax=axes)
 
 
