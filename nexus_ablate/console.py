@@ -15,6 +15,8 @@ UNLIMITED = 10_000
 """The width of a pipe: a line is never wrapped, so that `grep` finds a run with all of its numbers."""
 SHORTEST_NAME = 12
 BLOCKS = "▁▂▃▄▅▆▇█"
+MOST_BLOCKS = 32
+"""Of a curve."""
 
 
 def open_console(stderr: bool = False, file: TextIO | None = None) -> Console:
@@ -42,7 +44,7 @@ def compact(value: float) -> str:
     return f"{value:.3g}"
 
 
-def print_table(console: Console, table: Table, full: bool = False) -> None:
+def print_table(console: Console, table: Table, full: bool) -> None:
     """Print a table; with `full` in lines as long as it needs, which the terminal then wraps."""
     width = console.width
     console.width = UNLIMITED if full else width
@@ -123,13 +125,12 @@ def without_shared(names: Iterable[str]) -> dict[str, str]:
     return short
 
 
-def sparkline(values: Sequence[Any], width: int = 32) -> str:
+def sparkline(values: Sequence[Any]) -> str:
     """A curve as a line of blocks, from its lowest to its highest finite value; '' without two of them."""
     finite = [float(v) for v in values if isinstance(v, int | float) and math.isfinite(v)]
     if len(finite) < 2:
         return ""
-    count = min(width, len(finite))
-    last = len(finite) - 1
+    count, last = min(MOST_BLOCKS, len(finite)), len(finite) - 1
     picked = [finite[round(i * last / (count - 1))] for i in range(count)]
     low, span = min(picked), (max(picked) - min(picked)) or 1.0
     heights = [round((value - low) / span * (len(BLOCKS) - 1)) for value in picked]

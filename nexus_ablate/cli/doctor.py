@@ -128,9 +128,8 @@ def checks(runs_dir: Path, online: bool = False, submit: bool = False) -> Iterat
         yield MachineCheck("C++ compiler", False, none, "train.compile=off, or install g++")
     for package, (name, install) in EXTRAS.items():
         version = _version(package)
-        yield MachineCheck(
-            name, bool(version), version or "not installed", "" if version else f"pip install '{install}'"
-        )
+        fix = "" if version else f"pip install '{install}'"
+        yield MachineCheck(name, bool(version), version or "not installed", fix)
     yield from slurm(runs_dir, submit)
 
 

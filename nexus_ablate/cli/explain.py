@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 import math
-import sys
 from typing import Any
 
 from nexus_ablate import errors
@@ -63,8 +62,7 @@ def _explain(overrides: list[str], flags: dict[str, Any]) -> int:
     facts["regime"] = _regime(config, facts["parameters"]["without_embeddings"], facts["vocab_size"])
     facts["execution"] = execution(config, facts["parameters"]["total"], facts["vocab_size"])
     if "json" in flags:
-        json.dump(facts, sys.stdout, indent=1, allow_nan=False)
-        print()
+        print(json.dumps(facts, indent=1, allow_nan=False))
     else:
         _print(sections(facts) if "all" in flags else first_screen(facts))
     return errors.OK

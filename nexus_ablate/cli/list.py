@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -43,8 +42,7 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
             raise errors.unknown(problem, name, groups, form, otherwise="nexus-ablate list")
     chosen = {name: groups[name] for name in words or options}
     if "json" in flags:
-        json.dump(chosen, sys.stdout, indent=1)
-        print()
+        print(json.dumps(chosen, indent=1))
     else:
         _print(chosen, with_keys=bool(words))
     return errors.OK

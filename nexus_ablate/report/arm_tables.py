@@ -336,19 +336,20 @@ def secondary_heading(other: Secondary) -> tuple[str, str]:
 def changes_over_strata(comparison: Comparison) -> TextTable:
     """Each arm's difference by stratum, its change from the first to the last, agreement of sign, and order."""
     names = [stratum.name for stratum in comparison.strata]
-    rows = [_change_row(change, names) for change in comparison.changes]
+    rows = [_change_row(change, names[0], names[-1]) for change in comparison.changes]
     heads = ["arm", *names, "change", "sign", "order"]
     return TextTable(heads, rows, heads)
 
 
-def _change_row(change: Change, strata: list[str]) -> list[str]:
+def _change_row(change: Change, first: str, last: str) -> list[str]:
+    """The line of an arm; its change names its strata where they are not the first and the last."""
     signs = {True: "the same", False: "differs", None: NOTHING}
     endpoint = next(row.endpoint for row in change.rows if row)
     cells = [change.arm]
     for row in change.rows:
         cells.append(f"{difference_text(row)} {bounds(row)} {row.word}".rstrip() if row else NOTHING)
     moved = interval_text(change.change, endpoint.signed)
-    if change.change is not None and [change.first, change.last] != [strata[0], strata[-1]]:
+    if change.change is not None and (change.first, change.last) != (first, last):
         moved += f" from {change.first} to {change.last}"
     return [*cells, moved, signs[change.agree], change.order or NOTHING]
 

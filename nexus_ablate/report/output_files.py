@@ -22,8 +22,11 @@ _checked: dict[Path, str] = {}
 """The hash of each file when the command checked it; '' if there was none."""
 
 
-def check_target(flag: str, path: Path, endings: Sequence[str] = ()) -> None:
+def check_target(flag: str, path: Path, endings: Sequence[str]) -> None:
     """Check that the file named by a flag can be written, before anything is computed for it.
+
+    Args:
+        endings: Those that it may have; empty: any.
 
     Raises:
         ConfigError: It can't be written.

@@ -55,7 +55,7 @@ def run_figure(record: RunRecord) -> Figure:
     """
     from matplotlib.figure import Figure
 
-    curves, probes = _curves(record.path / "metrics.jsonl"), record.probes()
+    curves, probes = _curves(record), record.probes()
     if not curves:
         raise UserError("this run has no rows yet", str(record.path), "wait for its first steps")
     drawn_maps = [each for each in HEAT_MAPS if heat_values(probes, each[0])]
@@ -110,10 +110,10 @@ def _number(value: float | list[float | None] | None) -> float:
     return math.nan if value is None else value
 
 
-def _curves(log: Path) -> Curves:
+def _curves(record: RunRecord) -> Curves:
     """Tokens and values of each metric that is drawn, where it was measured: 16 bytes per number."""
     curves: Curves = {}
-    for row in read_rows(log):
+    for row in read_rows(record.path / "metrics.jsonl"):
         for name, value in row.items():
             if name.startswith(_DRAWN) and isinstance(value, int | float):
                 tokens, values = curves.setdefault(name, (array("d"), array("d")))
@@ -199,7 +199,7 @@ def run_lines(record: RunRecord) -> list[tuple[str, str]]:
 
     Of more than `MOST_LINES` blocks so many are shown.
     """
-    curves, probes = _curves(record.path / "metrics.jsonl"), record.probes()
+    curves, probes = _curves(record), record.probes()
     names = [name for name in ("train/loss", "val/loss", "grad_norm/global") if name in curves]
     lines = [(name, curve_text(curves[name][1])) for name in names]
     for name, *_ in HEAT_MAPS:

@@ -21,12 +21,12 @@ NARROW = ("interval", "p", "delta/SD", "wins", "detectable")
 """Columns that a terminal narrower than `WIDE` leaves out."""
 
 
-def show(shown: Iterable[ReportPart], console: Console, full: bool = False) -> None:
+def show(parts: Iterable[ReportPart], console: Console, full: bool = False) -> None:
     """Print the parts of a comparison; with `full` the arms' whole names in tables, however long."""
     from rich.text import Text
 
     started = False
-    for part in shown:
+    for part in parts:
         if part.kind == "heading" or part.arms or (part.kind == "title" and started):
             console.print("")
         started = True
