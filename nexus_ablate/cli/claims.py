@@ -8,11 +8,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nexus_ablate import errors
 from nexus_ablate.cli.backend import split_launcher
 from nexus_ablate.cli.study import RUN_FLAGS
 from nexus_ablate.cli.verb import Flag, Verb, typed
-from nexus_ablate.errors import ConfigError, unknown
+from nexus_ablate.errors import OK, PREEMPTED, ConfigError, unknown
 
 if TYPE_CHECKING:
     from nexus_ablate.study.panel import Panel
@@ -86,7 +85,7 @@ def _list() -> int:
         claim = entry["claim"] if entry else definition.claim
         table.add_row(name, " ".join(definition.fidelity), escape(shown), escape(claim))
     console.print(table)
-    return errors.OK
+    return OK
 
 
 def _panel(words: list[str], flags: dict[str, Any]) -> int:
@@ -108,7 +107,7 @@ def _panel(words: list[str], flags: dict[str, Any]) -> int:
     if "publish" in flags:
         path = publish(panel, Path(flags["publish"]))
         print(f"saved to {path}; python scripts/docs.py writes docs/panel.md", file=sys.stderr)
-        return errors.OK
+        return OK
     runs, where = read_runs(panel, runs_dir_of(words)).runs, f"runs in {runs_dir_of(words)}"
     if not runs:
         published = recorded()
@@ -128,7 +127,7 @@ def _panel(words: list[str], flags: dict[str, Any]) -> int:
         console.print(f"\n{line}", highlight=False, markup=False)
     if len(found) < len(panel.sizes) * len(panel.changes):
         _print_cost(panel)
-    return errors.OK
+    return OK
 
 
 def _print_cost(panel: Panel) -> None:
@@ -157,7 +156,7 @@ def _train(words: list[str], flags: dict[str, Any]) -> int:
         raise unknown("there is no claim of this name", words[0], claims(), "nexus-ablate claims {}")
     status = study.run(words, flags)
     words, launcher, _ = split_launcher(words, flags, "nexus-ablate claims")
-    if launcher == "slurm" or status == errors.PREEMPTED:
+    if launcher == "slurm" or status == PREEMPTED:
         return status
     compared = compare.run([str(read_request(words).directory)], {})
     return status or compared
@@ -203,7 +202,7 @@ def _train_again(entry: dict[str, Any]) -> int:
         print(f"published with torch {made['torch']} on {made['processor']}; others round in other ways")
         if commit := older_code(entry):
             print(f"published by other code (commit {commit}), whose defaults may have been others")
-    return errors.OK
+    return OK
 
 
 def _check(directory: str, published: dict[str, dict[str, Any]]) -> int:
@@ -232,7 +231,7 @@ def _check(directory: str, published: dict[str, dict[str, Any]]) -> int:
     outcome = comparison.claim.outcome if comparison.claim else "no outcome"
     agree = sum(arm.agrees for arm in arms)
     print(f"replicates {agree} of {len(arms)} differences; outcome {outcome}, published {entry['outcome']}")
-    return errors.OK
+    return OK
 
 
 def _publish(directory: str) -> int:
@@ -240,4 +239,4 @@ def _publish(directory: str) -> int:
     from nexus_ablate.planning.ledger import publish
 
     print(f"saved to {publish(compare(directory))}; python scripts/docs.py writes docs/claims.md", file=sys.stderr)
-    return errors.OK
+    return OK

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nexus_ablate import errors
 from nexus_ablate.cli.verb import FORCE, FULL, Flag, Verb, comma_separated, target
+from nexus_ablate.errors import OK, ConfigError, printable
 from nexus_ablate.masking import mask
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def run(dirs: list[str], flags: dict[str, Any]) -> int:
     deliver(comparison, flags)
     if "wandb" in flags:
         print(f"W&B: {_publish(comparison, flags['wandb'])}", file=sys.stderr)
-    return errors.OK
+    return OK
 
 
 def _compare(dirs: list[str], flags: dict[str, Any]) -> Comparison:
@@ -92,7 +92,7 @@ def _watch(dirs: list[str], flags: dict[str, Any]) -> None:
     path = flags.get("html", Path("-"))
     if path == Path("-"):
         fix = f"nexus-ablate compare {shlex.quote(dirs[0])} --html report.html --watch"
-        raise errors.ConfigError("--watch needs a page to save", "no --html FILE", fix)
+        raise ConfigError("--watch needs a page to save", "no --html FILE", fix)
     watcher, before = Watcher(), None
     while True:
         lines = watcher.lines(map(Path, dirs))
@@ -102,7 +102,7 @@ def _watch(dirs: list[str], flags: dict[str, Any]) -> None:
         if states != before and any(line.state in ("finished", "diverged") for line in lines):
             text = html(_compare(dirs, flags), shlex.join(["nexus-ablate", *sys.argv[1:]]), RELOAD_SECONDS)
             write_output(path, mask(text))
-            print(f"saved to {errors.printable(str(path), 4096)}: {summary(lines)}", file=sys.stderr, flush=True)
+            print(f"saved to {printable(str(path), 4096)}: {summary(lines)}", file=sys.stderr, flush=True)
         before = states
         time.sleep(WATCH_SECONDS)
 
@@ -127,7 +127,7 @@ def deliver(comparison: Comparison, flags: dict[str, Any]) -> None:
     for name in printed:
         sys.stdout.write(_written(name, comparison))
     for path in saved:
-        print(f"saved to {errors.printable(str(path), 4096)}", file=sys.stderr)
+        print(f"saved to {printable(str(path), 4096)}", file=sys.stderr)
 
 
 def _written(name: str, comparison: Comparison) -> str:

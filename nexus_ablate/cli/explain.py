@@ -7,13 +7,12 @@ import json
 import math
 from typing import Any
 
-from nexus_ablate import errors
 from nexus_ablate.cli.verb import Flag, Verb, whole
 from nexus_ablate.config.compose import compose
 from nexus_ablate.config.grammar import show
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.console import compact
-from nexus_ablate.errors import printable
+from nexus_ablate.errors import OK, printable
 from nexus_ablate.training import signals
 
 Rows = list[tuple[str, ...]]
@@ -65,7 +64,7 @@ def _explain(overrides: list[str], flags: dict[str, Any]) -> int:
         print(json.dumps(facts, indent=1, allow_nan=False))
     else:
         _print(sections(facts) if "all" in flags else first_screen(facts))
-    return errors.OK
+    return OK
 
 
 def _regime(config: RunConfig, params: int, vocab_size: int) -> dict[str, Any]:

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from nexus_ablate import errors
 from nexus_ablate.cli.verb import Flag, Verb
 from nexus_ablate.config.grammar import show
 from nexus_ablate.config.options import OptionFile, conf_dir, evaluation_value, option_files
 from nexus_ablate.config.run_config import CLOSED_GROUPS, OPTION_GROUPS, RunConfig
+from nexus_ablate.errors import OK, unknown
 from nexus_ablate.measure.measures import MEASURES
 from nexus_ablate.plain_data import load_yaml
 
@@ -39,13 +39,13 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
     for name in words:
         if name not in groups:
             problem, form = "there is no group of this name", "nexus-ablate list {}"
-            raise errors.unknown(problem, name, groups, form, otherwise="nexus-ablate list")
+            raise unknown(problem, name, groups, form, otherwise="nexus-ablate list")
     chosen = {name: groups[name] for name in words or options}
     if "json" in flags:
         print(json.dumps(chosen, indent=1))
     else:
         _print(chosen, with_keys=bool(words))
-    return errors.OK
+    return OK
 
 
 def catalogue() -> dict[str, Any]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from nexus_ablate import errors
 from nexus_ablate.cli.backend import WORKERS
 from nexus_ablate.cli.verb import FULL, Verb
 from nexus_ablate.console import UNLIMITED, grid, print_table, several
-from nexus_ablate.errors import printable
+from nexus_ablate.errors import OK, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -57,7 +56,7 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
         seconds = [plan.seconds for plan in plans if plan.seconds is not None]
         time = duration(math.fsum(seconds)) if len(seconds) == len(plans) else "an unknown time"
         console.print(f"\n{len(plans)} strata: {sum(plan.runs for plan in plans)} runs, about {time}")
-    return errors.OK
+    return OK
 
 
 def show(plan: StudyPlan, console: Console, full: bool = False) -> None:

@@ -6,9 +6,8 @@ import math
 import time
 from typing import TYPE_CHECKING, Any
 
-from nexus_ablate import errors
 from nexus_ablate.cli.verb import FULL, Flag, Verb, one_of
-from nexus_ablate.errors import ConfigError, printable
+from nexus_ablate.errors import OK, ConfigError, printable
 
 if TYPE_CHECKING:
     from nexus_ablate.execution.run_states import Line
@@ -70,7 +69,7 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
         if with_ids:
             text += f", {size_text(sum(line.bytes() for line in shown))}"
         console.print(text)
-        return errors.OK
+        return OK
 
     from rich.console import Group
     from rich.live import Live
@@ -83,7 +82,7 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
             rows = max(4, console.size.height - 6 - 2 * len(bad))
             live.update(Group(table(shown, console.width, rows, full), *bad, Text(summary(shown))), refresh=True)
             if not any(line.state in COMING for line in shown):
-                return errors.OK
+                return OK
             time.sleep(WATCH_SECONDS)
 
 

@@ -6,10 +6,9 @@ import shlex
 import sys
 from typing import Any
 
-from nexus_ablate import errors
 from nexus_ablate.cli.backend import BACKEND_FLAGS, backend_of
 from nexus_ablate.cli.verb import OVERRIDES, Flag, Verb, one_of, typed
-from nexus_ablate.errors import ConfigError
+from nexus_ablate.errors import OK, ConfigError
 
 VERB = Verb(
     "train",
@@ -109,4 +108,4 @@ def _hydra(overrides: list[str], flags: dict[str, Any]) -> int:
     for flag, value in zip(typed(flags, *flags), flags.values(), strict=True):
         sys.argv.append(flag if value is True else f"{flag}={value}")
     hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")(lambda composed: None)()
-    return errors.OK
+    return OK
