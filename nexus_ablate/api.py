@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nexus_ablate.comparison import across_strata, results
 from nexus_ablate.errors import unknown
@@ -13,6 +14,7 @@ from nexus_ablate.runs import record as run_record
 from nexus_ablate.runs.lookup import run_at
 
 NOTEBOOK_COLUMNS = 100
+_BLOCK = re.compile(r"(?P<area>[^/]+)/block_(?P<block>\d{1,5})(?:/(?P<rest>.+))?")
 
 if TYPE_CHECKING:
     import pandas
@@ -36,21 +38,29 @@ class Comparison(results.Comparison):
 
     def runs_frame(self) -> pandas.DataFrame:
         """One row per stratum, arm and seed of the baseline: `stratum arm seed loss difference`; NaN: no result."""
-        from nexus_ablate.report.frames import runs_frame
+        import pandas
 
-        return self._by_stratum(runs_frame)
+        lines = []
+        for stratum in self.strata:
+            for row in stratum.rows:
+                for line in zip(row.seeds, row.values, row.differences, strict=True):
+                    lines.append((stratum.name, row.arm, *line))
+        frame = pandas.DataFrame(lines, columns=["stratum", "arm", "seed", "loss", "difference"])
+        return frame.astype({"loss": "float64", "difference": "float64"})
 
     def curves_frame(self) -> pandas.DataFrame:
         """One row per validation of each run: `stratum arm seed tokens flops seconds val_loss`."""
-        from nexus_ablate.report.frames import curves_frame
-
-        return self._by_stratum(curves_frame)
-
-    def _by_stratum(self, frame_of: Callable[[results.Stratum], pandas.DataFrame]) -> pandas.DataFrame:
         import pandas
 
-        frames = {stratum.name: frame_of(stratum) for stratum in self.strata}
-        return pandas.concat(frames, names=["stratum"]).reset_index("stratum").reset_index(drop=True)
+        lines = []
+        for stratum in self.strata:
+            for arm in stratum.arms:
+                for seed, run in arm.runs.items():
+                    curves = run.curves
+                    for point in zip(curves.tokens, curves.flops, curves.seconds, curves.val, strict=True):
+                        lines.append((stratum.name, arm.label, seed, *point))
+        columns = ["stratum", "arm", "seed", "tokens", "flops", "seconds", "val_loss"]
+        return pandas.DataFrame(lines, columns=columns)
 
     def figure(self, stratum: str | None = None) -> Figure:
         """Losses by arm with their spread over seeds, and the paired differences with intervals, of one stratum.
@@ -63,10 +73,11 @@ class Comparison(results.Comparison):
         """
         from nexus_ablate.report.charts import comparison_figure
 
-        strata = {one.name: one for one in self.strata}
-        if stratum is not None and stratum not in strata:
-            raise unknown("there is no stratum of this name", stratum, strata)
-        return comparison_figure(self.strata[0] if stratum is None else strata[stratum])
+        strata = {each.name: each for each in self.strata}
+        name = self.strata[0].name if stratum is None else stratum
+        if name not in strata:
+            raise unknown("there is no stratum of this name", name, strata)
+        return comparison_figure(strata[name])
 
     def __repr__(self) -> str:
         """The answer and the table of each stratum, as `nexus-ablate compare` prints them."""
@@ -102,16 +113,40 @@ class RunRecord(run_record.RunRecord):
     """A run with its data frames and its figure."""
 
     def metrics_frame(self) -> pandas.DataFrame:
-        """metrics.jsonl with one row per logged step and one column per metric; NaN where it wasn't measured."""
-        from nexus_ablate.report.frames import metrics_frame
+        """metrics.jsonl with one row per logged step and one column per metric.
 
-        return metrics_frame(self.metrics())
+        NaN: it was not measured, or was not finite.
+        """
+        import pandas
+
+        rows = self.metrics()
+        frame = pandas.DataFrame(rows, columns=None if rows else list(run_record.FIRST_KEYS))
+        return frame.drop(columns="nonfinite", errors="ignore")
 
     def probes_frame(self) -> pandas.DataFrame:
-        """probes.jsonl with one row per number: `step tokens flops seconds name block head value`."""
-        from nexus_ablate.report.frames import probes_frame
+        """probes.jsonl with one row per number: `step tokens flops seconds name block head value`.
 
-        return probes_frame(self.probes())
+        `name` is without the block: `act/block_003/resid/kurtosis_token` is `act/resid/kurtosis_token` of block 3.
+        `block` is missing where a number is the whole model's, `head` where it is the whole block's; of a list that has
+        no heads (`top_magnitudes`) `head` is the place in it.
+        """
+        import pandas
+
+        lines: list[tuple[Any, ...]] = []
+        for row in self.probes():
+            point = [row[key] for key in run_record.FIRST_KEYS]
+            for full, value in row.items():
+                if full in run_record.FIRST_KEYS or full == "nonfinite":
+                    continue
+                name, block = full, None
+                if match := _BLOCK.fullmatch(full):
+                    name, block = "/".join(filter(None, (match["area"], match["rest"]))), int(match["block"])
+                if isinstance(value, list):
+                    lines += [(*point, name, block, head, item) for head, item in enumerate(value)]
+                elif value is None or isinstance(value, int | float):
+                    lines.append((*point, name, block, None, value))
+        frame = pandas.DataFrame(lines, columns=[*run_record.FIRST_KEYS, "name", "block", "head", "value"])
+        return frame.astype({"block": "Int64", "head": "Int64", "value": "float64"})
 
     def __repr__(self) -> str:
         """State, result and folder of the run."""
@@ -129,7 +164,8 @@ class RunRecord(run_record.RunRecord):
         from nexus_ablate.training.display import result_facts
 
         facts = {"run": f"{self.study} / {self.arm} / seed {self.seed}", "state": self.state, "path": str(self.path)}
-        facts |= result_facts(self.summary) if self.summary is not None else {}
+        if self.summary is not None:
+            facts |= result_facts(self.summary)
         return {name: printable(fact, 4096) for name, fact in facts.items()}
 
     def figure(self) -> Figure:

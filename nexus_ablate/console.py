@@ -15,6 +15,8 @@ UNLIMITED = 10_000
 """The width of a pipe: a line is never wrapped, so that `grep` finds a run with all of its numbers."""
 SHORTEST_NAME = 12
 BLOCKS = "▁▂▃▄▅▆▇█"
+MOST_BLOCKS = 32
+"""Of a curve."""
 
 
 def open_console(stderr: bool = False, file: TextIO | None = None) -> Console:
@@ -42,7 +44,7 @@ def compact(value: float) -> str:
     return f"{value:.3g}"
 
 
-def print_table(console: Console, table: Table, full: bool = False) -> None:
+def print_table(console: Console, table: Table, full: bool) -> None:
     """Print a table; with `full` in lines as long as it needs, which the terminal then wraps."""
     width = console.width
     console.width = UNLIMITED if full else width
@@ -74,12 +76,12 @@ def grid(
     from nexus_ablate.errors import printable
 
     heads = [printable(head) for head in heads]
-    cells = [[printable(cell, 2000) for cell in row] for row in rows]
-    taken = 0
-    for column, head in enumerate(heads[1:], 1):
-        taken += 2 + max(len(head), *(len(row[column]) for row in cells), 0)
-    first_column = [row[0] for row in cells]
-    names = short_names(first_column, max(SHORTEST_NAME, width - taken))
+    cells = []
+    for row in rows:
+        cells.append([printable(cell, 2000) for cell in row])
+    first, *others = zip(heads, *cells, strict=True)
+    taken = sum(2 + max(map(len, column)) for column in others)
+    names = short_names(first[1:], max(SHORTEST_NAME, width - taken))
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0), collapse_padding=True)
     for column, head in enumerate(heads):
         side = "left" if column == 0 or head in left else "right"
@@ -123,13 +125,12 @@ def without_shared(names: Iterable[str]) -> dict[str, str]:
     return short
 
 
-def sparkline(values: Sequence[Any], width: int = 32) -> str:
+def sparkline(values: Sequence[Any]) -> str:
     """A curve as a line of blocks, from its lowest to its highest finite value; '' without two of them."""
     finite = [float(v) for v in values if isinstance(v, int | float) and math.isfinite(v)]
     if len(finite) < 2:
         return ""
-    count = min(width, len(finite))
-    last = len(finite) - 1
+    count, last = min(MOST_BLOCKS, len(finite)), len(finite) - 1
     picked = [finite[round(i * last / (count - 1))] for i in range(count)]
     low, span = min(picked), (max(picked) - min(picked)) or 1.0
     heights = [round((value - low) / span * (len(BLOCKS) - 1)) for value in picked]

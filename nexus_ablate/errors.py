@@ -83,8 +83,17 @@ class Preempted(UserError):
 
 def printable(text: str, limit: int = 400) -> str:
     """`text` on one line, secrets masked, control characters escaped, cut at `limit` characters."""
-    shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in mask(text))
+    shown = escaped(mask(text))
     return shown if len(shown) <= limit else shown[: limit - 3] + "..."
+
+
+def escaped(text: str, kept: str = "") -> str:
+    """`text` with its control characters escaped, but for those in `kept`."""
+    shown = []
+    for character in text:
+        is_shown = character.isprintable() or character in kept
+        shown.append(character if is_shown else repr(character)[1:-1])
+    return "".join(shown)
 
 
 def described(error: BaseException) -> str:
@@ -134,7 +143,10 @@ def unknown(
         otherwise: What to try if no name is near. Default: the names, or what they begin with if there are many.
     """
     known = sorted(known)
+    typed = repr(word) if form == "{}" else form.format(got or word)
     near = word if word in known else did_you_mean(word, known)
-    heads = sorted({name.split(".")[0] for name in known}) if len(known) > 30 else known
-    fix = form.format(near) if near else otherwise or f"one of {', '.join(heads)}"
-    return ConfigError(problem, repr(word) if form == "{}" else form.format(got or word), fix)
+    if near:
+        return ConfigError(problem, typed, form.format(near))
+    if len(known) > 30:
+        known = sorted({name.split(".")[0] for name in known})
+    return ConfigError(problem, typed, otherwise or f"one of {', '.join(known)}")

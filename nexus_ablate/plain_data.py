@@ -53,9 +53,11 @@ class _Bounded:
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         keys: set[str] = set()
         for key, _ in node.value:
-            if isinstance(key.value, str) and key.value in keys:
+            if not isinstance(key.value, str):
+                continue
+            if key.value in keys:
                 raise yaml.constructor.ConstructorError(problem=f"{key.value} twice", problem_mark=key.start_mark)
-            keys |= {key.value} if isinstance(key.value, str) else set()
+            keys.add(key.value)
         return super().construct_mapping(node, deep)  # type: ignore[misc]
 
     def flatten_mapping(self, node: Any) -> None:

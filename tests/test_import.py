@@ -14,9 +14,9 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from nexus_ablate.cli import main
-from nexus_ablate.cli.sample import visible
 from nexus_ablate.comparison.verdict import NOT_COMPARABLE, UNDECIDED
 from nexus_ablate.comparison.within_stratum import compare_stratum as compare
+from nexus_ablate.errors import escaped
 from nexus_ablate.runs import find_runs, read_run
 from nexus_ablate.training.evaluation import restore
 
@@ -430,6 +430,7 @@ def test_losses_evaluations_and_samples_are_the_librarys(name, capsys):
     written = library.generate(prompt, max_new_tokens=5, do_sample=False, eos_token_id=None)[0]
     capsys.readouterr()
     assert main(["sample", str(path), "--prompt", "to be", "--tokens", "5", "--temperature", "1e-6"]) == 0
-    assert capsys.readouterr().out.rstrip("\n") == visible(byte_tokenizer().decode(written.tolist())).rstrip("\n")
+    shown = escaped(byte_tokenizer().decode(written.tolist()), kept="\n\t")
+    assert capsys.readouterr().out.rstrip("\n") == shown.rstrip("\n")
     rounded = summary["quantization"]["schemes"]["int4_weights_channel"]["loss"]
     assert rounded == pytest.approx(with_four_bit_weights(library, windows), **near)

@@ -128,6 +128,6 @@ def test_sample_continues_a_prompt_and_repeats_itself_with_the_same_seed(trained
 
 
 def test_a_sample_acts_on_no_terminal():
-    from nexus_ablate.cli.sample import visible
+    from nexus_ablate.errors import escaped
 
-    assert visible("a\x1b[2J\tb\n") == "a\\x1b[2J\tb\n"
+    assert escaped("a\x1b[2J\tb\n", kept="\n\t") == "a\\x1b[2J\tb\n"

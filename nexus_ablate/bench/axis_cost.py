@@ -118,19 +118,20 @@ def bench_axis(axis: str, configs: dict[str, RunConfig], baseline: str, seconds:
         block: Any = model.blocks[-1]
         context = _context(model, chosen, x_BTD)
         position = context.positions[-1]
-        places: dict[str, tuple[Callable[[Tensor], Any], list[nn.Module]]] = {
-            "block": (lambda x, b=block, c=context: b(b.enter(x), c.for_one_block()), [block, position])
+        calls: dict[str, Callable[[Tensor], Any]] = {
+            "block": lambda x, b=block, c=context: b(b.enter(x), c.for_one_block())
         }
+        modules = {"block": [block, position]}
         layer = _layer(axis, chosen, block)
         if axis == "norm":
-            places["alone"] = (layer.to(device), [layer])
+            calls["alone"] = layer.to(device)
         elif layer is not None:
-            modules = [layer, position] if layer is block.attn else [layer]
-            places["alone"] = (lambda x, m=layer, c=context: m(x, c.for_one_block()), modules)
+            calls["alone"] = lambda x, m=layer, c=context: m(x, c.for_one_block())
         if layer is not None:
+            modules["alone"] = [layer, position] if layer is block.attn else [layer]
             sites[option] = sum(isinstance(module, type(layer)) for module in block.modules())
-        for place, (call, modules) in places.items():
-            weights = list(nn.ModuleList(modules).parameters())
+        for place, call in calls.items():
+            weights = list(nn.ModuleList(modules[place]).parameters())
             candidate = Candidate(option, place, "eager", call, weights, x_BTD, chosen.train.precision)
             candidates.append(candidate)
             if compiled:

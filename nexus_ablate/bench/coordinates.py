@@ -88,13 +88,14 @@ def _changes(config: RunConfig, seed: int, steps: int) -> dict[str, np.ndarray]:
     optimizer.set_learning_rate(config.schedule.lr)
     shape = config.train.batch_size, config.model.context + 1
     tokens = torch.randint(VOCABULARY, shape, generator=torch.Generator().manual_seed(seed))
-    first = _outputs(model, tokens[:, :-1])
+    inputs, targets = tokens[:, :-1], tokens[:, 1:].flatten()
+    first = _outputs(model, inputs)
     changes: dict[str, list[float]] = {name: [] for name in first}
     for _ in range(steps):
         optimizer.zero_grad()
-        F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).backward()
+        F.cross_entropy(model(inputs).flatten(0, 1), targets).backward()
         optimizer.step()
-        for name, now in _outputs(model, tokens[:, :-1]).items():
+        for name, now in _outputs(model, inputs).items():
             changes[name].append(float((now - first[name]).square().mean().sqrt()))
     return {name: np.array(values) for name, values in changes.items()}
 
@@ -131,10 +132,8 @@ def draw(checked: Coordinates, title: str, path: Path) -> None:
         thick = 2.5 if name == "logits" else 1.0
         axes.plot(checked.widths, checked.changes[name][:, -1], marker="o", lw=thick, label=f"{name} {slope:+.2f}")
     axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.set_xticks(checked.widths, [str(width) for width in checked.widths])
-    axes.set_xlabel("d_model")
-    axes.set_ylabel("RMS change since the start")
+    axes.set(yscale="log", xlabel="d_model", ylabel="RMS change since the start")
+    axes.set_xticks(checked.widths, list(map(str, checked.widths)))
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_minor_formatter("")

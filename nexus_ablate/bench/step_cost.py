@@ -198,8 +198,10 @@ def bench_steps(overrides: list[str], others: list[str], seconds: float) -> list
         others: The override of each variant.
         seconds: Approximate total time, without building and compiling; at least five blocks of each are measured.
     """
-    configs = {name: compose(endless([*overrides, *([name] if name else [])])) for name in ["", *others]}
-    first = configs[""]
+    first = compose(endless(overrides))
+    configs = {"": first}
+    for other in others:
+        configs[other] = compose(endless([*overrides, other]))
     if first.train.threads != "auto":
         torch.set_num_threads(first.train.threads)
     keep_freed_memory()

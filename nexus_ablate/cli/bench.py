@@ -9,12 +9,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nexus_ablate import errors
 from nexus_ablate.cli.verb import FORCE, Flag, Verb, comma_separated, positive, put, target, whole
 from nexus_ablate.config.compose import compose
 from nexus_ablate.config.options import AXES, option_files
 from nexus_ablate.config.run_config import RunConfig
-from nexus_ablate.errors import ConfigError
+from nexus_ablate.errors import BUG, OK, ConfigError, unknown
 
 if TYPE_CHECKING:
     from nexus_ablate.bench.axis_cost import Bench, OptionCost
@@ -76,7 +75,7 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
     """Measure what the arguments ask for."""
     subject, *overrides = words
     if subject not in SUBJECTS:
-        raise errors.unknown("bench measures an axis, step or coordinates", subject, SUBJECTS, "nexus-ablate bench {}")
+        raise unknown("bench measures an axis, step or coordinates", subject, SUBJECTS, "nexus-ablate bench {}")
     kind = "an axis" if subject in BENCHED else subject
     for flag in flags:
         if flag not in FLAGS_OF[kind]:
@@ -95,14 +94,14 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
 
         costs = bench_steps(overrides, others, seconds)
         _save_or_show(flags, {"steps": [asdict(cost) for cost in costs]}, lambda: _print_steps(costs))
-        return errors.OK
+        return OK
     configs, baseline = _options(subject, overrides, flags, config)
     _prepare_process()
     from nexus_ablate.bench.axis_cost import bench_axis
 
     bench = bench_axis(subject, configs, baseline, seconds, "compile" in flags)
     _save_or_show(flags, asdict(bench), lambda: _print_axis(bench))
-    return errors.OK
+    return OK
 
 
 def _options(
@@ -119,7 +118,7 @@ def _options(
     configs = {}
     for name in dict.fromkeys(requested):
         if name not in names:
-            raise errors.unknown(f"{axis} has no option of this name", name, names)
+            raise unknown(f"{axis} has no option of this name", name, names)
         try:
             configs[name] = compose([*overrides, f"{axis}={name}", "model.n_layers=2"])
         except ConfigError as error:
@@ -218,4 +217,4 @@ def _coordinates(overrides: list[str], flags: dict[str, Any]) -> int:
         slopes = checked.slopes.values()
         title = f"{name} {word} the coordinate check: slopes {min(slopes):+.2f} to {max(slopes):+.2f}"
         draw(checked, title, flags["picture"])
-    return errors.OK if checked.passes else errors.BUG
+    return OK if checked.passes else BUG

@@ -8,11 +8,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nexus_ablate import errors
 from nexus_ablate.cli.backend import split_launcher
 from nexus_ablate.cli.study import RUN_FLAGS
-from nexus_ablate.cli.verb import Flag, Verb
-from nexus_ablate.errors import ConfigError, unknown
+from nexus_ablate.cli.verb import Flag, Verb, typed
+from nexus_ablate.errors import OK, PREEMPTED, ConfigError, unknown
 
 if TYPE_CHECKING:
     from nexus_ablate.study.panel import Panel
@@ -49,9 +48,10 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
     """List, check, publish, or train and judge."""
     if "panel" in flags:
         return _panel(words, flags)
-    if sum(bool(mode) for mode in (words, "check" in flags, "publish" in flags)) > 1:
-        named = " ".join([*words, *(f"--{mode}" for mode in ("check", "publish") if mode in flags)])
-        fix = shlex.join(["nexus-ablate", "claims", *(["--check", flags["check"]] if "check" in flags else words[:1])])
+    if bool(words) + ("check" in flags) + ("publish" in flags) > 1:
+        one = ["--check", flags["check"]] if "check" in flags else words[:1]
+        fix = shlex.join(["nexus-ablate", "claims", *one])
+        named = " ".join([*words, *typed(flags, "check", "publish")])
         raise ConfigError("claims does one thing at a time", named, fix)
     if "check" in flags:
         from nexus_ablate.planning.ledger import entries
@@ -61,7 +61,7 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
     if "publish" in flags:
         return _publish(flags["publish"])
     if words:
-        return _train(words, {key: value for key, value in flags.items() if key not in ("check", "publish")})
+        return _train(words, flags)
     return _list()
 
 
@@ -85,7 +85,7 @@ def _list() -> int:
         claim = entry["claim"] if entry else definition.claim
         table.add_row(name, " ".join(definition.fidelity), escape(shown), escape(claim))
     console.print(table)
-    return errors.OK
+    return OK
 
 
 def _panel(words: list[str], flags: dict[str, Any]) -> int:
@@ -98,7 +98,7 @@ def _panel(words: list[str], flags: dict[str, Any]) -> int:
     from nexus_ablate.study.panel import read_panel
 
     unused = [word for word in words if key_of(word) != "runs_dir"]
-    unused += [f"--{name.replace('_', '-')}" for name in flags if name not in ("panel", "publish")]
+    unused += typed(flags, *(name for name in flags if name not in ("panel", "publish")))
     if unused:
         raise ConfigError(
             "--panel takes runs_dir= alone", " ".join(unused), "nexus-ablate claims --panel runs_dir=runs"
@@ -107,23 +107,27 @@ def _panel(words: list[str], flags: dict[str, Any]) -> int:
     if "publish" in flags:
         path = publish(panel, Path(flags["publish"]))
         print(f"saved to {path}; python scripts/docs.py writes docs/panel.md", file=sys.stderr)
-        return errors.OK
+        return OK
     runs, where = read_runs(panel, runs_dir_of(words)).runs, f"runs in {runs_dir_of(words)}"
     if not runs:
         published = recorded()
         runs, where = published.runs, f"published runs, commit {', '.join(commit[:12] for commit in published.commits)}"
     found, console = outcomes(panel, runs), open_console()
-    heads, rows = panel_page.short_table(panel, found)
-    console.print(grid(heads, rows, console.width, left=heads[1:]))
-    tables = [panel_page.score_table(found), panel_page.kind_table(found)] if found else []
-    for heads, rows in tables:
-        console.print()
+    tables = [panel_page.short_table(panel, found)]
+    if found:
+        tables += panel_page.score_table(found), panel_page.kind_table(found)
+    for number, (heads, rows) in enumerate(tables):
+        if number:
+            console.print()
         console.print(grid(heads, rows, console.width, left=heads[1:]))
-    for line in [*[f"From the {where}."] * bool(runs), *panel_page.sentences(panel, runs)]:
+    lines = panel_page.sentences(panel, runs)
+    if runs:
+        lines.insert(0, f"From the {where}.")
+    for line in lines:
         console.print(f"\n{line}", highlight=False, markup=False)
     if len(found) < len(panel.sizes) * len(panel.changes):
         _print_cost(panel)
-    return errors.OK
+    return OK
 
 
 def _print_cost(panel: Panel) -> None:
@@ -152,7 +156,7 @@ def _train(words: list[str], flags: dict[str, Any]) -> int:
         raise unknown("there is no claim of this name", words[0], claims(), "nexus-ablate claims {}")
     status = study.run(words, flags)
     words, launcher, _ = split_launcher(words, flags, "nexus-ablate claims")
-    if launcher == "slurm" or status == errors.PREEMPTED:
+    if launcher == "slurm" or status == PREEMPTED:
         return status
     compared = compare.run([str(read_request(words).directory)], {})
     return status or compared
@@ -198,13 +202,14 @@ def _train_again(entry: dict[str, Any]) -> int:
         print(f"published with torch {made['torch']} on {made['processor']}; others round in other ways")
         if commit := older_code(entry):
             print(f"published by other code (commit {commit}), whose defaults may have been others")
-    return errors.OK
+    return OK
 
 
 def _check(directory: str, published: dict[str, dict[str, Any]]) -> int:
     """Hold the differences of finished runs against the published ones."""
     from nexus_ablate.comparison.across_strata import compare
     from nexus_ablate.planning.ledger import NO_RESULT, other_circumstances, replications
+    from nexus_ablate.report.sentences import arm_of
 
     comparison = compare(directory)
     entry = published.get(comparison.name)
@@ -214,7 +219,7 @@ def _check(directory: str, published: dict[str, dict[str, Any]]) -> int:
     if all(arm.lacking == NO_RESULT for arm in arms):
         raise ConfigError("these runs share no arm with the published ones", directory, entry["command"])
     for arm in arms:
-        name = f"{arm.stratum}: {arm.arm}" if arm.stratum else arm.arm
+        name = arm_of(arm.stratum, arm.arm)
         if arm.lacking:
             print(f"not compared  {name}: {arm.lacking}")
             continue
@@ -226,7 +231,7 @@ def _check(directory: str, published: dict[str, dict[str, Any]]) -> int:
     outcome = comparison.claim.outcome if comparison.claim else "no outcome"
     agree = sum(arm.agrees for arm in arms)
     print(f"replicates {agree} of {len(arms)} differences; outcome {outcome}, published {entry['outcome']}")
-    return errors.OK
+    return OK
 
 
 def _publish(directory: str) -> int:
@@ -234,4 +239,4 @@ def _publish(directory: str) -> int:
     from nexus_ablate.planning.ledger import publish
 
     print(f"saved to {publish(compare(directory))}; python scripts/docs.py writes docs/claims.md", file=sys.stderr)
-    return errors.OK
+    return OK

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nexus_ablate import errors
 from nexus_ablate.cli.verb import FORCE, FULL, Flag, Verb, comma_separated, target
+from nexus_ablate.errors import OK, ConfigError, printable
 from nexus_ablate.masking import mask
 
 if TYPE_CHECKING:
@@ -19,19 +19,12 @@ if TYPE_CHECKING:
 FORMATS = ("html", "md", "latex", "csv", "json", "runs")
 WATCH_SECONDS = 2.0  # between looks at the runs
 RELOAD_SECONDS = 10  # between reloads of a page that --watch saves
-_SHOWN = {"runs": "one row per run as CSV, which `judge` reads"}
+_MEANINGS = {name: f"the comparison as {name} (- for the terminal)" for name in FORMATS}
+_MEANINGS["runs"] = "one row per run as CSV, which `judge` reads"
 OUTPUTS = (
     Flag("--details", "", "all columns and conditions"),
     FULL,
-    *(
-        Flag(
-            f"--{name}",
-            "FILE",
-            _SHOWN.get(name, f"the comparison as {name} (- for the terminal)"),
-            target(f"--{name}"),
-        )
-        for name in FORMATS
-    ),
+    *(Flag(f"--{name}", "FILE", meaning, target(f"--{name}")) for name, meaning in _MEANINGS.items()),
     FORCE,
 )
 
@@ -77,7 +70,7 @@ def run(dirs: list[str], flags: dict[str, Any]) -> int:
     deliver(comparison, flags)
     if "wandb" in flags:
         print(f"W&B: {_publish(comparison, flags['wandb'])}", file=sys.stderr)
-    return errors.OK
+    return OK
 
 
 def _compare(dirs: list[str], flags: dict[str, Any]) -> Comparison:
@@ -99,7 +92,7 @@ def _watch(dirs: list[str], flags: dict[str, Any]) -> None:
     path = flags.get("html", Path("-"))
     if path == Path("-"):
         fix = f"nexus-ablate compare {shlex.quote(dirs[0])} --html report.html --watch"
-        raise errors.ConfigError("--watch needs a page to save", "no --html FILE", fix)
+        raise ConfigError("--watch needs a page to save", "no --html FILE", fix)
     watcher, before = Watcher(), None
     while True:
         lines = watcher.lines(map(Path, dirs))
@@ -109,7 +102,7 @@ def _watch(dirs: list[str], flags: dict[str, Any]) -> None:
         if states != before and any(line.state in ("finished", "diverged") for line in lines):
             text = html(_compare(dirs, flags), shlex.join(["nexus-ablate", *sys.argv[1:]]), RELOAD_SECONDS)
             write_output(path, mask(text))
-            print(f"saved to {errors.printable(str(path), 4096)}: {summary(lines)}", file=sys.stderr, flush=True)
+            print(f"saved to {printable(str(path), 4096)}: {summary(lines)}", file=sys.stderr, flush=True)
         before = states
         time.sleep(WATCH_SECONDS)
 
@@ -118,7 +111,8 @@ def deliver(comparison: Comparison, flags: dict[str, Any]) -> None:
     """Print, and save the files that `OUTPUTS` ask for."""
     from nexus_ablate.console import open_console
     from nexus_ablate.report.output_files import write_output
-    from nexus_ablate.report.terminal import show_comparison
+    from nexus_ablate.report.parts import of_comparison
+    from nexus_ablate.report.terminal import show
 
     printed, saved = [], []
     for name in FORMATS:
@@ -129,11 +123,11 @@ def deliver(comparison: Comparison, flags: dict[str, Any]) -> None:
             write_output(path, mask(_written(name, comparison)))
             saved.append(path)
     if not printed:
-        show_comparison(comparison, open_console(), "details" in flags, "full" in flags)
+        show(of_comparison(comparison, "details" in flags), open_console(), "full" in flags)
     for name in printed:
         sys.stdout.write(_written(name, comparison))
     for path in saved:
-        print(f"saved to {errors.printable(str(path), 4096)}", file=sys.stderr)
+        print(f"saved to {printable(str(path), 4096)}", file=sys.stderr)
 
 
 def _written(name: str, comparison: Comparison) -> str:

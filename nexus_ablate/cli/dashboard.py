@@ -6,8 +6,8 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nexus_ablate import errors
 from nexus_ablate.cli.verb import FORCE, Flag, Verb, comma_separated, put, target
+from nexus_ablate.errors import OK, ConfigError, unknown
 from nexus_ablate.masking import mask
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ VERB = Verb(
 def run(words: list[str], flags: dict[str, Any]) -> int:
     """Save the workspaces, or write their specification."""
     if words:
-        raise errors.ConfigError(
+        raise ConfigError(
             "dashboard takes flags only", words[0], f"nexus-ablate dashboard --study {shlex.quote(words[0])}"
         )
 
@@ -49,11 +49,11 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
     if "dry_run" in flags:
         views = workspaces.workspaces(project, flags.get("entity", ""), studies)
         put(flags["dry_run"], mask(strict_json(workspaces.specification(views), indent=2)) + "\n")
-        return errors.OK
+        return OK
     entity = flags.get("entity") or workspaces.default_entity()
     for address in workspaces.save(workspaces.workspaces(project, entity, studies)):
         print(f"workspace {address}")
-    return errors.OK
+    return OK
 
 
 def _study(name: str) -> Study:
@@ -71,5 +71,5 @@ def _study(name: str) -> Study:
             experiment = folder.resolve().name
             return read_study(folder) or Study(name=experiment, design="list", question=f"the runs of {experiment}")
     if name not in shipped_studies():
-        raise errors.unknown("there is no study of this name, and no directory", name, shipped_studies())
+        raise unknown("there is no study of this name, and no directory", name, shipped_studies())
     return shipped_study(name)

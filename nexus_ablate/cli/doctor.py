@@ -18,9 +18,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nexus_ablate import errors
 from nexus_ablate.cli.verb import Flag, Verb
-from nexus_ablate.errors import printable
+from nexus_ablate.errors import CONFIG, OK, ConfigError, printable
 
 VERB = Verb(
     "doctor",
@@ -68,7 +67,7 @@ class MachineCheck(NamedTuple):
 def run(words: list[str], flags: dict[str, Any]) -> int:
     """Print a line for each check."""
     if len(words) > 1 or any("=" in word for word in words):
-        raise errors.ConfigError("doctor takes one directory", " ".join(words), "nexus-ablate doctor runs")
+        raise ConfigError("doctor takes one directory", " ".join(words), "nexus-ablate doctor runs")
     results = []
     for check in checks(Path(*words or ["runs"]), "online" in flags, "submit" in flags):
         results.append(check)
@@ -81,7 +80,7 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
         print(strict_json({"ready": not broken, "checks": [check._asdict() for check in results]}, indent=2))
     elif broken:
         print(f"fix this before training any run: {', '.join(broken)}")
-    return errors.CONFIG if broken else errors.OK
+    return CONFIG if broken else OK
 
 
 def _show(check: MachineCheck) -> None:
@@ -128,9 +127,8 @@ def checks(runs_dir: Path, online: bool = False, submit: bool = False) -> Iterat
         yield MachineCheck("C++ compiler", False, none, "train.compile=off, or install g++")
     for package, (name, install) in EXTRAS.items():
         version = _version(package)
-        yield MachineCheck(
-            name, bool(version), version or "not installed", "" if version else f"pip install '{install}'"
-        )
+        fix = "" if version else f"pip install '{install}'"
+        yield MachineCheck(name, bool(version), version or "not installed", fix)
     yield from slurm(runs_dir, submit)
 
 

@@ -6,9 +6,9 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from nexus_ablate import errors
 from nexus_ablate.cli.verb import Flag, Verb, comma_separated
 from nexus_ablate.config.options import evaluation_name, evaluation_of, option_files
+from nexus_ablate.errors import OK, ConfigError, UserError, printable
 
 
 def evaluations(text: str) -> list[str]:
@@ -16,7 +16,7 @@ def evaluations(text: str) -> list[str]:
     items = comma_separated(text)
     if not items:
         problem = "--evals takes names of evaluations"
-        raise errors.ConfigError(problem, text or "nothing", "--evals extrapolation,streaming")
+        raise ConfigError(problem, text or "nothing", "--evals extrapolation,streaming")
     return [evaluation_name(evaluation_of(item)) for item in items]
 
 
@@ -51,28 +51,31 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
 
     paths = runs_at(words, "evaluate")
     if not paths:
-        raise errors.ConfigError("there is no run here", " ".join(words), "name a run directory or a folder of runs")
+        raise ConfigError("there is no run here", " ".join(words), "name a run directory or a folder of runs")
     console = open_console()
-    status = errors.OK
+    status = OK
     for path in paths:
         try:
             before = read_run(path).summary
             summary = evaluate(path, names)
-        except errors.UserError as error:
+        except UserError as error:
             print(error, file=sys.stderr)
             status = status or error.status
             continue
         if summary != before:
             refresh(path, lambda line: print(line, file=sys.stderr))
-        console.print("", errors.printable(str(path), 4096), sep="\n", soft_wrap=True, markup=False)
+        console.print("", printable(str(path), 4096), sep="\n", soft_wrap=True, markup=False)
         console.print(table({name: line for n in names for name, line in lines(n, summary[n])}))
     return status
 
 
 def results(summary: dict[str, Any]) -> dict[str, str]:
     """The results of a run's evaluations, for the terminal."""
-    done = {name: result for name, result in summary.items() if name.partition(":")[0] in option_files("evaluation")}
-    return {title: line for name, result in done.items() for title, line in lines(name, result)}
+    done: dict[str, str] = {}
+    for name, result in summary.items():
+        if name.partition(":")[0] in option_files("evaluation"):
+            done |= lines(name, result)
+    return done
 
 
 def lines(name: str, result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -5,16 +5,14 @@ from __future__ import annotations
 import gc
 import json
 import math
-import sys
 from typing import Any
 
-from nexus_ablate import errors
 from nexus_ablate.cli.verb import Flag, Verb, whole
 from nexus_ablate.config.compose import compose
 from nexus_ablate.config.grammar import show
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.console import compact
-from nexus_ablate.errors import printable
+from nexus_ablate.errors import OK, printable
 from nexus_ablate.training import signals
 
 Rows = list[tuple[str, ...]]
@@ -63,11 +61,10 @@ def _explain(overrides: list[str], flags: dict[str, Any]) -> int:
     facts["regime"] = _regime(config, facts["parameters"]["without_embeddings"], facts["vocab_size"])
     facts["execution"] = execution(config, facts["parameters"]["total"], facts["vocab_size"])
     if "json" in flags:
-        json.dump(facts, sys.stdout, indent=1, allow_nan=False)
-        print()
+        print(json.dumps(facts, indent=1, allow_nan=False))
     else:
         _print(sections(facts) if "all" in flags else first_screen(facts))
-    return errors.OK
+    return OK
 
 
 def _regime(config: RunConfig, params: int, vocab_size: int) -> dict[str, Any]:
@@ -78,12 +75,15 @@ def _regime(config: RunConfig, params: int, vocab_size: int) -> dict[str, Any]:
 
     steps = config.resolved.steps
     initial = initial_of(config, vocab_size)
-    regime = regime_of(config, params, cost_of(config).steps if steps is None else steps, text_tokens(config), initial)
+    if steps is None:
+        steps = cost_of(config).steps
+    regime = regime_of(config, params, steps, text_tokens(config), initial)
+    decay = regime.decay_steps if math.isfinite(regime.decay_steps) else None
     return {
         "tokens_per_parameter": regime.tokens / regime.params,
         "epochs": regime.epochs,
         "steps": regime.steps,
-        "decay_timescale_steps": regime.decay_steps if math.isfinite(regime.decay_steps) else None,
+        "decay_timescale_steps": decay,
         "summary": str(regime),
         "initial": "" if initial is None else str(initial),
         "warnings": regime.warnings(),

@@ -7,9 +7,8 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from nexus_ablate import errors
 from nexus_ablate.cli.verb import KINDS, Flag, Verb
-from nexus_ablate.errors import ConfigError
+from nexus_ablate.errors import OK, ConfigError
 
 LONGEST = 2048
 """Most positions of an imported run unless more are requested: RoPE's tables for 131072 take gigabytes."""
@@ -61,7 +60,7 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
         f"float64 ({shape.allowed:.0e} is allowed)"
     )
     if not files:
-        return errors.OK
+        return OK
     chosen = {"experiment": "imported", "train.steps": "0", "init": "checkpoint", "init.run": quoted(path)}
     keys = {text.partition("=")[0] for text in further}
     tokenizer = path / "tokenizer.json"

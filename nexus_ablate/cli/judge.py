@@ -6,9 +6,9 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from nexus_ablate import errors
 from nexus_ablate.cli.compare import OUTPUTS, deliver
 from nexus_ablate.cli.verb import Flag, Verb, comma_separated, one_of, positive
+from nexus_ablate.errors import OK, ConfigError
 
 WANDB = "wandb:"
 
@@ -17,14 +17,14 @@ def _mapping(text: str) -> dict[str, str]:
     pairs = [item.partition("=") for item in comma_separated(text)]
     if bad := [name + equals for name, equals, column in pairs if not name or not column]:
         fix = "--columns arm=method,seed=rng_seed,val_loss=eval/loss"
-        raise errors.ConfigError("--columns takes NAME=COLUMN,...", bad[0], fix)
+        raise ConfigError("--columns takes NAME=COLUMN,...", bad[0], fix)
     return {name: column for name, _, column in pairs}
 
 
 def _seeds(text: str) -> list[int]:
     items = comma_separated(text)
     if bad := [item for item in items if not item.isdecimal() or len(item) > 15]:
-        raise errors.ConfigError("--tuning-seeds takes whole numbers", bad[0], "--tuning-seeds 1001,1002")
+        raise ConfigError("--tuning-seeds takes whole numbers", bad[0], "--tuning-seeds 1001,1002")
     return [int(item) for item in items]
 
 
@@ -36,7 +36,7 @@ def _filters(text: str) -> dict[str, Any]:
     except UNREADABLE:
         value = None
     if not isinstance(value, dict):
-        raise errors.ConfigError("--filters takes a JSON object", text, '--filters \'{"group": "norms"}\'')
+        raise ConfigError("--filters takes a JSON object", text, '--filters \'{"group": "norms"}\'')
     return value
 
 
@@ -79,14 +79,14 @@ def run(sources: list[str], flags: dict[str, Any]) -> int:
 
     if len(sources) > 1:
         fix = f"nexus-ablate judge {shlex.quote(sources[0])}, with a column stratum for several tables in one file"
-        raise errors.ConfigError("judge takes one source", " ".join(sources), fix)
+        raise ConfigError("judge takes one source", " ".join(sources), fix)
     name, columns = flags.get("endpoint", "val_loss"), flags.get("columns", {})
     if sources[0].startswith(WANDB):
         from nexus_ablate.track.project_runs import runs_on_wandb
 
         source, columns = runs_on_wandb(sources[0].removeprefix(WANDB), flags.get("filters", {}), name, columns)
     elif "filters" in flags:
-        raise errors.ConfigError("--filters is for W&B", sources[0], "nexus-ablate judge wandb:ENTITY/PROJECT")
+        raise ConfigError("--filters is for W&B", sources[0], "nexus-ablate judge wandb:ENTITY/PROJECT")
     else:
         source = read_source(Path(sources[0]))
     delta_min, better, notes = flags.get("delta_min"), flags.get("better", ""), {}
@@ -99,4 +99,4 @@ def run(sources: list[str], flags: dict[str, Any]) -> int:
         endpoint = endpoint_of(name, delta_min, better, runs)
     seeds = flags.get("tuning_seeds", ())
     deliver(judged(source, runs, endpoint, flags.get("baseline"), flags.get("allow", ()), seeds, notes), flags)
-    return errors.OK
+    return OK

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from nexus_ablate import errors
 from nexus_ablate.cli.verb import Flag, Verb
 from nexus_ablate.config.grammar import show
 from nexus_ablate.config.options import OptionFile, conf_dir, evaluation_value, option_files
 from nexus_ablate.config.run_config import CLOSED_GROUPS, OPTION_GROUPS, RunConfig
+from nexus_ablate.errors import OK, unknown
 from nexus_ablate.measure.measures import MEASURES
 from nexus_ablate.plain_data import load_yaml
 
@@ -35,18 +34,18 @@ VERB = Verb(
 def run(words: list[str], flags: dict[str, Any]) -> int:
     """Print the options of the named groups, or of all."""
     options = catalogue()
-    groups = options | {"measures": measures()}
+    measures = {measure.names[0]: dataclasses.asdict(measure) for measure in MEASURES}
+    groups = options | {"measures": measures}
     for name in words:
         if name not in groups:
             problem, form = "there is no group of this name", "nexus-ablate list {}"
-            raise errors.unknown(problem, name, groups, form, otherwise="nexus-ablate list")
+            raise unknown(problem, name, groups, form, otherwise="nexus-ablate list")
     chosen = {name: groups[name] for name in words or options}
     if "json" in flags:
-        json.dump(chosen, sys.stdout, indent=1)
-        print()
+        print(json.dumps(chosen, indent=1))
     else:
         _print(chosen, with_keys=bool(words))
-    return errors.OK
+    return OK
 
 
 def catalogue() -> dict[str, Any]:
@@ -59,46 +58,38 @@ def catalogue() -> dict[str, Any]:
             defaults |= entry
     groups: dict[str, Any] = {}
     for group in (*OPTION_GROUPS, "evaluation"):
-        groups[group] = {
-            name: _option(option) | {"default": defaults.get(group) == name}
-            for name, option in option_files(group).items()
-        }
+        default = defaults.get(group)
+        groups[group] = {name: _option(option, name == default) for name, option in option_files(group).items()}
     for group in (*CLOSED_GROUPS, "preset", "studies"):
         paths = sorted(conf_dir().joinpath(group).glob("*.yaml"))
         if group == "model":
             paths.sort(key=_parameters)
-        groups[group] = {
-            path.stem: _closed_option(group, path) | {"default": defaults.get(group) == path.stem} for path in paths
-        }
-    groups["switches"] = {
-        field.name: _field_key(field, values.get(field.name))
-        for field in dataclasses.fields(RunConfig)
-        if "constraint" in field.metadata and field.name != "preset"
-    }
-    return groups
+        default = defaults.get(group)
+        groups[group] = {path.stem: _closed_option(group, path, path.stem == default) for path in paths}
+    switches = {}
+    for field in dataclasses.fields(RunConfig):
+        if "constraint" in field.metadata and field.name != "preset":
+            switches[field.name] = _field_key(field, values.get(field.name))
+    return groups | {"switches": switches}
 
 
-def measures() -> dict[str, Any]:
-    """Every number that a run can produce, by name."""
-    return {measure.names[0]: dataclasses.asdict(measure) for measure in MEASURES}
-
-
-def _option(option: OptionFile) -> dict[str, Any]:
+def _option(option: OptionFile, is_default: bool) -> dict[str, Any]:
     """An option of an axis, as its file describes it."""
+    prescribes = [f"{key}={show(value)}" for key, value in option.prescribes.items()]
     keys = {}
     for name, key in option.keys.items():
         keys[name] = {"default": key.default, "takes": key.constraint.text, "meaning": key.meaning}
     return {
         "summary": option.summary,
-        "default": False,
+        "default": is_default,
         "equation": option.equation,
-        "prescribes": [f"{key}={show(value)}" for key, value in option.prescribes.items()],
+        "prescribes": prescribes,
         "plugin": option.plugin.name if option.plugin else None,
         "keys": keys,
     }
 
 
-def _closed_option(group: str, path: Path) -> dict[str, Any]:
+def _closed_option(group: str, path: Path, is_default: bool) -> dict[str, Any]:
     """An option of a group to which no class belongs: a size, a recipe, a preset or a study."""
     lines = path.read_text(encoding="utf-8").splitlines()
     comments = [line.removeprefix("#").strip() for line in lines if not line.startswith("# @package")]
@@ -108,7 +99,7 @@ def _closed_option(group: str, path: Path) -> dict[str, Any]:
         for field in dataclasses.fields(CLOSED_GROUPS[group]):
             if field.name != "name":
                 keys[field.name] = _field_key(field, values[field.name])
-    return {"summary": comments[0], "default": False, "keys": keys}
+    return {"summary": comments[0], "default": is_default, "keys": keys}
 
 
 def _field_key(field: dataclasses.Field[Any], default: Any) -> dict[str, Any]:

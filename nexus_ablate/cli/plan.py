@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from nexus_ablate import errors
 from nexus_ablate.cli.backend import WORKERS
 from nexus_ablate.cli.verb import FULL, Verb
 from nexus_ablate.console import UNLIMITED, grid, print_table, several
-from nexus_ablate.errors import printable
+from nexus_ablate.errors import OK, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -57,7 +56,7 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
         seconds = [plan.seconds for plan in plans if plan.seconds is not None]
         time = duration(math.fsum(seconds)) if len(seconds) == len(plans) else "an unknown time"
         console.print(f"\n{len(plans)} strata: {sum(plan.runs for plan in plans)} runs, about {time}")
-    return errors.OK
+    return OK
 
 
 def show(plan: StudyPlan, console: Console, full: bool = False) -> None:
@@ -136,16 +135,13 @@ def _arms(plan: StudyPlan, width: int):
 
     rows = []
     for arm in plan.arms:
-        first = arm.arm is plan.study.baseline
-        rows.append(
-            [
-                arm.arm.name,
-                f"{arm.cost.params:,}",
-                "" if first else f"{arm.params_share:+.1%}",
-                f"{arm.cost.flops_per_token / 1e6:,.2f}M",
-                "" if first else f"{arm.flops_share:+.1%}",
-                f"{arm.cost.memory_bytes / 2**20:,.0f} MiB",
-                (duration(arm.seconds) or "?") + ("" if arm.recorded else " ~"),
-            ]
-        )
+        more_params, more_flops = f"{arm.params_share:+.1%}", f"{arm.flops_share:+.1%}"
+        if arm.arm is plan.study.baseline:
+            more_params = more_flops = ""
+        params, flops = f"{arm.cost.params:,}", f"{arm.cost.flops_per_token / 1e6:,.2f}M"
+        memory = f"{arm.cost.memory_bytes / 2**20:,.0f} MiB"
+        time = duration(arm.seconds) or "?"
+        if not arm.recorded:
+            time += " ~"
+        rows.append([arm.arm.name, params, more_params, flops, more_flops, memory, time])
     return grid(("arm", "params", "", "FLOPs/token", "", "memory", "per run"), rows, width)

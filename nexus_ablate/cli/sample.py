@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from nexus_ablate import errors
 from nexus_ablate.cli.verb import Flag, Verb, positive, whole
+from nexus_ablate.errors import OK, ConfigError, escaped
 
 if TYPE_CHECKING:
     import torch
@@ -40,9 +40,7 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
     from nexus_ablate.runs.lookup import run_at
 
     if len(words) != 1:
-        raise errors.ConfigError(
-            "sample takes one run", " ".join(words), f"nexus-ablate sample {shlex.quote(words[0])}"
-        )
+        raise ConfigError("sample takes one run", " ".join(words), f"nexus-ablate sample {shlex.quote(words[0])}")
     path = run_at(words[0], "sample")
 
     import torch
@@ -53,15 +51,16 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
     record = read_run(path)
     if "eval_hash" not in (record.summary or {}):
         problem = "this run has not ended, so it has no record of the text that it was validated on"
-        raise errors.ConfigError(problem, f"{path}: {record.state}", "run its command again, which resumes it")
+        raise ConfigError(problem, f"{path}: {record.state}", "run its command again, which resumes it")
     config, data, model = restore(record)
     prompt = flags.get("prompt", "")
     tokens = torch.tensor([*(data.tokenizer.encode(prompt) if prompt else data.tokenizer.separator)], dtype=torch.long)
     generator = torch.Generator().manual_seed(flags.get("seed", 1))
     wanted, temperature = flags.get("tokens", 200), flags.get("temperature", 1.0)
     written = generate(model, tokens, wanted, temperature, config.model.context, data.vocab_size, generator)
-    print(prompt + visible(data.tokenizer.decode(written.numpy())))
-    return errors.OK
+    text = data.tokenizer.decode(written.numpy())
+    print(prompt + escaped(text, kept="\n\t"))
+    return OK
 
 
 def generate(
@@ -92,8 +91,3 @@ def generate(
             token = torch.multinomial(torch.softmax(logits_V / temperature, 0), 1, generator=generator)
             tokens_T = torch.cat((tokens_T, token))
     return tokens_T[len(tokens_T) - count :]
-
-
-def visible(text: str) -> str:
-    """A model's text without the control characters that would act on a terminal."""
-    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)

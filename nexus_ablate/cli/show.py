@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from nexus_ablate import errors
 from nexus_ablate.cli.verb import FORCE, FULL, Flag, Verb, target
+from nexus_ablate.errors import OK, ConfigError, printable
 
 if TYPE_CHECKING:
     from nexus_ablate.runs import RunRecord
@@ -43,9 +44,9 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
 
     if len(words) > 2:
         fix = shlex.join(["nexus-ablate", "show", *words[:2]])
-        raise errors.ConfigError("show takes one run or two", " ".join(words), fix)
+        raise ConfigError("show takes one run or two", " ".join(words), fix)
     if len(words) == 2 and "out" in flags:
-        raise errors.ConfigError(
+        raise ConfigError(
             "--out draws one run", " ".join(words), f"nexus-ablate show {shlex.quote(words[0])} --out run.png"
         )
     records = [load_run(run_at(word, "show")) for word in words]
@@ -53,7 +54,7 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
         _show_differences(*records, full="full" in flags)
     else:
         _show_run(records[0], flags)
-    return errors.OK
+    return OK
 
 
 def _show_run(record: RunRecord, flags: dict[str, Any]) -> None:
@@ -62,7 +63,7 @@ def _show_run(record: RunRecord, flags: dict[str, Any]) -> None:
     from nexus_ablate.cli.evaluate import results
     from nexus_ablate.console import grid, open_console
     from nexus_ablate.execution.run_states import nearer
-    from nexus_ablate.report.run_picture import draw, run_lines
+    from nexus_ablate.report.run_picture import run_figure, run_lines, save_figure
     from nexus_ablate.training.display import result_facts, table
 
     facts = {"run": f"{record.study} / {record.arm} / seed {record.seed}", "state": record.state}
@@ -77,8 +78,9 @@ def _show_run(record: RunRecord, flags: dict[str, Any]) -> None:
     heads = ("curve", "first, by step, last")
     console.print(grid(heads, run_lines(record), console.width, heads))
     console.print()
-    picture = draw(record, flags.get("out") or record.path / "picture.png")
-    place = errors.printable(nearer(picture), 4096)
+    picture = flags.get("out") or record.path / "picture.png"
+    save_figure(run_figure(record), picture)
+    place = printable(nearer(picture), 4096)
     console.print(Text.assemble(("picture ", "dim"), place), soft_wrap=True)
 
 
@@ -113,16 +115,15 @@ def differences(one: RunRecord, other: RunRecord) -> list[tuple[str, str, str, s
     rows = [("run", "arm", one.arm, other.arm), ("run", "seed", str(one.seed), str(other.seed))]
     rows += [("config", key, *values) for key, values in differing(other_config, config).items()]
     rows += [("follows", key, *values) for key, values in consequences(other_config, config).items()]
-    for part, keys, values, other_values in (
-        ("code", differing_files(code, other_code), hashes, other_hashes),
-        ("machine", MACHINE, env, other_env),
-        ("machine", packages | other_packages, packages, other_packages),
-        ("result", RESULTS, one.summary or {}, other.summary or {}),
-    ):
-        rows += [(part, key, _text(values.get(key)), _text(other_values.get(key))) for key in keys]
-    return [
-        (part, key, value or "-", other_value or "-") for part, key, value, other_value in rows if value != other_value
-    ]
+
+    def add(part: str, keys: Iterable[str], values: dict[str, Any], other_values: dict[str, Any]) -> None:
+        rows.extend((part, key, _text(values.get(key)), _text(other_values.get(key))) for key in keys)
+
+    add("code", differing_files(code, other_code), hashes, other_hashes)
+    add("machine", MACHINE, env, other_env)
+    add("machine", packages | other_packages, packages, other_packages)
+    add("result", RESULTS, one.summary or {}, other.summary or {})
+    return [(part, key, first or "-", second or "-") for part, key, first, second in rows if first != second]
 
 
 def _text(value: Any) -> str:

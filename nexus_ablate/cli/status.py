@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nexus_ablate import errors
 from nexus_ablate.cli.verb import FULL, Flag, Verb, one_of
-from nexus_ablate.errors import ConfigError, printable
+from nexus_ablate.errors import OK, ConfigError, printable
 
 if TYPE_CHECKING:
     from nexus_ablate.execution.run_states import Line
@@ -46,11 +44,12 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
     """Print the state of every run."""
     from nexus_ablate.console import UNLIMITED, open_console, print_table
     from nexus_ablate.execution.run_states import COMING, Watcher, size_text, summary, table, troubles
-    from nexus_ablate.runs.lookup import DEFAULT
+    from nexus_ablate.runs.lookup import DEFAULT, place_of
+    from nexus_ablate.runs.record import with_strata
 
     if not words and not DEFAULT.is_dir():
         raise ConfigError("there are no runs here", f"no folder {DEFAULT}", "nexus-ablate train")
-    dirs = [folder for word in words for folder in _folders(word)]
+    dirs = [folder for word in words for folder in with_strata(place_of(word))]
     with_ids = not words or "filter" in flags or "sort" in flags
     console, watcher, full = open_console(), Watcher(), "full" in flags
 
@@ -66,9 +65,11 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
             print_table(console, table(shown, UNLIMITED if full else console.width, full=full, ids=with_ids), full)
         for trouble in troubles(shown):
             console.print(printable(trouble, 1000), markup=False, soft_wrap=True)
-        size = f", {size_text(sum(line.bytes() for line in shown))}" if with_ids else ""
-        console.print(f"{summary(shown) or 'no runs here'}{size}")
-        return errors.OK
+        text = summary(shown) or "no runs here"
+        if with_ids:
+            text += f", {size_text(sum(line.bytes() for line in shown))}"
+        console.print(text)
+        return OK
 
     from rich.console import Group
     from rich.live import Live
@@ -81,16 +82,8 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
             rows = max(4, console.size.height - 6 - 2 * len(bad))
             live.update(Group(table(shown, console.width, rows, full), *bad, Text(summary(shown))), refresh=True)
             if not any(line.state in COMING for line in shown):
-                return errors.OK
+                return OK
             time.sleep(WATCH_SECONDS)
-
-
-def _folders(word: str) -> list[Path]:
-    """The folders of a directory or of a study by its name; several where the study has strata."""
-    from nexus_ablate.runs.lookup import place_of
-    from nexus_ablate.runs.record import with_strata
-
-    return with_strata(place_of(word))
 
 
 def _sorted(lines: list[Line], by: str) -> list[Line]:

@@ -6,10 +6,9 @@ import shlex
 import sys
 from typing import TYPE_CHECKING, Any
 
-from nexus_ablate import errors
 from nexus_ablate.cli.backend import BACKEND_FLAGS, backend_of
-from nexus_ablate.cli.verb import Flag, Verb, one_of, whole
-from nexus_ablate.errors import ConfigError
+from nexus_ablate.cli.verb import Flag, Verb, one_of, typed, whole
+from nexus_ablate.errors import ConfigError, printable
 
 if TYPE_CHECKING:
     from nexus_ablate.study.definition import Request
@@ -55,7 +54,7 @@ VERB = Verb(
 
 def run(words: list[str], flags: dict[str, Any]) -> int:
     """Run the study."""
-    clash = [f"--{name.replace('_', '-')}" for name in ("add_seeds", "confirm", "amend") if name in flags]
+    clash = typed(flags, "add_seeds", "confirm", "amend")
     if len(clash) > 1:
         raise ConfigError("these flags exclude each other", " and ".join(clash), f"leave {clash[1]} out")
     if "seeds" in flags and "confirm" not in flags:
@@ -102,5 +101,5 @@ def _confirmation(names: list[str], launch: list[str], number: int | None) -> Re
     name, *arms = names or [""]
     request = confirmation(find_launched(name, launch), arms, number)
     seeds, arms = request.study.seeds, "; ".join(" ".join(arm.overrides) for arm in request.study.arms)
-    print(f"confirming on seeds {seeds[0]}-{seeds[-1]}: {errors.printable(arms, 1000)}", file=sys.stderr)
+    print(f"confirming on seeds {seeds[0]}-{seeds[-1]}: {printable(arms, 1000)}", file=sys.stderr)
     return request

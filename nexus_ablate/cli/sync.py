@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from nexus_ablate import errors
 from nexus_ablate.cli.verb import Flag, Verb
+from nexus_ablate.errors import OK, ConfigError, UserError, printable
 
 VERB = Verb(
     "sync",
@@ -44,21 +44,21 @@ def run(dirs: list[str], flags: dict[str, Any]) -> int:
     require_key()
     paths = runs_at(dirs, "sync")
     if not paths:
-        raise errors.ConfigError("there is no run here", " ".join(dirs), "name a run directory or a folder of runs")
+        raise ConfigError("there is no run here", " ".join(dirs), "name a run directory or a folder of runs")
     table = Table(box=None, pad_edge=False, header_style="dim")
     for title in ("id", "arm", "seed", "state", "rows there", "rows sent"):
         justify = "right" if title in ("seed", "rows there", "rows sent") else "left"
         table.add_column(title, justify=justify, no_wrap=title != "arm", overflow="ellipsis")  # a long name is cut
-    status, pages = errors.OK, []
+    status, pages = OK, []
     try:
         for path in paths:
             try:
                 record = read_run(path)
-            except errors.UserError as error:
+            except UserError as error:
                 print(error, file=sys.stderr)
                 status = status or error.status
                 continue
-            run = (id_of(path), escape(errors.printable(record.arm)), f"{record.seed}")
+            run = (id_of(path), escape(printable(record.arm)), f"{record.seed}")
             if record.state in LIVE:
                 table.add_row(*run, f"{record.state}, skipped", "", "")
                 continue
@@ -69,6 +69,8 @@ def run(dirs: list[str], flags: dict[str, Any]) -> int:
         console = open_console()
         if table.row_count:
             console.print(table)
-        for page in pages if len(pages) == 1 else sorted({page.partition("/runs/")[0] for page in pages}):
+        if len(pages) > 1:
+            pages = sorted({page.partition("/runs/")[0] for page in pages})
+        for page in pages:
             console.print(f"W&B: {page}", markup=False, soft_wrap=True)
     return status

@@ -6,10 +6,9 @@ import shlex
 import sys
 from typing import Any
 
-from nexus_ablate import errors
 from nexus_ablate.cli.backend import BACKEND_FLAGS, backend_of
-from nexus_ablate.cli.verb import OVERRIDES, Flag, Verb, one_of
-from nexus_ablate.errors import ConfigError
+from nexus_ablate.cli.verb import OVERRIDES, Flag, Verb, one_of, typed
+from nexus_ablate.errors import OK, ConfigError
 
 VERB = Verb(
     "train",
@@ -66,8 +65,8 @@ def run(overrides: list[str], flags: dict[str, Any]) -> int:
         return multirun(*backend_of(overrides, flags, shlex.join(["nexus-ablate", "-m", *overrides])))
     if one_run := [flag.name for flag in BACKEND_FLAGS if flag.key in flags]:
         raise ConfigError(f"{one_run[0]} is for many runs", one_run[0], f"nexus-ablate -m seed=0,1,2 {one_run[0]} ...")
-    shown = [f"--{name.replace('_', '-')}" for name in ("cfg", "info", "hydra_help") if name in flags]
-    of_cfg = [f"--{name}" for name in ("resolve", "package") if name in flags and "cfg" not in flags]
+    shown = typed(flags, "cfg", "info", "hydra_help")
+    of_cfg = [] if "cfg" in flags else typed(flags, "resolve", "package")
     if of_cfg or len(shown) > 1:
         problem = f"{of_cfg[0]} is for --cfg" if of_cfg else "a command prints one of these"
         raise ConfigError(problem, " ".join([*shown, *of_cfg]), "nexus-ablate norm=layer --cfg job --resolve")
@@ -76,7 +75,7 @@ def run(overrides: list[str], flags: dict[str, Any]) -> int:
     return single(overrides, "verbose" in flags)
 
 
-def single(overrides: list[str], verbose: bool = False) -> int:
+def single(overrides: list[str], verbose: bool) -> int:
     """Train one run in this process; `verbose`: print all that is known of it."""
     from nexus_ablate.config.compose import compose
     from nexus_ablate.gpus import on_gpu
@@ -105,8 +104,8 @@ def _hydra(overrides: list[str], flags: dict[str, Any]) -> int:
     check_overrides(overrides, sweeps=False)
     overrides = [] if "hydra_help" in flags else overrides
     search_plugins()
-    names = {key: f"--{key.replace('_', '-')}" for key in flags}
-    arguments = [names[key] if value is True else f"{names[key]}={value}" for key, value in flags.items()]
-    sys.argv = [sys.argv[0], *overrides, *arguments]
+    sys.argv = [sys.argv[0], *overrides]
+    for flag, value in zip(typed(flags, *flags), flags.values(), strict=True):
+        sys.argv.append(flag if value is True else f"{flag}={value}")
     hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")(lambda composed: None)()
-    return errors.OK
+    return OK

@@ -298,6 +298,11 @@ def target(flag: str, picture: bool = False) -> Callable[[str], Path]:
     return read
 
 
+def typed(flags: dict[str, Any], *keys: str) -> list[str]:
+    """Those of some flags that were given, as they are typed."""
+    return [f"--{key.replace('_', '-')}" for key in keys if key in flags]
+
+
 def put(path: Path, text: str) -> None:
     """Write a text to the file that a flag names, or to standard output."""
     from nexus_ablate.report.output_files import write_output

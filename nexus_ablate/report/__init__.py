@@ -1,1 +1,1 @@
-"""Showing comparisons and runs: terminal, HTML, pictures, exports, frames. Computes no number of its own."""
+"""Showing comparisons and runs: terminal, HTML, pictures, exports. Computes no number of its own."""

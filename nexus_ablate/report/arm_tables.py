@@ -73,16 +73,25 @@ class Column:
 
 def arm_table(rows: Sequence[ArmResult], columns: Sequence[Column]) -> TextTable:
     """A row per arm, the baseline first."""
-    cells = [[column.text(row) for column in columns] for row in rows]
+    heads = [column.title for column in columns]
     words = [column.title for column in columns if not column.number]
-    return TextTable([column.title for column in columns], cells, words)
+    cells = []
+    for row in rows:
+        cells.append([column.text(row) for column in columns])
+    return TextTable(heads, cells, words)
 
 
 def records(stratum: Stratum) -> list[dict[str, Any]]:
     """Every number and word of each result by name, with those that a column adds."""
     columns = (*main_columns(stratum), *side_columns(stratum))
-    added = {column.number: column.value for column in columns if column.value}
-    return [row.record() | {name: value(row) for name, value in added.items()} for row in stratum.results]
+    records = []
+    for row in stratum.results:
+        record = row.record()
+        for column in columns:
+            if column.value:
+                record[column.number] = column.value(row)
+        records.append(record)
+    return records
 
 
 # --------------------------------------------------------------------------------------------------------- numbers
@@ -99,6 +108,11 @@ def p_text(p: float) -> str:
     return f"{p:.2g}" if p < 0.1 else f"{p:.2f}"
 
 
+def number_text(value: Any, write: Callable[[Any], str], missing: str = NOTHING) -> str:
+    """A number, or what stands for one that was not measured."""
+    return missing if value is None else write(value)
+
+
 def interval_text(interval: Interval | None, write: Callable[[float], str] = "{:+.4f}".format) -> str:
     """`mean [low, high]`."""
     if interval is None:
@@ -112,7 +126,7 @@ def interval_text(interval: Interval | None, write: Callable[[float], str] = "{:
 
 
 def difference_text(row: ArmResult) -> str:
-    return NOTHING if row.difference is None else row.endpoint.signed(row.difference)
+    return number_text(row.difference, row.endpoint.signed)
 
 
 def bounds(row: ArmResult) -> str:
@@ -136,8 +150,9 @@ def worth_text(row: ArmResult) -> str:
     """`-12% [-18%, -6%]`: the baseline reaches the arm's loss with so many tokens fewer; `beyond`: outside the runs."""
     if row.worth is None:
         return NOTHING
-    shares = ["beyond" if end is None else f"{end:+.0%}" for end in (row.worth.share, row.worth.low, row.worth.high)]
-    return f"{shares[0]} [{shares[1]}, {shares[2]}]"
+    ends = (row.worth.share, row.worth.low, row.worth.high)
+    share, low, high = (number_text(end, "{:+.0%}".format, "beyond") for end in ends)
+    return f"{share} [{low}, {high}]"
 
 
 def _detectable_text(row: ArmResult) -> str:
@@ -159,25 +174,30 @@ def _wins_text(row: ArmResult) -> str:
 def _errors_text(row: ArmResult) -> str:
     """Both standard errors of the difference: `0.0021 / 0.0034`."""
     errors = (row.effect.seed_se, row.effect.text_se) if row.effect else (None, None)
-    return " / ".join(NOTHING if error is None else f"{error:.4f}" for error in errors)
+    return " / ".join(number_text(error, "{:.4f}".format) for error in errors)
 
 
 def _outcomes_text(row: ArmResult) -> str:
     """`3 ok, 2 failed, 1 without result`."""
-    parts = [f"{row.trained} ok"]
-    parts += [f"{len(row.failed)} failed"] if row.failed else []
-    parts += [f"{row.waiting} without result"] if row.waiting else []
-    return ", ".join(parts)
+    text = f"{row.trained} ok"
+    if row.failed:
+        text += f", {len(row.failed)} failed"
+    if row.waiting:
+        text += f", {row.waiting} without result"
+    return text
+
+
+def _spikes_text(row: ArmResult) -> str:
+    return number_text(row.spike_score, "{:.2%}".format) + "!" * row.spiky
+
+
+def _best_rate_text(row: ArmResult) -> str:
+    return number_text(row.best_lr, "{:g}".format) + " (edge)" * row.lr_edge
 
 
 def _number_column(title: str, meaning: str, number: str, write: Callable[[Any], str]) -> Column:
     """A column of one of the numbers of `ArmResult.record`."""
-
-    def text(row: ArmResult) -> str:
-        value = row.record()[number]
-        return NOTHING if value is None else write(value)
-
-    return Column(title, meaning, number, text)
+    return Column(title, meaning, number, lambda row: number_text(row.record()[number], write))
 
 
 def _interval_column(title: str, meaning: str, name: str, write: Callable[[float], str] = "{:+.4f}".format) -> Column:
@@ -260,39 +280,38 @@ def side_columns(stratum: Stratum) -> list[Column]:
             "spikes",
             "share of training losses 6 SD off the 128 before; ! is three times the baseline's",
             "spike_score",
-            lambda row: NOTHING if row.spike_score is None else f"{row.spike_score:.2%}{'!' * row.spiky}",
+            _spikes_text,
         ),
         _number_column("rising", "runs whose loss rises at the end", "rising", str),
         Column(
             "best LR",
             "at the lowest point of a parabola through the judged losses; edge: a better one may lie outside the grid",
             "best_lr",
-            lambda row: NOTHING if row.best_lr is None else f"{row.best_lr:g}{' (edge)' * row.lr_edge}",
+            _best_rate_text,
         ),
         _number_column("LR sensitivity", "mean loss over the grid minus the best", "lr_sensitivity", "{:.4f}".format),
     ]
-    hidden = [] if any(row.worth for row in stratum.rows) else ["worth in tokens"]
-    hidden += [] if stratum.tuning_runs else ["best LR", "LR sensitivity"]
+    hidden = []
+    if not any(row.worth for row in stratum.rows):
+        hidden += ["worth in tokens"]
+    if not stratum.tuning_runs:
+        hidden += ["best LR", "LR sensitivity"]
     return [column for column in columns if column.title not in hidden]
 
 
-def figure_columns(stratum: Stratum) -> list[Column]:
-    """A column for every diagnostic and evaluation that a run was measured by."""
-    names = dict.fromkeys(name for row in stratum.rows for name in row.figures)
-    return [_figure_column(name) for name in names]
-
-
 def _figure_column(name: str) -> Column:
+    """A column of one of the diagnostics and evaluations of an arm."""
+
     def text(row: ArmResult) -> str:
         if name not in row.figures:
             return NOTHING
         mean, sd = row.figures[name]
         return f"{mean:.4g}" if sd is None else f"{mean:.4g} ±{sd:.2g}"
 
-    measure, parts = measure_of(name), ["mean ± standard deviation over seeds"]
+    meaning, measure = "mean ± standard deviation over seeds", measure_of(name)
     if measure is not None:
-        parts.insert(0, ", ".join(filter(None, (measure.definition, measure.unit))))
-    return Column(name, "; ".join(parts), name, text)
+        meaning = f"{', '.join(filter(None, (measure.definition, measure.unit)))}; {meaning}"
+    return Column(name, meaning, name, text)
 
 
 def secondary_table(other: Secondary) -> TextTable:
@@ -317,18 +336,20 @@ def secondary_heading(other: Secondary) -> tuple[str, str]:
 def changes_over_strata(comparison: Comparison) -> TextTable:
     """Each arm's difference by stratum, its change from the first to the last, agreement of sign, and order."""
     names = [stratum.name for stratum in comparison.strata]
-    rows = [_change_row(change, names) for change in comparison.changes]
+    rows = [_change_row(change, names[0], names[-1]) for change in comparison.changes]
     heads = ["arm", *names, "change", "sign", "order"]
     return TextTable(heads, rows, heads)
 
 
-def _change_row(change: Change, strata: list[str]) -> list[str]:
-    signs, cells = {True: "the same", False: "differs", None: NOTHING}, [change.arm]
+def _change_row(change: Change, first: str, last: str) -> list[str]:
+    """The line of an arm; its change names its strata where they are not the first and the last."""
+    signs = {True: "the same", False: "differs", None: NOTHING}
     endpoint = next(row.endpoint for row in change.rows if row)
+    cells = [change.arm]
     for row in change.rows:
         cells.append(f"{difference_text(row)} {bounds(row)} {row.word}".rstrip() if row else NOTHING)
     moved = interval_text(change.change, endpoint.signed)
-    if change.change is not None and [change.first, change.last] != [strata[0], strata[-1]]:
+    if change.change is not None and (change.first, change.last) != (first, last):
         moved += f" from {change.first} to {change.last}"
     return [*cells, moved, signs[change.agree], change.order or NOTHING]
 
@@ -347,16 +368,13 @@ def measures(stratum: Stratum) -> list[ByArms]:
 
     The columns that decide stand here too: a narrow page or terminal leaves some of them out of its first table.
     """
-    columns = [*main_columns(stratum)[2:], *side_columns(stratum), *figure_columns(stratum)]
-    return [
-        ByArms(
-            column.title,
-            column.meaning,
-            [column.text(row) for row in stratum.rows],
-            [_differs(column, row, stratum.rows[0]) for row in stratum.rows],
-        )
-        for column in columns
-    ]
+    figures = dict.fromkeys(name for row in stratum.rows for name in row.figures)
+    lines = []
+    for column in (*main_columns(stratum)[2:], *side_columns(stratum), *map(_figure_column, figures)):
+        cells = [column.text(row) for row in stratum.rows]
+        differs = [_differs(column, row, stratum.rows[0]) for row in stratum.rows]
+        lines.append(ByArms(column.title, column.meaning, cells, differs))
+    return lines
 
 
 def _differs(column: Column, row: ArmResult, base: ArmResult) -> bool:
@@ -364,9 +382,9 @@ def _differs(column: Column, row: ArmResult, base: ArmResult) -> bool:
     number, base_number = column.sorted_by(row), column.sorted_by(base)
     if not isinstance(number, int | float) or not isinstance(base_number, int | float):
         return False
-    spreads = [result.figures[column.number][1] for result in (row, base) if column.number in result.figures]
-    noise = max((spread or 0.0 for spread in spreads), default=0.0)
-    return abs(number - base_number) > (3 * noise or 0.05 * abs(base_number))
+    none = (0.0, None)
+    spreads = [result.figures.get(column.number, none)[1] or 0.0 for result in (row, base)]
+    return abs(number - base_number) > (3 * max(spreads) or 0.05 * abs(base_number))
 
 
 def changed_keys(stratum: Stratum) -> TextTable:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nexus_ablate.comparison.arms import Arm
+from nexus_ablate.comparison.endpoint import Endpoint
 from nexus_ablate.comparison.load import Trained
 from nexus_ablate.comparison.results import ArmResult, Comparison, Secondary, Stratum
 from nexus_ablate.comparison.statistics import Array
@@ -186,14 +187,12 @@ def _in_lines(name: str) -> str:
 
 def forest(stratum: Stratum) -> str:
     """Each arm's mean difference with its simultaneous interval, a dot for each seed, the equivalence band."""
-    write = stratum.endpoint.signed if stratum.endpoint.log else None
-    return intervals(_bars(stratum.rows), direction(stratum), stratum.endpoint.margin, write)
+    return intervals(_bars(stratum.rows), direction(stratum), stratum.endpoint.margin, stratum.endpoint)
 
 
 def secondary(other: Secondary) -> str:
     """Each arm's difference in a secondary endpoint with its interval."""
-    write = other.endpoint.signed if other.endpoint.log else None
-    return intervals(_bars(other.rows, difference_text), other.endpoint.axis(), write=write)
+    return intervals(_bars(other.rows, difference_text), other.endpoint.axis(), endpoint=other.endpoint)
 
 
 def strata(comparison: Comparison) -> str:
@@ -205,13 +204,13 @@ def strata(comparison: Comparison) -> str:
     return intervals(bars, direction(comparison.strata[0]))
 
 
-def intervals(bars: Sequence[Bar], axis: str, band: float = 0.0, write: Callable[[float], str] | None = None) -> str:
+def intervals(bars: Sequence[Bar], axis: str, band: float = 0.0, endpoint: Endpoint | None = None) -> str:
     """Intervals below one another as SVG; '' without any. See `draw_intervals`."""
     if not bars:
         return ""
     lines = sum(1 + bar.label.count("\n") for bar in bars)
     with picture(f"{axis}, with intervals", height=58 + 17 * lines + 8 * len(bars)) as drawn:
-        draw_intervals(drawn.axes, bars, axis, band, _limit(bars, band), write)
+        draw_intervals(drawn.axes, bars, axis, band, _limit(bars, band), endpoint)
     return drawn.svg
 
 
@@ -221,7 +220,7 @@ def draw_intervals(
     axis: str,
     band: float,
     limit: float,
-    write: Callable[[float], str] | None = None,
+    endpoint: Endpoint | None = None,
 ) -> None:
     """Intervals below one another, with zero and the band in which a difference doesn't matter.
 
@@ -230,23 +229,24 @@ def draw_intervals(
     Args:
         axis: The label of the x axis.
         band: Half the width of the band; 0: none.
-        write: Of ratios, how their logarithms are written at the axis.
+        endpoint: Says how differences are written at the axis where its scale is logarithmic.
     """
     from matplotlib.ticker import MultipleLocator
 
     seen = [band, -band]
     for bar in bars:
-        seen += [value for value in (*bar.ends, *(value for value, _ in bar.dots)) if abs(value) <= limit]
+        values = [*bar.ends, *(value for value, _ in bar.dots)]
+        seen += [value for value in values if abs(value) <= limit]
     pad = 0.04 * (max(seen) - min(seen)) or 1e-6
     left, right = min(seen) - pad, max(seen) + pad
     axes.set(xlim=(left, right), ylim=(len(bars) - 0.4, -0.6), xlabel=middle(axis, 50))
     axes.set_yticks(range(len(bars)), [bar.label for bar in bars])
     axes.tick_params(length=0, pad=8)
     axes.locator_params(axis="x", nbins=4)
-    if write is not None:
+    if endpoint is not None and endpoint.log:
         step = next((math.log(ratio) for ratio in RATIO_STEPS if right - left < 4 * math.log(ratio)), right - left)
         axes.xaxis.set_major_locator(MultipleLocator(step))
-        axes.xaxis.set_major_formatter(lambda place, _: write(place))
+        axes.xaxis.set_major_formatter(lambda place, _: endpoint.signed(place))
     axes.grid(False, axis="y")
     axes.spines["left"].set_visible(False)
     axes.axvspan(-band, band, color=MUTED, alpha=0.15, linewidth=0)
@@ -351,9 +351,16 @@ def paired_differences(stratum: Stratum, axis: str) -> str:
 
 def _pairs_of_curves(row: ArmResult, arm: Arm, base: Arm) -> list[tuple[Trained, Trained]]:
     """The runs of an arm and the baseline at the seeds that have a difference, where both have two validations."""
-    seeds = [seed for seed, difference in zip(row.seeds, row.differences, strict=True) if difference is not None]
-    pairs = [(arm.runs[seed], base.runs[seed]) for seed in seeds if seed in arm.runs and seed in base.runs]
-    return [pair for pair in pairs if row.difference is not None and min(len(run.curves.val) for run in pair) > 1]
+    if row.difference is None:
+        return []
+    pairs = []
+    for seed, difference in zip(row.seeds, row.differences, strict=True):
+        run, base_run = arm.runs.get(seed), base.runs.get(seed)
+        if difference is None or run is None or base_run is None:
+            continue
+        if min(len(run.curves.val), len(base_run.curves.val)) > 1:
+            pairs.append((run, base_run))
+    return pairs
 
 
 def _label_budget(axes: Any, axis: str, label: str) -> None:
@@ -437,6 +444,5 @@ def comparison_figure(stratum: Stratum) -> Figure:
         curves.legend([Line2D([], [], color=colour(index)) for index in range(len(labels))], labels)
         if bars:
             band = stratum.endpoint.margin
-            write = stratum.endpoint.signed if stratum.endpoint.log else None
-            draw_intervals(differences, bars, direction(stratum), band, _limit(bars, band), write)
+            draw_intervals(differences, bars, direction(stratum), band, _limit(bars, band), stratum.endpoint)
     return figure

@@ -45,20 +45,20 @@ def markdown(comparison: Comparison) -> str:
         if part.kind == "table":
             lines += ["", md_table(part.table)]
         elif part.text:
-            gap = "\n" * (part.kind in ("note", "item", "path") and part.kind != before)
-            lines.append(
-                gap
-                + starts[part.kind]
-                + md(f"{part.word} {part.text}" if part.kind == "item" and part.word else part.text)
-            )
+            is_first = starts[part.kind] == "- " and part.kind != before
+            gap = "\n" if is_first else ""
+            word = f"{part.word} " if part.kind == "item" and part.word else ""
+            lines.append(gap + starts[part.kind] + md(word + part.text))
         before = part.kind
     return "\n".join(lines).lstrip() + "\n"
 
 
 def md_table(table: TextTable) -> str:
     """The table in Markdown, numbers to the right."""
-    align = ["left" if head in table.words else "right" for head in table.heads]
-    heads = [md(head) for head in table.heads]
+    heads, align = [], []
+    for head in table.heads:
+        heads.append(md(head))
+        align.append("left" if head in table.words else "right")
     frame = _text_frame(table).map(md)
     return frame.to_markdown(index=False, headers=heads, colalign=align, disable_numparse=True)
 
@@ -87,7 +87,9 @@ def _latex_table(stratum: Stratum) -> str:
     columns = [column for column in arm_tables.main_columns(stratum) if column.title not in ("seeds", "wins")]
     frame = _text_frame(arm_tables.arm_table(stratum.rows, columns)).map(tex)
     frame.columns = [tex(name) for name in frame.columns]
-    align = "".join("r" if column.number else "l" for column in columns)
+    align = ""
+    for column in columns:
+        align += "r" if column.number else "l"
     text = frame.to_latex(index=False, column_format=align)
     if stratum.name:
         heading = f"\\multicolumn{{{len(columns)}}}{{l}}{{{tex(stratum.name)}}} \\\\\n\\midrule\n"
@@ -118,7 +120,9 @@ def _csv(records: list[dict[str, Any]]) -> str:
     """CSV in which a text that a spreadsheet would execute begins with an apostrophe."""
     import pandas
 
-    safe = [{_spreadsheet_safe(name): _spreadsheet_safe(cell) for name, cell in record.items()} for record in records]
+    safe = []
+    for record in records:
+        safe.append({_spreadsheet_safe(name): _spreadsheet_safe(cell) for name, cell in record.items()})
     return pandas.DataFrame(safe, dtype=object).to_csv(index=False, lineterminator="\n")
 
 
@@ -140,7 +144,9 @@ def run_records(stratum: Stratum) -> list[dict[str, Any]]:
             record = {"stratum": stratum.name} if stratum.name else {}
             record |= {"arm": row.arm, "seed": seed, row.endpoint.name: "failed" if value is None else value}
             record |= {"rate": row.lr, "tokens": figures.get("tokens"), "seconds": figures.get("seconds")}
-            records.append(record | ({"caution": caution} if caution else {}))
+            if caution:
+                record["caution"] = caution
+            records.append(record)
     return records
 
 
@@ -162,12 +168,12 @@ def _beyond_rows(stratum: Stratum) -> list[str]:
 
 def json_text(comparison: Comparison) -> str:
     """Strict JSON: the comparison, with the claim; of several strata a list of them."""
-    more: dict[str, Any] = {"claim": comparison.claim} if comparison.claim else {}
-    more |= {"missing": comparison.missing} if comparison.missing else {}
-    strata = {stratum.name: _json_values(stratum) for stratum in comparison.strata}
+    more: dict[str, Any] = {"claim": comparison.claim, "missing": comparison.missing}
+    more = {name: value for name, value in more.items() if value}
     if len(comparison.strata) == 1:
-        return _json(strata.popitem()[1] | more)
-    more |= {"across": _text_frame(arm_tables.changes_over_strata(comparison)).to_dict("records")}
+        return _json(_json_values(comparison.strata[0]) | more)
+    more["across"] = _text_frame(arm_tables.changes_over_strata(comparison)).to_dict("records")
+    strata = {stratum.name: _json_values(stratum) for stratum in comparison.strata}
     return _json({"study": comparison.name, **more, "strata": strata})
 
 
@@ -177,7 +183,7 @@ def _json_values(stratum: Stratum) -> dict[str, Any]:
     endpoint = stratum.endpoint
     values |= {"endpoint": endpoint.name, "unit": endpoint.unit, "delta_min": endpoint.margin}
     rows = zip(arm_tables.records(stratum), stratum.rows, strict=False)  # without secondary endpoints, which come after
-    values |= {"rows": [record | vars(row) for record, row in rows]}
+    values["rows"] = [record | vars(row) for record, row in rows]
     return {"answer": sentences.answer(stratum), "basis": sentences.basis(stratum), **values}
 
 

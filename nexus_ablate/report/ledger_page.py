@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from nexus_ablate.comparison.claim import (
@@ -22,6 +21,7 @@ from nexus_ablate.comparison.results import in_settings
 from nexus_ablate.comparison.statistics import LEVEL
 from nexus_ablate.comparison.terms import amends_claim
 from nexus_ablate.console import several
+from nexus_ablate.report.sentences import arm_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -126,16 +126,17 @@ def survivors(entries: Mapping[str, dict[str, Any]]) -> tuple[list[str], list[st
     Holm's procedure holds the chance of one false word in the whole ledger at 5%. A study survives if each test that
     decided its outcome does. Outcomes by counts of failures have no such test.
     """
-    tests = [
-        (each["p"], name, each["outcome"] == entry["outcome"])
-        for name, entry in entries.items()
-        for each in entry["expectations"]
-        if each.get("p") is not None
-    ]
-    ranked = sorted(tests)
-    kept = list(takewhile(lambda test: test[1][0] <= LEVEL / (len(ranked) - test[0]), enumerate(ranked)))
-    decided = {name: 0 for _, name, decides in tests if decides and entries[name]["outcome"] in DECIDED}
-    lost = {name for _, (_, name, decides) in [*enumerate(ranked)][len(kept) :] if decides}
+    tests = []
+    for name, entry in entries.items():
+        for expected in entry["expectations"]:
+            if expected.get("p") is not None:
+                tests.append((expected["p"], name, expected["outcome"] == entry["outcome"]))
+    decided = dict.fromkeys(name for _, name, decides in tests if decides and entries[name]["outcome"] in DECIDED)
+    survives, lost = True, set()
+    for rank, (p, name, decides) in enumerate(sorted(tests)):
+        survives = survives and p <= LEVEL / (len(tests) - rank)
+        if decides and not survives:
+            lost.add(name)
     return [*decided], [name for name in decided if name not in lost]
 
 
@@ -145,9 +146,9 @@ def sharing_a_baseline(entries: Mapping[str, dict[str, Any]]) -> list[list[str]]
     for name, entry in entries.items():
         for table in entry["strata"].values():
             runs = next(iter(table["runs"].values()))
-            for number in (values.get("val_loss") for values in runs.values()):
-                if number is not None:
-                    users.setdefault(repr(number), []).append(name)
+            for values in runs.values():
+                if values.get("val_loss") is not None:
+                    users.setdefault(repr(values["val_loss"]), []).append(name)
     groups = {tuple(dict.fromkeys(names)) for names in users.values()}
     return sorted([*group] for group in groups if len(group) > 1)
 
@@ -179,13 +180,14 @@ def outcome_of(entry: Mapping[str, Any]) -> str:
     """The outcome as lists show it: `SUPPORTED IN 3 OF 4 SETTINGS, not shown in 1`, and what must be known with it."""
     depends_on = dict.fromkeys(each["on"] for each in entry.get("dependences", []) if each["is_shown"])
     text = in_settings(entry["outcome"], entry.get("settings", {}), [*depends_on])
-    text += ", amended" if amends_claim(entry["amendments"]) else ""
+    if amends_claim(entry["amendments"]):
+        text += ", amended"
     return text if entry.get("settings") else f"{text} {FIRST_EDITION}"
 
 
 def _place(expected: dict[str, Any]) -> str:
     """The arm of an expectation, after its stratum if it has one."""
-    return f"{expected['stratum']}: {expected['arm']}" if expected["stratum"] else expected["arm"]
+    return arm_of(expected["stratum"], expected["arm"])
 
 
 def _section(study: Study, entry: dict[str, Any], design: str) -> list[str]:
@@ -196,7 +198,8 @@ def _section(study: Study, entry: dict[str, Any], design: str) -> list[str]:
     if entry.get("settings"):
         for word, reason in study.fidelity.items():
             lines += [f"Fidelity: {word}, {reason}.", ""]
-        lines += [f"Design: {design}", ""] if design else []
+        if design:
+            lines += [f"Design: {design}", ""]
     else:
         lines += [f"To be trained again as: {study.claim}. {study.cost[0].upper()}{study.cost[1:]}.", ""]
     if _bars(entry):
@@ -208,21 +211,23 @@ def _section(study: Study, entry: dict[str, Any], design: str) -> list[str]:
     lines += _lacking(entry)
     for stratum, table in entry["strata"].items():
         rates = ", ".join(f"{arm} {rate:g}" for arm, rate in table.get("rates", {}).items())
-        lines += [f"- best learning rates{f' in {stratum}' if stratum else ''}: {rates}"] if rates else []
+        where = f" in {stratum}" if stratum else ""
+        if rates:
+            lines.append(f"- best learning rates{where}: {rates}")
     lines += [f"- amended {amendment}" for amendment in entry["amendments"]]
     lines += [f"- {warning}" for warning in entry["warnings"]]
     cost = f"{several(_seeds(entry), 'seed')}, {entry['runs']} runs, {entry['hours']:.1f} core hours"
-    endpoints = dict.fromkeys(name for table in entry["strata"].values() for name in table["endpoints"])
-    endpoints.pop("val_loss", None)
-    return [
-        *lines,
+    lines += [
         f"- baseline and arms: [conf/studies/{name}.yaml](../conf/studies/{name}.yaml)",
         f"- regime: {entry['regime']}",
         f"- {cost}: `{entry['command']}`",
         f"- trained {made['when']} by version {made['version']}, commit {str(made['commit'])[:7]}, "
         f"torch {made['torch']}",
-        *(f"- `{endpoint}`: {Endpoint(endpoint).measure.definition}" for endpoint in endpoints),
     ]
+    endpoints = dict.fromkeys(name for table in entry["strata"].values() for name in table["endpoints"])
+    endpoints.pop("val_loss", None)
+    lines += [f"- `{endpoint}`: {Endpoint(endpoint).measure.definition}" for endpoint in endpoints]
+    return lines
 
 
 def picture_of(study: str) -> str:
@@ -247,8 +252,10 @@ def _lacking(entry: dict[str, Any]) -> list[str]:
         elif expected["seeds"] is None:
             lines.append(f"- to decide this, more than 1000 seeds, or a design with larger differences: {place}")
     if needed:
-        groups = sum(len(table["runs"]) * (RATES if table.get("rates") else 1) for table in entry["strata"].values())
-        more = (needed - _seeds(entry)) * groups  # tuning is done
+        of_a_seed = 0
+        for table in entry["strata"].values():
+            of_a_seed += len(table["runs"]) * (RATES if table.get("rates") else 1)
+        more = (needed - _seeds(entry)) * of_a_seed  # tuning is done
         hours = entry["hours"] * (1 + more / entry["runs"])
         rest = "the rest" if lines else "it"
         lines.append(f"- to decide {rest} at differences of this size: about {needed} seeds, {hours:.1f} core hours")
@@ -285,10 +292,10 @@ def figure(entry: dict[str, Any]) -> Figure | None:
 
 def _unit(entry: dict[str, Any]) -> str:
     """What the axis shows: margins, and what a margin is where all are the same."""
-    margins = {
-        Endpoint(each["endpoint"]).within(entry["strata"][each["stratum"]]["margins"][each["endpoint"]])
-        for each in entry["expectations"]
-    }
+    margins = set()
+    for expected in entry["expectations"]:
+        margin = entry["strata"][expected["stratum"]]["margins"][expected["endpoint"]]
+        margins.add(Endpoint(expected["endpoint"]).within(margin))
     one = f" of {margins.pop().removeprefix('±')}" if len(margins) == 1 else ""
     return f"difference, in margins{one}"
 

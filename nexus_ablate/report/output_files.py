@@ -22,8 +22,11 @@ _checked: dict[Path, str] = {}
 """The hash of each file when the command checked it; '' if there was none."""
 
 
-def check_target(flag: str, path: Path, endings: Sequence[str] = ()) -> None:
+def check_target(flag: str, path: Path, endings: Sequence[str]) -> None:
     """Check that the file named by a flag can be written, before anything is computed for it.
+
+    Args:
+        endings: Those that it may have; empty: any.
 
     Raises:
         ConfigError: It can't be written.
@@ -40,7 +43,7 @@ def check_target(flag: str, path: Path, endings: Sequence[str] = ()) -> None:
         raise ConfigError(
             f"{flag} takes a file, but this is a directory", str(path), f"{flag} {quote(str(path / 'NAME'))}"
         )
-    if os.path.lexists(path) and os.path.exists(path) and not os.path.isfile(path):
+    if os.path.exists(path) and not os.path.isfile(path):
         raise ConfigError(
             f"{flag} takes a file, but this is a device or a pipe", str(path), f"{flag} {quote(f'{path.name}.txt')}"
         )

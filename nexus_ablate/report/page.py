@@ -26,19 +26,20 @@ def html(comparison: Comparison, command: str = "", reload_seconds: int = 0) -> 
         command: The command that made the page, for its foot.
         reload_seconds: The page reloads itself this often; 0: never.
     """
-    parts: dict[str, Any] = {
+    first, *others = views = [_whole_view(stratum) for stratum in comparison.strata]
+    for view in others:  # what the first stratum says is not said again
+        for name in ("basis", "warnings"):
+            view[name] = [line for line in view[name] if line not in first[name]]
+    parts = {
         "title": sentences.title(comparison.strata[0]),
         "lead": sentences.lead_lines(comparison),
-        "views": [_whole_view(stratum) for stratum in comparison.strata],
+        "views": views,
         "words": {row.word for row in comparison.results},
         "reload_seconds": reload_seconds,
         "so_far": _so_far(comparison),
         "missing": sentences.missing_lines(comparison),
         "origin": _origin(comparison, command),
     }
-    for view in parts["views"][1:]:  # what the first stratum says is not said again
-        for name in ("basis", "warnings"):
-            view[name] = [line for line in view[name] if line not in parts["views"][0][name]]
     if comparison.changes:
         parts["change_note"] = sentences.change_note(comparison)
         parts["changes"] = arm_tables.changes_over_strata(comparison)
@@ -86,12 +87,13 @@ def _shown(value: Any) -> Any:
 
 def _opening_view(stratum: Stratum) -> dict[str, Any]:
     """What the template shows of a comparison at the top of a page, and in a notebook."""
-    basis = sentences.basis(stratum)
+    conditions = sentences.basis(stratum)
+    warnings = [line for line in conditions if line.startswith(WARN)]
     return {
         "stratum": stratum,
         "answer": sentences.answer(stratum),
-        "basis": [line for line in basis if not line.startswith(WARN)],
-        "warnings": [line for line in basis if line.startswith(WARN)],
+        "basis": [line for line in conditions if line not in warnings],
+        "warnings": warnings,
         "main_columns": arm_tables.main_columns(stratum),
         "learning_rates": charts.learning_rates(stratum),
         "forest": charts.forest(stratum),
@@ -100,11 +102,12 @@ def _opening_view(stratum: Stratum) -> dict[str, Any]:
 
 def _whole_view(stratum: Stratum) -> dict[str, Any]:
     """All that the template shows of a stratum."""
+    secondary = []
+    for other in stratum.secondary:
+        heading, definition = arm_tables.secondary_heading(other)
+        secondary.append((heading, definition, arm_tables.secondary_table(other), charts.secondary(other)))
     return _opening_view(stratum) | {
-        "secondary": [
-            (*arm_tables.secondary_heading(other), arm_tables.secondary_table(other), charts.secondary(other))
-            for other in stratum.secondary
-        ],
+        "secondary": secondary,
         "curves": _curves(stratum),
         "measures": arm_tables.measures(stratum),
         "open_checks": [check for check in stratum.checks if check.status not in (PASS, UNKNOWN)],
@@ -119,8 +122,11 @@ def _closed_checks(stratum: Stratum) -> list[tuple[str, list[Check]]]:
     passed = [check for check in stratum.checks if check.status == PASS]
     unknown = [check for check in stratum.checks if check.status == UNKNOWN]
     names = ", ".join(check.name for check in unknown)
-    summaries = [f"{several(len(passed), 'check')} passed", f"{len(unknown)} not proved by the source: {names}"]
-    return [(text, checks) for text, checks in zip(summaries, (passed, unknown), strict=True) if checks]
+    closed = [
+        (f"{several(len(passed), 'check')} passed", passed),
+        (f"{len(unknown)} not proved by the source: {names}", unknown),
+    ]
+    return [(summary, checks) for summary, checks in closed if checks]
 
 
 def _curves(stratum: Stratum) -> list[dict[str, Any]]:
@@ -129,32 +135,36 @@ def _curves(stratum: Stratum) -> list[dict[str, Any]]:
     for axis, word in zip(AXES, ("tokens", "FLOPs", "seconds"), strict=True):
         late = charts.losses(stratum, axis)
         if late:
-            whole, gap = charts.losses(stratum, axis, whole=True), charts.paired_differences(stratum, axis)
-            pictures = {"late": late, "whole": whole, "gap": gap}
-            curves.append({"axis": axis, "word": word, "budget": charts.BUDGETS[axis], **pictures})
+            curve = {"axis": axis, "word": word, "budget": charts.BUDGETS[axis], "late": late}
+            curve["whole"] = charts.losses(stratum, axis, whole=True)
+            curve["gap"] = charts.paired_differences(stratum, axis)
+            curves.append(curve)
     return curves
 
 
 def _so_far(comparison: Comparison) -> str:
     """How much of a running study the verdicts rest on."""
     rows = [row for stratum in comparison.strata for row in stratum.rows]
-    used, waiting = sum(row.trained for row in rows), sum(row.waiting for row in rows)
-    counts = f"{several(used, 'run')} so far, {waiting} without a result yet"
-    return f"Live: {counts}. The verdicts are preliminary until all have ended."
+    used = several(sum(row.trained for row in rows), "run")
+    waiting = sum(row.waiting for row in rows)
+    return f"Live: {used} so far, {waiting} without a result yet. The verdicts are preliminary until all have ended."
 
 
 def _origin(comparison: Comparison, command: str) -> dict[str, str]:
     """Date, version, code, command and machine: where the page and its runs come from."""
+    versions, sources, places, devices = [], [], [], []
     arms = [arm for stratum in comparison.strata for arm in stratum.arms]
-    records = [run.record for arm in arms for run in arm.runs.values()]
-    envs, results = [record.env or {} for record in records], [record.summary or {} for record in records]
-    places = [", ".join(str(env[key]) for key in ("host", "platform") if env.get(key)) for env in envs]
-    devices = [result.get("processor") or result.get("device") for result in results]
+    for record in [run.record for arm in arms for run in arm.runs.values()]:
+        env, summary = record.env or {}, record.summary or {}
+        versions.append(env.get("version"))
+        sources.append(source_hash(env["source"])[:8] if env.get("source") else "")
+        places.append(_together([env.get("host"), env.get("platform")]))
+        devices.append(summary.get("processor") or summary.get("device"))
     return {
         "made": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC by nexus-ablate {__version__}",
         "command": command,
-        "version": _together(env.get("version") for env in envs),
-        "source hash": _together(source_hash(env["source"])[:8] for env in envs if env.get("source")),
+        "version": _together(versions),
+        "source hash": _together(sources),
         "machine": _together([*places, *devices]),
     }
 

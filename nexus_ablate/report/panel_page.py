@@ -62,11 +62,10 @@ def page(panel: Panel, runs: Sequence[PanelRun]) -> str:
     else:
         lines += [f"    nexus-ablate study {study}" for study in panel.studies()]
         lines += ["    nexus-ablate claims --panel", ""]
-    groups = {
-        "Directional": [name for name, each in panel.changes.items() if each.is_scored and not each.is_null],
-        "Null": [name for name, each in panel.changes.items() if each.is_scored and each.is_null],
-        "Shown, not scored": [name for name, each in panel.changes.items() if not each.is_scored],
-    }
+    groups: dict[str, list[str]] = {"Directional": [], "Null": [], "Shown, not scored": []}
+    for name, change in panel.changes.items():
+        title = "Null" if change.is_null else "Directional"
+        groups[title if change.is_scored else "Shown, not scored"].append(name)
     for title, names in groups.items():
         lines += [f"## {title}", "", _markdown(*published_table(panel, names, found)), ""]
     lines += [f"- {word}: {meaning}" for word, meaning in CHECKED.items()]
@@ -74,8 +73,11 @@ def page(panel: Panel, runs: Sequence[PanelRun]) -> str:
 
 
 def _markdown(heads: Row, rows: Iterable[Row]) -> str:
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines)
+    lines = []
+    for row in (heads, ["---"] * len(heads), *rows):
+        cells = [cell.replace("|", "/") for cell in row]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 # ------------------------------------------------------------------------------------------------------------ tables
@@ -92,12 +94,16 @@ def published_table(panel: Panel, names: Iterable[str], outcomes: Sequence[Chang
         published = f"{expectation(change)}: {change.says}"
         models = f"{source.params}; tokens: {source.tokens}"
         where = f"{source.title}{arxiv}, {source.place}"
-        where += f" ({change.checked})" if change.checked != source.place else ""
+        if change.checked != source.place:
+            where += f" ({change.checked})"
         seen = "yes" if change.seen_before else "no"
         arm = f"`{' '.join(change.arm)}`"
         rows.append([name, change.kind, arm, against, published, models, source.matched, where, seen])
-        rows[-1] += _shown(panel, name, outcomes) * bool(outcomes)
-    return heads + list(panel.sizes) * bool(outcomes), rows
+        if outcomes:
+            rows[-1] += _shown(panel, name, outcomes)
+    if outcomes:
+        heads += panel.sizes
+    return heads, rows
 
 
 def short_table(panel: Panel, outcomes: Sequence[ChangeOutcome]) -> tuple[Row, list[Row]]:
@@ -120,11 +126,12 @@ def expectation(change: PanelChange) -> str:
 def _shown(panel: Panel, name: str, outcomes: Sequence[ChangeOutcome]) -> Row:
     """What each size says of a change; '' where it is not trained."""
     cells = dict.fromkeys(panel.sizes, "")
+    failed = {math.inf: "(arm fails to train)", -math.inf: "(baseline fails to train)"}
     for outcome in outcomes:
         if outcome.name == name:
-            interval = f"{outcome.difference:+.3f} [{outcome.low:+.3f}, {outcome.high:+.3f}]"
-            failed = {math.inf: "(arm fails to train)", -math.inf: "(baseline fails to train)"}
-            shown = interval if math.isfinite(outcome.difference) else failed.get(outcome.difference, "(both fail)")
+            shown = failed.get(outcome.difference, "(both fail)")
+            if math.isfinite(outcome.difference):
+                shown = f"{outcome.difference:+.3f} [{outcome.low:+.3f}, {outcome.high:+.3f}]"
             cells[outcome.size] = f"{outcome.agreement} {shown}"
     return list(cells.values())
 
@@ -192,9 +199,8 @@ def sentences(panel: Panel, runs: Sequence[PanelRun]) -> list[str]:
     ]
     counts = trained(panel, runs)
     if any(ended < of for ended, of in counts.values()):
-        lines.append(
-            f"Trained: {', '.join(f'{ended} of {of} runs at {size}' for size, (ended, of) in counts.items())}."
-        )
+        shares = [f"{ended} of {of} runs at {size}" for size, (ended, of) in counts.items()]
+        lines.append(f"Trained: {', '.join(shares)}.")
     if not found:
         return lines
     lines += agreements(found)
@@ -248,10 +254,11 @@ def figure(outcomes: Sequence[ChangeOutcome]) -> Figure:
 
     bars = []
     for outcome in outcomes:
-        if outcome.change.is_scored:
-            sign = -1 if outcome.change.expected == "lower" else 1
+        change = outcome.change
+        if change.is_scored:
+            sign = -1 if change.expected == "lower" else 1
             low, middle, high = sorted(sign * end for end in (outcome.low, outcome.difference, outcome.high))
-            margin = f" (margin {outcome.change.margin:g})" if outcome.change.is_null else ""
+            margin = f" (margin {change.margin:g})" if change.is_null else ""
             tone = TONES[outcome.agreement]
             label = f"{outcome.name}, {outcome.size}"
             bars.append(Bar(label, (low, middle, high), outcome.agreement + margin, tone, tone))

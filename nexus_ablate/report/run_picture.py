@@ -35,17 +35,6 @@ HEAT_MAPS = tuple((measure.names[-1], measure.title, measure.most) for measure i
 """Name, title and the largest value there can be."""
 
 
-def draw(record: RunRecord, path: Path) -> Path:
-    """Draw the run into a PNG, PDF or SVG.
-
-    Raises:
-        UserError: The run has no rows yet.
-        StorageError: The disk refused.
-    """
-    save_figure(run_figure(record), path)
-    return path
-
-
 def save_figure(figure: Figure, path: Path) -> None:
     """Write a figure whole or not at all, in the format of the file's ending, with its title in the file's data.
 
@@ -66,10 +55,10 @@ def run_figure(record: RunRecord) -> Figure:
     """
     from matplotlib.figure import Figure
 
-    curves, probes = _curves(record.path / "metrics.jsonl"), record.probes()
+    curves, probes = _curves(record), record.probes()
     if not curves:
         raise UserError("this run has no rows yet", str(record.path), "wait for its first steps")
-    drawn_maps = [heat_map for heat_map in HEAT_MAPS if heat_values(probes, heat_map[0])]
+    drawn_maps = [each for each in HEAT_MAPS if heat_values(probes, each[0])]
     figure = Figure(figsize=(13, 7 if drawn_maps else 3.6), layout="constrained")
     tokens, losses = curves.get("val/loss", _NOTHING)
     end = f": validation loss {losses[-1]:.4f} after {tokens[-1]:,.0f} tokens" if losses else ""
@@ -81,9 +70,8 @@ def run_figure(record: RunRecord) -> Figure:
     _draw_weights(weights, curves)
     if drawn_maps:
         maps = parts[1, 0]
-        for axes, (name, title, top) in zip(
-            maps.subplots(1, len(drawn_maps), squeeze=False)[0], drawn_maps, strict=True
-        ):
+        places = maps.subplots(1, len(drawn_maps), squeeze=False)[0]
+        for axes, (name, title, top) in zip(places, drawn_maps, strict=True):
             _draw_heat_map(maps, axes, probes, name, title, top)
     return figure
 
@@ -109,7 +97,10 @@ def heat_values(probes: Rows, name: str) -> list[list[float]]:
     area, _, statistic = name.partition("/")
     form = re.compile(rf"{re.escape(area)}/block_\d+/{re.escape(statistic)}")
     names = sorted(filter(form.fullmatch, probes[-1])) if probes else []
-    return [[_number(row.get(block)) for row in probes] for block in names]
+    grid = []
+    for block in names:
+        grid.append([_number(row.get(block)) for row in probes])
+    return grid
 
 
 def _number(value: float | list[float | None] | None) -> float:
@@ -119,10 +110,10 @@ def _number(value: float | list[float | None] | None) -> float:
     return math.nan if value is None else value
 
 
-def _curves(log: Path) -> Curves:
+def _curves(record: RunRecord) -> Curves:
     """Tokens and values of each metric that is drawn, where it was measured: 16 bytes per number."""
     curves: Curves = {}
-    for row in read_rows(log):
+    for row in read_rows(record.path / "metrics.jsonl"):
         for name, value in row.items():
             if name.startswith(_DRAWN) and isinstance(value, int | float):
                 tokens, values = curves.setdefault(name, (array("d"), array("d")))
@@ -156,7 +147,7 @@ def _draw_weights(axes: Any, curves: Curves) -> None:
             ratios = [value / values[0] for value in values]
             axes.plot(tokens, ratios, linewidth=1.2, label=f"block {block}")
     if not axes.lines:
-        _say_not_probed(axes)
+        axes.text(0.5, 0.5, "not probed", ha="center", va="center", transform=axes.transAxes, color="0.5")
     _finish(axes, f"weights{selection}", "RMS over its first value")
 
 
@@ -173,10 +164,11 @@ def _draw_heat_map(figure: Any, axes: Any, probes: Rows, name: str, title: str, 
     spans_decades = top is None and low > 0 and high > 30 * low
     norm = LogNorm(low, high) if spans_decades else Normalize(low, high)
     steps = [row["step"] for row in probes]
-    edges = [steps[0], *((a + b) / 2 for a, b in pairwise(steps)), max(steps[-1], steps[0] + 1)]
+    middles = [(before + after) / 2 for before, after in pairwise(steps)]
+    edges = [steps[0], *middles, max(steps[-1], steps[0] + 1)]
     mesh = axes.pcolormesh(edges, range(len(grid) + 1), grid, norm=norm, cmap="viridis")
     blocks = range(0, len(grid), max(1, len(grid) // 8))
-    axes.set_yticks([block + 0.5 for block in blocks], [str(block) for block in blocks])
+    axes.set_yticks([block + 0.5 for block in blocks], list(map(str, blocks)))
     figure.colorbar(mesh, ax=axes)
 
 
@@ -188,10 +180,6 @@ def _some_blocks(curves: Curves, start: str) -> tuple[list[int], str]:
         return blocks, ""
     some = [blocks[0], blocks[len(blocks) // 2], blocks[-1]]
     return some, f" (blocks {', '.join(map(str, some))} of {len(blocks)})"
-
-
-def _say_not_probed(axes: Any) -> None:
-    axes.text(0.5, 0.5, "not probed", ha="center", va="center", transform=axes.transAxes, color="0.5")
 
 
 def _finish(axes: Any, title: str, label: str) -> None:
@@ -211,7 +199,7 @@ def run_lines(record: RunRecord) -> list[tuple[str, str]]:
 
     Of more than `MOST_LINES` blocks so many are shown.
     """
-    curves, probes = _curves(record.path / "metrics.jsonl"), record.probes()
+    curves, probes = _curves(record), record.probes()
     names = [name for name in ("train/loss", "val/loss", "grad_norm/global") if name in curves]
     lines = [(name, curve_text(curves[name][1])) for name in names]
     for name, *_ in HEAT_MAPS:

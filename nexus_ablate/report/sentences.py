@@ -161,10 +161,14 @@ def claim_lines(comparison: Comparison) -> list[str]:
         return [judged] if comparison.whole and comparison.strata[0].terms.study.claim else []
     lines = [requirement.sentence for requirement in claim.requirements]
     for expected in claim.results:
-        place = f"{expected.stratum}: {expected.arm}" if expected.stratum else expected.arm
-        lines.append(f"{expected.outcome}: {place} {expected.sentence}")
+        lines.append(f"{expected.outcome}: {arm_of(expected.stratum, expected.arm)} {expected.sentence}")
     lines += [dependence.sentence for dependence in claim.dependences]
     return [str(claim), *(lines or [claim.sentence])]
+
+
+def arm_of(stratum: str, arm: str) -> str:
+    """An arm by name, after its stratum if it has one."""
+    return f"{stratum}: {arm}" if stratum else arm
 
 
 def missing_lines(comparison: Comparison) -> list[str]:

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from nexus_ablate.comparison.results import Comparison
 from nexus_ablate.console import SHORTEST_NAME, UNLIMITED, grid, middle, print_table
 from nexus_ablate.errors import printable
-from nexus_ablate.report import parts
 from nexus_ablate.report.arm_tables import TONES, TextTable
 from nexus_ablate.report.parts import ReportPart
 
@@ -23,22 +21,12 @@ NARROW = ("interval", "p", "delta/SD", "wins", "detectable")
 """Columns that a terminal narrower than `WIDE` leaves out."""
 
 
-def show_comparison(comparison: Comparison, console: Console, details: bool = False, full: bool = False) -> None:
-    """Print the claim, the strata side by side, then each of them.
-
-    Args:
-        details: Measures by arm and every fairness line too.
-        full: The arms' whole names in tables, however long.
-    """
-    show(parts.of_comparison(comparison, details), console, full)
-
-
-def show(shown: Iterable[ReportPart], console: Console, full: bool = False) -> None:
-    """Print the parts of a comparison."""
+def show(parts: Iterable[ReportPart], console: Console, full: bool = False) -> None:
+    """Print the parts of a comparison; with `full` the arms' whole names in tables, however long."""
     from rich.text import Text
 
     started = False
-    for part in shown:
+    for part in parts:
         if part.kind == "heading" or part.arms or (part.kind == "title" and started):
             console.print("")
         started = True
@@ -56,7 +44,9 @@ def show(shown: Iterable[ReportPart], console: Console, full: bool = False) -> N
 def _print(part: ReportPart, console: Console, full: bool) -> None:
     """Print a table, of arms each in the colour of its verdict; with `full` without cutting names and columns."""
     width = UNLIMITED if full else console.width
-    styles = ["dim" if row.is_baseline else COLOURS[TONES.get(row.word, "")] for row in part.arms]
+    styles = []
+    for row in part.arms:
+        styles.append("dim" if row.is_baseline else COLOURS[TONES.get(row.word, "")])
     tables = [_fitting(part.table, width)] if part.arms else _by_width(part.table, width)
     for number, table in enumerate(tables):
         if number:
@@ -70,8 +60,11 @@ def _widths(table: TextTable) -> list[int]:
 
 
 def _some_columns(table: TextTable, columns: list[int]) -> TextTable:
-    rows = [[row[column] for column in columns] for row in table.rows]
-    return TextTable([table.heads[column] for column in columns], rows, table.words)
+    heads = [table.heads[column] for column in columns]
+    rows = []
+    for row in table.rows:
+        rows.append([row[column] for column in columns])
+    return TextTable(heads, rows, table.words)
 
 
 def _fitting(table: TextTable, width: int) -> TextTable:
