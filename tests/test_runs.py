@@ -43,7 +43,6 @@ from nexus_ablate.runs import (
     read_run,
     run_path,
     strict_json,
-    truncate,
 )
 
 IDENTITY = identity({"seed": 3, "norm": "rms"}, "data", "source", {})
@@ -776,7 +775,7 @@ def test_an_offset_that_is_no_line_end_of_the_log_is_refused(tmp_path: Path, off
     path.write_text("{}\n{}\n{}\n" if offset > 10 else "{}}\n")
     before = path.read_bytes()
     with pytest.raises(CheckpointError):
-        truncate(path, offset)
+        files.truncate(path, offset)
     assert path.read_bytes() == before
 
 

@@ -241,7 +241,8 @@ def test_no_nearer_width_exists():
     arm, width = study.arms[0], study.arms[0].config.resolved.d_ff
     target = cost_of(study.baseline.config).params
     around = [
-        cost_of(compose_arm(study.study, [*arm.requested, f"d_ff_ratio={w}/64"])).params for w in (width - 8, width + 8)
+        cost_of(compose_arm(study.study, [*arm.requested, f"d_ff_ratio={w}/64"], [])).params
+        for w in (width - 8, width + 8)
     ]
     assert all(abs(cost_of(arm.config).params - target) <= abs(other - target) for other in around)
 

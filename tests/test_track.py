@@ -15,7 +15,7 @@ import pytest
 from written_runs import Writer, config_of
 
 from nexus_ablate.config.options import check_option, option_files
-from nexus_ablate.track import FilesTracker, account, mirror, resolve_mode, start_tracker
+from nexus_ablate.track import FilesTracker, account, mirror, run_on_wandb, start_tracker
 
 KEY = "k3y" * 14
 
@@ -92,7 +92,7 @@ def test_auto_follows_credentials_and_the_mode_of_wandb(bare, monkeypatch, name,
     (bare / "wandb-config" / "settings").write_text(settings)
     for variable, value in variables.items():
         monkeypatch.setenv(variable, value)
-    assert resolve_mode(option(name)) == expected
+    assert account.resolve_mode(option(name)) == expected
 
 
 # A stand-in for the package: what the mirror calls, and every way it can go wrong
@@ -512,7 +512,7 @@ def test_no_secret_reaches_the_terminal_or_the_config(training, fake, lines, key
 
 
 def test_control_without_redaction_the_secrets_do_reach_them(training, fake, lines, monkeypatch, key_in_netrc):
-    for module in (mirror, account):
+    for module in (run_on_wandb, account):
         monkeypatch.setattr(module, "redact", lambda value: value)
     text = leaks(training, fake, lines)
     assert text.count(KEY) == 2

@@ -22,8 +22,7 @@ from nexus_ablate.comparison.verdict import (
     interval_name,
 )
 from nexus_ablate.console import several
-from nexus_ablate.runs.formats import CONDITION
-from nexus_ablate.study.schema import Expectation
+from nexus_ablate.study.schema import CONDITION, Expectation
 
 SUPPORTED = "SUPPORTED"
 CONTRADICTED = "CONTRADICTED"

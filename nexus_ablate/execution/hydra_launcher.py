@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import zip_longest
 from multiprocessing import get_all_start_methods, get_start_method, set_start_method, util
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from nexus_ablate import errors
@@ -22,10 +22,10 @@ from nexus_ablate.config.compose import search_plugins
 from nexus_ablate.config.options import conf_dir
 from nexus_ablate.config.overrides import check_overrides
 from nexus_ablate.errors import ConfigError, did_you_mean
-from nexus_ablate.execution.job_progress import JobProgress
+from nexus_ablate.execution.job_progress import STATUS, JobProgress
 from nexus_ablate.execution.local_pool import Worker
 from nexus_ablate.execution.slurm import refuse_secrets
-from nexus_ablate.execution.worker import JobResult, Task
+from nexus_ablate.execution.worker import JobResult, Task, at_signals
 from nexus_ablate.planning.jobs import Job
 from nexus_ablate.training.signals import StopRequest
 
@@ -40,8 +40,6 @@ PACKAGES = {
 }
 """The package to install for each of Hydra's launchers."""
 
-STATUS = {"finished": errors.OK, "diverged": errors.DIVERGED, "failed": errors.BUG, "running": errors.ALIVE}
-"""The exit status of each state; any other run can be resumed, or has not begun."""
 NO_REASON = {"missing": "not started", "lost": "its process is gone"}
 SETTLING_SECONDS = 10.0
 """Time that runs have to save themselves after their launcher has given up."""
@@ -103,8 +101,8 @@ class HydraLauncher:
             end = time.monotonic() + SETTLING_SECONDS
             while time.monotonic() < end and any(job.state()[0] == "running" for job in jobs):
                 time.sleep(0.1)
-        for number, job in enumerate(jobs):
-            progress.ended(job, result_from(job, returned[number] if returned else None))
+        for job, result in zip_longest(jobs, returned):
+            progress.ended(job, result_from(job, result))
         return stopped[0] if stopped else ""
 
     @contextmanager
@@ -214,13 +212,9 @@ def stops_at_signals() -> Iterator[list[str]]:
     """End a launcher at a signal as Ctrl-C does; yields a list that then holds the signal's name."""
     stopped: list[str] = []
 
-    def stop(number: int, frame: FrameType | None) -> None:
-        stopped.append(signal.Signals(number).name)
+    def stop(name: str) -> None:
+        stopped.append(name)
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
+    with at_signals((signal.SIGTERM, signal.SIGHUP), stop):
         yield stopped
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -24,6 +24,8 @@ from nexus_ablate.planning.jobs import Job
 from nexus_ablate.runs import has_status
 
 REFRESH_SECONDS = 0.5
+STATUS = {"finished": errors.OK, "diverged": errors.DIVERGED, "failed": errors.BUG, "running": errors.ALIVE}
+"""The exit status of each state; any other run can be resumed, or has not begun."""
 STATES = {errors.OK: "finished", errors.DIVERGED: "diverged", errors.PREEMPTED: "preempted", errors.ALIVE: "elsewhere"}
 RANKING = ("arm", "runs", "val loss", "delta")
 
@@ -65,7 +67,7 @@ class JobProgress:
     def already_ended(self, job: Job, state: str, reason: str) -> None:
         """A run that ended before this command."""
         self._ended_before += 1
-        self.statuses[job.path] = {"finished": errors.OK, "diverged": errors.DIVERGED}.get(state, errors.BUG)
+        self.statuses[job.path] = STATUS[state]
         if state != "finished":
             self._failures.append((job, state, reason))
 

@@ -103,7 +103,7 @@ def rounds(runs: Runs, progress: JobProgress) -> Iterator[list[Job]]:
     """The jobs of a study, round by round; each round may depend on the results of those before."""
     study = runs.study
     yield runs.premise
-    if any(job.state()[0] not in (*SETTLED, "failed") for job in runs.premise):
+    if not all(job.has_ended for job in runs.premise):
         progress.say("after the baseline's runs, run the same command for the other arms")
         return
     if unmet := lacking(runs):
@@ -123,16 +123,17 @@ def rounds(runs: Runs, progress: JobProgress) -> Iterator[list[Job]]:
         return
     yield ended_later(runs)
     judged = 0
-    while (comparison := judge(runs)) is not None and comparison.look > judged:
-        judged = comparison.look
-        jobs = next_look(runs, comparison)
+    while (stratum := judge(runs)) is not None and stratum.look > judged:
+        judged = stratum.look
+        jobs = next_look(runs, stratum)
         if not jobs:
-            for line in outcomes(runs, comparison):
+            for line in outcomes(runs, stratum):
                 progress.say(line)
             return
         progress.say(title(runs, jobs))
         yield jobs
-        continued = [arm for arm in study.all_arms if arm.name in {job.of for job in jobs}]
+        names = {job.of for job in jobs}
+        continued = [arm for arm in study.all_arms if arm.name in names]
         yield from at_own_rates(runs, continued, study.study.looks[judged])
     if progress.pending:
         progress.say("after these runs, run the same command to judge the arms and submit the next look")

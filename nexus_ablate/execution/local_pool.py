@@ -24,7 +24,7 @@ from nexus_ablate.planning.cores_and_gpus import places_for
 from nexus_ablate.planning.jobs import Job
 from nexus_ablate.runs import append_log, atomic_write_json, has_status, make_directory, open_regular, read_status
 from nexus_ablate.runs.files import storage
-from nexus_ablate.runs.ownership import now, release, take_lock
+from nexus_ablate.runs.ownership import LIVE, now, release, take_lock
 from nexus_ablate.training.signals import StopRequest
 
 POLL_SECONDS = 0.25
@@ -194,7 +194,7 @@ def mark_failed(path: Path, reason: str) -> None:
         return
     try:
         status = read_status(path)
-        if status["state"] in ("created", "running"):
+        if status["state"] in LIVE:
             reason = mask(reason)
             atomic_write_json(path / "status.json", status | {"state": "failed", "reason": reason, "updated": now()})
             append_log(path, f"failed: {reason}")

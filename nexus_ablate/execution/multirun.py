@@ -53,9 +53,7 @@ def multirun(overrides: list[str], backend: Backend) -> int:
             job = job_of(combination, name, group)
             by_path[job.path] = job
         except UserError as error:
-            if any(
-                "$" in text for text in varied
-            ):  # an interpolation that leads nowhere is no contradiction of options
+            if "$" in " ".join(varied):  # an interpolation that leads nowhere is no contradiction of options
                 raise
             refused[name] = error
     jobs = list(by_path.values())
@@ -106,7 +104,8 @@ def expanded(overrides: list[str]) -> tuple[list[list[str]], str]:
             raise ConfigError(str(error).splitlines()[0], " ".join(words), EXAMPLE) from error
     swept = [override for override in parsed if override.is_sweep_override() and override.key_or_group != "seed"]
     group = errors.printable(" ".join(str(override.input_line) for override in swept)) or "baseline"
-    return combinations, "" if any(key_of(text) == "experiment" for text in words) else group
+    has_experiment = any(key_of(text) == "experiment" for text in words)
+    return combinations, "" if has_experiment else group
 
 
 def job_of(overrides: list[str], name: str, group: str) -> Job:
@@ -144,6 +143,6 @@ def next_words(jobs: list[Job]) -> list[str]:
     folders = {job.path.parent: job.config for job in jobs}
     changes = [set(differences(config).items()) for config in folders.values()]
     words = ["compare" if len(folders) > 1 else "status", *sorted(map(nearer, folders))]
-    if not any(all(plain <= other for other in changes) for plain in changes):
+    if set.intersection(*changes) not in changes:
         words += ["--baseline", next(iter(folders)).name]
     return words

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from itertools import pairwise, product
+from itertools import compress, pairwise, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from nexus_ablate.console import UNLIMITED, grid, without_shared
 from nexus_ablate.errors import UserError
 from nexus_ablate.execution.slurm_queue import FOLDER, Entry, Queue
 from nexus_ablate.runs import SETTLED, effective_state, find_runs, read_rows, read_status, read_summary
-from nexus_ablate.runs.lookup import id_of
+from nexus_ablate.runs.lookup import id_of, seed_of
 from nexus_ablate.runs.ownership import LIVE
 from nexus_ablate.runs.record import last_row, read_config
 from nexus_ablate.study.decoding import read_study
@@ -83,12 +83,6 @@ class Line:
         """What `--filter` searches."""
         return f"{self.id} {self.study}/{self.arm} seed {self.seed} {self.state}"
 
-    def run_in(self, directory: Path) -> str:
-        """The run's path relative to an experiment's folder; '' if it belongs to another one."""
-        if self.path is None or not self.path.is_relative_to(directory):
-            return ""
-        return str(self.path.relative_to(directory))
-
     def bytes(self) -> int:
         """The bytes of all files in the run directory; links are not followed."""
         folders = os.walk(self.path) if self.path else ()
@@ -123,9 +117,7 @@ class Watcher:
 
     def line(self, path: Path) -> Line:
         """One run."""
-        named = path.name.removeprefix("s").partition("-")[0]
-        seed = int(named) if named.isdigit() else None
-        study, arm, log = path.parent.parent.name, path.parent.name, path / "log.txt"
+        study, arm, seed, log = path.parent.parent.name, path.parent.name, seed_of(path), path / "log.txt"
         try:
             status = read_status(path)
             row = last_row(path / "metrics.jsonl")
@@ -142,26 +134,31 @@ class Watcher:
         if state == "running" and step and steps and row.get("seconds"):
             left = (steps - step) * row["seconds"] / step
         ended = None if state in LIVE else status.get("updated")
+        age = datetime.now(UTC) - datetime.fromisoformat(ended or status["heartbeat"])
         return Line(
-            study,
-            arm,
-            seed,
-            state,
-            step,
-            steps,
-            loss,
-            None if loss is None or beside is None else loss - beside,
-            (datetime.now(UTC) - datetime.fromisoformat(ended or status["heartbeat"])).total_seconds(),
-            left,
-            status.get("reason") or "",
-            log,
+            study=study,
+            arm=arm,
+            seed=seed,
+            state=state,
+            step=step,
+            steps=steps,
+            loss=loss,
+            against_baseline=None if loss is None or beside is None else loss - beside,
+            age_seconds=age.total_seconds(),
+            left_seconds=left,
+            reason=status.get("reason") or "",
+            log=log,
             path=path,
         )
 
     def _with_jobs(self, directory: Path, lines: list[Line]) -> list[Line]:
         """The lines of one study with SLURM's job states, plus one line per job whose run has no directory yet."""
-        own = {run: line for line in lines if (run := line.run_in(directory))}
-        others = [line for line in lines if not line.run_in(directory)]
+        own, others = {}, []
+        for line in lines:
+            if line.path is not None and line.path.is_relative_to(directory):
+                own[str(line.path.relative_to(directory))] = line
+            else:
+                others.append(line)
         try:
             queue = Queue(directory)
             if all(run in own and own[run].state in (*SETTLED, "failed") for run in queue.submitted):
@@ -218,33 +215,30 @@ def _expected(directory: Path, seen: set[tuple[str, str, int | None]]) -> list[L
     if study is None:
         return []
     arms = ["baseline", *(arm.name for arm in study.arms)]
+    begun = {(arm, seed) for name, arm, seed in seen if name == directory.name}
     if study.lr_grid:  # at which rates, only the runs so far can say
-        trained = Counter(seed for name, _, seed in seen if name == directory.name)
+        trained = Counter(seed for _, seed in begun)
         planned = dict.fromkeys(study.tuning_seeds, (len(study.lr_grid), "a rate of the grid"))
         planned |= dict.fromkeys(study.first_seeds, (RATES, "a best rate or beside it"))
         lines = []
         for seed, (rates, place) in planned.items():
-            missing = rates * len(arms) - trained[seed]
-            lines += [Line(directory.name, place, seed, "waiting") for _ in range(missing)]
+            lines += [Line(directory.name, place, seed, "waiting")] * (rates * len(arms) - trained[seed])
         return lines
-    begun = {(name, arm) for name, arm, _ in seen}
-    baseline_first = study.requires and not any((directory.name, arm) in begun for arm in arms[1:])
-    lines = [
-        Line(directory.name, arm, seed, LATER if baseline_first and arm != arms[0] else "waiting")
-        for arm in arms
-        for seed in study.first_seeds
-    ]
+    baseline_first = study.requires and {arm for arm, _ in begun}.isdisjoint(arms[1:])
+    lines = []
+    for arm in arms:
+        state = LATER if baseline_first and arm != "baseline" else "waiting"
+        lines += [Line(directory.name, arm, seed, state) for seed in study.first_seeds]
     for arm, (start, end) in product(arms, pairwise(study.looks)):
         seeds = study.seeds[start:end]
-        is_reached = any((directory.name, arm, seed) in seen for seed in seeds)
-        lines += [Line(directory.name, arm, seed, "waiting" if is_reached else LATER) for seed in seeds]
+        state = LATER if begun.isdisjoint(product([arm], seeds)) else "waiting"
+        lines += [Line(directory.name, arm, seed, state) for seed in seeds]
     return lines
 
 
 def _not_begun(study: str, run: str, entry: Entry) -> Line:
     """The line of a run that has a job but no directory."""
-    arm, _, name = run.partition("/")
-    seed = int(name.removeprefix("s").partition("-")[0])
+    arm, seed = run.partition("/")[0], seed_of(Path(run))
     if entry.state == "PENDING":
         return Line(study, arm, seed, "queued", reason=entry.why, log=entry.log, job=entry.job)
     state = "starting" if entry.live else "lost"
@@ -284,10 +278,10 @@ def table(
     several = len({line.study for line in lines}) > 1
     heads = ("arm", "id", "study", "seed", "state", "step", "val loss", "delta", "age", "left", "job", "disk")
     rows = [_cells(line, names[line.study, line.arm], several, ids) for line in shown]
-    used = [column for column in range(len(heads)) if any(row[column] for row in rows)]
-    rows = [[row[column] for column in used] for row in rows]
+    used = [any(texts) for texts in zip(*rows, strict=True)]
+    rows = [[*compress(row, used)] for row in rows]
     left = ("id", "study", "state", "job")
-    return grid([heads[column] for column in used], rows, width, left, (), ("state", COLOURS))
+    return grid([*compress(heads, used)], rows, width, left, (), ("state", COLOURS))
 
 
 def _most_urgent(lines: list[Line], limit: int) -> list[Line]:
@@ -300,7 +294,6 @@ def _most_urgent(lines: list[Line], limit: int) -> list[Line]:
 
 def _cells(line: Line, name: str, several: bool, ids: bool) -> list[str]:
     """A line's texts; '' for what it doesn't have or what is not shown."""
-    disk = ids and line.path is not None
     return [
         name,
         line.id if ids else "",
@@ -313,7 +306,7 @@ def _cells(line: Line, name: str, several: bool, ids: bool) -> list[str]:
         duration(line.age_seconds),
         duration(line.left_seconds),
         line.job,
-        size_text(line.bytes()) if disk else "",
+        size_text(line.bytes()) if ids and line.path else "",
     ]
 
 
@@ -321,7 +314,7 @@ def _text(number: float | None, form: str) -> str:
     return "" if number is None else format(number, form)
 
 
-def names_of(lines: Iterable[Line], full: bool = False) -> dict[tuple[str, str], str]:
+def names_of(lines: Iterable[Line], full: bool) -> dict[tuple[str, str], str]:
     """The name of each arm by study and arm, without what all arms of the study share, or with it (`full`)."""
     arms: dict[str, list[str]] = {}
     for line in lines:
@@ -338,10 +331,10 @@ TROUBLED = ("failed", "damaged", "diverged", "lost", "preempted", "unknown")
 
 def troubles(lines: list[Line]) -> list[str]:
     """One text per run that did not succeed: name, state, reason and log."""
-    ill = [line for line in lines if line.state in TROUBLED]
     return [
         f"{line.arm} s{line.seed} {line.state}: {line.reason or 'no reason recorded'}  {line.log and nearer(line.log)}"
-        for line in ill
+        for line in lines
+        if line.state in TROUBLED
     ]
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
-import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -19,7 +18,7 @@ from nexus_ablate.errors import ConfigError
 from nexus_ablate.execution.job_progress import JobProgress
 from nexus_ablate.execution.local_pool import mark_failed
 from nexus_ablate.execution.slurm_job import REQUEUES, SlurmTask
-from nexus_ablate.execution.slurm_queue import FOLDER, Queue
+from nexus_ablate.execution.slurm_queue import FOLDER, Queue, answer_to
 from nexus_ablate.execution.worker import JobResult, Task
 from nexus_ablate.masking import mask
 from nexus_ablate.planning.jobs import Job
@@ -65,11 +64,16 @@ class Slurm:
             if shutil.which(command) is None:
                 fix = "run it on a node of the cluster; without --launcher the jobs run on this machine"
                 raise ConfigError("--launcher slurm needs SLURM's commands", f"{command} is not installed", fix)
-        named = {"partition": self.partition, "gres": self.gres, "time": str(self.time), "mem": f"{self.mem_gb}G"}
-        options = named | {"cpus-per-task": str(self.cpus)} | self.sbatch
+        options = {
+            "partition": self.partition,
+            "gres": self.gres,
+            "time": str(self.time),
+            "mem": f"{self.mem_gb}G",
+            "cpus-per-task": str(self.cpus),
+            **self.sbatch,
+        }
         flags = [f"--{name}={value}" for name, value in options.items() if value]
-        command = ["sbatch", "--test-only", *flags, "--wrap=true"]
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        answer = answer_to(["sbatch", "--test-only", *flags, "--wrap=true"])
         if answer.returncode:
             lines = [line.removeprefix("sbatch: ").removeprefix("error: ") for line in answer.stderr.splitlines()]
             why = next((line for line in lines if line), f"exit status {answer.returncode}")
@@ -119,6 +123,7 @@ class Slurm:
         stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%f")[:-3]
         folder = (directory / FOLDER / stamp).absolute()
         make_directory(folder, directory.parent.absolute())
+        chosen = {"slurm_partition": self.partition, "slurm_gres": self.gres}
         executor = submitit.AutoExecutor(folder, cluster="slurm", slurm_max_num_timeout=REQUEUES)
         executor.update_parameters(
             name=f"nexus-{directory.name}"[:60],
@@ -129,7 +134,7 @@ class Slurm:
             slurm_array_parallelism=self.parallel,
             slurm_additional_parameters=self.sbatch,
             stderr_to_stdout=True,
-            **{f"slurm_{name}": value for name in ("partition", "gres") if (value := getattr(self, name))},
+            **{name: value for name, value in chosen.items() if value},
         )
         tasks = [SlurmTask(Task.of(job, {}), folder) for job in jobs]
         try:

@@ -10,18 +10,15 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from nexus_ablate import errors
 from nexus_ablate.errors import AGAIN, Preempted
-from nexus_ablate.execution.worker import JobResult, Task, result_of
+from nexus_ablate.execution.slurm_queue import answer_to
+from nexus_ablate.execution.worker import JobResult, Task, at_signals, result_of
 from nexus_ablate.masking import masked_streams
 from nexus_ablate.runs import atomic_write_json
 from nexus_ablate.runs.ownership import now
@@ -68,7 +65,7 @@ def restarts() -> int:
 def train_in_job(task: Task) -> JobResult:
     """Train in this process. If the cluster preempts the job, it is requeued and this function never returns."""
     try:
-        with stops_outside_of_training():
+        with at_signals((signal.SIGTERM, announcement()), stop_outside_of_training):  # submitit's handlers come back
             return task.train()
     except Exception as error:
         result = result_of(error)
@@ -77,23 +74,12 @@ def train_in_job(task: Task) -> JobResult:
         return result
 
 
-@contextmanager
-def stops_outside_of_training() -> Iterator[None]:
+def stop_outside_of_training(name: str) -> None:
     """End a run at once, as preempted, on a signal before its first or after its last step: there is nothing to save.
 
-    During training, the handlers of training/signals.py are active. submitit's handlers are restored at the end.
+    During training, the handlers of training/signals.py are active.
     """
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        name = signal.Signals(number).name
-        raise Preempted(f"stopped by {name} before or after training", name, AGAIN)
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, announcement())}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    raise Preempted(f"stopped by {name} before or after training", name, AGAIN)
 
 
 def announcement() -> signal.Signals:
@@ -110,8 +96,7 @@ def put_back() -> str:
     number = announcement()
     if not callable(signal.getsignal(number)):  # without submitit's handler the signal would only end this process
         return "not requeued, because submitit did not start this process"
-    command = ["scontrol", "--oneliner", "show", "job", os.environ["SLURM_JOB_ID"]]
-    answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    answer = answer_to(["scontrol", "--oneliner", "show", "job", os.environ["SLURM_JOB_ID"]])
     state = re.search(r"\bJobState=(\w+)", answer.stdout)
     shown = state[1] if state else f"unknown to scontrol ({answer.stderr.strip()})"
     if shown != "RUNNING":  # a cancelled job must not be requeued

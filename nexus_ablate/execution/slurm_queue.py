@@ -105,8 +105,11 @@ def job_states(jobs: list[str]) -> dict[str, tuple[str, str]]:
     """
     user = f"--user={os.getuid()}"
     lines = _ask(["squeue", "--noheader", "--array", "--states=all", user, "--format=%i|%T|%r"])
-    rows = [line.split("|", 2) for line in lines if line.count("|") >= 2]
-    states = {name: (state, "" if why == "None" else why) for name, state, why in rows}
+    states = {}
+    for line in lines:
+        if line.count("|") >= 2:
+            name, state, why = line.split("|", 2)
+            states[name] = (state, "" if why == "None" else why)
     gone = sorted({job.partition("_")[0] for job in jobs if job not in states})
     if gone and accounting():
         lines = _ask(["sacct", "--noheader", "--allocations", "--parsable2", "-o", "JobID,State", "-j", ",".join(gone)])
@@ -119,14 +122,17 @@ def accounting() -> bool:
     """Whether SLURM has accounting for ended jobs: sacct is installed and reaches its database."""
     if shutil.which("sacct") is None:
         return False
-    return (
-        subprocess.run(["sacct", "--noheader", "-j", "1"], capture_output=True, timeout=60, check=False).returncode == 0
-    )
+    return answer_to(["sacct", "--noheader", "-j", "1"]).returncode == 0
+
+
+def answer_to(command: list[str], check: bool = False) -> subprocess.CompletedProcess[str]:
+    """What SLURM answers to a command within a minute; `check` raises an error for an exit status that is not 0."""
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=check)
 
 
 def _ask(command: list[str]) -> list[str]:
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        answer = answer_to(command, check=True)
     except FileNotFoundError as error:
         raise UserError(
             f"{command[0]} is not installed", " ".join(command), "run this on a node of the cluster"

@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING
 
 from nexus_ablate.config.run_config import RunConfig
@@ -45,6 +44,7 @@ class Cost:
 
 
 _COUNTED: dict[str, Cost] = {}
+_VOCABULARIES: dict[str, int] = {}
 
 
 def cost_of(config: RunConfig) -> Cost:
@@ -114,16 +114,11 @@ def text_tokens(config: RunConfig) -> int | None:
 
 
 def vocabulary(config: RunConfig) -> int:
-    values = config.data.flat()
-    return _vocabulary(tuple((name, tuple(v) if isinstance(v, list) else v) for name, v in values.items()))
-
-
-@cache
-def _vocabulary(data: tuple[tuple[str, object], ...]) -> int:
-    from nexus_ablate.config.options import Option
-
-    values = {name: list(value) if isinstance(value, tuple) else value for name, value in data}
-    return vocabulary_size(Option(str(values.pop("name")), values))
+    """The vocabulary size of the data, read once in a process."""
+    key = repr(config.data)
+    if key not in _VOCABULARIES:
+        _VOCABULARIES[key] = vocabulary_size(config.data)
+    return _VOCABULARIES[key]
 
 
 def measured_speed(config: RunConfig, threads: int) -> float | None:

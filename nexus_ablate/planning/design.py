@@ -6,9 +6,9 @@ as an earlier one is listed as equal to it and not trained twice.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain, combinations, product
 
 from msgspec.structs import replace
 
@@ -103,7 +103,7 @@ def _with_baseline(study: Study, launch: Sequence[str]) -> tuple[Study, RunConfi
     """The study with its whole baseline: what the design, the endpoints and the machine add; and its configuration."""
     whole = []
     if study.design == "leave_one_out":
-        whole = [f"{name}={values[0]}" for name, values in study.factors.items()]
+        whole = [levels[0] for levels in levels_of(study)]
     study = replace(study, baseline=merged(study.baseline, whole))
     base = compose_arm(study, [], launch)
     measured = [*(endpoint.name for endpoint in study.endpoints), *study.requires]
@@ -128,9 +128,18 @@ def _check_names(study: Study) -> None:
     Raises:
         ConfigError: A key, an option or a value does not exist.
     """
-    levels = [[f"{name}={value}"] for name, values in study.factors.items() for value in values if "." not in name]
-    for overrides in [*(arm.requested for arm in study.arms), *levels]:
+    written = [arm.requested for arm in study.arms]
+    written += [[level] for level in chain(*levels_of(study)) if "." not in key_of(level)]
+    for overrides in written:
         check_overrides(merged(study.baseline, overrides), sweeps=False)
+
+
+def levels_of(study: Study) -> list[list[str]]:
+    """The overrides that each factor has the choice of."""
+    factors = []
+    for name, values in study.factors.items():
+        factors.append([f"{name}={value}" for value in values])
+    return factors
 
 
 @dataclass
@@ -161,16 +170,18 @@ class _Expansion:
             for left_out in (*study.equal, *study.refused):
                 self.add(left_out.overrides)
             return
-        factors = {name: [f"{name}={value}" for value in values] for name, values in study.factors.items()}
+        factors = levels_of(study)
         if study.design == "grid":
-            for requested in itertools.product(*factors.values()):
-                self.add(list(requested))
+            for requested in product(*factors):
+                self.add([*requested])
             return
-        made = [[level for level in levels if self.add([level])] for levels in factors.values()]
+        made = []
+        for levels in factors:
+            made.append([level for level in levels if self.add([level])])
         if study.design == "pairwise_interactions":
-            for one, other in itertools.combinations(made, 2):
-                for pair in itertools.product(one, other):
-                    self.add(list(pair))
+            for one, other in combinations(made, 2):
+                for pair in product(one, other):
+                    self.add([*pair])
 
     def add(self, requested: list[str], name: str = "") -> bool:
         """Add an arm with these overrides. Returns whether it is new and can be composed."""
@@ -191,18 +202,20 @@ class _Expansion:
 
     def _matched(self, requested: list[str], config: RunConfig, name: str) -> ComposedArm:
         notes = [note for note in config.resolved.notes if note not in self.base.resolved.notes]
-        also = [note for note in notes if " also changes " in note]
         match, overrides = None, requested
         if self.study.match != "none":
             match = self.matched.get(" ".join(requested)) or solve(self.study.match, self.base, requested, config)
             if match.solved:
                 overrides = [*requested, *match.solved]
                 config = compose_arm(self.study, overrides, self.launch)
-        named = bool(name)
-        name = name or arm_name(differences(config, self.base))
-        return ComposedArm(
-            StudyArm(name=name, overrides=overrides, also_changes=also, match=match, named=named), config
+        arm = StudyArm(
+            name=name or arm_name(differences(config, self.base)),
+            overrides=overrides,
+            also_changes=[note for note in notes if " also changes " in note],
+            match=match,
+            named=bool(name),
         )
+        return ComposedArm(arm, config)
 
     def name_of(self, words: str) -> str:
         """The name of the arm that a claim expects something of; its overrides if it is no arm in this setting.
@@ -223,7 +236,7 @@ class _Expansion:
         raise unknown("the study has no such arm", words, [label(arm.requested) for arm in self.arms])
 
 
-def compose_arm(study: Study, overrides: list[str], launch: Sequence[str] = ()) -> RunConfig:
+def compose_arm(study: Study, overrides: list[str], launch: Sequence[str]) -> RunConfig:
     """The configuration of an arm with seed 0.
 
     Raises:
@@ -257,6 +270,6 @@ def measuring(probe: str, evals: list[str], names: list[str]) -> list[str]:
         elif not {"step", "summary"} & {*measure.where}:
             evaluations.append(name.partition("/")[0])
     overrides = [f"probe={level}"] if level != probe else []
-    if more := [name for name in evaluations if name not in evals]:
-        overrides.append(f"evals=[{','.join(dict.fromkeys([*evals, *more]))}]")
+    if set(evaluations) != set(evals):
+        overrides.append(f"evals=[{','.join(dict.fromkeys(evaluations))}]")
     return overrides

@@ -19,7 +19,7 @@ from nexus_ablate.planning.study_yaml import expanded, write_record
 from nexus_ablate.runs import SETTLED
 from nexus_ablate.runs.lookup import seed_of
 from nexus_ablate.runs.record import find_runs
-from nexus_ablate.study.arm_overrides import key_of
+from nexus_ablate.study.arm_overrides import YAML, key_of
 from nexus_ablate.study.decoding import decode, read_study
 from nexus_ablate.study.definition import Request, read_file, runs_dir_of, shipped_studies, unknown_study
 from nexus_ablate.study.schema import Study, encode
@@ -45,7 +45,7 @@ def find_launched(text: str, launch: list[str]) -> Request:
             raise ConfigError(problem, runs_dirs[0], f"leave {runs_dirs[0]} out")
         directory = Path(text) if Path(text).name not in ("", "..") else Path(text).resolve()
         launch = [*launch, f"runs_dir={directory.parent}"]
-    elif text.endswith((".yaml", ".yml")):
+    elif text.endswith(YAML):
         directory, is_known = runs_dir_of(launch) / str(read_file(Path(text).expanduser())["name"]), True
     study = read_study(directory)
     if study is None and not is_known:
@@ -73,7 +73,8 @@ def with_more_seeds(request: Request, number: int) -> Request:
         return request
     write_record(expanded(request), request.directory)  # refuses a study that has changed
     used = _used(request.directory)
-    fresh = islice((seed for seed in count(max(study.seeds) + 1) if seed not in used), number)
+    unused = (seed for seed in count(max(study.seeds) + 1) if seed not in used)
+    fresh = islice(unused, number)
     return replace(request, study=decode(encode(study) | {"seeds": [*study.seeds, *fresh]}))
 
 
@@ -110,42 +111,39 @@ def confirmation(request: Request, names: Sequence[str], number: int | None) -> 
 
     from nexus_ablate.comparison.within_stratum import compare_stratum
 
-    comparison = compare_stratum(directory)
-    chosen = [arms[name] for name in names or _claimed(study.name, arms, comparison)]
+    stratum = compare_stratum(directory)
+    chosen = [arms[name] for name in names or _claimed(study, arms, stratum)]
     if number is None and study.looks:
-        settled = [{j.seed for j in runs.deciding([arm], study.seeds) if j.state()[0] in SETTLED} for arm in chosen]
-        number = max(map(len, settled))
+        number = max(len(runs.seeds_with_result(arm)) for arm in chosen)
     number = number or len(study.seeds)
     first = max(_used(directory)) + 1
-    tuning_seeds = range(first + number, first + number + len(study.tuning_seeds))
-    study = decode(
-        {
-            "name": _free_name(directory),
-            "question": f"On fresh seeds: {study.question}",
-            "baseline": study.baseline,
-            "arms": [{"overrides": arm.requested, "match": to_builtins(arm.arm.match)} for arm in chosen],
-            "seeds": list(range(first, first + number)),
-            "lr_grid": study.lr_grid,
-            "tuning_seeds": list(tuning_seeds),
-            "endpoints": to_builtins(study.endpoints),
-            "match": study.match,
-            "confirms": study.name,
-        }
-    )
-    return Request(study, request.launch)
+    end = first + number
+    values = {
+        "name": _free_name(directory),
+        "question": f"On fresh seeds: {study.question}",
+        "baseline": study.baseline,
+        "arms": [{"overrides": arm.requested, "match": to_builtins(arm.arm.match)} for arm in chosen],
+        "seeds": list(range(first, end)),
+        "lr_grid": study.lr_grid,
+        "tuning_seeds": list(range(end, end + len(study.tuning_seeds))),
+        "endpoints": to_builtins(study.endpoints),
+        "match": study.match,
+        "confirms": study.name,
+    }
+    return Request(decode(values), request.launch)
 
 
-def _claimed(study: str, arms: dict[str, ComposedArm], comparison: Stratum) -> list[str]:
+def _claimed(study: Study, arms: dict[str, ComposedArm], stratum: Stratum) -> list[str]:
     """The arms with a claim, in the order of the study."""
     from nexus_ablate.comparison.verdict import BETTER, EQUIVALENT, WORSE
 
-    rows = zip(comparison.arms, comparison.rows, strict=True)
+    rows = zip(stratum.arms, stratum.rows, strict=True)
     words = {arm.name: row.verdict.word for arm, row in rows if row.verdict and arm.name in arms}
     claimed = [name for name in arms if words.get(name) in (BETTER, WORSE, EQUIVALENT)]
     if not claimed:
         got = ", ".join(f"{name} {word}" for name, word in words.items())
-        fix = f"name the arms: nexus-ablate study {study} {next(iter(arms))} --confirm"
-        raise ConfigError(f"study {study} has no claim to confirm", got or "no verdict", fix)
+        fix = f"name the arms: nexus-ablate study {study.name} {next(iter(arms))} --confirm"
+        raise ConfigError(f"study {study.name} has no claim to confirm", got or "no verdict", fix)
     return claimed
 
 
@@ -156,10 +154,9 @@ def _texts(arms: Iterable[Sequence[str]]) -> set[str]:
 def _unsettled(request: Request, seeds: Sequence[int], but: Sequence[str] = ()) -> bool:
     """Whether a run with these seeds has no result, ignoring runs in the states `but`."""
     runs = Runs(expanded(request), request)
-    states = {
-        job.state()[0] for job in [*runs.tuning, *runs.claims] if job.seed in {*seeds, *request.study.tuning_seeds}
-    }
-    return bool(states - {*SETTLED, *but})
+    needed = {*seeds, *request.study.tuning_seeds}
+    jobs = [job for job in [*runs.tuning, *runs.claims] if job.seed in needed]
+    return any(job.state()[0] not in (*SETTLED, *but) for job in jobs)
 
 
 def _used(directory: Path) -> set[int]:
@@ -185,5 +182,9 @@ def _confirmations(directory: Path) -> list[Study]:
 
 
 def _free_name(directory: Path) -> str:
-    names = (f"{directory.name}-confirm{number if number > 1 else ''}" for number in count(1))
-    return next(name for name in names if not any(directory.with_name(name).glob("*")))
+    """The name of the next confirmation of a study."""
+    name, number = f"{directory.name}-confirm", 1
+    while any(directory.with_name(name).glob("*")):
+        number += 1
+        name = f"{directory.name}-confirm{number}"
+    return name

@@ -83,6 +83,16 @@ class Job:
             return "failed", f"{error.problem}: {error.got}; {error.fix}"
         return effective_state(status, self.path), status.get("reason") or ""
 
+    @property
+    def has_result(self) -> bool:
+        """Whether the run finished or diverged."""
+        return self.state()[0] in SETTLED
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the run has a result or failed."""
+        return self.state()[0] in (*SETTLED, "failed")
+
 
 class Runs:
     """The jobs of a study.
@@ -135,6 +145,10 @@ class Runs:
         rates = [(arm, rate) for arm in arms for rate in self.rates(arm)]
         return [self._job(arm, seed, rate) for seed in seeds for arm, rate in rates]
 
+    def seeds_with_result(self, arm: ComposedArm) -> set[int]:
+        """The seeds with which an arm has a result."""
+        return {job.seed for job in self.deciding([arm], self.study.study.seeds) if job.has_result}
+
     def rates(self, arm: ComposedArm) -> list[float | None]:
         """The rates that an arm is judged at: None for that of the study; [] until all tuning runs have ended.
 
@@ -176,11 +190,11 @@ class Runs:
     def _loss(self, arm: ComposedArm, seed: int, rate: float | None) -> float | None:
         """The validation loss of a run that has ended, infinite if it failed to train; None until then."""
         job = self._job(arm, seed, rate)
-        if job.path not in self._losses and job.state()[0] in SETTLED:
+        if job.path not in self._losses and job.has_result:
             self._losses[job.path] = final_loss(job)
         return self._losses.get(job.path)
 
-    def _job(self, arm: ComposedArm, seed: int, lr: float | None = None) -> Job:
+    def _job(self, arm: ComposedArm, seed: int, lr: float | None) -> Job:
         place = (arm.name, seed, lr)
         if place not in self._jobs:
             self._jobs[place] = self._composed_job(arm, seed, lr)
@@ -194,18 +208,15 @@ class Runs:
             name = arm_name(differences(config, self.study.baseline.config))
             extra = [f"optim.lr={show(lr)}"]
         config = changed(config, seed=seed)
-        ident = identity_of(config, self._fingerprint(config))
+        text = repr((config.data, config.model.context))
+        if text not in self._fingerprints:
+            self._fingerprints[text] = fingerprint_of(config.data, config.model.context)
+        ident = identity_of(config, self._fingerprints[text])
         pinned = f"train.precision={config.train.precision}"  # `auto` could mean something else where the job runs
         extra += [f"seed={seed}", f"experiment={study.name}"]
         overrides = merged([pinned], study.baseline, arm.overrides, extra, self.request.launch)
         path = run_path(self.request.directory.parent, self.request.directory.name, name, seed, ident)
         return Job(arm.name, name, seed, path, overrides, config, ident.config_hash)
-
-    def _fingerprint(self, config: RunConfig) -> str:
-        key = f"{sorted(config.data.flat().items(), key=str)} {config.model.context}"
-        if key not in self._fingerprints:
-            self._fingerprints[key] = fingerprint_of(config.data, config.model.context)
-        return self._fingerprints[key]
 
 
 def data_of(configs: Iterable[RunConfig]) -> list[tuple[Option, int]]:

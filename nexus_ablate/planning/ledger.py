@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from itertools import takewhile
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from nexus_ablate.masking import mask
 from nexus_ablate.plain_data import UNREADABLE, strict_loads
 from nexus_ablate.planning.study_yaml import departures
 from nexus_ablate.provenance import source_hash
+from nexus_ablate.runs import atomic_write_text, strict_json
 from nexus_ablate.study.definition import Request, shipped_studies, shipped_study, strata_of
 from nexus_ablate.study.schema import Study
 
@@ -104,9 +105,9 @@ def claims() -> dict[str, Study]:
 def designs() -> dict[str, str]:
     """What the file of each shipped study says of its design: the comment that it begins with, after the question."""
     said = {}
-    for path in sorted((conf_dir() / "studies").glob("*.yaml")):
+    for name, path in shipped_studies().items():
         comment = takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines())
-        said[path.stem] = " ".join(line.lstrip("# ") for line in comment).partition("? ")[2]
+        said[name] = " ".join(line.lstrip("# ") for line in comment).partition("? ")[2]
     return said
 
 
@@ -116,21 +117,16 @@ def entries() -> dict[str, dict[str, Any]]:
     Raises:
         ConfigError: One of them is damaged.
     """
-    return {path.stem: read_entry(path) for path in sorted(folder().glob("*.json"))}
-
-
-def read_entry(path: Path) -> dict[str, Any]:
-    """One entry.
-
-    Raises:
-        ConfigError: It is damaged.
-    """
-    try:
-        entry = strict_loads(path.read_text(encoding="utf-8"))
-        msgspec.convert(entry, LedgerEntry)
-    except UNREADABLE as error:
-        raise ConfigError(f"{path.name} is no entry of the ledger", str(error), "git checkout conf/claims") from None
-    return entry
+    published = {}
+    for path in sorted(folder().glob("*.json")):
+        try:
+            entry = strict_loads(path.read_text(encoding="utf-8"))
+            msgspec.convert(entry, LedgerEntry)
+        except UNREADABLE as error:
+            problem = f"{path.name} is no entry of the ledger"
+            raise ConfigError(problem, str(error), "git checkout conf/claims") from None
+        published[path.stem] = entry
+    return published
 
 
 def older_code(entry: dict[str, Any]) -> str:
@@ -146,33 +142,46 @@ def entry_of(comparison: Comparison) -> dict[str, Any]:
         ConfigError: The study has no claim, is not finished or exploratory, differs from its definition, or its runs
             are by more than one version of the code.
     """
-    claim, tables, name, known = comparison.claim, comparison.strata, comparison.name, claims()
+    claim, strata, name, known = comparison.claim, comparison.strata, comparison.name, claims()
     if claim is None or name not in known:
-        raise ConfigError(
-            "only a shipped study with a claim is published", name, f"nexus-ablate claims {next(iter(known))}"
-        )
+        fix = f"nexus-ablate claims {next(iter(known))}"
+        raise ConfigError("only a shipped study with a claim is published", name, fix)
     fresh = f"more seeds in the definition of {name}, none of them trained so far"
     if claim.preliminary:
-        waiting = ", ".join(
-            f"{row.arm}: {row.waiting} missing" for table in tables for row in table.rows if row.waiting
-        )
+        rows = chain.from_iterable(stratum.rows for stratum in strata)
+        waiting = ", ".join(f"{row.arm}: {row.waiting} missing" for row in rows if row.waiting)
         more = f"nexus-ablate study {name}" if waiting else fresh
         raise ConfigError("this study has too few runs to be published", waiting or str(claim), more)
-    if reasons := dict.fromkeys(reason for table in tables for reason in table.exploratory):
+    if reasons := dict.fromkeys(chain.from_iterable(stratum.exploratory for stratum in strata)):
         raise ConfigError("an exploratory result is not published", "; ".join(reasons), fresh)
-    runs = [run for table in tables for arm in table.arms for run in arm.all_runs]
-    request = Request(known[name], [f"runs_dir={runs[0].record.path.parents[2]}"])
-    if changes := [text for stratum in strata_of(request) for text in departures(stratum)]:
-        fix = f"nexus-ablate claims {name} runs_dir=elsewhere"
-        raise ConfigError(
-            "this is not the study whose claim would be published", printable("; ".join(changes), 300), fix
-        )
+    definition = known[name]
+    arms = list(chain.from_iterable(stratum.arms for stratum in strata))
+    runs = list(chain.from_iterable(arm.all_runs for arm in arms))
+    request = Request(definition, [f"runs_dir={runs[0].record.path.parents[2]}"])
+    if changes := list(chain.from_iterable(map(departures, strata_of(request)))):
+        problem = "this is not the study whose claim would be published"
+        raise ConfigError(problem, printable("; ".join(changes), 300), f"nexus-ablate claims {name} runs_dir=elsewhere")
     sources = {run.source: run.code for run in runs}
     if len(sources) > 1 or None in sources.values():
         raise ConfigError("the runs are by several versions of the code", name, f"nexus-ablate study {name} --retrain")
     (source,) = sources.values()
     env, summary = runs[0].env, runs[0].record.summary or {}
-    definition = known[name]
+    warnings, amendments = [], {}
+    for stratum in strata:
+        where = f"{stratum.name}: " if stratum.name else ""
+        unmet = [check for check in stratum.checks if check.status != PASS]
+        warnings += [f"{check.status} {where}{check.name}: {check.text}" for check in unmet]
+        amendments |= dict.fromkeys(stratum.amendments)
+    made = {
+        "version": env.get("version"),
+        "commit": env.get("git_commit"),
+        "python": env.get("python"),
+        "torch": _torch(env),
+        "threads": summary.get("threads"),
+        "processor": _processor(summary),
+        "when": max(run.begun for run in runs)[:10],
+        "validation_text": summary.get("eval_hash"),
+    }
     return {
         "study": name,
         "claim": definition.claim,
@@ -182,29 +191,15 @@ def entry_of(comparison: Comparison) -> dict[str, Any]:
         "settings": claim.settings,
         "dependences": [asdict(dependence) for dependence in claim.dependences],
         "requirements": [requirement.sentence for requirement in claim.requirements],
-        "warnings": [
-            f"{check.status} {f'{table.name}: ' if table.name else ''}{check.name}: {check.text}"
-            for table in tables
-            for check in table.checks
-            if check.status != PASS
-        ],
-        "amendments": list(dict.fromkeys(line for table in tables for line in table.amendments)),
-        "regime": _regime(tables),
+        "warnings": warnings,
+        "amendments": list(amendments),
+        "regime": _regime(strata),
         "command": f"nexus-ablate claims {name}",
         "runs": len(runs),
-        "hours": math.fsum(_seconds(arm) for table in tables for arm in table.arms) / 3600,
-        "made": {
-            "version": env.get("version"),
-            "commit": env.get("git_commit"),
-            "python": env.get("python"),
-            "torch": (env.get("packages") or {}).get("torch"),
-            "threads": summary.get("threads"),
-            "processor": _processor(summary),
-            "when": max(run.begun for run in runs)[:10],
-            "validation_text": summary.get("eval_hash"),
-        },
+        "hours": math.fsum(map(_seconds, arms)) / 3600,
+        "made": made,
         "source": source_hash(source),
-        "strata": {table.name: _table(table) for table in tables},
+        "strata": {stratum.name: _table(stratum) for stratum in strata},
     }
 
 
@@ -212,19 +207,26 @@ def _processor(summary: Mapping[str, Any]) -> str:
     return str(summary.get("processor") or summary.get("device"))
 
 
+def _torch(env: Mapping[str, Any]) -> str | None:
+    return (env.get("packages") or {}).get("torch")
+
+
 def _seconds(arm: Arm) -> float:
     """Training time of an arm's runs, each counted as the fastest that finished: others waited for a busy machine."""
-    spent = ("seconds", "seconds_eval", "seconds_probe")
     runs = arm.all_runs
     finished = [run for run in runs if run.record.state == "finished"] or runs
-    return len(runs) * min(math.fsum(run.figures.get(name, 0.0) for name in spent) for run in finished) if runs else 0.0
+    seconds = []
+    for run in finished:
+        spent = [run.figures.get(name, 0.0) for name in ("seconds", "seconds_eval", "seconds_probe")]
+        seconds.append(math.fsum(spent))
+    return len(runs) * min(seconds, default=0.0)
 
 
-def _regime(tables: list[Stratum]) -> str:
+def _regime(strata: list[Stratum]) -> str:
     """The size, length and data of the baselines, in a line."""
     lines = []
-    for table in tables:
-        config, run = table.arms[0].config, next(iter(table.arms[0].runs.values()))
+    for stratum in strata:
+        config, run = stratum.arms[0].config, next(iter(stratum.arms[0].runs.values()))
         model, tokens = config["model"], run.figure("tokens")
         lines.append(
             f"n_layers {model['n_layers']}, d_model {model['d_model']}, context {model['context']}, "
@@ -234,38 +236,35 @@ def _regime(tables: list[Stratum]) -> str:
     return " / ".join(dict.fromkeys(lines))
 
 
-def _table(table: Stratum) -> dict[str, Any]:
+def _table(stratum: Stratum) -> dict[str, Any]:
     """A stratum.
 
     It has a row for each arm and endpoint, the margins on the scale of differences, each run's endpoints, and the arms'
     learning rates if they were tuned.
     """
-    by_endpoint = [(table.endpoint, table.rows), *((other.endpoint, other.rows) for other in table.secondary)]
-    names = [endpoint.name for endpoint, _ in by_endpoint]
-    margins = {endpoint.name: endpoint.margin for endpoint, _ in by_endpoint}
-    rows = [
-        {
-            "arm": row.arm,
-            "endpoint": endpoint.name,
-            "mean": row.mean,
-            "verdict": str(row.verdict or ""),
-            **{bound: getattr(row.effect, bound, None) for bound in ("delta", "low", "high")},
-        }
-        for endpoint, rows in by_endpoint
-        for row in rows
-    ]
-    runs = {
-        row.arm: {str(seed): {name: _finite(arm.value(seed, name)) for name in names} for seed in row.seeds}
-        for row, arm in zip(table.rows, table.arms, strict=True)
-    }
-    entry = {"rows": rows, "endpoints": names, "margins": margins, "runs": runs}
-    if any(arm.tuning for arm in table.arms):
-        entry["rates"] = {row.arm: arm.best_rate or arm.lr for row, arm in zip(table.rows, table.arms, strict=True)}
+    rows, margins = [], {}
+    for judged in (stratum, *stratum.secondary):
+        endpoint = judged.endpoint.name
+        margins[endpoint] = judged.endpoint.margin
+        for row in judged.rows:
+            numbers = {"arm": row.arm, "endpoint": endpoint, "mean": row.mean, "verdict": str(row.verdict or "")}
+            for bound in ("delta", "low", "high"):
+                numbers[bound] = getattr(row.effect, bound, None)
+            rows.append(numbers)
+    runs, rates = {}, {}
+    for row, arm in zip(stratum.rows, stratum.arms, strict=True):
+        rates[row.arm] = arm.best_rate or arm.lr
+        runs[row.arm] = {}
+        for seed in row.seeds:
+            runs[row.arm][str(seed)] = {endpoint: _finite(arm.value(seed, endpoint)) for endpoint in margins}
+    entry = {"rows": rows, "endpoints": list(margins), "margins": margins, "runs": runs}
+    if any(arm.tuning for arm in stratum.arms):
+        entry["rates"] = rates
     return entry
 
 
 def _finite(value: float) -> float | None:
-    return float(value) if math.isfinite(value) else None
+    return value if math.isfinite(value) else None
 
 
 def publish(comparison: Comparison) -> Path:
@@ -274,8 +273,6 @@ def publish(comparison: Comparison) -> Path:
     Raises:
         ConfigError: As `entry_of`.
     """
-    from nexus_ablate.runs import atomic_write_text, strict_json
-
     entry = mask(entry_of(comparison))
     path = folder() / f"{entry['study']}.json"
     atomic_write_text(path, strict_json(entry, indent=1) + "\n")
@@ -293,8 +290,7 @@ def other_circumstances(entry: dict[str, Any], comparison: Comparison) -> list[s
         lines.append("another validation text")
     if entry["source"] != source_hash(run.code):
         lines.append(f"other code: commit {run.env.get('git_commit')}; published: {made.get('commit')}")
-    torch = (run.env.get("packages") or {}).get("torch")
-    if torch != made["torch"]:
+    if (torch := _torch(run.env)) != made["torch"]:
         lines.append(f"another torch: {torch}; published: {made['torch']}")
     if (processor := _processor(summary)) != made["processor"]:
         lines.append(f"another processor: {processor}; published: {made['processor']}")
@@ -303,24 +299,24 @@ def other_circumstances(entry: dict[str, Any], comparison: Comparison) -> list[s
 
 def replications(entry: dict[str, Any], comparison: Comparison) -> list[Replication]:
     """The published differences to the baseline beside those of other runs, arm by arm and stratum by stratum."""
-    compared, tables = [], {table.name: table for table in comparison.strata}
-    for stratum, published in entry["strata"].items():
+    compared, strata = [], {stratum.name: stratum for stratum in comparison.strata}
+    for name, published in entry["strata"].items():
         endpoint = Endpoint(published["endpoints"][0])
-        former = {
-            arm: {seed: numbers[endpoint.name] for seed, numbers in runs.items()}
-            for arm, runs in published["runs"].items()
-        }
+        former = {}
+        for arm, runs in published["runs"].items():
+            former[arm] = {seed: numbers[endpoint.name] for seed, numbers in runs.items()}
         verdicts = {row["arm"]: row["verdict"] for row in published["rows"] if row["endpoint"] == endpoint.name}
-        table = tables.get(stratum)
-        pairs = list(zip(table.rows, table.arms, strict=True)) if table else []
-        rows = {row.arm: row for row, _ in pairs}
-        new = {row.arm: {str(s): arm.value(s, endpoint.name) for s in arm.runs} for row, arm in pairs}
+        rows, new = {}, {}
+        if stratum := strata.get(name):
+            for row, arm in zip(stratum.rows, stratum.arms, strict=True):
+                rows[row.arm] = row
+                new[row.arm] = {str(seed): arm.value(seed, endpoint.name) for seed in arm.runs}
         now = _differences(new, endpoint) if new else {}
         for arm, before in _differences(former, endpoint).items():
             if len(before) > 1:
                 lacking = _lacking(rows.get(arm), now.get(arm), verdicts[arm])
                 difference = () if lacking else _difference(now[arm], before)
-                compared.append(Replication(stratum, arm, *difference, lacking=lacking))
+                compared.append(Replication(name, arm, *difference, lacking=lacking))
     return compared
 
 
@@ -348,9 +344,12 @@ def _differences(runs: Mapping[str, Mapping[str, float | None]], endpoint: Endpo
             return numbers
         return endpoint.on_scale(lambda name: numbers)
 
-    shared = {arm: [seed for seed in runs[arm] if seed in runs[base]] for arm in arms}
-    differences = {arm: values(arm, seeds) - values(base, seeds) for arm, seeds in shared.items()}
-    return {arm: numbers[np.isfinite(numbers)] for arm, numbers in differences.items()}
+    differences = {}
+    for arm in arms:
+        seeds = [seed for seed in runs[arm] if seed in runs[base]]
+        numbers = values(arm, seeds) - values(base, seeds)
+        differences[arm] = numbers[np.isfinite(numbers)]
+    return differences
 
 
 def _difference(a: Array, b: Array) -> tuple[float, float, float]:

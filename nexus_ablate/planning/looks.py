@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nexus_ablate.planning.jobs import Job, Runs
-from nexus_ablate.runs import SETTLED
 
 if TYPE_CHECKING:
     from nexus_ablate.comparison.results import Stratum
@@ -14,7 +13,7 @@ if TYPE_CHECKING:
 def judge(runs: Runs) -> Stratum | None:
     """The comparison of the runs so far; None until the baseline has every run of the first look."""
     baseline = runs.deciding([runs.study.baseline], runs.study.study.first_seeds)
-    if not baseline or any(job.state()[0] not in SETTLED for job in baseline):
+    if not baseline or not all(job.has_result for job in baseline):
         return None
     from nexus_ablate.comparison.within_stratum import compare_stratum
 
@@ -26,31 +25,31 @@ def lacking(runs: Runs) -> str:
 
     Without that no arm can show or contradict the claim, so none is trained.
     """
-    comparison = judge(runs) if runs.premise else None
-    if comparison is None:
+    stratum = judge(runs) if runs.premise else None
+    if stratum is None:
         return ""
     from nexus_ablate.comparison.claim import NOT_TESTABLE, requirements_of
 
-    unmet = [requirement.sentence for requirement in requirements_of(comparison) if not requirement.met]
+    unmet = [requirement.sentence for requirement in requirements_of(stratum) if not requirement.met]
     return f"{NOT_TESTABLE}, so no other arm is trained: {'; '.join(unmet)}" if unmet else ""
 
 
-def next_look(runs: Runs, comparison: Stratum) -> list[Job]:
+def next_look(runs: Runs, stratum: Stratum) -> list[Job]:
     """The runs of the look after the last complete one, for the undecided arms and the baseline.
 
     Empty if no look is complete, no arm is undecided, or no look is left.
     """
     study = runs.study.study
-    undecided = [arm for arm in runs.study.arms if arm.name in comparison.undecided]
-    if not undecided or not 0 < comparison.look < len(study.looks):
+    undecided = [arm for arm in runs.study.arms if arm.name in stratum.undecided]
+    if not undecided or not 0 < stratum.look < len(study.looks):
         return []
-    before, after = study.looks[comparison.look - 1 : comparison.look + 1]
+    before, after = study.looks[stratum.look - 1 : stratum.look + 1]
     return runs.deciding([runs.study.baseline, *undecided], study.seeds[before:after])
 
 
 def ended_later(runs: Runs) -> list[Job]:
     """The runs of later looks that have a result or failed."""
-    return [job for job in runs.later() if job.state()[0] in (*SETTLED, "failed")]
+    return [job for job in runs.later() if job.has_ended]
 
 
 def title(runs: Runs, jobs: list[Job]) -> str:
@@ -63,17 +62,15 @@ def title(runs: Runs, jobs: list[Job]) -> str:
     return f"look {number} of {len(study.looks)}: {span} for the undecided {', '.join(arms)}"
 
 
-def outcomes(runs: Runs, comparison: Stratum) -> list[str]:
+def outcomes(runs: Runs, stratum: Stratum) -> list[str]:
     """One line per arm: the number of seeds used and the verdict."""
     study = runs.study.study
     verdicts = {}
-    for arm, row in zip(comparison.arms, comparison.rows, strict=True):
+    for arm, row in zip(stratum.arms, stratum.rows, strict=True):
         verdicts.setdefault(arm.name, row.verdict)  # the baseline's name may come again, for an arm that equals it
     lines = []
     for arm in runs.study.all_arms:
-        used = {job.seed for job in runs.deciding([arm], study.seeds) if job.state()[0] in SETTLED}
-        verdict = verdicts.get(arm.name)
-        lines.append(
-            f"{arm.name}: {len(used)} of at most {len(study.seeds)} seeds" + (f", {verdict}" if verdict else "")
-        )
+        used, verdict = len(runs.seeds_with_result(arm)), verdicts.get(arm.name)
+        line = f"{arm.name}: {used} of at most {len(study.seeds)} seeds"
+        lines.append(f"{line}, {verdict}" if verdict else line)
     return lines

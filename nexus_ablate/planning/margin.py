@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,8 +45,7 @@ def _worth(composed: ComposedStudy, share: float, runs_dir: Path) -> float:
     """How much lower the baseline's loss is after this share of tokens more."""
     config, study = composed.baseline.config, composed.study
     key = science_key(config.nested(), without=BUDGETS)
-    ladders = [path for path in sorted(runs_dir.glob(LADDERS)) if (path / "study.yaml").is_file()]
-    fitting = next((ladder for path in ladders if (ladder := _ladder(path)) and ladder.key[0] == key), None)
+    fitting = _ladder(runs_dir, key)
     fix = f"nexus-ablate study tokens name=tokens_{study.name} {label(study.baseline)}"
     if fitting is None:
         problem = f"a margin of {100 * share:.3g}% of the training tokens needs runs of the baseline with other budgets"
@@ -58,9 +58,12 @@ def _worth(composed: ComposedStudy, share: float, runs_dir: Path) -> float:
     return nats
 
 
-def _ladder(path: Path) -> Ladder | None:
-    """The runs in a folder as a ladder; None while they are none, such as before they have ended."""
-    try:
-        return read_ladder([path])
-    except ConfigError:
-        return None
+def _ladder(runs_dir: Path, key: str) -> Ladder | None:
+    """The first study of budgets whose runs are otherwise of this configuration; None if there is none."""
+    for path in sorted(runs_dir.glob(LADDERS)):
+        if (path / "study.yaml").is_file():
+            with suppress(ConfigError):  # its runs are no ladder, such as before they have ended
+                ladder = read_ladder([path])
+                if ladder.key[0] == key:
+                    return ladder
+    return None

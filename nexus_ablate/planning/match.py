@@ -7,7 +7,6 @@ seconds by the budget. The remaining difference is recorded with the arm.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 
@@ -16,7 +15,7 @@ from nexus_ablate.config.resolve import changed
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.errors import ConfigError, printable
 from nexus_ablate.planning.cost import cost_of, measured_speed, vocabulary
-from nexus_ablate.study.arm_overrides import key_of
+from nexus_ablate.study.arm_overrides import BUDGETS, key_of
 from nexus_ablate.study.schema import ArmMatch, Match
 
 UNITS = {"params": "parameters", "flops": "FLOPs per token", "tokens": "tokens", "seconds": "seconds of training"}
@@ -41,7 +40,7 @@ def solve(kind: Match, baseline: RunConfig, overrides: list[str], config: RunCon
 
 def _size(kind: str, baseline: RunConfig, overrides: list[str], config: RunConfig) -> tuple[float, float, list[str]]:
     named = {key_of(text) for text in overrides}
-    model = config.model
+    target, model = _amount(kind, baseline), config.model
     if "d_ff_ratio" not in named:
         key, start = "d_ff_ratio", config.resolved.d_ff // model.d_ff_multiple
 
@@ -59,9 +58,9 @@ def _size(kind: str, baseline: RunConfig, overrides: list[str], config: RunConfi
         def sized(n: int) -> RunConfig:
             return changed(config, model=replace(model, n_layers=n))
     else:
-        return _amount(kind, baseline), _amount(kind, config), []
-    target = _amount(kind, baseline)
-    best = _nearest(lambda n: _amount(kind, sized(n)), target, start)
+        return target, _amount(kind, config), []
+    first, second = _amount(kind, sized(start)), _amount(kind, sized(start + 1))
+    best = max(1, start + round((target - first) / (second - first)))  # the amount grows linearly
     return target, _amount(kind, sized(best)), [] if best == start else [f"{key}={value(best)}"]
 
 
@@ -75,15 +74,9 @@ def _amount(kind: str, config: RunConfig) -> float:
     return flops_per_token(config, vocab_size)
 
 
-def _nearest(amount: Callable[[int], float], target: float, start: int) -> int:
-    """The n >= 1 whose amount is nearest to the target; the amount grows linearly with n."""
-    first, second = amount(start), amount(start + 1)
-    return max(1, start + round((target - first) / (second - first)))
-
-
 def _budget(kind: str, baseline: RunConfig, overrides: list[str], config: RunConfig) -> tuple[float, float, list[str]]:
     cost, base_cost = cost_of(config), cost_of(baseline)
-    own_budget = bool({key_of(text) for text in overrides} & {"train.steps", "train.tokens", "train.flops"})
+    own_budget = any(key_of(text) in BUDGETS for text in overrides)
     per_step = config.resolved.tokens_per_step
     if kind == "tokens":
         steps = cost.steps if own_budget else max(1, round(base_cost.tokens / per_step))

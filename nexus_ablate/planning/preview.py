@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from operator import attrgetter
 from statistics import fmean
+from typing import Any
 
 from nexus_ablate.comparison.fairness import FAIL, PASS, WARN, Check, by_arm, mismatch, untuned
 from nexus_ablate.comparison.learning_rates import FURTHER_RATES, RATES
@@ -32,7 +33,7 @@ from nexus_ablate.planning.jobs import Job, Runs
 from nexus_ablate.planning.looks import ended_later
 from nexus_ablate.planning.stale_code import check_code
 from nexus_ablate.planning.study_yaml import resolved_otherwise
-from nexus_ablate.runs import SETTLED, read_run
+from nexus_ablate.runs import read_run
 
 GRID_POINTS = 5
 SAME = (
@@ -115,7 +116,7 @@ def make_plan(runs: Runs, where: Places) -> StudyPlan:
     arms = _arm_plans(study, costs, jobs, where.threads)
     per_run = {plan.arm.name: plan.seconds for plan in arms}
     states = Counter(job.state()[0] for job in [*jobs, *ended])
-    left = [per_run[job.of] for job in jobs if job.state()[0] not in (*SETTLED, "failed")]
+    left = [per_run[job.of] for job in jobs if not job.has_ended]
     rates = RATES if definition.lr_grid else 1
     untuned_arms = [arm.name for arm in study.all_arms if not runs.rates(arm)]
     after_tuning = untuned_arms * rates * len(definition.first_seeds)
@@ -123,13 +124,12 @@ def make_plan(runs: Runs, where: Places) -> StudyPlan:
         states["after tuning"] = len(after_tuning)
         left += [per_run[name] for name in after_tuning]
     later = [*per_run] * rates * (len(definition.seeds) - len(definition.first_seeds))
-    left_later = [*later]
-    for job in ended[: len(later)]:
-        left_later.remove(job.of)
+    left_later = Counter(later) - Counter(job.of for job in ended)
+    further = FURTHER_RATES * len(arms) * len(definition.first_seeds) if definition.lr_grid else 0
     text = text_tokens(study.baseline.config)
     regimes = _regimes(study, costs, text)
     checks = [*fairness(study, costs), *_idle(study, regimes)]
-    checks += [*_learned([job for job in runs.claims if job.of == study.baseline.name])]
+    checks += _learned([job for job in runs.claims if job.of == study.baseline.name])
     checks += _refusal("text", lambda: check_passes(study.baseline.config, text or sys.maxsize))
     checks += _refusal("code", lambda: check_code(definition.name, jobs, retrain=False))
     if resolved := resolved_otherwise(study, runs.request.directory):
@@ -139,19 +139,23 @@ def make_plan(runs: Runs, where: Places) -> StudyPlan:
         arms=arms,
         states=dict(states),
         runs=len(jobs) + len(after_tuning),
-        further_runs=FURTHER_RATES * len(arms) * len(definition.first_seeds) if definition.lr_grid else 0,
+        further_runs=further,
         seconds=_total(left, where),
         where=where,
         fairness=checks,
         regime=regimes[study.baseline.name],
         later_runs=len(later),
-        later_seconds=_total([per_run[name] for name in left_later], where),
+        later_seconds=_total([per_run[name] for name in left_later.elements()], where),
     )
 
 
 def _arm_plans(study: ComposedStudy, costs: dict[str, Cost], jobs: list[Job], threads: int) -> list[ArmPlan]:
     """Each arm's costs. Its speed is that of its finished runs, else the baseline's by their FLOPs."""
-    speeds = {arm.name: recorded_speed([job for job in jobs if job.of == arm.name]) for arm in study.all_arms}
+    speeds = {}
+    for arm in study.all_arms:
+        summaries = _summaries([job for job in jobs if job.of == arm.name])
+        recorded = [summary["tokens_per_second"] for summary in summaries if summary.get("tokens_per_second")]
+        speeds[arm.name] = fmean(recorded) if recorded else None
     base, base_speed = costs[study.baseline.name], speeds[study.baseline.name]
     if base_speed is None and None in speeds.values():
         base_speed = measured_speed(study.baseline.config, threads)
@@ -189,11 +193,8 @@ def _idle(study: ComposedStudy, regimes: dict[str, Regime]) -> list[Check]:
     base = regimes[study.baseline.name]
     lines = [Check("regime", WARN, why) for why in base.warnings()]
     config = study.baseline.config
-    varied = [
-        arm.name
-        for arm in study.arms
-        if (arm.config.weight_decay, arm.config.schedule.decay) != (config.weight_decay, config.schedule.decay)
-    ]
+    decay = attrgetter("weight_decay", "schedule.decay")
+    varied = [arm.name for arm in study.arms if decay(arm.config) != decay(config)]
     if varied and (why := too_short_to_vary_decay(base, [regimes[name] for name in varied])):
         lines.append(Check("weight decay is varied", WARN, f"{', '.join(varied)}: {why}"))
     return lines
@@ -201,7 +202,7 @@ def _idle(study: ComposedStudy, regimes: dict[str, Regime]) -> list[Check]:
 
 def _learned(jobs: list[Job]) -> list[Check]:
     """A FAIL if the baseline's finished runs have learned nothing, which no arm can be compared with."""
-    summaries = [read_run(job.path).summary or {} for job in jobs if job.state()[0] == "finished"]
+    summaries = _summaries(jobs)
     losses = [summary["val_bpb"] for summary in summaries if summary.get("val_bpb") is not None]
     unigram = next((summary["unigram_bpb"] for summary in summaries if summary.get("unigram_bpb")), None)
     if not losses or unigram is None or has_learned(losses, unigram):
@@ -218,11 +219,9 @@ def _refusal(name: str, check: Callable[[], object]) -> list[Check]:
     return []
 
 
-def recorded_speed(jobs: list[Job]) -> float | None:
-    """Mean tokens per second of the finished runs among the jobs; None if there are none."""
-    finished = [read_run(job.path).summary or {} for job in jobs if job.state()[0] == "finished"]
-    speeds = [summary["tokens_per_second"] for summary in finished if summary.get("tokens_per_second")]
-    return fmean(speeds) if speeds else None
+def _summaries(jobs: list[Job]) -> list[dict[str, Any]]:
+    """Of the finished runs among the jobs."""
+    return [read_run(job.path).summary or {} for job in jobs if job.state()[0] == "finished"]
 
 
 def fairness(composed: ComposedStudy, costs: dict[str, Cost]) -> list[Check]:

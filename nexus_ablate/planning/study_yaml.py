@@ -103,8 +103,8 @@ def write_record(
             study = launched
     study = structs.replace(study, source=source, configs=configs)
     make_directory(directory, directory.parent)
-    values = encode(study)
-    text = _dumped(values) + _dumped({"checksum": checksum(load_yaml(_dumped(values)))})
+    text = _dumped(encode(study))
+    text += _dumped({"checksum": checksum(load_yaml(text))})
     atomic_write_text(directory / "study.yaml", text)
 
 
@@ -115,18 +115,19 @@ def _dumped(values: dict[str, Any]) -> str:
 def resolved_otherwise(composed: ComposedStudy, directory: Path) -> list[str]:
     """The arms whose configuration is not that of the first launch although their overrides are, each in a text."""
     launched = read_study(directory)
+    if launched is None:
+        return []
     changed = []
     for arm in composed.all_arms:
-        former = launched.configs.get(arm.name) if launched else None
-        config = arm.config.nested()
-        if launched is None or not former or former[-1] == config_hash(config, launched):
+        former, config = launched.configs.get(arm.name), arm.config.nested()
+        if not former or former[-1] == config_hash(config, launched):
             continue
         runs = (read_config(path) or {} for path in sorted(directory.glob("*/s*-*")))
         trained = next((run for run in runs if config_hash(run, launched) == former[-1]), {})
         unlike = differing(config, trained)
-        keys = [
-            f"{key} {was} -> {now}" for key, (was, now) in unlike.items() if key != "optim.lr" or not launched.lr_grid
-        ]
+        if launched.lr_grid:
+            unlike.pop("optim.lr", None)
+        keys = [f"{key} {was} -> {now}" for key, (was, now) in unlike.items()]
         changed.append(f"{arm.name}: {', '.join(keys)}" if trained else arm.name)
     return changed
 

@@ -114,18 +114,20 @@ def sizes(config: Any, source: Tensors) -> Settings:
     """Sizes and the vocabulary."""
     rows, d_embed = source.published[source.find("embedding.weight")[1][0]].shape
     d_model, shape = config.hidden_size, source.shape
-    return {
+    settings: Settings = {
         "vocab_size": rows,
-        "d_embed": "auto" if d_embed == d_model else d_embed,
+        "d_embed": d_embed,
         "model.d_model": d_model,
         "model.n_layers": config.num_hidden_layers,
         "model.n_heads": shape.n_heads,
-        "model.head_dim": "auto" if shape.head_dim * shape.n_heads == d_model else shape.head_dim,
-        "n_kv_heads": "auto" if shape.n_kv_heads == shape.n_heads else shape.n_kv_heads,
+        "model.head_dim": shape.head_dim,
+        "n_kv_heads": shape.n_kv_heads,
         "d_ff_ratio": str(Fraction(source.size("blocks.0.ffn.down.weight"), d_model**2)),
         "model.d_ff_multiple": 1,
         "model.context": first(config, "max_position_embeddings", "max_seq_len", "seq_length", default=2048),
     }
+    usual = {"d_embed": d_model, "model.head_dim": d_model / shape.n_heads, "n_kv_heads": shape.n_heads}
+    return settings | {key: "auto" for key, size in usual.items() if settings[key] == size}
 
 
 NUMBERS = {
@@ -160,9 +162,11 @@ EXACT_GELU = "gelu"
 def parts(config: Any, source: Tensors) -> Settings:
     """Norms, biases, the FFN and the head."""
     sites = {"qkv_bias": "attn.query", "attn_out_bias": "attn.out", "ffn_bias": "ffn.up"}
-    biases = {key: source.has(f"blocks.{{}}.{module}.bias") for key, module in sites.items()}
-    everywhere = all(biases.values())
-    settings: Settings = {key: "on" if has_bias and not everywhere else "auto" for key, has_bias in biases.items()}
+    biased = [key for key, module in sites.items() if source.has(f"blocks.{{}}.{module}.bias")]
+    everywhere = len(biased) == len(sites)
+    settings: Settings = dict.fromkeys(sites, "auto")
+    if not everywhere:
+        settings |= dict.fromkeys(biased, "on")
     settings |= {
         "bias": everywhere,
         "head_bias": source.has("head.bias"),
@@ -193,7 +197,7 @@ def windows(config: Any) -> Settings:
     width, types = first(config, "sliding_window"), first(config, "layer_types")
     if width is None or types is None:
         return {"window": width or "off"}
-    return {"window": by_layer([width if kind == "sliding_attention" else 0 for kind in types]) or "off"}
+    return {"window": by_layer([width * (kind == "sliding_attention") for kind in types]) or "off"}
 
 
 SCALINGS = {"linear": "rope_interpolated", "llama3": "rope_llama3", "yarn": "rope_yarn"}
@@ -207,14 +211,12 @@ def positions(config: Any, head_dim: int) -> Settings:
         return {}
     if parameters.get("llama_4_scaling_beta"):
         raise refuse(config, "llama_4_scaling_beta", "queries do not grow with the position in layers with RoPE")
-    is_nested = any(isinstance(value, dict) for value in parameters.values())
-    ropes = [parameters[kind] for kind in config.layer_types] if is_nested else [parameters]
-    widths = [int(head_dim * rope.get("partial_rotary_factor", 1.0)) for rope in ropes]
-    settings = {
-        "position": "rope",
-        "position.fraction": by_layer([width / head_dim for width in widths]),
-        "position.theta": by_layer([float(rope["rope_theta"]) for rope in ropes]),
-    }
+    ropes = [parameters]
+    if any(isinstance(value, dict) for value in parameters.values()):
+        ropes = [parameters[kind] for kind in config.layer_types]
+    fractions = [int(head_dim * rope.get("partial_rotary_factor", 1.0)) / head_dim for rope in ropes]
+    thetas = [float(rope["rope_theta"]) for rope in ropes]
+    settings = {"position": "rope", "position.fraction": by_layer(fractions), "position.theta": by_layer(thetas)}
     scaled = {rope["rope_type"]: rope for rope in ropes if rope["rope_type"] != "default"}
     if not scaled:
         return settings
@@ -224,10 +226,11 @@ def positions(config: Any, head_dim: int) -> Settings:
     settings |= {f"position.{key}": value for key, value in rope.items() if value is not None}
     original = rope.get("original_max_position_embeddings") or config.max_position_embeddings
     factor = rope.get("factor") or config.max_position_embeddings / original
+    factors = {"default": 1.0, kind: float(factor)}
     return settings | {
         "position": SCALINGS.get(kind, "rope_interpolated"),
         "position.original_context": original,
-        "position.factor": by_layer([1.0 if rope["rope_type"] == "default" else float(factor) for rope in ropes]),
+        "position.factor": by_layer([factors[rope["rope_type"]] for rope in ropes]),
     }
 
 
@@ -284,9 +287,12 @@ def missing_parts(source: Tensors, unused: tuple[str, ...]) -> str:
     """
     if getattr(source.config, "is_encoder_decoder", False):
         return "an encoder"
-    unknown = [name for name in source.unknown() if not any(part in name for part in unused)]
+    unknown = source.unknown()
+    for part in unused:
+        unknown = [name for name in unknown if part not in name]
     if unknown:
-        reasons = [meaning for meaning, sign in SIGNS.items() if re.search(sign, "\n".join(unknown), re.MULTILINE)]
+        lines = "\n".join(unknown)
+        reasons = [meaning for meaning, sign in SIGNS.items() if re.search(sign, lines, re.MULTILINE)]
         return ", ".join(reasons) or f"what {', '.join(unknown[:3])} does"
     has_all = all(source.has(f"{name}.weight") for name in NEEDED)
     return "" if has_all else "blocks of attention and an FFN"

@@ -46,7 +46,11 @@ def refuse(config: Any, key: str, reason: str) -> ConfigError:
 
 def first(config: Any, *names: str, default: Any = None) -> Any:
     """The value of the first attribute that exists and isn't None."""
-    return next((value for name in names if (value := getattr(config, name, None)) is not None), default)
+    for name in names:
+        value = getattr(config, name, None)
+        if value is not None:
+            return value
+    return default
 
 
 def by_layer(values: list[Any]) -> Any:

@@ -9,11 +9,10 @@ from nexus_ablate.runs.files import (
     make_directory,
     open_regular,
     strict_json,
-    truncate,
 )
 from nexus_ablate.runs.naming import Identity, arm_name, identity, run_path
 from nexus_ablate.runs.other_code import OtherCode, made_by_other_code
-from nexus_ablate.runs.ownership import SETTLED, STATES, effective_state
+from nexus_ablate.runs.ownership import SETTLED, effective_state
 from nexus_ablate.runs.record import (
     RunRecord,
     find_runs,
@@ -27,7 +26,6 @@ from nexus_ablate.runs.record import (
 
 __all__ = [
     "SETTLED",
-    "STATES",
     "Identity",
     "Launch",
     "OtherCode",
@@ -54,5 +52,4 @@ __all__ = [
     "read_summary",
     "run_path",
     "strict_json",
-    "truncate",
 ]

@@ -94,9 +94,8 @@ class Run:
             for descriptor in self._logs.values():
                 os.close(descriptor)
             self._logs = {}
-            if self._lock is not None:
-                release(self._lock)
-                self._lock = None
+            release(self._lock)
+            self._lock = None
 
     def status(self, state: str, reason: str = "", traceback: str = "") -> None:
         """Write status.json; its `step` is the one of the last logged row.
@@ -372,7 +371,9 @@ def _begin(path: Path, lock: int | None, status: dict[str, Any] | None, launch: 
     if former is not None:
         changed = {key: value for key, value in former.items() if key != "earlier" and env.get(key) != value}
         env = {**env, "earlier": [*former.get("earlier", []), changed]}
-    kept = {"started": now(), "step": None} if status is None else {key: status.get(key) for key in ("started", "step")}
+    kept = {"started": now(), "step": None}
+    if status is not None:
+        kept = {key: status.get(key) for key in kept}
     resuming = status is not None or any(os.path.lexists(path / name) for name in LOGS)
     run = Run(path, {"state": "created", "reason": "", **kept}, lock, finished=False, resuming=resuming)
     run.status("created")  # first: from here on, another owner notices

@@ -232,7 +232,8 @@ def strict_json(obj: Mapping[str, Any], indent: int | None = None) -> str:
 
     def clean(value: Any, name: str) -> Any:
         if isinstance(value, dict):
-            return {str(key): clean(item, f"{name}.{key}" if name else str(key)) for key, item in value.items()}
+            before = f"{name}." if name else ""
+            return {str(key): clean(item, f"{before}{key}") for key, item in value.items()}
         if isinstance(value, list | tuple):
             return [clean(item, f"{name}.{index}") for index, item in enumerate(value)]
         if isinstance(value, float) and not math.isfinite(value):
@@ -256,15 +257,11 @@ def check_reach(path: Path, offset: int) -> None:
         CheckpointError: It is shorter, or no line ends there.
         StorageError: It is a link, or the disk refuses.
     """
-    with storage(path):
-        data, size = b"", 0
-        try:
-            with open(open_regular(path), "rb") as file:
-                size = file.seek(0, os.SEEK_END)
-                file.seek(max(offset - 1, 0))
-                data = file.read(1)
-        except FileNotFoundError:
-            pass
+    data, size = b"", 0
+    with storage(path), contextlib.suppress(FileNotFoundError), open(open_regular(path), "rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(offset - 1, 0))
+        data = file.read(1)
     if offset and data != b"\n":
         got = f"{size} bytes, the checkpoint was taken at {offset}"
         raise CheckpointError(f"{path} is shorter than at its checkpoint", got, "rerun=true trains the run again")

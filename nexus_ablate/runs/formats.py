@@ -6,16 +6,12 @@ A non-finite number is null.
 
 from __future__ import annotations
 
-import re
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
 from nexus_ablate.plain_data import LARGEST
-
-CONDITION = re.compile(r"(>=|<=) *(-?\d+(?:\.\d+)?(?:e-?\d+)?)")
-"""What a study can require of its baseline."""
 
 Number = Annotated[float, Meta(gt=-LARGEST, lt=LARGEST)]
 Positive = Annotated[float, Meta(gt=0, lt=LARGEST)]

@@ -46,9 +46,11 @@ def runs_at(words: list[str], verb: str) -> list[Path]:
     Raises:
         UserError: As in `run_at`, or a directory that can't be read.
     """
-    return find_runs(
-        [run_at(w, verb) if w == LAST or (_ID.fullmatch(w) and not Path(w).exists()) else Path(w) for w in words]
-    )
+    paths = []
+    for word in words:
+        is_run = word == LAST or (_ID.fullmatch(word) and not Path(word).exists())
+        paths.append(run_at(word, verb) if is_run else Path(word))
+    return find_runs(paths)
 
 
 def run_at(word: str, verb: str) -> Path:
@@ -73,7 +75,9 @@ def run_at(word: str, verb: str) -> Path:
     if not is_id and word != LAST:
         raise UserError(f"{word} is not a run", "no such directory", "nexus-ablate status")
     runs = find_runs([DEFAULT]) if DEFAULT.is_dir() else []
-    matches = [run for run in runs if word in (LAST, id_of(run))] or [r for r in runs if id_of(r).startswith(word)]
+    matches = [run for run in runs if word in (LAST, id_of(run))]
+    if not matches:
+        matches = [run for run in runs if id_of(run).startswith(word)]
     ids = sorted({id_of(run) for run in matches})
     if word != LAST and len(ids) > 1:
         raise ConfigError(f"{len(ids)} ids start with {word}", ", ".join(ids[:4]), f"nexus-ablate {verb} {ids[0]}")

@@ -8,8 +8,9 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from types import NoneType
 from typing import Any
@@ -77,14 +78,16 @@ def read_run(path: Path) -> RunRecord:
         hashes = file_hashes(path)
         if changed := [name for name in UNCHANGING if hashes.get(name) != recorded.get(name)]:
             raise damaged(path / changed[0], "it is not the file that this run ended with, by the hash in status.json")
-    named = _RUN_NAME.fullmatch(path.name)
+    seed, rerun = None, 1
+    if named := _RUN_NAME.fullmatch(path.name):
+        seed, rerun = int(named[1]), int(named[2] or 1)
     overrides = read_text(path / "overrides.txt")
     return RunRecord(
         path=path,
         study=path.parent.parent.name,
         arm=path.parent.name,
-        seed=int(named[1]) if named else None,
-        rerun=int(named[2] or 1) if named else 1,
+        seed=seed,
+        rerun=rerun,
         state=effective_state(status, path),
         status=status,
         summary=read_summary(path, status),
@@ -152,13 +155,8 @@ def file_hashes(path: Path) -> dict[str, str]:
     """
     hashes = {}
     for name in UNCHANGING:
-        try:
-            with open(open_regular(path / name), "rb") as file:
-                hashes[name] = hashlib.file_digest(file, "sha256").hexdigest()
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            raise damaged(path / name, error.strerror or str(error)) from None
+        with _named(path / name), suppress(FileNotFoundError), open(open_regular(path / name), "rb") as file:
+            hashes[name] = hashlib.file_digest(file, "sha256").hexdigest()
     return hashes
 
 
@@ -169,7 +167,10 @@ def read_config(path: Path) -> dict[str, Any] | None:
         UserError: It is damaged.
     """
     config = read_document(path / "config.yaml", ConfigRecord, load_yaml)
-    return None if config is None else {"experiment" if key == "study" else key: value for key, value in config.items()}
+    if config is None:
+        return None
+    former = {"study": "experiment"}
+    return {former.get(key, key): value for key, value in config.items()}
 
 
 def read_env(path: Path) -> dict[str, Any] | None:
@@ -221,23 +222,19 @@ def read_lines(path: Path, start: int = 0) -> Iterator[bytes]:
     Raises:
         UserError: It can't be read, or a line is longer than any row can be.
     """
-    try:
-        with open(open_regular(path), "rb") as file:
-            rest, size = b"", os.fstat(file.fileno()).st_size
-            file.seek(start if start >= 0 else max(size + start, 0))
-            if start < 0 < size + start:
-                file.readline(-start)  # the rest of a line that began earlier
-            while data := file.read(_CHUNK_BYTES):
-                end = (rest := rest + data).rfind(b"\n") + 1
-                if end:
-                    yield rest[:end]
-                elif len(rest) > DOCUMENT_BYTES:
-                    raise damaged(path, f"a line of more than {DOCUMENT_BYTES} bytes")
-                rest = rest[end:]
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise damaged(path, error.strerror or str(error)) from None
+    with _named(path), suppress(FileNotFoundError), open(open_regular(path), "rb") as file:
+        rest, size = b"", os.fstat(file.fileno()).st_size
+        file.seek(start if start >= 0 else max(size + start, 0))
+        if start < 0 < size + start:
+            file.readline(-start)  # the rest of a line that began earlier
+        while data := file.read(_CHUNK_BYTES):
+            rest += data
+            end = rest.rfind(b"\n") + 1
+            if end:
+                yield rest[:end]
+            elif len(rest) > DOCUMENT_BYTES:
+                raise damaged(path, f"a line of more than {DOCUMENT_BYTES} bytes")
+            rest = rest[end:]
 
 
 def parse_row(path: Path, line: bytes, place: str = "a line") -> dict[str, Any]:
@@ -268,13 +265,15 @@ def with_strata(path: Path) -> list[Path]:
     """The folders `STUDY@STRATUM` of a study with strata, which has no folder of its own; else the path itself."""
     if os.path.lexists(path) or not path.parent.is_dir():
         return [path]
-    names = (folder.name for folder in path.parent.glob("*@*") if folder.name.startswith(f"{path.name}@"))
-    return [path.with_name(name) for name in sorted(names, key=_numbers_by_size)] or [path]
+    strata = [folder for folder in path.parent.glob("*@*") if folder.name.startswith(f"{path.name}@")]
+    return sorted(strata, key=_numbers_by_size) or [path]
 
 
-def _numbers_by_size(name: str) -> list[str]:
+def _numbers_by_size(path: Path) -> list[str]:
     """`n_layers-4` before `n_layers-24`."""
-    return [part.zfill(12) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
+    parts = re.split(r"(\d+)", path.name)
+    parts[1::2] = [digits.zfill(12) for digits in parts[1::2]]
+    return parts
 
 
 def find_runs(dirs: Iterable[Path]) -> list[Path]:
@@ -295,7 +294,7 @@ def find_runs(dirs: Iterable[Path]) -> list[Path]:
                 if child.is_dir() and not child.is_symlink() and not child.name.startswith("."):
                     search(child, depth - 1)
 
-    for path in (folder for directory in dirs for folder in with_strata(directory)):
+    for path in chain.from_iterable(map(with_strata, dirs)):
         if not os.path.isdir(path):
             raise UserError("this directory does not exist", str(path), "nexus-ablate status")
         try:
@@ -311,16 +310,12 @@ def read_text(path: Path) -> str | None:
     Raises:
         UserError: It can't be read.
     """
-    try:
+    with _named(path):
         data = read_regular(path, DOCUMENT_BYTES)
         return None if data is None else data.decode()
-    except (OSError, ValueError) as error:
-        raise damaged(path, getattr(error, "strerror", None) or str(error)) from None
 
 
-def read_document(
-    path: Path, form: Any = dict[str, Any], parse: Callable[[str], Any] = strict_loads
-) -> dict[str, Any] | None:
+def read_document(path: Path, form: Any, parse: Callable[[str], Any] = strict_loads) -> dict[str, Any] | None:
     """The mapping in a file; None if there is no file.
 
     Args:
@@ -348,8 +343,8 @@ def _named(path: Path) -> Iterator[None]:
     """Say which file cannot be read."""
     try:
         yield
-    except UNREADABLE as error:
-        raise damaged(path, str(error)) from None
+    except (OSError, *UNREADABLE) as error:
+        raise damaged(path, getattr(error, "strerror", None) or str(error)) from None
 
 
 def damaged(path: Path, got: str) -> UserError:

@@ -12,7 +12,7 @@ from nexus_ablate.config.run_config import OPTION_GROUPS, TrainConfig
 from nexus_ablate.errors import ConfigError
 
 YAML = (".yaml", ".yml")
-_BUDGETS = ("train.steps", "train.tokens", "train.flops")
+BUDGETS = ("train.steps", "train.tokens", "train.flops")
 _LAUNCH = ("runs_dir", *(f"train.{f.name}" for f in fields(TrainConfig) if not f.metadata["science"]))
 """Keys that say how runs are carried out: they belong to a launch and never to a study."""
 
@@ -52,9 +52,9 @@ def merged(*layers: list[str]) -> list[str]:
     for overrides in layers:
         chosen = {key_of(text): text for text in overrides}
         exchanged = {group for group in OPTION_GROUPS if group in chosen and chosen[group] != kept.get(group)}
-        sets_budget = not chosen.keys().isdisjoint(_BUDGETS)
+        sets_budget = not chosen.keys().isdisjoint(BUDGETS)
         for name in [*kept]:
-            if name in chosen or name.partition(".")[0] in exchanged or (sets_budget and name in _BUDGETS):
+            if name in chosen or name.partition(".")[0] in exchanged or (sets_budget and name in BUDGETS):
                 del kept[name]
         kept |= chosen
     return list(kept.values())
@@ -63,7 +63,7 @@ def merged(*layers: list[str]) -> list[str]:
 def lost(baseline: list[str], arm: list[str]) -> list[str]:
     """The baseline's overrides that an arm doesn't take over, because it chooses another option that they are of."""
     kept = {key_of(text) for text in merged(baseline, arm)}
-    return [text for text in baseline if key_of(text) not in kept and key_of(text) not in _BUDGETS]
+    return [text for text in baseline if key_of(text) not in kept and key_of(text) not in BUDGETS]
 
 
 def is_override(word: str) -> bool:

@@ -131,7 +131,8 @@ def _written_out(values: Mapping[str, Any]) -> dict[str, Any]:
     """The values in the form of `Study`, wherever a short or an earlier form stands."""
     full = {name: value for name, value in values.items() if value is not None and name not in _FORMER}
     for name in ("seeds", "tuning_seeds", "lr_grid"):
-        full |= {name: [full[name]]} if isinstance(full.get(name), float) else {}
+        if isinstance(full.get(name), float):
+            full[name] = [full[name]]
     if isinstance(seeds := full.get("seeds"), dict):
         full |= _looks(seeds)
     baseline = full.get("baseline", [])
@@ -221,11 +222,12 @@ def listed_endpoints(endpoints: Any) -> list[dict[str, Any]]:
     Raises:
         ConfigError: It is none of these.
     """
+    listed = []
     try:
         if isinstance(endpoints, dict):
             endpoints = [{"name": name, **(keys or {})} for name, keys in endpoints.items()]
-        entries = [] if isinstance(endpoints, str) else endpoints
-        listed = [{"name": entry} if isinstance(entry, str) else {**entry} for entry in entries]
+        for entry in [] if isinstance(endpoints, str) else endpoints:
+            listed.append({"name": entry} if isinstance(entry, str) else {**entry})
     except TypeError:  # a number or a list where a mapping belongs
         listed = []
     if not listed or not all("name" in keys for keys in listed):
@@ -288,9 +290,11 @@ def _check_keys(values: Mapping[str, Any]) -> None:
     baseline, others = [], []
     for name, value in wrong.items():
         suggestion = _suggestion(name, value)
-        (baseline if "=" in suggestion and ":" not in suggestion else others).append(suggestion)
-    fixes = [f"baseline: [{', '.join(baseline)}]"] if baseline else []
-    fixes += filter(None, others)
+        if "=" in suggestion and ":" not in suggestion:
+            baseline.append(suggestion)
+        elif suggestion:
+            others.append(suggestion)
+    fixes = [f"baseline: [{', '.join(baseline)}]", *others] if baseline else others
     problem = "a study has no key of this name" if len(wrong) == 1 else "a study has no keys of these names"
     got = ", ".join(f"{name}: {in_yaml(value)}" for name, value in wrong.items())
     raise ConfigError(problem, got, ", ".join(fixes) or f"one of {', '.join(KEYS)}")
@@ -306,7 +310,7 @@ def _suggestion(name: str, value: Any) -> str:
         if typed or not meant:
             return typed
     if meant == "seeds" and type(value) is int:
-        value = [value] if plain == "seed" else list(range(min(max(value, 1), 20)))
+        value = [value] if plain == "seed" else _seeds_meant(value)
     elif meant in ("lr_grid", "arms", "endpoints") and not isinstance(value, list | dict):
         value = [value]
     return f"{meant}: {in_yaml(value)}"
@@ -334,9 +338,9 @@ def _misfit(message: str, values: Mapping[str, Any], typed: Collection[str]) -> 
     place = "/".join(name or number for name, number in steps)
     inner = steps[-1][0]
     where = "" if len(steps) == 1 else f" ({place}: {_MEANING.get(inner) or _lowercase(text)})"
-    on_command_line = key in typed
-    got = f"{key}={_on_command_line(value)}" if on_command_line else f"{key}: {in_yaml(value)}"
-    fix = f"{key}={_on_command_line(example)}" if on_command_line else f"{key}: {in_yaml(example)}"
+    got, fix = f"{key}: {in_yaml(value)}", f"{key}: {in_yaml(example)}"
+    if key in typed:
+        got, fix = f"{key}={_on_command_line(value)}", f"{key}={_on_command_line(example)}"
     return ConfigError(f"{key} takes {description}{where}", got, fix)
 
 
@@ -366,4 +370,4 @@ def _seeds_meant(value: Any) -> list[int]:
 
 
 def _on_command_line(value: Any) -> str:
-    return ",".join(show(item) for item in value) if isinstance(value, list) else show(value)
+    return ",".join(map(show, value if isinstance(value, list) else [value]))

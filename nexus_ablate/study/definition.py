@@ -70,7 +70,9 @@ def read_request(words: list[str]) -> Request:
     source, *rest = words or [""]
     if is_override(source) or not source:
         name, _, value = source.partition("=")
-        named = [value] if name in ("experiment", "name") else ["norms", source] if source else ["norms"]
+        named = ["norms", source] if source else ["norms"]
+        if name in ("experiment", "name"):
+            named = [value]
         command = shlex.join(["nexus-ablate", "study", *named])
         raise ConfigError("the name of the study comes first", source, command)
     values, looks, factors, strata, overrides, launch = {}, {}, {}, {}, [], []
@@ -100,8 +102,10 @@ def read_request(words: list[str]) -> Request:
     if looks and "seeds" in values:
         got = f"seeds={show(values['seeds'])} beside seeds.{next(iter(looks))}"
         raise ConfigError("looks already define the seeds", got, "seeds.looks=8,12,20 alone, or seeds=0,1,2,3,4")
-    values |= {"seeds": looks} if looks else {}
-    values |= {"strata": strata} if strata else {}
+    if looks:
+        values["seeds"] = looks
+    if strata:
+        values["strata"] = strata
     launch = merged(launch)
     study_name, _, stratum = source.partition("@")
     if stratum and _shipped(study_name) and not read_study(runs_dir_of(launch) / source):
@@ -256,13 +260,13 @@ def shipped_studies() -> dict[str, Path]:
 def _shipped(name: str) -> dict[str, Any]:
     """The values of a study of conf/studies or of the calibration panel; none where there is no such study."""
     if path := shipped_studies().get(name):
-        return {"name": name} | _read(path)
+        return read_file(path)
     return read_panel().studies().get(name, {}) if name.startswith(f"{PANEL}_") else {}
 
 
 def shipped_study(name: str) -> Study:
     """A study of conf/studies."""
-    return decode_file({"name": name} | _read(shipped_studies()[name]))
+    return decode_file(read_file(shipped_studies()[name]))
 
 
 def strata_of(request: Request) -> list[Request]:
@@ -304,10 +308,6 @@ def read_file(path: Path) -> dict[str, Any]:
     Raises:
         ConfigError: It cannot be read.
     """
-    return {"name": path.stem} | _read(path)
-
-
-def _read(path: Path) -> dict[str, Any]:
     try:
         if (data := read_regular(path, DOCUMENT_BYTES, follow=True)) is None:
             raise OSError("there is no such file")
@@ -326,4 +326,4 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         fix = "a mapping of plain values: {question: is it better?, factors: {norm: [layer, rms]}}"
         raise ConfigError(f"{path} is not a study", in_yaml(values), fix)
-    return values
+    return {"name": path.stem} | values

@@ -27,7 +27,8 @@ cannot be run; and its history. The file's order of strata, arms and endpoints i
 from __future__ import annotations
 
 import math
-from itertools import pairwise
+import re
+from itertools import chain, pairwise
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 from msgspec import Meta, Struct, field, to_builtins
@@ -36,12 +37,12 @@ from nexus_ablate.config.grammar import show
 from nexus_ablate.errors import ConfigError, unknown
 from nexus_ablate.measure.measures import find
 from nexus_ablate.plain_data import LARGEST
+from nexus_ablate.runs.formats import Positive
 
 FIRST_SEEDS = tuple(range(8))
 FIRST_TUNING_SEEDS = (1001, 1002)
 MAX_SEEDS = 1000
 
-Positive = Annotated[float, Meta(gt=0, lt=LARGEST)]
 Share = Annotated[float, Meta(gt=0, le=1)]
 Seed = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Count = Annotated[int, Meta(ge=2, le=MAX_SEEDS)]
@@ -50,7 +51,9 @@ ArmName = Annotated[str, Meta(pattern=r"\A([A-Za-z0-9=,_+-][A-Za-z0-9=,.@_+-]*)?
 StratumName = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9_.-]{0,59}\Z")]
 StudyName = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._@-]*\Z")]
 """The folder of a study's runs."""
-Condition = Annotated[str, Meta(pattern=r"\A(>=|<=) *-?\d+(\.\d+)?(e-?\d+)?\Z")]
+CONDITION = re.compile(r"(>=|<=) *(-?\d+(?:\.\d+)?(?:e-?\d+)?)")
+"""What a study can require of its baseline."""
+Condition = Annotated[str, Meta(pattern=rf"\A{CONDITION.pattern}\Z")]
 Outcome = Literal["lower", "higher", "equivalent", "trains", "fails"]
 """What a study can expect of an arm."""
 Design = Literal["one_at_a_time", "leave_one_out", "grid", "pairwise_interactions", "list"]
@@ -331,7 +334,7 @@ def _check_endpoints(study: Study) -> None:
         problem = f"study {study.name} restates a claim, and doesn't say how near it is to the stated one"
         raise ConfigError(problem, f"stated: {study.stated}", "fidelity: {weaker: in small models}")
     strata = study.all_strata or [*study.strata]
-    for stratum in (stratum for two in study.depends_on.values() for stratum in two):
+    for stratum in chain(*study.depends_on.values()):
         if stratum not in strata:
             raise unknown("the study has no stratum of this name", stratum, strata)
 

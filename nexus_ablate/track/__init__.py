@@ -4,8 +4,7 @@ The run directory is authoritative. The mirror reads `metrics.jsonl` while the r
 Both send what W&B doesn't have yet with the same code, so they can be combined and repeated.
 """
 
-from nexus_ablate.track.account import resolve_mode
-from nexus_ablate.track.mirror import FilesTracker, Tracker, WandbTracker, start_tracker
-from nexus_ablate.track.push import Synced, refresh, sync
+from nexus_ablate.track.mirror import FilesTracker, Tracker, start_tracker
+from nexus_ablate.track.push import refresh, sync
 
-__all__ = ["FilesTracker", "Synced", "Tracker", "WandbTracker", "refresh", "resolve_mode", "start_tracker", "sync"]
+__all__ = ["FilesTracker", "Tracker", "refresh", "start_tracker", "sync"]

@@ -62,8 +62,9 @@ def credentials() -> str:
         logins = netrc.netrc(path).hosts
     except (netrc.NetrcParseError, OSError, UnicodeDecodeError):  # like W&B, treat an unreadable file as empty
         return ""
-    keys = [logins[host][2] for host in ([urlsplit(url).netloc] if url else _HOSTS) if host in logins]
-    return next((key for key in keys if key), "")
+    hosts = [urlsplit(url).netloc] if url else _HOSTS
+    keys = (logins[host][2] for host in hosts if host in logins)
+    return next(filter(None, keys), "")
 
 
 def quiet_client() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -56,7 +57,8 @@ def publish(
         columns, rows = table
         verdict = wandb.Table(columns=list(columns), data=[list(row) for row in rows])
         run.log({"verdict": verdict, "report": wandb.Html(files["report.html"], inject=False)})
-        artifact = wandb.Artifact(f"comparison-{_artifact_name(study)}", type="comparison", description=answer)
+        name = re.sub(r"[^A-Za-z0-9._-]", "_", study)[:100]  # what W&B takes
+        artifact = wandb.Artifact(f"comparison-{name}", type="comparison", description=answer)
         for file, text in files.items():
             with artifact.new_file(file, encoding="utf-8") as target:
                 target.write(text)
@@ -64,8 +66,3 @@ def publish(
         run.summary["answer"] = answer
         run.finish()
         return run.url or ""
-
-
-def _artifact_name(study: str) -> str:
-    """W&B takes letters, digits, dashes, underscores and dots."""
-    return "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else "_" for c in study)[:100]

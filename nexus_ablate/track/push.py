@@ -11,7 +11,7 @@ from pathlib import Path
 from nexus_ablate.config.options import Option
 from nexus_ablate.errors import UserError
 from nexus_ablate.runs import RunRecord, read_run
-from nexus_ablate.track.account import asked, redact, resolve_mode
+from nexus_ablate.track.account import asked, resolve_mode
 from nexus_ablate.track.mirror import INIT_TIMEOUT, PATIENCE
 from nexus_ablate.track.run_on_wandb import PLACE_FILE, config_of, place_of, settings_of
 from nexus_ablate.track.upload import Upload
@@ -52,7 +52,7 @@ def sync(
     fix = "run the same command again; it resumes where this one stopped"
     with asked("W&B failed", fix), tempfile.TemporaryDirectory() as scratch:
         settings = settings_of(record, place, "online", Path(scratch), init, finish)
-        upload = Upload(record.path, place, settings, redact(config_of(record)))
+        upload = Upload(record.path, place, settings, config_of(record))
         try:
             upload.close(record.state, record.summary or {})
         except UserError:

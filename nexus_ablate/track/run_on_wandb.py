@@ -12,6 +12,7 @@ from nexus_ablate.config.options import AXES, Option, option_files
 from nexus_ablate.runs import RunRecord, atomic_write_json
 from nexus_ablate.runs.formats import WandbRun
 from nexus_ablate.runs.record import read_document
+from nexus_ablate.track.account import redact
 
 PLACE_FILE = "wandb.json"
 MAX_TAG, MAX_NAME = 64, 128  # characters; W&B refuses a run with longer ones
@@ -49,9 +50,12 @@ def place_of(run_dir: Path, option: Option, project: str | None = None, entity: 
 
 
 def config_of(record: RunRecord) -> dict[str, Any]:
-    """The nested configuration, the resolved values of `auto`, and flat `axis/norm: rms` entries to group by."""
+    """The nested configuration, the resolved values of `auto`, and flat `axis/norm: rms` entries to group by.
+
+    Secrets are masked.
+    """
     flat = {f"axis/{axis}": name for axis, name in _axes(record).items()}
-    return {"study": record.study, "arm": record.arm, "seed": record.seed, **(record.config or {}), **flat}
+    return redact({"study": record.study, "arm": record.arm, "seed": record.seed, **(record.config or {}), **flat})
 
 
 def settings_of(

@@ -60,10 +60,10 @@ class Upload:
             for line in chunk.splitlines(keepends=True):
                 row = parse_row(path, line)
                 self._read += len(line)
-                numbers = {name: value for name, value in row.items() if isinstance(value, int | float)}
                 if row["step"] < self._next:
                     self.before += 1
                     continue
+                numbers = {name: value for name, value in row.items() if isinstance(value, int | float)}
                 self._run.log(numbers, step=row["step"])
                 self._next, self.sent = row["step"] + 1, self.sent + 1
 
@@ -128,10 +128,6 @@ def flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     for name, value in values.items():
         if isinstance(value, Mapping):
             flattened |= flat(value, f"{before}{name}/")
-        elif _finite(value) is not None:
+        elif value is not None and (not isinstance(value, float) or math.isfinite(value)):
             flattened[f"{before}{name}"] = value
     return flattened
-
-
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import unicodedata
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -65,11 +66,12 @@ def workspaces(project: str, entity: str, studies: Sequence[Study]) -> list[Work
 
 def specification(views: Sequence[Workspace]) -> dict[str, Any]:
     """The workspaces as they are sent to W&B, in JSON types."""
-    return {
-        "project": views[0].project,
-        "entity": views[0].entity,
-        "views": [_sent(view) for view in views],
-    }
+    sent = []
+    for view in views:
+        model = view._to_model()
+        spec = json.loads(model.spec.model_dump_json(by_alias=True, exclude_none=True))
+        sent.append({"name": model.name, "displayName": model.display_name, "spec": spec})
+    return {"project": views[0].project, "entity": views[0].entity, "views": sent}
 
 
 def save(views: Sequence[Workspace]) -> list[str]:
@@ -126,8 +128,10 @@ def _workspace(project: str, entity: str, study: str | None, first: list[Section
     filters = [expr.Metric("JobType") == "train"]
     grouping = [expr.Config("study"), expr.Config("arm")]
     if study:
-        letters = ["_" if unicodedata.category(letter).startswith("S") else letter for letter in study]
-        title = f"{TITLE}: {''.join(letters)}"  # W&B refuses a workspace with symbols in its name
+        title = f"{TITLE}: "
+        for letter in study:
+            is_symbol = unicodedata.category(letter).startswith("S")  # W&B refuses them in a workspace's name
+            title += "_" if is_symbol else letter
         filters.append(expr.Config("study") == study)
         grouping = [expr.Config("arm")]
     axes = [f"config:axis/{axis}.value" for axis in AXES]
@@ -234,16 +238,10 @@ def _package() -> tuple[Any, Any]:
     return workspaces, v2
 
 
-def _sent(view: Workspace) -> dict[str, Any]:
-    model = view._to_model()
-    spec = json.loads(model.spec.model_dump_json(by_alias=True, exclude_none=True))
-    return {"name": model.name, "displayName": model.display_name, "spec": spec}
-
-
 def _digest(*parts: str) -> str:
     return hashlib.blake2b("\n".join(parts).encode(), digest_size=6).hexdigest()
 
 
 def _plain(text: str) -> str:
     """A user's text without secrets, with Markdown's special characters escaped."""
-    return "".join(f"&#{ord(c)};" if c in "<>&`[]*_|\\" else c for c in " ".join(mask(text).split()))
+    return re.sub(r"[<>&`[\]*_|\\]", lambda found: f"&#{ord(found[0])};", " ".join(mask(text).split()))

@@ -44,7 +44,7 @@ def terms(path) -> tuple[list[Any], dict[str, str], dict[str, torch.Size]]:
     """The chain of batches up to each row and the validation tokens; the z and the shape of each parameter."""
     summary = read_run(path).summary or {}
     chain = [row.get("batch_hash") for row in logged(path)]
-    z = read_document(path / "init.json") or {}
+    z = read_document(path / "init.json", dict) or {}
     return [*chain, summary["eval_hash"]], z, {name: tensor.shape for name, tensor in weights(path).items()}
 
 
