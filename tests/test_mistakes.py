@@ -160,6 +160,7 @@ def test_a_command_line_that_cannot_be_run_is_three_lines_and_makes_nothing(comm
         ("-m norm=rms,layer hydra/launcher=slrum", "try: --launcher slurm"),
         ("-m optim.lr=interval(0,1)", "try: optim.lr=0.5"),
         ("-m norm=glob(nothing*)", "a multirun has no run"),
+        ("-m --hydra-help", "--hydra-help is for one configuration"),
         ("study nosuch", "try: nexus-ablate list studies"),
         ("study norms --worker 2", "try: --workers"),
         ("study norms --workers 0", "--workers takes a whole number or auto"),
