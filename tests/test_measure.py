@@ -525,7 +525,8 @@ def test_evaluation_mode_gives_back_the_mode_that_was_there(tiny):
 def test_probes_fall_on_powers_of_two_on_both_ends_and_every_so_often():
     standard = compose(["probe.every=50"]).probe
     assert [s for s in range(130) if standard.due(s, 129)] == [0, 1, 2, 4, 8, 16, 32, 50, 64, 100, 128, 129]
-    later = [s for s in range(129, 1921) if compose([]).probe.due(s, 1920)]
+    default = compose([]).probe
+    later = [s for s in range(129, 1921) if default.due(s, 1920)]
     assert later == [240, 256, 480, 512, 720, 960, 1024, 1200, 1440, 1680, 1920]
     assert not compose(["probe=off"]).probe.due(0, 10)
 

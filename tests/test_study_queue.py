@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import pytest
 
 from nexus_ablate import errors
+from nexus_ablate.cli import main
 from nexus_ablate.comparison.learning_rates import rate_at
 from nexus_ablate.config.compose import compose
 from nexus_ablate.execution.local_pool import Worker, mark_failed
@@ -450,13 +451,13 @@ def test_plan_shows_everything_and_writes_nothing(study, tmp_path):
 @pytest.mark.parametrize(
     ("arm", "drops"), [("optim=muon", True), ("optim=muon optim.lr=5e-3", False), ("norm=layer", False)]
 )
-def test_plan_names_what_an_arm_loses_with_another_optimizer(tmp_path, arm, drops):
+def test_plan_names_what_an_arm_loses_with_another_optimizer(tmp_path, monkeypatch, capsys, arm, drops):
     text = f"question: is it?\nbaseline: [model=femto, optim.lr=5e-3]\narms: [{arm}]\n"
     (tmp_path / "mine.yaml").write_text(text)
-    done = nexus(["plan", "mine.yaml"], cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    monkeypatch.chdir(tmp_path)
+    assert main(["plan", "mine.yaml"]) == 0
     note = "optim=muon drops optim.lr=5e-3 of the baseline; write it in the arm to keep it"
-    assert (note in " ".join(done.stdout.split())) == drops
+    assert (note in " ".join(capsys.readouterr().out.split())) == drops
 
 
 @pytest.mark.slow

@@ -446,8 +446,8 @@ def made_as(path, **facts):
         ({"compiled": True}, "train.compile=off", "another train.compile (on) than requested", True),
         ({"device": "cuda:0"}, "train.device=cpu", "another device (cuda) than requested", True),
         ({}, "train.threads=2", "other threads (1) than requested, which changed no digit", False),
-        ({"compiled": True}, "train.compile=auto", "already finished", False),
-        ({}, "train.compile=off", "already finished", False),
+        pytest.param({"compiled": True}, "train.compile=auto", "already finished", False, marks=pytest.mark.slow),
+        pytest.param({}, "train.compile=off", "already finished", False, marks=pytest.mark.slow),
     ],
 )
 def test_a_run_whose_numbers_would_differ_as_requested_is_trained_beside_the_finished_one(
