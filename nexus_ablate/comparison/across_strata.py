@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -41,7 +42,8 @@ def compare(
     paths = [path for name in names for path in with_strata(Path(name))]
     studies = [read_terms(path).study for path in paths]
     missing: dict[str, str] = {}
-    if len(paths) > 1 and all(study.stratum for study in studies) and len({study.of for study in studies}) == 1:
+    are_strata = len({study.of for study in studies}) == 1 and all(study.stratum for study in studies)
+    if len(paths) > 1 and are_strata:
         name, strata, no_result = studies[0].of, [], None
         folders = {study.stratum: path for study, path in zip(studies, paths, strict=True)}
         for stratum in dict.fromkeys([*studies[0].all_strata, *folders]):
@@ -82,9 +84,11 @@ def changes(strata: list[Stratum]) -> list[Change]:
     """Each arm's difference in every stratum, and its change from the first stratum that has one to the last."""
     if len(strata) < 2:
         return []
-    results = [{row.arm: row for row in stratum.rows[1:] if row.effect} for stratum in strata]
+    results = []
+    for stratum in strata:
+        results.append({row.arm: row for row in stratum.rows[1:] if row.effect})
     across = []
-    for arm in dict.fromkeys(arm for by_arm in results for arm in by_arm):
+    for arm in dict.fromkeys(chain(*results)):
         rows = [by_arm.get(arm) for by_arm in results]
         present = [row for row in rows if row is not None]
         first, last = present[0], present[-1]
@@ -94,6 +98,9 @@ def changes(strata: list[Stratum]) -> list[Change]:
             deltas = np.array([row.effect.delta for row in present if row.effect])
             agree = len({*(deltas > 0)}) == 1
             steps = np.diff(deltas)
-            order = "rises" if (steps > 0).all() else "falls" if (steps < 0).all() else ""
+            if (steps > 0).all():
+                order = "rises"
+            elif (steps < 0).all():
+                order = "falls"
         across.append(Change(arm, rows, first.stratum, last.stratum, change, agree, order))
     return across

@@ -69,7 +69,9 @@ def judge_claim(strata: list[Stratum], is_incomplete: bool = False) -> Claim | N
         is_preliminary |= any(row.waiting for row in rows) or len(rows[0].seeds) < CLAIM_SEEDS
     is_preliminary |= any(requirement.seeds < CLAIM_SEEDS for requirement in requirements)
     findings = [finding for found in settings.values() for finding in found]
-    outcomes = {name: _first(OUTCOMES, (finding.outcome for finding in found)) for name, found in settings.items()}
+    outcomes = {}
+    for name, found in settings.items():
+        outcomes[name] = _first(OUTCOMES, (finding.outcome for finding in found))
     outcome = _first(OVER_SETTINGS, outcomes.values())
     sentence = _joined([finding for finding in findings if finding.outcome == outcome])
     if not findings:

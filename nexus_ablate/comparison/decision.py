@@ -171,10 +171,11 @@ def _difference(word: str, effect: Effect, result: ArmResult, terms: Terms) -> s
     if word in DIFFERENT and not endpoint.log:
         ends = sorted((abs(effect.low), abs(effect.high)))
         interval = " to ".join(map(endpoint.value, ends))
-    agreeing = effect.n if effect.wins is None else effect.wins if is_lower else effect.n - effect.wins
-    seeds = f"at {agreeing} of {several(effect.n, 'seed')}"
     if effect.wins is None:
         seeds = f"over {several(effect.n, 'run')} of each"
+    else:
+        agreeing = effect.wins if is_lower else effect.n - effect.wins
+        seeds = f"at {agreeing} of {several(effect.n, 'seed')}"
     sentence = f"ends {endpoint.clause(effect.delta)} ({interval}), {seeds}"
     return sentence if word in DIFFERENT else f"{sentence}; {_needed_seeds(word, effect, result, terms)}"
 

@@ -116,20 +116,27 @@ def table_of(arms: list[Arm], unfair: list[list[str]], terms: Terms) -> ResultTa
         row[[seed in failures for seed in seeds]] = np.nan
     losses = np.array([arm.on_scale(endpoint, seeds) for arm in arms])
     losses[~np.isfinite(values)] = np.nan
+    ended, same, own_rates, texts = [], [], [], []
+    for row, arm in enumerate(arms):
+        ended.append([seed in arm.runs for seed in seeds])
+        same.append([_is_same(arm, base, seed, terms) for seed in seeds])
+        is_tuned = arm.best_rate and base.best_rate
+        own_rates.append((arm.best_rate, base.best_rate) if is_tuned else None)
+        texts.append(differences_over_text(arm, base, seeds, losses[[row, 0]], terms))
     return ResultTable(
         names=[arm.name for arm in arms],
         labels=[arm.label for arm in arms],
         seeds=seeds,
         values=np.where(np.isfinite(losses), values, np.nan),
         losses=losses,
-        ended=np.array([[seed in arm.runs for seed in seeds] for arm in arms]),
+        ended=np.array(ended),
         failed=failed,
-        same=np.array([[_is_same(arm, base, seed, terms) for seed in seeds] for arm in arms]),
+        same=np.array(same),
         unfair=unfair,
         begun=[{run.seed for run in arm.waiting if run.seed is not None} for arm in arms],
-        own_rates=[(arm.best_rate, base.best_rate) if arm.best_rate and base.best_rate else None for arm in arms],
+        own_rates=own_rates,
         saturated=[_saturation(arm, base, seeds, endpoint) for arm in arms],
-        texts=[differences_over_text(arm, base, seeds, losses[[i, 0]], terms) for i, arm in enumerate(arms)],
+        texts=texts,
         uninformed=uninformed_loss(arms, endpoint),
         is_early=[not terms.is_listed and is_early(arm, base) for arm in arms],
     )
@@ -159,7 +166,8 @@ def judge(arms: list[Arm], unfair: list[list[str]], terms: Terms) -> Judgement:
         return table_of([at_own_rate(arm, terms.study.seeds[:count]) for arm in arms], unfair, terms)
 
     table = table_of(arms, unfair, terms)
-    return judge_table(table, terms, table_at if any(arm.rates for arm in arms) else lambda count: table)
+    is_tuned = any(arm.rates for arm in arms)
+    return judge_table(table, terms, table_at if is_tuned else lambda count: table)
 
 
 def judge_losses(losses: Array, terms: Terms, **known: Any) -> Judgement:

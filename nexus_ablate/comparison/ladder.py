@@ -70,7 +70,8 @@ def read_ladder(dirs: Iterable[str | Path]) -> Ladder:
         problem = "the runs of --tokens differ in more than their budget"
         raise ConfigError(problem, where, "nexus-ablate study tokens, and --tokens runs/tokens")
     steps = sorted(point for arm in arms if (point := _point(arm)) is not None)
-    tokens, losses = np.array([t for t, _ in steps]), np.array([loss for _, loss in steps])
+    tokens = np.array([point[0] for point in steps])
+    losses = np.array([point[1] for point in steps])
     if len(steps) < 2 or (np.diff(losses) >= 0).any() or (np.diff(tokens) <= 0).any():
         problem = "--tokens needs two budgets or more, of which a larger one has a lower loss"
         raise ConfigError(problem, where, "nexus-ablate study tokens, and --tokens runs/tokens")

@@ -75,8 +75,8 @@ def at_own_rate(arm: Arm, seeds: Collection[int]) -> Arm:
     counted = [seed for seed in sorted(runs[0]) if seed in seeds and seed in runs[-1] and seed in runs[1]]
     steps = steps_around(lambda step: _mean_loss(runs[step], counted))
     counted = [seed for seed in counted if all(seed in runs[step] for step in steps)]
-    means = {step: _mean_loss(runs[step], counted) for step in steps}
-    weights = weights_at_best({step: mean for step, mean in means.items() if mean is not None} or {0: math.inf})
+    means = {step: mean for step in steps if (mean := _mean_loss(runs[step], counted)) is not None}
+    weights = weights_at_best(means or {0: math.inf})
     lowest = max(weights, key=weights.__getitem__)
     vertex = sum(step * weight for step, weight in weights.items())
     return replace(

@@ -181,10 +181,8 @@ def _secondary(endpoint: Endpoint, arms: list[Arm], broken: list[list[str]], ter
         if expectation.endpoint == endpoint.name and expectation.expected not in ("trains", "fails"):
             expected.add(expectation.arm)
     if endpoint.timed:
-        broken = [
-            [*names, "machine"] if arm is not arms[0] and other_machine(arm, arms[0]) else names
-            for arm, names in zip(arms, broken, strict=True)
-        ]
+        elsewhere = [bool(other_machine(arm, arms[0])) for arm in arms]
+        broken = [names + ["machine"] * is_elsewhere for names, is_elsewhere in zip(broken, elsewhere, strict=True)]
     judgement = judge(arms, broken, replace(terms, endpoint=endpoint))
     for result in judgement.results:
         result.is_primary = False
@@ -246,7 +244,9 @@ def _descriptive(row: ArmResult, arm: Arm, base: Arm, failed: set[int]) -> None:
         base_run = base.runs[seed]
         if run.record.state == base_run.record.state == "finished":
             pairs.append((run, base_run))
-    at = {axis: mean_interval(np.array([at_equal(axis, *pair) for pair in pairs])) for axis in AXES}
+    at = {}
+    for axis in AXES:
+        at[axis] = mean_interval(np.array([at_equal(axis, *pair) for pair in pairs]))
     row.at_tokens, row.at_flops, row.at_seconds = at["tokens"], at["flops"], at["seconds"]
     row.token_ratio = _exponential(mean_interval(np.array([log_token_ratio(*pair) for pair in pairs])))
 
