@@ -114,6 +114,14 @@ def test_a_long_table_keeps_what_runs_and_what_failed(launched):
     assert "waiting" not in shown
 
 
+def test_a_long_table_of_runs_to_come_fits_the_terminal(tmp_path):
+    """Of a learning-rate grid many runs to come look alike."""
+    Writer(tmp_path, "mine").plan(("norm=layer",), lr_grid=[0.001, 0.003, 0.01], tuning_seeds=[1001, 1002])
+    lines = Watcher().lines([tmp_path / "mine"])
+    assert len(lines) > 20
+    assert drawn(lines, limit=4).count("waiting") == 4
+
+
 @pytest.mark.parametrize(
     ("seconds", "said"),
     [(None, ""), (0.4, "0 s"), (119, "119 s"), (120, "2 min"), (7200, "2.0 h"), (40 * 3600, "40 h"), (172800, "2.0 d")],

@@ -56,8 +56,7 @@ VERB = Verb(
 def run(overrides: list[str], flags: dict[str, Any]) -> int:
     """Train the run, or the runs, that the overrides describe."""
     if "multirun" in flags:
-        one_configuration = ("cfg", "resolve", "package", "info", "hydra_help")
-        others = [f"--{name.replace('_', '-')}" for name in one_configuration if name in flags]
+        others = typed(flags, "cfg", "resolve", "package", "info", "hydra_help")
         if others:
             fix = "nexus-ablate norm=layer --cfg job"
             raise ConfigError(f"{others[0]} is for one configuration, without -m", f"-m {others[0]}", fix)

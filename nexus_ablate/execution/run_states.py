@@ -287,9 +287,12 @@ def table(
 def _most_urgent(lines: list[Line], limit: int) -> list[Line]:
     """The lines to show of too many, in their order: running runs, then failed ones, then the last to end."""
     ranks = dict.fromkeys(LIVE, 0) | dict.fromkeys(TROUBLED, 1) | {"finished": 2}
-    ranked = sorted(lines, key=lambda line: (ranks.get(line.state, 3), line.age_seconds or 0.0))
-    kept = {id(line) for line in ranked[:limit]}
-    return [line for line in lines if id(line) in kept]
+
+    def urgency(place: int) -> tuple[int, float]:
+        return ranks.get(lines[place].state, 3), lines[place].age_seconds or 0.0
+
+    most_urgent = sorted(range(len(lines)), key=urgency)[:limit]
+    return [lines[place] for place in sorted(most_urgent)]
 
 
 def _cells(line: Line, name: str, several: bool, ids: bool) -> list[str]:

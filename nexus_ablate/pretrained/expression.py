@@ -197,7 +197,8 @@ def windows(config: Any) -> Settings:
     width, types = first(config, "sliding_window"), first(config, "layer_types")
     if width is None or types is None:
         return {"window": width or "off"}
-    return {"window": by_layer([width * (kind == "sliding_attention") for kind in types]) or "off"}
+    widths = [width if kind == "sliding_attention" else 0 for kind in types]
+    return {"window": by_layer(widths) or "off"}
 
 
 SCALINGS = {"linear": "rope_interpolated", "llama3": "rope_llama3", "yarn": "rope_yarn"}
