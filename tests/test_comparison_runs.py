@@ -17,6 +17,7 @@ from written_runs import TINY, Writer, config_of
 
 from nexus_ablate.comparison.arms import gather
 from nexus_ablate.comparison.curves import Curves, read_curves, spikes
+from nexus_ablate.comparison.endpoint import AT_CHANCE, Endpoint
 from nexus_ablate.comparison.failures import failure
 from nexus_ablate.comparison.fairness import FAIL, PASS, WAIVED, WARN
 from nexus_ablate.comparison.learning_rates import joined
@@ -715,6 +716,15 @@ def test_a_look_whose_runs_are_not_all_there_is_not_judged(writer):
     comparison = looking(writer, 0.5, {"": 6, "norm=layer": 5, "norm=dyt": 5})
     assert (comparison.look, comparison.undecided) == (1, ["norm=dyt"])
     assert row(comparison, "norm=dyt").seeds == [0, 1, 2, 3, 4]
+
+
+def test_only_the_seeds_of_a_look_say_whether_both_arms_are_at_chance(writer, monkeypatch):
+    def later_seeds_are(_, figures):
+        return AT_CHANCE if figures("val_loss").shape[1] > 5 else ""
+
+    monkeypatch.setattr(Endpoint, "saturation", later_seeds_are)
+    comparison = looking(writer, 0.5, {"": 6, "norm=layer": 6, "norm=dyt": 5})
+    assert comparison.look == 1 and row(comparison, "norm=layer").word == "WORSE"
 
 
 def test_seeds_that_were_added_after_a_look_make_the_verdict_exploratory(study):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ import numpy as np
 from nexus_ablate.comparison.arms import NoResult
 from nexus_ablate.comparison.claim import judge_claim
 from nexus_ablate.comparison.ladder import read_ladder, with_worth
-from nexus_ablate.comparison.results import Change, Comparison, Stratum
+from nexus_ablate.comparison.results import ArmResult, Change, Comparison, Stratum
 from nexus_ablate.comparison.terms import read_terms
 from nexus_ablate.comparison.within_stratum import compare_stratum
 from nexus_ablate.runs.record import with_strata
@@ -42,8 +41,8 @@ def compare(
     paths = [path for name in names for path in with_strata(Path(name))]
     studies = [read_terms(path).study for path in paths]
     missing: dict[str, str] = {}
-    are_strata = len({study.of for study in studies}) == 1 and all(study.stratum for study in studies)
-    if len(paths) > 1 and are_strata:
+    wholes = {study.of for study in studies}
+    if len(paths) > 1 and len(wholes) == 1 and all(study.stratum for study in studies):
         name, strata, no_result = studies[0].of, [], None
         folders = {study.stratum: path for study, path in zip(studies, paths, strict=True)}
         for stratum in dict.fromkeys([*studies[0].all_strata, *folders]):
@@ -61,7 +60,7 @@ def compare(
         strata = [compare_stratum(paths, baseline, allow, arm)]
         name = strata[0].study
     if tokens is not None:
-        ladder = read_ladder([tokens])
+        ladder = read_ladder(tokens)
         for stratum in strata:
             with_worth(stratum, ladder)
     whole = _study_left_out(paths, studies[0])
@@ -84,12 +83,13 @@ def changes(strata: list[Stratum]) -> list[Change]:
     """Each arm's difference in every stratum, and its change from the first stratum that has one to the last."""
     if len(strata) < 2:
         return []
-    results = []
-    for stratum in strata:
-        results.append({row.arm: row for row in stratum.rows[1:] if row.effect})
+    by_arm: dict[str, list[ArmResult | None]] = {}
+    for place, stratum in enumerate(strata):
+        for row in stratum.rows[1:]:
+            if row.effect is not None:
+                by_arm.setdefault(row.arm, [None] * len(strata))[place] = row
     across = []
-    for arm in dict.fromkeys(chain(*results)):
-        rows = [by_arm.get(arm) for by_arm in results]
+    for arm, rows in by_arm.items():
         present = [row for row in rows if row is not None]
         first, last = present[0], present[-1]
         change, agree, order = None, None, ""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from typing import Literal
 
 import msgspec
 import numpy as np
+from msgspec.structs import astuple
 
 from nexus_ablate.comparison.arms import group
 from nexus_ablate.comparison.failures import failure
@@ -99,8 +101,12 @@ class Share:
         """The exact 95% interval of the share (Clopper and Pearson 1934), as if the changes were independent."""
         from scipy.stats import beta
 
-        low = float(beta.ppf(LEVEL / 2, self.right, self.of - self.right + 1)) if self.right else 0.0
-        high = float(beta.ppf(1 - LEVEL / 2, self.right + 1, self.of - self.right)) if self.right < self.of else 1.0
+        wrong = self.of - self.right
+        low, high = 0.0, 1.0
+        if self.right:
+            low = float(beta.ppf(LEVEL / 2, self.right, wrong + 1))
+        if wrong:
+            high = float(beta.ppf(1 - LEVEL / 2, self.right + 1, wrong))
         return low, high
 
 
@@ -116,13 +122,13 @@ def no_difference(outcomes: Sequence[ChangeOutcome]) -> Share:
 def newer_wins(outcomes: Sequence[ChangeOutcome]) -> Share:
     """What it scores to expect of every change that the newer of the two has the lower loss."""
     lower = {"lower": "arm", "higher": "baseline"}
-    agreeing = [outcome.change for outcome in outcomes if lower.get(outcome.change.expected) == outcome.change.newer]
-    return Share(len(agreeing), len(outcomes))
+    agreeing = sum(lower.get(outcome.change.expected) == outcome.change.newer for outcome in outcomes)
+    return Share(agreeing, len(outcomes))
 
 
 def fewest_right(of: int) -> int:
     """How many of a number of changes must be right for the interval to exclude a coin's half; `of` + 1 if none do."""
-    return next((right for right in range(of + 1) if Share(right, of).interval[0] > 0.5), of + 1)
+    return bisect_left(range(of + 1), True, key=lambda right: Share(right, of).interval[0] > 0.5)
 
 
 # ---------------------------------------------------------------------------------------------------------- outcomes
@@ -153,7 +159,9 @@ def _outcome(name: str, change: PanelChange, size: str, arm: Array, baseline: Ar
         arm, baseline: Losses by rate and seed, infinite for a run that failed to train.
     """
     last = len(arm) - 1
-    chosen = [last if change.at == "largest" else int(losses.mean(axis=1).argmin()) for losses in (arm, baseline)]
+    chosen = last, last
+    if change.at != "largest":
+        chosen = int(arm.mean(axis=1).argmin()), int(baseline.mean(axis=1).argmin())
     arm_losses, baseline_losses = arm[chosen[0]], baseline[chosen[1]]
     at_edge = change.at == "own" and not {0, last}.isdisjoint(chosen)
     low = mean = high = float(arm_losses.mean()) - float(baseline_losses.mean())
@@ -231,7 +239,7 @@ def publish(panel: Panel, runs_dir: Path) -> Path:
     if before.runs and before.source != ended.source:
         got = f"{', '.join(ended.commits)}; published: {', '.join(before.commits)}"
         raise ConfigError("the published runs of the panel are by other code", got, f"rm conf/{record_path().name}")
-    runs = {(run.study, run.arm, run.size, run.rate, run.seed): run for run in [*before.runs, *ended.runs]}
+    runs = {astuple(run)[:-1]: run for run in [*before.runs, *ended.runs]}  # whatever its loss
     commits = sorted({*before.commits, *ended.commits})
     text = msgspec.json.encode(PanelRuns(ended.source, commits, [runs[key] for key in sorted(runs)])).decode()
     atomic_write_text(record_path(), text.replace("],[", "],\n[") + "\n")

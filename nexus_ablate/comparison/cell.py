@@ -122,13 +122,14 @@ def _paired(pairs: Pairs, level: float) -> Effect | None:
     if n < 2 or not d.any():
         return None
     spread = max(float(d.std(ddof=1)), pairs.step / math.sqrt(6))
-    effect = _effect(n, float(d.mean()), spread / math.sqrt(n), n - 1, level, spread)
+    se, df = spread / math.sqrt(n), n - 1
     text_se, counts_text = None, False
     if pairs.by_block is not None and pairs.shares is not None:
-        se, df, text_se = seeds_and_text(pairs.by_block[both], pairs.shares)
+        se_with_text, df_with_text, text_se = seeds_and_text(pairs.by_block[both], pairs.shares)
         counts_text = len(pairs.shares) >= FEWEST_BLOCKS
         if counts_text:
-            effect = _effect(n, effect.delta, se, df, level, spread)
+            se, df = se_with_text, df_with_text
+    effect = _effect(n, float(d.mean()), se, df, level, spread)
     wins, rho = int((d < 0).sum()), correlation(pairs.baseline[both], pairs.arm[both])
     return replace(effect, wins=wins, rho=rho, text_se=text_se, counts_text=counts_text)
 

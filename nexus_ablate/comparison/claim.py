@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-import numpy as np
+from collections.abc import Collection, Iterable
 
 from nexus_ablate.comparison.cell import Effect
 from nexus_ablate.comparison.endpoint import Endpoint
 from nexus_ablate.comparison.results import ArmResult, Claim, Dependence, Finding, Requirement, Stratum
-from nexus_ablate.comparison.statistics import DIFFERENCES, LEVEL, sidak, t_quantile, t_tail
+from nexus_ablate.comparison.statistics import DIFFERENCES, LEVEL, mean_interval, sidak, t_tail
 from nexus_ablate.comparison.terms import amends_claim
 from nexus_ablate.comparison.verdict import (
     CLAIM_SEEDS,
@@ -52,33 +50,35 @@ def judge_claim(strata: list[Stratum], is_incomplete: bool = False) -> Claim | N
     claiming = [stratum for stratum in strata if stratum.terms.study.claim]
     if not claiming:
         return None
-    requirements = []
-    settings: dict[str, list[Finding]] = {}
-    expected = claiming[0].terms.study.expects
-    are_settings = all(stratum.terms.study.expects == expected for stratum in claiming)
+    study = claiming[0].terms.study
+    are_settings = all(stratum.terms.study.expects == study.expects for stratum in claiming)
+    findings: list[Finding] = []
+    requirements: list[Requirement] = []
+    settings: dict[str, set[str]] = {}
     is_preliminary = is_incomplete
     for stratum in claiming:
         required = requirements_of(stratum)
         requirements += required
         rows = stratum.rows
-        found = settings.setdefault(stratum.name if are_settings else "", [])
+        found = []
         if all(requirement.met for requirement in required):
-            found += [_finding(stratum, expectation) for expectation in stratum.terms.study.expects]
+            found = [_finding(stratum, expectation) for expectation in stratum.terms.study.expects]
         else:
             rows = rows[:1]
+        findings += found
+        setting = stratum.name if are_settings else ""
+        settings.setdefault(setting, set()).update(finding.outcome for finding in found)
         is_preliminary |= any(row.waiting for row in rows) or len(rows[0].seeds) < CLAIM_SEEDS
     is_preliminary |= any(requirement.seeds < CLAIM_SEEDS for requirement in requirements)
-    findings = [finding for found in settings.values() for finding in found]
-    outcomes = {}
-    for name, found in settings.items():
-        outcomes[name] = _first(OUTCOMES, (finding.outcome for finding in found))
+    outcomes = {setting: _first(OUTCOMES, found) for setting, found in settings.items()}
     outcome = _first(OVER_SETTINGS, outcomes.values())
-    sentence = _joined([finding for finding in findings if finding.outcome == outcome])
+    sentences = [f"{_where(each.stratum)}{each.arm} {each.sentence}" for each in findings if each.outcome == outcome]
     if not findings:
-        lacking = [requirement.sentence for requirement in requirements if not requirement.met]
-        sentence = "; ".join(lacking) or "the study expects nothing of its arms"
+        sentences = [requirement.sentence for requirement in requirements if not requirement.met]
+    sentence = "; ".join(sentences) or "the study expects nothing of its arms"
+    amended = any(amends_claim(stratum.amendments) for stratum in claiming)
     return Claim(
-        claiming[0].terms.study.claim,
+        study.claim,
         outcome,
         sentence,
         findings,
@@ -87,14 +87,17 @@ def judge_claim(strata: list[Stratum], is_incomplete: bool = False) -> Claim | N
         outcomes,
         dependences_of(claiming),
         exploratory=any(stratum.exploratory for stratum in claiming),
-        amended=any(amends_claim(stratum.amendments) for stratum in claiming),
+        amended=amended,
     )
 
 
-def _first(order: Iterable[str], words: Iterable[str]) -> str:
+def _first(order: Iterable[str], words: Collection[str]) -> str:
     """The first word in this order that is among the words."""
-    found = {*words}
-    return next((word for word in order if word in found), NOT_TESTABLE)
+    return next((word for word in order if word in words), NOT_TESTABLE)
+
+
+def _where(stratum: str) -> str:
+    return f"{stratum}: " if stratum else ""
 
 
 def dependences_of(strata: list[Stratum]) -> list[Dependence]:
@@ -111,8 +114,8 @@ def dependences_of(strata: list[Stratum]) -> list[Dependence]:
         before, after = by_name[first], by_name[last]
         level = sidak(DIFFERENCES, before.comparisons)
         for arm in dict.fromkeys(expectation.arm for expectation in before.terms.study.expects):
-            rows = [stratum.result(arm, stratum.endpoint.name) for stratum in (before, after)]
-            change = rows[0].change_to(rows[1], level) if rows[0] and rows[1] else None
+            row, later = before.result(arm, before.endpoint.name), after.result(arm, after.endpoint.name)
+            change = row.change_to(later, level) if row and later else None
             if change is None or change.low is None or change.high is None or change.n < CLAIM_SEEDS:
                 continue
             is_shown = change.low > 0 or change.high < 0
@@ -123,38 +126,28 @@ def dependences_of(strata: list[Stratum]) -> list[Dependence]:
     return found
 
 
-def _joined(findings: list[Finding]) -> str:
-    sentences = [f"{finding.arm} {finding.sentence}" for finding in findings]
-    where = [f"{finding.stratum}: " if finding.stratum else "" for finding in findings]
-    return "; ".join(map("".join, zip(where, sentences, strict=True)))
-
-
-def requirements_of(comparison: Stratum) -> list[Requirement]:
+def requirements_of(stratum: Stratum) -> list[Requirement]:
     """What the claim requires of the baseline, and whether its runs meet it."""
-    return [_requirement(comparison, *condition) for condition in comparison.terms.study.requires.items()]
+    return [_requirement(stratum, *condition) for condition in stratum.terms.study.requires.items()]
 
 
-def _requirement(comparison: Stratum, name: str, condition: str) -> Requirement:
+def _requirement(stratum: Stratum, name: str, condition: str) -> Requirement:
     """Whether the one-sided 95% bound of the baseline's mean, at the end of its runs, meets a condition."""
     match = CONDITION.fullmatch(condition)
     assert match is not None
-    sign, bound = (1 if match[1] == ">=" else -1), float(match[2])
-    base, stratum = comparison.arms[0], comparison.name
-    values = base.values(name, list(base.runs))
-    values = values[np.isfinite(values)]
-    where = f"{stratum}: " if stratum else ""
-    text = f"{where}the baseline's {name}"
-    endpoint = Endpoint(name)
-    if len(values) < 2:
-        return Requirement(stratum, f"{text} is not measured at two seeds", False, len(values))
-    half = t_quantile(1 - LEVEL, len(values) - 1) * float(values.std(ddof=1)) / len(values) ** 0.5
-    mean = float(values.mean())
-    limit = mean - sign * half
-    met = sign * limit >= sign * bound
-    side = "at least" if sign > 0 else "at most"
+    base, endpoint = stratum.arms[0], Endpoint(name)
+    text = f"{_where(stratum.name)}the baseline's {name}"
+    interval = mean_interval(base.values(name, list(base.runs)), 2 * LEVEL)  # each of its ends is a one-sided bound
+    if interval is None or interval.low is None or interval.high is None:
+        return Requirement(stratum.name, f"{text} is not measured at two seeds", False, interval.n if interval else 0)
+    bound = float(match[2])
+    if match[1] == ">=":
+        side, limit, met = "at least", interval.low, interval.low >= bound
+    else:
+        side, limit, met = "at most", interval.high, interval.high <= bound
     verb = "as required" if met else "and the claim requires"
-    sentence = f"{text} is {endpoint.value(mean)} ({side} {endpoint.value(limit)} with 95% confidence), {verb}"
-    return Requirement(stratum, f"{sentence} {condition}", met, len(values))
+    measured = f"{endpoint.value(interval.mean)} ({side} {endpoint.value(limit)} with 95% confidence)"
+    return Requirement(stratum.name, f"{text} is {measured}, {verb} {condition}", met, interval.n)
 
 
 def _finding(stratum: Stratum, expectation: Expectation) -> Finding:
@@ -167,8 +160,9 @@ def _finding(stratum: Stratum, expectation: Expectation) -> Finding:
         outcome, sentence = _training(expectation.expected, primary)
         return Finding(*place, outcome, sentence)
     outcome, sentence = _measured(expectation.expected, result)
+    seeds = result.seeds_to_decide if outcome == NOT_SHOWN else None
     p = _p(outcome, expectation.expected, result.effect, result.endpoint.margin) if result.effect else None
-    return Finding(*place, outcome, sentence, result.seeds_to_decide if outcome == NOT_SHOWN else None, p)
+    return Finding(*place, outcome, sentence, seeds, p)
 
 
 def _p(outcome: str, expected: str, effect: Effect, margin: float) -> float:
@@ -210,17 +204,15 @@ def _measured(expected: str, cell: ArmResult) -> tuple[str, str]:
     so no two of the three can be supported together. Where runs that trained lack the measure, those that have it are a
     selection, which shows nothing.
     """
-    endpoint = cell.endpoint
-    margin = endpoint.margin
+    endpoint, margin = cell.endpoint, cell.endpoint.margin
     effect, word = cell.effect, cell.word
     if cell.unmeasured:
         where = f"not measured at {several(cell.unmeasured, 'seed')} at which it and the baseline trained"
         return NOT_SHOWN, f"{where}, {endpoint.name} expected: {expected}"
     if effect is None or word in (NOT_COMPARABLE, INCOMPLETE, TOO_FEW_SEEDS, *SATURATED, *FAILS):
         return NOT_SHOWN, f"{word or 'has no interval'} in {endpoint.name}, expected: {expected}"
-    low, high = effect.low, effect.high
-    text = f"{endpoint.signed(effect.delta)} in {endpoint.name}"
-    text += f" ({interval_name(effect.level)} {endpoint.signed(low)} to {endpoint.signed(high)}), expected: {expected}"
+    interval = f"{interval_name(effect.level)} {endpoint.signed(effect.low)} to {endpoint.signed(effect.high)}"
+    text = f"{endpoint.signed(effect.delta)} in {endpoint.name} ({interval}), expected: {expected}"
     inside = effect.within(margin)
     if effect.n < CLAIM_SEEDS:
         return NOT_SHOWN, f"{text}, but only {several(effect.n, 'pair')} trained"
@@ -233,7 +225,7 @@ def _measured(expected: str, cell: ArmResult) -> tuple[str, str]:
         text += f" within {endpoint.within(margin)}"
         if inside:
             return SUPPORTED, text
-        if low <= margin and high >= -margin:
+        if effect.low <= margin and effect.high >= -margin:
             return NOT_SHOWN, text
         return (BETTER_THAN_EXPECTED if is_benefit else CONTRADICTED), text
     if inside:

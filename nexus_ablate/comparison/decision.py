@@ -5,7 +5,7 @@ from __future__ import annotations
 from nexus_ablate.comparison.cell import Effect
 from nexus_ablate.comparison.endpoint import Endpoint
 from nexus_ablate.comparison.results import ArmResult
-from nexus_ablate.comparison.statistics import failure_p, seeds_needed
+from nexus_ablate.comparison.statistics import POWER, failure_p, seeds_needed
 from nexus_ablate.comparison.terms import Terms
 from nexus_ablate.comparison.verdict import (
     BETTER,
@@ -39,13 +39,11 @@ def decide(result: ArmResult, terms: Terms) -> Verdict:
     """The verdict of an arm whose pairs, failures and interval are known."""
     chosen = word(result)
     effect = result.effect
-    is_by_failures = _is_by_failures(chosen, result)
     is_weighed = chosen in (*DIFFERENT, EQUIVALENT, INCONCLUSIVE, TOO_FEW_SEEDS, *SATURATED)
     qualifiers = []
     if chosen in DIFFERENT and effect is not None and effect.within(result.endpoint.margin):
         qualifiers.append(TOO_SMALL)
-    is_worse = effect is not None and effect.excludes_zero and _direction(effect, result.endpoint) == WORSE
-    if chosen == BETTER and is_by_failures and is_worse:
+    if chosen == BETTER and _is_by_failures(chosen, result) and _word_of_interval(effect, result.endpoint) == WORSE:
         qualifiers.append("worse where both train")
     if is_weighed and result.failed:
         qualifiers.append(f"{len(result.failed)} of {result.runs} failed")
@@ -96,18 +94,18 @@ def word(result: ArmResult) -> str:
         return INCONCLUSIVE
     if result.saturated:
         return result.saturated
-    chosen = _word_of_interval(effect, result)
+    chosen = _word_of_interval(effect, result.endpoint)
     if chosen == WORSE or not _fails_more(result):
         return chosen
-    return chosen if _word_of_interval(result.effect_with_failures, result) == chosen else INCONCLUSIVE
+    return chosen if _word_of_interval(result.effect_with_failures, result.endpoint) == chosen else INCONCLUSIVE
 
 
-def _word_of_interval(effect: Effect | None, result: ArmResult) -> str:
+def _word_of_interval(effect: Effect | None, endpoint: Endpoint) -> str:
     if effect is None:
         return INCONCLUSIVE
     if effect.excludes_zero:
-        return _direction(effect, result.endpoint)
-    return EQUIVALENT if effect.within(result.endpoint.margin) else INCONCLUSIVE
+        return _direction(effect, endpoint)
+    return EQUIVALENT if effect.within(endpoint.margin) else INCONCLUSIVE
 
 
 def _direction(effect: Effect, endpoint: Endpoint) -> str:
@@ -151,8 +149,9 @@ def _sentence(word: str, result: ArmResult, terms: Terms) -> str:
     if word == IDENTICAL:
         return f"every loss equals the baseline's to the last bit, at {result.runs} of {several(result.runs, 'seed')}"
     if _is_by_failures(word, result):
-        where_both_train = f"; where both train, {result.endpoint.signed(effect.delta)}" if effect else ""
-        return _failures(result) + (where_both_train if word == BETTER else "")
+        if word == BETTER and effect is not None:
+            return f"{_failures(result)}; where both train, {result.endpoint.signed(effect.delta)}"
+        return _failures(result)
     if effect is None:
         return _without_interval(result)
     failures = f"; {_failures(result)}" if result.failed else ""
@@ -166,15 +165,14 @@ def _difference(word: str, effect: Effect, result: ArmResult, terms: Terms) -> s
         return f"{MEANINGS[word]}, at {several(effect.n, 'seed')} and 95% confidence"
     interval = f"{endpoint.signed(effect.low)} to {endpoint.signed(effect.high)}"
     if word == EQUIVALENT:
-        return f"ends within {endpoint.within(result.endpoint.margin)} ({interval}), over {several(effect.n, 'seed')}"
-    is_lower = effect.delta < 0
+        return f"ends within {endpoint.within(endpoint.margin)} ({interval}), over {several(effect.n, 'seed')}"
     if word in DIFFERENT and not endpoint.log:
         ends = sorted((abs(effect.low), abs(effect.high)))
         interval = " to ".join(map(endpoint.value, ends))
     if effect.wins is None:
         seeds = f"over {several(effect.n, 'run')} of each"
     else:
-        agreeing = effect.wins if is_lower else effect.n - effect.wins
+        agreeing = effect.wins if effect.delta < 0 else effect.n - effect.wins
         seeds = f"at {agreeing} of {several(effect.n, 'seed')}"
     sentence = f"ends {endpoint.clause(effect.delta)} ({interval}), {seeds}"
     return sentence if word in DIFFERENT else f"{sentence}; {_needed_seeds(word, effect, result, terms)}"
@@ -212,19 +210,21 @@ def _needed_seeds(word: str, effect: Effect, result: ArmResult, terms: Terms) ->
     """How many more seeds reach which word, if the true difference is the measured one."""
     if word == TOO_FEW_SEEDS:
         return f"{CLAIM_SEEDS} pairs that trained are the fewest for a word"
-    if _word_of_interval(effect, result) != INCONCLUSIVE:
+    if _word_of_interval(effect, result.endpoint) != INCONCLUSIVE:
         return "no word, since the arm fails more often and the failures counted as unlearned runs would change it"
     sides = {BETTER: "is better", WORSE: "is worse"}
     side = sides.get(_direction(effect, result.endpoint), "differs")
-    needed = {f"decide whether it {side}": seeds_to_differ(effect)}
-    needed["show that it is equivalent"] = seeds_to_equal(effect, result.endpoint.margin)
-    reached = [(count - effect.n, text) for text, count in needed.items() if count and count <= MOST_ADVISED]
+    needed = [
+        (seeds_to_differ(effect), f"decide whether it {side}"),
+        (seeds_to_equal(effect, result.endpoint.margin), "show that it is equivalent"),
+    ]
+    reached = sorted((count, text) for count, text in needed if count and count <= MOST_ADVISED)
     if not reached:
         return f"more than {MOST_ADVISED} seeds would be needed to decide an effect of this size"
-    reached = [(max(more, 1), text) for more, text in sorted(reached)]
-    advice = "; ".join(f"{more} {text}" for more, text in reached)
-    first = reached[0][0]
-    advice = advice.replace(f"{first} ", f"{first} more {'seed' if first == 1 else 'seeds'} ", 1)
+    (first, text), *others = [(max(count - effect.n, 1), text) for count, text in reached]
+    advice = f"{several(first, 'more seed')} {text}"
+    for more, text in others:
+        advice += f"; {more} {text}"
     if terms.place and not terms.study.looks:
         advice += f" (nexus-ablate study {terms.place} --add-seeds {first})"
     return advice
@@ -235,11 +235,15 @@ def seeds_to_differ(effect: Effect) -> int | None:
 
     Planned with the upper 80% bound of the spread, since with the point estimate half of all plans fall short.
     """
-    text_se = effect.text_se if effect.counts_text and effect.text_se else 0.0
-    return seeds_needed(abs(effect.delta), effect.spread_bound, effect.level, text_se=text_se)
+    return _seeds(effect, abs(effect.delta), POWER)
 
 
 def seeds_to_equal(effect: Effect, delta_min: float) -> int | None:
     """Pairs after which it would lie inside the margin: both ends must, 90% each."""
+    return _seeds(effect, delta_min - abs(effect.delta), 0.9)
+
+
+def _seeds(effect: Effect, difference: float, power: float) -> int | None:
+    """Pairs that show a difference of this size."""
     text_se = effect.text_se if effect.counts_text and effect.text_se else 0.0
-    return seeds_needed(delta_min - abs(effect.delta), effect.spread_bound, effect.level, 0.9, text_se)
+    return seeds_needed(difference, effect.spread_bound, effect.level, power, text_se)

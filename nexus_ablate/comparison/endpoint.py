@@ -107,7 +107,8 @@ class Endpoint:
         above_floor = scaled - _logits(figures(self.beside(self.measure.floor)), items)
         below_ceiling = _logits(np.full(items.shape, self.measure.most), items) - scaled
         for name, distances in ((AT_CHANCE, above_floor), (AT_CEILING, below_ceiling)):
-            lows = [interval.low for row in distances if (interval := mean_interval(row)) and interval.low is not None]
+            intervals = [mean_interval(row) for row in distances]
+            lows = [interval.low for interval in intervals if interval is not None and interval.low is not None]
             if lows and max(lows) <= 0:
                 return name
         return ""
@@ -160,10 +161,11 @@ class Endpoint:
 
     def good(self) -> str:
         """Which differences are better, in words; '' where neither are."""
+        words = {"lower": "negative differences", "higher": "positive differences"}
         if self.log:
-            return {"lower": "ratios below 1 are better", "higher": "ratios above 1 are better"}.get(self.better, "")
-        words = {"lower": "negative differences are better", "higher": "positive differences are better"}
-        return words.get(self.better, "")
+            words = {"lower": "ratios below 1", "higher": "ratios above 1"}
+        better = words.get(self.better)
+        return f"{better} are better" if better else ""
 
     @property
     def _is_loss(self) -> bool:

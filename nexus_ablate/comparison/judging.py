@@ -8,8 +8,8 @@ decided it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,6 @@ from nexus_ablate.comparison.arms import Arm
 from nexus_ablate.comparison.budget import is_early
 from nexus_ablate.comparison.cell import Pairs, judge_cell
 from nexus_ablate.comparison.decision import decide, seeds_to_differ, seeds_to_equal
-from nexus_ablate.comparison.endpoint import Endpoint
 from nexus_ablate.comparison.failures import failed_seeds, uninformed_loss
 from nexus_ablate.comparison.learning_rates import at_own_rate
 from nexus_ablate.comparison.pairs import same_curves
@@ -34,53 +33,60 @@ EXACT = 1e-9
 
 
 @dataclass
-class ResultTable:
-    """The results of the runs, arms x seeds, the baseline first.
+class ArmRuns:
+    """The runs of an arm on one endpoint.
 
     Attributes:
-        names: The arms' directories, and `labels` their names in tables.
-        values: The endpoint; `losses` is on its scale; NaN where there is no result or the run failed to train.
-        ended: Whether a run has a result, a failure to train included.
-        failed: By arm, the seeds at which it failed to train, and how.
-        same: Whether a run's losses equal the baseline's to the last bit.
-        unfair: By arm, the fairness conditions that it breaks.
-        begun: By arm, seeds of runs without a result.
-        own_rates: By arm, its own best learning rate and the baseline's, where they are judged at those.
-        saturated: By arm, the word for it and the baseline where both are at chance or at the ceiling.
-        texts: By arm, its differences to the baseline by block of evaluation text.
+        name: The arm's directory, and `label` its name in tables.
+        values: (seeds,) the endpoint, and `losses` on its scale; NaN without a result and where a run failed to train.
+        ended: (seeds,) whether a run has a result, a failure to train included.
+        same: (seeds,) whether a run's losses equal the baseline's to the last bit.
+        failed: The seeds at which it failed to train, and how.
+        unfair: The fairness conditions that it breaks.
+        begun: Seeds of runs without a result.
+        own_rates: Its own best learning rate and the baseline's, where they are judged at those.
+        saturated: The word for it and the baseline where both are at chance or at the ceiling.
+        texts: Its differences to the baseline by block of evaluation text.
         uninformed: The endpoint of a run that has learned nothing; NaN where that is not known.
-        is_early: By arm, whether it or the baseline was trained for so few tokens that it is early in training.
+        is_early: Whether it or the baseline was trained for so few tokens that it is early in training.
     """
 
-    names: list[str]
-    labels: list[str]
+    name: str
+    label: str
     seeds: list[int]
     values: Array
     losses: Array
     ended: NDArray[np.bool_]
-    failed: list[dict[int, str]]
     same: NDArray[np.bool_]
-    unfair: list[list[str]]
-    begun: list[set[int]]
-    own_rates: list[tuple[float, float] | None]
-    saturated: list[str]
-    texts: list[TextDifferences]
+    failed: dict[int, str] = field(default_factory=dict)
+    unfair: list[str] = field(default_factory=list)
+    begun: set[int] = field(default_factory=set)
+    own_rates: tuple[float, float] | None = None
+    saturated: str = ""
+    texts: TextDifferences = TextDifferences()
     uninformed: float = math.nan
-    is_early: list[bool] = field(default_factory=list)
+    is_early: bool = False
 
-    def pairs(self, arm: int, terms: Terms, step: float, count: int) -> Pairs:
-        """The pairs of an arm at the first seeds."""
-        text = self.texts[arm]
-        by_block = None if text.by_block is None else text.by_block[:count]
-        losses, base_losses = self.losses[arm, :count], self.losses[0, :count]
-        return Pairs(losses, base_losses, terms.is_paired, step, by_block, text.shares)
+    @property
+    def has_failed(self) -> NDArray[np.bool_]:
+        """(seeds,) whether it failed to train."""
+        return np.array([seed in self.failed for seed in self.seeds])
 
-    def with_failures(self, arm: int, terms: Terms, count: int) -> Pairs:
-        """The same with every run that failed to train counted as one that has learned nothing."""
-        filled = self.losses[[0, arm], :count].copy()
-        for row, failures in zip(filled, (self.failed[0], self.failed[arm]), strict=True):
-            row[[seed in failures for seed in self.seeds[:count]]] = self.uninformed
-        return Pairs(filled[1], filled[0], terms.is_paired)
+    @property
+    def has_trained(self) -> NDArray[np.bool_]:
+        """(seeds,) whether it has a result, and trained."""
+        return self.ended & ~self.has_failed
+
+    @property
+    def with_failures(self) -> Array:
+        """The losses with every run that failed to train counted as one that has learned nothing."""
+        return np.where(self.has_failed, self.uninformed, self.losses)
+
+    def is_identical(self, base: ArmRuns) -> bool:
+        """Whether every pair of runs is equal to the last bit."""
+        both = self.ended & base.ended
+        equal = self.same & ((self.losses == base.losses) | ~np.isfinite(self.losses))
+        return bool(both.any() and equal[both].all())
 
 
 @dataclass
@@ -101,45 +107,42 @@ class Judgement:
     undecided: list[str] = field(default_factory=list)
 
 
-def table_of(arms: list[Arm], unfair: list[list[str]], terms: Terms) -> ResultTable:
-    """The table of some arms, the baseline first."""
-    base, endpoint = arms[0], terms.endpoint
-    if terms.study.looks:
-        seeds = list(terms.study.seeds)
-    elif terms.is_paired:
-        seeds = sorted(base.runs)
-    else:
-        seeds = sorted(set().union(*(arm.runs for arm in arms)))
-    failed = [failed_seeds(arm.runs, base.runs) for arm in arms]
-    values = np.array([arm.values(endpoint.name, seeds) for arm in arms])
-    for row, failures in zip(values, failed, strict=True):
-        row[[seed in failures for seed in seeds]] = np.nan
-    losses = np.array([arm.on_scale(endpoint, seeds) for arm in arms])
-    losses[~np.isfinite(values)] = np.nan
-    ended, same, own_rates, texts = [], [], [], []
-    for row, arm in enumerate(arms):
-        ended.append([seed in arm.runs for seed in seeds])
-        same.append([_is_same(arm, base, seed, terms) for seed in seeds])
-        is_tuned = arm.best_rate and base.best_rate
-        own_rates.append((arm.best_rate, base.best_rate) if is_tuned else None)
-        texts.append(differences_over_text(arm, base, seeds, losses[[row, 0]], terms))
-    return ResultTable(
-        names=[arm.name for arm in arms],
-        labels=[arm.label for arm in arms],
+def _table(arms: list[Arm], unfair: list[list[str]], seeds: list[int], terms: Terms) -> list[ArmRuns]:
+    """The runs of some arms at some seeds, the baseline first."""
+    base = arms[0]
+    table = [_runs_of(arm, base, seeds, terms) for arm in arms]
+    uninformed = uninformed_loss(arms, terms.endpoint)
+    for runs, arm, broken in zip(table, arms, unfair, strict=True):
+        runs.unfair, runs.uninformed = broken, uninformed
+        losses = np.array([runs.losses, table[0].losses])
+        runs.texts = differences_over_text(arm, base, seeds, losses, terms)
+    return table
+
+
+def _runs_of(arm: Arm, base: Arm, seeds: list[int], terms: Terms) -> ArmRuns:
+    """What an arm's runs say without those of the other arms, the baseline's aside."""
+    endpoint = terms.endpoint
+    ended = [seed in arm.runs for seed in seeds]
+    same = [_is_same(arm, base, seed, terms) for seed in seeds]
+    waiting = {run.seed for run in arm.waiting if run.seed is not None}
+    runs = ArmRuns(
+        name=arm.name,
+        label=arm.label,
         seeds=seeds,
-        values=np.where(np.isfinite(losses), values, np.nan),
-        losses=losses,
+        values=arm.values(endpoint.name, seeds),
+        losses=arm.on_scale(endpoint, seeds),
         ended=np.array(ended),
-        failed=failed,
         same=np.array(same),
-        unfair=unfair,
-        begun=[{run.seed for run in arm.waiting if run.seed is not None} for arm in arms],
-        own_rates=own_rates,
-        saturated=[_saturation(arm, base, seeds, endpoint) for arm in arms],
-        texts=texts,
-        uninformed=uninformed_loss(arms, endpoint),
-        is_early=[not terms.is_listed and is_early(arm, base) for arm in arms],
+        failed={seed: how for seed, how in failed_seeds(arm.runs, base.runs).items() if seed in seeds},
+        begun=waiting - arm.runs.keys(),
+        saturated=endpoint.saturation(lambda name: np.array([base.values(name, seeds), arm.values(name, seeds)])),
+        is_early=not terms.is_listed and is_early(arm, base),
     )
+    if arm.best_rate and base.best_rate:
+        runs.own_rates = arm.best_rate, base.best_rate
+    without_result = runs.has_failed | ~np.isfinite(runs.values) | ~np.isfinite(runs.losses)
+    runs.values[without_result] = runs.losses[without_result] = np.nan
+    return runs
 
 
 def _is_same(arm: Arm, base: Arm, seed: int, terms: Terms) -> bool:
@@ -150,185 +153,169 @@ def _is_same(arm: Arm, base: Arm, seed: int, terms: Terms) -> bool:
     return same_curves(arm.runs[seed], base.runs[seed])
 
 
-def _saturation(arm: Arm, base: Arm, seeds: list[int], endpoint: Endpoint) -> str:
-    return endpoint.saturation(lambda name: np.array([base.values(name, seeds), arm.values(name, seeds)]))
-
-
 def judge(arms: list[Arm], unfair: list[list[str]], terms: Terms) -> Judgement:
     """Every arm against the first.
 
     Args:
         unfair: By arm, the fairness conditions that it breaks.
     """
+    if not terms.study.looks:
+        seeds = sorted(arms[0].runs if terms.is_paired else set().union(*(arm.runs for arm in arms)))
+        return _judge_at(_table(arms, unfair, seeds, terms), terms)
+    tables = []
+    for count in terms.study.looks:
+        seeds = terms.study.seeds[:count]
+        # where an arm's best learning rate lies is read from the seeds of this look alone
+        at_look = [at_own_rate(arm, seeds) for arm in arms]
+        tables.append(_table(at_look, unfair, seeds, terms))
+    return _judge_by_look(tables, terms)
 
-    def table_at(count: int) -> ResultTable:
-        """The table at a look: where an arm's best learning rate lies is read from the seeds of that look alone."""
-        return table_of([at_own_rate(arm, terms.study.seeds[:count]) for arm in arms], unfair, terms)
 
-    table = table_of(arms, unfair, terms)
-    is_tuned = any(arm.rates for arm in arms)
-    return judge_table(table, terms, table_at if is_tuned else lambda count: table)
-
-
-def judge_losses(losses: Array, terms: Terms, **known: Any) -> Judgement:
+def judge_losses(losses: Array, terms: Terms, uninformed: float = math.nan, **known: Any) -> Judgement:
     """The judgement of bare losses.
 
     Args:
         losses: (arms, seeds) on the endpoint's scale, the baseline first; NaN where there is no result.
-        known: What else is known of them: attributes of `ResultTable`.
+        uninformed: The loss of a run that has learned nothing.
+        known: What else is known of them in a study without looks: attributes of `ArmRuns`, each by arm.
     """
-    arms, seeds = losses.shape
-    names = ["baseline", *(f"arm {i}" for i in range(1, arms))]
-    plain = {
-        "names": names,
-        "labels": names,
-        "seeds": list(range(seeds)),
-        "values": losses,
-        "losses": losses,
-        "ended": np.isfinite(losses),
-        "failed": [{} for _ in range(arms)],
-        "same": np.zeros(losses.shape, dtype=bool),
-        "unfair": [[] for _ in range(arms)],
-        "begun": [set() for _ in range(arms)],
-        "own_rates": [None] * arms,
-        "saturated": [""] * arms,
-        "texts": [TextDifferences()] * arms,
-        "is_early": [False] * arms,
-    }
-    table = ResultTable(**plain | known)
-    return judge_table(table, terms, lambda count: table)
+    if terms.study.looks:
+        return _judge_by_look([_table_of_losses(losses[:, :count]) for count in terms.study.looks], terms)
+    return _judge_at(_table_of_losses(losses, uninformed=[uninformed] * len(losses), **known), terms)
 
 
-def judge_table(table: ResultTable, terms: Terms, table_at: Callable[[int], ResultTable]) -> Judgement:
-    """The judgement over all seeds, or look by look as far as the looks are complete.
+def _table_of_losses(losses: Array, **known: Any) -> list[ArmRuns]:
+    seeds = list(range(losses.shape[1]))
+    table = []
+    for place, row in enumerate(losses):
+        name = f"arm {place}" if place else "baseline"
+        plain = {"values": row, "ended": np.isfinite(row), "same": np.zeros(len(row), dtype=bool)}
+        further = {attribute: by_arm[place] for attribute, by_arm in known.items()}
+        table.append(ArmRuns(name, name, seeds, losses=row, **plain | further))
+    return table
+
+
+def _judge_by_look(tables: list[list[ArmRuns]], terms: Terms) -> Judgement:
+    """The judgement look by look, as far as the looks are complete.
 
     Args:
-        table_at: From a look's number of seeds to its table.
+        tables: One for each look.
     """
-    looks = terms.study.looks
-    if not looks:
-        return _judge_at(table, terms, len(table.seeds))
-    judgement = _judge_at(table_at(looks[0]), terms, looks[0], terms.study.look_weights[0])
-    planned = terms.arm_names or table.names  # simulated losses have no plan
-    undecided = list(range(1, len(table.names)))
-    for look, (seeds, weight) in enumerate(zip(looks, terms.study.look_weights, strict=True), 1):
-        waited_for = [arm for arm in undecided if table.names[arm] in planned]
-        at_look = table_at(seeds)
-        if (look > 1 and not waited_for) or not at_look.ended[[0, *waited_for], :seeds].all():
+    weights = terms.study.look_weights
+    judgement = _judge_at(tables[0], terms, weights[0])
+    undecided = list(range(1, len(tables[0])))
+    planned = terms.arm_names or [runs.name for runs in tables[0]]  # simulated losses have no plan
+    for look, (table, weight) in enumerate(zip(tables, weights, strict=True), 1):
+        waited_for = [table[arm] for arm in undecided if table[arm].name in planned]
+        is_complete = all(runs.ended.all() for runs in (table[0], *waited_for))
+        if not is_complete or (look > 1 and not waited_for):
+            judgement.undecided = [runs.name for runs in waited_for]
             break
-        now = judgement if look == 1 else _judge_at(at_look, terms, seeds, weight)
-        now.look = look
-        for arm in range(len(table.names)):
-            if arm and arm not in undecided:
-                now.results[arm] = judgement.results[arm]
-            else:
-                now.results[arm].look = look
-        judgement = now
+        if look > 1:
+            before = judgement.results
+            judgement = _judge_at(table, terms, weight)
+            for arm in range(1, len(table)):
+                if arm not in undecided:
+                    judgement.results[arm] = before[arm]
+        judgement.look = look
+        for arm in (0, *undecided):
+            judgement.results[arm].look = look
         undecided = [arm for arm in undecided if judgement.results[arm].word in UNDECIDED]
-    if judgement.look < len(looks):
-        judgement.undecided = [table.names[arm] for arm in undecided if table.names[arm] in planned]
     return judgement
 
 
-def _judge_at(table: ResultTable, terms: Terms, seed_count: int, weight: float = 1.0) -> Judgement:
-    """The judgement over the first seeds, at a look's share of what may be claimed falsely."""
-    identical = _identical(table, seed_count)
-    step = 0.0 if terms.endpoint.log else terms.step or _spacing(table.losses[:, :seed_count], terms.endpoint)
-    arms = len({*terms.arm_names, *table.names} - {table.names[0]})
-    level, failure_level = terms.level(arms, weight), terms.failure_level(arms, weight)
-    margin = terms.endpoint.margin
+def _judge_at(table: list[ArmRuns], terms: Terms, weight: float = 1.0) -> Judgement:
+    """The judgement over the seeds of a table, at a look's share of what may be claimed falsely."""
+    base, margin = table[0], terms.endpoint.margin
+    arms = len({*terms.arm_names, *(runs.name for runs in table)} - {base.name})
+    step, level = _step(table, terms), terms.level(arms, weight)
     results = []
-    for arm in range(len(table.names)):
-        result = _measured(table, terms, arm, seed_count)
-        result.failure_level = failure_level
-        result.is_identical = bool(identical[arm])
+    for runs in table:
+        result = _measured(runs, base, terms)
+        result.failure_level = terms.failure_level(arms, weight)
         result.is_equal = len(result.pairs) > 1 and not any(result.pairs) and step < margin
-        if arm and not result.unfair_runs and not identical[arm]:
-            result.effect = judge_cell(table.pairs(arm, terms, step, seed_count), level)
-            if result.failed:
-                result.effect_with_failures = judge_cell(table.with_failures(arm, terms, seed_count), level)
-        if arm:
+        if runs is not base:
+            if not result.unfair_runs and not result.is_identical:
+                texts = runs.texts
+                pairs = Pairs(runs.losses, base.losses, terms.is_paired, step, texts.by_block, texts.shares)
+                result.effect = judge_cell(pairs, level)
+                if result.failed:
+                    pairs = Pairs(runs.with_failures, base.with_failures, terms.is_paired)
+                    result.effect_with_failures = judge_cell(pairs, level)
             result.verdict = decide(result, terms)
         if result.effect is not None:
             result.seeds_to_differ = seeds_to_differ(result.effect)
             result.seeds_to_equal = seeds_to_equal(result.effect, margin)
         results.append(result)
-    return Judgement(results, terms.comparisons(arms), table.texts)
+    return Judgement(results, terms.comparisons(arms), [runs.texts for runs in table])
 
 
-def _identical(table: ResultTable, seed_count: int) -> NDArray[np.bool_]:
-    """The arms of which every pair of runs is equal to the last bit."""
-    losses, ended, same = (array[:, :seed_count] for array in (table.losses, table.ended, table.same))
-    both = ended & ended[0]
-    equal = same & ((losses == losses[0]) | ~np.isfinite(losses))
-    return both.any(1) & (equal | ~both).all(1)
+def _step(table: list[ArmRuns], terms: Terms) -> float:
+    """To which losses are rounded; of an onset, the step between measurements, which it cannot be known better than."""
+    if terms.endpoint.log:
+        return 0.0
+    if terms.step or not terms.endpoint.name.startswith("onsets/"):
+        return terms.step
+    losses = np.array([runs.losses for runs in table])
+    gaps = np.diff(np.unique(losses[np.isfinite(losses)]))
+    return float(gaps.min()) if len(gaps) else 0.0
 
 
-def _measured(table: ResultTable, terms: Terms, arm: int, seed_count: int) -> ArmResult:
-    """An arm's runs at the first seeds, without what depends on the other arms."""
-    seeds = table.seeds[:seed_count]
-    ended, base_ended = table.ended[arm, :seed_count], table.ended[0, :seed_count]
-    values, losses, base_losses = table.values[arm], table.losses[arm, :seed_count], table.losses[0, :seed_count]
-    failed = {seed: how for seed, how in table.failed[arm].items() if seed in seeds}
-    base_failed = [seed for seed in table.failed[0] if seed in seeds]
-    differences = losses - base_losses
-    measured, base_measured = np.isfinite(losses), np.isfinite(base_losses)
-    shown = np.ones(len(seeds), dtype=bool)
-    compared = int((measured & base_measured).sum())
-    trained = ended & [seed not in failed for seed in seeds]
-    unmeasured = trained & ~measured
+def _measured(runs: ArmRuns, base: ArmRuns, terms: Terms) -> ArmResult:
+    """An arm's result as far as its runs and the baseline's say it, without a test."""
+    measured, base_measured = np.isfinite(runs.losses), np.isfinite(base.losses)
     if terms.is_paired:
-        base_trained = base_ended & [seed not in base_failed for seed in seeds]
-        unmeasured = trained & base_trained & ~(measured & base_measured)
+        shown = np.ones(len(runs.seeds), dtype=bool)
+        both = measured & base_measured
+        compared = both.sum()
+        unmeasured = runs.has_trained & base.has_trained & ~both
+        differences = runs.losses - base.losses
     else:
-        differences[:] = np.nan
-        shown = ended
-        compared = int(min(measured.sum(), base_measured.sum()))
-    planned = table.begun[arm]
-    if table.names[arm] in (terms.baseline, *terms.arm_names):
-        planned = set(seeds if terms.study.looks else terms.study.seeds)
-    with_result = {seed for seed, has_result in zip(table.seeds, table.ended[arm], strict=True) if has_result}
-    finite = values[:seed_count][measured]
-    return ArmResult(
-        arm=table.labels[arm],
+        shown = runs.ended
+        compared = min(measured.sum(), base_measured.sum())
+        unmeasured = runs.has_trained & ~measured
+        differences = np.full(len(runs.seeds), np.nan)
+    planned = runs.begun
+    if runs.name in (terms.baseline, *terms.arm_names):
+        planned = set(runs.seeds if terms.study.looks else terms.study.seeds)
+    finite = runs.values[measured]
+    result = ArmResult(
+        arm=runs.label,
         endpoint=terms.endpoint,
-        verdict=None,
-        seeds=[seed for seed, is_shown in zip(seeds, shown, strict=True) if is_shown],
-        values=numbers(values[:seed_count][shown]),
+        seeds=list(compress(runs.seeds, shown)),
+        values=numbers(runs.values[shown]),
         differences=numbers(differences[shown]),
         stratum=terms.stratum,
-        name=table.names[arm],
-        is_baseline=arm == 0,
-        runs=int(ended.sum()),
-        failed=failed,
-        waiting=len(planned - with_result),
-        unmeasured=int(unmeasured.sum()) if arm else 0,
-        compared=compared,
-        baseline_runs=int(base_ended.sum()),
-        baseline_failed=len(base_failed),
-        unfair=table.unfair[arm],
-        mean=float(finite.mean()) if len(finite) else None,
+        name=runs.name,
+        is_baseline=runs is base,
+        runs=int(runs.ended.sum()),
+        failed=runs.failed,
+        waiting=len(planned - set(compress(runs.seeds, runs.ended))),
+        compared=int(compared),
+        baseline_runs=int(base.ended.sum()),
+        baseline_failed=len(base.failed),
+        unfair=runs.unfair,
+        is_identical=runs.is_identical(base),
         sd=spread(finite),
-        own_rates=table.own_rates[arm],
-        saturated=table.saturated[arm],
-        is_early=table.is_early[arm],
+        own_rates=runs.own_rates,
+        saturated=runs.saturated,
+        is_early=runs.is_early,
     )
+    if len(finite):
+        result.mean = float(finite.mean())
+    if runs is not base:
+        result.unmeasured = int(unmeasured.sum())
+    return result
 
 
 def numbers(values: Array) -> list[float | None]:
     """The values, None for what is not finite."""
-    return [float(value) if np.isfinite(value) else None for value in values]
+    row = values.astype(object)
+    row[~np.isfinite(values)] = None
+    return row.tolist()
 
 
 def spread(values: Array) -> float | None:
     """The standard deviation of the finite values; None below two."""
     values = values[np.isfinite(values)]
     return float(values.std(ddof=1)) if len(values) > 1 else None
-
-
-def _spacing(losses: Array, endpoint: Endpoint) -> float:
-    """Of an onset, the step between measurements, which it cannot be known better than; else 0."""
-    if not endpoint.name.startswith("onsets/"):
-        return 0.0
-    gaps = np.diff(np.unique(losses[np.isfinite(losses)]))
-    return float(gaps.min()) if len(gaps) else 0.0

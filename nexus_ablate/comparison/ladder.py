@@ -6,10 +6,8 @@ difference look worth more tokens than it is.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -56,25 +54,26 @@ class Ladder:
         return float(np.exp(np.interp(-loss, -self.losses, ends)) / tokens - 1)
 
 
-def read_ladder(dirs: Iterable[str | Path]) -> Ladder:
-    """The ladder in some directories, as the study `tokens` makes it.
+def read_ladder(folder: str | Path) -> Ladder:
+    """The ladder in a folder, as the study `tokens` makes it.
 
     Raises:
         ConfigError: There are not two budgets of one configuration, or more tokens do not lower the loss.
     """
-    paths = [Path(path) for path in dirs]
-    arms, _ = group(collect(paths))
+    arms, _ = group(collect([Path(folder)]))
     keys = {_key(arm) for arm in arms}
-    where = " ".join(map(str, paths))
+    fix = "nexus-ablate study tokens, and --tokens runs/tokens"
     if len(keys) != 1:
-        problem = "the runs of --tokens differ in more than their budget"
-        raise ConfigError(problem, where, "nexus-ablate study tokens, and --tokens runs/tokens")
-    steps = sorted(point for arm in arms if (point := _point(arm)) is not None)
-    tokens = np.array([point[0] for point in steps])
-    losses = np.array([point[1] for point in steps])
-    if len(steps) < 2 or (np.diff(losses) >= 0).any() or (np.diff(tokens) <= 0).any():
+        raise ConfigError("the runs of --tokens differ in more than their budget", str(Path(folder)), fix)
+    points = []
+    for arm in arms:
+        tokens, loss = arm.mean("tokens"), arm.mean("val_loss")
+        if tokens is not None and loss is not None:
+            points.append((tokens, loss))
+    tokens, losses = np.array(sorted(points)).reshape(-1, 2).T
+    if len(points) < 2 or (np.diff(losses) >= 0).any() or (np.diff(tokens) <= 0).any():
         problem = "--tokens needs two budgets or more, of which a larger one has a lower loss"
-        raise ConfigError(problem, where, "nexus-ablate study tokens, and --tokens runs/tokens")
+        raise ConfigError(problem, str(Path(folder)), fix)
     return Ladder(tokens, losses, keys.pop())
 
 
@@ -84,36 +83,26 @@ def _key(arm: Arm) -> tuple[str, ...]:
     return science_key(arm.config, without=BUDGETS), run.source, str((run.record.summary or {}).get("eval_hash"))
 
 
-def _point(arm: Arm) -> tuple[float, float] | None:
-    tokens, loss = arm.mean("tokens"), arm.mean("val_loss")
-    return None if tokens is None or loss is None else (tokens, loss)
-
-
-def with_worth(comparison: Stratum, ladder: Ladder) -> None:
+def with_worth(stratum: Stratum, ladder: Ladder) -> None:
     """Fill in what each difference is worth.
 
     Raises:
         ConfigError: The comparison is not about the loss, or its baseline is not the ladder's configuration.
     """
-    base = comparison.arms[0]
-    if comparison.endpoint.name != "val_loss":
-        raise ConfigError("--tokens is about differences in val_loss", comparison.endpoint.name, "leave --tokens out")
+    base = stratum.arms[0]
+    if stratum.endpoint.name != "val_loss":
+        raise ConfigError("--tokens is about differences in val_loss", stratum.endpoint.name, "leave --tokens out")
     tokens = base.mean("tokens")
     if _key(base) != ladder.key or tokens is None:
         problem = "the baseline is not the configuration, code or validation text of --tokens"
-        got = ", ".join(_differing(base.config)) or comparison.baseline
-        raise ConfigError(problem, got, f"nexus-ablate study tokens name=tokens_{comparison.study}, with its overrides")
+        model = base.config.get("model") or {}
+        got = ", ".join(f"{key}={model.get(key)}" for key in ("n_layers", "d_model", "context"))
+        raise ConfigError(problem, got, f"nexus-ablate study tokens name=tokens_{stratum.study}, with its overrides")
     if not ladder.tokens[0] <= tokens <= ladder.tokens[-1]:
         got = f"{tokens:,.0f} tokens, and the ladder has {ladder.tokens[0]:,.0f} to {ladder.tokens[-1]:,.0f}"
         raise ConfigError("the baseline's budget lies outside --tokens", got, "a study of budgets around it")
-    for row in comparison.rows[1:]:
+    for row in stratum.rows[1:]:
         if row.effect is not None:
-            low, middle, high = (row.effect.low, row.effect.delta, row.effect.high)
             # a higher loss is worth fewer tokens, so the ends of the interval change places
-            shares = [ladder.share(tokens, difference) for difference in (middle, high, low)]
-            row.worth = Worth(*shares)
-
-
-def _differing(config: dict[str, Any]) -> list[str]:
-    model = config.get("model") or {}
-    return [f"{key}={model.get(key)}" for key in ("n_layers", "d_model", "context")]
+            differences = row.effect.delta, row.effect.high, row.effect.low
+            row.worth = Worth(*(ladder.share(tokens, difference) for difference in differences))

@@ -13,7 +13,7 @@ from nexus_ablate.comparison.arms import Arm
 from nexus_ablate.comparison.differences import config_hash
 from nexus_ablate.comparison.failures import failure
 from nexus_ablate.comparison.load import Trained
-from nexus_ablate.comparison.terms import NO_STUDY, Terms
+from nexus_ablate.comparison.terms import Terms
 
 CRITERION = "val_loss"
 """What learning rates are chosen by, whatever the endpoint: a rate for the largest sink rate would answer nothing."""
@@ -34,19 +34,22 @@ def joined(arms: list[Arm], studies: Mapping[str, Terms]) -> list[Arm]:
     result = []
     for arm in arms:
         place = min(arm.studies & tuned.keys(), default="")
-        study = tuned[place].study if place else NO_STUDY
-        owner = names[place].get(config_hash(arm.config, study)) if place else None
+        owner = names[place].get(config_hash(arm.config, tuned[place].study)) if place else None
         if owner is None:
             result.append(arm)
             continue
-        if (place, owner) not in owned:
-            owned[place, owner] = Arm(owner, owner, {}, studies=arm.studies)
-            result.append(owned[place, owner])
-        whole = owned[place, owner]
-        whole.waiting += [run for run in arm.waiting if run.seed not in study.tuning_seeds]
-        whole.tuning += [run for seed, run in arm.runs.items() if seed in study.tuning_seeds]
-        claim_runs = {seed: run for seed, run in arm.runs.items() if seed not in study.tuning_seeds}
-        whole.rates.setdefault(arm.lr, {}).update(claim_runs)
+        whole = owned.get((place, owner))
+        if whole is None:
+            whole = owned[place, owner] = Arm(owner, owner, {}, studies=arm.studies)
+            result.append(whole)
+        tuning_seeds = tuned[place].study.tuning_seeds
+        whole.waiting += [run for run in arm.waiting if run.seed not in tuning_seeds]
+        at_rate = whole.rates.setdefault(arm.lr, {})
+        for seed, run in arm.runs.items():
+            if seed in tuning_seeds:
+                whole.tuning.append(run)
+            else:
+                at_rate[seed] = run
     return result
 
 
@@ -59,32 +62,35 @@ def _names_by_configuration(arms: list[Arm], terms: Terms) -> dict[str, str]:
     return {config_hash(arm.config, study): arm.name for arm in arms if arm.name in planned}
 
 
-def at_own_rate(arm: Arm, seeds: Collection[int]) -> Arm:
+def at_own_rate(arm: Arm, seeds: Collection[int] | None = None) -> Arm:
     """An arm as it is judged at some seeds: at its own best learning rate, by the runs at the rates around that.
 
     Without a grid it is the arm itself. Where a run failed to train at each rate of the grid, it is judged at the
     study's.
+
+    Args:
+        seeds: None: all that it has.
     """
     if not arm.rates:
         return arm
-    best = best_lr(arm)[0]
+    best, _ = best_lr(arm)
     if best is None:
         everything = [run for runs in arm.rates.values() for run in runs.values() if arm.tuning]
         return replace(arm, runs={run.seed: run for run in everything if run.record.arm == arm.name}, around={})
     runs = {step: arm.rates.get(rate_at(best, step), {}) for step in range(-1 - FURTHER_RATES, 2 + FURTHER_RATES)}
-    counted = [seed for seed in sorted(runs[0]) if seed in seeds and seed in runs[-1] and seed in runs[1]]
+    counted = runs[-1].keys() & runs[0].keys() & runs[1].keys()
+    if seeds is not None:
+        counted.intersection_update(seeds)
     steps = steps_around(lambda step: _mean_loss(runs[step], counted))
-    counted = [seed for seed in counted if all(seed in runs[step] for step in steps)]
-    means = {step: mean for step in steps if (mean := _mean_loss(runs[step], counted)) is not None}
-    weights = weights_at_best(means or {0: math.inf})
+    counted.intersection_update(*(runs[step] for step in steps))
+    means = {step: _mean_loss(runs[step], counted) for step in steps}
+    known = {step: mean for step, mean in means.items() if mean is not None}
+    weights = weights_at_best(known) if known else {0: 1.0}
     lowest = max(weights, key=weights.__getitem__)
     vertex = sum(step * weight for step, weight in weights.items())
-    return replace(
-        arm,
-        runs={seed: runs[lowest][seed] for seed in counted},
-        around={rate_at(best, step): weight for step, weight in weights.items()},
-        best_rate=float(f"{best * 2 ** (vertex / 2):.2g}"),
-    )
+    best_rate = float(f"{best * 2 ** (vertex / 2):.2g}")
+    around = {rate_at(best, step): weight for step, weight in weights.items()}
+    return replace(arm, runs={seed: runs[lowest][seed] for seed in sorted(counted)}, around=around, best_rate=best_rate)
 
 
 def mean_loss(losses: Sequence[float | None]) -> float | None:
@@ -93,8 +99,10 @@ def mean_loss(losses: Sequence[float | None]) -> float | None:
     return fmean(found) if losses and len(found) == len(losses) else None
 
 
-def _mean_loss(runs: Mapping[int, Trained], seeds: Sequence[int]) -> float | None:
-    return mean_loss([_loss(runs[seed]) if seed in runs else None for seed in seeds])
+def _mean_loss(runs: Mapping[int, Trained], seeds: set[int]) -> float | None:
+    if not seeds <= runs.keys():
+        return None
+    return mean_loss([_loss(runs[seed]) for seed in seeds])
 
 
 def _loss(run: Trained) -> float:
@@ -125,8 +133,8 @@ def best_rate(losses: Mapping[float, Sequence[float]]) -> float | None:
         losses: By rate, those of its tuning runs; infinite for a run that failed to train.
     """
     means = {rate: float(np.mean(values)) for rate, values in losses.items()}
-    best = min(means, key=lambda rate: means[rate], default=None)
-    return best if best is not None and np.isfinite(means[best]) else None
+    best = min(means, key=means.__getitem__, default=None)
+    return best if best is not None and math.isfinite(means[best]) else None
 
 
 def rate_at(best: float, step: int) -> float:
@@ -189,17 +197,17 @@ def best_lr(arm: Arm) -> tuple[float | None, bool]:
 
 def beyond_edge(arm: Arm) -> list[float]:
     """Two more rates on the side of the grid at which an arm's best rate lies."""
-    points, (best, _) = lr_points(arm.tuning), best_lr(arm)
+    best, _ = best_lr(arm)
     if best is None:
         return []
-    factor = 2.0 if best == max(points) else 0.5
+    factor = 2.0 if best == max(lr_points(arm.tuning)) else 0.5
     return [best * factor, best * factor**2]
 
 
 def lr_sensitivity(arm: Arm) -> float | None:
     """Mean over rates of min(loss, loss at the start) minus the best loss (Wortsman et al., arXiv:2309.14322)."""
-    points = {lr: float(np.mean(losses)) for lr, losses in lr_points(arm.tuning).items()}
+    losses = [float(np.mean(at_rate)) for at_rate in lr_points(arm.tuning).values()]
     starts = [run.curves.val[0] for run in arm.tuning if len(run.curves.val)]
-    if len(points) < 2 or not starts or not np.isfinite(min(points.values())):
+    if len(losses) < 2 or not starts or not math.isfinite(min(losses)):
         return None
-    return float(np.mean(np.minimum(list(points.values()), np.mean(starts))) - min(points.values()))
+    return float(np.mean(np.minimum(losses, np.mean(starts))) - min(losses))

@@ -158,10 +158,13 @@ class ArmResult:
 
     def change_to(self, other: ArmResult, level: float = LEVEL) -> Interval | None:
         """How much more the arm differs from its baseline in another stratum, over the seeds of both."""
-        before = dict(zip(self.seeds, self.differences, strict=True))
-        after = dict(zip(other.seeds, other.differences, strict=True))
-        pairs = [(before[seed], after[seed]) for seed in before if seed in after]
-        return mean_interval(np.array([b - a for a, b in pairs if a is not None and b is not None]), level)
+        elsewhere = dict(zip(other.seeds, other.differences, strict=True))
+        changes = []
+        for seed, difference in zip(self.seeds, self.differences, strict=True):
+            after = elsewhere.get(seed)
+            if difference is not None and after is not None:
+                changes.append(after - difference)
+        return mean_interval(np.array(changes), level)
 
     @property
     def difference(self) -> float | None:
@@ -423,21 +426,12 @@ class Claim:
     amended: bool = False
 
     def __str__(self) -> str:
-        words = [word for word in ("preliminary", "exploratory", "amended") if getattr(self, word)]
-        return ": ".join([*words, self.words, self.text])
-
-    @property
-    def words(self) -> str:
-        """The outcome over all settings."""
-        return in_settings(self.outcome, self.settings, shown_in(self.dependences))
+        qualifiers = [word for word in ("preliminary", "exploratory", "amended") if getattr(self, word)]
+        depends_on = dict.fromkeys(each.on for each in self.dependences if each.is_shown)
+        return ": ".join([*qualifiers, in_settings(self.outcome, self.settings, depends_on), self.text])
 
 
-def shown_in(dependences: Iterable[Dependence]) -> list[str]:
-    """On what differences are shown to depend."""
-    return list(dict.fromkeys(each.on for each in dependences if each.is_shown))
-
-
-def in_settings(outcome: str, settings: dict[str, str], depends_on: list[str]) -> str:
+def in_settings(outcome: str, settings: dict[str, str], depends_on: Iterable[str]) -> str:
     """`SUPPORTED IN 3 OF 4 SETTINGS, not shown in 1, DEPENDS ON text`; of one setting the outcome alone."""
     text = outcome
     if len(settings) > 1:

@@ -8,7 +8,7 @@ passes for another's.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from bisect import bisect_left
 from dataclasses import dataclass
 from functools import cache
 
@@ -50,7 +50,7 @@ def mean_interval(values: Array, level: float = LEVEL) -> Interval | None:
     mean = float(values.mean())
     if len(values) < 2:
         return Interval(mean, None, None, 1)
-    half = t_quantile(1 - level / 2, len(values) - 1) * float(values.std(ddof=1)) / math.sqrt(len(values))
+    half = half_width(float(values.std(ddof=1)), len(values), level)
     return Interval(mean, mean - half, mean + half, len(values))
 
 
@@ -154,15 +154,13 @@ def upper_bound(spread: float, df: float, confidence: float = POWER) -> float:
 @cache
 def noncentrality(critical: float, df: float, power: float = POWER) -> float:
     """How many standard errors a true difference must have to exceed `critical` with this power."""
+    from scipy.optimize import brentq
     from scipy.special import nctdtr
 
-    return _root(lambda shift: 1 - float(nctdtr(df, shift, critical)) - power, 0.0, critical * 3 + 10)
+    def excess(shift: float) -> float:
+        return 1 - float(nctdtr(df, shift, critical)) - power
 
-
-def _root(function: Callable[[float], float], low: float, high: float) -> float:
-    from scipy.optimize import brentq
-
-    return float(brentq(function, low, high, xtol=1e-10))  # type: ignore[arg-type]
+    return float(brentq(excess, 0.0, critical * 3 + 10, xtol=1e-10))  # type: ignore[arg-type]
 
 
 # -------------------------------------------------------------------------------------------------- planning seeds
@@ -180,7 +178,8 @@ def detectable_difference(spread: float, n: int, level: float, power: float = PO
         spread: Standard deviation of a pair's difference.
         text_se: Standard error over evaluation text, which no further seed makes smaller.
     """
-    return noncentrality(t_quantile(1 - level / 2, n - 1), n - 1, power) * math.hypot(spread / math.sqrt(n), text_se)
+    errors = noncentrality(t_quantile(1 - level / 2, n - 1), n - 1, power)
+    return errors * math.hypot(spread / math.sqrt(n), text_se)
 
 
 @cache
@@ -192,16 +191,11 @@ def seeds_needed(
     Args:
         spread, text_se: As for `detectable_difference`.
     """
-    if delta <= 0 or detectable_difference(spread, most, level, power, text_se) > delta:
+    if delta <= 0:
         return None
-    enough, few = most, 1
-    while enough - few > 1:
-        middle = (enough + few) // 2
-        if detectable_difference(spread, middle, level, power, text_se) <= delta:
-            enough = middle
-        else:
-            few = middle
-    return enough
+    counts = range(2, most + 1)
+    place = bisect_left(counts, True, key=lambda n: detectable_difference(spread, n, level, power, text_se) <= delta)
+    return counts[place] if place < len(counts) else None
 
 
 @cache

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 
@@ -12,14 +13,13 @@ import numpy as np
 
 from nexus_ablate.comparison.arms import Arm, gather
 from nexus_ablate.comparison.budget import regime_lines
-from nexus_ablate.comparison.curves import AXES
 from nexus_ablate.comparison.differences import consequences, differing
 from nexus_ablate.comparison.endpoint import Endpoint
 from nexus_ablate.comparison.failures import rising
 from nexus_ablate.comparison.fairness import MISMATCH_FAIL, Check, checks, other_machine, text, unfair
 from nexus_ablate.comparison.judging import EXACT, judge, spread
 from nexus_ablate.comparison.learning_rates import at_own_rate, best_lr, joined, lr_points, lr_sensitivity
-from nexus_ablate.comparison.load import Excluded, collect
+from nexus_ablate.comparison.load import Excluded, Trained, collect
 from nexus_ablate.comparison.pairs import at_equal, log_token_ratio
 from nexus_ablate.comparison.results import ArmResult, Interaction, Secondary, Stratum
 from nexus_ablate.comparison.statistics import Array, Interval, interaction, mean_interval
@@ -51,15 +51,13 @@ def compare_stratum(
     Raises:
         ConfigError: There is nothing to compare, or a name does not exist.
     """
-    paths = [dirs] if isinstance(dirs, str | Path) else list(dirs)
+    paths = [dirs] if isinstance(dirs, str | Path) else dirs
     collection = collect(Path(path) for path in paths)
     base, others, duplicates, terms = gather(collection, baseline, joined)
-    labels = [other.label for other in others]
-    everywhere = {seed for arm in (base, *others) for runs in arm.rates.values() for seed in runs}
-    base, *others = [at_own_rate(arm, everywhere) for arm in (base, *others)]
+    base, *others = [at_own_rate(each) for each in (base, *others)]
     shown = [other for other in others if arm in (None, other.name, other.label)]
     if arm is not None and not shown:
-        raise unknown("there is no other arm of this name", arm, labels)
+        raise unknown("there is no other arm of this name", arm, [other.label for other in others])
     if arm is not None or (terms.name and base.name != terms.baseline):
         terms = _direct(terms, len(others), arm is not None)
     unplanned = sorted(base.runs.keys() - {*terms.study.seeds})
@@ -110,12 +108,19 @@ def compared(arms: list[Arm], terms: Terms, excluded: list[Excluded], conditions
     for row, arm in zip(rows, arms, strict=True):
         _measure_once(row, arm, base, terms)
     _beside_baseline(rows, arms)
+    regime, together = [], []
     if not terms.is_listed:
         effects, lacking = {}, {}
         for row, on_text in zip(rows, judgement.texts, strict=True):
             if row.effect is not None:
                 effects[row.arm], lacking[row.arm] = row.effect, on_text.lacking
         conditions.append(text(base, effects, lacking))
+        regime = regime_lines(arms)
+    if terms.is_paired:
+        together = _interactions(arms, rows)
+    secondary = [_secondary(endpoint, arms, broken, terms) for endpoint in terms.secondary]
+    equal = [(" ".join(equal.overrides), equal.arm) for equal in study.equal]
+    refused = [(" ".join(refused.overrides), refused.reason) for refused in study.refused]
     return Stratum(
         question=study.question,
         study=terms.name,
@@ -130,14 +135,14 @@ def compared(arms: list[Arm], terms: Terms, excluded: list[Excluded], conditions
         exploratory=terms.exploratory,
         checks=conditions,
         rows=rows,
-        together=_interactions(arms, rows) if terms.is_paired else [],
-        secondary=[_secondary(endpoint, arms, broken, terms) for endpoint in terms.secondary],
+        together=together,
+        secondary=secondary,
         tuning_runs=sum(len(arm.tuning) for arm in arms),
         excluded=excluded,
         amendments=amendment_lines(study),
-        equal=[(" ".join(equal.overrides), equal.arm) for equal in study.equal],
-        refused=[(" ".join(refused.overrides), refused.reason) for refused in study.refused],
-        regime=[] if terms.is_listed else regime_lines(arms),
+        equal=equal,
+        refused=refused,
+        regime=regime,
         arms=arms,
         terms=terms,
     )
@@ -167,28 +172,28 @@ def unpaired(base: Arm, others: list[Arm]) -> list[Excluded]:
 
 
 def _require_endpoint(arms: list[Arm], endpoint: Endpoint) -> None:
-    names = {name for arm in arms for name in arm.figure_names}
-    finished = [seed for arm in arms for seed, run in arm.runs.items() if run.record.state == "finished"]
-    if finished and not any(np.isfinite(arm.values(endpoint.name, list(arm.runs))).any() for arm in arms):
+    states = {run.record.state for arm in arms for run in arm.runs.values()}
+    if "finished" in states and not any(np.isfinite(arm.values(endpoint.name, list(arm.runs))).any() for arm in arms):
+        names = {name for arm in arms for name in arm.figure_names}
         near = did_you_mean(endpoint.name, names) or "val_loss"
         raise ConfigError("no run has the endpoint of the study", endpoint.name, f"endpoints: {{{near}: {{}}}}")
 
 
 def _secondary(endpoint: Endpoint, arms: list[Arm], broken: list[list[str]], terms: Terms) -> Secondary:
     """An endpoint judged like the primary one. Arms of which the study expects nothing have no verdict."""
-    expected = set()
-    for expectation in terms.study.expects:
-        if expectation.endpoint == endpoint.name and expectation.expected not in ("trains", "fails"):
-            expected.add(expectation.arm)
+    here = [expectation for expectation in terms.study.expects if expectation.endpoint == endpoint.name]
+    expected = {expectation.arm for expectation in here if expectation.expected not in ("trains", "fails")}
     if endpoint.timed:
-        elsewhere = [bool(other_machine(arm, arms[0])) for arm in arms]
-        broken = [names + ["machine"] * is_elsewhere for names, is_elsewhere in zip(broken, elsewhere, strict=True)]
-    judgement = judge(arms, broken, replace(terms, endpoint=endpoint))
-    for result in judgement.results:
-        result.is_primary = False
-        if result.name not in expected:
-            result.verdict = None
-    return Secondary(endpoint, judgement.results)
+        broken = [list(names) for names in broken]
+        for arm, names in zip(arms[1:], broken[1:], strict=True):
+            if other_machine(arm, arms[0]):
+                names.append("machine")
+    rows = judge(arms, broken, replace(terms, endpoint=endpoint)).results
+    for row in rows:
+        row.is_primary = False
+        if row.name not in expected:
+            row.verdict = None
+    return Secondary(endpoint, rows)
 
 
 def _measure_once(result: ArmResult, arm: Arm, base: Arm, terms: Terms) -> None:
@@ -214,10 +219,10 @@ def _measure_once(result: ArmResult, arm: Arm, base: Arm, terms: Terms) -> None:
         result.requested = differing(arm.config, base.config)
         result.followed = consequences(arm.config, base.config)
     result.notes = _notes(arm, base, terms)
-    shares = result.params_share or 0.0, result.flops_share or 0.0
-    if max(map(abs, shares)) > MISMATCH_FAIL:
-        params, flops = (1 + share for share in shares)
-        result.notes.append(f"{params:.3g} times the baseline's parameters, {flops:.3g} times its FLOPs per token")
+    params, flops = result.params_share or 0.0, result.flops_share or 0.0
+    if max(abs(params), abs(flops)) > MISMATCH_FAIL:
+        times = f"{1 + params:.3g} times the baseline's parameters, {1 + flops:.3g} times its FLOPs per token"
+        result.notes.append(times)
 
 
 def _share(value: float | None, baseline: float | None) -> float | None:
@@ -239,16 +244,18 @@ def _descriptive(row: ArmResult, arm: Arm, base: Arm, failed: set[int]) -> None:
     """Figures from the curves, over the seeds at which both runs trained to the end."""
     pairs = []
     for seed, run in arm.runs.items():
-        if seed not in base.runs or seed in failed:
-            continue
-        base_run = base.runs[seed]
-        if run.record.state == base_run.record.state == "finished":
-            pairs.append((run, base_run))
-    at = {}
-    for axis in AXES:
-        at[axis] = mean_interval(np.array([at_equal(axis, *pair) for pair in pairs]))
-    row.at_tokens, row.at_flops, row.at_seconds = at["tokens"], at["flops"], at["seconds"]
-    row.token_ratio = _exponential(mean_interval(np.array([log_token_ratio(*pair) for pair in pairs])))
+        if seed in base.runs and seed not in failed:
+            base_run = base.runs[seed]
+            if run.record.state == base_run.record.state == "finished":
+                pairs.append((run, base_run))
+    row.at_tokens = _over_pairs(partial(at_equal, "tokens"), pairs)
+    row.at_flops = _over_pairs(partial(at_equal, "flops"), pairs)
+    row.at_seconds = _over_pairs(partial(at_equal, "seconds"), pairs)
+    row.token_ratio = _exponential(_over_pairs(log_token_ratio, pairs))
+
+
+def _over_pairs(figure: Callable[[Trained, Trained], float], pairs: list[tuple[Trained, Trained]]) -> Interval | None:
+    return mean_interval(np.array([figure(*pair) for pair in pairs]))
 
 
 def _exponential(interval: Interval | None) -> Interval | None:
@@ -265,16 +272,15 @@ def _interactions(arms: list[Arm], rows: list[ArmResult]) -> list[Interaction]:
     changes = {}
     for arm, row in zip(arms, rows, strict=True):
         if row.effect is not None and arm.runs:
-            differences = differing(arm.config, arms[0].config)
-            changes[row.arm] = {key: value for key, (_, value) in differences.items()}
-    sums = []
+            changes[row.arm] = differing(arm.config, arms[0].config)
+    sums: list[tuple[str, str, str]] = []
     for first, second in combinations([arm for arm in changes if changes[arm]], 2):
         if not changes[first].keys() & changes[second].keys():
             union = changes[first] | changes[second]
             sums += [(both, first, second) for both in changes if changes[both] == union]
     combined = {both for both, _, _ in sums}
-    sums = sorted((both, first, second) for both, first, second in sums if not combined & {first, second})
-    sums.sort(key=lambda names: list(changes).index(names[0]))
+    sums = [(both, first, second) for both, first, second in sums if combined.isdisjoint((first, second))]
+    sums.sort(key=lambda names: (list(changes).index(names[0]), names))
     losses = {row.arm: _counted_losses(arm, row) for arm, row in zip(arms, rows, strict=True)}
     together = []
     for names in sums:

@@ -63,7 +63,7 @@ def _ladder(runs_dir: Path, key: str) -> Ladder | None:
     for path in sorted(runs_dir.glob(LADDERS)):
         if (path / "study.yaml").is_file():
             with suppress(ConfigError):  # its runs are no ladder, such as before they have ended
-                ladder = read_ladder([path])
+                ladder = read_ladder(path)
                 if ladder.key[0] == key:
                     return ladder
     return None
