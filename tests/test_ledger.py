@@ -149,7 +149,7 @@ def test_a_published_claim_has_its_fidelity_and_the_p_of_each_test(tmp_path, fol
     )
     assert "1 of 1 outcome that tests of differences decided survive" in page
     again = {**entry, "study": "other"}
-    assert ledger_page.sharing_a_baseline({"a": entry, "b": again}) == [["a", "b"]]
+    assert ledger_page.sharing_a_baseline({"b": entry, "a": again}) == [["a", "b"]]
 
 
 @pytest.mark.parametrize(
@@ -392,6 +392,14 @@ def test_the_page_and_its_figure_are_made_of_the_entries(tmp_path, folder):
         entry["strata"][""]["margins"]["val_loss"] = margin  # 0: the study declares none
         figure = ledger_page.figure(entry)
         assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == drawn if drawn else figure is None
+
+
+def test_names_of_arms_leave_a_third_of_each_picture_to_the_intervals():
+    for name, entry in ledger.entries().items():
+        figure = ledger_page.figure(entry)
+        if figure is not None:
+            figure.draw_without_rendering()
+            assert figure.axes[0].get_position().width > 1 / 3, name
 
 
 def test_the_page_has_each_study_s_design_and_a_picture_where_a_difference_of_some_size_was_expected():

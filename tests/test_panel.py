@@ -190,9 +190,10 @@ def test_a_change_without_all_its_runs_has_no_outcome(planted, capsys):
     assert "6 of 10" in out and re.search(r"nexus-ablate study panel_default +\d+ runs, about [\d.]+ core-hours", out)
 
 
-def test_runs_by_two_versions_of_the_code_are_refused(planted, capsys):
+@pytest.mark.parametrize("source", [{"model.py": "other"}, None])
+def test_runs_by_two_versions_of_the_code_are_refused(planted, capsys, source):
     for env in planted.glob("panel_default@femto-0.006/post_norm/*/env.json"):
-        env.write_text(json.dumps(json.loads(env.read_text()) | {"source": {"model.py": "other"}}))
+        env.write_text(json.dumps(json.loads(env.read_text()) | {"source": source}))
     assert main(["claims", "--panel", f"runs_dir={planted}"]) == errors.CONFIG
     assert "several versions of the code" in capsys.readouterr().err
 

@@ -188,7 +188,7 @@ def read_runs(panel: Panel, runs_dir: Path) -> PanelRuns:
     Raises:
         ConfigError: They are by several versions of the code, or by other configurations than each other's.
     """
-    read, folders, commits = [], {"": ""}, set()
+    read, folders, commits = [], {}, set()
     for study, (size, rate) in itertools.product(panel.studies(), panel.strata):
         folder = runs_dir / f"{study}@{stratum_of(size, rate)}"
         arms = group(collect([folder]))[0] if any(folder.glob("*/s*")) else []  # a launch writes study.yaml first
@@ -199,11 +199,11 @@ def read_runs(panel: Panel, runs_dir: Path) -> PanelRuns:
                 loss = run.figure("val_loss")
                 failed = failure(run.record, run.curves) or not math.isfinite(loss)
                 read.append(PanelRun(study, arm.name, size, rate, seed, None if failed else loss))
-    if len(folders) > 2:
-        names = list(folders.values())[1:]
+    if len(folders) > 1:
+        names = list(folders.values())
         fix = f"nexus-ablate study {names[0].partition('@')[0]} --retrain"
         raise ConfigError("the panel's runs are by several versions of the code", ", ".join(names), fix)
-    return PanelRuns(list(folders)[-1], sorted(commits), read)
+    return PanelRuns(next(iter(folders), ""), sorted(commits), read)
 
 
 def record_path() -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from nexus_ablate.comparison.claim import (
@@ -36,6 +37,8 @@ HEADLINES = ("rms_vs_layer", "ffn", "final_norm", "biases", "dyt_vs_rms")
 """Of the README: changes of today's models, judged by their loss alone."""
 WIDEST = 6.0
 """Margins up to which a figure is drawn."""
+LABEL_LETTERS = 40
+"""Letters of a line beside intervals."""
 FIRST_EDITION = "†"
 HEAD = f"""# Claims
 
@@ -149,8 +152,8 @@ def sharing_a_baseline(entries: Mapping[str, dict[str, Any]]) -> list[list[str]]
             for values in runs.values():
                 if values.get("val_loss") is not None:
                     users.setdefault(repr(values["val_loss"]), []).append(name)
-    groups = {tuple(dict.fromkeys(names)) for names in users.values()}
-    return sorted([*group] for group in groups if len(group) > 1)
+    groups = {frozenset(names) for names in users.values() if len({*names}) > 1}
+    return sorted(sorted(group) for group in groups if not any(group < other for other in groups))
 
 
 def decided(claims: Mapping[str, Study], entries: Mapping[str, dict[str, Any]]) -> str:
@@ -285,7 +288,8 @@ def figure(entry: dict[str, Any]) -> Figure | None:
     bars = _bars(entry)
     if not bars:
         return None
-    with picture(f"differences of {entry['study']}", 60 + 24 * len(bars), 640) as drawn:
+    further_lines = sum(bar.label.count("\n") for bar in bars)
+    with picture(f"differences of {entry['study']}", 60 + 24 * len(bars) + 16 * further_lines, 640) as drawn:
         draw_intervals(drawn.axes, bars, _unit(entry), 1.0, WIDEST)
     return drawn.figure
 
@@ -312,8 +316,8 @@ def _bars(entry: dict[str, Any]) -> list[Bar]:
         margin = entry["strata"][expected["stratum"]]["margins"][expected["endpoint"]]
         if margin:
             endpoint = "/".join(expected["endpoint"].replace("val_loss", "").split("/")[-2:])
-            label = " ".join(filter(None, (_place(expected), endpoint, expected["expected"])))
+            label = " ".join(filter(None, (_place(expected).replace(",", ", "), endpoint, expected["expected"])))
             ends = (row["low"] / margin, row["delta"] / margin, row["high"] / margin)
             tone = TONES[expected["outcome"]]
-            bars.append(Bar(label, ends, expected["outcome"].lower(), tone, tone))
+            bars.append(Bar(fill(label, LABEL_LETTERS), ends, expected["outcome"].lower(), tone, tone))
     return bars

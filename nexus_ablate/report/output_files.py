@@ -76,9 +76,9 @@ def check_outputs(outputs: Mapping[str, Path], inputs: Iterable[str], force: boo
         other = f"{flag} {quote(name)}"
         if place in taken:
             raise ConfigError(f"{flag} names a file that this command reads or writes", str(path), other)
-        in_a_run = any(has_status(folder) for folder in place.parents[1:3]) or (
-            has_status(place.parent) and place.name in OF_A_RUN
-        )
+        is_inside = any(has_status(folder) for folder in place.parents[1:3])
+        is_its_own = has_status(place.parent) and place.name in OF_A_RUN
+        in_a_run = is_inside or is_its_own or place.name == "status.json"  # which makes any folder look like a run
         if in_a_run or place.name == OF_A_STUDY:
             problem = f"{flag} would replace a file of a {'run' if in_a_run else 'study'}"
             raise ConfigError(problem, str(path), other)
