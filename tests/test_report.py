@@ -284,6 +284,13 @@ def test_a_report_replaces_no_file_but_its_own(comparison, tmp_path, capsys, fla
     assert mine.read_text().endswith("my own note\n")
 
 
+@pytest.mark.parametrize("name", ["status.json", "study.yaml"])
+def test_no_report_has_a_name_by_which_a_folder_would_be_read_as_a_run_or_a_study(comparison, tmp_path, capsys, name):
+    arm = next(path.parent for path in (tmp_path / "runs").rglob("s*-*") if path.is_dir())
+    assert main(["compare", str(tmp_path / "runs"), "--json", str(arm / name)]) == 2
+    assert "--json would replace a file of a" in capsys.readouterr().err and not (arm / name).exists()
+
+
 def test_two_reports_are_not_written_to_one_file_nor_over_the_table_that_is_judged(comparison, tmp_path, capsys):
     out, table = tmp_path / "out", tmp_path / "table.csv"
     assert main(["compare", str(tmp_path / "runs"), "--html", str(out), "--csv", str(out)]) == 2
