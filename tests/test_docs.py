@@ -130,10 +130,11 @@ def test_the_page_of_the_command_line_shows_the_17_verbs():
     assert {name for name in verb_names() if f"`nexus-ablate {name}" not in page} == set()
 
 
-MEASURING = [pytest.param(c, marks=pytest.mark.slow) if "bench step" in c else c for c in commands()]
+LONG = ("bench step", "bench position", "model=micro")
+COMMANDS = [pytest.param(c, marks=pytest.mark.slow) if any(part in c for part in LONG) else c for c in commands()]
 
 
-@pytest.mark.parametrize("command", MEASURING)
+@pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_of_the_documentation_runs(command, desk, capsys, monkeypatch, tmp_path):
     # Hydra's launchers are plugins that a user installs, and GPUs are the user's; the runs are the same
     command = re.sub(r" (--launcher (joblib|ray)|\+?hydra[/.]launcher[=.]\S+|--workers-per-gpu \d)", "", command)

@@ -444,7 +444,13 @@ def made_as(path, **facts):
     ("made", "asked", "said", "trains"),
     [
         ({"compiled": True}, "train.compile=off", "another train.compile (on) than requested", True),
-        ({"device": "cuda:0"}, "train.device=cpu", "another device (cuda) than requested", True),
+        pytest.param(
+            {"device": "cuda:0"},
+            "train.device=cpu",
+            "another device (cuda) than requested",
+            True,
+            marks=pytest.mark.slow,
+        ),
         ({}, "train.threads=2", "other threads (1) than requested, which changed no digit", False),
         pytest.param({"compiled": True}, "train.compile=auto", "already finished", False, marks=pytest.mark.slow),
         pytest.param({}, "train.compile=off", "already finished", False, marks=pytest.mark.slow),
