@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import cache
 from importlib.util import find_spec
 
 from nexus_ablate.config.grammar import show
@@ -25,12 +26,16 @@ EVERY_OPTION = [option + NEEDS.get(option, "") for option in SINGLE]
 """Every option as overrides, separated by spaces."""
 
 
+@cache
+def settings(axis: str, name: str) -> set[str]:
+    """An option and the keys of its YAML, as overrides."""
+    keys = option_files(axis)[name].keys.items()
+    return {f"{axis}={name}", *(f"{axis}.{key}={show(spec.default)}" for key, spec in keys)}
+
+
+@cache
 def refused(one: tuple[str, str], other: tuple[str, str]) -> bool:
     """Whether either option's file refuses the other, or a key of it as its YAML sets it."""
-
-    def settings(axis: str, name: str) -> set[str]:
-        keys = option_files(axis)[name].keys.items()
-        return {f"{axis}={name}", *(f"{axis}.{key}={show(spec.default)}" for key, spec in keys)}
 
     def lacking(axis: str, name: str, rule: str) -> bool:
         key = rule.partition("=")[0]
