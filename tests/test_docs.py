@@ -67,7 +67,7 @@ def desk(request, tmp_path, monkeypatch):
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NEXUS_ABLATE_CACHE", str(tmp_path / "cache"))
-    for name in ("book.txt", "tinyshakespeare.txt"):
+    for name in ("book.txt", "tinyshakespeare.txt", "gcide.txt"):
         (tmp_path / name).write_text("to be or not to be\n" * 500)
     documents = pd.DataFrame({"text": ["to be or not to be\n" * 50] * 10, "review": ["it was good\n" * 50] * 10})
     documents.to_json(tmp_path / "notes.jsonl", orient="records", lines=True)
