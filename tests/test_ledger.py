@@ -121,7 +121,8 @@ def test_a_claim_that_was_changed_after_the_first_run_says_so(tmp_path, folder):
     published(folder, runs)
     page = page_of()
     assert "- amended 2020-01-02T00:00:00+00:00: claim: b -> c" in page and "| **SUPPORTED, amended** |" in page
-    assert "[SUPPORTED, amended]" in ledger_page.decided(ledger.claims(), ledger.entries())
+    row = ledger_page.decided(ledger.claims(), ledger.entries()).splitlines()[-1]
+    assert "[SUPPORTED, amended]" in row and re.search(r"\(norm=layer [-+][\d.]+ in val_loss\) \|$", row)
 
 
 def test_a_correction_over_the_ledger_counts_every_test_and_drops_what_it_cannot_hold():
