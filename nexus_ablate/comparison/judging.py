@@ -180,6 +180,7 @@ def judge_losses(losses: Array, terms: Terms, uninformed: float = math.nan, **kn
         known: What else is known of them in a study without looks: attributes of `ArmRuns`, each by arm.
     """
     if terms.study.looks:
+        assert not known, "they would have to be known at each look"
         return _judge_by_look([_table_of_losses(losses[:, :count]) for count in terms.study.looks], terms)
     return _judge_at(_table_of_losses(losses, uninformed=[uninformed] * len(losses), **known), terms)
 

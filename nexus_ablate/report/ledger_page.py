@@ -50,7 +50,8 @@ this size can be believed: [the calibration panel](panel.md). Speed is measured 
 norm costs](performance.md#what-a-norm-costs).
 
 An entry with {FIRST_EDITION} is of the [first edition](#the-first-edition), with the sentence that was tested then. The
-studies of today were written down before any of their runs, and are trained one after the other.
+studies of today were written down before any of their runs, and are trained one after the other; what was amended after
+the first run stands with its entry.
 
 An option brings what its paper prescribes, such as an initialization or a scale of the embedding; `nexus-ablate plan
 NAME` lists what else each arm changes. The words are those of [studies](studies.md#claims). This page is written by
