@@ -114,7 +114,7 @@ def test_every_run_of_a_tuned_study_counts_once(tmp_path, folder):
 def test_a_claim_that_was_changed_after_the_first_run_says_so(tmp_path, folder):
     runs = runs_of_a_claim(tmp_path)
     published(folder, runs)
-    assert "amended" not in page_of()
+    assert "- amended" not in page_of() and ", amended" not in page_of()
     record = runs / "study.yaml"
     change = {"when": "2020-01-02T00:00:00+00:00", "changes": ["claim: b -> c"]}
     record.write_text(yaml.safe_dump(yaml.safe_load(record.read_text()) | {"amendments": [change]}))
