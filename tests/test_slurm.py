@@ -595,7 +595,7 @@ def test_a_submitted_study_outlives_preemption_cancelling_and_a_failure(cluster,
 
     before = trials.finished()
     more = cluster.nexus(*trials.study(0, 7, 9, 10), *SUBMIT)
-    assert "1 runs submitted" in more.stderr, more.stderr
+    assert "1 run submitted" in more.stderr, more.stderr
     cluster.settle()
     assert trials.states() == {0: "finished", 7: "finished", 9: "finished", 10: "failed"}
     assert {file: state for file, state in trials.finished().items() if file in before} == before
@@ -680,7 +680,7 @@ def test_twelve_submitted_runs_survive_every_failure(cluster, trials):
 
     before = trials.finished()
     more = cluster.nexus(*trials.study(*ALL), *submit)
-    assert "1 runs submitted" in more.stderr, "the cancelled one; failed ones are tried again when asked to"
+    assert "1 run submitted" in more.stderr, "the cancelled one; failed ones are tried again when asked to"
     cluster.settle()
     assert trials.states() == TRUE_ENDS | {9: "finished"}
     assert {file: state for file, state in trials.finished().items() if file in before} == before

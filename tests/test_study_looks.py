@@ -83,7 +83,7 @@ def test_a_study_that_is_stopped_in_any_look_continues_and_trains_nothing_twice(
     capsys.readouterr()
     assert main(study(ARMS[0])) == 0
     text = said(capsys)
-    assert f"{after} already ended, {3 if after == 1 else 1} runs queued" in text
+    assert f"{after} already ended, {'3 runs' if after == 1 else '1 run'} queued" in text
     assert Counter(Counter(instant.trained).values()) == {1: 10}
     assert "norm=layer: 5 of at most 5 seeds" in text
 

@@ -21,7 +21,7 @@ from nexus_ablate import errors
 from nexus_ablate.config.compose import search_plugins
 from nexus_ablate.config.options import conf_dir
 from nexus_ablate.config.overrides import check_overrides
-from nexus_ablate.errors import ConfigError, did_you_mean
+from nexus_ablate.errors import ConfigError, unknown
 from nexus_ablate.execution.job_progress import STATUS, JobProgress
 from nexus_ablate.execution.local_pool import Worker
 from nexus_ablate.execution.slurm import refuse_secrets
@@ -128,12 +128,12 @@ class HydraLauncher:
                     hydra_context=context, task_function=task, config=config
                 )
             except (HydraException, OmegaConfBaseException, ImportError) as error:
-                problem = str(error).strip().splitlines()[0]
                 known = [*hydra.config_loader.get_group_options("hydra/launcher"), "local", "slurm"]
-                fix = f"--launcher {did_you_mean(self.name, known) or 'local'}"
-                if self.name in known:
-                    fix = f"--launcher {self.name}, without settings"
-                raise ConfigError(problem, " ".join(words), fix) from error
+                if self.name not in known:
+                    problem, fix = "there is no launcher of this name", "--launcher local"
+                    raise unknown(problem, self.name, known, "--launcher {}", otherwise=fix) from error
+                problem = str(error).strip().splitlines()[0]
+                raise ConfigError(problem, " ".join(words), f"--launcher {self.name}, without settings") from error
             yield launcher
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from nexus_ablate import errors
-from nexus_ablate.console import SHORTEST_NAME, grid, middle, open_console
+from nexus_ablate.console import SHORTEST_NAME, grid, middle, open_console, several
 from nexus_ablate.errors import printable
 from nexus_ablate.execution.run_states import Line, Watcher, duration, nearer, table
 from nexus_ablate.execution.worker import JobResult
@@ -84,12 +84,12 @@ class JobProgress:
         """
         self._total, self._done, self._started, self._began, self._paced = total, 0, 0, time.monotonic(), paced
         before = f"{self._ended_before} already ended, " if self._ended_before else ""
-        self.say(f"{before}{total} runs queued, {by}; {nearer(self.directory)}")
+        self.say(f"{before}{several(total, 'run')} queued, {by}; {nearer(self.directory)}")
 
     def submitted(self, number: int, in_queue: int, arrays: Sequence[str]) -> None:
         """Print how many jobs a cluster has taken, and how many it had already."""
         self.pending += number + in_queue
-        text = f"{number} runs submitted" + (f" as SLURM job {' and '.join(arrays)}" if arrays else "")
+        text = f"{several(number, 'run')} submitted" + (f" as SLURM job {' and '.join(arrays)}" if arrays else "")
         self.say(text + (f", {in_queue} already in the queue" if in_queue else ""))
 
     @contextmanager

@@ -88,6 +88,8 @@ def read_request(words: list[str]) -> Request:
             _check_key(prefix, f"{key}={value}")
         elif name in _LISTS:
             values[name] = _flat(_items(name, value))
+            if name == "seeds" and value.isdecimal() and int(value):
+                values[name] = int(value)  # is `seeds=3` the seed 3 or three seeds? refused, as in a file
         elif name in _TYPED:
             values[name] = value
         elif name in ("seeds.looks", "seeds.weights"):
