@@ -73,7 +73,7 @@ class Instant:
         arms = [arm["name"] for arm in record["arms"]]
         looks = record.get("looks") or [len(record["seeds"])]
         undecided, number = arms, 0
-        while number < len(looks) and self.complete(directory, looks[number], undecided):
+        while number < len(looks) and self.complete(directory, record["seeds"][: looks[number]], undecided):
             number += 1
             undecided = [arm for arm in arms if self.decided.get(arm, 99) > number]
         words = {arm: INCONCLUSIVE if arm in undecided else self.word for arm in arms}
@@ -84,8 +84,8 @@ class Instant:
         undecided = undecided if number < len(looks) else []
         return SimpleNamespace(look=number, undecided=undecided, arms=names, rows=rows)
 
-    def complete(self, directory: Path, look: int, undecided: list[str]) -> bool:
-        """Whether the baseline and these arms, at one rate or another, have a result at every seed of a look."""
+    def complete(self, directory: Path, wanted: list[int], undecided: list[str]) -> bool:
+        """Whether the baseline and these arms, at one rate or another, have a result at every wanted seed."""
 
         def seeds(arm: str) -> set[int]:
             folders = [*directory.glob(arm), *directory.glob(f"{arm},optim.lr=*")]
@@ -94,4 +94,4 @@ class Instant:
             done = [path for path in paths if json.loads((path / "status.json").read_text())["state"] in SETTLED]
             return {int(path.name[1:].partition("-")[0]) for path in done}
 
-        return all(set(range(look)) <= seeds(arm) for arm in ("baseline", *undecided))
+        return all({*wanted} <= seeds(arm) for arm in ("baseline", *undecided))

@@ -150,6 +150,10 @@ def test_speed_is_not_compared_across_machines(tmp_path, capsys, first):
     plan = {"endpoints": {first: margins.pop(first), **margins}, "expects": expects("higher", "tokens_per_second")}
     printed, _ = claimed(study(tmp_path / "unlike", on("fast", 6400), on("slow", 3200)), capsys, **plan)
     assert printed.startswith("NOT SHOWN") and "NOT COMPARABLE" in printed
+    assert "FAIL machine: norm=layer: processor fast, not slow, which counts for tokens_per_second" in printed
+    assert ("WORSE: norm=layer." in printed) == (first == "val_loss"), "losses compare all the same"
+    assert main(["compare", str(tmp_path / "unlike"), "--allow", "machine"]) == 0
+    assert capsys.readouterr().out.startswith("SUPPORTED")
     printed, _ = claimed(study(tmp_path / "alike", on("fast", 6400), on("fast", 3200)), capsys, **plan)
     assert printed.startswith("SUPPORTED")
 

@@ -337,6 +337,49 @@ def test_a_claim_depends_on_what_its_difference_is_shown_to_change_with(tmp_path
     assert f"{said}the difference of norm=layer changes by " in shown
 
 
+@pytest.mark.parametrize("how", ["not comparable", "what the claim requires is lacking"])
+def test_a_setting_that_shows_nothing_is_no_dependence(tmp_path, capsys, how):
+    more = {
+        "expects": [{"arm": "norm=layer", "endpoint": "val_loss", "expected": "higher"}],
+        "all_strata": ["n-4", "n-24"],
+        "depends_on": {"depth": ["n-4", "n-24"]},
+    }
+    if how == "what the claim requires is lacking":
+        more["requires"] = {"val_loss": "<= 2.5"}
+    for name, base, loss in (("n-4", 2.0, 2.1), ("n-24", 3.0, 3.4)):
+        stratum(tmp_path, name, {"baseline": around(base), "norm=layer": around(loss)}, **more)
+    if how == "not comparable":
+        for path in tmp_path.glob("deep@n-24/norm=layer/*/summary.json"):
+            path.write_text(json.dumps(json.loads(path.read_text()) | {"eval_hash": "other"}))
+    assert main(["compare", str(tmp_path / "deep")]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("SUPPORTED IN 1 OF 2 SETTINGS, not") and "depend" not in shown.lower()
+
+
+def test_fresh_seeds_for_one_stratum_are_no_stratum(tmp_path, capsys):
+    for name in ("n-4", "n-24"):
+        stratum(tmp_path, name, {"baseline": around(2.0), "norm=layer": around(2.1)}, all_strata=["n-4", "n-24"])
+    assert main(["compare", str(tmp_path / "deep")]) == 0
+    before = capsys.readouterr().out
+    losses = {"baseline": {"val_loss": around(2.0)}, "norm=layer": {"val_loss": around(2.1)}}
+    study(Writer(tmp_path, "deep@n-4-confirm"), losses, confirms="deep@n-4")
+    assert main(["compare", str(tmp_path / "deep")]) == 0
+    assert capsys.readouterr().out == before
+
+
+def test_a_stratum_whose_rates_are_being_tuned_has_no_result_yet(tmp_path, capsys):
+    strata = {"all_strata": ["n-4", "n-24"]}
+    stratum(tmp_path, "n-4", {"baseline": around(2.0), "norm=layer": around(2.1)}, **strata)
+    tuned = Writer(tmp_path, "deep@n-24")
+    for rate in ((), ("optim.lr=6e-3",)):
+        tuned.run(*rate, seed=1001)
+    grid = {"lr_grid": [0.003, 0.006], "tuning_seeds": [1001, 1002], "stratum": "n-24", "of": "deep", "share": 0.5}
+    tuned.plan(("norm=layer",), **grid, **strata)
+    assert main(["compare", str(tmp_path / "deep")]) == 0
+    shown = capsys.readouterr().out
+    assert "stratum n-24: no result yet" in shown and "WORSE: norm=layer" in shown
+
+
 def test_a_change_between_strata_is_a_cell_of_the_five_percent():
     values = {"name": "s", "question": "?", "arms": ["norm=layer"], "strata": {"model.n_layers": [4, 24]}}
     assert decode_file(values).share == 1 / 2

@@ -671,6 +671,29 @@ def test_before_the_baseline_has_runs_at_its_best_rate_there_is_no_verdict_and_t
         compare(writer.root)
 
 
+def test_a_failed_run_that_the_best_rate_waits_for_is_tried_again_when_asked_to(writer):
+    """Over the other seeds the outermost rate is best, so one more is needed, which waits for the failed run."""
+    tuned(writer)
+    around(writer, lowest=1.4)
+    failed = next(writer.root.glob("study/baseline/s4-*"))
+    status = json.loads((failed / "status.json").read_text())
+    (failed / "status.json").write_text(json.dumps(status | {"state": "failed", "reason": "out of memory"}))
+    planned(writer)
+    with pytest.raises(ConfigError, match=r"nexus-ablate study .*study --retry failed"):
+        compare(writer.root)
+
+
+def test_a_share_at_an_arm_s_own_rate_is_a_share(writer):
+    """A parabola through 0.8, 1 and 1 goes above 1."""
+    for arm in ((), ("norm=layer",)):
+        tuned(writer, *arm)
+        for step, share in ((-1, 0.8), (0, 1.0), (1, 1.0)):
+            summary = {"recall": {"accuracy": share, "items": 200, "chance": 0.1, "margin": 1.0}}
+            around(writer, *arm, steps=(step,), lowest=0.4, summary=summary, train_noise=str(arm))
+    planned(writer, endpoint="recall/accuracy")
+    assert [r.mean for r in compare(writer.root).rows] == [1.0, 1.0]
+
+
 # ------------------------------------------------------------------------------------------------------------ looks
 
 

@@ -255,8 +255,21 @@ def test_another_endpoint_needs_its_direction(tmp_path, capsys):
     path = table(tmp_path / "a.csv", baseline=BASE, new=LOWER)
     (tmp_path / "a.csv").write_text((tmp_path / "a.csv").read_text().replace("val_loss", "accuracy"))
     assert "--better lower" in refused(capsys, path, "--endpoint", "accuracy")[2]
-    words, _ = judged(capsys, path, "--endpoint", "accuracy", "--better", "higher")
+    words, values = judged(capsys, path, "--endpoint", "accuracy", "--better", "higher")
     assert words == {"new": "WORSE"}
+    assert values["secondary"] == [], "the table has no other measure, and its numbers are no val_loss"
+
+
+@pytest.mark.parametrize("better", ["lower", "higher"])
+def test_a_seed_with_equal_values_is_on_neither_side(better, tmp_path, capsys):
+    base = [0.80, 0.81, 0.80, 0.82, 0.81, 0.80, 0.81, 0.82]
+    path = table(tmp_path / "a.csv", baseline=base, new=[0.84, 0.85, 0.84, 0.82, 0.85, 0.84, 0.81, 0.86])
+    (tmp_path / "a.csv").write_text((tmp_path / "a.csv").read_text().replace("val_loss", "score"))
+    for baseline in ("baseline", "new"):
+        assert main(["judge", path, "--endpoint", "score", "--better", better, "--baseline", baseline]) == 0
+        shown = capsys.readouterr().out
+        is_better = (baseline == "baseline") == (better == "higher")
+        assert "at 6 of 8 seeds" in shown and f" {6 if is_better else 0}/8 " in shown
 
 
 # ------------------------------------------------------------------------------------------------------ other files

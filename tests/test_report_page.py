@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
+from datetime import UTC, datetime
 from html import escape
 
 import numpy as np
@@ -319,6 +321,27 @@ def test_a_watched_page_reloads_itself_while_runs_are_to_come_and_not_after(tmp_
     assert "2 finished, 2 waiting" in capsys.readouterr().err
     assert main(["compare", "runs/mine", "--watch"]) == 2
     assert "--html" in capsys.readouterr().err
+
+
+def test_a_page_is_watched_from_before_the_baseline_has_a_result(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    writer = Writer(tmp_path / "runs", "mine")
+    writer.arm("norm=layer", losses=[2.1, 2.12])
+    running = writer.run(seed=0, state="running", steps=100)
+    status, now = json.loads((running / "status.json").read_text()), datetime.now(UTC).isoformat()
+    (running / "status.json").write_text(json.dumps(status | {"heartbeat": now, "updated": now}))
+    writer.plan(("norm=layer",), seeds=[0, 1])
+    seen: list[bool] = []
+
+    def finish(seconds):
+        if not seen:
+            shutil.rmtree(running)
+        writer.run(seed=len(seen))
+        seen.append((tmp_path / "out.html").exists())
+
+    monkeypatch.setattr("nexus_ablate.cli.compare.time.sleep", finish)
+    assert main(["compare", "runs/mine", "--html", "out.html", "--watch"]) == 0
+    assert seen == [False, True] and "norm=layer" in (tmp_path / "out.html").read_text()
 
 
 def test_results_show_themselves_in_a_notebook(tmp_path):

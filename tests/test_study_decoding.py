@@ -152,6 +152,19 @@ SEEDS = "seeds: [0, 1, 2, 3, 4]"
         ({"factor": {"norm": ["rms"]}}, "factors: {norm: [rms]}"),
         ({"arms": [{"name": "a/b", "set": "norm=rms"}]}, "arms: [norm=layer, bias=on]"),
         ({"arms": [{"name": "baseline", "set": "norm=rms"}]}, "another name, such as control"),
+        (
+            {"expects": [{"arm": "norm=layer", "stratum": "deep"}]},
+            "{arm: norm=layer, stratum: deep, val_loss: lower}",
+        ),
+        ({"endpoints": [{"name": "val_loss", "delta_min": "0% tokens"}]}, "delta_min: 2% tokens"),
+        (
+            {"depends_on": {"depth": ["deep", "flat"]}},
+            "strata: {shallow: model.n_layers=4, deep: model.n_layers=24}",
+        ),
+        (
+            {"strata": {"deep": "model.n_layers=3", "flat": "model.n_layers=1"}, "depends_on": {"x": ["deep", "deep"]}},
+            "x: [deep,flat]",
+        ),
     ],
 )
 def test_the_message_names_a_value_that_works(values, fix):

@@ -212,6 +212,15 @@ def test_arms_are_named_by_their_difference_from_the_study_s_baseline():
     assert differences(base)["train.steps"] == "7"
 
 
+@pytest.mark.parametrize(
+    "factor", ["vary.optim.lr=1e-3,3e-3", "vary.optim.lr=2e-3,4e-3"], ids=["beside the baseline", "two arms"]
+)
+def test_arms_that_differ_in_the_rate_alone_are_refused_where_each_arm_s_rate_is_tuned(factor, capsys):
+    words = ["plan", "mine", factor, "optim.lr=3e-3", "lr_grid=1e-3,3e-3,9e-3", *SMALL]
+    assert main(words) == 2
+    assert "differ in the learning rate alone, which lr_grid tunes for each" in capsys.readouterr().err
+
+
 def test_what_an_option_changes_besides_is_kept():
     study = expand(read_request(["x", "vary.placement=deepnorm"]).study)
     assert study.arms[0].arm.also_changes == ["placement=deepnorm also changes init to xavier"]

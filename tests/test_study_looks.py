@@ -68,6 +68,15 @@ def test_further_seeds_go_to_the_undecided_arms_and_the_same_command_then_trains
     assert photograph(tmp_path / "runs") == before
 
 
+def test_looks_take_the_seeds_that_a_file_names(tiny_run, instant, tmp_path, capsys):
+    file = tmp_path / "mine.yaml"
+    looks = {"seeds": [10, 12, 11, 14], "looks": [2, 4], "look_weights": [0.5, 0.5]}
+    file.write_text(yaml.safe_dump({"question": "?", "arms": ["norm=layer"], **looks}))
+    assert main(["study", str(file), "--workers", "1", *tiny_run()]) == 0
+    assert [seed for _, seed in instant.trained] == [10, 10, 12, 12, 11, 11, 14, 14]
+    assert "look 2 of 2: seeds 11-14 for the undecided norm=layer" in said(capsys)
+
+
 def test_nobody_gets_further_seeds_once_everybody_is_decided(study, instant):
     instant.decided = {"norm=layer": 1}
     assert main(study(ARMS[0])) == 0

@@ -13,6 +13,7 @@ from nexus_ablate.comparison.decision import decide, seeds_to_differ, seeds_to_e
 from nexus_ablate.comparison.endpoint import Endpoint
 from nexus_ablate.comparison.results import ArmResult
 from nexus_ablate.comparison.terms import Terms
+from nexus_ablate.study.schema import Study, StudyArm
 
 
 def effect(shift, seeds=5, noise=0.1):
@@ -27,7 +28,9 @@ def result(failed=0, how="exploded", **values):
     failures = dict.fromkeys(range(failed), how)
     endpoint = Endpoint(delta_min=values.pop("delta_min", 0.3))
     plain = {"endpoint": endpoint, "effect": effect(-1.0), "compared": 5, "runs": 5, "baseline_runs": 5}
-    return ArmResult("arm", failed=failures, **(plain | values))
+    if "effect" not in values:
+        plain["differences"] = [-1.0] * 5
+    return ArmResult("arm", name="arm", failed=failures, **(plain | values))
 
 
 def verdict(terms=Terms(), **values):  # noqa: B008
@@ -87,6 +90,7 @@ def test_a_verdict_says_what_qualifies_it(values, text, reason):
     assert str(verdict(**values)) == text
 
 
+STUDY = Study(name="mine", question="?", design="list", arms=[StudyArm(name="arm", overrides=["norm=layer"])])
 NEEDED = seeds_to_differ(WIDE), seeds_to_equal(WIDE, 0.6)
 SENTENCES = [
     ({"effect": NARROW, "delta_min": 0.99 * REACH}, f"{NARROW.low:+.4f} to {NARROW.high:+.4f}", "the interval shown"),
@@ -97,7 +101,7 @@ SENTENCES = [
     ({"effect": WIDE, "delta_min": 0.6}, f"{NEEDED[0] - 5} decide whether it is worse", "seeds for a difference"),
     ({"effect": WIDE, "delta_min": 0.6}, f"{NEEDED[1] - 5} more seeds show that it is equivalent", "for equivalence"),
     (
-        {"effect": WIDE, "delta_min": 0.6, "terms": Terms(place="mine")},
+        {"effect": WIDE, "delta_min": 0.6, "terms": Terms(STUDY, place="mine")},
         f"(nexus-ablate study mine --add-seeds {min(NEEDED) - 5})",
         "the command",
     ),
@@ -113,6 +117,11 @@ SENTENCES = [
 @pytest.mark.parametrize(("values", "part", "reason"), SENTENCES, ids=[row[-1] for row in SENTENCES])
 def test_a_sentence_says_what_decided(values, part, reason):
     assert part in verdict(**values).sentence
+
+
+def test_seeds_are_not_advised_by_a_command_that_would_not_train_the_arm():
+    advice = verdict(effect=WIDE, delta_min=0.6, terms=Terms(place="mine")).sentence
+    assert "more seeds" in advice and "--add-seeds" not in advice
 
 
 def test_a_smaller_effect_needs_more_seeds_and_one_close_to_zero_is_decided_as_equivalent():

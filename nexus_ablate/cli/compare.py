@@ -6,6 +6,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -85,6 +86,7 @@ def _watch(dirs: list[str], flags: dict[str, Any]) -> None:
     Raises:
         ConfigError: There is no file to save the page to.
     """
+    from nexus_ablate.comparison.arms import NoResult
     from nexus_ablate.execution.run_states import COMING, Watcher, summary
     from nexus_ablate.report.output_files import write_output
     from nexus_ablate.report.page import html
@@ -100,9 +102,10 @@ def _watch(dirs: list[str], flags: dict[str, Any]) -> None:
         if not any(line.state in COMING for line in lines):
             return
         if states != before and any(line.state in ("finished", "diverged") for line in lines):
-            text = html(_compare(dirs, flags), shlex.join(["nexus-ablate", *sys.argv[1:]]), RELOAD_SECONDS)
-            write_output(path, mask(text))
-            print(f"saved to {printable(str(path), 4096)}: {summary(lines)}", file=sys.stderr, flush=True)
+            with suppress(NoResult):  # an arm may have a result before the baseline
+                text = html(_compare(dirs, flags), shlex.join(["nexus-ablate", *sys.argv[1:]]), RELOAD_SECONDS)
+                write_output(path, mask(text))
+                print(f"saved to {printable(str(path), 4096)}: {summary(lines)}", file=sys.stderr, flush=True)
         before = states
         time.sleep(WATCH_SECONDS)
 

@@ -38,7 +38,7 @@ def compare(
         ConfigError: There is nothing to compare, or a name does not exist.
     """
     names = [dirs] if isinstance(dirs, str | Path) else dirs
-    paths = [path for name in names for path in with_strata(Path(name))]
+    paths = [path for name in names for path in _strata(Path(name))]
     studies = [read_terms(path).study for path in paths]
     missing: dict[str, str] = {}
     wholes = {study.of for study in studies}
@@ -68,6 +68,12 @@ def compare(
     return Comparison(name, strata, changes(strata), claim, missing, whole)
 
 
+def _strata(path: Path) -> list[Path]:
+    """The folders of a study's strata, without confirmations of them, which judge fresh seeds; else the path itself."""
+    folders = with_strata(path)
+    return [folder for folder in folders if folders == [path] or not read_terms(folder).study.confirms]
+
+
 def _study_left_out(paths: list[Path], study: Study) -> str:
     """The study of the first path, if the paths leave out one of its strata; else ''."""
     if not study.stratum:
@@ -75,7 +81,7 @@ def _study_left_out(paths: list[Path], study: Study) -> str:
     folders = [Path(os.path.abspath(path)) for path in paths]  # `.` has no name
     whole = folders[0].with_name(study.of)
     names = {folder.name for folder in folders}
-    strata = {folder.name for folder in with_strata(whole)}
+    strata = {folder.name for folder in _strata(whole)}
     return "" if len(names) > 1 and strata <= names else str(whole)
 
 

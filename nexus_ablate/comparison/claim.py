@@ -104,9 +104,10 @@ def dependences_of(strata: list[Stratum]) -> list[Dependence]:
     """How each expected difference in the primary endpoint changes between the two strata of every `depends_on`.
 
     The interval is a cell's: changes share what may be claimed falsely with the differences. It is over seeds; where
-    both strata are read on one text, what the text adds to a difference is largely in both.
+    both strata are read on one text, what the text adds to a difference is largely in both. What shows nothing in a
+    stratum changes to nothing.
     """
-    by_name = {stratum.name: stratum for stratum in strata}
+    by_name = {stratum.name: stratum for stratum in strata if all(each.met for each in requirements_of(stratum))}
     found = []
     for on, (first, last) in strata[0].terms.study.depends_on.items():
         if first not in by_name or last not in by_name:
@@ -115,7 +116,9 @@ def dependences_of(strata: list[Stratum]) -> list[Dependence]:
         level = sidak(DIFFERENCES, before.comparisons)
         for arm in dict.fromkeys(expectation.arm for expectation in before.terms.study.expects):
             row, later = before.result(arm, before.endpoint.name), after.result(arm, after.endpoint.name)
-            change = row.change_to(later, level) if row and later else None
+            if row is None or later is None or _why_nothing(row) or _why_nothing(later):
+                continue
+            change = row.change_to(later, level)
             if change is None or change.low is None or change.high is None or change.n < CLAIM_SEEDS:
                 continue
             is_shown = change.low > 0 or change.high < 0
@@ -197,6 +200,15 @@ def _training(expected: str, row: ArmResult) -> tuple[str, str]:
     return (SUPPORTED if fails == (expected == "fails") else CONTRADICTED), counts
 
 
+def _why_nothing(cell: ArmResult) -> str:
+    """Why the difference of an arm shows nothing, whatever is expected; '' where it may show something."""
+    if cell.unmeasured:
+        return f"not measured at {several(cell.unmeasured, 'seed')} at which it and the baseline trained,"
+    if cell.effect is None or cell.word in (NOT_COMPARABLE, INCOMPLETE, TOO_FEW_SEEDS, *SATURATED, *FAILS):
+        return cell.word or "has no interval"
+    return ""
+
+
 def _measured(expected: str, cell: ArmResult) -> tuple[str, str]:
     """By the interval and not by the word: a failure to train, or an unfair pair, shows nothing about the measure.
 
@@ -205,18 +217,15 @@ def _measured(expected: str, cell: ArmResult) -> tuple[str, str]:
     selection, which shows nothing.
     """
     endpoint, margin = cell.endpoint, cell.endpoint.margin
-    effect, word = cell.effect, cell.word
-    if cell.unmeasured:
-        where = f"not measured at {several(cell.unmeasured, 'seed')} at which it and the baseline trained"
-        return NOT_SHOWN, f"{where}, {endpoint.name} expected: {expected}"
-    if effect is None or word in (NOT_COMPARABLE, INCOMPLETE, TOO_FEW_SEEDS, *SATURATED, *FAILS):
-        return NOT_SHOWN, f"{word or 'has no interval'} in {endpoint.name}, expected: {expected}"
+    effect, why = cell.effect, _why_nothing(cell)
+    if effect is None or why:
+        return NOT_SHOWN, f"{why} in {endpoint.name}, expected: {expected}"
     interval = f"{interval_name(effect.level)} {endpoint.signed(effect.low)} to {endpoint.signed(effect.high)}"
     text = f"{endpoint.signed(effect.delta)} in {endpoint.name} ({interval}), expected: {expected}"
     inside = effect.within(margin)
     if effect.n < CLAIM_SEEDS:
         return NOT_SHOWN, f"{text}, but only {several(effect.n, 'pair')} trained"
-    if word == INCONCLUSIVE and (inside or effect.excludes_zero):
+    if cell.word == INCONCLUSIVE and (inside or effect.excludes_zero):
         return NOT_SHOWN, f"{text}, but the arm fails to train more often"
     is_benefit = endpoint.better == ("lower" if effect.delta < 0 else "higher")
     if expected == "equivalent":

@@ -172,8 +172,7 @@ def _difference(word: str, effect: Effect, result: ArmResult, terms: Terms) -> s
     if effect.wins is None:
         seeds = f"over {several(effect.n, 'run')} of each"
     else:
-        agreeing = effect.wins if effect.delta < 0 else effect.n - effect.wins
-        seeds = f"at {agreeing} of {several(effect.n, 'seed')}"
+        seeds = f"at {result.seeds_on_side(effect.delta)} of {several(effect.n, 'seed')}"
     sentence = f"ends {endpoint.clause(effect.delta)} ({interval}), {seeds}"
     return sentence if word in DIFFERENT else f"{sentence}; {_needed_seeds(word, effect, result, terms)}"
 
@@ -225,7 +224,7 @@ def _needed_seeds(word: str, effect: Effect, result: ArmResult, terms: Terms) ->
     advice = f"{several(first, 'more seed')} {text}"
     for more, text in others:
         advice += f"; {more} {text}"
-    if terms.place and not terms.study.looks:
+    if terms.place and result.name in terms.arm_names and not terms.study.looks:
         advice += f" (nexus-ablate study {terms.place} --add-seeds {first})"
     return advice
 

@@ -94,6 +94,10 @@ class Endpoint:
             return values
         return np.log(np.where(values > 0, values, np.nan))
 
+    def readable(self, values: Array) -> Array:
+        """The values as they are shown: a share, read from a parabola over learning rates, is one all the same."""
+        return np.clip(values, 0, 1) if self.is_share else values
+
     def saturation(self, figures: Callable[[str], Array]) -> str:
         """AT_CHANCE or AT_CEILING where no mean is above guessing, or below the largest value, with 95% confidence.
 
@@ -173,8 +177,8 @@ class Endpoint:
 
 
 def _logits(shares: Array, items: Array) -> Array:
-    """Empirical logits of shares of some numbers of answers; exists for 0 and 1 too."""
-    right = shares * items
+    """Empirical logits of shares of some numbers of answers; exists for 0 and 1 too, beyond which a parabola may go."""
+    right = np.clip(shares, 0, 1) * items
     return np.log((right + 0.5) / (items - right + 0.5))
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from nexus_ablate.comparison.arms import Arm
 from nexus_ablate.comparison.cell import Effect
+from nexus_ablate.comparison.endpoint import Endpoint
 from nexus_ablate.comparison.failures import baseline_has_learned, failed_seeds
 from nexus_ablate.comparison.learning_rates import best_lr, beyond_edge, failed_rates
 from nexus_ablate.comparison.load import Excluded, Trained
@@ -28,7 +29,7 @@ PASS, WARN, FAIL, WAIVED, UNKNOWN = "PASS", "WARN", "FAIL", "WAIVED", "UNKNOWN"
 STATUSES = (PASS, WARN, FAIL, WAIVED, UNKNOWN)
 MISMATCH_WARN, MISMATCH_FAIL = 0.01, 0.05
 """Relative differences in parameters, FLOPs, tokens or seconds: the first is reported, the second breaks a match."""
-TUNING, TEXT, LEARNED = "learning_rate", "text", "learned"
+TUNING, TEXT, LEARNED, MACHINE = "learning_rate", "text", "learned", "machine"
 OTHER_UNIT = 50.0
 """Times the baseline's mean: more likely another unit than another result."""
 MANY_DIGITS = 5
@@ -92,9 +93,10 @@ def checks(
     return results
 
 
-def unfair(arm: Arm, conditions: list[Check]) -> list[str]:
-    """The names of the conditions that an arm breaks, unless they were waived."""
-    return [check.name for check in conditions if check.status == FAIL and arm.label in check.arms]
+def unfair(arm: Arm, conditions: list[Check], endpoint: Endpoint) -> list[str]:
+    """The names of the conditions that an arm breaks, unless they were waived, and that count for the endpoint."""
+    broken = [check.name for check in conditions if check.status == FAIL and arm.label in check.arms]
+    return [name for name in broken if name != MACHINE or endpoint.timed]
 
 
 def by_arm(name: str, reasons: dict[str, str], good: str) -> Check:
@@ -487,12 +489,18 @@ def _machine(run: Trained) -> dict[str, str]:
 
 
 def _same_machine(table: _Table) -> Check | None:
-    if not table.terms.endpoint.timed:
+    """For endpoints that depend on the machine; for others that of another one is comparable."""
+    timed = [endpoint.name for endpoint in (table.terms.endpoint, *table.terms.secondary) if endpoint.timed]
+    if not timed:
         return None
-    return by_arm("machine", {arm.label: other_machine(arm, table.baseline) for arm in table.arms}, "same machine")
+    reasons = {}
+    for arm in table.arms:
+        unlike = _other_machine(arm, table.baseline)
+        reasons[arm.label] = f"{unlike}, which counts for {', '.join(timed)}" if unlike else ""
+    return by_arm(MACHINE, reasons, "same machine")
 
 
-def other_machine(arm: Arm, baseline: Arm) -> str:
+def _other_machine(arm: Arm, baseline: Arm) -> str:
     """How the machines of an arm and of the baseline differ, so that neither speed nor memory compares; or ''."""
     base_values = _values(baseline.runs.values(), _machine)
     unlike = []
@@ -550,7 +558,7 @@ CONDITIONS: tuple[tuple[str, Callable[[_Table], Check | None], str], ...] = (
     (LEARNED, _learned, "the baseline has learned anything"),
     (TUNING, _learning_rate, ""),
     ("code", _code, "the code and the environment were the same"),
-    ("machine", _same_machine, ""),
+    (MACHINE, _same_machine, ""),
     ("plan", _plan, "arms, seeds and endpoint were fixed before the runs"),
     ("excluded", _excluded, ""),
     (TEXT, lambda table: None, "more validation text would help more than more seeds"),

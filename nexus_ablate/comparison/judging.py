@@ -129,7 +129,7 @@ def _runs_of(arm: Arm, base: Arm, seeds: list[int], terms: Terms) -> ArmRuns:
         name=arm.name,
         label=arm.label,
         seeds=seeds,
-        values=arm.values(endpoint.name, seeds),
+        values=endpoint.readable(arm.values(endpoint.name, seeds)),
         losses=arm.on_scale(endpoint, seeds),
         ended=np.array(ended),
         same=np.array(same),

@@ -156,6 +156,10 @@ class ArmResult:
         """The differences of the seeds at which both trained."""
         return [difference for difference in self.differences if difference is not None]
 
+    def seeds_on_side(self, sign: float) -> int:
+        """The seeds whose difference has this sign; a tie is on neither side."""
+        return sum(difference * sign > 0 for difference in self.pairs)
+
     def change_to(self, other: ArmResult, level: float = LEVEL) -> Interval | None:
         """How much more the arm differs from its baseline in another stratum, over the seeds of both."""
         elsewhere = dict(zip(other.seeds, other.differences, strict=True))

@@ -79,7 +79,9 @@ class Terms:
 
     @property
     def secondary(self) -> list[Endpoint]:
-        """The study's other endpoints."""
+        """The study's other endpoints; a table that was made elsewhere has none."""
+        if self.is_listed:
+            return []
         return [endpoint for endpoint in endpoints_of(self.study) if endpoint.name != self.endpoint.name]
 
 

@@ -11,12 +11,12 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from nexus_ablate.comparison.arms import Arm, gather
+from nexus_ablate.comparison.arms import Arm, NoResult, gather
 from nexus_ablate.comparison.budget import regime_lines
 from nexus_ablate.comparison.differences import consequences, differing
 from nexus_ablate.comparison.endpoint import Endpoint
 from nexus_ablate.comparison.failures import rising
-from nexus_ablate.comparison.fairness import MISMATCH_FAIL, Check, checks, other_machine, text, unfair
+from nexus_ablate.comparison.fairness import MISMATCH_FAIL, Check, checks, text, unfair
 from nexus_ablate.comparison.judging import EXACT, judge, spread
 from nexus_ablate.comparison.learning_rates import at_own_rate, best_lr, joined, lr_points, lr_sensitivity
 from nexus_ablate.comparison.load import Excluded, Trained, collect
@@ -50,6 +50,7 @@ def compare_stratum(
 
     Raises:
         ConfigError: There is nothing to compare, or a name does not exist.
+        NoResult: The baseline has no result yet.
     """
     paths = [dirs] if isinstance(dirs, str | Path) else dirs
     collection = collect(Path(path) for path in paths)
@@ -68,7 +69,9 @@ def compare_stratum(
         fix = "nexus-ablate status DIR shows what it does"
         if base.rates:
             fix = "run the study's command again: it trains every arm at its best learning rate and beside it"
-        raise ConfigError("the baseline has no result yet", base.label, fix)
+            if any(run.state == "failed" for run in base.waiting):
+                fix = f"nexus-ablate study {terms.place} --retry failed"
+        raise NoResult("the baseline has no result yet", f"{base.label}, no run that counts", fix)
     excluded = collection.excluded + duplicates + unpaired(base, shown)
     conditions = checks(base, shown, terms, excluded, tuple(allow))
     copies = [
@@ -102,8 +105,7 @@ def compared(arms: list[Arm], terms: Terms, excluded: list[Excluded], conditions
         conditions: Of fairness, to which the one on the evaluation text is added where the runs are our own.
     """
     base, study = arms[0], terms.study
-    broken = [unfair(arm, conditions) for arm in arms]
-    judgement = judge(arms, broken, terms)
+    judgement = judge(arms, [unfair(arm, conditions, terms.endpoint) for arm in arms], terms)
     rows = judgement.results
     for row, arm in zip(rows, arms, strict=True):
         _measure_once(row, arm, base, terms)
@@ -118,7 +120,7 @@ def compared(arms: list[Arm], terms: Terms, excluded: list[Excluded], conditions
         regime = regime_lines(arms)
     if terms.is_paired:
         together = _interactions(arms, rows)
-    secondary = [_secondary(endpoint, arms, broken, terms) for endpoint in terms.secondary]
+    secondary = [_secondary(endpoint, arms, conditions, terms) for endpoint in terms.secondary]
     equal = [(" ".join(equal.overrides), equal.arm) for equal in study.equal]
     refused = [(" ".join(refused.overrides), refused.reason) for refused in study.refused]
     return Stratum(
@@ -179,15 +181,11 @@ def _require_endpoint(arms: list[Arm], endpoint: Endpoint) -> None:
         raise ConfigError("no run has the endpoint of the study", endpoint.name, f"endpoints: {{{near}: {{}}}}")
 
 
-def _secondary(endpoint: Endpoint, arms: list[Arm], broken: list[list[str]], terms: Terms) -> Secondary:
+def _secondary(endpoint: Endpoint, arms: list[Arm], conditions: list[Check], terms: Terms) -> Secondary:
     """An endpoint judged like the primary one. Arms of which the study expects nothing have no verdict."""
     here = [expectation for expectation in terms.study.expects if expectation.endpoint == endpoint.name]
     expected = {expectation.arm for expectation in here if expectation.expected not in ("trains", "fails")}
-    if endpoint.timed:
-        broken = [list(names) for names in broken]
-        for arm, names in zip(arms[1:], broken[1:], strict=True):
-            if other_machine(arm, arms[0]):
-                names.append("machine")
+    broken = [unfair(arm, conditions, endpoint) for arm in arms]
     rows = judge(arms, broken, replace(terms, endpoint=endpoint)).results
     for row in rows:
         row.is_primary = False

@@ -12,7 +12,7 @@ from itertools import chain, combinations, product
 
 from msgspec.structs import replace
 
-from nexus_ablate.comparison.differences import science_key
+from nexus_ablate.comparison.differences import config_hash, science_key
 from nexus_ablate.config.compose import compose, differences
 from nexus_ablate.config.overrides import check_overrides
 from nexus_ablate.config.resolve import default_tokens
@@ -92,11 +92,27 @@ def expand(study: Study, launched: Study | None = None, launch: Sequence[str] = 
         reasons += [f"{label(arm.overrides)} is equal to it" for arm in expansion.equal]
         fix = "arms that differ from the baseline: vary.norm=layer,rms"
         raise ConfigError(f"study {study.name} has no arm other than its baseline", "; ".join(reasons), fix)
+    if study.lr_grid:
+        _check_rates(study, base, expansion.arms)
     expects = [replace(e, arm=expansion.name_of(e.arm)) for e in study.expects]
     arms = [composed.arm for composed in expansion.arms]
     study = replace(study, arms=arms, equal=expansion.equal, refused=expansion.refused, expects=expects)
     baseline = ComposedArm(StudyArm(name=BASELINE, overrides=[]), base)
     return ComposedStudy(study, baseline, expansion.arms)
+
+
+def _check_rates(study: Study, base: RunConfig, arms: Sequence[ComposedArm]) -> None:
+    """Check that no two arms differ in the learning rate alone, which a grid tunes for each.
+
+    Raises:
+        ConfigError: Two do.
+    """
+    names = {config_hash(base.nested(), study): BASELINE}
+    for arm in arms:
+        first = names.setdefault(config_hash(arm.config.nested(), study), arm.name)
+        if first != arm.name:
+            problem = f"{first} and {arm.name} differ in the learning rate alone, which lr_grid tunes for each"
+            raise ConfigError(problem, " ".join(arm.arm.requested), "leave the arm out, or lr_grid")
 
 
 def _with_baseline(study: Study, launch: Sequence[str]) -> tuple[Study, RunConfig]:

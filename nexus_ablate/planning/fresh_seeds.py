@@ -83,7 +83,7 @@ def confirmation(request: Request, names: Sequence[str], number: int | None) -> 
 
     Args:
         request: The launched study.
-        names: Its arms; empty: those with a claim, that is a verdict of BETTER, WORSE or EQUIVALENT.
+        names: Its arms; empty: those with a claim, that is a verdict of a difference or of EQUIVALENT.
         number: Number of seeds; None: as many as the claims are based on.
 
     Raises:
@@ -135,14 +135,14 @@ def confirmation(request: Request, names: Sequence[str], number: int | None) -> 
 
 def _claimed(study: Study, arms: dict[str, ComposedArm], stratum: Stratum) -> list[str]:
     """The arms with a claim, in the order of the study."""
-    from nexus_ablate.comparison.verdict import BETTER, EQUIVALENT, WORSE
+    from nexus_ablate.comparison.verdict import DIFFERENT, EQUIVALENT
 
     rows = zip(stratum.arms, stratum.rows, strict=True)
     words = {arm.name: row.verdict.word for arm, row in rows if row.verdict and arm.name in arms}
-    claimed = [name for name in arms if words.get(name) in (BETTER, WORSE, EQUIVALENT)]
+    claimed = [name for name in arms if words.get(name) in (*DIFFERENT, EQUIVALENT)]
     if not claimed:
         got = ", ".join(f"{name} {word}" for name, word in words.items())
-        fix = f"name the arms: nexus-ablate study {study.name} {next(iter(arms))} --confirm"
+        fix = f"name the arms: nexus-ablate study {stratum.terms.place} {next(iter(arms))} --confirm"
         raise ConfigError(f"study {study.name} has no claim to confirm", got or "no verdict", fix)
     return claimed
 

@@ -57,7 +57,7 @@ def title(runs: Runs, jobs: list[Job]) -> str:
     study = runs.study.study
     seeds = sorted({job.seed for job in jobs})
     arms = dict.fromkeys(job.of for job in jobs if job.of != runs.study.baseline.name)
-    number = study.looks.index(seeds[-1] + 1) + 1
+    number = study.looks.index(1 + max(map(study.seeds.index, seeds))) + 1
     span = f"seeds {seeds[0]}-{seeds[-1]}" if len(seeds) > 1 else f"seed {seeds[0]}"
     return f"look {number} of {len(study.looks)}: {span} for the undecided {', '.join(arms)}"
 

@@ -167,8 +167,8 @@ def _wins_text(row: ArmResult) -> str:
     effect = row.effect
     if effect is None or effect.wins is None:
         return NOTHING
-    wins = effect.n - effect.wins if row.endpoint.better == "higher" else effect.wins
-    return f"{wins}/{effect.n}"
+    better = 1 if row.endpoint.better == "higher" else -1
+    return f"{row.seeds_on_side(better)}/{effect.n}"
 
 
 def _errors_text(row: ArmResult) -> str:

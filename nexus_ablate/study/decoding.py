@@ -206,6 +206,8 @@ def _endpoints(values: Mapping[str, Any]) -> list[dict[str, Any]]:
     for keys in listed_endpoints(endpoints):
         delta_min = keys.pop("delta_min", None)
         share = _TOKENS.fullmatch(delta_min) if isinstance(delta_min, str) else None
+        if share and not float(share[1]):
+            raise ConfigError("a margin is above 0", f"delta_min: {delta_min}", "delta_min: 2% tokens")
         if share:
             keys["tokens"] = float(share[1]) / 100
         elif delta_min is not None:
@@ -256,6 +258,10 @@ def _expectations(entry: Any) -> list[dict[str, Any]]:
     if "expected" in entry:
         return [entry]
     of = {name: value for name, value in entry.items() if name in ("arm", "stratum")}
+    if len(of) == len(entry):
+        raise ConfigError(
+            "an expectation has an arm and an endpoint", in_yaml(entry), in_yaml(entry | {"val_loss": "lower"})
+        )
     return [of | {"endpoint": name, "expected": value} for name, value in entry.items() if name not in of]
 
 

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import math
 import re
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 from msgspec import Meta, Struct, field, to_builtins
@@ -334,9 +334,15 @@ def _check_endpoints(study: Study) -> None:
         problem = f"study {study.name} restates a claim, and doesn't say how near it is to the stated one"
         raise ConfigError(problem, f"stated: {study.stated}", "fidelity: {weaker: in small models}")
     strata = study.all_strata or [*study.strata]
-    for stratum in chain(*study.depends_on.values()):
-        if stratum not in strata:
-            raise unknown("the study has no stratum of this name", stratum, strata)
+    for on, pair in study.depends_on.items():
+        for stratum in pair:
+            if stratum not in strata:
+                fix = "strata: {shallow: model.n_layers=4, deep: model.n_layers=24}"
+                raise unknown("the study has no stratum of this name", stratum, strata, otherwise="" if strata else fix)
+        if pair[0] == pair[1]:
+            raise ConfigError(
+                "a change is from one stratum to another", f"{on}: {show(pair)}", f"{on}: {show(strata[:2])}"
+            )
 
 
 def _check_strata(study: Study) -> None:
