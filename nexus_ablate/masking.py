@@ -93,10 +93,15 @@ class _Masking:
 
 @contextlib.contextmanager
 def masked_streams() -> Iterator[None]:
-    """Mask everything this process prints inside the `with`: tables, tracebacks, warnings and library logs."""
+    """Mask everything this process prints inside the `with`: tables, tracebacks, warnings and library logs.
+
+    A stream that is closed, as by `2>&-`, goes nowhere.
+    """
     before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = (s if s is None or isinstance(s, _Masking) else _Masking(s) for s in before)
-    try:
-        yield
-    finally:
-        sys.stdout, sys.stderr = before
+    with open(os.devnull, "w", encoding="utf-8") as nowhere:
+        streams = (nowhere if stream is None else stream for stream in before)
+        sys.stdout, sys.stderr = (s if isinstance(s, _Masking) else _Masking(s) for s in streams)
+        try:
+            yield
+        finally:
+            sys.stdout, sys.stderr = before

@@ -147,6 +147,9 @@ REFUSED = [
     *((suffix, "txet", None, "try: data.column=text") for suffix in TABLES),
     *((suffix, "text", b"\x00\xff\x00", "cannot be read as") for suffix in TABLES),
     *((suffix, "id", None, "data.column holds no text") for suffix in TABLES[:2]),  # every cell of the others is text
+    (".csv", "text", b"text\nHello, world\nNo comma\n", "more fields than the header"),
+    (".csv", "text", b"text,label\nsome words,0,\nothers,1,\n", "more fields than the header"),
+    (".jsonl", "text", b'["a", "b"]\n', "no object such as"),
 ]
 
 
@@ -305,6 +308,13 @@ def test_a_token_limit_keeps_exactly_the_prefix(parquet: Path, tmp_path: Path, t
     assert len(part.train) == 1234 and part.fingerprint != whole.fingerprint
     start = text_of(part, part.train)
     assert text_of(whole, whole.train[: 2 * len(part.train)]).startswith(start)
+
+
+def test_text_behind_a_token_limit_may_hold_characters_that_the_vocabulary_lacks(tmp_path: Path):
+    write_table(tmp_path / "train.parquet", ["plain text"] * 200 + ["caf\u00e9"])
+    write_table(tmp_path / "validation.parquet", ["plain text"] * 20)
+    keys = {"path": str(tmp_path), "val_split": "validation", "tokenizer": "char", "token_limit": 999}
+    assert len(prepare(option("hub", **keys), tmp_path / "cache").train) == 999
 
 
 def test_a_local_directory_is_known_by_its_content_not_by_its_place(parquet: Path, tmp_path: Path):

@@ -221,6 +221,17 @@ def test_a_cache_that_holds_the_whole_text_changes_nothing(tiny):
         torch.testing.assert_close(model(tokens), ordinary, rtol=0, atol=0)  # and the model is itself again
 
 
+def test_values_that_are_wider_than_queries_stream_as_passes_over_the_last_window(tiny):
+    """In one layer, whose keys and values have seen nothing but their own token."""
+    model = spread(build_model(tiny("mixer=differential", "model.n_layers=1"), 11)).eval()
+    tokens = torch.from_numpy(TEXT[:20])
+    with torch.no_grad():
+        with streamed(model, 6, 0):
+            seen = model(tokens[None])[0]
+        for end in range(6, 21):
+            torch.testing.assert_close(seen[end - 1], model(tokens[None, end - 6 : end])[0, -1], rtol=1e-4, atol=1e-4)
+
+
 def test_streaming_reports_both_losses_behind_the_filled_cache(tiny):
     made = subject(tiny(), model=spread(build_model(tiny(), 11)).eval())
     result = streaming(made)
@@ -252,6 +263,11 @@ def test_symmetric_rounding_is_torch_s_own_with_the_scale_absmax_over_the_larges
     torch.testing.assert_close(round_symmetric(x, bits, "channel", 32), expected)
     for scale_of in SCALES:
         assert round_symmetric(torch.zeros(2, 3), bits, scale_of, 32).tolist() == torch.zeros(2, 3).tolist()
+
+
+def test_experts_are_not_reported_as_robust_because_nothing_rounds_them(tiny):
+    with pytest.raises(NotDefined, match="the experts are no linear layers"):
+        quantization(subject(tiny("ffn=moe")))
 
 
 def test_groups_of_32_input_channels_have_scales_of_their_own_and_the_last_may_be_shorter():

@@ -539,6 +539,7 @@ def test_an_option_without_a_rule_under_mup_refuses_it(tiny, option):
         ("ffn=moe", "ffn.active=9"),
         ("ffn=moe", "bias=on"),
         ("ffn=moe", "conv=canon"),
+        ("ffn=moe", "optim=muon"),
         ("qk_norm=ngpt", "n_kv_heads=1"),
         ("ffn=xielu", "ffn.alpha_n=0.4"),
     ],

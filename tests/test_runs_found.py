@@ -127,6 +127,17 @@ def test_sample_continues_a_prompt_and_repeats_itself_with_the_same_seed(trained
     assert len(set(text("--temperature 1e-9").strip("\n"))) < len(set(text("--temperature 100").strip("\n")))
 
 
+def test_a_sample_of_a_text_without_line_breaks_needs_a_prompt(tiny_run, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    overrides = [text for text in tiny_run("train.steps=1", "probe=off") if not text.startswith("data")]
+    overrides += ["data=copy", "data.length=8", "data.most=4", "data.sequences=64"]
+    assert main(overrides) == 0
+    capsys.readouterr()
+    assert main(["sample", "last"]) == 2
+    command = capsys.readouterr().err.splitlines()[-1].removeprefix("  try: nexus-ablate ")
+    assert main(shlex.split(command)) == 0
+
+
 def test_a_sample_acts_on_no_terminal():
     from nexus_ablate.errors import escaped
 

@@ -10,7 +10,7 @@ import pytest
 
 from nexus_ablate.cli import main
 from nexus_ablate.config.compose import compose
-from nexus_ablate.data import Batches, CopyCorpus, InductionCorpus, RecallCorpus, prepare
+from nexus_ablate.data import Batches, CopyCorpus, InductionCorpus, RecallCorpus, fingerprint_of, prepare
 from nexus_ablate.data.tasks import BLANK
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.model import build_model
@@ -131,6 +131,12 @@ def test_the_loss_counts_the_answers_alone_and_score_all_every_target(name, tmp_
         by_window = [row[chosen].mean() for row, chosen in zip(nats, counted, strict=True)]
         np.testing.assert_allclose(step.window_losses(rows).numpy(), by_window, rtol=1e-5)
     assert losses["answers"] != losses["all"]
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_runs_of_another_loss_are_other_runs(name):
+    plain, every = (compose([f"data={name}", *RUN, *KEYS[name], f"data.score={score}"]) for score in ("answers", "all"))
+    assert fingerprint_of(plain.data, 32) != fingerprint_of(every.data, 32)
 
 
 def test_a_run_reports_the_unigram_loss_of_the_answers(tmp_path, monkeypatch):

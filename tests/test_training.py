@@ -140,14 +140,18 @@ def test_watching_a_run_does_not_change_it(tiny_run, tmp_path, toggle):
 
 
 @pytest.mark.parametrize(
-    ("step", "optimizer"),
+    ("step", "option"),
     [
-        *((7, name) for name in OPTIMIZERS),
-        *(pytest.param(step, "adamw", marks=pytest.mark.slow) for step in (0, 1, 5, 10, 19)),
+        *((7, f"optim={name}") for name in OPTIMIZERS),
+        (7, "train.precision=fp16"),
+        *(pytest.param(step, "optim=adamw", marks=pytest.mark.slow) for step in (0, 1, 5, 10, 19)),
     ],
 )
-def test_resume_equals_uninterrupted_bit_by_bit(tiny_run, tmp_path, monkeypatch, step, optimizer):
-    science = ("model.dropout=0.1", f"optim={optimizer}")
+def test_resume_equals_uninterrupted_bit_by_bit(tiny_run, tmp_path, monkeypatch, step, option):
+    # the loss scale of float16 doubles before and after the stop
+    scaler = functools.partial(torch.amp.GradScaler, growth_interval=4)
+    monkeypatch.setattr("torch.amp.GradScaler", scaler)
+    science = ("model.dropout=0.1", option)
     whole = run(tiny_run(*science))
     overrides = tiny_run(*science, f"runs_dir={tmp_path / 'other'}")
     undo = stop_after(monkeypatch, step)
@@ -358,6 +362,11 @@ def test_low_precision_trains_close_to_float32(tiny_run, precision):
 def test_weights_stay_float32_in_low_precision(tiny_run):
     outcome = run(tiny_run("train.precision=bf16"))
     assert {t.dtype for t in weights(outcome.path).values()} == {torch.float32}
+
+
+def test_a_run_whose_standard_error_is_closed_trains(tiny_run, monkeypatch):
+    monkeypatch.setattr("sys.stderr", None)
+    assert main(tiny_run("train.steps=2")) == 0
 
 
 def test_a_device_that_is_not_there_is_refused_before_a_directory_is_made(tiny_run):

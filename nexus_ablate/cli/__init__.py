@@ -57,8 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with masked_streams():
         try:
             status = _run([*(sys.argv[1:] if argv is None else argv)])
-            if sys.stdout is not None:
-                sys.stdout.flush()  # here, where a closed pipe is not an error
+            sys.stdout.flush()  # here, where a closed pipe is not an error
             if argv is None:
                 gc.freeze()  # else the collection at exit goes through all that torch has imported
             return status

@@ -55,6 +55,10 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
     config, data, model = restore(record)
     prompt = flags.get("prompt", "")
     tokens = torch.tensor([*(data.tokenizer.encode(prompt) if prompt else data.tokenizer.separator)], dtype=torch.long)
+    if not len(tokens):
+        problem = "no token of this run's text begins a document, so sample needs a prompt"
+        example = shlex.quote(data.tokenizer.decode(data.val["val"][:8]))
+        raise ConfigError(problem, "no --prompt", f"nexus-ablate sample {shlex.quote(words[0])} --prompt {example}")
     generator = torch.Generator().manual_seed(flags.get("seed", 1))
     wanted, temperature = flags.get("tokens", 200), flags.get("temperature", 1.0)
     written = generate(model, tokens, wanted, temperature, config.model.context, data.vocab_size, generator)

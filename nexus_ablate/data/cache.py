@@ -258,12 +258,10 @@ def _write_tokens(path: Path, texts: Iterable[str], tokenizer: Tokenizer, limit:
     counts = np.zeros(tokenizer.vocab_size, dtype=np.int64)
     with open(path, "wb") as file:
         _write_header(file, dtype, 0)
-        for chunk in _chunks(_documents(texts, tokenizer)):
+        for chunk in _chunks(_documents(texts, tokenizer, limit)):
             chunk = chunk[: None if limit is None else limit - counts.sum()]
             file.write(chunk.astype(dtype).data)
             counts += np.bincount(chunk, minlength=tokenizer.vocab_size)
-            if counts.sum() == limit:
-                break
         file.seek(0)
         _write_header(file, dtype, int(counts.sum()))
     return counts
@@ -274,11 +272,17 @@ def _write_header(file: Any, dtype: np.dtype, length: int) -> None:  # the same 
     np.lib.format.write_array_header_1_0(file, facts)
 
 
-def _documents(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[np.ndarray]:
+def _documents(texts: Iterable[str], tokenizer: Tokenizer, limit: int | None) -> Iterator[np.ndarray]:
+    """The documents that hold the first `limit` tokens; a vocabulary made from these may lack characters of others."""
+    length = 0
     for index, text in enumerate(texts):
+        if limit is not None and length >= limit:
+            return
         if index:
             yield tokenizer.separator
-        yield tokenizer.encode(text)
+        ids = tokenizer.encode(text)
+        length += len(ids)
+        yield ids
 
 
 def _chunks(arrays: Iterator[np.ndarray]) -> Iterator[np.ndarray]:

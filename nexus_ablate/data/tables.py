@@ -54,10 +54,15 @@ def _read(path: Path) -> pd.DataFrame:
         # pandas would read a text that looks like a date or a number as one.
         with open(path, encoding="utf-8-sig") as lines:
             rows = [json.loads(line) for line in lines if line.strip()]
+        if not all(isinstance(row, dict) for row in rows):
+            raise ValueError('a line is no object such as {"text": "..."}')
         return pd.DataFrame.from_records(rows)
     separator = "\t" if kind == ".tsv" else ","
     # Every cell is text: "NA" and "1.0" in a document must not become a missing value or a number.
-    return pd.read_csv(path, sep=separator, dtype=str, keep_default_na=False, encoding="utf-8-sig")
+    table = pd.read_csv(path, sep=separator, dtype=str, keep_default_na=False, encoding="utf-8-sig")
+    if not isinstance(table.index, pd.RangeIndex):  # pandas takes the surplus for an index and shifts the columns
+        raise ValueError("rows have more fields than the header; quote fields that hold a separator")
+    return table
 
 
 def _texts(values: list[object], path: Path, column: str) -> Iterator[str]:

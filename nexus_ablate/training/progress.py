@@ -27,6 +27,7 @@ class Progress:
     last_val: dict[str, float] = field(default_factory=dict)
     probed: dict[str, float] = field(default_factory=dict)
     loss_scale: float = 65536.0
+    loss_scale_steps: int = 0
 
     def saved(self) -> dict[str, Any]:
         """The fields as values that strict JSON can store."""

@@ -269,6 +269,17 @@ class Step:
 
         self.compute, self.compute_nats = (chunked, chunked_nats_) if most_bytes else (whole, whole_nats)
 
+    @property
+    def loss_scale(self) -> tuple[float, int]:
+        """The loss scale of float16, and the steps since its last change: after 2000 without an overflow it doubles."""
+        return self.scaler.get_scale(), self.scaler.state_dict().get("_growth_tracker", 0)
+
+    def set_loss_scale(self, scale: float, steps: float) -> None:
+        """Continue with the `loss_scale` of another step."""
+        if self.scaler.is_enabled():
+            state = self.scaler.state_dict() | {"scale": scale, "_growth_tracker": int(steps)}
+            self.scaler.load_state_dict(state)
+
     def distribute(self, number: int) -> int:
         """Give every process the first one's weights and optimizer state; from now on average the gradients.
 
@@ -280,12 +291,11 @@ class Step:
         """
         if self.world.size == 1:
             return number
-        numbers = torch.tensor([number, self.scaler.get_scale()], dtype=torch.float64)
+        numbers = torch.tensor([number, *self.loss_scale], dtype=torch.float64)
         shared = self.world.share(save({"numbers": numbers} | self.optimizer.tensors()))
         state = load(shared)
-        number, scale = state.pop("numbers").tolist()
-        if self.scaler.is_enabled():
-            self.scaler.load_state_dict(self.scaler.state_dict() | {"scale": scale})
+        number, *loss_scale = state.pop("numbers").tolist()
+        self.set_loss_scale(*loss_scale)
         if not self.world.leads:
             self.optimizer.load(state)
         with warnings.catch_warnings():

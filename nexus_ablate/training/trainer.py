@@ -279,7 +279,7 @@ class Trainer:
         self._read()
         last = self.progress.step == self.steps
         with self._aside("checkpoint"):
-            self.progress.loss_scale = self.step.scaler.get_scale()
+            self.progress.loss_scale, self.progress.loss_scale_steps = self.step.loss_scale
             tensors = {"model": dict(self.model.state_dict())} | (
                 {} if last else {"optimizer": self.step.optimizer.tensors()}
             )
@@ -302,9 +302,7 @@ class Trainer:
         self.model.load_state_dict(loaded.tensors["model"])
         self.step.optimizer.load(loaded.tensors.get("optimizer", {}))  # after the last step there is none
         self.progress = Progress.restored(loaded.state["progress"])
-        scaler = self.step.scaler
-        if scaler.is_enabled():
-            scaler.load_state_dict(scaler.state_dict() | {"scale": self.progress.loss_scale})
+        self.step.set_loss_scale(self.progress.loss_scale, self.progress.loss_scale_steps)
         self.run.restore(loaded.state["logs"])
         self.display.say(f"resuming from step {self.progress.step}")
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nexus_ablate.axes.modules import HeadLinear
-from nexus_ablate.measure.evaluation.subject import EVALUATION, Evaluation, Subject
+from nexus_ablate.measure.evaluation.subject import EVALUATION, Evaluation, NotDefined, Subject
 from nexus_ablate.measure.probe import evaluation_mode, hooks
 
 TARGETS = 16384
@@ -59,13 +59,16 @@ class Quantization(Evaluation):
     activations (8 bits): asymmetric over 256 levels, from the running minimum and maximum (momentum 0.9) over
     `calibration` training sequences, as in Bondarenko et al. 2023, arXiv:2306.12929, section 5. Activations under
     `int4_weights_*` stay in float, as in the round-to-nearest baseline of Frantar et al. 2022 (GPTQ), arXiv:2210.17323.
-    `gap_by_block` rounds one block alone (dynamic_tensor); `worst_block` has the largest of these gaps.
+    `gap_by_block` rounds one block alone (dynamic_tensor); `worst_block` has the largest of these gaps. Not defined for
+    a mixture of experts, most of whose weights are in no linear layer.
     """
 
     def __init__(self, *, group: int, calibration: int) -> None:
         self.group, self.calibration = group, calibration
 
     def __call__(self, subject: Subject) -> dict[str, Any]:
+        if any(weight.ndim > 2 for weight in subject.model.blocks.parameters()):
+            raise NotDefined("the experts are no linear layers, so their weights would stay in float")
         windows = subject.windows(TARGETS)
         model = subject.model
         ranges = calibrate(subject, self.calibration)

@@ -126,7 +126,7 @@ def cached_core(positions: Sequence[Position], window: int, kept: int) -> Attend
             q_nHTd = q_BHTd.new_zeros(B * len(i_n), H, cached, d)  # position schemes count queries from 0
             q_nHTd[:, :, -1] = q_BHTd[:, :, i_n].transpose(1, 2).flatten(0, 1)
             out_nHd = newest(core, q_nHTd, k_nGSd, v_nGSd)[:, :, 0]
-            out.append(out_nHd.view(B, len(i_n), H, d).transpose(1, 2))
+            out.append(out_nHd.view(B, len(i_n), H, -1).transpose(1, 2))  # values may be wider than queries
         return torch.cat(out, 2)
 
     return attend
