@@ -48,8 +48,8 @@ def test_explain_states_the_regime(text, capsys):
     assert regime["warnings"] == ["the run reads the text 8.9 times; above 4 it measures memorization too"]
     assert main(["explain", *SMALL, "train.steps=100", "weight_decay=0.1"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "weight decay: barely active (100 of 3,333 steps)" in shown
-    assert "warning weight decay is barely active (100 of 3,333 steps); it matters from 667 steps on" in shown
+    assert "weight decay: barely active (time scale 3,333 steps, run 100)" in shown
+    assert "warning weight decay is barely active (time scale 3,333 steps, run 100); it matters from 667 steps on" in shown
 
 
 LINEAR, UNHEARD = "the FFN starts nearly linear", "the embedding starts"
@@ -127,8 +127,8 @@ def test_a_fifth_of_the_timescale_is_the_border(steps, warned):
 def test_the_header_of_a_run_states_the_regime(tmp_path, monkeypatch, capsys, text):
     assert main([*SMALL, *text, "train.steps=2", "train.eval_tokens=64", "tracker=files", "probe=off"]) == 0
     shown = " ".join(capsys.readouterr().err.split())
-    assert "tokens per parameter, 0.018 epochs; weight decay: barely active (2 of 3,333 steps)" in shown
-    assert "warning weight decay is barely active (2 of 3,333 steps)" in shown
+    assert "tokens per parameter, 0.018 epochs; weight decay: barely active (time scale 3,333 steps, run 2)" in shown
+    assert "warning weight decay is barely active (time scale 3,333 steps, run 2)" in shown
 
 
 def planned(capsys, *words):
@@ -144,7 +144,7 @@ def test_plan_states_the_regime_and_warns_where_a_varied_knob_cannot_matter(text
     shown = planned(capsys, *text, "vary.weight_decay=0,0.2", "train.steps=400")
     assert "weight decay is varied" not in shown
     shown = planned(capsys, *text, "vary.norm=layer", "train.steps=100")
-    assert "weight decay is varied" not in shown and "WARN regime: weight decay is barely active (100 of" in shown
+    assert "weight decay is varied" not in shown and "WARN regime: weight decay is barely active (time scale" in shown
 
 
 def compared(capsys, tmp_path, *arms, **summary):
@@ -160,9 +160,9 @@ def compared(capsys, tmp_path, *arms, **summary):
 
 def test_compare_states_the_regime_that_plan_states(tmp_path, capsys):
     shown, page = compared(capsys, tmp_path, ("norm=layer",), train_tokens=1280)
-    line = "regime: 2 tokens per parameter, 10 epochs; weight decay: barely active (400 of 3,333 steps)"
+    line = "regime: 2 tokens per parameter, 10 epochs; weight decay: barely active (time scale 3,333 steps, run 400)"
     warnings = [
-        "WARN regime: weight decay is barely active (400 of 3,333 steps); it matters from 667 steps on",
+        "WARN regime: weight decay is barely active (time scale 3,333 steps, run 400); it matters from 667 steps on",
         "WARN regime: the run reads the text 10 times; above 4 it measures memorization too",
     ]
     for expected in (line, *warnings):

@@ -112,7 +112,7 @@ class Regime:
             epochs = f"{_short(self.epochs)} epochs"
         decay = "no weight decay"
         if math.isfinite(self.decay_steps):
-            decay = f"weight decay: {'active' if self.decay_matters else 'barely active'} {self._share_of_decay}"
+            decay = f"weight decay: {'active' if self.decay_matters else 'barely active'} {self._time_of_decay}"
         return f"{_short(self.tokens / self.params)} tokens per parameter, {epochs}; {decay}"
 
     @property
@@ -124,11 +124,11 @@ class Regime:
     def idle_decay(self) -> str:
         """Why weight decay can hardly matter, and from where on it does."""
         enough = math.ceil(SHORT * self.decay_steps)
-        return f"weight decay is barely active {self._share_of_decay}; it matters from {enough:,} steps on"
+        return f"weight decay is barely active {self._time_of_decay}; it matters from {enough:,} steps on"
 
     @property
-    def _share_of_decay(self) -> str:
-        return f"({self.steps:,} of {self.decay_steps:,.0f} steps)"
+    def _time_of_decay(self) -> str:
+        return f"(time scale {self.decay_steps:,.0f} steps, run {self.steps:,})"
 
     def warnings(self) -> list[str]:
         """What the budget rules out."""
