@@ -181,10 +181,11 @@ def decided(claims: Mapping[str, Study], entries: Mapping[str, dict[str, Any]]) 
 
 
 def _in_numbers(entry: Mapping[str, Any]) -> str:
-    """The first difference that decided an outcome of today's studies: ` (femto: all -0.0322 in val_loss)`."""
-    if entry.get("settings") and entry["outcome"] in DECIDED:
+    """The first difference in a setting that has the outcome of the entry: ` (femto: all -0.0322 in val_loss)`."""
+    outcome, settings = entry["outcome"], entry.get("settings", {})
+    if outcome in DECIDED:
         for expected in entry["expectations"]:
-            if expected["outcome"] == entry["outcome"]:
+            if expected["outcome"] == settings.get(expected["stratum"]) == outcome:
                 return f" ({_place(expected)} {expected['sentence'].partition(' (')[0]})"
     return ""
 
