@@ -49,7 +49,9 @@ def test_explain_states_the_regime(text, capsys):
     assert main(["explain", *SMALL, "train.steps=100", "weight_decay=0.1"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "weight decay: barely active (time scale 3,333 steps, run 100)" in shown
-    assert "warning weight decay is barely active (time scale 3,333 steps, run 100); it matters from 667 steps on" in shown
+    assert (
+        "warning weight decay is barely active (time scale 3,333 steps, run 100); it matters from 667 steps on" in shown
+    )
 
 
 LINEAR, UNHEARD = "the FFN starts nearly linear", "the embedding starts"
