@@ -20,12 +20,23 @@ MOST_BLOCKS = 32
 
 
 def open_console(stderr: bool = False, file: TextIO | None = None) -> Console:
-    """A rich console as wide as the terminal; one that doesn't wrap where there is none and COLUMNS isn't set."""
+    """A rich console as wide as the terminal; one that doesn't wrap where there is none and COLUMNS isn't set.
+
+    Where its reader has gone, rich would end the process with status 1: standard output raises, since there is nothing
+    left to do, and any other stream goes silent, since a run goes on without its display.
+    """
     import os
+    import sys
 
     from rich.console import Console
 
-    console = Console(stderr=stderr, file=file, highlight=False)
+    class Lasting(Console):
+        def on_broken_pipe(self) -> None:
+            if self.file is sys.stdout:
+                raise BrokenPipeError
+            self.quiet = True
+
+    console = Lasting(stderr=stderr, file=file, highlight=False)
     if not console.is_terminal and not os.environ.get("COLUMNS"):
         console.width = UNLIMITED
     return console

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 from written_runs import Writer
 
 from nexus_ablate import cli
+from nexus_ablate.console import open_console
 
 LOSSES = [2.0, 2.02, 1.98, 2.01, 1.99]
 LOWER = [loss - 0.5 for loss in LOSSES]
@@ -92,6 +95,88 @@ def test_a_run_that_has_not_ended_is_not_sampled_and_its_text_is_not_blamed(tmp_
         f"  got: {path}: preempted",
         "  try: run its command again, which resumes it",
     ]
+
+
+def test_a_run_that_diverged_is_not_said_to_resume(tmp_path, capsys):
+    path = Writer(tmp_path / "runs").run(state="diverged")
+    assert cli.main(["sample", str(path)]) == 2
+    problem, _, fix = capsys.readouterr().err.splitlines()
+    assert "diverged" in problem and fix == "  try: nexus-ablate status"
+
+
+def test_a_damaged_baseline_damages_no_other_run(tmp_path, capsys):
+    writer = Writer(tmp_path / "runs", "mine")
+    path = writer.run()
+    writer.run("norm=layer")
+    (path / "metrics.jsonl").write_text('{"step": 1}\n{"st\n{"step": 2}\n')
+    assert cli.main(["status", str(tmp_path / "runs/mine")]) == 0
+    shown = capsys.readouterr()
+    assert "1 finished, 1 damaged" in shown.out + shown.err
+
+
+@pytest.mark.parametrize("words", [["empty"], ["mine", "--filter", "nosuch"]], ids=" ".join)
+def test_status_without_a_run_to_show_shows_none(tmp_path, monkeypatch, capsys, words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs/empty").mkdir(parents=True)
+    Writer(tmp_path / "runs", "mine").run()
+    monkeypatch.setattr("nexus_ablate.execution.run_states.time.sleep", lambda seconds: None)
+    for flags in ([], ["--watch"]):
+        assert cli.main(["status", *words, *flags]) in (0, 2)
+        shown = capsys.readouterr()
+        assert "Traceback" not in shown.err and "ValueError" not in shown.err
+
+
+def test_a_page_of_strata_is_watched_until_the_last_of_them_has_ended(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    strata(tmp_path, "shallow", "deep")
+    folder = next((tmp_path / "runs").glob("depth@deep/norm=layer/*"))
+    aside = folder.rename(tmp_path / "aside")
+    slept = []
+
+    def end(seconds):
+        slept.append(seconds)
+        aside.rename(folder)
+
+    monkeypatch.setattr("nexus_ablate.cli.compare.time.sleep", end)
+    assert cli.main(["compare", "depth", "--html", "page.html", "--watch"]) == 0
+    assert len(slept) == 1
+
+
+def test_two_studies_of_which_one_is_tuned_name_a_baseline_that_works(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    tuned = Writer(tmp_path / "runs", "tuned")
+    for rate in ((), ("optim.lr=2.12e-3",), ("optim.lr=4.24e-3",), ("optim.lr=6e-3",)):
+        for seed in (0, 1, 1001, 1002):
+            tuned.run(*rate, seed=seed, loss=2.0 + 0.1 * len(rate))
+            tuned.run("norm=layer", *rate, seed=seed, loss=2.1 + 0.1 * len(rate))
+    tuned.plan(("norm=layer",), seeds=[0, 1], lr_grid=[0.003, 0.006], tuning_seeds=[1001, 1002])
+    other = Writer(tmp_path / "runs", "untuned")
+    other.arm("bias=on", losses=[2.0, 2.1], folder="baseline")
+    other.arm("bias=on", "norm=layer", losses=[2.0, 2.2], folder="norm=layer")
+    other.plan(("norm=layer",), seeds=[0, 1])
+    assert cli.main(["compare", "tuned", "untuned"]) == 2
+    said = capsys.readouterr().err
+    baseline = said.splitlines()[-1].partition("--baseline ")[2]
+    assert baseline, said
+    assert cli.main(["compare", "tuned", "untuned", "--baseline", *shlex.split(baseline)]) == 0
+
+
+@pytest.mark.parametrize("command", ["status runs/mine", "list"])
+def test_a_reader_that_has_gone_is_no_failure(tmp_path, command):
+    Writer(tmp_path / "runs", "mine").run()
+    words = [sys.executable, "-m", "nexus_ablate", *command.split()]
+    with subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE) as program:
+        assert program.stdout is not None
+        program.stdout.close()
+    assert program.returncode == 0
+
+
+def test_a_run_goes_on_without_a_reader_of_its_display():
+    class Gone(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError
+
+    open_console(file=Gone()).print("step 1")
 
 
 def test_with_all_strata_nothing_is_missing(tmp_path, capsys, monkeypatch):

@@ -6,6 +6,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import compress, pairwise, product
@@ -123,9 +124,12 @@ class Watcher:
             row = last_row(path / "metrics.jsonl")
             measured = row if LOSS in row else last_row(path / "metrics.jsonl", LOSS)
             steps = self._steps_of(path, status)
-            baseline = {} if arm == "baseline" else self._baseline_of(path, seed)
         except UserError as error:
             return Line(study, arm, seed, "damaged", reason=f"{error.problem}: {error.got}", log=log, path=path)
+        baseline = {}
+        if arm != "baseline":
+            with suppress(UserError):  # a damaged baseline has a line of its own
+                baseline = self._baseline_of(path, seed)
         state = effective_state(status, path)
         step = row.get("step", status.get("step"))
         loss = measured.get(LOSS)
@@ -278,7 +282,7 @@ def table(
     several = len({line.study for line in lines}) > 1
     heads = ("arm", "id", "study", "seed", "state", "step", "val loss", "delta", "age", "left", "job", "disk")
     rows = [_cells(line, names[line.study, line.arm], several, ids) for line in shown]
-    used = [any(texts) for texts in zip(*rows, strict=True)]
+    used = [head == "arm" or any(row[place] for row in rows) for place, head in enumerate(heads)]
     rows = [[*compress(row, used)] for row in rows]
     left = ("id", "study", "state", "job")
     return grid([*compress(heads, used)], rows, width, left, (), ("state", COLOURS))
