@@ -261,7 +261,8 @@ def test_another_endpoint_needs_its_direction(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("better", ["lower", "higher"])
-def test_a_seed_with_equal_values_is_on_neither_side(better, tmp_path, capsys):
+def test_a_seed_with_equal_values_is_on_neither_side(better, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")  # wide enough for every column
     base = [0.80, 0.81, 0.80, 0.82, 0.81, 0.80, 0.81, 0.82]
     path = table(tmp_path / "a.csv", baseline=base, new=[0.84, 0.85, 0.84, 0.82, 0.85, 0.84, 0.81, 0.86])
     (tmp_path / "a.csv").write_text((tmp_path / "a.csv").read_text().replace("val_loss", "score"))
