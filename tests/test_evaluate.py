@@ -266,7 +266,7 @@ def test_symmetric_rounding_is_torch_s_own_with_the_scale_absmax_over_the_larges
 
 
 def test_experts_are_not_reported_as_robust_because_nothing_rounds_them(tiny):
-    with pytest.raises(NotDefined, match="the experts are no linear layers"):
+    with pytest.raises(NotDefined, match="stacked weights, such as those of experts"):
         quantization(subject(tiny("ffn=moe")))
 
 

@@ -11,7 +11,7 @@ from written_runs import Writer, without_checksum
 
 from nexus_ablate import errors
 from nexus_ablate.cli import main
-from nexus_ablate.comparison.verdict import BETTER
+from nexus_ablate.comparison.verdict import BETTER, EQUIVALENT, LOWER
 from nexus_ablate.runs import find_runs, read_run
 from tests.test_study_looks import answers, said
 from tests.test_study_queue import nexus, photograph
@@ -116,8 +116,9 @@ def test_a_study_that_is_not_what_it_was_gets_no_seeds(study, tmp_path, capsys):
 # ----------------------------------------------------------------------------------------------------------- confirm
 
 
-def test_claims_are_judged_on_fresh_seeds_in_a_study_of_their_own(study, instant, tmp_path, capsys):
-    instant.decided, instant.word = {"norm=layer": 1}, BETTER
+@pytest.mark.parametrize("word", [BETTER, LOWER, EQUIVALENT])
+def test_claims_are_judged_on_fresh_seeds_in_a_study_of_their_own(study, instant, tmp_path, capsys, word):
+    instant.decided, instant.word = {"norm=layer": 1}, word
     before = photograph(tmp_path / "runs/mine")
     assert main(study("study", "mine", "--confirm")) == 0
     assert instant.trained == [(arm, seed) for seed in (3, 4, 5) for arm in ("baseline", "norm=layer")]
@@ -227,6 +228,7 @@ BAD = {
     "study mine norm=layr --confirm": "try: norm=layer",
     "study mine --add-seeds " + "9" * 5000: "from 1 to 1000",
     "study mine --confirm": "no claim to confirm",
+    "study other --confirm runs_dir=elsewhere": "nexus-ablate study elsewhere/other norm=layer --confirm",
     "study again --confirm": "nexus-ablate study mine --confirm",
 }
 
@@ -234,10 +236,10 @@ BAD = {
 def test_what_cannot_be_is_three_lines_before_torch_is_there_and_makes_nothing(tmp_path):
     (tmp_path / "mine.yaml").write_text("name: elsewhere\nquestion: which?\narms: [norm=layer]\n")
     budget = ["train.tokens=3932160"]
-    plans = {"mine": {}, "waiting": {}, "empty": {}, "again": {"confirms": "mine"}}
+    plans = {"mine": {}, "other": {}, "waiting": {}, "empty": {}, "again": {"confirms": "mine"}}
     plans["looks"] = {"looks": [3, 5], "look_weights": [0.5, 0.5]}
     for name, values in plans.items():
-        writer = Writer(tmp_path / "runs", name)
+        writer = Writer(tmp_path / ("elsewhere" if name == "other" else "runs"), name)
         writer.plan(("norm=layer",), baseline=budget, **values)
         state = "running" if name == "waiting" else "finished"
         if name != "empty":

@@ -74,7 +74,7 @@ def test_looks_take_the_seeds_that_a_file_names(tiny_run, instant, tmp_path, cap
     file.write_text(yaml.safe_dump({"question": "?", "arms": ["norm=layer"], **looks}))
     assert main(["study", str(file), "--workers", "1", *tiny_run()]) == 0
     assert [seed for _, seed in instant.trained] == [10, 10, 12, 12, 11, 11, 14, 14]
-    assert "look 2 of 2: seeds 11-14 for the undecided norm=layer" in said(capsys)
+    assert "look 2 of 2: seeds 11, 14 for the undecided norm=layer" in said(capsys)
 
 
 def test_nobody_gets_further_seeds_once_everybody_is_decided(study, instant):

@@ -50,7 +50,7 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
 
     record = read_run(path)
     if record.state == "diverged":
-        raise ConfigError("this run diverged, so it has learned nothing to write", str(path), "nexus-ablate status")
+        raise ConfigError("this run diverged, so it left no model to sample from", str(path), "nexus-ablate status")
     if "eval_hash" not in (record.summary or {}):
         problem = "this run has not ended, so it has no record of the text that it was validated on"
         raise ConfigError(problem, f"{path}: {record.state}", "run its command again, which resumes it")

@@ -313,8 +313,8 @@ def _baseline(arms: list[Arm], excluded: list[Excluded], terms: dict[str, Terms]
     if len(within) < len(candidates) or not candidates:
         listed = [arm.label for arm in candidates or arms]
         first = (candidates or arms)[0]
-        is_known = sum(first.label in names(arm) for arm in arms) == 1
-        name = first.label if is_known else f"{min(first.studies)}/{first.name}"
+        is_unique = sum(first.label in names(arm) for arm in arms) == 1
+        name = first.label if is_unique else f"{min(first.studies)}/{first.name}"
         fix = f"name one: --baseline {shlex.quote(name)}"
         raise ConfigError("several arms could be the baseline", ", ".join(listed), fix)
     return max(candidates, key=lambda arm: len(arm.runs))  # of two identities under one name, that with more seeds

@@ -104,8 +104,8 @@ def dependences_of(strata: list[Stratum]) -> list[Dependence]:
     """How each expected difference in the primary endpoint changes between the two strata of every `depends_on`.
 
     The interval is a cell's: changes share what may be claimed falsely with the differences. It is over seeds; where
-    both strata are read on one text, what the text adds to a difference is largely in both. What shows nothing in a
-    stratum changes to nothing.
+    both strata are read on one text, what the text adds to a difference is largely in both. Where an
+    arm or a stratum shows nothing, there is no change to report.
     """
     by_name = {stratum.name: stratum for stratum in strata if all(each.met for each in requirements_of(stratum))}
     found = []
@@ -116,7 +116,7 @@ def dependences_of(strata: list[Stratum]) -> list[Dependence]:
         level = sidak(DIFFERENCES, before.comparisons)
         for arm in dict.fromkeys(expectation.arm for expectation in before.terms.study.expects):
             row, later = before.result(arm, before.endpoint.name), after.result(arm, after.endpoint.name)
-            if row is None or later is None or _why_nothing(row) or _why_nothing(later):
+            if row is None or later is None or _no_evidence(row) or _no_evidence(later):
                 continue
             change = row.change_to(later, level)
             if change is None or change.low is None or change.high is None or change.n < CLAIM_SEEDS:
@@ -200,7 +200,7 @@ def _training(expected: str, row: ArmResult) -> tuple[str, str]:
     return (SUPPORTED if fails == (expected == "fails") else CONTRADICTED), counts
 
 
-def _why_nothing(cell: ArmResult) -> str:
+def _no_evidence(cell: ArmResult) -> str:
     """Why the difference of an arm shows nothing, whatever is expected; '' where it may show something."""
     if cell.unmeasured:
         return f"not measured at {several(cell.unmeasured, 'seed')} at which it and the baseline trained,"
@@ -217,7 +217,7 @@ def _measured(expected: str, cell: ArmResult) -> tuple[str, str]:
     selection, which shows nothing.
     """
     endpoint, margin = cell.endpoint, cell.endpoint.margin
-    effect, why = cell.effect, _why_nothing(cell)
+    effect, why = cell.effect, _no_evidence(cell)
     if effect is None or why:
         return NOT_SHOWN, f"{why} in {endpoint.name}, expected: {expected}"
     interval = f"{interval_name(effect.level)} {endpoint.signed(effect.low)} to {endpoint.signed(effect.high)}"

@@ -489,7 +489,7 @@ def _machine(run: Trained) -> dict[str, str]:
 
 
 def _same_machine(table: _Table) -> Check | None:
-    """For endpoints that depend on the machine; for others that of another one is comparable."""
+    """Only endpoints that depend on the machine need the same one."""
     timed = [endpoint.name for endpoint in (table.terms.endpoint, *table.terms.secondary) if endpoint.timed]
     if not timed:
         return None

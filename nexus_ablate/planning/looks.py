@@ -58,7 +58,10 @@ def title(runs: Runs, jobs: list[Job]) -> str:
     seeds = sorted({job.seed for job in jobs})
     arms = dict.fromkeys(job.of for job in jobs if job.of != runs.study.baseline.name)
     number = study.looks.index(1 + max(map(study.seeds.index, seeds))) + 1
-    span = f"seeds {seeds[0]}-{seeds[-1]}" if len(seeds) > 1 else f"seed {seeds[0]}"
+    span = f"seed {seeds[0]}"
+    if len(seeds) > 1:
+        is_range = seeds[-1] - seeds[0] == len(seeds) - 1
+        span = f"seeds {seeds[0]}-{seeds[-1]}" if is_range else f"seeds {', '.join(map(str, seeds))}"
     return f"look {number} of {len(study.looks)}: {span} for the undecided {', '.join(arms)}"
 
 

@@ -39,9 +39,8 @@ def evaluate(path: Path, names: Sequence[str]) -> dict[str, Any]:
 
     record = read_run(path)
     if record.state != "finished" or record.summary is None:
-        raise ConfigError(
-            "only a finished run can be evaluated", f"{path}: {record.state}", "train it to the end first"
-        )
+        fix = "nexus-ablate status" if record.state == "diverged" else "train it to the end first"
+        raise ConfigError("only a finished run can be evaluated", f"{path}: {record.state}", fix)
     wanted = {evaluation_name(option): option for option in map(evaluation_of, names)}
     missing = wanted.keys() - record.summary.keys()
     if not missing:

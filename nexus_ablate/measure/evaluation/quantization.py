@@ -68,7 +68,9 @@ class Quantization(Evaluation):
 
     def __call__(self, subject: Subject) -> dict[str, Any]:
         if any(weight.ndim > 2 for weight in subject.model.blocks.parameters()):
-            raise NotDefined("the experts are no linear layers, so their weights would stay in float")
+            raise NotDefined(
+                "stacked weights, such as those of experts, are in no linear layer and would stay in float"
+            )
         windows = subject.windows(TARGETS)
         model = subject.model
         ranges = calibrate(subject, self.calibration)
