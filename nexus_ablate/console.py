@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import compress
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ def grid(
     left: Iterable[str] = ("arm",),
     styles: Sequence[str] = (),
     coloured: tuple[str, dict[str, str]] = ("", {}),
+    leave: Iterable[str] = (),
 ) -> Table:
     """A table without borders whose rows have one line each. The first column is cut in the middle if it must be.
 
@@ -80,6 +82,7 @@ def grid(
         left: Titles of left-aligned columns, besides the first.
         styles: Rich style per row.
         coloured: Title of a column, and the rich style per text in it.
+        leave: Titles of columns that are left out where there is no room, one by one, so that no number is cut.
     """
     from rich.table import Table
     from rich.text import Text
@@ -90,6 +93,9 @@ def grid(
     cells = []
     for row in rows:
         cells.append([printable(cell, 2000) for cell in row])
+    shown = [head not in _without_room(heads, cells, width, leave) for head in heads]
+    heads = [*compress(heads, shown)]
+    cells = [[*compress(row, shown)] for row in cells]
     first, *others = zip(heads, *cells, strict=True)
     taken = sum(2 + max(map(len, column)) for column in others)
     names = short_names(first[1:], max(SHORTEST_NAME, width - taken))
@@ -104,6 +110,21 @@ def grid(
             texts.append(Text(cell, colours.get(cell, "dim") if head == coloured_head else ""))
         table.add_row(*texts, style=styles[number] if styles else None)
     return table
+
+
+def _without_room(heads: Sequence[str], rows: Sequence[Sequence[str]], width: int, leave: Iterable[str]) -> list[str]:
+    """The first of the titles in `leave` without which the table fits, or all of them."""
+    widths = {}
+    for head, *cells in zip(heads, *rows, strict=True):
+        widths[head] = 2 + max(map(len, (head, *cells)))
+    widths[heads[0]] = min(widths[heads[0]], 2 + SHORTEST_NAME)
+    left_out = []
+    for head in leave:
+        if sum(widths.values()) - 2 <= width:
+            break
+        left_out.append(head)
+        widths.pop(head, None)
+    return left_out
 
 
 def short_names(names: Iterable[str], width: int) -> dict[str, str]:

@@ -11,8 +11,11 @@ from written_runs import Writer
 
 from nexus_ablate.cli import main
 from nexus_ablate.cli.verb import verb_names
-from nexus_ablate.console import grid, middle, short_names, sparkline, without_shared
+from nexus_ablate.console import grid, middle, open_console, short_names, sparkline, without_shared
 from nexus_ablate.execution.job_progress import ranked
+from nexus_ablate.report.arm_tables import TextTable
+from nexus_ablate.report.parts import ReportPart
+from nexus_ablate.report.terminal import show
 from nexus_ablate.training import display
 from nexus_ablate.training.display import Display
 
@@ -104,6 +107,42 @@ def test_a_table_too_wide_for_its_terminal_keeps_its_numbers():
     console = Console(width=40, file=io.StringIO(), record=True)
     console.print(grid(("arm", "val loss", "delta"), [(LONG, "1.2345", "-0.1234")], 40))
     assert console.export_text().splitlines()[1].split()[1:] == ["1.2345", "-0.1234"]
+
+
+def test_columns_without_room_are_left_out_in_their_order_rather_than_cut():
+    from rich.console import Console
+
+    heads, row = ("arm", "val loss", "age", "left"), (LONG, "1.2345", "12 min", "3 min")
+    shown = {}
+    for width in (60, 36, 28):
+        console = Console(width=width, file=io.StringIO(), record=True)
+        console.print(grid(heads, [row], width, leave=("age", "left")))
+        head, cells = console.export_text().splitlines()
+        shown[width] = head.split()[3:]
+        assert cells.count("…") == 1  # of the name
+    assert shown == {60: ["age", "left"], 36: ["left"], 28: []}
+
+
+def test_a_status_of_strata_in_eighty_columns_cuts_nothing_and_names_each_stratum_once(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    for stratum in ("small-and-narrow", "large"):
+        writer = Writer(tmp_path / "runs", f"mine@{stratum}")
+        writer.arm(losses=[2.0, 2.01])
+        writer.arm("norm=layer", "placement=post", losses=[2.1, 2.12])
+    lines = printed(capsys, "status runs/mine@small-and-narrow runs/mine@large")
+    assert lines[0].split()[:2] == ["arm", "stratum"] and "val loss" in lines[0] and "delta" in lines[0]
+    rows = [line for line in lines if "finished" in line and "large" in line]
+    assert len(rows) == 4 and not any("mine@" in row for row in rows)
+    assert all(line.count("…") <= 1 and "fin…" not in line for line in lines)
+
+
+def test_a_cell_wider_than_its_terminal_is_cut_and_the_name_of_its_row_is_not(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    table = TextTable(["kind", "not right"], [["regularization", "a change with a long name, " * 5]], ["not right"])
+    show([ReportPart("table", table=table)], open_console())
+    (row,) = [line for line in capsys.readouterr().out.splitlines() if "…" in line]
+    assert row.startswith("regularization  ") and len(row.rstrip()) <= 80
 
 
 @pytest.mark.parametrize(("columns", "present", "absent"), [("80", (), ("lr", "grad")), ("120", ("lr", "grad"), ())])

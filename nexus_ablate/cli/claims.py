@@ -91,8 +91,11 @@ def _list() -> int:
 def _panel(words: list[str], flags: dict[str, Any]) -> int:
     """Print the calibration panel and its scores, or publish its runs."""
     from nexus_ablate.comparison.calibration import outcomes, publish, read_runs, recorded
-    from nexus_ablate.console import grid, open_console
+    from nexus_ablate.console import open_console
     from nexus_ablate.report import panel_page
+    from nexus_ablate.report.arm_tables import TextTable
+    from nexus_ablate.report.parts import ReportPart
+    from nexus_ablate.report.terminal import show
     from nexus_ablate.study.arm_overrides import key_of
     from nexus_ablate.study.definition import runs_dir_of
     from nexus_ablate.study.panel import read_panel
@@ -116,15 +119,14 @@ def _panel(words: list[str], flags: dict[str, Any]) -> int:
     tables = [panel_page.short_table(panel, found)]
     if found:
         tables += panel_page.score_table(found), panel_page.kind_table(found)
-    for number, (heads, rows) in enumerate(tables):
-        if number:
-            console.print()
-        console.print(grid(heads, rows, console.width, left=heads[1:]))
-    lines = panel_page.sentences(panel, runs)
+    parts = []
+    for heads, rows in tables:
+        parts += ReportPart("table", table=TextTable(heads, rows, heads[1:])), ReportPart("heading")
     if runs:
-        lines.insert(0, f"From the {where}.")
-    for line in lines:
-        console.print(f"\n{line}", highlight=False, markup=False)
+        parts.append(ReportPart("text", f"From the {where}."))
+    for line in panel_page.sentences(panel, runs):
+        parts += ReportPart("heading"), ReportPart("text", line)
+    show(parts, console)
     if len(found) < len(panel.sizes) * len(panel.changes):
         _print_cost(panel)
     return OK

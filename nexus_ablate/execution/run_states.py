@@ -279,13 +279,14 @@ def table(
     lines = [line for line in lines if line.state != LATER]
     shown = lines if limit is None else _most_urgent(lines, limit)
     names = names_of(lines, full)
-    several = len({line.study for line in lines}) > 1
-    heads = ("arm", "id", "study", "seed", "state", "step", "val loss", "delta", "age", "left", "job", "disk")
-    rows = [_cells(line, names[line.study, line.arm], several, ids) for line in shown]
+    place, places = _places(lines)
+    heads = ("arm", "id", place, "seed", "state", "step", "val loss", "delta", "age", "left", "job", "disk")
+    rows = [_cells(line, names[line.study, line.arm], places[line.study], ids) for line in shown]
     used = [head == "arm" or any(row[place] for row in rows) for place, head in enumerate(heads)]
     rows = [[*compress(row, used)] for row in rows]
-    left = ("id", "study", "state", "job")
-    return grid([*compress(heads, used)], rows, width, left, (), ("state", COLOURS))
+    left = ("id", place, "state", "job")
+    leave = ("job", "disk", "age", "left", "step")
+    return grid([*compress(heads, used)], rows, width, left, (), ("state", COLOURS), leave)
 
 
 def _most_urgent(lines: list[Line], limit: int) -> list[Line]:
@@ -299,12 +300,22 @@ def _most_urgent(lines: list[Line], limit: int) -> list[Line]:
     return [lines[place] for place in sorted(most_urgent)]
 
 
-def _cells(line: Line, name: str, several: bool, ids: bool) -> list[str]:
+def _places(lines: Iterable[Line]) -> tuple[str, dict[str, str]]:
+    """The title of the column of studies, and its texts: none for one study, the strata of one."""
+    studies = {line.study for line in lines}
+    if len(studies) < 2:
+        return "study", dict.fromkeys(studies, "")
+    if len({study.partition("@")[0] for study in studies}) == 1:
+        return "stratum", {study: study.partition("@")[2] for study in studies}
+    return "study", dict(zip(studies, studies, strict=True))
+
+
+def _cells(line: Line, name: str, place: str, ids: bool) -> list[str]:
     """A line's texts; '' for what it doesn't have or what is not shown."""
     return [
         name,
         line.id if ids else "",
-        line.study if several else "",
+        place,
         _text(line.seed, "d"),
         line.state,
         line.steps_text,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from nexus_ablate.console import SHORTEST_NAME, UNLIMITED, grid, middle, print_table
+from nexus_ablate.console import UNLIMITED, grid, middle, print_table
 from nexus_ablate.errors import printable
 from nexus_ablate.report.arm_tables import TONES, TextTable
 from nexus_ablate.report.parts import ReportPart
@@ -18,7 +18,7 @@ COLOURS = {"good": "green", "bad": "red", "same": "cyan", "warn": "yellow", "": 
 STYLES = {"title": "bold", "heading": "dim", "note": "dim"}
 WIDE = 120
 NARROW = ("interval", "p", "delta/SD", "wins", "detectable")
-"""Columns that a terminal narrower than `WIDE` leaves out."""
+"""Columns that a terminal narrower than `WIDE` leaves out, so that the arms' names have room."""
 
 
 def show(parts: Iterable[ReportPart], console: Console, full: bool = False) -> None:
@@ -47,11 +47,16 @@ def _print(part: ReportPart, console: Console, full: bool) -> None:
     styles = []
     for row in part.arms:
         styles.append("dim" if row.is_baseline else COLOURS[TONES.get(row.word, "")])
-    tables = [_fitting(part.table, width)] if part.arms else _by_width(part.table, width)
+    if part.arms:
+        table, leave = part.table, part.table.heads[:2:-1]
+        shown = [column for column, head in enumerate(table.heads) if width >= WIDE or head not in NARROW]
+        tables = [_some_columns(table, shown)]
+    else:
+        tables, leave = _by_width(part.table, width), ()
     for number, table in enumerate(tables):
         if number:
             console.print("")
-        print_table(console, grid(table.heads, table.rows, width, table.words, styles), full)
+        print_table(console, grid(table.heads, table.rows, width, table.words, styles, leave=leave), full)
 
 
 def _widths(table: TextTable) -> list[int]:
@@ -67,26 +72,17 @@ def _some_columns(table: TextTable, columns: list[int]) -> TextTable:
     return TextTable(heads, rows, table.words)
 
 
-def _fitting(table: TextTable, width: int) -> TextTable:
-    """A table of arms without the columns that a terminal of this width has no room for, so that no number is cut."""
-    columns, widths = list(range(len(table.heads))), _widths(table)
-    if width < WIDE:
-        columns = [column for column in columns if table.heads[column] not in NARROW]
-    widths[0] = min(widths[0], SHORTEST_NAME + 2)
-    while len(columns) > 3 and sum(widths[column] for column in columns) > width:
-        columns.pop()
-    return _some_columns(table, columns)
-
-
 def _by_width(table: TextTable, width: int) -> Iterator[TextTable]:
     """The columns in as many tables as the width asks for, each with the first one in front."""
-    table = table._replace(heads=[middle(head, width // 3) for head in table.heads])
-    first, *widths = _widths(table)
-    columns, left = [0], width - min(first, width // 2)
+    first = min(_widths(table)[0], width // 2)
+    rows = [[name, *(middle(cell, width - first - 2) for cell in cells)] for name, *cells in table.rows]
+    table = TextTable([middle(head, width // 3) for head in table.heads], rows, table.words)
+    _, *widths = _widths(table)
+    columns, left = [0], width - first
     for column, needed in enumerate(widths, 1):
         if needed > left and len(columns) > 1:
             yield _some_columns(table, columns)
-            columns, left = [0], width - min(first, width // 2)
+            columns, left = [0], width - first
         columns.append(column)
         left -= needed
     yield _some_columns(table, columns)
