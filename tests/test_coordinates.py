@@ -27,6 +27,13 @@ def test_sp_fails(capsys):
     assert status == 1 and "param=sp fails" in shown and "not flat" in shown
 
 
+def test_training_that_becomes_non_finite_fails_and_cannot_be_drawn(capsys, tmp_path):
+    status, shown = checked(capsys, "param=sp", "optim.lr=1e30")
+    assert status == 1 and "param=sp fails" in shown and "not finite, or 0" in shown
+    assert main(["bench", "coordinates", *TINY, "optim.lr=1e30", "--picture", str(tmp_path / "a.png")]) == 2
+    assert "nothing can be drawn" in capsys.readouterr().err and not [*tmp_path.iterdir()]
+
+
 def test_mup_without_its_learning_rates_fails(capsys, monkeypatch):
     factors = MaximalUpdate.factors
     monkeypatch.setattr(MaximalUpdate, "factors", lambda *rest: Factors(init=factors(*rest).init))

@@ -6,6 +6,7 @@ arXiv:2203.03466, section D.1 and Figure 5).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -41,14 +42,18 @@ class Coordinates:
 
     @property
     def slopes(self) -> dict[str, float]:
-        """Of log change after the last step against log width, by least squares."""
-        x = np.log(self.widths)
-        return {name: float(np.polyfit(x, np.log(values[:, -1]), 1)[0]) for name, values in self.changes.items()}
+        """Of log change after the last step against log width, by least squares; nan where a change has no logarithm."""
+        x, slopes = np.log(self.widths), {}
+        for name, values in self.changes.items():
+            last = values[:, -1]
+            has_logarithm = np.all(np.isfinite(last) & (last > 0))
+            slopes[name] = float(np.polyfit(x, np.log(last), 1)[0]) if has_logarithm else math.nan
+        return slopes
 
     @property
     def passes(self) -> bool:
         """Whether no change grows or shrinks with the width."""
-        return max(map(abs, self.slopes.values())) <= FLAT
+        return all(abs(slope) <= FLAT for slope in self.slopes.values())
 
 
 def configurations(overrides: list[str], widths: list[int]) -> list[RunConfig]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Callable
@@ -208,13 +209,20 @@ def _coordinates(overrides: list[str], flags: dict[str, Any]) -> int:
     rows = []
     for name, slope in checked.slopes.items():
         changes = [f"{change:.3g}" for change in checked.changes[name][:, -1]]
-        rows.append((name, *changes, f"{slope:+.2f}", "not flat" if abs(slope) > FLAT else ""))
+        note = "not flat" if abs(slope) > FLAT else "not finite, or 0" if math.isnan(slope) else ""
+        rows.append((name, *changes, f"{slope:+.2f}", note))
     _print_table(("", *map(str, checked.widths), "slope", " "), rows)
     word = "passes" if checked.passes else "fails"
     name = f"param={configs[0].param.name}"
     print(f"{name} {word}: a slope may be at most {FLAT:g} in size")
     if "picture" in flags:
-        slopes = checked.slopes.values()
-        title = f"{name} {word} the coordinate check: slopes {min(slopes):+.2f} to {max(slopes):+.2f}"
+        slopes = sorted(slope for slope in checked.slopes.values() if not math.isnan(slope))
+        if not slopes:
+            raise ConfigError(
+                "nothing can be drawn, no change is finite and above 0",
+                f"optim.lr={configs[0].schedule.lr:g}",
+                "a lower optim.lr",
+            )
+        title = f"{name} {word} the coordinate check: slopes {slopes[0]:+.2f} to {slopes[-1]:+.2f}"
         draw(checked, title, flags["picture"])
     return OK if checked.passes else BUG
