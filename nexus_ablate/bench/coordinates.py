@@ -42,7 +42,7 @@ class Coordinates:
 
     @property
     def slopes(self) -> dict[str, float]:
-        """Of log change after the last step against log width, by least squares; nan where a change has no logarithm."""
+        """Of log change after the last step against log width, by least squares; nan without one."""
         x, slopes = np.log(self.widths), {}
         for name, values in self.changes.items():
             last = values[:, -1]
