@@ -57,7 +57,7 @@ COLUMNS, WIDEST_TERM = 80, 46
 KINDS = ("runs", "studies", "results", "this machine and W&B")
 OVERRIDES = "KEY=VALUE"
 FORCE = Flag("--force", "", "replace the files that flags name, also those that nexus-ablate has not written")
-FULL = Flag("--full", "", "whole names of the arms, also where a line then wraps")
+FULL = Flag("--full", "", "whole names and every column, also where a line then wraps")
 
 
 @dataclass(frozen=True)
