@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from nexus_ablate.axes.param import Factors, MaximalUpdate
+from nexus_ablate.bench.coordinates import check_coordinates
 from nexus_ablate.cli import main
+from nexus_ablate.model import GPT
 
 TINY = ("model.n_layers=1", "model.d_model=64", "model.n_heads=4", "model.context=16")
 MUP = ("param=mup", "param.base_width=64", "param.base_head_dim=16")
@@ -25,6 +27,19 @@ def test_mup_passes_and_draws_a_picture(capsys, tmp_path):
 def test_sp_fails(capsys):
     status, shown = checked(capsys, "param=sp")
     assert status == 1 and "param=sp fails" in shown and "not flat" in shown
+
+
+def test_dropout_is_no_change_of_the_coordinates(tiny):
+    still = tiny("model.dropout=0.5", "optim.lr=1e-12")
+    assert check_coordinates([still], steps=1, seeds=1).changes["logits"].max() < 1e-6
+
+
+def test_weights_are_constrained_after_each_step_as_in_training(tiny):
+    config = tiny("preset=ngpt", "optim.lr=1")
+    constrained = check_coordinates([config], steps=2, seeds=1).changes["logits"][0, -1]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(GPT, "constrain", lambda model: None)
+        assert check_coordinates([config], steps=2, seeds=1).changes["logits"][0, -1] != constrained
 
 
 def test_training_that_becomes_non_finite_fails_and_cannot_be_drawn(capsys, tmp_path):

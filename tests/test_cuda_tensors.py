@@ -176,6 +176,9 @@ def test_a_kernel_of_a_gpu_belongs_to_the_part_that_launched_it(kernel, part):
 def test_the_peak_is_that_of_the_run_s_precision():
     assert peak_flops("NVIDIA H100 80GB HBM3", "bf16") == 989e12
     assert peak_flops("NVIDIA H100 80GB HBM3", "fp32") == 67e12
+    assert peak_flops("NVIDIA H100 PCIe", "bf16") == 756e12
+    assert peak_flops("NVIDIA L40", "bf16") == 181e12
+    assert peak_flops("NVIDIA L4", "bf16") == 121e12
     assert peak_flops("some other GPU", "bf16") is None
 
 

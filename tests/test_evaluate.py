@@ -108,8 +108,28 @@ def test_sliding_predicts_the_same_targets_at_every_length_with_nearly_all_of_it
 
 def test_the_loss_by_position_is_in_powers_of_two_and_leaves_no_position_out():
     losses = torch.arange(1.0, 9.0).repeat(2, 1)
-    assert by_position(losses) == {"1": 1.0, "2": 2.0, "3-4": 3.5, "5-8": 6.5}
-    assert by_position(losses[:, :6])["5-6"] == 5.5
+    counted = torch.ones_like(losses, dtype=torch.bool)
+    assert by_position(losses, counted) == {"1": 1.0, "2": 2.0, "3-4": 3.5, "5-8": 6.5}
+    assert by_position(losses[:, :6], counted[:, :6])["5-6"] == 5.5
+
+
+def test_the_loss_by_position_is_over_the_targets_that_count():
+    losses, counted = torch.arange(1.0, 9.0).repeat(2, 1), torch.zeros(2, 8, dtype=torch.bool)
+    counted[0, 2], counted[1, 4:6] = True, True
+    assert by_position(losses, counted) == {"3-4": 3.0, "5-8": 5.5}
+
+
+def test_windows_longer_than_a_batch_are_read_one_by_one(tiny, monkeypatch):
+    made = subject(tiny())
+    windows = np.stack([TEXT[:21], TEXT[40:61], TEXT[80:101]])
+    together = made.losses(windows)
+    monkeypatch.setattr("nexus_ablate.measure.evaluation.subject._BATCH_TOKENS", 8)
+    assert torch.allclose(made.losses(windows), together, atol=1e-6)
+
+
+def test_massive_activations_cannot_be_set_where_the_stream_is_a_sum_of_several(tiny):
+    with pytest.raises(NotDefined, match="the sum of several"):
+        intervention(subject(tiny("placement=hyper")))
 
 
 def test_a_table_of_positions_is_not_defined_beyond_itself(tiny):

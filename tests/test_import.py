@@ -340,9 +340,13 @@ def test_a_model_that_does_not_fit_in_memory_is_refused(copied, capsys, monkeypa
     assert "does not fit in this machine's memory" in refusal(capsys, "import", "model", *QUICK)
 
 
-def test_a_change_of_the_architecture_is_refused_at_the_import(copied, capsys):
-    said = refusal(capsys, "import", "model", *QUICK, "position.theta=7")
-    assert "another architecture" in said and "position.theta=7" in said
+@pytest.mark.parametrize(
+    "change",
+    ("position.theta=7", "attn_softcap=1", "attn_scale=1", "logit_scale=2", "final_softcap=1", "final_norm=off"),
+)
+def test_a_change_of_the_architecture_is_refused_at_the_import(copied, capsys, change):
+    said = refusal(capsys, "import", "model", *QUICK, change)
+    assert "another architecture" in said and change in said
 
 
 # ------------------------------------------------------------------------------------------ measures of the library

@@ -11,6 +11,7 @@ from nexus_ablate.config.compose import compose
 from nexus_ablate.measure import activation_statistics as statistics
 from nexus_ablate.measure import attention_statistics as attention
 from nexus_ablate.measure.activation_statistics import kurtosis_token, max_abs, max_over_median, rms
+from nexus_ablate.measure.initial import initial_signal, nonlinear_share
 from nexus_ablate.measure.probe import (
     evaluation_mode,
     matrix_probe,
@@ -26,6 +27,7 @@ from nexus_ablate.training.gradients import first_over_last
 from nexus_ablate.training.session import train
 from nexus_ablate.training.step import Step
 
+GAINS_BY_HEAD = ("qk_norm=rms", "qk_norm.gain=per_head")
 TOKENS = torch.randint(0, 11, (2, 8), generator=torch.Generator().manual_seed(0))
 
 
@@ -605,3 +607,41 @@ def test_without_weight_decay_the_matrices_of_a_model_of_text_end_larger(tiny_ru
     free, decayed = ended(0), ended(0.1)
     for block in ("weight_rms/block_000", "weight_rms/block_001"):
         assert free[block] > 1.02 * decayed[block]
+
+
+@pytest.mark.parametrize("matrix", [torch.ones(12, 64), torch.outer(torch.arange(1.0, 65), torch.arange(1.0, 33))])
+def test_the_spectral_norm_of_a_matrix_of_low_rank_is_exact(matrix):
+    exact = torch.linalg.matrix_norm(matrix.double(), 2).item()
+    assert spectral_norm(matrix).item() == pytest.approx(exact, rel=1e-5)
+
+
+def test_gains_by_head_and_tables_are_no_matrices(tiny):
+    plain, with_gains = (weight_rms(build_model(tiny(*more), 11)) for more in ((), GAINS_BY_HEAD))
+    assert with_gains["weight_rms/block_000"] == plain["weight_rms/block_000"]
+    assert not any("vector" in name for name, _ in block_matrices(build_model(tiny(*GAINS_BY_HEAD), 11)))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "deviation"),
+    [((), 1.0), (("preset=ngpt",), 1.0), (("ffn=ngpt", "d_ff_ratio=2"), 32**0.5), (("conv=canon",), 1.4)],
+)
+def test_the_deviation_before_the_first_activation_is_of_what_it_acts_on(tiny, overrides, deviation):
+    """Rows of norm 1 times sqrt(D) in nGPT; its FFN under a fan-in init; Canon adds its taps to the projection."""
+    model = build_model(tiny("model.d_model=32", "model.context=64", *overrides), 256)
+    assert initial_signal(model).activation_sd == pytest.approx(deviation, rel=0.15)
+
+
+def test_an_activation_that_normalizes_over_channels_sees_channels_that_differ(tiny):
+    from scipy.integrate import quad
+    from scipy.stats import norm
+
+    def mean(function):
+        return quad(lambda z: function(z) * norm.pdf(z), -10, 10)[0]
+
+    def poly(z):  # the RMS of z, z^2 and z^3 over normal channels is 1, sqrt(3) and sqrt(15)
+        return (z + z**2 / 3**0.5 + z**3 / 15**0.5) / 3
+
+    variance = mean(lambda z: poly(z) ** 2) - mean(poly) ** 2
+    expected = 1 - mean(lambda z: z * poly(z)) ** 2 / variance
+    ffn = build_model(tiny("ffn=polynorm", "model.d_model=64"), 11).blocks[0].ffn
+    assert nonlinear_share(ffn, 1.0) == pytest.approx(expected, rel=0.1)

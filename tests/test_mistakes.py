@@ -244,6 +244,7 @@ MEANT = [
     ("train.precision=bfloat16", "train.precision=bf16"),
     ("-m seed=range(0,3),5", "seed=0,1,2,5"),
     ("rope=false", "position=none"),
+    ("nope_every=[0,1,2,3]", "position=none"),
     ("rotary=true", "position=rope"),
     ("swiglu=true", "ffn=swiglu"),
     ("wandb=off", "tracker=files"),

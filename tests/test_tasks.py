@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
@@ -185,3 +186,16 @@ def test_random_filler_holds_no_key_of_its_sequence():
 def test_the_corpus_names_what_is_wrong():
     with pytest.raises(ConfigError, match="no room"):
         RECALL.changed(pairs=9).check(32)
+
+
+def test_every_loss_of_answers_is_the_mean_over_all_answers_however_many_a_sequence_has(tmp_path, monkeypatch):
+    monkeypatch.setenv("NEXUS_ABLATE_CACHE", str(tmp_path / "cache"))
+    overrides = ["data=copy", "data.least=2", "data.most=16", "data.sequences=200", f"runs_dir={tmp_path}", *RUN]
+    out = train(compose([*overrides, "evals=[extrapolation,quantization]"]), quiet=True)
+    summary, lines = out.summary, (out.path / "evaluation.jsonl").read_text().splitlines()
+    windows = [json.loads(line) for line in lines]
+    assert summary["extrapolation"]["non_overlapping"]["1"] == pytest.approx(summary["val_loss"], rel=1e-6)
+    assert summary["quantization"]["loss"] == pytest.approx(summary["val_loss"], rel=1e-6)
+    counts = [row["tokens"] for row in windows]
+    assert len(set(counts)) > 1 and max(counts) <= 16
+    assert np.average([row["loss"] for row in windows], weights=counts) == pytest.approx(summary["val_loss"], rel=1e-9)

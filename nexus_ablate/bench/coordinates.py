@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from nexus_ablate.config.compose import compose
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.errors import ConfigError
+from nexus_ablate.measure.probe import evaluation_mode
 from nexus_ablate.model import GPT, build_model
 from nexus_ablate.optimizers import build_optimizer
 from nexus_ablate.report.run_picture import save_figure
@@ -100,14 +101,14 @@ def _changes(config: RunConfig, seed: int, steps: int) -> dict[str, np.ndarray]:
         optimizer.zero_grad()
         F.cross_entropy(model(inputs).flatten(0, 1), targets).backward()
         optimizer.step()
+        model.constrain()
         for name, now in _outputs(model, inputs).items():
             changes[name].append(float((now - first[name]).square().mean().sqrt()))
     return {name: np.array(values) for name, values in changes.items()}
 
 
-@torch.no_grad()
 def _outputs(model: GPT, tokens: Tensor) -> dict[str, Tensor]:
-    """The logits and the output of each branch."""
+    """The logits and the output of each branch, without dropout."""
     outputs: dict[str, Tensor] = {}
     handles = []
     for number, block in enumerate(model.blocks):
@@ -116,7 +117,8 @@ def _outputs(model: GPT, tokens: Tensor) -> dict[str, Tensor]:
             if hasattr(block, part):
                 keep = partial(_keep, outputs, name)
                 handles.append(getattr(block, part).register_forward_hook(keep))
-    outputs["logits"] = model(tokens)
+    with evaluation_mode(model):
+        outputs["logits"] = model(tokens)
     for handle in handles:
         handle.remove()
     return outputs

@@ -162,7 +162,7 @@ def endless(overrides: list[str]) -> list[str]:
 
     It compiles only with `train.compile=on`: `auto` depends on the length of the run, which is unlimited here.
     """
-    kept = [o for o in overrides if o.partition("=")[0] not in BUDGET]
+    kept = [o for o in overrides if o.partition("=")[0] not in BUDGET and o != "probe.every=auto"]
     return ["train.compile=off", PROBES, *kept, "train.steps=1000000000", "train.eval_every=1000000000"]
 
 

@@ -331,7 +331,7 @@ def check_layers(layers: object, n_layers: int) -> None:
     """Check that a list of layers names each layer of the model at most once.
 
     Raises:
-        ConfigError: It is empty, or names a layer twice, or one that doesn't exist.
+        ConfigError: It is empty, or names a layer twice, or one that doesn't exist, or all layers.
     """
     if not isinstance(layers, list):
         return
@@ -340,6 +340,8 @@ def check_layers(layers: object, n_layers: int) -> None:
         raise ConfigError("nope_every lists layers without positions, each once", got, "nope_every=off")
     if max(layers) >= n_layers:
         raise ConfigError(f"there is no layer {max(layers)}", got, f"layers from 0 to {n_layers - 1}")
+    if len(layers) == n_layers:
+        raise ConfigError("no layer has positions, so the choice of position does nothing", got, "position=none")
 
 
 def apply_rules(config: RunConfig, resolved: Resolved, chosen: dict[str, OptionFile]) -> list[str]:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
-from nexus_ablate.axes.ffn import MLP
+from nexus_ablate.axes.ffn import MLP, ScaledSwiGLU
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.measure.counts import parameters
 from nexus_ablate.measure.probe import evaluation_mode
@@ -14,6 +18,8 @@ from nexus_ablate.model import GPT, build_model, countable_model
 
 LARGEST = 30_000_000
 """Parameters of the largest model that is built to see its signal, in a fraction of a second."""
+LEVELS = 2048
+"""Quantiles of the normal input of an activation."""
 
 
 def initial_of(config: RunConfig, vocab_size: int) -> InitialSignal | None:
@@ -26,36 +32,65 @@ def initial_of(config: RunConfig, vocab_size: int) -> InitialSignal | None:
 @torch.no_grad()
 def initial_signal(model: GPT) -> InitialSignal:
     """The signal in the first block of a model with initial values, for one sequence of different tokens."""
-    ffn = model.blocks[0].ffn
+    ffn: Any = model.blocks[0].ffn
     watched: dict[str, nn.Module] = {"embedding": model.dropout, "branch": ffn}  # type: ignore[reportAssignmentType]
-    if isinstance(ffn, MLP):
-        watched["input"] = ffn.gate if ffn.gated else ffn.up
     seen: dict[str, Tensor] = {}
     handles = [module.register_forward_hook(_keep(seen, name)) for name, module in watched.items()]
     vocab_size, device = len(model.embedding.weight), model.embedding.weight.device
     try:
-        with evaluation_mode(model):
+        with evaluation_mode(model), activation_input(ffn, seen):
             model(torch.arange(model.geometry.context, device=device)[None] % vocab_size)
     finally:
         for handle in handles:
             handle.remove()
     deviation = share = share_at_1 = None
     if isinstance(ffn, MLP):
-        deviation = float(seen["input"].std())
-        share, share_at_1 = nonlinear_share(ffn, deviation), nonlinear_share(ffn, 1.0)
+        deviation, factor = float(seen["input"].std()), input_factor(ffn)
+        share, share_at_1 = nonlinear_share(ffn, deviation), nonlinear_share(ffn, 1.0 / factor)
+        deviation *= factor
     return InitialSignal(deviation, share, share_at_1, _rms(seen["embedding"]), _rms(seen["branch"]))
 
 
+@contextmanager
+def activation_input(ffn: nn.Module, seen: dict[str, Tensor]) -> Iterator[None]:
+    """Inside the `with`, `seen["input"]` is the first input of the FFN's activation, after its convolution if any."""
+    if not isinstance(ffn, MLP):
+        yield
+        return
+    name = "product" if ffn.gated else "activation"
+    method = getattr(ffn, name)
+
+    def keep(first: Tensor, *rest: Tensor) -> Tensor:
+        seen["input"] = first.float()
+        return method(first, *rest)
+
+    setattr(ffn, name, keep)
+    try:
+        yield
+    finally:
+        delattr(ffn, name)
+
+
+def input_factor(ffn: MLP) -> float:
+    """The factor that an FFN itself puts on its activation's input."""
+    return ffn.factor * float(ffn.scale_gate.mean()) if isinstance(ffn, ScaledSwiGLU) else 1.0
+
+
+@torch.no_grad()
 def nonlinear_share(ffn: MLP, deviation: float) -> float:
     """The share of an activation's variance that no line through its input explains; the input is normal.
+
+    Channels are independent, for an activation that normalizes over them.
 
     Args:
         deviation: Standard deviation of the input.
     """
     width, device = len(ffn.up.weight), ffn.up.weight.device
-    levels = (torch.arange(512, device=device) + 0.5) / 512
+    levels = (torch.arange(LEVELS, device=device) + 0.5) / LEVELS
     input_N = deviation * torch.special.ndtri(levels)
-    input_NF = input_N[:, None].expand(-1, width)
+    others = torch.Generator().manual_seed(0)  # a separate generator leaves the run's random state unchanged
+    input_NF = deviation * torch.randn(LEVELS, width, generator=others).to(device)
+    input_NF[:, 0] = input_N
     output_NF = ffn.product(input_NF, torch.ones_like(input_NF)) if ffn.gated else ffn.activation(input_NF)  # type: ignore[reportAttributeAccessIssue]
     correlation = torch.corrcoef(torch.stack((input_N, output_NF[:, 0])))[0, 1]
     return float(1 - correlation**2)

@@ -9,9 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from nexus_ablate.axes.modules import parameter_roles
+from nexus_ablate.config.roles import MATRICES
 from nexus_ablate.measure.activation_statistics import STATISTICS, statistic
 
 LANCZOS_STEPS = 24
+ROUNDING = 1e-5
+"""Of a product of float32 matrices, relative to its size."""
 
 
 def weight_rms(model: nn.Module) -> dict[str, float]:
@@ -24,13 +27,18 @@ def weight_rms(model: nn.Module) -> dict[str, float]:
     groups: dict[str, list[tuple[float, int]]] = {}
     for (name, parameter), norm in zip(named.items(), norms.tolist(), strict=True):
         groups.setdefault(f"role/{roles[name]}", []).append((norm, parameter.numel()))
-        if name.startswith("blocks.") and parameter.ndim > 1:
+        if name.startswith("blocks.") and is_matrix(parameter, roles[name]):
             for group in (f"block_{int(name.split('.')[1]):03d}", "global"):
                 groups.setdefault(group, []).append((norm, parameter.numel()))
     return {
         f"weight_rms/{group}": math.hypot(*(norm for norm, _ in of)) / math.sqrt(sum(count for _, count in of))
         for group, of in groups.items()
     }
+
+
+def is_matrix(parameter: nn.Parameter, role: str) -> bool:
+    """Whether it is one or several matrices, and no gain with a row per head, learned key or table."""
+    return parameter.ndim > 1 and role in MATRICES
 
 
 def matrix_figures(model: nn.Module) -> dict[str, Tensor]:
@@ -48,7 +56,7 @@ def block_matrices(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     roles = parameter_roles(model)
     seen: dict[str, int] = {}
     for name, parameter in model.named_parameters():
-        if name.startswith("blocks.") and parameter.ndim > 1:
+        if name.startswith("blocks.") and is_matrix(parameter, roles[name]):
             short = f"block_{int(name.split('.')[1]):03d}/{roles[name]}"
             seen[short] = seen.get(short, 0) + 1
             yield short if seen[short] == 1 else f"{short}_{seen[short]}", parameter
@@ -56,7 +64,8 @@ def block_matrices(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 
 @statistic("matrix")
 def spectral_norm(weight: Tensor, steps: int = LANCZOS_STEPS) -> Tensor:
-    """Largest singular value, by Lanczos on the smaller Gram matrix from a fixed start: at most 0.1% too small.
+    """Largest singular value, by Lanczos on the smaller Gram matrix from a fixed start: a random matrix 768 wide comes
+    out at most 1% too small, one with a larger first singular value exact.
 
     The exact decomposition takes seconds for a model on a GPU. Golub & Kahan 1965. Of stacked matrices, as those of
     experts, the largest.
@@ -69,14 +78,15 @@ def spectral_norm(weight: Tensor, steps: int = LANCZOS_STEPS) -> Tensor:
     start = torch.Generator().manual_seed(0)  # a separate generator leaves the run's random state unchanged
     vector = torch.randn(width, generator=start).to(matrix.device)
     basis = [vector / vector.norm()]
-    projected = torch.zeros(0)
-    for step in range(min(steps, width)):
+    largest = 0.0
+    while len(basis) < min(steps, width):
         image = matrix.T @ (matrix @ basis[-1])
-        seen = torch.stack(basis)
-        if step + 1 == min(steps, width):
-            projected = seen @ (matrix.T @ (matrix @ seen.T))
-            break
+        seen, largest = torch.stack(basis), max(largest, float(image.norm()))
         for _ in range(2):  # twice, since rounding would bring the first directions back
             image = image - seen.T @ (seen @ image)
-        basis.append(image / image.norm().clamp(min=torch.finfo(torch.float32).tiny))
+        if float(image.norm()) <= ROUNDING * largest:  # a low rank: what is left has no direction of its own
+            break
+        basis.append(image / image.norm())
+    seen = torch.stack(basis)
+    projected = seen @ (matrix.T @ (matrix @ seen.T))
     return torch.linalg.eigvalsh(projected.cpu())[-1].clamp(min=0).sqrt().to(matrix.device)

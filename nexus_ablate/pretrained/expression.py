@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 
 BIASED = ("layer", "layer_zero")
 """Norms with a bias by default."""
+NO_ARCHITECTURE = frozenset(
+    "init norm_gain_sites data optim weight_decay z_loss train probe preset model.dropout model.context".split()
+)
+"""Keys and groups that may differ between a run and the weights that it starts from: the same tensors give the same
+logits."""
 NEUTRAL = {"bias": 0.0, "gain": 1.0, "excess": 0.0}
 """Values of parameters that a family doesn't have; the proof says whether that is right."""
 
@@ -33,13 +38,11 @@ class Expression:
 
     Attributes:
         overrides: The overrides for its architecture and sizes.
-        keys: The keys that determine it, but for its context.
         context: The number of its positions.
         source: Where its tensors are.
     """
 
     overrides: list[str]
-    keys: set[str]
     context: int
     source: Tensors
 
@@ -91,7 +94,7 @@ def express(config: Any, published: Mapping[str, Tensor]) -> Expression:
         compose(overrides)
     except ConfigError as error:
         raise refuse(config, error.got, error.problem) from error
-    return Expression(overrides, settings.keys() - {"model.context"}, settings["model.context"], source)
+    return Expression(overrides, settings["model.context"], source)
 
 
 def check_architecture(config: RunConfig, expression: Expression) -> None:
@@ -100,9 +103,8 @@ def check_architecture(config: RunConfig, expression: Expression) -> None:
     Raises:
         ConfigError: It has another one.
     """
-    architecture = expression.keys | {*AXES} - {"init", "param"}
     for key, value in differences(config, compose(expression.overrides)).items():
-        if key in architecture or key.partition(".")[0] in architecture:
+        if key not in NO_ARCHITECTURE and key.partition(".")[0] not in NO_ARCHITECTURE:
             problem = "the weights to start from are of another architecture"
             raise ConfigError(problem, f"{key}={value}", "the line that `import` prints")
 

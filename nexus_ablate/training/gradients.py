@@ -28,11 +28,13 @@ class GradientNorms:
         groups = [*map(part_of, names), *(f"{ROLE}{roles[name]}" for name in names)]
         self.parts = sorted(set(groups))
         device = self._parameters[0].device
+        self._zero = torch.zeros((), device=device)  # the gradient of what the loss does not depend on
         self._index = torch.tensor([self.parts.index(group) for group in groups], device=device)
 
     def measure(self) -> tuple[Tensor, Tensor]:
         """The global norm (scalar) and the norms in the order of `parts`, both on the device, before clipping."""
-        norms = torch.stack(torch._foreach_norm(self.gradients()))  # type: ignore[reportPrivateImportUsage]
+        gradients = [self._zero if p.grad is None else p.grad for p in self._parameters]
+        norms = torch.stack(torch._foreach_norm(gradients))  # type: ignore[reportPrivateImportUsage]
         squares = norms.float().square()
         by_part = torch.zeros(len(self.parts), device=squares.device).index_add_(0, self._index, squares.repeat(2))
         return squares.sum().sqrt(), by_part.sqrt()

@@ -21,6 +21,7 @@ class Progress:
     )
     batch_hash: str = ""
     interval_loss: float = 0.0
+    interval_bytes: float = 0.0
     interval_figures: dict[str, float] = field(default_factory=dict)
     interval_steps: int = 0
     best_val_loss: float | None = None

@@ -229,13 +229,16 @@ class Step:
 
     @torch.no_grad()
     def window_losses(self, rows: np.ndarray) -> Tensor:
-        """Mean cross-entropy in nats per token of each of (B, T + 1) windows: (B,) float32 on the device."""
+        """Mean cross-entropy in nats of the targets of each of (B, T + 1) windows: (B,) float32 on the device.
+
+        Only of the targets that count, and 0 for a window without one.
+        """
         with self._forward_context():
             inputs, targets = self._inputs_and_targets(rows)
             nats_BT = self.compute_nats(inputs, targets).view(len(rows), -1)
         if self.answers is None:
             return nats_BT.mean(1)
-        return nats_BT.sum(1) / (targets.view(len(rows), -1) != IGNORED).sum(1)
+        return nats_BT.sum(1) / (targets.view(len(rows), -1) != IGNORED).sum(1).clamp(min=1)
 
     def chunk(self, most_bytes: int) -> None:
         """Compute the logits in chunks of at most `most_bytes` in float32; 0: all at once.

@@ -149,6 +149,7 @@ class Trainer:
         self.step.take(progress.step, batch, watched=self.full_probe and self._probes_at(progress.step + 1))
         progress.step += 1
         progress.batch_hash = chain(progress.batch_hash, batch)
+        progress.interval_bytes += self._bytes_per_target(batch)
         if self.display.due(progress.step) or progress.step % MOST_UNREAD == 0:
             self._read()
             loss = progress.interval_loss / progress.interval_steps
@@ -210,12 +211,14 @@ class Trainer:
     def _training_figures(self) -> dict[str, Any]:
         progress = self.progress
         loss = progress.interval_loss / progress.interval_steps
+        bytes_per_target = progress.interval_bytes / progress.interval_steps
         more = {name: total / progress.interval_steps for name, total in progress.interval_figures.items()}
         progress.interval_loss, progress.interval_figures, progress.interval_steps = 0.0, {}, 0
+        progress.interval_bytes = 0.0
         speed = self._speed()
         figures = {
             "train/loss": loss,
-            "train/bpb": loss / math.log(2) / self.data.bytes_per_token,
+            "train/bpb": loss / math.log(2) / bytes_per_target,
             "lr": self.step.lr,
             "grad_norm/global": self.seen.norm,
             "tokens_per_second": round(speed, 1),
@@ -237,14 +240,15 @@ class Trainer:
         """Loss in nats per token and bits per byte on the fixed tokens of each validation set."""
         figures = {}
         for name, tokens in windows.items():
-            losses_N, targets = self._window_losses(tokens), tokens[:, 1:]
-            if self.data.answers is not None:
-                targets = targets[self.data.answers(tokens)]
+            losses_N, targets_N = self._window_losses(tokens), np.full(len(tokens), tokens.shape[1] - 1)
             nats = float(losses_N.mean())
+            if self.data.answers is not None:
+                targets_N = self.data.answers(tokens).sum(1)
+                nats = float(np.average(losses_N, weights=targets_N))
             figures[f"{name}/loss"] = nats
-            figures[f"{name}/bpb"] = nats * targets.size / math.log(2) / float(self.data.token_bytes[targets].sum())
+            figures[f"{name}/bpb"] = nats / math.log(2) / self._bytes_per_target(tokens)
             if name == "val" and self.progress.step == self.steps:
-                self._write_evaluation(losses_N)
+                self._write_evaluation(losses_N, targets_N)
         progress = self.progress
         progress.last_val = figures
         if math.isfinite(figures["val/loss"]):
@@ -263,13 +267,18 @@ class Trainer:
             losses = [self.step.window_losses(tokens[np.minimum(start + rows, len(tokens) - 1)]) for start in starts]
         return torch.cat(losses)[: len(tokens)].double().cpu().numpy()
 
-    def _write_evaluation(self, losses_N: np.ndarray) -> None:
-        """Save the final losses on `val` by window, in nats per token."""
+    def _bytes_per_target(self, windows: np.ndarray) -> float:
+        """The mean number of bytes of the targets of (N, T + 1) windows that the loss counts."""
+        targets = windows[:, 1:] if self.data.answers is None else windows[:, 1:][self.data.answers(windows)]
+        return float(self.data.token_bytes[targets].mean())
+
+    def _write_evaluation(self, losses_N: np.ndarray, targets_N: np.ndarray) -> None:
+        """Save the final losses on `val` by window, in nats per token, with the number of targets that they count."""
         context = self.config.model.context
         places = eval_places(len(self.data.val["val"]), context, self.config.train.eval_tokens, self.data.period)
         self.run.write_evaluation(
-            {"block": int(block), "offset": int(start), "tokens": context, "loss": float(loss)}
-            for start, block, loss in zip(*places, losses_N, strict=True)
+            {"block": int(block), "offset": int(start), "tokens": int(targets), "loss": float(loss)}
+            for start, block, targets, loss in zip(*places, targets_N, losses_N, strict=True)
         )
 
     # ----------------------------------------------------------------------------------------------- saved state

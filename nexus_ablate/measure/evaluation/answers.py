@@ -12,11 +12,10 @@ from torch import Tensor
 
 from nexus_ablate.data import TaskCorpus
 from nexus_ablate.measure.evaluation.ngram import NGram
-from nexus_ablate.measure.evaluation.subject import NotDefined, Subject
+from nexus_ablate.measure.evaluation.subject import NotDefined, Subject, n_batches
 from nexus_ablate.measure.probe import evaluation_mode
 from nexus_ablate.measure.repeats import frequent_tokens
 
-_BATCH_TOKENS = 8192
 Task = TypeVar("Task", bound=TaskCorpus)
 
 
@@ -107,7 +106,7 @@ def score(
 def margins(subject: Subject, windows: np.ndarray, answers: np.ndarray) -> np.ndarray:
     """(A,) margins of the model, see `Scores`."""
     results = []
-    n_parts = -(-windows.size // _BATCH_TOKENS)
+    n_parts = n_batches(windows)
     parts = zip(np.array_split(windows, n_parts), np.array_split(answers, n_parts), strict=True)
     with evaluation_mode(subject.model):
         for rows, chosen in parts:

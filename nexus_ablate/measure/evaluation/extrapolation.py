@@ -44,7 +44,7 @@ class Extrapolation(Evaluation):
             windows = eval_windows(subject.val, subject.context, subject.eval_tokens, subject.period, factor)
             losses = subject.losses(windows)
             results["non_overlapping"][name] = subject.mean(losses, windows)
-            results["by_position"][name] = by_position(losses)
+            results["by_position"][name] = by_position(losses, subject.counted(windows))
             if len(targets):
                 stride = len(targets[0])
                 windows = np.stack([subject.val[row[-1] - length : row[-1] + 1].astype(np.int64) for row in targets])
@@ -68,13 +68,18 @@ def require_length(subject: Subject, length: int) -> None:
         raise NotDefined(f"the validation text has {len(subject.val)} tokens, but {length + 1} are needed")
 
 
-def by_position(losses_NT: Tensor) -> dict[str, float]:
-    """Mean loss by the number of tokens that the model has read: "1", "2", "3-4", "5-8" ..., nats per token."""
-    mean_T = losses_NT.double().mean(0)
-    means, start, end = {}, 1, 1
-    while start <= len(mean_T):
-        end = min(end, len(mean_T))
-        means[str(start) if start == end else f"{start}-{end}"] = float(mean_T[start - 1 : end].mean())
+def by_position(losses_NT: Tensor, counted_NT: Tensor) -> dict[str, float]:
+    """Mean loss by the number of tokens that the model has read: "1", "2", "3-4", "5-8" ..., nats per token.
+
+    Only over the targets that count; positions without one are left out.
+    """
+    means, start, end, longest = {}, 1, 1, losses_NT.shape[1]
+    while start <= longest:
+        end = min(end, longest)
+        here = slice(start - 1, end)
+        losses = losses_NT[:, here].double()[counted_NT[:, here]]
+        if len(losses):
+            means[str(start) if start == end else f"{start}-{end}"] = float(losses.mean())
         start, end = end + 1, 2 * end
     return means
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from nexus_ablate.attention_core import AttentionCore, substituted
 from nexus_ablate.measure.activation_statistics import MASSIVE_RATIO
-from nexus_ablate.measure.evaluation.subject import EVALUATION, Evaluation, Subject
+from nexus_ablate.measure.evaluation.subject import EVALUATION, Evaluation, NotDefined, Subject
 from nexus_ablate.measure.probe import evaluation_mode, hooks, model_figures, probe
 
 TARGETS = 8192
@@ -121,7 +121,13 @@ def watching(model: nn.Module, look: Callable[[int, Tensor], None]) -> Iterator[
     """Inside the `with`, call `look(block, x)` after each block; x is the residual stream, which `look` may change."""
 
     def hook(number: int, block: Any) -> Callable[[nn.Module, Any, Any], None]:
-        return lambda module, inputs, output: look(number, block.residual(output))
+        def seen(module: nn.Module, inputs: Any, output: Any) -> None:
+            x_BTD = block.residual(output)
+            if x_BTD is not output:
+                raise NotDefined("the residual stream of this placement is the sum of several, which cannot be set")
+            look(number, x_BTD)
+
+        return seen
 
     with hooks() as handles, evaluation_mode(model):
         handles += [b.register_forward_hook(hook(i, b)) for i, b in enumerate(model.blocks)]  # type: ignore[arg-type]

@@ -46,8 +46,8 @@ class MinimalPairs(Evaluation):
         if subject.period > 1:
             raise NotDefined(f"the model was trained on data={subject.data.name}; it doesn't read text")
         tokenizer = subject.data.tokenizer
-        before = tokenizer.separator[-1:] if len(tokenizer.separator) else tokenizer.encode(" ")
         try:
+            before = tokenizer.separator[-1:] if len(tokenizer.separator) else tokenizer.encode(" ")
             pairs = [[np.concatenate((before, tokenizer.encode(text))) for text in pair] for pair in self.pairs]
         except ConfigError as error:
             raise NotDefined(f"{error.problem}: {error.got}") from error

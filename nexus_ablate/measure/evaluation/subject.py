@@ -41,6 +41,11 @@ class Evaluation:
 EVALUATION: Registry[Evaluation] = Registry("evaluation")
 
 
+def n_batches(windows: np.ndarray) -> int:
+    """In how many forward passes windows are read."""
+    return min(len(windows), -(-windows.size // _BATCH_TOKENS))
+
+
 @dataclass(frozen=True)
 class Subject:
     """The input of an evaluation.
@@ -76,15 +81,19 @@ class Subject:
 
     def mean(self, losses_NT: Tensor, windows: np.ndarray) -> float:
         """The mean of the `losses` of windows over the targets that the run's loss counts."""
+        return float(losses_NT.double()[self.counted(windows)].mean())
+
+    def counted(self, windows: np.ndarray) -> Tensor:
+        """Which targets of (N, T + 1) windows the run's loss counts: (N, T) bool, on the CPU."""
         if self.data is None or self.data.answers is None:
-            return float(losses_NT.double().mean())
-        return float(losses_NT.double()[torch.from_numpy(self.data.answers(windows))].mean())
+            return torch.ones(len(windows), windows.shape[1] - 1, dtype=torch.bool)
+        return torch.from_numpy(self.data.answers(windows))
 
     def losses(self, windows: np.ndarray) -> Tensor:
         """Cross-entropy in nats of each target of (N, T + 1) windows: (N, T), float32, on the CPU."""
         batches = []
         with evaluation_mode(self.model):
-            for rows in np.array_split(windows, -(-windows.size // _BATCH_TOKENS)):
+            for rows in np.array_split(windows, n_batches(windows)):
                 tokens = self.on_device(rows)
                 with self.precision():
                     logits_BTV = self.model(tokens[:, :-1])
