@@ -6,7 +6,7 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from nexus_ablate import errors
 from nexus_ablate.comparison.learning_rates import FURTHER_RATES
@@ -18,7 +18,7 @@ from nexus_ablate.measure.regime import check_passes
 from nexus_ablate.planning.design import ComposedArm, label
 from nexus_ablate.planning.jobs import Job, Runs, data_of
 from nexus_ablate.planning.looks import ended_later, judge, lacking, next_look, outcomes, title
-from nexus_ablate.planning.stale_code import check_code
+from nexus_ablate.planning.stale_code import check_code, check_probes
 from nexus_ablate.planning.study_yaml import expanded, write_record
 from nexus_ablate.provenance import source_hash
 from nexus_ablate.runs import SETTLED
@@ -40,8 +40,9 @@ def launch_strata(
     """`launch` for each stratum of a study, until a stop signal; its status is 75, else the first nonzero one."""
     strata, whole = strata_of(request), strata_of(request.whole or request)
     if len(whole) > 1:
-        for stratum, study in [(stratum, expanded(stratum)) for stratum in whole]:
-            write_record(study, stratum.directory, amend, retrain=retrain)  # so that `compare` knows what is to come
+        studies = {stratum.directory: check(stratum, amend, retrain).runs.study for stratum in whole}
+        for directory, study in studies.items():
+            write_record(study, directory, amend, retrain=retrain)  # so that `compare` knows what is to come
     statuses = []
     for stratum in strata:
         statuses.append(launch(stratum, backend, retry_failed, amend, retrain))
@@ -50,6 +51,34 @@ def launch_strata(
     if len(strata) > 1:
         print(f"\nall strata: nexus-ablate compare {shlex.quote(str(request.directory))}", file=sys.stderr)
     return max(statuses, key=lambda status: (status == errors.PREEMPTED, status != errors.OK))
+
+
+class Checked(NamedTuple):
+    """A study that can be launched, and what to say of its code."""
+
+    runs: Runs
+    by_other_code: str
+
+
+def check(request: Request, amend: bool, retrain: bool) -> Checked:
+    """Everything that can refuse a launch, before anything is written.
+
+    Raises:
+        ConfigError: The study cannot be run.
+    """
+    study = expanded(request)
+    runs = Runs(study, request)
+    first = [*runs.tuning, *runs.claims]
+    by_other_code = check_code(study.study.name, [*first, *runs.later()], retrain)
+    if any(job.state()[0] == "missing" for job in first):
+        for option, context in data_of(arm.config for arm in study.all_arms):
+            text = prepare(option, context=context)
+            for arm in study.all_arms:
+                if arm.config.data == option:
+                    check_passes(arm.config, len(text.train))
+    if amend:
+        check_probes(study.study.name, first)
+    return Checked(runs, by_other_code)
 
 
 def launch(
@@ -71,16 +100,8 @@ def launch(
     Raises:
         ConfigError: The study cannot be run, or has changed since its first launch.
     """
-    study = expanded(request)
-    runs = Runs(study, request)
-    first = [*runs.tuning, *runs.claims]
-    by_other_code = check_code(study.study.name, [*first, *runs.later()], retrain)
-    if any(job.state()[0] == "missing" for job in first):
-        for option, context in data_of(arm.config for arm in study.all_arms):
-            text = prepare(option, context=context)  # once, before starting workers and before writing anything
-            for arm in study.all_arms:
-                if arm.config.data == option:
-                    check_passes(arm.config, len(text.train))
+    runs, by_other_code = check(request, amend, retrain)
+    study = runs.study
     write_record(study, request.directory, amend, source_hash(), retrain)
     progress = JobProgress(request.directory)
     progress.say(f"study {study.study.name}: {study.study.question}")
@@ -103,8 +124,10 @@ def rounds(runs: Runs, progress: JobProgress) -> Iterator[list[Job]]:
     """The jobs of a study, round by round; each round may depend on the results of those before."""
     study = runs.study
     yield runs.premise
-    if not all(job.has_ended for job in runs.premise):
-        progress.say("after the baseline's runs, run the same command for the other arms")
+    if not all(job.has_result for job in runs.premise):
+        failed = any(job.has_ended and not job.has_result for job in runs.premise)
+        again = "the same command with --retry failed" if failed else "the same command"
+        progress.say(f"after the baseline's runs, run {again} for the other arms")
         return
     if unmet := lacking(runs):
         progress.say(unmet)
@@ -154,7 +177,8 @@ def run_missing(jobs: list[Job], backend: Backend, progress: JobProgress, retry_
         if job.path in progress.statuses:
             continue
         state, reason = job.state()
-        if not job.again and (state in SETTLED or (state == "failed" and not retry_failed)):
+        has_ended = state in SETTLED or (state == "failed" and not retry_failed)
+        if has_ended and not (job.again or job.lacks_evaluations):
             progress.already_ended(job, state, reason)
             if any(text.startswith(("train.device=", "train.compile=")) for text in job.overrides):
                 requested = compose(job.overrides)  # job.config is without settings of the machine

@@ -13,19 +13,18 @@ from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
 
-from nexus_ablate import errors
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.execution.job_progress import JobProgress
 from nexus_ablate.execution.local_pool import mark_failed
 from nexus_ablate.execution.slurm_job import REQUEUES, SlurmTask
 from nexus_ablate.execution.slurm_queue import FOLDER, Queue, answer_to
-from nexus_ablate.execution.worker import JobResult, Task
+from nexus_ablate.execution.worker import Task
 from nexus_ablate.masking import mask
 from nexus_ablate.planning.jobs import Job
 from nexus_ablate.provenance import git_state, source_hash
 from nexus_ablate.runs import atomic_write_json, make_directory
 from nexus_ablate.runs.files import storage
-from nexus_ablate.runs.ownership import release, take_lock
+from nexus_ablate.runs.ownership import LIVE, release, take_lock
 
 LONGEST_ARRAY = 1000
 """Jobs: SLURM's own limit (MaxArraySize) is 1001 unless the cluster says otherwise."""
@@ -102,10 +101,10 @@ class Slurm:
         queue, waiting, in_queue = Queue(directory), [], 0
         for job in jobs:
             entry = queue.entries.get(str(job.path.relative_to(directory)))
-            if entry and entry.has_crashed and job.state()[0] == "lost":
+            if entry and entry.has_crashed and job.state()[0] in ("lost", *LIVE):
                 mark_failed(job.path, entry.description())
                 if not self.retry_failed:
-                    progress.ended(job, JobResult(errors.BUG, entry.description()))
+                    progress.already_ended(job, "failed", entry.description())
                     continue
             if entry and entry.live:
                 in_queue += 1

@@ -9,7 +9,7 @@ from nexus_ablate.console import several
 from nexus_ablate.gpus import visible_gpus
 from nexus_ablate.planning.cost import PROCESS_BYTES, cost_of, free_memory
 from nexus_ablate.planning.jobs import Job
-from nexus_ablate.training.device import IdleCores, free_gpus
+from nexus_ablate.training.device import IdleCores, bound_of_threads, free_gpus
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,8 @@ def places_for(jobs: list[Job], requested: int | str, per_gpu: int = 1) -> Place
     else:
         workers = min(cores, _fitting_memory(jobs))
     workers = max(1, min(workers, len(jobs)))
-    threads = max(1, cores // workers) if train.threads == "auto" else int(train.threads)
+    share = min(max(1, cores // workers), bound_of_threads() or cores)
+    threads = share if train.threads == "auto" else int(train.threads)
     return Places(workers, threads, free or gpus)
 
 

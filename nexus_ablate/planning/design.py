@@ -26,7 +26,7 @@ from nexus_ablate.study.schema import ArmMatch, EqualArm, RefusedArm, Study, Stu
 from nexus_ablate.training.start import check_groups
 
 BASELINE = "baseline"
-_PROBE_LEVELS = ("off", "standard", "full")
+PROBE_LEVELS = ("off", "standard", "full")
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,10 @@ def expand(study: Study, launched: Study | None = None, launch: Sequence[str] = 
     study, base = _with_baseline(study, launch)
     _check_names(study)
     expansion = _Expansion(study, base, launch)
-    for arms in (launched.arms if launched else [], study.arms):
-        expansion.matched |= {" ".join(arm.requested): arm.match for arm in arms if arm.match}
+    same = [] if launched is None or launched.baseline != study.baseline else launched.arms
+    for arm in (*same, *study.arms):
+        if arm.match and arm.match.kind == study.match:
+            expansion.matched[" ".join(arm.requested)] = arm.match
     expansion.add_all()
     if not expansion.arms:
         reasons = [f"{label(arm.overrides)}: {arm.reason}" for arm in expansion.refused]
@@ -278,11 +280,11 @@ def measuring(probe: str, evals: list[str], names: list[str]) -> list[str]:
     level, evaluations = probe, [*evals]
     for name in names:
         measure = find(name)
-        levels = [place for place in _PROBE_LEVELS if place in measure.where]
+        levels = [place for place in PROBE_LEVELS if place in measure.where]
         if "probe=standard" in measure.only:
             levels.append("standard")
         if levels:
-            level = max(level, levels[0], key=_PROBE_LEVELS.index)
+            level = max(level, levels[0], key=PROBE_LEVELS.index)
         elif not {"step", "summary"} & {*measure.where}:
             evaluations.append(name.partition("/")[0])
     overrides = [f"probe={level}"] if level != probe else []

@@ -18,10 +18,17 @@ from nexus_ablate.planning.jobs import Runs
 from nexus_ablate.planning.study_yaml import expanded, write_record
 from nexus_ablate.runs import SETTLED
 from nexus_ablate.runs.lookup import seed_of
-from nexus_ablate.runs.record import find_runs
+from nexus_ablate.runs.record import find_runs, with_strata
 from nexus_ablate.study.arm_overrides import YAML, key_of
 from nexus_ablate.study.decoding import decode, read_study
-from nexus_ablate.study.definition import Request, read_file, runs_dir_of, shipped_studies, unknown_study
+from nexus_ablate.study.definition import (
+    Request,
+    each_stratum,
+    read_file,
+    runs_dir_of,
+    shipped_studies,
+    unknown_study,
+)
 from nexus_ablate.study.schema import Study, encode
 
 if TYPE_CHECKING:
@@ -50,6 +57,8 @@ def find_launched(text: str, launch: list[str]) -> Request:
     study = read_study(directory)
     if study is None and not is_known:
         raise unknown_study(text, runs_dir_of(launch))
+    if study is None and (strata := with_strata(directory)) != [directory]:
+        raise each_stratum(directory.name, [folder.name for folder in strata])
     if study is None or not find_runs([directory]):
         name = text if is_known else directory.name
         raise ConfigError("this study has no runs yet", str(directory), f"nexus-ablate study {name}")

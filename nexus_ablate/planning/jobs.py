@@ -19,7 +19,7 @@ from nexus_ablate.comparison.failures import failure
 from nexus_ablate.comparison.learning_rates import best_rate, mean_loss, rate_at, steps_around
 from nexus_ablate.config.compose import differences
 from nexus_ablate.config.grammar import show
-from nexus_ablate.config.options import Option
+from nexus_ablate.config.options import Option, evaluation_name, evaluation_of
 from nexus_ablate.config.resolve import changed
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.data import fingerprint_of
@@ -92,6 +92,14 @@ class Job:
     def has_ended(self) -> bool:
         """Whether the run has a result or failed."""
         return self.state()[0] in (*SETTLED, "failed")
+
+    @property
+    def lacks_evaluations(self) -> bool:
+        """Whether a finished run was stopped before its evaluations, or is asked for further ones."""
+        wanted = {evaluation_name(evaluation_of(text)) for text in self.config.evals}
+        return (
+            bool(wanted) and self.state()[0] == "finished" and not wanted <= (read_run(self.path).summary or {}).keys()
+        )
 
 
 class Runs:

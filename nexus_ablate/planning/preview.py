@@ -172,7 +172,7 @@ def _arm_plans(study: ComposedStudy, costs: dict[str, Cost], jobs: list[Job], th
 def _total(seconds: list[float | None], where: Places) -> float | None:
     """Seconds of these runs on the workers; None if one is unknown."""
     known = [value for value in seconds if value is not None]
-    return math.fsum(known) / where.workers if len(known) == len(seconds) else None
+    return math.fsum(known) / max(1, min(where.workers, len(known))) if len(known) == len(seconds) else None
 
 
 def _regimes(study: ComposedStudy, costs: dict[str, Cost], text: int | None) -> dict[str, Regime]:

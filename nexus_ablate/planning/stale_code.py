@@ -1,13 +1,14 @@
-"""Runs of a study by other code: they are never used as its results, and retrained only on request."""
+"""Finished runs that a launch cannot use: those by other code, retrained only on request, or without a probe."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from nexus_ablate.errors import ConfigError
+from nexus_ablate.planning.design import PROBE_LEVELS
 from nexus_ablate.planning.jobs import Job
 from nexus_ablate.provenance import differ
-from nexus_ablate.runs import OtherCode, made_by_other_code
+from nexus_ablate.runs import OtherCode, made_by_other_code, read_run
 from nexus_ablate.training.session import code_for
 
 
@@ -39,6 +40,22 @@ def check_code(name: str, jobs: list[Job], retrain: bool) -> str:
     if not last:
         return ""
     return f"{len(last)} runs by other code are kept and trained again: {_files(run for _, run in last)}"
+
+
+def check_probes(name: str, jobs: list[Job]) -> None:
+    """Check that finished runs have what the study's endpoints are read from, since a probe cannot be caught up on.
+
+    Raises:
+        ConfigError: They were trained with a lower level of probes.
+    """
+    for job in jobs:
+        if job.state()[0] != "finished":
+            continue
+        probe = (read_run(job.path).config or {}).get("probe", {}).get("name", "")
+        needed = job.config.probe.name
+        if probe in PROBE_LEVELS and PROBE_LEVELS.index(probe) < PROBE_LEVELS.index(needed):
+            problem = f"the finished runs have probe={probe}, and the study now needs probe={needed}"
+            raise ConfigError(problem, f"{job.arm}/{job.path.name}", f"name={name}_2, which trains them anew")
 
 
 def _files(runs: Iterable[OtherCode]) -> str:

@@ -15,7 +15,7 @@ from nexus_ablate.config.grammar import show
 from nexus_ablate.errors import ConfigError
 from nexus_ablate.masking import mask
 from nexus_ablate.plain_data import load_yaml
-from nexus_ablate.planning.design import ComposedStudy, expand, label
+from nexus_ablate.planning.design import BASELINE, ComposedStudy, expand, label
 from nexus_ablate.planning.margin import with_margin
 from nexus_ablate.runs import atomic_write_text, make_directory
 from nexus_ablate.runs.record import read_config
@@ -86,9 +86,9 @@ def write_record(
         source = source or launched.source
         changes = differences_between(launched, study)
         if changes and not amend:
-            fix = f"name={study.name}_2, or --amend, which the report shows"
+            fix = f"name={study.of or study.name}_2, or --amend, which the report shows"
             raise ConfigError(f"study {study.name} has changed since its first launch", "; ".join(changes), fix)
-        if not changes and not retrain and (resolved := resolved_otherwise(composed, directory)):
+        if not retrain and (resolved := resolved_otherwise(composed, directory)):
             problem = f"the arms of study {study.name} resolve otherwise than at its first launch"
             fix = "undo that, or add --retrain to train them again; the old runs are kept but not compared"
             raise ConfigError(problem, "; ".join(resolved), fix)
@@ -114,13 +114,15 @@ def _dumped(values: dict[str, Any]) -> str:
 
 def resolved_otherwise(composed: ComposedStudy, directory: Path) -> list[str]:
     """The arms whose configuration is not that of the first launch although their overrides are, each in a text."""
-    launched = read_study(directory)
-    if launched is None:
+    launched, asked = read_study(directory), masked(composed.study)
+    if launched is None or launched.baseline != asked.baseline:
         return []
+    overrides = {arm.name: arm.overrides for arm in launched.arms}
+    same = [BASELINE, *(arm.name for arm in asked.arms if overrides.get(arm.name) == arm.overrides)]
     changed = []
     for arm in composed.all_arms:
         former, config = launched.configs.get(arm.name), arm.config.nested()
-        if not former or former[-1] == config_hash(config, launched):
+        if not former or former[-1] == config_hash(config, launched) or arm.name not in same:
             continue
         runs = (read_config(path) or {} for path in sorted(directory.glob("*/s*-*")))
         trained = next((run for run in runs if config_hash(run, launched) == former[-1]), {})

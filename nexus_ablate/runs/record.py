@@ -265,7 +265,7 @@ def with_strata(path: Path) -> list[Path]:
     """The folders `STUDY@STRATUM` of a study with strata, which has no folder of its own; else the path itself."""
     if os.path.lexists(path) or not path.parent.is_dir():
         return [path]
-    strata = [folder for folder in path.parent.glob("*@*") if folder.name.startswith(f"{path.name}@")]
+    strata = [folder for folder in path.parent.glob("*@*") if folder.name.rpartition("@")[0] == path.name]
     return sorted(strata, key=_numbers_by_size) or [path]
 
 

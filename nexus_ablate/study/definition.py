@@ -9,11 +9,13 @@ from __future__ import annotations
 import os
 import re
 import shlex
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import structs
 
 from nexus_ablate.config.grammar import show
 from nexus_ablate.config.options import conf_dir
@@ -27,7 +29,7 @@ from nexus_ablate.study.arm_overrides import YAML, is_override, key_of, merged, 
 from nexus_ablate.study.decoding import decode, decode_file, in_yaml, listed_endpoints, read_study
 from nexus_ablate.study.panel import STUDY as PANEL
 from nexus_ablate.study.panel import read_panel
-from nexus_ablate.study.schema import Study
+from nexus_ablate.study.schema import WRITTEN_BY_A_LAUNCH, Study
 
 _FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]*")
 NO_KEY = "there is no key of this name"
@@ -113,7 +115,7 @@ def read_request(words: list[str]) -> Request:
     if stratum and _shipped(study_name) and not read_study(runs_dir_of(launch) / source):
         return _stratum(read_request([study_name, *rest]), stratum)
     study = _study(source, values, factors, overrides, runs_dir_of(launch))
-    study = msgspec.structs.replace(study, baseline=merged(study.baseline, overrides))
+    study = structs.replace(study, baseline=merged(study.baseline, overrides))
     _check_keys(study.baseline)
     _check_against_strata(study, overrides, words)
     return Request(study, launch)
@@ -224,6 +226,11 @@ def _study(
         raise ConfigError("a study's name is that of a folder: letters, digits, . _ @ -", name, command)
     if factors:
         values = values | {"factors": (values.get("factors") or {}) | factors}
+    if launched and (name != launched.name or overrides):
+        arms = [structs.replace(arm, overrides=arm.requested, match=None) for arm in launched.arms]
+        values = msgspec.to_builtins(structs.replace(launched, arms=arms))
+    if launched and name != launched.name:
+        values = {key: value for key, value in values.items() if key not in WRITTEN_BY_A_LAUNCH}
     values = _with_typed(values, typed)
     return decode(values, typed) if launched else decode_file(values, typed)
 
@@ -248,10 +255,15 @@ def unknown_study(name: str, runs_dir: Path, form: str = "{}") -> ConfigError:
     """The error for a study that is neither shipped nor launched; suggests the nearest name."""
     known = [*shipped_studies(), *(path.parent.name for path in runs_dir.glob("*/study.yaml"))]
     if strata := [study for study in known if study.startswith(f"{name}@")]:
-        return ConfigError("each stratum is a study of its own", name, f"one of {', '.join(sorted(strata))}")
+        return each_stratum(name, strata)
     near = did_you_mean(name, known)
     fix = form.format(near) if near else "nexus-ablate list studies"
     return ConfigError("there is no study of this name", name, fix)
+
+
+def each_stratum(name: str, strata: Iterable[str]) -> ConfigError:
+    """The error for a study of which only the strata can be asked for."""
+    return ConfigError("each stratum is a study of its own", name, f"one of {', '.join(sorted(strata))}")
 
 
 def shipped_studies() -> dict[str, Path]:

@@ -84,14 +84,19 @@ def share_cores_politely() -> None:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 
+def bound_of_threads() -> int:
+    """OMP_NUM_THREADS, which a user sets, or a launcher that runs several processes; 0 where it is not set."""
+    bound = os.environ.get("OMP_NUM_THREADS", "")
+    return int(bound) if bound.isdecimal() else 0
+
+
 def choose_threads(requested: int | str, idle: IdleCores) -> tuple[int, str]:
     """The number of CPU threads, and a warning where it is more than the machine has free."""
     free, cores = idle.count(), idle.cores()
     busy = f"{free} of {cores} cores {'is' if free == 1 else 'are'} idle"
     if requested == "auto":
-        bound = os.environ.get("OMP_NUM_THREADS", "")  # set by the user, or by a launcher that runs several processes
-        if bound.isdecimal() and 1 <= int(bound) < free:
-            return int(bound), ""
+        if 1 <= bound_of_threads() < free:
+            return bound_of_threads(), ""
         return free, "" if free == cores else f"{busy}: training with {several(free, 'thread')}"
     threads = int(requested)
     if threads > free:

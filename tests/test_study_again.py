@@ -1,0 +1,132 @@
+"""What a second command makes of a study that was launched: what is missing, what was changed, what was named anew."""
+
+from __future__ import annotations
+
+import shutil
+from types import SimpleNamespace
+
+import pytest
+import yaml
+from written_runs import without_checksum
+
+from nexus_ablate.cli import main
+from nexus_ablate.planning.cores_and_gpus import Places, places_for
+from nexus_ablate.planning.preview import _total
+from nexus_ablate.runs import find_runs, read_run
+from nexus_ablate.runs.record import write_summary
+from nexus_ablate.training.device import IdleCores
+
+STRATA = "question: q?\narms: [norm=layer]\nseeds: [0, 1]\nstrata: {model.n_layers: [1, 2]}\n"
+
+
+def record(tmp_path, name):
+    return yaml.safe_load((tmp_path / "runs" / name / "study.yaml").read_text())
+
+
+def said(capsys):
+    return " ".join(capsys.readouterr().err.split())
+
+
+def launched(tiny_run, *words):
+    """Launch the study `mine`; returns the words with which a later command finds and carries out its runs."""
+    assert main(["study", "mine", *words, "--workers", "1", *tiny_run()]) == 0
+    how = ("runs_dir", "tracker", "train.device", "train.threads")
+    return ["--workers", "1", *(text for text in tiny_run() if text.startswith(how))]
+
+
+def test_a_study_stopped_before_a_run_s_evaluations_makes_up_for_them(tiny_run, tmp_path):
+    how = launched(tiny_run, "vary.norm=layer", "seeds=0", "evals=[quantization]")
+    first, second = (read_run(path) for path in find_runs([tmp_path / "runs/mine"]))
+    assert {"quantization"} <= first.summary.keys() & second.summary.keys()
+    lacking = {name: value for name, value in first.summary.items() if name not in ("quantization", "checksum")}
+    write_summary(first.path, lacking)
+    assert main(["study", "mine", *how]) == 0
+    assert read_run(first.path).summary["quantization"] == first.summary["quantization"]
+    assert read_run(second.path).summary == second.summary
+
+
+def test_an_amendment_to_an_evaluation_runs_it_and_one_to_a_probe_that_was_off_is_refused(tiny_run, tmp_path, capsys):
+    how = launched(tiny_run, "vary.norm=layer", "seeds=0", "probe=off")
+    assert main(["study", "mine", "endpoints=quantization/loss", "--amend", *how]) == 0
+    assert all("quantization" in read_run(path).summary for path in find_runs([tmp_path / "runs/mine"]))
+    before = record(tmp_path, "mine")
+    assert main(["study", "mine", "endpoints=attn/sink_rate", "--amend", *how]) == 2
+    assert "name=mine_2, which trains them anew" in said(capsys) and record(tmp_path, "mine") == before
+
+
+def test_under_another_name_an_arm_is_matched_to_the_new_baseline_and_has_no_history(tiny_run, instant, tmp_path):
+    how = launched(tiny_run, "vary.train.batch_size=8", "match=tokens", "seeds=0,1")
+    assert main(["study", "mine", "--add-seeds", "1", *how]) == 0
+    assert main(["study", "mine", "train.steps=40", "name=mine_2", *how]) == 0
+    (arm,) = record(tmp_path, "mine")["arms"]
+    (again,) = record(tmp_path, "mine_2")["arms"]
+    assert "train.steps=10" in arm["overrides"] and "train.steps=20" in again["overrides"]
+    assert record(tmp_path, "mine")["added"] and not {"added", "amendments"} & record(tmp_path, "mine_2").keys()
+
+
+def test_an_amended_kind_of_match_is_solved_anew(tiny_run, instant, tmp_path):
+    how = launched(tiny_run, "vary.gate=elementwise", "match=params", "seeds=0")
+    assert main(["study", "mine", "match=flops", "--amend", *how]) == 0
+    (arm,) = record(tmp_path, "mine")["arms"]
+    assert arm["match"]["kind"] == "flops"
+
+
+def test_a_launch_that_is_refused_for_its_data_leaves_nothing_of_any_stratum(tiny_run, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text(STRATA)
+    words = [text for text in tiny_run() if not text.startswith("model.n_layers")]
+    assert main(["study", "mine.yaml", *words, "data.files=[missing.txt]"]) == 2
+    assert "missing.txt" in said(capsys) and not (tmp_path / "runs").exists()
+
+
+def test_the_suggested_name_of_changed_strata_is_that_of_the_whole_study(
+    tiny_run, instant, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text(STRATA)
+    words = [text for text in tiny_run() if not text.startswith("model.n_layers")]
+    assert main(["study", "mine.yaml", *words]) == 0
+    for run in find_runs([tmp_path / "runs"]):
+        shutil.rmtree(run)
+    assert main(["study", "mine.yaml", *words, "train.steps=6"]) == 2
+    assert "try: name=mine_2, or --amend" in said(capsys)
+    assert main(["study", "mine.yaml", *words, "train.steps=6", "name=mine_2"]) == 0
+    assert main(["study", "mine.yaml", "--add-seeds", "1", f"runs_dir={tmp_path / 'runs'}"]) == 2
+    assert "each stratum is a study of its own" in said(capsys)
+
+
+def test_no_other_arm_is_trained_while_a_run_of_the_required_baseline_has_failed(tiny_run, instant, tmp_path, capsys):
+    (tmp_path / "mine.yaml").write_text(
+        "question: q?\nclaim: c\nseeds: [0, 1]\narms: [norm=layer]\nrequires: {val_loss: '<= 9'}\n"
+        "expects: [{arm: norm=layer, val_loss: lower}]\n"
+    )
+    instant.failing = {("baseline", 1)}
+    command = ["study", str(tmp_path / "mine.yaml"), "--workers", "1", *tiny_run()]
+    assert main(command) == 1
+    assert main(command) == 1
+    assert {arm for arm, _ in instant.trained} == {"baseline"}
+    assert "the same command with --retry failed for the other arms" in said(capsys)
+
+
+def test_an_amendment_does_not_hide_that_an_arm_resolves_otherwise(tiny_run, instant, tmp_path, capsys):
+    how = launched(tiny_run, "vary.norm=layer,rms", "seeds=0")
+    path = tmp_path / "runs/mine/study.yaml"
+    values = yaml.safe_load(path.read_text())
+    values["configs"] = {arm: ["0" * len(hashes[0])] for arm, hashes in values["configs"].items()}
+    path.write_text(without_checksum(yaml.safe_dump(values)))
+    assert main(["study", "mine", "question=better?", "--amend", *how]) == 2
+    assert "resolve otherwise than at its first launch" in said(capsys)
+
+
+@pytest.mark.parametrize(("missing", "seconds"), [(1, 60.0), (2, 60.0), (3, 90.0)])
+def test_a_plan_counts_on_no_more_workers_than_there_are_runs(missing, seconds):
+    assert _total([60.0] * missing, Places(2, 1, [])) == seconds
+
+
+def test_a_worker_takes_no_more_threads_than_the_environment_allows(tiny, monkeypatch):
+    monkeypatch.setattr(IdleCores, "cores", lambda: 8)
+    job = SimpleNamespace(config=tiny("train.device=cpu"), arm="a")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert places_for([job], 1).threads == 8
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert places_for([job], 1).threads == 3
