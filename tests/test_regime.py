@@ -83,6 +83,12 @@ def test_each_guard_speaks_where_it_is_triggered_and_not_beside(trigger, begins,
     assert begins not in warnings(neighbour)
 
 
+@pytest.mark.parametrize(("param", "advised"), [("sp", True), ("mup", False)])
+def test_another_init_is_only_advised_where_it_is_accepted(param, advised):
+    lines = warnings([f"param={param}", "init=gpt2"])
+    assert LINEAR in lines and ("try init=fan_in" in lines) == advised
+
+
 def test_the_guards_stand_in_plan_header_and_comparison(text, capsys, monkeypatch):
     monkeypatch.setattr(preview, "measured_speed", lambda config, threads: None)
     long = ("optim.warmup=100", "init=gpt2", "train.steps=8", "train.eval_tokens=64")

@@ -357,6 +357,7 @@ def test_a_run_that_is_gone_without_a_word_gets_a_reason_and_a_result_keeps_its_
 
 def test_cores_and_memory_are_shared(tiny, monkeypatch):
     monkeypatch.setattr(IdleCores, "cores", staticmethod(lambda: 8))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     request = read_request("x vary.norm=layer train.device=cpu model.d_model=64 seeds=0,1,2,3,4".split())
     jobs = Runs(expanded(request), request).claims

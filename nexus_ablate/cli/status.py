@@ -48,7 +48,7 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
     from nexus_ablate.runs.record import with_strata
 
     if not words and not DEFAULT.is_dir():
-        raise ConfigError("there are no runs here", f"no folder {DEFAULT}", "nexus-ablate train")
+        raise ConfigError("there are no runs here", f"no folder {DEFAULT}", "nexus-ablate train model=femto")
     dirs = [folder for word in words for folder in with_strata(place_of(word))]
     with_ids = not words or "filter" in flags or "sort" in flags
     console, watcher, full = open_console(), Watcher(), "full" in flags

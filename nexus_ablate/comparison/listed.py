@@ -318,7 +318,8 @@ def refuse_duplicates(runs: list[Listed], identity: Callable[[Listed], object]) 
         key = identity(run)
         if key in met:
             got = f"{met[key]} and {run.where}: {run.arm}, seed {run.seed}"
-            raise ConfigError("two rows are of one arm and one seed", got, "one row per run: its final result")
+            fix = "one row per run: its final result; for a log with steps, --target LOSS"
+            raise ConfigError("two rows are of one arm and one seed", got, fix)
         met[key] = run.where
 
 

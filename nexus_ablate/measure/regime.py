@@ -28,8 +28,8 @@ UNEQUAL = 10
 LEARNED = 0.1
 """Of the way from the loss of a unigram model to 0 (in a synthetic task from guessing to perfect)."""
 UNLEARNED = (
-    "has learned little more than how frequent each token is (its loss is above 0.9 of a unigram model's): nothing can "
-    "be compared with it; try train.steps=auto, and optim.lr=auto"
+    "is not clearly better than knowing how frequent each token is (its loss is above 0.9 of a unigram model's): "
+    "nothing can be compared with it; try train.steps=auto, and optim.lr=auto"
 )
 """What to say of a configuration for which `has_learned` is false."""
 
@@ -44,6 +44,7 @@ class InitialSignal:
         nonlinear_at_1: The same at a standard deviation of 1.
         embedding_rms: Of the residual stream before the first block.
         branch_rms: Of the FFN's output.
+        takes_fan_in: Whether the configuration can have another init, which a parametrization over widths excludes.
     """
 
     activation_sd: float | None
@@ -51,6 +52,7 @@ class InitialSignal:
     nonlinear_at_1: float | None
     embedding_rms: float
     branch_rms: float
+    takes_fan_in: bool = True
 
     def __str__(self) -> str:
         text = f"embedding RMS {_short(self.embedding_rms)}, FFN branch {_short(self.branch_rms)}"
@@ -64,15 +66,18 @@ class InitialSignal:
         if self.nonlinear is not None and self.nonlinear < NEARLY_LINEAR <= (self.nonlinear_at_1 or 0):
             lines.append(
                 f"the FFN starts nearly linear: its activation sees an SD of {_short(self.activation_sd or 0)}, where "
-                f"{self.nonlinear:.1%} of its output is not linear; try init=fan_in (SD 1, {self.nonlinear_at_1:.0%})"
+                f"{self.nonlinear:.1%} of its output is not linear"
             )
+            if self.takes_fan_in:
+                lines[-1] += f"; try init=fan_in (SD 1, {self.nonlinear_at_1:.0%})"
         large, small = max(self.embedding_rms, self.branch_rms), min(self.embedding_rms, self.branch_rms)
         if large > UNEQUAL * small > 0:
             sides = ("the embedding", "the first FFN's output")
             larger, smaller = sides if self.branch_rms == small else reversed(sides)
             lines.append(
                 f"{larger} starts {large / small:.0f} times as large as {smaller} (RMS {_short(large)} and "
-                f"{_short(small)}), which hardly counts beside it; try init=fan_in, or another embed_scale"
+                f"{_short(small)}), which hardly counts beside it; try {'init=fan_in, or ' * self.takes_fan_in}"
+                "another embed_scale"
             )
         return lines
 

@@ -169,14 +169,14 @@ def decided(claims: Mapping[str, Study], entries: Mapping[str, dict[str, Any]]) 
         f"{len(claims)} studies of {len(stated)} claims of the field, in small models: {', '.join(counts)}. "
         f"Those with {FIRST_EDITION} are of the first edition, with about 2 tokens per parameter. Five of them:",
         "",
-        "| what is said | what small models show |",
-        "|---|---|",
+        "| what is said | how it was tested in small models | outcome |",
+        "|---|---|---|",
     ]
     for name in HEADLINES:
         if name in entries:
             entry = entries[name]
             outcome = f"[{outcome_of(entry)}](docs/claims.md#{name})"
-            lines.append(f"| {entry['stated']} | {outcome}: {entry['claim']}{_in_numbers(entry)} |")
+            lines.append(f"| {entry['stated']} | {entry['claim']} | {outcome}{_in_numbers(entry)} |")
     return "\n".join(lines)
 
 

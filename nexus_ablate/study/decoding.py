@@ -73,7 +73,11 @@ def decode_file(values: Mapping[str, Any], typed: Collection[str] = ()) -> Study
         )
     if factors and arms:
         got = f"factors {in_yaml(factors)} beside {len(arms)} arms"
-        raise ConfigError(f"study {values.get('name')} needs factors or arms", got, "a study of its own for vary.KEY")
+        raise ConfigError(
+            f"study {values.get('name')} needs factors or arms",
+            got,
+            "a new study, with a name of its own: nexus-ablate study mine vary.KEY=A,B",
+        )
     study = decode(values, typed)
     if len(study.tuning_seeds) == 1:
         problem = "one tuning seed takes noise for a better learning rate; two or more can choose it"
@@ -329,6 +333,11 @@ def _misfit(message: str, values: Mapping[str, Any], typed: Collection[str]) -> 
     steps = re.findall(r"\.([\w]+)|\[(\d+|\.\.\.)\]", place)
     if "endpoint" in values and steps and steps[0][0] == "endpoints":
         values = {**values, "endpoints": values["endpoint"]}
+    if steps and steps[0][0] == "endpoints" and "delta_min" in values:
+        got, example = (f"delta_min: {in_yaml(values['delta_min'])}", "delta_min: 0.02")
+        if "delta_min" in typed:
+            got, example = (text.replace(": ", "=") for text in (got, example))
+        return ConfigError(f"delta_min takes {_MEANING['delta_min']}", got, example)
     if not steps or steps[0][0] not in values:
         missing = re.search(r"required field `(\w+)`", text)
         name = missing[1] if missing else "name"
