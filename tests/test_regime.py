@@ -71,13 +71,14 @@ GUARDS = [  # what triggers it, how it begins, its value, and a neighbour that d
 ]
 
 
+def warnings(overrides: str) -> str:
+    config = compose(["model=femto", *overrides.split()])
+    size = parameters(countable_model(config))[1]
+    return " / ".join(regime_of(config, size, config.resolved.steps, None, initial_of(config, 256)).warnings())
+
+
 @pytest.mark.parametrize(("trigger", "begins", "value", "neighbour"), GUARDS)
 def test_each_guard_speaks_where_it_is_triggered_and_not_beside(trigger, begins, value, neighbour):
-    def warnings(overrides: str) -> str:
-        config = compose(["model=femto", *overrides.split()])
-        size = parameters(countable_model(config))[1]
-        return " / ".join(regime_of(config, size, config.resolved.steps, None, initial_of(config, 256)).warnings())
-
     assert warnings("") == ""
     assert begins in warnings(trigger) and value in warnings(trigger)
     assert begins not in warnings(neighbour)
@@ -85,7 +86,7 @@ def test_each_guard_speaks_where_it_is_triggered_and_not_beside(trigger, begins,
 
 @pytest.mark.parametrize(("param", "advised"), [("sp", True), ("mup", False)])
 def test_another_init_is_only_advised_where_it_is_accepted(param, advised):
-    lines = warnings([f"param={param}", "init=gpt2"])
+    lines = warnings(f"param={param} init=gpt2")
     assert LINEAR in lines and ("try init=fan_in" in lines) == advised
 
 

@@ -327,7 +327,9 @@ def _bars(entry: dict[str, Any]) -> list[Bar]:
         margin = entry["strata"][expected["stratum"]]["margins"][expected["endpoint"]]
         if margin:
             endpoint = "/".join(expected["endpoint"].replace("val_loss", "").split("/")[-2:])
-            label = " ".join(filter(None, (_place(expected).replace(",", ", "), endpoint, expected["expected"])))
+            label = " ".join(
+                filter(None, (_place(expected).replace(",", ", "), endpoint, f"(expected: {expected['expected']})"))
+            )
             ends = (row["low"] / margin, row["delta"] / margin, row["high"] / margin)
             tone = TONES[expected["outcome"]]
             bars.append(Bar(fill(label, LABEL_LETTERS), ends, expected["outcome"].lower(), tone, tone))
