@@ -391,7 +391,7 @@ def test_the_page_and_its_figure_are_made_of_the_entries(tmp_path, folder):
     assert "**SUPPORTED**" in page and "| `gates` |" in page
     assert re.search(r"- 5 seeds, 10 runs, [\d.]+ core hours: `nexus-ablate claims rms_vs_layer`", page)
     assert "- WARN learning_rate: one learning rate for all (0.003)" in page, "what a comparison warns of"
-    for margin, drawn in ((0.02, ["norm=layer equivalent"]), (0.0, [])):
+    for margin, drawn in ((0.02, ["norm=layer (expected:\u00a0equivalent)"]), (0.0, [])):
         (entry,) = ledger.entries().values()
         entry["strata"][""]["margins"]["val_loss"] = margin  # 0: the study declares none
         figure = ledger_page.figure(entry)
