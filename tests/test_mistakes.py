@@ -381,6 +381,12 @@ def test_compare_without_a_directory_names_the_newest(capsys, tmp_path, monkeypa
     assert answer(capsys, "compare")[2] == "nexus-ablate compare 'runs/the new'"
 
 
+def test_compare_before_anything_was_trained_names_the_study(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["compare", "runs/first_look"]) == 2
+    assert "try: nexus-ablate study first_look" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("typed", ["optim=sophia", "position=alibi+rope"])
 def test_a_word_that_resembles_nothing_is_answered_with_all_names(typed, capsys):
     assert answer(capsys, typed)[2].startswith("one of ")

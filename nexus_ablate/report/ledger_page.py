@@ -328,7 +328,9 @@ def _bars(entry: dict[str, Any]) -> list[Bar]:
         if margin:
             endpoint = "/".join(expected["endpoint"].replace("val_loss", "").split("/")[-2:])
             label = " ".join(
-                filter(None, (_place(expected).replace(",", ", "), endpoint, f"(expected:\u00a0{expected['expected']})"))
+                filter(
+                    None, (_place(expected).replace(",", ", "), endpoint, f"(expected:\u00a0{expected['expected']})")
+                )
             )
             ends = (row["low"] / margin, row["delta"] / margin, row["high"] / margin)
             tone = TONES[expected["outcome"]]

@@ -296,7 +296,9 @@ def find_runs(dirs: Iterable[Path]) -> list[Path]:
 
     for path in chain.from_iterable(map(with_strata, dirs)):
         if not os.path.isdir(path):
-            raise UserError("this directory does not exist", str(path), "nexus-ablate status")
+            is_first = not path.parent.is_dir() and len(path.parts) == 2  # nothing was ever trained here
+            fix = f"nexus-ablate study {path.name}" if is_first else "nexus-ablate status"
+            raise UserError("this directory does not exist", str(path), fix)
         try:
             search(Path(os.path.abspath(path)), depth=3)
         except OSError as error:
