@@ -158,3 +158,12 @@ def test_operations_and_kernels_belong_to_one_part():
 def test_a_bench_runs_without_an_end_whatever_budget_was_asked_for():
     assert "norm=layer" in endless(["norm=layer", "train.tokens=100"])
     assert not [o for o in endless(["train.tokens=100", "train.flops=1e9"]) if "tokens" in o or "flops" in o]
+
+
+def test_the_norms_of_queries_and_keys_are_no_norms_of_the_block(tiny):
+    configs = {name: tiny("qk_norm=rms", f"norm={name}", "train.batch_size=1") for name in ("rms", "layer")}
+    assert axis_cost.bench_axis("norm", configs, "rms", 0.01, compiled=False).sites == {"rms": 2, "layer": 2}
+
+
+def test_steps_without_an_end_probe_as_often_as_said_or_by_default():
+    assert endless(["probe.every=auto"])[1:] == endless([])[1:] and "probe.every=7" in endless(["probe.every=7"])

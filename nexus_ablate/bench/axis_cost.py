@@ -129,8 +129,8 @@ def bench_axis(axis: str, configs: dict[str, RunConfig], baseline: str, seconds:
             calls["alone"] = lambda x, m=layer, c=context: m(x, c.for_one_block())
         if layer is not None:
             modules["alone"] = [layer, position] if layer is block.attn else [layer]
-            named = [(name, module) for name, module in block.named_modules() if "qk_norm" not in name]
-            sites[option] = sum(isinstance(module, type(layer)) for _, module in named)
+            same = [name for name, module in block.named_modules() if isinstance(module, type(layer))]
+            sites[option] = sum("qk_norm" not in name for name in same)  # those are other norms
         for place, call in calls.items():
             weights = list(nn.ModuleList(modules[place]).parameters())
             candidate = Candidate(option, place, "eager", call, weights, x_BTD, chosen.train.precision)
