@@ -289,12 +289,12 @@ def strata_of(request: Request) -> list[Request]:
     requests = []
     for stratum, overrides in study.strata.items():
         expects = [e for e in study.expects if e.stratum in ("", stratum)]
-        of_stratum = msgspec.structs.replace(
+        of_stratum = structs.replace(
             study,
             name=f"{study.name}@{stratum}",
             baseline=merged(study.baseline, overrides),
             strata={},
-            expects=[msgspec.structs.replace(e, stratum="") for e in expects],
+            expects=[structs.replace(e, stratum="") for e in expects],
             stratum=stratum,
             of=study.name,
             all_strata=[*study.strata],
