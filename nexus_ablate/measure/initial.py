@@ -26,11 +26,11 @@ def initial_of(config: RunConfig, vocab_size: int) -> InitialSignal | None:
     """The signal of a configuration's model; None for a model that takes long to build, or starts from a checkpoint."""
     if "run" in config.resolved.init.keys or parameters(countable_model(config, vocab_size))[0] > LARGEST:
         return None
-    return initial_signal(build_model(config, vocab_size), config.param.name == "sp")
+    return initial_signal(build_model(config, vocab_size))
 
 
 @torch.no_grad()
-def initial_signal(model: GPT, takes_fan_in: bool = True) -> InitialSignal:
+def initial_signal(model: GPT) -> InitialSignal:
     """The signal in the first block of a model with initial values, for one sequence of different tokens."""
     ffn: Any = model.blocks[0].ffn
     watched: dict[str, nn.Module] = {"embedding": model.dropout, "branch": ffn}  # type: ignore[reportAssignmentType]
@@ -48,7 +48,7 @@ def initial_signal(model: GPT, takes_fan_in: bool = True) -> InitialSignal:
         deviation, factor = float(seen["input"].std()), input_factor(ffn)
         share, share_at_1 = nonlinear_share(ffn, deviation), nonlinear_share(ffn, 1.0 / factor)
         deviation *= factor
-    return InitialSignal(deviation, share, share_at_1, _rms(seen["embedding"]), _rms(seen["branch"]), takes_fan_in)
+    return InitialSignal(deviation, share, share_at_1, _rms(seen["embedding"]), _rms(seen["branch"]))
 
 
 @contextmanager

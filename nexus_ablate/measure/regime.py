@@ -44,7 +44,6 @@ class InitialSignal:
         nonlinear_at_1: The same at a standard deviation of 1.
         embedding_rms: Of the residual stream before the first block.
         branch_rms: Of the FFN's output.
-        takes_fan_in: Whether the configuration can have another init, which a parametrization over widths excludes.
     """
 
     activation_sd: float | None
@@ -52,7 +51,6 @@ class InitialSignal:
     nonlinear_at_1: float | None
     embedding_rms: float
     branch_rms: float
-    takes_fan_in: bool = True
 
     def __str__(self) -> str:
         text = f"embedding RMS {_short(self.embedding_rms)}, FFN branch {_short(self.branch_rms)}"
@@ -66,18 +64,16 @@ class InitialSignal:
         if self.nonlinear is not None and self.nonlinear < NEARLY_LINEAR <= (self.nonlinear_at_1 or 0):
             lines.append(
                 f"the FFN starts nearly linear: its activation sees an SD of {_short(self.activation_sd or 0)}, where "
-                f"{self.nonlinear:.1%} of its output is not linear"
+                f"{self.nonlinear:.1%} of its output is not linear (at an SD of 1, as under init=fan_in, "
+                f"{self.nonlinear_at_1:.0%})"
             )
-            if self.takes_fan_in:
-                lines[-1] += f"; try init=fan_in (SD 1, {self.nonlinear_at_1:.0%})"
         large, small = max(self.embedding_rms, self.branch_rms), min(self.embedding_rms, self.branch_rms)
         if large > UNEQUAL * small > 0:
             sides = ("the embedding", "the first FFN's output")
             larger, smaller = sides if self.branch_rms == small else reversed(sides)
             lines.append(
                 f"{larger} starts {large / small:.0f} times as large as {smaller} (RMS {_short(large)} and "
-                f"{_short(small)}), which hardly counts beside it; try {'init=fan_in, or ' * self.takes_fan_in}"
-                "another embed_scale"
+                f"{_short(small)}), which hardly counts beside it; try another embed_scale"
             )
         return lines
 

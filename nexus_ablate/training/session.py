@@ -278,7 +278,7 @@ def _train(
     initial = {name: {"z": z, "shape": shapes[name]} for name, z in model.z_hashes.items()}
     run.write_json("init.json", initial)
     model.to(device)
-    signal = None if "run" in config.init.keys else initial_signal(model, config.param.name == "sp")
+    signal = None if "run" in config.init.keys else initial_signal(model)
     tracker = start_tracker(config.tracker, run.path, display.say)
     try:
         with StopRequest() as stop:
