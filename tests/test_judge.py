@@ -20,6 +20,7 @@ from nexus_ablate.comparison.cell import Pairs, judge_cell
 from nexus_ablate.comparison.endpoint import Endpoint
 from nexus_ablate.comparison.judging import judge_losses
 from nexus_ablate.comparison.terms import Terms
+from nexus_ablate.track.project_runs import REFUSAL
 
 BASE = [2.0012, 2.0231, 1.9824, 2.0133, 1.9911]
 LOWER = [1.9017, 1.9242, 1.8809, 1.9141, 1.8902]
@@ -487,6 +488,14 @@ def test_columns_of_a_project_on_wandb_are_mapped(wandb_server, capsys):
     _, values = judged(capsys, "wandb:me/nexus-ablate", *own, "--columns", columns)
     assert set(values["strata"]) == {"norms", "other"}
     assert values["strata"]["other"]["rows"][1]["lr"] == 0.01
+
+
+@pytest.mark.parametrize(
+    ("message", "refused"),
+    [("HTTP 401: no", True), ("response 403", True), ("cannot reach 127.0.0.1:40123", False), ("port 54031", False)],
+)
+def test_a_port_that_has_the_digits_of_a_refusal_is_none(message, refused):
+    assert bool(REFUSAL.search(message)) == refused
 
 
 def test_a_project_on_wandb_that_cannot_be_judged_is_three_lines(wandb_server, capsys, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +12,7 @@ from nexus_ablate.track.account import LOG_IN, asked, quiet_client
 
 TIMEOUT = 60
 """Seconds that a page of runs may take."""
-REFUSALS = ("Could not find project", "401", "403", "permission denied")
+REFUSAL = re.compile(r"Could not find project|\b40[13]\b|permission denied")
 """What W&B's errors say of a project that does not exist, or that a key may not read."""
 ATTRIBUTES = ("name", "id", "group", "job_type", "state")
 SENT = {"rate": "config.optim.lr", "tokens": "summary.tokens", "seconds": "summary.seconds"}
@@ -82,7 +83,7 @@ def _runs(place: str, filters: Mapping[str, Any]) -> list[Any]:
         try:
             return list(wandb.Api(timeout=TIMEOUT).runs(place, filters=dict(filters), lazy=False))
         except Exception as error:  # W&B may raise anything
-            if not any(word in str(error) for word in REFUSALS):
+            if not REFUSAL.search(str(error)):
                 raise
             fix = f"check the name, and that your key may read it ({LOG_IN})"
             raise ConfigError("W&B has no such project, or your key may not read it", f"wandb:{place}", fix) from error
