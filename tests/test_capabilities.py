@@ -296,3 +296,11 @@ def test_a_run_has_the_figures_and_evaluate_adds_them_later(tmp_path, monkeypatc
     assert "accuracy" in shown and "not defined: the model was trained on data=recall" in shown
     assert read_run(path).summary["recall"]["items"] == 128 * 8
     assert set(option_files("evaluation")) >= {"recall", "copy", "induction", "minimal_pairs"}
+
+
+def test_a_tokenizer_without_a_space_has_no_minimal_pairs_and_loses_no_other_evaluation(tiny_run, tmp_path):
+    (tmp_path / "dna.txt").write_text("acgt" * 600, encoding="utf-8")
+    wanted = ["data.tokenizer=char", "evals=[quantization,minimal_pairs]"]
+    out = train(compose(tiny_run(f"data.files=[{tmp_path / 'dna.txt'}]", *wanted)), quiet=True)
+    summary = read_run(out.path).summary
+    assert "not_defined" in summary["minimal_pairs"] and "loss" in summary["quantization"]

@@ -23,7 +23,7 @@ from nexus_ablate.measure.weight_statistics import block_matrices, spectral_norm
 from nexus_ablate.model import build_model
 from nexus_ablate.optimizers import build_optimizer
 from nexus_ablate.runs import read_jsonl, read_run
-from nexus_ablate.training.gradients import first_over_last
+from nexus_ablate.training.gradients import GradientNorms, first_over_last
 from nexus_ablate.training.session import train
 from nexus_ablate.training.step import Step
 
@@ -645,3 +645,24 @@ def test_an_activation_that_normalizes_over_channels_sees_channels_that_differ(t
     expected = 1 - mean(lambda z: z * poly(z)) ** 2 / variance
     ffn = build_model(tiny("ffn=polynorm", "model.d_model=64"), 11).blocks[0].ffn
     assert nonlinear_share(ffn, 1.0) == pytest.approx(expected, rel=0.1)
+
+
+def test_bits_per_byte_of_training_are_those_of_the_tokens_that_were_trained_on(tiny_run, tmp_path):
+    (tmp_path / "mixed.txt").write_text("plain text. " * 300 + "中文字" * 120, encoding="utf-8")  # held out: the end
+    out = train(compose(tiny_run(f"data.files=[{tmp_path / 'mixed.txt'}]", "data.tokenizer=char")), quiet=True)
+    rows = [row for row in read_jsonl(out.path / "metrics.jsonl") if "train/bpb" in row]
+    assert rows and all(row["train/bpb"] == pytest.approx(row["train/loss"] / math.log(2)) for row in rows)
+    assert 2 < out.summary["val_loss"] / math.log(2) / out.summary["val_bpb"] < 3, (
+        "the held-out end has longer characters"
+    )
+
+
+def test_a_parameter_that_the_loss_does_not_depend_on_has_the_gradient_norm_0():
+    model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+    for layer in model:
+        layer.roles = {"weight": "ffn_in"}
+    norms = GradientNorms(model)
+    model[1](torch.ones(2)).sum().backward()
+    total, by_part = norms.measure()
+    parts = dict(zip(norms.parts, by_part.tolist(), strict=True))
+    assert parts["0"] == 0.0 and parts["1"] == pytest.approx(total.item()) and total > 0
