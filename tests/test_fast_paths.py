@@ -521,10 +521,10 @@ def test_auto_compiles_long_runs_and_on_a_cpu_only_where_a_compiler_is(monkeypat
         return choices.compiling_pays(config, steps, flops, Hardware(kind, name))[0]
 
     gpt2 = {"model": "base", "train__precision": "bf16"}
-    assert pays("cuda", 6000, 1.2e13, **gpt2) and not pays("cuda", 3000, 1.2e13, **gpt2), "200 s and 100 s of training"
-    assert pays("cuda", 3000, 1.2e13, name="NVIDIA A100", **gpt2), "a slower GPU has more to save"
-    assert pays("cuda", 30000, 1e9) and not pays("cuda", 10000, 1e9), "a small model launches kernels all the time"
-    assert pays("cuda", 10000, 1e9, train__grad_accum=4)
+    assert pays("cuda", 2000, 2.4e13, **gpt2) and not pays("cuda", 800, 2.4e13, **gpt2), "59 s and 24 s to save"
+    assert pays("cuda", 800, 2.4e13, name="NVIDIA A100", **gpt2), "a slower GPU has more to save"
+    assert pays("cuda", 3000, 1e9) and not pays("cuda", 2000, 1e9), "a small model launches kernels all the time"
+    assert pays("cuda", 2000, 1e9, train__grad_accum=4)
     monkeypatch.setattr(choices, "cxx_compiler", lambda: "g++")
     assert pays("cpu", 1, choices.COMPILE_FLOPS)
     assert not pays("cpu", 10, choices.COMPILE_FLOPS / 20)

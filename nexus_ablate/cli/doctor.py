@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nexus_ablate.cli.verb import Flag, Verb
+from nexus_ablate.console import several
 from nexus_ablate.errors import CONFIG, OK, ConfigError, printable
 
 VERB = Verb(
@@ -163,9 +164,11 @@ def device() -> MachineCheck:
     torch = _version("torch")
     if "+cpu" in torch:
         fix = "install torch for CUDA: https://pytorch.org/get-started"
-        return MachineCheck("device", False, f"{len(gpus)} GPUs, but torch {torch} is built for the CPU", fix)
+        return MachineCheck(
+            "device", False, f"{several(len(gpus), 'GPU')}, but torch {torch} is built for the CPU", fix
+        )
     names = ", ".join(f"{gpu.name}, {gpu.memory / 2**30:.0f} GiB" for gpu in described_gpus())
-    return MachineCheck("device", True, f"{len(gpus)} GPUs ({names or 'nvidia-smi reports no names'})")
+    return MachineCheck("device", True, f"{several(len(gpus), 'GPU')} ({names or 'nvidia-smi reports no names'})")
 
 
 def directory(name: str, path: Path, other: str) -> MachineCheck:

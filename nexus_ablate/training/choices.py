@@ -13,14 +13,14 @@ COMPILE_FLOPS = 5e13
 """Training FLOPs from which `train.compile=auto` compiles on a CPU: about ten minutes on two cores. It takes 10 to
 30 seconds."""
 COMPILE_SAVES = 0.4
-"""Share of an uncompiled step on a GPU that compiling saves: nanoGPT's README reports 250 ms before and 135 after."""
-COMPILE_SECONDS, COMPILE_SECONDS_PER_LAYER = 20.0, 3.0
-LAUNCH_SECONDS_PER_LAYER = 1e-3
-"""Least time of a block in an uncompiled step on a GPU, in which it launches some 150 kernels."""
+"""Share of the arithmetic of an uncompiled step on a GPU that compiling saves: nanoGPT's README reports 250 ms before
+and 135 after."""
+COMPILE_SECONDS, COMPILE_SECONDS_PER_LAYER = 26.0, 0.7
+"""Of a program that no earlier run has compiled. Measured on an H200 with 4 and 10 layers, as are the times below."""
+LAUNCH_SECONDS_PER_LAYER, LAUNCH_SECONDS_COMPILED = 5.5e-3, 2.4e-3
+"""Least time of a block's share of a step on a GPU, uncompiled and compiled: what its kernels take to launch."""
 UTILIZATION, USUAL_PEAK = 0.4, 100e12
-"""Share of the peak that an uncompiled step reaches, and the peak of a GPU whose own is unknown, in FLOPs per second.
-
-These and the seconds above are estimates that were not measured on a GPU; scripts/bench_gpu measures them."""
+"""Share of the peak that an uncompiled step reaches, and the FLOPs per second of a GPU whose peak is unknown."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,9 @@ def compiling_pays(config: RunConfig, steps: int, step_flops: float, hardware: H
     if hardware.kind != "cuda":
         return False, f"not on {hardware.kind}"
     peak = peak_flops(hardware.name, config.train.precision) or USUAL_PEAK
-    launching = LAUNCH_SECONDS_PER_LAYER * config.model.n_layers * config.train.grad_accum
-    saved = steps * COMPILE_SAVES * max(step_flops / (UTILIZATION * peak), launching)
+    computing, blocks = step_flops / (UTILIZATION * peak), config.model.n_layers * config.train.grad_accum
+    uncompiled = max(computing, LAUNCH_SECONDS_PER_LAYER * blocks)
+    compiled = max((1 - COMPILE_SAVES) * computing, LAUNCH_SECONDS_COMPILED * blocks)
+    saved = steps * (uncompiled - compiled)
     cost = COMPILE_SECONDS + COMPILE_SECONDS_PER_LAYER * config.model.n_layers
     return saved > cost, f"would save about {saved:,.0f} s and take {cost:,.0f}"
