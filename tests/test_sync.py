@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+import wandb
 from wandb_server import serving_alone
 from written_runs import Writer
 
@@ -189,16 +190,32 @@ def test_a_run_keeps_its_place_and_goes_elsewhere_only_on_request(server, study,
     assert f"W&B: {server.url}/me/nexus-ablate/runs/" in command("sync", "runs")
     command("sync", "runs", "--project", "other")
     command("sync", "runs")
+    command("sync", "runs", "--project", "nexus-ablate")
     assert [run.fields["project"] for run in server.runs.values()] == ["nexus-ablate", "other"]
     assert [run.steps for run in server.runs.values()] == [list(range(0, 11, 2))] * 2
 
 
+def test_a_place_that_refused_is_not_kept(server, study, command):
+    path = study.run()
+    server.behaviour = "unauthorized"
+    assert "try: set WANDB_API_KEY" in command("sync", "runs", "--project", "typo", status=2)
+    wandb.teardown()  # each command is a process
+    server.behaviour = "ok"
+    command("sync", "runs")
+    command("sync", "runs")
+    (run,) = server.runs.values()
+    assert run.fields["project"] == "nexus-ablate"
+    assert json.loads((path / "wandb.json").read_text())["project"] == "nexus-ablate"
+
+
 def test_a_damaged_run_says_so_and_the_others_have_their_turn(server, study, command):
-    broken = study.run(seed=0)
-    study.run(seed=1)
+    broken, unsent = study.run(seed=0), study.run(seed=1)
+    study.run(seed=2)
     (broken / "config.yaml").write_text("[")
-    assert "config.yaml is damaged" in command("sync", "runs", status=2)
-    assert by_name(server).keys() == {"baseline/s1"}
+    (unsent / "wandb.json").write_text("[")
+    printed = command("sync", "runs", status=2)
+    assert "config.yaml is damaged" in printed and "wandb.json is damaged" in printed
+    assert by_name(server).keys() == {"baseline/s2"}
 
 
 def test_a_server_that_refuses_ends_a_sync_in_three_lines(server, study, command):
@@ -240,7 +257,46 @@ def test_news_of_a_finished_run_that_wandb_does_not_take_are_a_line_and_no_error
     assert len(lines) == 1 and "401" in lines[0] and f"`nexus-ablate sync {path}`" in lines[0]
 
 
+@pytest.mark.parametrize("tracker", ["files", "wandb_offline"])
+def test_news_of_a_run_that_only_a_sync_sends_say_so(server, study, tracker):
+    path, lines = study.run(f"tracker={tracker}"), []
+    (path / "wandb.json").write_text('{"id": "x", "project": "p", "entity": "me"}')
+    refresh(path, lines.append)
+    assert lines == [f"W&B lacks what is new of this run; `nexus-ablate sync {path}` sends it"]
+
+
 # A comparison
+
+
+@pytest.mark.parametrize(
+    ("place", "fix"),
+    [
+        ("team/", "--wandb nexus-ablate"),
+        ("/mine", "--wandb nexus-ablate"),
+        ("a/b/c", "--wandb nexus-ablate"),
+        ("me/my project?", "--wandb me/my project-"),
+        ("x" * 200, f"--wandb {'x' * 128}"),
+    ],
+)
+def test_a_place_that_wandb_lacks_is_refused_before_anything_is_compared(server, study, command, place, fix):
+    assert f"try: {fix.rstrip('-')}" in command("compare", "nowhere", "--wandb", place, status=2)
+    assert server.requests == 0
+
+
+@pytest.mark.slow
+def test_a_comparison_of_strata_has_the_table_of_each_and_a_name_of_its_own(server, study, command):
+    for stratum, loss in (("usual", 1.9), ("quarter", 2.2)):
+        study.study = f"mini@{stratum}"
+        study.arm(losses=[2.0, 2.1, 2.05])
+        study.arm("norm=layer", losses=[loss, loss + 0.12, loss + 0.05])
+        study.plan(("norm=layer",), stratum=stratum, of="mini", all_strata=["usual", "quarter"])
+    for words in (["runs/mini"], ["runs/mini@usual"], ["runs/mini", "--baseline", "norm=layer"]):
+        command("compare", *words, "--wandb", "mine")
+    whole, one, other = server.runs.values()
+    names = [run.fields["displayName"] for run in (whole, one, other)]
+    assert names == ["compare mini", "compare mini@usual", "compare runs/mini --baseline norm=layer"]
+    assert "usual: " in whole.summary["answer"] and "quarter: " in whole.summary["answer"]
+    assert {"verdict/usual", "verdict/quarter"} <= whole.summary.keys()
 
 
 @pytest.mark.slow

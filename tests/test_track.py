@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -15,7 +17,9 @@ import pytest
 from written_runs import Writer, config_of
 
 from nexus_ablate.config.options import check_option, option_files
+from nexus_ablate.runs import read_run
 from nexus_ablate.track import FilesTracker, account, mirror, run_on_wandb, start_tracker
+from nexus_ablate.track.run_on_wandb import WandbPlace, settings_of
 
 KEY = "k3y" * 14
 
@@ -115,7 +119,8 @@ class FakeRun:
     def define_metric(self, name, step_metric, summary=None):
         self.metrics.append((name, step_metric, summary))
 
-    def log(self, row, step=None):
+    def log(self, row, step=None, commit=None):
+        assert commit or step is None, "a pending row would replace the summary's values"
         self.on_log()
         if step is None:
             self.media.append(row)
@@ -240,6 +245,17 @@ def test_the_run_is_described_to_wandb(training, fake, lines):
     assert lines == [f"W&B: {fake.run.url}"]
 
 
+def test_a_second_run_of_the_same_arm_and_seed_is_told_from_the_first(training, fake):
+    described = []
+    for name in (training.path.name, f"{training.path.name}-r2"):
+        record = replace(read_run(training.path), path=training.path.with_name(name))
+        settings = settings_of(record, WandbPlace("a1", "p", None), "online", training.path, 1.0, 1.0)
+        config = run_on_wandb.config_of(record)
+        described.append((settings["run_name"], config["repetition"], config["id"]))
+    (first, one, first_id), (second, two, second_id) = described
+    assert (first, one, second, two) == ("norm=layer/s3", 1, "norm=layer/s3-r2", 2) and second_id == f"{first_id}-r2"
+
+
 def test_settings_that_this_version_of_wandb_lacks_are_left_out(training, fake, lines):
     fake.Settings.model_fields = {"mode": None, "project": None, "run_name": None}
     training.start().finish("finished", {})
@@ -291,12 +307,13 @@ def test_every_row_has_its_three_budgets_and_tokens_are_the_axis(training, fake)
     assert {"tokens", "flops", "seconds"} <= fake.run.rows[0][0].keys()
 
 
-def test_only_finite_numbers_are_sent(training, fake):
+def test_numbers_are_sent_and_one_that_is_not_finite_replaces_the_last_that_was(training, fake):
     tracker = training.start()
     training.row(7, zero=0.0, none=None, nonfinite=["none"], batch_hash="abc")
     tracker.finish(
         "finished", {"val_loss": 2.0, "none": None, "deep": {"nan": float("nan"), "k": "text", "n": {"2": 1}}}
     )
+    assert math.isnan(fake.run.rows[0][0].pop("none"))
     assert fake.run.rows == [({**row(7), "zero": 0.0}, 7)]
     assert fake.run.summary == {"val_loss": 2.0, "deep/k": "text", "deep/n/2": 1, "status": "finished"}
 

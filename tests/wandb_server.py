@@ -143,9 +143,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._serve({"data": self._graphql(name, call.get("variables") or {})})
             if name == "UpsertBucket" and self.server.die_after_start:
                 self.server.behaviour = self.server.die_after_start
-        elif match := re.fullmatch(r"/files/[^/]+/[^/]+/([^/]+)/file_stream", self.path):
+        elif match := re.fullmatch(r"/files/[^/]+/([^/]+)/([^/]+)/file_stream", self.path):
             if self.server.behaviour in ("ok", "slow"):
-                self._file_stream(match[1], json.loads(body))
+                self._file_stream(self._key(match[1], match[2]), json.loads(body))
             self._serve({"exitcode": None, "limits": {}})
         else:
             self._serve({})
@@ -168,6 +168,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)
+
+    def _key(self, project, run_id):
+        """The key of a run in `runs`: ids are unique in a project only."""
+        first = self.server.runs.get(run_id)
+        return run_id if first is None or first.fields.get("project") in (None, project) else f"{run_id}@{project}"
 
     def _file_stream(self, run_id, sent):
         with self.server.lock:
@@ -192,11 +197,11 @@ class _Handler(BaseHTTPRequestHandler):
         if name == "Viewer":
             return {"viewer": {"id": "v", "entity": "me", "username": "me", "flags": "{}", "teams": {"edges": []}}}
         if name in ("RunResumeStatus", "ModelRunResumeStatus"):
-            return {"model": {**project, "bucket": self._resume(variables["name"])}}
+            return {"model": {**project, "bucket": self._resume(variables["project"], variables["name"])}}
         if name == "UpsertBucket":
             run_id = variables["name"]
             with self.server.lock:
-                run = self.server.runs.setdefault(run_id, ServedRun())
+                run = self.server.runs.setdefault(self._key(variables["project"], run_id), ServedRun())
                 inserted = not run.fields
                 run.fields.update({key: value for key, value in variables.items() if value is not None})
                 run.complete = False
@@ -204,7 +209,8 @@ class _Handler(BaseHTTPRequestHandler):
             bucket |= {"config": run.fields.get("config", "{}"), "sweepName": None, "historyLineCount": 0}
             return {"upsertBucket": {"bucket": {**bucket, "project": project}, "inserted": inserted}}
         if name == "CreateRunFiles":
-            files = [self._upload("run", variables["run"], f) for f in variables["files"]]
+            owner = self._key(variables["project"], variables["run"])
+            files = [self._upload("run", owner, f) for f in variables["files"]]
             return {"createRunFiles": {"runID": "b", "uploadHeaders": [], "files": files}}
         if name == "RunStoppedStatus":
             return {"project": {"run": {"stopped": False}}}
@@ -291,8 +297,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.views[key] = view
         return {"upsertView": {"view": view, "inserted": inserted}}
 
-    def _resume(self, run_id):
-        run = self.server.runs.get(run_id)
+    def _resume(self, project, run_id):
+        run = self.server.runs.get(self._key(project, run_id))
         if run is None or not run.fields:
             return None
         return {

@@ -29,6 +29,18 @@ OUTPUTS = (
     FORCE,
 )
 
+
+def _place_on_wandb(text: str) -> str:
+    """`project` or `entity/project`, as typed after --wandb."""
+    from nexus_ablate.config.resolve import check_project
+
+    entity, slash, project = text.rpartition("/")
+    if "/" in entity or not project or (slash and not entity):
+        raise ConfigError("--wandb takes PROJECT or ENTITY/PROJECT", text, "--wandb nexus-ablate")
+    check_project(project, f"--wandb {entity}{slash}{{}}")
+    return text
+
+
 VERB = Verb(
     "compare",
     "is a difference real: paired seeds, intervals, a verdict",
@@ -51,7 +63,7 @@ VERB = Verb(
         Flag("--allow", "NAME,...", "conditions of fairness to waive", comma_separated),
         *OUTPUTS,
         Flag("--watch", "", "with --html: save the page again whenever a run ends, until the last one has"),
-        Flag("--wandb", "PROJECT", "publish to [ENTITY/]PROJECT"),
+        Flag("--wandb", "PROJECT", "publish to [ENTITY/]PROJECT", _place_on_wandb),
     ),
     "Runs that failed, are still running, are damaged or exist twice are listed with the reason, never dropped. "
     "docs/reading_a_verdict.md defines each word.",
@@ -70,7 +82,7 @@ def run(dirs: list[str], flags: dict[str, Any]) -> int:
     comparison = _compare(dirs, flags)
     deliver(comparison, flags)
     if "wandb" in flags:
-        print(f"W&B: {_publish(comparison, flags['wandb'])}", file=sys.stderr)
+        print(f"W&B: {_publish(comparison, _called(comparison, dirs, flags), flags['wandb'])}", file=sys.stderr)
     return OK
 
 
@@ -151,20 +163,30 @@ def _written(name: str, comparison: Comparison) -> str:
     return writers[name](comparison)
 
 
-def _publish(comparison: Comparison, project: str) -> str:
+def _called(comparison: Comparison, dirs: list[str], flags: dict[str, Any]) -> str:
+    """The study, where all of it is compared as it was planned; else what was typed."""
+    chosen = [f"--{name} {flags[name]}" for name in ("baseline", "arm") if name in flags]
+    if comparison.name and len(dirs) == 1 and not chosen:
+        return comparison.name
+    return " ".join([*dirs, *chosen])
+
+
+def _publish(comparison: Comparison, name: str, project: str) -> str:
     """Send the comparison to W&B; returns its URL."""
     from nexus_ablate.report.arm_tables import arm_table, main_columns
     from nexus_ablate.report.page import html
-    from nexus_ablate.report.sentences import answer, title
+    from nexus_ablate.report.sentences import answer
     from nexus_ablate.track.comparison_run import publish
 
-    first = comparison.strata[0]
-    table = arm_table(first.rows, main_columns(first))
+    tables, answers = {}, []
+    for stratum in comparison.strata:
+        table = arm_table(stratum.rows, main_columns(stratum))
+        tables[stratum.name] = table.heads, table.rows
+        answers.append(f"{stratum.name}: {answer(stratum)}" if stratum.name else answer(stratum))
     files = {
         "report.html": html(comparison),
         "report.md": _written("md", comparison),
         "table.csv": _written("csv", comparison),
         "comparison.json": _written("json", comparison),
     }
-    name = first.study or title(first)
-    return publish(project, *mask((name, answer(first), (table.heads, table.rows), files)))
+    return publish(project, *mask((name, " ".join(answers), tables, files)))

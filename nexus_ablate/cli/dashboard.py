@@ -41,11 +41,13 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
         )
 
     from nexus_ablate.config.options import option_files
+    from nexus_ablate.config.resolve import check_project
     from nexus_ablate.runs import strict_json
     from nexus_ablate.track import workspaces
 
     project = flags.get("project") or str(option_files("tracker")["wandb"].keys["project"].default)
-    studies = [_study(name) for name in flags.get("study", ())]
+    check_project(project, "--project {} --entity {}")
+    studies = [study for name in flags.get("study", ()) for study in _studies(name)]
     if "dry_run" in flags:
         views = workspaces.workspaces(project, flags.get("entity", ""), studies)
         put(flags["dry_run"], mask(strict_json(workspaces.specification(views), indent=2)) + "\n")
@@ -56,20 +58,24 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
     return OK
 
 
-def _study(name: str) -> Study:
-    """A study by its directory, its name under runs/, or its name in conf/studies.
+def _studies(name: str) -> list[Study]:
+    """A study by its directory, its name under runs/, or its name in conf/studies; with strata, each of them.
 
     Raises:
         ConfigError: It is none of these.
     """
+    from nexus_ablate.runs.record import with_strata
     from nexus_ablate.study.decoding import read_study
-    from nexus_ablate.study.definition import shipped_studies, shipped_study
+    from nexus_ablate.study.definition import read_request, shipped_studies, strata_of
     from nexus_ablate.study.schema import Study
 
-    for folder in (Path(name), Path("runs", name)):
-        if folder.is_dir():
-            experiment = folder.resolve().name
-            return read_study(folder) or Study(name=experiment, design="list", question=f"the runs of {experiment}")
+    for place in (Path(name), Path("runs", name)):
+        studies = []
+        for folder in filter(Path.is_dir, with_strata(place)):
+            called = folder.resolve().name
+            studies.append(read_study(folder) or Study(name=called, design="list", question=f"the runs of {called}"))
+        if studies:
+            return studies
     if name not in shipped_studies():
         raise unknown("there is no study of this name, and no directory", name, shipped_studies())
-    return shipped_study(name)
+    return [request.study for request in strata_of(read_request([name]))]

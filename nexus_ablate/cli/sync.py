@@ -38,7 +38,7 @@ def run(dirs: list[str], flags: dict[str, Any]) -> int:
     from nexus_ablate.runs.lookup import id_of, runs_at
     from nexus_ablate.runs.ownership import LIVE
     from nexus_ablate.track import sync
-    from nexus_ablate.track.account import require_key
+    from nexus_ablate.track.account import WandbFailed, require_key
 
     check_project(flags.get("project") or "", "--project {} --entity {}")
     require_key()
@@ -54,15 +54,17 @@ def run(dirs: list[str], flags: dict[str, Any]) -> int:
         for path in paths:
             try:
                 record = read_run(path)
+                run = (id_of(path), escape(printable(record.arm)), f"{record.seed}")
+                if record.state in LIVE:
+                    table.add_row(*run, f"{record.state}, skipped", "", "")
+                    continue
+                done = sync(record, flags.get("project"), flags.get("entity"))
+            except WandbFailed:
+                raise
             except UserError as error:
                 print(error, file=sys.stderr)
                 status = status or error.status
                 continue
-            run = (id_of(path), escape(printable(record.arm)), f"{record.seed}")
-            if record.state in LIVE:
-                table.add_row(*run, f"{record.state}, skipped", "", "")
-                continue
-            done = sync(record, flags.get("project"), flags.get("entity"))
             table.add_row(*run, record.state, f"{done.before:,}", f"{done.sent:,}")
             pages.append(done.url)
     finally:  # after an error of W&B, this shows what was sent

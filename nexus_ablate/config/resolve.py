@@ -194,16 +194,19 @@ def check_project(project: str, typed: str) -> None:
         typed: How a project and an entity are typed.
 
     Raises:
-        ConfigError: The name has a character that W&B refuses.
+        ConfigError: The name is too long, or has a character that W&B refuses.
     """
+    problem = "a W&B project has none of / \\ # ? % : in its name"
     if not re.search(r"[/\\#?%:]", project):
-        return
+        if len(project) <= 128:
+            return
+        problem = "a W&B project has at most 128 characters in its name"
     entity, _, name = project.rpartition("/")
-    plain = re.sub(r"[/\\#?%:]+", "-", name).strip("-") or "mine"
+    plain = re.sub(r"[/\\#?%:]+", "-", name).strip("-")[:128] or "mine"
     fix = typed.format(plain, re.sub(r"[^A-Za-z0-9_-]+", "-", entity))
     if not entity:
         fix = fix.partition(" ")[0] if "=" in fix else fix.partition(" --entity")[0]
-    raise ConfigError("a W&B project has none of / \\ # ? % : in its name", project, fix)
+    raise ConfigError(problem, project, fix)
 
 
 def check_graphs(device: str) -> None:

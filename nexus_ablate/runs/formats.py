@@ -188,10 +188,10 @@ class InitialValues(Struct):
 
 
 class WandbRun(Struct):
-    """Where a run was sent in W&B."""
+    """Where a run is on W&B. Its project is None until W&B has accepted it."""
 
     id: str
-    project: str
+    project: str | None = None
     entity: str | None = None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import configparser
 import netrc
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,8 @@ Mode = Literal["files", "wandb", "wandb_offline"]
 
 NO_KEY = "W&B has no key on this machine"
 LOG_IN = "set WANDB_API_KEY or run `wandb login`"
+REFUSAL = re.compile(r"(?<!:)\b40[13]\b|permission denied")
+"""What W&B's errors say where a key may not read or write; digits of a port are none."""
 
 _HOSTS = ("api.forge.coreweave.com", "api.wandb.ai")  # W&B's default hosts: since 0.31, and before
 _SERVICE = "WANDB_SERVICE"  # "3-PID-unix-PATH", with the pid of the process that started the service
@@ -90,13 +93,17 @@ def redact(value: _Any) -> _Any:
     return mask(value, more=[credentials()])
 
 
+class WandbFailed(UserError):
+    """W&B refused something, or did not answer."""
+
+
 @contextmanager
 def asked(problem: str, fix: str) -> Iterator[None]:
-    """Ask W&B something, with a key. What it raises, which may be anything, becomes a UserError without secrets.
+    """Ask W&B something, with a key. What it raises, which may be anything, becomes an error without secrets.
 
     Raises:
         ConfigError: There is no key.
-        UserError: W&B failed.
+        WandbFailed: W&B failed.
     """
     require_key()
     try:
@@ -104,7 +111,8 @@ def asked(problem: str, fix: str) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:
-        raise UserError(problem, failure(error), fix) from error
+        got = failure(error)
+        raise WandbFailed(problem, got, LOG_IN if REFUSAL.search(got) else fix) from error
 
 
 def failure(error: BaseException) -> str:

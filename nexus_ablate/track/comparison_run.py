@@ -17,18 +17,18 @@ from nexus_ablate.track.upload import begin
 
 def publish(
     project: str,
-    study: str,
+    name: str,
     answer: str,
-    table: tuple[Sequence[str], Sequence[Sequence[str]]],
+    tables: Mapping[str, tuple[Sequence[str], Sequence[Sequence[str]]]],
     files: Mapping[str, str],
 ) -> str:
-    """Send a comparison. Later comparisons of a study continue its W&B run; unchanged files make no new version.
+    """Send a comparison. A later one of the same name continues its W&B run; unchanged files make no new version.
 
     Args:
         project: `project` or `entity/project`.
-        study: The name of the study.
-        answer: The verdict in a sentence.
-        table: Titles, and rows of strings.
+        name: The study, or what else is compared.
+        answer: The verdicts in a sentence.
+        tables: Titles, and rows of strings, by stratum; '' for a study without strata.
         files: Content of the artifact by file name; `report.html` is also shown as a page.
 
     Returns:
@@ -38,27 +38,29 @@ def publish(
         ConfigError: There is no key.
         UserError: W&B failed.
     """
-    entity, _, name = project.rpartition("/")
+    entity, _, project = project.rpartition("/")
     with asked("W&B did not take the comparison", "the same command again"), TemporaryDirectory() as scratch:
         import wandb
 
         settings = {
             **quiet(Path(scratch), SYNC_INIT, SYNC_FINISH),
             "mode": "online",
-            "project": name,
+            "project": project,
             "entity": entity or None,
-            "run_id": "compare-" + hashlib.blake2b(study.encode(), digest_size=8).hexdigest(),
+            "run_id": "compare-" + hashlib.blake2b(name.encode(), digest_size=8).hexdigest(),
             "resume": "allow",
-            "run_name": printable(f"compare {study}", MAX_NAME),
-            "run_group": printable(study, MAX_NAME),
+            "run_name": printable(f"compare {name}", MAX_NAME),
+            "run_group": printable(name, MAX_NAME),
             "run_job_type": "compare",  # the dashboard's panels of training runs exclude this type
         }
-        run = begin(settings, {"study": study})
-        columns, rows = table
-        verdict = wandb.Table(columns=list(columns), data=[list(row) for row in rows])
-        run.log({"verdict": verdict, "report": wandb.Html(files["report.html"], inject=False)})
-        name = re.sub(r"[^A-Za-z0-9._-]", "_", study)[:100]  # what W&B takes
-        artifact = wandb.Artifact(f"comparison-{name}", type="comparison", description=answer)
+        run = begin(settings, {"study": name})
+        shown = {"report": wandb.Html(files["report.html"], inject=False)}
+        for stratum, (columns, rows) in tables.items():
+            title = f"verdict/{stratum}" if stratum else "verdict"
+            shown[title] = wandb.Table(columns=list(columns), data=[list(row) for row in rows])
+        run.log(shown)
+        accepted = re.sub(r"[^A-Za-z0-9._-]", "_", name)[:100]  # what W&B takes
+        artifact = wandb.Artifact(f"comparison-{accepted}", type="comparison", description=answer)
         for file, text in files.items():
             with artifact.new_file(file, encoding="utf-8") as target:
                 target.write(text)

@@ -46,10 +46,12 @@ def sync(
 
     Raises:
         ConfigError: There is no key.
-        UserError: A file of the run is damaged, or W&B failed; rows already sent aren't sent again.
+        WandbFailed: W&B failed; rows already sent aren't sent again.
+        UserError: A file of the run is damaged.
     """
     place = place_of(record.path, _tracker(record), project, entity)
-    fix = "run the same command again; it resumes where this one stopped"
+    named = shlex.quote(str(record.path / PLACE_FILE))
+    fix = f"the same command again; first rm {named} if the run was deleted on W&B"
     with asked("W&B failed", fix), tempfile.TemporaryDirectory() as scratch:
         settings = settings_of(record, place, "online", Path(scratch), init, finish)
         upload = Upload(record.path, place, settings, config_of(record))
@@ -63,14 +65,17 @@ def sync(
 
 def refresh(path: Path, say: Callable[[str], None]) -> None:
     """Send later results of a finished run, such as an evaluation, if the run is on W&B already."""
-    record = read_run(path)
-    if not (path / PLACE_FILE).exists() or resolve_mode(_tracker(record)) != "wandb":
+    record, sends = read_run(path), f"`nexus-ablate sync {shlex.quote(str(path))}` sends it"
+    if not (path / PLACE_FILE).exists():
+        return
+    if resolve_mode(_tracker(record)) != "wandb":
+        say(f"W&B lacks what is new of this run; {sends}")
         return
     try:
         sync(record, init=INIT_TIMEOUT, finish=PATIENCE)
     except UserError as error:
         got = f" ({error.got})" if error.got else ""
-        say(f"{error.problem}{got}; nothing is lost: `nexus-ablate sync {shlex.quote(str(path))}` sends it")
+        say(f"{error.problem}{got}; nothing is lost: {sends}")
 
 
 def _tracker(record: RunRecord) -> Option:

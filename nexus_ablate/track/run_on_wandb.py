@@ -11,6 +11,7 @@ from typing import Any
 from nexus_ablate.config.options import AXES, Option, option_files
 from nexus_ablate.runs import RunRecord, atomic_write_json
 from nexus_ablate.runs.formats import WandbRun
+from nexus_ablate.runs.lookup import id_of
 from nexus_ablate.runs.record import read_document
 from nexus_ablate.track.account import redact
 
@@ -26,6 +27,14 @@ class WandbPlace:
     project: str
     entity: str | None
 
+    def reserve(self, run_dir: Path) -> None:
+        """Save the id with the run, if it has none, before W&B is asked: a killed upload is continued and not repeated.
+
+        The destination follows when W&B has accepted the run. One that it refuses changes nothing.
+        """
+        if not (run_dir / PLACE_FILE).exists():
+            atomic_write_json(run_dir / PLACE_FILE, {"id": self.id, "project": None, "entity": None})
+
     def write(self, run_dir: Path) -> None:
         """Save it with the run, so that later uploads resume the same W&B run."""
         atomic_write_json(run_dir / PLACE_FILE, vars(self))
@@ -34,28 +43,28 @@ class WandbPlace:
 def place_of(run_dir: Path, option: Option, project: str | None = None, entity: str | None = None) -> WandbPlace:
     """Where a run goes: to the given project, else where it was before, else to the project of its `tracker` option.
 
-    The id is made once per destination. It is random, because equal runs of two people are two runs.
+    The id is made once and is the same in every project, so that a run that goes to another one and back is continued.
+    It is random, because equal runs of two people are two runs.
 
     Raises:
         UserError: The file that says where the run was is damaged.
     """
-    before = read_document(run_dir / PLACE_FILE, WandbRun)
-    if before is None:
+    before = read_document(run_dir / PLACE_FILE, WandbRun) or {"id": secrets.token_hex(8)}
+    if before.get("project") is None:
         keys = {key: part.default for key, part in option_files("tracker")["wandb"].keys.items()} | option.keys
-        before = {"project": str(keys["project"]), "entity": None if keys["entity"] == "none" else str(keys["entity"])}
-    project = project or str(before["project"])
-    entity = entity or before.get("entity")
-    is_same = (project, entity) == (before["project"], before.get("entity"))
-    return WandbPlace(before["id"] if is_same and "id" in before else secrets.token_hex(8), project, entity)
+        before |= {"project": str(keys["project"]), "entity": None if keys["entity"] == "none" else str(keys["entity"])}
+    return WandbPlace(before["id"], project or before["project"], entity or before["entity"])
 
 
 def config_of(record: RunRecord) -> dict[str, Any]:
     """The nested configuration, the resolved values of `auto`, and flat `axis/norm: rms` entries to group by.
 
-    Secrets are masked.
+    Beside `study`, `arm` and `seed`, `id` is what the run is called here, and `repetition` is 2 for the second run of
+    the same arm and seed. Secrets are masked.
     """
     flat = {f"axis/{axis}": name for axis, name in _axes(record).items()}
-    return redact({"study": record.study, "arm": record.arm, "seed": record.seed, **(record.config or {}), **flat})
+    names = {"study": record.study, "arm": record.arm, "seed": record.seed, "id": id_of(record.path)}
+    return redact(names | {"repetition": _number(record)} | (record.config or {}) | flat)
 
 
 def settings_of(
@@ -72,6 +81,7 @@ def settings_of(
         finish: Seconds until it must have taken the remaining rows at the end.
     """
     tags = [f"{axis}={name}"[:MAX_TAG] for axis, name in _axes(record).items()]
+    seed = f"/s{record.seed}" + (f"-r{_number(record)}" if _number(record) > 1 else "")
     return {
         "run_id": place.id,
         "project": place.project,
@@ -80,7 +90,7 @@ def settings_of(
         "mode": mode,
         "run_group": ((record.env or {}).get("multirun") or record.study)[:MAX_NAME],
         "run_job_type": "train",
-        "run_name": f"{record.arm}/s{record.seed}"[:MAX_NAME],
+        "run_name": f"{record.arm[: MAX_NAME - len(seed)]}{seed}",
         "run_tags": tuple(dict.fromkeys(tags)),
         **quiet(root, init, finish),
     }
@@ -109,6 +119,12 @@ def quiet(root: Path, init: float, finish: float) -> dict[str, Any]:
         "finish_timeout": finish,
         "finish_timeout_raises": True,
     }
+
+
+def _number(record: RunRecord) -> int:
+    """Which run of its arm and seed it is: 2 for `s0-1a2b3c4d-r2`."""
+    again = record.path.name.rpartition("-r")[2]
+    return int(again) if again.isdecimal() else 1
 
 
 def _axes(record: RunRecord) -> dict[str, str]:

@@ -36,13 +36,12 @@ class Upload:
     def __init__(
         self, run_dir: Path, place: WandbPlace, settings: Mapping[str, Any], config: Mapping[str, Any]
     ) -> None:
-        place.write(run_dir)
+        place.reserve(run_dir)
         self._run = begin(settings, config)
         self._run_dir = run_dir
         self.url = self._run.url or ""
         self.before = self.sent = 0
-        if self.url:
-            replace(place, entity=self._run.entity).write(run_dir)
+        replace(place, entity=self._run.entity or place.entity).write(run_dir)
         self._run.define_metric("*", step_metric=X_AXIS)
         self._read = 0  # bytes of metrics.jsonl that have been read
         self._next = self._run.starting_step  # the first step that W&B does not have
@@ -64,7 +63,10 @@ class Upload:
                     self.before += 1
                     continue
                 numbers = {name: value for name, value in row.items() if isinstance(value, int | float)}
-                self._run.log(numbers, step=row["step"])
+                numbers |= dict.fromkeys(
+                    row.get("nonfinite", ()), math.nan
+                )  # or W&B keeps an earlier value as the last
+                self._run.log(numbers, step=row["step"], commit=True)  # a pending row would replace the summary
                 self._next, self.sent = row["step"] + 1, self.sent + 1
 
     def close(self, status: str, summary: Mapping[str, Any]) -> None:
