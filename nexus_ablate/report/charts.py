@@ -210,7 +210,7 @@ def intervals(bars: Sequence[Bar], axis: str, band: float = 0.0, endpoint: Endpo
         return ""
     lines = sum(1 + bar.label.count("\n") for bar in bars)
     with picture(f"{axis}, with intervals", height=58 + 17 * lines + 8 * len(bars)) as drawn:
-        draw_intervals(drawn.axes, bars, axis, band, _limit(bars, band), endpoint)
+        draw_intervals(drawn.axes, bars, axis, band, limit_of(bars, band), endpoint)
     return drawn.svg
 
 
@@ -266,7 +266,7 @@ def draw_intervals(
         axes.plot(mean, y, "o", color=shade, markersize=8, gid=hint)
 
 
-def _limit(bars: Sequence[Bar], band: float) -> float:
+def limit_of(bars: Sequence[Bar], band: float) -> float:
     """The largest difference that is drawn, so that one distant arm does not squeeze all others together."""
     farthest = [max(abs(bar.ends[0]), abs(bar.ends[2])) for bar in bars if bar.ends[0] < bar.ends[2]]
     return max(8 * float(np.median(farthest or [0])), 3 * band)
@@ -444,5 +444,5 @@ def comparison_figure(stratum: Stratum) -> Figure:
         curves.legend([Line2D([], [], color=colour(index)) for index in range(len(labels))], labels)
         if bars:
             band = stratum.endpoint.margin
-            draw_intervals(differences, bars, direction(stratum), band, _limit(bars, band), stratum.endpoint)
+            draw_intervals(differences, bars, direction(stratum), band, limit_of(bars, band), stratum.endpoint)
     return figure

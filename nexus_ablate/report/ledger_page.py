@@ -35,8 +35,6 @@ TONES = {SUPPORTED: "good", CONTRADICTED: "bad", OPPOSITE: "warn", BETTER_THAN_E
 """The colour of each outcome in the figures."""
 HEADLINES = ("rms_vs_layer", "ffn", "final_norm", "biases", "dyt_vs_rms")
 """Of the README: changes of today's models, judged by their loss alone."""
-WIDEST = 6.0
-"""Margins up to which a figure is drawn."""
 LABEL_LETTERS = 40
 """Letters of a line beside intervals."""
 FIRST_EDITION = "†"
@@ -294,14 +292,14 @@ def _row(entry: dict[str, Any], expected: dict[str, Any]) -> dict[str, Any] | No
 
 def figure(entry: dict[str, Any]) -> Figure | None:
     """The difference of each expectation with its interval in margins, and its outcome; None without any."""
-    from nexus_ablate.report.charts import draw_intervals, picture
+    from nexus_ablate.report.charts import draw_intervals, limit_of, picture
 
     bars = _bars(entry)
     if not bars:
         return None
     further_lines = sum(bar.label.count("\n") for bar in bars)
     with picture(f"differences of {entry['study']}", 60 + 24 * len(bars) + 16 * further_lines, 640) as drawn:
-        draw_intervals(drawn.axes, bars, _unit(entry), 1.0, WIDEST)
+        draw_intervals(drawn.axes, bars, _unit(entry), 1.0, limit_of(bars, 1.0))
     return drawn.figure
 
 

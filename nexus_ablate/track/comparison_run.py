@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from nexus_ablate.errors import printable
 from nexus_ablate.track.account import asked
@@ -54,7 +55,7 @@ def publish(
             "run_job_type": "compare",  # the dashboard's panels of training runs exclude this type
         }
         run = begin(settings, {"study": name})
-        shown = {"report": wandb.Html(files["report.html"], inject=False)}
+        shown: dict[str, Any] = {"report": wandb.Html(files["report.html"], inject=False)}
         for stratum, (columns, rows) in tables.items():
             title = f"verdict/{stratum}" if stratum else "verdict"
             shown[title] = wandb.Table(columns=list(columns), data=[list(row) for row in rows])
