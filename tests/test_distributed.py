@@ -206,7 +206,11 @@ def torchrun(arguments):
 
 @pytest.mark.parametrize(
     ("overrides", "problem"),
-    [(["train.batch_size=3"], "train.batch_size must be divisible"), (["norm=batch"], "statistics over the batch")],
+    [
+        (["train.batch_size=3"], "train.batch_size must be divisible"),
+        (["norm=batch"], "statistics over the batch"),
+        (["ffn=moe"], "balances its experts over the batch"),
+    ],
 )
 def test_what_cannot_be_spread_is_refused_before_a_directory_is_made(tiny_run, tmp_path, overrides, problem):
     statuses, said = together(2, tiny_run(*overrides), tmp_path)

@@ -37,6 +37,7 @@ from nexus_ablate.runs.lookup import id_of
 from nexus_ablate.training.checkpoint import load_newest, save
 from nexus_ablate.training.evaluation import evaluate, restore
 from nexus_ablate.training.session import train
+from nexus_ablate.training.start import initial_model
 
 EVALUATIONS = {name: EVALUATION.build(default_option("evaluation", name)) for name in option_files("evaluation")}
 extrapolation, streaming = EVALUATIONS["extrapolation"], EVALUATIONS["streaming"]
@@ -664,6 +665,12 @@ def test_weights_under_another_version_s_names_are_refused_and_never_misread(tin
         assert main(words) in (errors.CONFIG, errors.CHECKPOINT)
         lines = capsys.readouterr().err.splitlines()
         assert len(lines) == 3 and "head.bias" in lines[1] + lines[0]
+
+
+def test_weights_to_start_from_are_constrained_before_they_are_measured(tiny_run):
+    path = train(compose(tiny_run("train.steps=2")), quiet=True).path
+    model = initial_model(compose(tiny_run("init=checkpoint", f'init.run="{path}"', "param=ngpt")), 256)
+    torch.testing.assert_close(model.embedding.weight.norm(dim=-1), torch.ones(256))
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,10 @@ def test_flops_of_a_component_are_two_for_each_of_its_multiplications(tiny):
     assert forward["head"] == 2 * d * 11
 
 
-@pytest.mark.parametrize("overrides", [["init=gpt2"], ["placement=deepnorm"], ["placement=subln"], ["init=xavier"]])
+@pytest.mark.parametrize(
+    "overrides",
+    [["init=gpt2"], ["placement=deepnorm"], ["placement=subln"], ["init=xavier"], ["param=ngpt", "init=gpt2"]],
+)
 def test_initial_values_are_those_of_the_built_model(tiny, overrides):
     config = tiny(*overrides, "model.d_model=128", "bias=on")
     model = build_model(config, 256)

@@ -40,6 +40,39 @@ def test_a_project_that_w_and_b_refuses_is_named_before_anything_is_trained(caps
 
 
 @pytest.mark.parametrize(
+    ("command", "fix"),
+    [
+        ("bias=On", "bias=on"),
+        ("bias=yes", "bias=on"),
+        ("sink_token=1", "sink_token=on"),
+        ("optim.clip=OFF", "optim.clip=off"),
+        ("evalute runs/scratch --evals streaming", "nexus-ablate evaluate runs/scratch --evals streaming"),
+        ("norm rms --foo", "nexus-ablate norm=rms"),
+        ("explain vocab_size=100 --vocab 300", "--vocab 100"),
+        ("kv_bias=key normalizer=sigmoid", "kv_bias=key_value"),
+        ("position=rope_llama3 position.low_freq_factor=8", "position.low_freq_factor=1 position.high_freq_factor=4"),
+        ("position=rope_yarn position.beta_slow=32", "position.beta_fast=32 position.beta_slow=1"),
+        ("gate=bondarenko model.d_model=16 model.n_heads=32 model.head_dim=4", "fewer model.n_heads"),
+    ],
+)
+def test_what_was_meant_is_what_is_suggested(capsys, command, fix):
+    assert answer(capsys, *command.split())[2] == fix
+
+
+@pytest.mark.parametrize(
+    ("option", "note"),
+    [
+        ("placement=ngpt norm=layer", "the norm axis has no effect"),
+        ("window=128", "no query of 128 tokens is that far from a key"),
+        ("window=[128,0]", "no query of 128 tokens is that far from a key"),
+    ],
+)
+def test_an_option_without_effect_says_so(capsys, option, note):
+    assert main(["explain", *option.split()]) == 0
+    assert note in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
     "command",
     [
         "train.attention=interval(0,1)",
@@ -157,6 +190,8 @@ def test_a_command_line_that_cannot_be_run_is_three_lines_and_makes_nothing(comm
         ("-m norm=rms,layer hydra/sweeper=optuna", "sweepers that search are not supported"),
         ("-m norm=rms,layer hydra.sweep.dir=elsewhere", "try: runs_dir=runs"),
         ("-m norm=rms,layer hydra.verbose=true", "of Hydra's keys, a multirun takes hydra/launcher"),
+        ("norm=rms hydra.run.dir=elsewhere", "one run uses none of Hydra's keys"),
+        ("explain hydra/launcher=joblib", "one run uses none of Hydra's keys"),
         ("-m norm=rms,layer hydra/launcher=slrum", "try: --launcher slurm"),
         ("-m optim.lr=interval(0,1)", "try: optim.lr=0.5"),
         ("-m norm=glob(nothing*)", "a multirun has no run"),

@@ -14,6 +14,7 @@ EXPANDED = (
     ("norm=choice(rms,layer)", 2, "a choice"),
     ("seed=range(0,3)", 3, "a range without its end"),
     ("norm=glob(l*)", 3, "the options that match"),
+    ("norm=glob(r*) norm.eps=1e-3", 4, "which all have the key"),
     ("norm=glob(*,exclude=[l*,d*,n*]) seed=1,2", 14, "all others, twice"),
     ("seed=sort(2,1)", 2, "sorted values"),
     ("norm=rms", 1, "one run"),

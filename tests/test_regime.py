@@ -6,15 +6,17 @@ import json
 import math
 
 import pytest
+import torch
 from written_runs import Writer
 
 from nexus_ablate.cli import main
 from nexus_ablate.config.compose import compose
 from nexus_ablate.measure.counts import parameters
-from nexus_ablate.measure.initial import initial_of
+from nexus_ablate.measure.initial import initial_of, initial_signal
 from nexus_ablate.measure.regime import has_learned, regime_of
-from nexus_ablate.model import countable_model
+from nexus_ablate.model import build_model, countable_model
 from nexus_ablate.planning import preview
+from nexus_ablate.training.schedule import learning_rate
 
 SIZE = ("model.n_layers=1", "model.d_model=16", "model.n_heads=2", "model.context=8")
 SMALL = (*SIZE, "train.batch_size=4", "optim.lr=3e-3")
@@ -82,6 +84,34 @@ def test_each_guard_speaks_where_it_is_triggered_and_not_beside(trigger, begins,
     assert warnings("") == ""
     assert begins in warnings(trigger) and value in warnings(trigger)
     assert begins not in warnings(neighbour)
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        "cosine",
+        "linear optim.final_lr=0",
+        "constant",
+        "wsd optim.cooldown=0.5",
+        "wsd optim.warmup=90",
+        "cosine optim.warmup=300",
+    ],
+)
+def test_the_sum_of_the_learning_rates_is_that_of_the_steps(schedule):
+    config = compose([f"optim.schedule={schedule.split()[0]}", "optim.lr=1", *schedule.split()[1:]]).schedule
+    for steps in (4, 100):
+        rates = [learning_rate(config, step, steps) for step in range(steps)]
+        assert config.rate_sum(steps) == pytest.approx(sum(rates))
+
+
+def test_a_norm_with_running_statistics_starts_with_those_of_the_batch():
+    config = compose(["model=femto", "norm=batch"])
+    signal = initial_of(config, 256)
+    assert signal is not None and signal.deviation == pytest.approx(1, rel=0.1) and warnings("norm=batch") == ""
+    model = build_model(config)
+    initial_signal(model)
+    for buffer, untouched in zip(model.buffers(), build_model(config).buffers(), strict=True):
+        torch.testing.assert_close(buffer, untouched, rtol=0, atol=0)
 
 
 def test_an_init_that_a_parametrization_refuses_is_not_advised():

@@ -204,6 +204,16 @@ def test_gradient_accumulation_is_the_same_step(tiny_run):
     assert parts.summary["val_loss"] == pytest.approx(whole.summary["val_loss"], abs=1e-5)
 
 
+def test_answers_that_are_unequally_many_in_the_parts_of_a_step_are_averaged_over_the_step(tiny_run):
+    """Rows of `copy` have 2 to 8 answers."""
+    task = ["data=copy", "data.length=16", "data.least=1", "data.most=8", "model.context=16", "train.steps=5"]
+    plain = [word for word in tiny_run(*task) if not word.startswith("data.files") and word != "data=files"]
+    whole = run(plain)
+    parts = run([*plain, "train.grad_accum=4", "train.batch_size=1"])
+    assert parts.summary["val_loss"] == pytest.approx(whole.summary["val_loss"], abs=1e-5)
+    assert parts.summary["train_loss"] == pytest.approx(whole.summary["train_loss"], abs=1e-5)
+
+
 def test_a_finished_run_asked_for_again_prints_its_result_and_is_not_touched(tiny_run):
     first = run(tiny_run())
     before = {p: p.stat().st_mtime_ns for p in first.path.rglob("*")}

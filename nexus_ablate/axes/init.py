@@ -188,7 +188,12 @@ def standard_normal(seed: int, name: str, shape: torch.Size) -> Tensor:
 
 
 def first_std(weight: Weight, init: Init, gains: dict[str, float], param: Parametrization) -> float:
-    """The initial standard deviation of a weight: the init's, times the factors of placement and parametrization."""
+    """The initial standard deviation of a weight: the init's, times the factors of placement and parametrization.
+
+    A parametrization that constrains the weight sets it instead, whatever was drawn.
+    """
+    if (constrained := param.constrained_std(weight.role, weight.shape)) is not None:
+        return constrained
     if weight.own is not None:
         return weight.own
     if weight.role == SMALL_MAP:

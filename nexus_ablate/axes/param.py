@@ -6,7 +6,7 @@ relative to a base model, at which every factor is 1.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -53,6 +53,10 @@ class Parametrization:
             parameters: The role and the tensor of every parameter.
         """
 
+    def constrained_std(self, role: str, shape: Sequence[int]) -> float | None:
+        """The standard deviation of a weight of this shape (last two axes) under the constraint; None without one."""
+        return None
+
 
 PARAM: Registry[Parametrization] = Registry("param")
 
@@ -81,9 +85,18 @@ class UnitWeights(Standard):
     @torch.no_grad()
     def constrain(self, parameters: Iterable[tuple[str, Tensor]]) -> None:
         for role, weight in parameters:
-            if role in (*HIDDEN, "head", "embedding"):
-                axis = -2 if role in ("attn_out", "ffn_out") else -1
+            if (axis := self._axis(role)) is not None:
                 weight.div_(weight.norm(dim=axis, keepdim=True).clamp(min=1e-12))
+
+    def constrained_std(self, role: str, shape: Sequence[int]) -> float | None:
+        axis = self._axis(role)
+        return None if axis is None else shape[axis] ** -0.5
+
+    def _axis(self, role: str) -> int | None:
+        """The axis along which a weight's vectors have length 1."""
+        if role not in (*HIDDEN, "head", "embedding"):
+            return None
+        return -2 if role in ("attn_out", "ffn_out") else -1
 
 
 class _Width(Parametrization):

@@ -10,9 +10,10 @@ from typing import Any
 from nexus_ablate.cli.verb import Flag, Verb, whole
 from nexus_ablate.config.compose import compose
 from nexus_ablate.config.grammar import show
+from nexus_ablate.config.overrides import refuse_hydra_keys
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.console import compact
-from nexus_ablate.errors import OK, printable
+from nexus_ablate.errors import OK, ConfigError, printable
 from nexus_ablate.training import signals
 
 Rows = list[tuple[str, ...]]
@@ -51,11 +52,15 @@ def run(overrides: list[str], flags: dict[str, Any]) -> int:
 
 def _explain(overrides: list[str], flags: dict[str, Any]) -> int:
     config = compose(overrides)
+    refuse_hydra_keys(overrides)
 
     from nexus_ablate.measure.architecture import architecture
     from nexus_ablate.model import countable_model
     from nexus_ablate.optimizers import decay_groups
 
+    if isinstance(config.vocab_size, int) and config.vocab_size < (tokens := flags.get("vocab", 0)):
+        got = f"vocab_size={config.vocab_size} --vocab {tokens}"
+        raise ConfigError("the embedding is smaller than the tokenizer", got, f"--vocab {config.vocab_size}")
     model = countable_model(config, flags.get("vocab", 256))
     facts = architecture(config, model, decay_groups(model, config.schedule.decay, config.schedule.groups))
     facts["regime"] = _regime(config, facts["parameters"]["without_embeddings"], facts["vocab_size"])

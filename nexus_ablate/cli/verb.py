@@ -101,6 +101,8 @@ class Verb:
         words: list[str] = []
         values: dict[str, Any] = {}
         rest = list(arguments)
+        if self._takes_overrides and rest and not rest[0].startswith("-"):
+            self._check_override(rest[0], rest[1:])  # a mistyped verb has flags that this one lacks
         while rest:
             argument = rest.pop(0)
             if not argument.startswith("-") or argument == "-" or argument[1:].isdecimal():
@@ -147,11 +149,19 @@ class Verb:
         """Check that required arguments are given, and that overrides are overrides."""
         if self.needed and not words:
             raise ConfigError(f"{self.name} needs {self.needed}", "nothing", f"nexus-ablate {self._example()}")
-        if self.takes == f"[{OVERRIDES} ...]":
+        if self._takes_overrides:
             for number, word in enumerate(words):
-                if "=" not in word[1:] and word[:1] not in ("~", "+"):
-                    self._refuse_override(word, words[number + 1 :])
-                    raise self._unknown_word(word, words[number + 1 :])
+                self._check_override(word, words[number + 1 :])
+
+    @property
+    def _takes_overrides(self) -> bool:
+        """Whether it takes overrides and nothing else."""
+        return self.takes == f"[{OVERRIDES} ...]"
+
+    def _check_override(self, word: str, after: list[str]) -> None:
+        if "=" not in word[1:] and word[:1] not in ("~", "+"):
+            self._refuse_override(word, after)
+            raise self._unknown_word(word, after)
 
     def _example(self) -> str:
         """A command line that works here. Where a directory is needed: the newest, or a study to begin with."""

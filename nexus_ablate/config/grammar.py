@@ -51,6 +51,10 @@ class NumberInterval:
         return above and below and not math.isnan(number)
 
 
+SWITCHES = {"on": "on", "yes": "on", "y": "on", "1": "on", "off": "off", "no": "off", "n": "off", "0": "off"}
+"""What a switch may be called elsewhere."""
+
+
 @dataclass(frozen=True)
 class Constraint:
     """The values that a key may have.
@@ -81,8 +85,14 @@ class Constraint:
             accepted, canonical = _accept(alternative, value, boolean=set(self.words) == {"on", "off"})
             if accepted:
                 return canonical
-        near = did_you_mean(value, self.words) if isinstance(value, str) else ""
-        raise ConfigError(f"{key} takes {self.text}", show(value), f"{key}={near or self.example()}")
+        raise ConfigError(f"{key} takes {self.text}", show(value), f"{key}={self.near(value) or self.example()}")
+
+    def near(self, value: object) -> str:
+        """The word that a value is probably meant to be; '' if none is like it."""
+        switch = SWITCHES.get(str(value).lower(), "")
+        if switch in self.words:
+            return switch
+        return did_you_mean(value, self.words) if isinstance(value, str) else ""
 
     def example(self) -> str:
         """A value that the key takes, as it is typed."""

@@ -29,6 +29,16 @@ _HYDRA_VALUES = {
 GROUPS = (*OPTION_GROUPS, *CLOSED_GROUPS, "preset")
 
 
+def refuse_hydra_keys(overrides: list[str]) -> None:
+    """Raises:
+    ConfigError: A key of Hydra's, which only a multirun has a use for: it would be ignored silently.
+    """
+    for text in overrides:
+        if text.lstrip("+~").startswith(("hydra.", "hydra/")):
+            problem = "one run uses none of Hydra's keys; a multirun (-m) takes those of a launcher"
+            raise ConfigError(problem, text, "nexus-ablate -m norm=rms,layer hydra/launcher=joblib")
+
+
 def check_overrides(overrides: list[str], sweeps: bool) -> None:
     """Check command-line overrides against the schema, before anything is composed or created.
 
@@ -117,7 +127,7 @@ def _values(override: Any) -> list[Any]:
     if override.is_sweep_override():
         sweep, key = override.value(), override.key_or_group
         if isinstance(sweep, Glob):
-            return []
+            return sweep.filter(sorted(option_names(key)))
         if isinstance(sweep, IntervalSweep):
             got, fix = override.input_line, f"{key}={show(((sweep.start or 0) + (sweep.end or 0)) / 2)}"
             raise ConfigError("Hydra's basic sweeper takes a list of values, not an interval", got, fix)
@@ -341,7 +351,7 @@ def _check_values(name: str, values: list[Any], chosen: dict[str, list[str]], ty
         try:
             known[name].accept(name, value)
         except ConfigError as error:
-            if error.fix == f"{name}={known[name].example()}":
+            if not known[name].near(value) and error.fix == f"{name}={known[name].example()}":
                 error.fix = f"{name}={_default(name, chosen) or known[name].example()}"
             raise _with_meant_value(error, name, known[name], typed) from None
 

@@ -325,6 +325,10 @@ def resolve(config: RunConfig) -> Resolved:
     if isinstance(resolved.nope_every, int) and resolved.nope_every > model.n_layers:
         note = f"nope_every={resolved.nope_every}: with {model.n_layers} layers all have positions"
         resolved.notes.append(note)
+    windows = [window for window in resolved.windows if window]
+    if windows and min(windows) >= model.context:
+        note = f"window={show(config.window)}: no query of {model.context} tokens is that far from a key"
+        resolved.notes.append(f"{note}; it acts in longer evaluations alone")
     check_layers(resolved.nope_every, model.n_layers)
     resolved.notes += apply_rules(config, resolved, prescriptions.chosen)
     return resolved

@@ -73,15 +73,21 @@ class Schedule:
         return max(min(100, steps // 8), steps // 100) if self.warmup == "auto" else int(self.warmup)
 
     def rate_sum(self, steps: int) -> float:
-        """The sum of the learning rates of all steps."""
-        warmup = min(self.warmup_steps(steps), steps)
-        mean = {"constant": 1.0, "wsd": 1 - self.cooldown * (1 - self.final_lr) / 2}
-        return self.lr * (warmup / 2 + (steps - warmup) * mean.get(self.schedule, (1 + self.final_lr) / 2))
+        """The sum of the learning rates of all steps, as training/schedule.py has them."""
+        warmup = self.warmup_steps(steps)
+        rising = min(warmup, steps)
+        falling = {"constant": 0, "wsd": min(round(self.cooldown * steps), steps - rising)}
+        n = falling.get(self.schedule, steps - rising)
+        at_peak = rising * (rising + 1) / (2 * (warmup + 1)) + steps - rising - n
+        return self.lr * (at_peak + n * self.final_lr + (1 - self.final_lr) * (n + 1) / 2 * (n > 0))
 
 
 @dataclass
 class TrainConfig:
-    """Budget, batches, precision, and how the run is executed, which doesn't change the result."""
+    """Budget, batches, precision, and how the run is executed.
+
+    That changes the last digits of a result only; with dropout a compiled step draws other masks.
+    """
 
     name: str = key("text", "name of the recipe")
     steps: Any = key(

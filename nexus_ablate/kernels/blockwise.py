@@ -30,7 +30,8 @@ def pays(q_BHTd: Tensor, k_BHSd: Tensor, v_BHSd: Tensor) -> bool:
     map_size = B * H * T * k_BHSd.shape[2]
     return (
         q_BHTd.device.type == "cpu"
-        and q_BHTd.dtype == torch.float32
+        and q_BHTd.dtype == k_BHSd.dtype == v_BHSd.dtype == torch.float32
+        and not torch.is_autocast_enabled("cpu")
         and v_BHSd.shape[3] == d
         and not torch.compiler.is_compiling()
         and T >= SHORTEST

@@ -38,7 +38,7 @@ def initial_signal(model: GPT) -> InitialSignal:
     handles = [module.register_forward_hook(_keep(seen, name)) for name, module in watched.items()]
     vocab_size, device = len(model.embedding.weight), model.embedding.weight.device
     try:
-        with evaluation_mode(model), activation_input(ffn, seen):
+        with evaluation_mode(model), statistics_of_the_batch(model), activation_input(ffn, seen):
             model(torch.arange(model.geometry.context, device=device)[None] % vocab_size)
     finally:
         for handle in handles:
@@ -49,6 +49,22 @@ def initial_signal(model: GPT) -> InitialSignal:
         share, share_at_1 = nonlinear_share(ffn, deviation), nonlinear_share(ffn, 1.0 / factor)
         deviation *= factor
     return InitialSignal(deviation, share, share_at_1, _rms(seen["embedding"]), _rms(seen["branch"]))
+
+
+@contextmanager
+def statistics_of_the_batch(model: nn.Module) -> Iterator[None]:
+    """Inside the `with`, norms with running statistics take those of the batch, as in training, and keep their own."""
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    norms = [module for module in model.modules() if hasattr(module, "running_var")]
+    for norm in norms:
+        norm.train()
+    try:
+        yield
+    finally:
+        for norm in norms:
+            norm.eval()
+        for name, buffer in model.named_buffers():
+            buffer.copy_(buffers[name])
 
 
 @contextmanager

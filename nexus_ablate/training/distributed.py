@@ -154,7 +154,7 @@ def check_world(config: RunConfig, place: Place) -> None:
     """Check that a run can be distributed over the processes.
 
     Raises:
-        ConfigError: The batch size is not divisible by them, or the model computes statistics over the batch.
+        ConfigError: The batch size is not divisible by them, or the model computes statistics or a loss over the batch.
     """
     if place.size == 1:
         return
@@ -169,3 +169,6 @@ def check_world(config: RunConfig, place: Place) -> None:
     if statistics:
         problem = f"norm={config.norm.name} computes statistics over the batch, and each process only sees a part of it"
         raise ConfigError(problem, f"{place.size} processes", "train it in one process, or with another norm")
+    if any(getattr(module, "balance", 0) for module in model.modules()):
+        problem = f"ffn={config.ffn.name} balances its experts over the batch, and each process only sees a part of it"
+        raise ConfigError(problem, f"{place.size} processes", "train it in one process, or with ffn.balance=0")

@@ -118,7 +118,8 @@ def check_start(config: RunConfig, vocab_size: int) -> None:
     check_groups(config)
     if isinstance(config.vocab_size, int) and config.vocab_size < vocab_size:
         got = f"vocab_size={config.vocab_size}, the tokenizer has {vocab_size} tokens"
-        raise ConfigError("the embedding is smaller than the tokenizer", got, "use the model's own tokenizer.json")
+        fix = "use the model's own tokenizer.json" if "run" in config.init.keys else "vocab_size=auto"
+        raise ConfigError("the embedding is smaller than the tokenizer", got, fix)
     if "run" in config.init.keys:
         initial_model(config, vocab_size)
 
@@ -145,13 +146,15 @@ def initial_model(config: RunConfig, vocab_size: int) -> GPT:
     """
     from nexus_ablate.axes.modules import parameter_roles
     from nexus_ablate.config.roles import VECTOR
-    from nexus_ablate.model import GPT, build_model
+    from nexus_ablate.model import GPT, build_model, products
 
     weights = weights_of(config)
     if weights is None:
         return build_model(config, vocab_size)
-    model = GPT(config, vocab_size)
+    with products(config.train.linear):
+        model = GPT(config, vocab_size)
     load_fitting(model, weights.read(model), weights.path)
+    model.constrain()
     model.z_hashes = {
         name: hashlib.blake2b(parameter.detach().contiguous().numpy().data, digest_size=8).hexdigest()
         for name, parameter in model.named_parameters()

@@ -125,8 +125,11 @@ class Step:
         self._seed_dropout(number)
         loss, figures = self._zero, dict[str, Tensor]()
         for number_of_part, rows in enumerate(np.split(batch, train.grad_accum), 1):
+            mine = self.world.rows(rows)
             with self._exchange(number_of_part == train.grad_accum):
-                part, more, figures_of_part = self.loss(self.world.rows(rows))
+                part, more, figures_of_part = self.loss(mine)
+                if (weight := self._weight(mine, batch)) != 1:
+                    part = part * weight
                 if train.grad_accum > 1:
                     part, more = part / train.grad_accum, None if more is None else more / train.grad_accum
                 self.scaler.scale(part if more is None else part + more).backward()
@@ -153,6 +156,12 @@ class Step:
         self.scaler.update()
         self.model.constrain()
         self.optimizer.zero_grad()
+
+    def _weight(self, rows: np.ndarray, batch: np.ndarray) -> float:
+        """What the mean over the targets of some rows counts for in that of the batch, where they average equally."""
+        if self.answers is None or len(rows) == len(batch):
+            return 1.0
+        return self.answers(rows).mean() / self.answers(batch).mean()
 
     @torch.no_grad()
     def update_ratios(self) -> dict[str, Tensor]:
