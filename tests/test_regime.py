@@ -107,7 +107,7 @@ def test_the_sum_of_the_learning_rates_is_that_of_the_steps(schedule):
 def test_a_norm_with_running_statistics_starts_with_those_of_the_batch():
     config = compose(["model=femto", "norm=batch"])
     signal = initial_of(config, 256)
-    assert signal is not None and signal.deviation == pytest.approx(1, rel=0.1) and warnings("norm=batch") == ""
+    assert signal is not None and signal.activation_sd == pytest.approx(1, rel=0.1) and warnings("norm=batch") == ""
     model = build_model(config)
     initial_signal(model)
     for buffer, untouched in zip(model.buffers(), build_model(config).buffers(), strict=True):
