@@ -114,6 +114,12 @@ def test_a_norm_with_running_statistics_starts_with_those_of_the_batch():
         torch.testing.assert_close(buffer, untouched, rtol=0, atol=0)
 
 
+def test_what_a_placement_makes_of_the_ffn_s_output_is_compared_with_the_embedding():
+    """A norm on the output of the branch raises it above the embedding."""
+    assert UNHEARD not in warnings("placement=sandwich init=gpt2 embed_scale=8")
+    assert UNHEARD in warnings("placement=pre init=gpt2 embed_scale=8")
+
+
 def test_an_init_that_a_parametrization_refuses_is_not_advised():
     lines = warnings("param=mup")
     assert LINEAR in lines and "try init" not in lines

@@ -32,14 +32,22 @@ def initial_of(config: RunConfig, vocab_size: int) -> InitialSignal | None:
 @torch.no_grad()
 def initial_signal(model: GPT) -> InitialSignal:
     """The signal in the first block of a model with initial values, for one sequence of different tokens."""
-    ffn: Any = model.blocks[0].ffn
-    watched: dict[str, nn.Module] = {"embedding": model.dropout, "branch": ffn}  # type: ignore[reportAssignmentType]
-    seen: dict[str, Tensor] = {}
-    handles = [module.register_forward_hook(_keep(seen, name)) for name, module in watched.items()]
-    vocab_size, device = len(model.embedding.weight), model.embedding.weight.device
+    block: Any = model.blocks[0]
+    ffn, seen = block.ffn, dict[str, Tensor]()
+    tokens = torch.arange(model.geometry.context, device=model.embedding.weight.device)[None]
+    tokens %= len(model.embedding.weight)
+    handles = [
+        model.dropout.register_forward_hook(_keep(seen, "embedding")),
+        block.register_forward_hook(lambda module, inputs, out: seen.update(stream=block.residual(out))),
+    ]
     try:
-        with evaluation_mode(model), statistics_of_the_batch(model), activation_input(ffn, seen):
-            model(torch.arange(model.geometry.context, device=device)[None] % vocab_size)
+        with evaluation_mode(model), statistics_of_the_batch(model):
+            with activation_input(ffn, seen):
+                model(tokens)
+            whole = seen["stream"]
+            handles.append(ffn.register_forward_hook(lambda module, inputs, out: torch.zeros_like(out)))
+            model(tokens)
+            seen["branch"] = whole - seen["stream"]  # after the norms and factors of the placement
     finally:
         for handle in handles:
             handle.remove()

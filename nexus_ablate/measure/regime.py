@@ -43,7 +43,7 @@ class InitialSignal:
         nonlinear: The share of the activation's variance that is not linear in its input; None likewise.
         nonlinear_at_1: The same at a standard deviation of 1.
         embedding_rms: Of the residual stream before the first block.
-        branch_rms: Of the FFN's output.
+        branch_rms: Of what the first FFN changes in the residual stream, by its placement's norms and factors.
     """
 
     activation_sd: float | None
