@@ -66,7 +66,7 @@ class Upload:
                 numbers |= dict.fromkeys(
                     row.get("nonfinite", ()), math.nan
                 )  # or W&B keeps an earlier value as the last
-                self._run.log(numbers, step=row["step"], commit=True)  # a pending row would replace the summary
+                self._run.log(numbers, step=row["step"])
                 self._next, self.sent = row["step"] + 1, self.sent + 1
 
     def close(self, status: str, summary: Mapping[str, Any]) -> None:
@@ -77,9 +77,11 @@ class Upload:
             Exception: W&B did not take it in time.
         """
         self.bring()
+        # Pictures close the last row, and may take up a step, after which W&B would refuse rows.
+        closed = status in SETTLED and self._send_blocks()
+        if self.sent and not closed:  # an open row would replace values of the summary
+            self._run.log({}, commit=True)
         self._run.summary.update({**flat(summary), "status": status})
-        if status in SETTLED:  # pictures may take up a step, after which W&B would refuse rows
-            self._send_blocks()
         if status == "preempted":
             self._run.mark_preempting()
         self._run.finish(exit_code=0 if status == "finished" else 1)
@@ -88,8 +90,8 @@ class Upload:
         """End the W&B run of a run whose rows can't be read."""
         self._run.finish(exit_code=1)
 
-    def _send_blocks(self) -> None:
-        """The heat maps as pictures, unless W&B has them."""
+    def _send_blocks(self) -> bool:
+        """The heat maps as pictures, unless W&B has them; returns whether any were sent."""
         import wandb
 
         probes = read_jsonl(self._run_dir / "probes.jsonl")
@@ -98,8 +100,10 @@ class Upload:
             figure = heat_map(probes, name, title, top)
             if figure is not None:
                 media[f"heat_map/{name}"] = wandb.Image(_pixels(figure), caption=title)
-        if media.keys() - set(self._run.summary.keys()):
+        lacking = bool(media.keys() - set(self._run.summary.keys()))
+        if lacking:
             self._run.log(media)
+        return lacking
 
 
 def begin(settings: Mapping[str, Any], config: Mapping[str, Any]) -> Any:
