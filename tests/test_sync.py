@@ -129,6 +129,17 @@ def test_evaluations_reach_the_summary_with_the_run_and_afterwards(tiny_run, ser
     assert (len(run.history), run.complete, run.exitcode) == (history, True, 0)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("probe", ["off", "standard"])
+def test_the_summary_is_the_run_s_and_not_its_last_row(tiny_run, server, probe):
+    path = train(compose([*tiny_run(f"probe={probe}"), "tracker=wandb"]), quiet=True).path
+    (run,) = server.runs.values()
+    summary = json.loads((path / "summary.json").read_text())
+    numbers = {name: value for name, value in summary.items() if isinstance(value, float)}
+    assert numbers["grad_norm/global"] != read_jsonl(path / "metrics.jsonl")[-1]["grad_norm/global"]
+    assert {name: run.summary[name] for name in numbers} == numbers
+
+
 # Sync
 
 
