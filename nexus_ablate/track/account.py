@@ -20,8 +20,8 @@ Mode = Literal["files", "wandb", "wandb_offline"]
 
 NO_KEY = "W&B has no key on this machine"
 LOG_IN = "set WANDB_API_KEY or run `wandb login`"
-REFUSAL = re.compile(r"(?<!:)\b40[13]\b|permission denied")
-"""What W&B's errors say where a key may not read or write; digits of a port are none."""
+REFUSAL = re.compile(r"Could not find project|(?<!:)\b40[13]\b|permission denied")
+"""What W&B's errors say where a project does not exist or a key may not use it; digits of a port are none."""
 
 _HOSTS = ("api.forge.coreweave.com", "api.wandb.ai")  # W&B's default hosts: since 0.31, and before
 _SERVICE = "WANDB_SERVICE"  # "3-PID-unix-PATH", with the pid of the process that started the service

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from nexus_ablate.comparison.listed import NO_SEED, REQUIRED, Source
 from nexus_ablate.errors import ConfigError, printable
-from nexus_ablate.track.account import LOG_IN, asked, quiet_client
+from nexus_ablate.track.account import LOG_IN, REFUSAL, asked, quiet_client
 
 TIMEOUT = 60
 """Seconds that a page of runs may take."""
-REFUSAL = re.compile(r"Could not find project|\b40[13]\b|permission denied")
-"""What W&B's errors say of a project that does not exist, or that a key may not read."""
 ATTRIBUTES = ("name", "id", "group", "job_type", "state")
 SENT = {"rate": "config.optim.lr", "tokens": "summary.tokens", "seconds": "summary.seconds"}
 """Optional columns of runs that this package sent."""

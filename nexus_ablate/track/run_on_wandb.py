@@ -53,7 +53,7 @@ def place_of(run_dir: Path, option: Option, project: str | None = None, entity: 
     if before.get("project") is None:
         keys = {key: part.default for key, part in option_files("tracker")["wandb"].keys.items()} | option.keys
         before |= {"project": str(keys["project"]), "entity": None if keys["entity"] == "none" else str(keys["entity"])}
-    return WandbPlace(before["id"], project or before["project"], entity or before["entity"])
+    return WandbPlace(before["id"], project or before["project"], entity or before.get("entity"))
 
 
 def config_of(record: RunRecord) -> dict[str, Any]:

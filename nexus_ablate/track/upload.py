@@ -63,9 +63,8 @@ class Upload:
                     self.before += 1
                     continue
                 numbers = {name: value for name, value in row.items() if isinstance(value, int | float)}
-                numbers |= dict.fromkeys(
-                    row.get("nonfinite", ()), math.nan
-                )  # or W&B keeps an earlier value as the last
+                # Without them W&B's last value would be an earlier one.
+                numbers |= dict.fromkeys(row.get("nonfinite", ()), math.nan)
                 self._run.log(numbers, step=row["step"])
                 self._next, self.sent = row["step"] + 1, self.sent + 1
 
