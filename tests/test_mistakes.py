@@ -251,9 +251,23 @@ def test_a_multirun_in_a_read_only_folder_is_three_lines(capsys, tmp_path, monke
 def test_the_last_line_of_a_mistake_is_an_override_that_can_be_composed(typed, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     fix = answer(capsys, *shlex.split(typed))[2]
-    (override,) = shlex.split(fix.removeprefix("nexus-ablate ").removeprefix("explain "))
-    assert re.fullmatch(r"[\w.]+=\S+", override), fix
-    compose([override])
+    overrides = shlex.split(fix.removeprefix("nexus-ablate ").removeprefix("explain "))
+    assert all(re.fullmatch(r"[\w.]+=\S+", override) for override in overrides), fix
+    compose(overrides)
+
+
+@pytest.mark.parametrize(
+    ("command", "got", "fix"),
+    [
+        ("norm=rsm optm.lr=1e-3 bias=yes", "norm=rsm optm.lr=1e-3 yes", "norm=rms optim.lr=1e-3 bias=on"),
+        ("-m norm=rsm,layer seed=0,1 ffn=gel", "norm=rsm ffn=gel", "norm=rms ffn=gelu"),
+        ("norm=rsm norm.epz=1 seed=-1", "norm=rsm -1", "norm=rms seed=0"),  # the keys of which norm?
+        ("optm.lr=1e-3 nothing.like=2", "optm.lr=1e-3 nothing.like=2", "optim.lr=1e-3; nexus-ablate list"),
+        ("plan norms seds=0,1 norm.epz=1", "seds=0,1 norm.epz=1", "seeds=0,1 norm.eps=1"),
+    ],
+)
+def test_all_wrong_names_of_a_command_are_named_at_once(capsys, command, got, fix):
+    assert answer(capsys, *command.split())[1:] == [got, fix]
 
 
 MEANT = [

@@ -10,7 +10,7 @@ import dataclasses
 import math
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from functools import cache
 from typing import Any
 
@@ -27,6 +27,7 @@ _HYDRA_VALUES = {
 }
 """Keys of Hydra's plugins for which a wrong value would end in a traceback."""
 GROUPS = (*OPTION_GROUPS, *CLOSED_GROUPS, "preset")
+NO_KEY = "there is no key of this name"
 
 
 def refuse_hydra_keys(overrides: list[str]) -> None:
@@ -39,67 +40,144 @@ def refuse_hydra_keys(overrides: list[str]) -> None:
             raise ConfigError(problem, text, "nexus-ablate -m norm=rms,layer hydra/launcher=joblib")
 
 
-def check_overrides(overrides: list[str], sweeps: bool) -> None:
+@dataclasses.dataclass(frozen=True)
+class _Given:
+    """An override as it was given.
+
+    Attributes:
+        text: All of it.
+        name: Its key or group.
+        typed: What follows the equals sign.
+        values: Several if it is a sweep.
+    """
+
+    text: str
+    name: str
+    typed: str
+    values: list[Any]
+    is_sweep: bool
+    is_added: bool
+
+
+def check_overrides(overrides: list[str], sweeps: bool, beside: Collection[str] = ()) -> None:
     """Check command-line overrides against the schema, before anything is composed or created.
 
     Args:
         sweeps: Whether a key may have several values, as in a multirun.
+        beside: Keys that may be meant too, those of a study.
 
     Raises:
-        ConfigError: For the first invalid override.
+        ConfigError: An override cannot be read, names what does not exist (all of these are named), or contradicts
+            another one.
+    """
+    given = [_read(text) for text in overrides]
+    given = [override for override in given if override.name.split(".")[0].split("/")[0] != "hydra"]
+    _check_given_once(given)
+    if wrong := _wrong_names(given, beside):
+        raise _together(wrong)
+    if (runs := math.prod(len(override.values) or 1 for override in given)) > MOST_RUNS:
+        raise ConfigError(f"a multirun has at most {MOST_RUNS} runs", f"{runs} runs", "nexus-ablate -m seed=0,1,2")
+    names = {override.name for override in given}
+    budget = [key for key in ("train.steps", "train.tokens", "train.flops") if key in names]
+    if len(budget) > 1:
+        raise ConfigError("a run has one budget", " and ".join(budget), "give one of them")
+    swept = [override.text for override in given if override.is_sweep]
+    if swept and not sweeps:
+        raise ConfigError("a run takes one value per key", " ".join(swept), _multirun_of(overrides))
+
+
+def _read(text: str) -> _Given:
+    """Raises:
+    ConfigError: The text cannot be read, or is nothing that an override may be.
     """
     from hydra.errors import HydraException
 
-    chosen = default_choices()
-    parsed, swept, given = [], [], {}
-    typed = {}
-    for text in overrides:
-        if "_target_" in text:
-            raise ConfigError("_target_ is not accepted: it could run any code", text, "choose an option by its name")
-        try:
-            override = _parser().parse_override(text)
-        except (HydraException, ValueError, RecursionError) as error:  # ValueError: a number of 5000 digits
-            fix = 'KEY=VALUE, without spaces around "="; quote values with special characters: key=\'"..."\''
-            raise ConfigError("this override cannot be read", text, fix) from error
-        name = override.key_or_group
-        if name == "study":
-            fix = f"nexus-ablate study {text.partition('=')[2]}"
-            raise ConfigError("study is a verb; the folder of a run is experiment=NAME", text, fix)
-        before = given.get(name)
-        if before is not None and before in swept:
-            together = f"{before},{text.partition('=')[2]}"  # the last one counts, and the sweep would be lost
-            fix = next(sweep for sweep in (before, text) if "(" in sweep) if "(" in together else together
-            raise ConfigError(f"{name} is swept, and given twice", f"{before} {text}", fix)
-        given[name] = text
-        if override.is_sweep_override():
-            swept.append(text)
-        if override.is_delete():
-            raise ConfigError("nothing can be removed from the configuration", text, f"choose another {name}")
-        if name.split(".")[0].split("/")[0] == "hydra":
-            _check_hydra_key(name, _values(override))
+    if "_target_" in text:
+        raise ConfigError("_target_ is not accepted: it could run any code", text, "choose an option by its name")
+    try:
+        override = _parser().parse_override(text)
+    except (HydraException, ValueError, RecursionError) as error:  # ValueError: a number of 5000 digits
+        fix = 'KEY=VALUE, without spaces around "="; quote values with special characters: key=\'"..."\''
+        raise ConfigError("this override cannot be read", text, fix) from error
+    name, typed = override.key_or_group, text.partition("=")[2]
+    if name == "study":
+        fix = f"nexus-ablate study {typed}"
+        raise ConfigError("study is a verb; the folder of a run is experiment=NAME", text, fix)
+    if override.is_delete():
+        raise ConfigError("nothing can be removed from the configuration", text, f"choose another {name}")
+    values = _values(override)
+    if name.split(".")[0].split("/")[0] == "hydra":
+        _check_hydra_key(name, values)
+    is_added = override.is_add() and not override.is_force_add()
+    return _Given(text, name, typed, values, override.is_sweep_override(), is_added)
+
+
+def _check_given_once(given: list[_Given]) -> None:
+    """Raises:
+    ConfigError: A key is swept and then given again: the last one counts, and the sweep would be lost.
+    """
+    before: dict[str, _Given] = {}
+    for override in given:
+        former = before.get(override.name)
+        if former is not None and former.is_sweep:
+            fix = f"{former.text},{override.typed}"
+            if "(" in fix:
+                fix = former.text if "(" in former.text else override.text
+            raise ConfigError(f"{override.name} is swept, and given twice", f"{former.text} {override.text}", fix)
+        before[override.name] = override
+
+
+def _wrong_names(given: list[_Given], beside: Collection[str]) -> list[ConfigError]:
+    """An error for each option, key and value that does not exist, options first.
+
+    Keys of an option that does not exist are not checked: which it has is unknown.
+    """
+    wrong = []
+    chosen, unknown_groups = default_choices(), set()
+    for override in given:
+        if override.name not in GROUPS:
             continue
-        values = _values(override)
-        if override.is_add() and not override.is_force_add():
-            if name in _known_keys(chosen):
-                raise ConfigError("the key already exists", text, text.lstrip("+"))
-            raise _unknown_key(name, values, chosen, text.partition("=")[2])
-        parsed.append((name, values))
-        typed[name] = text.partition("=")[2]
-        if name in GROUPS:
-            chosen[name] = _check_choices(name, values, "" if override.is_sweep_override() else text.partition("=")[2])
-            if name == "preset":
-                chosen |= {g: c for g, c in preset_choices(chosen[name]).items() if g not in dict(parsed)}
-    for name, values in parsed:
-        if name not in GROUPS:
-            _check_values(name, values, chosen, typed[name])
-    if (runs := math.prod(len(values) or 1 for _, values in parsed)) > MOST_RUNS:
-        raise ConfigError(f"a multirun has at most {MOST_RUNS} runs", f"{runs} runs", "nexus-ablate -m seed=0,1,2")
-    names = dict(parsed)
-    budget = [k for k in ("train.steps", "train.tokens", "train.flops") if k in names]
-    if len(budget) > 1:
-        raise ConfigError("a run has one budget", " and ".join(budget), "give one of them")
-    if swept and not sweeps:
-        raise ConfigError("a run takes one value per key", " ".join(swept), _multirun_of(overrides))
+        try:
+            names = _check_choices(override.name, override.values, "" if override.is_sweep else override.typed)
+        except ConfigError as error:
+            wrong.append(error)
+            unknown_groups.add(override.name)
+            continue
+        chosen[override.name] = names
+        if override.name == "preset":
+            own = {other.name for other in given}
+            chosen |= {group: options for group, options in preset_choices(names).items() if group not in own}
+    for override in given:
+        if override.name.partition(".")[0] in unknown_groups:
+            continue
+        try:
+            if override.is_added:
+                raise _added(override, chosen)
+            if override.name not in GROUPS:
+                _check_values(override.name, override.values, chosen, override.typed)
+        except ConfigError as error:
+            if error.problem == NO_KEY and (meant := did_you_mean(override.name, beside)):
+                error = ConfigError(NO_KEY, error.got, f"{meant}={override.typed}")
+            wrong.append(error)
+    return wrong
+
+
+def _added(override: _Given, chosen: dict[str, list[str]]) -> ConfigError:
+    """The error for `+KEY=VALUE`."""
+    if override.name in _known_keys(chosen):
+        return ConfigError("the key already exists", override.text, override.text.lstrip("+"))
+    return _unknown_key(override.name, override.values, chosen, override.typed)
+
+
+def _together(wrong: list[ConfigError]) -> ConfigError:
+    """One error for several, whose suggestions can be typed together where all of them are overrides."""
+    if len(wrong) == 1:
+        return wrong[0]
+    problems = list(dict.fromkeys(error.problem for error in wrong))
+    fixes = [error.fix for error in wrong]
+    are_overrides = all(re.match(r"[\w.]+=", fix) for fix in fixes)
+    problem = "there are no keys of these names" if problems == [NO_KEY] else "; ".join(problems)
+    return ConfigError(problem, " ".join(error.got for error in wrong), (" " if are_overrides else "; ").join(fixes))
 
 
 def typed_values(overrides: Iterable[str]) -> list[tuple[str, Any]]:
@@ -122,7 +200,7 @@ def _values(override: Any) -> list[Any]:
     Raises:
         ConfigError: A sweep that isn't a list of values, or has none or too many.
     """
-    from hydra.core.override_parser.types import Glob, IntervalSweep, QuotedString, RangeSweep, Sweep
+    from hydra.core.override_parser.types import Glob, IntervalSweep, RangeSweep, Sweep
 
     if override.is_sweep_override():
         sweep, key = override.value(), override.key_or_group
@@ -145,8 +223,14 @@ def _values(override: Any) -> list[Any]:
             raise ConfigError("a list of values cannot contain another sweep", override.input_line, fix)
     else:
         raw = [override.value()]
-    plain = lambda v: [plain(i) for i in v] if isinstance(v, list) else v.text if isinstance(v, QuotedString) else v  # noqa: E731
-    return [plain(value) for value in raw]
+    return [_unquoted(value) for value in raw]
+
+
+def _unquoted(value: Any) -> Any:
+    """A value of Hydra's parser without the quotes of its texts."""
+    if isinstance(value, list):
+        return [_unquoted(item) for item in value]
+    return getattr(value, "text", value)  # of a QuotedString
 
 
 def _check_choices(group: str, values: list[Any], typed: str = "") -> list[str]:
@@ -215,7 +299,7 @@ def _unknown_key(name: str, values: list[Any], chosen: dict[str, list[str]], typ
     fix = _meant_switch(name, values) or _meant_key(name, known) or did_you_mean(name, known)
     if fix in known:
         fix = f"{fix}={_meant_value(fix, known[fix], typed, values)}"
-    return ConfigError("there is no key of this name", f"{name}={typed}", fix or "nexus-ablate list")
+    return ConfigError(NO_KEY, f"{name}={typed}", fix or "nexus-ablate list")
 
 
 def _meant_switch(name: str, values: list[Any]) -> str:

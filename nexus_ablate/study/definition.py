@@ -19,7 +19,7 @@ from msgspec import structs
 
 from nexus_ablate.config.grammar import show
 from nexus_ablate.config.options import conf_dir
-from nexus_ablate.config.overrides import check_overrides
+from nexus_ablate.config.overrides import NO_KEY, check_overrides
 from nexus_ablate.errors import ConfigError, did_you_mean
 from nexus_ablate.masking import mask
 from nexus_ablate.plain_data import UNREADABLE, load_yaml
@@ -32,7 +32,6 @@ from nexus_ablate.study.panel import read_panel
 from nexus_ablate.study.schema import WRITTEN_BY_A_LAUNCH, Study
 
 _FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]*")
-NO_KEY = "there is no key of this name"
 _LISTS = ("seeds", "tuning_seeds", "lr_grid", "endpoints")
 _TYPED = (*_LISTS, "name", "question", "design", "match", "endpoint", "delta_min")
 """Keys of a study that can be typed on a command line."""
@@ -116,7 +115,7 @@ def read_request(words: list[str]) -> Request:
         return _stratum(read_request([study_name, *rest]), stratum)
     study = _study(source, values, factors, overrides, runs_dir_of(launch))
     study = structs.replace(study, baseline=merged(study.baseline, overrides))
-    _check_keys(study.baseline)
+    check_overrides(study.baseline, sweeps=False, beside=_TYPED)
     _check_against_strata(study, overrides, words)
     return Request(study, launch)
 
@@ -166,32 +165,6 @@ def _check_key(prefix: str, override: str) -> None:
         if error.problem == NO_KEY:
             fix = f"{prefix}.{error.fix}" if is_override(error.fix) else error.fix
             raise ConfigError(error.problem, f"{prefix}.{override}", fix) from error
-
-
-def _check_keys(overrides: list[str]) -> None:
-    """Name all keys of a baseline that do not exist at once; `expand` checks the rest.
-
-    Raises:
-        ConfigError: Keys do not exist.
-    """
-    wrong, fixes = [], []
-    while True:
-        try:
-            check_overrides(overrides, sweeps=False)
-            break
-        except ConfigError as error:
-            key, _, value = error.got.partition("=")
-            misspelt = [text for text in overrides if key_of(text) == key]
-            if error.problem != NO_KEY or not misspelt:
-                break
-            meant = did_you_mean(key, _TYPED)
-            wrong.append(misspelt[0])
-            fixes.append(f"{meant}={value}" if meant else error.fix)
-            overrides = [text for text in overrides if text not in misspelt]
-    if wrong:
-        problem = NO_KEY if len(wrong) == 1 else "there are no keys of these names"
-        overriding = [fix for fix in fixes if key_of(fix) != fix]
-        raise ConfigError(problem, " ".join(wrong), " ".join(overriding) or fixes[0])
 
 
 def runs_dir_of(launch: list[str]) -> Path:
