@@ -65,6 +65,10 @@ def test_what_was_meant_is_what_is_suggested(capsys, command, fix):
         ("placement=ngpt norm=layer", "the norm axis has no effect"),
         ("window=128", "no query of 128 tokens is that far from a key"),
         ("window=[128,0]", "no query of 128 tokens is that far from a key"),
+        ("nope_every=9", "with 4 layers all have positions"),
+        ("optim.cooldown=0.3", "optim.schedule=cosine has no phase of cooling, so it has no effect"),
+        ("optim.schedule=constant optim.final_lr=0", "keeps the peak rate, so it has no effect"),
+        ("weight_decay=0 optim.decay=all", "weight_decay=0 decays nothing, so it has no effect"),
     ],
 )
 def test_an_option_without_effect_says_so(capsys, option, note):

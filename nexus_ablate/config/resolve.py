@@ -322,16 +322,35 @@ def resolve(config: RunConfig) -> Resolved:
         notes=prescriptions.notes,
         prescribed=prescriptions.sources,
     )
-    if isinstance(resolved.nope_every, int) and resolved.nope_every > model.n_layers:
-        note = f"nope_every={resolved.nope_every}: with {model.n_layers} layers all have positions"
-        resolved.notes.append(note)
-    windows = [window for window in resolved.windows if window]
-    if windows and min(windows) >= model.context:
-        note = f"window={show(config.window)}: no query of {model.context} tokens is that far from a key"
-        resolved.notes.append(f"{note}; it acts in longer evaluations alone")
     check_layers(resolved.nope_every, model.n_layers)
-    resolved.notes += apply_rules(config, resolved, prescriptions.chosen)
+    resolved.notes += without_effect(config, resolved) + apply_rules(config, resolved, prescriptions.chosen)
     return resolved
+
+
+def without_effect(config: RunConfig, resolved: Resolved) -> list[str]:
+    """A note for each value that was set and changes nothing beside the others."""
+    notes = []
+    n_layers, context = config.model.n_layers, config.model.context
+    if isinstance(resolved.nope_every, int) and resolved.nope_every > n_layers:
+        notes.append(f"nope_every={resolved.nope_every}: with {n_layers} layers all have positions")
+    windows = [window for window in resolved.windows if window]
+    if windows and min(windows) >= context:
+        note = f"window={show(config.window)}: no query of {context} tokens is that far from a key"
+        notes.append(f"{note}; it acts in longer evaluations alone")
+    defaults = default_option("optim", config.optim.name).keys
+    schedule = config.schedule.schedule
+    unused = {}
+    if schedule != "wsd":
+        unused["cooldown"] = f"optim.schedule={schedule} has no phase of cooling"
+    if schedule == "constant":
+        unused["final_lr"] = "optim.schedule=constant keeps the peak rate"
+    if not config.weight_decay:
+        unused |= dict.fromkeys(("decay", "decay_mode"), "weight_decay=0 decays nothing")
+    for key, reason in unused.items():
+        value = config.optim.keys[key]
+        if value != defaults[key]:
+            notes.append(f"optim.{key}={show(value)}: {reason}, so it has no effect")
+    return notes
 
 
 def check_layers(layers: object, n_layers: int) -> None:
