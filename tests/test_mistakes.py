@@ -50,6 +50,7 @@ def test_a_project_that_w_and_b_refuses_is_named_before_anything_is_trained(caps
         ("norm rms --foo", "nexus-ablate norm=rms"),
         ("explain vocab_size=100 --vocab 300", "--vocab 100"),
         ("kv_bias=key normalizer=sigmoid", "kv_bias=key_value"),
+        ("param=mup init.branch_scale=off", "init=gpt2 init.branch_scale=off"),
         ("position=rope_llama3 position.low_freq_factor=8", "position.low_freq_factor=1 position.high_freq_factor=4"),
         ("position=rope_yarn position.beta_slow=32", "position.beta_fast=32 position.beta_slow=1"),
         ("gate=bondarenko model.d_model=16 model.n_heads=32 model.head_dim=4", "fewer model.n_heads"),

@@ -15,7 +15,7 @@ from functools import cache
 from typing import Any
 
 from nexus_ablate.config.grammar import Constraint, show
-from nexus_ablate.config.options import Key, conf_dir, option_files
+from nexus_ablate.config.options import OPTIONS, Key, conf_dir, option_files
 from nexus_ablate.config.run_config import CLOSED_GROUPS, OPTION_GROUPS, RunConfig, keys_of
 from nexus_ablate.errors import ConfigError, did_you_mean, unknown
 from nexus_ablate.plain_data import load_yaml
@@ -479,7 +479,10 @@ def _unknown_option_key(
     path = _meant_path(group, show(values[0])) if rest in ("path", "file", "files") else ""
     if path:
         return ConfigError(f"{option} has no key {rest}", f"{name}={typed}", path)
+    others = [option_files(axis)[name] for axis in OPTIONS if axis != group for name in chosen.get(axis, [])]
+    prescribed = {option.prescribes.get(group) for option in others}
     owners = [owner for owner in option_files(group).values() if rest in owner.keys]
+    owners.sort(key=lambda owner: owner.name not in prescribed)  # what `auto` means beside the other options
     for owner in owners:
         for meant in (typed, _meant_list(typed)):
             if meant and _accepts(owner.keys[rest].constraint, meant):
