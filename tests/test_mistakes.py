@@ -278,6 +278,8 @@ def test_all_wrong_names_of_a_command_are_named_at_once(capsys, command, got, fi
 MEANT = [
     ("lr=2e-3", "optim.lr=2e-3"),
     ("heads=8", "model.n_heads=8"),
+    ("save_every=10", "train.checkpoint_every=10"),
+    ("--resume", "nexus-ablate status"),
     ("placement=post_ln", "placement=post"),
     ("qk_norm=true", "qk_norm=rms"),
     ("--steps 100", "nexus-ablate train.steps=100"),
@@ -407,7 +409,7 @@ HABITS = {
     "--seeds 3": "nexus-ablate -m seed=0,1,2",
     "seed=1,2,3": "nexus-ablate -m seed=1,2,3",
     "sweep norm=rms,layer": "nexus-ablate train -m norm=rms,layer",
-    "resume last": "nexus-ablate train",
+    "resume last": "nexus-ablate status",
     "plan first_look seeds=3": "seeds=0,1,2",
     "run mine norm=layer": "nexus-ablate train norm=layer",
     "plan first_look --gpu": "train.device=cuda",
@@ -472,6 +474,8 @@ def test_every_synonym_leads_to_a_key_or_an_option(capsys):
         assert word not in keys, word
         if meant.startswith("nexus-ablate -m "):
             check_overrides(shlex.split(meant)[2:], sweeps=True)
+        elif meant.startswith("nexus-ablate "):
+            assert meant.split()[1] in verb_names()
         elif "=" in meant:
             compose([meant])
         else:
