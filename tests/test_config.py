@@ -5,8 +5,9 @@ import yaml
 from hydra_composition import composed_by_hydra
 
 from nexus_ablate.config.compose import compose, compose_values, differences
+from nexus_ablate.config.groups import GROUPS
 from nexus_ablate.config.options import conf_dir
-from nexus_ablate.config.overrides import GROUPS, check_overrides
+from nexus_ablate.config.overrides import check_overrides
 from nexus_ablate.config.resolve import from_values
 from nexus_ablate.config.run_config import CLOSED_GROUPS, RunConfig, keys_of
 from nexus_ablate.errors import ConfigError

@@ -267,6 +267,7 @@ def test_the_last_line_of_a_mistake_is_an_override_that_can_be_composed(typed, c
         ("norm=rsm optm.lr=1e-3 bias=yes", "norm=rsm optm.lr=1e-3 yes", "norm=rms optim.lr=1e-3 bias=on"),
         ("-m norm=rsm,layer seed=0,1 ffn=gel", "norm=rsm ffn=gel", "norm=rms ffn=gelu"),
         ("norm=rsm norm.epz=1 seed=-1", "norm=rsm -1", "norm=rms seed=0"),  # the keys of which norm?
+        ("preset=gtp2 norm.epz=1 seed=-1", "preset=gtp2 -1", "preset=gpt2 seed=0"),
         ("optm.lr=1e-3 nothing.like=2", "optm.lr=1e-3 nothing.like=2", "optim.lr=1e-3; nexus-ablate list"),
         ("plan norms seds=0,1 norm.epz=1", "seds=0,1 norm.epz=1", "seeds=0,1 norm.eps=1"),
     ],
@@ -454,7 +455,7 @@ def test_an_error_repeats_what_was_typed(typed, capsys):
 
 
 def test_every_path_that_a_suggestion_makes_can_be_composed():
-    from nexus_ablate.config.overrides import synonyms
+    from nexus_ablate.config.meanings import synonyms
 
     for group, forms in synonyms()["paths"].items():
         for form in forms.values():
@@ -463,7 +464,9 @@ def test_every_path_that_a_suggestion_makes_can_be_composed():
 
 def test_every_synonym_leads_to_a_key_or_an_option(capsys):
     from nexus_ablate.cli.list import catalogue
-    from nexus_ablate.config.overrides import check_overrides, option_names, synonyms
+    from nexus_ablate.config.groups import option_names
+    from nexus_ablate.config.meanings import synonyms
+    from nexus_ablate.config.overrides import check_overrides
     from nexus_ablate.errors import ConfigError
 
     groups = catalogue()

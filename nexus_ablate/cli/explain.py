@@ -10,7 +10,7 @@ from typing import Any
 from nexus_ablate.cli.verb import Flag, Verb, whole
 from nexus_ablate.config.compose import compose
 from nexus_ablate.config.grammar import show
-from nexus_ablate.config.overrides import refuse_hydra_keys
+from nexus_ablate.config.override_syntax import refuse_hydra_keys
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.console import compact
 from nexus_ablate.errors import OK, ConfigError, printable

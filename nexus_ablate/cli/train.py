@@ -78,7 +78,7 @@ def run(overrides: list[str], flags: dict[str, Any]) -> int:
 def single(overrides: list[str], verbose: bool) -> int:
     """Train one run in this process; `verbose`: print all that is known of it."""
     from nexus_ablate.config.compose import compose
-    from nexus_ablate.config.overrides import refuse_hydra_keys
+    from nexus_ablate.config.override_syntax import refuse_hydra_keys
     from nexus_ablate.gpus import on_gpu
     from nexus_ablate.training.device import share_cores_politely
     from nexus_ablate.training.memory import check_memory, machine_bytes

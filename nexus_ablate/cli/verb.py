@@ -188,7 +188,7 @@ class Verb:
 
     def _unknown_word(self, word: str, after: list[str]) -> ConfigError:
         """The error for a word that is no override and, after `nexus-ablate` itself, no verb."""
-        from nexus_ablate.config.overrides import option_named, synonyms
+        from nexus_ablate.config.meanings import option_named, synonyms
         from nexus_ablate.config.run_config import OPTION_GROUPS
 
         is_first = self.name == "train"

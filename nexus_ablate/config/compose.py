@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from nexus_ablate.config.grammar import show
+from nexus_ablate.config.groups import GROUPS, default_choices, preset_choices
 from nexus_ablate.config.options import OPTIONS, Option, check_installed, conf_dir, default_option, option_files
-from nexus_ablate.config.overrides import GROUPS, check_overrides, default_choices, preset_choices, typed_values
+from nexus_ablate.config.override_syntax import typed_values
+from nexus_ablate.config.overrides import check_overrides
 from nexus_ablate.config.plugins import Plugin, add_plugins, plugins
 from nexus_ablate.config.resolve import changed, default_rate, from_values
 from nexus_ablate.config.run_config import CLOSED_GROUPS, OPTION_GROUPS, RunConfig, keys_of

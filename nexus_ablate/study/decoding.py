@@ -13,7 +13,8 @@ import msgspec
 import yaml
 
 from nexus_ablate.config.grammar import show
-from nexus_ablate.config.overrides import respelled, synonyms
+from nexus_ablate.config.meanings import synonyms
+from nexus_ablate.config.overrides import respelled
 from nexus_ablate.errors import ConfigError, did_you_mean
 from nexus_ablate.plain_data import UNREADABLE, load_yaml
 from nexus_ablate.runs.files import LINK

@@ -1,0 +1,168 @@
+"""Overrides as Hydra's grammar reads them, before they are compared with any schema.
+
+Hydra accepts an added key (`+x=1`) and a misspelt `hydra.` key, and its messages contain internal types.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterable
+from functools import cache
+from typing import Any
+
+from nexus_ablate.config.grammar import Constraint, show
+from nexus_ablate.config.groups import option_names
+from nexus_ablate.errors import ConfigError, unknown
+
+MOST_RUNS = 10_000
+"""Most values of a sweep, and most runs of a multirun: more are a typing error."""
+_HYDRA_VALUES = {
+    "hydra.launcher.n_jobs": Constraint("int (-inf, -1] | int [1, inf)"),
+}
+"""Keys of Hydra's plugins for which a wrong value would end in a traceback."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Override:
+    """An override as it was given.
+
+    Attributes:
+        text: All of it.
+        name: Its key or group.
+        typed: What follows the equals sign.
+        values: Several if it is a sweep.
+    """
+
+    text: str
+    name: str
+    typed: str
+    values: list[Any]
+    is_sweep: bool
+    is_added: bool
+
+
+def read_override(text: str) -> Override:
+    """Raises:
+    ConfigError: The text cannot be read, or is nothing that an override may be.
+    """
+    from hydra.errors import HydraException
+
+    if "_target_" in text:
+        raise ConfigError("_target_ is not accepted: it could run any code", text, "choose an option by its name")
+    try:
+        override = _parser().parse_override(text)
+    except (HydraException, ValueError, RecursionError) as error:  # ValueError: a number of 5000 digits
+        fix = 'KEY=VALUE, without spaces around "="; quote values with special characters: key=\'"..."\''
+        raise ConfigError("this override cannot be read", text, fix) from error
+    name, typed = override.key_or_group, text.partition("=")[2]
+    if name == "study":
+        fix = f"nexus-ablate study {typed}"
+        raise ConfigError("study is a verb; the folder of a run is experiment=NAME", text, fix)
+    if override.is_delete():
+        raise ConfigError("nothing can be removed from the configuration", text, f"choose another {name}")
+    values = _values(override)
+    if name.split(".")[0].split("/")[0] == "hydra":
+        _check_hydra_key(name, values)
+    is_added = override.is_add() and not override.is_force_add()
+    return Override(text, name, typed, values, override.is_sweep_override(), is_added)
+
+
+def typed_values(overrides: Iterable[str]) -> list[tuple[str, Any]]:
+    """Key or group and value of each override without a sweep, in their order, without Hydra's own keys."""
+    parsed = map(_parser().parse_override, overrides)
+    pairs = [(override.key_or_group, _values(override)[0]) for override in parsed]
+    return [(name, value) for name, value in pairs if re.split("[./]", name)[0] != "hydra"]
+
+
+@cache
+def _parser() -> Any:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    return OverridesParser.create()
+
+
+def _values(override: Any) -> list[Any]:
+    """The values of an override: several if it is a sweep.
+
+    Raises:
+        ConfigError: A sweep that isn't a list of values, or has none or too many.
+    """
+    from hydra.core.override_parser.types import Glob, IntervalSweep, RangeSweep, Sweep
+
+    if override.is_sweep_override():
+        sweep, key = override.value(), override.key_or_group
+        if isinstance(sweep, Glob):
+            return sweep.filter(sorted(option_names(key)))
+        if isinstance(sweep, IntervalSweep):
+            got, fix = override.input_line, f"{key}={show(((sweep.start or 0) + (sweep.end or 0)) / 2)}"
+            raise ConfigError("Hydra's basic sweeper takes a list of values, not an interval", got, fix)
+        if isinstance(sweep, RangeSweep):
+            start, stop = sweep.start or 0, sweep.stop or 0
+            number = max(0, math.ceil((stop - start) / sweep.step)) if sweep.step else 0
+            if not 1 <= number <= MOST_RUNS:
+                problem = f"a sweep has 1 to {MOST_RUNS} values, but this one has {number}"
+                raise ConfigError(problem, override.input_line, f"{key}=range(0,5)")
+            return list(override.sweep_iterator())
+        raw = sweep.list
+        if any(isinstance(value, Sweep) for value in raw):
+            single = [v for sweep in raw for v in (sweep.range() if isinstance(sweep, RangeSweep) else [sweep])]
+            fix = f"{key}={','.join(show(value) for value in single[:5] if not isinstance(value, Sweep))}"
+            raise ConfigError("a list of values cannot contain another sweep", override.input_line, fix)
+    else:
+        raw = [override.value()]
+    return [_unquoted(value) for value in raw]
+
+
+def _unquoted(value: Any) -> Any:
+    """A value of Hydra's parser without the quotes of its texts."""
+    if isinstance(value, list):
+        return [_unquoted(item) for item in value]
+    return getattr(value, "text", value)  # of a QuotedString
+
+
+def refuse_hydra_keys(overrides: list[str]) -> None:
+    """Raises:
+    ConfigError: A key of Hydra's, which only a multirun has a use for: it would be ignored silently.
+    """
+    for text in overrides:
+        if text.lstrip("+~").startswith(("hydra.", "hydra/")):
+            problem = "one run uses none of Hydra's keys; a multirun (-m) takes those of a launcher"
+            raise ConfigError(problem, text, "nexus-ablate -m norm=rms,layer hydra/launcher=joblib")
+
+
+def _check_hydra_key(name: str, values: list[Any]) -> None:
+    """Check Hydra's own keys against Hydra's schema, because Hydra silently accepts a misspelt one."""
+    if name in _HYDRA_VALUES:
+        for value in values:
+            _HYDRA_VALUES[name].accept(name, value)
+    from hydra.conf import HydraConf
+
+    if "/" in name:
+        groups = (
+            "hydra/launcher",
+            "hydra/sweeper",
+            "hydra/job_logging",
+            "hydra/hydra_logging",
+            "hydra/help",
+            "hydra/output",
+        )
+        if name not in groups:
+            raise unknown("Hydra has no group of this name", name, groups)
+        for value in values:
+            if not isinstance(value, str):
+                raise ConfigError(f"{name} takes the name of an option", f"{name}={show(value)}", f"{name}=basic")
+        return
+    node: Any = HydraConf
+    seen = "hydra"
+    for part in name.split(".")[1:]:
+        if seen in ("hydra.launcher", "hydra.sweeper", "hydra.job_logging", "hydra.hydra_logging", "hydra.job.env_set"):
+            return  # Hydra checks a plugin's schema itself, when it creates the plugin
+        fields = {f.name: f for f in dataclasses.fields(node)} if dataclasses.is_dataclass(node) else {}
+        if part not in fields:
+            raise unknown("Hydra has no key of this name", name, [f"{seen}.{f}" for f in fields] or [seen])
+        kind = fields[part].type
+        default = fields[part].default_factory if fields[part].default_factory is not dataclasses.MISSING else None
+        node = default if dataclasses.is_dataclass(default) else kind
+        seen = f"{seen}.{part}"
