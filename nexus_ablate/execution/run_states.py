@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import lru_cache
 from itertools import compress, pairwise, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from nexus_ablate.comparison.learning_rates import RATES
 from nexus_ablate.console import UNLIMITED, grid, without_shared
 from nexus_ablate.errors import UserError
-from nexus_ablate.execution.slurm_queue import FOLDER, Entry, Queue
+from nexus_ablate.execution.slurm_queue import FOLDER, Entry, entries_of, submitted_jobs
 from nexus_ablate.runs import SETTLED, effective_state, find_runs, read_rows, read_status, read_summary
 from nexus_ablate.runs.lookup import id_of, seed_of
 from nexus_ablate.runs.ownership import LIVE
@@ -95,7 +96,6 @@ class Watcher:
 
     def __init__(self) -> None:
         self._steps: dict[Path, int | None] = {}
-        self._baselines: dict[Path, tuple[int, dict[int, float]]] = {}
         self._queues: dict[Path, tuple[float, dict[str, Entry]]] = {}
 
     def lines(self, dirs: Iterable[Path]) -> list[Line]:
@@ -105,12 +105,13 @@ class Watcher:
             UserError: A directory does not exist.
         """
         dirs = list(dirs)
-        lines = [self.line(path) for path in find_runs(dirs)]
+        runs = {path: self.line(path) for path in find_runs(dirs)}
         inside = {child for parent in dirs for child in parent.glob("*") if not child.is_symlink()}
         directories = sorted(path.absolute() for path in {*dirs, *inside})
         for directory in directories:
             if (directory / FOLDER).is_dir():
-                lines = self._with_jobs(directory, lines)
+                runs |= self._of_jobs(directory, runs)
+        lines = [*runs.values()]
         seen = {(line.study, line.arm, line.seed) for line in lines}
         for directory in directories:
             lines += [line for line in _expected(directory, seen) if (line.study, line.arm, line.seed) not in seen]
@@ -127,9 +128,9 @@ class Watcher:
         except UserError as error:
             return Line(study, arm, seed, "damaged", reason=f"{error.problem}: {error.got}", log=log, path=path)
         baseline = {}
-        if arm != "baseline":
+        if arm != "baseline" and (baseline_log := _baseline_log(path, seed)):
             with suppress(UserError):  # a damaged baseline has a line of its own
-                baseline = self._baseline_of(path, seed)
+                baseline = _losses(baseline_log, baseline_log.stat().st_size)
         state = effective_state(status, path)
         step = row.get("step", status.get("step"))
         loss = measured.get(LOSS)
@@ -155,35 +156,40 @@ class Watcher:
             path=path,
         )
 
-    def _with_jobs(self, directory: Path, lines: list[Line]) -> list[Line]:
-        """The lines of one study with SLURM's job states, plus one line per job whose run has no directory yet."""
-        own, others = {}, []
-        for line in lines:
-            if line.path is not None and line.path.is_relative_to(directory):
-                own[str(line.path.relative_to(directory))] = line
-            else:
-                others.append(line)
+    def _of_jobs(self, directory: Path, runs: Mapping[Path, Line]) -> dict[Path, Line]:
+        """The lines of one study that SLURM's states change, and one per job whose run has no directory yet."""
         try:
-            queue = Queue(directory)
-            if all(run in own and own[run].state in (*SETTLED, "failed") for run in queue.submitted):
-                return lines
+            jobs = submitted_jobs(directory)
+            lines = [runs.get(directory / run) for run in jobs]
+            if all(line is not None and line.state in (*SETTLED, "failed") for line in lines):
+                return {}
             queried_at, entries = self._queues.get(directory, (-QUEUE_SECONDS, {}))
             if time.monotonic() - queried_at >= QUEUE_SECONDS:
-                entries = queue.entries
+                entries = entries_of(jobs)
                 self._queues[directory] = (time.monotonic(), entries)
         except UserError as error:
-            reason = f"{error.problem}: {error.got}"
-            return [*lines, Line(directory.name, "SLURM", None, "unknown", reason=reason, log=directory / FOLDER)]
+            log, reason = directory / FOLDER, f"{error.problem}: {error.got}"
+            return {log: Line(directory.name, "SLURM", None, "unknown", reason=reason, log=log)}
+        changed = {}
         for run, entry in entries.items():
-            line = own.get(run)
+            path = directory / run
+            line = runs.get(path)
             if line is None:
-                own[run] = _not_begun(directory.name, run, entry)
+                state, reason = "lost", entry.description()
+                if entry.state == "PENDING":
+                    state, reason = "queued", entry.why
+                elif entry.live:
+                    state = "starting"
+                arm = run.partition("/")[0]
+                changed[path] = Line(
+                    directory.name, arm, seed_of(path), state, reason=reason, log=entry.log, job=entry.job
+                )
             elif line.state in LIVE:
-                own[run] = replace(line, job=entry.job)
+                changed[path] = replace(line, job=entry.job)
             elif line.state in ("preempted", "lost"):
                 reason = f"{line.reason}; {entry.description()}" if entry.live and line.reason else entry.description()
-                own[run] = replace(line, job=entry.job, reason=reason)
-        return [*others, *own.values()]
+                changed[path] = replace(line, job=entry.job, reason=reason)
+        return changed
 
     def _steps_of(self, path: Path, status: dict[str, Any]) -> int | None:
         if self._steps.get(path) is None:
@@ -191,19 +197,19 @@ class Watcher:
             self._steps[path] = (read_summary(path, status) or {}).get("steps") or resolved.get("steps")
         return self._steps[path]
 
-    def _baseline_of(self, path: Path, seed: int | None) -> dict[int, float]:
-        """The baseline's validation losses by number of tokens, from its newest run with the same seed."""
-        folder = path.parent.parent / "baseline"
-        runs = [] if folder.is_symlink() else folder.glob(f"s{seed}-*")  # a link could lead anywhere
-        logs = [log for run in runs if not run.is_symlink() and (log := run / "metrics.jsonl").exists()]
-        if not logs:
-            return {}
-        log = max(logs, key=lambda log: log.stat().st_mtime)
-        size = log.stat().st_size
-        if self._baselines.get(log, (-1, {}))[0] != size:
-            losses = {row["tokens"]: row[LOSS] for row in read_rows(log) if row.get(LOSS) is not None}
-            self._baselines[log] = (size, losses)
-        return self._baselines[log][1]
+
+def _baseline_log(path: Path, seed: int | None) -> Path | None:
+    """metrics.jsonl of the newest run of the baseline with this seed, beside the arm of a run."""
+    folder = path.parent.parent / "baseline"
+    runs = [] if folder.is_symlink() else folder.glob(f"s{seed}-*")  # a link could lead anywhere
+    logs = [run / "metrics.jsonl" for run in runs if not run.is_symlink()]
+    return max(filter(Path.exists, logs), key=lambda log: log.stat().st_mtime, default=None)
+
+
+@lru_cache(maxsize=1024)
+def _losses(log: Path, size: int) -> dict[int, float]:
+    """The validation losses in a log by number of tokens. A log of another size is read again."""
+    return {row["tokens"]: row[LOSS] for row in read_rows(log) if row.get(LOSS) is not None}
 
 
 def _expected(directory: Path, seen: set[tuple[str, str, int | None]]) -> list[Line]:
@@ -240,15 +246,6 @@ def _expected(directory: Path, seen: set[tuple[str, str, int | None]]) -> list[L
     return lines
 
 
-def _not_begun(study: str, run: str, entry: Entry) -> Line:
-    """The line of a run that has a job but no directory."""
-    arm, seed = run.partition("/")[0], seed_of(Path(run))
-    if entry.state == "PENDING":
-        return Line(study, arm, seed, "queued", reason=entry.why, log=entry.log, job=entry.job)
-    state = "starting" if entry.live else "lost"
-    return Line(study, arm, seed, state, reason=entry.description(), log=entry.log, job=entry.job)
-
-
 # ---------------------------------------------------------------------------------------------------- for a terminal
 
 COLOURS = {
@@ -278,11 +275,33 @@ def table(
     """
     lines = [line for line in lines if line.state != LATER]
     shown = lines if limit is None else _most_urgent(lines, limit)
-    names = names_of(lines, full)
-    place, places = _places(lines)
+    arms: dict[str, list[str]] = {}
+    for line in lines:
+        arms.setdefault(line.study, []).append(line.arm)
+    short_names = {study: without_shared(names) for study, names in arms.items()}
+    are_strata = len({study.partition("@")[0] for study in arms}) == 1
+    place = "stratum" if are_strata else "study"
     heads = ("arm", "id", place, "seed", "state", "step", "val loss", "delta", "age", "left", "job", "disk")
-    rows = [_cells(line, names[line.study, line.arm], places[line.study], ids) for line in shown]
-    used = [head == "arm" or any(row[place] for row in rows) for place, head in enumerate(heads)]
+    rows = []
+    for line in shown:
+        row = [
+            line.arm if full else short_names[line.study][line.arm],
+            line.id if ids else "",
+            line.study.partition("@")[2] if are_strata else line.study,
+            "" if line.seed is None else str(line.seed),
+            line.state,
+            line.steps_text,
+            "" if line.loss is None else f"{line.loss:.4f}",
+            "" if line.against_baseline is None else f"{line.against_baseline:+.4f}",
+            duration(line.age_seconds),
+            duration(line.left_seconds),
+            line.job,
+            size_text(line.bytes()) if ids and line.path else "",
+        ]
+        rows.append(row)
+    used = [head == "arm" or any(cells) for head, *cells in zip(heads, *rows, strict=True)]
+    if len(arms) < 2:
+        used[heads.index(place)] = False
     rows = [[*compress(row, used)] for row in rows]
     left = ("id", place, "state", "job")
     leave = ("job", "disk", "age", "left", "step")
@@ -298,50 +317,6 @@ def _most_urgent(lines: list[Line], limit: int) -> list[Line]:
 
     most_urgent = sorted(range(len(lines)), key=urgency)[:limit]
     return [lines[place] for place in sorted(most_urgent)]
-
-
-def _places(lines: Iterable[Line]) -> tuple[str, dict[str, str]]:
-    """The title of the column of studies, and its texts: none for one study, the strata of one."""
-    studies = {line.study for line in lines}
-    if len(studies) < 2:
-        return "study", dict.fromkeys(studies, "")
-    if len({study.partition("@")[0] for study in studies}) == 1:
-        return "stratum", {study: study.partition("@")[2] for study in studies}
-    return "study", dict(zip(studies, studies, strict=True))
-
-
-def _cells(line: Line, name: str, place: str, ids: bool) -> list[str]:
-    """A line's texts; '' for what it doesn't have or what is not shown."""
-    return [
-        name,
-        line.id if ids else "",
-        place,
-        _text(line.seed, "d"),
-        line.state,
-        line.steps_text,
-        _text(line.loss, ".4f"),
-        _text(line.against_baseline, "+.4f"),
-        duration(line.age_seconds),
-        duration(line.left_seconds),
-        line.job,
-        size_text(line.bytes()) if ids and line.path else "",
-    ]
-
-
-def _text(number: float | None, form: str) -> str:
-    return "" if number is None else format(number, form)
-
-
-def names_of(lines: Iterable[Line], full: bool) -> dict[tuple[str, str], str]:
-    """The name of each arm by study and arm, without what all arms of the study share, or with it (`full`)."""
-    arms: dict[str, list[str]] = {}
-    for line in lines:
-        arms.setdefault(line.study, []).append(line.arm)
-    named = {}
-    for study, names in arms.items():
-        for arm, short in without_shared(names).items():
-            named[study, arm] = arm if full else short
-    return named
 
 
 TROUBLED = ("failed", "damaged", "diverged", "lost", "preempted", "unknown")

@@ -17,7 +17,7 @@ from nexus_ablate.errors import ConfigError
 from nexus_ablate.execution.job_progress import JobProgress
 from nexus_ablate.execution.local_pool import mark_failed
 from nexus_ablate.execution.slurm_job import REQUEUES, SlurmTask
-from nexus_ablate.execution.slurm_queue import FOLDER, Queue, answer_to
+from nexus_ablate.execution.slurm_queue import FOLDER, answer_to, entries_of, submitted_jobs
 from nexus_ablate.execution.worker import Task
 from nexus_ablate.masking import mask
 from nexus_ablate.planning.jobs import Job
@@ -98,9 +98,9 @@ class Slurm:
         return ""
 
     def _submit_missing(self, jobs: list[Job], directory: Path, progress: JobProgress) -> None:
-        queue, waiting, in_queue = Queue(directory), [], 0
+        entries, waiting, in_queue = entries_of(submitted_jobs(directory)), [], 0
         for job in jobs:
-            entry = queue.entries.get(str(job.path.relative_to(directory)))
+            entry = entries.get(str(job.path.relative_to(directory)))
             if entry and entry.has_crashed and job.state()[0] in ("lost", *LIVE):
                 mark_failed(job.path, entry.description())
                 if not self.retry_failed:

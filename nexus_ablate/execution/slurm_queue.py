@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 from nexus_ablate.errors import UserError
@@ -59,42 +59,37 @@ class Entry:
         return f"SLURM job {self.job} ended{state}{reason}; its output is {self.log}"
 
 
-class Queue:
-    """The jobs of a study by the run that they train, as SLURM reports them now.
+def submitted_jobs(directory: Path) -> dict[str, tuple[str, Path]]:
+    """The latest job of each run of a study and the folder of its submission, by the run's path relative to the study.
 
     Args:
         directory: `<runs_dir>/<study>`.
 
     Raises:
-        UserError: SLURM does not answer, or a submission.json is damaged.
+        UserError: A submission.json is damaged.
     """
+    jobs: dict[str, tuple[str, Path]] = {}
+    for file in sorted(directory.glob(f"{FOLDER}/*/submission.json")):
+        if file.parent.is_symlink() or file.parents[1].is_symlink():  # which could lead anywhere
+            continue
+        submission = read_document(file, SubmissionRecord) or {"jobs": {}}
+        jobs |= {run: (job, file.parent) for job, run in submission["jobs"].items()}
+    return jobs
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
 
-    @cached_property
-    def submitted(self) -> dict[str, tuple[str, Path]]:
-        """The latest job of each run and the folder of its submission, by the run's path relative to the study."""
-        jobs: dict[str, tuple[str, Path]] = {}
-        for file in sorted(self.directory.glob(f"{FOLDER}/*/submission.json")):
-            if file.parent.is_symlink() or file.parents[1].is_symlink():  # which could lead anywhere
-                continue
-            submission = read_document(file, SubmissionRecord) or {"jobs": {}}
-            jobs |= {run: (job, file.parent) for job, run in submission["jobs"].items()}
-        return jobs
+def entries_of(jobs: Mapping[str, tuple[str, Path]]) -> dict[str, Entry]:
+    """The entry of each of the `submitted_jobs` of a study, by run; SLURM is queried once, if there are any.
 
-    @cached_property
-    def entries(self) -> dict[str, Entry]:
-        """The entry of each job in `submitted`, by run; SLURM is queried once."""
-        if not self.submitted:
-            return {}
-        states = job_states([job for job, _ in self.submitted.values()])
-        entries = {}
-        for run, (job, folder) in self.submitted.items():
-            state, why = states.get(job, ("", ""))
-            answer = read_document(folder / f"{job}.json", JobAnswer) or {}
-            entries[run] = Entry(job, state, answer.get("reason") or why, folder / f"{job}_0_log.out")
-        return entries
+    Raises:
+        UserError: SLURM does not answer, or a job's answer is damaged.
+    """
+    states = job_states([job for job, _ in jobs.values()]) if jobs else {}
+    entries = {}
+    for run, (job, folder) in jobs.items():
+        state, why = states.get(job, ("", ""))
+        answer = read_document(folder / f"{job}.json", JobAnswer) or {}
+        entries[run] = Entry(job, state, answer.get("reason") or why, folder / f"{job}_0_log.out")
+    return entries
 
 
 def job_states(jobs: list[str]) -> dict[str, tuple[str, str]]:
@@ -111,18 +106,12 @@ def job_states(jobs: list[str]) -> dict[str, tuple[str, str]]:
             name, state, why = line.split("|", 2)
             states[name] = (state, "" if why == "None" else why)
     gone = sorted({job.partition("_")[0] for job in jobs if job not in states})
-    if gone and accounting():
+    # A cluster may have no accounting, or sacct without the database that it asks.
+    if gone and shutil.which("sacct") and answer_to(["sacct", "--noheader", "-j", "1"]).returncode == 0:
         lines = _ask(["sacct", "--noheader", "--allocations", "--parsable2", "-o", "JobID,State", "-j", ",".join(gone)])
         rows = [line.split("|")[:2] for line in lines if "|" in line]
         states = {name: (state.split(" ")[0], "") for name, state in rows} | states
     return {job: states[job] for job in jobs if job in states}
-
-
-def accounting() -> bool:
-    """Whether SLURM has accounting for ended jobs: sacct is installed and reaches its database."""
-    if shutil.which("sacct") is None:
-        return False
-    return answer_to(["sacct", "--noheader", "-j", "1"]).returncode == 0
 
 
 def answer_to(command: list[str], check: bool = False) -> subprocess.CompletedProcess[str]:
