@@ -10,9 +10,10 @@ import importlib.util
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import zip_longest
 from multiprocessing import get_all_start_methods, get_start_method, set_start_method, util
 from typing import TYPE_CHECKING, Any
@@ -83,16 +84,24 @@ class HydraLauncher:
         progress.queued(len(jobs), f"hydra/launcher={self.name}", paced=False)
         tasks = {}
         for job in jobs:
-            progress.began(job)
             runs_dir = f"runs_dir='{job.path.absolute().parents[2]}'"  # jobs may have another working directory
             task = Task.of(job, {"launcher": self.name}, (runs_dir,))
             tasks[tuple(task.overrides)] = task
         returned: list[Any] = []
-        with stops_at_signals() as stopped, self._created(LauncherTask(tasks)) as launcher:
+        stopped: list[str] = []
+
+        def stop(name: str) -> None:
+            stopped.append(name)
+            raise KeyboardInterrupt  # ends a launcher as Ctrl-C does
+
+        with (
+            at_signals((signal.SIGTERM, signal.SIGHUP), stop),
+            self._created(partial(train_current, tasks)) as launcher,
+        ):
             try:
                 returned = list(launcher.launch([list(overrides) for overrides in tasks], initial_job_idx=0))
             except KeyboardInterrupt:
-                stopped[:] = stopped or ["SIGINT"]
+                stopped = stopped or ["SIGINT"]
             except Exception as error:  # a launcher can raise anything if a job is gone
                 first = next((line for line in str(error).splitlines() if line.strip()), "")
                 why = f"{type(error).__name__}: {first}"
@@ -156,17 +165,15 @@ def open_hydra() -> Iterator[tuple[Hydra, str]]:
         yield hydra, scratch
 
 
-@dataclass(frozen=True)
-class LauncherTask:
-    """The work of a launcher's job, which launchers pickle: the tasks by their overrides."""
+def train_current(tasks: Mapping[tuple[str, ...], Task], composed: Any) -> JobResult:
+    """Train the run of a launcher's current job, whose overrides Hydra has also composed.
 
-    tasks: dict[tuple[str, ...], Task]
+    Args:
+        tasks: The tasks by their overrides.
+    """
+    from hydra.core.hydra_config import HydraConfig
 
-    def __call__(self, composed: Any) -> JobResult:
-        """Train the run of the current job; `composed` is Hydra's composition of the same overrides."""
-        from hydra.core.hydra_config import HydraConfig
-
-        return train_apart(self.tasks[tuple(HydraConfig.get().overrides.task)])
+    return train_apart(tasks[tuple(HydraConfig.get().overrides.task)])
 
 
 _worker = Worker()
@@ -205,16 +212,3 @@ def result_from(job: Job, returned: Any) -> JobResult:
     if returned is not None and state == "missing":
         return JobResult(errors.BUG, f"it never started: {errors.described(returned._return_value)}")
     return JobResult(STATUS.get(state, errors.PREEMPTED), reason or NO_REASON.get(state, ""))
-
-
-@contextmanager
-def stops_at_signals() -> Iterator[list[str]]:
-    """End a launcher at a signal as Ctrl-C does; yields a list that then holds the signal's name."""
-    stopped: list[str] = []
-
-    def stop(name: str) -> None:
-        stopped.append(name)
-        raise KeyboardInterrupt
-
-    with at_signals((signal.SIGTERM, signal.SIGHUP), stop):
-        yield stopped

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from nexus_ablate import errors
@@ -112,7 +113,7 @@ class JobProgress:
             self._running[job.path] = (self._started, job)
 
     def ended(self, job: Job, result: JobResult) -> None:
-        self.began(job)  # a launcher does not say when
+        self.began(job)  # a launcher does not say when, and a short job ends before it is seen
         number, _ = self._running.pop(job.path)
         self._done += 1
         self.statuses[job.path] = result.status
@@ -121,11 +122,8 @@ class JobProgress:
             self._failures.append((job, state, result.reason))
         self._paths[job.path] = result.path or job.path
         line = self._line(job, state)
-        parts = [f"seed {job.seed}"]
-        if state != "finished" or line.loss is None:
-            parts.append(state)
-        else:
-            parts.append(f"val loss {line.loss:.4f}")
+        has_loss = state == "finished" and line.loss is not None
+        parts = [f"seed {job.seed}", f"val loss {line.loss:.4f}" if has_loss else state]
         if line.against_baseline is not None:
             parts.append(f"{line.against_baseline:+.4f}")
         if state != "finished":
@@ -209,12 +207,12 @@ def ranked(losses: Mapping[tuple[str, int], float | None], reference: str = "") 
     for (arm, seed), loss in losses.items():
         if loss is not None and math.isfinite(loss):
             arms.setdefault(arm, {})[seed] = loss
-    means = {arm: math.fsum(values.values()) / len(values) for arm, values in arms.items()}
-    order = sorted(arms, key=lambda arm: means[arm])
+    means = {arm: fmean(values.values()) for arm, values in arms.items()}
+    order = sorted(means, key=means.__getitem__)
     base = reference if reference in arms else next(iter(order), "")
     rows = []
     for arm in order:
-        pairs = [loss - arms[base][seed] for seed, loss in arms[arm].items() if seed in arms[base]]
-        delta = f"{math.fsum(pairs) / len(pairs):+.4f}" if pairs and arm != base else ""
+        differences = [loss - arms[base][seed] for seed, loss in arms[arm].items() if seed in arms[base]]
+        delta = f"{fmean(differences):+.4f}" if differences and arm != base else ""
         rows.append((arm, str(len(arms[arm])), f"{means[arm]:.4f}", delta))
     return rows

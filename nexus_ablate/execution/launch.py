@@ -6,7 +6,7 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from nexus_ablate import errors
 from nexus_ablate.comparison.learning_rates import FURTHER_RATES
@@ -40,9 +40,9 @@ def launch_strata(
     """`launch` for each stratum of a study, until a stop signal; its status is 75, else the first nonzero one."""
     strata, whole = strata_of(request), strata_of(request.whole or request)
     if len(whole) > 1:
-        studies = {stratum.directory: check(stratum, amend, retrain).runs.study for stratum in whole}
-        for directory, study in studies.items():
-            write_record(study, directory, amend, retrain=retrain)  # so that `compare` knows what is to come
+        checked = [check(stratum, amend, retrain) for stratum in whole]
+        for runs, _ in checked:
+            write_record(runs.study, runs.request.directory, amend, retrain=retrain)  # `compare` knows what is to come
     statuses = []
     for stratum in strata:
         statuses.append(launch(stratum, backend, retry_failed, amend, retrain))
@@ -53,15 +53,8 @@ def launch_strata(
     return max(statuses, key=lambda status: (status == errors.PREEMPTED, status != errors.OK))
 
 
-class Checked(NamedTuple):
-    """A study that can be launched, and what to say of its code."""
-
-    runs: Runs
-    by_other_code: str
-
-
-def check(request: Request, amend: bool, retrain: bool) -> Checked:
-    """Everything that can refuse a launch, before anything is written.
+def check(request: Request, amend: bool, retrain: bool) -> tuple[Runs, str]:
+    """Everything that can refuse a launch, before anything is written. Returns the runs and what to say of their code.
 
     Raises:
         ConfigError: The study cannot be run.
@@ -78,7 +71,7 @@ def check(request: Request, amend: bool, retrain: bool) -> Checked:
                     check_passes(arm.config, len(text.train))
     if amend:
         check_probes(study.study.name, first)
-    return Checked(runs, by_other_code)
+    return runs, by_other_code
 
 
 def launch(

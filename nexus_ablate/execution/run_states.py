@@ -236,13 +236,10 @@ def _expected(directory: Path, seen: set[tuple[str, str, int | None]]) -> list[L
         return lines
     baseline_first = study.requires and {arm for arm, _ in begun}.isdisjoint(arms[1:])
     lines = []
-    for arm in arms:
-        state = LATER if baseline_first and arm != "baseline" else "waiting"
-        lines += [Line(directory.name, arm, seed, state) for seed in study.first_seeds]
-    for arm, (start, end) in product(arms, pairwise(study.looks)):
+    for arm, (start, end) in product(arms, pairwise([0, *(study.looks or [len(study.seeds)])])):
         seeds = study.seeds[start:end]
-        state = LATER if begun.isdisjoint(product([arm], seeds)) else "waiting"
-        lines += [Line(directory.name, arm, seed, state) for seed in seeds]
+        is_later = begun.isdisjoint(product([arm], seeds)) if start else baseline_first and arm != "baseline"
+        lines += [Line(directory.name, arm, seed, LATER if is_later else "waiting") for seed in seeds]
     return lines
 
 

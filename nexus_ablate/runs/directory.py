@@ -271,19 +271,14 @@ def refuse_if_alive(path: Path, status: dict[str, Any] | None, made: bool, locke
     shown_by_lock = locked and (status is None or status["host"] == socket.gethostname())
     if made or shown_by_lock or (status is not None and status["state"] not in LIVE):
         return
-    before, deadline = _beat_of(status), time.monotonic() + LOST_SECONDS
+    before, deadline = status, time.monotonic() + LOST_SECONDS
     _log.warning("waiting up to %.0f s to see whether %s still trains %s", LOST_SECONDS, _owner(status), path)
     while time.monotonic() < deadline:
         time.sleep(min(LOST_SECONDS / 20, 1))
         status = read_status(path) if has_status(path) else None
-        if _beat_of(status) != before:
+        if status != before:
             fix = "wait for it, stop it, or use rerun=on"
             raise AlreadyRunning(f"{path} is being trained", _owner(status), fix)
-
-
-def _beat_of(status: dict[str, Any] | None) -> tuple[Any, ...]:
-    """What every heartbeat changes; owners of older versions have no counter."""
-    return tuple((status or {}).get(name) for name in ("owner", "beat", "heartbeat", "state"))
 
 
 def append_log(path: Path, text: str) -> None:

@@ -43,16 +43,15 @@ def made_by_other_code(path: Path, config_hash: str, env: Mapping[str, Any]) -> 
         config_hash: From `identity`.
         env: The entries `source` and `plugins` of env.json.
     """
-    runs = []
+    runs = {}
     for beside in path.parent.glob(f"{path.name.partition('-')[0]}-*"):
         try:
             status = read_status(beside) if beside != path else None
             other_env = read_env(beside) or {}
         except UserError:  # damaged: `status` and `compare` report it
             continue
-        files = differing_files(code_of(env), code_of(other_env))
+        files = tuple(differing_files(code_of(env), code_of(other_env)))
         if status is not None and files and other_env.get("config_hash") in (None, config_hash):
-            commit = other_env.get("git_commit")
-            other = OtherCode(beside, tuple(files), commit, status["state"] in SETTLED)
-            runs.append((str(status.get("started")), beside.name, other))
-    return [other for _, _, other in sorted(runs, key=lambda item: item[:2])]
+            started = (str(status.get("started")), beside.name)
+            runs[started] = OtherCode(beside, files, other_env.get("git_commit"), status["state"] in SETTLED)
+    return [runs[started] for started in sorted(runs)]
