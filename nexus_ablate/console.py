@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import compress
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
@@ -89,42 +88,33 @@ def grid(
 
     from nexus_ablate.errors import printable
 
-    heads = [printable(head) for head in heads]
-    cells = []
-    for row in rows:
-        cells.append([printable(cell, 2000) for cell in row])
-    shown = [head not in _without_room(heads, cells, width, leave) for head in heads]
-    heads = [*compress(heads, shown)]
-    cells = [[*compress(row, shown)] for row in cells]
-    first, *others = zip(heads, *cells, strict=True)
-    taken = sum(2 + max(map(len, column)) for column in others)
-    names = short_names(first[1:], max(SHORTEST_NAME, width - taken))
+    columns = []
+    for column in zip(heads, *rows, strict=True):
+        columns.append([printable(text, 2000) for text in column])
+    first, *others = columns
+    least = min(SHORTEST_NAME, max(map(len, first)))
+    for head in leave:
+        if least + _width(others) <= width:
+            break
+        others = [column for column in others if column[0] != head]
+    names = short_names(first[1:], max(SHORTEST_NAME, width - _width(others)))
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0), collapse_padding=True)
-    for column, head in enumerate(heads):
-        side = "left" if column == 0 or head in left else "right"
-        table.add_column(Text(head), justify=side, no_wrap=True, overflow="ellipsis")
+    for column in (first, *others):
+        side = "left" if column is first or column[0] in left else "right"
+        table.add_column(Text(column[0]), justify=side, no_wrap=True, overflow="ellipsis")
     coloured_head, colours = coloured
-    for number, row in enumerate(cells):
-        texts = [Text(names[row[0]])]
-        for head, cell in zip(heads[1:], row[1:], strict=True):
-            texts.append(Text(cell, colours.get(cell, "dim") if head == coloured_head else ""))
-        table.add_row(*texts, style=styles[number] if styles else None)
+    for number, name in enumerate(first[1:], 1):
+        texts = [Text(names[name])]
+        for column in others:
+            style = colours.get(column[number], "dim") if column[0] == coloured_head else ""
+            texts.append(Text(column[number], style))
+        table.add_row(*texts, style=styles[number - 1] if styles else None)
     return table
 
 
-def _without_room(heads: Sequence[str], rows: Sequence[Sequence[str]], width: int, leave: Iterable[str]) -> list[str]:
-    """The first of the titles in `leave` without which the table fits, or all of them."""
-    widths = {}
-    for head, *cells in zip(heads, *rows, strict=True):
-        widths[head] = 2 + max(map(len, (head, *cells)))
-    widths[heads[0]] = min(widths[heads[0]], 2 + SHORTEST_NAME)
-    left_out = []
-    for head in leave:
-        if sum(widths.values()) - 2 <= width:
-            break
-        left_out.append(head)
-        widths.pop(head, None)
-    return left_out
+def _width(columns: Iterable[Sequence[str]]) -> int:
+    """The letters that columns take, with two in front of each."""
+    return sum(2 + max(map(len, column)) for column in columns)
 
 
 def short_names(names: Iterable[str], width: int) -> dict[str, str]:

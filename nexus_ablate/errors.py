@@ -89,11 +89,7 @@ def printable(text: str, limit: int = 400) -> str:
 
 def escaped(text: str, kept: str = "") -> str:
     """`text` with its control characters escaped, but for those in `kept`."""
-    shown = []
-    for character in text:
-        is_shown = character.isprintable() or character in kept
-        shown.append(character if is_shown else repr(character)[1:-1])
-    return "".join(shown)
+    return "".join(c if c.isprintable() or c in kept else repr(c)[1:-1] for c in text)
 
 
 def described(error: BaseException) -> str:

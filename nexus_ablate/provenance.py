@@ -136,12 +136,12 @@ def refuse_other_source(expected: str) -> None:
     """Stop a queued run whose code was edited before it started.
 
     Args:
-        expected: `source_hash` when the run was submitted; '' accepts any.
+        expected: `source_hash` when the run was submitted.
 
     Raises:
         ConfigError: The hash has changed since.
     """
-    if expected and expected != source_hash():
+    if expected != source_hash():
         got = f"source {expected[:8]} when it was submitted, {source_hash()[:8]} when it started"
         raise ConfigError(f"the code changed while the run was queued: {got}", source_hash(), AGAIN)
 

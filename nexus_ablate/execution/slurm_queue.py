@@ -98,19 +98,13 @@ def job_states(jobs: list[str]) -> dict[str, tuple[str, str]]:
     Raises:
         UserError: SLURM does not answer.
     """
-    user = f"--user={os.getuid()}"
-    lines = _ask(["squeue", "--noheader", "--array", "--states=all", user, "--format=%i|%T|%r"])
-    states = {}
-    for line in lines:
-        if line.count("|") >= 2:
-            name, state, why = line.split("|", 2)
-            states[name] = (state, "" if why == "None" else why)
+    rows = _ask(["squeue", "--noheader", "--array", "--states=all", f"--user={os.getuid()}", "--format=%i|%T|%r"], 3)
+    states = {name: (state, "" if why == "None" else why) for name, state, why in rows}
     gone = sorted({job.partition("_")[0] for job in jobs if job not in states})
     # A cluster may have no accounting, or sacct without the database that it asks.
     if gone and shutil.which("sacct") and answer_to(["sacct", "--noheader", "-j", "1"]).returncode == 0:
-        lines = _ask(["sacct", "--noheader", "--allocations", "--parsable2", "-o", "JobID,State", "-j", ",".join(gone)])
-        rows = [line.split("|")[:2] for line in lines if "|" in line]
-        states = {name: (state.split(" ")[0], "") for name, state in rows} | states
+        command = ["sacct", "--noheader", "--allocations", "--parsable2", "-o", "JobID,State", "-j", ",".join(gone)]
+        states = {name: (state.split(" ")[0], "") for name, state in _ask(command, 2)} | states
     return {job: states[job] for job in jobs if job in states}
 
 
@@ -119,7 +113,8 @@ def answer_to(command: list[str], check: bool = False) -> subprocess.CompletedPr
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=check)
 
 
-def _ask(command: list[str]) -> list[str]:
+def _ask(command: list[str], columns: int) -> list[list[str]]:
+    """The rows of a table that SLURM prints, with `|` between columns."""
     try:
         answer = answer_to(command, check=True)
     except FileNotFoundError as error:
@@ -129,4 +124,5 @@ def _ask(command: list[str]) -> list[str]:
     except (subprocess.SubprocessError, OSError) as error:
         why = (getattr(error, "stderr", "") or str(error)).strip().splitlines()
         raise UserError(f"{command[0]} does not answer", why[0] if why else "", "try again later") from error
-    return answer.stdout.splitlines()
+    rows = [line.split("|", columns - 1) for line in answer.stdout.splitlines()]
+    return [row for row in rows if len(row) == columns]
