@@ -205,3 +205,11 @@ def test_a_study_is_found_by_its_name_and_one_with_strata_in_all_its_folders(tmp
     for word in ("mine", "runs/mine"):
         assert cli.main(["status", word]) == 0
         assert "2 finished, 18 waiting" in capsys.readouterr().out
+
+
+def test_what_is_no_run_has_no_seed(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Writer(tmp_path / "runs", "mine").run(seed=0)
+    (tmp_path / "runs" / "mine" / "study.yaml").write_text("a: [")
+    assert cli.main(["status", "mine"]) == 0
+    assert "\nstudy.yaml damaged: " in capsys.readouterr().out

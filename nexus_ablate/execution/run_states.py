@@ -321,11 +321,13 @@ TROUBLED = ("failed", "damaged", "diverged", "lost", "preempted", "unknown")
 
 def troubles(lines: list[Line]) -> list[str]:
     """One text per run that did not succeed: name, state, reason and log."""
-    return [
-        f"{line.arm} s{line.seed} {line.state}: {line.reason or 'no reason recorded'}  {line.log and nearer(line.log)}"
-        for line in lines
-        if line.state in TROUBLED
-    ]
+    texts = []
+    for line in lines:
+        if line.state in TROUBLED:
+            name = line.arm if line.seed is None else f"{line.arm} s{line.seed}"
+            reason = line.reason or "no reason recorded"
+            texts.append(f"{name} {line.state}: {reason}  {line.log and nearer(line.log)}")
+    return texts
 
 
 def nearer(path: Path) -> str:
