@@ -213,3 +213,12 @@ def test_what_is_no_run_has_no_seed(tmp_path, capsys, monkeypatch):
     (tmp_path / "runs" / "mine" / "study.yaml").write_text("a: [")
     assert cli.main(["status", "mine"]) == 0
     assert "\nstudy.yaml damaged: " in capsys.readouterr().out
+
+
+def test_a_study_is_found_from_inside_its_folder(tmp_path, capsys, monkeypatch):
+    writer = Writer(tmp_path / "runs", "mine")
+    writer.plan(("norm=layer",))
+    writer.run(seed=0)
+    monkeypatch.chdir(tmp_path / "runs" / "mine" / "baseline")
+    assert cli.main(["status", ".."]) == 0
+    assert "1 finished, 9 waiting" in capsys.readouterr().out

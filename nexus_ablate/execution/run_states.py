@@ -107,7 +107,7 @@ class Watcher:
         dirs = list(dirs)
         runs = {path: self.line(path) for path in find_runs(dirs)}
         inside = {child for parent in dirs for child in parent.glob("*") if not child.is_symlink()}
-        directories = sorted(path.absolute() for path in {*dirs, *inside})
+        directories = sorted(Path(os.path.abspath(path)) for path in {*dirs, *inside})  # `..` has no name of its own
         for directory in directories:
             if (directory / FOLDER).is_dir():
                 runs |= self._of_jobs(directory, runs)
