@@ -15,8 +15,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from nexus_ablate.errors import AGAIN, ConfigError
-
 PACKAGE = Path(__file__).resolve().parent
 
 COMPUTES_NOTHING = {
@@ -130,20 +128,6 @@ def differ(files: Iterable[str]) -> str:
         names = [*names[:3], f"{len(names) - 3} more"]
     listed = " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
     return f"{listed} {'differs' if len(names) == 1 else 'differ'}"
-
-
-def refuse_other_source(expected: str) -> None:
-    """Stop a queued run whose code was edited before it started.
-
-    Args:
-        expected: `source_hash` when the run was submitted.
-
-    Raises:
-        ConfigError: The hash has changed since.
-    """
-    if expected != source_hash():
-        got = f"source {expected[:8]} when it was submitted, {source_hash()[:8]} when it started"
-        raise ConfigError(f"the code changed while the run was queued: {got}", source_hash(), AGAIN)
 
 
 # ------------------------------------------------------------------------------------------------------------- git

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from itertools import compress, pairwise, product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nexus_ablate.comparison.learning_rates import RATES
 from nexus_ablate.console import UNLIMITED, grid, without_shared
@@ -124,7 +124,9 @@ class Watcher:
             status = read_status(path)
             row = last_row(path / "metrics.jsonl")
             measured = row if LOSS in row else last_row(path / "metrics.jsonl", LOSS)
-            steps = self._steps_of(path, status)
+            if self._steps.get(path) is None:
+                resolved = (read_config(path) or {}).get("resolved", {})
+                self._steps[path] = (read_summary(path, status) or {}).get("steps") or resolved.get("steps")
         except UserError as error:
             return Line(study, arm, seed, "damaged", reason=f"{error.problem}: {error.got}", log=log, path=path)
         baseline = {}
@@ -135,7 +137,7 @@ class Watcher:
         step = row.get("step", status.get("step"))
         loss = measured.get(LOSS)
         beside = baseline.get(measured.get("tokens", -1))
-        left = None
+        steps, left = self._steps[path], None
         if state == "running" and step and steps and row.get("seconds"):
             left = (steps - step) * row["seconds"] / step
         ended = None if state in LIVE else status.get("updated")
@@ -190,12 +192,6 @@ class Watcher:
                 reason = f"{line.reason}; {entry.description()}" if entry.live and line.reason else entry.description()
                 changed[path] = replace(line, job=entry.job, reason=reason)
         return changed
-
-    def _steps_of(self, path: Path, status: dict[str, Any]) -> int | None:
-        if self._steps.get(path) is None:
-            resolved = (read_config(path) or {}).get("resolved", {})
-            self._steps[path] = (read_summary(path, status) or {}).get("steps") or resolved.get("steps")
-        return self._steps[path]
 
 
 def _baseline_log(path: Path, seed: int | None) -> Path | None:

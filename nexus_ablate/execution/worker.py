@@ -21,7 +21,7 @@ from nexus_ablate.config.plugins import VARIABLE as PLUGINS
 from nexus_ablate.errors import AGAIN, ConfigError
 from nexus_ablate.masking import masked_streams
 from nexus_ablate.planning.jobs import Job
-from nexus_ablate.provenance import refuse_other_source, source_hash
+from nexus_ablate.provenance import source_hash
 from nexus_ablate.runs import open_regular
 from nexus_ablate.runs.lookup import id_of
 from nexus_ablate.study.arm_overrides import merged
@@ -79,7 +79,9 @@ class Task:
 
         if self.plugins:
             os.environ[PLUGINS] = self.plugins
-        refuse_other_source(self.source)
+        if self.source != source_hash():
+            got = f"source {self.source[:8]} when it was submitted, {source_hash()[:8]} when it started"
+            raise ConfigError(f"the code changed while the run was queued: {got}", source_hash(), AGAIN)
         config = compose(self.overrides)
         identity = identity_of(config, fingerprint_of(config.data, config.model.context))
         if identity.hash8 != id_of(self.path):

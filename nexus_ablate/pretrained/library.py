@@ -81,19 +81,18 @@ def parse_config(values: dict[str, Any]) -> Any:
     if quantization := values.get("quantization_config"):
         got = f"quantization_config={quantization!r}"
         raise ConfigError("the weights are quantized", got, "the model in float32, float16 or bfloat16")
-    if deep := [f"{name}={value}" for name, value in values.items() if "layers" in name and _is_too_deep(value)]:
-        fix = f"{deep[0].partition('=')[0]}: 32"
-        raise ConfigError(f"no model has more than {MOST_LAYERS} layers", ", ".join(deep), fix)
+    deep = {}
+    for name, value in values.items():
+        if "layers" in name and isinstance(value, int | float) and value > MOST_LAYERS:
+            deep[name] = f"{name}={value}"
+    if deep:  # the library would list so many layers that memory runs out
+        fix = f"{next(iter(deep))}: 32"
+        raise ConfigError(f"no model has more than {MOST_LAYERS} layers", ", ".join(deep.values()), fix)
     try:
         config = transformers.CONFIG_MAPPING[kind].from_dict(values)
     except Exception as error:  # whatever the library's own checks raise
         raise ConfigError("transformers refuses this config.json", f"{kind}: {described(error)}", COPY) from error
     return config.get_text_config(decoder=True)
-
-
-def _is_too_deep(layers: Any) -> bool:
-    """Whether the library would list so many layers that memory runs out."""
-    return isinstance(layers, int | float) and layers > MOST_LAYERS
 
 
 def kernels(config: Any) -> list[str]:
@@ -217,12 +216,14 @@ def load(config: Any, files: Files) -> nn.Module:
         model, report = model_class.from_pretrained(None, config=config, **settings)
     except Exception as error:  # whatever the library raises for weights that do not fit
         raise ConfigError("transformers cannot load the weights", described(error), FROM_ONE) from error
+    unused = []
+    for name in report["unexpected_keys"]:
+        if tensors[name].is_floating_point() and 0 < tensors[name].ndim < 4:  # not a mask or a constant of older files
+            unused.append(name)
     problems = {
         "config.json and weights are of different sizes": report["mismatched_keys"],
         "the weights lack tensors": report["missing_keys"],
-        "the weights have tensors that this architecture doesn't use": [
-            name for name in report["unexpected_keys"] if is_parameter(tensors[name])
-        ],
+        "the weights have tensors that this architecture doesn't use": unused,
     }
     for problem, names in problems.items():
         if names:
@@ -232,8 +233,3 @@ def load(config: Any, files: Files) -> nn.Module:
             got, fix = f"{name} has NaN or infinite values", "a checkpoint from before the divergence"
             raise ConfigError("the weights are not finite", got, fix)
     return model.eval()
-
-
-def is_parameter(tensor: Tensor) -> bool:
-    """Whether a tensor that the library doesn't read can be a weight, and not a mask or a constant of older files."""
-    return tensor.is_floating_point() and 0 < tensor.ndim < 4
