@@ -426,6 +426,18 @@ def test_status_works_while_slurm_does_not_answer(tiny_run, fake_slurm):
         launch(requested, Slurm())
 
 
+def test_the_accounting_says_how_a_job_that_left_the_queue_ended(tiny_run, fake_slurm, tmp_path, capsys):
+    """Of a sacct with more columns than asked for, as that of scripts/slurm_up, the first two count."""
+    requested = request(tiny_run, "seeds=0")
+    launch(requested, Slurm())
+    (tmp_path / "ended").write_text("JobID|State|NodeList\n1_0|CANCELLED by 0|n1\n1_1|OUT_OF_MEMORY|n1\n")
+    (tmp_path / "bin" / "sacct").write_text(f"#!/bin/sh\ncat {tmp_path / 'ended'}\n")
+    capsys.readouterr()
+    assert main(["status", str(requested.directory)]) == 0
+    shown = capsys.readouterr().out
+    assert "SLURM job 1_0 ended as CANCELLED;" in shown and "SLURM job 1_1 ended as OUT_OF_MEMORY;" in shown
+
+
 def test_status_asks_slurm_nothing_about_runs_that_have_ended(tiny_run, fake_slurm):
     requested = request(tiny_run, "seeds=0")
     launch(requested, Slurm())

@@ -104,7 +104,7 @@ def job_states(jobs: list[str]) -> dict[str, tuple[str, str]]:
     # A cluster may have no accounting, or sacct without the database that it asks.
     if gone and shutil.which("sacct") and answer_to(["sacct", "--noheader", "-j", "1"]).returncode == 0:
         command = ["sacct", "--noheader", "--allocations", "--parsable2", "-o", "JobID,State", "-j", ",".join(gone)]
-        states = {name: (state.split(" ")[0], "") for name, state in _ask(command, 2)} | states
+        states = {name: (state.split(" ")[0], "") for name, state, *_ in _ask(command, 2)} | states
     return {job: states[job] for job in jobs if job in states}
 
 
@@ -114,7 +114,7 @@ def answer_to(command: list[str], check: bool = False) -> subprocess.CompletedPr
 
 
 def _ask(command: list[str], columns: int) -> list[list[str]]:
-    """The rows of a table that SLURM prints, with `|` between columns."""
+    """The rows of a table that SLURM prints with `|` between at least this many columns."""
     try:
         answer = answer_to(command, check=True)
     except FileNotFoundError as error:
@@ -124,5 +124,5 @@ def _ask(command: list[str], columns: int) -> list[list[str]]:
     except (subprocess.SubprocessError, OSError) as error:
         why = (getattr(error, "stderr", "") or str(error)).strip().splitlines()
         raise UserError(f"{command[0]} does not answer", why[0] if why else "", "try again later") from error
-    rows = [line.split("|", columns - 1) for line in answer.stdout.splitlines()]
-    return [row for row in rows if len(row) == columns]
+    rows = [line.split("|", 2) for line in answer.stdout.splitlines()]
+    return [row for row in rows if len(row) >= columns]
