@@ -27,14 +27,14 @@ HEAD = """nexus-ablate: ablate transformer architecture choices, with verdicts t
 
 def help_text() -> str:
     """The text of `nexus-ablate --help`."""
+    from itertools import groupby
+
     from nexus_ablate.cli.verb import all_verbs
 
-    lines, kind = [HEAD.rstrip()], ""
-    for verb in all_verbs():
-        if verb.kind != kind:
-            lines += ["", verb.kind]
-        kind = verb.kind
-        lines.append(f"  {verb.name:<13} {verb.summary}")
+    lines = [HEAD.rstrip()]
+    for kind, verbs in groupby(all_verbs(), lambda verb: verb.kind):
+        lines += ["", kind]
+        lines += [f"  {verb.name:<13} {verb.summary}" for verb in verbs]
     return "\n".join([*lines, "", "  nexus-ablate VERB --help   examples of a verb", ""])
 
 
@@ -111,7 +111,7 @@ def _run(arguments: list[str]) -> int:
     from nexus_ablate import errors
     from nexus_ablate.cli.epochs import refuse_epochs
     from nexus_ablate.cli.removed import refuse_removed
-    from nexus_ablate.cli.verb import OVERRIDES, verb_module, verb_names
+    from nexus_ablate.cli.verb import verb_module, verb_names
 
     arguments = _without_plugins(arguments)
     if arguments[:1] in ([], ["-h"], ["--help"], ["help"]):
@@ -124,12 +124,11 @@ def _run(arguments: list[str]) -> int:
         return errors.OK
     refuse_removed(arguments[0], arguments[1:])
     _refuse_urls(arguments)
-    named = arguments[0] in verb_names()
-    module = verb_module(arguments.pop(0) if named else "train")
+    module = verb_module(arguments.pop(0) if arguments[0] in verb_names() else "train")
     if {"-h", "--help"} & set(arguments):
         print(module.VERB.help())
         return errors.OK
-    if module.VERB.takes == f"[{OVERRIDES} ...]":
+    if module.VERB.takes_overrides:
         refuse_epochs(arguments)
     return module.run(*module.VERB.parse(arguments))
 
@@ -167,12 +166,13 @@ def _without_plugins(arguments: list[str]) -> list[str]:
     rest, directories = [], []
     words = iter(arguments)
     for word in words:
-        name, has_value, directory = word.partition("=")
+        name, equals, directory = word.partition("=")
         if name != "--plugin":
             rest.append(word)
             continue
-        directories.append(directory if has_value else next(words, ""))
-        if not directories[-1]:
+        directory = directory if equals else next(words, "")
+        if not directory:
             raise errors.ConfigError("--plugin needs a directory", "--plugin", "nexus-ablate --plugin DIR norm=my_norm")
+        directories.append(directory)
     add_plugins(directories)
     return rest

@@ -6,7 +6,7 @@ import math
 import shlex
 from typing import Any
 
-from nexus_ablate.cli.verb import Flag, one_of, whole
+from nexus_ablate.cli.verb import Flag, Flags, one_of, whole
 from nexus_ablate.errors import ConfigError
 
 
@@ -53,7 +53,7 @@ SUBMITIT_KEYS = {
 """The flag for each setting of Hydra's submitit launcher."""
 
 
-def split_launcher(words: list[str], flags: dict[str, Any], command: str) -> tuple[list[str], str, list[str]]:
+def split_launcher(words: list[str], flags: Flags, command: str) -> tuple[list[str], str, list[str]]:
     """The words without those for a launcher, the launcher's name, and its settings: `hydra.launcher.KEY=VALUE`.
 
     Args:
@@ -78,7 +78,7 @@ def split_launcher(words: list[str], flags: dict[str, Any], command: str) -> tup
     return rest, names.pop() if names else "local", settings
 
 
-def backend_of(words: list[str], flags: dict[str, Any], command: str) -> tuple[list[str], Any]:
+def backend_of(words: list[str], flags: Flags, command: str) -> tuple[list[str], Any]:
     """The words without those for a launcher, and the backend that runs the jobs, checked.
 
     Raises:
@@ -91,7 +91,7 @@ def backend_of(words: list[str], flags: dict[str, Any], command: str) -> tuple[l
     accepted = ACCEPTED.get(name, ())
     for flag in BACKEND_FLAGS[1:]:
         if flag.key in flags and flag not in accepted:
-            owner = next(backend for backend, own in ACCEPTED.items() if flag in own)
+            owner = "local" if flag in ACCEPTED["local"] else "slurm"
             given = flag.example if flag.repeated else shlex.join([flag.name, str(flags[flag.key])])
             raise ConfigError(
                 f"{flag.name} is for --launcher {owner}", f"--launcher {name} {given}", f"--launcher {owner} {given}"
@@ -108,7 +108,7 @@ def backend_of(words: list[str], flags: dict[str, Any], command: str) -> tuple[l
     return words, launcher
 
 
-def _local(flags: dict[str, Any], device: str, settings: list[str]) -> Any:
+def _local(flags: Flags, device: str, settings: list[str]) -> Any:
     from nexus_ablate.execution.local_pool import LocalPool
     from nexus_ablate.gpus import on_gpu
 
@@ -128,7 +128,7 @@ def _local(flags: dict[str, Any], device: str, settings: list[str]) -> Any:
     return LocalPool(flags.get("workers", "auto"), flags.get("workers_per_gpu", 1), limit)
 
 
-def _slurm(words: list[str], flags: dict[str, Any], device: str, settings: list[str]) -> Any:
+def _slurm(words: list[str], flags: Flags, device: str, settings: list[str]) -> Any:
     from nexus_ablate.execution.slurm import Slurm, refuse_secrets
 
     refuse_secrets(word for word in words if not word.startswith(("question=", "claim=", "stated=")))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from nexus_ablate.cli.verb import FORCE, Flag, Verb, comma_separated, put, target
+from nexus_ablate.cli.verb import FORCE, Flag, Flags, Verb, comma_separated, put, target
 from nexus_ablate.errors import OK, ConfigError, unknown
 from nexus_ablate.masking import mask
 
@@ -33,7 +33,7 @@ VERB = Verb(
 )
 
 
-def run(words: list[str], flags: dict[str, Any]) -> int:
+def run(words: list[str], flags: Flags) -> int:
     """Save the workspaces, or write their specification."""
     if words:
         raise ConfigError(

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from nexus_ablate.cli.verb import Flag, Verb, comma_separated
+from nexus_ablate.cli.verb import Flag, Flags, Verb, comma_separated
 from nexus_ablate.config.options import evaluation_name, evaluation_of, option_files
 from nexus_ablate.errors import OK, ConfigError, UserError, printable
 
@@ -38,7 +38,7 @@ VERB = Verb(
 )
 
 
-def run(words: list[str], flags: dict[str, Any]) -> int:
+def run(words: list[str], flags: Flags) -> int:
     """Evaluate the runs. For a run that can't be evaluated, print the reason and continue with the others."""
     names = flags.get("evals") or list(option_files("evaluation"))
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 import shlex
 from pathlib import Path
-from typing import Any
 
-from nexus_ablate.cli.verb import KINDS, Flag, Verb
+from nexus_ablate.cli.verb import KINDS, Flag, Flags, Verb
 from nexus_ablate.errors import OK, ConfigError
 
 LONGEST = 2048
@@ -34,7 +33,7 @@ VERB = Verb(
 )
 
 
-def run(words: list[str], flags: dict[str, Any]) -> int:
+def run(words: list[str], flags: Flags) -> int:
     """Print the overrides and prove them; with weights, prove those, measure the model and save it as a run."""
     from nexus_ablate.pretrained.library import check_library
 

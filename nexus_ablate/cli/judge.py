@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from nexus_ablate.cli.compare import OUTPUTS, deliver
-from nexus_ablate.cli.verb import Flag, Verb, comma_separated, one_of, positive
+from nexus_ablate.cli.verb import Flag, Flags, Verb, comma_separated, one_of, positive
 from nexus_ablate.errors import OK, ConfigError
 
 WANDB = "wandb:"
@@ -72,7 +72,7 @@ VERB = Verb(
 )
 
 
-def run(sources: list[str], flags: dict[str, Any]) -> int:
+def run(sources: list[str], flags: Flags) -> int:
     """Read the source, judge it, and print or save the comparison."""
     from nexus_ablate.comparison.elsewhere import endpoint_of, judged
     from nexus_ablate.comparison.listed import read_source, runs_of

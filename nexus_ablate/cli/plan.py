@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nexus_ablate.cli.backend import WORKERS
-from nexus_ablate.cli.verb import FULL, Verb
+from nexus_ablate.cli.verb import FULL, Flags, Verb
 from nexus_ablate.console import UNLIMITED, grid, print_table, several
 from nexus_ablate.errors import OK, printable
 
@@ -32,7 +32,7 @@ VERB = Verb(
 )
 
 
-def run(words: list[str], flags: dict[str, Any]) -> int:
+def run(words: list[str], flags: Flags) -> int:
     """Print the plan of a study."""
     from nexus_ablate.console import open_console
     from nexus_ablate.execution.run_states import duration
@@ -51,15 +51,16 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
             plans.append(make_plan(runs, where))
         if len(plans) > 1:
             console.print()
-        show(plans[-1], console, "full" in flags)
+        _show(plans[-1], console, "full" in flags)
     if len(plans) > 1:
-        seconds = [plan.seconds for plan in plans if plan.seconds is not None]
-        time = duration(math.fsum(seconds)) if len(seconds) == len(plans) else "an unknown time"
+        time = "an unknown time"
+        if all(plan.seconds is not None for plan in plans):
+            time = duration(math.fsum(plan.seconds for plan in plans))
         console.print(f"\n{len(plans)} strata: {sum(plan.runs for plan in plans)} runs, about {time}")
     return OK
 
 
-def show(plan: StudyPlan, console: Console, full: bool = False) -> None:
+def _show(plan: StudyPlan, console: Console, full: bool) -> None:
     """Print the plan; `full`: with the arms' whole names."""
     from rich.markup import escape
 
@@ -81,11 +82,8 @@ def show(plan: StudyPlan, console: Console, full: bool = False) -> None:
         for note in arm.arm.also_changes:
             say("dim", "note", f"     {note}")
         if texts := lost(study.baseline, arm.overrides):
-            say(
-                "dim",
-                "note",
-                f"     {arm.name} drops {', '.join(texts)} of the baseline; write it in the arm to keep it",
-            )
+            note = f"{arm.name} drops {', '.join(texts)} of the baseline; write it in the arm to keep it"
+            say("dim", "note", f"     {note}")
     for copy in study.equal:
         say("dim", "equal", f"    {label(copy.overrides)} is {copy.arm}")
     for refused in study.refused:
@@ -94,8 +92,8 @@ def show(plan: StudyPlan, console: Console, full: bool = False) -> None:
         say("yellow", "claim", f"    cannot be shown in this setting, where these are no arms: {', '.join(lacking)}")
     if study.requires and not study.lr_grid:
         conditions = ", ".join(f"{name} {bound}" for name, bound in study.requires.items())
-        first = f"{conditions} of the baseline, which is trained first; if not, no other arm is trained"
-        say("dim", "requires", f"  {first}")
+        rest = "of the baseline, which is trained first; if not, no other arm is trained"
+        say("dim", "requires", f"  {conditions} {rest}")
     console.print()
     say("dim", "regime", f"  {plan.regime}")
     for check in plan.fairness:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
 
-from nexus_ablate.cli.verb import Flag, Verb
+from nexus_ablate.cli.verb import Flag, Flags, Verb
 from nexus_ablate.errors import OK, ConfigError, UserError, printable
 
 VERB = Verb(
@@ -27,7 +26,7 @@ VERB = Verb(
 )
 
 
-def run(dirs: list[str], flags: dict[str, Any]) -> int:
+def run(dirs: list[str], flags: Flags) -> int:
     """Send the runs in turn. For a damaged run, print the reason and continue with the others."""
     from rich.markup import escape
     from rich.table import Table

@@ -53,6 +53,8 @@ class Flag:
         return f"{self.name} {self.takes}"
 
 
+Flags = dict[str, Any]
+"""The values of the flags that were typed, by `Flag.key`; True for a flag without a value."""
 COLUMNS, WIDEST_TERM = 80, 46
 KINDS = ("runs", "studies", "results", "this machine and W&B")
 OVERRIDES = "KEY=VALUE"
@@ -92,17 +94,22 @@ class Verb:
         paragraphs = (textwrap.wrap(usage, COLUMNS), [self.summary], examples, flags, notes)
         return "\n\n".join("\n".join(lines) for lines in paragraphs if lines)
 
-    def parse(self, arguments: list[str]) -> tuple[list[str], dict[str, Any]]:
-        """Positional arguments, and the values of the given flags, by `Flag.key`.
+    @property
+    def takes_overrides(self) -> bool:
+        """Whether it takes overrides and nothing else."""
+        return self.takes == f"[{OVERRIDES} ...]"
+
+    def parse(self, arguments: list[str]) -> tuple[list[str], Flags]:
+        """Positional arguments and flags.
 
         Raises:
             ConfigError: An unknown flag, a flag given twice or without its value, or an invalid value.
         """
         words: list[str] = []
-        values: dict[str, Any] = {}
+        values: Flags = {}
         rest = list(arguments)
-        if self._takes_overrides and rest and not rest[0].startswith("-"):
-            self._check_override(rest[0], rest[1:])  # a mistyped verb has flags that this one lacks
+        if rest and not rest[0].startswith("-"):
+            self._check_override(rest)  # a mistyped verb has flags that this one lacks
         while rest:
             argument = rest.pop(0)
             if not argument.startswith("-") or argument == "-" or argument[1:].isdecimal():
@@ -117,9 +124,15 @@ class Verb:
                 raise ConfigError(f"{flag.name} is given twice", got, f"give {flag.name} once")
             else:
                 values[flag.key] = value
-        self._check_words(words)
-        paths = {flag.name: values.get(flag.key) for flag in self.flags}
-        outputs = {name: path for name, path in paths.items() if isinstance(path, Path) and path != Path("-")}
+        if self.needed and not words:
+            raise ConfigError(f"{self.name} needs {self.needed}", "nothing", f"nexus-ablate {self._example()}")
+        for number in range(len(words)):
+            self._check_override(words[number:])
+        outputs = {}
+        for flag in self.flags:
+            path = values.get(flag.key)
+            if isinstance(path, Path) and path != Path("-"):
+                outputs[flag.name] = path
         if outputs:
             from nexus_ablate.report.output_files import check_outputs
 
@@ -131,7 +144,7 @@ class Verb:
         name, equals, text = argument.partition("=")
         flag = next((flag for flag in self.flags if name in (flag.name, flag.short)), None)
         if flag is None:
-            self._refuse_override(argument, rest)
+            self._refuse_spelling([argument, *rest])
             names = [flag.name for flag in self.flags] + ["--help"]
             fix = f"nexus-ablate {self.name} --help"
             raise unknown(f"{self.name} has no flag of this name", name, names, otherwise=fix)
@@ -145,24 +158,6 @@ class Verb:
             raise ConfigError(f"{flag.name} needs a value", argument, flag.example)
         return flag, text
 
-    def _check_words(self, words: list[str]) -> None:
-        """Check that required arguments are given, and that overrides are overrides."""
-        if self.needed and not words:
-            raise ConfigError(f"{self.name} needs {self.needed}", "nothing", f"nexus-ablate {self._example()}")
-        if self._takes_overrides:
-            for number, word in enumerate(words):
-                self._check_override(word, words[number + 1 :])
-
-    @property
-    def _takes_overrides(self) -> bool:
-        """Whether it takes overrides and nothing else."""
-        return self.takes == f"[{OVERRIDES} ...]"
-
-    def _check_override(self, word: str, after: list[str]) -> None:
-        if "=" not in word[1:] and word[:1] not in ("~", "+"):
-            self._refuse_override(word, after)
-            raise self._unknown_word(word, after)
-
     def _example(self) -> str:
         """A command line that works here. Where a directory is needed: the newest, or a study to begin with."""
         if not self.takes.startswith("DIR"):
@@ -172,43 +167,56 @@ class Verb:
         newest = max(DEFAULT.glob("*/"), key=lambda path: path.stat().st_mtime, default=None)
         return shlex.join([self.name, str(newest)]) if newest else "study first_look"
 
-    def _refuse_override(self, word: str, after: list[str]) -> None:
+    def _refuse_spelling(self, words: list[str]) -> None:
         """Refuse an override in another spelling.
 
         Raises:
-            ConfigError: The word, with those after it, is `KEY=VALUE` spelled as `norm rms`, `--norm rms` or similar.
+            ConfigError: The first word, with those after it, is `KEY=VALUE` spelled as `norm rms`, `--norm rms` or
+                similar.
         """
         if OVERRIDES not in self.takes:
             return
         from nexus_ablate.config.overrides import respelled
 
-        if override := respelled(" ".join([word.lstrip("-"), *after[:2]])):
-            typed = " ".join([word, *after[:2]])
+        typed = " ".join(words[:3])
+        if override := respelled(typed.lstrip("-")):
             raise ConfigError("an option is typed KEY=VALUE", typed, self._command(override))
 
-    def _unknown_word(self, word: str, after: list[str]) -> ConfigError:
-        """The error for a word that is no override and, after `nexus-ablate` itself, no verb."""
+    def _check_override(self, words: list[str]) -> None:
+        """Check the first word where overrides alone are taken.
+
+        Raises:
+            ConfigError: It is no override and, after `nexus-ablate` itself, no verb.
+        """
+        word, *after = words
+        if not self.takes_overrides or "=" in word[1:] or word.startswith(("~", "+")):
+            return
+        self._refuse_spelling(words)
         from nexus_ablate.config.meanings import option_named, synonyms
         from nexus_ablate.config.run_config import OPTION_GROUPS
 
-        is_first = self.name == "train"
-        problem = f"this is neither a verb nor {OVERRIDES}" if is_first else f"{self.name} takes {OVERRIDES}"
-        got = shlex.join(["nexus-ablate" if is_first else self.name, word, *after])
+        problem, typed_after, command = f"{self.name} takes {OVERRIDES}", self.name, f"nexus-ablate {self.name}"
+        meant = nearest = ""
+        if self.name == "train":
+            problem = f"this is neither a verb nor {OVERRIDES}"
+            typed_after = command = "nexus-ablate"
+            meant = synonyms()["verbs"].get(word.lower(), "")
+            nearest = did_you_mean(word, verb_names())
+        fix = f"{command} --help"
         if word in OPTION_GROUPS:
-            return ConfigError(problem, got, f"nexus-ablate list {word}")
-        if is_first and (verb := synonyms()["verbs"].get(word.lower())):
+            fix = f"nexus-ablate list {word}"
+        elif meant:
             overrides = shlex.join(other for other in after if "=" in other)
-            command = verb.format(words=shlex.join(after), overrides=overrides)
-            return ConfigError(problem, got, f"nexus-ablate {command}".strip())
-        if override := option_named(word):
-            return ConfigError(problem, got, self._command(override))
-        if is_first and (verb := did_you_mean(word, verb_names())):
-            return ConfigError(problem, got, shlex.join(["nexus-ablate", verb, *after]))
-        return ConfigError(problem, got, "nexus-ablate --help" if is_first else f"nexus-ablate {self.name} --help")
+            fix = f"nexus-ablate {meant.format(words=shlex.join(after), overrides=overrides)}".strip()
+        elif override := option_named(word):
+            fix = self._command(override)
+        elif nearest:
+            fix = shlex.join(["nexus-ablate", nearest, *after])
+        raise ConfigError(problem, shlex.join([typed_after, *words]), fix)
 
     def _command(self, override: str) -> str:
         """An override as a command line; alone where this verb also needs other words, such as a study."""
-        if override.startswith("nexus-ablate") or self.takes != f"[{OVERRIDES} ...]":
+        if override.startswith("nexus-ablate") or not self.takes_overrides:
             return override
         return f"nexus-ablate {override}" if self.name == "train" else f"nexus-ablate {self.name} {override}"
 
@@ -308,7 +316,7 @@ def target(flag: str, picture: bool = False) -> Callable[[str], Path]:
     return read
 
 
-def typed(flags: dict[str, Any], *keys: str) -> list[str]:
+def typed(flags: Flags, *keys: str) -> list[str]:
     """Those of some flags that were given, as they are typed."""
     return [f"--{key.replace('_', '-')}" for key in keys if key in flags]
 
