@@ -16,9 +16,9 @@ import tempfile
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from nexus_ablate.cli.verb import Flag, Verb
+from nexus_ablate.cli.verb import Flag, Flags, Verb
 from nexus_ablate.console import several
 from nexus_ablate.errors import CONFIG, OK, ConfigError, printable
 
@@ -65,36 +65,32 @@ class MachineCheck(NamedTuple):
     need: bool = False
 
 
-def run(words: list[str], flags: dict[str, Any]) -> int:
+def run(words: list[str], flags: Flags) -> int:
     """Print a line for each check."""
+    from rich.text import Text
+
+    from nexus_ablate.console import open_console
+    from nexus_ablate.runs import strict_json
+
     if len(words) > 1 or any("=" in word for word in words):
         raise ConfigError("doctor takes one directory", " ".join(words), "nexus-ablate doctor runs")
-    results = []
+    console, results = open_console(), []
     for check in checks(Path(*words or ["runs"]), "online" in flags, "submit" in flags):
         results.append(check)
-        if "json" not in flags:
-            _show(check)
+        if "json" in flags:
+            continue
+        missing = Text("missing ", "red" if check.need else "yellow")
+        line = Text("ready   ", "green") if check.ready else missing
+        line.append(f"{check.name:<24}", "bold").append(printable(check.detail))
+        if check.fix:
+            line.append(f"  -> {printable(check.fix)}", "dim")
+        console.print(line, soft_wrap=True)
     broken = [check.name for check in results if check.need and not check.ready]
     if "json" in flags:
-        from nexus_ablate.runs import strict_json
-
         print(strict_json({"ready": not broken, "checks": [check._asdict() for check in results]}, indent=2))
     elif broken:
         print(f"fix this before training any run: {', '.join(broken)}")
     return CONFIG if broken else OK
-
-
-def _show(check: MachineCheck) -> None:
-    from rich.text import Text
-
-    from nexus_ablate.console import open_console
-
-    colour = "red" if check.need else "yellow"
-    line = Text("ready   ", "green") if check.ready else Text("missing ", colour)
-    line.append(f"{check.name:<24}", "bold").append(printable(check.detail))
-    if check.fix:
-        line.append(f"  -> {printable(check.fix)}", "dim")
-    open_console().print(line, soft_wrap=True)
 
 
 def checks(runs_dir: Path, online: bool = False, submit: bool = False) -> Iterator[MachineCheck]:
@@ -121,11 +117,10 @@ def checks(runs_dir: Path, online: bool = False, submit: bool = False) -> Iterat
     if online:
         yield reachable("W&B's server", os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai")
         yield reachable("Hugging Face's hub", os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
-    if compiler := cxx_compiler():
-        yield MachineCheck("C++ compiler", True, compiler)
-    else:
-        none = "none: torch.compile cannot be used on the CPU"
-        yield MachineCheck("C++ compiler", False, none, "train.compile=off, or install g++")
+    compiler = cxx_compiler()
+    none = "none: torch.compile cannot be used on the CPU"
+    fix = "" if compiler else "train.compile=off, or install g++"
+    yield MachineCheck("C++ compiler", bool(compiler), compiler or none, fix)
     for package, (name, install) in EXTRAS.items():
         version = _version(package)
         fix = "" if version else f"pip install '{install}'"
@@ -142,15 +137,16 @@ def packages() -> Iterator[MachineCheck]:
     except metadata.PackageNotFoundError:
         yield MachineCheck("packages", False, "nexus-ablate is not installed: versions are unknown", "pip install -e .")
         return
-    misfits = []
+    fit = True
     for each in required:
         version = _version(each.name)
         is_needed = each.marker is None or each.marker.evaluate({"extra": ""})
         if is_needed and not (version and each.specifier.contains(version, prereleases=True)):
+            fit = False
             fix = f"pip install '{each.name}{each.specifier}'"
-            misfits.append(MachineCheck(each.name, False, version or "not installed", fix, need=True))
-    fitting = MachineCheck("packages", True, f"within their bounds, torch {_version('torch')}", need=True)
-    yield from misfits or [fitting]
+            yield MachineCheck(each.name, False, version or "not installed", fix, need=True)
+    if fit:
+        yield MachineCheck("packages", True, f"within their bounds, torch {_version('torch')}", need=True)
 
 
 def device() -> MachineCheck:
@@ -161,14 +157,12 @@ def device() -> MachineCheck:
     if not gpus:
         mac = sys.platform == "darwin" and platform.machine() == "arm64"
         return MachineCheck("device", True, "Apple GPU (mps)" if mac else "CPU; no NVIDIA GPU is visible")
-    torch = _version("torch")
+    count, torch = several(len(gpus), "GPU"), _version("torch")
     if "+cpu" in torch:
         fix = "install torch for CUDA: https://pytorch.org/get-started"
-        return MachineCheck(
-            "device", False, f"{several(len(gpus), 'GPU')}, but torch {torch} is built for the CPU", fix
-        )
+        return MachineCheck("device", False, f"{count}, but torch {torch} is built for the CPU", fix)
     names = ", ".join(f"{gpu.name}, {gpu.memory / 2**30:.0f} GiB" for gpu in described_gpus())
-    return MachineCheck("device", True, f"{several(len(gpus), 'GPU')} ({names or 'nvidia-smi reports no names'})")
+    return MachineCheck("device", True, f"{count} ({names or 'nvidia-smi reports no names'})")
 
 
 def directory(name: str, path: Path, other: str) -> MachineCheck:
@@ -205,9 +199,9 @@ def wandb() -> MachineCheck:
 def hugging_face() -> MachineCheck:
     """The Hub's token, which private data of data=hub need."""
     home = Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser()
-    if os.environ.get("HF_TOKEN") or (home / "token").is_file():
-        return MachineCheck("Hugging Face", True, f"a token, caches in {home}")
-    return MachineCheck("Hugging Face", True, f"no token, caches in {home}", "for private data: `hf auth login`")
+    has_token = os.environ.get("HF_TOKEN") or (home / "token").is_file()
+    token, fix = ("a token", "") if has_token else ("no token", "for private data: `hf auth login`")
+    return MachineCheck("Hugging Face", True, f"{token}, caches in {home}", fix)
 
 
 def reachable(name: str, url: str) -> MachineCheck:
@@ -231,7 +225,12 @@ def slurm(runs_dir: Path, submit: bool) -> Iterator[MachineCheck]:
         fix = "studies run on this machine; or log in to a cluster"
         yield MachineCheck("SLURM", False, f"no {', '.join(absent)} here", fix)
         return
-    partitions = _output("sinfo", "--noheader", "--format=%R (%D nodes, %G, %a)").splitlines()
+    command = ["sinfo", "--noheader", "--format=%R (%D nodes, %G, %a)"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+        partitions = done.stdout.splitlines()
+    except (OSError, subprocess.SubprocessError):
+        partitions = []
     if not partitions:
         yield MachineCheck("SLURM", False, "sinfo does not answer", "is SLURM's controller running?")
         return
@@ -259,14 +258,6 @@ def _existing(path: Path) -> Path:
     while not there.is_dir() and there != there.parent:
         there = there.parent
     return there
-
-
-def _output(*command: str) -> str:
-    """The output of a command; '' if it doesn't exist or fails."""
-    try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return ""
 
 
 def _version(package: str) -> str:

@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING, Any
 
-from nexus_ablate.cli.verb import Flag, Verb, positive, whole
+from nexus_ablate.cli.verb import Flag, Flags, Verb, positive, whole
 from nexus_ablate.errors import OK, ConfigError, escaped
-
-if TYPE_CHECKING:
-    import torch
-
-    from nexus_ablate.model import GPT
 
 VERB = Verb(
     "sample",
@@ -35,7 +29,7 @@ VERB = Verb(
 )  # fmt: skip
 
 
-def run(words: list[str], flags: dict[str, Any]) -> int:
+def run(words: list[str], flags: Flags) -> int:
     """Print the prompt and the text that follows it."""
     from nexus_ablate.runs.lookup import run_at
 
@@ -62,38 +56,13 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
         example = shlex.quote(data.tokenizer.decode(data.val["val"][:8]))
         raise ConfigError(problem, "no --prompt", f"nexus-ablate sample {shlex.quote(words[0])} --prompt {example}")
     generator = torch.Generator().manual_seed(flags.get("seed", 1))
-    wanted, temperature = flags.get("tokens", 200), flags.get("temperature", 1.0)
-    written = generate(model, tokens, wanted, temperature, config.model.context, data.vocab_size, generator)
-    text = data.tokenizer.decode(written.numpy())
+    start, temperature = len(tokens), flags.get("temperature", 1.0)
+    with torch.no_grad():
+        for _ in range(flags.get("tokens", 200)):
+            logits_V = model(tokens[None, -config.model.context :])[0, -1]
+            logits_V = logits_V[: data.vocab_size].float()  # the embedding can have further rows
+            token = torch.multinomial(torch.softmax(logits_V / temperature, 0), 1, generator=generator)
+            tokens = torch.cat((tokens, token))
+    text = data.tokenizer.decode(tokens[start:].numpy())
     print(prompt + escaped(text, kept="\n\t"))
     return OK
-
-
-def generate(
-    model: GPT,
-    tokens_T: torch.Tensor,
-    count: int,
-    temperature: float,
-    context: int,
-    vocab_size: int,
-    generator: torch.Generator,
-) -> torch.Tensor:
-    """The (count,) tokens that a model writes after a prompt, one after the other.
-
-    Args:
-        model: In evaluation mode.
-        tokens_T: The prompt, at least one token.
-        count: How many.
-        temperature: The logits are divided by it.
-        context: Most tokens that the model sees at once.
-        vocab_size: Tokens of the tokenizer; the embedding can have further rows.
-        generator: Of the random numbers.
-    """
-    import torch
-
-    with torch.no_grad():
-        for _ in range(count):
-            logits_V = model(tokens_T[None, -context:])[0, -1, :vocab_size].float()
-            token = torch.multinomial(torch.softmax(logits_V / temperature, 0), 1, generator=generator)
-            tokens_T = torch.cat((tokens_T, token))
-    return tokens_T[len(tokens_T) - count :]

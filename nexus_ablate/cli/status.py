@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from nexus_ablate.cli.verb import FULL, Flag, Verb, one_of
+from nexus_ablate.cli.verb import FULL, Flag, Flags, Verb, one_of
 from nexus_ablate.errors import OK, ConfigError, printable
 
 if TYPE_CHECKING:
     from nexus_ablate.execution.run_states import Line
 
-SORTS = ("age", "loss", "arm", "disk")
+SORTS: dict[str, Callable[[Line], Any]] = {
+    "age": lambda line: math.inf if line.age_seconds is None else line.age_seconds,
+    "loss": lambda line: math.inf if line.loss is None else line.loss,
+    "arm": lambda line: (line.study, line.arm, line.seed or 0),
+    "disk": lambda line: -line.bytes(),
+}
 VERB = Verb(
     "status",
     "the state of every run and why; without arguments, all runs",
@@ -40,7 +46,7 @@ VERB = Verb(
 WATCH_SECONDS = 1.0
 
 
-def run(words: list[str], flags: dict[str, Any]) -> int:
+def run(words: list[str], flags: Flags) -> int:
     """Print the state of every run."""
     from nexus_ablate.console import UNLIMITED, open_console, print_table
     from nexus_ablate.execution.run_states import COMING, Watcher, size_text, summary, table, troubles
@@ -57,7 +63,9 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
         chosen = watcher.lines(dirs or [DEFAULT])
         for part in flags.get("filter", ()):
             chosen = [line for line in chosen if part in line.text]
-        return _sorted(chosen, flags.get("sort", "age")) if with_ids else chosen
+        if with_ids:
+            chosen.sort(key=SORTS[flags.get("sort", "age")])
+        return chosen
 
     if "watch" not in flags:
         shown = lines()
@@ -84,16 +92,3 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
             if not any(line.state in COMING for line in shown):
                 return OK
             time.sleep(WATCH_SECONDS)
-
-
-def _sorted(lines: list[Line], by: str) -> list[Line]:
-    def last(number: float | None) -> float:
-        return math.inf if number is None else number
-
-    keys = {
-        "age": lambda line: last(line.age_seconds),
-        "loss": lambda line: last(line.loss),
-        "arm": lambda line: (line.study, line.arm, line.seed or 0),
-        "disk": lambda line: -line.bytes(),
-    }
-    return sorted(lines, key=keys[by])

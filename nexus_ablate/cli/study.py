@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import shlex
 import sys
-from typing import TYPE_CHECKING, Any
 
 from nexus_ablate.cli.backend import BACKEND_FLAGS, backend_of
-from nexus_ablate.cli.verb import Flag, Verb, one_of, typed, whole
+from nexus_ablate.cli.verb import Flag, Flags, Verb, one_of, typed, whole
 from nexus_ablate.errors import ConfigError, printable
-
-if TYPE_CHECKING:
-    from nexus_ablate.study.definition import Request
 
 RUN_FLAGS = (
     Flag("--retry", "failed", "run failed runs again (diverged runs have a result)", one_of("--retry", "failed")),
@@ -52,7 +48,7 @@ VERB = Verb(
 )  # fmt: skip
 
 
-def run(words: list[str], flags: dict[str, Any]) -> int:
+def run(words: list[str], flags: Flags) -> int:
     """Run the study."""
     clash = typed(flags, "add_seeds", "confirm", "amend")
     if len(clash) > 1:
@@ -62,44 +58,28 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
     words, backend = backend_of(words, flags, shlex.join(["nexus-ablate", "study", *words[:1]]))
 
     from nexus_ablate.execution.launch import launch_strata
+    from nexus_ablate.planning.fresh_seeds import confirmation, find_launched, with_more_seeds
     from nexus_ablate.study.arm_overrides import is_launch
     from nexus_ablate.study.definition import read_request
 
     launch = [word for word in words if is_launch(word)]
-    names = [word for word in words if word not in launch]
+    names = [word for word in words if not is_launch(word)]
     amend = "amend" in flags
     if "add_seeds" in flags:
-        request, amend = _with_more_seeds(names, launch, flags["add_seeds"])
+        if len(names) != 1:
+            fix = "nexus-ablate study mine --add-seeds 3"
+            raise ConfigError("--add-seeds takes one launched study", " ".join(names), fix)
+        before = find_launched(names[0], launch)
+        request = with_more_seeds(before, flags["add_seeds"])
+        new = request.study.seeds[len(before.study.seeds) :]
+        amend = bool(new)
+        message = f"adding seeds {', '.join(map(str, new))}" if new else "resuming with the seeds that were added last"
+        print(f"{message}; verdicts of this study are exploratory", file=sys.stderr)
     elif "confirm" in flags:
-        request = _confirmation(names, launch, flags.get("seeds"))
+        name, *arms = names or [""]
+        request = confirmation(find_launched(name, launch), arms, flags.get("seeds"))
+        seeds, chosen = request.study.seeds, "; ".join(" ".join(arm.overrides) for arm in request.study.arms)
+        print(f"confirming on seeds {seeds[0]}-{seeds[-1]}: {printable(chosen, 1000)}", file=sys.stderr)
     else:
         request = read_request(words)
-
     return launch_strata(request, backend, "retry" in flags, amend, "retrain" in flags)
-
-
-def _with_more_seeds(names: list[str], launch: list[str], number: int) -> tuple[Request, bool]:
-    """The launched study with more seeds, and whether any are new rather than those that were added last."""
-    from nexus_ablate.planning.fresh_seeds import find_launched, with_more_seeds
-
-    if len(names) != 1:
-        raise ConfigError(
-            "--add-seeds takes one launched study", " ".join(names), "nexus-ablate study mine --add-seeds 3"
-        )
-    before = find_launched(names[0], launch)
-    after = with_more_seeds(before, number)
-    new = after.study.seeds[len(before.study.seeds) :]
-    message = f"adding seeds {', '.join(map(str, new))}" if new else "resuming with the seeds that were added last"
-    print(f"{message}; verdicts of this study are exploratory", file=sys.stderr)
-    return after, bool(new)
-
-
-def _confirmation(names: list[str], launch: list[str], number: int | None) -> Request:
-    """The study that judges the claims of a launched study, or the arms named, on fresh seeds."""
-    from nexus_ablate.planning.fresh_seeds import confirmation, find_launched
-
-    name, *arms = names or [""]
-    request = confirmation(find_launched(name, launch), arms, number)
-    seeds, arms = request.study.seeds, "; ".join(" ".join(arm.overrides) for arm in request.study.arms)
-    print(f"confirming on seeds {seeds[0]}-{seeds[-1]}: {printable(arms, 1000)}", file=sys.stderr)
-    return request

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import shlex
 import sys
-from typing import Any
 
 from nexus_ablate.cli.backend import BACKEND_FLAGS, backend_of
-from nexus_ablate.cli.verb import OVERRIDES, Flag, Verb, one_of, typed
+from nexus_ablate.cli.verb import OVERRIDES, Flag, Flags, Verb, one_of, typed
 from nexus_ablate.errors import OK, ConfigError
 
 VERB = Verb(
@@ -53,7 +52,7 @@ VERB = Verb(
 )
 
 
-def run(overrides: list[str], flags: dict[str, Any]) -> int:
+def run(overrides: list[str], flags: Flags) -> int:
     """Train the run, or the runs, that the overrides describe."""
     if "multirun" in flags:
         others = typed(flags, "cfg", "resolve", "package", "info", "hydra_help")
@@ -72,11 +71,7 @@ def run(overrides: list[str], flags: dict[str, Any]) -> int:
         raise ConfigError(problem, " ".join([*shown, *of_cfg]), "nexus-ablate norm=layer --cfg job --resolve")
     if flags.keys() - {"verbose"}:
         return _hydra(overrides, flags)
-    return single(overrides, "verbose" in flags)
 
-
-def single(overrides: list[str], verbose: bool) -> int:
-    """Train one run in this process; `verbose`: print all that is known of it."""
     from nexus_ablate.config.compose import compose
     from nexus_ablate.config.override_syntax import refuse_hydra_keys
     from nexus_ablate.gpus import on_gpu
@@ -91,11 +86,11 @@ def single(overrides: list[str], verbose: bool) -> int:
     from nexus_ablate.training import display
     from nexus_ablate.training.session import train
 
-    display.verbose = verbose
+    display.verbose = "verbose" in flags
     return train(config, overrides).status
 
 
-def _hydra(overrides: list[str], flags: dict[str, Any]) -> int:
+def _hydra(overrides: list[str], flags: Flags) -> int:
     """Let Hydra answer --cfg, --info and --hydra-help."""
     import hydra
 
