@@ -7,7 +7,7 @@ import json
 import math
 from typing import Any
 
-from nexus_ablate.cli.verb import Flag, Verb, whole
+from nexus_ablate.cli.verb import Flag, Flags, Verb, whole
 from nexus_ablate.config.compose import compose
 from nexus_ablate.config.grammar import show
 from nexus_ablate.config.override_syntax import refuse_hydra_keys
@@ -16,10 +16,8 @@ from nexus_ablate.console import compact
 from nexus_ablate.errors import OK, ConfigError, printable
 from nexus_ablate.training import signals
 
+Facts = dict[str, Any]
 Rows = list[tuple[str, ...]]
-Sections = dict[str, Rows]
-"""Rows of cells by title."""
-EQUATIONS = "equations: x is the residual stream, A attention, F the FFN, N the norm"
 
 VERB = Verb(
     "explain",
@@ -40,17 +38,30 @@ VERB = Verb(
 )
 
 
-def run(overrides: list[str], flags: dict[str, Any]) -> int:
+def run(overrides: list[str], flags: Flags) -> int:
     """Print the architecture of a configuration."""
     gc.disable()  # a quarter of the time: each collection goes through all that torch has imported
     try:
-        return _explain(overrides, flags)
+        facts = facts_of(overrides, flags.get("vocab"))
+        if "json" in flags:
+            print(json.dumps(facts, indent=1, allow_nan=False))
+        else:
+            describe(facts, everything="all" in flags)
+        return OK
     finally:
         if not signals.ends_with_this_command:
             gc.enable()
 
 
-def _explain(overrides: list[str], flags: dict[str, Any]) -> int:
+def facts_of(overrides: list[str], tokens: int | None) -> Facts:
+    """What `--json` prints.
+
+    Args:
+        tokens: Of the tokenizer; 256 unless it is given.
+
+    Raises:
+        ConfigError: The configuration cannot be run, or has fewer embeddings than the tokenizer has tokens.
+    """
     config = compose(overrides)
     refuse_hydra_keys(overrides)
 
@@ -58,44 +69,39 @@ def _explain(overrides: list[str], flags: dict[str, Any]) -> int:
     from nexus_ablate.model import countable_model
     from nexus_ablate.optimizers import decay_groups
 
-    if isinstance(config.vocab_size, int) and config.vocab_size < (tokens := flags.get("vocab", 0)):
+    if tokens is not None and isinstance(config.vocab_size, int) and config.vocab_size < tokens:
         got = f"vocab_size={config.vocab_size} --vocab {tokens}"
         raise ConfigError("the embedding is smaller than the tokenizer", got, f"--vocab {config.vocab_size}")
-    model = countable_model(config, flags.get("vocab", 256))
+    model = countable_model(config, tokens or 256)
     facts = architecture(config, model, decay_groups(model, config.schedule.decay, config.schedule.groups))
     facts["regime"] = _regime(config, facts["parameters"]["without_embeddings"], facts["vocab_size"])
-    facts["execution"] = execution(config, facts["parameters"]["total"], facts["vocab_size"])
-    if "json" in flags:
-        print(json.dumps(facts, indent=1, allow_nan=False))
-    else:
-        _print(sections(facts) if "all" in flags else first_screen(facts))
-    return OK
+    facts["execution"] = _execution(config, facts["parameters"]["total"], facts["vocab_size"])
+    return facts
 
 
-def _regime(config: RunConfig, params: int, vocab_size: int) -> dict[str, Any]:
+def _regime(config: RunConfig, params: int, vocab_size: int) -> Facts:
     """What the budget lets a run show; of a budget in FLOPs the steps depend on the vocabulary of the data."""
     from nexus_ablate.measure.initial import initial_of
     from nexus_ablate.measure.regime import regime_of
     from nexus_ablate.planning.cost import cost_of, text_tokens
 
     steps = config.resolved.steps
-    initial = initial_of(config, vocab_size)
     if steps is None:
         steps = cost_of(config).steps
+    initial = initial_of(config, vocab_size)
     regime = regime_of(config, params, steps, text_tokens(config), initial)
-    decay = regime.decay_steps if math.isfinite(regime.decay_steps) else None
     return {
         "tokens_per_parameter": regime.tokens / regime.params,
         "epochs": regime.epochs,
         "steps": regime.steps,
-        "decay_timescale_steps": decay,
+        "decay_timescale_steps": regime.decay_steps if math.isfinite(regime.decay_steps) else None,
         "summary": str(regime),
-        "initial": "" if initial is None else str(initial),
+        "initial": str(initial or ""),
         "warnings": regime.warnings(),
     }
 
 
-def execution(config: RunConfig, parameters: int, vocab_size: int) -> dict[str, str]:
+def _execution(config: RunConfig, parameters: int, vocab_size: int) -> dict[str, str]:
     """How a training step would be executed on this machine, and why."""
     from nexus_ablate.config.resolve import precision_on
     from nexus_ablate.gpus import described_gpus, on_gpu
@@ -103,82 +109,74 @@ def execution(config: RunConfig, parameters: int, vocab_size: int) -> dict[str, 
     from nexus_ablate.training.device import Hardware
     from nexus_ablate.training.step import steps_of
 
-    kind = "cuda" if on_gpu(config.train.device) else config.train.device.replace("auto", "cpu")
-    gpu = next(iter(described_gpus()), None) if kind == "cuda" else None
-    hardware = Hardware(kind, gpu.name, gpu.memory) if gpu else Hardware(kind)
+    hardware = Hardware(config.train.device.replace("auto", "cpu"))
+    if on_gpu(config.train.device):
+        hardware = Hardware("cuda")
+        for gpu in described_gpus()[:1]:
+            hardware = Hardware("cuda", gpu.name, gpu.memory)
     chosen = choices(config, parameters, vocab_size, steps_of(config, vocab_size), hardware)
     precision = f"{chosen.why['precision']}; train.precision=auto is {precision_on(config.train.device)} here"
-    return {"device": hardware.name or kind, **chosen.why, "precision": precision}
+    return {"device": hardware.name or hardware.kind, **chosen.why, "precision": precision}
 
 
-def _print(sections: Sections) -> None:
+def describe(facts: Facts, everything: bool) -> None:
+    """Print what fits on a screen: the shape, the regime, the equations in force and the size; or everything."""
+    size, ffn, regime, parameters = facts["size"], facts["ffn"], facts["regime"], facts["parameters"]
+    shape = f"{size['n_layers']} blocks, d_model {size['d_model']}, {size['n_heads']} heads of {size['head_dim']}"
+    width = f"d_ff {ffn['d_ff']} = {ffn['d_ff_ratio']:.4g} d_model"
+    text = f"{size['name']}: {shape}, {width}, context {size['context']}, vocabulary {facts['vocab_size']:,}"
+    rows: Rows = [("model", text)]
+    rows += [("note", note) for note in facts["notes"]]
+    rows.append(("regime", regime["summary"]))
+    if regime["initial"]:
+        rows.append(("initial", regime["initial"]))
+    rows += [("warning", warning) for warning in regime["warnings"]]
+    if everything:
+        rows += _resolved(facts)
+    _print(facts["arm"].replace(",", ", "), rows)
+
+    parts = [part for part in facts["equations"] if everything or not part["of"].endswith("=none")]
+    _print("equations: x is the residual stream, A attention, F the FFN, N the norm", _equations(parts))
+
+    total = f"{parameters['total']:,} parameters ({parameters['without_embeddings']:,} without embeddings)"
+    training = compact(facts["flops_per_token"]["training"])
+    costs = f"{total}; FLOPs per token: {training} in training, a third in the forward pass"
+    if not everything:
+        more = "also norms, kernels, what `auto` means, each tensor's start and rates, equal options"
+        _print(costs, [("--all", more)])
+        return
+    _print(costs, _components(parameters["by_component"], facts["flops_per_token"]["forward"]))
+
+    decay = facts["decay"]
+    which = decay["which"].replace("_", " and ")
+    title = f"initial values (init={facts['initial_values']['init']}), peak learning rate, and weight decay "
+    _print(f"{title}{decay['weight_decay']:g} on {which}, per step", _tensors(facts["tensors"], size["n_layers"]))
+    _print(
+        "the same function", [(each["option"], f"{each['same_as']}: {each['when']}") for each in facts["equivalent"]]
+    )
+
+
+def _print(title: str, rows: Rows) -> None:
+    """Print rows under a title; nothing where there are none."""
     from rich.markup import escape
     from rich.table import Table
 
     from nexus_ablate.console import open_console
 
+    if not rows:
+        return
     console = open_console()
-    for title, rows in sections.items():
-        if not rows:
-            continue
-        console.print(f"\n[bold]{escape(title)}[/bold]")
-        table = Table.grid(padding=(0, 2))
-        for column in range(max(map(len, rows))):
-            table.add_column(overflow="fold", no_wrap=column == 0, style="" if column else "dim")
-        for row in rows:
-            table.add_row(*(escape(printable(cell, 2000)) for cell in row))
-        console.print(table)
+    console.print(f"\n[bold]{escape(title)}[/bold]")
+    table = Table.grid(padding=(0, 2))
+    table.add_column(overflow="fold", no_wrap=True)
+    for _ in range(1, max(map(len, rows))):
+        table.add_column(overflow="fold", style="dim")
+    for row in rows:
+        table.add_row(*(escape(printable(cell, 2000)) for cell in row))
+    console.print(table)
 
 
-def first_screen(facts: dict[str, Any]) -> Sections:
-    """What fits on a screen: the shape, the regime, the equations in force and the size."""
-    in_force = [part for part in facts["equations"] if not part["of"].endswith("=none")]
-    return {
-        facts["arm"].replace(",", ", "): [*_shape(facts), *_regime_rows(facts)],
-        EQUATIONS: _equations(in_force),
-        _size(facts): [
-            ("--all", "also norms, kernels, what `auto` means, each tensor's start and rates, equal options")
-        ],
-    }
-
-
-def sections(facts: dict[str, Any]) -> Sections:
-    """Rows of cells by title, in reading order."""
-    decay = facts["decay"]
-    which = decay["which"].replace("_", " and ")
-    tensors = f"initial values (init={facts['initial_values']['init']}), peak learning rate"
-    return {
-        facts["arm"].replace(",", ", "): [*_shape(facts), *_regime_rows(facts), *_resolved(facts)],
-        EQUATIONS: _equations(facts["equations"]),
-        _size(facts): _components(facts["parameters"]["by_component"], facts["flops_per_token"]["forward"]),
-        f"{tensors}, and weight decay {decay['weight_decay']:g} on {which}, per step": _tensors(facts),
-        "the same function": [(each["option"], f"{each['same_as']}: {each['when']}") for each in facts["equivalent"]],
-    }
-
-
-def _shape(facts: dict[str, Any]) -> Rows:
-    size, ffn = facts["size"], facts["ffn"]
-    shape = f"{size['n_layers']} blocks, d_model {size['d_model']}, {size['n_heads']} heads of {size['head_dim']}"
-    width = f"d_ff {ffn['d_ff']} = {ffn['d_ff_ratio']:.4g} d_model"
-    text = f"{size['name']}: {shape}, {width}, context {size['context']}, vocabulary {facts['vocab_size']:,}"
-    return [("model", text), *(("note", note) for note in facts["notes"])]
-
-
-def _size(facts: dict[str, Any]) -> str:
-    parameters = facts["parameters"]
-    total = f"{parameters['total']:,} parameters ({parameters['without_embeddings']:,} without embeddings)"
-    training = compact(facts["flops_per_token"]["training"])
-    return f"{total}; FLOPs per token: {training} in training, a third in the forward pass"
-
-
-def _regime_rows(facts: dict[str, Any]) -> Rows:
-    regime = facts["regime"]
-    rows = [("regime", regime["summary"]), ("initial", regime["initial"])]
-    rows += [("warning", warning) for warning in regime["warnings"]]
-    return [row for row in rows if row[1]]
-
-
-def _resolved(facts: dict[str, Any]) -> Rows:
+def _resolved(facts: Facts) -> Rows:
     """Where the norms are, which kernels a step uses, and what each `auto` became."""
     n_layers = facts["size"]["n_layers"]
     sites = [f"{site['site']} ({site['width']} wide, {_which(site['blocks'], n_layers)})" for site in facts["norms"]]
@@ -194,21 +192,22 @@ def _resolved(facts: dict[str, Any]) -> Rows:
     return [*rows, ("auto", ", ".join(autos) or "nothing")]
 
 
-def _equations(parts: list[dict[str, Any]]) -> list[tuple[str, ...]]:
+def _equations(parts: list[Facts]) -> Rows:
     """The lines of each part, then its keys without those that are off."""
-    rows = []
+    rows: Rows = []
     for part in parts:
         keys = [f"{key}={_short(value)}" for key, value in part["keys"].items() if value not in (False, "off")]
-        lines = [*part["lines"], " ".join(keys)]
-        for number, line in enumerate(filter(None, lines)):
-            rows.append(("" if number else part["of"], line))
+        name = part["of"]
+        for line in filter(None, (*part["lines"], " ".join(keys))):
+            rows.append((name, line))
+            name = ""
     return rows
 
 
-def _components(parameters: dict[str, int], forward: dict[str, float]) -> list[tuple[str, ...]]:
+def _components(parameters: dict[str, int], forward: dict[str, float]) -> Rows:
     """Parameters and forward FLOPs of each component, with their shares."""
-    rows = []
-    for name in dict.fromkeys([*parameters, *forward]):
+    rows: Rows = []
+    for name in parameters | forward:
         count, flops = parameters.get(name, 0), forward.get(name, 0.0)
         count_share = f"{count / sum(parameters.values()):.1%}" if count else ""
         flops_share = f"{flops / sum(forward.values()):.1%}" if flops else ""
@@ -216,12 +215,13 @@ def _components(parameters: dict[str, int], forward: dict[str, float]) -> list[t
     return rows
 
 
-def _tensors(facts: dict[str, Any]) -> list[tuple[str, ...]]:
-    rows = []
-    for tensor in facts["tensors"]:
+def _tensors(tensors: list[Facts], n_layers: int) -> Rows:
+    """How each tensor starts and is updated, and in which blocks it is."""
+    rows: Rows = []
+    for tensor in tensors:
         std = "set by its option" if tensor["std"] is None else f"std {tensor['std']:.4g}"
         decay = f"decay {tensor['decay']:.3g}" if tensor["decay"] else "no decay"
-        blocks = _which(tensor["blocks"], facts["size"]["n_layers"]) if tensor["blocks"] else ""
+        blocks = _which(tensor["blocks"], n_layers) if tensor["blocks"] else ""
         rows.append((tensor["tensor"], std, f"lr {tensor['lr']:.4g}", decay, blocks))
     return rows
 
