@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from nexus_ablate.cli.verb import Flag, Verb
+from nexus_ablate.cli.verb import Flag, Flags, Verb
 from nexus_ablate.config.grammar import show
 from nexus_ablate.config.options import OptionFile, conf_dir, evaluation_value, option_files
 from nexus_ablate.config.run_config import CLOSED_GROUPS, OPTION_GROUPS, RunConfig
@@ -31,7 +31,7 @@ VERB = Verb(
 )
 
 
-def run(words: list[str], flags: dict[str, Any]) -> int:
+def run(words: list[str], flags: Flags) -> int:
     """Print the options of the named groups, or of all."""
     options = catalogue()
     measures = {measure.names[0]: dataclasses.asdict(measure) for measure in MEASURES}
@@ -58,33 +58,28 @@ def catalogue() -> dict[str, Any]:
             defaults |= entry
     groups: dict[str, Any] = {}
     for group in (*OPTION_GROUPS, "evaluation"):
-        default = defaults.get(group)
-        groups[group] = {name: _option(option, name == default) for name, option in option_files(group).items()}
+        groups[group] = {name: _option(file, name == defaults.get(group)) for name, file in option_files(group).items()}
     for group in (*CLOSED_GROUPS, "preset", "studies"):
         paths = sorted(conf_dir().joinpath(group).glob("*.yaml"))
         if group == "model":
             paths.sort(key=_parameters)
-        default = defaults.get(group)
-        groups[group] = {path.stem: _closed_option(group, path, path.stem == default) for path in paths}
-    switches = {}
-    for field in dataclasses.fields(RunConfig):
-        if "constraint" in field.metadata and field.name != "preset":
-            switches[field.name] = _field_key(field, values.get(field.name))
-    return groups | {"switches": switches}
+        groups[group] = {path.stem: _closed_option(group, path, path.stem == defaults.get(group)) for path in paths}
+    switches = [field for field in dataclasses.fields(RunConfig) if "constraint" in field.metadata]
+    groups["switches"] = {field.name: _key(field, values) for field in switches if field.name != "preset"}
+    return groups
 
 
-def _option(option: OptionFile, is_default: bool) -> dict[str, Any]:
+def _option(file: OptionFile, is_default: bool) -> dict[str, Any]:
     """An option of an axis, as its file describes it."""
-    prescribes = [f"{key}={show(value)}" for key, value in option.prescribes.items()]
     keys = {}
-    for name, key in option.keys.items():
+    for name, key in file.keys.items():
         keys[name] = {"default": key.default, "takes": key.constraint.text, "meaning": key.meaning}
     return {
-        "summary": option.summary,
+        "summary": file.summary,
         "default": is_default,
-        "equation": option.equation,
-        "prescribes": prescribes,
-        "plugin": option.plugin.name if option.plugin else None,
+        "equation": file.equation,
+        "prescribes": [f"{key}={show(value)}" for key, value in file.prescribes.items()],
+        "plugin": file.plugin.name if file.plugin else None,
         "keys": keys,
     }
 
@@ -96,14 +91,15 @@ def _closed_option(group: str, path: Path, is_default: bool) -> dict[str, Any]:
     keys = {}
     if group in CLOSED_GROUPS:
         values = _yaml(path)
-        for field in dataclasses.fields(CLOSED_GROUPS[group]):
-            if field.name != "name":
-                keys[field.name] = _field_key(field, values[field.name])
+        fields = dataclasses.fields(CLOSED_GROUPS[group])
+        keys = {field.name: _key(field, values) for field in fields if field.name != "name"}
     return {"summary": comments[0], "default": is_default, "keys": keys}
 
 
-def _field_key(field: dataclasses.Field[Any], default: Any) -> dict[str, Any]:
-    return {"default": default, "takes": field.metadata["constraint"].text, "meaning": field.metadata["meaning"]}
+def _key(field: dataclasses.Field[Any], values: dict[str, Any]) -> dict[str, Any]:
+    """A key of a dataclass, with its default in `values`."""
+    about = field.metadata
+    return {"default": values.get(field.name), "takes": about["constraint"].text, "meaning": about["meaning"]}
 
 
 def _yaml(path: Path) -> dict[str, Any]:
@@ -136,17 +132,15 @@ def _print(groups: dict[str, Any], with_keys: bool) -> None:
 
 def _rows(group: str, options: dict[str, Any], with_keys: bool) -> Iterator[tuple[str, str, str]]:
     """What is typed, its meaning, and a style, for each option of a group and each of its keys."""
-    if group == "measures":
-        for name, measure in options.items():
-            facts = [measure["definition"], measure["unit"], ", ".join(measure["where"]), measure["source"]]
-            yield f"  {name}", "; ".join(filter(None, facts)), ""
-        return
-    if group == "switches":
-        for name, key in options.items():
-            yield f"  {name}={show(key['default'])}", f"{key['takes']}; {key['meaning']}", ""
-        return
     shares_keys = group in CLOSED_GROUPS  # the sizes, and the recipes
     for name, option in options.items():
+        if group == "measures":
+            facts = [option["definition"], option["unit"], ", ".join(option["where"]), option["source"]]
+            yield f"  {name}", "; ".join(filter(None, facts)), ""
+            continue
+        if group == "switches":
+            yield f"  {name}={show(option['default'])}", f"{option['takes']}; {option['meaning']}", ""
+            continue
         source = f" (plugin {option['plugin']})" if option.get("plugin") else ""
         star = "*" if option["default"] else " "
         yield f"{star} {typed_option(group, name)}", option["summary"] + source, ""
