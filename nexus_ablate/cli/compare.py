@@ -5,12 +5,11 @@ from __future__ import annotations
 import shlex
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from nexus_ablate.cli.verb import FORCE, FULL, Flag, Verb, comma_separated, target
+from nexus_ablate.cli.verb import FORCE, FULL, Flag, Flags, Verb, comma_separated, target
 from nexus_ablate.errors import OK, ConfigError, printable
 from nexus_ablate.masking import mask
 
@@ -20,12 +19,15 @@ if TYPE_CHECKING:
 FORMATS = ("html", "md", "latex", "csv", "json", "runs")
 WATCH_SECONDS = 2.0  # between looks at the runs
 RELOAD_SECONDS = 10  # between reloads of a page that --watch saves
-_MEANINGS = {name: f"the comparison as {name} (- for the terminal)" for name in FORMATS}
-_MEANINGS["runs"] = "one row per run as CSV, which `judge` reads"
 OUTPUTS = (
     Flag("--details", "", "all columns and conditions"),
     FULL,
-    *(Flag(f"--{name}", "FILE", meaning, target(f"--{name}")) for name, meaning in _MEANINGS.items()),
+    *(
+        Flag(f"--{name}", "FILE", f"the comparison as {name} (- for the terminal)", target(f"--{name}"))
+        for name in FORMATS
+        if name != "runs"
+    ),
+    Flag("--runs", "FILE", "one row per run as CSV, which `judge` reads", target("--runs")),
     FORCE,
 )
 
@@ -72,7 +74,7 @@ VERB = Verb(
 )
 
 
-def run(dirs: list[str], flags: dict[str, Any]) -> int:
+def run(dirs: list[str], flags: Flags) -> int:
     """Compare, print, and save the requested files."""
     from nexus_ablate.runs.lookup import place_of
 
@@ -82,17 +84,21 @@ def run(dirs: list[str], flags: dict[str, Any]) -> int:
     comparison = _compare(dirs, flags)
     deliver(comparison, flags)
     if "wandb" in flags:
-        print(f"W&B: {_publish(comparison, _called(comparison, dirs, flags), flags['wandb'])}", file=sys.stderr)
+        chosen = [f"--{name} {flags[name]}" for name in ("baseline", "arm") if name in flags]
+        name = " ".join([*dirs, *chosen])
+        if comparison.name and len(dirs) == 1 and not chosen:  # all of the study, as it was planned
+            name = comparison.name
+        print(f"W&B: {_publish(comparison, name, flags['wandb'])}", file=sys.stderr)
     return OK
 
 
-def _compare(dirs: list[str], flags: dict[str, Any]) -> Comparison:
+def _compare(dirs: list[str], flags: Flags) -> Comparison:
     from nexus_ablate.comparison.across_strata import compare
 
     return compare(dirs, flags.get("baseline"), flags.get("allow", ()), flags.get("arm"), flags.get("tokens"))
 
 
-def _watch(dirs: list[str], flags: dict[str, Any]) -> None:
+def _watch(dirs: list[str], flags: Flags) -> None:
     """Save the page, which reloads itself, after each run that ends; return when none is to come.
 
     Raises:
@@ -116,34 +122,31 @@ def _watch(dirs: list[str], flags: dict[str, Any]) -> None:
             return
         if states != before and any(line.state in ("finished", "diverged") for line in lines):
             with suppress(NoResult):  # an arm may have a result before the baseline
-                text = html(_compare(dirs, flags), shlex.join(["nexus-ablate", *sys.argv[1:]]), RELOAD_SECONDS)
+                text = html(_compare(dirs, flags), _typed_command(), RELOAD_SECONDS)
                 write_output(path, mask(text))
                 print(f"saved to {printable(str(path), 4096)}: {summary(lines)}", file=sys.stderr, flush=True)
         before = states
         time.sleep(WATCH_SECONDS)
 
 
-def deliver(comparison: Comparison, flags: dict[str, Any]) -> None:
+def deliver(comparison: Comparison, flags: Flags) -> None:
     """Print, and save the files that `OUTPUTS` ask for."""
     from nexus_ablate.console import open_console
     from nexus_ablate.report.output_files import write_output
     from nexus_ablate.report.parts import of_comparison
     from nexus_ablate.report.terminal import show
 
-    printed, saved = [], []
-    for name in FORMATS:
-        path = flags.get(name)
-        if path == Path("-"):
-            printed.append(name)
-        elif path is not None:  # first, so that a reader who closes the pipe (`| head`) has the files
-            write_output(path, mask(_written(name, comparison)))
-            saved.append(path)
+    files = {name: flags[name] for name in FORMATS if name in flags}
+    printed = [name for name in files if files[name] == Path("-")]
+    saved = [name for name in files if name not in printed]
+    for name in saved:  # first, so that a reader who closes the pipe (`| head`) has the files
+        write_output(files[name], mask(_written(name, comparison)))
     if not printed:
         show(of_comparison(comparison, "details" in flags), open_console(), "full" in flags)
     for name in printed:
         sys.stdout.write(_written(name, comparison))
-    for path in saved:
-        print(f"saved to {printable(str(path), 4096)}", file=sys.stderr)
+    for name in saved:
+        print(f"saved to {printable(str(files[name]), 4096)}", file=sys.stderr)
 
 
 def _written(name: str, comparison: Comparison) -> str:
@@ -151,9 +154,8 @@ def _written(name: str, comparison: Comparison) -> str:
     from nexus_ablate.report import exports
     from nexus_ablate.report.page import html
 
-    if name == "html":
-        return html(comparison, shlex.join(["nexus-ablate", *sys.argv[1:]]))
-    writers: dict[str, Callable[[Comparison], str]] = {
+    writers = {
+        "html": lambda comparison: html(comparison, _typed_command()),
         "md": exports.markdown,
         "latex": exports.latex,
         "csv": exports.csv_text,
@@ -163,12 +165,8 @@ def _written(name: str, comparison: Comparison) -> str:
     return writers[name](comparison)
 
 
-def _called(comparison: Comparison, dirs: list[str], flags: dict[str, Any]) -> str:
-    """The study, where all of it is compared as it was planned; else what was typed."""
-    chosen = [f"--{name} {flags[name]}" for name in ("baseline", "arm") if name in flags]
-    if comparison.name and len(dirs) == 1 and not chosen:
-        return comparison.name
-    return " ".join([*dirs, *chosen])
+def _typed_command() -> str:
+    return shlex.join(["nexus-ablate", *sys.argv[1:]])
 
 
 def _publish(comparison: Comparison, name: str, project: str) -> str:

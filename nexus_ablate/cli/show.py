@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nexus_ablate.cli.verb import FORCE, FULL, Flag, Verb, target
+from nexus_ablate.cli.verb import FORCE, FULL, Flag, Flags, Verb, target
 from nexus_ablate.errors import OK, ConfigError, printable
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ MACHINE = ("version", "git_commit", "python", "host", "world_size")
 RESULTS = ("val_loss", "val_bpb", "params", "tokens", "flops_per_token", "seconds", "device", "threads")
 
 
-def run(words: list[str], flags: dict[str, Any]) -> int:
+def run(words: list[str], flags: Flags) -> int:
     """Print a run's state and result and draw its picture, or print what differs between two runs."""
     from nexus_ablate.api import load_run
     from nexus_ablate.runs.lookup import run_at
@@ -49,15 +49,15 @@ def run(words: list[str], flags: dict[str, Any]) -> int:
         raise ConfigError(
             "--out draws one run", " ".join(words), f"nexus-ablate show {shlex.quote(words[0])} --out run.png"
         )
-    records = [load_run(run_at(word, "show")) for word in words]
-    if len(records) == 2:
-        _show_differences(*records, full="full" in flags)
+    record, *others = [load_run(run_at(word, "show")) for word in words]
+    if others:
+        _show_differences(record, others[0], "full" in flags)
     else:
-        _show_run(records[0], flags)
+        _show_run(record, flags.get("out") or record.path / "picture.png")
     return OK
 
 
-def _show_run(record: RunRecord, flags: dict[str, Any]) -> None:
+def _show_run(record: RunRecord, picture: Path) -> None:
     from rich.text import Text
 
     from nexus_ablate.cli.evaluate import results
@@ -70,15 +70,13 @@ def _show_run(record: RunRecord, flags: dict[str, Any]) -> None:
     if record.status.get("reason"):
         facts["reason"] = record.status["reason"]
     if record.summary is not None:
-        facts |= result_facts(record.summary)
-        facts |= results(record.summary)
+        facts |= result_facts(record.summary) | results(record.summary)
     console = open_console()
     console.print(table(facts))
     console.print()
     heads = ("curve", "first, by step, last")
     console.print(grid(heads, run_lines(record), console.width, heads))
     console.print()
-    picture = flags.get("out") or record.path / "picture.png"
     save_figure(run_figure(record), picture)
     place = printable(nearer(picture), 4096)
     console.print(Text.assemble(("picture ", "dim"), place), soft_wrap=True)
@@ -92,8 +90,8 @@ def _show_differences(one: RunRecord, other: RunRecord, full: bool) -> None:
     width = UNLIMITED if full else console.width
     longest = width if full else max(12, (width - 30) // 2 - 4)
     rows = []
-    for part, key, *values in differences(one, other):
-        rows.append((key, part, *(middle(text, longest) for text in values)))
+    for key, part, *values in differences(one, other):
+        rows.append((key, part, *(middle(value, longest) for value in values)))
     if not rows:
         console.print("the two runs have the same configuration, code, machine and result")
         return
@@ -102,28 +100,28 @@ def _show_differences(one: RunRecord, other: RunRecord, full: bool) -> None:
 
 
 def differences(one: RunRecord, other: RunRecord) -> list[tuple[str, str, str, str]]:
-    """Part, key and the values of both runs, for everything that differs."""
+    """Key, part and the values of both runs, for everything that differs."""
     from nexus_ablate.comparison.differences import consequences, differing
     from nexus_ablate.provenance import code_of, differing_files
 
-    config, other_config = one.config or {}, other.config or {}
+    configs = other.config or {}, one.config or {}
+    rows = [("arm", "run", one.arm, other.arm), ("seed", "run", str(one.seed), str(other.seed))]
+    rows += [(key, "config", *values) for key, values in differing(*configs).items()]
+    rows += [(key, "follows", *values) for key, values in consequences(*configs).items()]
+
     env, other_env = one.env or {}, other.env or {}
     code, other_code = code_of(env), code_of(other_env)
-    hashes = {name: value[:8] for name, value in (code or {}).items()}
-    other_hashes = {name: value[:8] for name, value in (other_code or {}).items()}
+    if code and other_code:
+        for name in differing_files(code, other_code):
+            rows.append((name, "code", code.get(name, "")[:8], other_code.get(name, "")[:8]))
     packages, other_packages = env.get("packages") or {}, other_env.get("packages") or {}
-    rows = [("run", "arm", one.arm, other.arm), ("run", "seed", str(one.seed), str(other.seed))]
-    rows += [("config", key, *values) for key, values in differing(other_config, config).items()]
-    rows += [("follows", key, *values) for key, values in consequences(other_config, config).items()]
-
-    def add(part: str, keys: Iterable[str], values: dict[str, Any], other_values: dict[str, Any]) -> None:
-        rows.extend((part, key, _text(values.get(key)), _text(other_values.get(key))) for key in keys)
-
-    add("code", differing_files(code, other_code), hashes, other_hashes)
-    add("machine", MACHINE, env, other_env)
-    add("machine", packages | other_packages, packages, other_packages)
-    add("result", RESULTS, one.summary or {}, other.summary or {})
-    return [(part, key, first or "-", second or "-") for part, key, first, second in rows if first != second]
+    for part, keys, values, other_values in (
+        ("machine", MACHINE, env, other_env),
+        ("machine", packages | other_packages, packages, other_packages),
+        ("result", RESULTS, one.summary or {}, other.summary or {}),
+    ):
+        rows += [(key, part, _text(values.get(key)), _text(other_values.get(key))) for key in keys]
+    return [(key, part, first or "-", second or "-") for key, part, first, second in rows if first != second]
 
 
 def _text(value: Any) -> str:
