@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from nexus_ablate.cli.backend import split_launcher
 from nexus_ablate.cli.study import RUN_FLAGS
-from nexus_ablate.cli.verb import Flag, Verb, typed
+from nexus_ablate.cli.verb import Flag, Flags, Verb, typed
 from nexus_ablate.errors import OK, PREEMPTED, ConfigError, unknown
 
 if TYPE_CHECKING:
     from nexus_ablate.study.panel import Panel
 
+Entry = dict[str, Any]
+"""A published entry of the ledger; planning/ledger.py has its form."""
 VERB = Verb(
     "claims",
     "claims of the field; NAME trains and judges one",
@@ -44,51 +46,51 @@ VERB = Verb(
 )
 
 
-def run(words: list[str], flags: dict[str, Any]) -> int:
+def run(words: list[str], flags: Flags) -> int:
     """List, check, publish, or train and judge."""
     if "panel" in flags:
         return _panel(words, flags)
     if bool(words) + ("check" in flags) + ("publish" in flags) > 1:
         one = ["--check", flags["check"]] if "check" in flags else words[:1]
-        fix = shlex.join(["nexus-ablate", "claims", *one])
         named = " ".join([*words, *typed(flags, "check", "publish")])
-        raise ConfigError("claims does one thing at a time", named, fix)
-    if "check" in flags:
-        from nexus_ablate.planning.ledger import entries
-
-        name, published = flags["check"], entries()
-        return _train_again(published[name]) if name in published else _check(name, published)
-    if "publish" in flags:
-        return _publish(flags["publish"])
+        raise ConfigError("claims does one thing at a time", named, shlex.join(["nexus-ablate", "claims", *one]))
     if words:
         return _train(words, flags)
-    return _list()
+    if "publish" in flags:
+        return _publish(flags["publish"])
+    from nexus_ablate.planning.ledger import entries
+
+    published = entries()
+    if "check" not in flags:
+        return _list(published)
+    name = flags["check"]
+    return _train_again(published[name]) if name in published else _check(name, published)
 
 
-def _list() -> int:
+def _list(published: dict[str, Entry]) -> int:
     from rich.markup import escape
     from rich.table import Table
 
     from nexus_ablate.console import open_console
-    from nexus_ablate.planning.ledger import claims, entries, older_code
+    from nexus_ablate.planning.ledger import claims, older_code
     from nexus_ablate.report.ledger_page import outcome_of
 
-    published, console = entries(), open_console()
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
     for head in ("study", "fidelity", "outcome", "claim"):
         table.add_column(head, overflow="fold", no_wrap=head in ("study", "fidelity"))
     for name, definition in claims().items():
-        entry = published.get(name)
-        shown = outcome_of(entry) if entry else f"not trained yet\n{definition.cost.removesuffix(' on two CPU cores')}"
-        if entry and (commit := older_code(entry)):
-            shown += f"\nolder code: commit {commit}"
-        claim = entry["claim"] if entry else definition.claim
-        table.add_row(name, " ".join(definition.fidelity), escape(shown), escape(claim))
-    console.print(table)
+        claim = definition.claim
+        outcome = f"not trained yet\n{definition.cost.removesuffix(' on two CPU cores')}"
+        if entry := published.get(name):
+            claim, outcome = entry["claim"], outcome_of(entry)
+            if commit := older_code(entry):
+                outcome += f"\nolder code: commit {commit}"
+        table.add_row(name, " ".join(definition.fidelity), escape(outcome), escape(claim))
+    open_console().print(table)
     return OK
 
 
-def _panel(words: list[str], flags: dict[str, Any]) -> int:
+def _panel(words: list[str], flags: Flags) -> int:
     """Print the calibration panel and its scores, or publish its runs."""
     from nexus_ablate.comparison.calibration import outcomes, publish, read_runs, recorded
     from nexus_ablate.console import open_console
@@ -103,9 +105,8 @@ def _panel(words: list[str], flags: dict[str, Any]) -> int:
     unused = [word for word in words if key_of(word) != "runs_dir"]
     unused += typed(flags, *(name for name in flags if name not in ("panel", "publish")))
     if unused:
-        raise ConfigError(
-            "--panel takes runs_dir= alone", " ".join(unused), "nexus-ablate claims --panel runs_dir=runs"
-        )
+        fix = "nexus-ablate claims --panel runs_dir=runs"
+        raise ConfigError("--panel takes runs_dir= alone", " ".join(unused), fix)
     panel = read_panel()
     if "publish" in flags:
         path = publish(panel, Path(flags["publish"]))
@@ -115,7 +116,7 @@ def _panel(words: list[str], flags: dict[str, Any]) -> int:
     if not runs:
         published = recorded()
         runs, where = published.runs, f"published runs, commit {', '.join(commit[:12] for commit in published.commits)}"
-    found, console = outcomes(panel, runs), open_console()
+    found = outcomes(panel, runs)
     tables = [panel_page.short_table(panel, found)]
     if found:
         tables += panel_page.score_table(found), panel_page.kind_table(found)
@@ -126,7 +127,7 @@ def _panel(words: list[str], flags: dict[str, Any]) -> int:
         parts.append(ReportPart("text", f"From the {where}."))
     for line in panel_page.sentences(panel, runs):
         parts += ReportPart("heading"), ReportPart("text", line)
-    show(parts, console)
+    show(parts, open_console())
     if len(found) < len(panel.sizes) * len(panel.changes):
         _print_cost(panel)
     return OK
@@ -149,7 +150,7 @@ def _print_cost(panel: Panel) -> None:
         print(f"  nexus-ablate study {study}   {runs} runs, about {arms * seconds / 3600:.1f} core-hours")
 
 
-def _train(words: list[str], flags: dict[str, Any]) -> int:
+def _train(words: list[str], flags: Flags) -> int:
     from nexus_ablate.cli import compare, study
     from nexus_ablate.planning.ledger import claims
     from nexus_ablate.study.definition import read_request
@@ -164,7 +165,7 @@ def _train(words: list[str], flags: dict[str, Any]) -> int:
     return status or compared
 
 
-def _train_again(entry: dict[str, Any]) -> int:
+def _train_again(entry: Entry) -> int:
     """Train the first run of an entry's baseline with the present code and compare its endpoints."""
     from msgspec import structs
 
@@ -189,25 +190,24 @@ def _train_again(entry: dict[str, Any]) -> int:
     if published is None or study.claim != entry["claim"]:
         raise ConfigError("this study has changed since it was published", name, f"nexus-ablate claims {name}")
     if study.lr_grid:  # the baseline's own rate is known
-        baseline = merged(study.baseline, [f"optim.lr={next(iter(table['rates'].values())):g}"])
+        rate = next(iter(table["rates"].values()))
+        baseline = merged(study.baseline, [f"optim.lr={rate:g}"])
         study = structs.replace(study, lr_grid=[], tuning_seeds=[], baseline=baseline)
     job = Runs(expand(study), request).claims[0]
     train(compose(job.overrides), job.overrides, arm=job.arm)
     (arm,), _ = group(collect([job.path]))
-    moved = False
+    values = {endpoint: arm.value(job.seed, endpoint) for endpoint in published}
     for endpoint, former in published.items():
-        value = arm.value(job.seed, endpoint)
-        word = "equal" if value == former else "DIFFERS"
-        moved |= value != former
-        print(f"{word}  baseline s{job.seed} {endpoint}: {value!r}, published {former!r}")
-    if moved:
+        word = "equal" if values[endpoint] == former else "DIFFERS"
+        print(f"{word}  baseline s{job.seed} {endpoint}: {values[endpoint]!r}, published {former!r}")
+    if values != published:
         print(f"published with torch {made['torch']} on {made['processor']}; others round in other ways")
         if commit := older_code(entry):
             print(f"published by other code (commit {commit}), whose defaults may have been others")
     return OK
 
 
-def _check(directory: str, published: dict[str, dict[str, Any]]) -> int:
+def _check(directory: str, published: dict[str, Entry]) -> int:
     """Hold the differences of finished runs against the published ones."""
     from nexus_ablate.comparison.across_strata import compare
     from nexus_ablate.planning.ledger import NO_RESULT, other_circumstances, replications
