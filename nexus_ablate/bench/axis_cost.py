@@ -9,13 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nexus_ablate.axes.context import Context
 from nexus_ablate.axes.modules import Site
 from nexus_ablate.axes.norm import NORM
 from nexus_ablate.bench.timing import MOST_PROGRAMS, Clock, Spread, clock_of, in_turn, ratios, spread
 from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.errors import ConfigError
-from nexus_ablate.model import GPT, build_model
+from nexus_ablate.model import build_model
 from nexus_ablate.planning.cost import kept_bytes
 from nexus_ablate.training.device import device_of, precision_context
 
@@ -60,15 +59,6 @@ class Bench:
     costs: list[OptionCost]
     sites: dict[str, int]
 
-    def share_of_block(self, cost: OptionCost) -> float | None:
-        """The share of the block's time that all its layers of the measured kind take; None for the block itself."""
-        if cost.place == "block":
-            return None
-        for other in self.costs:
-            if (other.option, other.place, other.mode) == (cost.option, "block", cost.mode):
-                return self.sites[cost.option] * cost.both.median / other.both.median
-        return None
-
 
 @dataclass(frozen=True)
 class Candidate:
@@ -81,6 +71,10 @@ class Candidate:
     weights: list[nn.Parameter]
     x_BTD: Tensor
     precision: str
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        return self.option, self.place, self.mode
 
     def forward(self) -> list[Tensor]:
         with precision_context(self.precision, self.x_BTD.device.type):
@@ -114,26 +108,10 @@ def bench_axis(axis: str, configs: dict[str, RunConfig], baseline: str, seconds:
     candidates: list[Candidate] = []
     sites: dict[str, int] = {}
     for option, chosen in configs.items():
-        model = build_model(chosen).to(device).train()
-        block: Any = model.blocks[-1]
-        context = _context(model, chosen, x_BTD)
-        position = context.positions[-1]
-        calls: dict[str, Callable[[Tensor], Any]] = {
-            "block": lambda x, b=block, c=context: b(b.enter(x), c.for_one_block())
-        }
-        modules = {"block": [block, position]}
-        layer = _layer(axis, chosen, block)
-        if axis == "norm":
-            calls["alone"] = layer.to(device)
-        elif layer is not None:
-            calls["alone"] = lambda x, m=layer, c=context: m(x, c.for_one_block())
-        if layer is not None:
-            modules["alone"] = [layer, position] if layer is block.attn else [layer]
-            same = [name for name, module in block.named_modules() if isinstance(module, type(layer))]
-            sites[option] = sum("qk_norm" not in name for name in same)  # those are other norms
-        for place, call in calls.items():
-            weights = list(nn.ModuleList(modules[place]).parameters())
-            candidate = Candidate(option, place, "eager", call, weights, x_BTD, chosen.train.precision)
+        made, number = _candidates(axis, option, chosen, x_BTD)
+        if number is not None:
+            sites[option] = number
+        for candidate in made:
             candidates.append(candidate)
             if compiled:
                 candidates.append(_compiled(candidate))
@@ -146,22 +124,37 @@ def bench_axis(axis: str, configs: dict[str, RunConfig], baseline: str, seconds:
     return Bench(axis, baseline, conditions, costs, sites)
 
 
-def _context(model: GPT, config: RunConfig, x_BTD: Tensor) -> Context:
-    """What the earlier blocks leave for the last one, for tokens of the shape of the input."""
+def _candidates(axis: str, option: str, config: RunConfig, x_BTD: Tensor) -> tuple[list[Candidate], int | None]:
+    """The last block, and the smallest module in which the axis's option acts, unless that is the block.
+
+    Also returns how many modules of that kind the block has.
+    """
+    model = build_model(config).to(x_BTD.device).train()
+    block: Any = model.blocks[-1]
     tokens_BT = torch.zeros(x_BTD.shape[:2], dtype=torch.long, device=x_BTD.device)
     context = model.context(tokens_BT)
     with torch.no_grad(), precision_context(config.train.precision, x_BTD.device.type):
-        model.hidden(tokens_BT, context)
-    return context
+        model.hidden(tokens_BT, context)  # what the earlier blocks leave for the last one
+    position = context.positions[-1]
 
+    def candidate(place: str, call: Callable[[Tensor], Any], *modules: nn.Module) -> Candidate:
+        weights = list(nn.ModuleList(modules).parameters())
+        return Candidate(option, place, "eager", call, weights, x_BTD, config.train.precision)
 
-def _layer(axis: str, config: RunConfig, block: Any) -> Any:
-    """The smallest module in which the axis's option acts; None if it is the block."""
+    whole = candidate("block", lambda x: block(block.enter(x), context.for_one_block()), block, position)
     if axis == "placement":
-        return None
+        return [whole], None
     if axis == "norm":
-        return NORM.build(config.norm, config.model.d_model, config.resolved.norm_bias, Site("attn"))
-    return block.ffn if axis == "ffn" else block.attn
+        layer: Any = NORM.build(config.norm, config.model.d_model, config.resolved.norm_bias, Site("attn"))
+        alone = candidate("alone", layer.to(x_BTD.device), layer)
+    elif axis == "ffn":
+        layer = block.ffn
+        alone = candidate("alone", lambda x: layer(x, context.for_one_block()), layer)
+    else:
+        layer = block.attn
+        alone = candidate("alone", lambda x: layer(x, context.for_one_block()), layer, position)
+    same = [name for name, module in block.named_modules() if isinstance(module, type(layer))]
+    return [whole, alone], sum("qk_norm" not in name for name in same)  # those are other norms
 
 
 def _compiled(candidate: Candidate) -> Candidate:
@@ -179,18 +172,16 @@ def _timed(candidates: list[Candidate], baseline: str, seconds: float, clock: Cl
     """Time forward and both passes of all candidates in turn; the backward pass is their difference."""
     works: dict[tuple[str, str, str, str], Callable[[], object]] = {}
     for candidate in candidates:
-        key = candidate.option, candidate.place, candidate.mode
-        works[(*key, "forward")] = candidate.forward
-        works[(*key, "both")] = candidate.both
+        works[(*candidate.key, "forward")] = candidate.forward
+        works[(*candidate.key, "both")] = candidate.both
     for work in works.values():
         work()
     taken = in_turn(works, seconds, clock)
     costs = []
     for candidate in candidates:
-        key = candidate.option, candidate.place, candidate.mode
-        forward, both = taken[(*key, "forward")], taken[(*key, "both")]
+        forward, both = taken[(*candidate.key, "forward")], taken[(*candidate.key, "both")]
         backward = [max(whole - part, 1e-9) for part, whole in zip(forward, both, strict=True)]
         ratio = ratios(both, taken[baseline, candidate.place, candidate.mode, "both"])
         kept = kept_bytes(candidate.forward, [candidate.x_BTD, *candidate.weights])
-        costs.append(OptionCost(*key, spread(forward), spread(backward), spread(both), ratio, kept))
+        costs.append(OptionCost(*candidate.key, spread(forward), spread(backward), spread(both), ratio, kept))
     return costs

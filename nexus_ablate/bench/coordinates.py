@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules.module import register_module_forward_hook
 
 from nexus_ablate.config.compose import compose
 from nexus_ablate.config.run_config import RunConfig
@@ -110,22 +110,19 @@ def _changes(config: RunConfig, seed: int, steps: int) -> dict[str, np.ndarray]:
 def _outputs(model: GPT, tokens: Tensor) -> dict[str, Tensor]:
     """The logits and the output of each branch, without dropout."""
     outputs: dict[str, Tensor] = {}
-    handles = []
+    branches: dict[nn.Module, str] = {}
     for number, block in enumerate(model.blocks):
-        for part in ("attn", "ffn"):
-            name = f"block {number} {part}"
-            if hasattr(block, part):
-                keep = partial(_keep, outputs, name)
-                handles.append(getattr(block, part).register_forward_hook(keep))
-    with evaluation_mode(model):
+        for part, module in block.named_children():
+            if part in ("attn", "ffn"):
+                branches[module] = f"block {number} {part}"
+
+    def keep(module: nn.Module, inputs: object, output: Tensor) -> None:
+        if module in branches:
+            outputs[branches[module]] = output
+
+    with evaluation_mode(model), register_module_forward_hook(keep):
         outputs["logits"] = model(tokens)
-    for handle in handles:
-        handle.remove()
     return outputs
-
-
-def _keep(outputs: dict[str, Tensor], name: str, module: torch.nn.Module, inputs: object, output: Tensor) -> None:
-    outputs[name] = output
 
 
 def draw(checked: Coordinates, title: str, path: Path) -> None:

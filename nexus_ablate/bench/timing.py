@@ -30,6 +30,10 @@ class Spread:
     low: float
     high: float
 
+    def text(self, digits: int) -> str:
+        """`1.02 (1.01-1.04)`."""
+        return f"{self.median:.{digits}f} ({self.low:.{digits}f}-{self.high:.{digits}f})"
+
 
 def spread(values: list[float]) -> Spread:
     """Median and quartiles; for a single value, all three are that value."""

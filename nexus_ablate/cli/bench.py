@@ -5,19 +5,17 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nexus_ablate.cli.verb import FORCE, Flag, Verb, comma_separated, positive, put, target, whole
+from nexus_ablate.cli.verb import FORCE, Flag, Flags, Verb, comma_separated, positive, put, target, whole
 from nexus_ablate.config.compose import compose
 from nexus_ablate.config.options import AXES, option_files
-from nexus_ablate.config.run_config import RunConfig
 from nexus_ablate.errors import BUG, OK, ConfigError, unknown
 
 if TYPE_CHECKING:
-    from nexus_ablate.bench.axis_cost import Bench, OptionCost
+    from nexus_ablate.bench.axis_cost import Bench
     from nexus_ablate.bench.step_cost import StepCost
 
 BENCHED = tuple(axis for axis in AXES if axis not in ("init", "param", "head"))
@@ -28,7 +26,7 @@ FLAGS_OF = {
     "coordinates": ("widths", "steps", "seeds", "picture", "force"),
 }
 WIDTHS = [64, 128, 256, 512]
-SMALL = {"model.context": "64", "train.batch_size": "4"}
+SMALL = ("model.context=64", "train.batch_size=4")
 """Defaults of `coordinates`, where a few steps on few tokens decide."""
 
 
@@ -72,49 +70,48 @@ VERB = Verb(
 )
 
 
-def run(words: list[str], flags: dict[str, Any]) -> int:
+def run(words: list[str], flags: Flags) -> int:
     """Measure what the arguments ask for."""
     subject, *overrides = words
     if subject not in SUBJECTS:
         raise unknown("bench measures an axis, step or coordinates", subject, SUBJECTS, "nexus-ablate bench {}")
-    kind = "an axis" if subject in BENCHED else subject
+    allowed = FLAGS_OF[subject if subject in FLAGS_OF else "an axis"]
     for flag in flags:
-        if flag not in FLAGS_OF[kind]:
-            fix = f"nexus-ablate bench {subject}; its flags are --{', --'.join(FLAGS_OF[kind])}"
+        if flag not in allowed:
+            fix = f"nexus-ablate bench {subject}; its flags are --{', --'.join(allowed)}"
             raise ConfigError(f"bench {subject} has no --{flag}", f"bench {subject} --{flag}", fix)
     if subject == "coordinates":
         return _coordinates(overrides, flags)
-    seconds = flags.get("seconds", 10.0)
     config = compose(overrides)
+    is_printed = flags.get("json") != Path("-")
     if subject == "step":
-        others = comma_separated(flags.get("against", ""))
-        for other in others:
-            compose([*overrides, other])
-        _prepare_process()
-        from nexus_ablate.bench.step_cost import bench_steps
+        costs = _steps(overrides, flags)
+        data: Any = {"steps": [asdict(cost) for cost in costs]}
+        if is_printed:
+            _print_steps(costs)
+    else:
+        bench = _options(subject, getattr(config, subject).name, overrides, flags)
+        data = asdict(bench)
+        if is_printed:
+            _print_options(bench)
+    if "json" in flags:
+        from nexus_ablate.runs import strict_json
 
-        costs = bench_steps(overrides, others, seconds)
-        _save_or_show(flags, {"steps": [asdict(cost) for cost in costs]}, lambda: _print_steps(costs))
-        return OK
-    configs, baseline = _options(subject, overrides, flags, config)
-    _prepare_process()
-    from nexus_ablate.bench.axis_cost import bench_axis
-
-    bench = bench_axis(subject, configs, baseline, seconds, "compile" in flags)
-    _save_or_show(flags, asdict(bench), lambda: _print_axis(bench))
+        put(flags["json"], strict_json(data, indent=1) + "\n")
     return OK
 
 
-def _options(
-    axis: str, overrides: list[str], flags: dict[str, Any], config: RunConfig
-) -> tuple[dict[str, RunConfig], str]:
-    """Two-block configurations by option, the baseline first. Prints which options contradict the overrides.
+def _options(axis: str, chosen: str, overrides: list[str], flags: Flags) -> Bench:
+    """Measure the options of an axis in models of two blocks. Prints which options contradict the overrides.
+
+    Args:
+        chosen: The option in the overrides, to which the others are compared unless `--against` names one.
 
     Raises:
         ConfigError: A requested option doesn't exist, or contradicts the overrides.
     """
     names = list(option_files(axis))
-    baseline = flags.get("against") or getattr(config, axis).name
+    baseline = flags.get("against") or chosen
     requested = [baseline, *(flags.get("only") or names)]
     configs = {}
     for name in dict.fromkeys(requested):
@@ -126,7 +123,58 @@ def _options(
             if name == baseline or "only" in flags:
                 raise
             print(f"{axis}={name} is left out: {error.problem}", file=sys.stderr)
-    return configs, baseline
+    _prepare_process()
+    from nexus_ablate.bench.axis_cost import bench_axis
+
+    return bench_axis(axis, configs, baseline, flags.get("seconds", 10.0), "compile" in flags)
+
+
+def _print_options(bench: Bench) -> None:
+    from nexus_ablate.bench.axis_cost import LAYERS
+
+    print(bench.conditions)
+    heads = ("option", "forward ms", "backward", "both", f"times {bench.baseline}", "MB kept", "of the block's time")
+    layer = LAYERS.get(bench.axis, "attention, with its four projections")
+    blocks = {(cost.option, cost.mode): cost.both.median for cost in bench.costs if cost.place == "block"}
+    tables: dict[str, list[tuple[str, ...]]] = {}
+    for cost in bench.costs:
+        milliseconds = [f"{1000 * taken.median:.3f}" for taken in (cost.forward, cost.backward, cost.both)]
+        cells = (cost.option, *milliseconds, cost.ratio.text(2), f"{cost.kept_bytes / 1e6:.1f}")
+        title = f"the block, {cost.mode}"
+        if cost.place == "alone":
+            title = f"{layer}, {cost.mode}"
+            share = bench.sites[cost.option] * cost.both.median / blocks[cost.option, cost.mode]
+            cells = (*cells, f"{share:.1%}")
+        tables.setdefault(title, []).append(cells)
+    for title, rows in tables.items():
+        print(f"\n{title}")
+        _print_table(heads[: len(rows[0])], rows)
+
+
+def _steps(overrides: list[str], flags: Flags) -> list[StepCost]:
+    """Time the training step, beside those with one override of `--against` each."""
+    others = comma_separated(flags.get("against", ""))
+    for other in others:
+        compose([*overrides, other])
+    _prepare_process()
+    from nexus_ablate.bench.step_cost import bench_steps
+
+    return bench_steps(overrides, others, flags.get("seconds", 10.0))
+
+
+def _print_steps(costs: list[StepCost]) -> None:
+    rows = []
+    for cost in costs:
+        milliseconds = f"{1000 * cost.seconds.median:.2f}"
+        speed = f"{cost.tokens_per_second:,.0f}"
+        rows.append((cost.name or "as given", milliseconds, cost.ratio.text(3), speed, f"{cost.rate_share:.0%}"))
+    _print_table(("", "step ms", "times as given", "tokens/s", "of the rate of products"), rows)
+    first = costs[0]
+    if first.peak_memory_bytes is not None:
+        print(f"the process took {first.peak_memory_bytes / 2**20:,.0f} MiB at most")
+    print("\nwhere the time goes, as given; steps include logging and probes")
+    parts = [(name, f"{1000 * s:.2f}", f"{s / first.seconds.median:.1%}") for name, s in first.parts.items()]
+    _print_table(("part", "ms", "share"), parts)
 
 
 def _prepare_process() -> None:
@@ -139,90 +187,36 @@ def _prepare_process() -> None:
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # silences the profiler's messages
 
 
-def _save_or_show(flags: dict[str, Any], data: Any, show: Callable[[], None]) -> None:
-    """Print the tables, or with `--json -` the data; `--json FILE` saves the data too."""
-    from nexus_ablate.runs import strict_json
-
-    file = flags.get("json")
-    if file != Path("-"):
-        show()
-    if file is not None:
-        put(file, strict_json(data, indent=1) + "\n")
-
-
-def _print_table(titles: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+def _print_table(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
     from nexus_ablate.console import grid, open_console
 
     console = open_console()
-    console.print(grid(titles, rows, console.width))
+    console.print(grid(heads, rows, console.width))
 
 
-def _print_axis(bench: Bench) -> None:
-    print(bench.conditions)
-    from nexus_ablate.bench.axis_cost import LAYERS
-
-    layer = LAYERS.get(bench.axis, "attention, with its four projections")
-    titles = "option", "forward ms", "backward", "both", f"times {bench.baseline}", "MB kept"
-    tables: dict[str, list[tuple[str, ...]]] = {}
-    for cost in bench.costs:
-        subject = layer if cost.place == "alone" else "the block"
-        tables.setdefault(f"{subject}, {cost.mode}", []).append(_cells(bench, cost))
-    for title, rows in tables.items():
-        print(f"\n{title}")
-        _print_table((*titles, "of the block's time") if len(rows[0]) > len(titles) else titles, rows)
-
-
-def _cells(bench: Bench, cost: OptionCost) -> tuple[str, ...]:
-    milliseconds = [f"{1000 * taken.median:.3f}" for taken in (cost.forward, cost.backward, cost.both)]
-    ratio = f"{cost.ratio.median:.2f} ({cost.ratio.low:.2f}-{cost.ratio.high:.2f})"
-    cells = (cost.option, *milliseconds, ratio, f"{cost.kept_bytes / 1e6:.1f}")
-    share = bench.share_of_block(cost)
-    return cells if share is None else (*cells, f"{share:.1%}")
-
-
-def _print_steps(costs: list[StepCost]) -> None:
-    rows = []
-    for cost in costs:
-        milliseconds = f"{1000 * cost.seconds.median:.2f}"
-        ratio = f"{cost.ratio.median:.3f} ({cost.ratio.low:.3f}-{cost.ratio.high:.3f})"
-        speed = f"{cost.tokens_per_second:,.0f}"
-        rows.append((cost.name or "as given", milliseconds, ratio, speed, f"{cost.rate_share:.0%}"))
-    _print_table(("", "step ms", "times as given", "tokens/s", "of the rate of products"), rows)
-    if costs[0].peak_memory_bytes is not None:
-        print(f"the process took {costs[0].peak_memory_bytes / 2**20:,.0f} MiB at most")
-    print("\nwhere the time goes, as given; steps include logging and probes")
-    first = costs[0]
-    parts = [(name, f"{1000 * s:.2f}", f"{s / first.seconds.median:.1%}") for name, s in first.parts.items()]
-    _print_table(("part", "ms", "share"), parts)
-
-
-def _coordinates(overrides: list[str], flags: dict[str, Any]) -> int:
+def _coordinates(overrides: list[str], flags: Flags) -> int:
     """Check, print the slopes, and return 0 if they are flat."""
     from nexus_ablate.bench.coordinates import FLAT, check_coordinates, configurations, draw
 
-    requested = {text.partition("=")[0] for text in overrides}
-    overrides = [*(f"{key}={value}" for key, value in SMALL.items() if key not in requested), *overrides]
     steps = flags.get("steps", 10)
-    configs = configurations(overrides, flags.get("widths", WIDTHS))
+    configs = configurations([*SMALL, *overrides], flags.get("widths", WIDTHS))
     checked = check_coordinates(configs, steps, flags.get("seeds", 2))
     print(f"RMS change since the start after {steps} steps, and its slope against d_model")
     rows = []
     for name, slope in checked.slopes.items():
         changes = [f"{change:.3g}" for change in checked.changes[name][:, -1]]
-        note = "not flat" if abs(slope) > FLAT else "not finite, or 0" if math.isnan(slope) else ""
+        note = "not finite, or 0" if math.isnan(slope) else ""
+        if abs(slope) > FLAT:
+            note = "not flat"
         rows.append((name, *changes, f"{slope:+.2f}", note))
     _print_table(("", *map(str, checked.widths), "slope", " "), rows)
-    word = "passes" if checked.passes else "fails"
-    name = f"param={configs[0].param.name}"
-    print(f"{name} {word}: a slope may be at most {FLAT:g} in size")
+    verdict = f"param={configs[0].param.name} {'passes' if checked.passes else 'fails'}"
+    print(f"{verdict}: a slope may be at most {FLAT:g} in size")
     if "picture" in flags:
-        slopes = sorted(slope for slope in checked.slopes.values() if not math.isnan(slope))
+        slopes = [slope for slope in checked.slopes.values() if not math.isnan(slope)]
         if not slopes:
-            raise ConfigError(
-                "nothing can be drawn, no change is finite and above 0",
-                f"optim.lr={configs[0].schedule.lr:g}",
-                "a lower optim.lr",
-            )
-        title = f"{name} {word} the coordinate check: slopes {slopes[0]:+.2f} to {slopes[-1]:+.2f}"
+            problem = "nothing can be drawn, no change is finite and above 0"
+            raise ConfigError(problem, f"optim.lr={configs[0].schedule.lr:g}", "a lower optim.lr")
+        title = f"{verdict} the coordinate check: slopes {min(slopes):+.2f} to {max(slopes):+.2f}"
         draw(checked, title, flags["picture"])
     return OK if checked.passes else BUG
